@@ -1,1 +1,58 @@
+"""Query-aware memory retrieval for language-model agents.
+
+The names below are the public API. Each is imported when it is first used, so that `import adaptmr` stays quick.
+"""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "types": ("Answer", "Conversation", "Dataset", "Evidence", "Hit", "Memory", "Question", "QueryType", "Usage"),
+    "llm": ("LLM",),
+    "replay": ("ReplayCache",),
+    "tasks": ("Task",),
+    "embed": ("embedder",),
+    "reader": ("answer",),
+    "store.memory_store": ("Filter", "MemoryStore"),
+    "retrieval.plan": ("RetrievalPlan",),
+    "retrieval.execute": ("execute",),
+    "retrieval.strategies": ("Router", "retrieve"),
+    "data.registry": ("datasets", "load"),
+    "systems.base": ("MemorySystem", "make_system"),
+    "eval.run": ("evaluate",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_ROOMS = ("data", "eval", "retrieval", "store", "systems")
+
+__all__ = ["__version__", *_HOME_OF, *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS: return import_module(f"{__name__}.{name}")
+    if name not in _HOME_OF: raise AttributeError(f"adaptmr has no {name!r}; it has {sorted(__all__)}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]: return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    from adaptmr import data, eval, retrieval, store, systems
+    from adaptmr.data.registry import datasets, load
+    from adaptmr.embed import embedder
+    from adaptmr.eval.run import evaluate
+    from adaptmr.llm import LLM
+    from adaptmr.reader import answer
+    from adaptmr.replay import ReplayCache
+    from adaptmr.retrieval.execute import execute
+    from adaptmr.retrieval.plan import RetrievalPlan
+    from adaptmr.retrieval.strategies import Router, retrieve
+    from adaptmr.store.memory_store import Filter, MemoryStore
+    from adaptmr.systems.base import MemorySystem, make_system
+    from adaptmr.tasks import Task
+    from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType, Usage

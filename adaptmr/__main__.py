@@ -1,0 +1,4 @@
+"""`python -m adaptmr` is the command `adaptmr`."""
+from adaptmr.cli import main
+
+raise SystemExit(main())

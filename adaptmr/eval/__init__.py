@@ -1,0 +1,13 @@
+"""Measures, statistics, evaluation runs, tables, figures and reports; each module is imported when it is first used."""
+from importlib import import_module
+from types import ModuleType
+
+_MODULES = ("figures", "metrics", "ranking", "report", "run", "stats", "tables")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _MODULES: raise AttributeError(f"adaptmr.eval has no {name!r}; it has {_MODULES}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]: return sorted({*globals(), *_MODULES})

@@ -1,0 +1,36 @@
+"""Packaging, read from settings.ini: name, version and dependencies are written once."""
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+parser = ConfigParser(delimiters=["="], interpolation=None)
+parser.read(here / "settings.ini", encoding="utf-8")
+cfg = parser["DEFAULT"]
+
+
+def requirements(key: str) -> list[str]:
+    """The requirements listed under a key, one a line; what follows a # is the reason."""
+    lines = (line.split("#")[0].strip() for line in cfg.get(key, "").splitlines())
+    return [line for line in lines if line]
+
+
+setup(
+    name=cfg["lib_name"],
+    version=cfg["version"],
+    description=cfg["description"],
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    url=cfg["git_url"],
+    author=cfg["author"],
+    license="Apache-2.0",
+    keywords=cfg["keywords"].split(),
+    classifiers=["Programming Language :: Python :: 3", "Intended Audience :: Science/Research", "Natural Language :: English", "Natural Language :: Chinese (Simplified)"],
+    python_requires=f">={cfg['min_python']}",
+    packages=find_packages(include=["adaptmr", "adaptmr.*"]),
+    package_data={"adaptmr": ["prices.yaml", "py.typed", "retrieval/*.json", "data/demo/*.json"]},
+    install_requires=requirements("requirements"),
+    extras_require={key.removesuffix("_requirements"): requirements(key) for key in cfg if key.endswith("_requirements")},
+    entry_points={"console_scripts": ["adaptmr = adaptmr.cli:main"], "nbdev": [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"]},
+)

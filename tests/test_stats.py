@@ -1,0 +1,194 @@
+"""Statistics: agreement with scipy, properties, determinism, speed, wrong input."""
+import math
+from time import perf_counter
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptmr.eval import stats as s
+
+FEW = 200
+SCORES = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=25)
+PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]) | st.floats(0, 1), st.floats(0, 1), st.sampled_from("abc")), min_size=1, max_size=25)
+
+
+@given(SCORES, st.integers(1, 4), st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_interval_holds_the_mean(values, n_groups, seed):
+    groups = [i % n_groups for i in range(len(values))]
+    it = s.bootstrap(values, groups, resamples=FEW, seed=seed)
+    assert it.low <= it.mean <= it.high
+    assert min(values) - 1e-8 <= it.low and it.high <= max(values) + 1e-8
+    assert it.mean == pytest.approx(np.mean(values), abs=1e-8) and it.n == len(values) and it.groups == len(set(groups))
+    assert it == s.bootstrap(values[::-1], groups[::-1], resamples=FEW, seed=seed)
+    assert it == s.bootstrap(values, [f"conv-{g}" for g in groups], resamples=FEW, seed=seed)      # only who goes with whom matters
+
+
+@given(PAIRS)
+@settings(max_examples=100, deadline=None)
+def test_swapping_turns_the_sign_exactly(pairs):
+    a, b, g = zip(*pairs)
+    d, e = s.paired_bootstrap(a, b, g, resamples=FEW), s.paired_bootstrap(b, a, g, resamples=FEW)
+    assert (d.mean, d.low, d.high, d.p, d.n, d.level) == (-e.mean, -e.high, -e.low, e.p, e.n, e.level)
+    assert 0 < d.p <= 1 and d.low <= d.mean <= d.high
+    assert s.paired_bootstrap(a, a, g, resamples=FEW).p == 1
+    if 0 not in (d.low, d.high) and d.low > 0: assert d.p < 0.1
+
+
+def test_draws_are_what_they_say():
+    """Every resample draws as many conversations as there are and each one's own number of questions for each time."""
+    sizes = (3, 5, 1)
+    draws = s._draws(sizes, 2500, 1)
+    parts = np.split(draws, np.cumsum(sizes)[:-1], axis=1)
+    times = np.stack([p.sum(1) / n for p, n in zip(parts, sizes)], axis=1)
+    assert (times == times.round()).all() and (times.sum(1) == 3).all()
+    assert np.allclose(draws.mean(0), 1, atol=0.1)                       # each question once on average
+    assert not draws.flags.writeable
+
+
+def test_agrees_with_scipy_on_one_level():
+    from scipy.stats import bootstrap
+    values = np.random.default_rng(5).beta(2, 1, 300)
+    ours = s.bootstrap(values)
+    theirs = bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(0)).confidence_interval
+    assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=0.002)
+
+
+def test_agrees_with_the_slow_way_on_two_levels():
+    rng = np.random.default_rng(0)
+    values, groups = rng.random(60) + np.repeat([0, 0.3, 0.6], 20), np.repeat([0, 1, 2], 20)
+    slow = []
+    for _ in range(4000):
+        drawn = [rng.choice(values[groups == g], 20) for g in rng.integers(0, 3, 3)]
+        slow.append(np.concatenate(drawn).mean())
+    it = s.bootstrap(values, groups)
+    assert (it.low, it.high) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=0.02)
+
+
+def test_unequal_conversations_weigh_by_their_questions():
+    values, groups = [1.0] * 90 + [0.0] * 10, ["big"] * 90 + ["small"] * 10
+    it = s.bootstrap(values, groups)
+    assert it.mean == 0.9 and it.low == 0 and it.high == 1 and it.level == "conversations and questions"
+
+
+def test_one_conversation_is_said():
+    values = np.random.default_rng(0).random(50)
+    assert s.bootstrap(values, ["c"] * 50) == s.bootstrap(values) and s.bootstrap(values).level == "questions"
+    assert s.paired_bootstrap(values, values[::-1], ["c"] * 50).level == "questions"
+    assert "questions" in str(s.bootstrap(values))
+
+
+def test_nothing_known():
+    it = s.bootstrap([math.nan, math.nan], ["a", "b"])
+    assert it.n == 0 and it.level == "none" and math.isnan(it.mean)
+    d = s.paired_bootstrap([1, math.nan], [math.nan, 1])
+    assert d.n == 0 and math.isnan(d.p)
+    assert s.bootstrap([]).n == 0
+    one = s.bootstrap([0.5])
+    assert (one.mean, one.low, one.high) == (0.5, 0.5, 0.5)
+
+
+def test_nan_leaves_the_pair_out():
+    a, b, g = [1, 0, math.nan, 1], [0, 0, 1, math.nan], ["a", "a", "b", "b"]
+    d = s.paired_bootstrap(a, b, g, resamples=FEW)
+    assert d.n == 2 and d.groups == 1 and d.mean == 0.5 and d.level == "questions"
+
+
+def test_seed():
+    values = np.random.default_rng(0).random(40)
+    assert s.bootstrap(values, seed=1) == s.bootstrap(values, seed=1)
+    assert s.bootstrap(values, seed=1) != s.bootstrap(values, seed=2)
+
+
+def test_wrong_calls_are_named():
+    for call, text in ((lambda: s.bootstrap([1, 2], ["a"]), "2 values but 1 groups"), (lambda: s.bootstrap([1], resamples=0), "resamples=0"),
+                       (lambda: s.bootstrap([1], confidence=95), "confidence=95"), (lambda: s.bootstrap([[1, 2]]), "shape"),
+                       (lambda: s.bootstrap([math.inf]), "infinite"),
+                       (lambda: s.paired_bootstrap([1, 2], [1]), "same questions"), (lambda: s.mcnemar([1], [1, 0]), "same questions"),
+                       (lambda: s.mcnemar([0.5], [1]), "True/False"), (lambda: s.mcnemar([math.nan], [1]), "True/False"), (lambda: s.holm([1.1]), "0..1")):
+        with pytest.raises(ValueError, match=text): call()
+
+
+def test_quick():
+    values, groups = np.random.default_rng(0).random(1000), np.repeat(np.arange(5), 200)
+    best = math.inf
+    for _ in range(3):
+        s._draws.cache_clear()
+        start = perf_counter()
+        s.bootstrap(values, groups)
+        best = min(best, perf_counter() - start)
+    assert best < 1.0       # 0.16 s on a quiet machine
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_mcnemar_agrees_with_the_binomial_test(pairs):
+    from scipy.stats import binomtest
+    a, b = [p[0] for p in pairs], [p[1] for p in pairs]
+    got, back = s.mcnemar(a, b), s.mcnemar(b, a)
+    tosses = got.only_a + got.only_b
+    assert got.p == pytest.approx(binomtest(got.only_a, tosses, 0.5).pvalue if tosses else 1.0)
+    assert 0 < got.p <= 1 and got.p == back.p and (got.only_a, got.only_b) == (back.only_b, back.only_a) and got.n == len(pairs)
+
+
+def test_mcnemar_on_many():
+    got = s.mcnemar([1] * 6000 + [0] * 4000, [0] * 6000 + [1] * 4000)
+    assert 0 <= got.p < 1e-80
+    assert s.mcnemar([1] * 3000 + [0] * 3000, [0] * 3000 + [1] * 3000).p == 1
+
+
+@given(st.lists(st.floats(0, 1), max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_holm(pvalues):
+    adjusted = s.holm(pvalues)
+    assert ((adjusted >= np.asarray(pvalues)) & (adjusted <= 1)).all()
+    order = np.argsort(pvalues, kind="stable")
+    assert (np.diff(adjusted[order]) >= 0).all()                                # as ordered as they were
+    if pvalues: assert adjusted.min() == pytest.approx(min(1, min(pvalues) * len(pvalues)))
+    if len(pvalues): assert s.holm([*pvalues, math.nan])[:-1].tolist() == adjusted.tolist()
+
+
+def test_holm_by_hand():
+    assert s.holm([0.01, 0.04, 0.03, 0.005]).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])   # Wikipedia's own example
+
+
+def frame(seed=0, systems=("base", "good", "same")):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for c in ("c1", "c2", "c3"):
+        for q in range(40):
+            hard = rng.random()
+            for name, gain in zip(systems, (0, 0.15, 0)):
+                kind, f1 = "temporal" if q % 2 else "factual", hard * 0.8 + gain + rng.normal(0, 0.02)
+                rows.append({"system": name, "conversation": c, "question": f"{c}-{q}", "type": kind, "f1": f1})
+    return pd.DataFrame(rows)
+
+
+def test_tables():
+    data = frame()
+    means = s.summary(data, "f1", by=["system", "type"])
+    assert len(means) == 6 and means["n"].eq(60).all() and (means["low"] <= means["mean"]).all()
+    one = data[(data.system == "good") & (data.type == "factual")]
+    want = s.bootstrap(one["f1"].to_numpy(), one["conversation"].tolist())
+    got = means[(means.system == "good") & (means.type == "factual")].iloc[0]
+    assert (got["mean"], got["low"], got["high"]) == (want.mean, want.low, want.high)
+    table = s.compare(data, "f1", "base")
+    assert dict(zip(table["system"], table["verdict"])) == {"good": "better", "same": "no difference shown"}
+    assert s.compare(data, "f1", "good").set_index("system")["verdict"]["base"] == "worse"
+    by_type = s.compare(data, "f1", "base", by=["type"])
+    assert by_type.equals(s.compare(data, "f1", "base", by="type"))
+    assert len(by_type) == 4 and (by_type["p_holm"] >= by_type["p"]).all()
+    shuffled = s.compare(data.sample(frac=1, random_state=1), "f1", "base").set_index("system")
+    pd.testing.assert_frame_equal(shuffled.sort_index(), table.set_index("system").sort_index())   # rows in another order, the same table
+
+
+def test_tables_refuse_unfair_comparisons():
+    data = frame()
+    with pytest.raises(ValueError, match="baseline 'none'"): s.compare(data, "f1", "none")
+    with pytest.raises(ValueError, match="same questions"): s.compare(data.iloc[1:], "f1", "base")
+    with pytest.raises(ValueError, match="repeat a question"): s.compare(pd.concat([data, data.iloc[:1]]), "f1", "base")
+    with pytest.raises(KeyError, match="em"): s.summary(data, "em")
+    with pytest.raises(KeyError, match="topic"): s.compare(data, "f1", "base", by=["topic"])
