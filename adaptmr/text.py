@@ -126,7 +126,7 @@ def split_sentences(text: str) -> list[str]:
 _END = re.compile(r"""(?<![.!?…。！？；])[.!?…。！？；]++["'”’」』）)\]]*+|\n""")
 _ABBREVIATION = re.compile(r"(?:^|[\s(\"“])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|e\.g|i\.e|No|approx|a\.m|p\.m)\Z")
 
-# %% ../nbs/01_text.ipynb #4f759864
+# %% ../nbs/01_text.ipynb #a2929731
 _OPENERS = _words("""
 bye woah whoa woohoo yay yup yea nah oof ouch yum phew oops gonna wanna gotta gotcha lemme whenever wherever whatever anytime almost together btw fyi
 mon tue tues wed thu thur thurs fri sat sun hey hi hello thanks thank wow yes yeah yep no nope ok okay oh ah aw aww haha lol sure well great good nice
@@ -147,7 +147,7 @@ _JOIN = re.compile(r" (?:(?:of the|of|de|van|von|da|del) )?\Z")
 _QUOTED = re.compile(r"\"([^\"\n]{2,60})\"|“([^”\n]{2,60})”|「([^」\n]{1,40})」|『([^』\n]{1,40})』|《([^》\n]{1,40})》")
 _OPENING = re.compile(r"(?:^|[.!?…:;\n。！？])[\s\"'“‘(\[*\-–—•]*\Z")
 
-# %% ../nbs/01_text.ipynb #6741ae8e
+
 _AFTER_A_NAME = re.compile(r"['’]s\b| (?:is|was|has|had|will|would|said|says|told|asked|who|and I|loves|likes|lives|works|went|got)\b")
 
 

@@ -60,7 +60,7 @@ def _atoms(text: str, now: Now, anchors: Mapping[str, datetime], languages: list
         if not out or f.at >= out[-1].end: out.append(f)
     return out
 
-# %% ../nbs/01_times.ipynb #fa86d135
+# %% ../nbs/01_times.ipynb #d978afa6
 _PART = re.compile(r"\b(early|mid|late|(?:the )?(?:beginning|start|middle|end|(?:first|second|latter) half)(?: of)?)(?:[ -]| in )(?:the )?\Z", re.I | re.A)
 _NTH = re.compile(rf"\b(?:the )?(?P<n>first|second|third|fourth|last) (?P<u>week|weekend|day|month|{DAY}) (?:of|in) \Z", re.I | re.A)
 _OFFSET = re.compile(rf"\b(?:(?P<n>{N})|(?:the )?last|the) (?P<u>{UNIT}|{DAY})s? (?P<w>before|after|prior to|following|preceding|of) (?:the )?\Z", re.I | re.A)
@@ -127,7 +127,7 @@ def _beside(s: Span, other: Span, sign: int) -> Span:
 
 _YEARLESS = re.compile(rf"(?:the )?(?:\d{{1,2}}\w{{0,2}} )?(?:of )?{MONTH}(?: \d{{1,2}}\w{{0,2}})?|{ZMONTH}份?(?:\w{{1,3}}[日号])?", re.I)
 
-# %% ../nbs/01_times.ipynb #57c62955
+
 def _widen(f: Found, text: str, now: Now, low: int) -> Found:
     """The expression with whatever stands before or behind it and belongs to it; `low` is where the one before it ended."""
     at, end, s = f.at, f.end, f.span

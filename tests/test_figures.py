@@ -42,7 +42,8 @@ def test_same_bytes_and_nothing_open(kind, tmp_path):
     first = [p.read_bytes() for p in f.save(KINDS[kind](), tmp_path / "a", "x")]
     gc.collect()
     fig = KINDS[kind]()
-    fig._repr_png_()                                     # being shown in a notebook changes nothing
+    shown, meta = fig._repr_png_()                       # being shown in a notebook changes nothing
+    assert shown.startswith(b"\x89PNG") and meta["width"] > 300 and meta["alt"]
     again = [p.read_bytes() for p in f.save(fig, tmp_path / "b", "x")]
     assert first == again
     assert plt.get_fignums() == [] and dict(plt.rcParams) == before

@@ -65,7 +65,7 @@ def test_language(text, lang): assert language(text) == lang
 @settings(max_examples=200, deadline=None)
 @given(TEXTS)
 def test_language_is_stable(text):
-    assert language(text) == language(text + "  ") == language(text + "。") == language(text + text) or "'" in text or "’" in text
+    assert language(text) == language(text + "  ") == language(text + "。") == language(text + " " + text)
     assert language(text) in ("en", "zh")
 
 
@@ -159,10 +159,10 @@ def test_entities_are_distinct(text):
     "Ann’s ", "\ud83d", "\0", "。", "A-", "İ"])
 def test_a_megabyte_takes_linear_time(piece):
     def seconds(n):
-        text, began = (piece * (n // len(piece) + 1))[:n], time.perf_counter()
+        text, began = (piece * (n // len(piece) + 1))[:n], time.process_time()
         for f in (tokenize, names, entities, split_sentences, clean, language): f(text)
         without_names(text, ("Ann", "小王", "A"))
-        return time.perf_counter() - began
+        return time.process_time() - began
     seconds(1_000)
     small, large = max(min(seconds(20_000), seconds(20_000)), 1e-3), seconds(200_000)
     assert large < 50 * small or large < 0.5, f"{small:.4f} s for 20 kB, {large:.3f} s for 200 kB"
@@ -171,16 +171,16 @@ def test_a_megabyte_takes_linear_time(piece):
 def test_a_real_megabyte():
     text = "Caroline moved to West Lake on 8 May, and she's really happy there! 我喜欢跑步。" * 15_000
     assert len(text) > 10 ** 6
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(tokenize(text)) > 100_000 and len(split_sentences(text)) == 30_000 and names(text)
-    assert time.perf_counter() - began < 15
+    assert time.process_time() - began < 15
 
 
 def test_tokenize_is_fast():
     texts = ["That sounds great, I really love how supportive your friends are!", "What kind of books do you usually read with them?"] * 500
     tokenize(" ".join(texts))
     def rate():
-        began = time.perf_counter()
+        began = time.process_time()
         n = sum(len(tokenize(t)) for t in texts)
-        return n / (time.perf_counter() - began)
+        return n / (time.process_time() - began)
     assert max(rate() for _ in range(5)) > 300_000  # tokens a second

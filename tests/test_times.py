@@ -258,19 +258,19 @@ def test_the_ends_of_time_are_no_error(now):
                                    "the ", "before ", " ", "I will ", "\0", "\ud83d", "从", "on the 5th of ", "and 5 to 6 "])
 def test_a_megabyte_takes_linear_time(piece):
     def seconds(n):
-        text, began = (piece * (n // len(piece) + 1))[:n], time.perf_counter()
+        text, began = (piece * (n // len(piece) + 1))[:n], time.process_time()
         resolve(text, SATURDAY), time_window(text, SATURDAY)
-        return time.perf_counter() - began
+        return time.process_time() - began
     seconds(2_000)
-    small, large = max(min(seconds(5_000), seconds(5_000)), 1e-3), seconds(50_000)
-    assert large < 40 * small or large < 1.0, f"{small:.3f} s for 5 kB, {large:.3f} s for 50 kB"
+    small, large = max(min(seconds(3_000), seconds(3_000)), 1e-3), seconds(30_000)
+    assert large < 40 * small or large < 1.0, f"{small:.3f} s for 3 kB, {large:.3f} s for 30 kB"
 
 
 def test_a_plain_turn_is_cheap():
     text = "That sounds great, I really love how supportive your friends are! What kind of books do you usually read with them?"
     find_times(text, SATURDAY)
     def once():
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(200): find_times(text, SATURDAY)
-        return (time.perf_counter() - began) / 200
-    assert min(once() for _ in range(5)) < 50e-6
+        return (time.process_time() - began) / 200
+    assert min(once() for _ in range(20)) < 50e-6

@@ -2,7 +2,7 @@
 from importlib import import_module
 from types import ModuleType
 
-_MODULES = ("figures", "metrics", "ranking", "report", "run", "stats", "tables")
+_MODULES = ("bench", "experiment", "figures", "metrics", "pages", "provenance", "publish", "ranking", "report", "run", "stats", "style", "tables")
 
 
 def __getattr__(name: str) -> ModuleType:

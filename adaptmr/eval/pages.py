@@ -189,14 +189,14 @@ def render_html(run_path: str | Path) -> Path:
     target.write_text(page, encoding="utf-8", errors="replace", newline="\n")
     return target
 
-# %% ../../nbs/eval/04_pages.ipynb #64be320f
+# %% ../../nbs/eval/04_pages.ipynb #4485b7c3
 _STILL = ("text/html", "image/svg+xml", "image/png", "image/jpeg", "text/markdown", "text/plain")
 
 
 def _still(notebook: Any) -> Any:
     """The notebook with only what stands still on paper. A cell that failed is an error: a report of half a run misleads."""
     notebook.metadata.pop("widgets", None)
-    notebook.cells = [c for c in notebook.cells if "remove_cell" not in c.metadata.get("tags", [])]
+    notebook.cells = [c for c in notebook.cells if c.cell_type != "raw" and "remove_cell" not in c.metadata.get("tags", [])]
     for n, cell in enumerate(notebook.cells):
         if cell.cell_type != "code": continue
         kept = []

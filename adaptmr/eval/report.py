@@ -95,7 +95,7 @@ def _tex(columns: list[tuple[str, str]], rows: list[dict[tuple[str, str], Any]],
     return "\n".join([r"\begin{table}[t]", r"\centering", rf"\caption{{{_latex(caption)}}}", rf"\label{{tab:{name}}}", rf"\begin{{tabular}}{{{sides}}}",
                       r"\toprule", *head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
-# %% ../../nbs/eval/04_report.ipynb #50013beb
+# %% ../../nbs/eval/04_report.ipynb #11d37c51
 class Table(str):
     """A written table, as HTML: what a notebook shows."""
     def _repr_html_(self) -> str: return str(self)
@@ -191,8 +191,8 @@ class RunFolder:
                        **more: Any) -> dict[str, Any]:
         """Writes `manifest.json`, the last thing a run does: without it the run counts as unfinished. Returns what it holds.
 
-        `models` are the names asked; `embedder` has `name` and `precision`; `prompts` maps a task's name to its prompt, of which only the
-        sha256 is kept; `numbers` are the headline that the index shows; `more` is kept as it is. Only `when` holds what a clock said.
+        `models` are the names asked; `embedder` has `name` and `precision`; `prompts` maps a task's name to its prompt or the
+        prompt's sha256, and only that is kept; `numbers` are the headline that the index shows; `more` is kept as it is. Only `when` holds what a clock said.
         """
         spent = asdict(usage or Usage())
         seconds, cost = spent.pop("seconds"), spent.pop("cost_usd")
@@ -201,7 +201,8 @@ class RunFolder:
             **more, "experiment": self.experiment, "run_id": self.run_id, "params": self.params, "redacted": self.redact,
             "data": {"name": d.name, "label": d.label, "sha256": d.sha256, "complete": d.complete, "licence": d.licence, "notes": dict(d.notes)} if d else None,
             "code": {"sha256": code_sha256(), **git_state()}, **environment(), "models": list(models), "embedder": embedder,
-            "prompts": {k: hashlib.sha256(v.encode("utf-8", "surrogatepass")).hexdigest() for k, v in (prompts or {}).items()},
+            "prompts": {k: v if re.fullmatch(r"[0-9a-f]{8,64}", v) else hashlib.sha256(v.encode("utf-8", "replace")).hexdigest()
+                        for k, v in (prompts or {}).items()},
             "seeds": dict(seeds or {}), "usage": spent, "cost_usd": cost, "numbers": dict(numbers or {}), **self.written,
             "when": {"created": f"{self.started:%Y-%m-%dT%H:%M:%SZ}", "seconds": round((now - self.started).total_seconds(), 3),
                      "model_seconds": round(seconds, 3)}})

@@ -46,7 +46,7 @@ def style() -> AbstractContextManager[None]:
         "figure.facecolor": "white", "figure.dpi": 100, "savefig.dpi": 150,
         "svg.hashsalt": "adaptmr", "svg.fonttype": "path", "image.composite_image": True})
 
-# %% ../../nbs/eval/03_style.ipynb #fc6c1320
+# %% ../../nbs/eval/03_style.ipynb #ac76ad8b
 INK, EDGE = "#222222", "#333333"       # text and error bars; the edges of light bars
 
 
@@ -56,9 +56,10 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-            wide, high = self.get_size_inches()
-            return picture(self, "png"), {"width": round(wide * 105), "height": round(high * 105)}      # sharp, and its letters as large as the text's
+        def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
+            wide, high = self.get_size_inches() * 105                     # sharp, and its letters about as large as the text's
+            titles = [ax.get_title(loc="left") or ax.get_ylabel() for ax in self.axes]
+            return picture(self, "png"), {"width": round(wide), "height": round(high), "alt": "; ".join(filter(None, titles)) or "figure"}
 
     fig = Picture(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(fig)

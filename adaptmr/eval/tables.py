@@ -25,11 +25,12 @@ def kinds(frame: pd.DataFrame) -> list[str]:
     return [str(t) for t in QueryType if str(t) in present]
 
 # %% auto #0
-__all__ = ['OVERALL', 'NAMES', 'kinds', 'means', 'main_table', 'gains', 'verdicts', 'abstentions', 'telling_cases', 'case_html']
+__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'means', 'main_table', 'gains', 'gain_table', 'verdicts', 'abstentions',
+           'telling_cases', 'case_html']
 
-# %% ../../nbs/eval/03_tables.ipynb #fa6dffb6
+# %% ../../nbs/eval/03_tables.ipynb #0cdf900c
 def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
-    """Mean and 95 % interval of a column per system and kind, and overall: columns system, type, mean, low, high, n, level.
+    """Mean and 95 % interval of a column per system and kind, and overall: columns system, type, kind (its short name), mean, low, high, n, level.
 
     Intervals resample conversations and questions. Rows where the value is not defined (recall without gold evidence) don't count.
     """
@@ -40,10 +41,14 @@ def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
     both = pd.concat([by_kind, overall], ignore_index=True)
     both["system"] = pd.Categorical(both["system"], list(dict.fromkeys(frame["system"])), ordered=True)
     both["type"] = pd.Categorical(both["type"], [*kinds(frame), OVERALL], ordered=True)
-    return both.sort_values(["system", "type"], ignore_index=True)[["system", "type", "mean", "low", "high", "n", "level"]].astype({"system": str, "type": str})
+    both = both.sort_values(["system", "type"], ignore_index=True).astype({"system": str, "type": str})
+    return both.assign(kind=both["type"].map(NAMES))[["system", "type", "kind", "mean", "low", "high", "n", "level"]]
 
-# %% ../../nbs/eval/03_tables.ipynb #3a13fdc7
-def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = (("f1", "F1"), ("recall_fraction", "recall@k")), *, seed: int = 0) -> pd.DataFrame:
+# %% ../../nbs/eval/03_tables.ipynb #38c1088c
+BOTH = (("f1", "F1"), ("recall_fraction", "recall@k"))
+
+
+def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, *, cost: bool = True, seed: int = 0) -> pd.DataFrame:
     """The main comparison as text cells: one row per system, two-level columns (measure, kind), then calls, tokens and ms a question.
 
     The second level of each kind's column says on how many questions it rests.
@@ -57,16 +62,17 @@ def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = (("f1"
         counts = {r.type: r.n for r in tidy.itertuples()}
         for kind in [*kinds(frame), OVERALL]:
             if kind in counts: columns[label, f"{NAMES[kind]} (n={counts[kind]})"] = [cells.get((s, kind), "–") for s in order]
-    per_question = frame.groupby("system")
-    columns["cost a question", "calls"] = [f"{per_question['calls'].mean()[s]:.2f}" for s in order]
-    columns["cost a question", "context tokens"] = [f"{per_question['context_tokens'].mean()[s]:,.0f}" for s in order]
-    columns["cost a question", "model tokens"] = [f"{(per_question['prompt_tokens'].mean() + per_question['completion_tokens'].mean())[s]:,.0f}" for s in order]
-    if "ms_retrieve" in frame: columns["cost a question", "ms"] = [f"{(per_question['ms_retrieve'].median())[s]:.1f}" for s in order]
+    if cost:
+        each = frame.groupby("system")
+        costs = {"calls": (each["calls"].mean(), ".2f"), "context tokens": (each["context_tokens"].mean(), ".0f"),
+                 "model tokens": (each["prompt_tokens"].mean() + each["completion_tokens"].mean(), ".0f")}
+        if "ms_retrieve" in frame: costs["ms"] = (each["ms_retrieve"].median(), ".1f")
+        for name, (value, form) in costs.items(): columns["a question", name] = [f"{value[s]:{form}}" for s in order]
     table = pd.DataFrame(columns, index=pd.Index(order, name="system"))
     table.columns = pd.MultiIndex.from_tuples(list(columns))
     return table
 
-# %% ../../nbs/eval/03_tables.ipynb #42c1fdc2
+# %% ../../nbs/eval/03_tables.ipynb #7a3499f7
 def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = None, value: str = "f1", *, seed: int = 0) -> pd.DataFrame:
     """The paired difference of each system to a baseline, per kind and overall, with interval, Holm-corrected p and a verdict."""
     import numpy as np
@@ -84,6 +90,15 @@ def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = No
     both["system"] = pd.Categorical(both["system"], chosen, ordered=True)
     columns = ["system", "type", "baseline", "difference", "low", "high", "p", "p_holm", "verdict", "n"]
     return both.sort_values(["system", "type"], ignore_index=True)[columns].astype({"system": str, "type": str})
+
+
+def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
+    """A table of `gains` to be read: a row per system, a column per kind, "difference [low, high]" with * where the verdict is better or worse."""
+    import pandas as pd
+    cells = {(r.system, r.type): f"{r.difference:+.3f} [{r.low:+.2f}, {r.high:+.2f}]{' *' if r.verdict in ('better', 'worse') else ''}"
+             for r in gained.itertuples()}
+    systems, types = (list(dict.fromkeys(gained[c])) for c in ("system", "type"))
+    return pd.DataFrame({NAMES[t]: [cells.get((s, t), "–") for s in systems] for t in types}, index=pd.Index(systems, name="system"))
 
 # %% ../../nbs/eval/03_tables.ipynb #2decf4d2
 _MEASURES = {"f1": "F1", "recall_fraction": "recall"}

@@ -1,0 +1,343 @@
+"""The executor: each step by itself and its row in the trace, the edges, the refusals, and the same bytes every time."""
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from adaptmr.reader import shown
+from adaptmr.retrieval.execute import execute, render
+from adaptmr.retrieval.plan import SIGNALS, PlanError, RetrievalPlan
+from adaptmr.retrieval.relevance import FEATURES, Calibration, calibration_for
+from adaptmr.retrieval.strategies import HYBRID
+from adaptmr.retrieval.versions import asked_attributes, group_versions, keep_latest, states
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.types import Evidence, Hit, Memory, Question
+from adaptmr.wire import count_tokens
+
+DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
+TEXTS = ["I live in Beijing, near the drum tower.", "I have a cat called Snowy.", "I started a pottery course.", "I moved to Hangzhou last week.",
+         "The pottery teacher is called Mr. Lin.", "My cat broke a bowl.", "I sold my old bicycle.", "I ran 5 km.", "I ran 10 km.", "Good night."]
+TURNS = [Memory(f"m{i}", t, "Maya", DAY0 + timedelta(days=30 * i), session=f"S{i // 2}", step=i, source=f"S{i // 2}:{i % 2}") for i, t in enumerate(TEXTS)]
+LEXICAL = RetrievalPlan(weights={"lexical": 1.0})
+WORDS = RetrievalPlan(weights=HYBRID)
+
+
+def fixed(p):
+    """A calibration that says `p` whatever it sees."""
+    z = np.log(p / (1 - p))
+    return Calibration("hash", "nothing", FEATURES[:1], (0.0,), (1.0,), (0.0,), float(z))
+
+
+@pytest.fixture(scope="module")
+def store():
+    with MemoryStore(embedder="hash") as s:
+        s.add(TURNS)
+        yield s
+
+
+def steps(found): return [t.step for t in found.trace]
+
+
+def row(found, step): return next(t for t in found.trace if t.step == step)
+
+
+def ids(found): return [h.memory.id for h in found.hits]
+
+
+# --- search and cut
+
+def test_a_plain_search(store):
+    found = execute(LEXICAL, "Is the cat called Snowy?", store)
+    assert found.hits[0].memory.id == "m1" and found.plan is LEXICAL and found.has_relevant
+    assert steps(found) == ["search", "gate", "cut"] and all(t.ms >= 0 for t in found.trace) and found.usage.seconds > 0 and found.usage.calls == 0
+    assert (row(found, "search").n_in, row(found, "search").n_out, row(found, "search").reason) == (10, 10, "1 query; 1·lexical")
+    assert (row(found, "cut").n_in, row(found, "cut").n_out, row(found, "cut").reason) == (10, 10, "k = 10")
+    assert [h.score for h in found.hits] == sorted((h.score for h in found.hits), reverse=True) and all(round(h.score, 6) == h.score for h in found.hits)
+    assert set(found.hits[0].signals) == {"lexical"} and found.context.split("\n") == [shown(h) for h in found.hits] and found.context == render(found.hits)
+
+
+def test_the_trace_adds_up(store):
+    found = execute(replace(WORDS, prefer_latest=True, temporal_order=True, k=3, token_budget=40, time_window=("2024-01-01", "2024-12-01"), window_rule="hard"),
+                    "Where do I live now?", store)
+    assert steps(found) == ["window", "search", "gate", "latest", "cut", "order"]
+    assert all(a.n_out == b.n_in for a, b in zip(found.trace, found.trace[1:])) and found.trace[-1].n_out == len(found.hits)
+    assert all(t.n_out <= t.n_in and t.reason for t in found.trace)
+
+
+@pytest.mark.parametrize("k, n", [(0, 0), (1, 1), (10, 10), (11, 10), (1_000_000, 10)])
+def test_k(store, k, n):
+    found = execute(replace(WORDS, k=k), "pottery", store)
+    assert len(found.hits) == n and found.has_relevant and (found.context == "") == (n == 0)
+    assert ids(found) == ids(execute(WORDS, "pottery", store))[:n], "a smaller k is the beginning of a larger one"
+
+
+def test_the_pool_bounds_what_is_scored(store):
+    found = execute(replace(WORDS, pool=3), "pottery", store)
+    assert row(found, "search").n_out == 3 == len(found.hits)
+
+
+def test_an_empty_store_knows_nothing():
+    with MemoryStore(embedder="hash") as empty:
+        for plan in (WORDS, replace(WORDS, prefer_latest=True, temporal_order=True, multi_step=True, queries=("a", "b"), relevance_threshold=0.5),
+                     replace(WORDS, time_window=("2024-01-01", "2024-02-01"), window_rule="hard"), replace(WORDS, gate="none")):
+            found = execute(plan, "pottery", empty)
+            assert (found.hits, found.has_relevant, found.relevance, found.context) == ([], False, 0.0, "")
+            assert row(found, "gate").reason == "nothing found"
+
+
+def test_an_empty_question_is_answered_with_something_or_nothing_but_no_error(store):
+    for text in ("", "  ", "?", "\x00", "\ud800"):
+        found = execute(WORDS, text, store)
+        assert 0 <= found.relevance <= 1 and len(found.hits) <= 10 and ids(found) == ids(execute(WORDS, text, store))
+
+
+def test_a_question_is_its_text(store):
+    one, two = execute(WORDS, Question("q", "pottery", ["gold"], evidence=["S0:0"]), store), execute(WORDS, "pottery", store)
+    assert one.hits == two.hits and one.trace == two.trace and one.context == two.context and one.relevance == two.relevance
+
+
+# --- several queries
+
+def test_queries_take_turns(store):
+    found = execute(replace(LEXICAL, queries=("cat called Snowy", "ran 10 km"), k=2), "whatever", store)
+    assert ids(found) == ["m1", "m8"] and not any(h.note for h in found.hits) and row(found, "search").reason == "2 queries; 1·lexical"
+    assert len(set(ids(execute(replace(LEXICAL, queries=("cat", "cat called Snowy")), "x", store)))) == 10, "found twice, shown once"
+
+
+def test_two_events_are_named(store):
+    found = execute(replace(LEXICAL, queries=("ran 10 km", "cat called Snowy"), temporal_order=True, k=2), "which first?", store)
+    assert ids(found) == ["m1", "m8"], "in order of time, not of the queries"
+    assert [h.note for h in found.hits] == ["best match for “cat called Snowy”", "best match for “ran 10 km”"]
+    assert "best match for" in found.context
+
+
+def test_a_memory_found_twice_keeps_its_better_score(store):
+    single = {h.memory.id: h.score for q in ("cat", "Snowy") for h in execute(LEXICAL, q, store).hits if h.memory.id == "m1"}
+    both = execute(replace(LEXICAL, queries=("cat", "Snowy")), "x", store)
+    best = max(h.score for q in ("cat", "Snowy") for h in execute(LEXICAL, q, store).hits if h.memory.id == "m1")
+    assert single and both.hits[0].memory.id == "m1" and both.hits[0].score == best
+
+
+def test_one_step_feeds_the_next():
+    turns = [Memory("a", "The course is given by Lindqvist.", "Maya", step=0), Memory("b", "Lindqvist wrote a book about glaze.", "Maya", step=1),
+             *(Memory(f"f{i}", f"I bought bread number {i}.", "Maya", step=2 + i) for i in range(8))]
+    with MemoryStore(embedder="hash") as s:
+        s.add(turns)
+        plan = replace(LEXICAL, queries=("who gives the course", "what was written"), k=2)
+        assert ids(execute(replace(plan, multi_step=True), "x", s)) == ["a", "b"]
+        scores = [{h.memory.id: h.score for h in execute(replace(plan, multi_step=m, k=10), "x", s).hits} for m in (True, False)]
+        assert scores[0]["b"] > scores[1]["b"], "the second query knows the name that the first one found"
+
+
+# --- window
+
+def test_a_hard_window_keeps_what_lies_in_it(store):
+    found = execute(replace(WORDS, time_window=("2024-01-20", "2024-04-01"), window_rule="hard"), "pottery", store)
+    assert sorted(ids(found)) == ["m1", "m2", "m3"] and row(found, "window").n_out == 3 == row(found, "search").n_in
+    edge = execute(replace(WORDS, time_window=(TURNS[1].at, TURNS[2].at), window_rule="hard"), "pottery", store)
+    assert ids(edge) == ["m1"], "the start lies in it, the end does not"
+
+
+def test_a_hard_window_with_nothing_in_it_says_so(store):
+    found = execute(replace(WORDS, time_window=("1999-01-01", "1999-02-01"), window_rule="hard"), "pottery", store)
+    assert len(found.hits) == 10 and row(found, "window").reason == "nothing lies in the window: searched everywhere"
+
+
+def test_a_window_looks_at_when_it_happened_too():
+    with MemoryStore(embedder="hash") as s:
+        s.add([Memory("told later", "The wedding", at=DAY0, event_at=DAY0 - timedelta(days=700)), Memory("other", "The wedding cake", at=DAY0, step=1)])
+        found = execute(replace(WORDS, time_window=(DAY0 - timedelta(days=701), DAY0 - timedelta(days=699)), window_rule="hard"), "wedding", s)
+        assert ids(found) == ["told later"]
+
+
+def test_a_soft_window_is_a_matter_of_weight(store):
+    plan = replace(WORDS, time_window=("2024-03-30", "2024-04-02"), weights={"time": 1.0}, window_rule="soft")
+    found = execute(plan, "anything", store)
+    assert ids(found)[0] == "m3" and len(found.hits) == 10 and "window" not in steps(found)
+
+
+# --- gate
+
+def test_gate_by_probability(store):
+    plan = replace(WORDS, relevance_threshold=0.6, relevance_low=0.3)
+    def gate(p, text="pottery course"): return execute(plan, text, store, calibration=fixed(p))
+    assert gate(0.61).has_relevant and gate(0.6).has_relevant and "reaches 0.6" in row(gate(0.61), "gate").reason
+    shut = gate(0.29)
+    assert not shut.has_relevant and shut.hits == [] and shut.context == "" and shut.relevance == pytest.approx(0.29) and "below 0.3" in row(shut, "gate").reason
+    assert (row(shut, "gate").n_in, row(shut, "gate").n_out, row(shut, "cut").n_out) == (10, 0, 0) and "P = 0.29 (hash, fitted on nothing)" in row(shut, "gate").reason
+
+
+def test_second_check_between_the_thresholds(store):
+    plan = replace(WORDS, relevance_threshold=0.6, relevance_low=0.3)
+    known, unknown = (execute(plan, q, store, calibration=fixed(0.45)) for q in ("pottery course", "submarine licence"))
+    assert known.has_relevant and "second check: 100%" in row(known, "gate").reason and "enough" in row(known, "gate").reason
+    assert not unknown.has_relevant and "second check: 0%" in row(unknown, "gate").reason and "too few" in row(unknown, "gate").reason
+
+
+def test_gate_by_cosine(store):
+    exact = TURNS[6].spoken
+    plan = replace(WORDS, gate="cosine", relevance_threshold=0.9, relevance_low=0.9)
+    found = execute(plan, exact.replace("Maya: ", ""), store, calibration=fixed(0.01))
+    assert "cosine = " in row(found, "gate").reason and found.relevance == pytest.approx(0.01), "the probability is told, whatever the gate compares"
+    far = execute(plan, "submarine licence", store, calibration=fixed(0.99))
+    assert not far.has_relevant and far.hits == [] and far.relevance == pytest.approx(0.99)
+
+
+def test_an_open_gate(store):
+    for plan in (replace(WORDS, gate="none", relevance_threshold=1.0, relevance_low=1.0), replace(WORDS, relevance_threshold=0.0)):
+        found = execute(plan, "submarine licence", store, calibration=fixed(0.01))
+        assert found.has_relevant and len(found.hits) == 10 and row(found, "gate").reason.startswith("open") and found.relevance == pytest.approx(0.01)
+
+
+def test_the_calibration_defaults_to_the_encoders(store):
+    plan = replace(WORDS, relevance_threshold=0.5)
+    assert execute(plan, "pottery", store) .relevance == execute(plan, "pottery", store, calibration=calibration_for("hash")).relevance
+    assert "hash, fitted on" in row(execute(plan, "pottery", store), "gate").reason
+
+
+# --- versions
+
+def test_latest_by_attribute(store):
+    found = execute(replace(WORDS, prefer_latest=True), "Where do I live now?", store)
+    assert "m0" not in ids(found) and "m3" in ids(found) and len(found.hits) == 9
+    assert next(h for h in found.hits if h.memory.id == "m3").note == "updated; before: I live in Beijing, near the drum tower."
+    assert row(found, "latest").reason == "versions of one fact by attribute" and {"m7", "m8"} <= set(ids(found)), "5 km and 10 km are two runs"
+
+
+def test_latest_by_similarity_merges_what_merely_sounds_alike(store):
+    found = execute(replace(WORDS, prefer_latest=True, latest_rule="similarity", latest_similarity=0.6), "How far did I run?", store)
+    assert "m7" not in ids(found) and next(h for h in found.hits if h.memory.id == "m8").note == "updated; before: I ran 5 km."
+    apart = execute(replace(WORDS, prefer_latest=True, latest_rule="similarity", latest_similarity=1.0), "How far did I run?", store)
+    assert len(apart.hits) == 10 and not any(h.note for h in apart.hits)
+
+
+def hit(i, text, speaker="Maya", day=0, score=1.0): return Hit(Memory(f"h{i}", text, speaker, DAY0 + timedelta(days=day), step=i), score)
+
+
+def test_the_newest_takes_the_best_rank():
+    hits = [hit(0, "I live in Oslo.", day=0, score=3.0), hit(1, "A cat.", score=2.0), hit(2, "I moved to Bergen.", day=9, score=1.0)]
+    kept = keep_latest(hits, np.eye(3), "Where do I live?")
+    assert [(h.memory.id, h.score) for h in kept] == [("h2", 3.0), ("h1", 2.0)]
+
+
+def test_what_is_not_a_version():
+    hits = [hit(0, "I live in Oslo.", "Maya"), hit(1, "I live in Bergen.", "Tom", day=3), hit(2, "I want to move to Rome. I might move to Rome.", day=5),
+            hit(3, "Did you move to Paris?", day=6)]
+    assert len(keep_latest(hits, np.full((4, 4), 0.99), "Where does Maya live?")) == 4, "another's home, a wish, a question"
+    assert len(keep_latest(hits[:1] + hits[2:3], np.full((2, 2), 0.99), "Where does Maya live?", "similarity")) == 1
+    assert [len(g) for g in group_versions(hits, np.zeros((4, 4)), "What did Maya eat?")] == [1] * 4
+
+
+def test_attributes():
+    assert [a.name for a in asked_attributes("Where do I live and work now?")] == ["residence", "work"] and asked_attributes("What is my cat called?") == ()
+    home = asked_attributes("我现在住在哪里？")[0]
+    assert states(home, "我搬到杭州西湖区了") and not states(home, "我想搬到杭州") and not states(home, "你住在哪里？")
+
+
+def test_repeating_a_fact_is_no_update():
+    kept = keep_latest([hit(0, "I live in Oslo."), hit(1, "I live in Oslo.", day=5)], np.ones((2, 2)), "Where do I live?")
+    assert [h.memory.id for h in kept] == ["h1"] and kept[0].note == ""
+
+
+def test_three_versions_note_the_one_before():
+    kept = keep_latest([hit(1, "I moved to Bergen.", day=5), hit(0, "I live in Oslo."), hit(2, "I moved to Rome.", day=9)], np.zeros((3, 3)), "Where do I live?")
+    assert [(h.memory.id, h.note) for h in kept] == [("h2", "updated; before: I moved to Bergen.")]
+    long = keep_latest([hit(0, "I live in " + "x" * 500), hit(1, "I moved to Rome.", day=1)], np.zeros((2, 2)), "Where do I live?")
+    assert len(long[0].note) < 110
+
+
+# --- order and budget
+
+def test_order_of_time(store):
+    found = execute(replace(WORDS, temporal_order=True, k=4), "pottery cat", store)
+    plain = execute(replace(WORDS, k=4), "pottery cat", store)
+    assert ids(found) == sorted(ids(plain)) != ids(plain), "the same four, by time"
+    assert (row(found, "order").n_in, row(found, "order").n_out, row(found, "order").reason) == (4, 4, "by time")
+
+
+def test_order_looks_at_when_it_happened():
+    with MemoryStore(embedder="hash") as s:
+        s.add([Memory("x", "a", at=DAY0), Memory("y", "b", at=DAY0 + timedelta(days=9), event_at=DAY0 - timedelta(days=9), step=1), Memory("w", "c", at=DAY0, step=2)])
+        assert ids(execute(replace(WORDS, temporal_order=True), "q", s)) == ["y", "x", "w"]
+
+
+@given(st.integers(1, 200))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_budget_holds(store, budget):
+    found, free = execute(replace(WORDS, token_budget=budget), "pottery", store), execute(WORDS, "pottery", store)
+    assert count_tokens(found.context) <= budget and ids(found) == ids(free)[:len(found.hits)]
+    if len(found.hits) < len(free.hits): assert count_tokens(render(free.hits[:len(found.hits) + 1])) + 1 + len(found.hits) >= budget - 1, "as many as fit"
+    assert row(found, "cut").reason == f"k = 10, {budget} tokens"
+
+
+# --- refusals
+
+@pytest.mark.parametrize("edit", [dict(refine=True), dict(max_rounds=2), dict(expand=1), dict(rerank_tokens=100)], ids=lambda e: next(iter(e)))
+def test_what_needs_a_model_or_a_loop_is_refused(store, edit):
+    with pytest.raises(PlanError, match=next(iter(edit))): execute(replace(WORDS, **edit), "pottery", store)
+
+
+# --- the same bytes
+
+def frozen(found: Evidence) -> str:
+    """Everything but the clock and the plan, as text."""
+    return repr([(h.memory.id, h.score, sorted(h.signals.items()), h.note) for h in found.hits]) + repr(found.trace and [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace]) \
+        + repr((found.has_relevant, found.relevance, found.context))
+
+
+PLANS = st.builds(RetrievalPlan, weights=st.dictionaries(st.sampled_from(SIGNALS), st.sampled_from([0.3, 1.0, -1.0]), min_size=1), pool=st.sampled_from([3, 50]),
+                  queries=st.sampled_from([(), ("cat",), ("pottery", "cat")]), multi_step=st.booleans(), temporal_order=st.booleans(), prefer_latest=st.booleans(),
+                  latest_rule=st.sampled_from(["attribute", "similarity"]), relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]), k=st.integers(0, 12),
+                  time_window=st.sampled_from([None, ("2024-01-20", "2024-04-01")]), window_rule=st.sampled_from(["hard", "soft"]),
+                  token_budget=st.sampled_from([None, 30]))
+
+
+@given(PLANS, st.sampled_from(["Where do I live now?", "What did I say about my cat?", "10 km", "", "我住在哪里？"]), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_plan_gives_the_same_bytes_twice_and_however_the_store_was_filled(store, plan, text, lot):
+    found = execute(plan, text, store)
+    assert frozen(execute(plan, text, store)) == frozen(found)
+    with MemoryStore(embedder="hash") as other:
+        shuffled = lot.sample(TURNS, len(TURNS))
+        other.add(shuffled[:4])
+        other.add(shuffled[4:])
+        assert frozen(execute(plan, text, other)) == frozen(found)
+    assert len(found.hits) <= plan.k and len(set(ids(found))) == len(found.hits) and bool(found.has_relevant or not found.hits)
+    assert all(a.n_out == b.n_in for a, b in zip(found.trace, found.trace[1:])) and found.trace[-1].n_out == len(found.hits)
+
+
+def test_deleted_memories_are_never_found():
+    lot = random.Random(7)
+    with MemoryStore(embedder="hash") as s:
+        s.add(TURNS)
+        gone = set()
+        for _ in range(12):
+            one = lot.choice(TURNS).id
+            if one in gone and s.get(one) is not None and lot.random() < 0.5:
+                s.restore(one)
+                gone.discard(one)
+            else:
+                s.delete(one)
+                gone.add(one)
+            for plan in (WORDS, LEXICAL, replace(WORDS, queries=("cat", "pottery"), multi_step=True, prefer_latest=True, latest_rule="similarity")):
+                found = execute(replace(plan, k=99), "pottery cat Hangzhou", s)
+                assert not gone & set(ids(found))
+                if not plan.prefer_latest: assert len(found.hits) == 10 - len(gone)
+                assert not any(t.text in found.context for t in TURNS if t.id in gone and t.text != "I ran 5 km.")
+
+
+def test_years_1_and_9999():
+    with MemoryStore(embedder="hash") as s:
+        s.add([Memory("end", "I moved to the stars.", "Maya", datetime(9999, 12, 31, 23, 59, tzinfo=UTC)), Memory("start", "I live in a cave yesterday.", "Maya", datetime(1, 1, 1, tzinfo=UTC), step=1)])
+        plan = replace(WORDS, weights={**HYBRID, "time": 1.0}, temporal_order=True)
+        assert ids(execute(plan, "cave", s)) == ["start", "end"]
+        latest = execute(replace(plan, prefer_latest=True), "Where do I live now?", s)
+        assert ids(latest) == ["end"] and latest.hits[0].note == "updated; before: I live in a cave yesterday."
+        hard = execute(replace(plan, time_window=(datetime(1, 1, 1), datetime(1, 1, 2)), window_rule="hard"), "cave", s)
+        assert ids(hard) == ["start"] and "[0001-01-01]" in hard.context or "[1-01-01]" in hard.context

@@ -1,0 +1,193 @@
+"""Plans: whatever JSON a model replies is a plan or an error that names a field; what is a plan survives the way to JSON and back."""
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta, timezone
+
+import jsonschema
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from adaptmr.retrieval.plan import GATES, LATEST_RULES, SIGNALS, WINDOW_RULES, FixedPlanner, PlanError, RetrievalPlan, plan_schema
+from adaptmr.times import time_window
+
+FIELDS = [f.name for f in fields(RetrievalPlan)]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.sampled_from([10 ** 400, -1, 2 ** 63, 1e308, -0.0, "calibrated", "hard"])
+JSON = st.recursive(SCALARS, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=6) | st.sampled_from(SIGNALS), c, max_size=3), max_leaves=6)
+
+
+def named(error: PlanError, *names: str) -> bool: return bool(re.search(rf"\b(?:{'|'.join(map(re.escape, names))})\b", str(error)))
+
+
+# --- anything in: a plan, or an error with a name
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=4))
+@example({"queries": 5})
+@example({"queries": None})
+@example({"queries": {"what": 1}})
+@example({"k": 10 ** 400})
+@example({"weights": {"dense": 10 ** 400}})
+@example({"relevance_low": 10 ** 400})
+@example({"gate": []})
+@example({"gate": {}})
+@example({"time_window": {"start": 1, "end": 2}})
+@example({"time_window": "ab"})
+@example({"time_window": [5, 6]})
+@settings(max_examples=400, deadline=None)
+def test_any_object_is_a_plan_or_an_error_that_names_a_field(values):
+    try: plan = RetrievalPlan.from_json(values)
+    except PlanError as e: assert named(e, *values), e
+    else: assert RetrievalPlan.from_json(plan.to_json()) == plan
+
+
+@given(JSON)
+@settings(max_examples=100, deadline=None)
+def test_any_json_is_a_plan_or_an_error(value):
+    try: plan = RetrievalPlan.from_json(json.dumps(value))
+    except PlanError as e: assert str(e)
+    else: assert value == {} and plan == RetrievalPlan()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '"plan"', "{'k': 1}", '{"k": 1} and more', '{"k": NaN}', '{"k": Infinity}', "\x00", "\ud800",
+                                  "9" * 5000, "[" * 100_000, '{"weights":' * 100_000],
+                         ids=lambda t: ascii(t[:14]))
+def test_text_that_is_no_plan(text):
+    with pytest.raises(PlanError): RetrievalPlan.from_json(text)
+
+
+def test_an_unknown_field_is_named_with_the_known_ones():
+    with pytest.raises(PlanError, match="unknown plan field 'topk'.*'weights'"): RetrievalPlan.from_json({"topk": 5})
+
+
+BAD = [("queries", "one string"), ("queries", ["fine", 3]), ("queries", 7), ("queries", None), ("multi_step", 1), ("multi_step", "true"),
+       ("pool", 0), ("pool", 1_000_001), ("pool", 1.5), ("pool", True), ("pool", "50"), ("pool", None),
+       ("weights", ["dense"]), ("weights", {"cosine": 1}), ("weights", {"dense": "1"}), ("weights", {"dense": float("nan")}),
+       ("weights", {"dense": float("inf")}), ("weights", {"dense": True}), ("weights", {"dense": None}), ("weights", None),
+       ("time_window", "2024"), ("time_window", ["2024-01-01"]), ("time_window", ["2024-02-01", "2024-01-01"]), ("time_window", ["2024-01-01", "2024-01-01"]),
+       ("time_window", ["soon", "later"]), ("time_window", [None, None]), ("time_window", 7),
+       ("window_rule", "strict"), ("window_rule", None), ("temporal_order", "yes"), ("prefer_latest", 0), ("prefer_latest", None),
+       ("latest_similarity", 1.01), ("latest_similarity", -0.1), ("latest_similarity", float("nan")), ("latest_similarity", True),
+       ("latest_rule", "newest"), ("gate", "open"), ("gate", ["none"]),
+       ("relevance_threshold", 2), ("relevance_threshold", "0.5"), ("relevance_low", -1), ("relevance_low", 0.9),
+       ("max_rounds", 0), ("max_rounds", 21), ("confidence_threshold", 1.5), ("expand", -1), ("expand", 21), ("refine", "no"),
+       ("rerank_tokens", -5), ("k", -1), ("k", 2.5), ("k", float("inf")), ("k", False), ("token_budget", 0), ("token_budget", 1.5), ("token_budget", "100"),
+       ("hint", None), ("hint", 5), ("planner", None), ("fallback", 3)]
+
+
+@pytest.mark.parametrize("name, value", BAD, ids=lambda v: ascii(v)[:30])
+def test_a_bad_value_is_refused_by_its_name(name, value):
+    with pytest.raises(PlanError) as e: RetrievalPlan(**{name: value})
+    assert named(e.value, name) and len(str(e.value)) < 400
+    with pytest.raises(PlanError): replace(RetrievalPlan(), **{name: value})
+
+
+def test_every_field_has_a_bad_value_above(): assert {name for name, _ in BAD} == set(FIELDS)
+
+
+# --- the way to JSON and back
+
+TIMES = st.datetimes(timezones=st.just(UTC) | st.integers(-14, 14).map(lambda h: timezone(timedelta(hours=h)))) | st.datetimes()
+UNIT = st.floats(0, 1)
+
+
+@st.composite
+def plans(draw):
+    low, high = sorted([draw(UNIT), draw(UNIT)])
+    window = draw(st.none() | st.tuples(TIMES, TIMES))
+    if window is not None:
+        a, b = (t if t.tzinfo else t.replace(tzinfo=UTC) for t in window)
+        window = None if a == b else (min(a, b), max(a, b))
+    return RetrievalPlan(
+        queries=tuple(draw(st.lists(st.text(max_size=10), max_size=3))), multi_step=draw(st.booleans()), pool=draw(st.integers(1, 10 ** 6)),
+        weights=draw(st.dictionaries(st.sampled_from(SIGNALS), st.floats(-100, 100), max_size=4)), time_window=window,
+        window_rule=draw(st.sampled_from(WINDOW_RULES)), temporal_order=draw(st.booleans()), prefer_latest=draw(st.booleans()), latest_similarity=draw(UNIT),
+        latest_rule=draw(st.sampled_from(LATEST_RULES)), gate=draw(st.sampled_from(GATES)), relevance_threshold=high, relevance_low=low,
+        max_rounds=draw(st.integers(1, 20)), confidence_threshold=draw(UNIT), expand=draw(st.integers(0, 20)), refine=draw(st.booleans()),
+        rerank_tokens=draw(st.integers(0, 10 ** 6)), k=draw(st.integers(0, 10 ** 6)), token_budget=draw(st.none() | st.integers(1, 10 ** 7)),
+        hint=draw(st.text(max_size=10)), planner=draw(st.text(max_size=6)), fallback=draw(st.none() | st.text(max_size=6)))
+
+
+@given(plans())
+@settings(max_examples=200, deadline=None)
+def test_round_trip(plan):
+    again = RetrievalPlan.from_json(plan.to_json())
+    assert again == plan and hash(again) == hash(plan) and again.to_json() == plan.to_json()
+    assert RetrievalPlan.from_json(json.loads(plan.to_json())) == plan
+    assert replace(plan) == plan and {plan: 1}[again] == 1
+    assert plan._repr_html_().startswith("<table>")
+
+
+def test_the_order_of_weights_changes_nothing():
+    a, b = RetrievalPlan(weights={"dense": 1, "lexical": 2}), RetrievalPlan(weights={"lexical": 2.0, "time": 0, "dense": 1.0})
+    assert a == b and hash(a) == hash(b) and a.to_json() == b.to_json() and list(a.weights) == list(b.weights) == ["dense", "lexical"]
+
+
+def test_every_field_counts_in_equality():
+    other = dict(queries=("q",), multi_step=True, pool=7, weights={"lexical": 1.0}, time_window=("2024-01-01", "2024-02-01"), window_rule="hard",
+                 temporal_order=True, prefer_latest=True, latest_similarity=0.5, latest_rule="similarity", gate="none", relevance_threshold=0.5,
+                 max_rounds=2, confidence_threshold=0.5, expand=1, refine=True, rerank_tokens=9, k=3, token_budget=50, hint="h", planner="p", fallback="f")
+    assert {*other, "relevance_low"} == set(FIELDS)
+    plans_ = [RetrievalPlan(), *(RetrievalPlan(**{n: v}) for n, v in other.items()), RetrievalPlan(relevance_threshold=0.5, relevance_low=0.25)]
+    assert len(set(plans_)) == len({p.to_json() for p in plans_}) == len(FIELDS) + 1
+
+
+def test_equal_plans_have_equal_hashes():
+    utc = RetrievalPlan(time_window=("2024-01-01T00:00+00:00", "2024-01-02T00:00+00:00"))
+    east = RetrievalPlan(time_window=("2024-01-01T08:00+08:00", "2024-01-02T08:00+08:00"))
+    assert utc == east and hash(utc) == hash(east)
+    zero, minus = RetrievalPlan(relevance_threshold=0.0), RetrievalPlan(relevance_threshold=-0.0)
+    assert zero == minus and hash(zero) == hash(minus)
+
+
+def test_what_is_taken_in_another_form():
+    window = time_window("What did I do in June 2024?", datetime(2024, 9, 1, tzinfo=UTC))
+    assert RetrievalPlan(time_window=window).time_window == (datetime(2024, 6, 1, tzinfo=UTC), datetime(2024, 7, 1, tzinfo=UTC))
+    assert RetrievalPlan(time_window=(datetime(1, 1, 1), datetime(9999, 12, 31))).time_window[0].tzinfo == UTC
+    assert RetrievalPlan(k=3.0).k == 3 and isinstance(RetrievalPlan(k=3.0).k, int) and RetrievalPlan(queries=["a", "b"]).queries == ("a", "b")
+    assert RetrievalPlan(time_window=("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00")) is not None
+
+
+def test_plans_are_frozen():
+    with pytest.raises(AttributeError): RetrievalPlan().k = 3
+
+
+# --- the schema is derived from the type
+
+def test_the_schema_asks_for_plan_fields_only():
+    schema = plan_schema()
+    assert set(schema["properties"]) == set(schema["required"]) < set(FIELDS) and schema["additionalProperties"] is False
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_fits_the_schema_is_a_plan(data):
+    of = {"boolean": st.booleans(), "number": UNIT, "string": st.text(max_size=20), "array": st.lists(st.text(max_size=20), max_size=4)}
+    schema = plan_schema()
+    value = {name: data.draw(of[rule["type"]]) for name, rule in schema["properties"].items()}
+    jsonschema.validate(value, schema)
+    assert RetrievalPlan.from_json(json.dumps(value)).temporal_order is value["temporal_order"]
+
+
+@pytest.mark.parametrize("name, value", [("queries", "one"), ("queries", [1]), ("multi_step", 1), ("relevance_threshold", 1.5), ("hint", None), ("topk", 1)])
+def test_what_is_no_plan_does_not_fit_the_schema(name, value):
+    fine = {"queries": [], "multi_step": False, "temporal_order": False, "prefer_latest": False, "relevance_threshold": 0.0, "hint": ""}
+    with pytest.raises(jsonschema.ValidationError): jsonschema.validate({**fine, name: value}, plan_schema())
+
+
+def test_the_schema_of_chosen_fields():
+    assert plan_schema(["prefer_latest"]) == {"type": "object", "properties": {"prefer_latest": {"type": "boolean"}}, "required": ["prefer_latest"],
+                                              "additionalProperties": False}
+    first = plan_schema()
+    first["properties"]["queries"]["maxItems"] = 99
+    assert plan_schema()["properties"]["queries"]["maxItems"] != 99, "a caller can't change the next caller's schema"
+    for name in ("weights", "nonsense"):
+        with pytest.raises(PlanError, match=name): plan_schema([name])
+
+
+def test_a_fixed_planner_gives_its_plan():
+    plan = RetrievalPlan(k=3)
+    assert FixedPlanner(plan, "mine").plan("anything", None) is plan and FixedPlanner().name == "fixed"
