@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 # %% auto #0
-__all__ = ['UsageError', 'project', 'experiments', 'read_params', 'gather_params', 'run', 'execute', 'recorded_runs', 'replay',
-           'fit', 'main']
+__all__ = ['UsageError', 'RunFailed', 'project', 'experiments', 'read_params', 'gather_params', 'run', 'execute', 'recorded_runs',
+           'replay', 'fit', 'main']
 
-# %% ../nbs/09_cli.ipynb #dfced48b
+# %% ../nbs/09_cli.ipynb #1ba04c18
 class UsageError(ValueError):
     """Something on the command line is wrong; the message says what, and what is possible."""
+
+
+class RunFailed(RuntimeError):
+    """A cell of an experiment failed; the message says which, and why."""
 
 
 def project() -> Path:
@@ -74,12 +78,12 @@ def _check(values: Iterable[str], known: Iterable[str], where: str) -> None:
     unknown = sorted(set(values) - set(known))
     if unknown: raise UsageError(f"{where}: unknown parameter {unknown[0]!r}; there are {', '.join(sorted(known))}")
 
-# %% ../nbs/09_cli.ipynb #42f18c3b
+# %% ../nbs/09_cli.ipynb #d8491022
 def run(experiment: str, files: Iterable[str] = (), pairs: Iterable[Sequence[str]] = (), out_dir: str | None = None) -> Path:
     """Run an experiment to its report; returns the run folder.
 
-    Raises `UsageError` for an unknown experiment or parameter, and papermill's `PapermillExecutionError` when a cell fails;
-    the notebook as far as it came is then kept as `failed.ipynb` in the folder of runs.
+    Raises `UsageError` for an unknown experiment or parameter, and `RunFailed` when a cell fails; the notebook as far as it
+    came is then kept as `failed.ipynb` in the folder of runs.
     """
     root = project()
     if experiment not in experiments(root): raise UsageError(f"unknown experiment {experiment!r}; there are {', '.join(experiments(root))}")
@@ -97,9 +101,9 @@ def execute(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         executed = Path(folder) / notebook.name
         try: papermill.execute_notebook(str(notebook), str(executed), params, progress_bar=sys.stderr.isatty(), kernel_name="python3")
-        except papermill.PapermillExecutionError:
-            if executed.exists(): shutil.copy(executed, outputs / "failed.ipynb")
-            raise
+        except papermill.PapermillExecutionError as e:
+            shutil.copy(executed, outputs / "failed.ipynb")
+            raise RunFailed(f"{notebook.name}, cell [{e.exec_count}] failed with {e.ename}: {e.evalue}; see {outputs / 'failed.ipynb'}") from e
         made = run_of(executed)
         if made is None: raise UsageError(f"{notebook.name} finished without a run folder: its last cell must show experiment.finish()")
         folder_of_run = outputs.joinpath(*made)
@@ -175,7 +179,7 @@ def fit() -> Path:
     relevance.write_calibrations(fitted, path)
     return path
 
-# %% ../nbs/09_cli.ipynb #3e407ae3
+# %% ../nbs/09_cli.ipynb #ef6408ac
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="adaptmr", description="Query-aware memory retrieval: run its experiments, repeat its runs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -198,6 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """What `adaptmr` and `python -m adaptmr` do; returns the exit status: 0, 1 when something differs or fails, 2 for a wrong call."""
     try: return _do(_parser().parse_args(arguments))
     except SystemExit as e: return int(e.code or 0)  # argparse's way to say that the call was wrong, or that help was given
+    except RunFailed as e:
+        print(f"adaptmr: {e}", file=sys.stderr)
+        return 1
     except (UsageError, KeyError, ValueError, OSError) as e:
         print(f"adaptmr: {e.args[0] if isinstance(e, KeyError) and e.args else e}", file=sys.stderr)
         return 2

@@ -169,8 +169,9 @@ def test_gate_by_probability(store):
     def gate(p, text="pottery course"): return execute(plan, text, store, calibration=fixed(p))
     assert gate(0.61).has_relevant and gate(0.6).has_relevant and "reaches 0.6" in row(gate(0.61), "gate").reason
     shut = gate(0.29)
-    assert not shut.has_relevant and shut.hits == [] and shut.context == "" and shut.relevance == pytest.approx(0.29) and "below 0.3" in row(shut, "gate").reason
-    assert (row(shut, "gate").n_in, row(shut, "gate").n_out, row(shut, "cut").n_out) == (10, 0, 0) and "P = 0.29 (hash, fitted on nothing)" in row(shut, "gate").reason
+    assert not shut.has_relevant and shut.hits == [] and shut.context == "" and shut.relevance == pytest.approx(0.29)
+    assert (row(shut, "gate").n_in, row(shut, "gate").n_out, row(shut, "cut").n_out) == (10, 0, 0)
+    assert "P = 0.29 (hash, fitted on nothing) is below 0.3" in row(shut, "gate").reason
 
 
 def test_second_check_between_the_thresholds(store):
@@ -246,7 +247,8 @@ def test_repeating_a_fact_is_no_update():
 
 
 def test_three_versions_note_the_one_before():
-    kept = keep_latest([hit(1, "I moved to Bergen.", day=5), hit(0, "I live in Oslo."), hit(2, "I moved to Rome.", day=9)], np.zeros((3, 3)), "Where do I live?")
+    kept = keep_latest([hit(1, "I moved to Bergen.", day=5), hit(0, "I live in Oslo."), hit(2, "I moved to Rome.", day=9)], np.zeros((3, 3)),
+                       "Where do I live?")
     assert [(h.memory.id, h.note) for h in kept] == [("h2", "updated; before: I moved to Bergen.")]
     long = keep_latest([hit(0, "I live in " + "x" * 500), hit(1, "I moved to Rome.", day=1)], np.zeros((2, 2)), "Where do I live?")
     assert len(long[0].note) < 110
@@ -263,7 +265,8 @@ def test_order_of_time(store):
 
 def test_order_looks_at_when_it_happened():
     with MemoryStore(embedder="hash") as s:
-        s.add([Memory("x", "a", at=DAY0), Memory("y", "b", at=DAY0 + timedelta(days=9), event_at=DAY0 - timedelta(days=9), step=1), Memory("w", "c", at=DAY0, step=2)])
+        s.add([Memory("x", "a", at=DAY0), Memory("y", "b", at=DAY0 + timedelta(days=9), event_at=DAY0 - timedelta(days=9), step=1),
+               Memory("w", "c", at=DAY0, step=2)])
         assert ids(execute(replace(WORDS, temporal_order=True), "q", s)) == ["y", "x", "w"]
 
 
@@ -278,7 +281,7 @@ def test_the_budget_holds(store, budget):
 
 # --- refusals
 
-@pytest.mark.parametrize("edit", [dict(refine=True), dict(max_rounds=2), dict(expand=1), dict(rerank_tokens=100)], ids=lambda e: next(iter(e)))
+@pytest.mark.parametrize("edit", [{"refine": True}, {"max_rounds": 2}, {"expand": 1}, {"rerank_tokens": 100}], ids=lambda e: next(iter(e)))
 def test_what_needs_a_model_or_a_loop_is_refused(store, edit):
     with pytest.raises(PlanError, match=next(iter(edit))): execute(replace(WORDS, **edit), "pottery", store)
 
@@ -287,12 +290,14 @@ def test_what_needs_a_model_or_a_loop_is_refused(store, edit):
 
 def frozen(found: Evidence) -> str:
     """Everything but the clock and the plan, as text."""
-    return repr([(h.memory.id, h.score, sorted(h.signals.items()), h.note) for h in found.hits]) + repr(found.trace and [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace]) \
-        + repr((found.has_relevant, found.relevance, found.context))
+    hits = [(h.memory.id, h.score, sorted(h.signals.items()), h.note) for h in found.hits]
+    return repr((hits, [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace], found.has_relevant, found.relevance, found.context))
 
 
-PLANS = st.builds(RetrievalPlan, weights=st.dictionaries(st.sampled_from(SIGNALS), st.sampled_from([0.3, 1.0, -1.0]), min_size=1), pool=st.sampled_from([3, 50]),
-                  queries=st.sampled_from([(), ("cat",), ("pottery", "cat")]), multi_step=st.booleans(), temporal_order=st.booleans(), prefer_latest=st.booleans(),
+PLANS = st.builds(RetrievalPlan, weights=st.dictionaries(st.sampled_from(SIGNALS), st.sampled_from([0.3, 1.0, -1.0]), min_size=1),
+                  pool=st.sampled_from([3, 50]),
+                  queries=st.sampled_from([(), ("cat",), ("pottery", "cat")]), multi_step=st.booleans(), temporal_order=st.booleans(),
+                  prefer_latest=st.booleans(),
                   latest_rule=st.sampled_from(["attribute", "similarity"]), relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]), k=st.integers(0, 12),
                   time_window=st.sampled_from([None, ("2024-01-20", "2024-04-01")]), window_rule=st.sampled_from(["hard", "soft"]),
                   token_budget=st.sampled_from([None, 30]))
@@ -334,10 +339,11 @@ def test_deleted_memories_are_never_found():
 
 def test_years_1_and_9999():
     with MemoryStore(embedder="hash") as s:
-        s.add([Memory("end", "I moved to the stars.", "Maya", datetime(9999, 12, 31, 23, 59, tzinfo=UTC)), Memory("start", "I live in a cave yesterday.", "Maya", datetime(1, 1, 1, tzinfo=UTC), step=1)])
+        s.add([Memory("end", "I moved to the stars.", "Maya", datetime(9999, 12, 31, 23, 59, tzinfo=UTC)),
+               Memory("start", "I live in a cave yesterday.", "Maya", datetime(1, 1, 1, tzinfo=UTC), step=1)])
         plan = replace(WORDS, weights={**HYBRID, "time": 1.0}, temporal_order=True)
         assert ids(execute(plan, "cave", s)) == ["start", "end"]
         latest = execute(replace(plan, prefer_latest=True), "Where do I live now?", s)
         assert ids(latest) == ["end"] and latest.hits[0].note == "updated; before: I live in a cave yesterday."
         hard = execute(replace(plan, time_window=(datetime(1, 1, 1), datetime(1, 1, 2)), window_rule="hard"), "cave", s)
-        assert ids(hard) == ["start"] and "[0001-01-01]" in hard.context or "[1-01-01]" in hard.context
+        assert (ids(hard) == ["start"] and "[0001-01-01]" in hard.context) or "[1-01-01]" in hard.context

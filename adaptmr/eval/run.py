@@ -57,7 +57,7 @@ def score_row(system: str, question: Question, found: Evidence, said: Answer, co
 
 def _usage(usage: Usage) -> dict[str, Any]: return {k: v for k, v in asdict(usage).items() if k != "seconds"}
 
-# %% ../../nbs/eval/02_run.ipynb #167ec747
+# %% ../../nbs/eval/02_run.ipynb #606de353
 class JournalError(ValueError):
     """A journal belongs to another run, or is damaged before its last line."""
 
@@ -73,15 +73,16 @@ class Journal:
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         whole, tail = lines[:-1], lines[-1] if lines else b""   # what follows the last newline was cut off
         if whole and whole[0].decode("utf-8", "replace") != head:
-            raise JournalError(f"{self.path} belongs to another run: {whole[0][:300]!r}, not {head[:300]!r}. Use a new out_dir")
+            raise JournalError(f"{self.path} belongs to another run: {whole[0][:300]!r}, not {head[:300]!r}. Move it away")
         for number, line in enumerate(whole[1:], 2):
-            try: entry = json.loads(line)
-            except ValueError as e: raise JournalError(f"{self.path}, line {number}, is damaged ({e}); delete that line, and its question is asked again") from e
-            self.rows[entry["key"]] = entry["row"]
-        self._file = self.path.open("r+b" if self.path.exists() else "w+b")
-        self._file.seek(0, os.SEEK_END)
-        if tail: self._file.truncate(self._file.tell() - len(tail)); self._file.seek(0, os.SEEK_END)
-        if not whole: self._file.seek(0); self._file.truncate(); self._append(head)
+            try:
+                entry = json.loads(line)
+                self.rows[entry["key"]] = dict(entry["row"])
+            except (ValueError, KeyError, TypeError) as e:
+                raise JournalError(f"{self.path}, line {number}, is damaged ({e!r}); delete that line, and its question is asked again") from e
+        if tail: os.truncate(self.path, self.path.stat().st_size - len(tail))
+        self._file = self.path.open("ab")  # every line goes to the end, whoever else writes
+        if not whole: self._append(head)
 
     def _append(self, line: str) -> None:
         self._file.write(line.encode("ascii") + b"\n")
@@ -90,7 +91,7 @@ class Journal:
 
     def put(self, key: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """Keep a row; it is on disk when this returns. Returns it as it will be read again."""
-        line = json.dumps({"key": key, "row": row}, sort_keys=True, ensure_ascii=True)
+        line = json.dumps({"key": key, "row": row}, ensure_ascii=True)
         if self.path is not None: self._append(line)
         self.rows[key] = json.loads(line)["row"]
         return self.rows[key]
@@ -99,7 +100,7 @@ class Journal:
         """Close the file; rows stay in memory."""
         if self.path is not None: self._file.close()
 
-# %% ../../nbs/eval/02_run.ipynb #3ebe180c
+# %% ../../nbs/eval/02_run.ipynb #5085f633
 def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = None, k: int = 10, *, embedder: Any = "auto", seed: int = 0,
              journal: str | Path | None = None, progress: bool | None = None) -> pd.DataFrame:
     """Ask every system every question of a data set: one row per system × question.
@@ -118,6 +119,7 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     if unknown := [s for s in systems if isinstance(s, str) and s not in known_systems()]:
         raise ValueError(f"unknown systems {unknown}; there are {list(known_systems())}")
     if isinstance(k, bool) or not isinstance(k, int) or k < 0: raise ValueError(f"k={k!r} must be a whole number, 0 or more")
+    _check_data(data)
     log = Journal(journal, _identity(names, data, llm, k, embedder, seed))
     ingests: list[dict[str, Any]] = []
     encoders: dict[str, str] = {}
@@ -148,12 +150,22 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     return frame
 
 
+def _check_data(data: Dataset) -> None:
+    seen: set[tuple[str, str]] = set()
+    conversations = {c.id for c in data}
+    for q in data.questions:
+        if q.conversation not in conversations: raise ValueError(f"question {q.id!r} is on conversation {q.conversation!r}, which {data.name} doesn't have")
+        if (q.conversation, q.id) in seen: raise ValueError(f"two questions on {q.conversation!r} have the id {q.id!r}; ids must differ")
+        seen.add((q.conversation, q.id))
+
+
 def _key(system: str, question: Question) -> str: return f"{system}/{question.conversation}/{question.id}"
 
 
 def _identity(names: Sequence[str], data: Dataset, llm: Any, k: int, embedder: Any, seed: int) -> dict[str, Any]:
-    asked = hashlib.sha256("\n".join(q.id for q in data.questions).encode("utf-8", "replace")).hexdigest()[:16]
-    return {"systems": list(names), "data": data.sha256, "questions": asked, "model": getattr(llm, "model", "offline"), "k": k,
+    texts = [str((m.id, m.text, m.speaker, m.at)) for c in data for m in c.turns] + [str((q.id, q.text, q.answers, q.evidence)) for q in data.questions]
+    digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return {"systems": list(names), "data": data.sha256, "texts": digest, "model": getattr(llm, "model", "offline"), "k": k,
             "embedder": embedder if isinstance(embedder, str) else embedder.name, "seed": seed}
 
 

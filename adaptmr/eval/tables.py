@@ -25,7 +25,7 @@ def kinds(frame: pd.DataFrame) -> list[str]:
     return [str(t) for t in QueryType if str(t) in present]
 
 # %% auto #0
-__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'means', 'main_table', 'gains', 'gain_table', 'verdicts', 'abstentions',
+__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'means', 'main_table', 'costs', 'gains', 'gain_table', 'verdicts', 'abstentions',
            'telling_cases', 'case_html']
 
 # %% ../../nbs/eval/03_tables.ipynb #0cdf900c
@@ -44,12 +44,12 @@ def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
     both = both.sort_values(["system", "type"], ignore_index=True).astype({"system": str, "type": str})
     return both.assign(kind=both["type"].map(NAMES))[["system", "type", "kind", "mean", "low", "high", "n", "level"]]
 
-# %% ../../nbs/eval/03_tables.ipynb #38c1088c
+# %% ../../nbs/eval/03_tables.ipynb #a78684f1
 BOTH = (("f1", "F1"), ("recall_fraction", "recall@k"))
 
 
-def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, *, cost: bool = True, seed: int = 0) -> pd.DataFrame:
-    """The main comparison as text cells: one row per system, two-level columns (measure, kind), then calls, tokens and ms a question.
+def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, *, seed: int = 0) -> pd.DataFrame:
+    """The main comparison as text cells: one row per system, two-level columns (measure, kind).
 
     The second level of each kind's column says on how many questions it rests.
     """
@@ -59,18 +59,23 @@ def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, 
     for value, label in measures:
         tidy = means(frame, value, seed=seed)
         cells = {(r.system, r.type): f"{r.mean:.3f} [{r.low:.2f}, {r.high:.2f}]" for r in tidy.itertuples()}
-        counts = {r.type: r.n for r in tidy.itertuples()}
+        counts: dict[str, Any] = {str(r.type): r.n for r in tidy.itertuples()}
         for kind in [*kinds(frame), OVERALL]:
             if kind in counts: columns[label, f"{NAMES[kind]} (n={counts[kind]})"] = [cells.get((s, kind), "–") for s in order]
-    if cost:
-        each = frame.groupby("system")
-        costs = {"calls": (each["calls"].mean(), ".2f"), "context tokens": (each["context_tokens"].mean(), ".0f"),
-                 "model tokens": (each["prompt_tokens"].mean() + each["completion_tokens"].mean(), ".0f")}
-        if "ms_retrieve" in frame: costs["ms"] = (each["ms_retrieve"].median(), ".1f")
-        for name, (value, form) in costs.items(): columns["a question", name] = [f"{value[s]:{form}}" for s in order]
     table = pd.DataFrame(columns, index=pd.Index(order, name="system"))
     table.columns = pd.MultiIndex.from_tuples(list(columns))
     return table
+
+
+def costs(frame: pd.DataFrame) -> pd.DataFrame:
+    """What a question costs, a row per system: model calls, tokens of context, tokens the model counted (means), ms to retrieve (median)."""
+    import pandas as pd
+    each = frame.groupby("system", sort=False)
+    columns = {"calls": each["calls"].mean().round(2), "context tokens": each["context_tokens"].mean().round(),
+               "model tokens": (each["prompt_tokens"].mean() + each["completion_tokens"].mean()).round()}
+    table = pd.DataFrame(columns)
+    table[["context tokens", "model tokens"]] = table[["context tokens", "model tokens"]].astype(int)
+    return table.assign(ms=each["ms_retrieve"].median().round(2)) if "ms_retrieve" in frame else table
 
 # %% ../../nbs/eval/03_tables.ipynb #7a3499f7
 def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = None, value: str = "f1", *, seed: int = 0) -> pd.DataFrame:
@@ -100,7 +105,7 @@ def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
     systems, types = (list(dict.fromkeys(gained[c])) for c in ("system", "type"))
     return pd.DataFrame({NAMES[t]: [cells.get((s, t), "–") for s in systems] for t in types}, index=pd.Index(systems, name="system"))
 
-# %% ../../nbs/eval/03_tables.ipynb #2decf4d2
+# %% ../../nbs/eval/03_tables.ipynb #d1fbaf18
 _MEASURES = {"f1": "F1", "recall_fraction": "recall"}
 
 
@@ -108,7 +113,7 @@ def verdicts(gained: pd.DataFrame, measure: str) -> list[str]:
     """What a table of `gains` supports, a sentence per system: where it is better, where worse, and where nothing was shown."""
     sentences = []
     for system, part in gained.groupby("system", sort=False):
-        said = [f"{word} on {', '.join(f'{NAMES[r.type]} ({r.difference:+.3f} [{r.low:+.3f}, {r.high:+.3f}])' for r in rows.itertuples())}"
+        said = [f"{word} on {', '.join(f'{NAMES[str(r.type)]} ({r.difference:+.3f} [{r.low:+.3f}, {r.high:+.3f}])' for r in rows.itertuples())}"
                 for word in ("better", "worse") if len(rows := part[part["verdict"] == word])]
         open_kinds = [NAMES[t] for t in part.loc[part["verdict"] == "no difference shown", "type"]]
         if open_kinds: said.append(f"no difference shown on {', '.join(open_kinds)}")
@@ -124,7 +129,7 @@ def abstentions(frame: pd.DataFrame) -> pd.DataFrame:
     parts = frame.groupby("system", sort=False)
     return pd.DataFrame([{"system": s, **abstention(p["answerable"].tolist(), p["abstained"].tolist(), p["relevance"].tolist())} for s, p in parts])
 
-# %% ../../nbs/eval/03_tables.ipynb #a613713b
+# %% ../../nbs/eval/03_tables.ipynb #33c3c0dd
 def telling_cases(frame: pd.DataFrame, system: str, baseline: str, n: int = 3) -> list[tuple[str, str]]:
     """The (conversation, question) ids where `system` gains most over `baseline`, at most one per kind; ties go by id.
 
@@ -133,7 +138,7 @@ def telling_cases(frame: pd.DataFrame, system: str, baseline: str, n: int = 3) -
     key = ["conversation", "question"]
     a, b = (frame[frame["system"] == s].set_index(key) for s in (system, baseline))
     gain = (a["f1"] - b["f1"] + 0.5 * (a["recall_fraction"].fillna(0) - b["recall_fraction"].fillna(0))).round(6)
-    best = sorted(((-value, *index) for index, value in gain.items() if value > 0))
+    best = sorted((-value, str(c), str(q)) for (c, q), value in zip(gain.index, gain.tolist()) if value > 0)
     chosen: dict[str, tuple[str, str]] = {}
     for _, conversation, question in best: chosen.setdefault(str(a.loc[(conversation, question), "type"]), (conversation, question))
     return list(chosen.values())[:n]

@@ -139,7 +139,7 @@ def fit_calibration(samples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
     return Calibration(embedder, fitted_on, tuple(names), rounded(mean), rounded(scale), rounded(final.coef_[0]),
                        round(float(final.intercept_[0]), 6), len(y), auroc, brier)
 
-# %% ../../nbs/retrieval/02_relevance.ipynb #6a8fb883
+# %% ../../nbs/retrieval/02_relevance.ipynb #ec34c499
 ALL = "locomo+demo"
 
 
@@ -148,8 +148,9 @@ def shipped() -> tuple[Calibration, ...]:
     """The calibrations that come with the package. Raises `CalibrationError` when their file is missing or damaged."""
     source = files("adaptmr").joinpath("retrieval/calibrations.json")
     try:
-        rows = json.loads(source.read_text(encoding="utf-8"))["calibrations"]
-        return tuple(Calibration(**{k: tuple(v) if isinstance(v, list) else (float("nan") if v is None else v) for k, v in row.items()}) for row in rows)
+        rows: list[dict[str, Any]] = json.loads(source.read_text(encoding="utf-8"))["calibrations"]
+        for row in rows: row.update({k: tuple(v) if isinstance(v, list) else float("nan") for k, v in row.items() if v is None or isinstance(v, list)})
+        return tuple(Calibration(**row) for row in rows)
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise CalibrationError(f"calibrations.json of the installed package is damaged ({e}); reinstall adaptmr, or run `make fit`") from e
 

@@ -19,7 +19,7 @@ from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usa
 # %% auto #0
 __all__ = ['LEXICAL', 'RandomSystem', 'FullContextSystem']
 
-# %% ../../nbs/systems/01_fixed.ipynb #0b1d5205
+# %% ../../nbs/systems/01_fixed.ipynb #fdc81426
 class _Unsearched:
     """What `random` and `full_context` share: they keep turns in a list and compute nothing."""
     oracle = False
@@ -35,7 +35,8 @@ class _Unsearched:
     def ingest(self, conversation: Conversation) -> Usage:
         """Keep the turns of a conversation."""
         begun = perf_counter()
-        self.turns.extend(conversation.turns)
+        known = {m.id for m in self.turns}
+        self.turns.extend(m for m in conversation.turns if m.id not in known)
         return Usage(seconds=perf_counter() - begun)
 
     def _evidence(self, chosen: list[Memory], step: str, why: str) -> Evidence:
