@@ -11,9 +11,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "types": ("Answer", "Conversation", "Dataset", "Evidence", "Hit", "Memory", "Question", "QueryType", "Usage"),
-    "llm": ("LLM",),
-    "replay": ("ReplayCache",),
-    "tasks": ("Task",),
+    "llm": ("LLM", "ReplayCache", "Task"),
     "embed": ("embedder",),
     "reader": ("answer",),
     "store.memory_store": ("Filter", "MemoryStore"),
@@ -25,7 +23,7 @@ _HOMES = {
     "eval.run": ("evaluate",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_ROOMS = ("data", "eval", "retrieval", "store", "systems")
+_ROOMS = ("data", "eval", "llm", "reader", "retrieval", "store", "systems", "times")
 
 __all__ = ["__version__", *_HOME_OF, *_ROOMS]
 
@@ -42,17 +40,15 @@ def __dir__() -> list[str]: return sorted({*globals(), *__all__})
 
 
 if TYPE_CHECKING:
-    from adaptmr import data, eval, retrieval, store, systems
+    from adaptmr import data, eval, llm, reader, retrieval, store, systems, times
     from adaptmr.data.registry import datasets, load
     from adaptmr.embed import embedder
     from adaptmr.eval.run import evaluate
-    from adaptmr.llm import LLM
+    from adaptmr.llm import LLM, ReplayCache, Task
     from adaptmr.reader import answer
-    from adaptmr.replay import ReplayCache
     from adaptmr.retrieval.execute import execute
     from adaptmr.retrieval.plan import RetrievalPlan
     from adaptmr.retrieval.strategies import Router, retrieve
     from adaptmr.store.memory_store import Filter, MemoryStore
     from adaptmr.systems.base import MemorySystem, make_system
-    from adaptmr.tasks import Task
     from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType, Usage

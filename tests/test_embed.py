@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from adaptmr import embed, minilm
+from adaptmr.embed import encoders as embed, minilm
 from adaptmr.embed import Embedder, HashEmbedder, TextEmbedder, VectorMiss, embedder, embedder_for
-from adaptmr.vector_cache import VectorCache, cache_dir, vector_key
+from adaptmr.embed.vector_cache import VectorCache, cache_dir, vector_key
 
 ODD = ["", " \n\t", "a\0b", "lone \ud83d surrogate", "🎈👩‍👩‍👧 emoji", "مرحبا بالعالم", "你好，世界", "x" * 300, "word " * 400]
 

@@ -18,7 +18,7 @@ from adaptmr.retrieval.strategies import HYBRID
 from adaptmr.retrieval.versions import asked_attributes, group_versions, keep_latest, states
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Hit, Memory, Question
-from adaptmr.wire import count_tokens
+from adaptmr.llm.wire import count_tokens
 
 DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
 TEXTS = ["I live in Beijing, near the drum tower.", "I have a cat called Snowy.", "I started a pottery course.", "I moved to Hangzhou last week.",

@@ -1,4 +1,4 @@
-"""`adaptmr.llm` and `adaptmr.wire` against a real HTTP server on loopback that misbehaves on demand."""
+"""`adaptmr.llm` and `adaptmr.llm.wire` against a real HTTP server on loopback that misbehaves on demand."""
 from __future__ import annotations
 
 import json
@@ -11,7 +11,7 @@ import pytest
 from server import Server, answering, completion, cut_body, half_json, hang, ok, raw, status, stream, waits_for
 
 from adaptmr.llm import (LLM, AuthError, BadRequest, BudgetExceeded, EmptyReply, LLMError, ModelNotFound, RateLimited, ServerError, count_tokens, price)
-from adaptmr.replay import ReplayCache, ReplayMiss
+from adaptmr.llm.replay import ReplayCache, ReplayMiss
 
 HELLO = [{"role": "user", "content": "Where do I live now?"}]
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 99}}, "required": ["answer"], "additionalProperties": False}

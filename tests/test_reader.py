@@ -1,4 +1,4 @@
-"""`adaptmr.reader`, `adaptmr.extract`, `adaptmr.spans`: what the reader sees, when it abstains, and what the rule finds."""
+"""`adaptmr.reader`, `adaptmr.reader.extract`, `adaptmr.reader.spans`: what the reader sees, when it abstains, and what the rule finds."""
 from __future__ import annotations
 
 import json
@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server import Server, ok, ok_json, status
 
-from adaptmr.extract import date_of, extract
+from adaptmr.reader.extract import date_of, extract
 from adaptmr.llm import LLM, AuthError
 from adaptmr.reader import ABSTENTION, ANSWER, answer, context, shown
-from adaptmr.spans import ask, best_spans, rank_sentences
+from adaptmr.reader.spans import ask, best_spans, rank_sentences
 from adaptmr.types import Evidence, Hit, Memory
 
 DAY = datetime(2024, 4, 20, 18, tzinfo=UTC)

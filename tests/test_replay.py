@@ -1,4 +1,4 @@
-"""`adaptmr.replay`: keys, modes, damaged files, threads and processes on one cache."""
+"""`adaptmr.llm.replay`: keys, modes, damaged files, threads and processes on one cache."""
 from __future__ import annotations
 
 import gzip
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.replay import ReplayCache, ReplayError, ReplayMiss, canonical, request_key
+from adaptmr.llm.replay import ReplayCache, ReplayError, ReplayMiss, canonical, request_key
 
 
 def ask(text: str = "hi", **kw: Any) -> dict[str, Any]: return {"model": "m", "messages": [{"role": "user", "content": text}], **kw}
@@ -159,7 +159,7 @@ def test_threads_share_it(tmp_path: Path) -> None:
 
 
 def test_two_processes_write_one_cache(tmp_path: Path) -> None:
-    code = ("import sys; from adaptmr.replay import ReplayCache\n"
+    code = ("import sys; from adaptmr.llm.replay import ReplayCache\n"
             "c = ReplayCache(sys.argv[1]); me = sys.argv[2]\n"
             "for i in range(100):\n"
             "    r = {'model': 'm', 'messages': [{'role': 'user', 'content': str(i)}]}\n"

@@ -1,4 +1,4 @@
-"""`adaptmr.tasks` and `adaptmr.repair`: every way a reply can be wrong, what becomes of it, and that it is counted."""
+"""`adaptmr.llm.tasks` and `adaptmr.llm.repair`: every way a reply can be wrong, what becomes of it, and that it is counted."""
 from __future__ import annotations
 
 import hashlib
@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server import Server, completion, ok, ok_json, raw, status
 
-from adaptmr import tasks
+from adaptmr.llm import tasks
 from adaptmr.llm import LLM, AuthError, BudgetExceeded, ModelNotFound, ServerError
-from adaptmr.repair import check, fit, parse_json, repair_json, schema_problem
-from adaptmr.replay import ReplayCache, ReplayMiss
-from adaptmr.tasks import HOW, Tally, Task, fallback_rates, prompt_hashes, register, tally, task
+from adaptmr.llm.repair import check, fit, parse_json, repair_json, schema_problem
+from adaptmr.llm.replay import ReplayCache, ReplayMiss
+from adaptmr.llm.tasks import HOW, Tally, Task, fallback_rates, prompt_hashes, register, tally, task
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}}, "required": ["city"],
           "additionalProperties": False}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.calendar import number, shift, span
+from adaptmr.times.calendar import number, shift, span
 from adaptmr.times import Window, compare_events, find_times, format_date, resolve, time_window
 
 NOW = {"A": datetime(2024, 4, 20, 15, 30),   # a Saturday

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..types import Dataset, Question
-from ..vector_cache import cache_dir
+from ..embed.vector_cache import cache_dir
 
 # %% auto #0
 __all__ = ['Entry', 'DataUnavailable', 'register', 'DataNames', 'datasets', 'find', 'fetch', 'load', 'read_json']

@@ -23,7 +23,7 @@ from ..retrieval.execute import execute
 from ..store.memory_store import MemoryStore
 from ..systems.base import known_systems, make_system
 from ..types import Conversation, Dataset, Memory, Question
-from ..vector_cache import VectorCache
+from ..embed.vector_cache import VectorCache
 
 if TYPE_CHECKING: import pandas as pd
 

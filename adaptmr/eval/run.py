@@ -21,7 +21,7 @@ from ..reader import answer
 from ..systems.base import MemorySystem, known_systems, make_system
 from ..text import clean
 from ..types import Answer, Conversation, Dataset, Evidence, Question, Usage
-from ..wire import count_tokens
+from ..llm.wire import count_tokens
 
 if TYPE_CHECKING: import pandas as pd
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..wire import count_tokens
+from ..llm.wire import count_tokens
 from ..reader import shown
 from .plan import PlanError, RetrievalPlan, asked_text
 from .relevance import Calibration, calibration_for, coverage, features

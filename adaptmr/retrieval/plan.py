@@ -112,7 +112,7 @@ class RetrievalPlan:
         cells = (f"<tr><th style='text-align:left'>{n}</th><td style='text-align:left'>{html.escape(str(v))}</td></tr>" for n, v in rows)
         return f"<table>{''.join(cells)}</table>"
 
-# %% ../../nbs/retrieval/00_plan.ipynb #88699533
+# %% ../../nbs/retrieval/00_plan.ipynb #23cba498
 _INTS = (("pool", 1, 1_000_000), ("max_rounds", 1, 20), ("expand", 0, 20), ("rerank_tokens", 0, 1_000_000), ("k", 0, 1_000_000))
 
 
@@ -135,12 +135,14 @@ def _bool(name: str, value: Any) -> None:
 
 def _int(name: str, value: Any, low: int, high: int) -> int:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not low <= value <= high or value != int(value): raise PlanError(f"{name}={_short(value)} must be a whole number from {low} to {high}")
+    if not number or not low <= value <= high or value != int(value):
+        raise PlanError(f"{name}={_short(value)} must be a whole number from {low} to {high}")
     return int(value)
 
 
 def _unit(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1: raise PlanError(f"{name}={_short(value)} must be a number from 0 to 1")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise PlanError(f"{name}={_short(value)} must be a number from 0 to 1")
     return float(value) + 0.0  # no negative zero
 
 

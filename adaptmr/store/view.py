@@ -11,7 +11,7 @@ from typing import Callable, Collection, Iterable
 
 import numpy as np
 
-from ..calendar import format_date
+from ..times.calendar import format_date
 from .lexical import LexicalIndex
 from .rows import instant
 from .vectors import ExactIndex, top_k
