@@ -68,7 +68,7 @@ def test_the_whole_run_folder_is_made(ran):
 
 def test_what_the_manifest_and_the_index_say(ran):
     manifest = json.loads(ran["before"]["manifest.json"])
-    assert manifest["params"] == {"model": "offline", "dataset": "demo", "split": "en1", "systems": ["unified", "hybrid"], "k": 10, "limit": 6, "seed": 0,
+    assert manifest["params"] == {"model": "offline", "dataset": "demo", "split": ["en1"], "systems": ["unified", "hybrid"], "k": 10, "limit": 6, "seed": 0,
                                   "embedder": "hash", "redact": None}
     assert manifest["experiment"] == "exp3" and manifest["run_id"] == ran["folder"].name and manifest["rows"] == 12 and manifest["systems"] == ["unified",
         "hybrid"]
