@@ -129,7 +129,7 @@ def _keep(executed: Path, target: Path) -> None:
         if "outputs" in cell: cell["outputs"] = [o for o in cell["outputs"] if o.get("output_type") != "stream" or o.get("text")]
     target.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
-# %% ../nbs/05_cli.ipynb #7b401270
+# %% ../nbs/05_cli.ipynb #29e631b5
 def recorded_runs(outputs: Path) -> list[Path]:
     """The run folders that used a model and hold its calls, sorted."""
     found = []
@@ -151,7 +151,7 @@ def replay(folder: Path, root: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         outputs = Path(scratch)
         target = open_run(manifest["experiment"], params, data, outputs).path
-        for name in ("calls.jsonl.gz", "vectors.npz"):
+        for name in ("calls.jsonl.gz", "vectors.npz", "manifest.json"):
             if (folder / name).exists(): shutil.copy(folder / name, target / name)
         before = {name: os.environ.get(name) for name in ("ADAPTMR_REPLAY", "ADAPTMR_CACHE")}
         os.environ.update(ADAPTMR_REPLAY="1", ADAPTMR_CACHE=str(outputs / "cache"))
