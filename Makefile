@@ -28,7 +28,7 @@ sync: $(READY)
 	$(BIN)/python tests/check_sync.py
 
 notebooks: $(READY)
-	PYTHONHASHSEED=0 $(BIN)/nbdev_test --n_workers 2 --do_print
+	$(BIN)/nbdev_test --n_workers 2 --do_print
 
 unit: $(READY)
 	$(BIN)/python -m pytest
@@ -45,7 +45,7 @@ lab: $(READY)    ## JupyterLab on the notebooks
 bench: $(READY)  ## speed and size against the goals
 	$(BIN)/python -m adaptmr run bench
 
-fit: $(READY)    ## refit the calibrations of relevance (needs LoCoMo, see the README)
+fit: $(READY)    ## refit the calibrations of relevance (needs LoCoMo: README, Data)
 	$(BIN)/python -m adaptmr fit
 
 clean:           ## remove what can be made again (not outputs/)

@@ -12,10 +12,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "types": ("Answer", "Conversation", "Dataset", "Evidence", "Hit", "Memory", "Question", "QueryType", "Usage"),
     "llm": ("LLM", "ReplayCache", "Task"),
-    "embed": ("embedder",),
+    "embed": ("Embedder", "embedder"),
     "reader": ("answer",),
     "store.memory_store": ("Filter", "MemoryStore"),
-    "retrieval.plan": ("RetrievalPlan",),
+    "store.vectors": ("VectorIndex",),
+    "retrieval.plan": ("Planner", "RetrievalPlan"),
     "retrieval.execute": ("execute",),
     "retrieval.strategies": ("Router", "retrieve"),
     "data.registry": ("datasets", "load"),
@@ -42,13 +43,14 @@ def __dir__() -> list[str]: return sorted({*globals(), *__all__})
 if TYPE_CHECKING:
     from adaptmr import data, eval, llm, reader, retrieval, store, systems, times
     from adaptmr.data.registry import datasets, load
-    from adaptmr.embed import embedder
+    from adaptmr.embed import Embedder, embedder
     from adaptmr.eval.run import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
     from adaptmr.reader import answer
     from adaptmr.retrieval.execute import execute
-    from adaptmr.retrieval.plan import RetrievalPlan
+    from adaptmr.retrieval.plan import Planner, RetrievalPlan
     from adaptmr.retrieval.strategies import Router, retrieve
     from adaptmr.store.memory_store import Filter, MemoryStore
+    from adaptmr.store.vectors import VectorIndex
     from adaptmr.systems.base import MemorySystem, make_system
     from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType, Usage

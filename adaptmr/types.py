@@ -256,7 +256,7 @@ class Answer:
     abstained: bool = False
     usage: Usage = Usage()
 
-# %% ../nbs/00_types.ipynb #13c6392b
+# %% ../nbs/00_types.ipynb #b5fef2f6
 @dataclass(frozen=True, slots=True, repr=False)
 class Dataset:
     """Conversations and questions, with where they came from.
@@ -291,5 +291,6 @@ class Dataset:
     def __repr__(self) -> str: return f"Dataset({self.label})"  # short, and without the text: what is printed gets into notebooks
 
     def _repr_html_(self) -> str:
-        rows = [(c.id, " and ".join(c.speakers), len(c.sessions), len(c), len(self.questions_on(c.id))) for c in self.conversations]
-        return _table(rows, ("conversation", "speakers", "sessions", "turns", "questions"), self.label)
+        # who speaks is shown of our own data only: what is shown gets into reports
+        rows = [(c.id, *([" and ".join(c.speakers)] if self.ours else []), len(c.sessions), len(c), len(self.questions_on(c.id))) for c in self.conversations]
+        return _table(rows, ("conversation", *(["speakers"] if self.ours else []), "sessions", "turns", "questions"), self.label)

@@ -19,7 +19,7 @@ from adaptmr.eval.run import Journal, JournalError, evaluate, score_answer
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType, Usage
 
 FIRST = ["system", "conversation", "question", "type", "category", "answerable", "gold_turns", "planner", "fallback", "hits", "has_relevant", "relevance"]
-SOME = ["recall_any", "recall_all", "recall_fraction", "session_any", "session_all", "f1", "em", "abstained", "context_tokens", "calls", "cached_calls",
+SOME = ["recall_any", "recall_all", "recall_fraction", "session_any", "session_all", "f1", "em", "abstained", "context_tokens", "calls",
         "prompt_tokens",
         "completion_tokens", "cost_usd", "text", "answers", "prediction", "retrieved", "evidence", "ms_retrieve", "ms_answer"]
 
@@ -322,3 +322,44 @@ def test_results_do_not_depend_on_the_hash_seed(data):
             "print(f[[c for c in f.columns if not c.startswith('ms_')]].to_json(orient='split'))")
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True, env={**os.environ, "PYTHONHASHSEED": "1"})
     assert child.stdout.strip() == plain(run(["adaptmr", "random"], data, k=5)).to_json(orient="split") and len(child.stdout) > 1000
+
+
+def test_a_run_that_was_cut_off_still_names_every_call_and_vector_it_used(data, tmp_path):
+    class Cut(Logging):
+        def retrieve(self, question, k):
+            if len(self.asked) == self.after: raise KeyboardInterrupt
+            return super().retrieve(question, k)
+
+    def asked_by(system):
+        told = set()
+
+        def used():  # one key a question, named once
+            new = {f"call {text}" for _, text in system.asked} - told
+            told.update(new)
+            return new
+        return used
+
+    whole = Logging()
+    all_of_it = run([whole], data, used=asked_by(whole)).attrs["used"]
+    cut = Cut()
+    cut.after = 7
+    with pytest.raises(KeyboardInterrupt): run([cut], data, journal=tmp_path / "j", used=asked_by(cut))
+    again = Cut()
+    again.after = -1
+    resumed = run([again], data, journal=tmp_path / "j", used=asked_by(again))
+    assert resumed.attrs["used"] == all_of_it and len(all_of_it) == len({q.text for q in data.questions})
+    assert len(again.asked) == len(data.questions) - 7
+
+
+def test_ranks_are_by_score_also_when_hits_are_shown_in_order_of_time():
+    turns = [Memory(f"m{i}", "x", at=datetime(2024, 1, i, tzinfo=UTC), session="s", step=i, source=f"D{i}") for i in (1, 2, 3)]
+    shown = Evidence([Hit(m, score) for m, score in zip(turns, (0.1, 0.2, 0.9))])
+    question = Question("q", "x?", ["x"], evidence=["D3"], conversation="c")
+    from adaptmr.eval.run import score_row
+    row = score_row("s", question, shown, Answer("x"), Conversation("c", (), turns), "toy", 10)
+    assert row["mrr"] == 1.0 and row["ndcg"] == 1.0 and row["retrieved"] == "D1 D2 D3"
+
+
+def test_only_an_oracle_by_name_is_told_the_gold(data):
+    class Curious(Logging): oracle = True
+    with pytest.raises(ValueError, match=r"logging.*gold"): run([Curious()], data)

@@ -161,7 +161,7 @@ def test_gold_labels_reach_only_oracles():
     one, two = (am.evaluate(NAMES, d, k=5, embedder="hash", progress=False) for d in (data, swapped))
     seen = ["system", "conversation", "text", "retrieved", "prediction", "has_relevant", "relevance", "hits", "planner", "fallback", "abstained",
             "context_tokens",
-            "calls", "cached_calls", "prompt_tokens", "completion_tokens"]
+            "calls", "prompt_tokens", "completion_tokens"]
     blind = ~one["system"].isin(ORACLES)
     assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(NAMES) - 2) * 24
     for oracle in ORACLES:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 # %% auto #0
-__all__ = ['portable', 'canonical_json', 'slug', 'clean_params', 'run_id', 'code_sha256', 'git_state', 'environment']
+__all__ = ['portable', 'canonical_json', 'checkout', 'slug', 'clean_params', 'run_id', 'code_sha256', 'git_state', 'environment']
 
 # %% ../../nbs/eval/04_provenance.ipynb #093ff778
 def portable(value: Any, paths: bool = True) -> Any:
@@ -51,7 +51,13 @@ def canonical_json(value: Any) -> str:
 _PATH = re.compile(r"(?:/|~/|[A-Za-z]:[\\/]|\\\\|\.{1,2}[\\/]|file:)")
 _SECRET = re.compile(r"(?:^|_)(?:api_?key|key|token|secret|password|passwd)$", re.I)
 
-# %% ../../nbs/eval/04_provenance.ipynb #d6f82918
+# %% ../../nbs/eval/04_provenance.ipynb #a173ee84
+def checkout(start: str | Path | None = None) -> Path | None:
+    """The checkout of the project that a folder lies in (the current one, if not given), or `None`: where notebooks and runs are."""
+    here = Path(start or Path.cwd()).resolve()
+    return next((f for f in (here, *here.parents) if (f / "settings.ini").exists() and (f / "nbs" / "experiments").is_dir()), None)
+
+
 def slug(text: str, limit: int = 60) -> str:
     """A name safe for folders on any system: lower-case letters, digits, `.`, `+`, `-`, `_`; at most `limit` characters; "run" if nothing is left."""
     plain = re.sub(r"[^a-z0-9.+_-]+", "-", text.lower())

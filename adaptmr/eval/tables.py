@@ -77,7 +77,7 @@ def costs(frame: pd.DataFrame) -> pd.DataFrame:
     table[["context tokens", "model tokens"]] = table[["context tokens", "model tokens"]].astype(int)
     return table.assign(ms=each["ms_retrieve"].median().round(2)) if "ms_retrieve" in frame else table
 
-# %% ../../nbs/eval/03_tables.ipynb #7a3499f7
+# %% ../../nbs/eval/03_tables.ipynb #a23598f6
 def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = None, value: str = "f1", *, seed: int = 0) -> pd.DataFrame:
     """The paired difference of each system to a baseline, per kind and overall, with interval, Holm-corrected p and a verdict."""
     import numpy as np
@@ -100,10 +100,11 @@ def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = No
 def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
     """A table of `gains` to be read: a row per system, a column per kind, "difference [low, high]" with * where the verdict is better or worse."""
     import pandas as pd
+    counts = dict(zip(gained["type"], gained["n"]))
     cells = {(r.system, r.type): f"{r.difference:+.3f} [{r.low:+.2f}, {r.high:+.2f}]{' *' if r.verdict in ('better', 'worse') else ''}"
              for r in gained.itertuples()}
     systems, types = (list(dict.fromkeys(gained[c])) for c in ("system", "type"))
-    return pd.DataFrame({NAMES[t]: [cells.get((s, t), "–") for s in systems] for t in types}, index=pd.Index(systems, name="system"))
+    return pd.DataFrame({f"{NAMES[t]} (n={counts[t]})": [cells.get((s, t), "–") for s in systems] for t in types}, index=pd.Index(systems, name="system"))
 
 # %% ../../nbs/eval/03_tables.ipynb #d1fbaf18
 _MEASURES = {"f1": "F1", "recall_fraction": "recall"}

@@ -188,13 +188,15 @@ def plan_schema(names: Iterable[str] = _PLANNED) -> dict[str, Any]:
             raise PlanError(f"no JSON schema for the plan field {name!r}; fields that have one: {[n for n, t in types.items() if t in _SCHEMAS]}")
     return {"type": "object", "properties": {n: dict(_SCHEMAS[types[n]]) for n in names}, "required": names, "additionalProperties": False}
 
-# %% ../../nbs/retrieval/00_plan.ipynb #aa927707
+# %% ../../nbs/retrieval/00_plan.ipynb #5af18e6c
 MAX_QUERY = 2_000
 
 
 def asked_text(query: str | Question) -> str:
-    """The words of a question, at most `MAX_QUERY` characters of them."""
-    return (query.text if isinstance(query, Question) else query)[:MAX_QUERY]
+    """The words of a question, at most `MAX_QUERY` characters of them. Raises `TypeError` for anything but a text or a `Question`."""
+    text = query.text if isinstance(query, Question) else query
+    if not isinstance(text, str): raise TypeError(f"a question is a text or a Question, not {query!r}")
+    return text[:MAX_QUERY]
 
 # %% ../../nbs/retrieval/00_plan.ipynb #58f260e5
 class Planner(Protocol):

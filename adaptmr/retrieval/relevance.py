@@ -66,7 +66,7 @@ def features(probe: Probe, store: Any) -> np.ndarray:
     contrast = float(both[theirs].max() - both[~theirs].max()) if theirs.any() and not theirs.all() else 0.0
     return np.array([by_meaning.max(), meaning.max(), words.max(), coverage(probe, store, top[2][:5]), len(set(top[0]) & set(top[1])) / 10, said, contrast])
 
-# %% ../../nbs/retrieval/02_relevance.ipynb #8b9d5488
+# %% ../../nbs/retrieval/02_relevance.ipynb #0befba79
 class CalibrationError(ValueError):
     """No calibration fits, or the file of calibrations is damaged."""
 
@@ -76,7 +76,7 @@ class Calibration:
     """P(evidence found) = sigmoid(intercept + coefficients · (features - mean) / scale), and where it was fitted.
 
     `embedder` is the encoder it belongs to, `fitted_on` the data set; `n` questions, with AUROC and Brier score measured
-    on conversations left out of the fit.
+    on conversations left out of the fit; `conversations` are those it was fitted on.
     """
     embedder: str
     fitted_on: str
@@ -88,6 +88,7 @@ class Calibration:
     n: int = 0
     auroc: float = float("nan")
     brier: float = float("nan")
+    conversations: tuple[str, ...] = ()
 
     def probability(self, facts: np.ndarray) -> float:
         """P(evidence found), 0 to 1 (rounded to 1e-6), for one vector of `features`."""
@@ -98,7 +99,7 @@ class Calibration:
     @property
     def label(self) -> str: return f"{self.embedder}, fitted on {self.fitted_on}"
 
-# %% ../../nbs/retrieval/02_relevance.ipynb #9299f93d
+# %% ../../nbs/retrieval/02_relevance.ipynb #7d412901
 def gather(data: Dataset, embedder: Any, k: int = 10) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features (n, 7), labels (n,) and conversation codes (n,) of a data set's questions: what a calibration is fitted to."""
     from adaptmr.store.memory_store import MemoryStore
@@ -117,7 +118,7 @@ def gather(data: Dataset, embedder: Any, k: int = 10) -> tuple[np.ndarray, np.nd
 
 
 def fit_calibration(samples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], embedder: str, fitted_on: str,
-                    names: Sequence[str] = FEATURES) -> Calibration:
+                    names: Sequence[str] = FEATURES, conversations: Sequence[str] = ()) -> Calibration:
     """A calibration fitted (L2-regularised logistic regression) to what `gather` returned for one or more data sets."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import brier_score_loss, roc_auc_score
@@ -137,7 +138,7 @@ def fit_calibration(samples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
     rounded = lambda values: tuple(round(float(v), 6) for v in values)  # noqa: E731
     auroc, brier = (round(float(f(y[known], held[known])), 4) if both else float("nan") for f in (roc_auc_score, brier_score_loss))
     return Calibration(embedder, fitted_on, tuple(names), rounded(mean), rounded(scale), rounded(final.coef_[0]),
-                       round(float(final.intercept_[0]), 6), len(y), auroc, brier)
+                       round(float(final.intercept_[0]), 6), len(y), auroc, brier, tuple(conversations))
 
 # %% ../../nbs/retrieval/02_relevance.ipynb #ec34c499
 ALL = "locomo+demo"
