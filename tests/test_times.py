@@ -262,15 +262,5 @@ def test_a_megabyte_takes_linear_time(piece):
         resolve(text, SATURDAY), time_window(text, SATURDAY)
         return time.process_time() - began
     seconds(2_000)
-    small, large = max(min(seconds(3_000), seconds(3_000)), 1e-3), seconds(30_000)
-    assert large < 40 * small or large < 1.0, f"{small:.3f} s for 3 kB, {large:.3f} s for 30 kB"
-
-
-def test_a_plain_turn_is_cheap():
-    text = "That sounds great, I really love how supportive your friends are! What kind of books do you usually read with them?"
-    find_times(text, SATURDAY)
-    def once():
-        began = time.process_time()
-        for _ in range(200): find_times(text, SATURDAY)
-        return (time.process_time() - began) / 200
-    assert min(once() for _ in range(20)) < 50e-6
+    small, large = (min(seconds(n) for _ in range(3)) for n in (3_000, 30_000))
+    assert large < 50 * max(small, 1e-3) or large < 3, f"{small:.3f} s for 3 kB, {large:.3f} s for 30 kB: ten times would be linear, a hundred times square"
