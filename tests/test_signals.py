@@ -166,17 +166,17 @@ def test_a_signal_of_weight_nothing_is_not_computed(toy):
 @settings(max_examples=150, deadline=None)
 def test_zscores(values, scale, shift):
     x = np.array(values)
-    z = s.zscore(x)
+    z = s.zscores(x)
     assert z.shape == x.shape and np.isfinite(z).all()
     if len(x) and x.std() > 1e-3:
         assert abs(z.mean()) < 1e-6 and abs(z.std() - 1) < 1e-6 and (np.diff(z[np.argsort(x)]) >= 0).all()
-        if np.abs(x).max() < 1e3 and x.std() * scale > 1e-3: assert s.zscore(x * scale + shift) == pytest.approx(z, abs=1e-4), "units don't matter"
+        if np.abs(x).max() < 1e3 and x.std() * scale > 1e-3: assert s.zscores(x * scale + shift) == pytest.approx(z, abs=1e-4), "units don't matter"
     elif len(x) and x.std() <= 1e-9: assert not z.any(), "what doesn't vary says nothing"
 
 
 def test_zscores_by_hand():
-    assert s.zscore(np.array([1.0, 2.0, 3.0])) == pytest.approx([-1.2247449, 0, 1.2247449]) and s.zscore(np.array([])).shape == (0,)
-    assert s.zscore(np.array([7])).tolist() == [0.0] and s.zscore(np.full(5, 3, np.float32)).tolist() == [0.0] * 5
+    assert s.zscores(np.array([1.0, 2.0, 3.0])) == pytest.approx([-1.2247449, 0, 1.2247449]) and s.zscores(np.array([])).shape == (0,)
+    assert s.zscores(np.array([7])).tolist() == [0.0] and s.zscores(np.full(5, 3, np.float32)).tolist() == [0.0] * 5
 
 
 # --- ties, and the order in which things were put in

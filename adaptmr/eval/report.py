@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _all_ = ["code_sha256", "publishable", "refresh_index", "render_html", "run_id", "without_text"]
 
 # %% auto #0
-__all__ = ['RUN_TYPE', 'Table', 'RunFolder', 'default_outputs', 'open_run', 'run_of', 'compare_tables', 'code_sha256',
+__all__ = ['RUN_TYPE', 'Shown', 'RunFolder', 'default_outputs', 'open_run', 'run_of', 'compare_tables', 'code_sha256',
            'publishable', 'refresh_index', 'render_html', 'run_id', 'without_text']
 
 # %% ../../nbs/eval/04_report.ipynb #a13470ba
@@ -95,9 +95,9 @@ def _tex(columns: list[tuple[str, str]], rows: list[dict[tuple[str, str], Any]],
     return "\n".join([r"\begin{table}[t]", r"\centering", rf"\caption{{{_latex(caption)}}}", rf"\label{{tab:{name}}}", rf"\begin{{tabular}}{{{sides}}}",
                       r"\toprule", *head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
-# %% ../../nbs/eval/04_report.ipynb #11d37c51
-class Table(str):
-    """A written table, as HTML: what a notebook shows."""
+# %% ../../nbs/eval/04_report.ipynb #7199d273
+class Shown(str):
+    """HTML that a notebook shows, such as a table that was written; as a string it is itself."""
     def _repr_html_(self) -> str: return str(self)
 
 
@@ -154,7 +154,7 @@ class RunFolder:
         self.written |= {"rows": len(results), "systems": systems}
         return results
 
-    def write_table(self, frame: pd.DataFrame, name: str, caption: str = "", allow: Sequence[str] = (), digits: int = 3) -> Table:
+    def write_table(self, frame: pd.DataFrame, name: str, caption: str = "", allow: Sequence[str] = (), digits: int = 3) -> Shown:
         """Writes `tables/<name>.csv` and `.tex`, numbers to `digits` decimals, in the frame's order; returns the table as a notebook shows it.
 
         The data's label stands in the caption and in the CSV's last column. `allow` names columns with text of ours for a redacted run.
@@ -174,7 +174,7 @@ class RunFolder:
         full = " · ".join(t for t in (caption, self.label) if t)
         (folder / f"{name}.tex").write_text(_tex(columns, rows, name, full, digits), encoding="utf-8", errors="replace", newline="\n")
         self._note("tables", name)
-        return Table(table_html(rows, columns, full, digits))
+        return Shown(table_html(rows, columns, full, digits))
 
     def write_figure(self, fig: Figure, name: str) -> Figure:
         """Writes `figures/<name>.png` and `.svg`; returns the figure, for the notebook to show."""

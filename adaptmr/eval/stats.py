@@ -18,7 +18,7 @@ RESAMPLES = 10_000
 
 # %% auto #0
 __all__ = ['RESAMPLES', 'Interval', 'Difference', 'bootstrap', 'paired_bootstrap', 'McNemar', 'mcnemar', 'holm', 'summary',
-           'compare']
+           'compare', 'judged']
 
 # %% ../../nbs/eval/01_stats.ipynb #d02d68fc
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def holm(pvalues: Sequence[float] | np.ndarray) -> np.ndarray:
     out[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(order.size, 0, -1)))
     return out
 
-# %% ../../nbs/eval/01_stats.ipynb #3ee3c63e
+# %% ../../nbs/eval/01_stats.ipynb #16480f5d
 def summary(frame: pd.DataFrame, value: str, by: str | Sequence[str] = ("system",), *, group: str = "conversation",
             resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
     """One row for each combination of the `by` columns, in order of first appearance: mean, low, high, n, groups, level of `value`."""
@@ -216,10 +216,14 @@ def compare(frame: pd.DataFrame, value: str, baseline: str, by: str | Sequence[s
             rows.append(dict(zip(by, key)) | {"system": name, "baseline": baseline, "difference": d.mean} | _fields(d))
     columns = [*by, "system", "baseline", "difference", "low", "high", "p", "p_holm", "verdict", "n", "groups", "level"]
     out = pd.DataFrame(rows, columns=columns)
-    out["p_holm"] = holm(out["p"].to_numpy(float))
+    return judged(out, alpha)
+
+
+def judged(differences: pd.DataFrame, alpha: float = 0.05) -> pd.DataFrame:
+    """A table of differences with its `p_holm`, corrected for all of its rows, and each row's `verdict` at level `alpha`."""
+    out = differences.assign(p_holm=holm(differences["p"].to_numpy(float)))
     sure = out["p_holm"] < alpha
-    out["verdict"] = np.select([sure & (out["difference"] > 0), sure & (out["difference"] < 0)], ["better", "worse"], "no difference shown")
-    return out
+    return out.assign(verdict=np.select([sure & (out["difference"] > 0), sure & (out["difference"] < 0)], ["better", "worse"], "no difference shown"))
 
 # %% ../../nbs/eval/01_stats.ipynb #5c016ed4
 def _need(frame: pd.DataFrame, columns: Sequence[str]) -> None:

@@ -19,22 +19,12 @@ from ..times import compare_events, time_window
 from ..types import Evidence, Question, QueryType
 
 # %% auto #0
-__all__ = ['HYBRID', 'UNIFIED', 'Strategy', 'STRATEGIES', 'hybrid', 'unified', 'factual', 'temporal', 'update', 'decompose',
-           'multi_hop', 'abstention', 'asked_at', 'StrategyPlanner', 'Router', 'retrieve']
+__all__ = ['HYBRID', 'UNIFIED', 'Strategy', 'STRATEGIES', 'factual', 'temporal', 'update', 'decompose', 'multi_hop', 'abstention',
+           'asked_at', 'StrategyPlanner', 'Router', 'retrieve']
 
-# %% ../../nbs/retrieval/05_strategies.ipynb #4a2b4764
+# %% ../../nbs/retrieval/05_strategies.ipynb #7008cc6a
 HYBRID: dict[str, float] = {"content": 1.0, "dense": 0.5, "lexical": 0.7, "speaker": 1.0, "neighbour": 0.15, "session": 0.2}
 UNIFIED: dict[str, float] = {"dense": 1.0}
-
-
-def hybrid(question: Question, now: datetime) -> RetrievalPlan:
-    """The fixed fusion: the same for every question."""
-    return RetrievalPlan(weights=HYBRID, planner="hybrid")
-
-
-def unified(question: Question, now: datetime) -> RetrievalPlan:
-    """What most systems do: the nearest vectors to the question."""
-    return RetrievalPlan(weights=UNIFIED, planner="unified")
 
 # %% ../../nbs/retrieval/05_strategies.ipynb #405c38e1
 def factual(question: Question, now: datetime) -> RetrievalPlan:
