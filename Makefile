@@ -1,4 +1,4 @@
-# make exp3 | test | lab | bench | clean.  Each makes .venv if it is missing; nothing is repeated that has not changed.
+# make exp3 | test | lab | bench | growth | fit | clean.  Each makes .venv if it is missing; nothing is repeated that has not changed.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help exp3 test lab bench fit clean sync style types notebooks unit
+.PHONY: help exp3 test lab bench growth fit clean sync style types notebooks unit
 
 help:            ## this list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -45,7 +45,10 @@ lab: $(READY)    ## JupyterLab on the notebooks
 bench: $(READY)  ## speed and size against the goals
 	$(BIN)/python -m adaptmr run bench
 
-fit: $(READY)    ## refit the calibrations of relevance (needs LoCoMo: README, Data)
+growth: $(READY) ## ingest, queries, memory and disk from a thousand to a million memories
+	$(BIN)/python -m adaptmr run growth
+
+fit: $(READY)    ## refit the fusion's weights and its relevance (needs LoCoMo: README, Data)
 	$(BIN)/python -m adaptmr fit
 
 clean:           ## remove what can be made again (not outputs/)

@@ -1,30 +1,32 @@
 """The bench measures in turns, says what it couldn't measure, and never judges a machine for being busy."""
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from adaptmr.data.registry import load
 from adaptmr.embed import embedder
-from adaptmr.eval import bench
+from adaptmr.eval import bench, clock
 
 
 def test_what_is_compared_takes_turns():
     order = []
-    times = bench.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=3, warmup=1)
+    times = clock.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=3, warmup=1)
     assert order == ["a", "b"] * 4
     assert {name: ms.shape for name, ms in times.items()} == {"a": (3,), "b": (3,)} and all((ms >= 0).all() for ms in times.values())
-    assert bench.timed(lambda: None, repeats=2).shape == (2,)
+    assert clock.timed(lambda: None, repeats=2).shape == (2,)
 
 
 @pytest.mark.parametrize("repeats", [0, -1])
 def test_no_repeats_is_an_error(repeats):
-    with pytest.raises(ValueError, match=f"repeats={repeats} must be 1 or more"): bench.timed(lambda: None, repeats)
+    with pytest.raises(ValueError, match=f"repeats={repeats} must be 1 or more"): clock.timed(lambda: None, repeats)
 
 
 def test_the_floor_is_one_product():
-    rows = bench.clusters(50, 8, seed=3)
+    rows = clock.clusters(50, 8, seed=3)
     assert rows.shape == (50, 8) and rows.dtype == np.float32 and np.array_equal(rows, rows.astype(np.float16).astype(np.float32))
     assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=2e-3)
-    assert np.array_equal(bench.floor_product(50, 8, 3)(), rows @ rows[0])
+    assert np.array_equal(clock.floor_product(50, 8, 3)(), rows @ rows[0])
 
 
 def test_a_recorded_embedder_knows_its_texts_only():
@@ -60,12 +62,24 @@ def test_plans_and_search_are_timed_per_question():
     assert {name: ms.shape for name, ms in bench.execute_ms(data.conversations[0], questions, embedder("hash")).items()} == {"hybrid": (4,), "adaptmr": (4,)}
 
 
+def test_rates_are_of_bytes_that_were_moved(tmp_path):
+    assert 0 < clock.read_rate(megabytes=1, repeats=1) < float("inf")
+    assert 0 < clock.write_rate(tmp_path, megabytes=1, repeats=1) < float("inf") and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rate", [clock.read_rate, clock.write_rate])
+def test_a_rate_of_nothing_is_an_error(rate):
+    with pytest.raises(ValueError, match="megabytes=0 must be 1 or more"): rate(megabytes=0)
+    with pytest.raises(ValueError, match="repeats=0 must be 1 or more"): rate(megabytes=1, repeats=0)
+
+
 @pytest.mark.parametrize(("goal", "said", "reached"), [
-    (bench.Goal("g", 1.0, "s", below=2), "< 2 s", "yes"), (bench.Goal("g", 2.0, "s", below=2), "< 2 s", "no"),
-    (bench.Goal("g", 3.0, "×", above=2), "> 2 ×", "yes"), (bench.Goal("g", 2.0, "×", above=2), "> 2 ×", "no"),
-    (bench.Goal("g", 2.0, "ms"), "–", "–"), (bench.Goal("g", None, "MB", below=1, note="no pip"), "< 1 MB", "not measured")])
+    (clock.Goal("g", 1.0, "s", below=2), "< 2 s", "yes"), (clock.Goal("g", 2.0, "s", below=2), "< 2 s", "no"),
+    (clock.Goal("g", 3.0, "×", above=2), "> 2 ×", "yes"), (clock.Goal("g", 2.0, "×", above=2), "> 2 ×", "no"),
+    (clock.Goal("g", 0.995, "", above=0.99), "> 0.99", "yes"), (clock.Goal("g", 2.0, "ms"), "–", "–"),
+    (clock.Goal("g", None, "MB", below=1, note="no pip"), "< 1 MB", "not measured")])
 def test_a_goal_says_whether_it_was_reached(goal, said, reached):
-    row = bench.goals_table([goal]).iloc[0]
+    row = clock.goals_table([goal]).iloc[0]
     assert (row["goal"], row["reached"], row["note"]) == (said, reached, goal.note)
 
 
@@ -81,3 +95,24 @@ def test_a_wheel_that_cant_be_built_says_why(tmp_path):
     (tmp_path / "setup.py").write_text("raise SystemExit('this setup is broken')\n")
     size, why = bench.wheel_bytes(tmp_path)
     assert size is None and why
+
+
+def test_one_run_keeps_its_measurements_and_its_goals(tmp_path):
+    run = bench.Bench(load("demo", split="en1", limit=2), repeats=2)
+    curve = run.many([100, 200])
+    assert curve["memories"].tolist() == [100, 200] and curve["ratio"].tolist() == (curve["search, ms"] / curve["floor, ms"]).tolist()
+    assert [s["repeat"] for s in run.samples if s["measure"] == "floor, 200 memories"] == [0, 1]
+    assert [g.what for g in run.goals] == ["store.search at 200 memories over one matrix product"], "the goal is asked at the last size"
+    assert len(run.one_conversation(encoder="hash")) == 3 and len(run.ingest("hash", turns=4)) == 2 and len(run.package(tmp_path)) == 2
+    assert [(g.what, g.note) for g in run.goals if g.value is None] == [("the wheel", "no checkout around the package")]
+    assert set(run.numbers()) == {g.what for g in run.goals} - {"the wheel"}
+    measured = [(s["measure"], s["repeat"]) for s in run.samples]
+    assert len(set(measured)) == len(measured), "a measure and a repeat tell every row apart"
+
+
+@pytest.mark.parametrize(("name", "goal"), [("demo", "–"), ("locomo", "< 120 s")])
+def test_the_goal_of_a_comparison_is_asked_on_locomo_only(name, goal, monkeypatch):
+    monkeypatch.setattr(bench, "warm_up", lambda data: None)
+    monkeypatch.setattr(bench, "comparison_seconds", lambda data, systems: (1.5, 7))
+    table = bench.Bench(replace(load("demo", split="en1", limit=2), name=name)).comparison()
+    assert table["goal"].tolist() == [goal] and table["note"][0].startswith("7 answers, once; ")

@@ -229,6 +229,6 @@ def test_the_parameters_tag_survives_nbdev_clean(tmp_path):
     assert done.returncode == 0, done.stderr
     for notebook in sorted((tmp_path / "nbs" / "experiments").glob("*.ipynb")):
         known = papermill.inspect_notebook(str(notebook))
-        assert {"out_dir", "dataset", "seed"} <= set(known), f"{notebook.name}: nbdev_clean took the tag away"
+        assert {"out_dir", "seed"} <= set(known), f"{notebook.name}: nbdev_clean took the tag away"
     after = files(tmp_path / "nbs")
     assert [n for n in before if n.endswith(".ipynb") and "guides/" not in n and before[n] != after[n]] == [], "committed notebooks are clean already"

@@ -10,7 +10,9 @@ from hypothesis import given, settings, strategies as st
 from rank_bm25 import BM25Okapi
 
 from adaptmr.store.lexical import ENGINES, LexicalIndex
+from adaptmr.store.memory_store import MemoryStore
 from adaptmr.text import tokenize
+from adaptmr.types import Memory
 
 WORDS = st.lists(st.sampled_from(["cat", "dog", "moved", "Hangzhou", "May", "杭州", "我的猫", "2023", "cats", "🐈"]), max_size=12).map(" ".join)
 
@@ -33,6 +35,72 @@ def test_by_hand():
         assert index.scores("cat")[0] == pytest.approx(np.log(3.5 / 1.5), abs=1e-6)
         assert index.scores("cat cat")[0] == pytest.approx(2 * np.log(3.5 / 1.5), abs=1e-6)
         assert not index.scores("cat")[1:].any()
+
+
+@given(st.lists(WORDS, max_size=20), WORDS, st.sampled_from([0.0, 0.75, 1.0]))
+@settings(max_examples=100, deadline=None)
+def test_the_words_parts_add_up_to_the_score(corpus, query, b):
+    indexes = [LexicalIndex(e, b=b).build(corpus) for e in ENGINES]
+    asked = tokenize(query)
+    for index in indexes:
+        words, parts = index.by_word(query)
+        assert words == list(dict.fromkeys(asked)) and parts.shape == (len(words), len(corpus)) and parts.dtype == np.float32
+        times = np.array([asked.count(w) for w in words], float)  # a score counts a word as often as it is asked
+        assert np.abs(times @ parts - index.scores(query)).max(initial=0) <= 1e-5
+        for word, part in zip(words, parts): assert tokenize(word) != [word] or np.abs(index.scores(word) - part).max(initial=0) <= 1e-5
+    assert np.abs(indexes[0].by_word(query)[1] - indexes[1].by_word(query)[1]).max(initial=0) <= 1e-5
+
+
+@given(st.lists(WORDS, min_size=1, max_size=20), WORDS, st.data())
+@settings(max_examples=80, deadline=None)
+def test_some_rows_are_some_of_all_rows(corpus, query, data):
+    rows = np.array(data.draw(st.lists(st.integers(0, len(corpus) - 1), max_size=10)), np.int64)
+    for engine in ENGINES:
+        index = LexicalIndex(engine).build(corpus)
+        words, parts = index.by_word(query, rows)
+        assert words == index.by_word(query)[0] and parts.shape == (len(words), len(rows)) and parts.tolist() == index.by_word(query)[1][:, rows].tolist()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+class TestByWord:
+    def test_by_hand(self, engine):
+        words, parts = LexicalIndex(engine).build(["cat bird", "dog fish", "tree house", "river stone"]).by_word("The cat, the zebra, a CAT and a fish!")
+        once = pytest.approx(np.log(3.5 / 1.5), abs=1e-6)
+        assert words == ["cat", "zebra", "fish"] and not parts[1].any(), "each word once, in order; an unknown one adds nothing"
+        assert parts[0].tolist() == [once, 0, 0, 0] and parts[2].tolist() == [0, once, 0, 0]
+
+    def test_nothing_to_index_and_nothing_to_ask(self, engine):
+        for index, n in ((LexicalIndex(engine), 0), (LexicalIndex(engine).build([]), 0), (LexicalIndex(engine).build(["", "?!"]), 2)):
+            words, parts = index.by_word("cat dog cat")
+            assert words == ["cat", "dog"] and parts.shape == (2, n) and not parts.any()
+        for query in ("", "the", "?!"): assert LexicalIndex(engine).build(["cat", "dog"]).by_word(query)[1].shape == (0, 2)
+
+    def test_a_text_without_words_and_full_length_normalisation(self, engine):
+        _, parts = LexicalIndex(engine, b=1.0).build(["cat", "", "dog bird", "fish"]).by_word("cat")
+        assert np.isfinite(parts).all() and parts[0, 0] > 0 and not parts[0, 1:].any()
+
+    def test_chinese_and_odd_texts(self, engine):
+        index = LexicalIndex(engine).build(["NUL\0cat", "half \ud83d a pair", "🐈" * 50, "חתול קטן", "我的猫叫豆豆", "x"])
+        words, parts = index.by_word("猫叫豆豆\ud83d")
+        assert words == ["猫叫", "叫豆", "豆豆"] and (parts[:, 4] > 0).all() and np.count_nonzero(parts) == 3
+
+    def test_rebuilding_forgets_the_old(self, engine):
+        index = LexicalIndex(engine).build(["cat", "dog", "bird"], keys=[1, 2, 3])
+        index.build(["dog", "fish", "tree", "stone"], keys=[2, 4, 5, 6])
+        words, parts = index.by_word("cat dog")
+        assert words == ["cat", "dog"] and not parts[0].any() and parts[1].argmax() == 0 and parts.shape == (2, 4)
+
+    def test_a_store_answers_by_its_rows(self, engine):
+        with MemoryStore(embedder="hash", lexical=engine) as store:
+            assert store.by_word("cat")[1].shape == (1, 0)
+            store.add([Memory("b", "a dog", step=2), Memory("a", "a cat", "Ann", step=1), Memory("c", "fish", step=3), Memory("d", "tree", step=4)])
+            words, parts = store.by_word("Ann's cat\0 \ud800")
+            assert words == ["ann", "cat"] and (parts[:, 0] > 0).all() and not parts[:, 1:].any(), "the speaker is part of the text"
+            assert parts.sum(0) == pytest.approx(store.bm25("Ann's cat"), abs=2e-6)
+            assert store.by_word("Ann's cat", np.array([0, 2]))[1].tolist() == parts[:, [0, 2]].tolist()
+            assert store.by_word("cat", np.array([], int))[1].shape == (1, 0)
+            store.delete("a")
+            assert store.by_word("cat")[1].tolist() == [[0, 0, 0]]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

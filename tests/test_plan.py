@@ -11,13 +11,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adaptmr.retrieval.plan import GATES, LATEST_RULES, SIGNALS, WINDOW_RULES, FixedPlanner, PlanError, RetrievalPlan, plan_schema
+from adaptmr.retrieval.plan import FITTED, FUSIONS, GATES, LATEST_RULES, WINDOW_RULES, FixedPlanner, PlanError, RetrievalPlan, plan_schema
+from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.times import time_window
+from adaptmr.types import QueryType
 
 FIELDS = [f.name for f in fields(RetrievalPlan)]
+WEIGHABLE = [*FITTED, *SIGNALS]
 SCALARS = (st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
            | st.sampled_from([10 ** 400, -1, 2 ** 63, 1e308, -0.0, "calibrated", "hard"]))
-JSON = st.recursive(SCALARS, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=6) | st.sampled_from(SIGNALS), c, max_size=3), max_leaves=6)
+JSON = st.recursive(SCALARS, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=6) | st.sampled_from(WEIGHABLE), c, max_size=3), max_leaves=6)
 
 
 def named(error: PlanError, *names: str) -> bool: return bool(re.search(rf"\b(?:{'|'.join(map(re.escape, names))})\b", str(error)))
@@ -67,6 +70,8 @@ BAD = [("queries", "one string"), ("queries", ["fine", 3]), ("queries", 7), ("qu
        ("pool", 0), ("pool", 1_000_001), ("pool", 1.5), ("pool", True), ("pool", "50"), ("pool", None),
        ("weights", ["dense"]), ("weights", {"cosine": 1}), ("weights", {"dense": "1"}), ("weights", {"dense": float("nan")}),
        ("weights", {"dense": float("inf")}), ("weights", {"dense": True}), ("weights", {"dense": None}), ("weights", None),
+       ("weights", {"neighbour": 1}), ("weights", {"dense": 1_000_001}), ("weights", {"hybrid": -1_000_001.0}), ("weights", {"hybrid": "1"}),
+       ("fusion", "max"), ("fusion", None), ("fusion", ["sum"]), ("fusion", "RRF"),
        ("time_window", "2024"), ("time_window", ["2024-01-01"]), ("time_window", ["2024-02-01", "2024-01-01"]), ("time_window", ["2024-01-01", "2024-01-01"]),
        ("time_window", ["soon", "later"]), ("time_window", [None, None]), ("time_window", 7),
        ("window_rule", "strict"), ("window_rule", None), ("temporal_order", "yes"), ("prefer_latest", 0), ("prefer_latest", None),
@@ -103,7 +108,7 @@ def plans(draw):
         window = None if a == b else (min(a, b), max(a, b))
     return RetrievalPlan(
         queries=tuple(draw(st.lists(st.text(max_size=10), max_size=3))), multi_step=draw(st.booleans()), pool=draw(st.integers(1, 10 ** 6)),
-        weights=draw(st.dictionaries(st.sampled_from(SIGNALS), st.floats(-100, 100), max_size=4)), time_window=window,
+        weights=draw(st.dictionaries(st.sampled_from(WEIGHABLE), st.floats(-100, 100), max_size=4)), fusion=draw(st.sampled_from(FUSIONS)), time_window=window,
         window_rule=draw(st.sampled_from(WINDOW_RULES)), temporal_order=draw(st.booleans()), prefer_latest=draw(st.booleans()), latest_similarity=draw(UNIT),
         latest_rule=draw(st.sampled_from(LATEST_RULES)), gate=draw(st.sampled_from(GATES)), relevance_threshold=high, relevance_low=low,
         max_rounds=draw(st.integers(1, 20)), confidence_threshold=draw(UNIT), expand=draw(st.integers(0, 20)), refine=draw(st.booleans()),
@@ -126,9 +131,23 @@ def test_the_order_of_weights_changes_nothing():
     assert a == b and hash(a) == hash(b) and a.to_json() == b.to_json() and list(a.weights) == list(b.weights) == ["dense", "lexical"]
 
 
+def test_weights_may_name_fitted_sets_beside_signals():
+    assert set(FITTED) == {"hybrid", *map(str, QueryType)} and not set(FITTED) & set(SIGNALS), "a name is a signal or a set, never both"
+    plan = RetrievalPlan(weights={"time": 1.5, "multi_hop": 1, "hybrid": 0.5})
+    assert dict(plan.weights) == {"hybrid": 0.5, "multi_hop": 1.0, "time": 1.5} and RetrievalPlan.from_json(plan.to_json()) == plan
+    assert len({RetrievalPlan(weights={name: 1.0}) for name in WEIGHABLE}) == len(WEIGHABLE)
+    with pytest.raises(PlanError, match=r"unknown signal 'hybird'.*hybrid.*multi_hop.*dense.*sentence"): RetrievalPlan(weights={"hybird": 1})
+
+
+def test_a_weight_may_be_negative_and_none_is_no_weight():
+    assert dict(RetrievalPlan(weights={"question": -2, "dense": 0, "time": -0.0}).weights) == {"question": -2.0}
+    assert dict(RetrievalPlan(weights={"dense": 1_000_000, "time": -1_000_000}).weights) == {"dense": 1e6, "time": -1e6}
+
+
 def test_every_field_counts_in_equality():
-    other = {"queries": ("q",), "multi_step": True, "pool": 7, "weights": {"lexical": 1.0}, "time_window": ("2024-01-01", "2024-02-01"), "window_rule": "hard",
-             "temporal_order": True, "prefer_latest": True, "latest_similarity": 0.5, "latest_rule": "similarity", "gate": "none",
+    other = {"queries": ("q",), "multi_step": True, "pool": 7, "weights": {"lexical": 1.0}, "fusion": "rrf",
+             "time_window": ("2024-01-01", "2024-02-01"), "window_rule": "hard", "temporal_order": True,
+             "prefer_latest": True, "latest_similarity": 0.5, "latest_rule": "similarity", "gate": "none",
              "relevance_threshold": 0.5, "max_rounds": 2, "confidence_threshold": 0.5, "expand": 1, "refine": True, "rerank_tokens": 9, "k": 3,
              "token_budget": 50, "hint": "h", "planner": "p", "fallback": "f"}
     assert {*other, "relevance_low"} == set(FIELDS)

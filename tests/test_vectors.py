@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from adaptmr.store.approximate import ApproximateIndex, engine
 from adaptmr.store.vectors import ExactIndex, VectorIndex, top_k
 
-IMPLEMENTATIONS = [ExactIndex]
+needs_library = pytest.mark.skipif(engine() is None, reason="needs the optional library faiss: pip install 'adaptmr[scale]'")
+IMPLEMENTATIONS = [ExactIndex, pytest.param(ApproximateIndex, marks=needs_library)]
 DIM = 8
 
 

@@ -2,7 +2,8 @@
 from importlib import import_module
 from types import ModuleType
 
-_MODULES = ("bench", "experiment", "figures", "metrics", "pages", "provenance", "publish", "ranking", "report", "run", "stats", "style", "tables")
+_MODULES = ("bench", "clock", "coverage", "experiment", "figures", "fitting", "growth", "made_up", "metrics", "pages", "provenance", "publish", "ranking",
+            "report", "run", "stats", "style", "tables", "trust")
 
 
 def __getattr__(name: str) -> ModuleType:

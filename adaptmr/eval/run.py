@@ -109,7 +109,7 @@ class Journal:
         """Close the file; rows stay in memory."""
         if self.path is not None: self._file.close()
 
-# %% ../../nbs/eval/02_run.ipynb #467073df
+# %% ../../nbs/eval/02_run.ipynb #6dc3198d
 def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = None, k: int = 10, *, embedder: Any = "auto", seed: int = 0,
              journal: str | Path | None = None, used: Callable[[], Iterable[str]] | None = None, progress: bool | None = None) -> pd.DataFrame:
     """Ask every system every question of a data set: one row per system × question.
@@ -145,7 +145,7 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
                     todo = [q for q in questions if _key(name, q) not in log.rows]
                     key = f"{name}/{conversation.id}/ingest"
                     if todo or key not in log.rows:
-                        made = make_system(system, llm, embedder=chosen, seed=seed, held_out=data.name) if isinstance(system, str) else system
+                        made = make_system(system, llm, embedder=chosen, seed=seed) if isinstance(system, str) else system
                         cost = _take_in(made, conversation)
                         took = used or tuple
                         log.put(key, {"system": name, "conversation": conversation.id, "turns": len(conversation), **asdict(cost)}, took())

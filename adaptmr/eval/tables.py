@@ -25,7 +25,7 @@ def kinds(frame: pd.DataFrame) -> list[str]:
     return [str(t) for t in QueryType if str(t) in present]
 
 # %% auto #0
-__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'means', 'main_table', 'costs', 'gains', 'gain_table', 'verdicts', 'abstentions',
+__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'means', 'main_table', 'costs', 'gains', 'gain_table', 'verdicts',
            'telling_cases', 'case_html']
 
 # %% ../../nbs/eval/03_tables.ipynb #0cdf900c
@@ -114,15 +114,6 @@ def verdicts(gained: pd.DataFrame, measure: str) -> list[str]:
         if open_kinds: said.append(f"no difference shown on {', '.join(open_kinds)}")
         sentences.append(f"{_MEASURES.get(measure, measure)}, {system} against {part['baseline'].iloc[0]}: {'; '.join(said)}.")
     return sentences
-
-# %% ../../nbs/eval/03_tables.ipynb #a1be617b
-def abstentions(frame: pd.DataFrame) -> pd.DataFrame:
-    """Precision, recall and F1 of abstaining and the AUROC of relevance, a row per system."""
-    import pandas as pd
-
-    from adaptmr.eval.ranking import abstention
-    parts = frame.groupby("system", sort=False)
-    return pd.DataFrame([{"system": s, **abstention(p["answerable"].tolist(), p["abstained"].tolist(), p["relevance"].tolist())} for s, p in parts])
 
 # %% ../../nbs/eval/03_tables.ipynb #33c3c0dd
 def telling_cases(frame: pd.DataFrame, system: str, baseline: str, n: int = 3) -> list[tuple[str, str]]:

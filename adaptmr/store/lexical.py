@@ -25,7 +25,7 @@ def _okapi_idf(df: np.ndarray, n: int, floor: float = 0.25) -> np.ndarray:
 
 def _lucene_idf(df: np.ndarray, n: int) -> np.ndarray: return np.log(1 + (n - df + 0.5) / (df + 0.5))
 
-# %% ../../nbs/store/02_lexical.ipynb #77135927
+# %% ../../nbs/store/02_lexical.ipynb #fa8d47f9
 ENGINES = ("bm25s", "rank_bm25")
 
 
@@ -76,6 +76,29 @@ class LexicalIndex:
         if self._index is None or not words: return np.zeros(self._n, np.float32)
         with np.errstate(invalid="ignore"): raw = self._index.get_scores(words)  # rank-bm25 with b = 1: 0/0 for a text without words
         return (np.round(np.nan_to_num(raw, nan=0.0), 6) + 0.0).astype(np.float32)
+
+    def by_word(self, query: str, rows: np.ndarray | None = None) -> tuple[list[str], np.ndarray]:
+        """The different words of `query`, in order, and what each adds to the BM25 of every text, or of those in `rows` (m,).
+
+        (w, n) float32, with a row of zeros for an unknown word.
+        """
+        words = list(dict.fromkeys(self.tokenizer(query)))
+        out = np.zeros((len(words), self._n if rows is None else len(rows)), np.float32)
+        whole = np.zeros(self._n, np.float32)
+        for row, word in zip(out, words):
+            number = self._vocabulary.get(word)
+            if number is None or self._index is None: continue
+            if self.engine == "bm25s":
+                at = self._index.scores
+                part = slice(at["indptr"][number], at["indptr"][number + 1])
+                places = at["indices"][part]
+                whole[places] = at["data"][part]
+                row[:] = whole if rows is None else whole[rows]
+                whole[places] = 0
+            else:
+                with np.errstate(invalid="ignore"): values = np.nan_to_num(self._index.get_scores([number]), nan=0.0)
+                row[:] = values if rows is None else values[rows]
+        return words, np.round(out, 6)
 
     def search(self, query: str, k: int, ids: Sequence[str] | None = None, where: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Positions (k,) and scores (k,) of the `k` best texts, ties by `ids` (by position when there are none); `where` (n,) bool restricts."""

@@ -11,9 +11,9 @@ from typing import Any, Iterable, Protocol, Sequence, runtime_checkable
 import numpy as np
 
 # %% auto #0
-__all__ = ['top_k', 'VectorIndex', 'ExactIndex']
+__all__ = ['top_k', 'VectorIndex', 'checked', 'queries', 'products', 'ExactIndex']
 
-# %% ../../nbs/store/01_vectors.ipynb #0970b371
+# %% ../../nbs/store/01_vectors.ipynb #6595c9ef
 def top_k(scores: np.ndarray, k: int, ids: Sequence[Any], where: np.ndarray | None = None) -> np.ndarray:
     """Positions of the `k` largest of `scores` (n,), best first; rounded to 1e-6 before ranking, ties by `ids`.
 
@@ -31,7 +31,10 @@ def top_k(scores: np.ndarray, k: int, ids: Sequence[Any], where: np.ndarray | No
     if k < len(rows):  # everything as good as the k-th: a tie at the border is for the ids to settle
         chosen = rounded[rows]
         rows = rows[chosen >= np.partition(chosen, len(rows) - k)[len(rows) - k]]
-    return np.array(sorted(rows.tolist(), key=lambda i: (-rounded[i], ids[i]))[:k], np.int64)
+    rows = rows[np.argsort(-rounded[rows], kind="stable")]
+    same = np.diff(rounded[rows]) == 0
+    tied = set(rows[np.append(same, False) | np.append(False, same)].tolist())  # only their ids are looked at: a large store has to read each
+    return np.array(sorted(rows.tolist(), key=lambda i: (-rounded[i], ids[i] if i in tied else None))[:k] if tied else rows[:k], np.int64)
 
 # %% ../../nbs/store/01_vectors.ipynb #a0bbe3e8
 def _mask(where: Any, n: int) -> np.ndarray:
@@ -63,7 +66,36 @@ class VectorIndex(Protocol):
 
     def __len__(self) -> int: ...
 
-# %% ../../nbs/store/01_vectors.ipynb #aa33bb55
+# %% ../../nbs/store/01_vectors.ipynb #ca073547
+def checked(vectors: Any, shape: tuple[int, ...], names: Sequence[str]) -> np.ndarray:
+    """`vectors` as a contiguous float32 array of that shape. Raises `ValueError` for another shape, or a number that is not finite: whose, says `names`."""
+    v = np.ascontiguousarray(vectors, np.float32)
+    if v.size == 0 and 0 in shape: v = v.reshape(shape)
+    if v.shape != shape: raise ValueError(f"vectors of shape {v.shape}; expected {shape}")
+    if not np.isfinite(v).all():
+        bad = int((~np.isfinite(v)).reshape(-1, shape[-1]).any(1).argmax())
+        raise ValueError(f"the vector of {names[bad]!r} holds a number that is not finite")
+    return v
+
+
+def queries(vectors: Any, dim: int) -> np.ndarray:
+    """One query (dim,) or several (q, dim), checked: float32. Raises `ValueError`."""
+    v = np.asarray(vectors)
+    return checked(v, (dim,) if v.ndim == 1 else (len(v) if v.ndim else 0, dim), ["the query"] * max(1, len(v) if v.ndim else 1))
+
+
+def products(matrix: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Products of a matrix (n, dim) with a vector (dim,): (n,) float32, rounded to 1e-6; with a batch (q, dim): (q, n)."""
+    q = queries(vectors, matrix.shape[1])
+    if q.ndim == 2: s = q @ matrix.T
+    elif matrix.size <= _ONE_THREAD: s = np.einsum("ij,j->i", matrix, q)
+    else: s = matrix @ q
+    return np.round(s, 6) + np.float32(0)
+
+# %% ../../nbs/store/01_vectors.ipynb #733224db
+_ONE_THREAD = 1 << 20  # matrix elements (2,700 rows of 384) up to which a product stays on one thread
+
+# %% ../../nbs/store/01_vectors.ipynb #dad29fa7
 class ExactIndex:
     """Exact search in a contiguous float32 matrix of `dim` columns. Keeps the promises of `VectorIndex`."""
 
@@ -94,7 +126,7 @@ class ExactIndex:
         Raises `ValueError` for another shape, a number that is not finite, or an id given twice.
         """
         ids = list(ids)
-        rows = self._checked(vectors, (len(ids), self.dim), ids)
+        rows = checked(vectors, (len(ids), self.dim), ids)
         if len(set(ids)) < len(ids): raise ValueError(f"id {next(i for i in ids if ids.count(i) > 1)!r} is given twice")
         old = np.array([i in self._row for i in ids], bool)
         if old.any():
@@ -123,13 +155,7 @@ class ExactIndex:
 
     def scores(self, vectors: np.ndarray) -> np.ndarray:
         """Products with every row, rounded to 1e-6: (n,) float32 for a vector (dim,), (q, n) for a batch (q, dim)."""
-        v = np.asarray(vectors)
-        q = self._checked(v, (self.dim,) if v.ndim == 1 else (len(v) if v.ndim else 0, self.dim), ["the query"] * max(1, len(v) if v.ndim else 1))
-        m = self._buffer[:len(self._ids)]
-        if q.ndim == 2: s = q @ m.T
-        elif m.size <= _ONE_THREAD: s = np.einsum("ij,j->i", m, q)
-        else: s = m @ q
-        return np.round(s, 6) + np.float32(0)
+        return products(self._buffer[:len(self._ids)], vectors)
 
     def search(self, vectors: np.ndarray, k: int, where: np.ndarray | None = None) -> tuple[list, np.ndarray]:
         """The `k` best for one vector (dim,): ids and scores (k,); for a batch (q, dim): a list of ids for each, scores (q, k).
@@ -142,15 +168,3 @@ class ExactIndex:
             return [self._ids[i] for i in best], s[best]
         rows = [top_k(one, k, self._ids, where) for one in s]
         return [[self._ids[i] for i in r] for r in rows], np.array([one[r] for one, r in zip(s, rows)], np.float32).reshape(len(s), len(rows[0]) if rows else 0)
-
-    def _checked(self, vectors: Any, shape: tuple[int, ...], ids: Sequence[str]) -> np.ndarray:
-        v = np.ascontiguousarray(vectors, np.float32)
-        if v.size == 0 and 0 in shape: v = v.reshape(shape)
-        if v.shape != shape: raise ValueError(f"vectors of shape {v.shape}; expected {shape}")
-        if not np.isfinite(v).all():
-            bad = int((~np.isfinite(v)).reshape(-1, self.dim).any(1).argmax())
-            raise ValueError(f"the vector of {ids[bad]!r} holds a number that is not finite")
-        return v
-
-# %% ../../nbs/store/01_vectors.ipynb #733224db
-_ONE_THREAD = 1 << 20  # matrix elements (2,700 rows of 384) up to which a product stays on one thread
