@@ -16,7 +16,7 @@ from ..text import clean
 # %% auto #0
 __all__ = ['Encoder']
 
-# %% ../../nbs/store/02_encoder.ipynb #38c986ad
+# %% ../../nbs/store/02_encoder.ipynb #2cb52781
 class Encoder:
     """The embedder of a file of `records`: a name, an `Embedder`, or "auto", which is the file's own or chosen by the first texts.
 
@@ -29,6 +29,7 @@ class Encoder:
         self._records = records
         self.asked: str = embedder if isinstance(embedder, str) else embedder.name
         self._embedder: Any = None if isinstance(embedder, str) else embedder
+        self._asked_of, self._knows_kinds = None, False
         self.check()
 
     def check(self) -> None:
@@ -62,9 +63,10 @@ class Encoder:
         Raises `ValueError` when the embedder gave another shape, a number that is not finite, or a vector of another length.
         """
         e = self.embedder
-        known = inspect.signature(e.encode).parameters.values()
-        extra = {"kind": kind} if any(p.name == "kind" or p.kind is p.VAR_KEYWORD for p in known) else {}
-        v = np.asarray(e.encode([clean(t) for t in texts], **extra), np.float32)
+        if self._asked_of is not e:  # reading a signature takes longer than looking a vector up
+            known = inspect.signature(e.encode).parameters.values()
+            self._asked_of, self._knows_kinds = e, any(p.name == "kind" or p.kind is p.VAR_KEYWORD for p in known)
+        v = np.asarray(e.encode([clean(t) for t in texts], **({"kind": kind} if self._knows_kinds else {})), np.float32)
         if v.shape != (len(texts), e.dim): raise ValueError(f"embedder {e.name!r} gave an array of shape {v.shape}, expected {(len(texts), e.dim)}")
         length = np.sqrt((v * v).sum(1))
         if not (ok := (abs(length - 1) < 0.01) | (length == 0)).all():
