@@ -100,7 +100,7 @@ def test_recall_and_exact_scores(dim):
 def test_filters_let_nothing_else_through(share, k, seed):
     v, q, where = clusters(5000), clusters(10, seed), np.random.default_rng(seed).random(5000) < share
     exact, index = _pair(v)
-    found, best = index.search(q, k, where)[0], exact.search(q, k, where)[0]
+    found, best = index.search(q, k, where)[0], [exact.search(one, k, where)[0] for one in q]  # one by one: a batch's product has other last digits
     assert all(where[int(i)] for f in found for i in f) and [len(f) for f in found] == [len(b) for b in best]
     assert recall(found, best) >= 0.98 if where.sum() > 2048 else found == best
 

@@ -192,9 +192,9 @@ def test_rarity_and_what_is_held_by_hand():
     often, once, never = np.log(7 / 3.5), np.log(7 / 1.5), np.log(7 / 0.5)
     assert c.rarity == pytest.approx([often, once, never])
     total = often + once + never
-    assert c.covered() == pytest.approx([(often + once) / total, often / total, 0, often / total, 0, 0])
-    assert c.covered(np.array([3, 0])) == pytest.approx([often / total, (often + once) / total]) and c.covered(slice(2, 3)).tolist() == [0]
-    assert over(NOTHING).covered().tolist() == [0] * 6 and over(p, []).covered().shape == (0,)
+    assert c.share(c.held[1]) == pytest.approx([(often + once) / total, often / total, 0, often / total, 0, 0])
+    assert c.share(c.held[1][:, np.array([3, 0])]) == pytest.approx([often / total, (often + once) / total]) and c.share(c.held[1][:, 2:3]).tolist() == [0]
+    assert over(NOTHING).share(over(NOTHING).held[1]).tolist() == [0] * 6 and over(p, []).share(over(p, []).held[1]).shape == (0,)
     part = Candidates(p, c.store, np.arange(6), np.array([True, True, False, False, False, False]))
     assert part.rarity == pytest.approx([np.log(3 / 2.5), np.log(3 / 1.5), np.log(3 / 0.5)]), "counted over the background"
 

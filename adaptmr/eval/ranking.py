@@ -153,7 +153,7 @@ def set_f1(found: Collection[str], gold: Collection[str]) -> float:
     if not b: return math.nan
     return 2 * len(a & b) / (len(a) + len(b))
 
-# %% ../../nbs/eval/00_ranking.ipynb #39d6d35f
+# %% ../../nbs/eval/00_ranking.ipynb #985976c7
 def auroc(positive: Sequence[bool], scores: Sequence[float]) -> float:
     """The probability that a positive scores above a negative, ties counting half; `nan` if either kind is missing.
 
@@ -170,7 +170,7 @@ def auroc(positive: Sequence[bool], scores: Sequence[float]) -> float:
     return float((ranks[y].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
 
 
-def abstention(answerable: Sequence[bool], abstained: Sequence[bool], relevance: Sequence[float] | None = None) -> dict[str, float]:
+def abstention(answerable: Sequence[bool] | np.ndarray, abstained: Sequence[bool] | np.ndarray, relevance: Sequence[float] | None = None) -> dict[str, float]:
     """How well a system knows what it doesn't know, one entry per question in each list.
 
     Returns `precision`, `recall` and `f1` of abstaining on unanswerable questions, `auroc` of `relevance` (how sure the

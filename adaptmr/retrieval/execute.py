@@ -78,7 +78,7 @@ def _merge(results: Sequence[Scored], queries: Sequence[str], name_events: bool)
         elif value > found[row].score: found[row] = replace(found[row], query=q, rank=rank, score=value)
     return found
 
-# %% ../../nbs/retrieval/05_execute.ipynb #cedd80aa
+# %% ../../nbs/retrieval/05_execute.ipynb #78419d6a
 _SECOND_CHECK = 0.25
 
 
@@ -94,7 +94,7 @@ def _gate(plan: RetrievalPlan, rows: Sequence[int], c: Candidates, fit: Fit) -> 
     if value >= plan.relevance_threshold: return True, sure, f"{what} reaches {plan.relevance_threshold}"
     if value < plan.relevance_low: return False, sure, f"{what} is below {plan.relevance_low}"
     best = np.flatnonzero(np.isin(c.rows, rows[:5]))
-    covered = float(c.covered(best).max(initial=0.0))
+    covered = float(c.share(c.held[1][:, best]).max(initial=0.0))
     verdict = covered >= _SECOND_CHECK
     return verdict, sure, f"{what} lies between; second check: {covered:.0%} of the question's rare words, {'enough' if verdict else 'too few'}"
 
@@ -106,7 +106,7 @@ def _cut(hits: Sequence[Hit], plan: RetrievalPlan, row_of: dict[str, int], store
                          plan.token_budget, plan.k, store.similarity(rows, rows))
     return [hits[i] for i in kept]
 
-# %% ../../nbs/retrieval/05_execute.ipynb #5f662221
+# %% ../../nbs/retrieval/05_execute.ipynb #0b8b9fcb
 def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | None = None) -> Evidence:
     """Run a plan for a question over a `MemoryStore`.
 
@@ -146,8 +146,8 @@ def _execute(plan: RetrievalPlan, query: str | Question, store: Any, fit: Fit) -
     looked = sum(len(scored.candidates) for scored in results)
     trace.add("search", looked, len(hits), f"{len(queries)} quer{'y' if len(queries) == 1 else 'ies'} of {n} memories; {plan.fusion} of {how}")
 
-    asked = results[0].candidates
-    if queries[0] != text or plan.prefer_latest or plan.time_window: asked = candidates(make_probe(text, columns_of(store).speakers, now=now), store, plan.pool)
+    asked, probe = results[0].candidates, make_probe(text, columns_of(store).speakers, now=now)
+    if asked.probe != probe or allowed is not None: asked = candidates(probe, store, plan.pool)
     open_, sure, why = _gate(plan, rows, asked, fit)
     kept = hits if open_ else []
     trace.add("gate", len(hits), len(kept), why)

@@ -69,7 +69,7 @@ def sentence(c: Candidates) -> np.ndarray:
     """Cosine of the turn's best sentence with the query without names."""
     return c.sentence
 
-# %% ../../nbs/retrieval/01_signals.ipynb #c670da48
+# %% ../../nbs/retrieval/01_signals.ipynb #2f91c088
 @signal("lexical", scaled=True)
 def lexical(c: Candidates) -> np.ndarray:
     """BM25 of the query without names on "date speaker: text"."""
@@ -86,23 +86,18 @@ def window(c: Candidates) -> np.ndarray:
 @signal("entity")
 def entity(c: Candidates) -> np.ndarray:
     """Share of the query's content words, weighted by rarity, found in the memory, 0 to 1."""
-    return c.covered()
+    return c.share(c.held[1])
 
 
 @signal("caption")
 def caption(c: Candidates) -> np.ndarray:
     """Share of the query's content words, weighted by rarity, found in the caption of the memory's picture, 0 to 1."""
-    out, total = np.zeros(len(c)), c.rarity.sum()
-    if total <= 0: return out
-    rarity = dict(zip(c.held[0], c.rarity.tolist()))
-    pictured = np.flatnonzero(c.facts(_pictured))
-    for i, shown in zip(pictured.tolist(), c.columns.words(_caption_of, c.rows[pictured])):
-        if both := c.probe.entities & shown: out[i] = sum(rarity[word] for word in sorted(both)) / total
-    return out
+    return c.share(c.holding(_caption_of)[1])
 
 
-def _pictured(m: Memory, speakers: frozenset[str]) -> float: return float(isinstance(m.meta.get("caption"), str))
-def _caption_of(m: Memory) -> tuple[str, ...]: return content_words(m.meta["caption"])
+def _caption_of(m: Memory) -> tuple[str, ...]:
+    shown = m.meta.get("caption")
+    return content_words(shown) if isinstance(shown, str) else ()
 
 # %% ../../nbs/retrieval/01_signals.ipynb #9cd0ff6e
 FADE_DAYS = 14.0

@@ -15,7 +15,7 @@ from .rows import COLUMNS, from_row, from_sql, instant
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['LazyMemories']
+__all__ = ['LazyMemories', 'Ids']
 
 # %% ../../nbs/store/01_lazy.ipynb #69952477
 class LazyMemories(Sequence[Memory]):
@@ -102,3 +102,12 @@ def _coded(values: list[Any]) -> tuple[list[Any], np.ndarray]:
 def changed_since(db: Any, seq: int) -> set[str]:
     """The ids that the log names after line `seq`."""
     return {from_sql(r[0]) for r in db.execute("SELECT DISTINCT id FROM events WHERE seq > ?", (seq,))}
+
+# %% ../../nbs/store/01_lazy.ipynb #fc51d9ec
+class Ids(Sequence[str]):
+    """The ids of a list of memories, or of those in `rows` (m,), each looked up when it is asked for."""
+    def __init__(self, memories: Sequence[Memory], rows: np.ndarray | None = None) -> None: self._memories, self._rows = memories, rows
+
+    def __len__(self) -> int: return len(self._memories if self._rows is None else self._rows)
+
+    def __getitem__(self, i: Any) -> Any: return self._memories[int(i if self._rows is None else self._rows[i])].id

@@ -11,7 +11,7 @@ from typing import Any, Iterable, Protocol, Sequence, runtime_checkable
 import numpy as np
 
 # %% auto #0
-__all__ = ['top_k', 'VectorIndex', 'checked', 'queries', 'products', 'ExactIndex']
+__all__ = ['top_k', 'VectorIndex', 'checked', 'queries', 'products', 'Named', 'ExactIndex']
 
 # %% ../../nbs/store/01_vectors.ipynb #6595c9ef
 def top_k(scores: np.ndarray, k: int, ids: Sequence[Any], where: np.ndarray | None = None) -> np.ndarray:
@@ -95,14 +95,13 @@ def products(matrix: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 # %% ../../nbs/store/01_vectors.ipynb #733224db
 _ONE_THREAD = 1 << 20  # matrix elements (2,700 rows of 384) up to which a product stays on one thread
 
-# %% ../../nbs/store/01_vectors.ipynb #dad29fa7
-class ExactIndex:
-    """Exact search in a contiguous float32 matrix of `dim` columns. Keeps the promises of `VectorIndex`."""
+# %% ../../nbs/store/01_vectors.ipynb #ada59288
+class Named:
+    """Vectors of `dim` numbers under ids: what every index has to know of its rows, wherever it keeps the vectors."""
 
     def __init__(self, dim: int) -> None:
-        if dim < 1: raise ValueError(f"ExactIndex(dim={dim!r}) must have at least one dimension")
+        if dim < 1: raise ValueError(f"{type(self).__name__}(dim={dim!r}) must have at least one dimension")
         self.dim = int(dim)
-        self._buffer = np.empty((0, self.dim), np.float32)
         self._ids: list[str] = []
         self._row: dict[str, int] = {}
 
@@ -112,6 +111,30 @@ class ExactIndex:
 
     @property
     def ids(self) -> list[str]: return self._ids
+
+    def _checked(self, ids: Sequence[str], vectors: np.ndarray) -> np.ndarray:
+        rows = checked(vectors, (len(ids), self.dim), ids)
+        if len(set(ids)) < len(ids): raise ValueError(f"id {next(i for i in ids if ids.count(i) > 1)!r} is given twice")
+        return rows
+
+    def _forget(self, ids: Iterable[str]) -> np.ndarray:
+        """Forgets these ids, all or none; which of the rows are left: bool (n,). `KeyError` for an id that isn't held."""
+        gone = set(ids)
+        for i in gone:
+            if i not in self._row: raise KeyError(f"id {i!r} is not in the index")
+        keep = np.array([i not in gone for i in self._ids], bool)
+        if gone:
+            self._ids = [i for i in self._ids if i not in gone]
+            self._row = {i: r for r, i in enumerate(self._ids)}
+        return keep
+
+
+class ExactIndex(Named):
+    """Exact search in a contiguous float32 matrix of `dim` columns. Keeps the promises of `VectorIndex`."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self._buffer = np.empty((0, self.dim), np.float32)
 
     @property
     def vectors(self) -> np.ndarray:
@@ -126,8 +149,7 @@ class ExactIndex:
         Raises `ValueError` for another shape, a number that is not finite, or an id given twice.
         """
         ids = list(ids)
-        rows = checked(vectors, (len(ids), self.dim), ids)
-        if len(set(ids)) < len(ids): raise ValueError(f"id {next(i for i in ids if ids.count(i) > 1)!r} is given twice")
+        rows = self._checked(ids, vectors)
         old = np.array([i in self._row for i in ids], bool)
         if old.any():
             self._buffer = self._buffer.copy()
@@ -144,14 +166,8 @@ class ExactIndex:
 
     def remove(self, ids: Iterable[str]) -> None:
         """Forget these ids, all or none; the order of the others stays. Raises `KeyError` that names an id that isn't held."""
-        gone = set(ids)
-        for i in gone:
-            if i not in self._row: raise KeyError(f"id {i!r} is not in the index")
-        if not gone: return
-        keep = np.array([i not in gone for i in self._ids], bool)
-        self._buffer = self._buffer[:len(self._ids)][keep]
-        self._ids = [i for i in self._ids if i not in gone]
-        self._row = {i: r for r, i in enumerate(self._ids)}
+        keep = self._forget(ids)
+        if not keep.all(): self._buffer = self._buffer[:len(keep)][keep]
 
     def scores(self, vectors: np.ndarray) -> np.ndarray:
         """Products with every row, rounded to 1e-6: (n,) float32 for a vector (dim,), (q, n) for a batch (q, dim)."""

@@ -37,7 +37,7 @@ class MemorySystem(Protocol):
         """Forget everything."""
         ...
 
-# %% ../../nbs/systems/00_base.ipynb #31969d2e
+# %% ../../nbs/systems/00_base.ipynb #4cce0e15
 class PlannedSystem:
     """A `MemoryStore` and a planner under the `MemorySystem` protocol."""
     oracle = False
@@ -71,9 +71,10 @@ class PlannedSystem:
     def prepare(self, questions: Iterable[Question]) -> None:
         """Encode questions in one batch, so that timing them measures the search and not the encoder."""
         texts: dict[str, None] = {}
+        speakers = columns_of(self.store).speakers
         for question in questions:
             for query in self.planner.plan(question, self.store).queries or (question.text,):
-                probe = make_probe(query, self.store.speakers)
+                probe = make_probe(query, speakers)
                 texts.update({probe.text: None, probe.content: None})
         if texts: self.store.embedder.encode(list(texts), kind="query")
 

@@ -74,13 +74,13 @@ def _random(name: str, seed: int, **_: Any) -> MemorySystem: return RandomSystem
 @register("full_context", "every turn, in order, whatever it costs")
 def _full_context(name: str, **_: Any) -> MemorySystem: return FullContextSystem(name)
 
-# %% ../../nbs/systems/01_fixed.ipynb #fe2d10f6
+# %% ../../nbs/systems/01_fixed.ipynb #cf004378
 LEXICAL: dict[str, float] = {"lexical": 1.0}
 BOTH: dict[str, float] = {"content": 1.0, "lexical": 1.0}
 
 
-def _fixed(name: str, weights: dict[str, float], embedder: Any, fusion: str = "sum") -> MemorySystem:
-    return PlannedSystem(name, FixedPlanner(RetrievalPlan(weights=weights, fusion=fusion, planner=name), name), embedder=embedder)
+def _fixed(name: str, weights: dict[str, float], embedder: Any, **more: Any) -> MemorySystem:
+    return PlannedSystem(name, FixedPlanner(RetrievalPlan(weights=weights, planner=name, **more), name), embedder=embedder)
 
 
 @register("unified", "the nearest vectors of “speaker: text”: what most systems do")
@@ -92,7 +92,7 @@ def _lexical(name: str, embedder: Any, **_: Any) -> MemorySystem: return _fixed(
 
 
 @register("rrf", "meaning and words, fused by reciprocal rank")
-def _rrf(name: str, embedder: Any, **_: Any) -> MemorySystem: return _fixed(name, BOTH, embedder, "rrf")
+def _rrf(name: str, embedder: Any, **_: Any) -> MemorySystem: return _fixed(name, BOTH, embedder, fusion="rrf")
 
 
 @register("zscore", "meaning and words, in standard deviations, added up")
@@ -102,8 +102,7 @@ def _zscore(name: str, embedder: Any, **_: Any) -> MemorySystem: return _fixed(n
 @register("hybrid", "every signal, weighed by a fit to other conversations")
 def _hybrid(name: str, embedder: Any, **_: Any) -> MemorySystem: return _fixed(name, HYBRID, embedder)
 
-# %% ../../nbs/systems/01_fixed.ipynb #1d0db158
+# %% ../../nbs/systems/01_fixed.ipynb #8b659840
 @register("gated", "hybrid, which returns nothing where the evidence is unlikely to be there")
 def _gated(name: str, embedder: Any, **_: Any) -> MemorySystem:
-    plan = RetrievalPlan(weights=HYBRID, relevance_threshold=DOUBT, relevance_low=DOUBT, planner=name)
-    return PlannedSystem(name, FixedPlanner(plan, name), embedder=embedder)
+    return _fixed(name, HYBRID, embedder, relevance_threshold=DOUBT, relevance_low=DOUBT)
