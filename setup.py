@@ -30,7 +30,7 @@ setup(
                  "Natural Language :: Chinese (Simplified)"],
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=["adaptmr", "adaptmr.*"]),
-    package_data={"adaptmr": ["py.typed", "llm/prices.yaml", "retrieval/*.json", "retrieval/*.csv", "store/*.csv", "data/demo/*.json"]},
+    package_data={"adaptmr": ["py.typed", "llm/prices.yaml", "retrieval/*.json", "retrieval/*.csv", "planning/*.json", "store/*.csv", "data/demo/*.json"]},
     install_requires=requirements("requirements"),
     extras_require={key.removesuffix("_requirements"): requirements(key) for key in cfg if key.endswith("_requirements")},
     entry_points={"console_scripts": ["adaptmr = adaptmr.cli:main"], "nbdev": [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"]},

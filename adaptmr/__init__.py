@@ -19,12 +19,14 @@ _HOMES = {
     "retrieval.plan": ("Planner", "RetrievalPlan"),
     "retrieval.execute": ("execute",),
     "retrieval.strategies": ("Router", "retrieve"),
+    "planning.qarp": ("QARP",),
+    "planning.routed": ("Mixture", "Routed"),
     "data.registry": ("datasets", "load"),
     "systems.base": ("MemorySystem", "make_system"),
     "eval.run": ("evaluate",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_ROOMS = ("data", "eval", "llm", "reader", "retrieval", "store", "systems", "times")
+_ROOMS = ("data", "eval", "llm", "planning", "reader", "retrieval", "store", "systems", "times")
 
 __all__ = ["__version__", *_HOME_OF, *_ROOMS]
 
@@ -41,12 +43,14 @@ def __dir__() -> list[str]: return sorted({*globals(), *__all__})
 
 
 if TYPE_CHECKING:
-    from adaptmr import data, eval, llm, reader, retrieval, store, systems, times
+    from adaptmr import data, eval, llm, planning, reader, retrieval, store, systems, times
     from adaptmr.data.registry import datasets, load
     from adaptmr.embed import Embedder, embedder
     from adaptmr.eval.run import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
     from adaptmr.reader import answer
+    from adaptmr.planning.qarp import QARP
+    from adaptmr.planning.routed import Mixture, Routed
     from adaptmr.retrieval.execute import execute
     from adaptmr.retrieval.plan import Planner, RetrievalPlan
     from adaptmr.retrieval.strategies import Router, retrieve

@@ -18,6 +18,7 @@ Behaviour = Callable[["Handler", dict[str, Any]], None]
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or every reply waits 40 ms for an acknowledgement
     server: Server  # type: ignore[assignment]
 
     def log_message(self, *args: Any) -> None: pass

@@ -15,7 +15,7 @@ from adaptmr.data.registry import load
 from adaptmr.embed import embedder
 from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.eval import fitting
-from adaptmr.eval.fitting import (C, describe, fit_all, fit_relevance, fit_weights, found, gather, held_out_rows, kinds_table, make_fit, summary, try_kinds,
+from adaptmr.eval.fitting import (C, WEIGHED, describe, fit_all, fit_relevance, fit_weights, found, gather, held_out_rows, kinds_table, make_fit, summary, try_kinds,
                                   write_fits)
 from adaptmr.eval.ranking import auroc
 from adaptmr.retrieval.fusion import ANY, Fit, fit_for, fuse, provenance, shipped
@@ -77,8 +77,8 @@ def scrambled(samples, conversation, seed=7):
 def test_a_sample_by_hand(samples):
     s = next(s for s in samples if s.ranks)
     assert s.gold.sum() == 1 and s.conversation == "c1" and s.dataset == "made up" and len(samples) == 3 * 10 and sum(s.ranks for s in samples) == 3 * 8
-    assert s.x.shape == (16, len(SIGNALS)) and s.near.tolist() == list(range(16)), "few candidates: all of them"
-    assert all(s.x[:, i].tolist() == values_of(s.candidates, name).tolist() for i, name in enumerate(SIGNALS))
+    assert s.x.shape == (16, len(WEIGHED)) and s.near.tolist() == list(range(16)), "few candidates: all of them"
+    assert all(s.x[:, i].tolist() == values_of(s.candidates, name).tolist() for i, name in enumerate(WEIGHED))
     assert s.sources(np.arange(16.0)) == [m.source for m in reversed(s.candidates.columns.memories)] and s.sources(np.zeros(16))[0] == "D0", "ties by row"
     assert not replace(s, question=replace(s.question, answerable=False)).ranks and not replace(s, gold=np.zeros(16, bool)).ranks
 
@@ -97,7 +97,7 @@ def test_only_what_could_be_confused_with_evidence_is_learned_from(samples, monk
 
 def test_what_is_learned_is_what_was_hidden(samples):
     plain, other, after = fit_weights(samples), fit_weights(gather(made_up(secret="other"), HASH)), fit_weights(gather(made_up(secret="after"), HASH))
-    for weights in (plain, other, after): assert set(weights) == {*SIGNALS, "intercept"} and all(round(w, 4) == w for w in weights.values())
+    for weights in (plain, other, after): assert set(weights) == {*WEIGHED, "intercept"} and all(round(w, 4) == w for w in weights.values())
     assert plain["speaker"] > 0.2 and other["speaker"] < -0.2, "said by the one asked about, or by the other one"
     assert plain["entity"] > 0.2 and plain["lexical"] > 0.02 and other["entity"] > 0.2, "evidence has the question's words"
     assert after["previous"] > abs(after["following"]), "the turn before it has them as well"
@@ -287,7 +287,7 @@ def test_it_holds_no_text_of_the_data():
 @pytest.mark.parametrize("encoder, conversation", EVERY)
 def test_every_conversation_has_a_fit_that_never_saw_it(encoder, conversation):
     fit = fit_for(encoder, conversation)
-    assert (fit.embedder, fit.without) == (encoder, conversation) and set(fit.weights["hybrid"]) == {*SIGNALS, "intercept"}
+    assert (fit.embedder, fit.without) == (encoder, conversation) and set(fit.weights["hybrid"]) == {*WEIGHED, "intercept"}
     assert set(fit.relevance) == {*FEATURES, "intercept"} and fit.weights != fit_for(encoder).weights, "not the one that saw it, under another name"
 
 

@@ -67,6 +67,8 @@ def test_an_unknown_field_is_named_with_the_known_ones():
 
 
 BAD = [("queries", "one string"), ("queries", ["fine", 3]), ("queries", 7), ("queries", None), ("multi_step", 1), ("multi_step", "true"),
+       ("interim", 1), ("interim", None), ("merge", "max"), ("merge", None), ("check", "maybe"), ("follow", "hunch"), ("follow", ["gap"]),
+       ("without", "entity"), ("without", ["entities"]), ("without", [{}]), ("without", [None]), ("without", 5),
        ("pool", 0), ("pool", 1_000_001), ("pool", 1.5), ("pool", True), ("pool", "50"), ("pool", None),
        ("weights", ["dense"]), ("weights", {"cosine": 1}), ("weights", {"dense": "1"}), ("weights", {"dense": float("nan")}),
        ("weights", {"dense": float("inf")}), ("weights", {"dense": True}), ("weights", {"dense": None}), ("weights", None),
@@ -145,7 +147,8 @@ def test_a_weight_may_be_negative_and_none_is_no_weight():
 
 
 def test_every_field_counts_in_equality():
-    other = {"queries": ("q",), "multi_step": True, "pool": 7, "weights": {"lexical": 1.0}, "fusion": "rrf",
+    other = {"queries": ("q",), "multi_step": True, "interim": True, "merge": "cover", "check": True, "follow": "draft", "without": ("entity",),
+             "pool": 7, "weights": {"lexical": 1.0}, "fusion": "rrf",
              "time_window": ("2024-01-01", "2024-02-01"), "window_rule": "hard", "temporal_order": True,
              "prefer_latest": True, "latest_similarity": 0.5, "latest_rule": "similarity", "gate": "none",
              "relevance_threshold": 0.5, "max_rounds": 2, "confidence_threshold": 0.5, "expand": 1, "refine": True, "rerank_tokens": 9, "k": 3,

@@ -43,7 +43,7 @@ def test_relative_links_lead_somewhere(page):
 
 
 def test_make_targets_exist():
-    targets = re.findall(r"^([a-z0-9]+):", (readme.HERE / "Makefile").read_text(encoding="utf-8"), re.M)
+    targets = re.findall(r"^([a-z0-9-]+):", (readme.HERE / "Makefile").read_text(encoding="utf-8"), re.M)
     asked = [c.split()[1] for c in commands() if c.startswith("make ")]
     assert asked and set(asked) <= set(targets)
 
@@ -69,7 +69,7 @@ def test_every_params_file_fits_an_experiment():
 @pytest.mark.slow
 def test_the_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
+    code = "\n".join(blocks("python")).replace('am.LLM("gpt-4o-mini")', "am.LLM()")  # offline: the same code without a key
     *lines, last = code.strip().splitlines()
     names = {}
     exec("\n".join(lines), names)

@@ -15,7 +15,8 @@ import pytest
 
 import adaptmr as am
 from adaptmr.eval.report import open_run
-from adaptmr.eval.run import Journal, JournalError, evaluate, score_answer
+from adaptmr.eval.journal import Journal, JournalError
+from adaptmr.eval.run import evaluate, score_answer
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType, Usage
 
 FIRST = ["system", "conversation", "question", "type", "category", "answerable", "gold_turns", "planner", "fallback", "hits", "has_relevant", "relevance"]

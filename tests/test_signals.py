@@ -386,7 +386,13 @@ def test_every_signal_says_what_it_is_and_which_are_scaled():
     assert all(s.name == name and s.what and isinstance(s, Signal) for name, s in SIGNALS.items())
     by_hand = {"dense", "content", "sentence", "lexical", "window", "previous", "following", "previous2", "following2", "session", "reply", "best",
                *BY_HAND["en"][2]}
-    assert by_hand == set(SIGNALS), "a new signal: work it out by hand above"
+    assert by_hand | {"given"} == set(SIGNALS), "a new signal: work it out by hand above"
+    assert {name for name, s in SIGNALS.items() if not s.fitted} == {"given"}
+
+
+def test_what_another_system_gave():
+    c = over(NOTHING, [replace(m, meta={"given": 0.5} if i == 2 else {}) for i, m in enumerate(SIX)])
+    assert values_of(c, "given").tolist() == [0.0, 0.0, 0.5, *[0.0] * (len(SIX) - 3)]
 
 
 def test_a_signal_of_your_own_is_scaled_and_worked_out_once():

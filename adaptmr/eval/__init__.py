@@ -2,8 +2,8 @@
 from importlib import import_module
 from types import ModuleType
 
-_MODULES = ("bench", "clock", "coverage", "experiment", "figures", "fitting", "growth", "made_up", "metrics", "pages", "provenance", "publish", "ranking",
-            "report", "run", "stats", "style", "tables", "trust")
+_MODULES = ("bench", "clock", "coverage", "experiment", "figures", "fitting", "growth", "kinds", "made_up", "metrics", "pages", "provenance", "publish",
+            "ranking", "report", "run", "stats", "style", "tables", "trust")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -27,11 +27,13 @@ from ..store.memory_store import MemoryStore
 from ..types import Dataset, Question
 
 # %% auto #0
-__all__ = ['NEAR', 'C', 'FEWEST', 'FOLDS', 'MEASURES', 'Sample', 'gather', 'fit_weights', 'fit_kind', 'try_kinds', 'found',
-           'fit_relevance', 'make_fit', 'held_out_rows', 'summary', 'kinds_table', 'describe', 'fit_all', 'write_fits']
+__all__ = ['NEAR', 'WEIGHED', 'C', 'FEWEST', 'FOLDS', 'MEASURES', 'Sample', 'gather', 'fit_weights', 'fit_kind', 'try_kinds',
+           'found', 'fit_relevance', 'make_fit', 'held_out_rows', 'summary', 'kinds_table', 'describe', 'fit_all',
+           'write_fits']
 
-# %% ../../nbs/eval/06_fitting.ipynb #150d690d
+# %% ../../nbs/eval/06_fitting.ipynb #287484e4
 NEAR = 200
+WEIGHED = tuple(name for name, s in SIGNALS.items() if s.fitted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class Sample:
     @cached_property
     def x(self) -> np.ndarray:
         """The signals of those candidates: (near, signals)."""
-        return np.stack([values_of(self.candidates, name)[self.near] for name in SIGNALS], 1)
+        return np.stack([values_of(self.candidates, name)[self.near] for name in WEIGHED], 1)
 
     def sources(self, scores: np.ndarray) -> list[str]:
         """The candidates' sources, best first."""
@@ -84,7 +86,7 @@ def gather(data: Dataset, embedder: Any) -> list[Sample]:
             out.append(Sample(question, data.name, str(classify(question.text)), candidates(probe, store, NEAR), gold))
     return out
 
-# %% ../../nbs/eval/06_fitting.ipynb #c0d37e2c
+# %% ../../nbs/eval/06_fitting.ipynb #ad3c88d3
 C = 0.01
 
 
@@ -107,17 +109,17 @@ def fit_weights(samples: Iterable[Sample]) -> dict[str, float]:
     """
     used = [s for s in samples if s.ranks]
     if not used: raise ValueError("no question with evidence to learn from; give questions with evidence in the store")
-    return _rounded(_logistic(np.concatenate([s.x for s in used]), np.concatenate([s.gold[s.near] for s in used]), tuple(SIGNALS), C))
+    return _rounded(_logistic(np.concatenate([s.x for s in used]), np.concatenate([s.gold[s.near] for s in used]), WEIGHED, C))
 
 
 def fit_kind(samples: Iterable[Sample], hybrid: Mapping[str, float]) -> dict[str, float]:
     """Weights for one kind of question, starting from those for all: what the questions of that kind say beyond `hybrid`."""
     used = [s for s in samples if s.ranks]
     x = np.concatenate([s.x for s in used])
-    general = x @ [hybrid[name] for name in SIGNALS]
-    found = _logistic(np.column_stack([x, general]), np.concatenate([s.gold[s.near] for s in used]), (*SIGNALS, "hybrid"), C)
+    general = x @ [hybrid[name] for name in WEIGHED]
+    found = _logistic(np.column_stack([x, general]), np.concatenate([s.gold[s.near] for s in used]), (*WEIGHED, "hybrid"), C)
     share = found.pop("hybrid")
-    return _rounded({name: w + share * hybrid[name] if name in SIGNALS else w for name, w in found.items()})
+    return _rounded({name: w + share * hybrid[name] if name in WEIGHED else w for name, w in found.items()})
 
 # %% ../../nbs/eval/06_fitting.ipynb #d8d2e602
 FEWEST = 30  # questions of a kind, below which it has no weights of its own

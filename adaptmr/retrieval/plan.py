@@ -17,41 +17,51 @@ from ..times import Window
 from ..types import QueryType, Question, as_utc
 
 # %% auto #0
-__all__ = ['FITTED', 'FUSIONS', 'GATES', 'LATEST_RULES', 'WINDOW_RULES', 'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner',
-           'FixedPlanner']
+__all__ = ['FITTED', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'PlanError', 'RetrievalPlan',
+           'plan_schema', 'Planner', 'FixedPlanner']
 
-# %% ../../nbs/retrieval/02_plan.ipynb #bbef4a8b
+# %% ../../nbs/retrieval/02_plan.ipynb #d849461a
 FITTED = ("hybrid", *map(str, QueryType))
 FUSIONS = ("sum", "rrf")
+MERGES = ("turns", "best", "cover")
 GATES = ("calibrated", "cosine", "none")
-LATEST_RULES = ("attribute", "similarity")
+LATEST_RULES = ("attribute", "similarity", "model")
+FOLLOWS = ("gap", "thought", "draft")
 WINDOW_RULES = ("hard", "soft")
 
 
 class PlanError(ValueError):
     """A field of a `RetrievalPlan` holds a value it cannot have."""
 
-# %% ../../nbs/retrieval/02_plan.ipynb #e1ed2b61
+# %% ../../nbs/retrieval/02_plan.ipynb #5b675d69
 @dataclass(frozen=True)
 class RetrievalPlan:
     """How to look something up.
 
     Queries: `queries` replace the question when given; with `multi_step` they run one after another, each extended by
-    what the one before found. Retrieval: `pool` candidates are scored by the `weights` of signals or of fitted sets of them,
-    by `fusion`: their "sum", or reciprocal ranks ("rrf"). Conditions: a
+    what the one before found: its names, or with `interim` what a model answers to it. `expand` more queries are asked of a
+    model. Several queries' results `merge` by taking "turns", by each memory's "best" score, or by that after every query's
+    first is taken ("cover").
+    Retrieval: `pool` candidates are scored by the `weights` of signals or of fitted sets of them, `without` the signals
+    left out, by `fusion`: their "sum", or reciprocal ranks ("rrf"). Conditions: a
     `time_window` [start, end), kept `hard` (nothing else is returned, unless nothing lies in it) or `soft` (through the
     `time` signal); `temporal_order` returns memories in the order they were said; `prefer_latest` keeps the newest of
-    the memories that state the same attribute. Gate: below `relevance_low` nothing is returned, from
-    `relevance_threshold` on everything is, and between them a second check on the query's rare terms decides.
-    Finish: at most `k` memories and `token_budget` tokens. Loop and refinement fields belong to the planners that use
-    them; the executor refuses what it cannot do.
+    the memories that state the same fact, by `latest_rule`. Gate: below `relevance_low` nothing is returned, from
+    `relevance_threshold` on everything is, and between them a second check decides: the question's rare words, or with
+    `check` a model. Loop: up to `max_rounds`, each with a
+    query that `follow`s from what was found, until the confidence reaches `confidence_threshold`.
+    Finish: a model reorders the best for `rerank_tokens` tokens; at most `k` memories and `token_budget` tokens stay; with
+    `refine` a model drops what is beside the point, mindful of the `hint`.
 
     Raises `PlanError`, which names the field, the value and what it may be.
     """
     queries: tuple[str, ...] = ()
     multi_step: bool = False
+    interim: bool = False
+    merge: str = "turns"
     pool: int = 50
     weights: Mapping[str, float] = field(default_factory=lambda: {"dense": 1.0})
+    without: tuple[str, ...] = ()
     fusion: str = "sum"
     time_window: tuple[datetime, datetime] | None = None
     window_rule: str = "soft"
@@ -62,7 +72,9 @@ class RetrievalPlan:
     gate: str = "calibrated"
     relevance_threshold: float = 0.0
     relevance_low: float = 0.0
+    check: bool = False
     max_rounds: int = 1
+    follow: str = "gap"
     confidence_threshold: float = 0.0
     expand: int = 0
     refine: bool = False
@@ -78,11 +90,12 @@ class RetrievalPlan:
         if not isinstance(self.queries, (list, tuple)): raise PlanError(f"queries={_short(self.queries)} must be a list of strings")
         put("queries", tuple(_text("queries", q) for q in self.queries))
         put("weights", _weights(self.weights))
+        put("without", _signals(self.without))
         put("time_window", _window(self.time_window))
-        for name in ("multi_step", "temporal_order", "prefer_latest", "refine"): _bool(name, getattr(self, name))
+        for name in ("multi_step", "interim", "temporal_order", "prefer_latest", "check", "refine"): _bool(name, getattr(self, name))
         for name, low, high in _INTS: put(name, _int(name, getattr(self, name), low, high))
         for name in ("latest_similarity", "relevance_threshold", "relevance_low", "confidence_threshold"): put(name, _unit(name, getattr(self, name)))
-        for name, allowed in (("fusion", FUSIONS), ("gate", GATES), ("latest_rule", LATEST_RULES), ("window_rule", WINDOW_RULES)):
+        for name, allowed in _CHOICES:
             _choice(name, getattr(self, name), allowed)
         if self.token_budget is not None: put("token_budget", _int("token_budget", self.token_budget, 1, 10_000_000))
         if self.relevance_low > self.relevance_threshold:
@@ -117,10 +130,9 @@ class RetrievalPlan:
         cells = (f"<tr><th style='text-align:left'>{n}</th><td style='text-align:left'>{html.escape(str(v))}</td></tr>" for n, v in rows)
         return f"<table>{''.join(cells)}</table>"
 
-# %% ../../nbs/retrieval/02_plan.ipynb #b4e4ce69
+# %% ../../nbs/retrieval/02_plan.ipynb #768e63c7
 _INTS = (("pool", 1, 1_000_000), ("max_rounds", 1, 20), ("expand", 0, 20), ("rerank_tokens", 0, 1_000_000), ("k", 0, 1_000_000))
-
-
+_CHOICES = (("merge", MERGES), ("fusion", FUSIONS), ("gate", GATES), ("latest_rule", LATEST_RULES), ("window_rule", WINDOW_RULES), ("follow", FOLLOWS))
 _HEAVIEST = 1_000_000
 
 
@@ -163,6 +175,13 @@ def _weights(value: Any) -> dict[str, float]:
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not -_HEAVIEST <= weight <= _HEAVIEST:
             raise PlanError(f"weights[{name!r}]={_short(weight)} must be a number from {-_HEAVIEST} to {_HEAVIEST}")
     return {name: float(value[name]) for name in (*FITTED, *SIGNALS) if value.get(name)}
+
+
+def _signals(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)): raise PlanError(f"without={_short(value)} must be a list of signals")
+    if unknown := [name for name in value if not isinstance(name, str) or name not in SIGNALS]:
+        raise PlanError(f"without names the unknown signal {_short(unknown[0])}; there are {', '.join(SIGNALS)}")
+    return tuple(name for name in SIGNALS if name in value)
 
 
 def _in_utc(t: datetime) -> datetime:

@@ -18,28 +18,30 @@ from ..types import Memory
 # %% auto #0
 __all__ = ['Function', 'SIGNALS', 'FADE_DAYS', 'Signal', 'signal', 'values_of', 'dense', 'content', 'sentence', 'lexical',
            'window', 'entity', 'caption', 'speaker', 'time', 'cue', 'previous', 'following', 'previous2', 'following2',
-           'session', 'reply', 'first_person', 'question', 'named', 'length', 'best', 'size']
+           'session', 'reply', 'first_person', 'question', 'named', 'length', 'best', 'size', 'given']
 
-# %% ../../nbs/retrieval/01_signals.ipynb #03c77f95
+# %% ../../nbs/retrieval/01_signals.ipynb #a1c4c181
 Function = Callable[[Candidates], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Signal:
-    """A signal: its name, its function of the candidates (m values for m candidates), whether its values are put into standard deviations, what it says."""
+    """A signal: its name, its function of the candidates (m values for m candidates), whether its values are put into standard deviations, what it says,
+    and whether weights are fitted to it."""
     name: str
     function: Function
     scaled: bool
     what: str
+    fitted: bool = True
 
 
 SIGNALS: dict[str, Signal] = {}
 
 
-def signal(name: str, scaled: bool = False) -> Callable[[Function], Function]:
+def signal(name: str, scaled: bool = False, fitted: bool = True) -> Callable[[Function], Function]:
     """Register a function of `Candidates` as the signal `name`; its docstring says what the signal is."""
     def keep(function: Function) -> Function:
-        SIGNALS[name] = Signal(name, function, scaled, (function.__doc__ or "").strip())
+        SIGNALS[name] = Signal(name, function, scaled, (function.__doc__ or "").strip(), fitted)
         return function
     return keep
 
@@ -225,3 +227,12 @@ def _speaks_of_self(m: Memory, speakers: frozenset[str]) -> float: return float(
 def _asks(m: Memory, speakers: frozenset[str]) -> float: return float("?" in m.text or "？" in m.text)
 def _names_others(m: Memory, speakers: frozenset[str]) -> float: return float(min(3, len(set(names(m.text)) - speakers)))
 def _words(m: Memory, speakers: frozenset[str]) -> float: return float(np.log1p(len(tokenize(m.text))))
+
+# %% ../../nbs/retrieval/01_signals.ipynb #9e92eb04
+@signal("given", fitted=False)
+def given(c: Candidates) -> np.ndarray:
+    """The score another system gave the memory, kept in its `meta["given"]`; 0 without one."""
+    return c.facts(_given)
+
+
+def _given(m: Memory, speakers: frozenset[str]) -> float: return float(m.meta.get("given", 0.0))

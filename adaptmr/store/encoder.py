@@ -16,7 +16,7 @@ from ..text import clean
 # %% auto #0
 __all__ = ['Encoder']
 
-# %% ../../nbs/store/02_encoder.ipynb #2cb52781
+# %% ../../nbs/store/02_encoder.ipynb #bb4f0fc9
 class Encoder:
     """The embedder of a file of `records`: a name, an `Embedder`, or "auto", which is the file's own or chosen by the first texts.
 
@@ -65,7 +65,8 @@ class Encoder:
         e = self.embedder
         if self._asked_of is not e:  # reading a signature takes longer than looking a vector up
             known = inspect.signature(e.encode).parameters.values()
-            self._asked_of, self._knows_kinds = e, any(p.name == "kind" or p.kind is p.VAR_KEYWORD for p in known)
+            self._knows_kinds = any(p.name == "kind" or p.kind is p.VAR_KEYWORD for p in known)
+            self._asked_of = e  # last: another thread may look meanwhile
         v = np.asarray(e.encode([clean(t) for t in texts], **({"kind": kind} if self._knows_kinds else {})), np.float32)
         if v.shape != (len(texts), e.dim): raise ValueError(f"embedder {e.name!r} gave an array of shape {v.shape}, expected {(len(texts), e.dim)}")
         length = np.sqrt((v * v).sum(1))
