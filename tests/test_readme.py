@@ -69,12 +69,14 @@ def test_every_params_file_fits_an_experiment():
 @pytest.mark.slow
 def test_the_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = "\n".join(blocks("python")).replace('am.LLM("gpt-4o-mini")', "am.LLM()")  # offline: the same code without a key
+    code, *others = blocks("python")
     *lines, last = code.strip().splitlines()
     names = {}
     exec("\n".join(lines), names)
     assert len(names["found"]) == 5 and names["found"].trace
     assert "12 April 2024" in eval(last, names)
+    for other in others: exec(other.replace('am.LLM("gpt-4o-mini")', "am.LLM()"), names)  # offline: the same code without a key
+    assert names["found"].plan.planner == "qarp" and names["found"].usage.calls == 0
 
 
 def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="better", label=None, **params):
