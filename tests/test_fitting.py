@@ -15,7 +15,8 @@ from adaptmr.data.registry import load
 from adaptmr.embed import embedder
 from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.eval import fitting
-from adaptmr.eval.fitting import (C, WEIGHED, describe, fit_all, fit_relevance, fit_weights, found, gather, held_out_rows, kinds_table, make_fit, summary, try_kinds,
+from adaptmr.eval.fitting import (C, WEIGHED,
+                                  describe, fit_all, fit_relevance, fit_weights, found, gather, held_out_rows, kinds_table, make_fit, summary, try_kinds,
                                   write_fits)
 from adaptmr.eval.ranking import auroc
 from adaptmr.retrieval.fusion import ANY, Fit, fit_for, fuse, provenance, shipped
