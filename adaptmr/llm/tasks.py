@@ -25,8 +25,8 @@ from ..types import Usage
 _all_ = ["repair_json"]
 
 # %% auto #0
-__all__ = ['HOW', 'tally', 'TASKS', 'Tally', 'fallback_rates', 'Meter', 'metered', 'TaskResult', 'Task', 'register', 'task',
-           'run', 'prompt_hashes', 'repair_json']
+__all__ = ['HOW', 'tally', 'TASKS', 'Tally', 'fallback_rates', 'Meter', 'metered', 'shape', 'TaskResult', 'Task', 'register',
+           'task', 'run', 'prompt_hashes', 'repair_json']
 
 # %% ../../nbs/llm/04_tasks.ipynb #10eaa015
 HOW = ("model", "repaired", "retried", "fallback", "offline")
@@ -96,7 +96,12 @@ def metered() -> Iterator[Meter]:
     try: yield meter
     finally: _METERS.reset(token)
 
-# %% ../../nbs/llm/04_tasks.ipynb #6e4727bc
+# %% ../../nbs/llm/04_tasks.ipynb #7dd3056c
+def shape(**parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object with exactly these properties."""
+    return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+
+
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     """What a task gave: a `value` that fits its schema, what it cost, `how` it came about, and the last `error` on the way ("" if none)."""

@@ -29,9 +29,9 @@ from ..text import names
 from ..types import Evidence, Hit, Memory, Question, TraceRow
 
 # %% auto #0
-__all__ = ['render', 'execute']
+__all__ = ['render', 'by_time', 'execute']
 
-# %% ../../nbs/retrieval/05_execute.ipynb #d074fc74
+# %% ../../nbs/retrieval/05_execute.ipynb #c8fd2d53
 @lru_cache(maxsize=100_000)
 def _line(memory: Memory, note: str) -> str: return shown(Hit(memory, 0.0, note=note))
 
@@ -39,6 +39,11 @@ def _line(memory: Memory, note: str) -> str: return shown(Hit(memory, 0.0, note=
 def render(hits: Sequence[Hit]) -> str:
     """The context made of hits, one line each, in their order, each as `adaptmr.reader.shown` shows it."""
     return "\n".join(_line(h.memory, h.note) for h in hits)
+
+
+def by_time(hits: Sequence[Hit]) -> list[Hit]:
+    """The hits in the order in which things happened, or were said where that isn't known."""
+    return sorted(hits, key=lambda h: (h.memory.event_at or h.memory.at, h.memory.at, h.memory.step, h.memory.id))
 
 # %% ../../nbs/retrieval/05_execute.ipynb #88b1c94d
 @dataclass
@@ -123,7 +128,7 @@ def _cut(hits: Sequence[Hit], plan: RetrievalPlan, row_of: dict[str, int], store
                          plan.token_budget, plan.k, store.similarity(rows, rows))
     return [hits[i] for i in kept]
 
-# %% ../../nbs/retrieval/05_execute.ipynb #54c467f9
+# %% ../../nbs/retrieval/05_execute.ipynb #77f7b333
 def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | None = None, llm: LLM | None = None) -> Evidence:
     """Run one round of a plan for a question over a `MemoryStore`.
 
@@ -179,16 +184,13 @@ def _execute(plan: RetrievalPlan, query: str | Question, store: Any, fit: Fit, l
     kept = [replace(h, signals=_signals(results, found[row_of[h.memory.id]])) for h in _cut(kept, plan, row_of, store)]
     trace.add("cut", before, len(kept), f"k = {plan.k}" + (f", {plan.token_budget} tokens" if plan.token_budget else ""))
     if plan.temporal_order and kept:
-        kept = sorted(kept, key=lambda h: (h.memory.event_at or h.memory.at, h.memory.at, h.memory.step, h.memory.id))
+        kept = by_time(kept)
         trace.add("order", len(kept), len(kept), "by time")
     if plan.refine and kept:
-        before, refined = len(kept), refine(text, kept, _chances(kept), llm, plan.hint)
+        before, refined = len(kept), refine(text, kept, [float(logistic(h.score)) for h in kept], llm, plan.hint)
         kept, open_ = refined.hits, refined.relevant
         trace.add("refine", before, len(kept), f"{refined.how}: {'; '.join(refined.reasons) or 'all kept'}" + ("" if open_ else "; nothing relevant"))
     return Evidence(kept, open_, sure, plan, trace.rows, context=render(kept))
-
-
-def _chances(hits: Sequence[Hit]) -> list[float]: return [float(logistic(np.asarray(h.score))) for h in hits]
 
 
 def _how(plan: RetrievalPlan, queries: Sequence[str], n: int, carried: Sequence[str]) -> str:

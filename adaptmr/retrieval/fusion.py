@@ -92,8 +92,8 @@ def fit_for(embedder: str, conversation: str = "") -> Fit:
         if key in fits: return fits[key]
     raise FitError("fits.json holds no fit for any encoder; run `make fit`")
 
-# %% ../../nbs/retrieval/03_fusion.ipynb #4bbdae13
-def logistic(log_odds: np.ndarray) -> np.ndarray:
+# %% ../../nbs/retrieval/03_fusion.ipynb #fe582735
+def logistic(log_odds: np.ndarray | float) -> np.ndarray:
     """The probabilities, 0 to 1, that log-odds stand for (beyond 30 either way nothing changes): 1 / (1 + exp(-x)), same shape."""
     return 1 / (1 + np.exp(-np.clip(log_odds, -30.0, 30.0)))
 

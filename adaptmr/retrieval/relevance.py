@@ -45,11 +45,11 @@ def features(c: Candidates, fit: Fit) -> np.ndarray:
 
 def _mean_of_best(scores: np.ndarray, n: int = 3) -> float: return float(np.sort(scores)[-n:].mean())
 
-# %% ../../nbs/retrieval/04_relevance.ipynb #064acbf9
+# %% ../../nbs/retrieval/04_relevance.ipynb #473a740a
 def probability(facts: np.ndarray, coefficients: Mapping[str, float]) -> float:
     """P(evidence found), 0 to 1 (rounded to 1e-6): the logistic function of "intercept" plus coefficients times `facts` (7,)."""
     z = coefficients.get("intercept", 0.0) + sum(coefficients.get(name, 0.0) * float(x) for name, x in zip(FEATURES, facts))
-    return round(float(logistic(np.asarray(z))), 6)
+    return round(float(logistic(z)), 6)
 
 
 def relevance(c: Candidates, fit: Fit) -> float:

@@ -102,7 +102,7 @@ class Router:
         question = as_question(query)
         return self.strategies[self.kind(question)](question, asked_at(question, store))
 
-# %% ../../nbs/retrieval/08_strategies.ipynb #dd705c32
+# %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
 def retrieve(query: str | Question, store: Any, k: int = 10, planner: Planner | None = None, fit: Fit | None = None, llm: LLM | None = None) -> Evidence:
     """Look a question up: plan, then run the plan, with at most `k` memories.
 
@@ -114,5 +114,5 @@ def retrieve(query: str | Question, store: Any, k: int = 10, planner: Planner | 
     with metered() as meter:
         several = getattr(planner, "plans", None)
         plans = several(query, store) if several is not None else [(1.0, planner.plan(query, store))]
-        found = [(weight, run(replace(plan, k=k if plan.k else 0), query, store, fit=fit, llm=reader)) for weight, plan in plans]
+        found = [(weight, run(plan.sized(k), query, store, fit=fit, llm=reader)) for weight, plan in plans]
     return replace(mix(found, k), usage=replace(meter.usage, seconds=perf_counter() - begun))

@@ -21,7 +21,7 @@ from ..types import Conversation, Evidence, Memory, Question, TraceRow, Usage
 # %% auto #0
 __all__ = ['Plugged']
 
-# %% ../../nbs/systems/03_plugged.ipynb #da9dbb5d
+# %% ../../nbs/systems/03_plugged.ipynb #451b5209
 class _Record:
     """What was taken in, as far as a planner looks at it."""
     def __init__(self) -> None: self.memories: list[Memory] = []
@@ -61,7 +61,7 @@ class Plugged:
         from adaptmr.store.memory_store import MemoryStore
         begun, asked, unheard = perf_counter(), as_question(question), Usage()
         with metered() as meter:
-            plan = self.planner.plan(asked, self._record)
+            plan = self.planner.plan(asked, self._record).sized(k)
             if plan.max_rounds > 1 or plan.expand:
                 raise PlanError(f"max_rounds={plan.max_rounds}, expand={plan.expand}: over another system a plan has one round")
             given: dict[str, float] = {}
@@ -74,8 +74,8 @@ class Plugged:
                     given[h.memory.id] = given.get(h.memory.id, 0.0) + 1 / (RRF_K + rank)
             with MemoryStore(embedder=self._embedder) as store:
                 store.add(replace(m, meta={**m.meta, "given": given[id]}) for id, m in memories.items())
-                evidence = execute(replace(plan, queries=(), multi_step=False, weights={"given": 1.0}, k=k if plan.k else 0), asked, store, llm=self.llm)
+                evidence = execute(replace(plan, queries=(), multi_step=False, weights={"given": 1.0}), asked, store, llm=self.llm)
         asks = plan.queries or (asked.text,)
         row = TraceRow("ask", len(asks), len(memories), 0.0, f"{self.inner.name}: {' | '.join(asks)}")
-        return replace(evidence, plan=replace(plan, k=k if plan.k else 0), trace=[row, *evidence.trace],
+        return replace(evidence, plan=plan, trace=[row, *evidence.trace],
                        usage=replace(meter.usage + unheard, seconds=perf_counter() - begun))
