@@ -1,12 +1,18 @@
 """The bench measures in turns, says what it couldn't measure, and never judges a machine for being busy."""
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from time import monotonic
 
 import numpy as np
 import pytest
 
 from adaptmr.data.registry import load
 from adaptmr.embed import embedder
-from adaptmr.eval import bench, clock
+from adaptmr.eval import bench, clock, waiting
+from adaptmr.llm import LLM
+from adaptmr.llm.repair import check
+from adaptmr.llm.tasks import TASKS
+from adaptmr.systems import ablations  # noqa: F401  (its import brings every task with it)
 
 
 def test_what_is_compared_takes_turns():
@@ -116,3 +122,26 @@ def test_the_goal_of_a_comparison_is_asked_on_locomo_only(name, goal, monkeypatc
     monkeypatch.setattr(bench, "comparison_seconds", lambda data, systems: (1.5, 7))
     table = bench.Bench(replace(load("demo", split="en1", limit=2), name=name)).comparison()
     assert table["goal"].tolist() == [goal] and table["note"][0].startswith("7 answers, once; ")
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_the_least_reply_fits_what_every_task_asks_for(name):
+    assert check(waiting.least(TASKS[name].schema), TASKS[name].schema) == ""
+
+
+def test_a_metronome_keeps_time():
+    with waiting.Metronome(seconds=0.05, slots=2) as server:
+        llm = LLM("m", base_url=server.url, concurrency=6)
+        with ThreadPoolExecutor(6) as many:
+            begun = monotonic()
+            said = list(many.map(lambda i: llm.complete([{"role": "user", "content": str(i)}]).text, range(6)))
+        assert said == ['"none"'] * 6 and server.asked == 6 and monotonic() - begun >= 0.15, "six replies, two at once, 50 ms each"
+
+
+def test_what_is_ours_is_measured_with_every_call_recorded():
+    data = load("demo", split="en1", limit=5)
+    assert (waiting.overhead_ms(data, n=3, embedder="hash") > 0).sum() == 3
+    assert waiting.replay_seconds(data, ("qarp", "unified"), embedder="hash")[1] == 10
+
+
+def test_a_run_is_stopped_from_outside(): assert waiting.stop_seconds() > 0
