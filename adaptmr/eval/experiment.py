@@ -30,7 +30,7 @@ if TYPE_CHECKING: import pandas as pd
 # %% auto #0
 __all__ = ['Experiment']
 
-# %% ../../nbs/eval/05_experiment.ipynb #e645f988
+# %% ../../nbs/eval/05_experiment.ipynb #baa13a6a
 class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
@@ -133,6 +133,11 @@ class Experiment:
         """What the model's replies were good for, by system and task: a table that is kept, or a sentence where no model was asked."""
         if (table := tables.ways_table(self._frame)).empty: return Shown("<p>No model was asked: every plan and every answer came from a rule.</p>")
         return self.table("replies", table, "How the model's replies came about: shares of n results; fallback: a rule stood in", ours=["system", "task"])
+
+    def plans(self, *systems: str) -> Shown:
+        """What these systems' plans decided, per kind of question: a table that is kept."""
+        table = tables.plans_table(self._frame, systems)
+        return self.table("plans", table, "What the plans decided, per kind of question: means; shares of the yes-or-no decisions", ours=["system", "kind"])
 
     def figure(self, name: str, figure: Any) -> Any:
         """Show a figure and keep it in the run folder."""

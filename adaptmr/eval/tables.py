@@ -27,8 +27,8 @@ def kinds(frame: pd.DataFrame) -> list[str]:
     return [str(t) for t in QueryType if str(t) in present]
 
 # %% auto #0
-__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'means', 'ways_table', 'fallbacks', 'main_table', 'costs', 'gains', 'gain_table',
-           'verdicts', 'accuracy_and_tokens', 'matched', 'overall', 'telling_cases', 'case_html']
+__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'means', 'ways_table', 'fallbacks', 'plans_table', 'main_table', 'costs', 'gains',
+           'gain_table', 'verdicts', 'accuracy_and_tokens', 'matched', 'overall', 'telling_cases', 'case_html']
 
 # %% ../../nbs/eval/03_tables.ipynb #0cdf900c
 def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
@@ -78,6 +78,19 @@ def _counted(frame: pd.DataFrame, of: Callable[[str, str], _Key]) -> dict[_Key, 
     for system, tasks in found.items():
         for task in sorted(tasks): counted[of(system, task)].update(tasks[task])
     return dict(counted)
+
+# %% ../../nbs/eval/03_tables.ipynb #02896336
+_DECIDED = {"plan_queries": "queries", "plan_steps": "in steps", "plan_order": "by time", "plan_latest": "latest only", "plan_threshold": "threshold"}
+
+
+def plans_table(frame: pd.DataFrame, systems: Sequence[str]) -> pd.DataFrame:
+    """What the plans of some systems decided, per kind of question: the mean number of queries and threshold, the shares of the yes-or-no decisions."""
+    import pandas as pd
+    planned = frame[frame["plan_queries"].notna() & frame["system"].isin(systems)]
+    parts = [(system, NAMES[kind], part[part["type"] == kind] if kind != OVERALL else part)
+             for system in systems for part in [planned[planned["system"] == system]] for kind in [*kinds(planned), OVERALL]]
+    return pd.DataFrame([{"system": system, "kind": kind, "n": len(part), **part[list(_DECIDED)].astype(float).mean().round(3).rename(_DECIDED)}
+                         for system, kind, part in parts if len(part)], columns=["system", "kind", "n", *_DECIDED.values()])
 
 # %% ../../nbs/eval/03_tables.ipynb #d2e62a9f
 BOTH = (("f1", "F1"), ("recall_fraction", "recall@k"))

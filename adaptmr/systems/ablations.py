@@ -41,7 +41,7 @@ class Edited:
         """The other planner's plan, edited."""
         return replace(self.edit(self.planner.plan(query, store)), planner=self.name)
 
-# %% ../../nbs/systems/04_ablations.ipynb #090622ad
+# %% ../../nbs/systems/04_ablations.ipynb #1f61fc95
 QARP_EDITS: dict[str, Edit] = {
     "order of time": lambda plan: replace(plan, temporal_order=False),
     "newest first": lambda plan: replace(plan, prefer_latest=False),
@@ -60,6 +60,11 @@ def _of_qarp(what: str, edit: Edit) -> None:
 @register("qarp w/o planning", "qarp's refinement of a plain search", group="ablation")
 def _unplanned(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySystem:
     return PlannedSystem(name, FixedPlanner(replace(_PLAIN, planner=name), name), llm=llm, embedder=embedder)
+
+
+@register("qarp planned by rules", "qarp's refinement of what a rules' plan finds", group="ablation")
+def _ruled(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySystem:
+    return PlannedSystem(name, Edited(QARP(), lambda plan: plan, name), llm=llm, embedder=embedder)
 
 
 for _what, _edit in QARP_EDITS.items(): _of_qarp(_what, _edit)
@@ -97,7 +102,7 @@ for _what, _kinds in _LOST.items(): _of_router(_what, _kinds)
 def _unshared(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return PlannedSystem(name, Edited(Router(), lambda plan: replace(plan, without=("entity",)), name), embedder=embedder)
 
-# %% ../../nbs/systems/04_ablations.ipynb #cb53c6cc
+# %% ../../nbs/systems/04_ablations.ipynb #4e93e364
 @register("rounds + expansion", "up to three rounds, the first with three more queries", group="ablation")
 def _both(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySystem: return in_rounds(name, llm, embedder, expand=3)
 
@@ -107,7 +112,7 @@ def _expanded(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySyst
 
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "qarp": ("qarp w/o planning", *(f"qarp w/o {what}" for what in QARP_EDITS)),
+    "qarp": ("qarp w/o planning", "qarp planned by rules", *(f"qarp w/o {what}" for what in QARP_EDITS)),
     "adaptmr": ("adaptmr w/o classifier", *(f"adaptmr w/o {what}" for what in _LOST), "adaptmr w/o shared words"),
     "rounds + expansion": ("multi_round", "expansion alone", "hybrid")}
 
