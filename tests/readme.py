@@ -1,7 +1,7 @@
 """The README's results tables, made from the committed runs: `python tests/readme.py` shows them, `--write` puts them into the README.
 
-The runs are the full ones of experiment 3 without a model, on `demo` and on `locomo`. A run must be known to git (`git add` is enough) before an older one
-gives way to it. What others published on LoCoMo, set under ours, is in params/published.yaml.
+The runs are the full ones of experiment 3 without a model, on `demo` and on `locomo`, and the newest of experiments 3 and 4 with one. A run must be
+known to git (`git add` is enough) before an older one gives way to it. What others published on LoCoMo, set under ours, is in params/published.yaml.
 """
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 HERE = Path(__file__).resolve().parent.parent
-DATASETS = ("demo", "locomo")
 END = "<!-- /results -->"
 WANTED = {"model": "offline", "limit": None, "split": None, "systems": None, "embedder": "auto", "k": 10, "seed": 0}
 KINDS = {
@@ -30,24 +30,34 @@ class NoRun(LookupError):
     """There is no committed run that the table could be made from, or it lacks a part of it."""
 
 
-def begin(dataset: str) -> str:
-    """The marker above a data set's results."""
-    return f"<!-- results: exp3 {dataset} -->"
+def begin(block: str) -> str:
+    """The marker above a block of results."""
+    return f"<!-- results: exp3 {block} -->"
+
+
+def newest(root: Path, experiment: str, how: str, fits: Callable[[dict[str, Any]], bool]) -> tuple[Path, dict[str, Any]]:
+    """The folder and the manifest of the newest run whose parameters fit, among those that git knows (all, where git knows none).
+
+    Raises `NoRun`, which says `how` to make one.
+    """
+    manifests = sorted((root / "outputs" / experiment).glob("*/manifest.json"))
+    git = subprocess.run(["git", "-C", str(root), "ls-files", "--", f"outputs/{experiment}"], capture_output=True, text=True)
+    known = {root / line for line in git.stdout.splitlines()} if git.returncode == 0 else set()
+    read = [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in [p for p in manifests if p in known] or manifests]
+    found = [(manifest["when"]["created"], folder, manifest) for folder, manifest in read if fits(manifest["params"])]
+    if not found: raise NoRun(f"no such run of {experiment} is committed under outputs/{experiment}: `{how}`, `git add outputs`")
+    return max(found, key=lambda f: (f[0], f[1].name))[1:]
 
 
 def full_run(root: Path, dataset: str = "demo") -> tuple[Path, dict[str, Any]]:
-    """The folder and the manifest of the newest full run on a data set, among those that git knows (all, where git knows none). Raises `NoRun`."""
-    manifests = sorted((root / "outputs" / "exp3").glob("*/manifest.json"))
-    git = subprocess.run(["git", "-C", str(root), "ls-files", "--", "outputs/exp3"], capture_output=True, text=True)
-    known = {root / line for line in git.stdout.splitlines()} if git.returncode == 0 else set()
-    found = []
-    for path in [p for p in manifests if p in known] or manifests:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if all(manifest["params"].get(name) == value for name, value in {**WANTED, "dataset": dataset}.items()):
-            found.append((manifest["when"]["created"], path.parent, manifest))
-    if not found:
-        raise NoRun(f"no full run of exp3 on {dataset} (no model, limit, split, systems) is committed under outputs/exp3: `{HOW[dataset]}`, `git add outputs`")
-    return max(found, key=lambda f: (f[0], f[1].name))[1:]
+    """The newest full run of experiment 3 on a data set: no model, limit, split or systems. Raises `NoRun`."""
+    return newest(root, "exp3", HOW[dataset], lambda params: all(params.get(name) == value for name, value in {**WANTED, "dataset": dataset}.items()))
+
+
+def model_run(root: Path, experiment: str, dataset: str) -> tuple[Path, dict[str, Any]]:
+    """The newest run of an experiment on a data set with a model. Raises `NoRun`."""
+    how = f"adaptmr run {experiment} -f params/qwen2.5-coder-1.5b.yaml -p dataset {dataset}"
+    return newest(root, experiment, how, lambda params: params["model"] != "offline" and params["dataset"] == dataset)
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -63,9 +73,10 @@ def _first(found: Any, what: str, folder: Path) -> Any:
     raise NoRun(f"{folder.name} has no {what}: it was made by another version of the experiment, run it again")
 
 
-def _against_hybrid(tests: list[dict[str, str]], folder: Path) -> str:
-    ours = _first((t for t in tests if t["system"] == "adaptmr" and t["type"] == "overall"), "test of adaptmr against hybrid", folder)
-    return f"{float(ours['difference']):+.3f} [{float(ours['low']):+.3f}, {float(ours['high']):+.3f}], {ours['verdict']}"
+def _difference(folder: Path, table: str, system: str) -> str:
+    """What a table of tests says of a system over all kinds."""
+    test = _first((t for t in rows(folder, table) if t["system"] == system and t["type"] == "overall"), f"test of {system} in {table}", folder)
+    return f"{float(test['difference']):+.3f} [{float(test['low']):+.3f}, {float(test['high']):+.3f}], {test['verdict']}"
 
 
 def published(root: Path = HERE) -> list[dict[str, Any]]:
@@ -106,8 +117,8 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
         parts = [row[column[kind]].split(" [")[0] + star[kind] for kind in list(kinds)[1:]]
         lines.append(f"| `{row['system']}` | {row[column['overall']]}{star['overall']} | {' | '.join(parts)} | {row[f1]} | {row[tokens]} |")
     report, label = (folder / "report.html").relative_to(root).as_posix(), manifest["data"]["label"]
-    against = (f"`adaptmr` against `hybrid`, overall, in recall: {_against_hybrid(tests, folder)}; in F1: "
-               f"{_against_hybrid(rows(folder, 'gain_over_hybrid_f1_tests'), folder)}. From [this run]({report}).*")
+    against = (f"`adaptmr` against `hybrid`, overall, in recall: {_difference(folder, 'gain_over_hybrid_recall_tests', 'adaptmr')}; in F1: "
+               f"{_difference(folder, 'gain_over_hybrid_f1_tests', 'adaptmr')}. From [this run]({report}).*")
     if dataset == "demo":
         below = (f"*{label}. Recall is the share of gold turns found, overall and by kind of question; F1 is that of a rule-based reader; "
                  "brackets are 95 % intervals over conversations and questions; tokens are what the reader is given. "
@@ -117,10 +128,40 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     return "\n".join([*lines, "", f"*{label}, measured likewise; factual is LoCoMo's single-hop. " + against, *_comparison(label, answerable)])
 
 
-def between_markers(text: str, dataset: str = "demo") -> str:
-    """What stands between the markers of a data set. Raises `ValueError` where they are missing."""
-    found = re.search(re.escape(begin(dataset)) + r"\n(.*?)\n?" + re.escape(END), text, re.S)
-    if not found or "<!-- results:" in found[1]: raise ValueError(f"the README has no place for the results: {begin(dataset)} … {END}")
+def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
+    """The run with a model as Markdown: recall, F1 and the price of each system, what became of the plans, and whether the rules plan better."""
+    root = Path(root)
+    (folder, manifest), (parts, _) = model_run(root, "exp3", dataset), model_run(root, "exp4", dataset)
+    table, shown = rows(folder, "table2"), {measure: _shown(folder, measure) for measure in ("recall", "f1")}
+    recall, f1 = (_first((c for c in table[0] if c.startswith(f"{name}: overall")), f"column of {name}", folder) for name in ("recall@k", "F1"))
+    lines = [f"| system | recall@{manifest['params']['k']} | F1 | calls | tokens |", "|---|---|---|---:|---:|"]
+    for row, cost in zip(table, rows(folder, "costs")):  # the same systems in the same order
+        stars = [" \\*" if row["system"] in shown[measure] else "" for measure in ("recall", "f1")]
+        lines.append(f"| `{row['system']}` | {row[recall]}{stars[0]} | {row[f1]}{stars[1]} | {float(cost['calls']):.1f} | {cost['model tokens']} |")
+    plans = _first((r for r in rows(folder, "replies") if (r["system"], r["task"]) == ("qarp", "plan")), "replies of qarp's planner", folder)
+    shares = ", ".join(f"{float(plans[how]):.0%} {how}" for how in ("clean", "repaired", "asked again", "fallback"))
+    by_rules = {measure: _difference(parts, f"table3_qarp_{measure}", "qarp planned by rules") for measure in ("recall_tests", "f1_tests")}
+    report, ablations = ((f / "report.html").relative_to(root).as_posix() for f in (folder, parts))
+    return "\n".join([*lines, "", (
+        f"*{manifest['data']['label']}, planned and read by {manifest['params']['model']}; calls and tokens are a question's, reader included; "
+        f"\\* differs from `hybrid`. Of {plans['n']} plans: {shares}. With the rules' plans in place of the model's, `qarp` changes in recall by "
+        f"{by_rules['recall_tests']}; in F1 by {by_rules['f1_tests']}. From [this run]({report}) and [its ablations]({ablations}).*")])
+
+
+def _shown(folder: Path, measure: str) -> set[str]:
+    """The systems that a paired test tells from `hybrid`, over all kinds."""
+    return {t["system"] for t in rows(folder, f"gain_over_hybrid_{measure}_tests") if t["type"] == "overall" and t["verdict"] in ("better", "worse")}
+
+
+BLOCKS: dict[str, Callable[[Path | str], str]] = {
+    "demo": lambda root: results_table(root, "demo"), "locomo": lambda root: results_table(root, "locomo"),
+    "demo with a model": lambda root: model_table(root, "demo")}
+
+
+def between_markers(text: str, block: str = "demo") -> str:
+    """What stands between the markers of a block. Raises `ValueError` where they are missing."""
+    found = re.search(re.escape(begin(block)) + r"\n(.*?)\n?" + re.escape(END), text, re.S)
+    if not found or "<!-- results:" in found[1]: raise ValueError(f"the README has no place for the results: {begin(block)} … {END}")
     return found[1]
 
 
@@ -128,9 +169,9 @@ def write(root: Path | str = HERE) -> bool:
     """Put the tables into the README, all or none; whether that changed it."""
     path = Path(root) / "README.md"
     new = text = path.read_text(encoding="utf-8")
-    for dataset in DATASETS:
-        old = between_markers(new, dataset)
-        new = new.replace(f"{begin(dataset)}\n{old}" + ("\n" if old else "") + END, f"{begin(dataset)}\n{results_table(root, dataset)}\n{END}")
+    for block, table in BLOCKS.items():
+        old = between_markers(new, block)
+        new = new.replace(f"{begin(block)}\n{old}" + ("\n" if old else "") + END, f"{begin(block)}\n{table(root)}\n{END}")
     if new != text: path.write_text(new, encoding="utf-8")
     return new != text
 
@@ -138,5 +179,5 @@ def write(root: Path | str = HERE) -> bool:
 if __name__ == "__main__":
     try:
         if "--write" in sys.argv[1:]: print("README.md refreshed" if write() else "README.md is up to date")
-        else: print("\n\n".join(results_table(HERE, dataset) for dataset in DATASETS))
+        else: print("\n\n".join(table(HERE) for table in BLOCKS.values()))
     except NoRun as e: sys.exit(str(e))

@@ -17,20 +17,20 @@ def blocks(language): return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.
 def commands(): return [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
 
 
-@pytest.mark.parametrize("dataset", readme.DATASETS)
-def test_the_tables_are_those_of_the_committed_runs(dataset):
-    try: table = readme.results_table(readme.HERE, dataset)
+@pytest.mark.parametrize("block", readme.BLOCKS)
+def test_the_tables_are_those_of_the_committed_runs(block):
+    try: table = readme.BLOCKS[block](readme.HERE)
     except readme.NoRun as e: pytest.fail(f"the run that the README shows is missing: {e}")
-    if readme.between_markers(TEXT, dataset) != table: pytest.fail(f"the README's table of {dataset} isn't the committed run's: python tests/readme.py --write")
+    if readme.between_markers(TEXT, block) != table: pytest.fail(f"the README's table of {block} isn't the committed run's: python tests/readme.py --write")
 
 
-@pytest.mark.parametrize("dataset", readme.DATASETS)
-def test_the_prose_names_every_system_of_the_table(dataset):
-    shown = readme.between_markers(TEXT, dataset)
+@pytest.mark.parametrize("block", readme.BLOCKS)
+def test_the_prose_names_every_system_of_the_table(block):
+    shown = readme.between_markers(TEXT, block)
     prose = TEXT.split("## What came out")[1].split("## Quick start")[0]
-    for d in readme.DATASETS: prose = prose.replace(readme.between_markers(TEXT, d), "")
+    for d in readme.BLOCKS: prose = prose.replace(readme.between_markers(TEXT, d), "")
     systems = re.findall(r"^\| `(\w+)`", shown, re.M)
-    assert systems, f"the README has no table of {dataset}: python tests/readme.py --write"
+    assert systems, f"the README has no table of {block}: python tests/readme.py --write"
     assert [s for s in systems if f"`{s}`" not in prose] == []
     assert re.findall(r"\d\.\d|\.\d\d", prose) == [], "numbers of results are made from a run, not typed"
 
@@ -79,8 +79,8 @@ def test_the_code_runs(tmp_path, monkeypatch):
     assert names["found"].plan.planner == "qarp" and names["found"].usage.calls == 0
 
 
-def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="better", label=None, **params):
-    folder = root / "outputs" / "exp3" / name
+def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="better", label=None, experiment="exp3", **params):
+    folder = root / "outputs" / experiment / name
     (folder / "tables").mkdir(parents=True)
     params = {"dataset": "demo", **readme.WANTED, **params}
     label = label or {"demo": "demo: 6 conversations, 9 questions"}.get(params["dataset"], "part of locomo: 2 conversations, 8 questions")
@@ -88,6 +88,10 @@ def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="
     (folder / "manifest.json").write_text(json.dumps(manifest))
     kinds = ["factual", "temporal", "update", "multi-hop", "abstention", "open-domain", "overall"]
     head = ["system", *(f"{m}: {k} (n=7)" for m in ("F1", "recall@k") for k in kinds), "cost: context tokens"]
+    (folder / "tables" / "costs.csv").write_text('system,calls,model tokens\nhybrid,1.0,450\nadaptmr,2.25,"1,500"\n')
+    (folder / "tables" / "replies.csv").write_text("system,task,n,clean,repaired,asked again,fallback\nqarp,plan,8,0.75,0.125,0,0.125\n")
+    for table in ("table3_qarp_recall_tests", "table3_qarp_f1_tests"):
+        (folder / "tables" / f"{table}.csv").write_text("system,type,difference,low,high,verdict\nqarp planned by rules,overall,0.05,0.01,0.09,better\n")
     cells = [f'"{mean} [0.10, 0.90]"'] * 14
     (folder / "tables" / "table2.csv").write_text("\n".join([",".join(head), *(",".join([s, *cells, '"1,234"']) for s in ("hybrid", "adaptmr"))]) + "\n")
     tests = ["system,type,difference,low,high,verdict", f"adaptmr,temporal_reasoning,0.1,0.05,0.2,{verdict}",
@@ -142,10 +146,10 @@ def test_only_the_full_run_counts(tmp_path, other):
 
 def test_a_missing_run_or_part_of_one_is_named(tmp_path):
     folder = fake_run(tmp_path, "full")
-    with pytest.raises(readme.NoRun, match=r"exp3 on locomo .*adaptmr run exp3 -p dataset locomo"): readme.results_table(tmp_path, "locomo")
+    with pytest.raises(readme.NoRun, match=r"exp3 is committed .*adaptmr run exp3 -p dataset locomo"): readme.results_table(tmp_path, "locomo")
     tests = folder / "tables" / "gain_over_hybrid_f1_tests.csv"
     tests.write_text("system,type,difference,low,high,verdict\n")
-    with pytest.raises(readme.NoRun, match="full has no test of adaptmr against hybrid"): readme.results_table(tmp_path)
+    with pytest.raises(readme.NoRun, match="full has no test of adaptmr in gain_over_hybrid_f1_tests"): readme.results_table(tmp_path)
     tests.unlink()
     with pytest.raises(readme.NoRun, match="full has no table gain_over_hybrid_f1_tests"): readme.results_table(tmp_path)
 
@@ -156,11 +160,26 @@ def test_the_newest_of_several_counts(tmp_path):
     assert "0.333" in readme.results_table(tmp_path) and "0.111" not in readme.results_table(tmp_path)
 
 
+def test_the_table_of_a_run_with_a_model(tmp_path):
+    for experiment in ("exp3", "exp4"):
+        with pytest.raises(readme.NoRun, match=rf"{experiment} is committed .*adaptmr run {experiment} -f params/"): readme.model_table(tmp_path)
+        fake_run(tmp_path, "offline", created="2026-02-02T00:00:00Z", experiment=experiment)
+        fake_run(tmp_path, "asked", experiment=experiment, model="tiny", k=5, limit=9)
+    table = readme.model_table(tmp_path)
+    assert table.startswith("| system | recall@5 | F1 | calls | tokens |")
+    assert "| `hybrid` | 0.500 [0.10, 0.90] | 0.500 [0.10, 0.90] | 1.0 | 450 |" in table
+    assert "| `adaptmr` | 0.500 [0.10, 0.90] | 0.500 [0.10, 0.90] \\* | 2.2 | 1,500 |" in table
+    assert "planned and read by tiny" in table and "Of 8 plans: 75% clean, 12% repaired, 0% asked again, 12% fallback." in table
+    assert "in recall by +0.050 [+0.010, +0.090], better" in table and "[its ablations](outputs/exp4/asked/report.html)" in table
+
+
 def test_write_changes_what_stands_between_the_markers_only(tmp_path):
     fake_run(tmp_path, "full")
+    for experiment in ("exp3", "exp4"):
+        for dataset in ("demo", "locomo"): fake_run(tmp_path, f"{dataset}-asked", experiment=experiment, dataset=dataset, model="tiny")
     page = tmp_path / "README.md"
-    demo, locomo = map(readme.begin, readme.DATASETS)
-    before = f"# before\n{demo}\nold\n{readme.END}\nbetween\n{locomo}\n{readme.END}\nafter\n"
+    first, *others = map(readme.begin, readme.BLOCKS)
+    before = f"# before\n{first}\nold\n{readme.END}\nbetween\n" + "".join(f"{other}\n{readme.END}\n" for other in others) + "after\n"
     page.write_text(before, encoding="utf-8")
     with pytest.raises(readme.NoRun, match="locomo"): readme.write(tmp_path)
     assert page.read_text(encoding="utf-8") == before, "all or none"
@@ -168,7 +187,7 @@ def test_write_changes_what_stands_between_the_markers_only(tmp_path):
     assert readme.write(tmp_path) and not readme.write(tmp_path)
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# before\n") and "\nbetween\n" in text and text.endswith("\nafter\n")
-    for dataset in readme.DATASETS: assert readme.between_markers(text, dataset) == readme.results_table(tmp_path, dataset)
+    for block, table in readme.BLOCKS.items(): assert readme.between_markers(text, block) == table(tmp_path)
     for broken in ("no place", before.replace(readme.END, "", 1)):
         page.write_text(broken, encoding="utf-8")
         with pytest.raises(ValueError, match="no place for the results"): readme.write(tmp_path)

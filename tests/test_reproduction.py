@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import yaml
 from expected import HERE, committed_numbers
-from readme import NoRun, full_run
+from readme import NoRun, full_run, model_run
 
 from adaptmr.cli import replay
 
@@ -17,8 +17,10 @@ def test_the_committed_runs_scored_what_is_expected():
         assert numbers == pytest.approx(expected[run], abs=1e-4), run
 
 
-def test_the_main_comparison_repeats_cell_by_cell(monkeypatch):
-    try: folder, _ = full_run(HERE)
-    except NoRun as e: pytest.fail(f"the run that the README shows is gone: {e}")
-    monkeypatch.delenv("ADAPTMR_DATA", raising=False)
+@pytest.mark.parametrize("run", [lambda: full_run(HERE), lambda: model_run(HERE, "exp3", "demo"), lambda: model_run(HERE, "exp4", "demo")],
+                         ids=["exp3", "exp3 with a model", "exp4 with a model"])
+def test_a_committed_run_repeats_cell_by_cell(run, monkeypatch):
+    try: folder, _ = run()
+    except NoRun as e: pytest.fail(f"a run that the README shows is gone: {e}")
+    for name in ("ADAPTMR_DATA", "OPENAI_BASE_URL", "OPENAI_API_KEY"): monkeypatch.delenv(name, raising=False)
     assert replay(folder, HERE) == []
