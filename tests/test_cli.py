@@ -59,8 +59,8 @@ def ran(tmp_path_factory):
 
 def test_the_whole_run_folder_is_made(ran):
     assert {"report.html", "manifest.json", "results.parquet", "timings.parquet", "notebook.ipynb", "vectors.npz"} - set(ran["before"]) <= {"vectors.npz"}
-    assert {f"tables/{t}.{kind}" for t in ("questions", "systems", "table2", "abstention") for kind in ("csv", "tex")} <= set(ran["before"])
-    assert {f"figures/{f}.{kind}" for f in ("recall", "gain") for kind in ("png", "svg")} <= set(ran["before"])
+    assert {f"tables/{t}.{kind}" for t in ("questions", "systems", "table2", "abstention") for kind in ("csv", "tex", "txt")} <= set(ran["before"])
+    assert {f"figures/{f}.{kind}" for f in ("recall", "gain") for kind in ("png", "svg", "pdf", "txt")} <= set(ran["before"])
     assert [n for n in ran["before"] if n.endswith(".csv")] == [n.replace(".tex", ".csv") for n in ran["before"] if n.endswith(".tex")]
     assert (ran["out"] / "index.csv").exists() and (ran["out"] / "index.html").exists()
     assert ran["folder"].parent == ran["out"] / "exp3" and ran["said"][0] == f"{ran['folder'] / 'report.html'}\n"

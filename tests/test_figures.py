@@ -47,10 +47,11 @@ def test_same_bytes_and_nothing_open(kind, tmp_path):
     again = [p.read_bytes() for p in f.save(fig, tmp_path / "b", "x")]
     assert first == again
     assert plt.get_fignums() == [] and dict(plt.rcParams) == before
-    assert [p.name for p in sorted((tmp_path / "a").iterdir())] == ["x.png", "x.svg"]
+    assert [p.name for p in sorted((tmp_path / "a").iterdir())] == ["x.pdf", "x.png", "x.svg", "x.txt"]
     assert first[0].startswith(b"\x89PNG") and b"tEXt" not in first[0][:200]
     svg = first[1].decode()
     assert "dc:date" not in svg and "matplotlib.org" not in svg.lower()
+    assert first[2].startswith(b"%PDF") and not [w for w in (b"CreationDate", b"Producer", b"Creator", b"/Type3") if w in first[2]] and len(first[3]) > 1
 
 
 def test_every_bar_has_its_error_bar():

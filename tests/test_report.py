@@ -97,13 +97,36 @@ def test_same_bytes_whatever_the_order(tmp_path):
         run.write_figure(figures.grouped_bars(means, "type"), "f1")
         run.write_manifest(usage=Usage(calls=1, seconds=float(i)))
         written.append({f: (run.path / f).read_bytes() for f in run.files()})
-    assert set(written[0]) == {"results.parquet", "timings.parquet", "manifest.json", "tables/f1.csv", "tables/f1.tex", "figures/f1.png", "figures/f1.svg"}
+    assert set(written[0]) == {"results.parquet", "timings.parquet", "manifest.json", "tables/f1.csv", "tables/f1.tex", "tables/f1.txt",
+                               *(f"figures/f1.{kind}" for kind in ("png", "svg", "pdf", "txt"))}
     assert [f for f in written[0] if written[0][f] != written[1][f]] == ["manifest.json"]
     one, two = (json.loads(w["manifest.json"]) for w in written)
     assert one.pop("when") != two.pop("when")
     assert one.pop("systems") == ["unified", "adaptmr"] and sorted(two.pop("systems")) == ["adaptmr", "unified"]
     assert one == two                                                     # nothing else knows the time
     assert plt.get_fignums() == []
+
+
+def test_captions_stand_beside_tables_and_figures(tmp_path):
+    from adaptmr.eval import figures
+    means = pd.DataFrame({"type": ["a"], "system": ["s_1"], "mean": [0.5], "low": [0.4], "high": [0.6]})
+    run = report.open_run("exp1", {}, THEIRS, tmp_path)
+    run.write_figure(figures.grouped_bars(means, "type", title="F1 by kind"), "titled")
+    run.write_figure(figures.grouped_bars(means, "type", title="F1 by kind"), "told", "Our 50 % of it; κ → “x”")
+    run.write_figure(figures.grouped_bars(means, "type", xlabel="kind", ylabel="F1"), "plain")
+    run.write_figure(figures.grouped_bars(means, "type"), "bare")
+    label = " · part of locomo: 0 conversations, 0 questions\n"
+    texts = {p.stem: p.read_text(encoding="utf-8") for p in (run.path / "figures").glob("*.txt")}
+    assert texts == {"titled": "F1 by kind" + label, "told": "Our 50 % of it; κ → “x”" + label, "plain": "F1 by kind" + label, "bare": "bare" + label}
+    for caption, want in (("κ of 50 % & “two” → one_2", r"$\kappa$ of 50 \% \& ``two'' $\rightarrow$ one\_2"), ("", label[3:-1])):
+        run.write_table(means[["system", "mean"]], "t", caption)
+        assert (run.path / "tables" / "t.txt").read_text(encoding="utf-8") == (caption + label if caption else label[3:])
+        tex = (run.path / "tables" / "t.tex").read_text(encoding="utf-8")
+        assert rf"\caption{{{want}" in tex and tex.startswith(r"% needs \usepackage{booktabs}") and tex.count("{") == tex.count("}")
+    nobody = report.open_run("exp2", {}, None, tmp_path)
+    nobody.write_table(means[["mean"]], "t")
+    assert (nobody.path / "tables" / "t.txt").read_text() == "t\n"
+    assert report.open_run("exp1", {}, THEIRS, tmp_path).files() == []                       # a second run clears them
 
 
 def test_results_hold_the_scores_and_timings_the_clock(tmp_path):

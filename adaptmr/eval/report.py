@@ -62,10 +62,11 @@ def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
     import pyarrow.parquet as pq
     pq.write_table(_arrow(frame), path, compression="zstd", compression_level=3, store_schema=False, version="2.6")
 
-# %% ../../nbs/eval/04_report.ipynb #f4812b8e
+# %% ../../nbs/eval/04_report.ipynb #90e22ec6
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
           "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " ", "\r": " ", "–": "--", "≥": r"$\geq$",
-          "≤": r"$\leq$", "×": r"$\times$", "±": r"$\pm$", "−": "$-$", "·": r"$\cdot$", "…": r"\ldots{}"}
+          "≤": r"$\leq$", "×": r"$\times$", "±": r"$\pm$", "−": "$-$", "·": r"$\cdot$", "…": r"\ldots{}",
+          "→": r"$\rightarrow$", "κ": r"$\kappa$", "“": "``", "”": "''"}
 
 
 def _latex(text: str) -> str: return "".join(_LATEX.get(c, c) for c in text)
@@ -92,10 +93,10 @@ def _tex(columns: list[tuple[str, str]], rows: list[dict[tuple[str, str], Any]],
         head = [" & ".join(spans) + r" \\", " ".join(rules)]
     head.append(" & ".join(_latex(c.replace("_", " ")) for _, c in columns) + r" \\")
     body = [" & ".join(_latex(number(r[c], digits)) or "--" for c in columns) + r" \\" for r in rows]
-    return "\n".join([r"\begin{table}[t]", r"\centering", rf"\caption{{{_latex(caption)}}}", rf"\label{{tab:{name}}}", rf"\begin{{tabular}}{{{sides}}}",
-                      r"\toprule", *head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    return "\n".join([r"% needs \usepackage{booktabs}", r"\begin{table}[t]", r"\centering", rf"\caption{{{_latex(caption)}}}", rf"\label{{tab:{name}}}",
+                      rf"\begin{{tabular}}{{{sides}}}", r"\toprule", *head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
-# %% ../../nbs/eval/04_report.ipynb #7199d273
+# %% ../../nbs/eval/04_report.ipynb #0ee3ecae
 class Shown(str):
     """HTML that a notebook shows, such as a table that was written; as a string it is itself."""
     def _repr_html_(self) -> str: return str(self)
@@ -155,7 +156,7 @@ class RunFolder:
         return results
 
     def write_table(self, frame: pd.DataFrame, name: str, caption: str = "", allow: Sequence[str] = (), digits: int = 3) -> Shown:
-        """Writes `tables/<name>.csv` and `.tex`, numbers to `digits` decimals, in the frame's order; returns the table as a notebook shows it.
+        """Writes `tables/<name>.csv`, `.tex` (booktabs) and `.txt` (the caption), numbers to `digits` decimals; returns it as a notebook shows it.
 
         The data's label stands in the caption and in the CSV's last column. `allow` names columns with text of ours for a redacted run.
         """
@@ -172,14 +173,18 @@ class RunFolder:
             writer.writerow([*names, *extra])
             writer.writerows([*(number(r[c], digits) for c in columns), *extra.values()] for r in rows)
         full = " · ".join(t for t in (caption, self.label) if t)
-        (folder / f"{name}.tex").write_text(_tex(columns, rows, name, full, digits), encoding="utf-8", errors="replace", newline="\n")
+        for kind, text in (("tex", _tex(columns, rows, name, full, digits)), ("txt", (full or name) + "\n")):
+            (folder / f"{name}.{kind}").write_text(text, encoding="utf-8", errors="replace", newline="\n")
         self._note("tables", name)
         return Shown(table_html(rows, columns, full, digits))
 
-    def write_figure(self, fig: Figure, name: str) -> Figure:
-        """Writes `figures/<name>.png` and `.svg`; returns the figure, for the notebook to show."""
-        from adaptmr.eval import figures
-        figures.save(fig, self.path / "figures", name)
+    def write_figure(self, fig: Figure, name: str, caption: str = "") -> Figure:
+        """Writes `figures/<name>.png`, `.svg`, `.pdf` and `.txt`, the caption with the data's label; returns the figure, for the notebook to show.
+
+        Without a `caption` it is the figure's own title, or what stands on its axes.
+        """
+        from adaptmr.eval import style
+        style.save(fig, self.path / "figures", name, " · ".join(t for t in (caption or style.caption_of(fig) or name, self.label) if t))
         self._note("figures", name)
         return fig
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING: import pandas as pd
 # %% auto #0
 __all__ = ['PLAN_COLUMNS', 'score_answer', 'score_row', 'evaluate', 'show']
 
-# %% ../../nbs/eval/02_run.ipynb #c66e045b
+# %% ../../nbs/eval/02_run.ipynb #3c7cfa1a
 PLAN_COLUMNS = ("plan_queries", "plan_steps", "plan_order", "plan_latest", "plan_threshold")
 
 
 def score_answer(question: Question, said: Answer, dataset: str) -> float:
-    """The answer's score, 0 to 1: LoCoMo's official one on `locomo`, `answer_f1` elsewhere."""
-    if dataset != "locomo": return answer_f1(said.text, question.answers, answerable=question.answerable, abstained=said.abstained)
+    """The answer's score, 0 to 1: LoCoMo's official one on `locomo` and `locomo_audited`, `answer_f1` elsewhere."""
+    if dataset not in ("locomo", "locomo_audited"): return answer_f1(said.text, question.answers, answerable=question.answerable, abstained=said.abstained)
     return locomo_f1(said.text, question.answers[0] if question.answers else "", question.category)
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['PALETTE', 'HATCHES', 'MARKERS', 'DASHES', 'INK', 'EDGE', 'lightness', 'style', 'canvas', 'picture', 'plain', 'halo',
-           'save']
+__all__ = ['PALETTE', 'HATCHES', 'MARKERS', 'DASHES', 'INK', 'EDGE', 'lightness', 'style', 'canvas', 'picture', 'plain',
+           'caption_of', 'halo', 'save']
 
 # %% ../../nbs/eval/03_style.ipynb #570cd01e
 PALETTE = ("#0072b2", "#f2c440", "#14213d", "#dd6a1f", "#56b4e9", "#8a2b0e")
@@ -32,7 +32,7 @@ def lightness(colour: str) -> float:
     y = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return 116 * (y ** (1 / 3) if y > 0.008856 else 7.787 * y + 16 / 116) - 16
 
-# %% ../../nbs/eval/03_style.ipynb #5e6485bd
+# %% ../../nbs/eval/03_style.ipynb #db46a48a
 def style() -> AbstractContextManager[None]:
     """The house style, as a context for drawing and saving: seaborn's white grid, no frame, our palette, fixed seeds for SVG ids."""
     import seaborn as sns
@@ -44,9 +44,9 @@ def style() -> AbstractContextManager[None]:
         "axes.labelcolor": "#333333", "axes.titlelocation": "left", "axes.titleweight": "bold", "axes.titlesize": 11, "axes.titlepad": 8,
         "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#e6e6e6", "hatch.linewidth": 0.8, "legend.frameon": False,
         "figure.facecolor": "white", "figure.dpi": 100, "savefig.dpi": 150,
-        "svg.hashsalt": "adaptmr", "svg.fonttype": "path", "image.composite_image": True})
+        "svg.hashsalt": "adaptmr", "svg.fonttype": "path", "pdf.fonttype": 42, "image.composite_image": True})
 
-# %% ../../nbs/eval/03_style.ipynb #ac76ad8b
+# %% ../../nbs/eval/03_style.ipynb #5531e865
 INK, EDGE = "#222222", "#333333"       # text and error bars; the edges of light bars
 
 
@@ -67,10 +67,9 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def picture(fig: Figure, kind: str = "png") -> bytes:
-    """The figure as the bytes of a "png" (150 dpi) or "svg", without a date, a program's name or a random id."""
+    """The figure as the bytes of a "png" (150 dpi), "svg" or "pdf", without a date, a program's name or a random id."""
     out = BytesIO()
-    metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-    with style(): fig.savefig(out, format=kind, metadata=metadata)
+    with style(): fig.savefig(out, format=kind, metadata=_SILENT[kind])
     return out.getvalue()
 
 
@@ -81,26 +80,37 @@ def plain(value: object) -> str:
     return text
 
 
+def caption_of(fig: Figure) -> str:
+    """What a figure says of itself: the titles of its parts, or what stands on their axes."""
+    said = (ax.get_title(loc="left") or " by ".join(filter(None, (ax.get_ylabel(), ax.get_xlabel()))) for ax in fig.axes)
+    return "; ".join(dict.fromkeys(filter(None, said)))
+
+
 def halo(width: float) -> list[Any]:
     """A white rim, in points, so that a dark line shows on a dark bar."""
     from matplotlib.patheffects import withStroke
     return [withStroke(linewidth=width, foreground="white")]
 
-# %% ../../nbs/eval/03_style.ipynb #9e3ed9dc
+# %% ../../nbs/eval/03_style.ipynb #9d7df7de
+_SILENT: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None},
+                                      "pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
 # scripts that matplotlib's own font lacks or that it sets wrongly: Hebrew to Tibetan, Hangul, Chinese, Japanese, emoji
 _NO_GLYPH = re.compile("[\u0590-\u08ff\u0900-\u0fff\u1100-\u11ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U00010000-\U0010ffff\ud800-\udfff]")
 
-# %% ../../nbs/eval/03_style.ipynb #cc6f4e35
-def save(fig: Figure, folder: str | Path, name: str) -> list[Path]:
-    """Writes `folder/name.png` (150 dpi) and `folder/name.svg`, the same bytes for the same figure; returns their paths.
+# %% ../../nbs/eval/03_style.ipynb #05121f64
+def save(fig: Figure, folder: str | Path, name: str, caption: str = "") -> list[Path]:
+    """Writes `folder/name.png` (150 dpi), `.svg`, `.pdf` and `.txt`, the caption, the same bytes for the same figure; returns their paths.
 
-    `name` is letters, digits, `-`, `_` and `.`. Raises `ValueError` for another name or for text that the font can't show.
+    Without a `caption` it is the figure's title, or what stands on its axes. `name` is letters, digits, `-`, `_` and `.`. Raises `ValueError` for
+    another name or for text that the font can't show.
     """
     from matplotlib.text import Text
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name): raise ValueError(f"figure name {name!r} must be letters, digits, '-', '_' and '.'")
     for text in fig.findobj(Text): plain(text.get_text())  # type: ignore[attr-defined]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+    paths = [folder / f"{name}.{kind}" for kind in _SILENT]
     for path in paths: path.write_bytes(picture(fig, path.suffix[1:]))
-    return paths
+    words = folder / f"{name}.txt"
+    words.write_text((caption or caption_of(fig) or name) + "\n", encoding="utf-8", errors="replace", newline="\n")
+    return [*paths, words]

@@ -88,10 +88,10 @@ class PlannedSystem:
         """Plan, then run the plan, with at most `k` hits."""
         return retrieve(question, self.store, k, self.planner, fit=self.fit, llm=self.llm)
 
-# %% ../../nbs/systems/00_base.ipynb #0387d2c9
+# %% ../../nbs/systems/00_base.ipynb #eef30129
 Maker = Callable[..., MemorySystem]
 _MAKERS: dict[str, tuple[Maker, str, str]] = {}
-_ROOMS = ("fixed", "adaptive", "asking", "oracles", "ablations")  # the modules whose import registers systems, in the order of tables
+_ROOMS = ("fixed", "adaptive", "asking", "oracles", "ablations", "longmemeval_rag")  # the modules whose import registers systems, in the order of tables
 
 
 def register(name: str, what: str, group: str = "main") -> Callable[[Maker], Maker]:
@@ -103,7 +103,7 @@ def register(name: str, what: str, group: str = "main") -> Callable[[Maker], Mak
 
 
 def known_systems(group: str | None = "main") -> dict[str, str]:
-    """The systems of a group ("main", "ablation"; `None`: all) by name, and what each does, in the order of tables."""
+    """The systems of a group ("main", "ablation", "baseline"; `None`: all) by name, and what each does, in the order of tables."""
     from importlib import import_module
     rooms = [import_module(f"adaptmr.systems.{room}").__name__ for room in _ROOMS]  # whatever was imported first
     place = {name: rooms.index(maker.__module__) if maker.__module__ in rooms else len(rooms) for name, (maker, _, _) in _MAKERS.items()}
