@@ -30,7 +30,7 @@ if TYPE_CHECKING: import pandas as pd
 # %% auto #0
 __all__ = ['Experiment']
 
-# %% ../../nbs/eval/05_experiment.ipynb #baa13a6a
+# %% ../../nbs/eval/05_experiment.ipynb #7052069b
 class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
@@ -130,9 +130,12 @@ class Experiment:
                                             + ("; fallback: the share of the model's results for which a rule stood in" if "fallback" in spent else "")))
 
     def replies(self) -> Shown:
-        """What the model's replies were good for, by system and task: a table that is kept, or a sentence where no model was asked."""
+        """What the model's replies were good for, by task; kept by system, too (table `replies`). A sentence where no model was asked."""
         if (table := tables.ways_table(self._frame)).empty: return Shown("<p>No model was asked: every plan and every answer came from a rule.</p>")
-        return self.table("replies", table, "How the model's replies came about: shares of n results; fallback: a rule stood in", ours=["system", "task"])
+        what = "How the model's replies came about: shares of n results; fallback: a rule stood in"
+        self.run.write_table(table, "replies", what, allow=["system", "task"])
+        whole = tables.ways_table(self._frame.assign(system="all")).drop(columns="system")
+        return self.table("replies_by_task", whole, f"{what}. Over all systems; the table “replies” has each", ours=["task"])
 
     def plans(self, *systems: str) -> Shown:
         """What these systems' plans decided, per kind of question: a table that is kept."""
