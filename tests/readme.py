@@ -73,6 +73,11 @@ def _first(found: Any, what: str, folder: Path) -> Any:
     raise NoRun(f"{folder.name} has no {what}: it was made by another version of the experiment, run it again")
 
 
+def _shown(folder: Path, measure: str) -> set[tuple[str, str]]:
+    """The systems that a paired test tells from `hybrid`, and on which kind of question."""
+    return {(t["system"], t["type"]) for t in rows(folder, f"gain_over_hybrid_{measure}_tests") if t["verdict"] in ("better", "worse")}
+
+
 def _difference(folder: Path, table: str, system: str) -> str:
     """What a table of tests says of a system over all kinds."""
     test = _first((t for t in rows(folder, table) if t["system"] == system and t["type"] == "overall"), f"test of {system} in {table}", folder)
@@ -104,9 +109,9 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     """The table as Markdown: recall per kind and F1 with 95 % intervals, the price, what is shown against `hybrid`, and where it comes from."""
     root, kinds = Path(root), KINDS[dataset]
     folder, manifest = full_run(root, dataset)
-    table, tests = rows(folder, "table2"), rows(folder, "gain_over_hybrid_recall_tests")
+    table = rows(folder, "table2")
     if (folder / "tables" / "costs.csv").exists(): table = [row | cost for row, cost in zip(table, rows(folder, "costs"))]  # the same systems in the same order
-    shown = {(t["system"], t["type"]) for t in tests if t["verdict"] in ("better", "worse")}
+    shown = _shown(folder, "recall")
     column = {kind: _first((c for c in table[0] if c.startswith(f"recall@k: {kind} (")), f"column of recall for {kind} questions", folder) for kind in kinds}
     f1 = _first((c for c in table[0] if c.startswith("F1: overall")), "column of F1", folder)
     tokens = _first((c for c in table[0] if c.endswith("context tokens")), "column of tokens", folder)
@@ -136,7 +141,7 @@ def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     recall, f1 = (_first((c for c in table[0] if c.startswith(f"{name}: overall")), f"column of {name}", folder) for name in ("recall@k", "F1"))
     lines = [f"| system | recall@{manifest['params']['k']} | F1 | calls | tokens |", "|---|---|---|---:|---:|"]
     for row, cost in zip(table, rows(folder, "costs")):  # the same systems in the same order
-        stars = [" \\*" if row["system"] in shown[measure] else "" for measure in ("recall", "f1")]
+        stars = [" \\*" if (row["system"], "overall") in shown[measure] else "" for measure in ("recall", "f1")]
         lines.append(f"| `{row['system']}` | {row[recall]}{stars[0]} | {row[f1]}{stars[1]} | {float(cost['calls']):.1f} | {cost['model tokens']} |")
     plans = _first((r for r in rows(folder, "replies") if (r["system"], r["task"]) == ("qarp", "plan")), "replies of qarp's planner", folder)
     shares = ", ".join(f"{float(plans[how]):.0%} {how}" for how in ("clean", "repaired", "asked again", "fallback"))
@@ -146,11 +151,6 @@ def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
         f"*{manifest['data']['label']}, planned and read by {manifest['params']['model']}; calls and tokens are a question's, reader included; "
         f"\\* differs from `hybrid`. Of {plans['n']} plans: {shares}. With the rules' plans in place of the model's, `qarp` changes in recall by "
         f"{by_rules['recall_tests']}; in F1 by {by_rules['f1_tests']}. From [this run]({report}) and [its ablations]({ablations}).*")])
-
-
-def _shown(folder: Path, measure: str) -> set[str]:
-    """The systems that a paired test tells from `hybrid`, over all kinds."""
-    return {t["system"] for t in rows(folder, f"gain_over_hybrid_{measure}_tests") if t["type"] == "overall" and t["verdict"] in ("better", "worse")}
 
 
 BLOCKS: dict[str, Callable[[Path | str], str]] = {

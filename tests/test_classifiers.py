@@ -220,7 +220,7 @@ GOOD = {"embedder": "hash", "without": "", "kinds": ["abstention", "multi_hop"],
 def test_a_damaged_file_is_named_with_the_remedy(content, tmp_path, monkeypatch):
     (tmp_path / "planning").mkdir()
     if content is not None: (tmp_path / "planning" / "heads.json").write_text(content)
-    monkeypatch.setattr(classifiers, "files", lambda package: tmp_path)
+    monkeypatch.setattr("adaptmr.shipped.files", lambda package: tmp_path)
     classifiers._shipped.cache_clear()
     try:
         for read in (heads, provenance, Fitted):

@@ -187,7 +187,7 @@ def test_the_fit_that_never_saw_the_conversation(monkeypatch):
 def file(tmp_path, monkeypatch):
     """Stands for fits.json of an installed package; nothing is remembered before or after."""
     (tmp_path / "retrieval").mkdir()
-    monkeypatch.setattr(fusion, "files", lambda package: tmp_path)
+    monkeypatch.setattr("adaptmr.shipped.files", lambda package: tmp_path)
     fusion._shipped.cache_clear()
     yield tmp_path / "retrieval" / "fits.json"
     fusion._shipped.cache_clear()

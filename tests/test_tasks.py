@@ -15,7 +15,7 @@ from adaptmr.llm import tasks
 from adaptmr.llm import LLM, AuthError, BudgetExceeded, ModelNotFound, ServerError
 from adaptmr.llm.repair import check, fit, parse_json, repair_json, schema_problem
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
-from adaptmr.llm.tasks import HOW, Tally, Task, fallback_rates, prompt_hashes, register, tally, task
+from adaptmr.llm.tasks import HOW, Tally, Task, prompt_hashes, register, tally, task
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}}, "required": ["city"],
           "additionalProperties": False}
@@ -156,7 +156,7 @@ def test_the_shared_tally_sees_every_run() -> None:
     mark = tally.mark()
     with Server(ok("?")) as s: ask(s)
     with Server(ok_json({"city": "x"})) as s: ask(s)
-    assert fallback_rates(mark) == {"city": 0.5}
+    assert tally.rates(mark)["city"]["fallback_rate"] == 0.5
 
 
 def test_the_list_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

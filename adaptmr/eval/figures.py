@@ -119,7 +119,7 @@ def heatmap(frame: pd.DataFrame, x: str, y: str, value: str = "mean", low: str |
         _titles(ax, title, xlabel, ylabel)
     return fig
 
-# %% ../../nbs/eval/03_figures.ipynb #a1b5721a
+# %% ../../nbs/eval/03_figures.ipynb #ab9462a6
 def difference_plot(frame: pd.DataFrame, label: str | Sequence[str] = "system", value: str = "difference", low: str = "low", high: str = "high", *,
                     verdict: str | None = "verdict", title: str = "", xlabel: str = "difference") -> Figure:
     """Each row's difference and interval, in the frame's order from the top, with a line at zero: takes what `stats.compare` gives.
@@ -144,6 +144,7 @@ def difference_plot(frame: pd.DataFrame, label: str | Sequence[str] = "system", 
         ax.set_ylim(len(frame) - 0.4, -0.6)
         ax.grid(visible=False, axis="y")
         ax.margins(x=0.08)
+        ax.locator_params(axis="x", nbins=6)
         _titles(ax, title, xlabel, "")
     return fig
 

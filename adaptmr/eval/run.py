@@ -91,8 +91,8 @@ def _ask(system: MemorySystem, conversation: Conversation, dataset: str, llm: An
     row = score_row(system.name, question, found, said, conversation, dataset, k, str(ways))
     return {**row, "ms_retrieve": (between - begun) * 1000, "ms_answer": (ended - between) * 1000}
 
-# %% ../../nbs/eval/02_run.ipynb #ef534b27
-def _matched(systems: Sequence[str | MemorySystem], llm: Any, seed: int) -> dict[str, str]:
+# %% ../../nbs/eval/02_run.ipynb #9c7ed021
+def budgets(systems: Sequence[str | MemorySystem], llm: Any = None, seed: int = 0) -> dict[str, str]:
     """The names of systems whose budget is another's, with that other; raises `ValueError` where the other isn't asked before."""
     found: dict[str, str] = {}
     earlier: list[str] = []
@@ -106,7 +106,7 @@ def _matched(systems: Sequence[str | MemorySystem], llm: Any, seed: int) -> dict
         earlier.append(made.name)
     return found
 
-# %% ../../nbs/eval/02_run.ipynb #bac6e82a
+# %% ../../nbs/eval/02_run.ipynb #db918a77
 def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = None, k: int = 10, *, embedder: Any = "auto", seed: int = 0,
              journal: str | Path | None = None, used: Callable[[], Iterable[str]] | None = None, progress: bool | None = None) -> pd.DataFrame:
     """Ask every system every question of a data set: one row per system × question.
@@ -132,7 +132,7 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
         raise ValueError(f"unknown systems {unknown}; there are {list(known_systems(None))}")
     if isinstance(k, bool) or not isinstance(k, int) or k < 0: raise ValueError(f"k={k!r} must be a whole number, 0 or more")
     _check_data(data)
-    matched = _matched(systems, llm, seed)
+    matched = budgets(systems, llm, seed)
     at_once = 0 if llm is None or llm.is_offline else getattr(llm, "concurrency", 1)
     log = Journal(journal, _identity(names, data, llm, k, embedder, seed))
     ingests: list[dict[str, Any]] = []

@@ -25,10 +25,10 @@ from ..types import Usage
 _all_ = ["repair_json"]
 
 # %% auto #0
-__all__ = ['HOW', 'tally', 'TASKS', 'Tally', 'fallback_rates', 'Meter', 'metered', 'shape', 'TaskResult', 'Task', 'register',
-           'task', 'run', 'prompt_hashes', 'repair_json']
+__all__ = ['HOW', 'tally', 'TASKS', 'Tally', 'Meter', 'metered', 'shape', 'TaskResult', 'Task', 'register', 'task', 'run',
+           'prompt_hashes', 'repair_json']
 
-# %% ../../nbs/llm/04_tasks.ipynb #10eaa015
+# %% ../../nbs/llm/04_tasks.ipynb #8fb85e62
 HOW = ("model", "repaired", "retried", "fallback", "offline")
 
 
@@ -67,11 +67,6 @@ class Tally:
 
 
 tally = Tally()
-
-
-def fallback_rates(since: Counter[tuple[str, str]] | None = None) -> dict[str, float]:
-    """The share of replies, per task, that were too bad to use, so that the rule answered in the model's place."""
-    return {task: row["fallback_rate"] for task, row in tally.rates(since).items()}
 
 # %% ../../nbs/llm/04_tasks.ipynb #b50e7538
 @dataclass

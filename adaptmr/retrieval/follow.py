@@ -34,10 +34,7 @@ def _missing(question: str, found: Evidence) -> list[str]:
 
 def _confidence(question: str, found: Evidence) -> float: return min(found.relevance, coverage(question, found))
 
-# %% ../../nbs/retrieval/06_follow.ipynb #8fac84b3
-_DATA, _DATEN = MEMORIES_ARE_DATA["en"], MEMORIES_ARE_DATA["zh"]
-
-
+# %% ../../nbs/retrieval/06_follow.ipynb #193ace2f
 def _text(length: int) -> dict[str, Any]: return {"type": "string", "maxLength": length}
 
 
@@ -49,9 +46,9 @@ def _render(lang: str, question: str, found: Evidence, draft: str = "", thoughts
 CONFIDENCE = register(Task(
     name="confidence",
     prompts={"en": ("How sure is it that the draft answer is right and complete, going by the memories? From 0 (the memories don't tell) to 1 (they say it). "
-                    f"{_DATA}\n"
+                    f"{MEMORIES_ARE_DATA['en']}\n"
                     'Reply in JSON: {"confidence": a number from 0 to 1}', "$memories\nQuestion: $question\nDraft answer: $draft\nJSON:"),
-             "zh": (f"根据记忆判断，草拟的答案正确且完整的把握有多大？从 0（记忆里没有）到 1（记忆里明确说了）。{_DATEN}\n"
+             "zh": (f"根据记忆判断，草拟的答案正确且完整的把握有多大？从 0（记忆里没有）到 1（记忆里明确说了）。{MEMORIES_ARE_DATA['zh']}\n"
                     '用 JSON 回答：{"confidence": 0 到 1 的数}', "$memories\n问题：$question\n草拟的答案：$draft\nJSON：")},
     schema=shape(confidence={"type": "number", "minimum": 0, "maximum": 1}),
     rule=lambda question, found, draft: {"confidence": round(_confidence(question, found), 6)}, render=_render, max_tokens=24))
@@ -59,18 +56,19 @@ CONFIDENCE = register(Task(
 FOLLOW_UP = register(Task(
     name="follow_up",
     prompts={"en": ("The memories don't suffice to answer the question. Write one short search query for what is missing, in words that the missing "
-                    f'memory might contain. {_DATA}\nReply in JSON: {{"query": "..."}}', "$memories\nQuestion: $question\nDraft answer: $draft\nJSON:"),
-             "zh": (f"这些记忆还不足以回答问题。写一条简短的检索语句去找缺少的内容，用缺少的那条记忆里可能出现的词。{_DATEN}\n"
+                    f"memory might contain. {MEMORIES_ARE_DATA['en']}\n"
+                    'Reply in JSON: {"query": "..."}', "$memories\nQuestion: $question\nDraft answer: $draft\nJSON:"),
+             "zh": (f"这些记忆还不足以回答问题。写一条简短的检索语句去找缺少的内容，用缺少的那条记忆里可能出现的词。{MEMORIES_ARE_DATA['zh']}\n"
                     '用 JSON 回答：{"query": "..."}', "$memories\n问题：$question\n草拟的答案：$draft\nJSON：")},
     schema=shape(query=_text(120)), rule=lambda question, found, draft: {"query": _next_by_rule(question, found)[:120]}, render=_render, max_tokens=60))
 
 THOUGHT = register(Task(
     name="thought",
     prompts={"en": ("Think towards the answer one step at a time. Write the next step as one short sentence, using the memories. If the answer is "
-                    f"reached, set done to true. {_DATA}\n"
+                    f"reached, set done to true. {MEMORIES_ARE_DATA['en']}\n"
                     'Reply in JSON: {"thought": "...", "done": true or false}', "$memories\nQuestion: $question\nSteps so far: $thoughts\nJSON:"),
              "zh": ("一步一步地推向答案。利用记忆，用一个短句写出下一步。"
-                    f"如果已经得到答案，把 done 设为 true。{_DATEN}\n"
+                    f"如果已经得到答案，把 done 设为 true。{MEMORIES_ARE_DATA['zh']}\n"
                     '用 JSON 回答：{"thought": "...", "done": true 或 false}', "$memories\n问题：$question\n已有的步骤：$thoughts\nJSON：")},
     schema=shape(thought=_text(160), done={"type": "boolean"}),
     rule=lambda question, found, thoughts: {"thought": _next_by_rule(question, found)[:160], "done": _sure_by_rule(question, found)},
@@ -79,9 +77,9 @@ THOUGHT = register(Task(
 DRAFT = register(Task(
     name="draft",
     prompts={"en": ("Write the sentence that would answer the question, and guess what the memories don't tell. Set sure to true only if the memories "
-                    f"tell all of it. {_DATA}\n"
+                    f"tell all of it. {MEMORIES_ARE_DATA['en']}\n"
                     'Reply in JSON: {"sentence": "...", "sure": true or false}', "$memories\nQuestion: $question\nJSON:"),
-             "zh": (f"写出能回答问题的一句话，记忆里没有的部分可以猜。只有记忆里全都说到了，才把 sure 设为 true。{_DATEN}\n"
+             "zh": (f"写出能回答问题的一句话，记忆里没有的部分可以猜。只有记忆里全都说到了，才把 sure 设为 true。{MEMORIES_ARE_DATA['zh']}\n"
                     '用 JSON 回答：{"sentence": "...", "sure": true 或 false}', "$memories\n问题：$question\nJSON：")},
     schema=shape(sentence=_text(160), sure={"type": "boolean"}),
     rule=lambda question, found: {"sentence": f"{question} {extract(question, found.hits)}".strip()[:160], "sure": _sure_by_rule(question, found)},
