@@ -126,7 +126,7 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
                f"{_difference(folder, 'gain_over_hybrid_f1_tests', 'adaptmr')}. From [this run]({report}).*")
     if dataset == "demo":
         below = (f"*{label}. Recall is the share of gold turns found, overall and by kind of question; F1 is that of a rule-based reader; "
-                 "brackets are 95 % intervals over conversations and questions; tokens are what the reader is given. "
+                 "brackets are 95 % intervals over conversations; tokens are what the reader is given. "
                  "\\* differs from `hybrid` in a paired test after Holm's correction (`random` and `full_context`, which don't search, are not tested). ")
         return "\n".join([*lines, "", below + against])
     answerable = re.findall(r"n=(\d+)", column["overall"])[0]

@@ -18,12 +18,12 @@ PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]) | st.floats(0,
 @settings(max_examples=100, deadline=None)
 def test_interval_holds_the_mean(values, n_groups, seed):
     groups = [i % n_groups for i in range(len(values))]
-    it = s.bootstrap(values, groups, resamples=FEW, seed=seed)
+    it = s.bootstrap(values, groups, resamples=FEW, seed=seed, method="percentile")
     assert it.low <= it.mean <= it.high
     assert min(values) - 1e-8 <= it.low and it.high <= max(values) + 1e-8
     assert it.mean == pytest.approx(np.mean(values), abs=1e-8) and it.n == len(values) and it.groups == len(set(groups))
-    assert it == s.bootstrap(values[::-1], groups[::-1], resamples=FEW, seed=seed)
-    assert it == s.bootstrap(values, [f"conv-{g}" for g in groups], resamples=FEW, seed=seed)      # only who goes with whom matters
+    assert it == s.bootstrap(values[::-1], groups[::-1], resamples=FEW, seed=seed, method="percentile")
+    assert it == s.bootstrap(values, [f"conv-{g}" for g in groups], resamples=FEW, seed=seed, method="percentile")      # only who goes with whom matters
 
 
 @given(PAIRS)
@@ -63,13 +63,13 @@ def test_agrees_with_the_slow_way_on_two_levels():
     for _ in range(4000):
         drawn = [rng.choice(values[groups == g], 20) for g in rng.integers(0, 3, 3)]
         slow.append(np.concatenate(drawn).mean())
-    it = s.bootstrap(values, groups)
+    it = s.bootstrap(values, groups, method="percentile")
     assert (it.low, it.high) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=0.02)
 
 
 def test_unequal_conversations_weigh_by_their_questions():
     values, groups = [1.0] * 90 + [0.0] * 10, ["big"] * 90 + ["small"] * 10
-    it = s.bootstrap(values, groups)
+    it = s.bootstrap(values, groups, method="percentile")
     assert it.mean == 0.9 and it.low == 0 and it.high == 1 and it.level == "conversations and questions"
 
 
@@ -98,8 +98,8 @@ def test_nan_leaves_the_pair_out():
 
 def test_seed():
     values = np.random.default_rng(0).random(40)
-    assert s.bootstrap(values, seed=1) == s.bootstrap(values, seed=1)
-    assert s.bootstrap(values, seed=1) != s.bootstrap(values, seed=2)
+    assert s.bootstrap(values, seed=1, method="percentile") == s.bootstrap(values, seed=1, method="percentile")
+    assert s.bootstrap(values, seed=1, method="percentile") != s.bootstrap(values, seed=2, method="percentile")
 
 
 def test_wrong_calls_are_named():

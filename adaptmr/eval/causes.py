@@ -213,7 +213,7 @@ def _explain(system: MemorySystem, conversation: Conversation, llm: Any, k: int,
 def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     """The share of each cause among the failures, per system and kind, and overall: columns system, type, kind, cause, mean, low, high, n, unstable, level.
 
-    Intervals resample conversations and failures. `n` failures were stable, `unstable` were not and don't count.
+    Intervals are over conversations. `n` failures were stable, `unstable` were not and don't count.
     """
     import pandas as pd
     rows = []

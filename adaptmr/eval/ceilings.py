@@ -25,7 +25,7 @@ def ceilings(frame: pd.DataFrame, base: str, ceiling: str = "oracle_evidence", v
 
     Columns: system, ceiling, type, kind, base (the system's mean), retrieval = ceiling - base and reader = 1 - ceiling with their 95 % intervals
     (`_low`, `_high`), retrieval_share = retrieval / (1 - base) with its interval, reader_share = 1 - retrieval_share, n. The shares are `nan`
-    where the base is perfect. All intervals resample conversations and questions; the differences are paired. Raises `ValueError` for a system
+    where the base is perfect. All intervals are over conversations; the differences are paired. Raises `ValueError` for a system
     that isn't there and for systems that weren't asked the same questions.
     """
     import pandas as pd

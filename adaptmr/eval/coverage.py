@@ -108,7 +108,7 @@ def coverage_curves(frame: pd.DataFrame, *, by: Sequence[str] = (), seed: int = 
     """What `measure_coverage` gives, averaged: one row per system and budget (for each combination of the `by` columns, if any).
 
     Columns: by…, system, budget (`nan`: without a ranking), tokens (mean used), mean, low, high (recall with its 95 % interval),
-    n (questions), groups (conversations), level (what was resampled).
+    n (questions), groups (conversations), level (what was taken to vary).
     """
     import pandas as pd
     _columns(frame, *by, "system", "conversation", "budget", "tokens", "recall")

@@ -56,7 +56,7 @@ def rescored(frame: pd.DataFrame, audited: Dataset) -> pd.DataFrame:
 
 def keys_table(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """The rows of `rescored` as a table: for each system and category, and all: n, changed (questions with another answer), published, audited and
-    their difference (audited - published), each with its 95 % interval over conversations and questions (columns `…_low`, `…_high`).
+    their difference (audited - published), each with its 95 % interval over conversations (columns `…_low`, `…_high`).
 
     Only rows that have both scores count.
     """

@@ -88,7 +88,7 @@ ALL, ANSWERABLE = "all", "all but abstention"
 def accuracy_table(guesses: pd.DataFrame) -> pd.DataFrame:
     """The share of right guesses for each dataset, type (and all, and all but abstention) and classifier: n, mean, and its 95 % interval low, high.
 
-    Conversations are resampled, then questions (`stats.bootstrap`).
+    Intervals are over conversations (`stats.paired_bootstrap`).
     """
     import pandas as pd
     rows = []

@@ -40,7 +40,7 @@ __all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'by_kind', 'means', 'ways_table'
 def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
     """Mean and 95 % interval of a column per system and kind, and overall: columns system, type, kind (its short name), mean, low, high, n, level.
 
-    Intervals resample conversations and questions. Rows where the value is not defined (recall without gold evidence) don't count.
+    Intervals are over conversations (`stats.bootstrap`). Rows where the value is not defined (recall without gold evidence) don't count.
     """
     import pandas as pd
     known = frame[frame[value].notna()]
