@@ -1,6 +1,6 @@
 """The README's results tables, made from the committed runs: `python tests/readme.py` shows them, `--write` puts them into the README.
 
-The runs are the full ones of experiment 3 without a model, on `demo` and on `locomo`, and the newest of experiments 3 and 4 with one. A run must be
+The runs are the full ones of experiments 1 and 3 without a model, on `demo` and on `locomo`, and the newest of experiments 3 and 4 with one. A run must be
 known to git (`git add` is enough) before an older one gives way to it. What others published on LoCoMo, set under ours, is in params/published.yaml.
 """
 from __future__ import annotations
@@ -23,7 +23,6 @@ KINDS = {
     "demo": {"overall": "overall", "factual": "factual_extraction", "temporal": "temporal_reasoning", "update": "knowledge_update", "multi-hop": "multi_hop"},
     "locomo": {"overall": "overall", "factual": "factual_extraction", "temporal": "temporal_reasoning", "multi-hop": "multi_hop", "open-domain": "open_domain"}}
 FIELDS = {"name", "value", "needs", "scope", "source"}
-HOW = {"demo": "make exp3", "locomo": "adaptmr run exp3 -p dataset locomo"}
 
 
 class NoRun(LookupError):
@@ -32,7 +31,7 @@ class NoRun(LookupError):
 
 def begin(block: str) -> str:
     """The marker above a block of results."""
-    return f"<!-- results: exp3 {block} -->"
+    return f"<!-- results: {block} -->"
 
 
 def newest(root: Path, experiment: str, how: str, fits: Callable[[dict[str, Any]], bool]) -> tuple[Path, dict[str, Any]]:
@@ -49,9 +48,10 @@ def newest(root: Path, experiment: str, how: str, fits: Callable[[dict[str, Any]
     return max(found, key=lambda f: (f[0], f[1].name))[1:]
 
 
-def full_run(root: Path, dataset: str = "demo") -> tuple[Path, dict[str, Any]]:
-    """The newest full run of experiment 3 on a data set: no model, limit, split or systems. Raises `NoRun`."""
-    return newest(root, "exp3", HOW[dataset], lambda params: all(params.get(name) == value for name, value in {**WANTED, "dataset": dataset}.items()))
+def full_run(root: Path, dataset: str = "demo", experiment: str = "exp3") -> tuple[Path, dict[str, Any]]:
+    """The newest full run of an experiment on a data set: no model, limit, split or systems. Raises `NoRun`."""
+    how = f"make {experiment}" if dataset == "demo" else f"adaptmr run {experiment} -p dataset {dataset}"
+    return newest(root, experiment, how, lambda params: all(params.get(name) == value for name, value in {**WANTED, "dataset": dataset}.items()))
 
 
 def model_run(root: Path, experiment: str, dataset: str) -> tuple[Path, dict[str, Any]]:
@@ -133,6 +133,30 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     return "\n".join([*lines, "", f"*{label}, measured likewise; factual is LoCoMo's single-hop. " + against, *_comparison(label, answerable)])
 
 
+def failures_table(root: Path | str = HERE, dataset: str = "locomo") -> str:
+    """Where four systems fail as Markdown: the share of failures per kind; the gate; the causes of one system's; how far people agree with those."""
+    root, kinds = Path(root), [*KINDS[dataset], "abstention"]
+    folder, manifest = full_run(root, dataset, "exp1")
+    table, name = rows(folder, "table1"), "failures: F1 below 0.3"
+    column = {kind: _first((c for c in table[0] if c.startswith(f"{name}: {kind} (")), f"column of failures on {kind} questions", folder) for kind in kinds}
+    lines = [f"| system | failures | {' | '.join(kinds[1:])} |", "|---|---|" + "---:|" * (len(kinds) - 1)]
+    for row in table:
+        if row["system"] not in ("unified", "lexical", "hybrid", "adaptmr"): continue
+        lines.append(f"| `{row['system']}` | {row[column['overall']]} | {' | '.join(row[column[k]].split(' [')[0] for k in kinds[1:])} |")
+    gate = _first((r for r in rows(folder, "gates") if r["system"] == "unified"), "gate of unified", folder)
+    shares = sorted((r for r in rows(folder, "causes") if (r["system"], r["type"]) == ("unified", "overall") and float(r["mean"])), key=lambda r: -float(r["mean"]))
+    why = ", ".join(f"{r['cause']} {float(r['mean']):.0%} [{float(r['low']):.0%}, {float(r['high']):.0%}]" for r in shares)
+    kappa = {r["failures"]: r for r in rows(folder, "hand_agreement") if r["reading"] == "strict"}
+    agree, hard = kappa["all"], kappa["without HALLUC"]
+    report = (folder / "report.html").relative_to(root).as_posix()
+    return "\n".join([*lines, "", (
+        f"*{manifest['data']['label']}; a failure is an F1 below 0.3, read by rule; brackets are 95 % intervals over conversations. `unified` is best on {gate['best']} and "
+        f"worst on {gate['worst']} questions, a gap of {100 * float(gate['gap']):.1f} points of F1 [{100 * float(gate['low']):.1f}, {100 * float(gate['high']):.1f}]: "
+        f"{gate['verdict']}. Why its answers failed, by replaying each with one thing put right: {why}. Against {agree['n']} labels by hand, Cohen's κ is "
+        f"{float(agree['kappa']):.2f} [{float(agree['low']):.2f}, {float(agree['high']):.2f}], and {float(hard['kappa']):.2f} "
+        f"[{float(hard['low']):.2f}, {float(hard['high']):.2f}] without the unanswerable. From [this run]({report}).*")])
+
+
 def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     """The run with a model as Markdown: recall, F1 and the price of each system, what became of the plans, and whether the rules plan better."""
     root = Path(root)
@@ -154,11 +178,12 @@ def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
 
 
 BLOCKS: dict[str, Callable[[Path | str], str]] = {
-    "demo": lambda root: results_table(root, "demo"), "locomo": lambda root: results_table(root, "locomo"),
-    "demo with a model": lambda root: model_table(root, "demo")}
+    "exp1 locomo": lambda root: failures_table(root, "locomo"),
+    "exp3 demo": lambda root: results_table(root, "demo"), "exp3 locomo": lambda root: results_table(root, "locomo"),
+    "exp3 demo with a model": lambda root: model_table(root, "demo"), "exp3 locomo with a model": lambda root: model_table(root, "locomo")}
 
 
-def between_markers(text: str, block: str = "demo") -> str:
+def between_markers(text: str, block: str = "exp3 demo") -> str:
     """What stands between the markers of a block. Raises `ValueError` where they are missing."""
     found = re.search(re.escape(begin(block)) + r"\n(.*?)\n?" + re.escape(END), text, re.S)
     if not found or "<!-- results:" in found[1]: raise ValueError(f"the README has no place for the results: {begin(block)} … {END}")

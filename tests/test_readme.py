@@ -173,8 +173,32 @@ def test_the_table_of_a_run_with_a_model(tmp_path):
     assert "in recall by +0.050 [+0.010, +0.090], better" in table and "[its ablations](outputs/exp4/asked/report.html)" in table
 
 
+def fake_failures(root, name="failures", **params):
+    folder = fake_run(root, name, experiment="exp1", dataset="locomo", **params) / "tables"
+    kinds = ["factual", "temporal", "multi-hop", "abstention", "open-domain", "overall"]
+    head = ["system", *(f"{m}: {k} (n=7)" for m in ("F1", "failures: F1 below 0.3") for k in kinds)]
+    (folder / "table1.csv").write_text("\n".join([",".join(head), *(",".join([s, *['"0.400 [0.30, 0.50]"'] * 12]) for s in ("unified", "rrf"))]) + "\n")
+    (folder / "gates.csv").write_text("system,best,worst,gap,low,high,verdict,n\nunified,factual,multi-hop,0.25,0.11,0.4,≥ 10 points,42\n", encoding="utf-8")
+    causes = [f"unified,overall,overall,{c},{m},{m - 0.1},{m + 0.1},40" for c, m in (("MISS", 0.25), ("TEMPORAL", 0.0), ("GEN", 0.75))]
+    (folder / "causes.csv").write_text("\n".join(["system,type,kind,cause,mean,low,high,n", *causes]) + "\n")
+    rows = [f"{which},{reading},{k},0.5,0.8,0.8,0.3,{n}" for which, n, k in (("all", 130, 0.7), ("without HALLUC", 104, 0.6)) for reading in ("strict", "lenient")]
+    (folder / "hand_agreement.csv").write_text("\n".join(["failures,reading,kappa,low,high,agreement,by_chance,n", *rows]) + "\n")
+
+
+def test_the_table_of_failures(tmp_path):
+    with pytest.raises(readme.NoRun, match=r"adaptmr run exp1 -p dataset locomo"): readme.failures_table(tmp_path)
+    fake_failures(tmp_path)
+    table = readme.failures_table(tmp_path)
+    assert table.startswith("| system | failures | factual | temporal | multi-hop | open-domain | abstention |") and "`rrf`" not in table
+    assert "| `unified` | 0.400 [0.30, 0.50] | 0.400 | 0.400 | 0.400 | 0.400 | 0.400 |" in table
+    assert "best on factual and worst on multi-hop questions, a gap of 25.0 points of F1 [11.0, 40.0]: ≥ 10 points" in table
+    assert "put right: GEN 75% [65%, 85%], MISS 25% [15%, 35%]. Against 130 labels" in table and "TEMPORAL" not in table
+    assert "κ is 0.70 [0.50, 0.80], and 0.60 [0.50, 0.80] without" in table and "outputs/exp1/failures/report.html" in table
+
+
 def test_write_changes_what_stands_between_the_markers_only(tmp_path):
     fake_run(tmp_path, "full")
+    fake_failures(tmp_path)
     for experiment in ("exp3", "exp4"):
         for dataset in ("demo", "locomo"): fake_run(tmp_path, f"{dataset}-asked", experiment=experiment, dataset=dataset, model="tiny")
     page = tmp_path / "README.md"
