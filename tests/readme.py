@@ -144,17 +144,21 @@ def failures_table(root: Path | str = HERE, dataset: str = "locomo") -> str:
         if row["system"] not in ("unified", "lexical", "hybrid", "adaptmr"): continue
         lines.append(f"| `{row['system']}` | {row[column['overall']]} | {' | '.join(row[column[k]].split(' [')[0] for k in kinds[1:])} |")
     gate = _first((r for r in rows(folder, "gates") if r["system"] == "unified"), "gate of unified", folder)
-    shares = sorted((r for r in rows(folder, "causes") if (r["system"], r["type"]) == ("unified", "overall") and float(r["mean"])), key=lambda r: -float(r["mean"]))
+    found = (r for r in rows(folder, "causes") if (r["system"], r["type"]) == ("unified", "overall"))
+    shares = sorted((r for r in found if float(r["mean"])), key=lambda r: -float(r["mean"]))
     why = ", ".join(f"{r['cause']} {float(r['mean']):.0%} [{float(r['low']):.0%}, {float(r['high']):.0%}]" for r in shares)
     kappa = {r["failures"]: r for r in rows(folder, "hand_agreement") if r["reading"] == "strict"}
     agree, hard = kappa["all"], kappa["without HALLUC"]
     report = (folder / "report.html").relative_to(root).as_posix()
     return "\n".join([*lines, "", (
-        f"*{manifest['data']['label']}; a failure is an F1 below 0.3, read by rule; brackets are 95 % intervals over conversations. `unified` is best on {gate['best']} and "
-        f"worst on {gate['worst']} questions, a gap of {100 * float(gate['gap']):.1f} points of F1 [{100 * float(gate['low']):.1f}, {100 * float(gate['high']):.1f}]: "
-        f"{gate['verdict']}. Why its answers failed, by replaying each with one thing put right: {why}. Against {agree['n']} labels by hand, Cohen's κ is "
-        f"{float(agree['kappa']):.2f} [{float(agree['low']):.2f}, {float(agree['high']):.2f}], and {float(hard['kappa']):.2f} "
-        f"[{float(hard['low']):.2f}, {float(hard['high']):.2f}] without the unanswerable. From [this run]({report}).*")])
+        f"*{manifest['data']['label']}; a failure is an F1 below 0.3, read by rule; brackets are 95 % intervals over conversations. `unified` is best on "
+        f"{gate['best']} and worst on {gate['worst']} questions, a gap of {100 * float(gate['gap']):.1f} points of F1 "
+        f"[{100 * float(gate['low']):.1f}, {100 * float(gate['high']):.1f}]: {gate['verdict']}. Why its answers failed, by replaying each with one thing put "
+        f"right: {why}. Against {agree['n']} labels by hand, Cohen's κ is {_bracketed(agree, 'kappa')}, and {_bracketed(hard, 'kappa')} without the unanswerable. "
+        f"From [this run]({report}).*")])
+
+
+def _bracketed(row: dict[str, str], value: str) -> str: return f"{float(row[value]):.2f} [{float(row['low']):.2f}, {float(row['high']):.2f}]"
 
 
 def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:

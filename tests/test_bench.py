@@ -1,4 +1,6 @@
 """The bench measures in turns, says what it couldn't measure, and never judges a machine for being busy."""
+import json
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import monotonic
@@ -8,7 +10,7 @@ import pytest
 
 from adaptmr.data.registry import load
 from adaptmr.embed import embedder
-from adaptmr.eval import bench, clock, waiting
+from adaptmr.eval import bench, clock, large_file, waiting
 from adaptmr.llm import LLM
 from adaptmr.llm.repair import check
 from adaptmr.llm.tasks import TASKS
@@ -145,3 +147,18 @@ def test_what_is_ours_is_measured_with_every_call_recorded():
 
 
 def test_a_run_is_stopped_from_outside(): assert waiting.stop_seconds() > 0
+
+
+def test_the_analysis_is_measured():
+    made = bench.Bench(load("demo", split="en1", limit=6), repeats=1)
+    table = made.analysis(megabytes=1)
+    file = "a file of LongMemEval's size"
+    assert {g.what for g in made.goals} == {"causes of 500 failures, by rule", f"{file}, first question", f"{file}, memory"}
+    assert len(table) == 3 and all(g.value > 0 for g in made.goals)
+
+
+def test_a_large_file_is_the_same_for_the_same_seed(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)): large_file.make_up(tmp_path / name, 0.3, questions=5, seed=seed)
+    a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
+    assert a == b != c and json.loads(a)[4]["question_id"] == "q4"
+    with pytest.raises(subprocess.CalledProcessError): large_file.open_elsewhere(tmp_path / "missing")

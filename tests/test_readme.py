@@ -181,7 +181,8 @@ def fake_failures(root, name="failures", **params):
     (folder / "gates.csv").write_text("system,best,worst,gap,low,high,verdict,n\nunified,factual,multi-hop,0.25,0.11,0.4,≥ 10 points,42\n", encoding="utf-8")
     causes = [f"unified,overall,overall,{c},{m},{m - 0.1},{m + 0.1},40" for c, m in (("MISS", 0.25), ("TEMPORAL", 0.0), ("GEN", 0.75))]
     (folder / "causes.csv").write_text("\n".join(["system,type,kind,cause,mean,low,high,n", *causes]) + "\n")
-    rows = [f"{which},{reading},{k},0.5,0.8,0.8,0.3,{n}" for which, n, k in (("all", 130, 0.7), ("without HALLUC", 104, 0.6)) for reading in ("strict", "lenient")]
+    rows = [f"{which},{reading},{k},0.5,0.8,0.8,0.3,{n}" for which, n, k in (("all", 130, 0.7), ("without HALLUC", 104, 0.6))
+            for reading in ("strict", "lenient")]
     (folder / "hand_agreement.csv").write_text("\n".join(["failures,reading,kappa,low,high,agreement,by_chance,n", *rows]) + "\n")
 
 
