@@ -154,8 +154,8 @@ def failures_table(root: Path | str = HERE, dataset: str = "locomo") -> str:
         f"*{manifest['data']['label']}; a failure is an F1 below 0.3, read by rule; brackets are 95 % intervals over conversations. `unified` is best on "
         f"{gate['best']} and worst on {gate['worst']} questions, a gap of {100 * float(gate['gap']):.1f} points of F1 "
         f"[{100 * float(gate['low']):.1f}, {100 * float(gate['high']):.1f}]: {gate['verdict']}. Why its answers failed, by replaying each with one thing put "
-        f"right: {why}. Against {agree['n']} labels by hand, Cohen's κ is {_bracketed(agree, 'kappa')}, and {_bracketed(hard, 'kappa')} without the unanswerable. "
-        f"From [this run]({report}).*")])
+        f"right: {why}. Against {agree['n']} labels by hand, Cohen's κ is {_bracketed(agree, 'kappa')}, and {_bracketed(hard, 'kappa')} "
+        f"without the unanswerable. From [this run]({report}).*")])
 
 
 def _bracketed(row: dict[str, str], value: str) -> str: return f"{float(row[value]):.2f} [{float(row['low']):.2f}, {float(row['high']):.2f}]"

@@ -27,7 +27,7 @@ def test_the_tables_are_those_of_the_committed_runs(block):
 @pytest.mark.parametrize("block", readme.BLOCKS)
 def test_the_prose_names_every_system_of_the_table(block):
     shown = readme.between_markers(TEXT, block)
-    prose = TEXT.split("## What came out")[1].split("## Quick start")[0]
+    prose = TEXT.split("## Where it fails, and why")[1].split("## Quick start")[0]
     for d in readme.BLOCKS: prose = prose.replace(readme.between_markers(TEXT, d), "")
     systems = re.findall(r"^\| `(\w+)`", shown, re.M)
     assert systems, f"the README has no table of {block}: python tests/readme.py --write"
