@@ -155,7 +155,7 @@ def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
 
 BLOCKS: dict[str, Callable[[Path | str], str]] = {
     "demo": lambda root: results_table(root, "demo"), "locomo": lambda root: results_table(root, "locomo"),
-    "demo with a model": lambda root: model_table(root, "demo")}
+    "demo with a model": lambda root: model_table(root, "demo"), "locomo with a model": lambda root: model_table(root, "locomo")}
 
 
 def between_markers(text: str, block: str = "demo") -> str:
