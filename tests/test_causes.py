@@ -326,8 +326,8 @@ def test_a_system_with_another_ones_budget_gets_it_again(demo):
 
 
 def test_an_experiment_keeps_its_diagnoses(tmp_path):
-    from adaptmr.eval.experiment import Experiment
-    e = Experiment("t", {"systems": "unified", "split": "en1", "limit": 6, "embedder": "hash", "redact": True}, out_dir=tmp_path)
+    from adaptmr.eval.analysis import Analysis
+    e = Analysis("t", {"systems": "unified", "split": "en1", "limit": 6, "embedder": "hash", "redact": True}, out_dir=tmp_path)
     with pytest.raises(RuntimeError, match="nothing is evaluated"): e.causes("unified")
     low = int((e.evaluate()["f1"] < 0.5).sum())
     assert len(e.causes("unified", threshold=0.5)) == low and (e.run.path / "tables" / "diagnoses.csv").read_text().count("\n") == low + 1

@@ -2,9 +2,10 @@
 from importlib import import_module
 from types import ModuleType
 
-_MODULES = ("agreement", "annotate", "bench", "calibration", "causes", "ceilings", "clock", "coverage", "efficiency", "experiment", "failure_figures",
-            "failures", "figures", "fitting", "growth", "hand_labels", "interventions", "judge", "judging", "keys", "kinds", "labels",
-            "longmemeval", "made_up", "metrics", "pages", "provenance", "publish", "ranking", "report", "run", "stats", "style", "tables", "trust")
+_MODULES = ("agreement", "analysis", "annotate", "bench", "calibration", "causes", "ceilings", "clock", "coverage", "efficiency", "experiment",
+            "failure_figures", "failures", "figures", "fitting", "growth", "hand_labels", "interventions", "judge", "judging", "keys", "kinds",
+            "labels", "longmemeval", "made_up", "metrics", "pages", "provenance", "publish", "ranking", "report", "run", "stats", "style",
+            "tables", "trust")
 
 
 def __getattr__(name: str) -> ModuleType:
