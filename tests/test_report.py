@@ -186,6 +186,8 @@ def test_tables_with_two_level_columns_and_an_index(tmp_path):
     tex = (run.path / "tables" / "main.tex").read_text()
     assert r"\multicolumn{1}{c}{} & \multicolumn{2}{c}{F1} & \multicolumn{1}{c}{cost} \\" in tex and r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}" in tex
     assert "colspan='2' class='group'>F1<" in shown and r"\begin{tabular}{lrrr}" in tex
+    run.write_table(pd.DataFrame({"n": [1, 2, 3]}).query("n > 1"), "part")
+    assert (run.path / "tables" / "part.csv").read_text().splitlines()[0] == "n,data", "what is left of a count of the rows is no column"
 
 
 def test_text_that_cannot_be_encoded_is_still_written(tmp_path):

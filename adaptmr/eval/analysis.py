@@ -20,6 +20,9 @@ if TYPE_CHECKING: import pandas as pd
 __all__ = ['Analysis']
 
 # %% ../../nbs/eval/06_analysis.ipynb #3ccfa244
+_LEFT_OUT = ("published_low", "published_high", "audited_low", "audited_high")  # of the table that is shown: the difference has its interval
+
+
 class Analysis(Experiment):
     """An `Experiment` that looks back at its answers. Everything here needs `evaluate` to have run, and raises `RuntimeError` before that."""
     def causes(self, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
@@ -48,8 +51,8 @@ class Analysis(Experiment):
         if (other := keys.audited(self.data)) is None: return Shown("<p>There is one key to this data, or the audit of LoCoMo's is not at hand.</p>")
         table = keys.keys_table(keys.rescored(self._frame, other), seed=self.params["seed"])
         self.table("keys", table, "Official F1 on the published and on the audited key, by category", ours=["system", "category"])
-        whole = table[table["category"].isin([keys.ANSWERABLE, keys.ALL])]
-        caption = "Official F1 on the published and on the audited key. By category: table “keys”"
+        whole = table.loc[table["category"].isin([keys.ANSWERABLE, keys.ALL]), [c for c in table if c not in _LEFT_OUT]]
+        caption = "Official F1 on the published and on the audited key. By category and with every interval: table “keys”"
         return Shown(self.table("keys_overall", whole, caption, ours=["system", "category"])
                      + self.table("key_ceilings", keys.ceiling(self.data, other), "What somebody scores who answers by the other key", ours=["category"]))
 

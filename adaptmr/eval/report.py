@@ -73,9 +73,10 @@ def _latex(text: str) -> str: return "".join(_LATEX.get(c, c) for c in text)
 
 
 def _flat(frame: pd.DataFrame) -> tuple[list[tuple[str, str]], list[dict[tuple[str, str], Any]]]:
-    """Columns as (group, name), group empty where there is one level only, and the rows; an index that means something becomes columns."""
+    """Columns as (group, name), group empty where there is one level only, and the rows; an index becomes columns, unless it only counts the rows."""
     import pandas as pd
-    if not isinstance(frame.index, pd.RangeIndex): frame = frame.reset_index()
+    counts = frame.index.names == [None] and pd.api.types.is_integer_dtype(frame.index.dtype)  # also what is left of a count after a filter
+    if not counts: frame = frame.reset_index()
     pairs = [c if isinstance(c, tuple) else ("", c) for c in frame.columns]
     columns = [(str(c[0]), " ".join(map(str, c[1:]))) if any(c[1:]) else ("", str(c[0])) for c in pairs]
     return columns, [{c: v.value if isinstance(v, Enum) else v for c, v in zip(columns, row)} for row in frame.itertuples(index=False, name=None)]
