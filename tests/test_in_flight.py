@@ -244,11 +244,12 @@ def test_an_encoder_is_asked_by_one_thread_at_a_time(tmp_path):
 # --- a stop that stops
 
 CHILD = """
-import sys
+import signal, sys
 import adaptmr as am
 from adaptmr.eval.run import evaluate
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background has interrupts ignored
 folder, url = sys.argv[1:]
 llm = LLM("m", base_url=url, cache=ReplayCache(folder + "/calls.sqlite"), concurrency=4)
 frame = evaluate(["lexical", "random"], am.load("demo", split="en1", limit=20), llm, embedder="hash", progress=False, journal=folder + "/journal")

@@ -123,9 +123,10 @@ def flight_ratio(data: Dataset, seconds: float = 0.5, n: int = 8, questions: int
 
 # %% ../../nbs/eval/05_waiting.ipynb #b47c1012
 _RUN = """
-import sys
+import signal, sys
 import adaptmr as am
 from adaptmr.llm import LLM
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us in the background may have had interrupts ignored
 am.evaluate(["lexical"], am.load("demo", limit=60), LLM("m", base_url=sys.argv[1], concurrency=8), embedder="hash", progress=False)
 """
 
