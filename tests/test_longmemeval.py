@@ -466,10 +466,11 @@ def test_a_file_as_large_as_s(tmp_path):
         f.write("]")
     size = (tmp_path / "longmemeval_s_cleaned.json").stat().st_size
     code = """
-import json, resource, time
+import json, time
 from adaptmr.data.registry import load
 from adaptmr.data.json_stream import elements
 from pathlib import Path
+from adaptmr.eval.clock import resident_megabytes
 import os
 load("demo")
 wall, begun = time.perf_counter(), time.process_time()
@@ -480,7 +481,7 @@ data = load("longmemeval_s")
 question, turns = data.questions[0], data.conversations[0].turns
 took, wall = time.process_time() - begun, time.perf_counter() - wall
 n = sum(len(c.turns) for c in data)
-print(json.dumps([len(data.questions), n, len(turns), streamed, took, wall_streamed, wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+print(json.dumps([len(data.questions), n, len(turns), streamed, took, wall_streamed, wall, resident_megabytes(peak=True)]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, "ADAPTMR_DATA": str(tmp_path)})
     (tmp_path / "longmemeval_s_cleaned.json").unlink()

@@ -19,7 +19,8 @@ import numpy as np
 if TYPE_CHECKING: import pandas as pd
 
 # %% auto #0
-__all__ = ['timed', 'interleaved', 'clusters', 'floor_product', 'read_rate', 'write_rate', 'Goal', 'goals_table']
+__all__ = ['timed', 'interleaved', 'clusters', 'resident_megabytes', 'floor_product', 'read_rate', 'write_rate', 'Goal',
+           'goals_table']
 
 # %% ../../nbs/eval/05_clock.ipynb #2bab7381
 def timed(fn: Callable[[], Any], repeats: int = 30, warmup: int = 1) -> np.ndarray:
@@ -50,6 +51,13 @@ def clusters(n: int, dim: int = 384, seed: int = 0, centres: int = 100) -> np.nd
     middles = rng.standard_normal((centres, dim), dtype=np.float32)
     rows = middles[rng.integers(0, centres, n)] + rng.standard_normal((n, dim), dtype=np.float32)
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16).astype(np.float32)
+
+
+def resident_megabytes(peak: bool = False) -> float:
+    """This process's resident memory in MB, now or at its peak; `nan` where there is no /proc. `getrusage` would count the peak of its parent, too."""
+    try: lines = Path("/proc/self/status").read_text().splitlines()
+    except FileNotFoundError: return float("nan")
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:" if peak else "VmRSS:"))
 
 
 def floor_product(n: int, dim: int = 384, seed: int = 0) -> Callable[[], Any]:

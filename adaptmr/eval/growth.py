@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .clock import Goal, read_rate, write_rate
+from .clock import Goal, read_rate, resident_megabytes, write_rate
 from .made_up import MadeUp, made_up_memories, made_up_questions
 from .style import DASHES, INK, MARKERS, PALETTE, canvas, style
 from ..retrieval.execute import execute
@@ -48,17 +48,17 @@ def floors(memories: int, dim: int, text_bytes: float, written_bytes: float, rea
 def opened(path: str, dim: int, seed: int) -> dict[str, Any]:
     """Opens a store and asks one question: milliseconds, and megabytes that the process grew by (nan where /proc doesn't say)."""
     encoder, text = MadeUp(dim, seed), made_up_questions(1, seed)[0]
-    before, clock = _megabytes("VmRSS"), _Clock(encoder)
+    before, clock = resident_megabytes(), _Clock(encoder)
     with MemoryStore(path, embedder=encoder) as store:
         open_ms = clock.ms()
         store.search(text)
-        return {"open_ms": open_ms, "cold_ms": clock.ms(), "memory_mb": _megabytes("VmRSS") - before}
+        return {"open_ms": open_ms, "cold_ms": clock.ms(), "memory_mb": resident_megabytes() - before}
 
 
 def asked(path: str, dim: int, seed: int, questions: int, patience: float) -> dict[str, Any]:
     """Asks a store `questions` questions in every way there is: milliseconds by kind, recall@10, megabytes in the end and at the peak."""
     encoder, texts = MadeUp(dim, seed), made_up_questions(questions, seed)
-    before, clock, found = _megabytes("VmRSS"), _Clock(encoder), {}
+    before, clock, found = resident_megabytes(), _Clock(encoder), {}
     with MemoryStore(path, embedder=encoder) as store:
         store.search(texts[0])
         found["first_ms"] = clock.ms()
@@ -71,7 +71,7 @@ def asked(path: str, dim: int, seed: int, questions: int, patience: float) -> di
         found |= _percentiles("lexical", lambda text: store.search(text, mode="lexical"), texts, encoder, patience)
         found |= _percentiles("hybrid", lambda text: store.search(text, mode="hybrid"), texts, encoder, patience)
         found |= _percentiles("plan", lambda text: execute(RetrievalPlan(weights=HYBRID), text, store), texts, encoder, patience)
-        return found | {"memory_all_mb": _megabytes("VmRSS") - before, "memory_peak_mb": _megabytes("VmHWM")}
+        return found | {"memory_all_mb": resident_megabytes() - before, "memory_peak_mb": resident_megabytes(peak=True)}
 
 
 def recall(store: MemoryStore, questions: Sequence[str], k: int = 10) -> float:
@@ -102,13 +102,6 @@ def _percentiles(name: str, ask: Callable[[str], Any], texts: Sequence[str], enc
         ask(texts[len(spent)])
         spent.append(clock.ms())
     return {f"{name}_p50_ms": float(np.percentile(spent, 50)), f"{name}_p95_ms": float(np.percentile(spent, 95))}
-
-
-def _megabytes(what: str) -> float:
-    """This process's resident memory, now ("VmRSS") or at its peak ("VmHWM"); `getrusage` would count the peak of the process that started it."""
-    try: lines = Path("/proc/self/status").read_text().splitlines()
-    except FileNotFoundError: return float("nan")
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{what}:"))
 
 
 def _in_new_process(name: str, **arguments: Any) -> dict[str, Any]:

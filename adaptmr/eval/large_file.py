@@ -48,17 +48,17 @@ class Opened:
 
 
 _OPEN = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from time import perf_counter
 from adaptmr.data.longmemeval import parse_longmemeval
+from adaptmr.eval.clock import resident_megabytes
 begun = perf_counter()
 data = parse_longmemeval(Path(sys.argv[1]))
 first = data.questions[0]
 assert len(data.conversation(first.conversation).turns) > 1
 spent = perf_counter() - begun
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
-print(json.dumps([spent, peak, len(data.questions)]))
+print(json.dumps([spent, resident_megabytes(peak=True), len(data.questions)]))
 """
 
 
