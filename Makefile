@@ -46,7 +46,7 @@ notebooks: $(READY)
 	$(BIN)/nbdev_test --n_workers 2 --do_print
 
 unit: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 style: $(READY)
 	$(BIN)/ruff check .

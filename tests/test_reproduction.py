@@ -1,4 +1,4 @@
-"""The committed runs are what this code gives: their numbers are the expected ones, and the run on our own data repeats cell by cell."""
+"""The committed runs are what this code gives: their numbers are the expected ones, and runs on our own data repeat cell by cell."""
 from __future__ import annotations
 
 import pytest
@@ -17,8 +17,11 @@ def test_the_committed_runs_scored_what_is_expected():
         assert numbers == pytest.approx(expected[run], abs=1e-4), run
 
 
-@pytest.mark.parametrize("run", [lambda: full_run(HERE), lambda: model_run(HERE, "exp3", "demo"), lambda: model_run(HERE, "exp4", "demo")],
-                         ids=["exp3", "exp3 with a model", "exp4 with a model"])
+RUNS = {"exp1": lambda: full_run(HERE, experiment="exp1"), "exp3": lambda: full_run(HERE),
+        "exp3 with a model": lambda: model_run(HERE, "exp3", "demo"), "exp4 with a model": lambda: model_run(HERE, "exp4", "demo")}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_a_committed_run_repeats_cell_by_cell(run, monkeypatch):
     try: folder, _ = run()
     except NoRun as e: pytest.fail(f"a run that the README shows is gone: {e}")

@@ -27,14 +27,20 @@ def kinds(frame: pd.DataFrame) -> list[str]:
     return [str(t) for t in QueryType if str(t) in present]
 
 
+def across(table: pd.DataFrame, value: str) -> pd.DataFrame:
+    """One column of a tidy table (columns system, kind, …) with a row per system and a column per kind, both in the order in which they come."""
+    wide = table.pivot(index="system", columns="kind", values=value)
+    return wide.reindex(index=list(dict.fromkeys(table["system"])), columns=list(dict.fromkeys(table["kind"]))).rename_axis(columns=None)
+
+
 def by_kind(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The rows of each kind of question that a frame has, under the kind's short name, and all of them under "overall"."""
     return [(NAMES[kind], frame[frame["type"] == kind]) for kind in kinds(frame)] + [(OVERALL, frame)]
 
 # %% auto #0
-__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'by_kind', 'means', 'ways_table', 'fallbacks', 'plans_table', 'main_table',
-           'costs', 'gains', 'gain_table', 'verdicts', 'accuracy_and_tokens', 'matched', 'overall', 'telling_cases',
-           'case_html']
+__all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'across', 'by_kind', 'means', 'ways_table', 'fallbacks', 'plans_table',
+           'main_table', 'costs', 'gains', 'gain_table', 'verdicts', 'accuracy_and_tokens', 'matched', 'overall',
+           'telling_cases', 'case_html']
 
 # %% ../../nbs/eval/03_tables.ipynb #0cdf900c
 def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
