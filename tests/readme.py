@@ -81,7 +81,9 @@ def _shown(folder: Path, measure: str) -> set[tuple[str, str]]:
 def _difference(folder: Path, table: str, system: str) -> str:
     """What a table of tests says of a system over all kinds."""
     test = _first((t for t in rows(folder, table) if t["system"] == system and t["type"] == "overall"), f"test of {system} in {table}", folder)
-    return f"{float(test['difference']):+.3f} [{float(test['low']):+.3f}, {float(test['high']):+.3f}], {test['verdict']}"
+    undone = test["verdict"] not in ("better", "worse") and float(test["low"]) * float(test["high"]) > 0  # by itself it would have been shown
+    said = f"{float(test['difference']):+.3f} [{float(test['low']):+.3f}, {float(test['high']):+.3f}], {test['verdict']}"
+    return said + (" after Holm's correction for all the table's comparisons" if undone else "")
 
 
 def published(root: Path = HERE) -> list[dict[str, Any]]:

@@ -108,6 +108,9 @@ def test_the_table_says_what_the_run_says(tmp_path):
     assert "| `hybrid` | 0.500 [0.10, 0.90] | 0.500 | 0.500 | 0.500 | 0.500 |" in table
     assert "in recall: +0.010 [-0.020, +0.040], no difference shown; in F1: +0.070 [+0.050, +0.090], better." in table
     assert "From [this run](outputs/exp3/full/report.html)" in table
+    other = fake_run(tmp_path, "other", created="2026-02-02T00:00:00Z") / "tables" / "gain_over_hybrid_f1_tests.csv"
+    other.write_text(other.read_text().replace("better", "no difference shown"))
+    assert "in F1: +0.070 [+0.050, +0.090], no difference shown after Holm's correction" in readme.results_table(tmp_path)
     widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
     assert len(widths) == 1
 
