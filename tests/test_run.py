@@ -117,7 +117,8 @@ def test_seed_and_embedder_object(data):
 @pytest.mark.parametrize("systems, message", [
     ([], "no systems given.*'unified'"), (["nonsense"], r"unknown systems \['nonsense'\].*'unified'"),
     (["unified", "lexical", "unified"], r"\['unified'\] are given twice"),
-    (["lexical", "Lexical"], r"unknown systems \['Lexical'\]"), ([Logging(), Logging()], r"\['logging'\] are given twice")], ids=str)
+    (["lexical", "Lexical"], r"unknown systems \['Lexical'\]"), ([Logging(), Logging()], r"\['logging'\] are given twice")],
+    ids=["none", "unknown", "twice", "another case", "objects twice"])
 def test_systems_are_checked_before_anything_runs(data, tmp_path, systems, message):
     with pytest.raises(ValueError, match=message): run(systems, data, journal=tmp_path / "j.jsonl")
     assert not (tmp_path / "j.jsonl").exists()
