@@ -197,6 +197,7 @@ def test_every_notebook(path):
         assert wanted <= {t.id for n in ast.parse(source).body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
         code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
         assert not [c for c in code if re.search(r"^(?:def|class|for|while) ", c, re.M)], "experiments hold no logic"
+        assert "skip_exec: true" in "".join(cells[-1]["source"]), "an experiment that the tests run writes into the checkout's outputs"
     else:
         assert not tagged
         if "guides" not in path.parts: assert len([c for c in exports if "default_exp" in "".join(c["source"])]) == 1
