@@ -17,7 +17,7 @@ from .in_flight import in_flight
 from .interventions import CAUSES, INTERVENTIONS, PIPELINE, UNSTABLE, Changes, Failure, Similarity, alternatives, changed, first, named, shares, sight
 from .run import _embedder_of, _take_in, budgets, score_answer, show
 from .stats import bootstrap
-from .tables import NAMES, OVERALL, kinds
+from .tables import NAMES, OVERALL, by_kind
 from ..llm import EmptyReply
 from ..llm.tasks import Meter, metered
 from ..reader import answer
@@ -219,8 +219,7 @@ def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     rows = []
     for system in dict.fromkeys(diagnoses["system"]):
         mine = diagnoses[diagnoses["system"] == system]
-        for kind in [*kinds(mine), OVERALL]:
-            part = mine if kind == OVERALL else mine[mine["type"] == kind]
+        for kind, part in by_kind(mine):
             stable = part[part["cause"] != UNSTABLE]
             taken, talks = [shares(c) for c in stable["cause"]], stable["conversation"].tolist()
             for cause in CAUSES:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .stats import bootstrap, paired_bootstrap, ratio_bootstrap
-from .tables import NAMES, OVERALL, kinds, means
+from .tables import NAMES, by_kind, means
 
 if TYPE_CHECKING: import pandas as pd
 
@@ -36,8 +36,7 @@ def ceilings(frame: pd.DataFrame, base: str, ceiling: str = "oracle_evidence", v
     both = low.merge(top, on=key, suffixes=("_base", "_top"), validate="one_to_one")
     if len(both) != len(low) or len(both) != len(top): raise ValueError(f"{base!r} and {ceiling!r} were not asked the same questions: the room needs both")
     rows = []
-    for kind in [*kinds(both), OVERALL]:
-        part = both if kind == OVERALL else both[both["type"] == kind]
+    for kind, part in by_kind(both):
         b, t, talks = part[f"{value}_base"].to_numpy(float), part[f"{value}_top"].to_numpy(float), part["conversation"].tolist()
         retrieval, reader = paired_bootstrap(t, b, talks, seed=seed), bootstrap(1 - t, talks, seed=seed)
         share = ratio_bootstrap(t - b, 1 - b, talks, seed=seed) if float(np.nansum(1 - b)) > 0 else None

@@ -161,7 +161,7 @@ class Experiment:
         """How many questions of each kind there are, how many can't be answered, and how many gold turns they need."""
         import pandas as pd
         rows = pd.DataFrame([{"type": str(q.type), "answerable": q.answerable, "gold": len(q.evidence) if q.answerable else None} for q in self.data.questions])
-        return pd.DataFrame([{"kind": kind, "questions": len(p), "unanswerable": int((~p["answerable"]).sum()),
+        return pd.DataFrame([{"kind": tables.NAMES[kind], "questions": len(p), "unanswerable": int((~p["answerable"]).sum()),
                               "gold turns, mean": p["gold"].astype(float).mean()} for kind, p in tables.by_kind(rows)])
 
     def systems_table(self) -> pd.DataFrame:

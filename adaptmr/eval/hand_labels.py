@@ -9,7 +9,7 @@ import hashlib
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from .agreement import kappa
+from .agreement import confusion, kappa
 from .cases import CAUSES
 from .interventions import UNSTABLE, alternatives, first
 
@@ -39,6 +39,11 @@ def hand_labels(dataset: str, frame: pd.DataFrame | None = None) -> pd.DataFrame
     return mine.merge(given, on=[*KEY, "answer"])
 
 # %% ../../nbs/eval/04_hand_labels.ipynb #6f142f60
+def _both(diagnoses: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
+    """The stable diagnoses that have a label, with it as the column `label`."""
+    return diagnoses[diagnoses["cause"] != UNSTABLE].merge(labels[[*KEY, "cause"]].rename(columns={"cause": "label"}), on=KEY)
+
+
 def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     """Cohen's κ of the diagnoses with labels given by hand: columns failures, reading, kappa, low, high, agreement, by_chance, n.
 
@@ -49,7 +54,7 @@ def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int =
     if bad := [v for v in labels["cause"] if v not in CAUSES]: raise ValueError(f"label {bad[0]!r} is none of the causes {', '.join(CAUSES)}")
     if (twice := labels.duplicated(KEY)).any():
         raise ValueError(f"{int(twice.sum())} labels repeat a failure, such as {labels.loc[twice, KEY].iloc[0].tolist()}")
-    both = diagnoses[diagnoses["cause"] != UNSTABLE].merge(labels[[*KEY, "cause"]].rename(columns={"cause": "label"}), on=KEY)
+    both = _both(diagnoses, labels)
     if not len(both): raise ValueError("no failure has both a diagnosis and a label: system, conversation and question must be the same in both")
     rows = []
     for failures, part in (("all", both), ("without HALLUC", both[both["label"] != "HALLUC"])):
@@ -63,8 +68,7 @@ def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int =
 
 # %% ../../nbs/eval/04_hand_labels.ipynb #1b3fd2e9
 def hand_confusion(diagnoses: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
-    """How often a label (rows) met a diagnosis (columns, the first in the pipeline of several): the labels that occur, as the column `label`, and counts."""
-    import pandas as pd
-    both = diagnoses[diagnoses["cause"] != UNSTABLE].merge(labels[[*KEY, "cause"]].rename(columns={"cause": "label"}), on=KEY)
-    said = both["cause"].map(first)
-    return pd.DataFrame([{"label": cause, **{other: int(((both["label"] == cause) & (said == other)).sum()) for other in CAUSES}} for cause in CAUSES])
+    """How often a label (a row each, named in the column `label`) met a diagnosis (columns; of several, the first in the pipeline): counts."""
+    both = _both(diagnoses, labels)
+    counts = confusion(both["label"].tolist(), [first(c) for c in both["cause"]], list(CAUSES))
+    return counts.rename_axis(index="label", columns=None).reset_index()

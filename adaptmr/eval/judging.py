@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.registry import load
-from .calibration import Calibration, calibrate, calibration_cases, corrected, paraphrases, verdicts, wilson
+from .calibration import WRONG, Calibration, calibrate, calibration_cases, corrected, paraphrases, verdicts, wilson
 from .judge import Judge, ModelJudge, RuleJudge
 from .stats import Interval, bootstrap
 from .tables import NAMES, kinds
@@ -64,7 +64,7 @@ def known_rates(name: str) -> Calibration | None:
 def measured_rates(judge: Judge, n: int = _ASKED) -> Calibration:
     """The rates of a judge, measured now: on `n` right answers, and on as many wrong ones of each kind as there are at hand, `n` at most."""
     wrong = calibration_cases(path) if (path := _file()) else []
-    chosen = [c for kind in ("specific_wrong", "vague_wrong") for c in [c for c in wrong if c.kind == kind][:n]]
+    chosen = [c for kind in WRONG for c in [c for c in wrong if c.kind == kind][:n]]
     return calibrate(judge, chosen, paraphrases(load("demo"), n))
 
 

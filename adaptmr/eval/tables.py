@@ -34,8 +34,8 @@ def across(table: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def by_kind(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The rows of each kind of question that a frame has, under the kind's short name, and all of them under "overall"."""
-    return [(NAMES[kind], frame[frame["type"] == kind]) for kind in kinds(frame)] + [(OVERALL, frame)]
+    """The rows of each kind of question that a frame has, in the order of `kinds`, and all of them, last, as `OVERALL`."""
+    return [(kind, frame[frame["type"] == kind]) for kind in kinds(frame)] + [(OVERALL, frame)]
 
 # %% auto #0
 __all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'across', 'by_kind', 'means', 'ways_table', 'fallbacks', 'plans_table',
@@ -50,9 +50,9 @@ def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
     """
     import pandas as pd
     known = frame[frame[value].notna()]
-    by_kind = summary(known, value, ["system", "type"], seed=seed)
+    typed = summary(known, value, ["system", "type"], seed=seed)
     overall = summary(known, value, ["system"], seed=seed).assign(type=OVERALL)
-    both = pd.concat([by_kind, overall], ignore_index=True)
+    both = pd.concat([typed, overall], ignore_index=True)
     both["system"] = pd.Categorical(both["system"], list(dict.fromkeys(frame["system"])), ordered=True)
     both["type"] = pd.Categorical(both["type"], [*kinds(frame), OVERALL], ordered=True)
     both = both.sort_values(["system", "type"], ignore_index=True).astype({"system": str, "type": str})
@@ -99,7 +99,7 @@ def plans_table(frame: pd.DataFrame, systems: Sequence[str]) -> pd.DataFrame:
     """What the plans of some systems decided, per kind of question: the mean number of queries and threshold, the shares of the yes-or-no decisions."""
     import pandas as pd
     planned = frame[frame["plan_queries"].notna() & frame["system"].isin(systems)]
-    return pd.DataFrame([{"system": system, "kind": kind, "n": len(part), **part[list(_DECIDED)].astype(float).mean().round(3).rename(_DECIDED)}
+    return pd.DataFrame([{"system": system, "kind": NAMES[kind], "n": len(part), **part[list(_DECIDED)].astype(float).mean().round(3).rename(_DECIDED)}
                          for system in systems for kind, part in by_kind(planned[planned["system"] == system]) if len(part)],
                         columns=["system", "kind", "n", *_DECIDED.values()])
 
