@@ -1,4 +1,4 @@
-# make exp1 … exp5 | test | lab | bench | growth | fit | local-llm | clean.  Each makes .venv if it is missing; nothing is repeated that has not changed.
+# make exp1 … exp5 | test | test-all | lab | bench | growth | fit | local-llm | clean.  Each makes .venv if it is missing; nothing is repeated that has not changed.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help exp1 exp2 exp3 exp4 exp5 test lab bench growth fit local-llm clean sync style types notebooks unit
+.PHONY: help exp1 exp2 exp3 exp4 exp5 test test-all lab bench growth fit local-llm clean sync style types notebooks unit slow
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -37,7 +37,11 @@ exp4: $(READY)   ## which part of a method does the work, and what accuracy cost
 exp5: $(READY)   ## what it costs: time, tokens, calls, and what each part of a method adds
 	$(BIN)/python -m adaptmr run exp5
 
-test: sync notebooks unit style types  ## everything that must hold
+test: sync style types notebooks unit  ## what must hold before a commit: at most eight minutes on two cores
+	@echo 'make test: all passed'
+
+test-all: test slow  ## that, and what takes longer: kills by the hundred, every committed run replayed, guides run again, a real model
+	@echo 'make test-all: all passed'
 
 sync: $(READY)
 	$(BIN)/python tests/check_sync.py
@@ -46,7 +50,10 @@ notebooks: $(READY)
 	$(BIN)/nbdev_test --n_workers 2 --do_print
 
 unit: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+
+slow: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 style: $(READY)
 	$(BIN)/ruff check .
