@@ -3,7 +3,7 @@ from importlib import import_module
 from types import ModuleType
 
 _MODULES = ("agreement", "analysis", "annotate", "bench", "calibration", "causes", "ceilings", "clock", "coverage", "efficiency", "experiment",
-            "failure_figures", "failures", "figures", "fitting", "growth", "hand_labels", "interventions", "judge", "judging", "keys", "kinds",
+            "failure_figures", "failures", "figures", "fitting", "growth", "hand_labels", "interventions", "intervals", "judge", "judging", "keys", "kinds",
             "labels", "longmemeval", "made_up", "metrics", "pages", "provenance", "publish", "ranking", "report", "run", "stats", "style",
             "tables", "trust")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .intervals import FEWEST_GROUPS, independent, with_interval
 from .stats import RESAMPLES, _draws
 
 if TYPE_CHECKING: import pandas as pd
@@ -21,7 +22,8 @@ if TYPE_CHECKING: import pandas as pd
 class Kappa:
     """Cohen's κ of two judges with its 95 % bootstrap interval, the share on which they agree and the share that chance would give, over `n` things.
 
-    `nan` where it is not defined: nothing was judged, or both judges gave everything the same one label.
+    `nan` where it is not defined: nothing was judged, or both judges gave everything the same one label. Below four conversations
+    (or four things, where no conversations were given) there is no interval: `low` and `high` are `nan`.
     """
     kappa: float
     low: float
@@ -31,7 +33,8 @@ class Kappa:
     n: int
 
     def __str__(self) -> str:
-        return f"κ = {self.kappa:.2f} [{self.low:.2f}, {self.high:.2f}] (agree on {self.observed:.0%}, by chance {self.expected:.0%}; n = {self.n})"
+        return (f"κ = {with_interval(self.kappa, self.low, self.high, '.2f')} "
+                f"(agree on {self.observed:.0%}, by chance {self.expected:.0%}; n = {self.n})")
 
 # %% auto #0
 __all__ = ['Kappa', 'confusion', 'kappa']
@@ -78,7 +81,8 @@ def kappa(a: Sequence[str], b: Sequence[str], labels: Sequence[str] | None = Non
     tables = np.concatenate([draws[i:i + 1000].astype(float) @ hot for i in range(0, resamples, 1000)])
     known = [v for v in np.round(_kappas(tables, len(names))[0], 9).tolist() if not math.isnan(v)]
     value, observed, expected = (float(np.round(v, 9)[0]) for v in _kappas(hot.sum(axis=0)[None], len(names)))
-    low, high = (float(v) for v in np.quantile(known, [0.025, 0.975])) if known and not math.isnan(value) else (math.nan, math.nan)
+    if not known or math.isnan(value) or independent(cells, groups) < FEWEST_GROUPS: return Kappa(value, math.nan, math.nan, observed, expected, cells.size)
+    low, high = (float(v) for v in np.quantile(known, [0.025, 0.975]))
     return Kappa(value, min(low, value), max(high, value), observed, expected, cells.size)
 
 

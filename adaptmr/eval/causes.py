@@ -16,6 +16,7 @@ from .coverage import _similarity
 from .in_flight import in_flight
 from .interventions import CAUSES, INTERVENTIONS, PIPELINE, UNSTABLE, Changes, Failure, Similarity, alternatives, changed, first, named, shares, sight
 from .run import _embedder_of, _take_in, budgets, score_answer, show
+from .intervals import with_interval
 from .stats import bootstrap
 from .tables import NAMES, OVERALL, by_kind
 from ..llm import EmptyReply
@@ -213,7 +214,7 @@ def _explain(system: MemorySystem, conversation: Conversation, llm: Any, k: int,
 def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     """The share of each cause among the failures, per system and kind, and overall: columns system, type, kind, cause, mean, low, high, n, unstable, level.
 
-    Intervals are over conversations. `n` failures were stable, `unstable` were not and don't count.
+    Intervals are over conversations; below four of them `low` and `high` are `nan`. `n` failures were stable, `unstable` were not and don't count.
     """
     import pandas as pd
     rows = []
@@ -252,7 +253,7 @@ def cause_sentences(table: pd.DataFrame) -> list[str]:
         said = []
         for r in whole:
             most = max((o for o in mine if o["cause"] == r["cause"] and o["type"] != OVERALL and o["n"]), key=lambda o: o["mean"])
-            said.append(f"{r['cause']} {r['mean']:.0%} [{r['low']:.0%}, {r['high']:.0%}], most on {most['kind']} ({most['mean']:.0%} of {most['n']})")
+            said.append(f"{r['cause']} {with_interval(r['mean'], r['low'], r['high'], '.0%')}, most on {most['kind']} ({most['mean']:.0%} of {most['n']})")
         out.append(f"{system}, {mine[0]['n'] if not whole else whole[0]['n']} failures: {'; '.join(said) or 'none that is stable'}.")
     return out
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .intervals import with_interval
 from .stats import bootstrap, paired_bootstrap, ratio_bootstrap
 from .tables import NAMES, by_kind, means
 
@@ -25,7 +26,8 @@ def ceilings(frame: pd.DataFrame, base: str, ceiling: str = "oracle_evidence", v
 
     Columns: system, ceiling, type, kind, base (the system's mean), retrieval = ceiling - base and reader = 1 - ceiling with their 95 % intervals
     (`_low`, `_high`), retrieval_share = retrieval / (1 - base) with its interval, reader_share = 1 - retrieval_share, n. The shares are `nan`
-    where the base is perfect. All intervals are over conversations; the differences are paired. Raises `ValueError` for a system
+    where the base is perfect. All intervals are over conversations; the differences are paired; where there are too few for an
+    interval its ends are `nan`, those of the share where the difference has none. Raises `ValueError` for a system
     that isn't there and for systems that weren't asked the same questions.
     """
     import pandas as pd
@@ -41,6 +43,7 @@ def ceilings(frame: pd.DataFrame, base: str, ceiling: str = "oracle_evidence", v
         retrieval, reader = paired_bootstrap(t, b, talks, seed=seed), bootstrap(1 - t, talks, seed=seed)
         share = ratio_bootstrap(t - b, 1 - b, talks, seed=seed) if float(np.nansum(1 - b)) > 0 else None
         s, s_low, s_high = (share.mean, share.low, share.high) if share else (math.nan,) * 3
+        if math.isnan(retrieval.low): s_low = s_high = math.nan
         rows.append({"system": base, "ceiling": ceiling, "type": kind, "kind": NAMES[kind], "base": bootstrap(b, talks, seed=seed).mean,
                      "retrieval": retrieval.mean, "retrieval_low": retrieval.low, "retrieval_high": retrieval.high,
                      "reader": reader.mean, "reader_low": reader.low, "reader_high": reader.high,
@@ -54,10 +57,10 @@ def room_table(frame: pd.DataFrame, systems: Sequence[str], ceiling: str = "orac
     rows = []
     for system in systems:
         for r in ceilings(frame, system, ceiling, value, seed=seed).to_dict("records"):
-            share = "–" if math.isnan(r["retrieval_share"]) else f"{r['retrieval_share']:.0%} [{r['share_low']:.0%}, {r['share_high']:.0%}]"
+            share = with_interval(r["retrieval_share"], r["share_low"], r["share_high"], ".0%")
             rows.append({"system": system, "kind": r["kind"], "now": r["base"],
-                         "retrieval could close": f"{r['retrieval']:+.3f} [{r['retrieval_low']:+.3f}, {r['retrieval_high']:+.3f}]",
-                         "the reader's": f"{r['reader']:.3f} [{r['reader_low']:.3f}, {r['reader_high']:.3f}]",
+                         "retrieval could close": with_interval(r["retrieval"], r["retrieval_low"], r["retrieval_high"], "+.3f"),
+                         "the reader's": with_interval(r["reader"], r["reader_low"], r["reader_high"]),
                          "retrieval's share of the gap": share, "n": r["n"]})
     return pd.DataFrame(rows)
 
@@ -77,8 +80,9 @@ def room_sentences(frame: pd.DataFrame, systems: Sequence[str], ceiling: str = "
         *by_kind, whole = ceilings(frame, system, ceiling, value, seed=seed).to_dict("records")
         if math.isnan(whole["retrieval_share"]): out.append(f"{system} is perfect: there is no room."); continue
         least, *_, most = sorted(by_kind * 2, key=lambda r: r["retrieval"])
-        out.append(f"{system}: from {whole['base']:.3f}, perfect evidence would add {whole['retrieval']:+.3f} [{whole['retrieval_low']:+.3f}, "
-                   f"{whole['retrieval_high']:+.3f}], {whole['retrieval_share']:.0%} [{whole['share_low']:.0%}, {whole['share_high']:.0%}] of what is missing; "
+        gain = with_interval(whole["retrieval"], whole["retrieval_low"], whole["retrieval_high"], "+.3f")
+        share = with_interval(whole["retrieval_share"], whole["share_low"], whole["share_high"], ".0%")
+        out.append(f"{system}: from {whole['base']:.3f}, perfect evidence would add {gain}, {share} of what is missing; "
                    f"{whole['reader']:.3f} stays lost with this reader. Most room on {most['kind']} ({most['retrieval']:+.3f}), "
                    f"least on {least['kind']} ({least['retrieval']:+.3f}).")
     return out

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .figures import _columns, _legend, _seen, _titles
+from .figures import _columns, _legend, _seen, _titles, whiskers
 from .ranking import recall_fraction
 from .run import _embedder_of, show
 from .stats import bootstrap
@@ -143,8 +143,8 @@ def coverage_figure(curves: pd.DataFrame, *, title: str = "", ylabel: str = "sha
             ax.fill_between(at, low, high, color=PALETTE[j % 6], alpha=0.09, linewidth=0)
             labels.append(name)
         for j, row in enumerate(curves[curves["budget"].isna() & (curves["tokens"] > 0)].to_dict("records")):
-            spread = [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
-            ax.errorbar([row["tokens"]], [row["mean"]], yerr=spread, marker=("*", "p", "h")[j % 3], color=INK, markersize=10, capsize=3, zorder=4)
+            ax.plot([row["tokens"]], [row["mean"]], linestyle="none", marker=("*", "p", "h")[j % 3], color=INK, markersize=10, zorder=4)
+            whiskers(ax, *(np.array([row[c]]) for c in ("tokens", "mean", "low", "high")), ecolor=INK, capsize=3, zorder=4)
             ax.annotate(plain(f"{row['system']}\n{row['tokens']:,.0f} tokens"), (row["tokens"], row["mean"]), xytext=(0, -9), textcoords="offset points",
                         ha="center", va="top", fontsize=8, color=INK, path_effects=halo(2.5), zorder=5)
         marks = sorted({int(b) for b in curves["budget"].dropna()}) or [50]

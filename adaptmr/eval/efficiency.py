@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .intervals import FEWEST_GROUPS, TOO_FEW, independent, with_interval
 from .stats import Interval, bootstrap, judged, paired_bootstrap, ratio_bootstrap
 from .tables import NAMES, OVERALL, kinds
 
@@ -56,9 +58,10 @@ def _parts(frame: pd.DataFrame, by_kind: bool) -> list[tuple[str, str, pd.DataFr
             if len(part := of if kind == OVERALL else of[of["type"] == kind])]
 
 # %% ../../nbs/eval/04_efficiency.ipynb #ad67e14f
-def percentile(values: Sequence[float] | np.ndarray, q: float) -> Interval:
+def percentile(values: Sequence[float] | np.ndarray, q: float, groups: Sequence[Hashable] | None = None) -> Interval:
     """The `q`-quantile (0 to 1) with its 95 % interval from order statistics; `mean` is the quantile, the ends are values that occur.
 
+    `groups` names each value's conversation; below four of them (or four values, where none are named) there is no interval.
     With few values the interval ends at the least or the greatest of them, and holds the truth less often (Conover, *Practical Nonparametric
     Statistics*, 1999, section 3.2). Raises `ValueError` for a `q` outside 0 to 1.
     """
@@ -66,9 +69,10 @@ def percentile(values: Sequence[float] | np.ndarray, q: float) -> Interval:
     v = np.sort(np.asarray(values, dtype=float))
     v = v[~np.isnan(v)]
     if not v.size: return Interval(math.nan, math.nan, math.nan, 0, 0, "none")
+    if (alone := independent(values, groups)) < FEWEST_GROUPS: return Interval(float(np.quantile(v, q)), math.nan, math.nan, v.size, alone, TOO_FEW)
     from scipy.stats import binom
     low, high = int(binom.ppf(0.025, v.size, q)), int(binom.ppf(0.975, v.size, q))
-    return Interval(float(np.quantile(v, q)), float(v[max(0, low - 1)]), float(v[min(v.size - 1, high)]), v.size)
+    return Interval(float(np.quantile(v, q)), float(v[max(0, low - 1)]), float(v[min(v.size - 1, high)]), v.size, alone)
 
 
 def latency(frame: pd.DataFrame) -> pd.DataFrame:
@@ -84,8 +88,8 @@ def latency(frame: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, Any] = {"system": system, "type": kind, "kind": NAMES[kind], "n": int(part["ms"].notna().sum())}
         for name, column in (("retrieve", "ms_retrieve"), ("answer", "ms_answer"), ("both", "ms")):
             for q in (0.5, 0.95):
-                it = percentile(part[column].to_numpy(float), q)
-                row[f"ms_{name}_p{q * 100:.0f}"] = f"{it.mean:.1f} [{it.low:.1f}, {it.high:.1f}]" if it.n else "–"
+                it = percentile(part[column].to_numpy(float), q, part["conversation"].tolist())
+                row[f"ms_{name}_p{q * 100:.0f}"] = with_interval(it.mean, it.low, it.high, ".1f")
         table.append(row)
     return pd.DataFrame(table)
 
@@ -116,8 +120,9 @@ def overhead(frame: pd.DataFrame, baseline: str = "unified", systems: Sequence[s
              by_kind: bool = False, seed: int = 0) -> pd.DataFrame:
     """Every system less `baseline`, question by question, in each of `measures` (`COUNTS`, or `CLOCK`: milliseconds); long form.
 
-    Columns: system, type, kind, measure, baseline, difference, low, high, p, p_holm, verdict ("more", "less" or "no difference shown"), share, share_low,
-    share_high (the difference as a share of what the baseline spends; `nan` where that is nothing), n. Holm's correction is over all rows. Raises `ValueError`
+    Columns: system, type, kind, measure, baseline, difference, low, high, p, p_holm, verdict ("more", "less", "no difference shown", or "too few"), share,
+    share_low, share_high (the difference as a share of what the baseline spends; `nan` where that is nothing), n. Holm's correction is over all rows that
+    have a p. Raises `ValueError`
     for a baseline that isn't there, or systems that weren't asked the same questions.
     """
     import pandas as pd
@@ -131,6 +136,7 @@ def overhead(frame: pd.DataFrame, baseline: str = "unified", systems: Sequence[s
             for column in measures:
                 a, b, talks = paired(part, system, baseline, column)
                 d, ratio = paired_bootstrap(a, b, talks, seed=seed), ratio_bootstrap(a, b, talks, seed=seed)
+                if math.isnan(d.low): ratio = replace(ratio, low=math.nan, high=math.nan)
                 table.append({"system": system, "type": kind, "kind": NAMES[kind], "measure": _MEASURES.get(column, column), "baseline": baseline,
                               "difference": d.mean, "low": d.low, "high": d.high, "p": d.p, "share": ratio.mean - 1, "share_low": ratio.low - 1,
                               "share_high": ratio.high - 1, "n": d.n})
@@ -233,14 +239,17 @@ def sentences(*costs: pd.DataFrame) -> list[str]:
     import pandas as pd
     said = []
     for part, rows in pd.concat(costs).groupby("part", sort=False):
-        changes = [f"{r['difference']:+.3g} {'ms' if r['measure'] == 'ms_both' else r['measure']} [{r['low']:+.3g}, {r['high']:+.3g}]"
-                   + ("" if r["verdict"] in ("more", "less") else " (no difference shown)") for r in rows.to_dict("records")]
+        changes = [with_interval(r["difference"], r["low"], r["high"], "+.3g", unit=f" {'ms' if r['measure'] == 'ms_both' else r['measure']}")
+                   + (" (no difference shown)" if r["verdict"] == "no difference shown" else "") for r in rows.to_dict("records")]
         said.append(f"{part} ({rows['with'].iloc[0]} less {rows['without'].iloc[0]}): {', '.join(changes)} a question.")
     return said
 
 # %% ../../nbs/eval/04_efficiency.ipynb #6ed32184
 def wide(label: str, *tables: pd.DataFrame) -> pd.DataFrame:
-    """Long tables of `overhead` or `part_costs` to be read: a row per `label`, a column per measure, "difference [low, high]" with * where one is shown."""
+    """Long tables of `overhead` or `part_costs` to be read: a row per `label`, a column per measure, "difference [low, high]" with * where one is shown.
+
+    A difference that couldn't be tested reads "+1.0 – too few".
+    """
     import pandas as pd
     table = pd.concat(tables, ignore_index=True)
     names = list(dict.fromkeys(table[label]))
@@ -250,5 +259,5 @@ def wide(label: str, *tables: pd.DataFrame) -> pd.DataFrame:
         share = f" ({100 * r['share']:+.0f} %)" if not math.isnan(r.get("share", math.nan)) else ""
         star = " *" if r["verdict"] in ("more", "less") else ""
         digits = 3 if r["measure"] in ("F1", "calls") else 1
-        cells[r["measure"]][r[label]] = f"{r['difference']:+.{digits}f} [{r['low']:+.{digits}f}, {r['high']:+.{digits}f}]{share}{star}"
+        cells[r["measure"]][r[label]] = with_interval(r["difference"], r["low"], r["high"], f"+.{digits}f") + share + star
     return pd.DataFrame({m: [cell.get(n, "–") for n in names] for m, cell in cells.items()}, index=pd.Index(names, name=label))

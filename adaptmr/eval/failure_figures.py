@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .figures import _cells, _columns, _legend, _seen, _titles
+from .figures import _cells, _columns, _legend, _seen, _titles, whiskers
+from .intervals import TOO_FEW
 from .style import EDGE, INK, PALETTE, canvas, halo, lightness, plain, style
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def stacked_causes(shares: pd.DataFrame, x: str = "kind", part: str = "cause", y
                    title: str = "", xlabel: str = "", ylabel: str = "share of failures") -> Figure:
     """A stacked bar for each `x` of the shares of each `part`, in the frame's order: takes one system's rows of `causes.cause_shares`.
 
-    Below each bar stands how many failures it rests on, `n`. Raises `KeyError` for a missing column, `ValueError` for two rows in one place.
+    Below each bar stands how many failures it rests on, `n`, and whether those are too few for an interval. Raises `KeyError` for a missing column, `ValueError` for two rows in one place.
     """
     _columns(shares, x, part, y, low, high, "n")
     places, parts, rows = _seen(shares, x), _seen(shares, part), _cells(shares, x, part)
@@ -38,13 +39,14 @@ def stacked_causes(shares: pd.DataFrame, x: str = "kind", part: str = "cause", y
         for j, name in enumerate(parts):
             colour = PALETTE[j % len(PALETTE)]
             numbers = np.array([[float(rows[p, name][c]) if (p, name) in rows else np.nan for c in (y, low, high)] for p in places])
-            numbers = np.nan_to_num(numbers)
+            known = ~np.isnan(numbers).any(axis=1)
+            numbers[:, 0] = np.nan_to_num(numbers[:, 0])
             handles.append(ax.bar(at, numbers[:, 0], 0.72, bottom=foot, color=colour, linewidth=0.5, edgecolor="white" if lightness(colour) < 65 else EDGE))
             for i in range(len(places)):
                 if (share := numbers[i, 0]) < _ROOM: continue
                 ink = "white" if lightness(colour) < 55 else INK
                 ax.text(at[i] - 0.33, foot[i] + share / 2, plain(name), ha="left", va="center", fontsize=7.5, color=ink, zorder=5)
-            shown, last = numbers[:, 0] > 0, foot + numbers[:, 0] > total - 1e-6
+            shown, last = known & (numbers[:, 0] > 0), foot + numbers[:, 0] > total - 1e-6
             place = at[shown] + 0.1 + 0.23 * j / max(1, len(parts) - 1)
             below, above = np.abs(numbers[:, 1:] - numbers[:, :1]).T
             spread = np.where(last, [above, below], [below, above])[:, shown]  # the topmost part has its foot at the top
@@ -52,7 +54,8 @@ def stacked_causes(shares: pd.DataFrame, x: str = "kind", part: str = "cause", y
             ax.errorbar(place, edge, yerr=spread, fmt="none", ecolor=INK, elinewidth=1.0, path_effects=halo(2.4), zorder=4)
             foot = foot + numbers[:, 0]
         counts = [int(next(rows[p, q]["n"] for q in parts if (p, q) in rows)) for p in places]
-        ax.set_xticks(at, [f"{plain(p).replace('_', chr(10))}\n(n={n})" for p, n in zip(places, counts)])
+        few = [bool(n) and all(np.isnan(rows[p, q][low]) for q in parts if (p, q) in rows) for p, n in zip(places, counts)]
+        ax.set_xticks(at, [f"{plain(p).replace('_', chr(10))}\n(n={n}{f': {TOO_FEW}' if lacks else ''})" for p, n, lacks in zip(places, counts, few)])
         for i in at[np.array(counts) == 0]: ax.annotate("–", (i, 0), xytext=(0, 2), textcoords="offset points", ha="center", color="#888888")
         ax.grid(visible=False, axis="x")
         ax.set_ylim(0, 1.03)
@@ -66,7 +69,8 @@ def room_bars(frame: pd.DataFrame, x: str = "kind", hue: str = "system", *, titl
               room: str = "room for retrieval") -> Figure:
     """Bars of `mean` for each `x` and `hue`, each with the room up to `top` and its size: takes what `ceilings.room_bars_data` gives.
 
-    The interval of a bar (`low`, `high`) is dark and left, that of its ceiling (`top_low`, `top_high`) light and right. Raises like `grouped_bars`.
+    The interval of a bar (`low`, `high`) is dark and left, that of its ceiling (`top_low`, `top_high`) light and right; a dash
+    stands where there is none. Raises like `grouped_bars`.
     """
     _columns(frame, x, hue, "mean", "low", "high", "top", "top_low", "top_high")
     places, series, rows = _seen(frame, x), _seen(frame, hue), _cells(frame, x, hue)
@@ -84,10 +88,9 @@ def room_bars(frame: pd.DataFrame, x: str = "kind", hue: str = "system", *, titl
             ax.bar(at, np.maximum(gain, 0), width * 0.92, bottom=np.nan_to_num(v["mean"]), color="white", edgecolor=EDGE, hatch="///", linewidth=0.6)
             ok = ~np.isnan(v["mean"])
             for left, colour_, middle, low, high in ((-0.18, INK, "mean", "low", "high"), (0.18, "#777777", "top", "top_low", "top_high")):
-                spread = np.abs(np.array([v[middle] - v[low], v[high] - v[middle]]))[:, ok]
-                ax.errorbar(at[ok] + left * width, v[middle][ok], yerr=spread, fmt="none", ecolor=colour_, elinewidth=1.2, path_effects=halo(2.6), zorder=4)
+                whiskers(ax, at + left * width, v[middle], v[low], v[high], ecolor=colour_, elinewidth=1.2, path_effects=halo(2.6), zorder=4)
             for i in np.flatnonzero(ok):
-                ax.annotate(f"{gain[i]:+.2f}".replace("0.", "."), (at[i], max(v["mean"][i], v["top"][i], v["top_high"][i], v["high"][i])), xytext=(0, 3),
+                ax.annotate(f"{gain[i]:+.2f}".replace("0.", "."), (at[i], np.nanmax([v[c][i] for c in ("mean", "top", "top_high", "high")])), xytext=(0, 3),
                             textcoords="offset points", ha="center", fontsize=7, color=INK)
                 if gain[i] < 0: ax.plot([at[i] - width * 0.46, at[i] + width * 0.46], [v["top"][i]] * 2, color="white", linewidth=1.6, zorder=5)
             for gap in at[~ok]: ax.annotate("–", (gap, 0), xytext=(0, 2), textcoords="offset points", ha="center", color="#888888")

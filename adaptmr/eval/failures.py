@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .intervals import FEWEST_GROUPS, TOO_FEW
 from .stats import RESAMPLES, _draws
 from .tables import NAMES, kinds, main_table, means
 
@@ -60,14 +61,16 @@ BORDERS = (0.05, 0.10)
 VERDICTS = {"≥ 10 points": "The kinds differ as much as the plan asks for: go on.",
             "5–10 points": "The kinds differ, but not by much: test on more data, such as LongMemEval, before going on.",
             "< 5 points": "The kinds hardly differ: there is nothing here for a method that tells them apart, so choose another question.",
-            "undecided": "The data doesn't decide it: the interval lies across a border of the gate, so more questions are needed."}
+            "undecided": "The data doesn't decide it: the interval lies across a border of the gate, so more questions are needed.",
+            TOO_FEW: "There is no interval, so the gate says nothing: it needs two kinds that differ from question to question, on four conversations each."}
 
 
 @dataclass(frozen=True)
 class Gate:
     """The gap between a system's best and worst kind, with an interval that holds for all pairs of kinds at once, and what follows from it.
 
-    `gap`, `low` and `high` are in units of the value (0.1 are 10 points); `n` questions of `groups` conversations.
+    `gap`, `low` and `high` are in units of the value (0.1 are 10 points); `n` questions of `groups` conversations. With too few
+    conversations `low` and `high` are `nan`. `left_out` are the kinds that too few conversations have questions of.
     """
     system: str
     best: str
@@ -79,12 +82,16 @@ class Gate:
     n: int
     groups: int
     value: str = "f1"
+    left_out: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
         """What was found and what the plan says follows."""
-        return (f"{self.system}: best on {NAMES[self.best]}, worst on {NAMES[self.worst]}, a gap of {100 * self.gap:.1f} points of {self.value.upper()} "
-                f"[{100 * self.low:.1f}, {100 * self.high:.1f}]: {self.verdict}. {VERDICTS[self.verdict]}")
+        spread = "–" if math.isnan(self.low) else f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        said = (f"{self.system}: best on {NAMES[self.best]}, worst on {NAMES[self.worst]}, a gap of {100 * self.gap:.1f} points of {self.value.upper()} "
+                f"{spread}: {self.verdict}. {VERDICTS[self.verdict]}")
+        if not self.left_out: return said
+        return f"{said} Left out, since fewer than {FEWEST_GROUPS} conversations ask for it: {', '.join(NAMES[t] for t in self.left_out)}."
 
     def _repr_html_(self) -> str: return f"<p>{html.escape(self.sentence)}</p>"
 
@@ -94,30 +101,37 @@ def decision_gate(frame: pd.DataFrame, system: str, value: str = "f1", *, resamp
 
     The interval is simultaneous over all pairs of kinds, by the bootstrap of the largest studentised deviation (Westfall and Young,
     *Resampling-Based Multiple Testing*, 1993, section 2.5): conversations and questions are resampled, all kinds together.
-    Raises `ValueError` for a system that isn't there, or with fewer than two kinds of question.
+    Kinds that fewer than four conversations have are left out. Where fewer than two are left, or no score of the best and
+    the worst kind varies, the verdict is "too few". Raises `ValueError` for a system that isn't there, or with fewer than two kinds of question.
     """
     part = frame[(frame["system"] == system) & frame[value].notna()]
     if not len(part): raise ValueError(f"the frame has no {value} of {system!r}; it has the systems {list(dict.fromkeys(frame['system']))}")
     types = kinds(part)
     if len(types) < 2: raise ValueError(f"{system!r} was asked one kind of question only ({types[0]}): a gap needs two")
+    wide = [t for t in types if part.loc[part["type"] == t, "conversation"].nunique() >= FEWEST_GROUPS]
+    if len(wide) > 1: part, types, left_out = part[part["type"].isin(wide)], wide, tuple(t for t in types if t not in wide)
+    else: left_out = ()
     scores, asked = part[value].to_numpy(float), part["type"].to_numpy()
     table = np.where(asked[:, None] == np.array(types)[None, :], scores[:, None], np.nan)
     mean = np.array([math.fsum(scores[asked == t]) / int((asked == t).sum()) for t in types])
+    best, worst, groups = types[int(mean.argmax())], types[int(mean.argmin())], part["conversation"].nunique()
+    gap = round(float(mean.max() - mean.min()), 9)
+    constant = all(scores[asked == t].min() == scores[asked == t].max() for t in (best, worst))
+    if len(wide) < 2 or constant: return Gate(system, best, worst, gap, math.nan, math.nan, TOO_FEW, len(part), groups, value, left_out)
     drawn = resampled_means(table, part["conversation"].tolist(), resamples=resamples, seed=seed)
     i, j = np.triu_indices(len(types), 1)
     gaps, spread = mean[i] - mean[j], np.nanstd(drawn[:, i] - drawn[:, j], axis=0)
     with np.errstate(invalid="ignore", divide="ignore"): far = np.abs(drawn[:, i] - drawn[:, j] - gaps) / spread
     reach = float(np.quantile(np.nan_to_num(far, nan=0.0, posinf=0.0).max(axis=1), confidence)) * spread
-    gap = round(float(np.abs(gaps).max()), 9)
     low = max(0.0, round(float((np.abs(gaps) - reach).max()), 9))
     high = min(max(1.0, gap), round(float((np.abs(gaps) + reach).max()), 9))  # scores lie between 0 and 1
-    best, worst = types[int(mean.argmax())], types[int(mean.argmin())]
-    return Gate(system, best, worst, gap, low, high, verdict(low, high), len(part), part["conversation"].nunique(), value)
+    return Gate(system, best, worst, gap, low, high, verdict(low, high), len(part), groups, value, left_out)
 
 
 def verdict(low: float, high: float) -> str:
-    """The verdict of the gate on an interval: a key of `VERDICTS`."""
+    """The verdict of the gate on an interval: a key of `VERDICTS`; "too few" where there is none (`nan`)."""
     weak, strong = BORDERS
+    if math.isnan(low) or math.isnan(high): return TOO_FEW
     return "≥ 10 points" if low >= strong else "< 5 points" if high < weak else "5–10 points" if low >= weak and high < strong else "undecided"
 
 # %% ../../nbs/eval/04_failures.ipynb #b6273880
@@ -128,5 +142,5 @@ def gate_table(frame: pd.DataFrame, systems: Sequence[str] | None = None, value:
     for system in systems or dict.fromkeys(frame["system"]):
         g = decision_gate(frame, system, value, seed=seed)
         rows.append({"system": g.system, "best": NAMES[g.best], "worst": NAMES[g.worst], "gap": g.gap, "low": g.low, "high": g.high,
-                     "verdict": g.verdict, "n": g.n})
+                     "verdict": g.verdict, "n": g.n, "left_out": ", ".join(NAMES[t] for t in g.left_out)})
     return pd.DataFrame(rows)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .intervals import TOO_FEW
 from .style import DASHES, EDGE, HATCHES, INK, MARKERS, PALETTE, canvas, halo, lightness, plain, save, style
 
 if TYPE_CHECKING:
@@ -51,12 +52,21 @@ def _legend(fig: Figure, handles: list[Any], labels: list[Any]) -> None:
     width = max(len(str(v)) for v in labels) * 0.085 + 0.6
     fig.legend(handles, [plain(v) for v in labels], loc="outside lower center", ncols=max(1, min(len(labels), int(fig.get_figwidth() / width))))
 
+
+def whiskers(ax: Axes, at: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray, *, mark: bool = True, **look: Any) -> None:
+    """An error bar at each of `at` from `low` to `high`. Where either is `nan` there is none, and a dash above the middle says so (unless not `mark`)."""
+    known = ~np.isnan([middle, low, high]).any(axis=0)
+    spread = np.abs([middle - low, high - middle])[:, known]
+    ax.errorbar(at[known], middle[known], yerr=spread, fmt="none", **look)
+    for x, y in zip(at[~known], middle[~known]) if mark else ():
+        if not np.isnan(y): ax.annotate("–", (x, y), xytext=(0, 2), textcoords="offset points", ha="center", color="#888888")
+
 # %% ../../nbs/eval/03_figures.ipynb #db44297a
 def grouped_bars(frame: pd.DataFrame, x: str, y: str = "mean", hue: str = "system", low: str = "low", high: str = "high", *,
                  title: str = "", xlabel: str = "", ylabel: str = "", ylim: tuple[float, float] | None = (0, 1)) -> Figure:
     """Bars of `y` for each `x`, side by side for each `hue`, with the interval `low` to `high`; in the frame's order.
 
-    A row that is missing or `nan` leaves a gap marked with a dash. Raises `KeyError` for a missing column (also of the
+    A row that is missing or `nan` leaves a gap marked with a dash; a bar without an interval has a dash on top. Raises `KeyError` for a missing column (also of the
     interval: no bar without one) and `ValueError` for two rows in one place.
     """
     _columns(frame, x, y, hue, low, high)
@@ -70,10 +80,8 @@ def grouped_bars(frame: pd.DataFrame, x: str, y: str = "mean", hue: str = "syste
             numbers = np.array([[float(rows[p, name][c]) if (p, name) in rows else np.nan for c in (y, low, high)] for p in places])
             bars = ax.bar(at, numbers[:, 0], width * 0.92, color=colour, hatch=HATCHES[j % len(HATCHES)], linewidth=0.5,
                           edgecolor="white" if lightness(colour) < 65 else EDGE)
-            ok = ~np.isnan(numbers).any(1)
-            spread = np.abs(numbers[ok, 1:] - numbers[ok, :1]).T
-            ax.errorbar(at[ok], numbers[ok, 0], yerr=spread, fmt="none", ecolor=INK, elinewidth=1.3, path_effects=halo(2.9))
-            for gap in at[~ok]: ax.annotate("–", (gap, 0), xytext=(0, 2), textcoords="offset points", ha="center", color="#888888")
+            whiskers(ax, at, *numbers.T, ecolor=INK, elinewidth=1.3, path_effects=halo(2.9))
+            for gap in at[np.isnan(numbers[:, 0])]: ax.annotate("–", (gap, 0), xytext=(0, 2), textcoords="offset points", ha="center", color="#888888")
             handles.append(bars)
         ax.set_xticks(range(len(places)), [plain(p).replace("_", "\n") for p in places])
         ax.grid(visible=False, axis="x")
@@ -87,7 +95,7 @@ def heatmap(frame: pd.DataFrame, x: str, y: str, value: str = "mean", low: str |
             title: str = "", xlabel: str = "", ylabel: str = "", fmt: str = ".2f", limits: tuple[float, float] | None = None) -> Figure:
     """A cell for each `x` (across) and `y` (down), dark for high, with its number and, below it, its interval.
 
-    `low=None` leaves the interval out (counts need none). Missing cells are hatched. One hue from light to dark, so grey keeps the order.
+    `low=None` leaves the interval out (counts need none); where it isn't known, a dash stands in its place. Missing cells are hatched. One hue from light to dark, so grey keeps the order.
     """
     import seaborn as sns
     from matplotlib.colors import to_hex
@@ -98,7 +106,8 @@ def heatmap(frame: pd.DataFrame, x: str, y: str, value: str = "mean", low: str |
     def text(d: Any, a: Any) -> str:
         if (d, a) not in rows or np.isnan(rows[d, a][value]): return ""
         row = rows[d, a]
-        return format(row[value], fmt) + (f"\n[{row[low]:{fmt}}, {row[high]:{fmt}}]" if low and high else "")
+        if not low or not high: return format(row[value], fmt)
+        return format(row[value], fmt) + ("\n–" if np.isnan(row[low]) or np.isnan(row[high]) else f"\n[{row[low]:{fmt}}, {row[high]:{fmt}}]")
 
     with style():
         fig, ax = canvas(2.4 + 1.25 * len(across), 1.3 + 0.62 * len(down))
@@ -125,6 +134,7 @@ def difference_plot(frame: pd.DataFrame, label: str | Sequence[str] = "system", 
     """Each row's difference and interval, in the frame's order from the top, with a line at zero: takes what `stats.compare` gives.
 
     `label` may be several columns. Filled points have a `verdict` of "better" or "worse"; with `verdict=None`, an interval off zero.
+    A difference without an interval is an open point beside which "too few" is written.
     """
     names = [label] if isinstance(label, str) else list(label)
     _columns(frame, *names, value, low, high, *([verdict] if verdict else []))
@@ -135,6 +145,10 @@ def difference_plot(frame: pd.DataFrame, label: str | Sequence[str] = "system", 
             v, bottom, top = (float(row[c]) for c in (value, low, high))
             if np.isnan(v):
                 ax.text(0, i, " not measured", va="center", color="#888888", fontsize=8)
+                continue
+            if np.isnan(bottom) or np.isnan(top):
+                ax.plot([v], [i], "o", markerfacecolor="white", markeredgecolor="#777777", markersize=7, markeredgewidth=1.5)
+                ax.annotate(TOO_FEW, (v, i), xytext=(8, 0), textcoords="offset points", va="center", color="#888888", fontsize=8)
                 continue
             sure = row[verdict] in ("better", "worse") if verdict else bottom > 0 or top < 0
             colour = PALETTE[0] if sure and v > 0 else PALETTE[3] if sure else "#777777"
@@ -202,13 +216,12 @@ def pareto(frame: pd.DataFrame, x: str, y: str = "mean", label: str = "system", 
         ax.step(front[x], front[y], where="post", color="#999999", linewidth=1.3, linestyle="--", zorder=1)
         corners = np.repeat(front[[x, y]].to_numpy(float), 2, axis=0)
         steps = np.column_stack([corners[1:, 0], corners[:-1, 1]])               # the front as drawn: across, then up
-        spread = np.abs(rows[[low, high]].to_numpy(float) - rows[[y]].to_numpy(float)).T
-        ax.errorbar(rows[x], rows[y], yerr=np.nan_to_num(spread), fmt="none", ecolor="#aaaaaa", elinewidth=1, capsize=2, zorder=2)
+        whiskers(ax, *(rows[c].to_numpy(float) for c in (x, y, low, high)), mark=False, ecolor="#aaaaaa", elinewidth=1, capsize=2, zorder=2)
         for on, part in ((True, front), (False, rows[~best])):
             ax.plot(part[x], part[y], linestyle="none", marker="o", markersize=8, color=PALETTE[0], markeredgewidth=1.5, zorder=3,
                     markerfacecolor=PALETTE[0] if on else "white")
         _titles(ax, title, xlabel or x, ylabel or y)
-        bars = [np.array([[cost, bottom], [cost, top]]) for cost, bottom, top in rows[[x, low, high]].to_numpy(float)]
+        bars = [np.array([[cost, bottom], [cost, top]]) for cost, bottom, top in rows[[x, low, high]].dropna().to_numpy(float)]
         _place_labels(fig, ax, rows[x].to_numpy(float), rows[y].to_numpy(float), [plain(v) for v in rows[label]],
                       [*bars, *(steps[i:i + 2] for i in range(len(steps) - 1))])
     return fig

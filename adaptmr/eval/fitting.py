@@ -5,6 +5,7 @@
 # %% ../../nbs/eval/06_fitting.ipynb #fe2134b6
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -212,7 +213,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def kinds_table(samples: Sequence[Sample], kept: Collection[str]) -> list[dict[str, Any]]:
-    """What weights of a kind's own gain over `hybrid` in recall@10, held out, with 95 % intervals: kinds guessed and told; `kept`: which of them ship."""
+    """What weights of a kind's own gain over `hybrid` in recall@10, held out, with 95 % intervals: kinds guessed and told; `kept`: which of them ship.
+
+    `low` and `high` are `None` where there are too few questions or conversations for an interval.
+    """
     out = []
     for told in (False, True):
         tried = try_kinds(samples, told)
@@ -220,8 +224,11 @@ def kinds_table(samples: Sequence[Sample], kept: Collection[str]) -> list[dict[s
             gain = paired_bootstrap([own for _, _, own in rows], [plain for _, plain, _ in rows], [s.conversation for s, _, _ in rows])
             out.append({"kind": kind, "known": "told" if told else "guessed", "n": gain.n,
                         "hybrid": round(known_mean([plain for _, plain, _ in rows])[0], 4), "gain": round(gain.mean, 4),
-                        "low": round(gain.low, 4), "high": round(gain.high, 4), "ships": kind in kept and not told})
+                        "low": _end(gain.low), "high": _end(gain.high), "ships": kind in kept and not told})
     return out
+
+
+def _end(value: float) -> float | None: return None if math.isnan(value) else round(value, 4)
 
 # %% ../../nbs/eval/06_fitting.ipynb #64e7d578
 def describe(data: Dataset) -> dict[str, Any]:

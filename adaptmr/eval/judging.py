@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.registry import load
 from .calibration import WRONG, Calibration, calibrate, calibration_cases, corrected, paraphrases, verdicts, wilson
 from .judge import Judge, ModelJudge, RuleJudge
+from .intervals import with_interval
 from .stats import Interval, bootstrap
 from .tables import NAMES, kinds
 from ..llm import LLM
@@ -110,7 +111,7 @@ def accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: int = 0)
         for kind, part in parts:
             if not len(part): continue
             it = bootstrap(part["correct"].to_numpy(float), part["conversation"].tolist(), seed=seed)
-            row = {"system": system, "kind": kind, "n": it.n, "judged right": f"{it.mean:.3f} [{it.low:.2f}, {it.high:.2f}]"}
+            row = {"system": system, "kind": kind, "n": it.n, "judged right": with_interval(it.mean, it.low, it.high, ".3f", ".2f")}
             for label, weight in (("corrected", 0.5), ("if all specific", 1.0), ("if all vague", 0.0)):
                 row[label] = "–" if kind == "unanswerable" else _corrected_cell(it, calibration, weight, 1 - float(part["abstained"].mean()), seed)
             rows.append(row)
@@ -121,10 +122,11 @@ def accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: int = 0)
 
 def _corrected_cell(it: Interval, calibration: Calibration, weight: float, answered: float, seed: int) -> str:
     if any(math.isnan(r.mean) for r in (calibration.false_accept_specific, calibration.false_accept_vague, calibration.false_reject)): return "unknown"
-    error = (it.high - it.low) / (2 * 1.96)
+    told = not math.isnan(it.low)
+    error = (it.high - it.low) / (2 * 1.96) if told else 0.0
     n = min(it.n, max(1.0, it.mean * (1 - it.mean) / error ** 2)) if error else it.n  # so many independent answers have this error
     try: c = corrected(it.mean, n, calibration, weight, answered=answered, seed=seed)
     except ValueError:
         if weight == 0.5: raise
         return "can't be told"  # at an extreme only: the judge is no better than chance there
-    return f"{c.mean:.3f} [{c.low:.2f}, {c.high:.2f}]"
+    return with_interval(c.mean, c.low if told else math.nan, c.high, ".3f", ".2f")

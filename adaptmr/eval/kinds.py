@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.registry import DataUnavailable, load, read_json
 from . import figures
+from .intervals import TOO_FEW, with_interval
 from .stats import bootstrap
 from ..planning.classifiers import Classifier
 from ..retrieval.classify import best_type
@@ -88,7 +89,7 @@ ALL, ANSWERABLE = "all", "all but abstention"
 def accuracy_table(guesses: pd.DataFrame) -> pd.DataFrame:
     """The share of right guesses for each dataset, type (and all, and all but abstention) and classifier: n, mean, and its 95 % interval low, high.
 
-    Intervals are over conversations (`stats.paired_bootstrap`).
+    Intervals are over conversations (`stats.bootstrap`); below four of them `low` and `high` are `nan`.
     """
     import pandas as pd
     rows = []
@@ -104,11 +105,16 @@ def accuracy_table(guesses: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdicts(table: pd.DataFrame, target: float = TARGET) -> list[str]:
-    """What a table of accuracies says about a target, a sentence for each dataset and classifier, over all types."""
+    """What a table of accuracies says about a target, a sentence for each dataset and classifier, over all types.
+
+    Where there is no interval, or none with a width (all guesses right, or all wrong), there were too few questions to say.
+    """
     out = []
     for row in table[table["type"] == ALL].to_dict("records"):
-        said = "reaches" if row["low"] >= target else "falls short of" if row["high"] < target else "may or may not reach"
-        out.append(f"{row['dataset']}, {row['classifier']}: {row['mean']:.1%} [{row['low']:.1%}, {row['high']:.1%}] of {row['n']} right: {said} {target:.0%}")
+        found = with_interval(row["mean"], row["low"], row["high"], ".1%")
+        if row["low"] < row["high"]: said = "reaches" if row["low"] >= target else "falls short of" if row["high"] < target else "may or may not reach"
+        else: said = f"{TOO_FEW} to say whether it reaches"
+        out.append(f"{row['dataset']}, {row['classifier']}: {found} of {row['n']} right: {said} {target:.0%}")
     return out
 
 # %% ../../nbs/eval/06_kinds.ipynb #ee796ff6

@@ -123,7 +123,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a cell is a number, or text made of nothing but numbers such as `0.71 [0.65, 0.77]`."""
+    """Whether a cell is a number, or text made of nothing but numbers such as `0.71 [0.65, 0.77]` or `0.71 – too few`."""
     return _NUMBERS.fullmatch(value) is not None if isinstance(value, str) else True
 
 
@@ -135,7 +135,7 @@ def runs(values: Iterable[str]) -> list[tuple[str, int]]:
 def table_html(rows: Iterable[Mapping[Any, Any]], columns: Iterable[str | tuple[str, str]], caption: str = "", digits: int = 3) -> str:
     """Rows as an HTML table in the house style; columns whose values are all numbers stand to the right.
 
-    A column that is a pair (group, name) gets a heading over its group.
+    A column that is a pair (group, name) gets a heading over its group. A number that isn't known is a dash.
     """
     rows, columns = list(rows), list(columns)
     right = {c: all(is_number(r.get(c)) for r in rows) for c in columns}
@@ -145,17 +145,17 @@ def table_html(rows: Iterable[Mapping[Any, Any]], columns: Iterable[str | tuple[
 
     def cell(tag: str, column: str | tuple[str, str], text: str) -> str:
         shown = html.escape(text)
-        if len(columns) > 5: shown = re.sub(r"^(\S+) (\[[^\]]*\])( \*)?$", r"\1\3<br><small>\2</small>", shown)      # a wide table: intervals below their means
+        if len(columns) > 5: shown = re.sub(r"^(\S+) (\[[^\]]*\]|– too few)( \*)?$", r"\1\3<br><small>\2</small>", shown)      # a wide table: intervals below their means
         return f"<{tag} {side[right[column]]}>{shown}</{tag}>"
 
     over = "".join(f"<th colspan='{n}' class='group'>{html.escape(g)}</th>" if g else f"<th colspan='{n}'></th>" for g, n in groups)
     head = (f"<tr>{over}</tr>\n" if any(g for g, _ in groups) else "") + "<tr>" + "".join(cell("th", c, names[c].replace("_", " ")) for c in columns) + "</tr>"
-    body = "\n".join("<tr>" + "".join(cell("td", c, number(r.get(c), digits)) for c in columns) + "</tr>" for r in rows)
+    body = "\n".join("<tr>" + "".join(cell("td", c, number(r.get(c), digits) or ("" if isinstance(r.get(c), str) else "–")) for c in columns) + "</tr>" for r in rows)
     above = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     return f"<table class='wide'>{above}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>"
 
 # %% ../../nbs/eval/04_pages.ipynb #0ee2d092
-_NUMBERS = re.compile(r"[-+*0-9.,;:%\[\]()<>=±–−/$\s]*(?:\de[-+]?\d+)?")
+_NUMBERS = re.compile(r"[-+*0-9.,;:%\[\]()<>=±–−/$\s]*(?:\de[-+]?\d+)?(?: too few)?")
 
 # %% ../../nbs/eval/04_pages.ipynb #84abd3ca
 def render_html(run_path: str | Path) -> Path:

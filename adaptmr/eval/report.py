@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .intervals import FEWEST_DIFFERENCES, FEWEST_GROUPS, TOO_FEW
 from .pages import is_number, number, refresh_index, render_html, runs, table_html
 from .provenance import checkout, canonical_json, clean_params, code_sha256, environment, git_state, portable, run_id, slug
 from .publish import publishable, without_text
@@ -98,6 +99,20 @@ def _tex(columns: list[tuple[str, str]], rows: list[dict[tuple[str, str], Any]],
                       rf"\begin{{tabular}}{{{sides}}}", r"\toprule", *head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 # %% ../../nbs/eval/04_report.ipynb #0ee3ecae
+_FEW = (f"{TOO_FEW}: below {FEWEST_GROUPS} conversations, or {FEWEST_DIFFERENCES} questions on which two systems differ, there is no interval "
+        "and no test, but a dash")
+
+
+def _is_end(column: str) -> bool: return re.search(r"(^|_)(low|high)$", column) is not None
+
+
+def _missing(columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[tuple[str, str], Any]]) -> str:
+    """What a table's caption says of its missing intervals; empty where none is missing."""
+    ends = [c for c in columns if _is_end(c[1])]
+    missing = any(number(row[c]) == "" for row in rows for c in ends) or any(TOO_FEW in str(v) for row in rows for v in row.values())
+    return _FEW if missing else ""
+
+
 class Shown(str):
     """HTML that a notebook shows, such as a table that was written; as a string it is itself."""
     def _repr_html_(self) -> str: return str(self)
@@ -159,7 +174,8 @@ class RunFolder:
     def write_table(self, frame: pd.DataFrame, name: str, caption: str = "", allow: Sequence[str] = (), digits: int = 3) -> Shown:
         """Writes `tables/<name>.csv`, `.tex` (booktabs) and `.txt` (the caption), numbers to `digits` decimals; returns it as a notebook shows it.
 
-        The data's label stands in the caption and in the CSV's last column. `allow` names columns with text of ours for a redacted run.
+        The data's label stands in the caption and in the CSV's last column; where an interval is missing, a dash stands in both
+        columns of its ends, and the caption says why. `allow` names columns with text of ours for a redacted run.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name): raise ValueError(f"table name {name!r} must be letters, digits, '-' and '_'")
         self._refuse(frame, f"table {name}", allow)
@@ -172,8 +188,8 @@ class RunFolder:
         with (folder / f"{name}.csv").open("w", encoding="utf-8", errors="replace", newline="") as out:
             writer = csv.writer(out, lineterminator="\n")
             writer.writerow([*names, *extra])
-            writer.writerows([*(number(r[c], digits) for c in columns), *extra.values()] for r in rows)
-        full = " · ".join(t for t in (caption, self.label) if t)
+            writer.writerows([*(number(r[c], digits) or ("–" if _is_end(c[1]) else "") for c in columns), *extra.values()] for r in rows)
+        full = " · ".join(t for t in (caption, _missing(columns, rows), self.label) if t)
         for kind, text in (("tex", _tex(columns, rows, name, full, digits)), ("txt", (full or name) + "\n")):
             (folder / f"{name}.{kind}").write_text(text, encoding="utf-8", errors="replace", newline="\n")
         self._note("tables", name)

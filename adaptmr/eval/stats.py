@@ -7,49 +7,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Hashable, Sequence
 
 import numpy as np
 
 from .clustered import cluster_mean
+from .intervals import FEWEST_DIFFERENCES, FEWEST_GROUPS, TOO_FEW, Difference, Interval, independent, mean_only, can_be_tested
 
 if TYPE_CHECKING: import pandas as pd
 
+_all_ = ["Difference", "Interval"]
 RESAMPLES = 10_000
 METHODS = ("percentile", "t")
 METHOD = "t"                # what is used where nobody says: a change here changes every table
 
 # %% auto #0
-__all__ = ['RESAMPLES', 'METHODS', 'METHOD', 'Interval', 'Difference', 'bootstrap', 'paired_bootstrap', 'ratio_bootstrap',
-           'McNemar', 'mcnemar', 'holm', 'summary', 'compare', 'judged']
-
-# %% ../../nbs/eval/01_stats.ipynb #d6d73496
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean and its 95 % interval.
-
-    `n` questions of `groups` conversations; `level` is what was resampled: "conversations and questions", or "questions"
-    when there is one conversation only, or "none" when there is nothing to average (then the numbers are `nan`). With
-    `method="t"` it is what was taken to vary: "conversations" or "questions".
-    """
-    mean: float
-    low: float
-    high: float
-    n: int
-    groups: int = 1
-    level: str = "questions"
-
-    def __str__(self) -> str: return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.n}, {self.level})"
-
-
-@dataclass(frozen=True, slots=True)
-class Difference(Interval):
-    """The mean of a - b over the same questions, its interval, and the two-sided `p` for "no difference"."""
-    p: float = math.nan
-
-    def __str__(self) -> str: return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], p={self.p:.4f} (n={self.n}, {self.level})"
+__all__ = ['RESAMPLES', 'METHODS', 'METHOD', 'bootstrap', 'paired_bootstrap', 'ratio_bootstrap', 'McNemar', 'mcnemar', 'holm',
+           'summary', 'compare', 'judged', 'Difference', 'Interval']
 
 # %% ../../nbs/eval/01_stats.ipynb #ce22f944
 @lru_cache(maxsize=4)
@@ -107,7 +83,7 @@ def _by_t(values: np.ndarray, sizes: tuple[int, ...], confidence: float) -> tupl
 
     A mean of scores lies where scores lie: the interval ends at the least and the greatest value, or at 0, which is always possible.
     """
-    if not values.size or math.isnan((found := cluster_mean(values, sizes)).se): return None
+    if math.isnan((found := cluster_mean(values, sizes)).se): return None
     low, high = found.interval(confidence)
     low, high = max(low, min(0.0, float(values.min()))), min(high, max(0.0, float(values.max())))
     mean, level = round(found.mean, 9), "conversations" if len(sizes) > 1 else "questions"
@@ -116,7 +92,6 @@ def _by_t(values: np.ndarray, sizes: tuple[int, ...], confidence: float) -> tupl
 
 def _interval(values: np.ndarray, sizes: tuple[int, ...], resamples: int, seed: int, confidence: float) -> tuple[Interval, np.ndarray]:
     """The interval and the resampled means it was read from. Rounded to 1e-9: another machine's last bit doesn't show."""
-    if not values.size: return Interval(math.nan, math.nan, math.nan, 0, 0, "none"), np.empty(0)
     mean, means = round(math.fsum(values) / values.size, 9), np.round(_resampled_means(values, sizes, resamples, seed), 9)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     level = "conversations and questions" if len(sizes) > 1 else "questions"
@@ -128,16 +103,17 @@ def bootstrap(values: Sequence[float] | np.ndarray, groups: Sequence[Hashable] |
               confidence: float = 0.95, method: str | None = None) -> Interval:
     """The mean of `values` (one per question) with its interval.
 
-    `groups` names each question's conversation: conversations are resampled, then questions within them. Without it, or
-    with one conversation, questions only. `nan` values (no gold) are left out, and `n` counts the rest.
-    The order of the questions changes nothing. Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13.
+    `groups` names each question's conversation: conversations are resampled, then questions within them. Without it the
+    questions are taken as independent of each other, each a group of its own. `nan` values (no gold) are left out, and `n`
+    counts the rest. Below `FEWEST_GROUPS` groups there is a mean and no interval. The order of the questions changes nothing. Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13.
     `method` is "percentile" (that bootstrap), "t" (`clustered.cluster_mean`: nothing is resampled, and the bootstrap stands in, as `level` says,
     where conversations don't differ at all), or `None` for `METHOD`.
     """
     _check(resamples, confidence, method := method or METHOD)
     arranged = _arrange(values, groups)
+    if (alone := independent(values, groups)) < FEWEST_GROUPS: return mean_only(values, alone)
     by_t = _by_t(*arranged, confidence) if method == "t" else None
-    return by_t[0] if by_t else _interval(*arranged, resamples, seed, confidence)[0]
+    return replace(by_t[0] if by_t else _interval(*arranged, resamples, seed, confidence)[0], groups=alone)
 
 # %% ../../nbs/eval/01_stats.ipynb #97005719
 def paired_bootstrap(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, groups: Sequence[Hashable] | None = None, *,
@@ -147,28 +123,34 @@ def paired_bootstrap(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.nd
     `a[i]` and `b[i]` score the same question; where either is `nan` the question is left out. `p` = 2 * min(share of resampled
     differences <= 0, share >= 0), both counted with one added (Davison and Hinkley 1997, section 4.4), at most 1. Swapping
     `a` and `b` turns the signs and keeps `p`, exactly. With `method="t"` (see `bootstrap`), `p` is Student's.
+    Below `FEWEST_GROUPS` groups or `FEWEST_DIFFERENCES` questions on which `a` and `b` differ, or where all differences are
+    the same, there is a mean, and neither an interval nor a `p`.
     """
     _check(resamples, confidence, method := method or METHOD)
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if x.shape != y.shape: raise ValueError(f"{x.size} scores against {y.size}: a paired test needs both systems' scores on the same questions")
     gap = np.round(x - y, 12)
     values, sizes = _arrange(gap, groups)
+    if (alone := independent(gap, groups)) < FEWEST_GROUPS or not can_be_tested(gap):
+        only = mean_only(gap, alone)
+        return Difference(only.mean + 0.0, math.nan, math.nan, only.n, only.groups, only.level)
     mirror, _ = _arrange(-gap, groups)
     sign = 1 if tuple(values) >= tuple(mirror) else -1           # both directions share one set of resamples, so a swap is exact
     facing = values if sign > 0 else mirror
     if method == "t" and (by_t := _by_t(facing, sizes, confidence)): it, p = by_t
     else:
         it, means = _interval(facing, sizes, resamples, seed, confidence)
-        p = min(1.0, 2 * (1 + min(int((means <= 0).sum()), int((means >= 0).sum()))) / (resamples + 1)) if values.size else math.nan
+        p = min(1.0, 2 * (1 + min(int((means <= 0).sum()), int((means >= 0).sum()))) / (resamples + 1))
     low, high = (it.low, it.high) if sign > 0 else (-it.high, -it.low)
-    return Difference(sign * it.mean + 0.0, low + 0.0, high + 0.0, it.n, it.groups, it.level, p)
+    return Difference(sign * it.mean + 0.0, low + 0.0, high + 0.0, it.n, alone, it.level, p)
 
 # %% ../../nbs/eval/01_stats.ipynb #0758dd1b
 def ratio_bootstrap(values: Sequence[float] | np.ndarray, per: Sequence[float] | np.ndarray, groups: Sequence[Hashable] | None = None, *,
                     resamples: int = RESAMPLES, seed: int = 0, confidence: float = 0.95, method: str | None = None) -> Interval:
     """The sum of `values` over the sum of `per` (of the same questions, 0 or more), with its interval: `Interval.mean` is the ratio.
 
-    Questions where either is `nan` are left out; `nan` where nothing is left to divide by. With `method="t"` the spread is that of
+    Questions where either is `nan` are left out; `nan` where nothing is left to divide by. Below `FEWEST_GROUPS` groups there
+    is a ratio and no interval. With `method="t"` the spread is that of
     `values - ratio * per` (Cochran, *Sampling Techniques*, 1977, section 6.4).
     """
     _check(resamples, confidence, method := method or METHOD)
@@ -181,6 +163,8 @@ def ratio_bootstrap(values: Sequence[float] | np.ndarray, per: Sequence[float] |
     if not total: return Interval(math.nan, math.nan, math.nan, 0, 0, "none")
     both = np.array([row[1:] for row in rows])
     ratio = math.fsum(both[:, 0]) / total
+    alone = independent(v + x, groups)
+    if alone < FEWEST_GROUPS: return Interval(round(ratio, 9), math.nan, math.nan, len(rows), alone, TOO_FEW)
     if method == "t" and (by_t := _by_t(np.round(both[:, 0] - ratio * both[:, 1], 12), sizes, confidence)):
         low, high = ratio + by_t[0].low * len(rows) / total, ratio + by_t[0].high * len(rows) / total
         level = by_t[0].level
@@ -189,12 +173,15 @@ def ratio_bootstrap(values: Sequence[float] | np.ndarray, per: Sequence[float] |
         sums = np.concatenate([draws[i:i + 1000].astype(float) @ both for i in range(0, resamples, 1000)])
         drawn = sums[sums[:, 1] > 0]
         low, high = np.quantile(drawn[:, 0] / drawn[:, 1], [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(round(ratio, 9), min(round(float(low), 9), round(ratio, 9)), max(round(float(high), 9), round(ratio, 9)), len(rows), len(sizes), level)
+    return Interval(round(ratio, 9), min(round(float(low), 9), round(ratio, 9)), max(round(float(high), 9), round(ratio, 9)), len(rows), alone, level)
 
 # %% ../../nbs/eval/01_stats.ipynb #5ec0b9bb
 @dataclass(frozen=True, slots=True)
 class McNemar:
-    """How often only `a` and only `b` was right, of `n` questions, and the exact two-sided `p` for "neither is better"."""
+    """How often only `a` and only `b` was right, of `n` questions, and the exact two-sided `p` for "neither is better".
+
+    `p` is `nan` below `FEWEST_DIFFERENCES` questions on which only one was right.
+    """
     only_a: int
     only_b: int
     n: int
@@ -210,6 +197,7 @@ def mcnemar(a_correct: Sequence[bool] | np.ndarray, b_correct: Sequence[bool] | 
     if not np.isin(a, (0, 1)).all() or not np.isin(b, (0, 1)).all(): raise ValueError("verdicts must be True/False or 0/1; leave unscored questions out")
     only_a, only_b = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
     tosses = only_a + only_b
+    if tosses < FEWEST_DIFFERENCES: return McNemar(only_a, only_b, a.size, math.nan)
     tail = ways = 1
     for i in range(1, min(only_a, only_b) + 1):
         ways = ways * (tosses - i + 1) // i
@@ -246,7 +234,7 @@ def compare(frame: pd.DataFrame, value: str, baseline: str, by: str | Sequence[s
     """Every other system minus `baseline`, question by question, for each combination of the `by` columns.
 
     Columns: by…, system, baseline, difference, low, high, p, p_holm (over all rows of this table), verdict ("better" or "worse"
-    when p_holm < `alpha`, else "no difference shown"), n, groups, level. Raises `ValueError` for a baseline that isn't there, a
+    when p_holm < `alpha`, "too few" where there is no p, else "no difference shown"), n, groups, level. Raises `ValueError` for a baseline that isn't there, a
     question that a system answered twice, or systems that didn't answer the same questions.
     """
     import pandas as pd
@@ -274,10 +262,14 @@ def compare(frame: pd.DataFrame, value: str, baseline: str, by: str | Sequence[s
 
 
 def judged(differences: pd.DataFrame, alpha: float = 0.05) -> pd.DataFrame:
-    """A table of differences with its `p_holm`, corrected for all of its rows, and each row's `verdict` at level `alpha`."""
+    """A table of differences with its `p_holm`, corrected for all rows that have a `p`, and each row's `verdict` at level `alpha`.
+
+    A row without a `p` is no test: it doesn't count in the correction, and its verdict is "too few".
+    """
     out = differences.assign(p_holm=holm(differences["p"].to_numpy(float)))
     sure = out["p_holm"] < alpha
-    return out.assign(verdict=np.select([sure & (out["difference"] > 0), sure & (out["difference"] < 0)], ["better", "worse"], "no difference shown"))
+    cases = [out["p_holm"].isna(), sure & (out["difference"] > 0), sure & (out["difference"] < 0)]
+    return out.assign(verdict=np.select(cases, [TOO_FEW, "better", "worse"], "no difference shown"))
 
 # %% ../../nbs/eval/01_stats.ipynb #5c016ed4
 def _need(frame: pd.DataFrame, columns: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .intervals import TOO_FEW, with_interval
 from .stats import compare, judged, summary
 from ..types import QueryType
 
@@ -117,7 +118,7 @@ def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, 
     columns: dict[tuple[str, str], list[str]] = {}
     for value, label in measures:
         tidy = means(frame, value, seed=seed)
-        cells = {(r.system, r.type): f"{r.mean:.3f} [{r.low:.2f}, {r.high:.2f}]" for r in tidy.itertuples()}
+        cells = {(r.system, r.type): with_interval(r.mean, r.low, r.high, ".3f", ".2f") for r in tidy.itertuples()}
         counts: dict[str, Any] = {str(r.type): r.n for r in tidy.itertuples()}
         for kind in [*kinds(frame), OVERALL]:
             if kind in counts: columns[label, f"{NAMES[kind]} (n={counts[kind]})"] = [cells.get((s, kind), "–") for s in order]
@@ -156,10 +157,13 @@ def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = No
 
 
 def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
-    """A table of `gains` to be read: a row per system, a column per kind, "difference [low, high]" with * where the verdict is better or worse."""
+    """A table of `gains` to be read: a row per system, a column per kind, "difference [low, high]" with * where the verdict is better or worse.
+
+    A difference that couldn't be tested reads "+0.100 – too few".
+    """
     import pandas as pd
     counts = dict(zip(gained["type"], gained["n"]))
-    cells = {(r.system, r.type): f"{r.difference:+.3f} [{r.low:+.2f}, {r.high:+.2f}]{' *' if r.verdict in ('better', 'worse') else ''}"
+    cells = {(r.system, r.type): with_interval(r.difference, r.low, r.high, "+.3f", "+.2f") + (" *" if r.verdict in ("better", "worse") else "")
              for r in gained.itertuples()}
     systems, types = (list(dict.fromkeys(gained[c])) for c in ("system", "type"))
     return pd.DataFrame({f"{NAMES[t]} (n={counts[t]})": [cells.get((s, t), "–") for s in systems] for t in types}, index=pd.Index(systems, name="system"))
@@ -169,18 +173,32 @@ _MEASURES = {"f1": "F1", "recall_fraction": "recall"}
 
 
 def verdicts(gained: pd.DataFrame, measure: str) -> list[str]:
-    """What a table of `gains` supports: for each system that differs, where it is better, where worse, and where nothing was shown; the others together."""
-    sentences, same, baseline = [], [], ""
+    """What a table of `gains` supports: for each system that differs, where it is better, where worse, and where nothing was shown; the others together.
+
+    Where there were too few questions or conversations to say anything, that is said.
+    """
+    label, sentences, baseline = _MEASURES.get(measure, measure), [], ""
+    same: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    unsaid: list[str] = []
     for system, part in gained.groupby("system", sort=False):
-        said = [f"{word} on {', '.join(f'{NAMES[str(r.type)]} ({r.difference:+.3f} [{r.low:+.3f}, {r.high:+.3f}])' for r in rows.itertuples())}"
-                for word in ("better", "worse") if len(rows := part[part["verdict"] == word])]
-        open_kinds = [NAMES[t] for t in part.loc[part["verdict"] == "no difference shown", "type"]]
         baseline = part["baseline"].iloc[0]
-        if not said: same.append(str(system)); continue
-        if open_kinds: said.append(f"no difference shown on {', '.join(open_kinds)}")
-        sentences.append(f"{_MEASURES.get(measure, measure)}, {system} against {baseline}: {'; '.join(said)}.")
-    if same: sentences.append(f"{_MEASURES.get(measure, measure)}: no difference to {baseline} is shown, on any kind, for {', '.join(same)}.")
+        kinds_of = {word: [NAMES[t] for t in part.loc[part["verdict"] == word, "type"]] for word in ("no difference shown", TOO_FEW)}
+        said = [f"{word} on {', '.join(map(_gain, rows.to_dict('records')))}" for word in ("better", "worse") if len(rows := part[part["verdict"] == word])]
+        if not said:
+            if kinds_of["no difference shown"]: same[tuple(kinds_of[TOO_FEW])].append(str(system))
+            else: unsaid.append(str(system))
+            continue
+        said += [f"{word} {'on' if word != TOO_FEW else 'to say on'} {', '.join(names)}" for word, names in kinds_of.items() if names]
+        sentences.append(f"{label}, {system} against {baseline}: {'; '.join(said)}.")
+    for untold, systems in same.items():
+        besides = f" ({TOO_FEW} to say on {', '.join(untold)})" if untold else ""
+        sentences.append(f"{label}: no difference to {baseline} is shown, on any kind{besides}, for {', '.join(systems)}.")
+    if unsaid: sentences.append(f"{label}: {TOO_FEW} questions that differ, or conversations, to compare with {baseline}: {', '.join(unsaid)}.")
     return sentences
+
+
+def _gain(row: Mapping[Hashable, Any]) -> str:
+    return f"{NAMES[str(row['type'])]} ({with_interval(row['difference'], row['low'], row['high'], '+.3f')})"
 
 # %% ../../nbs/eval/03_tables.ipynb #4010cfc2
 def accuracy_and_tokens(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .intervals import FEWEST_GROUPS, with_interval
 from .ranking import abstention, auroc
 from .style import INK, PALETTE, canvas, plain, style
 from ..retrieval.relevance import brier, reliability
@@ -32,13 +33,14 @@ def interval(frame: pd.DataFrame, columns: Sequence[str], statistic: Callable[[A
     """A statistic of some columns of a frame, and its 95 % percentile bootstrap interval: (value, low, high).
 
     `statistic` is given the columns as arrays. The frame's `conversation`s are resampled, then questions within them; resamples
-    in which the statistic is `nan` don't count, and without any the interval is `nan`.
+    in which the statistic is `nan` don't count, and without any, or below four conversations, the interval is `nan`.
     (Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13.)
     """
     rng = np.random.default_rng(seed)
     arrays = {name: frame[name].to_numpy() for name in columns}
     talks = frame["conversation"].to_numpy()
     groups = [np.flatnonzero(talks == c) for c in sorted(set(talks.tolist()))]
+    if len(groups) < FEWEST_GROUPS: return statistic(arrays), math.nan, math.nan
     values = []
     for _ in range(resamples):
         picked = [groups[i] for i in rng.integers(0, len(groups), len(groups))]
@@ -49,8 +51,7 @@ def interval(frame: pd.DataFrame, columns: Sequence[str], statistic: Callable[[A
     return statistic(arrays), float(low), float(high)
 
 
-def _cell(value: float, low: float, high: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.2f}" if math.isnan(low) else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+def _cell(value: float, low: float, high: float) -> str: return with_interval(value, low, high, ".2f")
 
 # %% ../../nbs/eval/03_trust.ipynb #8f520c82
 def abstentions(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
@@ -90,7 +91,10 @@ def relevance_table(frame: pd.DataFrame, system: str = "hybrid", *, seed: int = 
 
 # %% ../../nbs/eval/03_trust.ipynb #777f7e1f
 def reliability_figure(frame: pd.DataFrame, system: str = "hybrid", *, bins: int = 8, title: str = "") -> Figure:
-    """A reliability diagram: in groups of equal size, the share of questions whose evidence was found against the probability that was given."""
+    """A reliability diagram: in groups of equal size, the share of questions whose evidence was found against the probability that was given.
+
+    The bars are what as many independent questions leave open; below four conversations there are none.
+    """
     rows = judged(frame, system)
     points = reliability(rows["relevance"].tolist(), rows["found"].tolist(), bins)
     with style():
@@ -98,8 +102,8 @@ def reliability_figure(frame: pd.DataFrame, system: str = "hybrid", *, bins: int
         ax.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
         said, happened, n = (np.array([p[name] for p in points]) for name in ("said", "happened", "n"))
         spread = 1.96 * np.sqrt(np.maximum(happened * (1 - happened), 0.25 / n) / n)
-        ax.errorbar(said, happened, yerr=[np.minimum(spread, happened), np.minimum(spread, 1 - happened)], color=PALETTE[0], marker="o", markersize=6,
-                    linewidth=1.6, capsize=3, markeredgecolor="white")
+        bars = [np.minimum(spread, happened), np.minimum(spread, 1 - happened)] if rows["conversation"].nunique() >= FEWEST_GROUPS else None
+        ax.errorbar(said, happened, yerr=bars, color=PALETTE[0], marker="o", markersize=6, linewidth=1.6, capsize=3, markeredgecolor="white")
         ax.set_xlim(0, 1)
         ax.set_ylim(0, 1)
         ax.set_title(plain(title))
