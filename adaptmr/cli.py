@@ -6,26 +6,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .eval.manifests import RunNotice, finished_runs, read_manifest
+from .eval.parameters import UsageError, check_names, check_values, known_parameters, read_params, read_yaml, recorded_params
 from .types import Dataset, Question
 
+_all_ = ["UsageError", "read_params"]
+
 # %% auto #0
-__all__ = ['UsageError', 'RunFailed', 'project', 'experiments', 'read_params', 'gather_params', 'run', 'execute', 'recorded_runs',
-           'replay', 'fit', 'main']
+__all__ = ['RunFailed', 'project', 'experiments', 'gather_params', 'run', 'execute', 'recorded_runs', 'recorded', 'replay', 'fit',
+           'main', 'UsageError', 'read_params']
 
 # %% ../nbs/05_cli.ipynb #351e998a
-class UsageError(ValueError):
-    """Something on the command line is wrong; the message says what, and what is possible."""
-
-
 class RunFailed(RuntimeError):
     """A cell of an experiment failed; the message says which, and why."""
 
@@ -46,41 +49,22 @@ def experiments(root: Path) -> list[str]:
     return sorted(p.stem for p in (root / "nbs" / "experiments").glob("*.ipynb") if not p.name.startswith(("_", ".")))
 
 # %% ../nbs/05_cli.ipynb #3d7e39cb
-def _yaml(text: str, where: str) -> Any:
-    import yaml
-    try: return yaml.safe_load(text)
-    except yaml.YAMLError as e: raise UsageError(f"{where} is not YAML: {' '.join(str(e).split())}") from e
-
-
-def read_params(path: Path) -> dict[str, Any]:
-    """The parameters in a YAML file. Raises `UsageError`, naming the file, when it is missing, broken or not a mapping."""
-    try: values = _yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as e: raise UsageError(f"params file {path}: {e}") from e
-    if values is None: return {}
-    if not isinstance(values, dict): raise UsageError(f"params file {path} holds a {type(values).__name__}; it must map names to values")
-    return {str(k): v for k, v in values.items()}
-
-
 def gather_params(root: Path, experiment: str, files: Iterable[str], pairs: Iterable[Sequence[str]]) -> dict[str, Any]:
     """All parameters of a run, the later source winning; checked against the notebook. Raises `UsageError` for an unknown name."""
-    import papermill
-    known = papermill.inspect_notebook(str(root / "nbs" / "experiments" / f"{experiment}.ipynb"))
-    if not known: raise UsageError(f"{experiment}.ipynb has no cell tagged “parameters”: its defaults would win over every parameter")
+    known = known_parameters(root / "nbs" / "experiments" / f"{experiment}.ipynb")
     params: dict[str, Any] = {}
     defaults = [root / "params" / "base.yaml", root / "params" / f"{experiment}.yaml"]
     for path in [*(p for p in defaults if p.exists()), *map(Path, files)]:
         values = read_params(path)
         if path == defaults[0]: values = {k: v for k, v in values.items() if k in known}  # not every experiment takes them all
-        _check(values, known, str(path))
+        check_names(values, known, str(path))
+        check_values(values, str(path))
         params |= values
-    given = {name: _yaml(value, f"-p {name}") for name, value in pairs}
-    _check(given, known, "-p")
-    return params | given
-
-
-def _check(values: Iterable[str], known: Iterable[str], where: str) -> None:
-    unknown = sorted(set(values) - set(known))
-    if unknown: raise UsageError(f"{where}: unknown parameter {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    for name, value in pairs:
+        check_names([name], known, "-p")
+        params[name] = read_yaml(value, f"-p {name}")
+    check_values(params, "-p")
+    return params
 
 # %% ../nbs/05_cli.ipynb #2acd6f63
 def run(experiment: str, files: Iterable[str] = (), pairs: Iterable[Sequence[str]] = (), out_dir: str | None = None) -> Path:
@@ -92,17 +76,24 @@ def run(experiment: str, files: Iterable[str] = (), pairs: Iterable[Sequence[str
     root = project()
     if experiment not in experiments(root): raise UsageError(f"unknown experiment {experiment!r}; there are {', '.join(experiments(root))}")
     params = gather_params(root, experiment, files, pairs)
+    _check_cache()
     outputs = Path(out_dir or params.get("out_dir") or root / "outputs").resolve()
     outputs.mkdir(parents=True, exist_ok=True)
     return execute(root / "nbs" / "experiments" / f"{experiment}.ipynb", {**params, "out_dir": str(outputs)}, outputs)
 
 
 def execute(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
-    """Execute a notebook with papermill, move it into the run folder that it made, render the report, refresh the index."""
+    """Execute a notebook with papermill, put it into the run folder that it made, render the report, refresh the index.
+
+    Raises `UsageError` for parameters that the notebook doesn't have or that are no plain values, and `RunFailed` when a cell fails.
+    """
     import papermill
 
+    from adaptmr.eval.executed import environment, keep, notices
     from adaptmr.eval.report import refresh_index, render_html, run_of
-    with tempfile.TemporaryDirectory() as folder:
+    check_names(params, known_parameters(notebook), notebook.name)
+    check_values(params, notebook.name)
+    with tempfile.TemporaryDirectory() as folder, environment(JUPYTER_RUNTIME_DIR=str(Path(folder) / "jupyter")):
         executed = Path(folder) / notebook.name
         try: papermill.execute_notebook(str(notebook), str(executed), params, progress_bar=sys.stderr.isatty(), kernel_name="python3")
         except papermill.PapermillExecutionError as e:
@@ -111,59 +102,60 @@ def execute(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
         made = run_of(executed)
         if made is None: raise UsageError(f"{notebook.name} finished without a run folder: its last cell must show experiment.finish()")
         folder_of_run = outputs.joinpath(*made)
-        _keep(executed, folder_of_run / "notebook.ipynb")
+        if not (folder_of_run / "notebook.ipynb").exists(): keep(executed, folder_of_run / "notebook.ipynb")
+        for line in notices(executed): print(f"adaptmr: {line}", file=sys.stderr)
     (outputs / "failed.ipynb").unlink(missing_ok=True)
-    render_html(folder_of_run)
+    if not (folder_of_run / "report.html").exists(): render_html(folder_of_run)
     refresh_index(outputs)
     return folder_of_run
 
 
-def _keep(executed: Path, target: Path) -> None:
-    """The executed notebook without what belongs to this machine and this hour: paths, and papermill's clock."""
-    notebook = json.loads(executed.read_text(encoding="utf-8"))
-    notebook["metadata"].pop("papermill", None)
-    for cell in notebook["cells"]:
-        cell["metadata"].pop("papermill", None)
-        cell["metadata"].pop("execution", None)
-        if "injected-parameters" in cell["metadata"].get("tags", []):
-            lines = "".join(cell["source"]).split("\n")
-            cell["source"], cell["id"] = "\n".join(line for line in lines if not line.startswith("out_dir =")), "injected"
-        for output in cell.get("outputs", []):
-            if output.get("output_type") == "stream" and output.get("name") == "stderr": output["text"] = ""
-        if "outputs" in cell: cell["outputs"] = [o for o in cell["outputs"] if o.get("output_type") != "stream" or o.get("text")]
-    target.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+def _check_cache() -> None:
+    """Raises `UsageError` where the cache folder can't be written: said now, and not by whichever cell needs it first."""
+    from adaptmr.embed.vector_cache import cache_dir
+    folder = cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as e:
+        raise UsageError(f"the cache folder {folder} can't be written ({e.strerror}): set ADAPTMR_CACHE to a folder that can be") from e
 
 # %% ../nbs/05_cli.ipynb #29e631b5
 def recorded_runs(outputs: Path) -> list[Path]:
-    """The run folders that used a model and hold its calls, sorted."""
+    """The run folders that used a model and hold its calls, sorted. Runs whose manifest can't be read are named in a `RunNotice` and left out."""
     found = []
-    for manifest in sorted(outputs.glob("*/*/manifest.json")):
-        models = json.loads(manifest.read_text(encoding="utf-8")).get("models", [])
-        if set(models) - {"offline"} and (manifest.parent / "calls.jsonl.gz").exists(): found.append(manifest.parent)
+    for folder, manifest in finished_runs(outputs).items():
+        models = manifest.get("models")
+        asked = [m for m in models if m != "offline"] if isinstance(models, list) else []
+        if asked and (folder / "calls.jsonl.gz").exists(): found.append(folder)
     return found
 
 
-def replay(folder: Path, root: Path) -> list[str]:
-    """Repeat a recorded run and say how its tables differ, a line each; empty when they don't."""
-    import os
+def recorded(folder: Path, root: Path) -> tuple[Path, dict[str, Any]]:
+    """The notebook that made a run, and its parameters, as the manifest tells them.
 
-    from adaptmr.eval.report import compare_tables, open_run
-    from adaptmr.data.registry import load
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    params = manifest["params"]
-    data = load(params["dataset"], params.get("split"), params.get("limit"))
+    Raises `UsageError` for a manifest that can't be read, names no experiment of this checkout, or holds parameters that the
+    notebook doesn't have or that are no plain values.
+    """
+    where = f"{folder.name}/manifest.json"
+    try: manifest = read_manifest(folder / "manifest.json")
+    except (ValueError, OSError) as e: raise UsageError(f"{folder} can't be repeated: {e}") from e
+    name, known = manifest.get("experiment"), experiments(root)
+    if not isinstance(name, str) or name not in known:
+        raise UsageError(f"{where}: experiment {str(name)[:80]!r} is none of this checkout's, which are {', '.join(known)}")
+    notebook = root / "nbs" / "experiments" / f"{name}.ipynb"
+    return notebook, recorded_params(manifest, known_parameters(notebook), where)
+
+
+def replay(folder: Path, root: Path) -> list[str]:
+    """Repeat a recorded run and say how its tables differ, a line each; empty when they don't. Raises `UsageError`, see `recorded`."""
+    from adaptmr.eval.executed import environment
+    from adaptmr.eval.report import compare_tables
+    notebook, params = recorded(folder, root)
     with tempfile.TemporaryDirectory() as scratch:
         outputs = Path(scratch)
-        target = open_run(manifest["experiment"], params, data, outputs).path
-        for name in ("calls.jsonl.gz", "vectors.npz", "manifest.json"):
-            if (folder / name).exists(): shutil.copy(folder / name, target / name)
-        before = {name: os.environ.get(name) for name in ("ADAPTMR_REPLAY", "ADAPTMR_CACHE")}
-        os.environ.update(ADAPTMR_REPLAY="1", ADAPTMR_CACHE=str(outputs / "cache"))
-        try: again = execute(root / "nbs" / "experiments" / f"{manifest['experiment']}.ipynb", {**params, "out_dir": str(outputs)}, outputs)
-        finally:
-            for name, value in before.items():
-                if value is None: os.environ.pop(name, None)
-                else: os.environ[name] = value
+        with environment(ADAPTMR_REPLAY=str(folder.resolve()), ADAPTMR_CACHE=str(outputs / "cache")):
+            again = execute(notebook, {**params, "out_dir": str(outputs)}, outputs)
         return compare_tables(folder, again)
 
 # %% ../nbs/05_cli.ipynb #40a67934
@@ -217,8 +209,39 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What `adaptmr` and `python -m adaptmr` do; returns the exit status: 0, 1 when something differs or fails, 2 for a wrong call."""
+    """What `adaptmr` and `python -m adaptmr` do; returns the exit status: 0, 1 when something differs or fails, 2 for a wrong call.
+
+    130 after Ctrl-C, and 141 when nobody reads what is printed any more, as of `adaptmr data | head -1`: both as other tools do.
+    """
+    try:
+        with _told_plainly(): status = _status(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("adaptmr: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError): os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        return 141
+    return status
+
+
+@contextlib.contextmanager
+def _told_plainly() -> Iterator[None]:
+    """Shows each `RunNotice` as a line, without where in the code it was raised."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *more: Any, **named: Any) -> None:
+            if issubclass(category, RunNotice): print(f"adaptmr: {message}", file=sys.stderr)
+            else: usual(message, category, *more, **named)
+
+        warnings.showwarning = show
+        yield
+
+
+def _status(arguments: Sequence[str] | None) -> int:
     try: return _do(_parser().parse_args(arguments))
+    except BrokenPipeError: raise
     except SystemExit as e: return int(e.code or 0)  # argparse's way to say that the call was wrong, or that help was given
     except RunFailed as e:
         print(f"adaptmr: {e}", file=sys.stderr)
@@ -236,7 +259,7 @@ def _do(args: argparse.Namespace) -> int:
         from adaptmr.data.registry import datasets
         print("\n".join(datasets()))
     elif args.command == "fit": print("\n".join(map(str, fit())))
-    elif args.what == "list": print("\n".join(str(p.parent.relative_to(project())) for p in sorted((project() / "outputs").glob("*/*/manifest.json"))))
+    elif args.what == "list": print("\n".join(str(run.relative_to(project())) for run in finished_runs(project() / "outputs")))
     else: return _replay(args)
     return 0
 

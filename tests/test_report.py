@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from adaptmr.eval.manifests import RunNotice
 from adaptmr.eval import pages, provenance, publish, report
 from adaptmr.types import Dataset, QueryType, Usage
 
@@ -126,7 +128,7 @@ def test_captions_stand_beside_tables_and_figures(tmp_path):
     nobody = report.open_run("exp2", {}, None, tmp_path)
     nobody.write_table(means[["mean"]], "t")
     assert (nobody.path / "tables" / "t.txt").read_text() == "t\n"
-    assert report.open_run("exp1", {}, THEIRS, tmp_path).files() == []                       # a second run clears them
+    assert report.open_run("exp1", {}, THEIRS, tmp_path).files() == []                       # a second run begins with nothing
 
 
 def test_results_hold_the_scores_and_timings_the_clock(tmp_path):
@@ -198,12 +200,64 @@ def test_text_that_cannot_be_encoded_is_still_written(tmp_path):
     assert pd.read_parquet(run.path / "results.parquet")["prediction"][0] == "lone ?, NUL \x00, 🙂, مرحبا"
 
 
-def test_a_second_run_clears_the_first(tmp_path):
-    run = report.open_run("exp1", {"k": 1}, OURS, tmp_path)
-    run.write_results(results()); run.write_table(results(), "old"); run.write_manifest()
-    (run.path / "notebook.ipynb").write_text("{}")
-    again = report.open_run("exp1", {"k": 1}, OURS, tmp_path)
-    assert again.path == run.path and again.files() == ["notebook.ipynb"]      # the notebook may be the one that is running
+def a_run(outputs, f1=0.5, **more):
+    """A finished run of one table and one figure's file."""
+    run = report.open_run("exp1", {"k": 1}, OURS, outputs, **more)
+    run.write_results(results(text=False).assign(f1=f1))
+    run.write_table(pd.DataFrame({"system": ["a"], "f1": [f1], "ms": [np.random.rand()]}), "main")
+    run.write_manifest()
+    return run
+
+
+def test_a_second_run_with_the_same_results_leaves_the_first_alone(tmp_path):
+    first = a_run(tmp_path)
+    (first.path / "notebook.ipynb").write_text("{}")
+    before = {f: (first.path / f).read_bytes() for f in first.files()}
+    with pytest.warns(RunNotice, match="the same results as the run of 20"): again = a_run(tmp_path)
+    assert again.path == first.path and {f: (first.path / f).read_bytes() for f in first.files()} == before
+    assert [p.name for p in (tmp_path / "exp1").iterdir()] == [first.run_id], "no lock and no half folder is left"
+
+
+def test_other_results_under_one_name_are_kept_and_told_of(tmp_path):
+    first = a_run(tmp_path)
+    before = {f: (first.path / f).read_bytes() for f in first.files()}
+    with pytest.warns(RunNotice, match=r"OTHER RESULTS than the run of 20.*column f1 differs in 12 of 12 rows"): other = a_run(tmp_path, 0.6)
+    assert other.path == first.path.with_name(f"{first.run_id}-2") and {f: (first.path / f).read_bytes() for f in first.files()} == before
+    with pytest.warns(RunNotice, match=f"{first.run_id}-2: the same results"): again = a_run(tmp_path, 0.6)
+    assert again.path == other.path and again._repr_mimebundle_()[report.RUN_TYPE]["run_id"] == f"{first.run_id}-2"
+    with pytest.warns(RunNotice, match="OTHER RESULTS"): third = a_run(tmp_path, 0.7)
+    assert third.path.name == f"{first.run_id}-3"
+
+
+def test_times_that_are_measured_again_are_another_run(tmp_path):
+    first = a_run(tmp_path, timed=True)
+    with pytest.warns(RunNotice, match=f"was measured on 20.*this one is {first.run_id}-2") as told: again = a_run(tmp_path, timed=True)
+    assert again.path.name == f"{first.run_id}-2" and not any("OTHER" in str(w.message) for w in told)
+
+
+def test_nothing_is_added_to_a_finished_run(tmp_path):
+    run = a_run(tmp_path)
+    for write in (lambda: run.write_results(results(text=False)), lambda: run.write_table(results(text=False), "t"), run.write_manifest, lambda: run.file("x")):
+        with pytest.raises(RuntimeError, match=r"exp1/k1-.* is finished"): write()
+    one = report.open_run("exp1", {"k": 2}, OURS, tmp_path)
+    two = report.open_run("exp1", {"k": 2}, OURS, tmp_path)                                  # a cell of a notebook, run twice
+    with pytest.raises(RuntimeError, match="opened again"): one.write_table(results(text=False), "t")
+    two.write_table(results(text=False), "t"); two.write_manifest()
+    assert two.path.name == two.run_id
+
+
+@pytest.mark.parametrize("left", ["", "{half", "[]"])
+def test_half_a_run_gives_way_to_a_whole_one(left, tmp_path):
+    name = report.open_run("exp1", {"k": 1}, OURS, tmp_path / "elsewhere").run_id
+    half = tmp_path / "exp1" / name
+    (half / "tables").mkdir(parents=True)
+    (half / "tables" / "old.csv").write_text("x")
+    if left: (half / "manifest.json").write_text(left)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunNotice)
+        run = a_run(tmp_path)
+    assert run.path == half and "tables/old.csv" not in run.files() and json.loads((half / "manifest.json").read_text())["rows"] == 12
+    assert [p.name for p in (tmp_path / "exp1").iterdir()] == [name]
 
 
 def test_experiment_names_are_plain(tmp_path):
@@ -388,12 +442,15 @@ def test_index_lists_every_run_in_order(tmp_path):
     assert table["experiment"].tolist() == ["exp1", "exp1", "exp2"] and table["run_id"].tolist()[:2] == sorted(table["run_id"][:2])
     assert table["redacted"].tolist() == ["no", "no", "yes"] and table["systems"][0] == "unified, adaptmr" and table["numbers"][0] == "f1 0.500"
     assert sum(link.endswith("report.html") for link in table["link"]) == 1 and all((tmp_path / link).exists() for link in table["link"])
-    assert "1 folder without a manifest (not finished): exp3/half" in page and "3 finished runs" in page and pages.external_resources(page) == []
+    assert "1 folder without a manifest that can be read (not finished): exp3/half" in page and "3 finished runs" in page and pages.external_resources(page) == []
     first = (tmp_path / "index.csv").read_bytes()
     report.refresh_index(tmp_path)
     assert (tmp_path / "index.csv").read_bytes() == first and (tmp_path / "index.html").read_text(encoding="utf-8") == page
     (tmp_path / "exp3" / "half" / "manifest.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"half/manifest\.json"): report.refresh_index(tmp_path)
+    for text in ("[]", "null", "{half", "", "\x00", "[" * 100_000):
+        (tmp_path / "exp3" / "half" / "manifest.json").write_text(text)
+        with pytest.warns(RunNotice, match=r"exp3/half is left out.*half/manifest\.json"): report.refresh_index(tmp_path)
+        assert (tmp_path / "index.csv").read_bytes() == first
 
 
 def test_index_of_nothing(tmp_path):

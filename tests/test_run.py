@@ -206,16 +206,16 @@ def test_killed_again_and_again_it_goes_on_where_it_stopped(data, tmp_path):
         assert before <= kept and len([k for k in kept if k.startswith("logging/") and not k.endswith("/ingest")]) >= done + dots - 1
         done += dots - 1
     journaled = {k.split("/", 2)[2] for k in Journal_keys(journal) if k.startswith("logging/")}
-    last = Logging()
+    earlier = [tuple(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
+    last = Logging(str(log))  # what its constructor takes is part of the run's identity
     frame = run(["lexical", last, "random"], data, journal=journal)
     pd.testing.assert_frame_equal(plain(frame), plain(whole))
     assert {i["system"]: i["turns"] for i in frame.attrs["ingest"]} == {i["system"]: i["turns"] for i in whole.attrs["ingest"]}
     text = {q.id: (q.conversation, q.text) for q in data.questions}
     assert not {text[id] for id in journaled if id in text} & set(last.asked), "what is in the journal is not asked again"
-    earlier = [tuple(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
     asked = Counter(earlier + last.asked)
     assert set(asked) == set(text.values()) and sum(asked.values()) - len(asked) <= 3, "at most the one in hand at each kill is asked again"
-    again = Logging()
+    again = Logging(str(log))
     pd.testing.assert_frame_equal(run(["lexical", again, "random"], data, journal=journal), frame)
     assert again.asked == [], "a finished journal answers by itself, clock and all"
 

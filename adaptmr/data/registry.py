@@ -21,7 +21,7 @@ from ..types import Dataset, Question
 from ..embed.vector_cache import cache_dir
 
 # %% auto #0
-__all__ = ['Entry', 'DataUnavailable', 'register', 'DataNames', 'datasets', 'find', 'fetch', 'load', 'read_json']
+__all__ = ['Entry', 'DataUnavailable', 'register', 'parser_of', 'DataNames', 'datasets', 'find', 'fetch', 'load', 'read_json']
 
 # %% ../../nbs/data/00_registry.ipynb #a4ed79bb
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ def _entries() -> dict[str, Entry]:
 def _entry(name: str) -> Entry:
     try: return _entries()[name]
     except KeyError: raise KeyError(f"no data set {name!r}; there are {', '.join(sorted(_entries()))}") from None
+
+# %% ../../nbs/data/00_registry.ipynb #d6577735
+def parser_of(name: str) -> Callable[[Path | None], Dataset]:
+    """The function that reads a data set. Raises `KeyError` for an unknown name (it lists what there is)."""
+    return _entry(name).parse
 
 # %% ../../nbs/data/00_registry.ipynb #4b9a234a
 class DataNames(list):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import html
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.registry import load
 from ..embed import embedder as make_embedder, shared_cache
+from ..embed.encoders import NAMES
 from . import report, tables
+from .identity import own_code
+from .manifests import is_finished, notice, read_manifest
 from .judging import JUDGES
 from .report import Shown
 from .coverage import coverage_curves, coverage_figure, measure_coverage
@@ -37,14 +39,15 @@ class Experiment:
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`, `embedder`, `redact`;
     those left out take the defaults of `DEFAULTS`. `out_dir` is the folder of all runs; `needs` names systems that the notebook
-    compares with, `usual` those it takes when `systems` is None (all of the main group, if that is None too). Raises `ValueError` for an unknown
+    compares with, `usual` those it takes when `systems` is None (all of the main group, if that is None too); `timed` says that its
+    results are times, which no second run repeats. Raises `ValueError` for an unknown
     parameter or system and what `load` raises for the data.
     """
     DEFAULTS: Mapping[str, Any] = {"model": "offline", "dataset": "demo", "split": None, "systems": None, "k": 10, "limit": None, "seed": 0,
                                    "embedder": "auto", "redact": None}
 
     def __init__(self, name: str, params: Mapping[str, Any], out_dir: str | Path | None = None, needs: Sequence[str] = (),
-                 usual: Sequence[str] | None = None) -> None:
+                 usual: Sequence[str] | None = None, timed: bool = False) -> None:
         if unknown := sorted(set(params) - set(_TYPES)): raise ValueError(f"unknown parameter {unknown[0]!r}; there are {list(_TYPES)}")
         self.params = {**self.DEFAULTS, **params}
         _check(self.params)
@@ -53,25 +56,36 @@ class Experiment:
         if self.params["systems"] is not None: self.params["systems"] = self.systems      # one spelling, one run id
         if self.params["split"] is not None: self.params["split"] = _listed(self.params["split"])
         self.data: Dataset = load(self.params["dataset"], self.params["split"], self.params["limit"])
-        earlier = Path(out_dir or report.default_outputs()) / name / report.run_id(self.params, self.data.sha256, report.code_sha256())
-        mode = "replay" if os.environ.get("ADAPTMR_REPLAY") else "auto"  # set by `adaptmr runs replay`: a call that is not recorded is an error
+        self.own = own_code(self.systems, loader=self.params["dataset"])
+        recorded = os.environ.get("ADAPTMR_REPLAY")  # set by `adaptmr runs replay`: a run's folder; a call that is not recorded there is an error
+        name_of_run = report.run_id(self.params, self.data.sha256, report.code_sha256(), self.own)
+        earlier = Path(recorded) if recorded else Path(out_dir or report.default_outputs()) / name / name_of_run
+        mode = "replay" if recorded else "auto"
         calls = ReplayCache(cache_dir() / "calls.sqlite", mode) if self.params["model"] != "offline" else None
         self.vectors = shared_cache()
         if calls is not None and (earlier / "calls.jsonl.gz").exists(): calls.load(earlier / "calls.jsonl.gz")
         self._precision: dict[str, str] = {}
         if (earlier / "vectors.npz").exists():
             self.vectors.import_npz(earlier / "vectors.npz")
-            if (earlier / "manifest.json").exists():  # a machine that would encode in another precision still uses the recorded vectors
-                self._precision = json.loads((earlier / "manifest.json").read_text(encoding="utf-8"))["embedder"]
+            if is_finished(earlier):  # a machine that would encode in another precision still uses the recorded vectors
+                self._precision = self._recorded_precision(earlier)
         self.vectors.mark()
         self._calls, self._seen = calls, set[str]()
         self.llm = LLM(self.params["model"], cache=calls, seed=self.params["seed"])
-        self.run = report.open_run(name, self.params, self.data, out_dir, redact=self.params["redact"])
+        self.run = report.open_run(name, self.params, self.data, out_dir, redact=self.params["redact"], own=self.own, timed=timed)
         self._journal = cache_dir() / "journals" / name / f"{self.run.run_id}.jsonl"
         self.frame: pd.DataFrame | None = None
         self._besides = Usage()
 
     def __repr__(self) -> str: return f"Experiment({self.run.experiment}/{self.run.run_id})"
+
+    def _recorded_precision(self, earlier: Path) -> dict[str, str]:
+        """The precision of each encoder that a run recorded. Raises `ValueError` for an encoder that the run can't have used."""
+        found = read_manifest(earlier / "manifest.json").get("embedder") or {}
+        possible = {*NAMES, self.params["embedder"]}
+        if not isinstance(found, dict) or not set(found) <= possible:
+            raise ValueError(f"{earlier.name}/manifest.json: embedder {found!r} must map names among {sorted(possible)} to their precision")
+        return {str(name): str(precision or "") for name, precision in found.items()}
 
     def _used(self) -> set[str]:
         """The keys of the calls and vectors used since this was last asked."""
@@ -87,9 +101,19 @@ class Experiment:
         """Ask every system every question; a run that was cut off continues where it stopped."""
         import pandas as pd
         p = self.params
+        self._tell_of_other_starts()
         self.frame = evaluate(self.systems, self.data, self.llm, p["k"], embedder=self._encoder(), seed=p["seed"], journal=self._journal, used=self._used)
         assert isinstance(self.frame, pd.DataFrame)
         return self.frame
+
+    def _tell_of_other_starts(self) -> None:
+        """Tells of an earlier start of this run with other code or data, which is not continued."""
+        if self._journal.exists(): return
+        named = self.run.run_id.rpartition("-")[0]
+        for other in sorted(self._journal.parent.glob(f"{named}-????????.jsonl")):
+            with other.open("rb") as rows: n = max(0, sum(1 for _ in rows) - 1)
+            notice(f"{n} answers of an earlier start of {self.run.experiment} were made with other code or data than today's: they are not continued, the run "
+                   f"starts afresh. They stay in {other.name}, and are continued with that code and data")
 
     def besides(self, usage: Usage) -> None:
         """Count what was asked beside the answers (replays, judges), and record its calls with the run's."""

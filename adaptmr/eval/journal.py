@@ -11,16 +11,25 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .manifests import notice
+
 # %% auto #0
-__all__ = ['JournalError', 'Journal']
+__all__ = ['CODE', 'JournalError', 'Journal']
 
 # %% ../../nbs/eval/01_journal.ipynb #0406a54b
 class JournalError(ValueError):
     """A journal belongs to another run, or is damaged before its last line."""
 
 
+CODE = ("code", "own")  # what of a run's identity says which code it is: where only that differs, the run is begun again
+
+
 class Journal:
-    """Rows by key in an append-only file; `path=None` keeps them in memory only."""
+    """Rows by key in an append-only file; `path=None` keeps them in memory only.
+
+    `identity` says which run it is. A file of the same run with other code (the keys in `CODE`) is set aside, which a `RunNotice`
+    tells; one of any other run is left alone. Raises `JournalError` for the latter, and for a damaged line.
+    """
     def __init__(self, path: str | Path | None, identity: Mapping[str, Any]) -> None:
         self.path = Path(path) if path is not None else None
         self.rows: dict[str, dict[str, Any]] = {}
@@ -30,6 +39,11 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         whole, tail = lines[:-1], lines[-1] if lines else b""   # what follows the last newline was cut off
+        if whole and whole[0].decode("utf-8", "replace") != head and (changed := _other_code(whole[0], identity)):
+            aside = self._set_aside()
+            notice(f"the code changed since {self.path} was begun ({changed}): its {len(whole) - 1} rows are not continued, the run starts afresh; "
+                   f"they are kept in {aside.name}")
+            whole, tail = [], b""
         if whole and whole[0].decode("utf-8", "replace") != head:
             raise JournalError(f"{self.path} belongs to another run: {whole[0][:300]!r}, not {head[:300]!r}. Move it away")
         for number, line in enumerate(whole[1:], 2):
@@ -42,6 +56,12 @@ class Journal:
         if tail: os.truncate(self.path, self.path.stat().st_size - len(tail))
         self._file = self.path.open("ab")  # every line goes to the end, whoever else writes
         if not whole: self._append(head)
+
+    def _set_aside(self) -> Path:
+        assert self.path is not None
+        n = 1
+        while (aside := self.path.with_name(f"{self.path.name}.other-code-{n}")).exists(): n += 1
+        return self.path.replace(aside)
 
     def _append(self, line: str) -> None:
         self._file.write(line.encode("ascii") + b"\n")
@@ -60,3 +80,17 @@ class Journal:
     def close(self) -> None:
         """Close the file; rows stay in memory."""
         if self.path is not None: self._file.close()
+
+
+def _other_code(head: bytes, identity: Mapping[str, Any]) -> str:
+    """What changed, where a journal's first line is of the same run with other code; else nothing."""
+    try:
+        before = json.loads(head)["run"]
+        same = {k: v for k, v in before.items() if k not in CODE} == json.loads(json.dumps({k: v for k, v in identity.items() if k not in CODE}))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    if not same:
+        return ""
+    old, new = (dict(run.get("own") or {}) for run in (before, identity))
+    changed = sorted(part for part in old.keys() | new.keys() if old.get(part) != new.get(part))
+    return ", ".join(["the package"] * (before.get("code") != identity.get("code")) + changed)

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping
 from urllib.parse import quote
 
+from .manifests import finished_runs, read_manifest, run_folders
+from .places import write_whole
+
 # %% auto #0
 __all__ = ['external_resources', 'number', 'is_number', 'runs', 'table_html', 'render_html', 'refresh_index']
 
@@ -170,7 +173,7 @@ def render_html(run_path: str | Path) -> Path:
     folder = Path(run_path)
     source = folder / "notebook.ipynb"
     if not source.exists(): raise FileNotFoundError(f"{folder.name} has no notebook.ipynb: run the experiment with papermill into this folder first")
-    manifest = _read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else {}
+    manifest = read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else {}
     notebook = _still(nbformat.read(source, as_version=4))
     exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_input_prompt=True, exclude_output_prompt=True, exclude_anchor_links=True,
                             embed_images=True, mathjax_url="", require_js_url="", config=Config({"HTMLExporter": {"preprocessors": []}}))
@@ -186,7 +189,7 @@ def render_html(run_path: str | Path) -> Path:
     if outside:
         raise ValueError(f"the report of {folder.name} would not be self-contained: {', '.join(outside[:5])}. Show a still picture or a plain table instead")
     target = folder / "report.html"
-    target.write_text(page, encoding="utf-8", errors="replace", newline="\n")
+    write_whole(target, page)
     return target
 
 # %% ../../nbs/eval/04_pages.ipynb #4485b7c3
@@ -209,13 +212,6 @@ def _still(notebook: Any) -> Any:
             kept.append(out)
         cell.outputs = kept
     return notebook
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try: found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e: raise ValueError(f"{path.parent.name}/{path.name} is not readable JSON ({e}): run the experiment again") from e
-    if not isinstance(found, dict): raise ValueError(f"{path.parent.name}/{path.name} holds a {type(found).__name__}, not a manifest: run the experiment again")
-    return found
 
 
 def _commit(manifest: Mapping[str, Any]) -> str:
@@ -256,17 +252,13 @@ def _facts(manifest: Mapping[str, Any]) -> str:
 def refresh_index(outputs_dir: str | Path) -> Path:
     """Writes `index.csv` and `index.html` over all runs in `outputs_dir/<experiment>/<run-id>/`; returns the HTML's path.
 
-    Runs stand in order of experiment and run id; links are relative. Raises `ValueError` that names a manifest which can't be read.
+    Runs stand in order of experiment and run id; links are relative. A run whose manifest can't be read is named in a `RunNotice` and left out.
     """
     root = Path(outputs_dir)
     root.mkdir(parents=True, exist_ok=True)
-    folders = sorted(p for p in root.glob("*/*") if p.is_dir())
-    rows, unfinished = [], []
-    for folder in folders:
-        if not (folder / "manifest.json").exists():
-            unfinished.append(f"{folder.parent.name}/{folder.name}")
-            continue
-        m = _read_manifest(folder / "manifest.json")
+    rows, finished = [], finished_runs(root)
+    unfinished = [f"{folder.parent.name}/{folder.name}" for folder in run_folders(root) if folder not in finished]
+    for folder, m in finished.items():
         page = "report.html" if (folder / "report.html").exists() else ""
         rows.append({"experiment": folder.parent.name, "run_id": folder.name, "data": (m.get("data") or {}).get("label", ""),
                      "systems": ", ".join(m.get("systems") or []), "numbers": ", ".join(f"{k} {number(v)}" for k, v in (m.get("numbers") or {}).items()),
@@ -276,16 +268,16 @@ def refresh_index(outputs_dir: str | Path) -> Path:
     writer = csv.DictWriter(out, ["experiment", "run_id", "data", "systems", "numbers", "when", "commit", "redacted", "link"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    (root / "index.csv").write_text(out.getvalue(), encoding="utf-8", newline="\n")
+    write_whole(root / "index.csv", out.getvalue())
     body = ["<header class='strip'><b>AdaptMR</b></header>", "<h1>Runs</h1>", f"<p>{_count(len(rows), 'finished run')}, one row each. The numbers are each "
             "run's own headline; its report has the intervals.</p>"]
     for name in dict.fromkeys(r["experiment"] for r in rows):
         body += [f"<h2>{html.escape(name)}</h2>", "<div class='output'><table class='wide'><thead><tr>" +
                  "".join(f"<th>{c}</th>" for c in ("run", "data", "numbers", "when", "code")) + "</tr></thead><tbody>"]
         body += [_index_row(r) for r in rows if r["experiment"] == name] + ["</tbody></table></div>"]
-    if unfinished: body.append(f"<p>{_count(len(unfinished), 'folder')} without a manifest (not finished): {html.escape(', '.join(unfinished))}</p>")
+    if unfinished: body.append(f"<p>{_count(len(unfinished), 'folder')} without a manifest that can be read (not finished): {html.escape(', '.join(unfinished))}</p>")
     target = root / "index.html"
-    target.write_text(_page("AdaptMR runs", "\n".join(body)), encoding="utf-8", newline="\n")
+    write_whole(target, _page("AdaptMR runs", "\n".join(body)))
     return target
 
 # %% ../../nbs/eval/04_pages.ipynb #c763f21f

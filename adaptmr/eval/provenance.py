@@ -75,13 +75,15 @@ def clean_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in portable(params).items() if k != "out_dir"}
 
 
-def run_id(params: Mapping[str, Any], data_sha256: str, code_sha256: str) -> str:
+def run_id(params: Mapping[str, Any], data_sha256: str, code_sha256: str, own: Mapping[str, str] | None = None) -> str:
     """The name of a run's folder: a slug of the parameters and 8 hex digits of a sha256 over parameters, data and code.
 
-    The order of the parameters changes nothing. Raises `ValueError` for a parameter that is a secret.
+    `own` is the code that isn't the package's (`identity.own_code`). The order of the parameters changes nothing. Raises `ValueError`
+    for a parameter that is a secret.
     """
     kept = clean_params(params)
-    digest = hashlib.sha256(canonical_json({"params": kept, "data": data_sha256, "code": code_sha256}).encode()).hexdigest()
+    parts = {"params": kept, "data": data_sha256, "code": code_sha256, **({"own": dict(own)} if own else {})}
+    digest = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
     return f"{slug('-'.join(filter(None, (_word(k, v) for k, v in kept.items()))))}-{digest[:8]}"
 
 # %% ../../nbs/eval/04_provenance.ipynb #4f74ae2c

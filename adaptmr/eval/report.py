@@ -9,7 +9,6 @@ import hashlib
 import html
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .intervals import FEWEST_DIFFERENCES, FEWEST_GROUPS, TOO_FEW
+from .compare import compare_runs, compare_tables, is_timing
+from .manifests import is_finished, notice, read_manifest
 from .pages import is_number, number, refresh_index, render_html, runs, table_html
+from .places import Place, write_whole
 from .provenance import checkout, canonical_json, clean_params, code_sha256, environment, git_state, portable, run_id, slug
 from .publish import publishable, without_text
 from ..types import Dataset, Usage
@@ -27,17 +29,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-_all_ = ["code_sha256", "publishable", "refresh_index", "render_html", "run_id", "without_text"]
+_all_ = ["code_sha256", "compare_tables", "publishable", "refresh_index", "render_html", "run_id", "without_text"]
 
 # %% auto #0
-__all__ = ['RUN_TYPE', 'Shown', 'RunFolder', 'default_outputs', 'open_run', 'run_of', 'compare_tables', 'code_sha256',
+__all__ = ['RUN_TYPE', 'Shown', 'RunFolder', 'default_outputs', 'open_run', 'run_of', 'code_sha256', 'compare_tables',
            'publishable', 'refresh_index', 'render_html', 'run_id', 'without_text']
 
 # %% ../../nbs/eval/04_report.ipynb #a13470ba
 KEY = ("system", "conversation", "question")
-
-
-def _is_timing(column: str) -> bool: return bool(re.match(r"ms(_|$)|seconds$|.*_(ms|seconds)$", column))
 
 
 def _arrow(frame: pd.DataFrame) -> Any:
@@ -122,7 +121,9 @@ class Shown(str):
 class RunFolder:
     """A run's folder while it is filled. Make one with `open_run`, write, and end with `write_manifest`.
 
-    `redact` is whether the run may hold only what can be published (`publishable`).
+    `path` is where it is filled, and after `write_manifest` where it stands. `redact` is whether the run may hold only what
+    can be published (`publishable`); `own` what of its code is not the package's (`identity.own_code`); `timed` whether its
+    results are times, which no second run repeats.
     """
     path: Path
     experiment: str
@@ -130,6 +131,9 @@ class RunFolder:
     params: dict[str, Any]
     data: Dataset | None = None
     redact: bool = False
+    place: Place | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
+    timed: bool = False
     written: dict[str, Any] = field(default_factory=lambda: {"tables": [], "figures": [], "systems": [], "rows": 0})
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -143,8 +147,13 @@ class RunFolder:
         if not faults: return
         raise ValueError(f"{what} may not be written to a redacted run: {'; '.join(faults)}. Drop it with report.without_text(frame), or run with redact=False")
 
+    def _check_open(self) -> None:
+        if self.place is not None and not self.place.is_open:
+            raise RuntimeError(f"{self.experiment}/{self.path.name} is finished, or was opened again: nothing can be added to it. Open the run anew")
+
     def file(self, name: str) -> Path:
         """The path for another file of the run. Raises `ValueError` in a redacted run for files that hold or encode text (calls, vectors)."""
+        self._check_open()
         if self.redact and name in ("calls.jsonl.gz", "vectors.npz"): raise ValueError(f"{name} may not be written to a redacted run: it holds the data's text")
         return self.path / name
 
@@ -154,6 +163,7 @@ class RunFolder:
         Rows are sorted by `key` (those of its columns that there are), which must tell every row apart. Raises `ValueError` if it
         doesn't, or for a column of text in a redacted run.
         """
+        self._check_open()
         keys = [k for k in key if k in frame.columns]
         if not keys: raise ValueError(f"the results have none of the columns {list(key)}: name those that tell the rows apart with key=")
         frame = frame.assign(**{k: frame[k].map(lambda v: v.value if isinstance(v, Enum) else v) for k in keys})
@@ -163,7 +173,7 @@ class RunFolder:
             raise ValueError(f"{int(twice.sum())} rows of the results have the same {keys}, such as {same}: name more columns with key=")
         systems = list(dict.fromkeys(map(str, frame["system"]))) if "system" in keys else []       # in the order in which they were compared
         frame = frame.sort_values(keys, kind="stable", ignore_index=True)
-        clock = [c for c in frame.columns if _is_timing(c)]
+        clock = [c for c in frame.columns if is_timing(c)]
         results = frame[keys + sorted(c for c in frame.columns if c not in clock and c not in keys)]
         self._refuse(results, "results.parquet")
         _write_parquet(results, self.path / "results.parquet")
@@ -177,6 +187,7 @@ class RunFolder:
         The data's label stands in the caption and in the CSV's last column; where an interval is missing, a dash stands in both
         columns of its ends, and the caption says why. `allow` names columns with text of ours for a redacted run.
         """
+        self._check_open()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name): raise ValueError(f"table name {name!r} must be letters, digits, '-' and '_'")
         self._refuse(frame, f"table {name}", allow)
         import csv
@@ -201,6 +212,7 @@ class RunFolder:
         Without a `caption` it is the figure's own title, or what stands on its axes.
         """
         from adaptmr.eval import style
+        self._check_open()
         style.save(fig, self.path / "figures", name, " · ".join(t for t in (caption or style.caption_of(fig) or name, self.label) if t))
         self._note("figures", name)
         return fig
@@ -211,26 +223,48 @@ class RunFolder:
     def write_manifest(self, *, models: Sequence[str] = (), embedder: Mapping[str, Any] | None = None, prompts: Mapping[str, str] | None = None,
                        seeds: Mapping[str, int] | None = None, usage: Usage | None = None, numbers: Mapping[str, float] | None = None,
                        **more: Any) -> dict[str, Any]:
-        """Writes `manifest.json`, the last thing a run does: without it the run counts as unfinished. Returns what it holds.
+        """Writes `manifest.json` and moves the folder to where it stays, the last thing a run does. Returns what the manifest holds.
+
+        Where a finished run of this name stands already, it stays as it is: one with the same results is this run, too, and beside
+        one with other results this run is put as `<run-id>-2`. Either is told by a `RunNotice`. Raises `RuntimeError` for a run that is finished.
 
         `models` are the names asked; `embedder` has `name` and `precision`; `prompts` maps a task's name to its prompt or the
         prompt's sha256, and only that is kept; `numbers` are the headline that the index shows; `more` is kept as it is. Only `when` holds what a clock said.
         """
+        self._check_open()
         spent = asdict(usage or Usage())
         seconds, cost = spent.pop("seconds"), spent.pop("cost_usd")
         d, now = self.data, datetime.now(UTC)
         manifest = portable({
             **more, "experiment": self.experiment, "run_id": self.run_id, "params": self.params, "redacted": self.redact,
             "data": {"name": d.name, "label": d.label, "sha256": d.sha256, "complete": d.complete, "licence": d.licence, "notes": dict(d.notes)} if d else None,
-            "code": {"sha256": code_sha256(), **git_state()}, **environment(), "models": list(models), "embedder": embedder,
+            "code": {"sha256": code_sha256(), "own": dict(self.own), **git_state()}, "timed": self.timed, **environment(), "models": list(models), "embedder": embedder,
             "prompts": {k: v if re.fullmatch(r"[0-9a-f]{8,64}", v) else hashlib.sha256(v.encode("utf-8", "replace")).hexdigest()
                         for k, v in (prompts or {}).items()},
             "seeds": dict(seeds or {}), "usage": spent, "cost_usd": cost, "numbers": dict(numbers or {}), **self.written,
             "when": {"created": f"{self.started:%Y-%m-%dT%H:%M:%SZ}", "seconds": round((now - self.started).total_seconds(), 3),
                      "model_seconds": round(seconds, 3)}})
         text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        (self.path / "manifest.json").write_text(text + "\n", encoding="utf-8", newline="\n")
+        write_whole(self.path / "manifest.json", text + "\n")
+        if self.place is not None: self._settle(self.place)
         return manifest
+
+    def _settle(self, place: Place) -> None:
+        told: dict[Path, list[str]] = {}  # how the finished runs of this name differ
+
+        def same(old: Path, new: Path) -> bool:
+            told[old] = ["its results are times"] if self.timed else compare_runs(old, new)
+            return not told[old]
+
+        self.path = place.settle(is_finished, same)
+        if not told: return
+        old = next(iter(told))
+        when = (read_manifest(old / "manifest.json").get("when") or {}).get("created", "an unknown date")
+        if self.timed: notice(f"{self.experiment}/{self.run_id} was measured on {when} before; that run stays as it is, and this one is {self.path.name}")
+        elif self.path in told: notice(f"{self.experiment}/{self.path.name}: the same results as the run of {when}, which stays as it is")
+        else:
+            notice(f"{self.experiment}/{self.run_id}: OTHER RESULTS than the run of {when} with the same parameters, data and code; both are kept, this one as "
+                   f"{self.path.name}. {len(told[old])} differences, the first: {told[old][0]}")
 
     def files(self) -> list[str]:
         """The files there are, by their path inside the folder, sorted."""
@@ -238,9 +272,12 @@ class RunFolder:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         names = " ".join(f"<code>{html.escape(f)}</code>" for f in self.files())
-        where = f"{self.experiment}/{self.run_id}"
+        where = f"{self.experiment}/{self._name}"
         return {"text/plain": f"{where}: {', '.join(self.files())}", "text/html": f"<p><b>{html.escape(where)}</b><br>{names}</p>",
-                RUN_TYPE: {"experiment": self.experiment, "run_id": self.run_id}}
+                RUN_TYPE: {"experiment": self.experiment, "run_id": self._name}}
+
+    @property
+    def _name(self) -> str: return self.run_id if self.place is None or self.place.is_open else self.path.name
 
 # %% ../../nbs/eval/04_report.ipynb #d3c4d7ff
 RUN_TYPE = "application/vnd.adaptmr.run+json"
@@ -252,20 +289,19 @@ def default_outputs() -> Path:
 
 
 def open_run(experiment: str, params: Mapping[str, Any], data: Dataset | None = None, out_dir: str | Path | None = None, *,
-             redact: bool | None = None) -> RunFolder:
-    """The folder `out_dir/<experiment>/<run-id>/` for a run, made and cleared of what an earlier run of the same name wrote.
+             redact: bool | None = None, own: Mapping[str, str] | None = None, timed: bool = False) -> RunFolder:
+    """A folder to fill for the run `out_dir/<experiment>/<run-id>/`, where it will stand once its manifest is written; a finished run there stays as it is.
 
     `out_dir` is the folder of all runs; `default_outputs()` if not given. `redact` is on for data that isn't ours unless it is
-    turned off. The notebook in the folder is left alone: it may be the one that is running.
+    turned off; `own` names code that is not the package's and is part of the run's id; `timed` says that the results are times, so that a
+    second run is another measurement. Raises `RunIsBusy` while another process fills the same run.
     """
     if slug(experiment) != experiment: raise ValueError(f"experiment {experiment!r} must be a plain name such as {slug(experiment)!r}")
     kept = clean_params(params)
-    name = run_id(kept, data.sha256 if data else "", code_sha256())
-    path = Path(out_dir or default_outputs()) / experiment / name
-    path.mkdir(parents=True, exist_ok=True)
-    for old in ("results.parquet", "timings.parquet", "manifest.json", "report.html", "calls.jsonl.gz", "vectors.npz"): (path / old).unlink(missing_ok=True)
-    for old in ("tables", "figures"): shutil.rmtree(path / old, ignore_errors=True)
-    return RunFolder(path, experiment, name, kept, data, (data is not None and not data.ours) if redact is None else redact)
+    name = run_id(kept, data.sha256 if data else "", code_sha256(), own)
+    place = Place(Path(out_dir or default_outputs()), experiment, name)
+    hidden = (data is not None and not data.ours) if redact is None else redact
+    return RunFolder(place.scratch, experiment, name, kept, data, hidden, place, dict(own or {}), timed)
 
 
 def run_of(notebook: str | Path) -> tuple[str, str] | None:
@@ -273,19 +309,3 @@ def run_of(notebook: str | Path) -> tuple[str, str] | None:
     cells = json.loads(Path(notebook).read_text(encoding="utf-8")).get("cells", [])
     shown = [out["data"][RUN_TYPE] for c in cells for out in c.get("outputs", []) if RUN_TYPE in out.get("data", {})]
     return (shown[-1]["experiment"], shown[-1]["run_id"]) if shown else None
-
-# %% ../../nbs/eval/04_report.ipynb #11bc7f91
-def compare_tables(a: str | Path, b: str | Path) -> list[str]:
-    """How the tables of two run folders differ, one line each, cell by cell; empty when they are the same. Columns of a clock don't count."""
-    import csv
-    one, two = ({p.name: p for p in sorted((Path(f) / "tables").glob("*.csv"))} for f in (a, b))
-    if not one and not two: raise FileNotFoundError(f"neither {Path(a).name} nor {Path(b).name} has tables/*.csv: there is nothing to compare")
-    found = [f"{n}: only in the {'first' if n in one else 'second'}" for n in sorted(one.keys() ^ two.keys())]
-    for name in sorted(one.keys() & two.keys()):
-        old, new = (list(csv.reader(p.read_text(encoding="utf-8").splitlines())) for p in (one[name], two[name]))
-        if old[:1] != new[:1] or len(old) != len(new):
-            found.append(f"{name}: {len(old)} rows of {old[:1]} against {len(new)} rows of {new[:1]}")
-            continue
-        found += [f"{name}: row {i}, {column}: {x} against {y}" for i, (r, s) in enumerate(zip(old, new)) for column, x, y in zip(old[0], r, s)
-                  if x != y and not _is_timing(column)]
-    return found

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..embed import embedder as make_embedder, embedder_for
 from .in_flight import in_flight
+from .identity import own_code
 from .journal import Journal
 from .provenance import code_sha256, texts_sha256
 from .metrics import answer_f1, exact_match, locomo_f1
@@ -114,7 +115,8 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     `systems` are names (see `adaptmr.systems()`) or objects under the `MemorySystem` protocol; `llm` is the reader for all of
     them (none: offline rules), and `llm.concurrency` how many questions on a conversation a system is asked at once, from several threads
     (not where `system.one_at_a_time` is true); `k` the number of memories; `embedder` a name, an `Embedder`, "auto" (by the language of each
-    conversation), or a mapping from what "auto" would choose to the `Embedder` to use instead; `journal` a file that makes the run resumable;
+    conversation), or a mapping from what "auto" would choose to the `Embedder` to use instead; `journal` a file that makes the run resumable
+    (where the user's own code or settings changed since it was begun, it is set aside and the run starts afresh, which a `RunNotice` tells);
     `used` tells after each question which recorded calls and vectors it took, and the journal keeps that, so that a resumed run
     can still name all of them (`frame.attrs["used"]`). The clock's columns are `ms_retrieve` and
     `ms_answer` (milliseconds, the encoding of the question excluded: all questions are encoded in one batch before; with several questions
@@ -134,7 +136,7 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     _check_data(data)
     matched = budgets(systems, llm, seed)
     at_once = 0 if llm is None or llm.is_offline else getattr(llm, "concurrency", 1)
-    log = Journal(journal, _identity(names, data, llm, k, embedder, seed))
+    log = Journal(journal, _identity(systems, data, llm, k, embedder, seed) if journal is not None else {})
     ingests: list[dict[str, Any]] = []
     encoders: dict[str, str] = {}
     took: set[str] = set()  # what `used` told and the journal doesn't hold yet
@@ -188,10 +190,11 @@ def _check_data(data: Dataset) -> None:
 def _key(system: str, question: Question) -> str: return f"{system}/{question.conversation}/{question.id}"
 
 
-def _identity(names: Sequence[str], data: Dataset, llm: Any, k: int, embedder: Any, seed: int) -> dict[str, Any]:
-    return {"systems": list(names), "data": data.sha256, "texts": texts_sha256(data)[:16], "code": code_sha256(),
+def _identity(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any, k: int, embedder: Any, seed: int) -> dict[str, Any]:
+    return {"systems": [s if isinstance(s, str) else s.name for s in systems], "data": data.sha256, "texts": texts_sha256(data)[:16], "code": code_sha256(),
             "model": getattr(llm, "model", "offline"), "k": k,
-            "embedder": embedder if isinstance(embedder, str) else "auto" if isinstance(embedder, Mapping) else embedder.name, "seed": seed}
+            "embedder": embedder if isinstance(embedder, str) else "auto" if isinstance(embedder, Mapping) else embedder.name, "seed": seed,
+            "own": own_code(systems, embedder=embedder, model=llm)}
 
 
 def _embedder_of(conversation: Conversation, embedder: Any) -> Any:

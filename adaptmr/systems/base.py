@@ -17,7 +17,7 @@ from ..retrieval.strategies import retrieve
 from ..types import Conversation, Evidence, Question, Usage
 
 # %% auto #0
-__all__ = ['Maker', 'MemorySystem', 'PlannedSystem', 'register', 'known_systems', 'make_system', 'asks_model']
+__all__ = ['Maker', 'MemorySystem', 'PlannedSystem', 'register', 'known_systems', 'make_system', 'asks_model', 'maker_of']
 
 # %% ../../nbs/systems/00_base.ipynb #b84efb78
 @runtime_checkable
@@ -124,3 +124,10 @@ def asks_model(name: str) -> bool:
     """Whether a system's retrieval asks a model, when it is given one."""
     made = make_system(name, LLM("offline"), embedder="hash")
     return any(getattr(part, "llm", None) is not None for part in (made, getattr(made, "planner", None)))
+
+# %% ../../nbs/systems/00_base.ipynb #c94e14e7
+def maker_of(name: str) -> Maker:
+    """What makes the system of a name. Raises `ValueError` that lists the names for one that is not known."""
+    if name not in known_systems(None):
+        raise ValueError(f"unknown system {name!r}; there are {list(known_systems())}")
+    return _MAKERS[name][0]
