@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.records import EmbedderMismatch, Records, StoreCorrupt, StoreError
+from adaptmr.store.errors import EmbedderMismatch, StoreCorrupt, StoreError
+from adaptmr.store.records import Records
 from adaptmr.types import Memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
