@@ -48,7 +48,7 @@ class Memory:
     """One thing remembered, usually one turn of a conversation.
 
     `step` is the turn's number over all sessions, `source` the data set's own id of the turn (`D3:7`), which gold
-    evidence refers to. `text` may be anything but must be a string.
+    evidence refers to. `text` may be anything but must be a string; `tags` and `entities` are sequences of strings.
     """
     id: str
     text: str
@@ -70,8 +70,11 @@ class Memory:
         if self.status not in ("active", "deleted"): raise ValueError(f"Memory.status {self.status!r} of {self.id!r} must be 'active' or 'deleted'")
         object.__setattr__(self, "at", as_utc(self.at) or datetime(1970, 1, 1, tzinfo=UTC))
         object.__setattr__(self, "event_at", as_utc(self.event_at))
-        object.__setattr__(self, "tags", tuple(self.tags))
-        object.__setattr__(self, "entities", tuple(self.entities))
+        for name in ("tags", "entities"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, str) for v in values):
+                raise TypeError(f"Memory.{name} of {self.id!r} is {values!r:.80}, not a sequence of strings")
+            object.__setattr__(self, name, tuple(values))
 
     @property
     def spoken(self) -> str:

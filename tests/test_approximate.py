@@ -19,7 +19,7 @@ from adaptmr.store.beside import read_arrays, write_arrays
 from adaptmr.store.lazy import LazyMemories
 from adaptmr.store.live import IndexFileWarning
 from adaptmr.store.memory_store import Filter, MemoryStore
-from adaptmr.store.records import StoreError
+from adaptmr.store.errors import StoreError
 from adaptmr.store.vectors import ExactIndex
 from adaptmr.types import Memory
 

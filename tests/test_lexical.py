@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rank_bm25 import BM25Okapi
 
-from adaptmr.store.lexical import ENGINES, LexicalIndex
+from adaptmr.store.lexical import ENGINES, SPARE, LexicalIndex
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.text import tokenize
 from adaptmr.types import Memory
@@ -130,6 +130,23 @@ class TestEngine:
         fresh = LexicalIndex(engine).build(["dog", "fish", "tree"])
         for query in ("cat", "dog", "fish tree"): assert np.allclose(index.scores(query), fresh.scores(query), atol=1e-6)
         assert len(index) == 3
+
+    def test_words_that_no_text_holds_any_more_are_dropped(self, engine):
+        index, n = LexicalIndex(engine), 50
+        for day in range(200): index.build([f"entry{day}x{i} of a diary" for i in range(n)], keys=[(i, day) for i in range(n)])
+        live = n + 1  # one word a text, and "diari" in all of them
+        assert len(index.words) <= 3 * live + SPARE and len(index.keys) == n, "bounded by what there is, not by what there was"
+        fresh = LexicalIndex(engine).build([f"entry199x{i} of a diary" for i in range(n)])
+        for query in ("entry199x7", "entry199x49 diary", "entry3x7", "diary"): assert index.scores(query).tolist() == fresh.scores(query).tolist()
+
+    def test_what_is_forgotten_is_gone(self, engine):
+        index = LexicalIndex(engine).build(["the secret plover", "a secret teapot", "tea"], keys=["a", "b", "c"])
+        index.forget(["a", "no such key"])
+        assert sorted(index.words) == ["secret", "tea", "teapot"] and index.keys == ["b", "c"] and len(index) == 0
+        assert index.scores("plover teapot").shape == (0,)
+        index.build(["a secret teapot", "tea", "a plover again"], keys=["b", "c", "d"])
+        fresh = LexicalIndex(engine).build(["a secret teapot", "tea", "a plover again"])
+        for query in ("secret", "tea", "plover"): assert index.scores(query).tolist() == fresh.scores(query).tolist()
 
     def test_odd_texts(self, engine):
         odd = ["NUL\0cat", "half \ud83d a pair", "🐈" * 50, "חתול קטן", "word " * 200_000, "我的猫叫豆豆"]

@@ -19,7 +19,8 @@ from rank_bm25 import BM25Okapi
 
 from adaptmr.embed import embedder
 from adaptmr.store.memory_store import Filter, MemoryStore
-from adaptmr.store.records import EmbedderMismatch, Records, StoreError
+from adaptmr.store.errors import EmbedderMismatch, StoreError
+from adaptmr.store.records import Records
 from adaptmr.store.rows import from_dict, from_line, from_row, instant, to_dict, to_line, to_row
 from adaptmr.store.view import indexed_text, zscores
 from adaptmr.text import tokenize

@@ -6,6 +6,8 @@ import random
 import select
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.records import EmbedderMismatch, Records, StoreCorrupt, StoreError
+from adaptmr.store.errors import EmbedderMismatch, StoreCorrupt, StoreError
+from adaptmr.store.records import Records
 from adaptmr.types import Memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -185,6 +188,36 @@ def test_a_full_disk(tmp_path):
         assert len(s) == 4 == len(s.memories) and s.check() == []
         s._records._db.execute("PRAGMA max_page_count=100000")
         assert s.add(batch("two")) == 4
+
+
+SIBLINGS = """
+import os, signal, tqdm
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.types import Memory
+
+lock = tqdm.tqdm.get_lock()  # a bar was shown before the workers were forked: now all of them share its lock
+if not (worker := os.fork()):
+    lock.acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(worker, 0)
+if not (sibling := os.fork()):
+    with MemoryStore(embedder="hash", lexical=%r) as s:
+        s.add([Memory("a", "a cat"), Memory("b", "two dogs"), Memory("c", "tea")])
+        print(s.search("cat", 1, "lexical")[0].memory.id, s.search("dogs", 1, "hybrid")[0].memory.id, flush=True)
+    os._exit(0)
+os.waitpid(sibling, 0)
+"""
+
+
+@pytest.mark.parametrize("engine", ["bm25s", "rank_bm25"])
+def test_a_killed_worker_does_not_stop_its_siblings(engine):
+    running = subprocess.Popen([sys.executable, "-c", SIBLINGS % engine], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try: said, _ = running.communicate(timeout=15)
+    except subprocess.TimeoutExpired: said = "hung"
+    finally:
+        if running.poll() is None: os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    assert said == "a b\n"
 
 
 def test_an_interrupted_add_is_rolled_back(tmp_path, monkeypatch):

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from .approximate import EXACT_ROWS, Cells, engine, inverse, nearest, parameters
+from .errors import corrupt
 from .lazy import Ids, LazyMemories
 from .lexical import LexicalIndex
-from .records import Records, _corrupt
+from .records import Records
 from .rows import from_sql, to_sql
 from .vectors import products, top_k
 from .view import View
@@ -104,8 +105,8 @@ def sweep(records: Records, lexical: LexicalIndex, source: Callable[[], Records]
                 ids += [from_sql(r[2]) for r in some]
                 vectors[part] = _vectors(records, [r[3] for r in some], dim)
                 at += len(some)
-        except (ValueError, TypeError) as e: raise _corrupt(records.path, f"it holds a value that can't be read: {e}") from e
-    if at < n: raise _corrupt(records.path, f"{n - at} memories have no vector")
+        except (ValueError, TypeError) as e: raise corrupt(records.path, f"it holds a value that can't be read: {e}") from e
+    if at < n: raise corrupt(records.path, f"{n - at} memories have no vector")
     if not (np.diff(steps) > 0).all():
         order = np.array(sorted(range(n), key=lambda i: (steps[i], ids[i])), np.int64)
         keys, steps, vectors = keys[order], steps[order], vectors[order]
@@ -118,9 +119,9 @@ def last_line(db: Any) -> int:
 
 # %% ../../nbs/store/02_large.ipynb #3cdbd8d9
 def _vectors(records: Records, blobs: list[Any], dim: int) -> np.ndarray:
-    if any(not isinstance(b, bytes) or len(b) != 2 * dim for b in blobs): raise _corrupt(records.path, f"a vector is not {dim} numbers long")
+    if any(not isinstance(b, bytes) or len(b) != 2 * dim for b in blobs): raise corrupt(records.path, f"a vector is not {dim} numbers long")
     v = np.frombuffer(b"".join(blobs), "<f2").reshape(len(blobs), dim)
-    if not np.isfinite(v).all(): raise _corrupt(records.path, "a vector holds a number that is not finite")
+    if not np.isfinite(v).all(): raise corrupt(records.path, "a vector holds a number that is not finite")
     return v
 
 # %% ../../nbs/store/02_large.ipynb #d4f6b52c
@@ -134,9 +135,8 @@ def followed(view: LargeView, records: Records, ids: Sequence[str]) -> LargeView
             have |= {from_sql(r[0]): r[1:] for r in rows}
         gone = np.isin(view.memories.keys, [r[0] for r in have.values()])
         if len(have) < len(ids):
-            erased = ~np.isin(view.memories.keys, np.array([r[0] for r in db.execute("SELECT key FROM memories")], np.int64))
-            view.cells.wipe(view.slot_of[erased])
-            gone |= erased
+            gone |= ~np.isin(view.memories.keys, np.array([r[0] for r in db.execute("SELECT key FROM memories")], np.int64))
+            view.cells.wipe(np.setdiff1d(np.arange(len(view.cells)), view.slot_of[~gone]))  # earlier versions of what was erased too
         new = sorted((r[1], i, r[0], r[3]) for i, r in have.items() if r[2] == "active")
         keys, steps, slots = view.memories.keys[~gone], view.steps[~gone], view.slot_of[~gone]
         taken = set(view.memories.keys[gone].tolist())

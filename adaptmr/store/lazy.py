@@ -10,8 +10,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from .records import Records, StoreError
-from .rows import COLUMNS, from_row, from_sql, instant
+from .errors import StoreError
+from .records import Records
+from .rows import COLUMNS, from_sql, instant
 from ..types import Memory
 
 # %% auto #0
@@ -82,7 +83,7 @@ class LazyMemories(Sequence[Memory]):
                 some = keys[start:start + 500]
                 sql = f"SELECT {', '.join(COLUMNS)}, key FROM memories WHERE key IN ({', '.join('?' * len(some))})"
                 rows = db.execute(sql, some).fetchall()
-                found.update(zip((r[-1] for r in rows), records._made(from_row, rows)))
+                found.update(zip((r[-1] for r in rows), records.made(rows)))
             changed = changed_since(db, self.seq)
         for key in keys:
             m = found.get(key)

@@ -5,6 +5,8 @@
 # %% ../../nbs/store/02_lexical.ipynb #243f6389
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import chain
 from typing import Any, Callable, Hashable, Iterable, Sequence
 
 import numpy as np
@@ -13,7 +15,7 @@ from .vectors import top_k
 from ..text import tokenize
 
 # %% auto #0
-__all__ = ['ENGINES', 'LexicalIndex']
+__all__ = ['ENGINES', 'SPARE', 'LexicalIndex']
 
 # %% ../../nbs/store/02_lexical.ipynb #0c97ac70
 def _okapi_idf(df: np.ndarray, n: int, floor: float = 0.25) -> np.ndarray:
@@ -22,11 +24,38 @@ def _okapi_idf(df: np.ndarray, n: int, floor: float = 0.25) -> np.ndarray:
     idf = np.where(used, np.log(n - df + 0.5) - np.log(df + 0.5), 0.0)
     return np.where(idf < 0, floor * idf[used].mean() if used.any() else 0.0, idf)
 
+# %% ../../nbs/store/02_lexical.ipynb #0386bbab
+def _columns(corpus: list[list[int]], words: int, k1: float, b: float) -> dict[str, Any]:
+    """The scores of every word in every text as a compressed sparse column matrix (texts, `words`): `data`, `indices`, `indptr` and `num_docs`."""
+    n = len(corpus)
+    lengths = np.fromiter(map(len, corpus), np.int64, n)
+    numbers = np.fromiter(chain.from_iterable(corpus), np.int64, int(lengths.sum()))
+    pairs, counts = np.unique(numbers * n + np.repeat(np.arange(n), lengths), return_counts=True)
+    columns, texts = np.divmod(pairs, n)
+    df = np.bincount(columns, minlength=words)
+    tf = counts.astype(np.float64)
+    fraction = tf * (k1 + 1) / (tf + k1 * (1 - b + b * lengths[texts] / lengths.mean()))
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(df)])
+    return {"data": _okapi_idf(df, n)[columns] * fraction, "indices": texts.astype(np.int32), "indptr": indptr, "num_docs": n}
 
-def _lucene_idf(df: np.ndarray, n: int) -> np.ndarray: return np.log(1 + (n - df + 0.5) / (df + 0.5))
+
+@lru_cache(maxsize=1)
+def _library() -> type:
+    # Late, because most uses of a store need no word index.
+    import bm25s
+
+    class Matrix(bm25s.BM25):
+        """bm25s over the matrix of `_columns`."""
+
+        def build_index_from_ids(self, unique_token_ids: list[int], corpus_token_ids: list[list[int]], **_: Any) -> dict[str, Any]:
+            self.nonoccurrence_array = None
+            return _columns(corpus_token_ids, len(unique_token_ids), self.k1, self.b)
+
+    return Matrix
 
 # %% ../../nbs/store/02_lexical.ipynb #fa8d47f9
 ENGINES = ("bm25s", "rank_bm25")
+SPARE = 1_000  # words that no text holds any more, beside as many as there are in use, that are kept
 
 
 class LexicalIndex:
@@ -57,11 +86,15 @@ class LexicalIndex:
         number = self._vocabulary
         known, self._words = self._words, {}
         corpus: list[list[int]] = []
+        order: list[Hashable] = []
         for key, text in zip(keys, texts, strict=True) if keys is not None else enumerate(texts):
             words = known.get(key) if keys is not None else None
             if words is None: words = [number.setdefault(w, len(number)) for w in self.tokenizer(text)]
-            if keys is not None: self._words[key] = words
             corpus.append(words)
+            order.append(key)
+        used = _used(corpus)
+        if len(number) > SPARE + 2 * len(used): corpus = self._renumber(corpus, used)
+        if keys is not None: self._words = dict(zip(order, corpus))
         self._n = len(corpus)
         if not any(corpus): self._index = None  # neither library takes a corpus without a word
         elif self.engine == "bm25s": self._index = self._bm25s(corpus)
@@ -69,6 +102,30 @@ class LexicalIndex:
             from rank_bm25 import BM25Okapi
             self._index = BM25Okapi(corpus, k1=self.k1, b=self.b)
         return self
+
+    @property
+    def keys(self) -> list[Hashable]:
+        """The keys of the texts whose words are kept."""
+        return list(self._words)
+
+    @property
+    def words(self) -> list[str]:
+        """Every word that is kept, those of texts that are gone included."""
+        return list(self._vocabulary)
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drops these texts, and every word that only they held, from memory; the index is empty until the next `build`."""
+        for key in keys: self._words.pop(key, None)
+        corpus = list(self._words.values())
+        self._words = dict(zip(self._words, self._renumber(corpus, _used(corpus))))
+        self._index, self._n = None, 0
+
+    def _renumber(self, corpus: list[list[int]], used: np.ndarray) -> list[list[int]]:
+        """The texts with their words numbered anew, 0 for the first in `used`; the other words are dropped."""
+        words = list(self._vocabulary)
+        place = {old: new for new, old in enumerate(used.tolist())}
+        self._vocabulary = {words[old]: new for old, new in place.items()}
+        return [[place[number] for number in numbers] for numbers in corpus]
 
     def scores(self, query: str) -> np.ndarray:
         """BM25 of every text for `query`: (n,) float32, rounded to 1e-6; 0 where no word is shared."""
@@ -107,9 +164,11 @@ class LexicalIndex:
         return best, s[best]
 
     def _bm25s(self, corpus: list[list[int]]) -> Any:
-        import bm25s
-        index = bm25s.BM25(method="atire", idf_method="lucene", k1=self.k1, b=self.b, dtype="float64")
+        index = _library()(k1=self.k1, b=self.b, dtype="float64")
         index.index((corpus, self._vocabulary), create_empty_token=False, show_progress=False)
-        df = np.diff(index.scores["indptr"])
-        index.scores["data"] *= np.repeat(_okapi_idf(df, len(corpus)) / _lucene_idf(df, len(corpus)), df)
         return index
+
+
+def _used(corpus: list[list[int]]) -> np.ndarray:
+    """The different word numbers of the texts, ascending: int64 (w,)."""
+    return np.unique(np.fromiter(chain.from_iterable(corpus), np.int64))

@@ -18,7 +18,8 @@ from .beside import BadFile, identity, read_arrays, write_arrays
 from .large import LargeView, followed, from_arrays, last_line, sweep, to_arrays
 from .lazy import LazyMemories
 from .lexical import LexicalIndex
-from .records import Records, StoreError
+from .errors import StoreError
+from .records import Records
 from .rows import to_sql
 from .view import View
 
@@ -46,6 +47,7 @@ class Live:
         self._still: _Still | None = None
         self._others: dict[str | None, tuple[int, View]] = {}
         self._lists: list[weakref.ref[LazyMemories]] = []
+        self._gone: set[str] = set()  # ids erased here whose words may still be in memory
         self.file = Path(f"{records.path}.ann") if records.path != ":memory:" else None
 
     def view(self, status: str | None = "active") -> View:
@@ -80,10 +82,14 @@ class Live:
         with self._records.reading() as db:  # one state for all that is read here
             if (seq := last_line(db)) != self.seq:
                 self._check()
+                self._others.clear()  # they are of an earlier state
                 n, now = self._records.count(), isinstance(self.active, LargeView)
                 if n >= self._large or (now and 2 * n >= self._large): self._refresh_large(seq, n)
                 else: self._refresh_small(seq, now)
         self.seq, self._seen = seq, seen
+        if self._gone:
+            self.active.forget(self._gone)
+            self._gone.clear()
 
     def _refresh_small(self, seq: int, was_large: bool) -> None:
         changed = self._records.changes(self.seq)[1]
@@ -151,9 +157,16 @@ class Live:
                 list(self.active.memories)
                 self._still.let_go()
 
-    def erased(self) -> None:
-        """To be called after a memory was erased: the file beside the database still holds its vector."""
-        self.dirty = True
+    def erased(self, id: str) -> None:
+        """To be called after a memory was erased: its words are still in memory, and its vector in the file beside the database."""
+        with self.lock:
+            self.dirty = True
+            self._unlink()
+            if not self.seq: return  # nothing was read yet
+            self._gone.add(id)
+            if not self._held: self.refresh()
+
+    def _unlink(self) -> None:
         if self.file is None: return
         for file in [self.file, *self.file.parent.glob(f"{self.file.name}.*.part")]: file.unlink(missing_ok=True)
         if isinstance(self.active, LargeView): self.active.unsaved += 101 + len(self.active.memories) // 100  # worth saving when the store is closed
@@ -174,6 +187,7 @@ class Live:
         with self.lock:
             self._held -= 1
             if not self._held and self._still is not None: self._still.let_go()
+            if not self._held and self._gone: self.refresh()
 
     @contextmanager
     def steady(self) -> Iterator[None]:

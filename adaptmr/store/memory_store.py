@@ -22,8 +22,9 @@ from .encoder import Encoder
 from .large import LargeView
 from .lexical import LexicalIndex
 from .live import Live
-from .records import Records, StoreError
-from .rows import Event, instant, to_row
+from .errors import StoreError
+from .records import Records
+from .rows import Event, each_memory, instant, to_row
 from .view import MODES, Filter
 from ..text import clean
 from ..types import Conversation, Hits, Memory, _table
@@ -70,7 +71,7 @@ class MemoryStore:
         """
         batch: dict[str, Memory] = {}
         other: list[str] = []
-        for m in _each(memories):
+        for m in each_memory(memories):
             to_row(m)  # refuses what can't be stored, before anything is encoded
             if batch.setdefault(m.id, m) != m: other.append(m.id)
         have = self._records.find(list(batch))
@@ -92,14 +93,18 @@ class MemoryStore:
         return len(new)
 
     def delete(self, id: str, soft: bool = True, who: str = "", why: str = "") -> bool:
-        """Deletes a memory: no search finds it, `restore` brings it back. `soft=False` erases it for good, vector and all.
+        """Deletes a memory: no search finds it, `restore` brings it back. `soft=False` erases it for good, vector and words and all.
 
-        `False` when it was deleted already. Raises `KeyError` for an id that is not there.
+        After an erasure nothing of it is in the file, its log, the file beside it, or this store's memory; only what `export_jsonl` wrote
+        before is for its owner to delete. Raises `ErasePending` when somebody who reads an earlier state stands in the way for longer than the
+        time-out: then it is deleted, and the same call again goes on with erasing it. `False` when it was deleted already. Unknown: `KeyError`.
         """
         if soft: return self._status(id, "deleted", who, why)
         self._live.erasing(id)
-        try: self._records.erase(id, who, why); self._live.erased(); return True
-        except StoreError: self._live.erased(); raise  # it may have gone as far as that
+        try: self._records.erase(id, who, why)
+        except StoreError: self._live.erased(id); raise  # it may have gone as far as that
+        self._live.erased(id)
+        return True
 
     def restore(self, id: str, who: str = "", why: str = "") -> bool:
         """Takes a deletion back; `False` when the memory was not deleted. `KeyError` for an id that is not there (any more)."""
@@ -282,14 +287,6 @@ class MemoryStore:
         return f"<p>{html.escape(clean(repr(self)))}<br>{html.escape(said)}</p>{table}"
 
 # %% ../../nbs/store/03_memory_store.ipynb #33254fe5
-def _each(memories: Any) -> Iterable[Memory]:
-    if isinstance(memories, Memory): return [memories]
-    if isinstance(memories, Conversation): return memories.turns
-    if isinstance(memories, (str, bytes, Mapping)) or not isinstance(memories, Iterable):
-        raise TypeError(f"add() takes memories, a memory or a conversation, not {memories!r:.80} (a {type(memories).__name__})")
-    return memories
-
-
 def _content(m: Memory) -> tuple[Any, ...]: return (m.text, m.speaker, m.at, m.event_at, m.session, m.step, m.source)
 
 

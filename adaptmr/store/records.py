@@ -5,75 +5,21 @@
 # %% ../../nbs/store/00_records.ipynb #3c95db7b
 from __future__ import annotations
 
-import os
-import sqlite3
-import threading
-import time
-from contextlib import contextmanager
+import warnings
 from datetime import UTC, datetime
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from .rows import COLUMNS, Event, from_row, from_sql, to_row, to_sql
+from .database import Database
+from .errors import EmbedderMismatch, ErasePending, StoreWarning, corrupt
+from .rows import COLUMNS, Event, from_row, from_sql, odd_values, to_row, to_sql
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['StoreError', 'StoreCorrupt', 'EmbedderMismatch', 'Records']
-
-# %% ../../nbs/store/00_records.ipynb #fed1064d
-class StoreError(RuntimeError):
-    """A store can't be opened, read or written; the message names the file and the remedy."""
-
-
-class StoreCorrupt(StoreError):
-    """The file is not a database, or a damaged one."""
-
-
-class EmbedderMismatch(StoreError, ValueError):
-    """The file holds another embedder's vectors: cosines between the two would mean nothing."""
-
-# %% ../../nbs/store/00_records.ipynb #95fa8f4e
-@contextmanager
-def _named(path: str, timeout: float = 0) -> Iterator[None]:
-    # Turns sqlite3's errors into ours.
-    try: yield
-    except UnicodeDecodeError as e: raise _corrupt(path, str(e)) from e  # sqlite3 quotes a damaged name in its message
-    except sqlite3.Error as e:
-        code = getattr(e, "sqlite_errorname", "") or ""
-        if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "decode to UTF-8" in str(e): raise _corrupt(path, str(e)) from e
-        if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            raise StoreError(f"{path}: another process held the store for more than {timeout:g} s; nothing was changed, try again") from e
-        if code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")):
-            raise StoreError(f"{path}: can't be opened for writing ({e}); SQLite must be able to write the file and its folder") from e
-        if "closed database" in str(e): raise StoreError(f"{path}: the store is closed; open it again") from e
-        raise StoreError(f"{path}: {e}; nothing was changed") from e
-
-
-def _size(path: str) -> int:
-    # Never open() a database file beside SQLite: closing it drops all the process's locks on it, and another process may then delete the log in use.
-    return os.stat(path).st_size if "\0" not in path and os.path.isfile(path) else 0
-
-
-def _corrupt(path: str, why: str) -> StoreCorrupt:
-    return StoreCorrupt(f"{path}: is not a memory store, or a damaged one ({why}). It was left as it is. Make a new store and fill it from a backup: "
-                        f"MemoryStore('new.db').import_jsonl('backup.jsonl'); without a backup, `sqlite3 {path} .recover` saves what is readable")
+__all__ = ['Records']
 
 # %% ../../nbs/store/00_records.ipynb #de240c14
-_APPLICATION = 0x41644D52  # "AdMR", in the file's header: this is a memory store, not some other program's database
-_SCHEMA = "1"
-_TABLES = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE memories (key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, speaker TEXT NOT NULL, at TEXT NOT NULL,
-    event_at TEXT, session TEXT NOT NULL, step INTEGER NOT NULL, source TEXT NOT NULL, tags TEXT NOT NULL, entities TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('active', 'deleted')), version INTEGER NOT NULL, meta TEXT NOT NULL, instant INTEGER NOT NULL);
-CREATE INDEX memories_recent ON memories (status, instant, step);
-CREATE TABLE vectors (key INTEGER PRIMARY KEY REFERENCES memories (key) ON DELETE CASCADE, vector BLOB NOT NULL);
-CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ('add', 'delete', 'restore', 'update')), id TEXT NOT NULL, who TEXT NOT NULL, why TEXT NOT NULL);
-CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'the event log is append-only'); END;
-CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'the event log is append-only'); END;
-"""
 _COLUMNS = ", ".join(COLUMNS)
 _EVENT = "INSERT INTO events (at, kind, id, who, why) VALUES (?, ?, ?, ?, ?)"
 
@@ -82,75 +28,10 @@ def _event(kind: str, id: str, who: str, why: str, at: datetime | None = None) -
     return ((at or datetime.now(UTC)).isoformat(timespec="microseconds"), kind, to_sql(id), to_sql(who), to_sql(why))
 
 # %% ../../nbs/store/00_records.ipynb #1b4e4db8
-class Records:
-    """Memories, vectors and events in the SQLite file `path` (":memory:" for none); made when it isn't there.
+class Records(Database):
+    """Memories, vectors and events in the SQLite file `path`: what a `Database` says of it holds here."""
 
-    `timeout` is how many seconds to wait for another writer. May be used from several threads. Raises `StoreCorrupt` for a
-    file that is no store or a damaged one, and `StoreError` for a place where no file can be.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] = ":memory:", timeout: float = 30.0) -> None:
-        self.path, self.timeout = os.fsdecode(os.fspath(path)), timeout
-        self._lock = threading.RLock()
-        unfinished = _size(self.path + "-wal") > 0
-        if self.path != ":memory:":
-            if not self.path or "\0" in self.path: raise StoreError(f"{self.path!r} is not a path for a store")
-            if os.path.isdir(self.path): raise StoreError(f"{self.path}: is a folder; give a file in it, such as {os.path.join(self.path, 'memories.db')}")
-            if not os.path.isdir(folder := os.path.dirname(os.path.abspath(self.path))):
-                raise StoreError(f"{self.path}: there is no folder {folder}; make it first")
-            if 0 < _size(self.path) < 512: raise _corrupt(self.path, "it is too short")  # sqlite3 takes a few bytes for an empty file, and would overwrite them
-        with _named(self.path, timeout):
-            self._db = sqlite3.connect(self.path, timeout=timeout, isolation_level=None, check_same_thread=False)
-            try: self._open(unfinished)
-            except BaseException: self._db.close(); raise
-
-    def _open(self, unfinished: bool) -> None:
-        for pragma in ("foreign_keys=ON", "secure_delete=ON", "synchronous=FULL"): self._db.execute(f"PRAGMA {pragma}")
-        with self.reading(): ours, tables = self._one("PRAGMA application_id") == _APPLICATION, self._one("SELECT count(*) FROM sqlite_master")
-        if tables and not ours: raise StoreError(f"{self.path}: is some other program's database, not a memory store; nothing was changed")
-        if not tables:
-            until = time.monotonic() + self.timeout
-            while True:
-                try: self._one("PRAGMA journal_mode=WAL"); break
-                except sqlite3.OperationalError as e:  # while another process makes the file, SQLite doesn't wait by itself here
-                    if e.sqlite_errorcode & 255 != sqlite3.SQLITE_BUSY or time.monotonic() > until: raise
-                time.sleep(0.005)
-            with self._write():
-                if not self._one("SELECT count(*) FROM sqlite_master"):  # unless another process was faster
-                    for statement in _TABLES.strip().split(";\n"): self._db.execute(statement)
-                    self._db.execute("INSERT INTO meta VALUES ('schema', ?)", (_SCHEMA,))
-                    self._db.execute(f"PRAGMA application_id={_APPLICATION}")
-        if (schema := self.meta.get("schema")) != _SCHEMA:
-            raise StoreError(f"{self.path}: has schema {schema}, this version of adaptmr reads {_SCHEMA}; use the version that wrote it, or its export_jsonl")
-        # SQLite finds whole pages missing; half a page it would fill with zeros, which is right only while a log waits to be written back.
-        if not unfinished and _size(self.path) % self._one("PRAGMA page_size"): raise _corrupt(self.path, "its last page is cut off")
-
-    def _one(self, sql: str, values: Sequence[Any] = ()) -> Any:
-        row = self._db.execute(sql, values).fetchone()
-        return row[0] if row else None
-
-    @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _named(self.path, self.timeout):
-            self._db.execute("BEGIN IMMEDIATE")
-            try: yield self._db; self._db.execute("COMMIT")
-            finally:
-                if self._db.in_transaction: self._db.execute("ROLLBACK")
-
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """One state of the database for as long as the block lasts, whatever others write meanwhile."""
-        with self._lock, _named(self.path, self.timeout):
-            if self._db.in_transaction: yield self._db; return
-            self._db.execute("BEGIN")
-            try: yield self._db
-            finally:
-                if self._db.in_transaction: self._db.execute("ROLLBACK")
-
-    @property
-    def meta(self) -> dict[str, str]:
-        """What is known of the file: `schema`, and once there are vectors `embedder` and `dim`."""
-        with self.reading() as db: return dict(db.execute("SELECT name, value FROM meta"))
+    _odd_told = False
 
     def _bind(self, embedder: tuple[str, int]) -> None:
         want, have = {"embedder": embedder[0], "dim": str(embedder[1])}, self.meta
@@ -214,13 +95,24 @@ class Records:
         return True
 
     def erase(self, id: str, who: str = "", why: str = "") -> bool:
-        """Removes a memory and its vector for good, from the file's free pages and its write-ahead log too; the event stays."""
+        """Removes a memory and its vector for good, from the file's free pages and its write-ahead log too; the event stays.
+
+        Raises `ErasePending` when a reader of an earlier state kept its text in the log for `timeout` seconds; the memory is deleted
+        then, and the same call again goes on with it. Unknown: `KeyError`.
+        """
         with self._write() as db:
-            self._known(id)
-            db.execute("DELETE FROM memories WHERE id = ?", (to_sql(id),))
-            db.execute(_EVENT, _event("delete", id, who, why or "erased for good"))
-        with self._lock, _named(self.path, self.timeout): self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return True
+            if self.get(id) is not None or not self._half_erased(id):
+                self._known(id)
+                db.execute("DELETE FROM memories WHERE id = ?", (to_sql(id),))
+                db.execute(_EVENT, _event("delete", id, who, why or "erased for good"))
+                db.execute("INSERT OR REPLACE INTO meta SELECT 'erasing', max(seq) FROM events")
+        if self.finish_erasing(): return True
+        raise ErasePending(f"{self.path}: {id!r} is deleted and no search finds it, but what it said is still in {self.path}-wal, because an earlier state was "
+                           f"being read for more than {self.timeout:g} s. When that reader has ended, the next change of the store or its closing erases it; "
+                           f"delete({id!r}, soft=False) once more says whether that is done")
+
+    def _half_erased(self, id: str) -> bool:
+        return "erasing" in self.meta and self._one("SELECT kind FROM events WHERE id = ? ORDER BY seq DESC LIMIT 1", (to_sql(id),)) == "delete"
 
     def _known(self, id: str) -> Memory:
         if (m := self.get(id)) is None: raise KeyError(f"no memory {id!r} in {self.path}")
@@ -238,11 +130,20 @@ class Records:
             for start in range(0, len(ids), 500):
                 some = [to_sql(i) for i in ids[start:start + 500]]
                 rows += db.execute(f"SELECT {_COLUMNS} FROM memories WHERE id IN ({', '.join('?' * len(some))})", some)
-        return {m.id: m for m in self._made(from_row, rows)}
+        return {m.id: m for m in self.made(rows)}
+
+    def made(self, rows: Sequence[Any]) -> list[Memory]:
+        """The memories of rows that begin with `COLUMNS`. Values that are no tags or entities are left out, with one warning a store."""
+        odd = [found for r in rows if (found := odd_values(r))]
+        if odd and not self._odd_told:
+            self._odd_told = True
+            warnings.warn(f"{self.path}: {len(odd)} of the memories read hold tags or entities that are no strings, which are left out "
+                          f"({odd[0]}). check() names them all; update(store.get(id)) stores such a memory without them", StoreWarning, stacklevel=2)
+        return self._made(from_row, rows)
 
     def _made(self, make: Callable[[Any], Any], rows: Iterable[Any]) -> list[Any]:
         try: return [make(r) for r in rows]
-        except (ValueError, TypeError) as e: raise _corrupt(self.path, f"it holds a value that can't be read: {e}") from e
+        except (ValueError, TypeError) as e: raise corrupt(self.path, f"it holds a value that can't be read: {e}") from e
 
     def load(self, ids: Iterable[str] | None = None, status: str | None = None) -> tuple[list[Memory], np.ndarray]:
         """Memories and vectors (n, dim) float32, of the given ids or of all, of one status or of both, in step order, then id."""
@@ -251,10 +152,10 @@ class Records:
             dim = int(self.meta.get("dim", 0))
             if ids is None: rows = db.execute(sql, values).fetchall()
             else: rows = [r for i in ids for r in db.execute(f"{sql} AND id = ?", [*values, to_sql(i)])]
-        pairs = sorted(zip(self._made(from_row, rows), (r[-1] for r in rows)), key=lambda p: (p[0].step, p[0].id))
-        if any(not isinstance(b, bytes) or len(b) != 2 * dim for _, b in pairs): raise _corrupt(self.path, f"a vector is not {dim} numbers long")
+        pairs = sorted(zip(self.made(rows), (r[-1] for r in rows)), key=lambda p: (p[0].step, p[0].id))
+        if any(not isinstance(b, bytes) or len(b) != 2 * dim for _, b in pairs): raise corrupt(self.path, f"a vector is not {dim} numbers long")
         vectors = np.frombuffer(b"".join(b for _, b in pairs), "<f2").astype(np.float32).reshape(len(pairs), dim)
-        if not np.isfinite(vectors).all(): raise _corrupt(self.path, "a vector holds a number that is not finite")
+        if not np.isfinite(vectors).all(): raise corrupt(self.path, "a vector holds a number that is not finite")
         return [m for m, _ in pairs], vectors
 
     def count(self, status: str = "active") -> int:
@@ -264,7 +165,7 @@ class Records:
     def recent(self, n: int) -> list[Memory]:
         """The `n` active memories said last, the latest first."""
         sql = f"SELECT {_COLUMNS} FROM memories WHERE status = 'active' ORDER BY instant DESC, step DESC, id DESC LIMIT ?"
-        with self.reading() as db: return self._made(from_row, db.execute(sql, (n,)))
+        with self.reading() as db: return self.made(db.execute(sql, (n,)).fetchall())
 
     def events(self, limit: int | None = None, since: int = 0) -> list[Event]:
         """The log after line `since`, oldest first: all of it, or its last `limit` lines."""
@@ -278,10 +179,6 @@ class Records:
             ids = self._made(lambda r: from_sql(r[0]), db.execute("SELECT id FROM events WHERE seq > ? GROUP BY id ORDER BY min(seq)", (since,)))
             return int(self._one("SELECT coalesce(max(seq), 0) FROM events")), ids
 
-    def data_version(self) -> int:
-        """Changes when *another* connection has written (microseconds to ask)."""
-        with self._lock, _named(self.path, self.timeout): return int(self._one("PRAGMA data_version"))
-
     def check(self) -> list[str]:
         """What is wrong with the file, in words; empty when all is well. Reads all of it."""
         tests = {"memories without a vector": "SELECT id FROM memories LEFT JOIN vectors USING (key) WHERE vector IS NULL",
@@ -293,8 +190,13 @@ class Records:
             wrong += [f"{len(ids)} {what}: {', '.join(ids[:5])}" for what, ids in found.items() if ids]
             dim = int(self.meta.get("dim", 0))
             if n := self._one("SELECT count(*) FROM vectors WHERE length(vector) != ?", (2 * dim,)): wrong.append(f"{n} vectors are not {dim} numbers long")
-        return wrong
+            if "erasing" in self.meta: wrong.append(f"an erasure is not complete: {self.path}-wal may still hold what was erased")
+            rows = db.execute(f"SELECT {_COLUMNS} FROM memories").fetchall()
+        return wrong + [says for r in rows if (says := _unreadable(r) or odd_values(r))]
 
-    def close(self) -> None:
-        """Closes the file; a second time does nothing."""
-        with self._lock: self._db.close()
+
+def _unreadable(row: Sequence[Any]) -> str:
+    """Why a row can't be read as a memory; empty when it can."""
+    try: from_row(row)
+    except (ValueError, TypeError) as e: return f"memory {row[0]!r:.80} can't be read: {e}"
+    return ""

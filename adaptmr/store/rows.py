@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
-from ..types import Memory
+from ..types import Conversation, Memory
 
 # %% auto #0
-__all__ = ['COLUMNS', 'KINDS', 'to_sql', 'from_sql', 'instant', 'to_row', 'from_row', 'to_line', 'from_line', 'to_dict',
-           'from_dict', 'Event']
+__all__ = ['COLUMNS', 'KINDS', 'to_sql', 'from_sql', 'instant', 'to_row', 'from_row', 'odd_values', 'each_memory', 'to_line',
+           'from_line', 'to_dict', 'from_dict', 'Event']
 
 # %% ../../nbs/store/00_rows.ipynb #f156180d
 def to_sql(text: str) -> str | bytes:
@@ -50,8 +50,10 @@ def to_row(m: Memory) -> tuple[Any, ...]:
         if not isinstance(n, int) or not -2**63 <= n < 2**63: raise ValueError(f"Memory.{name} {n!r:.80} of {m.id!r} must be a whole number of at most 63 bits")
     for name in ("speaker", "session", "source"):
         if not isinstance(v := getattr(m, name), str): raise TypeError(f"Memory.{name} of {m.id!r} is {v!r:.80}, a {type(v).__name__}, not a string")
+    if not isinstance(m.meta, Mapping): raise TypeError(f"Memory.meta of {m.id!r} is {m.meta!r:.80}, a {type(m.meta).__name__}, not a mapping")
+    if refused := _refused(dict(m.meta), "meta"): raise TypeError(f"Memory.meta of {m.id!r} would not come back as it is: {refused}")
     try: tags, entities, meta = _json(m.tags), _json(m.entities), _json(dict(m.meta))
-    except (TypeError, ValueError, RecursionError) as e: raise TypeError(f"Memory.meta, tags and entities of {m.id!r} must be JSON: {e}") from e
+    except (TypeError, ValueError) as e: raise TypeError(f"Memory.meta, tags and entities of {m.id!r} must be JSON: {e}") from e
     return (to_sql(m.id), to_sql(m.text), to_sql(m.speaker), m.at.isoformat(), m.event_at.isoformat() if m.event_at else None, to_sql(m.session), int(m.step),
             to_sql(m.source), tags, entities, m.status, int(m.version), meta, instant(m.at))
 
@@ -61,11 +63,55 @@ def from_row(row: Sequence[Any]) -> Memory:
     i, text, speaker, at, event_at, session, step, source, tags, entities, status, version, meta = row[:13]
     if not isinstance(step, int) or not isinstance(version, int): raise TypeError(f"step {step!r:.80} or version {version!r:.80} is no whole number")
     return Memory(from_sql(i), from_sql(text), from_sql(speaker), datetime.fromisoformat(at), datetime.fromisoformat(event_at) if event_at else None,
-                  from_sql(session), step, from_sql(source), () if tags == "[]" else tuple(json.loads(from_sql(tags))),
-                  () if entities == "[]" else tuple(json.loads(from_sql(entities))), status, version, {} if meta == "{}" else json.loads(from_sql(meta)))
+                  from_sql(session), step, from_sql(source), _listed(tags)[0], _listed(entities)[0], status, version,
+                  {} if meta == "{}" else json.loads(from_sql(meta)))
+
+
+def odd_values(row: Sequence[Any]) -> str:
+    """Which `tags` and `entities` of such a row are no strings, in words; empty when all are. They were stored unchecked once."""
+    if row[8] == "[]" and row[9] == "[]": return ""
+    try: odd = {name: _listed(row[i])[1] for i, name in ((8, "tags"), (9, "entities"))}
+    except (ValueError, TypeError): return ""  # from_row says what is wrong with it
+    told = " and ".join(f"{name} {', '.join(f'{v!r:.40}' for v in values[:3])}" for name, values in odd.items() if values)
+    return f"memory {row[0]!r:.80} has the {told}" if told else ""
+
+# %% ../../nbs/store/00_rows.ipynb #ab6cc92f
+def each_memory(memories: Any) -> Iterable[Memory]:
+    """The memories in a memory, a conversation or an iterable. Raises `TypeError` for anything else."""
+    if isinstance(memories, Memory): return [memories]
+    if isinstance(memories, Conversation): return memories.turns
+    if isinstance(memories, (str, bytes, Mapping)) or not isinstance(memories, Iterable):
+        raise TypeError(f"add() takes memories, a memory or a conversation, not {memories!r:.80} (a {type(memories).__name__})")
+    return memories
 
 # %% ../../nbs/store/00_rows.ipynb #17e00108
+_DEEPEST = 100  # levels of lists and objects in a memory's meta; JSON parsers give up at about a thousand
+
+
 def _json(value: Any) -> str | bytes: return to_sql(json.dumps(value, ensure_ascii=False))
+
+
+def _refused(value: Any, where: str, depth: int = 0) -> str:
+    """The first thing in a value that JSON would not give back as it was, with its place; empty when there is none."""
+    if depth > _DEEPEST: return f"{where[:80]}… lies more than {_DEEPEST} levels deep"
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                return f"{where} has the key {key!r:.60}, a {type(key).__name__}; keys are strings, such as {str(key)!r:.60}"
+            if found := _refused(inner, f"{where}[{key!r:.60}]", depth + 1): return found
+        return ""
+    if isinstance(value, list):
+        return next((found for i, inner in enumerate(value) if (found := _refused(inner, f"{where}[{i}]", depth + 1))), "")
+    if value is None or isinstance(value, (str, int, float)): return ""
+    return f"{where} is {value!r:.60}, a {type(value).__name__}; it can hold strings, numbers, True, False, None, lists, and dicts of these"
+
+
+def _listed(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
+    """The strings of a JSON list, and what else is in it. Raises `TypeError` for what is no list, `ValueError` for what is no JSON."""
+    if value == "[]": return (), []
+    values = json.loads(from_sql(value))
+    if not isinstance(values, list): raise TypeError(f"{values!r:.80} is no list of strings")
+    return tuple(v for v in values if isinstance(v, str)), [v for v in values if not isinstance(v, str)]
 
 # %% ../../nbs/store/00_rows.ipynb #5f99a522
 def to_line(value: Mapping[str, Any]) -> bytes:

@@ -111,6 +111,12 @@ class View:
             self._counted = self.memories
         return self.lexical
 
+    def forget(self, ids: Iterable[str]) -> None:
+        """Drops the words of the memories with these ids: they were erased for good."""
+        gone = set(ids)
+        self.lexical.forget([key for key in self.lexical.keys if key[0] in gone])  # type: ignore[index]  # keys are (id, version)
+        self._counted = None
+
     def vectors_of(self, rows: np.ndarray) -> np.ndarray:
         """The vectors of these rows (m,): float32 (m, dim)."""
         return self.matrix[rows]
