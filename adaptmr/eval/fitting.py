@@ -20,6 +20,7 @@ from .stats import paired_bootstrap
 from ..retrieval.candidates import Candidates, asked_at, asked_text, candidates, make_probe
 from ..retrieval.classify import classify
 from ..retrieval.fusion import ANY, Fit, fuse
+from ..retrieval.past import visible
 from ..retrieval.relevance import DEPTH, FEATURES, brier, features, probability
 from ..retrieval.signals import SIGNALS, values_of
 from ..shipped import write_shipped
@@ -73,17 +74,18 @@ class Sample:
 
 
 def gather(data: Dataset, embedder: Any) -> list[Sample]:
-    """The samples of a data set's questions, each over the store of its own conversation."""
+    """The samples of a data set's questions, each over what had been said in its own conversation when it was asked."""
     out = []
     for conversation in data.conversations:
         store = MemoryStore(embedder=embedder)
         store.add(conversation.turns)
         questions = data.questions_on(conversation.id)
-        probes = [make_probe(asked_text(q), store.speakers, now=asked_at(q, store)) for q in questions]
+        heard = [visible(store, q.asked_at) for q in questions]
+        probes = [make_probe(asked_text(q), shown.speakers, now=asked_at(q, shown)) for q, shown in zip(questions, heard)]
         embedder.encode([t for p in probes for t in (p.text, p.content)], kind="query")  # in one batch
-        for question, probe in zip(questions, probes):
-            gold = np.array([m.source in question.evidence for m in store.memories], bool)
-            out.append(Sample(question, data.name, str(classify(question.text)), candidates(probe, store, NEAR), gold))
+        for question, probe, shown in zip(questions, probes, heard):
+            gold = np.array([m.source in question.evidence for m in shown.memories], bool)
+            out.append(Sample(question, data.name, str(classify(question.text)), candidates(probe, shown, NEAR), gold))
     return out
 
 # %% ../../nbs/eval/06_fitting.ipynb #ad3c88d3

@@ -149,7 +149,7 @@ def seconds(t: datetime) -> float:
 def columns_of(store: Any) -> Columns:
     """The `Columns` of a `MemoryStore`, worked out anew only when the store has changed."""
     known = _COLUMNS.get(store)
-    memories, version = store.memories, store.version
+    version, memories = store.version, store.memories  # in this order: when somebody writes between the two, the next call looks again
     if known is not None and known.version == version: return known
     sessions: dict[str, int] = {}
     speakers: dict[str, int] = {}

@@ -20,6 +20,7 @@ from ..reader import shown
 from .candidates import Candidates, asked_at, asked_text, candidates, columns_of, make_probe, seconds
 from .cut import cut_to_budget, line_tokens, probabilities
 from .fusion import ANY, Fit, FitError, Scored, fit_for, logistic, score
+from .past import Past, asked, visible
 from .plan import PlanError, RetrievalPlan
 from .queries import interim
 from .reading import is_relevant, is_update, refine, rerank
@@ -129,12 +130,14 @@ def _cut(hits: Sequence[Hit], plan: RetrievalPlan, row_of: dict[str, int], store
     return [hits[i] for i in kept]
 
 # %% ../../nbs/retrieval/05_execute.ipynb #77f7b333
-def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | None = None, llm: LLM | None = None) -> Evidence:
+def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | None = None, llm: LLM | None = None,
+            as_of: datetime | str | None = None) -> Evidence:
     """Run one round of a plan for a question over a `MemoryStore`.
 
     `fit` holds the fitted weights that a plan names, and what makes relevance a probability; it defaults to the shipped one
     for the store's encoder, and the trace says which it was. `llm` reads what was found, where the plan wants that; without it
-    those steps go by their rules. Returns `Evidence` with at most `plan.k` hits (none when the gate closes), the relevance, the
+    those steps go by their rules. `as_of` is the moment after which nothing is looked at; it defaults to the question's `asked_at`,
+    and a text without a time is searched for in everything. Returns `Evidence` with at most `plan.k` hits (none when the gate closes), the relevance, the
     context a reader is given, the trace, and in `usage` the time and the calls it took. Raises `FitError` for a fit to another
     encoder, `PlanError` for a plan of several rounds (`max_rounds`, `expand`: see `adaptmr.retrieval.rounds`), and what
     `LLM.complete` raises.
@@ -147,14 +150,16 @@ def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit 
         raise FitError(f"the fit is for {fit.embedder!r}, and this store's encoder is {store.embedder.name!r}: its weights and probabilities don't hold here. "
                        f"Use fit_for({store.embedder.name!r}), or fit one")
     begun = perf_counter()
-    with metered() as meter, store.snapshot(): evidence = _execute(plan, query, store, fit, llm)
+    question, moment = asked(query, as_of)
+    with metered() as meter, store.snapshot(): evidence = _execute(plan, question, visible(store, moment), fit, llm, moment)
     return replace(evidence, usage=replace(meter.usage, seconds=perf_counter() - begun))
 
 
-def _execute(plan: RetrievalPlan, query: str | Question, store: Any, fit: Fit, llm: LLM | None) -> Evidence:
+def _execute(plan: RetrievalPlan, query: str | Question, store: Any, fit: Fit, llm: LLM | None, moment: datetime | None) -> Evidence:
     text, trace, n, now = asked_text(query), _Trace(), len(store.memories), asked_at(query, store)
     queries, length = plan.queries or (text,), len(query.text if isinstance(query, Question) else query)
     if length > len(text): trace.add("question", length, len(text), "characters: what lies beyond is not read")
+    if isinstance(store, Past): trace.add("as of", store.of, n, f"nothing said after {moment} is looked at")
     allowed = None
     if plan.time_window and plan.window_rule == "hard" and n:
         columns, (start, end) = columns_of(store), map(seconds, plan.time_window)
@@ -168,9 +173,9 @@ def _execute(plan: RetrievalPlan, query: str | Question, store: Any, fit: Fit, l
     hits = [Hit(store.memories[row], f.score, note=f.note) for row, f in found.items()]
     trace.add("search", sum(len(scored.candidates) for scored in results), len(hits), _how(plan, queries, n, carried))
 
-    asked, probe = results[0].candidates, make_probe(text, columns_of(store).speakers, now=now)
-    if asked.probe != probe or allowed is not None: asked = candidates(probe, store, plan.pool)
-    open_, sure, why = _gate(plan, text, hits, rows, asked, fit, llm)
+    seen, probe = results[0].candidates, make_probe(text, columns_of(store).speakers, now=now)
+    if seen.probe != probe or allowed is not None: seen = candidates(probe, store, plan.pool)
+    open_, sure, why = _gate(plan, text, hits, rows, seen, fit, llm)
     kept = hits if open_ else []
     trace.add("gate", len(hits), len(kept), why)
     if plan.rerank_tokens and kept:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from .candidates import asked_text
 from .execute import execute
 from .follow import WAYS
 from .fusion import Fit
+from .past import asked
 from .plan import RetrievalPlan
 from .queries import expansions
 from ..types import Evidence, Question, TraceRow
@@ -23,15 +25,17 @@ from ..types import Evidence, Question, TraceRow
 __all__ = ['run']
 
 # %% ../../nbs/retrieval/07_rounds.ipynb #cc734fff
-def run(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | None = None, llm: LLM | None = None) -> Evidence:
+def run(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | None = None, llm: LLM | None = None,
+        as_of: datetime | str | None = None) -> Evidence:
     """Run a plan, in as many rounds as it wants and needs.
 
     Expands the question into `plan.expand` more queries; then searches, judges by `plan.follow` and goes on with another query,
     at most `plan.max_rounds` times. Takes, returns and raises what `execute` does; `evidence.plan` is the plan with all its
     queries and a single round.
     """
-    if plan.max_rounds == 1 and not plan.expand: return execute(plan, query, store, fit=fit, llm=llm)
+    if plan.max_rounds == 1 and not plan.expand: return execute(plan, query, store, fit=fit, llm=llm, as_of=as_of)
     begun, rows, text = perf_counter(), list[TraceRow](), asked_text(query)
+    query, moment = asked(query, as_of)
     with metered() as meter:
         queries = plan.queries or (text,)
         if plan.merge == "turns": plan = replace(plan, merge="cover")  # a note would quote a query, and a model's words are not for the reader
@@ -42,7 +46,7 @@ def run(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | No
         seen: set[str] = set()
         for number in range(1, plan.max_rounds):
             start = perf_counter()
-            looked = execute(replace(plan, queries=queries, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0), query, store, fit=fit)
+            looked = execute(replace(plan, queries=queries, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0), query, store, fit=fit, as_of=moment)
             new = [h.source for h in looked.hits if h.memory.id not in seen]
             step = WAYS[plan.follow](text, looked, queries, plan.confidence_threshold, llm)
             ended = step.enough or not step.query or step.query in queries
@@ -53,7 +57,7 @@ def run(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | No
             if ended: break
             queries = (*queries, step.query)
         final = replace(plan, queries=queries if queries != (text,) else (), max_rounds=1, expand=0)
-        found = execute(final, query, store, fit=fit, llm=llm)
+        found = execute(final, query, store, fit=fit, llm=llm, as_of=moment)
         new = [h.source for h in found.hits if h.memory.id not in seen]
         if plan.max_rounds > 1 and new: rows.append(TraceRow("last round", len(seen), len(seen) + len(new), 0.0, f"“{queries[-1]}” brought {', '.join(new)}"))
     return replace(found, trace=[*rows, *found.trace], usage=replace(meter.usage, seconds=perf_counter() - begun))

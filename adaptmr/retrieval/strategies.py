@@ -17,6 +17,7 @@ from ..llm import LLM
 from ..llm.tasks import metered
 from .fusion import Fit
 from .mix import mix
+from .past import asked, visible
 from .plan import Planner, RetrievalPlan
 from .queries import decompose
 from .rounds import run
@@ -103,16 +104,20 @@ class Router:
         return self.strategies[self.kind(question)](question, asked_at(question, store))
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
-def retrieve(query: str | Question, store: Any, k: int = 10, planner: Planner | None = None, fit: Fit | None = None, llm: LLM | None = None) -> Evidence:
+def retrieve(query: str | Question, store: Any, k: int = 10, planner: Planner | None = None, fit: Fit | None = None, llm: LLM | None = None, *,
+             as_of: datetime | str | None = None) -> Evidence:
     """Look a question up: plan, then run the plan, with at most `k` memories.
 
     Without a planner, the router with its rules: no model, no key. `llm` reads what was found where a plan wants that; it
-    defaults to the planner's own. Raises what the planner and `execute` raise.
+    defaults to the planner's own. Nothing said after `as_of` is looked at, by the planner or the search; it defaults to the
+    question's `asked_at`, and a text without a time is searched for in everything. Raises what the planner and `execute` raise.
     """
     planner, begun = planner or Router(), perf_counter()
+    query, moment = asked(query, as_of)
     reader = llm if llm is not None else getattr(planner, "llm", None)
     with metered() as meter:
         several = getattr(planner, "plans", None)
-        plans = several(query, store) if several is not None else [(1.0, planner.plan(query, store))]
-        found = [(weight, run(plan.sized(k), query, store, fit=fit, llm=reader)) for weight, plan in plans]
+        shown = visible(store, moment)
+        plans = several(query, shown) if several is not None else [(1.0, planner.plan(query, shown))]
+        found = [(weight, run(plan.sized(k), query, store, fit=fit, llm=reader, as_of=moment)) for weight, plan in plans]
     return replace(mix(found, k), usage=replace(meter.usage, seconds=perf_counter() - begun))

@@ -50,7 +50,7 @@ class MemoryStore:
     def __init__(self, path: str | os.PathLike[str] = ":memory:", *, embedder: Any = "minilm", lexical: str = "bm25s", k1: float = 1.5, b: float = 0.75,
                  timeout: float = 30.0, approximate_from: int = APPROXIMATE_FROM) -> None:
         LexicalIndex(lexical, k1, b)  # a bad argument is refused before there is a file
-        self.lexical = lexical
+        self.lexical, self.k1, self.b = lexical, k1, b
         self._records = Records(path, timeout)
         self.path = self._records.path
         try: self._encoder = Encoder(self._records, embedder)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..retrieval.execute import render
 from ..retrieval.candidates import asked_text
+from ..retrieval.past import asked
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
 from ..retrieval.strategies import DOUBT, HYBRID, UNIFIED
 from .base import MemorySystem, PlannedSystem, register
@@ -40,6 +41,11 @@ class _Unsearched:
         self.turns.extend(m for m in conversation.turns if m.id not in known)
         return Usage(seconds=perf_counter() - begun)
 
+    def _heard(self, question: Question | str) -> list[Memory]:
+        """The turns said by the time that a question is asked; all of them for one without a time."""
+        _, moment = asked(question)
+        return self.turns if moment is None else [m for m in self.turns if m.at <= moment]
+
     def _evidence(self, chosen: list[Memory], step: str, why: str) -> Evidence:
         hits = [Hit(m, 0.0) for m in chosen]
         return Evidence(hits, bool(hits), float(bool(hits)), RetrievalPlan(weights={}, k=len(hits), planner=self.name),
@@ -53,18 +59,19 @@ class RandomSystem(_Unsearched):
         self.seed = seed
 
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
-        """`k` turns drawn by lot."""
+        """`k` turns drawn by lot from those said before the question."""
         text = asked_text(question)
         if k < 0: raise ValueError(f"k={k!r} must be 0 or more")
         lot = random.Random(hashlib.sha256(f"{self.seed}:{text}".encode("utf-8", "surrogatepass")).digest())
-        return self._evidence(lot.sample(self.turns, min(k, len(self.turns))), "lot", f"seed {self.seed}")
+        turns = self._heard(question)
+        return self._evidence(lot.sample(turns, min(k, len(turns))), "lot", f"seed {self.seed}")
 
 
 class FullContextSystem(_Unsearched):
     """Every turn, in order; `k` is not asked. Its price stands in the tokens column."""
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
-        """Every turn, in order of time."""
-        return self._evidence(sorted(self.turns, key=lambda m: (m.at, m.step, m.id)), "all", "nothing is left out")
+        """Every turn said before the question, in order of time."""
+        return self._evidence(sorted(self._heard(question), key=lambda m: (m.at, m.step, m.id)), "all", "nothing is left out")
 
 
 @register("random", "k turns drawn by lot")

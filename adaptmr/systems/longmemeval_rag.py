@@ -17,6 +17,7 @@ from ..llm.tasks import register as register_task
 from ..reader import plain
 from ..retrieval.candidates import ASSISTANTS, SCORE_ALL, asked_at, columns_of
 from ..retrieval.execute import by_time, render
+from ..retrieval.past import asked
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.strategies import UNIFIED, as_question
 from .base import MemorySystem, PlannedSystem, register
@@ -112,7 +113,9 @@ class LongMemEvalRAG(PlannedSystem):
         """The turns of the best rounds, at most `k` of them, in order of time."""
         found = super().retrieve(question, k)
         best = sorted(found.hits, key=lambda h: -h.score)
-        turns = [Hit(m, h.score, h.signals, h.note) for h in best for m in self._rounds[h.memory.id]][:k]
+        _, moment = asked(question)
+        heard = [(m, h) for h in best for m in self._rounds[h.memory.id] if moment is None or m.at <= moment]
+        turns = [Hit(m, h.score, h.signals, h.note) for m, h in heard][:k]
         hits = by_time(turns) if getattr(found.plan, "temporal_order", False) else turns
         row = TraceRow("rounds", len(best), len(hits), reason="keys to the turns of their rounds")
         return replace(found, hits=hits, context=render(hits), trace=[*found.trace, row])

@@ -5,7 +5,9 @@
 # %% ../../nbs/systems/03_plugged.ipynb #442191e2
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime
 from time import perf_counter
 from typing import Any
 
@@ -24,12 +26,14 @@ __all__ = ['Plugged']
 # %% ../../nbs/systems/03_plugged.ipynb #451b5209
 class _Record:
     """What was taken in, as far as a planner looks at it."""
-    def __init__(self) -> None: self.memories: list[Memory] = []
+    def __init__(self, memories: Iterable[Memory] = ()) -> None: self.memories = list(memories)
 
     @property
     def version(self) -> int: return len(self.memories)
 
     def recent(self, n: int = 10) -> list[Memory]: return sorted(self.memories, key=lambda m: (m.at, m.step, m.id))[-n:] if n else []
+
+    def until(self, moment: datetime | None) -> _Record: return self if moment is None else _Record(m for m in self.memories if m.at <= moment)
 
 
 class Plugged:
@@ -59,23 +63,23 @@ class Plugged:
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
         """Plan, ask the other system each query, and run the plan over what it returned. Raises `PlanError` for a plan of several rounds."""
         from adaptmr.store.memory_store import MemoryStore
-        begun, asked, unheard = perf_counter(), as_question(question), Usage()
+        begun, question, unheard = perf_counter(), as_question(question), Usage()
         with metered() as meter:
-            plan = self.planner.plan(asked, self._record).sized(k)
+            plan = self.planner.plan(question, self._record.until(question.asked_at)).sized(k)
             if plan.max_rounds > 1 or plan.expand:
                 raise PlanError(f"max_rounds={plan.max_rounds}, expand={plan.expand}: over another system a plan has one round")
             given: dict[str, float] = {}
             memories: dict[str, Memory] = {}
-            for query in plan.queries or (asked.text,):
-                with metered() as theirs: found = self.inner.retrieve(replace(asked, text=query), self.pool)
+            for query in plan.queries or (question.text,):
+                with metered() as theirs: found = self.inner.retrieve(replace(question, text=query), self.pool)
                 if not theirs.usage.calls: unheard += found.usage  # a model that was not asked through our tasks
-                for rank, h in enumerate(found.hits, 1):
+                for rank, h in enumerate((h for h in found.hits if question.asked_at is None or h.memory.at <= question.asked_at), 1):
                     memories.setdefault(h.memory.id, h.memory)
                     given[h.memory.id] = given.get(h.memory.id, 0.0) + 1 / (RRF_K + rank)
             with MemoryStore(embedder=self._embedder) as store:
                 store.add(replace(m, meta={**m.meta, "given": given[id]}) for id, m in memories.items())
-                evidence = execute(replace(plan, queries=(), multi_step=False, weights={"given": 1.0}), asked, store, llm=self.llm)
-        asks = plan.queries or (asked.text,)
+                evidence = execute(replace(plan, queries=(), multi_step=False, weights={"given": 1.0}), question, store, llm=self.llm)
+        asks = plan.queries or (question.text,)
         row = TraceRow("ask", len(asks), len(memories), 0.0, f"{self.inner.name}: {' | '.join(asks)}")
         return replace(evidence, plan=plan, trace=[row, *evidence.trace],
                        usage=replace(meter.usage + unheard, seconds=perf_counter() - begun))
