@@ -36,7 +36,7 @@ def split_name(name: str) -> tuple[str, str]:
     the choices for a precision that the model doesn't have.
     """
     model, precision = name, ""
-    if not Path(name).exists() and re.fullmatch(r".+:[^\\/:]+(/[^\\/:]+)?", name):
+    if not Path(name).exists() and re.fullmatch(r".+:[^\s\\/:]+(/[^\s\\/:]+)?", name):
         model, _, precision = name.rpartition(":")
     if model.removeprefix("sentence-transformers/").lower() in _MINILM:
         model = "minilm"
