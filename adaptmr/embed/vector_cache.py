@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -43,7 +44,11 @@ def vector_key(model: str, revision: str, precision: str, kind: str, text: str) 
     return hashlib.sha256("\0".join(("adaptmr-vector-1", model, revision, precision, kind, text)).encode("utf-8")).hexdigest()
 
 # %% ../../nbs/embed/00_vector_cache.ipynb #1ddcd97c
-_SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)"
+_SCHEMA = """CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL);
+             CREATE TABLE IF NOT EXISTS made (key BLOB PRIMARY KEY, made_with TEXT NOT NULL) WITHOUT ROWID"""
+_PUT = ("INSERT OR IGNORE INTO made SELECT :key, :made WHERE :made <> '' AND NOT EXISTS (SELECT 1 FROM vectors WHERE key = :key)",
+        "INSERT OR IGNORE INTO vectors VALUES (:key, :vector)")
+_DROP = ("DELETE FROM made WHERE key = :key", "DELETE FROM vectors WHERE key = :key")
 _CHUNK = 10_000  # keys in one statement; SQLite allows 32,766 variables
 
 
@@ -57,7 +62,7 @@ def _open(path: str) -> sqlite3.Connection:
                 if "locked" not in str(e) or wait == 1.6: raise
             else: break
         con.execute("PRAGMA synchronous=NORMAL")  # a crash may lose the last vectors, never the file
-        con.execute(_SCHEMA)
+        for statement in _SCHEMA.split(";"): con.execute(statement)
         con.execute("SELECT key, vector FROM vectors LIMIT 1").fetchone()
     except sqlite3.DatabaseError:
         con.close()
@@ -109,14 +114,16 @@ class VectorCache:
                       RuntimeWarning, stacklevel=2)
         return _open(self.path)
 
-    def _run(self, many: bool, sql: str, values: Any) -> list[tuple]:
+    def _run(self, sql: str | Sequence[str], values: Any) -> list[tuple]:
+        """What one statement returns; or several statements, each with all the values, in one transaction."""
         with self._lock:
             db = self._db()
             for last in (False, True):
                 try:
-                    if not many: return db.execute(sql, values).fetchall()
+                    if isinstance(sql, str): return db.execute(sql, values).fetchall()
                     db.execute("BEGIN IMMEDIATE")
-                    try: db.executemany(sql, values)
+                    try:
+                        for statement in sql: db.executemany(statement, values)
                     except BaseException: db.execute("ROLLBACK"); raise
                     db.execute("COMMIT")
                     return []
@@ -132,22 +139,36 @@ class VectorCache:
         for i in range(0, len(keys), _CHUNK):
             part = [bytes.fromhex(k) for k in keys[i:i + _CHUNK]]
             marks = ",".join("?" * len(part))
-            for key, blob in self._run(False, f"SELECT key, vector FROM vectors WHERE key IN ({marks})", part):
+            for key, blob in self._run(f"SELECT key, vector FROM vectors WHERE key IN ({marks})", part):
                 out[key.hex()] = np.frombuffer(blob if len(blob) % 2 == 0 else b"", dtype="<f2")
         bad = [k for k, v in out.items() if not _is_unit(v)]
         if bad:
             warnings.warn(f"vector cache {self.path}: {len(bad)} stored vectors are damaged, the first {bad[0][:12]}…; they will be made again",
                           RuntimeWarning, stacklevel=2)
-            self._run(True, "DELETE FROM vectors WHERE key = ?", [(bytes.fromhex(k),) for k in bad])
+            self._run(_DROP, [{"key": bytes.fromhex(k)} for k in bad])
             for k in bad: del out[k]
         self._note(out)
         return out
 
-    def put(self, vectors: Mapping[str, np.ndarray]) -> None:
-        """Store vectors by key, rounded to float16. A key that is there already keeps its vector."""
-        rows = [(bytes.fromhex(k), np.asarray(v, dtype="<f2").tobytes()) for k, v in vectors.items()]
-        if rows: self._run(True, "INSERT OR IGNORE INTO vectors VALUES (?, ?)", rows)
+    def put(self, vectors: Mapping[str, np.ndarray], made_with: str = "") -> None:
+        """Store vectors by key, rounded to float16, and what they were made with. A key that is there already keeps its vector."""
+        rows = [{"key": bytes.fromhex(k), "vector": np.asarray(v, dtype="<f2").tobytes(), "made": made_with} for k, v in vectors.items()]
+        if rows: self._run(_PUT, rows)
         self._note(vectors)
+
+    def _makers(self, keys: Sequence[str]) -> dict[str, str]:
+        out: dict[str, str] = {}
+        for i in range(0, len(keys), _CHUNK):
+            part = [bytes.fromhex(k) for k in keys[i:i + _CHUNK]]
+            rows = self._run(f"SELECT key, made_with FROM made WHERE key IN ({','.join('?' * len(part))})", part)
+            out.update((key.hex(), made_with) for key, made_with in rows)
+        return out
+
+    def made_with(self, keys: Iterable[str] | None = None) -> dict[str, int]:
+        """How many of the vectors of `keys` (default: `used`) were made with what, by `instructions`; "unknown" where nobody noted it."""
+        wanted = self.used if keys is None else sorted(set(keys))
+        known = self._makers(wanted)
+        return dict(sorted(Counter(known.get(k, "unknown") for k in wanted).items()))
 
     def _note(self, keys: Iterable[str]) -> None:
         with self._lock: self._used.update(dict.fromkeys(keys))
@@ -172,32 +193,39 @@ class VectorCache:
         for k in wanted:
             if k not in found: raise KeyError(f"vector cache {self.path} has no vector {k}; encode its text before exporting it")
         arrays: dict[str, np.ndarray] = {}
+        known = self._makers(wanted)
+        makers = sorted({*known.values(), ""}) if known else []
         for dim in sorted({len(v) for v in found.values()}):
             mine = [k for k in wanted if len(found[k]) == dim]
             arrays[f"keys_{dim}"] = np.frombuffer(b"".join(map(bytes.fromhex, mine)), dtype=np.uint8).reshape(-1, 32)
             arrays[f"vectors_{dim}"] = np.stack([found[k] for k in mine])
+            if makers: arrays[f"made_{dim}"] = np.array([makers.index(known.get(k, "")) for k in mine], np.uint16)
+        if makers: arrays["makers"] = np.array(makers)
         _write_npz(Path(path), arrays)
         return len(wanted)
 
     def import_npz(self, path: str | os.PathLike[str]) -> int:
         """Add the vectors of a file written by `export_npz`; returns how many it holds. Raises `ValueError` for any other file."""
-        found: dict[str, np.ndarray] = {}
+        found: dict[str, dict[str, np.ndarray]] = {}
         try:
             with np.load(path, allow_pickle=False) as z:
+                makers = [str(m) for m in z["makers"]] if "makers" in z.files else [""]
                 for name in sorted(n for n in z.files if n.startswith("keys_")):
                     keys, vectors = z[name], z["vectors_" + name[5:]]
                     if len(keys) != len(vectors) or vectors.dtype != np.float16: raise ValueError(f"{name} does not fit its vectors")
-                    found.update(zip((k.tobytes().hex() for k in keys), vectors))
+                    made = z["made_" + name[5:]] if len(makers) > 1 else np.zeros(len(keys), np.uint16)
+                    if len(made) != len(keys) or made.dtype != np.uint16 or made.max(initial=0) >= len(makers): raise ValueError(f"made_{name[5:]} does not fit {name}")
+                    for key, vector, by in zip(keys, vectors, made): found.setdefault(makers[by], {})[key.tobytes().hex()] = vector
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
             raise ValueError(f"{path} is not a vectors file of export_npz, or it is damaged: {e}") from e
         note = dict(self._used)
-        self.put(found)
+        for made_with, part in found.items(): self.put(part, made_with)
         self._used = note
-        return len(found)
+        return sum(map(len, found.values()))
 
-    def __len__(self) -> int: return self._run(False, "SELECT count(*) FROM vectors", ())[0][0]
+    def __len__(self) -> int: return self._run("SELECT count(*) FROM vectors", ())[0][0]
 
-    def __contains__(self, key: str) -> bool: return bool(self._run(False, "SELECT 1 FROM vectors WHERE key = ?", (bytes.fromhex(key),)))
+    def __contains__(self, key: str) -> bool: return bool(self._run("SELECT 1 FROM vectors WHERE key = ?", (bytes.fromhex(key),)))
 
     def __repr__(self) -> str: return f"VectorCache({self.path!r}, {len(self)} vectors)"
 

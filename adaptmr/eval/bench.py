@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..embed import embedder as make_embedder, embedder_for
+from ..embed.names import reads
 from ..embed.vector_cache import VectorCache
 from .causes import attribute
 from .clock import Goal, clusters, floor_product, goals_table, interleaved, timed
@@ -27,6 +28,7 @@ from ..retrieval.execute import execute
 from ..retrieval.fusion import provenance
 from ..store.memory_store import MemoryStore
 from ..systems.base import known_systems, make_system
+from ..text import language
 from ..types import Conversation, Dataset, Memory, Question
 
 if TYPE_CHECKING: import pandas as pd
@@ -204,7 +206,7 @@ class Bench:
 
     def ingest(self, encoder: str = "minilm", turns: int = 600) -> pd.DataFrame:
         """A first and a second ingest of the first `turns` turns that the encoder reads, beside the encoder alone."""
-        said = [m for c in self.data.conversations for m in c.turns if encoder != "minilm" or embedder_for([m.text]) == "minilm"][:turns]
+        said = [m for c in self.data.conversations for m in c.turns if reads(encoder, language(m.text))][:turns]
         rates = ingest_rates(said, encoder, repeats=2)
         for step, rate in rates.items(): self._keep(f"ingest, {step}", 1000 * len(said) / rate)
         alone, first, again = (float(np.median(rates[step])) for step in ("encoder", "first", "again"))

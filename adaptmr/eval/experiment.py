@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.registry import load
 from ..embed import embedder as make_embedder, shared_cache
 from ..embed.encoders import NAMES
+from ..embed.names import full_name, model_of, split_name
 from . import report, tables
 from .identity import own_code
 from .manifests import is_finished, notice, read_manifest
@@ -51,6 +52,7 @@ class Experiment:
         if unknown := sorted(set(params) - set(_TYPES)): raise ValueError(f"unknown parameter {unknown[0]!r}; there are {list(_TYPES)}")
         self.params = {**self.DEFAULTS, **params}
         _check(self.params)
+        if self.params["embedder"] != "auto": self.params["embedder"] = full_name(*split_name(self.params["embedder"]))
         self.systems = _names(self.params["systems"] if usual is None or self.params["systems"] is not None else list(usual))
         if missing := [n for n in needs if n not in self.systems]: raise ValueError(f"systems={self.systems}: {name} compares with {missing[0]!r}; add it")
         if self.params["systems"] is not None: self.params["systems"] = self.systems      # one spelling, one run id
@@ -125,10 +127,10 @@ class Experiment:
         return Shown("<ul>" + "".join(f"<li>{html.escape(sentence)}</li>" for part in parts for sentence in part) + "</ul>")
 
     def _encoder(self) -> Any:
-        """The encoder asked for; in a repeated run, in the precision that is recorded."""
+        """The encoder asked for; in a repeated run, in the precision that is recorded (runs of earlier versions named it apart, if at all)."""
         asked = self.params["embedder"]
-        recorded = {name: make_embedder(name, precision=how or "auto") for name, how in self._precision.items()}
-        return recorded.get(asked) or ((recorded or "auto") if asked == "auto" else make_embedder(asked))
+        recorded = {model_of(name): make_embedder(full_name(model_of(name), how)) for name, how in self._precision.items()}
+        return recorded.get(model_of(asked)) or ((recorded or "auto") if asked == "auto" else make_embedder(asked))
 
     def coverage(self) -> Any:
         """How much of the evidence each system shows for a number of tokens: the curves are kept as a table, and drawn.
@@ -227,14 +229,15 @@ class Experiment:
         """Write results, calls, vectors and the manifest; the run folder that a notebook shows last."""
         frame = self._frame
         self.run.write_results(report.without_text(frame) if self.run.redact else frame)
+        used = {kind: [key.split()[1] for key in frame.attrs["used"] if key.startswith(kind)] for kind in ("vector", "call")}
         if not self.run.redact:
-            used = {kind: [key.split()[1] for key in frame.attrs["used"] if key.startswith(kind)] for kind in ("vector", "call")}
             if used["vector"]: self.vectors.export_npz(self.run.file("vectors.npz"), used["vector"])
             if self._calls is not None: self._calls.dump(self.run.file("calls.jsonl.gz"), used["call"])
         overall = frame.groupby("system")
         numbers = {f"{system} {label}": round(float(value), 4) for label, column in (("F1", "f1"), ("recall", "recall_fraction"))
                    for system, value in overall[column].mean().items() if value == value}
-        self.run.write_manifest(models=[self.params["model"]], embedder=dict(frame.attrs["embedders"]), prompts=prompt_hashes(),
+        self.run.write_manifest(models=[self.params["model"]], embedder=dict(frame.attrs["embedders"]),
+                                vectors_made_with=self.vectors.made_with(used["vector"]), prompts=prompt_hashes(),
                                 seeds={"seed": self.params["seed"]}, usage=_spent(frame) + self._besides,
                                 numbers=numbers, tally=tables.ways_table(frame).to_dict("records"),
                                 fallbacks=tables.fallbacks(frame))

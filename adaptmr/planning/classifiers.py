@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ..embed import Embedder, embedder
+from ..embed.names import model_of
 from ..llm import LLM
 from ..llm.tasks import Task, register, shape
 from ..reader import QUESTION_IS_DATA, plain
@@ -175,7 +176,8 @@ def provenance() -> dict[str, Any]:
 
 def head_for(encoder: str, conversation: str = "") -> Head:
     """The head for an encoder, and of those the one that never saw `conversation`. Raises `HeadError` that lists the encoders there are heads for."""
-    found = heads().get((encoder, conversation)) or heads().get((encoder, ""))
+    of = encoder if (encoder, "") in heads() else model_of(encoder)  # an encoder in another precision has its model's head
+    found = heads().get((of, conversation)) or heads().get((of, ""))
     if found is None: raise HeadError(f"no head for encoder {encoder!r}; there are heads for {', '.join(sorted({e for e, _ in heads()}))}")
     return found
 

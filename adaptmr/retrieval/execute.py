@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..embed.names import model_of
 from ..llm import LLM
 from ..llm.tasks import metered
 from ..reader import shown
@@ -105,11 +106,16 @@ def _merge(results: Sequence[Scored], queries: Sequence[str], plan: RetrievalPla
 _CHECKED = 5  # hits that the second check looks at
 
 
+def _label(fit: Fit, encoder: str) -> str:
+    """Which fit it was, and for which precision of its encoder, where that isn't the one it was made with."""
+    return fit.label if fit.embedder in (encoder, ANY) else f"{fit.label}, used for {encoder}"
+
+
 def _gate(plan: RetrievalPlan, text: str, hits: Sequence[Hit], rows: Sequence[int], c: Candidates, fit: Fit, llm: LLM | None) -> tuple[bool, float, str]:
     """Whether to return anything, the relevance, and why."""
     if not rows: return False, 0.0, "nothing found"
     value = sure = relevance(c, fit)
-    what = f"P = {sure:.2f} ({fit.label})"
+    what = f"P = {sure:.2f} ({_label(fit, c.store.embedder.name)})"
     if plan.gate == "cosine":
         value = float(c.content.max())
         what = f"cosine = {value:.2f}"
@@ -146,7 +152,7 @@ def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit 
         if getattr(plan, name) != idle:
             raise PlanError(f"{name}={getattr(plan, name)!r}: the executor runs one round; leave {name} at {idle!r}, or use adaptmr.retrieval.rounds.run")
     fit = fit or fit_for(store.embedder.name)
-    if fit.embedder not in (store.embedder.name, ANY):
+    if fit.embedder not in (store.embedder.name, model_of(store.embedder.name), ANY):
         raise FitError(f"the fit is for {fit.embedder!r}, and this store's encoder is {store.embedder.name!r}: its weights and probabilities don't hold here. "
                        f"Use fit_for({store.embedder.name!r}), or fit one")
     begun = perf_counter()

@@ -15,6 +15,7 @@ import numpy as np
 from .candidates import Candidates
 from .plan import FITTED
 from .signals import SIGNALS, values_of
+from ..embed.names import model_of
 from ..shipped import read_shipped
 from ..store.lazy import Ids
 from ..store.vectors import top_k
@@ -81,10 +82,14 @@ def provenance() -> dict[str, Any]:
 
 
 def fit_for(embedder: str, conversation: str = "") -> Fit:
-    """The shipped fit for an encoder, and of those the one that never saw `conversation`; the one for any encoder where none was fitted to it."""
+    """The shipped fit for an encoder, and of those the one that never saw `conversation`; the one for any encoder where none was fitted to it.
+
+    An encoder in another precision ("minilm:bfloat16") has the fit of its model, since the cosines differ in the fourth digit; the trace says so.
+    """
     fits = shipped()
-    for key in ((embedder, conversation), (embedder, ""), (ANY, conversation), (ANY, "")):
-        if key in fits: return fits[key]
+    for name in dict.fromkeys((embedder, model_of(embedder), ANY)):
+        for key in ((name, conversation), (name, "")):
+            if key in fits: return fits[key]
     raise FitError("fits.json holds no fit for any encoder; run `make fit`")
 
 # %% ../../nbs/retrieval/03_fusion.ipynb #fe582735

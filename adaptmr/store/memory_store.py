@@ -37,7 +37,7 @@ class MemoryStore:
     """Memories with vector search and BM25, in the SQLite file `path` (":memory:" keeps them in memory only).
 
     - `embedder`: a name that `adaptmr.embed.embedder` knows, an `Embedder`, or "auto": the file's own, and for a new file the
-      one that reads the language of the first memories added.
+      one that reads the language of the first memories added. A store that turns to a language its embedder doesn't know warns, once.
     - `lexical`: "bm25s" or "rank_bm25", the same function; `k1`, `b` are BM25's parameters.
     - `timeout`: seconds to wait for another process that writes.
     - `approximate_from`: how many memories it takes for dense search to go through an approximate index, saved in `<path>.ann`. Below, and
@@ -47,7 +47,7 @@ class MemoryStore:
     `StoreError`, each naming the file and the remedy. A store may be used from several threads and several processes.
     """
 
-    def __init__(self, path: str | os.PathLike[str] = ":memory:", *, embedder: Any = "minilm", lexical: str = "bm25s", k1: float = 1.5, b: float = 0.75,
+    def __init__(self, path: str | os.PathLike[str] = ":memory:", *, embedder: Any = "auto", lexical: str = "bm25s", k1: float = 1.5, b: float = 0.75,
                  timeout: float = 30.0, approximate_from: int = APPROXIMATE_FROM) -> None:
         LexicalIndex(lexical, k1, b)  # a bad argument is refused before there is a file
         self.lexical, self.k1, self.b = lexical, k1, b
@@ -256,7 +256,7 @@ class MemoryStore:
         """
         backup = read_backup(path)
         have = {e.id for e in self._records.events()} | set(self._records.find(list(backup.memories)))
-        if backup.embedder: self._encoder.decide(name=backup.embedder[0])
+        if backup.embedder: self._encoder.decide([m.spoken for m in backup.memories.values()], backup.embedder[0])
         fresh = [m for i, m in backup.memories.items() if i not in have]
         log = [e for e in backup.log if e.id not in have]
         if not fresh and not log: return 0
@@ -275,7 +275,7 @@ class MemoryStore:
     def __repr__(self) -> str:
         view = self._live.active
         dense = "" if not isinstance(view, LargeView) else ", approximate" if view.approximate else f", exact search; for a faster one: {REMEDY}"
-        try: return f"MemoryStore({self.path!r}: {len(self)} memories, {self._records.count('deleted')} deleted, {self._encoder.asked}, {self.lexical}{dense})"
+        try: return f"MemoryStore({self.path!r}: {len(self)} memories, {self._records.count('deleted')} deleted, {self._encoder.shown}, {self.lexical}{dense})"
         except StoreError as e: return f"MemoryStore({self.path!r}: {e})"
 
     def _repr_html_(self) -> str:
