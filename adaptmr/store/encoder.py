@@ -12,7 +12,8 @@ from typing import Any, Sequence
 import numpy as np
 
 from ..embed.names import reads
-from .records import EmbedderMismatch, Records, StoreError
+from .errors import EmbedderMismatch, StoreError
+from .records import Records
 from ..text import clean, language
 
 # %% auto #0
