@@ -89,13 +89,13 @@ def execute(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
     """
     import papermill
 
-    from adaptmr.eval.executed import environment, keep, notices
+    from adaptmr.eval.executed import environment, keep, notices, run_notebook
     from adaptmr.eval.report import refresh_index, render_html, run_of
     check_names(params, known_parameters(notebook), notebook.name)
     check_values(params, notebook.name)
     with tempfile.TemporaryDirectory() as folder, environment(JUPYTER_RUNTIME_DIR=str(Path(folder) / "jupyter")):
         executed = Path(folder) / notebook.name
-        try: papermill.execute_notebook(str(notebook), str(executed), params, progress_bar=sys.stderr.isatty(), kernel_name="python3")
+        try: run_notebook(notebook, executed, params)
         except papermill.PapermillExecutionError as e:
             shutil.copy(executed, outputs / "failed.ipynb")
             raise RunFailed(f"{notebook.name}, cell [{e.exec_count}] failed with {e.ename}: {e.evalue}; see {outputs / 'failed.ipynb'}") from e

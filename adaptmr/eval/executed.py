@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import logging
 import os
 import re
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .places import write_whole
 
 # %% auto #0
-__all__ = ['keep', 'notices', 'environment']
+__all__ = ['keep', 'notices', 'environment', 'run_notebook']
 
 # %% ../../nbs/eval/04_executed.ipynb #e17607d7
 def keep(executed: Path, target: Path) -> None:
@@ -59,3 +64,49 @@ def environment(**changes: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+# %% ../../nbs/eval/04_executed.ipynb #2fac1970
+def run_notebook(notebook: Path, executed: Path, params: dict[str, Any]) -> None:
+    """Execute a notebook with papermill. Raises what papermill raises, and `KeyboardInterrupt`, after which the kernel is gone."""
+    import papermill
+    shown = sys.stderr.isatty()
+    interrupted = False
+    with tempfile.TemporaryFile() as said, _kernel_writes_to(said):
+        try:
+            papermill.execute_notebook(str(notebook), str(executed), params, progress_bar=shown, kernel_name="python3")
+        except papermill.PapermillExecutionError:
+            raise
+        except KeyboardInterrupt:
+            interrupted = True
+        except Exception:
+            said.seek(0)
+            print(said.read().decode("utf-8", "replace"), file=sys.stderr)
+            raise
+        if interrupted:
+            gc.collect()  # tasks that were cut off complain when they are collected: here nobody hears them
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _kernel_writes_to(file: Any) -> Iterator[None]:
+    """For a while: what a new process inherits as its stderr is a file, and loggers are silent; our own stderr stays what it is."""
+    sys.stderr.flush()
+    terminal, usual, level = os.dup(2), sys.stderr, logging.root.manager.disable
+    try:
+        own = usual.fileno() == 2
+    except (OSError, ValueError):
+        own = False  # a notebook's, or a test's
+    try:
+        os.dup2(file.fileno(), 2)
+        logging.disable(logging.CRITICAL)
+        if own:
+            sys.stderr = os.fdopen(os.dup(terminal), "w", buffering=1, encoding=usual.encoding, errors="replace")
+        yield
+    finally:
+        if own:
+            sys.stderr.close()
+            sys.stderr = usual
+        logging.disable(level)
+        os.dup2(terminal, 2)
+        os.close(terminal)

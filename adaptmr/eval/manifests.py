@@ -18,11 +18,12 @@ class RunNotice(UserWarning):
     """Something about a run that its user must see: a broken neighbour, results that differ, answers that are not continued."""
 
 
+warnings.simplefilter("always", RunNotice, append=True)  # also the second time; a filter of the user's comes first
+
+
 def notice(text: str) -> None:
-    """Show a `RunNotice`, on one line, every time."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", RunNotice)
-        warnings.warn(" ".join(text.split()), RunNotice, stacklevel=2)
+    """Show a `RunNotice`, on one line."""
+    warnings.warn(" ".join(text.split()), RunNotice, stacklevel=2)
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:

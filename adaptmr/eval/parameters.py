@@ -73,6 +73,8 @@ def _loader() -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[Any] = set()
             for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    raise yaml.YAMLError(f"line {key_node.start_mark.line + 1} merges another mapping with <<; write it out")
                 key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
                 if key is not None and key in seen:
                     raise yaml.YAMLError(f"line {key_node.start_mark.line + 1} gives {key!r} a second time; keep one of the two")
