@@ -1,24 +1,30 @@
 """params/expected.yaml: what the committed runs scored, as data. `python tests/expected.py --write` takes it from their manifests."""
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from committed import Run, committed_runs, only
 
 HERE = Path(__file__).resolve().parent.parent
 HEAD = "# What the committed runs scored: overall means per system, from their manifests. Not to be edited: python tests/expected.py --write\n"
 
 
 def committed_numbers(root: Path = HERE) -> dict[str, dict[str, Any]]:
-    """Per committed run of an experiment with systems: the data's label, where it is, and its headline numbers."""
-    found = {}
-    for path in sorted((root / "outputs").glob("exp*/*/manifest.json")):
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        found[f"{manifest['experiment']} on {manifest['data']['label']}, k = {manifest['params']['k']}, {', '.join(manifest['models'])}"] = manifest["numbers"]
-    return found
+    """Per committed run of an experiment with systems: the data's label, what was asked, and its headline numbers.
+
+    Raises `SeveralRuns` for two committed runs that would stand in one place, and `NoCheckout`.
+    """
+    found: dict[str, list[Run]] = {}
+    for run in committed_runs(root):
+        manifest = run.manifest
+        if not manifest["experiment"].startswith("exp"):
+            continue
+        where = f"{manifest['experiment']} on {manifest['data']['label']}, k = {manifest['params']['k']}, {', '.join(manifest['models'])}"
+        found.setdefault(where, []).append(run)
+    return {where: only(runs).manifest["numbers"] for where, runs in found.items()}
 
 
 if __name__ == "__main__":

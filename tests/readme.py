@@ -1,20 +1,23 @@
 """The README's results tables, made from the committed runs: `python tests/readme.py` shows them, `--write` puts them into the README.
 
-The runs are the full ones of experiments 1 and 3 without a model, on `demo` and on `locomo`, and the newest of experiments 3 and 4 with one. A run must be
-known to git (`git add` is enough) before an older one gives way to it. What others published on LoCoMo, set under ours, is in params/published.yaml.
+The runs are the full ones of experiments 1 and 3 without a model, on `demo` and on `locomo`, and those of experiments 3 and 4 with one. Only runs that git
+tracks count (`git add` is enough), and there must be one of each. What others published on LoCoMo, set under ours, is in params/published.yaml.
 """
 from __future__ import annotations
 
 import csv
 import json
+import math
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from committed import NoCheckout, NoRun, SeveralRuns, the_run
+
+from adaptmr.eval.intervals import with_interval
 
 HERE = Path(__file__).resolve().parent.parent
 END = "<!-- /results -->"
@@ -25,39 +28,24 @@ KINDS = {
 FIELDS = {"name", "value", "needs", "scope", "source"}
 
 
-class NoRun(LookupError):
-    """There is no committed run that the table could be made from, or it lacks a part of it."""
-
-
 def begin(block: str) -> str:
     """The marker above a block of results."""
     return f"<!-- results: {block} -->"
 
 
-def newest(root: Path, experiment: str, how: str, fits: Callable[[dict[str, Any]], bool]) -> tuple[Path, dict[str, Any]]:
-    """The folder and the manifest of the newest run whose parameters fit, among those that git knows (all, where git knows none).
-
-    Raises `NoRun`, which says `how` to make one.
-    """
-    manifests = sorted((root / "outputs" / experiment).glob("*/manifest.json"))
-    git = subprocess.run(["git", "-C", str(root), "ls-files", "--", f"outputs/{experiment}"], capture_output=True, text=True)
-    known = {root / line for line in git.stdout.splitlines()} if git.returncode == 0 else set()
-    read = [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in [p for p in manifests if p in known] or manifests]
-    found = [(manifest["when"]["created"], folder, manifest) for folder, manifest in read if fits(manifest["params"])]
-    if not found: raise NoRun(f"no such run of {experiment} is committed under outputs/{experiment}: `{how}`, `git add outputs`")
-    return max(found, key=lambda f: (f[0], f[1].name))[1:]
-
-
 def full_run(root: Path, dataset: str = "demo", experiment: str = "exp3") -> tuple[Path, dict[str, Any]]:
-    """The newest full run of an experiment on a data set: no model, limit, split or systems. Raises `NoRun`."""
+    """The full committed run of an experiment on a data set: no model, limit, split or systems. Raises what `the_run` raises."""
     how = f"make {experiment}" if dataset == "demo" else f"adaptmr run {experiment} -p dataset {dataset}"
-    return newest(root, experiment, how, lambda params: all(params.get(name) == value for name, value in {**WANTED, "dataset": dataset}.items()))
+    wanted = {**WANTED, "dataset": dataset}
+    run = the_run(root, experiment, how, lambda params: all(params.get(name) == value for name, value in wanted.items()))
+    return run.folder, run.manifest
 
 
 def model_run(root: Path, experiment: str, dataset: str) -> tuple[Path, dict[str, Any]]:
-    """The newest run of an experiment on a data set with a model. Raises `NoRun`."""
+    """The committed run of an experiment on a data set with a model. Raises what `the_run` raises."""
     how = f"adaptmr run {experiment} -f params/qwen2.5-coder-1.5b.yaml -p dataset {dataset}"
-    return newest(root, experiment, how, lambda params: params["model"] != "offline" and params["dataset"] == dataset)
+    run = the_run(root, experiment, how, lambda params: params["model"] != "offline" and params["dataset"] == dataset)
+    return run.folder, run.manifest
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -81,9 +69,16 @@ def _shown(folder: Path, measure: str) -> set[tuple[str, str]]:
 def _difference(folder: Path, table: str, system: str) -> str:
     """What a table of tests says of a system over all kinds."""
     test = _first((t for t in rows(folder, table) if t["system"] == system and t["type"] == "overall"), f"test of {system} in {table}", folder)
-    undone = test["verdict"] not in ("better", "worse") and float(test["low"]) * float(test["high"]) > 0  # by itself it would have been shown
-    said = f"{float(test['difference']):+.3f} [{float(test['low']):+.3f}, {float(test['high']):+.3f}], {test['verdict']}"
+    low, high = _number(test["low"]), _number(test["high"])
+    undone = test["verdict"] not in ("better", "worse") and low * high > 0  # by itself it would have been shown
+    said = f"{with_interval(float(test['difference']), low, high, '+.3f')}"
+    if not math.isnan(low): said += f", {test['verdict']}"
     return said + (" after Holm's correction for all the table's comparisons" if undone else "")
+
+
+def _number(cell: str) -> float:
+    """A number of a table; `nan` where a dash stands for an end of an interval that there isn't."""
+    return math.nan if cell in ("–", "") else float(cell)
 
 
 def published(root: Path = HERE) -> list[dict[str, Any]]:
@@ -121,7 +116,7 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
              "|---|---|" + "---:|" * (len(kinds) - 1) + "---|---:|"]
     for row in table:
         star = {kind: " \\*" if (row["system"], type_) in shown else "" for kind, type_ in kinds.items()}
-        parts = [row[column[kind]].split(" [")[0] + star[kind] for kind in list(kinds)[1:]]
+        parts = [row[column[kind]].split(" ")[0] + star[kind] for kind in list(kinds)[1:]]
         lines.append(f"| `{row['system']}` | {row[column['overall']]}{star['overall']} | {' | '.join(parts)} | {row[f1]} | {row[tokens]} |")
     report, label = (folder / "report.html").relative_to(root).as_posix(), manifest["data"]["label"]
     against = (f"`adaptmr` against `hybrid`, overall, in recall: {_difference(folder, 'gain_over_hybrid_recall_tests', 'adaptmr')}; in F1: "
@@ -144,23 +139,25 @@ def failures_table(root: Path | str = HERE, dataset: str = "locomo") -> str:
     lines = [f"| system | failures | {' | '.join(kinds[1:])} |", "|---|---|" + "---:|" * (len(kinds) - 1)]
     for row in table:
         if row["system"] not in ("unified", "lexical", "hybrid", "adaptmr"): continue
-        lines.append(f"| `{row['system']}` | {row[column['overall']]} | {' | '.join(row[column[k]].split(' [')[0] for k in kinds[1:])} |")
+        lines.append(f"| `{row['system']}` | {row[column['overall']]} | {' | '.join(row[column[k]].split(' ')[0] for k in kinds[1:])} |")
     gate = _first((r for r in rows(folder, "gates") if r["system"] == "unified"), "gate of unified", folder)
+    low, high = _number(gate["low"]), _number(gate["high"])
+    gap = "–" if math.isnan(low) else f"[{100 * low:.1f}, {100 * high:.1f}]"
     found = (r for r in rows(folder, "causes") if (r["system"], r["type"]) == ("unified", "overall"))
     shares = sorted((r for r in found if float(r["mean"])), key=lambda r: -float(r["mean"]))
-    why = ", ".join(f"{r['cause']} {float(r['mean']):.0%} [{float(r['low']):.0%}, {float(r['high']):.0%}]" for r in shares)
+    why = ", ".join(f"{r['cause']} {with_interval(float(r['mean']), _number(r['low']), _number(r['high']), '.0%')}" for r in shares)
     kappa = {r["failures"]: r for r in rows(folder, "hand_agreement") if r["reading"] == "strict"}
     agree, hard = kappa["all"], kappa["without HALLUC"]
     report = (folder / "report.html").relative_to(root).as_posix()
     return "\n".join([*lines, "", (
         f"*{manifest['data']['label']}; a failure is an F1 below 0.3, read by rule; brackets are 95 % intervals over conversations. `unified` is best on "
         f"{gate['best']} and worst on {gate['worst']} questions, a gap of {100 * float(gate['gap']):.1f} points of F1 "
-        f"[{100 * float(gate['low']):.1f}, {100 * float(gate['high']):.1f}]: {gate['verdict']}. Why its answers failed, by replaying each with one thing put "
+        f"{gap}: {gate['verdict']}. Why its answers failed, by replaying each with one thing put "
         f"right: {why}. Against {agree['n']} labels by hand, Cohen's κ is {_bracketed(agree, 'kappa')}, and {_bracketed(hard, 'kappa')} "
         f"without the unanswerable. From [this run]({report}).*")])
 
 
-def _bracketed(row: dict[str, str], value: str) -> str: return f"{float(row[value]):.2f} [{float(row['low']):.2f}, {float(row['high']):.2f}]"
+def _bracketed(row: dict[str, str], value: str) -> str: return with_interval(float(row[value]), _number(row["low"]), _number(row["high"]), ".2f")
 
 
 def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
@@ -211,4 +208,4 @@ if __name__ == "__main__":
     try:
         if "--write" in sys.argv[1:]: print("README.md refreshed" if write() else "README.md is up to date")
         else: print("\n\n".join(table(HERE) for table in BLOCKS.values()))
-    except NoRun as e: sys.exit(str(e))
+    except (NoCheckout, NoRun, SeveralRuns) as e: sys.exit(str(e))

@@ -39,7 +39,8 @@ def test_it_is_what_sklearn_says(pairs):
     a, b = map(list, zip(*pairs))
     ours = kappa(a, b, "xyz", resamples=FEW)
     if len({*a, *b}) == 1: assert math.isnan(ours.kappa)
-    else: assert ours.kappa == pytest.approx(metrics.cohen_kappa_score(a, b), abs=1e-8) and ours.low <= ours.kappa <= ours.high
+    else: assert ours.kappa == pytest.approx(metrics.cohen_kappa_score(a, b), abs=1e-8)
+    assert ours.low <= ours.kappa <= ours.high or (math.isnan(ours.low) and math.isnan(ours.high) and (len(pairs) < 4 or math.isnan(ours.kappa)))
     assert confusion(a, b, "xyz").to_numpy().tolist() == metrics.confusion_matrix(a, b, labels=list("xyz")).tolist()
 
 
@@ -47,7 +48,7 @@ def test_it_is_what_sklearn_says(pairs):
 @settings(max_examples=60, deadline=None)
 def test_order_and_sides_change_nothing(pairs, lot):
     a, b = map(list, zip(*pairs))
-    groups = [f"c{i % 3}" for i in range(len(a))]
+    groups = [f"c{i % 5}" for i in range(len(a))]
     mixed = lot.sample(range(len(a)), len(a))
     it = kappa(a, b, "xyz", groups=groups, resamples=FEW)
     again = kappa([a[i] for i in mixed], [b[i] for i in mixed], "xyz", groups=[groups[i] for i in mixed], resamples=FEW)
@@ -64,9 +65,19 @@ def test_the_ends_of_the_scale():
 
 def test_whole_conversations_are_drawn():
     a, b = ["x", "y"] * 20 + ["x", "y"] * 20, ["x", "y"] * 20 + ["y", "x"] * 20
-    wide, narrow = kappa(a, b, groups=["good"] * 40 + ["bad"] * 40), kappa(a, b)
+    four = ["good"] * 20 + ["fine"] * 20 + ["bad"] * 20 + ["worse"] * 20
+    wide, narrow = kappa(a, b, groups=four), kappa(a, b)
     assert wide.kappa == narrow.kappa == 0 and narrow.high < 0.5
-    assert wide.low < -0.99 and wide.high > 0.99, "the good conversation may be drawn twice, and the bad one not at all"
+    assert wide.low < -0.99 and wide.high > 0.99, "the good conversations may be drawn four times, and the bad ones not at all"
+
+
+@pytest.mark.parametrize("groups", [["c"] * 80, ["a", "b"] * 40, ["a", "b", "c", "a"] * 20])
+def test_too_few_conversations_have_no_interval(groups):
+    a, b = ["x", "y"] * 40, ["x", "y", "y", "y"] * 20
+    it = kappa(a, b, groups=groups)
+    assert it.kappa == kappa(a, b).kappa > 0 and math.isnan(it.low) and math.isnan(it.high)
+    assert "– too few" in str(it) and "[" not in str(it)
+    assert math.isnan(kappa(["x", "y", "x"], ["x", "y", "y"]).low), "three things without conversations"
 
 
 @pytest.mark.parametrize(("a", "b", "more", "match"), [

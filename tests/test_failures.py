@@ -40,7 +40,7 @@ def test_rates_by_hand():
     assert fa.failure_rates(frame, 0.31).set_index("type").loc["overall", "mean"] == 0.75
     assert fa.failure_rates(frame.assign(judged=1.0), value="judged")["mean"].sum() == 0
     table = fa.failure_table(frame)
-    assert list(table.index) == ["u"] and table[("failures: F1 below 0.3", "overall (n=4)")].iloc[0].startswith("0.500 [")
+    assert list(table.index) == ["u"] and table[("failures: F1 below 0.3", "overall (n=4)")].iloc[0] == "0.500 – too few", "two conversations"
 
 
 # --- the gate
@@ -66,7 +66,8 @@ def test_the_gate_is_one_value_whatever_the_order():
     frame = answers({"multi_hop": 0.7, "abstention": 0.4, "preference": 0.5})
     assert fa.decision_gate(frame, "unified", resamples=300) == fa.decision_gate(frame.sample(frac=1, random_state=1), "unified", resamples=300)
     table = fa.gate_table(pd.concat([frame, frame.assign(system="b", f1=0.5)]))
-    assert table["system"].tolist() == ["unified", "b"] and table.loc[1, ["gap", "low", "high", "verdict"]].tolist() == [0, 0, 0, "< 5 points"]
+    assert table["system"].tolist() == ["unified", "b"] and table.loc[1, ["gap", "verdict"]].tolist() == [0, "too few"], "no score varies"
+    assert table.loc[1, ["low", "high"]].isna().all()
 
 
 def test_a_kind_in_one_conversation_only():
@@ -74,6 +75,15 @@ def test_a_kind_in_one_conversation_only():
     few = pd.concat([frame, answers({"preference": 0.5}, n=2, conversations=1)])
     gate = fa.decision_gate(few, "unified", resamples=300)
     assert gate.low <= gate.gap <= gate.high and not math.isnan(gate.low + gate.high)
+    assert gate.left_out == ("preference",) and gate.n == 60 and gate.sentence.endswith("fewer than 4 conversations ask for it: preference.")
+    assert fa.gate_table(few).loc[0, "left_out"] == "preference"
+
+
+@pytest.mark.parametrize("conversations", [1, 2, 3])
+def test_too_few_conversations_open_no_gate(conversations):
+    gate = fa.decision_gate(answers({"multi_hop": 1.0, "abstention": 0.2}, conversations=conversations), "unified")
+    assert gate.verdict == "too few" and math.isnan(gate.low) and math.isnan(gate.high) and gate.gap > 0.5
+    assert "points of F1 –: too few. There is no interval" in gate.sentence and "nan" not in gate.sentence
 
 
 @pytest.mark.parametrize(("system", "match"), [("gone", "no f1 of 'gone'"), ("unified", "one kind")])
@@ -97,6 +107,12 @@ def rows(system, scores, kind="multi_hop"):
     return [{"system": system, "conversation": f"c{i % 2}", "question": f"{kind}{i}", "type": kind, "f1": float(v)} for i, v in enumerate(scores)]
 
 
+def many(frame, times=3):
+    """The same rows, told in so many times as many conversations."""
+    parts = [frame.assign(conversation=frame["conversation"] + f"-{i}", question=frame["question"] + f"-{i}") for i in range(times)]
+    return pd.concat(parts, ignore_index=True)
+
+
 TOY = pd.DataFrame([*rows("u", [1, 1, 0, 0]), *rows("oracle_evidence", [1, 1, 1, 0]), *rows("u", [0, 1, 1, 1], "preference"),
                     *rows("oracle_evidence", [1, 1, 0, 0], "preference")])
 
@@ -106,7 +122,9 @@ def test_the_room_by_hand():
     hop, like = table.loc["multi_hop"], table.loc["preference"]
     assert hop[["base", "retrieval", "reader", "retrieval_share", "reader_share"]].round(9).tolist() == [0.5, 0.25, 0.25, 0.5, 0.5]
     assert like[["base", "retrieval", "reader", "retrieval_share"]].round(9).tolist() == [0.75, -0.25, 0.5, -1.0], "less than nothing is shown as it is"
-    for r in table.itertuples(): assert r.base + r.retrieval + r.reader == pytest.approx(1) and r.retrieval_low <= r.retrieval <= r.retrieval_high
+    for r in table.itertuples(): assert r.base + r.retrieval + r.reader == pytest.approx(1) and math.isnan(r.retrieval_low + r.share_low + r.reader_high)
+    for r in ce.ceilings(many(TOY, 10), "u").itertuples(): assert r.retrieval_low <= r.retrieval <= r.retrieval_high and r.reader_low <= r.reader
+    assert "– too few" in ce.room_table(TOY, ["u"]).loc[0, "retrieval could close"] and "nan" not in ce.room_sentences(TOY, ["u"])[0]
     assert table.loc["overall", "n"] == 8 and len(ce.room_table(TOY, ["u"])) == 3
     sentence = ce.room_sentences(TOY, ["u"])[0]
     assert "would add +0.000" in sentence and "Most room on multi-hop (+0.250), least on preference (-0.250)" in sentence

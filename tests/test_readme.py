@@ -2,9 +2,12 @@
 import json
 import re
 import shlex
+import subprocess
 from itertools import pairwise
 
 import pytest
+from committed import NoCheckout, NoRun, SeveralRuns
+from expected import committed_numbers
 
 import readme
 
@@ -20,7 +23,8 @@ def commands(): return [line.split("#")[0].strip() for block in blocks("sh") for
 @pytest.mark.parametrize("block", readme.BLOCKS)
 def test_the_tables_are_those_of_the_committed_runs(block):
     try: table = readme.BLOCKS[block](readme.HERE)
-    except readme.NoRun as e: pytest.fail(f"the run that the README shows is missing: {e}")
+    except NoCheckout as e: pytest.skip(str(e))
+    except (NoRun, SeveralRuns) as e: pytest.fail(f"the run that the README shows is not the one that is committed: {e}")
     if readme.between_markers(TEXT, block) != table: pytest.fail(f"the README's table of {block} isn't the committed run's: python tests/readme.py --write")
 
 
@@ -79,7 +83,16 @@ def test_the_code_runs(tmp_path, monkeypatch):
     assert names["found"].plan.planner == "qarp" and names["found"].usage.calls == 0
 
 
-def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="better", label=None, experiment="exp3", **params):
+def git(root, *words): subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
+
+
+def track(root, folder):
+    """Let git know a folder, as `git add` does; the folder above becomes a repository of its own."""
+    if not (root / ".git").exists(): git(root, "init", "-q")
+    git(root, "add", "--", str(folder))
+
+
+def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="better", label=None, experiment="exp3", tracked=True, **params):
     folder = root / "outputs" / experiment / name
     (folder / "tables").mkdir(parents=True)
     params = {"dataset": "demo", **readme.WANTED, **params}
@@ -98,25 +111,28 @@ def fake_run(root, name, created="2026-01-01T00:00:00Z", mean="0.500", verdict="
              "adaptmr,overall,0.01,-0.02,0.04,no difference shown"]
     (folder / "tables" / "gain_over_hybrid_recall_tests.csv").write_text("\n".join(tests) + "\n")
     (folder / "tables" / "gain_over_hybrid_f1_tests.csv").write_text(f"{tests[0]}\nadaptmr,overall,0.07,0.05,0.09,better\n")
+    if tracked: track(root, folder)
     return folder
 
 
 def test_the_table_says_what_the_run_says(tmp_path):
-    fake_run(tmp_path, "full")
+    folder = fake_run(tmp_path, "full")
     table = readme.results_table(tmp_path)
     assert "| `adaptmr` | 0.500 [0.10, 0.90] | 0.500 | 0.500 \\* | 0.500 | 0.500 | 0.500 [0.10, 0.90] | 1,234 |" in table
     assert "| `hybrid` | 0.500 [0.10, 0.90] | 0.500 | 0.500 | 0.500 | 0.500 |" in table
     assert "in recall: +0.010 [-0.020, +0.040], no difference shown; in F1: +0.070 [+0.050, +0.090], better." in table
     assert "From [this run](outputs/exp3/full/report.html)" in table
-    other = fake_run(tmp_path, "other", created="2026-02-02T00:00:00Z") / "tables" / "gain_over_hybrid_f1_tests.csv"
+    other = folder / "tables" / "gain_over_hybrid_f1_tests.csv"
     other.write_text(other.read_text().replace("better", "no difference shown"))
     assert "in F1: +0.070 [+0.050, +0.090], no difference shown after Holm's correction" in readme.results_table(tmp_path)
+    other.write_text("system,type,difference,low,high,verdict\nadaptmr,overall,0.07,–,–,too few\n", encoding="utf-8")
+    assert "in F1: +0.070 – too few. From [this run]" in readme.results_table(tmp_path)
     widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
     assert len(widths) == 1
 
 
 def test_the_table_of_locomo_says_what_others_published_and_what_ours_is(tmp_path):
-    fake_run(tmp_path, "full", dataset="locomo")
+    first = fake_run(tmp_path, "full", dataset="locomo")
     table = readme.results_table(tmp_path, "locomo")
     assert table.startswith("| system | recall@10 | factual | temporal | multi-hop | open-domain | F1 | tokens |")
     assert "| `adaptmr` | 0.500 [0.10, 0.90] | 0.500 | 0.500 \\* | 0.500 | 0.500 | 0.500 [0.10, 0.90] | 1,234 |" in table
@@ -125,6 +141,7 @@ def test_the_table_of_locomo_says_what_others_published_and_what_ours_is(tmp_pat
     assert values == sorted(values, reverse=True) == [e["value"] for e in readme.published()] and len(values) >= 5
     assert "which are these" not in table
     fitted = json.loads((readme.HERE / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))["data"]["locomo"]
+    git(tmp_path, "rm", "-rqf", str(first))
     fake_run(tmp_path, "dev", created="2026-02-02T00:00:00Z", dataset="locomo",
              label=f"part of locomo: {len(fitted['conversations'])} conversations, {fitted['questions']} questions")
     assert "development conversations in view, which are these" in readme.results_table(tmp_path, "locomo")
@@ -142,30 +159,31 @@ def test_what_others_published_is_whole(tmp_path):
 @pytest.mark.parametrize("other", [{"limit": 20}, {"model": "gpt-4o-mini"}, {"dataset": "locomo"}, {"split": "en1"}, {"systems": "unified"}, {"k": 5}])
 def test_only_the_full_run_counts(tmp_path, other):
     fake_run(tmp_path, "decoy", created="2026-02-02T00:00:00Z", mean="0.999", **other)
-    with pytest.raises(readme.NoRun, match="make exp3"): readme.results_table(tmp_path)
+    with pytest.raises(NoRun, match="make exp3"): readme.results_table(tmp_path)
     fake_run(tmp_path, "full")
     assert "0.999" not in readme.results_table(tmp_path)
 
 
 def test_a_missing_run_or_part_of_one_is_named(tmp_path):
     folder = fake_run(tmp_path, "full")
-    with pytest.raises(readme.NoRun, match=r"exp3 is committed .*adaptmr run exp3 -p dataset locomo"): readme.results_table(tmp_path, "locomo")
+    with pytest.raises(NoRun, match=r"exp3 is committed .*adaptmr run exp3 -p dataset locomo"): readme.results_table(tmp_path, "locomo")
     tests = folder / "tables" / "gain_over_hybrid_f1_tests.csv"
     tests.write_text("system,type,difference,low,high,verdict\n")
-    with pytest.raises(readme.NoRun, match="full has no test of adaptmr in gain_over_hybrid_f1_tests"): readme.results_table(tmp_path)
+    with pytest.raises(NoRun, match="full has no test of adaptmr in gain_over_hybrid_f1_tests"): readme.results_table(tmp_path)
     tests.unlink()
-    with pytest.raises(readme.NoRun, match="full has no table gain_over_hybrid_f1_tests"): readme.results_table(tmp_path)
+    with pytest.raises(NoRun, match="full has no table gain_over_hybrid_f1_tests"): readme.results_table(tmp_path)
 
 
-def test_the_newest_of_several_counts(tmp_path):
+def test_two_committed_runs_of_the_same_parameters_are_named(tmp_path):
     fake_run(tmp_path, "a", created="2026-03-03T00:00:00Z", mean="0.333")
-    fake_run(tmp_path, "b", created="2026-01-01T00:00:00Z", mean="0.111")
-    assert "0.333" in readme.results_table(tmp_path) and "0.111" not in readme.results_table(tmp_path)
+    fake_run(tmp_path, "b", mean="0.111")
+    with pytest.raises(SeveralRuns, match=r"exp3/a and exp3/b are committed with the same experiment and parameters.*git rm"): readme.results_table(tmp_path)
 
 
 def test_the_table_of_a_run_with_a_model(tmp_path):
+    git(tmp_path, "init", "-q")
     for experiment in ("exp3", "exp4"):
-        with pytest.raises(readme.NoRun, match=rf"{experiment} is committed .*adaptmr run {experiment} -f params/"): readme.model_table(tmp_path)
+        with pytest.raises(NoRun, match=rf"{experiment} is committed .*adaptmr run {experiment} -f params/"): readme.model_table(tmp_path)
         fake_run(tmp_path, "offline", created="2026-02-02T00:00:00Z", experiment=experiment)
         fake_run(tmp_path, "asked", experiment=experiment, model="tiny", k=5, limit=9)
     table = readme.model_table(tmp_path)
@@ -190,7 +208,8 @@ def fake_failures(root, name="failures", **params):
 
 
 def test_the_table_of_failures(tmp_path):
-    with pytest.raises(readme.NoRun, match=r"adaptmr run exp1 -p dataset locomo"): readme.failures_table(tmp_path)
+    git(tmp_path, "init", "-q")
+    with pytest.raises(NoRun, match=r"adaptmr run exp1 -p dataset locomo"): readme.failures_table(tmp_path)
     fake_failures(tmp_path)
     table = readme.failures_table(tmp_path)
     assert table.startswith("| system | failures | factual | temporal | multi-hop | open-domain | abstention |") and "`rrf`" not in table
@@ -209,7 +228,7 @@ def test_write_changes_what_stands_between_the_markers_only(tmp_path):
     first, *others = map(readme.begin, readme.BLOCKS)
     before = f"# before\n{first}\nold\n{readme.END}\nbetween\n" + "".join(f"{other}\n{readme.END}\n" for other in others) + "after\n"
     page.write_text(before, encoding="utf-8")
-    with pytest.raises(readme.NoRun, match="locomo"): readme.write(tmp_path)
+    with pytest.raises(NoRun, match="locomo"): readme.write(tmp_path)
     assert page.read_text(encoding="utf-8") == before, "all or none"
     fake_run(tmp_path, "theirs", dataset="locomo")
     assert readme.write(tmp_path) and not readme.write(tmp_path)
@@ -219,3 +238,52 @@ def test_write_changes_what_stands_between_the_markers_only(tmp_path):
     for broken in ("no place", before.replace(readme.END, "", 1)):
         page.write_text(broken, encoding="utf-8")
         with pytest.raises(ValueError, match="no place for the results"): readme.write(tmp_path)
+
+
+# --- which runs are read
+
+def numbered(folder, experiment="exp3", **numbers):
+    """Put headline numbers into a run's manifest."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "experiment": experiment, "models": [manifest["params"]["model"]], "numbers": numbers}))
+    return folder
+
+
+def test_an_experiment_run_before_the_tests_changes_nothing(tmp_path):
+    numbered(fake_run(tmp_path, "committed", mean="0.500"), **{"hybrid F1": 0.5})
+    before = readme.results_table(tmp_path), committed_numbers(tmp_path)
+    newer = fake_run(tmp_path, "just-now", created="2027-01-01T00:00:00Z", mean="0.777", verdict="worse", tracked=False)
+    numbered(newer, **{"hybrid F1": 0.777})
+    assert (readme.results_table(tmp_path), committed_numbers(tmp_path)) == before
+    assert readme.full_run(tmp_path)[0].name == "committed" and list(before[1].values()) == [{"hybrid F1": 0.5}]
+    git(tmp_path, "add", "outputs")
+    for read in (readme.results_table, committed_numbers):
+        with pytest.raises(SeveralRuns, match="exp3/committed and exp3/just-now"): read(tmp_path)
+
+
+def test_a_run_that_nobody_committed_is_no_run(tmp_path):
+    git(tmp_path, "init", "-q")
+    numbered(fake_run(tmp_path, "mine", tracked=False))
+    with pytest.raises(NoRun, match="make exp3"): readme.results_table(tmp_path)
+    assert committed_numbers(tmp_path) == {}
+
+
+def test_a_committed_run_that_was_deleted_is_named(tmp_path):
+    folder = numbered(fake_run(tmp_path, "full"))
+    (folder / "manifest.json").unlink()
+    for read in (readme.results_table, committed_numbers):
+        with pytest.raises(NoRun, match=r"outputs/exp3/full/manifest\.json is committed and not there"): read(tmp_path)
+
+
+def test_an_exported_copy_says_that_it_is_none(tmp_path, monkeypatch):
+    numbered(fake_run(tmp_path, "full", tracked=False))
+    inner = tmp_path / "inside"
+    numbered(fake_run(inner, "full", tracked=False))
+    for root in (tmp_path, inner):
+        for read in (readme.results_table, committed_numbers):
+            with pytest.raises(NoCheckout, match="no git checkout"): read(root)
+        git(tmp_path, "init", "-q")  # a copy that lies inside another repository isn't that repository
+    assert committed_numbers(tmp_path) == {}
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(NoCheckout, match="git is not installed"): committed_numbers(tmp_path)

@@ -3,15 +3,17 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from committed import NoCheckout, NoRun, SeveralRuns
 from expected import HERE, committed_numbers
-from readme import NoRun, full_run, model_run
+from readme import full_run, model_run
 
 from adaptmr.cli import replay
 
 
 def test_the_committed_runs_scored_what_is_expected():
     expected = yaml.safe_load((HERE / "params" / "expected.yaml").read_text(encoding="utf-8"))
-    found = committed_numbers()
+    try: found = committed_numbers()
+    except NoCheckout as e: pytest.skip(str(e))
     assert found.keys() == expected.keys() and len(found) >= 2, "python tests/expected.py --write"
     for run, numbers in found.items():
         assert numbers == pytest.approx(expected[run], abs=1e-4), run
@@ -24,6 +26,7 @@ RUNS = {"exp1": lambda: full_run(HERE, experiment="exp1"), "exp3": lambda: full_
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_a_committed_run_repeats_cell_by_cell(run, monkeypatch):
     try: folder, _ = run()
-    except NoRun as e: pytest.fail(f"a run that the README shows is gone: {e}")
+    except NoCheckout as e: pytest.skip(str(e))
+    except (NoRun, SeveralRuns) as e: pytest.fail(f"the run that the README shows is not the one that is committed: {e}")
     for name in ("ADAPTMR_DATA", "OPENAI_BASE_URL", "OPENAI_API_KEY"): monkeypatch.delenv(name, raising=False)
     assert replay(folder, HERE) == []

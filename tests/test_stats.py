@@ -7,18 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval import stats as s
+from adaptmr.eval import stats as s, tables
 
 FEW = 200
 SCORES = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=25)
-PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]) | st.floats(0, 1), st.floats(0, 1), st.sampled_from("abc")), min_size=1, max_size=25)
+PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]) | st.floats(0, 1), st.floats(0, 1), st.sampled_from("abcdefg")), min_size=1, max_size=40)
 
 
-@given(SCORES, st.integers(1, 4), st.integers(0, 3))
+@given(SCORES, st.integers(1, 7), st.integers(0, 3))
 @settings(max_examples=100, deadline=None)
 def test_interval_holds_the_mean(values, n_groups, seed):
     groups = [i % n_groups for i in range(len(values))]
     it = s.bootstrap(values, groups, resamples=FEW, seed=seed, method="percentile")
+    if len(set(groups)) < 4:
+        assert math.isnan(it.low) and math.isnan(it.high) and it.level == "too few" and it.mean == pytest.approx(np.mean(values), abs=1e-8)
+        return
     assert it.low <= it.mean <= it.high
     assert min(values) - 1e-8 <= it.low and it.high <= max(values) + 1e-8
     assert it.mean == pytest.approx(np.mean(values), abs=1e-8) and it.n == len(values) and it.groups == len(set(groups))
@@ -31,9 +34,14 @@ def test_interval_holds_the_mean(values, n_groups, seed):
 def test_swapping_turns_the_sign_exactly(pairs):
     a, b, g = zip(*pairs)
     d, e = s.paired_bootstrap(a, b, g, resamples=FEW), s.paired_bootstrap(b, a, g, resamples=FEW)
-    assert (d.mean, d.low, d.high, d.p, d.n, d.level) == (-e.mean, -e.high, -e.low, e.p, e.n, e.level)
+    same = s.paired_bootstrap(a, a, g, resamples=FEW)
+    assert same.mean == 0 and math.isnan(same.low) and math.isnan(same.p) and same.level == "too few", "nothing differs, so nothing is tested"
+    assert np.array_equal([d.mean, d.low, d.high, d.p, d.n], [-e.mean, -e.high, -e.low, e.p, e.n], equal_nan=True) and d.level == e.level
+    if d.level == "too few":
+        assert len(set(g)) < 4 or sum(round(x - y, 12) != 0 for x, y in zip(a, b)) < 5 or len({round(x - y, 12) for x, y in zip(a, b)}) == 1
+        assert math.isnan(d.low) and math.isnan(d.high) and math.isnan(d.p)
+        return
     assert 0 < d.p <= 1 and d.low <= d.mean <= d.high
-    assert s.paired_bootstrap(a, a, g, resamples=FEW).p == 1
     if 0 not in (d.low, d.high) and d.low > 0: assert d.p < 0.1
 
 
@@ -58,26 +66,83 @@ def test_agrees_with_scipy_on_one_level():
 
 def test_agrees_with_the_slow_way_on_two_levels():
     rng = np.random.default_rng(0)
-    values, groups = rng.random(60) + np.repeat([0, 0.3, 0.6], 20), np.repeat([0, 1, 2], 20)
+    values, groups = rng.random(80) + np.repeat([0, 0.2, 0.4, 0.6], 20), np.repeat([0, 1, 2, 3], 20)
     slow = []
     for _ in range(4000):
-        drawn = [rng.choice(values[groups == g], 20) for g in rng.integers(0, 3, 3)]
+        drawn = [rng.choice(values[groups == g], 20) for g in rng.integers(0, 4, 4)]
         slow.append(np.concatenate(drawn).mean())
     it = s.bootstrap(values, groups, method="percentile")
     assert (it.low, it.high) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=0.02)
 
 
 def test_unequal_conversations_weigh_by_their_questions():
-    values, groups = [1.0] * 90 + [0.0] * 10, ["big"] * 90 + ["small"] * 10
+    values, groups = [1.0] * 90 + [0.0] * 30, ["big"] * 90 + [g for g in ("small", "tiny", "least") for _ in range(10)]
     it = s.bootstrap(values, groups, method="percentile")
-    assert it.mean == 0.9 and it.low == 0 and it.high == 1 and it.level == "conversations and questions"
+    assert it.mean == 0.75 and it.low == 0 and it.high > 0.95 and it.level == "conversations and questions"
 
 
-def test_one_conversation_is_said():
+def test_without_conversations_each_question_is_its_own():
     values = np.random.default_rng(0).random(50)
-    assert s.bootstrap(values, ["c"] * 50) == s.bootstrap(values) and s.bootstrap(values).level == "questions"
-    assert s.paired_bootstrap(values, values[::-1], ["c"] * 50).level == "questions"
-    assert "questions" in str(s.bootstrap(values))
+    it = s.bootstrap(values)
+    assert (it.level, it.groups) == ("questions", 50) and "questions" in str(it) and (it.low, it.high) != (it.mean, it.mean)
+    assert (it.low, it.high) == pytest.approx([(t := s.bootstrap(values, range(50))).low, t.high])
+
+
+SCORED = np.random.default_rng(0).random(60)
+FEWER = {"one question": ([1.0], [0.5], None), "three questions": ([1.0, 0.9, 0.8], [0.5, 0.3, 0.1], None),
+         "one conversation": (SCORED, SCORED / 2, ["c"] * 60), "three conversations": (SCORED, SCORED / 2, ["a", "b", "c"] * 20),
+         "all differences the same": (SCORED + 0.5, SCORED, list("abcdef") * 10), "no difference": (SCORED, SCORED, list("abcdef") * 10),
+         "four differences": (SCORED, np.where(np.arange(60) < 4, SCORED / 2, SCORED), list("abcdef") * 10)}
+
+
+@pytest.mark.parametrize("method", s.METHODS)
+@pytest.mark.parametrize("case", FEWER)
+def test_too_few_have_neither_interval_nor_p_nor_verdict(case, method):
+    a, b, groups = FEWER[case]
+    d = s.paired_bootstrap(a, b, groups, resamples=FEW, method=method)
+    assert d.mean == pytest.approx(float(np.mean(np.asarray(a) - np.asarray(b)))) and d.n == len(a) and d.level == "too few"
+    assert math.isnan(d.low) and math.isnan(d.high) and math.isnan(d.p) and "– too few" in str(d) and "nan" not in str(d) and "[" not in str(d)
+    frame = pd.DataFrame([{"system": name, "conversation": c, "question": i, "f1": v} for name, values in (("new", a), ("base", b))
+                          for i, (c, v) in enumerate(zip(groups or range(len(a)), values))])
+    row = s.compare(frame, "f1", "base", resamples=FEW).iloc[0]
+    assert row["verdict"] == "too few" and row[["low", "high", "p", "p_holm"]].isna().all()
+
+
+def test_five_differences_of_four_conversations_are_tested():
+    a = np.where(np.arange(60) < 5, 1.0, 0.0)
+    d = s.paired_bootstrap(a, np.zeros(60), list("abcd") * 15)
+    assert 0 < d.p <= 1 and d.low <= d.mean <= d.high and d.level == "conversations", "right or wrong has few values, and many differences"
+
+
+@pytest.mark.parametrize("method", s.METHODS)
+def test_means_and_ratios_of_too_few_conversations(method):
+    for groups, told in ((["a", "b", "c"] * 20, False), (list("abcd") * 15, True)):
+        for it in (s.bootstrap(SCORED, groups, resamples=FEW, method=method), s.ratio_bootstrap(SCORED, SCORED + 1, groups, resamples=FEW, method=method)):
+            assert (it.low < it.mean < it.high) is told and (it.level == "too few") is not told and it.groups == len(set(groups))
+
+
+def test_holm_counts_only_what_was_tested():
+    tested = pd.DataFrame({"difference": [0.1, 0.2, 0.3], "p": [0.03, math.nan, math.nan]})
+    out = s.judged(tested)
+    assert out["p_holm"].tolist()[:1] == [0.03] and out["verdict"].tolist() == ["better", "too few", "too few"]
+
+
+def test_a_table_says_that_there_are_too_few():
+    one = frame()[lambda f: f["conversation"] == "c1"].assign(recall_fraction=0.5, prompt_tokens=0, completion_tokens=0, context_tokens=9)
+    one["type"] = one["type"].map({"temporal": "temporal_reasoning", "factual": "factual_extraction"})
+    gained = tables.gains(one, "base")
+    assert set(gained["verdict"]) == {"too few"} and not tables.gain_table(gained).map(lambda c: "*" in c or "[" in c or "nan" in c).any(axis=None)
+    assert tables.verdicts(gained, "f1") == ["F1: too few questions that differ, or conversations, to compare with base: good, same."]
+    cells = tables.main_table(one).to_numpy().ravel().tolist()
+    assert all(c.endswith(" – too few") for c in cells)
+
+
+def test_sentences_say_on_what_too_few_were_asked():
+    rows = [("a", "multi_hop", "too few"), ("a", "overall", "no difference shown"), ("b", "multi_hop", "too few"), ("b", "overall", "better")]
+    gained = pd.DataFrame([{"system": n, "type": t, "verdict": v, "baseline": "u", "difference": 0.1, "low": 0.05 if v != "too few" else math.nan,
+                            "high": 0.2} for n, t, v in rows])
+    assert tables.verdicts(gained, "f1") == ["F1, b against u: better on overall (+0.100 [+0.050, +0.200]); too few to say on multi-hop.",
+                                             "F1: no difference to u is shown, on any kind (too few to say on multi-hop), for a."]
 
 
 def test_nothing_known():
@@ -87,13 +152,13 @@ def test_nothing_known():
     assert d.n == 0 and math.isnan(d.p)
     assert s.bootstrap([]).n == 0
     one = s.bootstrap([0.5])
-    assert (one.mean, one.low, one.high) == (0.5, 0.5, 0.5)
+    assert one.mean == 0.5 and math.isnan(one.low) and math.isnan(one.high) and one.level == "too few"
 
 
 def test_nan_leaves_the_pair_out():
     a, b, g = [1, 0, math.nan, 1], [0, 0, 1, math.nan], ["a", "a", "b", "b"]
     d = s.paired_bootstrap(a, b, g, resamples=FEW)
-    assert d.n == 2 and d.groups == 1 and d.mean == 0.5 and d.level == "questions"
+    assert d.n == 2 and d.groups == 1 and d.mean == 0.5 and d.level == "too few"
 
 
 def test_seed():
@@ -118,8 +183,9 @@ def test_mcnemar_agrees_with_the_binomial_test(pairs):
     a, b = [p[0] for p in pairs], [p[1] for p in pairs]
     got, back = s.mcnemar(a, b), s.mcnemar(b, a)
     tosses = got.only_a + got.only_b
-    assert got.p == pytest.approx(binomtest(got.only_a, tosses, 0.5).pvalue if tosses else 1.0)
-    assert 0 < got.p <= 1 and got.p == back.p and (got.only_a, got.only_b) == (back.only_b, back.only_a) and got.n == len(pairs)
+    if tosses < 5: assert math.isnan(got.p) and math.isnan(back.p)
+    else: assert got.p == pytest.approx(binomtest(got.only_a, tosses, 0.5).pvalue) and 0 < got.p <= 1 and got.p == back.p
+    assert (got.only_a, got.only_b) == (back.only_b, back.only_a) and got.n == len(pairs)
 
 
 def test_mcnemar_on_many():
@@ -146,7 +212,7 @@ def test_holm_by_hand():
 def frame(seed=0, systems=("base", "good", "same")):
     rng = np.random.default_rng(seed)
     rows = []
-    for c in ("c1", "c2", "c3"):
+    for c in ("c1", "c2", "c3", "c4"):
         for q in range(40):
             hard = rng.random()
             for name, gain in zip(systems, (0, 0.15, 0)):
@@ -158,7 +224,7 @@ def frame(seed=0, systems=("base", "good", "same")):
 def test_tables():
     data = frame()
     means = s.summary(data, "f1", by=["system", "type"])
-    assert len(means) == 6 and means["n"].eq(60).all() and (means["low"] <= means["mean"]).all()
+    assert len(means) == 6 and means["n"].eq(80).all() and (means["low"] <= means["mean"]).all()
     one = data[(data.system == "good") & (data.type == "factual")]
     want = s.bootstrap(one["f1"].to_numpy(), one["conversation"].tolist())
     got = means[(means.system == "good") & (means.type == "factual")].iloc[0]
