@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..store.view import zscores
+from ..store.view import brief, zscores
 from ..text import entities, language, split_sentences, without_names
 from ..times import time_window
 from ..types import Memory, Question
@@ -106,7 +106,7 @@ class Columns:
         """`of(memory, speakers)` of these rows, worked out once each: float64, the shape of `rows`."""
         known = self._facts.setdefault(of, np.full(len(self.memories), np.nan))
         speakers = frozenset(self.speaker_code)
-        for i in rows[np.isnan(known[rows])].tolist(): known[i] = of(self.memories[i], speakers)
+        for i in rows[np.isnan(known[rows])].tolist(): known[i] = of(brief(self.memories[i]), speakers)
         return known[rows]
 
     @property
@@ -117,13 +117,13 @@ class Columns:
     def words(self, of: Callable[[Memory], Iterable[str]], rows: np.ndarray) -> list[frozenset[str]]:
         """The words that `of(memory)` gives for each of these rows, worked out once each."""
         for i in rows.tolist():
-            if (of, i) not in self._words: self._words[of, i] = frozenset(of(self.memories[i]))
+            if (of, i) not in self._words: self._words[of, i] = frozenset(of(brief(self.memories[i])))
         return [self._words[of, i] for i in rows.tolist()]
 
     def cut(self, embedder: Any) -> tuple[np.ndarray, np.ndarray]:
         """Sentence vectors (s, dim) in row order, and the first one's position for each row (n,)."""
         if self._cut is None:
-            parts = [_sentences(m.text) for m in self.memories]
+            parts = [_sentences(brief(m).text) for m in self.memories]
             new = list(dict.fromkeys(s for sentences in parts for s in sentences if s not in self.sentences))
             if new: self.sentences.update(zip(new, embedder.encode(new)))
             vectors = [self.sentences[s] for sentences in parts for s in sentences]
