@@ -251,7 +251,7 @@ def test_a_store_that_holds_odd_entities_names_them_and_finds_the_others(path, l
     spoiled(path, entities='[["x"], "kept"]', tags='[{"a": 1}]')
     with MemoryStore(path, embedder="hash", approximate_from=large) as s:
         with pytest.warns(StoreWarning, match=r"m\.db: 1 of the memories.*'a'.*tags \{'a': 1\} and entities \['x'\].*check\(\)"):
-            assert [h.memory.id for h in s.search("two dogs", 3, "lexical")][0] == "c"
+            assert s.search("two dogs", 3, "lexical")[0].memory.id == "c"
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # once is enough
             s.add(Memory("d", "more"))
@@ -279,3 +279,33 @@ def test_meta_comes_back_as_it_went_in_or_is_refused(tmp_path, meta, named):
         s.add(Memory("m1", "x", meta=good))
         assert s.get("m1").meta == good
         with pytest.raises(TypeError, match="'m1'"): s.update(Memory("m1", "x", meta=meta))
+
+
+# --- nothing half-written stays
+
+
+@pytest.mark.parametrize("name", ["m.db", "odd [1].db"])
+def test_what_a_killed_process_left_half_written_is_cleared(tmp_path, name):
+    stale, fresh = tmp_path / f"{name}.jsonl.999.part", tmp_path / f"{name}.jsonl.998.part"
+    index = tmp_path / f"{name}.ann.999.part"
+    for part in (stale, fresh, index): part.write_text(f"half of {SECRET}")
+    os.utime(stale, (0, 0))
+    with MemoryStore(tmp_path / name, embedder="hash") as s:
+        s.add([Memory("a", "x"), Memory("b", "y")])
+        s.delete("a", soft=False)
+        assert not index.exists(), "it may hold the vector of what was erased"
+        s.export_jsonl(tmp_path / f"{name}.jsonl")
+    assert not stale.exists() and fresh.exists(), "a process may be writing the newer one now"
+
+
+def test_sentences_of_texts_that_are_gone_are_dropped():
+    from adaptmr.retrieval.candidates import columns_of
+    with MemoryStore(embedder="hash") as s:
+        s.add([Memory(f"m{i}", f"Number {i}. A second sentence.", step=i) for i in range(5)])
+        for day in range(30):
+            s.update(Memory("m1", f"Day {day} has begun. It is sunny on day {day}.", step=1))
+            vectors, starts = columns_of(s).cut(s.embedder)
+        columns = columns_of(s)
+        assert len(vectors) == 10 and starts.tolist() == [0, 2, 4, 6, 8]
+        kept = {"A second sentence.", "Day 29 has begun.", "It is sunny on day 29.", "Number 0.", "Number 2.", "Number 3.", "Number 4."}
+        assert set(columns.sentences) == kept

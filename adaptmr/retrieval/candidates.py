@@ -125,7 +125,8 @@ class Columns:
         if self._cut is None:
             parts = [_sentences(brief(m).text) for m in self.memories]
             new = list(dict.fromkeys(s for sentences in parts for s in sentences if s not in self.sentences))
-            if new: self.sentences.update(zip(new, embedder.encode(new)))
+            known = self.sentences | dict(zip(new, embedder.encode(new) if new else ()))
+            self.sentences = {s: known[s] for sentences in parts for s in sentences}  # those of texts that are gone are dropped
             vectors = [self.sentences[s] for sentences in parts for s in sentences]
             self._cut = np.array(vectors, np.float32), np.cumsum([0, *map(len, parts)])[:-1]
         return self._cut
@@ -159,9 +160,8 @@ def columns_of(store: Any) -> Columns:
     before, after = order[:-1][same := session[order][1:] == session[order][:-1]], order[1:][same]
     previous, following = np.full((2, len(memories)), -1)
     previous[after], following[before] = before, after
-    columns = Columns(version, memories, session, previous, following, np.array([seconds(m.at) for m in memories]),
+    _COLUMNS[store] = columns = Columns(version, memories, session, previous, following, np.array([seconds(m.at) for m in memories]),
                       np.array([seconds(m.event_at or m.at) for m in memories]), speaker, speakers, known.sentences if known is not None else {})
-    _COLUMNS[store] = columns
     return columns
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #f48ce205

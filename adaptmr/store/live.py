@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .approximate import REMEDY, MissingLibrary
-from .beside import BadFile, identity, read_arrays, write_arrays
+from .beside import BadFile, identity, parts, read_arrays, write_arrays
 from .large import LargeView, confirm, followed, from_arrays, last_line, sweep, to_arrays
 from .lazy import LazyMemories
 from .lexical import LexicalIndex
@@ -175,7 +175,7 @@ class Live:
 
     def _unlink(self) -> None:
         if self.file is None: return
-        for file in [self.file, *self.file.parent.glob(f"{self.file.name}.*.part")]: file.unlink(missing_ok=True)
+        for file in [self.file, *parts(self.file)]: file.unlink(missing_ok=True)
         if isinstance(self.active, LargeView): self.active.unsaved += 101 + len(self.active.memories) // 100  # worth saving when the store is closed
 
     def hold(self) -> None:
