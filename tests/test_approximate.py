@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from adaptmr.store.approximate import ApproximateIndex, Cells, MissingLibrary, engine
+from adaptmr.store.approximate import ApproximateIndex, Cells, MissingLibrary, _one_thread, engine
 from adaptmr.store.beside import read_arrays, write_arrays
+from adaptmr.store.errors import StoreError
 from adaptmr.store.lazy import LazyMemories
 from adaptmr.store.live import IndexFileWarning
 from adaptmr.store.memory_store import Filter, MemoryStore
-from adaptmr.store.errors import StoreError
 from adaptmr.store.vectors import ExactIndex
 from adaptmr.types import Memory
 
@@ -293,6 +293,63 @@ def test_a_damaged_file_is_reported_and_made_anew(path, damage):
     with make(path) as s, pytest.warns(IndexFileWarning, match=r"m\.db\.ann.*is not used"): assert s.search("? 17") == found
     read_arrays(beside(path))
     assert beside(path).read_bytes() == good, "what is made anew is what was there"
+
+
+def _packed(change) -> np.ndarray:
+    """Cells as bytes, after `change` to an index that holds what the file's would."""
+    import faiss
+    with _one_thread(faiss): return faiss.serialize_index(change(faiss))
+
+
+def _other_ids(faiss):
+    index = faiss.index_factory(DIM, f"IVF75,PQ{DIM // 2}x4fsr", faiss.METRIC_INNER_PRODUCT)
+    index.cp.min_points_per_centroid = 1
+    index.cp.niter = 2
+    index.train(Known.vectors[:MANY])
+    index.add_with_ids(Known.vectors[:MANY], np.arange(MANY) + 7 * MANY)
+    return index
+
+
+def _flat(faiss):
+    index = faiss.IndexFlatIP(DIM)
+    index.add(Known.vectors[:MANY])
+    return index
+
+
+FORGED = {
+    "slots that there are not": lambda a: {**a, "slots": a["slots"] + MANY}, "negative slots": lambda a: {**a, "slots": a["slots"] - 1},
+    "a slot twice": lambda a: {**a, "slots": np.zeros_like(a["slots"])}, "keys that there are not": lambda a: {**a, "keys": a["keys"] + 10**6},
+    "a key twice": lambda a: {**a, "keys": np.repeat(a["keys"][:1], len(a["keys"]))}, "fewer memories": lambda a: {n: v[:-1] for n, v in a.items()},
+    "fewer keys": lambda a: {**a, "keys": a["keys"][:-1]}, "the wrong order": lambda a: {**a, "keys": a["keys"][::-1]},
+    "other steps": lambda a: {**a, "steps": a["steps"] + 1}, "flat vectors": lambda a: {**a, "vectors": a["vectors"].ravel()},
+    "long vectors": lambda a: {**a, "vectors": np.hstack([a["vectors"]] * 2)}, "no vectors": lambda a: {**a, "vectors": a["vectors"][:0]},
+    "numbers that are none": lambda a: {**a, "vectors": np.where(np.arange(DIM) < 1, np.float16("nan"), a["vectors"])},
+    "words for keys": lambda a: {**a, "keys": a["keys"].astype("U8")}, "no cells": lambda a: {n: v for n, v in a.items() if n != "cells"},
+    "cells of other memories": lambda a: {**a, "cells": _packed(_other_ids)}, "an index without cells": lambda a: {**a, "cells": _packed(_flat)},
+    "bytes for cells": lambda a: {**a, "cells": np.arange(999).astype(np.uint8)}, "cells cut short": lambda a: {**a, "cells": a["cells"][:-5000]}}
+
+
+@needs_library
+@pytest.mark.parametrize(("forged", "stale"), [*((name, False) for name in FORGED),
+                                               *((name, True) for name in ("keys that there are not", "the wrong order", "other steps"))])
+def test_a_forged_file_is_reported_and_made_anew(path, forged, stale):
+    with make(path) as s: found = s.search("? 17")
+    about, arrays = read_arrays(beside(path))
+    if stale:
+        with make(path) as s: s.add(turns(MANY, MANY + 5)), s.delete("m0007", soft=True)
+    write_arrays(beside(path), about, FORGED[forged](arrays))
+    with make(path) as s:
+        with pytest.warns(IndexFileWarning, match=r"m\.db\.ann.*is not used.*made anew"): assert s.search("? 17") == found
+        assert len(s.memories) == MANY + 4 * stale
+
+
+@needs_library
+def test_a_header_that_is_no_object_is_reported(path):
+    with make(path) as s: found = s.search("? 17")
+    _, arrays = read_arrays(beside(path))
+    for about in ({"seq": "soon"}, {"seq": 2**80}, {"seq": None}, {}):
+        write_arrays(beside(path), about, arrays)
+        with make(path) as s, pytest.warns(IndexFileWarning, match="is not used"): assert s.search("? 17") == found
 
 
 @needs_library

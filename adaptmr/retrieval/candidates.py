@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..store.view import zscores
+from ..store.view import brief, zscores
 from ..text import entities, language, split_sentences, without_names
 from ..times import time_window
 from ..types import Memory, Question
@@ -106,7 +106,7 @@ class Columns:
         """`of(memory, speakers)` of these rows, worked out once each: float64, the shape of `rows`."""
         known = self._facts.setdefault(of, np.full(len(self.memories), np.nan))
         speakers = frozenset(self.speaker_code)
-        for i in rows[np.isnan(known[rows])].tolist(): known[i] = of(self.memories[i], speakers)
+        for i in rows[np.isnan(known[rows])].tolist(): known[i] = of(brief(self.memories[i]), speakers)
         return known[rows]
 
     @property
@@ -117,15 +117,16 @@ class Columns:
     def words(self, of: Callable[[Memory], Iterable[str]], rows: np.ndarray) -> list[frozenset[str]]:
         """The words that `of(memory)` gives for each of these rows, worked out once each."""
         for i in rows.tolist():
-            if (of, i) not in self._words: self._words[of, i] = frozenset(of(self.memories[i]))
+            if (of, i) not in self._words: self._words[of, i] = frozenset(of(brief(self.memories[i])))
         return [self._words[of, i] for i in rows.tolist()]
 
     def cut(self, embedder: Any) -> tuple[np.ndarray, np.ndarray]:
         """Sentence vectors (s, dim) in row order, and the first one's position for each row (n,)."""
         if self._cut is None:
-            parts = [_sentences(m.text) for m in self.memories]
+            parts = [_sentences(brief(m).text) for m in self.memories]
             new = list(dict.fromkeys(s for sentences in parts for s in sentences if s not in self.sentences))
-            if new: self.sentences.update(zip(new, embedder.encode(new)))
+            known = self.sentences | dict(zip(new, embedder.encode(new) if new else ()))
+            self.sentences = {s: known[s] for sentences in parts for s in sentences}  # those of texts that are gone are dropped
             vectors = [self.sentences[s] for sentences in parts for s in sentences]
             self._cut = np.array(vectors, np.float32), np.cumsum([0, *map(len, parts)])[:-1]
         return self._cut
@@ -159,9 +160,8 @@ def columns_of(store: Any) -> Columns:
     before, after = order[:-1][same := session[order][1:] == session[order][:-1]], order[1:][same]
     previous, following = np.full((2, len(memories)), -1)
     previous[after], following[before] = before, after
-    columns = Columns(version, memories, session, previous, following, np.array([seconds(m.at) for m in memories]),
+    _COLUMNS[store] = columns = Columns(version, memories, session, previous, following, np.array([seconds(m.at) for m in memories]),
                       np.array([seconds(m.event_at or m.at) for m in memories]), speaker, speakers, known.sentences if known is not None else {})
-    _COLUMNS[store] = columns
     return columns
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #f48ce205

@@ -27,6 +27,7 @@ from .queries import interim
 from .reading import is_relevant, is_update, refine, rerank
 from .relevance import relevance
 from .versions import keep_latest
+from ..store.view import MAX_TEXT, brief
 from ..text import names
 from ..types import Evidence, Hit, Memory, Question, TraceRow
 
@@ -35,7 +36,10 @@ __all__ = ['render', 'by_time', 'execute']
 
 # %% ../../nbs/retrieval/05_execute.ipynb #c8fd2d53
 @lru_cache(maxsize=100_000)
-def _line(memory: Memory, note: str) -> str: return shown(Hit(memory, 0.0, note=note))
+def _line(memory: Memory, note: str) -> str: return shown(Hit(_read(memory), 0.0, note=note))
+
+
+def _read(memory: Memory) -> Memory: return brief(memory, f" … [cut: {len(memory.text):,} characters in all]")
 
 
 def render(hits: Sequence[Hit]) -> str:
@@ -64,8 +68,8 @@ _LOOKED = 5  # hits that a model reads to answer on the way
 
 def _carry(plan: RetrievalPlan, query: str, scored: Scored, store: Any, speakers: Sequence[str], llm: LLM | None) -> str:
     """What a query found that the next one should know."""
-    if plan.interim: return interim(query, [Hit(store.memories[i], 0.0) for i in scored.rows[:_LOOKED]], llm)
-    found = [name for i in scored.rows[:2] for name in names(store.memories[i].text) if name not in speakers and name not in query]
+    if plan.interim: return interim(query, [Hit(brief(store.memories[i]), 0.0) for i in scored.rows[:_LOOKED]], llm)
+    found = [name for i in scored.rows[:2] for name in names(brief(store.memories[i]).text) if name not in speakers and name not in query]
     return " ".join(dict.fromkeys(found))
 
 
@@ -143,7 +147,8 @@ def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit 
     `fit` holds the fitted weights that a plan names, and what makes relevance a probability; it defaults to the shipped one
     for the store's encoder, and the trace says which it was. `llm` reads what was found, where the plan wants that; without it
     those steps go by their rules. `as_of` is the moment after which nothing is looked at; it defaults to the question's `asked_at`,
-    and a text without a time is searched for in everything. Returns `Evidence` with at most `plan.k` hits (none when the gate closes), the relevance, the
+    and a text without a time is searched for in everything. Of a memory's text the first `MAX_TEXT` characters are read and shown, and
+    the trace says where there were more. Returns `Evidence` with at most `plan.k` hits (none when the gate closes), the relevance, the
     context a reader is given, the trace, and in `usage` the time and the calls it took. Raises `FitError` for a fit to another
     encoder, `PlanError` for a plan of several rounds (`max_rounds`, `expand`: see `adaptmr.retrieval.rounds`), and what
     `LLM.complete` raises.
@@ -176,8 +181,11 @@ def _execute(plan: RetrievalPlan, query: str | Question, store: Any, fit: Fit, l
     found = _merge(results, queries, plan)
     rows = list(found)
     row_of = {store.memories[row].id: row for row in rows}
-    hits = [Hit(store.memories[row], f.score, note=f.note) for row, f in found.items()]
+    whole = [store.memories[row] for row in rows]
+    hits = [Hit(_read(m), f.score, note=f.note) for m, f in zip(whole, found.values())]
     trace.add("search", sum(len(scored.candidates) for scored in results), len(hits), _how(plan, queries, n, carried))
+    if long := sum(len(m.text) > MAX_TEXT for m in whole):
+        trace.add("texts", len(hits), len(hits), f"{long} longer than {MAX_TEXT:,} characters: what lies beyond is not read, and not shown")
 
     seen, probe = results[0].candidates, make_probe(text, columns_of(store).speakers, now=now)
     if seen.probe != probe or allowed is not None: seen = candidates(probe, store, plan.pool)

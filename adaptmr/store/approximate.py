@@ -73,7 +73,7 @@ class Cells:
         self._wiped: set[int] = set()
         if packed is not None:
             self._index, self._done, self._made_for = _faiss().deserialize_index(np.ascontiguousarray(packed)), self._n, self._n
-            if self._index.d != dim or self._index.ntotal > self._n: raise ValueError(f"cells of {self._index.ntotal} vectors of {self._index.d} numbers")
+            _sound(self._index, dim, self._n)
 
     def __len__(self) -> int: return self._n
 
@@ -143,6 +143,16 @@ class Cells:
         return np.round(np.concatenate(parts), 6) + np.float32(0) if parts else np.zeros(0, np.float32)
 
 # %% ../../nbs/store/02_approximate.ipynb #3fcafd00
+def _sound(index: Any, dim: int, n: int) -> None:
+    # Whether cells from a file can be searched: numbers of slots that don't exist would only be found out by a search.
+    faiss = _faiss()
+    if index.d != dim or (cells := faiss.try_extract_index_ivf(index)) is None: raise ValueError(f"no cells of vectors of {dim} numbers")
+    held = [faiss.rev_swig_ptr(cells.invlists.get_ids(i), size) for i in range(cells.nlist) if (size := cells.invlists.list_size(i))]
+    slots = np.concatenate(held) if held else np.empty(0, np.int64)
+    if len(slots) != index.ntotal or len(np.unique(slots)) < len(slots) or (len(slots) and not 0 <= slots.min() <= slots.max() < n):
+        raise ValueError(f"cells of {index.ntotal} vectors that are not among {n}")
+
+
 def _widened(v: np.ndarray) -> np.ndarray:
     # float16 as float32, exactly, in half of NumPy's time: sign and digits moved to their place, the exponent put right by a product.
     if v.dtype != np.float16: return v.astype(np.float32)

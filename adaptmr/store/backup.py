@@ -13,6 +13,7 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 
+from .beside import clear_parts
 from .records import Records
 from .rows import KINDS, Event, from_dict, from_line, to_dict, to_line
 from ..types import Memory, as_utc
@@ -24,6 +25,7 @@ __all__ = ['write_jsonl', 'read_jsonl', 'Backup', 'write_backup', 'read_backup']
 def write_jsonl(path: str | os.PathLike[str], values: Iterable[Mapping[str, Any]]) -> None:
     """Writes objects to a file, one a line; the file is there whole or not at all."""
     path = Path(path)
+    clear_parts(path)  # what a killed process left holds memories, erased ones too
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as f:

@@ -9,13 +9,14 @@ import json
 import os
 import time
 import zlib
+from glob import escape
 from pathlib import Path
 from typing import Any, Mapping
 
 import numpy as np
 
 # %% auto #0
-__all__ = ['MAGIC', 'LONG_AGO', 'BadFile', 'write_arrays', 'read_arrays', 'identity']
+__all__ = ['MAGIC', 'LONG_AGO', 'BadFile', 'parts', 'clear_parts', 'write_arrays', 'read_arrays', 'identity']
 
 # %% ../../nbs/store/02_beside.ipynb #e54c8134
 MAGIC = b"AdaptMR rows and cells, format 1\n"
@@ -24,6 +25,17 @@ LONG_AGO = 600  # seconds after which a half-written file belongs to nobody any 
 
 class BadFile(ValueError):
     """The file beside a database can't be used; the message says why."""
+
+
+def parts(path: Path) -> list[Path]:
+    """The half-written files that processes writing to `path` have, or left when they were killed."""
+    return sorted(path.parent.glob(f"{escape(path.name)}.*.part"))
+
+
+def clear_parts(path: Path) -> None:
+    """Removes half-written files that belong to nobody any more."""
+    for old in parts(path):
+        if _age(old) > LONG_AGO: old.unlink(missing_ok=True)
 
 
 def write_arrays(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> int:
@@ -36,8 +48,7 @@ def write_arrays(path: str | os.PathLike[str], about: Mapping[str, Any], arrays:
         at += -(-a.nbytes // 64) * 64
     header = json.dumps({"about": dict(about), "arrays": places}).encode()
     head = MAGIC + b"%d %d\n" % (len(header), zlib.crc32(header)) + header
-    for old in path.parent.glob(f"{path.name}.*.part"):
-        if _age(old) > LONG_AGO: old.unlink(missing_ok=True)
+    clear_parts(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as f:

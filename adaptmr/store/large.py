@@ -22,7 +22,7 @@ from .view import View
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['LargeView', 'sweep', 'last_line', 'followed', 'to_arrays', 'from_arrays']
+__all__ = ['LargeView', 'sweep', 'last_line', 'followed', 'to_arrays', 'from_arrays', 'confirm']
 
 # %% ../../nbs/store/02_large.ipynb #1bb0b59f
 class LargeView(View):
@@ -168,13 +168,36 @@ def to_arrays(view: LargeView) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def from_arrays(facts: dict[str, Any], arrays: dict[str, np.ndarray], seq: int, lexical: LexicalIndex, source: Callable[[], Records]) -> LargeView:
-    """The view of such arrays, as of line `seq` of the log. Cells of another library or version are left out, and made again when needed."""
-    dim = arrays["vectors"].shape[1]
+    """The view of such arrays, as of line `seq` of the log. Cells of another library or version are left out, and made again when needed.
+
+    Raises `ValueError` for arrays that don't fit each other: whoever wrote the file may have been wrong, or have meant harm.
+    """
+    dim = _fitting(arrays)
     packed = arrays["cells"] if len(arrays["cells"]) and facts == _engine(dim) else None
     cells = Cells(dim, arrays["vectors"], packed)
     memories = LazyMemories(source, np.array(arrays["keys"]), seq)
     complete = packed is not None or engine() is None or len(cells) <= EXACT_ROWS
     return LargeView(lexical, memories, np.array(arrays["steps"]), cells, np.array(arrays["slots"]), 0 if complete else len(cells))
 
+# %% ../../nbs/store/02_large.ipynb #9f63a26c
+def confirm(view: LargeView, records: Records) -> None:
+    """Raises `ValueError` when the view's memories and their order are not those that the database holds now (0.1 s for 100,000)."""
+    with records.reading() as db: rows = db.execute("SELECT key, step FROM memories WHERE status = 'active' ORDER BY key").fetchall()
+    have, order = np.array(rows, np.int64).reshape(-1, 2), np.argsort(view.memories.keys)
+    if not np.array_equal(have, np.column_stack([view.memories.keys, view.steps])[order]): raise ValueError("its memories are not those of the database")
+    if (np.diff(view.steps) < 0).any(): raise ValueError("its memories are out of order")
+
 # %% ../../nbs/store/02_large.ipynb #209ef308
+def _fitting(arrays: dict[str, np.ndarray]) -> int:
+    """How many numbers the vectors have. Raises `ValueError` when the arrays don't fit each other."""
+    keys, steps, slots, vectors = (arrays[name] for name in ("keys", "steps", "slots", "vectors"))
+    if any(a.dtype != np.int64 or a.shape != (len(keys),) for a in (keys, steps, slots)) or vectors.dtype != np.float16 or vectors.ndim != 2:
+        raise ValueError("its arrays have other shapes or types")
+    if arrays["cells"].dtype != np.uint8 or arrays["cells"].ndim != 1: raise ValueError("its cells are no bytes")
+    if len(np.unique(keys)) < len(keys) or len(np.unique(slots)) < len(slots): raise ValueError("it holds a memory twice")
+    if len(slots) and not 0 <= slots.min() <= slots.max() < len(vectors): raise ValueError("it names vectors that it doesn't hold")
+    if ((vectors.view(np.uint16) & 0x7C00) == 0x7C00).any(): raise ValueError("it holds a number that is not finite")  # all bits of the exponent are 1
+    return int(vectors.shape[1])
+
+
 def _engine(dim: int) -> dict[str, Any]: return {"engine": engine(), "kind": parameters(1, dim)[1]}

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .approximate import REMEDY, MissingLibrary
-from .beside import BadFile, identity, read_arrays, write_arrays
-from .large import LargeView, followed, from_arrays, last_line, sweep, to_arrays
+from .beside import BadFile, identity, parts, read_arrays, write_arrays
+from .large import LargeView, confirm, followed, from_arrays, last_line, sweep, to_arrays
 from .lazy import LazyMemories
 from .lexical import LexicalIndex
 from .errors import StoreError
@@ -99,11 +99,7 @@ class Live:
         self.active.change(changed, memories, vectors)
 
     def _refresh_large(self, seq: int, n: int) -> None:
-        view = self.active if isinstance(self.active, LargeView) else self._saved()
-        if view is not None and view.memories.seq < seq:
-            changed = self._records.changes(view.memories.seq)[1]
-            rows = len(view.cells) + len(changed)
-            view = followed(view, self._records, changed) if 4 * len(changed) < n and 2 * n > rows else None  # else mostly new, or mostly dead
+        view = self._follow(self.active, seq, n) if isinstance(self.active, LargeView) else self._saved(seq, n)
         self.active = view or sweep(self._records, self.active.lexical, self._source)
         assert isinstance(self.active, LargeView)
         self._lists = [r for r in self._lists if r() is not None] + [weakref.ref(self.active.memories)]
@@ -111,16 +107,27 @@ class Live:
     def _source(self) -> Records:
         return self._still if self._still is not None and self._still.held else self._records
 
-    def _saved(self) -> LargeView | None:
-        # The view in the file beside the database, if there is one that is whole and this store's.
+    def _follow(self, view: LargeView, seq: int, n: int) -> LargeView | None:
+        # The view brought up to line `seq` and `n` memories; None when it is mostly new, or mostly dead.
+        if view.memories.seq == seq: return view
+        changed = self._records.changes(view.memories.seq)[1]
+        rows = len(view.cells) + len(changed)
+        return followed(view, self._records, changed) if 4 * len(changed) < n and 2 * n > rows else None
+
+    def _saved(self, seq: int, n: int) -> LargeView | None:
+        # The view in the file beside the database, brought up to date, if there is one that is whole and this store's.
         if self.file is None or not self.file.exists(): return None
         try:
             about, arrays = read_arrays(self.file)
             with self._records.reading() as db: known = identity(db, int(about["seq"]))
             if known is None or known != {name: about.get(name) for name in known}: raise BadFile("it belongs to another store or another state")
-            return from_arrays(about["made by"], arrays, about["seq"], self.active.lexical, self._source)
-        except (BadFile, OSError, ValueError, KeyError, TypeError, RuntimeError) as e:
-            warnings.warn(f"{self.file}: is not used, because {e}; it is made anew", IndexFileWarning, stacklevel=6)
+            if arrays["vectors"].shape[-1] != about["dim"]: raise BadFile(f"its vectors are not {about['dim']} numbers long")
+            view = self._follow(from_arrays(about["made by"], arrays, about["seq"], self.active.lexical, self._source), seq, n)
+            if view is not None: confirm(view, self._records)
+            return view
+        except Exception as e:  # whatever is in that file, the database has everything
+            what = str(e) if isinstance(e, (BadFile, OSError, ValueError)) else f"reading it ended in {type(e).__name__}: {e}"
+            warnings.warn(f"{self.file}: is not used, because {what}; it is made anew", IndexFileWarning, stacklevel=6)
             return None
 
     def save(self) -> None:
@@ -168,7 +175,7 @@ class Live:
 
     def _unlink(self) -> None:
         if self.file is None: return
-        for file in [self.file, *self.file.parent.glob(f"{self.file.name}.*.part")]: file.unlink(missing_ok=True)
+        for file in [self.file, *parts(self.file)]: file.unlink(missing_ok=True)
         if isinstance(self.active, LargeView): self.active.unsaved += 101 + len(self.active.memories) // 100  # worth saving when the store is closed
 
     def hold(self) -> None:

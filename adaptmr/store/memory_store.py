@@ -25,7 +25,7 @@ from .live import Live
 from .errors import StoreError
 from .records import Records
 from .rows import Event, each_memory, instant, to_row
-from .view import MODES, Filter
+from .view import MODES, Filter, brief
 from ..text import clean
 from ..types import Conversation, Hits, Memory, _table
 
@@ -83,7 +83,7 @@ class MemoryStore:
         return self._add(fresh, {}, who, why) if fresh else 0
 
     def _add(self, fresh: list[Memory], vectors: Mapping[str, np.ndarray], who: str, why: str, log: Sequence[Event] = ()) -> int:
-        todo = [m.spoken for m in fresh if m.id not in vectors]
+        todo = [brief(m).spoken for m in fresh if m.id not in vectors]
         if todo: self._encoder.decide(todo)
         made = iter(self._encoder.encode(todo) if todo else ())
         tag = self._encoder.tag
@@ -124,7 +124,7 @@ class MemoryStore:
         if isinstance(memory, Memory): self._live.changing(memory.id)
         done = self._records.update(memory, None, who=who, why=why)
         if done is None:
-            done = self._records.update(memory, self._encoder.encode([memory.spoken])[0], self._encoder.tag, who, why)
+            done = self._records.update(memory, self._encoder.encode([brief(memory).spoken])[0], self._encoder.tag, who, why)
         self._live.dirty = True
         assert done is not None
         return done

@@ -5,7 +5,7 @@
 # %% ../../nbs/store/02_view.ipynb #d95c683d
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Callable, Collection, Iterable, Sequence
 
@@ -19,7 +19,7 @@ from ..text import clean, language
 from ..types import Hit, Hits, Memory, as_utc
 
 # %% auto #0
-__all__ = ['MODES', 'Filter', 'indexed_text', 'View', 'zscores']
+__all__ = ['MAX_TEXT', 'MODES', 'Filter', 'brief', 'indexed_text', 'View', 'zscores']
 
 # %% ../../nbs/store/02_view.ipynb #6b855387
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,17 @@ class Filter:
             if (v := getattr(self, name)) is not None: object.__setattr__(self, name, frozenset([v] if isinstance(v, str) else v))
 
 # %% ../../nbs/store/02_view.ipynb #3fff4380
+MAX_TEXT = 20_000  # characters of a memory's text that are encoded, counted as words, and read by whatever ranks it
+
+
+def brief(m: Memory, mark: str = "") -> Memory:
+    """The memory as it is read: itself, or with the first `MAX_TEXT` characters of its text, the last of them `mark`. What is stored stays whole."""
+    return m if len(m.text) <= MAX_TEXT else replace(m, text=m.text[:MAX_TEXT - len(mark)] + mark)
+
+
 def indexed_text(m: Memory) -> str:
     """What BM25 counts the words of: `8 May 2023 Maya: …`, for Chinese `2023年5月8日 …`; no date where the time is not known."""
-    text = clean(m.spoken)
+    text = clean(brief(m).spoken)
     return text if m.at == _UNKNOWN else f"{format_date(m.at, 'day', language(text))} {text}"
 
 # %% ../../nbs/store/02_view.ipynb #cde49ee5
