@@ -116,6 +116,19 @@ def test_minilm_vectors_do_not_depend_on_their_company(precision):
     assert np.array_equal(e1.encode(texts), e2.encode(texts))
 
 
+def test_the_number_of_threads_changes_no_vector_and_stays_as_it_was():
+    import torch
+    before, texts = torch.get_num_threads(), [f"we met {i} times " * (1 + i % 5) for i in range(14)]
+    made = []
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            made.append(minilm.minilm("float32")(texts))
+            assert torch.get_num_threads() == n
+    finally: torch.set_num_threads(before)
+    assert np.array_equal(*made)
+
+
 def test_bfloat16_is_near_float32_and_told_apart():
     f32, b16 = (embedder(name) for name in ("minilm", "minilm:bfloat16"))
     assert ((f32.encode(ODD) * b16.encode(ODD)).sum(1) > 0.998).all()

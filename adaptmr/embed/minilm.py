@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -58,6 +60,9 @@ def minilm_tokenizer(words: Path) -> Any:
     return made
 
 # %% ../../nbs/embed/01_minilm.ipynb #1ae65456
+_LOCK = threading.Lock()  # torch's number of threads is the process's
+
+
 class MiniLM:
     """all-MiniLM-L6-v2 on the CPU: `MiniLM("float32")` or `MiniLM("bfloat16")`, called with texts, gives float32 (n, 384).
 
@@ -88,10 +93,20 @@ class MiniLM:
         self.tokenizer = minilm_tokenizer(words)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        import torch
+
         ids = [e.ids for e in self.tokenizer.encode_batch(list(texts))]
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         out = np.empty((len(ids), MINILM_DIM), np.float32)
-        if order: out[order] = self._forward([ids[i] for i in order])
+
+        def part(rows: list[int]) -> None: out[rows] = self._forward([ids[i] for i in rows])
+
+        with _LOCK:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                with ThreadPoolExecutor(threads) as pool: list(pool.map(part, (order[i::threads] for i in range(min(threads, len(order))))))
+            finally: torch.set_num_threads(threads)
         return out
 
     def _forward(self, ids: list[list[int]]) -> np.ndarray:
