@@ -27,7 +27,7 @@ with (Path(__file__).parent / "times_table.tsv").open(encoding="utf-8") as file:
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda r: f"{r['now']}:{r['words']}")
 def test_table(row):
-    found = find_times(row["words"], NOW[row["now"]], ANCHORS)
+    found = find_times(row["words"], NOW[row["now"]], ANCHORS, lean="past")  # many are mere fragments, in which nothing else decides
     assert [(w.start, w.end, w.grain) for w in found] == [(at(row["start"]), at(row["end"]), row["grain"])], [str(w) for w in found]
 
 
@@ -110,7 +110,7 @@ def test_time_window(question, start, end):
     ("I will go next month", "I will go next month (May 2024)"),
     ("last year and last summer", "last year (2023) and last summer (the summer of 2023)"),
     ("since March", "since March (March 2024)"),
-    ("from June to August", "from June to August (June 2023 to August 2023)"),
+    ("We stayed from June to August", "We stayed from June to August (June 2023 to August 2023)"), ("from June to August", "from June to August"),
     ("on 8 May 2023", "on 8 May 2023"), ("in 2022", "in 2022"), ("before 9 June 2023", "before 9 June 2023"),
     ("上个月", "上个月（2024年3月）"), ("我昨天搬家", "我昨天（2024年4月19日）搬家"), ("去年春天", "去年春天（2023年春天）"), ("2023年6月", "2023年6月"),
     ("上周", "上周（2024年4月8日那一周）"), ("上周末", "上周末（2024年4月13日至2024年4月14日）"), ("三月以来", "三月以来（2024年3月）")])
