@@ -219,16 +219,17 @@ def _days(m: re.Match[str], now: Now) -> Span | None:
     return Span(datetime(year, month, int(d)), span(datetime(year, month, int(e)), "day")[1], "day", None if y and y.isdecimal() else "")
 
 # %% ../../nbs/times/02_english.ipynb #da51d899
-_NOT_BEFORE = (r"(?<!every )(?<!each )(?<!the )(?<!an )(?<!\ba )(?<!one )(?<!any )(?<!some )(?<!good )(?<!black )(?<!easter )(?<!cyber )(?<!super )(?<!that )"
-               r"(?<!first )(?<!second )(?<!third )(?<!fourth )(?<!last )(?<!next )(?<!other )")
+_NOT_BEFORE = re.compile(r"\b(?:every|each|the|an?|one|any|some|that|first|second|third|fourth|last|next|other|ago|ago on|(?-i:(?!On|This|And|But|So|Then|Or|I\b)"
+                         r"[A-Z][a-z]+)) \Z", re.I)
 _NOT_AFTER = (rf"(?! (?:mornings|afternoons|evenings|nights)|['’]s? (?:child|best)| of |,? (?:the )?(?:\d|{MONTH}))"
               r"(?!(?-i: [A-Z][a-z]+))(?! (?:before|after|following|preceding|prior to) )")
 
 
-@rule("en", rf"\b(?:on|since|by|until|till|this) (?P<x>{DAY}){_NOT_AFTER}|{_NOT_BEFORE}\b(?P<y>{FULL_DAY}){_NOT_AFTER}")
+@rule("en", rf"\b(?:on|since|by|until|till|this) (?P<x>{DAY}){_NOT_AFTER}|\b(?P<y>{FULL_DAY}){_NOT_AFTER}")
 def _on_day(m: re.Match[str], now: Now) -> Span | None:
     word = m["x"] or m["y"]
     if word.islower() and (len(word) < 5 or not (m["x"] or _TIME_OF_DAY.match(now.text, m.end()))): return None
+    if m["y"] and _NOT_BEFORE.search(now.text, max(0, m.start() - 16), m.start()): return None  # "Taco Tuesday", "the Friday we met"
     way, day = now.way(m.end() - len(word), m.end()), weekday(word)
     if not way: return None
     return whole(near(now.day, way, day), "day", f"the {WEEKDAYS[day]} {'before' if way < 0 else 'after'} {now.said}")

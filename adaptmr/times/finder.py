@@ -33,6 +33,7 @@ thurs thursday fri friday sat saturday sun sunday mondays tuesdays wednesdays th
 halloween thanksgiving festival easter labor memorial mother father patrick independence veterans boxing fools lunar"""))
 
 
+_TITLE = re.compile("《[^》]{0,60}》")
 _FULL_WIDTH = str.maketrans("０１２３４５６７８９　", "0123456789 ")
 
 
@@ -55,9 +56,10 @@ def _atoms(text: str, now: Now, anchors: Mapping[str, datetime], languages: list
                 except (OverflowError, ValueError, LookupError, StopIteration): continue  # a time that does not exist
                 at, end = m.span("x") if "x" in pattern.groupindex and m["x"] else m.span()
                 if s and s.start < s.stop: found.append(Found(at, end, s))
+    titles = [m.span() for m in _TITLE.finditer(text)] if found and "《" in text else []
     out: list[Found] = []
     for f in sorted(found, key=lambda f: (f.at, -f.end)):
-        if not out or f.at >= out[-1].end: out.append(f)
+        if (not out or f.at >= out[-1].end) and not any(a < f.at < b for a, b in titles): out.append(f)
     return out
 
 # %% ../../nbs/times/04_finder.ipynb #d978afa6

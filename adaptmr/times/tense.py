@@ -29,7 +29,7 @@ class Cue(NamedTuple):
 # %% auto #0
 __all__ = ['Tense', 'Cue', 'tense']
 
-# %% ../../nbs/times/00_tense.ipynb #0836e5ed
+# %% ../../nbs/times/00_tense.ipynb #d9a07639
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -43,7 +43,7 @@ _PARTICIPLES = _words("""been gone seen done given taken made found told said th
 spent built lost won run stood understood written spoken broken chosen driven ridden risen fallen eaten drunk swum sung begun become flown thrown
 grown drawn worn torn slept woken fed paid heard sold stuck struck hung shot stolen frozen forgotten hidden got gotten had come learnt""") | _LIKE_PRESENT
 _NO_PAST = _words("need feed seed bed red shed speed indeed hundred exceed proceed succeed bleed breed weed greed sacred naked wicked used united")
-_FUTURE = _words("""will won't shall shan't gonna wanna gotta upcoming deadline let's please should must ought hoping planning due might tomorrow""")
+_FUTURE = _words("""will won't shall shan't gonna wanna gotta upcoming deadline let's please should must ought hoping planning due might tomorrow hope hopes hopefully""")
 _WISHES = _words("""plan plans planning hope hopes hoping want wants wanting intend intends need needs needing aim aims aiming expect expects expecting
 have has got like love ought wish looking try mean""")
 _HABITS = _words("""usually normally typically generally regularly sometimes often annually yearly weekly every each whenever tends tend always
@@ -51,7 +51,8 @@ mondays tuesdays wednesdays thursdays fridays saturdays sundays born birthday:""
 _TIMETABLE = _words("""start begin leave arrive end open reopen close expire depart land launch resume finish premiere air return happen kick fly
 retire graduate go come move turn get meet run take fall drop play head check""")
 _REQUESTS = _words("""remind book add schedule send call meet join come bring save mark reserve order cancel make pick see don't remember wait
-block keep plan find going flying heading getting leaving visiting moving starting meeting tickets reminder""")
+block keep plan find going flying heading getting leaving visiting moving starting meeting tickets reminder ring text email tell ask grab swap watch confirm pay buy pack
+prepare bake cook clean mind stay try""")
 _ARRANGED = _words("""booked scheduled rescheduled reserved arranged postponed moved pushed planned set invited registered signed ordered got bought
 confirmed delayed changed agreed aimed deferred extended made brought put saved have has invited delayed scheduled""")
 _ADVERBS = _words("""already just also finally recently never ever only not since always really all both still even now officially actually so very
@@ -65,7 +66,7 @@ _MODALS = _words("can could would may might must should will shall couldn't woul
 _RESTART = _words("and but or so because while when that which who although though whereas then")
 _TOKEN = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)?:?|\d+|[,;:()—–]")
 
-# %% ../../nbs/times/00_tense.ipynb #d6eb9f77
+# %% ../../nbs/times/00_tense.ipynb #30af7f6b
 def _ahead(words: Sequence[str], i: int, skip: frozenset[str] = _ADVERBS) -> str:
     """The next word behind `i` that isn't an adverb or a subject; "" at the end."""
     return next((w for w in words[i + 1:i + 5] if w not in skip and not w.endswith("ly")), "")
@@ -91,8 +92,12 @@ def _of_was(words: Sequence[str], i: int) -> Tense:
     return Tense.open if unreal else Tense.past
 
 
-def _of_have(words: Sequence[str], i: int) -> Tense:
+def _of_have(words: Sequence[str], i: int) -> Tense | None:
+    if not _HELPERS.isdisjoint(words[max(0, i - 2):i]):
+        return None
     after = _ahead(words, i)
+    if after == "got":
+        return Tense.future if "to" in words[i + 1:i + 4] else Tense.present
     if _participle(after):
         return Tense.past
     return Tense.future if after == "to" else Tense.present
@@ -115,7 +120,7 @@ def _used(words: Sequence[str], i: int) -> int:
 
 
 def _of_birthday(words: Sequence[str], i: int) -> Tense | None:
-    comes = _ahead(words, i) in ("is", "falls", "was", "in", "on") or words[i].endswith("'s")
+    comes = _ahead(words, i) in ("is", "falls") or (words[i].endswith("'s") and words[i + 1:i + 2] in (["on"], ["in"]))
     return Tense.habit if comes else None
 
 
@@ -136,6 +141,8 @@ def _of_verb(words: Sequence[str], i: int) -> Tense | None:
 def _tell(words: Sequence[str], i: int, first: bool) -> Tense | None:
     """What the word at `i` tells; `first`: it opens its clause."""
     word = words[i]
+    if i and words[i - 1] == "to" and word not in _HABITS:
+        return None  # an infinitive
     for known, tense in ((_HABITS, Tense.habit), (_PAST, Tense.past), (_FUTURE, Tense.future)):
         if word in known:
             return tense
@@ -147,7 +154,9 @@ def _tell(words: Sequence[str], i: int, first: bool) -> Tense | None:
     if word in _WISHES and words[i + 1:i + 2] in (["to"], ["forward"]):
         return Tense.future
     if word.endswith("'ve"):
-        return Tense.past
+        return _of_have(words, i)
+    if word.endswith("'s") and (words[i + 1:i + 2] != [] and (words[i + 1] in _BEHIND_IS or words[i + 1].endswith("ing"))):
+        return _of_be(words, i)
     if word.endswith(("'ll", "'d")):
         return Tense.future if word.endswith("'ll") else Tense.past if _ahead(words, i) in ("been", "gone", "had", "seen") else Tense.open
     helps = word in ("does", "don't", "doesn't") or (word == "do" and words[i + 1:i + 2] != [] and words[i + 1] in _PRONOUNS)
@@ -155,6 +164,7 @@ def _tell(words: Sequence[str], i: int, first: bool) -> Tense | None:
 
 
 _HELPERS = _words("do does did don't doesn't didn't will won't shall gonna") | _MODALS
+_BEHIND_IS = _words("on in at due not been back over up off here there scheduled booked")
 _UNREAL = _words("supposed meant due scheduled set planning hoping expected")
 _WAS = _words("was were wasn't weren't")
 _HAVE = _words("have has haven't hasn't having")
@@ -182,7 +192,7 @@ def _cues(sentence: str) -> tuple[tuple[int, tuple[Cue, ...]], ...]:
         first = False
     return tuple((at, tuple(cues)) for at, cues in clauses)
 
-# %% ../../nbs/times/00_tense.ipynb #74fd671a
+# %% ../../nbs/times/00_tense.ipynb #4a588b8b
 _FOR = re.compile(r"\b(?:for|to|until|till) (?:the )?\Z", re.I)
 _SINCE = re.compile(r"\bsince (?:the )?(?:\w+ of )?\Z", re.I)
 
@@ -202,7 +212,7 @@ def _english(sentence: str, at: int) -> Tense:
     if any(c.tense is Tense.habit for c in cues):
         return Tense.habit
     cue = _chosen(cues, at)
-    if cue is None:
+    if cue is None or cue.tense is Tense.open:
         around = [c for _, other in reversed(clauses[:here]) for c in reversed(other)] + [c for _, other in clauses[here + 1:] for c in other]
         told = next((c.tense for c in around if c.tense in (Tense.past, Tense.future, Tense.habit)), Tense.open)
         return told
@@ -210,18 +220,18 @@ def _english(sentence: str, at: int) -> Tense:
         return Tense.future
     return cue.tense
 
-# %% ../../nbs/times/00_tense.ipynb #a94e8570
+# %% ../../nbs/times/00_tense.ipynb #38729c1a
 _ZH_WORDS = re.compile(
-    "[机聚晚宴乐唱动开社年约展学工体误舞卖话峰茶酒班庙堂委商协公]会(?!来|去|在|到|有)|会(?:议|员|长|计|所|场|话|面|展|馆|客|见)|一会儿?|[需主重只首次必摘概不]要(?![去来])|要(?:求|点|紧|么|是|不是|好)"
+    "(?<=没)(?:打算|计划|准备|想)|[机聚晚宴乐唱动开社年约展学工体误舞卖话峰茶酒班庙堂委商协公]会(?!来|去|在|到|有)|会(?:议|员|长|计|所|场|话|面|展|馆|客|见)|一会儿?|[需主重只首次必摘概不]要(?![去来])|要(?:求|点|紧|么|是|不是|好)"
     "|[通不经超难越透度路再错]过|过(?:年|节|来|去|程|期|敏|得|后|分)|[除为受]了|[来去吃做干]不了|[受少免]不了|了(?:解|不起|如)|将(?:军|近|来)|想(?:到|起|念|法|象|过)|到底|大概要")
 _ZH_HABIT = re.compile("每[年个天周月逢]|总是|通常|平时|一般|经常|往往|常常|都会|生日(?!派对|聚会|会|宴|那天)|出生|生的|生于|诞辰|属于|纪念日")
 _ZH_SOON = re.compile("(?:就要|快要|快|马上|将|要|该)[^，。！？,]{0,12}了")
 _ZH_FUTURE = re.compile(
-    "要|会|将|打算|计划|准备|想|希望|预计|预约|安排在|定在|定于|改[到成在]|推迟到|提前到|约[了在好]?|订|截止|到期|有空|有时间|方便|提醒|帮我|请|记得|别忘|能不能|可以吗"
+    "要|会|将|打算|计划|准备|想|希望|预计|预约|安排在|定在|定于|改[到成在]|推迟到|提前到|约[了在好]?|订|截止|到期|有空|有时间|(?<!不)方便|安排|怎么过|提醒|帮我|请|记得|别忘|能不能|可以吗"
     "|行吗|好吗|怎么样[？?]|起飞|出发|开学|开业|开幕|吧(?=[，。！？,!?]|\\Z)|见[！!]?\\Z")
-_ZH_TIMETABLE = re.compile("到(?=[。！？!?，,]|\\Z)|开始|举行|举办|上映|结束|结婚|搬家|考试|手术|面试|休息|放假|在[。！!]?\\Z")
+_ZH_TIMETABLE = re.compile("到(?=[。！？!?，,]|\\Z)|开始|举行|举办|上映|结束|结婚|搬家|考试|手术|面试|休息|放假|[飞回过]来|回去|在[。！!]?\\Z")
 _ZH_PAST = re.compile(
-    "了|过|已经|已|刚|曾|当时|那时|终于|没(?!空|时间|法|问题)|[玩过吃聊睡住]得|[见买收看拿遇碰找听]到|是[^，。！？]{1,14}的(?=[，。！？,!?]|\\Z)"
+    "了|过|已经|已|刚|曾|当时|那时|终于|没(?!空|时间|法|问题)|被(?!子)|[玩过吃聊睡住]得|[见买收看拿遇碰找听]到|是[^，。！？]{1,14}的(?=[，。！？,!?]|\\Z)"
     "|[^我你他她它们,，]{2}的(?=[。！!]|\\Z)|的时候你?在|停电的时候|以来|至今|一直")
 _ZH_PREDICATE = re.compile("(?:在|是|于|定在)\\Z")
 _ZH_OVER = re.compile("\\A(?:[日号]?(?:的|上午|下午|早上|晚上|中午|那天)?)?(?=[。！？，,!?]|\\Z)")
@@ -248,15 +258,14 @@ def _chinese(sentence: str, at: int, end: int) -> Tense:
     here = next((i for i, (a, b) in enumerate(pieces) if a <= at < b), 0)
     a, b = pieces[here] if pieces else (0, len(sentence))
     told = _zh_clause(sentence[a:at] + "◇" + sentence[end:max(b, end)])
+    around = [_zh_clause(sentence[x:y]) for x, y in pieces[here + 1:] + pieces[:here][::-1]]
+    if told is Tense.present and Tense.past in around:
+        return Tense.past
     if told is not Tense.open:
         return told
     if _ZH_PREDICATE.search(sentence, 0, at) and _ZH_OVER.match(sentence[end:]):
         return Tense.present
-    for x, y in pieces[here + 1:] + pieces[:here][::-1]:
-        told = _zh_clause(sentence[x:y])
-        if told in (Tense.past, Tense.future):
-            return told
-    return Tense.open
+    return next((t for t in around if t in (Tense.past, Tense.future)), Tense.open)
 
 # %% ../../nbs/times/00_tense.ipynb #6d46950e
 _STOP = re.compile(r"[!?;\n。！？；]+|\.(?=\s+[A-Z\"'“(🙂]|\s*\Z)(?<!\b[A-Z]\.)(?<![ap]\.m\.)(?<!\b(?:Mr|Dr|St|vs)\.)(?<!\bMrs\.)")
