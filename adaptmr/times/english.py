@@ -142,7 +142,7 @@ _ISO = re.compile(r"(?<![\d/.\-])(?P<a>\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.
 for _lang in RULES: RULES[_lang].append((_ISO, lambda m, now: _dated(m["a"])))
 
 
-@rule("en", rf"(?<![\d.:/])\b(?P<d>\d{{1,2}})(?P<th>st|nd|rd|th)?(?: of|,)?\s?(?P<m>{MONTH[:-2]})(?![a-z])\.?(?:,?\s?(?P<y>{YEAR}|\d{{4}}\b))?")
+@rule("en", rf"(?<![\d.:/])\b(?P<d>\d{{1,2}})(?P<th>st|nd|rd|th)?(?: of|,)?\s?(?P<m>{MONTH[:-2]})(?![a-z])(?:\.?,?\s?(?P<y>{YEAR}|\d{{4}}\b))?")
 def _day_month(m: re.Match[str], now: Now) -> Span | None:
     if m["m"] in LOOSE and not (m["y"] or m["th"]): return None
     if not m["y"]:

@@ -67,7 +67,7 @@ class Now:
         return self.lean or (0 if told is Tense.open else None)
 
 
-_IS_IN = re.compile(r"(?:\b(?:is|are|due)|['’](?:s|re)) (?:not |only |back |over |out |on )?(?:\w+ )?(?:in|early|late|mid|(?:the )?(?:end|beginning|middle|start) of)"
+_IS_IN = re.compile(r"(?:\b(?:is|are|due)|['’](?:s|re)) (?:not |only |back |over |out |on )?(?:in|early|late|mid|(?:the )?(?:end|beginning|middle|start) of)"
                     r"[ -]\Z|[一-龥◇]\Z", re.I)
 
 Rule = Callable[[re.Match[str], Now], "Span | None"]
