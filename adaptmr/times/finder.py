@@ -13,6 +13,7 @@ from .calendar import WEEKDAYS, Window, format_date, midnight, shift, span
 from .expressions import RULES, Found, Now, Span, counts, halved, near, part, whole
 from .english import DAY, FULL_DAY, MONTH, N, UNIT, weekday
 from .chinese import ZMONTH, ZN, ZUNIT, zh_unit
+from .relative import beside, nth, offset, side
 from ..text import split_sentences
 from ..types import as_utc
 
@@ -76,60 +77,6 @@ _ZOFFSET = re.compile(rf"的?(?:那(?P<of>天|周|个?月|年)|(?P<w>前|后)(?:
 _ZSIDE = re.compile(r"(以来|至今|起(?!来)|开始|之前|以前|前(?!面|后)|之后|以后|后(?!面))")
 
 
-def _each(first: datetime, last: datetime, unit: str, note: str | None) -> Span:
-    a, b = whole(first, unit), whole(last, unit)
-    return Span(a.start, b.stop, a.grain, note)
-
-
-def _offset(s: Span, n: tuple[int, int] | None, unit: str, sign: int) -> Span:
-    """`n` units (`None`: the one unit beside it) before (-1) or after (1) `s`; with sign 0 the unit that `s` is in."""
-    note, u = None if s.note is None else "", unit.lower()
-    base = midnight(s.start if sign <= 0 else s.stop - timedelta(microseconds=1))
-    if re.fullmatch(DAY, u):
-        t = near(base, sign, weekday(u))
-        return whole(shift(t, sign * ((n[0] if n else 1) - 1), "week"), "day", note)
-    if sign == 0: return whole(base, u, note)
-    if u == "weekend": return whole(shift(base, sign * (n[0] if n else 1) - (sign > 0 and base.weekday() < 5), u), u, note)
-    if n is None and u not in ("day", "night", "hour", "minute"):
-        stop = base if sign < 0 else base + timedelta(days=1)
-        a, b = sorted((stop, midnight(shift(stop, sign, u))))
-        return Span(a, b, whole(base, u).grain, note)
-    low, high = n or (1, 1)
-    first, last = sorted((shift(base, sign * low, u), shift(base, sign * high, u)))
-    return _each(first, last, u, note)
-
-
-def _nth(s: Span, n: str, unit: str) -> Span:
-    which, u = ("first", "second", "third", "fourth", "last").index(n.lower()), unit.lower()
-    if u in ("day", "month"):
-        t = shift(s.stop, -1, u) if which == 4 else shift(s.start, which, u)
-        return whole(t, u, None if s.note is None else "")
-    day = 5 if u == "weekend" else 0 if u == "week" else weekday(u)
-    if u == "week":  # the first seven days, and so on; the last seven
-        a = s.stop - timedelta(days=7) if which == 4 else s.start + timedelta(days=7 * which)
-        return Span(a, a + timedelta(days=7), "week", None if s.note is None else "")
-    t = near(s.stop, -1, day) if which == 4 else near(s.start - timedelta(days=1), 1, day) + timedelta(days=7 * which)
-    return whole(t, "weekend" if u == "weekend" else "day", None if s.note is None else "")
-
-
-def _side(s: Span, word: str, now: Now) -> Span:
-    """Everything since, before, after or up to `s`; an annotation still speaks of `s` itself."""
-    tonight, note = span(now.t, "day")[1], s.note
-    if s.note == "": note = format_date(Window(s.start, s.stop, "", s.grain), lang="en" if word.isascii() else "zh")
-    if word in ("since", "以来", "至今", "起", "开始"): return s._replace(stop=tonight, note=note)
-    if word in ("before", "prior to", "之前", "以前", "前"): return s._replace(start=datetime.min, stop=s.start, note=note)
-    if word in ("after", "之后", "以后", "后"): return s._replace(start=s.stop, stop=tonight if s.stop < tonight else datetime.max, note=note)
-    return s._replace(start=datetime.min, note=note)
-
-
-def _beside(s: Span, other: Span, sign: int) -> Span:
-    """`s`, which names no year, moved to the year that puts it last before (-1) or first after (1) the start of `other`."""
-    years = other.start.year - s.start.year
-    moved = shift(s.start, years, "year")
-    years += sign * ((moved > other.start) if sign < 0 else (moved < other.start))
-    return s._replace(start=shift(s.start, years, "year"), stop=shift(s.stop, years, "year"))
-
-
 _YEARLESS = re.compile(rf"(?:the )?(?:\d{{1,2}}\w{{0,2}} )?(?:of )?{MONTH}(?: \d{{1,2}}\w{{0,2}})?|{ZMONTH}份?(?:\w{{1,3}}[日号])?", re.I)
 
 
@@ -139,26 +86,26 @@ def _widen(f: Found, text: str, now: Now, low: int) -> Found:
     for _ in range(2):
         lo = max(low, at - 48)
         if (m := _PART.search(text, lo, at)) and s.grain in ("year", "season", "month", "week"): s = part(s, m[1])
-        elif m := _NTH.search(text, lo, at): s = _nth(s, m["n"], m["u"])
+        elif m := _NTH.search(text, lo, at): s = nth(s, m["n"], m["u"])
         elif m := _OFFSET.search(text, lo, at):
             sign = {"of": 0, "before": -1, "prior to": -1, "preceding": -1}.get(m["w"].lower(), 1)
             named = m["u"] or m["bare"] or m["first"]
             if (m["n"] or m["bare"]) and sign == 0: break
             n, unit = halved(counts(m["n"]), named.lower()) if m["n"] else (None, named)
-            s = _offset(s, n, unit, sign)
+            s = offset(s, n, unit, sign)
         elif m := _ZOFFSET.match(text, end):
-            if m["of"]: s = _offset(s, None, zh_unit(m["of"]), 0)
-            elif m["next"]: s = _offset(s, None, "day", 1)
-            elif m["d"]: s = _offset(s, None, WEEKDAYS["一二三四五六日".index(m["d"].replace("天", "日"))], -1 if m["v"] == "前" else 1)
+            if m["of"]: s = offset(s, None, zh_unit(m["of"]), 0)
+            elif m["next"]: s = offset(s, None, "day", 1)
+            elif m["d"]: s = offset(s, None, WEEKDAYS["一二三四五六日".index(m["d"].replace("天", "日"))], -1 if m["v"] == "前" else 1)
             else:
                 n, unit = halved(counts(m["n"]), zh_unit(m["u"]))
-                s = _offset(s, n, unit, -1 if m["w"] == "前" else 1)
+                s = offset(s, n, unit, -1 if m["w"] == "前" else 1)
             end = m.end(); continue
         else: break
         at = m.start()
-    if m := _SIDE.search(text, max(low, at - 12), at): return Found(m.start(), end, _side(s, m[1].lower(), now))
+    if m := _SIDE.search(text, max(low, at - 12), at): return Found(m.start(), end, side(s, m[1].lower(), now))
     opened = text[max(at - 1, low):at] in ("从", "自")
-    if (m := _ZSIDE.match(text, end)) and (opened or m[1] not in ("起", "开始")): return Found(at - opened, m.end(), _side(s, m[1], now))
+    if (m := _ZSIDE.match(text, end)) and (opened or m[1] not in ("起", "开始")): return Found(at - opened, m.end(), side(s, m[1], now))
     return Found(at, end, s)
 
 
@@ -172,8 +119,8 @@ def _join(a: Found, f: Found, g: Found, text: str, to: re.Match[str], opened: re
         return None  # "moved from Friday to Sunday" is no stretch
     first, last = a.span, g.span
     days = _DAYS_OF_WEEK.fullmatch(text, f.at, f.end) and _DAYS_OF_WEEK.fullmatch(text, a.at, a.end)
-    if first.note == "" and _YEARLESS.fullmatch(text, a.at, a.end): first = _beside(first, last, -1)
-    elif last.note == "" and _YEARLESS.fullmatch(text, f.at, f.end): last = _beside(last, first, 1)
+    if first.note == "" and _YEARLESS.fullmatch(text, a.at, a.end): first = beside(first, last, -1)
+    elif last.note == "" and _YEARLESS.fullmatch(text, f.at, f.end): last = beside(last, first, 1)
     elif days and last.stop <= first.start: last = last._replace(start=shift(last.start, 1, "week"), stop=shift(last.stop, 1, "week"))
     elif days and first.start < last.start - timedelta(days=6): last = last._replace(start=shift(last.start, -1, "week"), stop=shift(last.stop, -1, "week"))
     if not datetime.min < first.start < last.stop:
