@@ -94,7 +94,7 @@ _MAY = re.compile(r"\b(?:mar|march|may)\b(?=\.? \d)|(?<=\d )(?:mar|march|may)\b|
 def _without_dates(text: str) -> tuple[str, list[_Date]]:
     """The text with a mark in place of each date, and the dates."""
     found: list[_Date] = []
-    for w in find_times(text, _NOW):
+    for w in find_times(text, _NOW, lean="past"):
         if w.grain == "hour" or not _FIGURE.search(w.text) or re.search(r"\b(?:ago|past|next) ?|前$|后$", w.text): continue
         found.append(_Date(w.start.replace(tzinfo=None), w.end.replace(tzinfo=None), w.grain, not _WITH_YEAR.search(w.text), bool(_ROUGH.match(w.text))))
         text = text.replace(w.text, _MARK, 1)

@@ -9,7 +9,8 @@ import re
 from datetime import datetime
 
 from .calendar import midnight, number, season, shift, span
-from .expressions import FEASTS, Now, Span, counted, counts, feast, halved, latest_month, near, part, rule, whole
+from .expressions import Now, Span, counted, counts, feast, halved, near, part, rule, whole, yearly_day, yearly_month
+from .feasts import FEASTS
 
 
 ZN = r"(?:\d{1,4}|[零〇一二两三四五六七八九十百]{1,6}|半|几|数)"
@@ -21,7 +22,8 @@ _ZYEAR = (r"(?:大前年|前年|去年|今年|本年|明年|后年|"
 ZUNITS = {"天": "day", "日": "day", "周": "week", "星期": "week", "礼拜": "week", "月": "month", "季度": "quarter", "年": "year",
           "小时": "hour", "钟头": "hour", "分钟": "minute"}
 _ZYEARS = {"大前年": -3, "前年": -2, "去年": -1, "今年": 0, "本年": 0, "明年": 1, "后年": 2}
-_ZFEAST = "|".join(f for f in FEASTS if not f.isascii())
+_ZFEAST = "|".join(f for f in sorted(FEASTS, key=len, reverse=True) if not f.isascii())
+_ZTO = rf"(?:\s?[到至~—–-]\s?(?P<e>{_ZDAY})[日号](?![线楼]))?"
 
 
 def zh_unit(word: str) -> str:
@@ -56,24 +58,26 @@ def _zh_week(m: re.Match[str], now: Now) -> Span:
     return whole(t, "weekend") if m["d"] == "末" else whole(near(midnight(t), 0, "一二三四五六日".index(m["d"].replace("天", "日"))), "day")
 
 
-@rule("zh", rf"(?P<w>上上|下下|上|这|本|下)(?:一)?个?(?P<u>月|季度|季)(?:份)?(?:的)?(?:(?P<d>{_ZDAY})[号日](?!线)|(?P<p>初|中旬|上旬|下旬|底|末))?")
+@rule("zh", rf"(?P<w>上上|下下|上|这|本|下)(?:一)?个?(?P<u>月|季度|季)(?:份)?(?:的)?(?:(?P<d>{_ZDAY})[日号](?![线楼]){_ZTO}|(?P<p>初|中旬|上旬|下旬|底|末))?")
 def _zh_month(m: re.Match[str], now: Now) -> Span | None:
     if m["u"] == "季" or (m["u"] == "季度" and (m["d"] or m["p"])): return None
     found = whole(shift(now.t, _ZWHICH[m["w"]], "month" if m["u"] == "月" else "quarter"), "month" if m["u"] == "月" else "quarter")
-    if m["d"]: return whole(found.start.replace(day=number(m["d"])), "day")
+    if m["d"]: return _zh_days(m, found.start, "")
     return part(found, m["p"]) if m["p"] else found
 
 
-@rule("zh", r"(?<![上下这本每个逢到至小老])(?:周|星期|礼拜)(?P<d>[一二三四五六日天末])(?![到至])")
+@rule("zh", r"(?<![上下这本每个逢小老])(?<![一二三四五六日天末][到至])(?:周|星期|礼拜)(?P<d>[一二三四五六日天末])(?![到至](?:周|星期|礼拜)?[一二三四五六日天])")
 def _zh_weekday(m: re.Match[str], now: Now) -> Span | None:
-    if m["d"] == "末":
+    way, word = now.way(m.start(), m.end()), m["d"]
+    if not way or not word: return None
+    if word == "末":
         if not m[0].startswith("周"): return None
-        which = 1 if now.ahead(m.start()) and now.t.weekday() > 4 else 0 if now.ahead(m.start()) or now.t.weekday() > 4 else -1
+        which = way if way > 0 and now.t.weekday() > 4 else 0 if way > 0 or now.t.weekday() > 4 else -1
         return whole(shift(now.t, which, "weekend"), "weekend")
-    return whole(near(now.day, 1 if now.ahead(m.start()) else -1, "一二三四五六日".index(m["d"].replace("天", "日"))), "day")
+    return whole(near(now.day, way, "一二三四五六日".index(word.replace("天", "日"))), "day")
 
 
-@rule("zh", rf"(?P<y>{_ZYEAR})(?:的?(?P<m>{ZMONTH})份?的?(?:(?P<d>{_ZDAY})[日号]|(?P<mp>初|中旬|上旬|下旬|底|末))?"
+@rule("zh", rf"(?P<y>{_ZYEAR})(?:的?(?P<m>{ZMONTH})份?的?(?:(?P<d>{_ZDAY})[日号](?![线楼]){_ZTO}|(?P<mp>初|中旬|上旬|下旬|底|末))?"
             rf"|的?(?P<s>[春夏秋冬])(?:天|季)|的?(?P<p>年?(?:初|底|末)|年中|上半年|下半年)"
             rf"|的?第?(?P<q>[一二三四1-4])季度|的?(?P<f>{_ZFEAST}))?")
 def _zh_date(m: re.Match[str], now: Now) -> Span:
@@ -85,35 +89,46 @@ def _zh_date(m: re.Match[str], now: Now) -> Span:
     return _zh_in_month(m, datetime(year, number(m["m"][:-1]), 1), note)
 
 
+def _zh_days(m: re.Match[str], month: datetime, note: str | None) -> Span:
+    """The day that a match names, or the days (3号到9号), in `month`."""
+    first = whole(month.replace(day=number(m["d"])), "day", note)
+    return first if not m["e"] else first._replace(stop=whole(month.replace(day=number(m["e"])), "day").stop)
+
+
 def _zh_in_month(m: re.Match[str], month: datetime, note: str | None) -> Span:
-    if m["d"]: return whole(month.replace(day=number(m["d"])), "day", note)
+    if m["d"]: return _zh_days(m, month, note)
     return part(whole(month, "month", note), m["mp"]) if m["mp"] else whole(month, "month", note)
 
 
-@rule("zh", rf"(?<![\d零〇一二三四五六七八九十年半几数/.])(?P<m>{ZMONTH})(?!饼|嫂)份?的?(?:(?P<d>{_ZDAY})[日号]|(?P<mp>初|中旬|上旬|下旬|底|末))?")
-def _zh_bare_month(m: re.Match[str], now: Now) -> Span:
-    month, ahead = number(m["m"][:-1]), now.ahead(m.start())
-    if not m["d"]: return _zh_in_month(m, latest_month(month, now, ahead).start, "")
-    years = range(now.t.year, min(now.t.year + 9, 9999)) if ahead else range(now.t.year, max(now.t.year - 9, 0), -1)
-    days = (datetime(y, month, number(m["d"])) for y in years if (month, number(m["d"])) != (2, 29) or (y % 4 == 0 and (y % 100 or y % 400 == 0)))
-    return whole(next(t for t in days if (t > now.t if ahead else t <= now.t)), "day")
+@rule("zh", rf"(?<![\d零〇一二三四五六七八九十年半几数/.])(?P<m>{ZMONTH})(?!饼|嫂|天(?!气))份?的?(?:(?P<d>{_ZDAY})[日号](?![线楼]){_ZTO}|(?P<mp>初|中旬|上旬|下旬|底|末))?")
+def _zh_bare_month(m: re.Match[str], now: Now) -> Span | None:
+    month, way = number(m["m"][:-1]), now.way(m.start(), m.end())
+    meant = yearly_day(month, number(m["d"]), now, way) if m["d"] else yearly_month(month, now, way)
+    return _zh_in_month(m, meant.start.replace(day=1), "") if meant else None
 
 
 @rule("zh", r"(?<!\d)(?<![年份度季])(?:年初|年底|年末|年中|上半年|下半年)")
-def _zh_part_of_year(m: re.Match[str], now: Now) -> Span:
-    found = part(whole(now.t, "year"), m[0])
-    return found if found.start <= now.t or now.ahead(m.start()) else part(whole(shift(now.t, -1, "year"), "year"), m[0])
+def _zh_part_of_year(m: re.Match[str], now: Now) -> Span | None:
+    found, way = part(whole(now.t, "year"), m[0]), now.way(m.start(), m.end())
+    if way == 1: return found if found.stop > now.t else part(whole(shift(now.t, 1, "year"), "year"), m[0])
+    if found.start <= now.t: return found if way else None
+    return part(whole(shift(now.t, -1, "year"), "year"), m[0]) if way else None
 
 
 @rule("zh", rf"(?<![一-龥\d](?=五一))(?:{_ZFEAST})(?!二)")
-def _zh_feast(m: re.Match[str], now: Now) -> Span: return feast(m[0], None, 1 if now.ahead(m.start()) else -1, now)
+def _zh_feast(m: re.Match[str], now: Now) -> Span | None: return feast(m[0], None, now.way(m.start(), m.end()), now)
 
 
 @rule("zh", rf"(?:大约|大概|差不多|约)?(?<![\d第])(?P<n>{ZN})(?P<u>{ZUNIT})(?:半|多)?(?:之|以)?"
-            rf"(?:前(?!面)|(?P<after>后(?=[^，。！？]{{0,8}}(?:要|会|将|打算|准备))))")
+            rf"(?:前(?!面)|(?P<after>后(?!面|来|悔)))")
 def _zh_ago(m: re.Match[str], now: Now) -> Span | None:
+    if m["after"] and now.way(m.start(), m.end()) != 1: return None  # 一周后他来了: after what was told before
     n, unit = halved(counts(m["n"]), zh_unit(m["u"]))
     return None if unit == "year" and n[0] > 999 else counted(now, n, unit, sign=1 if m["after"] else -1)  # 2022年前 is a side of 2022
+
+
+@rule("zh", rf"(?:再过|还有)(?P<n>{ZN})(?P<u>{ZUNIT})(?=，?[^，。]{{0,3}}[就要会便我你他她])")
+def _zh_in(m: re.Match[str], now: Now) -> Span: return counted(now, *halved(counts(m["n"]), zh_unit(m["u"])), sign=1)
 
 
 @rule("zh", rf"(?:最近|过去|近|这(?![几两]天))的?(?P<n>{ZN})(?P<u>{ZUNIT})")

@@ -10,7 +10,8 @@ from datetime import datetime
 from functools import lru_cache
 
 from .calendar import MONTHS, SEASONS, WEEKDAYS, midnight, number, season, shift, span
-from .expressions import FEASTS, RULES, Now, Span, counted, counts, feast, halved, latest_month, near, nearest, rule, whole
+from .expressions import RULES, Now, Span, counted, counts, feast, halved, near, nearest, rule, whole, yearly, yearly_day, yearly_month
+from .feasts import FEASTS
 
 
 MONTH = r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b"
@@ -67,9 +68,26 @@ def _last(m: re.Match[str], now: Now) -> Span | None:
 
 
 @rule("en", r"\b(?:over|during|on|at) (?P<x>the weekend)\b(?! (?:of|before|after|prior|following)\b)")
-def _the_weekend(m: re.Match[str], now: Now) -> Span:
-    which = 1 if now.ahead(m.start()) and now.t.weekday() > 4 else 0 if now.ahead(m.start()) or now.t.weekday() > 4 else -1
+def _the_weekend(m: re.Match[str], now: Now) -> Span | None:
+    way = now.way(m.start("x"), m.end("x"))
+    if not way:
+        return None
+    which = way if way > 0 and now.t.weekday() > 4 else 0 if way > 0 or now.t.weekday() > 4 else -1
     return whole(shift(now.t, which, "weekend"), "weekend", f"the weekend {('of', 'after', 'before')[which]} {now.said}")
+
+
+@rule("en", rf"\b(?:the )?(?P<u>week|weekend|month|year) (?P<w>before last|after next)\b|\b(?P<n>{N}) (?P<v>day|week|month)s? from (?P<d>{FULL_DAY})")
+def _beyond(m: re.Match[str], now: Now) -> Span:
+    if not m["u"]:
+        return whole(shift(near(now.day, 1, weekday(m["d"])), number(m["n"]), m["v"].lower()), "day")
+    return whole(shift(now.t, -2 if m["w"].lower() == "before last" else 2, m["u"].lower()), m["u"].lower())
+
+
+@rule("en", rf"\b(?:in|over|during|through|throughout|since) the (?P<x>{SEASON})(?! of\b|,? \d)")
+def _the_season(m: re.Match[str], now: Now) -> Span | None:
+    way = now.way(m.start("x"), m.end("x"), exact=False)
+    meant = yearly(now, way, lambda y: season(y, _season(m["x"]))) if way else None
+    return Span(*meant, "season", "") if meant else None
 
 
 @rule("en", r"\b(?P<w>earlier|later) (?:this|in the) (?P<u>week|month|year)\b")
@@ -100,34 +118,36 @@ def _rolling(m: re.Match[str], now: Now) -> Span:
     return Span(midnight(shift(now.t, -high, unit)), tonight, grain, "")
 
 
-@rule("en", rf"\b(?P<in>in )?(?P<n>{N}) (?P<u>{UNIT})s?(?(in)| from now)\b")
+@rule("en", rf"\b(?P<in>in )?(?:about |around |another )?(?P<n>{N}) (?P<u>{UNIT})s?(?(in)|(?: from (?:now|today)))(?! of\b)\b")
 def _in(m: re.Match[str], now: Now) -> Span | None:
-    if m["in"] and not now.ahead(m.start()): return None  # "I finished it in two weeks" tells how long, not when
+    if m["in"] and now.way(m.start("n"), m.end(), exact=False) != 1:
+        return None  # "I finished it in two weeks" tells how long, not when
     return counted(now, *halved(counts(m["n"]), m["u"].lower()), sign=1)
 
 # %% ../../nbs/times/02_english.ipynb #f0fbb322
 @lru_cache(maxsize=20_000)
-def _parse(words: str, base: datetime, prefer: str) -> datetime | None:
+def _parse(words: str, base: datetime) -> datetime | None:
     import dateparser
     order = "YMD" if words[:4].isdecimal() else "DMY" if "." in words else "MDY"
     return dateparser.parse(words, languages=["en"], settings={
-        "RELATIVE_BASE": base, "PREFER_DATES_FROM": prefer, "DATE_ORDER": order, "RETURN_AS_TIMEZONE_AWARE": False})
+        "RELATIVE_BASE": base, "PREFER_DATES_FROM": "past", "DATE_ORDER": order, "RETURN_AS_TIMEZONE_AWARE": False})
 
 
-def _dated(words: str, m: re.Match[str], now: Now, dated: bool) -> Span | None:
-    t = _parse(words, datetime(2000, 1, 1) if dated else now.day, "past" if dated or not now.ahead(m.start()) else "future")
-    return whole(t, "day", None if dated else "") if t else None
+def _dated(words: str, relative: bool = False) -> Span | None:
+    t = _parse(words, datetime(2000, 1, 1))
+    return whole(t, "day", "" if relative else None) if t else None
 
 
 _ISO = re.compile(r"(?<![\d/.\-])(?P<a>\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4}|\d{1,2}/\d{1,2}/\d{2})(?![\d/\-]|\.\d)")
-for _lang in RULES: RULES[_lang].append((_ISO, lambda m, now: _dated(m["a"], m, now, True)))
+for _lang in RULES: RULES[_lang].append((_ISO, lambda m, now: _dated(m["a"])))
 
 
-@rule("en", rf"(?<![\d.:/])\b(?P<d>\d{{1,2}})(?P<th>st|nd|rd|th)?(?: of|,)?\s?(?P<m>{MONTH[:-2]})(?![a-z])\.?(?:,?\s?(?P<y>{YEAR}|\d{{4}}\b))?")
+@rule("en", rf"(?<![\d.:/])\b(?P<d>\d{{1,2}})(?P<th>st|nd|rd|th)?(?: of|,)?\s?(?P<m>{MONTH[:-2]})(?![a-z])(?:\.?,?\s?(?P<y>{YEAR}|\d{{4}}\b))?")
 def _day_month(m: re.Match[str], now: Now) -> Span | None:
     if m["m"] in LOOSE and not (m["y"] or m["th"]): return None
-    year = f" {_year(m['y'], now):04d}" if m["y"] else ""
-    return _dated(f"{m['d']} {MONTHS[_month(m['m']) - 1]}{year}", m, now, bool(year))
+    if not m["y"]:
+        return yearly_day(_month(m["m"]), int(m["d"]), now, now.way(m.start(), m.end()))
+    return _dated(f"{m['d']} {MONTHS[_month(m['m']) - 1]} {_year(m['y'], now):04d}")
 
 
 @rule("en", rf"\b(?P<m>{MONTH})\.? (?:the )?(?P<d>\d{{1,2}})(?P<th>st|nd|rd|th)?"
@@ -153,13 +173,15 @@ def _in_month(m: re.Match[str], now: Now) -> Span | None:
     if word in ("may", "june", "april", "august", "jan", "mar"):  # who may be people: "before June left", but "before June?"
         person = p in ("by", "from") or (p in ("before", "after") and re.match(r" ?\w", now.text[m.end():m.end() + 2]))
         if person: return None
-    return latest_month(_month(word), now, now.ahead(m.start()))
+    return yearly_month(_month(word), now, now.way(m.start("x"), m.end("x"), exact=False))
 
 
 @rule("en", rf"\b(?:between|from) (?P<a>{MONTH})(?: (?P<ya>\d{{4}}))? (?:and|to|until|till|through) (?P<b>{MONTH})(?:,? (?P<yb>{YEAR}))?")
-def _months(m: re.Match[str], now: Now) -> Span:
+def _months(m: re.Match[str], now: Now) -> Span | None:
     a, b = _month(m["a"]), _month(m["b"])
-    yb = _year(m["yb"], now) if m["yb"] else int(m["ya"]) + (b < a) if m["ya"] else latest_month(b, now).start.year
+    bare = None if m["ya"] or m["yb"] else yearly_month(b, now, now.way(m.start("a"), m.end(), exact=False))
+    if not (m["ya"] or m["yb"] or bare): return None
+    yb = _year(m["yb"], now) if m["yb"] else int(m["ya"]) + (b < a) if m["ya"] else bare.start.year  # type: ignore[union-attr]
     ya = int(m["ya"]) if m["ya"] else yb - (a > b)
     return Span(datetime(ya, a, 1), span(datetime(yb, b, 1), "month")[1], "month", None if (m["yb"] or m["ya"] or "").isdecimal() else "")
 
@@ -190,26 +212,44 @@ def _decade(m: re.Match[str], now: Now) -> Span: return whole(datetime(int(m["y"
 def _days(m: re.Match[str], now: Now) -> Span | None:
     word, d, e, y = (m[k] or m[k + "2"] for k in ("m", "d", "e", "y"))
     month = _month(word)
-    year = _year(y, now) if y else latest_month(month, now).start.year
+    if not y:
+        first, last = (yearly_day(month, int(n), now, now.way(m.start(), m.end())) for n in (d, e))
+        return last._replace(start=last.start.replace(day=int(d))) if first and last and int(d) < int(e) else None
+    year = _year(y, now)
     return Span(datetime(year, month, int(d)), span(datetime(year, month, int(e)), "day")[1], "day", None if y and y.isdecimal() else "")
 
 # %% ../../nbs/times/02_english.ipynb #da51d899
-@rule("en", rf"\bon (?P<x>{DAY})(?! (?:mornings|afternoons|evenings|nights))"
-            rf"|(?<!every )(?<!each )\b(?P<y>{FULL_DAY}) (?:morning|afternoon|evening|night)\b")
+_NOT_BEFORE = re.compile(r"\b(?:every|each|the|an?|one|any|some|that|first|second|third|fourth|last|next|other|ago|ago on|(?-i:(?!On|This|And|But|So|Then|Or|I\b)"
+                         r"[A-Z][a-z]+)) \Z", re.I)
+_NOT_AFTER = (rf"(?! (?:mornings|afternoons|evenings|nights)|['’]s? (?:child|best)| of |,? (?:the )?(?:\d|{MONTH}))"
+              r"(?!(?-i: [A-Z][a-z]+))(?! (?:before|after|following|preceding|prior to) )")
+
+
+@rule("en", rf"\b(?:on|since|by|until|till|this) (?P<x>{DAY}){_NOT_AFTER}|\b(?P<y>{FULL_DAY}){_NOT_AFTER}")
 def _on_day(m: re.Match[str], now: Now) -> Span | None:
     word = m["x"] or m["y"]
-    if word.islower() and len(word) < 5: return None
-    which, day = 1 if now.ahead(m.start()) else -1, weekday(word)
-    return whole(near(now.day, which, day), "day", f"the {WEEKDAYS[day]} {'before' if which < 0 else 'after'} {now.said}")
+    if word.islower() and (len(word) < 5 or not (m["x"] or _TIME_OF_DAY.match(now.text, m.end()))): return None
+    if m["y"] and _NOT_BEFORE.search(now.text, max(0, m.start() - 16), m.start()): return None  # "Taco Tuesday", "the Friday we met"
+    way, day = now.way(m.end() - len(word), m.end()), weekday(word)
+    if not way: return None
+    return whole(near(now.day, way, day), "day", f"the {WEEKDAYS[day]} {'before' if way < 0 else 'after'} {now.said}")
 
 
-_FEAST = "|".join(re.escape(f).replace("'", "['’]") for f in FEASTS if f.isascii())
+_TIME_OF_DAY = re.compile(" (?:morning|afternoon|evening|night)", re.I)
+_FEAST = "|".join(re.escape(f).replace("'", "['’]?") for f in sorted(FEASTS, key=len, reverse=True) if f.isascii())
+_NO_FEAST = (r"(?! (?:tree|music|market|card|carol|song|movie|film|dinner|lunch|party|present|gift|cookie|light|decoration|egg|costume|shopping|"
+             r"stocking|spirit|sweater|jumper|season|bunny|candy|pudding|ornament|concert|play|special|island)s?\b)")
 
 
-@rule("en", rf"\b(?:(?P<w>last|this|next|on|at|over|since|before|after|during|for) )(?P<x>(?:{_FEAST})(?: (?:of )?(?P<y>{YEAR}))?)(?!\w)"
-            rf"|\b(?P<f>{_FEAST}) (?P<z>{YEAR})")
-def _on_feast(m: re.Match[str], now: Now) -> Span:
+@rule("en", rf"\b(?:(?P<w>last|this|next|on|at|over|since|before|after|during|for|around|by) (?:the )?)"
+            rf"(?P<x>(?:{_FEAST})(?: (?:of )?(?P<y>{YEAR}))?)(?!\w){_NO_FEAST}|\b(?P<f>{_FEAST})(?:,? (?P<z>{YEAR})|(?= (?:is|was|falls|comes|came)\b))")
+def _on_feast(m: re.Match[str], now: Now) -> Span | None:
     y, word = m["y"] or m["z"], (m["w"] or "").lower()
     name = m["f"] or re.match(_FEAST, m["x"], re.I)[0]  # type: ignore[index]
-    found = feast(name, _year(y, now) if y else None, {"this": 0, "next": 1}.get(word, 1 if now.ahead(m.start()) else -1), now)
-    return found if not y or y.isdecimal() else found._replace(note="")
+    way = {"last": -1, "next": 1}.get(word, now.way(m.start("x") if m["x"] else m.start(), m.end()))
+    if word == "this" and not way: way = 1
+    found = feast(_NAMES[re.sub("[^a-z]", "", name.lower())], _year(y, now) if y else None, way, now)
+    return found._replace(note="") if found and y and not y.isdecimal() else found
+
+
+_NAMES = {re.sub("[^a-z]", "", name): name for name in FEASTS if name.isascii()}

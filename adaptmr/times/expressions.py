@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Callable, NamedTuple
 
-from .calendar import format_date, midnight, number, plus, shift, span
+from .calendar import format_date, midnight, number, shift, span
+from .feasts import FEASTS
+from .tense import Tense, tense
 
 # %% auto #0
-__all__ = ['Rule', 'RULES', 'FEASTS', 'Span', 'Found', 'Now', 'rule', 'whole', 'counts', 'halved', 'counted', 'near', 'nearest',
-           'latest_month', 'feast', 'part']
+__all__ = ['Rule', 'RULES', 'NEAR', 'Span', 'Found', 'Now', 'rule', 'whole', 'counts', 'halved', 'counted', 'near', 'nearest',
+           'yearly', 'yearly_month', 'yearly_day', 'feast', 'part']
 
 # %% ../../nbs/times/01_expressions.ipynb #4c9084e3
 class Span(NamedTuple):
@@ -35,9 +37,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The moment that "now" is, what has a date of its own ("my birthday"), and the text being read."""
+    """The moment that "now" is, the text being read, and which way an expression is read that nothing decides.
+
+    `lean`: -1 to the past (a question to a memory looks back), 1 to the future, 0 not at all.
+    """
     t: datetime
     text: str = ""
+    lean: int = 0
 
     @property
     def day(self) -> datetime: return midnight(self.t)
@@ -45,13 +51,24 @@ class Now:
     @property
     def said(self) -> str: return format_date(self.t)
 
-    def ahead(self, at: int) -> bool:
-        """Whether the clause before position `at` speaks of the future ("I'll see you on Friday")."""
-        return bool(_AHEAD.search(self.text, max(0, at - 80), at))
+    def way(self, at: int, end: int, exact: bool = True) -> int | None:
+        """Which of those that come again is meant by `text[at:end]`, as its sentence tells.
+
+        -1: the latest; 1: the next; 0: nothing decides; `None`: none in particular, the sentence speaks of a habit. With
+        `exact` false, for a month or a season, "The wedding is in May" is the next May, but "It's hot in May" is a habit.
+        """
+        told = tense(self.text, at, end)
+        if told is Tense.present and not exact and not _IS_IN.search(self.text, max(0, at - 40), at):
+            told = Tense.habit
+        if told is Tense.past:
+            return -1
+        if told in (Tense.future, Tense.present):
+            return 1
+        return self.lean or (0 if told is Tense.open else None)
 
 
-_AHEAD = re.compile(r"(?:\b(?:will|won't|shall|going to|gonna|plan to|plans to|planning|looking forward|can't wait|scheduled)\b"
-                    r"|['’]ll\b|打算|准备|计划|将要|将在)[^.!?;。！？；\n]*\Z", re.I)
+_IS_IN = re.compile(r"(?:\b(?:is|are|due)|['’](?:s|re)) (?:not |only |back |over |out |on )?(?:in|early|late|mid|(?:the )?(?:end|beginning|middle|start) of)"
+                    r"[ -]\Z|[一-龥◇]\Z", re.I)
 
 Rule = Callable[[re.Match[str], Now], "Span | None"]
 RULES: dict[str, list[tuple[re.Pattern[str], Rule]]] = {"en": [], "zh": []}
@@ -107,45 +124,56 @@ def nearest(now: Now, which: int, months: int, of: Callable[[int], tuple[datetim
     return next((s for s in around if s[0] <= now.t < s[1]), of(now.t.year))
 
 
-def latest_month(month: int, now: Now, ahead: bool = False) -> Span:
-    past = now.t.month >= month
-    return whole(datetime(now.t.year - (not past) + (ahead and month != now.t.month), month, 1), "month")
+NEAR = 60  # days: how near an occurrence has to be to be meant where nothing else decides
+
+
+def yearly(now: Now, way: int | None, of: Callable[[int], tuple[datetime, datetime]], near: int = NEAR) -> tuple[datetime, datetime] | None:
+    """Of a stretch that comes every year, or in some years, the one that is meant.
+
+    `way` -1: the latest that has begun; 1: the next that hasn't ended; 0: the nearest, if it is at most `near` days away
+    and the other is at least twice as far; `None`: none. `of` gives the stretch of a year, or raises `ValueError`.
+    """
+    if way is None:
+        return None
+    around = [s for y in range(max(1, now.t.year - 8), min(9999, now.t.year + 8) + 1) for s in _tried(of, y)]
+    behind = [s for s in around if s[0] <= now.t][-1:]
+    ahead = [s for s in around if s[1] > now.t][:1]
+    if way or behind == ahead:
+        return next(iter(behind if way != 1 else ahead), None)
+    if not behind or not ahead:
+        return None
+    since, until = now.t - behind[0][1], ahead[0][0] - now.t
+    clear = min(since, until) <= timedelta(days=near) and max(since, until) >= 2 * min(since, until)
+    return (behind if since < until else ahead)[0] if clear else None
+
+
+def _tried(of: Callable[[int], tuple[datetime, datetime]], year: int) -> list[tuple[datetime, datetime]]:
+    try:
+        return [of(year)]
+    except (ValueError, OverflowError):  # no 29 February in that year, or a feast whose date isn't known
+        return []
+
+
+def yearly_month(month: int, now: Now, way: int | None) -> Span | None:
+    """The `month` (1 to 12) that is meant."""
+    meant = yearly(now, way, lambda y: span(datetime(y, month, 1), "month"))
+    return Span(*meant, "month", "") if meant else None
+
+
+def yearly_day(month: int, day: int, now: Now, way: int | None) -> Span | None:
+    """The `day` of `month` that is meant; 29 February is one of a leap year."""
+    datetime(2000, month, day)  # a day that no year has raises here
+    meant = yearly(now, way, lambda y: span(datetime(y, month, day), "day"))
+    return Span(*meant, "day", "") if meant else None
 
 # %% ../../nbs/times/01_expressions.ipynb #f967348f
-# New Year's day of the Chinese calendar in 2000 to 2035, as month * 100 + day.
-_CNY = (205, 124, 212, 201, 122, 209, 129, 218, 207, 126, 214, 203, 123, 210, 131, 219, 208, 128,
-        216, 205, 125, 212, 201, 122, 210, 129, 217, 206, 126, 213, 203, 123, 211, 131, 219, 208)
-
-
-def _spring_festival(y: int, days: int = 7) -> tuple[datetime, datetime]:
-    if not 2000 <= y <= 2035: raise ValueError(f"the Spring Festival of {y} is not known here, only 2000 to 2035")
-    first = datetime(y, *divmod(_CNY[y - 2000], 100))
-    return (first, first + timedelta(days=days)) if days > 0 else (first - timedelta(days=1), first)
-
-
-def _thanksgiving(y: int) -> tuple[datetime, datetime]:  # the fourth Thursday of November
-    return span(datetime(y, 11, 22) + timedelta(days=(3 - datetime(y, 11, 22).weekday()) % 7), "day")
-
-
-def _fixed(month: int, day: int, days: int = 1) -> Callable[[int], tuple[datetime, datetime]]:
-    return lambda y: (datetime(y, month, day), plus(datetime(y, month, day), days=days))
-
-
-FEASTS: dict[str, Callable[[int], tuple[datetime, datetime]]] = {
-    "christmas eve": _fixed(12, 24), "christmas day": _fixed(12, 25), "christmas": _fixed(12, 25), "new year's eve": _fixed(12, 31),
-    "new year's day": _fixed(1, 1), "valentine's day": _fixed(2, 14), "halloween": _fixed(10, 31), "thanksgiving": _thanksgiving,
-    "chinese new year": _spring_festival, "spring festival": _spring_festival, "春节": _spring_festival, "除夕": lambda y: _spring_festival(y, 0),
-    "国庆节": _fixed(10, 1, 7), "国庆": _fixed(10, 1, 7), "元旦": _fixed(1, 1), "平安夜": _fixed(12, 24), "圣诞节": _fixed(12, 25), "圣诞": _fixed(12, 25),
-    "情人节": _fixed(2, 14), "劳动节": _fixed(5, 1), "五一": _fixed(5, 1), "儿童节": _fixed(6, 1), "万圣节": _fixed(10, 31)}
-
-
-def feast(name: str, year: int | None, which: int, now: Now) -> Span:
+def feast(name: str, year: int | None, way: int | None, now: Now) -> Span | None:
+    """The feast `name` of `year`, else the one that `way` tells; where nothing tells, one at most three weeks away."""
     of = FEASTS[name.lower().replace("’", "'")]
-    if year is not None: return Span(*of(year), "day", None)
-    years = range(max(1, now.t.year - 1), min(9999, now.t.year + 1) + 1)
-    if which > 0: return Span(*next(of(y) for y in years if of(y)[0] > now.t), "day", "")
-    if which == 0: return Span(*of(now.t.year), "day", "")
-    return Span(*[of(y) for y in years if of(y)[0] <= now.t][-1], "day", "")
+    if year is not None:
+        return Span(*of(year), "day", None)
+    meant = yearly(now, way, of, near=21)
+    return Span(*meant, "day", "") if meant else None
 
 # %% ../../nbs/times/01_expressions.ipynb #ae688da8
 def part(stretch: Span, word: str) -> Span:

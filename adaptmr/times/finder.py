@@ -9,10 +9,11 @@ import re
 from datetime import datetime, timedelta, tzinfo
 from typing import Mapping
 
-from .calendar import Window, format_date, midnight, shift, span
+from .calendar import WEEKDAYS, Window, format_date, midnight, shift, span
 from .expressions import RULES, Found, Now, Span, counts, halved, near, part, whole
-from .english import DAY, MONTH, N, UNIT, weekday
+from .english import DAY, FULL_DAY, MONTH, N, UNIT, weekday
 from .chinese import ZMONTH, ZN, ZUNIT, zh_unit
+from .relative import beside, nth, offset, side
 from ..text import split_sentences
 from ..types import as_utc
 
@@ -30,9 +31,10 @@ yesterday today tonight tomorrow night morning afternoon evening day days week w
 quarters season seasons year years decade decades hour hours minute minutes ago spring summer autumn fall winter jan january feb february mar march
 apr april may jun june jul july aug august sep sept september oct october nov november dec december mon monday tue tues tuesday wed wednesday thu thur
 thurs thursday fri friday sat saturday sun sunday mondays tuesdays wednesdays thursdays fridays saturdays sundays nights christmas eve valentine
-halloween thanksgiving festival"""))
+halloween thanksgiving festival easter labor memorial mother father patrick independence veterans boxing fools lunar"""))
 
 
+_TITLE = re.compile("《[^》]{0,60}》")
 _FULL_WIDTH = str.maketrans("０１２３４５６７８９　", "0123456789 ")
 
 
@@ -55,74 +57,24 @@ def _atoms(text: str, now: Now, anchors: Mapping[str, datetime], languages: list
                 except (OverflowError, ValueError, LookupError, StopIteration): continue  # a time that does not exist
                 at, end = m.span("x") if "x" in pattern.groupindex and m["x"] else m.span()
                 if s and s.start < s.stop: found.append(Found(at, end, s))
+    titles = [m.span() for m in _TITLE.finditer(text)] if found and "《" in text else []
     out: list[Found] = []
     for f in sorted(found, key=lambda f: (f.at, -f.end)):
-        if not out or f.at >= out[-1].end: out.append(f)
+        if (not out or f.at >= out[-1].end) and not any(a < f.at < b for a, b in titles): out.append(f)
     return out
 
 # %% ../../nbs/times/04_finder.ipynb #d978afa6
 _PART = re.compile(r"\b(early|mid|late|(?:the )?(?:beginning|start|middle|end|(?:first|second|latter) half)(?: of)?)(?:[ -]| in )(?:the )?\Z", re.I | re.A)
 _NTH = re.compile(rf"\b(?:the )?(?P<n>first|second|third|fourth|last) (?P<u>week|weekend|day|month|{DAY}) (?:of|in) \Z", re.I | re.A)
-_OFFSET = re.compile(rf"\b(?:(?P<n>{N})|(?:the )?last|the) (?P<u>{UNIT}|{DAY})s? (?P<w>before|after|prior to|following|preceding|of) (?:the )?\Z", re.I | re.A)
+_OFFSET = re.compile(rf"(?:\b(?:(?P<n>{N})|(?:the )?last|the) (?P<u>{UNIT}|{DAY})s?|\b(?:on )?(?P<bare>{FULL_DAY})|\A(?P<first>week(?:end)?|month|year|day)) "
+                     rf"(?P<w>before|after|prior to|following|preceding|of) (?:the )?\Z", re.I | re.A)
+_MOVED = re.compile(r"\b(?:mov|postpon|reschedul|chang|switch|push|shift)\w*\b[^.!?;]{0,60}\Z|[改挪移][^，。]{0,20}\Z", re.I)
 _SIDE = re.compile(r"\b(since|before|prior to|after|until|till|up to|by)(?: the)? \Z", re.I | re.A)
 _FROM = re.compile(r"(?:\b(?:between|from) |从|自|在)\Z", re.I | re.A)
 _TO = re.compile(r"\s?(?:(?P<w>and|to|until|till|through)\s|-|–|—|~|到|至|和)\s?", re.I)
-_ZOFFSET = re.compile(rf"的?(?:那(?P<of>天|周|个?月|年)|(?P<w>前|后)(?:面)?的?(?P<n>{ZN})(?P<u>{ZUNIT}))")
+_ZOFFSET = re.compile(rf"的?(?:那(?P<of>天|周|个?月|年)|(?P<w>前|后)(?:面)?的?(?P<n>{ZN})(?P<u>{ZUNIT})|(?P<next>第二天)"
+                      r"|(?:之|以)?(?P<v>前|后)的?(?:那个?|上一个|下一个|第一个|一个)?(?:周|星期|礼拜)(?P<d>[一二三四五六日天]))")
 _ZSIDE = re.compile(r"(以来|至今|起(?!来)|开始|之前|以前|前(?!面|后)|之后|以后|后(?!面))")
-
-
-def _each(first: datetime, last: datetime, unit: str, note: str | None) -> Span:
-    a, b = whole(first, unit), whole(last, unit)
-    return Span(a.start, b.stop, a.grain, note)
-
-
-def _offset(s: Span, n: tuple[int, int] | None, unit: str, sign: int) -> Span:
-    """`n` units (`None`: the one unit beside it) before (-1) or after (1) `s`; with sign 0 the unit that `s` is in."""
-    note, u = None if s.note is None else "", unit.lower()
-    base = midnight(s.start if sign <= 0 else s.stop - timedelta(microseconds=1))
-    if re.fullmatch(DAY, u):
-        t = near(base, sign, weekday(u))
-        return whole(shift(t, sign * ((n[0] if n else 1) - 1), "week"), "day", note)
-    if sign == 0: return whole(base, u, note)
-    if u == "weekend": return whole(shift(base, sign * (n[0] if n else 1) - (sign > 0 and base.weekday() < 5), u), u, note)
-    if n is None and u not in ("day", "night", "hour", "minute"):
-        stop = base if sign < 0 else base + timedelta(days=1)
-        a, b = sorted((stop, midnight(shift(stop, sign, u))))
-        return Span(a, b, whole(base, u).grain, note)
-    low, high = n or (1, 1)
-    first, last = sorted((shift(base, sign * low, u), shift(base, sign * high, u)))
-    return _each(first, last, u, note)
-
-
-def _nth(s: Span, n: str, unit: str) -> Span:
-    which, u = ("first", "second", "third", "fourth", "last").index(n.lower()), unit.lower()
-    if u in ("day", "month"):
-        t = shift(s.stop, -1, u) if which == 4 else shift(s.start, which, u)
-        return whole(t, u, None if s.note is None else "")
-    day = 5 if u == "weekend" else 0 if u == "week" else weekday(u)
-    if u == "week":  # the first seven days, and so on; the last seven
-        a = s.stop - timedelta(days=7) if which == 4 else s.start + timedelta(days=7 * which)
-        return Span(a, a + timedelta(days=7), "week", None if s.note is None else "")
-    t = near(s.stop, -1, day) if which == 4 else near(s.start - timedelta(days=1), 1, day) + timedelta(days=7 * which)
-    return whole(t, "weekend" if u == "weekend" else "day", None if s.note is None else "")
-
-
-def _side(s: Span, word: str, now: Now) -> Span:
-    """Everything since, before, after or up to `s`; an annotation still speaks of `s` itself."""
-    tonight, note = span(now.t, "day")[1], s.note
-    if s.note == "": note = format_date(Window(s.start, s.stop, "", s.grain), lang="en" if word.isascii() else "zh")
-    if word in ("since", "以来", "至今", "起", "开始"): return s._replace(stop=tonight, note=note)
-    if word in ("before", "prior to", "之前", "以前", "前"): return s._replace(start=datetime.min, stop=s.start, note=note)
-    if word in ("after", "之后", "以后", "后"): return s._replace(start=s.stop, stop=tonight if s.stop < tonight else datetime.max, note=note)
-    return s._replace(start=datetime.min, note=note)
-
-
-def _beside(s: Span, other: Span, sign: int) -> Span:
-    """`s`, which names no year, moved to the year that puts it last before (-1) or first after (1) the start of `other`."""
-    years = other.start.year - s.start.year
-    moved = shift(s.start, years, "year")
-    years += sign * ((moved > other.start) if sign < 0 else (moved < other.start))
-    return s._replace(start=shift(s.start, years, "year"), stop=shift(s.stop, years, "year"))
 
 
 _YEARLESS = re.compile(rf"(?:the )?(?:\d{{1,2}}\w{{0,2}} )?(?:of )?{MONTH}(?: \d{{1,2}}\w{{0,2}})?|{ZMONTH}份?(?:\w{{1,3}}[日号])?", re.I)
@@ -134,31 +86,57 @@ def _widen(f: Found, text: str, now: Now, low: int) -> Found:
     for _ in range(2):
         lo = max(low, at - 48)
         if (m := _PART.search(text, lo, at)) and s.grain in ("year", "season", "month", "week"): s = part(s, m[1])
-        elif m := _NTH.search(text, lo, at): s = _nth(s, m["n"], m["u"])
+        elif m := _NTH.search(text, lo, at): s = nth(s, m["n"], m["u"])
         elif m := _OFFSET.search(text, lo, at):
             sign = {"of": 0, "before": -1, "prior to": -1, "preceding": -1}.get(m["w"].lower(), 1)
-            if m["n"] and sign == 0: break
-            n, unit = halved(counts(m["n"]), m["u"].lower()) if m["n"] else (None, m["u"])
-            s = _offset(s, n, unit, sign)
+            named = m["u"] or m["bare"] or m["first"]
+            if (m["n"] or m["bare"]) and sign == 0: break
+            n, unit = halved(counts(m["n"]), named.lower()) if m["n"] else (None, named)
+            s = offset(s, n, unit, sign)
         elif m := _ZOFFSET.match(text, end):
-            if m["of"]: s = _offset(s, None, zh_unit(m["of"]), 0)
+            if m["of"]: s = offset(s, None, zh_unit(m["of"]), 0)
+            elif m["next"]: s = offset(s, None, "day", 1)
+            elif m["d"]: s = offset(s, None, WEEKDAYS["一二三四五六日".index(m["d"].replace("天", "日"))], -1 if m["v"] == "前" else 1)
             else:
                 n, unit = halved(counts(m["n"]), zh_unit(m["u"]))
-                s = _offset(s, n, unit, -1 if m["w"] == "前" else 1)
+                s = offset(s, n, unit, -1 if m["w"] == "前" else 1)
             end = m.end(); continue
         else: break
         at = m.start()
-    if m := _SIDE.search(text, max(low, at - 12), at): return Found(m.start(), end, _side(s, m[1].lower(), now))
+    if m := _SIDE.search(text, max(low, at - 12), at): return Found(m.start(), end, side(s, m[1].lower(), now))
     opened = text[max(at - 1, low):at] in ("从", "自")
-    if (m := _ZSIDE.match(text, end)) and (opened or m[1] not in ("起", "开始")): return Found(at - opened, m.end(), _side(s, m[1], now))
+    if (m := _ZSIDE.match(text, end)) and (opened or m[1] not in ("起", "开始")): return Found(at - opened, m.end(), side(s, m[1], now))
     return Found(at, end, s)
 
 
-def _found(text: str, now: datetime, anchors: Mapping[str, datetime] | None) -> list[Found]:
+def _join(a: Found, f: Found, g: Found, text: str, to: re.Match[str], opened: re.Match[str] | None) -> Found | None:
+    """Two expressions as one stretch, from the first to the last, or `None`: `f` is the second by itself, `g` with what belongs to it."""
+    alike = a.span.grain == g.span.grain
+    through = bool(to["w"]) and to["w"].lower() not in ("and", "till") and alike and a.span.grain in ("day", "month")
+    if not opened and not through and (to["w"] or to[0].strip() == "和" or not alike):
+        return None
+    if _MOVED.search(text, max(0, a.at - 70), a.at):
+        return None  # "moved from Friday to Sunday" is no stretch
+    first, last = a.span, g.span
+    days = _DAYS_OF_WEEK.fullmatch(text, f.at, f.end) and _DAYS_OF_WEEK.fullmatch(text, a.at, a.end)
+    if first.note == "" and _YEARLESS.fullmatch(text, a.at, a.end): first = beside(first, last, -1)
+    elif last.note == "" and _YEARLESS.fullmatch(text, f.at, f.end): last = beside(last, first, 1)
+    elif days and last.stop <= first.start: last = last._replace(start=shift(last.start, 1, "week"), stop=shift(last.stop, 1, "week"))
+    elif days and first.start < last.start - timedelta(days=6): last = last._replace(start=shift(last.start, -1, "week"), stop=shift(last.stop, -1, "week"))
+    if not datetime.min < first.start < last.stop:
+        return None
+    note = None if first.note is None or last.note is None else ""
+    return Found(opened.start() if opened else a.at, g.end, Span(first.start, last.stop, last.grain, note))
+
+
+_DAYS_OF_WEEK = re.compile(rf"(?:on )?{DAY}|(?:周|星期|礼拜)[一二三四五六日天]", re.I)
+
+
+def _found(text: str, now: datetime, anchors: Mapping[str, datetime] | None, lean: int = 0) -> list[Found]:
     """Every expression in `text`, put together, in order, none overlapping."""
     if not (languages := _languages(text)) and not anchors: return []
     if not text.isascii(): text = text.translate(_FULL_WIDTH)
-    here = Now(now.replace(tzinfo=None), text)
+    here = Now(now.replace(tzinfo=None), text, lean)
     out: list[Found] = []
     for f in _atoms(text, here, {name: _local(t, now) for name, t in (anchors or {}).items()}, languages):
         low, a = (out[-1].end, out[-1]) if out else (0, None)
@@ -166,14 +144,9 @@ def _found(text: str, now: datetime, anchors: Mapping[str, datetime] | None) -> 
         opened = _FROM.search(text, max(0, a.at - 8), a.at) if a and to else None
         try: g = _widen(f, text, here, to.end() if to and opened else low)
         except (OverflowError, ValueError, LookupError): g = f
-        if a and to and to.end() == g.at and (opened or (not to["w"] and to[0].strip() != "和" and a.span.grain == g.span.grain)):
-            first, last = a.span, g.span
-            if first.note == "" and _YEARLESS.fullmatch(text, a.at, a.end): first = _beside(first, last, -1)
-            elif last.note == "" and _YEARLESS.fullmatch(text, f.at, f.end): last = _beside(last, first, 1)
-            if datetime.min < first.start < last.stop:
-                note = None if first.note is None or last.note is None else ""
-                out[-1] = Found(opened.start() if opened else a.at, g.end, Span(first.start, last.stop, last.grain, note))
-                continue
+        if a and to and to.end() == g.at and (joined := _join(a, f, g, text, to, opened)):
+            out[-1] = joined
+            continue
         if g.span.start < g.span.stop: out.append(g)
     return out
 
@@ -188,16 +161,22 @@ def _local(t: datetime, now: datetime) -> datetime:
     except OverflowError: return t.replace(tzinfo=None)
 
 # %% ../../nbs/times/04_finder.ipynb #0dc47c38
-def find_times(text: str, now: datetime, anchors: Mapping[str, datetime] | None = None) -> list[Window]:
+def find_times(text: str, now: datetime, anchors: Mapping[str, datetime] | None = None, lean: str = "") -> list[Window]:
     """Every time expression in `text`, English or Chinese, in order of appearance, as windows relative to `now`.
 
     `now`: when the text was said; naive is UTC, and the windows are in its zone. `anchors`: names that have a date of their
     own ({"my birthday": …}), found where they stand and as a base ("3 days before my birthday"). An expression whose time
-    lies outside the years 1 to 9999 is left out. A bare month, date, weekday or feast is its latest, or its next where the
-    clause speaks of the future. Weeks begin on Monday. Takes time linear in the length of the text.
+    lies outside the years 1 to 9999 is left out. A bare month, date, weekday or feast is its latest, or its next, as the
+    tense of its sentence tells (`times.tense`); where nothing tells, it is left out, unless `lean` ("past" or "future")
+    says which way to read it. Weeks begin on Monday. Takes time linear in the length of the text. Raises `ValueError` for
+    another `lean`.
     """
+    if lean not in _LEANS: raise ValueError(f"find_times: lean {lean!r} must be one of {', '.join(map(repr, _LEANS))}")
     zone = (as_utc(now) or now).tzinfo
-    return [_window(f, text, zone) for f in _found(text, now, anchors)]
+    return [_window(f, text, zone) for f in _found(text, now, anchors, _LEANS[lean])]
+
+
+_LEANS = {"": 0, "past": -1, "future": 1}
 
 # %% ../../nbs/times/04_finder.ipynb #be8f7592
 _AUX = r"(?:did|was|were|had|have|has|is|does|do|if|whether)"
@@ -250,7 +229,7 @@ def compare_events(text: str) -> tuple[str, ...]:
 
 def _is_time(phrase: str) -> bool:
     """Whether `phrase` is a time expression and hardly anything else."""
-    return any(f.end - f.at >= len(phrase) - 1 for f in _found(f"in {phrase}" if phrase.isascii() else phrase, datetime(2024, 1, 1), None))
+    return any(f.end - f.at >= len(phrase) - 1 for f in _found(f"in {phrase}" if phrase.isascii() else phrase, datetime(2024, 1, 1), None, -1))
 
 # %% ../../nbs/times/04_finder.ipynb #c081e602
 def time_window(text: str, now: datetime, anchors: Mapping[str, datetime] | None = None) -> Window | None:
@@ -258,10 +237,11 @@ def time_window(text: str, now: datetime, anchors: Mapping[str, datetime] | None
 
     Written dates win over relative words beside them ("last Friday, on 21 January 2022"). Several overlapping expressions:
     the narrowest; disjoint ones: from the first to the last. `None` when nothing is named and for a question that compares
-    two events. `now` and `anchors` as in `find_times`.
+    two events. A question to a memory looks back: where its tense tells nothing, a bare date is the latest. `now` and
+    `anchors` as in `find_times`.
     """
     zone = (as_utc(now) or now).tzinfo
-    spans = _found(text, now, anchors)
+    spans = _found(text, now, anchors, -1)
     if not spans or compare_events(text): return None
     written = [f for f in spans if f.span.note is None or _YEARLESS.fullmatch(text, f.at, f.end)]
     found = [_window(f, text, zone) for f in (written if any(f.span.note is None for f in spans) else spans)]
