@@ -18,8 +18,8 @@ WAITS = "import os, threading\nwith open(os.environ['MARK'], 'w') as f: f.write(
 def command(root, *arguments, **more):
     """`adaptmr …` as a terminal starts it: in a process group of its own."""
     env = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **more}
-    return subprocess.Popen([sys.executable, "-m", "adaptmr", *map(str, arguments)], cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            start_new_session=True)
+    return subprocess.Popen([sys.executable, "-m", "adaptmr", *map(str, arguments)], cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, start_new_session=True)
 
 
 def is_running(pid):

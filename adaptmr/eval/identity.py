@@ -58,7 +58,7 @@ def _settings(thing: Any) -> dict[str, Any]:
     return found
 
 
-def _parameters(cls: type) -> list[str]:
+def _parameters(cls: Any) -> list[str]:
     try:
         found = inspect.signature(cls.__init__).parameters.values()
     except (ValueError, TypeError):
@@ -80,7 +80,7 @@ class _Description:
 
     def of(self, thing: Any) -> Any:
         """The description of a thing."""
-        if thing is None or isinstance(thing, (bool, int)) and not isinstance(thing, Enum):
+        if thing is None or (isinstance(thing, (bool, int)) and not isinstance(thing, Enum)):
             return thing
         if isinstance(thing, float):
             return repr(thing)
@@ -198,10 +198,9 @@ def _version(thing: Any) -> str | None:
 
 def _is_empty(cell: Any) -> bool:
     try:
-        cell.cell_contents
+        return cell.cell_contents is cell
     except ValueError:
         return True
-    return False
 
 
 def _is_pythons(cls: type) -> bool:
@@ -227,7 +226,7 @@ def own_code(systems: Sequence[Any], *, loader: str = "", **others: Any) -> dict
     embedder, a judge, a model); a name, and what is the package's own, adds nothing. An object given as a system always counts, for
     its settings are the user's. Raises `NoSource`, which names the part, for code that can't be told from other code.
     """
-    found = {}
+    found: dict[str, str] = {}
     for system in systems:
         if isinstance(system, str):
             found |= _part(f"system {system}", [maker_of(system), make_system(system, LLM("offline"), embedder="hash")])

@@ -275,7 +275,8 @@ def refresh_index(outputs_dir: str | Path) -> Path:
         body += [f"<h2>{html.escape(name)}</h2>", "<div class='output'><table class='wide'><thead><tr>" +
                  "".join(f"<th>{c}</th>" for c in ("run", "data", "numbers", "when", "code")) + "</tr></thead><tbody>"]
         body += [_index_row(r) for r in rows if r["experiment"] == name] + ["</tbody></table></div>"]
-    if unfinished: body.append(f"<p>{_count(len(unfinished), 'folder')} without a manifest that can be read (not finished): {html.escape(', '.join(unfinished))}</p>")
+    if unfinished:
+        body.append(f"<p>{_count(len(unfinished), 'folder')} without a manifest that can be read (not finished): {html.escape(', '.join(unfinished))}</p>")
     target = root / "index.html"
     write_whole(target, _page("AdaptMR runs", "\n".join(body)))
     return target

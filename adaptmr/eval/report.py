@@ -238,7 +238,8 @@ class RunFolder:
         manifest = portable({
             **more, "experiment": self.experiment, "run_id": self.run_id, "params": self.params, "redacted": self.redact,
             "data": {"name": d.name, "label": d.label, "sha256": d.sha256, "complete": d.complete, "licence": d.licence, "notes": dict(d.notes)} if d else None,
-            "code": {"sha256": code_sha256(), "own": dict(self.own), **git_state()}, "timed": self.timed, **environment(), "models": list(models), "embedder": embedder,
+            "code": {"sha256": code_sha256(), "own": dict(self.own), **git_state()}, "timed": self.timed, **environment(),
+            "models": list(models), "embedder": embedder,
             "prompts": {k: v if re.fullmatch(r"[0-9a-f]{8,64}", v) else hashlib.sha256(v.encode("utf-8", "replace")).hexdigest()
                         for k, v in (prompts or {}).items()},
             "seeds": dict(seeds or {}), "usage": spent, "cost_usd": cost, "numbers": dict(numbers or {}), **self.written,

@@ -88,6 +88,7 @@ def _with_imports(path: Path, seen: set[Path]) -> Iterator[tuple[str, bytes]]:
 
 def _imported(node: ast.AST, path: Path) -> list[Path]:
     """The files of one's own that a statement imports."""
+    names: list[tuple[Path | None, str]]
     if isinstance(node, ast.Import):
         names = [(None, alias.name) for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
