@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -40,7 +40,7 @@ def _read_html(text: str) -> _Page:
     return page
 
 
-@lru_cache(maxsize=None)
+@cache
 def _prose(path: Path) -> str:
     """The Markdown of a page: all of it, or a notebook's cells of prose."""
     text = path.read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def _prose(path: Path) -> str:
     return "\n\n".join("".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _html(path: Path) -> _Page: return _read_html(path.read_text(encoding="utf-8"))
 
 
@@ -69,7 +69,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
 
 
-@lru_cache(maxsize=None)
+@cache
 def places(path: Path) -> frozenset[str]:
     """What can stand behind the # of a link to a page."""
     if path.suffix == ".html":

@@ -358,10 +358,13 @@ def test_shares_add_up():
     table = c.cause_shares(diagnosed("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable"))
     whole = table[table.type == "overall"].set_index("cause")
     assert whole["mean"].round(9).to_dict() == {"MISS": 0.5, "TEMPORAL": 0, "CONFLICT": 0.125, "HALLUC": 0, "OVERLOAD": 0.125, "GEN": 0.25}
-    assert set(whole.n) == {4} and set(whole.unstable) == {1} and (table["low"] <= table["mean"]).all() and (table["mean"] <= table["high"]).all()
+    assert set(whole.n) == {4} and set(whole.unstable) == {1}
+    assert table[["low", "high"]].isna().all(axis=None) and set(table.level) == {"too few"}, "two conversations"
+    more = c.cause_shares(diagnosed(*["MISS", "GEN", "MISS|CONFLICT"] * 4).assign(conversation=[f"c{i % 5}" for i in range(12)]))
+    assert (more["low"] <= more["mean"]).all() and (more["mean"] <= more["high"]).all()
     only = c.cause_shares(diagnosed("unstable"))
     assert only["mean"].isna().all() and c.cause_sentences(only) == ["u, 0 failures: none that is stable."]
-    assert c.cause_sentences(table)[0].startswith("u, 4 failures: MISS 50% [") and len(c.cause_shares(diagnosed())) == 0
+    assert c.cause_sentences(table)[0].startswith("u, 4 failures: MISS 50% – too few, most on") and len(c.cause_shares(diagnosed())) == 0
     row = c.outcome_table(diagnosed("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable", "MISS+OVERLOAD|MISS+CONFLICT")).iloc[0]
     told = ["failures", "unstable", "one cause", "ties", "several together", "nothing helps", "calls, most", "cut short"]
     assert row[told].tolist() == [6, 1, 1, 2, 1, 1, 5, 1]

@@ -179,3 +179,14 @@ def test_text_that_the_font_lacks_is_an_error(tmp_path):
     assert f.grouped_bars(means(), "type", title="café $5 – ΔF1 ≥ 0 $x$")          # dollars are not mathematics here
     for name in ("", "../x", "a/b", "é"):
         with pytest.raises(ValueError, match="figure name"): f.save(KINDS["lines"](), tmp_path, name)
+
+
+def test_no_bar_is_drawn_for_an_interval_that_is_missing():
+    from matplotlib.container import ErrorbarContainer
+    data = means().assign(low=math.nan, high=math.nan)
+    for fig in (f.grouped_bars(data, "type"), f.pareto(data.query("type == 'multi_hop'"), "tokens"),
+                f.difference_plot(differences().assign(low=math.nan, high=math.nan, verdict="too few"))):
+        ax = fig.axes[0]
+        assert not [seg for c in ax.containers if isinstance(c, ErrorbarContainer) for seg in c.lines[2][0].get_segments()]
+    assert [t.get_text() for t in ax.texts] == ["too few"] * 3
+    assert all("nan" not in t.get_text() for t in f.heatmap(data, "type", "system").axes[0].texts)

@@ -28,7 +28,8 @@ def stacked_causes(shares: pd.DataFrame, x: str = "kind", part: str = "cause", y
                    title: str = "", xlabel: str = "", ylabel: str = "share of failures") -> Figure:
     """A stacked bar for each `x` of the shares of each `part`, in the frame's order: takes one system's rows of `causes.cause_shares`.
 
-    Below each bar stands how many failures it rests on, `n`, and whether those are too few for an interval. Raises `KeyError` for a missing column, `ValueError` for two rows in one place.
+    Below each bar stands how many failures it rests on, `n`, and whether those are too few for an interval.
+    Raises `KeyError` for a missing column, `ValueError` for two rows in one place.
     """
     _columns(shares, x, part, y, low, high, "n")
     places, parts, rows = _seen(shares, x), _seen(shares, part), _cells(shares, x, part)

@@ -66,8 +66,8 @@ def grouped_bars(frame: pd.DataFrame, x: str, y: str = "mean", hue: str = "syste
                  title: str = "", xlabel: str = "", ylabel: str = "", ylim: tuple[float, float] | None = (0, 1)) -> Figure:
     """Bars of `y` for each `x`, side by side for each `hue`, with the interval `low` to `high`; in the frame's order.
 
-    A row that is missing or `nan` leaves a gap marked with a dash; a bar without an interval has a dash on top. Raises `KeyError` for a missing column (also of the
-    interval: no bar without one) and `ValueError` for two rows in one place.
+    A row that is missing or `nan` leaves a gap marked with a dash; a bar without an interval has a dash on top.
+    Raises `KeyError` for a missing column (also of the interval) and `ValueError` for two rows in one place.
     """
     _columns(frame, x, y, hue, low, high)
     places, series, rows = _seen(frame, x), _seen(frame, hue), _cells(frame, x, hue)
@@ -95,7 +95,8 @@ def heatmap(frame: pd.DataFrame, x: str, y: str, value: str = "mean", low: str |
             title: str = "", xlabel: str = "", ylabel: str = "", fmt: str = ".2f", limits: tuple[float, float] | None = None) -> Figure:
     """A cell for each `x` (across) and `y` (down), dark for high, with its number and, below it, its interval.
 
-    `low=None` leaves the interval out (counts need none); where it isn't known, a dash stands in its place. Missing cells are hatched. One hue from light to dark, so grey keeps the order.
+    `low=None` leaves the interval out (counts need none); where it isn't known, a dash stands in its place.
+    Missing cells are hatched. One hue from light to dark, so grey keeps the order.
     """
     import seaborn as sns
     from matplotlib.colors import to_hex

@@ -148,12 +148,12 @@ def table_html(rows: Iterable[Mapping[Any, Any]], columns: Iterable[str | tuple[
 
     def cell(tag: str, column: str | tuple[str, str], text: str) -> str:
         shown = html.escape(text)
-        if len(columns) > 5: shown = re.sub(r"^(\S+) (\[[^\]]*\]|– too few)( \*)?$", r"\1\3<br><small>\2</small>", shown)      # a wide table: intervals below their means
+        if len(columns) > 5: shown = re.sub(r"^(\S+) (\[[^\]]*\]|– too few)( \*)?$", r"\1\3<br><small>\2</small>", shown)  # wide: intervals below
         return f"<{tag} {side[right[column]]}>{shown}</{tag}>"
 
     over = "".join(f"<th colspan='{n}' class='group'>{html.escape(g)}</th>" if g else f"<th colspan='{n}'></th>" for g, n in groups)
     head = (f"<tr>{over}</tr>\n" if any(g for g, _ in groups) else "") + "<tr>" + "".join(cell("th", c, names[c].replace("_", " ")) for c in columns) + "</tr>"
-    body = "\n".join("<tr>" + "".join(cell("td", c, number(r.get(c), digits) or ("" if isinstance(r.get(c), str) else "–")) for c in columns) + "</tr>" for r in rows)
+    body = "\n".join("<tr>" + "".join(cell("td", c, number(r.get(c), digits) or "–" * (r.get(c) != "")) for c in columns) + "</tr>" for r in rows)
     above = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     return f"<table class='wide'>{above}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>"
 

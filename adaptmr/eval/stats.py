@@ -105,7 +105,8 @@ def bootstrap(values: Sequence[float] | np.ndarray, groups: Sequence[Hashable] |
 
     `groups` names each question's conversation: conversations are resampled, then questions within them. Without it the
     questions are taken as independent of each other, each a group of its own. `nan` values (no gold) are left out, and `n`
-    counts the rest. Below `FEWEST_GROUPS` groups there is a mean and no interval. The order of the questions changes nothing. Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13.
+    counts the rest. Below `FEWEST_GROUPS` groups there is a mean and no interval. The order of the questions
+    changes nothing. Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13.
     `method` is "percentile" (that bootstrap), "t" (`clustered.cluster_mean`: nothing is resampled, and the bootstrap stands in, as `level` says,
     where conversations don't differ at all), or `None` for `METHOD`.
     """
