@@ -157,7 +157,8 @@ def test_what_was_said_is_likelier_to_be_there_than_what_was_not():
 SEEN = {"fewest": 100, "most": 600, "speakers": 2, "base": 0.8}
 
 
-def crowd(n, speakers=("Ann", "Bob")): return candidates(make_probe("tea", speakers), stored(*((speakers[i % len(speakers)], f"text {i}") for i in range(n))), 50)
+def crowd(n, speakers=("Ann", "Bob")):
+    return candidates(make_probe("tea", speakers), stored(*((speakers[i % len(speakers)], f"text {i}") for i in range(n))), 50)
 
 
 @pytest.mark.parametrize("n, speakers, share, why", [

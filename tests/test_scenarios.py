@@ -129,9 +129,11 @@ def test_the_plans_are_data(told):
 
 # --- the first thing that somebody tries: a few memories of one user
 
-DRINKS = {"en": ["I live in Oslo, near the harbour.", "My favourite drink is oolong tea.", "I have a dog called Rufus.", "I work as a nurse.", "My sister lives in Rome.",
+DRINKS = {"en": ["I live in Oslo, near the harbour.", "My favourite drink is oolong tea.", "I have a dog called Rufus.", "I work as a nurse.",
+                 "My sister lives in Rome.",
                  "I am allergic to peanuts.", "I play the cello on Sundays.", "My car is a red Volvo."],
-          "zh": ["我住在成都。", "我最喜欢喝乌龙茶。", "我养了一只叫阿福的狗。", "我是一名护士。", "我姐姐住在北京。", "我对花生过敏。", "我周日拉大提琴。", "我的车是一辆红色的沃尔沃。"]}
+          "zh": ["我住在成都。", "我最喜欢喝乌龙茶。", "我养了一只叫阿福的狗。",
+                 "我是一名护士。", "我姐姐住在北京。", "我对花生过敏。", "我周日拉大提琴。", "我的车是一辆红色的沃尔沃。"]}
 LIKE = {"en": "What do I like to drink?", "zh": "我喜欢喝什么？"}
 
 

@@ -127,7 +127,9 @@ def _gate(plan: RetrievalPlan, text: str, hits: Sequence[Hit], rows: Sequence[in
     best = np.flatnonzero(np.isin(c.rows, rows[:_CHECKED]))
     covered = float(c.share(c.held[1][:, best]).max(initial=0.0))
     verdict, how = is_relevant(text, hits[:_CHECKED], covered, llm if plan.check else None)
-    return verdict, sure, f"{what} {'lies between' if value >= plan.relevance_low else 'does not decide'}; second check ({how}; {covered:.0%} of the question's rare words): {'yes' if verdict else 'no'}"
+    reading = 'lies between' if value >= plan.relevance_low else 'does not decide'
+    told = f"{covered:.0%} of the question's rare words"
+    return verdict, sure, f"{what} {reading}; second check ({how}; {told}): {'yes' if verdict else 'no'}"
 
 # %% ../../nbs/retrieval/05_execute.ipynb #02e81ef7
 def _cut(hits: Sequence[Hit], plan: RetrievalPlan, row_of: dict[str, int], store: Any) -> list[Hit]:

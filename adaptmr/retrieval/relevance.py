@@ -63,7 +63,8 @@ def worth(c: Candidates, fit: Fit) -> tuple[float, str]:
     why = []
     if 2 * n < seen["fewest"]: why.append(f"{n} {said}: fewer than the {seen['fewest']:g} it was fitted on")
     if n > 2 * seen["most"]: why.append(f"{n} {said}: more than the {seen['most']:g} it was fitted on")
-    if speakers < seen["speakers"]: why.append(f"{speakers or 'no'} speaker{'' if speakers == 1 else 's'}: fewer than the {seen['speakers']:g} it was fitted on")
+    who = f"{speakers or 'no'} speaker{'' if speakers == 1 else 's'}"
+    if speakers < seen["speakers"]: why.append(f"{who}: fewer than the {seen['speakers']:g} it was fitted on")
     return min(1.0, 2 * n / seen["fewest"]) * min(1.0, speakers / seen["speakers"]), "; ".join(why)
 
 
