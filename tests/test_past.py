@@ -127,7 +127,8 @@ def test_today_stays_the_questions_own(store):
 
 @pytest.mark.parametrize("moment, error", [("tomorrow", ValueError), (3, TypeError), (MARCH.date(), TypeError)])
 def test_what_is_no_moment_is_refused(store, moment, error):
-    for call in (lambda: retrieve("cat", store, as_of=moment), lambda: execute(WORDS, "cat", store, as_of=moment), lambda: run(WORDS, "cat", store, as_of=moment)):
+    for call in (lambda: retrieve("cat", store, as_of=moment), lambda: execute(WORDS, "cat", store, as_of=moment),
+                 lambda: run(WORDS, "cat", store, as_of=moment)):
         with pytest.raises(error): call()
     with pytest.raises(TypeError): asked(5, MARCH)
 
@@ -333,7 +334,8 @@ def test_a_planner_is_shown_nothing_later(store):
 def scripted():
     """A server that wants more searches for what lies in the future, and is sure of nothing; it keeps what it was asked."""
     def value(name, schema):
-        chosen = {"queries": ["Hangzhou lake", "cat"], "multi_step": True, "prefer_latest": True, "temporal_order": True, "relevant": True, "query": "Hangzhou flat",
+        chosen = {"queries": ["Hangzhou lake", "cat"], "multi_step": True, "prefer_latest": True, "temporal_order": True, "relevant": True,
+                  "query": "Hangzhou flat",
                   "type": "multi_hop"}
         if name in chosen: return chosen[name]
         if "enum" in schema: return schema["enum"][-1]

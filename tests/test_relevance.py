@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adaptmr.retrieval.candidates import Probe, candidates, make_probe
 from adaptmr.retrieval.fusion import Fit, FitError, fit_for
-from adaptmr.retrieval.relevance import DEPTH, FEATURES, brier, features, probability, relevance, reliability
+from adaptmr.retrieval.relevance import DEPTH, FEATURES, brier, features, probability, relevance, reliability, worth
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
@@ -150,6 +150,43 @@ def test_what_was_said_is_likelier_to_be_there_than_what_was_not():
     for known, unknown in (("pottery course", "submarine licence"), ("What is the cat called?", "What is the submarine called?")):
         assert relevance(candidates(make_probe(known, store.speakers), store, 50), fit_for("hash")) > relevance(
             candidates(make_probe(unknown, store.speakers), store, 50), fit_for("hash"))
+
+
+# --- where it is known
+
+SEEN = {"fewest": 100, "most": 600, "speakers": 2, "base": 0.8}
+
+
+def crowd(n, speakers=("Ann", "Bob")):
+    return candidates(make_probe("tea", speakers), stored(*((speakers[i % len(speakers)], f"text {i}") for i in range(n))), 50)
+
+
+@pytest.mark.parametrize("n, speakers, share, why", [
+    (100, ("Ann", "Bob"), 1.0, ""), (50, ("Ann", "Bob"), 1.0, ""), (10, ("Ann", "Bob"), 0.2, "10 memories: fewer than the 100 it was fitted on"),
+    (60, ("Ann",), 0.5, "1 speaker: fewer than the 2 it was fitted on"), (60, ("",), 0.0, "no speakers: fewer than the 2 it was fitted on"),
+    (1, ("Ann",), 0.01, "1 memory: fewer than the 100 it was fitted on; 1 speaker: fewer than the 2 it was fitted on"),
+    (1201, ("Ann", "Bob"), 1.0, "1201 memories: more than the 600 it was fitted on")])
+def test_what_the_fit_is_worth_by_hand(n, speakers, share, why):
+    assert worth(crowd(n, speakers), Fit("hash", seen=SEEN)) == (pytest.approx(share), why)
+    assert worth(crowd(n, speakers), Fit("hash")) == (1.0, ""), "nothing is known against it"
+
+
+def test_it_is_drawn_towards_the_base_rate_in_log_odds():
+    odds = np.log(1 / 9)                                                     # the fit's own answer: 0.1
+    fit = Fit("hash", weights={"hybrid": {"dense": 1.0}}, relevance={"intercept": float(odds)}, seen=SEEN)
+    for n, share in ((60, 1.0), (10, 0.2), (5, 0.1)):
+        assert relevance(crowd(n), fit) == pytest.approx(sigmoid(share * odds + (1 - share) * np.log(4)), abs=1e-6)
+    assert relevance(crowd(60, ("",)), fit) == pytest.approx(0.8), "without speakers: the base rate"
+
+
+@given(st.integers(1, 60), st.floats(-5, 5), st.floats(-5, 5))
+@settings(max_examples=60, deadline=None)
+def test_drawn_in_it_keeps_its_order_and_lies_between(n, one, two):
+    c = crowd(n)
+    low, high = sorted((one, two))
+    a, b = (Fit("hash", weights={"hybrid": {"dense": 1.0}}, relevance={"intercept": z}, seen=SEEN) for z in (low, high))
+    assert relevance(c, a) <= relevance(c, b)
+    assert min(0.8, sigmoid(low)) - 1e-6 <= relevance(c, a) <= max(0.8, sigmoid(low)) + 1e-6
 
 
 # --- how honest it is

@@ -10,8 +10,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from adaptmr.data.registry import load
 from adaptmr.reader import answer
 from adaptmr.retrieval.execute import execute
+from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.strategies import UNIFIED, Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
@@ -123,3 +125,56 @@ def test_the_plans_are_data(told):
     for which in "ABCDE":
         plan = ask(told, which).plan
         assert RetrievalPlan.from_json(plan.to_json()) == plan and json.loads(plan.to_json())["planner"] == plan.planner
+
+
+# --- the first thing that somebody tries: a few memories of one user
+
+DRINKS = {"en": ["I live in Oslo, near the harbour.", "My favourite drink is oolong tea.", "I have a dog called Rufus.", "I work as a nurse.",
+                 "My sister lives in Rome.",
+                 "I am allergic to peanuts.", "I play the cello on Sundays.", "My car is a red Volvo."],
+          "zh": ["我住在成都。", "我最喜欢喝乌龙茶。", "我养了一只叫阿福的狗。",
+                 "我是一名护士。", "我姐姐住在北京。", "我对花生过敏。", "我周日拉大提琴。", "我的车是一辆红色的沃尔沃。"]}
+LIKE = {"en": "What do I like to drink?", "zh": "我喜欢喝什么？"}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("who", ["", "user"])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_few_memories_of_one_user_answer(language, who, n):
+    kept = DRINKS[language] if n == 8 else DRINKS[language][1:n + 1]
+    with MemoryStore(embedder=ENCODER[language]) as store:
+        store.add([Memory(f"m{i}", text, who, step=i) for i, text in enumerate(kept)])
+        found = retrieve(LIKE[language], store)
+    assert found.has_relevant and found.hits and found.hits[0].memory.text == DRINKS[language][1]
+    assert "fewer than the" in next(t for t in found.trace if t.step == "gate").reason
+
+
+def cut(conversation, question, n):
+    """`n` turns of a conversation that end with the newest gold turn of a question."""
+    turns = conversation.turns
+    last = max(i for i, m in enumerate(turns) if m.source in question.evidence)
+    first = max(0, last - n + 1)
+    return turns[first:first + n]
+
+
+@pytest.mark.parametrize("speakers", [True, False])
+@pytest.mark.parametrize("name", ["en1", "en4", "zh1"])
+def test_no_question_is_refused_whose_evidence_is_one_of_three_memories(name, speakers):
+    data = load("demo")
+    conversation, refused = data.conversation(name), []
+    for question in data.questions_on(name):
+        if not question.answerable or not question.evidence: continue
+        with MemoryStore(embedder="hash") as store:
+            store.add([m if speakers else replace(m, speaker="") for m in cut(conversation, question, 3)])
+            if not retrieve(question.blind(), store).has_relevant: refused.append(question.text)
+    assert refused == []
+
+
+def test_on_a_whole_conversation_nothing_is_drawn_anywhere():
+    data = load("demo")
+    with MemoryStore(embedder="hash") as store:
+        store.add(data.conversation("en4").turns)  # the shortest
+        for question in data.questions_on("en4"):
+            fit = fit_for("hash", "en4")
+            one, two = (retrieve(question.blind(), store, fit=replace(fit, seen=seen)) for seen in (fit.seen, {}))
+            assert (one.relevance, one.has_relevant, one.context) == (two.relevance, two.has_relevant, two.context)

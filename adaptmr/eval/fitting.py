@@ -21,7 +21,7 @@ from ..retrieval.candidates import Candidates, asked_at, asked_text, candidates,
 from ..retrieval.classify import classify
 from ..retrieval.fusion import ANY, Fit, fuse
 from ..retrieval.past import visible
-from ..retrieval.relevance import DEPTH, FEATURES, brier, features, probability
+from ..retrieval.relevance import DEPTH, FEATURES, brier, features, relevance
 from ..retrieval.signals import SIGNALS, values_of
 from ..shipped import write_shipped
 from ..store.memory_store import MemoryStore
@@ -29,8 +29,8 @@ from ..types import Dataset, Question
 
 # %% auto #0
 __all__ = ['NEAR', 'WEIGHED', 'C', 'FEWEST', 'FOLDS', 'MEASURES', 'Sample', 'gather', 'fit_weights', 'fit_kind', 'try_kinds',
-           'found', 'fit_relevance', 'make_fit', 'held_out_rows', 'summary', 'kinds_table', 'describe', 'fit_all',
-           'write_fits']
+           'found', 'fit_relevance', 'describe_stores', 'make_fit', 'held_out_rows', 'summary', 'kinds_table',
+           'describe', 'fit_all', 'write_fits']
 
 # %% ../../nbs/eval/06_fitting.ipynb #287484e4
 NEAR = 200
@@ -169,6 +169,14 @@ def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
     return _rounded(_logistic(np.array([features(s.candidates, fit) for s in samples]), y, FEATURES, 0.1))
 
 
+def describe_stores(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
+    """What stores a fit's relevance is fitted on: "fewest" and "most" memories, fewest "speakers", and the "base" rate of found evidence, 0 to 1."""
+    sizes = [len(s.candidates.columns.memories) for s in samples]
+    speakers = [len(s.candidates.columns.speakers) for s in samples]
+    base = float(np.mean([found(s, fit) for s in samples]))
+    return {"fewest": min(sizes), "most": max(sizes), "speakers": min(speakers), "base": round(base, 4)}
+
+
 def make_fit(samples: Sequence[Sample], encoder: str, without: str = "", by_kind: bool = False) -> Fit:
     """A `Fit` to all samples but those on the conversation `without`; `by_kind`: kinds of question that gain by it get weights of their own."""
     train = [s for s in samples if s.conversation != without]
@@ -177,7 +185,7 @@ def make_fit(samples: Sequence[Sample], encoder: str, without: str = "", by_kind
         if sum(own - plain for _, plain, own in rows) > 0:
             weights[kind] = fit_kind([s for s in train if s.kind == kind], weights["hybrid"])
     fit = Fit(encoder, without, weights)
-    return replace(fit, relevance=fit_relevance(train, fit))
+    return replace(fit, relevance=fit_relevance(train, fit), seen=describe_stores(train, fit))
 
 # %% ../../nbs/eval/06_fitting.ipynb #30573f29
 def held_out_rows(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> list[dict[str, Any]]:
@@ -196,7 +204,7 @@ def held_out_rows(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> list[di
                      "recall@5": recall_fraction(ranked, s.question.evidence, 5) if s.ranks else nan,
                      "recall@10": recall_fraction(ranked, s.question.evidence, 10) if s.ranks else nan, "own@10": own,
                      "session_any@5": recall_any(sessions, gold, 5) if s.ranks else nan, "session_all@5": recall_all(sessions, gold, 5) if s.ranks else nan,
-                     "relevance": probability(features(s.candidates, fit), fit.relevance), "found": found(s, fit)})
+                     "relevance": relevance(s.candidates, fit), "found": found(s, fit)})
     return rows
 
 
@@ -260,7 +268,8 @@ def fit_all(samples: Mapping[str, Sequence[Sample]],
 
 def write_fits(path: Path, fits: Iterable[Fit], scores: Mapping[str, Any], gains: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
     """Write fits with their provenance as JSON, the same bytes every time; the date of a file that says the same stays."""
-    rows = [{"embedder": f.embedder, "without": f.without, "weights": {k: dict(w) for k, w in f.weights.items()}, "relevance": dict(f.relevance)}
+    rows = [{"embedder": f.embedder, "without": f.without, "weights": {k: dict(w) for k, w in f.weights.items()}, "relevance": dict(f.relevance),
+             "seen": dict(f.seen)}
             for f in sorted(fits, key=lambda f: (f.embedder, f.without))]
     told = {"method": "logistic regression, leave one conversation out", "data": data, "held_out": scores, "kinds": list(gains)}
     write_shipped(path, "fits", rows, told)

@@ -25,7 +25,7 @@ from .past import Past, asked, visible
 from .plan import PlanError, RetrievalPlan
 from .queries import interim
 from .reading import is_relevant, is_update, refine, rerank
-from .relevance import relevance
+from .relevance import relevance, worth
 from .versions import keep_latest
 from ..store.view import MAX_TEXT, brief
 from ..text import names
@@ -108,6 +108,7 @@ def _merge(results: Sequence[Scored], queries: Sequence[str], plan: RetrievalPla
 
 # %% ../../nbs/retrieval/05_execute.ipynb #6dd0e821
 _CHECKED = 5  # hits that the second check looks at
+_KNOWN = 0.5  # what a probability must be worth to close the gate by itself
 
 
 def _label(fit: Fit, encoder: str) -> str:
@@ -119,17 +120,26 @@ def _gate(plan: RetrievalPlan, text: str, hits: Sequence[Hit], rows: Sequence[in
     """Whether to return anything, the relevance, and why."""
     if not rows: return False, 0.0, "nothing found"
     value = sure = relevance(c, fit)
-    what = f"P = {sure:.2f} ({_label(fit, c.store.embedder.name)})"
+    share, why = worth(c, fit)
+    what = f"P = {sure:.2f} ({_label(fit, c.store.embedder.name)}{'; ' + why if why else ''})"
+    known = share >= _KNOWN or plan.gate == "cosine"
+    if not known:  # what the fit by itself would let through still passes
+        own = relevance(c, replace(fit, seen={}))
+        value, what = max(sure, own), f"{what[:-1]}; by itself {own:.2f})"
+    asks = plan.check and llm is not None
     if plan.gate == "cosine":
         value = float(c.content.max())
         what = f"cosine = {value:.2f}"
     if plan.gate == "none" or plan.relevance_threshold == 0: return True, sure, f"open; {what}"
     if value >= plan.relevance_threshold: return True, sure, f"{what} reaches {plan.relevance_threshold}"
-    if value < plan.relevance_low: return False, sure, f"{what} is below {plan.relevance_low}"
+    if not known and len(c.columns.memories) <= _CHECKED and not asks: return True, sure, f"{what}: gate open"
+    if known and value < plan.relevance_low: return False, sure, f"{what} is below {plan.relevance_low}"
     best = np.flatnonzero(np.isin(c.rows, rows[:_CHECKED]))
     covered = float(c.share(c.held[1][:, best]).max(initial=0.0))
     verdict, how = is_relevant(text, hits[:_CHECKED], covered, llm if plan.check else None)
-    return verdict, sure, f"{what} lies between; second check ({how}; {covered:.0%} of the question's rare words): {'yes' if verdict else 'no'}"
+    reading = 'lies between' if value >= plan.relevance_low else 'does not decide'
+    told = f"{covered:.0%} of the question's rare words"
+    return verdict, sure, f"{what} {reading}; second check ({how}; {told}): {'yes' if verdict else 'no'}"
 
 # %% ../../nbs/retrieval/05_execute.ipynb #02e81ef7
 def _cut(hits: Sequence[Hit], plan: RetrievalPlan, row_of: dict[str, int], store: Any) -> list[Hit]:

@@ -37,12 +37,14 @@ class Fit:
 
     `embedder` is the encoder's name (`ANY`: whichever); `without` the conversation that it never saw ("": it saw them all);
     `weights` the log-odds per unit of each signal, by "hybrid" or a kind of question, with "intercept" among them;
-    `relevance` the coefficients of `adaptmr.retrieval.relevance`, by feature.
+    `relevance` the coefficients of `adaptmr.retrieval.relevance`, by feature; `seen` what stores it was fitted on: "fewest" and "most"
+    memories, the fewest "speakers", and the "base" rate at which evidence was found (0 to 1). Empty: not known, and nothing is held against it.
     """
     embedder: str
     without: str = ""
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     relevance: Mapping[str, float] = field(default_factory=dict, hash=False)
+    seen: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def label(self) -> str:
@@ -66,9 +68,12 @@ class Fit:
         return out
 
 
+_UNTOLD = {"fewest": 168, "most": 680, "speakers": 2, "base": 0.7}  # of a file that doesn't say: the development conversations, whole
+
+
 @lru_cache(maxsize=1)
 def _shipped() -> tuple[dict[str, Any], dict[tuple[str, str], Fit]]:
-    return read_shipped("retrieval/fits.json", "fits", lambda row: Fit(**row), FitError)
+    return read_shipped("retrieval/fits.json", "fits", lambda row: Fit(**{"seen": _UNTOLD, **row}), FitError)
 
 
 def shipped() -> dict[tuple[str, str], Fit]:

@@ -14,7 +14,7 @@ from .fusion import Fit, fuse, logistic
 from .signals import values_of
 
 # %% auto #0
-__all__ = ['FEATURES', 'DEPTH', 'features', 'probability', 'relevance', 'reliability', 'brier']
+__all__ = ['FEATURES', 'DEPTH', 'features', 'probability', 'worth', 'relevance', 'reliability', 'brier']
 
 # %% ../../nbs/retrieval/04_relevance.ipynb #e14181db
 FEATURES = ("expected", "margin", "coverage", "agreement", "speaker", "contrast", "contrast_words")
@@ -46,15 +46,36 @@ def features(c: Candidates, fit: Fit) -> np.ndarray:
 def _mean_of_best(scores: np.ndarray, n: int = 3) -> float: return float(np.sort(scores)[-n:].mean())
 
 # %% ../../nbs/retrieval/04_relevance.ipynb #473a740a
+def _log_odds(facts: np.ndarray, coefficients: Mapping[str, float]) -> float:
+    return coefficients.get("intercept", 0.0) + sum(coefficients.get(name, 0.0) * float(x) for name, x in zip(FEATURES, facts))
+
+
 def probability(facts: np.ndarray, coefficients: Mapping[str, float]) -> float:
     """P(evidence found), 0 to 1 (rounded to 1e-6): the logistic function of "intercept" plus coefficients times `facts` (7,)."""
-    z = coefficients.get("intercept", 0.0) + sum(coefficients.get(name, 0.0) * float(x) for name, x in zip(FEATURES, facts))
-    return round(float(logistic(z)), 6)
+    return round(float(logistic(_log_odds(facts, coefficients))), 6)
+
+# %% ../../nbs/retrieval/04_relevance.ipynb #d73d6d64
+def worth(c: Candidates, fit: Fit) -> tuple[float, str]:
+    """How much a fit's probability is worth on the store of these candidates, 0 to 1, and in words what it was not fitted on ("" where it was)."""
+    if not fit.seen: return 1.0, ""
+    n, speakers, seen = len(c.columns.memories), len(c.columns.speakers), fit.seen
+    said = "memory" if n == 1 else "memories"
+    why = []
+    if 2 * n < seen["fewest"]: why.append(f"{n} {said}: fewer than the {seen['fewest']:g} it was fitted on")
+    if n > 2 * seen["most"]: why.append(f"{n} {said}: more than the {seen['most']:g} it was fitted on")
+    who = f"{speakers or 'no'} speaker{'' if speakers == 1 else 's'}"
+    if speakers < seen["speakers"]: why.append(f"{who}: fewer than the {seen['speakers']:g} it was fitted on")
+    return min(1.0, 2 * n / seen["fewest"]) * min(1.0, speakers / seen["speakers"]), "; ".join(why)
 
 
 def relevance(c: Candidates, fit: Fit) -> float:
-    """P(evidence among the ten best), 0 to 1; 0 for an empty store."""
-    return probability(features(c, fit), fit.relevance) if len(c) else 0.0
+    """P(evidence among the ten best), 0 to 1 (rounded to 1e-6): the fit's, drawn towards its base rate by what it isn't `worth`; 0 for an empty store."""
+    if not len(c): return 0.0
+    own = _log_odds(features(c, fit), fit.relevance)
+    share, _ = worth(c, fit)
+    if share == 1: return round(float(logistic(own)), 6)
+    base = fit.seen["base"]
+    return round(float(logistic(share * own + (1 - share) * np.log(base / (1 - base)))), 6)
 
 # %% ../../nbs/retrieval/04_relevance.ipynb #1053906e
 def reliability(said: Sequence[float], happened: Sequence[bool], bins: int = 10) -> list[dict[str, float]]:

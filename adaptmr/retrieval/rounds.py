@@ -46,7 +46,8 @@ def run(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | No
         seen: set[str] = set()
         for number in range(1, plan.max_rounds):
             start = perf_counter()
-            looked = execute(replace(plan, queries=queries, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0), query, store, fit=fit, as_of=moment)
+            look = replace(plan, queries=queries, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0)
+            looked = execute(look, query, store, fit=fit, as_of=moment)
             new = [h.source for h in looked.hits if h.memory.id not in seen]
             step = WAYS[plan.follow](text, looked, queries, plan.confidence_threshold, llm)
             ended = step.enough or not step.query or step.query in queries
