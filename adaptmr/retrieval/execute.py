@@ -148,7 +148,7 @@ def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit 
                        f"Use fit_for({store.embedder.name!r}), or fit one")
     begun = perf_counter()
     with metered() as meter, store.snapshot(): evidence = _execute(plan, query, store, fit, llm)
-    return replace(evidence, usage=replace(meter.usage, seconds=perf_counter() - begun))
+    return replace(evidence, usage=replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)))
 
 
 def _execute(plan: RetrievalPlan, query: str | Question, store: Any, fit: Fit, llm: LLM | None) -> Evidence:

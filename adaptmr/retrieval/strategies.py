@@ -115,4 +115,4 @@ def retrieve(query: str | Question, store: Any, k: int = 10, planner: Planner | 
         several = getattr(planner, "plans", None)
         plans = several(query, store) if several is not None else [(1.0, planner.plan(query, store))]
         found = [(weight, run(plan.sized(k), query, store, fit=fit, llm=reader)) for weight, plan in plans]
-    return replace(mix(found, k), usage=replace(meter.usage, seconds=perf_counter() - begun))
+    return replace(mix(found, k), usage=replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)))
