@@ -101,13 +101,15 @@ def execute(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
     """Execute a notebook with papermill, move it into the run folder that it made, render the report, refresh the index."""
     import papermill
 
+    from adaptmr.eval.failed_run import keep_failed, scrub_file
     from adaptmr.eval.report import refresh_index, render_html, run_of
     with tempfile.TemporaryDirectory() as folder:
         executed = Path(folder) / notebook.name
+        failed = ""
         try: papermill.execute_notebook(str(notebook), str(executed), params, progress_bar=sys.stderr.isatty(), kernel_name="python3")
-        except papermill.PapermillExecutionError as e:
-            shutil.copy(executed, outputs / "failed.ipynb")
-            raise RunFailed(f"{notebook.name}, cell [{e.exec_count}] failed with {e.ename}: {e.evalue}; see {outputs / 'failed.ipynb'}") from e
+        except papermill.PapermillExecutionError as e: failed = keep_failed(executed, outputs / "failed.ipynb", e.exec_count, e.ename, e.evalue)
+        if failed: raise RunFailed(f"{notebook.name}, {failed}; see {outputs / 'failed.ipynb'}")  # here, so that it holds no traceback with secrets
+        scrub_file(executed)
         made = run_of(executed)
         if made is None: raise UsageError(f"{notebook.name} finished without a run folder: its last cell must show experiment.finish()")
         folder_of_run = outputs.joinpath(*made)

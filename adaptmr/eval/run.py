@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..embed import embedder as make_embedder, embedder_for
 from .in_flight import in_flight
 from .journal import Journal
+from .timings import clock_columns
 from .provenance import code_sha256, texts_sha256
 from .metrics import answer_f1, exact_match, locomo_f1
 from .ranking import ranking_metrics, recall_all, recall_any, to_sessions
@@ -89,7 +90,7 @@ def _ask(system: MemorySystem, conversation: Conversation, dataset: str, llm: An
     found = replace(found, usage=max(found.usage, looking.usage, key=lambda u: (u.calls, u.tokens)))
     ways = Meter(ways=Counter({way: n for way, n in (looking.ways + reading.ways).items() if way[1] != "offline"}))
     row = score_row(system.name, question, found, said, conversation, dataset, k, str(ways))
-    return {**row, "ms_retrieve": (between - begun) * 1000, "ms_answer": (ended - between) * 1000}
+    return {**row, **clock_columns(looking.times, reading.times, between - begun, ended - between)}
 
 # %% ../../nbs/eval/02_run.ipynb #9c7ed021
 def budgets(systems: Sequence[str | MemorySystem], llm: Any = None, seed: int = 0) -> dict[str, str]:
@@ -118,7 +119,7 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     `used` tells after each question which recorded calls and vectors it took, and the journal keeps that, so that a resumed run
     can still name all of them (`frame.attrs["used"]`). The clock's columns are `ms_retrieve` and
     `ms_answer` (milliseconds, the encoding of the question excluded: all questions are encoded in one batch before; with several questions
-    in flight they wait for each other). `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
+    in flight they wait for each other; calls answered from the record count as long as they took, see `clock_columns`). `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
     encoders with their precision. A system with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
 
     Raises `ValueError` for unknown or repeated systems and for one that matches another which isn't asked before it; the first error in a
