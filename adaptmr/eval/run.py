@@ -134,7 +134,8 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     if isinstance(k, bool) or not isinstance(k, int) or k < 0: raise ValueError(f"k={k!r} must be a whole number, 0 or more")
     _check_data(data)
     matched = budgets(systems, llm, seed)
-    at_once = 0 if llm is None or llm.is_offline else getattr(llm, "concurrency", 1)
+    recorded = getattr(getattr(llm, "cache", None), "mode", "") == "replay"  # nothing to wait for: threads would only lengthen each other's times
+    at_once = 0 if llm is None or llm.is_offline or recorded else getattr(llm, "concurrency", 1)
     log = Journal(journal, _identity(names, data, llm, k, embedder, seed))
     ingests: list[dict[str, Any]] = []
     encoders: dict[str, str] = {}
