@@ -181,7 +181,8 @@ def dripping_headers(h: Handler, body: dict[str, Any]) -> None:
 
 def endless_stream(h: Handler, body: dict[str, Any]) -> None:
     """Server-sent events without end, one every 20 ms."""
-    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": "a "}, "finish_reason": None}]}
+    choice = {"index": 0, "delta": {"content": "a "}, "finish_reason": None}
+    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
     chunked(h, (b"data: " + json.dumps(event).encode() + b"\n\n" for _ in range(1000)), 0.02, "text/event-stream")
 
 

@@ -81,7 +81,7 @@ def test_a_body_has_a_largest_size(big: Any, monkeypatch: pytest.MonkeyPatch) ->
     with Server(big) as s:
         llm = model(s, timeout=10.0)
         tracemalloc.start()
-        with pytest.raises(ServerError, match="broken reply after 1 attempts.*more than 1,000,000 bytes"): llm.complete(HELLO)
+        with pytest.raises(ServerError, match=r"broken reply after 1 attempts.*more than 1,000,000 bytes"): llm.complete(HELLO)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert most < 12_000_000, "it was not read to its end"

@@ -95,7 +95,8 @@ def test_credentials_in_an_address_are_used_and_not_shown() -> None:
 def echo(h: Any, body: dict[str, Any], code: int = 401, before: str = "") -> None:
     sent = h.headers["Authorization"]
     secret = base64.b64decode(sent.split()[1]).decode().split(":", 1)[1] if sent.startswith("Basic") else sent.removeprefix("Bearer ")
-    h.reply(code, {"error": {"message": f"{before}{sent} {secret} {quote(secret, safe='')} {json.dumps(secret)} {base64.b64encode(secret.encode()).decode()}"}})
+    packed = base64.b64encode(secret.encode()).decode()
+    h.reply(code, {"error": {"message": f"{before}{sent} {secret} {quote(secret, safe='')} {json.dumps(secret)} {packed}"}})
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 413, 429, 500])
@@ -125,13 +126,15 @@ def test_a_reply_that_repeats_the_key_is_recorded_without_it(tmp_path: Path) -> 
 
 def test_a_placeholder_is_no_secret() -> None:
     with Server(ok("I run on ollama, and the list is EMPTY.")) as s:
-        for key in ("ollama", "EMPTY", "x"): assert LLM("m", base_url=s.url, api_key=key).complete(HELLO).text == "I run on ollama, and the list is EMPTY."
+        for key in ("ollama", "EMPTY", "x"):
+            assert LLM("m", base_url=s.url, api_key=key).complete(HELLO).text == "I run on ollama, and the list is EMPTY."
 
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=12, max_size=40), st.text(max_size=50), st.text(max_size=50))
 def test_no_spelling_survives(secret: str, before: str, after: str) -> None:
     scrub = Scrubber(secret)
-    text = f"{before}{secret}|{quote(secret, safe='')}|{json.dumps(secret)}|{base64.b64encode((before + secret + after).encode('utf-8', 'replace')).decode()}{after}"
+    packed = base64.b64encode((before + secret + after).encode("utf-8", "replace")).decode()
+    text = f"{before}{secret}|{quote(secret, safe='')}|{json.dumps(secret)}|{packed}{after}"
     assert not [s for s in spellings(secret) if len(s) > 7 and s in scrub(text) and s not in scrub("") + before + after]
     assert scrub.excerpt("y" * 95 + " " + secret, 100) == "y" * 95 + " [sec"
 
@@ -146,7 +149,8 @@ def test_secrets_of_the_environment() -> None:
 
 def executed(folder: Path, parameters: dict[str, Any], said: str) -> Path:
     error = {"output_type": "error", "ename": "ValueError", "evalue": said, "traceback": [said, "frames"]}
-    cells = [{"cell_type": "code", "id": "a", "metadata": {"tags": ["parameters"]}, "source": "dataset = 'demo'\nredact = None", "outputs": [], "execution_count": 1},
+    cells = [{"cell_type": "code", "id": "a", "metadata": {"tags": ["parameters"]}, "source": "dataset = 'demo'\nredact = None", "outputs": [],
+              "execution_count": 1},
              {"cell_type": "code", "id": "b", "metadata": {}, "source": "ask()", "execution_count": 2,
               "outputs": [{"output_type": "stream", "name": "stdout", "text": said}, error]}]
     path = folder / "executed.ipynb"
@@ -155,7 +159,8 @@ def executed(folder: Path, parameters: dict[str, Any], said: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("parameters, kept", [({}, True), ({"dataset": "locomo"}, False), ({"dataset": "locomo", "redact": False}, True), ({"redact": True}, False)])
+@pytest.mark.parametrize("parameters, kept", [({}, True), ({"dataset": "locomo"}, False), ({"redact": True}, False),
+                                              ({"dataset": "locomo", "redact": False}, True)])
 def test_a_failed_redacted_run_keeps_its_cells_and_no_message(parameters: dict[str, Any], kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     said = keep_failed(executed(tmp_path, parameters, f"Caroline went to the parade {KEY}"), tmp_path / "failed.ipynb", 2, "ValueError", f"Caroline {KEY}")
@@ -183,7 +188,8 @@ def readable(path: Path) -> str:
 
 
 def run_cli(url: str, out: Path, cache: Path, *more: str, data: Path | None = None) -> tuple[int, str]:
-    env = {**os.environ, "OPENAI_API_KEY": KEY + "\r", "OPENAI_BASE_URL": url.replace("://", f"://ann:{quote(PASSWORD, safe='')}@"), "ADAPTMR_CACHE": str(cache),
+    address = url.replace("://", f"://ann:{quote(PASSWORD, safe='')}@")
+    env = {**os.environ, "OPENAI_API_KEY": KEY + "\r", "OPENAI_BASE_URL": address, "ADAPTMR_CACHE": str(cache),
            "OMP_NUM_THREADS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1", **({"ADAPTMR_DATA": str(data)} if data else {})}
     done = subprocess.run([sys.executable, "-m", "adaptmr", "run", "exp3", "-p", "model", "m", "-p", "systems", "[unified, hybrid]", "-p", "embedder", "hash",
                            "-p", "limit", "2", *more, "--out-dir", str(out)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
@@ -196,7 +202,12 @@ def everything(*folders: Path) -> dict[str, str]:
 
 def obliging(body: dict[str, Any]) -> Any:
     value = least(body["response_format"]["json_schema"]["schema"]) if "response_format" in body else {}
-    return lambda h, body: ok(json.dumps({**value, **({"answer": f"It is {h.headers['Authorization']} {KEY} {PASSWORD}"} if "answer" in value else {})}))(h, body)
+
+    def behave(h: Any, body: dict[str, Any]) -> None:
+        said = {"answer": f"It is {h.headers['Authorization']} {KEY} {PASSWORD}"} if "answer" in value else {}
+        ok(json.dumps({**value, **said}))(h, body)
+
+    return behave
 
 
 @pytest.mark.slow

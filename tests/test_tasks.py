@@ -285,7 +285,8 @@ def seconds(text: str) -> float:
 def test_twice_the_text_takes_at_most_three_times_as_long_to_repair(unit: str) -> None:
     short, long = (unit * (n // len(unit)) for n in (10_000, 20_000))
     once = seconds(short)
-    assert once < 0.5 and (once < 0.005 or seconds(long) <= 3 * once), "30,000 characters took a minute where the end of a comment was looked for at each of them"
+    # 30,000 characters took a minute where the end of a comment was looked for at each of them
+    assert once < 0.5 and (once < 0.005 or seconds(long) <= 3 * once)
 
 
 @given(st.text(st.sampled_from('{}[]"\':,/*\\ \nab1.“”`')), st.sampled_from(["", '{"city": ', "<think>"]))

@@ -9,13 +9,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from server import Server, answering, ok_json
 
 import adaptmr as am
 from adaptmr.eval import efficiency, tables
 from adaptmr.eval.experiment import Experiment
 from adaptmr.eval.timings import timed_calls, timing_sentence
-from adaptmr.eval.waiting import Metronome, least, own_ms
+from adaptmr.eval.waiting import Metronome, own_ms
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache, request_key
 from adaptmr.llm.tasks import metered
@@ -26,14 +25,9 @@ PARAMS = {"model": "m", "split": "en1", "limit": 4, "embedder": "hash", "systems
 CLOCK = ["ms_retrieve", "ms_answer"]
 
 
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-
-
-def run(cache: ReplayCache, url: str, concurrency: int = 1, seconds: bool = True) -> pd.DataFrame:
-    return am.evaluate(["unified", "qarp"], am.load("demo", split="en1", limit=4), LLM("m", base_url=url, cache=cache, concurrency=concurrency), embedder="hash",
-                       progress=False)
+def run(cache: ReplayCache, url: str, concurrency: int = 1) -> pd.DataFrame:
+    llm = LLM("m", base_url=url, cache=cache, concurrency=concurrency)
+    return am.evaluate(["unified", "qarp"], am.load("demo", split="en1", limit=4), llm, embedder="hash", progress=False)
 
 
 def without_times(cache: ReplayCache, path: Path, every: int = 1) -> ReplayCache:
@@ -109,7 +103,7 @@ def test_an_experiment_that_is_repeated_says_where_its_times_come_from(tmp_path:
         manifest, caption = json.loads((path / "manifest.json").read_text()), (path / "tables" / "costs.txt").read_text()
         return manifest, pd.read_parquet(path / "timings.parquet"), caption, (path / "calls.jsonl.gz").read_bytes()
 
-    with Server(answering(lambda body: lambda h, b: (h.server.released.wait(DELAY), ok_json(least(b["response_format"]["json_schema"]["schema"]))(h, b))[1])) as s:
+    with Metronome(DELAY) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
         manifest, timings, caption, calls = made()
     n = manifest["timed_calls"]["measured"]

@@ -119,7 +119,8 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     `used` tells after each question which recorded calls and vectors it took, and the journal keeps that, so that a resumed run
     can still name all of them (`frame.attrs["used"]`). The clock's columns are `ms_retrieve` and
     `ms_answer` (milliseconds, the encoding of the question excluded: all questions are encoded in one batch before; with several questions
-    in flight they wait for each other; calls answered from the record count as long as they took, see `clock_columns`). `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
+    in flight they wait for each other; calls answered from the record count as long as they took, see `clock_columns`).
+    `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
     encoders with their precision. A system with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
 
     Raises `ValueError` for unknown or repeated systems and for one that matches another which isn't asked before it; the first error in a

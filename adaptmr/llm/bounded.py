@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
-from functools import cache, partial
+from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar

@@ -15,7 +15,7 @@ from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping
 
 from .body import StreamCut, read_body, read_stream
 from .bounded import BrokenBody, TooLate, bounded_client, within
@@ -271,7 +271,9 @@ class Wire:
         if status == 404:
             return ModelNotFound(f"{where} answers 404: {said}. Check the model's name, and that base_url ends where /chat/completions follows (often in /v1)")
         if status == 429: return AuthError(f"{where}: no quota left: {said}. Add credit to the account, or use another key")
-        if status < 400: return BadRequest(f"{where} answers {status}, a redirection, which isn't followed because the key is for this server: {said}. Correct base_url")
+        if status < 400:
+            return BadRequest(f"{where} answers {status}, a redirection, which isn't followed because the key is for this server: {said}. "
+                              "Correct base_url")
         return BadRequest(f"{where}: {status}: {said}")
 
     def _where(self) -> str: return f"{self.model} at {(self.address or PUBLIC).url}"
