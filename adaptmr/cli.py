@@ -89,15 +89,17 @@ def execute(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
     import papermill
 
     from adaptmr.eval.executed import environment, keep, notices, run_notebook
+    from adaptmr.eval.failed_run import keep_failed, scrub_file
     from adaptmr.eval.report import refresh_index, render_html, run_of
     check_names(params, known_parameters(notebook), notebook.name)
     check_values(params, notebook.name)
     with tempfile.TemporaryDirectory() as folder, environment(JUPYTER_RUNTIME_DIR=str(Path(folder) / "jupyter")):
         executed = Path(folder) / notebook.name
+        failed = ""
         try: run_notebook(notebook, executed, params)
-        except papermill.PapermillExecutionError as e:
-            shutil.copy(executed, outputs / "failed.ipynb")
-            raise RunFailed(f"{notebook.name}, cell [{e.exec_count}] failed with {e.ename}: {e.evalue}; see {outputs / 'failed.ipynb'}") from e
+        except papermill.PapermillExecutionError as e: failed = keep_failed(executed, outputs / "failed.ipynb", e.exec_count, e.ename, e.evalue)
+        if failed: raise RunFailed(f"{notebook.name}, {failed}; see {outputs / 'failed.ipynb'}")  # here, so that it holds no traceback with secrets
+        scrub_file(executed)
         made = run_of(executed)
         if made is None: raise UsageError(f"{notebook.name} finished without a run folder: its last cell must show experiment.finish()")
         folder_of_run = outputs.joinpath(*made)

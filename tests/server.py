@@ -8,6 +8,7 @@ A behaviour is a function of (handler, body). The last one of the script repeats
 """
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -149,3 +150,43 @@ def stream(text: str, end: bool = True, usage: bool = True, cut: bool = False) -
         elif cut: h.wfile.write(b'data: {"id": "c1", "choi')
         h.hang_up()
     return behave
+
+
+def chunked(h: Handler, pieces: Any, pause: float = 0.0, kind: str = "application/json") -> None:
+    """Send a body of unknown length piece by piece, `pause` seconds between two, until the client goes or the test ends."""
+    h.send_response(200)
+    h.send_header("Content-Type", kind)
+    h.send_header("Connection", "close")
+    h.end_headers()
+    for piece in pieces:
+        h.wfile.write(piece)
+        if h.server.released.wait(pause): break
+    h.hang_up()
+
+
+def dripping_body(h: Handler, body: dict[str, Any]) -> None:
+    """A good reply, of which two bytes come every 50 ms."""
+    raw_ = json.dumps(completion("slow " * 2000)).encode()
+    chunked(h, (raw_[i:i + 2] for i in range(0, len(raw_), 2)), 0.05)
+
+
+def dripping_headers(h: Handler, body: dict[str, Any]) -> None:
+    """Headers that never end, one every 50 ms."""
+    h.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for i in range(400):
+        h.wfile.write(f"X-{i}: y\r\n".encode())
+        if h.server.released.wait(0.05): break
+    h.hang_up()
+
+
+def endless_stream(h: Handler, body: dict[str, Any]) -> None:
+    """Server-sent events without end, one every 20 ms."""
+    choice = {"index": 0, "delta": {"content": "a "}, "finish_reason": None}
+    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    chunked(h, (b"data: " + json.dumps(event).encode() + b"\n\n" for _ in range(1000)), 0.02, "text/event-stream")
+
+
+def bomb(megabytes: int, code: int = 200) -> Behaviour:
+    """A good reply of so many megabytes, compressed to a thousandth of that."""
+    packed = gzip.compress(json.dumps(completion("0" * megabytes * 10**6)).encode())
+    return raw(code, packed, {"Content-Encoding": "gzip"})

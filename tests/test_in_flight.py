@@ -253,7 +253,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts 
 folder, url = sys.argv[1:]
 llm = LLM("m", base_url=url, cache=ReplayCache(folder + "/calls.sqlite"), concurrency=4)
 frame = evaluate(["lexical", "random"], am.load("demo", split="en1", limit=20), llm, embedder="hash", progress=False, journal=folder + "/journal")
-frame.drop(columns=["ms_retrieve", "ms_answer"]).to_json(folder + "/frame.json", orient="split")
+frame.drop(columns=[c for c in frame if c.startswith("ms_")]).to_json(folder + "/frame.json", orient="split")
 """
 
 

@@ -302,3 +302,37 @@ def test_offline_answers_no_prompts_and_costs_nothing() -> None:
     llm = LLM()
     assert llm.is_offline and llm.cost(10**9, 10**9) == 0.0
     with pytest.raises(LLMError, match="Task"): llm.complete(HELLO)
+
+
+def in_body(text: bytes) -> Any:
+    """A whole reply whose body has `text` in place of the number 777."""
+    return raw(200, json.dumps(completion("good", extra=777)).encode().replace(b"777", text))
+
+
+@pytest.mark.parametrize("body", [in_body(b"[" * 10_000 + b"]" * 10_000), in_body(b'{"a":' * 10_000 + b"1" + b"}" * 10_000)], ids=["[", "{"])
+def test_a_reply_that_cannot_be_read_is_a_bad_reply_that_is_recorded(body: Any) -> None:
+    cache = ReplayCache()
+    with Server(body) as s:
+        llm = model(s, cache=cache)
+        with pytest.raises(EmptyReply, match="nested too deep") as e: llm.complete(HELLO)
+    assert e.value.usage.prompt_tokens > 0 and llm.tally == {"estimated usage": 1, "sent": 1, "unreadable reply": 1}
+    with pytest.raises(EmptyReply, match="nested too deep"): LLM("m", cache=cache).complete(HELLO)
+
+
+def test_a_large_number_and_broken_bytes_stop_nobody() -> None:
+    with Server(in_body(b"9" * 5000)) as s: assert model(s).complete(HELLO).text == "good"
+    broken = json.dumps(completion("Hang-zhou")).encode().replace(b"-", b"\xff\xfe")
+    with Server(raw(200, broken)) as s: assert model(s).complete(HELLO).text == "Hang\ufffd\ufffdzhou"
+
+
+@pytest.mark.parametrize("prompt, done", [(10**30, 5), (10, -10**6), (-1, 1), (1e30, 5), (True, 5), ("12", 5), (0, 5), (10, 10**9)])
+def test_usage_that_cannot_be_is_estimated_and_counted(prompt: Any, done: int) -> None:
+    cache = ReplayCache()
+    with Server(raw(200, {**completion("in Hangzhou"), "usage": {"prompt_tokens": prompt, "completion_tokens": done}})) as s:
+        llm = model(s, cache=cache, token_budget=600)
+        r = llm.complete(HELLO)
+        assert (r.usage.prompt_tokens, r.usage.completion_tokens) == (count_tokens(HELLO[0]["content"]) + 4, count_tokens("in Hangzhou"))
+        assert llm.tally == {"implausible usage": 1, "sent": 1}
+        with pytest.raises(BudgetExceeded): llm.complete([{"role": "user", "content": "x" * 400}], max_tokens=512)
+    again = LLM("m", cache=cache)
+    assert again.complete(HELLO).usage.tokens == r.usage.tokens and again.tally["implausible usage"] == 1, "also when it is replayed"

@@ -247,3 +247,49 @@ def test_fit_does_not_guess() -> None:
     assert fit({"n": "12", "kind": "a", "l": "abcd", "x": 1}, schema) == {"n": 12, "kind": "A", "l": ["abc"]}
     assert fit({"n": "twelve", "kind": "c", "l": None}, schema) == {"n": "twelve", "kind": "c", "l": []}
     assert fit({"n": 2.0, "l": ["a", 1, "c"]}, schema) == {"n": 2, "l": ["a", "1"]}
+
+
+# -- what no reader may choke on ---------------------------------------------------------------------------------------
+
+def unreadable(h: Any, body: dict[str, Any]) -> None: h.reply(200, b'{"choices": ' + b"[" * 10_000 + b"]" * 10_000 + b"}")
+
+
+@pytest.mark.parametrize("bad", [unreadable, ok("[" * 10_000 + "]" * 10_000), ok('{"city": ' * 10_000), raw(200, completion("a\ufffdb")),
+                                 raw(200, json.dumps(completion("a-b")).encode().replace(b"-", b"\xff"))],
+                         ids=["body", "brackets", "braces", "no text", "no UTF-8"])
+def test_what_cannot_be_read_is_asked_again_then_the_rule_answers(bad: Any) -> None:
+    with Server(bad, ok_json({"city": "Xi'an"})) as s: assert (ask(s).how, len(s.requests)) == ("retried", 2)
+    before = tally.mark()
+    with Server(bad) as s: assert ask(s).how == "fallback"
+    assert tally.rates(before)["city"]["fallback_rate"] == 1.0, "and that is counted"
+
+
+def test_a_number_of_five_thousand_digits_is_repaired_or_refused() -> None:
+    with Server(ok('{"city": ' + "9" * 5000 + "}")) as s: assert ask(s).how == "repaired"
+    with Server(ok('{"city": "x", "sure": ' + "9" * 5000 + "}")) as s: assert ask(s).how == "fallback"
+
+
+def seconds(text: str) -> float:
+    """The least of three measurements of the processor's time that it takes to repair a text."""
+    import time
+    taken = []
+    for _ in range(3):
+        begun = time.process_time()
+        try: repair_json(text)
+        except ValueError: pass
+        taken.append(time.process_time() - begun)
+    return min(taken)
+
+
+@pytest.mark.parametrize("unit", ["<think>", "/*{", "{x/*", '{"a": /*', "{```/*", ',/*{"a": ', "</think><think>", '{"', '" ', "{,", "[{", '{"a": "\\'])
+def test_twice_the_text_takes_at_most_three_times_as_long_to_repair(unit: str) -> None:
+    short, long = (unit * (n // len(unit)) for n in (10_000, 20_000))
+    once = seconds(short)
+    # 30,000 characters took a minute where the end of a comment was looked for at each of them
+    assert once < 0.5 and (once < 0.005 or seconds(long) <= 3 * once)
+
+
+@given(st.text(st.sampled_from('{}[]"\':,/*\\ \nab1.“”`')), st.sampled_from(["", '{"city": ', "<think>"]))
+def test_any_text_is_repaired_or_refused(text: str, before: str) -> None:
+    try: assert isinstance(repair_json(before + text), dict)
+    except ValueError as e: assert "no JSON object" in str(e)

@@ -22,6 +22,7 @@ from .judging import JUDGES
 from .report import Shown
 from .coverage import coverage_curves, coverage_figure, measure_coverage
 from .run import budgets, evaluate
+from .timings import timed_calls, timing_sentence
 from ..llm import LLM
 from ..llm.replay import ReplayCache
 from ..systems.base import asks_model, known_systems
@@ -164,7 +165,8 @@ class Experiment:
                                             f"Table 2b. Recall at k = {self.params['k']} with 95 % intervals; full_context and oracle_evidence return "
                                             "all they have")
                      + self.run.write_table(spent, "costs", "Table 2c. What a question costs: means; ms to retrieve is the median"
-                                            + ("; fallback: the share of the model's results for which a rule stood in" if "fallback" in spent else "")))
+                                            + ("; fallback: the share of the model's results for which a rule stood in" if "fallback" in spent else "")
+                                            + (f". {told}" if (told := timing_sentence(timed_calls(frame))) else "")))
 
     def replies(self) -> Shown:
         """What the model's replies were good for, by task; kept by system, too (table `replies`). A sentence where no model was asked."""
@@ -240,7 +242,7 @@ class Experiment:
                                 vectors_made_with=self.vectors.made_with(used["vector"]), prompts=prompt_hashes(),
                                 seeds={"seed": self.params["seed"]}, usage=_spent(frame) + self._besides,
                                 numbers=numbers, tally=tables.ways_table(frame).to_dict("records"),
-                                fallbacks=tables.fallbacks(frame))
+                                fallbacks=tables.fallbacks(frame), timed_calls=timed_calls(frame), wire=self.llm.tally)
         self._journal.unlink(missing_ok=True)
         return self.run
 

@@ -17,6 +17,7 @@ from ..embed import embedder as make_embedder, embedder_for
 from .in_flight import in_flight
 from .identity import own_code
 from .journal import Journal
+from .timings import clock_columns
 from .provenance import code_sha256, texts_sha256
 from .metrics import answer_f1, exact_match, locomo_f1
 from .ranking import ranking_metrics, recall_all, recall_any, to_sessions
@@ -90,7 +91,7 @@ def _ask(system: MemorySystem, conversation: Conversation, dataset: str, llm: An
     found = replace(found, usage=max(found.usage, looking.usage, key=lambda u: (u.calls, u.tokens)))
     ways = Meter(ways=Counter({way: n for way, n in (looking.ways + reading.ways).items() if way[1] != "offline"}))
     row = score_row(system.name, question, found, said, conversation, dataset, k, str(ways))
-    return {**row, "ms_retrieve": (between - begun) * 1000, "ms_answer": (ended - between) * 1000}
+    return {**row, **clock_columns(looking.times, reading.times, between - begun, ended - between)}
 
 # %% ../../nbs/eval/02_run.ipynb #9c7ed021
 def budgets(systems: Sequence[str | MemorySystem], llm: Any = None, seed: int = 0) -> dict[str, str]:
@@ -120,7 +121,8 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     `used` tells after each question which recorded calls and vectors it took, and the journal keeps that, so that a resumed run
     can still name all of them (`frame.attrs["used"]`). The clock's columns are `ms_retrieve` and
     `ms_answer` (milliseconds, the encoding of the question excluded: all questions are encoded in one batch before; with several questions
-    in flight they wait for each other). `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
+    in flight they wait for each other; calls answered from the record count as long as they took, see `clock_columns`).
+    `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
     encoders with their precision. A system with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
 
     Raises `ValueError` for unknown or repeated systems and for one that matches another which isn't asked before it; the first error in a
@@ -135,7 +137,8 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     if isinstance(k, bool) or not isinstance(k, int) or k < 0: raise ValueError(f"k={k!r} must be a whole number, 0 or more")
     _check_data(data)
     matched = budgets(systems, llm, seed)
-    at_once = 0 if llm is None or llm.is_offline else getattr(llm, "concurrency", 1)
+    recorded = getattr(getattr(llm, "cache", None), "mode", "") == "replay"  # nothing to wait for: threads would only lengthen each other's times
+    at_once = 0 if llm is None or llm.is_offline or recorded else getattr(llm, "concurrency", 1)
     log = Journal(journal, _identity(systems, data, llm, k, embedder, seed) if journal is not None else {})
     ingests: list[dict[str, Any]] = []
     encoders: dict[str, str] = {}

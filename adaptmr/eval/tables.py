@@ -128,7 +128,8 @@ def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, 
 
 
 def costs(frame: pd.DataFrame) -> pd.DataFrame:
-    """What a question costs, a row per system: model calls, tokens of context, tokens the model counted (means), ms to retrieve (median).
+    """What a question costs, a row per system: model calls, tokens of context, tokens the model counted (means), ms to retrieve (median;
+    `nan` where one isn't known).
 
     Where a model was asked, `fallback` is the share of its results, over all tasks, that were too bad to use, so that a rule stood in.
     """
@@ -140,7 +141,10 @@ def costs(frame: pd.DataFrame) -> pd.DataFrame:
     table[["context tokens", "model tokens"]] = table[["context tokens", "model tokens"]].astype(int)
     if how := _counted(frame, lambda system, task: system):
         table["fallback"] = [round(how[s]["fallback"] / sum(how[s].values()), 4) if s in how else None for s in table.index]
-    return table.assign(ms=each["ms_retrieve"].median().round(2)) if "ms_retrieve" in frame else table
+    if "ms_retrieve" not in frame: return table
+    # where one time is not known, the median of the others would be that of a selection
+    known = frame["ms_retrieve"].notna().groupby(frame["system"], sort=False).all()
+    return table.assign(ms=each["ms_retrieve"].median().where(known).round(2))
 
 # %% ../../nbs/eval/03_tables.ipynb #051e29f1
 def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = None, value: str = "f1", *, seed: int = 0) -> pd.DataFrame:

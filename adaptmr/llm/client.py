@@ -15,6 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
+from .call_times import recorded_seconds, tell
+from .credentials import checked_address, checked_key
 from .replay import ReplayCache
 from ..types import Usage
 from .wire import AuthError, BadRequest, BudgetExceeded, EmptyReply, LLMError, ModelNotFound, RateLimited, ServerError, Wire, count_tokens, prompt_tokens
@@ -65,10 +67,12 @@ def _encodable(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 class LLM:
     """A chat model behind an OpenAI-compatible server, or `model="offline"`, which needs no server: tasks then use their rules.
 
-    `base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY; with a `base_url` a key is optional. `timeout` is in
-    seconds, per attempt; `max_retries` counts attempts after the first; `token_budget` bounds prompt plus completion tokens
+    `base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY; with a `base_url` a key is optional. White space around
+    them is removed; credentials in the address (`http://user:password@host/v1`) are used, and never shown. `timeout` is in
+    seconds, a deadline for each whole attempt; `max_retries` counts attempts after the first; `token_budget` bounds prompt plus completion tokens
     spent by this object. `seed` drives the jitter of the waits, and is sent with requests of temperature > 0. `prices`: see
-    `price`. `sleep` waits (tests pass their own). Threads may share one object. Raises `ValueError` naming a bad parameter.
+    `price`. `sleep` waits (tests pass their own). Threads may share one object. Raises `ValueError` naming a bad parameter, and
+    showing neither a key nor an address that can't be used.
     """
     def __init__(self, model: str = "offline", base_url: str | None = None, api_key: str | None = None, *, cache: ReplayCache | None = None,
                  timeout: float = 60.0, max_retries: int = 4, concurrency: int = 8, token_budget: int | None = None, seed: int = 0,
@@ -77,9 +81,13 @@ class LLM:
         if not timeout > 0: raise ValueError(f"LLM.timeout {timeout!r} must be more than 0 seconds")
         for name, value, low in (("max_retries", max_retries, 0), ("concurrency", concurrency, 1), ("token_budget", token_budget or 0, 0)):
             if not value >= low: raise ValueError(f"LLM.{name} {value!r} must be at least {low}")
-        self.model, self.base_url, self.cache = model, base_url or os.environ.get("OPENAI_BASE_URL") or None, cache
+        address, key = checked_address(base_url, "LLM.base_url"), checked_key(api_key, "LLM.api_key")
+        if model != "offline":
+            address = address or checked_address(os.environ.get("OPENAI_BASE_URL"), "OPENAI_BASE_URL")
+            key = key or checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
+        self.model, self.base_url, self.cache = model, address.url if address else None, cache
         self.concurrency, self.seed, self.token_budget, self._price = concurrency, seed, token_budget, price(model, prices)
-        self._wire = Wire(model, self.base_url, api_key, timeout=timeout, max_retries=max_retries, concurrency=concurrency, seed=seed, sleep=sleep)
+        self._wire = Wire(model, address, key, timeout=timeout, max_retries=max_retries, concurrency=concurrency, seed=seed, sleep=sleep)
         self._lock = threading.Lock()
         self._usage, self._spent, self._reserved = Usage(), 0, 0
 
@@ -93,7 +101,8 @@ class LLM:
 
     @property
     def tally(self) -> dict[str, int]:
-        """What happened how often: `sent`, `cached`, `retry: …`, `adapted: …`, `estimated usage`, `empty reply`."""
+        """What happened how often: `sent`, `cached`, `retry: …`, `adapted: …`, `empty reply`, `unreadable reply`, `secret in a reply`, and
+        `estimated usage` and `implausible usage` where tokens are our estimate, because the server said nothing, or nothing that can be."""
         with self._wire.lock: return dict(sorted(self._wire.counts.items()))
 
     def count_tokens(self, text: str) -> int:
@@ -129,12 +138,15 @@ class LLM:
             record = self._within_budget(request, stream)
             if self.cache is not None: record = self.cache.put(request, record, task)
         p, c = int(record["prompt_tokens"]), int(record["completion_tokens"])
-        usage = Usage(1, int(cached), p, c, time.perf_counter() - start, self.cost(p, c))
+        took = recorded_seconds(record)
+        tell(cached, took)
+        usage = Usage(1, int(cached), p, c, time.perf_counter() - start + (took if cached else 0.0), self.cost(p, c))
         with self._lock: self._usage = self._usage + usage
         if cached: self._wire.count("cached")
+        if record.get("usage"): self._wire.count(f"{record['usage']} usage")
         if record["text"] is None:
-            self._wire.count("empty reply")
-            why = f"; it said: {record['refusal'][:200]!r}" if record.get("refusal") else ""
+            self._wire.count("unreadable reply" if record.get("fault") else "empty reply")
+            why = f"; {record['fault']}" if record.get("fault") else f"; it said: {record['refusal'][:200]!r}" if record.get("refusal") else ""
             raise EmptyReply(f"{self.model} gave no text (finish: {record['finish'] or 'none'}){why}. "
                              f"If finish is 'length', raise max_tokens (now {max_tokens})", usage)
         return Reply(record["text"], usage, cached, record["finish"])

@@ -96,13 +96,24 @@ _NONE = object()
 
 
 class _Reader:
-    def __init__(self, text: str, at: int) -> None: self.text, self.at, self.end = text, at, len(text)
+    def __init__(self, text: str, at: int) -> None: self.text, self.at, self.end, self.open_comment = text, at, len(text), False
+
+    def comment(self) -> int:
+        # where the comment that begins here ends; -1 if none begins, or if it never ends, which is found out once only
+        begin = self.text[self.at:self.at + 2]
+        if begin == "//" and self.text[self.at - 1:self.at] != ":":  # not the // of an address
+            end = self.text.find("\n", self.at)
+            return end if end >= 0 else self.end
+        if begin != "/*" or self.open_comment: return -1
+        end = self.text.find("*/", self.at + 2)
+        self.open_comment = end < 0
+        return end + 2 if end >= 0 else -1
 
     def skip(self) -> str:
         # move to the next character that matters, and return it ("" at the end)
         while self.at < self.end:
             if self.text[self.at].isspace() or self.text[self.at] == "\ufeff": self.at += 1
-            elif m := _COMMENT.match(self.text, self.at): self.at = m.end()
+            elif (end := self.comment()) >= 0: self.at = end
             else: return self.text[self.at]
         return ""
 
@@ -151,26 +162,38 @@ class _Reader:
                 else: out.append(_ESCAPES.get(e, e))
             # a quote ends the string if what follows can follow a string; else it is an apostrophe or a quotation inside
             elif c == close and _AFTER.match(self.text, self.at + 1): self.at += 1; break
-            else: out.append(c); self.at += 1
+            else:
+                end = m.end() if (m := _PLAIN[close].match(self.text, self.at)) else self.at + 1
+                out.append(self.text[self.at:end])
+                self.at = end
         return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # two escaped surrogates are one character
 
     def bare(self, stops: str = ",;}]\n") -> Any:
         start = self.at
-        while self.at < self.end and self.text[self.at] not in stops and not (self.text[self.at] == "/" and _COMMENT.match(self.text, self.at)): self.at += 1
+        while self.at < self.end and self.text[self.at] not in stops and self.comment() < 0: self.at += 1
         word = self.text[start:self.at].strip()
         if word.lower() in _LITERALS: return _LITERALS[word.lower()]
         if _NUMBER.fullmatch(word): return float(word) if any(x in word for x in ".eE") else int(word)
         return word
 
 
-_COMMENT = re.compile(r"(?<!:)//[^\n]*|/\*.*?\*/", re.S)  # not the // of an address
+_PLAIN = {close: re.compile(rf"[^\\{close}]+") for close in _OPEN.values()}
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 _AFTER = re.compile(r"\s*(?:[,;:：}\]=]|$|//|/\*|```)")
 _NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,2})?")
 
 # %% ../../nbs/llm/03_repair.ipynb #33aa8c41
-_THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.S)
+_BEGIN, _END = re.compile(r"<think(?:ing)?>"), re.compile(r"</think(?:ing)?>")
 _LONGEST, _MOST = 100_000, 20
+
+
+def _without_thoughts(text: str) -> str:
+    # in one pass: after a thought that never ends there is no other end to look for
+    kept, at = [], 0
+    while (begin := _BEGIN.search(text, at)) and (end := _END.search(text, begin.end())):
+        kept.append(text[at:begin.start()])
+        at = end.end()
+    return "".join(kept) + text[at:]
 
 
 def _sound(value: Any) -> Any:
@@ -197,7 +220,7 @@ def repair_json(text: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     Of several objects the first one with any of `keys` is taken, else the first that is not empty. Only the first 100,000
     characters are read. Raises `ValueError` when there is no object.
     """
-    text = _THOUGHT.sub("", text[:_LONGEST])
+    text = _without_thoughts(text[:_LONGEST])
     try:
         whole = _strict(text.strip().strip("\ufeff"))
         if isinstance(whole, dict): return whole

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import Any, Callable, Mapping
 
+from .call_times import CallTimes, call_times
 from .client import LLM, EmptyReply, Reply
 from .repair import check, fit, parse_json, repair_json, schema_problem
 from ..text import language
@@ -71,9 +72,13 @@ tally = Tally()
 # %% ../../nbs/llm/04_tasks.ipynb #b50e7538
 @dataclass
 class Meter:
-    """What the tasks inside a `metered()` block spent, and how their results came about: `ways[task, how]` counts them."""
+    """What the tasks inside a `metered()` block spent, and how their results came about: `ways[task, how]` counts them.
+
+    `times` heard every call to a model in the block, see `CallTimes`.
+    """
     usage: Usage = field(default_factory=Usage)
     ways: Counter[tuple[str, str]] = field(default_factory=Counter)
+    times: CallTimes = field(default_factory=CallTimes)
 
     def __str__(self) -> str:
         """The ways as one line, sorted: `answer:model plan:repaired×2`."""
@@ -86,10 +91,11 @@ _METERS: ContextVar[tuple[Meter, ...]] = ContextVar("meters", default=())
 @contextmanager
 def metered() -> Iterator[Meter]:
     """`with metered() as meter: …` hears the tasks that this thread runs in the block; afterwards `meter` says what they spent."""
-    meter = Meter()
-    token = _METERS.set((*_METERS.get(), meter))
-    try: yield meter
-    finally: _METERS.reset(token)
+    with call_times() as times:
+        meter = Meter(times=times)
+        token = _METERS.set((*_METERS.get(), meter))
+        try: yield meter
+        finally: _METERS.reset(token)
 
 # %% ../../nbs/llm/04_tasks.ipynb #7dd3056c
 def shape(**parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,21 @@ import threading
 import time
 from collections import Counter
 from contextvars import ContextVar
-from typing import Any, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Mapping
 
+from .body import StreamCut, read_body, read_stream
+from .bounded import BrokenBody, TooLate, bounded_client, within
+from .credentials import Address, Scrubber, checked_key, environment_secrets
+from .tokens import count_tokens, plausible_tokens, prompt_tokens
 from ..types import Usage
 
+_all_ = ["count_tokens", "prompt_tokens"]
+
 # %% auto #0
-__all__ = ['GIVEN_UP', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError', 'RateLimited', 'GivenUp',
-           'BudgetExceeded', 'EmptyReply', 'count_tokens', 'prompt_tokens', 'Wire']
+__all__ = ['GIVEN_UP', 'PUBLIC', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError', 'RateLimited', 'GivenUp',
+           'BudgetExceeded', 'EmptyReply', 'Wire', 'count_tokens', 'prompt_tokens']
 
 # %% ../../nbs/llm/00_wire.ipynb #345579a2
 class LLMError(RuntimeError):
@@ -55,24 +63,10 @@ class BudgetExceeded(LLMError):
 
 
 class EmptyReply(LLMError):
-    """The server answered without an answer (no choice, null content). `usage` is what it cost all the same."""
+    """The server answered without an answer (no choice, null content, a body that can't be read). `usage` is what it cost all the same."""
     def __init__(self, message: str, usage: Usage) -> None:
         super().__init__(message)
         self.usage = usage
-
-# %% ../../nbs/llm/00_wire.ipynb #7413af9e
-_WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
-
-
-def count_tokens(text: str) -> int:
-    """An estimate of the tokens in `text`: one per CJK character, one per four (begun) other characters; 0 for the empty text."""
-    wide = len(_WIDE.findall(text))
-    return wide + (len(text) - wide + 3) // 4
-
-
-def prompt_tokens(messages: Sequence[Mapping[str, str]]) -> int:
-    """The estimate for a list of messages: their contents, and four tokens each for the roles."""
-    return sum(count_tokens(m.get("content", "")) + 4 for m in messages)
 
 # %% ../../nbs/llm/00_wire.ipynb #e01cd442
 _BOUNDS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "pattern"})
@@ -95,8 +89,16 @@ def _response_format(schema: Mapping[str, Any], level: int) -> dict[str, Any] | 
 _MAX_WAIT = 60.0
 
 
-class _StreamCut(Exception):
-    """A stream ended without saying that it was finished: half a reply is no reply."""
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """One attempt that gave no reply: `what` happened, what the server said (scrubbed), its status (0: none), and whether another attempt may help."""
+    what: str
+    message: str
+    status: int = 0
+    again: bool = True
+    wait: float | None = None
+    code: str = ""
+    refused: bool = False
 
 
 def _wait_asked(error: Any) -> float | None:
@@ -122,21 +124,23 @@ def _refused(error: BaseException | None) -> bool:
 
 # %% ../../nbs/llm/00_wire.ipynb #4b3795bb
 GIVEN_UP: ContextVar[threading.Event | None] = ContextVar("given up", default=None)  # set it in a thread that a run may leave behind
+PUBLIC = Address("https://api.openai.com/v1")
 
 
 class Wire:
     """Requests to one model on one server, at most `concurrency` at a time. Threads may share it; `counts` says what happened.
 
-    The parameters are those of `adaptmr.llm.LLM`.
+    `address` is `None` for OpenAI's own server, `key` for one that stands in OPENAI_API_KEY; the other parameters are those of `adaptmr.llm.LLM`.
     """
-    def __init__(self, model: str, base_url: str | None, api_key: str | None, *, timeout: float, max_retries: int, concurrency: int, seed: int,
+    def __init__(self, model: str, address: Address | None, key: str | None, *, timeout: float, max_retries: int, concurrency: int, seed: int,
                  sleep: Callable[[float], Any] = time.sleep) -> None:
-        self.model, self.base_url, self.timeout, self.max_retries = model, base_url, timeout, max_retries
+        self.model, self.address, self.timeout, self.max_retries = model, address, timeout, max_retries
         self.counts: Counter[str] = Counter()
         self.lock = threading.Lock()
-        self._key, self._sleep, self._slots, self._random = api_key, sleep, threading.BoundedSemaphore(concurrency), random.Random(seed)
-        self._client: Any = None
+        self._key, self._sleep, self._slots, self._random = key, sleep, threading.BoundedSemaphore(concurrency), random.Random(seed)
+        self._idle: list[Any] = []  # clients that no attempt uses
         self._level, self._renamed, self._dropped, self._answered = 0, False, set[str](), False
+        self._scrub = Scrubber()
 
     def count(self, event: str) -> None:
         """Count one event."""
@@ -145,61 +149,71 @@ class Wire:
     def send(self, request: Mapping[str, Any], stream: bool = False) -> dict[str, Any]:
         """The record of the reply to `request`: `text` (`None` if there was none), `finish`, `prompt_tokens`, `completion_tokens`, `seconds`.
 
-        `request` has `model`, `messages`, `max_tokens`, `temperature`, and if wanted `schema` and `seed`. Raises `AuthError`,
-        `ModelNotFound`, `BadRequest`, `ServerError`, `RateLimited`, `GivenUp`.
+        `request` has `model`, `messages`, `max_tokens`, `temperature`, and if wanted `schema` and `seed`. `seconds` is the time from
+        asking to the reply, retries and waits included. Where they are needed the record has `refusal`, `fault` (why the reply can't be
+        read), and `usage` ("estimated" or "implausible": the tokens are our estimate). No record holds the key.
+
+        Raises `AuthError`, `ModelNotFound`, `BadRequest`, `ServerError`, `RateLimited`, `GivenUp`.
         """
-        import openai
-        client = self._connect()
-        attempt, level, refused = 0, self._level, ""
+        begun, attempt, level, refused = time.perf_counter(), 0, self._level, ""
         while True:
             kwargs = self._arguments(request, level, stream)
-            try:
-                with self._slots:
-                    if (stopped := GIVEN_UP.get()) is not None and stopped.is_set(): raise GivenUp(f"{self._where()}: not asked, because the run was stopped")
-                    self.count("sent")
-                    record = self._collect(client, kwargs, stream)
+            with self._slots:
+                if (stopped := GIVEN_UP.get()) is not None and stopped.is_set(): raise GivenUp(f"{self._where()}: not asked, because the run was stopped")
+                outcome = self._attempt(kwargs, stream)
+            if isinstance(outcome, dict):
                 self._answered = True
                 if level > self._level: self._level = level; self.count(f"adapted: {_FORMATS[level]}")
-                return record
-            except (openai.BadRequestError, openai.UnprocessableEntityError) as e:
-                self._answered, refused = True, refused or self._clean(e)
-                if self._adapt(self._clean(e), kwargs): continue
+                return {**outcome, "seconds": round(time.perf_counter() - begun, 3)}
+            self._answered = self._answered or outcome.status > 0
+            if outcome.status in (400, 422):
+                refused = refused or outcome.message[:400]
+                if self._adapt(outcome.message, kwargs): continue
                 if "schema" in request and level < 3 and not re.search(r"context.{0,20}(length|window|size)|too long|maximum context", refused, re.I):
                     level += 1
                     continue
-                raise BadRequest(f"{self._where()} refuses the request: {refused}. If the prompt is too long, lower k or the plan's token_budget") from e
-            except (openai.AuthenticationError, openai.PermissionDeniedError) as e:
-                raise AuthError(f"{self._where()} refuses the key ({e.status_code}): {self._clean(e)}. Set OPENAI_API_KEY, or pass api_key=…, "
-                                "to a key that may use this model") from e
-            except openai.NotFoundError as e:
-                raise ModelNotFound(f"{self._where()} answers 404: {self._clean(e)}. Check the model's name, and that base_url ends where "
-                                    "/chat/completions follows (often in /v1)") from e
-            except openai.RateLimitError as e:
-                if e.code == "insufficient_quota":
-                    raise AuthError(f"{self._where()}: no quota left: {self._clean(e)}. Add credit to the account, or use another key") from e
-                attempt = self._again(attempt, "429", e, RateLimited)
-            except openai.APITimeoutError as e: attempt = self._again(attempt, "time-out", e)
-            except openai.APIConnectionError as e:
-                if not self._answered and _refused(e):
-                    raise ServerError(f"nobody listens at {client.base_url}: connection refused. Start the server, or correct base_url") from e
-                attempt = self._again(attempt, "connection", e)
-            except openai.APIStatusError as e:
-                if e.status_code < 500 and e.status_code not in (408, 409): raise BadRequest(f"{self._where()}: {e.status_code}: {self._clean(e)}") from e
-                attempt = self._again(attempt, str(e.status_code), e)
-            except _StreamCut as e: attempt = self._again(attempt, "stream cut off", e)
-            except (openai.APIError, json.JSONDecodeError) as e: attempt = self._again(attempt, "broken reply", e)
+                raise BadRequest(f"{self._where()} refuses the request: {refused}. If the prompt is too long, lower k or the plan's token_budget")
+            attempt = self._again(attempt, outcome)
 
-    def _connect(self) -> Any:
+    def _attempt(self, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
+        # Errors end here: what is raised from a _Failure has no cause and no context, which would hold the server's words as they came.
+        import openai
+        client = self._client()
+        self.count("sent")
+        outcome: dict[str, Any] | _Failure
+        try: outcome = within(self.timeout, partial(self._collect, client, kwargs, stream), client.close)
+        except TooLate as e: return _Failure("time-out", str(e))
+        except openai.APIStatusError as e: outcome = self._status(e)
+        except openai.APITimeoutError as e: outcome = self._failure("time-out", e)
+        except openai.APIConnectionError as e:
+            broken = isinstance(e.__cause__, BrokenBody)
+            outcome = self._failure("broken reply" if broken else "connection", e, refused=_refused(e))
+        except StreamCut as e: outcome = self._failure("stream cut off", e)
+        except (openai.APIError, BrokenBody, json.JSONDecodeError) as e: outcome = self._failure("broken reply", e)
+        with self.lock: self._idle.append(client)
+        return outcome
+
+    def _client(self) -> Any:
+        import openai
         with self.lock:
-            if self._client is None:
-                import openai
-                key = self._key or os.environ.get("OPENAI_API_KEY") or ("none" if self.base_url else None)
-                if key is None:
-                    raise AuthError(f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; a local server needs only base_url=…, "
-                                    "and LLM('offline') needs neither")
-                self._key = key
-                self._client = openai.OpenAI(api_key=key, base_url=self.base_url, timeout=self.timeout, max_retries=0)
-            return self._client
+            if self._idle: return self._idle.pop()
+            key = self._key or checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY") or ("none" if self.address else None)
+            if key is None:
+                raise AuthError(f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; a local server needs only base_url=…, "
+                                "and LLM('offline') needs neither")
+            address = self.address or PUBLIC
+            self._key, self._scrub = key, Scrubber(key, *(address.secrets), *environment_secrets())
+            http = bounded_client(self.timeout, address.auth)
+            return openai.OpenAI(api_key=key, base_url=address.url, http_client=http, timeout=self.timeout, max_retries=0)
+
+    def _status(self, error: Any) -> _Failure:
+        status, code = int(error.status_code), str(error.code or "")
+        again = status >= 500 or status in (408, 409) or (status == 429 and code != "insufficient_quota")
+        return self._failure(str(status), error, status=status, again=again, wait=_wait_asked(error), code=code)
+
+    def _failure(self, what: str, error: Exception, **more: Any) -> _Failure:
+        cause = f" ({error.__cause__})" if error.__cause__ is not None and not more.get("status") else ""
+        return _Failure(what, self._scrub.excerpt(f"{getattr(error, 'message', '') or error}{cause}", 4000), **more)
 
     def _arguments(self, request: Mapping[str, Any], level: int, stream: bool) -> dict[str, Any]:
         kwargs = {k: v for k, v in request.items() if k != "schema" and k not in self._dropped}
@@ -226,53 +240,40 @@ class Wire:
         return bool(rename or drop)
 
     def _collect(self, client: Any, kwargs: dict[str, Any], stream: bool) -> dict[str, Any]:
-        start = time.perf_counter()
-        text: Any; refusal: Any; finish: Any; usage: Any
-        reply = client.chat.completions.create(**kwargs)
-        if stream: text, refusal, finish, usage = self._read_stream(reply)
-        else:
-            choices = getattr(reply, "choices", "none")  # a body that isn't ours (a page of HTML, a list) comes through the client as it is
-            if choices is not None and not isinstance(choices, list): raise json.JSONDecodeError("the body is not a chat completion", str(reply)[:80], 0)
-            choice = (choices or [None])[0]
-            message = getattr(choice, "message", None)
-            text, refusal, finish = getattr(message, "content", None), getattr(message, "refusal", None), getattr(choice, "finish_reason", None)
-            usage = getattr(reply, "usage", None)
-        if not isinstance(text, str): text = None
-        p, c = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-        if not isinstance(p, int) or not isinstance(c, int):
-            self.count("estimated usage")
-            p, c = prompt_tokens(kwargs["messages"]), count_tokens(text or "")
-        return {"text": text or None, "finish": str(finish or ""), "prompt_tokens": p, "completion_tokens": c,
-                "seconds": round(time.perf_counter() - start, 3), **({"refusal": str(refusal)} if refusal else {})}
+        chat = client.chat.completions
+        said = read_stream(chat.create(**kwargs)) if stream else read_body(chat.with_raw_response.create(**kwargs).content)
+        p, c, how = plausible_tokens(kwargs, said)
+        text, refusal = (self._scrub(said.text) if said.text else None), self._scrub(said.refusal)
+        if text != said.text: self.count("secret in a reply")
+        extras = {"refusal": refusal, "fault": said.fault, "usage": how}
+        return {"text": text, "finish": self._scrub(said.finish), "prompt_tokens": p, "completion_tokens": c, **{k: v for k, v in extras.items() if v}}
 
-    @staticmethod
-    def _read_stream(chunks: Any) -> tuple[str, str, str, Any]:
-        text, refusal, finish, usage = "", "", "", None
-        with chunks:
-            for chunk in chunks:
-                usage = getattr(chunk, "usage", None) or usage
-                for choice in chunk.choices or ():
-                    text += getattr(choice.delta, "content", None) or ""
-                    refusal += getattr(choice.delta, "refusal", None) or ""
-                    finish = choice.finish_reason or finish
-        if not finish: raise _StreamCut(f"the stream ended after {len(text)} characters without a finish reason")
-        return text, refusal, finish, usage
-
-    def _again(self, attempt: int, what: str, error: Exception, kind: type[ServerError] = ServerError) -> int:
+    def _again(self, attempt: int, failure: _Failure) -> int:
         # count the retry and wait, or give up
-        asked = _wait_asked(error)
-        if attempt >= self.max_retries or (asked or 0) > _MAX_WAIT:
-            wait = f"; it asks to wait {asked:.0f} s" if asked else ""
-            raise kind(f"{self._where()}: {what} after {attempt + 1} attempts{wait}: {self._clean(error)}. "
-                       "Try again later: calls that succeeded are in the cache, if there is one") from error
+        if not failure.again or (failure.refused and not self._answered): raise self._final(failure)
+        if attempt >= self.max_retries or (failure.wait or 0) > _MAX_WAIT:
+            wait = f"; it asks to wait {failure.wait:.0f} s" if failure.wait else ""
+            kind = RateLimited if failure.status == 429 else ServerError
+            raise kind(f"{self._where()}: {failure.what} after {attempt + 1} attempts{wait}: {failure.message[:400]}. "
+                       "Try again later: calls that succeeded are in the cache, if there is one")
         with self.lock:
-            self.counts[f"retry: {what}"] += 1
+            self.counts[f"retry: {failure.what}"] += 1
             jitter = 0.75 + 0.5 * self._random.random()
-        self._sleep(asked if asked is not None else min(30.0, 0.5 * 2 ** attempt) * jitter)
+        self._sleep(failure.wait if failure.wait is not None else min(30.0, 0.5 * 2 ** attempt) * jitter)
         return attempt + 1
 
-    def _where(self) -> str: return f"{self.model} at {self._client.base_url if self._client is not None else self.base_url}"
+    def _final(self, failure: _Failure) -> LLMError:
+        # what no other attempt would change
+        where, said, status = self._where(), failure.message[:400], failure.status
+        if failure.refused: return ServerError(f"nobody listens at {(self.address or PUBLIC).url}: connection refused. Start the server, or correct base_url")
+        if status in (401, 403):
+            return AuthError(f"{where} refuses the key ({status}): {said}. Set OPENAI_API_KEY, or pass api_key=…, to a key that may use this model")
+        if status == 404:
+            return ModelNotFound(f"{where} answers 404: {said}. Check the model's name, and that base_url ends where /chat/completions follows (often in /v1)")
+        if status == 429: return AuthError(f"{where}: no quota left: {said}. Add credit to the account, or use another key")
+        if status < 400:
+            return BadRequest(f"{where} answers {status}, a redirection, which isn't followed because the key is for this server: {said}. "
+                              "Correct base_url")
+        return BadRequest(f"{where}: {status}: {said}")
 
-    def _clean(self, error: Exception) -> str:
-        text = " ".join(str(getattr(error, "message", "") or error).split())[:400]
-        return text.replace(self._key, "…") if self._key and len(self._key) > 4 else text  # some servers echo the key
+    def _where(self) -> str: return f"{self.model} at {(self.address or PUBLIC).url}"

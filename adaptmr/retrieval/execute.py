@@ -173,7 +173,7 @@ def execute(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit 
     begun = perf_counter()
     question, moment = asked(query, as_of)
     with metered() as meter, store.snapshot(): evidence = _execute(plan, question, visible(store, moment), fit, llm, moment)
-    return replace(evidence, usage=replace(meter.usage, seconds=perf_counter() - begun))
+    return replace(evidence, usage=replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)))
 
 
 def _execute(plan: RetrievalPlan, query: str | Question, store: Any, fit: Fit, llm: LLM | None, moment: datetime | None) -> Evidence:

@@ -61,4 +61,4 @@ def run(plan: RetrievalPlan, query: str | Question, store: Any, *, fit: Fit | No
         found = execute(final, query, store, fit=fit, llm=llm, as_of=moment)
         new = [h.source for h in found.hits if h.memory.id not in seen]
         if plan.max_rounds > 1 and new: rows.append(TraceRow("last round", len(seen), len(seen) + len(new), 0.0, f"“{queries[-1]}” brought {', '.join(new)}"))
-    return replace(found, trace=[*rows, *found.trace], usage=replace(meter.usage, seconds=perf_counter() - begun))
+    return replace(found, trace=[*rows, *found.trace], usage=replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)))

@@ -120,4 +120,4 @@ def retrieve(query: str | Question, store: Any, k: int = 10, planner: Planner | 
         shown = visible(store, moment)
         plans = several(query, shown) if several is not None else [(1.0, planner.plan(query, shown))]
         found = [(weight, run(plan.sized(k), query, store, fit=fit, llm=reader, as_of=moment)) for weight, plan in plans]
-    return replace(mix(found, k), usage=replace(meter.usage, seconds=perf_counter() - begun))
+    return replace(mix(found, k), usage=replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)))

@@ -103,7 +103,7 @@ class LongMemEvalRAG(PlannedSystem):
         self._rounds.update((r[0].id, r) for r in fresh)
         self._first = self._first or conversation.id
         if len(self.store) <= SCORE_ALL: columns_of(self.store)
-        return replace(meter.usage, seconds=perf_counter() - begun)
+        return replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun))
 
     def _key(self, turn: Memory) -> str:
         told = () if turn.speaker.lower() in ASSISTANTS else facts(turn, self.llm)

@@ -82,4 +82,4 @@ class Plugged:
         asks = plan.queries or (question.text,)
         row = TraceRow("ask", len(asks), len(memories), 0.0, f"{self.inner.name}: {' | '.join(asks)}")
         return replace(evidence, plan=plan, trace=[row, *evidence.trace],
-                       usage=replace(meter.usage + unheard, seconds=perf_counter() - begun))
+                       usage=replace(meter.usage + unheard, seconds=meter.times.seconds(perf_counter() - begun)))
