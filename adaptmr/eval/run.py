@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ..data.validation import validate
 from ..embed import embedder as make_embedder, embedder_for
 from .in_flight import in_flight
 from .journal import Journal
@@ -119,9 +120,9 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     can still name all of them (`frame.attrs["used"]`). The clock's columns are `ms_retrieve` and
     `ms_answer` (milliseconds, the encoding of the question excluded: all questions are encoded in one batch before; with several questions
     in flight they wait for each other). `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
-    encoders with their precision. A system with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
+    encoders with their precision, `frame.attrs["notes"]` what is odd about the data. A system with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
 
-    Raises `ValueError` for unknown or repeated systems and for one that matches another which isn't asked before it; the first error in a
+    Raises `DatasetError` for data with faults (`adaptmr.data.validation`), `ValueError` for unknown or repeated systems and for one that matches another which isn't asked before it; the first error in a
     question, and a `KeyboardInterrupt`, end the run within two seconds, and what was answered until then is in the journal.
     """
     import pandas as pd
@@ -131,7 +132,7 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     if unknown := [s for s in systems if isinstance(s, str) and s not in known_systems(None)]:
         raise ValueError(f"unknown systems {unknown}; there are {list(known_systems(None))}")
     if isinstance(k, bool) or not isinstance(k, int) or k < 0: raise ValueError(f"k={k!r} must be a whole number, 0 or more")
-    _check_data(data)
+    notes = validate(data)
     matched = budgets(systems, llm, seed)
     at_once = 0 if llm is None or llm.is_offline else getattr(llm, "concurrency", 1)
     log = Journal(journal, _identity(names, data, llm, k, embedder, seed))
@@ -172,17 +173,8 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     finally: log.close()
     rows = [log.rows[_key(name, q)] for name in names for c in data.conversations for q in data.questions_on(c.id)]
     frame = pd.DataFrame(rows)
-    frame.attrs.update(ingest=ingests, label=data.label, k=k, embedders=encoders, used=sorted(log.used))
+    frame.attrs.update(ingest=ingests, label=data.label, k=k, notes={**notes, **data.notes}, embedders=encoders, used=sorted(log.used))
     return frame
-
-
-def _check_data(data: Dataset) -> None:
-    seen: set[tuple[str, str]] = set()
-    conversations = {c.id for c in data}
-    for q in data.questions:
-        if q.conversation not in conversations: raise ValueError(f"question {q.id!r} is on conversation {q.conversation!r}, which {data.name} doesn't have")
-        if (q.conversation, q.id) in seen: raise ValueError(f"two questions on {q.conversation!r} have the id {q.id!r}; ids must differ")
-        seen.add((q.conversation, q.id))
 
 
 def _key(system: str, question: Question) -> str: return f"{system}/{question.conversation}/{question.id}"

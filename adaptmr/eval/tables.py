@@ -236,7 +236,7 @@ def case_html(frame: pd.DataFrame, conversation: Any, question: str, systems: Se
 
     def line(source: str) -> str:
         m = turns[source]
-        text = "" if redact else f" {m.at:%Y-%m-%d} {html.escape(m.spoken[:160])}"
+        text = "" if redact else f" {f'{m.at:%Y-%m-%d} ' if m.dated else ''}{html.escape(m.spoken[:160])}"
         return f"<li>{'<b>✓</b> ' if source in gold else ''}<code>{html.escape(source)}</code>{text}</li>"
     asked = "" if redact else f": {html.escape(first['text'])} Gold: <i>{html.escape(first['answers'])}</i>"
     head = f"<p><b>{html.escape(question)}</b> ({NAMES.get(first['type'], first['type'])}){asked}</p>"

@@ -26,6 +26,8 @@ ABSTENTION = {"en": "No information available", "zh": "没有提到相关信息�
 # %% ../../nbs/reader/02_answering.ipynb #ea0b1e88
 def shown(hit: Hit) -> str:
     """The line a reader sees for a hit: `Hit.shown`, with relative times resolved against the day the memory was said, and on one line."""
+    if not hit.memory.dated:
+        return " ".join(hit.shown.split())  # with no day there is nothing to resolve a relative time against
     day, _, rest = hit.shown.partition("] ")
     return " ".join(f"{day}] {resolve(rest, hit.memory.at)}".split())
 
