@@ -135,8 +135,7 @@ class Experiment:
         self.run.write_table(whole, "table2", "Systems by kind of question: F1 and recall with 95 % intervals, and the cost of a question")
         return Shown(self.run.write_table(tables.main_table(frame, [f1], seed=seed), "table2_f1", "Table 2a. F1 with 95 % intervals")
                      + self.run.write_table(tables.main_table(frame, [recall], seed=seed), "table2_recall",
-                                            f"Table 2b. Recall at k = {self.params['k']} with 95 % intervals; full_context and oracle_evidence return "
-                                            "all they have")
+                                            f"Table 2b. Recall at k = {self.params['k']} with 95 % intervals{tables.unlimited_line(frame)}")
                      + self.run.write_table(spent, "costs", "Table 2c. What a question costs: means; ms to retrieve is the median"
                                             + ("; fallback: the share of the model's results for which a rule stood in" if "fallback" in spent else "")))
 

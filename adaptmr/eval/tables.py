@@ -39,8 +39,8 @@ def by_kind(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 # %% auto #0
 __all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'across', 'by_kind', 'means', 'ways_table', 'fallbacks', 'plans_table',
-           'main_table', 'costs', 'gains', 'gain_table', 'verdicts', 'accuracy_and_tokens', 'matched', 'overall',
-           'telling_cases', 'case_html']
+           'main_table', 'unlimited_line', 'costs', 'gains', 'gain_table', 'verdicts', 'accuracy_and_tokens', 'matched',
+           'overall', 'telling_cases', 'case_html']
 
 # %% ../../nbs/eval/03_tables.ipynb #0cdf900c
 def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
@@ -124,6 +124,12 @@ def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, 
     table = pd.DataFrame(columns, index=pd.Index(order, name="system"))
     table.columns = pd.MultiIndex.from_tuples(list(columns))
     return table
+
+
+def unlimited_line(frame: pd.DataFrame) -> str:
+    """What a caption says of the systems that return all they have, whatever k is; empty where there are none."""
+    names = list(dict.fromkeys(frame.loc[frame["unlimited"].astype(bool), "system"])) if "unlimited" in frame else []
+    return f"; not held to k: {', '.join(names)}, which return{'s' if len(names) == 1 else ''} all there is" if names else ""
 
 
 def costs(frame: pd.DataFrame) -> pd.DataFrame:

@@ -34,7 +34,7 @@ def shown(hit: Hit) -> str:
 
 def context(evidence: Evidence) -> str:
     """What the reader is given: `evidence.context`, or if that is empty the hits as `shown`, one a line. Without surrogates, NULs and tags of ours."""
-    return _without_tags(evidence.context or "\n".join(shown(h) for h in evidence.hits))
+    return _without_tags(evidence.context if evidence.context.strip() else "\n".join(shown(h) for h in evidence.hits))
 
 
 # what every prompt says of what it is given
