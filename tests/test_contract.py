@@ -53,7 +53,8 @@ def hits(*turns): return [Hit(m, 1.0) for m in turns]
     (Evidence(context=None), r"context is a NoneType, not a string"), (Evidence(usage=None), r"the usage is a NoneType, not a Usage"),
     (Evidence(usage=Usage(prompt_tokens=-(10**6))), r"usage.prompt_tokens=-1000000 must be"),
     (Evidence(usage=Usage(seconds=float("inf"))), r"usage.seconds=inf must be"), (Evidence(usage=Usage(cost_usd=float("nan"))), r"usage.cost_usd=nan"),
-    (Evidence(has_relevant=None), r"has_relevant is None"), (hits(TURNS[0]), r"it returned a list, not an Evidence"), (0, r"it returned a int, not an Evidence")],
+    (Evidence(has_relevant=None), r"has_relevant is None"), (hits(TURNS[0]), r"it returned a list, not an Evidence"),
+    (0, r"it returned a int, not an Evidence")],
     ids=lambda v: v if isinstance(v, str) else "")
 def test_a_system_that_returns_something_else_is_named_with_the_question(found, said):
     with pytest.raises(ContractError, match=rf"^system 'theirs', question 'q3': .*{said}"): run(Theirs(found))
@@ -62,7 +63,8 @@ def test_a_system_that_returns_something_else_is_named_with_the_question(found, 
 def test_all_that_is_wrong_is_said_at_once():
     made_up = [Hit(Memory(f"fact-{n}", "x"), float("inf")) for n in range(12)]
     with pytest.raises(ContractError) as e: run(Theirs(Evidence([*made_up, made_up[0]], usage=Usage(calls=-1))))
-    for part in ("13 hits for k = 10", "12 hits are no turns", "'fact-0', 'fact-1', 'fact-2' and 9 more", "more than once: 'fact-0'", "13 scores", "usage.calls=-1"):
+    for part in ("13 hits for k = 10", "12 hits are no turns",
+                 "'fact-0', 'fact-1', 'fact-2' and 9 more", "more than once: 'fact-0'", "13 scores", "usage.calls=-1"):
         assert part in str(e.value)
 
 

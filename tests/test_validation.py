@@ -149,7 +149,7 @@ def test_load_checks_what_a_loader_made_and_counts_what_is_odd(put):
     made = data(questions=[asked(answers="Ann")])
     register(Entry("mine", lambda path: made, "CC0"))
     try:
-        with pytest.raises(DatasetError, match="^mine has 1 fault:\n.*question 'q1': answers is a str"): load("mine")
+        with pytest.raises(DatasetError, match=r"^mine has 1 fault:\n.*question 'q1': answers is a str"): load("mine")
         made = replace(data([turn(1, at=None)]), notes={"mended": 1})
         assert load("mine").notes == {"conversations_without_dates": 1, "mended": 1}
     finally: del registry._ENTRIES["mine"]

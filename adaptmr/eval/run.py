@@ -133,11 +133,13 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     can still name all of them (`frame.attrs["used"]`). The clock's columns are `ms_retrieve` and
     `ms_answer` (milliseconds, the encoding of the question excluded: all questions are encoded in one batch before; with several questions
     in flight they wait for each other). `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
-    encoders with their precision, `frame.attrs["notes"]` what is odd about the data. A system with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
+    encoders with their precision, `frame.attrs["notes"]` what is odd about the data. A system
+    with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
 
     Raises `DatasetError` for data with faults (`adaptmr.data.validation`), `ContractError` for a system that is none or returns something else
-    than the protocol says (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems and for one that matches another which isn't asked before it; the first error in a
-    question, and a `KeyboardInterrupt`, end the run within two seconds, and what was answered until then is in the journal.
+    than the protocol says (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems and for one that matches
+    another which isn't asked before it; the first error in a question, and a `KeyboardInterrupt`, end the run within two seconds, and what was
+    answered until then is in the journal.
     """
     import pandas as pd
     names = [s if isinstance(s, str) else name_of(s) for s in systems]

@@ -110,7 +110,7 @@ BOTH = (("f1", "F1"), ("recall_fraction", "recall@k"))
 def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, *, seed: int = 0) -> pd.DataFrame:
     """The main comparison as text cells: one row per system, two-level columns (measure, kind).
 
-    The second level of each kind's column says on how many questions it rests.
+    The second level of each kind's column says on how many questions it rests. A measure that is defined on none of them has one column of dashes.
     """
     import pandas as pd
     order = list(dict.fromkeys(frame["system"]))
@@ -119,6 +119,8 @@ def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, 
         tidy = means(frame, value, seed=seed)
         cells = {(r.system, r.type): f"{r.mean:.3f} [{r.low:.2f}, {r.high:.2f}]" for r in tidy.itertuples()}
         counts: dict[str, Any] = {str(r.type): r.n for r in tidy.itertuples()}
+        if not counts:
+            columns[label, f"{NAMES[OVERALL]} (n=0)"] = ["–"] * len(order)
         for kind in [*kinds(frame), OVERALL]:
             if kind in counts: columns[label, f"{NAMES[kind]} (n={counts[kind]})"] = [cells.get((s, kind), "–") for s in order]
     table = pd.DataFrame(columns, index=pd.Index(order, name="system"))
@@ -153,6 +155,8 @@ def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = No
     import pandas as pd
     chosen = [s for s in (systems or dict.fromkeys(frame["system"])) if s != baseline]
     part = frame[frame["system"].isin([baseline, *chosen]) & frame[value].notna()]
+    if part.empty and baseline in set(frame["system"]):  # such as recall where no question has gold turns
+        return pd.DataFrame(columns=["system", "type", "baseline", "difference", "low", "high", "p", "p_holm", "verdict", "n"])
     overall = compare(part, value, baseline, seed=seed).assign(type=OVERALL)
     both = judged(pd.concat([compare(part, value, baseline, ["type"], seed=seed), overall], ignore_index=True))
     both["type"] = pd.Categorical(both["type"], [*kinds(frame), OVERALL], ordered=True)
