@@ -5,16 +5,17 @@
 # %% ../nbs/00_types.ipynb #a238d270
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping
+
+from .markup import table as _table
 
 # %% auto #0
-__all__ = ['as_utc', 'QueryType', 'Memory', 'Conversation', 'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'TraceRow',
-           'Evidence', 'Answer', 'Dataset']
+__all__ = ['UNDATED', 'as_utc', 'QueryType', 'Memory', 'Conversation', 'Question', 'Usage', 'Hit', 'hits_html', 'Hits',
+           'TraceRow', 'Evidence', 'Answer', 'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -43,17 +44,21 @@ class QueryType(str, Enum):
     def __str__(self) -> str: return self.value
 
 # %% ../nbs/00_types.ipynb #132cf658
+UNDATED = datetime(1970, 1, 1, tzinfo=UTC)  # stands for a time that isn't known
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """One thing remembered, usually one turn of a conversation.
 
     `step` is the turn's number over all sessions, `source` the data set's own id of the turn (`D3:7`), which gold
-    evidence refers to. `text` may be anything but must be a string; `tags` and `entities` are sequences of strings.
+    evidence refers to. `text` may be anything but must be a string; `tags` and `entities` are sequences of strings. A memory that is
+    given no `at` is undated: its `at` is `UNDATED`, so that times can be compared, and no date is shown.
     """
     id: str
     text: str
     speaker: str = ""
-    at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
+    at: datetime = UNDATED
     event_at: datetime | None = None
     session: str = ""
     step: int = 0
@@ -68,13 +73,18 @@ class Memory:
         if not isinstance(self.id, str) or not self.id: raise ValueError(f"Memory.id {self.id!r} must be a non-empty string")
         if not isinstance(self.text, str): raise TypeError(f"Memory.text of {self.id!r} is a {type(self.text).__name__}, not a string")
         if self.status not in ("active", "deleted"): raise ValueError(f"Memory.status {self.status!r} of {self.id!r} must be 'active' or 'deleted'")
-        object.__setattr__(self, "at", as_utc(self.at) or datetime(1970, 1, 1, tzinfo=UTC))
+        object.__setattr__(self, "at", as_utc(self.at) or UNDATED)
         object.__setattr__(self, "event_at", as_utc(self.event_at))
         for name in ("tags", "entities"):
             values = getattr(self, name)
             if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, str) for v in values):
                 raise TypeError(f"Memory.{name} of {self.id!r} is {values!r:.80}, not a sequence of strings")
             object.__setattr__(self, name, tuple(values))
+
+    @property
+    def dated(self) -> bool:
+        """Whether it is known when this was said."""
+        return self.at != UNDATED
 
     @property
     def spoken(self) -> str:
@@ -87,19 +97,8 @@ class Memory:
 _MEMORY_COLUMNS = ("source", "at", "speaker", "text")
 
 
-def _memory_row(m: Memory) -> tuple[str, ...]: return (m.source or m.id, f"{m.at:%Y-%m-%d %H:%M}", m.speaker, m.text)
-
-
-def _cut(text: str, n: int = 300) -> str:
-    text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate would break the page
-    return text if len(text) <= n else text[:n - 1] + "…"
-
-
-def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str], caption: str = "") -> str:
-    head = "".join(f"<th style='text-align:left'>{html.escape(c)}</th>" for c in columns)
-    body = "".join("<tr>" + "".join(f"<td style='text-align:left'>{html.escape(_cut(str(v)))}</td>" for v in r) + "</tr>" for r in rows)
-    cap = f"<caption style='text-align:left'>{html.escape(caption)}</caption>" if caption else ""
-    return f"<table>{cap}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _memory_row(m: Memory) -> tuple[str, ...]:
+    return (m.source or m.id, f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated", m.speaker, m.text)
 
 # %% ../nbs/00_types.ipynb #60950abb
 @dataclass(frozen=True, slots=True, repr=False)
@@ -192,8 +191,9 @@ class Hit:
 
     @property
     def shown(self) -> str:
-        """The line that a reader sees: when it was said, by whom, what, and the note."""
-        return f"[{self.memory.at:%Y-%m-%d}] {self.memory.spoken}" + (f" ({self.note})" if self.note else "")
+        """The line that a reader sees: when it was said, where that is known, by whom, what, and the note."""
+        day = f"[{self.memory.at:%Y-%m-%d}] " if self.memory.dated else ""
+        return f"{day}{self.memory.spoken}" + (f" ({self.note})" if self.note else "")
 
     def _repr_html_(self) -> str: return hits_html([self])
 

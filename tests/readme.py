@@ -102,6 +102,12 @@ def _comparison(label: str, answerable: str) -> list[str]:
             f"the development conversations in view{', which are these: take ours for a little too high' if these else ''}.*"]
 
 
+def _called(system: str) -> str:
+    """A system's name as code, without what says that no model was asked: `qarp` by rule."""
+    name = system.removesuffix(" by rule")
+    return f"`{name}`" + system[len(name):]
+
+
 def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     """The table as Markdown: recall per kind and F1 with 95 % intervals, the price, what is shown against `hybrid`, and where it comes from."""
     root, kinds = Path(root), KINDS[dataset]
@@ -116,8 +122,8 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
              "|---|---|" + "---:|" * (len(kinds) - 1) + "---|---:|"]
     for row in table:
         star = {kind: " \\*" if (row["system"], type_) in shown else "" for kind, type_ in kinds.items()}
-        parts = [row[column[kind]].split(" ")[0] + star[kind] for kind in list(kinds)[1:]]
-        lines.append(f"| `{row['system']}` | {row[column['overall']]}{star['overall']} | {' | '.join(parts)} | {row[f1]} | {row[tokens]} |")
+        parts = [row[column[kind]].split(" [")[0] + star[kind] for kind in list(kinds)[1:]]
+        lines.append(f"| {_called(row['system'])} | {row[column['overall']]}{star['overall']} | {' | '.join(parts)} | {row[f1]} | {row[tokens]} |")
     report, label = (folder / "report.html").relative_to(root).as_posix(), manifest["data"]["label"]
     against = (f"`adaptmr` against `hybrid`, overall, in recall: {_difference(folder, 'gain_over_hybrid_recall_tests', 'adaptmr')}; in F1: "
                f"{_difference(folder, 'gain_over_hybrid_f1_tests', 'adaptmr')}. From [this run]({report}).*")

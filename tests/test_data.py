@@ -27,8 +27,8 @@ TYPES = ["multi_hop", "abstention", "temporal_reasoning"]
 
 def toy(path: Path | None) -> Dataset:
     raw = registry.read_json(path)
-    questions = [Question(f"{c}/q{i}", f"{c}? {i}", ["x"], TYPES[i % 3], conversation=c) for c, n in raw.items() for i in range(n)]
-    return Dataset("", [Conversation(c, ("A",), [Memory(f"{c}/1", "hello", "A")]) for c in raw], questions, notes={"mended": 1})
+    questions = [Question(f"{c}/q{i}", f"{c}? {i}", ["x"], TYPES[i % 3], evidence=["S1:1"], conversation=c) for c, n in raw.items() for i in range(n)]
+    return Dataset("", [Conversation(c, ("A",), [Memory(f"{c}/1", "hello", "A", "2024-01-01", source="S1:1")]) for c in raw], questions, notes={"mended": 1})
 
 
 @pytest.fixture

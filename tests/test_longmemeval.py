@@ -153,15 +153,16 @@ def test_quirks_are_counted_and_kept(put):
     late = question("late", haystack_dates=["2024/07/01 (Mon) 09:30", "2024/01/02 (Tue)", "2024/01/03 (Wed) 09:30"], answer=7)
     bare = question("bare", answer_session_ids=["noise_1", "gone"])
     bare["haystack_sessions"] = [[{"role": "user", "content": " "}], [{"role": "user", "content": "\ud83d"}], []]
-    theirs = question("theirs", "single-session-assistant", evidence=((1, 1),), haystack_session_ids=["x", "answer_theirs_1", "x"], answer=None)
-    put(late, bare, theirs)
+    theirs = question("theirs", "single-session-assistant", evidence=((1, 1),), haystack_session_ids=["x", "answer_theirs_1", "x"])
+    never = question("never_abs", evidence=(), answer=None, answer_session_ids=[])
+    put(late, bare, theirs, never)
     data = load("longmemeval_s")
-    assert data.notes == {"answer_sessions_missing": 1, "answers_that_are_numbers": 1, "haystacks_out_of_order": 1, "questions_without_answer": 1,
-                          "questions_without_evidence_by_the_user": 2, "questions_without_labelled_turns": 1, "session_ids_twice": 1,
-                          "sessions_after_the_question": 1, "sessions_empty": 1, "turns_empty": 1}
-    one, two, three = data.questions
+    assert data.notes == {"answer_sessions_missing": 1, "answers_that_are_numbers": 1, "haystacks_out_of_order": 1, "questions_asked_before_their_evidence": 1,
+                          "questions_without_answer": 1, "questions_without_evidence": 1, "questions_without_evidence_by_the_user": 2,
+                          "questions_without_labelled_turns": 1, "session_ids_twice": 1, "sessions_after_the_question": 1, "sessions_empty": 1, "turns_empty": 1}
+    one, two, three, four = data.questions
     assert (one.evidence, one.sessions) == (["S3:1"], ("S3",)) and data.conversations[0].turns[8].text.startswith("late s0"), "sorted by time"
-    assert (two.evidence, two.sessions, three.evidence, three.answers) == ([], ("S2",), ["S2:2"], [])
+    assert (two.evidence, two.sessions, three.evidence, four.answers) == ([], ("S2",), ["S2:2"], [])
     assert data.conversations[1].turns[1].text == "\ud83d" and len(data.conversations[1]) == 2
 
 
@@ -277,8 +278,8 @@ def test_the_oracle_sample():
     kinds = Counter(str(q.type) for q in data.questions)
     assert kinds == {"temporal_reasoning": 3, "multi_hop": 3, "knowledge_update": 5, "factual_extraction": 4, "preference": 3, "abstention": 5}
     assert Counter(q.category for q in data.questions)["single-session-user"] == 6, "the four without an answer keep the kind they were made from"
-    assert data.notes == {"answers_that_are_numbers": 1, "haystacks_out_of_order": 2, "questions_without_evidence_by_the_user": 15,
-                          "questions_without_labelled_turns": 15, "sessions_after_the_question": 5}
+    assert data.notes == {"answers_that_are_numbers": 1, "haystacks_out_of_order": 2, "questions_without_evidence": 15,
+                          "questions_without_evidence_by_the_user": 15, "questions_without_labelled_turns": 15, "sessions_after_the_question": 5}
     assert sum(len(c) for c in data) == sum(len(c.turns) for c in data) and sum(bool(q.evidence) for q in data.questions) == 4
 
 

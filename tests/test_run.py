@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 import adaptmr as am
+from adaptmr.data.validation import DatasetError
 from adaptmr.eval.report import open_run
 from adaptmr.eval.journal import Journal, JournalError
 from adaptmr.eval.run import evaluate, score_answer
@@ -135,7 +136,7 @@ def test_k_is_checked(data, k):
 
 def test_an_empty_data_set():
     assert len(run(["lexical"], Dataset("toy"))) == 0
-    frame = run(["lexical"], Dataset("toy", [Conversation("c")], [Question("q", "Where?", ["here"], evidence=["D1"], conversation="c")]))
+    frame = run(["lexical"], Dataset("toy", [Conversation("c")], [Question("q", "Where?", ["here"], conversation="c")]))
     assert frame.hits.tolist() == [0] and frame.abstained.tolist() == [True]
 
 

@@ -236,7 +236,7 @@ def test_what_search_needs_is_made_while_taking_in():
 def nonsense(q: Question, i: int) -> Question:
     """The question with every gold field, and the id, replaced by something else."""
     kinds = list(QueryType)
-    return replace(q, id=f"x{i}_abs", answers=["swordfish"], type=kinds[(kinds.index(q.type) + 1) % len(kinds)], category="5", evidence=["D1:0"],
+    return replace(q, id=f"x{i}_abs", answers=["swordfish"], type=kinds[(kinds.index(q.type) + 1) % len(kinds)], category="5", evidence=["S1:1"],
                    answerable=not q.answerable)
 
 

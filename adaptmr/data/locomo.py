@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .registry import DataUnavailable, Entry, read_json, register
+from .validation import reading
 from ..types import Conversation, Dataset, Memory, Question, QueryType
 
 # %% auto #0
@@ -75,18 +76,21 @@ def parse_locomo(path: Path | None) -> Dataset:
 
     Memories have the id `conv-26/D3:7`, the source `D3:7` and the session `session_3`; questions `conv-26/q12`, numbered from 0
     in the order of the file, with the category's number as `category`. `notes` counts what was mended, could not be
-    resolved or is missing.
+    resolved or is missing. Raises `DatasetError` that names the conversation or question that is of another form.
     """
     if path is None: raise ValueError("LoCoMo is read from a file")
     conversations, questions = [], []
     notes: dict[str, int] = {}
-    for raw in read_json(path):
-        sample, talk = raw["sample_id"], raw["conversation"]
-        turns = _turns(sample, talk)
-        known = {m.source for m in turns}
-        if len(known) < len(turns): raise ValueError(f"{sample} has a turn id twice")
-        conversations.append(Conversation(sample, (talk["speaker_a"], talk["speaker_b"]), turns))
-        questions += [_question(sample, i, q, known, turns[-1].at if turns else None, notes) for i, q in enumerate(raw["qa"])]
+    for n, raw in enumerate(read_json(path), 1):
+        with reading(f"conversation number {n}"):
+            sample, talk, asked = raw["sample_id"], raw["conversation"], list(raw["qa"])
+            turns = _turns(sample, talk)
+            known = {m.source for m in turns}
+            if len(known) < len(turns): raise ValueError(f"{sample} has a turn id twice")
+            conversations.append(Conversation(sample, (talk["speaker_a"], talk["speaker_b"]), turns))
+        for i, q in enumerate(asked):
+            with reading(f"question {sample}/q{i}"):
+                questions.append(_question(sample, i, q, known, turns[-1].at if turns else None, notes))
     return Dataset("locomo", conversations, questions, notes=dict(sorted(notes.items())))
 
 

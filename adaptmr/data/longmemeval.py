@@ -100,14 +100,14 @@ class _Shelf:
 class Haystack(Conversation):
     """A conversation whose turns are read from the file when they are asked for; the last ones read are kept, the others are not.
 
-    Reading raises `ValueError` when the file was changed after it was opened, and `OSError` when it is gone.
+    `sizes` are the numbers of turns of its sessions. Reading raises `ValueError` when the file was changed after it was opened, and `OSError` when it is gone.
     """
     __slots__ = ("_place", "_shelf", "_sizes")
     _place: tuple[int, int]
     _shelf: _Shelf
-    _sizes: tuple[int, int]
+    _sizes: tuple[int, ...]
 
-    def __init__(self, id: str, shelf: _Shelf, place: tuple[int, int], sizes: tuple[int, int]) -> None:
+    def __init__(self, id: str, shelf: _Shelf, place: tuple[int, int], sizes: tuple[int, ...]) -> None:
         for name, value in (("id", id), ("speakers", ("user", "assistant")), ("_shelf", shelf), ("_place", place), ("_sizes", sizes)):
             object.__setattr__(self, name, value)
 
@@ -119,15 +119,20 @@ class Haystack(Conversation):
     @property
     def sessions(self) -> list[str]:
         """The sessions' ids, in order of time."""
-        return [f"S{n}" for n in range(1, self._sizes[0] + 1)]
+        return [f"S{n}" for n in range(1, len(self._sizes) + 1)]
 
-    def __len__(self) -> int: return self._sizes[1]
+    @property
+    def sources(self) -> list[str]:
+        """The sources of its turns, without reading them."""
+        return [f"S{n}:{i}" for n, size in enumerate(self._sizes, 1) for i in range(1, size + 1)]
 
-    def __repr__(self) -> str: return f"Haystack({self.id!r}: {self._sizes[0]} sessions, {len(self)} turns)"
+    def __len__(self) -> int: return sum(self._sizes)
+
+    def __repr__(self) -> str: return f"Haystack({self.id!r}: {len(self._sizes)} sessions, {len(self)} turns)"
 
 # %% ../../nbs/data/02_longmemeval.ipynb #65e6b92e
-def _question(raw: Mapping[str, Any], notes: dict[str, int]) -> tuple[HaystackQuestion, tuple[int, int]]:
-    """A question, and the size of its haystack in sessions and turns."""
+def _question(raw: Mapping[str, Any], notes: dict[str, int]) -> tuple[HaystackQuestion, tuple[int, ...]]:
+    """A question, and how many turns each session of its haystack has."""
     def note(what: str, n: int = 1) -> None:
         if n: notes[what] = notes.get(what, 0) + n
 
@@ -135,10 +140,13 @@ def _question(raw: Mapping[str, Any], notes: dict[str, int]) -> tuple[HaystackQu
     if raw["question_type"] not in KINDS: raise ValueError(f"question {id!r} is of the unknown kind {raw['question_type']!r}; there are {', '.join(KINDS)}")
     sessions, in_order = _sessions(raw)
     gold, answerable, answer = set(raw["answer_session_ids"]), not id.endswith(_UNANSWERABLE), raw.get("answer")
+    if silent := [t for s in sessions for t in s.turns if not isinstance(t["role"], str)]:
+        raise ValueError(f"question {id!r} has a turn by {silent[0]['role']!r}, which must be a name such as 'user'")
     labelled = [(f"{s.name}:{n}", t["role"]) for s in sessions for n, t in enumerate(s.turns, 1) if t.get("has_answer")]
 
     note("haystacks_out_of_order", not in_order)
     note("sessions_after_the_question", sum(s.at > asked for s in sessions))
+    note("questions_asked_before_their_evidence", any(s.at > asked for s in sessions for t in s.turns if t.get("has_answer")))
     note("session_ids_twice", len(sessions) - len({s.own for s in sessions}))
     note("sessions_empty", sum(not s.turns for s in sessions))
     note("turns_empty", sum(not t["content"].strip() for s in sessions for t in s.turns))
@@ -149,7 +157,7 @@ def _question(raw: Mapping[str, Any], notes: dict[str, int]) -> tuple[HaystackQu
     note("answers_that_are_numbers", answer is not None and not isinstance(answer, str))
     return HaystackQuestion(id, raw["question"], [] if answer is None else [str(answer)], KINDS[raw["question_type"]] if answerable else QueryType.abstention,
                             raw["question_type"], [source for source, _ in labelled], asked, answerable, conversation_id(id),
-                            tuple(s.name for s in sessions if s.own in gold)), (len(sessions), sum(len(s.turns) for s in sessions))
+                            tuple(s.name for s in sessions if s.own in gold)), tuple(len(s.turns) for s in sessions)
 
 # %% ../../nbs/data/02_longmemeval.ipynb #ef46ed53
 def parse_longmemeval(path: Path | None) -> Dataset:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
+from .validation import DatasetError, validate
 from ..types import Dataset, Question
 from ..embed.vector_cache import cache_dir
 
@@ -188,8 +189,8 @@ def _take_limit(data: Dataset, limit: int) -> Dataset:
         kinds = [by_type[t] for t in sorted(by_type)]
         at = i % max(len(kinds), 1)  # each conversation begins with another kind
         queues.append(_in_turn(kinds[at:] + kinds[:at]))
-    chosen = {q.id for q in _in_turn(queues)[:limit]}
-    questions = [q for q in data.questions if q.id in chosen]
+    chosen = {(q.conversation, q.id) for q in _in_turn(queues)[:limit]}
+    questions = [q for q in data.questions if (q.conversation, q.id) in chosen]
     asked = {q.conversation for q in questions}
     return replace(data, conversations=[c for c in data.conversations if c.id in asked], questions=questions)
 
@@ -202,18 +203,20 @@ def load(name: str, split: str | Sequence[str] | None = None, limit: int | None 
     - `limit`: at most so many questions, evenly over conversations and kinds of question, the same ones every time;
       conversations without a chosen question are left out.
 
-    `Dataset.complete` is true only for the whole official file, uncut. Raises `KeyError` for an unknown name or split (it lists
-    what there is), `DataUnavailable` when the file is nowhere to be had, `ValueError` for a file of another shape.
+    `Dataset.complete` is true only for the whole official file, uncut; `Dataset.notes` counts what the loader mended and what `validate` finds
+    odd in the whole file. Raises `KeyError` for an unknown name or split (it lists what there is), `DataUnavailable` when the file is nowhere
+    to be had, `DatasetError` (a `ValueError`) for a file of another shape and for one with faults, all of which it lists.
     """
     entry = _entry(name)
     path, sha256 = None, ""
     if entry.files:
         path, sha256 = find(entry) or (got := fetch(entry), entry.sha256 or _sha256(got))
     try: data = entry.parse(path)
-    except (LookupError, TypeError, AttributeError, ValueError) as e:
-        raise ValueError(f"{path or name} is not a file of {name}: {type(e).__name__}: {e}") from e
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as e:
+        raise DatasetError(f"{path or name} is not a file of {name}: {type(e).__name__}: {e}") from e
     whole = data.complete and (path is None or sha256 == entry.sha256)
     data = replace(data, name=name, sha256=data.sha256 or sha256, complete=whole, licence=entry.licence)
+    data = replace(data, notes=dict(sorted({**validate(data), **data.notes}.items())))
     size = len(data.conversations), len(data.questions)
     if split is not None: data = _take_split(data, split, entry.splits)
     if limit is not None: data = _take_limit(data, limit)
@@ -221,6 +224,7 @@ def load(name: str, split: str | Sequence[str] | None = None, limit: int | None 
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file. Raises `ValueError` that names the file and the place where it stops being JSON."""
+    """The JSON in a file. Raises `DatasetError` that names the file and the place where it stops being JSON."""
     try: return json.loads(path.read_bytes())
-    except ValueError as e: raise ValueError(f"{path} is not JSON: {e}") from e
+    except ValueError as e: raise DatasetError(f"{path} is not JSON: {e}") from e
+    except RecursionError as e: raise DatasetError(f"{path}: its values are nested too deeply to be a data set") from e

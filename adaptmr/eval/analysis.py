@@ -28,7 +28,8 @@ class Analysis(Experiment):
     def causes(self, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
         """Why answers of these systems failed, by replaying each failure with one thing changed: a row per failure, kept as the table `diagnoses`."""
         frame, p = self._frame, self.params
-        found = attribute(frame, self.data, systems, self.llm, p["k"], threshold, embedder=self._encoder(), seed=p["seed"])
+        found = attribute(self.called.unnamed(frame), self.data, systems, self.llm, p["k"], threshold, embedder=self._encoder(), seed=p["seed"])
+        found = self.called.named(found)
         cost = found["cost_usd"]
         self.besides(Usage(int(found["calls"].sum()), 0, int(found["prompt_tokens"].sum()), int(found["completion_tokens"].sum()), 0.0,
                            None if cost.isna().any() else float(cost.sum())))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..text import clean
-from ..types import Dataset, QueryType
+from ..types import Dataset, Hit, QueryType
 
 if TYPE_CHECKING: import pandas as pd
 
@@ -101,7 +101,7 @@ def _case(row: Mapping[str, Any], data: Dataset, most: int) -> Case:
     asked = next((q for q in data.questions if (q.conversation, q.id) == (row["conversation"], row["question"])), None)
     if talk is None or asked is None:
         raise ValueError(f"{data.label} has no question {row['question']!r} on {row['conversation']!r}: give the data that was evaluated")
-    said = {m.source: f"[{m.at:%Y-%m-%d}] {m.spoken}" for m in talk.turns}
+    said = {m.source: Hit(m, 0.0).shown for m in talk.turns}
     found, gold = str(row["retrieved"]).split(), tuple(asked.evidence)
     shown = [*((s, True) for s in found[:most]), *((s, False) for s in gold if s not in found)]
     lines = tuple(Turn(s, one_line(said.get(s, "(no such turn in the data)")), s in gold, there) for s, there in shown)

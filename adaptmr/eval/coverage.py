@@ -14,7 +14,7 @@ from .figures import _columns, _legend, _seen, _titles, whiskers
 from .ranking import recall_fraction
 from .run import _embedder_of, show
 from .stats import bootstrap
-from .style import DASHES, INK, MARKERS, PALETTE, canvas, halo, plain, style
+from .style import DASHES, INK, MARKERS, PALETTE, NothingToDraw, canvas, halo, plain, style
 from ..llm.wire import count_tokens
 from ..retrieval.cut import cut_to_budget, line_tokens, probabilities
 from ..retrieval.execute import render
@@ -72,7 +72,7 @@ def measure_coverage(systems: Sequence[str | MemorySystem], data: Dataset, budge
                 lists = cut_at(found, budgets, alike, cut) if ranks else iter([list(found.hits)])
                 for budget, kept in zip(budgets if ranks else (None,), lists): rows.append(_row(made.name, question, budget, kept))
             made.reset()
-    if not rows: raise ValueError(f"{data.label}: no question has gold turns, so there is nothing to cover")
+    if not rows: raise NothingToDraw(f"{data.label}: no question has gold turns, so there is nothing to cover")
     names = [s if isinstance(s, str) else s.name for s in systems]
     frame = pd.DataFrame(rows).astype({"budget": float})
     frame["system"] = pd.Categorical(frame["system"], names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,12 @@ from .judging import JUDGES
 from .report import Shown
 from .coverage import coverage_curves, coverage_figure, measure_coverage
 from .run import budgets, evaluate
+from .style import NothingToDraw
 from .timings import timed_calls, timing_sentence
 from ..llm import LLM
 from ..llm.replay import ReplayCache
 from ..systems.base import asks_model, known_systems
+from ..systems.called import Called
 from ..llm.tasks import prompt_hashes
 from ..types import Dataset, Usage
 from ..embed.vector_cache import cache_dir
@@ -59,7 +61,10 @@ class Experiment:
         if self.params["systems"] is not None: self.params["systems"] = self.systems      # one spelling, one run id
         if self.params["split"] is not None: self.params["split"] = _listed(self.params["split"])
         self.data: Dataset = load(self.params["dataset"], self.params["split"], self.params["limit"])
+        if not self.data.questions: raise ValueError(f"{self.data.label}: {name} asks questions, and this data set has none")
         self.own = own_code(self.systems, loader=self.params["dataset"])
+        self.called = Called.of(self.systems, self.params["model"] == "offline")
+        self.systems = list(self.called.asked)
         recorded = os.environ.get("ADAPTMR_REPLAY")  # set by `adaptmr runs replay`: a run's folder; a call that is not recorded there is an error
         name_of_run = report.run_id(self.params, self.data.sha256, report.code_sha256(), self.own)
         earlier = Path(recorded) if recorded else Path(out_dir or report.default_outputs()) / name / name_of_run
@@ -101,11 +106,12 @@ class Experiment:
         return f"<p><b>{html.escape(self.run.experiment)}</b> on {html.escape(self.data.label)}<br><small>{shown}</small></p>"
 
     def evaluate(self) -> pd.DataFrame:
-        """Ask every system every question; a run that was cut off continues where it stopped."""
+        """Ask every system every question; a run that was cut off continues where it stopped. Systems have their names in tables (`called`)."""
         import pandas as pd
         p = self.params
         self._tell_of_other_starts()
-        self.frame = evaluate(self.systems, self.data, self.llm, p["k"], embedder=self._encoder(), seed=p["seed"], journal=self._journal, used=self._used)
+        rows = evaluate(self.systems, self.data, self.llm, p["k"], embedder=self._encoder(), seed=p["seed"], journal=self._journal, used=self._used)
+        self.frame = self.called.named(rows)
         assert isinstance(self.frame, pd.DataFrame)
         return self.frame
 
@@ -139,7 +145,8 @@ class Experiment:
         Systems whose retrieval asks a model are left out: their tokens are not the context's alone (`tables.accuracy_and_tokens` has them).
         """
         seed, silent = self.params["seed"], [name for name in self.systems if not asks_model(name)]
-        curves = coverage_curves(measure_coverage(silent, self.data, embedder=self._encoder(), seed=seed), seed=seed)
+        try: curves = coverage_curves(measure_coverage(silent, self.data, embedder=self._encoder(), seed=seed), seed=seed)
+        except NothingToDraw as e: return Shown(f"<p>No curves: {html.escape(str(e))}.</p>")
         self.run.write_table(curves, "coverage", "Share of the gold turns shown, by tokens of context, with 95 % intervals", allow=["system", "level"])
         return self.run.write_figure(coverage_figure(curves), "coverage")
 
@@ -162,8 +169,7 @@ class Experiment:
         self.run.write_table(whole, "table2", "Systems by kind of question: F1 and recall with 95 % intervals, and the cost of a question")
         return Shown(self.run.write_table(tables.main_table(frame, [f1], seed=seed), "table2_f1", "Table 2a. F1 with 95 % intervals")
                      + self.run.write_table(tables.main_table(frame, [recall], seed=seed), "table2_recall",
-                                            f"Table 2b. Recall at k = {self.params['k']} with 95 % intervals; full_context and oracle_evidence return "
-                                            "all they have")
+                                            f"Table 2b. Recall at k = {self.params['k']} with 95 % intervals{tables.unlimited_line(frame)}")
                      + self.run.write_table(spent, "costs", "Table 2c. What a question costs: means; ms to retrieve is the median"
                                             + ("; fallback: the share of the model's results for which a rule stood in" if "fallback" in spent else "")
                                             + (f". {told}" if (told := timing_sentence(timed_calls(frame))) else "")))
@@ -178,12 +184,13 @@ class Experiment:
 
     def plans(self, *systems: str) -> Shown:
         """What these systems' plans decided, per kind of question: a table that is kept."""
-        table = tables.plans_table(self._frame, systems)
+        table = tables.plans_table(self._frame, self.called.each(systems))
         return self.table("plans", table, "What the plans decided, per kind of question: means; shares of the yes-or-no decisions", ours=["system", "kind"])
 
-    def figure(self, name: str, figure: Any, caption: str = "") -> Any:
-        """Show a figure and keep it in the run folder, with its caption (default: its title)."""
-        return self.run.write_figure(figure, name, caption)
+    def figure(self, name: str, draw: Callable[[], Any], caption: str = "") -> Any:
+        """Show a figure and keep it in the run folder, with its caption (default: its title); a sentence where there is nothing to draw."""
+        try: return self.run.write_figure(draw(), name, caption)
+        except NothingToDraw as e: return Shown(f"<p>No figure “{html.escape(name)}”: {html.escape(str(e))}.</p>")
 
     def questions_by_kind(self) -> pd.DataFrame:
         """How many questions of each kind there are, how many can't be answered, and how many gold turns they need."""
@@ -195,12 +202,12 @@ class Experiment:
     def systems_table(self) -> pd.DataFrame:
         """The systems of this run and what each does."""
         import pandas as pd
-        return pd.DataFrame([{"system": name, "what it does": known_systems(None)[name]} for name in self.systems])
+        return pd.DataFrame([{"system": self.called(name), "what it does": self.called.what(name)} for name in self.systems])
 
     def gains(self, baseline: str, systems: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
         """The paired gains over a baseline in recall and in F1; systems without a search are left out."""
-        chosen = [s for s in (systems or self.systems) if s not in (baseline, "random", "full_context")]
-        return {value: tables.gains(self._frame, baseline, chosen, value, seed=self.params["seed"]) for value in ("recall_fraction", "f1")}
+        chosen = self.called.each(systems or self.systems, besides=(baseline, "random", "full_context"))
+        return {value: tables.gains(self._frame, self.called(baseline), chosen, value, seed=self.params["seed"]) for value in ("recall_fraction", "f1")}
 
     def ablations(self, families: Mapping[str, Sequence[str]]) -> dict[str, dict[str, pd.DataFrame]]:
         """For each full method, the paired differences of its variants to it, in recall and in F1."""

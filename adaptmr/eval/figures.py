@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .intervals import TOO_FEW
-from .style import DASHES, EDGE, HATCHES, INK, MARKERS, PALETTE, canvas, halo, lightness, plain, save, style
+from .style import DASHES, EDGE, HATCHES, INK, MARKERS, PALETTE, NothingToDraw, canvas, halo, lightness, plain, save, style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,7 @@ __all__ = ['grouped_bars', 'heatmap', 'difference_plot', 'lines', 'pareto_front'
 def _columns(frame: pd.DataFrame, *columns: str) -> None:
     missing = [c for c in columns if c not in frame.columns]
     if missing: raise KeyError(f"the frame has no column {missing}; it has {list(frame.columns)}")
-    if not len(frame): raise ValueError("the frame has no rows: there is nothing to draw")
+    if not len(frame): raise NothingToDraw("the frame has no rows: there is nothing to draw")
 
 
 def _seen(frame: pd.DataFrame, column: str) -> list[Any]: return list(dict.fromkeys(frame[column]))
@@ -115,7 +115,7 @@ def heatmap(frame: pd.DataFrame, x: str, y: str, value: str = "mean", low: str |
         ax.set_facecolor("#f4f4f4")
         for i, j in zip(*np.nonzero(np.isnan(numbers))): ax.text(j + 0.5, i + 0.5, "–", ha="center", va="center", color="#888888")
         known = numbers[~np.isnan(numbers)]
-        if not known.size: raise ValueError(f"every {value} is nan: there is nothing to draw")
+        if not known.size: raise NothingToDraw(f"every {value} is nan: there is nothing to draw")
         bottom, top = limits or (float(known.min()), float(known.max()))
         sns.heatmap(numbers, ax=ax, annot=np.array([[text(d, a) for a in across] for d in down]), fmt="", cbar=False,
                     vmin=bottom, vmax=top if top > bottom else bottom + 1, cmap=sns.light_palette("#08486f", as_cmap=True),

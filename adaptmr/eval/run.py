@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ..data.validation import validate
 from ..embed import embedder as make_embedder, embedder_for
 from .in_flight import in_flight
 from .identity import own_code
@@ -21,8 +22,10 @@ from .timings import clock_columns
 from .provenance import code_sha256, texts_sha256
 from .metrics import answer_f1, exact_match, locomo_f1
 from .ranking import ranking_metrics, recall_all, recall_any, to_sessions
-from ..reader import answer
+from ..reader import answer, context
+from ..retrieval.execute import render
 from ..retrieval.plan import RetrievalPlan
+from ..systems.contract import check_bill, check_evidence, name_of
 from ..systems.base import MemorySystem, known_systems, make_system
 from ..text import clean
 from ..types import Answer, Conversation, Dataset, Evidence, Question, Usage
@@ -48,7 +51,8 @@ def score_row(system: str, question: Question, found: Evidence, said: Answer, co
               ways: str = "") -> dict[str, Any]:
     """Everything that is known of one system's one question, without the clock. Retrieval measures are null where there is no gold evidence.
 
-    Recall and the other ranking measures look at all that was returned: a system that returns more than `k` has it in its token count.
+    Recall and the other ranking measures look at all that was returned, which is more than `k` for a system that is `unlimited` only.
+    `context_tokens` are those of `found.context`, which must be what the reader was given.
     `calls` and tokens are those of retrieval and reader together; `retrieval_calls` and `retrieval_tokens` (prompt and completion) are
     retrieval's part of them. `ways` says how the model's replies came about, see `Meter`; the columns `plan_…` what the plan decided, as numbers
     (null where there was none): how many queries, in steps or not, by time or not, the newest version only or not, and the gate's threshold.
@@ -82,16 +86,26 @@ def _usage(usage: Usage) -> dict[str, Any]:
     return {k: v for k, v in asdict(usage).items() if k not in ("seconds", "cached_calls")}
 
 # %% ../../nbs/eval/02_run.ipynb #ffe48cd3
-def _ask(system: MemorySystem, conversation: Conversation, dataset: str, llm: Any, k: int, asked: tuple[Question, Question]) -> dict[str, Any]:
+def _given(found: Evidence, llm: Any) -> Evidence:
+    """The evidence with the context that its reader is given: a model reads the system's own, the rule reads the hits."""
+    by_rule = llm is None or llm.is_offline
+    return replace(found, context=render(found.hits) if by_rule else context(found))
+
+
+def _ask(system: MemorySystem, conversation: Conversation, dataset: str, llm: Any, k: int, sources: Collection[str],
+         asked: tuple[Question, Question]) -> dict[str, Any]:
     (question, visible), begun = asked, perf_counter()  # the whole question, and what the system may see of it
     with metered() as looking: found = system.retrieve(visible, k)
     between = perf_counter()
+    found = _given(check_evidence(system, found, k, sources, question.id), llm)
+    begun_reading = perf_counter()
     with metered() as reading: said = answer(question.text, found, llm, asked_at=question.asked_at)
     ended = perf_counter()
     found = replace(found, usage=max(found.usage, looking.usage, key=lambda u: (u.calls, u.tokens)))
     ways = Meter(ways=Counter({way: n for way, n in (looking.ways + reading.ways).items() if way[1] != "offline"}))
     row = score_row(system.name, question, found, said, conversation, dataset, k, str(ways))
-    return {**row, **clock_columns(looking.times, reading.times, between - begun, ended - between)}
+    row["unlimited"] = bool(getattr(system, "unlimited", False))
+    return {**row, **clock_columns(looking.times, reading.times, between - begun, ended - begun_reading)}
 
 # %% ../../nbs/eval/02_run.ipynb #9c7ed021
 def budgets(systems: Sequence[str | MemorySystem], llm: Any = None, seed: int = 0) -> dict[str, str]:
@@ -123,19 +137,22 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
     `ms_answer` (milliseconds, the encoding of the question excluded: all questions are encoded in one batch before; with several questions
     in flight they wait for each other; calls answered from the record count as long as they took, see `clock_columns`).
     `frame.attrs["ingest"]` lists what taking in each conversation cost, `frame.attrs["embedders"]` the
-    encoders with their precision. A system with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
+    encoders with their precision, `frame.attrs["notes"]` what is odd about the data. A system
+    with `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
 
-    Raises `ValueError` for unknown or repeated systems and for one that matches another which isn't asked before it; the first error in a
-    question, and a `KeyboardInterrupt`, end the run within two seconds, and what was answered until then is in the journal.
+    Raises `DatasetError` for data with faults (`adaptmr.data.validation`), `ContractError` for a system that is none or returns something else
+    than the protocol says (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems and for one that matches
+    another which isn't asked before it; the first error in a question, and a `KeyboardInterrupt`, end the run within two seconds, and what was
+    answered until then is in the journal.
     """
     import pandas as pd
-    names = [s if isinstance(s, str) else s.name for s in systems]
+    names = [s if isinstance(s, str) else name_of(s) for s in systems]
     if not names: raise ValueError(f"no systems given; there are {list(known_systems())}")
     if len(set(names)) < len(names): raise ValueError(f"systems {sorted(n for n in set(names) if names.count(n) > 1)} are given twice")
     if unknown := [s for s in systems if isinstance(s, str) and s not in known_systems(None)]:
         raise ValueError(f"unknown systems {unknown}; there are {list(known_systems(None))}")
     if isinstance(k, bool) or not isinstance(k, int) or k < 0: raise ValueError(f"k={k!r} must be a whole number, 0 or more")
-    _check_data(data)
+    notes = validate(data)
     matched = budgets(systems, llm, seed)
     recorded = getattr(getattr(llm, "cache", None), "mode", "") == "replay"  # nothing to wait for: threads would only lengthen each other's times
     at_once = 0 if llm is None or llm.is_offline or recorded else getattr(llm, "concurrency", 1)
@@ -171,23 +188,15 @@ def evaluate(systems: Sequence[str | MemorySystem], data: Dataset, llm: Any = No
                         put(key, {"system": name, "conversation": conversation.id, "turns": len(conversation), **asdict(cost)})
                         if name in matched: made.match({q.text: log.rows[_key(matched[name], q)]["retrieval_tokens"] for q in questions})  # type: ignore[attr-defined]
                         n = 0 if getattr(made, "one_at_a_time", False) else at_once
-                        in_flight(partial(_ask, made, conversation, data.name, llm, k), zip(todo, show(made, todo)), n, keep)
+                        sources = frozenset(m.source for m in conversation.turns)
+                        in_flight(partial(_ask, made, conversation, data.name, llm, k, sources), zip(todo, show(made, todo)), n, keep)
                         made.reset()
                     ingests.append(log.rows[key])
     finally: log.close()
     rows = [log.rows[_key(name, q)] for name in names for c in data.conversations for q in data.questions_on(c.id)]
     frame = pd.DataFrame(rows)
-    frame.attrs.update(ingest=ingests, label=data.label, k=k, embedders=encoders, used=sorted(log.used))
+    frame.attrs.update(ingest=ingests, label=data.label, k=k, notes={**notes, **data.notes}, embedders=encoders, used=sorted(log.used))
     return frame
-
-
-def _check_data(data: Dataset) -> None:
-    seen: set[tuple[str, str]] = set()
-    conversations = {c.id for c in data}
-    for q in data.questions:
-        if q.conversation not in conversations: raise ValueError(f"question {q.id!r} is on conversation {q.conversation!r}, which {data.name} doesn't have")
-        if (q.conversation, q.id) in seen: raise ValueError(f"two questions on {q.conversation!r} have the id {q.id!r}; ids must differ")
-        seen.add((q.conversation, q.id))
 
 
 def _key(system: str, question: Question) -> str: return f"{system}/{question.conversation}/{question.id}"
@@ -210,7 +219,7 @@ def _embedder_of(conversation: Conversation, embedder: Any) -> Any:
 def _take_in(system: MemorySystem, conversation: Conversation) -> Usage:
     system.reset()
     begun = perf_counter()
-    cost = system.ingest(conversation)
+    cost = check_bill(system.name, system.ingest(conversation))
     return cost if cost.seconds else replace(cost, seconds=perf_counter() - begun)
 
 

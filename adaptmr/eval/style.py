@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['PALETTE', 'HATCHES', 'MARKERS', 'DASHES', 'INK', 'EDGE', 'lightness', 'style', 'canvas', 'picture', 'plain',
-           'caption_of', 'halo', 'save']
+__all__ = ['PALETTE', 'HATCHES', 'MARKERS', 'DASHES', 'INK', 'EDGE', 'lightness', 'NothingToDraw', 'style', 'canvas', 'picture',
+           'plain', 'caption_of', 'halo', 'save']
 
 # %% ../../nbs/eval/03_style.ipynb #570cd01e
 PALETTE = ("#0072b2", "#f2c440", "#14213d", "#dd6a1f", "#56b4e9", "#8a2b0e")
@@ -31,6 +31,10 @@ def lightness(colour: str) -> float:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))]
     y = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return 116 * (y ** (1 / 3) if y > 0.008856 else 7.787 * y + 16 / 116) - 16
+
+# %% ../../nbs/eval/03_style.ipynb #5be2f0c1
+class NothingToDraw(ValueError):
+    """There are no numbers that a figure could be made of."""
 
 # %% ../../nbs/eval/03_style.ipynb #db46a48a
 def style() -> AbstractContextManager[None]:

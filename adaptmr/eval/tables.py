@@ -40,8 +40,8 @@ def by_kind(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 # %% auto #0
 __all__ = ['OVERALL', 'NAMES', 'BOTH', 'kinds', 'across', 'by_kind', 'means', 'ways_table', 'fallbacks', 'plans_table',
-           'main_table', 'costs', 'gains', 'gain_table', 'verdicts', 'accuracy_and_tokens', 'matched', 'overall',
-           'telling_cases', 'case_html']
+           'main_table', 'unlimited_line', 'costs', 'gains', 'gain_table', 'verdicts', 'accuracy_and_tokens', 'matched',
+           'overall', 'telling_cases', 'case_html']
 
 # %% ../../nbs/eval/03_tables.ipynb #0cdf900c
 def means(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
@@ -111,7 +111,7 @@ BOTH = (("f1", "F1"), ("recall_fraction", "recall@k"))
 def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, *, seed: int = 0) -> pd.DataFrame:
     """The main comparison as text cells: one row per system, two-level columns (measure, kind).
 
-    The second level of each kind's column says on how many questions it rests.
+    The second level of each kind's column says on how many questions it rests. A measure that is defined on none of them has one column of dashes.
     """
     import pandas as pd
     order = list(dict.fromkeys(frame["system"]))
@@ -120,11 +120,19 @@ def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, 
         tidy = means(frame, value, seed=seed)
         cells = {(r.system, r.type): with_interval(r.mean, r.low, r.high, ".3f", ".2f") for r in tidy.itertuples()}
         counts: dict[str, Any] = {str(r.type): r.n for r in tidy.itertuples()}
+        if not counts:
+            columns[label, f"{NAMES[OVERALL]} (n=0)"] = ["–"] * len(order)
         for kind in [*kinds(frame), OVERALL]:
             if kind in counts: columns[label, f"{NAMES[kind]} (n={counts[kind]})"] = [cells.get((s, kind), "–") for s in order]
     table = pd.DataFrame(columns, index=pd.Index(order, name="system"))
     table.columns = pd.MultiIndex.from_tuples(list(columns))
     return table
+
+
+def unlimited_line(frame: pd.DataFrame) -> str:
+    """What a caption says of the systems that return all they have, whatever k is; empty where there are none."""
+    names = list(dict.fromkeys(frame.loc[frame["unlimited"].astype(bool), "system"])) if "unlimited" in frame else []
+    return f"; not held to k: {', '.join(names)}, which return{'s' if len(names) == 1 else ''} all there is" if names else ""
 
 
 def costs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -152,6 +160,8 @@ def gains(frame: pd.DataFrame, baseline: str, systems: Sequence[str] | None = No
     import pandas as pd
     chosen = [s for s in (systems or dict.fromkeys(frame["system"])) if s != baseline]
     part = frame[frame["system"].isin([baseline, *chosen]) & frame[value].notna()]
+    if part.empty and baseline in set(frame["system"]):  # such as recall where no question has gold turns
+        return pd.DataFrame(columns=["system", "type", "baseline", "difference", "low", "high", "p", "p_holm", "verdict", "n"])
     overall = compare(part, value, baseline, seed=seed).assign(type=OVERALL)
     both = judged(pd.concat([compare(part, value, baseline, ["type"], seed=seed), overall], ignore_index=True))
     both["type"] = pd.Categorical(both["type"], [*kinds(frame), OVERALL], ordered=True)
@@ -258,7 +268,7 @@ def case_html(frame: pd.DataFrame, conversation: Any, question: str, systems: Se
 
     def line(source: str) -> str:
         m = turns[source]
-        text = "" if redact else f" {m.at:%Y-%m-%d} {html.escape(m.spoken[:160])}"
+        text = "" if redact else f" {f'{m.at:%Y-%m-%d} ' if m.dated else ''}{html.escape(m.spoken[:160])}"
         return f"<li>{'<b>✓</b> ' if source in gold else ''}<code>{html.escape(source)}</code>{text}</li>"
     asked = "" if redact else f": {html.escape(first['text'])} Gold: <i>{html.escape(first['answers'])}</i>"
     head = f"<p><b>{html.escape(question)}</b> ({NAMES.get(first['type'], first['type'])}){asked}</p>"

@@ -17,7 +17,7 @@ from ..retrieval.candidates import asked_at
 from ..retrieval.plan import Planner, RetrievalPlan, plan_schema
 from ..retrieval.strategies import DOUBT, HYBRID, Router, as_question
 from ..text import language
-from ..types import Hit, Memory, Question
+from ..types import UNDATED, Hit, Memory, Question
 
 # %% auto #0
 __all__ = ['NEWEST', 'LINE', 'PLAN', 'summary', 'QARP']
@@ -32,7 +32,9 @@ def summary(memories: Sequence[Memory]) -> list[Hit]:
 
 
 def _render(lang: str, question: str, memories: Sequence[Memory], today: datetime, offline: RetrievalPlan) -> dict[str, str]:
-    return {"question": plain(question), "memories": fenced(summary(memories)), "today": f"{today:%Y-%m-%d}"}
+    unknown = "未知" if lang == "zh" else "not known"
+    day = unknown if today == UNDATED else f"{today:%Y-%m-%d}"
+    return {"question": plain(question), "memories": fenced(summary(memories)), "today": day}
 
 # %% ../../nbs/planning/02_qarp.ipynb #988218fe
 _EN = "\n".join((

@@ -26,13 +26,15 @@ ABSTENTION = {"en": "No information available", "zh": "没有提到相关信息�
 # %% ../../nbs/reader/02_answering.ipynb #ea0b1e88
 def shown(hit: Hit) -> str:
     """The line a reader sees for a hit: `Hit.shown`, with relative times resolved against the day the memory was said, and on one line."""
+    if not hit.memory.dated:
+        return " ".join(hit.shown.split())  # with no day there is nothing to resolve a relative time against
     day, _, rest = hit.shown.partition("] ")
     return " ".join(f"{day}] {resolve(rest, hit.memory.at)}".split())
 
 
 def context(evidence: Evidence) -> str:
     """What the reader is given: `evidence.context`, or if that is empty the hits as `shown`, one a line. Without surrogates, NULs and tags of ours."""
-    return _without_tags(evidence.context or "\n".join(shown(h) for h in evidence.hits))
+    return _without_tags(evidence.context if evidence.context.strip() else "\n".join(shown(h) for h in evidence.hits))
 
 
 # what every prompt says of what it is given

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Sequence
 
@@ -14,18 +14,28 @@ from ..times.calendar import Window, number, shift
 from .spans import Found, ask, best_spans, rank_sentences
 from ..text import language, names, split_sentences, tokenize
 from ..times import compare_events, find_times, format_date, resolve
-from ..types import Hit, Memory
+from ..types import UNDATED, Hit, Memory
 
 # %% auto #0
 __all__ = ['date_of', 'time_of', 'extract']
 
 # %% ../../nbs/reader/01_extract.ipynb #8f795a32
 @lru_cache(8192)
-def _times(text: str, at: datetime) -> tuple[Window, ...]: return tuple(find_times(text, at))  # the same memory answers many questions
+def _times(text: str, at: datetime) -> tuple[Window, ...]:
+    """The times in a text said at `at`, remembered; of an undated one only those that are the same whenever it was said."""
+    found = find_times(text, at)
+    if at != UNDATED:
+        return tuple(found)
+    elsewhere = {(w.text, w.start, w.end) for w in find_times(text, _ANOTHER_DAY)}
+    return tuple(w for w in found if (w.text, w.start, w.end) in elsewhere)
+
+
+_ANOTHER_DAY = datetime(2001, 6, 13, 12, tzinfo=UTC)
 
 # %% ../../nbs/reader/01_extract.ipynb #78dbfd7b
 def date_of(memory: Memory, sentence: str = "", lang: str = "en", grain: str = "") -> str:
-    """When what `memory` tells of happened, as text: from a time in `sentence`, else anywhere in the memory, else `event_at`, else the day it was said.
+    """When what `memory` tells of happened, as text: from a time in `sentence`, else anywhere in the memory, else `event_at`, else the day it was said;
+    empty where none of these is known.
 
     `grain` ("month", "year") gives the date that coarsely.
     """
@@ -36,9 +46,11 @@ def date_of(memory: Memory, sentence: str = "", lang: str = "en", grain: str = "
             said = noted[1] if noted else format_date(w.start if w.grain == "hour" else w, "day" if w.grain == "hour" else w.grain, lang)
             day = _WEEKDAY.search(w.text)
             return f"{day[0].capitalize()}, {said}" if day and noted and said[0].isdigit() else said
-    if memory.event_at is None and (m := _FOR.search(memory.text)):  # "I've had them for three years now": since when
+    if memory.event_at is None and memory.dated and (m := _FOR.search(memory.text)):  # "I've had them for three years now": since when
         try: return format_date(shift(memory.at.replace(tzinfo=None), -number(m[1]), m[2].lower()), grain or m[2].lower(), lang)
         except (ValueError, OverflowError): pass  # no number that we read, or before the year 1: then the day it was said
+    if memory.event_at is None and not memory.dated:
+        return ""
     return format_date(memory.event_at or memory.at, grain or "day", lang)
 
 

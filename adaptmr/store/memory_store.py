@@ -282,7 +282,7 @@ class MemoryStore:
         memories = list(self.memories)
         said = ", ".join(f"{clean(s) or 'nobody'} {n}" for s, n in Counter(m.speaker for m in memories).most_common(5))
         last = sorted(memories, key=lambda m: (instant(m.at), m.step, m.id))[-5:]
-        rows = [(clean(m.source or m.id), f"{m.at:%Y-%m-%d %H:%M}", clean(m.speaker), clean(m.text)) for m in last]
+        rows = [(clean(m.source or m.id), f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated", clean(m.speaker), clean(m.text)) for m in last]
         table = _table(rows, ("source", "at", "speaker", "text"), "said last") if rows else ""
         return f"<p>{html.escape(clean(repr(self)))}<br>{html.escape(said)}</p>{table}"
 

@@ -55,10 +55,7 @@ def brief(m: Memory, mark: str = "") -> Memory:
 def indexed_text(m: Memory) -> str:
     """What BM25 counts the words of: `8 May 2023 Maya: …`, for Chinese `2023年5月8日 …`; no date where the time is not known."""
     text = clean(brief(m).spoken)
-    return text if m.at == _UNKNOWN else f"{format_date(m.at, 'day', language(text))} {text}"
-
-# %% ../../nbs/store/02_view.ipynb #cde49ee5
-_UNKNOWN = Memory("-", "").at  # a memory's time when none was given
+    return f"{format_date(m.at, 'day', language(text))} {text}" if m.dated else text
 
 # %% ../../nbs/store/02_view.ipynb #6c72fb18
 MODES = ("dense", "lexical", "hybrid")

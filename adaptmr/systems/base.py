@@ -24,7 +24,8 @@ __all__ = ['Maker', 'MemorySystem', 'PlannedSystem', 'register', 'known_systems'
 class MemorySystem(Protocol):
     """Something that remembers conversations and finds what a question needs.
 
-    Three more things a system may say, and `evaluate` heeds: `matches`, the name of a system whose budget it wants, and
+    What it returns is checked (`adaptmr.systems.contract`). Four more things a system may say, and `evaluate` heeds: `unlimited = True`, if by
+    its nature it returns all there is and not at most `k`; `matches`, the name of a system whose budget it wants, and
     `match(tokens)`, which is told what that one's retrieval spent on each question; `one_at_a_time = True`, if it can't be
     asked from several threads; `prepare(questions)`, to do once what would disturb the clock.
     """

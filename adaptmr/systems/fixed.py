@@ -69,6 +69,8 @@ class RandomSystem(_Unsearched):
 
 class FullContextSystem(_Unsearched):
     """Every turn, in order; `k` is not asked. Its price stands in the tokens column."""
+    unlimited = True
+
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
         """Every turn said before the question, in order of time."""
         return self._evidence(sorted(self._heard(question), key=lambda m: (m.at, m.step, m.id)), "all", "nothing is left out")

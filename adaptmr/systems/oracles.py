@@ -70,6 +70,7 @@ def _oracle_plan(name: str, embedder: Any, **_: Any) -> MemorySystem: return Ora
 class OracleEvidence:
     """The gold turns themselves, in order of time; nothing when the question can't be answered."""
     oracle = True
+    unlimited = True
 
     def __init__(self, name: str = "oracle_evidence") -> None:
         self.name = name
