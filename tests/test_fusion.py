@@ -178,7 +178,8 @@ def test_the_fit_that_never_saw_the_conversation(monkeypatch):
     for asked, served in [(("a",), ("a", "")), (("a", "c1"), ("a", "c1")), (("a", "c9"), ("a", "")), (("a", "c2"), ("a", "")), (("b",), (ANY, "")),
                           (("b", "c1"), (ANY, "c1")), (("b", "c9"), (ANY, "")), ((ANY, "c2"), (ANY, "c2")), (("", ""), (ANY, ""))]:
         assert fit_for(*asked) is fits[served], asked
-    for asked, served in [(("a:bfloat16",), ("a", "")), (("a:bfloat16/openvino", "c1"), ("a", "c1")), (("a:int8",), (ANY, "")), (("b:bfloat16", "c1"), (ANY, "c1"))]:
+    for asked, served in [(("a:bfloat16",), ("a", "")), (("a:bfloat16/openvino", "c1"), ("a", "c1")),
+                          (("a:int8",), (ANY, "")), (("b:bfloat16", "c1"), (ANY, "c1"))]:
         assert fit_for(*asked) is fits[served], asked
     own = Fit("a:bfloat16")
     monkeypatch.setattr(fusion, "shipped", lambda: fits | {("a:bfloat16", ""): own})

@@ -35,7 +35,8 @@ def right(question: Question, said: str, **kw: Any) -> bool: return RuleJudge(**
     # dates
     ("When was it?", "7 May 2023", "May 7, 2023", True), ("When was it?", "May 7, 2023", "2023-05-07", True),
     ("When was it?", "7 May 2023", "the 7th of May", True),
-    ("When was it?", "Friday before 13 March", "Tuesday before 13 March", False), ("When was it?", "Friday before 13 March", "the Friday before March 13", True),
+    ("When was it?", "Friday before 13 March", "Tuesday before 13 March", False),
+    ("When was it?", "Friday before 13 March", "the Friday before March 13", True),
     ("When was it?", "Friday before 13 March 2023", "Tuesday before 13 March 2023", False),
     ("When was it?", "Friday before 13 March 2023", "10 March 2023", True), ("When was it?", "12 October", "October 12", True),
     ("When was it?", "7 May 2023", "8 May 2023", False), ("When was it?", "7 May 2023", "May 2023", False),

@@ -159,7 +159,8 @@ def test_quirks_are_counted_and_kept(put):
     data = load("longmemeval_s")
     assert data.notes == {"answer_sessions_missing": 1, "answers_that_are_numbers": 1, "haystacks_out_of_order": 1, "questions_asked_before_their_evidence": 1,
                           "questions_without_answer": 1, "questions_without_evidence": 1, "questions_without_evidence_by_the_user": 2,
-                          "questions_without_labelled_turns": 1, "session_ids_twice": 1, "sessions_after_the_question": 1, "sessions_empty": 1, "turns_empty": 1}
+                          "questions_without_labelled_turns": 1, "session_ids_twice": 1,
+                           "sessions_after_the_question": 1, "sessions_empty": 1, "turns_empty": 1}
     one, two, three, four = data.questions
     assert (one.evidence, one.sessions) == (["S3:1"], ("S3",)) and data.conversations[0].turns[8].text.startswith("late s0"), "sorted by time"
     assert (two.evidence, two.sessions, three.evidence, four.answers) == ([], ("S2",), ["S2:2"], [])

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 import adaptmr as am
-from adaptmr.data.validation import DatasetError
 from adaptmr.eval.report import open_run
 from adaptmr.eval.journal import Journal, JournalError
 from adaptmr.eval.run import evaluate, score_answer

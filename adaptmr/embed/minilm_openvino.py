@@ -10,7 +10,6 @@ import os
 import threading
 from functools import lru_cache
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Sequence
 
 import numpy as np
@@ -75,7 +74,9 @@ class MiniLMOpenVINO:
     BATCH = 256  # texts in one call that keep every thread busy
 
     def __init__(self, precision: str = "bfloat16") -> None:
-        if not has_openvino(): raise ModuleNotFoundError(f"the engine openvino needs its package: pip install {OPENVINO_PIN}, or use embedder 'minilm', which needs none")
+        if not has_openvino():
+            raise ModuleNotFoundError(f"the engine openvino needs its package: pip install {OPENVINO_PIN}, "
+                                      "or use embedder 'minilm', which needs none")
         import openvino as ov
 
         core = ov.Core()

@@ -214,7 +214,8 @@ class VectorCache:
                     keys, vectors = z[name], z["vectors_" + name[5:]]
                     if len(keys) != len(vectors) or vectors.dtype != np.float16: raise ValueError(f"{name} does not fit its vectors")
                     made = z["made_" + name[5:]] if len(makers) > 1 else np.zeros(len(keys), np.uint16)
-                    if len(made) != len(keys) or made.dtype != np.uint16 or made.max(initial=0) >= len(makers): raise ValueError(f"made_{name[5:]} does not fit {name}")
+                    if len(made) != len(keys) or made.dtype != np.uint16 or made.max(initial=0) >= len(makers):
+                        raise ValueError(f"made_{name[5:]} does not fit {name}")
                     for key, vector, by in zip(keys, vectors, made): found.setdefault(makers[by], {})[key.tobytes().hex()] = vector
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
             raise ValueError(f"{path} is not a vectors file of export_npz, or it is damaged: {e}") from e

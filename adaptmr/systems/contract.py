@@ -30,7 +30,7 @@ def name_of(system: Any) -> str:
         lacks.insert(0, "a name, a string that isn't empty")
     if lacks:
         raise ContractError(f"system {shown} is no MemorySystem: it lacks {', '.join(lacks)}")
-    return name
+    return str(name)
 
 # %% ../../nbs/systems/00_contract.ipynb #4c26321c
 def _bill_faults(bill: Any) -> list[str]:

@@ -80,11 +80,13 @@ def _zh_weekday(m: re.Match[str], now: Now) -> Span | None:
 @rule("zh", rf"(?P<y>{_ZYEAR})(?:的?(?P<m>{ZMONTH})份?的?(?:(?P<d>{_ZDAY})[日号](?![线楼]){_ZTO}|(?P<mp>初|中旬|上旬|下旬|底|末))?"
             rf"|的?(?P<s>[春夏秋冬])(?:天|季)|的?(?P<p>年?(?:初|底|末)|年中|上半年|下半年)"
             rf"|的?第?(?P<q>[一二三四1-4])季度|的?(?P<f>{_ZFEAST}))?")
-def _zh_date(m: re.Match[str], now: Now) -> Span:
+def _zh_date(m: re.Match[str], now: Now) -> Span | None:
     year, note = _year(m["y"], now), "" if m["y"] in _ZYEARS else None
     if m["s"]: return Span(*season(year, {"春": 3, "夏": 6, "秋": 9, "冬": 12}[m["s"]]), "season", note)
     if m["q"]: return whole(datetime(year, 3 * number(m["q"]) - 2, 1), "quarter", note)
-    if m["f"]: return feast(m["f"], year, 0, now)._replace(note=note)
+    if m["f"]:
+        found = feast(m["f"], year, 0, now)
+        return None if found is None else found._replace(note=note)
     if not m["m"]: return part(whole(datetime(year, 1, 1), "year", note), m["p"]) if m["p"] else whole(datetime(year, 1, 1), "year", note)
     return _zh_in_month(m, datetime(year, number(m["m"][:-1]), 1), note)
 
@@ -100,7 +102,8 @@ def _zh_in_month(m: re.Match[str], month: datetime, note: str | None) -> Span:
     return part(whole(month, "month", note), m["mp"]) if m["mp"] else whole(month, "month", note)
 
 
-@rule("zh", rf"(?<![\d零〇一二三四五六七八九十年半几数/.])(?P<m>{ZMONTH})(?!饼|嫂|天(?!气))份?的?(?:(?P<d>{_ZDAY})[日号](?![线楼]){_ZTO}|(?P<mp>初|中旬|上旬|下旬|底|末))?")
+@rule("zh", rf"(?<![\d零〇一二三四五六七八九十年半几数/.])(?P<m>{ZMONTH})(?!饼|嫂|天(?!气))份?的?"
+            rf"(?:(?P<d>{_ZDAY})[日号](?![线楼]){_ZTO}|(?P<mp>初|中旬|上旬|下旬|底|末))?")
 def _zh_bare_month(m: re.Match[str], now: Now) -> Span | None:
     month, way = number(m["m"][:-1]), now.way(m.start(), m.end())
     meant = yearly_day(month, number(m["d"]), now, way) if m["d"] else yearly_month(month, now, way)

@@ -219,8 +219,8 @@ def _days(m: re.Match[str], now: Now) -> Span | None:
     return Span(datetime(year, month, int(d)), span(datetime(year, month, int(e)), "day")[1], "day", None if y and y.isdecimal() else "")
 
 # %% ../../nbs/times/02_english.ipynb #da51d899
-_NOT_BEFORE = re.compile(r"\b(?:every|each|the|an?|one|any|some|that|first|second|third|fourth|last|next|other|ago|ago on|(?-i:(?!On|This|And|But|So|Then|Or|I\b)"
-                         r"[A-Z][a-z]+)) \Z", re.I)
+_NOT_BEFORE = re.compile(r"\b(?:every|each|the|an?|one|any|some|that|first|second|third|fourth|last|next|other|ago|ago on|"
+                         r"(?-i:(?!On|This|And|But|So|Then|Or|I\b)[A-Z][a-z]+)) \Z", re.I)
 _NOT_AFTER = (rf"(?! (?:mornings|afternoons|evenings|nights)|['’]s? (?:child|best)| of |,? (?:the )?(?:\d|{MONTH}))"
               r"(?!(?-i: [A-Z][a-z]+))(?! (?:before|after|following|preceding|prior to) )")
 

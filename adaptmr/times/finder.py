@@ -9,9 +9,9 @@ import re
 from datetime import datetime, timedelta, tzinfo
 from typing import Mapping
 
-from .calendar import WEEKDAYS, Window, format_date, midnight, shift, span
-from .expressions import RULES, Found, Now, Span, counts, halved, near, part, whole
-from .english import DAY, FULL_DAY, MONTH, N, UNIT, weekday
+from .calendar import WEEKDAYS, Window, format_date, shift
+from .expressions import RULES, Found, Now, Span, counts, halved, part, whole
+from .english import DAY, FULL_DAY, MONTH, N, UNIT
 from .chinese import ZMONTH, ZN, ZUNIT, zh_unit
 from .relative import beside, nth, offset, side
 from ..text import split_sentences

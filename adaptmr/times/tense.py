@@ -43,7 +43,8 @@ _PARTICIPLES = _words("""been gone seen done given taken made found told said th
 spent built lost won run stood understood written spoken broken chosen driven ridden risen fallen eaten drunk swum sung begun become flown thrown
 grown drawn worn torn slept woken fed paid heard sold stuck struck hung shot stolen frozen forgotten hidden got gotten had come learnt""") | _LIKE_PRESENT
 _NO_PAST = _words("need feed seed bed red shed speed indeed hundred exceed proceed succeed bleed breed weed greed sacred naked wicked used united")
-_FUTURE = _words("""will won't shall shan't gonna wanna gotta upcoming deadline let's please should must ought hoping planning due might tomorrow hope hopes hopefully""")
+_FUTURE = _words("""will won't shall shan't gonna wanna gotta upcoming deadline let's please should must ought hoping planning due might tomorrow
+hope hopes hopefully""")
 _WISHES = _words("""plan plans planning hope hopes hoping want wants wanting intend intends need needs needing aim aims aiming expect expects expecting
 have has got like love ought wish looking try mean""")
 _HABITS = _words("""usually normally typically generally regularly sometimes often annually yearly weekly every each whenever tends tend always
@@ -51,8 +52,8 @@ mondays tuesdays wednesdays thursdays fridays saturdays sundays born birthday:""
 _TIMETABLE = _words("""start begin leave arrive end open reopen close expire depart land launch resume finish premiere air return happen kick fly
 retire graduate go come move turn get meet run take fall drop play head check""")
 _REQUESTS = _words("""remind book add schedule send call meet join come bring save mark reserve order cancel make pick see don't remember wait
-block keep plan find going flying heading getting leaving visiting moving starting meeting tickets reminder ring text email tell ask grab swap watch confirm pay buy pack
-prepare bake cook clean mind stay try""")
+block keep plan find going flying heading getting leaving visiting moving starting meeting tickets reminder ring text email tell ask grab swap watch
+confirm pay buy pack prepare bake cook clean mind stay try""")
 _ARRANGED = _words("""booked scheduled rescheduled reserved arranged postponed moved pushed planned set invited registered signed ordered got bought
 confirmed delayed changed agreed aimed deferred extended made brought put saved have has invited delayed scheduled""")
 _ADVERBS = _words("""already just also finally recently never ever only not since always really all both still even now officially actually so very
