@@ -118,7 +118,7 @@ def main_table(frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = BOTH, 
     columns: dict[tuple[str, str], list[str]] = {}
     for value, label in measures:
         tidy = means(frame, value, seed=seed)
-        cells = {(r.system, r.type): with_interval(r.mean, r.low, r.high, ".3f", ".2f") for r in tidy.itertuples()}
+        cells = {(r["system"], r["type"]): with_interval(r["mean"], r["low"], r["high"], ".3f", ".2f") for r in tidy.to_dict("records")}
         counts: dict[str, Any] = {str(r.type): r.n for r in tidy.itertuples()}
         for kind in [*kinds(frame), OVERALL]:
             if kind in counts: columns[label, f"{NAMES[kind]} (n={counts[kind]})"] = [cells.get((s, kind), "–") for s in order]
@@ -163,8 +163,8 @@ def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
     counts = dict(zip(gained["type"], gained["n"]))
-    cells = {(r.system, r.type): with_interval(r.difference, r.low, r.high, "+.3f", "+.2f") + (" *" if r.verdict in ("better", "worse") else "")
-             for r in gained.itertuples()}
+    cells = {(r["system"], r["type"]): with_interval(r["difference"], r["low"], r["high"], "+.3f", "+.2f")
+             + (" *" if r["verdict"] in ("better", "worse") else "") for r in gained.to_dict("records")}
     systems, types = (list(dict.fromkeys(gained[c])) for c in ("system", "type"))
     return pd.DataFrame({f"{NAMES[t]} (n={counts[t]})": [cells.get((s, t), "–") for s in systems] for t in types}, index=pd.Index(systems, name="system"))
 
