@@ -255,9 +255,12 @@ def test_the_accuracy_table() -> None:
     whole = table.iloc[2]
     part = frame[(frame["system"] == "one") & frame["answerable"]]
     share, answered = part["correct"].mean(), 1 - part["abstained"].mean()
-    assert whole["n"] == 40 and whole["judged right"].startswith(f"{share:.3f} [")
+    assert whole["n"] == 40 and whole["judged right"] == f"{share:.3f} – too few"
     for column, weight in (("corrected", 0.5), ("if all specific", 1), ("if all vague", 0)):
-        assert whole[column].startswith(f"{corrected(share, 40, rates(), weight, answered=answered).mean:.3f} ["), column
+        assert whole[column].startswith(f"{corrected(share, 40, rates(), weight, answered=answered).mean:.3f} – too few"), column
+    wide = accuracy_table(frame.assign(conversation=[f"c{i % 6}" for i in range(len(frame))]), rates(judge="says")).iloc[2]
+    for column in ("judged right", "corrected"):
+        assert wide[column].startswith(f"{whole[column].split()[0]} ["), "the same share, of conversations enough for an interval"
     assert table["corrected"][3] == "–" and table["judged right"][3].startswith("0.500") and table["n"][3] == 2
     assert table.attrs["caption"].startswith(rates(judge="says").line()) and table.equals(accuracy_table(frame, rates(judge="says")))
 
@@ -265,7 +268,7 @@ def test_the_accuracy_table() -> None:
 def test_a_table_says_where_nothing_can_be_told_and_refuses_another_judges_rates() -> None:
     frame = judged(rows("one"), DATA, Says())
     table = accuracy_table(frame, rates(0.0, 0.97, 0.05, judge="says"))
-    assert set(table["if all vague"][:3]) == {"can't be told"} and "[" in table["corrected"][0]
+    assert set(table["if all vague"][:3]) == {"can't be told"} and table["corrected"][0].endswith(" – too few")
     with pytest.raises(ValueError, match=r"judged by \['says'\]"): accuracy_table(frame, rates(judge="else"))
     with pytest.raises(ValueError, match="can't tell right from wrong"): accuracy_table(frame, rates(0.97, 0.97, 0.05, judge="says"))
 

@@ -141,7 +141,9 @@ def test_curves_by_hand():
     point = frame_of(system=["all"] * 4, budget=[np.nan] * 4, recall=[1.0] * 4)
     curves = coverage_curves(pd.concat([frame_of(), point]))
     assert curves[["system", "tokens", "mean", "n", "groups"]].to_numpy().tolist() == [["a", 40.0, 0.5, 4, 2], ["all", 40.0, 1.0, 4, 2]]
-    assert curves["budget"].isna().tolist() == [False, True] and curves["low"][0] <= 0.5 <= curves["high"][0] and curves["low"][1] == 1
+    assert curves["budget"].isna().tolist() == [False, True] and curves[["low", "high"]].isna().all(axis=None) and set(curves["level"]) == {"too few"}
+    four = coverage_curves(pd.concat([frame_of(), point]).assign(conversation=list("abcd") * 2))
+    assert four["low"][0] <= 0.5 <= four["high"][0] and four["low"][1] == 1
     assert list(coverage_curves(frame_of(type=["x", "y", "x", "y"]), by=["type"])["mean"]) == [0.25, 0.75]
     with pytest.raises(KeyError, match="recall"): coverage_curves(frame_of().drop(columns="recall"))
 
@@ -154,7 +156,9 @@ def test_the_figure_shows_every_system_apart(measured):
     assert len(drawn) == 3 and len(ax.collections) >= 3, "a line and a band for each ranking"
     assert len({(to_hex(line.get_color()), line.get_marker(), str(line.get_linestyle())) for line in drawn}) == 3
     notes = [t.get_text() for t in ax.texts]
-    assert len(notes) == 2 and notes[0].startswith("full_context\n") and notes[0].endswith(" tokens")
+    named = [note for note in notes if note != "–"]
+    assert len(named) == 2 and named[0].startswith("full_context\n") and named[0].endswith(" tokens")
+    assert len(notes) - len(named) == (2 if curves["low"].isna().all() else 0), "a dash where there is no interval"
     part = curves[curves["system"] == "hybrid"]
     assert any(np.allclose(line.get_xydata(), part[["tokens", "mean"]]) for line in drawn)
 
