@@ -69,7 +69,7 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 @pytest.mark.parametrize("bill, said", [(None, "NoneType, not a Usage"), (3, "int, not a Usage"), (Usage(calls=-1), "usage.calls=-1"),
-                                        (Usage(completion_tokens=1.5), "completion_tokens=1.5"), (Usage(seconds=float("nan")), "seconds=nan")])
+                                        (Usage(completion_tokens=1.5), "completion_tokens=1.5"), (Usage(seconds=-1.0), "seconds=-1.0")])
 def test_the_bill_of_taking_in_is_checked(bill, said):
     theirs = Theirs()
     theirs.bill = bill

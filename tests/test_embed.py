@@ -380,7 +380,9 @@ def test_a_recorded_run_is_repeated_in_its_precision(recorded, quick, tmp_path, 
     first = Experiment("t", {**PARAMS, "embedder": "minilm:bfloat16"}, out_dir=tmp_path)
     made = first.evaluate()
     done = first.finish().path
-    again = Experiment("t", {**PARAMS, "embedder": "auto"}, out_dir=tmp_path).run.path
+    other = Experiment("t", {**PARAMS, "embedder": "auto"}, out_dir=tmp_path)
+    other.evaluate()
+    again = other.finish().path
     shutil.copy(done / "vectors.npz", again)
     manifest = json.loads((done / "manifest.json").read_text(encoding="utf-8"))
     (again / "manifest.json").write_text(json.dumps({**manifest, "embedder": recorded}), encoding="utf-8")

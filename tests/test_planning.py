@@ -195,7 +195,7 @@ class TestRounds:
             with pytest.raises(PlanError, match="the executor runs one round"): execute(plan, LINKED, store)
 
     def test_a_gate_is_asked_at_the_end_only(self, store):
-        found = run(replace(PLAN, gate="calibrated", relevance_threshold=1.0, relevance_low=1.0), LINKED, store)
+        found = run(replace(PLAN, gate="cosine", relevance_threshold=1.0, relevance_low=1.0), LINKED, store)
         assert not found.hits and found.trace[0].step == "round 1" and "brought nothing" not in found.trace[0].reason
 
 

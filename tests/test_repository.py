@@ -207,7 +207,7 @@ def test_every_notebook(path):
 
 # --- floors
 
-FLOORS = [{"markup"}, {"types"}, {"text", "shipped"}, {"times"}, {"llm"}, {"embed"}, {"reader"}, {"store"}, {"retrieval"}, {"planning"}, {"memory"},
+FLOORS = [{"markup"}, {"types"}, {"text", "shipped", "progress"}, {"times"}, {"llm"}, {"embed"}, {"reader"}, {"store"}, {"retrieval"}, {"planning"}, {"memory"},
           {"systems"},
           {"agents"}, {"data"}, {"eval"}, {"cli", "__main__"}]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import textwrap
 import time
 import traceback
 from pathlib import Path
@@ -192,8 +193,6 @@ def test_a_full_disk(tmp_path):
 
 SIBLINGS = """
 import os, signal, tqdm
-from adaptmr.store.memory_store import MemoryStore
-from adaptmr.types import Memory
 
 lock = tqdm.tqdm.get_lock()  # a bar was shown before the workers were forked: now all of them share its lock
 if not (worker := os.fork()):
@@ -201,23 +200,44 @@ if not (worker := os.fork()):
     os.kill(os.getpid(), signal.SIGKILL)
 os.waitpid(worker, 0)
 if not (sibling := os.fork()):
-    with MemoryStore(embedder="hash", lexical=%r) as s:
-        s.add([Memory("a", "a cat"), Memory("b", "two dogs"), Memory("c", "tea")])
-        print(s.search("cat", 1, "lexical")[0].memory.id, s.search("dogs", 1, "hybrid")[0].memory.id, flush=True)
+    WORK
     os._exit(0)
 os.waitpid(sibling, 0)
 """
 
+SEARCH = """
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.types import Memory
 
-@pytest.mark.parametrize("engine", ["bm25s", "rank_bm25"])
-def test_a_killed_worker_does_not_stop_its_siblings(engine):
-    running = subprocess.Popen([sys.executable, "-c", SIBLINGS % engine], stdout=subprocess.PIPE, text=True, start_new_session=True)
+with MemoryStore(embedder="hash", lexical=%r) as s:
+    s.add([Memory("a", "a cat"), Memory("b", "two dogs"), Memory("c", "tea")])
+    print(s.search("cat", 1, "lexical")[0].memory.id, s.search("dogs", 1, "hybrid")[0].memory.id, flush=True)
+"""
+
+
+BARS = """
+import adaptmr as am
+
+frame = am.evaluate(["unified"], am.load("demo", split="en1", limit=2), embedder="hash", progress=False)
+print(frame["system"].tolist(), flush=True)
+"""
+
+
+def sibling(work: str) -> str:
+    """A program whose fork does `work` after another fork was killed while it held the lock of tqdm's bars."""
+    return SIBLINGS.replace("    WORK\n", textwrap.indent(work.strip(), "    ") + "\n")
+
+
+@pytest.mark.parametrize(("work", "wanted"), [(SEARCH % "bm25s", "a b\n"), (SEARCH % "rank_bm25", "a b\n"), (BARS, "['unified', 'unified']\n")],
+                         ids=["bm25s", "rank_bm25", "progress bars"])
+def test_a_killed_worker_does_not_stop_its_siblings(work, wanted):
+    running = subprocess.Popen([sys.executable, "-c", sibling(work)], stdout=subprocess.PIPE, text=True, start_new_session=True)
     try: said, _ = running.communicate(timeout=15)
     except subprocess.TimeoutExpired: said = "hung"
     finally:
         if running.poll() is None: os.killpg(running.pid, signal.SIGKILL)
         running.wait()
-    assert said == "a b\n"
+    assert said == wanted
 
 
 def test_an_interrupted_add_is_rolled_back(tmp_path, monkeypatch):

@@ -179,7 +179,7 @@ def test_another_precision_has_the_fit_of_its_model_and_the_trace_says_so():
     with PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder=Named("minilm:bfloat16")).store as store:
         store.add(talk("en1").turns)
         reason = next(t for t in am.retrieve("Where does Ann live now?", store, 3).trace if t.step == "gate").reason
-        assert "(fit for minilm, used for minilm:bfloat16)" in reason
+        assert "(fit for minilm, used for minilm:bfloat16" in reason
         with pytest.raises(FitError, match="for 'hash', and this store's encoder is 'minilm:bfloat16'"):
             execute(RetrievalPlan(weights=HYBRID), "Where?", store, fit=fit_for("hash"))
 
@@ -190,7 +190,7 @@ def test_the_fit_in_use_never_saw_the_first_conversation_taken_in(encoder, other
     assert system_.fit is fit_for(other) and system_.fit.without == ""
     system_.ingest(talk("en1"))
     assert (system_.fit.embedder, system_.fit.without) == (other, "en1")
-    assert f"({system_.fit.label})" in next(t for t in system_.retrieve("Where does Ann live now?", 3).trace if t.step == "gate").reason
+    assert f"({system_.fit.label}" in next(t for t in system_.retrieve("Where does Ann live now?", 3).trace if t.step == "gate").reason
     system_.ingest(talk("en2"))
     assert system_.fit.without == "en1", "the first one counts"
     system_.reset()
@@ -208,7 +208,7 @@ def test_every_system_is_asked_with_the_fit_that_never_saw_the_conversation(name
     system_.ingest(talk("zh1"))
     for q in ASKED:
         gate = next(t for t in system_.retrieve(q, 5).trace if t.step == "gate")
-        assert "(fit for hash, without zh1)" in gate.reason
+        assert "(fit for hash, without zh1" in gate.reason
 
 
 def test_a_fit_of_your_own_goes_before_the_shipped_ones():

@@ -95,8 +95,8 @@ def test_a_call_is_recorded_with_its_seconds() -> None:
 def test_an_experiment_that_is_repeated_says_where_its_times_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
 
-    def made() -> tuple[dict[str, Any], pd.DataFrame, str, bytes]:
-        experiment = Experiment("timed", PARAMS, out_dir=tmp_path / "out")
+    def made(folder: str) -> tuple[dict[str, Any], pd.DataFrame, str, bytes]:
+        experiment = Experiment("timed", PARAMS, out_dir=tmp_path / folder)
         experiment.evaluate()
         experiment.main_tables()
         path = experiment.finish().path
@@ -105,11 +105,11 @@ def test_an_experiment_that_is_repeated_says_where_its_times_come_from(tmp_path:
 
     with Metronome(DELAY) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
-        manifest, timings, caption, calls = made()
+        manifest, timings, caption, calls = made("first")
     n = manifest["timed_calls"]["measured"]
     assert n == manifest["wire"]["sent"] > 8 and manifest["timed_calls"]["unknown"] == 0 and f"{n} calls to the model were measured in this run" in caption
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    again, timings_again, caption_again, calls_again = made()
+    again, timings_again, caption_again, calls_again = made("again")
     assert again["timed_calls"] == {"measured": 0, "recorded": manifest["usage"]["calls"], "unknown": 0} and calls_again == calls
     assert f"{manifest['usage']['calls']} were answered from the record and count as long as they took" in caption_again
     assert again["when"]["model_seconds"] >= 0.9 * DELAY * n and again["usage"] == manifest["usage"]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from .validation import DatasetError, validate
+from ..progress import progress_bar
 from ..types import Dataset, Question
 from ..embed.vector_cache import cache_dir
 
@@ -127,8 +128,6 @@ def fetch(entry: Entry, folder: Path | None = None, timeout: float = 30.0) -> Pa
     sha256; the message says which file to put where.
     """
     if not entry.url: raise DataUnavailable(f"{entry.name} has no address to fetch it from: {_where_to_put(entry)}")
-    from tqdm.auto import tqdm
-
     folder = folder or cache_dir() / "data"
     folder.mkdir(parents=True, exist_ok=True)
     part, target = folder / f"{entry.files[0]}.{os.getpid()}.part", folder / entry.files[0]
@@ -137,7 +136,7 @@ def fetch(entry: Entry, folder: Path | None = None, timeout: float = 30.0) -> Pa
         request = urllib.request.Request(entry.url, headers={"User-Agent": "adaptmr"})
         with urllib.request.urlopen(request, timeout=timeout) as reply, open(part, "wb") as out:
             expected = int(reply.headers.get("Content-Length") or entry.size)
-            with tqdm(total=expected or None, desc=f"fetching {entry.name}", unit="B", unit_scale=True, leave=False) as bar:
+            with progress_bar(total=expected or None, desc=f"fetching {entry.name}", unit="B", unit_scale=True, leave=False) as bar:
                 while block := reply.read(1 << 16):
                     out.write(block)
                     digest.update(block)

@@ -23,6 +23,7 @@ import numpy as np
 from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
 from .minilm_openvino import MiniLMOpenVINO, minilm_openvino
 from .names import full_name, instructions, split_name
+from ..progress import progress_bar
 from ..text import clean
 from .vector_cache import VectorCache, vector_key
 
@@ -138,14 +139,12 @@ class TextEmbedder:
         if not self._encoder:
             raise VectorMiss(f"{self.model} ({self.precision}, weights {self.revision[:12]}): no recorded vector for {len(todo)} of {of} texts, "
                              f"the first with key {next(iter(todo))}. Import the run's vectors.npz, or encode with encoder=True")
-        from tqdm import tqdm
-
         start = time.perf_counter()
         made: dict[str, np.ndarray] = {}
         model = self._load()
         made_with = instructions(self.model, self.precision, getattr(model, "device", "cpu"))
         keys = sorted(todo, key=lambda k: (-len(todo[k]), k))  # texts of like length share a batch; the longest first, so that memory fails early
-        with tqdm(total=len(keys), desc=f"{self.name}: encoding", unit="text", leave=False, delay=0 if self._progress else 2,
+        with progress_bar(total=len(keys), desc=f"{self.name}: encoding", unit="text", leave=False, delay=0 if self._progress else 2,
                   disable=self._progress is False) as bar:
             for i in range(0, len(keys), self._batch):
                 part = keys[i:i + self._batch]

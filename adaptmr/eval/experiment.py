@@ -91,7 +91,7 @@ class Experiment:
         """The precision of each encoder that a run recorded. Raises `ValueError` for an encoder that the run can't have used."""
         found = read_manifest(earlier / "manifest.json").get("embedder") or {}
         possible = {*NAMES, self.params["embedder"]}
-        if not isinstance(found, dict) or not set(found) <= possible:
+        if not isinstance(found, dict) or not {name if name in possible else model_of(str(name)) for name in found} <= possible:
             raise ValueError(f"{earlier.name}/manifest.json: embedder {found!r} must map names among {sorted(possible)} to their precision")
         return {str(name): str(precision or "") for name, precision in found.items()}
 

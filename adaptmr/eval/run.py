@@ -22,6 +22,7 @@ from .timings import clock_columns
 from .provenance import code_sha256, texts_sha256
 from .metrics import answer_f1, exact_match, locomo_f1
 from .ranking import ranking_metrics, recall_all, recall_any, to_sessions
+from ..progress import progress_bar
 from ..reader import answer, context
 from ..retrieval.execute import render
 from ..retrieval.plan import RetrievalPlan
@@ -243,8 +244,8 @@ class _bar:
         self.total, self.wanted = total, wanted
 
     def __enter__(self) -> Callable[[int], Any]:
-        from tqdm import tqdm
-        self.bar = tqdm(total=self.total, desc="questions", unit="q", mininterval=0.5, delay=2.0, disable=None if self.wanted is None else not self.wanted)
+        disable = None if self.wanted is None else not self.wanted
+        self.bar = progress_bar(total=self.total, desc="questions", unit="q", mininterval=0.5, delay=2.0, disable=disable)
         return self.bar.update
 
     def __exit__(self, *_: object) -> None: self.bar.close()

@@ -69,7 +69,7 @@ _LOOKED = 5  # hits that a model reads to answer on the way
 def _carry(plan: RetrievalPlan, query: str, scored: Scored, store: Any, speakers: Sequence[str], llm: LLM | None) -> str:
     """What a query found that the next one should know."""
     if plan.interim: return interim(query, [Hit(brief(store.memories[i]), 0.0) for i in scored.rows[:_LOOKED]], llm)
-    found = [name for i in scored.rows[:2] for name in names(brief(store.memories[i]).text) if name not in speakers and name not in query]
+    found = [name for i in scored.rows[:1] for name in names(brief(store.memories[i]).text) if name not in speakers and name not in query]
     return " ".join(dict.fromkeys(found))
 
 

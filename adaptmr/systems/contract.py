@@ -39,12 +39,19 @@ def _bill_faults(bill: Any) -> list[str]:
     counts = {name: getattr(bill, name) for name in ("calls", "cached_calls", "prompt_tokens", "completion_tokens")}
     faults = [f"usage.{name}={n!r} must be a whole number, 0 or more"
               for name, n in counts.items() if isinstance(n, bool) or not isinstance(n, int) or n < 0]
-    amounts = {"seconds": bill.seconds} if bill.cost_usd is None else {"seconds": bill.seconds, "cost_usd": bill.cost_usd}
+    # a time that was not recorded is nan, a price that is not known is None
+    amounts = {} if _is_nan(bill.seconds) else {"seconds": bill.seconds}
+    if bill.cost_usd is not None:
+        amounts["cost_usd"] = bill.cost_usd
     return faults + [f"usage.{name}={x!r} must be a number, 0 or more" for name, x in amounts.items() if not _is_finite(x) or x < 0]
 
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 # %% ../../nbs/systems/00_contract.ipynb #5a1b98da
 def check_bill(name: str, bill: Any) -> Usage:
