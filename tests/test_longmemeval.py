@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from adaptmr.data import longmemeval, registry
 from adaptmr.data.json_stream import Element, element, elements
-from adaptmr.data.longmemeval import KINDS, Haystack, HaystackQuestion, conversation_id, moment
+from adaptmr.data.longmemeval import KINDS, Haystack, HaystackQuestion, conversation_id, last_moment, moment
 from adaptmr.data.registry import load
 from adaptmr.eval.longmemeval import LEVELS, _scores, members, populations_line, retrieval_rows, retrieval_table
 from adaptmr.eval.provenance import texts_sha256
@@ -238,6 +238,11 @@ def test_the_digest_of_the_texts_is_what_it_was():
                                         ("0001/01/01 (Mon) 00:00", datetime(1, 1, 1, tzinfo=UTC)),
                                         ("9999/12/31 23:59", datetime(9999, 12, 31, 23, 59, tzinfo=UTC))])
 def test_moments(text, want): assert moment(text) == want
+
+
+def test_a_question_of_a_day_knows_what_was_said_that_day():
+    assert last_moment("2023/05/30 (Tue)") == datetime(2023, 5, 30, 23, 59, tzinfo=UTC)
+    assert last_moment("2023/05/30 (Tue) 09:15") == datetime(2023, 5, 30, 9, 15, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["", "2023-05-30", "2023/05/30 25", "2023/02/30", "2023/05/30 (Tue) 24:00", "\x00", "٢٠٢٣/٠٥/٣٠ x"])

@@ -20,7 +20,7 @@ from .registry import Entry, register
 from ..types import Conversation, Dataset, Memory, Question, QueryType
 
 # %% auto #0
-__all__ = ['KINDS', 'moment', 'HaystackQuestion', 'conversation_id', 'Haystack', 'parse_longmemeval']
+__all__ = ['KINDS', 'moment', 'last_moment', 'HaystackQuestion', 'conversation_id', 'Haystack', 'parse_longmemeval']
 
 # %% ../../nbs/data/02_longmemeval.ipynb #d767c21b
 KINDS: dict[str, QueryType] = {
@@ -35,6 +35,12 @@ def moment(text: str) -> datetime:
     if not (m := _MOMENT.fullmatch(text.strip())): raise ValueError(f"time {text!r} is not written as 2023/05/30 (Tue) 23:40")
     year, month, day, hour, minute = (int(part or 0) for part in m.groups())
     return datetime(year, month, day, hour, minute, tzinfo=UTC)
+
+
+def last_moment(text: str) -> datetime:
+    """The time in `2023/05/30 (Tue) 23:40`; for a day without a time, its last minute: what was said that day is known."""
+    at = moment(text)
+    return at if ":" in text else at.replace(hour=23, minute=59)
 
 # %% ../../nbs/data/02_longmemeval.ipynb #0f0b34b6
 _MOMENT = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?: \([^()]*\))?(?: (\d{1,2}):(\d{2}))?")
@@ -136,7 +142,7 @@ def _question(raw: Mapping[str, Any], notes: dict[str, int]) -> tuple[HaystackQu
     def note(what: str, n: int = 1) -> None:
         if n: notes[what] = notes.get(what, 0) + n
 
-    id, asked = raw["question_id"], moment(raw["question_date"])
+    id, asked = raw["question_id"], last_moment(raw["question_date"])
     if raw["question_type"] not in KINDS: raise ValueError(f"question {id!r} is of the unknown kind {raw['question_type']!r}; there are {', '.join(KINDS)}")
     sessions, in_order = _sessions(raw)
     gold, answerable, answer = set(raw["answer_session_ids"]), not id.endswith(_UNANSWERABLE), raw.get("answer")

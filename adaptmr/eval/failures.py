@@ -87,6 +87,8 @@ class Gate:
     @property
     def sentence(self) -> str:
         """What was found and what the plan says follows."""
+        if self.best == self.worst:
+            return f"{self.system}: asked one kind of question only ({NAMES[self.best]}), so there is no gap. {VERDICTS[self.verdict]}"
         spread = "–" if math.isnan(self.low) else f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
         said = (f"{self.system}: best on {NAMES[self.best]}, worst on {NAMES[self.worst]}, a gap of {100 * self.gap:.1f} points of {self.value.upper()} "
                 f"{spread}: {self.verdict}. {VERDICTS[self.verdict]}")
@@ -102,12 +104,11 @@ def decision_gate(frame: pd.DataFrame, system: str, value: str = "f1", *, resamp
     The interval is simultaneous over all pairs of kinds, by the bootstrap of the largest studentised deviation (Westfall and Young,
     *Resampling-Based Multiple Testing*, 1993, section 2.5): conversations and questions are resampled, all kinds together.
     Kinds that fewer than four conversations have are left out. Where fewer than two are left, or no score of the best and
-    the worst kind varies, the verdict is "too few". Raises `ValueError` for a system that isn't there, or with fewer than two kinds of question.
+    the worst kind varies, the verdict is "too few". Raises `ValueError` for a system that isn't there.
     """
     part = frame[(frame["system"] == system) & frame[value].notna()]
     if not len(part): raise ValueError(f"the frame has no {value} of {system!r}; it has the systems {list(dict.fromkeys(frame['system']))}")
     types = kinds(part)
-    if len(types) < 2: raise ValueError(f"{system!r} was asked one kind of question only ({types[0]}): a gap needs two")
     wide = [t for t in types if part.loc[part["type"] == t, "conversation"].nunique() >= FEWEST_GROUPS]
     if len(wide) > 1: part, types, left_out = part[part["type"].isin(wide)], wide, tuple(t for t in types if t not in wide)
     else: left_out = ()

@@ -68,12 +68,9 @@ class Fit:
         return out
 
 
-_UNTOLD = {"fewest": 168, "most": 680, "speakers": 2, "base": 0.7}  # of a file that doesn't say: the development conversations, whole
-
-
 @lru_cache(maxsize=1)
 def _shipped() -> tuple[dict[str, Any], dict[tuple[str, str], Fit]]:
-    return read_shipped("retrieval/fits.json", "fits", lambda row: Fit(**{"seen": _UNTOLD, **row}), FitError)
+    return read_shipped("retrieval/fits.json", "fits", lambda row: Fit(**row), FitError)
 
 
 def shipped() -> dict[tuple[str, str], Fit]:
