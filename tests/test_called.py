@@ -22,6 +22,7 @@ def test_what_would_ask_a_model_is_called_by_rule_and_nothing_else():
     assert by_rule("somebody's own") == "somebody's own"
 
 
+@pytest.mark.slow
 def test_the_same_systems_are_the_same_and_no_others_are():
     """By what they return and answer on questions of every kind, in both languages."""
     data = am.load("demo", limit=60)

@@ -392,6 +392,7 @@ def test_a_label_counts_for_the_answer_that_was_read():
     with pytest.raises(KeyError): h.hand_labels("locomo", said.drop(columns="prediction"))
 
 
+@pytest.mark.slow
 def test_labels_agree_with_the_replays(locomo_file):
     data = am.load("locomo", split="dev")
     frame = am.evaluate(["unified"], data, progress=False)

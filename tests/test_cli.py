@@ -21,7 +21,6 @@ from adaptmr.eval.report import compare_tables
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 SMALL = ["-p", "limit", "6", "-p", "embedder", "hash", "-p", "split", "en1"]
-pytestmark = pytest.mark.slow
 
 
 def start(*command, cwd, cache, **more):

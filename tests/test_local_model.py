@@ -23,6 +23,8 @@ from adaptmr.retrieval.strategies import HYBRID, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Memory, QueryType, Usage
 
+pytestmark = pytest.mark.slow
+
 SAID = [("2024-01-05", "I live in Beijing, in Chaoyang district."), ("2024-02-11", "My sister is called Nadia."),
         ("2024-03-15", "I adopted a cat called Biscuit."),
         ("2024-03-20", "Nadia keeps bees behind the barn."), ("2024-04-20", "I moved to Hangzhou, West Lake district."),

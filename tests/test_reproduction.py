@@ -1,6 +1,8 @@
 """The committed runs are what this code gives: their numbers are the expected ones, and runs on our own data repeat cell by cell."""
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import yaml
 from committed import NoCheckout, NoRun, SeveralRuns
@@ -19,10 +21,11 @@ def test_the_committed_runs_scored_what_is_expected():
         assert numbers == pytest.approx(expected[run], abs=1e-4), run
 
 
-RUNS = {"exp1": lambda: full_run(HERE, experiment="exp1"), "exp3": lambda: full_run(HERE),
+RUNS = {**{name: partial(full_run, HERE, experiment=name) for name in ("exp1", "exp2", "exp3", "exp4")},
         "exp3 with a model": lambda: model_run(HERE, "exp3", "demo"), "exp4 with a model": lambda: model_run(HERE, "exp4", "demo")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_a_committed_run_repeats_cell_by_cell(run, monkeypatch):
     try: folder, _ = run()

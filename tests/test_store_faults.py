@@ -62,6 +62,7 @@ def whole(path: Path, acked: set[str], begun: set[str]) -> None:
         assert len(added) == len(ids) == len(s.matrix) and set(added) == ids
 
 
+@pytest.mark.slow
 def test_fifty_kills_lose_nothing(tmp_path):
     path, chance = tmp_path / "m.db", random.Random(0)
     acked: set[str] = set()
