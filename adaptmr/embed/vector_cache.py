@@ -15,6 +15,7 @@ import time
 import warnings
 import zipfile
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -177,6 +178,11 @@ class VectorCache:
     def used(self) -> list[str]:
         """The keys read or written since the last `mark()`, sorted."""
         with self._lock: return sorted(self._used)
+
+    def used_since(self, n: int) -> list[str]:
+        """The keys in `used` but for the first `n`, in the order in which they were first read or written."""
+        with self._lock:
+            return list(islice(self._used, n, None))
 
     def mark(self) -> None:
         """Forget what was used so far: `used` begins again."""

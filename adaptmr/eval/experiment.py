@@ -78,7 +78,8 @@ class Experiment:
             if is_finished(earlier):  # a machine that would encode in another precision still uses the recorded vectors
                 self._precision = self._recorded_precision(earlier)
         self.vectors.mark()
-        self._calls, self._seen = calls, set[str]()
+        self._calls, self._vectors_seen, self._calls_seen = calls, 0, set[str]()
+        self._recorded = set[str]()  # kept apart from the frame: pandas copies a frame's attrs with every column that is read
         self.llm = LLM(self.params["model"], cache=calls, seed=self.params["seed"])
         self.run = report.open_run(name, self.params, self.data, out_dir, redact=self.params["redact"], own=self.own, timed=timed)
         self._journal = cache_dir() / "journals" / name / f"{self.run.run_id}.jsonl"
@@ -97,9 +98,11 @@ class Experiment:
 
     def _used(self) -> set[str]:
         """The keys of the calls and vectors used since this was last asked."""
-        now = {f"vector {key}" for key in self.vectors.used} | ({f"call {key}" for key in self._calls.used.copy()} if self._calls is not None else set())
-        new, self._seen = now - self._seen, now
-        return new
+        calls = self._calls.used.copy() if self._calls is not None else set()
+        new_vectors, new_calls = self.vectors.used_since(self._vectors_seen), calls - self._calls_seen
+        self._vectors_seen += len(new_vectors)
+        self._calls_seen |= new_calls
+        return {f"vector {key}" for key in new_vectors} | {f"call {key}" for key in new_calls}
 
     def _repr_html_(self) -> str:
         shown = ", ".join(f"{k} = {html.escape(str(v))}" for k, v in self.run.params.items() if v is not None)
@@ -111,6 +114,7 @@ class Experiment:
         p = self.params
         self._tell_of_other_starts()
         rows = evaluate(self.systems, self.data, self.llm, p["k"], embedder=self._encoder(), seed=p["seed"], journal=self._journal, used=self._used)
+        self._recorded = set(rows.attrs.pop("used"))
         self.frame = self.called.named(rows)
         assert isinstance(self.frame, pd.DataFrame)
         return self.frame
@@ -121,12 +125,13 @@ class Experiment:
         named = self.run.run_id.rpartition("-")[0]
         for other in sorted(self._journal.parent.glob(f"{named}-????????.jsonl")):
             with other.open("rb") as rows: n = max(0, sum(1 for _ in rows) - 1)
+            if not n: continue
             notice(f"{n} answers of an earlier start of {self.run.experiment} were made with other code or data than today's: they are not continued, the run "
                    f"starts afresh. They stay in {other.name}, and are continued with that code and data")
 
     def besides(self, usage: Usage) -> None:
         """Count what was asked beside the answers (replays, judges), and record its calls with the run's."""
-        self._frame.attrs["used"] = sorted({*self._frame.attrs["used"], *self._used()})
+        self._recorded |= self._used()
         self._besides += usage
 
     def sentences(self, *parts: Sequence[str]) -> Shown:
@@ -238,7 +243,7 @@ class Experiment:
         """Write results, calls, vectors and the manifest; the run folder that a notebook shows last."""
         frame = self._frame
         self.run.write_results(report.without_text(frame) if self.run.redact else frame)
-        used = {kind: [key.split()[1] for key in frame.attrs["used"] if key.startswith(kind)] for kind in ("vector", "call")}
+        used = {kind: [key.split()[1] for key in sorted(self._recorded) if key.startswith(kind)] for kind in ("vector", "call")}
         if not self.run.redact:
             if used["vector"]: self.vectors.export_npz(self.run.file("vectors.npz"), used["vector"])
             if self._calls is not None: self._calls.dump(self.run.file("calls.jsonl.gz"), used["call"])
