@@ -38,13 +38,13 @@ def printed(text: str, name: str = "stdout") -> dict[str, Any]:
     (result("a", **{"image/png": "AAAA"}), result("a", **{"image/png": "BBBB"})), (printed("10%\r100%\ndone"), printed("done")),
     (printed("loading", "stderr"), printed("", "stderr")), (result("made 2026-01-02T03:04:05Z"), result("made 2027-11-12T13:14:15Z")),
     (result("system  ms_retrieve\na 1.25"), result("system  ms_retrieve\na 3.75")),
-    (result("in /tmp/abc123/run"), result("in /tmp/xyz789/run"))])
+    (result("in /tmp/abc123/run"), result("in /tmp/xyz789/run")), (result("F1 0.512 [0.40, 0.60]"), result("F1 0.513 [0.40, 0.60]"))])
 def test_what_differs_from_run_to_run_does_not_count(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert guides.differences(book(old), book(new)) == []
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    (result("F1 0.512"), result("F1 0.513")), (result("better on temporal"), result("too few")), (result("a", **{"image/png": "AAAA"}), result("a")),
+    (result("F1 0.512"), result("F1 0.515")), (result("better on temporal"), result("too few")), (result("a", **{"image/png": "AAAA"}), result("a")),
     (result("x", **{"text/html": "<b>1</b>"}), result("x", **{"text/html": "<b>2</b>"})), (printed("one"), printed("two")),
     (result("12 rows in 3 s"), result("13 rows in 3 s")), (printed("said"), printed(""))])
 def test_what_the_code_gives_counts(old: dict[str, Any], new: dict[str, Any]) -> None:
