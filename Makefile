@@ -47,7 +47,7 @@ sync: $(READY)
 	$(BIN)/python tests/check_sync.py
 
 notebooks: $(READY)
-	$(BIN)/nbdev_test --n_workers 2 --do_print --skip_folder_re '^[_.]|^guides$$'  # tests/test_guides.py runs those, and compares
+	$(BIN)/python tests/notebooks.py  # tests/test_guides.py runs the guides
 
 unit: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'

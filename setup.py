@@ -1,4 +1,5 @@
 """Packaging, read from settings.ini: name, version and dependencies are written once."""
+
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -26,13 +27,35 @@ setup(
     author=cfg["author"],
     license="Apache-2.0",
     keywords=cfg["keywords"].split(),
-    classifiers=["Programming Language :: Python :: 3", "Intended Audience :: Science/Research", "Natural Language :: English",
-                 "Natural Language :: Chinese (Simplified)"],
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Intended Audience :: Science/Research",
+        "Natural Language :: English",
+        "Natural Language :: Chinese (Simplified)",
+    ],
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=["adaptmr", "adaptmr.*"]),
-    package_data={"adaptmr": ["py.typed", "llm/prices.yaml", "retrieval/*.json", "retrieval/*.csv", "planning/*.json", "eval/*.csv", "eval/*.json",
-                              "store/*.csv", "data/demo/*.json"]},
+    package_data={
+        "adaptmr": [
+            "py.typed",
+            "llm/prices.yaml",
+            "retrieval/*.json",
+            "retrieval/*.csv",
+            "planning/*.json",
+            "eval/analysis/*.csv",
+            "eval/judges/*.json",
+            "eval/report/*.html.j2",
+            "eval/report/*.css",
+            "store/*.csv",
+            "data/demo/*.json",
+        ]
+    },
     install_requires=requirements("requirements"),
-    extras_require={key.removesuffix("_requirements"): requirements(key) for key in cfg if key.endswith("_requirements")},
-    entry_points={"console_scripts": ["adaptmr = adaptmr.cli:main"], "nbdev": [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"]},
+    extras_require={
+        key.removesuffix("_requirements"): requirements(key) for key in cfg if key.endswith("_requirements")
+    },
+    entry_points={
+        "console_scripts": ["adaptmr = adaptmr.cli:main"],
+        "nbdev": [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"],
+    },
 )

@@ -1,6 +1,7 @@
 """Query-aware memory retrieval for language-model agents.
 
-The names below are the public API. Each is imported when it is first used, so that `import adaptmr` stays quick.
+The names below are the public API. Each is imported when it is first used, so that `import adaptmr` stays
+quick.
 """
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "types": ("Answer", "Conversation", "Dataset", "Evidence", "Hit", "Memory", "Question", "QueryType", "Usage"),
+    "types": (
+        "Answer", "Conversation", "Dataset", "Evidence", "Hit", "Memory", "Question", "QueryType", "Usage",
+    ),
     "llm": ("LLM", "ReplayCache", "Task"),
     "embed": ("Embedder", "embedder"),
     "reader": ("answer",),
@@ -23,7 +26,7 @@ _HOMES = {
     "planning.routed": ("Mixture", "Routed"),
     "data.registry": ("datasets", "load"),
     "systems.base": ("MemorySystem", "make_system"),
-    "eval.run": ("evaluate",),
+    "eval.runner.evaluate": ("evaluate",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _ROOMS = ("data", "eval", "llm", "planning", "reader", "retrieval", "store", "systems", "times")
@@ -32,8 +35,10 @@ __all__ = ["__version__", *_HOME_OF, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS: return import_module(f"{__name__}.{name}")
-    if name not in _HOME_OF: raise AttributeError(f"adaptmr has no {name!r}; it has {sorted(__all__)}")
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"adaptmr has no {name!r}; it has {sorted(__all__)}")
     value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value
@@ -46,7 +51,7 @@ if TYPE_CHECKING:
     from adaptmr import data, eval, llm, planning, reader, retrieval, store, systems, times
     from adaptmr.data.registry import datasets, load
     from adaptmr.embed import Embedder, embedder
-    from adaptmr.eval.run import evaluate
+    from adaptmr.eval.runner.evaluate import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
     from adaptmr.reader import answer
     from adaptmr.planning.qarp import QARP

@@ -1,8 +1,10 @@
 """The package is what its notebooks export, and the notebooks are clean.
 
-Exports settings.ini + nbs/ into an empty folder and compares the trees, which also finds modules whose notebook is gone.
+Exports settings.ini + nbs/ into an empty folder and compares the trees, which also finds modules whose
+notebook is gone.
 Run as a script: exit status 1 and a line per difference.
 """
+
 from __future__ import annotations
 
 import json
@@ -17,7 +19,11 @@ BY_HAND = {"__init__.py", "__main__.py"}  # doors are written by hand: they only
 
 
 def exported(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.py")) if p.name not in BY_HAND and "__pycache__" not in p.parts}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*.py"))
+        if p.name not in BY_HAND and "__pycache__" not in p.parts
+    }
 
 
 def drift(root: Path = HERE) -> list[str]:
@@ -28,24 +34,42 @@ def drift(root: Path = HERE) -> list[str]:
         shutil.copytree(root / "nbs", copy / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
         (copy / "adaptmr").mkdir()
         (copy / "adaptmr" / "__init__.py").write_bytes((root / "adaptmr" / "__init__.py").read_bytes())
-        subprocess.run([str(Path(sys.executable).parent / "nbdev_export")], cwd=copy, check=True, capture_output=True, text=True)
+        subprocess.run(
+            [str(Path(sys.executable).parent / "nbdev_export")],
+            cwd=copy,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         fresh, here = exported(copy / "adaptmr"), exported(root / "adaptmr")
-    return ([f"adaptmr/{n}: no notebook exports it" for n in sorted(here.keys() - fresh.keys())]
-            + [f"adaptmr/{n}: not exported yet, run nbdev_export" for n in sorted(fresh.keys() - here.keys())]
-            + [f"adaptmr/{n}: differs from its notebook, run nbdev_export" for n in sorted(fresh.keys() & here.keys()) if fresh[n] != here[n]])
+    return (
+        [f"adaptmr/{n}: no notebook exports it" for n in sorted(here.keys() - fresh.keys())]
+        + [f"adaptmr/{n}: not exported yet, run nbdev_export" for n in sorted(fresh.keys() - here.keys())]
+        + [
+            f"adaptmr/{n}: differs from its notebook, run nbdev_export"
+            for n in sorted(fresh.keys() & here.keys())
+            if fresh[n] != here[n]
+        ]
+    )
 
 
 def dirt(root: Path = HERE) -> list[str]:
-    """Outputs and counts left in source notebooks (guides may keep theirs), a line each."""
+    """List what source notebooks must not hold: counts of cells, metadata, errors."""
     found = []
     for path in sorted((root / "nbs").rglob("*.ipynb")):
-        if ".ipynb_checkpoints" in path.parts: continue
+        if ".ipynb_checkpoints" in path.parts:
+            continue
         notebook = json.loads(path.read_text(encoding="utf-8"))
         name = path.relative_to(root)
-        if set(notebook["metadata"]) - {"kernelspec", "papermill"}: found.append(f"{name}: metadata {sorted(notebook['metadata'])}, run nbdev_clean")
+        if set(notebook["metadata"]) - {"kernelspec", "papermill"}:
+            found.append(f"{name}: metadata {sorted(notebook['metadata'])}, run nbdev_clean")
         for cell in notebook["cells"]:
-            if set(cell["metadata"]) - {"tags", "papermill"}: found.append(f"{name}: cell metadata {sorted(cell['metadata'])}, run nbdev_clean")
-            if "guides" not in path.parts and (cell.get("outputs") or cell.get("execution_count")): found.append(f"{name}: holds outputs, clear them")
+            if set(cell["metadata"]) - {"tags", "papermill"}:
+                found.append(f"{name}: cell metadata {sorted(cell['metadata'])}, run nbdev_clean")
+            if cell.get("execution_count"):
+                found.append(f"{name}: counts its cells, run tests/notebooks.py --write")
+            if any(o["output_type"] == "error" for o in cell.get("outputs", [])):
+                found.append(f"{name}: shows an error, run tests/notebooks.py --write")
     return found
 
 

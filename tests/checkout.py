@@ -1,13 +1,17 @@
-"""A checkout of one small experiment, whose notebook runs in a second: for tests of the command line and of what others sent."""
+"""Make a checkout with one small experiment, whose notebook runs in a second.
+
+For tests of the command line and of run folders that others sent.
+"""
+
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-PARAMETERS = "out_dir = None\nfolder = None\nk = 1\nnames = None\nembedder = \"auto\""
+PARAMETERS = 'out_dir = None\nfolder = None\nk = 1\nnames = None\nembedder = "auto"'
 RUN = """import os
 import pandas as pd
-from adaptmr.eval.report import open_run
+from adaptmr.eval.report.run_folder import open_run
 run = open_run("tiny", {"k": k, "names": names, "embedder": embedder}, None, out_dir)
 run.write_table(pd.DataFrame({"system": ["a"], "f1": [float(os.environ.get("TINY_F1", "0.5"))]}), "main")
 run.write_manifest(models=["m"])
@@ -16,7 +20,14 @@ run"""
 
 def cell(identifier: str, source: str, tags: tuple[str, ...] = ()) -> dict:
     """A cell of code."""
-    return {"cell_type": "code", "id": identifier, "metadata": {"tags": list(tags)}, "source": source, "outputs": [], "execution_count": None}
+    return {
+        "cell_type": "code",
+        "id": identifier,
+        "metadata": {"tags": list(tags)},
+        "source": source,
+        "outputs": [],
+        "execution_count": None,
+    }
 
 
 def notebook(*cells: dict) -> str:
@@ -29,13 +40,22 @@ def make(root: Path, run: str = RUN) -> Path:
     """Write the checkout; its experiment is called `tiny`."""
     (root / "nbs" / "experiments").mkdir(parents=True)
     (root / "settings.ini").write_text("")
-    (root / "nbs" / "experiments" / "tiny.ipynb").write_text(notebook(cell("p", PARAMETERS, ("parameters",)), cell("r", run)))
+    (root / "nbs" / "experiments" / "tiny.ipynb").write_text(
+        notebook(cell("p", PARAMETERS, ("parameters",)), cell("r", run))
+    )
     return root
 
 
 def received(folder: Path, params: object, experiment: object = "tiny", **more: object) -> Path:
     """A run folder as somebody may send it."""
     folder.mkdir(parents=True)
-    manifest = {"experiment": experiment, "run_id": folder.name, "params": params, "models": ["m"], "data": {"label": "x"}, **more}
+    manifest = {
+        "experiment": experiment,
+        "run_id": folder.name,
+        "params": params,
+        "models": ["m"],
+        "data": {"label": "x"},
+        **more,
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder

@@ -1,4 +1,5 @@
-"""The committed runs: those that git tracks, by their ids. What else lies in outputs/ is somebody's own, and no test reads it."""
+"""Find the committed runs: those in outputs/ that git tracks. Tests read no other folder of outputs/."""
+
 from __future__ import annotations
 
 import json
@@ -24,6 +25,7 @@ class SeveralRuns(LookupError):
 @dataclass(frozen=True)
 class Run:
     """A committed run: its folder, and what its manifest says."""
+
     folder: Path
     manifest: dict[str, Any]
 
@@ -37,24 +39,39 @@ def manifests(root: Path) -> list[Path]:
     """The manifests under outputs/ that git tracks (`git add` is enough), sorted. Raises `NoCheckout`."""
     asked = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--", "outputs/*/*/manifest.json"]
     try:
-        top = subprocess.run(["git", "-C", str(root), "rev-parse", "--show-toplevel"], capture_output=True, check=False)
+        top = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--show-toplevel"], capture_output=True, check=False
+        )
         done = subprocess.run(asked, capture_output=True, check=False)
     except FileNotFoundError as e:
         raise NoCheckout("git is not installed: which runs are committed is not known") from e
-    inside = top.returncode == 0 and Path(top.stdout.decode("utf-8", "surrogateescape").rstrip("\n")).resolve() == root.resolve()
+    inside = (
+        top.returncode == 0
+        and Path(top.stdout.decode("utf-8", "surrogateescape").rstrip("\n")).resolve() == root.resolve()
+    )
     if not inside or done.returncode:
-        raise NoCheckout("this is no git checkout (an exported copy, say): which runs are committed is not known")
-    return [root / name for name in sorted(set(done.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""})]
+        raise NoCheckout(
+            "this is no git checkout (an exported copy, say): which runs are committed is not known"
+        )
+    return [
+        root / name for name in sorted(set(done.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""})
+    ]
 
 
 def committed_runs(root: Path, experiment: str = "") -> list[Run]:
-    """The committed runs, of one experiment or of all. Raises `NoCheckout`, and `NoRun` for one that git tracks and that is gone."""
+    """Return the committed runs, of one experiment or of all.
+
+    Raises `NoCheckout`, and `NoRun` if git tracks a run whose manifest is missing.
+    """
     found = []
     for path in manifests(root):
         if experiment and path.parent.parent.name != experiment:
             continue
         if not path.is_file():
-            raise NoRun(f"{path.relative_to(root).as_posix()} is committed and not there: `git checkout -- outputs` brings it back")
+            raise NoRun(
+                f"{path.relative_to(root).as_posix()} is committed and not there: "
+                "`git checkout -- outputs` brings it back"
+            )
         found.append(Run(path.parent, json.loads(path.read_text(encoding="utf-8"))))
     return found
 
@@ -66,7 +83,9 @@ def the_run(root: Path, experiment: str, how: str, fits: Callable[[dict[str, Any
     """
     found = [run for run in committed_runs(root, experiment) if fits(run.manifest["params"])]
     if not found:
-        raise NoRun(f"no such run of {experiment} is committed under outputs/{experiment}: `{how}`, `git add outputs`")
+        raise NoRun(
+            f"no such run of {experiment} is committed under outputs/{experiment}: `{how}`, `git add outputs`"
+        )
     return only(found)
 
 
@@ -74,5 +93,8 @@ def only(runs: list[Run]) -> Run:
     """The run, where there is one. Raises `SeveralRuns`, which names all of them."""
     if len(runs) > 1:
         names = " and ".join(run.name for run in runs)
-        raise SeveralRuns(f"{names} are committed with the same experiment and parameters: keep one, and `git rm -r` what it replaces")
+        raise SeveralRuns(
+            f"{names} are committed with the same experiment and parameters: "
+            "keep one, and `git rm -r` what it replaces"
+        )
     return runs[0]

@@ -1,4 +1,5 @@
 """What all tests share: a cache folder of their own, and the licensed data when it is at hand."""
+
 import os
 import tempfile
 from pathlib import Path
@@ -6,14 +7,18 @@ from pathlib import Path
 import pytest
 
 _CACHE = tempfile.TemporaryDirectory(prefix="adaptmr-tests-", ignore_cleanup_errors=True)
-os.environ["ADAPTMR_CACHE"] = _CACHE.name  # before any import of the package: no test reads or fills the user's cache
+os.environ["ADAPTMR_CACHE"] = (
+    _CACHE.name
+)  # before any import of the package: no test reads or fills the user's cache
 
 
 @pytest.fixture(scope="session")
 def locomo_file() -> Path:
-    """The file of LoCoMo, or of a part of it, in the folder that ADAPTMR_DATA names; skips when there is none."""
+    """Return the file of LoCoMo, or of a part of it, in the folder ADAPTMR_DATA; skip if there is none."""
     folder = os.environ.get("ADAPTMR_DATA")
-    if not folder: pytest.skip("ADAPTMR_DATA is not set: it names the folder with locomo10.json or locomo_dev.json")
+    if not folder:
+        pytest.skip("ADAPTMR_DATA is not set: it names the folder with locomo10.json or locomo_dev.json")
     for name in ("locomo10.json", "locomo_dev.json"):
-        if (path := Path(folder) / name).exists(): return path
+        if (path := Path(folder) / name).exists():
+            return path
     pytest.skip(f"neither locomo10.json nor locomo_dev.json is in ADAPTMR_DATA={folder}")

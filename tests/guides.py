@@ -1,17 +1,20 @@
-"""The guides' committed outputs against what today's code gives.
+"""Compare the guides' committed outputs with what today's code gives.
 
-`python tests/guides.py [name…]` runs the guides again and says where they differ; `--write` stores the new outputs, cleaned.
-Times, memory addresses, progress bars and widgets don't count, of an image only that it is there, and decimals may differ by what
-another processor's rounding changes.
+`python tests/guides.py [name…]` runs the guides again and says where they differ; `--write` stores the new
+outputs, cleaned. Times, memory addresses, progress bars and widgets are not compared. Of an image only its
+presence is compared. Decimals may differ by as much as another processor's rounding changes them.
 """
+
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +31,20 @@ TEXTS = ("text/plain", "text/html", "text/markdown")
 NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 VARYING = (
+    (re.compile(rf"\bms={NUMBER}"), "ms=<time>"),
+    (re.compile(r"\bprocess \d+"), "process <number>"),
+    (re.compile(r"datetime\.datetime\(\d+(?:, \d+){6}"), "datetime.datetime(<moment>"),
     (re.compile(rf"\b{NUMBER}\s?(?:ns|µs|us|ms|s|sec|seconds?|min|minutes?)\b"), "<time>"),
     (re.compile(r"\b\d+:\d\d(?::\d\d)?(?=[,\]<\s])"), "<clock>"),
     (re.compile(r"0x[0-9a-fA-F]{6,}"), "<address>"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?"), "<moment>"),
     (re.compile(r"(?:/[\w.+-]+)*/(?:tmp|T)[\w.+-]*(?:/[\w.+-]+)+"), "<temporary>"),
-    (re.compile(r"\bid=['\"][^'\"]*['\"]"), "<id>"))
+    (re.compile(r"\bid=['\"][^'\"]*['\"]"), "<id>"),
+)
 DECIMAL = re.compile(r"(\d+\.\d+)")
-TOLERANCE = 0.002  # a fresh run on another processor agrees in every mean to .001, and what is shown is rounded
+TOLERANCE = (
+    0.002  # a fresh run on another processor agrees in every mean to .001, and what is shown is rounded
+)
 CLOCK_COLUMN = re.compile(r"(?:^|[\s>])ms(?:_\w+)?(?=[\s<])")
 
 
@@ -49,9 +58,14 @@ def names() -> list[str]:
 
 
 def executed(name: str) -> Any:
-    """The guide, run from the top in a folder of its own. Raises `Unavailable` where its data is missing, and what a cell raises."""
+    """Run the guide from the top in a folder of its own and return it.
+
+    Raises `Unavailable` if its data is missing, and whatever a cell raises.
+    """
     if name in NEEDS_DATA and not os.environ.get("ADAPTMR_DATA"):
-        raise Unavailable(f"{name} has rows of licensed data, and ADAPTMR_DATA doesn't name the folder that holds it")
+        raise Unavailable(
+            f"{name} has rows of licensed data, and ADAPTMR_DATA doesn't name the folder that holds it"
+        )
     book = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     with tempfile.TemporaryDirectory(prefix="guide-") as folder:
         for beside in FOLDER.iterdir():  # recorded calls, say, which a guide reads from where it lies
@@ -60,7 +74,9 @@ def executed(name: str) -> Any:
         for cell in book.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
-        client = NotebookClient(book, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": folder}})
+        client = NotebookClient(
+            book, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": folder}}
+        )
         client.execute()
     return book
 
@@ -75,13 +91,19 @@ def shown(output: Any) -> list[tuple[str, str]]:
     data = output.get("data", {})
     if WIDGETS in data:
         return []
-    return [(kind, steady(data[kind]) if kind in TEXTS else "there") for kind in sorted(data) if kind in TEXTS or kind.startswith("image/")]
+    return [
+        (kind, steady(data[kind]) if kind in TEXTS else "there")
+        for kind in sorted(data)
+        if kind in TEXTS or kind.startswith("image/")
+    ]
 
 
 def steady(text: str | list[str]) -> str:
     """A text without what differs from run to run."""
     whole = ESCAPES.sub("", text if isinstance(text, str) else "".join(text))
-    lines = [line.rstrip() for line in whole.replace("\r\n", "\n").split("\n") if "\r" not in line]  # a line that was written over is progress
+    lines = [
+        line.rstrip() for line in whole.replace("\r\n", "\n").split("\n") if "\r" not in line
+    ]  # a line that was written over is progress
     whole = "\n".join(line for line in lines if line)
     if CLOCK_COLUMN.search(whole):  # a table with a column of milliseconds: its numbers are a clock's
         whole = re.sub(NUMBER, "<number>", whole)
@@ -95,20 +117,33 @@ def alike(old: tuple[str, str], new: tuple[str, str]) -> bool:
     parts, others = DECIMAL.split(old[1]), DECIMAL.split(new[1])
     if old[0] != new[0] or len(parts) != len(others):
         return False
-    return all(abs(float(a) - float(b)) <= TOLERANCE + 1e-9 if i % 2 else a == b for i, (a, b) in enumerate(zip(parts, others)))
+    return all(
+        abs(float(a) - float(b)) <= TOLERANCE + 1e-9 if i % 2 else a == b
+        for i, (a, b) in enumerate(zip(parts, others))
+    )
 
 
-def differences(old: Any, new: Any) -> list[str]:
-    """How two runs of a notebook differ, a line for each cell, by the cell's id."""
+def differences(old: Any, new: Any, varying: Collection[str] = ()) -> list[str]:
+    """How two runs of a notebook differ, a line for each cell, by the cell's id.
+
+    What the cells in `varying` show is not compared, where anything is stored.
+    """
     found = []
     before = {cell["id"]: cell for cell in old["cells"] if cell["cell_type"] == "code"}
     for cell in new["cells"]:
         if cell["cell_type"] != "code":
             continue
-        one, two = ([part for output in c.get("outputs", []) for part in shown(output)] for c in (before[cell["id"]], cell))
+        one, two = (
+            [part for output in c.get("outputs", []) for part in shown(output)]
+            for c in (before[cell["id"]], cell)
+        )
         if len(one) == len(two) and all(map(alike, one, two)):
             continue
-        pair = next(((a, b) for a, b in zip(one, two) if not alike(a, b)), (one[len(two):][:1], two[len(one):][:1]))
+        if one and cell["id"] in varying:
+            continue
+        pair = next(
+            ((a, b) for a, b in zip(one, two) if not alike(a, b)), (one[len(two) :][:1], two[len(one) :][:1])
+        )
         found.append(f"cell {cell['id']}: {_near(*map(str, pair))}")
     return found
 
@@ -117,7 +152,7 @@ def _near(old: str, new: str) -> str:
     """Where two texts part, with a little of both."""
     at = next((i for i, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
     start = max(0, at - 40)
-    return f"{old[start:at + 80]!r} is now {new[start:at + 80]!r}"
+    return f"{old[start : at + 80]!r} is now {new[start : at + 80]!r}"
 
 
 def cleaned(book: Any) -> Any:
@@ -129,7 +164,12 @@ def cleaned(book: Any) -> Any:
         if cell["cell_type"] != "code":
             continue
         cell["execution_count"] = None
-        cell["outputs"] = [o for o in cell["outputs"] if not (o["output_type"] == "stream" and o["name"] == "stderr") and WIDGETS not in o.get("data", {})]
+        cell["outputs"] = [
+            o
+            for o in cell["outputs"]
+            if not (o["output_type"] == "stream" and o["name"] == "stderr")
+            and WIDGETS not in o.get("data", {})
+        ]
         for output in cell["outputs"]:
             output.pop("execution_count", None)
             if output["output_type"] == "execute_result":
@@ -139,12 +179,11 @@ def cleaned(book: Any) -> Any:
     return out
 
 
-def write(name: str, book: Any) -> None:
-    """Store an executed guide, cleaned, in the form of all notebooks here."""
-    import json
+def store(path: Path, book: Any) -> None:
+    """Write an executed notebook, cleaned, in the form of all notebooks here."""
     lines = json.loads(nbformat.writes(cleaned(book), version=4))
     text = json.dumps(lines, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-    (FOLDER / f"{name}.ipynb").write_text(text, encoding="utf-8", newline="\n")
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def main(words: list[str]) -> int:
@@ -169,9 +208,13 @@ def main(words: list[str]) -> int:
             continue
         found = differences(old, new)
         if asked.write:
-            write(name, new)
+            store(FOLDER / f"{name}.ipynb", new)
         status = status or int(bool(found) and not asked.write)
-        print(f"{name}: {'refreshed' if asked.write else 'as committed' if not found else 'differs'}", *found, sep="\n  ")
+        print(
+            f"{name}: {'refreshed' if asked.write else 'as committed' if not found else 'differs'}",
+            *found,
+            sep="\n  ",
+        )
     return status
 
 

@@ -1,4 +1,5 @@
 """Every relative link of the pages that are committed, and whether it leads somewhere."""
+
 from __future__ import annotations
 
 import html
@@ -46,11 +47,14 @@ def _prose(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
         return text
-    return "\n\n".join("".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown")
+    return "\n\n".join(
+        "".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown"
+    )
 
 
 @cache
-def _html(path: Path) -> _Page: return _read_html(path.read_text(encoding="utf-8"))
+def _html(path: Path) -> _Page:
+    return _read_html(path.read_text(encoding="utf-8"))
 
 
 def links(path: Path) -> list[str]:
@@ -74,7 +78,10 @@ def places(path: Path) -> frozenset[str]:
     """What can stand behind the # of a link to a page."""
     if path.suffix == ".html":
         return frozenset(_html(path).places)
-    prose, found = re.sub(r"^(```|~~~).*?^\1[^\n]*$", "", _prose(path), flags=re.M | re.S), set(_read_html(_prose(path)).places)
+    prose, found = (
+        re.sub(r"^(```|~~~).*?^\1[^\n]*$", "", _prose(path), flags=re.M | re.S),
+        set(_read_html(_prose(path)).places),
+    )
     seen: dict[str, int] = {}
     for heading in re.findall(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", prose, re.M):
         name = anchor(heading)
@@ -92,15 +99,26 @@ def dead(path: Path) -> Iterator[str]:
         target = path.parent / unquote(where.partition("?")[0]) if where else path
         if not target.exists():
             yield f"{link}: there is no such file"
-        elif place and target.suffix in (".md", ".html", ".ipynb") and unquote(place) not in places(target.resolve()):
+        elif (
+            place
+            and target.suffix in (".md", ".html", ".ipynb")
+            and unquote(place) not in places(target.resolve())
+        ):
             yield f"{link}: {target.name} has no such place"
 
 
 def pages(root: Path) -> list[Path]:
-    """README, CHANGELOG, every notebook of nbs/, and the notebooks and pages under outputs/ that git tracks (none where there is no git)."""
+    """List README, CHANGELOG, the notebooks of nbs/, and the notebooks and pages that git tracks in outputs/.
+
+    Without git, nothing of outputs/ is listed.
+    """
     found = [root / "README.md", root / "CHANGELOG.md"]
     found += [p for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
-    done = subprocess.run(["git", "-C", str(root), "ls-files", "-z", "--", "outputs"], capture_output=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "-z", "--", "outputs"], capture_output=True, check=False
+    )
     kept = done.stdout.decode("utf-8", "surrogateescape").split("\0") if not done.returncode else []
-    found += [p for name in kept if name.endswith((".html", ".ipynb", ".md")) and (p := root / name).is_file()]
+    found += [
+        p for name in kept if name.endswith((".html", ".ipynb", ".md")) and (p := root / name).is_file()
+    ]
     return sorted(found)

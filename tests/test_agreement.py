@@ -1,11 +1,12 @@
 """Cohen's κ: worked examples, sklearn's numbers, properties, and what isn't defined."""
+
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval.agreement import confusion, kappa
+from adaptmr.eval.stats.agreement import confusion_matrix, cohen_kappa
 
 FEW = 200
 PAIRS = st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("xyz")), min_size=1, max_size=30)
@@ -19,17 +20,28 @@ def judges(table):
 
 def test_a_worked_example():
     a, b = judges({("yes", "yes"): 20, ("yes", "no"): 5, ("no", "yes"): 10, ("no", "no"): 15})
-    it = kappa(a, b)
-    assert (it.kappa, it.observed, it.expected, it.n) == (0.4, 0.7, 0.5, 50) and 0.1 < it.low < 0.4 < it.high < 0.7
+    it = cohen_kappa(a, b)
+    assert (it.kappa, it.observed, it.expected, it.n) == (
+        0.4,
+        0.7,
+        0.5,
+        50,
+    ) and 0.1 < it.low < 0.4 < it.high < 0.7
     assert "κ = 0.40" in str(it) and "n = 50" in str(it)
 
 
 def test_the_same_agreement_is_worth_less_where_chance_gives_more():
     a, b = judges({("A", "A"): 45, ("A", "B"): 15, ("B", "A"): 25, ("B", "B"): 15})
     c, d = judges({("A", "A"): 25, ("A", "B"): 35, ("B", "A"): 5, ("B", "B"): 35})
-    one, two = kappa(a, b), kappa(c, d)
-    assert one.observed == two.observed == 0.6 and one.expected == pytest.approx(0.54) and two.expected == pytest.approx(0.46)
-    assert one.kappa == pytest.approx(0.06 / 0.46, abs=1e-6) and two.kappa == pytest.approx(0.14 / 0.54, abs=1e-6)
+    one, two = cohen_kappa(a, b), cohen_kappa(c, d)
+    assert (
+        one.observed == two.observed == 0.6
+        and one.expected == pytest.approx(0.54)
+        and two.expected == pytest.approx(0.46)
+    )
+    assert one.kappa == pytest.approx(0.06 / 0.46, abs=1e-6) and two.kappa == pytest.approx(
+        0.14 / 0.54, abs=1e-6
+    )
 
 
 @given(PAIRS)
@@ -37,11 +49,18 @@ def test_the_same_agreement_is_worth_less_where_chance_gives_more():
 def test_it_is_what_sklearn_says(pairs):
     metrics = pytest.importorskip("sklearn.metrics")
     a, b = map(list, zip(*pairs))
-    ours = kappa(a, b, "xyz", resamples=FEW)
-    if len({*a, *b}) == 1: assert math.isnan(ours.kappa)
-    else: assert ours.kappa == pytest.approx(metrics.cohen_kappa_score(a, b), abs=1e-8)
-    assert ours.low <= ours.kappa <= ours.high or (math.isnan(ours.low) and math.isnan(ours.high) and (len(pairs) < 4 or math.isnan(ours.kappa)))
-    assert confusion(a, b, "xyz").to_numpy().tolist() == metrics.confusion_matrix(a, b, labels=list("xyz")).tolist()
+    ours = cohen_kappa(a, b, "xyz", resamples=FEW)
+    if len({*a, *b}) == 1:
+        assert math.isnan(ours.kappa)
+    else:
+        assert ours.kappa == pytest.approx(metrics.cohen_kappa_score(a, b), abs=1e-8)
+    assert ours.low <= ours.kappa <= ours.high or (
+        math.isnan(ours.low) and math.isnan(ours.high) and (len(pairs) < 4 or math.isnan(ours.kappa))
+    )
+    assert (
+        confusion_matrix(a, b, "xyz").to_numpy().tolist()
+        == metrics.confusion_matrix(a, b, labels=list("xyz")).tolist()
+    )
 
 
 @given(PAIRS, st.randoms())
@@ -50,38 +69,54 @@ def test_order_and_sides_change_nothing(pairs, lot):
     a, b = map(list, zip(*pairs))
     groups = [f"c{i % 5}" for i in range(len(a))]
     mixed = lot.sample(range(len(a)), len(a))
-    it = kappa(a, b, "xyz", groups=groups, resamples=FEW)
-    again = kappa([a[i] for i in mixed], [b[i] for i in mixed], "xyz", groups=[groups[i] for i in mixed], resamples=FEW)
+    it = cohen_kappa(a, b, "xyz", groups=groups, resamples=FEW)
+    again = cohen_kappa(
+        [a[i] for i in mixed], [b[i] for i in mixed], "xyz", groups=[groups[i] for i in mixed], resamples=FEW
+    )
     assert str(it) == str(again) and it.low == pytest.approx(again.low, nan_ok=True)
-    assert kappa(b, a, "xyz", resamples=FEW).kappa == pytest.approx(it.kappa, nan_ok=True, abs=1e-8)
+    assert cohen_kappa(b, a, "xyz", resamples=FEW).kappa == pytest.approx(it.kappa, nan_ok=True, abs=1e-8)
 
 
 def test_the_ends_of_the_scale():
     a, b = judges({("x", "y"): 10, ("y", "x"): 10})
-    assert kappa(a, a).kappa == 1 and kappa(a, b).kappa == -1 and kappa(a, a).low == kappa(a, a).high == 1
-    for it in (kappa([], []), kappa(["x"] * 4, ["x"] * 4)): assert math.isnan(it.kappa) and math.isnan(it.low) and math.isnan(it.high)
-    assert kappa(["x"] * 4, ["x"] * 4).observed == 1 and kappa([], []).n == 0
+    assert (
+        cohen_kappa(a, a).kappa == 1
+        and cohen_kappa(a, b).kappa == -1
+        and cohen_kappa(a, a).low == cohen_kappa(a, a).high == 1
+    )
+    for it in (cohen_kappa([], []), cohen_kappa(["x"] * 4, ["x"] * 4)):
+        assert math.isnan(it.kappa) and math.isnan(it.low) and math.isnan(it.high)
+    assert cohen_kappa(["x"] * 4, ["x"] * 4).observed == 1 and cohen_kappa([], []).n == 0
 
 
 def test_whole_conversations_are_drawn():
     a, b = ["x", "y"] * 20 + ["x", "y"] * 20, ["x", "y"] * 20 + ["y", "x"] * 20
     four = ["good"] * 20 + ["fine"] * 20 + ["bad"] * 20 + ["worse"] * 20
-    wide, narrow = kappa(a, b, groups=four), kappa(a, b)
+    wide, narrow = cohen_kappa(a, b, groups=four), cohen_kappa(a, b)
     assert wide.kappa == narrow.kappa == 0 and narrow.high < 0.5
-    assert wide.low < -0.99 and wide.high > 0.99, "the good conversations may be drawn four times, and the bad ones not at all"
+    assert wide.low < -0.99 and wide.high > 0.99, (
+        "the good conversations may be drawn four times, and the bad ones not at all"
+    )
 
 
 @pytest.mark.parametrize("groups", [["c"] * 80, ["a", "b"] * 40, ["a", "b", "c", "a"] * 20])
 def test_too_few_conversations_have_no_interval(groups):
     a, b = ["x", "y"] * 40, ["x", "y", "y", "y"] * 20
-    it = kappa(a, b, groups=groups)
-    assert it.kappa == kappa(a, b).kappa > 0 and math.isnan(it.low) and math.isnan(it.high)
+    it = cohen_kappa(a, b, groups=groups)
+    assert it.kappa == cohen_kappa(a, b).kappa > 0 and math.isnan(it.low) and math.isnan(it.high)
     assert "– too few" in str(it) and "[" not in str(it)
-    assert math.isnan(kappa(["x", "y", "x"], ["x", "y", "y"]).low), "three things without conversations"
+    assert math.isnan(cohen_kappa(["x", "y", "x"], ["x", "y", "y"]).low), "three things without conversations"
 
 
-@pytest.mark.parametrize(("a", "b", "more", "match"), [
-    (["x"], [], {}, "one judge has 1 labels, the other 0"), (["x"], ["y"], {"labels": ["x"]}, "label 'y' is none of"),
-    (["x"], ["x"], {"labels": ["x", "x"]}, "twice"), (["x"], ["x"], {"groups": ["a", "b"]}, "1 things but 2 groups")])
+@pytest.mark.parametrize(
+    ("a", "b", "more", "match"),
+    [
+        (["x"], [], {}, "one judge has 1 labels, the other 0"),
+        (["x"], ["y"], {"labels": ["x"]}, "label 'y' is none of"),
+        (["x"], ["x"], {"labels": ["x", "x"]}, "twice"),
+        (["x"], ["x"], {"groups": ["a", "b"]}, "1 things but 2 groups"),
+    ],
+)
 def test_wrong_input(a, b, more, match):
-    with pytest.raises(ValueError, match=match): kappa(a, b, **more)
+    with pytest.raises(ValueError, match=match):
+        cohen_kappa(a, b, **more)

@@ -1,4 +1,5 @@
-"""`adaptmr.llm.bounded`: servers that drip, send without end, or send bombs keep nobody longer than agreed."""
+"""`adaptmr.llm.deadlines`: deadlines hold for servers that send slowly, endlessly, or compressed bombs."""
+
 from __future__ import annotations
 
 import threading
@@ -8,10 +9,21 @@ from typing import Any
 
 import openai  # noqa: F401 - its import takes a second, which is not the server's
 import pytest
-from server import Server, bomb, chunked, completion, dripping_body, dripping_headers, endless_stream, ok, raw, status
+from server import (
+    Server,
+    bomb,
+    chunked,
+    completion,
+    dripping_body,
+    dripping_headers,
+    endless_stream,
+    ok,
+    raw,
+    status,
+)
 
-from adaptmr.llm import LLM, BadRequest, ServerError, bounded
-from adaptmr.llm.bounded import TooLate, within
+from adaptmr.llm import LLM, BadRequest, ServerError, deadlines
+from adaptmr.llm.deadlines import DeadlineExceeded, call_with_timeout
 
 HELLO = [{"role": "user", "content": "Where do I live now?"}]
 PATIENCE = 6.0  # seconds; without a deadline each of these servers takes twenty or more
@@ -20,10 +32,12 @@ PATIENCE = 6.0  # seconds; without a deadline each of these servers takes twenty
 @pytest.fixture(autouse=True)
 def _no_env(monkeypatch: pytest.MonkeyPatch) -> None:
     proxies = [p for name in ("http_proxy", "https_proxy", "all_proxy") for p in (name, name.upper())]
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", *proxies): monkeypatch.delenv(name, raising=False)
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", *proxies):
+        monkeypatch.delenv(name, raising=False)
 
 
-def model(server: Server, **kw: Any) -> LLM: return LLM("m", base_url=server.url, sleep=lambda s: None, **{"timeout": 0.3, "max_retries": 0, **kw})
+def model(server: Server, **kw: Any) -> LLM:
+    return LLM("m", base_url=server.url, sleep=lambda s: None, **{"timeout": 0.3, "max_retries": 0, **kw})
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -31,7 +45,8 @@ def model(server: Server, **kw: Any) -> LLM: return LLM("m", base_url=server.url
 def test_a_time_out_is_a_deadline_for_the_whole_attempt(slow: Any, stream: bool) -> None:
     with Server(slow) as s:
         begun = time.monotonic()
-        with pytest.raises(ServerError, match=r"time-out after 1 attempts: not over after 0\.3 s"): model(s).complete(HELLO, stream=stream)
+        with pytest.raises(ServerError, match=r"time-out after 1 attempts: not over after 0\.3 s"):
+            model(s).complete(HELLO, stream=stream)
         assert 0.3 <= time.monotonic() - begun < PATIENCE
 
 
@@ -39,87 +54,118 @@ def test_a_late_attempt_is_made_again_on_another_connection() -> None:
     with Server(dripping_body, dripping_headers, ok("quick")) as s:
         llm = model(s, max_retries=2)
         assert llm.complete(HELLO).text == "quick" and llm.complete(HELLO).text == "quick"
-    assert llm.tally == {"retry: time-out": 2, "sent": 4}
+    assert llm.event_counts == {"retry: time-out": 2, "sent": 4}
 
 
 def test_what_was_abandoned_ends() -> None:
     with Server(dripping_body) as s:
-        with pytest.raises(ServerError): model(s).complete(HELLO)
+        with pytest.raises(ServerError):
+            model(s).complete(HELLO)
         until = time.monotonic() + PATIENCE
-        while [t for t in threading.enumerate() if t.name == "model call"] and time.monotonic() < until: time.sleep(0.01)
-    assert not [t for t in threading.enumerate() if t.name == "model call"], "its connection was closed under it"
+        while [t for t in threading.enumerate() if t.name == "model call"] and time.monotonic() < until:
+            time.sleep(0.01)
+    assert not [t for t in threading.enumerate() if t.name == "model call"], (
+        "its connection was closed under it"
+    )
 
 
 def test_one_late_attempt_leaves_the_others_alone() -> None:
     slow = threading.Event()
 
     def behave(h: Any, body: dict[str, Any]) -> None:
-        if "slow" in body["messages"][0]["content"]: slow.set(); dripping_body(h, body)
-        else: h.server.released.wait(0.2); h.reply(200, completion("well"))
+        if "slow" in body["messages"][0]["content"]:
+            slow.set()
+            dripping_body(h, body)
+        else:
+            h.server.released.wait(0.2)
+            h.reply(200, completion("well"))
 
     with Server(behave) as s:
         llm = model(s, timeout=0.6)
         said: list[str] = []
 
         def late() -> None:
-            with pytest.raises(ServerError): llm.complete([{"role": "user", "content": "slow"}])
+            with pytest.raises(ServerError):
+                llm.complete([{"role": "user", "content": "slow"}])
 
-        def good(i: int) -> None: said.append(llm.complete([{"role": "user", "content": f"{i}"}]).text)
+        def good(i: int) -> None:
+            said.append(llm.complete([{"role": "user", "content": f"{i}"}]).text)
 
-        threads = [threading.Thread(target=late), *(threading.Thread(target=good, args=(i,)) for i in range(4))]
-        for t in threads: t.start()
-        for t in threads: t.join()
+        threads = [
+            threading.Thread(target=late),
+            *(threading.Thread(target=good, args=(i,)) for i in range(4)),
+        ]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
     assert slow.is_set() and said == ["well"] * 4
 
 
-def endless_body(h: Any, body: dict[str, Any]) -> None: chunked(h, (b" " * 65536 for _ in range(100_000)))
+def endless_body(h: Any, body: dict[str, Any]) -> None:
+    chunked(h, (b" " * 65536 for _ in range(100_000)))
 
 
-@pytest.mark.parametrize("big", [bomb(20), endless_body, bomb(20, 400)], ids=["bomb", "endless", "bomb in an error"])
+@pytest.mark.parametrize(
+    "big", [bomb(20), endless_body, bomb(20, 400)], ids=["bomb", "endless", "bomb in an error"]
+)
 def test_a_body_has_a_largest_size(big: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "MAX_BODY", 1_000_000)
+    monkeypatch.setattr(deadlines, "MAX_BODY_BYTES", 1_000_000)
     with Server(big) as s:
         llm = model(s, timeout=10.0)
         tracemalloc.start()
-        with pytest.raises(ServerError, match=r"broken reply after 1 attempts.*more than 1,000,000 bytes"): llm.complete(HELLO)
+        with pytest.raises(ServerError, match=r"broken reply after 1 attempts.*more than 1,000,000 bytes"):
+            llm.complete(HELLO)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert most < 12_000_000, "it was not read to its end"
 
 
 def test_a_large_reply_is_no_bomb() -> None:
-    with Server(bomb(2)) as s: assert len(model(s, timeout=10.0).complete(HELLO).text) == 2_000_000
+    with Server(bomb(2)) as s:
+        assert len(model(s, timeout=10.0).complete(HELLO).text) == 2_000_000
 
 
 def test_a_redirection_is_told_and_not_followed() -> None:
-    with Server(ok("x")) as other, Server(status(308, "moved", {"Location": f"{other.url}/chat/completions"})) as s:
-        with pytest.raises(BadRequest, match=r"308, a redirection.*Correct base_url"): model(s, timeout=5.0, api_key="sk-123456").complete(HELLO)
+    with (
+        Server(ok("x")) as other,
+        Server(status(308, "moved", {"Location": f"{other.url}/chat/completions"})) as s,
+    ):
+        with pytest.raises(BadRequest, match=r"308, a redirection.*Correct base_url"):
+            model(s, timeout=5.0, api_key="sk-123456").complete(HELLO)
         assert other.requests == []
 
 
 def test_a_connection_is_kept_for_the_next_call() -> None:
     ports = []
+
     def behave(h: Any, body: dict[str, Any]) -> None:
         ports.append(h.client_address[1])
         h.reply(200, completion("x"))
+
     with Server(behave) as s:
         llm = model(s, timeout=5.0)
-        for _ in range(3): llm.complete(HELLO)
+        for _ in range(3):
+            llm.complete(HELLO)
     assert len(set(ports)) == 1
 
 
 def test_within_returns_raises_and_gives_up() -> None:
     given_up: list[int] = []
-    assert within(5, lambda: 7, lambda: given_up.append(1)) == 7
-    with pytest.raises(ZeroDivisionError): within(5, lambda: 1 / 0, lambda: given_up.append(1))
+    assert call_with_timeout(5, lambda: 7, lambda: given_up.append(1)) == 7
+    with pytest.raises(ZeroDivisionError):
+        call_with_timeout(5, lambda: 1 / 0, lambda: given_up.append(1))
     assert given_up == []
     wake = threading.Event()
-    with pytest.raises(TooLate): within(0.05, lambda: wake.wait(20), wake.set)
+    with pytest.raises(DeadlineExceeded):
+        call_with_timeout(0.05, lambda: wake.wait(20), wake.set)
     assert wake.is_set()
 
 
 def test_a_compressed_reply_is_read() -> None:
     import gzip
     import json
+
     packed = gzip.compress(json.dumps(completion("packed")).encode())
-    with Server(raw(200, packed, {"Content-Encoding": "gzip"})) as s: assert model(s, timeout=5.0).complete(HELLO).text == "packed"
+    with Server(raw(200, packed, {"Content-Encoding": "gzip"})) as s:
+        assert model(s, timeout=5.0).complete(HELLO).text == "packed"

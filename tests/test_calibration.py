@@ -1,4 +1,5 @@
-"""How often a judge errs, and what is left of an accuracy: rates and corrections worked out by hand, an interval that covers, damaged files."""
+"""A judge's error rates and corrected accuracies: values by hand, coverage of the interval, damaged files."""
+
 from __future__ import annotations
 
 import json
@@ -17,40 +18,74 @@ from hypothesis import strategies as st
 from server import Server, answering, ok_json, status, waits_for
 
 from adaptmr.data.registry import load
-from adaptmr.eval import calibration
-from adaptmr.eval.calibration import (WRONG, Calibration, Case, calibrate, calibration_cases, corrected, paraphrases, recorded,
-                                      rewordings)
-from adaptmr.eval.judge import ModelJudge, RuleJudge, Verdict
-from adaptmr.eval.judging import accuracy_table, judged, known_rates, make_judge, measured_rates, write_rates
-from adaptmr.eval.stats import Interval
+from adaptmr.eval.judges import calibration
+from adaptmr.eval.judges.calibration import (
+    WRONG_KINDS,
+    Calibration,
+    CalibrationCase,
+    calibrate,
+    calibration_cases,
+    corrected_accuracy,
+    paraphrase_cases,
+    calibration_from_votes,
+    alternative_gold_cases,
+)
+from adaptmr.eval.judges.judge import LLMJudge, RuleJudge, Verdict
+from adaptmr.eval.judges.accuracy import (
+    judged_accuracy_table,
+    judge_answers,
+    shipped_rates,
+    make_judge,
+    measure_rates,
+    write_rates,
+)
+from adaptmr.eval.stats.intervals import Interval
 from adaptmr.llm import LLM, AuthError
-from adaptmr.text import language
+from adaptmr.text import detect_language
 from adaptmr.types import Conversation, Dataset, Question, QueryType, Usage
 
-LINE = {"question_id": "k1", "category": 2, "question": "When did the kayak arrive?", "gold": "8 June 2024", "answer": "9 June 2024", "kind": "specific_wrong",
-        "is_correct": False, "gpt_4o_mini_votes": [False, True, True]}
+LINE = {
+    "question_id": "k1",
+    "category": 2,
+    "question": "When did the kayak arrive?",
+    "gold": "8 June 2024",
+    "answer": "9 June 2024",
+    "kind": "specific_wrong",
+    "is_correct": False,
+    "gpt_4o_mini_votes": [False, True, True],
+}
 
 
-def rate(p: float, n: int) -> Interval: return Interval(p, p, p, n)
+def rate(p: float, n: int) -> Interval:
+    return Interval(p, p, p, n)
 
 
-def rates(specific: float = 0.1, vague: float = 0.3, refused: float = 0.05, n: int = 250, judge: str = "toy") -> Calibration:
+def rates(
+    specific: float = 0.1, vague: float = 0.3, refused: float = 0.05, n: int = 250, judge: str = "toy"
+) -> Calibration:
     return Calibration(judge, rate(specific, n), rate(vague, n), rate(refused, n))
 
 
 class Says:
     """A judge that goes by a word in the answer, and counts what it is asked."""
+
     name = "says"
 
-    def __init__(self) -> None: self.asked: list[tuple[str, str, bool]] = []
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, bool]] = []
 
     def judge(self, question: Question, said: str, abstained: bool) -> Verdict:
         self.asked.append((question.id, said, abstained))
-        right = abstained is not question.answerable if not question.answerable else "right" in said and not abstained
+        right = (
+            abstained is not question.answerable
+            if not question.answerable
+            else "right" in said and not abstained
+        )
         return Verdict(right, (right, True, right), Usage(3, 0, 20, 10), "rule")
 
 
-# -- cases -----------------------------------------------------------------------------------------------------------------
+# -- cases
+
 
 def write(folder: Path, *lines: str) -> Path:
     path = folder / "cases.jsonl"
@@ -59,172 +94,365 @@ def write(folder: Path, *lines: str) -> Path:
 
 
 def test_cases_are_read(tmp_path: Path) -> None:
-    cases = calibration_cases(write(tmp_path, json.dumps(LINE), "", json.dumps({**LINE, "kind": "vague_wrong", "gold": 3, "gpt_4o_mini_votes": []}), ""))
-    assert [c.kind for c in cases] == list(WRONG) and cases[0].votes == (False, True, True) and not cases[0].correct
-    assert cases[0].question == Question("k1", LINE["question"], ["8 June 2024"], QueryType.temporal_reasoning, "2") and cases[1].question.answers == ["3"]
+    cases = calibration_cases(
+        write(
+            tmp_path,
+            json.dumps(LINE),
+            "",
+            json.dumps({**LINE, "kind": "vague_wrong", "gold": 3, "gpt_4o_mini_votes": []}),
+            "",
+        )
+    )
+    assert (
+        [c.kind for c in cases] == list(WRONG_KINDS)
+        and cases[0].votes == (False, True, True)
+        and not cases[0].correct
+    )
+    assert cases[0].question == Question(
+        "k1", LINE["question"], ["8 June 2024"], QueryType.temporal_reasoning, "2"
+    ) and cases[1].question.answers == ["3"]
 
 
-@pytest.mark.parametrize("bad", ["{", "[1]", "null", "7", '"text"', json.dumps({k: v for k, v in LINE.items() if k != "answer"}),
-                                 json.dumps({**LINE, "kind": "right"}), json.dumps({**LINE, "category": 9}), json.dumps({**LINE, "category": None}),
-                                 json.dumps({**LINE, "answer": 5}),
-                                 json.dumps({**LINE, "gpt_4o_mini_votes": [1, 0]}), json.dumps({**LINE, "gpt_4o_mini_votes": 3}), "\0\0"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{",
+        "[1]",
+        "null",
+        "7",
+        '"text"',
+        json.dumps({k: v for k, v in LINE.items() if k != "answer"}),
+        json.dumps({**LINE, "kind": "right"}),
+        json.dumps({**LINE, "category": 9}),
+        json.dumps({**LINE, "category": None}),
+        json.dumps({**LINE, "answer": 5}),
+        json.dumps({**LINE, "gpt_4o_mini_votes": [1, 0]}),
+        json.dumps({**LINE, "gpt_4o_mini_votes": 3}),
+        "\0\0",
+    ],
+)
 def test_a_damaged_line_is_named(tmp_path: Path, bad: str) -> None:
     path = write(tmp_path, json.dumps(LINE), "", bad, json.dumps(LINE))
-    with pytest.raises(ValueError, match=r"cases\.jsonl, line 3 is no calibration case"): calibration_cases(path)
+    with pytest.raises(ValueError, match=r"cases\.jsonl, line 3 is no calibration case"):
+        calibration_cases(path)
 
 
 def test_no_file_and_an_empty_one(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="ADAPTMR_DATA"): calibration_cases(tmp_path / "nowhere.jsonl")
-    with pytest.raises(ValueError, match="no calibration case"): calibration_cases(write(tmp_path, "", " "))
+    with pytest.raises(FileNotFoundError, match="ADAPTMR_DATA"):
+        calibration_cases(tmp_path / "nowhere.jsonl")
+    with pytest.raises(ValueError, match="no calibration case"):
+        calibration_cases(write(tmp_path, "", " "))
     (tmp_path / "b.jsonl").write_bytes(json.dumps(LINE).encode() + b"\n\xff\xfe")
-    with pytest.raises(ValueError, match="line 2"): calibration_cases(tmp_path / "b.jsonl")
+    with pytest.raises(ValueError, match="line 2"):
+        calibration_cases(tmp_path / "b.jsonl")
 
 
-# -- right answers, written another way ------------------------------------------------------------------------------------
+# -- right answers, written another way
+
 
 def test_paraphrases_are_many_sided_repeatable_and_right() -> None:
     demo = load("demo")
-    cases = paraphrases(demo, 250, seed=3)
-    assert cases == paraphrases(replace(demo, questions=demo.questions[::-1]), 250, seed=3)
+    cases = paraphrase_cases(demo, 250, seed=3)
+    assert cases == paraphrase_cases(replace(demo, questions=demo.questions[::-1]), 250, seed=3)
     assert len(cases) == 250 == len({(c.question.id, c.kind) for c in cases})
-    assert set(Counter(c.kind for c in cases)) == {"articles", "case", "date", "number", "order", "punctuation", "sentence"}
-    assert {language(c.question.text) for c in cases} == {"en", "zh"} and all(c.correct and c.said != c.question.answers[0] for c in cases)
-    assert [c for c in paraphrases(demo, 5_000) if not RuleJudge().judge(c.question, c.said, False).correct] == [], "the rules refuse none of them"
+    assert set(Counter(c.kind for c in cases)) == {
+        "articles",
+        "case",
+        "date",
+        "number",
+        "order",
+        "punctuation",
+        "sentence",
+    }
+    assert {detect_language(c.question.text) for c in cases} == {"en", "zh"} and all(
+        c.correct and c.prediction != c.question.answers[0] for c in cases
+    )
+    assert [
+        c
+        for c in paraphrase_cases(demo, 5_000)
+        if not RuleJudge().judge(c.question, c.prediction, False).correct
+    ] == [], "the rules refuse none of them"
 
 
 def test_what_is_no_answer_is_not_rewritten() -> None:
-    def data(*questions: Question) -> Dataset: return Dataset("d", [Conversation("c")], [replace(q, conversation="c") for q in questions])
+    def data(*questions: Question) -> Dataset:
+        return Dataset("d", [Conversation("c")], [replace(q, conversation="c") for q in questions])
+
     rubric = Question("r", "Any tips?", ["The user likes tea"], QueryType.preference)
     for other in (rubric, Question("u", "What?", ["tea"], answerable=False), Question("e", "What?", [])):
-        with pytest.raises(ValueError, match="no gold answers"): paraphrases(data(other))
-    assert {c.question.id for c in paraphrases(data(rubric, Question("a", "What?", ["tea"])), 99)} == {"a"}
-    assert not {c.kind for c in paraphrases(data(Question("a", "In what order?", ["Yes, tea, milk"])), 99)} & {"order", "articles", "sentence"}
-    assert paraphrases(data(Question("a", "What?", ["\ud800 tea!"])), 9)
-    with pytest.raises(ValueError, match="n=0"): paraphrases(load("demo"), 0)
+        with pytest.raises(ValueError, match="no gold answers"):
+            paraphrase_cases(data(other))
+    assert {c.question.id for c in paraphrase_cases(data(rubric, Question("a", "What?", ["tea"])), 99)} == {
+        "a"
+    }
+    assert not {
+        c.kind for c in paraphrase_cases(data(Question("a", "In what order?", ["Yes, tea, milk"])), 99)
+    } & {"order", "articles", "sentence"}
+    assert paraphrase_cases(data(Question("a", "What?", ["\ud800 tea!"])), 9)
+    with pytest.raises(ValueError, match="n=0"):
+        paraphrase_cases(load("demo"), 0)
 
 
 def test_rewordings_are_judged_by_another_gold_answer_alone() -> None:
-    cases = rewordings(load("demo"), 300)
-    assert len(cases) == 300 and all(len(c.question.answers) == 1 and c.said not in c.question.answers and c.correct for c in cases)
+    cases = alternative_gold_cases(load("demo"), 300)
+    assert len(cases) == 300 and all(
+        len(c.question.answers) == 1 and c.prediction not in c.question.answers and c.correct for c in cases
+    )
     refused = calibrate(RuleJudge(), [], cases).false_reject
-    assert 0.05 < refused.mean < 0.3, "the rules know no synonyms; on rewritings by rule they look better than they are"
+    assert 0.05 < refused.mean < 0.3, (
+        "the rules know no synonyms; on rewritings by rule they look better than they are"
+    )
 
 
-# -- rates -----------------------------------------------------------------------------------------------------------------
+# -- rates
 
-def a_case(said: str, kind: str, correct: bool = False) -> Case: return Case(Question("q", "What?", ["x"]), said, kind, correct)
+
+def a_case(said: str, kind: str, correct: bool = False) -> CalibrationCase:
+    return CalibrationCase(Question("q", "What?", ["x"]), said, kind, correct)
 
 
 def test_rates_by_hand() -> None:
-    wrong = [a_case("right", "specific_wrong")] + [a_case("no", "specific_wrong")] * 9 + [a_case("right", "vague_wrong"), a_case("no", "vague_wrong")]
+    wrong = (
+        [a_case("right", "specific_wrong")]
+        + [a_case("no", "specific_wrong")] * 9
+        + [a_case("right", "vague_wrong"), a_case("no", "vague_wrong")]
+    )
     found = calibrate(Says(), wrong, [a_case("right", "case", True)] * 3 + [a_case("no", "case", True)])
-    assert [(r.mean, r.n) for r in (found.false_accept_specific, found.false_accept_vague, found.false_reject)] == [(0.1, 10), (0.5, 2), (0.25, 4)]
+    assert [
+        (r.mean, r.n) for r in (found.false_accept_specific, found.false_accept_vague, found.false_reject)
+    ] == [(0.1, 10), (0.5, 2), (0.25, 4)]
     # Wilson, by hand for 1 of 10: (0.1 + 0.19207 ± 1.96 sqrt(0.009 + 0.0096037)) / 1.38415
-    assert (found.false_accept_specific.low, found.false_accept_specific.high) == (pytest.approx(0.01788, abs=2e-5), pytest.approx(0.40415, abs=2e-5))
+    assert (found.false_accept_specific.low, found.false_accept_specific.high) == (
+        pytest.approx(0.01788, abs=2e-5),
+        pytest.approx(0.40415, abs=2e-5),
+    )
     assert found.usage == Usage(48, 0, 320, 160) and found.judge == "says"
-    assert found.line() == ("Judge says: accepts 10.0% [1.8%, 40.4%] (n=10) of specific and 50.0% [9.5%, 90.5%] (n=2) of vague wrong answers, "
-                            "refuses 25.0% [4.6%, 69.9%] (n=4) of right answers written another way.")
-    assert "10.0% [1.8%, 40.4%]" in found._repr_html_() and "&lt;b&gt;" in replace(found, judge="<b>")._repr_html_()
+    assert found.sentence() == (
+        "Judge says: accepts 10.0% [1.8%, 40.4%] (n=10) of specific and "
+        "50.0% [9.5%, 90.5%] (n=2) of vague wrong answers, "
+        "refuses 25.0% [4.6%, 69.9%] (n=4) of right answers written another way."
+    )
+    assert (
+        "10.0% [1.8%, 40.4%]" in found._repr_html_()
+        and "&lt;b&gt;" in replace(found, judge="<b>")._repr_html_()
+    )
 
 
 def test_a_rate_without_cases_is_unknown() -> None:
     found = calibrate(Says(), [], [a_case("right", "case", True)])
-    assert math.isnan(found.false_accept_vague.mean) and found.line().count("unknown") == 2 and found.false_reject.mean == 0
-    with pytest.raises(ValueError, match="unknown"): corrected(0.5, 100, found)
+    assert (
+        math.isnan(found.false_accept_vague.mean)
+        and found.sentence().count("unknown") == 2
+        and found.false_reject.mean == 0
+    )
+    with pytest.raises(ValueError, match="unknown"):
+        corrected_accuracy(0.5, 100, found)
 
 
 def test_a_wrong_answer_among_the_right_is_an_error() -> None:
-    for wrong, right in (([a_case("a", "case", True)], []), ([], [a_case("a", "vague_wrong")]), ([a_case("a", "odd")], [])):
-        with pytest.raises(ValueError, match="cases must be wrong answers"): calibrate(Says(), wrong, right)
+    for wrong, right in (
+        ([a_case("a", "case", True)], []),
+        ([], [a_case("a", "vague_wrong")]),
+        ([a_case("a", "odd")], []),
+    ):
+        with pytest.raises(ValueError, match="cases must be wrong answers"):
+            calibrate(Says(), wrong, right)
 
 
 def test_votes_on_file() -> None:
-    cases = [replace(a_case("a", "specific_wrong"), votes=v) for v in ((True, True, False), (False, False, True), (), (False,) * 3, (True, False))]
-    found = recorded(cases)
-    assert (found.false_accept_specific.mean, found.false_accept_specific.n) == (0.25, 4) and found.false_reject.n == found.false_accept_vague.n == 0
+    cases = [
+        replace(a_case("a", "specific_wrong"), votes=v)
+        for v in ((True, True, False), (False, False, True), (), (False,) * 3, (True, False))
+    ]
+    found = calibration_from_votes(cases)
+    assert (found.false_accept_specific.mean, found.false_accept_specific.n) == (
+        0.25,
+        4,
+    ) and found.false_reject.n == found.false_accept_vague.n == 0
 
 
 def test_a_model_is_calibrated_several_answers_at_a_time() -> None:
     def reply(body: dict[str, Any]) -> Any:
         text = body["messages"][-1]["content"]
-        return ok_json({"yes": ("good" in text.split("<answer>")[1].split("</answer>")[0]) != text.endswith("wrong?")})
+        return ok_json(
+            {"yes": ("good" in text.split("<answer>")[1].split("</answer>")[0]) != text.endswith("wrong?")}
+        )
+
     wrong = [a_case(f"good {i}" if i < 3 else f"bad {i}", "specific_wrong") for i in range(12)]
     with Server(waits_for(2, answering(reply))) as s:
-        found = calibrate(ModelJudge(LLM("m", base_url=s.url, concurrency=4)), wrong, [a_case("good one", "case", True)])
-        assert found.false_accept_specific.mean == 0.25 and found.false_reject.mean == 0 and found.usage.calls == 39 == len(s.requests) and s.most_at_once > 1
-    with Server(status(401)) as s, pytest.raises(AuthError): calibrate(ModelJudge(LLM("m", base_url=s.url)), wrong, [])
+        found = calibrate(
+            LLMJudge(LLM("m", base_url=s.url, concurrency=4)), wrong, [a_case("good one", "case", True)]
+        )
+        assert (
+            found.false_accept_specific.mean == 0.25
+            and found.false_reject.mean == 0
+            and found.usage.calls == 39 == len(s.requests)
+            and s.most_at_once > 1
+        )
+    with Server(status(401)) as s, pytest.raises(AuthError):
+        calibrate(LLMJudge(LLM("m", base_url=s.url)), wrong, [])
 
 
-# -- corrected -------------------------------------------------------------------------------------------------------------
+# -- corrected
+
 
 def test_corrections_by_hand() -> None:
-    assert corrected(0.55, 200, rates(0.1, 0.3, 0), 1).mean == pytest.approx(0.5)  # (0.55 - 0.1) / 0.9
-    assert corrected(0.55, 200, rates(0.1, 0.3, 0)).mean == pytest.approx(0.4375)  # (0.55 - 0.2) / 0.8
-    assert corrected(0.55, 200, rates(0.1, 0.3, 0.05), 0).mean == pytest.approx(0.25 / 0.65)
-    assert corrected(0.3, 200, rates(0.1, 0.3, 0), 1, answered=0.5).mean == pytest.approx(0.25 / 0.9)
-    assert corrected(0.6, 200, rates(0, 0, 0)).mean == pytest.approx(0.6) and corrected(0.05, 200, rates()).mean == 0 and corrected(1, 200, rates()).mean == 1
+    assert corrected_accuracy(0.55, 200, rates(0.1, 0.3, 0), 1).mean == pytest.approx(
+        0.5
+    )  # (0.55 - 0.1) / 0.9
+    assert corrected_accuracy(0.55, 200, rates(0.1, 0.3, 0)).mean == pytest.approx(
+        0.4375
+    )  # (0.55 - 0.2) / 0.8
+    assert corrected_accuracy(0.55, 200, rates(0.1, 0.3, 0.05), 0).mean == pytest.approx(0.25 / 0.65)
+    assert corrected_accuracy(0.3, 200, rates(0.1, 0.3, 0), 1, answered=0.5).mean == pytest.approx(0.25 / 0.9)
+    assert (
+        corrected_accuracy(0.6, 200, rates(0, 0, 0)).mean == pytest.approx(0.6)
+        and corrected_accuracy(0.05, 200, rates()).mean == 0
+        and corrected_accuracy(1, 200, rates()).mean == 1
+    )
 
 
-@pytest.mark.parametrize(("kw", "message"), [
-    ({"share_judged_right": 1.2}, "share_judged_right"), ({"weight": -0.1}, "weight"), ({"answered": 2}, "answered"), ({"n": 0}, "n=0"),
-    ({"answered": 0.3}, "at most"), ({"share_judged_right": float("nan")}, "share_judged_right")])
+@pytest.mark.parametrize(
+    ("kw", "message"),
+    [
+        ({"share_judged_right": 1.2}, "share_judged_right"),
+        ({"weight": -0.1}, "weight"),
+        ({"answered": 2}, "answered"),
+        ({"n": 0}, "n=0"),
+        ({"answered": 0.3}, "at most"),
+        ({"share_judged_right": float("nan")}, "share_judged_right"),
+    ],
+)
 def test_what_can_not_be_is_refused(kw: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message): corrected(**{"share_judged_right": 0.5, "n": 10, "calibration": rates(), **kw})
+    with pytest.raises(ValueError, match=message):
+        corrected_accuracy(**{"share_judged_right": 0.5, "n": 10, "calibration": rates(), **kw})
 
 
 @pytest.mark.parametrize("blind", [rates(0.5, 0.5, 0.5), rates(0.9, 0.9, 0.3), rates(1, 1, 0)])
 def test_a_judge_no_better_than_chance_is_refused(blind: Calibration) -> None:
-    with pytest.raises(ValueError, match=r"toy can't tell right from wrong: sensitivity .* specificity .* <= 1"): corrected(0.5, 100, blind)
+    with pytest.raises(
+        ValueError, match=r"toy can't tell right from wrong: sensitivity .* specificity .* <= 1"
+    ):
+        corrected_accuracy(0.5, 100, blind)
 
 
 def test_one_kind_of_wrong_answers_may_be_unknown_where_it_has_no_weight() -> None:
     only = replace(rates(0.1), false_accept_vague=Interval(math.nan, math.nan, math.nan, 0))
-    assert corrected(0.55, 100, only, 1).mean > 0.4
-    with pytest.raises(ValueError, match="unknown"): corrected(0.55, 100, only)
+    assert corrected_accuracy(0.55, 100, only, 1).mean > 0.4
+    with pytest.raises(ValueError, match="unknown"):
+        corrected_accuracy(0.55, 100, only)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.floats(0, 1), st.integers(1, 2_000), st.floats(0, 0.45), st.floats(0, 0.45), st.floats(0, 0.45), st.floats(0, 1), st.floats(0, 1))
-def test_intervals_are_in_order_and_in_range(share: float, n: int, specific: float, vague: float, refused: float, weight: float, answered: float) -> None:
-    it = corrected(share * answered, n, rates(specific, vague, refused), weight, answered=answered)
-    assert 0 <= it.low <= it.mean <= it.high <= 1 and it == corrected(share * answered, n, rates(specific, vague, refused), weight, answered=answered)
-    assert corrected(share * answered, n, rates(specific, vague, refused), weight, answered=answered, seed=1).mean == it.mean
+@given(
+    st.floats(0, 1),
+    st.integers(1, 2_000),
+    st.floats(0, 0.45),
+    st.floats(0, 0.45),
+    st.floats(0, 0.45),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_intervals_are_in_order_and_in_range(
+    share: float, n: int, specific: float, vague: float, refused: float, weight: float, answered: float
+) -> None:
+    it = corrected_accuracy(share * answered, n, rates(specific, vague, refused), weight, answered=answered)
+    assert 0 <= it.low <= it.mean <= it.high <= 1 and it == corrected_accuracy(
+        share * answered, n, rates(specific, vague, refused), weight, answered=answered
+    )
+    assert (
+        corrected_accuracy(
+            share * answered, n, rates(specific, vague, refused), weight, answered=answered, seed=1
+        ).mean
+        == it.mean
+    )
 
 
 def test_what_is_not_known_well_makes_a_wide_interval() -> None:
-    def width(n: int, of: int) -> float: it = corrected(0.5, n, rates(n=of)); return it.high - it.low
+    def width(n: int, of: int) -> float:
+        it = corrected_accuracy(0.5, n, rates(n=of))
+        return it.high - it.low
+
     assert width(1_000, 1_000) < width(1_000, 50) and width(1_000, 1_000) < width(50, 1_000)
-    assert width(10 ** 6, 10 ** 6) < 0.01 and corrected(0.5, 100, rates(0.49, 0.49, 0.5, n=20)).high == 1, "hardly a judge: hardly a result"
-    assert corrected(0.0, 100, rates(0, 0, 0, n=100)).high > 0.0, "none of 100 isn't none at all"
+    assert (
+        width(10**6, 10**6) < 0.01 and corrected_accuracy(0.5, 100, rates(0.49, 0.49, 0.5, n=20)).high == 1
+    ), "hardly a judge: hardly a result"
+    assert corrected_accuracy(0.0, 100, rates(0, 0, 0, n=100)).high > 0.0, "none of 100 isn't none at all"
 
 
-@pytest.mark.parametrize(("truth", "specific", "vague", "refused", "weight", "answered"), [
-    (0.6, 0.13, 0.6, 0.05, 0.5, 1.0), (0.3, 0.01, 0.03, 0.15, 0.5, 1.0), (0.85, 0.05, 0.2, 0.02, 0.8, 1.0), (0.5, 0.1, 0.3, 0.1, 0.5, 0.8),
-    (0.4, 0.0, 0.02, 0.0, 0.5, 1.0)])
-def test_the_interval_covers_the_truth_about_95_times_in_100(truth: float, specific: float, vague: float, refused: float, weight: float, answered: float,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "DRAWS", 1_500)
+@pytest.mark.parametrize(
+    ("truth", "specific", "vague", "refused", "weight", "answered"),
+    [
+        (0.6, 0.13, 0.6, 0.05, 0.5, 1.0),
+        (0.3, 0.01, 0.03, 0.15, 0.5, 1.0),
+        (0.85, 0.05, 0.2, 0.02, 0.8, 1.0),
+        (0.5, 0.1, 0.3, 0.1, 0.5, 0.8),
+        (0.4, 0.0, 0.02, 0.0, 0.5, 1.0),
+    ],
+)
+def test_the_interval_covers_the_truth_about_95_times_in_100(
+    truth: float,
+    specific: float,
+    vague: float,
+    refused: float,
+    weight: float,
+    answered: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibration, "MONTE_CARLO_DRAWS", 1_500)
     rng, runs, n, covered = np.random.default_rng(7), 500, 300, 0
     for i in range(runs):
         right, wrong, silent = rng.multinomial(n, [truth, answered - truth, 1 - answered])
-        accepted = rng.binomial(right, 1 - refused) + rng.binomial(wrong, weight * specific + (1 - weight) * vague)
+        accepted = rng.binomial(right, 1 - refused) + rng.binomial(
+            wrong, weight * specific + (1 - weight) * vague
+        )
         seen = Calibration("j", *(rate(rng.binomial(250, p) / 250, 250) for p in (specific, vague, refused)))
-        it = corrected(accepted / n, n, seen, weight, answered=1 - silent / n, seed=i)
+        it = corrected_accuracy(accepted / n, n, seen, weight, answered=1 - silent / n, seed=i)
         covered += it.low <= truth <= it.high
     assert 0.92 <= covered / runs <= 0.985, covered / runs
 
 
-# -- tables ----------------------------------------------------------------------------------------------------------------
+# -- tables
 
-DATA = Dataset("d", [Conversation("a"), Conversation("b")], [
-    *(Question(f"{c}{i}", "What?", ["x"], QueryType.multi_hop if i % 2 else QueryType.knowledge_update, conversation=c) for c in "ab" for i in range(20)),
-    *(Question(f"{c}u", "What?", [], QueryType.abstention, answerable=False, conversation=c) for c in "ab")])
+DATA = Dataset(
+    "d",
+    [Conversation("a"), Conversation("b")],
+    [
+        *(
+            Question(
+                f"{c}{i}",
+                "What?",
+                ["x"],
+                QueryType.multi_hop if i % 2 else QueryType.knowledge_update,
+                conversation=c,
+            )
+            for c in "ab"
+            for i in range(20)
+        ),
+        *(
+            Question(f"{c}u", "What?", [], QueryType.abstention, answerable=False, conversation=c)
+            for c in "ab"
+        ),
+    ],
+)
 
 
 def rows(*systems: str) -> pd.DataFrame:
-    frame = pd.DataFrame([{"system": s, "conversation": q.conversation, "question": q.id, "type": str(q.type), "answerable": q.answerable,
-                           "prediction": "right" if i % 3 else "no", "abstained": i % 10 == 0 or (not q.answerable and q.id == "au")}
-                          for s in systems for i, q in enumerate(DATA.questions)])
+    frame = pd.DataFrame(
+        [
+            {
+                "system": s,
+                "conversation": q.conversation,
+                "question": q.id,
+                "type": str(q.type),
+                "answerable": q.answerable,
+                "prediction": "right" if i % 3 else "no",
+                "abstained": i % 10 == 0 or (not q.answerable and q.id == "au"),
+            }
+            for s in systems
+            for i, q in enumerate(DATA.questions)
+        ]
+    )
     frame.attrs["label"] = "kept"
     return frame
 
@@ -232,75 +460,128 @@ def rows(*systems: str) -> pd.DataFrame:
 def test_the_same_answer_is_judged_once() -> None:
     judge = Says()
     frame = rows("one", "two")
-    out = judged(frame, DATA, judge)
-    assert len(judge.asked) == len(DATA.questions) == len(set(judge.asked)) and "correct" not in frame, "two systems that say the same"
-    assert out["correct"].dtype == bool and set(out["votes"]) == {"010", "111"} and set(out["judge"]) == {"says"} and list(out.index) == list(frame.index)
-    assert out.attrs["label"] == "kept" and out.attrs["judging"] == {"judge": "says", "calls": 126, "cached_calls": 0, "prompt_tokens": 840,
-                                                                      "completion_tokens": 420, "seconds": 0.0, "cost_usd": 0.0, "how": {"rule": 42}}
+    out = judge_answers(frame, DATA, judge)
+    assert len(judge.asked) == len(DATA.questions) == len(set(judge.asked)) and "correct" not in frame, (
+        "two systems that say the same"
+    )
+    assert (
+        out["correct"].dtype == bool
+        and set(out["votes"]) == {"010", "111"}
+        and set(out["judge"]) == {"says"}
+        and list(out.index) == list(frame.index)
+    )
+    assert out.attrs["label"] == "kept" and out.attrs["judging"] == {
+        "judge": "says",
+        "calls": 126,
+        "cached_calls": 0,
+        "prompt_tokens": 840,
+        "completion_tokens": 420,
+        "seconds": 0.0,
+        "cost_usd": 0.0,
+        "how": {"rule": 42},
+    }
     i = DATA.questions.index(next(q for q in DATA.questions if q.id == "a1"))
     assert out["correct"][i] and out["votes"][i] == "111" and not out["correct"][0], "the first one abstained"
 
 
 def test_a_question_that_is_not_in_the_data_is_named() -> None:
     part = replace(DATA, questions=[q for q in DATA.questions if q.id != "b3"])
-    with pytest.raises(KeyError, match="question 'b3' on conversation 'b' is not in d"): judged(rows("one"), part, Says())
-    with pytest.raises(KeyError, match="prediction"): judged(rows("one").drop(columns="prediction"), DATA, Says())
-    assert judged(rows("one").iloc[:0], DATA, Says()).empty
+    with pytest.raises(KeyError, match="question 'b3' on conversation 'b' is not in d"):
+        judge_answers(rows("one"), part, Says())
+    with pytest.raises(KeyError, match="prediction"):
+        judge_answers(rows("one").drop(columns="prediction"), DATA, Says())
+    assert judge_answers(rows("one").iloc[:0], DATA, Says()).empty
 
 
 def test_the_accuracy_table() -> None:
-    frame = judged(rows("one", "two"), DATA, Says())
-    table = accuracy_table(frame, rates(judge="says"))
-    assert list(table["system"].unique()) == ["one", "two"] and list(table["kind"][:4]) == ["update", "multi-hop", "all answerable", "unanswerable"]
+    frame = judge_answers(rows("one", "two"), DATA, Says())
+    table = judged_accuracy_table(frame, rates(judge="says"))
+    assert list(table["system"].unique()) == ["one", "two"] and list(table["kind"][:4]) == [
+        "update",
+        "multi-hop",
+        "all answerable",
+        "unanswerable",
+    ]
     whole = table.iloc[2]
     part = frame[(frame["system"] == "one") & frame["answerable"]]
     share, answered = part["correct"].mean(), 1 - part["abstained"].mean()
     assert whole["n"] == 40 and whole["judged right"] == f"{share:.3f} – too few"
     for column, weight in (("corrected", 0.5), ("if all specific", 1), ("if all vague", 0)):
-        assert whole[column].startswith(f"{corrected(share, 40, rates(), weight, answered=answered).mean:.3f} – too few"), column
-    wide = accuracy_table(frame.assign(conversation=[f"c{i % 6}" for i in range(len(frame))]), rates(judge="says")).iloc[2]
+        assert whole[column].startswith(
+            f"{corrected_accuracy(share, 40, rates(), weight, answered=answered).mean:.3f} – too few"
+        ), column
+    wide = judged_accuracy_table(
+        frame.assign(conversation=[f"c{i % 6}" for i in range(len(frame))]), rates(judge="says")
+    ).iloc[2]
     for column in ("judged right", "corrected"):
-        assert wide[column].startswith(f"{whole[column].split()[0]} ["), "the same share, of conversations enough for an interval"
-    assert table["corrected"][3] == "–" and table["judged right"][3].startswith("0.500") and table["n"][3] == 2
-    assert table.attrs["caption"].startswith(rates(judge="says").line()) and table.equals(accuracy_table(frame, rates(judge="says")))
+        assert wide[column].startswith(f"{whole[column].split()[0]} ["), (
+            "the same share, of conversations enough for an interval"
+        )
+    assert (
+        table["corrected"][3] == "–" and table["judged right"][3].startswith("0.500") and table["n"][3] == 2
+    )
+    assert table.attrs["caption"].startswith(rates(judge="says").sentence()) and table.equals(
+        judged_accuracy_table(frame, rates(judge="says"))
+    )
 
 
 def test_a_table_says_where_nothing_can_be_told_and_refuses_another_judges_rates() -> None:
-    frame = judged(rows("one"), DATA, Says())
-    table = accuracy_table(frame, rates(0.0, 0.97, 0.05, judge="says"))
-    assert set(table["if all vague"][:3]) == {"can't be told"} and table["corrected"][0].endswith(" – too few")
-    with pytest.raises(ValueError, match=r"judged by \['says'\]"): accuracy_table(frame, rates(judge="else"))
-    with pytest.raises(ValueError, match="can't tell right from wrong"): accuracy_table(frame, rates(0.97, 0.97, 0.05, judge="says"))
+    frame = judge_answers(rows("one"), DATA, Says())
+    table = judged_accuracy_table(frame, rates(0.0, 0.97, 0.05, judge="says"))
+    assert set(table["if all vague"][:3]) == {"can't be told"} and table["corrected"][0].endswith(
+        " – too few"
+    )
+    with pytest.raises(ValueError, match=r"judged by \['says'\]"):
+        judged_accuracy_table(frame, rates(judge="else"))
+    with pytest.raises(ValueError, match="can't tell right from wrong"):
+        judged_accuracy_table(frame, rates(0.97, 0.97, 0.05, judge="says"))
 
 
-# -- the real file ---------------------------------------------------------------------------------------------------------
+# -- the real file
+
 
 def test_the_rules_on_the_real_wrong_answers() -> None:
     folder = os.environ.get("ADAPTMR_DATA")
-    if not folder: pytest.skip("ADAPTMR_DATA is not set: it names the folder with judge_calibration.jsonl")
-    if not (path := Path(folder) / "judge_calibration.jsonl").exists(): pytest.skip(f"no judge_calibration.jsonl in ADAPTMR_DATA={folder}")
+    if not folder:
+        pytest.skip("ADAPTMR_DATA is not set: it names the folder with judge_calibration.jsonl")
+    if not (path := Path(folder) / "judge_calibration.jsonl").exists():
+        pytest.skip(f"no judge_calibration.jsonl in ADAPTMR_DATA={folder}")
     cases = calibration_cases(path)
-    mine, theirs = calibrate(RuleJudge(), cases, paraphrases(load("demo"), 200)), recorded(cases)
+    mine, theirs = (
+        calibrate(RuleJudge(), cases, paraphrase_cases(load("demo"), 200)),
+        calibration_from_votes(cases),
+    )
     assert len(cases) == 500 and mine.false_accept_specific.n == mine.false_accept_vague.n == 250
-    assert mine.false_accept_specific.high < 0.03 and mine.false_accept_vague.high < 0.06 and mine.false_reject.mean <= 0.01
+    assert (
+        mine.false_accept_specific.high < 0.03
+        and mine.false_accept_vague.high < 0.06
+        and mine.false_reject.mean <= 0.01
+    )
     assert (theirs.false_accept_specific.mean, theirs.false_accept_vague.mean) == (0.128, 0.6)
 
 
 def test_what_ships_is_what_the_rules_measure(tmp_path: Path) -> None:
-    assert known_rates("somebody") is None and known_rates("rules").false_accept_specific.n >= 200
+    assert shipped_rates("somebody") is None and shipped_rates("rules").false_accept_specific.n >= 200
     folder = os.environ.get("ADAPTMR_DATA")
-    if not folder or not (Path(folder) / "judge_calibration.jsonl").exists(): pytest.skip("judge_calibration.jsonl is not in a folder that ADAPTMR_DATA names")
-    assert write_rates(tmp_path / "judges.json") == known_rates("rules")
-    assert (tmp_path / "judges.json").read_bytes() == Path(calibration.__file__).with_name("judges.json").read_bytes()
+    if not folder or not (Path(folder) / "judge_calibration.jsonl").exists():
+        pytest.skip("judge_calibration.jsonl is not in a folder that ADAPTMR_DATA names")
+    assert write_rates(tmp_path / "rates.json") == shipped_rates("rules")
+    assert (tmp_path / "rates.json").read_bytes() == Path(calibration.__file__).with_name(
+        "rates.json"
+    ).read_bytes()
 
 
 def test_a_judge_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert make_judge("rules").name == "rules"
     for bad, match in (("oracle", "none of rules, model"), ("model", "needs a model")):
-        with pytest.raises(ValueError, match=match): make_judge(bad)
+        with pytest.raises(ValueError, match=match):
+            make_judge(bad)
     monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"judge_calibration\.jsonl"): write_rates(tmp_path / "judges.json")
-    unknown = measured_rates(RuleJudge(), 20)
+    with pytest.raises(FileNotFoundError, match=r"judge_calibration\.jsonl"):
+        write_rates(tmp_path / "rates.json")
+    unknown = measure_rates(RuleJudge(), 20)
     assert unknown.false_reject.n == 20 and unknown.false_accept_vague.n == 0
-    table = accuracy_table(judged(rows("one"), DATA, RuleJudge()), unknown)
-    assert set(table["corrected"][:3]) == {"unknown"} and "accepts unknown of specific" in table.attrs["caption"]
+    table = judged_accuracy_table(judge_answers(rows("one"), DATA, RuleJudge()), unknown)
+    assert (
+        set(table["corrected"][:3]) == {"unknown"} and "accepts unknown of specific" in table.attrs["caption"]
+    )

@@ -1,93 +1,189 @@
-"""What a system returns is checked before it is scored, and what its reader is given is what is counted."""
+"""The contract of a system, its capabilities, and the tokens that its reader is given."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from adaptmr.eval import tables
-from adaptmr.eval.run import evaluate
-from adaptmr.llm.wire import count_tokens
-from adaptmr.reader import context
-from adaptmr.retrieval.execute import render
-from adaptmr.systems.base import known_systems, make_system
-from adaptmr.systems.contract import ContractError, check_bill, check_evidence, name_of
+from adaptmr.eval.report import tables
+from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.llm.transport import count_tokens
+from adaptmr.reader import build_context
+from adaptmr.retrieval.rendering import render_context
+from adaptmr.systems.base import Capabilities, get_capabilities, known_systems, make_system
+from adaptmr.systems.contract import ContractError, check_usage, check_evidence, system_name
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
-TURNS = [Memory(f"c/{n}", f"In week {n} Ann met Bob number {n}.", "Ann", DAY + timedelta(days=7 * n), session=f"S{n}", step=n, source=f"S{n}:1")
-         for n in range(30)]
+TURNS = [
+    Memory(
+        f"c/{n}",
+        f"In week {n} Ann met Bob number {n}.",
+        "Ann",
+        DAY + timedelta(days=7 * n),
+        session=f"S{n}",
+        step=n,
+        source=f"S{n}:1",
+    )
+    for n in range(30)
+]
 TALK = Conversation("c", ("Ann",), TURNS)
-ASKED = [Question(f"q{n}", f"Whom did Ann meet in week {n}?", [f"Bob number {n}"], evidence=[f"S{n}:1"], conversation="c") for n in (3, 17, 29)]
+ASKED = [
+    Question(
+        f"q{n}",
+        f"Whom did Ann meet in week {n}?",
+        [f"Bob number {n}"],
+        evidence=[f"S{n}:1"],
+        conversation="c",
+    )
+    for n in (3, 17, 29)
+]
 TOY = Dataset("toy", [TALK], ASKED)
 KNOWN = frozenset(m.source for m in TURNS)
 
 
 class Theirs:
-    """A system of somebody else's that returns what it is told to."""
+    """A system with the four members of the protocol alone, which returns what it is given."""
+
     name = "theirs"
 
-    def __init__(self, found=None, bill=None): self.found, self.bill = found, Usage() if bill is None else bill
+    def __init__(self, found=None, usage=None):
+        self.found, self.usage = found, Usage() if usage is None else usage
 
-    def reset(self): pass
+    def reset(self):
+        pass
 
-    def ingest(self, conversation): return self.bill
+    def ingest(self, conversation):
+        return self.usage
 
-    def retrieve(self, question, k): return Evidence([Hit(m, 1.0) for m in TURNS[:k]]) if self.found is None else self.found
-
-
-def run(system, **more): return evaluate([system], TOY, embedder="hash", progress=False, **more)
-
-
-def hits(*turns): return [Hit(m, 1.0) for m in turns]
+    def retrieve(self, question, k):
+        return Evidence([Hit(m, 1.0) for m in TURNS[:k]]) if self.found is None else self.found
 
 
-@pytest.mark.parametrize("found, said", [
-    (Evidence(hits(*TURNS)), r"30 hits for k = 10; return at most k, or say unlimited = True"),
-    (Evidence(hits(TURNS[0], TURNS[0])), r"1 turns are returned more than once: 'S0:1'"),
-    (Evidence(hits(Memory("fact-1", "Ann knows Bob."))), r"1 hits are no turns of the conversation: 'fact-1'; the source of"),
-    (Evidence([Hit(TURNS[0], float("nan"))]), r"1 scores are no finite numbers: nan of 'S0:1'"),
-    (Evidence([Hit(TURNS[0], None)]), r"scores are no finite numbers: None"),
-    (Evidence([TURNS[0]]), r"hits holds a Memory that is no Hit"), (Evidence([("S0:1", 0.9)]), r"hits holds a tuple that is no Hit"),
-    (Evidence([Hit("S0:1", 1.0)]), r"hits holds a Hit that is no Hit of a Memory"), (Evidence("S0:1"), r"hits is a str, not a list"),
-    (Evidence(context=None), r"context is a NoneType, not a string"), (Evidence(usage=None), r"the usage is a NoneType, not a Usage"),
-    (Evidence(usage=Usage(prompt_tokens=-(10**6))), r"usage.prompt_tokens=-1000000 must be"),
-    (Evidence(usage=Usage(seconds=float("inf"))), r"usage.seconds=inf must be"), (Evidence(usage=Usage(cost_usd=float("nan"))), r"usage.cost_usd=nan"),
-    (Evidence(has_relevant=None), r"has_relevant is None"), (hits(TURNS[0]), r"it returned a list, not an Evidence"),
-    (0, r"it returned a int, not an Evidence")],
-    ids=lambda v: v if isinstance(v, str) else "")
+def run(system, **more):
+    return evaluate([system], TOY, embedder="hash", progress=False, **more)
+
+
+def hits(*turns):
+    return [Hit(m, 1.0) for m in turns]
+
+
+@pytest.mark.parametrize(
+    "found, said",
+    [
+        (Evidence(hits(*TURNS)), r"30 hits for k = 10; return at most k, or say unlimited = True"),
+        (Evidence(hits(TURNS[0], TURNS[0])), r"1 turns are returned more than once: 'S0:1'"),
+        (
+            Evidence(hits(Memory("fact-1", "Ann knows Bob."))),
+            r"1 hits are no turns of the conversation: 'fact-1'; the source of",
+        ),
+        (Evidence([Hit(TURNS[0], float("nan"))]), r"1 scores are no finite numbers: nan of 'S0:1'"),
+        (Evidence([Hit(TURNS[0], None)]), r"scores are no finite numbers: None"),
+        (Evidence([TURNS[0]]), r"hits holds a Memory that is no Hit"),
+        (Evidence([("S0:1", 0.9)]), r"hits holds a tuple that is no Hit"),
+        (Evidence([Hit("S0:1", 1.0)]), r"hits holds a Hit that is no Hit of a Memory"),
+        (Evidence("S0:1"), r"hits is a str, not a list"),
+        (Evidence(context=None), r"context is a NoneType, not a string"),
+        (Evidence(usage=None), r"the usage is a NoneType, not a Usage"),
+        (Evidence(usage=Usage(prompt_tokens=-(10**6))), r"usage.prompt_tokens=-1000000 must be"),
+        (Evidence(usage=Usage(seconds=float("inf"))), r"usage.seconds=inf must be"),
+        (Evidence(usage=Usage(cost_usd=float("nan"))), r"usage.cost_usd=nan"),
+        (Evidence(has_relevant=None), r"has_relevant is None"),
+        (hits(TURNS[0]), r"it returned a list, not an Evidence"),
+        (0, r"it returned a int, not an Evidence"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
 def test_a_system_that_returns_something_else_is_named_with_the_question(found, said):
-    with pytest.raises(ContractError, match=rf"^system 'theirs', question 'q3': .*{said}"): run(Theirs(found))
+    with pytest.raises(ContractError, match=rf"^system 'theirs', question 'q3': .*{said}"):
+        run(Theirs(found))
+
+
+def test_a_system_with_the_protocols_members_alone_is_evaluated():
+    assert get_capabilities(Theirs()) == Capabilities()
+    frame = run(Theirs())
+    assert len(frame) == len(ASKED) and not frame["unlimited"].any()
+
+
+def test_capabilities_are_read_from_attributes_and_methods():
+    class Declared(Theirs):
+        unlimited, one_at_a_time, matches = True, True, "qarp"
+        prepare = None  # the same as none
+
+        def match(self, tokens):
+            self.tokens = tokens
+
+    system = Declared()
+    declared = get_capabilities(system)
+    assert (declared.unlimited, declared.one_at_a_time, declared.matches) == (True, True, "qarp")
+    assert declared.prepare([]) is None and declared.store is declared.llm is None and not declared.oracle
+    declared.match({"Where?": 7})
+    assert system.tokens == {"Where?": 7}
+    with pytest.raises(TypeError, match="needs a method match"):
+        get_capabilities(Theirs()).match({})
+
+
+def test_capabilities_of_a_wrapper_that_delegates_are_those_of_the_system():
+    class Delegating(Theirs):
+        def __getattr__(self, name):
+            return getattr(make_system("full_context"), name)
+
+    assert get_capabilities(Delegating()).unlimited
 
 
 def test_all_that_is_wrong_is_said_at_once():
     made_up = [Hit(Memory(f"fact-{n}", "x"), float("inf")) for n in range(12)]
-    with pytest.raises(ContractError) as e: run(Theirs(Evidence([*made_up, made_up[0]], usage=Usage(calls=-1))))
-    for part in ("13 hits for k = 10", "12 hits are no turns",
-                 "'fact-0', 'fact-1', 'fact-2' and 9 more", "more than once: 'fact-0'", "13 scores", "usage.calls=-1"):
+    with pytest.raises(ContractError) as e:
+        run(Theirs(Evidence([*made_up, made_up[0]], usage=Usage(calls=-1))))
+    for part in (
+        "13 hits for k = 10",
+        "12 hits are no turns",
+        "'fact-0', 'fact-1', 'fact-2' and 9 more",
+        "more than once: 'fact-0'",
+        "13 scores",
+        "usage.calls=-1",
+    ):
         assert part in str(e.value)
 
 
-@pytest.mark.parametrize("bill, said", [(None, "NoneType, not a Usage"), (3, "int, not a Usage"), (Usage(calls=-1), "usage.calls=-1"),
-                                        (Usage(completion_tokens=1.5), "completion_tokens=1.5"), (Usage(seconds=-1.0), "seconds=-1.0")])
-def test_the_bill_of_taking_in_is_checked(bill, said):
+@pytest.mark.parametrize(
+    "usage, said",
+    [
+        (None, "NoneType, not a Usage"),
+        (3, "int, not a Usage"),
+        (Usage(calls=-1), "usage.calls=-1"),
+        (Usage(completion_tokens=1.5), "completion_tokens=1.5"),
+        (Usage(seconds=-1.0), "seconds=-1.0"),
+    ],
+)
+def test_the_usage_of_ingest_is_checked(usage, said):
     theirs = Theirs()
-    theirs.bill = bill
-    with pytest.raises(ContractError, match=rf"^system 'theirs', ingest: .*{said}"): run(theirs)
-    assert check_bill("x", Usage(1, 1, 2, 3, 0.5, None)).tokens == 5
+    theirs.usage = usage
+    with pytest.raises(ContractError, match=rf"^system 'theirs', ingest: .*{said}"):
+        run(theirs)
+    assert check_usage("x", Usage(1, 1, 2, 3, 0.5, None)).tokens == 5
 
 
 def test_what_is_no_system_is_said_before_anything_runs(tmp_path):
     class Half:
         name = "half"
         retrieve = None
-        def reset(self): pass
+
+        def reset(self):
+            pass
+
     nameless = Theirs()
     nameless.name = ""
-    for wrong, said in ((Half(), r"'half' is no MemorySystem: it lacks ingest\(\), retrieve\(\)"), (nameless, "Theirs is no MemorySystem: it lacks a name"),
-                        (object(), r"object is no .*a name.*ingest\(\), retrieve\(\), reset\(\)"), (None, "NoneType")):
-        with pytest.raises(ContractError, match=said): evaluate([wrong], TOY, journal=tmp_path / "j", progress=False)
-    assert not (tmp_path / "j").exists() and name_of(Theirs()) == "theirs"
+    for wrong, said in (
+        (Half(), r"'half' is no MemorySystem: it lacks ingest\(\), retrieve\(\)"),
+        (nameless, "Theirs is no MemorySystem: it lacks a name"),
+        (object(), r"object is no .*a name.*ingest\(\), retrieve\(\), reset\(\)"),
+        (None, "NoneType"),
+    ):
+        with pytest.raises(ContractError, match=said):
+            evaluate([wrong], TOY, journal=tmp_path / "j", progress=False)
+    assert not (tmp_path / "j").exists() and system_name(Theirs()) == "theirs"
 
 
 def test_returning_more_than_k_buys_no_recall_and_by_nature_is_said():
@@ -95,12 +191,16 @@ def test_returning_more_than_k_buys_no_recall_and_by_nature_is_said():
     within = run(Theirs())
     assert within.hits.tolist() == [10] * 3 and not within.unlimited.any()
     assert within.recall_fraction.mean() == pytest.approx(1 / 3), "only week 3 is among the first ten"
-    with pytest.raises(ContractError, match="30 hits for k = 10"): run(Theirs(whole))
+    with pytest.raises(ContractError, match="30 hits for k = 10"):
+        run(Theirs(whole))
     all_of_it = Theirs(whole)
     all_of_it.unlimited = True
     frame = run(all_of_it)
     assert frame.recall_fraction.mean() == 1.0 and frame.unlimited.all()
-    assert tables.unlimited_line(frame) == "; not held to k: theirs, which returns all there is" and tables.unlimited_line(within) == ""
+    assert (
+        tables.unlimited_line(frame) == "; not held to k: theirs, which returns all there is"
+        and tables.unlimited_line(within) == ""
+    )
 
 
 def test_a_context_that_is_left_out_is_rendered_from_the_hits_and_counted():
@@ -111,20 +211,23 @@ def test_a_context_that_is_left_out_is_rendered_from_the_hits_and_counted():
 
 class Model:
     """What `evaluate` looks at of a model."""
+
     is_offline, model, concurrency = False, "stand-in", 1
 
 
 @pytest.mark.parametrize("said", ["", "Ann met somebody in some week.", " \n"])
 def test_what_is_counted_is_what_the_prompt_holds(said, monkeypatch):
     """The offline rule reads the hits; a model reads the context, or the hits where that is empty."""
-    from adaptmr.eval import run as module
+    from adaptmr.eval.runner import evaluate as module
+
     prompts = []
 
     def read(question, found, llm=None, *, asked_at=None):
-        prompts.append(context(found))
+        prompts.append(build_context(found))
         return Answer("Bob")
+
     monkeypatch.setattr(module, "answer", read)
-    theirs, lines = Theirs(Evidence(hits(*TURNS[:5]), context=said)), render(hits(*TURNS[:5]))
+    theirs, lines = Theirs(Evidence(hits(*TURNS[:5]), context=said)), render_context(hits(*TURNS[:5]))
     assert set(run(theirs).context_tokens) == {count_tokens(lines)}, "by rule"
     prompts.clear()
     frame = run(theirs, llm=Model())
@@ -136,12 +239,12 @@ def test_what_is_counted_is_what_the_prompt_holds(said, monkeypatch):
 @pytest.mark.parametrize("k", [0, 1, 7])
 def test_every_system_of_ours_keeps_to_the_contract(name, k):
     system = make_system(name, embedder="hash")
-    assert name_of(system) == name
-    check_bill(name, system.ingest(TALK))
+    assert system_name(system) == name
+    check_usage(name, system.ingest(TALK))
     for question in ASKED:
         found = check_evidence(system, system.retrieve(question, k), k, KNOWN, question.id)
-        assert context(found) == render(found.hits), "what is counted is what is shown"
-    assert getattr(system, "unlimited", False) == (name in ("full_context", "oracle_evidence"))
+        assert build_context(found) == render_context(found.hits), "what is counted is what is shown"
+    assert get_capabilities(system).unlimited == (name in ("full_context", "oracle_evidence"))
 
 
 def test_the_numbers_of_our_systems_stay_those_of_their_own_contexts():
@@ -149,6 +252,13 @@ def test_the_numbers_of_our_systems_stay_those_of_their_own_contexts():
     full = make_system("full_context")
     full.ingest(TALK)
     of = {name: part.context_tokens.tolist() for name, part in frame.groupby("system")}
-    assert of["full_context"] == [count_tokens(full.retrieve("x", 10).context)] * 3 and max(of["hybrid"]) < min(of["full_context"])
-    assert of["oracle_evidence"] == [count_tokens(render(hits(next(m for m in TURNS if m.source == q.evidence[0])))) for q in ASKED]
-    assert tables.unlimited_line(frame) == "; not held to k: full_context, oracle_evidence, which return all there is"
+    assert of["full_context"] == [count_tokens(full.retrieve("x", 10).context)] * 3 and max(
+        of["hybrid"]
+    ) < min(of["full_context"])
+    assert of["oracle_evidence"] == [
+        count_tokens(render_context(hits(next(m for m in TURNS if m.source == q.evidence[0])))) for q in ASKED
+    ]
+    assert (
+        tables.unlimited_line(frame)
+        == "; not held to k: full_context, oracle_evidence, which return all there is"
+    )

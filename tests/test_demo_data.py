@@ -1,4 +1,5 @@
 """The demo set: every claim that its files make about themselves."""
+
 from __future__ import annotations
 
 import json
@@ -14,7 +15,7 @@ import pytest
 
 from adaptmr.data.demo import check_demo, demo_traps, parse_demo
 from adaptmr.data.registry import load
-from adaptmr.text import language
+from adaptmr.text import detect_language
 from adaptmr.types import QueryType
 
 
@@ -22,10 +23,18 @@ def test_the_set_is_sound_and_as_large_as_it_says():
     report = check_demo()
     assert report.problems == []
     assert list(report.sizes) == ["en1", "en2", "en3", "en4", "zh1", "zh2"]
-    assert all(s["sessions"] >= 12 and s["turns"] >= 150 and s["questions"] >= 30 for s in report.sizes.values())
+    assert all(
+        s["sessions"] >= 12 and s["turns"] >= 150 and s["questions"] >= 30 for s in report.sizes.values()
+    )
     assert sum(s["questions"] for s in report.sizes.values()) >= 180
-    assert set(report.types) == {"factual_extraction", "temporal_reasoning", "knowledge_update", "multi_hop", "abstention"} and min(report.types.values()) >= 30
-    assert report.answers_in_evidence >= 0.9, f"factual answers not in the words of their evidence: {report.not_in_evidence}"
+    assert (
+        set(report.types)
+        == {"factual_extraction", "temporal_reasoning", "knowledge_update", "multi_hop", "abstention"}
+        and min(report.types.values()) >= 30
+    )
+    assert report.answers_in_evidence >= 0.9, (
+        f"factual answers not in the words of their evidence: {report.not_in_evidence}"
+    )
     assert "no problems" in report._repr_html_()
 
 
@@ -34,10 +43,18 @@ def test_what_the_loader_makes_of_it():
     assert data.complete and data.ours and data.licence and len(data.sha256) == 64 and load("demo") == data
     for c in data:
         turns = {m.source: m for m in c.turns}
-        assert len(turns) == len(c) and [m.step for m in c.turns] == list(range(len(c))) and {m.speaker for m in c.turns} == set(c.speakers)
-        assert all(a.at <= b.at for a, b in pairwise(c.turns)) and all(m.id == f"{c.id}/{m.source}" for m in c.turns)
+        assert (
+            len(turns) == len(c)
+            and [m.step for m in c.turns] == list(range(len(c)))
+            and {m.speaker for m in c.turns} == set(c.speakers)
+        )
+        assert all(a.at <= b.at for a, b in pairwise(c.turns)) and all(
+            m.id == f"{c.id}/{m.source}" for m in c.turns
+        )
         for q in data.questions_on(c.id):
-            assert set(q.evidence) <= set(turns) and q.id.startswith(f"{c.id}/") and q.asked_at > c.turns[-1].at
+            assert (
+                set(q.evidence) <= set(turns) and q.id.startswith(f"{c.id}/") and q.asked_at > c.turns[-1].at
+            )
             assert q.answerable or (q.type is QueryType.abstention and not q.evidence)
     assert len({q.id for q in data.questions}) == len(data.questions)
 
@@ -47,7 +64,7 @@ def test_each_half_is_in_its_language():
         data = load("demo", split=split)
         assert not data.complete and all(c.id.startswith(lang) for c in data)
         texts = [m.text for c in data for m in c.turns] + [q.text for q in data.questions]
-        assert sum(language(t) == lang for t in texts) > 0.97 * len(texts)
+        assert sum(detect_language(t) == lang for t in texts) > 0.97 * len(texts)
 
 
 def test_some_doubtful_questions_can_be_answered():
@@ -63,17 +80,50 @@ def test_every_question_has_a_trap():
     assert sum(bool(t.distractors) for t in traps.values()) > 0.9 * len(traps)
 
 
-GOOD = {"id": "x1", "language": "en", "title": "t", "speakers": ["A", "B"],
-        "sessions": [{"id": f"S{i}", "at": f"2024-01-0{i}T09:00:00", "turns": [{"id": f"S{i}:1", "speaker": "A", "text": "My cat is Mochi."},
-                                                                              {"id": f"S{i}:2", "speaker": "B", "text": "Nice."}]} for i in (1, 2)],
-        "questions": [{"id": "x1-q01", "text": "Cat?", "answers": ["mochi"], "type": "factual_extraction", "evidence": ["S1:1"], "distractors": ["S1:2"],
-                       "trap": "t"},
-                      {"id": "x1-q02", "text": "Dog?", "answers": ["not mentioned"], "type": "abstention", "evidence": [], "distractors": [],
-                       "trap": "t", "asked_at": "2024-02-01"}]}
+GOOD = {
+    "id": "x1",
+    "language": "en",
+    "title": "t",
+    "speakers": ["A", "B"],
+    "sessions": [
+        {
+            "id": f"S{i}",
+            "at": f"2024-01-0{i}T09:00:00",
+            "turns": [
+                {"id": f"S{i}:1", "speaker": "A", "text": "My cat is Mochi."},
+                {"id": f"S{i}:2", "speaker": "B", "text": "Nice."},
+            ],
+        }
+        for i in (1, 2)
+    ],
+    "questions": [
+        {
+            "id": "x1-q01",
+            "text": "Cat?",
+            "answers": ["mochi"],
+            "type": "factual_extraction",
+            "evidence": ["S1:1"],
+            "distractors": ["S1:2"],
+            "trap": "t",
+        },
+        {
+            "id": "x1-q02",
+            "text": "Dog?",
+            "answers": ["not mentioned"],
+            "type": "abstention",
+            "evidence": [],
+            "distractors": [],
+            "trap": "t",
+            "asked_at": "2024-02-01",
+        },
+    ],
+}
 
 
 def check(tmp_path, **changes):
-    (tmp_path / "x1.json").write_text(json.dumps({**json.loads(json.dumps(GOOD)), **changes}), encoding="utf-8")
+    (tmp_path / "x1.json").write_text(
+        json.dumps({**json.loads(json.dumps(GOOD)), **changes}), encoding="utf-8"
+    )
     return check_demo(tmp_path, min_sessions=2, min_turns=4, min_questions=2, min_of_type=0)
 
 
@@ -81,34 +131,53 @@ def test_a_sound_file_of_your_own(tmp_path):
     report = check(tmp_path)
     assert report.problems == [] and report.answers_in_evidence == 1.0
     data = parse_demo(tmp_path)
-    assert [q.asked_at for q in data.questions] == [datetime(2024, 1, 3, 9, tzinfo=UTC), datetime(2024, 2, 1, tzinfo=UTC)]
+    assert [q.asked_at for q in data.questions] == [
+        datetime(2024, 1, 3, 9, tzinfo=UTC),
+        datetime(2024, 2, 1, tzinfo=UTC),
+    ]
     assert not data.complete and [q.id for q in data.questions] == ["x1/q01", "x1/q02"]
 
 
-def edit(**q): return [{**GOOD["questions"][0], **q}, GOOD["questions"][1]]
+def edit(**q):
+    return [{**GOOD["questions"][0], **q}, GOOD["questions"][1]]
 
 
-@pytest.mark.parametrize("changes, problem", [
-    ({"sessions": GOOD["sessions"][:1]}, "1 sessions, fewer than 2"),
-    ({"sessions": [GOOD["sessions"][0], {**GOOD["sessions"][1], "at": "2024-01-01T09:00:00"}]}, "S2 is not later"),
-    ({"sessions": [GOOD["sessions"][0], {**GOOD["sessions"][1], "turns": GOOD["sessions"][0]["turns"]}]}, "turn id S1:1 stands 2 times"),
-    ({"speakers": ["A", "C"]}, "not both speakers"),
-    ({"questions": edit(evidence=["S9:1"])}, "evidence S9:1 is no turn"),
-    ({"questions": edit(distractors=["S1:1"])}, "both evidence and distractor"),
-    ({"questions": edit(evidence=[])}, "no evidence"),
-    ({"questions": edit(type="multi_hop")}, "one piece of evidence"),
-    ({"questions": edit(type="riddle")}, "unknown kind riddle"),
-    ({"questions": edit(answers=[" "])}, "no answer"),
-    ({"questions": edit(id="x1-q02")}, "question id x1-q02 stands 2 times"),
-    ({"questions": edit(text="Dog?")}, "'Dog?' stands 2 times"),
-    ({"questions": edit(trap="")}, "no trap"),
-])
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        ({"sessions": GOOD["sessions"][:1]}, "1 sessions, fewer than 2"),
+        (
+            {"sessions": [GOOD["sessions"][0], {**GOOD["sessions"][1], "at": "2024-01-01T09:00:00"}]},
+            "S2 is not later",
+        ),
+        (
+            {
+                "sessions": [
+                    GOOD["sessions"][0],
+                    {**GOOD["sessions"][1], "turns": GOOD["sessions"][0]["turns"]},
+                ]
+            },
+            "turn id S1:1 stands 2 times",
+        ),
+        ({"speakers": ["A", "C"]}, "not both speakers"),
+        ({"questions": edit(evidence=["S9:1"])}, "evidence S9:1 is no turn"),
+        ({"questions": edit(distractors=["S1:1"])}, "both evidence and distractor"),
+        ({"questions": edit(evidence=[])}, "no evidence"),
+        ({"questions": edit(type="multi_hop")}, "one piece of evidence"),
+        ({"questions": edit(type="riddle")}, "unknown kind riddle"),
+        ({"questions": edit(answers=[" "])}, "no answer"),
+        ({"questions": edit(id="x1-q02")}, "question id x1-q02 stands 2 times"),
+        ({"questions": edit(text="Dog?")}, "'Dog?' stands 2 times"),
+        ({"questions": edit(trap="")}, "no trap"),
+    ],
+)
 def test_problems_are_found(tmp_path, changes, problem):
     assert any(problem in p for p in check(tmp_path, **changes).problems)
 
 
 def test_a_folder_without_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no files"): check_demo(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no files"):
+        check_demo(tmp_path)
 
 
 def test_it_loads_from_a_zipped_package(tmp_path):
@@ -116,7 +185,16 @@ def test_it_loads_from_a_zipped_package(tmp_path):
     root = resources.files("adaptmr")
     with zipfile.ZipFile(tmp_path / "adaptmr.zip", "w") as z:
         for f in sorted(root.rglob("*")):
-            if f.suffix in (".py", ".json", ".yaml") and "__pycache__" not in f.parts: z.write(f, f"adaptmr/{f.relative_to(root).as_posix()}")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import adaptmr.data.demo as d; print(d.__file__.count('.zip'), len(d.parse_demo().conversations))"
-    done = subprocess.run([sys.executable, "-I", "-c", code, str(tmp_path / "adaptmr.zip")], capture_output=True, text=True, cwd=tmp_path)
+            if f.suffix in (".py", ".json", ".yaml") and "__pycache__" not in f.parts:
+                z.write(f, f"adaptmr/{f.relative_to(root).as_posix()}")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import adaptmr.data.demo as d; "
+        "print(d.__file__.count('.zip'), len(d.parse_demo().conversations))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(tmp_path / "adaptmr.zip")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.stdout.split() == ["1", "6"], done.stderr

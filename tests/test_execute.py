@@ -1,4 +1,5 @@
-"""The executor: each step by itself and its row in the trace, the edges, the refusals, and the same bytes every time."""
+"""Test the executor: each step and its trace row, edge cases, errors, determinism."""
+
 from __future__ import annotations
 
 import random
@@ -11,24 +12,46 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adaptmr.reader import shown
-from adaptmr.retrieval.execute import execute, render
-from adaptmr.retrieval.cut import line_tokens
-from adaptmr.retrieval.fusion import ANY, Fit, FitError, fit_for
-from adaptmr.retrieval.plan import FITTED, FUSIONS, PlanError, RetrievalPlan
+from adaptmr.reader import render_line
+from adaptmr.retrieval.execute import execute
+from adaptmr.retrieval.rendering import render_context
+from adaptmr.retrieval.token_budget import line_tokens
+from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
+from adaptmr.retrieval.plan import WEIGHT_SETS, FUSIONS, PlanError, RetrievalPlan
 from adaptmr.retrieval.signals import SIGNALS
-from adaptmr.retrieval.strategies import HYBRID
-from adaptmr.retrieval.versions import asked_attributes, group_versions, keep_latest, states
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
+from adaptmr.retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Hit, Memory, Question
-from adaptmr.llm.wire import count_tokens
+from adaptmr.llm.transport import count_tokens
 
 DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
-TEXTS = ["I live in Beijing, near the drum tower.", "I have a cat called Snowy.", "I started a pottery course.", "I moved to Hangzhou last week.",
-         "The pottery teacher is called Mr. Lin.", "My cat broke a bowl.", "I sold my old bicycle.", "I ran 5 km.", "I ran 10 km.", "Good night."]
-TURNS = [Memory(f"m{i}", t, "Maya", DAY0 + timedelta(days=30 * i), session=f"S{i // 2}", step=i, source=f"S{i // 2}:{i % 2}") for i, t in enumerate(TEXTS)]
+TEXTS = [
+    "I live in Beijing, near the drum tower.",
+    "I have a cat called Snowy.",
+    "I started a pottery course.",
+    "I moved to Hangzhou last week.",
+    "The pottery teacher is called Mr. Lin.",
+    "My cat broke a bowl.",
+    "I sold my old bicycle.",
+    "I ran 5 km.",
+    "I ran 10 km.",
+    "Good night.",
+]
+TURNS = [
+    Memory(
+        f"m{i}",
+        t,
+        "Maya",
+        DAY0 + timedelta(days=30 * i),
+        session=f"S{i // 2}",
+        step=i,
+        source=f"S{i // 2}:{i % 2}",
+    )
+    for i, t in enumerate(TEXTS)
+]
 LEXICAL = RetrievalPlan(weights={"lexical": 1.0})
-WORDS = RetrievalPlan(weights=HYBRID)
+WORDS = RetrievalPlan(weights=HYBRID_WEIGHTS)
 
 
 def fixed(p):
@@ -43,36 +66,63 @@ def store():
         yield s
 
 
-def steps(found): return [t.step for t in found.trace]
+def steps(found):
+    return [t.step for t in found.trace]
 
 
-def row(found, step): return next(t for t in found.trace if t.step == step)
+def row(found, step):
+    return next(t for t in found.trace if t.step == step)
 
 
 def chained(found):
-    """Each step takes what the one before gave; a search looks at candidates, which stand outside a window too, once for each query."""
-    rows = found.trace[steps(found).index("search"):]
+    """Each step takes what the one before gave; a search looks at candidates, which stand outside a window
+    too, once for each query.
+    """
+    rows = found.trace[steps(found).index("search") :]
     return all(a.n_out == b.n_in for a, b in pairwise(rows)) and rows[-1].n_out == len(found.hits)
 
 
-def ids(found): return [h.memory.id for h in found.hits]
+def ids(found):
+    return [h.memory.id for h in found.hits]
 
 
 # --- search and cut
 
+
 def test_a_plain_search(store):
     found = execute(LEXICAL, "Is the cat called Snowy?", store)
     assert found.hits[0].memory.id == "m1" and found.plan is LEXICAL and found.has_relevant
-    assert steps(found) == ["search", "gate", "cut"] and all(t.ms >= 0 for t in found.trace) and found.usage.seconds > 0 and found.usage.calls == 0
-    assert (row(found, "search").n_in, row(found, "search").n_out, row(found, "search").reason) == (10, 10, "1 query of 10 memories; sum of 1·lexical")
+    assert steps(found) == ["search", "gate", "cut"]
+    assert all(t.ms >= 0 for t in found.trace)
+    assert found.usage.seconds > 0
+    assert found.usage.calls == 0
+    assert (row(found, "search").n_in, row(found, "search").n_out, row(found, "search").reason) == (
+        10,
+        10,
+        "1 query of 10 memories; sum of 1·lexical",
+    )
     assert (row(found, "cut").n_in, row(found, "cut").n_out, row(found, "cut").reason) == (10, 10, "k = 10")
-    assert [h.score for h in found.hits] == sorted((h.score for h in found.hits), reverse=True) and all(round(h.score, 6) == h.score for h in found.hits)
-    assert set(found.hits[0].signals) == {"lexical"} and found.context.split("\n") == [shown(h) for h in found.hits] and found.context == render(found.hits)
+    assert [h.score for h in found.hits] == sorted((h.score for h in found.hits), reverse=True)
+    assert all(round(h.score, 6) == h.score for h in found.hits)
+    assert set(found.hits[0].signals) == {"lexical"}
+    assert found.context.split("\n") == [render_line(h) for h in found.hits]
+    assert found.context == render_context(found.hits)
 
 
 def test_the_trace_adds_up(store):
-    found = execute(replace(WORDS, prefer_latest=True, temporal_order=True, k=3, token_budget=40, time_window=("2024-01-01", "2024-12-01"), window_rule="hard"),
-                    "Where do I live now?", store)
+    found = execute(
+        replace(
+            WORDS,
+            prefer_latest=True,
+            temporal_order=True,
+            k=3,
+            token_budget=40,
+            time_window=("2024-01-01", "2024-12-01"),
+            window_rule="hard",
+        ),
+        "Where do I live now?",
+        store,
+    )
     assert steps(found) == ["window", "search", "gate", "latest", "cut", "order"]
     assert chained(found) and (row(found, "window").n_in, row(found, "window").n_out) == (10, 10)
     assert all(t.n_out <= t.n_in and t.reason for t in found.trace)
@@ -82,7 +132,9 @@ def test_the_trace_adds_up(store):
 def test_k(store, k, n):
     found = execute(replace(WORDS, k=k), "pottery", store)
     assert len(found.hits) == n and found.has_relevant and (found.context == "") == (n == 0)
-    assert ids(found) == ids(execute(WORDS, "pottery", store))[:n], "a smaller k is the beginning of a larger one"
+    assert ids(found) == ids(execute(WORDS, "pottery", store))[:n], (
+        "a smaller k is the beginning of a larger one"
+    )
 
 
 def test_the_pool_bounds_what_is_scored(store):
@@ -92,8 +144,19 @@ def test_the_pool_bounds_what_is_scored(store):
 
 def test_an_empty_store_knows_nothing():
     with MemoryStore(embedder="hash") as empty:
-        for plan in (WORDS, replace(WORDS, prefer_latest=True, temporal_order=True, multi_step=True, queries=("a", "b"), relevance_threshold=0.5),
-                     replace(WORDS, time_window=("2024-01-01", "2024-02-01"), window_rule="hard"), replace(WORDS, gate="none")):
+        for plan in (
+            WORDS,
+            replace(
+                WORDS,
+                prefer_latest=True,
+                temporal_order=True,
+                multi_step=True,
+                queries=("a", "b"),
+                relevance_threshold=0.5,
+            ),
+            replace(WORDS, time_window=("2024-01-01", "2024-02-01"), window_rule="hard"),
+            replace(WORDS, gate="none"),
+        ):
             found = execute(plan, "pottery", empty)
             assert (found.hits, found.has_relevant, found.relevance, found.context) == ([], False, 0.0, "")
             assert row(found, "gate").reason == "nothing found"
@@ -102,65 +165,117 @@ def test_an_empty_store_knows_nothing():
 def test_an_empty_question_is_answered_with_something_or_nothing_but_no_error(store):
     for text in ("", "  ", "?", "\x00", "\ud800"):
         found = execute(WORDS, text, store)
-        assert 0 <= found.relevance <= 1 and len(found.hits) <= 10 and ids(found) == ids(execute(WORDS, text, store))
+        assert 0 <= found.relevance <= 1
+        assert len(found.hits) <= 10
+        assert ids(found) == ids(execute(WORDS, text, store))
 
 
 def test_a_question_is_its_text(store):
-    one, two = execute(WORDS, Question("q", "pottery", ["gold"], evidence=["S0:0"]), store), execute(WORDS, "pottery", store)
-    assert one.hits == two.hits and one.trace == two.trace and one.context == two.context and one.relevance == two.relevance
+    one, two = (
+        execute(WORDS, Question("q", "pottery", ["gold"], evidence=["S0:0"]), store),
+        execute(WORDS, "pottery", store),
+    )
+    assert one.hits == two.hits
+    assert one.trace == two.trace
+    assert one.context == two.context
+    assert one.relevance == two.relevance
 
 
 # --- several queries
 
+
 def test_queries_take_turns(store):
     found = execute(replace(LEXICAL, queries=("cat called Snowy", "ran 10 km"), k=2), "whatever", store)
-    assert ids(found) == ["m1", "m8"] and not any(h.note for h in found.hits) and row(found, "search").reason == "2 queries of 10 memories; sum of 1·lexical"
-    assert len(set(ids(execute(replace(LEXICAL, queries=("cat", "cat called Snowy")), "x", store)))) == 10, "found twice, shown once"
+    assert ids(found) == ["m1", "m8"]
+    assert not any(h.note for h in found.hits)
+    assert row(found, "search").reason == "2 queries of 10 memories; sum of 1·lexical"
+    assert len(set(ids(execute(replace(LEXICAL, queries=("cat", "cat called Snowy")), "x", store)))) == 10, (
+        "found twice, shown once"
+    )
 
 
 def test_two_events_are_named(store):
-    found = execute(replace(LEXICAL, queries=("ran 10 km", "cat called Snowy"), temporal_order=True, k=2), "which first?", store)
+    found = execute(
+        replace(LEXICAL, queries=("ran 10 km", "cat called Snowy"), temporal_order=True, k=2),
+        "which first?",
+        store,
+    )
     assert ids(found) == ["m1", "m8"], "in order of time, not of the queries"
     assert [h.note for h in found.hits] == ["best match for “cat called Snowy”", "best match for “ran 10 km”"]
     assert "best match for" in found.context
 
 
 def test_a_memory_found_twice_keeps_its_better_score(store):
-    single = {h.memory.id: h.score for q in ("cat", "Snowy") for h in execute(LEXICAL, q, store).hits if h.memory.id == "m1"}
+    single = {
+        h.memory.id: h.score
+        for q in ("cat", "Snowy")
+        for h in execute(LEXICAL, q, store).hits
+        if h.memory.id == "m1"
+    }
     both = execute(replace(LEXICAL, queries=("cat", "Snowy")), "x", store)
-    best = max(h.score for q in ("cat", "Snowy") for h in execute(LEXICAL, q, store).hits if h.memory.id == "m1")
+    best = max(
+        h.score for q in ("cat", "Snowy") for h in execute(LEXICAL, q, store).hits if h.memory.id == "m1"
+    )
     assert single and both.hits[0].memory.id == "m1" and both.hits[0].score == best
 
 
 def test_one_step_feeds_the_next():
-    turns = [Memory("a", "The course is given by Lindqvist.", "Maya", step=0), Memory("b", "Lindqvist wrote a book about glaze.", "Maya", step=1),
-             *(Memory(f"f{i}", f"I bought bread number {i}.", "Maya", step=2 + i) for i in range(8))]
+    turns = [
+        Memory("a", "The course is given by Lindqvist.", "Maya", step=0),
+        Memory("b", "Lindqvist wrote a book about glaze.", "Maya", step=1),
+        *(Memory(f"f{i}", f"I bought bread number {i}.", "Maya", step=2 + i) for i in range(8)),
+    ]
     with MemoryStore(embedder="hash") as s:
         s.add(turns)
         plan = replace(LEXICAL, queries=("who gives the course", "what was written"), k=2)
         assert ids(execute(replace(plan, multi_step=True), "x", s)) == ["a", "b"]
-        scores = [{h.memory.id: h.score for h in execute(replace(plan, multi_step=m, k=10), "x", s).hits} for m in (True, False)]
+        scores = [
+            {h.memory.id: h.score for h in execute(replace(plan, multi_step=m, k=10), "x", s).hits}
+            for m in (True, False)
+        ]
         assert scores[0]["b"] > scores[1]["b"], "the second query knows the name that the first one found"
 
 
 # --- window
 
+
 def test_a_hard_window_keeps_what_lies_in_it(store):
-    found = execute(replace(WORDS, time_window=("2024-01-20", "2024-04-01"), window_rule="hard"), "pottery", store)
-    assert sorted(ids(found)) == ["m1", "m2", "m3"] and row(found, "window").n_out == 3 == row(found, "search").n_out
-    edge = execute(replace(WORDS, time_window=(TURNS[1].at, TURNS[2].at), window_rule="hard"), "pottery", store)
+    found = execute(
+        replace(WORDS, time_window=("2024-01-20", "2024-04-01"), window_rule="hard"), "pottery", store
+    )
+    assert sorted(ids(found)) == ["m1", "m2", "m3"]
+    assert row(found, "window").n_out == 3 == row(found, "search").n_out
+    edge = execute(
+        replace(WORDS, time_window=(TURNS[1].at, TURNS[2].at), window_rule="hard"), "pottery", store
+    )
     assert ids(edge) == ["m1"], "the start lies in it, the end does not"
 
 
 def test_a_hard_window_with_nothing_in_it_says_so(store):
-    found = execute(replace(WORDS, time_window=("1999-01-01", "1999-02-01"), window_rule="hard"), "pottery", store)
-    assert len(found.hits) == 10 and row(found, "window").reason == "nothing lies in the window: searched everywhere"
+    found = execute(
+        replace(WORDS, time_window=("1999-01-01", "1999-02-01"), window_rule="hard"), "pottery", store
+    )
+    assert len(found.hits) == 10
+    assert row(found, "window").reason == "nothing lies in the window: searched everywhere"
 
 
 def test_a_window_looks_at_when_it_happened_too():
     with MemoryStore(embedder="hash") as s:
-        s.add([Memory("told later", "The wedding", at=DAY0, event_at=DAY0 - timedelta(days=700)), Memory("other", "The wedding cake", at=DAY0, step=1)])
-        found = execute(replace(WORDS, time_window=(DAY0 - timedelta(days=701), DAY0 - timedelta(days=699)), window_rule="hard"), "wedding", s)
+        s.add(
+            [
+                Memory("told later", "The wedding", at=DAY0, event_at=DAY0 - timedelta(days=700)),
+                Memory("other", "The wedding cake", at=DAY0, step=1),
+            ]
+        )
+        found = execute(
+            replace(
+                WORDS,
+                time_window=(DAY0 - timedelta(days=701), DAY0 - timedelta(days=699)),
+                window_rule="hard",
+            ),
+            "wedding",
+            s,
+        )
         assert ids(found) == ["told later"]
 
 
@@ -172,36 +287,58 @@ def test_a_soft_window_is_a_matter_of_weight(store):
 
 # --- gate
 
+
 def test_gate_by_probability(store):
     plan = replace(WORDS, relevance_threshold=0.6, relevance_low=0.3)
-    def gate(p, text="pottery course"): return execute(plan, text, store, fit=fixed(p))
-    assert gate(0.61).has_relevant and gate(0.6).has_relevant and "reaches 0.6" in row(gate(0.61), "gate").reason
+
+    def gate(p, text="pottery course"):
+        return execute(plan, text, store, fit=fixed(p))
+
+    assert gate(0.61).has_relevant
+    assert gate(0.6).has_relevant
+    assert "reaches 0.6" in row(gate(0.61), "gate").reason
     shut = gate(0.29)
-    assert not shut.has_relevant and shut.hits == [] and shut.context == "" and shut.relevance == pytest.approx(0.29)
+    assert not shut.has_relevant
+    assert shut.hits == []
+    assert shut.context == ""
+    assert shut.relevance == pytest.approx(0.29)
     assert (row(shut, "gate").n_in, row(shut, "gate").n_out, row(shut, "cut").n_out) == (10, 0, 0)
     assert "P = 0.29 (fit for hash) is below 0.3" in row(shut, "gate").reason
 
 
 def test_second_check_between_the_thresholds(store):
     plan = replace(WORDS, relevance_threshold=0.6, relevance_low=0.3)
-    known, unknown = (execute(plan, q, store, fit=fixed(0.45)) for q in ("pottery course", "submarine licence"))
-    assert known.has_relevant and "second check (offline; 100% of" in row(known, "gate").reason and row(known, "gate").reason.endswith("yes")
-    assert not unknown.has_relevant and "second check (offline; 0% of" in row(unknown, "gate").reason and row(unknown, "gate").reason.endswith("no")
+    known, unknown = (
+        execute(plan, q, store, fit=fixed(0.45)) for q in ("pottery course", "submarine licence")
+    )
+    assert known.has_relevant
+    assert "second check (offline; 100% of" in row(known, "gate").reason
+    assert row(known, "gate").reason.endswith("yes")
+    assert not unknown.has_relevant
+    assert "second check (offline; 0% of" in row(unknown, "gate").reason
+    assert row(unknown, "gate").reason.endswith("no")
 
 
 def test_gate_by_cosine(store):
     exact = TURNS[6].spoken
     plan = replace(WORDS, gate="cosine", relevance_threshold=0.9, relevance_low=0.9)
     found = execute(plan, exact.replace("Maya: ", ""), store, fit=fixed(0.01))
-    assert "cosine = " in row(found, "gate").reason and found.relevance == pytest.approx(0.01), "the probability is told, whatever the gate compares"
+    assert "cosine = " in row(found, "gate").reason
+    assert found.relevance == pytest.approx(0.01), "the probability is told, whatever the gate compares"
     far = execute(plan, "submarine licence", store, fit=fixed(0.99))
     assert not far.has_relevant and far.hits == [] and far.relevance == pytest.approx(0.99)
 
 
 def test_an_open_gate(store):
-    for plan in (replace(WORDS, gate="none", relevance_threshold=1.0, relevance_low=1.0), replace(WORDS, relevance_threshold=0.0)):
+    for plan in (
+        replace(WORDS, gate="none", relevance_threshold=1.0, relevance_low=1.0),
+        replace(WORDS, relevance_threshold=0.0),
+    ):
         found = execute(plan, "submarine licence", store, fit=fixed(0.01))
-        assert found.has_relevant and len(found.hits) == 10 and row(found, "gate").reason.startswith("open") and found.relevance == pytest.approx(0.01)
+        assert found.has_relevant
+        assert len(found.hits) == 10
+        assert row(found, "gate").reason.startswith("open")
+        assert found.relevance == pytest.approx(0.01)
 
 
 # --- a store unlike those that the probability was fitted on
@@ -211,7 +348,18 @@ SEEN = {"fewest": 40, "most": 300, "speakers": 1, "base": 0.8}
 
 def told(n, who="Maya", text="It rained."):
     s = MemoryStore(embedder="hash")
-    s.add([Memory(f"m{i:03}", "I bought a red kayak." if not i else f"{text} {i}", who, DAY0 + timedelta(days=i), step=i) for i in range(n)])
+    s.add(
+        [
+            Memory(
+                f"m{i:03}",
+                "I bought a red kayak." if not i else f"{text} {i}",
+                who,
+                DAY0 + timedelta(days=i),
+                step=i,
+            )
+            for i in range(n)
+        ]
+    )
     return s
 
 
@@ -219,26 +367,41 @@ def test_what_is_not_known_does_not_close_the_gate_on_three_memories():
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
     found = execute(plan, "submarine licence", told(3), fit=replace(fixed(0.05), seen=SEEN))
     assert found.has_relevant and len(found.hits) == 3
-    assert row(found, "gate").reason == f"P = {found.relevance:.2f} (fit for hash; 3 memories: fewer than the 40 it was fitted on; by itself 0.05): gate open"
+    assert (
+        row(found, "gate").reason
+        == f"P = {found.relevance:.2f} (fit for hash; 3 memories: fewer than the 40 it was fitted on; by "
+        f"itself 0.05): gate open"
+    )
     assert 0.5 < found.relevance < 0.8
 
 
 def test_above_five_memories_the_second_check_decides():
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
-    known, unknown = (execute(plan, q, told(8), fit=replace(fixed(0.05), seen=SEEN)) for q in ("red kayak", "submarine licence"))
-    assert known.has_relevant and "does not decide; second check (offline; 100% of" in row(known, "gate").reason
-    assert not unknown.has_relevant and "does not decide; second check (offline; 0% of" in row(unknown, "gate").reason
+    known, unknown = (
+        execute(plan, q, told(8), fit=replace(fixed(0.05), seen=SEEN))
+        for q in ("red kayak", "submarine licence")
+    )
+    assert known.has_relevant
+    assert "does not decide; second check (offline; 100% of" in row(known, "gate").reason
+    assert not unknown.has_relevant
+    assert "does not decide; second check (offline; 0% of" in row(unknown, "gate").reason
 
 
 def test_what_the_fit_alone_would_let_through_passes():
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
-    found = execute(plan, "submarine licence", told(8), fit=replace(fixed(0.95), seen={**SEEN, "fewest": 400}))
-    assert found.has_relevant and found.relevance < 0.9 and "by itself 0.95) reaches 0.9" in row(found, "gate").reason
+    found = execute(
+        plan, "submarine licence", told(8), fit=replace(fixed(0.95), seen={**SEEN, "fewest": 400})
+    )
+    assert found.has_relevant
+    assert found.relevance < 0.9
+    assert "by itself 0.95) reaches 0.9" in row(found, "gate").reason
 
 
 @pytest.mark.parametrize("n, opens", [(19, False), (20, False), (40, False), (9, True)])
 def test_within_what_was_seen_the_probability_decides(n, opens):
-    """The gate believes the fit from a quarter of the smallest store that it saw; from half of it on, entirely."""
+    """The gate believes the fit from a quarter of the smallest store that it saw; from half of it on,
+    entirely.
+    """
     plan = replace(WORDS, relevance_threshold=0.25, relevance_low=0.25)
     found = execute(plan, "red kayak", told(n), fit=replace(fixed(0.05), seen=SEEN))
     assert found.has_relevant == opens
@@ -248,7 +411,10 @@ def test_within_what_was_seen_the_probability_decides(n, opens):
 def test_a_model_is_asked_before_the_gate_is_opened(monkeypatch):
     """A plan that wants a model's second check gets it, however few memories there are."""
     asked = []
-    monkeypatch.setattr("adaptmr.retrieval.execute.is_relevant", lambda text, hits, covered, llm: (asked.append(llm), (False, "model"))[1])
+    monkeypatch.setattr(
+        "adaptmr.retrieval.steps.is_relevant",
+        lambda text, hits, covered, llm: (asked.append(llm), (False, "model"))[1],
+    )
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.5, check=True)
     fit, llm = replace(fixed(0.05), seen=SEEN), object()
     assert not execute(plan, "submarine", told(3), fit=fit, llm=llm).has_relevant and asked == [llm]
@@ -262,13 +428,19 @@ def test_the_cosine_gate_is_as_it_was():
 
 def test_ranking_does_not_know_of_it(store):
     for text in ("pottery course", "Where do I live now?"):
-        one, two = (execute(WORDS, text, store, fit=replace(fit_for("hash"), seen=seen)) for seen in ({}, fit_for("hash").seen))
-        assert [(h.memory.id, h.score) for h in one.hits] == [(h.memory.id, h.score) for h in two.hits] and one.relevance != two.relevance
+        one, two = (
+            execute(WORDS, text, store, fit=replace(fit_for("hash"), seen=seen))
+            for seen in ({}, fit_for("hash").seen)
+        )
+        assert [(h.memory.id, h.score) for h in one.hits] == [(h.memory.id, h.score) for h in two.hits]
+        assert one.relevance != two.relevance
 
 
 def test_the_fit_defaults_to_the_encoders(store):
     plan = replace(WORDS, relevance_threshold=0.5)
-    assert frozen(execute(plan, "pottery", store)) == frozen(execute(plan, "pottery", store, fit=fit_for("hash")))
+    assert frozen(execute(plan, "pottery", store)) == frozen(
+        execute(plan, "pottery", store, fit=fit_for("hash"))
+    )
     assert "(fit for hash;" in row(execute(plan, "pottery", store), "gate").reason
     left = execute(plan, "pottery", store, fit=fit_for("hash", "en1"))
     assert "(fit for hash, without en1;" in row(left, "gate").reason, "the trace says which fit it was"
@@ -276,143 +448,253 @@ def test_the_fit_defaults_to_the_encoders(store):
 
 def test_a_fit_for_another_encoder_is_refused(store):
     for plan in (WORDS, LEXICAL):
-        with pytest.raises(FitError, match=r"'minilm'.*'hash'.*fit_for\('hash'\)"): execute(plan, "pottery", store, fit=fit_for("minilm"))
-    with MemoryStore(embedder="hash") as empty, pytest.raises(FitError): execute(WORDS, "pottery", empty, fit=Fit("other"))
-    assert execute(WORDS, "pottery", store, fit=fit_for("an encoder nobody fitted")).hits and fit_for("an encoder nobody fitted").embedder == ANY
+        with pytest.raises(FitError, match=r"'minilm'.*'hash'.*fit_for\('hash'\)"):
+            execute(plan, "pottery", store, fit=fit_for("minilm"))
+    with MemoryStore(embedder="hash") as empty, pytest.raises(FitError):
+        execute(WORDS, "pottery", empty, fit=Fit("other"))
+    assert execute(WORDS, "pottery", store, fit=fit_for("an encoder nobody fitted")).hits
+    assert fit_for("an encoder nobody fitted").embedder == ANY_EMBEDDER
 
 
 def test_a_fit_without_weights_serves_a_plan_that_names_signals_only(store):
     bare = Fit("hash", weights={"multi_hop": {"dense": 1.0}})
-    with pytest.raises(FitError, match="hybrid"): execute(WORDS, "pottery", store, fit=bare)
-    with pytest.raises(FitError, match="no weights"): execute(WORDS, "pottery", store, fit=Fit("hash"))
+    with pytest.raises(FitError, match="hybrid"):
+        execute(WORDS, "pottery", store, fit=bare)
+    with pytest.raises(FitError, match="no weights"):
+        execute(WORDS, "pottery", store, fit=Fit("hash"))
 
 
 def test_named_sets_are_the_sums_of_their_signals(store):
-    weights = {"hybrid": {"lexical": 2.0, "speaker": 0.5, "intercept": -3.0}, "temporal_reasoning": {"dense": 1.0, "intercept": 1.0}}
+    weights = {
+        "hybrid": {"lexical": 2.0, "speaker": 0.5, "intercept": -3.0},
+        "temporal_reasoning": {"dense": 1.0, "intercept": 1.0},
+    }
     fit = Fit("hash", weights=weights, relevance={"intercept": 0.0})
-    def scores(plan_weights): return {h.memory.id: h.score for h in execute(replace(WORDS, weights=plan_weights), "pottery", store, fit=fit).hits}
+
+    def scores(plan_weights):
+        return {
+            h.memory.id: h.score
+            for h in execute(replace(WORDS, weights=plan_weights), "pottery", store, fit=fit).hits
+        }
+
     plain, temporal = scores({"lexical": 2.0, "speaker": 0.5}), scores({"dense": 1.0})
     assert scores({"hybrid": 1.0}) == pytest.approx({i: v - 3 for i, v in plain.items()}, abs=2e-6)
-    assert scores({"temporal_reasoning": 1.0}) == pytest.approx({i: v + 1 for i, v in temporal.items()}, abs=2e-6)
-    assert scores({"multi_hop": 1.0}) == scores({"hybrid": 1.0}) == scores({"abstention": 1.0}), "a kind without weights has those of all"
+    assert scores({"temporal_reasoning": 1.0}) == pytest.approx(
+        {i: v + 1 for i, v in temporal.items()}, abs=2e-6
+    )
+    assert scores({"multi_hop": 1.0}) == scores({"hybrid": 1.0}) == scores({"abstention": 1.0}), (
+        "a kind without weights has those of all"
+    )
     both = scores({"hybrid": 0.5, "temporal_reasoning": 2.0})
     assert both == pytest.approx({i: 0.5 * (plain[i] - 3) + 2 * (temporal[i] + 1) for i in plain}, abs=2e-6)
-    assert set(execute(WORDS, "pottery", store, fit=fit).hits[0].signals) == {"lexical", "speaker"}, "a hit tells its signals, not the names of sets"
+    assert set(execute(WORDS, "pottery", store, fit=fit).hits[0].signals) == {"lexical", "speaker"}, (
+        "a hit tells its signals, not the names of sets"
+    )
 
 
 def test_reciprocal_ranks(store):
-    found = execute(replace(LEXICAL, weights={"lexical": 1.0, "content": 1.0}, fusion="rrf"), "Is the cat called Snowy?", store)
-    assert ids(found)[0] == "m1" and found.hits[0].score == round(2 / 61, 6) and row(found, "search").reason.endswith("; rrf of 1·content + 1·lexical")
+    found = execute(
+        replace(LEXICAL, weights={"lexical": 1.0, "content": 1.0}, fusion="rrf"),
+        "Is the cat called Snowy?",
+        store,
+    )
+    assert ids(found)[0] == "m1"
+    assert found.hits[0].score == round(2 / 61, 6)
+    assert row(found, "search").reason.endswith("; rrf of 1·content + 1·lexical")
     assert all(0 < h.score <= 2 / 61 + 1e-6 for h in found.hits)
 
 
 def test_relevance_is_the_same_whatever_is_looked_for(store):
-    plans = [WORDS, LEXICAL, replace(LEXICAL, fusion="rrf"), replace(WORDS, weights={"content": 1.0}, k=1), replace(WORDS, prefer_latest=True),
-             replace(WORDS, temporal_order=True, token_budget=20), replace(WORDS, pool=2), replace(WORDS, queries=("cat", "bowl"), multi_step=True)]
+    plans = [
+        WORDS,
+        LEXICAL,
+        replace(LEXICAL, fusion="rrf"),
+        replace(WORDS, weights={"content": 1.0}, k=1),
+        replace(WORDS, prefer_latest=True),
+        replace(WORDS, temporal_order=True, token_budget=20),
+        replace(WORDS, pool=2),
+        replace(WORDS, queries=("cat", "bowl"), multi_step=True),
+    ]
     for text in ("Where do I live now?", "pottery in March 2024", "submarine"):
         assert len({execute(plan, text, store).relevance for plan in plans}) == 1, text
 
 
 # --- versions
 
+
 def test_latest_by_attribute(store):
     found = execute(replace(WORDS, prefer_latest=True), "Where do I live now?", store)
     assert "m0" not in ids(found) and "m3" in ids(found) and len(found.hits) == 9
-    assert next(h for h in found.hits if h.memory.id == "m3").note == "updated; before: I live in Beijing, near the drum tower."
-    assert row(found, "latest").reason == "versions of one fact by attribute" and {"m7", "m8"} <= set(ids(found)), "5 km and 10 km are two runs"
+    assert (
+        next(h for h in found.hits if h.memory.id == "m3").note
+        == "updated; before: I live in Beijing, near the drum tower."
+    )
+    assert row(found, "latest").reason == "versions of one fact by attribute"
+    assert {"m7", "m8"} <= set(ids(found)), "5 km and 10 km are two runs"
 
 
 def test_latest_by_similarity_merges_what_merely_sounds_alike(store):
-    found = execute(replace(WORDS, prefer_latest=True, latest_rule="similarity", latest_similarity=0.6), "How far did I run?", store)
-    assert "m7" not in ids(found) and next(h for h in found.hits if h.memory.id == "m8").note == "updated; before: I ran 5 km."
-    apart = execute(replace(WORDS, prefer_latest=True, latest_rule="similarity", latest_similarity=1.0), "How far did I run?", store)
+    found = execute(
+        replace(WORDS, prefer_latest=True, latest_rule="similarity", latest_similarity=0.6),
+        "How far did I run?",
+        store,
+    )
+    assert "m7" not in ids(found)
+    assert next(h for h in found.hits if h.memory.id == "m8").note == "updated; before: I ran 5 km."
+    apart = execute(
+        replace(WORDS, prefer_latest=True, latest_rule="similarity", latest_similarity=1.0),
+        "How far did I run?",
+        store,
+    )
     assert len(apart.hits) == 10 and not any(h.note for h in apart.hits)
 
 
-def hit(i, text, speaker="Maya", day=0, score=1.0): return Hit(Memory(f"h{i}", text, speaker, DAY0 + timedelta(days=day), step=i), score)
+def hit(i, text, speaker="Maya", day=0, score=1.0):
+    return Hit(Memory(f"h{i}", text, speaker, DAY0 + timedelta(days=day), step=i), score)
 
 
 def test_the_newest_takes_the_best_rank():
-    hits = [hit(0, "I live in Oslo.", day=0, score=3.0), hit(1, "A cat.", score=2.0), hit(2, "I moved to Bergen.", day=9, score=1.0)]
+    hits = [
+        hit(0, "I live in Oslo.", day=0, score=3.0),
+        hit(1, "A cat.", score=2.0),
+        hit(2, "I moved to Bergen.", day=9, score=1.0),
+    ]
     kept = keep_latest(hits, np.eye(3), "Where do I live?")
     assert [(h.memory.id, h.score) for h in kept] == [("h2", 3.0), ("h1", 2.0)]
 
 
 def test_what_is_not_a_version():
-    hits = [hit(0, "I live in Oslo.", "Maya"), hit(1, "I live in Bergen.", "Tom", day=3), hit(2, "I want to move to Rome. I might move to Rome.", day=5),
-            hit(3, "Did you move to Paris?", day=6)]
-    assert len(keep_latest(hits, np.full((4, 4), 0.99), "Where does Maya live?")) == 4, "another's home, a wish, a question"
-    assert len(keep_latest(hits[:1] + hits[2:3], np.full((2, 2), 0.99), "Where does Maya live?", "similarity")) == 1
+    hits = [
+        hit(0, "I live in Oslo.", "Maya"),
+        hit(1, "I live in Bergen.", "Tom", day=3),
+        hit(2, "I want to move to Rome. I might move to Rome.", day=5),
+        hit(3, "Did you move to Paris?", day=6),
+    ]
+    assert len(keep_latest(hits, np.full((4, 4), 0.99), "Where does Maya live?")) == 4, (
+        "another's home, a wish, a question"
+    )
+    assert (
+        len(keep_latest(hits[:1] + hits[2:3], np.full((2, 2), 0.99), "Where does Maya live?", "similarity"))
+        == 1
+    )
     assert [len(g) for g in group_versions(hits, np.zeros((4, 4)), "What did Maya eat?")] == [1] * 4
 
 
 def test_attributes():
-    assert [a.name for a in asked_attributes("Where do I live and work now?")] == ["residence", "work"] and asked_attributes("What is my cat called?") == ()
+    assert [a.name for a in asked_attributes("Where do I live and work now?")] == [
+        "residence",
+        "work",
+    ]
+    assert asked_attributes("What is my cat called?") == ()
     home = asked_attributes("我现在住在哪里？")[0]
-    assert states(home, "我搬到杭州西湖区了") and not states(home, "我想搬到杭州") and not states(home, "你住在哪里？")
+    assert states_attribute(home, "我搬到杭州西湖区了")
+    assert not states_attribute(home, "我想搬到杭州")
+    assert not states_attribute(home, "你住在哪里？")
 
 
 def test_repeating_a_fact_is_no_update():
-    kept = keep_latest([hit(0, "I live in Oslo."), hit(1, "I live in Oslo.", day=5)], np.ones((2, 2)), "Where do I live?")
+    kept = keep_latest(
+        [hit(0, "I live in Oslo."), hit(1, "I live in Oslo.", day=5)], np.ones((2, 2)), "Where do I live?"
+    )
     assert [h.memory.id for h in kept] == ["h1"] and kept[0].note == ""
 
 
 def test_three_versions_note_the_one_before():
-    kept = keep_latest([hit(1, "I moved to Bergen.", day=5), hit(0, "I live in Oslo."), hit(2, "I moved to Rome.", day=9)], np.zeros((3, 3)),
-                       "Where do I live?")
+    kept = keep_latest(
+        [hit(1, "I moved to Bergen.", day=5), hit(0, "I live in Oslo."), hit(2, "I moved to Rome.", day=9)],
+        np.zeros((3, 3)),
+        "Where do I live?",
+    )
     assert [(h.memory.id, h.note) for h in kept] == [("h2", "updated; before: I moved to Bergen.")]
-    long = keep_latest([hit(0, "I live in " + "x" * 500), hit(1, "I moved to Rome.", day=1)], np.zeros((2, 2)), "Where do I live?")
+    long = keep_latest(
+        [hit(0, "I live in " + "x" * 500), hit(1, "I moved to Rome.", day=1)],
+        np.zeros((2, 2)),
+        "Where do I live?",
+    )
     assert len(long[0].note) < 110
 
 
 # --- order and budget
 
+
 def test_order_of_time(store):
     found = execute(replace(WORDS, temporal_order=True, k=4), "pottery cat", store)
     plain = execute(replace(WORDS, k=4), "pottery cat", store)
     assert ids(found) == sorted(ids(plain)) != ids(plain), "the same four, by time"
-    assert (row(found, "order").n_in, row(found, "order").n_out, row(found, "order").reason) == (4, 4, "by time")
+    assert (row(found, "order").n_in, row(found, "order").n_out, row(found, "order").reason) == (
+        4,
+        4,
+        "by time",
+    )
 
 
 def test_order_looks_at_when_it_happened():
     with MemoryStore(embedder="hash") as s:
-        s.add([Memory("x", "a", at=DAY0), Memory("y", "b", at=DAY0 + timedelta(days=9), event_at=DAY0 - timedelta(days=9), step=1),
-               Memory("w", "c", at=DAY0, step=2)])
+        s.add(
+            [
+                Memory("x", "a", at=DAY0),
+                Memory("y", "b", at=DAY0 + timedelta(days=9), event_at=DAY0 - timedelta(days=9), step=1),
+                Memory("w", "c", at=DAY0, step=2),
+            ]
+        )
         assert ids(execute(replace(WORDS, temporal_order=True), "q", s)) == ["y", "x", "w"]
 
 
 @given(st.integers(1, 200))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_budget_holds(store, budget):
-    found, free = execute(replace(WORDS, token_budget=budget), "pottery", store), execute(WORDS, "pottery", store)
-    assert count_tokens(found.context) <= budget and [i for i in ids(free) if i in ids(found)] == ids(found), "some of them, in their order"
-    prefix = next((n for n in range(10, 0, -1) if count_tokens(render(free.hits[:n])) <= budget), 0)
-    assert set(ids(free)[:prefix]) <= set(ids(found)), "no text here repeats another, so all that the rank's own prefix shows is shown"
-    left = budget + line_tokens("") - sum(line_tokens(shown(h)) for h in found.hits)
-    assert all(line_tokens(shown(h)) > left for h in free.hits if h.memory.id not in ids(found)), "what is left out would not have fitted"
+    found, free = (
+        execute(replace(WORDS, token_budget=budget), "pottery", store),
+        execute(WORDS, "pottery", store),
+    )
+    assert count_tokens(found.context) <= budget
+    assert [i for i in ids(free) if i in ids(found)] == ids(found), "some of them, in their order"
+    prefix = next((n for n in range(10, 0, -1) if count_tokens(render_context(free.hits[:n])) <= budget), 0)
+    assert set(ids(free)[:prefix]) <= set(ids(found)), (
+        "no text here repeats another, so all that the rank's own prefix shows is shown"
+    )
+    left = budget + line_tokens("") - sum(line_tokens(render_line(h)) for h in found.hits)
+    assert all(line_tokens(render_line(h)) > left for h in free.hits if h.memory.id not in ids(found)), (
+        "what is left out would not have fitted"
+    )
     assert row(found, "cut").reason == f"k = 10, {budget} tokens"
 
 
 def test_a_memory_too_long_is_stepped_over():
     with MemoryStore(embedder="hash") as s:
-        s.add([Memory("long", "cat " * 200, "Maya"), Memory("short", "The cat sleeps.", "Maya", step=1),
-               *(Memory(f"other{i}", "Good night.", "Maya", step=2 + i) for i in range(4))])
+        s.add(
+            [
+                Memory("long", "cat " * 200, "Maya"),
+                Memory("short", "The cat sleeps.", "Maya", step=1),
+                *(Memory(f"other{i}", "Good night.", "Maya", step=2 + i) for i in range(4)),
+            ]
+        )
         found = execute(replace(LEXICAL, token_budget=25), "cat", s)
-        assert ids(execute(LEXICAL, "cat", s))[0] == "long" and "long" not in ids(found) and "short" in ids(found)
+        assert ids(execute(LEXICAL, "cat", s))[0] == "long"
+        assert "long" not in ids(found)
+        assert "short" in ids(found)
 
 
 def test_a_repetition_makes_room_for_something_else():
     with MemoryStore(embedder="hash") as s:
-        s.add([*(Memory(f"same{i}", "The cat sleeps on the stove.", "Maya", step=i) for i in range(3)),
-               *(Memory(f"x{i}", "Good night.", step=4 + i) for i in range(4)), Memory("other", "The cat ran to the garden..", "Maya", step=3)])
+        s.add(
+            [
+                *(Memory(f"same{i}", "The cat sleeps on the stove.", "Maya", step=i) for i in range(3)),
+                *(Memory(f"x{i}", "Good night.", step=4 + i) for i in range(4)),
+                Memory("other", "The cat ran to the garden..", "Maya", step=3),
+            ]
+        )
         ranked = execute(replace(LEXICAL, k=4), "cat stove", s)
         assert ids(ranked) == ["same0", "same1", "same2", "other"]
-        two = count_tokens(render(ranked.hits[:2]))
-        assert ids(execute(replace(LEXICAL, token_budget=two), "cat stove", s)) == ["same0", "other"], "room for two, and the second says nothing new"
+        two = count_tokens(render_context(ranked.hits[:2]))
+        assert ids(execute(replace(LEXICAL, token_budget=two), "cat stove", s)) == ["same0", "other"], (
+            "room for two, and the second says nothing new"
+        )
         assert ids(execute(replace(LEXICAL, token_budget=two, k=1), "cat stove", s)) == ["same0"]
 
 
 # --- a store too large to score whole
+
 
 @pytest.fixture(scope="module")
 def crowd():
@@ -420,8 +702,23 @@ def crowd():
     nouns = ["anchor", "basin", "candle", "engine", "falcon", "garden", "hammer", "island"]
     lot = random.Random(4)
     texts = ["We saw the " + " and the ".join(lot.sample(nouns, 3)) + "." for _ in range(4_100)]
-    turns = [Memory(f"c{i:04}", text, ("Ann", "Bob")[i % 2], DAY0 + timedelta(hours=2 * i), session=f"S{i // 20}", step=i) for i, text in enumerate(texts)]
-    for i, text in ((4_002, "The zeppelin landed on Tuesday."), (4_003, "Who steered it?"), (4_004, "Mr. Quagga did.")): turns[i] = replace(turns[i], text=text)
+    turns = [
+        Memory(
+            f"c{i:04}",
+            text,
+            ("Ann", "Bob")[i % 2],
+            DAY0 + timedelta(hours=2 * i),
+            session=f"S{i // 20}",
+            step=i,
+        )
+        for i, text in enumerate(texts)
+    ]
+    for i, text in (
+        (4_002, "The zeppelin landed on Tuesday."),
+        (4_003, "Who steered it?"),
+        (4_004, "Mr. Quagga did."),
+    ):
+        turns[i] = replace(turns[i], text=text)
     with MemoryStore(embedder="hash") as s:
         s.add(turns)
         yield s
@@ -441,41 +738,77 @@ def test_a_hard_window_of_a_large_store(crowd):
     day = DAY0 + timedelta(hours=2 * 4_002)
     plan = replace(WORDS, time_window=(day, day + timedelta(hours=6)), window_rule="hard")
     found = execute(plan, "What about the zeppelin?", crowd)
-    assert sorted(ids(found)) == ["c4002", "c4003", "c4004"] and row(found, "window").n_out == 3 and chained(found)
-    assert ids(execute(replace(WORDS, time_window=(DAY0, DAY0 + timedelta(hours=8)), window_rule="hard", temporal_order=True), "zeppelin", crowd)) == [
-        "c0000", "c0001", "c0002", "c0003"]
+    assert sorted(ids(found)) == ["c4002", "c4003", "c4004"]
+    assert row(found, "window").n_out == 3
+    assert chained(found)
+    assert ids(
+        execute(
+            replace(
+                WORDS, time_window=(DAY0, DAY0 + timedelta(hours=8)), window_rule="hard", temporal_order=True
+            ),
+            "zeppelin",
+            crowd,
+        )
+    ) == ["c0000", "c0001", "c0002", "c0003"]
 
 
 def test_one_word_of_a_large_store(crowd):
     """What is rare stands late, and ninety-nine in a hundred memories tie at nothing."""
-    assert ids(execute(LEXICAL, "Tuesday", crowd))[0] == "c4002" and ids(execute(LEXICAL, "Quagga", crowd))[0] == "c4004"
+    assert ids(execute(LEXICAL, "Tuesday", crowd))[0] == "c4002"
+    assert ids(execute(LEXICAL, "Quagga", crowd))[0] == "c4004"
 
 
 # --- refusals
 
+
 @pytest.mark.parametrize("edit", [{"max_rounds": 2}, {"expand": 1}], ids=lambda e: next(iter(e)))
 def test_what_needs_a_loop_is_refused(store, edit):
-    with pytest.raises(PlanError, match=next(iter(edit))): execute(replace(WORDS, **edit), "pottery", store)
+    with pytest.raises(PlanError, match=next(iter(edit))):
+        execute(replace(WORDS, **edit), "pottery", store)
 
 
 # --- the same bytes
 
+
 def frozen(found: Evidence) -> str:
     """Everything but the clock and the plan, as text."""
     hits = [(h.memory.id, h.score, sorted(h.signals.items()), h.note) for h in found.hits]
-    return repr((hits, [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace], found.has_relevant, found.relevance, found.context))
+    return repr(
+        (
+            hits,
+            [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace],
+            found.has_relevant,
+            found.relevance,
+            found.context,
+        )
+    )
 
 
-PLANS = st.builds(RetrievalPlan, weights=st.dictionaries(st.sampled_from([*SIGNALS, *FITTED]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1),
-                  fusion=st.sampled_from(FUSIONS), pool=st.sampled_from([3, 50]),
-                  queries=st.sampled_from([(), ("cat",), ("pottery", "cat")]), multi_step=st.booleans(), temporal_order=st.booleans(),
-                  prefer_latest=st.booleans(),
-                  latest_rule=st.sampled_from(["attribute", "similarity"]), relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]), k=st.integers(0, 12),
-                  time_window=st.sampled_from([None, ("2024-01-20", "2024-04-01")]), window_rule=st.sampled_from(["hard", "soft"]),
-                  token_budget=st.sampled_from([None, 30]))
+PLANS = st.builds(
+    RetrievalPlan,
+    weights=st.dictionaries(
+        st.sampled_from([*SIGNALS, *WEIGHT_SETS]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1
+    ),
+    fusion=st.sampled_from(FUSIONS),
+    pool=st.sampled_from([3, 50]),
+    queries=st.sampled_from([(), ("cat",), ("pottery", "cat")]),
+    multi_step=st.booleans(),
+    temporal_order=st.booleans(),
+    prefer_latest=st.booleans(),
+    latest_rule=st.sampled_from(["attribute", "similarity"]),
+    relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]),
+    k=st.integers(0, 12),
+    time_window=st.sampled_from([None, ("2024-01-20", "2024-04-01")]),
+    window_rule=st.sampled_from(["hard", "soft"]),
+    token_budget=st.sampled_from([None, 30]),
+)
 
 
-@given(PLANS, st.sampled_from(["Where do I live now?", "What did I say about my cat?", "10 km", "", "我住在哪里？"]), st.randoms(use_true_random=False))
+@given(
+    PLANS,
+    st.sampled_from(["Where do I live now?", "What did I say about my cat?", "10 km", "", "我住在哪里？"]),
+    st.randoms(use_true_random=False),
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_plan_gives_the_same_bytes_twice_and_however_the_store_was_filled(store, plan, text, lot):
     found = execute(plan, text, store)
@@ -485,7 +818,9 @@ def test_any_plan_gives_the_same_bytes_twice_and_however_the_store_was_filled(st
         other.add(shuffled[:4])
         other.add(shuffled[4:])
         assert frozen(execute(plan, text, other)) == frozen(found)
-    assert len(found.hits) <= plan.k and len(set(ids(found))) == len(found.hits) and bool(found.has_relevant or not found.hits)
+    assert len(found.hits) <= plan.k
+    assert len(set(ids(found))) == len(found.hits)
+    assert bool(found.has_relevant or not found.hits)
     assert chained(found) and 0 <= found.relevance <= 1
 
 
@@ -502,20 +837,40 @@ def test_deleted_memories_are_never_found():
             else:
                 s.delete(one)
                 gone.add(one)
-            for plan in (WORDS, LEXICAL, replace(WORDS, queries=("cat", "pottery"), multi_step=True, prefer_latest=True, latest_rule="similarity")):
+            for plan in (
+                WORDS,
+                LEXICAL,
+                replace(
+                    WORDS,
+                    queries=("cat", "pottery"),
+                    multi_step=True,
+                    prefer_latest=True,
+                    latest_rule="similarity",
+                ),
+            ):
                 found = execute(replace(plan, k=99), "pottery cat Hangzhou", s)
                 assert not gone & set(ids(found))
-                if not plan.prefer_latest: assert len(found.hits) == 10 - len(gone)
-                assert not any(t.text in found.context for t in TURNS if t.id in gone and t.text != "I ran 5 km.")
+                if not plan.prefer_latest:
+                    assert len(found.hits) == 10 - len(gone)
+                assert not any(
+                    t.text in found.context for t in TURNS if t.id in gone and t.text != "I ran 5 km."
+                )
 
 
 def test_years_1_and_9999():
     with MemoryStore(embedder="hash") as s:
-        s.add([Memory("end", "I moved to the stars.", "Maya", datetime(9999, 12, 31, 23, 59, tzinfo=UTC)),
-               Memory("start", "I live in a cave yesterday.", "Maya", datetime(1, 1, 1, tzinfo=UTC), step=1)])
-        plan = replace(WORDS, weights={**HYBRID, "time": 1.0}, temporal_order=True)
+        s.add(
+            [
+                Memory("end", "I moved to the stars.", "Maya", datetime(9999, 12, 31, 23, 59, tzinfo=UTC)),
+                Memory("start", "I live in a cave yesterday.", "Maya", datetime(1, 1, 1, tzinfo=UTC), step=1),
+            ]
+        )
+        plan = replace(WORDS, weights={**HYBRID_WEIGHTS, "time": 1.0}, temporal_order=True)
         assert ids(execute(plan, "cave", s)) == ["start", "end"]
         latest = execute(replace(plan, prefer_latest=True), "Where do I live now?", s)
-        assert ids(latest) == ["end"] and latest.hits[0].note == "updated; before: I live in a cave yesterday."
-        hard = execute(replace(plan, time_window=(datetime(1, 1, 1), datetime(1, 1, 2)), window_rule="hard"), "cave", s)
+        assert ids(latest) == ["end"]
+        assert latest.hits[0].note == "updated; before: I live in a cave yesterday."
+        hard = execute(
+            replace(plan, time_window=(datetime(1, 1, 1), datetime(1, 1, 2)), window_rule="hard"), "cave", s
+        )
         assert (ids(hard) == ["start"] and "[0001-01-01]" in hard.context) or "[1-01-01]" in hard.context

@@ -1,4 +1,5 @@
-"""Figures: error bars, the same bytes twice, a palette that works in grey, labels that don't collide, nothing left open."""
+"""Figures: error bars, stable bytes, a palette that works in grey, labels that don't collide."""
+
 import gc
 import math
 
@@ -8,62 +9,95 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval import figures as f
+from adaptmr.eval.report import figures as f
 
 SYSTEMS = ["unified", "hybrid", "adaptmr", "qarp"]
 TYPES = ["factual_extraction", "temporal_reasoning", "multi_hop"]
 
 
 def means():
-    rows = [{"type": t, "system": s, "mean": 0.3 + 0.1 * i + 0.05 * j, "tokens": 100 * (i + 1)}
-            for j, t in enumerate(TYPES) for i, s in enumerate(SYSTEMS)]
+    rows = [
+        {"type": t, "system": s, "mean": 0.3 + 0.1 * i + 0.05 * j, "tokens": 100 * (i + 1)}
+        for j, t in enumerate(TYPES)
+        for i, s in enumerate(SYSTEMS)
+    ]
     return pd.DataFrame(rows).assign(low=lambda d: d["mean"] - 0.04, high=lambda d: d["mean"] + 0.06)
 
 
 def differences():
-    return pd.DataFrame({"system": ["a", "b", "c"], "type": ["x", "y", "z"], "difference": [0.1, -0.2, 0.01],
-                         "low": [0.05, -0.3, -0.1], "high": [0.2, -0.1, 0.1], "verdict": ["better", "worse", "no difference shown"]})
+    return pd.DataFrame(
+        {
+            "system": ["a", "b", "c"],
+            "type": ["x", "y", "z"],
+            "difference": [0.1, -0.2, 0.01],
+            "low": [0.05, -0.3, -0.1],
+            "high": [0.2, -0.1, 0.1],
+            "verdict": ["better", "worse", "no difference shown"],
+        }
+    )
 
 
-def sweep(): return pd.DataFrame([{"k": k, "system": s, "mean": k / 10, "low": k / 10 - 0.1, "high": k / 10 + 0.1} for s in SYSTEMS for k in (1, 3, 5)])
+def sweep():
+    return pd.DataFrame(
+        [
+            {"k": k, "system": s, "mean": k / 10, "low": k / 10 - 0.1, "high": k / 10 + 0.1}
+            for s in SYSTEMS
+            for k in (1, 3, 5)
+        ]
+    )
 
 
-def one_type(): return means().query("type == 'multi_hop'")
+def one_type():
+    return means().query("type == 'multi_hop'")
 
 
-KINDS = {"grouped_bars": lambda: f.grouped_bars(means(), "type", title="t"), "heatmap": lambda: f.heatmap(means(), "type", "system"),
-         "difference_plot": lambda: f.difference_plot(differences()), "lines": lambda: f.lines(sweep(), "k"), "pareto": lambda: f.pareto(one_type(), "tokens")}
+KINDS = {
+    "grouped_bars": lambda: f.grouped_bars(means(), "type", title="t"),
+    "heatmap": lambda: f.heatmap(means(), "type", "system"),
+    "difference_plot": lambda: f.difference_plot(differences()),
+    "lines": lambda: f.line_plot(sweep(), "k"),
+    "pareto": lambda: f.pareto_plot(one_type(), "tokens"),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_bytes_and_nothing_open(kind, tmp_path):
     import matplotlib.pyplot as plt
+
     before = dict(plt.rcParams)
-    first = [p.read_bytes() for p in f.save(KINDS[kind](), tmp_path / "a", "x")]
+    first = [p.read_bytes() for p in f.save_figure(KINDS[kind](), tmp_path / "a", "x")]
     gc.collect()
     fig = KINDS[kind]()
-    shown, meta = fig._repr_png_()                       # being shown in a notebook changes nothing
+    shown, meta = fig._repr_png_()  # being shown in a notebook changes nothing
     assert shown.startswith(b"\x89PNG") and meta["width"] > 300 and meta["alt"]
-    again = [p.read_bytes() for p in f.save(fig, tmp_path / "b", "x")]
+    again = [p.read_bytes() for p in f.save_figure(fig, tmp_path / "b", "x")]
     assert first == again
     assert plt.get_fignums() == [] and dict(plt.rcParams) == before
     assert [p.name for p in sorted((tmp_path / "a").iterdir())] == ["x.pdf", "x.png", "x.svg", "x.txt"]
     assert first[0].startswith(b"\x89PNG") and b"tEXt" not in first[0][:200]
     svg = first[1].decode()
     assert "dc:date" not in svg and "matplotlib.org" not in svg.lower()
-    assert first[2].startswith(b"%PDF") and not [w for w in (b"CreationDate", b"Producer", b"Creator", b"/Type3") if w in first[2]] and len(first[3]) > 1
+    assert (
+        first[2].startswith(b"%PDF")
+        and not [w for w in (b"CreationDate", b"Producer", b"Creator", b"/Type3") if w in first[2]]
+        and len(first[3]) > 1
+    )
 
 
 def test_every_bar_has_its_error_bar():
     from matplotlib.container import BarContainer, ErrorbarContainer
+
     data = means()
     ax = f.grouped_bars(data, "type").axes[0]
     bars = [r for c in ax.containers if isinstance(c, BarContainer) for r in c]
-    spans = [seg for c in ax.containers if isinstance(c, ErrorbarContainer) for seg in c.lines[2][0].get_segments()]
+    spans = [
+        seg for c in ax.containers if isinstance(c, ErrorbarContainer) for seg in c.lines[2][0].get_segments()
+    ]
     assert len(bars) == len(spans) == len(data)
     want = sorted(zip(data["low"].round(9), data["high"].round(9)))
     assert sorted((round(float(s[0][1]), 9), round(float(s[1][1]), 9)) for s in spans) == want
-    with pytest.raises(KeyError, match="low"): f.grouped_bars(data.drop(columns="low"), "type")
+    with pytest.raises(KeyError, match="low"):
+        f.grouped_bars(data.drop(columns="low"), "type")
 
 
 def test_missing_bars_are_marked():
@@ -81,59 +115,92 @@ TRITAN = [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.
 
 
 def lab(colour, eye):
-    """CIELAB of what an eye sees; the matrices are Machado, Oliveira and Fernandes (2009), full severity, on linear RGB."""
-    linear = np.array([((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92 for c in (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))])
+    """CIELAB of what an eye sees.
+
+    The matrices are Machado, Oliveira and Fernandes (2009), full severity, on linear RGB.
+    """
+    linear = np.array(
+        [
+            ((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92
+            for c in (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        ]
+    )
     seen = np.clip(np.array(eye) @ linear, 0, 1)
-    x, y, z = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ seen / [0.9505, 1, 1.089]
+    x, y, z = (
+        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        @ seen
+        / [0.9505, 1, 1.089]
+    )
     x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("eye", [np.eye(3), PROTAN, DEUTAN, TRITAN], ids=["normal", "protan", "deutan", "tritan"])
+@pytest.mark.parametrize(
+    "eye", [np.eye(3), PROTAN, DEUTAN, TRITAN], ids=["normal", "protan", "deutan", "tritan"]
+)
 def test_palette_is_told_apart_by_every_eye(eye):
     seen = [lab(c, eye) for c in f.PALETTE]
-    assert min(np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]) > 15       # 2 can just be seen
+    assert min(np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]) > 15  # 2 can just be seen
 
 
 def test_palette_is_told_apart_in_grey():
     grey = sorted(f.lightness(c) for c in f.PALETTE)
-    assert np.diff(grey).min() > 10 and grey[-1] < 85              # and the lightest still shows on white
+    assert np.diff(grey).min() > 10 and grey[-1] < 85  # and the lightest still shows on white
 
 
 def test_series_differ_without_colour():
     assert len({(f.PALETTE[i % len(f.PALETTE)], f.HATCHES[i % len(f.HATCHES)]) for i in range(12)}) == 12
     assert len(set(f.MARKERS)) == 12
-    data = pd.DataFrame([{"type": "t", "system": f"s{i}", "mean": 0.5, "low": 0.4, "high": 0.6} for i in range(12)])
+    data = pd.DataFrame(
+        [{"type": "t", "system": f"s{i}", "mean": 0.5, "low": 0.4, "high": 0.6} for i in range(12)]
+    )
     ax = f.grouped_bars(data, "type").axes[0]
     looks = {(c[0].get_facecolor(), c[0].get_hatch()) for c in ax.containers if hasattr(c, "patches")}
     assert len(looks) == 12
 
 
 def test_lightness():
-    assert f.lightness("#000000") == pytest.approx(0, abs=1e-9) and f.lightness("#ffffff") == pytest.approx(100, abs=0.01)
+    assert f.lightness("#000000") == pytest.approx(0, abs=1e-9) and f.lightness("#ffffff") == pytest.approx(
+        100, abs=0.01
+    )
     assert f.lightness("#777777") == pytest.approx(50.03, abs=0.1)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pareto_labels_do_not_collide(seed):
     rng = np.random.default_rng(seed)
-    data = pd.DataFrame({"system": [f"system-{i:02d}" for i in range(14)], "tokens": rng.integers(400, 700, 14), "mean": 0.6 + 0.05 * rng.random(14)})
+    data = pd.DataFrame(
+        {
+            "system": [f"system-{i:02d}" for i in range(14)],
+            "tokens": rng.integers(400, 700, 14),
+            "mean": 0.6 + 0.05 * rng.random(14),
+        }
+    )
     data = data.assign(low=data["mean"] - 0.03, high=data["mean"] + 0.03)
-    fig = f.pareto(data, "tokens")
+    fig = f.pareto_plot(data, "tokens")
     ax, renderer = fig.axes[0], fig.canvas.get_renderer()
     boxes = [t.get_window_extent(renderer) for t in ax.texts]
     inside = ax.get_window_extent()
     assert len(boxes) == 14
     assert not [(i, j) for i, a in enumerate(boxes) for j, b in enumerate(boxes[:i]) if a.overlaps(b)]
-    for b in boxes: assert inside.x0 <= b.x0 and b.x1 <= inside.x1 and inside.y0 <= b.y0 and b.y1 <= inside.y1
+    for b in boxes:
+        assert inside.x0 <= b.x0 and b.x1 <= inside.x1 and inside.y0 <= b.y0 and b.y1 <= inside.y1
     points = ax.transData.transform(data[["tokens", "mean"]].to_numpy(float))
     assert not [1 for px, py in points for b in boxes if b.x0 < px < b.x1 and b.y0 < py < b.y1]
 
 
 def test_pareto_of_one_point_and_of_equal_points():
-    same = pd.DataFrame({"system": ["a", "b", "c"], "tokens": [5, 5, 5], "mean": [0.5] * 3, "low": [0.4] * 3, "high": [0.6] * 3})
+    same = pd.DataFrame(
+        {
+            "system": ["a", "b", "c"],
+            "tokens": [5, 5, 5],
+            "mean": [0.5] * 3,
+            "low": [0.4] * 3,
+            "high": [0.6] * 3,
+        }
+    )
     for data in (same.head(1), same):
-        fig = f.pareto(data, "tokens")
+        fig = f.pareto_plot(data, "tokens")
         boxes = [t.get_window_extent(fig.canvas.get_renderer()) for t in fig.axes[0].texts]
         assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
@@ -143,15 +210,20 @@ def test_pareto_of_one_point_and_of_equal_points():
 def test_pareto_front(points):
     cost, quality = zip(*points)
     front = f.pareto_front(cost, quality)
-    def beats(a, b): return a[0] <= b[0] and a[1] >= b[1] and a != b
+
+    def beats(a, b):
+        return a[0] <= b[0] and a[1] >= b[1] and a != b
+
     assert front.tolist() == [not any(beats(o, p) for o in points) for p in points]
     assert front.any()
 
 
 def test_pareto_front_without_numbers():
     assert f.pareto_front([1, math.nan], [0.5, 0.9]).tolist() == [True, False]
-    with pytest.raises(ValueError, match="no row"): f.pareto(one_type().assign(tokens=math.nan), "tokens")
-    with pytest.raises(ValueError, match="logarithmic"): f.pareto(one_type().assign(tokens=0), "tokens", log=True)
+    with pytest.raises(ValueError, match="no row"):
+        f.pareto_plot(one_type().assign(tokens=math.nan), "tokens")
+    with pytest.raises(ValueError, match="logarithmic"):
+        f.pareto_plot(one_type().assign(tokens=0), "tokens", log=True)
 
 
 def test_difference_plot_shows_zero_and_verdicts():
@@ -165,28 +237,44 @@ def test_difference_plot_shows_zero_and_verdicts():
 
 def test_wrong_frames_are_named():
     data = means()
-    with pytest.raises(ValueError, match="no rows"): f.grouped_bars(data.head(0), "type")
-    with pytest.raises(ValueError, match="repeat a place"): f.grouped_bars(pd.concat([data, data]), "type")
-    with pytest.raises(KeyError, match="topic"): f.heatmap(data, "topic", "system")
-    with pytest.raises(ValueError, match="nothing to draw"): f.heatmap(data.assign(mean=math.nan), "type", "system")
+    with pytest.raises(ValueError, match="no rows"):
+        f.grouped_bars(data.head(0), "type")
+    with pytest.raises(ValueError, match="repeat a place"):
+        f.grouped_bars(pd.concat([data, data]), "type")
+    with pytest.raises(KeyError, match="topic"):
+        f.heatmap(data, "topic", "system")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        f.heatmap(data.assign(mean=math.nan), "type", "system")
 
 
 def test_text_that_the_font_lacks_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="English name"): f.grouped_bars(means(), "type", title="召回率")
+    with pytest.raises(ValueError, match="English name"):
+        f.grouped_bars(means(), "type", title="召回率")
     fig = KINDS["lines"]()
     fig.axes[0].set_title("召回率")
-    with pytest.raises(ValueError, match="English name"): f.save(fig, tmp_path, "x")
-    assert f.grouped_bars(means(), "type", title="café $5 – ΔF1 ≥ 0 $x$")          # dollars are not mathematics here
+    with pytest.raises(ValueError, match="English name"):
+        f.save_figure(fig, tmp_path, "x")
+    assert f.grouped_bars(means(), "type", title="café $5 – ΔF1 ≥ 0 $x$")  # dollars are not mathematics here
     for name in ("", "../x", "a/b", "é"):
-        with pytest.raises(ValueError, match="figure name"): f.save(KINDS["lines"](), tmp_path, name)
+        with pytest.raises(ValueError, match="figure name"):
+            f.save_figure(KINDS["lines"](), tmp_path, name)
 
 
 def test_no_bar_is_drawn_for_an_interval_that_is_missing():
     from matplotlib.container import ErrorbarContainer
+
     data = means().assign(low=math.nan, high=math.nan)
-    for fig in (f.grouped_bars(data, "type"), f.pareto(data.query("type == 'multi_hop'"), "tokens"),
-                f.difference_plot(differences().assign(low=math.nan, high=math.nan, verdict="too few"))):
+    for fig in (
+        f.grouped_bars(data, "type"),
+        f.pareto_plot(data.query("type == 'multi_hop'"), "tokens"),
+        f.difference_plot(differences().assign(low=math.nan, high=math.nan, verdict="too few")),
+    ):
         ax = fig.axes[0]
-        assert not [seg for c in ax.containers if isinstance(c, ErrorbarContainer) for seg in c.lines[2][0].get_segments()]
+        assert not [
+            seg
+            for c in ax.containers
+            if isinstance(c, ErrorbarContainer)
+            for seg in c.lines[2][0].get_segments()
+        ]
     assert [t.get_text() for t in ax.texts] == ["too few"] * 3
     assert all("nan" not in t.get_text() for t in f.heatmap(data, "type", "system").axes[0].texts)

@@ -1,4 +1,5 @@
 """Fusion: sums and reciprocal ranks by hand, ties, named sets of weights, and which fit serves whom."""
+
 from __future__ import annotations
 
 import json
@@ -11,17 +12,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.retrieval import fusion
-from adaptmr.retrieval.candidates import Probe, candidates, make_probe
-from adaptmr.retrieval.fusion import ANY, RRF_K, Fit, FitError, fit_for, fuse, provenance, score, shipped
-from adaptmr.retrieval.plan import FITTED
+from adaptmr.retrieval.candidates import ParsedQuery, select_candidates, parse_query
+from adaptmr.retrieval.fusion import (
+    ANY_EMBEDDER,
+    RRF_K,
+    Fit,
+    FitError,
+    fit_for,
+    fuse_signals,
+    fit_provenance,
+    score_candidates,
+    shipped_fits,
+)
+from adaptmr.retrieval.plan import WEIGHT_SETS
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory, QueryType
 
 DAY0 = datetime(2024, 5, 1, tzinfo=UTC)
-SIX = [Memory(f"m{i}", text, who, DAY0 + timedelta(days=i), session="s", step=i) for i, (text, who) in enumerate([
-    ("I bought a red bicycle", "Ann"), ("A bicycle, how nice", "Bob"), ("The pond is frozen", "Ann"), ("I sold the bicycle", "Ann"),
-    ("Good morning", "Bob"), ("My trip was lovely", "Ann")])]
+SIX = [
+    Memory(f"m{i}", text, who, DAY0 + timedelta(days=i), session="s", step=i)
+    for i, (text, who) in enumerate(
+        [
+            ("I bought a red bicycle", "Ann"),
+            ("A bicycle, how nice", "Bob"),
+            ("The pond is frozen", "Ann"),
+            ("I sold the bicycle", "Ann"),
+            ("Good morning", "Bob"),
+            ("My trip was lovely", "Ann"),
+        ]
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,71 +54,107 @@ def store():
 
 def given_(store, **values):
     """Candidates whose signals are what is given here, so that what is added up is known."""
-    c = candidates(Probe("x", "x", frozenset(), frozenset()), store, 50)
+    c = select_candidates(ParsedQuery("x", "x", frozenset(), frozenset()), store, 50)
     c.signals.update({name: np.array(v, float) for name, v in values.items()})
     return c
 
 
 # --- sums
 
+
 def test_a_sum_by_hand(store):
     c = given_(store, dense=[1, 2, 3, 4, 5, 6], speaker=[0, 1, 0, 0, 1, 0], time=[0.5] * 6)
-    total, values = fuse(c, {"dense": 0.5, "speaker": -2.0, "intercept": 10.0})
+    total, values = fuse_signals(c, {"dense": 0.5, "speaker": -2.0, "intercept": 10.0})
     assert total.tolist() == [10.5, 9.0, 11.5, 12.0, 10.5, 13.0]
-    assert {n: v.tolist() for n, v in values.items()} == {"dense": [1, 2, 3, 4, 5, 6], "speaker": [0, 1, 0, 0, 1, 0]}
-    assert fuse(c, {"intercept": -3.0})[0].tolist() == [-3.0] * 6 and fuse(c, {})[0].tolist() == [0.0] * 6
-    assert fuse(given_(store, dense=[1 / 3] * 6), {"dense": 1.0})[0].tolist() == [0.333333] * 6, "rounded to 1e-6"
+    assert {n: v.tolist() for n, v in values.items()} == {
+        "dense": [1, 2, 3, 4, 5, 6],
+        "speaker": [0, 1, 0, 0, 1, 0],
+    }
+    assert fuse_signals(c, {"intercept": -3.0})[0].tolist() == [-3.0] * 6
+    assert fuse_signals(c, {})[0].tolist() == [0.0] * 6
+    assert fuse_signals(given_(store, dense=[1 / 3] * 6), {"dense": 1.0})[0].tolist() == [0.333333] * 6, (
+        "rounded to 1e-6"
+    )
 
 
 def test_a_signal_of_weight_nothing_is_not_computed(store):
     c = given_(store)
-    _, values = fuse(c, {"dense": 0.0, "lexical": 1.0})
+    _, values = fuse_signals(c, {"dense": 0.0, "lexical": 1.0})
     assert set(values) == {"lexical"} == set(c.signals)
 
 
 def test_best_first_with_each_ones_signals(store):
     c = given_(store, dense=[1, 9, 3, 4, 5, 6], time=[6, 5, 4, 3, 2, 1])
-    found = score(c, {"dense": 1.0, "time": 0.1}, 3)
-    assert found.rows.tolist() == [1, 5, 4] and found.scores.tolist() == pytest.approx([9.5, 6.1, 5.2]) and found.candidates is c
+    found = score_candidates(c, {"dense": 1.0, "time": 0.1}, 3)
+    assert found.rows.tolist() == [1, 5, 4]
+    assert found.scores.tolist() == pytest.approx([9.5, 6.1, 5.2])
+    assert found.candidates is c
     assert {n: v.tolist() for n, v in found.signals.items()} == {"dense": [9, 6, 5], "time": [5, 1, 2]}
 
 
 def test_pool_and_mask(store):
     c = given_(store, dense=[1, 2, 3, 4, 5, 6])
-    assert score(c, {"dense": 1.0}, 2).rows.tolist() == [5, 4] and score(c, {"dense": -1.0}, 2).rows.tolist() == [0, 1]
-    assert score(c, {"dense": 1.0}, 99, np.array([True, False] * 3)).rows.tolist() == [4, 2, 0]
-    assert score(c, {"dense": 1.0}, 1, np.zeros(6, bool)).rows.tolist() == []
-    assert score(c, {}, 3).rows.tolist() == [0, 1, 2], "all equal: by id"
+    assert score_candidates(c, {"dense": 1.0}, 2).rows.tolist() == [5, 4]
+    assert score_candidates(c, {"dense": -1.0}, 2).rows.tolist() == [0, 1]
+    assert score_candidates(c, {"dense": 1.0}, 99, np.array([True, False] * 3)).rows.tolist() == [4, 2, 0]
+    assert score_candidates(c, {"dense": 1.0}, 1, np.zeros(6, bool)).rows.tolist() == []
+    assert score_candidates(c, {}, 3).rows.tolist() == [0, 1, 2], "all equal: by id"
 
 
 # --- reciprocal ranks
 
+
 def test_reciprocal_ranks_by_hand(store):
     c = given_(store, dense=[10, 50, 30, 30, 20, 30], time=[0, 0, 0, 1, 0, 0])
-    total, _ = fuse(c, {"dense": 1.0, "time": 0.5}, "rrf")
+    total, _ = fuse_signals(c, {"dense": 1.0, "time": 0.5}, "rrf")
     # places by dense: 6 1 2 2 5 2 (who ties shares the better place); by time: 2 2 2 1 2 2
-    by_hand = [1 / 66 + .5 / 62, 1 / 61 + .5 / 62, 1 / 62 + .5 / 62, 1 / 62 + .5 / 61, 1 / 65 + .5 / 62, 1 / 62 + .5 / 62]
+    by_hand = [
+        1 / 66 + 0.5 / 62,
+        1 / 61 + 0.5 / 62,
+        1 / 62 + 0.5 / 62,
+        1 / 62 + 0.5 / 61,
+        1 / 65 + 0.5 / 62,
+        1 / 62 + 0.5 / 62,
+    ]
     assert RRF_K == 60 and total == pytest.approx(by_hand, abs=6e-7)
-    assert score(c, {"dense": 1.0, "time": 0.5}, 9, fusion="rrf").rows.tolist() == [1, 3, 2, 5, 4, 0], "2 and 5 tie, so by id"
-    assert fuse(c, {"dense": 1.0, "intercept": 5.0}, "rrf")[0].max() == round(1 / 61, 6), "ranks know no intercept"
+    assert score_candidates(c, {"dense": 1.0, "time": 0.5}, 9, fusion="rrf").rows.tolist() == [
+        1,
+        3,
+        2,
+        5,
+        4,
+        0,
+    ], "2 and 5 tie, so by id"
+    assert fuse_signals(c, {"dense": 1.0, "intercept": 5.0}, "rrf")[0].max() == round(1 / 61, 6), (
+        "ranks know no intercept"
+    )
 
 
 def test_ranks_tell_no_difference_below_what_is_rounded(store):
     c = given_(store, dense=[1, 1 + 1e-9, 1, 1, 1, 1 - 1e-9])
-    assert len(set(fuse(c, {"dense": 1.0}, "rrf")[0].tolist())) == 1
+    assert len(set(fuse_signals(c, {"dense": 1.0}, "rrf")[0].tolist())) == 1
 
 
-@given(st.lists(st.integers(-3, 3), min_size=6, max_size=6), st.lists(st.integers(-3, 3), min_size=6, max_size=6), st.floats(0.1, 50))
+@given(
+    st.lists(st.integers(-3, 3), min_size=6, max_size=6),
+    st.lists(st.integers(-3, 3), min_size=6, max_size=6),
+    st.floats(0.1, 50),
+)
 @settings(max_examples=60, deadline=None)
 def test_ranks_by_their_definition_whatever_the_scale(one, other, scale):
     with MemoryStore(embedder="hash") as s:
         s.add(SIX)
-        total, _ = fuse(given_(s, dense=np.array(one) * scale, time=other), {"dense": 1.0, "time": 2.0}, "rrf")
-    expected = [sum(w / (60 + 1 + sum(y > v[i] for y in v)) for w, v in ((1, one), (2, other))) for i in range(6)]
+        total, _ = fuse_signals(
+            given_(s, dense=np.array(one) * scale, time=other), {"dense": 1.0, "time": 2.0}, "rrf"
+        )
+    expected = [
+        sum(w / (60 + 1 + sum(y > v[i] for y in v)) for w, v in ((1, one), (2, other))) for i in range(6)
+    ]
     assert total == pytest.approx(expected, abs=6e-7)
 
 
 # --- ties, and the order in which things were put in
+
 
 @pytest.mark.parametrize("how", ["sum", "rrf"])
 def test_ties_go_by_id_whatever_the_order_of_insertion(how):
@@ -106,86 +163,135 @@ def test_ties_go_by_id_whatever_the_order_of_insertion(how):
     for seed in range(4):
         shuffled = random.Random(seed).sample(memories, 30)
         with MemoryStore(embedder="hash") as s:
-            for m in shuffled: s.add(m)
-            c = candidates(make_probe("the same words", s.speakers), s, 50)
+            for m in shuffled:
+                s.add(m)
+            c = select_candidates(parse_query("the same words", s.speakers), s, 50)
             for pool in (5, 30):
-                scored = score(c, weights, pool, fusion=how)
+                scored = score_candidates(c, weights, pool, fusion=how)
                 ids = [s.memories[i].id for i in scored.rows]
                 assert len(ids) == pool and (pool < 30 or sorted(ids) == [m.id for m in memories])
                 # neighbours differ at the ends only, so among equals the order is that of the ids
-                for value in set(scored.scores): assert (same := [i for i, v in zip(ids, scored.scores) if v == value]) == sorted(same)
-            assert [s.memories[i].id for i in score(c, {"dense": 1.0}, 5, fusion=how).rows] == [f"m{i:02}" for i in range(5)]
+                for value in set(scored.scores):
+                    assert (same := [i for i, v in zip(ids, scored.scores) if v == value]) == sorted(same)
+            assert [s.memories[i].id for i in score_candidates(c, {"dense": 1.0}, 5, fusion=how).rows] == [
+                f"m{i:02}" for i in range(5)
+            ]
 
 
 def test_ties_go_by_id_and_not_by_row():
     with MemoryStore(embedder="hash") as s:
         s.add([Memory(i, "the same", "Ann", step=n) for n, i in enumerate(["c", "a", "d", "b"])])
         c = given_(s, dense=[1, 1, 1, 1])
-        for pool, ids in ((4, "abcd"), (2, "ab"), (1, "a")): assert "".join(s.memories[i].id for i in score(c, {"dense": 1.0}, pool).rows) == ids
+        for pool, ids in ((4, "abcd"), (2, "ab"), (1, "a")):
+            assert "".join(s.memories[i].id for i in score_candidates(c, {"dense": 1.0}, pool).rows) == ids
 
 
 def test_the_order_of_weights_changes_no_byte(store):
-    c = candidates(make_probe("Which bicycle did Ann buy?", store.speakers, recent=True), store, 50)
-    weights = fit_for("hash").expand({"hybrid": 1.0, "entity": 0.3, "time": 0.5})
-    one, two = score(c, weights, 6), score(c, dict(reversed(weights.items())), 6)
+    c = select_candidates(
+        parse_query("Which bicycle did Ann buy?", store.speakers, prefer_recent=True), store, 50
+    )
+    weights = fit_for("hash").expand_weights({"hybrid": 1.0, "entity": 0.3, "time": 0.5})
+    one, two = score_candidates(c, weights, 6), score_candidates(c, dict(reversed(weights.items())), 6)
     assert one.rows.tolist() == two.rows.tolist() and one.scores.tobytes() == two.scores.tobytes()
 
 
 def test_an_empty_store():
     with MemoryStore(embedder="hash") as s:
-        c = candidates(make_probe("anything", ()), s, 50)
+        c = select_candidates(parse_query("anything", ()), s, 50)
         for how in ("sum", "rrf"):
-            found = score(c, fit_for("hash").expand({"hybrid": 1.0}), 10, fusion=how)
-            assert len(found.rows) == len(found.scores) == 0 and all(v.shape == (0,) for v in found.signals.values())
+            found = score_candidates(c, fit_for("hash").expand_weights({"hybrid": 1.0}), 10, fusion=how)
+            assert len(found.rows) == len(found.scores) == 0
+            assert all(v.shape == (0,) for v in found.signals.values())
 
 
 # --- named sets
 
-FIT = Fit("x", weights={"hybrid": {"dense": 2.0, "time": 1.0, "intercept": -3.0}, "multi_hop": {"lexical": 1.0}})
+FIT = Fit(
+    "x", weights={"hybrid": {"dense": 2.0, "time": 1.0, "intercept": -3.0}, "multi_hop": {"lexical": 1.0}}
+)
 
 
 def test_named_sets_are_replaced_by_what_was_fitted():
-    assert FIT.expand({"hybrid": 1.0}) == {"dense": 2.0, "time": 1.0, "intercept": -3.0}
-    assert FIT.expand({"hybrid": 0.5, "time": 1.5, "cue": 1.0}) == {"dense": 1.0, "time": 2.0, "cue": 1.0, "intercept": -1.5}
-    assert FIT.expand({"multi_hop": 2.0, "hybrid": 1.0}) == {"lexical": 2.0, "dense": 2.0, "time": 1.0, "intercept": -3.0}
-    assert FIT.expand({"dense": 1.0}) == {"dense": 1.0} and FIT.expand({}) == {}, "signals alone need no fit"
+    assert FIT.expand_weights({"hybrid": 1.0}) == {"dense": 2.0, "time": 1.0, "intercept": -3.0}
+    assert FIT.expand_weights({"hybrid": 0.5, "time": 1.5, "cue": 1.0}) == {
+        "dense": 1.0,
+        "time": 2.0,
+        "cue": 1.0,
+        "intercept": -1.5,
+    }
+    assert FIT.expand_weights({"multi_hop": 2.0, "hybrid": 1.0}) == {
+        "lexical": 2.0,
+        "dense": 2.0,
+        "time": 1.0,
+        "intercept": -3.0,
+    }
+    assert FIT.expand_weights({"dense": 1.0}) == {"dense": 1.0}
+    assert FIT.expand_weights({}) == {}, "signals alone need no fit"
 
 
 @pytest.mark.parametrize("kind", [str(k) for k in QueryType if k != "multi_hop"])
-def test_a_kind_without_weights_of_its_own_has_those_of_all(kind): assert FIT.expand({kind: 1.0}) == FIT.expand({"hybrid": 1.0})
+def test_a_kind_without_weights_of_its_own_has_those_of_all(kind):
+    assert FIT.expand_weights({kind: 1.0}) == FIT.expand_weights({"hybrid": 1.0})
 
 
 def test_nothing_fitted_is_an_error_that_names_it():
-    with pytest.raises(FitError, match=r"fit for x, without c has no weights 'hybrid'"): Fit("x", "c").expand({"hybrid": 1.0})
+    with pytest.raises(FitError, match=r"fit for x, without c has no weights 'hybrid'"):
+        Fit("x", "c").expand_weights({"hybrid": 1.0})
     for name in ("temporal_reasoning", "nonsense", ""):
-        with pytest.raises(FitError, match=f"fit for any encoder has no weights '{name}'"): Fit(ANY, weights={"multi_hop": {"dense": 1.0}}).expand({name: 1.0})
+        with pytest.raises(FitError, match=f"fit for any encoder has no weights '{name}'"):
+            Fit(ANY_EMBEDDER, weights={"multi_hop": {"dense": 1.0}}).expand_weights({name: 1.0})
     assert issubclass(FitError, ValueError)
 
 
 def test_every_shipped_fit_serves_every_plan():
-    for fit in shipped().values():
-        for name in FITTED:
-            weights = fit.expand({name: 1.0})
-            assert set(weights) == {*(n for n, s in SIGNALS.items() if s.fitted), "intercept"} and np.isfinite(list(weights.values())).all()
-            assert set(fit.weights) <= set(FITTED)
+    for fit in shipped_fits().values():
+        for name in WEIGHT_SETS:
+            weights = fit.expand_weights({name: 1.0})
+            assert set(weights) == {*(n for n, s in SIGNALS.items() if s.fitted), "intercept"}
+            assert np.isfinite(list(weights.values())).all()
+            assert set(fit.weights) <= set(WEIGHT_SETS)
 
 
 # --- which fit
 
+
 def test_the_fit_that_never_saw_the_conversation(monkeypatch):
-    fits = {(f.embedder, f.without): f for f in (Fit("a"), Fit("a", "c1"), Fit(ANY), Fit(ANY, "c1"), Fit(ANY, "c2"))}
-    monkeypatch.setattr(fusion, "shipped", lambda: fits)
-    for asked, served in [(("a",), ("a", "")), (("a", "c1"), ("a", "c1")), (("a", "c9"), ("a", "")), (("a", "c2"), ("a", "")), (("b",), (ANY, "")),
-                          (("b", "c1"), (ANY, "c1")), (("b", "c9"), (ANY, "")), ((ANY, "c2"), (ANY, "c2")), (("", ""), (ANY, ""))]:
+    fits = {
+        (f.embedder, f.without): f
+        for f in (
+            Fit("a"),
+            Fit("a", "c1"),
+            Fit(ANY_EMBEDDER),
+            Fit(ANY_EMBEDDER, "c1"),
+            Fit(ANY_EMBEDDER, "c2"),
+        )
+    }
+    monkeypatch.setattr(fusion, "shipped_fits", lambda: fits)
+    for asked, served in [
+        (("a",), ("a", "")),
+        (("a", "c1"), ("a", "c1")),
+        (("a", "c9"), ("a", "")),
+        (("a", "c2"), ("a", "")),
+        (("b",), (ANY_EMBEDDER, "")),
+        (("b", "c1"), (ANY_EMBEDDER, "c1")),
+        (("b", "c9"), (ANY_EMBEDDER, "")),
+        ((ANY_EMBEDDER, "c2"), (ANY_EMBEDDER, "c2")),
+        (("", ""), (ANY_EMBEDDER, "")),
+    ]:
         assert fit_for(*asked) is fits[served], asked
-    for asked, served in [(("a:bfloat16",), ("a", "")), (("a:bfloat16/openvino", "c1"), ("a", "c1")),
-                          (("a:int8",), (ANY, "")), (("b:bfloat16", "c1"), (ANY, "c1"))]:
+    for asked, served in [
+        (("a:bfloat16",), ("a", "")),
+        (("a:bfloat16/openvino", "c1"), ("a", "c1")),
+        (("a:int8",), (ANY_EMBEDDER, "")),
+        (("b:bfloat16", "c1"), (ANY_EMBEDDER, "c1")),
+    ]:
         assert fit_for(*asked) is fits[served], asked
     own = Fit("a:bfloat16")
-    monkeypatch.setattr(fusion, "shipped", lambda: fits | {("a:bfloat16", ""): own})
+    monkeypatch.setattr(fusion, "shipped_fits", lambda: fits | {("a:bfloat16", ""): own})
     assert fit_for("a:bfloat16", "c1") is own, "one of its own comes first"
-    monkeypatch.setattr(fusion, "shipped", lambda: {("a", ""): Fit("a")})
-    with pytest.raises(FitError, match="no fit for any encoder; run `make fit`"): fit_for("b")
+    monkeypatch.setattr(fusion, "shipped_fits", lambda: {("a", ""): Fit("a")})
+    with pytest.raises(FitError, match="no fit for any encoder; run `make fit`"):
+        fit_for("b")
     assert fit_for("a", "c1").without == ""
 
 
@@ -193,19 +299,24 @@ def test_the_fit_that_never_saw_the_conversation(monkeypatch):
 def file(tmp_path, monkeypatch):
     """Stands for fits.json of an installed package; nothing is remembered before or after."""
     (tmp_path / "retrieval").mkdir()
-    monkeypatch.setattr("adaptmr.shipped.files", lambda package: tmp_path)
-    fusion._shipped.cache_clear()
+    monkeypatch.setattr("adaptmr.resources.files", lambda package: tmp_path)
+    fusion._read_shipped_fits.cache_clear()
     yield tmp_path / "retrieval" / "fits.json"
-    fusion._shipped.cache_clear()
+    fusion._read_shipped_fits.cache_clear()
 
 
 def test_fits_are_read_once(file):
-    rows = [{"embedder": "a", "without": "c", "weights": {"hybrid": {"dense": 1}}, "relevance": {}}, {"embedder": "a"}]
+    rows = [
+        {"embedder": "a", "without": "c", "weights": {"hybrid": {"dense": 1}}, "relevance": {}},
+        {"embedder": "a"},
+    ]
     file.write_text(json.dumps({"date": "2026-01-01", "fits": rows}))
-    assert shipped() == {("a", "c"): Fit("a", "c", {"hybrid": {"dense": 1}}), ("a", ""): Fit("a")}
+    assert shipped_fits() == {("a", "c"): Fit("a", "c", {"hybrid": {"dense": 1}}), ("a", ""): Fit("a")}
     file.unlink()
-    assert provenance() == {"date": "2026-01-01"}, "all that the file says but the fits"
-    assert fit_for("a", "c").weights == {"hybrid": {"dense": 1}} and fit_for("a", "c").label == "fit for a, without c" and hash(fit_for("a"))
+    assert fit_provenance() == {"date": "2026-01-01"}, "all that the file says but the fits"
+    assert fit_for("a", "c").weights == {"hybrid": {"dense": 1}}
+    assert fit_for("a", "c").label == "fit for a, without c"
+    assert hash(fit_for("a"))
 
 
 def test_what_a_fit_saw_is_read(file):
@@ -214,17 +325,39 @@ def test_what_a_fit_saw_is_read(file):
     assert fit_for("a").seen == seen
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"null", b"3", b"{}", b'{"fits": 3}', b'{"fits": null}', b'{"fits": [3]}',
-                                     b'{"fits": [{}]}', b'{"fits": ["ab"]}', b'{"fits": [{"embedder": "a", "weight": {}}]}', b'{"fits": [{"embedder": ["a"]}]}',
-                                     b"\xff\xfe", b'{"fits": [{"embedder": "a"'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"3",
+        b"{}",
+        b'{"fits": 3}',
+        b'{"fits": null}',
+        b'{"fits": [3]}',
+        b'{"fits": [{}]}',
+        b'{"fits": ["ab"]}',
+        b'{"fits": [{"embedder": "a", "weight": {}}]}',
+        b'{"fits": [{"embedder": ["a"]}]}',
+        b"\xff\xfe",
+        b'{"fits": [{"embedder": "a"',
+    ],
+)
 def test_a_damaged_file_is_named_with_the_remedy(file, content):
-    if content is not None: file.write_bytes(content)
+    if content is not None:
+        file.write_bytes(content)
     for _ in range(2):
-        for read in (shipped, provenance):
-            with pytest.raises(FitError, match=r"fits\.json.*damaged.*(reinstall adaptmr|make fit)"): read()
-    with pytest.raises(FitError): fit_for("hash")
+        for read in (shipped_fits, fit_provenance):
+            with pytest.raises(FitError, match=r"fits\.json.*damaged.*(reinstall adaptmr|make fit)"):
+                read()
+    with pytest.raises(FitError):
+        fit_for("hash")
     file.write_text('{"fits": [{"embedder": "*"}]}')
-    assert fit_for("hash").embedder == ANY, "a damage is not remembered"
+    assert fit_for("hash").embedder == ANY_EMBEDDER, "a damage is not remembered"
 
 
-def test_the_shipped_file_is_there_again_after_all_that(): assert len(shipped()) > 20 and fit_for("hash").embedder == "hash"
+def test_the_shipped_file_is_there_again_after_all_that():
+    assert len(shipped_fits()) > 20 and fit_for("hash").embedder == "hash"

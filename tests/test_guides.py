@@ -1,4 +1,5 @@
-"""The guides' outputs are what today's code gives, and the comparison that says so sees what it should and nothing else."""
+"""The guides' outputs are what the code gives, and the comparison sees what it should."""
+
 from __future__ import annotations
 
 import copy
@@ -21,45 +22,90 @@ def test_a_guide_shows_what_the_code_gives(name: str) -> None:
 
 
 def book(*outputs: dict[str, Any]) -> dict[str, Any]:
-    return {"cells": [{"cell_type": "markdown", "id": "m", "metadata": {}, "source": "# A"},
-                      {"cell_type": "code", "id": "c", "metadata": {}, "source": "1", "execution_count": 1, "outputs": list(outputs)}], "metadata": {}}
+    return {
+        "cells": [
+            {"cell_type": "markdown", "id": "m", "metadata": {}, "source": "# A"},
+            {
+                "cell_type": "code",
+                "id": "c",
+                "metadata": {},
+                "source": "1",
+                "execution_count": 1,
+                "outputs": list(outputs),
+            },
+        ],
+        "metadata": {},
+    }
 
 
 def result(text: str, **more: Any) -> dict[str, Any]:
-    return {"output_type": "execute_result", "execution_count": 3, "metadata": {}, "data": {"text/plain": text, **more}}
+    return {
+        "output_type": "execute_result",
+        "execution_count": 3,
+        "metadata": {},
+        "data": {"text/plain": text, **more},
+    }
 
 
 def printed(text: str, name: str = "stdout") -> dict[str, Any]:
     return {"output_type": "stream", "name": name, "text": text}
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    (result("12 rows in 3.25 s"), result("12 rows in 41 s")), (result("<A at 0x7f00aa11bb22>"), result("<A at 0x7f00cc33dd44>")),
-    (result("a", **{"image/png": "AAAA"}), result("a", **{"image/png": "BBBB"})), (printed("10%\r100%\ndone"), printed("done")),
-    (printed("loading", "stderr"), printed("", "stderr")), (result("made 2026-01-02T03:04:05Z"), result("made 2027-11-12T13:14:15Z")),
-    (result("system  ms_retrieve\na 1.25"), result("system  ms_retrieve\na 3.75")),
-    (result("in /tmp/abc123/run"), result("in /tmp/xyz789/run")), (result("F1 0.512 [0.40, 0.60]"), result("F1 0.513 [0.40, 0.60]"))])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (result("12 rows in 3.25 s"), result("12 rows in 41 s")),
+        (result("<A at 0x7f00aa11bb22>"), result("<A at 0x7f00cc33dd44>")),
+        (result("a", **{"image/png": "AAAA"}), result("a", **{"image/png": "BBBB"})),
+        (printed("10%\r100%\ndone"), printed("done")),
+        (printed("loading", "stderr"), printed("", "stderr")),
+        (result("made 2026-01-02T03:04:05Z"), result("made 2027-11-12T13:14:15Z")),
+        (result("system  ms_retrieve\na 1.25"), result("system  ms_retrieve\na 3.75")),
+        (result("in /tmp/abc123/run"), result("in /tmp/xyz789/run")),
+        (result("F1 0.512 [0.40, 0.60]"), result("F1 0.513 [0.40, 0.60]")),
+    ],
+)
 def test_what_differs_from_run_to_run_does_not_count(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert guides.differences(book(old), book(new)) == []
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    (result("F1 0.512"), result("F1 0.515")), (result("better on temporal"), result("too few")), (result("a", **{"image/png": "AAAA"}), result("a")),
-    (result("x", **{"text/html": "<b>1</b>"}), result("x", **{"text/html": "<b>2</b>"})), (printed("one"), printed("two")),
-    (result("12 rows in 3 s"), result("13 rows in 3 s")), (printed("said"), printed(""))])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (result("F1 0.512"), result("F1 0.515")),
+        (result("better on temporal"), result("too few")),
+        (result("a", **{"image/png": "AAAA"}), result("a")),
+        (result("x", **{"text/html": "<b>1</b>"}), result("x", **{"text/html": "<b>2</b>"})),
+        (printed("one"), printed("two")),
+        (result("12 rows in 3 s"), result("13 rows in 3 s")),
+        (printed("said"), printed("")),
+    ],
+)
 def test_what_the_code_gives_counts(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert len(guides.differences(book(old), book(new))) == 1
-    assert guides.differences(book(old, old), book(old)) != [] != guides.differences(book(old), book(old, old))
+    assert (
+        guides.differences(book(old, old), book(old)) != [] != guides.differences(book(old), book(old, old))
+    )
 
 
 def test_a_cleaned_guide_has_no_traces_of_its_run() -> None:
-    widget = {"output_type": "display_data", "metadata": {}, "data": {guides.WIDGETS: {}, "text/plain": "bar"}}
+    widget = {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {guides.WIDGETS: {}, "text/plain": "bar"},
+    }
     made = book(result("kept"), printed("progress", "stderr"), widget)
     made["cells"][1]["metadata"] = {"execution": {"started": "now"}, "tags": ["a"]}
     before = copy.deepcopy(made)
     out = guides.cleaned(made)
-    assert made == before and out["cells"][1]["metadata"] == {"tags": ["a"]} and out["cells"][1]["execution_count"] is None
-    assert [o["data"] for o in out["cells"][1]["outputs"]] == [{"text/plain": "kept"}] and guides.differences(before, out) == []
+    assert (
+        made == before
+        and out["cells"][1]["metadata"] == {"tags": ["a"]}
+        and out["cells"][1]["execution_count"] is None
+    )
+    assert [o["data"] for o in out["cells"][1]["outputs"]] == [{"text/plain": "kept"}] and guides.differences(
+        before, out
+    ) == []
 
 
 def test_an_unknown_guide_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +114,11 @@ def test_an_unknown_guide_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no guide 'no-such-guide'; there are " in capsys.readouterr().err
 
 
-def test_a_guide_without_its_data_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guide_without_its_data_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("ADAPTMR_DATA", raising=False)
-    assert guides.main(["which_classifier"]) == 0 and "left out, which_classifier has rows of licensed data" in capsys.readouterr().out
+    assert (
+        guides.main(["which_classifier"]) == 0
+        and "left out, which_classifier has rows of licensed data" in capsys.readouterr().out
+    )

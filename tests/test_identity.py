@@ -1,4 +1,5 @@
-"""The user's own code and settings are part of a run: a change begins the run again, under another name, and is told."""
+"""The user's own code and settings identify a run: a change starts it again, with a notice."""
+
 from __future__ import annotations
 
 import json
@@ -16,14 +17,14 @@ import pytest
 
 import adaptmr as am
 from adaptmr.data import registry
-from adaptmr.eval.experiment import Experiment
-from adaptmr.eval.identity import NoSource, own_code
-from adaptmr.eval.manifests import RunNotice
-from adaptmr.eval.run import evaluate
+from adaptmr.experiments import Experiment
+from adaptmr.eval.runner.identity import SourceUnavailable, user_code_hashes
+from adaptmr.notices import RunNotice
+from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.strategies import StrategyPlanner
 from adaptmr.systems import base
-from adaptmr.systems.base import PlannedSystem, known_systems, register
+from adaptmr.systems.base import PlannedSystem, known_systems, register_system
 
 MINE = """
 import os, signal
@@ -47,8 +48,9 @@ RUN = """
 import sys, warnings
 sys.path.insert(0, sys.argv[1])
 import adaptmr as am, mine
-from adaptmr.eval.run import evaluate
-frame = evaluate([mine.Mine()], am.load("demo", split="en1", limit=8), embedder="hash", progress=False, journal=sys.argv[2])
+from adaptmr.eval.runner.evaluate import evaluate
+data = am.load("demo", split="en1", limit=8)
+frame = evaluate([mine.Mine()], data, embedder="hash", progress=False, journal=sys.argv[2])
 print(frame[[c for c in frame.columns if not c.startswith("ms_")]].to_json(orient="split"))
 """
 
@@ -56,8 +58,12 @@ print(frame[[c for c in frame.columns if not c.startswith("ms_")]].to_json(orien
 def start(folder, journal, kill=0):
     log = folder / "log"
     log.write_text("")
-    done = subprocess.run([sys.executable, "-c", RUN, str(folder), str(journal)], capture_output=True, text=True,
-                          env={**os.environ, "KILL": str(kill), "LOG": str(log), "PYTHONDONTWRITEBYTECODE": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(folder), str(journal)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KILL": str(kill), "LOG": str(log), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     return done, len(log.read_text())
 
 
@@ -75,18 +81,23 @@ def test_a_run_cut_off_and_changed_is_begun_again(tmp_path):
     (tmp_path / "beside.py").write_text(LAST)
     changed, asked = start(tmp_path, tmp_path / "j")
     alone, _ = start(tmp_path, tmp_path / "alone")
-    assert asked == 8 and changed.stdout == alone.stdout != whole and alone.returncode == 0, changed.stderr[-2000:]
-    assert "RunNotice: the code changed since" in changed.stderr and "(system mine): its 4 rows are not continued" in changed.stderr
+    assert asked == 8 and changed.stdout == alone.stdout != whole and alone.returncode == 0, changed.stderr[
+        -2000:
+    ]
+    assert (
+        "RunNotice: the code changed since" in changed.stderr
+        and "(system mine): its 4 rows are not continued" in changed.stderr
+    )
     assert (tmp_path / "j.other-code-1").read_bytes() == begun
 
 
 @pytest.fixture
 def registered():
-    """Gives `register` for this test alone."""
+    """Gives `register_system` for this test alone."""
     known_systems(None), registry.datasets()  # the package's own are there
-    before, sets = dict(base._MAKERS), dict(registry._ENTRIES)
-    yield register
-    for kept, now in ((before, base._MAKERS), (sets, registry._ENTRIES)):
+    before, sets = dict(base._FACTORIES), dict(registry._ENTRIES)
+    yield register_system
+    for kept, now in ((before, base._FACTORIES), (sets, registry._ENTRIES)):
         now.clear()
         now.update(kept)
 
@@ -97,10 +108,14 @@ def module(folder, text, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     sys.modules.pop("strategy", None)
     import strategy
+
     return strategy
 
 
-STRATEGY = "from adaptmr.retrieval.plan import RetrievalPlan\ndef mine(question, now): return RetrievalPlan(pool={})\n"
+STRATEGY = (
+    "from adaptmr.retrieval.plan import RetrievalPlan\n"
+    "def mine(question, now): return RetrievalPlan(pool={})\n"
+)
 LESSON = {"systems": "mine,lexical", "split": "en1", "limit": 4, "embedder": "hash"}
 
 
@@ -109,7 +124,11 @@ def test_a_changed_strategy_has_another_run_id(tmp_path, monkeypatch, registered
 
     def lesson(pool):
         strategy = module(tmp_path, STRATEGY.format(pool), monkeypatch)
-        registered("mine", "a strategy")(lambda name, embedder, **_: PlannedSystem(name, StrategyPlanner(strategy.mine, "mine"), embedder=embedder))
+        registered("mine", "a strategy")(
+            lambda name, embedder, **_: PlannedSystem(
+                name, StrategyPlanner(strategy.mine, "mine"), embedder=embedder
+            )
+        )
         return Experiment("lesson", LESSON, out_dir=tmp_path / "out")
 
     one = lesson(30)
@@ -117,7 +136,10 @@ def test_a_changed_strategy_has_another_run_id(tmp_path, monkeypatch, registered
     first = one.finish()
     kept = {p: p.read_bytes() for p in first.path.rglob("*") if p.is_file()}
     two = lesson(3)
-    assert two.run.run_id != one.run.run_id and two.run.run_id.rpartition("-")[0] == one.run.run_id.rpartition("-")[0]
+    assert (
+        two.run.run_id != one.run.run_id
+        and two.run.run_id.rpartition("-")[0] == one.run.run_id.rpartition("-")[0]
+    )
     two.evaluate()
     assert two.finish().path != first.path and {p: p.read_bytes() for p in kept} == kept
     manifest = json.loads((first.path / "manifest.json").read_text())
@@ -130,7 +152,8 @@ def test_an_earlier_start_with_other_code_is_told_of(tmp_path, monkeypatch, regi
 
     class Slow(PlannedSystem):
         def retrieve(self, question, k=10):
-            if self.stops and len(self.asked) == 2: raise KeyboardInterrupt
+            if self.stops and len(self.asked) == 2:
+                raise KeyboardInterrupt
             self.asked.append(question)
             return super().retrieve(question, k)
 
@@ -145,37 +168,67 @@ def test_an_earlier_start_with_other_code_is_told_of(tmp_path, monkeypatch, regi
         registered("mine", "a strategy")(make)
         return Experiment("lesson", LESSON, out_dir=tmp_path / "out")
 
-    with pytest.raises(KeyboardInterrupt): lesson(30, True).evaluate()
-    with pytest.warns(RunNotice, match=r"\d answers of an earlier start of lesson were made with other code or data"): lesson(3, False).evaluate()
+    with pytest.raises(KeyboardInterrupt):
+        lesson(30, True).evaluate()
+    with pytest.warns(
+        RunNotice, match=r"\d answers of an earlier start of lesson were made with other code or data"
+    ):
+        lesson(3, False).evaluate()
 
 
 # --- what counts, and what doesn't
 
+
 @dataclass(frozen=True)
 class Careful:
     """A planner with settings."""
+
     threshold: float = 0.3
     weights: dict = field(default_factory=dict)
     name: str = "careful"
 
-    def plan(self, query, store): return RetrievalPlan(relevance_threshold=self.threshold)
+    def plan(self, query, store):
+        return RetrievalPlan(relevance_threshold=self.threshold)
 
 
 class Plain:
     """A planner that is no dataclass."""
+
     name = "plain"
 
-    def __init__(self, threshold): self._threshold, self.extra, self.seen = threshold, 1, []
+    def __init__(self, threshold):
+        self._threshold, self.extra, self.seen = threshold, 1, []
 
-    def plan(self, query, store): return RetrievalPlan()
+    def plan(self, query, store):
+        return RetrievalPlan()
 
 
-def mine(planner): return own_code([PlannedSystem("mine", planner)])["system mine"]
+def mine(planner):
+    return user_code_hashes([PlannedSystem("mine", planner)])["system mine"]
 
 
 def test_settings_of_planners_count():
-    assert mine(Careful()) == mine(Careful(0.3)) != mine(Careful(0.4)) and mine(Careful(weights={"a": 1, "b": 2})) == mine(Careful(weights={"b": 2, "a": 1}))
-    assert len({mine(Careful(weights=w)) for w in ({}, {"a": 1}, {"a": 2}, {"b": 1}, {"a": np.ones(2)}, {"a": np.zeros(2)}, {"a": mine}, {"a": None})}) == 8
+    assert mine(Careful()) == mine(Careful(0.3)) != mine(Careful(0.4)) and mine(
+        Careful(weights={"a": 1, "b": 2})
+    ) == mine(Careful(weights={"b": 2, "a": 1}))
+    assert (
+        len(
+            {
+                mine(Careful(weights=w))
+                for w in (
+                    {},
+                    {"a": 1},
+                    {"a": 2},
+                    {"b": 1},
+                    {"a": np.ones(2)},
+                    {"a": np.zeros(2)},
+                    {"a": mine},
+                    {"a": None},
+                )
+            }
+        )
+        == 8
+    )
     assert mine(Plain(0.3)) == mine(Plain(0.3)) != mine(Plain(0.4))
     changed = Plain(0.3)
     changed.extra = 2
@@ -187,32 +240,50 @@ def test_settings_of_planners_count():
 
 def test_a_system_is_told_by_what_its_constructor_takes():
     class Own(PlannedSystem):
-        def __init__(self, depth): super().__init__("own", Careful()); self.depth, self.asked = depth, 0
+        def __init__(self, depth):
+            super().__init__("own", Careful())
+            self.depth, self.asked = depth, 0
 
     one, two, asked = Own(1), Own(2), Own(1)
     asked.asked = 7
-    assert own_code([one]) != own_code([two]) and own_code([one]) == own_code([asked])
+    assert user_code_hashes([one]) != user_code_hashes([two]) and user_code_hashes([one]) == user_code_hashes(
+        [asked]
+    )
 
 
 def test_what_is_the_packages_adds_nothing():
-    assert own_code(list(known_systems(None)), loader="demo", embedder=am.embedder("hash"), model=am.LLM("offline")) == {}
-    assert own_code(["unified"], embedder={"minilm": am.embedder("hash")}) == {}
+    assert (
+        user_code_hashes(
+            list(known_systems(None)), loader="demo", embedder=am.embedder("hash"), model=am.LLM("offline")
+        )
+        == {}
+    )
+    assert user_code_hashes(["unified"], embedder={"minilm": am.embedder("hash")}) == {}
 
 
 def test_embedders_loaders_and_models_count(registered):
     class Encoder:
         name, dim = "own", 4
-        def __init__(self, scale): self.scale = scale
-        def encode(self, texts, kind="passage"): return np.ones((len(texts), 4), np.float32) / 2
 
-    class Model(am.LLM): pass
+        def __init__(self, scale):
+            self.scale = scale
 
-    assert own_code(["unified"], embedder=Encoder(1)) != own_code(["unified"], embedder=Encoder(2)) and own_code([], embedder=Encoder(1)).keys() == {"embedder"}
-    assert own_code([], model=Model("offline")).keys() == {"model"}
+        def encode(self, texts, kind="passage"):
+            return np.ones((len(texts), 4), np.float32) / 2
+
+    class Model(am.LLM):
+        pass
+
+    assert user_code_hashes(["unified"], embedder=Encoder(1)) != user_code_hashes(
+        ["unified"], embedder=Encoder(2)
+    ) and user_code_hashes([], embedder=Encoder(1)).keys() == {"embedder"}
+    assert user_code_hashes([], model=Model("offline")).keys() == {"model"}
     found = []
     for n in (1, 2):
-        registry.register(registry.Entry("own", lambda path, n=n: am.load("demo", limit=n), "ours"))
-        found.append(own_code([], loader="own")["data own"])
+        registry.register_dataset(
+            registry.DatasetEntry("own", lambda path, n=n: am.load("demo", limit=n), "ours")
+        )
+        found.append(user_code_hashes([], loader="own")["data own"])
     assert found[0] != found[1]
 
 
@@ -227,10 +298,21 @@ def test_what_a_function_uses_counts(registered):
         strategy = defined(text, RetrievalPlan=RetrievalPlan, **names)
         return mine(StrategyPlanner(strategy, "mine"))
 
-    strategy = "def helper(n): return n * STEP\ndef mine(question, now): return RetrievalPlan(pool=helper({}))"
+    strategy = (
+        "def helper(n): return n * STEP\ndef mine(question, now): return RetrievalPlan(pool=helper({}))"
+    )
     assert told(strategy.format(5), STEP=1) == told(strategy.format(5), STEP=1)
-    assert len({told(strategy.format(5), STEP=1), told(strategy.format(6), STEP=1), told(strategy.format(5), STEP=2),
-                told(strategy.replace("n * STEP", "n + STEP").format(5), STEP=1)}) == 4
+    assert (
+        len(
+            {
+                told(strategy.format(5), STEP=1),
+                told(strategy.format(6), STEP=1),
+                told(strategy.format(5), STEP=2),
+                told(strategy.replace("n * STEP", "n + STEP").format(5), STEP=1),
+            }
+        )
+        == 4
+    )
     assert told(strategy.format(5), STEP=1) == told(strategy.format(5), STEP=1, unused=4)
 
 
@@ -240,16 +322,25 @@ def test_a_file_that_was_edited_but_not_imported_again_is_not_what_runs(tmp_path
     (tmp_path / "strategy.py").write_text(STRATEGY.format(6) + "# longer\n")
     stale = mine(StrategyPlanner(old.mine, "mine"))
     new = module(tmp_path, STRATEGY.format(6) + "# longer\n", monkeypatch)
-    assert len({before, stale, mine(StrategyPlanner(new.mine, "mine"))}) == 3, "the old code doesn't get the new file's name"
+    assert len({before, stale, mine(StrategyPlanner(new.mine, "mine"))}) == 3, (
+        "the old code doesn't get the new file's name"
+    )
 
 
 def test_code_that_cannot_be_told_apart_must_declare_a_version():
-    blob = type("Blob", (), {"name": "blob", "ingest": print, "retrieve": print, "reset": print, "__module__": "nowhere"})
-    with pytest.raises(NoSource, match=r"system blob: 'Blob' has neither a file nor a source.*declare a version"): own_code([blob()])
+    blob = type(
+        "Blob",
+        (),
+        {"name": "blob", "ingest": print, "retrieve": print, "reset": print, "__module__": "nowhere"},
+    )
+    with pytest.raises(
+        SourceUnavailable, match=r"system blob: 'Blob' has neither a file nor a source.*declare a version"
+    ):
+        user_code_hashes([blob()])
     found = []
     for version in ("1", "2"):
         blob.version = version
-        found.append(own_code([blob()])["system blob"])
+        found.append(user_code_hashes([blob()])["system blob"])
     assert found[0] != found[1]
 
 
@@ -258,14 +349,23 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import test_identity as t
 from adaptmr.systems.base import PlannedSystem
-from adaptmr.eval.identity import own_code
-print(own_code([PlannedSystem("mine", t.Careful(weights={"a", "b", "c"})), PlannedSystem("other", t.Plain(.3))]))
+from adaptmr.eval.runner.identity import user_code_hashes
+mine = PlannedSystem("mine", t.Careful(weights={"a", "b", "c"}))
+print(user_code_hashes([mine, PlannedSystem("other", t.Plain(.3))]))
 """
 
 
 def test_two_processes_describe_the_same_thing_alike():
-    said = {subprocess.run([sys.executable, "-c", CODE, str(Path(__file__).parent)], capture_output=True, text=True, check=True,
-                           env={**os.environ, "PYTHONHASHSEED": seed}).stdout for seed in ("1", "2", "3")}
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", CODE, str(Path(__file__).parent)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
     assert len(said) == 1 and "system other" in said.pop()
 
 
@@ -273,5 +373,10 @@ def test_evaluate_without_a_journal_needs_no_source():
     blob = type("Blob", (PlannedSystem,), {"__module__": "nowhere"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        frame = evaluate([blob("blob", Careful(), embedder="hash")], am.load("demo", split="en1", limit=2), embedder="hash", progress=False)
+        frame = evaluate(
+            [blob("blob", Careful(), embedder="hash")],
+            am.load("demo", split="en1", limit=2),
+            embedder="hash",
+            progress=False,
+        )
     assert isinstance(frame, pd.DataFrame) and len(frame) == 2

@@ -1,4 +1,8 @@
-"""Questions in flight: the same rows whatever the threads do, a stop that stops, nothing paid for twice, and what was spent is heard."""
+"""Concurrent questions: the same rows for any number of threads, a quick stop, exact usage.
+
+No call is paid for twice.
+"""
+
 from __future__ import annotations
 
 import hashlib
@@ -17,14 +21,14 @@ from server import Server, answering, hang, ok, ok_json, status
 
 import adaptmr as am
 from adaptmr.embed import TextEmbedder, VectorCache
-from adaptmr.eval import tables
-from adaptmr.eval.experiment import Experiment
-from adaptmr.eval.in_flight import in_flight
-from adaptmr.eval.run import evaluate
+from adaptmr.eval.report import tables
+from adaptmr.experiments import Experiment
+from adaptmr.llm.concurrency import GRACE_SECONDS, run_concurrently
+from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM, AuthError, LLMError
 from adaptmr.llm.replay import ReplayCache
 from adaptmr.llm.tasks import Task
-from adaptmr.llm.wire import GIVEN_UP, GivenUp
+from adaptmr.llm.transport import CANCELLED, RequestCancelled
 from adaptmr.systems.base import PlannedSystem
 from adaptmr.types import Evidence, Hit, Usage
 
@@ -32,38 +36,49 @@ PATIENCE = 20.0  # seconds that a test waits for what ought to happen at once
 
 
 @pytest.fixture(scope="module")
-def data(): return am.load("demo", split="en1,zh2", limit=24)
+def data():
+    return am.load("demo", split="en1,zh2", limit=24)
 
 
-def run(systems, data, llm=None, **more): return evaluate(systems, data, llm, embedder="hash", progress=False, **more)
+def run(systems, data, llm=None, **more):
+    return evaluate(systems, data, llm, embedder="hash", progress=False, **more)
 
 
-def plain(frame): return frame.drop(columns=[c for c in frame.columns if c.startswith("ms_")])
+def plain(frame):
+    return frame.drop(columns=[c for c in frame.columns if c.startswith("ms_")])
 
 
-def number(body): return int(hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest(), 16)
+def number(body):
+    return int(hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest(), 16)
 
 
 def reader(body):
-    """A reader whose reply hangs on the question alone: mostly fine, sometimes to be repaired, sometimes of no use at all."""
+    """A reader whose reply depends on the question alone: mostly valid, some repairable, some useless."""
     n = number(body)
     used = {"prompt": 50 + n % 50, "done": 1 + n % 9}
-    if len(body["messages"]) == 2 and n % 7 == 0: return ok("I'd say: " + json.dumps({"answer": "a cat", "abstain": False}), **used)
-    if n % 5 == 0: return ok("never", **used)
+    if len(body["messages"]) == 2 and n % 7 == 0:
+        return ok("I'd say: " + json.dumps({"answer": "a cat", "abstain": False}), **used)
+    if n % 5 == 0:
+        return ok("never", **used)
     return ok_json({"answer": f"answer {n % 1000}", "abstain": n % 11 == 0}, **used)
 
 
-def model(server, **more): return LLM("m", base_url=server.url, sleep=lambda s: None, **more)
+def model(server, **more):
+    return LLM("m", base_url=server.url, sleep=lambda s: None, **more)
 
 
 class Parrot:
     """A system of someone else's: the first k turns; `asks` is what it does for a question before."""
+
     def __init__(self, name="parrot", asks=lambda question: None, usage=None):
         self.name, self.asks, self.usage, self.turns, self.threads = name, asks, usage or Usage(), [], set()
 
-    def reset(self): self.turns = []
+    def reset(self):
+        self.turns = []
 
-    def ingest(self, conversation): self.turns = list(conversation.turns); return Usage()
+    def ingest(self, conversation):
+        self.turns = list(conversation.turns)
+        return Usage()
 
     def retrieve(self, question, k):
         self.threads.add(threading.get_ident())
@@ -73,65 +88,92 @@ class Parrot:
 
 # --- the threads
 
+
 @pytest.mark.parametrize("n", [0, 1, 3, 50])
 @pytest.mark.parametrize("items", [0, 1, 7, 40])
 def test_every_item_is_done_once_and_kept_in_this_thread(n, items):
     kept, keepers, lock, open_, most = [], set(), threading.Lock(), [0], [0]
 
     def work(x):
-        with lock: open_[0] += 1; most[0] = max(most[0], open_[0])
-        with lock: open_[0] -= 1
+        with lock:
+            open_[0] += 1
+            most[0] = max(most[0], open_[0])
+        with lock:
+            open_[0] -= 1
         return x * 2
 
-    in_flight(work, iter(range(items)), n, lambda x, y: (kept.append((x, y)), keepers.add(threading.get_ident())))
+    run_concurrently(
+        work, iter(range(items)), n, lambda x, y: (kept.append((x, y)), keepers.add(threading.get_ident()))
+    )
     assert sorted(kept) == [(x, 2 * x) for x in range(items)] and most[0] <= max(n, 1)
     assert keepers <= {threading.get_ident()} and (n > 1 or kept == sorted(kept))
 
 
 def test_as_many_at_once_as_asked_for():
     barrier, kept = threading.Barrier(5), []
-    in_flight(lambda x: barrier.wait(PATIENCE), range(20), 5, lambda x, y: kept.append(x))
+    run_concurrently(lambda x: barrier.wait(PATIENCE), range(20), 5, lambda x, y: kept.append(x))
     assert len(kept) == 20, "five wait for each other, four times over"
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyError("y"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), KeyError("y"), SystemExit(3), KeyboardInterrupt()], ids=repr
+)
 def test_the_first_error_ends_it_and_what_comes_in_is_kept(error):
     begun, free, kept, asked = threading.Event(), threading.Event(), [], []
 
     def work(x):
         asked.append(x)
-        if x == "late": begun.set(); free.wait(0.2)
-        if x == "bad": begun.wait(PATIENCE); raise error
+        if x == "late":
+            begun.set()
+            free.wait(0.2)
+        if x == "bad":
+            begun.wait(PATIENCE)
+            raise error
         return x
 
-    with pytest.raises(type(error)) as e: in_flight(work, ["late", "bad", *range(100)], 2, lambda x, y: kept.append(x))
+    with pytest.raises(type(error)) as e:
+        run_concurrently(work, ["late", "bad", *range(100)], 2, lambda x, y: kept.append(x))
     assert e.value is error and kept == ["late"] and set(asked) == {"late", "bad"}
 
 
 def test_nobody_waits_for_one_that_hangs():
     free, kept, begun = threading.Event(), [], monotonic()
+
     def work(x):
-        if x == 0: free.wait(PATIENCE)
-        if x == 1: raise ValueError("no")
+        if x == 0:
+            free.wait(PATIENCE)
+        if x == 1:
+            raise ValueError("no")
         return x
-    with pytest.raises(ValueError): in_flight(work, range(2), 2, lambda x, y: kept.append(x), grace=0.1)
+
+    with pytest.raises(ValueError):
+        run_concurrently(work, range(2), 2, lambda x, y: kept.append(x), grace_seconds=0.1)
     assert monotonic() - begun < 5 and kept == []
     free.set()
 
 
 def test_an_interrupt_while_keeping_loses_nothing():
     kept = []
+
     def keep(x, y):
         kept.append(x)
-        if len(kept) == 3: raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): in_flight(lambda x: x, range(100), 2, keep)
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_concurrently(lambda x: x, range(100), 2, keep)
     assert kept[2] == kept[3] and set(kept) >= {0, 1}, "the one in hand is kept again"
 
 
 def test_when_keeping_fails_it_ends_at_once():
     kept = []
-    def keep(x, y): kept.append(x); raise OSError("disk full")
-    with pytest.raises(OSError, match="disk full"): in_flight(lambda x: x, range(100), 4, keep)
+
+    def keep(x, y):
+        kept.append(x)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        run_concurrently(lambda x: x, range(100), 4, keep)
     assert len(kept) == 1
 
 
@@ -141,22 +183,28 @@ def test_a_late_question_buys_nothing_more():
         paid, free, ended = threading.Event(), threading.Event(), threading.Event()
 
         def work(x):
-            if x == 1: paid.wait(PATIENCE); raise ValueError("no")
+            if x == 1:
+                paid.wait(PATIENCE)
+                raise ValueError("no")
             llm.complete([{"role": "user", "content": "first"}])
             paid.set()
             free.wait(PATIENCE)
-            try: llm.complete([{"role": "user", "content": "second"}])
-            except GivenUp as e: refused.append(str(e))
+            try:
+                llm.complete([{"role": "user", "content": "second"}])
+            except RequestCancelled as e:
+                refused.append(str(e))
             ended.set()
 
-        with pytest.raises(ValueError): in_flight(work, range(2), 2, lambda x, y: None, grace=0.05)
+        with pytest.raises(ValueError):
+            run_concurrently(work, range(2), 2, lambda x, y: None, grace_seconds=0.05)
         free.set()
         assert ended.wait(PATIENCE) and len(refused) == 1 and "stopped" in refused[0] and len(s.requests) == 1
         assert llm.complete([{"role": "user", "content": "third"}]).text == "hello", "other threads go on"
-        assert GIVEN_UP.get() is None and issubclass(GivenUp, LLMError)
+        assert CANCELLED.get() is None and issubclass(RequestCancelled, LLMError)
 
 
 # --- the same rows
+
 
 def test_threads_change_no_row(data):
     frames, seen = [], []
@@ -165,14 +213,20 @@ def test_threads_change_no_row(data):
             frames.append(run(["lexical", "random"], data, model(s, concurrency=n), k=3))
             seen.append(Counter(json.dumps(r, sort_keys=True) for r in s.requests))
     pd.testing.assert_frame_equal(plain(frames[0]), plain(frames[1]))
-    assert seen[0] == seen[1] and set(frames[0].ways.str.split(":").str[1]) >= {"model", "repaired", "fallback"}
+    assert seen[0] == seen[1] and set(frames[0].ways.str.split(":").str[1]) >= {
+        "model",
+        "repaired",
+        "fallback",
+    }
 
 
 def test_as_many_questions_are_in_flight_as_the_model_takes(data):
     barrier = threading.Barrier(4)
+
     def meet(h, body):
         barrier.wait(PATIENCE)
         ok_json({"answer": "x", "abstain": False})(h, body)
+
     with Server(meet) as s:
         assert len(run(["random"], replace(data, questions=data.questions[:8]), model(s, concurrency=4))) == 8
         assert s.most_at_once == 4
@@ -184,15 +238,23 @@ def test_without_a_model_nothing_leaves_the_thread(data):
     run([system], data, LLM("offline"))
     assert system.threads == {threading.get_ident()}
     system.one_at_a_time = True
-    with Server(answering(reader)) as s: run([system], data, model(s))
+    with Server(answering(reader)) as s:
+        run([system], data, model(s))
     assert system.threads == {threading.get_ident()}, "nor for a system that can't bear it"
 
 
 def test_a_replay_has_the_same_rows(data, tmp_path):
-    with Server(answering(reader)) as s: first = run(["lexical", "random"], data, model(s, cache=ReplayCache(tmp_path / "c")))
-    again = run(["lexical", "random"], data, LLM("m", base_url="http://127.0.0.1:9/v1", cache=ReplayCache(tmp_path / "c", "replay")))
+    with Server(answering(reader)) as s:
+        first = run(["lexical", "random"], data, model(s, cache=ReplayCache(tmp_path / "c")))
+    again = run(
+        ["lexical", "random"],
+        data,
+        LLM("m", base_url="http://127.0.0.1:9/v1", cache=ReplayCache(tmp_path / "c", "replay")),
+    )
     pd.testing.assert_frame_equal(plain(first), plain(again))
-    assert first.calls.sum() > 0 and (first.retrieval_calls == 0).all() and (first.retrieval_tokens == 0).all()
+    assert (
+        first.calls.sum() > 0 and (first.retrieval_calls == 0).all() and (first.retrieval_tokens == 0).all()
+    )
 
 
 @pytest.mark.parametrize("name", ["unified", "adaptmr", "hybrid"])
@@ -204,40 +266,81 @@ def test_one_system_bears_many_threads(name, split):
     def cold():
         system = am.make_system(name, embedder="hash")
         assert isinstance(system, PlannedSystem)
-        system.store.add(conversation.turns)  # not `ingest`, which would work out beforehand what the threads shall race for
+        system.store.add(
+            conversation.turns
+        )  # not `ingest`, which would work out beforehand what the threads shall race for
         return system
 
     def found(system, text):
         evidence = system.retrieve(text, 10)
-        return [(h.source, h.score, dict(h.signals)) for h in evidence.hits], evidence.relevance, evidence.context, evidence.trace
+        return (
+            [(h.source, h.score, dict(h.signals)) for h in evidence.hits],
+            evidence.relevance,
+            evidence.context,
+            evidence.trace,
+        )
 
     alone = cold()
     expected = {text: found(alone, text) for text in texts}
     for _ in range(2):
         shared, start, got = cold(), threading.Barrier(8), []
+
         def work(i, shared=shared, start=start):
             start.wait(PATIENCE)
             return [(text, found(shared, text)) for text in texts[i:] + texts[:i]]
-        in_flight(work, range(8), 8, lambda i, pairs, got=got: got.extend(pairs))
+
+        run_concurrently(work, range(8), 8, lambda i, pairs, got=got: got.extend(pairs))
         assert len(got) == 8 * len(texts) and all(result == expected[text] for text, result in got)
 
 
 def test_an_encoder_is_asked_by_one_thread_at_a_time(tmp_path):
     import numpy as np
+
     inside, most, lock = [0], [0], threading.Lock()
 
     def encode(texts, kind):
-        with lock: inside[0] += 1; most[0] = max(most[0], inside[0])
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
         rows = [[1.0, len(t), sum(map(ord, t)) % 97] for t in texts]
-        with lock: inside[0] -= 1
+        with lock:
+            inside[0] -= 1
         return np.array(rows, np.float32)
 
-    shared = TextEmbedder("x", "1", "exact", lambda: encode, dim=3, roles=False, max_chars=99, cache=VectorCache(tmp_path / "v"), batch_size=4, progress=False,
-                          encoder=True)
+    shared = TextEmbedder(
+        "x",
+        "1",
+        "exact",
+        lambda: encode,
+        dim=3,
+        uses_kind=False,
+        max_chars=99,
+        cache=VectorCache(tmp_path / "v"),
+        batch_size=4,
+        progress=False,
+        allow_encoding=True,
+    )
     got = {}
-    in_flight(lambda i: shared.encode([f"text {j % 20}" for j in range(i, i + 10)]), range(40), 8, got.__setitem__)
-    alone = TextEmbedder("x", "1", "exact", lambda: encode, dim=3, roles=False, max_chars=99, cache=None, batch_size=4, progress=False, encoder=True)
-    assert all((got[i] == alone.encode([f"text {j % 20}" for j in range(i, i + 10)])).all() for i in range(40)) and most[0] == 1
+    run_concurrently(
+        lambda i: shared.encode([f"text {j % 20}" for j in range(i, i + 10)]), range(40), 8, got.__setitem__
+    )
+    alone = TextEmbedder(
+        "x",
+        "1",
+        "exact",
+        lambda: encode,
+        dim=3,
+        uses_kind=False,
+        max_chars=99,
+        cache=None,
+        batch_size=4,
+        progress=False,
+        allow_encoding=True,
+    )
+    assert (
+        all((got[i] == alone.encode([f"text {j % 20}" for j in range(i, i + 10)])).all() for i in range(40))
+        and most[0] == 1
+    )
     assert shared.encoded + shared.from_cache == 400
 
 
@@ -246,18 +349,22 @@ def test_an_encoder_is_asked_by_one_thread_at_a_time(tmp_path):
 CHILD = """
 import signal, sys
 import adaptmr as am
-from adaptmr.eval.run import evaluate
-from adaptmr.llm import LLM
+from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.llm import LLM, concurrency
 from adaptmr.llm.replay import ReplayCache
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background has interrupts ignored
-folder, url = sys.argv[1:]
+# a shell that starts the tests in the background makes them ignore interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)
+folder, url, grace_seconds = sys.argv[1:]
+concurrency.run_concurrently.__defaults__ = (float(grace_seconds),)
 llm = LLM("m", base_url=url, cache=ReplayCache(folder + "/calls.sqlite"), concurrency=4)
-frame = evaluate(["lexical", "random"], am.load("demo", split="en1", limit=20), llm, embedder="hash", progress=False, journal=folder + "/journal")
+data, options = am.load("demo", split="en1", limit=20), {"embedder": "hash", "progress": False}
+frame = evaluate(["lexical", "random"], data, llm, journal=folder + "/journal", **options)
 frame.drop(columns=[c for c in frame if c.startswith("ms_")]).to_json(folder + "/frame.json", orient="split")
 """
 
 
-def journaled(path): return [json.loads(line)["key"] for line in path.read_bytes().split(b"\n")[1:-1]] if path.exists() else []
+def journaled(path):
+    return [json.loads(line)["key"] for line in path.read_bytes().split(b"\n")[1:-1]] if path.exists() else []
 
 
 @pytest.mark.parametrize("server_is", ["slow", "hanging"])
@@ -265,17 +372,28 @@ def test_a_stop_ends_the_run_and_the_next_one_pays_for_nothing_twice(server_is, 
     enough = threading.Event()
 
     def slow(h, body):
-        if len(s.requests) > 10: enough.set(); h.server.released.wait(0.3)
+        if len(s.requests) > 10:
+            enough.set()
+            h.server.released.wait(0.3)
         answering(reader)(h, body)
 
     def hanging(h, body):
         if len(s.requests) > 10:
-            if s._open >= 4: enough.set()
+            if s._open >= 4:
+                enough.set()
             hang(h, body)
-        else: answering(reader)(h, body)
+        else:
+            answering(reader)(h, body)
 
-    def child(): return subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path), s.url], stderr=subprocess.PIPE, text=True)
+    def child():
+        return subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path), s.url, grace_seconds],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
+    # where every reply must arrive, it gets time enough on a busy machine; `make bench` times a stop
+    grace_seconds = "20" if server_is == "slow" else str(GRACE_SECONDS)
     with Server(slow if server_is == "slow" else hanging) as s:
         first = child()
         assert enough.wait(60), first.stderr.read()
@@ -283,11 +401,22 @@ def test_a_stop_ends_the_run_and_the_next_one_pays_for_nothing_twice(server_is, 
         first.send_signal(signal.SIGINT)
         _, said = first.communicate(timeout=30)
         took = monotonic() - begun
-        assert first.returncode != 0 and said.rstrip().endswith("KeyboardInterrupt") and took < 5, (took, said)
+        assert (
+            first.returncode != 0
+            and said.rstrip().endswith("KeyboardInterrupt")
+            and took < float(grace_seconds) + 4
+        ), (
+            took,
+            said,
+        )
         asked, kept = len(s.requests), journaled(tmp_path / "journal")
-        assert len([k for k in kept if not k.endswith("/ingest")]) >= 5 and not (tmp_path / "frame.json").exists()
+        assert (
+            len([k for k in kept if not k.endswith("/ingest")]) >= 5
+            and not (tmp_path / "frame.json").exists()
+        )
         if server_is == "slow":  # all that was paid for came in
-            with ReplayCache(tmp_path / "calls.sqlite") as cache: assert len(cache) == asked
+            with ReplayCache(tmp_path / "calls.sqlite") as cache:
+                assert len(cache) == asked
         s.script[:] = [answering(reader)]
         second = child()
         _, said = second.communicate(timeout=60)
@@ -295,9 +424,11 @@ def test_a_stop_ends_the_run_and_the_next_one_pays_for_nothing_twice(server_is, 
         distinct = {json.dumps(r, sort_keys=True) for r in s.requests}
         assert len(s.requests) <= len(distinct) + (0 if server_is == "slow" else 4)
         again = journaled(tmp_path / "journal")
-        assert again[:len(kept)] == kept and len(set(again)) == 42
+        assert again[: len(kept)] == kept and len(set(again)) == 42
         twice = [k for k, n in Counter(again).items() if n > 1 and not k.endswith("/ingest")]
-        assert len(twice) <= 1 and set(twice) <= set(kept), "only what was being written when the stop came may stand there twice"
+        assert len(twice) <= 1 and set(twice) <= set(kept), (
+            "only what was being written when the stop came may stand there twice"
+        )
     with Server(answering(reader)) as s:
         whole = run(["lexical", "random"], am.load("demo", split="en1", limit=20), model(s))
     assert (tmp_path / "frame.json").read_text(encoding="utf-8") == plain(whole).to_json(orient="split")
@@ -307,98 +438,172 @@ def test_an_error_in_one_question_ends_the_run_and_keeps_the_rest(data, tmp_path
     served = threading.Semaphore(9)
 
     def behave(h, body):
-        if served.acquire(blocking=False): answering(reader)(h, body)
-        else: status(401, "no such key")(h, body)
+        if served.acquire(blocking=False):
+            answering(reader)(h, body)
+        else:
+            status(401, "no such key")(h, body)
 
     with Server(behave) as s:
         with pytest.raises(AuthError, match="no such key"):
-            run(["lexical", "random"], data, model(s, cache=ReplayCache(tmp_path / "c")), journal=tmp_path / "j")
-        with ReplayCache(tmp_path / "c") as cache: paid = len(cache)
+            run(
+                ["lexical", "random"],
+                data,
+                model(s, cache=ReplayCache(tmp_path / "c")),
+                journal=tmp_path / "j",
+            )
+        with ReplayCache(tmp_path / "c") as cache:
+            paid = len(cache)
         assert paid == 9
         s.script[:] = [answering(reader)]
         before = len(s.requests)
-        frame = run(["lexical", "random"], data, model(s, cache=ReplayCache(tmp_path / "c")), journal=tmp_path / "j")
+        frame = run(
+            ["lexical", "random"], data, model(s, cache=ReplayCache(tmp_path / "c")), journal=tmp_path / "j"
+        )
         assert len(s.requests) - before == len({json.dumps(r, sort_keys=True) for r in s.requests}) - paid
-    with Server(answering(reader)) as s: pd.testing.assert_frame_equal(plain(frame), plain(run(["lexical", "random"], data, model(s))))
+    with Server(answering(reader)) as s:
+        pd.testing.assert_frame_equal(plain(frame), plain(run(["lexical", "random"], data, model(s))))
 
 
 def test_no_thread_outlives_a_run(data):
-    with Server(answering(reader)) as s: run(["random"], data, model(s))
+    with Server(answering(reader)) as s:
+        run(["random"], data, model(s))
     assert not [t for t in threading.enumerate() if t.name.startswith("question")]
 
 
 # --- who spent what
 
-THINK = Task("think", dict.fromkeys(("en", "zh"), ("Reply in JSON.", "$question")),
-             {"type": "object", "properties": {"about": {"type": "string", "maxLength": 99}}, "required": ["about"], "additionalProperties": False},
-             lambda question: {"about": question[:99]})
+THINK = Task(
+    "think",
+    dict.fromkeys(("en", "zh"), ("Reply in JSON.", "$question")),
+    {
+        "type": "object",
+        "properties": {"about": {"type": "string", "maxLength": 99}},
+        "required": ["about"],
+        "additionalProperties": False,
+    },
+    lambda question: {"about": question[:99]},
+)
 
 
 def thinker(body):
-    if body["messages"][0]["content"] == "Reply in JSON.": return ok_json({"about": "cats"}, prompt=100, done=11)
+    if body["messages"][0]["content"] == "Reply in JSON.":
+        return ok_json({"about": "cats"}, prompt=100, done=11)
     return ok_json({"answer": "a cat", "abstain": False}, prompt=10, done=1)
 
 
-@pytest.mark.parametrize("says,spent", [(Usage(), (1, 111)), (Usage(1, 0, 100, 11), (1, 111)), (Usage(3, 0, 400, 50), (3, 450)), (Usage(1), (1, 111))])
+@pytest.mark.parametrize(
+    "says,spent",
+    [
+        (Usage(), (1, 111)),
+        (Usage(1, 0, 100, 11), (1, 111)),
+        (Usage(3, 0, 400, 50), (3, 450)),
+        (Usage(1), (1, 111)),
+    ],
+)
 def test_what_retrieval_spent_is_heard_and_counted_once(data, says, spent):
     few = replace(data, questions=data.questions[:6])
     with Server(answering(thinker)) as s:
         llm = model(s)
         frame = run([Parrot(asks=lambda q: THINK.run(llm, question=q.text), usage=says)], few, llm)
     assert set(zip(frame.retrieval_calls, frame.retrieval_tokens)) == {spent}
-    assert set(zip(frame.calls, frame.prompt_tokens + frame.completion_tokens)) == {(spent[0] + 1, spent[1] + 11)}
+    assert set(zip(frame.calls, frame.prompt_tokens + frame.completion_tokens)) == {
+        (spent[0] + 1, spent[1] + 11)
+    }
     assert set(frame.ways) == {"answer:model think:model"}
 
 
 def test_offline_nothing_is_spent_and_no_way_is_told(data):
     frame = run([Parrot(asks=lambda q: THINK.run(None, question=q.text)), "adaptmr"], data)
-    assert (frame.ways == "").all() and (frame[["calls", "retrieval_calls", "retrieval_tokens"]] == 0).all(axis=None)
-    assert tables.ways_table(frame).empty and "fallback" not in tables.costs(frame) and tables.fallbacks(frame) == {}
+    assert (frame.ways == "").all() and (frame[["calls", "retrieval_calls", "retrieval_tokens"]] == 0).all(
+        axis=None
+    )
+    assert (
+        tables.reply_outcome_table(frame).empty
+        and "fallback" not in tables.system_costs(frame)
+        and tables.fallback_rates(frame) == {}
+    )
 
 
 # --- the same budget
 
+
 class Matching(Parrot):
     matches = "thinks"
 
-    def __init__(self): super().__init__("matching"); self.told = []
+    def __init__(self):
+        super().__init__("matching")
+        self.told = []
 
-    def match(self, tokens): self.told.append((len(self.turns) > 0, dict(tokens)))
+    def match(self, tokens):
+        self.told.append((len(self.turns) > 0, dict(tokens)))
 
 
 def test_a_matched_system_is_told_what_the_other_spent(data, tmp_path):
     with Server(answering(thinker)) as s:
         llm = model(s)
-        def thinks(): return Parrot("thinks", asks=lambda q: THINK.run(llm, question=q.text + "!" * (q.text > "M")))
+
+        def thinks():
+            return Parrot("thinks", asks=lambda q: THINK.run(llm, question=q.text + "!" * (q.text > "M")))
+
         first = Matching()
         frame = run([thinks(), "random", first], data, llm, journal=tmp_path / "j")
-        assert first.told == [(True, {q.text: 111 for q in data.questions_on(c.id)}) for c in data.conversations], "after it took in the conversation"
+        assert first.told == [
+            (True, {q.text: 111 for q in data.questions_on(c.id)}) for c in data.conversations
+        ], "after it took in the conversation"
         lines = (tmp_path / "j").read_bytes().split(b"\n")
         cut = [line for line in lines[:-1] if b'"key": "matching/' not in line[:40]]
         (tmp_path / "j").write_bytes(b"\n".join(cut) + b"\n")
         resumed, other = Matching(), thinks()
-        pd.testing.assert_frame_equal(plain(run([other, "random", resumed], data, llm, journal=tmp_path / "j")), plain(frame))
+        pd.testing.assert_frame_equal(
+            plain(run([other, "random", resumed], data, llm, journal=tmp_path / "j")), plain(frame)
+        )
         assert resumed.told == first.told and not other.threads, "from the journal's rows"
 
 
-@pytest.mark.parametrize("systems", [lambda: [Matching()], lambda: [Matching(), Parrot("thinks")], lambda: ["random", Matching(), Parrot("thinks")]])
+@pytest.mark.parametrize(
+    "systems",
+    [
+        lambda: [Matching()],
+        lambda: [Matching(), Parrot("thinks")],
+        lambda: ["random", Matching(), Parrot("thinks")],
+    ],
+)
 def test_a_match_must_be_asked_before(data, systems, tmp_path):
     chosen = systems()
-    with pytest.raises(ValueError, match=r"'matching' may spend what 'thinks' spends.*put 'thinks' before 'matching'"):
+    with pytest.raises(
+        ValueError, match=r"'matching' may spend what 'thinks' spends.*put 'thinks' before 'matching'"
+    ):
         run(chosen, data, journal=tmp_path / "j")
-    assert not (tmp_path / "j").exists() and not any(s.threads for s in chosen if isinstance(s, Parrot)), "before anything is asked"
+    assert not (tmp_path / "j").exists() and not any(s.threads for s in chosen if isinstance(s, Parrot)), (
+        "before anything is asked"
+    )
 
 
 # --- how replies came about
 
+
 def test_ways_by_system_and_task_by_hand():
-    frame = pd.DataFrame({"system": ["b", "b", "a", "b", "c"], "ways": [
-        "plan:model answer:model", "plan:fallback answer:repaired×2 follow-up:retried", "answer:model×3", "plan:retried", ""]})
-    table = tables.ways_table(frame)
-    assert [tuple(r) for r in table.itertuples(index=False)] == [("b", "answer", 3, 0.3333, 0.6667, 0.0, 0.0), ("b", "follow-up", 1, 0.0, 0.0, 1.0, 0.0),
-        ("b", "plan", 3, 0.3333, 0.0, 0.3333, 0.3333), ("a", "answer", 3, 1.0, 0.0, 0.0, 0.0)]
-    assert tables.fallbacks(frame) == {"answer": 0.0, "follow-up": 0.0, "plan": 0.333333}
-    assert tables.ways_table(frame.drop(columns="ways")).empty, "rows of an earlier version"
+    frame = pd.DataFrame(
+        {
+            "system": ["b", "b", "a", "b", "c"],
+            "ways": [
+                "plan:model answer:model",
+                "plan:fallback answer:repaired×2 follow-up:retried",
+                "answer:model×3",
+                "plan:retried",
+                "",
+            ],
+        }
+    )
+    table = tables.reply_outcome_table(frame)
+    assert [tuple(r) for r in table.itertuples(index=False)] == [
+        ("b", "answer", 3, 0.3333, 0.6667, 0.0, 0.0),
+        ("b", "follow-up", 1, 0.0, 0.0, 1.0, 0.0),
+        ("b", "plan", 3, 0.3333, 0.0, 0.3333, 0.3333),
+        ("a", "answer", 3, 1.0, 0.0, 0.0, 0.0),
+    ]
+    assert tables.fallback_rates(frame) == {"answer": 0.0, "follow-up": 0.0, "plan": 0.333333}
+    assert tables.reply_outcome_table(frame.drop(columns="ways")).empty, "rows of an earlier version"
 
 
 def test_an_experiment_shows_and_keeps_them(tmp_path, monkeypatch):
@@ -406,7 +611,7 @@ def test_an_experiment_shows_and_keeps_them(tmp_path, monkeypatch):
     params = {"systems": "lexical,random", "split": "en1", "limit": 12, "embedder": "hash"}
     offline = Experiment("lesson", params, out_dir=tmp_path)
     offline.evaluate()
-    assert "No model was asked" in offline.replies() and "fallback" not in offline.main_tables()
+    assert "No model was asked" in offline.reply_outcomes() and "fallback" not in offline.main_tables()
     offline.finish()
     with Server(answering(reader)) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
@@ -414,11 +619,19 @@ def test_an_experiment_shows_and_keeps_them(tmp_path, monkeypatch):
         for redact in (False, True):
             experiment = Experiment("lesson", {**params, "model": "m", "redact": redact}, out_dir=tmp_path)
             frame = experiment.evaluate()
-            assert "asked again" in experiment.replies() and "fallback" in experiment.main_tables()
+            assert "asked again" in experiment.reply_outcomes() and "fallback" in experiment.main_tables()
             done = experiment.finish()
             kept = pd.read_csv(done.path / "tables" / "replies.csv")
-            assert kept.system.tolist() == ["lexical", "random"] and kept.n.sum() == sum(bool(w) for w in frame.ways) == 24
+            assert (
+                kept.system.tolist() == ["lexical", "random"]
+                and kept.n.sum() == sum(bool(w) for w in frame.ways) == 24
+            )
             manifest = json.loads((done.path / "manifest.json").read_text(encoding="utf-8"))
-            assert manifest["fallbacks"] == tables.fallbacks(frame) and 0 < manifest["fallbacks"]["answer"] < 1
+            assert (
+                manifest["fallbacks"] == tables.fallback_rates(frame)
+                and 0 < manifest["fallbacks"]["answer"] < 1
+            )
             assert [r["n"] for r in manifest["tally"]] == [12, 12]
-            assert "ways" in pd.read_parquet(done.path / "results.parquet"), "it is ours, and may be published"
+            assert "ways" in pd.read_parquet(done.path / "results.parquet"), (
+                "it is ours, and may be published"
+            )

@@ -1,4 +1,5 @@
 """Labels by hand: what is exported, what is refused, and that nothing saved is ever lost."""
+
 import csv
 import io
 import json
@@ -17,81 +18,153 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval import cases as c
-from adaptmr.eval import label_files as files
-from adaptmr.eval import labels as lab
-from adaptmr.eval.labels import CAUSES, Case, Label, LabelError, Labels, Turn, export_failures
-from adaptmr.eval.publish import publishable, quotes
+from adaptmr.eval.annotation import cases as c
+from adaptmr.eval.annotation import files as files
+from adaptmr.eval.annotation import labels as lab
+from adaptmr.eval.annotation.labels import (
+    CAUSES,
+    AnnotationCase,
+    Label,
+    LabelError,
+    Labels,
+    Turn,
+    sample_failures,
+)
+from adaptmr.eval.report.redaction import redaction_problems, find_quotes
 from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
 
 NOW = datetime(2026, 11, 22, 9, 30, tzinfo=UTC)
-NASTY = ['=HYPERLINK("http://x.org")', "+1 555", "-5 °C", "@ada", "'=x", "''", "a;b,c\t\"d\"", "我住在杭州", "مرحبا", "🙂", "\ud800 lone",
-         "NUL\x00NUL", "a\r\nb\u2028c", "", "x" * 5000, "<script>alert(1)</script>", "✓ D1:1 fake", "#N/A", "1:30", "003"]
+NASTY = [
+    '=HYPERLINK("http://x.org")',
+    "+1 555",
+    "-5 °C",
+    "@ada",
+    "'=x",
+    "''",
+    'a;b,c\t"d"',
+    "我住在杭州",
+    "مرحبا",
+    "🙂",
+    "\ud800 lone",
+    "NUL\x00NUL",
+    "a\r\nb\u2028c",
+    "",
+    "x" * 5000,
+    "<script>alert(1)</script>",
+    "✓ D1:1 fake",
+    "#N/A",
+    "1:30",
+    "003",
+]
 
 
 def case(i=1, text="When?", **more):
-    fields = {"reference": ("in June",), "prediction": "in March", "f1": 0.125, "gold": ("D1:3",),
-              "turns": (Turn("D1:9", "[2024-03-02] Ada: Rome.", False, True), Turn("D1:3", "[2024-06-01] Ada: moved.", True, False))}
-    return Case(f"c1/q{i}", "unified", "c1", f"q{i}", "temporal_reasoning", text, **{**fields, **more})
+    fields = {
+        "reference": ("in June",),
+        "prediction": "in March",
+        "f1": 0.125,
+        "gold": ("D1:3",),
+        "turns": (
+            Turn("D1:9", "[2024-03-02] Ada: Rome.", False, True),
+            Turn("D1:3", "[2024-06-01] Ada: moved.", True, False),
+        ),
+    }
+    return AnnotationCase(
+        f"c1/q{i}", "unified", "c1", f"q{i}", "temporal_reasoning", text, **{**fields, **more}
+    )
 
 
-def made(tmp_path, n=4, name="a.json", by="Ada"): return Labels(tmp_path / name, [case(i) for i in range(1, n + 1)], by=by, now=lambda: NOW)
+def made(tmp_path, n=4, name="a.json", by="Ada"):
+    return Labels(tmp_path / name, [case(i) for i in range(1, n + 1)], by=by, now=lambda: NOW)
 
 
-# --- what is exported ------------------------------------------------------------------------------------------------
+# --- what is exported
+
 
 def run(sizes=(("c1", 30), ("c2", 10), ("c3", 3)), f1=0.1, kind=QueryType.multi_hop):
     """A frame of failures and its data; conversation and question ids, gold D1:1 missed, D1:2 found."""
-    def turn(name, i): return Memory(f"{name}/{i}", f"turn {i} of {name}", "Ada", datetime(2024, 1, i, tzinfo=UTC), source=f"D1:{i}")
+
+    def turn(name, i):
+        return Memory(
+            f"{name}/{i}", f"turn {i} of {name}", "Ada", datetime(2024, 1, i, tzinfo=UTC), source=f"D1:{i}"
+        )
 
     talks = [Conversation(name, ("Ada",), [turn(name, i) for i in range(1, 9)]) for name, _ in sizes]
-    questions = [Question(f"q{i}", f"what is {i}?", [f"answer {i}"], kind, "x", ["D1:1", "D1:2"], conversation=name) for name, n in sizes for i in range(n)]
-    frame = pd.DataFrame([{"system": "unified", "conversation": q.conversation, "question": q.id, "type": str(q.type), "f1": f1, "prediction": "no",
-                           "retrieved": "D1:2 D1:5"} for q in questions])
+    questions = [
+        Question(f"q{i}", f"what is {i}?", [f"answer {i}"], kind, "x", ["D1:1", "D1:2"], conversation=name)
+        for name, n in sizes
+        for i in range(n)
+    ]
+    frame = pd.DataFrame(
+        [
+            {
+                "system": "unified",
+                "conversation": q.conversation,
+                "question": q.id,
+                "type": str(q.type),
+                "f1": f1,
+                "prediction": "no",
+                "retrieved": "D1:2 D1:5",
+            }
+            for q in questions
+        ]
+    )
     return frame, Dataset("demo", talks, questions, ours=True)
 
 
 def test_failures_are_dealt_out_over_conversations():
     frame, data = run()
-    cases = export_failures(frame, data, "unified", per_type=15)
+    cases = sample_failures(frame, data, "unified", per_type=15)
     assert Counter(x.conversation for x in cases) == {"c1": 6, "c2": 6, "c3": 3}
-    assert max(Counter(x.conversation for x in cases[:6]).values()) == 2                # the first few are as even as all
-    assert len({x.id for x in cases}) == 15 and len(export_failures(frame, data, "unified")) == 40
-    assert cases == export_failures(frame.sample(frac=1, random_state=5), data, "unified", per_type=15)
-    assert {x.id for x in cases} != {x.id for x in export_failures(frame, data, "unified", per_type=15, seed=1)}
-    assert [x.id for x in cases] == [x.id for x in export_failures(frame, data, "unified", per_type=30)][:15]      # more asks for more, not for others
+    assert max(Counter(x.conversation for x in cases[:6]).values()) == 2  # the first few are as even as all
+    assert len({x.id for x in cases}) == 15 and len(sample_failures(frame, data, "unified")) == 40
+    assert cases == sample_failures(frame.sample(frac=1, random_state=5), data, "unified", per_type=15)
+    assert {x.id for x in cases} != {
+        x.id for x in sample_failures(frame, data, "unified", per_type=15, seed=1)
+    }
+    assert [x.id for x in cases] == [x.id for x in sample_failures(frame, data, "unified", per_type=30)][
+        :15
+    ]  # more asks for more, not for others
 
 
 def test_only_failures_of_the_system_and_each_kind_by_itself():
     frame, data = run((("c1", 5), ("c2", 5)))
     frame.loc[0, "f1"], frame.loc[1, "f1"] = 0.3, 0.298
     other = frame.assign(system="hybrid", f1=0.0)
-    cases = export_failures(pd.concat([frame, other]), data, "unified")
+    cases = sample_failures(pd.concat([frame, other]), data, "unified")
     assert len(cases) == 9 and all(x.f1 < 0.3 and x.system == "unified" for x in cases)
-    assert export_failures(frame.assign(f1=1.0), data, "unified") == []
-    assert len(export_failures(frame, data, "unified", threshold=1.0)) == 10
+    assert sample_failures(frame.assign(f1=1.0), data, "unified") == []
+    assert len(sample_failures(frame, data, "unified", threshold=1.0)) == 10
 
 
 def test_a_case_shows_what_was_found_and_what_was_missed():
     frame, data = run((("c1", 1),))
-    found = export_failures(frame, data, "unified")[0]
+    found = sample_failures(frame, data, "unified")[0]
     assert [(t.source, t.mark) for t in found.turns] == [("D1:2", "✓"), ("D1:5", "·"), ("D1:1", "✗")]
-    assert found.turns[0].line == "[2024-01-02] Ada: turn 2 of c1" and found.gold == ("D1:1", "D1:2") and found.id == "c1/q0"
-    short = export_failures(frame, data, "unified", turns=1)[0]
+    assert (
+        found.turns[0].line == "[2024-01-02] Ada: turn 2 of c1"
+        and found.gold == ("D1:1", "D1:2")
+        and found.id == "c1/q0"
+    )
+    short = sample_failures(frame, data, "unified", turns=1)[0]
     assert short.unshown == 1 and [(t.source, t.mark) for t in short.turns] == [("D1:2", "✓"), ("D1:1", "✗")]
-    strange = export_failures(frame.assign(retrieved="D9:9"), data, "unified")[0]
+    strange = sample_failures(frame.assign(retrieved="D9:9"), data, "unified")[0]
     assert "no such turn" in strange.turns[0].line and not strange.turns[0].gold
 
 
 def test_wrong_exports_are_named():
     frame, data = run((("c1", 2),))
-    for call, text in ((lambda: export_failures(frame, data, "nobody"), "'nobody'.*unified"),
-                       (lambda: export_failures(frame, data, "unified", 0), "per_type=0"),
-                       (lambda: export_failures(frame, data, "unified", threshold=30), "threshold=30"),
-                       (lambda: export_failures(frame.assign(question="zz"), data, "unified"), "'zz'"),
-                       (lambda: export_failures(frame.assign(conversation="zz"), data, "unified"), "'zz'")):
-        with pytest.raises(ValueError, match=text): call()
-    with pytest.raises(KeyError, match="redacted"): export_failures(frame.drop(columns="prediction"), data, "unified")
+    for call, text in (
+        (lambda: sample_failures(frame, data, "nobody"), "'nobody'.*unified"),
+        (lambda: sample_failures(frame, data, "unified", 0), "per_type=0"),
+        (lambda: sample_failures(frame, data, "unified", threshold=30), "threshold=30"),
+        (lambda: sample_failures(frame.assign(question="zz"), data, "unified"), "'zz'"),
+        (lambda: sample_failures(frame.assign(conversation="zz"), data, "unified"), "'zz'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+    with pytest.raises(KeyError, match="redacted"):
+        sample_failures(frame.drop(columns="prediction"), data, "unified")
 
 
 @pytest.mark.parametrize("text", NASTY)
@@ -101,62 +174,120 @@ def test_one_line(text):
     line.encode("utf-8")
 
 
-# --- the file --------------------------------------------------------------------------------------------------------
+# --- the file
 
-TEXT = st.text(st.characters(codec="utf-8"), max_size=12).map(c.one_line) | st.sampled_from([c.one_line(t) for t in NASTY])
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12).map(c.one_line) | st.sampled_from(
+    [c.one_line(t) for t in NASTY]
+)
 
 
-@given(st.lists(st.tuples(TEXT, TEXT, TEXT, TEXT, st.sampled_from(["", *CAUSES]), st.booleans(), st.booleans()), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(TEXT, TEXT, TEXT, TEXT, st.sampled_from(["", *CAUSES]), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=4,
+    )
+)
 @settings(max_examples=60, deadline=None)
 def test_json_and_csv_hold_the_same(rows):
-    pairs = [(case(i, text, prediction=said, reference=tuple(filter(None, [said, note])), f1=i / 7 - i / 7 % 0.001,
-                   turns=(Turn("S1:1", line, gold, True),) if found else (Turn("S1:1", line, True, False),)), Label(cause, note, "Zoë" if cause else "", ""))
-             for i, (text, said, note, line, cause, gold, found) in enumerate(rows)]
-    pairs = [(Case(**{**{k: getattr(x, k) for k in Case.__slots__}, "f1": round(x.f1, 3)}), y) for x, y in pairs]
+    pairs = [
+        (
+            case(
+                i,
+                text,
+                prediction=said,
+                reference=tuple(filter(None, [said, note])),
+                f1=i / 7 - i / 7 % 0.001,
+                turns=(Turn("S1:1", line, gold, True),) if found else (Turn("S1:1", line, True, False),),
+            ),
+            Label(cause, note, "Zoë" if cause else "", ""),
+        )
+        for i, (text, said, note, line, cause, gold, found) in enumerate(rows)
+    ]
+    pairs = [
+        (AnnotationCase(**{**{k: getattr(x, k) for k in AnnotationCase.__slots__}, "f1": round(x.f1, 3)}), y)
+        for x, y in pairs
+    ]
     for name in ("a.json", "a.csv"):
-        write, read = files.form(Path(name))
+        write, read = files.file_format(Path(name))
         assert [(x, y) for _, x, y in read(write(pairs), name)] == pairs
 
 
 def test_a_spreadsheet_opens_it_and_gives_it_back(tmp_path):
-    labels = Labels(tmp_path / "a.csv", [case(i, t) for i, t in enumerate(map(c.one_line, NASTY), 1)], by="Ada", now=lambda: NOW)
+    labels = Labels(
+        tmp_path / "a.csv",
+        [case(i, t) for i, t in enumerate(map(c.one_line, NASTY), 1)],
+        by="Ada",
+        now=lambda: NOW,
+    )
     labels.set("c1/q1", "GEN", "=SUM(A1)")
     raw = labels.path.read_bytes()
-    assert raw.startswith(b"\xef\xbb\xbf")                                               # Excel takes it for UTF-8
-    assert pd.read_csv(labels.path)["case"].tolist() == list(labels.cases)                # and pandas doesn't stumble over the mark
+    assert raw.startswith(b"\xef\xbb\xbf")  # Excel takes it for UTF-8
+    assert pd.read_csv(labels.path)["case"].tolist() == list(
+        labels.cases
+    )  # and pandas doesn't stumble over the mark
     rows = list(csv.DictReader(io.StringIO(raw.decode("utf-8-sig"))))
-    assert not [v for row in rows for v in row.values() if v[:1] in "=+-@\t\r" and v]     # no cell that a spreadsheet would run
-    with (tmp_path / "b.csv").open("w", encoding="utf-8", newline="") as out:           # semicolons, no mark, Unix lines: what another program saves
+    assert not [
+        v for row in rows for v in row.values() if v[:1] in "=+-@\t\r" and v
+    ]  # no cell that a spreadsheet would run
+    with (tmp_path / "b.csv").open(
+        "w", encoding="utf-8", newline=""
+    ) as out:  # semicolons, no mark, Unix lines: what another program saves
         writer = csv.DictWriter(out, rows[0].keys(), delimiter=";", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     back = Labels(tmp_path / "b.csv")
-    assert list(back.cases.values()) == list(labels.cases.values()) and back.causes() == {"c1/q1": "GEN"} and back["c1/q1"].note == "=SUM(A1)"
+    assert (
+        list(back.cases.values()) == list(labels.cases.values())
+        and back.causes() == {"c1/q1": "GEN"}
+        and back["c1/q1"].note == "=SUM(A1)"
+    )
     assert back.copy_to(tmp_path / "c.json").read_bytes() == labels.copy_to(tmp_path / "d.json").read_bytes()
 
 
 def test_excel_cells_are_not_too_long(tmp_path):
     frame, data = run((("c1", 1),))
-    long = [Memory(m.id, "word " * 2000, m.speaker, m.at, source=f"D1:{i}") for i, m in enumerate(data.conversations[0].turns * 10)]
+    long = [
+        Memory(m.id, "word " * 2000, m.speaker, m.at, source=f"D1:{i}")
+        for i, m in enumerate(data.conversations[0].turns * 10)
+    ]
     data = Dataset("demo", [Conversation("c1", ("Ada",), long)], data.questions)
-    frame = frame.assign(retrieved=" ".join(f"D1:{i}" for i in range(80)), prediction="x" * 10 ** 6)
-    labels = Labels(tmp_path / "a.csv", export_failures(frame, data, "unified"))
-    assert max(len(v) for row in csv.DictReader(io.StringIO(labels.path.read_text(encoding="utf-8-sig"))) for v in row.values()) < 32_767
+    frame = frame.assign(retrieved=" ".join(f"D1:{i}" for i in range(80)), prediction="x" * 10**6)
+    labels = Labels(tmp_path / "a.csv", sample_failures(frame, data, "unified"))
+    assert (
+        max(
+            len(v)
+            for row in csv.DictReader(io.StringIO(labels.path.read_text(encoding="utf-8-sig")))
+            for v in row.values()
+        )
+        < 32_767
+    )
     assert Labels(labels.path).cases == labels.cases
 
 
 def test_labels_survive_and_can_be_taken_back(tmp_path):
     labels = made(tmp_path)
-    assert labels.path.exists() and (labels.done, len(labels)) == (0, 4)                  # the file is there before the first label, for an editor
-    labels.set("c1/q1", "MISS"); labels.set("c1/q2", "GEN", "  two\nlines ")
+    assert labels.path.exists() and (labels.done, len(labels)) == (
+        0,
+        4,
+    )  # the file is there before the first label, for an editor
+    labels.set("c1/q1", "MISS")
+    labels.set("c1/q2", "GEN", "  two\nlines ")
     assert Labels(labels.path)["c1/q2"] == Label("GEN", "two lines", "Ada", "2026-11-22T09:30:00+00:00")
     labels.set("c1/q1", "CONFLICT")
     assert [labels.undo(), labels.undo(), labels.undo(), labels.undo()] == ["c1/q1", "c1/q2", "c1/q1", None]
     assert Labels(labels.path).causes() == {}
-    labels.set("c1/q3", "MISS", "why"); labels.set("c1/q3", "TEMPORAL")
-    assert labels["c1/q3"].note == "why" and labels.progress()["left"].tolist() == [3] and labels.progress(goal=1)["left"].tolist() == [0]
+    labels.set("c1/q3", "MISS", "why")
+    labels.set("c1/q3", "TEMPORAL")
+    assert (
+        labels["c1/q3"].note == "why"
+        and labels.progress()["left"].tolist() == [3]
+        and labels.progress(goal=1)["left"].tolist() == [0]
+    )
     labels.set("c1/q3", "")
-    assert labels.causes() == {} and labels["c1/q3"] == Label("", "why") and list(tmp_path.glob("*.tmp")) == []
+    assert (
+        labels.causes() == {} and labels["c1/q3"] == Label("", "why") and list(tmp_path.glob("*.tmp")) == []
+    )
 
 
 def test_a_file_is_continued(tmp_path):
@@ -164,26 +295,45 @@ def test_a_file_is_continued(tmp_path):
     more = Labels(tmp_path / "a.json", [case(i) for i in range(1, 7)], by="Bob", now=lambda: NOW)
     assert more.causes() == {"c1/q2": "MISS"} and more["c1/q2"].by == "Ada"
     more.set("c1/q6", "GEN")
-    assert [(k, v.by) for k, v in ((k, Labels(tmp_path / "a.json")[k]) for k in more.causes())] == [("c1/q2", "Ada"), ("c1/q6", "Bob")]
-    with pytest.raises(LabelError, match=r"5 cases .*'c1/q2'"): Labels(tmp_path / "a.json", [case(1)])
-    with pytest.raises(FileNotFoundError, match=r"nothing\.json"): Labels(tmp_path / "nothing.json")
-    with pytest.raises(LabelError, match="ends in"): Labels(tmp_path / "a.xlsx", [case(1)])
-    with pytest.raises(LabelError, match="'c1/q1' is given more"): Labels(tmp_path / "b.json", [case(1), case(1)])
+    assert [(k, v.by) for k, v in ((k, Labels(tmp_path / "a.json")[k]) for k in more.causes())] == [
+        ("c1/q2", "Ada"),
+        ("c1/q6", "Bob"),
+    ]
+    with pytest.raises(LabelError, match=r"5 cases .*'c1/q2'"):
+        Labels(tmp_path / "a.json", [case(1)])
+    with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
+        Labels(tmp_path / "nothing.json")
+    with pytest.raises(LabelError, match="ends in"):
+        Labels(tmp_path / "a.xlsx", [case(1)])
+    with pytest.raises(LabelError, match="'c1/q1' is given more"):
+        Labels(tmp_path / "b.json", [case(1), case(1)])
 
 
-@pytest.mark.parametrize(("cause", "says"), [("miss", "write MISS"), ("MIS", "write MISS"), ("Temporal ", "write TEMPORAL"), ("???", "one of them"),
-                                             ("MISS,GEN", "none of MISS, TEMPORAL")])
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        ("miss", "write MISS"),
+        ("MIS", "write MISS"),
+        ("Temporal ", "write TEMPORAL"),
+        ("???", "one of them"),
+        ("MISS,GEN", "none of MISS, TEMPORAL"),
+    ],
+)
 def test_a_bad_label_is_refused(cause, says, tmp_path):
     labels = made(tmp_path)
-    with pytest.raises(LabelError, match=says): labels.set("c1/q1", cause)
-    with pytest.raises(LabelError, match="HALLUC, OVERLOAD, GEN"): labels.set("c1/q1", cause)
+    with pytest.raises(LabelError, match=says):
+        labels.set("c1/q1", cause)
+    with pytest.raises(LabelError, match="HALLUC, OVERLOAD, GEN"):
+        labels.set("c1/q1", cause)
     assert labels.done == 0 and Labels(labels.path).done == 0
 
 
 def test_other_bad_calls(tmp_path):
     labels = made(tmp_path)
-    with pytest.raises(LabelError, match=r"'c1/q9'.*'c1/q"): labels.set("c1/q9", "MISS")
-    with pytest.raises(LabelError, match="2,000"): labels.set("c1/q1", "MISS", "x" * 10 ** 6)
+    with pytest.raises(LabelError, match=r"'c1/q9'.*'c1/q"):
+        labels.set("c1/q9", "MISS")
+    with pytest.raises(LabelError, match="2,000"):
+        labels.set("c1/q1", "MISS", "x" * 10**6)
     labels.set("c1/q1", "MISS", "\ud800 \0 🙂")
     assert Labels(labels.path)["c1/q1"].note == "\ufffd 🙂"
 
@@ -195,19 +345,32 @@ def spoil(path, old, new, count=1):
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv"])
-@pytest.mark.parametrize(("old", "new", "says"), [
-    ("GEN", "Genn", r"'Genn' is none of MISS.*write GEN"), ("GEN", "7", "'7' is none"), ("2026-11-22T09:30:00+00:00", "22.11.26", r"'22\.11\.26'.*2026-11-22"),
-    ("c1/q3", "c1/q2", "'c1/q2' stands in line"), ("0.125", "much", "much")])
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("GEN", "Genn", r"'Genn' is none of MISS.*write GEN"),
+        ("GEN", "7", "'7' is none"),
+        ("2026-11-22T09:30:00+00:00", "22.11.26", r"'22\.11\.26'.*2026-11-22"),
+        ("c1/q3", "c1/q2", "'c1/q2' stands in line"),
+        ("0.125", "much", "much"),
+    ],
+)
 def test_files_spoiled_by_hand_are_refused(name, old, new, says, tmp_path):
     labels = made(tmp_path, name=name)
     labels.set("c1/q2", "GEN")
-    if name == "a.json": old, new = {"GEN": '"cause": "GEN"', "0.125": '"f1": 0.125'}.get(old, old), \
-        {"0.125": '"f1": "much"', "GEN": f'"cause": "{new}"'}.get(old, new)
+    if name == "a.json":
+        old, new = (
+            {"GEN": '"cause": "GEN"', "0.125": '"f1": 0.125'}.get(old, old),
+            {"0.125": '"f1": "much"', "GEN": f'"cause": "{new}"'}.get(old, new),
+        )
     spoil(labels.path, old, new)
-    with pytest.raises(LabelError, match=says) as e: Labels(labels.path)
+    with pytest.raises(LabelError, match=says) as e:
+        Labels(labels.path)
     line = int(str(e.value).split("line ")[1].split(":")[0])
     lines = labels.path.read_text(encoding="utf-8-sig").splitlines()
-    near = range(line - 12, line + 4) if old not in ('"cause": "GEN"', "GEN") else [line - 1]       # a bad cause is on that very line
+    near = (
+        range(line - 12, line + 4) if old not in ('"cause": "GEN"', "GEN") else [line - 1]
+    )  # a bad cause is on that very line
     assert name in str(e.value) and any(new in lines[i] for i in near if 0 <= i < len(lines))
 
 
@@ -215,25 +378,42 @@ def test_line_numbers_count_lines_in_cells(tmp_path):
     labels = made(tmp_path, name="a.csv")
     labels.set("c1/q3", "GEN")
     spoil(labels.path, ",GEN,", ",NOPE,")
-    at = next(i for i, line in enumerate(labels.path.read_text(encoding="utf-8-sig").splitlines(), 1) if ",NOPE," in line)
-    with pytest.raises(LabelError, match=rf"line {at}: .*NOPE"): Labels(labels.path)
+    at = next(
+        i
+        for i, line in enumerate(labels.path.read_text(encoding="utf-8-sig").splitlines(), 1)
+        if ",NOPE," in line
+    )
+    with pytest.raises(LabelError, match=rf"line {at}: .*NOPE"):
+        Labels(labels.path)
 
 
-@pytest.mark.parametrize(("name", "raw", "says"), [
-    ("a.json", b"{half", "line 1: not JSON"), ("a.json", b"[]", "no list"), ("a.json", b'{"cases": [{"case": "x"}]}', "line 1: .*damaged"),
-    ("a.json", b"\xff\xfe", "UTF-8"), ("a.json", b'{"cases": [3]}', "damaged"), ("a.csv", b"", "no column 'case'"),
-    ("a.csv", b"case,cause\r\nx,MISS\r\n", "no column 'type'"), ("a.csv", b"\xe4\xf6", "CSV UTF-8")])
+@pytest.mark.parametrize(
+    ("name", "raw", "says"),
+    [
+        ("a.json", b"{half", "line 1: not JSON"),
+        ("a.json", b"[]", "no list"),
+        ("a.json", b'{"cases": [{"case": "x"}]}', "line 1: .*damaged"),
+        ("a.json", b"\xff\xfe", "UTF-8"),
+        ("a.json", b'{"cases": [3]}', "damaged"),
+        ("a.csv", b"", "no column 'case'"),
+        ("a.csv", b"case,cause\r\nx,MISS\r\n", "no column 'type'"),
+        ("a.csv", b"\xe4\xf6", "CSV UTF-8"),
+    ],
+)
 def test_files_that_are_none(name, raw, says, tmp_path):
     (tmp_path / name).write_bytes(raw)
-    with pytest.raises(LabelError, match=says): Labels(tmp_path / name)
-    with pytest.raises(LabelError, match=says): Labels(tmp_path / name, [case(1)])
-    assert (tmp_path / name).read_bytes() == raw                                         # never overwritten
+    with pytest.raises(LabelError, match=says):
+        Labels(tmp_path / name)
+    with pytest.raises(LabelError, match=says):
+        Labels(tmp_path / name, [case(1)])
+    assert (tmp_path / name).read_bytes() == raw  # never overwritten
 
 
 def test_a_turn_cell_without_its_mark(tmp_path):
     labels = made(tmp_path, name="a.csv")
     spoil(labels.path, "✗ D1:3", "D1:3")
-    with pytest.raises(LabelError, match=r"line 2: the turn 'D1:3"): Labels(labels.path)
+    with pytest.raises(LabelError, match=r"line 2: the turn 'D1:3"):
+        Labels(labels.path)
 
 
 def test_json_on_one_line_still_opens(tmp_path):
@@ -243,36 +423,45 @@ def test_json_on_one_line_still_opens(tmp_path):
     assert Labels(labels.path).causes() == {"c1/q1": "GEN"}
 
 
-# --- nothing saved is lost -------------------------------------------------------------------------------------------
+# --- nothing saved is lost
+
 
 def test_another_programs_change_is_not_overwritten(tmp_path):
     one, two = made(tmp_path), made(tmp_path)
     two.set("c1/q1", "GEN")
-    with pytest.raises(LabelError, match="another program"): one.set("c1/q2", "MISS")
+    with pytest.raises(LabelError, match="another program"):
+        one.set("c1/q2", "MISS")
     assert one.causes() == {} and one.undo() is None and Labels(one.path).causes() == {"c1/q1": "GEN"}
     labels = Labels(one.path, by="Ada")
     labels.path.unlink()
-    with pytest.raises(LabelError, match="another program"): labels.set("c1/q2", "MISS")
+    with pytest.raises(LabelError, match="another program"):
+        labels.set("c1/q2", "MISS")
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     labels = made(tmp_path)
     labels.set("c1/q1", "MISS")
 
-    def full(fd): raise OSError(28, "No space left on device")
+    def full(fd):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"): labels.set("c1/q2", "GEN")
-    assert labels.causes() == {"c1/q1": "MISS"} == Labels(labels.path).causes()           # what is not on disk is not shown as if it were
-    with pytest.raises(OSError, match="No space"): labels.undo()
+    monkeypatch.setattr("adaptmr.files.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        labels.set("c1/q2", "GEN")
+    assert (
+        labels.causes() == {"c1/q1": "MISS"} == Labels(labels.path).causes()
+    )  # what is not on disk is not shown as if it were
+    with pytest.raises(OSError, match="No space"):
+        labels.undo()
     monkeypatch.undo()
     assert labels.undo() == "c1/q1" and Labels(labels.path).causes() == {}
 
 
 WRITER = """
 import sys
-from adaptmr.eval.labels import CAUSES, Case, Labels
-cases = [Case(f"c1/q{i}", "unified", "c1", f"q{i}", "multi_hop", "x" * 3000, ("a",), "b", 0.0) for i in range(60)]
+from adaptmr.eval.annotation.labels import CAUSES, AnnotationCase, Labels
+rest = ("multi_hop", "x" * 3000, ("a",), "b", 0.0)
+cases = [AnnotationCase(f"c1/q{i}", "unified", "c1", f"q{i}", *rest) for i in range(60)]
 labels, causes, n = Labels(sys.argv[1], cases, by="Ada"), list(CAUSES), 0
 print("ready", flush=True)
 while True:
@@ -285,13 +474,15 @@ while True:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
 @pytest.mark.parametrize(("name", "seen"), [("a.json", 3), ("a.json", 40), ("a.csv", 75)])
 def test_killed_while_saving(name, seen, tmp_path):
-    """What `set` returned from is in the file, whatever moment the process is killed in; at most the label under way is more."""
+    """Each label that `set` returned is in the file, whenever the process is killed; at most one more is."""
     path = tmp_path / name
-    for _ in range(2):                                                                 # the second goes on where the first was killed
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    for _ in range(2):  # the second goes on where the first was killed
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout.readline() == "ready\n"
         said = [process.stdout.readline() for _ in range(seen)]
-        time.sleep(0.0007 * seen % 0.003)                                               # somewhere in the middle of the next
+        time.sleep(0.0007 * seen % 0.003)  # somewhere in the middle of the next
         os.kill(process.pid, signal.SIGKILL)
         said += process.stdout.read().splitlines()
         process.wait()
@@ -301,37 +492,66 @@ def test_killed_while_saving(name, seen, tmp_path):
         for i in range(60):
             last = [n for n in range(acknowledged) if n % 60 == i]
             allowed = {order[last[-1] // 60 % 6]} if last else set()
-            if acknowledged % 60 == i: allowed.add(order[acknowledged // 60 % 6])
-            if last: assert causes[f"c1/q{i}"] in allowed
+            if acknowledged % 60 == i:
+                allowed.add(order[acknowledged // 60 % 6])
+            if last:
+                assert causes[f"c1/q{i}"] in allowed
         path.unlink()
-        (path.with_name(name + ".tmp")).write_bytes(b"half of a fi")                    # what a kill may leave behind is no obstacle
+        (path.with_name(name + ".tmp")).write_bytes(
+            b"half of a fi"
+        )  # what a kill may leave behind is no obstacle
 
 
-# --- what may be published, and two annotators ------------------------------------------------------------------------
+# --- what may be published, and two annotators
+
 
 def test_redacted_holds_no_text(tmp_path):
     asked = "where did Ada leave the small green suitcase of her aunt"
-    labels = Labels(tmp_path / "a.json", [case(i, asked) for i in range(1, 5)], by="Ada Lovelace", now=lambda: NOW)
+    labels = Labels(
+        tmp_path / "a.json", [case(i, asked) for i in range(1, 5)], by="Ada Lovelace", now=lambda: NOW
+    )
     labels.set("c1/q1", "MISS", "she says that the suitcase of her aunt is green")
     labels.set("c1/q2", "GEN")
     frame = labels.redacted()
-    assert publishable(frame) == [] and len(frame) == 2 and list(frame.columns) == ["system", "conversation", "question", "type", "f1", "cause", "on"]
+    assert (
+        redaction_problems(frame) == []
+        and len(frame) == 2
+        and list(frame.columns) == ["system", "conversation", "question", "type", "f1", "cause", "on"]
+    )
     frame.to_csv(tmp_path / "r.csv")
-    assert quotes(tmp_path / "r.csv", [asked], 20) == []
-    assert not {"Ada", "suitcase"} & set((tmp_path / "r.csv").read_text().replace(",", " ").split()) and frame["on"][0] == "2026-11-22"
-    assert publishable(made(tmp_path, name="none.json").redacted()) == []
+    assert find_quotes(tmp_path / "r.csv", [asked], 20) == []
+    assert (
+        not {"Ada", "suitcase"} & set((tmp_path / "r.csv").read_text().replace(",", " ").split())
+        and frame["on"][0] == "2026-11-22"
+    )
+    assert redaction_problems(made(tmp_path, name="none.json").redacted()) == []
 
 
 def test_two_annotators(tmp_path):
     a, b = made(tmp_path, 12), made(tmp_path, 12, "b.csv", "Bob")
-    for i in range(1, 11): a.set(f"c1/q{i}", "MISS" if i <= 7 else "GEN"); b.set(f"c1/q{i}", "MISS" if i <= 4 else "GEN", f"note {i}")
+    for i in range(1, 11):
+        a.set(f"c1/q{i}", "MISS" if i <= 7 else "GEN")
+        b.set(f"c1/q{i}", "MISS" if i <= 4 else "GEN", f"note {i}")
     a.set("c1/q11", "HALLUC")
     table = lab.disagreements(a, b)
-    assert table["case"].tolist() == ["c1/q5", "c1/q6", "c1/q7"] and set(table["a"]) == {"MISS"} and table["note_b"].tolist() == ["note 5", "note 6", "note 7"]
+    assert (
+        table["case"].tolist() == ["c1/q5", "c1/q6", "c1/q7"]
+        and set(table["a"]) == {"MISS"}
+        and table["note_b"].tolist() == ["note 5", "note 6", "note 7"]
+    )
     assert table.attrs == {"n": 10, "agreed": 7, "kappa": pytest.approx(0.24 / 0.54), "only_one": 1}
-    crossed = lab.crossed(a, b)
-    assert crossed.loc["MISS", "GEN"] == 3 and crossed.loc["GEN", "GEN"] == 3 and crossed.to_numpy().sum() == 10 and crossed.shape == (6, 6)
+    crossed = lab.label_confusion(a, b)
+    assert (
+        crossed.loc["MISS", "GEN"] == 3
+        and crossed.loc["GEN", "GEN"] == 3
+        and crossed.to_numpy().sum() == 10
+        and crossed.shape == (6, 6)
+    )
     assert lab.disagreements(b, a)["a"].tolist() == ["GEN"] * 3 and lab.disagreements(a, a).empty
-    with pytest.raises(LabelError, match="different cases, such as 'c1/q10'"): lab.disagreements(a, made(tmp_path, 2, "c.json"))
+    with pytest.raises(LabelError, match="different cases, such as 'c1/q10'"):
+        lab.disagreements(a, made(tmp_path, 2, "c.json"))
     nobody = made(tmp_path, 12, "d.json")
-    assert math.isnan(lab.disagreements(a, nobody).attrs["kappa"]) and lab.disagreements(a, nobody).attrs["n"] == 0
+    assert (
+        math.isnan(lab.disagreements(a, nobody).attrs["kappa"])
+        and lab.disagreements(a, nobody).attrs["n"] == 0
+    )

@@ -1,4 +1,5 @@
 """Both engines are plain BM25Okapi, to 1e-5."""
+
 from __future__ import annotations
 
 import subprocess
@@ -9,12 +10,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rank_bm25 import BM25Okapi
 
-from adaptmr.store.lexical import ENGINES, SPARE, LexicalIndex
+from adaptmr.store.lexical import ENGINES, MAX_UNUSED_WORDS, LexicalIndex
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.text import tokenize
 from adaptmr.types import Memory
 
-WORDS = st.lists(st.sampled_from(["cat", "dog", "moved", "Hangzhou", "May", "杭州", "我的猫", "2023", "cats", "🐈"]), max_size=12).map(" ".join)
+WORDS = st.lists(
+    st.sampled_from(["cat", "dog", "moved", "Hangzhou", "May", "杭州", "我的猫", "2023", "cats", "🐈"]),
+    max_size=12,
+).map(" ".join)
 
 
 @given(st.lists(WORDS, min_size=1, max_size=25), WORDS, st.floats(0.01, 5), st.floats(0, 0.999))
@@ -25,11 +29,13 @@ def test_engines_agree_with_plain_rank_bm25(corpus, query, k1, b):
     words = [tokenize(t) for t in corpus]
     if any(words):
         theirs = BM25Okapi(words, k1=k1, b=b).get_scores(tokenize(query))
-        for s in ours: assert np.abs(s - theirs).max() <= 1e-5
+        for s in ours:
+            assert np.abs(s - theirs).max() <= 1e-5
 
 
 def test_by_hand():
-    # "cat" in 1 of 4 texts: idf = ln(3.5/1.5); text 0 has 2 words, the average is 2, so the fraction is 2.5 / (1 + 1.5) = 1.
+    # "cat" is in 1 of 4 texts: idf = ln(3.5/1.5). Text 0 has 2 words and the average is 2, so the fraction is
+    # 2.5 / (1 + 1.5) = 1.
     for engine in ENGINES:
         index = LexicalIndex(engine).build(["cat bird", "dog fish", "tree house", "river stone"])
         assert index.scores("cat")[0] == pytest.approx(np.log(3.5 / 1.5), abs=1e-6)
@@ -44,10 +50,17 @@ def test_the_words_parts_add_up_to_the_score(corpus, query, b):
     asked = tokenize(query)
     for index in indexes:
         words, parts = index.by_word(query)
-        assert words == list(dict.fromkeys(asked)) and parts.shape == (len(words), len(corpus)) and parts.dtype == np.float32
-        times = np.array([asked.count(w) for w in words], float)  # a score counts a word as often as it is asked
+        assert (
+            words == list(dict.fromkeys(asked))
+            and parts.shape == (len(words), len(corpus))
+            and parts.dtype == np.float32
+        )
+        times = np.array(
+            [asked.count(w) for w in words], float
+        )  # a score counts a word as often as it is asked
         assert np.abs(times @ parts - index.scores(query)).max(initial=0) <= 1e-5
-        for word, part in zip(words, parts): assert tokenize(word) != [word] or np.abs(index.scores(word) - part).max(initial=0) <= 1e-5
+        for word, part in zip(words, parts):
+            assert tokenize(word) != [word] or np.abs(index.scores(word) - part).max(initial=0) <= 1e-5
     assert np.abs(indexes[0].by_word(query)[1] - indexes[1].by_word(query)[1]).max(initial=0) <= 1e-5
 
 
@@ -58,29 +71,46 @@ def test_some_rows_are_some_of_all_rows(corpus, query, data):
     for engine in ENGINES:
         index = LexicalIndex(engine).build(corpus)
         words, parts = index.by_word(query, rows)
-        assert words == index.by_word(query)[0] and parts.shape == (len(words), len(rows)) and parts.tolist() == index.by_word(query)[1][:, rows].tolist()
+        assert (
+            words == index.by_word(query)[0]
+            and parts.shape == (len(words), len(rows))
+            and parts.tolist() == index.by_word(query)[1][:, rows].tolist()
+        )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 class TestByWord:
     def test_by_hand(self, engine):
-        words, parts = LexicalIndex(engine).build(["cat bird", "dog fish", "tree house", "river stone"]).by_word("The cat, the zebra, a CAT and a fish!")
+        words, parts = (
+            LexicalIndex(engine)
+            .build(["cat bird", "dog fish", "tree house", "river stone"])
+            .by_word("The cat, the zebra, a CAT and a fish!")
+        )
         once = pytest.approx(np.log(3.5 / 1.5), abs=1e-6)
-        assert words == ["cat", "zebra", "fish"] and not parts[1].any(), "each word once, in order; an unknown one adds nothing"
+        assert words == ["cat", "zebra", "fish"] and not parts[1].any(), (
+            "each word once, in order; an unknown one adds nothing"
+        )
         assert parts[0].tolist() == [once, 0, 0, 0] and parts[2].tolist() == [0, once, 0, 0]
 
     def test_nothing_to_index_and_nothing_to_ask(self, engine):
-        for index, n in ((LexicalIndex(engine), 0), (LexicalIndex(engine).build([]), 0), (LexicalIndex(engine).build(["", "?!"]), 2)):
+        for index, n in (
+            (LexicalIndex(engine), 0),
+            (LexicalIndex(engine).build([]), 0),
+            (LexicalIndex(engine).build(["", "?!"]), 2),
+        ):
             words, parts = index.by_word("cat dog cat")
             assert words == ["cat", "dog"] and parts.shape == (2, n) and not parts.any()
-        for query in ("", "the", "?!"): assert LexicalIndex(engine).build(["cat", "dog"]).by_word(query)[1].shape == (0, 2)
+        for query in ("", "the", "?!"):
+            assert LexicalIndex(engine).build(["cat", "dog"]).by_word(query)[1].shape == (0, 2)
 
     def test_a_text_without_words_and_full_length_normalisation(self, engine):
         _, parts = LexicalIndex(engine, b=1.0).build(["cat", "", "dog bird", "fish"]).by_word("cat")
         assert np.isfinite(parts).all() and parts[0, 0] > 0 and not parts[0, 1:].any()
 
     def test_chinese_and_odd_texts(self, engine):
-        index = LexicalIndex(engine).build(["NUL\0cat", "half \ud83d a pair", "🐈" * 50, "חתול קטן", "我的猫叫豆豆", "x"])
+        index = LexicalIndex(engine).build(
+            ["NUL\0cat", "half \ud83d a pair", "🐈" * 50, "חתול קטן", "我的猫叫豆豆", "x"]
+        )
         words, parts = index.by_word("猫叫豆豆\ud83d")
         assert words == ["猫叫", "叫豆", "豆豆"] and (parts[:, 4] > 0).all() and np.count_nonzero(parts) == 3
 
@@ -88,14 +118,28 @@ class TestByWord:
         index = LexicalIndex(engine).build(["cat", "dog", "bird"], keys=[1, 2, 3])
         index.build(["dog", "fish", "tree", "stone"], keys=[2, 4, 5, 6])
         words, parts = index.by_word("cat dog")
-        assert words == ["cat", "dog"] and not parts[0].any() and parts[1].argmax() == 0 and parts.shape == (2, 4)
+        assert (
+            words == ["cat", "dog"]
+            and not parts[0].any()
+            and parts[1].argmax() == 0
+            and parts.shape == (2, 4)
+        )
 
     def test_a_store_answers_by_its_rows(self, engine):
         with MemoryStore(embedder="hash", lexical=engine) as store:
             assert store.by_word("cat")[1].shape == (1, 0)
-            store.add([Memory("b", "a dog", step=2), Memory("a", "a cat", "Ann", step=1), Memory("c", "fish", step=3), Memory("d", "tree", step=4)])
+            store.add(
+                [
+                    Memory("b", "a dog", step=2),
+                    Memory("a", "a cat", "Ann", step=1),
+                    Memory("c", "fish", step=3),
+                    Memory("d", "tree", step=4),
+                ]
+            )
             words, parts = store.by_word("Ann's cat\0 \ud800")
-            assert words == ["ann", "cat"] and (parts[:, 0] > 0).all() and not parts[:, 1:].any(), "the speaker is part of the text"
+            assert words == ["ann", "cat"] and (parts[:, 0] > 0).all() and not parts[:, 1:].any(), (
+                "the speaker is part of the text"
+            )
             assert parts.sum(0) == pytest.approx(store.bm25("Ann's cat"), abs=2e-6)
             assert store.by_word("Ann's cat", np.array([0, 2]))[1].tolist() == parts[:, [0, 2]].tolist()
             assert store.by_word("cat", np.array([], int))[1].shape == (1, 0)
@@ -110,7 +154,8 @@ class TestEngine:
         assert LexicalIndex(engine).build([]).scores("x").shape == (0,)
         assert LexicalIndex(engine).build(["", " ", "?!"]).scores("x").tolist() == [0, 0, 0]
         index = LexicalIndex(engine).build(["a cat", ""])
-        for query in ("", "the", "zebra", "?"): assert index.scores(query).tolist() == [0, 0]
+        for query in ("", "the", "zebra", "?"):
+            assert index.scores(query).tolist() == [0, 0]
         assert index.scores("cat").dtype == np.float32
 
     def test_full_length_normalisation_of_an_empty_text(self, engine):
@@ -128,42 +173,72 @@ class TestEngine:
         index = LexicalIndex(engine).build(["cat", "dog", "bird"], keys=[1, 2, 3])
         index.build(["dog", "fish", "tree"], keys=[2, 4, 5])
         fresh = LexicalIndex(engine).build(["dog", "fish", "tree"])
-        for query in ("cat", "dog", "fish tree"): assert np.allclose(index.scores(query), fresh.scores(query), atol=1e-6)
+        for query in ("cat", "dog", "fish tree"):
+            assert np.allclose(index.scores(query), fresh.scores(query), atol=1e-6)
         assert len(index) == 3
 
     def test_words_that_no_text_holds_any_more_are_dropped(self, engine):
         index, n = LexicalIndex(engine), 50
-        for day in range(200): index.build([f"entry{day}x{i} of a diary" for i in range(n)], keys=[(i, day) for i in range(n)])
+        for day in range(200):
+            index.build([f"entry{day}x{i} of a diary" for i in range(n)], keys=[(i, day) for i in range(n)])
         live = n + 1  # one word a text, and "diari" in all of them
-        assert len(index.words) <= 3 * live + SPARE and len(index.keys) == n, "bounded by what there is, not by what there was"
+        assert len(index.words) <= 3 * live + MAX_UNUSED_WORDS and len(index.keys) == n, (
+            "bounded by what there is, not by what there was"
+        )
         fresh = LexicalIndex(engine).build([f"entry199x{i} of a diary" for i in range(n)])
-        for query in ("entry199x7", "entry199x49 diary", "entry3x7", "diary"): assert index.scores(query).tolist() == fresh.scores(query).tolist()
+        for query in ("entry199x7", "entry199x49 diary", "entry3x7", "diary"):
+            assert index.scores(query).tolist() == fresh.scores(query).tolist()
 
     def test_what_is_forgotten_is_gone(self, engine):
-        index = LexicalIndex(engine).build(["the secret plover", "a secret teapot", "tea"], keys=["a", "b", "c"])
+        index = LexicalIndex(engine).build(
+            ["the secret plover", "a secret teapot", "tea"], keys=["a", "b", "c"]
+        )
         index.forget(["a", "no such key"])
-        assert sorted(index.words) == ["secret", "tea", "teapot"] and index.keys == ["b", "c"] and len(index) == 0
+        assert (
+            sorted(index.words) == ["secret", "tea", "teapot"]
+            and index.keys == ["b", "c"]
+            and len(index) == 0
+        )
         assert index.scores("plover teapot").shape == (0,)
         index.build(["a secret teapot", "tea", "a plover again"], keys=["b", "c", "d"])
         fresh = LexicalIndex(engine).build(["a secret teapot", "tea", "a plover again"])
-        for query in ("secret", "tea", "plover"): assert index.scores(query).tolist() == fresh.scores(query).tolist()
+        for query in ("secret", "tea", "plover"):
+            assert index.scores(query).tolist() == fresh.scores(query).tolist()
 
     def test_odd_texts(self, engine):
         odd = ["NUL\0cat", "half \ud83d a pair", "🐈" * 50, "חתול קטן", "word " * 200_000, "我的猫叫豆豆"]
         index = LexicalIndex(engine).build(odd)
-        assert index.scores("豆豆").argmax() == 5 and index.scores("קטן").argmax() == 3 and index.scores("word")[4] > 0
+        assert (
+            index.scores("豆豆").argmax() == 5
+            and index.scores("קטן").argmax() == 3
+            and index.scores("word")[4] > 0
+        )
 
 
 def test_keys_must_match_the_texts():
-    with pytest.raises(ValueError): LexicalIndex().build(["a", "b"], keys=[1])
+    with pytest.raises(ValueError):
+        LexicalIndex().build(["a", "b"], keys=[1])
 
 
-@pytest.mark.parametrize(("bad", "named"), [({"engine": "lucene"}, "lucene"), ({"k1": 0}, "k1"), ({"k1": float("nan")}, "k1"), ({"b": 1.5}, "b = 1.5")])
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"engine": "lucene"}, "lucene"),
+        ({"k1": 0}, "k1"),
+        ({"k1": float("nan")}, "k1"),
+        ({"b": 1.5}, "b = 1.5"),
+    ],
+)
 def test_bad_arguments(bad, named):
-    with pytest.raises(ValueError, match=named): LexicalIndex(**bad)
+    with pytest.raises(ValueError, match=named):
+        LexicalIndex(**bad)
 
 
 def test_prints_nothing():
-    code = "from adaptmr.store.lexical import LexicalIndex; LexicalIndex().build(['a cat', 'dog']).scores('cat')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    code = (
+        "from adaptmr.store.lexical import LexicalIndex; LexicalIndex().build(['a cat', 'dog']).scores('cat')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == done.stderr == ""

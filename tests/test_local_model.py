@@ -1,4 +1,8 @@
-"""Everything that asks a model, with a real one: a small llama.cpp server on loopback (tests/local_llm.py), recorded once and replayed without it."""
+"""Everything that asks a model, with a real one: a small llama.cpp server on loopback (tests/local_llm.py).
+
+Its replies are recorded once and then replayed without the server.
+"""
+
 from __future__ import annotations
 
 import json
@@ -12,45 +16,60 @@ import pytest
 from local_llm import NAME, Missing, local_server, ready
 
 from adaptmr.llm import LLM, AuthError, ReplayCache, ServerError
-from adaptmr.llm.tasks import HOW, TASKS, metered
-from adaptmr.planning.classifiers import FewShot
+from adaptmr.llm.tasks import OUTCOMES, TASKS, meter_usage
+from adaptmr.planning.classifiers import FewShotClassifier
 from adaptmr.planning.qarp import QARP
-from adaptmr.reader import answer, shown
+from adaptmr.reader import answer, render_line
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.reading import refine
-from adaptmr.retrieval.rounds import run
-from adaptmr.retrieval.strategies import HYBRID, retrieve
+from adaptmr.retrieval.llm_steps import refine
+from adaptmr.retrieval.rounds import run_rounds
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Memory, QueryType, Usage
 
 pytestmark = pytest.mark.slow
 
-SAID = [("2024-01-05", "I live in Beijing, in Chaoyang district."), ("2024-02-11", "My sister is called Nadia."),
-        ("2024-03-15", "I adopted a cat called Biscuit."),
-        ("2024-03-20", "Nadia keeps bees behind the barn."), ("2024-04-20", "I moved to Hangzhou, West Lake district."),
-        ("2024-05-02", "I had soup for lunch.")]
+SAID = [
+    ("2024-01-05", "I live in Beijing, in Chaoyang district."),
+    ("2024-02-11", "My sister is called Nadia."),
+    ("2024-03-15", "I adopted a cat called Biscuit."),
+    ("2024-03-20", "Nadia keeps bees behind the barn."),
+    ("2024-04-20", "I moved to Hangzhou, West Lake district."),
+    ("2024-05-02", "I had soup for lunch."),
+]
 NOW, LINKED = "Where do I live now?", "Which animals does my sister keep?"
-ROUNDS = RetrievalPlan(weights=HYBRID, merge="cover", max_rounds=3, follow="thought", k=3, planner="rounds")
-RERANK = RetrievalPlan(weights=HYBRID, rerank_tokens=900, k=4, planner="rerank")
+ROUNDS = RetrievalPlan(
+    weights=HYBRID_WEIGHTS, merge="cover", max_rounds=3, follow="thought", k=3, planner="rounds"
+)
+RERANK = RetrievalPlan(weights=HYBRID_WEIGHTS, rerank_tokens=900, k=4, planner="rerank")
 
 
 @pytest.fixture(scope="module")
 def url():
-    try: ready()
-    except Missing as e: pytest.skip(f"no local model: {e}")
-    with local_server() as base: yield base
+    try:
+        ready()
+    except Missing as e:
+        pytest.skip(f"no local model: {e}")
+    with local_server() as base:
+        yield base
 
 
 @pytest.fixture(scope="module")
 def store():
     with MemoryStore(embedder="hash") as s:
-        s.add([Memory(f"M{i}", text, "Maya", at, session=f"S{i}", step=i, source=f"T{i}") for i, (at, text) in enumerate(SAID, 1)])
+        s.add(
+            [
+                Memory(f"M{i}", text, "Maya", at, session=f"S{i}", step=i, source=f"T{i}")
+                for i, (at, text) in enumerate(SAID, 1)
+            ]
+        )
         yield s
 
 
 @dataclass
 class Pass:
     """What one pass over all that asks a model gave, and how each task's results came about."""
+
     evidence: dict[str, Evidence]
     kinds: dict[QueryType, float]
     answer: str
@@ -59,53 +78,85 @@ class Pass:
 
 
 def asked(llm, store):
-    with metered() as meter:
-        evidence = {"qarp": retrieve(NOW, store, 3, QARP(llm)), "rounds": run(ROUNDS, LINKED, store, llm=llm),
-                    "rerank": run(RERANK, NOW, store, llm=llm)}
-        kinds = FewShot(llm).probabilities(NOW)
+    with meter_usage() as meter:
+        evidence = {
+            "qarp": retrieve(NOW, store, 3, QARP(llm)),
+            "rounds": run_rounds(ROUNDS, LINKED, store, llm=llm),
+            "rerank": run_rounds(RERANK, NOW, store, llm=llm),
+        }
+        kinds = FewShotClassifier(llm).probabilities(NOW)
         text = answer(NOW, evidence["rerank"], llm).text
-    return Pass(evidence, kinds, text, meter.ways, meter.usage)
+    return Pass(evidence, kinds, text, meter.outcomes, meter.usage)
 
 
 @pytest.fixture(scope="module")
-def cache(): return ReplayCache()
+def cache():
+    return ReplayCache()
 
 
 @pytest.fixture(scope="module")
-def first(url, store, cache): return asked(LLM(NAME, base_url=url, cache=cache, timeout=120), store)
+def first(url, store, cache):
+    return asked(LLM(NAME, base_url=url, cache=cache, timeout=120), store)
 
 
 def in_bytes(found):
     """The evidence without its clock, as bytes."""
     u = found.usage
-    return json.dumps([[(h.memory.id, h.memory.text, h.score, dict(h.signals), h.note) for h in found.hits], found.has_relevant, found.relevance,
-                       found.plan.to_json(),
-                       [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace], found.context, u.calls, u.prompt_tokens, u.completion_tokens]).encode()
+    return json.dumps(
+        [
+            [(h.memory.id, h.memory.text, h.score, dict(h.signals), h.note) for h in found.hits],
+            found.has_relevant,
+            found.relevance,
+            found.plan.to_json(),
+            [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace],
+            found.context,
+            u.calls,
+            u.prompt_tokens,
+            u.completion_tokens,
+        ]
+    ).encode()
 
 
 def test_every_result_came_about_in_a_known_way(first):
-    assert {task for task, way in first.ways if way == "offline"} <= {"check"}, "a model was asked wherever the plans want one"
-    assert {"plan", "refine", "answer", "classify", "thought", "rerank"} <= {task for task, _ in first.ways} <= set(TASKS)
-    assert {way for _, way in first.ways} <= set(HOW)
+    assert {task for task, way in first.ways if way == "offline"} <= {"check"}, (
+        "a model was asked wherever the plans want one"
+    )
+    assert (
+        {"plan", "refine", "answer", "classify", "thought", "rerank"}
+        <= {task for task, _ in first.ways}
+        <= set(TASKS)
+    )
+    assert {way for _, way in first.ways} <= set(OUTCOMES)
     assert first.ways["plan", "fallback"] == 0, "the server keeps to the schema"
 
 
 def test_a_plan_always_comes_back_and_is_valid(first):
     plan = first.evidence["qarp"].plan
-    assert plan.planner == "qarp" and plan.refine and plan.fallback is None and RetrievalPlan.from_json(plan.to_json()) == plan
+    assert (
+        plan.planner == "qarp"
+        and plan.refine
+        and plan.fallback is None
+        and RetrievalPlan.from_json(plan.to_json()) == plan
+    )
     assert 1 <= len(plan.queries or (NOW,)) <= 5 and all(0 < len(q) <= 120 for q in plan.queries)
 
 
 def test_what_was_found_is_what_was_stored(first, store):
     for found in first.evidence.values():
-        assert found.context == "\n".join(shown(h) for h in found.hits) and all(h.memory == store.get(h.memory.id) for h in found.hits)
+        assert found.context == "\n".join(render_line(h) for h in found.hits) and all(
+            h.memory == store.get(h.memory.id) for h in found.hits
+        )
         assert found.trace and found.has_relevant == bool(found.hits)
 
 
 def test_the_rounds_leave_their_trace_and_no_memory_twice(first):
     found = first.evidence["rounds"]
     rounds = [t for t in found.trace if t.step.startswith("round ")]
-    assert 1 <= len(rounds) <= 2 and len({h.memory.id for h in found.hits}) == len(found.hits) <= 3 and len(found.plan.queries) <= 3
+    assert (
+        1 <= len(rounds) <= 2
+        and len({h.memory.id for h in found.hits}) == len(found.hits) <= 3
+        and len(found.plan.queries) <= 3
+    )
     told = " ".join(t.reason for t in found.trace if "round" in t.step)
     assert all(h.source in told for h in found.hits), "each hit is named in the round that found it"
 
@@ -113,40 +164,74 @@ def test_the_rounds_leave_their_trace_and_no_memory_twice(first):
 def test_rerank_orders_and_drops_nothing_itself(first):
     found = first.evidence["rerank"]
     row = next(t for t in found.trace if t.step == "rerank")
-    assert row.n_in == row.n_out == len(SAID) and row.reason.startswith("read ") and len(found.hits) == 4 == len({h.memory.id for h in found.hits})
+    assert (
+        row.n_in == row.n_out == len(SAID)
+        and row.reason.startswith("read ")
+        and len(found.hits) == 4 == len({h.memory.id for h in found.hits})
+    )
 
 
 def test_the_few_shot_classifier_gives_probabilities(first):
-    assert set(first.kinds) == set(QueryType) and min(first.kinds.values()) >= 0 and sum(first.kinds.values()) == pytest.approx(1)
+    assert (
+        set(first.kinds) == set(QueryType)
+        and min(first.kinds.values()) >= 0
+        and sum(first.kinds.values()) == pytest.approx(1)
+    )
 
 
 def test_usage_is_counted_by_the_server(first, cache):
-    assert first.usage.calls >= 6 and first.usage.prompt_tokens > 100 * first.usage.calls and first.usage.completion_tokens > first.usage.calls
+    assert (
+        first.usage.calls >= 6
+        and first.usage.prompt_tokens > 100 * first.usage.calls
+        and first.usage.completion_tokens > first.usage.calls
+    )
     replies = [record["reply"] for record in cache.records()]
-    assert all(r["prompt_tokens"] > 0 < r["completion_tokens"] for r in replies) and len(replies) <= first.usage.calls
+    assert (
+        all(r["prompt_tokens"] > 0 < r["completion_tokens"] for r in replies)
+        and len(replies) <= first.usage.calls
+    )
     assert all(found.usage.calls > 0 < found.usage.prompt_tokens for found in first.evidence.values())
 
 
 def test_replayed_without_a_server_everything_is_the_same(first, store, cache, tmp_path):
     cache.dump(tmp_path / "calls.jsonl.gz")
-    nobody = LLM(NAME, base_url="http://127.0.0.1:9/v1", cache=ReplayCache.of(tmp_path / "calls.jsonl.gz", "replay"), max_retries=0)
+    nobody = LLM(
+        NAME,
+        base_url="http://127.0.0.1:9/v1",
+        cache=ReplayCache.from_file(tmp_path / "calls.jsonl.gz", "replay"),
+        max_retries=0,
+    )
     again = asked(nobody, store)
-    for name, found in first.evidence.items(): assert in_bytes(again.evidence[name]) == in_bytes(found), name
+    for name, found in first.evidence.items():
+        assert in_bytes(again.evidence[name]) == in_bytes(found), name
     assert (again.kinds, again.answer, again.ways) == (first.kinds, first.answer, first.ways)
     assert again.usage.cached_calls == again.usage.calls == first.usage.calls
 
 
 def test_refinement_drops_memories_and_adds_none(url, store, cache):
     hits = list(store.search(NOW, k=4))
-    left = refine(NOW, hits, [0.5] * len(hits), LLM(NAME, base_url=url, cache=cache, timeout=120), "the latest address")
-    assert left.how in HOW and {h.memory.id for h in left.hits} <= {h.memory.id for h in hits} and left.relevant == bool(left.hits)
+    left = refine(
+        NOW, hits, [0.5] * len(hits), LLM(NAME, base_url=url, cache=cache, timeout=120), "the latest address"
+    )
+    assert (
+        left.how in OUTCOMES
+        and {h.memory.id for h in left.hits} <= {h.memory.id for h in hits}
+        and left.relevant == bool(left.hits)
+    )
 
 
 def test_a_wrong_key_is_an_error_not_a_fallback_and_a_stopped_server_too(url, store):
     with local_server(key="right") as guarded:
-        with pytest.raises(AuthError, match="OPENAI_API_KEY"): QARP(LLM(NAME, base_url=guarded, api_key="wrong")).plan(NOW, store)
-        assert LLM(NAME, base_url=guarded, api_key="right").complete([{"role": "user", "content": "Say hi."}], max_tokens=4).usage.prompt_tokens > 0
-    with pytest.raises(ServerError, match="connection refused"): QARP(LLM(NAME, base_url=guarded, api_key="right")).plan(NOW, store)
+        with pytest.raises(AuthError, match="OPENAI_API_KEY"):
+            QARP(LLM(NAME, base_url=guarded, api_key="wrong")).plan(NOW, store)
+        assert (
+            LLM(NAME, base_url=guarded, api_key="right")
+            .complete([{"role": "user", "content": "Say hi."}], max_tokens=4)
+            .usage.prompt_tokens
+            > 0
+        )
+    with pytest.raises(ServerError, match="connection refused"):
+        QARP(LLM(NAME, base_url=guarded, api_key="right")).plan(NOW, store)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
@@ -154,15 +239,32 @@ def test_the_server_dies_with_whoever_started_it(url, tmp_path):
     import os
     import signal
     from pathlib import Path
-    code = "from local_llm import local_server\nwith local_server() as url:\n    print(url, flush=True)\n    input()"
-    owner = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    code = (
+        "from local_llm import local_server\n"
+        "with local_server() as url:\n    print(url, flush=True)\n    input()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     base = owner.stdout.readline().strip()
-    assert LLM(NAME, base_url=base).complete([{"role": "user", "content": "Hi"}], max_tokens=2).usage.calls == 1
+    assert (
+        LLM(NAME, base_url=base).complete([{"role": "user", "content": "Hi"}], max_tokens=2).usage.calls == 1
+    )
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
     end = time.monotonic() + 10
     while time.monotonic() < end:
-        try: LLM(NAME, base_url=base, max_retries=0, timeout=2).complete([{"role": "user", "content": "Hi"}], max_tokens=2)
-        except ServerError: break
+        try:
+            LLM(NAME, base_url=base, max_retries=0, timeout=2).complete(
+                [{"role": "user", "content": "Hi"}], max_tokens=2
+            )
+        except ServerError:
+            break
         time.sleep(0.05)
-    else: pytest.fail(f"the server at {base} outlived the process that started it")
+    else:
+        pytest.fail(f"the server at {base} outlived the process that started it")

@@ -1,4 +1,5 @@
-"""MSC: conversations in order of time, from whatever place its files stand in, and no question that nobody asked."""
+"""MSC: conversations in order of time, from a file or a folder, and no questions."""
+
 from __future__ import annotations
 
 import json
@@ -9,20 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.data.msc import LAST_SESSION, ago, parse_msc
-from adaptmr.data.registry import DataUnavailable, load
-from adaptmr.eval.run import evaluate
+from adaptmr.data.msc import LAST_SESSION_TIME, parse_time_ago, parse_msc
+from adaptmr.data.registry import DatasetUnavailable, load
+from adaptmr.eval.runner.evaluate import evaluate
 
 
 def row(*earlier, last=("Hello again.", "Hi!")):
-    return {"personas": [["I keep bees."], ["I row."]], "init_personas": [[], []],
-            "metadata": {"initial_data_id": "train:ordinary_1", "session_id": len(earlier)},
-            "previous_dialogs": [{"personas": [[], []], "dialog": [{"text": t} for t in said], **when} for said, when in earlier],
-            "dialog": [{"text": t, "id": f"Speaker {i % 2 + 1}", "convai2_id": "x"} for i, t in enumerate(last)]}
+    return {
+        "personas": [["I keep bees."], ["I row."]],
+        "init_personas": [[], []],
+        "metadata": {"initial_data_id": "train:ordinary_1", "session_id": len(earlier)},
+        "previous_dialogs": [
+            {"personas": [[], []], "dialog": [{"text": t} for t in said], **when} for said, when in earlier
+        ],
+        "dialog": [{"text": t, "id": f"Speaker {i % 2 + 1}", "convai2_id": "x"} for i, t in enumerate(last)],
+    }
 
 
-TWO = row((("One.", "Two.", "Three."), {"time_num": 5, "time_unit": "hours", "time_back": "7 days 5 hours ago"}),
-          (("Four.",), {"time_num": 7, "time_unit": "days", "time_back": "7 days ago"}))
+TWO = row(
+    (("One.", "Two.", "Three."), {"time_num": 5, "time_unit": "hours", "time_back": "7 days 5 hours ago"}),
+    (("Four.",), {"time_num": 7, "time_unit": "days", "time_back": "7 days ago"}),
+)
 
 
 @pytest.fixture
@@ -32,19 +40,46 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("place", ["msc/msc_dialogue/session_5/test.txt", "msc_dialogue/session_5/valid.txt", "session_5/test.txt", "msc_session_5.jsonl"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "msc/msc_dialogue/session_5/test.txt",
+        "msc_dialogue/session_5/valid.txt",
+        "session_5/test.txt",
+        "msc_session_5.jsonl",
+    ],
+)
 def test_it_is_found_wherever_the_archive_was_unpacked(folder, place):
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     (folder / place).write_text(json.dumps(TWO) + "\n\n" + json.dumps(row()) + "\n", encoding="utf-8")
     data = load("msc")
-    assert data.label == "part of msc: 2 conversations, 0 questions" and data.questions == [] and not data.complete and not data.ours
+    assert (
+        data.label == "part of msc: 2 conversations, 0 questions"
+        and data.questions == []
+        and not data.complete
+        and not data.ours
+    )
     one, two = data.conversations
-    assert (one.id, two.id, one.speakers) == ("msc-0", "msc-1", ("Speaker 1", "Speaker 2")) and one.sessions == ["S1", "S2", "S3"]
-    assert [(m.source, m.speaker, m.text) for m in one.turns] == [("S1:1", "Speaker 1", "One."), ("S1:2", "Speaker 2", "Two."), ("S1:3", "Speaker 1", "Three."),
-                                                                  ("S2:1", "Speaker 1", "Four."), ("S3:1", "Speaker 1", "Hello again."),
-                                                                  ("S3:2", "Speaker 2", "Hi!")]
-    assert [LAST_SESSION - m.at for m in one.turns][::3] == [timedelta(days=7, hours=5), timedelta(days=7)] and one.turns[-1].at == LAST_SESSION
-    assert [m.step for m in one.turns] == list(range(6)) and evaluate(["lexical"], data, embedder="hash", progress=False).empty
+    assert (one.id, two.id, one.speakers) == (
+        "msc-0",
+        "msc-1",
+        ("Speaker 1", "Speaker 2"),
+    ) and one.sessions == ["S1", "S2", "S3"]
+    assert [(m.source, m.speaker, m.text) for m in one.turns] == [
+        ("S1:1", "Speaker 1", "One."),
+        ("S1:2", "Speaker 2", "Two."),
+        ("S1:3", "Speaker 1", "Three."),
+        ("S2:1", "Speaker 1", "Four."),
+        ("S3:1", "Speaker 1", "Hello again."),
+        ("S3:2", "Speaker 2", "Hi!"),
+    ]
+    assert [LAST_SESSION_TIME - m.at for m in one.turns][::3] == [
+        timedelta(days=7, hours=5),
+        timedelta(days=7),
+    ] and one.turns[-1].at == LAST_SESSION_TIME
+    assert [m.step for m in one.turns] == list(range(6)) and evaluate(
+        ["lexical"], data, embedder="hash", progress=False
+    ).empty
 
 
 def test_persona_lines_are_not_told(folder):
@@ -59,36 +94,64 @@ def test_a_folder_of_files(tmp_path):
     data = parse_msc(tmp_path)
     assert [c.turns[-1].text for c in data] == ["Hi!", "Later."]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"holds no \.txt or \.jsonl"): parse_msc(tmp_path / "empty")
+    with pytest.raises(ValueError, match=r"holds no \.txt or \.jsonl"):
+        parse_msc(tmp_path / "empty")
 
 
 def test_times_that_the_file_does_not_tell(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(row((("a",), {}), (("b",), {"time_num": 3, "time_unit": "hours"}), (("c", "__SILENCE__"), {"time_back": "long ago"}))))
+    path.write_text(
+        json.dumps(
+            row(
+                (("a",), {}),
+                (("b",), {"time_num": 3, "time_unit": "hours"}),
+                (("c", "__SILENCE__"), {"time_back": "long ago"}),
+            )
+        )
+    )
     data = parse_msc(path)
     assert data.notes == {"sessions_without_a_time": 2, "turns_of_silence": 1}
-    assert [LAST_SESSION - m.at for m in data.conversations[0].turns][:3] == [timedelta(days=2, hours=3), timedelta(days=1, hours=3), timedelta(days=1)]
+    assert [LAST_SESSION_TIME - m.at for m in data.conversations[0].turns][:3] == [
+        timedelta(days=2, hours=3),
+        timedelta(days=1, hours=3),
+        timedelta(days=1),
+    ]
     assert all(a.at <= b.at for a, b in pairwise(data.conversations[0].turns))
 
 
-@pytest.mark.parametrize("content, why", [("{", r"line 1 is not JSON"), ("[1]", "line 1 is no conversation of MSC: TypeError"),
-                                          ('{"dialog": []}', "previous_dialogs"),
-                                          ('{"previous_dialogs": [], "dialog": [{"text": 7}]}', "AttributeError"),
-                                          (json.dumps(TWO) + "\n[", r"line 2 is not JSON")])
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        ("{", r"line 1 is not JSON"),
+        ("[1]", "line 1 is no conversation of MSC: TypeError"),
+        ('{"dialog": []}', "previous_dialogs"),
+        ('{"previous_dialogs": [], "dialog": [{"text": 7}]}', "AttributeError"),
+        (json.dumps(TWO) + "\n[", r"line 2 is not JSON"),
+    ],
+)
 def test_a_file_of_another_shape_is_named(folder, content, why):
     (folder / "msc_session_5.jsonl").write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"msc_session_5\.jsonl.*{why}"): load("msc")
+    with pytest.raises(ValueError, match=rf"msc_session_5\.jsonl.*{why}"):
+        load("msc")
 
 
 def test_without_its_files_it_says_where_to_put_them(folder):
-    with pytest.raises(DataUnavailable, match=r"msc has no address.*put it as msc/msc_dialogue/session_5/test\.txt into .*ADAPTMR_DATA"): load("msc")
+    with pytest.raises(
+        DatasetUnavailable,
+        match=r"msc has no address.*put it as msc/msc_dialogue/session_5/test\.txt into .*ADAPTMR_DATA",
+    ):
+        load("msc")
 
 
 @given(st.text(max_size=80))
 def test_ago_never_fails(text):
-    found = ago(text)
+    found = parse_time_ago(text)
     assert found is None or found >= timedelta(0)
 
 
 def test_ago():
-    assert ago("1 hour ago") == timedelta(hours=1) and ago("2 weeks 3 days ago") == timedelta(days=17) and ago("") is ago("soon") is None
+    assert (
+        parse_time_ago("1 hour ago") == timedelta(hours=1)
+        and parse_time_ago("2 weeks 3 days ago") == timedelta(days=17)
+        and parse_time_ago("") is parse_time_ago("soon") is None
+    )

@@ -1,4 +1,5 @@
-"""Nothing said after a question is looked at: by the search, its statistics, the planner, the rounds, or any system."""
+"""Test that nothing said after a question is used: by search, planner, rounds or any system."""
+
 from __future__ import annotations
 
 import gc
@@ -14,34 +15,42 @@ from server import Server, answering, ok, ok_json
 
 import adaptmr as am
 from adaptmr.embed import embedder
-from adaptmr.eval.fitting import gather
-from adaptmr.eval.run import evaluate
+from adaptmr.training.fusion_weights import gather_samples
+from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
 from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed
 from adaptmr.retrieval.candidates import columns_of
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.past import Past, asked, visible
+from adaptmr.retrieval.as_of import AsOfView, resolve_as_of, store_as_of
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
-from adaptmr.retrieval.rounds import run
+from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import SIGNALS
-from adaptmr.retrieval.strategies import HYBRID, Router, retrieve
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import known_systems, make_system
-from adaptmr.systems.plugged import Plugged
+from adaptmr.systems.wrapper import WrappedSystem
 from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
 
 MARCH = datetime(2024, 3, 1, tzinfo=UTC)
 LATER = datetime(2024, 5, 10, tzinfo=UTC)
-WORDS = RetrievalPlan(weights=HYBRID)
-SAID = [("2024-01-05", "Maya", "I live in Beijing, near the drum tower."), ("2024-02-10", "Maya", "I adopted a cat called Snowy."),
-        ("2024-02-20", "Tom", "What colour is the cat, and where do you live?"), ("2024-03-01", "Maya", "Snowy is white."),
-        ("2024-05-02", "Zoltan", "I moved to Hangzhou, I live in a flat by the lake now."), ("2024-05-03", "Maya", "Where do I live now? In Hangzhou."),
-        ("2024-05-04", "Maya", "The cat called Snowy broke a bowl.")]
+WORDS = RetrievalPlan(weights=HYBRID_WEIGHTS)
+SAID = [
+    ("2024-01-05", "Maya", "I live in Beijing, near the drum tower."),
+    ("2024-02-10", "Maya", "I adopted a cat called Snowy."),
+    ("2024-02-20", "Tom", "What colour is the cat, and where do you live?"),
+    ("2024-03-01", "Maya", "Snowy is white."),
+    ("2024-05-02", "Zoltan", "I moved to Hangzhou, I live in a flat by the lake now."),
+    ("2024-05-03", "Maya", "Where do I live now? In Hangzhou."),
+    ("2024-05-04", "Maya", "The cat called Snowy broke a bowl."),
+]
 
 
 def turns(rows=SAID):
-    return [Memory(f"m{i}", text, who, at, session=f"S{i // 4}", step=i, source=f"D{i}") for i, (at, who, text) in enumerate(rows)]
+    return [
+        Memory(f"m{i}", text, who, at, session=f"S{i // 4}", step=i, source=f"D{i}")
+        for i, (at, who, text) in enumerate(rows)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +68,8 @@ def less():
         yield s
 
 
-def ids(found): return [h.memory.id for h in found.hits]
+def ids(found):
+    return [h.memory.id for h in found.hits]
 
 
 def frozen(found):
@@ -71,24 +81,36 @@ def frozen(found):
 
 # --- the moment
 
+
 def test_a_question_of_march_does_not_see_may(store):
     question = Question("", "Where do I live now?", asked_at=MARCH)
     found = retrieve(question, store)
     assert ids(found) and set(ids(found)) <= {"m0", "m1", "m2", "m3"}
     assert "Hangzhou" not in found.context and "Beijing" in found.context
-    assert {"m4", "m5"} <= set(ids(retrieve(replace(question, asked_at=LATER), store))), "asked in May, it does"
+    assert {"m4", "m5"} <= set(ids(retrieve(replace(question, asked_at=LATER), store))), (
+        "asked in May, it does"
+    )
 
 
 def test_the_moment_itself_is_visible(store):
     at = store.memories[3].at
-    def seen(moment): return set(ids(execute(replace(WORDS, k=99), Question("", "cat", asked_at=moment), store)))
-    assert "m3" in seen(at) and "m3" not in seen(at - timedelta(microseconds=1)) and "m4" not in seen(at + timedelta(microseconds=1))
+
+    def seen(moment):
+        return set(ids(execute(replace(WORDS, k=99), Question("", "cat", asked_at=moment), store)))
+
+    assert "m3" in seen(at)
+    assert "m3" not in seen(at - timedelta(microseconds=1))
+    assert "m4" not in seen(at + timedelta(microseconds=1))
 
 
 def test_another_time_zone_is_the_same_moment(store):
     from zoneinfo import ZoneInfo
+
     there = MARCH.astimezone(ZoneInfo("Asia/Shanghai"))
-    assert there == MARCH and frozen(retrieve(Question("", "cat", asked_at=there), store)) == frozen(retrieve(Question("", "cat", asked_at=MARCH), store))
+    assert there == MARCH
+    assert frozen(retrieve(Question("", "cat", asked_at=there), store)) == frozen(
+        retrieve(Question("", "cat", asked_at=MARCH), store)
+    )
 
 
 def test_a_text_has_no_time(store):
@@ -99,8 +121,11 @@ def test_a_text_has_no_time(store):
 
 @pytest.mark.parametrize("moment", [MARCH, "2024-03-01", "2024-03-01T01:00:00+01:00", datetime(2024, 3, 1)])
 def test_a_text_is_given_a_time(store, moment):
-    for found in (retrieve("Where do I live now?", store, as_of=moment), run(replace(WORDS, max_rounds=2), "Where do I live now?", store, as_of=moment),
-                  execute(WORDS, "Where do I live now?", store, as_of=moment)):
+    for found in (
+        retrieve("Where do I live now?", store, as_of=moment),
+        run_rounds(replace(WORDS, max_rounds=2), "Where do I live now?", store, as_of=moment),
+        execute(WORDS, "Where do I live now?", store, as_of=moment),
+    ):
         assert ids(found) and set(ids(found)) <= {"m0", "m1", "m2", "m3"}
 
 
@@ -119,18 +144,26 @@ def test_today_stays_the_questions_own(store):
         def plan(self, query, store):
             seen.append(query)
             return WORDS
+
     question = Question("", "cat", asked_at=LATER)
     retrieve(question, store, planner=Spy(), as_of=MARCH)
     retrieve("cat", store, planner=Spy(), as_of=MARCH)
     assert seen[0].asked_at == LATER and seen[1].asked_at == MARCH and seen[1].text == "cat"
 
 
-@pytest.mark.parametrize("moment, error", [("tomorrow", ValueError), (3, TypeError), (MARCH.date(), TypeError)])
+@pytest.mark.parametrize(
+    "moment, error", [("tomorrow", ValueError), (3, TypeError), (MARCH.date(), TypeError)]
+)
 def test_what_is_no_moment_is_refused(store, moment, error):
-    for call in (lambda: retrieve("cat", store, as_of=moment), lambda: execute(WORDS, "cat", store, as_of=moment),
-                 lambda: run(WORDS, "cat", store, as_of=moment)):
-        with pytest.raises(error): call()
-    with pytest.raises(TypeError): asked(5, MARCH)
+    for call in (
+        lambda: retrieve("cat", store, as_of=moment),
+        lambda: execute(WORDS, "cat", store, as_of=moment),
+        lambda: run_rounds(WORDS, "cat", store, as_of=moment),
+    ):
+        with pytest.raises(error):
+            call()
+    with pytest.raises(TypeError):
+        resolve_as_of(5, MARCH)
 
 
 def test_before_anything_was_said(store):
@@ -148,44 +181,92 @@ def test_a_plan_about_something_said_does_not_need_to_have_happened(store):
 
 # --- the trace
 
+
 def test_one_row_says_what_was_hidden(store):
     found = retrieve(Question("", "cat", asked_at=MARCH), store)
     rows = [t for t in found.trace if t.step == "as of"]
-    assert [(t.n_in, t.n_out, t.reason) for t in rows] == [(7, 4, "nothing said after 2024-03-01 00:00:00+00:00 is looked at")]
+    assert [(t.n_in, t.n_out, t.reason) for t in rows] == [
+        (7, 4, "nothing said after 2024-03-01 00:00:00+00:00 is looked at")
+    ]
     assert next(t for t in found.trace if t.step == "search").n_in == 4, "hidden before anything is scored"
 
 
 # --- nothing hidden acts
 
-PLANS = st.builds(RetrievalPlan, weights=st.dictionaries(st.sampled_from(["hybrid", *SIGNALS]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1, max_size=4),
-                  fusion=st.sampled_from(["sum", "rrf"]), pool=st.sampled_from([2, 50]), queries=st.sampled_from([(), ("cat",), ("live", "cat")]),
-                  multi_step=st.booleans(), interim=st.booleans(), temporal_order=st.booleans(), prefer_latest=st.booleans(),
-                  latest_rule=st.sampled_from(["attribute", "similarity"]), relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]), k=st.integers(1, 8),
-                  gate=st.sampled_from(["calibrated", "cosine"]), time_window=st.sampled_from([None, ("2024-02-01", "2024-06-01")]),
-                  window_rule=st.sampled_from(["hard", "soft"]), token_budget=st.sampled_from([None, 30]), refine=st.booleans(),
-                  max_rounds=st.sampled_from([1, 3]), confidence_threshold=st.sampled_from([0.7, 1.0]), follow=st.sampled_from(["gap", "thought", "draft"]),
-                  expand=st.sampled_from([0, 2]), merge=st.sampled_from(["turns", "best", "cover"]))
-QUESTIONS = st.sampled_from(["Where do I live now?", "What did Zoltan say about the lake?", "Is the cat called Snowy?", "When did I move?", ""])
+PLANS = st.builds(
+    RetrievalPlan,
+    weights=st.dictionaries(
+        st.sampled_from(["hybrid", *SIGNALS]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1, max_size=4
+    ),
+    fusion=st.sampled_from(["sum", "rrf"]),
+    pool=st.sampled_from([2, 50]),
+    queries=st.sampled_from([(), ("cat",), ("live", "cat")]),
+    multi_step=st.booleans(),
+    interim=st.booleans(),
+    temporal_order=st.booleans(),
+    prefer_latest=st.booleans(),
+    latest_rule=st.sampled_from(["attribute", "similarity"]),
+    relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]),
+    k=st.integers(1, 8),
+    gate=st.sampled_from(["calibrated", "cosine"]),
+    time_window=st.sampled_from([None, ("2024-02-01", "2024-06-01")]),
+    window_rule=st.sampled_from(["hard", "soft"]),
+    token_budget=st.sampled_from([None, 30]),
+    refine=st.booleans(),
+    max_rounds=st.sampled_from([1, 3]),
+    confidence_threshold=st.sampled_from([0.7, 1.0]),
+    follow=st.sampled_from(["gap", "thought", "draft"]),
+    expand=st.sampled_from([0, 2]),
+    merge=st.sampled_from(["turns", "best", "cover"]),
+)
+QUESTIONS = st.sampled_from(
+    [
+        "Where do I live now?",
+        "What did Zoltan say about the lake?",
+        "Is the cat called Snowy?",
+        "When did I move?",
+        "",
+    ]
+)
 
 
 @given(PLANS, QUESTIONS)
 @settings(max_examples=80, deadline=None)
 def test_the_same_as_a_store_that_holds_nothing_else(store, less, plan, text):
     question = Question("", text, asked_at=MARCH)
-    assert frozen(run(plan, question, store)) == frozen(run(plan, question, less))
+    assert frozen(run_rounds(plan, question, store)) == frozen(run_rounds(plan, question, less))
 
 
 @st.composite
 def talks(draw):
-    """Memories over ten days, some at one moment, in sessions that are interleaved, and a moment among them."""
+    """Draw memories over ten days, some at one moment, in interleaved sessions, and a moment among them."""
     n = draw(st.integers(1, 14))
     words = ["cat", "bowl", "lake", "live", "Snowy", "Hangzhou", "moved", "now", "yesterday", "?"]
-    rows = [Memory(f"m{i:02}", " ".join(draw(st.lists(st.sampled_from(words), min_size=1, max_size=5))), draw(st.sampled_from(["Maya", "Tom", ""])),
-                   MARCH + timedelta(days=draw(st.integers(0, 9))), session=draw(st.sampled_from("ab")), step=draw(st.integers(0, 20))) for i in range(n)]
+    rows = [
+        Memory(
+            f"m{i:02}",
+            " ".join(draw(st.lists(st.sampled_from(words), min_size=1, max_size=5))),
+            draw(st.sampled_from(["Maya", "Tom", ""])),
+            MARCH + timedelta(days=draw(st.integers(0, 9))),
+            session=draw(st.sampled_from("ab")),
+            step=draw(st.integers(0, 20)),
+        )
+        for i in range(n)
+    ]
     return rows, MARCH + timedelta(days=draw(st.integers(0, 9)))
 
 
-@given(talks(), st.sampled_from(["Where does Tom live now?", "Snowy cat?", "What did I say about the lake on 4 March 2024?", "Did I ever mention a bowl?"]))
+@given(
+    talks(),
+    st.sampled_from(
+        [
+            "Where does Tom live now?",
+            "Snowy cat?",
+            "What did I say about the lake on 4 March 2024?",
+            "Did I ever mention a bowl?",
+        ]
+    ),
+)
 @settings(max_examples=60, deadline=None)
 def test_any_store_and_any_moment(talk, text):
     rows, moment = talk
@@ -194,8 +275,17 @@ def test_any_store_and_any_moment(talk, text):
         part.add([m for m in rows if m.at <= moment])
         question = Question("", text, asked_at=moment)
         assert frozen(retrieve(question, whole)) == frozen(retrieve(question, part))
-        for planner in (Mixture(), FixedPlanner(replace(WORDS, weights={**HYBRID, "session": 1.0, "window": 1.0, "following2": 1.0}, k=99))):
-            assert frozen(retrieve(question, whole, planner=planner)) == frozen(retrieve(question, part, planner=planner))
+        for planner in (
+            Mixture(),
+            FixedPlanner(
+                replace(
+                    WORDS, weights={**HYBRID_WEIGHTS, "session": 1.0, "window": 1.0, "following2": 1.0}, k=99
+                )
+            ),
+        ):
+            assert frozen(retrieve(question, whole, planner=planner)) == frozen(
+                retrieve(question, part, planner=planner)
+            )
 
 
 @pytest.mark.parametrize("signal", sorted(set(SIGNALS) - {"given"}))
@@ -203,24 +293,55 @@ def test_no_signal_looks_ahead(store, less, signal):
     plan = RetrievalPlan(weights={signal: 1.0}, k=99, prefer_latest=signal == "time")
     question = Question("", "Where do I live now, and when did the cat break a bowl?", asked_at=MARCH)
     one, two = execute(plan, question, store), execute(plan, question, less)
-    assert [(h.memory.id, h.signals) for h in one.hits] == [(h.memory.id, h.signals) for h in two.hits] and one.hits
+    assert [(h.memory.id, h.signals) for h in one.hits] == [(h.memory.id, h.signals) for h in two.hits]
+    assert one.hits
 
 
 def test_an_update_said_later_replaces_nothing(store):
     plan = replace(WORDS, prefer_latest=True, k=99)
-    rows = [("2024-01-05", "Maya", "I live in Beijing."), ("2024-02-20", "Maya", "I live in Oslo now."), ("2024-05-02", "Maya", "I live in Rome now.")]
+    rows = [
+        ("2024-01-05", "Maya", "I live in Beijing."),
+        ("2024-02-20", "Maya", "I live in Oslo now."),
+        ("2024-05-02", "Maya", "I live in Rome now."),
+    ]
     with MemoryStore(embedder="hash") as s:
         s.add(turns(rows))
-        then, now = (execute(plan, Question("", "Where do I live now?", asked_at=t), s) for t in (MARCH, LATER))
+        then, now = (
+            execute(plan, Question("", "Where do I live now?", asked_at=t), s) for t in (MARCH, LATER)
+        )
     assert ids(then) == ["m1"] and then.hits[0].note == "updated; before: I live in Beijing."
     assert ids(now) == ["m2"]
 
 
 def test_a_large_store_too():
     lot = np.random.default_rng(3)
-    words = np.array(["kayak", "oven", "piano", "garden", "violin", "teapot", "sold", "bought", "lost", "found", "red", "blue"])
-    rows = [Memory(f"m{i:05}", " ".join(lot.choice(words, 5)), ("Ann", "Bob")[i % 2], MARCH + timedelta(minutes=int(lot.integers(0, 9_000))), step=i,
-                   session=f"s{i // 40}") for i in range(9_000)]
+    words = np.array(
+        [
+            "kayak",
+            "oven",
+            "piano",
+            "garden",
+            "violin",
+            "teapot",
+            "sold",
+            "bought",
+            "lost",
+            "found",
+            "red",
+            "blue",
+        ]
+    )
+    rows = [
+        Memory(
+            f"m{i:05}",
+            " ".join(lot.choice(words, 5)),
+            ("Ann", "Bob")[i % 2],
+            MARCH + timedelta(minutes=int(lot.integers(0, 9_000))),
+            step=i,
+            session=f"s{i // 40}",
+        )
+        for i in range(9_000)
+    ]
     moment = MARCH + timedelta(minutes=6_000)
     with MemoryStore(embedder="hash") as whole, MemoryStore(embedder="hash") as part:
         whole.add(rows)
@@ -239,29 +360,38 @@ def test_a_long_question_is_still_cut(store):
 
 # --- the past itself
 
+
 def test_nothing_to_hide_costs_nothing(store):
-    assert visible(store, None) is store and visible(store, LATER) is store and visible(store, store.memories[-1].at) is store
+    assert store_as_of(store, None) is store
+    assert store_as_of(store, LATER) is store
+    assert store_as_of(store, store.memories[-1].at) is store
 
 
 def test_what_was_made_is_kept_until_the_store_changes():
     with MemoryStore(embedder="hash") as s:
         s.add(turns())
-        past = visible(s, MARCH)
-        assert visible(s, MARCH) is past and visible(s, MARCH + timedelta(hours=1)) is past, "another moment at which the same had been said"
-        assert visible(s, MARCH - timedelta(days=1)) is not past and visible(s, MARCH) is past
-        assert visible(past, MARCH) is past and len(visible(past, MARCH - timedelta(days=1))) == 3 and visible(past, MARCH - timedelta(days=1)).of == 7
+        past = store_as_of(s, MARCH)
+        assert store_as_of(s, MARCH) is past
+        assert store_as_of(s, MARCH + timedelta(hours=1)) is past, (
+            "another moment at which the same had been said"
+        )
+        assert store_as_of(s, MARCH - timedelta(days=1)) is not past and store_as_of(s, MARCH) is past
+        assert store_as_of(past, MARCH) is past
+        assert len(store_as_of(past, MARCH - timedelta(days=1))) == 3
+        assert store_as_of(past, MARCH - timedelta(days=1)).total == 7
         s.delete("m0")
-        assert [m.id for m in visible(s, MARCH).memories] == ["m1", "m2", "m3"]
+        assert [m.id for m in store_as_of(s, MARCH).memories] == ["m1", "m2", "m3"]
         s.add(Memory("new", "I own a boat.", "Maya", "2024-01-01", step=99))
-        assert [m.id for m in visible(s, MARCH).memories] == ["m1", "m2", "m3", "new"]
+        assert [m.id for m in store_as_of(s, MARCH).memories] == ["m1", "m2", "m3", "new"]
         assert len(past) == 4, "one that was handed out stays as it was"
 
 
 def test_a_past_lives_no_longer_than_its_store():
     from weakref import ref
+
     s = MemoryStore(embedder="hash")
     s.add(turns())
-    past = ref(visible(s, MARCH))
+    past = ref(store_as_of(s, MARCH))
     assert past() is not None
     s.close()
     del s
@@ -270,15 +400,23 @@ def test_a_past_lives_no_longer_than_its_store():
 
 
 def test_it_answers_like_a_store(store, less):
-    past = visible(store, MARCH)
-    assert isinstance(past, Past) and len(past) == 4 and repr(past) == "Past(4 of 7 memories)"
-    assert past.memories == less.memories and past.speakers == less.speakers == ("Maya", "Tom") and past.recent(2) == less.recent(2) and past.recent(0) == []
-    assert past.matrix.tolist() == less.matrix.tolist() and past.dense("cat").tolist() == less.dense("cat").tolist()
-    assert past.bm25("the cat").tolist() == less.bm25("the cat").tolist() and past.similarity([0, 1], [2]).tolist() == less.similarity([0, 1], [2]).tolist()
+    past = store_as_of(store, MARCH)
+    assert isinstance(past, AsOfView) and len(past) == 4 and repr(past) == "Past(4 of 7 memories)"
+    assert past.memories == less.memories
+    assert past.speakers == less.speakers == ("Maya", "Tom")
+    assert past.recent(2) == less.recent(2)
+    assert past.recent(0) == []
+    assert past.matrix.tolist() == less.matrix.tolist()
+    assert past.dense("cat").tolist() == less.dense("cat").tolist()
+    assert past.bm25("the cat").tolist() == less.bm25("the cat").tolist()
+    assert past.similarity([0, 1], [2]).tolist() == less.similarity([0, 1], [2]).tolist()
     assert [a.tolist() for a in past.nearest("cat", 2)] == [a.tolist() for a in less.nearest("cat", 2)]
-    assert past.by_word("the cat")[0] == less.by_word("the cat")[0] and past.by_word("the cat")[1].tolist() == less.by_word("the cat")[1].tolist()
-    with pytest.raises(ValueError, match="n = -1"): past.recent(-1)
-    with pytest.raises(AttributeError): past.add(turns())
+    assert past.by_word("the cat")[0] == less.by_word("the cat")[0]
+    assert past.by_word("the cat")[1].tolist() == less.by_word("the cat")[1].tolist()
+    with pytest.raises(ValueError, match="n = -1"):
+        past.recent(-1)
+    with pytest.raises(AttributeError):
+        past.add(turns())
 
 
 def test_bm25_parameters_are_the_stores():
@@ -286,7 +424,10 @@ def test_bm25_parameters_are_the_stores():
         with MemoryStore(embedder="hash", **more) as whole, MemoryStore(embedder="hash", **more) as part:
             whole.add(turns())
             part.add(turns()[:4])
-            assert visible(whole, MARCH).bm25("the cat Snowy").tolist() == part.bm25("the cat Snowy").tolist()
+            assert (
+                store_as_of(whole, MARCH).bm25("the cat Snowy").tolist()
+                == part.bm25("the cat Snowy").tolist()
+            )
 
 
 def test_somebody_who_writes_between_planning_and_searching_brings_nothing_in():
@@ -296,27 +437,38 @@ def test_somebody_who_writes_between_planning_and_searching_brings_nothing_in():
         def plan(self, query, store):
             s.add(Memory("late", "Where do I live? In Rome.", "Maya", LATER, step=50))
             return replace(WORDS, k=99)
+
     with MemoryStore(embedder="hash") as s:
         s.add(turns()[:4])
-        assert set(ids(retrieve(Question("", "Where do I live?", asked_at=MARCH), s, planner=Writer()))) == {"m0", "m1", "m2", "m3"}
+        assert set(ids(retrieve(Question("", "Where do I live?", asked_at=MARCH), s, planner=Writer()))) == {
+            "m0",
+            "m1",
+            "m2",
+            "m3",
+        }
 
 
 def test_columns_are_not_kept_under_a_version_that_came_later():
     class Written:
         """A store to which somebody writes while it is looked at."""
-        def __init__(self): self.rows, self.version = turns()[:3], 1
+
+        def __init__(self):
+            self.rows, self.version = turns()[:3], 1
 
         @property
         def memories(self):
             now = list(self.rows)
-            if self.version == 1: self.rows, self.version = turns(), 2
+            if self.version == 1:
+                self.rows, self.version = turns(), 2
             return now
+
     written = Written()
     columns_of(written)
-    assert len(columns_of(written).said) == 7
+    assert len(columns_of(written).said_at) == 7
 
 
 # --- planners
+
 
 def test_a_planner_is_shown_nothing_later(store):
     seen = {}
@@ -325,37 +477,83 @@ def test_a_planner_is_shown_nothing_later(store):
         name = "spy"
 
         def plan(self, query, store):
-            seen.update(memories=[m.id for m in store.memories], recent=[m.id for m in store.recent(99)], speakers=store.speakers, n=len(store))
+            seen.update(
+                memories=[m.id for m in store.memories],
+                recent=[m.id for m in store.recent(99)],
+                speakers=store.speakers,
+                n=len(store),
+            )
             return WORDS
+
     retrieve(Question("", "cat", asked_at=MARCH), store, planner=Spy())
-    assert seen == {"memories": ["m0", "m1", "m2", "m3"], "recent": ["m3", "m2", "m1", "m0"], "speakers": ("Maya", "Tom"), "n": 4}
+    assert seen == {
+        "memories": ["m0", "m1", "m2", "m3"],
+        "recent": ["m3", "m2", "m1", "m0"],
+        "speakers": ("Maya", "Tom"),
+        "n": 4,
+    }
 
 
 def scripted():
-    """A server that wants more searches for what lies in the future, and is sure of nothing; it keeps what it was asked."""
+    """A server that wants more searches for what lies in the future, and is sure of nothing; it keeps what
+    it was asked.
+    """
+
     def value(name, schema):
-        chosen = {"queries": ["Hangzhou lake", "cat"], "multi_step": True, "prefer_latest": True, "temporal_order": True, "relevant": True,
-                  "query": "Hangzhou flat",
-                  "type": "multi_hop"}
-        if name in chosen: return chosen[name]
-        if "enum" in schema: return schema["enum"][-1]
-        return {"boolean": False, "number": 0.0, "integer": 1, "string": "the lake", "array": []}[schema["type"]]
+        chosen = {
+            "queries": ["Hangzhou lake", "cat"],
+            "multi_step": True,
+            "prefer_latest": True,
+            "temporal_order": True,
+            "relevant": True,
+            "query": "Hangzhou flat",
+            "type": "multi_hop",
+        }
+        if name in chosen:
+            return chosen[name]
+        if "enum" in schema:
+            return schema["enum"][-1]
+        return {"boolean": False, "number": 0.0, "integer": 1, "string": "the lake", "array": []}[
+            schema["type"]
+        ]
 
     def decide(body):
-        if "response_format" not in body: return ok("I don't know.")
-        return ok_json({name: value(name, schema) for name, schema in body["response_format"]["json_schema"]["schema"]["properties"].items()})
+        if "response_format" not in body:
+            return ok("I don't know.")
+        return ok_json(
+            {
+                name: value(name, schema)
+                for name, schema in body["response_format"]["json_schema"]["schema"]["properties"].items()
+            }
+        )
+
     return Server(answering(decide))
 
 
 @pytest.mark.parametrize("planner", ["qarp", "routed", "mixture", "rounds", "thought", "draft", "rerank"])
 def test_no_model_is_shown_what_was_said_later(store, planner):
-    rounds = replace(WORDS, max_rounds=3, confidence_threshold=1.0, expand=2, interim=True, multi_step=True, refine=True)
+    rounds = replace(
+        WORDS, max_rounds=3, confidence_threshold=1.0, expand=2, interim=True, multi_step=True, refine=True
+    )
     with scripted() as s:  # a question that the rules leave open
         llm = LLM("m", base_url=s.url, sleep=lambda _: None, timeout=10)
-        plans = {"qarp": QARP(llm), "routed": Routed(llm), "mixture": Mixture(llm), "rounds": FixedPlanner(rounds),
-                 "thought": FixedPlanner(replace(rounds, follow="thought")), "draft": FixedPlanner(replace(rounds, follow="draft")),
-                 "rerank": FixedPlanner(replace(WORDS, rerank_tokens=2_000, refine=True, latest_rule="model", prefer_latest=True))}
-        found = retrieve(Question("", "Tell me about the white cat and the flat.", asked_at=MARCH), store, planner=plans[planner], llm=llm)
+        plans = {
+            "qarp": QARP(llm),
+            "routed": Routed(llm),
+            "mixture": Mixture(llm),
+            "rounds": FixedPlanner(rounds),
+            "thought": FixedPlanner(replace(rounds, follow="thought")),
+            "draft": FixedPlanner(replace(rounds, follow="draft")),
+            "rerank": FixedPlanner(
+                replace(WORDS, rerank_tokens=2_000, refine=True, latest_rule="model", prefer_latest=True)
+            ),
+        }
+        found = retrieve(
+            Question("", "Tell me about the white cat and the flat.", asked_at=MARCH),
+            store,
+            planner=plans[planner],
+            llm=llm,
+        )
         told = json.dumps(s.requests, ensure_ascii=False)
     assert "broke a bowl" not in told and "flat by the lake" not in told and "Zoltan" not in told
     assert "Snowy is white" in told, "what had been said it is shown"
@@ -364,32 +562,76 @@ def test_no_model_is_shown_what_was_said_later(store, planner):
 
 # --- systems
 
-def talk(): return Conversation("c1", ("Maya", "Tom"), turns())
+
+def talk():
+    return Conversation("c1", ("Maya", "Tom"), turns())
 
 
-ASKED = [Question("q1", "Where do I live now?", ["Beijing"], QueryType.knowledge_update, "u", ["D0"], MARCH, conversation="c1"),
-         Question("q2", "Which cat broke a bowl by the lake in Hangzhou?", ["Snowy"], QueryType.factual_extraction, "f", ["D1"], MARCH, conversation="c1"),
-         Question("q3", "Did I ever mention a bowl?", [], QueryType.abstention, "a", [], MARCH, answerable=False, conversation="c1"),
-         Question("q4", "How many cats and flats did Zoltan mention?", ["1"], QueryType.multi_hop, "m", ["D1", "D3"], MARCH, conversation="c1")]
+ASKED = [
+    Question(
+        "q1",
+        "Where do I live now?",
+        ["Beijing"],
+        QueryType.knowledge_update,
+        "u",
+        ["D0"],
+        MARCH,
+        conversation="c1",
+    ),
+    Question(
+        "q2",
+        "Which cat broke a bowl by the lake in Hangzhou?",
+        ["Snowy"],
+        QueryType.factual_extraction,
+        "f",
+        ["D1"],
+        MARCH,
+        conversation="c1",
+    ),
+    Question(
+        "q3",
+        "Did I ever mention a bowl?",
+        [],
+        QueryType.abstention,
+        "a",
+        [],
+        MARCH,
+        answerable=False,
+        conversation="c1",
+    ),
+    Question(
+        "q4",
+        "How many cats and flats did Zoltan mention?",
+        ["1"],
+        QueryType.multi_hop,
+        "m",
+        ["D1", "D3"],
+        MARCH,
+        conversation="c1",
+    ),
+]
 
 
 @pytest.mark.parametrize("name", list(known_systems(None)))
 def test_no_system_shows_what_was_said_later(name):
     system = make_system(name, embedder="hash")
     system.ingest(talk())
-    if hasattr(system, "prepare"): system.prepare(ASKED)
+    if hasattr(system, "prepare"):
+        system.prepare(ASKED)
     for question in ASKED:
         found = system.retrieve(question, 10)
         assert not {f"D{i}" for i in (4, 5, 6)} & set(found.sources), question.text
         assert "broke a bowl" not in found.context and "flat by the lake" not in found.context
-    if name not in ("oracle_evidence",): assert any(system.retrieve(q, 10).hits for q in ASKED)
+    if name not in ("oracle_evidence",):
+        assert any(system.retrieve(q, 10).hits for q in ASKED)
     system.reset()
 
 
 def test_full_context_is_all_that_had_been_said():
     system = make_system("full_context")
     system.ingest(talk())
-    assert system.retrieve(ASKED[0]).sources == ["D0", "D1", "D2", "D3"] and len(system.retrieve("cat").sources) == 7
+    assert system.retrieve(ASKED[0]).sources == ["D0", "D1", "D2", "D3"]
+    assert len(system.retrieve("cat").sources) == 7
 
 
 def test_the_lot_is_drawn_among_what_had_been_said():
@@ -408,7 +650,10 @@ def test_the_oracle_of_evidence_is_told_the_gold_all_the_same():
 
 
 def test_a_reply_that_came_later_is_no_part_of_the_round():
-    rows = [("2024-02-01", "user", "I adopted a cat, what should it eat?"), ("2024-05-01", "assistant", "Salmon, says the vet.")]
+    rows = [
+        ("2024-02-01", "user", "I adopted a cat, what should it eat?"),
+        ("2024-05-01", "assistant", "Salmon, says the vet."),
+    ]
     system = make_system("longmemeval_rag", embedder="hash")
     system.ingest(Conversation("c1", (), [replace(m, session="s") for m in turns(rows)]))
     assert system.retrieve(Question("", "What should my cat eat?", asked_at=MARCH), 5).sources == ["D0"]
@@ -425,35 +670,53 @@ def test_somebody_elses_memory_is_held_to_it():
 
     class Stranger:
         """A memory system that knows nothing of time."""
+
         name = "stranger"
-        def reset(self): self.turns = []
+
+        def reset(self):
+            self.turns = []
+
         def ingest(self, conversation):
             self.turns = conversation.turns
             return am.types.Usage()
 
         def retrieve(self, question, k):
             from adaptmr.types import Evidence, Hit
+
             return Evidence([Hit(m, 1.0) for m in reversed(self.turns)], True, 1.0)
-    system = Plugged(Stranger(), Spy(), embedder="hash")
+
+    system = WrappedSystem(Stranger(), Spy(), embedder="hash")
     system.ingest(talk())
     found = system.retrieve(ASKED[0], 10)
-    assert set(seen) == {"m0", "m1", "m2", "m3"} and found.hits and set(found.sources) <= {"D0", "D1", "D2", "D3"}
+    assert set(seen) == {"m0", "m1", "m2", "m3"}
+    assert found.hits
+    assert set(found.sources) <= {"D0", "D1", "D2", "D3"}
     assert "D5" in system.retrieve(ASKED[0].text, 10).sources
 
 
 def test_evaluation_shows_no_system_the_future():
     data = Dataset("made up", [talk()], ASKED)
-    frame = evaluate(["full_context", "unified", "hybrid", "adaptmr", "longmemeval_rag", "random"], data, embedder="hash", k=10)
-    assert not frame["retrieved"].str.contains("D4|D5|D6").any() and (frame["retrieved"].str.len() > 0).sum() > len(frame) / 2
+    frame = evaluate(
+        ["full_context", "unified", "hybrid", "adaptmr", "longmemeval_rag", "random"],
+        data,
+        embedder="hash",
+        k=10,
+    )
+    assert not frame["retrieved"].str.contains("D4|D5|D6").any()
+    assert (frame["retrieved"].str.len() > 0).sum() > len(frame) / 2
     assert not frame["prediction"].str.contains("Hangzhou").any()
 
 
 def test_nothing_is_fitted_to_the_future():
-    samples = gather(Dataset("made up", [talk()], ASKED), embedder("hash"))
-    assert all([m.id for m in s.candidates.columns.memories] == ["m0", "m1", "m2", "m3"] and len(s.gold) == 4 for s in samples)
+    samples = gather_samples(Dataset("made up", [talk()], ASKED), embedder("hash"))
+    assert all(
+        [m.id for m in s.candidates.columns.memories] == ["m0", "m1", "m2", "m3"] and len(s.gold) == 4
+        for s in samples
+    )
 
 
 # --- the data that the numbers come from
+
 
 def test_no_gold_of_the_demo_was_said_after_its_question():
     data = am.load("demo")

@@ -1,4 +1,5 @@
-"""Plans: whatever JSON a model replies is a plan or an error that names a field; what is a plan survives the way to JSON and back."""
+"""Test plans: any JSON is a plan or an error that names a field, and plans survive JSON."""
+
 from __future__ import annotations
 
 import json
@@ -11,30 +12,55 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adaptmr.retrieval.plan import FITTED, FUSIONS, GATES, LATEST_RULES, WINDOW_RULES, FixedPlanner, PlanError, RetrievalPlan, plan_schema
+from adaptmr.retrieval.plan import (
+    WEIGHT_SETS,
+    FUSIONS,
+    GATES,
+    LATEST_RULES,
+    WINDOW_RULES,
+    FixedPlanner,
+    PlanError,
+    RetrievalPlan,
+    plan_schema,
+)
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.times import time_window
 from adaptmr.types import QueryType
 
 FIELDS = [f.name for f in fields(RetrievalPlan)]
-WEIGHABLE = [*FITTED, *SIGNALS]
-SCALARS = (st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
-           | st.sampled_from([10 ** 400, -1, 2 ** 63, 1e308, -0.0, "calibrated", "hard"]))
-JSON = st.recursive(SCALARS, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=6) | st.sampled_from(WEIGHABLE), c, max_size=3), max_leaves=6)
+WEIGHABLE = [*WEIGHT_SETS, *SIGNALS]
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from([10**400, -1, 2**63, 1e308, -0.0, "calibrated", "hard"])
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda c: (
+        st.lists(c, max_size=3)
+        | st.dictionaries(st.text(max_size=6) | st.sampled_from(WEIGHABLE), c, max_size=3)
+    ),
+    max_leaves=6,
+)
 
 
-def named(error: PlanError, *names: str) -> bool: return bool(re.search(rf"\b(?:{'|'.join(map(re.escape, names))})\b", str(error)))
+def named(error: PlanError, *names: str) -> bool:
+    return bool(re.search(rf"\b(?:{'|'.join(map(re.escape, names))})\b", str(error)))
 
 
 # --- anything in: a plan, or an error with a name
+
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=4))
 @example({"queries": 5})
 @example({"queries": None})
 @example({"queries": {"what": 1}})
-@example({"k": 10 ** 400})
-@example({"weights": {"dense": 10 ** 400}})
-@example({"relevance_low": 10 ** 400})
+@example({"k": 10**400})
+@example({"weights": {"dense": 10**400}})
+@example({"relevance_low": 10**400})
 @example({"gate": []})
 @example({"gate": {}})
 @example({"time_window": {"start": 1, "end": 2}})
@@ -42,62 +68,160 @@ def named(error: PlanError, *names: str) -> bool: return bool(re.search(rf"\b(?:
 @example({"time_window": [5, 6]})
 @settings(max_examples=250, deadline=None)
 def test_any_object_is_a_plan_or_an_error_that_names_a_field(values):
-    try: plan = RetrievalPlan.from_json(values)
-    except PlanError as e: assert named(e, *values), e
-    else: assert RetrievalPlan.from_json(plan.to_json()) == plan
+    try:
+        plan = RetrievalPlan.from_json(values)
+    except PlanError as e:
+        assert named(e, *values), e
+    else:
+        assert RetrievalPlan.from_json(plan.to_json()) == plan
 
 
 @given(JSON)
 @settings(max_examples=100, deadline=None)
 def test_any_json_is_a_plan_or_an_error(value):
-    try: plan = RetrievalPlan.from_json(json.dumps(value))
-    except PlanError as e: assert str(e)
-    else: assert value == {} and plan == RetrievalPlan()
+    try:
+        plan = RetrievalPlan.from_json(json.dumps(value))
+    except PlanError as e:
+        assert str(e)
+    else:
+        assert value == {} and plan == RetrievalPlan()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '"plan"', "{'k': 1}", '{"k": 1} and more', '{"k": NaN}', '{"k": Infinity}', "\x00", "\ud800",
-                                  "9" * 5000, "[" * 100_000, '{"weights":' * 100_000],
-                         ids=lambda t: ascii(t[:14]))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '"plan"',
+        "{'k': 1}",
+        '{"k": 1} and more',
+        '{"k": NaN}',
+        '{"k": Infinity}',
+        "\x00",
+        "\ud800",
+        "9" * 5000,
+        "[" * 100_000,
+        '{"weights":' * 100_000,
+    ],
+    ids=lambda t: ascii(t[:14]),
+)
 def test_text_that_is_no_plan(text):
-    with pytest.raises(PlanError): RetrievalPlan.from_json(text)
+    with pytest.raises(PlanError):
+        RetrievalPlan.from_json(text)
 
 
 def test_an_unknown_field_is_named_with_the_known_ones():
-    with pytest.raises(PlanError, match=r"unknown plan field 'topk'.*'weights'"): RetrievalPlan.from_json({"topk": 5})
+    with pytest.raises(PlanError, match=r"unknown plan field 'topk'.*'weights'"):
+        RetrievalPlan.from_json({"topk": 5})
 
 
-BAD = [("queries", "one string"), ("queries", ["fine", 3]), ("queries", 7), ("queries", None), ("multi_step", 1), ("multi_step", "true"),
-       ("interim", 1), ("interim", None), ("merge", "max"), ("merge", None), ("check", "maybe"), ("follow", "hunch"), ("follow", ["gap"]),
-       ("without", "entity"), ("without", ["entities"]), ("without", [{}]), ("without", [None]), ("without", 5),
-       ("pool", 0), ("pool", 1_000_001), ("pool", 1.5), ("pool", True), ("pool", "50"), ("pool", None),
-       ("weights", ["dense"]), ("weights", {"cosine": 1}), ("weights", {"dense": "1"}), ("weights", {"dense": float("nan")}),
-       ("weights", {"dense": float("inf")}), ("weights", {"dense": True}), ("weights", {"dense": None}), ("weights", None),
-       ("weights", {"neighbour": 1}), ("weights", {"dense": 1_000_001}), ("weights", {"hybrid": -1_000_001.0}), ("weights", {"hybrid": "1"}),
-       ("fusion", "max"), ("fusion", None), ("fusion", ["sum"]), ("fusion", "RRF"),
-       ("time_window", "2024"), ("time_window", ["2024-01-01"]), ("time_window", ["2024-02-01", "2024-01-01"]), ("time_window", ["2024-01-01", "2024-01-01"]),
-       ("time_window", ["soon", "later"]), ("time_window", [None, None]), ("time_window", 7),
-       ("window_rule", "strict"), ("window_rule", None), ("temporal_order", "yes"), ("prefer_latest", 0), ("prefer_latest", None),
-       ("latest_similarity", 1.01), ("latest_similarity", -0.1), ("latest_similarity", float("nan")), ("latest_similarity", True),
-       ("latest_rule", "newest"), ("gate", "open"), ("gate", ["none"]),
-       ("relevance_threshold", 2), ("relevance_threshold", "0.5"), ("relevance_low", -1), ("relevance_low", 0.9),
-       ("max_rounds", 0), ("max_rounds", 21), ("confidence_threshold", 1.5), ("expand", -1), ("expand", 21), ("refine", "no"),
-       ("rerank_tokens", -5), ("k", -1), ("k", 2.5), ("k", float("inf")), ("k", False), ("token_budget", 0), ("token_budget", 1.5), ("token_budget", "100"),
-       ("hint", None), ("hint", 5), ("planner", None), ("fallback", 3)]
+BAD = [
+    ("queries", "one string"),
+    ("queries", ["fine", 3]),
+    ("queries", 7),
+    ("queries", None),
+    ("multi_step", 1),
+    ("multi_step", "true"),
+    ("interim", 1),
+    ("interim", None),
+    ("merge", "max"),
+    ("merge", None),
+    ("check", "maybe"),
+    ("follow", "hunch"),
+    ("follow", ["gap"]),
+    ("without", "entity"),
+    ("without", ["entities"]),
+    ("without", [{}]),
+    ("without", [None]),
+    ("without", 5),
+    ("pool", 0),
+    ("pool", 1_000_001),
+    ("pool", 1.5),
+    ("pool", True),
+    ("pool", "50"),
+    ("pool", None),
+    ("weights", ["dense"]),
+    ("weights", {"cosine": 1}),
+    ("weights", {"dense": "1"}),
+    ("weights", {"dense": float("nan")}),
+    ("weights", {"dense": float("inf")}),
+    ("weights", {"dense": True}),
+    ("weights", {"dense": None}),
+    ("weights", None),
+    ("weights", {"neighbour": 1}),
+    ("weights", {"dense": 1_000_001}),
+    ("weights", {"hybrid": -1_000_001.0}),
+    ("weights", {"hybrid": "1"}),
+    ("fusion", "max"),
+    ("fusion", None),
+    ("fusion", ["sum"]),
+    ("fusion", "RRF"),
+    ("time_window", "2024"),
+    ("time_window", ["2024-01-01"]),
+    ("time_window", ["2024-02-01", "2024-01-01"]),
+    ("time_window", ["2024-01-01", "2024-01-01"]),
+    ("time_window", ["soon", "later"]),
+    ("time_window", [None, None]),
+    ("time_window", 7),
+    ("window_rule", "strict"),
+    ("window_rule", None),
+    ("temporal_order", "yes"),
+    ("prefer_latest", 0),
+    ("prefer_latest", None),
+    ("latest_similarity", 1.01),
+    ("latest_similarity", -0.1),
+    ("latest_similarity", float("nan")),
+    ("latest_similarity", True),
+    ("latest_rule", "newest"),
+    ("gate", "open"),
+    ("gate", ["none"]),
+    ("relevance_threshold", 2),
+    ("relevance_threshold", "0.5"),
+    ("relevance_low", -1),
+    ("relevance_low", 0.9),
+    ("max_rounds", 0),
+    ("max_rounds", 21),
+    ("confidence_threshold", 1.5),
+    ("expand", -1),
+    ("expand", 21),
+    ("refine", "no"),
+    ("rerank_tokens", -5),
+    ("k", -1),
+    ("k", 2.5),
+    ("k", float("inf")),
+    ("k", False),
+    ("token_budget", 0),
+    ("token_budget", 1.5),
+    ("token_budget", "100"),
+    ("hint", None),
+    ("hint", 5),
+    ("planner", None),
+    ("fallback", 3),
+]
 
 
 @pytest.mark.parametrize("name, value", BAD, ids=lambda v: ascii(v)[:30])
 def test_a_bad_value_is_refused_by_its_name(name, value):
-    with pytest.raises(PlanError) as e: RetrievalPlan(**{name: value})
+    with pytest.raises(PlanError) as e:
+        RetrievalPlan(**{name: value})
     assert named(e.value, name) and len(str(e.value)) < 400
-    with pytest.raises(PlanError): replace(RetrievalPlan(), **{name: value})
+    with pytest.raises(PlanError):
+        replace(RetrievalPlan(), **{name: value})
 
 
-def test_every_field_has_a_bad_value_above(): assert {name for name, _ in BAD} == set(FIELDS)
+def test_every_field_has_a_bad_value_above():
+    assert {name for name, _ in BAD} == set(FIELDS)
 
 
 # --- the way to JSON and back
 
-TIMES = st.datetimes(timezones=st.just(UTC) | st.integers(-14, 14).map(lambda h: timezone(timedelta(hours=h)))) | st.datetimes()
+TIMES = (
+    st.datetimes(timezones=st.just(UTC) | st.integers(-14, 14).map(lambda h: timezone(timedelta(hours=h))))
+    | st.datetimes()
+)
 UNIT = st.floats(0, 1)
 
 
@@ -109,13 +233,31 @@ def plans(draw):
         a, b = (t if t.tzinfo else t.replace(tzinfo=UTC) for t in window)
         window = None if a == b else (min(a, b), max(a, b))
     return RetrievalPlan(
-        queries=tuple(draw(st.lists(st.text(max_size=10), max_size=3))), multi_step=draw(st.booleans()), pool=draw(st.integers(1, 10 ** 6)),
-        weights=draw(st.dictionaries(st.sampled_from(WEIGHABLE), st.floats(-100, 100), max_size=4)), fusion=draw(st.sampled_from(FUSIONS)), time_window=window,
-        window_rule=draw(st.sampled_from(WINDOW_RULES)), temporal_order=draw(st.booleans()), prefer_latest=draw(st.booleans()), latest_similarity=draw(UNIT),
-        latest_rule=draw(st.sampled_from(LATEST_RULES)), gate=draw(st.sampled_from(GATES)), relevance_threshold=high, relevance_low=low,
-        max_rounds=draw(st.integers(1, 20)), confidence_threshold=draw(UNIT), expand=draw(st.integers(0, 20)), refine=draw(st.booleans()),
-        rerank_tokens=draw(st.integers(0, 10 ** 6)), k=draw(st.integers(0, 10 ** 6)), token_budget=draw(st.none() | st.integers(1, 10 ** 7)),
-        hint=draw(st.text(max_size=10)), planner=draw(st.text(max_size=6)), fallback=draw(st.none() | st.text(max_size=6)))
+        queries=tuple(draw(st.lists(st.text(max_size=10), max_size=3))),
+        multi_step=draw(st.booleans()),
+        pool=draw(st.integers(1, 10**6)),
+        weights=draw(st.dictionaries(st.sampled_from(WEIGHABLE), st.floats(-100, 100), max_size=4)),
+        fusion=draw(st.sampled_from(FUSIONS)),
+        time_window=window,
+        window_rule=draw(st.sampled_from(WINDOW_RULES)),
+        temporal_order=draw(st.booleans()),
+        prefer_latest=draw(st.booleans()),
+        latest_similarity=draw(UNIT),
+        latest_rule=draw(st.sampled_from(LATEST_RULES)),
+        gate=draw(st.sampled_from(GATES)),
+        relevance_threshold=high,
+        relevance_low=low,
+        max_rounds=draw(st.integers(1, 20)),
+        confidence_threshold=draw(UNIT),
+        expand=draw(st.integers(0, 20)),
+        refine=draw(st.booleans()),
+        rerank_tokens=draw(st.integers(0, 10**6)),
+        k=draw(st.integers(0, 10**6)),
+        token_budget=draw(st.none() | st.integers(1, 10**7)),
+        hint=draw(st.text(max_size=10)),
+        planner=draw(st.text(max_size=6)),
+        fallback=draw(st.none() | st.text(max_size=6)),
+    )
 
 
 @given(plans())
@@ -129,32 +271,74 @@ def test_round_trip(plan):
 
 
 def test_the_order_of_weights_changes_nothing():
-    a, b = RetrievalPlan(weights={"dense": 1, "lexical": 2}), RetrievalPlan(weights={"lexical": 2.0, "time": 0, "dense": 1.0})
-    assert a == b and hash(a) == hash(b) and a.to_json() == b.to_json() and list(a.weights) == list(b.weights) == ["dense", "lexical"]
+    a, b = (
+        RetrievalPlan(weights={"dense": 1, "lexical": 2}),
+        RetrievalPlan(weights={"lexical": 2.0, "time": 0, "dense": 1.0}),
+    )
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.to_json() == b.to_json()
+    assert list(a.weights) == list(b.weights) == ["dense", "lexical"]
 
 
 def test_weights_may_name_fitted_sets_beside_signals():
-    assert set(FITTED) == {"hybrid", *map(str, QueryType)} and not set(FITTED) & set(SIGNALS), "a name is a signal or a set, never both"
+    assert set(WEIGHT_SETS) == {"hybrid", *map(str, QueryType)}
+    assert not set(WEIGHT_SETS) & set(SIGNALS), "a name is a signal or a set, never both"
     plan = RetrievalPlan(weights={"time": 1.5, "multi_hop": 1, "hybrid": 0.5})
-    assert dict(plan.weights) == {"hybrid": 0.5, "multi_hop": 1.0, "time": 1.5} and RetrievalPlan.from_json(plan.to_json()) == plan
+    assert dict(plan.weights) == {"hybrid": 0.5, "multi_hop": 1.0, "time": 1.5}
+    assert RetrievalPlan.from_json(plan.to_json()) == plan
     assert len({RetrievalPlan(weights={name: 1.0}) for name in WEIGHABLE}) == len(WEIGHABLE)
-    with pytest.raises(PlanError, match=r"unknown signal 'hybird'.*hybrid.*multi_hop.*dense.*sentence"): RetrievalPlan(weights={"hybird": 1})
+    with pytest.raises(PlanError, match=r"unknown signal 'hybird'.*hybrid.*multi_hop.*dense.*sentence"):
+        RetrievalPlan(weights={"hybird": 1})
 
 
 def test_a_weight_may_be_negative_and_none_is_no_weight():
-    assert dict(RetrievalPlan(weights={"question": -2, "dense": 0, "time": -0.0}).weights) == {"question": -2.0}
-    assert dict(RetrievalPlan(weights={"dense": 1_000_000, "time": -1_000_000}).weights) == {"dense": 1e6, "time": -1e6}
+    assert dict(RetrievalPlan(weights={"question": -2, "dense": 0, "time": -0.0}).weights) == {
+        "question": -2.0
+    }
+    assert dict(RetrievalPlan(weights={"dense": 1_000_000, "time": -1_000_000}).weights) == {
+        "dense": 1e6,
+        "time": -1e6,
+    }
 
 
 def test_every_field_counts_in_equality():
-    other = {"queries": ("q",), "multi_step": True, "interim": True, "merge": "cover", "check": True, "follow": "draft", "without": ("entity",),
-             "pool": 7, "weights": {"lexical": 1.0}, "fusion": "rrf",
-             "time_window": ("2024-01-01", "2024-02-01"), "window_rule": "hard", "temporal_order": True,
-             "prefer_latest": True, "latest_similarity": 0.5, "latest_rule": "similarity", "gate": "none",
-             "relevance_threshold": 0.5, "max_rounds": 2, "confidence_threshold": 0.5, "expand": 1, "refine": True, "rerank_tokens": 9, "k": 3,
-             "token_budget": 50, "hint": "h", "planner": "p", "fallback": "f"}
+    other = {
+        "queries": ("q",),
+        "multi_step": True,
+        "interim": True,
+        "merge": "cover",
+        "check": True,
+        "follow": "draft",
+        "without": ("entity",),
+        "pool": 7,
+        "weights": {"lexical": 1.0},
+        "fusion": "rrf",
+        "time_window": ("2024-01-01", "2024-02-01"),
+        "window_rule": "hard",
+        "temporal_order": True,
+        "prefer_latest": True,
+        "latest_similarity": 0.5,
+        "latest_rule": "similarity",
+        "gate": "none",
+        "relevance_threshold": 0.5,
+        "max_rounds": 2,
+        "confidence_threshold": 0.5,
+        "expand": 1,
+        "refine": True,
+        "rerank_tokens": 9,
+        "k": 3,
+        "token_budget": 50,
+        "hint": "h",
+        "planner": "p",
+        "fallback": "f",
+    }
     assert {*other, "relevance_low"} == set(FIELDS)
-    plans_ = [RetrievalPlan(), *(RetrievalPlan(**{n: v}) for n, v in other.items()), RetrievalPlan(relevance_threshold=0.5, relevance_low=0.25)]
+    plans_ = [
+        RetrievalPlan(),
+        *(RetrievalPlan(**{n: v}) for n, v in other.items()),
+        RetrievalPlan(relevance_threshold=0.5, relevance_low=0.25),
+    ]
     assert len(set(plans_)) == len({p.to_json() for p in plans_}) == len(FIELDS) + 1
 
 
@@ -168,48 +352,86 @@ def test_equal_plans_have_equal_hashes():
 
 def test_what_is_taken_in_another_form():
     window = time_window("What did I do in June 2024?", datetime(2024, 9, 1, tzinfo=UTC))
-    assert RetrievalPlan(time_window=(window.start, window.end)).time_window == (datetime(2024, 6, 1, tzinfo=UTC), datetime(2024, 7, 1, tzinfo=UTC))
+    assert RetrievalPlan(time_window=(window.start, window.end)).time_window == (
+        datetime(2024, 6, 1, tzinfo=UTC),
+        datetime(2024, 7, 1, tzinfo=UTC),
+    )
     assert RetrievalPlan(time_window=(datetime(1, 1, 1), datetime(9999, 12, 31))).time_window[0].tzinfo == UTC
-    assert RetrievalPlan(k=3.0).k == 3 and isinstance(RetrievalPlan(k=3.0).k, int) and RetrievalPlan(queries=["a", "b"]).queries == ("a", "b")
+    assert RetrievalPlan(k=3.0).k == 3
+    assert isinstance(RetrievalPlan(k=3.0).k, int)
+    assert RetrievalPlan(queries=["a", "b"]).queries == ("a", "b")
     assert RetrievalPlan(time_window=("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00")) is not None
 
 
 def test_plans_are_frozen():
-    with pytest.raises(AttributeError): RetrievalPlan().k = 3
+    with pytest.raises(AttributeError):
+        RetrievalPlan().k = 3
 
 
 # --- the schema is derived from the type
 
+
 def test_the_schema_asks_for_plan_fields_only():
     schema = plan_schema()
-    assert set(schema["properties"]) == set(schema["required"]) < set(FIELDS) and schema["additionalProperties"] is False
+    assert set(schema["properties"]) == set(schema["required"]) < set(FIELDS)
+    assert schema["additionalProperties"] is False
     jsonschema.Draft202012Validator.check_schema(schema)
 
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
 def test_what_fits_the_schema_is_a_plan(data):
-    of = {"boolean": st.booleans(), "number": UNIT, "string": st.text(max_size=20), "array": st.lists(st.text(max_size=20), max_size=4)}
+    of = {
+        "boolean": st.booleans(),
+        "number": UNIT,
+        "string": st.text(max_size=20),
+        "array": st.lists(st.text(max_size=20), max_size=4),
+    }
     schema = plan_schema()
     value = {name: data.draw(of[rule["type"]]) for name, rule in schema["properties"].items()}
     jsonschema.validate(value, schema)
     assert RetrievalPlan.from_json(json.dumps(value)).temporal_order is value["temporal_order"]
 
 
-@pytest.mark.parametrize("name, value", [("queries", "one"), ("queries", [1]), ("multi_step", 1), ("relevance_threshold", 1.5), ("hint", None), ("topk", 1)])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("queries", "one"),
+        ("queries", [1]),
+        ("multi_step", 1),
+        ("relevance_threshold", 1.5),
+        ("hint", None),
+        ("topk", 1),
+    ],
+)
 def test_what_is_no_plan_does_not_fit_the_schema(name, value):
-    fine = {"queries": [], "multi_step": False, "temporal_order": False, "prefer_latest": False, "relevance_threshold": 0.0, "hint": ""}
-    with pytest.raises(jsonschema.ValidationError): jsonschema.validate({**fine, name: value}, plan_schema())
+    fine = {
+        "queries": [],
+        "multi_step": False,
+        "temporal_order": False,
+        "prefer_latest": False,
+        "relevance_threshold": 0.0,
+        "hint": "",
+    }
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**fine, name: value}, plan_schema())
 
 
 def test_the_schema_of_chosen_fields():
-    assert plan_schema(["prefer_latest"]) == {"type": "object", "properties": {"prefer_latest": {"type": "boolean"}}, "required": ["prefer_latest"],
-                                              "additionalProperties": False}
+    assert plan_schema(["prefer_latest"]) == {
+        "type": "object",
+        "properties": {"prefer_latest": {"type": "boolean"}},
+        "required": ["prefer_latest"],
+        "additionalProperties": False,
+    }
     first = plan_schema()
     first["properties"]["queries"]["maxItems"] = 99
-    assert plan_schema()["properties"]["queries"]["maxItems"] != 99, "a caller can't change the next caller's schema"
+    assert plan_schema()["properties"]["queries"]["maxItems"] != 99, (
+        "a caller can't change the next caller's schema"
+    )
     for name in ("weights", "nonsense"):
-        with pytest.raises(PlanError, match=name): plan_schema([name])
+        with pytest.raises(PlanError, match=name):
+            plan_schema([name])
 
 
 def test_a_fixed_planner_gives_its_plan():

@@ -1,4 +1,5 @@
 """Retrieval and abstention metrics: the official vectors, scikit-learn, properties, wrong input."""
+
 import json
 import math
 import os
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval import ranking as r
+from adaptmr.eval.metrics import ranking as r
 
 IDS = st.lists(st.sampled_from([f"D{i}" for i in range(12)]), max_size=12)
 RANKED = (r.recall_any, r.recall_all, r.recall_fraction, r.precision, r.ndcg, r.mrr)
@@ -17,9 +18,11 @@ RANKED = (r.recall_any, r.recall_all, r.recall_fraction, r.precision, r.ndcg, r.
 
 def test_longmemeval_official_scores():
     folder = os.environ.get("ADAPTMR_DATA")
-    if not folder: pytest.skip("ADAPTMR_DATA is not set: the official scores are not at hand")
+    if not folder:
+        pytest.skip("ADAPTMR_DATA is not set: the official scores are not at hand")
     path = Path(folder).parent / "vectors" / "longmemeval_official_retrieval.jsonl"
-    if not path.exists(): pytest.skip(f"{path.name} is not beside ADAPTMR_DATA")
+    if not path.exists():
+        pytest.skip(f"{path.name} is not beside ADAPTMR_DATA")
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert len(cases) == 120
     for case in cases:
@@ -28,19 +31,24 @@ def test_longmemeval_official_scores():
             got = r.longmemeval_metrics(ranked, case["gold"], case["k"], corpus)
             assert got == pytest.approx({m: case[m] for m in got}, abs=1e-6)
         if "turn2session" in case:
-            assert r.longmemeval_turn_to_session(ranked, case["gold"], case["k"]) == pytest.approx(case["turn2session"], abs=1e-6)
+            assert r.longmemeval_turn_to_session(ranked, case["gold"], case["k"]) == pytest.approx(
+                case["turn2session"], abs=1e-6
+            )
 
 
-@pytest.mark.parametrize(("found", "gold", "k", "want"), [
-    # recall_any, recall_all, recall_fraction, precision, ndcg, mrr
-    (["a", "b", "c"], ["b"], 3, (1, 1, 1, 1 / 3, 1 / math.log2(3), 1 / 2)),
-    (["a", "b", "c"], ["b"], 1, (0, 0, 0, 0, 0, 0)),
-    (["a", "b"], ["a", "b", "z"], 2, (1, 0, 2 / 3, 1, 1, 1)),
-    (["b", "b", "a"], ["a", "b"], 2, (1, 0, 1 / 2, 1 / 2, 1 / (1 + 1 / math.log2(3)), 1)),
-    ([], ["a"], 5, (0, 0, 0, 0, 0, 0)),
-    (["a"], ["a"], 5, (1, 1, 1, 1 / 5, 1, 1)),
-    (["a"], ["a", "a"], None, (1, 1, 1, 1, 1, 1)),
-])
+@pytest.mark.parametrize(
+    ("found", "gold", "k", "want"),
+    [
+        # recall_any, recall_all, recall_fraction, precision, ndcg, mrr
+        (["a", "b", "c"], ["b"], 3, (1, 1, 1, 1 / 3, 1 / math.log2(3), 1 / 2)),
+        (["a", "b", "c"], ["b"], 1, (0, 0, 0, 0, 0, 0)),
+        (["a", "b"], ["a", "b", "z"], 2, (1, 0, 2 / 3, 1, 1, 1)),
+        (["b", "b", "a"], ["a", "b"], 2, (1, 0, 1 / 2, 1 / 2, 1 / (1 + 1 / math.log2(3)), 1)),
+        ([], ["a"], 5, (0, 0, 0, 0, 0, 0)),
+        (["a"], ["a"], 5, (1, 1, 1, 1 / 5, 1, 1)),
+        (["a"], ["a", "a"], None, (1, 1, 1, 1, 1, 1)),
+    ],
+)
 def test_by_hand(found, gold, k, want):
     assert tuple(r.ranking_metrics(found, gold, k).values()) == pytest.approx(want)
 
@@ -49,16 +57,21 @@ def test_no_gold_is_nan_and_left_out():
     assert all(map(math.isnan, r.ranking_metrics(["a"], [], 3).values()))
     assert all(map(math.isnan, r.longmemeval_metrics(["a"], [], 3).values()))
     assert all(map(math.isnan, r.longmemeval_turn_to_session(["a_1"], [], 3).values()))
-    assert r.known_mean([1, math.nan, 0, 0.5]) == (0.5, 3)
+    assert r.nanmean_count([1, math.nan, 0, 0.5]) == (0.5, 3)
 
 
 def test_wrong_calls_are_named():
     for metric in RANKED:
-        with pytest.raises(ValueError, match="k=0"): metric(["a"], ["a"], 0)
-        with pytest.raises(TypeError, match="one string"): metric("abc", ["a"], 1)
-        with pytest.raises(TypeError, match="one string"): metric(["a"], "a", 1)
-    with pytest.raises(ValueError, match="k=0"): r.longmemeval_metrics(["a"], ["a"], 0)
-    with pytest.raises(ValueError, match="k=-1"): r.longmemeval_turn_to_session(["a_1"], ["a_1"], -1)
+        with pytest.raises(ValueError, match="k=0"):
+            metric(["a"], ["a"], 0)
+        with pytest.raises(TypeError, match="one string"):
+            metric("abc", ["a"], 1)
+        with pytest.raises(TypeError, match="one string"):
+            metric(["a"], "a", 1)
+    with pytest.raises(ValueError, match="k=0"):
+        r.longmemeval_metrics(["a"], ["a"], 0)
+    with pytest.raises(ValueError, match="k=-1"):
+        r.longmemeval_turn_to_session(["a_1"], ["a_1"], -1)
 
 
 @given(IDS, IDS.filter(bool), st.integers(1, 14))
@@ -69,35 +82,52 @@ def test_properties(found, gold, k):
     assert at["recall_all"] <= at["recall_fraction"] <= at["recall_any"]
     assert (at["mrr"] > 0) == (at["recall_any"] == 1) == (at["ndcg"] > 0) == (at["precision"] > 0)
     assert r.recall_fraction(found, gold, k) <= r.recall_fraction(found, gold, k + 1)
-    assert at == r.ranking_metrics(found, list(reversed(gold)), k)          # the order of the gold ids is nothing
-    assert r.ranking_metrics(list(dict.fromkeys(gold)), gold, len(set(gold))) == pytest.approx(dict.fromkeys(at, 1.0))
+    assert at == r.ranking_metrics(found, list(reversed(gold)), k)  # the order of the gold ids is nothing
+    assert r.ranking_metrics(list(dict.fromkeys(gold)), gold, len(set(gold))) == pytest.approx(
+        dict.fromkeys(at, 1.0)
+    )
 
 
-@given(st.permutations([f"D{i}" for i in range(8)]), st.sets(st.sampled_from([f"D{i}" for i in range(8)]), min_size=1), st.integers(1, 8))
+@given(
+    st.permutations([f"D{i}" for i in range(8)]),
+    st.sets(st.sampled_from([f"D{i}" for i in range(8)]), min_size=1),
+    st.integers(1, 8),
+)
 @settings(max_examples=50, deadline=None)
 def test_ndcg_agrees_with_sklearn(ranked, gold, k):
     from sklearn.metrics import ndcg_score
+
     want = ndcg_score([[int(i in gold) for i in ranked]], [[-n for n in range(8)]], k=k)
     assert r.ndcg(ranked, gold, k) == pytest.approx(want)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])), min_size=2, max_size=40))
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])), min_size=2, max_size=40)
+)
 @settings(max_examples=100, deadline=None)
 def test_auroc_agrees_with_sklearn(pairs):
     from sklearn.metrics import roc_auc_score
+
     y, s = [p[0] for p in pairs], [p[1] for p in pairs]
-    if len(set(y)) < 2: assert math.isnan(r.auroc(y, s))
+    if len(set(y)) < 2:
+        assert math.isnan(r.auroc(y, s))
     else:
         assert r.auroc(y, s) == pytest.approx(roc_auc_score(y, s))
         assert r.auroc(y, s) + r.auroc([not v for v in y], s) == pytest.approx(1)
-        assert r.auroc(y, [v * 3 - 7 for v in s]) == r.auroc(y, s)          # only the order counts
+        assert r.auroc(y, [v * 3 - 7 for v in s]) == r.auroc(y, s)  # only the order counts
 
 
 def test_auroc_edges():
-    assert r.auroc([True, False], [1, 0]) == 1 and r.auroc([True, False], [0, 1]) == 0 and r.auroc([True, False, True], [2, 2, 2]) == 0.5
+    assert (
+        r.auroc([True, False], [1, 0]) == 1
+        and r.auroc([True, False], [0, 1]) == 0
+        and r.auroc([True, False, True], [2, 2, 2]) == 0.5
+    )
     assert math.isnan(r.auroc([], []))
-    with pytest.raises(ValueError, match="nan"): r.auroc([True, False], [math.nan, 1])
-    with pytest.raises(ValueError, match="2 labels but 1 scores"): r.auroc([True, False], [1])
+    with pytest.raises(ValueError, match="nan"):
+        r.auroc([True, False], [math.nan, 1])
+    with pytest.raises(ValueError, match="2 labels but 1 scores"):
+        r.auroc([True, False], [1])
     big = np.random.default_rng(0).random(200_000)
     assert abs(r.auroc(big > 0.5, np.random.default_rng(1).random(200_000)) - 0.5) < 0.01
 
@@ -106,27 +136,35 @@ def test_auroc_edges():
 @settings(max_examples=100, deadline=None)
 def test_abstention_agrees_with_sklearn(pairs):
     from sklearn.metrics import f1_score, precision_score, recall_score
+
     can, did = [p[0] for p in pairs], [p[1] for p in pairs]
-    got = r.abstention(can, did)
+    got = r.abstention_metrics(can, did)
     should = [not c for c in can]
     assert math.isnan(got["auroc"]) and got["n"] == len(pairs) and got["n_unanswerable"] == sum(should)
     assert math.isnan(got["precision"]) == (not any(did)) and math.isnan(got["recall"]) == (not any(should))
-    if any(did): assert got["precision"] == pytest.approx(precision_score(should, did, zero_division=0))
-    if any(should): assert got["recall"] == pytest.approx(recall_score(should, did, zero_division=0))
-    if any(did) or any(should): assert got["f1"] == pytest.approx(f1_score(should, did, zero_division=0))
+    if any(did):
+        assert got["precision"] == pytest.approx(precision_score(should, did, zero_division=0))
+    if any(should):
+        assert got["recall"] == pytest.approx(recall_score(should, did, zero_division=0))
+    if any(did) or any(should):
+        assert got["f1"] == pytest.approx(f1_score(should, did, zero_division=0))
 
 
 def test_abstention_lists_must_match():
-    with pytest.raises(ValueError, match="2 answerable flags but 1"): r.abstention([True, False], [True])
+    with pytest.raises(ValueError, match="2 answerable flags but 1"):
+        r.abstention_metrics([True, False], [True])
 
 
 def test_sessions():
     assert r.to_sessions(["D3:7", "D1:1", "D3:2"], {"D3:7": "s3", "D3:2": "s3", "D1:1": "s1"}) == ["s3", "s1"]
-    with pytest.raises(KeyError, match="D9:9"): r.to_sessions(["D9:9"], {})
-    ranked = ["s1_1", "s1_2", "s1_3"]                                        # fewer sessions than k: the whole list, no error
+    with pytest.raises(KeyError, match="D9:9"):
+        r.to_sessions(["D9:9"], {})
+    ranked = ["s1_1", "s1_2", "s1_3"]  # fewer sessions than k: the whole list, no error
     assert r.longmemeval_turn_to_session(ranked, ["s1_9"], 5)["recall_all"] == 1
     assert r.longmemeval_turn_to_session([], ["s1_9"], 5) == {"recall_any": 0, "recall_all": 0, "ndcg_any": 0}
-    assert r.longmemeval_metrics(["a"], ["z"], 1, corpus_ids=["a"])["ndcg_any"] == 0      # gold that isn't in the corpus
+    assert (
+        r.longmemeval_metrics(["a"], ["z"], 1, corpus_ids=["a"])["ndcg_any"] == 0
+    )  # gold that isn't in the corpus
 
 
 def test_set_f1():

@@ -1,4 +1,5 @@
-"""Relevance: the facts about a search by hand, the probability made of them, and how its honesty is measured."""
+"""Test relevance: its features and probability by hand, and the measures of calibration."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
@@ -9,33 +10,57 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.retrieval.candidates import Probe, candidates, make_probe
+from adaptmr.retrieval.candidates import ParsedQuery, select_candidates, parse_query
 from adaptmr.retrieval.fusion import Fit, FitError, fit_for
-from adaptmr.retrieval.relevance import DEPTH, FEATURES, brier, features, probability, relevance, reliability, worth
+from adaptmr.retrieval.relevance import (
+    DEPTH,
+    FEATURES,
+    brier_score,
+    relevance_features,
+    probability,
+    relevance,
+    reliability_curve,
+    fit_applicability,
+)
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
 DAY0 = datetime(2024, 5, 1, tzinfo=UTC)
 
 
-def sigmoid(z): return 1 / (1 + np.exp(-np.asarray(z, float)))
+def sigmoid(z):
+    return 1 / (1 + np.exp(-np.asarray(z, float)))
 
 
 def stored(*rows):
     store = MemoryStore(embedder="hash")
-    store.add([Memory(f"m{i:02}", text, who, DAY0 + timedelta(days=i), session="s", step=i) for i, (who, text) in enumerate(rows)])
+    store.add(
+        [
+            Memory(f"m{i:02}", text, who, DAY0 + timedelta(days=i), session="s", step=i)
+            for i, (who, text) in enumerate(rows)
+        ]
+    )
     return store
 
 
-def facts(c, weights): return dict(zip(FEATURES, features(c, Fit("hash", weights={"hybrid": weights}))))
+def facts(c, weights):
+    return dict(zip(FEATURES, relevance_features(c, Fit("hash", weights={"hybrid": weights}))))
 
 
 # --- the facts, by hand
 
+
 def six(speakers=frozenset({"Ann"}), words=("red", "bicycl")):
     """Six memories with given scores; two words, of which the best two have one each and nobody has both."""
-    store = stored(("Ann", "a red thing"), ("Bob", "a bicycle"), ("Ann", "a pond"), ("Bob", "some tea"), ("Ann", "a bicycle again"), ("Bob", "a moon"))
-    c = candidates(Probe("x", "x", speakers, frozenset(words)), store, 50)
+    store = stored(
+        ("Ann", "a red thing"),
+        ("Bob", "a bicycle"),
+        ("Ann", "a pond"),
+        ("Bob", "some tea"),
+        ("Ann", "a bicycle again"),
+        ("Bob", "a moon"),
+    )
+    c = select_candidates(ParsedQuery("x", "x", speakers, frozenset(words)), store, 50)
     c.content, c.lexical = np.array([6.0, 5, 4, 3, 2, 1]), np.array([0.0, 0, 0, 0, 0, 1])
     c.signals["dense"] = np.array([2.0, 1.0, 0.0, -1.0, -2.0, -3.0])
     return c
@@ -45,43 +70,56 @@ def test_every_fact_by_hand():
     red, bicycle = np.log(7 / 1.5), np.log(7 / 2.5)
     got = facts(six(), {"dense": 1.0, "speaker": 10.0, "intercept": -4.0})
     scores = np.array([8.0, -3.0, 6.0, -5.0, 4.0, -7.0])  # -4 for all, 10 for Ann's
-    assert got == pytest.approx({
-        "expected": np.log(sigmoid(scores).sum() + 1e-6), "margin": 15.0, "coverage": 1.0, "agreement": 6 / DEPTH,
-        "speaker": 3 / 5,                                      # the five best without regard to who speaks: Ann, Bob, Ann, Bob, Ann
-        "contrast": (2 + 0 - 2) / 3 - (1 - 1 - 3) / 3,         # Ann's three against Bob's, the ten for the speaker taken off again
-        "contrast_words": red / (red + bicycle) - bicycle / (red + bicycle)})
+    assert got == pytest.approx(
+        {
+            "expected": np.log(sigmoid(scores).sum() + 1e-6),
+            "margin": 15.0,
+            "coverage": 1.0,
+            "agreement": 6 / DEPTH,
+            "speaker": 3 / 5,  # the five best without regard to who speaks: Ann, Bob, Ann, Bob, Ann
+            "contrast": (2 + 0 - 2) / 3
+            - (1 - 1 - 3) / 3,  # Ann's three against Bob's, the ten for the speaker taken off again
+            "contrast_words": red / (red + bicycle) - bicycle / (red + bicycle),
+        }
+    )
     other = facts(six(frozenset({"Bob"})), {"dense": 1.0, "speaker": 10.0, "intercept": -4.0})
-    assert other["speaker"] == 2 / 5 and all(other[name] == pytest.approx(-got[name]) for name in ("contrast", "contrast_words"))
+    assert other["speaker"] == 2 / 5
+    assert all(other[name] == pytest.approx(-got[name]) for name in ("contrast", "contrast_words"))
 
 
 def test_where_nobody_is_named_nobody_is_contrasted():
     for speakers in (frozenset(), frozenset({"Zoe"}), frozenset({"Ann", "Bob"})):
         got = facts(six(speakers), {"dense": 1.0, "speaker": 10.0})
-        assert got["contrast"] == got["contrast_words"] == 0 and got["speaker"] == (1.0 if speakers == {"Ann", "Bob"} else 0.5)
+        assert got["contrast"] == got["contrast_words"] == 0
+        assert got["speaker"] == (1.0 if speakers == {"Ann", "Bob"} else 0.5)
 
 
 def test_coverage_is_that_of_the_five_best():
-    weights = {"dense": -1.0}                                   # the sixth, the only one with “red”, is now the worst
-    assert facts(six(words=("red",)), weights)["coverage"] == 0 and facts(six(words=("bicycl",)), weights)["coverage"] == 1
+    weights = {"dense": -1.0}  # the sixth, the only one with “red”, is now the worst
+    assert facts(six(words=("red",)), weights)["coverage"] == 0
+    assert facts(six(words=("bicycl",)), weights)["coverage"] == 1
     red, bicycle, never = np.log(7 / 1.5), np.log(7 / 2.5), np.log(7 / 0.5)
     assert facts(six(), weights)["coverage"] == pytest.approx(bicycle / (red + bicycle))
-    assert facts(six(words=("red", "zebra")), {"dense": 1.0})["coverage"] == pytest.approx(red / (red + never))
+    assert facts(six(words=("red", "zebra")), {"dense": 1.0})["coverage"] == pytest.approx(
+        red / (red + never)
+    )
     assert facts(six(words=()), weights)["coverage"] == 0
 
 
 def test_agreement_counts_what_meaning_and_words_both_find():
     store = stored(*(("Ann", f"text {i}") for i in range(30)))
-    c = candidates(Probe("x", "x", frozenset(), frozenset()), store, 50)
+    c = select_candidates(ParsedQuery("x", "x", frozenset(), frozenset()), store, 50)
     c.content, c.lexical = np.arange(30.0), np.where(np.arange(30) % 2, np.arange(30.0), 0)
-    assert facts(c, {"dense": 1.0})["agreement"] == 0.5         # 29 … 20 and 29, 27 … 11
+    assert facts(c, {"dense": 1.0})["agreement"] == 0.5  # 29 … 20 and 29, 27 … 11
 
 
 def test_the_margin_is_to_the_tenth_and_expectation_counts_ten():
     store = stored(*(("Ann", f"text {i}") for i in range(30)))
-    c = candidates(Probe("x", "x", frozenset(), frozenset()), store, 50)
+    c = select_candidates(ParsedQuery("x", "x", frozenset(), frozenset()), store, 50)
     c.signals["dense"] = np.arange(30.0)
     got = facts(c, {"dense": 1.0, "intercept": -25.0})
-    assert got["margin"] == 9 and got["expected"] == pytest.approx(np.log(sigmoid(np.arange(20, 30) - 25).sum() + 1e-6))
+    assert got["margin"] == 9
+    assert got["expected"] == pytest.approx(np.log(sigmoid(np.arange(20, 30) - 25).sum() + 1e-6))
     c.signals["dense"] = np.full(30, 1e9)
     assert facts(c, {"dense": 1.0})["expected"] == pytest.approx(np.log(10 + 1e-6))
     assert facts(c, {"dense": -1.0})["expected"] == pytest.approx(np.log(1e-6), abs=1e-3)
@@ -89,34 +127,60 @@ def test_the_margin_is_to_the_tenth_and_expectation_counts_ten():
 
 def test_nothing_is_known_of_nothing():
     with MemoryStore(embedder="hash") as store:
-        c = candidates(make_probe("anything", ()), store, 50)
-        assert features(c, fit_for("hash")).tolist() == [0.0] * 7 and relevance(c, fit_for("hash")) == 0.0
+        c = select_candidates(parse_query("anything", ()), store, 50)
+        assert relevance_features(c, fit_for("hash")).tolist() == [0.0] * 7
+        assert relevance(c, fit_for("hash")) == 0.0
 
 
 def test_one_memory():
-    c = candidates(make_probe("bicycle", ("Ann",)), stored(("Ann", "I bought a bicycle")), 50)
+    c = select_candidates(parse_query("bicycle", ("Ann",)), stored(("Ann", "I bought a bicycle")), 50)
     got = facts(c, {"dense": 1.0})
-    assert got == pytest.approx({"expected": np.log(0.5 + 1e-6), "margin": 0, "coverage": 1, "agreement": 1 / DEPTH, "speaker": 0.5,
-                                 "contrast": 0, "contrast_words": 0})
+    assert got == pytest.approx(
+        {
+            "expected": np.log(0.5 + 1e-6),
+            "margin": 0,
+            "coverage": 1,
+            "agreement": 1 / DEPTH,
+            "speaker": 0.5,
+            "contrast": 0,
+            "contrast_words": 0,
+        }
+    )
 
 
 def test_a_fit_without_weights_has_no_facts():
-    with pytest.raises(FitError, match="hybrid"): features(six(), Fit("hash"))
+    with pytest.raises(FitError, match="hybrid"):
+        relevance_features(six(), Fit("hash"))
 
 
 # --- the probability
 
+
 def test_the_probability_by_hand():
     x = np.array([1.0, 2.0, 0.5, 0.0, 1.0, -1.0, 0.25])
-    coefficients = {"expected": 0.5, "margin": -0.25, "coverage": 2.0, "agreement": 99.0, "speaker": -1.0, "contrast": 0.5,
-                    "contrast_words": 4.0, "intercept": -0.5}
+    coefficients = {
+        "expected": 0.5,
+        "margin": -0.25,
+        "coverage": 2.0,
+        "agreement": 99.0,
+        "speaker": -1.0,
+        "contrast": 0.5,
+        "contrast_words": 4.0,
+        "intercept": -0.5,
+    }
     assert probability(x, coefficients) == round(float(sigmoid(0.5 - 0.5 + 1 + 0 - 1 - 0.5 + 1 - 0.5)), 6)
-    assert probability(x, {}) == 0.5 and probability(x, {"intercept": np.log(3)}) == 0.75 and probability(x, {"no such fact": 9.0}) == 0.5
+    assert probability(x, {}) == 0.5
+    assert probability(x, {"intercept": np.log(3)}) == 0.75
+    assert probability(x, {"no such fact": 9.0}) == 0.5
 
 
-@given(st.lists(st.floats(-1e9, 1e9), min_size=7, max_size=7), st.dictionaries(st.sampled_from([*FEATURES, "intercept"]), st.floats(-1e9, 1e9)))
+@given(
+    st.lists(st.floats(-1e9, 1e9), min_size=7, max_size=7),
+    st.dictionaries(st.sampled_from([*FEATURES, "intercept"]), st.floats(-1e9, 1e9)),
+)
 @settings(max_examples=100, deadline=None)
-def test_a_probability_lies_between_0_and_1(x, coefficients): assert 0 <= probability(np.array(x), coefficients) <= 1
+def test_a_probability_lies_between_0_and_1(x, coefficients):
+    assert 0 <= probability(np.array(x), coefficients) <= 1
 
 
 SAID = st.text(max_size=20) | st.sampled_from(["", "\ud800", "猫", "a red bicycle", "Why? When?"])
@@ -127,29 +191,52 @@ TEXTS = st.lists(st.tuples(st.sampled_from(["Ann", "Bob", "", "小林"]), SAID),
 @settings(max_examples=60, deadline=None)
 def test_bounds_for_any_texts(rows, text):
     store = stored(*rows)
-    one, two = (candidates(make_probe(text, store.speakers), store, 50) for _ in range(2))
-    x = features(one, fit_for("hash"))
-    assert x.shape == (7,) and np.isfinite(x).all() and x.tobytes() == features(two, fit_for("hash")).tobytes()
+    one, two = (select_candidates(parse_query(text, store.speakers), store, 50) for _ in range(2))
+    x = relevance_features(one, fit_for("hash"))
+    assert x.shape == (7,)
+    assert np.isfinite(x).all()
+    assert x.tobytes() == relevance_features(two, fit_for("hash")).tobytes()
     got = dict(zip(FEATURES, x))
-    assert got["margin"] >= 0 and all(0 <= got[name] <= 1 + 1e-9 for name in ("coverage", "agreement", "speaker")) and abs(got["contrast_words"]) <= 1 + 1e-9
+    assert got["margin"] >= 0
+    assert all(0 <= got[name] <= 1 + 1e-9 for name in ("coverage", "agreement", "speaker"))
+    assert abs(got["contrast_words"]) <= 1 + 1e-9
     assert 0 <= relevance(one, fit_for("hash")) <= 1 and got["expected"] <= np.log(10 + 1e-5)
 
 
 def test_what_the_other_one_did_is_less_likely_to_be_there():
-    store = stored(("Ann", "I called the boat Kittiwake, a favourite bird."), ("Bob", "Lovely name for a boat!"), ("Bob", "My oven arrived, it is enormous."),
-                   ("Ann", "Send photos of the oven please."))
+    store = stored(
+        ("Ann", "I called the boat Kittiwake, a favourite bird."),
+        ("Bob", "Lovely name for a boat!"),
+        ("Bob", "My oven arrived, it is enormous."),
+        ("Ann", "Send photos of the oven please."),
+    )
     for encoder in ("hash", "an encoder nobody fitted"):
-        for own, other in (("What did Ann call her boat?", "What did Bob call his boat?"), ("When did Bob's oven arrive?", "When did Ann's oven arrive?")):
-            right, wrong = (relevance(candidates(make_probe(q, store.speakers), store, 50), fit_for(encoder)) for q in (own, other))
+        for own, other in (
+            ("What did Ann call her boat?", "What did Bob call his boat?"),
+            ("When did Bob's oven arrive?", "When did Ann's oven arrive?"),
+        ):
+            right, wrong = (
+                relevance(select_candidates(parse_query(q, store.speakers), store, 50), fit_for(encoder))
+                for q in (own, other)
+            )
             assert right > wrong, (encoder, own)
 
 
 def test_what_was_said_is_likelier_to_be_there_than_what_was_not():
-    store = stored(("Ann", "I adopted a cat called Snowy."), ("Ann", "I started a pottery course."), ("Ann", "My trip to Porto was lovely."),
-                   ("Ann", "It rained."), ("Ann", "Good night."))
-    for known, unknown in (("pottery course", "submarine licence"), ("What is the cat called?", "What is the submarine called?")):
-        assert relevance(candidates(make_probe(known, store.speakers), store, 50), fit_for("hash")) > relevance(
-            candidates(make_probe(unknown, store.speakers), store, 50), fit_for("hash"))
+    store = stored(
+        ("Ann", "I adopted a cat called Snowy."),
+        ("Ann", "I started a pottery course."),
+        ("Ann", "My trip to Porto was lovely."),
+        ("Ann", "It rained."),
+        ("Ann", "Good night."),
+    )
+    for known, unknown in (
+        ("pottery course", "submarine licence"),
+        ("What is the cat called?", "What is the submarine called?"),
+    ):
+        assert relevance(
+            select_candidates(parse_query(known, store.speakers), store, 50), fit_for("hash")
+        ) > relevance(select_candidates(parse_query(unknown, store.speakers), store, 50), fit_for("hash"))
 
 
 # --- where it is known
@@ -158,24 +245,42 @@ SEEN = {"fewest": 100, "most": 600, "speakers": 2, "base": 0.8}
 
 
 def crowd(n, speakers=("Ann", "Bob")):
-    return candidates(make_probe("tea", speakers), stored(*((speakers[i % len(speakers)], f"text {i}") for i in range(n))), 50)
+    return select_candidates(
+        parse_query("tea", speakers),
+        stored(*((speakers[i % len(speakers)], f"text {i}") for i in range(n))),
+        50,
+    )
 
 
-@pytest.mark.parametrize("n, speakers, share, why", [
-    (100, ("Ann", "Bob"), 1.0, ""), (50, ("Ann", "Bob"), 1.0, ""), (10, ("Ann", "Bob"), 0.2, "10 memories: fewer than the 100 it was fitted on"),
-    (60, ("Ann",), 0.5, "1 speaker: fewer than the 2 it was fitted on"), (60, ("",), 0.0, "no speakers: fewer than the 2 it was fitted on"),
-    (1, ("Ann",), 0.01, "1 memory: fewer than the 100 it was fitted on; 1 speaker: fewer than the 2 it was fitted on"),
-    (1201, ("Ann", "Bob"), 1.0, "1201 memories: more than the 600 it was fitted on")])
+@pytest.mark.parametrize(
+    "n, speakers, share, why",
+    [
+        (100, ("Ann", "Bob"), 1.0, ""),
+        (50, ("Ann", "Bob"), 1.0, ""),
+        (10, ("Ann", "Bob"), 0.2, "10 memories: fewer than the 100 it was fitted on"),
+        (60, ("Ann",), 0.5, "1 speaker: fewer than the 2 it was fitted on"),
+        (60, ("",), 0.0, "no speakers: fewer than the 2 it was fitted on"),
+        (
+            1,
+            ("Ann",),
+            0.01,
+            "1 memory: fewer than the 100 it was fitted on; 1 speaker: fewer than the 2 it was fitted on",
+        ),
+        (1201, ("Ann", "Bob"), 1.0, "1201 memories: more than the 600 it was fitted on"),
+    ],
+)
 def test_what_the_fit_is_worth_by_hand(n, speakers, share, why):
-    assert worth(crowd(n, speakers), Fit("hash", seen=SEEN)) == (pytest.approx(share), why)
-    assert worth(crowd(n, speakers), Fit("hash")) == (1.0, ""), "nothing is known against it"
+    assert fit_applicability(crowd(n, speakers), Fit("hash", seen=SEEN)) == (pytest.approx(share), why)
+    assert fit_applicability(crowd(n, speakers), Fit("hash")) == (1.0, ""), "nothing is known against it"
 
 
 def test_it_is_drawn_towards_the_base_rate_in_log_odds():
-    odds = np.log(1 / 9)                                                     # the fit's own answer: 0.1
+    odds = np.log(1 / 9)  # the fit's own answer: 0.1
     fit = Fit("hash", weights={"hybrid": {"dense": 1.0}}, relevance={"intercept": float(odds)}, seen=SEEN)
     for n, share in ((60, 1.0), (10, 0.2), (5, 0.1)):
-        assert relevance(crowd(n), fit) == pytest.approx(sigmoid(share * odds + (1 - share) * np.log(4)), abs=1e-6)
+        assert relevance(crowd(n), fit) == pytest.approx(
+            sigmoid(share * odds + (1 - share) * np.log(4)), abs=1e-6
+        )
     assert relevance(crowd(60, ("",)), fit) == pytest.approx(0.8), "without speakers: the base rate"
 
 
@@ -184,38 +289,51 @@ def test_it_is_drawn_towards_the_base_rate_in_log_odds():
 def test_drawn_in_it_keeps_its_order_and_lies_between(n, one, two):
     c = crowd(n)
     low, high = sorted((one, two))
-    a, b = (Fit("hash", weights={"hybrid": {"dense": 1.0}}, relevance={"intercept": z}, seen=SEEN) for z in (low, high))
+    a, b = (
+        Fit("hash", weights={"hybrid": {"dense": 1.0}}, relevance={"intercept": z}, seen=SEEN)
+        for z in (low, high)
+    )
     assert relevance(c, a) <= relevance(c, b)
     assert min(0.8, sigmoid(low)) - 1e-6 <= relevance(c, a) <= max(0.8, sigmoid(low)) + 1e-6
 
 
 # --- how honest it is
 
+
 def test_reliability_by_hand():
     said, happened = [0.9, 0.1, 0.2, 0.8, 0.6], [True, False, True, False, True]
-    low, high = reliability(said, happened, 2)
-    assert low == pytest.approx({"said": 0.3, "happened": 2 / 3, "n": 3.0}) and high == pytest.approx({"said": 0.85, "happened": 0.5, "n": 2.0})
-    assert [r["n"] for r in reliability(said, happened)] == [1.0] * 5, "no more groups than questions"
-    assert reliability(said, happened, 1) == [pytest.approx({"said": 0.52, "happened": 0.6, "n": 5.0})] and reliability([], []) == []
-    with pytest.raises(ValueError, match="2 probabilities but 1 outcomes"): reliability([0.1, 0.2], [True])
+    low, high = reliability_curve(said, happened, 2)
+    assert low == pytest.approx({"said": 0.3, "happened": 2 / 3, "n": 3.0})
+    assert high == pytest.approx({"said": 0.85, "happened": 0.5, "n": 2.0})
+    assert [r["n"] for r in reliability_curve(said, happened)] == [1.0] * 5, "no more groups than questions"
+    assert reliability_curve(said, happened, 1) == [pytest.approx({"said": 0.52, "happened": 0.6, "n": 5.0})]
+    assert reliability_curve([], []) == []
+    with pytest.raises(ValueError, match="2 probabilities but 1 outcomes"):
+        reliability_curve([0.1, 0.2], [True])
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_reliability_keeps_every_question(pairs, bins):
     said, happened = [p for p, _ in pairs], [y for _, y in pairs]
-    rows = reliability(said, happened, bins)
+    rows = reliability_curve(said, happened, bins)
     sizes = [r["n"] for r in rows]
-    assert sum(sizes) == len(pairs) and len(rows) == min(bins, len(pairs)) and max(sizes, default=0) - min(sizes, default=0) <= 1
-    assert sum(r["said"] * r["n"] for r in rows) == pytest.approx(sum(said)) and sum(r["happened"] * r["n"] for r in rows) == pytest.approx(sum(happened))
+    assert sum(sizes) == len(pairs)
+    assert len(rows) == min(bins, len(pairs))
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+    assert sum(r["said"] * r["n"] for r in rows) == pytest.approx(sum(said))
+    assert sum(r["happened"] * r["n"] for r in rows) == pytest.approx(sum(happened))
     assert all(a["said"] <= b["said"] + 1e-12 for a, b in pairwise(rows))
 
 
 def test_brier_by_hand():
-    assert brier([0.9, 0.2, 0.5], [True, False, False]) == pytest.approx((0.01 + 0.04 + 0.25) / 3)
-    assert brier([1.0, 0.0], [True, False]) == 0 and brier([1.0, 0.0], [False, True]) == 1 and np.isnan(brier([], []))
+    assert brier_score([0.9, 0.2, 0.5], [True, False, False]) == pytest.approx((0.01 + 0.04 + 0.25) / 3)
+    assert brier_score([1.0, 0.0], [True, False]) == 0
+    assert brier_score([1.0, 0.0], [False, True]) == 1
+    assert np.isnan(brier_score([], []))
 
 
 @pytest.mark.parametrize("said, happened", [([0.5, 0.5], [True]), ([0.5], [True, False]), ([], [True])])
 def test_brier_refuses_what_does_not_match(said, happened):
-    with pytest.raises(ValueError): brier(said, happened)
+    with pytest.raises(ValueError):
+        brier_score(said, happened)

@@ -1,4 +1,5 @@
 """`adaptmr.llm.replay`: keys, modes, damaged files, threads and processes on one cache."""
+
 from __future__ import annotations
 
 import gzip
@@ -14,35 +15,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.llm.replay import ReplayCache, ReplayError, ReplayMiss, canonical, request_key
+from adaptmr.llm.replay import ReplayCache, ReplayError, ReplayMiss, dump_canonical, request_key
 
 
-def ask(text: str = "hi", **kw: Any) -> dict[str, Any]: return {"model": "m", "messages": [{"role": "user", "content": text}], **kw}
+def ask(text: str = "hi", **kw: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **kw}
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters()),
-                    lambda s: st.lists(s, max_size=3) | st.dictionaries(st.text(st.characters()), s, max_size=3), max_leaves=8)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
+    lambda s: st.lists(s, max_size=3) | st.dictionaries(st.text(st.characters()), s, max_size=3),
+    max_leaves=8,
+)
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_the_key_knows_no_order_and_loses_nothing(request: dict[str, Any]) -> None:
     assert request_key(dict(reversed(request.items()))) == request_key(request)
-    assert json.loads(canonical(request)) == request and canonical(request).isascii()
+    assert json.loads(dump_canonical(request)) == request and dump_canonical(request).isascii()
 
 
 def test_the_key_is_the_sha256_of_the_canonical_json() -> None:
-    assert request_key({"b": [1, "é"], "a": None}) == hashlib.sha256(b'{"a":null,"b":[1,"\\u00e9"]}').hexdigest()
+    assert (
+        request_key({"b": [1, "é"], "a": None}) == hashlib.sha256(b'{"a":null,"b":[1,"\\u00e9"]}').hexdigest()
+    )
     assert request_key({"t": "e\u0301"}) != request_key({"t": "\u00e9"})  # not normalised: two prompts
-    with pytest.raises(ValueError, match="JSON"): request_key({"t": float("nan")})
+    with pytest.raises(ValueError, match="JSON"):
+        request_key({"t": float("nan")})
 
 
-@pytest.mark.parametrize("text", ["", "x" * 10**6, "a\x00b", "\ud800", "😀", "\u202eשלום", "'; DROP TABLE calls; --"])
+@pytest.mark.parametrize(
+    "text", ["", "x" * 10**6, "a\x00b", "\ud800", "😀", "\u202eשלום", "'; DROP TABLE calls; --"]
+)
 def test_any_text_goes_in_and_comes_out(text: str, tmp_path: Path) -> None:
     cache = ReplayCache(tmp_path / "c.db")
     cache.put(ask(text), {"text": text})
     assert cache.get(ask(text)) == {"text": text}
     cache.dump(tmp_path / "calls.jsonl.gz")
-    assert ReplayCache.of(tmp_path / "calls.jsonl.gz").get(ask(text)) == {"text": text}
+    assert ReplayCache.from_file(tmp_path / "calls.jsonl.gz").get(ask(text)) == {"text": text}
 
 
 def test_modes(tmp_path: Path) -> None:
@@ -50,13 +64,25 @@ def test_modes(tmp_path: Path) -> None:
     assert auto.get(ask()) is None and auto.put(ask(), {"text": "1"}) == {"text": "1"} and ask() in auto
     replay = ReplayCache(auto.path, "replay")
     assert replay.get(ask()) == {"text": "1"}
-    with pytest.raises(ReplayMiss) as e: replay.get(ask("Where   do\nI live?"), task="plan")
-    assert "'plan'" in str(e.value) and "Where do I live?" in str(e.value) and e.value.key == request_key(ask("Where   do\nI live?"))
+    with pytest.raises(ReplayMiss) as e:
+        replay.get(ask("Where   do\nI live?"), task="plan")
+    assert (
+        "'plan'" in str(e.value)
+        and "Where do I live?" in str(e.value)
+        and e.value.key == request_key(ask("Where   do\nI live?"))
+    )
     off = ReplayCache(tmp_path / "off.db", "off")
-    assert off.put(ask(), {"text": "2"}) == {"text": "2"} and off.get(ask()) is None and len(off) == 0 and ask() not in off
+    assert (
+        off.put(ask(), {"text": "2"}) == {"text": "2"}
+        and off.get(ask()) is None
+        and len(off) == 0
+        and ask() not in off
+    )
     assert not (tmp_path / "off.db").exists()
-    with pytest.raises(ValueError, match="'online' must be one of"): ReplayCache(mode="online")
-    with pytest.raises(ReplayError, match="off"): off.load(tmp_path / "x")
+    with pytest.raises(ValueError, match="'online' must be one of"):
+        ReplayCache(mode="online")
+    with pytest.raises(ReplayError, match="off"):
+        off.load(tmp_path / "x")
 
 
 def test_the_first_reply_stays() -> None:
@@ -66,7 +92,8 @@ def test_the_first_reply_stays() -> None:
 
 
 def test_it_survives_being_closed(tmp_path: Path) -> None:
-    with ReplayCache(tmp_path / "c.db") as cache: cache.put(ask(), {"text": "1"})
+    with ReplayCache(tmp_path / "c.db") as cache:
+        cache.put(ask(), {"text": "1"})
     assert cache.get(ask()) == {"text": "1"} and ReplayCache(tmp_path / "c.db").get(ask()) == {"text": "1"}
 
 
@@ -74,24 +101,36 @@ def test_a_run_dumps_its_own_calls_only(tmp_path: Path) -> None:
     ReplayCache(tmp_path / "c.db").put(ask("another run"), {"text": "0"})
     cache = ReplayCache(tmp_path / "c.db")
     cache.put(ask("b"), {"text": "b"})
-    cache.get(ask("b")); cache.get(ask("a"))
-    assert cache.used == {request_key(ask("b"))} and cache.dump(tmp_path / "calls.jsonl.gz", cache.used) == 1 and len(cache) == 2
-    with pytest.raises(KeyError, match="1 of 1 keys"): cache.dump(tmp_path / "calls.jsonl.gz", ["0" * 64])
-    assert len(ReplayCache.of(tmp_path / "calls.jsonl.gz")) == 1  # the failed dump left the file alone
+    cache.get(ask("b"))
+    cache.get(ask("a"))
+    assert (
+        cache.used == {request_key(ask("b"))}
+        and cache.dump(tmp_path / "calls.jsonl.gz", cache.used) == 1
+        and len(cache) == 2
+    )
+    with pytest.raises(KeyError, match="1 of 1 keys"):
+        cache.dump(tmp_path / "calls.jsonl.gz", ["0" * 64])
+    assert len(ReplayCache.from_file(tmp_path / "calls.jsonl.gz")) == 1  # the failed dump left the file alone
     assert [p.name for p in tmp_path.glob("*.part")] == []
 
 
 @given(st.permutations([ask(c, temperature=0.5) for c in "abcdé"]))
 def test_a_dump_has_the_same_bytes_in_any_order(requests: list[dict[str, Any]]) -> None:
     import tempfile
+
     with tempfile.TemporaryDirectory() as d:
         cache = ReplayCache()
-        for r in requests: cache.put(r, {"text": r["messages"][0]["content"]}, task="t")
+        for r in requests:
+            cache.put(r, {"text": r["messages"][0]["content"]}, task="t")
         cache.dump(Path(d) / "x.gz")
         data = (Path(d) / "x.gz").read_bytes()
         lines = [json.loads(line) for line in gzip.decompress(data).splitlines()]
-        assert [line["key"] for line in lines] == sorted(request_key(r) for r in requests) and data[4:8] == bytes(4) and data[3] == 0  # no time, no name
-        again = ReplayCache.of(Path(d) / "x.gz")
+        assert (
+            [line["key"] for line in lines] == sorted(request_key(r) for r in requests)
+            and data[4:8] == bytes(4)
+            and data[3] == 0
+        )  # no time, no name
+        again = ReplayCache.from_file(Path(d) / "x.gz")
         again.dump(Path(d) / "y.gz")
         assert (Path(d) / "y.gz").read_bytes() == data
 
@@ -107,9 +146,19 @@ def test_a_loaded_call_replaces_a_stored_one(tmp_path: Path) -> None:
 
 def broken_gz(path: Path, kind: str) -> None:
     good = {"key": request_key(ask()), "task": "t", "request": ask(), "reply": {"text": "x"}}
-    lines = {"changed": [good, {**good, "request": ask("other")}], "keyless": [{"request": ask()}], "list": [[1]]}.get(kind, [good])
+    lines = {
+        "changed": [good, {**good, "request": ask("other")}],
+        "keyless": [{"request": ask()}],
+        "list": [[1]],
+    }.get(kind, [good])
     data = gzip.compress("\n".join(json.dumps(line) for line in lines).encode())
-    other = {"cut": data[:-9], "text": b"not gzip", "json": gzip.compress(b"{half"), "empty line": gzip.compress(b"\n"), "bytes": gzip.compress(b"\xff\xfe")}
+    other = {
+        "cut": data[:-9],
+        "text": b"not gzip",
+        "json": gzip.compress(b"{half"),
+        "empty line": gzip.compress(b"\n"),
+        "bytes": gzip.compress(b"\xff\xfe"),
+    }
     path.write_bytes(other.get(kind, data))
 
 
@@ -118,55 +167,73 @@ def test_a_damaged_file_of_calls_is_named_and_nothing_is_taken(kind: str, tmp_pa
     path = tmp_path / "calls.jsonl.gz"
     broken_gz(path, kind)
     cache = ReplayCache()
-    with pytest.raises(ReplayError, match=r"calls\.jsonl\.gz.*Fetch it again"): cache.load(path)
+    with pytest.raises(ReplayError, match=r"calls\.jsonl\.gz.*Fetch it again"):
+        cache.load(path)
     assert len(cache) == 0
 
 
 def test_a_missing_file_of_calls() -> None:
-    with pytest.raises(FileNotFoundError): ReplayCache.of("nowhere/calls.jsonl.gz")
+    with pytest.raises(FileNotFoundError):
+        ReplayCache.from_file("nowhere/calls.jsonl.gz")
 
 
 def test_a_damaged_cache_is_named_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     path.write_bytes(b"this is no database, " * 100)
-    with pytest.raises(ReplayError, match=r"c\.db.*move it away"): ReplayCache(path)
+    with pytest.raises(ReplayError, match=r"c\.db.*move it away"):
+        ReplayCache(path)
     path.unlink()
     cache = ReplayCache(path)
-    for i in range(200): cache.put(ask(str(i)), {"text": "x" * 500})
+    for i in range(200):
+        cache.put(ask(str(i)), {"text": "x" * 500})
     cache.close()
-    for extra in ("-wal", "-shm"): Path(f"{path}{extra}").unlink(missing_ok=True)
+    for extra in ("-wal", "-shm"):
+        Path(f"{path}{extra}").unlink(missing_ok=True)
     data = bytearray(path.read_bytes())
     data[4096:-4096] = b"\xff" * (len(data) - 8192)
     path.write_bytes(data)
     with pytest.raises(ReplayError, match=r"c\.db"):
         damaged = ReplayCache(path)
-        for i in range(200): damaged.get(ask(str(i)))
+        for i in range(200):
+            damaged.get(ask(str(i)))
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     cache = ReplayCache(tmp_path / "c.db")
     cache.put(ask(), {"text": "x"})
     for text in ("{half", "[]"):
-        cache._run("UPDATE calls SET reply = ?", (text,))
-        with pytest.raises(ReplayError, match=r"damaged record in .*c\.db"): cache.get(ask())
+        cache._table.query("UPDATE calls SET reply = ?", (text,))
+        with pytest.raises(ReplayError, match=r"damaged record in .*c\.db"):
+            cache.get(ask())
 
 
 def test_threads_share_it(tmp_path: Path) -> None:
     cache = ReplayCache(tmp_path / "c.db")
-    def work(i: int) -> str: return cache.put(ask(str(i % 20)), {"text": str(i)})["text"]
-    with ThreadPoolExecutor(8) as pool: got = list(pool.map(work, range(200)))
+
+    def work(i: int) -> str:
+        return cache.put(ask(str(i % 20)), {"text": str(i)})["text"]
+
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(work, range(200)))
     assert len(cache) == 20 and all(got[i] == cache.get(ask(str(i % 20)))["text"] for i in range(200))  # type: ignore[index]
 
 
 def test_two_processes_write_one_cache(tmp_path: Path) -> None:
-    code = ("import sys; from adaptmr.llm.replay import ReplayCache\n"
-            "c = ReplayCache(sys.argv[1]); me = sys.argv[2]\n"
-            "for i in range(100):\n"
-            "    r = {'model': 'm', 'messages': [{'role': 'user', 'content': str(i)}]}\n"
-            "    assert c.put(r, {'text': me})['text'] == c.get(r)['text']\n"
-            "    c.put({**r, 'model': me}, {'text': me})\n")
+    code = (
+        "import sys; from adaptmr.llm.replay import ReplayCache\n"
+        "c = ReplayCache(sys.argv[1]); me = sys.argv[2]\n"
+        "for i in range(100):\n"
+        "    r = {'model': 'm', 'messages': [{'role': 'user', 'content': str(i)}]}\n"
+        "    assert c.put(r, {'text': me})['text'] == c.get(r)['text']\n"
+        "    c.put({**r, 'model': me}, {'text': me})\n"
+    )
     path = tmp_path / "c.db"
-    processes = [subprocess.Popen([sys.executable, "-c", code, str(path), me], cwd=Path(__file__).parents[1], stderr=subprocess.PIPE) for me in "ab"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(path), me], cwd=Path(__file__).parents[1], stderr=subprocess.PIPE
+        )
+        for me in "ab"
+    ]
     for p in processes:
         _, err = p.communicate(timeout=60)
         assert p.returncode == 0, err.decode()

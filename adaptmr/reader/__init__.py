@@ -1,4 +1,24 @@
-"""From evidence to an answer, by a model or by rules that cut it out."""
-from adaptmr.reader.answering import ABSTENTION, ANSWER, MEMORIES_ARE_DATA, QUESTION_IS_DATA, answer, context, fenced, plain, shown
+"""Answer a question from the evidence, by a model or by rules."""
+from adaptmr.reader.answering import (
+    ABSTENTION_TEXT,
+    ANSWER,
+    MEMORIES_ARE_DATA,
+    QUESTION_IS_DATA,
+    answer,
+    build_context,
+    fence_hits,
+    render_line,
+    sanitize,
+)
 
-__all__ = ["ABSTENTION", "ANSWER", "MEMORIES_ARE_DATA", "QUESTION_IS_DATA", "answer", "context", "fenced", "plain", "shown"]
+__all__ = [
+    "ABSTENTION_TEXT",
+    "ANSWER",
+    "MEMORIES_ARE_DATA",
+    "QUESTION_IS_DATA",
+    "answer",
+    "build_context",
+    "fence_hits",
+    "render_line",
+    "sanitize",
+]

@@ -1,11 +1,11 @@
-"""Memory systems under one protocol. The package is also a function: `adaptmr.systems()` lists every system's name."""
+"""Memory systems under one protocol. `adaptmr.systems()` lists the names of all systems."""
 import sys
 from types import ModuleType
 
 
 class _Systems(ModuleType):
     def __call__(self) -> list[str]:
-        """Every system's name, in the order of tables."""
+        """Return the names of all systems, in the order of tables."""
         from adaptmr.systems.base import known_systems
         return list(known_systems())
 

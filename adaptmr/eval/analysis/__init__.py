@@ -1,0 +1,1 @@
+"""What a run shows: where systems fail and why, what is left to gain, what it costs."""

@@ -1,0 +1,1 @@
+"""Failures that people read and label."""

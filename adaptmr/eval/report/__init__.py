@@ -1,0 +1,1 @@
+"""Tables, figures, reports, and the folder that a run leaves behind."""

@@ -1,0 +1,1 @@
+"""Means, ratios and paired differences with their intervals, and agreement between judges."""

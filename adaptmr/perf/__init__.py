@@ -1,0 +1,1 @@
+"""Speed and size: benchmarks against goals, growth to a million memories."""

@@ -1,0 +1,1 @@
+"""Fits what ships fitted: fusion weights, relevance, and heads that classify questions."""

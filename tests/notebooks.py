@@ -1,0 +1,156 @@
+"""The source notebooks run, and show what is stored in them.
+
+    python tests/notebooks.py [PATH…]            # run the notebooks under nbs/ (or those named) and compare
+    python tests/notebooks.py --write [PATH…]    # store what they show now
+
+Guides and experiments are not run here: `tests/guides.py` runs the first, and the second live in `outputs/`.
+What counts as the same is decided in `guides.py`: times, addresses and widgets don't count, and decimals may
+differ by what another processor's rounding changes. A cell that begins with `#| varies` shows measurements of
+the machine, or data that not every machine has: what it shows is stored, and not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import sys
+import time
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import guides
+import nbformat
+
+HERE = Path(__file__).resolve().parent.parent
+FOLDER = HERE / "nbs"
+ELSEWHERE = ("guides", "experiments")
+SKIPPED = re.compile(r"^#\| *(?:notest|slow|llm|eval: *false)\b", re.MULTILINE)
+VARIES = re.compile(r"^#\| *varies\b", re.MULTILINE)
+PLACES = (
+    (re.compile(r"(?:/[\w.+-]+)*/(?:tmp|T)/[\w.+-]+"), "/tmp/folder"),
+    (re.compile(re.escape(str(HERE))), "."),
+    (re.compile(r"(<[^<>]*?) at 0x[0-9a-fA-F]+(?=>)"), r"\1"),  # as nbdev_clean does
+)
+
+
+class Outcome(NamedTuple):
+    """What running one notebook gave: where its outputs differ, or the traceback of a cell that failed."""
+
+    name: str
+    seconds: float
+    differences: list[str]
+    error: str
+
+
+def paths() -> list[Path]:
+    """Return the source notebooks of modules."""
+    found = sorted(FOLDER.rglob("*.ipynb"))
+    return [p for p in found if p.parent.name not in ELSEWHERE and ".ipynb_checkpoints" not in p.parts]
+
+
+def run(path: Path) -> tuple[Any, str]:
+    """Run a notebook in this process; return it with its outputs, and the traceback of a failed cell."""
+    from execnb.nbio import read_nb
+    from execnb.shell import CaptureShell
+
+    shell = CaptureShell(path, mpl_format="png")
+    cells = read_nb(path).cells
+    book = nbformat.read(path, as_version=4)
+    before, os.environ["IN_TEST"] = Path.cwd(), "1"
+    os.chdir(path.parent)
+    try:
+        for cell, kept in zip(cells, book.cells):
+            if cell.cell_type != "code" or SKIPPED.search(cell.source):
+                continue
+            shell.cell(cell)
+            kept.outputs = [_plain(output) for output in cell.get("outputs", [])]
+            if shell.exc:
+                return book, shell.prettytb(fname=path)
+    finally:
+        os.chdir(before)
+    return book, ""
+
+
+def _plain(output: Any) -> Any:
+    """Return an output as nbformat's node, its texts joined and without the folders of this machine."""
+    node = nbformat.from_dict(json.loads(json.dumps(output, default=str)))
+    if "text" in node:
+        node["text"] = _placeless(node["text"])
+    data = node.get("data", {})
+    if "text/html" in data:
+        data.pop("text/plain", None)  # the same again, in a form that nobody looks at
+    for kind, value in data.items():
+        if kind.startswith("text/"):
+            data[kind] = _placeless(value)
+    return node
+
+
+def _placeless(text: str | list[str]) -> str:
+    whole = text if isinstance(text, str) else "".join(text)
+    for pattern, word in PLACES:
+        whole = pattern.sub(word, whole)
+    return whole
+
+
+def check(path: Path, write: bool = False) -> Outcome:
+    """Run one notebook and compare what it shows with what is stored in it, or with `write` store it."""
+    begun = time.perf_counter()
+    old = nbformat.read(path, as_version=4)
+    new, error = run(path)
+    varying = {cell.id for cell in new.cells if cell.cell_type == "code" and VARIES.search(cell.source)}
+    found = [] if error else guides.differences(old, new, varying)
+    if write and found:
+        guides.store(path, new)
+    return Outcome(path.relative_to(FOLDER).as_posix(), time.perf_counter() - begun, found, error)
+
+
+def main(words: list[str]) -> int:
+    """Check, or with --write refresh, the notebooks named; 1 where one fails or differs."""
+    parser = argparse.ArgumentParser(description="do the notebooks run, and show what is stored in them?")
+    parser.add_argument(
+        "paths", nargs="*", type=Path, help="notebooks, or folders of them; all where none is given"
+    )
+    parser.add_argument("--write", action="store_true", help="store what the cells show now")
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes; 2")
+    given = parser.parse_args(words)
+    wanted = [p.resolve() for p in given.paths]
+    chosen = [p for p in paths() if not wanted or any(w in (p, *p.parents) for w in wanted)]
+    if not chosen:
+        parser.error(f"no source notebook in {', '.join(map(str, given.paths))}")
+    failed = 0
+    for library in ("execnb.shell", "matplotlib.pyplot", "pandas"):
+        import_module(library)  # loaded once, before the processes divide
+    # each notebook in a process of its own: what one registers must not be there for the next
+    with multiprocessing.get_context("fork").Pool(given.workers, maxtasksperchild=1) as pool:
+        for outcome in pool.imap(partial(check, write=given.write), chosen):
+            said = "fails" if outcome.error else "differs" if outcome.differences else "as stored"
+            if given.write and outcome.differences:
+                said = "refreshed"
+            print(f"{outcome.name}: {said} ({outcome.seconds:.1f} s)", flush=True)
+            print(
+                *(f"  {line}" for line in outcome.differences if not given.write),
+                outcome.error,
+                sep="\n",
+                end="",
+            )
+            failed += bool(outcome.error or (outcome.differences and not given.write))
+    print(
+        f"{failed} of {len(chosen)} notebooks fail or differ"
+        if failed
+        else f"{len(chosen)} notebooks checked"
+    )
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets are shown in the order of their hashes
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
+    # Imported by name: a notebook's shell takes the place of __main__, where a worker would look for `check`.
+    import notebooks
+
+    sys.exit(notebooks.main(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""Answer metrics: the official vectors, hand-computed values, properties, and unusual input."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptmr.eval.metrics import answers as m
+
+METRICS = (m.token_f1, m.exact_match, m.bleu1, m.rouge_l)
+TEXTS = st.text(max_size=40) | st.sampled_from(
+    ["the blue van", "A blue van.", "我住在杭州", "杭州西湖区，2024年", "swimming, running", ""]
+)
+AWKWARD = [
+    "",
+    " ",
+    "\x00",
+    "a\x00b",
+    "\ud800 lone",
+    "🙂🙃",
+    "مرحبا بالعالم",
+    "the",
+    "。！？",
+    "\u200b",
+    "a" * 1000,
+    "ﬁne ½",
+    "x\u0301",
+]
+
+
+def test_locomo_official_scores():
+    folder = os.environ.get("ADAPTMR_DATA")
+    if not folder:
+        pytest.skip("ADAPTMR_DATA is not set: the official scores are not at hand")
+    path = Path(folder).parent / "vectors" / "locomo_official_f1.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not beside ADAPTMR_DATA")
+    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(cases) == 286
+    wrong = [
+        c for c in cases if abs(m.locomo_f1(c["prediction"], c["answer"], c["category"]) - c["score"]) > 1e-6
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "category", "score"),
+    [
+        ("7 May 2023", "7 May, 2023", 2, 1.0),
+        ("May 2023", "7 May 2023", 2, 0.8),  # P = 1, R = 2/3
+        ("running and swimming", "swimming and running", 4, 1.0),  # 'and' is dropped, endings are stemmed
+        ("swims", "swimming", 4, 1.0),
+        ("a, b c", "b, c", 1, 2 / 3),  # 'a' is an article: part 'b c' gives 2/3 to both gold parts
+        ("yes; of course", "yes; maybe", 3, 0.5),  # only the gold side is cut: yes of course / yes
+        ("No information available", "anything", 5, 1.0),
+        ("nothing", "nothing", 5, 0.0),
+        ("", "", 1, 0.0),
+    ],
+)
+def test_locomo_by_hand(said, gold, category, score):
+    assert m.locomo_f1(said, gold, category) == pytest.approx(score, abs=1e-12)
+
+
+def test_locomo_category_names_and_numbers_agree():
+    for number, name in m.LOCOMO_CATEGORIES.items():
+        scores = {
+            m.locomo_f1("not mentioned, a cat", "a cat; a dog", c)
+            for c in (number, str(number), name, name.replace("-", "_"), name.upper())
+        }
+        assert len(scores) == 1
+    for bad in (0, 6, "7", "temporal_reasoning", "", "²"):
+        with pytest.raises(ValueError, match="category"):
+            m.locomo_f1("a", "a", bad)
+
+
+def test_none_is_not_an_answer():
+    assert m.locomo_f1("not mentioned", None, 5) == 1
+    with pytest.raises(TypeError, match="prediction None"):
+        m.locomo_f1(None, "x", 4)
+    for metric in METRICS:
+        with pytest.raises(TypeError, match="prediction"):
+            metric(None, "x")
+        with pytest.raises(TypeError, match="gold answer"):
+            metric("x", [None])
+        with pytest.raises(ValueError, match="no gold answer"):
+            metric("x", [])
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=range(len(AWKWARD)))
+def test_awkward_texts_score_finitely(text):
+    for metric in METRICS:
+        assert 0 <= metric(text, "the blue van") <= 1
+        assert metric(text, text) == 1
+    for category in range(1, 6):
+        assert 0 <= m.locomo_f1(text, text, category) <= 1
+    assert m.abstains(text) in (True, False)
+
+
+def test_a_megabyte_is_scored():
+    long, chinese = "word other " * 90_000, "我住在杭州" * 70_000
+    assert m.token_f1(long, "word") == pytest.approx(2 / 180_001)
+    assert m.rouge_l(long, "other word") == pytest.approx(4 / 180_002)
+    assert m.locomo_f1("x, " * 300_000, "x, y", 1) == 0.5
+    assert 0 < m.token_f1(chinese, "杭州") < 1e-3
+
+
+@given(TEXTS, TEXTS)
+@settings(max_examples=150, deadline=None)
+def test_bounds_and_symmetry(a, b):
+    for metric in METRICS:
+        assert 0 <= metric(a, b) <= 1 + 1e-12
+    assert m.token_f1(a, b) == m.token_f1(b, a)
+    assert m.rouge_l(a, b) == m.rouge_l(b, a)
+    assert m.exact_match(a, b) <= m.token_f1(a, b)
+    assert m.token_f1(a, [b, a]) == 1 and m.token_f1(a, [b]) <= m.token_f1(a, [b, "the blue van"])
+    for category in range(1, 6):
+        assert 0 <= m.locomo_f1(a, b, category) <= 1
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_rouge_agrees_with_the_textbook_table(a, b):
+    a, b = [x * 2 for x in a], [x * 2 for x in b]  # 'aa' is no article
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+    want = 2 * table[-1][-1] / (len(a) + len(b)) if a and b else float(a == b)
+    assert m.rouge_l(" ".join(a), " ".join(b)) == pytest.approx(want)
+
+
+def test_bleu_agrees_with_nltk():
+    from nltk.translate.bleu_score import sentence_bleu
+
+    pairs = [
+        ("police kill the gunman", "police killed the gunman"),
+        ("the the the", "the cat"),
+        ("gunman", "police killed the gunman"),
+        ("one two", "two"),
+    ]
+    for said, gold in pairs:
+        assert m.bleu1(said, gold) == pytest.approx(sentence_bleu([gold.split()], said.split(), weights=(1,)))
+
+
+def test_chinese_counts_characters():
+    assert m.answer_tokens("西湖区") == ["西", "湖", "区"]
+    assert (
+        m.token_f1("北京", "京北") == 1
+        and m.exact_match("北京", "京北") == 0
+        and m.rouge_l("北京", "京北") == 0.5
+    )
+    assert m.exact_match("２０２４年４月", "2024年4月") == 1
+    assert m.exact_match("《三体》", "三体") == 1
+    assert m.answer_tokens("naïve – café") == [
+        "naïve",
+        "–",
+        "café",
+    ]  # no East Asian character: SQuAD's rule, ASCII punctuation only
+    assert m.answer_tokens("カフェ") == ["カ", "フ", "ェ"] and m.answer_tokens("한국") == ["한", "국"]
+
+
+def test_numbers_are_answers():
+    assert m.token_f1("3", 3) == 1 and m.exact_match("3.5", [3.5]) == 1 and m.locomo_f1("2022", 2022, 2) == 1
+
+
+def test_hotpot():
+    assert (
+        m.hotpot_f1("yes", "yes") == 1 and m.hotpot_f1("yes it is", "yes") == 0 and m.hotpot_f1("", "x") == 0
+    )
+    assert m.hotpot_f1("Barack Obama", "Obama") == pytest.approx(2 / 3)
+
+
+def test_answer_f1():
+    assert m.answer_f1("I don't know", ["x"], answerable=False) == 1
+    assert m.answer_f1("I don't know", [], answerable=False, abstained=False) == 0
+    assert m.answer_f1("Paris", [], answerable=False, abstained=True) == 1
+    assert (
+        m.answer_f1("I don't know why, but Paris", ["Paris"], answerable=True) > 0
+    )  # a guess never costs an answerable question its words
+    assert m.answer_f1("Paris", ["Rome", "Paris"], answerable=True) == 1
+
+
+def test_ranking_is_reached_from_metrics():
+    from adaptmr.eval.metrics import ranking
+
+    for name in ranking.__all__:
+        assert getattr(m, name) is getattr(ranking, name) and name in m.__all__
+
+
+def test_import_is_light():
+    code = (
+        "import sys, adaptmr.eval.metrics.answers; "
+        "print([x for x in ('nltk', 'pandas', 'scipy', 'sklearn', 'torch') if x in sys.modules])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert out.stdout.strip() == "[]"
+
+
+def test_stems_do_not_depend_on_order():
+    pairs = [("she was running", "ran and runs"), ("flies", "fly"), ("generously", "generous")]
+    forward = [m.locomo_f1(a, b, 4) for a, b in pairs]
+    m.stem_word.cache_clear()
+    assert [m.locomo_f1(a, b, 4) for a, b in reversed(pairs)][::-1] == forward
+    assert not any(map(math.isnan, forward))

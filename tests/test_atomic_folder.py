@@ -1,0 +1,221 @@
+"""Atomic run folders: a killed run leaves finished ones complete, two at once are kept apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import checkout
+import pandas as pd
+import pytest
+
+from adaptmr import cli
+from adaptmr.eval.report import atomic_folder
+from adaptmr.notices import RunNotice
+from adaptmr.eval.report.run_folder import open_run
+from adaptmr.files import write_atomic
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def tree(folder):
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
+
+
+def a_run(outputs, f1=0.5):
+    """A finished run of a few tables."""
+    run = open_run("exp1", {"k": 1}, None, outputs)
+    for name in ("first", "second", "third"):
+        run.write_table(pd.DataFrame({"system": ["a"], "f1": [f1]}), name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunNotice)
+        run.write_manifest()
+    return run.path
+
+
+WRITES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"}
+
+
+def killed_at(n, work):
+    """Do some work in a child that is killed before its n-th step on the disk; whether it got that far."""
+    child = os.fork()
+    if child == 0:
+        steps = 0
+
+        def hook(event, arguments):
+            nonlocal steps
+            if event not in WRITES or (
+                event == "open"
+                and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR))
+            ):
+                return
+            steps += 1
+            if steps == n:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+@pytest.mark.parametrize("f1", [0.5, 0.6], ids=["the same results", "other results"])
+def test_a_run_killed_at_any_step_leaves_the_finished_one_whole(tmp_path, f1):
+    first = a_run(tmp_path)
+    before, n = tree(first), 0
+    while True:
+        n += 1
+        killed = killed_at(n, lambda: a_run(tmp_path, f1))
+        assert tree(first) == before, f"killed at step {n}"
+        for folder in (tmp_path / "exp1").iterdir():
+            if not folder.name.startswith("."):
+                assert set(tree(folder)) == set(before), f"half a run has a name after step {n}"
+        if not killed:
+            break
+        if f1 != 0.5:
+            shutil.rmtree(first.with_name(f"{first.name}-2"), ignore_errors=True)
+    assert n > 15, "there were steps to be killed at"
+    a_run(tmp_path, f1)
+    assert sorted(p.name for p in (tmp_path / "exp1").iterdir()) == [first.name] + [f"{first.name}-2"] * (
+        f1 != 0.5
+    ), "what the killed ones left is gone"
+
+
+def test_a_first_run_killed_at_any_step_is_not_there_or_whole(tmp_path):
+    whole, n = set(tree(a_run(tmp_path / "once"))), 0
+    while killed_at(n := n + 1, lambda: a_run(tmp_path / "out")):
+        for folder in (tmp_path / "out" / "exp1").glob("[!.]*"):
+            assert set(tree(folder)) == whole, n
+            shutil.rmtree(folder)
+    assert n > 15
+
+
+HOLD = """
+import sys
+from adaptmr.eval.report.run_folder import open_run
+run = open_run("exp1", {"k": 1}, None, sys.argv[1])
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("locks", [True, False], ids=["flock", "without locks"])
+def test_the_second_of_two_equal_runs_is_told_who_runs_it(tmp_path, monkeypatch, locks):
+    code = (
+        HOLD
+        if locks
+        else HOLD.replace(
+            "import open_run",
+            "import open_run\nfrom adaptmr.eval.report import atomic_folder\natomic_folder.fcntl = None",
+            1,
+        )
+    )
+    if not locks:
+        monkeypatch.setattr(atomic_folder, "fcntl", None)
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout.readline() == b"holds\n"
+    (
+        tmp_path / "exp1" / next(p.name for p in (tmp_path / "exp1").iterdir() if p.is_dir()) / "its own"
+    ).write_text("x")
+    with pytest.raises(
+        atomic_folder.RunLocked, match=rf"exp1/k1-\w+ is being run by process {other.pid}; wait for it"
+    ):
+        a_run(tmp_path)
+    assert (next((tmp_path / "exp1").glob(".*.partial")) / "its own").exists(), (
+        "the first one's files are left alone"
+    )
+    other.kill()
+    other.communicate()
+    if not locks:
+        with pytest.raises(atomic_folder.RunLocked, match=r"delete .*\.pid") as e:
+            a_run(tmp_path)
+        Path(str(e.value).rpartition("delete ")[2]).unlink()
+    assert a_run(tmp_path).name.startswith("k1-"), "the right of a process that is gone is free"
+    assert len(list((tmp_path / "exp1").iterdir())) == 1
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    target = tmp_path / "manifest.json"
+    write_atomic(target, "old")
+    n = 0
+    while killed_at(n := n + 1, lambda: write_atomic(target, "new" * 10_000)):
+        assert target.read_text() in ("old", "new" * 10_000)
+    assert n > 1
+    with pytest.raises(OSError):
+        write_atomic(tmp_path / "nowhere" / "x", "y")
+
+
+# --- what git sees
+
+
+def git(root, *arguments):
+    done = subprocess.run(
+        ["git", "-C", str(root), "-c", "user.email=a@b", "-c", "user.name=a", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_after_an_experiment_git_sees_at_most_new_folders(tmp_path, monkeypatch, capsys):
+    root = checkout.make(tmp_path / "checkout")
+    shutil.copy(ROOT / ".gitignore", root)
+    monkeypatch.chdir(root)
+    first = cli.run_experiment("tiny")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "a run")
+    assert "index" not in git(root, "ls-files", "outputs") and (root / "outputs" / "index.html").exists()
+    capsys.readouterr()
+    assert cli.run_experiment("tiny") == first and git(root, "status", "--porcelain", "-uall") == ""
+    created = json.loads((first / "manifest.json").read_text())["when"]["created"]
+    assert f"the same results as the run of {created}" in capsys.readouterr().err
+    other = cli.run_experiment("tiny", overrides=[("k", "2")])
+    assert (
+        git(root, "status", "--porcelain") == f"?? outputs/tiny/{other.name}/\n"
+        and (other / "report.html").exists()
+    )
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "another run")
+    monkeypatch.setenv("TINY_F1", "0.7")
+    beside = cli.run_experiment("tiny")
+    assert (
+        git(root, "status", "--porcelain") == f"?? outputs/tiny/{first.name}-2/\n"
+        and beside.name == f"{first.name}-2"
+    )
+    assert f"OTHER RESULTS than the run of {created}" in capsys.readouterr().err and {
+        "notebook.ipynb",
+        "report.html",
+    } <= set(tree(beside))
+    (root / "outputs" / "tiny" / ".x.partial").mkdir()
+    for left in (".x.partial/manifest.json", ".x.lock", ".x.pid"):
+        (root / "outputs" / "tiny" / left).write_text("{}")
+    assert git(root, "status", "--porcelain") == f"?? outputs/tiny/{first.name}-2/\n", (
+        "what a killed run leaves isn't seen"
+    )
+
+
+def test_a_run_that_lost_its_report_gets_it_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(checkout.make(tmp_path / "checkout"))
+    first = cli.run_experiment("tiny")
+    before = tree(first)
+    for name in ("notebook.ipynb", "report.html"):
+        (first / name).unlink()
+    assert (
+        cli.run_experiment("tiny") == first
+        and set(tree(first)) == set(before)
+        and tree(first)["manifest.json"] == before["manifest.json"]
+    )

@@ -1,0 +1,500 @@
+"""Costs: quantiles, unknown prices, paired overheads, ratios and calls by component."""
+
+import json
+import math
+import re
+from importlib import import_module
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server import Server, answering, ok
+
+from adaptmr.eval.stats import cluster_robust, intervals
+from adaptmr.eval.analysis import cost as e
+from adaptmr.llm.tasks import OUTCOMES, TASKS
+
+SYSTEMS = {"unified": (1, 500, 10.0), "rules": (1, 510, 12.0), "planner": (2, 900, 50.0)}
+
+
+def rows(n=40, asked=True, clock=True, talks=4, seed=0):
+    rng, out = np.random.default_rng(seed), []
+    for i in range(n):
+        hard = rng.random()
+        for name, (calls, tokens, ms) in SYSTEMS.items():
+            times = {"ms_retrieve": ms + rng.random() + 5000 * (i < talks), "ms_answer": 5.0} if clock else {}
+            out.append(
+                {
+                    "system": name,
+                    "conversation": f"c{i % talks}",
+                    "question": f"q{i}",
+                    "type": "multi_hop" if i % 2 else "temporal_reasoning",
+                    "f1": hard,
+                    "calls": calls * asked,
+                    "prompt_tokens": (tokens - 20) * asked,
+                    "completion_tokens": 20 * asked,
+                    "context_tokens": 300 + i,
+                    "retrieval_calls": (calls - 1) * asked,
+                    "retrieval_tokens": 300 * (name == "planner") * asked,
+                    "cost_usd": 0.001 * calls * asked,
+                    "ways": ("answer:model" + " plan:model" * (calls == 2)) * asked,
+                    **times,
+                }
+            )
+    return pd.DataFrame(out)
+
+
+# --- time ---------------------------------------------------------------------------------------------------
+
+
+def test_percentiles_by_hand():
+    it = e.quantile_ci([4, 1, 3, 2, 5], 0.5)
+    assert (it.mean, it.low, it.high, it.n) == (3, 1, 5, 5)
+    it = e.quantile_ci([*range(1, 1001), math.nan], 0.95)
+    assert it.mean == pytest.approx(950.05) and (it.low, it.high, it.n) == (936, 964, 1000)
+    assert math.isnan(e.quantile_ci([math.nan], 0.5).mean) and e.quantile_ci([], 0.5).n == 0
+    for q in (0, 1, 50):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            e.quantile_ci([1], q)
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=60), st.sampled_from([0.5, 0.95]))
+@settings(max_examples=80, deadline=None)
+def test_a_percentile_lies_in_its_interval(values, q):
+    it = e.quantile_ci(values, q)
+    if len(values) < 4:
+        assert (
+            math.isnan(it.low)
+            and math.isnan(it.high)
+            and it.level == "too few"
+            and min(values) <= it.mean <= max(values)
+        )
+        return
+    assert min(values) <= it.low <= it.mean + 1e-9 and it.mean <= it.high + 1e-9 and it.high <= max(values)
+    assert it == e.quantile_ci(values[::-1], q)
+
+
+def test_percentile_intervals_hold():
+    rng = np.random.default_rng(0)
+    for q, truth in ((0.5, math.log(2)), (0.95, math.log(20))):
+        held = np.mean(
+            [
+                it.low <= truth <= it.high
+                for it in (e.quantile_ci(rng.exponential(1, 120), q) for _ in range(400))
+            ]
+        )
+        assert 0.92 <= held <= 1
+
+
+def test_the_first_question_is_left_out_of_times_only():
+    frame = rows()
+    table = e.latency_table(frame).set_index(["system", "type"])
+    assert (
+        table.loc[("unified", "overall"), "n"] == 36
+        and float(table.loc[("unified", "overall"), "ms_both_p95"].split()[0]) < 17
+    )
+    assert (
+        table.loc[("planner", "overall"), "ms_retrieve_p50"].startswith("50.")
+        and table.loc[("planner", "multi_hop"), "n"] == 18
+    )
+    assert (e.spending_table(frame)["n"].max(), e.accuracy_per_1000(frame)["n"].max()) == (40, 40)
+    slower = e.overhead(frame, measures=e.TIME_MEASURES).set_index("system")
+    assert (
+        slower.loc["planner", "difference"] == pytest.approx(40, abs=0.5) and slower.loc["planner", "n"] == 36
+    )
+    assert set(slower["measure"]) == {"ms_both"}  # a name that comparisons of runs pass over
+
+
+def test_a_kind_with_nothing_but_first_questions():
+    """It has no time, says so in a way that a redacted run may hold, and keeps its tokens."""
+    from adaptmr.eval.report.redaction import redaction_problems
+
+    frame = rows(9)
+    frame["type"] = ["preference" if q == "q2" else "multi_hop" for q in frame["question"]]
+    table = e.latency_table(frame)
+    row = table[(table["system"] == "rules") & (table["type"] == "preference")].iloc[0]
+    assert row["n"] == 0 and row["ms_both_p50"] == "–" and redaction_problems(table, allow=["kind"]) == []
+    only = e.overhead(frame[frame["question"] == "q2"], measures=e.TIME_MEASURES)
+    assert only["difference"].isna().all() and e.wide_table("system", only).loc["rules", "ms_both"] == "–"
+    assert e.spending_table(frame).set_index(["system", "type"])["tokens"]["rules", "preference"] == 510
+
+
+def test_without_a_clock():
+    frame = rows(clock=False)
+    with pytest.raises(KeyError, match=r"timings\.parquet"):
+        e.latency_table(frame)
+    with pytest.raises(KeyError, match=r"timings\.parquet"):
+        e.overhead(frame, measures=e.TIME_MEASURES)
+    assert len(e.overhead(frame)) == 4 and len(e.spending_table(frame)) == 9
+
+
+# --- tokens and money ---------------------------------------------------------------------------------------
+
+
+def test_spending_by_hand():
+    table = e.spending_table(rows(), by_type=False).set_index("system")
+    assert table["tokens"].to_dict() == {"unified": 500, "rules": 510, "planner": 900} and table[
+        "calls"
+    ].tolist() == [1, 1, 2]
+    assert (
+        table["usd per 1000"].tolist() == [1, 1, 2]
+        and table["retrieval calls"].tolist() == [0, 0, 1]
+        and table["context tokens"].tolist() == [319.5] * 3
+    )
+    assert (table["low"] == table["tokens"]).all()
+
+
+def test_an_unknown_cost_stays_unknown():
+    frame = rows()
+    frame.loc[frame[frame["system"] == "planner"].index[3], "cost_usd"] = None
+    table = e.spending_table(frame).set_index(["system", "type"])["usd per 1000"]
+    assert (
+        math.isnan(table["planner", "overall"])
+        and math.isnan(table["planner", "multi_hop"])
+        and table["planner", "temporal_reasoning"] == 2
+    )
+    assert e.spending_table(frame).set_index(["system", "type"])["price known"]["planner", "overall"] == 0.975
+    nothing = e.spending_table(rows().assign(cost_usd=None), by_type=False)
+    assert nothing["usd per 1000"].isna().all() and nothing["price known"].eq(0).all()
+    assert (
+        e.spending_table(rows(asked=False), by_type=False)["usd per 1000"].eq(0).all()
+    )  # nobody was asked: that is known
+
+
+def test_what_tokens_are_is_said():
+    assert "model counted" in e.token_label(rows()) and "context" in e.token_label(rows(asked=False))
+    assert e.spending_table(rows(asked=False), by_type=False)["tokens"].tolist() == [319.5] * 3
+
+
+def test_overhead_is_paired():
+    frame = rows()
+    table = e.overhead(frame).set_index(["system", "measure"])
+    assert table.loc[("planner", "tokens"), ["difference", "verdict"]].tolist() == [400, "too few"], (
+        "the same on every question: nothing varies"
+    )
+    assert (
+        table.loc[("planner", "tokens"), ["low", "high", "p", "p_holm", "share_low", "share_high"]]
+        .isna()
+        .all()
+    )
+    uneven = frame.assign(
+        prompt_tokens=frame["prompt_tokens"] + (frame["system"] == "planner") * np.arange(len(frame)) % 5
+    )
+    shown = e.overhead(uneven).set_index(["system", "measure"]).loc[("planner", "tokens")]
+    assert (
+        shown["verdict"] == "more"
+        and shown["low"] < shown["difference"] < shown["high"]
+        and shown["p"] == shown["p_holm"] < 0.05
+    ), "one test only"
+    assert table.loc[("planner", "tokens"), "share"] == pytest.approx(0.8) and table.loc[
+        ("planner", "calls"), "share"
+    ] == pytest.approx(1)
+    assert table.loc[("rules", "calls"), "verdict"] == "too few" and table["n"].eq(40).all()
+    less = e.overhead(uneven, "planner", ["unified"]).set_index("measure")
+    assert (
+        less.loc["tokens", "difference"] == -shown["difference"] and less.loc["tokens", "verdict"] == "less"
+    )
+    same = frame.sample(frac=1, random_state=2)
+    pd.testing.assert_frame_equal(
+        e.overhead(same).sort_values(["system", "measure"], ignore_index=True),
+        e.overhead(frame).sort_values(["system", "measure"], ignore_index=True),
+    )
+    assert len(e.overhead(frame, by_type=True)) == 3 * len(e.overhead(frame))
+    nothing = e.overhead(rows(asked=False)).set_index(["system", "measure"])
+    assert nothing.loc[("rules", "calls"), "difference"] == 0 and math.isnan(
+        nothing.loc[("rules", "calls"), "share"]
+    )
+    with pytest.raises(ValueError, match="'none'"):
+        e.overhead(frame, "none")
+    with pytest.raises(ValueError, match="same questions"):
+        e.overhead(frame.iloc[1:])
+
+
+def test_rows_that_are_none():
+    with pytest.raises(KeyError, match="context_tokens"):
+        e.spending_table(rows().drop(columns="context_tokens"))
+
+
+def test_accuracy_per_1000_by_hand():
+    frame = pd.DataFrame(
+        [{**r, "f1": 1.0 if r["question"] in ("q0", "q1") else 0.0} for r in rows(8).to_dict("records")]
+    )
+    table = e.accuracy_per_1000(frame).set_index("system")
+    assert table["per_1000"].round(9).to_dict() == {
+        "unified": 0.5,
+        "rules": round(0.25 / 0.51, 9),
+        "planner": round(0.25 / 0.9, 9),
+    }
+    assert (
+        (table["low"] <= table["per_1000"]).all()
+        and (table["per_1000"] <= table["high"]).all()
+        and table["low"].min() >= 0
+    )
+    kinds = e.accuracy_per_1000(frame, by_type=True)
+    assert set(kinds["kind"]) == {"temporal", "multi-hop", "overall"} and len(kinds) == 9
+    free = e.accuracy_per_1000(frame.assign(prompt_tokens=0, completion_tokens=0, context_tokens=0))
+    assert free["per_1000"].isna().all()  # nothing to divide by: no number, not infinity
+
+
+# --- parts --------------------------------------------------------------------------------------------------
+
+
+def test_every_task_and_every_way_has_its_place():
+    for name in (
+        "planning.complexity",
+        "planning.qarp",
+        "planning.classifiers",
+        "reader",
+        "retrieval.rounds",
+    ):
+        import_module(f"adaptmr.{name}")
+    placed = [t for tasks in e.COMPONENT_TASKS.values() for t in tasks]
+    retrieval = {
+        name
+        for name, task in TASKS.items()
+        if task.rule.__module__.startswith(("adaptmr.planning", "adaptmr.retrieval", "adaptmr.reader"))
+    }
+    assert len(placed) == len(set(placed)) and len(retrieval) > 10 and retrieval <= set(placed), (
+        retrieval - set(placed)
+    )
+    assert set(e.CALLS_PER_OUTCOME) == set(OUTCOMES) - {"offline"}
+
+
+def test_calls_are_counted_as_they_were_made():
+    frame = rows(4)
+    frame.loc[frame["system"] == "planner", "ways"] = [
+        "answer:model plan:retried",
+        "answer:model×2 confidence:repaired follow_up:fallback",
+        "answer:model",
+        "",
+    ]
+    frame.loc[frame["system"] == "planner", "calls"] = [3, 5, 1, 2]
+    table = e.calls_by_component(frame)
+    planner = table[table["system"] == "planner"].set_index("part")
+    assert (
+        planner["all calls"].to_dict() == {"plan": 2, "rounds": 3, "answer": 4, "other": 2}
+        and planner["all calls"].sum() == 11
+    )
+    assert planner.loc["rounds", ["tasks", "calls", "share of questions"]].tolist() == [
+        "confidence, follow_up",
+        0.75,
+        0.25,
+    ]
+    assert e.calls_by_component(rows(asked=False)).empty and list(
+        e.calls_by_component(rows(asked=False)).columns
+    )[:2] == ["system", "part"]
+    strange = frame.assign(ways="somebody-else:model", calls=1)
+    assert set(e.calls_by_component(strange)["part"]) == {"other"} and set(
+        e.calls_by_component(strange)["tasks"]
+    ) == {"somebody-else"}
+
+
+def test_tokens_by_place():
+    table = e.tokens_by_stage(rows()).set_index("system")
+    assert (
+        table.loc["planner", ["retrieval", "reader", "share of retrieval"]].tolist() == [300, 600, 0.3333]
+        and table.loc["unified", "retrieval"] == 0
+    )
+    assert e.tokens_by_stage(rows(asked=False)).empty
+
+
+def test_part_costs_and_sentences():
+    costs = e.component_costs(rows(), {"the plan": ("planner", "rules"), "nobody": ("planner", "missing")})
+    assert costs.set_index("measure")["difference"].to_dict() == {"tokens": 390, "calls": 1, "F1": 0} and set(
+        costs["part"]
+    ) == {"the plan"}
+    told = e.component_sentences(
+        costs, e.component_costs(rows(), {"the plan": ("planner", "rules")}, measures=e.TIME_MEASURES)
+    )
+    assert len(told) == 1
+    for there in ("planner less rules", "+390 tokens – too few", "+0 F1 – too few", " ms ["):
+        assert there in told[0]
+    assert e.component_costs(rows(), {}).empty and e.component_sentences(e.component_costs(rows(), {})) == []
+    shown = e.wide_table("part", costs)
+    assert shown.loc["the plan", "tokens"] == "+390.0 – too few"
+    assert e.wide_table("system", e.overhead(rows())).loc["planner", "tokens"].endswith("– too few (+80 %)")
+    assert (
+        e.wide_table("system", e.overhead(rows(), measures=e.TIME_MEASURES))
+        .loc["planner", "ms_both"]
+        .endswith(" %) *")
+    )
+
+
+def test_pairs_name_systems_that_exist():
+    from adaptmr.systems.base import known_systems
+
+    assert {s for pair in e.COMPONENT_ABLATIONS.values() for s in pair} <= set(known_systems(None))
+
+
+def test_on_rows_of_a_real_run():
+    import adaptmr as am
+    from adaptmr.eval.report.redaction import redaction_problems
+
+    frame = am.evaluate(
+        ["unified", "gated", "adaptmr"],
+        am.load("demo", split="en1", limit=8),
+        embedder="hash",
+        progress=False,
+    )
+    extra = e.overhead(frame)
+    assert (
+        len(e.latency_table(frame)) >= 6
+        and e.calls_by_component(frame).empty
+        and set(extra["measure"]) == {"tokens", "calls"}
+    )
+    for table in (e.spending_table(frame), extra, e.accuracy_per_1000(frame), e.component_costs(frame)):
+        assert redaction_problems(table, allow=["kind", "part", "with", "without"]) == []
+
+
+# --- the statistics underneath ------------------------------------------------------------------------------
+
+
+def test_cluster_mean_by_hand():
+    it = cluster_robust.cluster_mean([1, 1, 0, 0, 1, 0], [2, 2, 2])
+    assert (it.mean, it.df) == (0.5, pytest.approx(2)) and it.se == pytest.approx(
+        np.std([1, 0, 0.5], ddof=1) / math.sqrt(3)
+    )
+    from scipy.stats import ttest_1samp
+
+    v = np.random.default_rng(0).random(9)
+    ours, theirs = cluster_robust.cluster_mean(v, [1] * 9), ttest_1samp(v, 0.3)
+    assert ours.p_value(0.3) == pytest.approx(theirs.pvalue) and ours.interval() == pytest.approx(
+        tuple(theirs.confidence_interval(0.95))
+    )
+    for sizes in ([], [3], [0, 2], [2, 1]):
+        with pytest.raises(ValueError, match="sizes"):
+            cluster_robust.cluster_mean([1.0, 2.0], sizes)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0]), st.sampled_from("abcdef")),
+        min_size=1,
+        max_size=40,
+    )
+)
+@settings(max_examples=80, deadline=None)
+def test_method_t_has_the_properties_of_the_other(items):
+    a, b, g = zip(*items)
+    it, d, back = (
+        intervals.mean_ci(a, g, method="t", resamples=99),
+        *(intervals.paired_difference(x, y, g, method="t", resamples=99) for x, y in ((a, b), (b, a))),
+    )
+    if len(set(g)) < 4:
+        assert (
+            all(math.isnan(v) for v in (it.low, it.high, d.low, d.high, d.p))
+            and {it.level, d.level} == {"too few"}
+            and d.mean == -back.mean
+        )
+        return
+    assert it.low <= it.mean <= it.high and min(0, *a) <= it.low and it.high <= max(a)
+    assert it == intervals.mean_ci(a[::-1], g[::-1], method="t", resamples=99)
+    if d.level == "too few":
+        assert sum(x != y for x, y in zip(a, b)) < 5 or len({x - y for x, y in zip(a, b)}) == 1
+        assert d.mean == -back.mean and back.level == "too few" and math.isnan(d.p)
+        return
+    assert d.mean == -back.mean and 0 < d.p <= 1
+    if "and" not in d.level:
+        assert (d.low, d.high, d.p) == (
+            -back.high,
+            -back.low,
+            back.p,
+        )  # else the bootstrap stands in, which draws lots
+    if d.level == "conversations":
+        assert (d.p < 0.05) == (not d.low <= 0 <= d.high) or abs(d.p - 0.05) < 1e-6
+    assert it.level in ("conversations", "questions", "conversations and questions")
+
+
+def test_methods_are_named():
+    for call in (
+        lambda **k: intervals.mean_ci([1, 0], **k),
+        lambda **k: intervals.paired_difference([1], [0], **k),
+        lambda **k: intervals.ratio_ci([1], [1], **k),
+    ):
+        with pytest.raises(ValueError, match="percentile, t"):
+            call(method="magic")
+    assert intervals.mean_ci([1.0, 0.0, 1.0, 1.0], method=None) == intervals.mean_ci(
+        [1.0, 0.0, 1.0, 1.0], method=intervals.DEFAULT_CI_METHOD
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1), st.integers(0, 900), st.sampled_from("abcdef")), min_size=1, max_size=30
+    ),
+    st.sampled_from(intervals.CI_METHODS),
+)
+@settings(max_examples=60, deadline=None)
+def test_ratios(items, method):
+    v, x, g = zip(*items)
+    it = intervals.ratio_ci(v, x, g, method=method, resamples=99)
+    if not sum(x):
+        assert math.isnan(it.mean) and it.n == 0
+        return
+    assert (
+        it.mean == pytest.approx(sum(v) / sum(x), abs=1e-8)
+        and it.n == len(items)
+        and it.groups == len(set(g))
+    )
+    if len(set(g)) < 4:
+        assert math.isnan(it.low) and math.isnan(it.high) and it.level == "too few"
+        return
+    assert it.low <= it.mean <= it.high
+    assert it == intervals.ratio_ci(v[::-1], x[::-1], g[::-1], method=method, resamples=99)
+
+
+def test_wrong_ratios():
+    with pytest.raises(ValueError, match="2 values over 1"):
+        intervals.ratio_ci([1, 2], [1])
+    with pytest.raises(ValueError, match="negative"):
+        intervals.ratio_ci([1], [-1])
+    assert intervals.ratio_ci([1, math.nan, 1], [2, 2, math.nan]).n == 1
+
+
+def test_calls_by_part_add_up_to_what_a_server_saw():
+    """Every call that a local server received is in the table under its component, and none under `other`."""
+    import adaptmr as am
+
+    filling = {"string": "words", "number": 0.2, "integer": 1, "boolean": False, "array": []}
+
+    def fill(schema):
+        if "enum" in schema:
+            return schema["enum"][0]
+        if schema.get("type") == "object":
+            return {k: fill(v) for k, v in schema.get("properties", {}).items()}
+        if schema.get("type") == "array" and schema.get("minItems"):
+            return [fill(schema["items"])] * schema["minItems"]
+        kind = schema.get("type", "string")
+        return filling.get(kind if isinstance(kind, str) else kind[0])
+
+    seen = []
+
+    def reply(body):
+        seen.append(body)
+        return ok(
+            "that is not JSON at all"
+            if len(seen) % 11 in (4, 7, 8)
+            else json.dumps(fill(body["response_format"]["json_schema"]["schema"]))
+        )
+
+    data = am.load("demo", split="en1", limit=3)
+    with Server(answering(reply)) as server:
+        llm = am.LLM("m", base_url=server.url, sleep=lambda s: None, timeout=10, concurrency=1)
+        frame = am.evaluate(
+            ["hybrid", "qarp", "multi_round", "adaptive_rag", "rounds + expansion"],
+            data,
+            llm,
+            embedder="hash",
+            progress=False,
+        )
+    table = e.calls_by_component(frame)
+    assert table["all calls"].sum() == frame["calls"].sum() == len(seen) > 30 and "other" not in set(
+        table["part"]
+    )
+    assert {"plan", "rounds", "expansion", "answer", "classifier"} <= set(table["part"])
+    assert {"fallback", "retried", "model"} <= set(re.findall(r":(\w+)", " ".join(frame["ways"])))
+    assert e.spending_table(frame, by_type=False)["usd per 1000"].isna().all()  # nobody knows what "m" costs
+    places = e.tokens_by_stage(frame).set_index("system")
+    assert places.loc["qarp", "retrieval"] > 0 and places.loc["hybrid", "retrieval"] == 0

@@ -1,0 +1,374 @@
+"""Failure rates, the gate, headroom, their figures, and the oracle of plans."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import adaptmr as am
+from adaptmr.eval.analysis import headroom as ce, failure_rates as fa
+from adaptmr.eval.report import failure_figures as ff, figures
+from adaptmr.systems.base import known_systems, make_system
+from adaptmr.systems.oracles import OraclePlan
+from adaptmr.types import Question, QueryType
+
+FIVE = ("factual_extraction", "temporal_reasoning", "knowledge_update", "multi_hop", "abstention")
+
+
+def answers(levels, n=60, conversations=6, system="unified", seed=0):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        [
+            {
+                "system": system,
+                "conversation": f"c{i % conversations}",
+                "question": f"{kind}{i}",
+                "type": kind,
+                "f1": float(rng.random() < level),
+            }
+            for kind, level in levels.items()
+            for i in range(n)
+        ]
+    )
+
+
+def exact(levels, n=1000):
+    """Rows whose means are exactly so."""
+    i = np.arange(n)
+    parts = [
+        pd.DataFrame(
+            {
+                "conversation": np.char.add("c", (i % 4).astype(str)),
+                "type": kind,
+                "f1": (i // 4 < round(level * n) // 4).astype(float),
+            }
+        )
+        for kind, level in levels.items()
+    ]
+    return pd.concat(parts, ignore_index=True).assign(system="s")
+
+
+# --- failures
+
+
+def test_rates_by_hand():
+    frame = pd.DataFrame(
+        {
+            "system": ["u"] * 4,
+            "conversation": ["a", "a", "b", "b"],
+            "question": list("wxyz"),
+            "type": ["multi_hop"] * 3 + ["abstention"],
+            "f1": [0.29, 0.3, 0.31, 0.0],
+        }
+    )
+    rates = fa.failure_rates(frame).set_index("type")["mean"].round(6).to_dict()
+    assert rates == {"multi_hop": round(1 / 3, 6), "abstention": 1, "overall": 0.5}
+    assert fa.failure_rates(frame, 0.31).set_index("type").loc["overall", "mean"] == 0.75
+    assert fa.failure_rates(frame.assign(judged=1.0), value="judged")["mean"].sum() == 0
+    table = fa.failure_table(frame)
+    assert (
+        list(table.index) == ["u"]
+        and table[("failures: F1 below 0.3", "overall (n=4)")].iloc[0] == "0.500 – too few"
+    ), "two conversations"
+
+
+# --- the gate
+
+
+@pytest.mark.parametrize(
+    ("levels", "n", "verdict"),
+    [
+        ({"multi_hop": 0.8, "abstention": 0.4}, 200, "≥ 10 points"),
+        ({"multi_hop": 0.576, "abstention": 0.5}, 40_000, "5–10 points"),
+        ({"multi_hop": 0.5, "abstention": 0.508}, 40_000, "< 5 points"),
+        ({"multi_hop": 0.6, "abstention": 0.5}, 400, "undecided"),
+        ({"multi_hop": 0.55, "abstention": 0.5}, 400, "undecided"),
+        (dict.fromkeys(FIVE, 0.5), 60, "undecided"),
+    ],
+)
+def test_verdicts(levels, n, verdict):
+    frame = exact(levels, n)
+    gate = fa.decision_gate(frame, "s", resamples=400)
+    means = frame.groupby("type")["f1"].mean()
+    assert (
+        gate.verdict == verdict
+        and gate.gap == pytest.approx(means.max() - means.min())
+        and gate.low <= gate.gap <= gate.high
+    )
+    assert fa.GATE_VERDICTS[verdict] in gate.sentence and gate.n == len(frame) and gate.groups == 4
+
+
+def test_luck_does_not_open_the_gate():
+    opened = [
+        fa.decision_gate(answers(dict.fromkeys(FIVE, 0.5), n=40, seed=seed), "unified", resamples=200)
+        for seed in range(12)
+    ]
+    assert all(g.verdict != "≥ 10 points" for g in opened) and sum(g.gap >= 0.1 for g in opened) >= 9, (
+        "on the points alone it would open"
+    )
+
+
+def test_the_gate_is_one_value_whatever_the_order():
+    frame = answers({"multi_hop": 0.7, "abstention": 0.4, "preference": 0.5})
+    assert fa.decision_gate(frame, "unified", resamples=300) == fa.decision_gate(
+        frame.sample(frac=1, random_state=1), "unified", resamples=300
+    )
+    table = fa.gate_table(pd.concat([frame, frame.assign(system="b", f1=0.5)]))
+    assert table["system"].tolist() == ["unified", "b"] and table.loc[1, ["gap", "verdict"]].tolist() == [
+        0,
+        "too few",
+    ], "no score varies"
+    assert table.loc[1, ["low", "high"]].isna().all()
+
+
+def test_a_kind_in_one_conversation_only():
+    frame = answers({"multi_hop": 0.9, "abstention": 0.2}, n=30)
+    few = pd.concat([frame, answers({"preference": 0.5}, n=2, conversations=1)])
+    gate = fa.decision_gate(few, "unified", resamples=300)
+    assert gate.low <= gate.gap <= gate.high and not math.isnan(gate.low + gate.high)
+    assert (
+        gate.left_out == ("preference",)
+        and gate.n == 60
+        and gate.sentence.endswith("fewer than 4 conversations ask for it: preference.")
+    )
+    assert fa.gate_table(few).loc[0, "left_out"] == "preference"
+
+
+@pytest.mark.parametrize("conversations", [1, 2, 3])
+def test_too_few_conversations_open_no_gate(conversations):
+    gate = fa.decision_gate(
+        answers({"multi_hop": 1.0, "abstention": 0.2}, conversations=conversations), "unified"
+    )
+    assert gate.verdict == "too few" and math.isnan(gate.low) and math.isnan(gate.high) and gate.gap > 0.5
+    assert "points of F1 –: too few. There is no interval" in gate.sentence and "nan" not in gate.sentence
+
+
+def test_a_gate_of_a_system_that_is_not_there():
+    with pytest.raises(ValueError, match="no f1 of 'gone'"):
+        fa.decision_gate(answers({"multi_hop": 1}), "gone")
+
+
+def test_a_gate_of_one_kind_is_too_few():
+    gate = fa.decision_gate(answers({"multi_hop": 1}), "unified")
+    assert gate.verdict == "too few" and gate.gap == 0 and math.isnan(gate.low)
+    assert "one kind of question only (multi-hop)" in gate.sentence
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from("abc")), min_size=1, max_size=20), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_resampled_means_lie_between_the_values(rows, lot):
+    values, groups = np.array([[v] for v, _ in rows]), [g for _, g in rows]
+    drawn = fa.bootstrap_means(values, groups, resamples=50)
+    assert (
+        drawn.shape == (50, 1)
+        and (drawn >= values.min() - 1e-9).all()
+        and (drawn <= values.max() + 1e-9).all()
+    )
+    order = lot.sample(range(len(rows)), len(rows))
+    assert np.allclose(drawn, fa.bootstrap_means(values[order], [groups[i] for i in order], resamples=50))
+
+
+# --- ceilings
+
+
+def rows(system, scores, kind="multi_hop"):
+    return [
+        {
+            "system": system,
+            "conversation": f"c{i % 2}",
+            "question": f"{kind}{i}",
+            "type": kind,
+            "f1": float(v),
+        }
+        for i, v in enumerate(scores)
+    ]
+
+
+def many(frame, times=3):
+    """The same rows, told in so many times as many conversations."""
+    parts = [
+        frame.assign(conversation=frame["conversation"] + f"-{i}", question=frame["question"] + f"-{i}")
+        for i in range(times)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+TOY = pd.DataFrame(
+    [
+        *rows("u", [1, 1, 0, 0]),
+        *rows("oracle_evidence", [1, 1, 1, 0]),
+        *rows("u", [0, 1, 1, 1], "preference"),
+        *rows("oracle_evidence", [1, 1, 0, 0], "preference"),
+    ]
+)
+
+
+def test_the_room_by_hand():
+    table = ce.measure_headroom(TOY, "u").set_index("type")
+    hop, like = table.loc["multi_hop"], table.loc["preference"]
+    assert hop[["base", "retrieval", "reader", "retrieval_share", "reader_share"]].round(9).tolist() == [
+        0.5,
+        0.25,
+        0.25,
+        0.5,
+        0.5,
+    ]
+    assert like[["base", "retrieval", "reader", "retrieval_share"]].round(9).tolist() == [
+        0.75,
+        -0.25,
+        0.5,
+        -1.0,
+    ], "less than nothing is shown as it is"
+    for r in table.itertuples():
+        assert r.base + r.retrieval + r.reader == pytest.approx(1) and math.isnan(
+            r.retrieval_low + r.share_low + r.reader_high
+        )
+    for r in ce.measure_headroom(many(TOY, 10), "u").itertuples():
+        assert r.retrieval_low <= r.retrieval <= r.retrieval_high and r.reader_low <= r.reader
+    assert (
+        "– too few" in ce.headroom_table(TOY, ["u"]).loc[0, "retrieval could close"]
+        and "nan" not in ce.headroom_sentences(TOY, ["u"])[0]
+    )
+    assert table.loc["overall", "n"] == 8 and len(ce.headroom_table(TOY, ["u"])) == 3
+    sentence = ce.headroom_sentences(TOY, ["u"])[0]
+    assert (
+        "would add +0.000" in sentence
+        and "Most room on multi-hop (+0.250), least on preference (-0.250)" in sentence
+    )
+
+
+def test_rooms_that_cannot_be_measured():
+    with pytest.raises(ValueError, match="no rows of 'oracle_plan'"):
+        ce.measure_headroom(TOY, "u", "oracle_plan")
+    with pytest.raises(ValueError, match="same questions"):
+        ce.measure_headroom(TOY.iloc[1:], "u")
+
+
+# --- figures
+
+
+def shares():
+    return pd.DataFrame(
+        [
+            {
+                "kind": kind,
+                "cause": cause,
+                "mean": v,
+                "low": max(0.0, v - 0.1),
+                "high": min(1.0, v + 0.1),
+                "n": n,
+            }
+            for kind, n in (("factual", 20), ("temporal", 30), ("none", 0))
+            for cause, v in (("MISS", 0.6), ("CONFLICT", 0.0), ("GEN", 0.4))
+            for v in ([v] if n else [math.nan])
+        ]
+    )
+
+
+FIGURES = {
+    "stacked": lambda: ff.stacked_causes(shares(), title="t"),
+    "room": lambda: ff.headroom_bars(ce.headroom_bar_data(TOY, ["u"]), title="t"),
+}
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_figures_are_the_same_bytes(kind, tmp_path):
+    one, two = (
+        ([p.read_bytes() for p in figures.save_figure(FIGURES[kind](), tmp_path / str(i), "x")])
+        for i in range(2)
+    )
+    assert one == two and one[0].startswith(b"\x89PNG")
+
+
+def test_stacked_parts_reach_one_and_keep_their_intervals():
+    from matplotlib.container import BarContainer, ErrorbarContainer
+
+    ax = ff.stacked_causes(shares()).axes[0]
+    bars = [c for c in ax.containers if isinstance(c, BarContainer)]
+    assert (
+        bars[-1][0].get_y() + bars[-1][0].get_height() == pytest.approx(1) and bars[0][1].get_height() == 0.6
+    )
+    spans = [
+        np.round(sorted(p[1] for p in seg), 6).tolist()
+        for c in ax.containers
+        if isinstance(c, ErrorbarContainer)
+        for seg in c.lines[2][0].get_segments()
+    ]
+    assert spans == [[0.5, 0.7], [0.5, 0.7], [0.5, 0.7], [0.5, 0.7]], (
+        "the lowest part from its foot; the topmost, of 0.3 to 0.5, from the top"
+    )
+    assert [t.get_text() for t in ax.get_xticklabels()] == [
+        "factual\n(n=20)",
+        "temporal\n(n=30)",
+        "none\n(n=0)",
+    ] and "–" in {t.get_text() for t in ax.texts}
+    with pytest.raises(KeyError, match="n"):
+        ff.stacked_causes(shares().drop(columns="n"))
+
+
+def test_rooms_above_and_below():
+    texts = {t.get_text() for t in ff.headroom_bars(ce.headroom_bar_data(TOY, ["u"])).axes[0].texts}
+    assert {"+.25", "-.25", "+.00"} <= texts
+
+
+# --- the oracle of plans
+
+
+@pytest.fixture(scope="module")
+def frame():
+    data = am.load("demo", split="en1,zh1", limit=30)
+    return am.evaluate(
+        ["unified", "hybrid", "adaptmr", "oracle_type", "oracle_plan", "oracle_evidence"],
+        data,
+        embedder="hash",
+        progress=False,
+    )
+
+
+def test_it_is_an_oracle_of_its_own_group():
+    assert (
+        "oracle_plan" in known_systems("oracle")
+        and "oracle_plan" not in known_systems()
+        and make_system("oracle_plan", embedder="hash").oracle
+    )
+
+
+def test_no_plan_finds_more(frame):
+    recall = frame.pivot(index="question", columns="system", values="recall_fraction").dropna()
+    for other in ("unified", "hybrid", "adaptmr", "oracle_type"):
+        assert (recall["oracle_plan"] >= recall[other] - 1e-9).all()
+    assert recall["oracle_plan"].mean() > recall["unified"].mean()
+    mine = frame[frame["system"] == "oracle_plan"]
+    assert (
+        (mine[~mine["answerable"]]["hits"] == 0).mean() > 0.5
+        and mine["calls"].sum() == 0
+        and mine["hits"].max() <= 10
+    )
+
+
+def test_ties_go_to_the_cheapest_then_to_the_first():
+    from test_systems import talk
+
+    system = OraclePlan(embedder="hash")
+    system.ingest(talk())
+    q = Question("q", "What is the cat called?", ["Snowy"], evidence=["D1:2"])
+    best, each = system.retrieve(q, 3), {}
+    for name, planner in system.planners.items():
+        system.planner = planner
+        each[name] = super(OraclePlan, system).retrieve(q.blind(), 3)
+    hit = [e for e in each.values() if "D1:2" in e.sources]
+    assert "D1:2" in best.sources and len(best.context) <= min(len(e.context) for e in hit) + 20
+    assert best.trace[-1].step == "plans" and best.trace[-1].reason.startswith(
+        f"told: {best.plan.planner} found 1 of 1"
+    )
+    blank = Question("q", "What is the cat called?", ["Snowy"], type=QueryType.open_domain)
+    assert system.retrieve(blank, 3).plan.planner == "hybrid", (
+        "answerable, with no gold to choose by: the first"
+    )
+    with pytest.raises(TypeError, match="oracle_plan needs a Question"):
+        system.retrieve("What?", 3)
+    system.reset()
+    assert system.retrieve(q, 3).hits == []

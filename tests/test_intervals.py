@@ -1,0 +1,377 @@
+"""Statistics: agreement with scipy, properties, determinism, speed, wrong input."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptmr.eval.stats import intervals as s
+from adaptmr.eval.stats.resampling import resample_counts
+from adaptmr.eval.report import tables
+
+FEW = 200
+SCORES = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=25)
+PAIRS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.25, 0.5, 1.0]) | st.floats(0, 1), st.floats(0, 1), st.sampled_from("abcdefg")
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(SCORES, st.integers(1, 7), st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_interval_holds_the_mean(values, n_groups, seed):
+    groups = [i % n_groups for i in range(len(values))]
+    it = s.mean_ci(values, groups, resamples=FEW, seed=seed, method="percentile")
+    if len(set(groups)) < 4:
+        assert (
+            math.isnan(it.low)
+            and math.isnan(it.high)
+            and it.level == "too few"
+            and it.mean == pytest.approx(np.mean(values), abs=1e-8)
+        )
+        return
+    assert it.low <= it.mean <= it.high
+    assert min(values) - 1e-8 <= it.low and it.high <= max(values) + 1e-8
+    assert (
+        it.mean == pytest.approx(np.mean(values), abs=1e-8)
+        and it.n == len(values)
+        and it.groups == len(set(groups))
+    )
+    assert it == s.mean_ci(values[::-1], groups[::-1], resamples=FEW, seed=seed, method="percentile")
+    assert it == s.mean_ci(
+        values, [f"conv-{g}" for g in groups], resamples=FEW, seed=seed, method="percentile"
+    )  # only who goes with whom matters
+
+
+@given(PAIRS)
+@settings(max_examples=100, deadline=None)
+def test_swapping_turns_the_sign_exactly(pairs):
+    a, b, g = zip(*pairs)
+    d, e = s.paired_difference(a, b, g, resamples=FEW), s.paired_difference(b, a, g, resamples=FEW)
+    same = s.paired_difference(a, a, g, resamples=FEW)
+    assert same.mean == 0 and math.isnan(same.low) and math.isnan(same.p) and same.level == "too few", (
+        "nothing differs, so nothing is tested"
+    )
+    assert (
+        np.array_equal(
+            [d.mean, d.low, d.high, d.p, d.n], [-e.mean, -e.high, -e.low, e.p, e.n], equal_nan=True
+        )
+        and d.level == e.level
+    )
+    if d.level == "too few":
+        assert (
+            len(set(g)) < 4
+            or sum(round(x - y, 12) != 0 for x, y in zip(a, b)) < 5
+            or len({round(x - y, 12) for x, y in zip(a, b)}) == 1
+        )
+        assert math.isnan(d.low) and math.isnan(d.high) and math.isnan(d.p)
+        return
+    assert 0 < d.p <= 1 and d.low <= d.mean <= d.high
+    if 0 not in (d.low, d.high) and d.low > 0:
+        assert d.p < 0.1
+
+
+def test_draws_are_what_they_say():
+    """Every resample draws as many conversations as there are, and each one's number of questions."""
+    sizes = (3, 5, 1)
+    draws = resample_counts(sizes, 2500, 1)
+    parts = np.split(draws, np.cumsum(sizes)[:-1], axis=1)
+    times = np.stack([p.sum(1) / n for p, n in zip(parts, sizes)], axis=1)
+    assert (times == times.round()).all() and (times.sum(1) == 3).all()
+    assert np.allclose(draws.mean(0), 1, atol=0.1)  # each question once on average
+    assert not draws.flags.writeable
+
+
+def test_agrees_with_scipy_on_one_level():
+    from scipy.stats import bootstrap
+
+    values = np.random.default_rng(5).beta(2, 1, 300)
+    ours = s.mean_ci(values)
+    theirs = bootstrap(
+        (values,), np.mean, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=0.002)
+
+
+def test_agrees_with_the_slow_way_on_two_levels():
+    rng = np.random.default_rng(0)
+    values, groups = rng.random(80) + np.repeat([0, 0.2, 0.4, 0.6], 20), np.repeat([0, 1, 2, 3], 20)
+    slow = []
+    for _ in range(4000):
+        drawn = [rng.choice(values[groups == g], 20) for g in rng.integers(0, 4, 4)]
+        slow.append(np.concatenate(drawn).mean())
+    it = s.mean_ci(values, groups, method="percentile")
+    assert (it.low, it.high) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=0.02)
+
+
+def test_unequal_conversations_weigh_by_their_questions():
+    values, groups = (
+        [1.0] * 90 + [0.0] * 30,
+        ["big"] * 90 + [g for g in ("small", "tiny", "least") for _ in range(10)],
+    )
+    it = s.mean_ci(values, groups, method="percentile")
+    assert it.mean == 0.75 and it.low == 0 and it.high > 0.95 and it.level == "conversations and questions"
+
+
+def test_without_conversations_each_question_is_its_own():
+    values = np.random.default_rng(0).random(50)
+    it = s.mean_ci(values)
+    assert (
+        (it.level, it.groups) == ("questions", 50)
+        and "questions" in str(it)
+        and (it.low, it.high) != (it.mean, it.mean)
+    )
+    assert (it.low, it.high) == pytest.approx([(t := s.mean_ci(values, range(50))).low, t.high])
+
+
+SCORED = np.random.default_rng(0).random(60)
+FEWER = {
+    "one question": ([1.0], [0.5], None),
+    "three questions": ([1.0, 0.9, 0.8], [0.5, 0.3, 0.1], None),
+    "one conversation": (SCORED, SCORED / 2, ["c"] * 60),
+    "three conversations": (SCORED, SCORED / 2, ["a", "b", "c"] * 20),
+    "all differences the same": (SCORED + 0.5, SCORED, list("abcdef") * 10),
+    "no difference": (SCORED, SCORED, list("abcdef") * 10),
+    "four differences": (SCORED, np.where(np.arange(60) < 4, SCORED / 2, SCORED), list("abcdef") * 10),
+}
+
+
+@pytest.mark.parametrize("method", s.CI_METHODS)
+@pytest.mark.parametrize("case", FEWER)
+def test_too_few_have_neither_interval_nor_p_nor_verdict(case, method):
+    a, b, groups = FEWER[case]
+    d = s.paired_difference(a, b, groups, resamples=FEW, method=method)
+    assert (
+        d.mean == pytest.approx(float(np.mean(np.asarray(a) - np.asarray(b))))
+        and d.n == len(a)
+        and d.level == "too few"
+    )
+    assert (
+        math.isnan(d.low)
+        and math.isnan(d.high)
+        and math.isnan(d.p)
+        and "– too few" in str(d)
+        and "nan" not in str(d)
+        and "[" not in str(d)
+    )
+    frame = pd.DataFrame(
+        [
+            {"system": name, "conversation": c, "question": i, "f1": v}
+            for name, values in (("new", a), ("base", b))
+            for i, (c, v) in enumerate(zip(groups or range(len(a)), values))
+        ]
+    )
+    row = s.compare_systems(frame, "f1", "base", resamples=FEW).iloc[0]
+    assert row["verdict"] == "too few" and row[["low", "high", "p", "p_holm"]].isna().all()
+
+
+def test_five_differences_of_four_conversations_are_tested():
+    a = np.where(np.arange(60) < 5, 1.0, 0.0)
+    d = s.paired_difference(a, np.zeros(60), list("abcd") * 15)
+    assert 0 < d.p <= 1 and d.low <= d.mean <= d.high and d.level == "conversations", (
+        "right or wrong has few values, and many differences"
+    )
+
+
+@pytest.mark.parametrize("method", s.CI_METHODS)
+def test_means_and_ratios_of_too_few_conversations(method):
+    for groups, told in ((["a", "b", "c"] * 20, False), (list("abcd") * 15, True)):
+        for it in (
+            s.mean_ci(SCORED, groups, resamples=FEW, method=method),
+            s.ratio_ci(SCORED, SCORED + 1, groups, resamples=FEW, method=method),
+        ):
+            assert (
+                (it.low < it.mean < it.high) is told
+                and (it.level == "too few") is not told
+                and it.groups == len(set(groups))
+            )
+
+
+def test_holm_counts_only_what_was_tested():
+    tested = pd.DataFrame({"difference": [0.1, 0.2, 0.3], "p": [0.03, math.nan, math.nan]})
+    out = s.add_holm_verdicts(tested)
+    assert out["p_holm"].tolist()[:1] == [0.03] and out["verdict"].tolist() == [
+        "better",
+        "too few",
+        "too few",
+    ]
+
+
+def test_a_table_says_that_there_are_too_few():
+    one = frame()[lambda f: f["conversation"] == "c1"].assign(
+        recall_fraction=0.5, prompt_tokens=0, completion_tokens=0, context_tokens=9
+    )
+    one["type"] = one["type"].map({"temporal": "temporal_reasoning", "factual": "factual_extraction"})
+    gained = tables.paired_gains(one, "base")
+    assert set(gained["verdict"]) == {"too few"} and not tables.gain_table(gained).map(
+        lambda c: "*" in c or "[" in c or "nan" in c
+    ).any(axis=None)
+    assert tables.gain_sentences(gained, "f1") == [
+        "F1: too few questions that differ, or conversations, to compare with base: good, same."
+    ]
+    cells = tables.main_table(one).to_numpy().ravel().tolist()
+    assert all(c.endswith(" – too few") for c in cells)
+
+
+def test_sentences_say_on_what_too_few_were_asked():
+    rows = [
+        ("a", "multi_hop", "too few"),
+        ("a", "overall", "no difference shown"),
+        ("b", "multi_hop", "too few"),
+        ("b", "overall", "better"),
+    ]
+    gained = pd.DataFrame(
+        [
+            {
+                "system": n,
+                "type": t,
+                "verdict": v,
+                "baseline": "u",
+                "difference": 0.1,
+                "low": 0.05 if v != "too few" else math.nan,
+                "high": 0.2,
+            }
+            for n, t, v in rows
+        ]
+    )
+    assert tables.gain_sentences(gained, "f1") == [
+        "F1, b against u: better on overall (+0.100 [+0.050, +0.200]); too few to say on multi-hop.",
+        "F1: no difference to u is shown, on any kind (too few to say on multi-hop), for a.",
+    ]
+
+
+def test_nothing_known():
+    it = s.mean_ci([math.nan, math.nan], ["a", "b"])
+    assert it.n == 0 and it.level == "none" and math.isnan(it.mean)
+    d = s.paired_difference([1, math.nan], [math.nan, 1])
+    assert d.n == 0 and math.isnan(d.p)
+    assert s.mean_ci([]).n == 0
+    one = s.mean_ci([0.5])
+    assert one.mean == 0.5 and math.isnan(one.low) and math.isnan(one.high) and one.level == "too few"
+
+
+def test_nan_leaves_the_pair_out():
+    a, b, g = [1, 0, math.nan, 1], [0, 0, 1, math.nan], ["a", "a", "b", "b"]
+    d = s.paired_difference(a, b, g, resamples=FEW)
+    assert d.n == 2 and d.groups == 1 and d.mean == 0.5 and d.level == "too few"
+
+
+def test_seed():
+    values = np.random.default_rng(0).random(40)
+    assert s.mean_ci(values, seed=1, method="percentile") == s.mean_ci(values, seed=1, method="percentile")
+    assert s.mean_ci(values, seed=1, method="percentile") != s.mean_ci(values, seed=2, method="percentile")
+
+
+def test_wrong_calls_are_named():
+    for call, text in (
+        (lambda: s.mean_ci([1, 2], ["a"]), "2 values but 1 groups"),
+        (lambda: s.mean_ci([1], resamples=0), "resamples=0"),
+        (lambda: s.mean_ci([1], confidence=95), "confidence=95"),
+        (lambda: s.mean_ci([[1, 2]]), "shape"),
+        (lambda: s.mean_ci([math.inf]), "infinite"),
+        (lambda: s.paired_difference([1, 2], [1]), "same questions"),
+        (lambda: s.mcnemar([1], [1, 0]), "same questions"),
+        (lambda: s.mcnemar([0.5], [1]), "True/False"),
+        (lambda: s.mcnemar([math.nan], [1]), "True/False"),
+        (lambda: s.holm([1.1]), "0..1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_mcnemar_agrees_with_the_binomial_test(pairs):
+    from scipy.stats import binomtest
+
+    a, b = [p[0] for p in pairs], [p[1] for p in pairs]
+    got, back = s.mcnemar(a, b), s.mcnemar(b, a)
+    tosses = got.only_a + got.only_b
+    if tosses < 5:
+        assert math.isnan(got.p) and math.isnan(back.p)
+    else:
+        assert (
+            got.p == pytest.approx(binomtest(got.only_a, tosses, 0.5).pvalue)
+            and 0 < got.p <= 1
+            and got.p == back.p
+        )
+    assert (got.only_a, got.only_b) == (back.only_b, back.only_a) and got.n == len(pairs)
+
+
+def test_mcnemar_on_many():
+    got = s.mcnemar([1] * 6000 + [0] * 4000, [0] * 6000 + [1] * 4000)
+    assert 0 <= got.p < 1e-80
+    assert s.mcnemar([1] * 3000 + [0] * 3000, [0] * 3000 + [1] * 3000).p == 1
+
+
+@given(st.lists(st.floats(0, 1), max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_holm(pvalues):
+    adjusted = s.holm(pvalues)
+    assert ((adjusted >= np.asarray(pvalues)) & (adjusted <= 1)).all()
+    order = np.argsort(pvalues, kind="stable")
+    assert (np.diff(adjusted[order]) >= 0).all()  # as ordered as they were
+    if pvalues:
+        assert adjusted.min() == pytest.approx(min(1, min(pvalues) * len(pvalues)))
+    if len(pvalues):
+        assert s.holm([*pvalues, math.nan])[:-1].tolist() == adjusted.tolist()
+
+
+def test_holm_by_hand():
+    assert s.holm([0.01, 0.04, 0.03, 0.005]).tolist() == pytest.approx(
+        [0.03, 0.06, 0.06, 0.02]
+    )  # Wikipedia's own example
+
+
+def frame(seed=0, systems=("base", "good", "same")):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for c in ("c1", "c2", "c3", "c4"):
+        for q in range(40):
+            hard = rng.random()
+            for name, gain in zip(systems, (0, 0.15, 0)):
+                kind, f1 = "temporal" if q % 2 else "factual", hard * 0.8 + gain + rng.normal(0, 0.02)
+                rows.append(
+                    {"system": name, "conversation": c, "question": f"{c}-{q}", "type": kind, "f1": f1}
+                )
+    return pd.DataFrame(rows)
+
+
+def test_tables():
+    data = frame()
+    means = s.mean_ci_table(data, "f1", by=["system", "type"])
+    assert len(means) == 6 and means["n"].eq(80).all() and (means["low"] <= means["mean"]).all()
+    one = data[(data.system == "good") & (data.type == "factual")]
+    want = s.mean_ci(one["f1"].to_numpy(), one["conversation"].tolist())
+    got = means[(means.system == "good") & (means.type == "factual")].iloc[0]
+    assert (got["mean"], got["low"], got["high"]) == (want.mean, want.low, want.high)
+    table = s.compare_systems(data, "f1", "base")
+    assert dict(zip(table["system"], table["verdict"])) == {"good": "better", "same": "no difference shown"}
+    assert s.compare_systems(data, "f1", "good").set_index("system")["verdict"]["base"] == "worse"
+    by_type = s.compare_systems(data, "f1", "base", by=["type"])
+    assert by_type.equals(s.compare_systems(data, "f1", "base", by="type"))
+    assert len(by_type) == 4 and (by_type["p_holm"] >= by_type["p"]).all()
+    shuffled = s.compare_systems(data.sample(frac=1, random_state=1), "f1", "base").set_index("system")
+    pd.testing.assert_frame_equal(
+        shuffled.sort_index(), table.set_index("system").sort_index()
+    )  # rows in another order, the same table
+
+
+def test_tables_refuse_unfair_comparisons():
+    data = frame()
+    with pytest.raises(ValueError, match="baseline 'none'"):
+        s.compare_systems(data, "f1", "none")
+    with pytest.raises(ValueError, match="same questions"):
+        s.compare_systems(data.iloc[1:], "f1", "base")
+    with pytest.raises(ValueError, match="repeat a question"):
+        s.compare_systems(pd.concat([data, data.iloc[:1]]), "f1", "base")
+    with pytest.raises(KeyError, match="em"):
+        s.mean_ci_table(data, "em")
+    with pytest.raises(KeyError, match="topic"):
+        s.compare_systems(data, "f1", "base", by=["topic"])

@@ -1,0 +1,901 @@
+"""Run folders: names, bytes, redaction, manifest, self-contained pages, the index, comparing runs."""
+
+import gzip
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import time
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from adaptmr.notices import RunNotice
+from adaptmr.eval.report import html, redaction, run_folder
+from adaptmr import provenance
+from adaptmr.types import Dataset, QueryType, Usage
+
+OURS = Dataset("demo", sha256="ab12", ours=True)
+THEIRS = Dataset("locomo", sha256="cd34", complete=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda c: st.lists(c, max_size=3),
+    max_leaves=5,
+)
+
+
+def results(text=True):
+    rows = [
+        {
+            "system": s,
+            "conversation": c,
+            "question": f"{c}-q{i}",
+            "type": QueryType.multi_hop,
+            "f1": 0.1 * i,
+            "recall_any": i > 1,
+            "n_hits": i,
+            "nothing": math.nan,
+            "retrieved": "D1:3 D2:4",
+            "sources": ["D1:3"] * i,
+            "ms_retrieve": 1.5 * i,
+            "seconds": 0.1,
+            "answer_seconds": 0.2,
+        }
+        for s in ("unified", "adaptmr")
+        for c in ("c1", "c2")
+        for i in range(3)
+    ]
+    frame = pd.DataFrame(rows)
+    return frame.assign(prediction="in Hangzhou since 2019", text="Where do I live now?") if text else frame
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(
+    lambda k: not provenance.SECRET_NAME.search(k)
+)
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_run_id_is_a_safe_short_name(params):
+    name = run_folder.run_id(params, "data", "code")
+    assert (
+        len(name) <= 69
+        and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.+_-")
+        and name[0].isalnum()
+        and name[-9] == "-"
+    )
+    assert name == run_folder.run_id(dict(reversed(list(params.items()))), "data", "code")
+    assert name[-8:] != run_folder.run_id(params, "data", "other code")[-8:]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["openai/gpt-4o-mini", "..", "../../etc", "CON", "我", "", "a" * 500, "a b\tc\n", "\ud800", "\x00"],
+)
+def test_awkward_values_in_a_run_id(value, tmp_path):
+    name = run_folder.run_id({"model": value}, "", "")
+    (tmp_path / name).mkdir()
+    assert "/" not in name and not name.startswith(".") and len(name) <= 69
+
+
+def test_run_id_is_the_same_everywhere():
+    assert run_folder.run_id({"k": np.int64(10), "s": ("a", "b")}, "x", "y") == run_folder.run_id(
+        {"s": ["a", "b"], "k": 10, "out_dir": "/elsewhere"}, "x", "y"
+    )
+    assert run_folder.run_id({"file": "/home/ada/x.json"}, "", "") == run_folder.run_id(
+        {"file": Path("/root/x.json")}, "", ""
+    )
+    assert (
+        run_folder.run_id({"k": 1}, "", "")
+        != run_folder.run_id({"k": 1.0}, "", "")
+        != run_folder.run_id({"k": True}, "", "")
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["api_key", "token", "OPENAI_API_KEY", "password", "apikey", "hf_token", "client_secret"]
+)
+def test_secrets_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match="secret"):
+        run_folder.open_run("exp1", {name: "sk-1234"}, OURS, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert run_folder.run_id({"token_budget": 10, "keys": 3}, "", "")  # these are none
+
+
+def test_code_sha256_sees_content_not_line_endings(tmp_path):
+    for folder, end in (("a", b"\n"), ("b", b"\r\n")):
+        (tmp_path / folder / "sub").mkdir(parents=True)
+        (tmp_path / folder / "x.py").write_bytes(b"one" + end + b"two" + end)
+        (tmp_path / folder / "sub" / "y.py").write_bytes(b"three")
+        (tmp_path / folder / "notes.txt").write_bytes(end)
+    a = run_folder.code_sha256(tmp_path / "a")
+    assert a == run_folder.code_sha256(tmp_path / "b")
+    (tmp_path / "a" / "_modidx.py").write_text("index")
+    assert a == run_folder.code_sha256(tmp_path / "a")
+    (tmp_path / "a" / "x.py").rename(tmp_path / "a" / "z.py")
+    assert a != run_folder.code_sha256(tmp_path / "a")
+
+
+# --- what is written ------------------------------------------------------------------------------------
+
+
+def test_same_bytes_whatever_the_order(tmp_path):
+    import matplotlib.pyplot as plt
+
+    from adaptmr.eval.report import figures
+
+    written = []
+    for i, frame in enumerate(
+        (results(), results().sample(frac=1, random_state=1)[sorted(results().columns)])
+    ):
+        run = run_folder.open_run("exp1", {"k": 10}, OURS, tmp_path / str(i))
+        run.write_results(frame)
+        run.write_table(results().groupby("system", as_index=False)["f1"].mean(), "f1", "F1")
+        means = pd.DataFrame({"type": ["a"], "system": ["s"], "mean": [0.5], "low": [0.4], "high": [0.6]})
+        run.write_figure(figures.grouped_bars(means, "type"), "f1")
+        run.write_manifest(usage=Usage(calls=1, seconds=float(i)))
+        written.append({f: (run.path / f).read_bytes() for f in run.files()})
+    assert set(written[0]) == {
+        "results.parquet",
+        "timings.parquet",
+        "manifest.json",
+        "tables/f1.csv",
+        "tables/f1.tex",
+        "tables/f1.txt",
+        *(f"figures/f1.{kind}" for kind in ("png", "svg", "pdf", "txt")),
+    }
+    assert [f for f in written[0] if written[0][f] != written[1][f]] == ["manifest.json"]
+    one, two = (json.loads(w["manifest.json"]) for w in written)
+    assert one.pop("when") != two.pop("when")
+    assert one.pop("systems") == ["unified", "adaptmr"] and sorted(two.pop("systems")) == [
+        "adaptmr",
+        "unified",
+    ]
+    assert one == two  # nothing else knows the time
+    assert plt.get_fignums() == []
+
+
+def test_captions_stand_beside_tables_and_figures(tmp_path):
+    from adaptmr.eval.report import figures
+
+    means = pd.DataFrame({"type": ["a"], "system": ["s_1"], "mean": [0.5], "low": [0.4], "high": [0.6]})
+    run = run_folder.open_run("exp1", {}, THEIRS, tmp_path)
+    run.write_figure(figures.grouped_bars(means, "type", title="F1 by kind"), "titled")
+    run.write_figure(
+        figures.grouped_bars(means, "type", title="F1 by kind"), "told", "Our 50 % of it; κ → “x”"
+    )
+    run.write_figure(figures.grouped_bars(means, "type", xlabel="kind", ylabel="F1"), "plain")
+    run.write_figure(figures.grouped_bars(means, "type"), "bare")
+    label = " · part of locomo: 0 conversations, 0 questions\n"
+    texts = {p.stem: p.read_text(encoding="utf-8") for p in (run.path / "figures").glob("*.txt")}
+    assert texts == {
+        "titled": "F1 by kind" + label,
+        "told": "Our 50 % of it; κ → “x”" + label,
+        "plain": "F1 by kind" + label,
+        "bare": "bare" + label,
+    }
+    for caption, want in (
+        ("κ of 50 % & “two” → one_2", r"$\kappa$ of 50 \% \& ``two'' $\rightarrow$ one\_2"),
+        ("", label[3:-1]),
+    ):
+        run.write_table(means[["system", "mean"]], "t", caption)
+        assert (run.path / "tables" / "t.txt").read_text(encoding="utf-8") == (
+            caption + label if caption else label[3:]
+        )
+        tex = (run.path / "tables" / "t.tex").read_text(encoding="utf-8")
+        assert (
+            rf"\caption{{{want}" in tex
+            and tex.startswith(r"% needs \usepackage{booktabs}")
+            and tex.count("{") == tex.count("}")
+        )
+    nobody = run_folder.open_run("exp2", {}, None, tmp_path)
+    nobody.write_table(means[["mean"]], "t")
+    assert (nobody.path / "tables" / "t.txt").read_text() == "t\n"
+    assert run_folder.open_run("exp1", {}, THEIRS, tmp_path).files() == []  # a second run begins with nothing
+
+
+def test_results_hold_the_scores_and_timings_the_clock(tmp_path):
+    run = run_folder.open_run("exp1", {}, OURS, tmp_path)
+    shown = run.write_results(results())
+    back, clock = pd.read_parquet(run.path / "results.parquet"), pd.read_parquet(run.path / "timings.parquet")
+    assert list(clock.columns) == [
+        "system",
+        "conversation",
+        "question",
+        "answer_seconds",
+        "ms_retrieve",
+        "seconds",
+    ]
+    assert not {"ms_retrieve", "seconds", "answer_seconds"} & set(back.columns) and list(
+        back.columns
+    ) == list(shown.columns)
+    assert back["system"].is_monotonic_increasing and len(back) == len(clock) == 12
+    assert (
+        set(back["type"]) == {"multi_hop"}
+        and back["nothing"].isna().all()
+        and back["recall_any"].dtype == bool
+        and back["n_hits"].dtype == "int64"
+    )
+    assert sorted(back["f1"].round(9)) == sorted(results()["f1"].round(9)) and [
+        len(v) for v in back["sources"][:3]
+    ] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["/a/b", None, "我\x00\ud800"],
+        [1, None, 2],
+        [1.5, math.nan, None],
+        [True, None, False],
+        [[], [1], None],
+        [{"b": 1, "a": [2]}, None, {}],
+        [None, None, None],
+        [["x"], [], ["y", "z"]],
+        [10**12, 0, -1],
+    ],
+)
+def test_kinds_of_columns_survive(values, tmp_path):
+    run = run_folder.open_run("exp1", {}, OURS, tmp_path)
+    run.write_results(pd.DataFrame({"question": ["a", "b", "c"], "x": pd.Series(values, dtype=object)}))
+    first = (run.path / "results.parquet").read_bytes()
+    back = pd.read_parquet(run.path / "results.parquet")["x"].tolist()
+    assert len(back) == 3 and (values[0] != "/a/b" or back[0] == "/a/b")  # a path in somebody's words stays
+    run.write_results(pd.DataFrame({"question": ["a", "b", "c"], "x": pd.Series(values, dtype=object)}))
+    assert (run.path / "results.parquet").read_bytes() == first
+
+
+def test_results_that_cannot_be_written_are_named(tmp_path):
+    run = run_folder.open_run("exp1", {}, OURS, tmp_path)
+    with pytest.raises(ValueError, match="same"):
+        run.write_results(pd.concat([results(), results()]))
+    with pytest.raises(ValueError, match="none of the columns"):
+        run.write_results(pd.DataFrame({"f1": [1.0]}))
+    with pytest.raises(TypeError, match="'x' mixes"):
+        run.write_results(pd.DataFrame({"question": ["a", "b"], "x": [1, "one"]}))
+    with pytest.raises(TypeError, match="object"):
+        run.write_results(pd.DataFrame({"question": ["a"], "x": [object()]}))
+    assert (
+        len(
+            run.write_results(
+                pd.concat([results().assign(k=5), results().assign(k=10)]), key=["system", "question", "k"]
+            )
+        )
+        == 24
+    )
+
+
+def test_tables_are_formatted_escaped_and_labelled(tmp_path):
+    run = run_folder.open_run("exp1", {}, THEIRS, tmp_path, redact=False)
+    frame = pd.DataFrame(
+        {
+            "system": ["a_b & c%", "x<y>\\{z}$#~^"],
+            "score": [0.12345, math.nan],
+            "n": [3, 12000],
+            "p": [0.00002, 1.0],
+            "ok": [True, False],
+        }
+    )
+    shown = run.write_table(frame, "main", "50 % of_it")
+    csv = (run.path / "tables" / "main.csv").read_text(encoding="utf-8")
+    label = "part of locomo: 0 conversations, 0 questions"
+    assert (
+        csv == "system,score,n,p,ok,data\n"
+        f'a_b & c%,0.123,3,2e-05,yes,"{label}"\nx<y>\\{{z}}$#~^,,12000,1.000,no,"{label}"\n'
+    )
+    tex = (run.path / "tables" / "main.tex").read_text(encoding="utf-8")
+    assert r"a\_b \& c\% & 0.123 & 3 & 2e-05 & yes \\" in tex
+    assert (
+        r"x\textless{}y\textgreater{}\textbackslash{}\{z\}\$\#\textasciitilde{}\textasciicircum{} & -- &"
+        in tex
+    )
+    assert (
+        r"\caption{50 \% of\_it $\cdot$ part of locomo" in tex
+        and r"\begin{tabular}{lrrrr}" in tex
+        and tex.count("{") == tex.count("}")
+    )
+    assert label in shown and "x&lt;y&gt;" in shown and shown._repr_html_() == shown
+    for name in ("../x", "", "a/b"):
+        with pytest.raises(ValueError, match="table name"):
+            run.write_table(frame, name)
+
+
+def test_tables_with_two_level_columns_and_an_index(tmp_path):
+    run = run_folder.open_run("exp1", {}, OURS, tmp_path)
+    frame = pd.DataFrame(
+        [["0.71 [0.65, 0.77]", 0.5, 3]],
+        index=pd.Index(["hybrid"], name="system"),
+        columns=pd.MultiIndex.from_tuples([("F1", "factual (n=3)"), ("F1", "overall"), ("cost", "calls")]),
+    )
+    shown = run.write_table(frame, "main")
+    assert (run.path / "tables" / "main.csv").read_text().splitlines()[
+        0
+    ] == "system,F1: factual (n=3),F1: overall,cost: calls,data"
+    tex = (run.path / "tables" / "main.tex").read_text()
+    assert (
+        r"\multicolumn{1}{c}{} & \multicolumn{2}{c}{F1} & \multicolumn{1}{c}{cost} \\" in tex
+        and r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}" in tex
+    )
+    assert "colspan='2' class='group'>F1<" in shown and r"\begin{tabular}{lrrr}" in tex
+    run.write_table(pd.DataFrame({"n": [1, 2, 3]}).query("n > 1"), "part")
+    assert (run.path / "tables" / "part.csv").read_text().splitlines()[0] == "n,data", (
+        "what is left of a count of the rows is no column"
+    )
+
+
+def test_text_that_cannot_be_encoded_is_still_written(tmp_path):
+    run = run_folder.open_run("exp1", {"x": "\ud800"}, OURS, tmp_path)
+    words = "lone \ud800, NUL \x00, 🙂, مرحبا"
+    frame = pd.DataFrame(
+        {"question": ["q1"], "prediction": [words], "answers": [["\udfff"]]}, dtype=object
+    )  # pandas' own str type refuses it
+    run.write_results(frame)
+    run.write_table(frame, "t")
+    run.write_manifest(note="\ud800")
+    assert pd.read_parquet(run.path / "results.parquet")["prediction"][0] == "lone ?, NUL \x00, 🙂, مرحبا"
+
+
+def a_run(outputs, f1=0.5, **more):
+    """A finished run of one table and one figure's file."""
+    run = run_folder.open_run("exp1", {"k": 1}, OURS, outputs, **more)
+    run.write_results(results(text=False).assign(f1=f1))
+    run.write_table(pd.DataFrame({"system": ["a"], "f1": [f1], "ms": [time.perf_counter()]}), "main")
+    run.write_manifest()
+    return run
+
+
+def test_a_second_run_with_the_same_results_leaves_the_first_alone(tmp_path):
+    first = a_run(tmp_path)
+    (first.path / "notebook.ipynb").write_text("{}")
+    before = {f: (first.path / f).read_bytes() for f in first.files()}
+    with pytest.warns(RunNotice, match="the same results as the run of 20"):
+        again = a_run(tmp_path)
+    assert again.path == first.path and {f: (first.path / f).read_bytes() for f in first.files()} == before
+    assert [p.name for p in (tmp_path / "exp1").iterdir()] == [first.run_id], (
+        "no lock and no half folder is left"
+    )
+
+
+def test_other_results_under_one_name_are_kept_and_told_of(tmp_path):
+    first = a_run(tmp_path)
+    before = {f: (first.path / f).read_bytes() for f in first.files()}
+    with pytest.warns(
+        RunNotice, match=r"OTHER RESULTS than the run of 20.*column f1 differs in 12 of 12 rows"
+    ):
+        other = a_run(tmp_path, 0.6)
+    assert (
+        other.path == first.path.with_name(f"{first.run_id}-2")
+        and {f: (first.path / f).read_bytes() for f in first.files()} == before
+    )
+    with pytest.warns(RunNotice, match=f"{first.run_id}-2: the same results"):
+        again = a_run(tmp_path, 0.6)
+    assert (
+        again.path == other.path
+        and again._repr_mimebundle_()[run_folder.RUN_MIME_TYPE]["run_id"] == f"{first.run_id}-2"
+    )
+    with pytest.warns(RunNotice, match="OTHER RESULTS"):
+        third = a_run(tmp_path, 0.7)
+    assert third.path.name == f"{first.run_id}-3"
+
+
+def test_times_that_are_measured_again_are_another_run(tmp_path):
+    first = a_run(tmp_path, timed=True)
+    with pytest.warns(RunNotice, match=f"was measured on 20.*this one is {first.run_id}-2") as told:
+        again = a_run(tmp_path, timed=True)
+    assert again.path.name == f"{first.run_id}-2" and not any("OTHER" in str(w.message) for w in told)
+
+
+def test_nothing_is_added_to_a_finished_run(tmp_path):
+    run = a_run(tmp_path)
+    for write in (
+        lambda: run.write_results(results(text=False)),
+        lambda: run.write_table(results(text=False), "t"),
+        run.write_manifest,
+        lambda: run.file("x"),
+    ):
+        with pytest.raises(RuntimeError, match=r"exp1/k1-.* is finished"):
+            write()
+    one = run_folder.open_run("exp1", {"k": 2}, OURS, tmp_path)
+    two = run_folder.open_run("exp1", {"k": 2}, OURS, tmp_path)  # a cell of a notebook, run twice
+    with pytest.raises(RuntimeError, match="opened again"):
+        one.write_table(results(text=False), "t")
+    two.write_table(results(text=False), "t")
+    two.write_manifest()
+    assert two.path.name == two.run_id
+
+
+@pytest.mark.parametrize("left", ["", "{half", "[]"])
+def test_half_a_run_gives_way_to_a_whole_one(left, tmp_path):
+    name = run_folder.open_run("exp1", {"k": 1}, OURS, tmp_path / "elsewhere").run_id
+    half = tmp_path / "exp1" / name
+    (half / "tables").mkdir(parents=True)
+    (half / "tables" / "old.csv").write_text("x")
+    if left:
+        (half / "manifest.json").write_text(left)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunNotice)
+        run = a_run(tmp_path)
+    assert (
+        run.path == half
+        and "tables/old.csv" not in run.files()
+        and json.loads((half / "manifest.json").read_text())["rows"] == 12
+    )
+    assert [p.name for p in (tmp_path / "exp1").iterdir()] == [name]
+
+
+def test_experiment_names_are_plain(tmp_path):
+    for name in ("", "../x", "Exp 1", "a/b"):
+        with pytest.raises(ValueError, match="experiment"):
+            run_folder.open_run(name, {}, OURS, tmp_path)
+
+
+# --- redaction ------------------------------------------------------------------------------------------
+
+
+def test_other_peoples_data_is_redacted_unless_said(tmp_path):
+    assert (
+        run_folder.open_run("exp1", {}, THEIRS, tmp_path).redact
+        and not run_folder.open_run("exp1", {}, OURS, tmp_path).redact
+    )
+    assert (
+        not run_folder.open_run("exp1", {}, THEIRS, tmp_path, redact=False).redact
+        and run_folder.open_run("exp1", {}, OURS, tmp_path, redact=True).redact
+    )
+    assert not run_folder.open_run("exp1", {}, None, tmp_path).redact
+
+
+def test_redacted_runs_refuse_text(tmp_path):
+    run = run_folder.open_run("exp1", {}, THEIRS, tmp_path)
+    with pytest.raises(ValueError, match=r"'prediction'.*'text'"):
+        run.write_results(results())
+    with pytest.raises(ValueError, match="table cases"):
+        run.write_table(results()[["question", "prediction"]], "cases")
+    for name in ("calls.jsonl.gz", "vectors.npz"):
+        with pytest.raises(ValueError, match="redacted"):
+            run.file(name)
+    assert run.files() == []
+    clean = redaction.drop_text_columns(results())
+    assert clean.attrs["dropped"] == ["prediction", "text"]
+    run.write_results(clean)
+    run.write_table(clean.groupby("system", as_index=False)["f1"].mean(), "f1")
+    run.write_table(pd.DataFrame({"remark": ["our own words"]}), "ours", allow=["remark"])
+    assert run.write_manifest()["redacted"] is True
+    secret = ["in Hangzhou since 2019", "Where do I live now?"]
+    assert redaction.find_quotes(run.path, secret, length=15) == []
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"question": ["Where do I live now?"]},
+        {"source": ["D1:3", "we met in May"]},
+        {"retrieved": [["D1:3", "I moved, I think"]]},
+        {"system": ["x" * 61]},
+        {"type": ["a\nb"]},
+        {"note": ["short"]},
+        {"trace": [{"why": "we met"}]},
+        {"trace": [[{"why": ("we met",)}]]},
+        {"gold": [np.array(["a b"], dtype=object)]},
+        {"evidence": ["我住在杭州"]},
+        {"blob": [b"bytes"]},
+        {"n": [1, "text"]},
+        {"f1": ["0.5 points more than Ada"]},
+    ],
+    ids=str,
+)
+def test_text_is_found_wherever_it_hides(frame):
+    assert len(run_folder.redaction_problems(pd.DataFrame(frame))) == 1
+
+
+def test_what_may_be_published():
+    assert run_folder.redaction_problems(results(text=False)) == []
+    fine = {
+        "question": ["conv-26-q3"],
+        "retrieved": ["D1:3 D2:4"],
+        "sources": [["D1:3"]],
+        "f1": [0.5],
+        "mean": ["0.71 [0.65, 0.77]"],
+        "share": ["12 %"],
+        "p": ["<0.001"],
+        "ok": [True],
+        "nothing": [None],
+        "fallback": [""],
+        "system": ["qarp, no gate"],
+        "type": [QueryType.multi_hop],
+        "verdict": ["no difference shown"],
+    }
+    assert run_folder.redaction_problems(pd.DataFrame(fine)) == []
+
+
+def test_quotes_are_found_in_every_kind_of_file(tmp_path):
+    said = 'Well, "yesterday" I took my daughter to the pottery class by the river, and 她很喜欢 it very much'
+    half = said[8:75]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.json").write_text(json.dumps({"x": half}))
+    (tmp_path / "b.html").write_text(
+        "<p>" + half.replace('"', "&quot;").replace(" the ", "\n  the ") + "</p>", encoding="utf-8"
+    )
+    (tmp_path / "sub" / "c.jsonl.gz").write_bytes(gzip.compress(json.dumps({"x": said}).encode()))
+    pd.DataFrame({"x": [[said]], "n": [1]}).to_parquet(tmp_path / "d.parquet")
+    (tmp_path / "e.txt").write_text("nothing of theirs: I took my daughter to school")
+    (tmp_path / "f.bin").write_bytes(bytes(range(256)))
+    found = redaction.find_quotes(tmp_path, [said, "short"])
+    assert [f.split(":")[0] for f in found] == ["a.json", "b.html", "d.parquet", "sub/c.jsonl.gz"]
+    assert redaction.find_quotes(tmp_path / "a.json", [said]) and not redaction.find_quotes(
+        tmp_path / "e.txt", [said]
+    )
+
+
+# --- manifest -------------------------------------------------------------------------------------------
+
+
+def test_manifest_says_what_is_needed_and_nothing_of_the_machine(tmp_path):
+    run = run_folder.open_run(
+        "exp1",
+        {"data_file": str(Path.home() / "data" / "x.json"), "model": "openai/gpt-4o-mini", "ks": [1, 5]},
+        THEIRS,
+        tmp_path,
+    )
+    run.write_results(redaction.drop_text_columns(results()))
+    run.write_manifest(
+        models=["openai/gpt-4o-mini"],
+        embedder={"name": "minilm", "precision": "bfloat16"},
+        prompts={"answer": "Answer: {question}"},
+        usage=Usage(
+            calls=3, cached_calls=1, prompt_tokens=10, completion_tokens=2, seconds=1.5, cost_usd=None
+        ),
+        seeds={"bootstrap": 0},
+        numbers={"f1": 0.5, "bad": math.nan},
+        cache=Path("/tmp/cache/file.sqlite"),
+    )
+    text = (run.path / "manifest.json").read_text(encoding="utf-8")
+    m = json.loads(text)
+    assert {
+        "experiment",
+        "run_id",
+        "params",
+        "data",
+        "code",
+        "packages",
+        "python",
+        "platform",
+        "models",
+        "embedder",
+        "prompts",
+        "seeds",
+        "usage",
+        "cost_usd",
+        "redacted",
+        "when",
+        "systems",
+        "tables",
+        "figures",
+        "rows",
+        "numbers",
+    } <= set(m)
+    assert m["data"] == {
+        "name": "locomo",
+        "label": "part of locomo: 0 conversations, 0 questions",
+        "sha256": "cd34",
+        "complete": False,
+        "licence": "",
+        "notes": {},
+    }
+    assert (
+        m["params"] == {"data_file": "x.json", "model": "openai/gpt-4o-mini", "ks": [1, 5]}
+        and m["cache"] == "file.sqlite"
+    )
+    assert m["usage"] == {"calls": 3, "cached_calls": 1, "prompt_tokens": 10, "completion_tokens": 2}
+    assert m["cost_usd"] is None and m["numbers"] == {"bad": None, "f1": 0.5}
+    assert (
+        len(m["prompts"]["answer"]) == 64
+        and "Answer" not in text
+        and set(m["when"]) == {"created", "seconds", "model_seconds"}
+    )
+    assert m["packages"]["numpy"] == np.__version__ and m["rows"] == 12
+    for private in (str(tmp_path), str(Path.home()), os.getcwd(), "/tmp", "\\\\"):
+        assert private not in text
+    if len(platform.node()) > 5:
+        assert platform.node() not in text
+
+
+def test_git_state(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "a.py").write_text("1")
+    nothing = {"git_commit": None, "git_dirty": None}
+    assert provenance.git_state(tmp_path / "pkg") == nothing  # no repository
+    git = shutil.which("git")
+    if not git:
+        pytest.skip("git is not installed")
+
+    def run(*args):
+        subprocess.run(
+            [git, "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *args],
+            check=True,
+            capture_output=True,
+        )
+
+    run("init")
+    assert provenance.git_state(tmp_path / "pkg") == nothing  # a copy inside somebody else's repository
+    run("add", ".")
+    run("commit", "-m", "x", "--no-verify")
+    clean = provenance.git_state(tmp_path / "pkg")
+    assert len(clean["git_commit"]) == 40 and clean["git_dirty"] is False
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "x").write_text("a run")
+    assert provenance.git_state(tmp_path / "pkg")["git_dirty"] is False  # runs don't make the code dirty
+    (tmp_path / "pkg" / "a.py").write_text("2")
+    assert provenance.git_state(tmp_path / "pkg")["git_dirty"] is True
+
+
+def test_without_git(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.git_state() == {"git_commit": None, "git_dirty": None}
+
+
+# --- pages ----------------------------------------------------------------------------------------------
+
+
+def notebook(path, *outputs, source="secret_code = 1"):
+    cells = [
+        new_markdown_cell("# A title & more\n\n> subtitle\n\nSee [there](https://example.org)."),
+        new_code_cell(source, outputs=list(outputs)),
+        *(new_markdown_cell(f"## Part {i}") for i in range(3)),
+        new_code_cell(
+            "hidden", metadata={"tags": ["remove_cell"]}, outputs=[new_output("stream", text="removed text")]
+        ),
+    ]
+    path.mkdir(parents=True, exist_ok=True)
+    nbformat.write(new_notebook(cells=cells), path / "notebook.ipynb")
+
+
+class Tags(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.loads = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [v for k, v in attrs if k in ("src", "srcset", "data") or (k == "href" and tag != "a")]
+
+
+def test_report_is_one_readable_file(tmp_path):
+    run = run_folder.open_run("exp1", {"k": 10}, THEIRS, tmp_path)
+    picture = (
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    )
+    notebook(
+        run.path,
+        new_output("stream", name="stderr", text="a warning"),
+        new_output("stream", name="stdout", text="a printed line"),
+        new_output("display_data", data={"image/png": picture, "text/plain": "fig"}),
+        new_output(
+            "execute_result",
+            data={"text/html": run.write_table(results(text=False)[["system", "f1"]], "f1", "F1")},
+        ),
+        new_output(
+            "display_data",
+            data={"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "a bar"},
+        ),
+    )
+    run.write_manifest(models=["offline"])
+    page = run_folder.render_html(run.path).read_text(encoding="utf-8")
+    parsed = Tags(page)
+    assert (
+        "script" not in parsed.tags
+        and "link" not in parsed.tags
+        and all(v.startswith("data:") for v in parsed.loads)
+        and len(parsed.loads) == 1
+    )
+    assert html.external_resources(page) == []
+    for there in (
+        "<title>A title &amp; more</title>",
+        "part of locomo",
+        "a printed line",
+        "unified",
+        'href="https://example.org"',
+        "a bar",
+        "without the data",
+        run.run_id,
+        "href='#part2'",
+        "id='part2'",
+    ):
+        assert there in page, there
+    for gone in (
+        "secret_code",
+        "a warning",
+        "removed text",
+        "In [",
+        "Out[",
+        "¶",
+        "mathjax",
+        "require.js",
+        str(tmp_path),
+    ):
+        assert gone not in page, gone
+    assert run_folder.render_html(run.path).read_text(encoding="utf-8") == page
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "<img src='https://example.org/x.png'>",
+        "<script>alert(1)</script>",
+        "<style>@import url(//x.org/a.css);</style>",
+        "<iframe src='x'></iframe>",
+        "<div style='background:url(https://x.org/a.png)'></div>",
+        "<link rel='stylesheet' href='a.css'>",
+        "<p onclick='x()'>a</p>",
+        "<img srcset='a.png 2x'>",
+        "<svg><image xlink:href='http://x.org/a.png'/></svg>",
+        "<object data='a.swf'></object>",
+        "<img src='figures/local.png'>",
+    ],
+)
+def test_output_from_outside_is_an_error(output, tmp_path):
+    notebook(tmp_path / "run", new_output("display_data", data={"text/html": output}))
+    with pytest.raises(ValueError, match="self-contained"):
+        run_folder.render_html(tmp_path / "run")
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_reports_that_cannot_be_made(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"notebook\.ipynb"):
+        run_folder.render_html(tmp_path)
+    notebook(tmp_path / "a", new_output("error", ename="KeyError", evalue="'x'", traceback=[]))
+    with pytest.raises(ValueError, match="KeyError"):
+        run_folder.render_html(tmp_path / "a")
+    notebook(tmp_path / "b")
+    assert (
+        "A title" in run_folder.render_html(tmp_path / "b").read_text()
+    )  # no manifest: a report without its facts
+    (tmp_path / "b" / "manifest.json").write_text("{half")
+    with pytest.raises(ValueError, match=r"b/manifest.json"):
+        run_folder.render_html(tmp_path / "b")
+
+
+def test_index_lists_every_run_in_order(tmp_path):
+    for experiment, k in (("exp2", 5), ("exp1", 10), ("exp1", 2)):
+        run = run_folder.open_run(experiment, {"k": k, "note": "<b>&"}, THEIRS if k == 5 else OURS, tmp_path)
+        run.write_results(results(text=False))
+        run.write_manifest(numbers={"f1": 0.5})
+        if k == 10:
+            notebook(run.path)
+            run_folder.render_html(run.path)
+    (tmp_path / "exp3" / "half").mkdir(parents=True)
+    (tmp_path / "exp1" / "stray.txt").write_text("not a run")
+    page = run_folder.refresh_index(tmp_path).read_text(encoding="utf-8")
+    table = pd.read_csv(tmp_path / "index.csv", keep_default_na=False)
+    assert list(table.columns) == [
+        "experiment",
+        "run_id",
+        "data",
+        "systems",
+        "numbers",
+        "when",
+        "commit",
+        "redacted",
+        "link",
+    ]
+    assert table["experiment"].tolist() == ["exp1", "exp1", "exp2"] and table["run_id"].tolist()[
+        :2
+    ] == sorted(table["run_id"][:2])
+    assert (
+        table["redacted"].tolist() == ["no", "no", "yes"]
+        and table["systems"][0] == "unified, adaptmr"
+        and table["numbers"][0] == "f1 0.500"
+    )
+    assert sum(link.endswith("report.html") for link in table["link"]) == 1 and all(
+        (tmp_path / link).exists() for link in table["link"]
+    )
+    assert (
+        "that can be read (not finished): exp3/half" in page
+        and "3 finished runs" in page
+        and html.external_resources(page) == []
+    )
+    first = (tmp_path / "index.csv").read_bytes()
+    run_folder.refresh_index(tmp_path)
+    assert (tmp_path / "index.csv").read_bytes() == first and (tmp_path / "index.html").read_text(
+        encoding="utf-8"
+    ) == page
+    (tmp_path / "exp3" / "half" / "manifest.json").write_text("[]")
+    for text in ("[]", "null", "{half", "", "\x00", "[" * 100_000):
+        (tmp_path / "exp3" / "half" / "manifest.json").write_text(text)
+        with pytest.warns(RunNotice, match=r"exp3/half is left out.*half/manifest\.json"):
+            run_folder.refresh_index(tmp_path)
+        assert (tmp_path / "index.csv").read_bytes() == first
+
+
+def test_index_of_nothing(tmp_path):
+    assert (
+        "0 finished runs" in run_folder.refresh_index(tmp_path / "new").read_text()
+        and len((tmp_path / "new" / "index.csv").read_text().splitlines()) == 1
+    )
+
+
+def test_the_run_of_a_notebook(tmp_path):
+    run = run_folder.open_run("exp1", {"k": 1}, OURS, tmp_path)
+    bundle = run._repr_mimebundle_()
+    assert str(tmp_path) not in json.dumps(bundle)
+    notebook(tmp_path / "nb", new_output("execute_result", data=bundle))
+    assert run_folder.find_run(tmp_path / "nb" / "notebook.ipynb") == ("exp1", run.run_id)
+    notebook(tmp_path / "nb")
+    assert run_folder.find_run(tmp_path / "nb" / "notebook.ipynb") is None
+
+
+def test_numbers():
+    values = (
+        0,
+        1,
+        -3,
+        np.int64(7),
+        0.5,
+        np.float64(1 / 3),
+        1e-9,
+        -1e-9,
+        math.inf,
+        math.nan,
+        None,
+        True,
+        np.bool_(False),
+        "x",
+        1234567,
+        2.0,
+    )
+    shown = [html.format_number(v) for v in values]
+    assert shown == [
+        "0",
+        "1",
+        "-3",
+        "7",
+        "0.500",
+        "0.333",
+        "1e-09",
+        "-1e-09",
+        "inf",
+        "",
+        "",
+        "yes",
+        "no",
+        "x",
+        "1234567",
+        "2.000",
+    ]
+    assert all(map(html.is_number, ("0.71 [0.65, 0.77]", 3, "", "12 %", "<0.001"))) and not any(
+        map(html.is_number, ("3 cats", "nan nan", "一"))
+    )
+
+
+# --- comparing ------------------------------------------------------------------------------------------
+
+
+def test_compare_tables(tmp_path):
+    runs = []
+    for k, f1 in ((1, 0.5), (2, 0.5), (3, 0.6)):
+        run = run_folder.open_run("exp1", {"k": k}, OURS, tmp_path)
+        run.write_table(pd.DataFrame({"system": ["a", "b"], "f1": [0.1, f1]}), "main")
+        runs.append(run)
+    a, b, c = (r.path for r in runs)
+    assert run_folder.compare_tables(a, b) == []
+    assert run_folder.compare_tables(a, c) == ["main.csv: row 2, f1: 0.500 against 0.600"]
+    runs[1].write_table(pd.DataFrame({"x": [1]}), "more")
+    assert run_folder.compare_tables(a, b) == ["more.csv: only in the second"] and run_folder.compare_tables(
+        b, a
+    ) == ["more.csv: only in the first"]
+    runs[1].write_table(pd.DataFrame({"system": ["a"], "f1": [0.1]}), "main")
+    assert len(run_folder.compare_tables(a, b)) == 2
+    with pytest.raises(FileNotFoundError, match="nothing to compare"):
+        run_folder.compare_tables(tmp_path / "x", tmp_path / "y")

@@ -1,0 +1,292 @@
+"""The annotation tool: keys, clicks on the widgets' own objects, and errors while saving."""
+
+import builtins
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptmr.eval.annotation import widget as a
+from adaptmr.eval.annotation.labels import CAUSES, AnnotationCase, LabelError, Labels, Turn
+
+
+def cases(n=4):
+    turns = (
+        Turn("D1:9", "[2024-03-02] Ada: Rome.", False, True),
+        Turn("D1:4", "[2024-03-03] Ada: yes.", True, True),
+        Turn("D1:3", "moved", True, False),
+    )
+    return [
+        AnnotationCase(
+            f"c/q{i}",
+            "unified",
+            "c",
+            f"q{i}",
+            "multi_hop",
+            f"Question {i}?",
+            ("yes",),
+            "no",
+            0.25,
+            ("D1:3", "D1:4"),
+            turns,
+            2,
+        )
+        for i in range(n)
+    ]
+
+
+@pytest.fixture
+def tool(tmp_path):
+    return a.Annotator(cases(), Labels(tmp_path / "a.json", cases(), by="Ada"))
+
+
+def saved(tool):
+    return Labels(tool.labels.path).causes()
+
+
+def type_keys(tool, text):
+    for i in range(len(text)):
+        tool.handle_text(text[:i], text[: i + 1])
+
+
+def test_keys_are_the_causes_in_order():
+    assert (
+        " ".join(k + v for k, v in a.KEY_BINDINGS.items())
+        == "1MISS 2TEMPORAL 3CONFLICT 4HALLUC 5OVERLOAD 6GEN"
+    )
+
+
+def test_every_key_is_on_disk_before_the_next(tool):
+    for i, key in enumerate("1264"):
+        assert tool.case.id == f"c/q{i}" and tool.handle_key(key) and len(saved(tool)) == i + 1
+    assert saved(tool) == {"c/q0": "MISS", "c/q1": "TEMPORAL", "c/q2": "GEN", "c/q3": "HALLUC"}
+    assert tool.done == 4 and "all cases are labelled" in tool.message and not tool.failed
+
+
+def test_walking_and_labelling_anew(tool):
+    tool.go(-1)
+    assert tool.at == 0
+    tool.go(99)
+    assert (
+        tool.at == 3 and tool.label("GEN") and tool.case.id == "c/q0"
+    )  # after the last, the first without a label
+    tool.handle_key("n")
+    tool.handle_key("n")
+    tool.handle_key("b")
+    assert tool.case.id == "c/q1" and tool.label("MISS", "a note") and tool.case.id == "c/q2"
+    tool.go(-1)
+    assert (
+        tool.label("CONFLICT")
+        and saved(tool)["c/q1"] == "CONFLICT"
+        and Labels(tool.labels.path)["c/q1"].note == "a note"
+    )
+
+
+def test_undo_goes_back_to_the_case(tool):
+    type_keys(tool, "12u")
+    assert tool.case.id == "c/q1" and saved(tool) == {"c/q0": "MISS"}
+    type_keys(tool, "uu")
+    assert tool.case.id == "c/q0" and saved(tool) == {} and tool.failed and "nothing to undo" in tool.message
+
+
+def test_it_opens_where_one_stopped(tool):
+    type_keys(tool, "1n2")
+    again = a.Annotator(cases(), Labels(tool.labels.path))
+    assert again.case.id == "c/q1" and again.done == 2
+    type_keys(again, "33")
+    assert again.done == 4 and a.Annotator(cases(), Labels(tool.labels.path)).at == 0
+
+
+def test_notes(tool):
+    assert (
+        tool.note("first  thoughts")
+        and Labels(tool.labels.path)["c/q0"].note == "first thoughts"
+        and saved(tool) == {}
+    )
+    assert tool.label("MISS") and Labels(tool.labels.path)["c/q0"].note == "first thoughts"
+    tool.go(-1)
+    assert (
+        tool.note("other")
+        and saved(tool) == {"c/q0": "MISS"}
+        and Labels(tool.labels.path)["c/q0"].note == "other"
+    )
+    assert not tool.note("x" * 3000) and "2,000" in tool.message
+
+
+def test_typing_ahead_and_pasting(tool):
+    assert tool.handle_text("", "12") == 2 and tool.done == 2  # two strokes in one change
+    assert tool.handle_text("12", "1") == 0 and tool.done == 2  # a deletion is no key
+    assert (
+        tool.handle_text("12", "92") == 0 and tool.handle_text("1", "") == 0
+    )  # nor is an edit in the middle
+    assert tool.handle_text("", "1234561234") == 0 and tool.failed and tool.done == 2  # nor a paste
+    assert (
+        tool.handle_text("12", "12x3") == 1 and tool.done == 2 and "'x'" in tool.message
+    )  # a slip stops what follows it
+
+
+@given(st.lists(st.sampled_from("123456unbx 我"), max_size=30))
+@settings(max_examples=30, deadline=None)
+def test_whatever_is_typed_the_file_is_what_is_shown(tmp_path_factory, keys):
+    labels = Labels(tmp_path_factory.mktemp("a") / "a.json", cases(3), by="Ada")
+    tool = a.Annotator(cases(3), labels)
+    for key in keys:
+        tool.handle_key(key)
+        assert 0 <= tool.at < 3
+    assert Labels(labels.path).causes() == labels.causes() and tool.done == len(labels.causes())
+
+
+def test_what_cannot_be_saved_is_said_and_the_case_stays(tool, monkeypatch):
+    Labels(tool.labels.path, by="Bob").set("c/q3", "GEN")
+    for act in (lambda: tool.handle_key("1"), lambda: tool.note("x")):
+        assert (
+            not act()
+            and tool.failed
+            and "another program" in tool.message
+            and tool.case.id == "c/q0"
+            and tool.done == 0
+        )
+    assert saved(tool) == {"c/q3": "GEN"}
+    fresh = a.Annotator(cases(), Labels(tool.labels.path))
+    monkeypatch.setattr(
+        "adaptmr.files.os.replace",
+        lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
+    )
+    assert not fresh.handle_key("1") and "not saved" in fresh.message and fresh.done == 1
+    assert not fresh.label("NOPE") and "none of MISS" in fresh.message
+
+
+def test_wrong_cases(tmp_path):
+    labels = Labels(tmp_path / "a.json", cases(2))
+    with pytest.raises(LabelError, match="'c/q2'"):
+        a.Annotator(cases(3), labels)
+    with pytest.raises(LabelError, match="no cases"):
+        a.Annotator([], labels)
+
+
+# --- what is shown
+
+
+def test_a_case_as_html():
+    page = a.annotation_html(cases()[0])
+    assert [page.index(f">{s}<") for s in ("D1:9", "D1:4", "D1:3")] == sorted(
+        page.index(f">{s}<") for s in ("D1:9", "D1:4", "D1:3")
+    )
+    assert (
+        page.count(">✓<") == page.count(">✗<") == page.count(">·<") == 1
+        and "1 of 2 gold turns retrieved; 2 more turns" in page
+        and "0.25" in page
+    )
+    none = a.annotation_html(AnnotationCase("c/q", "s", "c", "q", "abstention", "", (), "", 0.0))
+    assert "be answered from the conversation" in none and "(nothing)" in none and "no gold turns" in none
+
+
+@pytest.mark.parametrize(
+    "evil",
+    ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "'><b>", '" onmouseover="x', "&lt;i&gt;"],
+)
+def test_nothing_of_the_data_is_html(evil):
+    page = a.annotation_html(
+        AnnotationCase(
+            evil, evil, evil, evil, evil, evil, (evil,), evil, 0.0, (evil,), (Turn(evil, evil, True, True),)
+        )
+    )
+    from html.parser import HTMLParser
+
+    tags = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            tags.append((tag, sorted(k for k, _ in attrs)))
+
+    Tags().feed(page)
+    assert (
+        {t for t, _ in tags} == {"table", "tr", "td", "p"}
+        and {k for _, ks in tags for k in ks} <= {"style", "title"}
+        and evil not in page
+    )
+
+
+# --- the widget's own objects
+
+
+def parts(tool):
+    (bar, count), shown, buttons, (note,), (keys, back, forward, undo, said), _ = (
+        getattr(c, "children", c) for c in tool.show().children
+    )
+    return {
+        "bar": bar,
+        "count": count,
+        "shown": shown,
+        "buttons": buttons,
+        "note": note,
+        "keys": keys,
+        "back": back,
+        "next": forward,
+        "undo": undo,
+        "said": said,
+    }
+
+
+def test_clicks(tool):
+    w = parts(tool)
+    w["note"].value = "by the way"
+    w["buttons"][2].click()
+    assert saved(tool) == {"c/q0": "CONFLICT"} and Labels(tool.labels.path)["c/q0"].note == "by the way"
+    assert (
+        w["bar"].value == 1
+        and "1 of 4" in w["count"].value
+        and "Question 1?" in w["shown"].value
+        and w["note"].value == ""
+        and "saved" in w["said"].value
+    )
+    w["back"].click()
+    assert w["note"].value == "by the way" and [b.button_style for b in w["buttons"]] == [
+        "",
+        "",
+        "success",
+        "",
+        "",
+        "",
+    ]
+    w["note"].value = "on second thoughts"
+    assert Labels(tool.labels.path)["c/q0"].note == "on second thoughts" and tool.case.id == "c/q0"
+    w["next"].click()
+    w["undo"].click()
+    w["undo"].click()
+    w["undo"].click()
+    assert saved(tool) == {} and "Question 0?" in w["shown"].value and w["bar"].value == 0
+
+
+def test_keys_in_the_box(tool):
+    w = parts(tool)
+    for text in ("1", "12", "123u"):
+        w["keys"].value = text
+    assert (
+        saved(tool) == {"c/q0": "MISS", "c/q1": "TEMPORAL"}
+        and w["keys"].value == "123u"
+        and "2 of 4" in w["count"].value
+    )
+    w["keys"].value = "123ux"
+    assert "does nothing" in w["said"].value and "#a3251b" in w["said"].value
+    again = parts(tool)  # shown a second time: its box begins empty, and works
+    again["keys"].value = "6"
+    assert saved(tool)["c/q2"] == "GEN"
+
+
+def test_without_ipywidgets(tool, monkeypatch):
+    real = builtins.__import__
+    monkeypatch.setattr(
+        builtins,
+        "__import__",
+        lambda name, *args: (
+            (_ for _ in ()).throw(ImportError(name)) if name == "ipywidgets" else real(name, *args)
+        ),
+    )
+    with pytest.raises(ImportError, match="pip install ipywidgets"):
+        tool.show()
+    assert tool.handle_key("1") and saved(tool) == {"c/q0": "MISS"}  # the rest needs none
+
+
+def test_the_causes_have_meanings():
+    assert all(len(v) > 20 and "\n" not in v for v in CAUSES.values())
