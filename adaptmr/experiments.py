@@ -423,7 +423,7 @@ class ReportedRun(EvaluatedRun):
 class TabulatedRun(ReportedRun):
     """A `ReportedRun` with the main table of a paper in its parts."""
 
-    def main_tables(self) -> HtmlOutput:
+    def comparison_tables(self) -> HtmlOutput:
         """Show Table 2 in three parts: F1, recall and costs.
 
         It is also written as one table, `table2`, without measured times, which only `costs` holds.

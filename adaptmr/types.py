@@ -103,7 +103,7 @@ class Memory:
         return self.at != UNDATED
 
     @property
-    def spoken(self) -> str:
+    def text_with_speaker(self) -> str:
         """`speaker: text`, the form that is embedded and displayed; the text alone without a speaker."""
         return f"{self.speaker}: {self.text}" if self.speaker else self.text
 
@@ -236,10 +236,10 @@ class Hit:
         return self.memory.source or self.memory.id
 
     @property
-    def shown(self) -> str:
+    def context_line(self) -> str:
         """The line of the reader's context: date (if known), speaker, text and note."""
         day = f"[{self.memory.at:%Y-%m-%d}] " if self.memory.dated else ""
-        return f"{day}{self.memory.spoken}" + (f" ({self.note})" if self.note else "")
+        return f"{day}{self.memory.text_with_speaker}" + (f" ({self.note})" if self.note else "")
 
     def _repr_html_(self) -> str:
         return hits_html([self])

@@ -230,7 +230,7 @@ columns = ["system", "conversation", "question", "retrieved", "recall_fraction",
 print(json.dumps({"rows": [[getattr(r, c) for c in columns] for r in f.itertuples()],
                   "made": cache.made_with(),
                   "vectors": {k: v.tolist() for k, v in cache.get(cache.used).items()},
-                  "turns": [[e.key(m.spoken) for m in c.turns] for c in data.conversations]}))
+                  "turns": [[e.key(m.text_with_speaker) for m in c.turns] for c in data.conversations]}))
 """
 
 

@@ -320,7 +320,7 @@ def test_second_check_between_the_thresholds(store):
 
 
 def test_gate_by_cosine(store):
-    exact = TURNS[6].spoken
+    exact = TURNS[6].text_with_speaker
     plan = replace(WORDS, gate="cosine", relevance_threshold=0.9, relevance_low=0.9)
     found = execute(plan, exact.replace("Maya: ", ""), store, fit=fixed(0.01))
     assert "cosine = " in row(found, "gate").reason

@@ -611,7 +611,7 @@ def test_an_experiment_shows_and_keeps_them(tmp_path, monkeypatch):
     params = {"systems": "lexical,random", "split": "en1", "limit": 12, "embedder": "hash"}
     offline = Experiment("lesson", params, out_dir=tmp_path)
     offline.evaluate()
-    assert "No model was asked" in offline.reply_outcomes() and "fallback" not in offline.main_tables()
+    assert "No model was asked" in offline.reply_outcomes() and "fallback" not in offline.comparison_tables()
     offline.finish()
     with Server(answering(reader)) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
@@ -619,7 +619,9 @@ def test_an_experiment_shows_and_keeps_them(tmp_path, monkeypatch):
         for redact in (False, True):
             experiment = Experiment("lesson", {**params, "model": "m", "redact": redact}, out_dir=tmp_path)
             frame = experiment.evaluate()
-            assert "asked again" in experiment.reply_outcomes() and "fallback" in experiment.main_tables()
+            assert (
+                "asked again" in experiment.reply_outcomes() and "fallback" in experiment.comparison_tables()
+            )
             done = experiment.finish()
             kept = pd.read_csv(done.path / "tables" / "replies.csv")
             assert (

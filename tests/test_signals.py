@@ -407,7 +407,9 @@ def test_dense_content_and_lexical_by_their_definition():
         store.add(SIX)
         p = probe("Which red bicycle did Bob sell at the pond?")
         c = select_candidates(p, store, 50)
-        with_names, without = HASH.encode([p.text, p.content]) @ HASH.encode([m.spoken for m in SIX]).T
+        with_names, without = (
+            HASH.encode([p.text, p.content]) @ HASH.encode([m.text_with_speaker for m in SIX]).T
+        )
         assert SIGNALS["dense"].function(c) == pytest.approx(with_names, abs=2e-6)
         assert SIGNALS["content"].function(c) == pytest.approx(without, abs=2e-6)
         words = BM25Okapi([tokenize(indexed_text(m)) for m in SIX], k1=1.5, b=0.75)

@@ -466,7 +466,7 @@ def test_update(store):
         why="better",
     )
     assert new == store.get("m004") and (new.version, new.status, new.tags) == (2, "active", ("x",))
-    assert (store.matrix[3] == embedder("hash").encode([new.spoken])[0]).all() and (
+    assert (store.matrix[3] == embedder("hash").encode([new.text_with_speaker])[0]).all() and (
         store.matrix[[0, 1, 2, 4]] == before[[0, 1, 2, 4]]
     ).all()
     assert store.search("very different", 1, "lexical")[0].memory == new and store.events(1)[0][2:] == (
@@ -522,7 +522,7 @@ def test_arrays_are_aligned(store):
         4:6
     ] == ["m004", "m004b"]
     assert (
-        (store.matrix == e.encode([m.spoken for m in store.memories])).all()
+        (store.matrix == e.encode([m.text_with_speaker for m in store.memories])).all()
         and store.matrix.flags.c_contiguous
         and store.matrix.dtype == np.float32
     )
@@ -875,7 +875,7 @@ def test_import_of_plain_memories(tmp_path):
     )
     with MemoryStore(embedder="hash") as s:
         assert s.import_jsonl(tmp_path / "plain.jsonl", who="ann") == 2
-        assert s.get("2").spoken == "小王: 杭州" and s.events(1)[0][2:] == (
+        assert s.get("2").text_with_speaker == "小王: 杭州" and s.events(1)[0][2:] == (
             "add",
             "2",
             "ann",
@@ -1093,7 +1093,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert s.memories == active and len(s) == len(active)
             assert [(e.kind, e.id) for e in s.events()] == self.log and s.version == len(self.log)
             if active:
-                assert (s.matrix == embedder("hash").encode([m.spoken for m in active])).all()
+                assert (s.matrix == embedder("hash").encode([m.text_with_speaker for m in active])).all()
         assert all(self.store.get(i) == m for i, m in self.model.items()) and self.store.check() == []
 
 

@@ -141,7 +141,7 @@ def test_an_experiment_that_is_repeated_says_where_its_times_come_from(
     def made(folder: str) -> tuple[dict[str, Any], pd.DataFrame, str, bytes]:
         experiment = Experiment("timed", PARAMS, out_dir=tmp_path / folder)
         experiment.evaluate()
-        experiment.main_tables()
+        experiment.comparison_tables()
         path = experiment.finish().path
         manifest, caption = (
             json.loads((path / "manifest.json").read_text()),

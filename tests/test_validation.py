@@ -319,7 +319,7 @@ UNDATED = Memory("u", "I moved to Oslo yesterday, in May 2021 I lived in Rome.",
 def test_an_undated_memory_is_shown_without_a_date():
     assert not UNDATED.dated and turn(1).dated
     assert (
-        Hit(UNDATED, 1.0, note="newest").shown
+        Hit(UNDATED, 1.0, note="newest").context_line
         == "Ann: I moved to Oslo yesterday, in May 2021 I lived in Rome. (newest)"
     )
     assert render_line(Hit(UNDATED, 1.0)) == "Ann: I moved to Oslo yesterday, in May 2021 I lived in Rome.", (

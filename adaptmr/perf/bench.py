@@ -169,7 +169,7 @@ def _ingest_seconds(turns: Sequence[Memory], name: str) -> dict[str, float]:
 
         alone = make_embedder(name, cache=False, progress=False)
         steps = {
-            "encoder": lambda: alone.encode([m.spoken for m in turns]),
+            "encoder": lambda: alone.encode([m.text_with_speaker for m in turns]),
             "first": lambda: ingest("1.db"),
             "again": lambda: ingest("2.db"),
         }

@@ -29,7 +29,7 @@ def coverage(question: str, found: Evidence) -> float:
 
 
 def _missing(question: str, found: Evidence) -> list[str]:
-    there = {word for h in found.hits for word in cached_content_words(h.memory.spoken)}
+    there = {word for h in found.hits for word in cached_content_words(h.memory.text_with_speaker)}
     return [word for word in dict.fromkeys(cached_content_words(question)) if word not in there]
 
 

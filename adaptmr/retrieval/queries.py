@@ -185,7 +185,7 @@ INTERIM = register_task(
 
 def is_grounded(answer: str, hits: list[Hit]) -> bool:
     """Say whether every content word of an answer occurs in one of the memories."""
-    there = {word for h in hits for word in content_words(h.memory.spoken)}
+    there = {word for h in hits for word in content_words(h.memory.text_with_speaker)}
     said = set(content_words(answer))
     return bool(said) and said <= there
 

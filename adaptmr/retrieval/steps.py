@@ -30,7 +30,7 @@ from ..text import find_names
 from ..types import Hit, TraceRow
 
 # %% auto #0
-__all__ = ['INTERIM_HITS', 'CHECKED_HITS', 'LEAST_WORTH', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future',
+__all__ = ['INTERIM_HITS', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future',
            'restrict_to_window', 'carried_on', 'run_queries', 'Merged', 'merge', 'search', 'describe_search',
            'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits',
            'keep_newest', 'cut', 'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'Step']
@@ -216,7 +216,7 @@ def cut_texts(state: State) -> State:
 
 # %% ../../nbs/retrieval/05_steps.ipynb #28b412e7
 CHECKED_HITS = 5  # hits that the second check reads
-LEAST_WORTH = 0.5  # what a probability must be worth to close the gate by itself
+MIN_FIT_APPLICABILITY = 0.5  # what a probability must be worth to close the gate by itself
 
 
 class GateVerdict(NamedTuple):
@@ -261,7 +261,7 @@ def gate_verdict(state: State, seen: Candidates) -> GateVerdict:
         else f"{fit.label}, used for {state.store.embedder.name}"
     )
     what = f"P = {sure:.2f} ({label}{'; ' + why if why else ''})"
-    known = share >= LEAST_WORTH or plan.gate == "cosine"
+    known = share >= MIN_FIT_APPLICABILITY or plan.gate == "cosine"
     if not known:  # what the fit by itself would let through still passes
         own = relevance(seen, replace(fit, seen={}))
         value, what = max(sure, own), f"{what[:-1]}; by itself {own:.2f})"

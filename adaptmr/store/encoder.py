@@ -100,7 +100,7 @@ class Encoder:
         `added` are texts that are not in the file yet.
         """
         said = [*added[-self.LANGUAGE_SAMPLE :]]
-        said += [m.spoken for m in self._records.recent(self.LANGUAGE_SAMPLE - len(said))]
+        said += [m.text_with_speaker for m in self._records.recent(self.LANGUAGE_SAMPLE - len(said))]
         unread = sum(not supports_language(self._embedder.name, detect_language(text)) for text in said)
         if not self._warned and unread and unread >= self.MAX_UNREAD_SHARE * len(said):
             self._warned = True

@@ -265,7 +265,7 @@ class MemoryStore(SearchableStore):
         log: Sequence[Event] = (),
     ) -> int:
         """Add new memories, encoding those that have no vector in `vectors`."""
-        texts = [truncate_text(m).spoken for m in fresh if m.id not in vectors]
+        texts = [truncate_text(m).text_with_speaker for m in fresh if m.id not in vectors]
         if texts:
             self._encoder.choose_embedder(texts)
         encoded = iter(self._encoder.encode(texts) if texts else ())
@@ -312,13 +312,13 @@ class MemoryStore(SearchableStore):
     def update(self, memory: Memory, who: str = "", why: str = "") -> Memory:
         """Put `memory` in the place of the one with its id; return it as stored: version + 1, status kept.
 
-        It is encoded again when `memory.spoken` has changed. Raises `KeyError` for an unknown id.
+        It is encoded again when `memory.text_with_speaker` has changed. Raises `KeyError` for an unknown id.
         """
         if isinstance(memory, Memory):
             self._views.before_change(memory.id)
         done = self._records.update(memory, None, who=who, why=why)
         if done is None:
-            vector = self._encoder.encode([truncate_text(memory).spoken])[0]
+            vector = self._encoder.encode([truncate_text(memory).text_with_speaker])[0]
             done = self._records.update(memory, vector, self._encoder.embedder_id, who, why)
         self._views.dirty = True
         assert done is not None
@@ -344,7 +344,9 @@ class MemoryStore(SearchableStore):
         backup = read_backup(path)
         have = {e.id for e in self._records.events()} | set(self._records.find(list(backup.memories)))
         if backup.embedder:
-            self._encoder.choose_embedder([m.spoken for m in backup.memories.values()], backup.embedder[0])
+            self._encoder.choose_embedder(
+                [m.text_with_speaker for m in backup.memories.values()], backup.embedder[0]
+            )
         fresh = [m for i, m in backup.memories.items() if i not in have]
         log = [e for e in backup.log if e.id not in have]
         if not fresh and not log:

@@ -248,7 +248,7 @@ class Records(RecordReader):
         """
         values = {name: v for name, v in zip(COLUMNS, to_row(memory)) if name not in ("status", "version")}
         with self.writing() as db:
-            if self._get_or_raise(memory.id).spoken != memory.spoken and vector is None:
+            if self._get_or_raise(memory.id).text_with_speaker != memory.text_with_speaker and vector is None:
                 return None
             columns = ", ".join(f"{c} = :{c}" for c in values)
             db.execute(f"UPDATE memories SET version = version + 1, {columns} WHERE id = :id", values)

@@ -69,7 +69,7 @@ def indexed_text(m: Memory) -> str:
 
     There is no date where the time is not known.
     """
-    text = clean(truncate_text(m).spoken)
+    text = clean(truncate_text(m).text_with_speaker)
     return f"{format_date(m.at, 'day', detect_language(text))} {text}" if m.dated else text
 
 # %% ../../nbs/store/02_view.ipynb #5c1d0e01

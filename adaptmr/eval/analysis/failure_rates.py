@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'mark_failures', 'failure_rates', 'failure_table', 'bootstrap_means',
-           'gate_verdict', 'GateResult', 'decision_gate', 'gate_table']
+           'decision_verdict', 'GateResult', 'decision_gate', 'gate_table']
 
 # %% ../../../nbs/eval/analysis/00_failure_rates.ipynb #a137f393
 def mark_failures(frame: pd.DataFrame, threshold: float = 0.3, value: str = "f1") -> pd.DataFrame:
@@ -87,7 +87,7 @@ GATE_VERDICTS = {
 }
 
 
-def gate_verdict(low: float, high: float) -> str:
+def decision_verdict(low: float, high: float) -> str:
     """Return the verdict on an interval: a key of `GATE_VERDICTS`; "too few" without an interval (`nan`)."""
     weak, strong = GAP_THRESHOLDS
     if math.isnan(low) or math.isnan(high):
@@ -182,7 +182,7 @@ def decision_gate(
         drawn = bootstrap_means(by_type, part["conversation"].tolist(), resamples=resamples, seed=seed)
         low, high = _gap_interval(means, drawn, confidence)
         low, high = max(0.0, low), min(max(1.0, gap), high)  # scores lie between 0 and 1
-    verdict, groups = gate_verdict(low, high), part["conversation"].nunique()
+    verdict, groups = decision_verdict(low, high), part["conversation"].nunique()
     return GateResult(system, best, worst, gap, low, high, verdict, len(part), groups, value, left_out)
 
 

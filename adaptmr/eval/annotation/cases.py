@@ -139,7 +139,7 @@ def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int) -> Annotat
             f"{data.label} has no question {row['question']!r} on {row['conversation']!r}: "
             "give the data that was evaluated"
         )
-    said = {m.source: Hit(m, 0.0).shown for m in talk.turns}
+    said = {m.source: Hit(m, 0.0).context_line for m in talk.turns}
     found, gold = str(row["retrieved"]).split(), tuple(asked.evidence)
     shown = [*((s, True) for s in found[:max_turns]), *((s, False) for s in gold if s not in found)]
     lines = tuple(

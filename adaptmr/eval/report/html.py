@@ -24,7 +24,7 @@ from ...files import write_atomic
 from ...markup import Cell, HtmlOutput, html_table
 
 # %% auto #0
-__all__ = ['external_resources', 'format_number', 'is_number', 'run_lengths', 'table_html', 'render_html', 'refresh_index']
+__all__ = ['external_resources', 'format_number', 'is_number', 'run_lengths', 'frame_html', 'render_html', 'refresh_index']
 
 # %% ../../../nbs/eval/report/01_html.ipynb #ae60b553
 class _ResourceFinder(HTMLParser):
@@ -139,7 +139,7 @@ def run_lengths(values: Iterable[str]) -> list[tuple[str, int]]:
     return [(value, len(list(same))) for value, same in groupby(values)]
 
 # %% ../../../nbs/eval/report/01_html.ipynb #8e91562c
-def table_html(
+def frame_html(
     rows: Iterable[Mapping[Any, Any]],
     columns: Iterable[str | tuple[str, str]],
     caption: str = "",

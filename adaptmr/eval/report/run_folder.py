@@ -25,7 +25,7 @@ from adaptmr.eval.report.html import (
     refresh_index,
     render_html,
     run_lengths,
-    table_html,
+    frame_html,
 )
 from .atomic_folder import AtomicFolder
 from adaptmr.provenance import (
@@ -440,7 +440,7 @@ class RunFolder(RunFiles):
         for kind, text in (("tex", _tex(columns, rows, name, full, digits)), ("txt", (full or name) + "\n")):
             (folder / f"{name}.{kind}").write_text(text, encoding="utf-8", errors="replace", newline="\n")
         self._record("tables", name)
-        return table_html(rows, columns, full, digits)
+        return frame_html(rows, columns, full, digits)
 
     def write_figure(self, fig: Figure, name: str, caption: str = "") -> Figure:
         """Write `figures/<name>.png`, `.svg`, `.pdf` and `.txt`, the caption with the data's label.

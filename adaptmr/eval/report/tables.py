@@ -428,7 +428,11 @@ def comparison_html(
 
     def line(source: str) -> str:
         m = turns[source]
-        text = "" if redact else f" {f'{m.at:%Y-%m-%d} ' if m.dated else ''}{html.escape(m.spoken[:160])}"
+        text = (
+            ""
+            if redact
+            else f" {f'{m.at:%Y-%m-%d} ' if m.dated else ''}{html.escape(m.text_with_speaker[:160])}"
+        )
         return f"<li>{'<b>✓</b> ' if source in gold else ''}<code>{html.escape(source)}</code>{text}</li>"
 
     asked = "" if redact else f": {html.escape(first['text'])} Gold: <i>{html.escape(first['answers'])}</i>"
