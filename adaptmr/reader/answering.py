@@ -25,7 +25,7 @@ ABSTENTION_TEXT = {"en": "No information available", "zh": "没有提到相关�
 
 # %% ../../nbs/reader/02_answering.ipynb #ea0b1e88
 def render_line(hit: Hit) -> str:
-    """Render a hit as one line: `Hit.context_line`, with relative times resolved against the day of the memory."""
+    """Render a hit as its `context_line`, with relative times resolved against the day of the memory."""
     if not hit.memory.dated:
         return " ".join(hit.context_line.split())  # there is no day to resolve a relative time against
     day, _, rest = hit.context_line.partition("] ")
