@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,12 @@ __all__ = ['CAUSES', 'Turn', 'AnnotationCase', 'one_line', 'sample_failures']
 
 # %% ../../../nbs/eval/annotation/00_cases.ipynb #c9148a99
 CAUSES: Mapping[str, str] = {
-    "MISS": "the answer is in the conversation, and the turns that tell it were not retrieved",
-    "TEMPORAL": "the right matter, the wrong time or order: March for June, before for after",
+    "MISS": "the answer is in the conversation, and the turns that state it were not retrieved",
+    "TEMPORAL": "the right topic, the wrong time or order: March for June, before for after",
     "CONFLICT": "an older version of a fact won: the former address, the former job",
     "HALLUC": "it can't be answered from the conversation, and an answer was made up",
-    "OVERLOAD": "the evidence was retrieved, and lost among much that has nothing to do with it",
-    "GEN": "the evidence was retrieved and is plain to see; the reader still got it wrong",
+    "OVERLOAD": "the evidence was retrieved, and lost among many unrelated turns",
+    "GEN": "the evidence was retrieved and is easy to see; the reader still got it wrong",
 }
 
 # %% ../../../nbs/eval/annotation/00_cases.ipynb #621b8bfe
@@ -34,7 +34,7 @@ CAUSES: Mapping[str, str] = {
 class Turn:
     """A turn as an annotator sees it; `line` has date, speaker and text.
 
-    `gold` is whether it holds evidence, `found` whether it was retrieved.
+    `gold` says whether it holds evidence, `found` whether it was retrieved.
     """
 
     source: str
@@ -50,12 +50,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class AnnotationCase:
-    """One failure of one system. `turns` are first the retrieved, then the missed ones.
+    """One failure of one system. In `turns` the retrieved ones come first, then the missed ones.
 
-    `reference` holds the accepted answers, none for an unanswerable question.
-
-
-    `gold` are the ids of the gold turns; `unshown` counts retrieved turns that were left out for length.
+    `reference` holds the accepted answers, none for an unanswerable question; `type` is the question type;
+    `f1` the answer's token F1, 0 to 1. `gold` are the ids of the gold turns. `unshown` counts retrieved turns
+    that were left out because there were too many.
     """
 
     id: str
@@ -77,6 +76,54 @@ def one_line(text: Any, limit: int = 900) -> str:
     text = " ".join(clean(str(text)).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
+# %% ../../../nbs/eval/annotation/00_cases.ipynb #6b529ea4
+def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int) -> AnnotationCase:
+    """Build the case of one row of `evaluate`, with at most `max_turns` of its retrieved turns.
+
+    Raises `ValueError` for a question or a conversation that `data` doesn't have.
+    """
+    conversation = next((c for c in data.conversations if c.id == row["conversation"]), None)
+    question = next(
+        (q for q in data.questions if (q.conversation, q.id) == (row["conversation"], row["question"])), None
+    )
+    if conversation is None or question is None:
+        raise ValueError(
+            f"{data.label} has no question {row['question']!r} on {row['conversation']!r}: "
+            "give the data that was evaluated"
+        )
+    line_of = {m.source: Hit(m, 0.0).context_line for m in conversation.turns}
+    retrieved, gold = str(row["retrieved"]).split(), tuple(question.evidence)
+    shown = [*((s, True) for s in retrieved[:max_turns]), *((s, False) for s in gold if s not in retrieved)]
+    own_id = question.id.startswith(f"{conversation.id}/")
+    return AnnotationCase(
+        id=question.id if own_id else f"{conversation.id}/{question.id}",
+        system=row["system"],
+        conversation=conversation.id,
+        question=question.id,
+        type=str(question.type),
+        text=one_line(question.text, 2000),
+        reference=tuple(filter(None, map(one_line, question.answers))) if question.answerable else (),
+        prediction=one_line(row["prediction"], 2000),
+        f1=round(float(row["f1"]), 3),
+        gold=gold,
+        turns=tuple(
+            Turn(source, one_line(line_of.get(source, "(no such turn in the data)")), source in gold, found)
+            for source, found in shown
+        ),
+        unshown=max(0, len(retrieved) - max_turns),
+    )
+
+# %% ../../../nbs/eval/annotation/00_cases.ipynb #6db08414
+def _random_key(seed: int, *parts: Any) -> str:
+    """Return a sort key that puts things in a random order, the same on every machine."""
+    return hashlib.sha256("\0".join(map(str, (seed, *parts))).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _take_in_turn(groups: Sequence[Sequence[Any]]) -> list[Any]:
+    """Take one item from each group in turn, until none is left."""
+    longest = max(map(len, groups), default=0)
+    return [group[i] for i in range(longest) for group in groups if i < len(group)]
+
 # %% ../../../nbs/eval/annotation/00_cases.ipynb #caa8c0a0
 def sample_failures(
     frame: pd.DataFrame,
@@ -88,13 +135,12 @@ def sample_failures(
     *,
     turns: int = 30,
 ) -> list[AnnotationCase]:
-    """Sample failures (F1 below `threshold`) of one system, at most `per_type` of each kind.
+    """Sample failures (F1 below `threshold`) of one system, at most `per_type` of each question type.
 
-    They are spread evenly over conversations.
-
-    `frame` is what `evaluate` gives on `data`; at most `turns` retrieved turns are shown for each. Raises
-    `ValueError` for a system that isn't there, numbers that make no sense, and rows that don't belong to
-    `data`; `KeyError` for a frame without predictions, such as a redacted one.
+    They are spread evenly over conversations. `frame` is what `evaluate` gives on `data`; at most `turns`
+    retrieved turns are shown for each. Raises `ValueError` for a system that isn't in the frame, a `per_type`
+    or `threshold` out of range, and rows that don't belong to `data`; `KeyError` for a frame without
+    predictions, such as a redacted one.
     """
     if not isinstance(per_type, int) or per_type < 1:
         raise ValueError(f"per_type={per_type!r} must be a whole number, 1 or more")
@@ -117,47 +163,9 @@ def sample_failures(
     for row in shuffled:
         by_type.setdefault(str(row["type"]), {}).setdefault(str(row["conversation"]), []).append(row)
     cases = []
-    for kind in map(str, QueryType):
-        of_kind = by_type.get(kind, {})
-        talks = [of_kind[name] for name in sorted(of_kind, key=lambda name: _random_key(seed, kind, name))]
-        rounds = [rows[i] for i in range(max(map(len, talks), default=0)) for rows in talks if i < len(rows)]
-        cases += [_make_case(row, data, turns) for row in rounds[:per_type]]
+    for question_type in map(str, QueryType):
+        rows_of = by_type.get(question_type, {})
+        names = sorted(rows_of, key=lambda name: _random_key(seed, question_type, name))
+        chosen = _take_in_turn([rows_of[name] for name in names])[:per_type]
+        cases += [_make_case(row, data, turns) for row in chosen]
     return cases
-
-
-def _random_key(seed: int, *parts: Any) -> str:
-    return hashlib.sha256("\0".join(map(str, (seed, *parts))).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int) -> AnnotationCase:
-    talk = next((c for c in data.conversations if c.id == row["conversation"]), None)
-    asked = next(
-        (q for q in data.questions if (q.conversation, q.id) == (row["conversation"], row["question"])), None
-    )
-    if talk is None or asked is None:
-        raise ValueError(
-            f"{data.label} has no question {row['question']!r} on {row['conversation']!r}: "
-            "give the data that was evaluated"
-        )
-    said = {m.source: Hit(m, 0.0).context_line for m in talk.turns}
-    found, gold = str(row["retrieved"]).split(), tuple(asked.evidence)
-    shown = [*((s, True) for s in found[:max_turns]), *((s, False) for s in gold if s not in found)]
-    lines = tuple(
-        Turn(s, one_line(said.get(s, "(no such turn in the data)")), s in gold, there) for s, there in shown
-    )
-    id = asked.id if asked.id.startswith(f"{talk.id}/") else f"{talk.id}/{asked.id}"
-    reference = tuple(filter(None, map(one_line, asked.answers))) if asked.answerable else ()
-    return AnnotationCase(
-        id,
-        row["system"],
-        talk.id,
-        asked.id,
-        str(asked.type),
-        one_line(asked.text, 2000),
-        reference,
-        one_line(row["prediction"], 2000),
-        round(float(row["f1"]), 3),
-        gold,
-        lines,
-        max(0, len(found) - max_turns),
-    )
