@@ -1,4 +1,4 @@
-"""Labels by hand: what is exported, what is refused, and that nothing saved is ever lost."""
+"""Labels by hand: sampling of failures, label files, rejected input, and that no saved label is lost."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.eval.annotation import cases as c
-from adaptmr.eval.annotation import files as files
+from adaptmr.eval.annotation import files
 from adaptmr.eval.annotation import labels as lab
 from adaptmr.eval.annotation.labels import (
     CAUSES,
@@ -34,7 +34,7 @@ from adaptmr.eval.report.redaction import redaction_problems, find_quotes
 from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
 
 NOW = datetime(2026, 11, 22, 9, 30, tzinfo=UTC)
-NASTY = [
+AWKWARD_TEXTS = [
     '=HYPERLINK("http://x.org")',
     "+1 555",
     "-5 °C",
@@ -74,24 +74,26 @@ def case(i=1, text="When?", **more):
     )
 
 
-def made(tmp_path, n=4, name="a.json", by="Ada"):
+def make_labels(tmp_path, n=4, name="a.json", by="Ada"):
     return Labels(tmp_path / name, [case(i) for i in range(1, n + 1)], by=by, now=lambda: NOW)
 
 
-# --- what is exported
+# --- sampling failures
 
 
-def run(sizes=(("c1", 30), ("c2", 10), ("c3", 3)), f1=0.1, kind=QueryType.multi_hop):
-    """A frame of failures and its data; conversation and question ids, gold D1:1 missed, D1:2 found."""
+def failures(sizes=(("c1", 30), ("c2", 10), ("c3", 3)), f1=0.1, question_type=QueryType.multi_hop):
+    """A frame of failures and its data; of the two gold turns D1:1 was missed and D1:2 retrieved."""
 
     def turn(name, i):
         return Memory(
             f"{name}/{i}", f"turn {i} of {name}", "Ada", datetime(2024, 1, i, tzinfo=UTC), source=f"D1:{i}"
         )
 
-    talks = [Conversation(name, ("Ada",), [turn(name, i) for i in range(1, 9)]) for name, _ in sizes]
+    conversations = [Conversation(name, ("Ada",), [turn(name, i) for i in range(1, 9)]) for name, _ in sizes]
     questions = [
-        Question(f"q{i}", f"what is {i}?", [f"answer {i}"], kind, "x", ["D1:1", "D1:2"], conversation=name)
+        Question(
+            f"q{i}", f"what is {i}?", [f"answer {i}"], question_type, "x", ["D1:1", "D1:2"], conversation=name
+        )
         for name, n in sizes
         for i in range(n)
     ]
@@ -109,11 +111,11 @@ def run(sizes=(("c1", 30), ("c2", 10), ("c3", 3)), f1=0.1, kind=QueryType.multi_
             for q in questions
         ]
     )
-    return frame, Dataset("demo", talks, questions, ours=True)
+    return frame, Dataset("demo", conversations, questions, ours=True)
 
 
-def test_failures_are_dealt_out_over_conversations():
-    frame, data = run()
+def test_failures_are_sampled_evenly_over_conversations():
+    frame, data = failures()
     cases = sample_failures(frame, data, "unified", per_type=15)
     assert Counter(x.conversation for x in cases) == {"c1": 6, "c2": 6, "c3": 3}
     assert max(Counter(x.conversation for x in cases[:6]).values()) == 2  # the first few are as even as all
@@ -124,11 +126,11 @@ def test_failures_are_dealt_out_over_conversations():
     }
     assert [x.id for x in cases] == [x.id for x in sample_failures(frame, data, "unified", per_type=30)][
         :15
-    ]  # more asks for more, not for others
+    ]  # a larger sample contains the smaller one
 
 
-def test_only_failures_of_the_system_and_each_kind_by_itself():
-    frame, data = run((("c1", 5), ("c2", 5)))
+def test_only_failures_of_the_named_system_are_sampled():
+    frame, data = failures((("c1", 5), ("c2", 5)))
     frame.loc[0, "f1"], frame.loc[1, "f1"] = 0.3, 0.298
     other = frame.assign(system="hybrid", f1=0.0)
     cases = sample_failures(pd.concat([frame, other]), data, "unified")
@@ -137,8 +139,8 @@ def test_only_failures_of_the_system_and_each_kind_by_itself():
     assert len(sample_failures(frame, data, "unified", threshold=1.0)) == 10
 
 
-def test_a_case_shows_what_was_found_and_what_was_missed():
-    frame, data = run((("c1", 1),))
+def test_case_shows_retrieved_and_missed_turns():
+    frame, data = failures((("c1", 1),))
     found = sample_failures(frame, data, "unified")[0]
     assert [(t.source, t.mark) for t in found.turns] == [("D1:2", "✓"), ("D1:5", "·"), ("D1:1", "✗")]
     assert (
@@ -148,12 +150,12 @@ def test_a_case_shows_what_was_found_and_what_was_missed():
     )
     short = sample_failures(frame, data, "unified", turns=1)[0]
     assert short.unshown == 1 and [(t.source, t.mark) for t in short.turns] == [("D1:2", "✓"), ("D1:1", "✗")]
-    strange = sample_failures(frame.assign(retrieved="D9:9"), data, "unified")[0]
-    assert "no such turn" in strange.turns[0].line and not strange.turns[0].gold
+    unknown_turn = sample_failures(frame.assign(retrieved="D9:9"), data, "unified")[0]
+    assert "no such turn" in unknown_turn.turns[0].line and not unknown_turn.turns[0].gold
 
 
-def test_wrong_exports_are_named():
-    frame, data = run((("c1", 2),))
+def test_sample_failures_rejects_wrong_arguments():
+    frame, data = failures((("c1", 2),))
     for call, text in (
         (lambda: sample_failures(frame, data, "nobody"), "'nobody'.*unified"),
         (lambda: sample_failures(frame, data, "unified", 0), "per_type=0"),
@@ -167,8 +169,8 @@ def test_wrong_exports_are_named():
         sample_failures(frame.drop(columns="prediction"), data, "unified")
 
 
-@pytest.mark.parametrize("text", NASTY)
-def test_one_line(text):
+@pytest.mark.parametrize("text", AWKWARD_TEXTS)
+def test_one_line_has_no_line_breaks_and_a_limited_length(text):
     line = c.one_line(text)
     assert "\n" not in line and len(line.splitlines()) <= 1 and len(line) <= 900 and "\0" not in line
     line.encode("utf-8")
@@ -177,7 +179,7 @@ def test_one_line(text):
 # --- the file
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12).map(c.one_line) | st.sampled_from(
-    [c.one_line(t) for t in NASTY]
+    [c.one_line(t) for t in AWKWARD_TEXTS]
 )
 
 
@@ -189,20 +191,20 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=12).map(c.one_line) | st.s
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_json_and_csv_hold_the_same(rows):
+def test_json_and_csv_round_trip(rows):
     pairs = [
         (
             case(
                 i,
                 text,
-                prediction=said,
-                reference=tuple(filter(None, [said, note])),
+                prediction=answer,
+                reference=tuple(filter(None, [answer, note])),
                 f1=i / 7 - i / 7 % 0.001,
                 turns=(Turn("S1:1", line, gold, True),) if found else (Turn("S1:1", line, True, False),),
             ),
             Label(cause, note, "Zoë" if cause else "", ""),
         )
-        for i, (text, said, note, line, cause, gold, found) in enumerate(rows)
+        for i, (text, answer, note, line, cause, gold, found) in enumerate(rows)
     ]
     pairs = [
         (AnnotationCase(**{**{k: getattr(x, k) for k in AnnotationCase.__slots__}, "f1": round(x.f1, 3)}), y)
@@ -213,10 +215,10 @@ def test_json_and_csv_hold_the_same(rows):
         assert [(x, y) for _, x, y in read(write(pairs), name)] == pairs
 
 
-def test_a_spreadsheet_opens_it_and_gives_it_back(tmp_path):
+def test_csv_survives_a_spreadsheet(tmp_path):
     labels = Labels(
         tmp_path / "a.csv",
-        [case(i, t) for i, t in enumerate(map(c.one_line, NASTY), 1)],
+        [case(i, t) for i, t in enumerate(map(c.one_line, AWKWARD_TEXTS), 1)],
         by="Ada",
         now=lambda: NOW,
     )
@@ -225,7 +227,7 @@ def test_a_spreadsheet_opens_it_and_gives_it_back(tmp_path):
     assert raw.startswith(b"\xef\xbb\xbf")  # Excel takes it for UTF-8
     assert pd.read_csv(labels.path)["case"].tolist() == list(
         labels.cases
-    )  # and pandas doesn't stumble over the mark
+    )  # and pandas reads it despite the mark
     rows = list(csv.DictReader(io.StringIO(raw.decode("utf-8-sig"))))
     assert not [
         v for row in rows for v in row.values() if v[:1] in "=+-@\t\r" and v
@@ -245,8 +247,8 @@ def test_a_spreadsheet_opens_it_and_gives_it_back(tmp_path):
     assert back.copy_to(tmp_path / "c.json").read_bytes() == labels.copy_to(tmp_path / "d.json").read_bytes()
 
 
-def test_excel_cells_are_not_too_long(tmp_path):
-    frame, data = run((("c1", 1),))
+def test_csv_cells_fit_into_excel(tmp_path):
+    frame, data = failures((("c1", 1),))
     long = [
         Memory(m.id, "word " * 2000, m.speaker, m.at, source=f"D1:{i}")
         for i, m in enumerate(data.conversations[0].turns * 10)
@@ -265,12 +267,12 @@ def test_excel_cells_are_not_too_long(tmp_path):
     assert Labels(labels.path).cases == labels.cases
 
 
-def test_labels_survive_and_can_be_taken_back(tmp_path):
-    labels = made(tmp_path)
+def test_labels_are_saved_and_can_be_undone(tmp_path):
+    labels = make_labels(tmp_path)
     assert labels.path.exists() and (labels.done, len(labels)) == (
         0,
         4,
-    )  # the file is there before the first label, for an editor
+    )  # the file exists before the first label, for an editor
     labels.set("c1/q1", "MISS")
     labels.set("c1/q2", "GEN", "  two\nlines ")
     assert Labels(labels.path)["c1/q2"] == Label("GEN", "two lines", "Ada", "2026-11-22T09:30:00+00:00")
@@ -290,8 +292,8 @@ def test_labels_survive_and_can_be_taken_back(tmp_path):
     )
 
 
-def test_a_file_is_continued(tmp_path):
-    made(tmp_path).set("c1/q2", "MISS")
+def test_existing_file_is_continued(tmp_path):
+    make_labels(tmp_path).set("c1/q2", "MISS")
     more = Labels(tmp_path / "a.json", [case(i) for i in range(1, 7)], by="Bob", now=lambda: NOW)
     assert more.causes() == {"c1/q2": "MISS"} and more["c1/q2"].by == "Ada"
     more.set("c1/q6", "GEN")
@@ -310,7 +312,7 @@ def test_a_file_is_continued(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cause", "says"),
+    ("cause", "message"),
     [
         ("miss", "write MISS"),
         ("MIS", "write MISS"),
@@ -319,17 +321,17 @@ def test_a_file_is_continued(tmp_path):
         ("MISS,GEN", "none of MISS, TEMPORAL"),
     ],
 )
-def test_a_bad_label_is_refused(cause, says, tmp_path):
-    labels = made(tmp_path)
-    with pytest.raises(LabelError, match=says):
+def test_invalid_cause_is_rejected(cause, message, tmp_path):
+    labels = make_labels(tmp_path)
+    with pytest.raises(LabelError, match=message):
         labels.set("c1/q1", cause)
     with pytest.raises(LabelError, match="HALLUC, OVERLOAD, GEN"):
         labels.set("c1/q1", cause)
     assert labels.done == 0 and Labels(labels.path).done == 0
 
 
-def test_other_bad_calls(tmp_path):
-    labels = made(tmp_path)
+def test_unknown_case_and_long_note_are_rejected(tmp_path):
+    labels = make_labels(tmp_path)
     with pytest.raises(LabelError, match=r"'c1/q9'.*'c1/q"):
         labels.set("c1/q9", "MISS")
     with pytest.raises(LabelError, match="2,000"):
@@ -338,7 +340,7 @@ def test_other_bad_calls(tmp_path):
     assert Labels(labels.path)["c1/q1"].note == "\ufffd 🙂"
 
 
-def spoil(path, old, new, count=1):
+def damage(path, old, new, count=1):
     text = path.read_text(encoding="utf-8-sig")
     assert text.count(old) >= 1, old
     path.write_text(text.replace(old, new, count), encoding="utf-8-sig" if path.suffix == ".csv" else "utf-8")
@@ -346,25 +348,25 @@ def spoil(path, old, new, count=1):
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv"])
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("GEN", "Genn", r"'Genn' is none of MISS.*write GEN"),
         ("GEN", "7", "'7' is none"),
         ("2026-11-22T09:30:00+00:00", "22.11.26", r"'22\.11\.26'.*2026-11-22"),
-        ("c1/q3", "c1/q2", "'c1/q2' stands in line"),
+        ("c1/q3", "c1/q2", "'c1/q2' is already in line"),
         ("0.125", "much", "much"),
     ],
 )
-def test_files_spoiled_by_hand_are_refused(name, old, new, says, tmp_path):
-    labels = made(tmp_path, name=name)
+def test_damaged_files_are_rejected_with_their_line(name, old, new, message, tmp_path):
+    labels = make_labels(tmp_path, name=name)
     labels.set("c1/q2", "GEN")
     if name == "a.json":
         old, new = (
             {"GEN": '"cause": "GEN"', "0.125": '"f1": 0.125'}.get(old, old),
             {"0.125": '"f1": "much"', "GEN": f'"cause": "{new}"'}.get(old, new),
         )
-    spoil(labels.path, old, new)
-    with pytest.raises(LabelError, match=says) as e:
+    damage(labels.path, old, new)
+    with pytest.raises(LabelError, match=message) as e:
         Labels(labels.path)
     line = int(str(e.value).split("line ")[1].split(":")[0])
     lines = labels.path.read_text(encoding="utf-8-sig").splitlines()
@@ -374,10 +376,10 @@ def test_files_spoiled_by_hand_are_refused(name, old, new, says, tmp_path):
     assert name in str(e.value) and any(new in lines[i] for i in near if 0 <= i < len(lines))
 
 
-def test_line_numbers_count_lines_in_cells(tmp_path):
-    labels = made(tmp_path, name="a.csv")
+def test_line_numbers_count_lines_within_cells(tmp_path):
+    labels = make_labels(tmp_path, name="a.csv")
     labels.set("c1/q3", "GEN")
-    spoil(labels.path, ",GEN,", ",NOPE,")
+    damage(labels.path, ",GEN,", ",NOPE,")
     at = next(
         i
         for i, line in enumerate(labels.path.read_text(encoding="utf-8-sig").splitlines(), 1)
@@ -388,7 +390,7 @@ def test_line_numbers_count_lines_in_cells(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "raw", "says"),
+    ("name", "raw", "message"),
     [
         ("a.json", b"{half", "line 1: not JSON"),
         ("a.json", b"[]", "no list"),
@@ -400,34 +402,34 @@ def test_line_numbers_count_lines_in_cells(tmp_path):
         ("a.csv", b"\xe4\xf6", "CSV UTF-8"),
     ],
 )
-def test_files_that_are_none(name, raw, says, tmp_path):
+def test_other_files_are_rejected_and_not_overwritten(name, raw, message, tmp_path):
     (tmp_path / name).write_bytes(raw)
-    with pytest.raises(LabelError, match=says):
+    with pytest.raises(LabelError, match=message):
         Labels(tmp_path / name)
-    with pytest.raises(LabelError, match=says):
+    with pytest.raises(LabelError, match=message):
         Labels(tmp_path / name, [case(1)])
-    assert (tmp_path / name).read_bytes() == raw  # never overwritten
+    assert (tmp_path / name).read_bytes() == raw  # not overwritten
 
 
-def test_a_turn_cell_without_its_mark(tmp_path):
-    labels = made(tmp_path, name="a.csv")
-    spoil(labels.path, "✗ D1:3", "D1:3")
+def test_turn_without_its_mark_is_rejected(tmp_path):
+    labels = make_labels(tmp_path, name="a.csv")
+    damage(labels.path, "✗ D1:3", "D1:3")
     with pytest.raises(LabelError, match=r"line 2: the turn 'D1:3"):
         Labels(labels.path)
 
 
-def test_json_on_one_line_still_opens(tmp_path):
-    labels = made(tmp_path)
+def test_json_on_one_line_is_read(tmp_path):
+    labels = make_labels(tmp_path)
     labels.set("c1/q1", "GEN")
     labels.path.write_text(json.dumps(json.loads(labels.path.read_text(encoding="utf-8"))), encoding="utf-8")
     assert Labels(labels.path).causes() == {"c1/q1": "GEN"}
 
 
-# --- nothing saved is lost
+# --- no saved label is lost
 
 
-def test_another_programs_change_is_not_overwritten(tmp_path):
-    one, two = made(tmp_path), made(tmp_path)
+def test_change_by_another_program_is_not_overwritten(tmp_path):
+    one, two = make_labels(tmp_path), make_labels(tmp_path)
     two.set("c1/q1", "GEN")
     with pytest.raises(LabelError, match="another program"):
         one.set("c1/q2", "MISS")
@@ -438,8 +440,8 @@ def test_another_programs_change_is_not_overwritten(tmp_path):
         labels.set("c1/q2", "MISS")
 
 
-def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
-    labels = made(tmp_path)
+def test_full_disk_loses_no_label(tmp_path, monkeypatch):
+    labels = make_labels(tmp_path)
     labels.set("c1/q1", "MISS")
 
     def full(fd):
@@ -450,7 +452,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         labels.set("c1/q2", "GEN")
     assert (
         labels.causes() == {"c1/q1": "MISS"} == Labels(labels.path).causes()
-    )  # what is not on disk is not shown as if it were
+    )  # memory holds the same as the disk
     with pytest.raises(OSError, match="No space"):
         labels.undo()
     monkeypatch.undo()
@@ -473,21 +475,21 @@ while True:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
 @pytest.mark.parametrize(("name", "seen"), [("a.json", 3), ("a.json", 40), ("a.csv", 75)])
-def test_killed_while_saving(name, seen, tmp_path):
+def test_labels_survive_a_kill_while_saving(name, seen, tmp_path):
     """Each label that `set` returned is in the file, whenever the process is killed; at most one more is."""
     path = tmp_path / name
-    for _ in range(2):  # the second goes on where the first was killed
+    for _ in range(2):  # the second time, what the first kill left is there
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout.readline() == "ready\n"
-        said = [process.stdout.readline() for _ in range(seen)]
+        printed = [process.stdout.readline() for _ in range(seen)]
         time.sleep(0.0007 * seen % 0.003)  # somewhere in the middle of the next
         os.kill(process.pid, signal.SIGKILL)
-        said += process.stdout.read().splitlines()
+        printed += process.stdout.read().splitlines()
         process.wait()
         process.stdout.close()
-        acknowledged = int([s for s in said if s.strip().isdigit()][-1])
+        acknowledged = int([s for s in printed if s.strip().isdigit()][-1])
         causes, order = Labels(path).causes(), list(CAUSES)
         for i in range(60):
             last = [n for n in range(acknowledged) if n % 60 == i]
@@ -499,16 +501,16 @@ def test_killed_while_saving(name, seen, tmp_path):
         path.unlink()
         (path.with_name(name + ".tmp")).write_bytes(
             b"half of a fi"
-        )  # what a kill may leave behind is no obstacle
+        )  # what a kill may leave behind does no harm
 
 
-# --- what may be published, and two annotators
+# --- publishing labels, and two annotators
 
 
-def test_redacted_holds_no_text(tmp_path):
-    asked = "where did Ada leave the small green suitcase of her aunt"
+def test_redacted_labels_hold_no_text(tmp_path):
+    question = "where did Ada leave the small green suitcase of her aunt"
     labels = Labels(
-        tmp_path / "a.json", [case(i, asked) for i in range(1, 5)], by="Ada Lovelace", now=lambda: NOW
+        tmp_path / "a.json", [case(i, question) for i in range(1, 5)], by="Ada Lovelace", now=lambda: NOW
     )
     labels.set("c1/q1", "MISS", "she says that the suitcase of her aunt is green")
     labels.set("c1/q2", "GEN")
@@ -519,16 +521,16 @@ def test_redacted_holds_no_text(tmp_path):
         and list(frame.columns) == ["system", "conversation", "question", "type", "f1", "cause", "on"]
     )
     frame.to_csv(tmp_path / "r.csv")
-    assert find_quotes(tmp_path / "r.csv", [asked], 20) == []
+    assert find_quotes(tmp_path / "r.csv", [question], 20) == []
     assert (
         not {"Ada", "suitcase"} & set((tmp_path / "r.csv").read_text().replace(",", " ").split())
         and frame["on"][0] == "2026-11-22"
     )
-    assert redaction_problems(made(tmp_path, name="none.json").redacted()) == []
+    assert redaction_problems(make_labels(tmp_path, name="none.json").redacted()) == []
 
 
-def test_two_annotators(tmp_path):
-    a, b = made(tmp_path, 12), made(tmp_path, 12, "b.csv", "Bob")
+def test_disagreements_and_confusion_of_two_annotators(tmp_path):
+    a, b = make_labels(tmp_path, 12), make_labels(tmp_path, 12, "b.csv", "Bob")
     for i in range(1, 11):
         a.set(f"c1/q{i}", "MISS" if i <= 7 else "GEN")
         b.set(f"c1/q{i}", "MISS" if i <= 4 else "GEN", f"note {i}")
@@ -540,17 +542,17 @@ def test_two_annotators(tmp_path):
         and table["note_b"].tolist() == ["note 5", "note 6", "note 7"]
     )
     assert table.attrs == {"n": 10, "agreed": 7, "kappa": pytest.approx(0.24 / 0.54), "only_one": 1}
-    crossed = lab.label_confusion(a, b)
+    confusion = lab.label_confusion(a, b)
     assert (
-        crossed.loc["MISS", "GEN"] == 3
-        and crossed.loc["GEN", "GEN"] == 3
-        and crossed.to_numpy().sum() == 10
-        and crossed.shape == (6, 6)
+        confusion.loc["MISS", "GEN"] == 3
+        and confusion.loc["GEN", "GEN"] == 3
+        and confusion.to_numpy().sum() == 10
+        and confusion.shape == (6, 6)
     )
     assert lab.disagreements(b, a)["a"].tolist() == ["GEN"] * 3 and lab.disagreements(a, a).empty
     with pytest.raises(LabelError, match="different cases, such as 'c1/q10'"):
-        lab.disagreements(a, made(tmp_path, 2, "c.json"))
-    nobody = made(tmp_path, 12, "d.json")
+        lab.disagreements(a, make_labels(tmp_path, 2, "c.json"))
+    nobody = make_labels(tmp_path, 12, "d.json")
     assert (
         math.isnan(lab.disagreements(a, nobody).attrs["kappa"])
         and lab.disagreements(a, nobody).attrs["n"] == 0

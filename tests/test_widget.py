@@ -1,4 +1,4 @@
-"""The annotation tool: keys, clicks on the widgets' own objects, and errors while saving."""
+"""The annotation tool: keys, clicks on the widgets, and errors while saving."""
 
 import builtins
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval.annotation import widget as a
+from adaptmr.eval.annotation import widget
 from adaptmr.eval.annotation.labels import CAUSES, AnnotationCase, LabelError, Labels, Turn
 
 
@@ -37,7 +37,7 @@ def cases(n=4):
 
 @pytest.fixture
 def tool(tmp_path):
-    return a.Annotator(cases(), Labels(tmp_path / "a.json", cases(), by="Ada"))
+    return widget.Annotator(cases(), Labels(tmp_path / "a.json", cases(), by="Ada"))
 
 
 def saved(tool):
@@ -49,21 +49,21 @@ def type_keys(tool, text):
         tool.handle_text(text[:i], text[: i + 1])
 
 
-def test_keys_are_the_causes_in_order():
+def test_key_bindings_follow_the_order_of_causes():
     assert (
-        " ".join(k + v for k, v in a.KEY_BINDINGS.items())
+        " ".join(k + v for k, v in widget.KEY_BINDINGS.items())
         == "1MISS 2TEMPORAL 3CONFLICT 4HALLUC 5OVERLOAD 6GEN"
     )
 
 
-def test_every_key_is_on_disk_before_the_next(tool):
+def test_each_label_is_saved_before_the_next_key(tool):
     for i, key in enumerate("1264"):
         assert tool.case.id == f"c/q{i}" and tool.handle_key(key) and len(saved(tool)) == i + 1
     assert saved(tool) == {"c/q0": "MISS", "c/q1": "TEMPORAL", "c/q2": "GEN", "c/q3": "HALLUC"}
     assert tool.done == 4 and "all cases are labelled" in tool.message and not tool.failed
 
 
-def test_walking_and_labelling_anew(tool):
+def test_moving_and_relabelling(tool):
     tool.go(-1)
     assert tool.at == 0
     tool.go(99)
@@ -82,22 +82,22 @@ def test_walking_and_labelling_anew(tool):
     )
 
 
-def test_undo_goes_back_to_the_case(tool):
+def test_undo_shows_its_case(tool):
     type_keys(tool, "12u")
     assert tool.case.id == "c/q1" and saved(tool) == {"c/q0": "MISS"}
     type_keys(tool, "uu")
     assert tool.case.id == "c/q0" and saved(tool) == {} and tool.failed and "nothing to undo" in tool.message
 
 
-def test_it_opens_where_one_stopped(tool):
+def test_tool_opens_at_the_first_unlabelled_case(tool):
     type_keys(tool, "1n2")
-    again = a.Annotator(cases(), Labels(tool.labels.path))
+    again = widget.Annotator(cases(), Labels(tool.labels.path))
     assert again.case.id == "c/q1" and again.done == 2
     type_keys(again, "33")
-    assert again.done == 4 and a.Annotator(cases(), Labels(tool.labels.path)).at == 0
+    assert again.done == 4 and widget.Annotator(cases(), Labels(tool.labels.path)).at == 0
 
 
-def test_notes(tool):
+def test_notes_are_saved(tool):
     assert (
         tool.note("first  thoughts")
         and Labels(tool.labels.path)["c/q0"].note == "first thoughts"
@@ -113,30 +113,30 @@ def test_notes(tool):
     assert not tool.note("x" * 3000) and "2,000" in tool.message
 
 
-def test_typing_ahead_and_pasting(tool):
-    assert tool.handle_text("", "12") == 2 and tool.done == 2  # two strokes in one change
-    assert tool.handle_text("12", "1") == 0 and tool.done == 2  # a deletion is no key
+def test_fast_typing_is_handled_and_pasting_is_not(tool):
+    assert tool.handle_text("", "12") == 2 and tool.done == 2  # two keystrokes in one change
+    assert tool.handle_text("12", "1") == 0 and tool.done == 2  # a deletion is not a key
     assert (
         tool.handle_text("12", "92") == 0 and tool.handle_text("1", "") == 0
     )  # nor is an edit in the middle
     assert tool.handle_text("", "1234561234") == 0 and tool.failed and tool.done == 2  # nor a paste
     assert (
         tool.handle_text("12", "12x3") == 1 and tool.done == 2 and "'x'" in tool.message
-    )  # a slip stops what follows it
+    )  # a wrong key stops the keys after it
 
 
 @given(st.lists(st.sampled_from("123456unbx 我"), max_size=30))
 @settings(max_examples=30, deadline=None)
-def test_whatever_is_typed_the_file_is_what_is_shown(tmp_path_factory, keys):
+def test_file_and_tool_agree_after_any_keys(tmp_path_factory, keys):
     labels = Labels(tmp_path_factory.mktemp("a") / "a.json", cases(3), by="Ada")
-    tool = a.Annotator(cases(3), labels)
+    tool = widget.Annotator(cases(3), labels)
     for key in keys:
         tool.handle_key(key)
         assert 0 <= tool.at < 3
     assert Labels(labels.path).causes() == labels.causes() and tool.done == len(labels.causes())
 
 
-def test_what_cannot_be_saved_is_said_and_the_case_stays(tool, monkeypatch):
+def test_failed_save_gives_a_message_and_keeps_the_case(tool, monkeypatch):
     Labels(tool.labels.path, by="Bob").set("c/q3", "GEN")
     for act in (lambda: tool.handle_key("1"), lambda: tool.note("x")):
         assert (
@@ -147,7 +147,7 @@ def test_what_cannot_be_saved_is_said_and_the_case_stays(tool, monkeypatch):
             and tool.done == 0
         )
     assert saved(tool) == {"c/q3": "GEN"}
-    fresh = a.Annotator(cases(), Labels(tool.labels.path))
+    fresh = widget.Annotator(cases(), Labels(tool.labels.path))
     monkeypatch.setattr(
         "adaptmr.files.os.replace",
         lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
@@ -156,19 +156,19 @@ def test_what_cannot_be_saved_is_said_and_the_case_stays(tool, monkeypatch):
     assert not fresh.label("NOPE") and "none of MISS" in fresh.message
 
 
-def test_wrong_cases(tmp_path):
+def test_unknown_or_no_cases_are_rejected(tmp_path):
     labels = Labels(tmp_path / "a.json", cases(2))
     with pytest.raises(LabelError, match="'c/q2'"):
-        a.Annotator(cases(3), labels)
+        widget.Annotator(cases(3), labels)
     with pytest.raises(LabelError, match="no cases"):
-        a.Annotator([], labels)
+        widget.Annotator([], labels)
 
 
-# --- what is shown
+# --- HTML of a case
 
 
-def test_a_case_as_html():
-    page = a.annotation_html(cases()[0])
+def test_html_of_a_case():
+    page = widget.annotation_html(cases()[0])
     assert [page.index(f">{s}<") for s in ("D1:9", "D1:4", "D1:3")] == sorted(
         page.index(f">{s}<") for s in ("D1:9", "D1:4", "D1:3")
     )
@@ -177,18 +177,18 @@ def test_a_case_as_html():
         and "1 of 2 gold turns retrieved; 2 more turns" in page
         and "0.25" in page
     )
-    none = a.annotation_html(AnnotationCase("c/q", "s", "c", "q", "abstention", "", (), "", 0.0))
+    none = widget.annotation_html(AnnotationCase("c/q", "s", "c", "q", "abstention", "", (), "", 0.0))
     assert "be answered from the conversation" in none and "(nothing)" in none and "no gold turns" in none
 
 
 @pytest.mark.parametrize(
-    "evil",
+    "text",
     ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "'><b>", '" onmouseover="x', "&lt;i&gt;"],
 )
-def test_nothing_of_the_data_is_html(evil):
-    page = a.annotation_html(
+def test_html_in_the_data_is_escaped(text):
+    page = widget.annotation_html(
         AnnotationCase(
-            evil, evil, evil, evil, evil, evil, (evil,), evil, 0.0, (evil,), (Turn(evil, evil, True, True),)
+            text, text, text, text, text, text, (text,), text, 0.0, (text,), (Turn(text, text, True, True),)
         )
     )
     from html.parser import HTMLParser
@@ -203,15 +203,15 @@ def test_nothing_of_the_data_is_html(evil):
     assert (
         {t for t, _ in tags} == {"table", "tr", "td", "p"}
         and {k for _, ks in tags for k in ks} <= {"style", "title"}
-        and evil not in page
+        and text not in page
     )
 
 
-# --- the widget's own objects
+# --- the widget
 
 
 def parts(tool):
-    (bar, count), shown, buttons, (note,), (keys, back, forward, undo, said), _ = (
+    (bar, count), shown, buttons, (note,), (keys, back, forward, undo, message), _ = (
         getattr(c, "children", c) for c in tool.show().children
     )
     return {
@@ -224,11 +224,11 @@ def parts(tool):
         "back": back,
         "next": forward,
         "undo": undo,
-        "said": said,
+        "message": message,
     }
 
 
-def test_clicks(tool):
+def test_clicks_on_the_buttons(tool):
     w = parts(tool)
     w["note"].value = "by the way"
     w["buttons"][2].click()
@@ -238,7 +238,7 @@ def test_clicks(tool):
         and "1 of 4" in w["count"].value
         and "Question 1?" in w["shown"].value
         and w["note"].value == ""
-        and "saved" in w["said"].value
+        and "saved" in w["message"].value
     )
     w["back"].click()
     assert w["note"].value == "by the way" and [b.button_style for b in w["buttons"]] == [
@@ -258,7 +258,7 @@ def test_clicks(tool):
     assert saved(tool) == {} and "Question 0?" in w["shown"].value and w["bar"].value == 0
 
 
-def test_keys_in_the_box(tool):
+def test_keys_in_the_text_box(tool):
     w = parts(tool)
     for text in ("1", "12", "123u"):
         w["keys"].value = text
@@ -268,13 +268,13 @@ def test_keys_in_the_box(tool):
         and "2 of 4" in w["count"].value
     )
     w["keys"].value = "123ux"
-    assert "does nothing" in w["said"].value and "#a3251b" in w["said"].value
-    again = parts(tool)  # shown a second time: its box begins empty, and works
+    assert "does nothing" in w["message"].value and "#a3251b" in w["message"].value
+    again = parts(tool)  # shown a second time: its text box is empty at first, and works
     again["keys"].value = "6"
     assert saved(tool)["c/q2"] == "GEN"
 
 
-def test_without_ipywidgets(tool, monkeypatch):
+def test_missing_ipywidgets_is_reported(tool, monkeypatch):
     real = builtins.__import__
     monkeypatch.setattr(
         builtins,
@@ -285,8 +285,8 @@ def test_without_ipywidgets(tool, monkeypatch):
     )
     with pytest.raises(ImportError, match="pip install ipywidgets"):
         tool.show()
-    assert tool.handle_key("1") and saved(tool) == {"c/q0": "MISS"}  # the rest needs none
+    assert tool.handle_key("1") and saved(tool) == {"c/q0": "MISS"}  # the rest doesn't need it
 
 
-def test_the_causes_have_meanings():
+def test_each_cause_has_a_description():
     assert all(len(v) > 20 and "\n" not in v for v in CAUSES.values())

@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from .cases import CAUSES, AnnotationCase, Turn
 from ...files import open_atomic
 
 # %% auto #0
-__all__ = ['FileFormat', 'LabelError', 'Label', 'check_label', 'read_labels', 'write_labels', 'file_format']
+__all__ = ['LabelError', 'Label', 'check_label', 'FileFormat', 'file_format', 'read_labels', 'write_labels']
 
 # %% ../../../nbs/eval/annotation/01_files.ipynb #9c2d1a36
 class LabelError(ValueError):
@@ -29,7 +30,7 @@ class LabelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A cause of `CAUSES` ("" for none yet), a `note`, `by` whom and `on` which day (or moment, ISO 8601)."""
+    """A cause of `CAUSES` ("" for none yet), a note, who gave it (`by`) and when (`on`, ISO 8601)."""
 
     cause: str = ""
     note: str = ""
@@ -53,27 +54,50 @@ def check_label(cause: str, note: str, on: str = "") -> str:
     return ""
 
 # %% ../../../nbs/eval/annotation/01_files.ipynb #4f55a403
+def _decode(raw: bytes, name: str, encoding: str) -> str:
+    """Decode a file as UTF-8, with or without a byte-order mark; `encoding` is what an editor calls it."""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise LabelError(
+            f"{name} is not UTF-8 ({e.reason} at byte {e.start}): save it as “{encoding}”"
+        ) from e
+
+# %% ../../../nbs/eval/annotation/01_files.ipynb #ea4694ef
+_TURN = re.compile(r"([✓·✗]) (\S+) ?(.*)")
+
+
+def _turns_to_text(turns: Iterable[Turn]) -> str:
+    return "\n".join(f"{t.mark} {t.source} {t.line}" for t in turns)
+
+
+def _turns_from_text(text: str, where: str) -> tuple[Turn, ...]:
+    """Parse the lines of a cell. Raises `LabelError`, naming the place `where`, for one without a mark."""
+    turns = []
+    for line in text.splitlines():
+        if not (m := _TURN.fullmatch(line)):
+            raise LabelError(
+                f"{where}: the turn {line[:60]!r} doesn't begin with ✓, · or ✗ and an id: "
+                "restore the cell, or export again"
+            )
+        mark, source, said = m.groups()
+        turns.append(Turn(source, said, gold=mark != "·", found=mark != "✗"))
+    return tuple(turns)
+
+# %% ../../../nbs/eval/annotation/01_files.ipynb #14ac1716
 _COLUMNS = (
-    "case",
-    "type",
-    "text",
-    "reference",
-    "prediction",
-    "f1",
-    "cause",
-    "note",
-    "turns",
-    "gold",
-    "system",
-    "conversation",
-    "question",
-    "unshown",
-    "by",
-    "on",
+    *("case", "type", "text", "reference", "prediction", "f1", "cause", "note"),
+    *("turns", "gold", "system", "conversation", "question", "unshown", "by", "on"),
 )
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-_WORDS = ("id", "system", "conversation", "question", "type", "text", "prediction")
-_TURN = re.compile(r"([✓·✗]) (\S+) ?(.*)")
+
+
+def _quote_formula(cell: str) -> str:
+    return f"'{cell}" if _FORMULA.match(cell) else cell
+
+
+def _unquote_formula(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell
 
 
 def _to_row(case: AnnotationCase, label: Label) -> dict[str, str]:
@@ -86,7 +110,7 @@ def _to_row(case: AnnotationCase, label: Label) -> dict[str, str]:
         "f1": f"{case.f1:g}",
         "cause": label.cause,
         "note": label.note,
-        "turns": "\n".join(f"{t.mark} {t.source} {t.line}" for t in case.turns),
+        "turns": _turns_to_text(case.turns),
         "gold": " ".join(case.gold),
         "system": case.system,
         "conversation": case.conversation,
@@ -95,43 +119,33 @@ def _to_row(case: AnnotationCase, label: Label) -> dict[str, str]:
         "by": label.by,
         "on": label.on,
     }
-    return {k: f"'{v}" if _FORMULA.match(v) else v for k, v in row.items()}
+    return {column: _quote_formula(cell) for column, cell in row.items()}
 
 
 def _from_row(row: Mapping[str, str], where: str) -> tuple[AnnotationCase, Label]:
-    v = {k: (row[k] or "") for k in _COLUMNS}
-    v = {k: t[1:] if t.startswith("'") and _FORMULA.match(t[1:]) else t for k, t in v.items()}
-    turns = []
-    for line in v["turns"].splitlines():
-        if not (m := _TURN.fullmatch(line)):
-            raise LabelError(
-                f"{where}: the turn {line[:60]!r} doesn't begin with ✓, · or ✗ and an id: "
-                "restore the cell, or export again"
-            )
-        turns.append(Turn(m[2], m[3], m[1] != "·", m[1] != "✗"))
+    """Parse a row. Raises `LabelError`, naming the place `where`, for a number or a turn that is damaged."""
+    cells = {column: _unquote_formula(row[column] or "") for column in _COLUMNS}
+    turns = _turns_from_text(cells["turns"], where)
     try:
-        f1, unshown = float(v["f1"].replace(",", ".")), int(v["unshown"] or 0)
+        f1, unshown = float(cells["f1"].replace(",", ".")), int(cells["unshown"] or 0)
     except ValueError as e:
         raise LabelError(
-            f"{where}: f1 {v['f1']!r} or unshown {v['unshown']!r} is no number: restore the cell"
+            f"{where}: f1 {cells['f1']!r} or unshown {cells['unshown']!r} is not a number: restore the cell"
         ) from e
     case = AnnotationCase(
-        v["case"],
-        v["system"],
-        v["conversation"],
-        v["question"],
-        v["type"],
-        v["text"],
-        tuple(v["reference"].splitlines()),
-        v["prediction"],
-        f1,
-        tuple(v["gold"].split()),
-        tuple(turns),
-        unshown,
+        id=cells["case"],
+        reference=tuple(cells["reference"].splitlines()),
+        f1=f1,
+        gold=tuple(cells["gold"].split()),
+        turns=turns,
+        unshown=unshown,
+        **{
+            name: cells[name] for name in ("system", "conversation", "question", "type", "text", "prediction")
+        },
     )
-    return case, Label(v["cause"].strip(), v["note"], v["by"], v["on"].strip())
+    return case, Label(cells["cause"].strip(), cells["note"], cells["by"], cells["on"].strip())
 
-
+# %% ../../../nbs/eval/annotation/01_files.ipynb #ed333eef
 def _to_csv(pairs: Iterable[tuple[AnnotationCase, Label]]) -> bytes:
     out = io.StringIO()
     writer = csv.DictWriter(out, _COLUMNS, lineterminator="\r\n")
@@ -141,92 +155,114 @@ def _to_csv(pairs: Iterable[tuple[AnnotationCase, Label]]) -> bytes:
 
 
 def _from_csv(raw: bytes, name: str) -> list[tuple[int, AnnotationCase, Label]]:
+    """Parse a CSV into (line, case, label). Raises `LabelError`, naming file and line, for a damaged one."""
+    text = _decode(raw, name, "CSV UTF-8")
+    first_line = text.split("\n", 1)[0]
+    separator = max(",;\t", key=first_line.count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
     try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        raise LabelError(
-            f"{name} is not UTF-8 ({e.reason} at byte {e.start}): save it again as “CSV UTF-8”"
-        ) from e
-    head = text.split("\n", 1)[0]
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
-    try:
-        if lost := [c for c in _COLUMNS if c not in (reader.fieldnames or [])]:
-            raise LabelError(f"{name}, line 1: there is no column {lost[0]!r}: restore the first line")
-        found, at = [], reader.line_num + 1
+        if missing := [c for c in _COLUMNS if c not in (reader.fieldnames or [])]:
+            raise LabelError(f"{name}, line 1: there is no column {missing[0]!r}: restore the first line")
+        found, line = [], reader.line_num + 1
         for row in reader:
-            found.append((at, *_from_row(row, f"{name}, line {at}")))
-            at = reader.line_num + 1
+            found.append((line, *_from_row(row, f"{name}, line {line}")))
+            line = reader.line_num + 1
     except csv.Error as e:
         raise LabelError(f"{name}, line {reader.line_num}: {e}: save it again as CSV") from e
     return found
 
 # %% ../../../nbs/eval/annotation/01_files.ipynb #a69bbcbb
+_TEXTS = ("id", "system", "conversation", "question", "type", "text", "prediction")
+
+
 def _to_json(pairs: Iterable[tuple[AnnotationCase, Label]]) -> bytes:
     cases = []
     for case, label in pairs:
-        whole = asdict(case)
+        fields = asdict(case)
         cases.append(
             {
-                "case": whole.pop("id"),
-                **{k: whole.pop(k) for k in ("type", "text", "reference", "prediction", "f1")},
+                "case": fields.pop("id"),
+                **{k: fields.pop(k) for k in ("type", "text", "reference", "prediction", "f1")},
                 **asdict(label),
-                **whole,
+                **fields,
             }
         )
     text = json.dumps({"labels": 1, "causes": CAUSES, "cases": cases}, ensure_ascii=False, indent=1)
     return (text + "\n").encode("utf-8")
 
 
+def _from_entry(entry: Mapping[str, Any]) -> tuple[AnnotationCase, Label]:
+    """Parse one case of a JSON file. Raises `KeyError`, `TypeError` or `ValueError` for a damaged one."""
+    entry = {**entry, "id": entry["case"]}
+    if wrong := [k for k in _TEXTS if not isinstance(entry[k], str)]:
+        raise TypeError(f"{wrong[0]} is not a text")
+    parsed = {
+        "turns": tuple(Turn(**t) for t in entry["turns"]),
+        "reference": tuple(entry["reference"]),
+        "gold": tuple(entry["gold"]),
+        "f1": float(entry["f1"]),
+    }
+    case = AnnotationCase(**{k: entry[k] for k in AnnotationCase.__slots__} | parsed)
+    label = Label(**{k: str(entry.get(k) or "") for k in Label.__slots__})
+    return case, replace(label, cause=label.cause.strip())
+
+
 def _from_json(raw: bytes, name: str) -> list[tuple[int, AnnotationCase, Label]]:
+    """Parse a JSON file into (line, case, label). Raises `LabelError`, naming the line, for a damaged one."""
+    text = _decode(raw, name, "UTF-8")
     try:
-        text = raw.decode("utf-8-sig")
-        whole = json.loads(text)
-    except UnicodeDecodeError as e:
-        raise LabelError(f"{name} is not UTF-8 ({e.reason} at byte {e.start}): save it as UTF-8") from e
+        document = json.loads(text)
     except json.JSONDecodeError as e:
         raise LabelError(
             f"{name}, line {e.lineno}: not JSON ({e.msg}): look for a missing comma or quotation mark there"
         ) from e
-    if not isinstance(whole, dict) or not isinstance(whole.get("cases"), list):
-        raise LabelError(f"{name} holds no list “cases”: it is no file of labels")
+    if not isinstance(document, dict) or not isinstance(document.get("cases"), list):
+        raise LabelError(f"{name} holds no list “cases”: it is not a file of labels")
+    entries = document["cases"]
     lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r'\s*"cause"\s*:', line)]
+    if len(lines) != len(entries):  # an editor may have put everything on one line
+        lines = list(range(1, len(entries) + 1))
     found = []
-    for i, entry in enumerate(whole["cases"]):
-        # an editor may have put everything on one line
-        at = lines[i] if len(lines) == len(whole["cases"]) else i + 1
+    for line, entry in zip(lines, entries):
         try:
-            entry = {**entry, "id": entry["case"]}
-            if wrong := [k for k in _WORDS if not isinstance(entry[k], str)]:
-                raise TypeError(f"{wrong[0]} is no text")
-            lists = {
-                "turns": tuple(Turn(**t) for t in entry["turns"]),
-                "reference": tuple(entry["reference"]),
-                "gold": tuple(entry["gold"]),
-            }
-            case = AnnotationCase(
-                **{k: entry[k] for k in AnnotationCase.__slots__} | lists | {"f1": float(entry["f1"])}
-            )
-            label = Label(**{k: str(entry.get(k) or "") for k in Label.__slots__})
+            found.append((line, *_from_entry(entry)))
         except (KeyError, TypeError, ValueError) as e:
             raise LabelError(
-                f"{name}, line {at}: the case {str(entry)[:60]!r} is damaged ({e!r}): "
+                f"{name}, line {line}: the case {str(entry)[:60]!r} is damaged ({e!r}): "
                 "restore it, or export again"
             ) from e
-        found.append((at, case, replace(label, cause=label.cause.strip())))
     return found
 
 # %% ../../../nbs/eval/annotation/01_files.ipynb #435c5824
+class FileFormat(NamedTuple):
+    """How a file of labels is written, `write(pairs)`, and read, `read(raw, name)`: line, case and label."""
+
+    write: Callable[[Iterable[tuple[AnnotationCase, Label]]], bytes]
+    read: Callable[[bytes, str], list[tuple[int, AnnotationCase, Label]]]
+
+
+def file_format(path: Path) -> FileFormat:
+    """Return the format of a file of that name, by its extension.
+
+    Raises `LabelError` for another extension than .json or .csv.
+    """
+    formats = {".json": FileFormat(_to_json, _from_json), ".csv": FileFormat(_to_csv, _from_csv)}
+    if path.suffix not in formats:
+        raise LabelError(f"{path.name}: a file of labels ends in {' or '.join(formats)}")
+    return formats[path.suffix]
+
+# %% ../../../nbs/eval/annotation/01_files.ipynb #cb24f67d
 def read_labels(raw: bytes, path: str | Path) -> dict[str, tuple[AnnotationCase, Label]]:
     """Read cases and labels from the bytes of a file, by case; `path` gives the format.
 
-    Raises `LabelError`, naming line, value and remedy, for a cause that is none, a case that stands there
+    Raises `LabelError`, naming line, value and remedy, for a cause that doesn't exist, a case that occurs
     twice, or anything else that can't be used.
     """
     path, found, first = Path(path), dict[str, tuple[AnnotationCase, Label]](), dict[str, int]()
-    for line, case, label in file_format(path)[1](raw, path.name):
+    for line, case, label in file_format(path).read(raw, path.name):
         problem = check_label(label.cause, label.note, label.on)
         if not problem and case.id in found:
-            problem = f"case {case.id!r} stands in line {first[case.id]} already: delete one of the two"
+            problem = f"case {case.id!r} is already in line {first[case.id]}: delete one of the two"
         if not problem and (not case.id or math.isnan(case.f1)):
             problem = f"case {case.id!r} has no id or no score: restore the line"
         if problem:
@@ -236,29 +272,12 @@ def read_labels(raw: bytes, path: str | Path) -> dict[str, tuple[AnnotationCase,
 
 
 def write_labels(path: Path, pairs: Iterable[tuple[AnnotationCase, Label]]) -> bytes:
-    """Write cases and labels to a file, in one step; returns its bytes.
+    """Write cases and labels to a file, in one step; return its bytes.
 
     Raises `LabelError` for a name with another extension than .json or .csv.
     """
-    raw = file_format(path)[0](pairs)
+    raw = file_format(path).write(pairs)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_atomic(path, sync_folder=True) as out:
         out.write(raw)
     return raw
-
-
-FileFormat = tuple[
-    Callable[[Iterable[tuple[AnnotationCase, Label]]], bytes],
-    Callable[[bytes, str], list[tuple[int, AnnotationCase, Label]]],
-]
-
-
-def file_format(path: Path) -> FileFormat:
-    """Return the writer and the reader for a file of that name.
-
-    Raises `LabelError` for another extension than .json or .csv.
-    """
-    forms: dict[str, FileFormat] = {".json": (_to_json, _from_json), ".csv": (_to_csv, _from_csv)}
-    if path.suffix not in forms:
-        raise LabelError(f"{path.name}: a file of labels ends in {' or '.join(forms)}")
-    return forms[path.suffix]

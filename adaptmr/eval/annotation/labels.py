@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,13 +33,99 @@ _all_ = ["CAUSES", "AnnotationCase", "Label", "LabelError", "Turn", "sample_fail
 __all__ = ['Labels', 'disagreements', 'label_confusion', 'CAUSES', 'AnnotationCase', 'Label', 'LabelError', 'Turn',
            'sample_failures']
 
+# %% ../../../nbs/eval/annotation/02_labels.ipynb #59637fb2
+class _LabelFile:
+    """A file of labels that isn't overwritten where another program has changed it.
+
+    Raises `LabelError` for another extension than .json or .csv.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        file_format(self.path)
+        self._known = self._on_disk()
+
+    def _on_disk(self) -> bytes | None:
+        return self.path.read_bytes() if self.path.exists() else None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no file yet."""
+        return self._known is None
+
+    def read(self) -> dict[str, tuple[AnnotationCase, Label]]:
+        """Return cases and labels by case, none of a new file. Raises what `read_labels` raises."""
+        return {} if self._known is None else read_labels(self._known, self.path)
+
+    def write(self, pairs: Iterable[tuple[AnnotationCase, Label]]) -> None:
+        """Write the file in one step. Raises `LabelError` if another program has changed it."""
+        if (self._on_disk() or b"") != (self._known or b""):
+            raise LabelError(
+                f"{self.path.name} was changed by another program: "
+                "open it again with Labels(…) before you go on"
+            )
+        self._known = write_labels(self.path, pairs)
+
+# %% ../../../nbs/eval/annotation/02_labels.ipynb #c5cb78ed
+def _index_cases(
+    cases: Sequence[AnnotationCase] | None, kept: Mapping[str, tuple[AnnotationCase, Label]], name: str
+) -> dict[str, AnnotationCase]:
+    """Index the given cases by id, or without any those `kept` in the file `name`.
+
+    Raises `LabelError` for a case that is given twice, and for a kept case that isn't given.
+    """
+    if cases is None:
+        return {id: case for id, (case, _) in kept.items()}
+    if repeated := [id for id, n in Counter(c.id for c in cases).items() if n > 1]:
+        raise LabelError(f"case {repeated[0]!r} is given more than once")
+    given = {c.id: c for c in cases}
+    if unknown := [id for id in kept if id not in given]:
+        raise LabelError(
+            f"{name} has {len(unknown)} cases that are not among those given, such as {unknown[0]!r}: "
+            "name another file for other cases"
+        )
+    return given
+
+# %% ../../../nbs/eval/annotation/02_labels.ipynb #6d2be991
+class _SavedLabels:
+    """Cases and their labels, in memory and in a file that is complete after every change."""
+
+    def __init__(self, path: str | Path, cases: Sequence[AnnotationCase] | None) -> None:
+        self._file = _LabelFile(path)
+        name = self._file.path.name
+        if cases is None and self._file.is_new:
+            raise FileNotFoundError(f"{path} isn't there: give the cases to start it, or the right path")
+        kept = self._file.read()
+        self.cases = _index_cases(cases, kept, name)
+        self.labels = {id: kept[id][1] if id in kept else Label() for id in self.cases}
+        if self._file.is_new:
+            self.save()
+
+    def pairs(self) -> list[tuple[AnnotationCase, Label]]:
+        """Return each case with its label."""
+        return [(case, self.labels[id]) for id, case in self.cases.items()]
+
+    def save(self) -> None:
+        """Write the file, in one step. Raises `LabelError` if another program has changed it."""
+        self._file.write(self.pairs())
+
+    def put(self, case: str, label: Label) -> None:
+        """Label a case and save; where that fails, the case keeps its label."""
+        before = self.labels[case]
+        self.labels[case] = label
+        try:
+            self.save()
+        except BaseException:
+            self.labels[case] = before
+            raise
+
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #25f42d08
 class Labels:
     """The labels of one annotator, in a file `….json` or `….csv` that is complete after every change.
 
-    `cases` are what is to be judged; without them the file must be there. `by` is the annotator's name, kept
-    with each label. Raises `LabelError`, naming line, value and remedy, for a file with a cause that is none,
-    a case twice, or other cases than those given.
+    `cases` are what is to be judged; without them the file must exist. `by` is the annotator's name, kept
+    with each label. Raises `LabelError`, naming line, value and remedy, for a file with a cause that doesn't
+    exist, a case twice, or other cases than those given.
     """
 
     def __init__(
@@ -51,27 +137,13 @@ class Labels:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.path, self.by, self._now = Path(path), one_line(by, 80), now
-        file_format(self.path)
-        if cases is None and not self.path.exists():
-            raise FileNotFoundError(f"{self.path} isn't there: give the cases to begin it, or the right path")
-        self._raw = self.path.read_bytes() if self.path.exists() else b""
-        kept = read_labels(self._raw, self.path) if self.path.exists() else {}
-        if twice := [id for id, n in Counter(c.id for c in cases or ()).items() if n > 1]:
-            raise LabelError(f"case {twice[0]!r} is given more than once")
-        given = (
-            {c.id: c for c in cases} if cases is not None else {id: case for id, (case, _) in kept.items()}
-        )
-        if strange := [id for id in kept if id not in given]:
-            raise LabelError(
-                f"{self.path.name} has {len(strange)} cases that are not among those given, "
-                f"such as {strange[0]!r}: "
-                "name another file for other cases"
-            )
-        self.cases: dict[str, AnnotationCase] = given
-        self._labels = {id: kept[id][1] if id in kept else Label() for id in given}
+        self._saved = _SavedLabels(self.path, cases)
         self._undo: list[tuple[str, Label]] = []
-        if not self.path.exists():
-            self.save()
+
+    @property
+    def cases(self) -> dict[str, AnnotationCase]:
+        """The cases, by id."""
+        return self._saved.cases
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -81,20 +153,20 @@ class Labels:
 
     def __getitem__(self, case: str) -> Label:
         """A case's label. Raises `LabelError` with the nearest ids for a case that isn't there."""
-        if case in self._labels:
-            return self._labels[case]
-        near = get_close_matches(str(case), self._labels, 3, 0.4) or list(self._labels)[:3]
+        if case in self.cases:
+            return self._saved.labels[case]
+        near = get_close_matches(str(case), self.cases, 3, 0.4) or list(self.cases)[:3]
         known = f"there are {', '.join(map(repr, near))} and others" if near else "it has none"
         raise LabelError(f"there is no case {case!r} in {self.path.name}; {known}")
 
     @property
     def done(self) -> int:
         """How many cases have a cause."""
-        return sum(bool(v.cause) for v in self._labels.values())
+        return len(self.causes())
 
     def causes(self) -> dict[str, str]:
-        """The causes given, by case."""
-        return {id: v.cause for id, v in self._labels.items() if v.cause}
+        """Return the causes given, by case."""
+        return {id: v.cause for id, v in self._saved.labels.items() if v.cause}
 
     def set(self, case: str, cause: str, note: str | None = None) -> Label:
         """Label a case and save.
@@ -106,116 +178,84 @@ class Labels:
         note = old.note if note is None else " ".join(clean(note).split())
         if problem := check_label(cause, note):
             raise LabelError(f"case {case!r}: {problem}")
-        new = Label(
-            cause, note, self.by if cause else "", self._now().isoformat(timespec="seconds") if cause else ""
-        )
-        if (old.cause, old.note, old.by) == (new.cause, new.note, new.by):
+        by, on = (self.by, self._now().isoformat(timespec="seconds")) if cause else ("", "")
+        if (old.cause, old.note, old.by) == (cause, note, by):
             return old
-        self._put(case, new)
+        self._saved.put(case, Label(cause, note, by, on))
         self._undo.append((case, old))
-        return new
+        return self[case]
 
     def undo(self) -> str | None:
-        """Undo the last change, and save; returns its case, or `None` if there is none.
+        """Undo the last change, and save; return its case, or `None` if there is none.
 
-        Changes before this object was made can't be undone.
+        Changes made before this object was created can't be undone.
         """
         if not self._undo:
             return None
-        case, old = self._undo[-1]
-        self._put(case, old)
+        self._saved.put(*self._undo[-1])
         return self._undo.pop()[0]
 
-    def _put(self, case: str, label: Label) -> None:
-        before = self._labels[case]
-        self._labels[case] = label
-        try:
-            self.save()
-        except BaseException:
-            self._labels[case] = before  # memory and disk stay the same
-            raise
-
     def save(self) -> None:
-        """Write the file, in one step.
-
-        Raises `LabelError` if another program has changed it since it was read.
-        """
-        there = self.path.read_bytes() if self.path.exists() else b""
-        if there != self._raw:
-            raise LabelError(
-                f"{self.path.name} was changed by another program: "
-                "open it again with Labels(…) before you go on"
-            )
-        self._raw = write_labels(self.path, [(case, self._labels[id]) for id, case in self.cases.items()])
+        """Write the file, in one step. Raises `LabelError` if another program has changed it."""
+        self._saved.save()
 
     def copy_to(self, path: str | Path) -> Path:
-        """Write the same cases and labels to another file, in the format of its extension.
-
-        Returns its path.
-        """
-        write_labels(Path(path), [(case, self._labels[id]) for id, case in self.cases.items()])
+        """Write the cases and labels to another file, in the format of its extension; return its path."""
+        write_labels(Path(path), self._saved.pairs())
         return Path(path)
 
     def progress(self, goal: int = 20) -> pd.DataFrame:
-        """Count per kind of question the cases, those labelled, and those `left`.
-
-        `left` are those still to be labelled until `goal` (or all) of the kind are.
-        """
-        import pandas as pd
-
-        kinds = list(dict.fromkeys(c.type for c in self.cases.values()))
-        total = Counter(c.type for c in self.cases.values())
-        done = Counter(self.cases[id].type for id in self.causes())
-        rows = [
-            {
-                "type": kind,
-                "cases": total[kind],
-                "labelled": done[kind],
-                "left": max(0, min(goal, total[kind]) - done[kind]),
-            }
-            for kind in kinds
-        ]
-        return pd.DataFrame(rows, columns=["type", "cases", "labelled", "left"])
+        """Count per question type the cases, those labelled, and those `left` until `goal` (or all) are."""
+        return _progress_table(self.cases, self.causes(), goal)
 
     def redacted(self) -> pd.DataFrame:
-        """Return what may be published of labels on other people's data.
+        """Return the part of the labels that may be published where the data are other people's.
 
-        Ids, kinds, scores, causes and days; no text, no notes, no names.
+        Ids, question types, scores, causes and days; no text, no notes, no names.
         """
-        import pandas as pd
+        return _redacted_table(self._saved.pairs())
 
-        rows = [
-            {
-                "system": c.system,
-                "conversation": c.conversation,
-                "question": c.question,
-                "type": c.type,
-                "f1": c.f1,
-                "cause": v.cause,
-                "on": v.on[:10],
-            }
-            for c, v in ((self.cases[id], v) for id, v in self._labels.items())
-            if v.cause
-        ]
-        return pd.DataFrame(rows, columns=["system", "conversation", "question", "type", "f1", "cause", "on"])
+# %% ../../../nbs/eval/annotation/02_labels.ipynb #92553f28
+def _progress_table(
+    cases: Mapping[str, AnnotationCase], causes: Mapping[str, str], goal: int
+) -> pd.DataFrame:
+    """Count cases and labels per question type: type, cases, labelled, left until `goal` or all are."""
+    import pandas as pd
+
+    total = Counter(c.type for c in cases.values())
+    done = Counter(cases[id].type for id in causes)
+    rows = [(type, n, done[type], max(0, min(goal, n) - done[type])) for type, n in total.items()]
+    return pd.DataFrame(rows, columns=["type", "cases", "labelled", "left"])
+
+# %% ../../../nbs/eval/annotation/02_labels.ipynb #4b024396
+def _redacted_table(pairs: Iterable[tuple[AnnotationCase, Label]]) -> pd.DataFrame:
+    """Tabulate the labelled cases without any text or name: one row per case, `on` without the time."""
+    import pandas as pd
+
+    columns = ["system", "conversation", "question", "type", "f1", "cause", "on"]
+    rows = [
+        (case.system, case.conversation, case.question, case.type, case.f1, label.cause, label.on[:10])
+        for case, label in pairs
+        if label.cause
+    ]
+    return pd.DataFrame(rows, columns=columns)
 
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #9d96bfea
 def disagreements(a: Labels, b: Labels) -> pd.DataFrame:
     """List the cases that two annotators labelled differently.
 
-    Columns: case, type, each one's cause and note; sorted by the pair of causes, then in the order of the
+    Columns: case, type, and each annotator's cause and note; sorted by the pair of causes, then in the order
+    of the cases. `attrs` has `n` (cases that both labelled), `agreed` (those with the same cause), `kappa`,
+    and `only_one` (labelled by one of the two). Raises `LabelError` for annotators that didn't have the same
     cases.
-
-    `attrs` has `n` (cases that both labelled), `agreed` (how many of them alike), `kappa`, and `only_one`
-    (labelled by one of the two). Raises `LabelError` for annotators that didn't have the same cases.
     """
     import pandas as pd
 
     one, two = a.causes(), b.causes()
     if a.cases.keys() != b.cases.keys():
-        strange = sorted(a.cases.keys() ^ b.cases.keys())
+        different = sorted(a.cases.keys() ^ b.cases.keys())
         raise LabelError(
-            f"{a.path.name} and {b.path.name} are about different cases, such as {strange[0]!r}: "
+            f"{a.path.name} and {b.path.name} are about different cases, such as {different[0]!r}: "
             "export once, and give both annotators the same"
         )
     both = [id for id in a.cases if id in one and id in two]
