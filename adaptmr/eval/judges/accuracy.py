@@ -60,22 +60,21 @@ def make_judge(name: str, llm: LLM | None = None) -> Judge:
 _CALIBRATION_SIZE = 200  # right answers that a judge is measured on
 
 
-def _file() -> Path | None:
-    """The file of wrong answers in the folder that ADAPTMR_DATA names, if it is there."""
+def _wrong_answers_file() -> Path | None:
+    """Find the file of wrong answers in the folder that ADAPTMR_DATA names; `None` without it."""
     path = Path(os.environ.get("ADAPTMR_DATA") or ".").expanduser() / "judge_calibration.jsonl"
     return path if os.environ.get("ADAPTMR_DATA") and path.is_file() else None
 
 
 @lru_cache(maxsize=1)
-def _known() -> dict[str, dict[str, list[int]]]:
+def _shipped_counts() -> dict[str, dict[str, list[int]]]:
     return json.loads(files("adaptmr").joinpath("eval/judges/rates.json").read_text(encoding="utf-8"))
 
 
 def shipped_rates(name: str) -> Calibration | None:
     """Return the rates that ship for the judge of that name, or `None`."""
-    if name not in _known():
+    if (counts := _shipped_counts().get(name)) is None:
         return None
-    counts = _known()[name]
     return Calibration(
         name,
         wilson_interval(*counts["specific"]),
@@ -85,20 +84,20 @@ def shipped_rates(name: str) -> Calibration | None:
 
 
 def measure_rates(judge: Judge, n: int = _CALIBRATION_SIZE) -> Calibration:
-    """Measure the rates of a judge: on `n` right answers and at most `n` wrong ones of each kind."""
-    wrong = calibration_cases(path) if (path := _file()) else []
+    """Measure the rates of a judge on `n` right answers and at most `n` specific and `n` vague wrong ones."""
+    wrong = calibration_cases(path) if (path := _wrong_answers_file()) else []
     chosen = [c for kind in WRONG_KINDS for c in [c for c in wrong if c.kind == kind][:n]]
     return calibrate(judge, chosen, paraphrase_cases(load("demo"), n))
 
 
 def write_rates(path: Path) -> Calibration:
-    """Measure the rates of the rules, and write the counts.
+    """Measure the rates of the rules, and write the counts behind them as JSON.
 
     Raises `FileNotFoundError` where the file of wrong answers isn't available.
     """
-    if (wrong := _file()) is None:
+    if (wrong := _wrong_answers_file()) is None:
         raise FileNotFoundError(
-            "judge_calibration.jsonl is not at hand: put it into the folder that ADAPTMR_DATA names"
+            "judge_calibration.jsonl is missing: put it into the folder that ADAPTMR_DATA names"
         )
     it = calibrate(RuleJudge(), calibration_cases(wrong), paraphrase_cases(load("demo"), _CALIBRATION_SIZE))
     parts = {"specific": it.false_accept_specific, "vague": it.false_accept_vague, "refused": it.false_reject}
@@ -113,10 +112,8 @@ def write_rates(path: Path) -> Calibration:
 def judge_answers(frame: pd.DataFrame, data: Dataset, judge: Judge) -> pd.DataFrame:
     """Add the columns `correct`, `votes` (such as "110") and `judge` to the rows of `evaluate`.
 
-    `attrs["judging"]` holds what judging cost and how votes came about.
-
-    Raises `KeyError` for a missing column (a redacted run has no predictions) and for a question that the
-    data doesn't have.
+    `attrs["judging"]` holds what judging cost, and counts `Verdict.how`. Raises `KeyError` for a missing
+    column (a redacted run has no predictions) and for a question that the data doesn't have.
     """
     missing = [c for c in ("conversation", "question", "prediction", "abstained") if c not in frame]
     if missing:
@@ -124,18 +121,18 @@ def judge_answers(frame: pd.DataFrame, data: Dataset, judge: Judge) -> pd.DataFr
             f"the frame has no column {missing}; a run without the data's text can't be judged: "
             "judge it before it is redacted"
         )
-    of = {(q.conversation, q.id): q for q in data.questions}
+    questions = {(q.conversation, q.id): q for q in data.questions}
     predictions, abstained = map(str, frame["prediction"]), map(bool, frame["abstained"])
     keys = list(zip(frame["conversation"], frame["question"], predictions, abstained))
     for c, q, *_ in keys:
-        if (c, q) not in of:
+        if (c, q) not in questions:
             raise KeyError(
                 f"question {q!r} on conversation {c!r} is not in {data.label}: "
                 "judge a run with the data it was made from"
             )
-    once = list(dict.fromkeys(keys))
-    answers = [(of[c, q], prediction, gave_up) for c, q, prediction, gave_up in once]
-    verdict = dict(zip(once, run_judge(judge, answers)))
+    distinct = list(dict.fromkeys(keys))
+    answers = [(questions[c, q], prediction, flag) for c, q, prediction, flag in distinct]
+    verdict = dict(zip(distinct, run_judge(judge, answers)))
     out = frame.assign(
         correct=[verdict[k].correct for k in keys],
         votes=["".join("01"[v] for v in verdict[k].votes) for k in keys],
@@ -146,53 +143,9 @@ def judge_answers(frame: pd.DataFrame, data: Dataset, judge: Judge) -> pd.DataFr
     out.attrs = {**frame.attrs, "judging": {"judge": judge.name, **asdict(usage), "how": how}}
     return out
 
-
-def judged_accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: int = 0) -> pd.DataFrame:
-    """Tabulate the share judged right and its corrections, per system and kind of question.
-
-    Shares have 95 % intervals; they are also corrected as if all wrong answers were specific, or vague.
-
-    `frame` is `judge_answers`'s; `attrs["caption"]` is the sentence to print with the table. "all answerable"
-    leaves out what the conversations don't tell.
-    """
-    import pandas as pd
-
-    if others := set(frame["judge"]) - {calibration.judge}:
-        raise ValueError(f"the frame was judged by {sorted(others)}, the rates are {calibration.judge!r}'s")
-    rows: list[dict[str, Any]] = []
-    for system, of in frame.groupby("system", sort=False):
-        tells = of["answerable"].astype(bool)
-        parts = [(TYPE_LABELS[k], of[tells & (of["type"] == k)]) for k in types_present(of)] + [
-            ("all answerable", of[tells]),
-            ("unanswerable", of[~tells]),
-        ]
-        for kind, part in parts:
-            if not len(part):
-                continue
-            it = mean_ci(part["correct"].to_numpy(float), part["conversation"].tolist(), seed=seed)
-            row = {
-                "system": system,
-                "kind": kind,
-                "n": it.n,
-                "judged right": format_interval(it.mean, it.low, it.high, ".3f", ".2f"),
-            }
-            for label, weight in (("corrected", 0.5), ("if all specific", 1.0), ("if all vague", 0.0)):
-                row[label] = (
-                    "–"
-                    if kind == "unanswerable"
-                    else _corrected_cell(it, calibration, weight, 1 - float(part["abstained"].mean()), seed)
-                )
-            rows.append(row)
-    table = pd.DataFrame(rows)
-    table.attrs["caption"] = (
-        calibration.sentence()
-        + " Corrected after Rogan and Gladen (1978) for the mean of both rates of wrong answers, "
-        "and for each alone."
-    )
-    return table
-
-
+# %% ../../../nbs/eval/judges/02_accuracy.ipynb #9cf49f74
 def _corrected_cell(it: Interval, calibration: Calibration, weight: float, answered: float, seed: int) -> str:
+    """Format the corrected accuracy of a share judged right, `it`; `answered` is the share not abstained."""
     if any(
         math.isnan(r.mean)
         for r in (calibration.false_accept_specific, calibration.false_accept_vague, calibration.false_reject)
@@ -209,3 +162,42 @@ def _corrected_cell(it: Interval, calibration: Calibration, weight: float, answe
             raise
         return "can't be told"  # only at an extreme weight, where the judge is no better than chance
     return format_interval(c.mean, c.low if known else math.nan, c.high, ".3f", ".2f")
+
+# %% ../../../nbs/eval/judges/02_accuracy.ipynb #8c5945ff
+def judged_accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: int = 0) -> pd.DataFrame:
+    """Tabulate the share judged right and its corrections, per system and question type.
+
+    Shares have 95 % intervals; they are also corrected as if all wrong answers were specific, or vague.
+    `frame` is `judge_answers`'s; the column `kind` has the question type. "all answerable" leaves out the
+    questions that the conversations don't answer. `attrs["caption"]` is the sentence to print with the table.
+    Raises `ValueError` for a frame that another judge has judged.
+    """
+    import pandas as pd
+
+    if others := set(frame["judge"]) - {calibration.judge}:
+        raise ValueError(f"the frame was judged by {sorted(others)}, the rates are {calibration.judge!r}'s")
+    rows: list[dict[str, Any]] = []
+    for system, of in frame.groupby("system", sort=False):
+        answerable = of["answerable"].astype(bool)
+        parts = [(TYPE_LABELS[t], of[answerable & (of["type"] == t)]) for t in types_present(of)] + [
+            ("all answerable", of[answerable]),
+            ("unanswerable", of[~answerable]),
+        ]
+        for label, part in parts:
+            if not len(part):
+                continue
+            it = mean_ci(part["correct"].to_numpy(float), part["conversation"].tolist(), seed=seed)
+            share = format_interval(it.mean, it.low, it.high, ".3f", ".2f")
+            row = {"system": system, "kind": label, "n": it.n, "judged right": share}
+            answered = 1 - float(part["abstained"].mean())
+            for column, weight in (("corrected", 0.5), ("if all specific", 1.0), ("if all vague", 0.0)):
+                corrected = label != "unanswerable"
+                row[column] = _corrected_cell(it, calibration, weight, answered, seed) if corrected else "–"
+            rows.append(row)
+    table = pd.DataFrame(rows)
+    table.attrs["caption"] = (
+        calibration.sentence()
+        + " Corrected after Rogan and Gladen (1978) for the mean of both rates of wrong answers, "
+        "and for each alone."
+    )
+    return table

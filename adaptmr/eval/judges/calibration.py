@@ -92,69 +92,68 @@ _DAY = re.compile(
     rf"(?<![-–至到\d])(?<!to )(?:(\d{{1,2}}) ({_MONTH}),? (\d{{4}})|({_MONTH}) (\d{{1,2}}), (\d{{4}})|"
     r"(\d{4})-(\d\d)-(\d\d)|(\d{4})年(\d{1,2})月(\d{1,2})[日号])(?![-–至到]| to)"
 )
+_HAN = re.compile(f"[{HAN}]")
+
+
+def _year_month_day(m: re.Match[str]) -> tuple[str, int, int]:
+    """Return the year, month and day of a match of `_DAY`."""
+    a, b, c = (x for x in m.groups() if x)
+    if m[1]:  # 7 May 2023
+        return c, MONTHS.index(b) + 1, int(a)
+    if m[4]:  # May 7, 2023
+        return c, MONTHS.index(a) + 1, int(b)
+    return a, int(b), int(c)
+
+
+def _rewrite_date(gold: str, rng: Random) -> str:
+    """Write the first date of a gold answer in another form, chosen at random."""
+    if not (m := _DAY.search(gold)):
+        return gold
+    year, month, day = _year_month_day(m)
+    if _HAN.search(gold):
+        forms = [f"{year}年{month}月{day}日", f"{year}年{month}月{day}号"]
+    else:
+        forms = [f"{day} {MONTHS[month - 1]} {year}", f"{MONTHS[month - 1]} {day}, {year}"]
+    forms.append(f"{year}-{month:02d}-{day:02d}")
+    return gold[: m.start()] + rng.choice([f for f in forms if f != m[0]]) + gold[m.end() :]
+
+# %% ../../../nbs/eval/judges/01_calibration.ipynb #1b374019
 _NUMBER_WORDS = {str(n): word for word, n in NUMBER_WORDS.items() if 2 <= n <= 12}
+_NUMBER_DIGITS = {word: digits for digits, word in _NUMBER_WORDS.items()}
 _NUMERALS = "|".join([*sorted(_NUMBER_WORDS, key=len, reverse=True), *_NUMBER_WORDS.values()])
 _SMALL_NUMBER = re.compile(rf"(?<![\w.,:/$£€-])(?:{_NUMERALS})(?![\w%:/-]|[.,]\d)", re.I)
-_NUMERAL = re.compile(
+_ZH_NUMBER = re.compile(
     r"(?<![\d第周期十百千])(\d{1,2}|[二三四五六七八九]?十[一二三四五六七八九]?|[三四五六七八九])"
     r"(?=[个只次本岁天块间杯针])"
 )
-_ORDERED = re.compile(
-    r"\b(?:order|first|last|before|after|then|earlier|later|from|to|or|respectively)\b|顺序|先|后|再|分别|从|到|或",
-    re.I,
-)
-_YES = re.compile(r"\W*(?:yes|no|likely|probably|是|不|没|有)", re.I)
-_HAN = re.compile(f"[{HAN}]")
-_END = " .。!！?？"
 
 
-def _date(gold: str, rng: Random) -> str:
-    if not (m := _DAY.search(gold)):
-        return gold
-    a, b, c = (x for x in m.groups() if x)
-    y, month, d = (
-        (c, MONTHS.index(b) + 1, int(a))
-        if m[1]
-        else (c, MONTHS.index(a) + 1, int(b))
-        if m[4]
-        else (a, int(b), int(c))
-    )
-    forms = (
-        [f"{y}年{month}月{d}日", f"{y}年{month}月{d}号"]
-        if _HAN.search(gold)
-        else [f"{d} {MONTHS[month - 1]} {y}", f"{MONTHS[month - 1]} {d}, {y}"]
-    )
-    return (
-        gold[: m.start()]
-        + rng.choice([f for f in (*forms, f"{y}-{month:02d}-{d:02d}") if f != m[0]])
-        + gold[m.end() :]
-    )
-
-
-def _numeral(m: re.Match[str]) -> str:
+def _other_zh_numeral(m: re.Match[str]) -> str:
+    """Return the digits of a Chinese numeral, or the Chinese numeral of digits."""
     if not m[0].isdecimal():
         return str(parse_number(m[0]))
     tens, ones = divmod(int(m[0]), 10)
     if int(m[0]) < 3 or m[0][0] == "0":
         return m[0]
-    return ("" if not tens else "十" if tens == 1 else ZH_DIGITS[tens] + "十") + (
-        ZH_DIGITS[ones] if ones else ""
-    )
+    ten = "" if not tens else "十" if tens == 1 else ZH_DIGITS[tens] + "十"
+    return ten + (ZH_DIGITS[ones] if ones else "")
 
 
-def _number(gold: str, rng: Random) -> str:
+def _rewrite_number(gold: str, rng: Random) -> str:
+    """Write the first small number of a gold answer as a word, or in digits if it is one."""
     if _DAY.search(gold) or any(month in gold for month in MONTHS):
         return gold
     if _HAN.search(gold):
-        return _NUMERAL.sub(_numeral, gold, count=1)
-    return _SMALL_NUMBER.sub(
-        lambda m: _NUMBER_WORDS.get(m[0]) or next(f for f, w in _NUMBER_WORDS.items() if w == m[0].lower()),
-        gold,
-        count=1,
-    )
+        return _ZH_NUMBER.sub(_other_zh_numeral, gold, count=1)
+    return _SMALL_NUMBER.sub(lambda m: _NUMBER_WORDS.get(m[0]) or _NUMBER_DIGITS[m[0].lower()], gold, count=1)
+
+# %% ../../../nbs/eval/judges/01_calibration.ipynb #dda44403
+_END = " .。!！?？"
+_ARTICLE = re.compile(r"\b(?:the|a|an) ")
 
 
-def _order(gold: str, rng: Random) -> str:
+def _rewrite_order(gold: str, rng: Random) -> str:
+    """Put the first item of a list last. What may not be a plain list is left alone."""
     parts = [p.strip() for p in re.split(r",\s*(?:and )?|\band\b|、|和", gold.strip(_END))]
     if (
         not 2 <= len(parts) <= 8
@@ -165,35 +164,41 @@ def _order(gold: str, rng: Random) -> str:
     return ("、" if _HAN.search(gold) else ", ").join([*parts[1:], parts[0]])
 
 
+def _rewrite_articles(gold: str, rng: Random) -> str:
+    """Drop the articles of an English gold answer, or begin it with one if it has none."""
+    if _HAN.search(gold):
+        return gold
+    return _ARTICLE.sub("", gold) if _ARTICLE.search(gold) else f"the {gold}"
+
+
 _REWRITES: dict[str, Callable[[str, Random], str]] = {
-    "articles": lambda g, rng: (
-        g
-        if _HAN.search(g)
-        else re.sub(r"\b(?:the|a|an) ", "", g)
-        if re.search(r"\b(?:the|a|an) ", g)
-        else f"the {g}"
-    ),
+    "articles": _rewrite_articles,
     "case": lambda g, rng: g.lower() if g.isupper() else g.upper(),
-    "date": _date,
-    "number": _number,
-    "order": _order,
+    "date": _rewrite_date,
+    "number": _rewrite_number,
+    "order": _rewrite_order,
     "punctuation": lambda g, rng: g.rstrip(_END) if g[-1] in _END else g + ("。" if _HAN.search(g) else "."),
     "sentence": lambda g, rng: f"是{g.strip(_END)}。" if _HAN.search(g) else f"It was {g.strip(_END)}.",
 }
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #0955b037
+_ORDERED = re.compile(
+    r"\b(?:order|first|last|before|after|then|earlier|later|from|to|or|respectively)\b|顺序|先|后|再|分别|从|到|或",
+    re.I,
+)
+_YES = re.compile(r"\W*(?:yes|no|likely|probably|是|不|没|有)", re.I)
+
+
 def paraphrase_cases(dataset: Dataset, n: int = 200, seed: int = 0) -> list[CalibrationCase]:
     """Rewrite at most `n` gold answers, each by one rule; the same for the same seed.
 
-    The first gold answers of a data set are used, and the rules take turns.
-
-    Rubrics (preference questions) and unanswerable questions are left out. Raises `ValueError` for n below 1
-    or a data set without gold.
+    The first gold answers of a data set are used, and the rules take turns. Rubrics (preference questions)
+    and unanswerable questions are left out. Raises `ValueError` for n below 1 or a data set without gold.
     """
     if n < 1:
         raise ValueError(f"n={n} paraphrases: ask for 1 or more")
     rng = Random(seed)
-    asked = sorted(
+    questions = sorted(
         (
             q
             for q in dataset.questions
@@ -201,36 +206,39 @@ def paraphrase_cases(dataset: Dataset, n: int = 200, seed: int = 0) -> list[Cali
         ),
         key=lambda q: (q.conversation, q.id),
     )
-    if not asked:
+    if not questions:
         raise ValueError(f"{dataset.label} has no gold answers to rewrite")
-    rng.shuffle(asked)
+    rng.shuffle(questions)
     out: list[CalibrationCase] = []
     used: Counter[str] = Counter()
     done: set[tuple[int, str]] = set()
     for _ in _REWRITES:
-        for i, q in enumerate(asked):
+        for i, q in enumerate(questions):
             if len(out) == n:
                 return out
             gold = str(q.answers[0])
             skip = {"order"} if _ORDERED.search(f"{q.text} {gold}") else set()
             if _YES.match(gold):
                 skip |= {"articles", "sentence", "order"}
-            ways = {
+            rewritten = {
                 name: said
-                for name, f in _REWRITES.items()
-                if name not in skip and (i, name) not in done and (said := f(gold, rng)) != gold and said
+                for name, rewrite in _REWRITES.items()
+                if name not in skip
+                and (i, name) not in done
+                and (said := rewrite(gold, rng)) != gold
+                and said
             }
-            if not ways:
+            if not rewritten:
                 continue
-            name = min(ways, key=lambda w: (used[w], w))
+            name = min(rewritten, key=lambda w: (used[w], w))
             used[name] += 1
             done.add((i, name))
-            out.append(CalibrationCase(replace(q, answers=[gold]), ways[name], name, True))
+            out.append(CalibrationCase(replace(q, answers=[gold]), rewritten[name], name, True))
     return out
 
 
 def alternative_gold_cases(dataset: Dataset, n: int = 200, seed: int = 0) -> list[CalibrationCase]:
-    """Pair gold answers of a question: at most `n` cases of one judged by another alone."""
+    """Pair the gold answers of a question: at most `n` cases of one that is judged by another alone."""
     pairs = [
         CalibrationCase(replace(q, answers=[a]), b, "rewording", True)
         for q in dataset.questions
@@ -254,7 +262,7 @@ def wilson_interval(k: int, n: int) -> Interval:
     return Interval(round(p, 9), round(low, 9), round(high, 9), n, 1, "cases")
 
 
-def _shown(it: Interval) -> str:
+def _format_rate(it: Interval) -> str:
     return "unknown" if math.isnan(it.mean) else f"{it.mean:.1%} [{it.low:.1%}, {it.high:.1%}] (n={it.n})"
 
 
@@ -273,9 +281,10 @@ def run_judge(judge: Judge, answers: Sequence[tuple[Question, str, bool]]) -> li
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #26754719
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The error rates of a judge.
+    """The error rates of a judge, 0 to 1, with their intervals; `nan` where unknown.
 
-    The shares of specific and of vague wrong answers that it accepts, and of right ones that it refuses.
+    The shares of specific and of vague wrong answers that it accepts, and of right ones that it rejects.
+    `usage` is what measuring them cost.
     """
 
     judge: str
@@ -287,9 +296,9 @@ class Calibration:
     def sentence(self) -> str:
         """Describe the rates in one sentence, for every table that uses the judge."""
         return (
-            f"Judge {self.judge}: accepts {_shown(self.false_accept_specific)} of specific and "
-            f"{_shown(self.false_accept_vague)} of vague wrong answers, "
-            f"refuses {_shown(self.false_reject)} of right answers written another way."
+            f"Judge {self.judge}: accepts {_format_rate(self.false_accept_specific)} of specific and "
+            f"{_format_rate(self.false_accept_vague)} of vague wrong answers, "
+            f"refuses {_format_rate(self.false_reject)} of right answers written another way."
         )
 
     def _repr_html_(self) -> str:
@@ -298,7 +307,7 @@ class Calibration:
             ("vague wrong answers accepted", self.false_accept_vague),
             ("right answers refused", self.false_reject),
         )
-        return html_table([(name, _shown(it)) for name, it in rows], caption=f"Judge {self.judge}")
+        return html_table([(name, _format_rate(it)) for name, it in rows], caption=f"Judge {self.judge}")
 
 
 def calibrate(
@@ -306,7 +315,7 @@ def calibrate(
 ) -> Calibration:
     """Measure a judge on wrong answers (`cases`) and on right ones. A rate without cases is unknown (`nan`).
 
-    Raises `ValueError` when a wrong answer is called right or the other way round.
+    Raises `ValueError` for a right answer among `cases`, or a wrong one among `paraphrases`.
     """
     wrong, right = list(cases), list(paraphrases)
     bad = [c for c in wrong if c.correct or c.kind not in WRONG_KINDS] + [c for c in right if not c.correct]
@@ -319,14 +328,14 @@ def calibrate(
     accepted = [v.correct for v in found]
     of_kind = ([a for c, a in zip(wrong, accepted) if c.kind == kind] for kind in WRONG_KINDS)
     specific, vague = (wilson_interval(sum(x), len(x)) for x in of_kind)
-    refused = wilson_interval(len(right) - sum(accepted[len(wrong) :]), len(right))
-    return Calibration(judge.name, specific, vague, refused, sum((v.usage for v in found), Usage()))
+    rejected = wilson_interval(len(right) - sum(accepted[len(wrong) :]), len(right))
+    return Calibration(judge.name, specific, vague, rejected, sum((v.usage for v in found), Usage()))
 
 
 def calibration_from_votes(
     cases: Iterable[CalibrationCase], name: str = "gpt-4o-mini (votes on file)"
 ) -> Calibration:
-    """Compute the rates of the judge whose votes the cases hold; what it refuses is unknown."""
+    """Compute the rates of the judge whose votes the cases hold; what it rejects is unknown."""
     known = [(c.kind, sum(c.votes) * 2 > len(c.votes)) for c in cases if c.votes]
     specific, vague = ([a for k, a in known if k == kind] for kind in WRONG_KINDS)
     return Calibration(
@@ -337,9 +346,62 @@ def calibration_from_votes(
     )
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #9918f1d5
+def _mean_rates(calibration: Calibration) -> tuple[float, float, float]:
+    """Return the shares of specific and vague wrong answers accepted, and of right ones rejected.
+
+    0 where a rate is unknown.
+    """
+    specific, vague = calibration.false_accept_specific, calibration.false_accept_vague
+    rates = (r.mean if r.n else 0.0 for r in (specific, vague, calibration.false_reject))
+    return next(rates), next(rates), next(rates)
+
+
+def _error_rates(calibration: Calibration, weight: float) -> tuple[float, float]:
+    """Return the shares of wrong answers accepted and of right ones rejected.
+
+    `weight`, 0 to 1, is the share of specific ones among wrong answers. Raises `ValueError` where a rate that
+    has weight is unknown, or the judge is no better than chance.
+    """
+    weights = (weight, 1 - weight, 1)
+    rates = (calibration.false_accept_specific, calibration.false_accept_vague, calibration.false_reject)
+    if any(math.isnan(rate.mean) for rate, w in zip(rates, weights) if w):
+        raise ValueError(
+            f"judge {calibration.judge}: a rate is unknown, so that nothing can be corrected. "
+            "Calibrate it on wrong and on right answers"
+        )
+    specific, vague, rejected = _mean_rates(calibration)
+    accepted = weight * specific + (1 - weight) * vague
+    if not 1 - rejected - accepted > 0:
+        raise ValueError(
+            f"judge {calibration.judge} can't tell right from wrong: "
+            f"sensitivity {1 - rejected:.3f} + specificity {1 - accepted:.3f} <= 1"
+        )
+    return accepted, rejected
+
+# %% ../../../nbs/eval/judges/01_calibration.ipynb #7fed8667
 MONTE_CARLO_DRAWS = 20_000
 
 
+def _draw_accuracy(
+    share: float, n: float, calibration: Calibration, weight: float, answered: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw corrected accuracies from the posteriors of all shares: float64 (MONTE_CARLO_DRAWS,)."""
+
+    def draw(p: float, of: float) -> np.ndarray:
+        return rng.beta(p * of + 0.5, (1 - p) * of + 0.5, MONTE_CARLO_DRAWS)
+
+    specific, vague, rejected = _mean_rates(calibration)
+    a = draw(answered, n) if answered < 1 else np.ones(MONTE_CARLO_DRAWS)
+    s = a * draw(min(1.0, share / answered) if answered else 0.0, n * answered)
+    specific_draws = weight * draw(specific, calibration.false_accept_specific.n)
+    fa = specific_draws + (1 - weight) * draw(vague, calibration.false_accept_vague.n)
+    denominator = 1 - draw(rejected, calibration.false_reject.n) - fa
+    # a draw in which the judge is no better than chance carries no information: any accuracy is possible
+    anywhere = np.where(np.arange(MONTE_CARLO_DRAWS) % 2, np.inf, -np.inf)
+    better = denominator > 0
+    return np.where(better, (s - a * fa) / np.where(better, denominator, 1), anywhere)
+
+# %% ../../../nbs/eval/judges/01_calibration.ipynb #18224ad7
 def corrected_accuracy(
     share_judged_right: float,
     n: float,
@@ -363,60 +425,9 @@ def corrected_accuracy(
             raise ValueError(f"{name}={x!r} must lie in 0..1")
     if not n > 0 or share_judged_right > answered + 1e-9:
         raise ValueError(f"n={n} must be more than 0, and the share judged right at most {answered=}")
-    accepts, refused = _error_rates(calibration, weight)
+    accepted, rejected = _error_rates(calibration, weight)
     p = _draw_accuracy(share_judged_right, n, calibration, weight, answered, np.random.default_rng(seed))
     low, high = np.clip(np.quantile(p, [0.025, 0.975], method="nearest"), 0, 1)
-    mean = min(1.0, max(0.0, (share_judged_right - answered * accepts) / (1 - refused - accepts)))
+    mean = min(1.0, max(0.0, (share_judged_right - answered * accepted) / (1 - rejected - accepted)))
     ends = round(min(float(low), mean), 9), round(max(float(high), mean), 9)
     return Interval(round(mean, 9), *ends, round(n), 1, "parametric bootstrap")
-
-
-def _means(calibration: Calibration) -> tuple[float, float, float]:
-    """The judge's rates: specific and vague wrong answers accepted, right ones refused; 0 where unknown."""
-    specific, vague = calibration.false_accept_specific, calibration.false_accept_vague
-    rates = (r.mean if r.n else 0.0 for r in (specific, vague, calibration.false_reject))
-    return next(rates), next(rates), next(rates)
-
-
-def _error_rates(calibration: Calibration, weight: float) -> tuple[float, float]:
-    """Return the shares of wrong answers accepted and of right ones refused.
-
-    Raises `ValueError` where a rate is unknown or the judge is no better than chance.
-
-
-    Raises `ValueError` where they are of no use.
-    """
-    weights = (weight, 1 - weight, 1)
-    rates = (calibration.false_accept_specific, calibration.false_accept_vague, calibration.false_reject)
-    if any(math.isnan(rate.mean) for rate, w in zip(rates, weights) if w):
-        raise ValueError(
-            f"judge {calibration.judge}: a rate is unknown, so that nothing can be corrected. "
-            "Calibrate it on wrong and on right answers"
-        )
-    specific, vague, refused = _means(calibration)
-    accepts = weight * specific + (1 - weight) * vague
-    if not 1 - refused - accepts > 0:
-        raise ValueError(
-            f"judge {calibration.judge} can't tell right from wrong: "
-            f"sensitivity {1 - refused:.3f} + specificity {1 - accepts:.3f} <= 1"
-        )
-    return accepts, refused
-
-
-def _draw_accuracy(
-    share: float, n: float, calibration: Calibration, weight: float, answered: float, rng: np.random.Generator
-) -> np.ndarray:
-    """Draw corrected accuracies from the posteriors of all shares: float64 (MONTE_CARLO_DRAWS,)."""
-
-    def draw(p: float, of: float) -> np.ndarray:
-        return rng.beta(p * of + 0.5, (1 - p) * of + 0.5, MONTE_CARLO_DRAWS)
-
-    specific, vague, refused = _means(calibration)
-    a = draw(answered, n) if answered < 1 else np.ones(MONTE_CARLO_DRAWS)
-    s = a * draw(min(1.0, share / answered) if answered else 0.0, n * answered)
-    specific_draws = weight * draw(specific, calibration.false_accept_specific.n)
-    fa = specific_draws + (1 - weight) * draw(vague, calibration.false_accept_vague.n)
-    room = 1 - draw(refused, calibration.false_reject.n) - fa
-    # where a draw has no room, the judge carries no information: any accuracy is possible
-    anywhere = np.where(np.arange(MONTE_CARLO_DRAWS) % 2, np.inf, -np.inf)
-    return np.where(room > 0, (s - a * fa) / np.where(room > 0, room, 1), anywhere)

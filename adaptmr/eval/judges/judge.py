@@ -29,7 +29,8 @@ __all__ = ['CRITERIA', 'Verdict', 'Judge', 'gold_answers', 'RuleJudge', 'criteri
 class Verdict:
     """Whether an answer is right, by the majority of `votes`.
 
-    `usage` is what judging cost, `how` which rule decided or how the replies came about.
+    `usage` is what judging cost; `how` names the rule that decided, or counts the outcomes of the requests
+    (such as "model×2 fallback×1").
     """
 
     correct: bool
@@ -39,7 +40,7 @@ class Verdict:
 
 
 class Judge(Protocol):
-    """Decides whether an answer is right. `abstained` is the reader's own flag; `name` is shown in tables."""
+    """Decide whether an answer is right. `abstained` is the reader's own flag; `name` is shown in tables."""
 
     name: str
 
@@ -182,8 +183,8 @@ def _same_value(gold: _Number | _Date, said: _Number | _Date, slack: float = 0.0
         return isinstance(gold, _Date) and isinstance(said, _Date) and _same_date(gold, said)
     if not gold.unit or not said.unit or gold.unit == said.unit:
         return abs(gold.value - said.value) <= slack + 1e-9
-    (_, kind, g), (_, other, s) = _UNITS[gold.unit], _UNITS[said.unit]
-    return kind == other and gold.value * g == said.value * s
+    (_, base, g), (_, other, s) = _UNITS[gold.unit], _UNITS[said.unit]
+    return base == other and gold.value * g == said.value * s
 
 # %% ../../../nbs/eval/judges/00_judge.ipynb #119966bf
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -245,7 +246,7 @@ def _without_numbers(text: str) -> tuple[str, list[_Number]]:
 
 @lru_cache(maxsize=1024)
 def _parse_answer(plain: str, without_denied: bool = False) -> _ParsedAnswer:
-    """Take a normalised text apart into words, numbers and dates, without its negated parts if so asked."""
+    """Parse a normalised text into words, numbers and dates; `without_denied` removes its negated parts."""
     text = _PRONOUN.sub(" ", _DENIED.sub(" ", plain) if without_denied else plain).replace("\ue000", " ")
     text = re.sub("年的?([春夏秋冬])天?", r"年\1天", _NO_DATE.sub(" ", text))
     text, dates = _without_dates(_MONTH_WORD.sub(lambda m: m[0].title(), text))
@@ -298,9 +299,6 @@ _ASKS_VALUE = re.compile(
     r"\bwhen\b|\b(?:what|which) (?:date|day|year|month|time|age|number|amount|price)\b|"
     r"\bhow (?:many|much|long|old|often|far)\b|什么时候|何时|几|多少|多久|多大|哪一?[天年月]"
 )
-_ASKS_UNIT = re.compile(
-    r"how many (?P<unit>day|week|month)s|[几多]少?个?(?:(?P<day>天)|(?P<week>周|星期|礼拜)|(?P<month>月))"
-)
 
 
 class _Comparison(NamedTuple):
@@ -312,7 +310,7 @@ class _Comparison(NamedTuple):
     missing: list[_Number | _Date]  # values of the gold answer that the prediction lacks
     others: list[_Number | _Date]  # values of the prediction that neither gold answer nor question has
     n_values: int  # values of the gold answer that the prediction has
-    extra: int  # words and values of the prediction beside those of the gold answer and the question
+    extra: int  # words and values of the prediction that neither gold answer nor question has
 
     @property
     def f1(self) -> float:
@@ -329,7 +327,7 @@ class _Comparison(NamedTuple):
 
     @property
     def contradicts(self) -> bool:
-        """Whether a value is missing and another of its kind is in its place."""
+        """Whether a value is missing and another of its type, number or date, replaces it."""
         return any(type(v) is type(w) for v in self.missing for w in self.others)
 
     @property
@@ -344,6 +342,11 @@ class _Comparison(NamedTuple):
         runs = re.split(f"[^{_CJK}]|[{_EMPTY_ZH}]", self.gold.rest)
         found = latin <= self.answer.content and all(run in self.answer.rest for run in runs)
         return bool(self.gold.content) and found
+
+# %% ../../../nbs/eval/judges/00_judge.ipynb #9c6b0f7a
+_ASKS_UNIT = re.compile(
+    r"how many (?P<unit>day|week|month)s|[几多]少?个?(?:(?P<day>天)|(?P<week>周|星期|礼拜)|(?P<month>月))"
+)
 
 
 def _wanted_values(
@@ -378,21 +381,22 @@ def _compare(question: Question, gold: _ParsedAnswer, answer: _ParsedAnswer) -> 
     ]
     if gold.content and not any(isinstance(w, _Number) for w in answer.values):
         missing = [v for v in missing if isinstance(v, _Date) or not v.soft]
-    # words of the question that an answer repeats cost nothing, unless it names two things to choose from
+    # words of the question that an answer repeats are not counted, unless it names two things to choose from
     free: Collection[str] = () if _OR.search(asked) else in_question.content
     extra = sum(n for w, n in (answer.content - gold.content).items() if w not in free) + len(others)
     return _Comparison(asked, gold, answer, missing, others, n_values, extra)
 
 # %% ../../../nbs/eval/judges/00_judge.ipynb #51c73ae9
-_RULES = ("match", "values", "contradicts", "contains", "hedges", "words")  # the first that holds decides
+_RULES = ("match", "values", "contradicts", "contains", "hedges", "words")  # the first that applies decides
 
 
 class RuleJudge:
-    """A judge without a model: words alone make an answer right from a token F1 of `threshold` (in (0, 1]).
+    """A judge without a model, for English and Chinese; deterministic.
 
-    Deterministic, English and Chinese. Exact about numbers and dates; it knows no synonyms ("glad" isn't
-    "happy") and can't apply the rubric of a preference question: such answers count as wrong. So does one
-    with more than `max_extra_words` words beside the gold ones.
+    Where no other rule decides, an answer is right if its token F1 is `threshold` (in (0, 1]) or more. The
+    judge is exact about numbers and dates; it knows no synonyms ("glad" isn't "happy") and can't apply the
+    rubric of a preference question: such answers count as wrong. So does one with more than `max_extra_words`
+    words that the gold answer doesn't have.
     """
 
     def __init__(self, threshold: float = 0.55, max_extra_words: int = 25) -> None:
@@ -401,9 +405,9 @@ class RuleJudge:
         self.threshold, self.max_extra_words, self.name = threshold, max_extra_words, "rules"
 
     def judge(self, question: Question, prediction: str, abstained: bool) -> Verdict:
-        """Decide whether `prediction` answers `question`, by the list above.
+        """Decide whether `prediction` answers `question`, by the rules listed in `eval.judges.judge`.
 
-        `how` names the rule that decided.
+        The verdict's `how` names the rule that decided.
         """
         if abstained or not question.answerable:
             right = bool(abstained) and not question.answerable
@@ -421,7 +425,7 @@ class RuleJudge:
         return min((how for how, _ in found), key=_RULES.index), max(f1 for _, f1 in found)
 
     def _compare_one(self, question: Question, gold_text: str, text: str) -> tuple[str, float]:
-        """Compare a prediction with one gold answer: the rule that holds, and the token F1.
+        """Compare a prediction with one gold answer; return the rule that applies, and the token F1.
 
         Both texts are normalised by `_plain`.
         """
@@ -558,9 +562,9 @@ _TASKS = {
 class LLMJudge:
     """A judge that asks a model `votes` times (1 or 3), each time in another way; the majority decides.
 
-    An answer that abstained or is empty, and a question without gold, are decided by `RuleJudge` without a
-    call. A reply that can't be used is replaced by `RuleJudge`'s vote, counted as a fallback of the task
-    `judge_…` and named in `how`. Raises what `LLM.complete` raises.
+    `RuleJudge` decides without a request where the answer abstained or is empty, or the question has no gold
+    answer. A reply that can't be used is replaced by `RuleJudge`'s vote, counted as a fallback of the task
+    `judge_…` and in `how`. Raises what `LLM.complete` raises, and `ValueError` for another number of votes.
     """
 
     def __init__(self, llm: LLM, votes: int = 3) -> None:
