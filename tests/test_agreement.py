@@ -1,4 +1,4 @@
-"""Cohen's κ: worked examples, sklearn's numbers, properties, and what isn't defined."""
+"""Cohen's κ: worked examples, agreement with scikit-learn, properties, and undefined cases."""
 
 import math
 
@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from adaptmr.eval.stats.agreement import confusion_matrix, cohen_kappa
 
-FEW = 200
+FEW_RESAMPLES = 200
 PAIRS = st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("xyz")), min_size=1, max_size=30)
 
 
-def judges(table):
-    """Two judges whose labels give this table of counts."""
+def annotators(table):
+    """The labels of two annotators that give this table of counts."""
     both = [(a, b) for (a, b), n in table.items() for _ in range(n)]
     return [a for a, _ in both], [b for _, b in both]
 
 
 def test_a_worked_example():
-    a, b = judges({("yes", "yes"): 20, ("yes", "no"): 5, ("no", "yes"): 10, ("no", "no"): 15})
+    a, b = annotators({("yes", "yes"): 20, ("yes", "no"): 5, ("no", "yes"): 10, ("no", "no"): 15})
     it = cohen_kappa(a, b)
     assert (it.kappa, it.observed, it.expected, it.n) == (
         0.4,
@@ -30,9 +30,9 @@ def test_a_worked_example():
     assert "κ = 0.40" in str(it) and "n = 50" in str(it)
 
 
-def test_the_same_agreement_is_worth_less_where_chance_gives_more():
-    a, b = judges({("A", "A"): 45, ("A", "B"): 15, ("B", "A"): 25, ("B", "B"): 15})
-    c, d = judges({("A", "A"): 25, ("A", "B"): 35, ("B", "A"): 5, ("B", "B"): 35})
+def test_kappa_is_lower_where_chance_agreement_is_higher():
+    a, b = annotators({("A", "A"): 45, ("A", "B"): 15, ("B", "A"): 25, ("B", "B"): 15})
+    c, d = annotators({("A", "A"): 25, ("A", "B"): 35, ("B", "A"): 5, ("B", "B"): 35})
     one, two = cohen_kappa(a, b), cohen_kappa(c, d)
     assert (
         one.observed == two.observed == 0.6
@@ -46,10 +46,10 @@ def test_the_same_agreement_is_worth_less_where_chance_gives_more():
 
 @given(PAIRS)
 @settings(max_examples=60, deadline=None)
-def test_it_is_what_sklearn_says(pairs):
+def test_kappa_and_confusion_agree_with_sklearn(pairs):
     metrics = pytest.importorskip("sklearn.metrics")
     a, b = map(list, zip(*pairs))
-    ours = cohen_kappa(a, b, "xyz", resamples=FEW)
+    ours = cohen_kappa(a, b, "xyz", resamples=FEW_RESAMPLES)
     if len({*a, *b}) == 1:
         assert math.isnan(ours.kappa)
     else:
@@ -65,20 +65,26 @@ def test_it_is_what_sklearn_says(pairs):
 
 @given(PAIRS, st.randoms())
 @settings(max_examples=60, deadline=None)
-def test_order_and_sides_change_nothing(pairs, lot):
+def test_kappa_does_not_depend_on_the_order_of_items_or_annotators(pairs, random):
     a, b = map(list, zip(*pairs))
     groups = [f"c{i % 5}" for i in range(len(a))]
-    mixed = lot.sample(range(len(a)), len(a))
-    it = cohen_kappa(a, b, "xyz", groups=groups, resamples=FEW)
+    shuffled = random.sample(range(len(a)), len(a))
+    it = cohen_kappa(a, b, "xyz", groups=groups, resamples=FEW_RESAMPLES)
     again = cohen_kappa(
-        [a[i] for i in mixed], [b[i] for i in mixed], "xyz", groups=[groups[i] for i in mixed], resamples=FEW
+        [a[i] for i in shuffled],
+        [b[i] for i in shuffled],
+        "xyz",
+        groups=[groups[i] for i in shuffled],
+        resamples=FEW_RESAMPLES,
     )
     assert str(it) == str(again) and it.low == pytest.approx(again.low, nan_ok=True)
-    assert cohen_kappa(b, a, "xyz", resamples=FEW).kappa == pytest.approx(it.kappa, nan_ok=True, abs=1e-8)
+    assert cohen_kappa(b, a, "xyz", resamples=FEW_RESAMPLES).kappa == pytest.approx(
+        it.kappa, nan_ok=True, abs=1e-8
+    )
 
 
-def test_the_ends_of_the_scale():
-    a, b = judges({("x", "y"): 10, ("y", "x"): 10})
+def test_full_opposite_and_undefined_agreement():
+    a, b = annotators({("x", "y"): 10, ("y", "x"): 10})
     assert (
         cohen_kappa(a, a).kappa == 1
         and cohen_kappa(a, b).kappa == -1
@@ -89,13 +95,13 @@ def test_the_ends_of_the_scale():
     assert cohen_kappa(["x"] * 4, ["x"] * 4).observed == 1 and cohen_kappa([], []).n == 0
 
 
-def test_whole_conversations_are_drawn():
+def test_whole_conversations_are_resampled():
     a, b = ["x", "y"] * 20 + ["x", "y"] * 20, ["x", "y"] * 20 + ["y", "x"] * 20
     four = ["good"] * 20 + ["fine"] * 20 + ["bad"] * 20 + ["worse"] * 20
     wide, narrow = cohen_kappa(a, b, groups=four), cohen_kappa(a, b)
     assert wide.kappa == narrow.kappa == 0 and narrow.high < 0.5
     assert wide.low < -0.99 and wide.high > 0.99, (
-        "the good conversations may be drawn four times, and the bad ones not at all"
+        "the good conversations may be sampled four times, and the bad ones not at all"
     )
 
 
@@ -105,18 +111,18 @@ def test_too_few_conversations_have_no_interval(groups):
     it = cohen_kappa(a, b, groups=groups)
     assert it.kappa == cohen_kappa(a, b).kappa > 0 and math.isnan(it.low) and math.isnan(it.high)
     assert "– too few" in str(it) and "[" not in str(it)
-    assert math.isnan(cohen_kappa(["x", "y", "x"], ["x", "y", "y"]).low), "three things without conversations"
+    assert math.isnan(cohen_kappa(["x", "y", "x"], ["x", "y", "y"]).low), "three items without conversations"
 
 
 @pytest.mark.parametrize(
     ("a", "b", "more", "match"),
     [
-        (["x"], [], {}, "one judge has 1 labels, the other 0"),
+        (["x"], [], {}, "one annotator has 1 labels, the other 0"),
         (["x"], ["y"], {"labels": ["x"]}, "label 'y' is none of"),
         (["x"], ["x"], {"labels": ["x", "x"]}, "twice"),
-        (["x"], ["x"], {"groups": ["a", "b"]}, "1 things but 2 groups"),
+        (["x"], ["x"], {"groups": ["a", "b"]}, "1 items but 2 groups"),
     ],
 )
-def test_wrong_input(a, b, more, match):
+def test_wrong_input_is_rejected(a, b, more, match):
     with pytest.raises(ValueError, match=match):
         cohen_kappa(a, b, **more)

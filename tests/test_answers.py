@@ -1,4 +1,4 @@
-"""Answer metrics: the official vectors, hand-computed values, properties, and unusual input."""
+"""Answer metrics: official scores, hand-computed values, properties, and unusual input."""
 
 import json
 import math
@@ -34,10 +34,10 @@ AWKWARD = [
 ]
 
 
-def test_locomo_official_scores():
+def test_locomo_f1_agrees_with_official_scores():
     folder = os.environ.get("ADAPTMR_DATA")
     if not folder:
-        pytest.skip("ADAPTMR_DATA is not set: the official scores are not at hand")
+        pytest.skip("ADAPTMR_DATA is not set: the official scores are missing")
     path = Path(folder).parent / "vectors" / "locomo_official_f1.jsonl"
     if not path.exists():
         pytest.skip(f"{path.name} is not beside ADAPTMR_DATA")
@@ -63,7 +63,7 @@ def test_locomo_official_scores():
         ("", "", 1, 0.0),
     ],
 )
-def test_locomo_by_hand(said, gold, category, score):
+def test_locomo_f1_agrees_with_hand_computed_scores(said, gold, category, score):
     assert m.locomo_f1(said, gold, category) == pytest.approx(score, abs=1e-12)
 
 
@@ -79,7 +79,7 @@ def test_locomo_category_names_and_numbers_agree():
             m.locomo_f1("a", "a", bad)
 
 
-def test_none_is_not_an_answer():
+def test_none_is_rejected_as_an_answer():
     assert m.locomo_f1("not mentioned", None, 5) == 1
     with pytest.raises(TypeError, match="prediction None"):
         m.locomo_f1(None, "x", 4)
@@ -93,7 +93,7 @@ def test_none_is_not_an_answer():
 
 
 @pytest.mark.parametrize("text", AWKWARD, ids=range(len(AWKWARD)))
-def test_awkward_texts_score_finitely(text):
+def test_unusual_texts_have_finite_scores(text):
     for metric in METRICS:
         assert 0 <= metric(text, "the blue van") <= 1
         assert metric(text, text) == 1
@@ -102,7 +102,7 @@ def test_awkward_texts_score_finitely(text):
     assert m.abstains(text) in (True, False)
 
 
-def test_a_megabyte_is_scored():
+def test_texts_of_a_megabyte_are_scored():
     long, chinese = "word other " * 90_000, "我住在杭州" * 70_000
     assert m.token_f1(long, "word") == pytest.approx(2 / 180_001)
     assert m.rouge_l(long, "other word") == pytest.approx(4 / 180_002)
@@ -125,7 +125,7 @@ def test_bounds_and_symmetry(a, b):
 
 @given(st.lists(st.sampled_from("abcd"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
 @settings(max_examples=150, deadline=None)
-def test_rouge_agrees_with_the_textbook_table(a, b):
+def test_rouge_l_agrees_with_dynamic_programming(a, b):
     a, b = [x * 2 for x in a], [x * 2 for x in b]  # 'aa' is no article
     table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a):
@@ -148,7 +148,7 @@ def test_bleu_agrees_with_nltk():
         assert m.bleu1(said, gold) == pytest.approx(sentence_bleu([gold.split()], said.split(), weights=(1,)))
 
 
-def test_chinese_counts_characters():
+def test_chinese_characters_are_tokens():
     assert m.answer_tokens("西湖区") == ["西", "湖", "区"]
     assert (
         m.token_f1("北京", "京北") == 1
@@ -165,11 +165,11 @@ def test_chinese_counts_characters():
     assert m.answer_tokens("カフェ") == ["カ", "フ", "ェ"] and m.answer_tokens("한국") == ["한", "국"]
 
 
-def test_numbers_are_answers():
+def test_numbers_are_accepted_as_gold_answers():
     assert m.token_f1("3", 3) == 1 and m.exact_match("3.5", [3.5]) == 1 and m.locomo_f1("2022", 2022, 2) == 1
 
 
-def test_hotpot():
+def test_hotpot_f1():
     assert (
         m.hotpot_f1("yes", "yes") == 1 and m.hotpot_f1("yes it is", "yes") == 0 and m.hotpot_f1("", "x") == 0
     )
@@ -182,18 +182,18 @@ def test_answer_f1():
     assert m.answer_f1("Paris", [], answerable=False, abstained=True) == 1
     assert (
         m.answer_f1("I don't know why, but Paris", ["Paris"], answerable=True) > 0
-    )  # a guess never costs an answerable question its words
+    )  # without the reader's flag, an answerable question is scored by its words
     assert m.answer_f1("Paris", ["Rome", "Paris"], answerable=True) == 1
 
 
-def test_ranking_is_reached_from_metrics():
+def test_ranking_metrics_can_be_imported_from_answers():
     from adaptmr.eval.metrics import ranking
 
     for name in ranking.__all__:
         assert getattr(m, name) is getattr(ranking, name) and name in m.__all__
 
 
-def test_import_is_light():
+def test_import_loads_no_heavy_library():
     code = (
         "import sys, adaptmr.eval.metrics.answers; "
         "print([x for x in ('nltk', 'pandas', 'scipy', 'sklearn', 'torch') if x in sys.modules])"

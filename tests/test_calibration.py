@@ -1,4 +1,4 @@
-"""A judge's error rates and corrected accuracies: values by hand, coverage of the interval, damaged files."""
+"""Error rates of judges and corrected accuracies: hand-computed values, coverage, damaged files."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def rates(
     return Calibration(judge, rate(specific, n), rate(vague, n), rate(refused, n))
 
 
-class Says:
-    """A judge that goes by a word in the answer, and counts what it is asked."""
+class KeywordJudge:
+    """A judge that accepts answers with the word "right", and records what it judged."""
 
-    name = "says"
+    name = "keyword"
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, bool]] = []
+        self.judged: list[tuple[str, str, bool]] = []
 
     def judge(self, question: Question, said: str, abstained: bool) -> Verdict:
-        self.asked.append((question.id, said, abstained))
+        self.judged.append((question.id, said, abstained))
         right = (
             abstained is not question.answerable
             if not question.answerable
@@ -93,7 +93,7 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_cases_are_read(tmp_path: Path) -> None:
+def test_calibration_cases_are_read(tmp_path: Path) -> None:
     cases = calibration_cases(
         write(
             tmp_path,
@@ -131,13 +131,13 @@ def test_cases_are_read(tmp_path: Path) -> None:
         "\0\0",
     ],
 )
-def test_a_damaged_line_is_named(tmp_path: Path, bad: str) -> None:
+def test_damaged_line_is_named(tmp_path: Path, bad: str) -> None:
     path = write(tmp_path, json.dumps(LINE), "", bad, json.dumps(LINE))
     with pytest.raises(ValueError, match=r"cases\.jsonl, line 3 is no calibration case"):
         calibration_cases(path)
 
 
-def test_no_file_and_an_empty_one(tmp_path: Path) -> None:
+def test_missing_empty_and_binary_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="ADAPTMR_DATA"):
         calibration_cases(tmp_path / "nowhere.jsonl")
     with pytest.raises(ValueError, match="no calibration case"):
@@ -150,7 +150,7 @@ def test_no_file_and_an_empty_one(tmp_path: Path) -> None:
 # -- right answers, written another way
 
 
-def test_paraphrases_are_many_sided_repeatable_and_right() -> None:
+def test_paraphrases_use_every_rule_and_are_right() -> None:
     demo = load("demo")
     cases = paraphrase_cases(demo, 250, seed=3)
     assert cases == paraphrase_cases(replace(demo, questions=demo.questions[::-1]), 250, seed=3)
@@ -174,7 +174,7 @@ def test_paraphrases_are_many_sided_repeatable_and_right() -> None:
     ] == [], "the rules refuse none of them"
 
 
-def test_what_is_no_answer_is_not_rewritten() -> None:
+def test_rubrics_and_unanswerable_questions_are_not_rewritten() -> None:
     def data(*questions: Question) -> Dataset:
         return Dataset("d", [Conversation("c")], [replace(q, conversation="c") for q in questions])
 
@@ -193,31 +193,33 @@ def test_what_is_no_answer_is_not_rewritten() -> None:
         paraphrase_cases(load("demo"), 0)
 
 
-def test_rewordings_are_judged_by_another_gold_answer_alone() -> None:
+def test_alternative_gold_answers_are_judged_by_one_another() -> None:
     cases = alternative_gold_cases(load("demo"), 300)
     assert len(cases) == 300 and all(
         len(c.question.answers) == 1 and c.prediction not in c.question.answers and c.correct for c in cases
     )
     refused = calibrate(RuleJudge(), [], cases).false_reject
     assert 0.05 < refused.mean < 0.3, (
-        "the rules know no synonyms; on rewritings by rule they look better than they are"
+        "the rules know no synonyms, so they reject more of these than of rewritings by rule"
     )
 
 
 # -- rates
 
 
-def a_case(said: str, kind: str, correct: bool = False) -> CalibrationCase:
+def make_case(said: str, kind: str, correct: bool = False) -> CalibrationCase:
     return CalibrationCase(Question("q", "What?", ["x"]), said, kind, correct)
 
 
-def test_rates_by_hand() -> None:
+def test_rates_agree_with_hand_computed_ones() -> None:
     wrong = (
-        [a_case("right", "specific_wrong")]
-        + [a_case("no", "specific_wrong")] * 9
-        + [a_case("right", "vague_wrong"), a_case("no", "vague_wrong")]
+        [make_case("right", "specific_wrong")]
+        + [make_case("no", "specific_wrong")] * 9
+        + [make_case("right", "vague_wrong"), make_case("no", "vague_wrong")]
     )
-    found = calibrate(Says(), wrong, [a_case("right", "case", True)] * 3 + [a_case("no", "case", True)])
+    found = calibrate(
+        KeywordJudge(), wrong, [make_case("right", "case", True)] * 3 + [make_case("no", "case", True)]
+    )
     assert [
         (r.mean, r.n) for r in (found.false_accept_specific, found.false_accept_vague, found.false_reject)
     ] == [(0.1, 10), (0.5, 2), (0.25, 4)]
@@ -226,9 +228,9 @@ def test_rates_by_hand() -> None:
         pytest.approx(0.01788, abs=2e-5),
         pytest.approx(0.40415, abs=2e-5),
     )
-    assert found.usage == Usage(48, 0, 320, 160) and found.judge == "says"
+    assert found.usage == Usage(48, 0, 320, 160) and found.judge == "keyword"
     assert found.sentence() == (
-        "Judge says: accepts 10.0% [1.8%, 40.4%] (n=10) of specific and "
+        "Judge keyword: accepts 10.0% [1.8%, 40.4%] (n=10) of specific and "
         "50.0% [9.5%, 90.5%] (n=2) of vague wrong answers, "
         "refuses 25.0% [4.6%, 69.9%] (n=4) of right answers written another way."
     )
@@ -238,8 +240,8 @@ def test_rates_by_hand() -> None:
     )
 
 
-def test_a_rate_without_cases_is_unknown() -> None:
-    found = calibrate(Says(), [], [a_case("right", "case", True)])
+def test_rate_without_cases_is_unknown() -> None:
+    found = calibrate(KeywordJudge(), [], [make_case("right", "case", True)])
     assert (
         math.isnan(found.false_accept_vague.mean)
         and found.sentence().count("unknown") == 2
@@ -249,19 +251,19 @@ def test_a_rate_without_cases_is_unknown() -> None:
         corrected_accuracy(0.5, 100, found)
 
 
-def test_a_wrong_answer_among_the_right_is_an_error() -> None:
+def test_mixing_right_and_wrong_cases_is_rejected() -> None:
     for wrong, right in (
-        ([a_case("a", "case", True)], []),
-        ([], [a_case("a", "vague_wrong")]),
-        ([a_case("a", "odd")], []),
+        ([make_case("a", "case", True)], []),
+        ([], [make_case("a", "vague_wrong")]),
+        ([make_case("a", "odd")], []),
     ):
         with pytest.raises(ValueError, match="cases must be wrong answers"):
-            calibrate(Says(), wrong, right)
+            calibrate(KeywordJudge(), wrong, right)
 
 
-def test_votes_on_file() -> None:
+def test_rates_from_stored_votes() -> None:
     cases = [
-        replace(a_case("a", "specific_wrong"), votes=v)
+        replace(make_case("a", "specific_wrong"), votes=v)
         for v in ((True, True, False), (False, False, True), (), (False,) * 3, (True, False))
     ]
     found = calibration_from_votes(cases)
@@ -271,17 +273,17 @@ def test_votes_on_file() -> None:
     ) and found.false_reject.n == found.false_accept_vague.n == 0
 
 
-def test_a_model_is_calibrated_several_answers_at_a_time() -> None:
+def test_model_judges_several_answers_at_a_time() -> None:
     def reply(body: dict[str, Any]) -> Any:
         text = body["messages"][-1]["content"]
         return ok_json(
             {"yes": ("good" in text.split("<answer>")[1].split("</answer>")[0]) != text.endswith("wrong?")}
         )
 
-    wrong = [a_case(f"good {i}" if i < 3 else f"bad {i}", "specific_wrong") for i in range(12)]
+    wrong = [make_case(f"good {i}" if i < 3 else f"bad {i}", "specific_wrong") for i in range(12)]
     with Server(waits_for(2, answering(reply))) as s:
         found = calibrate(
-            LLMJudge(LLM("m", base_url=s.url, concurrency=4)), wrong, [a_case("good one", "case", True)]
+            LLMJudge(LLM("m", base_url=s.url, concurrency=4)), wrong, [make_case("good one", "case", True)]
         )
         assert (
             found.false_accept_specific.mean == 0.25
@@ -293,10 +295,10 @@ def test_a_model_is_calibrated_several_answers_at_a_time() -> None:
         calibrate(LLMJudge(LLM("m", base_url=s.url)), wrong, [])
 
 
-# -- corrected
+# -- corrected accuracies
 
 
-def test_corrections_by_hand() -> None:
+def test_corrections_agree_with_hand_computed_ones() -> None:
     assert corrected_accuracy(0.55, 200, rates(0.1, 0.3, 0), 1).mean == pytest.approx(
         0.5
     )  # (0.55 - 0.1) / 0.9
@@ -323,20 +325,20 @@ def test_corrections_by_hand() -> None:
         ({"share_judged_right": float("nan")}, "share_judged_right"),
     ],
 )
-def test_what_can_not_be_is_refused(kw: dict[str, Any], message: str) -> None:
+def test_impossible_shares_are_rejected(kw: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         corrected_accuracy(**{"share_judged_right": 0.5, "n": 10, "calibration": rates(), **kw})
 
 
 @pytest.mark.parametrize("blind", [rates(0.5, 0.5, 0.5), rates(0.9, 0.9, 0.3), rates(1, 1, 0)])
-def test_a_judge_no_better_than_chance_is_refused(blind: Calibration) -> None:
+def test_judge_no_better_than_chance_is_rejected(blind: Calibration) -> None:
     with pytest.raises(
         ValueError, match=r"toy can't tell right from wrong: sensitivity .* specificity .* <= 1"
     ):
         corrected_accuracy(0.5, 100, blind)
 
 
-def test_one_kind_of_wrong_answers_may_be_unknown_where_it_has_no_weight() -> None:
+def test_rate_without_weight_may_be_unknown() -> None:
     only = replace(rates(0.1), false_accept_vague=Interval(math.nan, math.nan, math.nan, 0))
     assert corrected_accuracy(0.55, 100, only, 1).mean > 0.4
     with pytest.raises(ValueError, match="unknown"):
@@ -353,7 +355,7 @@ def test_one_kind_of_wrong_answers_may_be_unknown_where_it_has_no_weight() -> No
     st.floats(0, 1),
     st.floats(0, 1),
 )
-def test_intervals_are_in_order_and_in_range(
+def test_interval_contains_the_mean_and_stays_in_range(
     share: float, n: int, specific: float, vague: float, refused: float, weight: float, answered: float
 ) -> None:
     it = corrected_accuracy(share * answered, n, rates(specific, vague, refused), weight, answered=answered)
@@ -368,7 +370,7 @@ def test_intervals_are_in_order_and_in_range(
     )
 
 
-def test_what_is_not_known_well_makes_a_wide_interval() -> None:
+def test_interval_is_wider_with_fewer_answers_or_cases() -> None:
     def width(n: int, of: int) -> float:
         it = corrected_accuracy(0.5, n, rates(n=of))
         return it.high - it.low
@@ -376,8 +378,10 @@ def test_what_is_not_known_well_makes_a_wide_interval() -> None:
     assert width(1_000, 1_000) < width(1_000, 50) and width(1_000, 1_000) < width(50, 1_000)
     assert (
         width(10**6, 10**6) < 0.01 and corrected_accuracy(0.5, 100, rates(0.49, 0.49, 0.5, n=20)).high == 1
-    ), "hardly a judge: hardly a result"
-    assert corrected_accuracy(0.0, 100, rates(0, 0, 0, n=100)).high > 0.0, "none of 100 isn't none at all"
+    ), "a judge hardly better than chance allows hardly a conclusion"
+    assert corrected_accuracy(0.0, 100, rates(0, 0, 0, n=100)).high > 0.0, (
+        "none of 100 doesn't exclude a small share"
+    )
 
 
 @pytest.mark.parametrize(
@@ -390,7 +394,7 @@ def test_what_is_not_known_well_makes_a_wide_interval() -> None:
         (0.4, 0.0, 0.02, 0.0, 0.5, 1.0),
     ],
 )
-def test_the_interval_covers_the_truth_about_95_times_in_100(
+def test_interval_covers_the_true_accuracy_in_about_95_percent(
     truth: float,
     specific: float,
     vague: float,
@@ -457,21 +461,21 @@ def rows(*systems: str) -> pd.DataFrame:
     return frame
 
 
-def test_the_same_answer_is_judged_once() -> None:
-    judge = Says()
+def test_equal_answers_are_judged_once() -> None:
+    judge = KeywordJudge()
     frame = rows("one", "two")
     out = judge_answers(frame, DATA, judge)
-    assert len(judge.asked) == len(DATA.questions) == len(set(judge.asked)) and "correct" not in frame, (
-        "two systems that say the same"
+    assert len(judge.judged) == len(DATA.questions) == len(set(judge.judged)) and "correct" not in frame, (
+        "both systems gave the same answers"
     )
     assert (
         out["correct"].dtype == bool
         and set(out["votes"]) == {"010", "111"}
-        and set(out["judge"]) == {"says"}
+        and set(out["judge"]) == {"keyword"}
         and list(out.index) == list(frame.index)
     )
     assert out.attrs["label"] == "kept" and out.attrs["judging"] == {
-        "judge": "says",
+        "judge": "keyword",
         "calls": 126,
         "cached_calls": 0,
         "prompt_tokens": 840,
@@ -484,18 +488,18 @@ def test_the_same_answer_is_judged_once() -> None:
     assert out["correct"][i] and out["votes"][i] == "111" and not out["correct"][0], "the first one abstained"
 
 
-def test_a_question_that_is_not_in_the_data_is_named() -> None:
+def test_unknown_question_is_named() -> None:
     part = replace(DATA, questions=[q for q in DATA.questions if q.id != "b3"])
     with pytest.raises(KeyError, match="question 'b3' on conversation 'b' is not in d"):
-        judge_answers(rows("one"), part, Says())
+        judge_answers(rows("one"), part, KeywordJudge())
     with pytest.raises(KeyError, match="prediction"):
-        judge_answers(rows("one").drop(columns="prediction"), DATA, Says())
-    assert judge_answers(rows("one").iloc[:0], DATA, Says()).empty
+        judge_answers(rows("one").drop(columns="prediction"), DATA, KeywordJudge())
+    assert judge_answers(rows("one").iloc[:0], DATA, KeywordJudge()).empty
 
 
-def test_the_accuracy_table() -> None:
-    frame = judge_answers(rows("one", "two"), DATA, Says())
-    table = judged_accuracy_table(frame, rates(judge="says"))
+def test_judged_accuracy_table() -> None:
+    frame = judge_answers(rows("one", "two"), DATA, KeywordJudge())
+    table = judged_accuracy_table(frame, rates(judge="keyword"))
     assert list(table["system"].unique()) == ["one", "two"] and list(table["kind"][:4]) == [
         "update",
         "multi-hop",
@@ -511,36 +515,36 @@ def test_the_accuracy_table() -> None:
             f"{corrected_accuracy(share, 40, rates(), weight, answered=answered).mean:.3f} – too few"
         ), column
     wide = judged_accuracy_table(
-        frame.assign(conversation=[f"c{i % 6}" for i in range(len(frame))]), rates(judge="says")
+        frame.assign(conversation=[f"c{i % 6}" for i in range(len(frame))]), rates(judge="keyword")
     ).iloc[2]
     for column in ("judged right", "corrected"):
         assert wide[column].startswith(f"{whole[column].split()[0]} ["), (
-            "the same share, of conversations enough for an interval"
+            "the same share, and enough conversations for an interval"
         )
     assert (
         table["corrected"][3] == "–" and table["judged right"][3].startswith("0.500") and table["n"][3] == 2
     )
-    assert table.attrs["caption"].startswith(rates(judge="says").sentence()) and table.equals(
-        judged_accuracy_table(frame, rates(judge="says"))
+    assert table.attrs["caption"].startswith(rates(judge="keyword").sentence()) and table.equals(
+        judged_accuracy_table(frame, rates(judge="keyword"))
     )
 
 
-def test_a_table_says_where_nothing_can_be_told_and_refuses_another_judges_rates() -> None:
-    frame = judge_answers(rows("one"), DATA, Says())
-    table = judged_accuracy_table(frame, rates(0.0, 0.97, 0.05, judge="says"))
+def test_table_marks_impossible_corrections_and_rejects_rates_of_another_judge() -> None:
+    frame = judge_answers(rows("one"), DATA, KeywordJudge())
+    table = judged_accuracy_table(frame, rates(0.0, 0.97, 0.05, judge="keyword"))
     assert set(table["if all vague"][:3]) == {"can't be told"} and table["corrected"][0].endswith(
         " – too few"
     )
-    with pytest.raises(ValueError, match=r"judged by \['says'\]"):
+    with pytest.raises(ValueError, match=r"judged by \['keyword'\]"):
         judged_accuracy_table(frame, rates(judge="else"))
     with pytest.raises(ValueError, match="can't tell right from wrong"):
-        judged_accuracy_table(frame, rates(0.97, 0.97, 0.05, judge="says"))
+        judged_accuracy_table(frame, rates(0.97, 0.97, 0.05, judge="keyword"))
 
 
 # -- the real file
 
 
-def test_the_rules_on_the_real_wrong_answers() -> None:
+def test_error_rates_of_the_rules_on_the_real_file() -> None:
     folder = os.environ.get("ADAPTMR_DATA")
     if not folder:
         pytest.skip("ADAPTMR_DATA is not set: it names the folder with judge_calibration.jsonl")
@@ -560,7 +564,7 @@ def test_the_rules_on_the_real_wrong_answers() -> None:
     assert (theirs.false_accept_specific.mean, theirs.false_accept_vague.mean) == (0.128, 0.6)
 
 
-def test_what_ships_is_what_the_rules_measure(tmp_path: Path) -> None:
+def test_shipped_rates_equal_measured_ones(tmp_path: Path) -> None:
     assert shipped_rates("somebody") is None and shipped_rates("rules").false_accept_specific.n >= 200
     folder = os.environ.get("ADAPTMR_DATA")
     if not folder or not (Path(folder) / "judge_calibration.jsonl").exists():
@@ -571,7 +575,7 @@ def test_what_ships_is_what_the_rules_measure(tmp_path: Path) -> None:
     ).read_bytes()
 
 
-def test_a_judge_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_make_judge_and_unknown_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert make_judge("rules").name == "rules"
     for bad, match in (("oracle", "none of rules, model"), ("model", "needs a model")):
         with pytest.raises(ValueError, match=match):

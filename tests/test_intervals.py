@@ -1,4 +1,4 @@
-"""Statistics: agreement with scipy, properties, determinism, speed, wrong input."""
+"""Intervals and tests: agreement with scipy, properties, determinism, wrong input."""
 
 import math
 
@@ -12,7 +12,7 @@ from adaptmr.eval.stats import intervals as s
 from adaptmr.eval.stats.resampling import resample_counts
 from adaptmr.eval.report import tables
 
-FEW = 200
+FEW_RESAMPLES = 200
 SCORES = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=25)
 PAIRS = st.lists(
     st.tuples(
@@ -25,9 +25,9 @@ PAIRS = st.lists(
 
 @given(SCORES, st.integers(1, 7), st.integers(0, 3))
 @settings(max_examples=100, deadline=None)
-def test_interval_holds_the_mean(values, n_groups, seed):
+def test_interval_contains_the_mean(values, n_groups, seed):
     groups = [i % n_groups for i in range(len(values))]
-    it = s.mean_ci(values, groups, resamples=FEW, seed=seed, method="percentile")
+    it = s.mean_ci(values, groups, resamples=FEW_RESAMPLES, seed=seed, method="percentile")
     if len(set(groups)) < 4:
         assert (
             math.isnan(it.low)
@@ -43,20 +43,25 @@ def test_interval_holds_the_mean(values, n_groups, seed):
         and it.n == len(values)
         and it.groups == len(set(groups))
     )
-    assert it == s.mean_ci(values[::-1], groups[::-1], resamples=FEW, seed=seed, method="percentile")
     assert it == s.mean_ci(
-        values, [f"conv-{g}" for g in groups], resamples=FEW, seed=seed, method="percentile"
-    )  # only who goes with whom matters
+        values[::-1], groups[::-1], resamples=FEW_RESAMPLES, seed=seed, method="percentile"
+    )
+    assert it == s.mean_ci(
+        values, [f"conv-{g}" for g in groups], resamples=FEW_RESAMPLES, seed=seed, method="percentile"
+    )  # the names of the conversations don't matter
 
 
 @given(PAIRS)
 @settings(max_examples=100, deadline=None)
-def test_swapping_turns_the_sign_exactly(pairs):
+def test_swapping_systems_changes_only_the_sign(pairs):
     a, b, g = zip(*pairs)
-    d, e = s.paired_difference(a, b, g, resamples=FEW), s.paired_difference(b, a, g, resamples=FEW)
-    same = s.paired_difference(a, a, g, resamples=FEW)
+    d, e = (
+        s.paired_difference(a, b, g, resamples=FEW_RESAMPLES),
+        s.paired_difference(b, a, g, resamples=FEW_RESAMPLES),
+    )
+    same = s.paired_difference(a, a, g, resamples=FEW_RESAMPLES)
     assert same.mean == 0 and math.isnan(same.low) and math.isnan(same.p) and same.level == "too few", (
-        "nothing differs, so nothing is tested"
+        "without differences nothing is tested"
     )
     assert (
         np.array_equal(
@@ -77,7 +82,7 @@ def test_swapping_turns_the_sign_exactly(pairs):
         assert d.p < 0.1
 
 
-def test_draws_are_what_they_say():
+def test_resamples_keep_the_sizes_of_conversations():
     """Every resample draws as many conversations as there are, and each one's number of questions."""
     sizes = (3, 5, 1)
     draws = resample_counts(sizes, 2500, 1)
@@ -88,7 +93,7 @@ def test_draws_are_what_they_say():
     assert not draws.flags.writeable
 
 
-def test_agrees_with_scipy_on_one_level():
+def test_one_level_bootstrap_agrees_with_scipy():
     from scipy.stats import bootstrap
 
     values = np.random.default_rng(5).beta(2, 1, 300)
@@ -99,7 +104,7 @@ def test_agrees_with_scipy_on_one_level():
     assert (ours.low, ours.high) == pytest.approx(tuple(theirs), abs=0.002)
 
 
-def test_agrees_with_the_slow_way_on_two_levels():
+def test_two_level_bootstrap_agrees_with_a_plain_loop():
     rng = np.random.default_rng(0)
     values, groups = rng.random(80) + np.repeat([0, 0.2, 0.4, 0.6], 20), np.repeat([0, 1, 2, 3], 20)
     slow = []
@@ -110,7 +115,7 @@ def test_agrees_with_the_slow_way_on_two_levels():
     assert (it.low, it.high) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=0.02)
 
 
-def test_unequal_conversations_weigh_by_their_questions():
+def test_conversations_are_weighted_by_their_questions():
     values, groups = (
         [1.0] * 90 + [0.0] * 30,
         ["big"] * 90 + [g for g in ("small", "tiny", "least") for _ in range(10)],
@@ -119,7 +124,7 @@ def test_unequal_conversations_weigh_by_their_questions():
     assert it.mean == 0.75 and it.low == 0 and it.high > 0.95 and it.level == "conversations and questions"
 
 
-def test_without_conversations_each_question_is_its_own():
+def test_without_groups_each_question_is_a_group():
     values = np.random.default_rng(0).random(50)
     it = s.mean_ci(values)
     assert (
@@ -130,23 +135,27 @@ def test_without_conversations_each_question_is_its_own():
     assert (it.low, it.high) == pytest.approx([(t := s.mean_ci(values, range(50))).low, t.high])
 
 
-SCORED = np.random.default_rng(0).random(60)
-FEWER = {
+SCORES_OF_60 = np.random.default_rng(0).random(60)
+TOO_SMALL = {
     "one question": ([1.0], [0.5], None),
     "three questions": ([1.0, 0.9, 0.8], [0.5, 0.3, 0.1], None),
-    "one conversation": (SCORED, SCORED / 2, ["c"] * 60),
-    "three conversations": (SCORED, SCORED / 2, ["a", "b", "c"] * 20),
-    "all differences the same": (SCORED + 0.5, SCORED, list("abcdef") * 10),
-    "no difference": (SCORED, SCORED, list("abcdef") * 10),
-    "four differences": (SCORED, np.where(np.arange(60) < 4, SCORED / 2, SCORED), list("abcdef") * 10),
+    "one conversation": (SCORES_OF_60, SCORES_OF_60 / 2, ["c"] * 60),
+    "three conversations": (SCORES_OF_60, SCORES_OF_60 / 2, ["a", "b", "c"] * 20),
+    "all differences the same": (SCORES_OF_60 + 0.5, SCORES_OF_60, list("abcdef") * 10),
+    "no difference": (SCORES_OF_60, SCORES_OF_60, list("abcdef") * 10),
+    "four differences": (
+        SCORES_OF_60,
+        np.where(np.arange(60) < 4, SCORES_OF_60 / 2, SCORES_OF_60),
+        list("abcdef") * 10,
+    ),
 }
 
 
 @pytest.mark.parametrize("method", s.CI_METHODS)
-@pytest.mark.parametrize("case", FEWER)
-def test_too_few_have_neither_interval_nor_p_nor_verdict(case, method):
-    a, b, groups = FEWER[case]
-    d = s.paired_difference(a, b, groups, resamples=FEW, method=method)
+@pytest.mark.parametrize("case", TOO_SMALL)
+def test_too_small_samples_have_no_interval_p_value_or_verdict(case, method):
+    a, b, groups = TOO_SMALL[case]
+    d = s.paired_difference(a, b, groups, resamples=FEW_RESAMPLES, method=method)
     assert (
         d.mean == pytest.approx(float(np.mean(np.asarray(a) - np.asarray(b))))
         and d.n == len(a)
@@ -167,7 +176,7 @@ def test_too_few_have_neither_interval_nor_p_nor_verdict(case, method):
             for i, (c, v) in enumerate(zip(groups or range(len(a)), values))
         ]
     )
-    row = s.compare_systems(frame, "f1", "base", resamples=FEW).iloc[0]
+    row = s.compare_systems(frame, "f1", "base", resamples=FEW_RESAMPLES).iloc[0]
     assert row["verdict"] == "too few" and row[["low", "high", "p", "p_holm"]].isna().all()
 
 
@@ -175,25 +184,25 @@ def test_five_differences_of_four_conversations_are_tested():
     a = np.where(np.arange(60) < 5, 1.0, 0.0)
     d = s.paired_difference(a, np.zeros(60), list("abcd") * 15)
     assert 0 < d.p <= 1 and d.low <= d.mean <= d.high and d.level == "conversations", (
-        "right or wrong has few values, and many differences"
+        "scores that are 0 or 1 have few values, but enough differences"
     )
 
 
 @pytest.mark.parametrize("method", s.CI_METHODS)
-def test_means_and_ratios_of_too_few_conversations(method):
-    for groups, told in ((["a", "b", "c"] * 20, False), (list("abcd") * 15, True)):
+def test_means_and_ratios_need_four_conversations(method):
+    for groups, enough in ((["a", "b", "c"] * 20, False), (list("abcd") * 15, True)):
         for it in (
-            s.mean_ci(SCORED, groups, resamples=FEW, method=method),
-            s.ratio_ci(SCORED, SCORED + 1, groups, resamples=FEW, method=method),
+            s.mean_ci(SCORES_OF_60, groups, resamples=FEW_RESAMPLES, method=method),
+            s.ratio_ci(SCORES_OF_60, SCORES_OF_60 + 1, groups, resamples=FEW_RESAMPLES, method=method),
         ):
             assert (
-                (it.low < it.mean < it.high) is told
-                and (it.level == "too few") is not told
+                (it.low < it.mean < it.high) is enough
+                and (it.level == "too few") is not enough
                 and it.groups == len(set(groups))
             )
 
 
-def test_holm_counts_only_what_was_tested():
+def test_holm_counts_only_tested_rows():
     tested = pd.DataFrame({"difference": [0.1, 0.2, 0.3], "p": [0.03, math.nan, math.nan]})
     out = s.add_holm_verdicts(tested)
     assert out["p_holm"].tolist()[:1] == [0.03] and out["verdict"].tolist() == [
@@ -203,7 +212,7 @@ def test_holm_counts_only_what_was_tested():
     ]
 
 
-def test_a_table_says_that_there_are_too_few():
+def test_report_tables_show_too_few():
     one = frame()[lambda f: f["conversation"] == "c1"].assign(
         recall_fraction=0.5, prompt_tokens=0, completion_tokens=0, context_tokens=9
     )
@@ -219,7 +228,7 @@ def test_a_table_says_that_there_are_too_few():
     assert all(c.endswith(" – too few") for c in cells)
 
 
-def test_sentences_say_on_what_too_few_were_asked():
+def test_gain_sentences_name_types_with_too_few_questions():
     rows = [
         ("a", "multi_hop", "too few"),
         ("a", "overall", "no difference shown"),
@@ -246,7 +255,7 @@ def test_sentences_say_on_what_too_few_were_asked():
     ]
 
 
-def test_nothing_known():
+def test_all_values_unknown():
     it = s.mean_ci([math.nan, math.nan], ["a", "b"])
     assert it.n == 0 and it.level == "none" and math.isnan(it.mean)
     d = s.paired_difference([1, math.nan], [math.nan, 1])
@@ -256,19 +265,19 @@ def test_nothing_known():
     assert one.mean == 0.5 and math.isnan(one.low) and math.isnan(one.high) and one.level == "too few"
 
 
-def test_nan_leaves_the_pair_out():
+def test_pair_with_nan_is_left_out():
     a, b, g = [1, 0, math.nan, 1], [0, 0, 1, math.nan], ["a", "a", "b", "b"]
-    d = s.paired_difference(a, b, g, resamples=FEW)
+    d = s.paired_difference(a, b, g, resamples=FEW_RESAMPLES)
     assert d.n == 2 and d.groups == 1 and d.mean == 0.5 and d.level == "too few"
 
 
-def test_seed():
+def test_bootstrap_depends_on_the_seed_only():
     values = np.random.default_rng(0).random(40)
     assert s.mean_ci(values, seed=1, method="percentile") == s.mean_ci(values, seed=1, method="percentile")
     assert s.mean_ci(values, seed=1, method="percentile") != s.mean_ci(values, seed=2, method="percentile")
 
 
-def test_wrong_calls_are_named():
+def test_wrong_arguments_are_rejected():
     for call, text in (
         (lambda: s.mean_ci([1, 2], ["a"]), "2 values but 1 groups"),
         (lambda: s.mean_ci([1], resamples=0), "resamples=0"),
@@ -292,19 +301,19 @@ def test_mcnemar_agrees_with_the_binomial_test(pairs):
 
     a, b = [p[0] for p in pairs], [p[1] for p in pairs]
     got, back = s.mcnemar(a, b), s.mcnemar(b, a)
-    tosses = got.only_a + got.only_b
-    if tosses < 5:
+    discordant = got.only_a + got.only_b
+    if discordant < 5:
         assert math.isnan(got.p) and math.isnan(back.p)
     else:
         assert (
-            got.p == pytest.approx(binomtest(got.only_a, tosses, 0.5).pvalue)
+            got.p == pytest.approx(binomtest(got.only_a, discordant, 0.5).pvalue)
             and 0 < got.p <= 1
             and got.p == back.p
         )
     assert (got.only_a, got.only_b) == (back.only_b, back.only_a) and got.n == len(pairs)
 
 
-def test_mcnemar_on_many():
+def test_mcnemar_with_many_disagreements():
     got = s.mcnemar([1] * 6000 + [0] * 4000, [0] * 6000 + [1] * 4000)
     assert 0 <= got.p < 1e-80
     assert s.mcnemar([1] * 3000 + [0] * 3000, [0] * 3000 + [1] * 3000).p == 1
@@ -312,18 +321,18 @@ def test_mcnemar_on_many():
 
 @given(st.lists(st.floats(0, 1), max_size=20))
 @settings(max_examples=200, deadline=None)
-def test_holm(pvalues):
+def test_holm_is_monotone_and_bounded(pvalues):
     adjusted = s.holm(pvalues)
     assert ((adjusted >= np.asarray(pvalues)) & (adjusted <= 1)).all()
     order = np.argsort(pvalues, kind="stable")
-    assert (np.diff(adjusted[order]) >= 0).all()  # as ordered as they were
+    assert (np.diff(adjusted[order]) >= 0).all()  # the order is kept
     if pvalues:
         assert adjusted.min() == pytest.approx(min(1, min(pvalues) * len(pvalues)))
     if len(pvalues):
         assert s.holm([*pvalues, math.nan])[:-1].tolist() == adjusted.tolist()
 
 
-def test_holm_by_hand():
+def test_holm_agrees_with_a_published_example():
     assert s.holm([0.01, 0.04, 0.03, 0.005]).tolist() == pytest.approx(
         [0.03, 0.06, 0.06, 0.02]
     )  # Wikipedia's own example
@@ -336,14 +345,23 @@ def frame(seed=0, systems=("base", "good", "same")):
         for q in range(40):
             hard = rng.random()
             for name, gain in zip(systems, (0, 0.15, 0)):
-                kind, f1 = "temporal" if q % 2 else "factual", hard * 0.8 + gain + rng.normal(0, 0.02)
+                question_type, f1 = (
+                    "temporal" if q % 2 else "factual",
+                    hard * 0.8 + gain + rng.normal(0, 0.02),
+                )
                 rows.append(
-                    {"system": name, "conversation": c, "question": f"{c}-{q}", "type": kind, "f1": f1}
+                    {
+                        "system": name,
+                        "conversation": c,
+                        "question": f"{c}-{q}",
+                        "type": question_type,
+                        "f1": f1,
+                    }
                 )
     return pd.DataFrame(rows)
 
 
-def test_tables():
+def test_mean_and_comparison_tables():
     data = frame()
     means = s.mean_ci_table(data, "f1", by=["system", "type"])
     assert len(means) == 6 and means["n"].eq(80).all() and (means["low"] <= means["mean"]).all()
@@ -363,7 +381,7 @@ def test_tables():
     )  # rows in another order, the same table
 
 
-def test_tables_refuse_unfair_comparisons():
+def test_comparison_tables_reject_incomplete_data():
     data = frame()
     with pytest.raises(ValueError, match="baseline 'none'"):
         s.compare_systems(data, "f1", "none")

@@ -1,4 +1,4 @@
-"""Our metrics against independent implementations: trec_eval by way of ir-measures, and rouge-score."""
+"""Metrics compared with independent implementations: trec_eval (by ir-measures) and rouge-score."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Retrieval and abstention metrics: the official vectors, scikit-learn, properties, wrong input."""
+"""Retrieval and abstention metrics: official scores, agreement with scikit-learn, properties, wrong input."""
 
 import json
 import math
@@ -16,10 +16,10 @@ IDS = st.lists(st.sampled_from([f"D{i}" for i in range(12)]), max_size=12)
 RANKED = (r.recall_any, r.recall_all, r.recall_fraction, r.precision, r.ndcg, r.mrr)
 
 
-def test_longmemeval_official_scores():
+def test_longmemeval_metrics_agree_with_official_scores():
     folder = os.environ.get("ADAPTMR_DATA")
     if not folder:
-        pytest.skip("ADAPTMR_DATA is not set: the official scores are not at hand")
+        pytest.skip("ADAPTMR_DATA is not set: the official scores are missing")
     path = Path(folder).parent / "vectors" / "longmemeval_official_retrieval.jsonl"
     if not path.exists():
         pytest.skip(f"{path.name} is not beside ADAPTMR_DATA")
@@ -49,18 +49,18 @@ def test_longmemeval_official_scores():
         (["a"], ["a", "a"], None, (1, 1, 1, 1, 1, 1)),
     ],
 )
-def test_by_hand(found, gold, k, want):
+def test_ranking_metrics_agree_with_hand_computed_ones(found, gold, k, want):
     assert tuple(r.ranking_metrics(found, gold, k).values()) == pytest.approx(want)
 
 
-def test_no_gold_is_nan_and_left_out():
+def test_scores_without_gold_are_nan_and_left_out_of_means():
     assert all(map(math.isnan, r.ranking_metrics(["a"], [], 3).values()))
     assert all(map(math.isnan, r.longmemeval_metrics(["a"], [], 3).values()))
     assert all(map(math.isnan, r.longmemeval_turn_to_session(["a_1"], [], 3).values()))
     assert r.nanmean_count([1, math.nan, 0, 0.5]) == (0.5, 3)
 
 
-def test_wrong_calls_are_named():
+def test_wrong_arguments_are_rejected():
     for metric in RANKED:
         with pytest.raises(ValueError, match="k=0"):
             metric(["a"], ["a"], 0)
@@ -76,13 +76,13 @@ def test_wrong_calls_are_named():
 
 @given(IDS, IDS.filter(bool), st.integers(1, 14))
 @settings(max_examples=200, deadline=None)
-def test_properties(found, gold, k):
+def test_bounds_and_relations_of_ranking_metrics(found, gold, k):
     at = r.ranking_metrics(found, gold, k)
     assert all(0 <= v <= 1 + 1e-12 for v in at.values())
     assert at["recall_all"] <= at["recall_fraction"] <= at["recall_any"]
     assert (at["mrr"] > 0) == (at["recall_any"] == 1) == (at["ndcg"] > 0) == (at["precision"] > 0)
     assert r.recall_fraction(found, gold, k) <= r.recall_fraction(found, gold, k + 1)
-    assert at == r.ranking_metrics(found, list(reversed(gold)), k)  # the order of the gold ids is nothing
+    assert at == r.ranking_metrics(found, list(reversed(gold)), k)  # the order of the gold ids doesn't matter
     assert r.ranking_metrics(list(dict.fromkeys(gold)), gold, len(set(gold))) == pytest.approx(
         dict.fromkeys(at, 1.0)
     )
@@ -117,7 +117,7 @@ def test_auroc_agrees_with_sklearn(pairs):
         assert r.auroc(y, [v * 3 - 7 for v in s]) == r.auroc(y, s)  # only the order counts
 
 
-def test_auroc_edges():
+def test_auroc_of_ties_extremes_and_wrong_input():
     assert (
         r.auroc([True, False], [1, 0]) == 1
         and r.auroc([True, False], [0, 1]) == 0
@@ -155,7 +155,7 @@ def test_abstention_lists_must_match():
         r.abstention_metrics([True, False], [True])
 
 
-def test_sessions():
+def test_turns_map_to_sessions():
     assert r.to_sessions(["D3:7", "D1:1", "D3:2"], {"D3:7": "s3", "D3:2": "s3", "D1:1": "s1"}) == ["s3", "s1"]
     with pytest.raises(KeyError, match="D9:9"):
         r.to_sessions(["D9:9"], {})

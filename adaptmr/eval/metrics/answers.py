@@ -64,6 +64,7 @@ _NO_ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def _checked(text: str | int | float, what: str) -> str:
+    """Return a text, or a number as text. Raises `TypeError`, naming `what` it is, for anything else."""
     if isinstance(text, str):
         return text
     if isinstance(text, (int, float)) and not isinstance(text, bool):
@@ -107,6 +108,7 @@ def _best(
     answers: str | int | float | Sequence[str | int | float],
     articles: bool,
 ) -> float:
+    """Score a prediction against each gold answer by `score`, and return the best score."""
     golds = [answers] if isinstance(answers, (str, int, float)) else list(answers)
     if not golds:
         raise ValueError(
@@ -127,10 +129,8 @@ def _f1(said: Sequence[str], gold: Sequence[str]) -> float:
 def bleu1(prediction: str, answers: str | int | float | Sequence[str | int | float]) -> float:
     """Compute BLEU with unigrams only, best of the gold answers, 0 to 1; not smoothed.
 
-    Papineni et al., ACL 2002, section 2.3.
-
     Clipped precision times the brevity penalty exp(1 - gold length / predicted length) when the prediction is
-    shorter.
+    shorter. Papineni et al., ACL 2002, section 2.3.
     """
     return _best(_bleu1, prediction, answers, articles=True)
 
@@ -180,10 +180,9 @@ LOCOMO_CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single
 def locomo_f1(prediction: str, answer: str | int | float | None, category: int | str) -> float:
     """Compute LoCoMo's official score of one answer, 0 to 1.
 
-    Maharana et al., ACL 2024, as the published evaluation code computes it.
-
-    `category` is 1 to 5, as a number, a digit or a name in `LOCOMO_CATEGORIES`. The answer isn't looked at in
-    category 5 and may be `None` there. Raises `ValueError` for another category.
+    Maharana et al., ACL 2024, as the published evaluation code computes it. `category` is 1 to 5, as a
+    number, a digit or a name in `LOCOMO_CATEGORIES`. In category 5 the gold answer is ignored and may be
+    `None`. Raises `ValueError` for another category.
     """
     number = _category(category)
     prediction = _checked(prediction, "prediction")
@@ -220,7 +219,9 @@ def _stems(text: str) -> list[str]:
 
 
 def _stem_f1(said: list[str], gold: list[str]) -> float:
-    return _f1(said, gold) if said and gold else 0.0  # officially, nothing matches nothing
+    return (
+        _f1(said, gold) if said and gold else 0.0
+    )  # in the official code an empty text scores 0, even against another
 
 
 @lru_cache(maxsize=1)
@@ -232,6 +233,7 @@ def _stemmer() -> Callable[[str], str]:
 
 @lru_cache(maxsize=1 << 16)
 def stem_word(word: str) -> str:
+    """Return the stem of a word by Porter's stemmer."""
     return _stemmer()(word)
 
 # %% ../../../nbs/eval/metrics/01_answers.ipynb #3274ee25
@@ -283,7 +285,6 @@ def answer_f1(
     Answerable: the best token F1 over the gold answers, 0 if the system abstained. Unanswerable: 1 if it
     abstained, else 0. `abstained` is the reader's own flag; without it `abstains(prediction)` decides.
     """
-    gave_up = abstains(prediction) if abstained is None else abstained
     if not answerable:
-        return float(gave_up)
+        return float(abstains(prediction) if abstained is None else abstained)
     return 0.0 if abstained else token_f1(prediction, answers)

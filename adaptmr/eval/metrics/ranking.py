@@ -16,7 +16,7 @@ __all__ = ['recall_any', 'recall_all', 'recall_fraction', 'precision', 'mrr', 'n
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #5374052f
 def _cut(retrieved: Sequence[str], k: int | None) -> list[str]:
-    """Return the first `k` ids. Raises for a string in place of a list, and for a k below 1."""
+    """Return the first `k` ids. Raises `TypeError` for a string, `ValueError` for a k below 1."""
     if isinstance(retrieved, str):
         raise TypeError(f"retrieved {retrieved!r} is one string, not a sequence of ids")
     if k is None:
@@ -27,6 +27,7 @@ def _cut(retrieved: Sequence[str], k: int | None) -> list[str]:
 
 
 def _gold(gold: Collection[str]) -> set[str]:
+    """Return the gold ids as a set. Raises `TypeError` for a string in place of a collection."""
     if isinstance(gold, str):
         raise TypeError(f"gold {gold!r} is one string, not a collection of ids")
     return set(gold)
@@ -101,6 +102,7 @@ def ndcg(retrieved: Sequence[str], gold: Collection[str], k: int | None = None) 
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #6ec00307
 def _dcg(gains: Sequence[int]) -> float:
+    """Sum the gains, each discounted by log2(rank + 1)."""
     return sum(g / math.log2(rank + 1) for rank, g in enumerate(gains, 1))
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #67f1c469
@@ -164,10 +166,7 @@ def longmemeval_turn_to_session(
     k: int,
     session_of: Callable[[str], str] = lambda id: id.rpartition("_")[0],
 ) -> dict[str, float]:
-    """Compute LongMemEval's official turn-to-session scores.
-
-    Turns are taken until they come from `k` sessions.
-
+    """Compute LongMemEval's official turn-to-session scores, of the first turns that come from `k` sessions.
 
     `ranked_ids` ranks *every* turn of the haystack. By default a turn's session is its id up to the last `_`.
     """
@@ -180,6 +179,7 @@ def longmemeval_turn_to_session(
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #71b51f30
 def _flat_dcg(gains: Sequence[int]) -> float:
+    """Sum the gains with LongMemEval's discount: log2(rank), and 1 at the first two ranks."""
     return sum(g / max(1.0, math.log2(rank)) for rank, g in enumerate(gains, 1))
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #fd588e16
@@ -197,10 +197,9 @@ def set_f1(found: Collection[str], gold: Collection[str]) -> float:
 def auroc(positive: Sequence[bool], scores: Sequence[float]) -> float:
     """Estimate the probability that a positive scores above a negative, ties counting half.
 
-    `nan` if either kind is missing.
-
-    The Mann-Whitney statistic over average ranks, divided by the number of pairs (Hanley and McNeil,
-    Radiology 143, 1982). Raises `ValueError` for scores that are `nan` or lists of unequal length.
+    `nan` without positives or without negatives. The Mann-Whitney statistic over average ranks, divided by
+    the number of pairs (Hanley and McNeil, Radiology 143, 1982). Raises `ValueError` for scores that are
+    `nan` or lists of unequal length.
     """
     y, s = np.asarray(positive, dtype=bool), np.asarray(scores, dtype=float)
     if y.shape != s.shape:

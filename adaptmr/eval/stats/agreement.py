@@ -63,7 +63,7 @@ def _coded(a: Sequence[str], b: Sequence[str], labels: Sequence[str] | None) -> 
     a, b = list(a), list(b)
     if len(a) != len(b):
         raise ValueError(
-            f"one judge has {len(a)} labels, the other {len(b)}: both must judge the same things"
+            f"one annotator has {len(a)} labels, the other {len(b)}: both must label the same items"
         )
     names = sorted({*a, *b}) if labels is None else list(labels)
     if len(set(names)) < len(names):
@@ -91,7 +91,7 @@ def cohen_kappa(
     """
     names, cells = _coded(a, b, labels)
     if groups is not None and len(groups) != cells.size:
-        raise ValueError(f"{cells.size} things but {len(groups)} groups: every thing needs its conversation")
+        raise ValueError(f"{cells.size} items but {len(groups)} groups: every item needs its conversation")
     if not cells.size:
         return Kappa(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
     where = [""] * cells.size if groups is None else [str(g) for g in groups]

@@ -50,9 +50,10 @@ class ClusterMean:
 def cluster_mean(values: Sequence[float] | np.ndarray, sizes: Sequence[int]) -> ClusterMean:
     """Estimate a mean with its CR2 standard error and Satterthwaite's degrees of freedom.
 
-    `values` stand cluster by cluster, `sizes` of them each. With one cluster only, each value is taken as a
-    cluster of its own, and the result holds for other values of that cluster. Bell and McCaffrey 2002; Imbens
-    and Kolesár 2016. Raises `ValueError` for sizes that don't add up to the number of values, or none at all.
+    `values` are ordered by cluster, and `sizes` counts those of each cluster. With one cluster only, each
+    value is taken as a cluster of its own, and the result is valid for other values of that cluster. Bell and
+    McCaffrey 2002; Imbens and Kolesár 2016. Raises `ValueError` for sizes that don't add up to the number of
+    values, or none at all.
     """
     v, n = np.asarray(values, dtype=float), sum(sizes)
     if v.ndim != 1 or v.size != n or not n or min(sizes) < 1:

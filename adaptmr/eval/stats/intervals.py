@@ -90,8 +90,8 @@ def _t_interval(
 ) -> tuple[Interval, float] | None:
     """Compute Student's interval over conversations and the p-value for a mean of 0.
 
-    `None` where the spread between conversations can't be estimated. A mean of scores lies where scores lie,
-    so the interval ends at the smallest and the largest value, or at 0, which is always possible.
+    `None` where the spread between conversations can't be estimated. The mean lies between the smallest and
+    the largest value, so the interval is cut off there, or at 0, which is always possible.
     """
     found = cluster_mean(values, sizes)
     if math.isnan(found.se):
@@ -182,14 +182,13 @@ def paired_difference(
         return Difference(only.mean + 0.0, math.nan, math.nan, only.n, only.groups, only.level)
     mirror, _ = _by_conversation(-gap, groups)
     swapped = tuple(values) < tuple(mirror)  # both directions share one set of resamples, so a swap is exact
-    facing = mirror if swapped else values
-    it, p = _tested(facing, sizes, resamples, seed, confidence, method)
+    it, p = _test_mean(mirror if swapped else values, sizes, resamples, seed, confidence, method)
     low, high = (-it.high, -it.low) if swapped else (it.low, it.high)
     mean = -it.mean if swapped else it.mean
     return Difference(mean + 0.0, low + 0.0, high + 0.0, it.n, n_groups, it.level, p)
 
 
-def _tested(
+def _test_mean(
     values: np.ndarray, sizes: tuple[int, ...], resamples: int, seed: int, confidence: float, method: str
 ) -> tuple[Interval, float]:
     """Compute the interval of a mean, and the two-sided p-value for "the mean is 0"."""
@@ -360,10 +359,7 @@ def compare_systems(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Compare every other system with `baseline`, question by question.
-
-    Each combination of the `by` columns is compared separately.
-
+    """Compare every other system with `baseline`, question by question, for each combination of `by`.
 
     Columns: by…, system, baseline, difference, low, high, p, p_holm (over all rows of this table), verdict
     ("better" or "worse" when p_holm < `alpha`, "too few" where there is no p, else "no difference shown"), n,

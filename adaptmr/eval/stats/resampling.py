@@ -23,7 +23,7 @@ _SLICE = 1000  # resamples that are drawn, or summed, at a time: this bounds the
 def resample_counts(sizes: tuple[int, ...], resamples: int, seed: int) -> np.ndarray:
     """Count how often each question is drawn in each resample: read-only uint16, (resamples, sum(sizes)).
 
-    `sizes` are the numbers of questions of the conversations; the columns stand conversation by conversation.
+    `sizes` are the numbers of questions of the conversations; the columns are ordered by conversation.
     """
     rng, groups = np.random.default_rng(seed), len(sizes)
     counts = np.empty((resamples, sum(sizes)), dtype=np.uint16)
@@ -50,7 +50,7 @@ def _draw_counts(rng: np.random.Generator, rows: np.ndarray, size: int, n: int |
 def resampled_sums(columns: np.ndarray, sizes: tuple[int, ...], resamples: int, seed: int) -> np.ndarray:
     """Sum each column over the questions of each resample: float64 (resamples, columns).
 
-    `columns` is (questions, columns) with the questions conversation by conversation, as `sizes` says.
+    `columns` is (questions, columns), the questions ordered by conversation; `sizes` counts those of each.
     """
     counts = resample_counts(sizes, resamples, seed)
     return np.concatenate(
