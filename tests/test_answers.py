@@ -40,7 +40,7 @@ def test_locomo_f1_agrees_with_official_scores():
         pytest.skip("ADAPTMR_DATA is not set: the official scores are missing")
     path = Path(folder).parent / "vectors" / "locomo_official_f1.jsonl"
     if not path.exists():
-        pytest.skip(f"{path.name} is not beside ADAPTMR_DATA")
+        pytest.skip(f"{path.name} is not in the folder next to ADAPTMR_DATA")
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert len(cases) == 286
     wrong = [
@@ -50,7 +50,7 @@ def test_locomo_f1_agrees_with_official_scores():
 
 
 @pytest.mark.parametrize(
-    ("said", "gold", "category", "score"),
+    ("prediction", "gold", "category", "score"),
     [
         ("7 May 2023", "7 May, 2023", 2, 1.0),
         ("May 2023", "7 May 2023", 2, 0.8),  # P = 1, R = 2/3
@@ -63,8 +63,8 @@ def test_locomo_f1_agrees_with_official_scores():
         ("", "", 1, 0.0),
     ],
 )
-def test_locomo_f1_agrees_with_hand_computed_scores(said, gold, category, score):
-    assert m.locomo_f1(said, gold, category) == pytest.approx(score, abs=1e-12)
+def test_locomo_f1_agrees_with_hand_computed_scores(prediction, gold, category, score):
+    assert m.locomo_f1(prediction, gold, category) == pytest.approx(score, abs=1e-12)
 
 
 def test_locomo_category_names_and_numbers_agree():
@@ -144,8 +144,10 @@ def test_bleu_agrees_with_nltk():
         ("gunman", "police killed the gunman"),
         ("one two", "two"),
     ]
-    for said, gold in pairs:
-        assert m.bleu1(said, gold) == pytest.approx(sentence_bleu([gold.split()], said.split(), weights=(1,)))
+    for prediction, gold in pairs:
+        assert m.bleu1(prediction, gold) == pytest.approx(
+            sentence_bleu([gold.split()], prediction.split(), weights=(1,))
+        )
 
 
 def test_chinese_characters_are_tokens():

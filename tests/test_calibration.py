@@ -61,9 +61,9 @@ def rate(p: float, n: int) -> Interval:
 
 
 def rates(
-    specific: float = 0.1, vague: float = 0.3, refused: float = 0.05, n: int = 250, judge: str = "toy"
+    specific: float = 0.1, vague: float = 0.3, rejected: float = 0.05, n: int = 250, judge: str = "toy"
 ) -> Calibration:
-    return Calibration(judge, rate(specific, n), rate(vague, n), rate(refused, n))
+    return Calibration(judge, rate(specific, n), rate(vague, n), rate(rejected, n))
 
 
 class KeywordJudge:
@@ -74,12 +74,12 @@ class KeywordJudge:
     def __init__(self) -> None:
         self.judged: list[tuple[str, str, bool]] = []
 
-    def judge(self, question: Question, said: str, abstained: bool) -> Verdict:
-        self.judged.append((question.id, said, abstained))
+    def judge(self, question: Question, prediction: str, abstained: bool) -> Verdict:
+        self.judged.append((question.id, prediction, abstained))
         right = (
             abstained is not question.answerable
             if not question.answerable
-            else "right" in said and not abstained
+            else "right" in prediction and not abstained
         )
         return Verdict(right, (right, True, right), Usage(3, 0, 20, 10), "rule")
 
@@ -171,7 +171,7 @@ def test_paraphrases_use_every_rule_and_are_right() -> None:
         c
         for c in paraphrase_cases(demo, 5_000)
         if not RuleJudge().judge(c.question, c.prediction, False).correct
-    ] == [], "the rules refuse none of them"
+    ] == [], "the rules reject none of them"
 
 
 def test_rubrics_and_unanswerable_questions_are_not_rewritten() -> None:
@@ -198,8 +198,8 @@ def test_alternative_gold_answers_are_judged_by_one_another() -> None:
     assert len(cases) == 300 and all(
         len(c.question.answers) == 1 and c.prediction not in c.question.answers and c.correct for c in cases
     )
-    refused = calibrate(RuleJudge(), [], cases).false_reject
-    assert 0.05 < refused.mean < 0.3, (
+    rejected = calibrate(RuleJudge(), [], cases).false_reject
+    assert 0.05 < rejected.mean < 0.3, (
         "the rules know no synonyms, so they reject more of these than of rewritings by rule"
     )
 
@@ -207,8 +207,8 @@ def test_alternative_gold_answers_are_judged_by_one_another() -> None:
 # -- rates
 
 
-def make_case(said: str, kind: str, correct: bool = False) -> CalibrationCase:
-    return CalibrationCase(Question("q", "What?", ["x"]), said, kind, correct)
+def make_case(prediction: str, kind: str, correct: bool = False) -> CalibrationCase:
+    return CalibrationCase(Question("q", "What?", ["x"]), prediction, kind, correct)
 
 
 def test_rates_agree_with_hand_computed_ones() -> None:
@@ -356,15 +356,15 @@ def test_rate_without_weight_may_be_unknown() -> None:
     st.floats(0, 1),
 )
 def test_interval_contains_the_mean_and_stays_in_range(
-    share: float, n: int, specific: float, vague: float, refused: float, weight: float, answered: float
+    share: float, n: int, specific: float, vague: float, rejected: float, weight: float, answered: float
 ) -> None:
-    it = corrected_accuracy(share * answered, n, rates(specific, vague, refused), weight, answered=answered)
+    it = corrected_accuracy(share * answered, n, rates(specific, vague, rejected), weight, answered=answered)
     assert 0 <= it.low <= it.mean <= it.high <= 1 and it == corrected_accuracy(
-        share * answered, n, rates(specific, vague, refused), weight, answered=answered
+        share * answered, n, rates(specific, vague, rejected), weight, answered=answered
     )
     assert (
         corrected_accuracy(
-            share * answered, n, rates(specific, vague, refused), weight, answered=answered, seed=1
+            share * answered, n, rates(specific, vague, rejected), weight, answered=answered, seed=1
         ).mean
         == it.mean
     )
@@ -385,7 +385,7 @@ def test_interval_is_wider_with_fewer_answers_or_cases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("truth", "specific", "vague", "refused", "weight", "answered"),
+    ("truth", "specific", "vague", "rejected", "weight", "answered"),
     [
         (0.6, 0.13, 0.6, 0.05, 0.5, 1.0),
         (0.3, 0.01, 0.03, 0.15, 0.5, 1.0),
@@ -398,7 +398,7 @@ def test_interval_covers_the_true_accuracy_in_about_95_percent(
     truth: float,
     specific: float,
     vague: float,
-    refused: float,
+    rejected: float,
     weight: float,
     answered: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -407,10 +407,10 @@ def test_interval_covers_the_true_accuracy_in_about_95_percent(
     rng, runs, n, covered = np.random.default_rng(7), 500, 300, 0
     for i in range(runs):
         right, wrong, silent = rng.multinomial(n, [truth, answered - truth, 1 - answered])
-        accepted = rng.binomial(right, 1 - refused) + rng.binomial(
+        accepted = rng.binomial(right, 1 - rejected) + rng.binomial(
             wrong, weight * specific + (1 - weight) * vague
         )
-        seen = Calibration("j", *(rate(rng.binomial(250, p) / 250, 250) for p in (specific, vague, refused)))
+        seen = Calibration("j", *(rate(rng.binomial(250, p) / 250, 250) for p in (specific, vague, rejected)))
         it = corrected_accuracy(accepted / n, n, seen, weight, answered=1 - silent / n, seed=i)
         covered += it.low <= truth <= it.high
     assert 0.92 <= covered / runs <= 0.985, covered / runs
@@ -532,9 +532,7 @@ def test_judged_accuracy_table() -> None:
 def test_table_marks_impossible_corrections_and_rejects_rates_of_another_judge() -> None:
     frame = judge_answers(rows("one"), DATA, KeywordJudge())
     table = judged_accuracy_table(frame, rates(0.0, 0.97, 0.05, judge="keyword"))
-    assert set(table["if all vague"][:3]) == {"can't be told"} and table["corrected"][0].endswith(
-        " – too few"
-    )
+    assert set(table["if all vague"][:3]) == {"undefined"} and table["corrected"][0].endswith(" – too few")
     with pytest.raises(ValueError, match=r"judged by \['keyword'\]"):
         judged_accuracy_table(frame, rates(judge="else"))
     with pytest.raises(ValueError, match="can't tell right from wrong"):

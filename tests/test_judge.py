@@ -37,15 +37,15 @@ def q(text: str, *gold: Any, type: QueryType = QueryType.factual_extraction) -> 
     return Question("q", text, list(gold), type)
 
 
-def right(question: Question, said: str, **kw: Any) -> bool:
-    return RuleJudge(**kw).judge(question, said, False).correct
+def right(question: Question, prediction: str, **kw: Any) -> bool:
+    return RuleJudge(**kw).judge(question, prediction, False).correct
 
 
 # -- the rules
 
 
 @pytest.mark.parametrize(
-    ("question", "gold", "said", "verdict"),
+    ("question", "gold", "prediction", "verdict"),
     [
         # dates
         ("When was it?", "7 May 2023", "May 7, 2023", True),
@@ -123,18 +123,18 @@ def right(question: Question, said: str, **kw: Any) -> bool:
         ("What is it?", "the", "the", True),
     ],
 )
-def test_rules_judge_pairs_correctly(question: str, gold: str, said: str, verdict: bool) -> None:
-    assert right(q(question, gold), said) is verdict, RuleJudge().compare(q(question, gold), said)
+def test_rules_judge_pairs_correctly(question: str, gold: str, prediction: str, verdict: bool) -> None:
+    assert right(q(question, gold), prediction) is verdict, RuleJudge().compare(q(question, gold), prediction)
 
 
 def test_contradicting_number_is_wrong_despite_shared_words() -> None:
-    gold, said = (
+    gold, prediction = (
         "She ran 5 miles with Tom along the river at dawn",
         "She ran 6 miles with Tom along the river at dawn",
     )
-    how, f1 = RuleJudge().compare(q("What did she do?", gold), said)
-    assert how == "contradicts" and f1 > 0.8 and not right(q("What did she do?", gold), said)
-    assert not right(q("What did she do?", gold, gold.replace("5 miles ", "")), said), (
+    how, f1 = RuleJudge().compare(q("What did she do?", gold), prediction)
+    assert how == "contradicts" and f1 > 0.8 and not right(q("What did she do?", gold), prediction)
+    assert not right(q("What did she do?", gold, gold.replace("5 miles ", "")), prediction), (
         "even if another gold answer has no number"
     )
     assert right(q("How many?", "5", "6"), "6"), "but a number that another gold answer has is right"
@@ -207,12 +207,14 @@ def test_threshold_applies_to_token_f1() -> None:
 @settings(max_examples=150, deadline=None)
 @given(ANYTHING, ANYTHING, ANYTHING, st.sampled_from(list(QueryType)), st.booleans(), st.booleans())
 def test_judges_accept_any_text(
-    text: str, gold: str, said: str, question_type: QueryType, answerable: bool, abstained: bool
+    text: str, gold: str, prediction: str, question_type: QueryType, answerable: bool, abstained: bool
 ) -> None:
-    question = Question("q", text, [gold, gold + said], question_type, answerable=answerable)
-    verdict = RuleJudge().judge(question, said, abstained)
-    assert verdict == RuleJudge().judge(question, said, abstained) and verdict.votes == (verdict.correct,)
-    assert LLMJudge(LLM()).judge(question, said, abstained).correct == verdict.correct
+    question = Question("q", text, [gold, gold + prediction], question_type, answerable=answerable)
+    verdict = RuleJudge().judge(question, prediction, abstained)
+    assert verdict == RuleJudge().judge(question, prediction, abstained) and verdict.votes == (
+        verdict.correct,
+    )
+    assert LLMJudge(LLM()).judge(question, prediction, abstained).correct == verdict.correct
 
 
 PIECES = [
@@ -261,9 +263,9 @@ NUMBERS_AND_DATES = st.lists(st.sampled_from(PIECES), max_size=12).flatmap(
 
 @settings(max_examples=200, deadline=None)
 @given(NUMBERS_AND_DATES, NUMBERS_AND_DATES)
-def test_rules_accept_random_numbers_and_dates(gold: str, said: str) -> None:
+def test_rules_accept_random_numbers_and_dates(gold: str, prediction: str) -> None:
     for question_type in (QueryType.temporal_reasoning, QueryType.multi_hop):
-        RuleJudge().judge(q("How many days, and when?", gold, type=question_type), said, False)
+        RuleJudge().judge(q("How many days, and when?", gold, type=question_type), prediction, False)
     if gold.strip():
         assert right(q("What?", gold), gold) and right(q("What?", gold), f" {gold.upper()} ")
 
@@ -416,11 +418,13 @@ def test_answer_with_instructions_is_not_accepted() -> None:
 
 
 @given(ANYTHING, ANYTHING)
-def test_data_stays_between_its_tags(said: str, gold: str) -> None:
+def test_data_stays_between_its_tags(prediction: str, gold: str) -> None:
     for way in ("right", "swapped", "wrong"):
         system, user = (
             m["content"]
-            for m in TASKS["judge_default"].messages("en", asked=q(said + gold, gold), said=said, way=way)
+            for m in TASKS["judge_default"].messages(
+                "en", asked=q(prediction + gold, gold), said=prediction, way=way
+            )
         )
         assert all(
             user.count(f"<{end}{tag}>") == 1

@@ -22,7 +22,7 @@ def test_longmemeval_metrics_agree_with_official_scores():
         pytest.skip("ADAPTMR_DATA is not set: the official scores are missing")
     path = Path(folder).parent / "vectors" / "longmemeval_official_retrieval.jsonl"
     if not path.exists():
-        pytest.skip(f"{path.name} is not beside ADAPTMR_DATA")
+        pytest.skip(f"{path.name} is not in the folder next to ADAPTMR_DATA")
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert len(cases) == 120
     for case in cases:

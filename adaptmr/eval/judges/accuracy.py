@@ -160,7 +160,7 @@ def _corrected_cell(it: Interval, calibration: Calibration, weight: float, answe
     except ValueError:
         if weight == 0.5:
             raise
-        return "can't be told"  # only at an extreme weight, where the judge is no better than chance
+        return "undefined"  # only at an extreme weight, where the judge is no better than chance
     return format_interval(c.mean, c.low if known else math.nan, c.high, ".3f", ".2f")
 
 # %% ../../../nbs/eval/judges/02_accuracy.ipynb #8c5945ff
