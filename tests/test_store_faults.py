@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.errors import EmbedderMismatch, StoreCorrupt, StoreError
@@ -384,6 +384,7 @@ def test_an_empty_file_is_a_new_store(tmp_path):
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=300)), min_size=1, max_size=4)
 )
+@example(damage=[(19684, b"\x00\x01")])  # two rows with one id
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_works_or_says_so(tmp_path_factory, good_file, damage):
     path = tmp_path_factory.mktemp("damaged") / "m.db"
@@ -396,6 +397,25 @@ def test_a_damaged_file_works_or_says_so(tmp_path_factory, good_file, damage):
         use(path)
     except StoreError as e:
         assert str(path) in str(e)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda s: s.memories,
+        lambda s: s.search("batch 3", mode="lexical"),
+        lambda s: s.recent(200),
+        lambda s: s.export_jsonl(s.path + ".jsonl"),
+    ],
+    ids=["memories", "search", "recent", "export"],
+)
+@pytest.mark.parametrize("approximate_from", [10_000, 1])
+def test_two_rows_with_one_id_are_damage(tmp_path, good, read, approximate_from):
+    path = tmp_path / "m.db"
+    path.write_bytes(good.replace(b"0-1batch 0 says 1", b"0-2batch 0 says 1"))  # the row; its index is whole
+    says = r"m\.db.*more than one memory with the id '0-2'"
+    with MemoryStore(path, embedder="hash", approximate_from=approximate_from) as s:
+        pytest.raises(StoreCorrupt, read, s).match(says)
 
 
 @pytest.mark.parametrize(

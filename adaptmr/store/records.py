@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any, Callable, Iterable, Sequence
 
@@ -17,7 +18,7 @@ from .serialization import COLUMNS, Event, from_row, from_sql, malformed_values,
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['RecordReader', 'Records']
+__all__ = ['check_distinct', 'RecordReader', 'Records']
 
 # %% ../../nbs/store/02_records.ipynb #de240c14
 _COLUMNS = ", ".join(COLUMNS)
@@ -32,6 +33,13 @@ def event_row(kind: str, id: str, who: str, why: str, at: datetime | None = None
         to_sql(who),
         to_sql(why),
     )
+
+# %% ../../nbs/store/02_records.ipynb #eb9882cd
+def check_distinct(ids: Sequence[str], path: str) -> None:
+    """Check that the `ids` of different rows, read from the file `path`, differ. Raises `StoreCorrupt`."""
+    if len(set(ids)) < len(ids):
+        (id, _), *_ = Counter(ids).most_common(1)
+        raise corrupt_error(path, f"it holds more than one memory with the id {id!r:.80}")
 
 # %% ../../nbs/store/02_records.ipynb #5c1d1201
 class RecordReader(Database):
@@ -51,6 +59,7 @@ class RecordReader(Database):
     def find(self, ids: Sequence[str]) -> dict[str, Memory]:
         """Return the memories with these ids, by id, deleted ones included; an unknown id is left out."""
         rows: list[Any] = []
+        ids = list(dict.fromkeys(ids))
         with self.reading() as db:
             for start in range(0, len(ids), 500):
                 some = [to_sql(i) for i in ids[start : start + 500]]
@@ -59,7 +68,7 @@ class RecordReader(Database):
         return {m.id: m for m in self.to_memories(rows)}
 
     def to_memories(self, rows: Sequence[Any]) -> list[Memory]:
-        """Make memories of rows that begin with `COLUMNS`.
+        """Make memories of different rows, which begin with `COLUMNS`.
 
         Tags and entities that are no strings are left out, with one warning a store.
         """
@@ -73,7 +82,9 @@ class RecordReader(Database):
                 StoreWarning,
                 stacklevel=2,
             )
-        return self._made(from_row, rows)
+        memories = self._made(from_row, rows)
+        check_distinct([m.id for m in memories], self.path)
+        return memories
 
     def _made(self, make: Callable[[Any], Any], rows: Iterable[Any]) -> list[Any]:
         try:
@@ -95,7 +106,11 @@ class RecordReader(Database):
             if ids is None:
                 rows = db.execute(sql, values).fetchall()
             else:
-                rows = [r for i in ids for r in db.execute(f"{sql} AND id = ?", [*values, to_sql(i)])]
+                rows = [
+                    r
+                    for i in dict.fromkeys(ids)
+                    for r in db.execute(f"{sql} AND id = ?", [*values, to_sql(i)])
+                ]
         pairs = sorted(zip(self.to_memories(rows), (r[-1] for r in rows)), key=lambda p: (p[0].step, p[0].id))
         if any(not isinstance(b, bytes) or len(b) != 2 * dim for _, b in pairs):
             raise corrupt_error(self.path, f"a vector is not {dim} numbers long")
