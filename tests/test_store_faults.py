@@ -233,11 +233,13 @@ def test_a_writer_that_does_not_let_go(tmp_path):
 def test_a_full_disk(tmp_path):
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(batch("one"))
-        s._records._db.execute(f"PRAGMA max_page_count={s._records._scalar('PRAGMA page_count') + 3}")
+        db = s._records._db
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count={pages + 3}")
         with pytest.raises(StoreError, match=r"m\.db.*full.*nothing was changed"):
             s.add([Memory(f"big{i}", "x" * 10_000) for i in range(9)])
         assert len(s) == 4 == len(s.memories) and s.check() == []
-        s._records._db.execute("PRAGMA max_page_count=100000")
+        db.execute("PRAGMA max_page_count=100000")
         assert s.add(batch("two")) == 4
 
 
@@ -414,8 +416,11 @@ def test_two_rows_with_one_id_are_damage(tmp_path, good, read, approximate_from)
     path = tmp_path / "m.db"
     path.write_bytes(good.replace(b"0-1batch 0 says 1", b"0-2batch 0 says 1"))  # the row; its index is whole
     says = r"m\.db.*more than one memory with the id '0-2'"
-    with MemoryStore(path, embedder="hash", approximate_from=approximate_from) as s:
-        pytest.raises(StoreCorrupt, read, s).match(says)
+    with (
+        MemoryStore(path, embedder="hash", approximate_from=approximate_from) as s,
+        pytest.raises(StoreCorrupt, match=says),
+    ):
+        read(s)
 
 
 @pytest.mark.parametrize(

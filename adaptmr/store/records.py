@@ -5,6 +5,7 @@
 # %% ../../nbs/store/02_records.ipynb #3c95db7b
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from collections import Counter
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from .database import Database
+from .database import Database, fetch_value
 from .errors import EmbedderMismatch, ErasePending, StoreWarning, corrupt_error
 from .serialization import COLUMNS, Event, from_row, from_sql, malformed_values, to_row, to_sql
 from ..types import Memory
@@ -122,8 +123,8 @@ class RecordReader(Database):
 
     def count(self, status: str = "active") -> int:
         """Count the memories with that status."""
-        with self.reading():
-            return int(self._scalar("SELECT count(*) FROM memories WHERE status = ?", (status,)))
+        with self.reading() as db:
+            return int(fetch_value(db, "SELECT count(*) FROM memories WHERE status = ?", (status,)))
 
     def recent(self, n: int) -> list[Memory]:
         """Return the `n` latest active memories, the latest first."""
@@ -148,7 +149,7 @@ class RecordReader(Database):
                 lambda r: from_sql(r[0]),
                 db.execute("SELECT id FROM events WHERE seq > ? GROUP BY id ORDER BY min(seq)", (since,)),
             )
-            return int(self._scalar("SELECT coalesce(max(seq), 0) FROM events")), ids
+            return int(fetch_value(db, "SELECT coalesce(max(seq), 0) FROM events")), ids
 
     def check(self) -> list[str]:
         """Read the whole file and list what is wrong with it, in words; empty when nothing is."""
@@ -168,7 +169,7 @@ class RecordReader(Database):
             found = {what: [str(r[0]) for r in db.execute(sql)] for what, sql in tests.items()}
             wrong += [f"{len(ids)} {what}: {', '.join(ids[:5])}" for what, ids in found.items() if ids]
             dim = int(self.meta.get("dim", 0))
-            if n := self._scalar("SELECT count(*) FROM vectors WHERE length(vector) != ?", (2 * dim,)):
+            if n := fetch_value(db, "SELECT count(*) FROM vectors WHERE length(vector) != ?", (2 * dim,)):
                 wrong.append(f"{n} vectors are not {dim} numbers long")
             if "erasing" in self.meta:
                 wrong.append(f"an erasure is not complete: {self.path}-wal may still hold what was erased")
@@ -300,7 +301,7 @@ class Records(RecordReader):
         unknown id.
         """
         with self.writing() as db:
-            if self.get(id) is not None or not self._half_erased(id):
+            if self.get(id) is not None or not self._half_erased(db, id):
                 self._get_or_raise(id)
                 db.execute("DELETE FROM memories WHERE id = ?", (to_sql(id),))
                 db.execute(_EVENT, event_row("delete", id, who, why or "erased for good"))
@@ -314,9 +315,9 @@ class Records(RecordReader):
             f"delete({id!r}, soft=False) once more says whether that is done"
         )
 
-    def _half_erased(self, id: str) -> bool:
+    def _half_erased(self, db: sqlite3.Connection, id: str) -> bool:
         last = "SELECT kind FROM events WHERE id = ? ORDER BY seq DESC LIMIT 1"
-        return "erasing" in self.meta and self._scalar(last, (to_sql(id),)) == "delete"
+        return "erasing" in self.meta and fetch_value(db, last, (to_sql(id),)) == "delete"
 
     def _get_or_raise(self, id: str) -> Memory:
         if (m := self.get(id)) is None:
