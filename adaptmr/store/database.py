@@ -274,10 +274,7 @@ class Database:
             return version
 
     def finish_erasing(self) -> bool:
-        """Complete an erasure that isn't complete yet; return whether all erased data is gone.
-
-        Waits for readers up to `timeout`.
-        """
+        """Complete a pending erasure, waiting for readers; return whether all erased data is gone."""
         with self._lock, translate_errors(self.path, self.timeout):
             return self._log.finish_erasing(wait=True)
 
