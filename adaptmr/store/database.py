@@ -253,7 +253,7 @@ class Database:
 
     @property
     def meta(self) -> dict[str, str]:
-        """What the file says of itself: `schema`, `embedder` and `dim` once there are vectors, `erasing`.
+        """The table `meta`: `schema`, `embedder` and `dim` once there are vectors, `erasing`.
 
         `erasing` is there while an erasure isn't complete.
         """

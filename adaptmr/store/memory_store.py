@@ -121,7 +121,7 @@ class ReadableStore:
         return write_backup(path, self._records)
 
     def close(self) -> None:
-        """Save the index of a large store beside the file, and close the file; a second time does nothing."""
+        """Save the index of a large store next to the file, and close it; a second call does nothing."""
         self._views.close()
         self._records.close()
 
@@ -364,8 +364,8 @@ class MemoryStore(SearchableStore):
     def delete(self, id: str, soft: bool = True, who: str = "", why: str = "") -> bool:
         """Delete a memory: no search finds it, `restore` brings it back. `soft=False` erases it for good.
 
-        After an erasure nothing of it is in the file, its log, the file beside it, or this store's memory;
-        files written by `export_jsonl` before are their owner's to delete. Raises `ErasePending` when a
+        After an erasure nothing of it is in the file, its log, the index file, or this store's memory;
+        files that `export_jsonl` wrote before keep it. Raises `ErasePending` when a
         reader of an earlier state prevents it for longer than the time-out: then it is deleted, and the
         same call again goes on with erasing it. Returns `False` when it was deleted already. Raises
         `KeyError` for an unknown id.
