@@ -35,7 +35,7 @@ from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
 MARCH = datetime(2024, 3, 1, tzinfo=UTC)
 LATER = datetime(2024, 5, 10, tzinfo=UTC)
 WORDS = RetrievalPlan(weights=HYBRID_WEIGHTS)
-SAID = [
+ROWS = [
     ("2024-01-05", "Maya", "I live in Beijing, near the drum tower."),
     ("2024-02-10", "Maya", "I adopted a cat called Snowy."),
     ("2024-02-20", "Tom", "What colour is the cat, and where do you live?"),
@@ -46,7 +46,7 @@ SAID = [
 ]
 
 
-def turns(rows=SAID):
+def turns(rows=ROWS):
     return [
         Memory(f"m{i}", text, who, at, session=f"S{i // 4}", step=i, source=f"D{i}")
         for i, (at, who, text) in enumerate(rows)
@@ -61,8 +61,8 @@ def store():
 
 
 @pytest.fixture(scope="module")
-def less():
-    """A store that holds what had been said by March, and nothing else."""
+def part_store():
+    """Make a store that holds only what had been said by March."""
     with MemoryStore(embedder="hash") as s:
         s.add([m for m in turns() if m.at <= MARCH])
         yield s
@@ -72,8 +72,8 @@ def ids(found):
     return [h.memory.id for h in found.hits]
 
 
-def frozen(found):
-    """Everything but the clock, the plan, and the row that says what was hidden."""
+def summary(found):
+    """Describe a result without times, the plan, and the row that says what was hidden."""
     hits = [(h.memory.id, h.score, sorted(h.signals.items()), h.note) for h in found.hits]
     rows = [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace if t.step != "as of"]
     return repr((hits, rows, found.has_relevant, found.relevance, found.context))
@@ -108,19 +108,19 @@ def test_another_time_zone_is_the_same_moment(store):
 
     there = MARCH.astimezone(ZoneInfo("Asia/Shanghai"))
     assert there == MARCH
-    assert frozen(retrieve(Question("", "cat", asked_at=there), store)) == frozen(
+    assert summary(retrieve(Question("", "cat", asked_at=there), store)) == summary(
         retrieve(Question("", "cat", asked_at=MARCH), store)
     )
 
 
-def test_a_text_has_no_time(store):
+def test_a_question_without_a_time_sees_everything(store):
     assert "m6" in ids(retrieve("Which cat broke a bowl?", store))
     assert len(ids(execute(replace(WORDS, k=99), "cat", store))) == 7
     assert "as of" not in [t.step for t in execute(WORDS, "cat", store).trace]
 
 
 @pytest.mark.parametrize("moment", [MARCH, "2024-03-01", "2024-03-01T01:00:00+01:00", datetime(2024, 3, 1)])
-def test_a_text_is_given_a_time(store, moment):
+def test_a_text_can_be_asked_as_of_a_moment(store, moment):
     for found in (
         retrieve("Where do I live now?", store, as_of=moment),
         run_rounds(replace(WORDS, max_rounds=2), "Where do I live now?", store, as_of=moment),
@@ -154,7 +154,7 @@ def test_today_stays_the_questions_own(store):
 @pytest.mark.parametrize(
     "moment, error", [("tomorrow", ValueError), (3, TypeError), (MARCH.date(), TypeError)]
 )
-def test_what_is_no_moment_is_refused(store, moment, error):
+def test_a_value_that_is_no_moment_is_refused(store, moment, error):
     for call in (
         lambda: retrieve("cat", store, as_of=moment),
         lambda: execute(WORDS, "cat", store, as_of=moment),
@@ -191,7 +191,7 @@ def test_one_row_says_what_was_hidden(store):
     assert next(t for t in found.trace if t.step == "search").n_in == 4, "hidden before anything is scored"
 
 
-# --- nothing hidden acts
+# --- hidden memories change no result
 
 PLANS = st.builds(
     RetrievalPlan,
@@ -232,9 +232,9 @@ QUESTIONS = st.sampled_from(
 
 @given(PLANS, QUESTIONS)
 @settings(max_examples=80, deadline=None)
-def test_the_same_as_a_store_that_holds_nothing_else(store, less, plan, text):
+def test_the_result_is_that_of_a_store_without_later_memories(store, part_store, plan, text):
     question = Question("", text, asked_at=MARCH)
-    assert frozen(run_rounds(plan, question, store)) == frozen(run_rounds(plan, question, less))
+    assert summary(run_rounds(plan, question, store)) == summary(run_rounds(plan, question, part_store))
 
 
 @st.composite
@@ -268,13 +268,13 @@ def talks(draw):
     ),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_store_and_any_moment(talk, text):
+def test_any_store_at_any_moment_equals_its_earlier_part(talk, text):
     rows, moment = talk
     with MemoryStore(embedder="hash") as whole, MemoryStore(embedder="hash") as part:
         whole.add(rows)
         part.add([m for m in rows if m.at <= moment])
         question = Question("", text, asked_at=moment)
-        assert frozen(retrieve(question, whole)) == frozen(retrieve(question, part))
+        assert summary(retrieve(question, whole)) == summary(retrieve(question, part))
         for planner in (
             Mixture(),
             FixedPlanner(
@@ -283,16 +283,16 @@ def test_any_store_and_any_moment(talk, text):
                 )
             ),
         ):
-            assert frozen(retrieve(question, whole, planner=planner)) == frozen(
+            assert summary(retrieve(question, whole, planner=planner)) == summary(
                 retrieve(question, part, planner=planner)
             )
 
 
 @pytest.mark.parametrize("signal", sorted(set(SIGNALS) - {"given"}))
-def test_no_signal_looks_ahead(store, less, signal):
+def test_no_signal_looks_ahead(store, part_store, signal):
     plan = RetrievalPlan(weights={signal: 1.0}, k=99, prefer_latest=signal == "time")
     question = Question("", "Where do I live now, and when did the cat break a bowl?", asked_at=MARCH)
-    one, two = execute(plan, question, store), execute(plan, question, less)
+    one, two = execute(plan, question, store), execute(plan, question, part_store)
     assert [(h.memory.id, h.signals) for h in one.hits] == [(h.memory.id, h.signals) for h in two.hits]
     assert one.hits
 
@@ -313,8 +313,8 @@ def test_an_update_said_later_replaces_nothing(store):
     assert ids(now) == ["m2"]
 
 
-def test_a_large_store_too():
-    lot = np.random.default_rng(3)
+def test_a_large_store_looks_no_further_ahead():
+    rng = np.random.default_rng(3)
     words = np.array(
         [
             "kayak",
@@ -334,9 +334,9 @@ def test_a_large_store_too():
     rows = [
         Memory(
             f"m{i:05}",
-            " ".join(lot.choice(words, 5)),
+            " ".join(rng.choice(words, 5)),
             ("Ann", "Bob")[i % 2],
-            MARCH + timedelta(minutes=int(lot.integers(0, 9_000))),
+            MARCH + timedelta(minutes=int(rng.integers(0, 9_000))),
             step=i,
             session=f"s{i // 40}",
         )
@@ -350,76 +350,76 @@ def test_a_large_store_too():
         for text in ("Who sold the red kayak?", "Did Ann lose a violin?"):
             question = Question("", text, asked_at=moment)
             found = execute(WORDS, question, whole)
-            assert frozen(found) == frozen(execute(WORDS, question, part)) and len(found.hits) == 10
+            assert summary(found) == summary(execute(WORDS, question, part)) and len(found.hits) == 10
 
 
-def test_a_long_question_is_still_cut(store):
+def test_a_long_question_is_cut_before_the_view_is_made(store):
     found = execute(WORDS, "cat " * 2_000, store, as_of=MARCH)
     assert [t.step for t in found.trace][:2] == ["question", "as of"] and found.trace[0].n_in == 8_000
 
 
-# --- the past itself
+# --- the view of the earlier part
 
 
-def test_nothing_to_hide_costs_nothing(store):
+def test_without_later_memories_the_store_itself_is_used(store):
     assert store_as_of(store, None) is store
     assert store_as_of(store, LATER) is store
     assert store_as_of(store, store.memories[-1].at) is store
 
 
-def test_what_was_made_is_kept_until_the_store_changes():
+def test_a_view_is_kept_until_the_store_changes():
     with MemoryStore(embedder="hash") as s:
         s.add(turns())
-        past = store_as_of(s, MARCH)
-        assert store_as_of(s, MARCH) is past
-        assert store_as_of(s, MARCH + timedelta(hours=1)) is past, (
+        view = store_as_of(s, MARCH)
+        assert store_as_of(s, MARCH) is view
+        assert store_as_of(s, MARCH + timedelta(hours=1)) is view, (
             "another moment at which the same had been said"
         )
-        assert store_as_of(s, MARCH - timedelta(days=1)) is not past and store_as_of(s, MARCH) is past
-        assert store_as_of(past, MARCH) is past
-        assert len(store_as_of(past, MARCH - timedelta(days=1))) == 3
-        assert store_as_of(past, MARCH - timedelta(days=1)).total == 7
+        assert store_as_of(s, MARCH - timedelta(days=1)) is not view and store_as_of(s, MARCH) is view
+        assert store_as_of(view, MARCH) is view
+        assert len(store_as_of(view, MARCH - timedelta(days=1))) == 3
+        assert store_as_of(view, MARCH - timedelta(days=1)).total == 7
         s.delete("m0")
         assert [m.id for m in store_as_of(s, MARCH).memories] == ["m1", "m2", "m3"]
         s.add(Memory("new", "I own a boat.", "Maya", "2024-01-01", step=99))
         assert [m.id for m in store_as_of(s, MARCH).memories] == ["m1", "m2", "m3", "new"]
-        assert len(past) == 4, "one that was handed out stays as it was"
+        assert len(view) == 4, "one that was handed out stays as it was"
 
 
-def test_a_past_lives_no_longer_than_its_store():
+def test_a_view_is_freed_with_its_store():
     from weakref import ref
 
     s = MemoryStore(embedder="hash")
     s.add(turns())
-    past = ref(store_as_of(s, MARCH))
-    assert past() is not None
+    view = ref(store_as_of(s, MARCH))
+    assert view() is not None
     s.close()
     del s
     gc.collect()
-    assert past() is None
+    assert view() is None
 
 
-def test_it_answers_like_a_store(store, less):
-    past = store_as_of(store, MARCH)
-    assert isinstance(past, AsOfView) and len(past) == 4 and repr(past) == "Past(4 of 7 memories)"
-    assert past.memories == less.memories
-    assert past.speakers == less.speakers == ("Maya", "Tom")
-    assert past.recent(2) == less.recent(2)
-    assert past.recent(0) == []
-    assert past.matrix.tolist() == less.matrix.tolist()
-    assert past.dense("cat").tolist() == less.dense("cat").tolist()
-    assert past.bm25("the cat").tolist() == less.bm25("the cat").tolist()
-    assert past.similarity([0, 1], [2]).tolist() == less.similarity([0, 1], [2]).tolist()
-    assert [a.tolist() for a in past.nearest("cat", 2)] == [a.tolist() for a in less.nearest("cat", 2)]
-    assert past.by_word("the cat")[0] == less.by_word("the cat")[0]
-    assert past.by_word("the cat")[1].tolist() == less.by_word("the cat")[1].tolist()
+def test_a_view_answers_as_a_store_does(store, part_store):
+    view = store_as_of(store, MARCH)
+    assert isinstance(view, AsOfView) and len(view) == 4 and repr(view) == "Past(4 of 7 memories)"
+    assert view.memories == part_store.memories
+    assert view.speakers == part_store.speakers == ("Maya", "Tom")
+    assert view.recent(2) == part_store.recent(2)
+    assert view.recent(0) == []
+    assert view.matrix.tolist() == part_store.matrix.tolist()
+    assert view.dense("cat").tolist() == part_store.dense("cat").tolist()
+    assert view.bm25("the cat").tolist() == part_store.bm25("the cat").tolist()
+    assert view.similarity([0, 1], [2]).tolist() == part_store.similarity([0, 1], [2]).tolist()
+    assert [a.tolist() for a in view.nearest("cat", 2)] == [a.tolist() for a in part_store.nearest("cat", 2)]
+    assert view.by_word("the cat")[0] == part_store.by_word("the cat")[0]
+    assert view.by_word("the cat")[1].tolist() == part_store.by_word("the cat")[1].tolist()
     with pytest.raises(ValueError, match="n = -1"):
-        past.recent(-1)
+        view.recent(-1)
     with pytest.raises(AttributeError):
-        past.add(turns())
+        view.add(turns())
 
 
-def test_bm25_parameters_are_the_stores():
+def test_a_view_has_the_bm25_parameters_of_its_store():
     for more in ({"k1": 0.9, "b": 0.1}, {"lexical": "rank_bm25"}):
         with MemoryStore(embedder="hash", **more) as whole, MemoryStore(embedder="hash", **more) as part:
             whole.add(turns())
@@ -430,7 +430,7 @@ def test_bm25_parameters_are_the_stores():
             )
 
 
-def test_somebody_who_writes_between_planning_and_searching_brings_nothing_in():
+def test_a_write_between_planning_and_searching_is_not_seen():
     class Writer:
         name = "writer"
 
@@ -450,7 +450,7 @@ def test_somebody_who_writes_between_planning_and_searching_brings_nothing_in():
 
 def test_columns_are_not_kept_under_a_version_that_came_later():
     class Written:
-        """A store to which somebody writes while it is looked at."""
+        """A store that is written to while it is read."""
 
         def __init__(self):
             self.rows, self.version = turns()[:3], 1
@@ -495,8 +495,9 @@ def test_a_planner_is_shown_nothing_later(store):
 
 
 def scripted():
-    """A server that wants more searches for what lies in the future, and is sure of nothing; it keeps what
-    it was asked.
+    """Make a server that asks for more searches about the future, never with confidence.
+
+    It keeps the requests it got.
     """
 
     def value(name, schema):
@@ -554,9 +555,9 @@ def test_no_model_is_shown_what_was_said_later(store, planner):
             planner=plans[planner],
             llm=llm,
         )
-        told = json.dumps(s.requests, ensure_ascii=False)
-    assert "broke a bowl" not in told and "flat by the lake" not in told and "Zoltan" not in told
-    assert "Snowy is white" in told, "what had been said it is shown"
+        prompts = json.dumps(s.requests, ensure_ascii=False)
+    assert "broke a bowl" not in prompts and "flat by the lake" not in prompts and "Zoltan" not in prompts
+    assert "Snowy is white" in prompts, "it is shown what had been said"
     assert not {"m4", "m5", "m6"} & set(ids(found))
 
 
@@ -634,7 +635,7 @@ def test_full_context_is_all_that_had_been_said():
     assert len(system.retrieve("cat").sources) == 7
 
 
-def test_the_lot_is_drawn_among_what_had_been_said():
+def test_random_samples_only_what_had_been_said():
     some, all_ = make_system("random", seed=5), make_system("random", seed=5)
     some.ingest(Conversation("c1", (), turns()[:4]))
     all_.ingest(talk())
@@ -642,8 +643,8 @@ def test_the_lot_is_drawn_among_what_had_been_said():
     assert sorted(all_.retrieve(ASKED[0], 99).sources) == ["D0", "D1", "D2", "D3"]
 
 
-def test_the_oracle_of_evidence_is_told_the_gold_all_the_same():
-    """Gold that was said after the question is a fault of the data, which the ceiling must not hide."""
+def test_oracle_evidence_returns_the_gold_whenever_it_was_said():
+    """Gold evidence said after the question is an error in the data, which the upper bound must not hide."""
     system = make_system("oracle_evidence")
     system.ingest(talk())
     assert system.retrieve(replace(ASKED[0], evidence=["D0", "D5"])).sources == ["D0", "D5"]
@@ -660,7 +661,7 @@ def test_a_reply_that_came_later_is_no_part_of_the_round():
     assert set(system.retrieve("What should my cat eat?", 5).sources) == {"D0", "D1"}
 
 
-def test_somebody_elses_memory_is_held_to_it():
+def test_a_wrapped_memory_system_returns_nothing_later():
     seen = []
 
     class Spy(Router):
@@ -668,8 +669,8 @@ def test_somebody_elses_memory_is_held_to_it():
             seen.extend(m.id for m in store.recent(99))
             return super().plan(query, store)
 
-    class Stranger:
-        """A memory system that knows nothing of time."""
+    class Untimed:
+        """A memory system that ignores time."""
 
         name = "stranger"
 
@@ -685,7 +686,7 @@ def test_somebody_elses_memory_is_held_to_it():
 
             return Evidence([Hit(m, 1.0) for m in reversed(self.turns)], True, 1.0)
 
-    system = WrappedSystem(Stranger(), Spy(), embedder="hash")
+    system = WrappedSystem(Untimed(), Spy(), embedder="hash")
     system.ingest(talk())
     found = system.retrieve(ASKED[0], 10)
     assert set(seen) == {"m0", "m1", "m2", "m3"}

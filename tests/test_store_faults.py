@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.errors import EmbedderMismatch, StoreCorrupt, StoreError
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 
 def child(work: Callable[[int], object]) -> tuple[int, int]:
-    """Runs `work(pipe)` in a process of its own; its process id, and the end of the pipe to read from."""
+    """Run `work(pipe)` in another process; return its id, and the end of the pipe to read from."""
     read, write = os.pipe()
     if pid := os.fork():
         os.close(write)
@@ -44,34 +44,34 @@ def child(work: Callable[[int], object]) -> tuple[int, int]:
     os._exit(1)
 
 
-def ended(pid: int, pipe: int) -> str:
-    """What the process still wrote, once it has ended."""
+def output_at_exit(pid: int, pipe: int) -> str:
+    """Wait until the process has ended; return what it wrote."""
     with os.fdopen(pipe, "rb") as f:
-        said = f.read().decode()
+        output = f.read().decode()
     os.waitpid(pid, 0)
-    return said
+    return output
 
 
 def batch(name: str, n: int = 4) -> list[Memory]:
     return [Memory(f"{name}-{j}", f"batch {name} says {j} " + "word " * 40, "Maya", step=j) for j in range(n)]
 
 
-def whole(path: Path, acked: set[str], begun: set[str]) -> None:
-    """The file opens, holds every acknowledged batch, and each batch that was begun wholly or not at all."""
+def assert_complete(path: Path, acknowledged: set[str], begun: set[str]) -> None:
+    """Assert that the file holds every acknowledged batch, and no part of a batch."""
     with MemoryStore(path, embedder="hash") as s:
         assert s.check() == []
         ids = {m.id for m in s.memories}
         present = {i.rpartition("-")[0] for i in ids}
-        assert acked <= present <= begun
-        assert ids == {m.id for b in present for m in batch(b)}, "a half batch"
+        assert acknowledged <= present <= begun
+        assert ids == {m.id for b in present for m in batch(b)}, "a batch is incomplete"
         added = [e.id for e in s.events()]
         assert len(added) == len(ids) == len(s.matrix) and set(added) == ids
 
 
 @pytest.mark.slow
 def test_fifty_kills_lose_nothing(tmp_path):
-    path, chance = tmp_path / "m.db", random.Random(0)
-    acked: set[str] = set()
+    path, rng = tmp_path / "m.db", random.Random(0)
+    acknowledged: set[str] = set()
     begun: set[str] = set()
     cut = 0
     for n in range(50):
@@ -81,31 +81,31 @@ def test_fifty_kills_lose_nothing(tmp_path):
                 for i in range(10_000):
                     os.write(pipe, f"begun {n}.{i}\n".encode())
                     s.add(batch(f"{n}.{i}"))
-                    os.write(pipe, f"acked {n}.{i}\n".encode())
+                    os.write(pipe, f"acknowledged {n}.{i}\n".encode())
 
         pid, pipe = child(work)
-        wanted, said = chance.randrange(1, 16), b""
-        while said.count(b"\n") < wanted:
-            said += os.read(pipe, 4096)
+        wanted, output = rng.randrange(1, 16), b""
+        while output.count(b"\n") < wanted:
+            output += os.read(pipe, 4096)
         until = (
-            time.perf_counter() + chance.random() * 0.004
+            time.perf_counter() + rng.random() * 0.004
         )  # a moment somewhere in an add, which takes 1 to 3 ms
         while time.perf_counter() < until:
             pass
         os.kill(pid, signal.SIGKILL)
-        lines = [line.split() for line in (said.decode() + ended(pid, pipe)).splitlines()]
-        assert all(len(line) == 2 and line[0] in ("begun", "acked") for line in lines), lines
-        before = len(acked)
-        acked |= {b for what, b in lines if what == "acked"}
+        lines = [line.split() for line in (output.decode() + output_at_exit(pid, pipe)).splitlines()]
+        assert all(len(line) == 2 and line[0] in ("begun", "acknowledged") for line in lines), lines
+        before = len(acknowledged)
+        acknowledged |= {b for what, b in lines if what == "acknowledged"}
         begun |= {b for what, b in lines if what == "begun"}
-        cut += len(acked) - before < len([1 for what, _ in lines if what == "begun"])
-        whole(path, acked, begun)
+        cut += len(acknowledged) - before < len([1 for what, _ in lines if what == "begun"])
+        assert_complete(path, acknowledged, begun)
     assert cut > 10, f"only {cut} of 50 kills fell into an add"
 
 
 def test_a_kill_before_each_statement_of_an_add(tmp_path):
     path = tmp_path / "m.db"
-    acked = {"first"}
+    acknowledged = {"first"}
     with MemoryStore(path, embedder="hash") as s:
         s.add(batch("first"))
     statements = 0
@@ -123,20 +123,20 @@ def test_a_kill_before_each_statement_of_an_add(tmp_path):
             s = MemoryStore(path, embedder="hash")
             s._records._db.set_trace_callback(count)
             s.add(batch(f"kill{n}"))
-            os.write(pipe, b"acked")
+            os.write(pipe, b"acknowledged")
 
-        said = ended(*child(work))
-        if said == "acked":
+        output = output_at_exit(*child(work))
+        if output == "acknowledged":
             statements = n
-            acked.add(f"kill{n}")
+            acknowledged.add(f"kill{n}")
         else:
-            assert said == ""
-        whole(path, acked, acked)
+            assert output == ""
+        assert_complete(path, acknowledged, acknowledged)
         if statements:
             break
     assert (
         statements == 1 + 3 * 4 + 1
-    )  # the transaction's begin and commit; for each memory itself, its vector, its event
+    )  # the transaction's begin and commit, and for each memory its row, its vector and its event
 
 
 def test_a_kill_during_delete_update_restore_and_erase(tmp_path):
@@ -162,7 +162,7 @@ def test_a_kill_during_delete_update_restore_and_erase(tmp_path):
             change(s)
             os.write(pipe, b"still here")
 
-        assert ended(*child(work)) == ""
+        assert output_at_exit(*child(work)) == ""
         with MemoryStore(path, embedder="hash") as s:
             assert (s.events(), s.get("a"), s.get("b")) == before and s.check() == []
 
@@ -187,7 +187,7 @@ def test_processes_that_write_at_once(tmp_path):
         ):  # reading while they write
             seen.append(len(s.memories))
             assert len(s.memories) >= seen[-1] and len(s.search("cat", 5)) <= 5
-        assert [ended(*r) for r in running] == [""] * n
+        assert [output_at_exit(*r) for r in running] == [""] * n
         assert len(s.memories) == len(s) == n * each + 2 and seen == sorted(seen)
         assert [e.seq for e in s.events()] == list(range(1, n * each + 3)) and s.check() == []
 
@@ -199,19 +199,19 @@ def test_processes_that_create_the_file_at_once(tmp_path):
 
         def work(pipe: int, path: Path = path, go: int = go, start: int = start) -> None:
             os.close(start)
-            os.read(go, 1)  # until everybody is there
+            os.read(go, 1)  # until all processes run
             with MemoryStore(path, embedder="hash") as s:
                 s.add([Memory(str(os.getpid()), "me"), Memory("shared", "us")])
 
         running = [child(work) for _ in range(4)]
         os.close(start)
         os.close(go)
-        assert [ended(*r) for r in running] == [""] * 4
+        assert [output_at_exit(*r) for r in running] == [""] * 4
         with MemoryStore(path, embedder="hash") as s:
             assert len(s) == 5 and s.check() == []
 
 
-def test_a_writer_that_does_not_let_go(tmp_path):
+def test_a_writer_that_keeps_the_lock(tmp_path):
     path = tmp_path / "m.db"
     with MemoryStore(path, embedder="hash", timeout=0.05) as s:
         s.add(batch("one"))
@@ -233,11 +233,13 @@ def test_a_writer_that_does_not_let_go(tmp_path):
 def test_a_full_disk(tmp_path):
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(batch("one"))
-        s._records._db.execute(f"PRAGMA max_page_count={s._records._scalar('PRAGMA page_count') + 3}")
+        db = s._records._db
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count={pages + 3}")
         with pytest.raises(StoreError, match=r"m\.db.*full.*nothing was changed"):
             s.add([Memory(f"big{i}", "x" * 10_000) for i in range(9)])
         assert len(s) == 4 == len(s.memories) and s.check() == []
-        s._records._db.execute("PRAGMA max_page_count=100000")
+        db.execute("PRAGMA max_page_count=100000")
         assert s.add(batch("two")) == 4
 
 
@@ -288,14 +290,14 @@ def test_a_killed_worker_does_not_stop_its_siblings(work, wanted):
         [sys.executable, "-c", sibling(work)], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        said, _ = running.communicate(timeout=15)
+        output, _ = running.communicate(timeout=15)
     except subprocess.TimeoutExpired:
-        said = "hung"
+        output = "hung"
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
         running.wait()
-    assert said == wanted
+    assert output == wanted
 
 
 def test_an_interrupted_add_is_rolled_back(tmp_path, monkeypatch):
@@ -321,8 +323,8 @@ def test_an_interrupted_add_is_rolled_back(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def good_file(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("good") / "m.db"
+def store_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("stored") / "m.db"
     with MemoryStore(path, embedder="hash") as s:
         s.add([m for i in range(30) for m in batch(str(i))])
         s.delete("3-1")
@@ -330,12 +332,12 @@ def good_file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def good(good_file) -> bytes:
-    return good_file.read_bytes()
+def stored(store_file) -> bytes:
+    return store_file.read_bytes()
 
 
 def use(path: Path) -> list[str]:
-    """Everything there is to do with a file; what `check` says of it."""
+    """Do everything with a file that a store can do; return what `check` finds."""
     with MemoryStore(path, embedder="hash") as s:
         s.memories, s.recent(3), s.events(), len(s)
         for mode in ("dense", "lexical", "hybrid"):
@@ -366,10 +368,11 @@ def test_garbage(tmp_path, junk):
     assert path.read_bytes() == junk and os.listdir(tmp_path) == ["junk.db"], "it was left as it is"
 
 
-def test_a_file_cut_short(tmp_path, good):
+def test_a_file_cut_short(tmp_path, stored):
     path = tmp_path / "cut.db"
-    for size in (1, 50, 99, 100, 511, 4095, 4096, 8192, len(good) // 2, len(good) - 4096, len(good) - 1):
-        path.write_bytes(good[:size])
+    n = len(stored)
+    for size in (1, 50, 99, 100, 511, 4095, 4096, 8192, n // 2, n - 4096, n - 1):
+        path.write_bytes(stored[:size])
         with pytest.raises(StoreCorrupt, match=r"cut\.db"):
             use(path)
         for f in tmp_path.glob("cut.db-*"):
@@ -384,10 +387,11 @@ def test_an_empty_file_is_a_new_store(tmp_path):
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=300)), min_size=1, max_size=4)
 )
+@example(damage=[(19684, b"\x00\x01")])  # two rows with one id
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_file_works_or_says_so(tmp_path_factory, good_file, damage):
+def test_a_damaged_file_works_or_says_so(tmp_path_factory, store_file, damage):
     path = tmp_path_factory.mktemp("damaged") / "m.db"
-    data = bytearray(good_file.read_bytes())
+    data = bytearray(store_file.read_bytes())
     for at, junk in damage:
         at %= len(data)
         data[at : at + len(junk)] = junk[: len(data) - at]
@@ -396,6 +400,28 @@ def test_a_damaged_file_works_or_says_so(tmp_path_factory, good_file, damage):
         use(path)
     except StoreError as e:
         assert str(path) in str(e)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda s: s.memories,
+        lambda s: s.search("batch 3", mode="lexical"),
+        lambda s: s.recent(200),
+        lambda s: s.export_jsonl(s.path + ".jsonl"),
+    ],
+    ids=["memories", "search", "recent", "export"],
+)
+@pytest.mark.parametrize("approximate_from", [10_000, 1])
+def test_two_rows_with_one_id_are_damage(tmp_path, stored, read, approximate_from):
+    path = tmp_path / "m.db"
+    path.write_bytes(stored.replace(b"0-1batch 0 says 1", b"0-2batch 0 says 1"))  # the row, not its index
+    says = r"m\.db.*more than one memory with the id '0-2'"
+    with (
+        MemoryStore(path, embedder="hash", approximate_from=approximate_from) as s,
+        pytest.raises(StoreCorrupt, match=says),
+    ):
+        read(s)
 
 
 @pytest.mark.parametrize(
@@ -414,9 +440,9 @@ def test_a_damaged_file_works_or_says_so(tmp_path_factory, good_file, damage):
         ("memories", "status", "'active'"),
     ],
 )
-def test_damaged_values_are_found(tmp_path, good, table, column, value):
+def test_damaged_values_are_found(tmp_path, stored, table, column, value):
     path = tmp_path / "m.db"
-    path.write_bytes(good)
+    path.write_bytes(stored)
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA ignore_check_constraints=ON")
         db.execute(
@@ -430,7 +456,7 @@ def test_damaged_values_are_found(tmp_path, good, table, column, value):
             use(path)
 
 
-def test_check_finds_half_records(tmp_path, good):
+def test_check_finds_half_records(tmp_path, stored):
     for sql, says in (
         ("DELETE FROM vectors WHERE key = 3", "memories without a vector"),
         ("DELETE FROM memories WHERE key = 3", "vectors without a memory"),
@@ -438,7 +464,7 @@ def test_check_finds_half_records(tmp_path, good):
         ("UPDATE vectors SET vector = x'00' WHERE key = 3", "64 numbers long"),
     ):
         path = tmp_path / "m.db"
-        path.write_bytes(good)
+        path.write_bytes(stored)
         db = sqlite3.connect(path)
         db.executescript(sql)
         db.close()
@@ -490,9 +516,9 @@ def test_a_newer_schema_is_refused(tmp_path):
         MemoryStore(path, embedder="hash")
 
 
-def test_refusing_an_embedder_changes_nothing(tmp_path, good):
+def test_refusing_an_embedder_changes_nothing(tmp_path, stored):
     path = tmp_path / "m.db"
-    path.write_bytes(good)
+    path.write_bytes(stored)
     with pytest.raises(EmbedderMismatch):
         MemoryStore(path, embedder="minilm")
-    assert path.read_bytes() == good
+    assert path.read_bytes() == stored

@@ -27,7 +27,7 @@ SECRET = "xyzzy-4711"
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    """A file with one memory that is a secret, and two that are none."""
+    """Make a file with one secret memory and two others."""
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(
             [
@@ -50,7 +50,7 @@ sys.stdin.read()
 
 @contextmanager
 def another_process_reads(path: Path):
-    """Another process looks at one state of the store for as long as the block lasts."""
+    """Let another process read one state of the store within the block."""
     with subprocess.Popen(
         [sys.executable, "-c", READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as reader:
@@ -61,20 +61,20 @@ def another_process_reads(path: Path):
             reader.stdin.close()
 
 
-LOOKING = """
+FIND_WORD = """
 import pathlib, sys
 files = pathlib.Path(sys.argv[1]).iterdir()
 print(*sorted(f.name for f in files if sys.argv[2].encode() in f.read_bytes()))
 """
 
 
-def holding(folder: Path, word: str = SECRET) -> list[str]:
+def files_with(folder: Path, word: str = SECRET) -> list[str]:
     """List the files that hold the word.
 
     Another process reads them, because closing a database file would drop this process's locks on it.
     """
     return subprocess.run(
-        [sys.executable, "-S", "-c", LOOKING, str(folder), word],
+        [sys.executable, "-S", "-c", FIND_WORD, str(folder), word],
         capture_output=True,
         text=True,
         check=True,
@@ -82,7 +82,7 @@ def holding(folder: Path, word: str = SECRET) -> list[str]:
     ).stdout.split()
 
 
-# --- erased is nowhere
+# --- what is erased is in no file
 
 
 def test_an_erasure_that_a_reader_holds_up_says_so_and_is_completed_by_the_next_change(path):
@@ -95,12 +95,12 @@ def test_an_erasure_that_a_reader_holds_up_says_so_and_is_completed_by_the_next_
                 and [m.id for m in s.memories] == ["b", "c"]
                 and s.search("secret", 3, "lexical")[0].memory.id != "a"
             )
-            assert holding(path.parent), "the reader still needs it"
+            assert files_with(path.parent), "the reader still needs it"
             assert any("erasure is not complete" in w for w in s.check())
             with pytest.raises(ErasePending):
                 s.delete("a", soft=False)
         s.add(Memory("d", "anything"))
-        assert holding(path.parent) == [] and s.check() == []
+        assert files_with(path.parent) == [] and s.check() == []
 
 
 @pytest.mark.parametrize("how", ["again", "closing", "another store"])
@@ -110,15 +110,15 @@ def test_a_pending_erasure_is_completed(path, how):
     idle.execute("SELECT count(*) FROM memories").fetchall()
     with another_process_reads(path), pytest.raises(ErasePending):
         s.delete("a", soft=False)
-    assert holding(path.parent)
+    assert files_with(path.parent)
     if how == "again":
         assert s.delete("a", soft=False) is True
     elif how == "another store":
         MemoryStore(path, embedder="hash").close()
     if how != "closing":
-        assert holding(path.parent) == []
+        assert files_with(path.parent) == []
     s.close()
-    assert holding(path.parent) == []
+    assert files_with(path.parent) == []
     idle.close()
     with MemoryStore(path, embedder="hash") as s:
         assert s.check() == [] and [e.kind for e in s.events() if e.id == "a"] == ["add", "delete"], "once"
@@ -138,12 +138,12 @@ def test_an_erased_memory_and_all_its_versions_are_in_no_page(tmp_path, length):
         s.update(Memory("a", f"and {SECRET} longer " * (length // 5)))
         for i in range(0, 40, 3):
             s.update(Memory(f"m{i}", f"word{i}x " * 90, step=i))
-        assert holding(tmp_path)
-        assert s.delete("a", soft=False) is True and holding(tmp_path) == []
+        assert files_with(tmp_path)
+        assert s.delete("a", soft=False) is True and files_with(tmp_path) == []
 
 
 def reachable(root: object) -> list[str]:
-    """The strings that can be reached from an object of ours, through containers and objects of ours."""
+    """Return the strings that an object refers to, through containers and objects of this package."""
     seen: set[int] = set()
     todo, out = [root], []
     while todo:
@@ -197,12 +197,12 @@ def test_many_updates_leave_no_more_words_than_there_are(engine):
         assert s.search("day149x3", 1, "lexical")[0].memory.id == "m9"
 
 
-# --- acknowledged is in the file at that path
+# --- what is acknowledged is in the file at that path
 
 
 @pytest.fixture
 def backup(path) -> Path:
-    """A copy of the file, as a backup would be."""
+    """Copy the file, as a backup does."""
     shutil.copyfile(path, path.with_name("backup.db"))
     return path.with_name("backup.db")
 
@@ -232,7 +232,7 @@ def test_a_backup_moved_over_an_open_store_is_left_alone(path, backup):
     assert path.read_bytes() == before, "and no old log was applied to it"
 
 
-def test_a_backup_moved_over_a_store_that_is_only_closed_then(path, backup):
+def test_a_backup_moved_over_a_store_before_it_is_closed(path, backup):
     s = MemoryStore(path, embedder="hash")
     s.add(Memory("new", "only in the first file"))
     os.replace(backup, path)
@@ -306,7 +306,7 @@ def test_another_working_folder_is_no_other_file(path, monkeypatch):
         assert s.add(Memory("d", "x")) == 1 and len(s.memories) == 4
 
 
-# --- one odd memory harms no other
+# --- an invalid memory harms no other
 
 
 @pytest.mark.parametrize("field", ["tags", "entities"])
@@ -319,15 +319,15 @@ def test_tags_and_entities_are_strings(field, bad):
     assert getattr(Memory("m1", "x", **{field: ["a", "b"]}), field) == ("a", "b")
 
 
-def spoiled(path: Path, **values: str) -> None:
+def change_row(path: Path, **values: str) -> None:
     with sqlite3.connect(path) as db:
         db.execute(f"UPDATE memories SET {', '.join(f'{c} = :{c}' for c in values)} WHERE id = 'a'", values)
     db.close()
 
 
 @pytest.mark.parametrize("large", [10_000, 1])
-def test_a_store_that_holds_odd_entities_names_them_and_finds_the_others(path, large):
-    spoiled(path, entities='[["x"], "kept"]', tags='[{"a": 1}]')
+def test_a_store_with_invalid_entities_names_them_and_finds_the_others(path, large):
+    change_row(path, entities='[["x"], "kept"]', tags='[{"a": 1}]')
     with MemoryStore(path, embedder="hash", approximate_from=large) as s:
         with pytest.warns(
             StoreWarning,
@@ -349,7 +349,7 @@ def test_a_store_that_holds_odd_entities_names_them_and_finds_the_others(path, l
 
 
 def test_check_names_a_row_that_can_not_be_read(path):
-    spoiled(path, at="soon")
+    change_row(path, at="soon")
     with MemoryStore(path, embedder="hash") as s:
         assert [w for w in s.check() if "'a' can't be read" in w and "soon" in w] == s.check() != []
 

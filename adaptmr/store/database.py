@@ -25,11 +25,12 @@ from adaptmr.store.errors import (
 )
 
 # %% auto #0
-__all__ = ['Connection', 'Database']
+__all__ = ['fetch_value', 'read_transaction', 'WriteAheadLog', 'Database']
 
 # %% ../../nbs/store/01_database.ipynb #6ec59a6b
 _APPLICATION_ID = 0x41644D52  # "AdMR", in the file's header: it marks the file as a memory store
 _SCHEMA = "1"
+_PRAGMAS = ("PRAGMA foreign_keys=ON", "PRAGMA secure_delete=ON", "PRAGMA synchronous=FULL")
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;\n"
     "CREATE TABLE memories (key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
@@ -49,6 +50,78 @@ _TABLES = (
     "CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'the event log is "
     "append-only'); END;\n"
 )
+
+# %% ../../nbs/store/01_database.ipynb #a402623e
+def fetch_value(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
+    """Return the first value of the first row that a query finds; `None` when it finds no row."""
+    row = db.execute(sql, values).fetchone()
+    return row[0] if row else None
+
+
+@contextmanager
+def read_transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Read one state of the database within the block; within another transaction, the state of that one."""
+    if db.in_transaction:
+        yield db
+        return
+    db.execute("BEGIN")
+    try:
+        yield db
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+# %% ../../nbs/store/01_database.ipynb #69788125
+def _check_path(path: str) -> None:
+    """Check that a store can be at `path`. Raises `StoreError`."""
+    if path == ":memory:":
+        return
+    if not path or "\0" in path:
+        raise StoreError(f"{path!r} is not a path for a store")
+    if os.path.isdir(path):
+        example = os.path.join(path, "memories.db")
+        raise StoreError(f"{path}: is a folder; give a file in it, such as {example}")
+    if not os.path.isdir(folder := os.path.dirname(os.path.abspath(path))):
+        raise StoreError(f"{path}: there is no folder {folder}; make it first")
+    if 0 < file_size(path) < 512:  # sqlite3 takes a few bytes for an empty file, and would overwrite them
+        raise corrupt_error(path, "it is too short")
+
+# %% ../../nbs/store/01_database.ipynb #78ddf2b5
+def _check_content(db: sqlite3.Connection, path: str, timeout: float, has_log: bool) -> None:
+    """Check that the open file is a store of this version and complete; make the tables of an empty one.
+
+    `has_log` says whether the file had a write-ahead log before it was opened. Raises `StoreError`.
+    """
+    with read_transaction(db):
+        ours = fetch_value(db, "PRAGMA application_id") == _APPLICATION_ID
+        tables = fetch_value(db, "SELECT count(*) FROM sqlite_master")
+    if tables and not ours:
+        raise StoreError(f"{path}: is some other program's database, not a memory store; nothing was changed")
+    if not tables:
+        _create_tables(db, timeout)
+    if (schema := _read_meta(db).get("schema")) != _SCHEMA:
+        raise StoreError(
+            f"{path}: has schema {schema}, this version of adaptmr reads {_SCHEMA}; "
+            "use the version that wrote it, or its export_jsonl"
+        )
+    # SQLite notices missing pages. Half a page it fills with zeros, which is right only while there is a log
+    # to write back.
+    if not has_log and file_size(path) % fetch_value(db, "PRAGMA page_size"):
+        raise corrupt_error(path, "its last page is cut off")
+
+
+def _create_tables(db: sqlite3.Connection, timeout: float) -> None:
+    enable_wal(db, timeout)
+    with write_transaction(db):
+        if not fetch_value(db, "SELECT count(*) FROM sqlite_master"):  # unless another process was faster
+            for statement in _TABLES.strip().split(";\n"):
+                db.execute(statement)
+            db.execute("INSERT INTO meta VALUES ('schema', ?)", (_SCHEMA,))
+            db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+
+
+def _read_meta(db: sqlite3.Connection) -> dict[str, str]:
+    return dict(db.execute("SELECT name, value FROM meta"))
 
 # %% ../../nbs/store/01_database.ipynb #5c1d1101
 class _OpenedFiles:
@@ -86,111 +159,106 @@ class _OpenedFiles:
         return ""
 
 # %% ../../nbs/store/01_database.ipynb #5c1d1103
-class Connection:
-    """A connection to the SQLite file `path` (":memory:" for none) with the tables of a store.
+class WriteAheadLog:
+    """The write-ahead log of the open database `db`.
 
-    Made when missing.
+    `timeout` is how many seconds to wait for readers that prevent emptying it.
+    """
 
-    `timeout` is how many seconds to wait for another process. May be used from several threads. Raises
-    `StoreCorrupt` for a file that is no store or a damaged one, and `StoreError` for a place where no file
-    can be.
+    def __init__(self, db: sqlite3.Connection, timeout: float) -> None:
+        self._db, self._timeout = db, timeout
+        self.note_version()
+
+    def note_version(self) -> None:
+        """Remember which changes of other connections were there now, while the file was in its place."""
+        self._data_version = fetch_value(self._db, "PRAGMA data_version")
+
+    def empty(self, wait: bool = False) -> bool:
+        """Copy the log into the file and empty it; return whether nothing prevented that."""
+        self._db.execute(f"PRAGMA busy_timeout={int(1000 * self._timeout) if wait else 0}")
+        try:
+            return not fetch_value(self._db, "PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError:
+            return False  # locked by others, or the disk is full: it is still to be done
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout={int(1000 * self._timeout)}")
+
+    def empty_unless_shared(self) -> bool:
+        """Empty the log, unless others have written since `note_version`; return whether it is empty."""
+        if self._db.in_transaction or fetch_value(self._db, "PRAGMA data_version") != self._data_version:
+            return False
+        return self.empty()
+
+    def finish_erasing(self, wait: bool) -> bool:
+        """Empty the log when an erasure isn't complete; return whether all erased data is gone.
+
+        With `wait`, waits for readers up to the time-out.
+        """
+        if (pending := fetch_value(self._db, "SELECT value FROM meta WHERE name = 'erasing'")) is None:
+            return True
+        if self._db.in_transaction or not self.empty(wait):
+            return False
+        with suppress(sqlite3.OperationalError):  # another process writes: the next one removes the row
+            self._db.execute("DELETE FROM meta WHERE name = 'erasing' AND value = ?", (pending,))
+        return True
+
+# %% ../../nbs/store/01_database.ipynb #2d184c3b
+class Database:
+    """The SQLite file `path` (":memory:" for none) with the tables of a store, made when missing.
+
+    It is written in transactions, and erased data is overwritten. `timeout` is how many seconds to wait for
+    another process. May be used from several threads. Raises `StoreCorrupt` for a file that is no store or a
+    damaged one, and `StoreError` for a place where no file can be.
     """
 
     def __init__(self, path: str | os.PathLike[str] = ":memory:", timeout: float = 30.0) -> None:
         self.path, self.timeout = os.fsdecode(os.fspath(path)), timeout
         self._lock = threading.RLock()
-        unfinished = file_size(self.path + "-wal") > 0
-        if self.path != ":memory:":
-            _check_path(self.path)
+        self._closed = self._warned = False
+        has_log = file_size(self.path + "-wal") > 0
+        _check_path(self.path)
         self._files = _OpenedFiles(self.path)
         with translate_errors(self.path, timeout):
-            pragmas = [f"PRAGMA {p}" for p in ("foreign_keys=ON", "secure_delete=ON", "synchronous=FULL")]
-            self._db = open_database(self.path, timeout=timeout, wal=False, setup=pragmas)
+            self._db = open_database(self.path, timeout=timeout, wal=False, setup=_PRAGMAS)
             try:
-                self._check_content(unfinished)
+                _check_content(self._db, self.path, timeout, has_log)
                 self._files.record()
-                self._start()
+                self._log = WriteAheadLog(self._db, timeout)
+                self._log.finish_erasing(wait=False)
             except BaseException:
                 self._db.close()
                 raise
 
-    def _start(self) -> None:
-        """Run what a subclass has to do once the file is open."""
-
-    def _check_content(self, unfinished: bool) -> None:
-        with self.reading():
-            ours = self._scalar("PRAGMA application_id") == _APPLICATION_ID
-            tables = self._scalar("SELECT count(*) FROM sqlite_master")
-        if tables and not ours:
-            raise StoreError(
-                f"{self.path}: is some other program's database, not a memory store; nothing was changed"
-            )
-        if not tables:
-            self._create_tables()
-        if (schema := self.meta.get("schema")) != _SCHEMA:
-            raise StoreError(
-                f"{self.path}: has schema {schema}, this version of adaptmr reads {_SCHEMA}; "
-                "use the version that wrote it, or its export_jsonl"
-            )
-        # SQLite notices missing pages; half a page it would fill with zeros, which is right only while a log
-        # waits to be written back.
-        if not unfinished and file_size(self.path) % self._scalar("PRAGMA page_size"):
-            raise corrupt_error(self.path, "its last page is cut off")
-
-    def _create_tables(self) -> None:
-        enable_wal(self._db, self.timeout)
-        with write_transaction(self._db):
-            if not self._scalar("SELECT count(*) FROM sqlite_master"):  # unless another process was faster
-                for statement in _TABLES.strip().split(";\n"):
-                    self._db.execute(statement)
-                self._db.execute("INSERT INTO meta VALUES ('schema', ?)", (_SCHEMA,))
-                self._db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-
-    def _scalar(self, sql: str, values: Sequence[Any] = ()) -> Any:
-        row = self._db.execute(sql, values).fetchone()
-        return row[0] if row else None
-
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Read one state of the database within the block, whatever others write meanwhile."""
-        with self._lock, translate_errors(self.path, self.timeout):
-            if self._db.in_transaction:
-                yield self._db
-                return
-            self._db.execute("BEGIN")
-            try:
-                yield self._db
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-
-    @property
-    def meta(self) -> dict[str, str]:
-        """What the file says of itself: `schema`, `embedder` and `dim` once there are vectors, `erasing`.
-
-        `erasing` is there while an erasure isn't complete.
-        """
-        with self.reading() as db:
-            return dict(db.execute("SELECT name, value FROM meta"))
-
-# %% ../../nbs/store/01_database.ipynb #2d184c3b
-class Database(Connection):
-    """A store's file that is written in transactions, and in which erased data is overwritten."""
-
-    def _start(self) -> None:
-        self._closed = self._warned = False
-        self._data_version = self._scalar("PRAGMA data_version")
-        self.finish_erasing(wait=False)
+        with self._lock, translate_errors(self.path, self.timeout), read_transaction(self._db):
+            yield self._db
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Hold the write lock within the block, and commit at its end. Raises `StoreMoved`."""
         with self._lock, translate_errors(self.path, self.timeout):
-            self.check_in_place("nothing was changed")
+            self._check_in_place("nothing was changed")
             with write_transaction(self._db):
                 yield self._db
-            self.check_in_place("what was just written went into the file that was there before")
-            self.finish_erasing(wait=False)
+            self._check_in_place("what was just written went into the file that was there before")
+            self._log.finish_erasing(wait=False)
+
+    def _check_in_place(self, consequence: str) -> None:
+        if not (why := self._files.moved_reason()):
+            self._log.note_version()
+            return
+        raise _moved_error(self.path, f"{why}; {consequence}", self._log.empty_unless_shared())
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """The table `meta`: `schema`, `embedder` and `dim` once there are vectors, `erasing`.
+
+        `erasing` is there while an erasure isn't complete.
+        """
+        with self.reading() as db:
+            return _read_meta(db)
 
     def data_version(self) -> int:
         """Return a number that changes when *another* connection has written; takes microseconds.
@@ -198,64 +266,17 @@ class Database(Connection):
         Warns, once, when the file isn't in its place any more.
         """
         with self._lock, translate_errors(self.path, self.timeout):
-            seen = int(self._scalar("PRAGMA data_version"))
+            version = int(fetch_value(self._db, "PRAGMA data_version"))
             if not self._warned and (why := self._files.moved_reason()):
                 self._warned = True
-                warnings.warn(
-                    f"{self.path}: {why}; what is read is what the earlier file held",
-                    StoreWarning,
-                    stacklevel=6,
-                )
-            return seen
+                message = f"{self.path}: {why}; what is read is what the earlier file held"
+                warnings.warn(message, StoreWarning, stacklevel=6)
+            return version
 
-    def check_in_place(self, consequence: str) -> None:
-        """Raise `StoreMoved` when the path names another file than the one opened, or none.
-
-        The message says why, and the `consequence`.
-        """
-        if not (why := self._files.moved_reason()):
-            self._data_version = self._scalar("PRAGMA data_version")
-            return
-        left = "" if self._checkpoint_log() else f" Its log {self._LEFT_BEHIND.format(self.path)}."
-        raise StoreMoved(
-            f"{self.path}: {why}; {consequence}. "
-            "export_jsonl('rescued.jsonl') saves what this store still reads; "
-            f"then close it, and open what is there now, or put the earlier file back.{left}"
-        )
-
-    _LEFT_BEHIND = "{}-wal doesn't belong to what is there now: remove it before anything opens that"
-
-    def _checkpoint_log(self) -> bool:
-        """Write the log back to the file that was opened, unless others may have written into it.
-
-        Returns whether the log is empty.
-        """
-        if self._db.in_transaction or self._scalar("PRAGMA data_version") != self._data_version:
-            return False
-        return self._truncate_log(wait=False)
-
-    def _truncate_log(self, wait: bool) -> bool:
-        self._db.execute(f"PRAGMA busy_timeout={int(1000 * self.timeout) if wait else 0}")
-        try:
-            return not self._scalar("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.OperationalError:
-            return False  # locked by others, or the disk is full: it is still to be done
-        finally:
-            self._db.execute(f"PRAGMA busy_timeout={int(1000 * self.timeout)}")
-
-    def finish_erasing(self, wait: bool = True) -> bool:
-        """Empty the log when an erasure isn't complete; return whether all erased data is gone.
-
-        With `wait`, waits for readers up to `timeout`.
-        """
+    def finish_erasing(self) -> bool:
+        """Complete a pending erasure, waiting for readers; return whether all erased data is gone."""
         with self._lock, translate_errors(self.path, self.timeout):
-            if (pending := self._scalar("SELECT value FROM meta WHERE name = 'erasing'")) is None:
-                return True
-            if self._db.in_transaction or not self._truncate_log(wait):
-                return False
-            with suppress(sqlite3.OperationalError):  # another process writes: the next one removes the note
-                self._db.execute("DELETE FROM meta WHERE name = 'erasing' AND value = ?", (pending,))
-            return True
+            return self._log.finish_erasing(wait=True)
 
     def close(self) -> None:
         """Close the file; a second time does nothing."""
@@ -264,25 +285,26 @@ class Database(Connection):
                 return
             self._closed = True
             try:
-                if not (why := self._files.moved_reason()):
-                    self.finish_erasing(wait=False)
-                elif not self._checkpoint_log():
-                    left = self._LEFT_BEHIND.format(self.path)
-                    warnings.warn(f"{self.path}: {why}; its log {left}", StoreWarning, stacklevel=4)
-            except (StoreError, sqlite3.Error):
-                pass  # a damaged file, which every use has reported
+                with (
+                    suppress(StoreError),
+                    translate_errors(self.path),
+                ):  # every use has reported a damaged file
+                    if not (why := self._files.moved_reason()):
+                        self._log.finish_erasing(wait=False)
+                    elif not self._log.empty_unless_shared():
+                        message = f"{self.path}: {why}; its log {_LEFT_LOG.format(self.path)}"
+                        warnings.warn(message, StoreWarning, stacklevel=4)
             finally:
                 self._db.close()
 
-# %% ../../nbs/store/01_database.ipynb #69788125
-def _check_path(path: str) -> None:
-    """Check that a store can be at `path`. Raises `StoreError`."""
-    if not path or "\0" in path:
-        raise StoreError(f"{path!r} is not a path for a store")
-    if os.path.isdir(path):
-        example = os.path.join(path, "memories.db")
-        raise StoreError(f"{path}: is a folder; give a file in it, such as {example}")
-    if not os.path.isdir(folder := os.path.dirname(os.path.abspath(path))):
-        raise StoreError(f"{path}: there is no folder {folder}; make it first")
-    if 0 < file_size(path) < 512:  # sqlite3 takes a few bytes for an empty file, and would overwrite them
-        raise corrupt_error(path, "it is too short")
+# %% ../../nbs/store/01_database.ipynb #a5a12834
+_LEFT_LOG = "{}-wal doesn't belong to what is there now: remove it before anything opens that"
+
+
+def _moved_error(path: str, why: str, log_is_empty: bool) -> StoreMoved:
+    """Make the error for a write to a file that is not in its place any more."""
+    left = "" if log_is_empty else f" Its log {_LEFT_LOG.format(path)}."
+    return StoreMoved(
+        f"{path}: {why}. export_jsonl('rescued.jsonl') saves what this store still reads; "
+        f"then close it, and open what is there now, or put the earlier file back.{left}"
+    )

@@ -23,7 +23,7 @@ from adaptmr.store.approximate import (
 from .errors import corrupt_error
 from .lazy_list import LazyIds, LazyMemories
 from .lexical import LexicalIndex
-from .records import Records
+from .records import Records, check_distinct
 from .serialization import from_sql, to_sql
 from .vectors import dot_products, top_k
 from .view import BaseView
@@ -154,6 +154,7 @@ def load_view(records: Records, lexical: LexicalIndex, get_records: Callable[[],
             raise corrupt_error(records.path, f"it holds a value that can't be read: {e}") from e
     if at < n:
         raise corrupt_error(records.path, f"{n - at} memories have no vector")
+    check_distinct(ids, records.path)
     if not (np.diff(steps) > 0).all():
         order = np.array(sorted(range(n), key=lambda i: (steps[i], ids[i])), np.int64)
         keys, steps, vectors = keys[order], steps[order], vectors[order]
@@ -179,7 +180,7 @@ def _vectors(records: Records, blobs: list[Any], dim: int) -> np.ndarray:
 def apply_changes(view: IndexedView, records: Records, ids: Sequence[str]) -> IndexedView:
     """Return the view after changes to the memories with these `ids`, read from the database."""
     with records.reading() as db:
-        have = _read_rows(db, ids)
+        have = _read_rows(records, ids)
         gone = np.isin(view.memories.keys, [key for key, *_ in have.values()])
         if len(have) < len(ids):  # some were erased for good
             keys_now = np.array([r[0] for r in db.execute("SELECT key FROM memories")], np.int64)
@@ -203,18 +204,20 @@ def apply_changes(view: IndexedView, records: Records, ids: Sequence[str]) -> In
     return IndexedView(view.lexical, memories, steps, view.ivf, slots, view.unsaved + len(ids))
 
 
-def _read_rows(db: Any, ids: Sequence[str]) -> dict[str, tuple[int, int, str, bytes]]:
-    """Read key, step, status and vector of the memories with these ids, those there are."""
-    have: dict[str, tuple[int, int, str, bytes]] = {}
-    for start in range(0, len(ids), 500):
-        some = [to_sql(i) for i in ids[start : start + 500]]
-        rows = db.execute(
-            "SELECT id, key, step, status, vector FROM memories JOIN vectors USING (key) "
-            f"WHERE id IN ({', '.join('?' * len(some))})",
-            some,
-        )
-        have |= {from_sql(r[0]): r[1:] for r in rows}
-    return have
+def _read_rows(records: Records, ids: Sequence[str]) -> dict[str, tuple[int, int, str, bytes]]:
+    """Read key, step, status and vector of the memories with these different ids, those there are."""
+    rows: list[Any] = []
+    with records.reading() as db:
+        for start in range(0, len(ids), 500):
+            some = [to_sql(i) for i in ids[start : start + 500]]
+            rows += db.execute(
+                "SELECT id, key, step, status, vector FROM memories JOIN vectors USING (key) "
+                f"WHERE id IN ({', '.join('?' * len(some))})",
+                some,
+            )
+    found = [from_sql(r[0]) for r in rows]
+    check_distinct(found, records.path)
+    return {id: r[1:] for id, r in zip(found, rows)}
 
 # %% ../../nbs/store/04_indexed_view.ipynb #662f9118
 def _place(memories: LazyMemories, steps: np.ndarray, step: int, id: str) -> int:

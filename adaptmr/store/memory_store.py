@@ -30,11 +30,11 @@ from ..markup import html_table
 from ..types import Conversation, Hits, Memory
 
 # %% auto #0
-__all__ = ['ReadableStore', 'SearchableStore', 'MemoryStore']
+__all__ = ['ReadableStore', 'SearchableStore', 'StoreWriter', 'MemoryStore']
 
 # %% ../../nbs/store/06_memory_store.ipynb #5c1d1002
 class ReadableStore:
-    """The reading half of a `MemoryStore`: an open file with its encoder and views."""
+    """An open store that can be read: the file of `records`, with its encoder and its views."""
 
     def __init__(self, records: Records, encoder: Encoder, views: ViewCache) -> None:
         self.path = records.path
@@ -111,6 +111,25 @@ class ReadableStore:
         """Whether dense search uses an approximate index: the store is large, the library installed."""
         with self._lock:
             return self._views.view().approximate
+
+    def export_jsonl(self, path: str | os.PathLike[str]) -> int:
+        """Write everything to a text file, one JSON object a line; return the number of memories.
+
+        That is memories (deleted ones too) with their vectors, and the log. The file is complete or not
+        there.
+        """
+        return write_backup(path, self._records)
+
+    def close(self) -> None:
+        """Save the index of a large store next to the file, and close it; a second call does nothing."""
+        self._views.close()
+        self._records.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 # %% ../../nbs/store/06_memory_store.ipynb #5c1d1003
 class SearchableStore(ReadableStore):
@@ -191,6 +210,112 @@ class SearchableStore(ReadableStore):
         with self._views.consistent_read():
             return self._views.view(where.status).search(query, vector, k, mode, where)
 
+# %% ../../nbs/store/06_memory_store.ipynb #aac3048d
+class StoreWriter:
+    """Adds, changes and deletes memories in `records`, encodes their texts, and marks `views` as out of date.
+
+    The arguments and errors of its methods are those of the `MemoryStore` that holds it.
+    """
+
+    def __init__(self, records: Records, encoder: Encoder, views: ViewCache) -> None:
+        self._records, self._encoder, self._views = records, encoder, views
+
+    def add(self, memories: Iterable[Memory] | Memory | Conversation, who: str, why: str) -> int:
+        """Add memories, all or none; return how many were new."""
+        batch, differing = _by_id(memories)
+        stored = self._records.find(batch)
+        differing += [i for i, m in stored.items() if m.version == 1 and _content(m) != _content(batch[i])]
+        if differing:
+            some = f"{', '.join(map(repr, differing[:5]))}{' …' if len(differing) > 5 else ''}"
+            warnings.warn(
+                f"{self._records.path}: {len(differing)} memories not added, because their ids are taken by "
+                f"memories that say something else: {some}. Give them ids of their own, or use update()",
+                stacklevel=3,
+            )
+        new = [m for i, m in batch.items() if i not in stored]
+        return self._insert(new, {}, who, why) if new else 0
+
+    def _insert(
+        self,
+        new: list[Memory],
+        vectors: Mapping[str, np.ndarray],
+        who: str,
+        why: str,
+        log: Sequence[Event] = (),
+    ) -> int:
+        """Insert new memories, encoding those that have no vector in `vectors`."""
+        texts = [truncate_text(m).text_with_speaker for m in new if m.id not in vectors]
+        if texts:
+            self._encoder.choose_embedder(texts)
+        encoded = iter(self._encoder.encode(texts) if texts else ())
+        name, dim = self._encoder.embedder_id
+        rows = [vectors[m.id] if m.id in vectors else next(encoded) for m in new]
+        matrix = np.array(rows, np.float32).reshape(len(new), dim)
+        added = self._records.add(new, matrix, (name, dim), who, why, log)
+        self._views.dirty = True
+        return len(added)
+
+    def import_jsonl(self, path: str | os.PathLike[str], who: str) -> int:
+        """Add what a backup holds, all or none; return how many memories were new."""
+        backup = read_backup(path)
+        known = {e.id for e in self._records.events()} | set(self._records.find(backup.memories))
+        if backup.embedder:
+            texts = [m.text_with_speaker for m in backup.memories.values()]
+            self._encoder.choose_embedder(texts, backup.embedder[0])
+        new = [m for i, m in backup.memories.items() if i not in known]
+        log = [e for e in backup.log if e.id not in known]
+        if not new and not log:
+            return 0
+        vectors = backup.vectors if backup.embedder == self._encoder.embedder_id else {}
+        return self._insert(new, vectors, who, f"import of {Path(path).name}", log)
+
+    def set_status(self, id: str, status: str, who: str, why: str) -> bool:
+        """Make a memory "deleted" or "active"; `False` when it was so already."""
+        self._views.before_change(id)
+        changed = self._records.set_status(id, status, who, why)
+        self._views.dirty = True
+        return changed
+
+    def erase(self, id: str, who: str, why: str) -> None:
+        """Remove a memory for good."""
+        self._views.before_erase(id)
+        try:
+            self._records.erase(id, who, why)
+        except StoreError:  # the memory may be deleted, and not erased yet
+            self._views.after_erase(id)
+            raise
+        self._views.after_erase(id)
+
+    def update(self, memory: Memory, who: str, why: str) -> Memory:
+        """Put `memory` in the place of the one with its id; return it as stored."""
+        if isinstance(memory, Memory):
+            self._views.before_change(memory.id)
+        stored = self._records.update(memory, None, who=who, why=why)
+        if stored is None:  # its words have changed
+            vector = self._encoder.encode([truncate_text(memory).text_with_speaker])[0]
+            stored = self._records.update(memory, vector, self._encoder.embedder_id, who, why)
+        self._views.dirty = True
+        assert stored is not None
+        return stored
+
+# %% ../../nbs/store/06_memory_store.ipynb #41bc842f
+def _by_id(memories: Iterable[Memory] | Memory | Conversation) -> tuple[dict[str, Memory], list[str]]:
+    """Return the memories by id, and the ids given to two different ones, of which the first one counts.
+
+    Raises as `to_row` does for what can't be stored: before anything is encoded.
+    """
+    batch: dict[str, Memory] = {}
+    differing: list[str] = []
+    for m in iter_memories(memories):
+        to_row(m)
+        if batch.setdefault(m.id, m) != m:
+            differing.append(m.id)
+    return batch, differing
+
+
+def _content(m: Memory) -> tuple[Any, ...]:
+    return (m.text, m.speaker, m.at, m.event_at, m.session, m.step, m.source)
+
 # %% ../../nbs/store/06_memory_store.ipynb #a9fc5d43
 class MemoryStore(SearchableStore):
     """Memories with vector search and BM25, in the SQLite file `path` (":memory:" keeps them in memory only).
@@ -221,16 +346,12 @@ class MemoryStore(SearchableStore):
         approximate_from: int = APPROXIMATE_FROM,
     ) -> None:
         LexicalIndex(lexical, k1, b)  # a bad argument is refused before there is a file
-        self.lexical, self.k1, self.b = lexical, k1, b
-        records = Records(path, timeout)
-        try:
-            encoder = Encoder(records, embedder)
-        except BaseException:
-            records.close()
-            raise
         large = _count(approximate_from, "approximate_from")
+        self.lexical, self.k1, self.b = lexical, k1, b
+        records, encoder = _open(path, timeout, embedder)
         views = ViewCache(records, encoder.check, lambda: LexicalIndex(lexical, k1, b), large)
         super().__init__(records, encoder, views)
+        self._writer = StoreWriter(records, encoder, views)
 
     def add(self, memories: Iterable[Memory] | Memory | Conversation, *, who: str = "", why: str = "") -> int:
         """Add memories, all or none; return how many were new. An id that is there already stays as it is.
@@ -238,62 +359,20 @@ class MemoryStore(SearchableStore):
         Warns when such an id came with other content. Raises `TypeError` for what is not a memory,
         `ValueError` for one that can't be stored; then nothing was added.
         """
-        batch: dict[str, Memory] = {}
-        other: list[str] = []
-        for m in iter_memories(memories):
-            to_row(m)  # refuses what can't be stored, before anything is encoded
-            if batch.setdefault(m.id, m) != m:
-                other.append(m.id)
-        have = self._records.find(list(batch))
-        other += [i for i, m in have.items() if m.version == 1 and _content(m) != _content(batch[i])]
-        if other:
-            some = f"{', '.join(map(repr, other[:5]))}{' …' if len(other) > 5 else ''}"
-            warnings.warn(
-                f"{self.path}: {len(other)} memories not added, because their ids are taken by memories that "
-                f"say something else: {some}. Give them ids of their own, or use update()",
-                stacklevel=2,
-            )
-        fresh = [m for i, m in batch.items() if i not in have]
-        return self._add(fresh, {}, who, why) if fresh else 0
-
-    def _add(
-        self,
-        fresh: list[Memory],
-        vectors: Mapping[str, np.ndarray],
-        who: str,
-        why: str,
-        log: Sequence[Event] = (),
-    ) -> int:
-        """Add new memories, encoding those that have no vector in `vectors`."""
-        texts = [truncate_text(m).text_with_speaker for m in fresh if m.id not in vectors]
-        if texts:
-            self._encoder.choose_embedder(texts)
-        encoded = iter(self._encoder.encode(texts) if texts else ())
-        name, dim = self._encoder.embedder_id
-        rows = [vectors[m.id] if m.id in vectors else next(encoded) for m in fresh]
-        matrix = np.array(rows, np.float32).reshape(len(fresh), dim)
-        new = self._records.add(fresh, matrix, (name, dim), who, why, log)
-        self._views.dirty = True
-        return len(new)
+        return self._writer.add(memories, who, why)
 
     def delete(self, id: str, soft: bool = True, who: str = "", why: str = "") -> bool:
         """Delete a memory: no search finds it, `restore` brings it back. `soft=False` erases it for good.
 
-        After an erasure nothing of it is in the file, its log, the file beside it, or this store's memory;
-        files written by `export_jsonl` before are their owner's to delete. Raises `ErasePending` when a
+        After an erasure nothing of it is in the file, its log, the index file, or this store's memory;
+        files that `export_jsonl` wrote before keep it. Raises `ErasePending` when a
         reader of an earlier state prevents it for longer than the time-out: then it is deleted, and the
         same call again goes on with erasing it. Returns `False` when it was deleted already. Raises
         `KeyError` for an unknown id.
         """
         if soft:
-            return self._set_status(id, "deleted", who, why)
-        self._views.before_erase(id)
-        try:
-            self._records.erase(id, who, why)
-        except StoreError:  # the memory may be deleted, and not erased yet
-            self._views.after_erase(id)
-            raise
-        self._views.after_erase(id)
+            return self._writer.set_status(id, "deleted", who, why)
+        self._writer.erase(id, who, why)
         return True
 
     def restore(self, id: str, who: str = "", why: str = "") -> bool:
@@ -301,36 +380,14 @@ class MemoryStore(SearchableStore):
 
         Raises `KeyError` for an unknown or erased id.
         """
-        return self._set_status(id, "active", who, why)
-
-    def _set_status(self, id: str, status: str, who: str, why: str) -> bool:
-        self._views.before_change(id)
-        changed = self._records.set_status(id, status, who, why)
-        self._views.dirty = True
-        return changed
+        return self._writer.set_status(id, "active", who, why)
 
     def update(self, memory: Memory, who: str = "", why: str = "") -> Memory:
         """Put `memory` in the place of the one with its id; return it as stored: version + 1, status kept.
 
         It is encoded again when `memory.text_with_speaker` has changed. Raises `KeyError` for an unknown id.
         """
-        if isinstance(memory, Memory):
-            self._views.before_change(memory.id)
-        done = self._records.update(memory, None, who=who, why=why)
-        if done is None:
-            vector = self._encoder.encode([truncate_text(memory).text_with_speaker])[0]
-            done = self._records.update(memory, vector, self._encoder.embedder_id, who, why)
-        self._views.dirty = True
-        assert done is not None
-        return done
-
-    def export_jsonl(self, path: str | os.PathLike[str]) -> int:
-        """Write everything to a text file, one JSON object a line; return the number of memories.
-
-        That is memories (deleted ones too) with their vectors, and the log. The file is complete or not
-        there.
-        """
-        return write_backup(path, self._records)
+        return self._writer.update(memory, who, why)
 
     def import_jsonl(self, path: str | os.PathLike[str], *, who: str = "") -> int:
         """Add what such a file holds, all or none; return how many memories were new.
@@ -341,43 +398,36 @@ class MemoryStore(SearchableStore):
         memory, `{"id": …, "text": …}`. Raises `ValueError` that names the file and the line that is broken,
         or says that lines are missing.
         """
-        backup = read_backup(path)
-        have = {e.id for e in self._records.events()} | set(self._records.find(list(backup.memories)))
-        if backup.embedder:
-            self._encoder.choose_embedder(
-                [m.text_with_speaker for m in backup.memories.values()], backup.embedder[0]
-            )
-        fresh = [m for i, m in backup.memories.items() if i not in have]
-        log = [e for e in backup.log if e.id not in have]
-        if not fresh and not log:
-            return 0
-        vectors = backup.vectors if backup.embedder == self._encoder.embedder_id else {}
-        return self._add(fresh, vectors, who, f"import of {Path(path).name}", log)
-
-    def close(self) -> None:
-        """Save the index of a large store beside the file, and close the file; a second time does nothing."""
-        self._views.close()
-        self._records.close()
-
-    def __enter__(self) -> MemoryStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return self._writer.import_jsonl(path, who)
 
     def __repr__(self) -> str:
-        try:
-            active, deleted = len(self), self._records.count("deleted")
-            counts, label = f"{active} memories, {deleted} deleted", self._encoder.label
-            engine = f"{self.lexical}{self._views.active.search_note}"
-            return f"MemoryStore({self.path!r}: {counts}, {label}, {engine})"
-        except StoreError as e:
-            return f"MemoryStore({self.path!r}: {e})"
+        return _describe(self)
 
     def _repr_html_(self) -> str:
         return _to_html(self)
 
 # %% ../../nbs/store/06_memory_store.ipynb #33254fe5
+def _open(path: str | os.PathLike[str], timeout: float, embedder: Any) -> tuple[Records, Encoder]:
+    """Open a file and choose its embedder; the file is closed again when the embedder can't be used."""
+    records = Records(path, timeout)
+    try:
+        return records, Encoder(records, embedder)
+    except BaseException:
+        records.close()
+        raise
+
+
+def _describe(store: MemoryStore) -> str:
+    """Return a store's repr: its counts, embedder and BM25 engine, or what is wrong with its file."""
+    try:
+        active, deleted = len(store), store._records.count("deleted")
+        counts, label = f"{active} memories, {deleted} deleted", store._encoder.label
+        engine = f"{store.lexical}{store._views.active.search_note}"
+        return f"MemoryStore({store.path!r}: {counts}, {label}, {engine})"
+    except StoreError as e:
+        return f"MemoryStore({store.path!r}: {e})"
+
+
 def _to_html(store: MemoryStore) -> str:
     """Show a store in a notebook: its repr, the most frequent speakers, and the five latest memories."""
     memories = list(store.memories)
@@ -395,10 +445,6 @@ def _to_html(store: MemoryStore) -> str:
     ]
     table = html_table(rows, ("source", "at", "speaker", "text"), "said last") if rows else ""
     return f"<p>{html.escape(clean(repr(store)))}<br>{html.escape(said)}</p>{table}"
-
-
-def _content(m: Memory) -> tuple[Any, ...]:
-    return (m.text, m.speaker, m.at, m.event_at, m.session, m.step, m.source)
 
 
 def _count(n: Any, name: str) -> int:

@@ -5,33 +5,126 @@
 # %% ../../nbs/store/02_records.ipynb #3c95db7b
 from __future__ import annotations
 
+import os
+import sqlite3
 import warnings
+from collections import Counter
 from datetime import UTC, datetime
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 import numpy as np
 
-from .database import Database
+from .database import Database, fetch_value
 from .errors import EmbedderMismatch, ErasePending, StoreWarning, corrupt_error
 from .serialization import COLUMNS, Event, from_row, from_sql, malformed_values, to_row, to_sql
 from ..types import Memory
 
+T = TypeVar("T")
+
 # %% auto #0
-__all__ = ['RecordReader', 'Records']
+__all__ = ['T', 'check_distinct', 'RowDecoder', 'encode_vectors', 'decode_vectors', 'RecordReader', 'Change', 'event_row',
+           'Records']
 
 # %% ../../nbs/store/02_records.ipynb #de240c14
 _COLUMNS = ", ".join(COLUMNS)
-_EVENT = "INSERT INTO events (at, kind, id, who, why) VALUES (?, ?, ?, ?, ?)"
+
+# %% ../../nbs/store/02_records.ipynb #eb9882cd
+def check_distinct(ids: Sequence[str], path: str) -> None:
+    """Check that the `ids` of different rows, read from the file `path`, differ. Raises `StoreCorrupt`."""
+    if len(set(ids)) < len(ids):
+        (id, _), *_ = Counter(ids).most_common(1)
+        raise corrupt_error(path, f"it holds more than one memory with the id {id!r:.80}")
+
+# %% ../../nbs/store/02_records.ipynb #e07d4d73
+class RowDecoder:
+    """Makes memories of the rows of the file `path`, and reports those that are damaged."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._warned = path, False
+
+    def memories(self, rows: Sequence[Any]) -> list[Memory]:
+        """Make memories of different rows, which begin with `COLUMNS`.
+
+        Tags and entities that are no strings are left out, with one warning a store. Raises `StoreCorrupt`
+        for a value that can't be read and for two rows with one id.
+        """
+        malformed = [found for r in rows if (found := malformed_values(r))]
+        if malformed and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._path}: {len(malformed)} of the memories read hold tags or entities that are no "
+                f"strings, which are left out ({malformed[0]}). check() names them all; "
+                "update(store.get(id)) stores such a memory without them",
+                StoreWarning,
+                stacklevel=3,
+            )
+        memories = self.values(from_row, rows)
+        check_distinct([m.id for m in memories], self._path)
+        return memories
+
+    def values(self, make: Callable[[Any], T], rows: Iterable[Any]) -> list[T]:
+        """Apply `make` to each row. Raises `StoreCorrupt` for a row that it can't read."""
+        try:
+            return [make(r) for r in rows]
+        except (ValueError, TypeError) as e:
+            raise corrupt_error(self._path, f"it holds a value that can't be read: {e}") from e
+
+# %% ../../nbs/store/02_records.ipynb #a2737435
+def encode_vectors(vectors: np.ndarray, shape: tuple[int, int]) -> list[bytes]:
+    """Return the bytes that the database holds for `vectors` of a `shape` (n, dim), one entry a memory.
+
+    Raises `ValueError` for another shape.
+    """
+    numbers = np.ascontiguousarray(vectors, "<f2")
+    if numbers.shape != shape:
+        raise ValueError(f"vectors of shape {numbers.shape}, expected {shape}: one a memory")
+    return [v.tobytes() for v in numbers]
 
 
-def event_row(kind: str, id: str, who: str, why: str, at: datetime | None = None) -> tuple[Any, ...]:
-    return (
-        (at or datetime.now(UTC)).isoformat(timespec="microseconds"),
-        kind,
-        to_sql(id),
-        to_sql(who),
-        to_sql(why),
-    )
+def decode_vectors(blobs: Sequence[Any], dim: int, path: str) -> np.ndarray:
+    """Return the vectors that the file `path` holds as `blobs`: (n, dim) float16.
+
+    Raises `StoreCorrupt` for a vector of another length, or one that is not finite.
+    """
+    if any(not isinstance(b, bytes) or len(b) != 2 * dim for b in blobs):
+        raise corrupt_error(path, f"a vector is not {dim} numbers long")
+    vectors = np.frombuffer(b"".join(blobs), "<f2").reshape(len(blobs), dim)
+    if not np.isfinite(vectors).all():
+        raise corrupt_error(path, "a vector holds a number that is not finite")
+    return vectors
+
+# %% ../../nbs/store/02_records.ipynb #a1d20c7c
+_HALF_RECORDS = {
+    "memories without a vector": "SELECT id FROM memories LEFT JOIN vectors USING (key) WHERE vector IS NULL",
+    "vectors without a memory": "SELECT key FROM vectors LEFT JOIN memories USING (key) WHERE id IS NULL",
+    "memories that no event added": (
+        "SELECT id FROM memories WHERE id NOT IN (SELECT id FROM events WHERE kind = 'add')"
+    ),
+}
+
+
+def _find_problems(database: Database) -> list[str]:
+    """Read the whole file and list what is wrong with it, in words; empty when nothing is."""
+    with database.reading() as db:
+        wrong = [r[0] for r in db.execute("PRAGMA integrity_check") if r[0] != "ok"]
+        found = {what: [str(r[0]) for r in db.execute(sql)] for what, sql in _HALF_RECORDS.items()}
+        wrong += [f"{len(ids)} {what}: {', '.join(ids[:5])}" for what, ids in found.items() if ids]
+        dim = int(database.meta.get("dim", 0))
+        if n := fetch_value(db, "SELECT count(*) FROM vectors WHERE length(vector) != ?", (2 * dim,)):
+            wrong.append(f"{n} vectors are not {dim} numbers long")
+        if "erasing" in database.meta:
+            wrong.append(f"an erasure is not complete: {database.path}-wal may still hold what was erased")
+        rows = db.execute(f"SELECT {_COLUMNS} FROM memories").fetchall()
+    return wrong + [problem for r in rows if (problem := _unreadable(r) or malformed_values(r))]
+
+
+def _unreadable(row: Sequence[Any]) -> str:
+    """Say why a row can't be read as a memory; empty when it can."""
+    try:
+        from_row(row)
+    except (ValueError, TypeError) as e:
+        return f"memory {row[0]!r:.80} can't be read: {e}"
+    return ""
 
 # %% ../../nbs/store/02_records.ipynb #5c1d1201
 class RecordReader(Database):
@@ -40,7 +133,9 @@ class RecordReader(Database):
     See `Database` for opening and errors.
     """
 
-    _warned_malformed = False
+    def __init__(self, path: str | os.PathLike[str] = ":memory:", timeout: float = 30.0) -> None:
+        super().__init__(path, timeout)
+        self._decoder = RowDecoder(self.path)
 
     def get(self, id: str) -> Memory | None:
         """Return the memory with that id, a deleted one too; `None` when there is none."""
@@ -48,38 +143,20 @@ class RecordReader(Database):
             raise TypeError(f"id {id!r} is a {type(id).__name__}, not a string")
         return self.find([id]).get(id)
 
-    def find(self, ids: Sequence[str]) -> dict[str, Memory]:
+    def find(self, ids: Iterable[str]) -> dict[str, Memory]:
         """Return the memories with these ids, by id, deleted ones included; an unknown id is left out."""
+        values = [to_sql(i) for i in dict.fromkeys(ids)]
         rows: list[Any] = []
         with self.reading() as db:
-            for start in range(0, len(ids), 500):
-                some = [to_sql(i) for i in ids[start : start + 500]]
+            for start in range(0, len(values), 500):
+                some = values[start : start + 500]
                 marks = ", ".join("?" * len(some))
                 rows += db.execute(f"SELECT {_COLUMNS} FROM memories WHERE id IN ({marks})", some)
         return {m.id: m for m in self.to_memories(rows)}
 
     def to_memories(self, rows: Sequence[Any]) -> list[Memory]:
-        """Make memories of rows that begin with `COLUMNS`.
-
-        Tags and entities that are no strings are left out, with one warning a store.
-        """
-        odd = [found for r in rows if (found := malformed_values(r))]
-        if odd and not self._warned_malformed:
-            self._warned_malformed = True
-            warnings.warn(
-                f"{self.path}: {len(odd)} of the memories read hold tags or entities that are no strings, "
-                f"which are left out ({odd[0]}). check() names them all; "
-                "update(store.get(id)) stores such a memory without them",
-                StoreWarning,
-                stacklevel=2,
-            )
-        return self._made(from_row, rows)
-
-    def _made(self, make: Callable[[Any], Any], rows: Iterable[Any]) -> list[Any]:
-        try:
-            return [make(r) for r in rows]
-        except (ValueError, TypeError) as e:
-            raise corrupt_error(self.path, f"it holds a value that can't be read: {e}") from e
+        """Make memories of different rows, which begin with `COLUMNS`; see `RowDecoder.memories`."""
+        return self._decoder.memories(rows)
 
     def load(
         self, ids: Iterable[str] | None = None, status: str | None = None
@@ -95,20 +172,16 @@ class RecordReader(Database):
             if ids is None:
                 rows = db.execute(sql, values).fetchall()
             else:
-                rows = [r for i in ids for r in db.execute(f"{sql} AND id = ?", [*values, to_sql(i)])]
+                found = (db.execute(f"{sql} AND id = ?", [*values, to_sql(i)]) for i in dict.fromkeys(ids))
+                rows = [r for cursor in found for r in cursor]
         pairs = sorted(zip(self.to_memories(rows), (r[-1] for r in rows)), key=lambda p: (p[0].step, p[0].id))
-        if any(not isinstance(b, bytes) or len(b) != 2 * dim for _, b in pairs):
-            raise corrupt_error(self.path, f"a vector is not {dim} numbers long")
-        numbers = np.frombuffer(b"".join(b for _, b in pairs), "<f2")
-        vectors = numbers.astype(np.float32).reshape(len(pairs), dim)
-        if not np.isfinite(vectors).all():
-            raise corrupt_error(self.path, "a vector holds a number that is not finite")
-        return [m for m, _ in pairs], vectors
+        vectors = decode_vectors([blob for _, blob in pairs], dim, self.path)
+        return [m for m, _ in pairs], vectors.astype(np.float32)
 
     def count(self, status: str = "active") -> int:
         """Count the memories with that status."""
-        with self.reading():
-            return int(self._scalar("SELECT count(*) FROM memories WHERE status = ?", (status,)))
+        with self.reading() as db:
+            return int(fetch_value(db, "SELECT count(*) FROM memories WHERE status = ?", (status,)))
 
     def recent(self, n: int) -> list[Memory]:
         """Return the `n` latest active memories, the latest first."""
@@ -122,73 +195,104 @@ class RecordReader(Database):
         sql = "SELECT seq, at, kind, id, who, why FROM events WHERE seq > ? ORDER BY seq DESC LIMIT ?"
         with self.reading() as db:
             rows = db.execute(sql, (since, -1 if limit is None else limit)).fetchall()
-        return self._made(
-            lambda r: Event(r[0], datetime.fromisoformat(r[1]), *(from_sql(v) for v in r[2:])), reversed(rows)
-        )
+        return self._decoder.values(_to_event, reversed(rows))
 
     def changes(self, since: int = 0) -> tuple[int, list[str]]:
         """Return the number of the log's last line, and the different ids after line `since`."""
+        sql = "SELECT id FROM events WHERE seq > ? GROUP BY id ORDER BY min(seq)"
         with self.reading() as db:
-            ids = self._made(
-                lambda r: from_sql(r[0]),
-                db.execute("SELECT id FROM events WHERE seq > ? GROUP BY id ORDER BY min(seq)", (since,)),
-            )
-            return int(self._scalar("SELECT coalesce(max(seq), 0) FROM events")), ids
+            ids = self._decoder.values(lambda r: from_sql(r[0]), db.execute(sql, (since,)))
+            return int(fetch_value(db, "SELECT coalesce(max(seq), 0) FROM events")), ids
 
     def check(self) -> list[str]:
         """Read the whole file and list what is wrong with it, in words; empty when nothing is."""
-        tests = {
-            "memories without a vector": (
-                "SELECT id FROM memories LEFT JOIN vectors USING (key) WHERE vector IS NULL"
-            ),
-            "vectors without a memory": (
-                "SELECT key FROM vectors LEFT JOIN memories USING (key) WHERE id IS NULL"
-            ),
-            "memories that no event added": (
-                "SELECT id FROM memories WHERE id NOT IN (SELECT id FROM events WHERE kind = 'add')"
-            ),
-        }
-        with self.reading() as db:
-            wrong = [r[0] for r in db.execute("PRAGMA integrity_check") if r[0] != "ok"]
-            found = {what: [str(r[0]) for r in db.execute(sql)] for what, sql in tests.items()}
-            wrong += [f"{len(ids)} {what}: {', '.join(ids[:5])}" for what, ids in found.items() if ids]
-            dim = int(self.meta.get("dim", 0))
-            if n := self._scalar("SELECT count(*) FROM vectors WHERE length(vector) != ?", (2 * dim,)):
-                wrong.append(f"{n} vectors are not {dim} numbers long")
-            if "erasing" in self.meta:
-                wrong.append(f"an erasure is not complete: {self.path}-wal may still hold what was erased")
-            rows = db.execute(f"SELECT {_COLUMNS} FROM memories").fetchall()
-        return wrong + [says for r in rows if (says := _unreadable(r) or malformed_values(r))]
+        return _find_problems(self)
 
 
-def _unreadable(row: Sequence[Any]) -> str:
-    """Say why a row can't be read as a memory; empty when it can."""
-    try:
-        from_row(row)
-    except (ValueError, TypeError) as e:
-        return f"memory {row[0]!r:.80} can't be read: {e}"
-    return ""
+def _to_event(row: Sequence[Any]) -> Event:
+    return Event(row[0], datetime.fromisoformat(row[1]), *(from_sql(v) for v in row[2:]))
+
+# %% ../../nbs/store/02_records.ipynb #db9eb029
+def _mismatch_error(reader: RecordReader, name: str, dim: int | None = None) -> EmbedderMismatch:
+    """Make the error for using a file with the embedder `name`, of which it doesn't hold the vectors."""
+    recorded, other = reader.meta, f"{name!r} ({dim})" if dim else repr(name)
+    return EmbedderMismatch(
+        f"{reader.path}: holds vectors of the embedder {recorded['embedder']!r} "
+        f"({recorded['dim']} numbers each), not of {other}. "
+        f"Open it with embedder={recorded['embedder']!r} (or 'auto'), "
+        "or change to the other: export_jsonl, then import_jsonl into a new store"
+    )
+
+# %% ../../nbs/store/02_records.ipynb #0f281588
+class Change:
+    """Changes rows and writes the log, within an open write transaction of `db`.
+
+    `who` and `why` are what the log says of the change.
+    """
+
+    def __init__(self, db: sqlite3.Connection, who: str, why: str) -> None:
+        self._db, self._who, self._why = db, who, why
+
+    def log(self, kind: str, id: str) -> None:
+        """Write a line of the log: what happens to the memory `id` now (`kind`, one of `EVENT_KINDS`)."""
+        self._db.execute(_EVENT, event_row(kind, id, self._who, self._why))
+
+    def log_history(self, events: Iterable[Event]) -> None:
+        """Append events of another log, with their times and their own `who` and `why`."""
+        self._db.executemany(_EVENT, [event_row(e.kind, e.id, e.who, e.why, e.at) for e in events])
+
+    def bind_embedder(self, reader: RecordReader, embedder: tuple[str, int]) -> None:
+        """Record the embedder (name and dim) of the first vectors. Raises `EmbedderMismatch` for another."""
+        want, recorded = {"embedder": embedder[0], "dim": str(embedder[1])}, reader.meta
+        if "embedder" not in recorded:
+            self._db.executemany("INSERT INTO meta VALUES (?, ?)", want.items())
+        elif recorded != {**recorded, **want}:
+            raise _mismatch_error(reader, *embedder)
+
+    def insert(self, row: tuple[Any, ...], vector: bytes) -> bool:
+        """Insert a memory (the values of `COLUMNS`) and its vector; return `False` when its id is taken."""
+        marks = ", ".join("?" * len(COLUMNS))
+        sql = f"INSERT INTO memories ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (id) DO NOTHING"
+        cursor = self._db.execute(sql, row)
+        if not cursor.rowcount:
+            return False
+        self._db.execute("INSERT INTO vectors VALUES (?, ?)", (cursor.lastrowid, vector))
+        return True
+
+    def replace(self, row: tuple[Any, ...], vector: bytes | None) -> None:
+        """Replace the memory with that id, version + 1, status kept, and its vector where one is given."""
+        values = {name: v for name, v in zip(COLUMNS, row) if name not in ("status", "version")}
+        columns = ", ".join(f"{name} = :{name}" for name in values)
+        self._db.execute(f"UPDATE memories SET version = version + 1, {columns} WHERE id = :id", values)
+        if vector is not None:
+            sql = "UPDATE vectors SET vector = ? WHERE key = (SELECT key FROM memories WHERE id = ?)"
+            self._db.execute(sql, (vector, values["id"]))
+
+    def set_status(self, id: str, status: str) -> None:
+        self._db.execute("UPDATE memories SET status = ? WHERE id = ?", (status, to_sql(id)))
+
+    def erase(self, id: str) -> None:
+        """Remove the rows of a memory, and note that the write-ahead log still holds them."""
+        self._db.execute("DELETE FROM memories WHERE id = ?", (to_sql(id),))
+        self.log("delete", id)
+        self._db.execute("INSERT OR REPLACE INTO meta SELECT 'erasing', max(seq) FROM events")
+
+
+def event_row(kind: str, id: str, who: str, why: str, at: datetime | None = None) -> tuple[Any, ...]:
+    """Return the values of an event as the database holds them; it happens now unless `at` is given."""
+    moment = (at or datetime.now(UTC)).isoformat(timespec="microseconds")
+    return moment, kind, to_sql(id), to_sql(who), to_sql(why)
+
+# %% ../../nbs/store/02_records.ipynb #781c3a99
+_EVENT = "INSERT INTO events (at, kind, id, who, why) VALUES (?, ?, ?, ?, ?)"
 
 # %% ../../nbs/store/02_records.ipynb #1b4e4db8
 class Records(RecordReader):
     """Memories, vectors and events in the SQLite file `path`, changed together; see `Database` for errors."""
 
-    def _bind(self, embedder: tuple[str, int]) -> None:
-        want, have = {"embedder": embedder[0], "dim": str(embedder[1])}, self.meta
-        if "embedder" not in have:
-            self._db.executemany("INSERT INTO meta VALUES (?, ?)", want.items())
-        elif have != {**have, **want}:
-            raise self.mismatch_error(*embedder)
-
     def mismatch_error(self, name: str, dim: int | None = None) -> EmbedderMismatch:
         """Make the error for using this file with the embedder `name`."""
-        have = self.meta
-        other = f"{name!r} ({dim})" if dim else repr(name)
-        return EmbedderMismatch(
-            f"{self.path}: holds vectors of the embedder {have['embedder']!r} ({have['dim']} numbers each), "
-            f"not of {other}. Open it with embedder={have['embedder']!r} (or 'auto'), "
-            "or change to the other: export_jsonl, then import_jsonl into a new store"
-        )
+        return _mismatch_error(self, name, dim)
 
     def add(
         self,
@@ -201,36 +305,25 @@ class Records(RecordReader):
     ) -> list[str]:
         """Add memories with their `vectors` (n, dim) and an `add` event each, all or none.
 
-        Return the new ids.
-
-        An id that is there already stays as it is. `embedder` is its name and dim; the first one is
-        recorded and another refused (`EmbedderMismatch`). `log` is the history of an import: its events are
-        appended in their order, except those of ids that were there already.
+        Return the new ids. An id that is there already stays as it is. `embedder` is its name and dim; the
+        first one is recorded and another refused (`EmbedderMismatch`). `log` is the history of an import: its
+        events are appended in their order, except those of ids that were there already.
         """
         rows = [to_row(m) for m in memories]
-        blobs = np.ascontiguousarray(vectors, "<f2")
-        if blobs.shape != (len(rows), embedder[1]):
-            raise ValueError(
-                f"vectors of shape {blobs.shape}, expected ({len(rows)}, {embedder[1]}): one a memory"
-            )
-        new: list[str] = []
+        blobs = encode_vectors(vectors, (len(rows), embedder[1]))
         logged = {e.id for e in log if e.kind == "add"}
-        marks = ", ".join("?" * len(COLUMNS))
-        insert = f"INSERT INTO memories ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (id) DO NOTHING"
+        new: list[str] = []
         with self.writing() as db:
+            change = Change(db, who, why)
             if rows:
-                self._bind(embedder)
+                change.bind_embedder(self, embedder)
             for m, row, blob in zip(memories, rows, blobs):
-                cursor = db.execute(insert, row)
-                if not cursor.rowcount:
-                    continue
-                db.execute("INSERT INTO vectors VALUES (?, ?)", (cursor.lastrowid, blob.tobytes()))
-                if m.id not in logged:
-                    db.execute(_EVENT, event_row("add", m.id, who, why))
-                new.append(m.id)
+                if change.insert(row, blob):
+                    new.append(m.id)
+                    if m.id not in logged:
+                        change.log("add", m.id)
             kept = {m.id for m in memories} - set(new)
-            history = [event_row(e.kind, e.id, e.who, e.why, e.at) for e in log if e.id not in kept]
-            db.executemany(_EVENT, history)
+            change.log_history(e for e in log if e.id not in kept)
         return new
 
     def update(
@@ -244,23 +337,17 @@ class Records(RecordReader):
         """Put `memory` in the place of the one with its id, version + 1, status kept; return it as stored.
 
         Returns `None`, with nothing changed, when its words differ from the stored ones and no `vector`
-        (dim,) is given.
+        (dim,) is given. Raises `KeyError` for an unknown id.
         """
-        values = {name: v for name, v in zip(COLUMNS, to_row(memory)) if name not in ("status", "version")}
+        row = to_row(memory)
         with self.writing() as db:
-            if self._get_or_raise(memory.id).text_with_speaker != memory.text_with_speaker and vector is None:
+            change, stored = Change(db, who, why), self._get_or_raise(memory.id)
+            if stored.text_with_speaker != memory.text_with_speaker and vector is None:
                 return None
-            columns = ", ".join(f"{c} = :{c}" for c in values)
-            db.execute(f"UPDATE memories SET version = version + 1, {columns} WHERE id = :id", values)
-            if vector is not None:
-                if embedder:
-                    self._bind(embedder)
-                blob = np.ascontiguousarray(vector, "<f2").tobytes()
-                db.execute(
-                    "UPDATE vectors SET vector = ? WHERE key = (SELECT key FROM memories WHERE id = ?)",
-                    (blob, values["id"]),
-                )
-            db.execute(_EVENT, event_row("update", memory.id, who, why))
+            if vector is not None and embedder:
+                change.bind_embedder(self, embedder)
+            change.replace(row, None if vector is None else np.ascontiguousarray(vector, "<f2").tobytes())
+            change.log("update", memory.id)
             return self._get_or_raise(memory.id)
 
     def set_status(self, id: str, status: str, who: str = "", why: str = "") -> bool:
@@ -271,39 +358,43 @@ class Records(RecordReader):
         with self.writing() as db:
             if self._get_or_raise(id).status == status:
                 return False
-            db.execute("UPDATE memories SET status = ? WHERE id = ?", (status, to_sql(id)))
-            db.execute(_EVENT, event_row("delete" if status == "deleted" else "restore", id, who, why))
+            change = Change(db, who, why)
+            change.set_status(id, status)
+            change.log("delete" if status == "deleted" else "restore", id)
         return True
 
     def erase(self, id: str, who: str = "", why: str = "") -> bool:
         """Remove a memory and its vector for good, from free pages and the write-ahead log too.
 
-        The event stays.
-
-        Raises `ErasePending` when a reader of an earlier state kept its text in the log for `timeout`
-        seconds; then the memory is deleted, and the same call again continues. Raises `KeyError` for an
-        unknown id.
+        The event stays. Raises `ErasePending` when a reader of an earlier state kept its text in the log for
+        `timeout` seconds; then the memory is deleted, and the same call again continues. Raises `KeyError`
+        for an unknown id.
         """
         with self.writing() as db:
-            if self.get(id) is not None or not self._half_erased(id):
+            if self.get(id) is not None or not _is_erase_pending(db, id):
                 self._get_or_raise(id)
-                db.execute("DELETE FROM memories WHERE id = ?", (to_sql(id),))
-                db.execute(_EVENT, event_row("delete", id, who, why or "erased for good"))
-                db.execute("INSERT OR REPLACE INTO meta SELECT 'erasing', max(seq) FROM events")
+                Change(db, who, why or "erased for good").erase(id)
         if self.finish_erasing():
             return True
-        raise ErasePending(
-            f"{self.path}: {id!r} is deleted and no search finds it, but what it said is still in "
-            f"{self.path}-wal, because an earlier state was being read for more than {self.timeout:g} s. "
-            "When that reader has ended, the next change of the store or its closing erases it; "
-            f"delete({id!r}, soft=False) once more says whether that is done"
-        )
-
-    def _half_erased(self, id: str) -> bool:
-        last = "SELECT kind FROM events WHERE id = ? ORDER BY seq DESC LIMIT 1"
-        return "erasing" in self.meta and self._scalar(last, (to_sql(id),)) == "delete"
+        raise _pending_error(self.path, id, self.timeout)
 
     def _get_or_raise(self, id: str) -> Memory:
         if (m := self.get(id)) is None:
             raise KeyError(f"no memory {id!r} in {self.path}")
         return m
+
+# %% ../../nbs/store/02_records.ipynb #9be39ab5
+def _is_erase_pending(db: sqlite3.Connection, id: str) -> bool:
+    """Say whether the memory `id` is deleted for good, and an erasure isn't complete."""
+    last = "SELECT kind FROM events WHERE id = ? ORDER BY seq DESC LIMIT 1"
+    unfinished = fetch_value(db, "SELECT 1 FROM meta WHERE name = 'erasing'")
+    return bool(unfinished) and fetch_value(db, last, (to_sql(id),)) == "delete"
+
+
+def _pending_error(path: str, id: str, timeout: float) -> ErasePending:
+    return ErasePending(
+        f"{path}: {id!r} is deleted and no search finds it, but what it said is still in {path}-wal, "
+        f"because an earlier state was being read for more than {timeout:g} s. "
+        "When that reader has ended, the next change of the store or its closing erases it; "
+        f"delete({id!r}, soft=False) once more says whether that is done"
+    )

@@ -56,22 +56,22 @@ def instant(at: datetime) -> int:
 _MICROSECOND = datetime.resolution
 
 # %% ../../nbs/store/00_serialization.ipynb #10ec8c3f
-COLUMNS = (
-    "id",
-    "text",
-    "speaker",
-    "at",
-    "event_at",
-    "session",
-    "step",
-    "source",
-    "tags",
-    "entities",
-    "status",
-    "version",
-    "meta",
-    "instant",
-)
+_FIELDS = {
+    "id": str,
+    "text": str,
+    "speaker": str,
+    "at": str,
+    "event_at": str,
+    "session": str,
+    "step": int,
+    "source": str,
+    "tags": list,
+    "entities": list,
+    "status": str,
+    "version": int,
+    "meta": dict,
+}  # the fields of a memory, and the JSON type of each
+COLUMNS = (*_FIELDS, "instant")
 
 
 def to_row(m: Memory) -> tuple[Any, ...]:
@@ -79,20 +79,7 @@ def to_row(m: Memory) -> tuple[Any, ...]:
 
     Raises `TypeError` for what is not a `Memory` or not JSON, `ValueError` for a number beyond 63 bits.
     """
-    if not isinstance(m, Memory):
-        raise TypeError(f"{m!r:.200} is a {type(m).__name__}, not a Memory")
-    for name, n in (("step", m.step), ("version", m.version)):
-        if not isinstance(n, int) or not -(2**63) <= n < 2**63:
-            raise ValueError(f"Memory.{name} {n!r:.80} of {m.id!r} must be a whole number of at most 63 bits")
-    for name in ("speaker", "session", "source"):
-        if not isinstance(v := getattr(m, name), str):
-            raise TypeError(f"Memory.{name} of {m.id!r} is {v!r:.80}, a {type(v).__name__}, not a string")
-    if not isinstance(m.meta, Mapping):
-        raise TypeError(
-            f"Memory.meta of {m.id!r} is {m.meta!r:.80}, a {type(m.meta).__name__}, not a mapping"
-        )
-    if refused := _find_non_json(dict(m.meta), "meta"):
-        raise TypeError(f"Memory.meta of {m.id!r} would not come back as it is: {refused}")
+    _check_fields(m)
     try:
         tags, entities, meta = _json(m.tags), _json(m.entities), _json(dict(m.meta))
     except (TypeError, ValueError) as e:
@@ -114,7 +101,64 @@ def to_row(m: Memory) -> tuple[Any, ...]:
         instant(m.at),
     )
 
+# %% ../../nbs/store/00_serialization.ipynb #17e00108
+_DEEPEST = 100  # levels of lists and objects in a memory's meta; JSON parsers fail at about a thousand
 
+
+def _json(value: Any) -> str | bytes:
+    return to_sql(json.dumps(value, ensure_ascii=False))
+
+
+def _check_fields(m: Memory) -> None:
+    """Check that the fields of a memory can be stored; raises as `to_row` does."""
+    if not isinstance(m, Memory):
+        raise TypeError(f"{m!r:.200} is a {type(m).__name__}, not a Memory")
+    for name, n in (("step", m.step), ("version", m.version)):
+        if not isinstance(n, int) or not -(2**63) <= n < 2**63:
+            raise ValueError(f"Memory.{name} {n!r:.80} of {m.id!r} must be a whole number of at most 63 bits")
+    for name in ("speaker", "session", "source"):
+        if not isinstance(v := getattr(m, name), str):
+            raise TypeError(f"Memory.{name} of {m.id!r} is {v!r:.80}, a {type(v).__name__}, not a string")
+    if not isinstance(m.meta, Mapping):
+        raise TypeError(
+            f"Memory.meta of {m.id!r} is {m.meta!r:.80}, a {type(m.meta).__name__}, not a mapping"
+        )
+    if refused := _find_non_json(dict(m.meta), "meta"):
+        raise TypeError(f"Memory.meta of {m.id!r} would not come back as it is: {refused}")
+
+
+def _find_non_json(value: Any, where: str, depth: int = 0) -> str:
+    """Describe the first part of a value that JSON would change, with its place; empty when there is none."""
+    if depth > _DEEPEST:
+        return f"{where[:80]}… lies more than {_DEEPEST} levels deep"
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                type_name = type(key).__name__
+                return (
+                    f"{where} has the key {key!r:.60}, a {type_name}; "
+                    f"keys are strings, such as {str(key)!r:.60}"
+                )
+            if found := _find_non_json(inner, f"{where}[{key!r:.60}]", depth + 1):
+                return found
+        return ""
+    if isinstance(value, list):
+        return next(
+            (
+                found
+                for i, inner in enumerate(value)
+                if (found := _find_non_json(inner, f"{where}[{i}]", depth + 1))
+            ),
+            "",
+        )
+    if value is None or isinstance(value, (str, int, float)):
+        return ""
+    return (
+        f"{where} is {value!r:.60}, a {type(value).__name__}; "
+        "it can hold strings, numbers, True, False, None, lists, and dicts of these"
+    )
+
+# %% ../../nbs/store/00_serialization.ipynb #81629e79
 def from_row(row: Sequence[Any]) -> Memory:
     """Make the memory of a row whose first values are those of `COLUMNS`.
 
@@ -139,20 +183,33 @@ def from_row(row: Sequence[Any]) -> Memory:
         {} if meta == "{}" else json.loads(from_sql(meta)),
     )
 
+# %% ../../nbs/store/00_serialization.ipynb #72778af2
+def _parse_strings(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
+    """Read the strings of a JSON list, and what else is in it.
 
+    Raises `TypeError` for what is no list, `ValueError` for what is no JSON.
+    """
+    if value == "[]":
+        return (), []
+    values = json.loads(from_sql(value))
+    if not isinstance(values, list):
+        raise TypeError(f"{values!r:.80} is no list of strings")
+    return tuple(v for v in values if isinstance(v, str)), [v for v in values if not isinstance(v, str)]
+
+# %% ../../nbs/store/00_serialization.ipynb #0cb7eac7
 def malformed_values(row: Sequence[Any]) -> str:
-    """Say which `tags` and `entities` of such a row are no strings; empty when all are strings.
+    """Describe the `tags` and `entities` of such a row that are no strings; empty when all are strings.
 
     Earlier versions stored them unchecked.
     """
     if row[8] == "[]" and row[9] == "[]":
         return ""
     try:
-        odd = {name: _parse_strings(row[i])[1] for i, name in ((8, "tags"), (9, "entities"))}
+        invalid = {name: _parse_strings(row[i])[1] for i, name in ((8, "tags"), (9, "entities"))}
     except (ValueError, TypeError):
         return ""  # from_row says what is wrong with it
     found = " and ".join(
-        f"{name} {', '.join(f'{v!r:.40}' for v in values[:3])}" for name, values in odd.items() if values
+        f"{name} {', '.join(f'{v!r:.40}' for v in values[:3])}" for name, values in invalid.items() if values
     )
     return f"memory {row[0]!r:.80} has the {found}" if found else ""
 
@@ -173,65 +230,14 @@ def iter_memories(memories: Any) -> Iterable[Memory]:
         )
     return memories
 
-# %% ../../nbs/store/00_serialization.ipynb #17e00108
-_DEEPEST = 100  # levels of lists and objects in a memory's meta; JSON parsers give up at about a thousand
-
-
-def _json(value: Any) -> str | bytes:
-    return to_sql(json.dumps(value, ensure_ascii=False))
-
-
-def _find_non_json(value: Any, where: str, depth: int = 0) -> str:
-    """Describe the first part of a value that JSON would change, with its place; empty when there is none."""
-    if depth > _DEEPEST:
-        return f"{where[:80]}… lies more than {_DEEPEST} levels deep"
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                kind = type(key).__name__
-                return (
-                    f"{where} has the key {key!r:.60}, a {kind}; keys are strings, such as {str(key)!r:.60}"
-                )
-            if found := _find_non_json(inner, f"{where}[{key!r:.60}]", depth + 1):
-                return found
-        return ""
-    if isinstance(value, list):
-        return next(
-            (
-                found
-                for i, inner in enumerate(value)
-                if (found := _find_non_json(inner, f"{where}[{i}]", depth + 1))
-            ),
-            "",
-        )
-    if value is None or isinstance(value, (str, int, float)):
-        return ""
-    return (
-        f"{where} is {value!r:.60}, a {type(value).__name__}; "
-        "it can hold strings, numbers, True, False, None, lists, and dicts of these"
-    )
-
-
-def _parse_strings(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
-    """Read the strings of a JSON list, and what else is in it.
-
-    Raises `TypeError` for what is no list, `ValueError` for what is no JSON.
-    """
-    if value == "[]":
-        return (), []
-    values = json.loads(from_sql(value))
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r:.80} is no list of strings")
-    return tuple(v for v in values if isinstance(v, str)), [v for v in values if not isinstance(v, str)]
-
 # %% ../../nbs/store/00_serialization.ipynb #5f99a522
 def to_line(value: Mapping[str, Any]) -> bytes:
-    """A JSON object as one line of a file, newline included."""
+    """Return a JSON object as one line of a file, newline included."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def from_line(line: bytes) -> dict[str, Any]:
-    """The object that a line holds. Raises `ValueError` that says what is wrong with it."""
+    """Return the object that a line holds. Raises `ValueError` that says what is wrong with it."""
     try:
         value = json.loads(line.decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError as e:
@@ -242,23 +248,16 @@ def from_line(line: bytes) -> dict[str, Any]:
         raise ValueError(f"is not a JSON object but a {type(value).__name__}")
     return value
 
-
+# %% ../../nbs/store/00_serialization.ipynb #0838a51b
 def to_dict(m: Memory) -> dict[str, Any]:
     """Convert a memory to JSON types; fields with their default value are left out, but for id, text, at."""
     to_row(m)  # refuses what could not be read back
-    values = {
-        "id": m.id,
-        "text": m.text,
-        "speaker": m.speaker,
+    values = {name: getattr(m, name) for name in _FIELDS}
+    values |= {
         "at": m.at.isoformat(),
         "event_at": m.event_at.isoformat() if m.event_at else None,
-        "session": m.session,
-        "step": m.step,
-        "source": m.source,
         "tags": list(m.tags),
         "entities": list(m.entities),
-        "status": m.status,
-        "version": m.version,
         "meta": dict(m.meta),
     }
     default = {"status": "active", "version": 1}
@@ -278,38 +277,21 @@ def from_dict(value: Mapping[str, Any]) -> Memory:
         if name not in value:
             raise ValueError(f"has no {name!r}")
     for name, v in value.items():
-        if (kind := _FIELDS.get(name)) is None:
+        if (wanted := _FIELDS.get(name)) is None:
             raise ValueError(f"has a field {name!r}; a memory's are {', '.join(_FIELDS)}")
-        if not isinstance(v, kind) and not (v is None and name == "event_at"):
-            raise ValueError(f"has {name!r} = {v!r:.60}, a {type(v).__name__}, not a {kind.__name__}")
+        if not isinstance(v, wanted) and not (v is None and name == "event_at"):
+            raise ValueError(f"has {name!r} = {v!r:.60}, a {type(v).__name__}, not a {wanted.__name__}")
     try:
         return Memory(**dict(value))
     except (TypeError, ValueError) as e:
         raise ValueError(str(e)) from e
-
-# %% ../../nbs/store/00_serialization.ipynb #6e2e3bb7
-_FIELDS = {
-    "id": str,
-    "text": str,
-    "speaker": str,
-    "at": str,
-    "event_at": str,
-    "session": str,
-    "step": int,
-    "source": str,
-    "tags": list,
-    "entities": list,
-    "status": str,
-    "version": int,
-    "meta": dict,
-}
 
 # %% ../../nbs/store/00_serialization.ipynb #c913aa3e
 EVENT_KINDS = ("add", "delete", "restore", "update")
 
 
 class Event(NamedTuple):
-    """A line of a store's log: what (one of `EVENT_KINDS`) happened to a memory, when, by whom, why."""
+    """A line of a store's log: what (one of `EVENT_KINDS`) happened to a memory, when, by whom and why."""
 
     seq: int
     at: datetime
