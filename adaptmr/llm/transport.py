@@ -112,7 +112,6 @@ class _Failure:
     status: int = 0
     retryable: bool = True
     retry_after: float | None = None
-    code: str = ""
     connection_refused: bool = False
 
 
@@ -153,12 +152,10 @@ def _to_failure(error: Exception, redact: SecretRedactor) -> _Failure:
         return _Failure("time-out", str(error))
     message = str(getattr(error, "message", "") or error)
     if isinstance(error, openai.APIStatusError):
-        status, code = int(error.status_code), str(error.code or "")
-        out_of_quota = status == 429 and code == "insufficient_quota"
+        status = int(error.status_code)
+        out_of_quota = status == 429 and error.code == "insufficient_quota"
         retryable = status >= 500 or (status in (408, 409, 429) and not out_of_quota)
-        return _Failure(
-            str(status), redact.excerpt(message, 4000), status, retryable, _retry_after(error), code
-        )
+        return _Failure(str(status), redact.excerpt(message, 4000), status, retryable, _retry_after(error))
     cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
     message = redact.excerpt(message + cause, 4000)
     if isinstance(error, openai.APITimeoutError):
