@@ -179,7 +179,7 @@ def _make_request(
 
 
 def _empty_reply(model: str, record: Mapping[str, Any], usage: Usage, max_tokens: int) -> EmptyReply:
-    """Return the error for a reply without text; it says why, as far as the server does."""
+    """Return the error for a reply without text; with the reason, if the server gave one."""
     fault, refusal = record.get("fault"), record.get("refusal")
     why = f"; {fault}" if fault else f"; it said: {refusal[:200]!r}" if refusal else ""
     return EmptyReply(
@@ -320,7 +320,7 @@ class LLM:
 
     @property
     def event_counts(self) -> dict[str, int]:
-        """Counts of events by name, sorted; the names are in the table above."""
+        """Counts of events by name, such as `sent`, `cached` or `retry: 429`; all are in the table above."""
         with self._transport.lock:
             return dict(sorted(self._transport.counts.items()))
 

@@ -43,7 +43,7 @@ class ModelNotFound(LLMError):
 
 
 class BadRequest(LLMError):
-    """The server refuses the request as it stands, such as a prompt longer than the model's context."""
+    """The server refuses the request, such as a prompt longer than the model's context."""
 
 
 class ServerError(LLMError):
@@ -102,7 +102,7 @@ def _response_format(schema: Mapping[str, Any], level: int) -> dict[str, Any] | 
 # %% ../../nbs/llm/02_transport.ipynb #0cb83175
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """One attempt without a reply: `what` happened, the server's redacted `message`, its status (0: none).
+    """An attempt without a reply: `what` happened, the server's redacted `message`, the status (0: none).
 
     `retry_after` is in seconds; `retryable` says whether another attempt may succeed.
     """
