@@ -43,7 +43,7 @@ class ModelNotFound(LLMError):
 
 
 class BadRequest(LLMError):
-    """The server refuses the request, such as a prompt longer than the model's context."""
+    """The server refuses the request as it stands, such as a prompt longer than the model's context."""
 
 
 class ServerError(LLMError):
