@@ -5,16 +5,19 @@
 # %% ../nbs/01_sqlite.ipynb #5c1d0a04
 from __future__ import annotations
 
+import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
 # %% auto #0
-__all__ = ['T', 'RETRY_INTERVAL', 'retry_while_locked', 'enable_wal', 'open_database', 'write_transaction']
+__all__ = ['T', 'RETRY_INTERVAL', 'retry_while_locked', 'enable_wal', 'open_database', 'write_transaction', 'ForkSafeConnection']
 
 # %% ../nbs/01_sqlite.ipynb #5c1d0a06
 RETRY_INTERVAL = 0.005  # seconds between two attempts
@@ -72,3 +75,37 @@ def write_transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
+
+# %% ../nbs/01_sqlite.ipynb #60841563
+class ForkSafeConnection:
+    """A connection to one SQLite file, opened at first use, and again after a fork or after `close`.
+
+    `path` is a file, whose folder is created, or ":memory:"; `open_path(path)` opens it. Threads may share
+    the connection if each holds `lock` while it uses it.
+    """
+
+    def __init__(self, path: str, open_path: Callable[[str], sqlite3.Connection]) -> None:
+        self.path, self.lock = path, threading.RLock()
+        self._open_path = open_path
+        self._db: sqlite3.Connection | None = None
+        self._pid = 0
+
+    def get(self) -> sqlite3.Connection:
+        """Return this process's connection; open it if there is none.
+
+        Raises what `open_path` raises, and `OSError` for a folder that can't be created.
+        """
+        in_memory = self.path == ":memory:"
+        if self._db is not None and (in_memory or self._pid == os.getpid()):
+            return self._db
+        if not in_memory:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        self._db, self._pid = self._open_path(self.path), os.getpid()
+        return self._db
+
+    def close(self) -> None:
+        """Close the connection if this process opened it; the next use opens another."""
+        with self.lock:
+            if self._db is not None and self._pid == os.getpid():
+                self._db.close()
+            self._db = None

@@ -1,8 +1,8 @@
-"""A real HTTP server on loopback that speaks the OpenAI chat protocol and misbehaves on demand.
+"""A real HTTP server on loopback with the OpenAI chat protocol and chosen faults.
 
     with Server(status(500), ok("hello")) as server:        # first request: 500, from then on: "hello"
         LLM("m", base_url=server.url)...
-    server.requests                                         # the JSON bodies that came in
+    server.requests                                         # the JSON bodies of the requests
 
 A behaviour is a function of (handler, body). The last one of the script is repeated for all further requests.
 `answering(f)` makes a behaviour that depends on the body.
@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             behaviour(self, body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the client gave up first
+            pass  # the client has closed the connection
         finally:
             self.server.left()
 
@@ -82,14 +82,14 @@ class Server(ThreadingHTTPServer):
             self._open -= 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a test's client hangs up when it has seen enough
+        pass  # a test's client may close the connection early
 
     def __enter__(self) -> Server:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.released.set()  # wakes those who hang
+        self.released.set()  # ends the behaviours that hang
         self.shutdown()
         self.server_close()
 
@@ -154,7 +154,7 @@ def waits_for(n: int, then: Behaviour) -> Behaviour:
 
 
 def cut_body(h: Handler, body: dict[str, Any]) -> None:
-    """Promise a whole body, send half of it, hang up."""
+    """Announce a whole body, send half of it, close the connection."""
     raw_ = json.dumps(completion("half")).encode()
     h.send_response(200)
     h.send_header("Content-Type", "application/json")
@@ -165,7 +165,7 @@ def cut_body(h: Handler, body: dict[str, Any]) -> None:
 
 
 def half_json(h: Handler, body: dict[str, Any]) -> None:
-    """A body that is complete for HTTP, and half a JSON."""
+    """Send a body that is complete for HTTP and half a JSON document."""
     raw_ = json.dumps(completion("half")).encode()
     h.reply(200, raw_[: len(raw_) // 2])
 
@@ -207,13 +207,13 @@ def stream(text: str, end: bool = True, usage: bool = True, cut: bool = False) -
     return behave
 
 
-def chunked(h: Handler, pieces: Any, pause: float = 0.0, kind: str = "application/json") -> None:
+def chunked(h: Handler, pieces: Any, pause: float = 0.0, content_type: str = "application/json") -> None:
     """Send a body of unknown length piece by piece, with `pause` seconds between two pieces.
 
     Stops when the client hangs up or the test ends.
     """
     h.send_response(200)
-    h.send_header("Content-Type", kind)
+    h.send_header("Content-Type", content_type)
     h.send_header("Connection", "close")
     h.end_headers()
     for piece in pieces:
@@ -224,13 +224,13 @@ def chunked(h: Handler, pieces: Any, pause: float = 0.0, kind: str = "applicatio
 
 
 def dripping_body(h: Handler, body: dict[str, Any]) -> None:
-    """A good reply, of which two bytes come every 50 ms."""
+    """Send a good reply, two bytes every 50 ms."""
     raw_ = json.dumps(completion("slow " * 2000)).encode()
     chunked(h, (raw_[i : i + 2] for i in range(0, len(raw_), 2)), 0.05)
 
 
 def dripping_headers(h: Handler, body: dict[str, Any]) -> None:
-    """Headers that never end, one every 50 ms."""
+    """Send headers without end, one every 50 ms."""
     h.wfile.write(b"HTTP/1.1 200 OK\r\n")
     for i in range(400):
         h.wfile.write(f"X-{i}: y\r\n".encode())
@@ -240,7 +240,7 @@ def dripping_headers(h: Handler, body: dict[str, Any]) -> None:
 
 
 def endless_stream(h: Handler, body: dict[str, Any]) -> None:
-    """Server-sent events without end, one every 20 ms."""
+    """Send server-sent events without end, one every 20 ms."""
     choice = {"index": 0, "delta": {"content": "a "}, "finish_reason": None}
     event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
     chunked(
@@ -249,6 +249,6 @@ def endless_stream(h: Handler, body: dict[str, Any]) -> None:
 
 
 def bomb(megabytes: int, code: int = 200) -> Behaviour:
-    """A good reply of so many megabytes, compressed to a thousandth of that."""
+    """Send a good reply of so many megabytes, compressed to a thousandth of that."""
     packed = gzip.compress(json.dumps(completion("0" * megabytes * 10**6)).encode())
     return raw(code, packed, {"Content-Encoding": "gzip"})

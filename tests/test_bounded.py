@@ -1,4 +1,4 @@
-"""`adaptmr.llm.deadlines`: deadlines hold for servers that send slowly, endlessly, or compressed bombs."""
+"""`adaptmr.llm.deadlines`: servers that send slowly, without end, or compressed bombs."""
 
 from __future__ import annotations
 
@@ -57,19 +57,17 @@ def test_a_late_attempt_is_made_again_on_another_connection() -> None:
     assert llm.event_counts == {"retry: time-out": 2, "sent": 4}
 
 
-def test_what_was_abandoned_ends() -> None:
+def test_the_thread_of_a_late_attempt_ends() -> None:
     with Server(dripping_body) as s:
         with pytest.raises(ServerError):
             model(s).complete(HELLO)
         until = time.monotonic() + PATIENCE
         while [t for t in threading.enumerate() if t.name == "model call"] and time.monotonic() < until:
             time.sleep(0.01)
-    assert not [t for t in threading.enumerate() if t.name == "model call"], (
-        "its connection was closed under it"
-    )
+    assert not [t for t in threading.enumerate() if t.name == "model call"], "its connection was closed"
 
 
-def test_one_late_attempt_leaves_the_others_alone() -> None:
+def test_a_late_attempt_does_not_disturb_others() -> None:
     slow = threading.Event()
 
     def behave(h: Any, body: dict[str, Any]) -> None:
@@ -82,14 +80,14 @@ def test_one_late_attempt_leaves_the_others_alone() -> None:
 
     with Server(behave) as s:
         llm = model(s, timeout=0.6)
-        said: list[str] = []
+        replies: list[str] = []
 
         def late() -> None:
             with pytest.raises(ServerError):
                 llm.complete([{"role": "user", "content": "slow"}])
 
         def good(i: int) -> None:
-            said.append(llm.complete([{"role": "user", "content": f"{i}"}]).text)
+            replies.append(llm.complete([{"role": "user", "content": f"{i}"}]).text)
 
         threads = [
             threading.Thread(target=late),
@@ -99,7 +97,7 @@ def test_one_late_attempt_leaves_the_others_alone() -> None:
             t.start()
         for t in threads:
             t.join()
-    assert slow.is_set() and said == ["well"] * 4
+    assert slow.is_set() and replies == ["well"] * 4
 
 
 def endless_body(h: Any, body: dict[str, Any]) -> None:
@@ -109,7 +107,7 @@ def endless_body(h: Any, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "big", [bomb(20), endless_body, bomb(20, 400)], ids=["bomb", "endless", "bomb in an error"]
 )
-def test_a_body_has_a_largest_size(big: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_body_is_bounded(big: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "MAX_BODY_BYTES", 1_000_000)
     with Server(big) as s:
         llm = model(s, timeout=10.0)
@@ -118,15 +116,15 @@ def test_a_body_has_a_largest_size(big: Any, monkeypatch: pytest.MonkeyPatch) ->
             llm.complete(HELLO)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert most < 12_000_000, "it was not read to its end"
+    assert most < 12_000_000, "the body was not read to its end"
 
 
-def test_a_large_reply_is_no_bomb() -> None:
+def test_a_reply_of_two_megabytes_is_read() -> None:
     with Server(bomb(2)) as s:
         assert len(model(s, timeout=10.0).complete(HELLO).text) == 2_000_000
 
 
-def test_a_redirection_is_told_and_not_followed() -> None:
+def test_a_redirection_is_an_error_and_not_followed() -> None:
     with (
         Server(ok("x")) as other,
         Server(status(308, "moved", {"Location": f"{other.url}/chat/completions"})) as s,
@@ -150,12 +148,12 @@ def test_a_connection_is_kept_for_the_next_call() -> None:
     assert len(set(ports)) == 1
 
 
-def test_within_returns_raises_and_gives_up() -> None:
-    given_up: list[int] = []
-    assert call_with_timeout(5, lambda: 7, lambda: given_up.append(1)) == 7
+def test_call_with_timeout_returns_raises_and_cancels() -> None:
+    cancelled: list[int] = []
+    assert call_with_timeout(5, lambda: 7, lambda: cancelled.append(1)) == 7
     with pytest.raises(ZeroDivisionError):
-        call_with_timeout(5, lambda: 1 / 0, lambda: given_up.append(1))
-    assert given_up == []
+        call_with_timeout(5, lambda: 1 / 0, lambda: cancelled.append(1))
+    assert cancelled == []
     wake = threading.Event()
     with pytest.raises(DeadlineExceeded):
         call_with_timeout(0.05, lambda: wake.wait(20), wake.set)

@@ -1,4 +1,4 @@
-"""No key and no password in anything that is shown, raised or written.
+"""No key and no password is in anything that is shown, raised or written.
 
 What is kept of a failed redacted run contains no text of its data.
 """
@@ -46,8 +46,8 @@ def _no_env(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def spellings(secret: str) -> list[str]:
-    """A secret as it is, escaped for JSON and URLs, and its part in base64 at each offset.
+def encodings(secret: str) -> list[str]:
+    """Return a secret as it is, escaped for JSON and URLs, and its part in base64 at each offset.
 
     Written without the module's own code.
     """
@@ -67,12 +67,12 @@ def spellings(secret: str) -> list[str]:
     ]
 
 
-def holds(text: str, secret: str) -> list[str]:
-    return [s for s in spellings(secret) if len(s) > 7 and s in text]
+def leaks(text: str, secret: str) -> list[str]:
+    return [s for s in encodings(secret) if len(s) > 7 and s in text]
 
 
-def told(error: BaseException) -> str:
-    """Everything that an error can show: itself, its traceback, its causes and contexts."""
+def error_text(error: BaseException) -> str:
+    """Return everything that an error can show: itself, its traceback, its causes and contexts."""
     seen, one = [], error
     while one is not None:
         seen += [str(one), repr(one), *traceback.format_exception(one)]
@@ -94,16 +94,18 @@ def test_white_space_around_a_key_is_removed(around: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "bad", [f"{KEY}\nX: y", f"{KEY} {KEY}", f"{KEY}\x00", f"é{KEY}", f"{KEY}\r\nHost: x"]
 )
-def test_a_key_that_no_header_can_hold_is_refused_unseen(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(
+    bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match=r"LLM\.api_key holds U\+[0-9A-F]{4} as character \d+ of \d+") as e:
         LLM("m", api_key=bad)
-    assert not holds(told(e.value), KEY)
+    assert not leaks(error_text(e.value), KEY)
     if "\x00" in bad:
-        return  # no environment holds that
+        return  # an environment variable can't hold that
     monkeypatch.setenv("OPENAI_API_KEY", bad)
     with pytest.raises(ValueError, match="OPENAI_API_KEY holds"):
         LLM("m")
-    assert LLM().is_offline, "who asks no model needs no key"
+    assert LLM().is_offline, "the offline model needs no key"
 
 
 @pytest.mark.parametrize(
@@ -119,10 +121,10 @@ def test_a_key_that_no_header_can_hold_is_refused_unseen(bad: str, monkeypatch: 
         "http://a:b@host/v1\n{}",
     ],
 )
-def test_an_address_that_is_none_is_refused_unseen(bad: str) -> None:
+def test_an_invalid_address_is_refused_without_showing_it(bad: str) -> None:
     with pytest.raises(ValueError, match=r"LLM\.base_url must be an address") as e:
         LLM("m", base_url=bad.format(PASSWORD))
-    assert not holds(told(e.value), PASSWORD)
+    assert not leaks(error_text(e.value), PASSWORD)
 
 
 def test_credentials_in_an_address_are_used_and_not_shown() -> None:
@@ -135,12 +137,12 @@ def test_credentials_in_an_address_are_used_and_not_shown() -> None:
             s.headers[1]["authorization"] == "Basic " + base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
         )
     assert (
-        not holds(told(e.value) + repr(llm) + str(vars(llm)) + str(llm.base_url), PASSWORD)
+        not leaks(error_text(e.value) + repr(llm) + str(vars(llm)) + str(llm.base_url), PASSWORD)
         and repr(llm) == f"LLM('m', base_url={s.url!r})"
     )
 
 
-# -- what a server says --------------------------------------------------------------------------------------
+# -- messages of a server ------------------------------------------------------------------------------------
 
 
 def echo(h: Any, body: dict[str, Any], code: int = 401, before: str = "") -> None:
@@ -163,7 +165,7 @@ def echo(h: Any, body: dict[str, Any], code: int = 401, before: str = "") -> Non
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 413, 429, 500])
 @pytest.mark.parametrize("before", ["", "x" * 390, "x" * 398, " " * 300 + "x" * 385], ids=len)
-def test_an_echo_shows_no_key_wherever_it_is_cut(code: int, before: str) -> None:
+def test_an_error_that_repeats_the_key_is_shown_without_it(code: int, before: str) -> None:
     with Server(lambda h, body: echo(h, body, code, before)) as s:
         for llm, secret in (
             (LLM("m", base_url=s.url, api_key=KEY, max_retries=0), KEY),
@@ -174,8 +176,8 @@ def test_an_echo_shows_no_key_wherever_it_is_cut(code: int, before: str) -> None
         ):
             with pytest.raises(LLMError) as e:
                 llm.complete(HELLO)
-            said = told(e.value)
-            assert not holds(said, secret) and secret[:6] not in said and secret[-6:] not in said
+            said = error_text(e.value)
+            assert not leaks(said, secret) and secret[:6] not in said and secret[-6:] not in said
             assert e.value.__cause__ is None and e.value.__context__ is None
 
 
@@ -194,11 +196,11 @@ def test_a_reply_that_repeats_the_key_is_recorded_without_it(tmp_path: Path) -> 
             llm.complete([{"role": "user", "content": "again"}])
     cache.dump(tmp_path / "calls.jsonl.gz")
     cache.close()
-    written = "\n".join(readable(p) for p in tmp_path.iterdir())
-    assert "Hangzhou" in written and not holds(written + told(e.value), KEY)
+    written = "\n".join(read_decoded(p) for p in tmp_path.iterdir())
+    assert "Hangzhou" in written and not leaks(written + error_text(e.value), KEY)
 
 
-def test_a_placeholder_is_no_secret() -> None:
+def test_a_placeholder_key_is_not_redacted() -> None:
     with Server(ok("I run on ollama, and the list is EMPTY.")) as s:
         for key in ("ollama", "EMPTY", "x"):
             assert (
@@ -212,13 +214,13 @@ def test_a_placeholder_is_no_secret() -> None:
     st.text(max_size=50),
     st.text(max_size=50),
 )
-def test_no_spelling_survives(secret: str, before: str, after: str) -> None:
+def test_every_encoding_of_a_secret_is_redacted(secret: str, before: str, after: str) -> None:
     scrub = SecretRedactor(secret)
     packed = base64.b64encode((before + secret + after).encode("utf-8", "replace")).decode()
     text = f"{before}{secret}|{quote(secret, safe='')}|{json.dumps(secret)}|{packed}{after}"
     assert not [
         s
-        for s in spellings(secret)
+        for s in encodings(secret)
         if len(s) > 7 and s in scrub(text) and s not in scrub("") + before + after
     ]
     assert scrub.excerpt("y" * 95 + " " + secret, 100) == "y" * 95 + " [sec"
@@ -243,7 +245,7 @@ def test_secrets_of_the_environment() -> None:
 # -- a failed run --------------------------------------------------------------------------------------------
 
 
-def executed(folder: Path, parameters: dict[str, Any], said: str) -> Path:
+def write_executed_notebook(folder: Path, parameters: dict[str, Any], said: str) -> Path:
     error = {"output_type": "error", "ename": "ValueError", "evalue": said, "traceback": [said, "frames"]}
     cells = [
         {
@@ -294,7 +296,7 @@ def test_a_failed_redacted_run_keeps_its_cells_and_no_message(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     said = save_failed_notebook(
-        executed(tmp_path, parameters, f"Caroline went to the parade {KEY}"),
+        write_executed_notebook(tmp_path, parameters, f"Caroline went to the parade {KEY}"),
         tmp_path / "failed.ipynb",
         2,
         "ValueError",
@@ -306,15 +308,15 @@ def test_a_failed_redacted_run_keeps_its_cells_and_no_message(
         and "ValueError" in notebook
         and said.startswith("cell [2] failed with ValueError")
     )
-    assert ("Caroline" in notebook) == kept == ("Caroline" in said) and not holds(notebook + said, KEY)
+    assert ("Caroline" in notebook) == kept == ("Caroline" in said) and not leaks(notebook + said, KEY)
     assert is_redacted(parameters) == (not kept)
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------
 
 
-def readable(path: Path) -> str:
-    """What a file holds, decompressed; of a database every value of every row, too."""
+def read_decoded(path: Path) -> str:
+    """Return the text of a file, decompressed, and every value in it if it is a database or a table."""
     data = path.read_bytes()
     if path.suffix == ".gz":
         data += zlib.decompress(data, wbits=31)
@@ -373,16 +375,16 @@ def run_cli(url: str, out: Path, cache: Path, *more: str, data: Path | None = No
     return done.returncode, done.stdout + done.stderr
 
 
-def everything(*folders: Path) -> dict[str, str]:
+def read_all_files(*folders: Path) -> dict[str, str]:
     return {
-        p.relative_to(f.parent).as_posix(): readable(p)
+        p.relative_to(f.parent).as_posix(): read_decoded(p)
         for f in folders
         for p in sorted(f.rglob("*"))
         if p.is_file()
     }
 
 
-def obliging(body: dict[str, Any]) -> Any:
+def reply_with_secrets(body: dict[str, Any]) -> Any:
     value = (
         minimal_instance(body["response_format"]["json_schema"]["schema"])
         if "response_format" in body
@@ -398,26 +400,26 @@ def obliging(body: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 def test_a_whole_run_against_a_server_that_repeats_the_key_holds_no_secret(tmp_path: Path) -> None:
-    with Server(answering(obliging)) as s:
+    with Server(answering(reply_with_secrets)) as s:
         code, said = run_cli(s.url, tmp_path / "out", tmp_path / "cache")
     assert code == 0, said
-    written = {**everything(tmp_path / "out", tmp_path / "cache"), "said": said}
+    written = {**read_all_files(tmp_path / "out", tmp_path / "cache"), "said": said}
     assert any(name.endswith("calls.jsonl.gz") for name in written) and any(
         name.endswith("calls.sqlite") for name in written
     )
     assert "[secret]" in next(text for name, text in written.items() if name.endswith("calls.jsonl.gz")), (
-        "the server did repeat it"
+        "the server repeated the key"
     )
     assert {
-        name: found for name, text in written.items() if (found := holds(text, KEY) + holds(text, PASSWORD))
+        name: found for name, text in written.items() if (found := leaks(text, KEY) + leaks(text, PASSWORD))
     } == {}
 
 
 MARK = "zebracanary walks along the quay"
 
 
-def marked_locomo(folder: Path) -> None:
-    """A file of LoCoMo's form whose turns and questions hold a marked text."""
+def write_marked_locomo(folder: Path) -> None:
+    """Write a file in LoCoMo's format whose turns and questions contain a marked text."""
     turns = [
         {"speaker": ("Ann", "Bob")[i % 2], "dia_id": f"D1:{i}", "text": f"{MARK} number {i}"}
         for i in range(1, 9)
@@ -445,7 +447,7 @@ def marked_locomo(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_redacted_run_that_fails_holds_no_text_and_no_secret(tmp_path: Path) -> None:
-    marked_locomo(tmp_path / "data")
+    write_marked_locomo(tmp_path / "data")
 
     def repeat(h: Any, body: dict[str, Any]) -> None:
         echo(
@@ -463,11 +465,11 @@ def test_a_redacted_run_that_fails_holds_no_text_and_no_secret(tmp_path: Path) -
             "the model was asked"
         )
     assert status_ == 1 and "BadRequest" in said and "redact" in said
-    kept = {**everything(tmp_path / "out"), "said": said}
+    kept = {**read_all_files(tmp_path / "out"), "said": said}
     assert "out/failed.ipynb" in kept and "experiment.evaluate()" in kept["out/failed.ipynb"]
-    for spelled in (*spellings(MARK), "zebracanary"):
-        assert [name for name, text in kept.items() if spelled in text] == []
-    every = {**kept, **everything(tmp_path / "cache")}
+    for form in (*encodings(MARK), "zebracanary"):
+        assert [name for name, text in kept.items() if form in text] == []
+    every = {**kept, **read_all_files(tmp_path / "cache")}
     assert {
-        name: found for name, text in every.items() if (found := holds(text, KEY) + holds(text, PASSWORD))
+        name: found for name, text in every.items() if (found := leaks(text, KEY) + leaks(text, PASSWORD))
     } == {}

@@ -1,6 +1,6 @@
 """Concurrent questions: the same rows for any number of threads, a quick stop, exact usage.
 
-No call is paid for twice.
+No call is made twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from adaptmr.llm.transport import CANCELLED, RequestCancelled
 from adaptmr.systems.base import PlannedSystem
 from adaptmr.types import Evidence, Hit, Usage
 
-PATIENCE = 20.0  # seconds that a test waits for what ought to happen at once
+PATIENCE = 20.0  # seconds that a test waits for something that should happen at once
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +44,17 @@ def run(systems, data, llm=None, **more):
     return evaluate(systems, data, llm, embedder="hash", progress=False, **more)
 
 
-def plain(frame):
+def without_times(frame):
     return frame.drop(columns=[c for c in frame.columns if c.startswith("ms_")])
 
 
-def number(body):
+def message_hash(body):
     return int(hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest(), 16)
 
 
-def reader(body):
-    """A reader whose reply depends on the question alone: mostly valid, some repairable, some useless."""
-    n = number(body)
+def reply_by_hash(body):
+    """Reply by the hash of the messages: mostly valid, sometimes repairable, sometimes useless."""
+    n = message_hash(body)
     used = {"prompt": 50 + n % 50, "done": 1 + n % 9}
     if len(body["messages"]) == 2 and n % 7 == 0:
         return ok("I'd say: " + json.dumps({"answer": "a cat", "abstain": False}), **used)
@@ -67,8 +67,8 @@ def model(server, **more):
     return LLM("m", base_url=server.url, sleep=lambda s: None, **more)
 
 
-class Parrot:
-    """A system of someone else's: the first k turns; `asks` is what it does for a question before."""
+class FirstTurns:
+    """A system from outside the package that retrieves the first k turns, after calling `asks(question)`."""
 
     def __init__(self, name="parrot", asks=lambda question: None, usage=None):
         self.name, self.asks, self.usage, self.turns, self.threads = name, asks, usage or Usage(), [], set()
@@ -91,8 +91,8 @@ class Parrot:
 
 @pytest.mark.parametrize("n", [0, 1, 3, 50])
 @pytest.mark.parametrize("items", [0, 1, 7, 40])
-def test_every_item_is_done_once_and_kept_in_this_thread(n, items):
-    kept, keepers, lock, open_, most = [], set(), threading.Lock(), [0], [0]
+def test_every_item_is_processed_once_and_results_arrive_in_this_thread(n, items):
+    kept, result_threads, lock, open_, most = [], set(), threading.Lock(), [0], [0]
 
     def work(x):
         with lock:
@@ -103,22 +103,25 @@ def test_every_item_is_done_once_and_kept_in_this_thread(n, items):
         return x * 2
 
     run_concurrently(
-        work, iter(range(items)), n, lambda x, y: (kept.append((x, y)), keepers.add(threading.get_ident()))
+        work,
+        iter(range(items)),
+        n,
+        lambda x, y: (kept.append((x, y)), result_threads.add(threading.get_ident())),
     )
     assert sorted(kept) == [(x, 2 * x) for x in range(items)] and most[0] <= max(n, 1)
-    assert keepers <= {threading.get_ident()} and (n > 1 or kept == sorted(kept))
+    assert result_threads <= {threading.get_ident()} and (n > 1 or kept == sorted(kept))
 
 
-def test_as_many_at_once_as_asked_for():
+def test_n_threads_calls_run_at_once():
     barrier, kept = threading.Barrier(5), []
     run_concurrently(lambda x: barrier.wait(PATIENCE), range(20), 5, lambda x, y: kept.append(x))
-    assert len(kept) == 20, "five wait for each other, four times over"
+    assert len(kept) == 20, "five calls wait for each other, four times"
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("x"), KeyError("y"), SystemExit(3), KeyboardInterrupt()], ids=repr
 )
-def test_the_first_error_ends_it_and_what_comes_in_is_kept(error):
+def test_the_first_error_stops_the_run_and_late_results_are_kept(error):
     begun, free, kept, asked = threading.Event(), threading.Event(), [], []
 
     def work(x):
@@ -136,7 +139,7 @@ def test_the_first_error_ends_it_and_what_comes_in_is_kept(error):
     assert e.value is error and kept == ["late"] and set(asked) == {"late", "bad"}
 
 
-def test_nobody_waits_for_one_that_hangs():
+def test_a_hanging_call_is_not_waited_for():
     free, kept, begun = threading.Event(), [], monotonic()
 
     def work(x):
@@ -152,32 +155,32 @@ def test_nobody_waits_for_one_that_hangs():
     free.set()
 
 
-def test_an_interrupt_while_keeping_loses_nothing():
+def test_an_interrupt_in_on_result_loses_no_result():
     kept = []
 
-    def keep(x, y):
+    def on_result(x, y):
         kept.append(x)
         if len(kept) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_concurrently(lambda x: x, range(100), 2, keep)
-    assert kept[2] == kept[3] and set(kept) >= {0, 1}, "the one in hand is kept again"
+        run_concurrently(lambda x: x, range(100), 2, on_result)
+    assert kept[2] == kept[3] and set(kept) >= {0, 1}, "the interrupted result is handed over again"
 
 
-def test_when_keeping_fails_it_ends_at_once():
+def test_an_error_in_on_result_stops_the_run_at_once():
     kept = []
 
-    def keep(x, y):
+    def on_result(x, y):
         kept.append(x)
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        run_concurrently(lambda x: x, range(100), 4, keep)
+        run_concurrently(lambda x: x, range(100), 4, on_result)
     assert len(kept) == 1
 
 
-def test_a_late_question_buys_nothing_more():
+def test_a_late_question_sends_no_further_request():
     with Server(ok("hello")) as s:
         llm, refused = model(s), []
         paid, free, ended = threading.Event(), threading.Event(), threading.Event()
@@ -199,20 +202,20 @@ def test_a_late_question_buys_nothing_more():
             run_concurrently(work, range(2), 2, lambda x, y: None, grace_seconds=0.05)
         free.set()
         assert ended.wait(PATIENCE) and len(refused) == 1 and "stopped" in refused[0] and len(s.requests) == 1
-        assert llm.complete([{"role": "user", "content": "third"}]).text == "hello", "other threads go on"
+        assert llm.complete([{"role": "user", "content": "third"}]).text == "hello", "other threads may go on"
         assert CANCELLED.get() is None and issubclass(RequestCancelled, LLMError)
 
 
 # --- the same rows
 
 
-def test_threads_change_no_row(data):
+def test_rows_are_the_same_for_any_number_of_threads(data):
     frames, seen = [], []
     for n in (1, 8):
-        with Server(answering(reader)) as s:
+        with Server(answering(reply_by_hash)) as s:
             frames.append(run(["lexical", "random"], data, model(s, concurrency=n), k=3))
             seen.append(Counter(json.dumps(r, sort_keys=True) for r in s.requests))
-    pd.testing.assert_frame_equal(plain(frames[0]), plain(frames[1]))
+    pd.testing.assert_frame_equal(without_times(frames[0]), without_times(frames[1]))
     assert seen[0] == seen[1] and set(frames[0].ways.str.split(":").str[1]) >= {
         "model",
         "repaired",
@@ -220,7 +223,7 @@ def test_threads_change_no_row(data):
     }
 
 
-def test_as_many_questions_are_in_flight_as_the_model_takes(data):
+def test_concurrency_questions_are_in_flight(data):
     barrier = threading.Barrier(4)
 
     def meet(h, body):
@@ -232,26 +235,26 @@ def test_as_many_questions_are_in_flight_as_the_model_takes(data):
         assert s.most_at_once == 4
 
 
-def test_without_a_model_nothing_leaves_the_thread(data):
-    system = Parrot()
+def test_without_a_model_all_runs_in_one_thread(data):
+    system = FirstTurns()
     run([system], data)
     run([system], data, LLM("offline"))
     assert system.threads == {threading.get_ident()}
     system.one_at_a_time = True
-    with Server(answering(reader)) as s:
+    with Server(answering(reply_by_hash)) as s:
         run([system], data, model(s))
-    assert system.threads == {threading.get_ident()}, "nor for a system that can't bear it"
+    assert system.threads == {threading.get_ident()}, "nor for a system that allows one thread only"
 
 
 def test_a_replay_has_the_same_rows(data, tmp_path):
-    with Server(answering(reader)) as s:
+    with Server(answering(reply_by_hash)) as s:
         first = run(["lexical", "random"], data, model(s, cache=ReplayCache(tmp_path / "c")))
     again = run(
         ["lexical", "random"],
         data,
         LLM("m", base_url="http://127.0.0.1:9/v1", cache=ReplayCache(tmp_path / "c", "replay")),
     )
-    pd.testing.assert_frame_equal(plain(first), plain(again))
+    pd.testing.assert_frame_equal(without_times(first), without_times(again))
     assert (
         first.calls.sum() > 0 and (first.retrieval_calls == 0).all() and (first.retrieval_tokens == 0).all()
     )
@@ -259,19 +262,19 @@ def test_a_replay_has_the_same_rows(data, tmp_path):
 
 @pytest.mark.parametrize("name", ["unified", "adaptmr", "hybrid"])
 @pytest.mark.parametrize("split", ["en1", "zh2"])
-def test_one_system_bears_many_threads(name, split):
+def test_one_system_gives_the_same_results_in_many_threads(name, split):
     conversation = (whole := am.load("demo", split=split)).conversations[0]
     texts = [q.text for q in whole.questions[:10]]
 
-    def cold():
+    def new_system():
         system = am.make_system(name, embedder="hash")
         assert isinstance(system, PlannedSystem)
         system.store.add(
             conversation.turns
-        )  # not `ingest`, which would work out beforehand what the threads shall race for
+        )  # not `ingest`, which would compute beforehand what the threads are to compute at once
         return system
 
-    def found(system, text):
+    def result_of(system, text):
         evidence = system.retrieve(text, 10)
         return (
             [(h.source, h.score, dict(h.signals)) for h in evidence.hits],
@@ -280,20 +283,20 @@ def test_one_system_bears_many_threads(name, split):
             evidence.trace,
         )
 
-    alone = cold()
-    expected = {text: found(alone, text) for text in texts}
+    alone = new_system()
+    expected = {text: result_of(alone, text) for text in texts}
     for _ in range(2):
-        shared, start, got = cold(), threading.Barrier(8), []
+        shared, start, got = new_system(), threading.Barrier(8), []
 
         def work(i, shared=shared, start=start):
             start.wait(PATIENCE)
-            return [(text, found(shared, text)) for text in texts[i:] + texts[:i]]
+            return [(text, result_of(shared, text)) for text in texts[i:] + texts[:i]]
 
         run_concurrently(work, range(8), 8, lambda i, pairs, got=got: got.extend(pairs))
         assert len(got) == 8 * len(texts) and all(result == expected[text] for text, result in got)
 
 
-def test_an_encoder_is_asked_by_one_thread_at_a_time(tmp_path):
+def test_an_encoder_is_called_by_one_thread_at_a_time(tmp_path):
     import numpy as np
 
     inside, most, lock = [0], [0], threading.Lock()
@@ -344,7 +347,7 @@ def test_an_encoder_is_asked_by_one_thread_at_a_time(tmp_path):
     assert shared.encoded + shared.from_cache == 400
 
 
-# --- a stop that stops
+# --- interrupts
 
 CHILD = """
 import signal, sys
@@ -363,19 +366,19 @@ frame.drop(columns=[c for c in frame if c.startswith("ms_")]).to_json(folder + "
 """
 
 
-def journaled(path):
+def journal_keys(path):
     return [json.loads(line)["key"] for line in path.read_bytes().split(b"\n")[1:-1]] if path.exists() else []
 
 
 @pytest.mark.parametrize("server_is", ["slow", "hanging"])
-def test_a_stop_ends_the_run_and_the_next_one_pays_for_nothing_twice(server_is, tmp_path):
+def test_an_interrupt_stops_the_run_and_the_next_run_repeats_no_paid_call(server_is, tmp_path):
     enough = threading.Event()
 
     def slow(h, body):
         if len(s.requests) > 10:
             enough.set()
             h.server.released.wait(0.3)
-        answering(reader)(h, body)
+        answering(reply_by_hash)(h, body)
 
     def hanging(h, body):
         if len(s.requests) > 10:
@@ -383,7 +386,7 @@ def test_a_stop_ends_the_run_and_the_next_one_pays_for_nothing_twice(server_is, 
                 enough.set()
             hang(h, body)
         else:
-            answering(reader)(h, body)
+            answering(reply_by_hash)(h, body)
 
     def child():
         return subprocess.Popen(
@@ -392,7 +395,7 @@ def test_a_stop_ends_the_run_and_the_next_one_pays_for_nothing_twice(server_is, 
             text=True,
         )
 
-    # where every reply must arrive, it gets time enough on a busy machine; `make bench` times a stop
+    # every reply must arrive from the slow server, also on a busy machine; `make bench` times a stop
     grace_seconds = "20" if server_is == "slow" else str(GRACE_SECONDS)
     with Server(slow if server_is == "slow" else hanging) as s:
         first = child()
@@ -409,37 +412,39 @@ def test_a_stop_ends_the_run_and_the_next_one_pays_for_nothing_twice(server_is, 
             took,
             said,
         )
-        asked, kept = len(s.requests), journaled(tmp_path / "journal")
+        asked, kept = len(s.requests), journal_keys(tmp_path / "journal")
         assert (
             len([k for k in kept if not k.endswith("/ingest")]) >= 5
             and not (tmp_path / "frame.json").exists()
         )
-        if server_is == "slow":  # all that was paid for came in
+        if server_is == "slow":  # every paid reply has arrived
             with ReplayCache(tmp_path / "calls.sqlite") as cache:
                 assert len(cache) == asked
-        s.script[:] = [answering(reader)]
+        s.script[:] = [answering(reply_by_hash)]
         second = child()
         _, said = second.communicate(timeout=60)
         assert second.returncode == 0, said
         distinct = {json.dumps(r, sort_keys=True) for r in s.requests}
         assert len(s.requests) <= len(distinct) + (0 if server_is == "slow" else 4)
-        again = journaled(tmp_path / "journal")
+        again = journal_keys(tmp_path / "journal")
         assert again[: len(kept)] == kept and len(set(again)) == 42
         twice = [k for k, n in Counter(again).items() if n > 1 and not k.endswith("/ingest")]
         assert len(twice) <= 1 and set(twice) <= set(kept), (
-            "only what was being written when the stop came may stand there twice"
+            "only the row that was being written at the stop may be there twice"
         )
-    with Server(answering(reader)) as s:
+    with Server(answering(reply_by_hash)) as s:
         whole = run(["lexical", "random"], am.load("demo", split="en1", limit=20), model(s))
-    assert (tmp_path / "frame.json").read_text(encoding="utf-8") == plain(whole).to_json(orient="split")
+    assert (tmp_path / "frame.json").read_text(encoding="utf-8") == without_times(whole).to_json(
+        orient="split"
+    )
 
 
-def test_an_error_in_one_question_ends_the_run_and_keeps_the_rest(data, tmp_path):
+def test_an_error_in_one_question_stops_the_run_and_keeps_the_other_results(data, tmp_path):
     served = threading.Semaphore(9)
 
     def behave(h, body):
         if served.acquire(blocking=False):
-            answering(reader)(h, body)
+            answering(reply_by_hash)(h, body)
         else:
             status(401, "no such key")(h, body)
 
@@ -454,23 +459,25 @@ def test_an_error_in_one_question_ends_the_run_and_keeps_the_rest(data, tmp_path
         with ReplayCache(tmp_path / "c") as cache:
             paid = len(cache)
         assert paid == 9
-        s.script[:] = [answering(reader)]
+        s.script[:] = [answering(reply_by_hash)]
         before = len(s.requests)
         frame = run(
             ["lexical", "random"], data, model(s, cache=ReplayCache(tmp_path / "c")), journal=tmp_path / "j"
         )
         assert len(s.requests) - before == len({json.dumps(r, sort_keys=True) for r in s.requests}) - paid
-    with Server(answering(reader)) as s:
-        pd.testing.assert_frame_equal(plain(frame), plain(run(["lexical", "random"], data, model(s))))
+    with Server(answering(reply_by_hash)) as s:
+        pd.testing.assert_frame_equal(
+            without_times(frame), without_times(run(["lexical", "random"], data, model(s)))
+        )
 
 
 def test_no_thread_outlives_a_run(data):
-    with Server(answering(reader)) as s:
+    with Server(answering(reply_by_hash)) as s:
         run(["random"], data, model(s))
     assert not [t for t in threading.enumerate() if t.name.startswith("question")]
 
 
-# --- who spent what
+# --- usage
 
 THINK = Task(
     "think",
@@ -485,7 +492,7 @@ THINK = Task(
 )
 
 
-def thinker(body):
+def reply_to_think_task(body):
     if body["messages"][0]["content"] == "Reply in JSON.":
         return ok_json({"about": "cats"}, prompt=100, done=11)
     return ok_json({"answer": "a cat", "abstain": False}, prompt=10, done=1)
@@ -500,11 +507,11 @@ def thinker(body):
         (Usage(1), (1, 111)),
     ],
 )
-def test_what_retrieval_spent_is_heard_and_counted_once(data, says, spent):
+def test_usage_of_retrieval_is_counted_once(data, says, spent):
     few = replace(data, questions=data.questions[:6])
-    with Server(answering(thinker)) as s:
+    with Server(answering(reply_to_think_task)) as s:
         llm = model(s)
-        frame = run([Parrot(asks=lambda q: THINK.run(llm, question=q.text), usage=says)], few, llm)
+        frame = run([FirstTurns(asks=lambda q: THINK.run(llm, question=q.text), usage=says)], few, llm)
     assert set(zip(frame.retrieval_calls, frame.retrieval_tokens)) == {spent}
     assert set(zip(frame.calls, frame.prompt_tokens + frame.completion_tokens)) == {
         (spent[0] + 1, spent[1] + 11)
@@ -512,8 +519,8 @@ def test_what_retrieval_spent_is_heard_and_counted_once(data, says, spent):
     assert set(frame.ways) == {"answer:model think:model"}
 
 
-def test_offline_nothing_is_spent_and_no_way_is_told(data):
-    frame = run([Parrot(asks=lambda q: THINK.run(None, question=q.text)), "adaptmr"], data)
+def test_offline_usage_is_zero_and_no_outcome_is_listed(data):
+    frame = run([FirstTurns(asks=lambda q: THINK.run(None, question=q.text)), "adaptmr"], data)
     assert (frame.ways == "").all() and (frame[["calls", "retrieval_calls", "retrieval_tokens"]] == 0).all(
         axis=None
     )
@@ -524,65 +531,66 @@ def test_offline_nothing_is_spent_and_no_way_is_told(data):
     )
 
 
-# --- the same budget
+# --- systems with the budget of another
 
 
-class Matching(Parrot):
+class Matching(FirstTurns):
     matches = "thinks"
 
     def __init__(self):
         super().__init__("matching")
-        self.told = []
+        self.matched = []
 
     def match(self, tokens):
-        self.told.append((len(self.turns) > 0, dict(tokens)))
+        self.matched.append((len(self.turns) > 0, dict(tokens)))
 
 
-def test_a_matched_system_is_told_what_the_other_spent(data, tmp_path):
-    with Server(answering(thinker)) as s:
+def test_a_matched_system_gets_the_tokens_of_the_other(data, tmp_path):
+    with Server(answering(reply_to_think_task)) as s:
         llm = model(s)
 
         def thinks():
-            return Parrot("thinks", asks=lambda q: THINK.run(llm, question=q.text + "!" * (q.text > "M")))
+            return FirstTurns("thinks", asks=lambda q: THINK.run(llm, question=q.text + "!" * (q.text > "M")))
 
         first = Matching()
         frame = run([thinks(), "random", first], data, llm, journal=tmp_path / "j")
-        assert first.told == [
+        assert first.matched == [
             (True, {q.text: 111 for q in data.questions_on(c.id)}) for c in data.conversations
-        ], "after it took in the conversation"
+        ], "after it has ingested the conversation"
         lines = (tmp_path / "j").read_bytes().split(b"\n")
         cut = [line for line in lines[:-1] if b'"key": "matching/' not in line[:40]]
         (tmp_path / "j").write_bytes(b"\n".join(cut) + b"\n")
         resumed, other = Matching(), thinks()
         pd.testing.assert_frame_equal(
-            plain(run([other, "random", resumed], data, llm, journal=tmp_path / "j")), plain(frame)
+            without_times(run([other, "random", resumed], data, llm, journal=tmp_path / "j")),
+            without_times(frame),
         )
-        assert resumed.told == first.told and not other.threads, "from the journal's rows"
+        assert resumed.matched == first.matched and not other.threads, "from the journal's rows"
 
 
 @pytest.mark.parametrize(
     "systems",
     [
         lambda: [Matching()],
-        lambda: [Matching(), Parrot("thinks")],
-        lambda: ["random", Matching(), Parrot("thinks")],
+        lambda: [Matching(), FirstTurns("thinks")],
+        lambda: ["random", Matching(), FirstTurns("thinks")],
     ],
 )
-def test_a_match_must_be_asked_before(data, systems, tmp_path):
+def test_a_matched_system_must_come_after_the_one_it_matches(data, systems, tmp_path):
     chosen = systems()
     with pytest.raises(
         ValueError, match=r"'matching' may spend what 'thinks' spends.*put 'thinks' before 'matching'"
     ):
         run(chosen, data, journal=tmp_path / "j")
-    assert not (tmp_path / "j").exists() and not any(s.threads for s in chosen if isinstance(s, Parrot)), (
-        "before anything is asked"
-    )
+    assert not (tmp_path / "j").exists() and not any(
+        s.threads for s in chosen if isinstance(s, FirstTurns)
+    ), "before any question is asked"
 
 
-# --- how replies came about
+# --- outcomes of replies
 
 
-def test_ways_by_system_and_task_by_hand():
+def test_reply_outcomes_by_system_and_task():
     frame = pd.DataFrame(
         {
             "system": ["b", "b", "a", "b", "c"],
@@ -606,14 +614,14 @@ def test_ways_by_system_and_task_by_hand():
     assert tables.reply_outcome_table(frame.drop(columns="ways")).empty, "rows of an earlier version"
 
 
-def test_an_experiment_shows_and_keeps_them(tmp_path, monkeypatch):
+def test_an_experiment_shows_and_stores_reply_outcomes(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
     params = {"systems": "lexical,random", "split": "en1", "limit": 12, "embedder": "hash"}
     offline = Experiment("lesson", params, out_dir=tmp_path)
     offline.evaluate()
     assert "No model was asked" in offline.reply_outcomes() and "fallback" not in offline.comparison_tables()
     offline.finish()
-    with Server(answering(reader)) as s:
+    with Server(answering(reply_by_hash)) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
         monkeypatch.setenv("OPENAI_API_KEY", "none")
         for redact in (False, True):
@@ -635,5 +643,5 @@ def test_an_experiment_shows_and_keeps_them(tmp_path, monkeypatch):
             )
             assert [r["n"] for r in manifest["tally"]] == [12, 12]
             assert "ways" in pd.read_parquet(done.path / "results.parquet"), (
-                "it is ours, and may be published"
+                "it holds no text of the data, and may be published"
             )

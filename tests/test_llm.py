@@ -1,4 +1,4 @@
-"""`adaptmr.llm` and `adaptmr.llm.transport` against a real HTTP server that misbehaves on demand."""
+"""`adaptmr.llm` and `adaptmr.llm.transport` against a local HTTP server with chosen faults."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_unknown_price_is_unknown_not_free() -> None:
     )
 
 
-def test_a_price_file_that_is_none_is_named(tmp_path: Any) -> None:
+def test_an_invalid_price_file_is_named_in_the_error(tmp_path: Any) -> None:
     (tmp_path / "p.yaml").write_text("models: [1]")
     with pytest.raises(ValueError, match=r"p\.yaml"):
         LLM("m", prices=tmp_path / "p.yaml")
@@ -108,7 +108,7 @@ def test_429_waits_as_long_as_the_server_asks() -> None:
     assert waits == [7.0, 1.5] and llm.event_counts == {"sent": 3, "retry: 429": 2}
 
 
-def test_429_for_ever_and_429_for_an_hour() -> None:
+def test_repeated_429_and_a_retry_after_of_an_hour_raise_rate_limited() -> None:
     with Server(status(429)) as s:
         with pytest.raises(RateLimited, match="429 after 3 attempts"):
             model(s, max_retries=2).complete(HELLO)
@@ -133,14 +133,14 @@ def test_an_unreadable_retry_after_is_ignored_and_a_date_is_understood() -> None
     assert 0.375 <= waits[0] <= 0.625 and waits[1] == 0.0
 
 
-def test_no_quota_is_the_users_to_mend() -> None:
+def test_exhausted_quota_raises_auth_error_without_retry() -> None:
     with Server(status(429, "You exceeded your quota", code="insufficient_quota")) as s:
         with pytest.raises(AuthError, match="quota"):
             model(s).complete(HELLO)
         assert len(s.requests) == 1
 
 
-def test_500_then_ok_backs_off_the_same_way_for_the_same_seed() -> None:
+def test_waits_after_500_are_the_same_for_the_same_seed() -> None:
     seen = []
     for seed in (1, 1, 2):
         waits: list[float] = []
@@ -151,7 +151,7 @@ def test_500_then_ok_backs_off_the_same_way_for_the_same_seed() -> None:
     assert all(0.75 * base <= w <= 1.25 * base for w, base in zip(seen[0], (0.5, 1.0, 2.0)))
 
 
-def test_500_for_ever_says_so() -> None:
+def test_repeated_500_raises_server_error_with_the_message() -> None:
     with Server(status(500, "out of memory")) as s:
         llm = model(s, max_retries=1)
         with pytest.raises(ServerError, match=r"500 after 2 attempts.*out of memory"):
@@ -178,7 +178,7 @@ def test_a_server_that_hangs_times_out() -> None:
         raw(200, {"choices": 3}),
     ],
 )
-def test_a_broken_body_is_retried_never_taken(broken: Any) -> None:
+def test_a_broken_body_is_retried_and_never_returned(broken: Any) -> None:
     with Server(broken, ok("whole")) as s:
         llm = model(s)
         assert llm.complete(HELLO).text == "whole" and len(s.requests) == 2
@@ -214,14 +214,14 @@ def test_an_empty_reply_replays_as_empty() -> None:
         LLM("m", cache=cache).complete(HELLO)
 
 
-def test_a_stream_is_put_together_and_counted() -> None:
+def test_the_chunks_of_a_stream_are_joined_and_counted() -> None:
     with Server(stream("I live in Hangzhou")) as s:
         r = model(s).complete(HELLO, stream=True)
     assert r.text == "I live in Hangzhou " and r.usage.tokens == 10 and s.requests[0]["stream"] is True
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_stream_cut_off_is_never_half_a_reply(cut: bool) -> None:
+def test_a_stream_that_is_cut_off_is_retried_and_never_returned(cut: bool) -> None:
     with Server(stream("I live", end=False, cut=cut), stream("I live in Hangzhou")) as s:
         llm = model(s)
         assert llm.complete(HELLO, stream=True).text == "I live in Hangzhou " and len(s.requests) == 2
@@ -255,7 +255,7 @@ def test_stream_options_are_dropped_for_a_server_that_refuses_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "says"),
+    ("code", "error", "message"),
     [
         (401, AuthError, "OPENAI_API_KEY"),
         (403, AuthError, "api_key"),
@@ -263,24 +263,26 @@ def test_stream_options_are_dropped_for_a_server_that_refuses_them() -> None:
         (413, BadRequest, "413"),
     ],
 )
-def test_what_the_user_must_mend_is_not_retried(code: int, kind: type[LLMError], says: str) -> None:
+def test_errors_that_the_user_must_correct_are_not_retried(
+    code: int, error: type[LLMError], message: str
+) -> None:
     with Server(status(code, "key sk-very-secret is bad")) as s:
         llm = model(s, api_key="sk-very-secret")
-        with pytest.raises(kind, match=says) as e:
+        with pytest.raises(error, match=message) as e:
             llm.complete(HELLO)
         assert len(s.requests) == 1 and s.headers[0]["authorization"] == "Bearer sk-very-secret"
     assert "sk-very-secret" not in str(e.value) + repr(llm)
 
 
-def test_a_missing_key_is_only_missed_when_it_is_needed() -> None:
+def test_a_missing_key_is_an_error_only_when_openai_is_called() -> None:
     llm = LLM("gpt-4o-mini")
     with pytest.raises(AuthError, match=r"set OPENAI_API_KEY or pass api_key"):
         llm.complete(HELLO)
     with Server(ok("x")) as s:
-        assert model(s).complete(HELLO).text == "x"  # a server of one's own needs none
+        assert model(s).complete(HELLO).text == "x"  # a local server needs none
 
 
-def test_nobody_there_is_said_at_once() -> None:
+def test_a_refused_connection_is_an_error_without_retry() -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -291,7 +293,7 @@ def test_nobody_there_is_said_at_once() -> None:
     assert waits == []
 
 
-def test_a_server_that_goes_away_is_waited_for() -> None:
+def test_a_connection_refused_after_a_reply_is_retried() -> None:
     waits: list[float] = []
     with Server(raw(200, completion("x"), {"Connection": "close"})) as s:
         llm = model(s, waits, max_retries=2)
@@ -311,7 +313,7 @@ def test_the_schema_is_sent_strict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("takes", "counted", "first_calls"),
+    ("accepts", "counted", "first_calls"),
     [
         (
             lambda f: f and f["type"] == "json_schema" and "maxLength" not in json.dumps(f),
@@ -322,12 +324,14 @@ def test_the_schema_is_sent_strict() -> None:
         (lambda f: f is None, "adapted: text", 4),
     ],
 )
-def test_a_server_without_json_schema_is_met_halfway_once(takes: Any, counted: str, first_calls: int) -> None:
+def test_a_response_format_that_a_server_accepts_is_found_once(
+    accepts: Any, counted: str, first_calls: int
+) -> None:
     with Server(
         answering(
             lambda b: (
                 ok("{}")
-                if takes(b.get("response_format"))
+                if accepts(b.get("response_format"))
                 else status(400, "response_format is not supported")
             )
         )
@@ -336,7 +340,9 @@ def test_a_server_without_json_schema_is_met_halfway_once(takes: Any, counted: s
         llm.complete(HELLO, schema=SCHEMA)
         assert len(s.requests) == first_calls
         llm.complete(HELLO, schema=SCHEMA)
-        assert len(s.requests) == first_calls + 1 and llm.event_counts[counted] == 1  # it remembered
+        assert (
+            len(s.requests) == first_calls + 1 and llm.event_counts[counted] == 1
+        )  # the format is remembered
 
 
 def test_parameters_a_model_refuses_are_renamed_and_dropped_once() -> None:
@@ -363,14 +369,14 @@ def test_parameters_a_model_refuses_are_renamed_and_dropped_once() -> None:
     assert llm.event_counts == {"adapted: max_completion_tokens": 1, "adapted: no temperature": 1, "sent": 4}
 
 
-def test_a_prompt_that_is_too_long_is_the_users_to_mend() -> None:
+def test_a_prompt_that_is_too_long_raises_bad_request_without_retry() -> None:
     with Server(status(400, "This model's maximum context length is 4096 tokens")) as s:
         with pytest.raises(BadRequest, match="lower k"):
             model(s).complete(HELLO, schema=SCHEMA)
         assert len(s.requests) == 1
 
 
-def test_a_400_that_stays_shows_its_first_reason() -> None:
+def test_a_400_for_every_response_format_shows_the_first_message() -> None:
     with (
         Server(answering(lambda b: status(400, "strange" if "response_format" in b else "stranger"))) as s,
         pytest.raises(BadRequest, match="strange\\."),
@@ -378,7 +384,7 @@ def test_a_400_that_stays_shows_its_first_reason() -> None:
         model(s).complete(HELLO, schema=SCHEMA)
 
 
-def test_no_more_than_so_many_at_once() -> None:
+def test_at_most_concurrency_requests_are_sent_at_once() -> None:
     with Server(waits_for(3, ok("x"))) as s:
         llm = model(s, concurrency=3)
         with ThreadPoolExecutor(9) as pool:
@@ -400,15 +406,15 @@ def test_the_budget_is_checked_before_sending() -> None:
         llm.complete(HELLO, max_tokens=60 - need)  # exactly what is left
 
 
-def test_calls_under_way_hold_their_part_of_the_budget() -> None:
+def test_running_calls_reserve_tokens_of_the_budget() -> None:
     with Server(hang) as s:
         llm = model(s, token_budget=100, timeout=5, max_retries=0)
 
-        def doomed() -> None:
+        def failing_call() -> None:
             with pytest.raises(ServerError):
                 llm.complete(HELLO, max_tokens=80)
 
-        t = threading.Thread(target=doomed)
+        t = threading.Thread(target=failing_call)
         t.start()
         while not s.requests:
             t.join(0.005)
@@ -418,7 +424,7 @@ def test_calls_under_way_hold_their_part_of_the_budget() -> None:
         t.join()
 
 
-def test_cached_replies_need_no_server_no_key_no_budget() -> None:
+def test_cached_replies_need_no_server_key_or_budget() -> None:
     cache = ReplayCache()
     with Server(ok("Hangzhou", prompt=20, done=4)) as s:
         first = model(s, cache=cache).complete(HELLO, schema=SCHEMA, task="answer")
@@ -440,7 +446,7 @@ def test_what_is_and_is_not_part_of_the_key() -> None:
     with Server(ok("x")) as s:
         for kw in ({}, {"api_key": "other"}, {"seed": 5}):
             model(s, cache=cache, **kw).complete(HELLO)
-        assert len(s.requests) == 1  # neither the key nor, at temperature 0, the seed
+        assert len(s.requests) == 1  # the cache key has neither the API key nor, at temperature 0, the seed
         for seed in (5, 6):
             model(s, cache=cache, seed=seed).complete(HELLO, temperature=0.5)
         model(s, cache=cache).complete(HELLO, schema=SCHEMA)
@@ -448,7 +454,7 @@ def test_what_is_and_is_not_part_of_the_key() -> None:
         assert len(s.requests) == 5 and s.requests[1]["seed"] == 5 and "seed" not in s.requests[0]
 
 
-def test_hostile_text_goes_through() -> None:
+def test_control_characters_and_lone_surrogates_are_sent() -> None:
     text = "a\x00b \ud800 😀 \u202eabc {x} $y %s " + "长" * 1000
     with Server(ok("x")) as s:
         assert model(s, cache=ReplayCache()).complete([{"role": "user", "content": text}]).text == "x"
@@ -456,7 +462,7 @@ def test_hostile_text_goes_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kw", "says"),
+    ("kw", "message"),
     [
         ({"model": ""}, "model"),
         ({"timeout": 0}, "timeout"),
@@ -465,8 +471,8 @@ def test_hostile_text_goes_through() -> None:
         ({"token_budget": -1}, "token_budget"),
     ],
 )
-def test_bad_parameters_are_named(kw: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=rf"LLM\.{says}"):
+def test_bad_parameters_are_named_in_the_error(kw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"LLM\.{message}"):
         LLM(**kw)
 
 
@@ -478,7 +484,7 @@ def test_offline_answers_no_prompts_and_costs_nothing() -> None:
 
 
 def in_body(text: bytes) -> Any:
-    """A whole reply whose body has `text` in place of the number 777."""
+    """A complete reply whose body has `text` in place of the number 777."""
     return raw(200, json.dumps(completion("good", extra=777)).encode().replace(b"777", text))
 
 
@@ -487,7 +493,7 @@ def in_body(text: bytes) -> Any:
     [in_body(b"[" * 10_000 + b"]" * 10_000), in_body(b'{"a":' * 10_000 + b"1" + b"}" * 10_000)],
     ids=["[", "{"],
 )
-def test_a_reply_that_cannot_be_read_is_a_bad_reply_that_is_recorded(body: Any) -> None:
+def test_an_unreadable_reply_is_recorded_as_an_empty_one(body: Any) -> None:
     cache = ReplayCache()
     with Server(body) as s:
         llm = model(s, cache=cache)
@@ -502,7 +508,7 @@ def test_a_reply_that_cannot_be_read_is_a_bad_reply_that_is_recorded(body: Any) 
         LLM("m", cache=cache).complete(HELLO)
 
 
-def test_a_large_number_and_broken_bytes_stop_nobody() -> None:
+def test_a_large_number_and_invalid_utf8_are_read() -> None:
     with Server(in_body(b"9" * 5000)) as s:
         assert model(s).complete(HELLO).text == "good"
     broken = json.dumps(completion("Hang-zhou")).encode().replace(b"-", b"\xff\xfe")
@@ -514,7 +520,7 @@ def test_a_large_number_and_broken_bytes_stop_nobody() -> None:
     "prompt, done",
     [(10**30, 5), (10, -(10**6)), (-1, 1), (1e30, 5), (True, 5), ("12", 5), (0, 5), (10, 10**9)],
 )
-def test_usage_that_cannot_be_is_estimated_and_counted(prompt: Any, done: int) -> None:
+def test_implausible_usage_is_estimated_and_counted(prompt: Any, done: int) -> None:
     cache = ReplayCache()
     with Server(
         raw(200, {**completion("in Hangzhou"), "usage": {"prompt_tokens": prompt, "completion_tokens": done}})

@@ -1,4 +1,4 @@
-"""Everything that asks a model, with a real one: a small llama.cpp server on loopback (tests/local_llm.py).
+"""All tasks with a real model: a small llama.cpp server on loopback (tests/local_llm.py).
 
 Its replies are recorded once and then replayed without the server.
 """
@@ -68,25 +68,25 @@ def store():
 
 @dataclass
 class Pass:
-    """What one pass over all that asks a model gave, and how each task's results came about."""
+    """The results of one pass over all tasks, and the outcomes of each task."""
 
     evidence: dict[str, Evidence]
-    kinds: dict[QueryType, float]
+    type_probabilities: dict[QueryType, float]
     answer: str
-    ways: Counter
+    outcomes: Counter
     usage: Usage
 
 
-def asked(llm, store):
+def ask_all(llm, store):
     with meter_usage() as meter:
         evidence = {
             "qarp": retrieve(NOW, store, 3, QARP(llm)),
             "rounds": run_rounds(ROUNDS, LINKED, store, llm=llm),
             "rerank": run_rounds(RERANK, NOW, store, llm=llm),
         }
-        kinds = FewShotClassifier(llm).probabilities(NOW)
+        type_probabilities = FewShotClassifier(llm).probabilities(NOW)
         text = answer(NOW, evidence["rerank"], llm).text
-    return Pass(evidence, kinds, text, meter.outcomes, meter.usage)
+    return Pass(evidence, type_probabilities, text, meter.outcomes, meter.usage)
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +96,11 @@ def cache():
 
 @pytest.fixture(scope="module")
 def first(url, store, cache):
-    return asked(LLM(NAME, base_url=url, cache=cache, timeout=120), store)
+    return ask_all(LLM(NAME, base_url=url, cache=cache, timeout=120), store)
 
 
-def in_bytes(found):
-    """The evidence without its clock, as bytes."""
+def to_bytes(found):
+    """Return the evidence without its times, as bytes."""
     u = found.usage
     return json.dumps(
         [
@@ -117,20 +117,20 @@ def in_bytes(found):
     ).encode()
 
 
-def test_every_result_came_about_in_a_known_way(first):
-    assert {task for task, way in first.ways if way == "offline"} <= {"check"}, (
-        "a model was asked wherever the plans want one"
+def test_every_result_has_a_known_outcome(first):
+    assert {task for task, outcome in first.outcomes if outcome == "offline"} <= {"check"}, (
+        "a model was asked wherever the plans need one"
     )
     assert (
         {"plan", "refine", "answer", "classify", "thought", "rerank"}
-        <= {task for task, _ in first.ways}
+        <= {task for task, _ in first.outcomes}
         <= set(TASKS)
     )
-    assert {way for _, way in first.ways} <= set(OUTCOMES)
-    assert first.ways["plan", "fallback"] == 0, "the server keeps to the schema"
+    assert {outcome for _, outcome in first.outcomes} <= set(OUTCOMES)
+    assert first.outcomes["plan", "fallback"] == 0, "the server follows the schema"
 
 
-def test_a_plan_always_comes_back_and_is_valid(first):
+def test_the_plan_is_valid(first):
     plan = first.evidence["qarp"].plan
     assert (
         plan.planner == "qarp"
@@ -141,7 +141,7 @@ def test_a_plan_always_comes_back_and_is_valid(first):
     assert 1 <= len(plan.queries or (NOW,)) <= 5 and all(0 < len(q) <= 120 for q in plan.queries)
 
 
-def test_what_was_found_is_what_was_stored(first, store):
+def test_retrieved_memories_are_as_stored(first, store):
     for found in first.evidence.values():
         assert found.context == "\n".join(render_line(h) for h in found.hits) and all(
             h.memory == store.get(h.memory.id) for h in found.hits
@@ -149,7 +149,7 @@ def test_what_was_found_is_what_was_stored(first, store):
         assert found.trace and found.has_relevant == bool(found.hits)
 
 
-def test_the_rounds_leave_their_trace_and_no_memory_twice(first):
+def test_the_rounds_are_traced_and_repeat_no_memory(first):
     found = first.evidence["rounds"]
     rounds = [t for t in found.trace if t.step.startswith("round ")]
     assert (
@@ -157,8 +157,8 @@ def test_the_rounds_leave_their_trace_and_no_memory_twice(first):
         and len({h.memory.id for h in found.hits}) == len(found.hits) <= 3
         and len(found.plan.queries) <= 3
     )
-    told = " ".join(t.reason for t in found.trace if "round" in t.step)
-    assert all(h.source in told for h in found.hits), "each hit is named in the round that found it"
+    reasons = " ".join(t.reason for t in found.trace if "round" in t.step)
+    assert all(h.source in reasons for h in found.hits), "each hit is named in the round that found it"
 
 
 def test_rerank_orders_and_drops_nothing_itself(first):
@@ -173,9 +173,9 @@ def test_rerank_orders_and_drops_nothing_itself(first):
 
 def test_the_few_shot_classifier_gives_probabilities(first):
     assert (
-        set(first.kinds) == set(QueryType)
-        and min(first.kinds.values()) >= 0
-        and sum(first.kinds.values()) == pytest.approx(1)
+        set(first.type_probabilities) == set(QueryType)
+        and min(first.type_probabilities.values()) >= 0
+        and sum(first.type_probabilities.values()) == pytest.approx(1)
     )
 
 
@@ -195,16 +195,20 @@ def test_usage_is_counted_by_the_server(first, cache):
 
 def test_replayed_without_a_server_everything_is_the_same(first, store, cache, tmp_path):
     cache.dump(tmp_path / "calls.jsonl.gz")
-    nobody = LLM(
+    replaying = LLM(
         NAME,
         base_url="http://127.0.0.1:9/v1",
         cache=ReplayCache.from_file(tmp_path / "calls.jsonl.gz", "replay"),
         max_retries=0,
     )
-    again = asked(nobody, store)
+    again = ask_all(replaying, store)
     for name, found in first.evidence.items():
-        assert in_bytes(again.evidence[name]) == in_bytes(found), name
-    assert (again.kinds, again.answer, again.ways) == (first.kinds, first.answer, first.ways)
+        assert to_bytes(again.evidence[name]) == to_bytes(found), name
+    assert (again.type_probabilities, again.answer, again.outcomes) == (
+        first.type_probabilities,
+        first.answer,
+        first.outcomes,
+    )
     assert again.usage.cached_calls == again.usage.calls == first.usage.calls
 
 
@@ -235,7 +239,7 @@ def test_a_wrong_key_is_an_error_not_a_fallback_and_a_stopped_server_too(url, st
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_the_server_dies_with_whoever_started_it(url, tmp_path):
+def test_the_server_ends_with_the_process_that_started_it(url, tmp_path):
     import os
     import signal
     from pathlib import Path

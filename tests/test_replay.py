@@ -34,7 +34,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=4))
-def test_the_key_knows_no_order_and_loses_nothing(request: dict[str, Any]) -> None:
+def test_the_key_ignores_the_order_of_keys_and_canonical_json_is_lossless(request: dict[str, Any]) -> None:
     assert request_key(dict(reversed(request.items()))) == request_key(request)
     assert json.loads(dump_canonical(request)) == request and dump_canonical(request).isascii()
 
@@ -43,7 +43,9 @@ def test_the_key_is_the_sha256_of_the_canonical_json() -> None:
     assert (
         request_key({"b": [1, "é"], "a": None}) == hashlib.sha256(b'{"a":null,"b":[1,"\\u00e9"]}').hexdigest()
     )
-    assert request_key({"t": "e\u0301"}) != request_key({"t": "\u00e9"})  # not normalised: two prompts
+    assert request_key({"t": "e\u0301"}) != request_key(
+        {"t": "\u00e9"}
+    )  # not normalised, so these are two prompts
     with pytest.raises(ValueError, match="JSON"):
         request_key({"t": float("nan")})
 
@@ -51,7 +53,7 @@ def test_the_key_is_the_sha256_of_the_canonical_json() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x" * 10**6, "a\x00b", "\ud800", "😀", "\u202eשלום", "'; DROP TABLE calls; --"]
 )
-def test_any_text_goes_in_and_comes_out(text: str, tmp_path: Path) -> None:
+def test_any_text_is_stored_and_read_back(text: str, tmp_path: Path) -> None:
     cache = ReplayCache(tmp_path / "c.db")
     cache.put(ask(text), {"text": text})
     assert cache.get(ask(text)) == {"text": text}
@@ -91,7 +93,7 @@ def test_the_first_reply_stays() -> None:
     assert cache.put(ask(), {"text": "second"}) == {"text": "first"}
 
 
-def test_it_survives_being_closed(tmp_path: Path) -> None:
+def test_a_closed_cache_opens_again(tmp_path: Path) -> None:
     with ReplayCache(tmp_path / "c.db") as cache:
         cache.put(ask(), {"text": "1"})
     assert cache.get(ask()) == {"text": "1"} and ReplayCache(tmp_path / "c.db").get(ask()) == {"text": "1"}
@@ -110,7 +112,9 @@ def test_a_run_dumps_its_own_calls_only(tmp_path: Path) -> None:
     )
     with pytest.raises(KeyError, match="1 of 1 keys"):
         cache.dump(tmp_path / "calls.jsonl.gz", ["0" * 64])
-    assert len(ReplayCache.from_file(tmp_path / "calls.jsonl.gz")) == 1  # the failed dump left the file alone
+    assert (
+        len(ReplayCache.from_file(tmp_path / "calls.jsonl.gz")) == 1
+    )  # the failed dump didn't change the file
     assert [p.name for p in tmp_path.glob("*.part")] == []
 
 
@@ -144,13 +148,13 @@ def test_a_loaded_call_replaces_a_stored_one(tmp_path: Path) -> None:
     assert mine.load(tmp_path / "calls.jsonl.gz") == 1 and mine.get(ask()) == {"text": "the run's"}
 
 
-def broken_gz(path: Path, kind: str) -> None:
+def write_damaged_calls(path: Path, damage: str) -> None:
     good = {"key": request_key(ask()), "task": "t", "request": ask(), "reply": {"text": "x"}}
     lines = {
         "changed": [good, {**good, "request": ask("other")}],
         "keyless": [{"request": ask()}],
         "list": [[1]],
-    }.get(kind, [good])
+    }.get(damage, [good])
     data = gzip.compress("\n".join(json.dumps(line) for line in lines).encode())
     other = {
         "cut": data[:-9],
@@ -159,13 +163,15 @@ def broken_gz(path: Path, kind: str) -> None:
         "empty line": gzip.compress(b"\n"),
         "bytes": gzip.compress(b"\xff\xfe"),
     }
-    path.write_bytes(other.get(kind, data))
+    path.write_bytes(other.get(damage, data))
 
 
-@pytest.mark.parametrize("kind", ["changed", "keyless", "list", "cut", "text", "json", "empty line", "bytes"])
-def test_a_damaged_file_of_calls_is_named_and_nothing_is_taken(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", ["changed", "keyless", "list", "cut", "text", "json", "empty line", "bytes"]
+)
+def test_a_damaged_file_of_calls_is_named_and_nothing_is_loaded(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl.gz"
-    broken_gz(path, kind)
+    write_damaged_calls(path, damage)
     cache = ReplayCache()
     with pytest.raises(ReplayError, match=r"calls\.jsonl\.gz.*Fetch it again"):
         cache.load(path)
@@ -207,7 +213,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
             cache.get(ask())
 
 
-def test_threads_share_it(tmp_path: Path) -> None:
+def test_threads_share_a_cache(tmp_path: Path) -> None:
     cache = ReplayCache(tmp_path / "c.db")
 
     def work(i: int) -> str:

@@ -35,7 +35,7 @@ def run(cache: ReplayCache, url: str, concurrency: int = 1) -> pd.DataFrame:
 
 
 def without_times(cache: ReplayCache, path: Path, every: int = 1) -> ReplayCache:
-    """The same calls as an older record has them: every so many has no time."""
+    """Return a cache of the same calls in which every `every`-th has no time, as in older records."""
     lines = [
         json.dumps({**r, "reply": {k: v for k, v in r["reply"].items() if k != "seconds" or i % every}})
         for i, r in enumerate(cache.records())
@@ -45,7 +45,7 @@ def without_times(cache: ReplayCache, path: Path, every: int = 1) -> ReplayCache
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_replay_shows_the_times_of_the_run(concurrency: int) -> None:
+def test_a_replay_has_the_times_of_the_run(concurrency: int) -> None:
     cache = ReplayCache()
     with MockServer(DELAY) as server:
         first = run(cache, server.url, concurrency)
@@ -60,7 +60,7 @@ def test_a_replay_shows_the_times_of_the_run(concurrency: int) -> None:
     )
     for frame in (first, again):
         assert (frame[CLOCK].sum(axis=1) >= 1000 * DELAY * 0.99 * calls).all(), (
-            "each call counts as long as the model took"
+            "each call counts with the time that the model took"
         )
     recorded = {r["key"]: 1000 * r["reply"]["seconds"] for r in cache.records()}
     assert (
@@ -88,7 +88,7 @@ def test_a_record_without_a_time_makes_a_time_unknown(tmp_path: Path) -> None:
         and mixed.loc[mixed["ms_calls_unknown"] == 0, CLOCK].notna().all(axis=None)
     )
     assert mixed.loc[mixed["ms_calls_unknown"] > 0, "ms_recorded"].isna().all()
-    for frame in (old, mixed):  # whoever reads the clock bears it
+    for frame in (old, mixed):  # tables of times accept unknown ones
         spent = tables.system_costs(frame)["ms"]
         assert math.isnan(spent["qarp"]) and spent["unified"] > 0
         assert len(cost.latency_table(frame)) and len(cost.overhead(frame, measures=cost.TIME_MEASURES))
@@ -133,12 +133,12 @@ def test_a_call_is_recorded_with_its_seconds() -> None:
     assert DELAY <= record["reply"]["seconds"] < 20 and record["key"] == request_key(record["request"])
 
 
-def test_an_experiment_that_is_repeated_says_where_its_times_come_from(
+def test_a_repeated_experiment_states_the_source_of_its_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
 
-    def made(folder: str) -> tuple[dict[str, Any], pd.DataFrame, str, bytes]:
+    def run_experiment(folder: str) -> tuple[dict[str, Any], pd.DataFrame, str, bytes]:
         experiment = Experiment("timed", PARAMS, out_dir=tmp_path / folder)
         experiment.evaluate()
         experiment.comparison_tables()
@@ -156,7 +156,7 @@ def test_an_experiment_that_is_repeated_says_where_its_times_come_from(
 
     with MockServer(DELAY) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
-        manifest, timings, caption, calls = made("first")
+        manifest, timings, caption, calls = run_experiment("first")
     n = manifest["timed_calls"]["measured"]
     assert (
         n == manifest["wire"]["sent"] > 8
@@ -164,7 +164,7 @@ def test_an_experiment_that_is_repeated_says_where_its_times_come_from(
         and f"{n} calls to the model were measured in this run" in caption
     )
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    again, timings_again, caption_again, calls_again = made("again")
+    again, timings_again, caption_again, calls_again = run_experiment("again")
     assert (
         again["timed_calls"] == {"measured": 0, "recorded": manifest["usage"]["calls"], "unknown": 0}
         and calls_again == calls
@@ -174,14 +174,16 @@ def test_an_experiment_that_is_repeated_says_where_its_times_come_from(
         in caption_again
     )
     assert again["when"]["model_seconds"] >= 0.9 * DELAY * n and again["usage"] == manifest["usage"]
-    assert timings_again[CLOCK].sum(axis=None) > 0.6 * timings[CLOCK].sum(axis=None), "a replay isn't quick"
+    assert timings_again[CLOCK].sum(axis=None) > 0.6 * timings[CLOCK].sum(axis=None), (
+        "a replay has the times of the run"
+    )
 
 
-def test_the_sentence() -> None:
+def test_timing_sentence() -> None:
     assert timing_sentence({"measured": 0, "recorded": 0, "unknown": 0}) == ""
-    said = timing_sentence({"measured": 1, "recorded": 1861, "unknown": 2})
+    sentence = timing_sentence({"measured": 1, "recorded": 1861, "unknown": 2})
     assert (
-        "1 calls" in said
-        and "1,861 were answered from the record" in said
-        and "2 are in the record without a time" in said
+        "1 calls" in sentence
+        and "1,861 were answered from the record" in sentence
+        and "2 are in the record without a time" in sentence
     )

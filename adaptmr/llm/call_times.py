@@ -5,7 +5,7 @@
 # %% ../../nbs/llm/00_call_times.ipynb #6b38db7c
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def track_call_times() -> Iterator[CallTimes]:
         _LISTENING.reset(token)
 
 
-def recorded_seconds(record: dict[str, Any]) -> float:
+def recorded_seconds(record: Mapping[str, Any]) -> float:
     """Return what a recorded call took, in seconds; `nan` if the record has no valid time."""
     value = record.get("seconds")
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from .call_times import recorded_seconds, record_call
-from .credentials import parse_endpoint, clean_api_key
+from .credentials import Endpoint, parse_endpoint, clean_api_key
 from .replay import ReplayCache
 from ..types import Usage
 from adaptmr.llm.transport import (
@@ -52,6 +52,7 @@ __all__ = ['price', 'Reply', 'LLM', 'AuthError', 'BadRequest', 'BudgetExceeded',
 # %% ../../nbs/llm/03_client.ipynb #6bd04b41
 @memo
 def _price_list(path: str | None) -> dict[str, dict[str, Any]]:
+    """Read a price list, the package's own for `None`. Raises `ValueError` for another kind of file."""
     import yaml
 
     file = Path(path) if path else resources.files("adaptmr.llm").joinpath("prices.yaml")
@@ -88,6 +89,46 @@ def price(
             return table[name]
     return None
 
+
+def _call_cost(entry: Mapping[str, Any] | None, prompt_tokens: int, completion_tokens: int) -> float | None:
+    """Return the cost in US dollars of a call; `entry` is that of `price`. `None` where it is not known."""
+    if entry is None:
+        return None
+    prompt_price, completion_price = float(entry["prompt"]), float(entry["completion"])
+    return round((prompt_tokens * prompt_price + completion_tokens * completion_price) / 1e6, 9)
+
+# %% ../../nbs/llm/03_client.ipynb #72e7834b
+def _check_parameters(
+    model: str, timeout: float, max_retries: int, concurrency: int, token_budget: int | None
+) -> None:
+    """Raise `ValueError` that names a parameter of `LLM` with a bad value."""
+    if not model or not isinstance(model, str):
+        raise ValueError(f"LLM.model {model!r} must be a model's name, or 'offline'")
+    if not timeout > 0:
+        raise ValueError(f"LLM.timeout {timeout!r} must be more than 0 seconds")
+    bounds = {
+        "max_retries": (max_retries, 0),
+        "concurrency": (concurrency, 1),
+        "token_budget": (token_budget or 0, 0),
+    }
+    for name, (value, low) in bounds.items():
+        if not value >= low:
+            raise ValueError(f"LLM.{name} {value!r} must be at least {low}")
+
+
+def _resolve_server(
+    model: str, base_url: str | None, api_key: str | None
+) -> tuple[Endpoint | None, str | None]:
+    """Return the address and the key, from the parameters or else from the environment; `None` if missing.
+
+    The offline model doesn't read the environment. Raises `ValueError`, which shows neither of them.
+    """
+    address, key = parse_endpoint(base_url, "LLM.base_url"), clean_api_key(api_key, "LLM.api_key")
+    if model != "offline":
+        address = address or parse_endpoint(os.environ.get("OPENAI_BASE_URL"), "OPENAI_BASE_URL")
+        key = key or clean_api_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
+    return address, key
+
 # %% ../../nbs/llm/03_client.ipynb #d8faf609
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -103,20 +144,137 @@ class Reply:
 
 
 def _encodable(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    # a lone surrogate can't be sent as UTF-8, and must not fail a whole run
+    """Replace lone surrogates: they can't be sent as UTF-8, and must not fail a whole run."""
     return [{k: str(v).encode("utf-8", "replace").decode("utf-8") for k, v in m.items()} for m in messages]
+
+
+def _make_request(
+    model: str,
+    messages: Sequence[Mapping[str, str]],
+    schema: Mapping[str, Any] | None,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the request that is sent to a server, and that the replay cache stores the reply under.
+
+    Raises `LLMError` for the offline model.
+    """
+    if model == "offline":
+        raise LLMError(
+            "the offline model answers no prompts. Use a Task (it has a rule for that), "
+            "or name a model: LLM('gpt-4o-mini')"
+        )
+    request: dict[str, Any] = {
+        "model": model,
+        "messages": _encodable(messages),
+        "max_tokens": max_tokens,
+        "temperature": float(temperature),
+    }
+    if schema is not None:
+        request["schema"] = schema
+    if temperature > 0:
+        request["seed"] = seed
+    return request
+
+
+def _empty_reply(model: str, record: Mapping[str, Any], usage: Usage, max_tokens: int) -> EmptyReply:
+    """Return the error for a reply without text; with the reason, if the server gave one."""
+    fault, refusal = record.get("fault"), record.get("refusal")
+    why = f"; {fault}" if fault else f"; it said: {refusal[:200]!r}" if refusal else ""
+    return EmptyReply(
+        f"{model} gave no text (finish: {record['finish'] or 'none'}){why}. "
+        f"If finish is 'length', raise max_tokens (now {max_tokens})",
+        usage,
+    )
+
+# %% ../../nbs/llm/03_client.ipynb #6ee1a514
+class _TokenBudget:
+    """The tokens that a model's calls have `spent`, and those `reserved` for running calls.
+
+    Threads may share it.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model, self.spent, self.reserved = model, 0, 0
+        self._lock = threading.Lock()
+
+    def reserve(self, tokens: int, budget: int | None) -> None:
+        """Reserve tokens for a call; `budget=None` means no bound.
+
+        Raises `BudgetExceeded` if fewer tokens are left.
+        """
+        with self._lock:
+            if budget is not None and self.spent + self.reserved + tokens > budget:
+                raise BudgetExceeded(
+                    f"the next call to {self.model} may take {tokens} tokens; of the budget of {budget}, "
+                    f"{self.spent} are spent and {self.reserved} held for calls under way. "
+                    "Raise token_budget, or replay from a cache"
+                )
+            self.reserved += tokens
+
+    def settle(self, reserved: int, spent: int) -> None:
+        """Replace what was reserved for a call by what it has spent."""
+        with self._lock:
+            self.reserved, self.spent = self.reserved - reserved, self.spent + spent
+
+
+def _send_within_budget(
+    transport: Transport, budget: _TokenBudget, limit: int | None, request: Mapping[str, Any], stream: bool
+) -> dict[str, Any]:
+    """Send `request` and return the record of the reply, unless it may exceed the `limit` of the budget."""
+    need, spent = count_prompt_tokens(request["messages"]) + request["max_tokens"], 0
+    budget.reserve(need, limit)
+    try:
+        record = transport.send(request, stream)
+        spent = record["prompt_tokens"] + record["completion_tokens"]
+        return record
+    finally:
+        budget.settle(need, spent)
+
+# %% ../../nbs/llm/03_client.ipynb #0f640b7d
+class _UsageLog:
+    """The usage of all calls of a model. Threads may share it."""
+
+    def __init__(self, count_event: Callable[[str], None]) -> None:
+        self._count_event, self._lock, self._total = count_event, threading.Lock(), Usage()
+
+    @property
+    def total(self) -> Usage:
+        with self._lock:
+            return self._total
+
+    def add(
+        self,
+        record: Mapping[str, Any],
+        cached: bool,
+        elapsed: float,
+        cost: Callable[[int, int], float | None],
+    ) -> Usage:
+        """Count one call and its events; return its usage. `elapsed` are the seconds it took just now."""
+        took = recorded_seconds(record)
+        record_call(cached, took)
+        tokens = int(record["prompt_tokens"]), int(record["completion_tokens"])
+        usage = Usage(1, int(cached), *tokens, elapsed + (took if cached else 0.0), cost(*tokens))
+        with self._lock:
+            self._total = self._total + usage
+        if cached:
+            self._count_event("cached")
+        if record.get("usage"):
+            self._count_event(f"{record['usage']} usage")
+        if record["text"] is None:
+            self._count_event("unreadable reply" if record.get("fault") else "empty reply")
+        return usage
 
 # %% ../../nbs/llm/03_client.ipynb #d9605686
 class LLM:
     """A chat model behind an OpenAI-compatible server; with `model="offline"` tasks use their rules.
 
     `base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY; with a `base_url` a key is
-    optional. White space around them is removed; credentials in the address (`http://user:password@host/v1`)
-    are used, and never shown. `timeout` is the deadline of one attempt in seconds; `max_retries` counts the
-    attempts after the first; `token_budget` bounds the prompt plus completion tokens of this object. `seed`
-    drives the jitter of the waits, and is sent with requests of temperature > 0. `prices`: see `price`.
-    `sleep` waits before a retry. Threads may share one object. Raises `ValueError` that names a bad
-    parameter; it shows neither a key nor an address that can't be used.
+    optional. `timeout` is the deadline of one attempt in seconds; `max_retries` counts the attempts after
+    the first; `token_budget` bounds the prompt plus completion tokens of this object. `seed` determines the
+    jitter of the waits, and is sent with requests of temperature > 0. `prices`: see `price`. `sleep` waits
+    before a retry. Threads may share one object. Raises `ValueError` that names a bad parameter.
     """
 
     def __init__(
@@ -134,22 +292,8 @@ class LLM:
         prices: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
-        if not model or not isinstance(model, str):
-            raise ValueError(f"LLM.model {model!r} must be a model's name, or 'offline'")
-        if not timeout > 0:
-            raise ValueError(f"LLM.timeout {timeout!r} must be more than 0 seconds")
-        bounds = {
-            "max_retries": (max_retries, 0),
-            "concurrency": (concurrency, 1),
-            "token_budget": (token_budget or 0, 0),
-        }
-        for name, (value, low) in bounds.items():
-            if not value >= low:
-                raise ValueError(f"LLM.{name} {value!r} must be at least {low}")
-        address, key = parse_endpoint(base_url, "LLM.base_url"), clean_api_key(api_key, "LLM.api_key")
-        if model != "offline":
-            address = address or parse_endpoint(os.environ.get("OPENAI_BASE_URL"), "OPENAI_BASE_URL")
-            key = key or clean_api_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
+        _check_parameters(model, timeout, max_retries, concurrency, token_budget)
+        address, key = _resolve_server(model, base_url, api_key)
         self.model, self.base_url, self.cache = model, address.url if address else None, cache
         self.concurrency, self.seed, self.token_budget = concurrency, seed, token_budget
         self._price = price(model, prices)
@@ -163,8 +307,7 @@ class LLM:
             seed=seed,
             sleep=sleep,
         )
-        self._lock = threading.Lock()
-        self._usage, self._spent, self._reserved = Usage(), 0, 0
+        self._budget, self._usage_log = _TokenBudget(model), _UsageLog(self._transport.count)
 
     @property
     def is_offline(self) -> bool:
@@ -173,17 +316,11 @@ class LLM:
     @property
     def usage(self) -> Usage:
         """The sum over all calls of this object, including those answered from the cache."""
-        with self._lock:
-            return self._usage
+        return self._usage_log.total
 
     @property
     def event_counts(self) -> dict[str, int]:
-        """Counts of events by name, sorted.
-
-        The events are `sent`, `cached`, `retry: …`, `adapted: …`, `empty reply`, `unreadable reply`, `secret
-        in a reply`, and, where the tokens are an estimate, `estimated usage` (the server gave no count) and
-        `implausible usage` (its count can't be true).
-        """
+        """Counts of events by name, such as `sent`, `cached` or `retry: 429`; all are in the table above."""
         with self._transport.lock:
             return dict(sorted(self._transport.counts.items()))
 
@@ -193,12 +330,7 @@ class LLM:
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
         """Return the cost in US dollars, `None` when the model's price is not known; offline costs 0."""
-        if self.is_offline:
-            return 0.0
-        if self._price is None:
-            return None
-        prompt_price, completion_price = float(self._price["prompt"]), float(self._price["completion"])
-        return round((prompt_tokens * prompt_price + completion_tokens * completion_price) / 1e6, 9)
+        return 0.0 if self.is_offline else _call_cost(self._price, prompt_tokens, completion_tokens)
 
     def __repr__(self) -> str:
         address = f", base_url={self.base_url!r}" if self.base_url else ""
@@ -223,85 +355,15 @@ class LLM:
         Raises `AuthError`, `ModelNotFound`, `BadRequest`, `BudgetExceeded`, `ServerError`, `EmptyReply` (all
         `LLMError`), and `ReplayMiss` from a cache in mode `replay`.
         """
-        request = self._request(messages, schema, max_tokens, temperature)
+        request = _make_request(self.model, messages, schema, max_tokens, temperature, self.seed)
         start = time.perf_counter()
         record = self.cache.get(request, task) if self.cache is not None else None
         cached = record is not None
         if record is None:
-            record = self._send_within_budget(request, stream)
+            record = _send_within_budget(self._transport, self._budget, self.token_budget, request, stream)
             if self.cache is not None:
                 record = self.cache.put(request, record, task)
-        usage = self._count_usage(record, cached, time.perf_counter() - start)
+        usage = self._usage_log.add(record, cached, time.perf_counter() - start, self.cost)
         if record["text"] is None:
-            raise self._empty_reply(record, usage, max_tokens)
+            raise _empty_reply(self.model, record, usage, max_tokens)
         return Reply(record["text"], usage, cached, record["finish"])
-
-    def _request(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        schema: Mapping[str, Any] | None,
-        max_tokens: int,
-        temperature: float,
-    ) -> dict[str, Any]:
-        if self.is_offline:
-            raise LLMError(
-                "the offline model answers no prompts. Use a Task (it has a rule for that), "
-                "or name a model: LLM('gpt-4o-mini')"
-            )
-        request: dict[str, Any] = {
-            "model": self.model,
-            "messages": _encodable(messages),
-            "max_tokens": max_tokens,
-            "temperature": float(temperature),
-        }
-        if schema is not None:
-            request["schema"] = schema
-        if temperature > 0:
-            request["seed"] = self.seed  # a seed changes the sample only at temperature > 0
-        return request
-
-    def _count_usage(self, record: dict[str, Any], cached: bool, elapsed: float) -> Usage:
-        prompt_tokens, completion_tokens = int(record["prompt_tokens"]), int(record["completion_tokens"])
-        took = recorded_seconds(record)
-        record_call(cached, took)
-        seconds = elapsed + (took if cached else 0.0)
-        cost = self.cost(prompt_tokens, completion_tokens)
-        usage = Usage(1, int(cached), prompt_tokens, completion_tokens, seconds, cost)
-        with self._lock:
-            self._usage = self._usage + usage
-        if cached:
-            self._transport.count("cached")
-        if record.get("usage"):
-            self._transport.count(f"{record['usage']} usage")
-        return usage
-
-    def _empty_reply(self, record: Mapping[str, Any], usage: Usage, max_tokens: int) -> EmptyReply:
-        fault, refusal = record.get("fault"), record.get("refusal")
-        self._transport.count("unreadable reply" if fault else "empty reply")
-        why = f"; {fault}" if fault else f"; it said: {refusal[:200]!r}" if refusal else ""
-        return EmptyReply(
-            f"{self.model} gave no text (finish: {record['finish'] or 'none'}){why}. "
-            f"If finish is 'length', raise max_tokens (now {max_tokens})",
-            usage,
-        )
-
-    def _send_within_budget(self, request: Mapping[str, Any], stream: bool) -> dict[str, Any]:
-        need = count_prompt_tokens(request["messages"]) + request["max_tokens"]
-        with self._lock:
-            if self.token_budget is not None and self._spent + self._reserved + need > self.token_budget:
-                raise BudgetExceeded(
-                    f"the next call to {self.model} may take {need} tokens; "
-                    f"of the budget of {self.token_budget}, {self._spent} are spent and "
-                    f"{self._reserved} held for calls under way. Raise token_budget, or replay from a cache"
-                )
-            self._reserved += (
-                need  # reserved at once, so that parallel calls can't exceed the budget together
-            )
-        spent = 0
-        try:
-            record = self._transport.send(request, stream)
-            spent = record["prompt_tokens"] + record["completion_tokens"]
-            return record
-        finally:
-            with self._lock:
-                self._reserved, self._spent = self._reserved - need, self._spent + spent

@@ -96,7 +96,7 @@ PLACEHOLDERS = frozenset(_PLACEHOLDER_WORDS.split())
 
 
 def _in_base64(secret: bytes) -> Iterable[str]:
-    # the characters that depend on the secret alone, at each of the three possible offsets
+    """Yield the base64 characters that depend on the secret alone, at each of the three possible offsets."""
     for offset, skipped in ((0, 0), (1, 2), (2, 3)):
         whole = base64.b64encode(bytes(offset) + secret).decode()
         n = offset + len(secret)

@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-# Size limit of a reply's body after decompression; the longest reply of a model has less than a tenth of it.
+# Size limit of a reply's body after decompression; a model's longest replies are less than a tenth of it.
 MAX_BODY_BYTES = 10_000_000
 
 # %% auto #0
@@ -65,7 +65,7 @@ class BodyTooLarge(BrokenBody):
 
 
 def _iter_body(response: Any, limit: int) -> Iterator[bytes]:
-    # yield the decompressed body in chunks; stop with an error after `limit` bytes
+    """Yield the decompressed body in chunks. Raises `BodyTooLarge` after `limit` bytes."""
     size = 0
     try:
         for chunk in response.iter_bytes():

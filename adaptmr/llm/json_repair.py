@@ -51,15 +51,15 @@ def unsupported_schema(schema: Mapping[str, Any], path: str = "schema") -> str:
     extra = set(schema) - _KEYWORDS
     if extra:
         return f"{path} uses {sorted(extra)[0]!r}; supported: {', '.join(sorted(_KEYWORDS))}"
-    kinds = schema.get("type", [])
-    for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind not in _TYPES:
-            return f"{path} has the unknown type {kind!r}"
-        if kind == "string" and not {"maxLength", "enum", "const"} & set(schema):
+    json_types = schema.get("type", [])
+    for json_type in [json_types] if isinstance(json_types, str) else json_types:
+        if json_type not in _TYPES:
+            return f"{path} has the unknown type {json_type!r}"
+        if json_type == "string" and not {"maxLength", "enum", "const"} & set(schema):
             return f"{path} is a string without maxLength or enum"
-        if kind == "array" and not {"maxItems", "items"} <= set(schema):
+        if json_type == "array" and not {"maxItems", "items"} <= set(schema):
             return f"{path} is an array without maxItems or items"
-    if not kinds and not {"enum", "const", "anyOf"} & set(schema):
+    if not json_types and not {"enum", "const", "anyOf"} & set(schema):
         return f"{path} has no type"
     for name, part in schema.get("properties", {}).items():
         if problem := unsupported_schema(part, f"{path}.{name}"):
@@ -69,12 +69,12 @@ def unsupported_schema(schema: Mapping[str, Any], path: str = "schema") -> str:
     return next((p for s in schema.get("anyOf", []) if (p := unsupported_schema(s, path))), "")
 
 # %% ../../nbs/llm/00_json_repair.ipynb #b2e48c31
-def _has_type(value: Any, kind: str) -> bool:
+def _has_type(value: Any, json_type: str) -> bool:
     if isinstance(value, bool):
-        return kind == "boolean"  # to Python True is an int
-    if kind == "integer" and isinstance(value, float):
+        return json_type == "boolean"  # to Python True is an int
+    if json_type == "integer" and isinstance(value, float):
         return value.is_integer()
-    return isinstance(value, _TYPES[kind])
+    return isinstance(value, _TYPES[json_type])
 
 
 def _string_violation(value: str, schema: Mapping[str, Any], path: str) -> str:
@@ -114,10 +114,10 @@ def _object_violation(value: Mapping[str, Any], schema: Mapping[str, Any], path:
 
 def schema_violation(value: Any, schema: Mapping[str, Any], path: str = "the reply") -> str:
     """Return where and why `value` violates `schema`, in words that a model can act on; "" if it is valid."""
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds and not any(_has_type(value, k) for k in kinds):
-        return f"{path} must be of type {' or '.join(kinds)}, not {json.dumps(value, default=str)[:60]}"
+    json_types = schema.get("type", [])
+    json_types = [json_types] if isinstance(json_types, str) else json_types
+    if json_types and not any(_has_type(value, k) for k in json_types):
+        return f"{path} must be of type {' or '.join(json_types)}, not {json.dumps(value, default=str)[:60]}"
     if "enum" in schema and value not in schema["enum"]:
         return f"{path} must be one of {json.dumps(schema['enum'], ensure_ascii=False)}, not {value!r}"
     if "const" in schema and value != schema["const"]:
@@ -137,15 +137,15 @@ _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False, "是": True
 
 
 def _coerce_string(value: str, schema: Mapping[str, Any]) -> Any:
-    kind, word = schema.get("type"), value.strip()
-    if kind == "boolean":
+    json_type, word = schema.get("type"), value.strip()
+    if json_type == "boolean":
         return _BOOLEANS.get(word.lower(), value)
-    if kind in ("number", "integer") and re.fullmatch(r"[+-]?\d{1,15}(\.\d{1,15})?", word):
+    if json_type in ("number", "integer") and re.fullmatch(r"[+-]?\d{1,15}(\.\d{1,15})?", word):
         number = float(word)
         return int(number) if number.is_integer() else number
     if "enum" in schema and value not in schema["enum"]:
         return next((e for e in schema["enum"] if str(e).lower() == word.lower()), value)
-    return value[: schema.get("maxLength", len(value))] if kind == "string" else value
+    return value[: schema.get("maxLength", len(value))] if json_type == "string" else value
 
 
 def coerce_to_schema(value: Any, schema: Mapping[str, Any]) -> Any:
@@ -153,18 +153,18 @@ def coerce_to_schema(value: Any, schema: Mapping[str, Any]) -> Any:
 
     Other values stay as they are; `schema_violation` then reports them.
     """
-    kind = schema.get("type")
-    if kind == "array":
+    json_type = schema.get("type")
+    if json_type == "array":
         items = value if isinstance(value, list) else [] if value is None else [value]
         part = schema.get("items", {})
         return [coerce_to_schema(v, part) for v in items[: schema.get("maxItems", len(items))]]
     if isinstance(value, str):
         return _coerce_string(value, schema)
-    if kind == "string" and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if json_type == "string" and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    if kind == "integer" and isinstance(value, float) and value.is_integer():
+    if json_type == "integer" and isinstance(value, float) and value.is_integer():
         return int(value)
-    if kind == "object" and isinstance(value, Mapping):
+    if json_type == "object" and isinstance(value, Mapping):
         parts = schema.get("properties", {})
         closed = schema.get("additionalProperties") is False
         return {
@@ -186,15 +186,23 @@ _LITERALS: dict[str, Any] = {
 }
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _MISSING = object()
+_PLAIN = {close: re.compile(rf"[^\\{close}]+") for close in _OPEN.values()}
+_HEX = re.compile(r"[0-9a-fA-F]{4}")
+_AFTER = re.compile(r"\s*(?:[,;:：}\]=]|$|//|/\*|```)")
+_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,2})?")
 
 # %% ../../nbs/llm/00_json_repair.ipynb #d4b2a96e
-class _LenientParser:
+class _Scanner:
+    """Reads white space, comments, quoted strings and bare words of `text` from the position `at`."""
+
     def __init__(self, text: str, at: int) -> None:
         self.text, self.at, self.end, self.open_comment = text, at, len(text), False
 
     def comment(self) -> int:
-        # Return the end of the comment that begins here; -1 if none begins here, or if it has no end.
-        # `open_comment` remembers a missing end, so that it is searched for only once.
+        """Return the end of the comment that begins here; -1 if none begins here, or if it has no end.
+
+        `open_comment` remembers a missing end, so that it is searched for only once.
+        """
         begin = self.text[self.at : self.at + 2]
         if begin == "//" and self.text[self.at - 1 : self.at] != ":":  # not the // of an address
             end = self.text.find("\n", self.at)
@@ -206,7 +214,7 @@ class _LenientParser:
         return end + 2 if end >= 0 else -1
 
     def skip(self) -> str:
-        # Skip white space and comments; return the next character ("" at the end).
+        """Skip white space and comments; return the next character ("" at the end)."""
         while self.at < self.end:
             if self.text[self.at].isspace() or self.text[self.at] == "\ufeff":
                 self.at += 1
@@ -216,53 +224,8 @@ class _LenientParser:
                 return self.text[self.at]
         return ""
 
-    def value(self, depth: int = 0) -> Any:
-        c = self.skip()
-        if depth > 40:
-            raise ValueError("nested more than 40 deep")
-        if c == "{":
-            return self.object(depth)
-        if c == "[":
-            return self.array(depth)
-        if c in _OPEN:
-            return self.string(_OPEN[c])
-        return self.bare() if c and c not in ",:}]" else _MISSING
-
-    def object(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        self.at += 1
-        while (c := self.skip()) not in ("", "}"):
-            if c in ",;":
-                self.at += 1
-                continue
-            start = self.at
-            key = self.string(_OPEN[c]) if c in _OPEN else self.bare(":=,}")
-            if self.skip() not in (":", "：", "="):
-                if self.at == start:
-                    self.at += 1
-                continue  # a key without a value is dropped
-            self.at += 1
-            value = self.value(depth + 1)
-            if value is not _MISSING and str(key):
-                found.setdefault(str(key), value)
-        self.at += 1
-        return found
-
-    def array(self, depth: int) -> list[Any]:
-        found: list[Any] = []
-        self.at += 1
-        while (c := self.skip()) not in ("", "]", "}"):
-            if c in ",:;":
-                self.at += 1
-                continue
-            value = self.value(depth + 1)
-            if value is not _MISSING:
-                found.append(value)
-        if c == "]":
-            self.at += 1
-        return found
-
     def string(self, close: str) -> str:
+        """Read a quoted string that ends with the quote `close`, or with the text."""
         out: list[str] = []
         self.at += 1
         while self.at < self.end:
@@ -274,8 +237,6 @@ class _LenientParser:
                     self.at += 4
                 else:
                     out.append(_ESCAPES.get(e, e))
-            # A quote ends the string if the next token can follow a string; else it is an apostrophe or an
-            # inner quotation mark.
             elif c == close and _AFTER.match(self.text, self.at + 1):
                 self.at += 1
                 break
@@ -287,6 +248,7 @@ class _LenientParser:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins surrogate pairs
 
     def bare(self, stops: str = ",;}]\n") -> Any:
+        """Read up to one of `stops` or a comment: a literal, a number or a word without quotes."""
         start = self.at
         while self.at < self.end and self.text[self.at] not in stops and self.comment() < 0:
             self.at += 1
@@ -297,11 +259,61 @@ class _LenientParser:
             return float(word) if any(x in word for x in ".eE") else int(word)
         return word
 
+# %% ../../nbs/llm/00_json_repair.ipynb #7e7a9842
+class _LenientParser:
+    """Builds the values of a text from the tokens of a `_Scanner`."""
 
-_PLAIN = {close: re.compile(rf"[^\\{close}]+") for close in _OPEN.values()}
-_HEX = re.compile(r"[0-9a-fA-F]{4}")
-_AFTER = re.compile(r"\s*(?:[,;:：}\]=]|$|//|/\*|```)")
-_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,2})?")
+    def __init__(self, text: str, at: int) -> None:
+        self.scan = _Scanner(text, at)
+
+    def value(self, depth: int = 0) -> Any:
+        """Read the next value; `_MISSING` if there is none. Raises `ValueError` beyond a depth of 40."""
+        c = self.scan.skip()
+        if depth > 40:
+            raise ValueError("nested more than 40 deep")
+        if c == "{":
+            return self.object(depth)
+        if c == "[":
+            return self.array(depth)
+        if c in _OPEN:
+            return self.scan.string(_OPEN[c])
+        return self.scan.bare() if c and c not in ",:}]" else _MISSING
+
+    def object(self, depth: int) -> dict[str, Any]:
+        """Read an object from its opening brace; a key without a value is dropped."""
+        found: dict[str, Any] = {}
+        self.scan.at += 1
+        while (c := self.scan.skip()) not in ("", "}"):
+            if c in ",;":
+                self.scan.at += 1
+                continue
+            start = self.scan.at
+            key = self.scan.string(_OPEN[c]) if c in _OPEN else self.scan.bare(":=,}")
+            if self.scan.skip() not in (":", "：", "="):
+                if self.scan.at == start:
+                    self.scan.at += 1
+                continue
+            self.scan.at += 1
+            value = self.value(depth + 1)
+            if value is not _MISSING and str(key):
+                found.setdefault(str(key), value)
+        self.scan.at += 1
+        return found
+
+    def array(self, depth: int) -> list[Any]:
+        """Read an array from its opening bracket."""
+        found: list[Any] = []
+        self.scan.at += 1
+        while (c := self.scan.skip()) not in ("", "]", "}"):
+            if c in ",:;":
+                self.scan.at += 1
+                continue
+            value = self.value(depth + 1)
+            if value is not _MISSING:
+                found.append(value)
+        if c == "]":
+            self.scan.at += 1
+        return found
 
 # %% ../../nbs/llm/00_json_repair.ipynb #33aa8c41
 _BEGIN, _END = re.compile(r"<think(?:ing)?>"), re.compile(r"</think(?:ing)?>")
@@ -309,7 +321,7 @@ _MAX_CHARS, _MAX_ATTEMPTS = 100_000, 20
 
 
 def _strip_thinking(text: str) -> str:
-    # One pass: once no closing tag follows, there is none to search for again.
+    """Remove what is between `<think>` tags, in one pass: where no closing tag follows, the search ends."""
     kept, at = [], 0
     while (begin := _BEGIN.search(text, at)) and (end := _END.search(text, begin.end())):
         kept.append(text[at : begin.start()])
@@ -318,7 +330,7 @@ def _strip_thinking(text: str) -> str:
 
 
 def _replace_surrogates(value: Any) -> Any:
-    # Replace lone surrogates: "\\ud800" is legal JSON, but can't be encoded as UTF-8.
+    """Replace lone surrogates: "\\ud800" is legal JSON, but can't be encoded as UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):
@@ -364,9 +376,9 @@ def repair_json(text: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     first: dict[str, Any] | None = None
     at, tried = text.find("{"), 0
     while at >= 0 and tried < _MAX_ATTEMPTS:
-        reader, tried = _LenientParser(text, at), tried + 1
+        tried += 1
         try:
-            found = reader.object(0)
+            found = _LenientParser(text, at).object(0)
         except ValueError:
             found = {}
         if found and (not keys or any(k in found for k in keys)):

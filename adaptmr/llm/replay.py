@@ -8,15 +8,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import sqlite3
-import threading
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping
 
 from ..files import open_atomic
-from ..sqlite import open_database, write_transaction
+from ..sqlite import ForkSafeConnection, open_database, write_transaction
 
 # %% auto #0
 __all__ = ['dump_canonical', 'request_key', 'ReplayError', 'ReplayMiss', 'ReplayCache']
@@ -60,65 +59,8 @@ class ReplayMiss(KeyError):
         return self.message  # KeyError would show the repr of the key
 
 # %% ../../nbs/llm/00_replay.ipynb #5c1d0c01
-_SETUP = (
-    "PRAGMA synchronous=NORMAL",
-    "CREATE TABLE IF NOT EXISTS calls "
-    "(key TEXT PRIMARY KEY, task TEXT NOT NULL, request TEXT NOT NULL, reply TEXT NOT NULL)",
-)
-
-
-class _CallTable:
-    """The table `calls` in the SQLite file `path`, opened at first use and again after a fork.
-
-    Safe for threads.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.lock = threading.RLock()
-        self._db: sqlite3.Connection | None = None
-        self._pid = 0
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._db is not None and (self._pid == os.getpid() or self.path == ":memory:"):
-            return self._db  # a connection to a file must not cross a fork
-        if self.path != ":memory:":
-            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        self._db, self._pid = open_database(self.path, timeout=30.0, setup=_SETUP), os.getpid()
-        return self._db
-
-    def query(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """Execute one statement; return its rows. Raises `ReplayError`."""
-        with self.lock:
-            try:
-                return self._connect().execute(sql, tuple(values)).fetchall()
-            except sqlite3.Error as e:
-                raise self._unreadable(e) from e
-
-    def write(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Execute one statement for each of `rows`, all or none. Raises `ReplayError`."""
-        with self.lock:
-            try:
-                with write_transaction(self._connect()) as db:
-                    db.executemany(sql, rows)
-            except sqlite3.Error as e:
-                raise self._unreadable(e) from e
-
-    def _unreadable(self, e: sqlite3.Error) -> ReplayError:
-        return ReplayError(
-            f"replay cache {self.path}: {e}. If the file is damaged or is something else, move it away: "
-            "a new one is made, and the calls are made again or loaded from a run's calls.jsonl.gz"
-        )
-
-    def close(self) -> None:
-        with self.lock:
-            if self._db is not None and self._pid == os.getpid():
-                self._db.close()
-            self._db = None
-
-# %% ../../nbs/llm/00_replay.ipynb #5c1d0c03
 def _parse_object(text: str, where: str) -> dict[str, Any]:
-    """Read a JSON object. Raises `ReplayError` that names the place `where`."""
+    """Parse a JSON object. Raises `ReplayError` that names the place `where`."""
     try:
         value = json.loads(text)
     except ValueError as e:
@@ -132,14 +74,95 @@ def _parse_object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _write_calls(path: Path, lines: list[str]) -> None:
-    """Write the lines to a gzip file, which is replaced in one step."""
+_SETUP = (
+    "PRAGMA synchronous=NORMAL",
+    "CREATE TABLE IF NOT EXISTS calls "
+    "(key TEXT PRIMARY KEY, task TEXT NOT NULL, request TEXT NOT NULL, reply TEXT NOT NULL)",
+)
+
+
+class _CallTable:
+    """The table `calls` in the SQLite file `path`. Threads and processes may share it.
+
+    A row is (key, task, request, reply), the last two as JSON. All methods raise `ReplayError` for a file
+    that can't be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._connection = ForkSafeConnection(path, partial(open_database, timeout=30.0, setup=_SETUP))
+
+    def query(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Execute one statement; return its rows."""
+        with self._connection.lock:
+            try:
+                return self._connection.get().execute(sql, tuple(values)).fetchall()
+            except sqlite3.Error as e:
+                raise self._unreadable(e) from e
+
+    def reply(self, key: str) -> dict[str, Any] | None:
+        """Return the reply stored under `key`, or `None`."""
+        return next(iter(self._reply(key)), None)
+
+    def _reply(self, key: str) -> list[dict[str, Any]]:
+        rows = self.query("SELECT reply FROM calls WHERE key = ?", (key,))
+        return [_parse_object(text, f"{self.path}, key {key}") for (text,) in rows]
+
+    def add(self, row: tuple[str, str, str, str]) -> dict[str, Any]:
+        """Store `row` unless its key has a reply already; return the reply that is stored."""
+        self.query("INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?)", row)
+        return self._reply(row[0])[0]
+
+    def replace(self, rows: Iterable[tuple[str, str, str, str]]) -> None:
+        """Store all of `rows` or none, in place of stored ones with the same key."""
+        with self._connection.lock:
+            try:
+                with write_transaction(self._connection.get()) as db:
+                    db.executemany("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?)", rows)
+            except sqlite3.Error as e:
+                raise self._unreadable(e) from e
+
+    def _unreadable(self, e: sqlite3.Error) -> ReplayError:
+        return ReplayError(
+            f"replay cache {self.path}: {e}. If the file is damaged or is something else, move it away: "
+            "a new one is made, and the calls are made again or loaded from a run's calls.jsonl.gz"
+        )
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        self._connection.close()
+
+# %% ../../nbs/llm/00_replay.ipynb #5c1d0c03
+def _parse_rows(
+    rows: Iterable[tuple[Any, ...]], keys: Iterable[str] | None, path: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows, or those in `keys`, as `{key, task, request, reply}`, sorted by key.
+
+    Raises `KeyError` for a key without a row.
+    """
+    by_key = {row[0]: row for row in rows}
+    wanted = sorted(by_key) if keys is None else sorted(set(keys))
+    missing = [key for key in wanted if key not in by_key]
+    if missing:
+        raise KeyError(
+            f"{len(missing)} of {len(wanted)} keys are not in the replay cache {path}, such as {missing[0]}"
+        )
+    for key in wanted:
+        _, task, *texts = by_key[key]
+        request, reply = (_parse_object(text, f"{path}, key {key}") for text in texts)
+        yield {"key": key, "task": task, "request": request, "reply": reply}
+
+
+def _write_calls(path: Path, records: Iterable[dict[str, Any]]) -> int:
+    """Write the records to a gzip file, which is replaced in one step; return how many."""
+    lines = [dump_canonical(r) for r in records]
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         open_atomic(path) as raw,
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=9, mtime=0) as f,
     ):
         f.write("".join(line + "\n" for line in lines).encode("ascii"))
+    return len(lines)
 
 
 def _read_calls(path: str | Path) -> list[tuple[str, str, str, str]]:
@@ -193,9 +216,7 @@ class ReplayCache:
         cache.load(calls)
         return cache
 
-    def key(self, request: Mapping[str, Any]) -> str:
-        """Return the key of `request`: the sha256 of its canonical JSON."""
-        return request_key(request)
+    key = staticmethod(request_key)
 
     def get(self, request: Mapping[str, Any], task: str = "") -> dict[str, Any] | None:
         """Return the reply stored for `request`, or `None`; always `None` in mode `off`.
@@ -205,12 +226,12 @@ class ReplayCache:
         if self.mode == "off":
             return None
         key = request_key(request)
-        rows = self._table.query("SELECT reply FROM calls WHERE key = ?", (key,))
-        if not rows:
-            if self.mode == "replay":
-                raise ReplayMiss(key, task, request, self.path, len(self))
-            return None
-        return self._reply(key, rows)
+        reply = self._table.reply(key)
+        if reply is not None:
+            self.used.add(key)
+        elif self.mode == "replay":
+            raise ReplayMiss(key, task, request, self.path, len(self))
+        return reply
 
     def put(self, request: Mapping[str, Any], reply: Mapping[str, Any], task: str = "") -> dict[str, Any]:
         """Store `reply` unless the request has one already; return what is stored.
@@ -220,14 +241,9 @@ class ReplayCache:
         if self.mode == "off":
             return dict(reply)
         key = request_key(request)
-        row = (key, task, dump_canonical(request), dump_canonical(reply))
-        self._table.query("INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?)", row)
-        return self._reply(key, self._table.query("SELECT reply FROM calls WHERE key = ?", (key,)))
-
-    def _reply(self, key: str, rows: list[tuple[Any, ...]]) -> dict[str, Any]:
-        with self._table.lock:
-            self.used.add(key)
-        return _parse_object(rows[0][0], f"{self.path}, key {key}")
+        stored = self._table.add((key, task, dump_canonical(request), dump_canonical(reply)))
+        self.used.add(key)
+        return stored
 
     def __len__(self) -> int:
         return 0 if self.mode == "off" else int(self._table.query("SELECT count(*) FROM calls")[0][0])
@@ -241,28 +257,15 @@ class ReplayCache:
 
         Raises `KeyError` for a key that is not stored.
         """
-        sql = "SELECT key, task, request, reply FROM calls ORDER BY key"
-        rows = {} if self.mode == "off" else {r[0]: r for r in self._table.query(sql)}
-        wanted = sorted(rows) if keys is None else sorted(set(keys))
-        missing = [k for k in wanted if k not in rows]
-        if missing:
-            raise KeyError(
-                f"{len(missing)} of {len(wanted)} keys are not in the replay cache {self.path}, "
-                f"such as {missing[0]}"
-            )
-        for k in wanted:
-            _, task, *texts = rows[k]
-            request, reply = (_parse_object(text, f"{self.path}, key {k}") for text in texts)
-            yield {"key": k, "task": task, "request": request, "reply": reply}
+        rows = [] if self.mode == "off" else self._table.query("SELECT key, task, request, reply FROM calls")
+        yield from _parse_rows(rows, keys, self.path)
 
     def dump(self, path: str | Path, keys: Iterable[str] | None = None) -> int:
         """Write the calls, all or those in `keys`, to a `calls.jsonl.gz`; return how many.
 
         The same calls give the same bytes. The file is replaced in one step.
         """
-        lines = [dump_canonical(r) for r in self.records(keys)]
-        _write_calls(Path(path), lines)
-        return len(lines)
+        return _write_calls(Path(path), self.records(keys))
 
     def load(self, path: str | Path) -> int:
         """Add the calls of a `calls.jsonl.gz`, in place of stored ones with the same key; return how many.
@@ -273,7 +276,7 @@ class ReplayCache:
         if self.mode == "off":
             raise ReplayError(f"can't load {path} into a replay cache of mode 'off': use 'auto' or 'replay'")
         rows = _read_calls(path)
-        self._table.write("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?)", rows)
+        self._table.replace(rows)
         return len(rows)
 
     def close(self) -> None:

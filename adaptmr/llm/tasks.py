@@ -138,6 +138,75 @@ class TaskResult:
     outcome: str
     error: str = ""
 
+
+def _count_result(task: str, result: TaskResult) -> TaskResult:
+    """Count the result in the counter of the process and in all open meters; return it."""
+    OUTCOME_COUNTER.count(task, result.outcome)
+    for meter in _METERS.get():
+        meter.usage += result.usage
+        meter.outcomes[task, result.outcome] += 1
+    return result
+
+# %% ../../nbs/llm/04_tasks.ipynb #6a906d53
+def _check_definition(name: str, prompts: Mapping[str, tuple[str, str]], schema: Mapping[str, Any]) -> None:
+    """Raise `ValueError` that names the task `name` for prompts or a schema that can't work."""
+    if set(prompts) != {"en", "zh"}:
+        raise ValueError(f"task {name!r} has prompts for {sorted(prompts)}; it needs 'en' and 'zh'")
+    if schema.get("type") != "object":
+        raise ValueError(f"task {name!r}: the schema must be of type object")
+    if problem := unsupported_schema(schema):
+        raise ValueError(f"task {name!r}: {problem}")
+    for lang, (system, user) in prompts.items():
+        if not Template(user).is_valid():
+            raise ValueError(f"task {name!r}, {lang}: a lone $ in the prompt; write $$")
+        if "json" not in f"{system} {user}".lower():
+            raise ValueError(f"task {name!r}, {lang}: the prompt must say JSON: servers insist")
+
+# %% ../../nbs/llm/04_tasks.ipynb #8ca4bfc8
+def _parse_reply(
+    text: str, schema: Mapping[str, Any], find_problem: Callable[[Any], str]
+) -> tuple[dict[str, Any] | None, str, str]:
+    """Return the value in a reply (`None` if there is none), its outcome, and the problem.
+
+    `find_problem(value)` says why a value can't be used ("" if it can). The problem of a repaired value is
+    that of the strict parse.
+    """
+    try:
+        strict = parse_json(text)
+    except ValueError as e:
+        problem = f"the reply is not JSON ({e})"
+    else:
+        problem = find_problem(strict)
+        if not problem:  # 2.0 is an integer in JSON, but a float in Python
+            return coerce_to_schema(strict, schema), "model", ""
+    try:
+        repaired = repair_json(text, tuple(schema.get("properties", {})))
+    except ValueError as e:
+        return None, "", str(e)
+    repaired = coerce_to_schema(repaired, schema)
+    remaining = find_problem(repaired)
+    return (None, "", remaining) if remaining else (repaired, "repaired", problem)
+
+
+def _retry_messages(
+    messages: list[dict[str, str]], reply: Reply | None, problem: str, schema: Mapping[str, Any], lang: str
+) -> list[dict[str, str]]:
+    """Return the messages that ask a second time, and say what was wrong with the first reply."""
+    shape = json.dumps(schema, ensure_ascii=False)
+    # The problem may quote the reply: it is cut, and can't contain a tag that the prompts use.
+    problem = problem[:400].replace("<", "(").replace(">", ")")
+    if lang == "zh":
+        text = f"这个回答不能用：{problem}。请只输出符合以下 schema 的 JSON：{shape}"
+    else:
+        text = f"That reply can't be used: {problem}. Reply with JSON only, which fits this schema: {shape}"
+    if reply is None:  # some servers refuse an empty assistant turn, and two user turns in a row
+        return [*messages[:-1], {"role": "user", "content": f"{messages[-1]['content']}\n\n{text}"}]
+    return [
+        *messages,
+        {"role": "assistant", "content": reply.text[:4000]},
+        {"role": "user", "content": text},
+    ]
+
 # %% ../../nbs/llm/04_tasks.ipynb #6c15d72a
 @dataclass(frozen=True)
 class Task:
@@ -163,19 +232,7 @@ class Task:
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        if set(self.prompts) != {"en", "zh"}:
-            raise ValueError(
-                f"task {self.name!r} has prompts for {sorted(self.prompts)}; it needs 'en' and 'zh'"
-            )
-        if self.schema.get("type") != "object":
-            raise ValueError(f"task {self.name!r}: the schema must be of type object")
-        if problem := unsupported_schema(self.schema):
-            raise ValueError(f"task {self.name!r}: {problem}")
-        for lang, (_, user) in self.prompts.items():
-            if not Template(user).is_valid():
-                raise ValueError(f"task {self.name!r}, {lang}: a lone $ in the prompt; write $$")
-            if "json" not in " ".join(self.prompts[lang]).lower():
-                raise ValueError(f"task {self.name!r}, {lang}: the prompt must say JSON: servers insist")
+        _check_definition(self.name, self.prompts, self.schema)
 
     def messages(self, lang: str, **inputs: Any) -> list[dict[str, str]]:
         """Return the messages for these inputs. Raises `KeyError` that names a missing input."""
@@ -202,15 +259,16 @@ class Task:
         lang = lang or detect_language(str(text))
         messages = self.messages(lang, **inputs)
         reply, error, usage = self._ask(llm, messages)
-        value, outcome, problem = self._parse_reply(reply, error, inputs)
-        if value is None:  # ask a second time, and say what was wrong
-            retry, error, spent = self._ask(llm, self._retry_messages(messages, reply, problem, lang))
-            value, _, second_problem = self._parse_reply(retry, error, inputs)
+        value, outcome, problem = self._parse(reply, error, inputs)
+        if value is None:
+            messages = _retry_messages(messages, reply, problem, self.schema, lang)
+            reply, error, spent = self._ask(llm, messages)
+            value, _, second_problem = self._parse(reply, error, inputs)
             outcome, usage = "retried", usage + spent
             problem = problem if value is not None else second_problem
         if value is None:
             return self._by_rule("fallback", usage, problem, inputs)
-        return self._record(TaskResult(value, usage, outcome, problem))
+        return _count_result(self.name, TaskResult(value, usage, outcome, problem))
 
     def _ask(self, llm: LLM, messages: list[dict[str, str]]) -> tuple[Reply | None, str, Usage]:
         try:
@@ -225,66 +283,20 @@ class Task:
             return None, str(e), e.usage
         return reply, "", reply.usage
 
-    def _parse_reply(
+    def _parse(
         self, reply: Reply | None, error: str, inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Any] | None, str, str]:
-        # Return the value, its outcome, and the problem (of the strict parse, if the value had to be
-        # repaired).
-        if reply is None:
-            return None, "", error
-        try:
-            strict = parse_json(reply.text)
-        except ValueError as e:
-            problem = f"the reply is not JSON ({e})"
-        else:
-            problem = self._validation_error(strict, inputs)
-            if not problem:  # 2.0 is an integer in JSON, but a float in Python
-                return coerce_to_schema(strict, self.schema), "model", ""
-        try:
-            repaired = repair_json(reply.text, tuple(self.schema.get("properties", {})))
-        except ValueError as e:
-            return None, "", str(e)
-        repaired = coerce_to_schema(repaired, self.schema)
-        remaining = self._validation_error(repaired, inputs)
-        return (None, "", remaining) if remaining else (repaired, "repaired", problem)
+        def find_problem(value: Any) -> str:
+            own = self.validate or (lambda value, inputs: "")
+            return schema_violation(value, self.schema) or own(value, inputs) or ""
 
-    def _validation_error(self, value: Any, inputs: Mapping[str, Any]) -> str:
-        if violation := schema_violation(value, self.schema):
-            return violation
-        return (self.validate(value, inputs) if self.validate else "") or ""
-
-    def _retry_messages(
-        self, messages: list[dict[str, str]], reply: Reply | None, problem: str, lang: str
-    ) -> list[dict[str, str]]:
-        shape = json.dumps(self.schema, ensure_ascii=False)
-        # The problem may quote the reply: it is cut, and can't contain a tag that the prompts use.
-        problem = problem[:400].replace("<", "(").replace(">", ")")
-        if lang == "zh":
-            text = f"这个回答不能用：{problem}。请只输出符合以下 schema 的 JSON：{shape}"
-        else:
-            text = (
-                f"That reply can't be used: {problem}. Reply with JSON only, which fits this schema: {shape}"
-            )
-        if reply is None:  # some servers refuse an empty assistant turn, and two user turns in a row
-            return [*messages[:-1], {"role": "user", "content": f"{messages[-1]['content']}\n\n{text}"}]
-        return [
-            *messages,
-            {"role": "assistant", "content": reply.text[:4000]},
-            {"role": "user", "content": text},
-        ]
+        return (None, "", error) if reply is None else _parse_reply(reply.text, self.schema, find_problem)
 
     def _by_rule(self, outcome: str, usage: Usage, error: str, inputs: Mapping[str, Any]) -> TaskResult:
         value = self.rule(**inputs)
         if problem := schema_violation(value, self.schema):
             raise ValueError(f"the offline rule of task {self.name!r} breaks its own schema: {problem}")
-        return self._record(TaskResult(value, usage, outcome, error))
-
-    def _record(self, result: TaskResult) -> TaskResult:
-        OUTCOME_COUNTER.count(self.name, result.outcome)
-        for meter in _METERS.get():
-            meter.usage += result.usage
-            meter.outcomes[self.name, result.outcome] += 1
-        return result
+        return _count_result(self.name, TaskResult(value, usage, outcome, error))
 
 # %% ../../nbs/llm/04_tasks.ipynb #6dce3bb6
 TASKS: dict[str, Task] = {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Mapping
 
-from .responses import IncompleteStream, read_body, read_stream
+from .responses import Completion, IncompleteStream, read_body, read_stream
 from .deadlines import BrokenBody, DeadlineExceeded, make_http_client, call_with_timeout
 from .credentials import Endpoint, SecretRedactor, clean_api_key, environment_secrets
 from .tokens import count_tokens, resolve_token_counts, count_prompt_tokens
@@ -26,7 +26,7 @@ from ..types import Usage
 _all_ = ["count_tokens", "count_prompt_tokens"]
 
 # %% auto #0
-__all__ = ['CANCELLED', 'OPENAI_ENDPOINT', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError', 'RateLimited',
+__all__ = ['OPENAI_ENDPOINT', 'CANCELLED', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError', 'RateLimited',
            'RequestCancelled', 'BudgetExceeded', 'EmptyReply', 'Transport', 'count_tokens', 'count_prompt_tokens']
 
 # %% ../../nbs/llm/02_transport.ipynb #345579a2
@@ -78,7 +78,7 @@ _FORMATS = ("json_schema", "json_schema without bounds", "json_object", "text")
 
 
 def _without_bounds(schema: Any) -> Any:
-    # removes keywords only: a *property* with the name "maximum" stays
+    """Remove the keywords for bounds; a *property* with the name "maximum" stays."""
     if isinstance(schema, list):
         return [_without_bounds(s) for s in schema]
     if not isinstance(schema, Mapping):
@@ -91,6 +91,7 @@ def _without_bounds(schema: Any) -> Any:
 
 
 def _response_format(schema: Mapping[str, Any], level: int) -> dict[str, Any] | None:
+    """Return the request's `response_format` for one of the levels in `_FORMATS`; `None` for the last."""
     if level >= 3:
         return None
     if level == 2:
@@ -99,18 +100,9 @@ def _response_format(schema: Mapping[str, Any], level: int) -> dict[str, Any] | 
     return {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": shape}}
 
 # %% ../../nbs/llm/02_transport.ipynb #0cb83175
-_MAX_WAIT = 60.0  # seconds
-_TOO_LONG = re.compile(r"context.{0,20}(length|window|size)|too long|maximum context", re.I)
-_WRONG_MAX_TOKENS = re.compile(
-    r"max_completion_tokens|max_tokens.*(unsupported|not supported|unknown|unrecognized)|"
-    r"(unsupported|unknown|unrecognized).*max_tokens",
-    re.I,
-)
-
-
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """One attempt without a reply: `what` happened, the server's redacted `message`, its status (0: none).
+    """An attempt without a reply: `what` happened, the server's redacted `message`, the status (0: none).
 
     `retry_after` is in seconds; `retryable` says whether another attempt may succeed.
     """
@@ -120,12 +112,11 @@ class _Failure:
     status: int = 0
     retryable: bool = True
     retry_after: float | None = None
-    code: str = ""
     connection_refused: bool = False
 
 
 def _retry_after(error: Any) -> float | None:
-    # seconds from Retry-After-Ms or Retry-After (a number or an HTTP date); None without a readable header
+    """Return the seconds in Retry-After-Ms or Retry-After (a number or an HTTP date); `None` without them."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     ms, text = headers.get("retry-after-ms"), headers.get("retry-after")
     if ms is None and text is None:
@@ -143,7 +134,7 @@ def _retry_after(error: Any) -> float | None:
 
 
 def _connection_refused(error: BaseException | None) -> bool:
-    # whether the connection was refused, according to the chain of causes
+    """Whether a server refused the connection, according to the chain of causes."""
     for _ in range(6):
         if error is None:
             return False
@@ -152,13 +143,35 @@ def _connection_refused(error: BaseException | None) -> bool:
         error = error.__cause__ or error.__context__
     return False
 
+
+def _to_failure(error: Exception, redact: SecretRedactor) -> _Failure:
+    """Describe the exception of a failed attempt."""
+    import openai
+
+    if isinstance(error, DeadlineExceeded):
+        return _Failure("time-out", str(error))
+    message = str(getattr(error, "message", "") or error)
+    if isinstance(error, openai.APIStatusError):
+        status = int(error.status_code)
+        out_of_quota = status == 429 and error.code == "insufficient_quota"
+        retryable = status >= 500 or (status in (408, 409, 429) and not out_of_quota)
+        return _Failure(str(status), redact.excerpt(message, 4000), status, retryable, _retry_after(error))
+    cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+    message = redact.excerpt(message + cause, 4000)
+    if isinstance(error, openai.APITimeoutError):
+        return _Failure("time-out", message)
+    if isinstance(error, openai.APIConnectionError):
+        what = "broken reply" if isinstance(error.__cause__, BrokenBody) else "connection"
+        return _Failure(what, message, connection_refused=_connection_refused(error))
+    return _Failure("stream cut off" if isinstance(error, IncompleteStream) else "broken reply", message)
+
 # %% ../../nbs/llm/02_transport.ipynb #8e37f94c
 def _permanent_error(failure: _Failure, where: str, url: str) -> LLMError:
-    # the error for a failure that another attempt would not change
+    """Return the error for a failure that another attempt would not change."""
     message, status = failure.message[:400], failure.status
     if failure.connection_refused:
         return ServerError(
-            f"nobody listens at {url}: connection refused. Start the server, or correct base_url"
+            f"no server listens at {url}: connection refused. Start the server, or correct base_url"
         )
     if status in (401, 403):
         return AuthError(
@@ -179,9 +192,44 @@ def _permanent_error(failure: _Failure, where: str, url: str) -> LLMError:
         )
     return BadRequest(f"{where}: {status}: {message}")
 
+
+def _last_error(failure: _Failure, where: str, attempts: int) -> ServerError:
+    """Return the error for a failure after which no further attempt is made, though one may succeed later."""
+    wait = f"; it asks to wait {failure.retry_after:.0f} s" if failure.retry_after else ""
+    error = RateLimited if failure.status == 429 else ServerError
+    return error(
+        f"{where}: {failure.what} after {attempts} attempts{wait}: {failure.message[:400]}. "
+        "Try again later: calls that succeeded are in the cache, if there is one"
+    )
+
+# %% ../../nbs/llm/02_transport.ipynb #00bab1dc
+_MAX_WAIT = 60.0  # seconds
+
+
+class _Backoff:
+    """Waits before a retry; the jitter comes from `seed`. Threads may share it."""
+
+    def __init__(self, seed: int, sleep: Callable[[float], Any]) -> None:
+        self._random, self._lock, self._sleep = random.Random(seed), threading.Lock(), sleep
+
+    def wait(self, attempt: int, retry_after: float | None) -> None:
+        """Wait after the failed attempt number `attempt` (from 0), or for `retry_after` seconds."""
+        with self._lock:
+            jitter = 0.75 + 0.5 * self._random.random()
+        seconds = min(30.0, 0.5 * 2**attempt) * jitter
+        self._sleep(retry_after if retry_after is not None else seconds)
+
 # %% ../../nbs/llm/02_transport.ipynb #a0591b6e
+_TOO_LONG = re.compile(r"context.{0,20}(length|window|size)|too long|maximum context", re.I)
+_WRONG_MAX_TOKENS = re.compile(
+    r"max_completion_tokens|max_tokens.*(unsupported|not supported|unknown|unrecognized)|"
+    r"(unsupported|unknown|unrecognized).*max_tokens",
+    re.I,
+)
+
+
 class _AcceptedParameters:
-    """What a server was found to accept. `Transport` shares one object between threads, and locks `adapt`."""
+    """What a server was found to accept. `Transport` shares one object between threads, and locks it."""
 
     def __init__(self) -> None:
         self.format_level = 0  # index into _FORMATS
@@ -189,6 +237,7 @@ class _AcceptedParameters:
         self.dropped_params: set[str] = set()
 
     def request_kwargs(self, request: Mapping[str, Any], level: int, stream: bool) -> dict[str, Any]:
+        """Return the arguments that ask this server for `request`, with the response format of `level`."""
         kwargs = {k: v for k, v in request.items() if k != "schema" and k not in self.dropped_params}
         if self.use_max_completion_tokens:
             kwargs["max_completion_tokens"] = kwargs.pop("max_tokens")
@@ -202,7 +251,10 @@ class _AcceptedParameters:
         return kwargs
 
     def adapt(self, message: str, kwargs: Mapping[str, Any], counts: Counter[str]) -> bool:
-        # rename or drop a parameter that this server refuses, for this and all later requests
+        """Rename or drop a parameter that the error message names, for this and all later requests.
+
+        Returns whether one was found; a change is counted in `counts`.
+        """
         rename = "max_tokens" in kwargs and _WRONG_MAX_TOKENS.search(message) is not None
         optional = (n for n in ("temperature", "seed", "stream_options") if n in kwargs)
         drop = next((n for n in optional if re.search(rf"\b{n}\b", message)), None)
@@ -216,10 +268,106 @@ class _AcceptedParameters:
             self.dropped_params.add(drop)
         return rename or drop is not None
 
+    def remember_format(self, level: int, counts: Counter[str]) -> None:
+        """Begin later requests with the response format of `level`, which has succeeded."""
+        if level > self.format_level:
+            self.format_level = level
+            counts[f"adapted: {_FORMATS[level]}"] += 1
+
+# %% ../../nbs/llm/02_transport.ipynb #00a2cd8b
+OPENAI_ENDPOINT = Endpoint("https://api.openai.com/v1")
+
+
+def _to_record(kwargs: Mapping[str, Any], completion: Completion, redact: SecretRedactor) -> dict[str, Any]:
+    """Return the record of a reply to the request `kwargs`, without secrets."""
+    prompt_tokens, completion_tokens, source = resolve_token_counts(kwargs, completion)
+    extras = {"refusal": redact(completion.refusal), "fault": completion.fault, "usage": source}
+    return {
+        "text": redact(completion.text) if completion.text else None,
+        "finish": redact(completion.finish_reason),
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        **{k: v for k, v in extras.items() if v},
+    }
+
+# %% ../../nbs/llm/02_transport.ipynb #4b6017ea
+class _Server:
+    """The server of one model, and the HTTP clients for it. Threads may share it.
+
+    `count` is called with the name of each event. The other parameters are those of `Transport`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        address: Endpoint | None,
+        key: str | None,
+        timeout: float,
+        count: Callable[[str], None],
+    ) -> None:
+        self.model, self.address, self.timeout, self._count = (
+            model,
+            address or OPENAI_ENDPOINT,
+            timeout,
+            count,
+        )
+        self._key, self._needs_key = key, address is None  # a local server may accept any key
+        self._idle_clients, self._lock, self._redact = list[Any](), threading.Lock(), SecretRedactor()
+
+    def attempt(self, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
+        """Make one attempt; return the record of the reply, or why there is none. Raises `AuthError`.
+
+        An exception becomes a `_Failure`, so that an error which is raised from it later has neither a
+        cause nor a context: those would contain the server's message with its secrets.
+        """
+        import openai
+
+        client, outcome = self._client(), None
+        self._count("sent")
+        try:
+            ask = partial(self._complete, client, kwargs, stream)
+            outcome = call_with_timeout(self.timeout, ask, client.close)
+        except DeadlineExceeded as e:
+            return _to_failure(e, self._redact)
+        except (openai.APIError, IncompleteStream, BrokenBody, json.JSONDecodeError) as e:
+            outcome = _to_failure(e, self._redact)
+        with self._lock:
+            self._idle_clients.append(client)
+        return outcome
+
+    def _complete(self, client: Any, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
+        chat = client.chat.completions
+        if stream:
+            completion = read_stream(chat.create(**kwargs))
+        else:
+            completion = read_body(chat.with_raw_response.create(**kwargs).content)
+        record = _to_record(kwargs, completion, self._redact)
+        if record["text"] != completion.text:
+            self._count("secret in a reply")
+        return record
+
+    def _client(self) -> Any:
+        import openai
+
+        with self._lock:
+            if self._idle_clients:
+                return self._idle_clients.pop()
+            key = self._key or clean_api_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
+            if key is None and self._needs_key:
+                raise AuthError(
+                    f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; "
+                    "a local server needs only base_url=…, and LLM('offline') needs neither"
+                )
+            self._key = key = key or "none"
+            self._redact = SecretRedactor(key, *self.address.secrets, *environment_secrets())
+            http = make_http_client(self.timeout, self.address.auth)
+            return openai.OpenAI(
+                api_key=key, base_url=self.address.url, http_client=http, timeout=self.timeout, max_retries=0
+            )
+
 # %% ../../nbs/llm/02_transport.ipynb #4b3795bb
 # A thread sets it to an event; once that event is set, the thread's next request raises `RequestCancelled`.
 CANCELLED: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
-OPENAI_ENDPOINT = Endpoint("https://api.openai.com/v1")
 
 
 class Transport:
@@ -244,11 +392,11 @@ class Transport:
         self.model, self.address, self.timeout, self.max_retries = model, address, timeout, max_retries
         self.counts: Counter[str] = Counter()
         self.lock = threading.Lock()
-        self._key, self._sleep = key, sleep
-        self._slots, self._random = threading.BoundedSemaphore(concurrency), random.Random(seed)
-        self._idle_clients: list[Any] = []
+        self._slots, self._backoff = threading.BoundedSemaphore(concurrency), _Backoff(seed, sleep)
+        self._server = _Server(model, address, key, timeout, self.count)
+        self._url = self._server.address.url
+        self._where = f"{model} at {self._url}"
         self._answered, self._accepted = False, _AcceptedParameters()
-        self._redact = SecretRedactor()
 
     def count(self, event: str) -> None:
         """Count one event."""
@@ -259,145 +407,46 @@ class Transport:
         """Send `request` and return the record of its reply; adapt and retry as described above.
 
         `request` has `model`, `messages`, `max_tokens`, `temperature`, and optionally `schema` and `seed`.
-        The record has `text` (`None` if there was none), `finish`, `prompt_tokens`, `completion_tokens` and
-        `seconds`: the time until the reply, retries and waits included. Where they apply it has `refusal`,
-        `fault` (why the reply can't be read), and `usage` ("estimated" or "implausible": the tokens are an
-        estimate). No record contains the key.
+        The record has `text` (`None` if there was none), `finish`, `prompt_tokens`, `completion_tokens`,
+        `seconds`, and where they apply `refusal`, `fault` and `usage`.
 
         Raises `AuthError`, `ModelNotFound`, `BadRequest`, `ServerError`, `RateLimited`, `RequestCancelled`.
         """
-        start, attempt, level, refusal = time.perf_counter(), 0, self._accepted.format_level, ""
+        start, n_failed, level, refusal = time.perf_counter(), 0, self._accepted.format_level, ""
         while True:
             kwargs = self._accepted.request_kwargs(request, level, stream)
             with self._slots:
                 if (cancelled := CANCELLED.get()) is not None and cancelled.is_set():
-                    raise RequestCancelled(f"{self._where()}: not asked, because the run was stopped")
-                outcome = self._attempt(kwargs, stream)
+                    raise RequestCancelled(f"{self._where}: not asked, because the run was stopped")
+                outcome = self._server.attempt(kwargs, stream)
             if isinstance(outcome, dict):
                 self._answered = True
-                if level > self._accepted.format_level:
-                    self._accepted.format_level = level
-                    self.count(f"adapted: {_FORMATS[level]}")
+                with self.lock:
+                    self._accepted.remember_format(level, self.counts)
                 return {**outcome, "seconds": round(time.perf_counter() - start, 3)}
             self._answered = self._answered or outcome.status > 0
             if outcome.status not in (400, 422):
-                attempt = self._wait_or_raise(attempt, outcome)
+                self._wait_or_raise(outcome, n_failed)
+                n_failed += 1
                 continue
             refusal = refusal or outcome.message[:400]
             with self.lock:
                 adapted = self._accepted.adapt(outcome.message, kwargs, self.counts)
-            if adapted:
-                continue
-            if "schema" not in request or level >= 3 or _TOO_LONG.search(refusal):
-                raise BadRequest(
-                    f"{self._where()} refuses the request: {refusal}. "
-                    "If the prompt is too long, lower k or the plan's token_budget"
-                )
-            level += 1
+            if not adapted:
+                level = self._next_level(level, "schema" in request, refusal)
 
-    def _attempt(self, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
-        # Errors become a _Failure: what is raised from it later has no cause and no context, which would
-        # contain the server's message with its secrets.
-        import openai
-
-        client = self._client()
-        self.count("sent")
-        outcome: dict[str, Any] | _Failure
-        try:
-            outcome = call_with_timeout(
-                self.timeout, partial(self._collect, client, kwargs, stream), client.close
-            )
-        except DeadlineExceeded as e:
-            return _Failure("time-out", str(e))
-        except openai.APIStatusError as e:
-            outcome = self._status(e)
-        except openai.APITimeoutError as e:
-            outcome = self._failure("time-out", e)
-        except openai.APIConnectionError as e:
-            broken = isinstance(e.__cause__, BrokenBody)
-            outcome = self._failure(
-                "broken reply" if broken else "connection", e, connection_refused=_connection_refused(e)
-            )
-        except IncompleteStream as e:
-            outcome = self._failure("stream cut off", e)
-        except (openai.APIError, BrokenBody, json.JSONDecodeError) as e:
-            outcome = self._failure("broken reply", e)
-        with self.lock:
-            self._idle_clients.append(client)
-        return outcome
-
-    def _client(self) -> Any:
-        import openai
-
-        with self.lock:
-            if self._idle_clients:
-                return self._idle_clients.pop()
-            key = (
-                self._key
-                or clean_api_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
-                or ("none" if self.address else None)
-            )
-            if key is None:
-                raise AuthError(
-                    f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; "
-                    "a local server needs only base_url=…, and LLM('offline') needs neither"
-                )
-            address = self.address or OPENAI_ENDPOINT
-            self._key, self._redact = key, SecretRedactor(key, *address.secrets, *environment_secrets())
-            http = make_http_client(self.timeout, address.auth)
-            return openai.OpenAI(
-                api_key=key, base_url=address.url, http_client=http, timeout=self.timeout, max_retries=0
-            )
-
-    def _status(self, error: Any) -> _Failure:
-        status, code = int(error.status_code), str(error.code or "")
-        retryable = status >= 500 or status in (408, 409) or (status == 429 and code != "insufficient_quota")
-        return self._failure(
-            str(status), error, status=status, retryable=retryable, retry_after=_retry_after(error), code=code
-        )
-
-    def _failure(self, what: str, error: Exception, **more: Any) -> _Failure:
-        cause = f" ({error.__cause__})" if error.__cause__ is not None and not more.get("status") else ""
-        message = f"{getattr(error, 'message', '') or error}{cause}"
-        return _Failure(what, self._redact.excerpt(message, 4000), **more)
-
-    def _collect(self, client: Any, kwargs: dict[str, Any], stream: bool) -> dict[str, Any]:
-        chat = client.chat.completions
-        if stream:
-            completion = read_stream(chat.create(**kwargs))
-        else:
-            completion = read_body(chat.with_raw_response.create(**kwargs).content)
-        prompt_tokens, completion_tokens, source = resolve_token_counts(kwargs, completion)
-        text = self._redact(completion.text) if completion.text else None
-        if text != completion.text:
-            self.count("secret in a reply")
-        extras = {"refusal": self._redact(completion.refusal), "fault": completion.fault, "usage": source}
-        return {
-            "text": text,
-            "finish": self._redact(completion.finish_reason),
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            **{k: v for k, v in extras.items() if v},
-        }
-
-    def _wait_or_raise(self, attempt: int, failure: _Failure) -> int:
-        # count the retry and wait, or raise the error for the last failure
+    def _wait_or_raise(self, failure: _Failure, n_failed: int) -> None:
         if not failure.retryable or (failure.connection_refused and not self._answered):
-            raise _permanent_error(failure, self._where(), (self.address or OPENAI_ENDPOINT).url)
-        if attempt >= self.max_retries or (failure.retry_after or 0) > _MAX_WAIT:
-            wait = f"; it asks to wait {failure.retry_after:.0f} s" if failure.retry_after else ""
-            kind = RateLimited if failure.status == 429 else ServerError
-            raise kind(
-                f"{self._where()}: {failure.what} after {attempt + 1} attempts{wait}: "
-                f"{failure.message[:400]}. "
-                "Try again later: calls that succeeded are in the cache, if there is one"
-            )
-        with self.lock:
-            self.counts[f"retry: {failure.what}"] += 1
-            jitter = 0.75 + 0.5 * self._random.random()
-        backoff = min(30.0, 0.5 * 2**attempt) * jitter
-        self._sleep(failure.retry_after if failure.retry_after is not None else backoff)
-        return attempt + 1
+            raise _permanent_error(failure, self._where, self._url)
+        if n_failed >= self.max_retries or (failure.retry_after or 0) > _MAX_WAIT:
+            raise _last_error(failure, self._where, n_failed + 1)
+        self.count(f"retry: {failure.what}")
+        self._backoff.wait(n_failed, failure.retry_after)
 
-    def _where(self) -> str:
-        return f"{self.model} at {(self.address or OPENAI_ENDPOINT).url}"
+    def _next_level(self, level: int, has_schema: bool, refusal: str) -> int:
+        if not has_schema or level >= 3 or _TOO_LONG.search(refusal):
+            raise BadRequest(
+                f"{self._where} refuses the request: {refusal}. "
+                "If the prompt is too long, lower k or the plan's token_budget"
+            )
+        return level + 1
