@@ -352,7 +352,27 @@ def model_table(root: Path | str = ROOT, dataset: str = "demo") -> str:
     )
 
 
+def main_figure(root: Path | str = ROOT) -> str:
+    """Return the figure of recall on `demo` as Markdown, with the tests of `adaptmr` against `hybrid`."""
+    root = Path(root)
+    (demo, manifest), (locomo, other) = full_run(root, "demo"), full_run(root, "locomo")
+    tests = [
+        _difference(folder, f"gain_over_hybrid_{measure}_tests", "adaptmr")
+        for folder in (demo, locomo)
+        for measure in ("recall", "f1")
+    ]
+    folder = demo.relative_to(root).as_posix()
+    return (
+        f"![Recall of gold turns by question type, for five systems]({folder}/figures/recall.png)\n\n"
+        f"*Recall of gold turns at k = {manifest['params']['k']}, by question type; "
+        f"vertical lines are 95 % intervals. {manifest['data']['label']}; from "
+        f"[this run]({folder}/report.html). `adaptmr` against `hybrid` in recall: {tests[0]}; "
+        f"in F1: {tests[1]}. The same on {other['data']['label']}: in recall {tests[2]}; in F1 {tests[3]}.*"
+    )
+
+
 BLOCKS: dict[str, Callable[[Path | str], str]] = {
+    "main figure": main_figure,
     "exp1 locomo": lambda root: failures_table(root, "locomo"),
     "exp3 demo": lambda root: results_table(root, "demo"),
     "exp3 locomo": lambda root: results_table(root, "locomo"),

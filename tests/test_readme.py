@@ -37,7 +37,7 @@ def test_the_tables_are_those_of_the_committed_runs(block):
         )
 
 
-@pytest.mark.parametrize("block", readme.BLOCKS)
+@pytest.mark.parametrize("block", [block for block in readme.BLOCKS if "figure" not in block])
 def test_the_prose_names_every_system_of_the_table(block):
     shown = readme.between_markers(TEXT, block)
     prose = TEXT.split("## Where it fails, and why")[1].split("## Quick start")[0]
