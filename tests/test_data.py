@@ -47,7 +47,7 @@ def parse_toy(path: Path | None) -> Dataset:
         "",
         [Conversation(c, ("A",), [Memory(f"{c}/1", "hello", "A", "2024-01-01", source="S1:1")]) for c in raw],
         questions,
-        notes={"mended": 1},
+        notes={"corrected": 1},
     )
 
 
@@ -208,7 +208,7 @@ def test_own_folder_comes_first_and_a_part_is_labelled_as_a_part(entry, own_fold
     assert (
         data.label == "part of toy: 1 conversations, 2 questions"
         and data.sha256 == hashlib.sha256(b'{"c1": 2}').hexdigest()
-        and data.notes == {"mended": 1}
+        and data.notes == {"corrected": 1}
     )
     (own_folder / "toy.json").write_bytes(OFFICIAL)
     assert load("toy").label == "toy: 3 conversations, 11 questions", (

@@ -206,8 +206,8 @@ def test_oddities_are_counted_and_pass():
     assert validate(data(questions=[asked(asked_at=DAY)])) == {"questions_asked_before_their_evidence": 1}
     assert validate(data([turn(n, at=None) for n in (1, 2)])) == {"conversations_without_dates": 1}
     assert validate(data()) == {} and validate(Dataset("empty")) == {}
-    frame = evaluate(["lexical"], data(late, notes={"mended": 2}), embedder="hash", progress=False)
-    assert frame.attrs["notes"] == {"turns_dated_before_the_previous": 1, "mended": 2}
+    frame = evaluate(["lexical"], data(late, notes={"corrected": 2}), embedder="hash", progress=False)
+    assert frame.attrs["notes"] == {"turns_dated_before_the_previous": 1, "corrected": 2}
 
 
 def test_the_demo_set_has_no_faults_and_no_oddities():
@@ -253,8 +253,8 @@ def test_load_validates_and_counts_oddities(put):
     try:
         with pytest.raises(DatasetError, match=r"^mine has 1 fault:\n.*question 'q1': answers is a str"):
             load("mine")
-        made = replace(data([turn(1, at=None)]), notes={"mended": 1})
-        assert load("mine").notes == {"conversations_without_dates": 1, "mended": 1}
+        made = replace(data([turn(1, at=None)]), notes={"corrected": 1})
+        assert load("mine").notes == {"conversations_without_dates": 1, "corrected": 1}
     finally:
         del registry._ENTRIES["mine"]
 

@@ -289,7 +289,7 @@ for _name, _file, _what, _sha256, _size in _FILES:
             f"longmemeval_{_name}",
             parse_longmemeval,
             "MIT",
-            f"500 questions, each on chats of its own with an assistant: {_what}",
+            f"500 questions, each with its own chat history with an assistant: {_what}",
             files=(f"{_file}.json", f"longmemeval_{_name}_sample.json"),
             url=f"{_HUB}/{_file}.json",
             sha256=_sha256,
