@@ -12,7 +12,7 @@ from typing import Any
 
 
 class HtmlOutput(str):
-    """HTML that a notebook shows, and that is not escaped again; as a string it is its source."""
+    """A string of HTML source: a notebook renders it, and `html_table` does not escape it again."""
 
     def _repr_html_(self) -> str:
         return str(self)
@@ -23,7 +23,7 @@ class HtmlOutput(str):
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell with a look of its own, shown whole; `heading` makes it a heading of its row."""
+    """A table cell with its own style, never cut; with `heading` it is the heading of its row."""
 
     content: Any
     style: str = "text-align:left"
@@ -76,8 +76,8 @@ def html_table(
     """Render rows as an HTML table; cells are escaped and cut at 300 characters.
 
     `columns` are the headings, `groups` (text, number of columns) a second row of headings above them, and
-    `row_titles` what a browser shows when the pointer is over a row. `style` and `css_class` are those of
-    the table.
+    `row_titles` the text that a browser shows when the pointer is over a row. `style` and `css_class` are
+    attributes of the table.
     """
     titles = row_titles or [""] * len(rows := list(rows))
     body = "".join(_row(row, title=title) for row, title in zip(rows, titles, strict=True))

@@ -17,7 +17,7 @@ warnings.simplefilter("always", RunNotice, append=True)
 
 
 def notice(text: str) -> None:
-    """Show a `RunNotice`, on one line."""
+    """Show a `RunNotice`; line breaks in `text` become spaces."""
     warnings.warn(" ".join(text.split()), RunNotice, stacklevel=2)
 
 # %% auto #0

@@ -27,10 +27,10 @@ __all__ = ['to_jsonable', 'canonical_json', 'find_checkout', 'slug', 'clean_para
 
 # %% ../nbs/01_provenance.ipynb #093ff778
 def to_jsonable(value: Any, paths: bool = True) -> Any:
-    """Convert a value to what JSON holds, the same on every machine.
+    """Convert a value to JSON types, the same on every machine.
 
-    `nan` becomes `None`, a lone surrogate `?`, and a path its last part (with `paths=False` it stays).
-    Raises `TypeError` for what JSON can't hold.
+    `nan` becomes `None`, a lone surrogate `?`, and a path its last part (unchanged with `paths=False`).
+    Raises `TypeError` for a value that JSON has no type for.
     """
     if isinstance(value, Enum):
         return value.value
@@ -86,9 +86,9 @@ def find_checkout(start: str | Path | None = None) -> Path | None:
 
 
 def slug(text: str, limit: int = 60) -> str:
-    """Turn text into a folder name that is safe on any system, of at most `limit` characters.
+    """Turn text into a folder name of at most `limit` characters that is valid on any system.
 
-    It has lower-case letters, digits, `.`, `+`, `-` and `_`; "run" if nothing is left.
+    It consists of lower-case letters, digits, `.`, `+`, `-` and `_`; it is "run" if nothing is left.
     """
     plain = re.sub(r"[^a-z0-9.+_-]+", "-", text.lower())
     return re.sub(r"-{2,}", "-", plain)[:limit].strip("-.+_") or "run"
@@ -97,7 +97,7 @@ def slug(text: str, limit: int = 60) -> str:
 def clean_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters as they are recorded: portable, sorted, without `out_dir`.
 
-    Raises `ValueError` for one that looks like a secret.
+    Raises `ValueError` for a parameter that looks like a secret.
     """
     secret = [k for k in params if SECRET_NAME.search(str(k))]
     if secret:
@@ -113,8 +113,8 @@ def run_id(
 ) -> str:
     """Name a run: a slug of its parameters, and 8 hex digits of a sha256 over parameters, data and code.
 
-    `user_code` is the code that isn't the package's (`identity.user_code_hashes`). The order of the
-    parameters changes nothing. Raises `ValueError` for a parameter that is a secret.
+    `user_code` holds the hashes of code outside the package (`identity.user_code_hashes`). The order of the
+    parameters changes nothing. Raises `ValueError` for a parameter that looks like a secret.
     """
     kept = clean_params(params)
     parts = {
@@ -128,7 +128,7 @@ def run_id(
 
 # %% ../nbs/01_provenance.ipynb #4f74ae2c
 def _word(name: str, value: Any) -> str:
-    """One parameter in a slug: text as it is, numbers with their name, a list joined; nothing for nothing."""
+    """Write one parameter for a slug: text unchanged, a number with its name, a list joined, "" if empty."""
     if value is None or value in ("", [], {}):
         return ""
     if isinstance(value, bool):
@@ -141,7 +141,7 @@ def _word(name: str, value: Any) -> str:
 
 # %% ../nbs/01_provenance.ipynb #647125d4
 def code_sha256(package: str | Path | None = None) -> str:
-    """Hash the names and the text of the package's `.py` files, whatever the line endings (sha256)."""
+    """Hash the names and the texts of the package's `.py` files (sha256); line endings don't matter."""
     root = Path(package) if package else _package()
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py"), key=lambda p: p.relative_to(root).as_posix()):
@@ -158,17 +158,16 @@ def texts_sha256(data: Dataset) -> str:
     Part of a file, or another file with the same texts, has the same hash.
     """
     digest = hashlib.sha256()
-    for i, thing in enumerate(
-        chain(chain.from_iterable(c.turns for c in data), data.questions)
-    ):  # one conversation at a time: not all may fit into memory
-        digest.update(("\n" * bool(i) + repr(thing)).encode("utf-8", "surrogatepass"))
+    # one conversation at a time: not all may fit into memory
+    for i, item in enumerate(chain(chain.from_iterable(c.turns for c in data), data.questions)):
+        digest.update(("\n" * bool(i) + repr(item)).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
 def git_state(package: str | Path | None = None) -> dict[str, Any]:
-    """Return `git_commit` of the package's own files, and `git_dirty`; `None` where there is no git.
+    """Return `git_commit` of the package's own files, and `git_dirty`; both `None` without git.
 
-    `git_dirty` says whether anything but `outputs/` was changed since.
+    `git_dirty` says whether anything outside `outputs/` was changed since that commit.
     """
     here = str(package or _package())
 
@@ -189,7 +188,7 @@ def git_state(package: str | Path | None = None) -> dict[str, Any]:
 def environment() -> dict[str, Any]:
     """Return `python`, `platform` and `packages`, the versions that a result can depend on.
 
-    The platform is the kind of system and processor, and names nobody.
+    The platform is the operating system and the processor type; it identifies no user.
     """
     from importlib.metadata import PackageNotFoundError, version
 

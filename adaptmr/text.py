@@ -209,12 +209,12 @@ _AFTER_A_NAME = re.compile(
 
 # %% ../nbs/01_text.ipynb #a1c0ffe2
 class _Capitalized(NamedTuple):
-    """A capitalised word that is not a function word and does not typically open a sentence."""
+    """A capitalised word that may be a name: no function word, no word that often opens a sentence."""
 
     start: int
     word: str
     lower: str
-    opens: bool  # it is the first word of a sentence
+    opens: bool  # whether it is the first word of a sentence
 
     @property
     def end(self) -> int:
@@ -236,17 +236,17 @@ def _capitalized_words(text: str) -> list[_Capitalized]:
     return words
 
 
-def _names_sentence_start(text: str, words: list[_Capitalized], i: int) -> bool:
-    """Whether the word `i`, which opens a sentence, is a name by what follows it."""
+def _opens_with_name(text: str, words: list[_Capitalized], i: int) -> bool:
+    """Whether the word `i`, the first of a sentence, is a name; the words after it decide."""
     word = words[i]
     if word.lower.endswith(("ing", "ly", "ed")):
         return False
-    beside = i + 1 < len(words) and text[word.end : words[i + 1].start] == " "
-    return beside or word.end == len(text) or bool(_AFTER_A_NAME.match(text, word.end))
+    adjacent = i + 1 < len(words) and text[word.end : words[i + 1].start] == " "
+    return adjacent or word.end == len(text) or bool(_AFTER_A_NAME.match(text, word.end))
 
 
 def _english_names(text: str) -> list[tuple[int, str]]:
-    """The English names in `text`, each with where it starts."""
+    """The English names in `text`, each with its offset."""
     words = _capitalized_words(text)
     lower_case = set(_SMALL.findall(text)) if words else set()
     within = {w.word for w in words if not w.opens}  # capitalised within a sentence
@@ -257,7 +257,7 @@ def _english_names(text: str) -> list[tuple[int, str]]:
             continue
         start, end = spans[-1] if spans else (0, -60)
         joined = w.start - end < 9 and w.start - start < 60 and bool(_JOIN.fullmatch(text[end : w.start]))
-        if w.opens and not joined and w.word not in within and not _names_sentence_start(text, words, i):
+        if w.opens and not joined and w.word not in within and not _opens_with_name(text, words, i):
             continue
         if joined and not w.opens:
             spans[-1] = (start, w.end)

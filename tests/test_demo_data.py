@@ -1,4 +1,4 @@
-"""The demo set: every claim that its files make about themselves."""
+"""The demo set: its size, language, evidence and annotations, and the check of files of the same form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adaptmr.text import detect_language
 from adaptmr.types import QueryType
 
 
-def test_the_set_is_sound_and_as_large_as_it_says():
+def test_the_demo_set_is_valid_and_large_enough():
     report = check_demo()
     assert report.problems == []
     assert list(report.sizes) == ["en1", "en2", "en3", "en4", "zh1", "zh2"]
@@ -38,7 +38,7 @@ def test_the_set_is_sound_and_as_large_as_it_says():
     assert "no problems" in report._repr_html_()
 
 
-def test_what_the_loader_makes_of_it():
+def test_the_loaded_demo_set_is_consistent():
     data = load("demo")
     assert data.complete and data.ours and data.licence and len(data.sha256) == 64 and load("demo") == data
     for c in data:
@@ -59,7 +59,7 @@ def test_what_the_loader_makes_of_it():
     assert len({q.id for q in data.questions}) == len(data.questions)
 
 
-def test_each_half_is_in_its_language():
+def test_each_split_is_in_its_language():
     for split, lang in (("en", "en"), ("zh", "zh")):
         data = load("demo", split=split)
         assert not data.complete and all(c.id.startswith(lang) for c in data)
@@ -67,9 +67,10 @@ def test_each_half_is_in_its_language():
         assert sum(detect_language(t) == lang for t in texts) > 0.97 * len(texts)
 
 
-def test_some_doubtful_questions_can_be_answered():
-    kinds = Counter(q.answerable for q in load("demo").questions if q.type is QueryType.abstention)
-    assert kinds[True] >= 6 and kinds[False] >= 30
+def test_some_abstention_questions_are_answerable():
+    questions = [q for q in load("demo").questions if q.type is QueryType.abstention]
+    answerable = Counter(q.answerable for q in questions)
+    assert answerable[True] >= 6 and answerable[False] >= 30
 
 
 def test_every_question_has_a_trap():
@@ -127,7 +128,7 @@ def check(tmp_path, **changes):
     return check_demo(tmp_path, min_sessions=2, min_turns=4, min_questions=2, min_of_type=0)
 
 
-def test_a_sound_file_of_your_own(tmp_path):
+def test_a_valid_file_of_ones_own(tmp_path):
     report = check(tmp_path)
     assert report.problems == [] and report.answers_in_evidence == 1.0
     data = parse_demo(tmp_path)
@@ -138,7 +139,7 @@ def test_a_sound_file_of_your_own(tmp_path):
     assert not data.complete and [q.id for q in data.questions] == ["x1/q01", "x1/q02"]
 
 
-def edit(**q):
+def edited_questions(**q):
     return [{**GOOD["questions"][0], **q}, GOOD["questions"][1]]
 
 
@@ -157,18 +158,18 @@ def edit(**q):
                     {**GOOD["sessions"][1], "turns": GOOD["sessions"][0]["turns"]},
                 ]
             },
-            "turn id S1:1 stands 2 times",
+            "turn id S1:1 occurs 2 times",
         ),
         ({"speakers": ["A", "C"]}, "not both speakers"),
-        ({"questions": edit(evidence=["S9:1"])}, "evidence S9:1 is no turn"),
-        ({"questions": edit(distractors=["S1:1"])}, "both evidence and distractor"),
-        ({"questions": edit(evidence=[])}, "no evidence"),
-        ({"questions": edit(type="multi_hop")}, "one piece of evidence"),
-        ({"questions": edit(type="riddle")}, "unknown kind riddle"),
-        ({"questions": edit(answers=[" "])}, "no answer"),
-        ({"questions": edit(id="x1-q02")}, "question id x1-q02 stands 2 times"),
-        ({"questions": edit(text="Dog?")}, "'Dog?' stands 2 times"),
-        ({"questions": edit(trap="")}, "no trap"),
+        ({"questions": edited_questions(evidence=["S9:1"])}, "evidence S9:1 is not a turn"),
+        ({"questions": edited_questions(distractors=["S1:1"])}, "both evidence and distractor"),
+        ({"questions": edited_questions(evidence=[])}, "no evidence"),
+        ({"questions": edited_questions(type="multi_hop")}, "one piece of evidence"),
+        ({"questions": edited_questions(type="riddle")}, "unknown type riddle"),
+        ({"questions": edited_questions(answers=[" "])}, "no answer"),
+        ({"questions": edited_questions(id="x1-q02")}, "question id x1-q02 occurs 2 times"),
+        ({"questions": edited_questions(text="Dog?")}, "'Dog?' occurs 2 times"),
+        ({"questions": edited_questions(trap="")}, "no trap"),
     ],
 )
 def test_problems_are_found(tmp_path, changes, problem):

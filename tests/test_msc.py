@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
         "msc_session_5.jsonl",
     ],
 )
-def test_it_is_found_wherever_the_archive_was_unpacked(folder, place):
+def test_the_file_is_found_wherever_the_archive_was_unpacked(folder, place):
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     (folder / place).write_text(json.dumps(TWO) + "\n\n" + json.dumps(row()) + "\n", encoding="utf-8")
     data = load("msc")
@@ -82,12 +82,12 @@ def test_it_is_found_wherever_the_archive_was_unpacked(folder, place):
     ).empty
 
 
-def test_persona_lines_are_not_told(folder):
+def test_persona_lines_are_not_read(folder):
     (folder / "msc_session_5.jsonl").write_text(json.dumps(TWO), encoding="utf-8")
     assert "bees" not in repr(load("msc").conversations[0].turns)
 
 
-def test_a_folder_of_files(tmp_path):
+def test_a_folder_is_read_file_by_file(tmp_path):
     (tmp_path / "b.txt").write_text(json.dumps(row(last=("Later.",))))
     (tmp_path / "a.jsonl").write_text(json.dumps(TWO))
     (tmp_path / "README.md").write_text("not data")
@@ -98,7 +98,7 @@ def test_a_folder_of_files(tmp_path):
         parse_msc(tmp_path / "empty")
 
 
-def test_times_that_the_file_does_not_tell(tmp_path):
+def test_missing_times_are_filled_in_and_counted(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(
         json.dumps(
@@ -123,33 +123,33 @@ def test_times_that_the_file_does_not_tell(tmp_path):
     "content, why",
     [
         ("{", r"line 1 is not JSON"),
-        ("[1]", "line 1 is no conversation of MSC: TypeError"),
+        ("[1]", "line 1 is not a conversation of MSC: TypeError"),
         ('{"dialog": []}', "previous_dialogs"),
         ('{"previous_dialogs": [], "dialog": [{"text": 7}]}', "AttributeError"),
         (json.dumps(TWO) + "\n[", r"line 2 is not JSON"),
     ],
 )
-def test_a_file_of_another_shape_is_named(folder, content, why):
+def test_a_file_of_another_form_is_named(folder, content, why):
     (folder / "msc_session_5.jsonl").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=rf"msc_session_5\.jsonl.*{why}"):
         load("msc")
 
 
-def test_without_its_files_it_says_where_to_put_them(folder):
+def test_missing_files_are_an_error_that_names_their_place(folder):
     with pytest.raises(
         DatasetUnavailable,
-        match=r"msc has no address.*put it as msc/msc_dialogue/session_5/test\.txt into .*ADAPTMR_DATA",
+        match=r"msc has no address.*save it as msc/msc_dialogue/session_5/test\.txt in .*ADAPTMR_DATA",
     ):
         load("msc")
 
 
 @given(st.text(max_size=80))
-def test_ago_never_fails(text):
+def test_parse_time_ago_accepts_any_string(text):
     found = parse_time_ago(text)
     assert found is None or found >= timedelta(0)
 
 
-def test_ago():
+def test_parse_time_ago():
     assert (
         parse_time_ago("1 hour ago") == timedelta(hours=1)
         and parse_time_ago("2 weeks 3 days ago") == timedelta(days=17)

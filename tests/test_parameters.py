@@ -1,4 +1,4 @@
-"""Parameters of received runs: this checkout's notebook runs with plain values, and no received code."""
+"""Replaying a received run executes this checkout's notebook with plain values, and no received code."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "checkout"
 
 
-def told(capsys, *arguments):
+def run_cli(capsys, *arguments):
     status = cli.main([str(a) for a in arguments])
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return status, said
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return status, message
 
 
-def tree(folder):
+def file_contents(folder):
     return {
         p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
     }
 
 
-EVIL = [
+HOSTILE_NAMES = [
     "__import__('os').system('touch {}'); z",
     "k = 1\n__import__('os').system('touch {}')\nz",
     "k, z = __import__('os').system('touch {}'), z",
@@ -53,21 +53,21 @@ EVIL = [
 ]
 
 
-@pytest.mark.parametrize("name", EVIL, ids=repr)
-def test_a_name_that_is_no_parameter_is_refused_before_anything_runs(root, tmp_path, capsys, name):
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=repr)
+def test_an_unknown_parameter_is_refused_before_anything_runs(root, tmp_path, capsys, name):
     folder = checkout.received(tmp_path / "sent", {name.format(tmp_path / "ran"): str(tmp_path / "ran")})
-    before = tree(tmp_path)
-    status, said = told(capsys, "runs", "replay", folder)
-    assert status == 2 and len(said.strip().split("\n")) == 1 and "sent/manifest.json" in said, said
-    assert tree(tmp_path) == before, "nothing was run and nothing written"
+    before = file_contents(tmp_path)
+    status, message = run_cli(capsys, "runs", "replay", folder)
+    assert status == 2 and len(message.strip().split("\n")) == 1 and "sent/manifest.json" in message, message
+    assert file_contents(tmp_path) == before, "nothing was run and nothing written"
 
 
 @pytest.mark.parametrize(
     "value", [{"a": 1}, {"__import__('os')": 1}, [[1]], [{"a": 1}], float("nan"), float("inf")], ids=repr
 )
 def test_a_value_that_is_not_plain_is_refused(root, tmp_path, capsys, value):
-    status, said = told(capsys, "runs", "replay", checkout.received(tmp_path / "sent", {"k": value}))
-    assert status == 2 and "'k'" in said and "must be text, a number" in said
+    status, message = run_cli(capsys, "runs", "replay", checkout.received(tmp_path / "sent", {"k": value}))
+    assert status == 2 and "'k'" in message and "must be text, a number" in message
 
 
 @pytest.mark.parametrize(
@@ -76,45 +76,49 @@ def test_a_value_that_is_not_plain_is_refused(root, tmp_path, capsys, value):
     ids=repr,
 )
 def test_an_experiment_that_this_checkout_does_not_have_is_refused(root, tmp_path, capsys, experiment):
-    evil = checkout.notebook(
+    hostile = checkout.notebook(
         checkout.cell("p", checkout.PARAMETERS, ("parameters",)),
         checkout.cell("r", f"open({str(tmp_path / 'ran')!r}, 'w')"),
     )
-    (tmp_path / "checkout" / "x.ipynb").write_text(evil)
-    status, said = told(capsys, "runs", "replay", checkout.received(tmp_path / "sent", {"k": 1}, experiment))
+    (tmp_path / "checkout" / "x.ipynb").write_text(hostile)
+    status, message = run_cli(
+        capsys, "runs", "replay", checkout.received(tmp_path / "sent", {"k": 1}, experiment)
+    )
     assert (
-        status == 2 and "none of this checkout's, which are tiny" in said and not (tmp_path / "ran").exists()
+        status == 2
+        and "none of this checkout's, which are tiny" in message
+        and not (tmp_path / "ran").exists()
     )
 
 
 @pytest.mark.parametrize("params", [None, [], "k", 5], ids=repr)
-def test_parameters_that_are_none_are_refused(root, tmp_path, capsys, params):
-    status, said = told(capsys, "runs", "replay", checkout.received(tmp_path / "sent", params))
-    assert status == 2 and "must map names to values" in said
+def test_parameters_that_are_not_a_mapping_are_refused(root, tmp_path, capsys, params):
+    status, message = run_cli(capsys, "runs", "replay", checkout.received(tmp_path / "sent", params))
+    assert status == 2 and "must map names to values" in message
 
 
 @pytest.mark.parametrize(
     "text", ["[]", "null", "5", '"x"', "{half", "", "\x00", "[" * 100_000], ids=lambda t: t[:9]
 )
-def test_a_manifest_that_is_none_is_one_clear_line(root, tmp_path, capsys, text):
+def test_an_invalid_manifest_is_a_one_line_error(root, tmp_path, capsys, text):
     checkout.received(tmp_path / "sent", {})
     (tmp_path / "sent" / "manifest.json").write_text(text)
-    status, said = told(capsys, "runs", "replay", tmp_path / "sent")
-    assert status == 2 and len(said.strip().split("\n")) == 1 and "sent/manifest.json" in said
-    status, said = told(capsys, "runs", "replay", tmp_path / "nowhere")
-    assert status == 2 and "nowhere" in said
+    status, message = run_cli(capsys, "runs", "replay", tmp_path / "sent")
+    assert status == 2 and len(message.strip().split("\n")) == 1 and "sent/manifest.json" in message
+    status, message = run_cli(capsys, "runs", "replay", tmp_path / "nowhere")
+    assert status == 2 and "nowhere" in message
 
 
-def test_a_model_that_came_with_the_run_is_not_loaded(root, tmp_path, capsys):
+def test_a_received_model_is_not_loaded(root, tmp_path, capsys):
     (root / "encoder").mkdir()
-    status, said = told(
+    status, message = run_cli(
         capsys, "runs", "replay", checkout.received(tmp_path / "sent", {"embedder": "encoder"})
     )
-    assert status == 2 and "is a folder here" in said
+    assert status == 2 and "is a folder here" in message
 
 
-@pytest.mark.parametrize("name", EVIL[:5], ids=repr)
-def test_execute_refuses_what_the_notebook_does_not_have(root, tmp_path, name):
+@pytest.mark.parametrize("name", HOSTILE_NAMES[:5], ids=repr)
+def test_execute_refuses_unknown_parameters(root, tmp_path, name):
     with pytest.raises(UsageError):
         cli.execute_notebook(
             root / "nbs" / "experiments" / "tiny.ipynb", {name.format(tmp_path / "ran"): 1}, tmp_path
@@ -124,8 +128,8 @@ def test_execute_refuses_what_the_notebook_does_not_have(root, tmp_path, name):
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_honest_run_repeats_and_its_notebook_is_not_the_one_that_runs(root, tmp_path, capsys):
-    """Also with values that would be code if they weren't quoted."""
+def test_a_replay_runs_this_checkouts_notebook_and_not_the_received_one(root, tmp_path, capsys):
+    """The values would be code if they weren't quoted."""
     names = ["'; __import__('os').system('true') #", '"""', "\\", "{k}", "$(true)"]
     folder = checkout.received(tmp_path / "sent", {"k": 3, "names": names})
     (folder / "notebook.ipynb").write_text(
@@ -133,10 +137,14 @@ def test_an_honest_run_repeats_and_its_notebook_is_not_the_one_that_runs(root, t
     )
     (folder / "tables").mkdir()
     (folder / "tables" / "main.csv").write_text("system,f1\na,0.500\n")
-    before = tree(folder)
-    status, said = told(capsys, "runs", "replay", folder)
-    assert status == 0, said
-    assert tree(folder) == before and not (tmp_path / "ran").exists() and not (root / "outputs").exists()
+    before = file_contents(folder)
+    status, message = run_cli(capsys, "runs", "replay", folder)
+    assert status == 0, message
+    assert (
+        file_contents(folder) == before
+        and not (tmp_path / "ran").exists()
+        and not (root / "outputs").exists()
+    )
 
 
 def test_vectors_that_are_pickles_are_not_unpickled(tmp_path):
@@ -162,14 +170,14 @@ def test_vectors_that_are_pickles_are_not_unpickled(tmp_path):
     assert not (tmp_path / "ran").exists() and not (tmp_path.parent / "ran").exists()
 
 
-# --- neighbours, and YAML
+# --- damaged run folders, and YAML
 
 
-def test_a_broken_neighbour_stops_nobody(root, tmp_path, capsys):
-    honest = checkout.received(root / "outputs" / "tiny" / "good", {"k": 3})
-    (honest / "calls.jsonl.gz").write_bytes(b"")
-    (honest / "tables").mkdir()
-    (honest / "tables" / "main.csv").write_text("system,f1\na,0.500\n")
+def test_a_damaged_run_folder_does_not_affect_other_runs(root, tmp_path, capsys):
+    good = checkout.received(root / "outputs" / "tiny" / "good", {"k": 3})
+    (good / "calls.jsonl.gz").write_bytes(b"")
+    (good / "tables").mkdir()
+    (good / "tables" / "main.csv").write_text("system,f1\na,0.500\n")
     for name, text in (
         ("half", '{"models": ["m'),
         ("list", "[]"),
@@ -209,16 +217,16 @@ BOMB = "a: &a [lol, lol]\n" + "".join(
     ],
     ids=lambda v: v[:12] if isinstance(v, str) else None,
 )
-def test_yaml_that_hides_something_is_refused(root, tmp_path, capsys, text, names):
+def test_ambiguous_yaml_is_refused(root, tmp_path, capsys, text, names):
     (tmp_path / "mine.yaml").write_text(text)
-    status, said = told(capsys, "run", "tiny", "-f", tmp_path / "mine.yaml")
-    assert status == 2 and "mine.yaml" in said and all(n in said for n in names), said
+    status, message = run_cli(capsys, "run", "tiny", "-f", tmp_path / "mine.yaml")
+    assert status == 2 and "mine.yaml" in message and all(n in message for n in names), message
     if "\n" in text and len(text) < 1000:
-        status, said = told(capsys, "run", "tiny", "-p", "names", text)
-        assert status == 2 and "-p" in said
+        status, message = run_cli(capsys, "run", "tiny", "-p", "names", text)
+        assert status == 2 and "-p" in message
 
 
-def test_what_is_recorded_is_what_papermill_is_given(root, tmp_path):
+def test_the_recorded_parameters_are_those_that_papermill_gets(root, tmp_path):
     made = cli.run_experiment("tiny", overrides=[("names", "[a, b]")])
     manifest = json.loads((made / "manifest.json").read_text())
     assert cli.read_run_config(made, root) == (

@@ -12,7 +12,7 @@ from expected import committed_numbers
 
 import readme
 
-TEXT = (readme.HERE / "README.md").read_text(encoding="utf-8")
+TEXT = (readme.ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language):
@@ -26,7 +26,7 @@ def commands():
 @pytest.mark.parametrize("block", readme.BLOCKS)
 def test_the_tables_are_those_of_the_committed_runs(block):
     try:
-        table = readme.BLOCKS[block](readme.HERE)
+        table = readme.BLOCKS[block](readme.ROOT)
     except NoCheckout as e:
         pytest.skip(str(e))
     except (NoRun, SeveralRuns) as e:
@@ -37,7 +37,7 @@ def test_the_tables_are_those_of_the_committed_runs(block):
         )
 
 
-@pytest.mark.parametrize("block", readme.BLOCKS)
+@pytest.mark.parametrize("block", [block for block in readme.BLOCKS if "figure" not in block])
 def test_the_prose_names_every_system_of_the_table(block):
     shown = readme.between_markers(TEXT, block)
     prose = TEXT.split("## Where it fails, and why")[1].split("## Quick start")[0]
@@ -51,13 +51,13 @@ def test_the_prose_names_every_system_of_the_table(block):
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
 def test_relative_links_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)#\s]+)", (readme.HERE / page).read_text(encoding="utf-8"))
-    dead = [link for link in links if "://" not in link and not (readme.HERE / link).exists()]
+    links = re.findall(r"\]\(([^)#\s]+)", (readme.ROOT / page).read_text(encoding="utf-8"))
+    dead = [link for link in links if "://" not in link and not (readme.ROOT / link).exists()]
     assert links and dead == []
 
 
 def test_make_targets_exist():
-    targets = re.findall(r"^([a-z0-9-]+):", (readme.HERE / "Makefile").read_text(encoding="utf-8"), re.M)
+    targets = re.findall(r"^([a-z0-9-]+):", (readme.ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     asked = [c.split()[1] for c in commands() if c.startswith("make ")]
     assert asked and set(asked) <= set(targets)
 
@@ -68,19 +68,19 @@ def test_commands_are_accepted():
     runs = [shlex.split(c)[2:] for c in commands() if c.startswith("adaptmr run ")]
     assert runs
     for name, *rest in runs:
-        files = [str(readme.HERE / b) for a, b in pairwise(rest) if a == "-f"]
+        files = [str(readme.ROOT / b) for a, b in pairwise(rest) if a == "-f"]
         pairs = [(b, c) for a, b, c in zip(rest, rest[1:], rest[2:]) if a == "-p"]
-        assert name in cli.experiment_names(readme.HERE)
-        assert cli.gather_params(readme.HERE, name, files, pairs)["model"] != "offline"
+        assert name in cli.experiment_names(readme.ROOT)
+        assert cli.gather_params(readme.ROOT, name, files, pairs)["model"] != "offline"
 
 
 def test_every_params_file_fits_an_experiment():
     from adaptmr import cli
 
-    for path in sorted((readme.HERE / "params").glob("*.yaml")):
-        if path.stem in ("base", "expected", "published", *cli.experiment_names(readme.HERE)):
+    for path in sorted((readme.ROOT / "params").glob("*.yaml")):
+        if path.stem in ("base", "expected", "published", *cli.experiment_names(readme.ROOT)):
             continue
-        assert cli.gather_params(readme.HERE, "exp3", [str(path)], [])
+        assert cli.gather_params(readme.ROOT, "exp3", [str(path)], [])
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_the_table_of_locomo_says_what_others_published_and_what_ours_is(tmp_pat
         and len(values) >= 5
     )
     assert "which are these" not in table
-    fitted = json.loads((readme.HERE / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))[
+    fitted = json.loads((readme.ROOT / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))[
         "data"
     ]["locomo"]
     git(tmp_path, "rm", "-rqf", str(first))

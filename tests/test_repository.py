@@ -1,4 +1,4 @@
-"""The repository: no text of others, no machine paths, notebooks and package in step, downward imports."""
+"""The repository: no licensed text, keys or local paths; notebooks match the package; imports go downward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from functools import lru_cache
@@ -18,6 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import check_sync
+from committed import NoCheckout, tracked_files
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
@@ -25,23 +25,15 @@ NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpo
 
 @lru_cache(maxsize=1)
 def tracked() -> tuple[Path, ...]:
-    """The files that are in the repository, or would be with the next `git add`."""
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        pytest.skip("this is no git checkout: which files belong to it is not known")
-    return tuple(
-        p
-        for name in sorted(set(done.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""})
-        if (p := ROOT / name).is_file()
-    )
+    """Return the files of the repository, and those that the next `git add` would add."""
+    try:
+        return tuple(p for p in tracked_files(ROOT, untracked=True) if p.is_file())
+    except NoCheckout as e:
+        pytest.skip(str(e))
 
 
 def strings(value):
-    """Every string in a JSON value."""
+    """Yield every string in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -57,7 +49,7 @@ def strings(value):
 
 
 def texts(name: str, data: bytes):
-    """What is written in a file, packed files unpacked, as text."""
+    """Yield the texts in a file; archives are unpacked."""
     if name.endswith(".gz"):
         yield from texts(name[:-3], gzip.decompress(data))
     elif name.endswith((".npz", ".zip", ".whl")):
@@ -90,7 +82,7 @@ def contents() -> tuple[tuple[str, str], ...]:
     )
 
 
-# --- other people's text
+# --- licensed text
 
 SHINGLE = 8
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
@@ -103,7 +95,7 @@ def words(text: str) -> list[str]:
 
 
 def shingles(text: str) -> set[int]:
-    """The runs of eight words of a text, as hashes."""
+    """Return the hashes of all sequences of eight words in a text."""
     w = words(text)
     return {hash(tuple(w[i : i + SHINGLE])) for i in range(len(w) - SHINGLE + 1)}
 
@@ -143,11 +135,11 @@ def quoted(data, files) -> list[str]:
 def test_no_text_of_locomo(locomo_file):
     data = json.loads(locomo_file.read_bytes())
     kept = [{**c["conversation"], "qa": c["qa"]} for c in data]
-    assert len(long_texts(kept)) > 1000, "there is something to look for"
+    assert len(long_texts(kept)) > 1000, "there are texts to search for"
     assert quoted(kept, contents()) == []
 
 
-def test_a_quotation_would_be_found(tmp_path):
+def test_quotations_are_found(tmp_path):
     secret = (
         "My neighbour's parrot has learned to imitate the doorbell, "
         "and now nobody in the house answers it any more"
@@ -186,7 +178,7 @@ def test_a_quotation_would_be_found(tmp_path):
         assert quoted(data, [(path.name, "\n".join(texts(path.name, path.read_bytes())))]), path.name
 
 
-# --- no machine, no keys
+# --- local paths and keys
 
 PLACES = re.compile(
     "|".join(
@@ -198,7 +190,7 @@ KEYS = re.compile(
 )
 
 
-def test_no_path_of_a_machine():
+def test_no_local_path():
     found = [
         f"{name}: {text[max(0, m.start() - 30) : m.end() + 30]!r}"
         for name, text in contents()
@@ -218,7 +210,7 @@ def test_no_key():
     ] == []
 
 
-def test_nothing_that_can_be_made_again_is_kept():
+def test_no_generated_file_is_committed():
     bad = re.compile(
         r"(?:^|/)(?:__pycache__|\.ipynb_checkpoints|\.venv|node_modules|[^/]+\.egg-info)/|"
         r"\.(?:pyc|db|db-wal|sqlite|safetensors|bin|part)$|(?:^|/)failed\.ipynb$"
@@ -232,7 +224,7 @@ def test_nothing_that_can_be_made_again_is_kept():
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A checkout to spoil."""
+    """A copy of the checkout that a test may damage."""
     to = tmp_path_factory.mktemp("copy")
     shutil.copy(ROOT / "settings.ini", to)
     for folder in ("nbs", "adaptmr"):
@@ -242,11 +234,11 @@ def copy(tmp_path_factory):
     return to
 
 
-def test_package_and_notebooks_are_in_step_and_clean():
-    assert check_sync.drift(ROOT) + check_sync.dirt(ROOT) == []
+def test_the_package_matches_its_notebooks_and_they_are_clean():
+    assert check_sync.export_differences(ROOT) + check_sync.unclean_notebooks(ROOT) == []
 
 
-def test_drift_is_reported(copy):
+def test_export_differences_are_reported(copy):
     edited, removed, orphan = (
         copy / "adaptmr" / "text.py",
         copy / "adaptmr" / "systems" / "fixed.py",
@@ -258,14 +250,14 @@ def test_drift_is_reported(copy):
         (orphan, lambda p: p.write_text("x = 1\n")),
     ):
         change(path)
-    assert check_sync.drift(copy) == [
+    assert check_sync.export_differences(copy) == [
         "adaptmr/store/leftover.py: no notebook exports it",
         "adaptmr/systems/fixed.py: not exported yet, run nbdev_export",
         "adaptmr/text.py: differs from its notebook, run nbdev_export",
     ]
 
 
-def test_dirt_is_reported(tmp_path):
+def test_unclean_notebooks_are_reported(tmp_path):
     clean = {
         "cell_type": "code",
         "id": "a",
@@ -286,12 +278,12 @@ def test_dirt_is_reported(tmp_path):
             }
         )
         (tmp_path / "nbs" / folder / "n.ipynb").write_text(text)
-        return check_sync.dirt(tmp_path)
+        return check_sync.unclean_notebooks(tmp_path)
 
     assert notebook("") == []
     assert "metadata ['kernelspec', 'widgets']" in notebook("", {"kernelspec": {}, "widgets": {}})[0]
     assert "cell metadata ['collapsed']" in notebook("", cell={"metadata": {"collapsed": True}})[0]
-    assert "counts its cells" in notebook("", cell={"execution_count": 3})[0]
+    assert "has execution counts" in notebook("", cell={"execution_count": 3})[0]
     assert "shows an error" in notebook("", cell={"outputs": [{"output_type": "error"}]})[0]
     assert notebook("", cell={"outputs": [{"output_type": "stream"}]}) == []
 
@@ -301,14 +293,14 @@ def read(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(ROOT / "nbs").as_posix())
-def test_every_notebook(path):
+def test_the_form_of_a_notebook(path):
     notebook = read(path)
     assert notebook["nbformat"] == 4 and notebook["metadata"]["kernelspec"]["name"] == "python3"
     cells = notebook["cells"]
     first = "".join(cells[0]["source"])
     head = re.match(r"# \S[^\n]*\n\n> \S[^\n]+(?:\n|$)", first)
     assert cells[0]["cell_type"] == "markdown" and head, (
-        "it begins with a title and one line that says what it is about"
+        "a notebook begins with a title and a one-line subtitle"
     )
     assert (
         sum(
@@ -335,10 +327,10 @@ def test_every_notebook(path):
         }
         code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
         assert not [c for c in code if re.search(r"^(?:def|class|for|while) ", c, re.M)], (
-            "experiments hold no logic"
+            "an experiment defines no functions, classes or loops"
         )
         assert "skip_exec: true" in "".join(cells[-1]["source"]), (
-            "an experiment that the tests run writes into the checkout's outputs"
+            "without it, tests that run the experiment would write into the checkout's outputs"
         )
     else:
         assert not tagged
@@ -348,7 +340,7 @@ def test_every_notebook(path):
     assert prose >= len(cells) / 4, f"{prose} of {len(cells)} cells are prose"
 
 
-# --- floors
+# --- floors: a subpackage imports only from lower ones
 
 FLOORS = [
     {"markup"},
@@ -361,20 +353,18 @@ FLOORS = [
     {"store"},
     {"retrieval"},
     {"planning"},
-    {"memory"},
     {"systems"},
-    {"agents"},
     {"data"},
     {"eval"},
     {"training", "perf"},
     {"experiments"},
     {"cli", "__main__"},
 ]
-FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
+FLOOR = {subpackage: i for i, subpackages in enumerate(FLOORS) for subpackage in subpackages}
 
 
 def imports(path: Path) -> set[tuple[str, bool]]:
-    """The rooms of the package that a module imports, and whether it does so for type checkers only."""
+    """Return the subpackages that a module imports, each with whether only type checkers see the import."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = list(path.relative_to(ROOT).with_suffix("").parts)[:-1]
     for_types = {
@@ -406,14 +396,14 @@ MODULES = sorted(
 )
 
 
-def test_every_room_has_a_floor():
-    rooms = {p.relative_to(ROOT / "adaptmr").with_suffix("").parts[0] for p in MODULES}
-    assert rooms <= set(FLOOR), f"{sorted(rooms - set(FLOOR))}: say on which floor they stand"
+def test_every_subpackage_has_a_floor():
+    subpackages = {p.relative_to(ROOT / "adaptmr").with_suffix("").parts[0] for p in MODULES}
+    assert subpackages <= set(FLOOR), f"add {sorted(subpackages - set(FLOOR))} to a floor"
 
 
-def test_the_parser_of_imports_finds_what_there_is():
+def test_imports_are_found():
     assert {"types", "text", "retrieval"} - {
-        room for room, _ in imports(ROOT / "adaptmr" / "retrieval" / "signals.py")
+        subpackage for subpackage, _ in imports(ROOT / "adaptmr" / "retrieval" / "signals.py")
     } <= {"types"}
     assert ("systems", False) in imports(ROOT / "adaptmr" / "eval" / "runner" / "evaluate.py") and (
         "retrieval",
@@ -425,12 +415,16 @@ def test_the_parser_of_imports_finds_what_there_is():
 def test_modules_import_downward(path):
     own = path.relative_to(ROOT / "adaptmr").with_suffix("").parts[0]
     upward = sorted(
-        room
-        for room, for_types in imports(path)
-        if not for_types and room in FLOOR and FLOOR[room] > FLOOR[own]
+        subpackage
+        for subpackage, for_types in imports(path)
+        if not for_types and subpackage in FLOOR and FLOOR[subpackage] > FLOOR[own]
     )
-    assert upward == [], f"{own} stands on floor {FLOOR[own]} and imports from above"
-    unknown = sorted(room for room, _ in imports(path) if room not in FLOOR and room != "__version__")
+    assert upward == [], f"{own} is on floor {FLOOR[own]} and imports from a higher one"
+    unknown = sorted(
+        subpackage
+        for subpackage, _ in imports(path)
+        if subpackage not in FLOOR and subpackage != "__version__"
+    )
     assert unknown == []
 
 
@@ -441,12 +435,12 @@ EVAL_FLOORS = [
     {"judges", "runner"},
     {"analysis"},
 ]
-EVAL_FLOOR = {room: i for i, rooms in enumerate(EVAL_FLOORS) for room in rooms}
+EVAL_FLOOR = {subpackage: i for i, subpackages in enumerate(EVAL_FLOORS) for subpackage in subpackages}
 EVAL_MODULES = sorted((ROOT / "adaptmr" / "eval").glob("*/*.py"))
 
 
-def eval_rooms(path: Path) -> set[str]:
-    """The rooms of `eval` that a module imports from."""
+def eval_subpackages(path: Path) -> set[str]:
+    """Return the subpackages of `eval` that a module imports from."""
     package = list(path.relative_to(ROOT).with_suffix("").parts)[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -460,10 +454,14 @@ def eval_rooms(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", EVAL_MODULES, ids=lambda p: p.relative_to(ROOT / "adaptmr").as_posix())
-def test_rooms_of_eval_import_downward(path):
+def test_subpackages_of_eval_import_downward(path):
     own = path.parent.name
-    upward = {room for room in eval_rooms(path) if room != own and EVAL_FLOOR[room] >= EVAL_FLOOR[own]}
-    assert upward == set(), f"eval/{own} stands on floor {EVAL_FLOOR[own]}"
+    upward = {
+        subpackage
+        for subpackage in eval_subpackages(path)
+        if subpackage != own and EVAL_FLOOR[subpackage] >= EVAL_FLOOR[own]
+    }
+    assert upward == set(), f"eval/{own} is on floor {EVAL_FLOOR[own]}"
 
 
 def test_the_package_needs_no_nbdev():
@@ -482,7 +480,7 @@ def test_the_package_needs_no_nbdev():
         assert not names & {"nbdev", "fastcore", "execnb", "ghapi", "fastgit"}, path
 
 
-def test_the_readme_names_what_exists():
+def test_links_and_make_targets_of_the_readme_exist():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     linked = [
         t for t in re.findall(r"\]\(([^)#\s]+)\)", readme) if "://" not in t and not t.startswith("mailto:")

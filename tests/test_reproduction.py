@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 import yaml
 from committed import NoCheckout, NoRun, SeveralRuns
-from expected import HERE, committed_numbers
+from expected import ROOT, committed_numbers
 from readme import full_run, model_run
 
 from adaptmr.cli import replay_run
 
 
 def test_the_committed_runs_scored_what_is_expected():
-    expected = yaml.safe_load((HERE / "params" / "expected.yaml").read_text(encoding="utf-8"))
+    expected = yaml.safe_load((ROOT / "params" / "expected.yaml").read_text(encoding="utf-8"))
     try:
         found = committed_numbers()
     except NoCheckout as e:
@@ -25,9 +25,9 @@ def test_the_committed_runs_scored_what_is_expected():
 
 
 RUNS = {
-    **{name: partial(full_run, HERE, experiment=name) for name in ("exp1", "exp2", "exp3", "exp4")},
-    "exp3 with a model": lambda: model_run(HERE, "exp3", "demo"),
-    "exp4 with a model": lambda: model_run(HERE, "exp4", "demo"),
+    **{name: partial(full_run, ROOT, experiment=name) for name in ("exp1", "exp2", "exp3", "exp4")},
+    "exp3 with a model": lambda: model_run(ROOT, "exp3", "demo"),
+    "exp4 with a model": lambda: model_run(ROOT, "exp4", "demo"),
 }
 
 
@@ -56,4 +56,4 @@ def test_a_committed_run_repeats_cell_by_cell(run, monkeypatch):
         pytest.skip(why)
     for name in ("ADAPTMR_DATA", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    assert replay_run(folder, HERE) == []
+    assert replay_run(folder, ROOT) == []

@@ -1,4 +1,4 @@
-"""Words, names, sentences: hand-made cases, properties on any string, bad input, speed."""
+"""Words, names and sentences: hand-written cases, properties of any string, malformed input, speed."""
 
 import re
 import time
@@ -19,7 +19,7 @@ from adaptmr.text import (
     remove_names,
 )
 
-ANY = st.text(alphabet=st.characters(exclude_categories=()), max_size=200)  # lone surrogates, NULs and all
+ANY = st.text(alphabet=st.characters(exclude_categories=()), max_size=200)  # with lone surrogates and NULs
 MIXED = st.lists(
     st.sampled_from(
         [
@@ -144,13 +144,13 @@ def test_tokenize_in_threads():
         ("Do you like 火锅?", "en"),
     ],
 )
-def test_language(text, lang):
+def test_detect_language(text, lang):
     assert detect_language(text) == lang
 
 
 @settings(max_examples=200, deadline=None)
 @given(TEXTS)
-def test_language_is_stable(text):
+def test_language_does_not_change_with_repetition(text):
     assert (
         detect_language(text)
         == detect_language(text + "  ")
@@ -202,7 +202,7 @@ def test_split_sentences(text, sentences):
 
 @settings(max_examples=300, deadline=None)
 @given(TEXTS)
-def test_sentences_lose_nothing(text):
+def test_sentences_contain_the_whole_text(text):
     parts = split_sentences(text)
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert all(p and p == p.strip() for p in parts)
@@ -234,13 +234,13 @@ def test_sentences_lose_nothing(text):
         ("مرحبا \0 \ud83d", ()),
     ],
 )
-def test_names(text, found):
+def test_find_names(text, found):
     assert find_names(text) == found
 
 
 @settings(max_examples=300, deadline=None)
 @given(TEXTS)
-def test_names_stand_in_the_text(text):
+def test_names_occur_in_the_text(text):
     found = find_names(text)
     assert len(set(found)) == len(found) and all(n and n in text for n in found) and found == find_names(text)
 
@@ -263,7 +263,7 @@ def test_names_stand_in_the_text(text):
         ("Ann’s car", ["Ann"], "car"),
     ],
 )
-def test_without_names(text, people, left):
+def test_remove_names(text, people, left):
     assert remove_names(text, people) == left
 
 
@@ -275,7 +275,7 @@ def test_without_names(text, people, left):
         max_size=4,
     ),
 )
-def test_without_names_never_empties(text, people):
+def test_remove_names_never_leaves_an_empty_text(text, people):
     out = remove_names(text, people)
     assert out.strip() or not text.strip() or out == text
     assert bool(re.search(r"\w", out)) == bool(re.search(r"\w", text))
@@ -284,7 +284,7 @@ def test_without_names_never_empties(text, people):
     assert remove_names(text, reversed(people)) == out
 
 
-def test_entities():
+def test_content_words():
     assert content_words("Where does Caroline currently want to move?") == ("carolin", "move")
     assert content_words("我现在住在哪里？") == ("住",) and content_words("什么时候搬到杭州的？") == (
         "搬",
@@ -296,7 +296,7 @@ def test_entities():
 
 @settings(max_examples=200, deadline=None)
 @given(TEXTS)
-def test_entities_are_distinct(text):
+def test_content_words_are_distinct(text):
     found = content_words(text)
     assert len(set(found)) == len(found) and all(found)
 

@@ -1,4 +1,4 @@
-"""Time expressions: hand-computed windows, sentences without any, properties, bad input, speed."""
+"""Time expressions: hand-computed windows, sentences without any, properties, malformed input, speed."""
 
 import csv
 import time
@@ -24,13 +24,13 @@ from adaptmr.times.scores import (
 NOW = {
     "A": datetime(2024, 4, 20, 15, 30),  # a Saturday
     "B": datetime(2023, 6, 9, 19, 55),  # a Friday
-    "C": datetime(2024, 1, 31, 8),
-    "D": datetime(2024, 2, 29, 12),
-    "E": datetime(2024, 1, 1, 9),
-    "F": datetime(2023, 12, 31, 23, 59),  # Wed Thu Mon Sun
-    "G": datetime(2023, 7, 17, 14, 31),
-    "H": datetime(2024, 3, 31, 10),
-}  # Mon Sun
+    "C": datetime(2024, 1, 31, 8),  # a Wednesday
+    "D": datetime(2024, 2, 29, 12),  # a Thursday
+    "E": datetime(2024, 1, 1, 9),  # a Monday
+    "F": datetime(2023, 12, 31, 23, 59),  # a Sunday
+    "G": datetime(2023, 7, 17, 14, 31),  # a Monday
+    "H": datetime(2024, 3, 31, 10),  # a Sunday
+}
 ANCHORS = {"my birthday": datetime(2024, 5, 12), "我生日": datetime(2024, 5, 12)}
 SATURDAY = NOW["A"]
 
@@ -47,9 +47,8 @@ with (Path(__file__).parent / "times_table.tsv").open(encoding="utf-8") as file:
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda r: f"{r['now']}:{r['words']}")
 def test_table(row):
-    found = find_times(
-        row["words"], NOW[row["now"]], ANCHORS, prefer="past"
-    )  # many are mere fragments, in which nothing else decides
+    # `prefer`, because many rows are fragments without a tense
+    found = find_times(row["words"], NOW[row["now"]], ANCHORS, prefer="past")
     assert [(w.start, w.end, w.grain) for w in found] == [(at(row["start"]), at(row["end"]), row["grain"])], [
         str(w) for w in found
     ]
@@ -61,7 +60,7 @@ def test_the_table_is_large_enough_and_in_both_languages():
     assert len({(r["now"], r["words"]) for r in TABLE}) == len(TABLE)
 
 
-NOTHING = """
+WITHOUT_TIMES = """
 It may rain and we may march on.|the 31 June 2023|version 1.5.2023.7
 June said hello to April and Will.|I'll have the May special|The March of the Penguins is a film
 She is 25 years old
@@ -76,10 +75,10 @@ What did the second one say?|I may have met May|a letter from June
 |   |…|?!|\0|🙂🙂|مرحبا بالعالم|שלום עולם
 我等了三个月|他二十三岁|我现在住在哪里？|给我一点时间|三个人|小周很高兴|天气很好|年轻人|日子|一月饼
 后面有人|以前的事|这季风|每周五开会|2月30日|月亮和星期|五一二|生日快乐|上面|前面有车|第三天"""
-NOTHING = [s for line in NOTHING.strip("\n").split("\n") for s in line.split("|")]
+WITHOUT_TIMES = [s for line in WITHOUT_TIMES.strip("\n").split("\n") for s in line.split("|")]
 
 
-@pytest.mark.parametrize("text", NOTHING)
+@pytest.mark.parametrize("text", WITHOUT_TIMES)
 def test_nothing_is_found(text):
     assert [str(w) for w in find_times(text, SATURDAY)] == []
     assert time_window(text, SATURDAY) is None
@@ -98,7 +97,7 @@ def test_nothing_is_found(text):
         ("I said 上周 and yesterday", ["上周", "yesterday"]),
     ],
 )
-def test_several_are_found_in_order(text, words):
+def test_several_expressions_are_found_in_order(text, words):
     assert [w.text for w in find_times(text, SATURDAY)] == words
 
 
@@ -116,7 +115,7 @@ def test_zones_and_anchors():
     assert find_times("x", SATURDAY, {"": SATURDAY, " ": SATURDAY}) == []
 
 
-def test_window_type():
+def test_window():
     w = Window(datetime(2024, 4, 1), datetime(2024, 5, 1), "April", "month")
     assert (
         w.contains(datetime(2024, 4, 1))
@@ -180,12 +179,12 @@ def test_time_window(question, start, end):
         ("三月以来", "三月以来（2024年3月）"),
     ],
 )
-def test_resolve(text, expected):
+def test_annotate_dates(text, expected):
     assert annotate_dates(text, SATURDAY) == expected
     assert annotate_dates(expected, SATURDAY) == expected
 
 
-def test_resolve_exactly():
+def test_annotate_exact_dates():
     assert annotate_dates("last Sunday", SATURDAY, exact=True) == "last Sunday (14 April 2024)"
     assert annotate_dates("last week", SATURDAY, exact=True) == "last week (the week of 8 April 2024)"
     assert (
@@ -239,7 +238,7 @@ def test_format_date():
         ("我搬家之前就开始跑步了吗？", ("开始跑步", "搬家")),
     ],
 )
-def test_compare_events(question, events):
+def test_find_compared_events(question, events):
     assert find_compared_events(question) == events
     assert time_window(question, SATURDAY) is None
 
@@ -265,11 +264,11 @@ def test_compare_events(question, events):
         "Did I run " + "or run " * 10_000 + "first?",
     ],
 )
-def test_no_comparison(question):
+def test_questions_without_a_comparison(question):
     assert find_compared_events(question) == ()
 
 
-# What the sentence decides ------------------------------------------------------------------------
+# Tense ------------------------------------------------------------------------
 
 TUESDAY = datetime(2024, 2, 20, 10)
 
@@ -288,7 +287,7 @@ TUESDAY = datetime(2024, 2, 20, 10)
         ("On 12 March, we closed the shop", "2023-03-12"),
         ("我3月12日就要走了", "2024-03-12"),
         ("12 March: dentist", "2024-03-12"),
-        ("12 February: dentist", "2024-02-12"),  # the nearest, since nothing else decides
+        ("12 February: dentist", "2024-02-12"),  # the nearest, since there is no tense
         ("Ring me on Friday", "2024-02-23"),
         ("We danced on Friday", "2024-02-16"),
         ("我打算周五去", "2024-02-23"),
@@ -301,7 +300,7 @@ TUESDAY = datetime(2024, 2, 20, 10)
         ("I'll be back the year after next", None),
     ],
 )
-def test_the_sentence_decides_which_one_is_meant(text, day):
+def test_the_tense_decides_which_occurrence_is_meant(text, day):
     [w] = find_times(text, TUESDAY)
     assert w.end - w.start == timedelta(days=1) and w.start == at(day) if day else w.start.year == 2026
 
@@ -328,12 +327,12 @@ def test_the_sentence_decides_which_one_is_meant(text, day):
         "我每周五都去",
     ],
 )
-def test_where_nothing_decides_nothing_is_resolved(text):
+def test_undecided_expressions_are_not_resolved(text):
     assert [str(w) for w in find_times(text, TUESDAY)] == []
     assert annotate_dates(text, TUESDAY) == text
 
 
-def test_prefer_decides_where_the_tense_does_not():
+def test_prefer_decides_when_the_tense_does_not():
     [past], [future] = (find_times("12 September", TUESDAY, prefer=prefer) for prefer in ("past", "future"))
     assert (past.start, future.start) == (at("2023-09-12"), at("2024-09-12"))
     assert find_times("We met on 12 September", TUESDAY, prefer="future") == find_times(
@@ -351,13 +350,13 @@ def held_out(name: str) -> list[TimeExample]:
 
 
 @pytest.mark.parametrize("language", ["all", "en", "zh"])
-def test_on_the_held_out_table_few_dates_are_wrong_and_few_missing(language):
+def test_precision_and_recall_on_the_held_out_table(language):
     scores = score_table(held_out("times_held_out.tsv"))
     assert scores[language, "all"].precision >= 0.97 and scores[language, "all"].recall >= 0.97, scores
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_on_the_later_tables_few_dates_are_wrong_and_few_missing(number):
+def test_precision_and_recall_on_the_later_tables(number):
     scores = score_table(held_out(f"times_held_out_{number}.tsv"))["all", "all"]
     assert scores.precision >= 0.96 and scores.recall >= 0.97, scores
 
@@ -369,7 +368,7 @@ def test_the_held_out_tables_are_large_enough_and_share_no_sentence():
     assert len({r.sentence for rows in tables for r in rows}) == sum(map(len, tables))
 
 
-def test_scores_count_what_is_found_what_is_missed_and_what_is_invented():
+def test_scores_count_right_missed_and_wrong_expressions():
     def row(text, *expected):
         return TimeExample("en", "x", TUESDAY, text, expected)
 
@@ -383,7 +382,7 @@ def test_scores_count_what_is_found_what_is_missed_and_what_is_invented():
     assert (Score(4, 2, 1).precision, Score(4, 2, 1).recall, Score().precision) == (2 / 3, 0.5, 1.0)
 
 
-def test_what_a_table_expects_is_read_exactly():
+def test_the_notation_of_expected_times():
     week = Window(datetime(2024, 3, 4), datetime(2024, 3, 11), grain="week")
     right = ["2024-03-04..2024-03-10", "~2024-03-07±4", "2024-03-05..2024-03-12±2"]
     wrong = [
@@ -399,7 +398,7 @@ def test_what_a_table_expects_is_read_exactly():
     assert matches(Window(datetime.min, datetime(2024, 3, 11)), "..2024-03-10", TUESDAY)
 
 
-def test_a_table_that_can_not_be_read_names_the_row(tmp_path):
+def test_an_unreadable_table_names_the_row(tmp_path):
     (tmp_path / "t.tsv").write_text(
         "language\tcategory\tsaid\tsentence\texpected\nen\tx\t2024-02-20\tSoon.\tsoon\n"
     )
@@ -407,7 +406,7 @@ def test_a_table_that_can_not_be_read_names_the_row(tmp_path):
         read_table(tmp_path / "t.tsv")
 
 
-def test_an_answer_stands_in_evidence_whose_dates_are_written_out():
+def test_answer_in_turns_resolves_dates():
     said = datetime(2023, 5, 25)
     assert answer_in_turns(
         "The Sunday before 25 May 2023", [("We ran last Sunday.", said)]
@@ -477,7 +476,7 @@ TIMES = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, TIMES)
-def test_windows_are_windows_of_the_text(text, now):
+def test_windows_are_valid_and_their_words_occur_in_the_text(text, now):
     at = -1
     for w in find_times(text, now, ANCHORS):
         assert w.start < w.end and w.start.tzinfo is not None
@@ -490,7 +489,7 @@ def test_windows_are_windows_of_the_text(text, now):
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, TIMES)
-def test_resolve_only_inserts_and_only_once(text, now):
+def test_annotate_dates_only_inserts(text, now):
     out = annotate_dates(text, now)
     letters = iter(out)
     assert all(c in letters for c in text)  # a subsequence
@@ -502,14 +501,14 @@ def test_resolve_only_inserts_and_only_once(text, now):
     st.sampled_from(["; ", ". ", "，", "\n"]),
     st.sampled_from(list(NOW.values())),
 )
-def test_resolve_is_idempotent(sentences, between, now):
+def test_annotate_dates_is_idempotent(sentences, between, now):
     once = annotate_dates(between.join(sentences), now)
     assert annotate_dates(once, now) == once
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=80))
-def test_compare_events_gives_none_or_two(text):
+def test_find_compared_events_returns_none_or_two(text):
     assert len(find_compared_events(text + "?")) in (0, 2)
 
 
@@ -519,7 +518,7 @@ def test_compare_events_gives_none_or_two(text):
     st.sampled_from(["hour", "day", "week", "month", "quarter", "season", "year", "decade"]),
     st.integers(-3, 3),
 )
-def test_spans_tile_time(t, unit, n):
+def test_calendar_units_tile_time(t, unit, n):
     start, end = unit_bounds(t, unit)
     assert start <= t < end and unit_bounds(start, unit) == (start, end)
     assert unit_bounds(end, unit)[0] == end  # the next begins where this ends
@@ -532,7 +531,7 @@ def test_spans_tile_time(t, unit, n):
     st.sampled_from(["day", "week", "month", "year"]),
     st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2100, 1, 1)),
 )
-def test_counting_back_agrees_with_dateparser(n, unit, now):
+def test_ago_agrees_with_dateparser(n, unit, now):
     import dateparser
 
     theirs = dateparser.parse(
@@ -558,7 +557,7 @@ def test_chinese_numerals(n):
     assert parse_number("".join("〇一二三四五六七八九"[int(c)] for c in f"{n:04d}")) == n
 
 
-# Bad input and speed ------------------------------------------------------------------------------
+# Malformed input and speed ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -570,7 +569,7 @@ def test_chinese_numerals(n):
         datetime(9999, 12, 31, tzinfo=timezone(timedelta(hours=-12))),
     ],
 )
-def test_the_ends_of_time_are_no_error(now):
+def test_the_first_and_last_year_raise_no_error(now):
     for row in TABLE:
         for w in find_times(row["words"], now):
             assert w.start < w.end

@@ -1,7 +1,4 @@
-"""Validation of data sets: all faults at once, each with its row, quoting ids only.
-
-Oddities are counted.
-"""
+"""Validation of data sets: all faults at once, each with its row, quoting ids only; oddities are counted."""
 
 from __future__ import annotations
 
@@ -60,8 +57,8 @@ def data(turns=None, questions=None, **more):
     )
 
 
-def refused(wrong):
-    """What both doors say of a data set."""
+def error_for(wrong):
+    """The error that `validate` raises for a data set, and `evaluate` too."""
     with pytest.raises(DatasetError) as one:
         validate(wrong)
     with pytest.raises(DatasetError) as two:
@@ -71,31 +68,31 @@ def refused(wrong):
 
 
 @pytest.mark.parametrize(
-    "wrong, kind, row",
+    "wrong, fault_type, row",
     [
         (
             data(questions=[asked(evidence=["S9:9"])]),
             "evidence that names no turn",
-            "question 'q1': 'S9:9' is no turn of conversation 'c'",
+            "question 'q1': 'S9:9' is not a turn of conversation 'c'",
         ),
         (
             data(questions=[asked(evidence="S1:1")]),
-            "evidence that are no list",
+            "evidence that are not a list",
             "evidence is a str; write evidence=[…]",
         ),
         (data(questions=[asked(evidence=["S1:1", "S1:1"])]), "evidence given twice", "'S1:1'"),
         (
             data(questions=[asked(answers="Ann")]),
-            "answers that are no list",
+            "answers that are not a list",
             "question 'q1': answers is a str; write answers=[…]",
         ),
-        (data(questions=[asked(answers=None)]), "answers that are no list", "answers is a NoneType"),
-        (data(questions=[asked(answers=["Ann", None])]), "answers that are no text", "answers holds None"),
-        (data(questions=[asked(answers=[" "])]), "answers that are no text", "answers holds ' '"),
+        (data(questions=[asked(answers=None)]), "answers that are not a list", "answers is a NoneType"),
+        (data(questions=[asked(answers=["Ann", None])]), "answers that are not text", "answers holds None"),
+        (data(questions=[asked(answers=[" "])]), "answers that are not text", "answers holds ' '"),
         (
             data(questions=[asked(answers=[])]),
             "answerable questions without an answer",
-            "say answerable=False",
+            "set answerable=False",
         ),
         (data(questions=[asked(text=None)]), "questions without a text", "question 'q1': text is None"),
         (data(questions=[asked(text="")]), "questions without a text", "text is empty"),
@@ -104,20 +101,20 @@ def refused(wrong):
         (
             data(questions=[asked(), asked()]),
             "question ids given twice",
-            "conversation 'c': 'q1' stands 2 times",
+            "conversation 'c': 'q1' occurs 2 times",
         ),
         (
             data(questions=[asked(conversation="d")]),
-            "questions on a conversation that isn't there",
+            "questions on an unknown conversation",
             "question 'q1': 'd'",
         ),
         (
             data(questions=[asked(conversation=[])]),
-            "questions on a conversation that isn't there",
+            "questions on an unknown conversation",
             "question 'q1': []",
         ),
-        (data(questions=["Who?"]), "questions that are no Question", "question number 1 is a str"),
-        (data(questions=[asked(answerable=None)]), "answerable that is no truth value", "answerable is None"),
+        (data(questions=["Who?"]), "questions that are not a Question", "question number 1 is a str"),
+        (data(questions=[asked(answerable=None)]), "answerable that is not a bool", "answerable is None"),
         (
             data([turn(1), turn(2, source="")]),
             "turns without a source",
@@ -128,18 +125,22 @@ def refused(wrong):
         (
             data([turn(1), turn(2, source="S1:1")]),
             "sources given twice",
-            "conversation 'c': 'S1:1' stands 2 times",
+            "conversation 'c': 'S1:1' occurs 2 times",
         ),
-        (data([turn(1), turn(2, id="c/1")]), "memory ids given twice", "'c/1' stands 2 times"),
-        (data([turn(1), turn(2, step=1)]), "steps that don't go up", "turn 2 ('S2:1'): step 1 after step 1"),
-        (data([turn(1), turn(2, step=None)]), "a step that is no whole number", "step is None"),
-        (data([turn(1), turn(2, speaker=None)]), "a speaker that is no string", "turn 2: speaker is None"),
+        (data([turn(1), turn(2, id="c/1")]), "memory ids given twice", "'c/1' occurs 2 times"),
+        (
+            data([turn(1), turn(2, step=1)]),
+            "steps that don't increase",
+            "turn 2 ('S2:1'): step 1 after step 1",
+        ),
+        (data([turn(1), turn(2, step=None)]), "a step that is not a whole number", "step is None"),
+        (data([turn(1), turn(2, speaker=None)]), "a speaker that is not a string", "turn 2: speaker is None"),
         (
             data([turn(1), turn(2, at=None)]),
             "turns without a date among dated ones",
             "turn 2 ('S2:1'): at is not given",
         ),
-        (data([turn(1), "hello"]), "turns that are no Memory", "turn 2 is a str"),
+        (data([turn(1), "hello"]), "turns that are not a Memory", "turn 2 is a str"),
         (
             Dataset("toy", [Conversation(None, (), [turn(1)])], []),
             "conversations without an id",
@@ -148,31 +149,31 @@ def refused(wrong):
         (
             Dataset("toy", [Conversation("c"), Conversation("c")], []),
             "conversation ids given twice",
-            "'c' stands 2 times",
+            "'c' occurs 2 times",
         ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_a_fault_is_named_with_its_row_at_both_doors(wrong, kind, row):
-    said = refused(wrong)
-    assert f"- {kind} (1): " in str(said) and row in str(said) and said.counts[kind] == 1
-    assert str(said).startswith("toy has "), "the data set by its name"
-    assert SECRET not in str(said), "ids only: messages get into logs"
+def test_validate_and_evaluate_name_a_fault_with_its_row(wrong, fault_type, row):
+    error = error_for(wrong)
+    assert f"- {fault_type} (1): " in str(error) and row in str(error) and error.counts[fault_type] == 1
+    assert str(error).startswith("toy has "), "the message names the data set"
+    assert SECRET not in str(error), "it quotes ids only, because messages are copied into logs"
 
 
-def test_all_of_it_at_once_in_a_message_that_stays_short():
+def test_all_faults_are_reported_at_once_in_a_short_message():
     many = 500
     turns = [turn(n, step=0, source="") for n in range(many)]
     questions = [asked(id=f"q{n}", answers="Ann", evidence=["nowhere"]) for n in range(many)]
-    said = refused(data(turns, questions))
-    assert said.counts == {
-        "answers that are no list": many,
+    error = error_for(data(turns, questions))
+    assert error.counts == {
+        "answers that are not a list": many,
         "turns without a source": many,
-        "steps that don't go up": many - 1,
+        "steps that don't increase": many - 1,
         "evidence that names no turn": many,
     }
-    lines = str(said).split("\n")
-    assert lines[0] == "toy has 1,999 faults:" and len(lines) == 5 and len(str(said)) < 2500
+    lines = str(error).split("\n")
+    assert lines[0] == "toy has 1,999 faults:" and len(lines) == 5 and len(str(error)) < 2500
     assert (
         all(line.count("; ") >= MAX_LISTED_ROWS and line.endswith("more") for line in lines[1:])
         and "and 497 more" in lines[1]
@@ -181,7 +182,7 @@ def test_all_of_it_at_once_in_a_message_that_stays_short():
 
 @given(st.permutations(range(4)), st.sets(st.sampled_from(["text", "answers", "evidence", "id"]), min_size=1))
 @settings(max_examples=25, deadline=None)
-def test_every_faulty_row_is_counted_wherever_it_stands(order, which):
+def test_every_faulty_row_is_counted_in_any_order(order, which):
     bad = {
         "text": {"text": ""},
         "answers": {"answers": "Ann"},
@@ -191,12 +192,12 @@ def test_every_faulty_row_is_counted_wherever_it_stands(order, which):
     questions = [
         asked(**{"id": f"q{n}", **(bad[name] if name in which else {})}) for n, name in enumerate(bad)
     ]
-    with pytest.raises(DatasetError) as said:
+    with pytest.raises(DatasetError) as caught:
         validate(data(questions=[questions[i] for i in order]))
-    assert sum(said.value.counts.values()) == len(which)
+    assert sum(caught.value.counts.values()) == len(which)
 
 
-def test_what_is_odd_is_counted_and_passes():
+def test_oddities_are_counted_and_pass():
     late = [turn(1), turn(2, at=DAY), turn(3)]
     assert validate(data(late)) == {"turns_dated_before_the_previous": 1}
     assert validate(
@@ -205,11 +206,11 @@ def test_what_is_odd_is_counted_and_passes():
     assert validate(data(questions=[asked(asked_at=DAY)])) == {"questions_asked_before_their_evidence": 1}
     assert validate(data([turn(n, at=None) for n in (1, 2)])) == {"conversations_without_dates": 1}
     assert validate(data()) == {} and validate(Dataset("empty")) == {}
-    frame = evaluate(["lexical"], data(late, notes={"mended": 2}), embedder="hash", progress=False)
-    assert frame.attrs["notes"] == {"turns_dated_before_the_previous": 1, "mended": 2}
+    frame = evaluate(["lexical"], data(late, notes={"corrected": 2}), embedder="hash", progress=False)
+    assert frame.attrs["notes"] == {"turns_dated_before_the_previous": 1, "corrected": 2}
 
 
-def test_the_demo_set_has_nothing_wrong_and_nothing_odd():
+def test_the_demo_set_has_no_faults_and_no_oddities():
     assert validate(am.load("demo")) == {}
 
 
@@ -230,11 +231,11 @@ def put(monkeypatch, tmp_path):
 
 
 def locomo(qa=(), sample="conv-1", **of_turn):
-    said = {"speaker": "A", "dia_id": "D1:1", "text": "I live in Oslo.", **of_turn}
+    turn_ = {"speaker": "A", "dia_id": "D1:1", "text": "I live in Oslo.", **of_turn}
     talk = {
         "speaker_a": "A",
         "speaker_b": "B",
-        "session_1": [said],
+        "session_1": [turn_],
         "session_1_date_time": "1:00 pm on 1 May, 2023",
     }
     return {"sample_id": sample, "conversation": talk, "qa": list(qa)}
@@ -244,7 +245,7 @@ def qa(**more):
     return {"question": "Where?", "answer": "Oslo", "category": 4, "evidence": ["D1:1"], **more}
 
 
-def test_load_checks_what_a_loader_made_and_counts_what_is_odd(put):
+def test_load_validates_and_counts_oddities(put):
     put([locomo([qa(), qa(evidence=["D7:7"]), qa(evidence=[])])])
     assert load("locomo").notes == {"evidence_unresolved": 1, "questions_without_evidence": 1}
     made = data(questions=[asked(answers="Ann")])
@@ -252,8 +253,8 @@ def test_load_checks_what_a_loader_made_and_counts_what_is_odd(put):
     try:
         with pytest.raises(DatasetError, match=r"^mine has 1 fault:\n.*question 'q1': answers is a str"):
             load("mine")
-        made = replace(data([turn(1, at=None)]), notes={"mended": 1})
-        assert load("mine").notes == {"conversations_without_dates": 1, "mended": 1}
+        made = replace(data([turn(1, at=None)]), notes={"corrected": 1})
+        assert load("mine").notes == {"conversations_without_dates": 1, "corrected": 1}
     finally:
         del registry._ENTRIES["mine"]
 
@@ -272,7 +273,7 @@ def test_load_checks_what_a_loader_made_and_counts_what_is_odd(put):
         ),
         (
             [locomo([qa(answer=None)])],
-            r"question 'conv-1/q0': answers=\[\]; give one, or say answerable=False",
+            r"question 'conv-1/q0': answers=\[\]; give one, or set answerable=False",
         ),
         ([locomo(), locomo([qa(), None], "conv-2")], r"question conv-2/q1 can't be read: TypeError"),
         ([locomo([{"question": "Where?"}])], r"question conv-1/q0 can't be read: KeyError: 'category'"),
@@ -301,7 +302,7 @@ def test_a_bad_row_of_locomo_is_named(put, content, why):
         load("locomo")
 
 
-def test_limit_counts_questions_whose_ids_are_their_conversations_own():
+def test_limit_counts_questions_whose_ids_are_unique_per_conversation():
     both = Dataset(
         "d",
         [Conversation("a"), Conversation("b")],
@@ -311,7 +312,7 @@ def test_limit_counts_questions_whose_ids_are_their_conversations_own():
         assert len(registry._sample_questions(both, n).questions) == n
 
 
-# --- no date is no date
+# --- undated memories
 
 UNDATED = Memory("u", "I moved to Oslo yesterday, in May 2021 I lived in Rome.", "Ann", source="S1:1")
 
@@ -323,7 +324,7 @@ def test_an_undated_memory_is_shown_without_a_date():
         == "Ann: I moved to Oslo yesterday, in May 2021 I lived in Rome. (newest)"
     )
     assert render_line(Hit(UNDATED, 1.0)) == "Ann: I moved to Oslo yesterday, in May 2021 I lived in Rome.", (
-        "there is no day that yesterday was the day before of"
+        "without a date, 'yesterday' can't be resolved"
     )
     assert render_line(Hit(Memory("v", "1] 2] yesterday"), 1.0)) == "1] 2] yesterday"
     assert "undated" in UNDATED._repr_html_() and "1970" not in UNDATED._repr_html_()
@@ -340,16 +341,16 @@ def test_an_undated_memory_is_shown_without_a_date():
         ("我2021年5月8日搬到了杭州。", "2021年5月8日"),
     ],
 )
-def test_an_undated_memory_tells_only_the_dates_that_stand_in_it(text, date):
+def test_the_event_date_of_an_undated_memory_is_one_written_in_it(text, date):
     assert event_date(Memory("m", text), lang="zh" if "我" in text else "en") == date
 
 
-def test_a_reader_abstains_from_a_date_that_nobody_knows():
-    said = answer("When did Ann adopt a cat?", Evidence([Hit(Memory("m", "I adopted a cat.", "Ann"), 1.0)]))
-    assert said.abstained and "1970" not in said.text
+def test_the_reader_abstains_when_the_date_is_unknown():
+    found = answer("When did Ann adopt a cat?", Evidence([Hit(Memory("m", "I adopted a cat.", "Ann"), 1.0)]))
+    assert found.abstained and "1970" not in found.text
 
 
-def test_no_prompt_holds_a_date_that_nobody_knows():
+def test_no_prompt_has_a_date_for_an_undated_memory():
     undated = data(
         [
             Memory(f"c/{n}", f"I moved to {place} yesterday.", "Ann", session="S1", step=n, source=f"S1:{n}")

@@ -68,13 +68,13 @@ def parse_demo(folder: Path | None = None) -> Dataset:
     files = _raw(folder)
     conversations, questions = [], []
     for _, raw in files.values():
-        talk = _conversation(raw)
-        conversations.append(talk)
+        conversation = _conversation(raw)
+        conversations.append(conversation)
         for q in raw["questions"]:
-            asked = as_utc(q.get("asked_at")) or talk.turns[-1].at + timedelta(days=1)
+            asked = as_utc(q.get("asked_at")) or conversation.turns[-1].at + timedelta(days=1)
             questions.append(
                 Question(
-                    _question_id(talk.id, q["id"]),
+                    _question_id(conversation.id, q["id"]),
                     q["text"],
                     list(q["answers"]),
                     QueryType(q["type"]),
@@ -82,7 +82,7 @@ def parse_demo(folder: Path | None = None) -> Dataset:
                     list(q["evidence"]),
                     asked,
                     q["type"] != "abstention" or bool(q["evidence"]),
-                    talk.id,
+                    conversation.id,
                 )
             )
     digest = hashlib.sha256(b"".join(b for b, _ in files.values())).hexdigest()
@@ -111,7 +111,7 @@ register_dataset(
         "demo",
         parse_demo,
         "Apache-2.0",
-        "6 conversations of our own, 4 English and 2 Chinese, with a trap in every question; shipped inside",
+        "6 conversations of our own, 4 English and 2 Chinese, with a trap in every question; in the package",
         splits={"en": ("en1", "en2", "en3", "en4"), "zh": ("zh1", "zh2")},
     )
 )
@@ -119,7 +119,8 @@ register_dataset(
 # %% ../../nbs/data/02_demo.ipynb #d36afa66
 @dataclass(frozen=True)
 class DemoReport:
-    """What `check_demo` found: `problems` (none in a sound set), counts per conversation and kind.
+    """What `check_demo` found: `problems` (none in a sound set), and counts by conversation
+    and question type.
 
     `answers_in_evidence` is the share of factual and update questions with an answer that occurs in the text
     of their evidence, 0 to 1; `not_in_evidence` are the ids of the others.
@@ -155,13 +156,13 @@ def check_demo(
     for name, (_, raw) in _raw(folder).items():
         problems += [f"{name}: {p}" for p in _problems(raw, min_sessions, min_turns, min_questions)]
         texts = {t["id"]: t["text"].casefold() for s in raw["sessions"] for t in s["turns"]}
-        kinds = Counter(q["type"] for q in raw["questions"])
-        types += kinds
+        by_type = Counter(q["type"] for q in raw["questions"])
+        types += by_type
         sizes[raw["id"]] = {
             "sessions": len(raw["sessions"]),
             "turns": len(texts),
             "questions": len(raw["questions"]),
-            **kinds,
+            **by_type,
         }
         for q in raw["questions"]:
             if q["type"] not in ("factual_extraction", "knowledge_update"):
@@ -172,7 +173,7 @@ def check_demo(
             else:
                 missed.append(_question_id(raw["id"], q["id"]))
     problems += [
-        f"all files: {types[t]} questions of the kind {t}, fewer than {min_of_type}"
+        f"all files: {types[t]} questions of type {t}, fewer than {min_of_type}"
         for t in _TYPES
         if types[t] < min_of_type
     ]
@@ -194,7 +195,7 @@ def _problems(raw: dict[str, Any], min_sessions: int, min_turns: int, min_questi
             out.append(f"{n} {what}, fewer than {least}")
     for what, things in (("session", sessions), ("turn", turns), ("question", questions)):
         out += [
-            f"{what} id {i} stands {n} times" for i, n in Counter(x["id"] for x in things).items() if n > 1
+            f"{what} id {i} occurs {n} times" for i, n in Counter(x["id"] for x in things).items() if n > 1
         ]
     out += [
         f"turn {t['id']} in session {s['id']}"
@@ -215,17 +216,20 @@ def _problems(raw: dict[str, Any], min_sessions: int, min_turns: int, min_questi
     ids = {t["id"] for t in turns}
     out += [f"question {q['id']}: {problem}" for q in questions for problem in _question_problems(q, ids)]
     same = Counter(q["text"] for q in questions)
-    return out + [f"the question {t!r} stands {n} times" for t, n in same.items() if n > 1]
+    return out + [f"the question {t!r} occurs {n} times" for t, n in same.items() if n > 1]
 
 
 def _question_problems(q: dict[str, Any], turn_ids: set[str]) -> list[str]:
     out = [
-        f"{what} {e} is no turn" for what in ("evidence", "distractors") for e in q[what] if e not in turn_ids
+        f"{what} {e} is not a turn"
+        for what in ("evidence", "distractors")
+        for e in q[what]
+        if e not in turn_ids
     ]
     if both := set(q["evidence"]) & set(q["distractors"]):
         out.append(f"{', '.join(sorted(both))} both evidence and distractor")
     if q["type"] not in _TYPES:
-        out.append(f"unknown kind {q['type']}")
+        out.append(f"unknown type {q['type']}")
     if q["type"] != "abstention" and not q["evidence"]:
         out.append("no evidence")
     if q["type"] == "multi_hop" and len(q["evidence"]) < 2:

@@ -18,7 +18,7 @@ __all__ = ['Element', 'iter_elements', 'read_element']
 
 # %% ../../nbs/data/00_json_stream.ipynb #a62600da
 _CHUNK_SIZE = 1 << 21  # bytes read at a time
-_TAIL = 16  # characters: an escape, literal or number cut by the buffer's end fails this near to the end
+_TAIL = 16  # characters: an escape, literal or number cut by the end of the buffer fails this near to it
 _NOT_SPACE = re.compile(r"[^ \t\n\r]")
 _DECODER = json.JSONDecoder()
 
@@ -40,12 +40,12 @@ def iter_elements(path: Path, chunk_size: int = _CHUNK_SIZE) -> Iterator[Element
     """Iterate over the elements of the JSON array in a file.
 
     Memory is bounded by the largest element and `chunk_size`, the number of bytes read at a time. Raises
-    `ValueError` that names the file and the byte where it isn't an array of JSON values, or not UTF-8.
+    `ValueError`, which names the file and the byte, where it isn't UTF-8 or not an array of JSON values.
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size!r} must be 1 byte or more")
     with open(path, "rb") as file:
-        yield from _ArrayParser(path, file, chunk_size).iter_elements()
+        yield from _parse_array(_Buffer(path, file, chunk_size))
 
 
 def read_element(path: Path, start: int, size: int) -> Any:
@@ -57,101 +57,102 @@ def read_element(path: Path, start: int, size: int) -> Any:
         return json.loads(data)
     except ValueError as e:
         raise ValueError(
-            f"{path}: the {size:,} bytes from byte {start:,} on are no JSON value: "
+            f"{path}: the {size:,} bytes from byte {start:,} on are not a JSON value: "
             f"the file was changed after it was opened ({e})"
         ) from e
 
 # %% ../../nbs/data/00_json_stream.ipynb #95429362
-def _bytes(text: str) -> int:
+def _n_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8"))
 
 
-class _ArrayParser:
-    """A buffer of the file's text, with the position of the parser in the buffer and in the file."""
+class _Buffer:
+    """The text of a file, read in chunks: what is not parsed yet, and its position in the file."""
 
     def __init__(self, path: Path, file: BinaryIO, chunk_size: int) -> None:
         self.path, self.file, self.chunk_size = path, file, chunk_size
         self.decoder = codecs.getincrementaldecoder("utf-8")()
-        self.text, self.used = "", 0  # the buffer, and how many of its characters are parsed
-        self.at, self.read, self.ended = 0, 0, False  # in bytes of the file: parsed, and read
+        self.text, self.parsed = "", 0  # the text in memory; how many of its characters are parsed
+        self.parsed_bytes, self.read_bytes, self.ended = 0, 0, False  # counted from the start of the file
 
     def read_more(self) -> bool:
         """Read at least a chunk, and double the unparsed text; return False at the end of the file."""
-        data = b"" if self.ended else self.file.read(max(self.chunk_size, len(self.text) - self.used))
+        data = b"" if self.ended else self.file.read(max(self.chunk_size, len(self.text) - self.parsed))
         self.ended = not data
         try:
             new = self.decoder.decode(data, self.ended)
         except UnicodeDecodeError as e:
-            raise ValueError(f"{self.path}: not UTF-8 near byte {self.read + e.start:,}: {e.reason}") from e
+            at = self.read_bytes + e.start
+            raise ValueError(f"{self.path}: not UTF-8 near byte {at:,}: {e.reason}") from e
         if self.ended:
             return False
-        self.text, self.used, self.read = self.text[self.used :] + new, 0, self.read + len(data)
+        self.text, self.parsed = self.text[self.parsed :] + new, 0
+        self.read_bytes += len(data)
         return True
 
     def advance(self, end: int) -> int:
-        """Move to the character `end` of the buffer; return the number of bytes passed."""
-        size = _bytes(self.text[self.used : end])
-        self.used, self.at = end, self.at + size
+        """Mark the text before the character `end` as parsed; return the number of bytes passed."""
+        size = _n_bytes(self.text[self.parsed : end])
+        self.parsed, self.parsed_bytes = end, self.parsed_bytes + size
         return size
 
     def peek(self) -> str:
         """Skip white space and return the next character without consuming it; "" at the end of the file."""
         while True:
-            if found := _NOT_SPACE.search(self.text, self.used):
-                if found.start() > self.used:
+            if found := _NOT_SPACE.search(self.text, self.parsed):
+                if found.start() > self.parsed:
                     self.advance(found.start())
                 return found[0]
             self.advance(len(self.text))
             if not self.read_more():
                 return ""
 
-    def fail(self, what: str, n: int | None = None) -> ValueError:
-        at = self.at + _bytes(self.text[self.used : n]) if n is not None else self.at
-        return ValueError(f"{self.path}, byte {at:,}: {what}")
+    def error(self, message: str, at: int | None = None) -> ValueError:
+        """Make an error that names the file and the byte of the character `at`, by default the next one."""
+        ahead = 0 if at is None else _n_bytes(self.text[self.parsed : at])
+        return ValueError(f"{self.path}, byte {self.parsed_bytes + ahead:,}: {message}")
 
-    def iter_elements(self) -> Iterator[Element]:
-        if self.peek() == "\ufeff":
-            self.advance(self.used + 1)
-        if (c := self.peek()) != "[":
-            raise self.fail(
-                f"the file holds no JSON array: it begins with {c!r}" if c else "the file is empty"
-            )
-        self.advance(self.used + 1)
-        c = "]" if self.peek() == "]" else ","
-        while c == ",":
-            yield self.value()
-            if not (c := self.peek()):
-                raise self.fail("the file ends in the middle of the array: it is cut off")
-            if c not in ",]":
-                raise self.fail(f"expected a comma or the end of the array, found {c!r}")
-            if c == ",":
-                self.advance(self.used + 1)
-        self.advance(self.used + 1)
-        if c := self.peek():
-            raise self.fail(f"something follows the array: {c!r}")
+# %% ../../nbs/data/00_json_stream.ipynb #95429364
+def _parse_element(buffer: _Buffer) -> Element:
+    """Parse the next value in the buffer, and read more of the file until the value is complete."""
+    if not buffer.peek():
+        raise buffer.error("the file ends where another element should begin: it is cut off")
+    while True:
+        try:
+            value, end = _DECODER.raw_decode(buffer.text, buffer.parsed)
+        except json.JSONDecodeError as e:
+            if not _cut_off(e, buffer.text):
+                raise buffer.error(f"not JSON: {e.msg}", e.pos) from e
+            if not buffer.read_more():
+                message = f"the file ends in the middle of an element: it is cut off, or damaged ({e.msg})"
+                raise buffer.error(message, e.pos) from e
+            continue
+        except RecursionError as e:
+            raise buffer.error("values are nested too deeply") from e
+        may_continue = end >= len(buffer.text) - _TAIL and not isinstance(value, (dict, list, str))
+        if may_continue and buffer.read_more():
+            continue  # the number 12 may continue as 123 or 12.5
+        start = buffer.parsed_bytes
+        return Element(value, start, buffer.advance(end))
 
-    def value(self) -> Element:
-        if not self.peek():
-            raise self.fail("the file ends where another element should begin: it is cut off")
-        while True:
-            try:
-                value, end = _DECODER.raw_decode(self.text, self.used)
-            except json.JSONDecodeError as e:
-                if not _cut_off(e, self.text):
-                    raise self.fail(f"not JSON: {e.msg}", e.pos) from e
-                if not self.read_more():
-                    raise self.fail(
-                        f"the file ends in the middle of an element: it is cut off, or damaged ({e.msg})",
-                        e.pos,
-                    ) from e
-                continue
-            except RecursionError as e:
-                raise self.fail("values are nested too deeply") from e
-            if (
-                end >= len(self.text) - _TAIL
-                and not isinstance(value, (dict, list, str))
-                and self.read_more()
-            ):
-                continue  # the number 12 may continue as 123 or 12.5
-            start = self.at
-            return Element(value, start, self.advance(end))
+
+def _parse_array(buffer: _Buffer) -> Iterator[Element]:
+    """Parse the file as one array, after an optional byte order mark."""
+    if buffer.peek() == "\ufeff":
+        buffer.advance(buffer.parsed + 1)
+    if (c := buffer.peek()) != "[":
+        message = f"the file holds no JSON array: it begins with {c!r}" if c else "the file is empty"
+        raise buffer.error(message)
+    buffer.advance(buffer.parsed + 1)
+    c = "]" if buffer.peek() == "]" else ","
+    while c == ",":
+        yield _parse_element(buffer)
+        if not (c := buffer.peek()):
+            raise buffer.error("the file ends in the middle of the array: it is cut off")
+        if c not in ",]":
+            raise buffer.error(f"expected a comma or the end of the array, found {c!r}")
+        if c == ",":
+            buffer.advance(buffer.parsed + 1)
+    buffer.advance(buffer.parsed + 1)
+    if c := buffer.peek():
+        raise buffer.error(f"something follows the array: {c!r}")

@@ -81,7 +81,7 @@ def _question(
     def note(what: str, n: int = 1) -> None:
         notes[what] = notes.get(what, 0) + n
 
-    kind = CATEGORY_TO_TYPE[raw["category"]]
+    question_type = CATEGORY_TO_TYPE[raw["category"]]
     evidence: list[str] = []
     for text in raw["evidence"]:
         ids = parse_evidence_ids(text)
@@ -95,18 +95,19 @@ def _question(
         note("questions_without_evidence")
     answer = raw.get("answer")
     if answer is None:
-        note("abstention_without_answer" if kind is QueryType.abstention else "questions_without_answer")
+        unanswerable = question_type is QueryType.abstention
+        note("abstention_without_answer" if unanswerable else "questions_without_answer")
     elif not isinstance(answer, str):
         note("answers_that_are_numbers")
     return Question(
         f"{sample}/q{i}",
         raw["question"],
         [] if answer is None else [str(answer)],
-        kind,
+        question_type,
         str(raw["category"]),
         evidence,
         asked_at,
-        kind is not QueryType.abstention,
+        question_type is not QueryType.abstention,
         sample,
     )
 
@@ -162,7 +163,7 @@ _AUDIT_COUNTS = 99, 57  # wrong answers, and wrong citations of right ones, in a
 def parse_locomo_audited(path: Path | None) -> Dataset:
     """Read LoCoMo with the audited key: answers and evidence are corrected by the findings of the audit.
 
-    The findings are a file beside `path`, see `AUDIT_FILES`. `notes` adds `audit_answers` (corrected),
+    The findings are a file next to `path`, see `AUDIT_FILES`. `notes` adds `audit_answers` (corrected),
     `audit_evidence` (corrected), `audit_citations` (findings that only concern the evidence),
     `audit_unresolved` (cited turns that don't exist) and `audit_conversations_left_out`. Raises
     `DatasetUnavailable` without a file of findings, `ValueError` for findings that are not about this file's
@@ -170,13 +171,13 @@ def parse_locomo_audited(path: Path | None) -> Dataset:
     """
     data = parse_locomo(path)
     assert path is not None
-    beside = next((p for name in AUDIT_FILES if (p := path.with_name(name)).is_file()), None)
-    if beside is None:
+    audit_file = next((p for name in AUDIT_FILES if (p := path.with_name(name)).is_file()), None)
+    if audit_file is None:
         raise DatasetUnavailable(
             f"the audited key needs the audit's findings: put {' or '.join(AUDIT_FILES)} into {path.parent}, "
-            f"beside {path.name}"
+            f"next to {path.name}"
         )
-    findings = {(f["sample_id"], int(f["qa_index"])): f for f in read_json(beside)}
+    findings = {(f["sample_id"], int(f["qa_index"])): f for f in read_json(audit_file)}
     audited = {sample for sample, _ in findings}
     counts: Counter[str] = Counter(audit_conversations_left_out=sum(c.id not in audited for c in data))
     kept = [c for c in data if c.id in audited]
@@ -185,9 +186,9 @@ def parse_locomo_audited(path: Path | None) -> Dataset:
     for q in data.questions:
         if q.conversation in audited:
             finding = findings.get((q.conversation, int(q.id.rpartition("/q")[2])))
-            questions.append(_corrected(q, finding, turns[q.conversation], counts, beside.name))
+            questions.append(_corrected(q, finding, turns[q.conversation], counts, audit_file.name))
     whole = (counts["audit_answers"], counts["audit_citations"]) == _AUDIT_COUNTS
-    digest = hashlib.sha256(path.read_bytes() + b"\0" + beside.read_bytes()).hexdigest()
+    digest = hashlib.sha256(path.read_bytes() + b"\0" + audit_file.read_bytes()).hexdigest()
     return replace(
         data,
         conversations=kept,
@@ -199,12 +200,14 @@ def parse_locomo_audited(path: Path | None) -> Dataset:
 
 # %% ../../nbs/data/02_locomo.ipynb #5132e6b2
 def _corrected(
-    question: Question, finding: dict[str, Any] | None, turns: set[str], counts: Counter[str], beside: str
+    question: Question, finding: dict[str, Any] | None, turns: set[str], counts: Counter[str], file_name: str
 ) -> Question:
     if finding is None:
         return question
     if finding["question"].split() != question.text.split():
-        raise ValueError(f"{beside}: the finding on {question.id} quotes another question than the file has")
+        raise ValueError(
+            f"{file_name}: the finding on {question.id} quotes another question than the file has"
+        )
     if finding["score_corrupting"]:
         counts["audit_answers"] += 1
         question = replace(question, answers=[str(finding["correct_answer"])])

@@ -182,15 +182,15 @@ def _question(raw: Mapping[str, Any], notes: dict[str, int]) -> tuple[HaystackQu
     id, asked = raw["question_id"], parse_question_time(raw["question_date"])
     if raw["question_type"] not in CATEGORY_TO_TYPE:
         raise ValueError(
-            f"question {id!r} is of the unknown kind {raw['question_type']!r}; "
+            f"question {id!r} has the unknown type {raw['question_type']!r}; "
             f"there are {', '.join(CATEGORY_TO_TYPE)}"
         )
     sessions, in_order = _sessions(raw)
     gold, answer = set(raw["answer_session_ids"]), raw.get("answer")
     answerable = not id.endswith(_UNANSWERABLE)
-    if silent := [t for s in sessions for t in s.turns if not isinstance(t["role"], str)]:
+    if nameless := [t for s in sessions for t in s.turns if not isinstance(t["role"], str)]:
         raise ValueError(
-            f"question {id!r} has a turn by {silent[0]['role']!r}, which must be a name such as 'user'"
+            f"question {id!r} has a turn by {nameless[0]['role']!r}, which must be a name such as 'user'"
         )
     labelled = [
         (f"{s.name}:{n}", t["role"])
@@ -235,7 +235,7 @@ def parse_longmemeval(path: Path | None) -> Dataset:
     """Read a file of LongMemEval's schema: its questions, and one `Haystack` for each.
 
     Memories have the id `lme-4ad2c0b1e5/S3:7`, the source `S3:7` and the session `S3`; questions their own id
-    and kind (as `category`). `notes` counts what is odd or missing. Memory is bounded by one question's
+    and type (as `category`). `notes` counts what is odd or missing. Memory is bounded by one question's
     haystack and a few megabytes. Raises `ValueError` for a file of another form, naming the question or the
     byte.
     """
@@ -249,7 +249,7 @@ def parse_longmemeval(path: Path | None) -> Dataset:
             question, sizes = _question(e.value, notes)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path}, byte {e.start:,}: no question of LongMemEval: {type(error).__name__}: {error}"
+                f"{path}, byte {e.start:,}: not a question of LongMemEval: {type(error).__name__}: {error}"
             ) from error
         questions.append(question)
         conversations.append(Haystack(question.conversation, cache, (e.start, e.size), sizes))
@@ -289,7 +289,7 @@ for _name, _file, _what, _sha256, _size in _FILES:
             f"longmemeval_{_name}",
             parse_longmemeval,
             "MIT",
-            f"500 questions, each on chats of its own with an assistant: {_what}",
+            f"500 questions, each with its own chat history with an assistant: {_what}",
             files=(f"{_file}.json", f"longmemeval_{_name}_sample.json"),
             url=f"{_HUB}/{_file}.json",
             sha256=_sha256,

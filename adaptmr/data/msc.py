@@ -108,7 +108,7 @@ def parse_msc(path: Path | None) -> Dataset:
             conversations.append(_conversation(f"msc-{len(conversations)}", raw, notes))
         except (LookupError, TypeError, AttributeError) as e:
             raise ValueError(
-                f"{path.name}: {where} is no conversation of MSC: {type(e).__name__}: {e}"
+                f"{path.name}: {where} is not a conversation of MSC: {type(e).__name__}: {e}"
             ) from e
     return Dataset("msc", conversations, [], notes=dict(sorted(notes.items())))
 
@@ -123,7 +123,7 @@ register_dataset(
         "msc",
         parse_msc,
         "not stated in its files; see ParlAI",
-        "conversations of two people over five sessions, no questions; put its files there",
+        "conversations of two people over five sessions, no questions; not downloaded automatically",
         files=(*_PLACES, "msc_session_5.jsonl"),
     )
 )

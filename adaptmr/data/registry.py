@@ -50,7 +50,7 @@ class DatasetEntry:
 
 
 class DatasetUnavailable(OSError):
-    """A data set is not on this machine and can't be downloaded; the message says which file to put where."""
+    """A data set is not on this machine and can't be downloaded; the message names the file and its place."""
 
 
 def register_dataset(entry: DatasetEntry) -> DatasetEntry:
@@ -83,7 +83,7 @@ def _entry(name: str) -> DatasetEntry:
 def get_parser(name: str) -> Callable[[Path | None], Dataset]:
     """Return the function that reads a data set.
 
-    Raises `KeyError` that lists the names for an unknown one.
+    Raises `KeyError`, which lists the known names, for an unknown one.
     """
     return _entry(name).parse
 
@@ -122,7 +122,7 @@ def _where_to_put(entry: DatasetEntry) -> str:
         if own
         else f"{cache_dir() / 'data'}, or any folder that ADAPTMR_DATA names"
     )
-    return f"fetch {entry.url or entry.files[0]} by other means and put it as {entry.files[0]} into {here}"
+    return f"download {entry.url or entry.files[0]} in another way and save it as {entry.files[0]} in {here}"
 
 # %% ../../nbs/data/01_registry.ipynb #5a75d67d
 def find_file(entry: DatasetEntry) -> tuple[Path, str] | None:
@@ -151,8 +151,8 @@ def download(entry: DatasetEntry, folder: Path | None = None, timeout: float = 3
     """Download an entry's official file, check it, and return its path.
 
     `folder` is `data` in the cache folder by default. Raises `DatasetUnavailable` when there is no network,
-    no such file, a lost connection (`timeout` seconds without data) or a wrong sha256; the message says which
-    file to put where.
+    no such file, a lost connection (`timeout` seconds without data) or a wrong sha256; the message names the
+    file to download and the folder to save it in.
     """
     if not entry.url:
         raise DatasetUnavailable(f"{entry.name} has no address to fetch it from: {_where_to_put(entry)}")
@@ -179,8 +179,8 @@ def download(entry: DatasetEntry, folder: Path | None = None, timeout: float = 3
             raise DatasetUnavailable(
                 f"{entry.name}: {entry.url} gave {got:,} bytes with sha256 {digest.hexdigest()}, "
                 f"not {entry.sha256}; they are kept as {aside}. Either {_where_to_put(entry)}, "
-                "or use what came as a part of the data set: put it, under the name "
-                f"{entry.files[0]}, into a folder that ADAPTMR_DATA names"
+                "or use them as a part of the data set: save them as "
+                f"{entry.files[0]} in a folder that ADAPTMR_DATA names"
             )
         part.replace(target)
     except (OSError, EOFError, ValueError, http.client.HTTPException) as e:
@@ -237,9 +237,9 @@ def _sample_questions(data: Dataset, limit: int) -> Dataset:
         by_type: dict[str, list[Question]] = {}
         for q in sorted(data.questions_on(c.id), key=_id_hash):
             by_type.setdefault(q.type, []).append(q)
-        kinds = [by_type[t] for t in sorted(by_type)]
-        at = i % max(len(kinds), 1)  # each conversation begins with another kind
-        queues.append(_round_robin(kinds[at:] + kinds[:at]))
+        of_type = [by_type[t] for t in sorted(by_type)]
+        at = i % max(len(of_type), 1)  # each conversation begins with another question type
+        queues.append(_round_robin(of_type[at:] + of_type[:at]))
     chosen = {(q.conversation, q.id) for q in _round_robin(queues)[:limit]}
     questions = [q for q in data.questions if (q.conversation, q.id) in chosen]
     asked = {q.conversation for q in questions}
@@ -251,13 +251,13 @@ def load(name: str, split: str | Sequence[str] | None = None, limit: int | None 
 
     - `split`: conversation ids, names of splits, or ids of questions (whose conversations are meant); a list,
       or one string with commas. Default: all.
-    - `limit`: the maximal number of questions, spread over conversations and kinds of question, the same ones
+    - `limit`: the maximal number of questions, spread over conversations and question types, the same ones
       every time; conversations without a chosen question are left out.
 
     `Dataset.complete` is true only for the whole official file; `Dataset.notes` counts the loader's
-    corrections and the oddities of the whole file. Raises `KeyError` that lists the known names for an
-    unknown name or split, `DatasetUnavailable` when the file can't be found or downloaded, `DatasetError` (a
-    `ValueError`) for a file of another form, and for one with faults, all of which it lists.
+    corrections and the oddities of the whole file. Raises `KeyError`, which lists the known names, for
+    an unknown name or split, `DatasetUnavailable` when the file can't be found or downloaded, `DatasetError`
+    (a `ValueError`) for a file of another form, and for one with faults, all of which it lists.
     """
     entry = _entry(name)
     path, sha256 = None, ""

@@ -17,11 +17,11 @@ from ..types import Conversation, Dataset, Memory, Question
 __all__ = ['MAX_LISTED_ROWS', 'DatasetError', 'validate', 'wrap_errors']
 
 # %% ../../nbs/data/00_validation.ipynb #b837699c
-MAX_LISTED_ROWS = 3  # rows that a message names for each kind of fault
+MAX_LISTED_ROWS = 3  # rows that a message names for each fault type
 
 
 class DatasetError(ValueError):
-    """A data set has faults, or a file is not a data set. `counts` is the number of faults of each kind."""
+    """A data set has faults, or a file is not a data set. `counts`: the number of faults by type."""
 
     def __init__(self, message: str, counts: Mapping[str, int] | None = None) -> None:
         super().__init__(message)
@@ -38,27 +38,25 @@ def _quoted(value: Any) -> str:
 
 @dataclass
 class _Findings:
-    """Faults by kind with their first rows, and oddities by name."""
+    """Faults by type with their first rows, and oddities by name."""
 
     counts: Counter[str] = field(default_factory=Counter)
     rows: dict[str, list[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
 
-    def fault(self, kind: str, row: str) -> None:
-        self.counts[kind] += 1
-        named = self.rows.setdefault(kind, [])
+    def fault(self, fault_type: str, row: str) -> None:
+        self.counts[fault_type] += 1
+        named = self.rows.setdefault(fault_type, [])
         if len(named) < MAX_LISTED_ROWS:
             named.append(row)
 
     def error(self, name: str) -> DatasetError:
         total = self.counts.total()
         lines = [f"{name or 'the data set'} has {total:,} {'fault' if total == 1 else 'faults'}:"]
-        for kind, rows in self.rows.items():
-            more = self.counts[kind] - len(rows)
-            lines.append(
-                f"- {kind} ({self.counts[kind]:,}): {'; '.join(rows)}"
-                + (f"; and {more:,} more" if more else "")
-            )
+        for fault_type, rows in self.rows.items():
+            count = self.counts[fault_type]
+            more = f"; and {count - len(rows):,} more" if count > len(rows) else ""
+            lines.append(f"- {fault_type} ({count:,}): {'; '.join(rows)}{more}")
         return DatasetError("\n".join(lines), self.counts)
 
 # %% ../../nbs/data/00_validation.ipynb #bc7a0594
@@ -67,7 +65,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _key(id: Any) -> Any:
-    return id if isinstance(id, str) else repr(id)  # what isn't an id may not even be hashable
+    return id if isinstance(id, str) else repr(id)  # a value that is not an id may not be hashable
 
 
 def _check_turn(turn: Memory, row: str, found: _Findings) -> None:
@@ -83,9 +81,9 @@ def _check_turn(turn: Memory, row: str, found: _Findings) -> None:
         )
     for name in ("speaker", "session"):
         if not isinstance(value := getattr(turn, name), str):
-            found.fault(f"a {name} that is no string", f"{row}: {name} is {_quoted(value)}")
+            found.fault(f"a {name} that is not a string", f"{row}: {name} is {_quoted(value)}")
     if isinstance(turn.step, bool) or not isinstance(turn.step, int):
-        found.fault("a step that is no whole number", f"{row}: step is {_quoted(turn.step)}")
+        found.fault("a step that is not a whole number", f"{row}: step is {_quoted(turn.step)}")
 
 
 def _check_order(turns: list[Memory], where: str, found: _Findings) -> None:
@@ -103,7 +101,7 @@ def _check_order(turns: list[Memory], where: str, found: _Findings) -> None:
         if before is not None and isinstance(turn.step, int) and isinstance(before.step, int):
             if turn.step <= before.step:
                 found.fault(
-                    "steps that don't go up",
+                    "steps that don't increase",
                     f"{row}: step {turn.step} after step {before.step}; number the turns of a "
                     "conversation in the order they were said, as in step=0, 1, 2",
                 )
@@ -112,27 +110,29 @@ def _check_order(turns: list[Memory], where: str, found: _Findings) -> None:
         before = turn
 
 
-def _check_unique(values: Iterable[Any], kind: str, where: str, found: _Findings) -> None:
+def _check_unique(values: Iterable[Any], fault_type: str, where: str, found: _Findings) -> None:
     for value, times in Counter(values).items():
         if times > 1:
-            found.fault(kind, f"{where}: {_quoted(value)} stands {times} times")
+            found.fault(fault_type, f"{where}: {_quoted(value)} occurs {times} times")
 
 
-def _check_conversation(conversation: Conversation, place: int, found: _Findings) -> dict[str, Memory | None]:
+def _check_conversation(
+    conversation: Conversation, number: int, found: _Findings
+) -> dict[str, Memory | None]:
     """Check a conversation; return its turns by source (`None` for turns that stay in a file)."""
     where = f"conversation {_quoted(conversation.id)}"
     if not _is_name(conversation.id):
         found.fault(
             "conversations without an id",
-            f"conversation number {place}: id {_quoted(conversation.id)} must be a string that isn't empty",
+            f"conversation number {number}: id {_quoted(conversation.id)} must be a string that isn't empty",
         )
-    if (promised := getattr(conversation, "sources", None)) is not None:
-        return dict.fromkeys(promised)
+    if (listed := getattr(conversation, "sources", None)) is not None:
+        return dict.fromkeys(listed)
     turns = conversation.turns
-    strangers = [n for n, m in enumerate(turns, 1) if not isinstance(m, Memory)]
-    for n in strangers:
-        found.fault("turns that are no Memory", f"{where}, turn {n} is a {type(turns[n - 1]).__name__}")
-    if strangers:
+    invalid = [n for n, m in enumerate(turns, 1) if not isinstance(m, Memory)]
+    for n in invalid:
+        found.fault("turns that are not a Memory", f"{where}, turn {n} is a {type(turns[n - 1]).__name__}")
+    if invalid:
         return {}
     for n, turn in enumerate(turns, 1):
         _check_turn(turn, f"{where}, turn {n}", found)
@@ -146,13 +146,13 @@ def _check_texts(values: Any, name: str, row: str, found: _Findings) -> list[str
     """Return the values if they are a list of non-empty strings; else record a fault and return []."""
     if isinstance(values, str) or not isinstance(values, (list, tuple)):
         found.fault(
-            f"{name} that are no list",
+            f"{name} that are not a list",
             f"{row}: {name} is a {type(values).__name__}; write {name}=[…], a list of strings",
         )
         return []
     if bad := [v for v in values if not _is_name(v)]:
         found.fault(
-            f"{name} that are no text",
+            f"{name} that are not text",
             f"{row}: {name} holds {_quoted(bad[0])}, which must be a string that isn't empty",
         )
         return []
@@ -165,9 +165,9 @@ def _check_evidence(
     evidence = _check_texts(question.evidence, "evidence", row, found)
     for source in dict.fromkeys(evidence):
         if source not in turns:
-            such = f"its sources are such as {_quoted(next(iter(turns)))}" if turns else "it has no turns"
-            of = f"no turn of conversation {_quoted(question.conversation)} ({such})"
-            found.fault("evidence that names no turn", f"{row}: {_quoted(source)} is {of}")
+            example = f"its sources look like {_quoted(next(iter(turns)))}" if turns else "it has no turns"
+            where = f"conversation {_quoted(question.conversation)} ({example})"
+            found.fault("evidence that names no turn", f"{row}: {_quoted(source)} is not a turn of {where}")
     if twice := [s for s, n in Counter(evidence).items() if n > 1]:
         found.fault("evidence given twice", f"{row}: {_quoted(twice[0])}")
     if question.answerable and not evidence:
@@ -186,14 +186,12 @@ def _check_question(question: Question, row: str, found: _Findings) -> None:
         empty = "is empty" if isinstance(question.text, str) else f"is {_quoted(question.text)}"
         found.fault("questions without a text", f"{row}: text {empty}")
     if not isinstance(question.answerable, bool):
-        found.fault(
-            "answerable that is no truth value", f"{row}: answerable is {_quoted(question.answerable)}"
-        )
+        found.fault("answerable that is not a bool", f"{row}: answerable is {_quoted(question.answerable)}")
     answers = _check_texts(question.answers, "answers", row, found)
     none_given = isinstance(question.answers, (list, tuple)) and not question.answers
     if question.answerable and not answers and none_given:
         found.fault(
-            "answerable questions without an answer", f"{row}: answers=[]; give one, or say answerable=False"
+            "answerable questions without an answer", f"{row}: answers=[]; give one, or set answerable=False"
         )
 
 # %% ../../nbs/data/00_validation.ipynb #acb8d71d
@@ -202,8 +200,8 @@ def validate(data: Dataset) -> dict[str, int]:
 
     The oddities are `conversations_without_dates`, `turns_dated_before_the_previous`,
     `questions_without_evidence` (answerable ones) and `questions_asked_before_their_evidence`; names with a
-    count of 0 are left out. Raises `DatasetError`, which lists the faults by kind with their number and their
-    first rows. Checked are ids, sources, steps and dates of turns, and ids, texts, answers and evidence of
+    count of 0 are left out. Raises `DatasetError`, which lists the faults by type with their number and their
+    first rows. It checks ids, sources, steps and dates of turns, and ids, texts, answers and evidence of
     questions.
     """
     found = _Findings()
@@ -211,17 +209,17 @@ def validate(data: Dataset) -> dict[str, int]:
     for n, question in enumerate(data.questions, 1):
         if not isinstance(question, Question):
             found.fault(
-                "questions that are no Question", f"question number {n} is a {type(question).__name__}"
+                "questions that are not a Question", f"question number {n} is a {type(question).__name__}"
             )
             continue
         row = f"question {_quoted(question.id)}" if _is_name(question.id) else f"question number {n}"
         _check_question(question, row, found)
         asked.setdefault(_key(question.conversation), []).append((row, question))
-    for conversation, rows in asked.items():
+    for conversation_id, rows in asked.items():
         _check_unique(
             (q.id for _, q in rows if _is_name(q.id)),
             "question ids given twice",
-            f"conversation {_quoted(conversation)}",
+            f"conversation {_quoted(conversation_id)}",
             found,
         )
     _check_unique(
@@ -230,15 +228,13 @@ def validate(data: Dataset) -> dict[str, int]:
         data.name or "the data set",
         found,
     )
-    for place, talk in enumerate(data.conversations, 1):
-        turns = _check_conversation(talk, place, found)
-        for row, question in asked.get(_key(talk.id), ()):
+    for number, conversation in enumerate(data.conversations, 1):
+        turns = _check_conversation(conversation, number, found)
+        for row, question in asked.get(_key(conversation.id), ()):
             _check_evidence(question, turns, row, found)
     known = {_key(c.id) for c in data.conversations}
     for row, question in (pair for id, rows in asked.items() if id not in known for pair in rows):
-        found.fault(
-            "questions on a conversation that isn't there", f"{row}: {_quoted(question.conversation)}"
-        )
+        found.fault("questions on an unknown conversation", f"{row}: {_quoted(question.conversation)}")
     if found.counts:
         raise found.error(data.name)
     return dict(sorted(found.notes.items()))

@@ -23,7 +23,7 @@ SEASONS_ZH = {3: "春", 6: "夏", 9: "秋", 12: "冬"}
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A half-open stretch of time, `start <= t < end`, both aware (a naive time is UTC), with the words that
+    """A half-open interval of time, `start <= t < end`, both aware (a naive time is UTC), with the words that
     named it.
 
     `grain` is the precision of these words: "hour", "day", "week", "month", "season" or "year". An open side
@@ -126,7 +126,8 @@ _MONTHS_IN = {"month": 1, "quarter": 3, "season": 3, "year": 12, "decade": 120}
 
 
 def add_units(t: datetime, n: int, unit: str) -> datetime:
-    """Move the naive time `t` by `n` units, which may be negative; days are clipped to the target month.
+    """Move the naive time `t` by `n` units, which may be negative; a day that the target month
+    lacks becomes its last day.
 
     Raises `OverflowError` or `ValueError` outside the years 1 to 9999.
     """

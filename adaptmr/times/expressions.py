@@ -98,11 +98,11 @@ def rule(lang: str, pattern: str) -> Callable[[Rule], Rule]:
     patterns use `re.ASCII`, so that there is a word boundary between Latin and Chinese characters.
     """
 
-    def enter(f: Rule) -> Rule:
+    def add(f: Rule) -> Rule:
         RULES[lang].append((re.compile(pattern, re.I | re.A if lang == "en" else re.I), f))
         return f
 
-    return enter
+    return add
 
 
 _CONTAINING_UNIT = {"minute": "hour", "night": "day", "fortnight": "week"}

@@ -352,8 +352,8 @@ def find_compared_events(text: str) -> tuple[str, ...]:
 
     "Which came first, X or Y?", "Did X or Y happen first?", "Did I X before I Y?",
     先X还是先Y, X和Y哪个更早, X之前还是之后Y.
-    A date on either side ("Did I move before June 2023?") makes it no comparison, and neither does an open
-    one ("anything").
+    A question with a date on one side ("Did I move before June 2023?") or an open event ("anything") is not a
+    comparison.
     """
     if len(text) > 400:
         return ()
@@ -391,7 +391,7 @@ def _is_time(phrase: str) -> bool:
 def time_window(text: str, now: datetime, anchors: Mapping[str, datetime] | None = None) -> Window | None:
     """Return the window that the question `text` restricts its answer to, or `None`.
 
-    Written dates take precedence over relative words beside them ("last Friday, on 21 January 2022"). Of
+    Written dates take precedence over relative words next to them ("last Friday, on 21 January 2022"). Of
     several overlapping expressions the narrowest counts; disjoint ones give the range from the first to the
     last. `None` when no time is named, and for a question that compares two events. Where the tense is
     unknown, a date alone is its latest occurrence, because a question to a memory looks back. `now` and

@@ -38,7 +38,7 @@ class TimeExample:
 def read_table(path: str | Path) -> list[TimeExample]:
     """Read a tab-separated table of labelled sentences; lines that begin with # are comments.
 
-    Raises `ValueError`, which names the sentence, for an expectation in no known notation.
+    Raises `ValueError`, which names the sentence, for an expected value in an unknown notation.
     """
     with Path(path).open(encoding="utf-8") as file:
         lines = [line for line in file if not line.startswith("#")]
@@ -48,7 +48,9 @@ def read_table(path: str | Path) -> list[TimeExample]:
         for notation in (n for meanings in expected for n in meanings if n != "-"):
             if not _NOTATION.fullmatch(notation):
                 sentence = line["sentence"]
-                raise ValueError(f"{path}: expected {notation!r} of {sentence!r} is no day, range or '-'")
+                raise ValueError(
+                    f"{path}: expected {notation!r} of {sentence!r} is not a day, a range or '-'"
+                )
         said_at = datetime.fromisoformat(line["said"])
         rows.append(TimeExample(line["language"], line["category"], said_at, line["sentence"], expected))
     return rows

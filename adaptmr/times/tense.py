@@ -50,7 +50,7 @@ _PARTICIPLES = _LIKE_PRESENT | word_set("""
     slept woken fed paid heard sold stuck struck hung shot stolen frozen forgotten hidden got gotten had
     come learnt
 """)
-_NO_PAST = word_set("""
+_NOT_PAST = word_set("""
     need feed seed bed red shed speed indeed hundred exceed proceed succeed bleed breed weed greed
     sacred naked wicked used united
 """)
@@ -95,7 +95,7 @@ _BE = word_set("""
     am is are isn't aren't i'm you're we're they're he's she's it's that's there's what's who's where's
     when's everyone's here's ain't
 """)
-_NO_DOING = word_set("""
+_NOT_PARTICIPLE_ING = word_set("""
     thing nothing something anything everything morning evening wedding building ceiling king ring
     spring during string amazing exciting interesting boring charming annoying surprising relaxing
     meeting meaning feeling willing outstanding challenging
@@ -111,26 +111,26 @@ def _next_word(words: Sequence[str], i: int, skip: frozenset[str] = _ADVERBS) ->
 
 
 def _participle(word: str) -> bool:
-    return word in _PARTICIPLES or (len(word) > 3 and word.endswith("ed") and word not in _NO_PAST)
+    return word in _PARTICIPLES or (len(word) > 3 and word.endswith("ed") and word not in _NOT_PAST)
 
 
-def _of_be(words: Sequence[str], i: int) -> Tense:
+def _be_tense(words: Sequence[str], i: int) -> Tense:
     after = _next_word(words, i)
     if after in ("born", "been", "gotten") or (words[i].endswith("'s") and after == "got"):
         return Tense.habitual if after == "born" else Tense.past
-    doing = after.endswith("ing") and after not in _NO_DOING
+    doing = after.endswith("ing") and after not in _NOT_PARTICIPLE_ING
     return Tense.future if doing or after in ("to", "due", "about", "scheduled") else Tense.present
 
 
-def _of_was(words: Sequence[str], i: int) -> Tense:
+def _was_tense(words: Sequence[str], i: int) -> Tense:
     after = _next_word(words, i)
     if after == "born":
         return Tense.habitual
-    unreal = after in _UNREAL or "going to" in " ".join(words[i + 1 : i + 4])
+    unreal = after in _UNREALIZED or "going to" in " ".join(words[i + 1 : i + 4])
     return Tense.unknown if unreal else Tense.past
 
 
-def _of_have(words: Sequence[str], i: int) -> Tense | None:
+def _have_tense(words: Sequence[str], i: int) -> Tense | None:
     if not _HELPERS.isdisjoint(words[max(0, i - 2) : i]):
         return None
     after = _next_word(words, i)
@@ -141,7 +141,7 @@ def _of_have(words: Sequence[str], i: int) -> Tense | None:
     return Tense.future if after == "to" else Tense.present
 
 
-def _of_modal(words: Sequence[str], i: int) -> Tense:
+def _modal_tense(words: Sequence[str], i: int) -> Tense:
     if "have" in words[i + 1 : i + 3]:
         return Tense.past if words[i] in ("may", "might", "must") else Tense.unknown
     subject_after = words[i + 1 : i + 2] in (["i"], ["you"], ["we"], ["someone"])
@@ -156,11 +156,11 @@ def _last_of_verb(words: Sequence[str], i: int) -> int:
     after = _next_word(words, i)
     if words[i] not in _BE | _WAS | _HAVE and not (words[i].endswith("'ve") and after == "got"):
         return i
-    doing = after.endswith("ing") and after not in _NO_DOING
+    doing = after.endswith("ing") and after not in _NOT_PARTICIPLE_ING
     return words.index(after, i) if doing or _participle(after) else i
 
 
-def _of_birthday(words: Sequence[str], i: int) -> Tense | None:
+def _birthday_tense(words: Sequence[str], i: int) -> Tense | None:
     is_on = words[i].endswith("'s") and words[i + 1 : i + 2] in (["on"], ["in"])
     return Tense.habitual if is_on or _next_word(words, i) in ("is", "falls") else None
 
@@ -172,27 +172,27 @@ def _infinitive_form(word: str) -> str:
     return "fly" if word == "flies" else word.removesuffix("s")
 
 
-def _of_verb(words: Sequence[str], i: int) -> Tense | None:
+def _verb_tense(words: Sequence[str], i: int) -> Tense | None:
     """The tense of a word that is a full verb or has the form of one."""
     word, before = words[i], words[i - 1] if i else ""
     if before in ("to", "let's", "please", "help") or not _HELPERS.isdisjoint(words[max(0, i - 4) : i]):
         return None  # an infinitive
     if word in _LIKE_PRESENT:
         return Tense.past
-    if word.endswith("ed") and len(word) > 3 and word not in _NO_PAST:
+    if word.endswith("ed") and len(word) > 3 and word not in _NOT_PAST:
         return None if before in _BEFORE_ADJECTIVE or before in _BE else Tense.past
     infinitive = _infinitive_form(word)
     has_subject = before in _PRONOUNS or (before.endswith("s") and len(before) > 3)
     return Tense.future if infinitive in _TIMETABLE and (word != infinitive or has_subject) else None
 
 
-def _of_contraction(words: Sequence[str], i: int) -> Tense | None:
+def _contraction_tense(words: Sequence[str], i: int) -> Tense | None:
     """The tense of 've, 's, 'll or 'd; `None` for another word."""
     word, after = words[i], words[i + 1] if i + 1 < len(words) else ""
     if word.endswith("'ve"):
-        return _of_have(words, i)
-    if word.endswith("'s") and (after in _BEHIND_IS or after.endswith("ing")):
-        return _of_be(words, i)
+        return _have_tense(words, i)
+    if word.endswith("'s") and (after in _AFTER_IS or after.endswith("ing")):
+        return _be_tense(words, i)
     if word.endswith("'ll"):
         return Tense.future
     if word.endswith("'d"):
@@ -218,25 +218,25 @@ def _word_tense(words: Sequence[str], i: int, first: bool) -> Tense | None:
     wishes = word in _WISHES and words[i + 1 : i + 2] in (["to"], ["forward"])
     if wishes or (first and word in _REQUESTS):
         return Tense.future
-    tense_of_contraction = _of_contraction(words, i)
+    tense_of_contraction = _contraction_tense(words, i)
     if tense_of_contraction or word.endswith(_CONTRACTIONS):
         return tense_of_contraction
     asks = word == "do" and i + 1 < len(words) and words[i + 1] in _PRONOUNS
-    return Tense.present if asks or word in ("does", "don't", "doesn't") else _of_verb(words, i)
+    return Tense.present if asks or word in ("does", "don't", "doesn't") else _verb_tense(words, i)
 
 # %% ../../nbs/times/00_tense.ipynb #b23cd6f3
 _HELPERS = word_set("do does did don't doesn't didn't will won't shall gonna") | _MODALS
-_BEHIND_IS = word_set("on in at due not been back over up off here there scheduled booked")
-_UNREAL = word_set("supposed meant due scheduled set planning hoping expected")
+_AFTER_IS = word_set("on in at due not been back over up off here there scheduled booked")
+_UNREALIZED = word_set("supposed meant due scheduled set planning hoping expected")
 _WAS = word_set("was were wasn't weren't")
 _HAVE = word_set("have has haven't hasn't having")
 _BIRTHDAYS = word_set("birthday birthday's birthdays anniversary anniversary's")
 _AUXILIARIES: tuple[tuple[frozenset[str], Callable[[Sequence[str], int], Tense | None]], ...] = (
-    (_BE, _of_be),
-    (_WAS, _of_was),
-    (_HAVE, _of_have),
-    (_MODALS, _of_modal),
-    (_BIRTHDAYS, _of_birthday),
+    (_BE, _be_tense),
+    (_WAS, _was_tense),
+    (_HAVE, _have_tense),
+    (_MODALS, _modal_tense),
+    (_BIRTHDAYS, _birthday_tense),
 )
 
 
