@@ -114,7 +114,7 @@ def follow_log(view: IndexedView, records: Records, seq: int, n: int) -> Indexed
     if view.memories.seq == seq:
         return view
     changed = records.changes(view.memories.seq)[1]
-    rows = len(view.ivf) + len(changed)
+    rows = len(view.ivf.vectors) + len(changed)
     return apply_changes(view, records, changed) if 4 * len(changed) < n and 2 * n > rows else None
 
 # %% ../../nbs/store/05_view_cache.ipynb #566d4829
