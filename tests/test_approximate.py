@@ -814,7 +814,7 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def reopen(self):
-        self.a._views.save()
+        self.a._views.saver.save()
         self.a.close()
         self.a = make(self.path, 100)
 

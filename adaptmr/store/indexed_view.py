@@ -36,8 +36,7 @@ __all__ = ['IndexedView', 'load_view', 'last_seq', 'apply_changes', 'to_arrays',
 class IndexedView(BaseView):
     """A view of all active memories as arrays.
 
-    `memories` holds them with their keys, `steps` (n,) their steps, and `slot_of` (n,) their slots in `ivf`.
-
+    `memories` lists them, with their keys; `steps` (n,) are their steps, `slot_of` (n,) their slots in `ivf`.
     `unsaved` counts the changes since the arrays were last in a file; `approximate` says whether the library
     for the index is installed.
     """
@@ -59,7 +58,6 @@ class IndexedView(BaseView):
         self.approximate = faiss_version() is not None
         self._row_of: np.ndarray | None = None
         self._matrix: np.ndarray | None = None
-        self._columns: dict[str, tuple[list[Any], np.ndarray]] = {}
 
     @property
     def ids(self) -> Sequence[str]:
@@ -87,7 +85,7 @@ class IndexedView(BaseView):
     def nearest(
         self, vector: np.ndarray, k: int, where: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        dot_products(np.empty((0, self.dim), np.float32), vector)  # refuses a bad vector
+        dot_products(np.empty((0, self.dim), np.float32), vector)  # raises for a bad vector
         if self._row_of is None or len(self._row_of) < len(self.ivf.vectors):
             self._row_of = invert_slots(self.slot_of, len(self.ivf.vectors))
         rows, scores = search_candidates(
@@ -116,17 +114,12 @@ class IndexedView(BaseView):
     def _test(self, name: str, test: Callable[[Any], bool]) -> np.ndarray:
         if name == "status":
             return np.full(len(self.memories), test("active"))
-        values, codes = self._column(name)
+        values, codes = self.memories.columns[name]
         return np.array([test(v) for v in values], bool)[codes] if len(codes) else np.zeros(0, bool)
 
     def _times(self) -> np.ndarray:
-        values, codes = self._column("instant")
+        values, codes = self.memories.columns["instant"]
         return np.array(values, np.int64)[codes] if len(codes) else np.zeros(0, np.int64)
-
-    def _column(self, name: str) -> tuple[list[Any], np.ndarray]:
-        if name not in self._columns:
-            self._columns |= self.memories.columns()
-        return self._columns[name]
 
 # %% ../../nbs/store/04_indexed_view.ipynb #0e58dc88
 def load_view(records: Records, lexical: LexicalIndex, get_records: Callable[[], Records]) -> IndexedView:
@@ -204,7 +197,7 @@ def apply_changes(view: IndexedView, records: Records, ids: Sequence[str]) -> In
 
 
 def _read_rows(db: Any, ids: Sequence[str]) -> dict[str, tuple[int, int, str, bytes]]:
-    """Read key, step, status and vector of the memories with these ids, those there are."""
+    """Read key, step, status and vector of those of these ids that are in the database."""
     have: dict[str, tuple[int, int, str, bytes]] = {}
     for start in range(0, len(ids), 500):
         some = [to_sql(i) for i in ids[start : start + 500]]
@@ -218,7 +211,7 @@ def _read_rows(db: Any, ids: Sequence[str]) -> dict[str, tuple[int, int, str, by
 
 # %% ../../nbs/store/04_indexed_view.ipynb #662f9118
 def _place(memories: LazyMemories, steps: np.ndarray, step: int, id: str) -> int:
-    # The row before which a memory belongs: by step, then by id. Ids are read only among equal steps.
+    # The row before which a memory is inserted, by step, then by id. Ids are read only among equal steps.
     low, high = (
         int(i) for i in (np.searchsorted(steps, step, "left"), np.searchsorted(steps, step, "right"))
     )
@@ -226,7 +219,7 @@ def _place(memories: LazyMemories, steps: np.ndarray, step: int, id: str) -> int
 
 # %% ../../nbs/store/04_indexed_view.ipynb #672d1ff7
 def to_arrays(view: IndexedView) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the arrays of a view, and the facts that decide whether its index can be used."""
+    """Return what decides whether a view's index can be used, and the view's arrays."""
     everything = np.zeros((len(view.ivf.vectors), view.dim), np.float16)
     for rows, vectors in view.ivf.vectors.blocks(view.slot_of):
         everything[view.slot_of[rows]] = vectors
@@ -245,7 +238,7 @@ def to_arrays(view: IndexedView) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def from_arrays(
-    facts: dict[str, Any],
+    made_by: dict[str, Any],
     arrays: dict[str, np.ndarray],
     seq: int,
     lexical: LexicalIndex,
@@ -254,10 +247,10 @@ def from_arrays(
     """Make the view of such arrays, as of line `seq` of the log.
 
     An index of another library or version is left out, and built again when needed. Raises `ValueError` for
-    arrays that don't fit each other: the file may be faulty, or forged.
+    arrays that don't fit each other, because the file may be faulty or forged.
     """
     dim = _check_arrays(arrays)
-    serialized = arrays["cells"] if len(arrays["cells"]) and facts == _engine(dim) else None
+    serialized = arrays["cells"] if len(arrays["cells"]) and made_by == _engine(dim) else None
     ivf = IVFIndex(dim, arrays["vectors"], serialized)
     memories = LazyMemories(get_records, np.array(arrays["keys"]), seq)
     complete = serialized is not None or faiss_version() is None or len(ivf.vectors) <= EXACT_ROWS
