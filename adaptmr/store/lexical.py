@@ -76,7 +76,7 @@ class _RankBM25:
 # %% ../../nbs/store/01_lexical.ipynb #3db301bc
 @lru_cache(maxsize=1)
 def _bm25s_class() -> type:
-    # Late, because most uses of a store need no word index.
+    # Imported at first use, because most uses of a store need no word index.
     import bm25s
 
     class Matrix(bm25s.BM25):

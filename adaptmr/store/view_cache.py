@@ -83,7 +83,7 @@ class IndexFile:
         except Exception as e:  # whatever the file holds, the database has everything
             expected = isinstance(e, (IndexFileError, OSError, ValueError))
             what = str(e) if expected else f"reading it ended in {type(e).__name__}: {e}"
-            message = f"{self.path}: is not used, because {what}; it is made anew"
+            message = f"{self.path}: is not used, because {what}; it is made again"
             warnings.warn(message, IndexFileWarning, stacklevel=6)
             return None
 
