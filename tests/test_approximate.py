@@ -1,6 +1,6 @@
 """Large stores: approximate search finds what exact search finds, and filters are exact.
 
-The file beside the database is checked before it is used.
+The index file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def recall(found, best) -> float:
     return sum(len(set(f) & set(b)) for f, b in zip(found, best)) / max(1, sum(len(b) for b in best))
 
 
-def same_as_small(s: MemoryStore, n: int = 12) -> None:
-    """A store seen large shows what the same file shows when it is seen small."""
+def assert_same_as_small(s: MemoryStore, n: int = 12) -> None:
+    """Check that a store opened as large gives what the same file gives when it is opened as small."""
     with MemoryStore(s.path, embedder=Known()) as small:
         assert not isinstance(small.memories, LazyMemories) and isinstance(s.memories, LazyMemories)
         assert (
@@ -146,13 +146,13 @@ def test_recall_and_exact_scores(dim):
 @needs_library
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(share=st.sampled_from([0.9, 0.7, 0.3, 0.02, 0.0]), k=st.integers(1, 60), seed=st.integers(0, 99))
-def test_filters_let_nothing_else_through(share, k, seed):
+def test_only_rows_that_pass_a_filter_are_found(share, k, seed):
     v, q, where = clusters(5000), clusters(10, seed), np.random.default_rng(seed).random(5000) < share
     exact, index = _pair(v)
     found, best = (
         index.search(q, k, where)[0],
-        [exact.search(one, k, where)[0] for one in q],
-    )  # one by one: a batch's product has other last digits
+        [exact.search(one, k, where)[0] for one in q],  # separately: a batch's product has other last digits
+    )
     assert all(where[int(i)] for f in found for i in f) and [len(f) for f in found] == [len(b) for b in best]
     assert recall(found, best) >= 0.98 if where.sum() > 2048 else found == best
 
@@ -169,8 +169,8 @@ def _pair(v: np.ndarray) -> list:
 
 
 @needs_library
-def test_a_filter_that_goes_against_the_query_still_finds_all():
-    """Only rows far away from the query pass: whatever cells are near hold none of them."""
+def test_a_filter_that_passes_only_distant_rows_still_finds_k():
+    """Only rows far away from the query pass, and the nearest cells contain none of them."""
     v = clusters(6000)
     v[:3000] = clusters(1)  # half of all is the query itself
     v[:3000, 0] += np.linspace(0, 0.05, 3000)
@@ -196,10 +196,11 @@ def test_ties_go_by_id():
 
 
 @needs_library
-def test_same_input_same_cells():
+def test_the_same_vectors_give_the_same_cells():
     v = clusters(3000).astype(np.float16)
     one, two = IVFIndex(DIM, v), IVFIndex(DIM)
-    two.append(v[:1234].astype(np.float32)), two.append(v[1234:].astype(np.float32))
+    for part in (v[:1234], v[1234:]):
+        two.vectors.append(part.astype(np.float32))
     assert (one.serialize() == two.serialize()).all()
 
 
@@ -223,7 +224,7 @@ def test_growing_and_shrinking():
         )
 
 
-def test_without_the_library_the_index_says_what_to_do(monkeypatch):
+def test_without_the_library_the_error_names_the_installation(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ImportError, match=r"adaptmr\[scale\]"):
         ApproximateIndex(8)
@@ -233,7 +234,7 @@ def test_without_the_library_the_index_says_what_to_do(monkeypatch):
 
 
 @needs_library
-def test_a_large_store_shows_what_a_small_one_shows(path):
+def test_a_large_store_gives_what_a_small_one_gives(path):
     with make(path) as s:
         assert s.search("? 17")[0].memory.text == "number 17" and s.approximate and "approximate" in repr(s)
         rows, cosines = s.nearest("? 17", 10)
@@ -247,7 +248,7 @@ def test_a_large_store_shows_what_a_small_one_shows(path):
         )[0, 0] == pytest.approx(1, abs=2e-3)
         assert s.nearest(Known.vectors[17], 10)[0].tolist() == rows.tolist()
         assert len(s.nearest("? 17", 0)[0]) == 0 and len(s.nearest("? 1", MANY + 5)[0]) == MANY
-        same_as_small(s)
+        assert_same_as_small(s)
 
 
 def test_a_small_store_is_exact_and_has_no_file(tmp_path):
@@ -265,7 +266,7 @@ def test_a_small_store_is_exact_and_has_no_file(tmp_path):
 
 
 @needs_library
-def test_in_memory_too():
+def test_a_large_store_in_memory():
     with make(":memory:") as s:
         s.add(turns(0, MANY))
         assert s.search("? 17")[0].memory.text == "number 17" and s.approximate
@@ -280,7 +281,7 @@ def test_in_memory_too():
 
 
 @needs_library
-def test_only_what_is_found_is_read(path):
+def test_only_memories_that_are_found_are_read(path):
     with make(path) as s:
         s.search("? 1")
     with make(path) as s:
@@ -299,7 +300,7 @@ def test_every_change_is_followed(path):
         )
         with pytest.raises(KeyError):
             s.delete("nobody", soft=False)
-        assert beside(path).exists()
+        assert index_file(path).exists()
         (
             s.delete("m0007"),
             s.delete("m0014", soft=False),
@@ -308,10 +309,10 @@ def test_every_change_is_followed(path):
             s.update(replace(s.get("m0028"), text="number 5002")),
         )
         assert s.search("? 5002", 1)[0].memory.id == "m0028" and s.search("? 5000", 1)[0].memory.id == "early"
-        assert s._views.active.ivf is cells, "few changes don't make the cells anew"
-        same_as_small(s)
+        assert s._views.active.ivf is cells, "the cells are kept after few changes"
+        assert_same_as_small(s)
         s.add(turns(MANY + 40, 2 * MANY - 100))
-        same_as_small(s)
+        assert_same_as_small(s)
         assert s._views.active.ivf is not cells
 
 
@@ -345,13 +346,13 @@ def test_the_library_is_missing(path, monkeypatch):
             s.search("? 18"), s.nearest("? 19", 3)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MissingLibraryWarning)
-            same_as_small(s)
+            assert_same_as_small(s)
 
 
-# --- the file beside the database
+# --- the index file
 
 
-def beside(path: Path) -> Path:
+def index_file(path: Path) -> Path:
     return path.with_name("m.db.ann")
 
 
@@ -359,11 +360,11 @@ def beside(path: Path) -> Path:
 def test_the_file_is_used_again(path, monkeypatch):
     with make(path) as s:
         found = s.search("? 17")
-    assert beside(path).exists() and not list(path.parent.glob("*.part"))
+    assert index_file(path).exists() and not list(path.parent.glob("*.part"))
     monkeypatch.setattr(
         IVFIndex,
         "build",
-        lambda self: None if self._done == self._n else pytest.fail("the cells were made again"),
+        lambda self: None if self._indexed == len(self.vectors) else pytest.fail("the cells were made again"),
     )
     with make(path) as s:
         assert s.search("? 17") == found and s._views.active.unsaved == 0
@@ -373,26 +374,26 @@ def test_the_file_is_used_again(path, monkeypatch):
 def test_a_stale_file_is_brought_up_to_date(path):
     with make(path) as s:
         s.search("? 17")
-    old = beside(path).read_bytes()
+    old = index_file(path).read_bytes()
     with make(path) as s:
         (
             s.add(turns(MANY, MANY + 50)),
             s.delete("m0007"),
             s.update(replace(s.get("m0014"), text="number 5000")),
         )
-    assert beside(path).read_bytes() == old
+    assert index_file(path).read_bytes() == old
     with make(path) as s:
         assert (
             s.search("? 5000", 1)[0].memory.id == "m0014"
             and s.search("? 3010", 1)[0].memory.text == "number 3010"
             and s._views.active.unsaved == 52
         )
-        same_as_small(s)
+        assert_same_as_small(s)
     with make(path) as s:
         s.add(turns(MANY + 50, MANY + 300)), s.search("? 1")
-    assert beside(path).read_bytes() != old
+    assert index_file(path).read_bytes() != old
     with make(path) as s:
-        s.search("? 1"), same_as_small(s)
+        s.search("? 1"), assert_same_as_small(s)
 
 
 DAMAGE = {
@@ -402,30 +403,30 @@ DAMAGE = {
     "another file": lambda b: b"SQLite format 3\0" * 400,
     "a bit in the header": lambda b: b[:60] + bytes([b[60] ^ 1]) + b[61:],
     "a bit in a vector": lambda b: b[: len(b) // 2] + bytes([b[len(b) // 2] ^ 1]) + b[len(b) // 2 + 1 :],
-    "a header that says nothing": lambda b: b[: b.index(b"\n") + 1] + b"2 0\n{}",
+    "an empty header": lambda b: b[: b.index(b"\n") + 1] + b"2 0\n{}",
     "zeros": lambda b: bytes(len(b)),
 }
 
 
 @needs_library
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_reported_and_made_anew(path, damage):
+def test_a_damaged_file_is_reported_and_replaced(path, damage):
     with make(path) as s:
         found = s.search("? 17")
-    good = beside(path).read_bytes()
-    beside(path).write_bytes(DAMAGE[damage](good))
+    good = index_file(path).read_bytes()
+    index_file(path).write_bytes(DAMAGE[damage](good))
     with make(path) as s, pytest.warns(IndexFileWarning, match=r"m\.db\.ann.*is not used"):
         assert s.search("? 17") == found
-    read_arrays(beside(path))
-    assert beside(path).read_bytes() == good, "what is made anew is what was there"
+    read_arrays(index_file(path))
+    assert index_file(path).read_bytes() == good, "the new file is the same as the file before the damage"
 
 
-def _packed(change) -> np.ndarray:
-    """Cells as bytes, after `change` to an index that holds what the file's would."""
+def _serialized(make_index) -> np.ndarray:
+    """Return the index that `make_index` makes with the module faiss, as the bytes that a file holds."""
     import faiss
 
     with single_threaded(faiss):
-        return faiss.serialize_index(change(faiss))
+        return faiss.serialize_index(make_index(faiss))
 
 
 def _other_ids(faiss):
@@ -444,10 +445,10 @@ def _flat(faiss):
 
 
 FORGED = {
-    "slots that there are not": lambda a: {**a, "slots": a["slots"] + MANY},
+    "slots that don't exist": lambda a: {**a, "slots": a["slots"] + MANY},
     "negative slots": lambda a: {**a, "slots": a["slots"] - 1},
     "a slot twice": lambda a: {**a, "slots": np.zeros_like(a["slots"])},
-    "keys that there are not": lambda a: {**a, "keys": a["keys"] + 10**6},
+    "keys that don't exist": lambda a: {**a, "keys": a["keys"] + 10**6},
     "a key twice": lambda a: {**a, "keys": np.repeat(a["keys"][:1], len(a["keys"]))},
     "fewer memories": lambda a: {n: v[:-1] for n, v in a.items()},
     "fewer keys": lambda a: {**a, "keys": a["keys"][:-1]},
@@ -456,14 +457,14 @@ FORGED = {
     "flat vectors": lambda a: {**a, "vectors": a["vectors"].ravel()},
     "long vectors": lambda a: {**a, "vectors": np.hstack([a["vectors"]] * 2)},
     "no vectors": lambda a: {**a, "vectors": a["vectors"][:0]},
-    "numbers that are none": lambda a: {
+    "numbers that are not finite": lambda a: {
         **a,
         "vectors": np.where(np.arange(DIM) < 1, np.float16("nan"), a["vectors"]),
     },
     "words for keys": lambda a: {**a, "keys": a["keys"].astype("U8")},
     "no cells": lambda a: {n: v for n, v in a.items() if n != "cells"},
-    "cells of other memories": lambda a: {**a, "cells": _packed(_other_ids)},
-    "an index without cells": lambda a: {**a, "cells": _packed(_flat)},
+    "cells of other memories": lambda a: {**a, "cells": _serialized(_other_ids)},
+    "an index without cells": lambda a: {**a, "cells": _serialized(_flat)},
     "bytes for cells": lambda a: {**a, "cells": np.arange(999).astype(np.uint8)},
     "cells cut short": lambda a: {**a, "cells": a["cells"][:-5000]},
 }
@@ -474,30 +475,30 @@ FORGED = {
     ("forged", "stale"),
     [
         *((name, False) for name in FORGED),
-        *((name, True) for name in ("keys that there are not", "the wrong order", "other steps")),
+        *((name, True) for name in ("keys that don't exist", "the wrong order", "other steps")),
     ],
 )
-def test_a_forged_file_is_reported_and_made_anew(path, forged, stale):
+def test_a_forged_file_is_reported_and_replaced(path, forged, stale):
     with make(path) as s:
         found = s.search("? 17")
-    about, arrays = read_arrays(beside(path))
+    about, arrays = read_arrays(index_file(path))
     if stale:
         with make(path) as s:
             s.add(turns(MANY, MANY + 5)), s.delete("m0007", soft=True)
-    write_arrays(beside(path), about, FORGED[forged](arrays))
+    write_arrays(index_file(path), about, FORGED[forged](arrays))
     with make(path) as s:
-        with pytest.warns(IndexFileWarning, match=r"m\.db\.ann.*is not used.*made anew"):
+        with pytest.warns(IndexFileWarning, match=r"m\.db\.ann.*is not used.*made again"):
             assert s.search("? 17") == found
         assert len(s.memories) == MANY + 4 * stale
 
 
 @needs_library
-def test_a_header_that_is_no_object_is_reported(path):
+def test_a_header_with_a_wrong_seq_is_reported(path):
     with make(path) as s:
         found = s.search("? 17")
-    _, arrays = read_arrays(beside(path))
+    _, arrays = read_arrays(index_file(path))
     for about in ({"seq": "soon"}, {"seq": 2**80}, {"seq": None}, {}):
-        write_arrays(beside(path), about, arrays)
+        write_arrays(index_file(path), about, arrays)
         with make(path) as s, pytest.warns(IndexFileWarning, match="is not used"):
             assert s.search("? 17") == found
 
@@ -510,16 +511,16 @@ def test_a_file_of_another_store_is_refused(path, tmp_path):
     other = tmp_path / "n" / "m.db"
     with make(other) as s:
         s.add(turns(3, MANY + 3))
-    beside(other).write_bytes(beside(path).read_bytes())
+    index_file(other).write_bytes(index_file(path).read_bytes())
     with make(other) as s:
         with pytest.warns(IndexFileWarning, match="another store"):
             assert s.search("? 3001", 1)[0].memory.text == "number 3001"
-        same_as_small(s)
+        assert_same_as_small(s)
 
 
 @needs_library
 def test_a_file_of_another_branch_of_the_same_store_is_refused(path, tmp_path):
-    """The database is copied, both copies go on, and one's file comes to lie beside the other."""
+    """The database is copied, both copies change, and the index file of one is copied to the other."""
     with make(path) as s:
         s.search("? 17")
     (tmp_path / "n").mkdir()
@@ -529,15 +530,15 @@ def test_a_file_of_another_branch_of_the_same_store_is_refused(path, tmp_path):
         s.add(turns(MANY, MANY + 500)), s.search("? 1")
     with make(other) as s:
         s.add(turns(MANY + 500, MANY + 1100))
-    beside(other).write_bytes(beside(path).read_bytes())
+    index_file(other).write_bytes(index_file(path).read_bytes())
     with make(other) as s:
         with pytest.warns(IndexFileWarning):
             s.search("? 1")
-        same_as_small(s)
+        assert_same_as_small(s)
 
 
 @needs_library
-def test_an_older_database_beside_a_newer_file_is_noticed(path):
+def test_an_older_database_with_a_newer_index_file_is_noticed(path):
     with make(path) as s:
         s.search("? 17")
     backup = path.read_bytes()
@@ -547,22 +548,22 @@ def test_an_older_database_beside_a_newer_file_is_noticed(path):
     with make(path) as s:
         with pytest.warns(IndexFileWarning):
             s.search("? 1")
-        same_as_small(s)
+        assert_same_as_small(s)
 
 
 @needs_library
 def test_cells_of_another_version_are_made_again(path):
     with make(path) as s:
         found = s.search("? 17")
-    about, arrays = read_arrays(beside(path))
+    about, arrays = read_arrays(index_file(path))
     write_arrays(
-        beside(path),
+        index_file(path),
         {**about, "made by": {**about["made by"], "engine": "faiss 0.0.1"}},
         {**arrays, "cells": np.zeros(9, np.uint8)},
     )
     with make(path) as s:
         assert s.search("? 17") == found
-    assert read_arrays(beside(path))[0]["made by"]["engine"] == faiss_version()
+    assert read_arrays(index_file(path))[0]["made by"]["engine"] == faiss_version()
 
 
 @needs_library
@@ -579,7 +580,7 @@ def test_a_folder_that_can_not_be_written(path, monkeypatch):
             assert s.search("? 18", 1)
 
 
-def kill_myself(*_, **__):
+def kill_this_process(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -604,7 +605,7 @@ class KilledWriter:
         KilledWriter.writes += 1
         if KilledWriter.writes == 3:
             self.real.flush()
-            kill_myself()
+            kill_this_process()
         return self.real.write(data)
 
 
@@ -623,7 +624,7 @@ def save_and_be_killed(path, moment, before):
     if moment != "third write":
         if before:
             s.search("? 1")
-        setattr(os, moment, kill_myself)
+        setattr(os, moment, kill_this_process)
     if before:
         s.add(turns(MANY, MANY + 400))
     s.search("? 1")
@@ -640,56 +641,56 @@ def test_killed_while_saving(path, moment, before):
     if before:
         with make(path) as s:
             s.search("? 17")
-    old = beside(path).read_bytes() if before else None
+    old = index_file(path).read_bytes() if before else None
     if not (pid := os.fork()):
         save_and_be_killed(path, moment, before)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    assert (beside(path).read_bytes() if beside(path).exists() else None) == old
+    assert (index_file(path).read_bytes() if index_file(path).exists() else None) == old
     parts = list(path.parent.glob("*.part"))
     assert len(parts) == 1
     os.utime(parts[0], (time.time() - 9999,) * 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with make(path) as s:
-            s.search("? 1"), same_as_small(s)
-    assert read_arrays(beside(path)) and not list(path.parent.glob("*.part"))
+            s.search("? 1"), assert_same_as_small(s)
+    assert read_arrays(index_file(path)) and not list(path.parent.glob("*.part"))
 
 
 @needs_library
-def test_erased_is_gone_from_the_file_too(path):
+def test_an_erased_memory_is_removed_from_the_index_file(path):
     vector = Known.vectors[777].astype("<f2").tobytes()
     m = turns(777, 778)[0]
     with make(path) as s:
         s.search("? 1")
-        assert vector in beside(path).read_bytes()
+        assert vector in index_file(path).read_bytes()
         s.delete(m.id, soft=False)
-        assert not beside(path).exists()
+        assert not index_file(path).exists()
         assert m.id not in {h.memory.id for h in s.search("? 777", 30)}
-    assert beside(path).exists(), "what is left is saved again"
+    assert index_file(path).exists(), "the other memories are saved again"
     for file in path.parent.iterdir():
         assert vector not in file.read_bytes() and m.id.encode() not in read_ids(file)
-    arrays = read_arrays(beside(path))[1]
+    arrays = read_arrays(index_file(path))[1]
     assert (
         len(arrays["keys"]) == MANY - 1
         and not arrays["vectors"][np.setdiff1d(np.arange(MANY), arrays["slots"])].any()
     )
     with make(path) as s:
-        s.search("? 1"), same_as_small(s)
+        s.search("? 1"), assert_same_as_small(s)
 
 
 @needs_library
-def test_erasing_without_a_further_question_saves_the_rest_too(path):
+def test_closing_after_an_erasure_saves_the_other_memories(path):
     with make(path) as s:
         s.search("? 1")
         s.delete("m0007", soft=False)
-    assert len(read_arrays(beside(path))[1]["keys"]) == MANY - 1
+    assert len(read_arrays(index_file(path))[1]["keys"]) == MANY - 1
 
 
 @needs_library
-def test_closing_a_store_that_nobody_searched_makes_nothing(path):
+def test_closing_a_store_that_was_not_searched_makes_no_file(path):
     with make(path) as s:
         assert len(s.memories) == MANY
-    assert not beside(path).exists()
+    assert not index_file(path).exists()
 
 
 def read_ids(file: Path) -> bytes:
@@ -705,11 +706,11 @@ def test_two_connections(path):
         a.search("? 1"), b.search("? 1")
         a.add(turns(MANY, MANY + 30)), a.delete("m0007"), a.delete("m0014", soft=False)
         assert b.search("? 3010", 1)[0].memory.text == "number 3010" and b.version == a.version
-        same_as_small(b), same_as_small(a)
+        assert_same_as_small(b), assert_same_as_small(a)
 
 
 @needs_library
-def test_snapshot_holds_still_whoever_writes(path):
+def test_a_snapshot_stays_the_same_when_others_write(path):
     with make(path) as a, make(path) as b:
         with b.snapshot() as held:
             memories = held.memories
@@ -745,7 +746,7 @@ def test_erasing_within_a_snapshot_does_not_wait_for_itself(path):
 
 
 @needs_library
-def test_a_list_that_was_handed_out_never_lies(path):
+def test_a_list_that_was_handed_out_never_shows_a_later_change(path):
     with make(path) as a, make(path) as b:
         held = a.memories
         a.update(replace(a.get("m0007"), text="number 5000"))  # by this process: the list reads it first
@@ -774,14 +775,14 @@ def test_two_processes_make_the_same_file(path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with make(path) as s:
-            s.search("? 1"), same_as_small(s)
+            s.search("? 1"), assert_same_as_small(s)
 
 
 @needs_library
 class Following(RuleBasedStateMachine):
-    """Change a store at random through two connections, one of which takes it for a large store.
+    """Change a store at random through two connections that open it as a large store.
 
-    That one must always show what a fresh connection that takes it for a small store shows.
+    The first must always show what a new connection shows that opens it as a small store.
     """
 
     base = None
@@ -813,12 +814,12 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def reopen(self):
-        self.a._views.save()
+        self.a._views.saver.save()
         self.a.close()
         self.a = make(self.path, 100)
 
     @invariant()
-    def shows_the_same(self):
+    def shows_what_a_small_store_shows(self):
         with MemoryStore(self.path, embedder=Known()) as small:
             assert self.a.memories == small.memories and (self.a.matrix == small.matrix).all()
             assert (self.a.mask(Filter(speakers="tom")) == small.mask(Filter(speakers="tom"))).all()

@@ -35,7 +35,7 @@ def cosines(seed, n, dim=3):
 
 
 def covered(p, similarity, chosen):
-    """F(S) of the notebook, from its formula."""
+    """Compute F(S), the objective of the notebook, from its formula."""
     n = len(p)
     c = np.clip((similarity - DUPLICATE_SIMILARITY) / (1 - DUPLICATE_SIMILARITY), 0, 1)
     np.fill_diagonal(c, 1)
@@ -45,13 +45,13 @@ def covered(p, similarity, chosen):
 # --- what a line costs
 
 
-def test_a_line_and_its_newline_by_hand():
+def test_tokens_of_a_line_and_its_newline_by_hand():
     assert line_tokens("") == 0.25 and line_tokens("abc") == 1.0 and line_tokens("abcd") == 1.25
     assert line_tokens("我搬家") == 3.25 and line_tokens("我ab") == 1.75
 
 
 @given(TEXTS)
-def test_shares_add_up_to_the_whole_context(lines):
+def test_line_tokens_add_up_to_the_whole_context(lines):
     whole = sum(map(line_tokens, lines)) - (line_tokens("") if lines else 0)
     assert ceil(whole) == count_tokens("\n".join(lines))
 
@@ -97,34 +97,34 @@ def test_budget_and_k_hold_and_order_is_by_rank(hits, budget, k, cost_exponent, 
 
 
 @given(HITS, st.integers(0, 300), st.one_of(st.none(), st.integers(0, 30)))
-def test_all_that_the_prefix_keeps_is_kept(hits, budget, k):
+def test_everything_that_the_prefix_keeps_is_kept(hits, budget, k):
     p, tokens = split(hits)
     prefix, kept = (rule(p, tokens, budget, k).tolist() for rule in (rank_prefix, cut_to_budget))
     assert set(prefix) <= set(kept)
     room = budget + 0.25 - tokens[kept].sum()
     if k is None or len(kept) < k:
-        assert all(tokens[i] > room for i in range(len(p)) if i not in kept), "what is left out didn't fit"
+        assert all(tokens[i] > room for i in range(len(p)) if i not in kept), "what is left out doesn't fit"
 
 
 @given(HITS, st.integers(0, 300))
 def test_the_prefix_grows_with_the_budget(hits, budget):
     p, tokens = split(hits)
     assert set(rank_prefix(p, tokens, budget)) <= set(rank_prefix(p, tokens, budget + 7)), (
-        "true of the prefix"
+        "the prefix is monotonic in the budget"
     )
 
 
-def test_a_larger_budget_may_show_less():
-    """The price of a greedy choice, known and kept: the best that fits is taken, and it may push two others
-    out.
-    """
+def test_a_larger_budget_may_keep_less():
+    """A known weakness of the greedy choice: the best that fits is taken, and may displace two others."""
     p, tokens = [0.6, 0.5, 0.4], [8.0, 4.0, 3.0]
     assert cut_to_budget(p, tokens, 7).tolist() == [1, 2] and cut_to_budget(p, tokens, 8).tolist() == [0]
-    assert cut_to_budget(p, tokens, 8, cost_exponent=1.0).tolist() == [1, 2], "a thrift finds the better pair"
+    assert cut_to_budget(p, tokens, 8, cost_exponent=1.0).tolist() == [1, 2], (
+        "with cost_exponent = 1 the better pair is found"
+    )
 
 
 @given(HITS, st.integers(0, 30), st.integers(0, 99))
-def test_with_room_for_the_k_best_it_is_these(hits, k, seed):
+def test_a_budget_for_the_k_best_keeps_the_k_best(hits, k, seed):
     p, tokens = split(hits, falling=False)
     enough = ceil(tokens[:k].sum())
     for rule in (cut_to_budget, rank_prefix):
@@ -157,10 +157,10 @@ def test_the_order_of_hits_matters_for_ties_only(hits, budget, random):
     )
 
 
-# --- repetitions
+# --- duplicates
 
 
-def test_a_repetition_is_not_paid_for_twice():
+def test_a_duplicate_is_kept_last():
     same = np.array([[1, 1, 0.2, 0.1], [1, 1, 0.2, 0.1], [0.2, 0.2, 1, 0.1], [0.1, 0.1, 0.1, 1]])
     p, tokens = [0.9, 0.9, 0.2, 0.1], [50.0] * 4
     assert [cut_to_budget(p, tokens, b, similarity=same).tolist() for b in (50, 100, 150, 200)] == [
@@ -171,13 +171,13 @@ def test_a_repetition_is_not_paid_for_twice():
     ]
 
 
-def test_a_repeated_turn_does_not_push_out_a_better_one():
+def test_a_duplicated_turn_does_not_displace_a_better_one():
     same = np.array([[1, 0.1, 0.1], [0.1, 1, 1], [0.1, 1, 1]], dtype=float)
     assert cut_to_budget([0.6, 0.5, 0.5], [50.0] * 3, 50, similarity=same).tolist() == [0]
     assert cut_to_budget([0.6, 0.5, 0.5], [50.0] * 3, 100, similarity=same).tolist() == [0, 1]
 
 
-def test_of_two_that_say_the_same_the_one_that_fits():
+def test_of_two_duplicates_the_one_that_fits_is_kept():
     same = np.ones((2, 2))
     assert cut_to_budget([0.9, 0.8], [90.0, 30.0], 50, similarity=same).tolist() == [1]
 
@@ -188,7 +188,7 @@ def test_of_two_that_say_the_same_the_one_that_fits():
     st.integers(1, 6),
     st.integers(0, 99),
 )
-def test_equal_lines_are_covered_to_the_greedy_bound(hits, m, seed):
+def test_lines_of_one_length_reach_the_greedy_bound(hits, m, seed):
     """With lines of one length the greedy choice covers at least 1 - 1/e of the best (Nemhauser, Wolsey and
     Fisher 1978).
     """
@@ -208,8 +208,8 @@ def test_equal_lines_are_covered_to_the_greedy_bound(hits, m, seed):
     st.integers(0, 99),
     st.sampled_from((0.0, 1.0)),
 )
-def test_lazy_is_greedy(hits, budget, seed, cost_exponent):
-    """The heap chooses what asking every candidate every time would."""
+def test_the_heap_gives_the_greedy_choice(hits, budget, seed, cost_exponent):
+    """The heap chooses what computing every candidate's gain in every step would."""
     p, tokens = split(hits)
     similarity = cosines(seed, len(p))
     if tokens.sum() <= budget + 0.25:
@@ -254,7 +254,7 @@ def test_probabilities_by_hand():
     assert hit_probabilities([np.inf, -np.inf]).round(6).tolist() == [1.0, 0.0]
 
 
-# --- what can't be
+# --- degenerate and invalid inputs
 
 
 def test_degenerate_inputs():
@@ -265,7 +265,7 @@ def test_degenerate_inputs():
         assert rule([0.9, 0.1], [50.0, 1.0], 0).tolist() == []
         assert rule([0.9, 0.1], [5.0, 1.0], 100, 0).tolist() == []
     assert cut_to_budget([0.0, 0.0], [5.0, 4.0], 5).tolist() == [0], (
-        "even what is surely no evidence, in the order of rank"
+        "hits of probability 0 are kept in the order of rank"
     )
     assert cut_to_budget([0.5, 0.4], [0.0, 9.0], 5, cost_exponent=1.0).tolist() == [0], (
         "a line without tokens"
@@ -295,7 +295,7 @@ def test_degenerate_inputs():
         ({"cost_exponent": float("inf")}, "cost_exponent=inf"),
     ],
 )
-def test_what_is_no_number_is_refused(change, message):
+def test_invalid_arguments_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         cut_to_budget(**{"p": [0.5, 0.4], "tokens": [50.0, 40.0], "budget": 60, **change})
 
@@ -305,7 +305,7 @@ def test_scores_that_are_nan_are_refused():
         hit_probabilities([1.0, float("nan")])
 
 
-def test_the_arguments_are_left_as_they_were():
+def test_the_arguments_are_not_changed():
     p, tokens, similarity = np.array([0.9, 0.8]), np.array([50.0, 40.0]), np.ones((2, 2))
     cut_to_budget(p, tokens, 60, similarity=similarity)
     assert p.tolist() == [0.9, 0.8] and tokens.tolist() == [50.0, 40.0] and (similarity == 1).all()

@@ -1,4 +1,4 @@
-"""Both engines are plain BM25Okapi, to 1e-5."""
+"""Test that both engines give the scores of `BM25Okapi`, to 1e-5, and what the index keeps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_by_hand():
 
 @given(st.lists(WORDS, max_size=20), WORDS, st.sampled_from([0.0, 0.75, 1.0]))
 @settings(max_examples=100, deadline=None)
-def test_the_words_parts_add_up_to_the_score(corpus, query, b):
+def test_word_scores_add_up_to_the_score(corpus, query, b):
     indexes = [LexicalIndex(e, b=b).build(corpus) for e in ENGINES]
     asked = tokenize(query)
     for index in indexes:
@@ -55,9 +55,8 @@ def test_the_words_parts_add_up_to_the_score(corpus, query, b):
             and parts.shape == (len(words), len(corpus))
             and parts.dtype == np.float32
         )
-        times = np.array(
-            [asked.count(w) for w in words], float
-        )  # a score counts a word as often as it is asked
+        # a score counts a word as often as the query contains it
+        times = np.array([asked.count(w) for w in words], float)
         assert np.abs(times @ parts - index.scores(query)).max(initial=0) <= 1e-5
         for word, part in zip(words, parts):
             assert tokenize(word) != [word] or np.abs(index.scores(word) - part).max(initial=0) <= 1e-5
@@ -66,7 +65,7 @@ def test_the_words_parts_add_up_to_the_score(corpus, query, b):
 
 @given(st.lists(WORDS, min_size=1, max_size=20), WORDS, st.data())
 @settings(max_examples=80, deadline=None)
-def test_some_rows_are_some_of_all_rows(corpus, query, data):
+def test_by_word_for_some_rows_gives_those_columns(corpus, query, data):
     rows = np.array(data.draw(st.lists(st.integers(0, len(corpus) - 1), max_size=10)), np.int64)
     for engine in ENGINES:
         index = LexicalIndex(engine).build(corpus)
@@ -92,7 +91,7 @@ class TestByWord:
         )
         assert parts[0].tolist() == [once, 0, 0, 0] and parts[2].tolist() == [0, once, 0, 0]
 
-    def test_nothing_to_index_and_nothing_to_ask(self, engine):
+    def test_empty_corpus_and_query_without_words(self, engine):
         for index, n in (
             (LexicalIndex(engine), 0),
             (LexicalIndex(engine).build([]), 0),
@@ -114,7 +113,7 @@ class TestByWord:
         words, parts = index.by_word("猫叫豆豆\ud83d")
         assert words == ["猫叫", "叫豆", "豆豆"] and (parts[:, 4] > 0).all() and np.count_nonzero(parts) == 3
 
-    def test_rebuilding_forgets_the_old(self, engine):
+    def test_rebuilding_replaces_the_old_texts(self, engine):
         index = LexicalIndex(engine).build(["cat", "dog", "bird"], keys=[1, 2, 3])
         index.build(["dog", "fish", "tree", "stone"], keys=[2, 4, 5, 6])
         words, parts = index.by_word("cat dog")
@@ -125,7 +124,7 @@ class TestByWord:
             and parts.shape == (2, 4)
         )
 
-    def test_a_store_answers_by_its_rows(self, engine):
+    def test_a_store_returns_word_scores_in_the_order_of_its_rows(self, engine):
         with MemoryStore(embedder="hash", lexical=engine) as store:
             assert store.by_word("cat")[1].shape == (1, 0)
             store.add(
@@ -149,7 +148,7 @@ class TestByWord:
 
 @pytest.mark.parametrize("engine", ENGINES)
 class TestEngine:
-    def test_nothing_to_index_and_nothing_to_ask(self, engine):
+    def test_empty_corpus_and_query_without_words(self, engine):
         assert LexicalIndex(engine).scores("x").shape == (0,)
         assert LexicalIndex(engine).build([]).scores("x").shape == (0,)
         assert LexicalIndex(engine).build(["", " ", "?!"]).scores("x").tolist() == [0, 0, 0]
@@ -169,7 +168,7 @@ class TestEngine:
         assert index.search("cat", 9, where=np.array([True, True, False, False, False]))[0].tolist() == [0, 1]
         assert index.search("cat", 0)[1].shape == (0,)
 
-    def test_rebuilding_forgets_the_old(self, engine):
+    def test_rebuilding_replaces_the_old_texts(self, engine):
         index = LexicalIndex(engine).build(["cat", "dog", "bird"], keys=[1, 2, 3])
         index.build(["dog", "fish", "tree"], keys=[2, 4, 5])
         fresh = LexicalIndex(engine).build(["dog", "fish", "tree"])
@@ -177,19 +176,19 @@ class TestEngine:
             assert np.allclose(index.scores(query), fresh.scores(query), atol=1e-6)
         assert len(index) == 3
 
-    def test_words_that_no_text_holds_any_more_are_dropped(self, engine):
+    def test_words_that_no_text_contains_any_more_are_dropped(self, engine):
         index, n = LexicalIndex(engine), 50
         for day in range(200):
             index.build([f"entry{day}x{i} of a diary" for i in range(n)], keys=[(i, day) for i in range(n)])
         live = n + 1  # one word a text, and "diari" in all of them
         assert len(index.words) <= 3 * live + MAX_UNUSED_WORDS and len(index.keys) == n, (
-            "bounded by what there is, not by what there was"
+            "bounded by the words in use, not by all words ever seen"
         )
         fresh = LexicalIndex(engine).build([f"entry199x{i} of a diary" for i in range(n)])
         for query in ("entry199x7", "entry199x49 diary", "entry3x7", "diary"):
             assert index.scores(query).tolist() == fresh.scores(query).tolist()
 
-    def test_what_is_forgotten_is_gone(self, engine):
+    def test_forget_drops_texts_and_their_words(self, engine):
         index = LexicalIndex(engine).build(
             ["the secret plover", "a secret teapot", "tea"], keys=["a", "b", "c"]
         )

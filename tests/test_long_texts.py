@@ -1,4 +1,4 @@
-"""A text of any length can be remembered; what is read and shown of it is bounded, and said."""
+"""Test that a text of any length is stored whole, and that its searched and shown part is limited."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BOOKS = {
 }
 
 
-class Measuring:
-    """The hash embedder, noting how long the texts are."""
+class LengthRecorder:
+    """The hash embedder, which records the length of the longest text."""
 
     name, dim = "hash", 64
 
@@ -31,10 +31,10 @@ class Measuring:
 
 
 @pytest.mark.parametrize("language", BOOKS)
-def test_a_book_is_stored_whole_and_read_in_part(language):
+def test_a_book_is_stored_whole_and_searched_in_part(language):
     sentence, question = BOOKS[language]
     book = sentence * (2_000_000 // len(sentence)) + " zebra"
-    e = Measuring()
+    e = LengthRecorder()
     with MemoryStore(embedder=e) as s:
         s.add(
             [
@@ -66,7 +66,7 @@ def test_a_book_is_stored_whole_and_read_in_part(language):
         assert e.longest <= MAX_TEXT_CHARS + len("Ann: ") and s.get("book").text == book + "!"
 
 
-def test_texts_up_to_the_limit_are_read_whole():
+def test_texts_up_to_the_limit_are_searched_whole():
     with MemoryStore(embedder="hash") as s:
         s.add(
             [

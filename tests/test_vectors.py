@@ -1,4 +1,4 @@
-"""Every vector index keeps the promises of `VectorIndex`; the exact one agrees with the plain definition."""
+"""Test that every vector index conforms to `VectorIndex`, and that the exact one agrees with sorting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def names(n: int, start: int = 0) -> list[str]:
 
 @pytest.mark.parametrize("make", IMPLEMENTATIONS)
 class TestConformance:
-    """What any index must do, exact or not. The sizes are those at which an approximate one must be exact."""
+    """What every index must do. At these sizes an approximate index must be exact too."""
 
     def test_is_a_vector_index(self, make):
         assert isinstance(make(DIM), VectorIndex)
@@ -51,7 +51,7 @@ class TestConformance:
         assert np.allclose(scores, np.sort(exact)[::-1][:10], atol=1e-5)
         assert [exact[int(i[1:])] for i in ids] == pytest.approx(scores.tolist(), abs=1e-5)
 
-    def test_a_batch_is_its_queries_one_by_one(self, make):
+    def test_a_batch_gives_the_results_of_its_queries(self, make):
         index, v = make(DIM), unit(50)
         index.add(names(50), v)
         ids, scores = index.search(v[:4], 3)
@@ -135,7 +135,7 @@ class TestConformance:
             index.search(unit(1)[0], 1, where=np.array([0, 1, 2]))
         assert list(index.ids) == names(3)
 
-    def test_one_by_one_is_all_at_once(self, make):
+    def test_adding_one_by_one_or_all_at_once_is_the_same(self, make):
         one, all_, v = make(DIM), make(DIM), unit(40)
         for i in range(40):
             one.add(names(1, i), v[i : i + 1])
@@ -173,7 +173,7 @@ def test_large_and_small_products_agree():
     st.data(),
 )
 @settings(max_examples=200, deadline=None)
-def test_top_k_is_sorting_everything(values, k, data):
+def test_top_k_agrees_with_sorting_everything(values, k, data):
     scores = np.array(values, np.float32)
     ids = data.draw(st.permutations(names(len(values))))
     where = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))), bool)
@@ -183,6 +183,6 @@ def test_top_k_is_sorting_everything(values, k, data):
     assert top_k(scores, k, ids, where).tolist() == plain
 
 
-def test_top_k_refuses_a_score_that_is_no_number():
+def test_top_k_refuses_a_score_that_is_nan():
     with pytest.raises(ValueError, match="'b'"):
         top_k(np.array([1.0, np.nan]), 1, ["a", "b"])

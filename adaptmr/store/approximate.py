@@ -10,19 +10,20 @@ from typing import Any, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from .vectors import VectorIndexBase, check_mask, check_queries, top_k
+from .vectors import VectorIndexBase, check_mask, check_queries, join_results, top_k
 
 # %% auto #0
 __all__ = ['APPROXIMATE_FROM', 'EXACT_ROWS', 'INSTALL_FAISS', 'MissingLibraryWarning', 'faiss_version', 'index_parameters',
-           'nprobe', 'n_candidates', 'IVFIndex', 'search_candidates', 'invert_slots', 'ApproximateIndex']
+           'nprobe', 'n_candidates', 'SlotVectors', 'IVFIndex', 'invert_slots', 'search_candidates', 'ApproximateIndex']
 
 # %% ../../nbs/store/01_approximate.ipynb #cb37170c
-APPROXIMATE_FROM = 20_000  # memories: from here on a store is searched through the cells
-EXACT_ROWS = 2048  # where a filter leaves no more rows than this, the plain product is as quick
+APPROXIMATE_FROM = 20_000  # memories: from this number on a store is searched through the cells
+EXACT_ROWS = 2048  # where a filter leaves no more rows than this, the exact product is as fast
 
 # %% ../../nbs/store/01_approximate.ipynb #d9b7c3f8
 def _faiss() -> Any:
-    # Late, because most stores never need it. Any: its Python side adds what its types don't know.
+    # Imported at first use, because most stores never need it. `Any`, because faiss adds its Python methods
+    # at run time, where mypy doesn't see them.
     import faiss
 
     return faiss
@@ -32,7 +33,7 @@ INSTALL_FAISS = "pip install 'adaptmr[scale]'"
 
 
 class MissingLibraryWarning(UserWarning):
-    """A large store is searched exactly, because the library for approximate search is missing."""
+    """A large store is searched exactly, because the library for approximate search isn't installed."""
 
 
 def faiss_version() -> str | None:
@@ -63,38 +64,17 @@ def n_candidates(n: int, k: int) -> int:
     return max(100, int(200 * (n / 100_000) ** 0.3), 3 * k)
 
 # %% ../../nbs/store/01_approximate.ipynb #3753d1ed
-class IVFIndex:
-    """Vectors of `dim` numbers in slots 0, 1, 2 …, and the inverted file index over them.
+class SlotVectors:
+    """Vectors of `dim` numbers in slots 0, 1, 2 …; `base` (n, dim) are the first, kept as they are."""
 
-    `base` (n, dim) are the first vectors, kept as they are; `serialized` is what `serialize` returned for
-    them. Without it the index is built at first use. Raises `ValueError` when `serialized` holds something
-    else.
-    """
-
-    def __init__(
-        self, dim: int, base: np.ndarray | None = None, serialized: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, dim: int, base: np.ndarray | None = None) -> None:
         self.dim = dim
         self._base = np.empty((0, dim), np.float16) if base is None else np.asarray(base)
         self._tail = np.empty((0, dim), self._base.dtype)
         self._n = len(self._base)
-        self._index: Any = None
-        self._done, self._made_for = 0, 0
-        self._erased: set[int] = set()
-        if serialized is not None:
-            self._index, self._done, self._made_for = (
-                _faiss().deserialize_index(np.ascontiguousarray(serialized)),
-                self._n,
-                self._n,
-            )
-            _validate_index(self._index, dim, self._n)
 
     def __len__(self) -> int:
         return self._n
-
-    @property
-    def is_built(self) -> bool:
-        return self._index is not None
 
     def append(self, vectors: np.ndarray) -> np.ndarray:
         """Put vectors (m, dim) into new slots; return their numbers (m,)."""
@@ -111,7 +91,7 @@ class IVFIndex:
         return np.arange(start, self._n)
 
     def take(self, slots: np.ndarray) -> np.ndarray:
-        """The vectors in these slots: float32 (m, dim)."""
+        """Return the vectors in these slots (m,): float32 (m, dim)."""
         first = slots < len(self._base)
         if first.all():
             return _to_float32(self._base[slots])
@@ -119,32 +99,117 @@ class IVFIndex:
         out[first], out[~first] = self._base[slots[first]], self._tail[slots[~first] - len(self._base)]
         return out
 
+    def blocks(self, slots: np.ndarray, size: int = 16_384) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield the vectors in `slots` (m,) in parts: the part of `slots`, and float32 (size, dim)."""
+        for start in range(0, len(slots), size):
+            part = slice(start, start + size)
+            yield part, self.take(slots[part])
+
+    def scores(self, vector: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Return cosines of `vector` (dim,) with the vectors in `slots` (m,), rounded to 1e-6: float32 (m,).
+
+        Each is independent of the other slots.
+        """
+        parts = [np.einsum("ij,j->i", block, vector) for _, block in self.blocks(slots)]
+        return np.round(np.concatenate(parts), 6) + np.float32(0) if parts else np.zeros(0, np.float32)
+
+# %% ../../nbs/store/01_approximate.ipynb #d52c5415
+def _to_float32(v: np.ndarray) -> np.ndarray:
+    # Exact, in half of NumPy's time: shift sign and digits, then correct the exponent by a product.
+    if v.dtype != np.float16:
+        return v.astype(np.float32)
+    bits = v.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= _FLOAT16_BITS
+    wide = bits.view(np.float32)
+    wide *= np.float32(2.0**112)
+    return wide
+
+
+_FLOAT16_BITS = np.uint32(0x8FFFE000).view(np.int32)  # the sign, five bits of exponent, ten digits
+
+# %% ../../nbs/store/01_approximate.ipynb #7d51ddee
+@contextmanager
+def single_threaded(faiss: Any) -> Iterator[None]:
+    # With several threads sums would depend on their number, and a single query would be slower.
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def _train(vectors: SlotVectors) -> Any:
+    """Make an index without vectors, whose cells and encoding fit the vectors in all slots."""
+    faiss, n = _faiss(), len(vectors)
+    cells, encoding = index_parameters(n, vectors.dim)
+    index = faiss.index_factory(vectors.dim, f"IVF{cells},{encoding}", faiss.METRIC_INNER_PRODUCT)
+    index.cp.niter, index.cp.max_points_per_centroid, index.cp.min_points_per_centroid = 8, 40, 1
+    sample = np.linspace(0, n - 1, min(n, max(2000, 40 * cells))).astype(np.int64)
+    index.train(vectors.take(sample))
+    return index
+
+# %% ../../nbs/store/01_approximate.ipynb #4e1b9d00
+def _validate_index(index: Any, dim: int, n: int) -> None:
+    """Raise `ValueError` unless an index has cells of vectors of `dim` numbers, in slots 0..n-1."""
+    faiss = _faiss()
+    if index.d != dim or (cells := faiss.try_extract_index_ivf(index)) is None:
+        raise ValueError(f"no cells of vectors of {dim} numbers")
+    held = [
+        faiss.rev_swig_ptr(cells.invlists.get_ids(i), size)
+        for i in range(cells.nlist)
+        if (size := cells.invlists.list_size(i))
+    ]
+    slots = np.concatenate(held) if held else np.empty(0, np.int64)
+    if (
+        len(slots) != index.ntotal
+        or len(np.unique(slots)) < len(slots)
+        or (len(slots) and not 0 <= slots.min() <= slots.max() < n)
+    ):
+        raise ValueError(f"cells of {index.ntotal} vectors that are not among {n}")
+
+# %% ../../nbs/store/01_approximate.ipynb #df109aba
+class IVFIndex:
+    """The inverted file index over `vectors`, in the slots of which vectors of `dim` numbers are.
+
+    `base` (n, dim) are the first vectors, kept as they are; `serialized` is what `serialize` returned for
+    them. Without it the index is built at first use. Raises `ValueError` when `serialized` holds something
+    else.
+    """
+
+    def __init__(
+        self, dim: int, base: np.ndarray | None = None, serialized: np.ndarray | None = None
+    ) -> None:
+        self.dim, self.vectors = dim, SlotVectors(dim, base)
+        self._index: Any = None
+        self._indexed, self._trained_for = 0, 0  # slots in the index; slots there were when it was trained
+        self._erased: set[int] = set()
+        if serialized is not None:
+            self._index = _faiss().deserialize_index(np.ascontiguousarray(serialized))
+            self._indexed = self._trained_for = len(self.vectors)
+            _validate_index(self._index, dim, len(self.vectors))
+
+    @property
+    def is_built(self) -> bool:
+        """Whether there is an index; later slots may be missing from it."""
+        return self._index is not None
+
     def build(self) -> None:
         """Bring the index up to the last slot: 80 µs a vector when it is built, 40 µs for a later one."""
-        if self._done == self._n:
+        n = len(self.vectors)
+        if self._indexed == n:
             return
-        faiss = _faiss()
-        with single_threaded(faiss):
-            if self._index is None or self._n > 2 * self._made_for:
-                cells, kind = index_parameters(self._n, self.dim)
-                self._index = faiss.index_factory(self.dim, f"IVF{cells},{kind}", faiss.METRIC_INNER_PRODUCT)
-                (
-                    self._index.cp.niter,
-                    self._index.cp.max_points_per_centroid,
-                    self._index.cp.min_points_per_centroid,
-                ) = 8, 40, 1
-                self._index.train(
-                    self.take(
-                        np.linspace(0, self._n - 1, min(self._n, max(2000, 40 * cells))).astype(np.int64)
-                    )
-                )
-                self._done, self._made_for = 0, self._n
-            for start in range(self._done, self._n, 10_000):
+        with single_threaded(_faiss()):
+            if self._index is None or n > 2 * self._trained_for:
+                self._index = _train(self.vectors)
+                self._indexed, self._trained_for = 0, n
+            for start in range(self._indexed, n, 10_000):
                 slots = np.array(
-                    [s for s in range(start, min(self._n, start + 10_000)) if s not in self._erased], np.int64
+                    [s for s in range(start, min(n, start + 10_000)) if s not in self._erased], np.int64
                 )
-                self._index.add_with_ids(self.take(slots), slots)
-            self._done = self._n
+                self._index.add_with_ids(self.vectors.take(slots), slots)
+            self._indexed = n
 
     def erase(self, slots: np.ndarray) -> None:
         """Remove the vectors in these slots from the index: they were erased for good."""
@@ -171,65 +236,17 @@ class IVFIndex:
                 else {"sel": faiss.IDSelectorBitmap(np.packbits(among, bitorder="little"))}
             )
             how = faiss.SearchParametersIVF(nprobe=min(cells, self._index.nlist), **choice)
-            found = self._index.search(vector[None], min(n, self._n), params=how)[1][0]
+            found = self._index.search(vector[None], min(n, len(self.vectors)), params=how)[1][0]
         return found[found >= 0]
 
-    def exact_scores(self, vector: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return cosines of `vector` (dim,) with the vectors in `slots` (m,), rounded to 1e-6: float32 (m,).
-
-        Each is independent of the other slots.
-        """
-        parts = [
-            np.einsum("ij,j->i", self.take(slots[i : i + 16384]), vector) for i in range(0, len(slots), 16384)
-        ]
-        return np.round(np.concatenate(parts), 6) + np.float32(0) if parts else np.zeros(0, np.float32)
-
-# %% ../../nbs/store/01_approximate.ipynb #3fcafd00
-def _validate_index(index: Any, dim: int, n: int) -> None:
-    # Raises `ValueError` for slots that don't exist, which otherwise only a search would show.
-    faiss = _faiss()
-    if index.d != dim or (cells := faiss.try_extract_index_ivf(index)) is None:
-        raise ValueError(f"no cells of vectors of {dim} numbers")
-    held = [
-        faiss.rev_swig_ptr(cells.invlists.get_ids(i), size)
-        for i in range(cells.nlist)
-        if (size := cells.invlists.list_size(i))
-    ]
-    slots = np.concatenate(held) if held else np.empty(0, np.int64)
-    if (
-        len(slots) != index.ntotal
-        or len(np.unique(slots)) < len(slots)
-        or (len(slots) and not 0 <= slots.min() <= slots.max() < n)
-    ):
-        raise ValueError(f"cells of {index.ntotal} vectors that are not among {n}")
-
-
-def _to_float32(v: np.ndarray) -> np.ndarray:
-    # Exact, in half of NumPy's time: shifts sign and digits, corrects the exponent by a product.
-    if v.dtype != np.float16:
-        return v.astype(np.float32)
-    bits = v.view(np.int16).astype(np.int32)
-    bits <<= 13
-    bits &= _FLOAT16_BITS
-    wide = bits.view(np.float32)
-    wide *= np.float32(2.0**112)
-    return wide
-
-
-_FLOAT16_BITS = np.uint32(0x8FFFE000).view(np.int32)  # the sign, five bits of exponent, ten digits
-
-
-@contextmanager
-def single_threaded(faiss: Any) -> Iterator[None]:
-    # Threads would make sums depend on their number, and a single query slower.
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
-
 # %% ../../nbs/store/01_approximate.ipynb #b3ff1f4a
+def invert_slots(slot_of: np.ndarray, slots: int) -> np.ndarray:
+    """Invert each row's slot (n,) to each slot's row, -1 for a slot without one: int64 (slots,)."""
+    row_of = np.full(slots, -1, np.int64)
+    row_of[slot_of] = np.arange(len(slot_of))
+    return row_of
+
+
 def search_candidates(
     ivf: IVFIndex,
     vector: np.ndarray,
@@ -247,35 +264,29 @@ def search_candidates(
     allowed = len(slot_of) if where is None else int(np.count_nonzero(where))
     wanted = n_candidates(len(slot_of), k)
     if approximate and k and allowed > max(EXACT_ROWS, 4 * wanted):
-        row_of = invert_slots(slot_of, len(ivf)) if row_of is None else row_of
-        among = row_of >= 0 if len(slot_of) < len(ivf) else None
+        slots = len(ivf.vectors)
+        row_of = invert_slots(slot_of, slots) if row_of is None else row_of
+        among = row_of >= 0 if len(slot_of) < slots else None
         if where is not None:
-            among = np.zeros(len(ivf), bool)
+            among = np.zeros(slots, bool)
             among[slot_of[where]] = True
-        looked_into = int(nprobe(len(ivf)) * (1 + k / 200) * (len(slot_of) / allowed) ** 0.5)
+        cells = int(nprobe(slots) * (1 + k / 200) * (len(slot_of) / allowed) ** 0.5)
         while True:
-            rows = np.sort(row_of[ivf.search(vector, wanted, looked_into, among)])
+            rows = np.sort(row_of[ivf.search(vector, wanted, cells, among)])
             if len(rows) >= wanted:
-                return rows, ivf.exact_scores(vector, slot_of[rows])
-            if looked_into >= index_parameters(len(ivf), ivf.dim)[0]:
+                return rows, ivf.vectors.scores(vector, slot_of[rows])
+            if cells >= index_parameters(slots, ivf.dim)[0]:
                 break
-            looked_into *= 4
+            cells *= 4
     rows = np.arange(len(slot_of)) if where is None else np.flatnonzero(where)
-    return rows, ivf.exact_scores(vector, slot_of[rows])
-
-
-def invert_slots(slot_of: np.ndarray, slots: int) -> np.ndarray:
-    """Invert each row's slot (n,) to each slot's row, -1 for a slot without one: int64 (slots,)."""
-    row_of = np.full(slots, -1, np.int64)
-    row_of[slot_of] = np.arange(len(slot_of))
-    return row_of
+    return rows, ivf.vectors.scores(vector, slot_of[rows])
 
 # %% ../../nbs/store/01_approximate.ipynb #631782a9
 class ApproximateIndex(VectorIndexBase):
     """Approximate search over vectors of `dim` numbers, with exact scores; a `VectorIndex`.
 
-    Recall@10 is at least 0.99 where measured. Up to `exact_below` vectors it is exact. Raises `ImportError`
-    that names the remedy when the library isn't installed.
+    Recall@10 is at least 0.99 where measured. Up to `exact_below` vectors it is exact. Raises `ImportError`,
+    which names the command to install the library, when it is missing.
     """
 
     def __init__(self, dim: int, exact_below: int = APPROXIMATE_FROM) -> None:
@@ -288,52 +299,51 @@ class ApproximateIndex(VectorIndexBase):
         self._row_of = np.empty(0, np.int64)
 
     def add(self, ids: Sequence[str], vectors: np.ndarray) -> None:
-        """Hold `vectors` (n, dim) under `ids`; an id held already keeps its position and gets the new vector.
+        """Add `vectors` (n, dim) under `ids`; an id in the index keeps its position and gets the new vector.
 
-        `ValueError` as `ExactIndex.add`.
+        Raises `ValueError` as `ExactIndex.add`.
         """
         ids = list(ids)
-        slots = self._ivf.append(self._checked(ids, vectors))
+        slots = self._ivf.vectors.append(self._checked(ids, vectors))
         for i in ids:
             if self._row.setdefault(i, len(self._ids)) == len(self._ids):
                 self._ids.append(i)
         grown = np.empty(len(self._ids), np.int64)
         grown[: len(self._slot_of)] = self._slot_of
         grown[[self._row[i] for i in ids]] = slots
-        self._point(grown)
+        self._set_slots(grown)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Forget these ids, all or none; the order of the others stays.
+        """Remove these ids, all or none; the order of the others stays.
 
-        Raises `KeyError` that names an id that isn't held.
+        Raises `KeyError` for an id that is not in the index.
         """
-        keep = self._forget(ids)
+        keep = self._remove_ids(ids)
         if not keep.all():
-            self._point(self._slot_of[keep])
+            self._set_slots(self._slot_of[keep])
 
-    def _point(self, slot_of: np.ndarray) -> None:
-        if len(self._ivf) > 1000 and 2 * len(slot_of) < len(self._ivf):  # mostly dead: start anew
-            kept, self._ivf = self._ivf, IVFIndex(self.dim)
-            slot_of = self._ivf.append(kept.take(slot_of))
-        self._slot_of, self._row_of = slot_of, invert_slots(slot_of, len(self._ivf))
+    def _set_slots(self, slot_of: np.ndarray) -> None:
+        old = self._ivf.vectors
+        if len(old) > 1000 and 2 * len(slot_of) < len(old):  # most slots are unused: make a new index
+            self._ivf = IVFIndex(self.dim)
+            slot_of = self._ivf.vectors.append(old.take(slot_of))
+        self._slot_of, self._row_of = slot_of, invert_slots(slot_of, len(self._ivf.vectors))
 
     def search(self, vectors: np.ndarray, k: int, where: np.ndarray | None = None) -> tuple[list, np.ndarray]:
-        """The `k` best for one vector (dim,): ids and scores (k,).
+        """Return the `k` best for one vector (dim,): ids and scores (k,).
 
         For a batch (q, dim): a list of ids for each, scores (q, k).
         """
         q = check_queries(vectors, self.dim)
-        top_k(np.zeros(0, np.float32), k, [])  # refuses a bad k
+        top_k(np.zeros(0, np.float32), k, [])  # raises for a bad k
         if where is not None:
             where = check_mask(where, len(self))
-        found = [self._one(one, k, where) for one in np.atleast_2d(q)] if q.size else []
-        if q.ndim == 1:
-            return found[0]
-        return [ids for ids, _ in found], np.array([s for _, s in found], np.float32).reshape(
-            len(found), len(found[0][1]) if found else 0
-        )
+        found = [self._search_one(one, k, where) for one in np.atleast_2d(q)] if q.size else []
+        return found[0] if q.ndim == 1 else join_results(found)
 
-    def _one(self, vector: np.ndarray, k: int, where: np.ndarray | None) -> tuple[list[str], np.ndarray]:
+    def _search_one(
+        self, vector: np.ndarray, k: int, where: np.ndarray | None
+    ) -> tuple[list[str], np.ndarray]:
         rows, scores = search_candidates(
             self._ivf, vector, k, self._slot_of, where, self._row_of, len(self) > self.exact_below
         )

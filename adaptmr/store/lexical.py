@@ -15,7 +15,7 @@ from .vectors import top_k
 from ..text import tokenize
 
 # %% auto #0
-__all__ = ['ENGINES', 'MAX_UNUSED_WORDS', 'LexicalIndex']
+__all__ = ['MAX_UNUSED_WORDS', 'ENGINES', 'LexicalIndex']
 
 # %% ../../nbs/store/01_lexical.ipynb #0c97ac70
 def _okapi_idf(df: np.ndarray, n: int, floor: float = 0.25) -> np.ndarray:
@@ -49,10 +49,34 @@ def _score_matrix(corpus: list[list[int]], words: int, k1: float, b: float) -> d
         "num_docs": n,
     }
 
+# %% ../../nbs/store/01_lexical.ipynb #da80593e
+class _RankBM25:
+    """The engine "rank_bm25": `BM25Okapi` over texts of word numbers, at least one of them with a word."""
 
+    def __init__(self, corpus: list[list[int]], vocabulary: dict[str, int], k1: float, b: float) -> None:
+        from rank_bm25 import BM25Okapi
+
+        self._index = BM25Okapi(corpus, k1=k1, b=b)
+
+    def scores(self, words: list[int]) -> np.ndarray:
+        """Return the scores of all texts for a query of these words: (n,)."""
+        with np.errstate(invalid="ignore"):  # 0/0 with b = 1, for a text without words
+            return np.nan_to_num(self._index.get_scores(words), nan=0.0)
+
+    def write_word_scores(self, words: list[int | None], rows: np.ndarray | None, out: np.ndarray) -> None:
+        """Write the scores for each of the words, of all texts or of `rows` (m,), to the rows of `out`.
+
+        `out` (w, n or m) holds zeros; a `None` among the words leaves its row as it is.
+        """
+        for row, word in zip(out, words):
+            if word is not None:
+                scores = self.scores([word])
+                row[:] = scores if rows is None else scores[rows]
+
+# %% ../../nbs/store/01_lexical.ipynb #3db301bc
 @lru_cache(maxsize=1)
 def _bm25s_class() -> type:
-    # Late, because most uses of a store need no word index.
+    # Imported at first use, because most uses of a store need no word index.
     import bm25s
 
     class Matrix(bm25s.BM25):
@@ -66,18 +90,109 @@ def _bm25s_class() -> type:
 
     return Matrix
 
-# %% ../../nbs/store/01_lexical.ipynb #fa8d47f9
-ENGINES = ("bm25s", "rank_bm25")
-# Words that no text holds any more are kept up to this number and twice the number of words in use.
+
+class _BM25S:
+    """The engine "bm25s": the scores of all words in all texts as a sparse matrix, computed once."""
+
+    def __init__(self, corpus: list[list[int]], vocabulary: dict[str, int], k1: float, b: float) -> None:
+        self._index = _bm25s_class()(k1=k1, b=b, dtype="float64")
+        self._index.index((corpus, vocabulary), create_empty_token=False, show_progress=False)
+        self._n = len(corpus)
+
+    def scores(self, words: list[int]) -> np.ndarray:
+        """Return the scores of all texts for a query of these words: (n,)."""
+        return self._index.get_scores(words)
+
+    def write_word_scores(self, words: list[int | None], rows: np.ndarray | None, out: np.ndarray) -> None:
+        """As `_RankBM25.write_word_scores`."""
+        matrix, whole = self._index.scores, np.zeros(self._n, np.float32)
+        for row, word in zip(out, words):
+            if word is None:
+                continue
+            column = slice(matrix["indptr"][word], matrix["indptr"][word + 1])
+            texts = matrix["indices"][column]
+            whole[texts] = matrix["data"][column]
+            row[:] = whole if rows is None else whole[rows]
+            whole[texts] = 0
+
+
+_ENGINE_CLASSES: dict[str, type[_BM25S] | type[_RankBM25]] = {"bm25s": _BM25S, "rank_bm25": _RankBM25}
+
+# %% ../../nbs/store/01_lexical.ipynb #d780a96b
+# Words that no text contains any more are kept up to this number and twice the number of words in use.
 MAX_UNUSED_WORDS = 1_000
 
 
+class _Vocabulary:
+    """The numbers of words, and the texts under keys as lists of these numbers."""
+
+    def __init__(self, tokenizer: Callable[[str], list[str]]) -> None:
+        self.tokenizer = tokenizer
+        self.numbers: dict[str, int] = {}
+        self.texts: dict[Hashable, list[int]] = {}
+
+    def encode(self, texts: Iterable[str], keys: Iterable[Hashable] | None) -> list[list[int]]:
+        """Return the word numbers of these texts, and keep them under `keys` in place of earlier texts.
+
+        A text whose key is known isn't tokenised again. Raises `ValueError` for more keys than texts, or
+        fewer.
+        """
+        numbers = self.numbers
+        known, self.texts = self.texts, {}
+        corpus: list[list[int]] = []
+        order: list[Hashable] = []
+        for key, text in zip(keys, texts, strict=True) if keys is not None else enumerate(texts):
+            words = known.get(key) if keys is not None else None
+            if words is None:
+                words = [numbers.setdefault(w, len(numbers)) for w in self.tokenizer(text)]
+            corpus.append(words)
+            order.append(key)
+        used = _used_numbers(corpus)
+        if len(numbers) > MAX_UNUSED_WORDS + 2 * len(used):
+            corpus = self._renumber(corpus, used)
+        if keys is not None:
+            self.texts = dict(zip(order, corpus))
+        return corpus
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop the texts with these keys, and every word that no other text contains."""
+        for key in keys:
+            self.texts.pop(key, None)
+        corpus = list(self.texts.values())
+        self.texts = dict(zip(self.texts, self._renumber(corpus, _used_numbers(corpus))))
+
+    def _renumber(self, corpus: list[list[int]], used: np.ndarray) -> list[list[int]]:
+        """Return the texts with new word numbers, 0 for the first in `used`; other words are dropped."""
+        words = list(self.numbers)
+        new_number = {old: new for new, old in enumerate(used.tolist())}
+        self.numbers = {words[old]: new for old, new in new_number.items()}
+        return [[new_number[number] for number in numbers] for numbers in corpus]
+
+
+def _used_numbers(corpus: list[list[int]]) -> np.ndarray:
+    """Return the different word numbers of the texts, ascending: int64 (w,)."""
+    return np.unique(np.fromiter(chain.from_iterable(corpus), np.int64))
+
+# %% ../../nbs/store/01_lexical.ipynb #513fca00
+ENGINES = tuple(_ENGINE_CLASSES)
+
+
+def _check_parameters(engine: str, k1: float, b: float) -> None:
+    if engine not in ENGINES:
+        raise ValueError(f"lexical engine {engine!r} is unknown; there are {' and '.join(ENGINES)}")
+    if not (np.isfinite(k1) and k1 > 0):
+        raise ValueError(f"k1 = {k1!r} must be more than 0")
+    if not 0 <= b <= 1:
+        raise ValueError(f"b = {b!r} must lie in 0..1")
+
+# %% ../../nbs/store/01_lexical.ipynb #fa8d47f9
 class LexicalIndex:
-    """BM25 over a list of texts, the same function from either engine.
+    """BM25 over a list of texts; both engines give the same scores.
 
     `engine` is "bm25s" (a sparse matrix, scores computed when it is built) or "rank_bm25" (`BM25Okapi`,
-    computed for each query). `k1` > 0 says how fast repeating a word stops to count, `b` in 0..1 how much
-    long texts are held back. `tokenizer` turns a text, and a query, into words.
+    computed for each query). `k1` > 0 sets how soon further occurrences of a word stop to count, `b` in 0..1
+    how much long texts are penalised. `tokenizer` turns a text, and a query, into words. Raises `ValueError`
+    for an unknown engine, and for `k1` or `b` out of range.
     """
 
     def __init__(
@@ -87,17 +202,11 @@ class LexicalIndex:
         b: float = 0.75,
         tokenizer: Callable[[str], list[str]] = tokenize,
     ) -> None:
-        if engine not in ENGINES:
-            raise ValueError(f"lexical engine {engine!r} is unknown; there are {' and '.join(ENGINES)}")
-        if not (np.isfinite(k1) and k1 > 0):
-            raise ValueError(f"k1 = {k1!r} must be more than 0")
-        if not 0 <= b <= 1:
-            raise ValueError(f"b = {b!r} must lie in 0..1")
+        _check_parameters(engine, k1, b)
         self.engine, self.k1, self.b, self.tokenizer = engine, float(k1), float(b), tokenizer
-        self._vocabulary: dict[str, int] = {}
-        self._words: dict[Hashable, list[int]] = {}
+        self._vocabulary = _Vocabulary(tokenizer)
         self._n = 0
-        self._index: Any = None
+        self._index: _BM25S | _RankBM25 | None = None
 
     def __len__(self) -> int:
         return self._n
@@ -107,71 +216,37 @@ class LexicalIndex:
 
         `keys` name the texts: one that was there under the same key in the last build isn't tokenised again.
         """
-        number = self._vocabulary
-        known, self._words = self._words, {}
-        corpus: list[list[int]] = []
-        order: list[Hashable] = []
-        for key, text in zip(keys, texts, strict=True) if keys is not None else enumerate(texts):
-            words = known.get(key) if keys is not None else None
-            if words is None:
-                words = [number.setdefault(w, len(number)) for w in self.tokenizer(text)]
-            corpus.append(words)
-            order.append(key)
-        used = _used(corpus)
-        if len(number) > MAX_UNUSED_WORDS + 2 * len(used):
-            corpus = self._renumber(corpus, used)
-        if keys is not None:
-            self._words = dict(zip(order, corpus))
-        self._n = len(corpus)
-        if not any(corpus):
-            self._index = None  # neither library takes a corpus without a word
-        elif self.engine == "bm25s":
-            self._index = self._bm25s(corpus)
-        else:
-            from rank_bm25 import BM25Okapi
-
-            self._index = BM25Okapi(corpus, k1=self.k1, b=self.b)
+        corpus = self._vocabulary.encode(texts, keys)
+        self._n, self._index = len(corpus), None
+        if any(corpus):  # neither library takes a corpus without a word
+            self._index = _ENGINE_CLASSES[self.engine](corpus, self._vocabulary.numbers, self.k1, self.b)
         return self
 
     @property
     def keys(self) -> list[Hashable]:
         """The keys of the texts whose words are kept."""
-        return list(self._words)
+        return list(self._vocabulary.texts)
 
     @property
     def words(self) -> list[str]:
-        """Every word that is kept, those of texts that are gone included."""
-        return list(self._vocabulary)
+        """Every word that is kept, including words that no text contains any more."""
+        return list(self._vocabulary.numbers)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drops these texts, and every word that only they held, from memory.
+        """Drop these texts, and every word that only they contain, from memory.
 
         The index is empty until the next `build`.
         """
-        for key in keys:
-            self._words.pop(key, None)
-        corpus = list(self._words.values())
-        self._words = dict(zip(self._words, self._renumber(corpus, _used(corpus))))
+        self._vocabulary.forget(keys)
         self._index, self._n = None, 0
 
-    def _renumber(self, corpus: list[list[int]], used: np.ndarray) -> list[list[int]]:
-        """The texts with their words numbered anew, 0 for the first in `used`.
-
-        The other words are dropped.
-        """
-        words = list(self._vocabulary)
-        place = {old: new for new, old in enumerate(used.tolist())}
-        self._vocabulary = {words[old]: new for old, new in place.items()}
-        return [[place[number] for number in numbers] for numbers in corpus]
-
     def scores(self, query: str) -> np.ndarray:
-        """BM25 of every text for `query`: (n,) float32, rounded to 1e-6; 0 where no word is shared."""
-        words = [self._vocabulary[w] for w in self.tokenizer(query) if w in self._vocabulary]
+        """Return BM25 of every text for `query`: (n,) float32, rounded to 1e-6; 0 where no word is shared."""
+        numbers = self._vocabulary.numbers
+        words = [numbers[w] for w in self.tokenizer(query) if w in numbers]
         if self._index is None or not words:
             return np.zeros(self._n, np.float32)
-        with np.errstate(invalid="ignore"):
-            raw = self._index.get_scores(words)  # rank-bm25 with b = 1: 0/0 for a text without words
-        return (np.round(np.nan_to_num(raw, nan=0.0), 6) + 0.0).astype(np.float32)
+        return (np.round(self._index.scores(words), 6) + 0.0).astype(np.float32)
 
     def by_word(self, query: str, rows: np.ndarray | None = None) -> tuple[list[str], np.ndarray]:
         """Return the different words of `query`, in order, and the BM25 share of each: (w, n) float32.
@@ -180,22 +255,8 @@ class LexicalIndex:
         """
         words = list(dict.fromkeys(self.tokenizer(query)))
         out = np.zeros((len(words), self._n if rows is None else len(rows)), np.float32)
-        whole = np.zeros(self._n, np.float32)
-        for row, word in zip(out, words):
-            number = self._vocabulary.get(word)
-            if number is None or self._index is None:
-                continue
-            if self.engine == "bm25s":
-                at = self._index.scores
-                part = slice(at["indptr"][number], at["indptr"][number + 1])
-                places = at["indices"][part]
-                whole[places] = at["data"][part]
-                row[:] = whole if rows is None else whole[rows]
-                whole[places] = 0
-            else:
-                with np.errstate(invalid="ignore"):
-                    values = np.nan_to_num(self._index.get_scores([number]), nan=0.0)
-                row[:] = values if rows is None else values[rows]
+        if self._index is not None:
+            self._index.write_word_scores([self._vocabulary.numbers.get(w) for w in words], rows, out)
         return words, np.round(out, 6)
 
     def search(
@@ -208,13 +269,3 @@ class LexicalIndex:
         s = self.scores(query)
         best = top_k(s, k, ids if ids is not None else range(self._n), where)
         return best, s[best]
-
-    def _bm25s(self, corpus: list[list[int]]) -> Any:
-        index = _bm25s_class()(k1=self.k1, b=self.b, dtype="float64")
-        index.index((corpus, self._vocabulary), create_empty_token=False, show_progress=False)
-        return index
-
-
-def _used(corpus: list[list[int]]) -> np.ndarray:
-    """The different word numbers of the texts, ascending: int64 (w,)."""
-    return np.unique(np.fromiter(chain.from_iterable(corpus), np.int64))

@@ -11,7 +11,8 @@ from typing import Any, Iterable, Protocol, Sequence, runtime_checkable
 import numpy as np
 
 # %% auto #0
-__all__ = ['top_k', 'VectorIndex', 'check_vectors', 'check_queries', 'dot_products', 'VectorIndexBase', 'ExactIndex']
+__all__ = ['top_k', 'VectorIndex', 'check_vectors', 'check_queries', 'dot_products', 'VectorIndexBase', 'join_results',
+           'ExactIndex']
 
 # %% ../../nbs/store/00_vectors.ipynb #6595c9ef
 def top_k(scores: np.ndarray, k: int, ids: Sequence[Any], where: np.ndarray | None = None) -> np.ndarray:
@@ -35,7 +36,7 @@ def top_k(scores: np.ndarray, k: int, ids: Sequence[Any], where: np.ndarray | No
     rows = np.arange(len(rounded)) if where is None else np.flatnonzero(where)
     if k == 0 or not len(rows):
         return np.empty(0, np.int64)
-    if k < len(rows):  # everything as good as the k-th: a tie at the border is for the ids to settle
+    if k < len(rows):  # keep all that equal the k-th: ids decide among them
         chosen = rounded[rows]
         rows = rows[chosen >= np.partition(chosen, len(rows) - k)[len(rows) - k]]
     rows = rows[np.argsort(-rounded[rows], kind="stable")]
@@ -63,25 +64,25 @@ class VectorIndex(Protocol):
 
     @property
     def ids(self) -> list[str]:
-        """The ids held, in the order of adding: position i is row i of a mask."""
+        """The ids in the order of adding: position i is row i of a mask."""
         ...
 
     def add(self, ids: Sequence[str], vectors: np.ndarray) -> None:
-        """Hold `vectors` (n, dim) under `ids`.
+        """Add `vectors` (n, dim) under `ids`.
 
-        An id held already keeps its position and gets the new vector.
+        An id that is in the index keeps its position and gets the new vector.
         """
         ...
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Forget these ids, all or none; the order of the others stays.
+        """Remove these ids, all or none; the order of the others stays.
 
-        Raises `KeyError` that names an id that isn't held.
+        Raises `KeyError` for an id that is not in the index.
         """
         ...
 
     def search(self, vectors: np.ndarray, k: int, where: np.ndarray | None = None) -> tuple[list, np.ndarray]:
-        """The `k` best for one vector (dim,): ids and scores (k,).
+        """Return the `k` best for one vector (dim,): ids and scores (k,).
 
         For a batch (q, dim): a list of ids for each, scores (q, k).
         """
@@ -107,7 +108,7 @@ def check_vectors(vectors: Any, shape: tuple[int, ...], names: Sequence[str]) ->
 
 
 def check_queries(vectors: Any, dim: int) -> np.ndarray:
-    """One query (dim,) or several (q, dim), checked: float32. Raises `ValueError`."""
+    """Check one query (dim,) or several (q, dim); return float32 of that shape. Raises `ValueError`."""
     v = np.asarray(vectors)
     return check_vectors(
         v,
@@ -117,25 +118,25 @@ def check_queries(vectors: Any, dim: int) -> np.ndarray:
 
 
 def dot_products(matrix: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Products of a matrix (n, dim) with a vector (dim,): (n,) float32, rounded to 1e-6.
+    """Compute the products of a matrix (n, dim) with a vector (dim,): (n,) float32, rounded to 1e-6.
 
-    With a batch (q, dim): (q, n).
+    For a batch (q, dim): (q, n).
     """
     q = check_queries(vectors, matrix.shape[1])
     if q.ndim == 2:
         s = q @ matrix.T
-    elif matrix.size <= _ONE_THREAD:
+    elif matrix.size <= _SINGLE_THREAD_SIZE:
         s = np.einsum("ij,j->i", matrix, q)
     else:
         s = matrix @ q
     return np.round(s, 6) + np.float32(0)
 
 # %% ../../nbs/store/00_vectors.ipynb #733224db
-_ONE_THREAD = 1 << 20  # matrix elements (2,700 rows of 384) up to which a product stays on one thread
+_SINGLE_THREAD_SIZE = 1 << 20  # matrix elements (2,700 rows of 384) up to which a product stays on one thread
 
 # %% ../../nbs/store/00_vectors.ipynb #ada59288
 class VectorIndexBase:
-    """The ids and rows of an index over vectors of `dim` numbers, wherever it keeps the vectors."""
+    """The ids of an index over vectors of `dim` numbers, and the row of each; subclasses hold the vectors."""
 
     def __init__(self, dim: int) -> None:
         if dim < 1:
@@ -160,10 +161,10 @@ class VectorIndexBase:
             raise ValueError(f"id {next(i for i in ids if ids.count(i) > 1)!r} is given twice")
         return rows
 
-    def _forget(self, ids: Iterable[str]) -> np.ndarray:
-        """Forgets these ids, all or none; which of the rows are left: bool (n,).
+    def _remove_ids(self, ids: Iterable[str]) -> np.ndarray:
+        """Remove these ids, all or none; return which of the rows remain: bool (n,).
 
-        `KeyError` for an id that isn't held.
+        Raises `KeyError` for an id that is not in the index.
         """
         gone = set(ids)
         for i in gone:
@@ -175,7 +176,13 @@ class VectorIndexBase:
             self._row = {i: r for r, i in enumerate(self._ids)}
         return keep
 
+# %% ../../nbs/store/00_vectors.ipynb #49cbb820
+def join_results(found: Sequence[tuple[list[str], np.ndarray]]) -> tuple[list[list[str]], np.ndarray]:
+    """Join the results of a batch's queries, q times k ids and scores: q lists, and float32 (q, k)."""
+    k = len(found[0][1]) if found else 0
+    return [ids for ids, _ in found], np.array([s for _, s in found], np.float32).reshape(len(found), k)
 
+# %% ../../nbs/store/00_vectors.ipynb #9426bf0b
 class ExactIndex(VectorIndexBase):
     """Exact search in a contiguous float32 matrix of `dim` columns; a `VectorIndex`."""
 
@@ -191,7 +198,7 @@ class ExactIndex(VectorIndexBase):
         return view
 
     def add(self, ids: Sequence[str], vectors: np.ndarray) -> None:
-        """Hold `vectors` (n, dim) under `ids`; an id held already keeps its position and gets the new vector.
+        """Add `vectors` (n, dim) under `ids`; an id in the index keeps its position and gets the new vector.
 
         Raises `ValueError` for another shape, a number that is not finite, or an id given twice.
         """
@@ -212,11 +219,11 @@ class ExactIndex(VectorIndexBase):
         self._ids.extend(ids)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Forget these ids, all or none; the order of the others stays.
+        """Remove these ids, all or none; the order of the others stays.
 
-        Raises `KeyError` that names an id that isn't held.
+        Raises `KeyError` for an id that is not in the index.
         """
-        keep = self._forget(ids)
+        keep = self._remove_ids(ids)
         if not keep.all():
             self._buffer = self._buffer[: len(keep)][keep]
 
@@ -225,7 +232,7 @@ class ExactIndex(VectorIndexBase):
         return dot_products(self._buffer[: len(self._ids)], vectors)
 
     def search(self, vectors: np.ndarray, k: int, where: np.ndarray | None = None) -> tuple[list, np.ndarray]:
-        """The `k` best for one vector (dim,): ids and scores (k,).
+        """Return the `k` best for one vector (dim,): ids and scores (k,).
 
         For a batch (q, dim): a list of ids for each, scores (q, k).
 
@@ -236,6 +243,4 @@ class ExactIndex(VectorIndexBase):
             best = top_k(s, k, self._ids, where)
             return [self._ids[i] for i in best], s[best]
         rows = [top_k(one, k, self._ids, where) for one in s]
-        return [[self._ids[i] for i in r] for r in rows], np.array(
-            [one[r] for one, r in zip(s, rows)], np.float32
-        ).reshape(len(s), len(rows[0]) if rows else 0)
+        return join_results([([self._ids[i] for i in r], one[r]) for one, r in zip(s, rows)])

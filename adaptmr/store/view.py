@@ -27,10 +27,10 @@ __all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'truncate_text', 'indexed_text',
 class Filter:
     """A condition on time, session, speaker and status of a memory; `None` means any.
 
-    A memory passes when it was said in [`since`, `until`), in one of `sessions`, by one of `speakers` (in
-    any case), and has that `status`; `status=None` finds deleted memories too. Times are `datetime` or ISO
-    8601, a naive one is UTC; one name may be given as a plain string. Raises `ValueError` for an unknown
-    status and for `since` after `until`.
+    A memory passes when its time is in [`since`, `until`), its session in `sessions`, its speaker in
+    `speakers` (in any case), and its status is `status`; `status=None` finds deleted memories too. Times are
+    `datetime` or ISO 8601, without a zone they are UTC; a single name may be given as a string. Raises
+    `ValueError` for an unknown status and for `since` after `until`.
     """
 
     since: datetime | None = None
@@ -107,10 +107,10 @@ class RowFilter(ABC):
 
 # %% ../../nbs/store/02_view.ipynb #5c1d0e02
 class BaseView(RowFilter):
-    """Memories in (step, id) order with vectors of `dim` numbers, searched by meaning, words or both."""
+    """Memories in (step, id) order with vectors of `dim` numbers, searched by vectors, words or both."""
 
     approximate = False  # whether dense search goes through an approximate index
-    search_note = ""  # how it is searched, for a store's repr
+    search_note = ""  # a note on how it is searched, for a store's repr
 
     def __init__(self, dim: int, lexical: LexicalIndex) -> None:
         self.dim, self.lexical = dim, lexical
@@ -234,7 +234,7 @@ class View(BaseView):
         return self.index.scores(vectors)
 
     def change(self, ids: Iterable[str], memories: list[Memory], vectors: np.ndarray) -> None:
-        """Remove `ids`, those there are, and insert `memories` (n, in order) with vectors (n, dim)."""
+        """Remove the `ids` that are in the view; insert `memories` (n, in order) and vectors (n, dim)."""
         self._instants = None
         if gone := [i for i in ids if i in self.index]:
             self.index.remove(gone)
