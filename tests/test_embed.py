@@ -647,14 +647,14 @@ def test_a_fork_opens_its_own_connection():
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut"])
-def test_a_broken_file_is_said_aloud_and_rebuilt(damage):
+def test_a_broken_file_is_replaced_with_a_warning(damage):
     cache = VectorCache()
     cache.put({k: unit(i, 384) for i, k in enumerate(keys(200))})
     cache.close()
     path = Path(cache.path)
     path.write_bytes(b"garbage" * 1000 if damage == "garbage" else path.read_bytes()[:30_000])
     with pytest.warns(
-        RuntimeWarning, match=r"vectors\.sqlite is broken .* set aside as vectors\.sqlite\.broken-1"
+        RuntimeWarning, match=r"vectors\.sqlite is broken .* renamed to vectors\.sqlite\.broken-1"
     ):
         for k in keys(200):
             cache.get([k])
@@ -669,7 +669,9 @@ def test_a_damaged_vector_is_made_again(blob):
     cache = VectorCache()
     a, b = keys(2)
     cache.put({a: unit(1), b: unit(2)})
-    cache._file.connect().execute("UPDATE vectors SET vector = ? WHERE key = ?", (blob, bytes.fromhex(a)))
+    cache._tables.file.connect().execute(
+        "UPDATE vectors SET vector = ? WHERE key = ?", (blob, bytes.fromhex(a))
+    )
     with pytest.warns(RuntimeWarning, match="1 stored vectors are damaged"):
         assert list(cache.get([a, b])) == [b]
     cache.put({a: unit(1)})
