@@ -207,7 +207,7 @@ def test_a_vector_does_not_depend_on_its_company(precision, monkeypatch):
     assert all(np.array_equal(model([t])[0], row) for t, row in zip(texts, together))
     assert np.array_equal(model(texts * 5), np.tile(together, (5, 1)))
     for tokens in (100, 5000):
-        monkeypatch.setattr(fast.MiniLMOpenVINO, "TOKENS", tokens)
+        monkeypatch.setattr(fast.MiniLMOpenVINO, "BATCH_TOKENS", tokens)
         assert np.array_equal(model(texts), together)
     assert model([]).shape == (0, 384)
 
