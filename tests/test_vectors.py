@@ -1,4 +1,4 @@
-"""Every vector index keeps the promises of `VectorIndex`; the exact one agrees with the plain definition."""
+"""Every vector index implements `VectorIndex`; the exact one agrees with the definition."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestConformance:
         assert np.allclose(scores, np.sort(exact)[::-1][:10], atol=1e-5)
         assert [exact[int(i[1:])] for i in ids] == pytest.approx(scores.tolist(), abs=1e-5)
 
-    def test_a_batch_is_its_queries_one_by_one(self, make):
+    def test_a_batch_gives_the_results_of_single_queries(self, make):
         index, v = make(DIM), unit(50)
         index.add(names(50), v)
         ids, scores = index.search(v[:4], 3)
@@ -67,7 +67,7 @@ class TestConformance:
         ids, scores = index.search(unit(1)[0], k)
         assert len(ids) == len(scores) == min(k, 50) and len(set(ids)) == len(ids)
 
-    def test_ties_go_by_id_whatever_the_order_of_adding(self, make):
+    def test_ties_are_ordered_by_id(self, make):
         one, two, same = make(DIM), make(DIM), np.repeat(unit(1), 20, axis=0)
         one.add(names(20), same)
         two.add(names(20)[::-1], same)
@@ -91,7 +91,7 @@ class TestConformance:
         index.add(["m0004"], v[4:5])
         assert list(index.ids)[-1] == "m0004" and index.search(v[4], 1)[0] == ["m0004"]
 
-    def test_removing_is_all_or_nothing(self, make):
+    def test_removing_an_unknown_id_removes_nothing(self, make):
         index = make(DIM)
         index.add(names(5), unit(5))
         with pytest.raises(KeyError, match="nobody"):
@@ -135,7 +135,7 @@ class TestConformance:
             index.search(unit(1)[0], 1, where=np.array([0, 1, 2]))
         assert list(index.ids) == names(3)
 
-    def test_one_by_one_is_all_at_once(self, make):
+    def test_adding_one_by_one_equals_adding_at_once(self, make):
         one, all_, v = make(DIM), make(DIM), unit(40)
         for i in range(40):
             one.add(names(1, i), v[i : i + 1])
@@ -145,7 +145,7 @@ class TestConformance:
         assert a[0] == b[0] and (a[1] == b[1]).all()
 
 
-def test_a_matrix_that_was_handed_out_never_changes():
+def test_a_returned_matrix_never_changes():
     index, v = ExactIndex(DIM), unit(20)
     index.add(names(5), v[:5])
     held = index.vectors
@@ -173,7 +173,7 @@ def test_large_and_small_products_agree():
     st.data(),
 )
 @settings(max_examples=200, deadline=None)
-def test_top_k_is_sorting_everything(values, k, data):
+def test_top_k_agrees_with_sorting_everything(values, k, data):
     scores = np.array(values, np.float32)
     ids = data.draw(st.permutations(names(len(values))))
     where = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))), bool)
@@ -183,6 +183,6 @@ def test_top_k_is_sorting_everything(values, k, data):
     assert top_k(scores, k, ids, where).tolist() == plain
 
 
-def test_top_k_refuses_a_score_that_is_no_number():
+def test_a_nan_score_is_an_error_of_top_k():
     with pytest.raises(ValueError, match="'b'"):
         top_k(np.array([1.0, np.nan]), 1, ["a", "b"])

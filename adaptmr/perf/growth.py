@@ -429,8 +429,8 @@ def start_table(frame: pd.DataFrame) -> pd.DataFrame:
 def resource_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Tabulate ingest time and bytes on disk for each memory, memory of a process, and their floors, by size.
 
-    "and index" includes building the index; "dense" and "everything" are as in the figure, "peak" includes
-    Python and its libraries.
+    "and index" includes building the index; "dense" is the memory after dense queries, "everything" after all
+    queries, and "peak" includes Python and its libraries.
     """
     import pandas as pd
 
