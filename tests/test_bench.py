@@ -1,4 +1,4 @@
-"""The bench measures in turns, says what it couldn't measure, and never judges a machine for being busy."""
+"""The bench times functions in turns and reports what it couldn't measure; no test depends on a time."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from adaptmr.llm.tasks import TASKS
 from adaptmr.systems import ablations  # noqa: F401  (its import brings every task with it)
 
 
-def test_what_is_compared_takes_turns():
+def test_compared_functions_are_timed_in_turns():
     order = []
     times = clock.time_interleaved(
         {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=3, warmup=1
@@ -47,14 +47,14 @@ def test_the_floor_is_one_product():
     assert np.array_equal(clock.floor_product(50, 8, 3)(), rows @ rows[0])
 
 
-def test_a_recorded_embedder_knows_its_texts_only():
+def test_lookup_embedder_raises_for_an_unknown_text():
     known = bench.LookupEmbedder(["a", "b"], np.eye(2, dtype=np.float32))
     assert known.dim == 2 and known.encode(["b", "a"], kind="query").tolist() == [[0, 1], [1, 0]]
     with pytest.raises(KeyError, match="c"):
         known.encode(["c"])
 
 
-def test_a_kept_vector_is_not_made_twice():
+def test_caching_embedder_encodes_no_text_twice():
     asked = []
 
     class Counting:
@@ -70,7 +70,7 @@ def test_a_kept_vector_is_not_made_twice():
     assert kept.encode([]).shape == (0, 64)
 
 
-def test_made_up_memories_are_found():
+def test_synthetic_memories_are_found():
     with bench.synthetic_store(300) as store:
         assert [store.search(str(i), k=1)[0].memory.text for i in (0, 17, 299)] == ["0", "17", "299"]
 
@@ -85,7 +85,7 @@ def test_plans_and_search_are_timed_per_question():
     } == {"hybrid": (4,), "adaptmr": (4,)}
 
 
-def test_rates_are_of_bytes_that_were_moved(tmp_path):
+def test_bandwidths_are_positive_and_leave_no_file(tmp_path):
     assert 0 < clock.memory_bandwidth(megabytes=1, repeats=1) < float("inf")
     assert (
         0 < clock.disk_bandwidth(tmp_path, megabytes=1, repeats=1) < float("inf")
@@ -93,16 +93,16 @@ def test_rates_are_of_bytes_that_were_moved(tmp_path):
     )
 
 
-@pytest.mark.parametrize("rate", [clock.memory_bandwidth, clock.disk_bandwidth])
-def test_a_rate_of_nothing_is_an_error(rate):
+@pytest.mark.parametrize("bandwidth", [clock.memory_bandwidth, clock.disk_bandwidth])
+def test_bandwidth_of_nothing_is_an_error(bandwidth):
     with pytest.raises(ValueError, match="megabytes=0 must be 1 or more"):
-        rate(megabytes=0)
+        bandwidth(megabytes=0)
     with pytest.raises(ValueError, match="repeats=0 must be 1 or more"):
-        rate(megabytes=1, repeats=0)
+        bandwidth(megabytes=1, repeats=0)
 
 
 @pytest.mark.parametrize(
-    ("goal", "said", "reached"),
+    ("goal", "text", "reached"),
     [
         (clock.Goal("g", 1.0, "s", below=2), "< 2 s", "yes"),
         (clock.Goal("g", 2.0, "s", below=2), "< 2 s", "no"),
@@ -113,9 +113,9 @@ def test_a_rate_of_nothing_is_an_error(rate):
         (clock.Goal("g", None, "MB", below=1, note="no pip"), "< 1 MB", "not measured"),
     ],
 )
-def test_a_goal_says_whether_it_was_reached(goal, said, reached):
+def test_a_goal_says_whether_it_was_reached(goal, text, reached):
     row = clock.goals_table([goal]).iloc[0]
-    assert (row["goal"], row["reached"], row["note"]) == (said, reached, goal.note)
+    assert (row["goal"], row["reached"], row["note"]) == (text, reached, goal.note)
 
 
 def test_import_is_light():
@@ -141,7 +141,7 @@ def test_one_run_keeps_its_measurements_and_its_goals(tmp_path):
     )
     assert [s["repeat"] for s in run.samples if s["measure"] == "floor, 200 memories"] == [0, 1]
     assert [g.what for g in run.goals] == ["store.search at 200 memories over one matrix product"], (
-        "the goal is asked at the last size"
+        "the goal applies to the last size"
     )
     assert (
         len(run.one_conversation(encoder="hash")) == 3
@@ -153,11 +153,11 @@ def test_one_run_keeps_its_measurements_and_its_goals(tmp_path):
     ]
     assert set(run.numbers()) == {g.what for g in run.goals} - {"the wheel"}
     measured = [(s["measure"], s["repeat"]) for s in run.samples]
-    assert len(set(measured)) == len(measured), "a measure and a repeat tell every row apart"
+    assert len(set(measured)) == len(measured), "measure and repeat identify every row"
 
 
 @pytest.mark.parametrize(("name", "goal"), [("demo", "–"), ("locomo", "< 120 s")])
-def test_the_goal_of_a_comparison_is_asked_on_locomo_only(name, goal, monkeypatch):
+def test_the_goal_of_a_comparison_applies_to_locomo_only(name, goal, monkeypatch):
     monkeypatch.setattr(bench, "warm_up", lambda data: None)
     monkeypatch.setattr(bench, "comparison_seconds", lambda data, systems: (1.5, 7))
     table = bench.Bench(replace(load("demo", split="en1", limit=2), name=name)).comparison()
@@ -165,24 +165,24 @@ def test_the_goal_of_a_comparison_is_asked_on_locomo_only(name, goal, monkeypatc
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_the_least_reply_fits_what_every_task_asks_for(name):
+def test_the_smallest_reply_fits_the_schema_of_every_task(name):
     assert schema_violation(mock_server.minimal_instance(TASKS[name].schema), TASKS[name].schema) == ""
 
 
-def test_a_metronome_keeps_time():
+def test_mock_server_takes_its_time_for_each_reply():
     with mock_server.MockServer(seconds=0.05, slots=2) as server:
         llm = LLM("m", base_url=server.url, concurrency=6)
         with ThreadPoolExecutor(6) as many:
             begun = monotonic()
-            said = list(
+            replies = list(
                 many.map(lambda i: llm.complete([{"role": "user", "content": str(i)}]).text, range(6))
             )
-        assert said == ['"none"'] * 6 and server.request_count == 6 and monotonic() - begun >= 0.15, (
+        assert replies == ['"none"'] * 6 and server.request_count == 6 and monotonic() - begun >= 0.15, (
             "six replies, two at once, 50 ms each"
         )
 
 
-def test_what_is_ours_is_measured_with_every_call_recorded():
+def test_overhead_is_measured_with_every_call_recorded():
     data = load("demo", split="en1", limit=5)
     spent, rows = mock_server.time_replay(data, ("qarp", "unified"), embedder="hash")
     assert (
@@ -193,7 +193,7 @@ def test_what_is_ours_is_measured_with_every_call_recorded():
     )
 
 
-def test_a_run_is_stopped_from_outside():
+def test_an_interrupted_run_ends():
     assert mock_server.interrupt_seconds() > 0
 
 

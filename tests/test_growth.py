@@ -17,7 +17,7 @@ from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
 
-# --- made-up memories
+# --- synthetic memories
 
 
 @settings(max_examples=25, deadline=None)
@@ -38,10 +38,10 @@ def test_memories_look_like_turns():
         len({m.speaker for m in some if m.session == s}) for s in ("s000000", "s000049")
     } == {2}
     counts = pd.Series(" ".join(m.text for m in some).split()).value_counts()
-    assert counts.iloc[0] > 10 * counts.iloc[100], "a few words make up most of what is said"
+    assert counts.iloc[0] > 10 * counts.iloc[100], "a few words are most of the text"
 
 
-def test_more_questions_begin_with_the_same_ones():
+def test_first_questions_do_not_depend_on_how_many_are_made():
     assert (
         synthetic.synthetic_questions(20)[:5]
         == synthetic.synthetic_questions(5)
@@ -51,10 +51,10 @@ def test_more_questions_begin_with_the_same_ones():
 
 
 def test_the_texts_are_the_same_on_every_machine():
-    said = json.dumps(
+    texts = json.dumps(
         [[m.text for m in synthetic.synthetic_memories(0, 50)], synthetic.synthetic_questions(5)]
     ).encode()
-    assert hashlib.sha256(said).hexdigest()[:16] == "24ab348b4fdc45a5"
+    assert hashlib.sha256(texts).hexdigest()[:16] == "24ab348b4fdc45a5"
 
 
 def test_a_vector_depends_on_text_seed_and_kind():
@@ -109,11 +109,11 @@ def test_recall_counts_what_is_missed():
             0.7
         ) and growth.search_recall(Forgetful(store, 1), questions, k=4) == pytest.approx(0.75)
         assert growth.search_recall(store, questions, k=500) == 1, (
-            "fewer than k memories are all there is to find"
+            "with fewer than k memories, all of them count"
         )
 
 
-def test_a_tie_is_no_miss():
+def test_a_tie_is_not_a_missed_memory():
     class Same(synthetic.SyntheticEmbedder):
         def encode(self, texts, kind="passage"):
             return np.tile(np.float32([1, 0]), (len(texts), 1))
@@ -148,10 +148,10 @@ def test_every_size_is_measured(frame):
         "an exact search has no index to build"
     )
     assert (frame["memory_peak_mb"] >= frame["memory_all_mb"]).all()
-    for kind in ("dense", "lexical", "hybrid", "plan"):
-        assert (frame[f"{kind}_p50_ms"] <= frame[f"{kind}_p95_ms"]).all()
+    for mode in ("dense", "lexical", "hybrid", "plan"):
+        assert (frame[f"{mode}_p50_ms"] <= frame[f"{mode}_p95_ms"]).all()
     assert frame["memory_floor_mb"].tolist() == [100 * 32 * 4 / 1e6, 300 * 32 * 4 / 1e6]
-    assert frame["read_rate"].tolist() == [5e9, 5e9], "the best the machine did is the floor of all"
+    assert frame["read_rate"].tolist() == [5e9, 5e9], "the best bandwidth is used for all floors"
     assert (
         frame["query_floor_ms"].tolist() == pytest.approx([100 * 32 * 4 / 5e6, 300 * 32 * 4 / 5e6])
         and frame["write_rate"].nunique() == 1
@@ -164,7 +164,7 @@ def test_disk_and_its_floor_count_bytes(frame):
     assert (frame["disk_bytes"] > frame["disk_floor_bytes"]).all()
 
 
-def test_the_price_of_an_index_is_shared_by_the_new_memories(monkeypatch, tmp_path):
+def test_the_cost_of_an_index_is_divided_among_the_new_memories(monkeypatch, tmp_path):
     asked = {"dense_p50_ms": 1.0, "approximate": True, "recall": 1.0}
     ran = iter(
         [asked | {"first_ms": 150.0}, {"cold_ms": 50.0}, asked | {"first_ms": 70.0}, {"cold_ms": 50.0}]
@@ -192,21 +192,21 @@ def test_sizes_that_dont_grow_are_an_error(sizes):
 
 
 @pytest.mark.parametrize("wrong", [{"questions": 0}, {"batch": 0}])
-def test_nothing_to_ask_or_to_add_is_an_error(wrong):
+def test_no_questions_or_an_empty_batch_is_an_error(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}=0 must be 1 or more"):
         growth.measure_growth([100], **wrong)
 
 
-def test_a_process_that_fails_says_why(tmp_path):
+def test_the_error_of_a_failed_process_is_reported(tmp_path):
     (tmp_path / "other.db").write_bytes(b"this is not a store, " * 100)
     with pytest.raises(RuntimeError, match=r"(?s)measure_open\(.*failed in its process: .*other\.db"):
         growth.run_in_new_process("measure_open", path=str(tmp_path / "other.db"), dim=8, seed=0)
 
 
-# --- what is shown
+# --- figures and tables
 
 
-def test_the_handover_lies_between_two_sizes(frame):
+def test_the_crossover_is_between_two_sizes(frame):
     assert (
         growth.crossover_size(frame) is None and growth.crossover_size(frame.assign(approximate=True)) is None
     )
@@ -228,10 +228,10 @@ def test_the_figure_has_four_panels_with_a_floor_each(frame, approximate):
             "log",
         )
         assert labels[0].startswith("floor: ") and ax.get_lines()[0].get_xdata().tolist() == [100, 300]
-        assert ([t.get_text() for t in ax.texts] == ["approximate →"]) is approximate[1]
+        assert ([t.get_text() for t in ax.texts] == ["approximate search →"]) is approximate[1]
 
 
-def test_the_goal_is_drawn_where_it_is_asked(frame):
+def test_the_goal_is_drawn_at_a_million_memories(frame):
     queries = growth.growth_figure(frame.assign(memories=[10**5, 10**6])).axes[1]
     assert [t.get_text() for t in queries.texts] == ["goal"] and queries.get_lines()[
         -1
@@ -250,18 +250,22 @@ def test_one_size_can_be_drawn(frame):
     assert len(growth.growth_figure(frame.head(1)).axes) == 4
 
 
-def test_tables_say_the_same_in_units_to_be_read(frame):
-    queries, start, room = growth.query_table(frame), growth.start_table(frame), growth.resource_table(frame)
-    for table in (queries, start, room):
+def test_tables_convert_units(frame):
+    queries, start, resources = (
+        growth.query_table(frame),
+        growth.start_table(frame),
+        growth.resource_table(frame),
+    )
+    for table in (queries, start, resources):
         assert table["memories"].tolist() == [100, 300]
     assert queries["dense, ms"].tolist() == frame["dense_p50_ms"].tolist() and queries[
         "dense search"
     ].tolist() == ["exact", "exact"]
-    assert room["ingest, µs"].tolist() == pytest.approx((frame["ingest_ms"] * 1000).tolist())
+    assert resources["ingest, µs"].tolist() == pytest.approx((frame["ingest_ms"] * 1000).tolist())
     assert start["open and ask, s"].tolist() == pytest.approx((frame["cold_ms"] / 1000).tolist())
 
 
-def test_goals_are_asked_at_a_million(frame):
+def test_goals_apply_to_a_million_memories(frame):
     small, large = (
         growth.growth_goals(frame),
         growth.growth_goals(

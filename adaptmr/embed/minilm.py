@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -77,6 +77,117 @@ def minilm_tokenizer(path: Path) -> Any:
     tokenizer.enable_truncation(MINILM_MAX_TOKENS)
     return tokenizer
 
+# %% ../../nbs/embed/00_minilm.ipynb #e2f8f174
+_Pair = tuple[Any, Any]  # the matrix and the bias of a linear layer, or the scale and the bias of a norm
+
+
+class _Layer(NamedTuple):
+    """The weights of one of the six layers, in the order of their use."""
+
+    qkv: _Pair  # (1152, 384): query, key and value
+    out: _Pair
+    out_norm: _Pair
+    up: _Pair  # (1536, 384)
+    down: _Pair  # (384, 1536)
+    down_norm: _Pair
+
+
+class _Weights(NamedTuple):
+    """All weights of the model, as torch tensors of one precision."""
+
+    word_embeddings: Any  # (30522, 384)
+    position_embeddings: Any  # (512, 384)
+    norm: _Pair
+    layers: list[_Layer]
+
+
+_LAYER_PARTS = (
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+
+
+def _load_weights(path: Path, precision: str) -> _Weights:
+    """Load the weights in `"float32"` or `"bfloat16"`."""
+    import torch
+    from safetensors.torch import load_file
+
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+    w = {k: v.to(dtype) if v.is_floating_point() else v for k, v in load_file(path).items()}
+
+    def pair(name: str) -> _Pair:
+        return w[name + ".weight"], w[name + ".bias"]
+
+    layers = []
+    for i in range(6):
+        prefix = f"encoder.layer.{i}."
+        qkv = [pair(f"{prefix}attention.self.{x}") for x in ("query", "key", "value")]
+        joined = torch.cat([m for m, _ in qkv]), torch.cat([b for _, b in qkv])
+        layers.append(_Layer(joined, *(pair(prefix + name) for name in _LAYER_PARTS)))
+    positions = w["embeddings.position_embeddings.weight"] + w["embeddings.token_type_embeddings.weight"][0]
+    return _Weights(w["embeddings.word_embeddings.weight"], positions, pair("embeddings.LayerNorm"), layers)
+
+# %% ../../nbs/embed/00_minilm.ipynb #e4eef97d
+_BLOCK = 128  # tokens in one matrix product
+_Groups = list[tuple[int, int]]  # (tokens in a text, consecutive texts of that length)
+
+
+def _norm(x: Any, scale_and_bias: _Pair) -> Any:
+    import torch.nn.functional as f
+
+    return f.layer_norm(x, (MINILM_DIM,), *scale_and_bias, 1e-12)
+
+
+def _attention(h: Any, qkv: _Pair, groups: _Groups) -> Any:
+    """Mix the tokens of each text: 12 heads of 32 dimensions; (tokens, 384) to (tokens, 384)."""
+    import torch
+    import torch.nn.functional as f
+
+    x, out, at = torch.cat([f.linear(b, *qkv) for b in h.split(_BLOCK)]), torch.zeros_like(h), 0
+    for n, k in groups:
+        q, key, v = x[at : at + n * k].view(k, n, 3, 12, 32).permute(2, 0, 3, 1, 4)
+        heads = f.scaled_dot_product_attention(q, key, v)
+        out[at : at + n * k] = heads.transpose(1, 2).reshape(n * k, MINILM_DIM)
+        at += n * k
+    return out
+
+
+def _feed_forward(attended: Any, h: Any, layer: _Layer) -> Any:
+    """Compute the rest of a layer from its attention and its input, both (tokens, 384)."""
+    import torch
+    import torch.nn.functional as f
+
+    done = []
+    # each block passes through all that follows while it is in the CPU's cache
+    for b, block in zip(attended.split(_BLOCK), h.split(_BLOCK)):
+        block = _norm(f.linear(b, *layer.out) + block, layer.out_norm)
+        up = f.gelu(f.linear(block, *layer.up))
+        done.append(_norm(f.linear(up, *layer.down) + block, layer.down_norm))
+    return torch.cat(done)
+
+
+def _encode_tokens(ids: list[list[int]], w: _Weights) -> np.ndarray:
+    """Return float32 (texts, 384), unit rows, for the token ids of texts sorted by length."""
+    import torch
+    import torch.nn.functional as f
+
+    groups = [(n, sum(1 for _ in g)) for n, g in groupby(map(len, ids))]
+    padding = -sum(n * k for n, k in groups) % _BLOCK
+    with torch.inference_mode():
+        tokens = torch.tensor([t for x in ids for t in x] + [0] * padding)
+        positions = torch.tensor([p for x in ids for p in range(len(x))] + [0] * padding)
+        h = _norm(w.word_embeddings[tokens] + w.position_embeddings[positions], w.norm)
+        for layer in w.layers:
+            h = _feed_forward(_attention(h, layer.qkv, groups), h, layer)
+        means, at = [], 0
+        for n, k in groups:
+            means.append(h[at : at + n * k].view(k, n, MINILM_DIM).float().mean(1))
+            at += n * k
+        return f.normalize(torch.cat(means)).numpy()
+
 # %% ../../nbs/embed/00_minilm.ipynb #1ae65456
 _LOCK = threading.Lock()  # torch's number of threads is a setting of the process
 
@@ -88,30 +199,9 @@ class MiniLM:
     the tokenizer are not the official ones, `ModuleNotFoundError` when their package is missing.
     """
 
-    BLOCK = 128  # tokens in one matrix product
-
     def __init__(self, precision: str = "float32") -> None:
         weights, tokenizer = minilm_files()
-        import torch
-        from safetensors.torch import load_file
-
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
-        w = {k: v.to(dtype) if v.is_floating_point() else v for k, v in load_file(weights).items()}
-
-        def part(name: str) -> tuple[Any, Any]:
-            return w[name + ".weight"], w[name + ".bias"]
-
-        self.word_embeddings = w["embeddings.word_embeddings.weight"]
-        self.position_embeddings = (
-            w["embeddings.position_embeddings.weight"] + w["embeddings.token_type_embeddings.weight"][0]
-        )
-        self.norm = part("embeddings.LayerNorm")
-        self.layers = []
-        for i in range(6):
-            layer = f"encoder.layer.{i}."
-            qkv = [part(f"{layer}attention.self.{x}") for x in ("query", "key", "value")]
-            joined = torch.cat([m for m, _ in qkv]), torch.cat([b for _, b in qkv])
-            self.layers.append((joined, *(part(layer + name) for name in _LAYER_PARTS)))
+        self.weights = _load_weights(weights, precision)
         self.tokenizer = minilm_tokenizer(tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -121,76 +211,18 @@ class MiniLM:
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         out = np.empty((len(ids), MINILM_DIM), np.float32)
 
-        def part(rows: list[int]) -> None:
-            out[rows] = self._forward([ids[i] for i in rows])
+        def encode(rows: list[int]) -> None:
+            out[rows] = _encode_tokens([ids[i] for i in rows], self.weights)
 
         with _LOCK:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:
                 with ThreadPoolExecutor(threads) as pool:
-                    list(pool.map(part, (order[i::threads] for i in range(min(threads, len(order))))))
+                    list(pool.map(encode, (order[i::threads] for i in range(min(threads, len(order))))))
             finally:
                 torch.set_num_threads(threads)
         return out
-
-    def _forward(self, ids: list[list[int]]) -> np.ndarray:
-        import torch
-        import torch.nn.functional as f
-
-        runs = [(n, sum(1 for _ in g)) for n, g in groupby(map(len, ids))]  # (tokens in a text, texts)
-        pad = -sum(n * k for n, k in runs) % self.BLOCK  # fills the last block; these rows are never read
-        with torch.inference_mode():
-            tokens = torch.tensor([t for x in ids for t in x] + [0] * pad)
-            positions = torch.tensor([p for x in ids for p in range(len(x))] + [0] * pad)
-            h = _norm(self.word_embeddings[tokens] + self.position_embeddings[positions], self.norm)
-            for qkv, *rest in self.layers:
-                h = self._feed_forward(self._attention(h, qkv, runs), h, *rest)
-            means, at = [], 0
-            for n, k in runs:
-                means.append(h[at : at + n * k].view(k, n, MINILM_DIM).float().mean(1))
-                at += n * k
-            return f.normalize(torch.cat(means)).numpy()
-
-    def _attention(self, h: Any, qkv: tuple[Any, Any], runs: list[tuple[int, int]]) -> Any:
-        import torch
-        import torch.nn.functional as f
-
-        x, out, at = torch.cat([f.linear(b, *qkv) for b in h.split(self.BLOCK)]), torch.zeros_like(h), 0
-        for n, k in runs:
-            q, key, v = x[at : at + n * k].view(k, n, 3, 12, 32).permute(2, 0, 3, 1, 4)
-            heads = f.scaled_dot_product_attention(q, key, v)
-            out[at : at + n * k] = heads.transpose(1, 2).reshape(n * k, MINILM_DIM)
-            at += n * k
-        return out
-
-    def _feed_forward(
-        self, attended: Any, h: Any, out: Any, out_norm: Any, up: Any, down: Any, down_norm: Any
-    ) -> Any:
-        import torch
-        import torch.nn.functional as f
-
-        done = []
-        # each block passes through all that follows while it is in the CPU's cache
-        for b, block in zip(attended.split(self.BLOCK), h.split(self.BLOCK)):
-            block = _norm(f.linear(b, *out) + block, out_norm)
-            done.append(_norm(f.linear(f.gelu(f.linear(block, *up)), *down) + block, down_norm))
-        return torch.cat(done)
-
-
-def _norm(x: Any, weight_and_bias: tuple[Any, Any]) -> Any:
-    import torch.nn.functional as f
-
-    return f.layer_norm(x, (MINILM_DIM,), *weight_and_bias, 1e-12)
-
-
-_LAYER_PARTS = (
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-)
 
 
 @lru_cache(maxsize=2)

@@ -29,6 +29,7 @@ def has_openvino() -> bool:
 
 # %% ../../nbs/embed/01_minilm_openvino.ipynb #cc52fb61
 def _graph() -> Any:
+    """Build the model: from `ids` and `real`, both (texts, tokens), to unit vectors (texts, 384)."""
     import openvino as ov
     from openvino import opset13 as op
     from safetensors.numpy import load_file
@@ -52,8 +53,8 @@ def _graph() -> Any:
 
     ids = op.parameter(ov.PartialShape([-1, -1]), ov.Type.i32, name="ids")
     real = op.parameter(ov.PartialShape([-1, -1]), ov.Type.f32, name="real")
-    position, kind = (w[f"embeddings.{x}_embeddings.weight"] for x in ("position", "token_type"))
-    positions = op.constant((position + kind[0])[:MINILM_MAX_TOKENS])
+    position, token_type = (w[f"embeddings.{x}_embeddings.weight"] for x in ("position", "token_type"))
+    positions = op.constant((position + token_type[0])[:MINILM_MAX_TOKENS])
     tokens = op.gather(op.shape_of(ids), whole(1), whole(0))
     words = op.gather(op.constant(w["embeddings.word_embeddings.weight"]), ids, whole(0))
     positions = op.slice(positions, whole(0), tokens, whole(1), whole(0))

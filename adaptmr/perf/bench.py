@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -43,8 +43,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['HEAVY_LIBRARIES', 'LookupEmbedder', 'synthetic_store', 'search_against_floor', 'CachingEmbedder', 'search_ms',
-           'execute_ms', 'ingest_rates', 'import_cost', 'wheel_bytes', 'warm_up', 'comparison_seconds', 'Bench']
+__all__ = ['HEAVY_LIBRARIES', 'Measurement', 'LookupEmbedder', 'synthetic_store', 'search_against_floor', 'measure_scaling',
+           'CachingEmbedder', 'search_ms', 'execute_ms', 'measure_conversation', 'ingest_rates', 'measure_ingest',
+           'import_cost', 'wheel_bytes', 'measure_package', 'warm_up', 'comparison_seconds', 'measure_comparison',
+           'measure_llm_overhead', 'measure_analysis', 'fitted_model_goals', 'Bench']
+
+# %% ../../nbs/perf/02_bench.ipynb #4eca8b0e
+class Measurement(NamedTuple):
+    """Everything measured at one time: milliseconds by name, each float64 (repeats,), and the goals."""
+
+    samples: dict[str, np.ndarray]
+    goals: list[Goal]
+
+
+def _median(values: np.ndarray) -> float:
+    return float(np.median(values))
 
 # %% ../../nbs/perf/02_bench.ipynb #92b49719
 class LookupEmbedder:
@@ -58,7 +71,7 @@ class LookupEmbedder:
         self._vectors = vectors
 
     def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
-        """float32 (n, dim). Raises `KeyError` that names a text it has no vector of."""
+        """Return float32 (n, dim). Raises `KeyError` that names a text without a vector."""
         return self._vectors[[self._row[text] for text in texts]]
 
 
@@ -83,9 +96,36 @@ def search_against_floor(n: int, repeats: int = 30, dim: int = 384, seed: int = 
         store.search("0")  # reads the store into memory
         return time_interleaved({"search": lambda: store.search("0", k=10), "floor": floor}, repeats)
 
+# %% ../../nbs/perf/02_bench.ipynb #55c17f75
+def measure_scaling(
+    sizes: Sequence[int], repeats: int = 30, seed: int = 0
+) -> tuple[Measurement, pd.DataFrame]:
+    """Measure `store.search` and its floor, in turns, for each number of memories.
+
+    Returns the measurement, whose goal applies to the last size, and a table: for each size the medians in
+    milliseconds and their ratio.
+    """
+    import pandas as pd
+
+    samples: dict[str, np.ndarray] = {}
+    rows = []
+    for n in sizes:
+        times = search_against_floor(n, repeats, seed=seed)
+        samples |= {f"{name}, {n} memories": values for name, values in times.items()}
+        search, floor = _median(times["search"]), _median(times["floor"])
+        rows.append({"memories": n, "search, ms": search, "floor, ms": floor, "ratio": search / floor})
+    goal = Goal(
+        f"store.search at {n:,} memories over one matrix product",
+        search / floor,
+        "×",
+        below=2,
+        note=f"{search:.1f} against {floor:.1f} ms, medians of {repeats}, in turns",
+    )
+    return Measurement(samples, [goal]), pd.DataFrame(rows)
+
 # %% ../../nbs/perf/02_bench.ipynb #b251346b
 class CachingEmbedder:
-    """An embedder that keeps every vector of another in memory, so that the second time is a look-up."""
+    """An embedder that keeps every vector of another one in memory and encodes no text twice."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.name, self.dim = inner, inner.name, inner.dim
@@ -93,7 +133,7 @@ class CachingEmbedder:
         self._known: dict[tuple[str, str], np.ndarray] = {}
 
     def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
-        """float32 (n, dim)."""
+        """Return float32 (n, dim), equal to the other embedder's."""
         if new := [t for t in dict.fromkeys(texts) if (kind, t) not in self._known]:
             self._known |= {(kind, t): v for t, v in zip(new, self.inner.encode(new, kind=kind))}
         return np.stack([self._known[kind, t] for t in texts]) if texts else self.inner.encode([], kind=kind)
@@ -143,14 +183,36 @@ def execute_ms(
         system.reset()
     return {name: np.array(values) for name, values in times.items()}
 
+# %% ../../nbs/perf/02_bench.ipynb #168c0aa2
+def measure_conversation(data: Dataset, encoder: str = "auto") -> Measurement:
+    """Measure searches and plans on the longest conversation, without encoding the question.
+
+    `encoder`: the name of an embedder, or `"auto"` for one that supports the conversation's language.
+    """
+    conversation = max(data.conversations, key=len)
+    questions = [q.blind() for q in data.questions_on(conversation.id)]
+    name = choose_embedder([m.text for m in conversation.turns]) if encoder == "auto" else encoder
+    embedder = make_embedder(name)
+    note = f"p50 of {len(questions)} questions, {len(conversation)} turns, the question's encoding excluded"
+    search = search_ms(conversation, questions, embedder)
+    plans = execute_ms(conversation, questions, embedder)
+    return Measurement(
+        {"search, one conversation": search, **{f"execute, {name}": ms for name, ms in plans.items()}},
+        [
+            Goal("store.search, one conversation", _median(search), "ms", below=2, note=note),
+            *(
+                Goal(f"plan and execute, {name}", _median(ms), "ms", below=5, note=note)
+                for name, ms in plans.items()
+            ),
+        ],
+    )
+
 # %% ../../nbs/perf/02_bench.ipynb #332baebf
 def ingest_rates(turns: Sequence[Memory], name: str = "minilm", repeats: int = 2) -> dict[str, np.ndarray]:
     """Measure turns per second of the encoder alone, and of a first and a second ingest.
 
-    Keys: "encoder", "first" (ingest into a file), "again" (with known vectors).
-
-
-    The three take turns; every first ingest has an empty cache of its own. Each is float64 (repeats,).
+    Keys: "encoder", "first" (ingest into a file), "again" (with cached vectors); each is float64 (repeats,).
+    The three are timed in turns; every first ingest has an empty cache of its own.
     """
     make_embedder(name, cache=False, progress=False).encode(["a", "b"])  # loads the model
     rounds = [_ingest_seconds(turns, name) for _ in range(repeats)]
@@ -158,6 +220,7 @@ def ingest_rates(turns: Sequence[Memory], name: str = "minilm", repeats: int = 2
 
 # %% ../../nbs/perf/02_bench.ipynb #18ff1a9a
 def _ingest_seconds(turns: Sequence[Memory], name: str) -> dict[str, float]:
+    """Time one round of the three steps."""
     with tempfile.TemporaryDirectory() as scratch:
         cache = VectorCache(Path(scratch) / "vectors.sqlite")
 
@@ -176,6 +239,37 @@ def _ingest_seconds(turns: Sequence[Memory], name: str) -> dict[str, float]:
         taken = {step: float(ms[0]) / 1000 for step, ms in time_interleaved(steps, 1, 0).items()}
         cache.close()
     return taken
+
+# %% ../../nbs/perf/02_bench.ipynb #ee4d674b
+def measure_ingest(data: Dataset, encoder: str = "minilm", turns: int = 600) -> Measurement:
+    """Measure a first and a second ingest, and the encoder alone, twice each.
+
+    Uses the first `turns` turns whose language the encoder supports.
+    """
+    all_turns = (m for c in data.conversations for m in c.turns)
+    supported = [m for m in all_turns if supports_language(encoder, detect_language(m.text))][:turns]
+    rates = ingest_rates(supported, encoder, repeats=2)
+    alone, first, again = (_median(rates[step]) for step in ("encoder", "first", "again"))
+    return Measurement(
+        {f"ingest, {step}": 1000 * len(supported) / rate for step, rate in rates.items()},
+        [
+            Goal(
+                "ingest rate over the encoder's own",
+                first / alone,
+                "×",
+                above=0.8,
+                note=f"{first:.0f} against {alone:.0f} turns a second, {encoder}, "
+                f"{len(supported)} turns, median of 2",
+            ),
+            Goal(
+                "second ingest over the first",
+                again / first,
+                "×",
+                above=20,
+                note=f"{again:,.0f} turns a second, vectors in the cache",
+            ),
+        ],
+    )
 
 # %% ../../nbs/perf/02_bench.ipynb #5f15c558
 HEAVY_LIBRARIES = (
@@ -237,6 +331,26 @@ def wheel_bytes(root: Path | None = None) -> tuple[int | None, str]:
             return None, " ".join(done.stderr.split())[-200:] or "pip built no wheel"
         return wheels[0].stat().st_size, ""
 
+# %% ../../nbs/perf/02_bench.ipynb #6ea8a806
+def measure_package(root: Path | None = None) -> Measurement:
+    """Measure the import in five processes, and the wheel of the checkout at `root`."""
+    seconds, heavy = import_cost(repeats=5)
+    wheel, why = wheel_bytes(root)
+    note = f"median of 5 processes; imports {', '.join(heavy) or 'no heavy library'}"
+    return Measurement(
+        {"import": seconds * 1000},
+        [
+            Goal("import adaptmr", _median(seconds * 1000) / 1000, "s", below=0.5, note=note),
+            Goal(
+                "the wheel",
+                None if wheel is None else wheel / 1e6,
+                "MB",
+                below=3,
+                note=why or "with the demo data, without weights",
+            ),
+        ],
+    )
+
 # %% ../../nbs/perf/02_bench.ipynb #f65f908d
 def warm_up(data: Dataset, systems: Sequence[str] = ("hybrid", "adaptmr", "oracle_type")) -> None:
     """Encode every turn, and every query that these systems will search for, into the cache."""
@@ -255,157 +369,40 @@ def comparison_seconds(data: Dataset, systems: Sequence[str] | None = None) -> t
     rows = len(evaluate(list(systems or known_systems()), data, progress=False))
     return perf_counter() - begun, rows
 
-# %% ../../nbs/perf/02_bench.ipynb #fbf31b40
-class _Measurements:
-    """The measurements of one run on a data set: every single one, and the goals they are compared with."""
+# %% ../../nbs/perf/02_bench.ipynb #be00a9ce
+def measure_comparison(data: Dataset, systems: Sequence[str] | None = None) -> Measurement:
+    """Measure all systems on all questions without a model, once; the goal of 120 s applies to LoCoMo."""
+    warm_up(data)
+    spent, rows = comparison_seconds(data, systems)
+    applies = data.name == "locomo"
+    where = "" if applies else "the goal, 120 s, applies to LoCoMo: "
+    note = f"{rows:,} answers, once; {where}{data.label}"
+    goal = Goal("experiment 3 without a model", spent, "s", below=120 if applies else None, note=note)
+    return Measurement({"comparison": np.array([spent * 1000])}, [goal])
 
-    def __init__(self, data: Dataset, repeats: int = 30, seed: int = 0) -> None:
-        self.data, self.repeats, self.seed = data, repeats, seed
-        self.samples: list[dict[str, Any]] = []
-        self.goals: list[Goal] = []
-
-    def _add_samples(self, measure: str, milliseconds: Sequence[float] | np.ndarray) -> float:
-        """Keep every measurement; return their median."""
-        self.samples.extend(
-            {"measure": measure, "repeat": i, "ms": float(ms)} for i, ms in enumerate(milliseconds)
-        )
-        return float(np.median(milliseconds))
-
-    def _add_goals(self, *goals: Goal) -> pd.DataFrame:
-        """Keep the goals; return them as a table."""
-        self.goals += goals
-        return goals_table(goals)
-
-    def numbers(self) -> dict[str, float]:
-        """Return what was measured, by goal, to four decimals, for the headline of a manifest."""
-        return {g.what: round(g.value, 4) for g in self.goals if g.value is not None}
-
-# %% ../../nbs/perf/02_bench.ipynb #65dbc620
-class _StoreBench(_Measurements):
-    """Measurements of a store: ingest and search."""
-
-    def ingest(self, encoder: str = "minilm", turns: int = 600) -> pd.DataFrame:
-        """Measure a first and a second ingest, beside the encoder alone.
-
-        Uses the first `turns` turns whose language the encoder supports.
-        """
-        said = [
-            m
-            for c in self.data.conversations
-            for m in c.turns
-            if supports_language(encoder, detect_language(m.text))
-        ][:turns]
-        rates = ingest_rates(said, encoder, repeats=2)
-        for step, rate in rates.items():
-            self._add_samples(f"ingest, {step}", 1000 * len(said) / rate)
-        alone, first, again = (float(np.median(rates[step])) for step in ("encoder", "first", "again"))
-        return self._add_goals(
-            Goal(
-                "ingest rate over the encoder's own",
-                first / alone,
-                "×",
-                above=0.8,
-                note=f"{first:.0f} against {alone:.0f} turns a second, {encoder}, "
-                f"{len(said)} turns, median of 2",
-            ),
-            Goal(
-                "second ingest over the first",
-                again / first,
-                "×",
-                above=20,
-                note=f"{again:,.0f} turns a second, vectors in the cache",
-            ),
-        )
-
-    def one_conversation(self, encoder: str = "auto") -> pd.DataFrame:
-        """Measure searches and plans on the longest conversation, without the question's encoding."""
-        conversation = max(self.data.conversations, key=len)
-        questions = [q.blind() for q in self.data.questions_on(conversation.id)]
-        vectors = make_embedder(
-            choose_embedder([m.text for m in conversation.turns]) if encoder == "auto" else encoder
-        )
-        where = (
-            f"p50 of {len(questions)} questions, {len(conversation)} turns, the question's encoding excluded"
-        )
-        search = self._add_samples("search, one conversation", search_ms(conversation, questions, vectors))
-        plans = {
-            name: self._add_samples(f"execute, {name}", ms)
-            for name, ms in execute_ms(conversation, questions, vectors).items()
-        }
-        return self._add_goals(
-            Goal("store.search, one conversation", search, "ms", below=2, note=where),
-            *(Goal(f"plan and execute, {name}", ms, "ms", below=5, note=where) for name, ms in plans.items()),
-        )
-
-    def scaling(self, sizes: Sequence[int]) -> pd.DataFrame:
-        """Measure `store.search` beside the floor, in turns, for each number of memories.
-
-        A row each: medians and their ratio; the goal applies to the last.
-        """
-        import pandas as pd
-
-        rows = []
-        for n in sizes:
-            ms = {
-                name: self._add_samples(f"{name}, {n} memories", values)
-                for name, values in search_against_floor(n, self.repeats, seed=self.seed).items()
-            }
-            rows.append(
-                {
-                    "memories": n,
-                    "search, ms": ms["search"],
-                    "floor, ms": ms["floor"],
-                    "ratio": ms["search"] / ms["floor"],
-                }
-            )
-        self._add_goals(
-            Goal(
-                f"store.search at {n:,} memories over one matrix product",
-                ms["search"] / ms["floor"],
-                "×",
-                below=2,
-                note=f"{ms['search']:.1f} against {ms['floor']:.1f} ms, medians of {self.repeats}, in turns",
-            )
-        )
-        return pd.DataFrame(rows)
-
-# %% ../../nbs/perf/02_bench.ipynb #ded09754
-class _RunBench(_Measurements):
-    """Measurements of whole evaluations, with and without a model."""
-
-    def comparison(self, systems: Sequence[str] | None = None) -> pd.DataFrame:
-        """Measure all systems on all questions without a model; the goal of 120 s applies to LoCoMo."""
-        warm_up(self.data)
-        spent, rows = comparison_seconds(self.data, systems)
-        self._add_samples("comparison", [spent * 1000])
-        asked = self.data.name == "locomo"
-        where = "" if asked else "the goal, 120 s, is asked on LoCoMo: "
-        note = f"{rows:,} answers, once; {where}{self.data.label}"
-        return self._add_goals(
-            Goal("experiment 3 without a model", spent, "s", below=120 if asked else None, note=note)
-        )
-
-    def llm_overhead(self, seconds: float = 0.5) -> pd.DataFrame:
-        """Measure the package's own time where a model is asked.
-
-        Time per question, slowdown against the server's best rate, time to interrupt, time to replay.
-        """
-        again, rows = time_replay(self.data)
-        ours = self._add_samples("our time for a question", overhead_ms(rows))
-        ratio, stop = concurrency_slowdown(self.data, seconds), interrupt_seconds()
-        self._add_samples("stop", [stop * 1000])
-        self._add_samples("replay", [again * 1000])
-        return self._add_goals(
+# %% ../../nbs/perf/02_bench.ipynb #457fd029
+def measure_llm_overhead(data: Dataset, seconds: float = 0.5) -> Measurement:
+    """Measure the package's own time where a model is called; a reply takes `seconds`."""
+    again, rows = time_replay(data)
+    ours = overhead_ms(rows)
+    slowdown, stop = concurrency_slowdown(data, seconds), interrupt_seconds()
+    return Measurement(
+        {
+            "our time for a question": ours,
+            "stop": np.array([stop * 1000]),
+            "replay": np.array([again * 1000]),
+        },
+        [
             Goal(
                 "our own time for a question that a model plans",
-                ours,
+                _median(ours),
                 "ms",
                 below=10,
                 note="p50 from plan to answer, calls recorded",
             ),
             Goal(
                 "8 in flight over the server's best rate",
-                ratio,
+                slowdown,
                 "×",
                 below=1.3,
                 note=f"a server that takes {seconds:g} s a reply, 8 at once",
@@ -424,21 +421,23 @@ class _RunBench(_Measurements):
                 below=60,
                 note=f"{len(rows):,} questions that a model planned",
             ),
-        )
+        ],
+    )
 
-    def analysis(self, megabytes: float = 265) -> pd.DataFrame:
-        """Measure attributing failures by rule, and opening a file of LongMemEval's structure and size."""
-        frame = evaluate(["unified"], self.data, progress=False)
-        begun = perf_counter()
-        found = attribute_failures(frame, self.data, ["unified"])
-        spent = perf_counter() - begun
-        self._add_samples("causes", [spent * 1000])
-        with tempfile.TemporaryDirectory() as folder:
-            size = write_synthetic_file(Path(folder) / "large.json", megabytes)
-            opened = measure_open_cost(Path(folder) / "large.json")
-        self._add_samples("a large file", [opened.seconds * 1000])
-        note = f"{opened.questions} questions in {size / 1e6:.0f} MB, made up"
-        return self._add_goals(
+# %% ../../nbs/perf/02_bench.ipynb #6e510f57
+def measure_analysis(data: Dataset, megabytes: float = 265) -> Measurement:
+    """Measure failure attribution by rule, and opening a file of LongMemEval's structure of `megabytes`."""
+    frame = evaluate(["unified"], data, progress=False)
+    begun = perf_counter()
+    found = attribute_failures(frame, data, ["unified"])
+    spent = perf_counter() - begun
+    with tempfile.TemporaryDirectory() as folder:
+        size = write_synthetic_file(Path(folder) / "large.json", megabytes)
+        opened = measure_open_cost(Path(folder) / "large.json")
+    note = f"{opened.questions} questions in {size / 1e6:.0f} MB, synthetic"
+    return Measurement(
+        {"causes": np.array([spent * 1000]), "a large file": np.array([opened.seconds * 1000])},
+        [
             Goal(
                 "causes of 500 failures, by rule",
                 500 * spent / max(1, len(found)),
@@ -454,57 +453,80 @@ class _RunBench(_Measurements):
                 below=1000,
                 note="the process's peak, Python included",
             ),
-        )
+        ],
+    )
+
+# %% ../../nbs/perf/02_bench.ipynb #c0c8f56c
+def fitted_model_goals() -> list[Goal]:
+    """Compare what the fitted models reach on LoCoMo's development conversations with its goals."""
+    held = fit_provenance()["held_out"]["minilm"]["locomo"]
+    date = fit_provenance()["date"]
+    note = f"held out by conversation, {held['n']} questions with evidence; fitted {date}"
+    values = [
+        ("turn recall@5", held["recall@5"], 0.73),
+        ("turn recall@10", held["recall@10"], 0.81),
+        ("multi-hop turn recall@10", held["recall@10 by type"]["multi_hop"], 0.55),
+        ("session any@5", held["session_any@5"], 0.95),
+        ("session all@5", held["session_all@5"], 0.85),
+        ("AUROC, answerable or not", held["auroc"], 0.75),
+    ]
+    return [
+        Goal(f"hybrid on LoCoMo, {what}", value, "", above=goal, note=note) for what, value, goal in values
+    ]
 
 # %% ../../nbs/perf/02_bench.ipynb #0f1ef1f7
-class Bench(_StoreBench, _RunBench):
-    """One run on a data set: `samples` has every single measurement, `goals` what was to be reached and was.
+class Bench:
+    """One run on a data set: `samples` has every single time, `goals` every goal.
 
-    `repeats` is of each quick measurement, `seed` of the synthetic memories.
+    `repeats` is for each quick measurement, `seed` for the synthetic memories. A sample is a dictionary:
+    `measure` is its name, `repeat` its number, `ms` its milliseconds.
     """
+
+    def __init__(self, data: Dataset, repeats: int = 30, seed: int = 0) -> None:
+        self.data, self.repeats, self.seed = data, repeats, seed
+        self.samples: list[dict[str, Any]] = []
+        self.goals: list[Goal] = []
+
+    def _keep(self, measurement: Measurement) -> pd.DataFrame:
+        for name, times in measurement.samples.items():
+            self.samples.extend({"measure": name, "repeat": i, "ms": float(ms)} for i, ms in enumerate(times))
+        self.goals += measurement.goals
+        return goals_table(measurement.goals)
+
+    def numbers(self) -> dict[str, float]:
+        """Return the measured values by goal, to four decimals, for the headline of a manifest."""
+        return {g.what: round(g.value, 4) for g in self.goals if g.value is not None}
+
+    def ingest(self, encoder: str = "minilm", turns: int = 600) -> pd.DataFrame:
+        """Measure a first and a second ingest, as `measure_ingest` does."""
+        return self._keep(measure_ingest(self.data, encoder, turns))
+
+    def one_conversation(self, encoder: str = "auto") -> pd.DataFrame:
+        """Measure searches and plans on the longest conversation, as `measure_conversation` does."""
+        return self._keep(measure_conversation(self.data, encoder))
+
+    def scaling(self, sizes: Sequence[int]) -> pd.DataFrame:
+        """Measure searches by number of memories; return the table of `measure_scaling`."""
+        measurement, table = measure_scaling(sizes, self.repeats, self.seed)
+        self._keep(measurement)
+        return table
+
+    def comparison(self, systems: Sequence[str] | None = None) -> pd.DataFrame:
+        """Measure a whole evaluation, as `measure_comparison` does."""
+        return self._keep(measure_comparison(self.data, systems))
+
+    def llm_overhead(self, seconds: float = 0.5) -> pd.DataFrame:
+        """Measure the package's own time where a model is called, as `measure_llm_overhead` does."""
+        return self._keep(measure_llm_overhead(self.data, seconds))
+
+    def analysis(self, megabytes: float = 265) -> pd.DataFrame:
+        """Measure failure analysis and a large file, as `measure_analysis` does."""
+        return self._keep(measure_analysis(self.data, megabytes))
 
     def package(self, root: Path | None = None) -> pd.DataFrame:
         """Measure the import, and the wheel of the checkout at `root`."""
-        seconds, heavy = import_cost(repeats=5)
-        wheel, why = wheel_bytes(root)
-        note = f"median of 5 processes; pulls in {', '.join(heavy) or 'no heavy library'}"
-        return self._add_goals(
-            Goal(
-                "import adaptmr",
-                self._add_samples("import", seconds * 1000) / 1000,
-                "s",
-                below=0.5,
-                note=note,
-            ),
-            Goal(
-                "the wheel",
-                None if wheel is None else wheel / 1e6,
-                "MB",
-                below=3,
-                note=why or "with the demo data, without weights",
-            ),
-        )
+        return self._keep(measure_package(root))
 
     def fitted_models(self) -> pd.DataFrame:
-        """Report what the fitted models reach on LoCoMo's development conversations, as `make fit` measured
-        it.
-
-        Each conversation was held out.
-        """
-        held = fit_provenance()["held_out"]["minilm"]["locomo"]
-        date = fit_provenance()["date"]
-        note = f"held out by conversation, {held['n']} questions with evidence; fitted {date}"
-        values = [
-            ("turn recall@5", held["recall@5"], 0.73),
-            ("turn recall@10", held["recall@10"], 0.81),
-            ("multi-hop turn recall@10", held["recall@10 by type"]["multi_hop"], 0.55),
-            ("session any@5", held["session_any@5"], 0.95),
-            ("session all@5", held["session_all@5"], 0.85),
-            ("AUROC, answerable or not", held["auroc"], 0.75),
-        ]
-        return self._add_goals(
-            *(
-                Goal(f"hybrid on LoCoMo, {what}", value, "", above=goal, note=note)
-                for what, value, goal in values
-            )
-        )
+        """Report what the fitted models reach, as `make fit` measured it."""
+        return self._keep(Measurement({}, fitted_model_goals()))

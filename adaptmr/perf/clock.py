@@ -25,7 +25,7 @@ __all__ = ['time_repeats', 'time_interleaved', 'clustered_vectors', 'resident_me
 
 # %% ../../nbs/perf/00_clock.ipynb #2bab7381
 def time_repeats(fn: Callable[[], Any], repeats: int = 30, warmup: int = 1) -> np.ndarray:
-    """Time `fn()`: milliseconds of each repeat, float64 (repeats,). The first `warmup` calls don't count."""
+    """Time `fn()`: milliseconds of each repeat, float64 (repeats,). Arguments as for `time_interleaved`."""
     return time_interleaved({"": fn}, repeats, warmup)[""]
 
 
@@ -34,8 +34,7 @@ def time_interleaved(
 ) -> dict[str, np.ndarray]:
     """Time several functions in turns, A B A B …: milliseconds of each by name, float64 (repeats,).
 
-
-    Raises `ValueError` for fewer than one repeat.
+    The first `warmup` calls of each don't count. Raises `ValueError` for fewer than one repeat.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be 1 or more")
@@ -89,7 +88,6 @@ def floor_product(n: int, dim: int = 384, seed: int = 0) -> Callable[[], Any]:
 def memory_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
     """Measure the bytes per second that can be read from memory, by one thread or by all cores.
 
-
     `megabytes` is the array's size. Raises `ValueError` for less than one megabyte or repeat.
     """
     if megabytes < 1:
@@ -110,11 +108,9 @@ def memory_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
 def disk_bandwidth(
     folder: str | os.PathLike[str] | None = None, megabytes: int = 64, repeats: int = 3
 ) -> float:
-    """Measure the bytes per second that reach the disk of `folder`, `fsync` included, at best.
+    """Measure the bytes per second that can be written to the disk of `folder`, `fsync` included.
 
-    Default: the disk of temporary files.
-
-
+    It is the best of the repeats. Default: the disk of temporary files.
     `megabytes` is the size of the file written. Raises `ValueError` for less than one megabyte or repeat.
     """
     if megabytes < 1:
@@ -149,12 +145,14 @@ class Goal:
 
     @property
     def goal(self) -> str:
+        """The bound with its unit, or a dash."""
         if self.below is not None:
             return f"< {self.below:g} {self.unit}".rstrip()
         return f"> {self.above:g} {self.unit}".rstrip() if self.above is not None else "–"
 
     @property
     def measured(self) -> str:
+        """The value with its unit, or a dash."""
         if self.value is None:
             return "–"
         return (
@@ -163,6 +161,7 @@ class Goal:
 
     @property
     def reached(self) -> str:
+        """`"yes"`, `"no"`, `"not measured"`, or a dash without a goal."""
         if self.value is None:
             return "not measured"
         if self.below is not None:

@@ -21,9 +21,9 @@ _WORDS = _VOCABULARY.split()
 
 
 def write_synthetic_file(path: Path, megabytes: float, questions: int = 500, seed: int = 0) -> int:
-    """Write a synthetic file of LongMemEval's structure and of about that size; returns its bytes.
+    """Write a synthetic file of LongMemEval's structure and of about that size; return its bytes.
 
-    The same for the same seed.
+    The same seed gives the same file.
     """
     rng = Random(seed)
     pool = [" ".join(rng.choices(_WORDS, k=180)) for _ in range(64)]
@@ -31,7 +31,7 @@ def write_synthetic_file(path: Path, megabytes: float, questions: int = 500, see
     with path.open("w", encoding="utf-8") as out:
         out.write("[")
         for i in range(questions):
-            said = [
+            haystack = [
                 {
                     "role": "user" if n % 2 == 0 else "assistant",
                     "content": f"{n} {rng.choice(pool)}",
@@ -39,7 +39,7 @@ def write_synthetic_file(path: Path, megabytes: float, questions: int = 500, see
                 }
                 for n in range(turns)
             ]
-            sessions = [said[n : n + 12] for n in range(0, turns, 12)]
+            sessions = [haystack[n : n + 12] for n in range(0, turns, 12)]
             names = [f"s{i}_{n}" for n in range(len(sessions))]
             whole = {
                 "question_id": f"q{i}",
@@ -91,7 +91,7 @@ def measure_open_cost(path: Path) -> OpenCost:
 
     Raises `CalledProcessError` when that fails.
     """
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", _OPEN, str(path)], capture_output=True, text=True, check=True
     ).stdout
-    return OpenCost(*json.loads(said))
+    return OpenCost(*json.loads(output))

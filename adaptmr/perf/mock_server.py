@@ -52,11 +52,8 @@ def minimal_instance(schema: Mapping[str, Any]) -> Any:
 class MockServer(ThreadingHTTPServer):
     """A local OpenAI-compatible server of known speed; a context manager.
 
-    It takes `seconds` for each reply and works on `slots` at once.
-
-
-    `request_count` counts the requests that came in; `stuck` is set to let every later one hang until the
-    server is closed.
+    It takes `seconds` for each reply and works on `slots` at once. `request_count` counts the requests that
+    arrived; after `stuck` is set, every later one hangs until the server is closed.
     """
 
     daemon_threads, block_on_close, request_queue_size = True, False, 128
@@ -135,7 +132,6 @@ def time_replay(
 def overhead_ms(rows: pd.DataFrame) -> np.ndarray:
     """Compute each question's time from plan to answer, without the recorded time of its calls.
 
-
     Milliseconds, float64 (rows,).
     """
     return (rows["ms_retrieve"] + rows["ms_answer"] - rows["ms_recorded"]).to_numpy(float)
@@ -176,7 +172,7 @@ am.evaluate(["lexical"], am.load("demo", limit=60), llm, embedder="hash", progre
 def interrupt_seconds(patience: float = 60.0) -> float:
     """Measure the seconds from an interrupt to the end of a run whose model hangs.
 
-    8 questions are in flight. Raises `TimeoutError` when the run doesn't end.
+    8 questions are in flight. Raises `TimeoutError` when the run doesn't end within `patience` seconds.
     """
     with MockServer() as server:
         run = subprocess.Popen([sys.executable, "-c", _RUN, server.url], stderr=subprocess.DEVNULL)
@@ -193,6 +189,6 @@ def interrupt_seconds(patience: float = 60.0) -> float:
             run.wait(timeout=patience)
             return perf_counter() - begun
         except subprocess.TimeoutExpired as e:
-            raise TimeoutError(f"the run was still there {patience:g} s after an interrupt") from e
+            raise TimeoutError(f"the run had not ended {patience:g} s after an interrupt") from e
         finally:
             run.kill()

@@ -31,13 +31,13 @@ def synthetic_memories(start: int, stop: int, seed: int = 0) -> list[Memory]:
     for block in range(start // _BLOCK, -(-stop // _BLOCK)):
         rng = np.random.default_rng([seed, block])
         ends = np.cumsum(np.clip(np.exp(rng.normal(np.log(23), 0.6, _BLOCK)), 3, 120).astype(int))
-        said = words[np.searchsorted(share, rng.random(ends[-1]))].tolist()
+        sampled = words[np.searchsorted(share, rng.random(ends[-1]))].tolist()
         for i in range(max(start, block * _BLOCK), min(stop, (block + 1) * _BLOCK)):
             j, session = i % _BLOCK, i // 20
             made.append(
                 Memory(
                     f"m{i:08}",
-                    " ".join(said[ends[j - 1] if j else 0 : ends[j]]),
+                    " ".join(sampled[ends[j - 1] if j else 0 : ends[j]]),
                     _SPEAKERS[(session + i % 2) % len(_SPEAKERS)],
                     step=i,
                     at=_START + timedelta(minutes=40 * session + i % 20),
@@ -79,7 +79,7 @@ def _vocabulary(size: int = 30_000) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/perf/00_synthetic.ipynb #61e49258
 class SyntheticEmbedder:
-    """An `Embedder` that draws a vector (dim,) for each text; `seconds` is the time it has spent so far."""
+    """An `Embedder` that samples a vector (dim,) for each text; `seconds` is the time it has taken so far."""
 
     name, precision, revision, cache = "made-up", "exact", "1", None
 
@@ -94,7 +94,7 @@ class SyntheticEmbedder:
         self._turn = np.linalg.qr(rng.standard_normal((dim, dim)))[0].astype(np.float32)
 
     def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
-        """float32 (n, dim), unit rows, rounded to float16."""
+        """Return float32 (n, dim), unit rows, rounded to float16."""
         begun = perf_counter()
         rows = np.empty((len(texts), self.dim), np.float32)
         topic, draw = np.empty(len(texts), np.intp), np.random.Generator(np.random.PCG64(0))
