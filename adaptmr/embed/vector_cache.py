@@ -14,6 +14,7 @@ import warnings
 import zipfile
 from collections import Counter
 from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar
 
@@ -21,7 +22,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from ..files import open_atomic
-from ..sqlite import open_database, write_transaction
+from ..sqlite import ForkSafeConnection, open_database, write_transaction
 
 T = TypeVar("T")
 
@@ -81,36 +82,24 @@ class _CacheFile:
     """
 
     def __init__(self, path: str, setup: Sequence[str]) -> None:
-        self.path, self.setup = path, setup
-        self._lock = threading.RLock()
-        self._db: sqlite3.Connection | None = None
-        self._pid = 0
+        self.path = path
+        self._connection = ForkSafeConnection(path, partial(open_database, timeout=60, setup=setup))
 
     def connect(self) -> sqlite3.Connection:
         """Return the open connection of this process. Raises `OSError` for a file that can't be opened."""
-        if self._db is not None and (self._pid == os.getpid() or self.path == ":memory:"):
-            return self._db
-        self._pid = os.getpid()
         try:
-            if self.path != ":memory:":
-                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            self._db = self._open()
+            return self._connection.get()
         except (OSError, sqlite3.OperationalError) as e:
             raise _unusable(self.path, e) from e
         except sqlite3.DatabaseError as e:
-            self._db = self._replace(e)
-        return self._db
-
-    def _open(self) -> sqlite3.Connection:
-        return open_database(self.path, timeout=60, setup=self.setup)
+            return self._replace(e)
 
     def _replace(self, error: Exception) -> sqlite3.Connection:
-        if self._db is not None:
-            self._db.close()
+        self._connection.close()
         if self.path == ":memory:":
             raise _unusable(self.path, error)
         _rename_broken(self.path, error)
-        return self._open()
+        return self._connection.get()
 
     def query(self, sql: str, values: Any = ()) -> list[tuple]:
         """Execute one statement; return its rows."""
@@ -127,24 +116,21 @@ class _CacheFile:
         self._attempt(run)
 
     def _attempt(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        with self._lock:
+        with self._connection.lock:
             db = self.connect()
             try:
                 return action(db)
             except sqlite3.OperationalError as e:
                 raise _unusable(self.path, e) from e
             except sqlite3.DatabaseError as e:
-                self._db = db = self._replace(e)
+                db = self._replace(e)
             try:
                 return action(db)
             except sqlite3.DatabaseError as e:
                 raise _unusable(self.path, e) from e
 
     def close(self) -> None:
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-            self._db = None
+        self._connection.close()
 
 # %% ../../nbs/embed/00_vector_cache.ipynb #34d31134
 _SETUP = (
