@@ -344,26 +344,26 @@ def test_with_names_and_without():
 def test_rarity_and_what_is_held_by_hand():
     p = ParsedQuery("", "", frozenset(), frozenset({"red", "bicycl", "zebra"}))
     c = over(p)
-    assert c.entity_matches[0] == ["bicycl", "red", "zebra"]
-    assert c.entity_matches[1].astype(int).tolist() == [
+    assert c.words.words == ["bicycl", "red", "zebra"]
+    assert c.words.in_memories.astype(int).tolist() == [
         [1, 1, 0, 1, 0, 0],
         [1, 0, 0, 0, 0, 0],
         [0] * 6,
     ]
     often, once, never = np.log(7 / 3.5), np.log(7 / 1.5), np.log(7 / 0.5)
-    assert c.idf == pytest.approx([often, once, never])
+    assert c.words.idf == pytest.approx([often, once, never])
     total = often + once + never
-    assert c.idf_coverage(c.entity_matches[1]) == pytest.approx(
+    assert c.words.coverage(c.words.in_memories) == pytest.approx(
         [(often + once) / total, often / total, 0, often / total, 0, 0]
     )
-    assert c.idf_coverage(c.entity_matches[1][:, np.array([3, 0])]) == pytest.approx(
+    assert c.words.coverage(c.words.in_memories[:, np.array([3, 0])]) == pytest.approx(
         [often / total, (often + once) / total]
     )
-    assert c.idf_coverage(c.entity_matches[1][:, 2:3]).tolist() == [0]
-    assert over(NOTHING).idf_coverage(over(NOTHING).entity_matches[1]).tolist() == [0] * 6
-    assert over(p, []).idf_coverage(over(p, []).entity_matches[1]).shape == (0,)
+    assert c.words.coverage(c.words.in_memories[:, 2:3]).tolist() == [0]
+    assert over(NOTHING).words.coverage(over(NOTHING).words.in_memories).tolist() == [0] * 6
+    assert over(p, []).words.coverage(over(p, []).words.in_memories).shape == (0,)
     part = Candidates(p, c.store, np.arange(6), np.array([True, True, False, False, False, False]))
-    assert part.idf == pytest.approx([np.log(3 / 2.5), np.log(3 / 1.5), np.log(3 / 0.5)]), (
+    assert part.words.idf == pytest.approx([np.log(3 / 2.5), np.log(3 / 1.5), np.log(3 / 0.5)]), (
         "counted over the background"
     )
 
@@ -472,7 +472,7 @@ def test_a_word_that_half_the_memories_have_is_found():
             store.add([memory(i, t) for i, t in enumerate(texts)])
             c = select_candidates(parse_query("Which bicycle?", store.speakers), store, 50)
             assert signal_values(c, "entity").tolist() == expected
-            assert c.idf == pytest.approx([np.log((len(texts) + 1) / (sum(expected) + 0.5))])
+            assert c.words.idf == pytest.approx([np.log((len(texts) + 1) / (sum(expected) + 0.5))])
 
 
 def test_a_chinese_word_of_one_character_is_found():

@@ -34,7 +34,7 @@ def relevance_features(c: Candidates, fit: Fit) -> np.ndarray:
     scores, _ = fuse_signals(c, weights)
     top = _best(scores, DEPTH)
     expected = np.log(logistic(scores[top]).sum() + 1e-6)
-    coverage = float(c.idf_coverage(np.logical_or.reduce(c.entity_matches[1][:, top[:5]], axis=1)))
+    coverage = float(c.words.coverage(np.logical_or.reduce(c.words.in_memories[:, top[:5]], axis=1)))
     agreement = len(set(_best(c.content, DEPTH)) & set(_best(c.lexical, DEPTH))) / DEPTH
     said = signal_values(c, "speaker")
     regardless = scores - weights.get("speaker", 0.0) * said

@@ -102,13 +102,13 @@ def window(c: Candidates) -> np.ndarray:
 @register_signal("entity")
 def entity(c: Candidates) -> np.ndarray:
     """Share of the query's content words, weighted by idf, found in the memory, 0 to 1."""
-    return c.idf_coverage(c.entity_matches[1])
+    return c.words.coverage(c.words.in_memories)
 
 
 @register_signal("caption")
 def caption(c: Candidates) -> np.ndarray:
     """Share of the query's content words, weighted by idf, found in the caption of its picture, 0 to 1."""
-    return c.idf_coverage(c.match_words(_caption_of)[1])
+    return c.words.coverage(c.words.find(_caption_of))
 
 
 def _caption_of(m: Memory) -> tuple[str, ...]:

@@ -288,7 +288,7 @@ def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
     Return the verdict, and how it was reached.
     """
     best = np.flatnonzero(np.isin(seen.rows, state.rows[:CHECKED_HITS]))
-    covered = float(seen.idf_coverage(seen.entity_matches[1][:, best]).max(initial=0.0))
+    covered = float(seen.words.coverage(seen.words.in_memories[:, best]).max(initial=0.0))
     model = state.llm if state.plan.check else None
     passes, how = is_relevant(state.text, state.hits[:CHECKED_HITS], covered, model)
     return passes, f"{how}; {covered:.0%} of the question's rare words"
