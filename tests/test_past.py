@@ -401,7 +401,7 @@ def test_a_past_lives_no_longer_than_its_store():
 
 def test_it_answers_like_a_store(store, less):
     past = store_as_of(store, MARCH)
-    assert isinstance(past, AsOfView) and len(past) == 4 and repr(past) == "Past(4 of 7 memories)"
+    assert isinstance(past, AsOfView) and len(past) == 4 and repr(past) == "AsOfView(4 of 7 memories)"
     assert past.memories == less.memories
     assert past.speakers == less.speakers == ("Maya", "Tom")
     assert past.recent(2) == less.recent(2)

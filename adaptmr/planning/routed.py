@@ -15,7 +15,7 @@ from ..retrieval.classify import best_type
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.queries import decompose_query
 from ..retrieval.strategies import STRATEGIES, Strategy, abstention, as_question, multi_hop, update
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore
 from ..types import Question, QueryType
 
 # %% auto #0
@@ -69,7 +69,7 @@ class Routed:
     strategies: dict[QueryType, Strategy] | None = field(default=None, hash=False)
     name: str = "routed"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the plan of the likeliest type's strategy."""
         question = as_question(query)
         kind = best_type(_classifier(self.classifier, self.llm).probabilities(question.text))
@@ -88,7 +88,7 @@ class Mixture:
     threshold: float = 0.2
     name: str = "mixture"
 
-    def plans(self, query: str | Question, store: Store) -> list[tuple[float, RetrievalPlan]]:
+    def plans(self, query: str | Question, store: PlannerStore) -> list[tuple[float, RetrievalPlan]]:
         """Return the plans of the likely types with their weights, likeliest first."""
         question = as_question(query)
         probabilities = _classifier(self.classifier, self.llm).probabilities(question.text)
@@ -104,6 +104,6 @@ class Mixture:
             for strategy, weight in sorted(weights.items(), key=lambda item: -item[1])
         ]
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the plan with the greatest weight."""
         return self.plans(query, store)[0][1]

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore, Store
 from ..store.view import truncate_text, zscores
 from ..text import content_words, detect_language, split_sentences, remove_names
 from ..times import time_window
@@ -194,8 +194,8 @@ def seconds(t: datetime) -> float:
     return (t - _EPOCH).total_seconds()
 
 
-def columns_of(store: Store) -> StoreColumns:
-    """Return the `StoreColumns` of a `MemoryStore`, computed anew only when the store has changed."""
+def columns_of(store: PlannerStore) -> StoreColumns:
+    """Return the `StoreColumns` of a store, computed again only when the store has changed."""
     known = _COLUMNS.get(store)
     # The version is read first: if the store changes between the two lines, the next call computes again.
     version = store.version
@@ -232,7 +232,7 @@ def _neighbours(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return previous, following
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #f48ce205
-def asked_at(query: str | Question, store: Store) -> datetime:
+def asked_at(query: str | Question, store: PlannerStore) -> datetime:
     """Return when a question is asked: its own `asked_at`, else when the newest memory was said."""
     if isinstance(query, Question) and query.asked_at is not None:
         return query.asked_at

@@ -17,11 +17,11 @@ from ..llm import LLM
 from ..llm.tasks import meter_usage
 from .fusion import Fit
 from .mixture import mix_evidence
-from .as_of import resolve_as_of, store_as_of
+from .as_of import make_request
 from .plan import Planner, RetrievalPlan, planner_llm, weighted_plans
 from .queries import decompose_by_rule
-from .rounds import run_rounds
-from ..store.protocol import Store
+from .rounds import run_request
+from ..store.protocol import PlannerStore, Store
 from ..times import find_compared_events, time_window
 from ..types import Evidence, Question, QueryType
 
@@ -118,22 +118,22 @@ class StrategyPlanner:
     strategy: Strategy
     name: str = "strategy"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
         return self.strategy(question, asked_at(question, store))
 
 
 @dataclass(frozen=True)
 class Router:
-    """Plans by the strategy of a question's type, which `kind` returns (default: `classify`)."""
+    """Plans by the strategy of a question's type, which `question_type` predicts (default: `classify`)."""
 
-    kind: Callable[[Question], QueryType] = lambda question: classify(question.text)
+    question_type: Callable[[Question], QueryType] = lambda question: classify(question.text)
     strategies: dict[QueryType, Strategy] = field(default_factory=lambda: dict(STRATEGIES))
     name: str = "router"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
-        return self.strategies[self.kind(question)](question, asked_at(question, store))
+        return self.strategies[self.question_type(question)](question, asked_at(question, store))
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
 def retrieve(
@@ -154,12 +154,12 @@ def retrieve(
     hidden. Raises what the planner and `execute` raise.
     """
     planner, begun = planner or Router(), perf_counter()
-    query, moment = resolve_as_of(query, as_of)
-    reader = llm if llm is not None else planner_llm(planner)
+    request = make_request(query, store, as_of)
+    model = llm if llm is not None else planner_llm(planner)
     with meter_usage() as meter:
         found = [
-            (weight, run_rounds(plan.sized(k), query, store, fit=fit, llm=reader, as_of=moment))
-            for weight, plan in weighted_plans(planner, query, store_as_of(store, moment))
+            (weight, run_request(plan.sized(k), request, fit=fit, llm=model))
+            for weight, plan in weighted_plans(planner, request.query, request.visible_store())
         ]
     return replace(
         mix_evidence(found, k),

@@ -33,7 +33,9 @@ class _OracleSystem(PlannedSystem):
 
 @register_system("oracle_type", "adaptmr, told the kind of the question")
 def _oracle_type(name: str, embedder: Any, **_: Any) -> MemorySystem:
-    return _OracleSystem(name, Router(kind=lambda question: question.type, name=name), embedder=embedder)
+    return _OracleSystem(
+        name, Router(question_type=lambda question: question.type, name=name), embedder=embedder
+    )
 
 # %% auto #0
 __all__ = ['OraclePlan', 'OracleEvidence']
