@@ -32,13 +32,13 @@ __all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'Strategy', 'ST
 # %% ../../nbs/retrieval/08_strategies.ipynb #3c59e420
 HYBRID_WEIGHTS: dict[str, float] = {"hybrid": 1.0}
 UNIFIED_WEIGHTS: dict[str, float] = {"dense": 1.0}
-MIN_RELEVANCE = 0.25  # the probability below which nothing is returned, whatever was asked
+MIN_RELEVANCE = 0.25  # below this probability every strategy returns nothing
 _GATED: dict[str, Any] = {"relevance_threshold": MIN_RELEVANCE, "relevance_low": MIN_RELEVANCE}
 
 
-def fitted_weights(kind: QueryType) -> dict[str, float]:
-    """Return the weights fitted to a type of question; those of `hybrid` where it has none of its own."""
-    return {str(kind): 1.0}
+def fitted_weights(question_type: QueryType) -> dict[str, float]:
+    """Return the weights fitted to a question type; those of `hybrid` where it has none of its own."""
+    return {str(question_type): 1.0}
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #3a264eb2
 def factual(question: Question, now: datetime) -> RetrievalPlan:
@@ -148,8 +148,8 @@ def retrieve(
 ) -> Evidence:
     """Retrieve at most `k` memories for a question: plan, then run the plan.
 
-    Without a planner, the router with its rules: no model, no key. `llm` does the steps that a plan gives
-    to a model; it defaults to the planner's own. Memories said after `as_of` are hidden from the planner
+    The default planner is the router with its rules, which needs no model and no key. `llm` is the model for
+    the steps that ask one; it defaults to the planner's own. Memories said after `as_of` are hidden from the planner
     and the search; it defaults to the question's `asked_at`, and for a text without a time nothing is
     hidden. Raises what the planner and `execute` raise.
     """
