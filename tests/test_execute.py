@@ -757,7 +757,7 @@ def test_a_hard_window_of_a_large_store(crowd):
 
 
 def test_one_word_of_a_large_store(crowd):
-    """What is rare stands late, and ninety-nine in a hundred memories tie at nothing."""
+    """The rare word comes late, and ninety-nine in a hundred memories tie at 0."""
     assert ids(execute(LEXICAL, "Tuesday", crowd))[0] == "c4002"
     assert ids(execute(LEXICAL, "Quagga", crowd))[0] == "c4004"
 

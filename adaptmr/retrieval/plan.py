@@ -91,7 +91,7 @@ class RetrievalPlan:
 
     def __post_init__(self) -> None:
         for name, value in _checked_values(self).items():
-            object.__setattr__(self, name, value)  # the way for a frozen dataclass to set its own fields
+            object.__setattr__(self, name, value)  # a frozen dataclass sets its own fields so
 
     def __hash__(self) -> int:
         return hash(self.to_json())

@@ -78,7 +78,7 @@ def probability(features: np.ndarray, coefficients: Mapping[str, float]) -> floa
 def fit_applicability(c: Candidates, fit: Fit) -> tuple[float, str]:
     """Return the weight of a fit's probability on the store of these candidates, 0 to 1, and a reason.
 
-    The reason says in which respect the fit has seen no such store ("" where it has).
+    The reason says how the store differs from those that the fit was made on ("" if it doesn't).
     """
     if not fit.seen:
         return 1.0, ""
@@ -117,7 +117,7 @@ def reliability_curve(
 
     Each has the mean probability (`said`), the share of true outcomes (`happened`), and `n`.
 
-    Groups of equal size rather than of equal width, so that no point rests on a few outcomes (Naeini,
+    Groups of equal size rather than of equal width, so that no point is the mean of a few outcomes (Naeini,
     Cooper and Hauskrecht, AAAI 2015).
     """
     p, y = np.asarray(probabilities, float), np.asarray(outcomes, bool)

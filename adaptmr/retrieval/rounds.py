@@ -50,15 +50,15 @@ def run_request(
         return execute_request(plan, request, fit=fit, llm=llm)
     begun, text = perf_counter(), request.text
     if plan.merge == "turns":
-        # notes would quote queries, and a model's words are not for the reader
+        # the notes of "turns" quote queries, and a model's words must not reach the reader
         plan = replace(plan, merge="cover")
     with meter_usage() as meter:
         queries, rows = _expand(plan, text, llm)
-        look = replace(plan, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0)
+        search_only = replace(plan, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0)
         seen: set[str] = set()
         for number in range(1, plan.max_rounds):
             start = perf_counter()
-            found = execute_request(replace(look, queries=queries), request, fit=fit)
+            found = execute_request(replace(search_only, queries=queries), request, fit=fit)
             step = FOLLOW_UP_METHODS[plan.follow](text, found, queries, plan.confidence_threshold, llm)
             ended = step.stop or not step.query or step.query in queries
             reason = f"{_describe_new(queries, found, seen)}; {_describe_step(step, ended)}"
@@ -81,7 +81,7 @@ def run_request(
 
 
 def _expand(plan: RetrievalPlan, text: str, llm: LLM | None) -> tuple[tuple[str, ...], list[TraceRow]]:
-    """Return the plan's queries with those that expansion adds, and the row of the trace."""
+    """Return the plan's queries with those that expansion adds, and the trace row."""
     queries = plan.queries or (text,)
     if not plan.expand:
         return queries, []

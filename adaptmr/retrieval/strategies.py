@@ -149,9 +149,9 @@ def retrieve(
     """Retrieve at most `k` memories for a question: plan, then run the plan.
 
     The default planner is the router with its rules, which needs no model and no key. `llm` is the model for
-    the steps that ask one; it defaults to the planner's own. Memories said after `as_of` are hidden from the planner
-    and the search; it defaults to the question's `asked_at`, and for a text without a time nothing is
-    hidden. Raises what the planner and `execute` raise.
+    the steps that ask one; it defaults to the planner's own. Memories said after `as_of` are hidden from
+    the planner and the search; it defaults to the question's `asked_at`, and for a text without a time
+    nothing is hidden. Raises what the planner and `execute` raise.
     """
     planner, begun = planner or Router(), perf_counter()
     request = make_request(query, store, as_of)
