@@ -84,7 +84,7 @@ class OraclePlan(_OracleSystem):
 
         best = min(found, key=cost)
         hits, tokens = cost(best)
-        reason = f"told: {best} found {-hits} of {len(gold)} gold turns in {tokens} tokens"
+        reason = f"by the gold turns: {best} found {-hits} of {len(gold)} gold turns in {tokens} tokens"
         return replace(
             found[best],
             trace=[*found[best].trace, TraceRow("plans", len(found), 1, reason=reason)],
@@ -130,7 +130,7 @@ class OracleEvidence:
             bool(hits),
             float(bool(hits)),
             RetrievalPlan(weights={}, temporal_order=True, k=len(hits), planner=self.name),
-            [TraceRow("gold", len(self.turns), len(hits), reason="told")],
+            [TraceRow("gold", len(self.turns), len(hits), reason="given with the question")],
             context=render_context(hits),
         )
 
