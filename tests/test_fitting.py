@@ -230,7 +230,8 @@ def test_relevance_needs_both_outcomes(samples):
     fit = Fit("hash", weights={"hybrid": fit_weights(samples)})
     known = [s for s in samples if evidence_found(s, fit)]
     with pytest.raises(
-        ValueError, match=rf"found for {len(known)} of {len(known)} questions: nothing to tell apart"
+        ValueError,
+        match=rf"found for {len(known)} of {len(known)} questions: there are no two classes to fit",
     ):
         fit_relevance(known, fit)
     with pytest.raises(ValueError, match="found for 0 of 6 questions"):
@@ -397,7 +398,7 @@ def test_the_summary_by_hand():
         "brier": round((0.01 + 0.16 + 0.25) / 3, 4),
         "questions": 3,
     }
-    assert summarize_held_out([row(True, 1.0, 0.9, True)])["auroc"] is None, "nothing to tell apart"
+    assert summarize_held_out([row(True, 1.0, 0.9, True)])["auroc"] is None, "no question without an answer"
 
 
 def test_the_same_bytes_twice_and_the_date_stays(everything, tmp_path):

@@ -75,10 +75,14 @@ _RULES: tuple[tuple[QueryType, float, str], ...] = (
     ),
     (QueryType.preference, 4.0, r"\b(?:recommend|suggest|any (?:tips|ideas|advice))\b|推荐|建议"),
 )
+
+# %% ../../nbs/retrieval/00_classify.ipynb #397b467c
 _COMPILED = tuple(
     (question_type, strength, re.compile(pattern, re.I)) for question_type, strength, pattern in _RULES
 )
-_PRIOR = 2.0
+_PRIOR = 2.0  # the strength of factual_extraction without any rule
+# whether a question names a time doesn't depend on when it is asked
+_ANY_DAY = datetime(2024, 7, 1, tzinfo=UTC)
 
 
 def type_scores(query: str) -> dict[QueryType, float]:
@@ -93,11 +97,6 @@ def type_scores(query: str) -> dict[QueryType, float]:
     elif time_window(query, _ANY_DAY):
         scores[QueryType.temporal_reasoning] += 2.5
     return scores
-
-
-_ANY_DAY = datetime(
-    2024, 7, 1, tzinfo=UTC
-)  # whether a question names a time doesn't depend on when it is asked
 
 # %% ../../nbs/retrieval/00_classify.ipynb #09082b66
 def type_probabilities(query: str) -> dict[QueryType, float]:

@@ -69,7 +69,7 @@ def _greedy(
     n = len(weights)
     covered, total = [0.0] * n, 0.0
     chosen: list[int] = []
-    worth = [max(t, 0.25) ** -cost_exponent for t in tokens] if cost_exponent else [1.0] * n
+    scale = [max(t, 0.25) ** -cost_exponent for t in tokens] if cost_exponent else [1.0] * n
 
     def gain(j: int) -> float:
         return weights[j] * (1 - covered[j]) + sum(
@@ -77,7 +77,7 @@ def _greedy(
         )
 
     def rate(j: int) -> float:
-        return round(gain(j) * worth[j], 9)  # rounded: equals are equal however they were summed up
+        return round(gain(j) * scale[j], 9)  # rounded, so that the order of summation makes no difference
 
     heap = [(-rate(j), j, 0) for j in range(n)]  # of equals the better rank comes first
     heapify(heap)

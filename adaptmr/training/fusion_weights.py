@@ -226,7 +226,7 @@ def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
     y = np.array([evidence_found(s, fit) for s in samples], bool)
     if y.all() or not y.any():
         raise ValueError(
-            f"evidence was found for {int(y.sum())} of {len(y)} questions: nothing to tell apart"
+            f"evidence was found for {int(y.sum())} of {len(y)} questions: there are no two classes to fit"
         )
     return _rounded(
         _logistic(

@@ -265,7 +265,7 @@ def finetune(
       that of the head is ten times as high.
     - `device`: "cuda" or "cpu" (default: "cuda" where there is one).
 
-    On the processor, the same seed gives the same weights; beside other processes, one thread
+    On the processor, the same seed gives the same weights; if other processes run, one thread
     (OMP_NUM_THREADS=1) is many times faster than two. Changes torch's random state. Raises `ValueError`
     with fewer than two types.
     """
