@@ -56,10 +56,10 @@ ASKS = {
 DOES = ("paint the door", "visit Oslo", "bake bread", "sell the car", "call the vet", "mend the roof")
 PEOPLE = ("Ann", "Bob", "Cleo")
 MADE_UP = [
-    Question(f"{who}{i}{kind}", ask.format(who, what), type=kind, conversation=who)
+    Question(f"{who}{i}{question_type}", ask.format(who, what), type=question_type, conversation=who)
     for who in PEOPLE
     for i, what in enumerate(DOES)
-    for kind, ask in ASKS.items()
+    for question_type, ask in ASKS.items()
 ]
 
 
@@ -110,7 +110,7 @@ def all_of_them(small):
 
 @given(text=st.text(max_size=60) | st.sampled_from([q.text for q in MADE_UP]))
 @settings(max_examples=60, deadline=None)
-def test_probabilities_of_all_kinds_sum_to_one(small, text):
+def test_probabilities_of_all_types_sum_to_one(small, text):
     for c in all_of_them(small):
         assert whole(c.probabilities(text)) and isinstance(c, Classifier) and c.name
 
@@ -124,10 +124,10 @@ def test_odd_questions(small, text):
         assert whole(c.probabilities(text))
 
 
-# --- A
+# --- few-shot
 
 
-def test_a_model_names_a_kind_and_the_rules_share_out_the_rest():
+def test_a_model_names_a_type_and_the_rules_divide_the_rest():
     question = "Where do I live now?"
     rules = type_probabilities(question)
     for sure, mass in (("low", 0.5), ("medium", 0.7), ("high", 0.9)):
@@ -140,7 +140,7 @@ def test_a_model_names_a_kind_and_the_rules_share_out_the_rest():
         )
 
 
-def test_where_the_rules_see_nothing_else_the_rest_is_spread_evenly():
+def test_where_the_rules_match_nothing_else_the_rest_is_divided_evenly():
     question = "What is my cat's name?"
     assert type_probabilities(question)[QueryType.factual_extraction] == 1
     with Server(ok_json({"type": "factual_extraction", "sure": "medium"})) as s:
@@ -222,14 +222,15 @@ def test_the_prompt_is_one_short_prefix_and_the_reply_is_tiny():
     assert s.requests[0].get("max_tokens", 40) == 40
 
 
-# --- B
+# --- fitted
 
 
 def test_the_head_for_a_conversation_never_saw_it(small):
-    lot = np.random.default_rng(7)
+    generator = np.random.default_rng(7)
     other = list(QueryType)
     spoiled = [
-        replace(q, type=other[lot.integers(len(other))]) if q.conversation == "Bob" else q for q in MADE_UP
+        replace(q, type=other[generator.integers(len(other))]) if q.conversation == "Bob" else q
+        for q in MADE_UP
     ]
     again = make_examples({"made up": spoiled}, HASH)
     assert fit_head(again, "Bob").to_dict() == fit_head(small, "Bob").to_dict()
@@ -254,20 +255,23 @@ def test_shipped_heads_are_found_by_encoder_and_conversation():
 
 
 def test_the_shipped_file_says_where_it_comes_from():
-    told = head_provenance()
-    assert {"date", "method", "data", "held_out", "tried", "sure"} <= set(told)
-    assert told["data"]["demo"]["questions"] == len(am.load("demo").questions)
-    assert "part of locomo" in told["data"]["locomo"]["label"] or told["data"]["locomo"]["questions"] > 999
-    for name, scores in told["held_out"].items():
-        rows = [r for r in told["tried"] if r["embedder"] == name]
+    provenance = head_provenance()
+    assert {"date", "method", "data", "held_out", "tried", "sure"} <= set(provenance)
+    assert provenance["data"]["demo"]["questions"] == len(am.load("demo").questions)
+    assert (
+        "part of locomo" in provenance["data"]["locomo"]["label"]
+        or provenance["data"]["locomo"]["questions"] > 999
+    )
+    for name, scores in provenance["held_out"].items():
+        rows = [r for r in provenance["tried"] if r["embedder"] == name]
         assert len(rows) == 4
         assert max(r["mean"] for r in rows) == next(
             r["mean"] for r in rows if all(r[k] == scores[k] for k in ("rules", "balanced"))
         )
-    for name in told[
+    for name in provenance[
         "held_out"
-    ]:  # the default is what the curve says, among thresholds that leave the rules anything to decide
-        curve = [r for r in told["sure"] if r["embedder"] == name and r["sure"] <= 1]
+    ]:  # the default is the best of the curve's thresholds at which the rules decide anything
+        curve = [r for r in provenance["sure"] if r["embedder"] == name and r["sure"] <= 1]
         assert max(curve, key=lambda r: r["mean"])["sure"] == RULES_THRESHOLD
 
 
@@ -308,7 +312,7 @@ def test_without_the_rules_their_weights_are_zero(small):
     assert not head.weights[HASH.dim : -1].any() and fit_head(small).weights[HASH.dim : -1].any()
 
 
-def test_two_kinds_are_enough_and_one_is_not():
+def test_two_types_are_enough_and_one_is_not():
     two = make_examples({"x": [q for q in MADE_UP if q.type != QueryType.multi_hop]}, HASH)
     assert held_out_probabilities(two, {w: fit_head(two, w) for w in PEOPLE}).sum(1) == pytest.approx(1)
     assert len(fit_head(two).types) == 2
@@ -318,7 +322,7 @@ def test_two_kinds_are_enough_and_one_is_not():
         ]
         > 0.9
     )
-    with pytest.raises(ValueError, match="1 kind"):
+    with pytest.raises(ValueError, match="of 1 type"):
         fit_head(make_examples({"x": [q for q in MADE_UP if q.type == QueryType.multi_hop]}, HASH))
     with pytest.raises(ValueError, match="no questions"):
         make_examples({"x": []}, HASH)
@@ -387,7 +391,7 @@ def test_a_damaged_file_is_named_with_the_remedy(content, tmp_path, monkeypatch)
     assert ClassifierHead.from_dict(GOOD).weights.shape == (2, 2) and shipped_heads()
 
 
-# --- C
+# --- rules first
 
 
 def test_the_second_is_asked_only_where_the_rules_are_unsure():
@@ -406,7 +410,7 @@ def test_the_second_is_asked_only_where_the_rules_are_unsure():
         RulesFirst(spy, 0.0).probabilities(never)
     assert spy.asked == [unsure]
     first.probabilities("Which key?")
-    assert spy.asked == [unsure, "Which key?"], "no sign of any kind: the rules only guess"
+    assert spy.asked == [unsure, "Which key?"], "no rule matches: a fact is only the default"
     for bad in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="threshold"):
             RulesFirst(spy, bad)
@@ -438,7 +442,7 @@ def test_guesses_ask_the_classifier_that_never_saw_the_conversation():
         question_types.type_confusion_table(frame, "nobody", "made up")
 
 
-def test_longmemeval_is_read_with_kinds_of_ours(tmp_path, monkeypatch):
+def test_longmemeval_is_read_with_our_types(tmp_path, monkeypatch):
     path = tmp_path / "longmemeval_oracle_sample.json"
     path.write_text(
         json.dumps(

@@ -110,7 +110,7 @@ TABLE = {
         "周末去哪儿玩，有什么建议？",
     ],
 }
-CASES = [(text, kind) for kind, texts in TABLE.items() for text in texts]
+CASES = [(text, question_type) for question_type, texts in TABLE.items() for text in texts]
 
 
 def test_the_table_is_large_and_covers_all():
@@ -119,15 +119,21 @@ def test_the_table_is_large_and_covers_all():
 
 def test_at_least_nine_in_ten_of_the_table():
     missed = [
-        f"{text}  is {kind}, was called {classify(text)}" for text, kind in CASES if classify(text) != kind
+        f"{text}  is {question_type}, was called {classify(text)}"
+        for text, question_type in CASES
+        if classify(text) != question_type
     ]
     assert len(missed) <= 0.1 * len(CASES), f"{len(missed)} of {len(CASES)} missed:\n" + "\n".join(missed)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_neither_language_is_left_behind(language):
-    own = [(t, kind) for t, kind in CASES if t.isascii() == (language == "en")]
-    missed = [f"{t}  is {kind}, was called {classify(t)}" for t, kind in own if classify(t) != kind]
+    own = [(t, question_type) for t, question_type in CASES if t.isascii() == (language == "en")]
+    missed = [
+        f"{t}  is {question_type}, was called {classify(t)}"
+        for t, question_type in own
+        if classify(t) != question_type
+    ]
     assert len(own) >= 30
     assert len(missed) <= 0.15 * len(own), f"{len(missed)} of {len(own)} missed:\n" + "\n".join(missed)
 
@@ -140,12 +146,12 @@ def test_accuracy_on_the_demo_set(capsys):
     with capsys.disabled():
         print(
             "\nrules on the demo set: "
-            + ", ".join(f"{kind} {sum(v)}/{len(v)}" for kind, v in sorted(right.items()))
+            + ", ".join(f"{question_type} {sum(v)}/{len(v)}" for question_type, v in sorted(right.items()))
             + f"; all {sum(map(sum, right.values()))}/{len(questions)}"
         )
     assert sum(map(sum, right.values())) / len(questions) > 0.45, "the floor, far above one in five by chance"
-    for kind, v in right.items():
-        assert sum(v) / len(v) > 0.1, f"{kind}: {sum(v)} of {len(v)}"
+    for question_type, v in right.items():
+        assert sum(v) / len(v) > 0.1, f"{question_type}: {sum(v)} of {len(v)}"
 
 
 @given(st.text(max_size=80) | st.sampled_from([t for t, _ in CASES]))
@@ -162,8 +168,8 @@ def test_without_a_sign_it_is_a_fact(text):
     assert classify(text) == QueryType.factual_extraction
 
 
-@pytest.mark.parametrize("text, kind", CASES[::6])
-def test_case_and_space_change_nothing(text, kind):
+@pytest.mark.parametrize("text, question_type", CASES[::6])
+def test_case_and_space_change_nothing(text, question_type):
     assert classify(text.upper()) == classify(text.lower()) or not text.isascii()
     assert classify(f"  {text}\n") == classify(text)
 

@@ -75,7 +75,7 @@ def row(found, step):
 
 
 def chained(found):
-    """Each step takes what the one before gave; a search looks at candidates, which stand outside a window
+    """Each step takes what the one before gave; a search looks at candidates, which lie outside a window
     too, once for each query.
     """
     rows = found.trace[steps(found).index("search") :]
@@ -245,10 +245,10 @@ def test_a_hard_window_keeps_what_lies_in_it(store):
     )
     assert sorted(ids(found)) == ["m1", "m2", "m3"]
     assert row(found, "window").n_out == 3 == row(found, "search").n_out
-    edge = execute(
+    bounds = execute(
         replace(WORDS, time_window=(TURNS[1].at, TURNS[2].at), window_rule="hard"), "pottery", store
     )
-    assert ids(edge) == ["m1"], "the start lies in it, the end does not"
+    assert ids(bounds) == ["m1"], "the start lies in it, the end does not"
 
 
 def test_a_hard_window_with_nothing_in_it_says_so(store):
@@ -263,7 +263,7 @@ def test_a_window_looks_at_when_it_happened_too():
     with MemoryStore(embedder="hash") as s:
         s.add(
             [
-                Memory("told later", "The wedding", at=DAY0, event_at=DAY0 - timedelta(days=700)),
+                Memory("said later", "The wedding", at=DAY0, event_at=DAY0 - timedelta(days=700)),
                 Memory("other", "The wedding cake", at=DAY0, step=1),
             ]
         )
@@ -276,7 +276,7 @@ def test_a_window_looks_at_when_it_happened_too():
             "wedding",
             s,
         )
-        assert ids(found) == ["told later"]
+        assert ids(found) == ["said later"]
 
 
 def test_a_soft_window_is_a_matter_of_weight(store):
@@ -324,7 +324,9 @@ def test_gate_by_cosine(store):
     plan = replace(WORDS, gate="cosine", relevance_threshold=0.9, relevance_low=0.9)
     found = execute(plan, exact.replace("Maya: ", ""), store, fit=fixed(0.01))
     assert "cosine = " in row(found, "gate").reason
-    assert found.relevance == pytest.approx(0.01), "the probability is told, whatever the gate compares"
+    assert found.relevance == pytest.approx(0.01), (
+        "the relevance is the probability, whatever the gate compares"
+    )
     far = execute(plan, "submarine licence", store, fit=fixed(0.99))
     assert not far.has_relevant and far.hits == [] and far.relevance == pytest.approx(0.99)
 
@@ -346,7 +348,7 @@ def test_an_open_gate(store):
 SEEN = {"fewest": 40, "most": 300, "speakers": 1, "base": 0.8}
 
 
-def told(n, who="Maya", text="It rained."):
+def small_store(n, who="Maya", text="It rained."):
     s = MemoryStore(embedder="hash")
     s.add(
         [
@@ -365,12 +367,12 @@ def told(n, who="Maya", text="It rained."):
 
 def test_what_is_not_known_does_not_close_the_gate_on_three_memories():
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
-    found = execute(plan, "submarine licence", told(3), fit=replace(fixed(0.05), seen=SEEN))
+    found = execute(plan, "submarine licence", small_store(3), fit=replace(fixed(0.05), seen=SEEN))
     assert found.has_relevant and len(found.hits) == 3
     assert (
         row(found, "gate").reason
-        == f"P = {found.relevance:.2f} (fit for hash; 3 memories: fewer than the 40 it was fitted on; by "
-        f"itself 0.05): gate open"
+        == f"P = {found.relevance:.2f} (fit for hash; 3 memories: fewer than the 40 it was fitted on; "
+        f"before shrinking 0.05): gate open"
     )
     assert 0.5 < found.relevance < 0.8
 
@@ -378,7 +380,7 @@ def test_what_is_not_known_does_not_close_the_gate_on_three_memories():
 def test_above_five_memories_the_second_check_decides():
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
     known, unknown = (
-        execute(plan, q, told(8), fit=replace(fixed(0.05), seen=SEEN))
+        execute(plan, q, small_store(8), fit=replace(fixed(0.05), seen=SEEN))
         for q in ("red kayak", "submarine licence")
     )
     assert known.has_relevant
@@ -390,11 +392,11 @@ def test_above_five_memories_the_second_check_decides():
 def test_what_the_fit_alone_would_let_through_passes():
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
     found = execute(
-        plan, "submarine licence", told(8), fit=replace(fixed(0.95), seen={**SEEN, "fewest": 400})
+        plan, "submarine licence", small_store(8), fit=replace(fixed(0.95), seen={**SEEN, "fewest": 400})
     )
     assert found.has_relevant
     assert found.relevance < 0.9
-    assert "by itself 0.95) reaches 0.9" in row(found, "gate").reason
+    assert "before shrinking 0.95) reaches 0.9" in row(found, "gate").reason
 
 
 @pytest.mark.parametrize("n, opens", [(19, False), (20, False), (40, False), (9, True)])
@@ -403,12 +405,12 @@ def test_within_what_was_seen_the_probability_decides(n, opens):
     entirely.
     """
     plan = replace(WORDS, relevance_threshold=0.25, relevance_low=0.25)
-    found = execute(plan, "red kayak", told(n), fit=replace(fixed(0.05), seen=SEEN))
+    found = execute(plan, "red kayak", small_store(n), fit=replace(fixed(0.05), seen=SEEN))
     assert found.has_relevant == opens
     assert (found.relevance == pytest.approx(0.05)) == (n >= 20)
 
 
-def test_a_model_is_asked_before_the_gate_is_opened(monkeypatch):
+def test_a_plan_with_check_asks_the_model_before_it_opens_the_gate(monkeypatch):
     """A plan that wants a model's second check gets it, however few memories there are."""
     asked = []
     monkeypatch.setattr(
@@ -417,13 +419,15 @@ def test_a_model_is_asked_before_the_gate_is_opened(monkeypatch):
     )
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.5, check=True)
     fit, llm = replace(fixed(0.05), seen=SEEN), object()
-    assert not execute(plan, "submarine", told(3), fit=fit, llm=llm).has_relevant and asked == [llm]
-    assert execute(plan, "submarine", told(3), fit=fit).has_relevant and asked == [llm]
+    assert not execute(plan, "submarine", small_store(3), fit=fit, llm=llm).has_relevant and asked == [llm]
+    assert execute(plan, "submarine", small_store(3), fit=fit).has_relevant and asked == [llm]
 
 
 def test_the_cosine_gate_is_as_it_was():
     plan = replace(WORDS, gate="cosine", relevance_threshold=0.9, relevance_low=0.9)
-    assert not execute(plan, "submarine licence", told(3), fit=replace(fixed(0.99), seen=SEEN)).has_relevant
+    assert not execute(
+        plan, "submarine licence", small_store(3), fit=replace(fixed(0.99), seen=SEEN)
+    ).has_relevant
 
 
 def test_ranking_does_not_know_of_it(store):
@@ -452,8 +456,8 @@ def test_a_fit_for_another_encoder_is_refused(store):
             execute(plan, "pottery", store, fit=fit_for("minilm"))
     with MemoryStore(embedder="hash") as empty, pytest.raises(FitError):
         execute(WORDS, "pottery", empty, fit=Fit("other"))
-    assert execute(WORDS, "pottery", store, fit=fit_for("an encoder nobody fitted")).hits
-    assert fit_for("an encoder nobody fitted").embedder == ANY_EMBEDDER
+    assert execute(WORDS, "pottery", store, fit=fit_for("an encoder without a fit")).hits
+    assert fit_for("an encoder without a fit").embedder == ANY_EMBEDDER
 
 
 def test_a_fit_without_weights_serves_a_plan_that_names_signals_only(store):
@@ -483,12 +487,12 @@ def test_named_sets_are_the_sums_of_their_signals(store):
         {i: v + 1 for i, v in temporal.items()}, abs=2e-6
     )
     assert scores({"multi_hop": 1.0}) == scores({"hybrid": 1.0}) == scores({"abstention": 1.0}), (
-        "a kind without weights has those of all"
+        "a type without weights has those of all types"
     )
     both = scores({"hybrid": 0.5, "temporal_reasoning": 2.0})
     assert both == pytest.approx({i: 0.5 * (plain[i] - 3) + 2 * (temporal[i] + 1) for i in plain}, abs=2e-6)
     assert set(execute(WORDS, "pottery", store, fit=fit).hits[0].signals) == {"lexical", "speaker"}, (
-        "a hit tells its signals, not the names of sets"
+        "a hit has its signals, not the names of sets"
     )
 
 
@@ -700,8 +704,8 @@ def test_a_repetition_makes_room_for_something_else():
 def crowd():
     """4,100 memories, of which only the last session's matter."""
     nouns = ["anchor", "basin", "candle", "engine", "falcon", "garden", "hammer", "island"]
-    lot = random.Random(4)
-    texts = ["We saw the " + " and the ".join(lot.sample(nouns, 3)) + "." for _ in range(4_100)]
+    generator = random.Random(4)
+    texts = ["We saw the " + " and the ".join(generator.sample(nouns, 3)) + "." for _ in range(4_100)]
     turns = [
         Memory(
             f"c{i:04}",
@@ -753,7 +757,7 @@ def test_a_hard_window_of_a_large_store(crowd):
 
 
 def test_one_word_of_a_large_store(crowd):
-    """What is rare stands late, and ninety-nine in a hundred memories tie at nothing."""
+    """The rare word comes late, and ninety-nine in a hundred memories tie at 0."""
     assert ids(execute(LEXICAL, "Tuesday", crowd))[0] == "c4002"
     assert ids(execute(LEXICAL, "Quagga", crowd))[0] == "c4004"
 
@@ -810,11 +814,11 @@ PLANS = st.builds(
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_plan_gives_the_same_bytes_twice_and_however_the_store_was_filled(store, plan, text, lot):
+def test_any_plan_gives_the_same_bytes_twice_and_however_the_store_was_filled(store, plan, text, generator):
     found = execute(plan, text, store)
     assert frozen(execute(plan, text, store)) == frozen(found)
     with MemoryStore(embedder="hash") as other:
-        shuffled = lot.sample(TURNS, len(TURNS))
+        shuffled = generator.sample(TURNS, len(TURNS))
         other.add(shuffled[:4])
         other.add(shuffled[4:])
         assert frozen(execute(plan, text, other)) == frozen(found)
@@ -825,13 +829,13 @@ def test_any_plan_gives_the_same_bytes_twice_and_however_the_store_was_filled(st
 
 
 def test_deleted_memories_are_never_found():
-    lot = random.Random(7)
+    generator = random.Random(7)
     with MemoryStore(embedder="hash") as s:
         s.add(TURNS)
         gone = set()
         for _ in range(12):
-            one = lot.choice(TURNS).id
-            if one in gone and s.get(one) is not None and lot.random() < 0.5:
+            one = generator.choice(TURNS).id
+            if one in gone and s.get(one) is not None and generator.random() < 0.5:
                 s.restore(one)
                 gone.discard(one)
             else:

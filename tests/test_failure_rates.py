@@ -362,7 +362,7 @@ def test_ties_go_to_the_cheapest_then_to_the_first():
     hit = [e for e in each.values() if "D1:2" in e.sources]
     assert "D1:2" in best.sources and len(best.context) <= min(len(e.context) for e in hit) + 20
     assert best.trace[-1].step == "plans" and best.trace[-1].reason.startswith(
-        f"told: {best.plan.planner} found 1 of 1"
+        f"by the gold turns: {best.plan.planner} found 1 of 1"
     )
     blank = Question("q", "What is the cat called?", ["Snowy"], type=QueryType.open_domain)
     assert system.retrieve(blank, 3).plan.planner == "hybrid", (

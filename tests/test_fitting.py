@@ -17,7 +17,7 @@ from adaptmr.embed import embedder
 from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.training import fusion_weights
 from adaptmr.training.fusion_weights import (
-    WEIGHTS_C,
+    INVERSE_PENALTY,
     FITTED_SIGNALS,
     describe_data,
     fit_all,
@@ -69,17 +69,17 @@ def made_up(names=("c1", "c2", "c3"), secret="speaker", unknown=2, n=8, seed=1):
     Evidence is what the `secret` says: said by the one asked about ("speaker"), by the other one ("other"),
     or the turn after the one that has the words ("after").
     """
-    lot = random.Random(seed)
+    generator = random.Random(seed)
     conversations, questions = [], []
     for name in names:
-        done = lot.sample([(d, t) for d in DOES for t in THINGS], n)
+        done = generator.sample([(d, t) for d in DOES for t in THINGS], n)
         said = [
-            (who, f"I {d} the {t} {lot.choice(['early', 'slowly', 'at noon', 'with care'])}.")
+            (who, f"I {d} the {t} {generator.choice(['early', 'slowly', 'at noon', 'with care'])}.")
             for d, t in done
             for who in ("Ann", "Bob")
         ]
         if secret != "after":
-            lot.shuffle(said)
+            generator.shuffle(said)
         turns = [
             Memory(
                 f"{name}/{i}",
@@ -116,18 +116,18 @@ def samples():
 
 def scrambled(samples, conversation, seed=7):
     """The same samples with the gold of one conversation replaced: other turns, other answerability, other
-    kinds.
+    types.
     """
-    lot, out, kinds = random.Random(seed), [], list(QueryType)
+    generator, out, types = random.Random(seed), [], list(QueryType)
     for s in samples:
         if s.conversation == conversation:
             sources = [m.source for m in s.candidates.columns.memories]
-            wrong = lot.sample(sources, 2)
+            wrong = generator.sample(sources, 2)
             question = replace(
                 s.question,
                 evidence=wrong,
                 answerable=not s.question.answerable,
-                type=lot.choice(kinds),
+                type=generator.choice(types),
                 category="5",
                 id="x",
                 answers=["no"],
@@ -159,15 +159,15 @@ def test_a_sample_by_hand(samples):
     assert not replace(s, gold=np.zeros(16, bool)).has_evidence
 
 
-def test_only_what_could_be_confused_with_evidence_is_learned_from(samples, monkeypatch):
+def test_weights_are_fitted_to_the_best_candidates_and_the_evidence(samples, monkeypatch):
     monkeypatch.setattr(fusion_weights, "POOL_SIZE", 3)
     s = replace(next(s for s in samples if s.has_evidence))
-    hopeful = s.candidates.base_scores + signal_values(s.candidates, "speaker")
-    assert set(s.pool) == set(np.flatnonzero(hopeful >= np.sort(hopeful)[-3])) | set(np.flatnonzero(s.gold))
+    score = s.candidates.base_scores + signal_values(s.candidates, "speaker")
+    assert set(s.pool) == set(np.flatnonzero(score >= np.sort(score)[-3])) | set(np.flatnonzero(s.gold))
     assert len(s.pool) < 16
     worst = np.zeros(16, bool)
-    worst[hopeful.argmin()] = True
-    assert hopeful.argmin() in replace(s, gold=worst).pool, "evidence is always among them"
+    worst[score.argmin()] = True
+    assert score.argmin() in replace(s, gold=worst).pool, "evidence is always among them"
 
 
 # --- weights
@@ -212,15 +212,15 @@ def test_the_weights_rank_what_they_never_saw(samples):
 def test_the_same_every_time_and_in_any_order_of_questions(samples):
     assert fit_weights(samples) == fit_weights(gather_samples(made_up(), HASH))
     shuffled = random.Random(3).sample(samples, len(samples))
-    assert fit_weights(shuffled) == pytest.approx(fit_weights(samples), abs=2e-4) and WEIGHTS_C == 0.01
+    assert fit_weights(shuffled) == pytest.approx(fit_weights(samples), abs=2e-4) and INVERSE_PENALTY == 0.01
 
 
 def test_nothing_to_learn_from_is_an_error(samples):
     unanswerable = [s for s in samples if not s.has_evidence]
     for none in ([], unanswerable, [replace(s, gold=np.zeros_like(s.gold)) for s in samples]):
-        with pytest.raises(ValueError, match="no question with evidence to learn from"):
+        with pytest.raises(ValueError, match="no question with evidence to fit to"):
             fit_weights(none)
-        with pytest.raises(ValueError, match="no question with evidence to learn from"):
+        with pytest.raises(ValueError, match="no question with evidence to fit to"):
             make_fit(none, "hash")
     with pytest.raises(ValueError, match="no question with evidence"):
         make_fit([s for s in samples if s.conversation == "c1"], "hash", without="c1")
@@ -230,7 +230,8 @@ def test_relevance_needs_both_outcomes(samples):
     fit = Fit("hash", weights={"hybrid": fit_weights(samples)})
     known = [s for s in samples if evidence_found(s, fit)]
     with pytest.raises(
-        ValueError, match=rf"found for {len(known)} of {len(known)} questions: nothing to tell apart"
+        ValueError,
+        match=rf"found for {len(known)} of {len(known)} questions: there are no two classes to fit",
     ):
         fit_relevance(known, fit)
     with pytest.raises(ValueError, match="found for 0 of 6 questions"):
@@ -279,20 +280,20 @@ def test_held_out_rows_want_the_fit_without(samples):
         held_out_rows(samples, {"c2": make_fit(samples, "hash", "c2")})
 
 
-# --- kinds
+# --- question types
 
 
-def test_kinds_are_tried_on_conversations_held_out(samples, monkeypatch):
-    assert cross_validate_types(samples) == {}, "fewer than thirty questions of any kind"
+def test_types_are_tried_on_conversations_held_out(samples, monkeypatch):
+    assert cross_validate_types(samples) == {}, "fewer than thirty questions of any type"
     monkeypatch.setattr(fusion_weights, "MIN_TYPE_QUESTIONS", 4)
-    for told in (False, True):
-        tried = cross_validate_types(samples, told)
+    for gold_types in (False, True):
+        tried = cross_validate_types(samples, gold_types)
         assert set(tried) <= set(WEIGHT_SETS)
         assert sum(len(rows) for rows in tried.values()) == 24, "every question with evidence, once"
-        for kind, rows in tried.items():
+        for question_type, rows in tried.items():
             assert all(
                 s.has_evidence
-                and (str(s.question.type) if told else s.predicted_type) == kind
+                and (str(s.question.type) if gold_types else s.predicted_type) == question_type
                 and 0 <= a <= 1
                 and 0 <= b <= 1
                 for s, a, b in rows
@@ -305,10 +306,10 @@ def test_kinds_are_tried_on_conversations_held_out(samples, monkeypatch):
     )
 
 
-def test_no_kind_is_tried_on_what_it_was_fitted_to(samples, monkeypatch):
+def test_no_type_is_tried_on_what_it_was_fitted_to(samples, monkeypatch):
     monkeypatch.setattr(fusion_weights, "MIN_TYPE_QUESTIONS", 4)
     seen = []
-    weights, kind, recall = (
+    weights, type_weights, recall = (
         fusion_weights.fit_weights,
         fusion_weights.fit_type_weights,
         fusion_weights.sample_recall,
@@ -323,19 +324,21 @@ def test_no_kind_is_tried_on_what_it_was_fitted_to(samples, monkeypatch):
         return recall(s, *more)
 
     monkeypatch.setattr(fusion_weights, "fit_weights", lambda train: weights(taught(train)))
-    monkeypatch.setattr(fusion_weights, "fit_type_weights", lambda train, hybrid: kind(taught(train), hybrid))
+    monkeypatch.setattr(
+        fusion_weights, "fit_type_weights", lambda train, hybrid: type_weights(taught(train), hybrid)
+    )
     monkeypatch.setattr(fusion_weights, "sample_recall", judged)
     assert sum(map(len, cross_validate_types(samples).values())) == 24
     assert all(len(s) == 2 for s in seen), "three folds of three talks: each leaves one out"
 
 
-def test_a_kind_has_weights_of_its_own_only_where_they_gained(samples, monkeypatch):
+def test_a_type_has_weights_of_its_own_only_where_they_gained(samples, monkeypatch):
     monkeypatch.setattr(fusion_weights, "MIN_TYPE_QUESTIONS", 4)
     for gain, kept in ((0.5, True), (0.0, False), (-0.5, False)):
         monkeypatch.setattr(
             fusion_weights,
             "cross_validate_types",
-            lambda train, told=False, gain=gain: {"temporal_reasoning": [(train[0], 0.5, 0.5 + gain)]},
+            lambda train, gold_types=False, gain=gain: {"temporal_reasoning": [(train[0], 0.5, 0.5 + gain)]},
         )
         assert ("temporal_reasoning" in make_fit(samples, "hash", by_type=True).weights) is kept
     assert set(make_fit(samples, "hash").weights) == {"hybrid"}
@@ -371,12 +374,12 @@ def test_one_fit_for_all_and_one_without_each(everything):
 def test_the_summary_by_hand():
     nan = float("nan")
 
-    def row(answerable, r, p, found, kind="multi_hop"):
+    def row(answerable, r, p, found, question_type="multi_hop"):
         return dict.fromkeys(fusion_weights.HELD_OUT_MEASURES, r) | {
             "answerable": answerable,
             "relevance": p,
             "found": found,
-            "type": kind,
+            "type": question_type,
         }
 
     got = summarize_held_out(
@@ -395,7 +398,7 @@ def test_the_summary_by_hand():
         "brier": round((0.01 + 0.16 + 0.25) / 3, 4),
         "questions": 3,
     }
-    assert summarize_held_out([row(True, 1.0, 0.9, True)])["auroc"] is None, "nothing to tell apart"
+    assert summarize_held_out([row(True, 1.0, 0.9, True)])["auroc"] is None, "no question without an answer"
 
 
 def test_the_same_bytes_twice_and_the_date_stays(everything, tmp_path):
@@ -522,11 +525,11 @@ def test_it_says_what_it_was_made_from():
     assert all(re.fullmatch("[0-9a-f]{64}", d["sha256"]) for d in FILE["data"].values())
     assert FILE["data"]["locomo"]["questions"] == 999
     assert set(FILE["held_out"]) == set(FITTED_TO)
-    assert all(set(worth) == {"demo", "locomo"} for worth in FILE["held_out"].values())
+    assert all(set(scores) == {"demo", "locomo"} for scores in FILE["held_out"].values())
 
 
 def test_it_holds_no_text_of_the_data():
-    """The file ships and LoCoMo's text may not: numbers, and names of signals, conversations and kinds, are
+    """The file ships and LoCoMo's text may not: numbers, and names of signals, conversations and types, are
     all that is in it.
     """
 
@@ -564,7 +567,7 @@ def test_every_conversation_has_a_fit_that_never_saw_it(encoder, conversation):
     assert fit.weights != fit_for(encoder).weights, "not the one that saw it, under another name"
 
 
-def test_there_is_one_for_all_and_none_beside():
+def test_there_is_one_fit_for_all_encoders():
     assert set(shipped_fits()) == {*EVERY, *((e, "") for e in FITTED_TO)}
     assert len(FILE["fits"]) == len(shipped_fits())
     for encoder, conversations in FITTED_TO.items():

@@ -229,9 +229,9 @@ def test_named_sets_are_replaced_by_what_was_fitted():
     assert FIT.expand_weights({}) == {}, "signals alone need no fit"
 
 
-@pytest.mark.parametrize("kind", [str(k) for k in QueryType if k != "multi_hop"])
-def test_a_kind_without_weights_of_its_own_has_those_of_all(kind):
-    assert FIT.expand_weights({kind: 1.0}) == FIT.expand_weights({"hybrid": 1.0})
+@pytest.mark.parametrize("question_type", [str(t) for t in QueryType if t != "multi_hop"])
+def test_a_type_without_weights_of_its_own_has_those_of_all(question_type):
+    assert FIT.expand_weights({question_type: 1.0}) == FIT.expand_weights({"hybrid": 1.0})
 
 
 def test_nothing_fitted_is_an_error_that_names_it():

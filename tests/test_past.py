@@ -401,7 +401,7 @@ def test_a_view_is_freed_with_its_store():
 
 def test_a_view_answers_as_a_store_does(store, part_store):
     view = store_as_of(store, MARCH)
-    assert isinstance(view, AsOfView) and len(view) == 4 and repr(view) == "Past(4 of 7 memories)"
+    assert isinstance(view, AsOfView) and len(view) == 4 and repr(view) == "AsOfView(4 of 7 memories)"
     assert view.memories == part_store.memories
     assert view.speakers == part_store.speakers == ("Maya", "Tom")
     assert view.recent(2) == part_store.recent(2)

@@ -281,7 +281,7 @@ def test_the_order_of_weights_changes_nothing():
     assert list(a.weights) == list(b.weights) == ["dense", "lexical"]
 
 
-def test_weights_may_name_fitted_sets_beside_signals():
+def test_weights_may_name_fitted_sets_and_signals():
     assert set(WEIGHT_SETS) == {"hybrid", *map(str, QueryType)}
     assert not set(WEIGHT_SETS) & set(SIGNALS), "a name is a signal or a set, never both"
     plan = RetrievalPlan(weights={"time": 1.5, "multi_hop": 1, "hybrid": 0.5})

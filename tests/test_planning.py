@@ -137,7 +137,7 @@ class TestQARP:
             assert found.context == ""
         assert (found.plan.relevance_threshold, found.plan.relevance_low) == (1.0, MIN_RELEVANCE)
 
-    def test_one_call_without_a_last_look(self, store):
+    def test_one_call_without_a_refinement(self, store):
         with replying(queries=PLANNED) as s:
             found = retrieve(NOW, store, 3, QARP(model(s), refine=False))
             assert len(s.requests) == 1 and "refine" not in [t.step for t in found.trace]
@@ -156,7 +156,7 @@ class TestQARP:
             assert len(found.hits) == left and found.has_relevant == bool(left)
 
     @pytest.mark.parametrize(
-        ("keep", "told", "queries"),
+        ("keep", "replied", "queries"),
         [
             (True, ["a b", "a  b ", " ", NOW], (NOW, "a b")),
             (False, ["a b", "c"], ("a b", "c")),
@@ -166,17 +166,17 @@ class TestQARP:
             (False, [NOW], ()),
         ],
     )
-    def test_the_questions_own_words_are_kept(self, store, keep, told, queries):
-        with replying(queries={**PLANNED, "queries": told}) as s:
+    def test_the_questions_own_words_are_kept(self, store, keep, replied, queries):
+        with replying(queries={**PLANNED, "queries": replied}) as s:
             assert QARP(model(s), keep_question=keep).plan(NOW, store).queries == queries
 
     def test_steps_cover_and_no_steps_take_the_best(self, store):
-        for steps, told, expected in (
+        for steps, replied, expected in (
             (True, ["a", "b"], (True, "cover")),
             (False, ["a", "b"], (False, "best")),
             (True, [], (False, "best")),
         ):
-            with replying(queries={**PLANNED, "queries": told, "multi_step": steps}) as s:
+            with replying(queries={**PLANNED, "queries": replied, "multi_step": steps}) as s:
                 plan = QARP(model(s)).plan(NOW, store)
             assert (plan.multi_step, plan.merge) == expected
 
@@ -271,10 +271,10 @@ class TestRounds:
             query=[{"query": "Nadia keeps bees"}, {"query": "chess"}],
         ) as s:
             found = run_rounds(replace(PLAN, k=4, merge="cover"), LINKED, store, llm=model(s))
-        told = {t.step: t.reason for t in found.trace}
-        assert "T1" in told["round 1"]
-        assert "“Nadia keeps bees” brought" in told["round 2"]
-        assert "“chess” brought" in told["last round"]
+        reasons = {t.step: t.reason for t in found.trace}
+        assert "T1" in reasons["round 1"]
+        assert "“Nadia keeps bees” brought" in reasons["round 2"]
+        assert "“chess” brought" in reasons["last round"]
         assert len(set(found.sources)) == len(found.hits) == 4 and {"T3", "T7"} <= set(found.sources)
         assert execute(found.plan, LINKED, store).sources == found.sources, (
             "the plan that is left runs without a loop and without a model"
@@ -408,31 +408,33 @@ def test_the_vote_of_a_mixture_does_not_depend_on_who_comes_first():
         mix_evidence([(-1, votes[2][1]), (1, votes[2][1])], 3)
 
 
-class Told:
-    """A classifier that was told the probabilities."""
+class Given:
+    """A classifier with given probabilities."""
 
-    name = "told"
+    name = "given"
 
     def __init__(self, **p):
-        self.p = {kind: p.get(str(kind), 0.0) for kind in QueryType}
+        self.p = {t: p.get(str(t), 0.0) for t in QueryType}
 
     def probabilities(self, question):
         return self.p
 
 
 class TestRoutedAndMixed:
-    def test_routed_takes_the_likeliest_kind(self, store):
-        for kind in QueryType:
-            plan = Routed(classifier=Told(**{str(kind): 0.4, "factual_extraction": 0.3})).plan(NOW, store)
+    def test_routed_takes_the_likeliest_type(self, store):
+        for question_type in QueryType:
+            plan = Routed(classifier=Given(**{str(question_type): 0.4, "factual_extraction": 0.3})).plan(
+                NOW, store
+            )
             assert (
-                plan == STRATEGIES[kind](Question("", NOW), store.memories[-1].at)
-                or plan.planner == STRATEGIES[kind].__name__
+                plan == STRATEGIES[question_type](Question("", NOW), store.memories[-1].at)
+                or plan.planner == STRATEGIES[question_type].__name__
             )
 
     def test_the_model_helps_the_strategies(self, store):
         with replying(queries={"queries": ["one", "two"]}) as s:
-            plans = {kind: Routed(model(s), Told(**{str(kind): 1.0})).plan(NOW, store) for kind in QueryType}
-            assert len(s.requests) == 2, "two kinds are taken apart by the model"
+            plans = {t: Routed(model(s), Given(**{str(t): 1.0})).plan(NOW, store) for t in QueryType}
+            assert len(s.requests) == 2, "the questions of two types are split by the model"
         for plan in (plans[QueryType.multi_hop], plans[QueryType.open_domain]):
             assert plan.queries == (NOW, "one", "two") and plan.interim and plan.multi_step
         assert plans[QueryType.knowledge_update].latest_rule == "model" and plans[QueryType.abstention].check
@@ -450,28 +452,28 @@ class TestRoutedAndMixed:
         ],
     )
     def test_the_threshold_of_a_mixture(self, store, threshold, expected):
-        told = Told(knowledge_update=0.5, temporal_reasoning=0.3, abstention=0.2)
-        plans = Mixture(classifier=told, threshold=threshold).plans(NOW, store)
+        classifier = Given(knowledge_update=0.5, temporal_reasoning=0.3, abstention=0.2)
+        plans = Mixture(classifier=classifier, threshold=threshold).plans(NOW, store)
         assert [weight for weight, _ in plans] == expected
         assert [p.planner for _, p in plans] == [
             "update",
             "temporal",
             "abstention",
         ][: len(expected)]
-        assert Mixture(classifier=told, threshold=threshold).plan(NOW, store) == plans[0][1]
+        assert Mixture(classifier=classifier, threshold=threshold).plan(NOW, store) == plans[0][1]
 
-    def test_kinds_with_one_strategy_are_one(self, store):
-        plans = Mixture(classifier=Told(multi_hop=0.3, open_domain=0.3, knowledge_update=0.4)).plans(
+    def test_types_with_one_strategy_have_one_plan(self, store):
+        plans = Mixture(classifier=Given(multi_hop=0.3, open_domain=0.3, knowledge_update=0.4)).plans(
             NOW, store
         )
         assert [(round(weight, 6), p.planner) for weight, p in plans] == [(0.6, "multi_hop"), (0.4, "update")]
         with replying(queries={"queries": ["one"]}) as s:
-            Mixture(model(s), Told(multi_hop=0.5, open_domain=0.5)).plans(NOW, store)
+            Mixture(model(s), Given(multi_hop=0.5, open_domain=0.5)).plans(NOW, store)
             assert len(s.requests) == 1
 
     def test_a_mixture_pays_for_all_its_plans(self, store):
         with replying(queries={"queries": ["one"]}, answer={"answer": "soup"}, update={"update": False}) as s:
-            found = retrieve(NOW, store, 3, Mixture(model(s), Told(multi_hop=0.5, knowledge_update=0.5)))
+            found = retrieve(NOW, store, 3, Mixture(model(s), Given(multi_hop=0.5, knowledge_update=0.5)))
             assert found.usage.calls == len(s.requests) >= 2 and found.trace[0].step == "mix"
 
 

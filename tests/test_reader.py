@@ -65,7 +65,7 @@ def test_relative_times_are_resolved_in_what_is_shown() -> None:
         ("12 September?", "12 September?"),
     ],
 )
-def test_a_bare_date_is_shown_with_the_year_its_tense_tells_or_with_none(text: str, line: str) -> None:
+def test_a_date_without_a_year_is_shown_with_the_year_of_its_tense_or_with_none(text: str, line: str) -> None:
     assert render_line(Hit(Memory("m", text, "Ada", datetime(2024, 2, 20, 10, tzinfo=UTC)), 1.0)).endswith(
         line
     )
@@ -113,7 +113,7 @@ def test_the_prompt_is_the_same_for_every_question_and_speaks_its_language() -> 
 
 
 @pytest.mark.parametrize("ev", [replace(EV, has_relevant=False), Evidence(), Evidence(context="   ")])
-def test_nothing_relevant_is_no_call(ev: Evidence) -> None:
+def test_without_relevant_evidence_no_model_is_called(ev: Evidence) -> None:
     with Server(ok("never")) as s:
         a = answer("What is my blood type?", ev, model(s))
         assert (a.text, a.abstained, a.usage.calls, s.requests) == (ABSTENTION_TEXT["en"], True, 0, [])
@@ -289,11 +289,11 @@ def test_which_came_first() -> None:
     assert "跑步" in extract_answer("我是先开始跑步还是先搬到杭州的？", zh)
 
 
-def test_a_question_is_taken_apart() -> None:
+def test_the_analysis_of_a_question() -> None:
     q = analyze_question("What books has Melanie read?")
-    assert (q.kind, q.names, q.asks_list) == ("what", {"melani"}, True)
+    assert (q.asks_for, q.names, q.asks_list) == ("what", {"melani"}, True)
     assert [
-        analyze_question(t).kind
+        analyze_question(t).asks_for
         for t in ("Is it?", "Whose is it?", "How often?", "what year was it", "", "???")
     ] == [
         "yesno",

@@ -51,7 +51,7 @@ def facts(c, weights):
 
 
 def six(speakers=frozenset({"Ann"}), words=("red", "bicycl")):
-    """Six memories with given scores; two words, of which the best two have one each and nobody has both."""
+    """Six memories with given scores; two words, of which the best two memories have one each."""
     store = stored(
         ("Ann", "a red thing"),
         ("Bob", "a bicycle"),
@@ -87,7 +87,7 @@ def test_every_fact_by_hand():
     assert all(other[name] == pytest.approx(-got[name]) for name in ("contrast", "contrast_words"))
 
 
-def test_where_nobody_is_named_nobody_is_contrasted():
+def test_a_question_that_names_nobody_has_no_contrast():
     for speakers in (frozenset(), frozenset({"Zoe"}), frozenset({"Ann", "Bob"})):
         got = facts(six(speakers), {"dense": 1.0, "speaker": 10.0})
         assert got["contrast"] == got["contrast_words"] == 0
@@ -210,7 +210,7 @@ def test_what_the_other_one_did_is_less_likely_to_be_there():
         ("Bob", "My oven arrived, it is enormous."),
         ("Ann", "Send photos of the oven please."),
     )
-    for encoder in ("hash", "an encoder nobody fitted"):
+    for encoder in ("hash", "an encoder without a fit"):
         for own, other in (
             ("What did Ann call her boat?", "What did Bob call his boat?"),
             ("When did Bob's oven arrive?", "When did Ann's oven arrive?"),
@@ -269,7 +269,7 @@ def crowd(n, speakers=("Ann", "Bob")):
         (1201, ("Ann", "Bob"), 1.0, "1201 memories: more than the 600 it was fitted on"),
     ],
 )
-def test_what_the_fit_is_worth_by_hand(n, speakers, share, why):
+def test_the_applicability_of_a_fit_by_hand(n, speakers, share, why):
     assert fit_applicability(crowd(n, speakers), Fit("hash", seen=SEEN)) == (pytest.approx(share), why)
     assert fit_applicability(crowd(n, speakers), Fit("hash")) == (1.0, ""), "nothing is known against it"
 

@@ -77,39 +77,39 @@ def memories(language):
 
 
 @pytest.fixture(scope="module", params=["zh", "en"])
-def told(request):
-    """The language, its questions, and a store that was told the eight things."""
+def scenario(request):
+    """The language, its questions, and a store with the eight memories."""
     with MemoryStore(embedder=ENCODER[request.param]) as store:
         store.add(memories(request.param))
         yield request.param, ASK[request.param], store
 
 
-def ask(told, which, k=10):
-    _, questions, store = told
+def ask(scenario, which, k=10):
+    _, questions, store = scenario
     return retrieve(Question("", questions[which], asked_at=NOW), store, k=k)
 
 
-def test_a_fact_is_found(told):
-    found = ask(told, "A")
+def test_a_fact_is_found(scenario):
+    found = ask(scenario, "A")
     assert found.plan.planner == "factual" and found.sources[0] == "M3" and found.has_relevant
-    assert ask(told, "A", k=1).sources == ["M3"]
+    assert ask(scenario, "A", k=1).sources == ["M3"]
 
 
-def test_b_both_events_are_found_in_order_of_time(told):
-    found = ask(told, "B", k=2)
+def test_b_both_events_are_found_in_order_of_time(scenario):
+    found = ask(scenario, "B", k=2)
     assert found.plan.planner == "temporal" and found.plan.temporal_order and len(found.plan.queries) == 2
     assert found.sources == ["M4", "M6"] and all(h.note for h in found.hits)
-    times = [h.memory.at for h in ask(told, "B", k=8)]
+    times = [h.memory.at for h in ask(scenario, "B", k=8)]
     assert times == sorted(times)
     assert found.context.index("2024-04-20") < found.context.index("2024-06-08"), (
         "and the reader sees the dates"
     )
 
 
-def test_c_the_new_address_replaces_the_old_one(told):
-    language, _, _ = told
+def test_c_the_new_address_replaces_the_old_one(scenario):
+    language, _, _ = scenario
     for k in (1, 3, 10):
-        found = ask(told, "C", k=k)
+        found = ask(scenario, "C", k=k)
         assert found.plan.planner == "update"
         assert found.plan.prefer_latest
         assert found.sources[0] == "M4"
@@ -118,11 +118,11 @@ def test_c_the_new_address_replaces_the_old_one(told):
             found.hits[0].note
             == {"zh": "已更新，此前为：", "en": "updated; before: "}[language] + TEXTS[language][0]
         )
-    assert "M2" in ask(told, "C").sources, "looking for a job is no address"
+    assert "M2" in ask(scenario, "C").sources, "looking for a job is no address"
 
 
-def test_c_unified_retrieval_fails(told):
-    _, questions, store = told
+def test_c_unified_retrieval_fails(scenario):
+    _, questions, store = scenario
     plain = execute(RetrievalPlan(weights=UNIFIED_WEIGHTS, k=8), questions["C"], store)
     assert plain.sources[0] == "M1"
     assert plain.sources.index("M1") < plain.sources.index("M4"), (
@@ -133,33 +133,33 @@ def test_c_unified_retrieval_fails(told):
     assert not any(h.note for h in plain.hits)
 
 
-def test_c_the_strategy_is_what_helps(told):
-    _, questions, store = told
+def test_c_the_strategy_is_what_helps(scenario):
+    _, questions, store = scenario
     plan = Router().plan(Question("", questions["C"], asked_at=NOW), store)
     without = execute(replace(plan, prefer_latest=False), questions["C"], store)
     assert {"M1", "M4"} <= set(without.sources), "both contradict each other again"
 
 
-def test_d_both_restaurants_are_collected(told):
-    found = ask(told, "D", k=2)
+def test_d_both_restaurants_are_collected(scenario):
+    found = ask(scenario, "D", k=2)
     assert found.plan.planner == "multi_hop" and found.plan.multi_step and len(found.plan.queries) == 2
     assert sorted(found.sources) == ["M5", "M7"]
 
 
-def test_e_what_was_never_said_is_not_known(told):
-    found = ask(told, "E")
+def test_e_what_was_never_said_is_not_known(scenario):
+    found = ask(scenario, "E")
     assert found.plan.planner == "abstention"
     assert not found.has_relevant
     assert found.hits == []
     assert found.context == ""
-    said = answer(ASK[told[0]]["E"], found)
+    said = answer(ASK[scenario[0]]["E"], found)
     assert said.abstained and said.usage.calls == 0
-    plain = execute(RetrievalPlan(weights=UNIFIED_WEIGHTS, k=8), ASK[told[0]]["E"], told[2])
+    plain = execute(RetrievalPlan(weights=UNIFIED_WEIGHTS, k=8), ASK[scenario[0]]["E"], scenario[2])
     assert len(plain.hits) == 8, "unified retrieval never says that it found nothing"
 
 
-def test_e_what_was_said_is_known(told):
-    language, _, store = told
+def test_e_what_was_said_is_known(scenario):
+    language, _, store = scenario
     found = retrieve(
         {"zh": "我跟你说过我的猫吗？", "en": "Did I ever tell you about my cat?"}[language], store
     )
@@ -167,12 +167,12 @@ def test_e_what_was_said_is_known(told):
 
 
 @pytest.mark.parametrize("which", "ABCDE")
-def test_the_same_whatever_the_order_of_insertion(told, which):
-    language, questions, _store = told
+def test_the_same_whatever_the_order_of_insertion(scenario, which):
+    language, questions, _store = scenario
     with MemoryStore(embedder=ENCODER[language]) as other:
         for m in reversed(memories(language)):
             other.add(m)
-        one, two = ask(told, which), retrieve(Question("", questions[which], asked_at=NOW), other)
+        one, two = ask(scenario, which), retrieve(Question("", questions[which], asked_at=NOW), other)
     assert (one.hits, one.relevance, one.context, one.trace) == (
         two.hits,
         two.relevance,
@@ -181,9 +181,9 @@ def test_the_same_whatever_the_order_of_insertion(told, which):
     )
 
 
-def test_the_plans_are_data(told):
+def test_the_plans_are_data(scenario):
     for which in "ABCDE":
-        plan = ask(told, which).plan
+        plan = ask(scenario, which).plan
         assert RetrievalPlan.from_json(plan.to_json()) == plan
         assert json.loads(plan.to_json())["planner"] == plan.planner
 

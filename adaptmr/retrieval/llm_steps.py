@@ -137,7 +137,7 @@ def reorder(hits: Sequence[Hit], best: Sequence[int]) -> list[Hit]:
     return [hits[i] for i in (*first, *(i for i in range(len(hits)) if i not in set(first)))]
 
 # %% ../../nbs/retrieval/01_llm_steps.ipynb #4896562a
-_MIN_TOKENS_LEFT = 40  # with fewer tokens left, no further memory is truncated to fit
+_MIN_TOKENS_LEFT = 40  # with fewer tokens left, no memory is truncated to fit
 
 
 def _fill(hits: Sequence[Hit], room: float, rate: float) -> list[Hit]:

@@ -20,10 +20,10 @@ __all__ = ['mix_evidence']
 
 # %% ../../nbs/retrieval/07_mixture.ipynb #9cdff7ac
 def mix_evidence(found: Sequence[tuple[float, Evidence]], k: int) -> Evidence:
-    """Merge weighted evidence for one question into its `k` most probable memories; one piece stays as it is.
+    """Merge weighted evidence for one question into its `k` most probable memories.
 
-    The plan of the result is the one with the greatest weight (ties: the first). Raises `ValueError` for
-    none, or a weight below 0.
+    A single evidence is returned unchanged. The plan of the result is the one with the greatest weight
+    (ties: the first). Raises `ValueError` for none, or a weight below 0.
     """
     if not found:
         raise ValueError("nothing to mix: at least one plan's evidence is needed")

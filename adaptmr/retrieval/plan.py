@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from ..markup import Cell, html_table
 from ..llm import LLM
 from .signals import SIGNALS
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore
 from ..times import Window
 from ..types import QueryType, Question, as_utc
 
@@ -91,7 +91,7 @@ class RetrievalPlan:
 
     def __post_init__(self) -> None:
         for name, value in _checked_values(self).items():
-            object.__setattr__(self, name, value)  # the way for a frozen dataclass to set its own fields
+            object.__setattr__(self, name, value)  # a frozen dataclass sets its own fields so
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -238,7 +238,7 @@ def _choice(name: str, value: Any, allowed: Iterable[str]) -> None:
     if value not in allowed:
         raise PlanError(f"{name}={_short(value)} must be one of {tuple(allowed)}")
 
-
+# %% ../../nbs/retrieval/02_plan.ipynb #cb963aab
 def _weights(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise PlanError(f"weights={_short(value)} must map signals to numbers")
@@ -321,8 +321,8 @@ class Planner(Protocol):
     @property
     def name(self) -> str: ...
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
-        """Return the plan for `query` over `store` (a `MemoryStore`)."""
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
+        """Return the plan for `query` over `store`."""
         ...
 
 
@@ -338,7 +338,7 @@ class PlannerWithLLM(Protocol):
 class MultiPlanner(Protocol):
     """A planner that proposes several plans for one question."""
 
-    def plans(self, query: str | Question, store: Store) -> Sequence[tuple[float, RetrievalPlan]]:
+    def plans(self, query: str | Question, store: PlannerStore) -> Sequence[tuple[float, RetrievalPlan]]:
         """Return the plans for `query` over `store`, each with its weight (0 or more)."""
         ...
 
@@ -349,7 +349,7 @@ def planner_llm(planner: object) -> LLM | None:
 
 
 def weighted_plans(
-    planner: Planner, query: str | Question, store: Store
+    planner: Planner, query: str | Question, store: PlannerStore
 ) -> Sequence[tuple[float, RetrievalPlan]]:
     """Return a planner's plans with their weights; the weight of an only plan is 1."""
     if isinstance(planner, MultiPlanner):
@@ -364,5 +364,5 @@ class FixedPlanner:
     fixed: RetrievalPlan = RetrievalPlan()
     name: str = "fixed"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         return self.fixed

@@ -57,7 +57,7 @@ def decompose_by_rule(query: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((query, *(part for part in tidy if len(part) > 1))))
 
 # %% ../../nbs/retrieval/00_queries.ipynb #08e3e8f8
-MAX_QUERIES = 4  # queries of one kind; what a model offers beyond is dropped
+MAX_QUERIES = 4  # of a model's queries, the first so many are used
 _QUERIES = object_schema(
     queries={"type": "array", "items": {"type": "string", "maxLength": 120}, "maxItems": MAX_QUERIES}
 )
@@ -185,9 +185,9 @@ INTERIM = register_task(
 
 def is_grounded(answer: str, hits: list[Hit]) -> bool:
     """Say whether every content word of an answer occurs in one of the memories."""
-    there = {word for h in hits for word in content_words(h.memory.text_with_speaker)}
-    said = set(content_words(answer))
-    return bool(said) and said <= there
+    known = {word for h in hits for word in content_words(h.memory.text_with_speaker)}
+    words = set(content_words(answer))
+    return bool(words) and words <= known
 
 
 def answer_interim(question: str, hits: list[Hit], llm: LLM | None = None) -> str:

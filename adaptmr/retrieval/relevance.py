@@ -34,7 +34,7 @@ def relevance_features(c: Candidates, fit: Fit) -> np.ndarray:
     scores, _ = fuse_signals(c, weights)
     top = _best(scores, DEPTH)
     expected = np.log(logistic(scores[top]).sum() + 1e-6)
-    coverage = float(c.idf_coverage(np.logical_or.reduce(c.entity_matches[1][:, top[:5]], axis=1)))
+    coverage = float(c.words.coverage(np.logical_or.reduce(c.words.in_memories[:, top[:5]], axis=1)))
     agreement = len(set(_best(c.content, DEPTH)) & set(_best(c.lexical, DEPTH))) / DEPTH
     said = signal_values(c, "speaker")
     regardless = scores - weights.get("speaker", 0.0) * said
@@ -78,7 +78,7 @@ def probability(features: np.ndarray, coefficients: Mapping[str, float]) -> floa
 def fit_applicability(c: Candidates, fit: Fit) -> tuple[float, str]:
     """Return the weight of a fit's probability on the store of these candidates, 0 to 1, and a reason.
 
-    The reason says in which respect the fit has seen no such store ("" where it has).
+    The reason says how the store differs from those that the fit was made on ("" if it doesn't).
     """
     if not fit.seen:
         return 1.0, ""
@@ -117,7 +117,7 @@ def reliability_curve(
 
     Each has the mean probability (`said`), the share of true outcomes (`happened`), and `n`.
 
-    Groups of equal size rather than of equal width, so that no point rests on a few outcomes (Naeini,
+    Groups of equal size rather than of equal width, so that no point is the mean of a few outcomes (Naeini,
     Cooper and Hauskrecht, AAAI 2015).
     """
     p, y = np.asarray(probabilities, float), np.asarray(outcomes, bool)

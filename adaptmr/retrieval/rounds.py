@@ -11,18 +11,17 @@ from time import perf_counter
 
 from ..llm import LLM
 from ..llm.tasks import meter_usage
-from .candidates import query_text
-from .execute import execute
+from .as_of import Request, make_request
+from .execute import execute_request
 from .follow_up import FOLLOW_UP_METHODS, FollowUp
 from .fusion import Fit
-from .as_of import resolve_as_of
 from .plan import RetrievalPlan
 from .queries import expand_query
 from ..store.protocol import Store
 from ..types import Evidence, Question, TraceRow
 
 # %% auto #0
-__all__ = ['run_rounds']
+__all__ = ['run_rounds', 'run_request']
 
 # %% ../../nbs/retrieval/07_rounds.ipynb #cc734fff
 def run_rounds(
@@ -40,20 +39,26 @@ def run_rounds(
     `plan.follow`, and adds a query, at most `plan.max_rounds` times. Takes, returns and raises what
     `execute` does; `evidence.plan` is the plan with all its queries and a single round.
     """
+    return run_request(plan, make_request(query, store, as_of), fit=fit, llm=llm)
+
+
+def run_request(
+    plan: RetrievalPlan, request: Request, *, fit: Fit | None = None, llm: LLM | None = None
+) -> Evidence:
+    """Run a plan in rounds for a `Request`; otherwise as `run_rounds`."""
     if plan.max_rounds == 1 and not plan.expand:
-        return execute(plan, query, store, fit=fit, llm=llm, as_of=as_of)
-    begun, text = perf_counter(), query_text(query)
-    query, moment = resolve_as_of(query, as_of)
+        return execute_request(plan, request, fit=fit, llm=llm)
+    begun, text = perf_counter(), request.text
     if plan.merge == "turns":
-        # notes would quote queries, and a model's words are not for the reader
+        # the notes of "turns" quote queries, and a model's words must not reach the reader
         plan = replace(plan, merge="cover")
     with meter_usage() as meter:
         queries, rows = _expand(plan, text, llm)
-        look = replace(plan, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0)
+        search_only = replace(plan, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0)
         seen: set[str] = set()
         for number in range(1, plan.max_rounds):
             start = perf_counter()
-            found = execute(replace(look, queries=queries), query, store, fit=fit, as_of=moment)
+            found = execute_request(replace(search_only, queries=queries), request, fit=fit)
             step = FOLLOW_UP_METHODS[plan.follow](text, found, queries, plan.confidence_threshold, llm)
             ended = step.stop or not step.query or step.query in queries
             reason = f"{_describe_new(queries, found, seen)}; {_describe_step(step, ended)}"
@@ -64,7 +69,7 @@ def run_rounds(
                 break
             queries = (*queries, step.query)
         final = replace(plan, queries=queries if queries != (text,) else (), max_rounds=1, expand=0)
-        found = execute(final, query, store, fit=fit, llm=llm, as_of=moment)
+        found = execute_request(final, request, fit=fit, llm=llm)
         n = len(seen | {h.memory.id for h in found.hits})
         if plan.max_rounds > 1 and n > len(seen):
             rows.append(TraceRow("last round", len(seen), n, 0.0, _describe_new(queries, found, seen)))
@@ -76,7 +81,7 @@ def run_rounds(
 
 
 def _expand(plan: RetrievalPlan, text: str, llm: LLM | None) -> tuple[tuple[str, ...], list[TraceRow]]:
-    """Return the plan's queries with those that expansion adds, and the row of the trace."""
+    """Return the plan's queries with those that expansion adds, and the trace row."""
     queries = plan.queries or (text,)
     if not plan.expand:
         return queries, []

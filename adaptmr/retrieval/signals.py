@@ -95,20 +95,20 @@ def lexical(c: Candidates) -> np.ndarray:
 def window(c: Candidates) -> np.ndarray:
     """BM25 of the turn with its neighbours: each word counts where it scores most of the three."""
     parts = np.pad(c.word_scores[1], ((0, 0), (0, 1)))  # position -1: no such turn
-    beside = np.maximum(parts[:, c.previous], parts[:, c.following])
-    return np.round(np.maximum(parts[:, :-1], beside).sum(0, dtype=np.float64), 6)
+    neighbours = np.maximum(parts[:, c.previous], parts[:, c.following])
+    return np.round(np.maximum(parts[:, :-1], neighbours).sum(0, dtype=np.float64), 6)
 
 
 @register_signal("entity")
 def entity(c: Candidates) -> np.ndarray:
     """Share of the query's content words, weighted by idf, found in the memory, 0 to 1."""
-    return c.idf_coverage(c.entity_matches[1])
+    return c.words.coverage(c.words.in_memories)
 
 
 @register_signal("caption")
 def caption(c: Candidates) -> np.ndarray:
     """Share of the query's content words, weighted by idf, found in the caption of its picture, 0 to 1."""
-    return c.idf_coverage(c.match_words(_caption_of)[1])
+    return c.words.coverage(c.words.find(_caption_of))
 
 
 def _caption_of(m: Memory) -> tuple[str, ...]:
@@ -157,10 +157,10 @@ def time(c: Candidates) -> np.ndarray:
 @register_signal("cue")
 def cue(c: Candidates) -> np.ndarray:
     """1 where the query asks when and the memory has a time expression, else 0."""
-    return c.memory_values(_tells_time) if c.query.asks_when else np.zeros(len(c))
+    return c.memory_values(_names_time) if c.query.asks_when else np.zeros(len(c))
 
 
-def _tells_time(m: Memory, speakers: frozenset[str]) -> float:
+def _names_time(m: Memory, speakers: frozenset[str]) -> float:
     return float(bool(_TIME_CUE.search(m.text)))
 
 # %% ../../nbs/retrieval/01_signals.ipynb #0c034b3f

@@ -31,7 +31,7 @@ from ..types import Hit, TraceRow
 
 # %% auto #0
 __all__ = ['INTERIM_HITS', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future',
-           'restrict_to_window', 'carried_on', 'run_queries', 'Merged', 'merge', 'search', 'describe_search',
+           'restrict_to_window', 'next_extension', 'run_queries', 'Merged', 'merge', 'search', 'describe_search',
            'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits',
            'keep_newest', 'cut', 'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'Step']
 
@@ -76,7 +76,7 @@ class State:
 
     @property
     def rows(self) -> list[int]:
-        """The rows of the store that the hits stand in, in the order of the hits."""
+        """The rows of the store that the hits are, in the order of the hits."""
         return [self.row_of[h.memory.id] for h in self.hits]
 
     def after(self, step: str, n_in: int, n_out: int, reason: str, **changes: Any) -> State:
@@ -114,11 +114,11 @@ def restrict_to_window(state: State) -> State:
     return state.after("window", n, int(inside.sum()), "kept what lies in the window", allowed=inside)
 
 # %% ../../nbs/retrieval/05_steps.ipynb #8e0f20cf
-INTERIM_HITS = 5  # hits that a model reads to answer a query on the way
+INTERIM_HITS = 5  # hits that a model reads for an interim answer
 
 
-def carried_on(state: State, query: str, found: ScoredCandidates) -> str:
-    """Return what extends the next query: an interim answer, or the new names in the best memory."""
+def next_extension(state: State, query: str, found: ScoredCandidates) -> str:
+    """Return the text that extends the next query: an interim answer, or the new names in the best memory."""
     memories = state.store.memories
     if state.plan.interim:
         hits = [Hit(truncate_text(memories[i]), 0.0) for i in found.rows[:INTERIM_HITS]]
@@ -144,7 +144,7 @@ def run_queries(state: State) -> tuple[list[ScoredCandidates], list[str]]:
         found = select_candidates(probe, store, plan.pool, state.allowed)
         searches.append(score_candidates(found, weights, plan.pool, state.allowed, plan.fusion))
         if plan.multi_step and i < len(state.queries) - 1:
-            extension = carried_on(state, query, searches[-1])
+            extension = next_extension(state, query, searches[-1])
             carried.append(extension)
     return searches, [c for c in carried if c]
 
@@ -216,7 +216,7 @@ def cut_texts(state: State) -> State:
 
 # %% ../../nbs/retrieval/05_steps.ipynb #28b412e7
 CHECKED_HITS = 5  # hits that the second check reads
-MIN_FIT_APPLICABILITY = 0.5  # what a probability must be worth to close the gate by itself
+MIN_FIT_APPLICABILITY = 0.5  # from this applicability on, a low probability closes the gate
 
 
 class GateVerdict(NamedTuple):
@@ -228,7 +228,7 @@ class GateVerdict(NamedTuple):
 
 
 def gate(state: State) -> State:
-    """Drop every hit where the gate stays closed."""
+    """Drop all hits if the gate is closed."""
     verdict = GateVerdict(False, 0.0, "nothing found")
     if state.hits:
         verdict = gate_verdict(state, seen_by_gate(state))
@@ -251,35 +251,37 @@ def seen_by_gate(state: State) -> Candidates:
 
 
 def gate_verdict(state: State, seen: Candidates) -> GateVerdict:
-    """Compare the relevance with the plan's thresholds, and between them let the second check decide."""
+    """Compare the relevance with the plan's thresholds; between them the second check decides."""
     plan, fit = state.plan, state.fit
-    value = sure = relevance(seen, fit)
-    share, why = fit_applicability(seen, fit)
+    value = probability = relevance(seen, fit)
+    applicability, why = fit_applicability(seen, fit)
     label = (
         fit.label
         if fit.embedder in (state.store.embedder.name, ANY_EMBEDDER)
         else f"{fit.label}, used for {state.store.embedder.name}"
     )
-    what = f"P = {sure:.2f} ({label}{'; ' + why if why else ''})"
-    known = share >= MIN_FIT_APPLICABILITY or plan.gate == "cosine"
-    if not known:  # what the fit by itself would let through still passes
+    what = f"P = {probability:.2f} ({label}{'; ' + why if why else ''})"
+    applies = applicability >= MIN_FIT_APPLICABILITY or plan.gate == "cosine"
+    if not applies:  # the gate is open too if the fit's own probability reaches the threshold
         own = relevance(seen, replace(fit, seen={}))
-        value, what = max(sure, own), f"{what[:-1]}; by itself {own:.2f})"
+        value, what = max(probability, own), f"{what[:-1]}; before shrinking {own:.2f})"
     if plan.gate == "cosine":
         value = float(seen.content.max())
         what = f"cosine = {value:.2f}"
     if plan.gate == "none" or plan.relevance_threshold == 0:
-        return GateVerdict(True, sure, f"open; {what}")
+        return GateVerdict(True, probability, f"open; {what}")
     if value >= plan.relevance_threshold:
-        return GateVerdict(True, sure, f"{what} reaches {plan.relevance_threshold}")
+        return GateVerdict(True, probability, f"{what} reaches {plan.relevance_threshold}")
     model_checks = plan.check and state.llm is not None
-    if not known and len(seen.columns.memories) <= CHECKED_HITS and not model_checks:
-        return GateVerdict(True, sure, f"{what}: gate open")
-    if known and value < plan.relevance_low:
-        return GateVerdict(False, sure, f"{what} is below {plan.relevance_low}")
+    if not applies and len(seen.columns.memories) <= CHECKED_HITS and not model_checks:
+        return GateVerdict(True, probability, f"{what}: gate open")
+    if applies and value < plan.relevance_low:
+        return GateVerdict(False, probability, f"{what} is below {plan.relevance_low}")
     passes, how = second_check(state, seen)
     reading = "lies between" if value >= plan.relevance_low else "does not decide"
-    return GateVerdict(passes, sure, f"{what} {reading}; second check ({how}): {'yes' if passes else 'no'}")
+    return GateVerdict(
+        passes, probability, f"{what} {reading}; second check ({how}): {'yes' if passes else 'no'}"
+    )
 
 
 def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
@@ -288,14 +290,14 @@ def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
     Return the verdict, and how it was reached.
     """
     best = np.flatnonzero(np.isin(seen.rows, state.rows[:CHECKED_HITS]))
-    covered = float(seen.idf_coverage(seen.entity_matches[1][:, best]).max(initial=0.0))
+    covered = float(seen.words.coverage(seen.words.in_memories[:, best]).max(initial=0.0))
     model = state.llm if state.plan.check else None
     passes, how = is_relevant(state.text, state.hits[:CHECKED_HITS], covered, model)
     return passes, f"{how}; {covered:.0%} of the question's rare words"
 
 # %% ../../nbs/retrieval/05_steps.ipynb #ea45e46c
 def rerank_hits(state: State) -> State:
-    """Rank the hits again with a model, as far as the plan's tokens go."""
+    """Rerank the hits with a model, within the plan's `rerank_tokens`."""
     hits, reason = rerank(state.text, list(state.hits), state.plan.rerank_tokens, state.llm)
     return state.after("rerank", len(hits), len(hits), reason, hits=hits)
 
@@ -325,7 +327,7 @@ def cut(state: State) -> State:
 
 
 def within_budget(state: State) -> list[Hit]:
-    """Return the hits that the token budget has room for, chosen by what they add."""
+    """Return the hits to keep within the token budget, chosen by the expected evidence that they add."""
     hits, rows = state.hits, state.rows
     kept = cut_to_budget(
         hit_probabilities(np.array([h.score for h in hits])),
@@ -350,7 +352,7 @@ def order_by_time(state: State) -> State:
 
 
 def refine_hits(state: State) -> State:
-    """Keep of the hits what a model, or a rule, finds to the point."""
+    """Keep the hits that help to answer, by a model or by rule."""
     confidences = [float(logistic(h.score)) for h in state.hits]
     refined = refine(state.text, list(state.hits), confidences, state.llm, state.plan.hint)
     reason = f"{refined.how}: {'; '.join(refined.reasons) or 'all kept'}"

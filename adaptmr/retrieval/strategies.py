@@ -17,11 +17,11 @@ from ..llm import LLM
 from ..llm.tasks import meter_usage
 from .fusion import Fit
 from .mixture import mix_evidence
-from .as_of import resolve_as_of, store_as_of
+from .as_of import make_request
 from .plan import Planner, RetrievalPlan, planner_llm, weighted_plans
 from .queries import decompose_by_rule
-from .rounds import run_rounds
-from ..store.protocol import Store
+from .rounds import run_request
+from ..store.protocol import PlannerStore, Store
 from ..times import find_compared_events, time_window
 from ..types import Evidence, Question, QueryType
 
@@ -32,13 +32,13 @@ __all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'Strategy', 'ST
 # %% ../../nbs/retrieval/08_strategies.ipynb #3c59e420
 HYBRID_WEIGHTS: dict[str, float] = {"hybrid": 1.0}
 UNIFIED_WEIGHTS: dict[str, float] = {"dense": 1.0}
-MIN_RELEVANCE = 0.25  # the probability below which nothing is returned, whatever was asked
+MIN_RELEVANCE = 0.25  # below this probability every strategy returns nothing
 _GATED: dict[str, Any] = {"relevance_threshold": MIN_RELEVANCE, "relevance_low": MIN_RELEVANCE}
 
 
-def fitted_weights(kind: QueryType) -> dict[str, float]:
-    """Return the weights fitted to a type of question; those of `hybrid` where it has none of its own."""
-    return {str(kind): 1.0}
+def fitted_weights(question_type: QueryType) -> dict[str, float]:
+    """Return the weights fitted to a question type; those of `hybrid` where it has none of its own."""
+    return {str(question_type): 1.0}
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #3a264eb2
 def factual(question: Question, now: datetime) -> RetrievalPlan:
@@ -118,22 +118,22 @@ class StrategyPlanner:
     strategy: Strategy
     name: str = "strategy"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
         return self.strategy(question, asked_at(question, store))
 
 
 @dataclass(frozen=True)
 class Router:
-    """Plans by the strategy of a question's type, which `kind` returns (default: `classify`)."""
+    """Plans by the strategy of a question's type, which `question_type` predicts (default: `classify`)."""
 
-    kind: Callable[[Question], QueryType] = lambda question: classify(question.text)
+    question_type: Callable[[Question], QueryType] = lambda question: classify(question.text)
     strategies: dict[QueryType, Strategy] = field(default_factory=lambda: dict(STRATEGIES))
     name: str = "router"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
-        return self.strategies[self.kind(question)](question, asked_at(question, store))
+        return self.strategies[self.question_type(question)](question, asked_at(question, store))
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
 def retrieve(
@@ -148,18 +148,18 @@ def retrieve(
 ) -> Evidence:
     """Retrieve at most `k` memories for a question: plan, then run the plan.
 
-    Without a planner, the router with its rules: no model, no key. `llm` does the steps that a plan gives
-    to a model; it defaults to the planner's own. Memories said after `as_of` are hidden from the planner
-    and the search; it defaults to the question's `asked_at`, and for a text without a time nothing is
-    hidden. Raises what the planner and `execute` raise.
+    The default planner is the router with its rules, which needs no model and no key. `llm` is the model for
+    the steps that ask one; it defaults to the planner's own. Memories said after `as_of` are hidden from
+    the planner and the search; it defaults to the question's `asked_at`, and for a text without a time
+    nothing is hidden. Raises what the planner and `execute` raise.
     """
     planner, begun = planner or Router(), perf_counter()
-    query, moment = resolve_as_of(query, as_of)
-    reader = llm if llm is not None else planner_llm(planner)
+    request = make_request(query, store, as_of)
+    model = llm if llm is not None else planner_llm(planner)
     with meter_usage() as meter:
         found = [
-            (weight, run_rounds(plan.sized(k), query, store, fit=fit, llm=reader, as_of=moment))
-            for weight, plan in weighted_plans(planner, query, store_as_of(store, moment))
+            (weight, run_request(plan.sized(k), request, fit=fit, llm=model))
+            for weight, plan in weighted_plans(planner, request.query, request.visible_store())
         ]
     return replace(
         mix_evidence(found, k),

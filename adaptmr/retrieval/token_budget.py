@@ -69,7 +69,7 @@ def _greedy(
     n = len(weights)
     covered, total = [0.0] * n, 0.0
     chosen: list[int] = []
-    worth = [max(t, 0.25) ** -cost_exponent for t in tokens] if cost_exponent else [1.0] * n
+    scale = [max(t, 0.25) ** -cost_exponent for t in tokens] if cost_exponent else [1.0] * n
 
     def gain(j: int) -> float:
         return weights[j] * (1 - covered[j]) + sum(
@@ -77,18 +77,18 @@ def _greedy(
         )
 
     def rate(j: int) -> float:
-        return round(gain(j) * worth[j], 9)  # rounded: equals are equal however they were summed up
+        return round(gain(j) * scale[j], 9)  # rounded, so that the order of summation makes no difference
 
     heap = [(-rate(j), j, 0) for j in range(n)]  # of equals the better rank comes first
     heapify(heap)
     while heap and len(chosen) < k:
-        value, j, asked = heappop(heap)
+        value, j, n_chosen = heappop(heap)
         if tokens[j] > room:
             continue
-        if others[j] and asked < len(chosen):  # its gain is from before the last choice
-            value, asked = -rate(j), len(chosen)
+        if others[j] and n_chosen < len(chosen):  # its gain was computed before the last choice
+            value, n_chosen = -rate(j), len(chosen)
             if heap and (value, j) > heap[0][:2]:
-                heappush(heap, (value, j, asked))
+                heappush(heap, (value, j, n_chosen))
                 continue
         total += gain(j)
         covered[j] = 1.0
@@ -154,7 +154,7 @@ def rank_prefix(
     k: int | None = None,
     similarity: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The rule to compare with: hits from the top until one doesn't fit.
+    """Return the positions of the hits from the top until one doesn't fit: the rule to compare with.
 
     Takes and returns what `cut_to_budget` does.
     """

@@ -80,7 +80,7 @@ ATTRIBUTES = (
 )
 
 # %% ../../nbs/retrieval/00_versions.ipynb #41089f99
-# somebody else's address is not the speaker's
+# what is said about others: a sister's address is not the speaker's
 _OTHERS = re.compile(
     r"\b(?:my|our|his|her|their) (?:\w+ )?(?:sister|brother|mother|father|mum|mom|dad|parents?|son|daughter"
     r"|wife|husband|partner|friend|boss"
@@ -123,7 +123,7 @@ def states_attribute(attribute: Attribute, text: str, of_others: bool = False) -
     )
 
 # %% ../../nbs/retrieval/00_versions.ipynb #1d23567d
-# takes the older memory, the newer one, and the verdict of the attribute rule
+# is called with the older memory, the newer one, and the verdict of the attribute rule
 UpdateCheck = Callable[[Memory, Memory, bool], bool]
 _MODEL_HITS = 6  # a model is asked about pairs among so many best hits
 _MODEL_SIMILARITY = 0.5  # whose cosine is at least this

@@ -14,7 +14,7 @@ import numpy as np
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['Store']
+__all__ = ['Store', 'PlannerStore']
 
 # %% ../../nbs/store/00_protocol.ipynb #5c1d0b05
 @runtime_checkable
@@ -91,4 +91,23 @@ class Store(Protocol):
 
     def similarity(self, i: Any, j: Any) -> np.ndarray:
         """Return cosines between the memories of rows `i` (a,) and `j` (b,): (a, b) float32."""
+        ...
+
+# %% ../../nbs/store/00_protocol.ipynb #2ed78b63
+@runtime_checkable
+class PlannerStore(Protocol):
+    """What a planner reads of a store. Every `Store` is one."""
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        """The active memories in step order, then by id."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every change: results computed from the memories are cached under it."""
+        ...
+
+    def recent(self, n: int = 10) -> list[Memory]:
+        """Return the `n` latest memories."""
         ...

@@ -21,7 +21,7 @@ from adaptmr.retrieval.strategies import (
     Router,
     Strategy,
 )
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore
 from .llm_planned import make_multi_round
 from .base import MemorySystem, PlannedSystem, register_system
 from ..types import Question, QueryType
@@ -46,7 +46,7 @@ class EditedPlanner:
         """Return the other planner's model."""
         return planner_llm(self.planner)
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the other planner's plan, edited."""
         return replace(self.edit(self.planner.plan(query, store)), planner=self.name)
 
@@ -114,7 +114,7 @@ def _without(*types: QueryType) -> dict[QueryType, Strategy]:
 
 @register_system("adaptmr w/o classifier", "the strategy is drawn by lot", group="ablation")
 def _unclassified(name: str, embedder: Any, seed: int = 0, **_: Any) -> MemorySystem:
-    return PlannedSystem(name, Router(kind=_random_type(seed), name=name), embedder=embedder)
+    return PlannedSystem(name, Router(question_type=_random_type(seed), name=name), embedder=embedder)
 
 
 def _register_router_variant(part: str, types: tuple[QueryType, ...]) -> None:

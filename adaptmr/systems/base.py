@@ -178,7 +178,7 @@ def known_systems(group: str | None = "main") -> dict[str, str]:
 
     Groups are "main", "ablation", "baseline" and "oracle"; `None` stands for all systems.
     """
-    # by the list above, not by which module happened to be imported first
+    # ordered by `_MODULES`, not by which module was imported first
     modules = [import_module(f"adaptmr.systems.{module}").__name__ for module in _MODULES]
     position = {
         name: modules.index(factory.__module__) if factory.__module__ in modules else len(modules)

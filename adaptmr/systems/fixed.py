@@ -65,14 +65,14 @@ class RandomSystem(_TurnList):
         self.seed = seed
 
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
-        """Draw `k` turns at random from those before the question. Raises `ValueError` for a negative `k`."""
+        """Sample `k` of the turns before the question at random. Raises `ValueError` for a negative `k`."""
         text = query_text(question)
         if k < 0:
             raise ValueError(f"k={k!r} must be 0 or more")
         key = f"{self.seed}:{text}".encode("utf-8", "surrogatepass")
         generator = random.Random(hashlib.sha256(key).digest())
         turns = self._turns_before(question)
-        return self._evidence(generator.sample(turns, min(k, len(turns))), "lot", f"seed {self.seed}")
+        return self._evidence(generator.sample(turns, min(k, len(turns))), "sample", f"seed {self.seed}")
 
 
 class FullContextSystem(_TurnList):

@@ -16,7 +16,7 @@ from ..planning.routed import Mixture, Routed
 from ..retrieval.candidates import query_text
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
 from ..retrieval.strategies import HYBRID_WEIGHTS
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore
 from .base import MemorySystem, PlannedSystem, register_system
 from ..types import Question
 
@@ -110,6 +110,6 @@ class _TokenBudgetPlanner:
         self.name, self.default_tokens = name, default_tokens
         self.budgets: dict[str, int] = {}
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         tokens = self.budgets.get(query_text(query), self.default_tokens)
         return RetrievalPlan(weights=HYBRID_WEIGHTS, rerank_tokens=tokens, planner=self.name)

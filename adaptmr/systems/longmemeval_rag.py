@@ -19,7 +19,7 @@ from ..retrieval.rendering import sort_by_time, render_context
 from ..retrieval.as_of import resolve_as_of
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.strategies import UNIFIED_WEIGHTS, as_question
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore
 from .base import MemorySystem, PlannedSystem, register_system
 from ..text import detect_language, split_sentences
 from ..times import annotate_dates, time_window
@@ -112,7 +112,7 @@ class TimeAwarePlanner:
 
     name: str = "longmemeval_rag"
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Plan the search; its `time_window` is the one that the question names, or `None`."""
         question = as_question(query)
         window = time_window(question.text, asked_at(question, store))

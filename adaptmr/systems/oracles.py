@@ -33,7 +33,9 @@ class _OracleSystem(PlannedSystem):
 
 @register_system("oracle_type", "adaptmr, told the kind of the question")
 def _oracle_type(name: str, embedder: Any, **_: Any) -> MemorySystem:
-    return _OracleSystem(name, Router(kind=lambda question: question.type, name=name), embedder=embedder)
+    return _OracleSystem(
+        name, Router(question_type=lambda question: question.type, name=name), embedder=embedder
+    )
 
 # %% auto #0
 __all__ = ['OraclePlan', 'OracleEvidence']
@@ -82,7 +84,7 @@ class OraclePlan(_OracleSystem):
 
         best = min(found, key=cost)
         hits, tokens = cost(best)
-        reason = f"told: {best} found {-hits} of {len(gold)} gold turns in {tokens} tokens"
+        reason = f"by the gold turns: {best} found {-hits} of {len(gold)} gold turns in {tokens} tokens"
         return replace(
             found[best],
             trace=[*found[best].trace, TraceRow("plans", len(found), 1, reason=reason)],
@@ -128,7 +130,7 @@ class OracleEvidence:
             bool(hits),
             float(bool(hits)),
             RetrievalPlan(weights={}, temporal_order=True, k=len(hits), planner=self.name),
-            [TraceRow("gold", len(self.turns), len(hits), reason="told")],
+            [TraceRow("gold", len(self.turns), len(hits), reason="given with the question")],
             context=render_context(hits),
         )
 

@@ -5,7 +5,7 @@
 # %% ../../nbs/systems/01_wrapper.ipynb #442191e2
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from time import perf_counter
@@ -25,20 +25,33 @@ __all__ = ['WrappedSystem']
 
 # %% ../../nbs/systems/01_wrapper.ipynb #451b5209
 class _IngestedTurns:
-    """Hold the ingested turns with the members of a store that planners use."""
+    """The ingested turns, as the `PlannerStore` of a planner."""
 
     def __init__(self, memories: Iterable[Memory] = ()) -> None:
-        self.memories = list(memories)
+        self._memories = list(memories)
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        """The turns, in the order in which they were ingested."""
+        return self._memories
 
     @property
     def version(self) -> int:
-        return len(self.memories)
+        """The number of turns, which grows with every change."""
+        return len(self._memories)
+
+    def add(self, turns: Iterable[Memory]) -> None:
+        """Append the turns that are not there yet."""
+        known = {m.id for m in self._memories}
+        self._memories.extend(m for m in turns if m.id not in known)
 
     def recent(self, n: int = 10) -> list[Memory]:
-        return sorted(self.memories, key=memory_order)[-n:] if n else []
+        """Return the `n` latest turns, the latest last."""
+        return sorted(self._memories, key=memory_order)[-n:] if n else []
 
     def until(self, moment: datetime | None) -> _IngestedTurns:
-        return self if moment is None else _IngestedTurns(m for m in self.memories if m.at <= moment)
+        """Return the turns said up to a moment; for `None` all of them."""
+        return self if moment is None else _IngestedTurns(m for m in self._memories if m.at <= moment)
 
 # %% ../../nbs/systems/01_wrapper.ipynb #56fe3bae
 class _PooledHits:
@@ -63,9 +76,9 @@ class _PooledHits:
 class WrappedSystem:
     """Retrieve from another memory system by plan.
 
-    `planner` makes the plans; its own `llm`, or the one given, refines their results; `pool` is the number
-    of memories that each query asks for. The relevance that the gate compares is computed from the memories
-    that the other system returned, not from all that it holds.
+    `planner` makes the plans. The steps of a plan that ask a model ask `llm`; it defaults to the planner's
+    own model. `pool` is the number of memories that each query asks for. The relevance that the gate
+    compares is computed from the memories that the other system returned, not from all that it holds.
     """
 
     def __init__(
@@ -90,8 +103,7 @@ class WrappedSystem:
 
     def ingest(self, conversation: Conversation) -> Usage:
         """Ingest a conversation into the other system; return its usage."""
-        known = {m.id for m in self._ingested.memories}
-        self._ingested.memories.extend(m for m in conversation.turns if m.id not in known)
+        self._ingested.add(conversation.turns)
         return self.inner.ingest(conversation)
 
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
@@ -101,8 +113,7 @@ class WrappedSystem:
         """
         begun, question = perf_counter(), as_question(question)
         with meter_usage() as meter:
-            turns: Any = self._ingested.until(question.asked_at)  # the part of a Store that planners read
-            plan = self.planner.plan(question, turns).sized(k)
+            plan = self.planner.plan(question, self._ingested.until(question.asked_at)).sized(k)
             if plan.max_rounds > 1 or plan.expand:
                 raise PlanError(
                     f"max_rounds={plan.max_rounds}, expand={plan.expand}: "

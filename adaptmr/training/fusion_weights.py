@@ -35,13 +35,13 @@ from ..store.memory_store import MemoryStore
 from ..types import Dataset, Question
 
 # %% auto #0
-__all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'WEIGHTS_C', 'MIN_TYPE_QUESTIONS', 'N_FOLDS', 'HELD_OUT_MEASURES', 'Sample',
-           'gather_samples', 'fit_weights', 'fit_type_weights', 'sample_recall', 'cross_validate_types',
-           'evidence_found', 'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows', 'summarize_held_out',
-           'type_gains_table', 'describe_data', 'fit_all', 'write_fits']
+__all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'INVERSE_PENALTY', 'RELEVANCE_INVERSE_PENALTY', 'MIN_TYPE_QUESTIONS', 'N_FOLDS',
+           'HELD_OUT_MEASURES', 'Sample', 'gather_samples', 'fit_weights', 'fit_type_weights', 'sample_recall',
+           'cross_validate_types', 'evidence_found', 'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows',
+           'summarize_held_out', 'type_gains_table', 'describe_data', 'fit_all', 'write_fits']
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #287484e4
-POOL_SIZE = 200
+POOL_SIZE = 200  # candidates of a question that the regression is fitted to, besides the evidence
 FITTED_SIGNALS = tuple(name for name, s in SIGNALS.items() if s.fitted)
 
 
@@ -66,15 +66,15 @@ class Sample:
 
     @cached_property
     def pool(self) -> np.ndarray:
-        """Positions of the candidates to learn from: the best, and the evidence."""
+        """Positions of the candidates to fit to (p,): the `POOL_SIZE` best, with ties, and the evidence."""
         c = self.candidates
-        hopeful = c.base_scores + signal_values(c, "speaker")
-        edge = np.sort(hopeful)[-min(POOL_SIZE, len(c))]
-        return np.flatnonzero((hopeful >= edge) | self.gold)
+        score = c.base_scores + signal_values(c, "speaker")
+        smallest = np.sort(score)[-min(POOL_SIZE, len(c))]
+        return np.flatnonzero((score >= smallest) | self.gold)
 
     @cached_property
     def x(self) -> np.ndarray:
-        """The signals of those candidates: (near, signals)."""
+        """The signals of the candidates in `pool`: (p, signals)."""
         return np.stack([signal_values(self.candidates, name)[self.pool] for name in FITTED_SIGNALS], 1)
 
     def sources(self, scores: np.ndarray) -> list[str]:
@@ -110,15 +110,17 @@ def gather_samples(data: Dataset, embedder: Any) -> list[Sample]:
     return out
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #ad3c88d3
-WEIGHTS_C = 0.01
+INVERSE_PENALTY = 0.01  # scikit-learn's C for the weights
+RELEVANCE_INVERSE_PENALTY = 0.1  # and for the coefficients of relevance
 
 
-def _logistic(x: np.ndarray, y: np.ndarray, names: Sequence[str], c: float) -> dict[str, float]:
+def _logistic(x: np.ndarray, y: np.ndarray, names: Sequence[str], inverse_penalty: float) -> dict[str, float]:
+    """Fit P(y) to x (rows, names) by logistic regression; return the coefficients and "intercept"."""
     from sklearn.linear_model import LogisticRegression
 
     mean, spread = x.mean(0), x.std(0)
     spread = np.where(spread > 1e-9, spread, 1.0)
-    model = LogisticRegression(C=c, max_iter=2000).fit((x - mean) / spread, y)
+    model = LogisticRegression(C=inverse_penalty, max_iter=2000).fit((x - mean) / spread, y)
     weights = model.coef_[0] / spread
     return {**dict(zip(names, weights.tolist())), "intercept": float(model.intercept_[0] - weights @ mean)}
 
@@ -130,17 +132,17 @@ def _rounded(weights: Mapping[str, float]) -> dict[str, float]:
 def fit_weights(samples: Iterable[Sample]) -> dict[str, float]:
     """Fit log-odds per unit of each signal, and "intercept", by logistic regression of "is evidence".
 
-    Raises `ValueError` when no sample has evidence to learn from.
+    Raises `ValueError` when no sample has evidence.
     """
     used = [s for s in samples if s.has_evidence]
     if not used:
-        raise ValueError("no question with evidence to learn from; give questions with evidence in the store")
+        raise ValueError("no question with evidence to fit to; give questions with evidence in the store")
     return _rounded(
         _logistic(
             np.concatenate([s.x for s in used]),
             np.concatenate([s.gold[s.pool] for s in used]),
             FITTED_SIGNALS,
-            WEIGHTS_C,
+            INVERSE_PENALTY,
         )
     )
 
@@ -154,7 +156,7 @@ def fit_type_weights(samples: Iterable[Sample], hybrid: Mapping[str, float]) -> 
         np.column_stack([x, general]),
         np.concatenate([s.gold[s.pool] for s in used]),
         (*FITTED_SIGNALS, "hybrid"),
-        WEIGHTS_C,
+        INVERSE_PENALTY,
     )
     share = found.pop("hybrid")
     return _rounded(
@@ -162,11 +164,12 @@ def fit_type_weights(samples: Iterable[Sample], hybrid: Mapping[str, float]) -> 
     )
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #d8d2e602
-MIN_TYPE_QUESTIONS = 30  # questions of a kind, below which it has no weights of its own
+MIN_TYPE_QUESTIONS = 30  # a type with fewer questions has no weights of its own
 N_FOLDS = 3
 
 
 def sample_recall(sample: Sample, weights: Mapping[str, float], k: int = DEPTH) -> float:
+    """Return the share of the evidence among the `k` best candidates under these weights, 0 to 1."""
     return recall_fraction(
         sample.sources(fuse_signals(sample.candidates, weights)[0]), sample.question.evidence, k
     )
@@ -180,7 +183,7 @@ def cross_validate_types(
     For types with enough questions; types by the rules, or with `gold_types` the gold ones.
     """
 
-    def kind_of(s: Sample) -> str:
+    def type_of(s: Sample) -> str:
         return str(s.question.type) if gold_types else s.predicted_type
 
     names = sorted({s.conversation for s in samples})
@@ -191,13 +194,17 @@ def cross_validate_types(
         if not any(s.has_evidence for s in train):
             continue
         hybrid = fit_weights(train)
-        for kind in sorted({kind_of(s) for s in samples}):
-            mine = [s for s in train if kind_of(s) == kind and s.has_evidence]
+        for question_type in sorted({type_of(s) for s in samples}):
+            mine = [s for s in train if type_of(s) == question_type and s.has_evidence]
             if len(mine) < MIN_TYPE_QUESTIONS:
                 continue
             own = fit_type_weights(mine, hybrid)
-            asked = [s for s in samples if s.conversation in held and kind_of(s) == kind and s.has_evidence]
-            out.setdefault(kind, []).extend(
+            asked = [
+                s
+                for s in samples
+                if s.conversation in held and type_of(s) == question_type and s.has_evidence
+            ]
+            out.setdefault(question_type, []).extend(
                 (s, sample_recall(s, hybrid), sample_recall(s, own)) for s in asked
             )
     return out
@@ -219,10 +226,15 @@ def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
     y = np.array([evidence_found(s, fit) for s in samples], bool)
     if y.all() or not y.any():
         raise ValueError(
-            f"evidence was found for {int(y.sum())} of {len(y)} questions: nothing to tell apart"
+            f"evidence was found for {int(y.sum())} of {len(y)} questions: there are no two classes to fit"
         )
     return _rounded(
-        _logistic(np.array([relevance_features(s.candidates, fit) for s in samples]), y, FEATURES, 0.1)
+        _logistic(
+            np.array([relevance_features(s.candidates, fit) for s in samples]),
+            y,
+            FEATURES,
+            RELEVANCE_INVERSE_PENALTY,
+        )
     )
 
 
@@ -245,10 +257,10 @@ def make_fit(samples: Sequence[Sample], encoder: str, without: str = "", by_type
     """
     train = [s for s in samples if s.conversation != without]
     weights = {"hybrid": fit_weights(train)}
-    for kind, rows in (cross_validate_types(train) if by_type else {}).items():
+    for question_type, rows in (cross_validate_types(train) if by_type else {}).items():
         if sum(own - plain for _, plain, own in rows) > 0:
-            weights[kind] = fit_type_weights(
-                [s for s in train if s.predicted_type == kind], weights["hybrid"]
+            weights[question_type] = fit_type_weights(
+                [s for s in train if s.predicted_type == question_type], weights["hybrid"]
             )
     fit = Fit(encoder, without, weights)
     return replace(fit, relevance=fit_relevance(train, fit), seen=store_statistics(train, fit))
@@ -316,14 +328,15 @@ def summarize_held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def type_gains_table(samples: Sequence[Sample], shipped: Collection[str]) -> list[dict[str, Any]]:
     """Tabulate the gain of own weights over `hybrid` in recall@10 by type, held out, with 95 % intervals.
 
-    Types are predicted by the rules ("guessed"), or gold ("told"); `shipped` are those whose weights ship.
+    Types are predicted by the rules (`known` is "guessed") or gold ("told"); `shipped` are those whose
+    weights ship.
 
     `low` and `high` are `None` where there are too few questions or conversations for an interval.
     """
     out = []
     for gold_types in (False, True):
         tried = cross_validate_types(samples, gold_types)
-        for kind, rows in {
+        for question_type, rows in {
             **dict(sorted(tried.items())),
             "all": [row for part in tried.values() for row in part],
         }.items():
@@ -334,20 +347,21 @@ def type_gains_table(samples: Sequence[Sample], shipped: Collection[str]) -> lis
             )
             out.append(
                 {
-                    "kind": kind,
+                    "kind": question_type,
                     "known": "told" if gold_types else "guessed",
                     "n": gain.n,
                     "hybrid": round(nanmean_count([plain for _, plain, _ in rows])[0], 4),
                     "gain": round(gain.mean, 4),
-                    "low": _end(gain.low),
-                    "high": _end(gain.high),
-                    "ships": kind in shipped and not gold_types,
+                    "low": _bound(gain.low),
+                    "high": _bound(gain.high),
+                    "ships": question_type in shipped and not gold_types,
                 }
             )
     return out
 
 
-def _end(value: float) -> float | None:
+def _bound(value: float) -> float | None:
+    """Return a bound of an interval as JSON has it: rounded, `None` for nan."""
     return None if math.isnan(value) else round(value, 4)
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #64e7d578

@@ -26,7 +26,7 @@ __all__ = ['HEAD_C', 'RULE_FEATURE_SCALE', 'HEAD_OPTIONS', 'Examples', 'make_exa
 # %% ../../nbs/training/00_type_heads.ipynb #212b7b3e
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Questions to learn from, as arrays (n,); `x` is features (n, dim + types).
+    """Questions to fit to, as arrays (n,); `x` is features (n, dim + types).
 
     `types` are the gold types, `weight` makes the sets weigh the same, `rules` are the rules' probabilities
     (n, types).
@@ -52,10 +52,12 @@ def make_examples(sets: Mapping[str, Sequence[Question]], encoder: Embedder) -> 
         for q in sorted(questions, key=lambda q: (q.conversation, q.id))
     ]
     if not rows:
-        raise ValueError("no questions to learn from; give sets of questions with their types")
+        raise ValueError("no questions to fit to; give sets of questions with their types")
     texts, owner = [q.text for _, q in rows], np.array([name for name, _ in rows])
     share = {name: len(rows) / len(set(owner)) / int((owner == name).sum()) for name in set(owner)}
-    rules = np.array([[p[kind] for kind in QueryType] for p in map(type_probabilities, texts)])
+    rules = np.array(
+        [[p[question_type] for question_type in QueryType] for p in map(type_probabilities, texts)]
+    )
     return Examples(
         encoder.name,
         question_features(texts, encoder),
@@ -84,9 +86,7 @@ def fit_head(
     train, dim = examples.conversation != without, examples.x.shape[1] - len(QueryType)
     x, y = examples.x[train].astype(np.float64), examples.types[train]
     if len(set(y)) < 2:
-        raise ValueError(
-            f"{len(y)} questions of {len(set(y))} kind to learn from; two kinds at least are needed"
-        )
+        raise ValueError(f"{len(y)} questions of {len(set(y))} type to fit to; at least two types are needed")
     middle = x[:, :dim].mean(0)
     scale = np.concatenate(
         [
@@ -101,10 +101,10 @@ def fit_head(
     model.fit((x - middle) * scale, y, sample_weight=examples.weight[train])
     w, b = model.coef_, model.intercept_
     if len(model.classes_) == 2:
-        w, b = np.vstack([-w, w]) / 2, np.array([-b[0], b[0]]) / 2  # scikit-learn keeps one row for two kinds
+        w, b = np.vstack([-w, w]) / 2, np.array([-b[0], b[0]]) / 2  # scikit-learn has one row for two types
     w = w * scale
     weights = np.vstack([w.T, b - w @ middle]).astype(np.float16).astype(np.float32)
-    return ClassifierHead(examples.embedder, without, tuple(QueryType(k) for k in model.classes_), weights)
+    return ClassifierHead(examples.embedder, without, tuple(map(QueryType, model.classes_)), weights)
 
 # %% ../../nbs/training/00_type_heads.ipynb #ed7d4f63
 def held_out_probabilities(examples: Examples, heads: Mapping[str, ClassifierHead]) -> np.ndarray:
@@ -117,10 +117,9 @@ def held_out_probabilities(examples: Examples, heads: Mapping[str, ClassifierHea
     for name, head in heads.items():
         mine = examples.conversation == name
         known = [order.index(k) for k in head.types]
-        free = examples.rules[np.ix_(mine, known)].sum(
-            1, keepdims=True
-        )  # a kind that a head never met keeps the rules' probability
-        out[np.ix_(mine, known)] = free * head(examples.x[mine])
+        # a type that the head doesn't have keeps the probability of the rules
+        rest = examples.rules[np.ix_(mine, known)].sum(1, keepdims=True)
+        out[np.ix_(mine, known)] = rest * head(examples.x[mine])
     return out
 
 
@@ -188,13 +187,13 @@ def threshold_curve(examples: Examples, second: np.ndarray) -> list[dict[str, An
     """
     rows = []
     for sure in (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.01):
-        goes_on = is_uncertain(examples.rules, sure)
-        scores = accuracy_by_dataset(examples, np.where(goes_on[:, None], second, examples.rules))
+        passed_on = is_uncertain(examples.rules, sure)
+        scores = accuracy_by_dataset(examples, np.where(passed_on[:, None], second, examples.rules))
         rows.append(
             {
                 "embedder": examples.embedder,
                 "sure": sure,
-                "asked": round(float(goes_on.mean()), 4),
+                "asked": round(float(passed_on.mean()), 4),
                 **_means(scores),
             }
         )
@@ -266,7 +265,7 @@ def finetune(
       that of the head is ten times as high.
     - `device`: "cuda" or "cpu" (default: "cuda" where there is one).
 
-    On the processor, the same seed gives the same weights; beside other processes, one thread
+    On the processor, the same seed gives the same weights; if other processes run, one thread
     (OMP_NUM_THREADS=1) is many times faster than two. Changes torch's random state. Raises `ValueError`
     with fewer than two types.
     """
@@ -274,10 +273,10 @@ def finetune(
     from transformers import AutoModel, AutoTokenizer
 
     train = sorted((q for q in questions if q.conversation != without), key=lambda q: (q.conversation, q.id))
-    kinds = tuple(k for k in QueryType if any(q.type == k for q in train))
-    if len(kinds) < 2:
+    types = tuple(t for t in QueryType if any(q.type == t for q in train))
+    if len(types) < 2:
         raise ValueError(
-            f"{len(train)} questions of {len(kinds)} kind to learn from; two kinds at least are needed"
+            f"{len(train)} questions of {len(types)} type to fit to; at least two types are needed"
         )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
@@ -285,9 +284,9 @@ def finetune(
     model = AutoModel.from_pretrained(place).to(device).train()
     tuned = FineTunedClassifier(
         model,
-        torch.nn.Linear(model.config.hidden_size, len(kinds)).to(device),
+        torch.nn.Linear(model.config.hidden_size, len(types)).to(device),
         AutoTokenizer.from_pretrained(place),
-        kinds,
+        types,
         device,
     )
     _train(tuned, train, epochs, learning_rate, batch)

@@ -14,7 +14,7 @@ from ..metrics.ranking import longmemeval_metrics, to_sessions
 from ..runner.evaluate import prepare_questions
 from ..stats.intervals import mean_ci
 from ...retrieval.plan import Planner, RetrievalPlan, planner_llm, weighted_plans
-from ...store.protocol import Store
+from ...store.protocol import PlannerStore
 from ...systems.base import MemorySystem, PlannedSystem, make_system
 from ...types import Conversation, Dataset, Evidence, Question
 
@@ -77,15 +77,15 @@ class _FullRanking:
     def __init__(self, planner: Planner) -> None:
         self._planner, self.name, self.llm = planner, planner.name, planner_llm(planner)
 
-    def plans(self, query: str | Question, store: Store) -> list[tuple[float, RetrievalPlan]]:
+    def plans(self, query: str | Question, store: PlannerStore) -> list[tuple[float, RetrievalPlan]]:
         return [
             (weight, self._wide(plan, store)) for weight, plan in weighted_plans(self._planner, query, store)
         ]
 
-    def plan(self, query: str | Question, store: Store) -> RetrievalPlan:
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         return self._wide(self._planner.plan(query, store), store)
 
-    def _wide(self, plan: RetrievalPlan, store: Store) -> RetrievalPlan:
+    def _wide(self, plan: RetrievalPlan, store: PlannerStore) -> RetrievalPlan:
         return replace(plan, pool=max(plan.pool, len(store.memories)))
 
 
