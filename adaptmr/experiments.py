@@ -389,12 +389,12 @@ class ReportedRun(EvaluatedRun):
         return pd.DataFrame(
             [
                 {
-                    "kind": tables.TYPE_LABELS[kind],
+                    "label": tables.TYPE_LABELS[question_type],
                     "questions": len(p),
                     "unanswerable": int((~p["answerable"]).sum()),
                     "gold turns, mean": p["gold"].astype(float).mean(),
                 }
-                for kind, p in tables.split_by_type(rows)
+                for question_type, p in tables.split_by_type(rows)
             ]
         )
 
@@ -416,7 +416,7 @@ class ReportedRun(EvaluatedRun):
             "plans",
             table,
             "What the plans decided, per kind of question: means; shares of the yes-or-no decisions",
-            allow=["system", "kind"],
+            allow=["system", "label"],
         )
 
 # %% ../nbs/04_experiments.ipynb #e1495323
@@ -643,7 +643,7 @@ class Analysis(Experiment):
         )
         table = accuracy.judged_accuracy_table(frame, rates, seed=self.params["seed"])
         self.table("judged", table, table.attrs["caption"], allow=list(table.columns))
-        whole = table[table["kind"].isin(["all answerable", "unanswerable"])]
+        whole = table[table["label"].isin(["all answerable", "unanswerable"])]
         return self.table(
             "judged_overall",
             whole,

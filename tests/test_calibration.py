@@ -496,7 +496,7 @@ def test_a_question_that_is_not_in_the_data_is_named() -> None:
 def test_the_accuracy_table() -> None:
     frame = judge_answers(rows("one", "two"), DATA, Says())
     table = judged_accuracy_table(frame, rates(judge="says"))
-    assert list(table["system"].unique()) == ["one", "two"] and list(table["kind"][:4]) == [
+    assert list(table["system"].unique()) == ["one", "two"] and list(table["label"][:4]) == [
         "update",
         "multi-hop",
         "all answerable",

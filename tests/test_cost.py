@@ -115,7 +115,7 @@ def test_a_kind_with_nothing_but_first_questions():
     frame["type"] = ["preference" if q == "q2" else "multi_hop" for q in frame["question"]]
     table = e.latency_table(frame)
     row = table[(table["system"] == "rules") & (table["type"] == "preference")].iloc[0]
-    assert row["n"] == 0 and row["ms_both_p50"] == "–" and redaction_problems(table, allow=["kind"]) == []
+    assert row["n"] == 0 and row["ms_both_p50"] == "–" and redaction_problems(table, allow=["label"]) == []
     only = e.overhead(frame[frame["question"] == "q2"], measures=e.TIME_MEASURES)
     assert only["difference"].isna().all() and e.wide_table("system", only).loc["rules", "ms_both"] == "–"
     assert e.spending_table(frame).set_index(["system", "type"])["tokens"]["rules", "preference"] == 510
@@ -232,8 +232,8 @@ def test_accuracy_per_1000_by_hand():
         and (table["per_1000"] <= table["high"]).all()
         and table["low"].min() >= 0
     )
-    kinds = e.accuracy_per_1000(frame, by_type=True)
-    assert set(kinds["kind"]) == {"temporal", "multi-hop", "overall"} and len(kinds) == 9
+    by_type = e.accuracy_per_1000(frame, by_type=True)
+    assert set(by_type["label"]) == {"temporal", "multi-hop", "overall"} and len(by_type) == 9
     free = e.accuracy_per_1000(frame.assign(prompt_tokens=0, completion_tokens=0, context_tokens=0))
     assert free["per_1000"].isna().all()  # nothing to divide by: no number, not infinity
 
@@ -345,7 +345,7 @@ def test_on_rows_of_a_real_run():
         and set(extra["measure"]) == {"tokens", "calls"}
     )
     for table in (e.spending_table(frame), extra, e.accuracy_per_1000(frame), e.component_costs(frame)):
-        assert redaction_problems(table, allow=["kind", "part", "with", "without"]) == []
+        assert redaction_problems(table, allow=["label", "part", "with", "without"]) == []
 
 
 # --- the statistics underneath ------------------------------------------------------------------------------

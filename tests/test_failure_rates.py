@@ -236,7 +236,7 @@ def test_the_room_by_hand():
     sentence = ce.headroom_sentences(TOY, ["u"])[0]
     assert (
         "would add +0.000" in sentence
-        and "Most room on multi-hop (+0.250), least on preference (-0.250)" in sentence
+        and "Most headroom on multi-hop (+0.250), least on preference (-0.250)" in sentence
     )
 
 
@@ -254,14 +254,14 @@ def shares():
     return pd.DataFrame(
         [
             {
-                "kind": kind,
+                "label": label,
                 "cause": cause,
                 "mean": v,
                 "low": max(0.0, v - 0.1),
                 "high": min(1.0, v + 0.1),
                 "n": n,
             }
-            for kind, n in (("factual", 20), ("temporal", 30), ("none", 0))
+            for label, n in (("factual", 20), ("temporal", 30), ("none", 0))
             for cause, v in (("MISS", 0.6), ("CONFLICT", 0.0), ("GEN", 0.4))
             for v in ([v] if n else [math.nan])
         ]

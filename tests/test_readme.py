@@ -311,7 +311,7 @@ def fake_failures(root, name="failures", **params):
         f"unified,overall,overall,{c},{m},{m - 0.1},{m + 0.1},40"
         for c, m in (("MISS", 0.25), ("TEMPORAL", 0.0), ("GEN", 0.75))
     ]
-    (folder / "causes.csv").write_text("\n".join(["system,type,kind,cause,mean,low,high,n", *causes]) + "\n")
+    (folder / "causes.csv").write_text("\n".join(["system,type,label,cause,mean,low,high,n", *causes]) + "\n")
     rows = [
         f"{which},{reading},{k},0.5,0.8,0.8,0.3,{n}"
         for which, n, k in (("all", 130, 0.7), ("without HALLUC", 104, 0.6))

@@ -35,7 +35,7 @@ def failure_rates(
 ) -> pd.DataFrame:
     """Compute the share of failures per system and question type, and overall, with 95 % intervals.
 
-    Columns: system, type, kind (the type's label), mean, low, high, n, level.
+    Columns: system, type, label (the type's short name), mean, low, high, n, level.
     """
     return mean_table(mark_failures(frame, threshold, value), "failed", seed=seed)
 

@@ -172,7 +172,7 @@ def judged_accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: i
             it = mean_ci(part["correct"].to_numpy(float), part["conversation"].tolist(), seed=seed)
             row = {
                 "system": system,
-                "kind": kind,
+                "label": kind,
                 "n": it.n,
                 "judged right": format_interval(it.mean, it.low, it.high, ".3f", ".2f"),
             }

@@ -42,7 +42,7 @@ _MIN_LABELLED_SHARE = 0.075  # parts below it are too small for their name
 
 def stacked_causes(
     shares: pd.DataFrame,
-    x: str = "kind",
+    x: str = "label",
     part: str = "cause",
     y: str = "mean",
     low: str = "low",
@@ -150,7 +150,7 @@ def stacked_causes(
 # %% ../../../nbs/eval/report/02_failure_figures.ipynb #4bf5fc16
 def headroom_bars(
     frame: pd.DataFrame,
-    x: str = "kind",
+    x: str = "label",
     hue: str = "system",
     *,
     title: str = "",
