@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from enum import Enum
@@ -154,18 +154,93 @@ def _user_code_hash(thing: Any, functions: list[FunctionType], path: Path | None
     inherited = any(functions_of(base) for base in getattr(thing, "__mro__", ())[1:])
     if _version(thing) is None and not inherited:
         raise SourceUnavailable(
-            f"{getattr(thing, '__qualname__', thing)!r} has neither a file nor a source that tells whether "
+            f"{getattr(thing, '__qualname__', thing)!r} has neither a file nor a source that shows whether "
             'it was changed: declare a version on it, such as version = "1", and change that whenever the '
             "code changes"
         )
     return ""
 
 # %% ../../../nbs/eval/runner/01_identity.ipynb #a3dcd23d
-class _Description:
-    """Describes objects; `has_user_code` is whether any of the user's code was among them."""
+class _CodeHashes:
+    """Hash code; `any_user_code` is whether any of it was the user's."""
 
     def __init__(self) -> None:
-        self.has_user_code = False
+        self.any_user_code = False
+
+    def of_module(self, module: ModuleType) -> Any:
+        """Return a module's name, and for the user's own the hash of its file."""
+        path = Path(getattr(module, "__file__", None) or "")
+        if is_ours(module.__name__) or not path.is_file() or is_installed(path):
+            return module.__name__
+        self.any_user_code = True
+        return [module.__name__, file_sha256(path)[:16]]
+
+    def of_functions(self, thing: Any, functions: list[FunctionType]) -> str:
+        """Return the hash of a function or class, whose functions are given."""
+        path = file_of(thing)
+        if path is not None and is_installed(path):
+            return _installed_code_hash(thing, path)
+        self.any_user_code = True
+        return _user_code_hash(thing, functions, path)
+
+# %% ../../../nbs/eval/runner/01_identity.ipynb #74c39365
+_Of = Callable[[Any], Any]  # describes anything, as JSON values
+
+
+def _describe_function(function: FunctionType, of: _Of, code: _CodeHashes) -> Any:
+    found: dict[str, Any] = {"function": function.__qualname__, "module": _module_name(function)}
+    cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+    given = [cells, function.__defaults__, function.__kwdefaults__]
+    found["given"] = [of(g) for g in given if g]
+    if not is_ours(function.__module__):
+        found["code"] = code.of_functions(function, [function])
+        found["uses"] = _describe_globals([function], of)
+    return found
+
+
+def _describe_class(cls: type, of: _Of, code: _CodeHashes) -> Any:
+    found: dict[str, Any] = {"class": cls.__qualname__, "module": _module_name(cls)}
+    if is_ours(cls.__module__) or _is_third_party(cls):
+        return found
+    functions = functions_of(cls)
+    attributes = [(n, v) for n, v in sorted(vars(cls).items()) if _is_plain(v) and not n.startswith("__")]
+    found["version"] = _version(cls)
+    found["bases"] = [of(base) for base in cls.__bases__ if base is not object]
+    found["attributes"] = [[name, of(value)] for name, value in attributes]
+    found["code"] = code.of_functions(cls, [f for f in functions if not _is_generated(f, cls)])
+    found["uses"] = _describe_globals(functions, of)
+    return found
+
+
+def _describe_globals(functions: list[FunctionType], of: _Of) -> Any:
+    """Describe what functions use from their modules, by name."""
+    found = {name: value for f in functions for name, value in globals_of(f).items()}
+    return [[name, of(value)] for name, value in sorted(found.items())]
+
+
+def _describe_object(thing: Any, of: _Of) -> Any:
+    """Describe an object by its class and its settings; data, models and encoders by what identifies them."""
+    cls = of(type(thing))
+    if isinstance(thing, Dataset):
+        return [cls, thing.name, thing.sha256]
+    if isinstance(thing, LLM):
+        return [cls, thing.model]
+    if hasattr(thing, "tobytes") and hasattr(thing, "dtype"):
+        return [cls, str(thing.dtype), _sha(thing.tobytes())]
+    if is_ours(type(thing).__module__) and callable(getattr(thing, "encode", None)):
+        return [cls, getattr(thing, "name", ""), getattr(thing, "precision", "")]
+    if _is_third_party(type(thing)):
+        return cls
+    version = vars(thing).get("version") if hasattr(thing, "__dict__") else None
+    versions = [str(version)] if _is_plain(version) and version is not None else []
+    return [cls, *versions, of(_settings(thing))]
+
+# %% ../../../nbs/eval/runner/01_identity.ipynb #aee0ae37
+class _Description:
+    """Describe objects; `code` is whatever code was met on the way."""
+
+    def __init__(self) -> None:
+        self.code = _CodeHashes()
         self._inside: list[int] = []  # ids of what is being described, for objects that contain themselves
 
     def of(self, thing: Any) -> Any:
@@ -194,69 +269,12 @@ class _Description:
         if isinstance(thing, MethodType):
             return ["method", self.of(thing.__func__), self.of(thing.__self__)]
         if isinstance(thing, FunctionType):
-            return self._function(thing)
+            return _describe_function(thing, self.of, self.code)
         if isinstance(thing, type):
-            return self._class(thing)
+            return _describe_class(thing, self.of, self.code)
         if isinstance(thing, ModuleType):
-            return self._module(thing)
-        return self._object(thing)
-
-    def _module(self, module: ModuleType) -> Any:
-        path = Path(getattr(module, "__file__", None) or "")
-        if is_ours(module.__name__) or not path.is_file() or is_installed(path):
-            return module.__name__
-        self.has_user_code = True
-        return [module.__name__, file_sha256(path)[:16]]
-
-    def _function(self, function: FunctionType) -> Any:
-        found: dict[str, Any] = {"function": function.__qualname__, "module": _module_name(function)}
-        cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
-        given = [cells, function.__defaults__, function.__kwdefaults__]
-        found["given"] = [self.of(g) for g in given if g]
-        if not is_ours(function.__module__):
-            found["code"] = self._code(function, [function])
-            found["uses"] = self._globals([function])
-        return found
-
-    def _class(self, cls: type) -> Any:
-        found: dict[str, Any] = {"class": cls.__qualname__, "module": _module_name(cls)}
-        if is_ours(cls.__module__) or _is_third_party(cls):
-            return found
-        functions = functions_of(cls)
-        attributes = [(n, v) for n, v in sorted(vars(cls).items()) if _is_plain(v) and not n.startswith("__")]
-        found["version"] = _version(cls)
-        found["bases"] = [self.of(base) for base in cls.__bases__ if base is not object]
-        found["attributes"] = [[name, self.of(value)] for name, value in attributes]
-        found["code"] = self._code(cls, [f for f in functions if not _is_generated(f, cls)])
-        found["uses"] = self._globals(functions)
-        return found
-
-    def _code(self, thing: Any, functions: list[FunctionType]) -> str:
-        path = file_of(thing)
-        if path is not None and is_installed(path):
-            return _installed_code_hash(thing, path)
-        self.has_user_code = True
-        return _user_code_hash(thing, functions, path)
-
-    def _globals(self, functions: list[FunctionType]) -> Any:
-        found = {name: value for f in functions for name, value in globals_of(f).items()}
-        return [[name, self.of(value)] for name, value in sorted(found.items())]
-
-    def _object(self, thing: Any) -> Any:
-        cls = self.of(type(thing))
-        if isinstance(thing, Dataset):
-            return [cls, thing.name, thing.sha256]
-        if isinstance(thing, LLM):
-            return [cls, thing.model]
-        if hasattr(thing, "tobytes") and hasattr(thing, "dtype"):
-            return [cls, str(thing.dtype), _sha(thing.tobytes())]
-        if is_ours(type(thing).__module__) and callable(getattr(thing, "encode", None)):
-            return [cls, getattr(thing, "name", ""), getattr(thing, "precision", "")]
-        if _is_third_party(type(thing)):
-            return cls
-        version = vars(thing).get("version") if hasattr(thing, "__dict__") else None
-        versions = [str(version)] if _is_plain(version) and version is not None else []
-        return [cls, *versions, self.of(_settings(thing))]
+            return self.code.of_module(thing)
+        return _describe_object(thing, self.of)
 
 # %% ../../../nbs/eval/runner/01_identity.ipynb #226d82d9
 def user_code_hashes(systems: Sequence[Any], *, loader: str = "", **others: Any) -> dict[str, str]:
@@ -264,11 +282,10 @@ def user_code_hashes(systems: Sequence[Any], *, loader: str = "", **others: Any)
 
     Parts are `system mine`, `embedder`, …; a hash changes with the part's code or settings.
 
-
     `systems` are names or objects, `loader` the name of a data set whose reader counts, `others` further
     objects by their part (an embedder, a judge, a model); a name, and what is the package's own, adds
     nothing. An object given as a system always counts, for its settings are the user's. Raises
-    `SourceUnavailable`, which names the part, for code that can't be told from other code.
+    `SourceUnavailable`, which names the part, for code that can't be identified.
     """
     found: dict[str, str] = {}
     for system in systems:
@@ -291,4 +308,4 @@ def _part(name: str, thing: Any, always: bool = False) -> dict[str, str]:
         text = json.dumps(description.of(thing), sort_keys=True)
     except SourceUnavailable as e:
         raise SourceUnavailable(f"{name}: {e}") from e
-    return {name: _sha(text.encode())} if always or description.has_user_code else {}
+    return {name: _sha(text.encode())} if always or description.code.any_user_code else {}
