@@ -488,9 +488,9 @@ def test_a_system_with_another_ones_budget_gets_it_again(demo):
 
 
 def test_an_experiment_keeps_its_diagnoses(tmp_path):
-    from adaptmr.experiments import Analysis
+    from adaptmr.experiments import Experiment
 
-    e = Analysis(
+    e = Experiment(
         "t",
         {"systems": "unified", "split": "en1", "limit": 6, "embedder": "hash", "redact": True},
         out_dir=tmp_path,
