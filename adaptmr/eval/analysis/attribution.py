@@ -154,7 +154,7 @@ class _CounterfactualReplay:
         return self.outcomes[key]
 
     def minimal(self, names: InterventionSet) -> InterventionSet:
-        """Return the set without interventions that, beside the others, change nothing for the reader."""
+        """Return the set without interventions that change nothing for the reader after the others."""
         for name in reversed(CAUSE_ORDER):
             if name in names and self.reader_view(names - {name}) == self.reader_view(names):
                 names -= {name}

@@ -132,7 +132,7 @@ ALL_TYPES, ANSWERABLE_TYPES = "all", "all but abstention"
 def type_accuracy_table(predictions: pd.DataFrame) -> pd.DataFrame:
     """Compute the share of correct predictions per dataset, type and classifier.
 
-    The rows "all" and "all but abstention" stand for several types. Columns: dataset, type, classifier, n,
+    The rows "all" and "all but abstention" cover several types. Columns: dataset, type, classifier, n,
     mean, and its 95 % interval low, high over conversations (`nan` below four of them).
     """
     import pandas as pd

@@ -138,7 +138,7 @@ def draw_bars(
 
 
 def side_by_side(n_places: int, n_series: int, j: int, width: float) -> np.ndarray:
-    """Return where the bars of series `j` stand, so that those of all series are centred on their place."""
+    """Return the positions of the bars of series `j`: the bars of all series are centred on their place."""
     return np.arange(n_places) + (j - (n_series - 1) / 2) * width
 
 
@@ -305,8 +305,8 @@ def _draw_untested(ax: Axes, value: float, i: int) -> None:
     """Draw a difference without an interval in row `i`: an open point that is labelled "too few"."""
     look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "#777777", "markeredgewidth": 1.5}
     ax.plot([value], [i], "o", markersize=7, **look)
-    beside: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-    ax.annotate(TOO_FEW, (value, i), color="#888888", fontsize=8, **beside)
+    offset: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+    ax.annotate(TOO_FEW, (value, i), color="#888888", fontsize=8, **offset)
 
 
 def _draw_difference(ax: Axes, value: float, i: int, low: float, high: float, shown: bool) -> None:

@@ -94,7 +94,7 @@ def _arrow_column(name: Any, column: pd.Series) -> Any:
     try:
         return pa.array(values, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-        raise TypeError(f"column {name!r} mixes kinds of values ({e}): give it one type") from e
+        raise TypeError(f"column {name!r} mixes types of values ({e}): give it one type") from e
 
 
 def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
@@ -246,7 +246,7 @@ def _write_csv(
 def write_results(run: RunFolder, frame: pd.DataFrame, key: Sequence[str] = RESULT_KEY) -> pd.DataFrame:
     """Write `results.parquet`, one row per system × question, and measured times to `timings.parquet`.
 
-    Rows are sorted by those columns of `key` that there are, which must tell every row apart. Returns
+    Rows are sorted by those columns of `key` that there are, which must distinguish all rows. Returns
     what the first file holds. Raises `ValueError` for rows with the same key, or for a column of text
     in a redacted run.
     """
@@ -254,7 +254,8 @@ def write_results(run: RunFolder, frame: pd.DataFrame, key: Sequence[str] = RESU
     keys = [k for k in key if k in frame.columns]
     if not keys:
         raise ValueError(
-            f"the results have none of the columns {list(key)}: name those that tell the rows apart with key="
+            f"the results have none of the columns {list(key)}: "
+            "name those that distinguish the rows with key="
         )
     systems = list(dict.fromkeys(map(str, frame["system"]))) if "system" in keys else []
     frame = _sort_results(frame, keys)

@@ -104,7 +104,7 @@ def reply_outcome_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def fallback_rates(frame: pd.DataFrame) -> dict[str, float]:
-    """Compute, per task, the share of results for which a rule stood in, over all systems."""
+    """Compute, per task, the share of results for which a rule was used, over all systems."""
     return {
         task: round(how["fallback"] / sum(how.values()), 6)
         for task, how in sorted(_counted(frame, lambda system, task: task).items())
@@ -218,8 +218,8 @@ def system_costs(frame: pd.DataFrame) -> pd.DataFrame:
     Model calls, tokens of context, tokens the model counted (means), ms to retrieve (median; `nan` where
     one isn't known).
 
-    Where a model was asked, `fallback` is the share of its results, over all tasks, that were too bad to
-    use, so that a rule stood in.
+    Where a model was asked, `fallback` is the share of its results, over all tasks, that could not be
+    used, so that a rule was used instead.
     """
     import pandas as pd
 
@@ -302,44 +302,43 @@ def gain_sentences(gained: pd.DataFrame, measure: str) -> list[str]:
     """Say in sentences what a table of `paired_gains` supports.
 
     For each system that differs: where it is better, where worse, and where nothing was shown; the others
-    together.
-    Where there were too few questions or conversations to say anything, that is said.
+    together. Where there were too few questions or conversations for a test, the sentence says so.
     """
     label, sentences, baseline = _MEASURE_LABELS.get(measure, measure), [], ""
     same: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    unsaid: list[str] = []
+    untested: list[str] = []
     for system, part in gained.groupby("system", sort=False):
         baseline = part["baseline"].iloc[0]
         kinds_of = {
             word: [TYPE_LABELS[t] for t in part.loc[part["verdict"] == word, "type"]]
             for word in ("no difference shown", TOO_FEW)
         }
-        said = [
+        found = [
             f"{word} on {', '.join(map(_gain, rows.to_dict('records')))}"
             for word in ("better", "worse")
             if len(rows := part[part["verdict"] == word])
         ]
-        if not said:
+        if not found:
             if kinds_of["no difference shown"]:
                 same[tuple(kinds_of[TOO_FEW])].append(str(system))
             else:
-                unsaid.append(str(system))
+                untested.append(str(system))
             continue
-        said += [
+        found += [
             f"{word} {'on' if word != TOO_FEW else 'to say on'} {', '.join(names)}"
             for word, names in kinds_of.items()
             if names
         ]
-        sentences.append(f"{label}, {system} against {baseline}: {'; '.join(said)}.")
-    for untold, systems in same.items():
-        besides = f" ({TOO_FEW} to say on {', '.join(untold)})" if untold else ""
+        sentences.append(f"{label}, {system} against {baseline}: {'; '.join(found)}.")
+    for undecided, systems in same.items():
+        besides = f" ({TOO_FEW} to say on {', '.join(undecided)})" if undecided else ""
         sentences.append(
             f"{label}: no difference to {baseline} is shown, on any kind{besides}, for {', '.join(systems)}."
         )
-    if unsaid:
+    if untested:
         sentences.append(
             f"{label}: {TOO_FEW} questions that differ, or conversations, to compare with {baseline}: "
-            f"{', '.join(unsaid)}."
+            f"{', '.join(untested)}."
         )
     return sentences
 
@@ -396,11 +395,10 @@ def overall_gains(lost: Mapping[str, Mapping[str, pd.DataFrame]], value: str) ->
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #33c3c0dd
 def largest_gain_cases(frame: pd.DataFrame, system: str, baseline: str, n: int = 3) -> list[tuple[str, str]]:
-    """Find the (conversation, question) ids where `system` gains most, at most one per kind.
+    """Find the (conversation, question) ids where `system` gains most, at most one per type.
 
-    Ties are broken by id.
-    By F1 first and recall second. Kinds on which nothing was gained are left out, so there may be fewer
-    than `n`.
+    By F1 first and recall second; ties are broken by id. Question types on which nothing was gained are left
+    out, so there may be fewer than `n`.
     """
     key = ["conversation", "question"]
     a, b = (frame[frame["system"] == s].set_index(key) for s in (system, baseline))
