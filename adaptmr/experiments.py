@@ -41,9 +41,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['ExperimentRun', 'EvaluatedRun', 'ReportedRun', 'TabulatedRun', 'Experiment', 'Analysis']
+__all__ = ['Experiment']
 
 # %% ../nbs/04_experiments.ipynb #e149531c
+_DEFAULTS: Mapping[str, Any] = {
+    "model": "offline",
+    "dataset": "demo",
+    "split": None,
+    "systems": None,
+    "k": 10,
+    "limit": None,
+    "seed": 0,
+    "embedder": "auto",
+    "redact": None,
+}
 _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
     "model": (lambda v: isinstance(v, str) and v, "the name of a model, or offline"),
     "dataset": (lambda v: isinstance(v, str) and v, "the name of a data set"),
@@ -76,7 +87,7 @@ def _check_params(params: Mapping[str, Any]) -> None:
         if name in params and not fits(params[name]):
             raise ValueError(f"{name}={params[name]!r} must be {what}")
 
-
+# %% ../nbs/04_experiments.ipynb #ac921a9f
 def _system_names(systems: Any) -> list[str]:
     """The names of the systems asked for: all for `None`, else a list or one string with commas.
 
@@ -91,12 +102,12 @@ def _system_names(systems: Any) -> list[str]:
 
 
 def _normalize_params(
-    params: Mapping[str, Any], defaults: Mapping[str, Any], default_systems: Sequence[str] | None
+    params: Mapping[str, Any], default_systems: Sequence[str] | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Check parameters, give each value one spelling, and list the systems they mean."""
     if unknown := sorted(set(params) - set(_PARAM_CHECKS)):
         raise ValueError(f"unknown parameter {unknown[0]!r}; there are {list(_PARAM_CHECKS)}")
-    params = {**defaults, **params}
+    params = {**_DEFAULTS, **params}
     _check_params(params)
     if params["embedder"] != "auto":
         params["embedder"] = embedder_name(*parse_embedder_name(params["embedder"]))
@@ -177,167 +188,95 @@ class _RecordedInputs:
             self.calls.dump(run.file("calls.jsonl.gz"), calls)
 
 # %% ../nbs/04_experiments.ipynb #e149531b
-class ExperimentRun:
-    """One run of an experiment, from its parameters to its finished folder; see `Experiment`."""
+def _warn_of_other_starts(journal: Path, run: run_folder.RunFolder) -> None:
+    """Show a notice for an earlier start of this run with other code or data, which is not continued."""
+    if journal.exists():
+        return
+    named = run.run_id.rpartition("-")[0]
+    for other in sorted(journal.parent.glob(f"{named}-????????.jsonl")):
+        with other.open("rb") as rows:
+            n = max(0, sum(1 for _ in rows) - 1)
+        if n:
+            notice(
+                f"{n} answers of an earlier start of {run.experiment} were made with other code or "
+                f"data than today's: they are not continued, the run starts again. They stay in "
+                f"{other.name}, and are continued with that code and data"
+            )
 
-    DEFAULTS: Mapping[str, Any] = {
-        "model": "offline",
-        "dataset": "demo",
-        "split": None,
-        "systems": None,
-        "k": 10,
-        "limit": None,
-        "seed": 0,
-        "embedder": "auto",
-        "redact": None,
-    }
 
-    def __init__(
-        self,
-        name: str,
-        params: Mapping[str, Any],
-        out_dir: str | Path | None = None,
-        required_systems: Sequence[str] = (),
-        default_systems: Sequence[str] | None = None,
-        timed: bool = False,
-    ) -> None:
-        self.params, systems = _normalize_params(params, self.DEFAULTS, default_systems)
-        if missing := [n for n in required_systems if n not in systems]:
-            raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
-        self.data: Dataset = load(self.params["dataset"], self.params["split"], self.params["limit"])
-        if not self.data.questions:
-            raise ValueError(f"{self.data.label}: {name} asks questions, and this data set has none")
-        self.user_code = user_code_hashes(systems, loader=self.params["dataset"])
-        self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
-        self.systems = list(self.display_names.systems)
-        replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats
-        self._inputs = _RecordedInputs(
-            Path(replayed) if replayed else self._earlier(name, out_dir), self.params, bool(replayed)
-        )
-        # the keys of used calls and vectors; not in the frame's attrs, which pandas copies with every column
-        self._used_keys = set[str]()
-        self.llm = LLM(self.params["model"], cache=self._inputs.calls, seed=self.params["seed"])
-        self.run = run_folder.open_run(
-            name,
-            self.params,
-            self.data,
-            out_dir,
-            redact=self.params["redact"],
-            user_code=self.user_code,
-            timed=timed,
-        )
-        self._journal = cache_dir() / "journals" / name / f"{self.run.run_id}.jsonl"
-        self.frame: pd.DataFrame | None = None
-        self._extra_usage = Usage()
+def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
+    """Ask every system every question; a run that was interrupted continues where it stopped.
 
-    def _earlier(self, name: str, out_dir: str | Path | None) -> Path:
-        """Where a finished run of this name would stand."""
-        code = run_folder.code_sha256()
-        run_id = run_folder.run_id(self.params, self.data.sha256, code, self.user_code)
-        return Path(out_dir or run_folder.default_outputs()) / name / run_id
+    Returns one row per system and question, with the systems' display names.
+    """
+    import pandas as pd
 
-    def __repr__(self) -> str:
-        return f"Experiment({self.run.experiment}/{self.run.run_id})"
-
-    def _repr_html_(self) -> str:
-        shown = ", ".join(f"{k} = {html.escape(str(v))}" for k, v in self.run.params.items() if v is not None)
-        name, label = html.escape(self.run.experiment), html.escape(self.data.label)
-        return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>"
-
-    @property
-    def _frame(self) -> pd.DataFrame:
-        if self.frame is None:
-            raise RuntimeError("nothing is evaluated yet: call experiment.evaluate() first")
-        return self.frame
+    _warn_of_other_starts(experiment.journal, experiment.run)
+    rows = evaluate(
+        experiment.systems,
+        experiment.data,
+        experiment.llm,
+        experiment.params["k"],
+        embedder=experiment.inputs.encoder(),
+        seed=experiment.params["seed"],
+        journal=experiment.journal,
+        used=experiment.inputs.newly_used_keys,
+    )
+    experiment.used_keys = set(rows.attrs.pop("used"))
+    frame = experiment.display_names.rename_systems(rows)
+    assert isinstance(frame, pd.DataFrame)
+    experiment.frame = frame
+    return frame
 
 # %% ../nbs/04_experiments.ipynb #e1495320
-class EvaluatedRun(ExperimentRun):
-    """An `ExperimentRun` with its two long steps: asking the questions, and writing the run folder."""
+def add_usage(experiment: Experiment, usage: Usage) -> None:
+    """Count what was asked in addition to the answers (replays, judges), and record its calls."""
+    experiment.used_keys |= experiment.inputs.newly_used_keys()
+    experiment.extra_usage += usage
 
-    def evaluate(self) -> pd.DataFrame:
-        """Ask every system every question; a run that was interrupted continues where it stopped.
 
-        Returns one row per system and question, with the systems' display names.
-        """
-        import pandas as pd
-
-        self._warn_of_other_starts()
-        rows = evaluate(
-            self.systems,
-            self.data,
-            self.llm,
-            self.params["k"],
-            embedder=self._inputs.encoder(),
-            seed=self.params["seed"],
-            journal=self._journal,
-            used=self._inputs.newly_used_keys,
-        )
-        self._used_keys = set(rows.attrs.pop("used"))
-        self.frame = self.display_names.rename_systems(rows)
-        assert isinstance(self.frame, pd.DataFrame)
-        return self.frame
-
-    def _warn_of_other_starts(self) -> None:
-        """Show a notice for an earlier start of this run with other code or data, which is not continued."""
-        if self._journal.exists():
-            return
-        named = self.run.run_id.rpartition("-")[0]
-        for other in sorted(self._journal.parent.glob(f"{named}-????????.jsonl")):
-            with other.open("rb") as rows:
-                n = max(0, sum(1 for _ in rows) - 1)
-            if n:
-                notice(
-                    f"{n} answers of an earlier start of {self.run.experiment} were made with other code or "
-                    f"data than today's: they are not continued, the run starts afresh. They stay in "
-                    f"{other.name}, and are continued with that code and data"
-                )
-
-    def add_usage(self, usage: Usage) -> None:
-        """Count what was asked beside the answers (replays, judges), and record its calls with the run's."""
-        self._used_keys |= self._inputs.newly_used_keys()
-        self._extra_usage += usage
-
-    def finish(self) -> run_folder.RunFolder:
-        """Write results, calls, vectors and the manifest, and return the run folder."""
-        frame = self._frame
-        self.run.write_results(run_folder.drop_text_columns(frame) if self.run.redact else frame)
-        used = {
-            kind: [key.split()[1] for key in sorted(self._used_keys) if key.startswith(kind)]
-            for kind in ("vector", "call")
-        }
-        self._inputs.export(self.run, used["vector"], used["call"])
-        self.run.write_manifest(
-            models=[self.params["model"]],
-            embedder=dict(frame.attrs["embedders"]),
-            vectors_made_with=self._inputs.vectors.made_with(used["vector"]),
-            prompts=prompt_hashes(),
-            seeds={"seed": self.params["seed"]},
-            usage=_frame_usage(frame) + self._extra_usage,
-            numbers=_headline(frame),
-            tally=tables.reply_outcome_table(frame).to_dict("records"),
-            fallbacks=tables.fallback_rates(frame),
-            timed_calls=timed_calls(frame),
-            wire=self.llm.event_counts,
-        )
-        self._journal.unlink(missing_ok=True)
-        return self.run
+def finish_run(experiment: Experiment) -> run_folder.RunFolder:
+    """Write results, calls, vectors and the manifest, and return the run folder."""
+    frame, run, inputs = experiment.rows, experiment.run, experiment.inputs
+    run.write_results(run_folder.drop_text_columns(frame) if run.redact else frame)
+    used = {
+        kind: [key.split()[1] for key in sorted(experiment.used_keys) if key.startswith(kind)]
+        for kind in ("vector", "call")
+    }
+    inputs.export(run, used["vector"], used["call"])
+    run.write_manifest(
+        models=[experiment.params["model"]],
+        embedder=dict(frame.attrs["embedders"]),
+        vectors_made_with=inputs.vectors.made_with(used["vector"]),
+        prompts=prompt_hashes(),
+        seeds={"seed": experiment.params["seed"]},
+        usage=_sum_usage(frame) + experiment.extra_usage,
+        numbers=_main_numbers(frame),
+        tally=tables.reply_outcome_table(frame).to_dict("records"),
+        fallbacks=tables.fallback_rates(frame),
+        timed_calls=timed_calls(frame),
+        wire=experiment.llm.event_counts,
+    )
+    experiment.journal.unlink(missing_ok=True)
+    return run
 
 # %% ../nbs/04_experiments.ipynb #e1495326
-def _frame_usage(frame: pd.DataFrame) -> Usage:
-    """Sum what the rows of a run used, including rows of an earlier start that was continued."""
-    cost = frame["cost_usd"]
+def _sum_usage(rows: pd.DataFrame) -> Usage:
+    """Sum what rows of results or of diagnoses used; the cost is unknown if that of any row is."""
+    cost = rows["cost_usd"]
+    times = [c for c in ("ms_retrieve", "ms_answer") if c in rows]
     return Usage(
-        int(frame["calls"].sum()),
+        int(rows["calls"].sum()),
         0,
-        int(frame["prompt_tokens"].sum()),
-        int(frame["completion_tokens"].sum()),
-        float(frame[["ms_retrieve", "ms_answer"]].to_numpy().sum()) / 1000,
+        int(rows["prompt_tokens"].sum()),
+        int(rows["completion_tokens"].sum()),
+        float(rows[times].to_numpy().sum()) / 1000,
         None if cost.isna().any() else float(cost.sum()),
     )
 
 
-def _headline(frame: pd.DataFrame) -> dict[str, float]:
-    """Mean F1 and recall of each system, where they are known."""
+def _main_numbers(frame: pd.DataFrame) -> dict[str, float]:
+    """Return the mean F1 and recall of each system, where they are known."""
     overall = frame.groupby("system")
     return {
         f"{system} {label}": round(float(value), 4)
@@ -347,156 +286,324 @@ def _headline(frame: pd.DataFrame) -> dict[str, float]:
     }
 
 # %% ../nbs/04_experiments.ipynb #e1495322
-class ReportedRun(EvaluatedRun):
-    """An `EvaluatedRun` whose tables and figures are shown and written to the run folder in one call."""
+def show_table(
+    experiment: Experiment, name: str, frame: pd.DataFrame, caption: str, allow: Sequence[str] = ()
+) -> HtmlOutput:
+    """Show a table and write it to the run folder.
 
-    def table(self, name: str, frame: pd.DataFrame, caption: str, allow: Sequence[str] = ()) -> HtmlOutput:
-        """Show a table and write it to the run folder.
+    `allow` names columns of text that a redacted run may hold.
+    """
+    return experiment.run.write_table(frame, name, caption, allow=allow)
 
-        `allow` names columns of text that a redacted run may hold.
-        """
-        return self.run.write_table(frame, name, caption, allow=allow)
 
-    def figure(self, name: str, draw: Callable[[], Any], caption: str = "") -> Any:
-        """Show a figure and write it to the run folder; a sentence where there is nothing to draw.
+def show_figure(experiment: Experiment, name: str, draw: Callable[[], Any], caption: str = "") -> Any:
+    """Show a figure and write it to the run folder; a sentence where there is nothing to draw.
 
-        `caption` is the figure's title by default.
-        """
-        try:
-            return self.run.write_figure(draw(), name, caption)
-        except NothingToDraw as e:
-            return HtmlOutput(f"<p>No figure “{html.escape(name)}”: {html.escape(str(e))}.</p>")
+    `caption` is the figure's title by default.
+    """
+    try:
+        return experiment.run.write_figure(draw(), name, caption)
+    except NothingToDraw as e:
+        return HtmlOutput(f"<p>No figure “{html.escape(name)}”: {html.escape(str(e))}.</p>")
 
-    def show_sentences(self, *parts: Sequence[str]) -> HtmlOutput:
-        """Show computed sentences as a list."""
-        items = "".join(f"<li>{html.escape(sentence)}</li>" for part in parts for sentence in part)
-        return HtmlOutput(f"<ul>{items}</ul>")
 
-    def questions_by_kind(self) -> pd.DataFrame:
-        """Count the questions of each kind, the unanswerable ones, and the gold turns they need."""
-        import pandas as pd
+def show_sentences(*parts: Sequence[str]) -> HtmlOutput:
+    """Show computed sentences as a list."""
+    items = "".join(f"<li>{html.escape(sentence)}</li>" for part in parts for sentence in part)
+    return HtmlOutput(f"<ul>{items}</ul>")
 
-        rows = pd.DataFrame(
-            [
-                {
-                    "type": str(q.type),
-                    "answerable": q.answerable,
-                    "gold": len(q.evidence) if q.answerable else None,
-                }
-                for q in self.data.questions
-            ]
-        )
-        return pd.DataFrame(
-            [
-                {
-                    "kind": tables.TYPE_LABELS[kind],
-                    "questions": len(p),
-                    "unanswerable": int((~p["answerable"]).sum()),
-                    "gold turns, mean": p["gold"].astype(float).mean(),
-                }
-                for kind, p in tables.split_by_type(rows)
-            ]
-        )
+# %% ../nbs/04_experiments.ipynb #261ded59
+def questions_by_type(experiment: Experiment) -> pd.DataFrame:
+    """Count the questions of each type, the unanswerable ones, and the gold turns they need."""
+    import pandas as pd
 
-    def systems_table(self) -> pd.DataFrame:
-        """List the systems of this run and what each does."""
-        import pandas as pd
+    rows = pd.DataFrame(
+        [
+            {
+                "type": str(q.type),
+                "answerable": q.answerable,
+                "gold": len(q.evidence) if q.answerable else None,
+            }
+            for q in experiment.data.questions
+        ]
+    )
+    return pd.DataFrame(
+        [
+            {
+                "label": tables.TYPE_LABELS[question_type],
+                "questions": len(part),
+                "unanswerable": int((~part["answerable"]).sum()),
+                "gold turns, mean": part["gold"].astype(float).mean(),
+            }
+            for question_type, part in tables.split_by_type(rows)
+        ]
+    )
 
-        return pd.DataFrame(
-            [
-                {"system": self.display_names(name), "what it does": self.display_names.describe(name)}
-                for name in self.systems
-            ]
-        )
 
-    def plans(self, *systems: str) -> HtmlOutput:
-        """Show and write what these systems' plans decided, per kind of question."""
-        table = tables.plans_table(self._frame, self.display_names.unique_names(systems))
-        return self.table(
-            "plans",
-            table,
-            "What the plans decided, per kind of question: means; shares of the yes-or-no decisions",
-            allow=["system", "kind"],
-        )
+def systems_table(experiment: Experiment) -> pd.DataFrame:
+    """List the systems of this run and what each does."""
+    import pandas as pd
+
+    names = experiment.display_names
+    return pd.DataFrame(
+        [{"system": names(name), "what it does": names.describe(name)} for name in experiment.systems]
+    )
+
+
+def show_plans(experiment: Experiment, *systems: str) -> HtmlOutput:
+    """Show and write what these systems' plans decided, per question type."""
+    table = tables.plans_table(experiment.rows, experiment.display_names.unique_names(systems))
+    return experiment.table(
+        "plans",
+        table,
+        "What the plans decided, per question type: means; shares of the yes-or-no decisions",
+        allow=["system", "label"],
+    )
+
+
+def reply_outcomes(experiment: Experiment) -> HtmlOutput:
+    """Show how the model's replies came about, by task; a sentence where no model was asked.
+
+    The table by system and task is written as `replies`.
+    """
+    frame = experiment.rows
+    if (table := tables.reply_outcome_table(frame)).empty:
+        return HtmlOutput("<p>No model was asked: every plan and every answer came from a rule.</p>")
+    what = "How the model's replies came about: shares of n results; fallback: a rule was used instead"
+    experiment.table("replies", table, what, allow=["system", "task"])
+    whole = tables.reply_outcome_table(frame.assign(system="all")).drop(columns="system")
+    return experiment.table(
+        "replies_by_task", whole, f"{what}. Over all systems; the table “replies” has each", allow=["task"]
+    )
 
 # %% ../nbs/04_experiments.ipynb #e1495323
-class TabulatedRun(ReportedRun):
-    """A `ReportedRun` with the main table of a paper in its parts."""
+def comparison_tables(experiment: Experiment) -> HtmlOutput:
+    """Show Table 2 in three parts: F1, recall and costs.
 
-    def comparison_tables(self) -> HtmlOutput:
-        """Show Table 2 in three parts: F1, recall and costs.
+    It is also written as one table, `table2`, without measured times, which only `costs` holds.
+    """
+    frame, run, seed = experiment.rows, experiment.run, experiment.params["seed"]
+    f1, recall = tables.MAIN_MEASURES
+    spent = tables.system_costs(frame)
+    whole = tables.main_table(frame, seed=seed)
+    for name in spent.columns.drop("ms"):
+        whole["a question", name] = spent[name]
+    run.write_table(
+        whole,
+        "table2",
+        "Systems by question type: F1 and recall with 95 % intervals, and the cost of a question",
+    )
+    f1_table = tables.main_table(frame, [f1], seed=seed)
+    recall_table = tables.main_table(frame, [recall], seed=seed)
+    recall_caption = f"Table 2b. Recall at k = {experiment.params['k']} with 95 % intervals"
+    return HtmlOutput(
+        run.write_table(f1_table, "table2_f1", "Table 2a. F1 with 95 % intervals")
+        + run.write_table(recall_table, "table2_recall", recall_caption + tables.unlimited_line(frame))
+        + run.write_table(spent, "costs", _costs_caption(frame, spent))
+    )
 
-        It is also written as one table, `table2`, without measured times, which only `costs` holds.
-        """
-        frame, seed, (f1, recall) = self._frame, self.params["seed"], tables.MAIN_MEASURES
-        spent = tables.system_costs(frame)
-        whole = tables.main_table(frame, seed=seed)
-        for name in spent.columns.drop("ms"):
-            whole["a question", name] = spent[name]
-        self.run.write_table(
-            whole,
-            "table2",
-            "Systems by kind of question: F1 and recall with 95 % intervals, and the cost of a question",
-        )
-        f1_table = tables.main_table(frame, [f1], seed=seed)
-        recall_table = tables.main_table(frame, [recall], seed=seed)
-        recall_caption = f"Table 2b. Recall at k = {self.params['k']} with 95 % intervals"
-        return HtmlOutput(
-            self.run.write_table(f1_table, "table2_f1", "Table 2a. F1 with 95 % intervals")
-            + self.run.write_table(
-                recall_table, "table2_recall", recall_caption + tables.unlimited_line(frame)
-            )
-            + self.run.write_table(spent, "costs", self._costs_caption(spent))
-        )
 
-    def _costs_caption(self, spent: pd.DataFrame) -> str:
-        caption = "Table 2c. What a question costs: means; ms to retrieve is the median"
-        if "fallback" in spent:
-            caption += "; fallback: the share of the model's results for which a rule stood in"
-        if clock := timing_sentence(timed_calls(self._frame)):
-            caption += f". {clock}"
-        return caption
+def _costs_caption(frame: pd.DataFrame, spent: pd.DataFrame) -> str:
+    caption = "Table 2c. What a question costs: means; ms to retrieve is the median"
+    if "fallback" in spent:
+        caption += "; fallback: the share of the model's results for which a rule was used instead"
+    if clock := timing_sentence(timed_calls(frame)):
+        caption += f". {clock}"
+    return caption
 
-    def reply_outcomes(self) -> HtmlOutput:
-        """Show how the model's replies came about, by task; a sentence where no model was asked.
 
-        The table by system and task is written as `replies`.
-        """
-        if (table := tables.reply_outcome_table(self._frame)).empty:
-            return HtmlOutput("<p>No model was asked: every plan and every answer came from a rule.</p>")
-        what = "How the model's replies came about: shares of n results; fallback: a rule stood in"
-        self.run.write_table(table, "replies", what, allow=["system", "task"])
-        whole = tables.reply_outcome_table(self._frame.assign(system="all")).drop(columns="system")
-        return self.table(
-            "replies_by_task",
-            whole,
-            f"{what}. Over all systems; the table “replies” has each",
-            allow=["task"],
-        )
+def coverage(experiment: Experiment) -> Any:
+    """Draw how much of the evidence each system shows for a number of tokens, and write the curves.
 
-    def coverage(self) -> Any:
-        """Draw how much of the evidence each system shows for a number of tokens; write the curves, too.
-
-        Systems whose retrieval asks a model are left out, because their tokens are not the context's alone
-        (`tables.accuracy_and_tokens` has them).
-        """
-        seed, silent = self.params["seed"], [name for name in self.systems if not uses_llm(name)]
-        try:
-            curves = coverage_curves(
-                measure_coverage(silent, self.data, embedder=self._inputs.encoder(), seed=seed), seed=seed
-            )
-        except NothingToDraw as e:
-            return HtmlOutput(f"<p>No curves: {html.escape(str(e))}.</p>")
-        self.run.write_table(
-            curves,
-            "coverage",
-            "Share of the gold turns shown, by tokens of context, with 95 % intervals",
-            allow=["system", "level"],
-        )
-        return self.run.write_figure(coverage_figure(curves), "coverage")
+    Systems whose retrieval asks a model are left out, because their tokens are not the context's alone
+    (`tables.accuracy_and_tokens` has them).
+    """
+    seed, silent = experiment.params["seed"], [name for name in experiment.systems if not uses_llm(name)]
+    try:
+        measured = measure_coverage(silent, experiment.data, embedder=experiment.inputs.encoder(), seed=seed)
+        curves = coverage_curves(measured, seed=seed)
+    except NothingToDraw as e:
+        return HtmlOutput(f"<p>No curves: {html.escape(str(e))}.</p>")
+    experiment.table(
+        "coverage",
+        curves,
+        "Share of the gold turns shown, by tokens of context, with 95 % intervals",
+        allow=["system", "level"],
+    )
+    return experiment.run.write_figure(coverage_figure(curves), "coverage")
 
 # %% ../nbs/04_experiments.ipynb #e1495325
-class Experiment(TabulatedRun):
+def gains(
+    experiment: Experiment, baseline: str, systems: Sequence[str] | None = None
+) -> dict[str, pd.DataFrame]:
+    """Compute paired gains over a baseline in recall and in F1, without systems that don't search."""
+    names = experiment.display_names
+    chosen = names.unique_names(systems or experiment.systems, besides=(baseline, "random", "full_context"))
+    seed = experiment.params["seed"]
+    return {
+        value: tables.paired_gains(experiment.rows, names(baseline), chosen, value, seed=seed)
+        for value in ("recall_fraction", "f1")
+    }
+
+
+def ablations(
+    experiment: Experiment, families: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, pd.DataFrame]]:
+    """Compute the paired differences of each full method's variants to it, in recall and in F1."""
+    return {full: experiment.gains(full, variants) for full, variants in families.items()}
+
+
+def show_gains(experiment: Experiment, name: str, gained: pd.DataFrame, caption: str) -> HtmlOutput:
+    """Show and write a table of gains with a row per system.
+
+    The long form with every p is written as `<name>_tests`.
+    """
+    experiment.table(f"{name}_tests", gained, caption, allow=["system", "type", "baseline", "verdict"])
+    wide = tables.gain_table(gained)
+    shown = f"{caption}. * a difference is shown: p < 0.05 after Holm's correction"
+    return experiment.table(name, wide, shown, allow=list(wide.columns))
+
+
+def show_conclusions(*gained: Mapping[str, pd.DataFrame]) -> HtmlOutput:
+    """Show in sentences what the paired tests support, by baseline and measure."""
+    return show_sentences(
+        *(
+            tables.gain_sentences(frame, measure)
+            for by_measure in gained
+            for measure, frame in by_measure.items()
+        )
+    )
+
+# %% ../nbs/04_experiments.ipynb #47fce59f
+def show_matched_budgets(experiment: Experiment) -> HtmlOutput:
+    """Show what each system with a matched budget and its reference spent on retrieval."""
+    if not experiment.rows["retrieval_calls"].sum():
+        return HtmlOutput("<p>No model was asked, so there were no tokens to match.</p>")
+    return experiment.table(
+        "matched",
+        tables.matched_budget_table(experiment.rows, matched_budgets(experiment.systems)),
+        "Tokens of retrieval, means a question: a system and the one whose budget it was given",
+        allow=["system", "matched to"],
+    )
+
+
+def show_cases(experiment: Experiment, system: str, baseline: str, n: int = 3) -> HtmlOutput:
+    """Show the cases where `system` gains most over `baseline`, side by side.
+
+    In a redacted run they have ids and scores, but no text.
+    """
+    frame, data = experiment.rows, experiment.data
+    chosen = tables.largest_gain_cases(frame, system, baseline, n)
+    if not chosen:
+        return HtmlOutput(f"<p>There is no question on which {system} does better than {baseline}.</p>")
+    return HtmlOutput(
+        "<hr>".join(
+            tables.comparison_html(frame, data.conversation(c), q, [baseline, system], experiment.run.redact)
+            for c, q in chosen
+        )
+    )
+
+# %% ../nbs/04_experiments.ipynb #3ccfa244
+def judge_answers(experiment: Experiment) -> HtmlOutput:
+    """Show the accuracy by the judge of `params`, its error rates, and the accuracy corrected for them.
+
+    The table by question type is written as `judged`.
+    """
+    judge = accuracy.make_judge(experiment.params.get("judge", "rules"), experiment.llm)
+    rates = accuracy.shipped_rates(judge.name) or accuracy.measure_rates(judge)
+    frame = accuracy.judge_answers(experiment.rows, experiment.data, judge)
+    judging = {k: v for k, v in frame.attrs["judging"].items() if k not in ("judge", "how")}
+    experiment.add_usage(Usage(**judging) + rates.usage)
+    table = accuracy.judged_accuracy_table(frame, rates, seed=experiment.params["seed"])
+    columns, caption = list(table.columns), table.attrs["caption"]
+    experiment.table("judged", table, caption, allow=columns)
+    whole = table[table["label"].isin(["all answerable", "unanswerable"])]
+    caption = f"{caption} By question type: table “judged”"
+    return experiment.table("judged_overall", whole, caption, allow=columns)
+
+
+def audit_answers(experiment: Experiment) -> HtmlOutput:
+    """Score the same answers by the published and by the audited gold answers of LoCoMo.
+
+    Also what a system scores by one that answers perfectly by the other. A sentence for other data sets.
+    """
+    if (other := locomo_audit.load_audited(experiment.data)) is None:
+        return HtmlOutput(
+            "<p>These data have one set of gold answers, or the audit of LoCoMo's is not available.</p>"
+        )
+    rows = locomo_audit.rescore(experiment.rows, other)
+    table = locomo_audit.audit_table(rows, seed=experiment.params["seed"])
+    what, names = "Official F1 by the published and by the audited gold answers", ["system", "category"]
+    experiment.table("keys", table, f"{what}, by category", allow=names)
+    # the difference has its interval; those of the two scores are in the full table only
+    ends = ("published_low", "published_high", "audited_low", "audited_high")
+    over_all = [locomo_audit.ANSWERABLE_CATEGORIES, locomo_audit.ALL_CATEGORIES]
+    whole = table.loc[table["category"].isin(over_all), [c for c in table if c not in ends]]
+    ceilings = locomo_audit.score_ceiling(experiment.data, other)
+    return HtmlOutput(
+        experiment.table(
+            "keys_overall", whole, f"{what}. By category and with every interval: table “keys”", allow=names
+        )
+        + experiment.table(
+            "key_ceilings",
+            ceilings,
+            "The score of a system that answers every question by the other set of gold answers",
+            allow=["category"],
+        )
+    )
+
+# %% ../nbs/04_experiments.ipynb #e61a3d48
+def find_causes(experiment: Experiment, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
+    """Attribute failures to causes by replaying each failure with one thing changed.
+
+    Returns a row per failure, which is written as the table `diagnoses`. Raises `RuntimeError` before
+    `evaluate` has run.
+    """
+    names, params = experiment.display_names, experiment.params
+    found = names.rename_systems(
+        attribute_failures(
+            names.restore_names(experiment.rows),
+            experiment.data,
+            systems,
+            experiment.llm,
+            params["k"],
+            threshold,
+            embedder=experiment.inputs.encoder(),
+            seed=params["seed"],
+        )
+    )
+    experiment.add_usage(_sum_usage(found))
+    texts = ["system", "type", "cause", "first", "tried", "ways"]
+    experiment.table("diagnoses", found, "Every failure and its cause", allow=texts)
+    return found
+
+
+def compare_with_labels(experiment: Experiment, diagnoses: pd.DataFrame) -> HtmlOutput:
+    """Compare the diagnoses with the labels that people gave to the same answers.
+
+    Written as the tables `hand_agreement` and `hand_confusion`.
+    """
+    labels = hand_labels(experiment.data.name, experiment.rows)
+    labels = labels[labels["system"].isin(set(diagnoses["system"]))]
+    if labels.empty:
+        return HtmlOutput("<p>No answer of this run was labelled by hand.</p>")
+    return HtmlOutput(
+        experiment.table(
+            "hand_agreement",
+            hand_agreement(diagnoses, labels, seed=experiment.params["seed"]),
+            "Cohen's κ of replays and hand labels, with 95 % intervals",
+            allow=["failures", "reading"],
+        )
+        + experiment.table(
+            "hand_confusion",
+            hand_confusion(diagnoses, labels),
+            "Labels by hand (rows) and causes by replay (columns)",
+            allow=["label"],
+        )
+    )
+
+# %% ../nbs/04_experiments.ipynb #e36e2356
+class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
@@ -507,208 +614,64 @@ class Experiment(TabulatedRun):
     for the data.
     """
 
-    def gains(self, baseline: str, systems: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
-        """Compute paired gains over a baseline in recall and in F1, without systems that don't search."""
-        chosen = self.display_names.unique_names(
-            systems or self.systems, besides=(baseline, "random", "full_context")
+    DEFAULTS = _DEFAULTS
+
+    def __init__(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        out_dir: str | Path | None = None,
+        required_systems: Sequence[str] = (),
+        default_systems: Sequence[str] | None = None,
+        timed: bool = False,
+    ) -> None:
+        self.params, systems = _normalize_params(params, default_systems)
+        if missing := [n for n in required_systems if n not in systems]:
+            raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
+        self.data: Dataset = load(self.params["dataset"], self.params["split"], self.params["limit"])
+        if not self.data.questions:
+            raise ValueError(f"{self.data.label}: {name} asks questions, and this data set has none")
+        self.user_code = user_code_hashes(systems, loader=self.params["dataset"])
+        self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
+        self.systems = list(self.display_names.systems)
+        replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats
+        run_id = run_folder.run_id(self.params, self.data.sha256, run_folder.code_sha256(), self.user_code)
+        earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
+        self.inputs = _RecordedInputs(earlier, self.params, only_recorded=bool(replayed))
+        self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"])
+        redact = self.params["redact"]
+        self.run = run_folder.open_run(
+            name, self.params, self.data, out_dir, redact=redact, user_code=self.user_code, timed=timed
         )
-        return {
-            value: tables.paired_gains(
-                self._frame, self.display_names(baseline), chosen, value, seed=self.params["seed"]
-            )
-            for value in ("recall_fraction", "f1")
-        }
+        self.journal = cache_dir() / "journals" / name / f"{self.run.run_id}.jsonl"
+        self.frame: pd.DataFrame | None = None
+        self.extra_usage = Usage()
+        # the keys of used calls and vectors; not in the frame's attrs, which pandas copies with every column
+        self.used_keys = set[str]()
 
-    def ablations(self, families: Mapping[str, Sequence[str]]) -> dict[str, dict[str, pd.DataFrame]]:
-        """Compute the paired differences of each full method's variants to it, in recall and in F1."""
-        return {full: self.gains(full, variants) for full, variants in families.items()}
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows of `evaluate`. Raises `RuntimeError` before it has run."""
+        if self.frame is None:
+            raise RuntimeError("nothing is evaluated yet: call experiment.evaluate() first")
+        return self.frame
 
-    def show_gains(self, name: str, gained: pd.DataFrame, caption: str) -> HtmlOutput:
-        """Show and write a table of gains with a row per system.
+    def __repr__(self) -> str:
+        return f"Experiment({self.run.experiment}/{self.run.run_id})"
 
-        The long form with every p is written as `<name>_tests`.
-        """
-        self.run.write_table(
-            gained, f"{name}_tests", caption, allow=["system", "type", "baseline", "verdict"]
-        )
-        wide = tables.gain_table(gained)
-        return self.run.write_table(
-            wide,
-            name,
-            f"{caption}. * a difference is shown: p < 0.05 after Holm's correction",
-            allow=list(wide.columns),
-        )
+    def _repr_html_(self) -> str:
+        shown = ", ".join(f"{k} = {html.escape(str(v))}" for k, v in self.run.params.items() if v is not None)
+        name, label = html.escape(self.run.experiment), html.escape(self.data.label)
+        return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>"
 
-    def conclusions(self, *gains: Mapping[str, pd.DataFrame]) -> HtmlOutput:
-        """Show in sentences what the paired tests support, by baseline and measure."""
-        return self.show_sentences(
-            *(
-                tables.gain_sentences(frame, measure)
-                for by_measure in gains
-                for measure, frame in by_measure.items()
-            )
-        )
-
-    def matched_budgets(self) -> HtmlOutput:
-        """Show what each system with a matched budget and its reference spent on retrieval."""
-        if not self._frame["retrieval_calls"].sum():
-            return HtmlOutput("<p>No model was asked, so there were no tokens to match.</p>")
-        caption = "Tokens of retrieval, means a question: a system and the one whose budget it was given"
-        return self.table(
-            "matched",
-            tables.matched_budget_table(self._frame, matched_budgets(self.systems)),
-            caption,
-            allow=["system", "matched to"],
-        )
-
-    def show_cases(self, system: str, baseline: str, n: int = 3) -> HtmlOutput:
-        """Show the cases where `system` gains most over `baseline`, side by side.
-
-        In a redacted run they have ids and scores, but no text.
-        """
-        chosen = tables.largest_gain_cases(self._frame, system, baseline, n)
-        if not chosen:
-            return HtmlOutput(f"<p>There is no question on which {system} does better than {baseline}.</p>")
-        return HtmlOutput(
-            "<hr>".join(
-                tables.comparison_html(
-                    self._frame, self.data.conversation(c), q, [baseline, system], self.run.redact
-                )
-                for c, q in chosen
-            )
-        )
-
-# %% ../nbs/04_experiments.ipynb #3ccfa244
-_LEFT_OUT = (
-    "published_low",
-    "published_high",
-    "audited_low",
-    "audited_high",
-)  # of the table that is shown: the difference has its interval
-
-
-class Analysis(Experiment):
-    """An `Experiment` that analyses its own answers.
-
-    Its methods raise `RuntimeError` before `evaluate` has run.
-    """
-
-    def causes(self, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
-        """Attribute failures to causes by replaying each failure with one thing changed.
-
-        Returns a row per failure, which is written as the table `diagnoses`.
-        """
-        frame, p = self._frame, self.params
-        found = attribute_failures(
-            self.display_names.restore_names(frame),
-            self.data,
-            systems,
-            self.llm,
-            p["k"],
-            threshold,
-            embedder=self._inputs.encoder(),
-            seed=p["seed"],
-        )
-        found = self.display_names.rename_systems(found)
-        cost = found["cost_usd"]
-        self.add_usage(
-            Usage(
-                int(found["calls"].sum()),
-                0,
-                int(found["prompt_tokens"].sum()),
-                int(found["completion_tokens"].sum()),
-                0.0,
-                None if cost.isna().any() else float(cost.sum()),
-            )
-        )
-        self.table(
-            "diagnoses",
-            found,
-            "Every failure and its cause",
-            allow=["system", "type", "cause", "first", "tried", "ways"],
-        )
-        return found
-
-    def judge_answers(self) -> HtmlOutput:
-        """Show the accuracy by the judge of `params`, its error rates, and the accuracy corrected for them.
-
-        The table by kind is written as `judged`.
-        """
-        judge = accuracy.make_judge(self.params.get("judge", "rules"), self.llm)
-        rates = accuracy.shipped_rates(judge.name) or accuracy.measure_rates(judge)
-        frame = accuracy.judge_answers(self._frame, self.data, judge)
-        self.add_usage(
-            Usage(**{k: v for k, v in frame.attrs["judging"].items() if k not in ("judge", "how")})
-            + rates.usage
-        )
-        table = accuracy.judged_accuracy_table(frame, rates, seed=self.params["seed"])
-        self.table("judged", table, table.attrs["caption"], allow=list(table.columns))
-        whole = table[table["kind"].isin(["all answerable", "unanswerable"])]
-        return self.table(
-            "judged_overall",
-            whole,
-            f"{table.attrs['caption']} By kind: table “judged”",
-            allow=list(table.columns),
-        )
-
-    def audit(self) -> HtmlOutput:
-        """Score the same answers on the published and on the audited key of LoCoMo.
-
-        Also what a perfect answerer by one key scores on the other. A sentence for other data sets.
-        """
-        if (other := locomo_audit.load_audited(self.data)) is None:
-            return HtmlOutput(
-                "<p>There is one key to this data, or the audit of LoCoMo's is not at hand.</p>"
-            )
-        table = locomo_audit.audit_table(locomo_audit.rescore(self._frame, other), seed=self.params["seed"])
-        self.table(
-            "keys",
-            table,
-            "Official F1 on the published and on the audited key, by category",
-            allow=["system", "category"],
-        )
-        whole = table.loc[
-            table["category"].isin([locomo_audit.ANSWERABLE_CATEGORIES, locomo_audit.ALL_CATEGORIES]),
-            [c for c in table if c not in _LEFT_OUT],
-        ]
-        caption = (
-            "Official F1 on the published and on the audited key. "
-            "By category and with every interval: table “keys”"
-        )
-        return HtmlOutput(
-            self.table("keys_overall", whole, caption, allow=["system", "category"])
-            + self.table(
-                "key_ceilings",
-                locomo_audit.score_ceiling(self.data, other),
-                "What somebody scores who answers by the other key",
-                allow=["category"],
-            )
-        )
-
-    def against_hand_labels(self, diagnoses: pd.DataFrame) -> HtmlOutput:
-        """Compare the diagnoses with the labels that people gave to the same answers.
-
-        Written as the tables `hand_agreement` and `hand_confusion`.
-        """
-        labels = hand_labels(self.data.name, self._frame)
-        labels = labels[labels["system"].isin(set(diagnoses["system"]))]
-        if labels.empty:
-            return HtmlOutput("<p>No answer of this run was labelled by hand.</p>")
-        table, counts = (
-            hand_agreement(diagnoses, labels, seed=self.params["seed"]),
-            hand_confusion(diagnoses, labels),
-        )
-        return HtmlOutput(
-            self.table(
-                "hand_agreement",
-                table,
-                "Cohen's κ of replays and hand labels, with 95 % intervals",
-                allow=["failures", "reading"],
-            )
-            + self.table(
-                "hand_confusion",
-                counts,
-                "Labels by hand (rows) and causes by replay (columns)",
-                allow=["label"],
-            )
-        )
+    # the functions above
+    evaluate, add_usage, finish = evaluate_systems, add_usage, finish_run
+    table, figure, show_sentences = show_table, show_figure, staticmethod(show_sentences)
+    questions_by_type, systems_table = questions_by_type, systems_table
+    plans, reply_outcomes = show_plans, reply_outcomes
+    comparison_tables, coverage = comparison_tables, coverage
+    gains, ablations, show_gains = gains, ablations, show_gains
+    conclusions, show_cases = staticmethod(show_conclusions), show_cases
+    matched_budgets = show_matched_budgets
+    judge_answers, audit = judge_answers, audit_answers
+    causes, against_hand_labels = find_causes, compare_with_labels

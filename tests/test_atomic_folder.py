@@ -110,7 +110,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("locks", [True, False], ids=["flock", "without locks"])
-def test_the_second_of_two_equal_runs_is_told_who_runs_it(tmp_path, monkeypatch, locks):
+def test_the_second_of_two_equal_runs_names_the_process_of_the_first(tmp_path, monkeypatch, locks):
     code = (
         HOLD
         if locks
@@ -191,15 +191,15 @@ def test_after_an_experiment_git_sees_at_most_new_folders(tmp_path, monkeypatch,
     git(root, "add", ".")
     git(root, "commit", "-qm", "another run")
     monkeypatch.setenv("TINY_F1", "0.7")
-    beside = cli.run_experiment("tiny")
+    second = cli.run_experiment("tiny")
     assert (
         git(root, "status", "--porcelain") == f"?? outputs/tiny/{first.name}-2/\n"
-        and beside.name == f"{first.name}-2"
+        and second.name == f"{first.name}-2"
     )
     assert f"OTHER RESULTS than the run of {created}" in capsys.readouterr().err and {
         "notebook.ipynb",
         "report.html",
-    } <= set(tree(beside))
+    } <= set(tree(second))
     (root / "outputs" / "tiny" / ".x.partial").mkdir()
     for left in (".x.partial/manifest.json", ".x.lock", ".x.pid"):
         (root / "outputs" / "tiny" / left).write_text("{}")

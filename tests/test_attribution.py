@@ -117,7 +117,9 @@ def test_miss(reader):
 def test_a_closed_gate_is_a_miss(reader):
     llm, server = reader(lambda lines: "Bergen" if has(lines, "Bergen") else "")
     d = c.diagnose(WHERE, Evidence([], False, 0.1), TALK, llm)
-    assert d.cause == "MISS" and d.calls == 1 == len(server.requests), "behind a closed gate nobody is asked"
+    assert d.cause == "MISS" and d.calls == 1 == len(server.requests), (
+        "behind a closed gate no model is asked"
+    )
 
 
 def test_temporal(reader):
@@ -488,9 +490,9 @@ def test_a_system_with_another_ones_budget_gets_it_again(demo):
 
 
 def test_an_experiment_keeps_its_diagnoses(tmp_path):
-    from adaptmr.experiments import Analysis
+    from adaptmr.experiments import Experiment
 
-    e = Analysis(
+    e = Experiment(
         "t",
         {"systems": "unified", "split": "en1", "limit": 6, "embedder": "hash", "redact": True},
         out_dir=tmp_path,
@@ -579,7 +581,7 @@ def test_shares_add_up():
     row = c.outcome_table(
         diagnosed("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable", "MISS+OVERLOAD|MISS+CONFLICT")
     ).iloc[0]
-    told = [
+    counted = [
         "failures",
         "unstable",
         "one cause",
@@ -589,7 +591,7 @@ def test_shares_add_up():
         "calls, most",
         "cut short",
     ]
-    assert row[told].tolist() == [6, 1, 1, 2, 1, 1, 5, 1]
+    assert row[counted].tolist() == [6, 1, 1, 2, 1, 1, 5, 1]
 
 
 def test_agreement_with_hand_labels():

@@ -500,7 +500,7 @@ def test_unknown_question_is_named() -> None:
 def test_judged_accuracy_table() -> None:
     frame = judge_answers(rows("one", "two"), DATA, KeywordJudge())
     table = judged_accuracy_table(frame, rates(judge="keyword"))
-    assert list(table["system"].unique()) == ["one", "two"] and list(table["kind"][:4]) == [
+    assert list(table["system"].unique()) == ["one", "two"] and list(table["label"][:4]) == [
         "update",
         "multi-hop",
         "all answerable",

@@ -202,7 +202,7 @@ def timeless(made):
     return names
 
 
-def test_the_same_run_lands_in_the_same_place_with_the_same_bytes(ran):
+def test_the_same_run_has_the_same_place_and_the_same_bytes(ran):
     assert ran["again"].relative_to(ran["place"] / "again") == ran["folder"].relative_to(ran["out"]), (
         "the same name below the folder of runs"
     )
@@ -257,7 +257,7 @@ def test_the_executed_notebook_is_clean_and_holds_its_results(ran):
     assert sum("text/html" in o.get("data", {}) for c in notebook["cells"] for o in c.get("outputs", [])) >= 8
 
 
-def test_the_report_stands_alone(ran):
+def test_the_report_is_self_contained(ran):
     page = ran["before"]["report.html"].decode("utf-8")
     assert not re.search(r"""(?:src|href)=["'](?!data:|#|mailto:)[^"']*["']""", page), (
         "one file, nothing fetched"
@@ -273,7 +273,7 @@ def test_the_report_stands_alone(ran):
 # --- what is wrong is named, and the status is 2
 
 
-def told(capsys, *arguments):
+def shown_by(capsys, *arguments):
     status = cli.main([str(a) for a in arguments])
     caught = capsys.readouterr()
     assert "Traceback" not in caught.err
@@ -300,7 +300,7 @@ def told(capsys, *arguments):
 )
 def test_a_wrong_call(capsys, monkeypatch, arguments, names):
     monkeypatch.chdir(ROOT)
-    status, said = told(capsys, *arguments)
+    status, said = shown_by(capsys, *arguments)
     assert status == 2 and all(n in said for n in names), said
 
 
@@ -321,24 +321,26 @@ def test_a_wrong_call(capsys, monkeypatch, arguments, names):
 def test_a_broken_file_of_parameters_is_named(capsys, monkeypatch, tmp_path, text, names):
     monkeypatch.chdir(ROOT)
     (tmp_path / "mine.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    status, said = told(capsys, "run", "exp3", "-f", tmp_path / "mine.yaml", "--out-dir", tmp_path / "out")
+    status, said = shown_by(
+        capsys, "run", "exp3", "-f", tmp_path / "mine.yaml", "--out-dir", tmp_path / "out"
+    )
     assert status == 2 and "mine.yaml" in said and all(n in said for n in names), said
     assert not (tmp_path / "out").exists(), "nothing was begun"
 
 
 def test_a_folder_in_the_place_of_a_file_and_a_file_in_the_place_of_a_folder(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    status, said = told(capsys, "run", "exp3", "-f", tmp_path)
+    status, said = shown_by(capsys, "run", "exp3", "-f", tmp_path)
     assert status == 2 and tmp_path.name in said
     (tmp_path / "taken").write_text("")
-    status, said = told(capsys, "run", "exp3", "--out-dir", tmp_path / "taken")
+    status, said = shown_by(capsys, "run", "exp3", "--out-dir", tmp_path / "taken")
     assert status == 2 and "taken" in said
 
 
 def test_outside_of_a_checkout_it_says_what_to_do(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages" / "adaptmr" / "cli.py"))
-    status, said = told(capsys, "run", "exp3")
+    status, said = shown_by(capsys, "run", "exp3")
     assert status == 2 and "clone the repository" in said
 
 
@@ -378,7 +380,7 @@ def test_lists_and_help(capsys, monkeypatch):
     )
 
 
-def test_a_cell_that_fails_is_told_without_a_traceback_and_kept(capsys, monkeypatch, tmp_path):
+def test_a_cell_that_fails_is_shown_without_a_traceback_and_kept(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     (tmp_path / "nbs" / "experiments").mkdir(parents=True)
     (tmp_path / "settings.ini").write_text("")
@@ -405,7 +407,7 @@ def test_a_cell_that_fails_is_told_without_a_traceback_and_kept(capsys, monkeypa
         json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
     )
     monkeypatch.chdir(tmp_path)
-    status, said = told(capsys, "run", "bad", "-p", "k", "3")
+    status, said = shown_by(capsys, "run", "bad", "-p", "k", "3")
     assert (
         status in (1, 2)
         and "no data set of that name" in said

@@ -107,7 +107,7 @@ def test_the_first_question_is_left_out_of_times_only():
     assert set(slower["measure"]) == {"ms_both"}  # a name that comparisons of runs pass over
 
 
-def test_a_kind_with_nothing_but_first_questions():
+def test_a_type_with_nothing_but_first_questions():
     """It has no time, says so in a way that a redacted run may hold, and keeps its tokens."""
     from adaptmr.eval.report.redaction import redaction_problems
 
@@ -115,7 +115,7 @@ def test_a_kind_with_nothing_but_first_questions():
     frame["type"] = ["preference" if q == "q2" else "multi_hop" for q in frame["question"]]
     table = e.latency_table(frame)
     row = table[(table["system"] == "rules") & (table["type"] == "preference")].iloc[0]
-    assert row["n"] == 0 and row["ms_both_p50"] == "–" and redaction_problems(table, allow=["kind"]) == []
+    assert row["n"] == 0 and row["ms_both_p50"] == "–" and redaction_problems(table, allow=["label"]) == []
     only = e.overhead(frame[frame["question"] == "q2"], measures=e.TIME_MEASURES)
     assert only["difference"].isna().all() and e.wide_table("system", only).loc["rules", "ms_both"] == "–"
     assert e.spending_table(frame).set_index(["system", "type"])["tokens"]["rules", "preference"] == 510
@@ -160,7 +160,7 @@ def test_an_unknown_cost_stays_unknown():
     assert nothing["usd per 1000"].isna().all() and nothing["price known"].eq(0).all()
     assert (
         e.spending_table(rows(asked=False), by_type=False)["usd per 1000"].eq(0).all()
-    )  # nobody was asked: that is known
+    )  # no model was asked: that is known
 
 
 def test_what_tokens_are_is_said():
@@ -232,8 +232,8 @@ def test_accuracy_per_1000_by_hand():
         and (table["per_1000"] <= table["high"]).all()
         and table["low"].min() >= 0
     )
-    kinds = e.accuracy_per_1000(frame, by_type=True)
-    assert set(kinds["kind"]) == {"temporal", "multi-hop", "overall"} and len(kinds) == 9
+    by_type = e.accuracy_per_1000(frame, by_type=True)
+    assert set(by_type["label"]) == {"temporal", "multi-hop", "overall"} and len(by_type) == 9
     free = e.accuracy_per_1000(frame.assign(prompt_tokens=0, completion_tokens=0, context_tokens=0))
     assert free["per_1000"].isna().all()  # nothing to divide by: no number, not infinity
 
@@ -305,12 +305,12 @@ def test_part_costs_and_sentences():
     assert costs.set_index("measure")["difference"].to_dict() == {"tokens": 390, "calls": 1, "F1": 0} and set(
         costs["part"]
     ) == {"the plan"}
-    told = e.component_sentences(
+    sentences = e.component_sentences(
         costs, e.component_costs(rows(), {"the plan": ("planner", "rules")}, measures=e.TIME_MEASURES)
     )
-    assert len(told) == 1
+    assert len(sentences) == 1
     for there in ("planner less rules", "+390 tokens – too few", "+0 F1 – too few", " ms ["):
-        assert there in told[0]
+        assert there in sentences[0]
     assert e.component_costs(rows(), {}).empty and e.component_sentences(e.component_costs(rows(), {})) == []
     shown = e.wide_table("part", costs)
     assert shown.loc["the plan", "tokens"] == "+390.0 – too few"
@@ -345,7 +345,7 @@ def test_on_rows_of_a_real_run():
         and set(extra["measure"]) == {"tokens", "calls"}
     )
     for table in (e.spending_table(frame), extra, e.accuracy_per_1000(frame), e.component_costs(frame)):
-        assert redaction_problems(table, allow=["kind", "part", "with", "without"]) == []
+        assert redaction_problems(table, allow=["label", "part", "with", "without"]) == []
 
 
 # --- the statistics underneath ------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def test_method_t_has_the_properties_of_the_other(items):
             -back.high,
             -back.low,
             back.p,
-        )  # else the bootstrap stands in, which draws lots
+        )  # else the bootstrap is used, which samples at random
     if d.level == "conversations":
         assert (d.p < 0.05) == (not d.low <= 0 <= d.high) or abs(d.p - 0.05) < 1e-6
     assert it.level in ("conversations", "questions", "conversations and questions")
@@ -495,6 +495,8 @@ def test_calls_by_part_add_up_to_what_a_server_saw():
     )
     assert {"plan", "rounds", "expansion", "answer", "classifier"} <= set(table["part"])
     assert {"fallback", "retried", "model"} <= set(re.findall(r":(\w+)", " ".join(frame["ways"])))
-    assert e.spending_table(frame, by_type=False)["usd per 1000"].isna().all()  # nobody knows what "m" costs
+    assert (
+        e.spending_table(frame, by_type=False)["usd per 1000"].isna().all()
+    )  # the price of "m" is not known
     places = e.tokens_by_stage(frame).set_index("system")
     assert places.loc["qarp", "retrieval"] > 0 and places.loc["hybrid", "retrieval"] == 0

@@ -225,10 +225,10 @@ def test_scores_by_data_set():
 def test_seed_and_embedder_object(data):
     a, b, c = (run(["random", "lexical"], data, seed=s) for s in (0, 0, 1))
     pd.testing.assert_frame_equal(plain(a), plain(b))
-    drawn = a.system == "random"
-    assert not a.loc[drawn, "retrieved"].equals(c.loc[drawn, "retrieved"]) and a.loc[
-        ~drawn, "retrieved"
-    ].equals(c.loc[~drawn, "retrieved"])
+    sampled = a.system == "random"
+    assert not a.loc[sampled, "retrieved"].equals(c.loc[sampled, "retrieved"]) and a.loc[
+        ~sampled, "retrieved"
+    ].equals(c.loc[~sampled, "retrieved"])
     pd.testing.assert_frame_equal(
         plain(a), plain(evaluate(["random", "lexical"], data, embedder=am.embedder("hash"), progress=False))
     )
@@ -399,7 +399,7 @@ def test_killed_again_and_again_it_goes_on_where_it_stopped(data, tmp_path):
     )
     again = Logging(str(log))
     pd.testing.assert_frame_equal(run(["lexical", again, "random"], data, journal=journal), frame)
-    assert again.asked == [], "a finished journal answers by itself, clock and all"
+    assert again.asked == [], "a finished journal answers without the system, clock columns included"
 
 
 def Journal_keys(path):
@@ -570,11 +570,11 @@ def test_a_run_that_was_cut_off_still_names_every_call_and_vector_it_used(data, 
             return super().retrieve(question, k)
 
     def asked_by(system):
-        told = set()
+        named = set()
 
         def used():  # one key a question, named once
-            new = {f"call {text}" for _, text in system.asked} - told
-            told.update(new)
+            new = {f"call {text}" for _, text in system.asked} - named
+            named.update(new)
             return new
 
         return used
@@ -605,7 +605,7 @@ def test_ranks_are_by_score_also_when_hits_are_shown_in_order_of_time():
     assert row["mrr"] == 1.0 and row["ndcg"] == 1.0 and row["retrieved"] == "D1 D2 D3"
 
 
-def test_only_an_oracle_by_name_is_told_the_gold(data):
+def test_only_an_oracle_by_name_sees_the_gold(data):
     class Curious(Logging):
         oracle = True
 

@@ -25,11 +25,11 @@ def answers(levels, n=60, conversations=6, system="unified", seed=0):
             {
                 "system": system,
                 "conversation": f"c{i % conversations}",
-                "question": f"{kind}{i}",
-                "type": kind,
+                "question": f"{question_type}{i}",
+                "type": question_type,
                 "f1": float(rng.random() < level),
             }
-            for kind, level in levels.items()
+            for question_type, level in levels.items()
             for i in range(n)
         ]
     )
@@ -42,11 +42,11 @@ def exact(levels, n=1000):
         pd.DataFrame(
             {
                 "conversation": np.char.add("c", (i % 4).astype(str)),
-                "type": kind,
+                "type": question_type,
                 "f1": (i // 4 < round(level * n) // 4).astype(float),
             }
         )
-        for kind, level in levels.items()
+        for question_type, level in levels.items()
     ]
     return pd.concat(parts, ignore_index=True).assign(system="s")
 
@@ -101,7 +101,7 @@ def test_verdicts(levels, n, verdict):
     assert fa.GATE_VERDICTS[verdict] in gate.sentence and gate.n == len(frame) and gate.groups == 4
 
 
-def test_luck_does_not_open_the_gate():
+def test_chance_does_not_open_the_gate():
     opened = [
         fa.decision_gate(answers(dict.fromkeys(FIVE, 0.5), n=40, seed=seed), "unified", resamples=200)
         for seed in range(12)
@@ -124,7 +124,7 @@ def test_the_gate_is_one_value_whatever_the_order():
     assert table.loc[1, ["low", "high"]].isna().all()
 
 
-def test_a_kind_in_one_conversation_only():
+def test_a_type_in_one_conversation_only():
     frame = answers({"multi_hop": 0.9, "abstention": 0.2}, n=30)
     few = pd.concat([frame, answers({"preference": 0.5}, n=2, conversations=1)])
     gate = fa.decision_gate(few, "unified", resamples=300)
@@ -151,10 +151,10 @@ def test_a_gate_of_a_system_that_is_not_there():
         fa.decision_gate(answers({"multi_hop": 1}), "gone")
 
 
-def test_a_gate_of_one_kind_is_too_few():
+def test_a_gate_of_one_type_is_too_few():
     gate = fa.decision_gate(answers({"multi_hop": 1}), "unified")
     assert gate.verdict == "too few" and gate.gap == 0 and math.isnan(gate.low)
-    assert "one kind of question only (multi-hop)" in gate.sentence
+    assert "one question type only (multi-hop)" in gate.sentence
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from("abc")), min_size=1, max_size=20), st.randoms())
@@ -174,13 +174,13 @@ def test_resampled_means_lie_between_the_values(rows, lot):
 # --- ceilings
 
 
-def rows(system, scores, kind="multi_hop"):
+def rows(system, scores, question_type="multi_hop"):
     return [
         {
             "system": system,
             "conversation": f"c{i % 2}",
-            "question": f"{kind}{i}",
-            "type": kind,
+            "question": f"{question_type}{i}",
+            "type": question_type,
             "f1": float(v),
         }
         for i, v in enumerate(scores)
@@ -188,7 +188,7 @@ def rows(system, scores, kind="multi_hop"):
 
 
 def many(frame, times=3):
-    """The same rows, told in so many times as many conversations."""
+    """Return the same rows in `times` as many conversations."""
     parts = [
         frame.assign(conversation=frame["conversation"] + f"-{i}", question=frame["question"] + f"-{i}")
         for i in range(times)
@@ -206,7 +206,7 @@ TOY = pd.DataFrame(
 )
 
 
-def test_the_room_by_hand():
+def test_headroom_by_hand():
     table = ce.measure_headroom(TOY, "u").set_index("type")
     hop, like = table.loc["multi_hop"], table.loc["preference"]
     assert hop[["base", "retrieval", "reader", "retrieval_share", "reader_share"]].round(9).tolist() == [
@@ -236,11 +236,11 @@ def test_the_room_by_hand():
     sentence = ce.headroom_sentences(TOY, ["u"])[0]
     assert (
         "would add +0.000" in sentence
-        and "Most room on multi-hop (+0.250), least on preference (-0.250)" in sentence
+        and "Most headroom on multi-hop (+0.250), least on preference (-0.250)" in sentence
     )
 
 
-def test_rooms_that_cannot_be_measured():
+def test_headroom_that_cannot_be_measured():
     with pytest.raises(ValueError, match="no rows of 'oracle_plan'"):
         ce.measure_headroom(TOY, "u", "oracle_plan")
     with pytest.raises(ValueError, match="same questions"):
@@ -254,14 +254,14 @@ def shares():
     return pd.DataFrame(
         [
             {
-                "kind": kind,
+                "label": label,
                 "cause": cause,
                 "mean": v,
                 "low": max(0.0, v - 0.1),
                 "high": min(1.0, v + 0.1),
                 "n": n,
             }
-            for kind, n in (("factual", 20), ("temporal", 30), ("none", 0))
+            for label, n in (("factual", 20), ("temporal", 30), ("none", 0))
             for cause, v in (("MISS", 0.6), ("CONFLICT", 0.0), ("GEN", 0.4))
             for v in ([v] if n else [math.nan])
         ]
@@ -270,14 +270,14 @@ def shares():
 
 FIGURES = {
     "stacked": lambda: ff.stacked_causes(shares(), title="t"),
-    "room": lambda: ff.headroom_bars(ce.headroom_bar_data(TOY, ["u"]), title="t"),
+    "headroom": lambda: ff.headroom_bars(ce.headroom_bar_data(TOY, ["u"]), title="t"),
 }
 
 
-@pytest.mark.parametrize("kind", FIGURES)
-def test_figures_are_the_same_bytes(kind, tmp_path):
+@pytest.mark.parametrize("figure", FIGURES)
+def test_figures_are_the_same_bytes(figure, tmp_path):
     one, two = (
-        ([p.read_bytes() for p in figures.save_figure(FIGURES[kind](), tmp_path / str(i), "x")])
+        ([p.read_bytes() for p in figures.save_figure(FIGURES[figure](), tmp_path / str(i), "x")])
         for i in range(2)
     )
     assert one == two and one[0].startswith(b"\x89PNG")
@@ -309,7 +309,7 @@ def test_stacked_parts_reach_one_and_keep_their_intervals():
         ff.stacked_causes(shares().drop(columns="n"))
 
 
-def test_rooms_above_and_below():
+def test_headroom_above_and_below_zero():
     texts = {t.get_text() for t in ff.headroom_bars(ce.headroom_bar_data(TOY, ["u"])).axes[0].texts}
     assert {"+.25", "-.25", "+.00"} <= texts
 

@@ -51,7 +51,7 @@ def one_type():
     return means().query("type == 'multi_hop'")
 
 
-KINDS = {
+FIGURES = {
     "grouped_bars": lambda: f.grouped_bars(means(), "type", title="t"),
     "heatmap": lambda: f.heatmap(means(), "type", "system"),
     "difference_plot": lambda: f.difference_plot(differences()),
@@ -60,14 +60,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_same_bytes_and_nothing_open(kind, tmp_path):
+@pytest.mark.parametrize("name", FIGURES)
+def test_same_bytes_and_nothing_open(name, tmp_path):
     import matplotlib.pyplot as plt
 
     before = dict(plt.rcParams)
-    first = [p.read_bytes() for p in f.save_figure(KINDS[kind](), tmp_path / "a", "x")]
+    first = [p.read_bytes() for p in f.save_figure(FIGURES[name](), tmp_path / "a", "x")]
     gc.collect()
-    fig = KINDS[kind]()
+    fig = FIGURES[name]()
     shown, meta = fig._repr_png_()  # being shown in a notebook changes nothing
     assert shown.startswith(b"\x89PNG") and meta["width"] > 300 and meta["alt"]
     again = [p.read_bytes() for p in f.save_figure(fig, tmp_path / "b", "x")]
@@ -138,12 +138,12 @@ def lab(colour, eye):
 @pytest.mark.parametrize(
     "eye", [np.eye(3), PROTAN, DEUTAN, TRITAN], ids=["normal", "protan", "deutan", "tritan"]
 )
-def test_palette_is_told_apart_by_every_eye(eye):
+def test_every_eye_distinguishes_the_palette(eye):
     seen = [lab(c, eye) for c in f.PALETTE]
     assert min(np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]) > 15  # 2 can just be seen
 
 
-def test_palette_is_told_apart_in_grey():
+def test_the_palette_is_distinct_in_grey():
     grey = sorted(f.lightness(c) for c in f.PALETTE)
     assert np.diff(grey).min() > 10 and grey[-1] < 85  # and the lightest still shows on white
 
@@ -250,14 +250,14 @@ def test_wrong_frames_are_named():
 def test_text_that_the_font_lacks_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="English name"):
         f.grouped_bars(means(), "type", title="召回率")
-    fig = KINDS["lines"]()
+    fig = FIGURES["lines"]()
     fig.axes[0].set_title("召回率")
     with pytest.raises(ValueError, match="English name"):
         f.save_figure(fig, tmp_path, "x")
     assert f.grouped_bars(means(), "type", title="café $5 – ΔF1 ≥ 0 $x$")  # dollars are not mathematics here
     for name in ("", "../x", "a/b", "é"):
         with pytest.raises(ValueError, match="figure name"):
-            f.save_figure(KINDS["lines"](), tmp_path, name)
+            f.save_figure(FIGURES["lines"](), tmp_path, name)
 
 
 def test_no_bar_is_drawn_for_an_interval_that_is_missing():

@@ -147,7 +147,7 @@ def test_a_changed_strategy_has_another_run_id(tmp_path, monkeypatch, registered
     assert lesson(30).run.run_id == one.run.run_id, "the same code has the same name"
 
 
-def test_an_earlier_start_with_other_code_is_told_of(tmp_path, monkeypatch, registered):
+def test_an_earlier_start_with_other_code_gets_a_notice(tmp_path, monkeypatch, registered):
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
 
     class Slow(PlannedSystem):
@@ -238,7 +238,7 @@ def test_settings_of_planners_count():
     assert mine(changed) == mine(Plain(0.3))
 
 
-def test_a_system_is_told_by_what_its_constructor_takes():
+def test_a_system_is_identified_by_what_its_constructor_takes():
     class Own(PlannedSystem):
         def __init__(self, depth):
             super().__init__("own", Careful())
@@ -294,26 +294,26 @@ def defined(text, **names):
 
 
 def test_what_a_function_uses_counts(registered):
-    def told(text, **names):
+    def hashed(text, **names):
         strategy = defined(text, RetrievalPlan=RetrievalPlan, **names)
         return mine(StrategyPlanner(strategy, "mine"))
 
     strategy = (
         "def helper(n): return n * STEP\ndef mine(question, now): return RetrievalPlan(pool=helper({}))"
     )
-    assert told(strategy.format(5), STEP=1) == told(strategy.format(5), STEP=1)
+    assert hashed(strategy.format(5), STEP=1) == hashed(strategy.format(5), STEP=1)
     assert (
         len(
             {
-                told(strategy.format(5), STEP=1),
-                told(strategy.format(6), STEP=1),
-                told(strategy.format(5), STEP=2),
-                told(strategy.replace("n * STEP", "n + STEP").format(5), STEP=1),
+                hashed(strategy.format(5), STEP=1),
+                hashed(strategy.format(6), STEP=1),
+                hashed(strategy.format(5), STEP=2),
+                hashed(strategy.replace("n * STEP", "n + STEP").format(5), STEP=1),
             }
         )
         == 4
     )
-    assert told(strategy.format(5), STEP=1) == told(strategy.format(5), STEP=1, unused=4)
+    assert hashed(strategy.format(5), STEP=1) == hashed(strategy.format(5), STEP=1, unused=4)
 
 
 def test_a_file_that_was_edited_but_not_imported_again_is_not_what_runs(tmp_path, monkeypatch):
@@ -327,7 +327,7 @@ def test_a_file_that_was_edited_but_not_imported_again_is_not_what_runs(tmp_path
     )
 
 
-def test_code_that_cannot_be_told_apart_must_declare_a_version():
+def test_code_that_cannot_be_identified_must_declare_a_version():
     blob = type(
         "Blob",
         (),

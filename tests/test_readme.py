@@ -311,7 +311,7 @@ def fake_failures(root, name="failures", **params):
         f"unified,overall,overall,{c},{m},{m - 0.1},{m + 0.1},40"
         for c, m in (("MISS", 0.25), ("TEMPORAL", 0.0), ("GEN", 0.75))
     ]
-    (folder / "causes.csv").write_text("\n".join(["system,type,kind,cause,mean,low,high,n", *causes]) + "\n")
+    (folder / "causes.csv").write_text("\n".join(["system,type,label,cause,mean,low,high,n", *causes]) + "\n")
     rows = [
         f"{which},{reading},{k},0.5,0.8,0.8,0.3,{n}"
         for which, n, k in (("all", 130, 0.7), ("without HALLUC", 104, 0.6))
@@ -347,7 +347,7 @@ def test_the_table_of_failures(tmp_path):
     )
 
 
-def test_write_changes_what_stands_between_the_markers_only(tmp_path):
+def test_write_changes_only_what_is_between_the_markers(tmp_path):
     fake_run(tmp_path, "full")
     fake_failures(tmp_path)
     for experiment in ("exp3", "exp4"):
@@ -413,7 +413,7 @@ def test_an_experiment_run_before_the_tests_changes_nothing(tmp_path):
             read(tmp_path)
 
 
-def test_a_run_that_nobody_committed_is_no_run(tmp_path):
+def test_a_run_that_is_not_committed_is_no_run(tmp_path):
     git(tmp_path, "init", "-q")
     numbered(fake_run(tmp_path, "mine", tracked=False))
     with pytest.raises(NoRun, match="make exp3"):
@@ -429,7 +429,7 @@ def test_a_committed_run_that_was_deleted_is_named(tmp_path):
             read(tmp_path)
 
 
-def test_an_exported_copy_says_that_it_is_none(tmp_path, monkeypatch):
+def test_an_exported_copy_says_that_it_has_no_git(tmp_path, monkeypatch):
     numbered(fake_run(tmp_path, "full", tracked=False))
     inner = tmp_path / "inside"
     numbered(fake_run(inner, "full", tracked=False))

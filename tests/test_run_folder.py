@@ -167,23 +167,23 @@ def test_same_bytes_whatever_the_order(tmp_path):
     assert plt.get_fignums() == []
 
 
-def test_captions_stand_beside_tables_and_figures(tmp_path):
+def test_tables_and_figures_have_captions(tmp_path):
     from adaptmr.eval.report import figures
 
     means = pd.DataFrame({"type": ["a"], "system": ["s_1"], "mean": [0.5], "low": [0.4], "high": [0.6]})
     run = run_folder.open_run("exp1", {}, THEIRS, tmp_path)
-    run.write_figure(figures.grouped_bars(means, "type", title="F1 by kind"), "titled")
+    run.write_figure(figures.grouped_bars(means, "type", title="F1 by type"), "titled")
     run.write_figure(
-        figures.grouped_bars(means, "type", title="F1 by kind"), "told", "Our 50 % of it; κ → “x”"
+        figures.grouped_bars(means, "type", title="F1 by type"), "captioned", "Our 50 % of it; κ → “x”"
     )
-    run.write_figure(figures.grouped_bars(means, "type", xlabel="kind", ylabel="F1"), "plain")
+    run.write_figure(figures.grouped_bars(means, "type", xlabel="type", ylabel="F1"), "plain")
     run.write_figure(figures.grouped_bars(means, "type"), "bare")
     label = " · part of locomo: 0 conversations, 0 questions\n"
     texts = {p.stem: p.read_text(encoding="utf-8") for p in (run.path / "figures").glob("*.txt")}
     assert texts == {
-        "titled": "F1 by kind" + label,
-        "told": "Our 50 % of it; κ → “x”" + label,
-        "plain": "F1 by kind" + label,
+        "titled": "F1 by type" + label,
+        "captioned": "Our 50 % of it; κ → “x”" + label,
+        "plain": "F1 by type" + label,
         "bare": "bare" + label,
     }
     for caption, want in (
@@ -200,9 +200,9 @@ def test_captions_stand_beside_tables_and_figures(tmp_path):
             and tex.startswith(r"% needs \usepackage{booktabs}")
             and tex.count("{") == tex.count("}")
         )
-    nobody = run_folder.open_run("exp2", {}, None, tmp_path)
-    nobody.write_table(means[["mean"]], "t")
-    assert (nobody.path / "tables" / "t.txt").read_text() == "t\n"
+    without_data = run_folder.open_run("exp2", {}, None, tmp_path)
+    without_data.write_table(means[["mean"]], "t")
+    assert (without_data.path / "tables" / "t.txt").read_text() == "t\n"
     assert run_folder.open_run("exp1", {}, THEIRS, tmp_path).files() == []  # a second run begins with nothing
 
 
@@ -247,7 +247,7 @@ def test_results_hold_the_scores_and_timings_the_clock(tmp_path):
         [10**12, 0, -1],
     ],
 )
-def test_kinds_of_columns_survive(values, tmp_path):
+def test_column_types_survive(values, tmp_path):
     run = run_folder.open_run("exp1", {}, OURS, tmp_path)
     run.write_results(pd.DataFrame({"question": ["a", "b", "c"], "x": pd.Series(values, dtype=object)}))
     first = (run.path / "results.parquet").read_bytes()
@@ -368,7 +368,7 @@ def test_a_second_run_with_the_same_results_leaves_the_first_alone(tmp_path):
     )
 
 
-def test_other_results_under_one_name_are_kept_and_told_of(tmp_path):
+def test_other_results_under_one_name_are_kept_with_a_notice(tmp_path):
     first = a_run(tmp_path)
     before = {f: (first.path / f).read_bytes() for f in first.files()}
     with pytest.warns(
@@ -392,9 +392,9 @@ def test_other_results_under_one_name_are_kept_and_told_of(tmp_path):
 
 def test_times_that_are_measured_again_are_another_run(tmp_path):
     first = a_run(tmp_path, timed=True)
-    with pytest.warns(RunNotice, match=f"was measured on 20.*this one is {first.run_id}-2") as told:
+    with pytest.warns(RunNotice, match=f"was measured on 20.*this one is {first.run_id}-2") as notices:
         again = a_run(tmp_path, timed=True)
-    assert again.path.name == f"{first.run_id}-2" and not any("OTHER" in str(w.message) for w in told)
+    assert again.path.name == f"{first.run_id}-2" and not any("OTHER" in str(w.message) for w in notices)
 
 
 def test_nothing_is_added_to_a_finished_run(tmp_path):
@@ -417,7 +417,7 @@ def test_nothing_is_added_to_a_finished_run(tmp_path):
 
 
 @pytest.mark.parametrize("left", ["", "{half", "[]"])
-def test_half_a_run_gives_way_to_a_whole_one(left, tmp_path):
+def test_a_finished_run_replaces_an_unfinished_one(left, tmp_path):
     name = run_folder.open_run("exp1", {"k": 1}, OURS, tmp_path / "elsewhere").run_id
     half = tmp_path / "exp1" / name
     (half / "tables").mkdir(parents=True)
@@ -444,7 +444,7 @@ def test_experiment_names_are_plain(tmp_path):
 # --- redaction ------------------------------------------------------------------------------------------
 
 
-def test_other_peoples_data_is_redacted_unless_said(tmp_path):
+def test_other_peoples_data_is_redacted_by_default(tmp_path):
     assert (
         run_folder.open_run("exp1", {}, THEIRS, tmp_path).redact
         and not run_folder.open_run("exp1", {}, OURS, tmp_path).redact
@@ -495,7 +495,7 @@ def test_redacted_runs_refuse_text(tmp_path):
     ],
     ids=str,
 )
-def test_text_is_found_wherever_it_hides(frame):
+def test_text_is_found_in_every_container(frame):
     assert len(run_folder.redaction_problems(pd.DataFrame(frame))) == 1
 
 
@@ -519,7 +519,7 @@ def test_what_may_be_published():
     assert run_folder.redaction_problems(pd.DataFrame(fine)) == []
 
 
-def test_quotes_are_found_in_every_kind_of_file(tmp_path):
+def test_quotes_are_found_in_every_file_format(tmp_path):
     said = 'Well, "yesterday" I took my daughter to the pottery class by the river, and 她很喜欢 it very much'
     half = said[8:75]
     (tmp_path / "sub").mkdir()
@@ -628,7 +628,7 @@ def test_git_state(tmp_path):
         )
 
     run("init")
-    assert provenance.git_state(tmp_path / "pkg") == nothing  # a copy inside somebody else's repository
+    assert provenance.git_state(tmp_path / "pkg") == nothing  # a copy inside another repository
     run("add", ".")
     run("commit", "-m", "x", "--no-verify")
     clean = provenance.git_state(tmp_path / "pkg")

@@ -112,7 +112,7 @@ def _without(*types: QueryType) -> dict[QueryType, Strategy]:
     return {**STRATEGIES, **dict.fromkeys(types, _unified_strategy)}
 
 
-@register_system("adaptmr w/o classifier", "the strategy is drawn by lot", group="ablation")
+@register_system("adaptmr w/o classifier", "the strategy is chosen at random", group="ablation")
 def _unclassified(name: str, embedder: Any, seed: int = 0, **_: Any) -> MemorySystem:
     return PlannedSystem(name, Router(question_type=_random_type(seed), name=name), embedder=embedder)
 

@@ -11,7 +11,7 @@ from ..retrieval.strategies import Router
 from .base import MemorySystem, PlannedSystem, register_system
 
 
-@register_system("adaptmr", "rules classify the question, its kind chooses the strategy")
+@register_system("adaptmr", "rules classify the question, its type chooses the strategy")
 def _adaptmr(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return PlannedSystem(name, Router(name=name), embedder=embedder)
 

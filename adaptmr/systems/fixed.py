@@ -86,7 +86,7 @@ class FullContextSystem(_TurnList):
         return self._evidence(turns, "all", "nothing is left out")
 
 
-@register_system("random", "k turns drawn by lot")
+@register_system("random", "k turns sampled at random")
 def _random(name: str, seed: int, **_: Any) -> MemorySystem:
     return RandomSystem(name, seed)
 

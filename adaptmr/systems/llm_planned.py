@@ -26,14 +26,14 @@ __all__ = ['MULTI_ROUND_PLAN', 'make_multi_round', 'TokenMatched']
 # %% ../../nbs/systems/01_llm_planned.ipynb #1decf761
 @register_system(
     "routed",
-    "rules, and a model where they leave it open, find the kind; "
+    "rules, and a model where they leave it open, find the type; "
     "its strategy asks the model to split, check and compare",
 )
 def _routed(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySystem:
     return PlannedSystem(name, Routed(llm, name=name), embedder=embedder)
 
 
-@register_system("mixture", "the strategies of all likely kinds, weighed by their probabilities")
+@register_system("mixture", "the strategies of all likely types, weighed by their probabilities")
 def _mixture(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySystem:
     return PlannedSystem(name, Mixture(llm, name=name), embedder=embedder)
 

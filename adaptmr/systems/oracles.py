@@ -31,7 +31,7 @@ class _OracleSystem(PlannedSystem):
     oracle = True
 
 
-@register_system("oracle_type", "adaptmr, told the kind of the question")
+@register_system("oracle_type", "adaptmr, given the gold type of the question")
 def _oracle_type(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return _OracleSystem(
         name, Router(question_type=lambda question: question.type, name=name), embedder=embedder
@@ -93,7 +93,7 @@ class OraclePlan(_OracleSystem):
 
 
 @register_system(
-    "oracle_plan", "the best of all plans for each question, told the gold turns", group="oracle"
+    "oracle_plan", "the best of all plans for each question, given the gold turns", group="oracle"
 )
 def _oracle_plan(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return OraclePlan(name, embedder=embedder)

@@ -14,7 +14,8 @@ import numpy as np
 from ..stats.estimates import MIN_GROUPS, format_interval
 from ..stats.resampling import resample_rows
 from ..metrics.ranking import abstention_metrics, auroc
-from ..report.style import TEXT_COLOR, PALETTE, canvas, printable_label, house_style
+from ..report.figures import titled_figure
+from ..report.style import PALETTE, TEXT_COLOR
 from ...retrieval.relevance import brier_score, reliability_curve
 
 if TYPE_CHECKING:
@@ -141,13 +142,10 @@ def reliability_figure(
         bars = [np.minimum(spread, share), np.minimum(spread, 1 - share)]
     line: dict[str, Any] = {"color": PALETTE[0], "linewidth": 1.6, "capsize": 3}
     markers: dict[str, Any] = {"marker": "o", "markersize": 6, "markeredgecolor": "white"}
-    with house_style():
-        fig, ax = canvas(4.6, 4.2)
+    axes = "probability that the evidence was found", "share in which it was"
+    with titled_figure(4.6, 4.2, title, *axes) as (fig, ax):
         ax.plot([0, 1], [0, 1], color=TEXT_COLOR, linewidth=0.9, linestyle=(0, (4, 3)))
         ax.errorbar(probability, share, yerr=bars, **line, **markers)
         ax.set_xlim(0, 1)
         ax.set_ylim(0, 1)
-        ax.set_title(printable_label(title))
-        ax.set_xlabel(printable_label("probability that the evidence was found"))
-        ax.set_ylabel(printable_label("share in which it was"))
     return fig

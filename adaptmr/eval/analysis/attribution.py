@@ -154,7 +154,7 @@ class _CounterfactualReplay:
         return self.outcomes[key]
 
     def minimal(self, names: InterventionSet) -> InterventionSet:
-        """Return the set without interventions that, beside the others, change nothing for the reader."""
+        """Return the set without interventions that change nothing for the reader after the others."""
         for name in reversed(CAUSE_ORDER):
             if name in names and self.reader_view(names - {name}) == self.reader_view(names):
                 names -= {name}
@@ -384,22 +384,22 @@ def _explain(
 def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     """Compute the share of each cause among the failures, per system and type, and overall.
 
-    Columns: system, type, kind (the type's label), cause, mean, low, high, n, unstable, level. Intervals are
-    over conversations; below four of them `low` and `high` are `nan`. `n` failures were stable; the
-    `unstable` ones don't count.
+    Columns: system, type, label (the type's short name), cause, mean, low, high, n, unstable, level.
+    Intervals are over conversations; below four of them `low` and `high` are `nan`. `n` failures were
+    stable; the `unstable` ones don't count.
     """
     import pandas as pd
 
-    columns = ["system", "type", "kind", "cause", "mean", "low", "high", "n", "unstable", "level"]
+    columns = ["system", "type", "label", "cause", "mean", "low", "high", "n", "unstable", "level"]
     rows = []
     for system in dict.fromkeys(diagnoses["system"]):
-        for kind, part in split_by_type(diagnoses[diagnoses["system"] == system]):
+        for question_type, part in split_by_type(diagnoses[diagnoses["system"] == system]):
             stable = part[part["cause"] != UNSTABLE]
             weights = [cause_weights(c) for c in stable["cause"]]
             conversations = stable["conversation"].tolist()
             for cause in CAUSES:
                 ci = mean_ci([w[cause] for w in weights], conversations, seed=seed)
-                about = (system, kind, TYPE_LABELS[kind], cause)
+                about = (system, question_type, TYPE_LABELS[question_type], cause)
                 counts = (len(stable), len(part) - len(stable))
                 rows.append((*about, ci.mean, ci.low, ci.high, *counts, ci.level))
     return pd.DataFrame(rows, columns=columns)
@@ -455,7 +455,7 @@ def _cause_sentence(overall: Mapping[Any, Any], rows: Sequence[Mapping[Any, Any]
     by_type = [r for r in rows if r["cause"] == overall["cause"] and r["type"] != OVERALL and r["n"]]
     most = max(by_type, key=lambda r: r["mean"])
     share = format_interval(overall["mean"], overall["low"], overall["high"], ".0%")
-    return f"{overall['cause']} {share}, most on {most['kind']} ({most['mean']:.0%} of {most['n']})"
+    return f"{overall['cause']} {share}, most on {most['label']} ({most['mean']:.0%} of {most['n']})"
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #ae44bc4e
 def evidence_table(diagnoses: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:

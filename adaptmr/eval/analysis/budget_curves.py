@@ -14,8 +14,8 @@ from adaptmr.eval.report.figures import (
     require_columns,
     add_legend,
     unique_values,
-    set_titles,
     draw_error_bars,
+    titled_figure,
 )
 from ..metrics.ranking import recall_fraction
 from ..runner.evaluate import conversation_embedder, prepare_questions
@@ -26,10 +26,8 @@ from adaptmr.eval.report.style import (
     MARKERS,
     PALETTE,
     NothingToDraw,
-    canvas,
     halo,
     printable_label,
-    house_style,
 )
 from ...llm.transport import count_tokens
 from ...retrieval.token_budget import cut_to_budget, line_tokens, hit_probabilities
@@ -202,15 +200,13 @@ def coverage_figure(
             f"{int(repeated.sum())} rows repeat a system and budget, such as {example!r}: "
             "draw one group at a time"
         )
-    with house_style():
-        fig, ax = canvas(7.2, 4.4)
+    with titled_figure(7.2, 4.4, title, "tokens of context (mean)", ylabel) as (fig, ax):
         ax.set_xscale("log")
         handles, labels = _draw_curves(ax, curves)
         _draw_points(ax, curves)
         _set_token_ticks(ax, curves)
         ax.margins(x=0.09)
         ax.set_ylim(0, 1.05)
-        set_titles(ax, title, "tokens of context (mean)", ylabel)
         if handles:
             add_legend(fig, handles, labels)
     return fig

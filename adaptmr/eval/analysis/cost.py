@@ -86,10 +86,10 @@ def _parts(frame: pd.DataFrame, by_type: bool) -> list[tuple[str, str, pd.DataFr
     parts = []
     for system in dict.fromkeys(frame["system"]):
         rows = frame[frame["system"] == system]
-        for kind in types:
-            part = rows if kind == OVERALL else rows[rows["type"] == kind]
+        for question_type in types:
+            part = rows if question_type == OVERALL else rows[rows["type"] == question_type]
             if len(part):
-                parts.append((system, kind, part))
+                parts.append((system, question_type, part))
     return parts
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #ad67e14f
@@ -134,11 +134,11 @@ def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
             "give the rows of evaluate, or join timings.parquet"
         )
     table = []
-    for system, kind, part in _parts(rows, by_type=True):
+    for system, question_type, part in _parts(rows, by_type=True):
         row: dict[str, Any] = {
             "system": system,
-            "type": kind,
-            "kind": TYPE_LABELS[kind],
+            "type": question_type,
+            "label": TYPE_LABELS[question_type],
             "n": int(part["ms"].notna().sum()),
         }
         for name, column in (("retrieve", "ms_retrieve"), ("answer", "ms_answer"), ("both", "ms")):
@@ -158,7 +158,7 @@ def spending_table(frame: pd.DataFrame, *, by_type: bool = True, seed: int = 0) 
     import pandas as pd
 
     table = []
-    for system, kind, part in _parts(add_cost_columns(frame), by_type):
+    for system, question_type, part in _parts(add_cost_columns(frame), by_type):
         it = mean_ci(part["tokens"].to_numpy(float), part["conversation"].tolist(), seed=seed)
         cost = part["cost_usd"].astype(float)
         known = cost.notna()
@@ -168,8 +168,8 @@ def spending_table(frame: pd.DataFrame, *, by_type: bool = True, seed: int = 0) 
         table.append(
             {
                 "system": system,
-                "type": kind,
-                "kind": TYPE_LABELS[kind],
+                "type": question_type,
+                "label": TYPE_LABELS[question_type],
                 "n": len(part),
                 "calls": round(float(part["calls"].mean()), 3),
                 "retrieval calls": retrieval_calls,
@@ -199,7 +199,7 @@ def overhead(
 ) -> pd.DataFrame:
     """Compare every system with `baseline`, question by question; long form, a row per measure.
 
-    `measures` are `COUNT_MEASURES`, or `TIME_MEASURES` (milliseconds). Columns: system, type, kind, measure,
+    `measures` are `COUNT_MEASURES`, or `TIME_MEASURES` (milliseconds). Columns: system, type, label, measure,
     baseline, difference, low, high, p, p_holm, verdict ("more", "less", "no difference shown", or "too few"),
     share, share_low, share_high (the difference as a share of what the baseline spends; `nan` where that is
     0), n. Holm's correction is over all rows that have a p. Raises `ValueError` for a baseline without rows,
@@ -214,8 +214,8 @@ def overhead(
         )
     chosen = [s for s in (systems or dict.fromkeys(rows["system"])) if s != baseline]
     table = []
-    for kind in [*(types_present(rows) if by_type else ()), OVERALL]:
-        part = rows if kind == OVERALL else rows[rows["type"] == kind]
+    for question_type in [*(types_present(rows) if by_type else ()), OVERALL]:
+        part = rows if question_type == OVERALL else rows[rows["type"] == question_type]
         for system in chosen:
             for column in measures:
                 a, b, groups = paired_values(part, system, baseline, column)
@@ -225,8 +225,8 @@ def overhead(
                 table.append(
                     {
                         "system": system,
-                        "type": kind,
-                        "kind": TYPE_LABELS[kind],
+                        "type": question_type,
+                        "label": TYPE_LABELS[question_type],
                         "measure": _MEASURE_LABELS.get(column, column),
                         "baseline": baseline,
                         "difference": d.mean,
@@ -283,7 +283,7 @@ def accuracy_per_1000(
     import pandas as pd
 
     table = []
-    for system, kind, part in _parts(add_cost_columns(frame), by_type):
+    for system, question_type, part in _parts(add_cost_columns(frame), by_type):
         part = part[part[value].notna()]
         it = ratio_ci(
             1000 * part[value].to_numpy(float),
@@ -294,8 +294,8 @@ def accuracy_per_1000(
         table.append(
             {
                 "system": system,
-                "type": kind,
-                "kind": TYPE_LABELS[kind],
+                "type": question_type,
+                "label": TYPE_LABELS[question_type],
                 value: round(float(part[value].mean()), 6),
                 "tokens": round(float(part["tokens"].mean()), 1),
                 "per_1000": it.mean,

@@ -18,14 +18,14 @@ from ...retrieval.versions import asked_attributes, group_versions, keep_latest,
 from ...types import Conversation, Evidence, Hit, Memory, Question, QueryType, memory_order
 
 CAUSE_DESCRIPTIONS = {
-    "MISS": "evidence was not retrieved: with the missing gold turns put in, the answer is right",
+    "MISS": "evidence was not retrieved: with the missing gold turns added, the answer is right",
     "TEMPORAL": "order or dates were lost: with the same memories in order of time and dated, "
     "the answer is right",
-    "CONFLICT": "an outdated version stood beside the new one: without it, the answer is right",
+    "CONFLICT": "an outdated version was retrieved with the new one: without it, the answer is right",
     "HALLUC": "there is no answer and one was made up: with nothing to make it from, the reader abstains",
-    "OVERLOAD": "the evidence drowned among other memories: with only the gold turns that were found, "
+    "OVERLOAD": "the evidence was lost among other memories: with only the gold turns that were found, "
     "the answer is right",
-    "GEN": "the reader's own fault: nothing that retrieval could have done helps",
+    "GEN": "an error of the reader: nothing that retrieval could have done helps",
 }
 # in the order in which a pipeline could have prevented them
 CAUSE_ORDER = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD", "HALLUC", "GEN")
@@ -43,7 +43,7 @@ InterventionSet = frozenset[str]
 def cause_label(causes: Sequence[InterventionSet]) -> str:
     """Return the label of alternative causes, in the order of `CAUSE_ORDER`.
 
-    "MISS" is a single cause, "MISS|CONFLICT" a tie, "MISS+CONFLICT" a double, and "GEN" stands for none.
+    "MISS" is a single cause, "MISS|CONFLICT" a tie, "MISS+CONFLICT" a double, and "GEN" means none.
     """
     ordered = [sorted(names, key=CAUSE_ORDER.index) for names in causes]
     ordered.sort(key=lambda names: [CAUSE_ORDER.index(name) for name in names])
@@ -265,7 +265,7 @@ def apply_interventions(evidence: Evidence, names: Iterable[str], failure: Failu
 def reader_input(evidence: Evidence, offline: bool) -> Hashable:
     """Return what a reader sees of the evidence: equal inputs get the same answer.
 
-    `offline` stands for the rule-based reader.
+    `offline` says that the reader is the rule-based one.
     """
     if not evidence.has_relevant or not (evidence.hits or evidence.context.strip()):
         return None

@@ -35,7 +35,7 @@ def failure_rates(
 ) -> pd.DataFrame:
     """Compute the share of failures per system and question type, and overall, with 95 % intervals.
 
-    Columns: system, type, kind (the type's label), mean, low, high, n, level.
+    Columns: system, type, label (the type's short name), mean, low, high, n, level.
     """
     return mean_table(mark_failures(frame, threshold, value), "failed", seed=seed)
 
@@ -75,15 +75,15 @@ def bootstrap_means(
 # %% ../../../nbs/eval/analysis/00_failure_rates.ipynb #569df9bd
 GAP_THRESHOLDS = (0.05, 0.10)
 GATE_VERDICTS = {
-    "≥ 10 points": "The kinds differ as much as the plan asks for: go on.",
-    "5–10 points": "The kinds differ, but not by much: "
+    "≥ 10 points": "The question types differ as much as the plan asks for: go on.",
+    "5–10 points": "The question types differ, but not by much: "
     "test on more data, such as LongMemEval, before going on.",
-    "< 5 points": "The kinds hardly differ: there is nothing here for a method that tells them apart, "
+    "< 5 points": "The question types hardly differ: a method that distinguishes them has nothing to gain, "
     "so choose another question.",
-    "undecided": "The data doesn't decide it: the interval lies across a border of the gate, "
+    "undecided": "The data doesn't decide it: the interval lies across a threshold of the gate, "
     "so more questions are needed.",
     TOO_FEW: "There is no interval, so the gate says nothing: "
-    "it needs two kinds that differ from question to question, on four conversations each.",
+    "it needs two question types that differ from question to question, on four conversations each.",
 }
 
 
@@ -126,9 +126,7 @@ class GateResult:
         best, worst = TYPE_LABELS[self.best], TYPE_LABELS[self.worst]
         consequence = GATE_VERDICTS[self.verdict]
         if self.best == self.worst:
-            return (
-                f"{self.system}: asked one kind of question only ({best}), so there is no gap. {consequence}"
-            )
+            return f"{self.system}: asked one question type only ({best}), so there is no gap. {consequence}"
         spread = "–" if math.isnan(self.low) else f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
         found = (
             f"{self.system}: best on {best}, worst on {worst}, "

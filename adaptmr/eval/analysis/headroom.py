@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['measure_headroom', 'headroom_table', 'headroom_bar_data', 'headroom_sentences']
+__all__ = ['measure_headroom', 'headroom_table', 'headroom_sentences', 'headroom_bar_data']
 
 # %% ../../../nbs/eval/analysis/00_headroom.ipynb #53d3da65
 def measure_headroom(
@@ -27,28 +27,19 @@ def measure_headroom(
 ) -> pd.DataFrame:
     """Split the gap to a perfect score into the headroom of retrieval and the loss of the reader.
 
-    One row per question type, and one overall. Columns: system, ceiling, type, kind (the type's label), base
-    (the system's mean), retrieval = ceiling - base and reader = 1 - ceiling with their 95 % intervals
-    (`_low`, `_high`), retrieval_share = retrieval / (1 - base) with its interval, reader_share =
-    1 - retrieval_share, n. The shares are `nan` where the base is perfect. All intervals are over
-    conversations; the differences are paired; where there are too few for an interval its ends are `nan`,
-    those of the share where the difference has none. Raises `ValueError` for a system without rows and for
-    systems that weren't asked the same questions.
+    One row per question type, and one overall. Columns: system, ceiling, type, label (the type's short name),
+    base (the system's mean), retrieval = ceiling - base and reader = 1 - ceiling with their 95 % intervals
+    (`_low`, `_high`), retrieval_share = retrieval / (1 - base) with its interval (`share_low`, `share_high`),
+    reader_share = 1 - retrieval_share, n. The shares are `nan` where the base is perfect. All intervals are
+    over conversations; the differences are paired; where there are too few for an interval its ends are
+    `nan`, those of the share where the difference has none. Raises `ValueError` for a system without rows
+    and for systems that weren't asked the same questions.
     """
     import pandas as pd
 
-    if missing := [s for s in (base, ceiling) if s not in set(frame["system"])]:
-        raise ValueError(
-            f"the frame has no rows of {missing[0]!r}; it has {list(dict.fromkeys(frame['system']))}"
-        )
-    key = ["conversation", "question", "type"]
-    low, top = (frame[frame["system"] == s][[*key, value]] for s in (base, ceiling))
-    both = low.merge(top, on=key, suffixes=("_base", "_top"), validate="one_to_one")
-    if len(both) != len(low) or len(both) != len(top):
-        raise ValueError(f"{base!r} and {ceiling!r} were not asked the same questions: the room needs both")
     rows = []
-    for kind, part in split_by_type(both):
-        b, t = part[f"{value}_base"].to_numpy(float), part[f"{value}_top"].to_numpy(float)
+    for question_type, part in split_by_type(_paired_scores(frame, base, ceiling, value)):
+        b, t = part["base"].to_numpy(float), part["top"].to_numpy(float)
         groups = part["conversation"].tolist()
         retrieval, reader = paired_difference(t, b, groups, seed=seed), mean_ci(1 - t, groups, seed=seed)
         share = ratio_ci(t - b, 1 - b, groups, seed=seed) if float(np.nansum(1 - b)) > 0 else None
@@ -59,8 +50,8 @@ def measure_headroom(
             {
                 "system": base,
                 "ceiling": ceiling,
-                "type": kind,
-                "kind": TYPE_LABELS[kind],
+                "type": question_type,
+                "label": TYPE_LABELS[question_type],
                 "base": mean_ci(b, groups, seed=seed).mean,
                 "retrieval": retrieval.mean,
                 "retrieval_low": retrieval.low,
@@ -77,7 +68,48 @@ def measure_headroom(
         )
     return pd.DataFrame(rows)
 
+
+def _paired_scores(frame: pd.DataFrame, base: str, ceiling: str, value: str) -> pd.DataFrame:
+    """Return conversation, question and type, with the score of `base` and, as `top`, that of `ceiling`."""
+    if missing := [s for s in (base, ceiling) if s not in set(frame["system"])]:
+        raise ValueError(
+            f"the frame has no rows of {missing[0]!r}; it has {list(dict.fromkeys(frame['system']))}"
+        )
+    key = ["conversation", "question", "type"]
+    low, top = (
+        frame.loc[frame["system"] == s, [*key, value]].rename(columns={value: name})
+        for s, name in ((base, "base"), (ceiling, "top"))
+    )
+    both = low.merge(top, on=key, validate="one_to_one")
+    if len(both) != len(low) or len(both) != len(top):
+        raise ValueError(
+            f"{base!r} and {ceiling!r} were not asked the same questions: the headroom needs both"
+        )
+    return both
+
 # %% ../../../nbs/eval/analysis/00_headroom.ipynb #c24e6c7a
+def _measured_rows(
+    frame: pd.DataFrame, systems: Sequence[str], ceiling: str, value: str, seed: int
+) -> dict[str, list[dict[Hashable, Any]]]:
+    """Return the rows of `measure_headroom` by system, the overall one last."""
+    return {
+        system: measure_headroom(frame, system, ceiling, value, seed=seed).to_dict("records")
+        for system in systems
+    }
+
+
+def _format_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
+    """Write the headroom, the reader's loss and the headroom's share as text with their intervals."""
+    return {
+        name: format_interval(row[column], row[f"{ends}_low"], row[f"{ends}_high"], digits)
+        for name, column, ends, digits in (
+            ("retrieval could close", "retrieval", "retrieval", "+.3f"),
+            ("the reader's", "reader", "reader", ".3f"),
+            ("retrieval's share of the gap", "retrieval_share", "share", ".0%"),
+        )
+    }
+
+# %% ../../../nbs/eval/analysis/00_headroom.ipynb #e02c50c3
 def headroom_table(
     frame: pd.DataFrame,
     systems: Sequence[str],
@@ -89,26 +121,45 @@ def headroom_table(
     """Format `measure_headroom` of some systems as text cells, a row per system and question type."""
     import pandas as pd
 
-    rows = []
-    for system in systems:
-        for r in measure_headroom(frame, system, ceiling, value, seed=seed).to_dict("records"):
-            share = format_interval(r["retrieval_share"], r["share_low"], r["share_high"], ".0%")
-            rows.append(
-                {
-                    "system": system,
-                    "kind": r["kind"],
-                    "now": r["base"],
-                    "retrieval could close": format_interval(
-                        r["retrieval"], r["retrieval_low"], r["retrieval_high"], "+.3f"
-                    ),
-                    "the reader's": format_interval(r["reader"], r["reader_low"], r["reader_high"]),
-                    "retrieval's share of the gap": share,
-                    "n": r["n"],
-                }
-            )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        [
+            {"system": system, "label": r["label"], "now": r["base"], **_format_row(r), "n": r["n"]}
+            for system, rows in _measured_rows(frame, systems, ceiling, value, seed).items()
+            for r in rows
+        ]
+    )
 
 
+def headroom_sentences(
+    frame: pd.DataFrame,
+    systems: Sequence[str],
+    ceiling: str = "oracle_evidence",
+    value: str = "f1",
+    *,
+    seed: int = 0,
+) -> list[str]:
+    """Summarise `measure_headroom` in a sentence per system.
+
+    It says how much retrieval could gain, what share of the gap that is, and on which types it is largest
+    and smallest.
+    """
+    out = []
+    for system, (*by_type, whole) in _measured_rows(frame, systems, ceiling, value, seed).items():
+        if math.isnan(whole["retrieval_share"]):
+            out.append(f"{system} is perfect: there is no headroom.")
+            continue
+        least, *_, most = sorted(by_type * 2, key=lambda r: r["retrieval"])
+        gain, _, share = _format_row(whole).values()
+        out.append(
+            f"{system}: from {whole['base']:.3f}, perfect evidence would add {gain}, "
+            f"{share} of what is missing; "
+            f"{whole['reader']:.3f} stays lost with this reader. "
+            f"Most headroom on {most['label']} ({most['retrieval']:+.3f}), "
+            f"least on {least['label']} ({least['retrieval']:+.3f})."
+        )
+    return out
+
+# %% ../../../nbs/eval/analysis/00_headroom.ipynb #0caa65de
 def headroom_bar_data(
     frame: pd.DataFrame,
     systems: Sequence[str],
@@ -128,35 +179,3 @@ def headroom_bar_data(
     columns = {"top": "mean", "top_low": "low", "top_high": "high"}
     added = {name: bars["type"].map(top[column]) for name, column in columns.items()}
     return bars.assign(**added).reset_index(drop=True)
-
-# %% ../../../nbs/eval/analysis/00_headroom.ipynb #0caa65de
-def headroom_sentences(
-    frame: pd.DataFrame,
-    systems: Sequence[str],
-    ceiling: str = "oracle_evidence",
-    value: str = "f1",
-    *,
-    seed: int = 0,
-) -> list[str]:
-    """Summarise `measure_headroom` in a sentence per system.
-
-    It says how much retrieval could gain, what share of the gap that is, and on which types it is largest
-    and smallest.
-    """
-    out = []
-    for system in systems:
-        *by_type, whole = measure_headroom(frame, system, ceiling, value, seed=seed).to_dict("records")
-        if math.isnan(whole["retrieval_share"]):
-            out.append(f"{system} is perfect: there is no room.")
-            continue
-        least, *_, most = sorted(by_type * 2, key=lambda r: r["retrieval"])
-        gain = format_interval(whole["retrieval"], whole["retrieval_low"], whole["retrieval_high"], "+.3f")
-        share = format_interval(whole["retrieval_share"], whole["share_low"], whole["share_high"], ".0%")
-        out.append(
-            f"{system}: from {whole['base']:.3f}, perfect evidence would add {gain}, "
-            f"{share} of what is missing; "
-            f"{whole['reader']:.3f} stays lost with this reader. "
-            f"Most room on {most['kind']} ({most['retrieval']:+.3f}), "
-            f"least on {least['kind']} ({least['retrieval']:+.3f})."
-        )
-    return out

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...data.longmemeval import CATEGORY_TO_TYPE
 from ...data.registry import DatasetUnavailable, load, read_json
 from ..report import figures
 from ..stats.estimates import TOO_FEW, format_interval
@@ -25,19 +26,10 @@ if TYPE_CHECKING:
 TARGET_ACCURACY = 0.85
 
 # %% auto #0
-__all__ = ['TARGET_ACCURACY', 'LONGMEMEVAL_TYPES', 'ALL_TYPES', 'ANSWERABLE_TYPES', 'longmemeval_questions', 'question_sets',
-           'predict_types', 'type_accuracy_table', 'type_accuracy_sentences', 'type_confusion_table',
-           'type_confusion_figure']
+__all__ = ['TARGET_ACCURACY', 'ALL_TYPES', 'ANSWERABLE_TYPES', 'longmemeval_questions', 'question_sets', 'predict_types',
+           'type_accuracy_table', 'type_accuracy_sentences', 'type_confusion_table', 'type_confusion_figure']
 
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #352211b5
-LONGMEMEVAL_TYPES = {
-    "single-session-user": QueryType.factual_extraction,
-    "single-session-assistant": QueryType.factual_extraction,
-    "single-session-preference": QueryType.preference,
-    "multi-session": QueryType.multi_hop,
-    "temporal-reasoning": QueryType.temporal_reasoning,
-    "knowledge-update": QueryType.knowledge_update,
-}
 _FILES = ("longmemeval_oracle.json", "longmemeval_oracle_sample.json")
 
 
@@ -58,7 +50,7 @@ def _parse_question(row: Mapping[str, Any]) -> Question:
         row["question"],
         category=row["question_type"],
         conversation=row["question_id"],
-        type=LONGMEMEVAL_TYPES[row["question_type"]] if answerable else QueryType.abstention,
+        type=CATEGORY_TO_TYPE[row["question_type"]] if answerable else QueryType.abstention,
         answerable=answerable,
     )
 
@@ -140,7 +132,7 @@ ALL_TYPES, ANSWERABLE_TYPES = "all", "all but abstention"
 def type_accuracy_table(predictions: pd.DataFrame) -> pd.DataFrame:
     """Compute the share of correct predictions per dataset, type and classifier.
 
-    The rows "all" and "all but abstention" stand for several types. Columns: dataset, type, classifier, n,
+    The rows "all" and "all but abstention" cover several types. Columns: dataset, type, classifier, n,
     mean, and its 95 % interval low, high over conversations (`nan` below four of them).
     """
     import pandas as pd
@@ -148,18 +140,18 @@ def type_accuracy_table(predictions: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name in dict.fromkeys(predictions["dataset"]):
         here = predictions[predictions["dataset"] == name]
-        present = [k for k in map(str, QueryType) if k in set(here["type"])]
-        parts = {kind: here[here["type"] == kind] for kind in present}
+        present = [t for t in map(str, QueryType) if t in set(here["type"])]
+        parts = {t: here[here["type"] == t] for t in present}
         parts[ALL_TYPES] = here
         parts[ANSWERABLE_TYPES] = here[here["type"] != str(QueryType.abstention)]
-        for kind, part in parts.items():
+        for question_type, part in parts.items():
             for classifier in dict.fromkeys(here["classifier"]):
                 mine = part[part["classifier"] == classifier]
                 it = mean_ci(mine["right"].to_numpy(float), mine["conversation"].tolist())
                 rows.append(
                     {
                         "dataset": name,
-                        "type": kind,
+                        "type": question_type,
                         "classifier": classifier,
                         "n": it.n,
                         "mean": it.mean,
@@ -206,17 +198,17 @@ def type_confusion_table(predictions: pd.DataFrame, classifier: str, dataset: st
     there = sorted(set(zip(predictions["classifier"], predictions["dataset"])))
     if mine.empty:
         raise ValueError(f"no guesses of {classifier!r} on {dataset!r}; there are {there}")
-    order = [str(k) for k in QueryType if str(k) in {*mine["type"], *mine["guessed"]}]
+    order = [str(t) for t in QueryType if str(t) in {*mine["type"], *mine["guessed"]}]
     rows: list[dict[str, Any]] = []
-    for kind in (k for k in order if k in set(mine["type"])):
-        taken = mine.loc[mine["type"] == kind, "guessed"]
+    for question_type in (t for t in order if t in set(mine["type"])):
+        predicted = mine.loc[mine["type"] == question_type, "guessed"]
         rows += [
             {
-                "type": kind,
+                "type": question_type,
                 "guessed": g,
-                "count": int((taken == g).sum()),
-                "n": len(taken),
-                "share": float((taken == g).mean()),
+                "count": int((predicted == g).sum()),
+                "n": len(predicted),
+                "share": float((predicted == g).mean()),
             }
             for g in order
         ]
@@ -226,7 +218,9 @@ def type_confusion_table(predictions: pd.DataFrame, classifier: str, dataset: st
 def type_confusion_figure(predictions: pd.DataFrame, classifier: str, dataset: str) -> Figure:
     """Draw the matrix of `type_confusion_table`: shares of each type's questions."""
     cells = type_confusion_table(predictions, classifier, dataset)
-    labelled = cells.assign(type=[f"{kind} ({n})" for kind, n in zip(cells["type"], cells["n"])])
+    labelled = cells.assign(
+        type=[f"{question_type} ({n})" for question_type, n in zip(cells["type"], cells["n"])]
+    )
     return figures.heatmap(
         labelled,
         "guessed",

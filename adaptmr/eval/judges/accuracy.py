@@ -188,7 +188,7 @@ def judged_accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: i
                 continue
             it = mean_ci(part["correct"].to_numpy(float), part["conversation"].tolist(), seed=seed)
             share = format_interval(it.mean, it.low, it.high, ".3f", ".2f")
-            row = {"system": system, "kind": label, "n": it.n, "judged right": share}
+            row = {"system": system, "label": label, "n": it.n, "judged right": share}
             answered = 1 - float(part["abstained"].mean())
             for column, weight in (("corrected", 0.5), ("if all specific", 1.0), ("if all vague", 0.0)):
                 corrected = label != "unanswerable"

@@ -42,7 +42,7 @@ class RunLock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(fd)
-                raise self._locked("It stops by itself when that process ends") from None
+                raise self._locked("The lock ends with that process") from None
             except OSError:  # a file system without such locks
                 os.close(fd)
                 self.path.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ class AtomicFolder:
         self._lock.release()
 
     def commit(self, finished: Callable[[Path], bool], same: Callable[[Path, Path], bool]) -> Path:
-        """Move the filled folder to its final place, unless a run with the same results stands there.
+        """Move the filled folder to its final place, unless a run with the same results is there.
 
         `finished` says whether a folder holds a finished run, `same` whether an old one has the results of
         the new one. Returns the folder that now holds the run, new or old.

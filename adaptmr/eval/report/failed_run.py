@@ -20,7 +20,7 @@ __all__ = ['PUBLIC_DATASET', 'REDACTED_MESSAGE', 'is_redacted', 'describe_error'
 # %% ../../../nbs/eval/report/00_failed_run.ipynb #5912d836
 PUBLIC_DATASET = "demo"  # the one data set whose text may be published
 REDACTED_MESSAGE = (
-    "the message is left out, because it may quote data that aren't ours. "
+    "the message is left out, because it may quote data that aren't the package's. "
     "Run it again with “-p redact false” and an --out-dir of your own to read it"
 )
 

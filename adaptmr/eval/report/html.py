@@ -28,7 +28,7 @@ __all__ = ['external_resources', 'format_number', 'is_number', 'run_lengths', 'f
 
 # %% ../../../nbs/eval/report/01_html.ipynb #ae60b553
 class _ResourceFinder(HTMLParser):
-    """Collects what a browser would load or run by itself."""
+    """Collect what a browser would load or run without a click."""
 
     _ATTRIBUTES = frozenset(
         ("src", "srcset", "poster", "data", "background", "action", "formaction", "code", "codebase")
@@ -75,7 +75,7 @@ class _ResourceFinder(HTMLParser):
 
 
 def external_resources(page: str) -> list[str]:
-    """List what a browser would fetch or run by itself when it opens this HTML; empty if self-contained."""
+    """List what a browser would fetch or run when it opens this HTML; empty if self-contained."""
     parser = _ResourceFinder()
     parser.feed(page)
     parser.close()
@@ -148,7 +148,7 @@ def frame_html(
     """Render rows as an HTML table; columns whose values are all numbers are aligned to the right.
 
     A column that is a pair (group, name) gets a heading over its group. An unknown number is a dash. In a
-    table of more than five columns, intervals stand below their numbers.
+    table of more than five columns, intervals are below their numbers.
     """
     rows, columns = list(rows), list(columns)
     numeric = {c: all(is_number(r.get(c)) for r in rows) for c in columns}
@@ -186,7 +186,7 @@ def _interval_below(text: str) -> str:
 
 # %% ../../../nbs/eval/report/01_html.ipynb #84abd3ca
 def render_html(run_path: str | Path) -> Path:
-    """Write `report.html` beside `notebook.ipynb` in a run folder: one self-contained file, no code shown.
+    """Write `report.html` next to `notebook.ipynb` in a run folder: one self-contained file, no code shown.
 
     The line at the top and the facts at the bottom come from `manifest.json`, when there is one. Returns
     the path. Raises `FileNotFoundError` without a notebook, and `ValueError` for a cell that failed or for

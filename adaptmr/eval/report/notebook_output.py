@@ -75,7 +75,7 @@ def run_notebook(notebook: Path, executed: Path, params: dict[str, Any]) -> None
 
     shown = sys.stderr.isatty()
     interrupted = False
-    with tempfile.TemporaryFile() as said, _kernel_writes_to(said):
+    with tempfile.TemporaryFile() as log, _kernel_writes_to(log):
         try:
             papermill.execute_notebook(
                 str(notebook), str(executed), params, progress_bar=shown, kernel_name="python3"
@@ -85,11 +85,11 @@ def run_notebook(notebook: Path, executed: Path, params: dict[str, Any]) -> None
         except KeyboardInterrupt:
             interrupted = True
         except Exception:
-            said.seek(0)
-            print(said.read().decode("utf-8", "replace"), file=sys.stderr)
+            log.seek(0)
+            print(log.read().decode("utf-8", "replace"), file=sys.stderr)
             raise
         if interrupted:
-            gc.collect()  # tasks that were cut off complain when they are collected: here nobody hears them
+            gc.collect()  # interrupted tasks warn when they are collected: in here that goes to the log
     if interrupted:
         raise KeyboardInterrupt
 

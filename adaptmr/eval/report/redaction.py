@@ -37,7 +37,7 @@ __all__ = ['NAME_COLUMNS', 'ID_COLUMNS', 'redaction_problems', 'drop_text_column
 
 # %% ../../../nbs/eval/report/02_redaction.ipynb #f8ad5081
 def redaction_problems(frame: pd.DataFrame, allow: Sequence[str] = ()) -> list[str]:
-    """List why this frame may not stand in a redacted run: one line per column at fault.
+    """List why this frame may not be written to a redacted run: one line per column.
 
     `allow` adds columns whose text is ours (labels that a notebook made up), never a data set's.
     """
@@ -96,9 +96,8 @@ def _texts(value: Any) -> list[str]:
 def find_quotes(folder: str | Path, texts: Iterable[str], length: int = 40) -> list[str]:
     """List the files below `folder` (or the file itself) that quote these texts.
 
-    Returns one line per file, with the passage.
-    A passage is `length` characters, whitespace and escapes aside; texts shorter than that can't be told
-    from chance and are passed over.
+    Returns one line per file, with the passage. A passage is `length` characters, without regard to white
+    space and escapes; shorter texts are skipped, because they occur by chance.
     """
     root = Path(folder)
     step = max(1, length // 4)

@@ -60,7 +60,7 @@ _all_ = [
 ]
 
 # %% auto #0
-__all__ = ['RUN_MIME_TYPE', 'RunFiles', 'RunFolder', 'default_outputs', 'open_run', 'find_run', 'code_sha256', 'compare_tables',
+__all__ = ['RUN_MIME_TYPE', 'RunFolder', 'default_outputs', 'open_run', 'find_run', 'code_sha256', 'compare_tables',
            'redaction_problems', 'refresh_index', 'render_html', 'run_id', 'drop_text_columns']
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #a13470ba
@@ -94,7 +94,7 @@ def _arrow_column(name: Any, column: pd.Series) -> Any:
     try:
         return pa.array(values, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-        raise TypeError(f"column {name!r} mixes kinds of values ({e}): give it one type") from e
+        raise TypeError(f"column {name!r} mixes types of values ({e}): give it one type") from e
 
 
 def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
@@ -242,80 +242,82 @@ def _write_csv(
             cells = (format_number(r[c], digits) or ("–" if _is_interval_end(c[1]) else "") for c in columns)
             writer.writerow([*cells, *extra.values()])
 
-# %% ../../../nbs/eval/report/03_run_folder.ipynb #0ee3ecae
-@dataclass
-class RunFiles:
-    """The files of a run, and what may be written to them.
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #867542df
+def write_results(run: RunFolder, frame: pd.DataFrame, key: Sequence[str] = RESULT_KEY) -> pd.DataFrame:
+    """Write `results.parquet`, one row per system × question, and measured times to `timings.parquet`.
 
-    `path` is where the run is filled, and where it stands once it is finished. `redact` says whether the
-    run may hold only what can be published (`redaction_problems`), `user_code` which of its code is not the
-    package's (`identity.user_code_hashes`), and `timed` whether its results are times, which no second run
-    repeats.
+    Rows are sorted by those columns of `key` that there are, which must distinguish all rows. Returns
+    what the first file holds. Raises `ValueError` for rows with the same key, or for a column of text
+    in a redacted run.
     """
+    run.check_open()
+    keys = [k for k in key if k in frame.columns]
+    if not keys:
+        raise ValueError(
+            f"the results have none of the columns {list(key)}: "
+            "name those that distinguish the rows with key="
+        )
+    systems = list(dict.fromkeys(map(str, frame["system"]))) if "system" in keys else []
+    frame = _sort_results(frame, keys)
+    clock = [c for c in frame.columns if is_timing(c)]
+    results = frame[keys + sorted(c for c in frame.columns if c not in clock and c not in keys)]
+    run.refuse_text(results, "results.parquet")
+    _write_parquet(results, run.path / "results.parquet")
+    if clock:
+        _write_parquet(frame[keys + sorted(clock)], run.path / "timings.parquet")
+    run.written |= {"rows": len(results), "systems": systems}
+    return results
 
-    path: Path
-    experiment: str
-    run_id: str
-    params: dict[str, Any]
-    data: Dataset | None = None
-    redact: bool = False
-    atomic_folder: AtomicFolder | None = None
-    user_code: Mapping[str, str] = field(default_factory=dict)
-    timed: bool = False
-    written: dict[str, Any] = field(
-        default_factory=lambda: {"tables": [], "figures": [], "systems": [], "rows": 0}
-    )
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    @property
-    def label(self) -> str:
-        """The data that were measured, as every table, report and manifest names them."""
-        return self.data.label if self.data else ""
-
-    def _refuse_text(self, frame: pd.DataFrame, what: str, allow: Sequence[str] = ()) -> None:
-        if problems := redaction_problems(frame, allow) if self.redact else []:
-            raise ValueError(
-                f"{what} may not be written to a redacted run: {'; '.join(problems)}. "
-                "Drop it with run_folder.drop_text_columns(frame), or run with redact=False"
-            )
-
-    def _check_open(self) -> None:
-        if self.atomic_folder is not None and not self.atomic_folder.is_open:
-            raise RuntimeError(
-                f"{self.experiment}/{self.path.name} is finished, or was opened again: "
-                "nothing can be added to it. Open the run anew"
-            )
-
-    def file(self, name: str) -> Path:
-        """Return the path for another file of the run.
-
-        Raises `ValueError` in a redacted run for files that hold or encode text (calls, vectors).
-        """
-        self._check_open()
-        if self.redact and name in ("calls.jsonl.gz", "vectors.npz"):
-            raise ValueError(f"{name} may not be written to a redacted run: it holds the data's text")
-        return self.path / name
-
-    def files(self) -> list[str]:
-        """List the files of the run by their path inside the folder, sorted."""
-        return sorted(p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file())
-
-    @property
-    def _name(self) -> str:
-        filling = self.atomic_folder is None or self.atomic_folder.is_open
-        return self.run_id if filling else self.path.name
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        names = " ".join(f"<code>{html.escape(f)}</code>" for f in self.files())
-        where = f"{self.experiment}/{self._name}"
-        return {
-            "text/plain": f"{where}: {', '.join(self.files())}",
-            "text/html": f"<p><b>{html.escape(where)}</b><br>{names}</p>",
-            RUN_MIME_TYPE: {"experiment": self.experiment, "run_id": self._name},
-        }
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #19a8bcc4
+def _record(run: RunFolder, kind: str, name: str) -> None:
+    """Note in the manifest that a table or figure of this name was written."""
+    if name not in run.written[kind]:
+        run.written[kind].append(name)
 
 
-RUN_MIME_TYPE = "application/vnd.adaptmr.run+json"
+def write_table(
+    run: RunFolder,
+    frame: pd.DataFrame,
+    name: str,
+    caption: str = "",
+    allow: Sequence[str] = (),
+    digits: int = 3,
+) -> HtmlOutput:
+    """Write `tables/<name>.csv`, `.tex` (booktabs) and `.txt`, the caption.
+
+    Numbers have `digits` decimals. The data's label is in the caption and in the CSV's last column. `allow`
+    names columns of text that a redacted run may hold. Returns the table as a notebook shows it. Raises
+    `ValueError` for another name or for other text.
+    """
+    run.check_open()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise ValueError(f"table name {name!r} must be letters, digits, '-' and '_'")
+    run.refuse_text(frame, f"table {name}", allow)
+    columns, rows = _columns_and_rows(frame)
+    folder = run.path / "tables"
+    folder.mkdir(exist_ok=True)
+    _write_csv(folder / f"{name}.csv", columns, rows, run.label, digits)
+    full = " · ".join(t for t in (caption, _explain_missing(columns, rows), run.label) if t)
+    for kind, text in (("tex", _tex(columns, rows, name, full, digits)), ("txt", (full or name) + "\n")):
+        (folder / f"{name}.{kind}").write_text(text, encoding="utf-8", errors="replace", newline="\n")
+    _record(run, "tables", name)
+    return frame_html(rows, columns, full, digits)
+
+
+def write_figure(run: RunFolder, fig: Figure, name: str, caption: str = "") -> Figure:
+    """Write `figures/<name>.png`, `.svg`, `.pdf` and `.txt`, the caption with the data's label.
+
+    Without a `caption` it is the figure's own title, or its axes' labels. Returns the figure, for the
+    notebook to show.
+    """
+    from adaptmr.eval.report import style
+
+    run.check_open()
+    caption = caption or style.caption_of(fig) or name
+    full = " · ".join(t for t in (caption, run.label) if t)
+    style.save_figure(fig, run.path / "figures", name, full)
+    _record(run, "figures", name)
+    return fig
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #0ee3ecb1
 def _describe_data(data: Dataset | None) -> dict[str, Any] | None:
@@ -337,7 +339,7 @@ def _prompt_sha256(prompt: str) -> str:
     return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()
 
 
-def _describe_run(run: RunFiles, usage: Usage) -> dict[str, Any]:
+def _describe_run(run: RunFolder, usage: Usage) -> dict[str, Any]:
     """What a manifest says of a run: its parameters, data, code, machine, usage and times."""
     spent, now = asdict(usage), datetime.now(UTC)
     seconds, cost = spent.pop("seconds"), spent.pop("cost_usd")
@@ -361,7 +363,7 @@ def _describe_run(run: RunFiles, usage: Usage) -> dict[str, Any]:
     }
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #0ee3ecb3
-def _commit_run(run: RunFiles, folder: AtomicFolder) -> Path:
+def _commit_run(run: RunFolder, folder: AtomicFolder) -> Path:
     """Move a filled run to its final place, and show a notice if runs of the same name are there."""
     differences: dict[Path, list[str]] = {}  # by finished run of this name
 
@@ -389,115 +391,124 @@ def _commit_run(run: RunFiles, folder: AtomicFolder) -> Path:
         )
     return path
 
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #f8e5cebc
+def write_manifest(
+    run: RunFolder,
+    *,
+    models: Sequence[str] = (),
+    embedder: Mapping[str, Any] | None = None,
+    prompts: Mapping[str, str] | None = None,
+    seeds: Mapping[str, int] | None = None,
+    usage: Usage | None = None,
+    numbers: Mapping[str, float] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Write `manifest.json` and move the folder to its final place, the last step of a run.
+
+    A finished run of this name stays as it is: if it has the same results, this run is dropped, and if it
+    has others, this run becomes `<run-id>-2`. A `RunNotice` says which. `models` are the names of the
+    models asked; `embedder` has `name` and `precision`; `prompts` maps a task's name to its prompt or the
+    prompt's sha256, and only the sha256 is kept; `numbers` are the main results, which the index shows;
+    `more` is kept as it is. Returns what the manifest holds. Raises `RuntimeError` for a run that is
+    finished.
+    """
+    run.check_open()
+    manifest = to_jsonable(
+        {
+            **more,
+            "models": list(models),
+            "embedder": embedder,
+            "prompts": {task: _prompt_sha256(prompt) for task, prompt in (prompts or {}).items()},
+            "seeds": dict(seeds or {}),
+            "numbers": dict(numbers or {}),
+            **_describe_run(run, usage or Usage()),
+        }
+    )
+    text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_atomic(run.path / "manifest.json", text + "\n")
+    if run.atomic_folder is not None:
+        run.path = _commit_run(run, run.atomic_folder)
+    return manifest
+
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #0ee3ecb5
-class RunFolder(RunFiles):
-    """A run's folder while it is filled. Make one with `open_run`, write, and end with `write_manifest`."""
+RUN_MIME_TYPE = "application/vnd.adaptmr.run+json"
 
-    def write_results(self, frame: pd.DataFrame, key: Sequence[str] = RESULT_KEY) -> pd.DataFrame:
-        """Write `results.parquet`, one row per system × question, and measured times to `timings.parquet`.
 
-        Rows are sorted by those columns of `key` that there are, which must tell every row apart. Returns
-        what the first file holds. Raises `ValueError` for rows with the same key, or for a column of text
-        in a redacted run.
-        """
-        self._check_open()
-        keys = [k for k in key if k in frame.columns]
-        if not keys:
+@dataclass
+class RunFolder:
+    """A run's folder while it is filled. Make one with `open_run`, write, and end with `write_manifest`.
+
+    `path` is where the run is filled, and once it is finished its final place. `redact` says whether the
+    run may hold only what can be published (`redaction_problems`), `user_code` which of its code is not the
+    package's (`identity.user_code_hashes`), and `timed` whether its results are times, which no second run
+    repeats.
+    """
+
+    path: Path
+    experiment: str
+    run_id: str
+    params: dict[str, Any]
+    data: Dataset | None = None
+    redact: bool = False
+    atomic_folder: AtomicFolder | None = None
+    user_code: Mapping[str, str] = field(default_factory=dict)
+    timed: bool = False
+    written: dict[str, Any] = field(
+        default_factory=lambda: {"tables": [], "figures": [], "systems": [], "rows": 0}
+    )
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def label(self) -> str:
+        """The data that were measured, as every table, report and manifest names them."""
+        return self.data.label if self.data else ""
+
+    def refuse_text(self, frame: pd.DataFrame, what: str, allow: Sequence[str] = ()) -> None:
+        """Raise `ValueError` for a frame with text that a redacted run may not hold."""
+        if problems := redaction_problems(frame, allow) if self.redact else []:
             raise ValueError(
-                f"the results have none of the columns {list(key)}: "
-                "name those that tell the rows apart with key="
+                f"{what} may not be written to a redacted run: {'; '.join(problems)}. "
+                "Drop it with run_folder.drop_text_columns(frame), or run with redact=False"
             )
-        systems = list(dict.fromkeys(map(str, frame["system"]))) if "system" in keys else []
-        frame = _sort_results(frame, keys)
-        clock = [c for c in frame.columns if is_timing(c)]
-        results = frame[keys + sorted(c for c in frame.columns if c not in clock and c not in keys)]
-        self._refuse_text(results, "results.parquet")
-        _write_parquet(results, self.path / "results.parquet")
-        if clock:
-            _write_parquet(frame[keys + sorted(clock)], self.path / "timings.parquet")
-        self.written |= {"rows": len(results), "systems": systems}
-        return results
 
-    def write_table(
-        self, frame: pd.DataFrame, name: str, caption: str = "", allow: Sequence[str] = (), digits: int = 3
-    ) -> HtmlOutput:
-        """Write `tables/<name>.csv`, `.tex` (booktabs) and `.txt`, the caption.
+    def check_open(self) -> None:
+        """Raise `RuntimeError` for a run to which nothing can be added."""
+        if self.atomic_folder is not None and not self.atomic_folder.is_open:
+            raise RuntimeError(
+                f"{self.experiment}/{self.path.name} is finished, or was opened again: "
+                "nothing can be added to it. Open the run anew"
+            )
 
-        Numbers have `digits` decimals.
-        The data's label stands in the caption and in the CSV's last column. `allow` names columns of text
-        that a redacted run may hold. Returns the table as a notebook shows it. Raises `ValueError` for
-        another name or for other text.
+    def file(self, name: str) -> Path:
+        """Return the path for another file of the run.
+
+        Raises `ValueError` in a redacted run for files that hold or encode text (calls, vectors).
         """
-        self._check_open()
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-            raise ValueError(f"table name {name!r} must be letters, digits, '-' and '_'")
-        self._refuse_text(frame, f"table {name}", allow)
-        columns, rows = _columns_and_rows(frame)
-        folder = self.path / "tables"
-        folder.mkdir(exist_ok=True)
-        _write_csv(folder / f"{name}.csv", columns, rows, self.label, digits)
-        full = " · ".join(t for t in (caption, _explain_missing(columns, rows), self.label) if t)
-        for kind, text in (("tex", _tex(columns, rows, name, full, digits)), ("txt", (full or name) + "\n")):
-            (folder / f"{name}.{kind}").write_text(text, encoding="utf-8", errors="replace", newline="\n")
-        self._record("tables", name)
-        return frame_html(rows, columns, full, digits)
+        self.check_open()
+        if self.redact and name in ("calls.jsonl.gz", "vectors.npz"):
+            raise ValueError(f"{name} may not be written to a redacted run: it holds the data's text")
+        return self.path / name
 
-    def write_figure(self, fig: Figure, name: str, caption: str = "") -> Figure:
-        """Write `figures/<name>.png`, `.svg`, `.pdf` and `.txt`, the caption with the data's label.
+    def files(self) -> list[str]:
+        """List the files of the run by their path inside the folder, sorted."""
+        return sorted(p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file())
 
-        Without a `caption` it is the figure's own title, or its axes' labels. Returns the figure, for the
-        notebook to show.
-        """
-        from adaptmr.eval.report import style
+    @property
+    def _name(self) -> str:
+        filling = self.atomic_folder is None or self.atomic_folder.is_open
+        return self.run_id if filling else self.path.name
 
-        self._check_open()
-        caption = caption or style.caption_of(fig) or name
-        full = " · ".join(t for t in (caption, self.label) if t)
-        style.save_figure(fig, self.path / "figures", name, full)
-        self._record("figures", name)
-        return fig
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        names = " ".join(f"<code>{html.escape(f)}</code>" for f in self.files())
+        where = f"{self.experiment}/{self._name}"
+        return {
+            "text/plain": f"{where}: {', '.join(self.files())}",
+            "text/html": f"<p><b>{html.escape(where)}</b><br>{names}</p>",
+            RUN_MIME_TYPE: {"experiment": self.experiment, "run_id": self._name},
+        }
 
-    def _record(self, kind: str, name: str) -> None:
-        if name not in self.written[kind]:
-            self.written[kind].append(name)
-
-    def write_manifest(
-        self,
-        *,
-        models: Sequence[str] = (),
-        embedder: Mapping[str, Any] | None = None,
-        prompts: Mapping[str, str] | None = None,
-        seeds: Mapping[str, int] | None = None,
-        usage: Usage | None = None,
-        numbers: Mapping[str, float] | None = None,
-        **more: Any,
-    ) -> dict[str, Any]:
-        """Write `manifest.json` and move the folder to its final place, the last step of a run.
-
-        A finished run of this name stays as it is: one with the same results stands for this run, too, and
-        beside one with other results this run is put as `<run-id>-2`. A `RunNotice` says which. `models`
-        are the names of the models asked; `embedder` has `name` and `precision`; `prompts` maps a task's
-        name to its prompt or the prompt's sha256, and only the sha256 is kept; `numbers` are the headline
-        that the index shows; `more` is kept as it is. Returns what the manifest holds. Raises
-        `RuntimeError` for a run that is finished.
-        """
-        self._check_open()
-        manifest = to_jsonable(
-            {
-                **more,
-                "models": list(models),
-                "embedder": embedder,
-                "prompts": {task: _prompt_sha256(prompt) for task, prompt in (prompts or {}).items()},
-                "seeds": dict(seeds or {}),
-                "numbers": dict(numbers or {}),
-                **_describe_run(self, usage or Usage()),
-            }
-        )
-        text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        write_atomic(self.path / "manifest.json", text + "\n")
-        if self.atomic_folder is not None:
-            self.path = _commit_run(self, self.atomic_folder)
-        return manifest
+    write_results, write_table = write_results, write_table
+    write_figure, write_manifest = write_figure, write_manifest
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #d3c4d7ff
 def default_outputs() -> Path:
@@ -515,7 +526,7 @@ def open_run(
     user_code: Mapping[str, str] | None = None,
     timed: bool = False,
 ) -> RunFolder:
-    """Open the folder of a run; once its manifest is written, it stands at `out_dir/<experiment>/<run-id>/`.
+    """Open the folder of a run, which is moved to `out_dir/<experiment>/<run-id>/` when it is finished.
 
     `out_dir` is the folder of all runs (default: `default_outputs()`). `redact` is on for data that isn't
     the package's own, unless it is turned off; `user_code` names code that is not the package's and is part

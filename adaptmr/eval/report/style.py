@@ -121,11 +121,11 @@ def printable_label(value: object) -> str:
 
 def caption_of(fig: Figure) -> str:
     """Return the titles of a figure's parts, or the labels of their axes."""
-    said = (
+    texts = (
         ax.get_title(loc="left") or " by ".join(filter(None, (ax.get_ylabel(), ax.get_xlabel())))
         for ax in fig.axes
     )
-    return "; ".join(dict.fromkeys(filter(None, said)))
+    return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
 def halo(width: float) -> list[Any]:
@@ -150,9 +150,9 @@ _NO_GLYPH = re.compile(
 def save_figure(fig: Figure, folder: str | Path, name: str, caption: str = "") -> list[Path]:
     """Write `folder/name.png` (150 dpi), `.svg`, `.pdf` and `.txt`, the caption; returns their paths.
 
-    The same figure gives the same bytes.
-    Without a `caption` it is the figure's title, or what stands on its axes. `name` is letters, digits,
-    `-`, `_` and `.`. Raises `ValueError` for another name or for text that the font can't show.
+    The same figure gives the same bytes. Without a `caption` it is the figure's title, or the labels of its
+    axes. `name` is letters, digits, `-`, `_` and `.`. Raises `ValueError` for another name or for text that
+    the font can't show.
     """
     from matplotlib.text import Text
 

@@ -33,22 +33,24 @@ TYPE_LABELS = {
 
 
 def types_present(frame: pd.DataFrame) -> list[str]:
-    """List the kinds of question in a frame, in the order of `QueryType`."""
+    """List the question types in a frame, in the order of `QueryType`."""
     present = set(frame["type"])
     return [str(t) for t in QueryType if str(t) in present]
 
 
 def pivot_by_type(table: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Pivot a column of a tidy table to a row per system and a column per kind, in their order."""
-    wide = table.pivot(index="system", columns="kind", values=value)
+    """Pivot a column of a tidy table to a row per system and a column per question type.
+
+    Both are in the order of the table."""
+    wide = table.pivot(index="system", columns="label", values=value)
     return wide.reindex(
-        index=list(dict.fromkeys(table["system"])), columns=list(dict.fromkeys(table["kind"]))
+        index=list(dict.fromkeys(table["system"])), columns=list(dict.fromkeys(table["label"]))
     ).rename_axis(columns=None)
 
 
 def split_by_type(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Split the rows by kind of question, in the order of `types_present`; all rows last, as `OVERALL`."""
-    return [(kind, frame[frame["type"] == kind]) for kind in types_present(frame)] + [(OVERALL, frame)]
+    """Split the rows by question type, in the order of `types_present`; all rows last, as `OVERALL`."""
+    return [(t, frame[frame["type"] == t]) for t in types_present(frame)] + [(OVERALL, frame)]
 
 # %% auto #0
 __all__ = ['OVERALL', 'TYPE_LABELS', 'MAIN_MEASURES', 'types_present', 'pivot_by_type', 'split_by_type', 'mean_table',
@@ -58,9 +60,9 @@ __all__ = ['OVERALL', 'TYPE_LABELS', 'MAIN_MEASURES', 'types_present', 'pivot_by
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #0cdf900c
 def mean_table(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
-    """Compute mean and 95 % interval of a column per system and kind, and overall.
+    """Compute mean and 95 % interval of a column per system and question type, and overall.
 
-    Columns: system, type, kind (its short name), mean, low, high, n, level.
+    Columns: system, type, label (the type's short name), mean, low, high, n, level.
     Intervals are over conversations (`stats.bootstrap`). Rows where the value is not defined (recall
     without gold evidence) don't count.
     """
@@ -73,8 +75,8 @@ def mean_table(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFram
     both["system"] = pd.Categorical(both["system"], list(dict.fromkeys(frame["system"])), ordered=True)
     both["type"] = pd.Categorical(both["type"], [*types_present(frame), OVERALL], ordered=True)
     both = both.sort_values(["system", "type"], ignore_index=True).astype({"system": str, "type": str})
-    return both.assign(kind=both["type"].map(TYPE_LABELS))[
-        ["system", "type", "kind", "mean", "low", "high", "n", "level"]
+    return both.assign(label=both["type"].map(TYPE_LABELS))[
+        ["system", "type", "label", "mean", "low", "high", "n", "level"]
     ]
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #b7eccb94
@@ -102,7 +104,7 @@ def reply_outcome_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def fallback_rates(frame: pd.DataFrame) -> dict[str, float]:
-    """Compute, per task, the share of results for which a rule stood in, over all systems."""
+    """Compute, per task, the share of results for which a rule was used, over all systems."""
     return {
         task: round(how["fallback"] / sum(how.values()), 6)
         for task, how in sorted(_counted(frame, lambda system, task: task).items())
@@ -139,7 +141,7 @@ _DECIDED = {
 
 
 def plans_table(frame: pd.DataFrame, systems: Sequence[str]) -> pd.DataFrame:
-    """Summarize what the plans of some systems decided, per kind of question.
+    """Summarize what the plans of some systems decided, per question type.
 
     Means of the number of queries and of the threshold, shares of the yes-or-no decisions.
     """
@@ -150,15 +152,15 @@ def plans_table(frame: pd.DataFrame, systems: Sequence[str]) -> pd.DataFrame:
         [
             {
                 "system": system,
-                "kind": TYPE_LABELS[kind],
+                "label": TYPE_LABELS[question_type],
                 "n": len(part),
                 **part[list(_DECIDED)].astype(float).mean().round(3).rename(_DECIDED),
             }
             for system in systems
-            for kind, part in split_by_type(planned[planned["system"] == system])
+            for question_type, part in split_by_type(planned[planned["system"] == system])
             if len(part)
         ],
-        columns=["system", "kind", "n", *_DECIDED.values()],
+        columns=["system", "label", "n", *_DECIDED.values()],
     )
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #d2e62a9f
@@ -168,9 +170,9 @@ MAIN_MEASURES = (("f1", "F1"), ("recall_fraction", "recall@k"))
 def main_table(
     frame: pd.DataFrame, measures: Sequence[tuple[str, str]] = MAIN_MEASURES, *, seed: int = 0
 ) -> pd.DataFrame:
-    """The main comparison as text cells: one row per system, two-level columns (measure, kind).
+    """The main comparison as text cells: one row per system, two-level columns (measure, question type).
 
-    The second level of each kind's column says on how many questions it rests. A measure that is defined on
+    The second level of each type's column says on how many questions it rests. A measure that is defined on
     none of them has one column of dashes.
     """
     import pandas as pd
@@ -186,10 +188,10 @@ def main_table(
         counts: dict[str, Any] = {str(r.type): r.n for r in tidy.itertuples()}
         if not counts:
             columns[label, f"{TYPE_LABELS[OVERALL]} (n=0)"] = ["–"] * len(order)
-        for kind in [*types_present(frame), OVERALL]:
-            if kind in counts:
-                columns[label, f"{TYPE_LABELS[kind]} (n={counts[kind]})"] = [
-                    cells.get((s, kind), "–") for s in order
+        for question_type in [*types_present(frame), OVERALL]:
+            if question_type in counts:
+                columns[label, f"{TYPE_LABELS[question_type]} (n={counts[question_type]})"] = [
+                    cells.get((s, question_type), "–") for s in order
                 ]
     table = pd.DataFrame(columns, index=pd.Index(order, name="system"))
     table.columns = pd.MultiIndex.from_tuples(list(columns))
@@ -216,8 +218,8 @@ def system_costs(frame: pd.DataFrame) -> pd.DataFrame:
     Model calls, tokens of context, tokens the model counted (means), ms to retrieve (median; `nan` where
     one isn't known).
 
-    Where a model was asked, `fallback` is the share of its results, over all tasks, that were too bad to
-    use, so that a rule stood in.
+    Where a model was asked, `fallback` is the share of its results, over all tasks, that could not be
+    used, so that a rule was used instead.
     """
     import pandas as pd
 
@@ -248,7 +250,7 @@ def paired_gains(
     *,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Compare each system with a baseline, question by question, per kind and overall.
+    """Compare each system with a baseline, question by question, per question type and overall.
 
     Each row has the mean difference, its interval, p, Holm-corrected p and a verdict.
     """
@@ -273,7 +275,7 @@ def paired_gains(
 
 
 def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
-    """Format `paired_gains` with a row per system and a column per kind.
+    """Format `paired_gains` with a row per system and a column per question type.
 
     Cells are "difference [low, high]", with * where the verdict is better or worse.
     A difference that couldn't be tested reads "+0.100 – too few".
@@ -300,44 +302,43 @@ def gain_sentences(gained: pd.DataFrame, measure: str) -> list[str]:
     """Say in sentences what a table of `paired_gains` supports.
 
     For each system that differs: where it is better, where worse, and where nothing was shown; the others
-    together.
-    Where there were too few questions or conversations to say anything, that is said.
+    together. Where there were too few questions or conversations for a test, the sentence says so.
     """
     label, sentences, baseline = _MEASURE_LABELS.get(measure, measure), [], ""
     same: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    unsaid: list[str] = []
+    untested: list[str] = []
     for system, part in gained.groupby("system", sort=False):
         baseline = part["baseline"].iloc[0]
         kinds_of = {
             word: [TYPE_LABELS[t] for t in part.loc[part["verdict"] == word, "type"]]
             for word in ("no difference shown", TOO_FEW)
         }
-        said = [
+        found = [
             f"{word} on {', '.join(map(_gain, rows.to_dict('records')))}"
             for word in ("better", "worse")
             if len(rows := part[part["verdict"] == word])
         ]
-        if not said:
+        if not found:
             if kinds_of["no difference shown"]:
                 same[tuple(kinds_of[TOO_FEW])].append(str(system))
             else:
-                unsaid.append(str(system))
+                untested.append(str(system))
             continue
-        said += [
+        found += [
             f"{word} {'on' if word != TOO_FEW else 'to say on'} {', '.join(names)}"
             for word, names in kinds_of.items()
             if names
         ]
-        sentences.append(f"{label}, {system} against {baseline}: {'; '.join(said)}.")
-    for untold, systems in same.items():
-        besides = f" ({TOO_FEW} to say on {', '.join(untold)})" if untold else ""
+        sentences.append(f"{label}, {system} against {baseline}: {'; '.join(found)}.")
+    for undecided, systems in same.items():
+        besides = f" ({TOO_FEW} to say on {', '.join(undecided)})" if undecided else ""
         sentences.append(
             f"{label}: no difference to {baseline} is shown, on any kind{besides}, for {', '.join(systems)}."
         )
-    if unsaid:
+    if untested:
         sentences.append(
             f"{label}: {TOO_FEW} questions that differ, or conversations, to compare with {baseline}: "
-            f"{', '.join(unsaid)}."
+            f"{', '.join(untested)}."
         )
     return sentences
 
@@ -394,11 +395,10 @@ def overall_gains(lost: Mapping[str, Mapping[str, pd.DataFrame]], value: str) ->
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #33c3c0dd
 def largest_gain_cases(frame: pd.DataFrame, system: str, baseline: str, n: int = 3) -> list[tuple[str, str]]:
-    """Find the (conversation, question) ids where `system` gains most, at most one per kind.
+    """Find the (conversation, question) ids where `system` gains most, at most one per type.
 
-    Ties are broken by id.
-    By F1 first and recall second. Kinds on which nothing was gained are left out, so there may be fewer
-    than `n`.
+    By F1 first and recall second; ties are broken by id. Question types on which nothing was gained are left
+    out, so there may be fewer than `n`.
     """
     key = ["conversation", "question"]
     a, b = (frame[frame["system"] == s].set_index(key) for s in (system, baseline))

@@ -41,9 +41,6 @@ __all__ = ['PLAN_COLUMNS', 'score_answer', 'result_row', 'conversation_embedder'
            'evaluate']
 
 # %% ../../../nbs/eval/runner/02_evaluate.ipynb #3c7cfa1a
-PLAN_COLUMNS = ("plan_queries", "plan_steps", "plan_order", "plan_latest", "plan_threshold")
-
-
 def score_answer(question: Question, prediction: Answer, dataset: str) -> float:
     """Score an answer, 0 to 1: by LoCoMo's official rule on its data sets, else by `answer_f1`."""
     if dataset not in ("locomo", "locomo_audited"):
@@ -56,7 +53,23 @@ def score_answer(question: Question, prediction: Answer, dataset: str) -> float:
     gold = question.answers[0] if question.answers else ""
     return locomo_f1(prediction.text, gold, question.category)
 
+# %% ../../../nbs/eval/runner/02_evaluate.ipynb #5473d615
+PLAN_COLUMNS = ("plan_queries", "plan_steps", "plan_order", "plan_latest", "plan_threshold")
 
+
+def _plan_columns(plan: Any) -> dict[str, float | None]:
+    if not isinstance(plan, RetrievalPlan):
+        return dict.fromkeys(PLAN_COLUMNS)
+    queries = len(plan.queries) or 1
+    values = (queries, plan.multi_step, plan.temporal_order, plan.prefer_latest, plan.relevance_threshold)
+    return dict(zip(PLAN_COLUMNS, map(float, values)))
+
+
+def _usage_columns(usage: Usage) -> dict[str, Any]:
+    """Return the usage without clock times and cache hits, so that a repeated run has the same rows."""
+    return {k: v for k, v in asdict(usage).items() if k not in ("seconds", "cached_calls")}
+
+# %% ../../../nbs/eval/runner/02_evaluate.ipynb #e529978e
 def result_row(
     system: str,
     question: Question,
@@ -67,15 +80,10 @@ def result_row(
     k: int,
     ways: str = "",
 ) -> dict[str, Any]:
-    """Collect all results of one system on one question, without clock times.
+    """Collect all results of one system on one question, without clock times; the notebook lists the columns.
 
-    Retrieval measures are null where there is no gold evidence. They look at all that was returned, which is
-    more than `k` only for a system that is `unlimited`. `context_tokens` are those of `evidence.context`,
-    which must be what the reader was given. `calls` and tokens are those of retrieval and reader together;
-    `retrieval_calls` and `retrieval_tokens` (prompt and completion) are retrieval's part of them. `ways` says
-    how the model's replies came about, see `UsageMeter`. The columns `plan_…` hold what the plan decided, as
-    numbers (null where there was none): how many queries, in steps or not, by time or not, the newest version
-    only or not, and the gate's threshold.
+    `evidence.context` must be what the reader was given, and `evidence.usage` what retrieval used. `k` is the
+    number of memories that was asked for; `ways` says how the model's replies came about, see `UsageMeter`.
     """
     gold = question.evidence if question.answerable else []
     session = {m.source: m.session for m in conversation.turns}
@@ -120,19 +128,6 @@ def result_row(
         "retrieved": " ".join(evidence.sources),
         "evidence": " ".join(question.evidence),
     }
-
-
-def _plan_columns(plan: Any) -> dict[str, float | None]:
-    if not isinstance(plan, RetrievalPlan):
-        return dict.fromkeys(PLAN_COLUMNS)
-    queries = len(plan.queries) or 1
-    values = (queries, plan.multi_step, plan.temporal_order, plan.prefer_latest, plan.relevance_threshold)
-    return dict(zip(PLAN_COLUMNS, map(float, values)))
-
-
-def _usage_columns(usage: Usage) -> dict[str, Any]:
-    """Return the usage without clock times and cache hits, so that a repeated run has the same rows."""
-    return {k: v for k, v in asdict(usage).items() if k not in ("seconds", "cached_calls")}
 
 # %% ../../../nbs/eval/runner/02_evaluate.ipynb #ffe48cd3
 def _with_reader_context(evidence: Evidence, llm: Any) -> Evidence:
@@ -182,7 +177,7 @@ def _answer_question(
 def matched_budgets(systems: Sequence[str | MemorySystem], llm: Any = None, seed: int = 0) -> dict[str, str]:
     """Map each system whose budget is another's to that other system.
 
-    Raises `ValueError` where the other isn't asked before it.
+    Raises `ValueError` where the other system isn't asked before it.
     """
     found: dict[str, str] = {}
     earlier: list[str] = []
@@ -253,9 +248,9 @@ class _Setup:
             return 0
         return getattr(self.llm, "concurrency", 1)
 
-
+# %% ../../../nbs/eval/runner/02_evaluate.ipynb #a919f92b
 class _Run:
-    """One run in progress: its journal, and what it collects beside the rows."""
+    """One run in progress: its journal, and what it collects next to the rows."""
 
     def __init__(
         self,
@@ -309,7 +304,7 @@ class _Run:
         )
 
     def _match_budget(self, system: MemorySystem, name: str, questions: Sequence[Question]) -> None:
-        """Tell a system with another's budget what that one's retrieval spent on each question."""
+        """Give a system with another's budget what the other's retrieval spent on each question."""
         if name not in self.setup.budgets:
             return
         keys = {q.text: _row_key(self.setup.budgets[name], q) for q in questions}
@@ -420,7 +415,7 @@ def evaluate(
     each other; calls answered from the record count as long as they took, see `clock_columns`.
     `frame.attrs["ingest"]` lists what ingesting each conversation cost, `frame.attrs["embedders"]` the
     encoders with their precision, `frame.attrs["notes"]` what is unusual about the data. A system with
-    `matches`, another's name, is told by `match({question: tokens})` what that one's retrieval spent.
+    `matches`, another's name, receives by `match({question: tokens})` what the other spent on retrieval.
 
     Raises `DatasetError` for data with faults (`adaptmr.data.validation`), `ContractError` for a system that
     breaks the protocol (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems and for one

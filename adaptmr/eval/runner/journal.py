@@ -7,26 +7,82 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...notices import notice
 
 # %% auto #0
-__all__ = ['CODE_KEYS', 'JournalError', 'Journal']
+__all__ = ['CODE_KEYS', 'JournalError', 'changed_code', 'Journal']
 
 # %% ../../../nbs/eval/runner/00_journal.ipynb #0406a54b
+CODE_KEYS = ("code", "own")  # the parts of an identity that are code: where only these differ, a run restarts
+
+
 class JournalError(ValueError):
     """A journal belongs to another run, or is damaged before its last line."""
 
 
-CODE_KEYS = (
-    "code",
-    "own",
-)  # the parts of an identity that are code: where only these differ, a run starts again
+def changed_code(head: bytes, identity: Mapping[str, Any]) -> str:
+    """Name the code that changed since a journal of the same run was begun; "" for another run.
+
+    `head` is the journal's first line.
+    """
+    try:
+        before = json.loads(head)["run"]
+        other = json.loads(json.dumps({k: v for k, v in identity.items() if k not in CODE_KEYS}))
+        same = {k: v for k, v in before.items() if k not in CODE_KEYS} == other
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    if not same:
+        return ""
+    old, new = (dict(run.get("own") or {}) for run in (before, identity))
+    changed = sorted(part for part in old.keys() | new.keys() if old.get(part) != new.get(part))
+    return ", ".join(["the package"] * (before.get("code") != identity.get("code")) + changed)
+
+# %% ../../../nbs/eval/runner/00_journal.ipynb #12ce1416
+def _set_aside(path: Path, lines: Sequence[bytes], head: str, identity: Mapping[str, Any]) -> None:
+    """Rename the journal of the same run with other code, and show a `RunNotice`.
+
+    `lines` are the journal's, `head` is the first line that it should have. Raises `JournalError` for a
+    journal of another run.
+    """
+    changed = changed_code(lines[0], identity)
+    if not changed:
+        raise JournalError(
+            f"{path} belongs to another run: {lines[0][:300]!r}, not {head[:300]!r}. Move it away"
+        )
+    n = 1
+    while (aside := path.with_name(f"{path.name}.other-code-{n}")).exists():
+        n += 1
+    path.replace(aside)
+    notice(
+        f"the code changed since {path} was begun ({changed}): its {len(lines) - 1} rows are not "
+        f"continued, the run starts again; they are kept in {aside.name}"
+    )
 
 
+def _read_rows(path: Path, lines: Sequence[bytes]) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """Return the rows of a journal's lines by key, and the recorded calls and vectors that they used.
+
+    Raises `JournalError` for a damaged line.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    used: set[str] = set()
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            entry = json.loads(line)
+            rows[entry["key"]] = dict(entry["row"])
+            used.update(entry.get("used", ()))
+        except (ValueError, KeyError, TypeError) as e:
+            raise JournalError(
+                f"{path}, line {number}, is damaged ({e!r}); "
+                "delete that line, and its question is asked again"
+            ) from e
+    return rows, used
+
+# %% ../../../nbs/eval/runner/00_journal.ipynb #820d45a5
 class Journal:
     """Rows by key in an append-only file; `path=None` keeps them in memory only.
 
@@ -46,46 +102,14 @@ class Journal:
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         whole, tail = lines[:-1], lines[-1] if lines else b""  # what follows the last newline was cut off
         if whole and whole[0].decode("utf-8", "replace") != head:
-            self._set_aside(whole, head, identity)
+            _set_aside(self.path, whole, head, identity)
             whole, tail = [], b""
-        self._read_rows(whole)
+        self.rows, self.used = _read_rows(self.path, whole)
         if tail:
             os.truncate(self.path, self.path.stat().st_size - len(tail))
-        self._file = self.path.open("ab")  # every line goes to the end, whoever else writes
+        self._file = self.path.open("ab")
         if not whole:
             self._append(head)
-
-    def _set_aside(self, lines: list[bytes], head: str, identity: Mapping[str, Any]) -> None:
-        """Rename the file of the same run with other code.
-
-        Raises `JournalError` for a file of another run.
-        """
-        assert self.path is not None
-        changed = _changed_code(lines[0], identity)
-        if not changed:
-            raise JournalError(
-                f"{self.path} belongs to another run: {lines[0][:300]!r}, not {head[:300]!r}. Move it away"
-            )
-        n = 1
-        while (aside := self.path.with_name(f"{self.path.name}.other-code-{n}")).exists():
-            n += 1
-        self.path.replace(aside)
-        notice(
-            f"the code changed since {self.path} was begun ({changed}): its {len(lines) - 1} rows are not "
-            f"continued, the run starts afresh; they are kept in {aside.name}"
-        )
-
-    def _read_rows(self, lines: list[bytes]) -> None:
-        for number, line in enumerate(lines[1:], 2):
-            try:
-                entry = json.loads(line)
-                self.rows[entry["key"]] = dict(entry["row"])
-                self.used.update(entry.get("used", ()))
-            except (ValueError, KeyError, TypeError) as e:
-                raise JournalError(
-                    f"{self.path}, line {number}, is damaged ({e!r}); "
-                    "delete that line, and its question is asked again"
-                ) from e
 
     def _append(self, line: str) -> None:
         self._file.write(line.encode("ascii") + b"\n")
@@ -109,18 +133,3 @@ class Journal:
         """Close the file; rows stay in memory."""
         if self.path is not None:
             self._file.close()
-
-
-def _changed_code(head: bytes, identity: Mapping[str, Any]) -> str:
-    """Name the code that changed since a journal of the same run was begun; "" for another run."""
-    try:
-        before = json.loads(head)["run"]
-        other = json.loads(json.dumps({k: v for k, v in identity.items() if k not in CODE_KEYS}))
-        same = {k: v for k, v in before.items() if k not in CODE_KEYS} == other
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
-    if not same:
-        return ""
-    old, new = (dict(run.get("own") or {}) for run in (before, identity))
-    changed = sorted(part for part in old.keys() | new.keys() if old.get(part) != new.get(part))
-    return ", ".join(["the package"] * (before.get("code") != identity.get("code")) + changed)

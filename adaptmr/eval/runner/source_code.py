@@ -28,7 +28,7 @@ PACKAGE = "adaptmr"
 
 
 def is_ours(module: str | None) -> bool:
-    """Tell whether a module, by its name, belongs to this package."""
+    """Return whether a module, by its name, belongs to this package."""
     return module is not None and (module == PACKAGE or module.startswith(f"{PACKAGE}."))
 
 
@@ -41,7 +41,7 @@ def _installed_in() -> tuple[Path, ...]:
 
 
 def is_installed(path: Path) -> bool:
-    """Tell whether a file belongs to Python or to an installed package."""
+    """Return whether a file belongs to Python or to an installed package."""
     return any(path.resolve().is_relative_to(folder) for folder in _installed_in())
 
 
@@ -160,7 +160,7 @@ def _codes(path: Path, changed: int) -> frozenset[CodeType]:
 
 
 def is_current(function: FunctionType, path: Path) -> bool:
-    """Tell whether a loaded function is the one that its file contains now."""
+    """Return whether a loaded function is the one that its file contains now."""
     return function.__code__ in _codes(path, path.stat().st_mtime_ns)
 
 

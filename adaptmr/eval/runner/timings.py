@@ -35,15 +35,15 @@ def clock_columns(
         "ms_retrieve": retrieving.seconds(retrieved) * 1000,
         "ms_answer": answering.seconds(answered) * 1000,
         "ms_recorded": (retrieving.recorded_seconds + answering.recorded_seconds) * 1000,
-        **{f"ms_calls_{kind}": getattr(retrieving, kind) + getattr(answering, kind) for kind in TIME_SOURCES},
+        **{f"ms_calls_{s}": getattr(retrieving, s) + getattr(answering, s) for s in TIME_SOURCES},
     }
 
 # %% ../../../nbs/eval/runner/00_timings.ipynb #8f3764ef
 def timed_calls(frame: pd.DataFrame) -> dict[str, int]:
     """Count the calls of a run that were `measured`, have `recorded` times, or have an `unknown` time."""
     return {
-        kind: int(frame[f"ms_calls_{kind}"].sum()) if f"ms_calls_{kind}" in frame else 0
-        for kind in TIME_SOURCES
+        source: int(frame[f"ms_calls_{source}"].sum()) if f"ms_calls_{source}" in frame else 0
+        for source in TIME_SOURCES
     }
 
 
