@@ -20,7 +20,7 @@ from notebook_outputs import differences, write_notebook
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "nbs" / "guides"
 LIMIT = 1800  # seconds for one cell
-NEEDS_DATA = ("do_kinds_help", "which_classifier")  # their tables have rows of licensed data
+NEEDS_DATA = ("do_question_types_help", "which_classifier")  # their tables have rows of licensed data
 
 
 class Unavailable(Exception):

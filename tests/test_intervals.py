@@ -251,7 +251,7 @@ def test_gain_sentences_name_types_with_too_few_questions():
     )
     assert tables.gain_sentences(gained, "f1") == [
         "F1, b against u: better on overall (+0.100 [+0.050, +0.200]); too few to say on multi-hop.",
-        "F1: no difference to u is shown, on any kind (too few to say on multi-hop), for a.",
+        "F1: no difference to u is shown, on any question type (too few to say on multi-hop), for a.",
     ]
 
 

@@ -168,7 +168,7 @@ def judged_accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: i
     """Tabulate the share judged right and its corrections, per system and question type.
 
     Shares have 95 % intervals; they are also corrected as if all wrong answers were specific, or vague.
-    `frame` is `judge_answers`'s; the column `kind` has the question type. "all answerable" leaves out the
+    `frame` is `judge_answers`'s; the column `label` has the question type. "all answerable" leaves out the
     questions that the conversations don't answer. `attrs["caption"]` is the sentence to print with the table.
     Raises `ValueError` for a frame that another judge has judged.
     """
