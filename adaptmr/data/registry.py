@@ -33,8 +33,9 @@ class DatasetEntry:
 
     `parse` reads a file and returns a `Dataset`; its argument is `None` for a data set without `files`, which
     is part of the package. The registry fills in `name`, `sha256`, `complete` and `licence`; a `sha256` that
-    `parse` sets, over all files it read, stays. `files` are the accepted paths, the official one first;
-    `sha256` and `size` (bytes) are those of the official file: without them no file is called complete.
+    `parse` sets, over all files it read, stays. `files` are the accepted paths, of a file or a folder, the
+    official one first; `sha256` and `size` (bytes) are those of the official file: without them no file is
+    called complete.
     `splits` maps names to lists of conversation ids.
     """
 
@@ -102,6 +103,11 @@ def datasets() -> list[str]:
 
 # %% ../../nbs/data/01_registry.ipynb #5a16f3de
 def _sha256(path: Path) -> str:
+    """Hash a file, or the names and contents of all files of a folder."""
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file())
+        lines = [f"{p.relative_to(path).as_posix()} {_sha256(p)}\n" for p in files]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -126,14 +132,14 @@ def _where_to_put(entry: DatasetEntry) -> str:
 
 # %% ../../nbs/data/01_registry.ipynb #5a75d67d
 def find_file(entry: DatasetEntry) -> tuple[Path, str] | None:
-    """Return the path and sha256 of an entry's file, or `None` if it isn't on this machine.
+    """Return the path and sha256 of an entry's file or folder, or `None` if it isn't on this machine.
 
     Raises `DatasetUnavailable` for a damaged download.
     """
     for folder in _folders():
         for name in entry.files:
             path = folder / name
-            if not path.is_file():
+            if not path.exists():
                 continue
             found = _sha256(path)
             downloaded = name == entry.files[0] and folder == cache_dir() / "data"

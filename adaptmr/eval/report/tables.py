@@ -333,7 +333,8 @@ def gain_sentences(gained: pd.DataFrame, measure: str) -> list[str]:
     for undecided, systems in same.items():
         besides = f" ({TOO_FEW} to say on {', '.join(undecided)})" if undecided else ""
         sentences.append(
-            f"{label}: no difference to {baseline} is shown, on any question type{besides}, for {', '.join(systems)}."
+            f"{label}: no difference to {baseline} is shown, on any question type{besides}, "
+            f"for {', '.join(systems)}."
         )
     if untested:
         sentences.append(
