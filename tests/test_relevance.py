@@ -274,6 +274,22 @@ def test_the_applicability_of_a_fit_by_hand(n, speakers, share, why):
     assert fit_applicability(crowd(n, speakers), Fit("hash")) == (1.0, ""), "nothing is known against it"
 
 
+@pytest.mark.parametrize(
+    ("shortest", "longest", "share", "why"),
+    [
+        (2, 2, 1.0, ""),
+        (1, 4, 1.0, ""),
+        (4, 9, 1.0, ""),
+        (16, 30, 0.25, "2 words a memory: less than the 16 it was fitted on"),
+        (0.2, 0.5, 0.5, "2 words a memory: more than the 0 it was fitted on"),
+    ],
+)
+def test_the_length_of_memories_counts(shortest, longest, share, why):
+    """The 60 memories have two words each."""
+    fit = Fit("hash", seen={**SEEN, "shortest": shortest, "longest": longest})
+    assert fit_applicability(crowd(60), fit) == (pytest.approx(share), why)
+
+
 def test_it_is_drawn_towards_the_base_rate_in_log_odds():
     odds = np.log(1 / 9)  # the fit's own answer: 0.1
     fit = Fit("hash", weights={"hybrid": {"dense": 1.0}}, relevance={"intercept": float(odds)}, seen=SEEN)

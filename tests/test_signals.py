@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
@@ -572,10 +572,64 @@ def test_reply_to_a_question():
     ]
 
 
-def test_what_is_the_same_for_all():
-    c = over(NOTHING, base=BASE)
-    assert signal_values(c, "best").tolist() == [4.0] * 6
-    assert signal_values(c, "size") == pytest.approx([np.log(7)] * 6)
+# --- chats with an assistant
+
+
+def with_assistant():
+    """Two short messages of a user between two long answers of an assistant, which hold the names."""
+    return [
+        memory(0, "I live in Leeds. Why?", "user"),
+        memory(1, "Leeds and York: ask Ann, Bob or Eve? Shall I?", "Assistant"),
+        memory(2, "it rains", "user"),
+        memory(3, "take care", "assistant"),
+    ]
+
+
+def test_the_role_is_that_of_who_is_not_an_assistant():
+    assert signal_values(over(NOTHING, with_assistant()), "role").tolist() == [1, 0, 1, 0]
+    assert signal_values(over(NOTHING), "role").tolist() == [0] * 6, "two people: no role tells them apart"
+    users = [m for m in with_assistant() if m.speaker == "user"]
+    assert signal_values(over(NOTHING, users), "role").tolist() == [0, 0]
+
+
+def test_the_form_of_a_message_is_compared_with_messages_of_its_role():
+    c = over(NOTHING, with_assistant())
+    assert SIGNALS["names"].function(c).tolist() == [1, 3, 0, 0]
+    once = np.array([1, 1, -1, -1]) * 2 / 12  # one deviation, of two memories each
+    assert signal_values(c, "names") == pytest.approx(once), "3 names of an assistant are as many as 1"
+    assert signal_values(c, "question") == pytest.approx(once)
+    assert signal_values(c, "first_person") == pytest.approx(once)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4), st.floats(0.01, 100), st.floats(-100, 100))
+@settings(max_examples=100, deadline=None)
+def test_standardizing_by_role_removes_what_one_role_adds(values, factor, shift):
+    c, x = over(NOTHING, with_assistant()), np.array(values)
+    longer = np.where(c.columns.by_assistant, x * factor + shift, x)
+    for role in (c.columns.by_assistant, ~c.columns.by_assistant):
+        assume(x[role].std() > 1e-2 and longer[role].std() > 1e-2)
+    assert c.standardize_by_role(longer) == pytest.approx(c.standardize_by_role(x), abs=1e-5)
+    assert c.standardize_by_role(x)[c.columns.by_assistant] == pytest.approx(
+        np.sign(x[[1, 3]] - x[[1, 3]].mean()) / 6
+    )
+
+
+def test_without_an_assistant_all_have_one_role():
+    c, x = over(NOTHING), np.array([3.0, 1, 2, 5, 7, -4])
+    assert c.standardize_by_role(x) == pytest.approx(c.standardize(x) * 6 / 16)
+
+
+# --- long messages
+
+
+def test_a_long_message_is_cut_into_passages_of_whole_sentences():
+    assert c_._sentences("One. Two three.") == ("One.", "Two three.")
+    sentence = "Every sentence of this text has exactly nine words."
+    parts = c_._sentences(" ".join([sentence] * 30))
+    assert [p.count("Every") for p in parts] == [8, 8, 8, 6], "72 words fit into 80, 81 do not"
+    assert " ".join(parts) == " ".join([sentence] * 30), "nothing is lost"
+    endless = "word " * 200
+    assert c_._sentences(f"Short one. {endless}")[0] == "Short one."
 
 
 # --- the same conversation in two languages
@@ -615,8 +669,7 @@ BY_HAND = {
             "first_person": [0, 1, 0, 0, 1, 0],
             "question": [1, 0, 0, 0, 0, 0],
             "names": [0, 1, 0, 1, 0, 0],
-            "length": np.log([5, 5, 2, 6, 4, 2]),
-            "size": [np.log(7)] * 6,
+            "role": [0] * 6,
         },
     ),
     "zh": (
@@ -631,8 +684,7 @@ BY_HAND = {
             "first_person": [0, 1, 0, 0, 1, 0],
             "question": [1, 0, 0, 0, 0, 0],
             "names": [0, 1, 0, 0, 0, 0],
-            "length": np.log([7, 11, 2, 7, 6, 6]),
-            "size": [np.log(7)] * 6,
+            "role": [0] * 6,
         },
     ),
 }
@@ -645,9 +697,7 @@ def test_both_languages_by_hand(tongue):
         store.add(memories)
         c = select_candidates(parse_query(text, store.speakers), store, 50)
         for name, values in expected.items():
-            assert signal_values(c, name) == pytest.approx(values), name
-        best = int(np.argmax(c.base_scores))
-        assert signal_values(c, "best").tolist() == [c.base_scores[best]] * 6
+            assert SIGNALS[name].function(c) == pytest.approx(values), name
         assert (
             signal_values(c, "previous")[1],
             signal_values(c, "following")[1],
@@ -666,13 +716,13 @@ def test_both_languages_by_hand(tongue):
 
 
 def test_every_signal_says_what_it_is_and_which_are_scaled():
-    assert {name for name, s in SIGNALS.items() if s.standardized} == {
-        "dense",
-        "content",
-        "sentence",
-        "lexical",
-        "window",
+    scaled = {scale: {n for n, s in SIGNALS.items() if s.scale == scale} for scale in ("store", "role")}
+    assert scaled == {
+        "store": {"dense", "content", "sentence", "lexical", "window"},
+        "role": {"first_person", "question", "names"},
     }
+    with pytest.raises(ValueError, match="has the unknown scale 'log'; there are raw, store, role"):
+        register("x", scale="log")
     assert all(s.name == name and s.description and isinstance(s, Signal) for name, s in SIGNALS.items())
     by_hand = {
         "dense",
@@ -686,7 +736,6 @@ def test_every_signal_says_what_it_is_and_which_are_scaled():
         "following2",
         "session",
         "reply",
-        "best",
         *BY_HAND["en"][2],
     }
     assert by_hand | {"given"} == set(SIGNALS), "a new signal: work it out by hand above"
@@ -706,7 +755,7 @@ def test_a_signal_of_your_own_is_scaled_and_worked_out_once():
         return np.arange(len(c))
 
     try:
-        register("mine", standardized=True)(mine)
+        register("mine", scale="store")(mine)
         c = over(NOTHING)
         assert signal_values(c, "mine") is signal_values(c, "mine")
         assert asked == [1]
@@ -742,9 +791,9 @@ def values(memories, text, generator=None):
                 f"{name} depends on what was worked out before it"
             )
             out[name] = {store.memories[i].step: v[i] for i in range(len(v))}
-        for name in ("entity", "caption", "speaker", "time", "cue", "question", "first_person"):
+        for name in ("entity", "caption", "speaker", "role", "time", "cue"):
             assert all(-1e-12 <= x <= 1 + 1e-9 for x in out[name].values()), name
-        assert all(x >= 0 for name in ("names", "length", "size", "reply") for x in out[name].values())
+        assert all(x >= 0 for x in out["reply"].values())
         return out
 
 
@@ -809,11 +858,7 @@ def test_an_empty_store_and_one_memory(name):
             "speaker": 1,
             "time": 1,
             "cue": 1,
-            "first_person": 1,
-            "question": 1,
             "entity": 1,
-            "length": np.log(4),
-            "size": np.log(2),
         }
         assert one == pytest.approx([hand.get(name, 0.0)]), (
             "a single memory has no deviation and no neighbours"
@@ -946,8 +991,9 @@ def test_the_sum_agrees_with_that_over_all(large, sparse, text):
     }
     exact, found = (score_candidates(c, weights, 10).rows.tolist() for c in (whole, few))
     assert len(set(exact) & set(found)) >= 9 and exact[0] == found[0]
-    for name in ("speaker", "cue", "question", "first_person", "names", "length", "size", "caption"):
-        assert signal_values(few, name) == pytest.approx(signal_values(whole, name)[few.rows]), name
+    for name in ("speaker", "role", "cue", "question", "first_person", "names", "caption"):
+        raw = SIGNALS[name].function
+        assert raw(few) == pytest.approx(raw(whole)[few.rows]), name
     assert signal_values(few, "entity") == pytest.approx(signal_values(whole, "entity")[few.rows], abs=0.1), (
         "how rare a word is, is counted over the yardstick"
     )

@@ -171,5 +171,6 @@ for _name, _official in (("100k", "100K"), ("500k", "500K"), ("1m", "1M")):
             f"BEAM, chats of about {_official} tokens of a user with an assistant, ten types of question; "
             "put its folder of chats there",
             files=(f"chats/{_official}", f"beam_{_name}"),
+            splits={"dev": tuple(f"beam-{n}" for n in range(1, 11))},
         )
     )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
@@ -17,14 +17,14 @@ import numpy as np
 
 from ..store.protocol import PlannerStore, Store
 from ..store.view import truncate_text, zscores
-from ..text import content_words, detect_language, split_sentences, remove_names
+from ..text import content_words, count_words, detect_language, split_sentences, remove_names
 from ..times import time_window
 from ..types import Memory, Question
 
 # %% auto #0
-__all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS', 'query_text', 'ParsedQuery', 'parse_query',
-           'cached_content_words', 'StoreColumns', 'seconds', 'columns_of', 'asked_at', 'CandidateRows', 'WordMatches',
-           'Candidates', 'select_candidates']
+__all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS', 'ROLE_PRIOR', 'query_text',
+           'ParsedQuery', 'parse_query', 'cached_content_words', 'StoreColumns', 'seconds', 'columns_of', 'asked_at',
+           'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #7dc0c7cc
 MAX_QUERY_CHARS = 2_000
@@ -149,6 +149,18 @@ class StoreColumns:
         """The speakers, in order of first appearance."""
         return tuple(s for s in self.speaker_code if s)
 
+    @cached_property
+    def words_per_memory(self) -> float:
+        """The mean number of words of the memories, of the first 1,000 in a larger store; 0 without any."""
+        some = self.memories[:1000]
+        return sum(count_words(truncate_text(m).text) for m in some) / len(some) if len(some) else 0.0
+
+    @cached_property
+    def by_assistant(self) -> np.ndarray:
+        """Which memories an assistant said: bool (n,)."""
+        codes = [code for name, code in self.speaker_code.items() if name.lower() in ASSISTANTS]
+        return np.isin(self.speaker, codes)
+
     def memory_values(self, of: Callable[[Memory, frozenset[str]], float], rows: np.ndarray) -> np.ndarray:
         """Return `of(memory, speakers)` of these rows, computed once each: float64, the shape of `rows`."""
         known = self._values.setdefault(of, np.full(len(self.memories), np.nan))
@@ -180,9 +192,29 @@ class StoreColumns:
 _CAPTION = re.compile(r"\[image: ([^\]\n]*)\]")  # a picture's caption counts as a sentence
 
 
+PASSAGE_WORDS = 80  # a message of more words is cut into passages of about so many
+
+
 @lru_cache(maxsize=200_000)
 def _sentences(text: str) -> tuple[str, ...]:
-    return tuple(s for s in split_sentences(_CAPTION.sub(r"\n\1\n", text)) if len(s) > 2) or (text,)
+    """Cut a text into sentences, and one of more than `PASSAGE_WORDS` words into passages of them."""
+    found = tuple(s for s in split_sentences(_CAPTION.sub(r"\n\1\n", text)) if len(s) > 2) or (text,)
+    return found if count_words(text) <= PASSAGE_WORDS else tuple(_passages(found))
+
+
+def _passages(sentences: Iterable[str]) -> Iterator[str]:
+    """Join sentences to passages of at most `PASSAGE_WORDS` words; a longer sentence is one by itself."""
+    passage: list[str] = []
+    words = 0
+    for sentence in sentences:
+        n = count_words(sentence)
+        if passage and words + n > PASSAGE_WORDS:
+            yield " ".join(passage)
+            passage, words = [], 0
+        passage.append(sentence)
+        words += n
+    if passage:
+        yield " ".join(passage)
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #e62f4373
 _COLUMNS: WeakKeyDictionary[Any, StoreColumns] = WeakKeyDictionary()
@@ -242,6 +274,7 @@ def asked_at(query: str | Question, store: PlannerStore) -> datetime:
 # %% ../../nbs/retrieval/00_candidates.ipynb #1eaf0fc2
 SCORE_ALL_UP_TO = 4_000
 BACKGROUND_ROWS = 1_000
+ROLE_PRIOR = 10  # memories of a role at which its deviations count half: those of a few are hardly known
 
 
 class CandidateRows:
@@ -279,6 +312,21 @@ class CandidateRows:
         """
         scaled = zscores(values, self.background)
         return scaled if scaled.any() else zscores(values)
+
+    def standardize_by_role(self, values: np.ndarray) -> np.ndarray:
+        """Return values (m,) in standard deviations from the mean of their role: assistants, or others.
+
+        They are multiplied by n / (n + `ROLE_PRIOR`) for a role with n memories in the store.
+        """
+        out = np.zeros(len(values))
+        all_by_assistant = self.columns.by_assistant
+        by_assistant = all_by_assistant[self.rows]
+        n_by_assistant = int(all_by_assistant.sum())
+        counts = (n_by_assistant, len(all_by_assistant) - n_by_assistant)
+        for role, n in zip((by_assistant, ~by_assistant), counts):
+            scaled = zscores(values[role], self.background[role])
+            out[role] = (scaled if scaled.any() else zscores(values[role])) * n / (n + ROLE_PRIOR)
+        return out
 
     def values_at(self, values: np.ndarray, place: np.ndarray, none: float = 0.0) -> np.ndarray:
         """Return `values` (m,) of the candidates at `place` (m,), `none` where that is -1."""

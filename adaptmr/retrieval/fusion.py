@@ -40,9 +40,9 @@ class Fit:
     - `without`: the conversation that was left out ("": none).
     - `weights`: the log-odds per unit of each signal, and "intercept", by "hybrid" or a type of question.
     - `relevance`: the coefficients of `adaptmr.retrieval.relevance`, by feature.
-    - `seen`: the stores that it was fitted on: "fewest" and "most" memories, the fewest "speakers", and the
-      "base" rate at which evidence was found (0 to 1). Empty: not known, and its probability is used
-      everywhere.
+    - `seen`: the stores that it was fitted on: "fewest" and "most" memories, the fewest "speakers", the mean
+      words of a memory ("shortest" and "longest"), and the "base" rate at which evidence was found, 0 to 1.
+      Empty: not known, and its probability is used everywhere.
     """
 
     embedder: str
@@ -100,7 +100,8 @@ def shipped_fits() -> dict[tuple[str, str], Fit]:
 def fit_provenance() -> dict[str, Any]:
     """Return where the shipped fits come from, and how well they do.
 
-    The keys are `date`, `method`, `data`, `held_out` (scores) and `kinds` (gains by type of question).
+    The keys are `date`, `method`, `data`, `held_out` (scores with a conversation left out),
+    `data_set_left_out` (scores with a data set left out) and `kinds` (gains by type of question).
     """
     return _read_shipped_fits()[0]
 

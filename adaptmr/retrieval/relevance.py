@@ -5,7 +5,8 @@
 # %% ../../nbs/retrieval/04_relevance.ipynb #cdbac651
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -80,19 +81,32 @@ def fit_applicability(c: Candidates, fit: Fit) -> tuple[float, str]:
 
     The reason says how the store differs from those that the fit was made on ("" if it doesn't).
     """
-    if not fit.seen:
-        return 1.0, ""
-    n, speakers, seen = len(c.columns.memories), len(c.columns.speakers), fit.seen
+    share, reasons = 1.0, []
+    for part, reason in _store_differences(c, fit.seen):
+        share *= part
+        reasons.append(reason)
+    return share, "; ".join(reasons)
+
+
+def _store_differences(c: Candidates, seen: Mapping[str, float]) -> Iterator[tuple[float, str]]:
+    """Iterate over what differs from the stores that a fit has seen: the weight it leaves, and a reason."""
+    if not seen:
+        return
+    n, speakers, words = len(c.columns.memories), len(c.columns.speakers), c.columns.words_per_memory
     said = "memory" if n == 1 else "memories"
-    why = []
     if 2 * n < seen["fewest"]:
-        why.append(f"{n} {said}: fewer than the {seen['fewest']:g} it was fitted on")
+        yield 2 * n / seen["fewest"], f"{n} {said}: fewer than the {seen['fewest']:g} it was fitted on"
     if n > 2 * seen["most"]:
-        why.append(f"{n} {said}: more than the {seen['most']:g} it was fitted on")
-    who = f"{speakers or 'no'} speaker{'' if speakers == 1 else 's'}"
+        yield 1.0, f"{n} {said}: more than the {seen['most']:g} it was fitted on"
     if speakers < seen["speakers"]:
-        why.append(f"{who}: fewer than the {seen['speakers']:g} it was fitted on")
-    return min(1.0, 2 * n / seen["fewest"]) * min(1.0, speakers / seen["speakers"]), "; ".join(why)
+        who = f"{speakers or 'no'} speaker{'' if speakers == 1 else 's'}"
+        yield speakers / seen["speakers"], f"{who}: fewer than the {seen['speakers']:g} it was fitted on"
+    if 2 * words < seen.get("shortest", 0.0):
+        length = f"{words:.0f} words a memory"
+        yield 2 * words / seen["shortest"], f"{length}: less than the {seen['shortest']:.0f} it was fitted on"
+    if words > 2 * seen.get("longest", math.inf):
+        length = f"{words:.0f} words a memory"
+        yield 2 * seen["longest"] / words, f"{length}: more than the {seen['longest']:.0f} it was fitted on"
 
 
 def relevance(c: Candidates, fit: Fit) -> float:

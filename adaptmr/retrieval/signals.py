@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from .candidates import Candidates, cached_content_words, seconds
-from ..text import find_names, tokenize
+from ..text import find_names
 from ..types import Memory
 
 # %% auto #0
 __all__ = ['SignalFunction', 'SIGNALS', 'TIME_DECAY_DAYS', 'Signal', 'register_signal', 'signal_values', 'dense', 'content',
-           'sentence', 'lexical', 'window', 'entity', 'caption', 'speaker', 'time', 'cue', 'previous', 'following',
-           'previous2', 'following2', 'session', 'reply', 'first_person', 'question', 'named', 'length', 'best', 'size',
-           'given']
+           'sentence', 'lexical', 'window', 'entity', 'caption', 'speaker', 'role', 'time', 'cue', 'previous',
+           'following', 'previous2', 'following2', 'session', 'reply', 'first_person', 'question', 'named', 'given']
 
 # %% ../../nbs/retrieval/01_signals.ipynb #a1c4c181
 SignalFunction = Callable[[Candidates], np.ndarray]
@@ -29,69 +28,76 @@ SignalFunction = Callable[[Candidates], np.ndarray]
 class Signal:
     """A signal of the candidates.
 
-    `function` gives m values for m candidates; with `standardized` they are put into standard deviations
-    before they are weighed; `fitted` says whether weights are fitted to it.
+    `function` gives m values for m candidates. Before they are weighed they are put into standard deviations
+    over the store (`scale` "store") or over the messages of the same role ("role"), or used as they are
+    ("raw"). `fitted` says whether weights are fitted to it.
     """
 
     name: str
     function: SignalFunction
-    standardized: bool
+    scale: str
     description: str
     fitted: bool = True
 
 
 SIGNALS: dict[str, Signal] = {}
+_SCALES: dict[str, Callable[[Candidates, np.ndarray], np.ndarray]] = {
+    "raw": lambda c, values: np.asarray(values, np.float64),
+    "store": Candidates.standardize,
+    "role": Candidates.standardize_by_role,
+}
 
 
 def register_signal(
-    name: str, standardized: bool = False, fitted: bool = True
+    name: str, scale: str = "raw", fitted: bool = True
 ) -> Callable[[SignalFunction], SignalFunction]:
-    """Register a function of `Candidates` as the signal `name`; its docstring becomes the description."""
+    """Register a function of `Candidates` as the signal `name`; its docstring becomes the description.
+
+    Raises `ValueError` for an unknown scale.
+    """
+    if scale not in _SCALES:
+        raise ValueError(f"signal {name!r} has the unknown scale {scale!r}; there are {', '.join(_SCALES)}")
 
     def keep(function: SignalFunction) -> SignalFunction:
-        SIGNALS[name] = Signal(name, function, standardized, (function.__doc__ or "").strip(), fitted)
+        SIGNALS[name] = Signal(name, function, scale, (function.__doc__ or "").strip(), fitted)
         return function
 
     return keep
 
 
 def signal_values(c: Candidates, name: str) -> np.ndarray:
-    """Return a signal of the candidates as it is weighed: float64 (m,), computed once.
-
-    The values are in standard deviations where the signal is `standardized`.
-    """
+    """Return a signal of the candidates as it is weighed, in its scale: float64 (m,), computed once."""
     if name not in c.signals:
         signal = SIGNALS[name]
-        values = signal.function(c)
-        c.signals[name] = c.standardize(values) if signal.standardized else np.asarray(values, np.float64)
+        c.signals[name] = _SCALES[signal.scale](c, signal.function(c))
     return c.signals[name]
 
 # %% ../../nbs/retrieval/01_signals.ipynb #f72c5134
-@register_signal("dense", standardized=True)
+@register_signal("dense", scale="store")
 def dense(c: Candidates) -> np.ndarray:
     """Cosine of the query with "speaker: text"."""
     return c.cosine(c.query.text)
 
 
-@register_signal("content", standardized=True)
+@register_signal("content", scale="store")
 def content(c: Candidates) -> np.ndarray:
     """Cosine of the query without person names."""
     return c.content
 
 
-@register_signal("sentence", standardized=True)
+@register_signal("sentence", scale="store")
 def sentence(c: Candidates) -> np.ndarray:
     """Cosine of the turn's best sentence with the query without names."""
     return c.sentence
 
 # %% ../../nbs/retrieval/01_signals.ipynb #2f91c088
-@register_signal("lexical", standardized=True)
+@register_signal("lexical", scale="store")
 def lexical(c: Candidates) -> np.ndarray:
     """BM25 of the query without names on "date speaker: text"."""
     return c.lexical
 
 
-@register_signal("window", standardized=True)
+@register_signal("window", scale="store")
 def window(c: Candidates) -> np.ndarray:
     """BM25 of the turn with its neighbours: each word counts where it scores most of the three."""
     parts = np.pad(c.word_scores[1], ((0, 0), (0, 1)))  # position -1: no such turn
@@ -133,6 +139,13 @@ def speaker(c: Candidates) -> np.ndarray:
     """1 where the speaker is one whom the query is about, else 0; 0.5 for all when it names no speaker."""
     codes = [c.columns.speaker_code[s] for s in c.query.speakers if s in c.columns.speaker_code]
     return np.isin(c.columns.speaker[c.rows], codes).astype(float) if codes else np.full(len(c), 0.5)
+
+
+@register_signal("role")
+def role(c: Candidates) -> np.ndarray:
+    """1 where an assistant has not said it, in a store that an assistant has a part in; else 0."""
+    by_assistant = c.columns.by_assistant
+    return (~by_assistant[c.rows]).astype(float) if by_assistant.any() else np.zeros(len(c))
 
 
 @register_signal("time")
@@ -214,40 +227,22 @@ def _ends_asking(m: Memory, speakers: frozenset[str]) -> float:
 _SELF = re.compile(r"\b(?:i|me|my|mine|myself|we|our|ours|us)\b|我|咱", re.IGNORECASE)
 
 
-@register_signal("first_person")
+@register_signal("first_person", scale="role")
 def first_person(c: Candidates) -> np.ndarray:
     """1 where the memory speaks of "I" or "we", else 0."""
     return c.memory_values(_speaks_of_self)
 
 
-@register_signal("question")
+@register_signal("question", scale="role")
 def question(c: Candidates) -> np.ndarray:
     """1 where the memory has a question mark, else 0."""
     return c.memory_values(_asks)
 
 
-@register_signal("names")
+@register_signal("names", scale="role")
 def named(c: Candidates) -> np.ndarray:
     """How many names, three at most, the memory holds besides the speakers'."""
     return c.memory_values(_names_others)
-
-
-@register_signal("length")
-def length(c: Candidates) -> np.ndarray:
-    """log(1 + words of the memory)."""
-    return c.memory_values(_words)
-
-
-@register_signal("best")
-def best(c: Candidates) -> np.ndarray:
-    """The base score of the best candidate, for every candidate."""
-    return np.full(len(c), c.base_scores.max()) if len(c) else np.zeros(0)
-
-
-@register_signal("size")
-def size(c: Candidates) -> np.ndarray:
-    """log(1 + memories of the store), for every candidate."""
-    return np.full(len(c), np.log1p(len(c.columns.memories)))
 
 
 def _speaks_of_self(m: Memory, speakers: frozenset[str]) -> float:
@@ -260,10 +255,6 @@ def _asks(m: Memory, speakers: frozenset[str]) -> float:
 
 def _names_others(m: Memory, speakers: frozenset[str]) -> float:
     return float(min(3, len(set(find_names(m.text)) - speakers)))
-
-
-def _words(m: Memory, speakers: frozenset[str]) -> float:
-    return float(np.log1p(len(tokenize(m.text))))
 
 # %% ../../nbs/retrieval/01_signals.ipynb #9e92eb04
 @register_signal("given", fitted=False)

@@ -28,6 +28,7 @@ from ..retrieval.candidates import Candidates, asked_at, query_text, select_cand
 from ..retrieval.classify import classify
 from ..retrieval.fusion import ANY_EMBEDDER, Fit, fuse_signals
 from ..retrieval.as_of import store_as_of
+from ..retrieval.strategies import MIN_RELEVANCE
 from ..retrieval.relevance import DEPTH, FEATURES, brier_score, relevance_features, relevance
 from ..retrieval.signals import SIGNALS, signal_values
 from ..resources import save_resource
@@ -35,10 +36,11 @@ from ..store.memory_store import MemoryStore
 from ..types import Dataset, Question
 
 # %% auto #0
-__all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'INVERSE_PENALTY', 'RELEVANCE_INVERSE_PENALTY', 'MIN_TYPE_QUESTIONS', 'N_FOLDS',
-           'HELD_OUT_MEASURES', 'Sample', 'gather_samples', 'fit_weights', 'fit_type_weights', 'sample_recall',
-           'cross_validate_types', 'evidence_found', 'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows',
-           'summarize_held_out', 'type_gains_table', 'describe_data', 'fit_all', 'write_fits']
+__all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'INVERSE_PENALTY', 'RELEVANCE_INVERSE_PENALTY', 'MIN_TYPE_QUESTIONS', 'MIN_TYPE_GAIN',
+           'N_FOLDS', 'HELD_OUT_MEASURES', 'PLAIN_SEARCHES', 'Sample', 'gather_samples', 'fit_weights',
+           'fit_type_weights', 'sample_recall', 'held_out_groups', 'cross_validate_types', 'evidence_found',
+           'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows', 'summarize_held_out', 'score_left_out',
+           'type_gains_table', 'describe_data', 'fit_all', 'write_fits']
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #287484e4
 POOL_SIZE = 200  # candidates of a question that the regression is fitted to, besides the evidence
@@ -110,7 +112,7 @@ def gather_samples(data: Dataset, embedder: Any) -> list[Sample]:
     return out
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #ad3c88d3
-INVERSE_PENALTY = 0.01  # scikit-learn's C for the weights
+INVERSE_PENALTY = 0.003  # scikit-learn's C for the weights
 RELEVANCE_INVERSE_PENALTY = 0.1  # and for the coefficients of relevance
 
 
@@ -165,6 +167,7 @@ def fit_type_weights(samples: Iterable[Sample], hybrid: Mapping[str, float]) -> 
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #d8d2e602
 MIN_TYPE_QUESTIONS = 30  # a type with fewer questions has no weights of its own
+MIN_TYPE_GAIN = 0.005  # nor has one whose weights gain less than this in recall@10, held out
 N_FOLDS = 3
 
 
@@ -173,6 +176,17 @@ def sample_recall(sample: Sample, weights: Mapping[str, float], k: int = DEPTH) 
     return recall_fraction(
         sample.sources(fuse_signals(sample.candidates, weights)[0]), sample.question.evidence, k
     )
+
+
+def held_out_groups(samples: Iterable[Sample]) -> list[set[str]]:
+    """Return the conversations held out together: those of a data set, or `N_FOLDS` parts of the only one."""
+    by_data: dict[str, set[str]] = {}
+    for s in samples:
+        by_data.setdefault(s.dataset, set()).add(s.conversation)
+    if len(by_data) > 1:
+        return [by_data[name] for name in sorted(by_data)]
+    names = sorted(set().union(*by_data.values()))
+    return [set(names[fold::N_FOLDS]) for fold in range(min(N_FOLDS, len(names)))]
 
 
 def cross_validate_types(
@@ -186,10 +200,8 @@ def cross_validate_types(
     def type_of(s: Sample) -> str:
         return str(s.question.type) if gold_types else s.predicted_type
 
-    names = sorted({s.conversation for s in samples})
     out: dict[str, list[tuple[Sample, float, float]]] = {}
-    for fold in range(min(N_FOLDS, len(names))):
-        held = set(names[fold::N_FOLDS])
+    for held in held_out_groups(samples):
         train = [s for s in samples if s.conversation not in held]
         if not any(s.has_evidence for s in train):
             continue
@@ -204,9 +216,10 @@ def cross_validate_types(
                 for s in samples
                 if s.conversation in held and type_of(s) == question_type and s.has_evidence
             ]
-            out.setdefault(question_type, []).extend(
-                (s, sample_recall(s, hybrid), sample_recall(s, own)) for s in asked
-            )
+            if asked:
+                out.setdefault(question_type, []).extend(
+                    (s, sample_recall(s, hybrid), sample_recall(s, own)) for s in asked
+                )
     return out
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #ef16915d
@@ -241,13 +254,19 @@ def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
 def store_statistics(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
     """Describe the stores that a fit's relevance is fitted on.
 
-    The keys are "fewest" and "most" memories, fewest "speakers", and the "base" rate of found evidence, 0
-    to 1.
+    The keys are "fewest" and "most" memories, fewest "speakers", the mean words of a memory in the store with
+    the "shortest" and in that with the "longest" memories, and the "base" rate of found evidence, 0 to 1.
     """
-    sizes = [len(s.candidates.columns.memories) for s in samples]
-    speakers = [len(s.candidates.columns.speakers) for s in samples]
-    base = float(np.mean([evidence_found(s, fit) for s in samples]))
-    return {"fewest": min(sizes), "most": max(sizes), "speakers": min(speakers), "base": round(base, 4)}
+    stores = [s.candidates.columns for s in samples]
+    sizes, words = [len(c.memories) for c in stores], [c.words_per_memory for c in stores]
+    return {
+        "fewest": min(sizes),
+        "most": max(sizes),
+        "speakers": min(len(c.speakers) for c in stores),
+        "shortest": round(min(words), 1),
+        "longest": round(max(words), 1),
+        "base": round(float(np.mean([evidence_found(s, fit) for s in samples])), 4),
+    }
 
 
 def make_fit(samples: Sequence[Sample], encoder: str, without: str = "", by_type: bool = False) -> Fit:
@@ -258,7 +277,7 @@ def make_fit(samples: Sequence[Sample], encoder: str, without: str = "", by_type
     train = [s for s in samples if s.conversation != without]
     weights = {"hybrid": fit_weights(train)}
     for question_type, rows in (cross_validate_types(train) if by_type else {}).items():
-        if sum(own - plain for _, plain, own in rows) > 0:
+        if np.mean([own - plain for _, plain, own in rows]) >= MIN_TYPE_GAIN:
             weights[question_type] = fit_type_weights(
                 [s for s in train if s.predicted_type == question_type], weights["hybrid"]
             )
@@ -322,6 +341,48 @@ def summarize_held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "brier": round(brier_score(probabilities, [r["found"] for r in rows]), 4),
         "questions": len(rows),
         "recall@10 by type": by_type,
+    }
+
+# %% ../../nbs/training/00_fusion_weights.ipynb #fe4e815c
+PLAIN_SEARCHES: dict[str, dict[str, float]] = {
+    "unified": {"dense": 1.0},
+    "lexical": {"lexical": 1.0},
+    "zscore": {"content": 1.0, "lexical": 1.0},
+}
+
+
+def score_left_out(
+    samples: Sequence[Sample], encoder: str, by_type: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Score each data set with a fit to the others; empty with a single data set.
+
+    Per data set: what `summarize_held_out` returns, the recall@10 of the "plain" searches, and what the
+    "gate" at `MIN_RELEVANCE` costs ("recall lost", of answerable questions) and gains ("refused", the share
+    of unanswerable questions).
+    """
+    out: dict[str, dict[str, Any]] = {}
+    names = sorted({s.dataset for s in samples})
+    for name in names if len(names) > 1 else ():
+        mine = [s for s in samples if s.dataset == name]
+        fit = make_fit([s for s in samples if s.dataset != name], encoder, "", by_type)
+        rows = held_out_rows(mine, {s.conversation: fit for s in mine})
+        used = [s for s in mine if s.has_evidence]
+        plain = {
+            search: round(nanmean_count([sample_recall(s, weights) for s in used])[0], 4)
+            for search, weights in PLAIN_SEARCHES.items()
+        }
+        out[name] = {**summarize_held_out(rows), "plain": plain, "gate": _gate_price(rows)}
+    return out
+
+
+def _gate_price(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    answerable = [r for r in rows if r["recall@10"] == r["recall@10"]]
+    unanswerable = [r for r in rows if not r["answerable"]]
+    lost = [r["recall@10"] if r["relevance"] < MIN_RELEVANCE else 0.0 for r in answerable]
+    refused = [r["relevance"] < MIN_RELEVANCE for r in unanswerable]
+    return {
+        "recall lost": round(float(np.mean(lost)), 4) if lost else None,
+        "refused": round(float(np.mean(refused)), 4) if refused else None,
     }
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #8e426b9f
@@ -405,8 +466,11 @@ def write_fits(
     scores: Mapping[str, Any],
     gains: Sequence[Mapping[str, Any]],
     data: Mapping[str, Any],
+    left_out: Mapping[str, Any] | None = None,
 ) -> None:
     """Write fits with their provenance as JSON; deterministic.
+
+    `left_out` are the scores of `score_left_out`, by encoder.
 
     The date of a file whose content stays the same is kept.
     """
@@ -421,9 +485,10 @@ def write_fits(
         for f in sorted(fits, key=lambda f: (f.embedder, f.without))
     ]
     provenance = {
-        "method": "logistic regression, leave one conversation out",
+        "method": "logistic regression, leave one conversation out, or one data set",
         "data": data,
         "held_out": scores,
+        "data_set_left_out": dict(left_out or {}),
         "kinds": list(gains),
     }
     save_resource(path, "fits", rows, provenance)
