@@ -48,6 +48,7 @@ setup(
             "eval/report/*.css",
             "store/*.csv",
             "data/demo/*.json",
+            "data/demo_assistant/*.json",
         ]
     },
     install_requires=requirements("requirements"),

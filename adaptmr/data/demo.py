@@ -9,9 +9,10 @@ import hashlib
 import html
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from importlib import resources
+from importlib.resources.abc import Traversable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ from ..markup import html_table
 from ..types import Conversation, Dataset, Memory, Question, QueryType, as_utc
 
 # %% auto #0
-__all__ = ['parse_demo', 'Trap', 'demo_traps', 'DemoReport', 'check_demo']
+__all__ = ['parse_demo', 'Trap', 'demo_traps', 'parse_demo_assistant', 'DemoReport', 'check_demo']
 
 # %% ../../nbs/data/02_demo.ipynb #7707a260
 _TYPES = ("factual_extraction", "temporal_reasoning", "knowledge_update", "multi_hop", "abstention")
 
 
-def _raw(folder: Path | None) -> dict[str, tuple[bytes, dict[str, Any]]]:
+def _raw(folder: Traversable | None) -> dict[str, tuple[bytes, dict[str, Any]]]:
     place = folder or resources.files("adaptmr.data").joinpath("demo")
     files = sorted((f for f in place.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
     if not files:
@@ -60,7 +61,7 @@ def _question_id(conversation: str, id: str) -> str:
     return f"{conversation}/{id.removeprefix(conversation + '-')}"
 
 # %% ../../nbs/data/02_demo.ipynb #54c2c770
-def parse_demo(folder: Path | None = None) -> Dataset:
+def parse_demo(folder: Traversable | None = None) -> Dataset:
     """Read the demo set from the package, or from a folder of files of the same form.
 
     Memories have the id `en1/S4:3` and the source `S4:3`, questions `en1/q07`.
@@ -106,6 +107,21 @@ def demo_traps() -> dict[str, Trap]:
     }
 
 
+def parse_demo_assistant(folder: Path | None = None) -> Dataset:
+    """Read the chats with an assistant from the package, or from a folder of files of the same form."""
+    data = parse_demo(folder or resources.files("adaptmr.data").joinpath("demo_assistant"))
+    return replace(data, name="demo_assistant", complete=folder is None)
+
+
+register_dataset(
+    DatasetEntry(
+        "demo_assistant",
+        parse_demo_assistant,
+        "Apache-2.0",
+        "2 chats of our own with an assistant that gives long answers, English and Chinese; in the package",
+        splits={"en": ("en5",), "zh": ("zh3",)},
+    )
+)
 register_dataset(
     DatasetEntry(
         "demo",
@@ -142,7 +158,7 @@ class DemoReport:
 
 
 def check_demo(
-    folder: Path | None = None,
+    folder: Traversable | None = None,
     min_sessions: int = 12,
     min_turns: int = 150,
     min_questions: int = 30,

@@ -203,7 +203,7 @@ def rerank(question: str, hits: Sequence[Hit], tokens: int, llm: LLM | None = No
     return [*first, *(h for h in hits if h not in first)], reason
 
 # %% ../../nbs/retrieval/01_llm_steps.ipynb #13688d3b
-MIN_HIT_PROBABILITY = 0.02
+MIN_HIT_PROBABILITY = 0.005  # below one in two hundred the rule drops a hit
 REFINE = register_task(
     Task(
         name="refine",

@@ -36,8 +36,8 @@ from ..store.memory_store import MemoryStore
 from ..types import Dataset, Question
 
 # %% auto #0
-__all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'INVERSE_PENALTY', 'RELEVANCE_INVERSE_PENALTY', 'MIN_TYPE_QUESTIONS', 'MIN_TYPE_GAIN',
-           'N_FOLDS', 'HELD_OUT_MEASURES', 'PLAIN_SEARCHES', 'Sample', 'gather_samples', 'fit_weights',
+__all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'INVERSE_PENALTY', 'RELEVANCE_INVERSE_PENALTY', 'NO_PENALTY', 'MIN_TYPE_QUESTIONS',
+           'MIN_TYPE_GAIN', 'N_FOLDS', 'HELD_OUT_MEASURES', 'PLAIN_SEARCHES', 'Sample', 'gather_samples', 'fit_weights',
            'fit_type_weights', 'sample_recall', 'held_out_groups', 'cross_validate_types', 'evidence_found',
            'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows', 'summarize_held_out', 'score_left_out',
            'type_gains_table', 'describe_data', 'fit_all', 'write_fits']
@@ -114,6 +114,7 @@ def gather_samples(data: Dataset, embedder: Any) -> list[Sample]:
 # %% ../../nbs/training/00_fusion_weights.ipynb #ad3c88d3
 INVERSE_PENALTY = 0.003  # scikit-learn's C for the weights
 RELEVANCE_INVERSE_PENALTY = 0.1  # and for the coefficients of relevance
+NO_PENALTY = 1e6  # for a single number, which needs none
 
 
 def _logistic(x: np.ndarray, y: np.ndarray, names: Sequence[str], inverse_penalty: float) -> dict[str, float]:
@@ -139,14 +140,16 @@ def fit_weights(samples: Iterable[Sample]) -> dict[str, float]:
     used = [s for s in samples if s.has_evidence]
     if not used:
         raise ValueError("no question with evidence to fit to; give questions with evidence in the store")
-    return _rounded(
-        _logistic(
-            np.concatenate([s.x for s in used]),
-            np.concatenate([s.gold[s.pool] for s in used]),
-            FITTED_SIGNALS,
-            INVERSE_PENALTY,
-        )
-    )
+    x, y = np.concatenate([s.x for s in used]), np.concatenate([s.gold[s.pool] for s in used])
+    return _rounded(_calibrated(_logistic(x, y, FITTED_SIGNALS, INVERSE_PENALTY), x, y))
+
+
+def _calibrated(weights: Mapping[str, float], x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Scale the weights so that their sum is the log-odds of y (Platt, 1999); ranks stay as they are."""
+    scores = x @ [weights[name] for name in FITTED_SIGNALS] + weights["intercept"]
+    found = _logistic(scores[:, None], y, ("scale",), NO_PENALTY)
+    scaled = {name: found["scale"] * weight for name, weight in weights.items()}
+    return {**scaled, "intercept": scaled["intercept"] + found["intercept"]}
 
 
 def fit_type_weights(samples: Iterable[Sample], hybrid: Mapping[str, float]) -> dict[str, float]:
