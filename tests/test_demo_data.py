@@ -11,11 +11,14 @@ from datetime import UTC, datetime
 from importlib import resources
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from adaptmr.data.demo import check_demo, demo_traps, parse_demo
 from adaptmr.data.registry import load
-from adaptmr.text import detect_language
+from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.retrieval.candidates import ASSISTANTS
+from adaptmr.text import count_words, detect_language
 from adaptmr.types import QueryType
 
 
@@ -199,3 +202,34 @@ def test_it_loads_from_a_zipped_package(tmp_path):
         cwd=tmp_path,
     )
     assert done.stdout.split() == ["1", "6"], done.stderr
+
+
+# --- the chats with an assistant
+
+
+def test_the_chats_with_an_assistant_are_sound():
+    folder = resources.files("adaptmr.data").joinpath("demo_assistant")
+    report = check_demo(folder, min_sessions=12, min_turns=80, min_questions=50, min_of_type=20)
+    assert report.problems == [] and report.answers_in_evidence == 1.0
+    assert set(report.sizes) == {"en5", "zh3"}
+
+
+def test_their_messages_are_those_of_a_user_and_an_assistant():
+    data = load("demo_assistant")
+    assert data.ours and data.complete and data.label == "demo_assistant: 2 conversations, 116 questions"
+    for talk in data.conversations:
+        words = {
+            by_assistant: np.mean(
+                [count_words(m.text) for m in talk.turns if (m.speaker.lower() in ASSISTANTS) == by_assistant]
+            )
+            for by_assistant in (True, False)
+        }
+        assert words[True] > 200 > 2 * words[False]
+
+
+def test_the_fitted_fusion_is_no_worse_than_any_plain_search_on_them():
+    """No weight was fitted to these chats, nor chosen by them."""
+    frame = evaluate(["unified", "lexical", "zscore", "hybrid"], load("demo_assistant"), progress=False)
+    recall = frame.groupby(["conversation", "system"])["recall_fraction"].mean().unstack()
+    for _, row in recall.iterrows():
+        assert row["hybrid"] > row.drop("hybrid").max()
