@@ -75,7 +75,7 @@ bench: $(READY)  ## speed and size, compared with the goals
 growth: $(READY) ## ingestion, queries, memory and disk up to a million memories
 	$(BIN)/python -m adaptmr run growth
 
-fit: $(READY)    ## fit the weights, relevance, classifiers and judges' error rates again (needs LoCoMo: README, Data)
+fit: $(READY)    ## fit the weights, relevance, classifiers and judges' error rates again (needs LoCoMo and BEAM)
 	$(BIN)/python -m adaptmr fit
 
 local-llm: $(READY) ## a small real model on this machine (MODEL=file.gguf and PORT=n for another)
