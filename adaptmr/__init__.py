@@ -12,7 +12,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "types": (
-        "Answer", "Conversation", "Dataset", "Evidence", "Hit", "Memory", "Question", "QueryType", "Usage",
+        "Answer", "Conversation", "Dataset", "Evidence", "Finding", "Hit", "Memory", "Question", "QueryType",
+        "Usage",
     ),
     "llm": ("LLM", "ReplayCache", "Task"),
     "embed": ("Embedder", "embedder"),
@@ -62,4 +63,6 @@ if TYPE_CHECKING:
     from adaptmr.store.memory_store import Filter, MemoryStore
     from adaptmr.store.vectors import VectorIndex
     from adaptmr.systems.base import MemorySystem, make_system
-    from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType, Usage
+    from adaptmr.types import (
+        Answer, Conversation, Dataset, Evidence, Finding, Hit, Memory, Question, QueryType, Usage,
+    )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['UNDATED', 'as_utc', 'QueryType', 'Memory', 'memory_order', 'Conversation', 'Question', 'Usage', 'Hit', 'hits_html',
-           'Hits', 'TraceRow', 'Evidence', 'Answer', 'Dataset']
+           'Hits', 'TraceRow', 'Finding', 'Evidence', 'Answer', 'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -270,12 +270,23 @@ class TraceRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """Something worked out from the hits: a sentence for the reader, and the answer where it gives one.
+
+    `answer` is "" for a finding that helps to answer but is no answer, such as the list of what was counted.
+    """
+
+    text: str
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """The result of one retrieval.
 
     `relevance` is the probability, 0 to 1, that the evidence is among the hits; `has_relevant` is the
     decision made on it. `plan` is the `RetrievalPlan` that was run, `context` the text that the reader is
-    given. Raises `ValueError` for a `relevance` outside 0 to 1.
+    given: the `findings`, then the hits. Raises `ValueError` for a `relevance` outside 0 to 1.
     """
 
     hits: list[Hit] = field(default_factory=list, hash=False)
@@ -285,6 +296,7 @@ class Evidence:
     trace: list[TraceRow] = field(default_factory=list, hash=False)
     usage: Usage = Usage()
     context: str = ""
+    findings: list[Finding] = field(default_factory=list, hash=False)
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.relevance <= 1.0) or math.isnan(self.relevance):

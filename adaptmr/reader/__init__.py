@@ -2,11 +2,13 @@
 from adaptmr.reader.answering import (
     ABSTENTION_TEXT,
     ANSWER,
+    ANSWER_STYLES,
     MEMORIES_ARE_DATA,
     QUESTION_IS_DATA,
     answer,
     build_context,
     fence_hits,
+    render_finding,
     render_line,
     sanitize,
 )
@@ -14,11 +16,13 @@ from adaptmr.reader.answering import (
 __all__ = [
     "ABSTENTION_TEXT",
     "ANSWER",
+    "ANSWER_STYLES",
     "MEMORIES_ARE_DATA",
     "QUESTION_IS_DATA",
     "answer",
     "build_context",
     "fence_hits",
+    "render_finding",
     "render_line",
     "sanitize",
 ]

@@ -71,7 +71,8 @@ def execute_request(
         plan,
         list(state.trace),
         replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)),
-        render_context(state.hits),
+        render_context(state.hits, state.findings),
+        list(state.findings),
     )
 
 # %% ../../nbs/retrieval/06_execute.ipynb #382a5b83

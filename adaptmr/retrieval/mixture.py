@@ -58,6 +58,8 @@ def mix_evidence(found: Sequence[tuple[float, Evidence]], k: int) -> Evidence:
         *(row for _, e in found for row in e.trace),
     ]
     relevance = min(1.0, max(0.0, sum(weight * e.relevance for weight, e in found) / total))
+    findings = [f for _, e in sorted(found, key=lambda pair: -pair[0]) for f in e.findings] if open_ else []
+    findings = list(dict.fromkeys(findings))
     return Evidence(
         hits,
         open_,
@@ -65,5 +67,6 @@ def mix_evidence(found: Sequence[tuple[float, Evidence]], k: int) -> Evidence:
         likeliest.plan,
         trace,
         sum((e.usage for _, e in found), start=Usage()),
-        context=render_context(hits),
+        render_context(hits, findings),
+        findings,
     )

@@ -13,23 +13,26 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..markup import Cell, html_table
 from ..llm import LLM
+from ..reader import ANSWER_STYLES
 from .signals import SIGNALS
 from ..store.protocol import PlannerStore
 from ..times import Window
 from ..types import QueryType, Question, as_utc
 
 # %% auto #0
-__all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'PlanError', 'RetrievalPlan',
-           'plan_schema', 'Planner', 'PlannerWithLLM', 'MultiPlanner', 'planner_llm', 'weighted_plans', 'FixedPlanner']
+__all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'SELECTIONS', 'PlanError',
+           'RetrievalPlan', 'plan_schema', 'Planner', 'PlannerWithLLM', 'MultiPlanner', 'planner_llm', 'weighted_plans',
+           'FixedPlanner']
 
 # %% ../../nbs/retrieval/02_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
 FUSIONS = ("sum", "rrf")
 MERGES = ("turns", "best", "cover")
 GATES = ("calibrated", "cosine", "none")
-LATEST_RULES = ("attribute", "similarity", "model")
+LATEST_RULES = ("attribute", "similarity", "model", "pairs")
 FOLLOWS = ("gap", "thought", "draft")
 WINDOW_RULES = ("hard", "soft")
+SELECTIONS = ("rank", "cover")
 
 
 class PlanError(ValueError):
@@ -46,15 +49,20 @@ class RetrievalPlan:
       "best" score, or by that after the first of every query ("cover").
     - Scores: `pool` candidates are scored by the `weights` of signals or of fitted sets of them, except the
       signals in `without`. The `fusion` is their "sum", or reciprocal ranks ("rrf").
+      An `entity_boost` multiplies each score by 1 + boost × the names and words shared with the question.
     - Conditions: a `time_window` [start, end), which is "hard" (nothing outside is returned, unless nothing
-      is inside) or "soft" (through the `time` signal). `temporal_order` returns memories in order of time.
+      is inside; what happened inside counts if it is told up to `window_grace` days after it) or "soft"
+      (through the `time` signal). `temporal_order` returns memories in order of time.
       `prefer_latest` keeps the newest of the memories that state the same fact, by `latest_rule`.
     - Gate: below `relevance_low` nothing is returned, from `relevance_threshold` on everything is. In
       between a second check decides: the question's rare words, or with `check` a model.
     - Rounds: up to `max_rounds`, each with a query that is derived from what was found (`follow`), until
       the confidence reaches `confidence_threshold`.
     - Result: a model reranks the best for `rerank_tokens` tokens; at most `k` memories and `token_budget`
-      tokens remain; with `refine` a model drops what does not help to answer, given the `hint`.
+      tokens remain, the best by `select`: by "rank", or by what each adds to the others ("cover"). With
+      `refine` a model drops what does not help to answer, given the `hint`.
+    - Findings: with `relate` the dates of the events asked about and the time between them, with `collect`
+      the list of what the question counts or lists. `answer_as` names how the reader is asked.
 
     Raises `PlanError`, which names the field, the value and what it may be.
     """
@@ -67,8 +75,10 @@ class RetrievalPlan:
     weights: Mapping[str, float] = field(default_factory=lambda: {"dense": 1.0})
     without: tuple[str, ...] = ()
     fusion: str = "sum"
+    entity_boost: float = 0.0
     time_window: tuple[datetime, datetime] | None = None
     window_rule: str = "soft"
+    window_grace: int = 0
     temporal_order: bool = False
     prefer_latest: bool = False
     latest_similarity: float = 0.85
@@ -83,6 +93,10 @@ class RetrievalPlan:
     expand: int = 0
     refine: bool = False
     rerank_tokens: int = 0
+    select: str = "rank"
+    relate: bool = False
+    collect: bool = False
+    answer_as: str = ""
     k: int = 10
     token_budget: int | None = None
     hint: str = ""
@@ -156,6 +170,7 @@ _INTS = (
     ("max_rounds", 1, 20),
     ("expand", 0, 20),
     ("rerank_tokens", 0, 1_000_000),
+    ("window_grace", 0, 3660),
     ("k", 0, 1_000_000),
 )
 _CHOICES = (
@@ -164,10 +179,27 @@ _CHOICES = (
     ("gate", GATES),
     ("latest_rule", LATEST_RULES),
     ("window_rule", WINDOW_RULES),
+    ("select", SELECTIONS),
+    ("answer_as", ANSWER_STYLES),
     ("follow", FOLLOWS),
 )
-_BOOLS = ("multi_step", "interim", "temporal_order", "prefer_latest", "check", "refine")
-_UNITS = ("latest_similarity", "relevance_threshold", "relevance_low", "confidence_threshold")
+_BOOLS = (
+    "multi_step",
+    "interim",
+    "temporal_order",
+    "prefer_latest",
+    "check",
+    "refine",
+    "relate",
+    "collect",
+)
+_UNITS = (
+    "latest_similarity",
+    "relevance_threshold",
+    "relevance_low",
+    "confidence_threshold",
+    "entity_boost",
+)
 _MAX_WEIGHT = 1_000_000
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ..reader import render_line
+from ..reader import render_finding, render_line
 from ..store.view import truncate_text
-from ..types import Hit, Memory
+from ..types import Finding, Hit, Memory
 
 # %% auto #0
 __all__ = ['readable', 'context_line', 'render_context', 'sort_by_time']
@@ -27,9 +27,10 @@ def context_line(memory: Memory, note: str = "") -> str:
     return render_line(Hit(readable(memory), 0.0, note=note))
 
 
-def render_context(hits: Sequence[Hit]) -> str:
-    """Return the context made of hits: one line each, in their order."""
-    return "\n".join(context_line(h.memory, h.note) for h in hits)
+def render_context(hits: Sequence[Hit], findings: Sequence[Finding] = ()) -> str:
+    """Return the context made of findings and hits: one line each, the findings first."""
+    worked_out = (render_finding(f) for f in findings)
+    return "\n".join((*worked_out, *(context_line(h.memory, h.note) for h in hits)))
 
 # %% ../../nbs/retrieval/00_rendering.ipynb #b5e52f66
 def sort_by_time(hits: Sequence[Hit]) -> list[Hit]:

@@ -27,7 +27,7 @@ from .versions import keep_latest
 from ..store.protocol import Store
 from ..store.view import MAX_TEXT_CHARS, truncate_text
 from ..text import find_names
-from ..types import Hit, TraceRow
+from ..types import Finding, Hit, TraceRow
 
 # %% auto #0
 __all__ = ['INTERIM_HITS', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future',
@@ -63,6 +63,7 @@ class State:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     row_of: Mapping[str, int] = field(default_factory=dict)
     hits: Sequence[Hit] = ()
+    findings: tuple[Finding, ...] = ()
     long_texts: int = 0
     has_relevant: bool = True
     relevance: float = 0.0

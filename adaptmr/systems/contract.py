@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 from .base import get_capabilities
-from ..types import Evidence, Hit, Memory, Usage
+from ..types import Evidence, Finding, Hit, Memory, Usage
 
 # %% auto #0
 __all__ = ['ContractError', 'system_name', 'check_usage', 'check_evidence']
@@ -137,6 +137,8 @@ def _evidence_faults(evidence: Evidence, k: int, sources: Collection[str], unlim
         faults.append(f"hits is a {type(evidence.hits).__name__}, not a list")
     if not isinstance(evidence.context, str):
         faults.append(f"context is a {type(evidence.context).__name__}, not a string")
+    if not all(isinstance(f, Finding) for f in evidence.findings):
+        faults.append("findings must be a list of Finding")
     if not isinstance(evidence.has_relevant, bool):
         faults.append(f"has_relevant is {evidence.has_relevant!r}, not true or false")
     return faults + _usage_faults(evidence.usage)

@@ -122,7 +122,8 @@ def _source(m: Memory) -> str:
 
 
 def _with_hits(evidence: Evidence, hits: Sequence[Hit], **more: Any) -> Evidence:
-    return replace(evidence, hits=list(hits), context=render_context(hits), **more)
+    """Replace the hits, and drop the findings, which were worked out from others."""
+    return replace(evidence, hits=list(hits), findings=[], context=render_context(hits), **more)
 
 
 def _add_gold(evidence: Evidence, failure: Failure) -> Evidence:
@@ -136,7 +137,7 @@ def _add_gold(evidence: Evidence, failure: Failure) -> Evidence:
         hits = sort_by_time(hits)
     out = _with_hits(evidence, hits, has_relevant=True)
     # a system that renders its memories in its own way keeps its text
-    if evidence.context.strip() and evidence.context != render_context(evidence.hits):
+    if evidence.context.strip() and evidence.context != render_context(evidence.hits, evidence.findings):
         return replace(out, context="\n".join((render_context(added), evidence.context)).strip())
     return out
 

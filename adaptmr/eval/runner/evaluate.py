@@ -133,7 +133,8 @@ def result_row(
 def _with_reader_context(evidence: Evidence, llm: Any) -> Evidence:
     """Set the context that the reader is given: a model reads the system's own, the rule reads the hits."""
     by_rule = llm is None or llm.is_offline
-    return replace(evidence, context=render_context(evidence.hits) if by_rule else build_context(evidence))
+    own = render_context(evidence.hits, evidence.findings)
+    return replace(evidence, context=own if by_rule else build_context(evidence))
 
 
 def _online(ways: Counter[Any]) -> UsageMeter:
