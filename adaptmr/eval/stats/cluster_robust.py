@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Hashable, Sequence
 
 import numpy as np
 
 # %% auto #0
-__all__ = ['ClusterMean', 'cluster_mean']
+__all__ = ['ClusterMean', 'stratified_mean', 'cluster_mean']
 
 # %% ../../../nbs/eval/stats/00_cluster_robust.ipynb #ff214a39
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,37 @@ class ClusterMean:
         from scipy.special import stdtr
 
         return min(1.0, 2 * float(stdtr(self.df, -abs(self.mean - null_mean) / self.se)))
+
+
+def stratified_mean(
+    values: Sequence[float] | np.ndarray, sizes: Sequence[int], strata: Sequence[Hashable]
+) -> ClusterMean:
+    """Estimate a mean over clusters that come from strata of given shares, such as languages.
+
+    `strata` names the stratum of each cluster; otherwise as `cluster_mean`, which it is for one stratum. Each
+    stratum's mean has its own error, so a difference between strata adds none: the variance is the sum of the
+    strata's, weighted by the squares of their shares (Cochran, *Sampling Techniques*, 1977, section 5.4),
+    with Satterthwaite's degrees of freedom. A stratum of one cluster has no error of its own: then the strata
+    are not told apart.
+    """
+    if len(strata) != len(sizes):
+        raise ValueError(f"{len(strata)} strata for {len(sizes)} clusters: each cluster needs its stratum")
+    whole, names = cluster_mean(values, sizes), sorted({str(s) for s in strata})
+    counts = [sum(str(s) == name for s in strata) for name in names]
+    if len(names) == 1 or min(counts) < 2:
+        return whole
+    parts = np.split(np.asarray(values, dtype=float), np.cumsum(sizes)[:-1])
+    variance, weighted = 0.0, 0.0
+    for name in names:
+        mine = [i for i, s in enumerate(strata) if str(s) == name]
+        found = cluster_mean(np.concatenate([parts[i] for i in mine]), [sizes[i] for i in mine])
+        share = sum(sizes[i] for i in mine) / sum(sizes)
+        part = 0.0 if math.isnan(found.se) else (share * found.se) ** 2
+        variance += part
+        weighted += part**2 / found.df
+    if not variance:
+        return ClusterMean(whole.mean, math.nan, math.nan)
+    return ClusterMean(whole.mean, math.sqrt(variance), variance**2 / weighted)
 
 
 def cluster_mean(values: Sequence[float] | np.ndarray, sizes: Sequence[int]) -> ClusterMean:
