@@ -46,6 +46,7 @@ setup(
             "eval/judges/*.json",
             "eval/report/*.html.j2",
             "eval/report/*.css",
+            "eval/report/*.js",
             "store/*.csv",
             "data/demo/*.json",
             "data/demo_assistant/*.json",

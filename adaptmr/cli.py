@@ -125,6 +125,7 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
         run_notebook,
     )
     from adaptmr.eval.report.failed_run import save_failed_notebook, scrub_file
+    from adaptmr.eval.report.explorer import report_explorer
     from adaptmr.eval.report.run_folder import refresh_index, render_html, find_run
 
     check_names(params, known_parameters(notebook), notebook.name)
@@ -156,7 +157,7 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
             print(f"adaptmr: {line}", file=sys.stderr)
     (outputs / "failed.ipynb").unlink(missing_ok=True)
     if not (folder_of_run / "report.html").exists():
-        render_html(folder_of_run)
+        render_html(folder_of_run, report_explorer(folder_of_run))
     refresh_index(outputs)
     return folder_of_run
 
@@ -327,6 +328,8 @@ def _parser() -> argparse.ArgumentParser:
     again = runs.add_parser("replay", help="repeat recorded runs and compare their tables")
     again.add_argument("folders", nargs="*", metavar="RUN", help="run folders")
     again.add_argument("--all", action="store_true", help="every committed run that used a model")
+    look = runs.add_parser("explore", help="write a page to look at every question of redacted runs")
+    look.add_argument("folders", nargs="+", metavar="RUN", help="run folders")
     commands.add_parser("data", help="list the data sets")
     commands.add_parser(
         "fit", help="refit the fusion's weights, its relevance, and the heads of the classifier"
@@ -402,6 +405,11 @@ def _dispatch(args: argparse.Namespace) -> int:
                 str(run.relative_to(project_root())) for run in finished_runs(project_root() / "outputs")
             )
         )
+    elif args.what == "explore":
+        from adaptmr.eval.report.explorer import write_local_explorer
+
+        for folder in args.folders:
+            print(write_local_explorer(folder) or f"{folder} has no results by question")
     else:
         return _replay(args)
     return 0

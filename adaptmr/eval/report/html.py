@@ -87,7 +87,7 @@ def _templates() -> Any:
     import jinja2
 
     return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_read_template),
+        loader=jinja2.FunctionLoader(read_template),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -96,13 +96,14 @@ def _templates() -> Any:
     )
 
 
-def _read_template(name: str) -> str:
+def read_template(name: str) -> str:
+    """Read a template, style sheet or script of this package."""
     return files("adaptmr.eval.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _render(template: str, **values: Any) -> str:
+def render_page(template: str, **values: Any) -> str:
     """Render a page template, with the style sheet in the page."""
-    return _templates().get_template(template).render(css=HtmlOutput(_read_template("page.css")), **values)
+    return _templates().get_template(template).render(css=HtmlOutput(read_template("page.css")), **values)
 
 # %% ../../../nbs/eval/report/01_html.ipynb #8e91562b
 def format_number(value: Any, digits: int = 3) -> str:
@@ -185,12 +186,13 @@ def _interval_below(text: str) -> str:
     return HtmlOutput(f"{number}{star}<br><small>{interval}</small>")
 
 # %% ../../../nbs/eval/report/01_html.ipynb #84abd3ca
-def render_html(run_path: str | Path) -> Path:
+def render_html(run_path: str | Path, explorer: str = "") -> Path:
     """Write `report.html` next to `notebook.ipynb` in a run folder: one self-contained file, no code shown.
 
-    The line at the top and the facts at the bottom come from `manifest.json`, when there is one. Returns
-    the path. Raises `FileNotFoundError` without a notebook, and `ValueError` for a cell that failed or for
-    output that would load something.
+    The line at the top and the facts at the bottom come from `manifest.json`, when there is one. `explorer`
+    is the section that `eval.report.explorer` makes, the only part with a script. Returns the path. Raises
+    `FileNotFoundError` without a notebook, and `ValueError` for a cell that failed or for output that would
+    load something.
     """
     import nbformat
 
@@ -203,18 +205,20 @@ def render_html(run_path: str | Path) -> Path:
     manifest = read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else {}
     notebook = _static_notebook(nbformat.read(source, as_version=4))
     body, headings = _number_headings(_convert(notebook, folder))
-    page = _render(
-        "report.html.j2",
-        title=_title(notebook) or str(manifest.get("experiment", folder.parent.name)),
-        body=HtmlOutput(body),
-        headings=headings,
+    values = {
+        "title": _title(notebook) or str(manifest.get("experiment", folder.parent.name)),
+        "body": HtmlOutput(body),
+        "headings": headings,
         **_manifest_values(manifest),
-    )
+    }
+    page = render_page("report.html.j2", explorer="", **values)
     if outside := external_resources(page):
         raise ValueError(
             f"the report of {folder.name} would not be self-contained: {', '.join(outside[:5])}. "
             "Show a static picture or a plain table instead"
         )
+    if explorer:
+        page = render_page("report.html.j2", explorer=HtmlOutput(explorer), **values)
     target = folder / "report.html"
     write_atomic(target, page)
     return target
@@ -358,7 +362,7 @@ def refresh_index(outputs_dir: str | Path) -> Path:
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(root / "index.csv", out.getvalue())
-    page = _render(
+    page = render_page(
         "index.html.j2",
         title="AdaptMR runs",
         finished=_count(len(rows), "finished run"),

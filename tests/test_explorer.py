@@ -1,0 +1,136 @@
+"""The question explorer: what it holds, that it is safe and self-contained, and that it runs in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from committed import NoCheckout
+from readme import full_run
+
+from adaptmr.data.registry import load
+from adaptmr.eval.report.explorer import (
+    LOCAL_EXPLORER,
+    explorer_data,
+    explorer_html,
+    report_explorer,
+    run_explorer,
+    write_local_explorer,
+)
+from adaptmr.eval.report.html import external_resources
+from adaptmr.types import Conversation, Dataset, Memory, Question
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+TURNS = [
+    Memory("m1", "I moved to Bergen.", "Ann", "2024-05-20", session="S1", step=0, source="S1:1"),
+    Memory("m2", "</script><b>bold</b>", "Bob", "2024-05-20", session="S1", step=1, source="S1:2"),
+    Memory("m3", "x" * 900, "Ann", "2024-05-21", session="S1", step=2, source="S1:3"),
+]
+QUESTIONS = [
+    Question("q1", "Where does Ann live?", ["Bergen"], evidence=["S1:1"], conversation="c"),
+    Question("q2", "What is Bob's dog called?", [], evidence=[], answerable=False, conversation="c"),
+]
+DATA = Dataset("example", [Conversation("c", ("Ann", "Bob"), TURNS)], QUESTIONS)
+COLUMNS = ["system", "question", "f1", "recall_fraction", "retrieved", "prediction", "abstained"]
+FRAME = pd.DataFrame(
+    [
+        ("a", "q1", 1.0, 1.0, "S1:2 S1:1", "Bergen", False),
+        ("a", "q2", 0.0, float("nan"), "S1:3", "Rex", False),
+        ("b", "q1", 0.0, 0.0, "", "no information", True),
+        ("b", "q2", 1.0, float("nan"), "", "no information", True),
+    ],
+    columns=COLUMNS,
+).assign(conversation="c", type="factual_extraction")
+
+
+def test_texts_are_held_once_and_rows_refer_to_them():
+    shown = explorer_data(FRAME, DATA, {("b", "c", "q1"): "MISS"})
+    assert shown["systems"] == ["a", "b"] and shown["causes"] == ["MISS"]
+    first, second = shown["questions"]
+    (f1, recall, answer, abstained, hits, cause, steps), missed = first["rows"]
+    assert (f1, recall, abstained, cause, steps) == (1.0, 1.0, 0, None, [])
+    assert shown["answers"][answer] == "Bergen"
+    assert [shown["turns"][i][0] for i in hits] == ["S1:2", "S1:1"]
+    assert [shown["turns"][i][0] for i in first["gold"]] == ["S1:1"] and missed[5] == 0
+    assert shown["answers"].count("no information") == 1
+    assert second["rows"][0][1] is None and second["gold"] == [] and not second["answerable"]
+
+
+def test_a_long_turn_is_cut():
+    shown = explorer_data(FRAME, DATA)
+    text = next(t for t in shown["turns"] if t[0] == "S1:3")[3]
+    assert len(text) == 500 and text.endswith("…")
+
+
+def test_the_steps_of_a_trace_are_shown():
+    shown = explorer_data(FRAME.assign(trace="search: 3 → 2\ngate: open"), DATA)
+    steps = shown["questions"][0]["rows"][0][6]
+    assert [shown["steps"][i] for i in steps] == ["search: 3 → 2", "gate: open"]
+
+
+def test_questions_that_the_data_lack_are_left_out():
+    fewer = Dataset("example", DATA.conversations, QUESTIONS[:1])
+    assert [q["id"] for q in explorer_data(FRAME, fewer)["questions"]] == ["q1"]
+    assert explorer_html(explorer_data(FRAME, Dataset("example", DATA.conversations, []))) == ""
+
+
+def test_text_can_not_end_the_element_that_holds_it():
+    shown = explorer_data(FRAME, DATA)
+    section = explorer_html(shown)
+    held = re.search(r'id="explorer-data">(.*?)</script>', section, re.S)[1]
+    assert json.loads(held) == shown and "<b>bold" not in section
+    assert [r for r in external_resources(section) if r != "<script>"] == []
+
+
+def _committed(dataset: str) -> Path:
+    try:
+        folder, _ = full_run(ROOT, dataset)
+    except NoCheckout as e:
+        pytest.skip(str(e))
+    return Path(folder)
+
+
+def test_the_report_of_our_own_data_explores_every_question():
+    section = report_explorer(_committed("demo"))
+    held = json.loads(re.search(r'id="explorer-data">(.*?)</script>', section, re.S)[1])
+    assert len(held["questions"]) == len(load("demo").questions)
+    assert {"adaptmr", "unified"} <= set(held["systems"])
+
+
+def test_the_report_of_a_redacted_run_has_no_explorer():
+    assert report_explorer(_committed("locomo")) == ""
+
+
+def test_a_folder_without_results_has_no_explorer(tmp_path):
+    assert run_explorer(tmp_path) == "" and write_local_explorer(tmp_path) is None
+
+
+def test_the_page_of_a_redacted_run_is_not_committed():
+    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert f"outputs/*/*/{LOCAL_EXPLORER}" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_it_runs_in_a_browser(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(_committed("demo"), run)
+    page = write_local_explorer(run)
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path}", "--enable-logging=stderr"]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    n = len(load("demo").questions)
+    assert f"{n} of {n} questions" in done.stdout and 'class="card"' in done.stdout
+    assert "CONSOLE" not in done.stderr, "an error on the console"
