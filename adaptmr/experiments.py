@@ -16,6 +16,9 @@ from .embed import embedder as make_embedder, shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
 from .embed.names import embedder_name, strip_precision, parse_embedder_name
 from .eval.report import run_folder, tables
+from .eval.report.answer_box import answer_box_html
+from .eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
+from .eval.stats.estimates import format_interval
 from .eval.judges import accuracy
 from .eval.analysis import locomo_audit
 from .eval.runner.identity import user_code_hashes
@@ -474,6 +477,54 @@ def show_conclusions(*gained: Mapping[str, pd.DataFrame]) -> HtmlOutput:
         )
     )
 
+# %% ../nbs/04_experiments.ipynb #5911b649
+def show_contrasts(experiment: Experiment) -> HtmlOutput:
+    """Test the declared contrasts whose systems this run has; written as the table `contrasts`."""
+    table = contrast_table(experiment.rows, read_contrasts(), seed=experiment.params["seed"])
+    experiment.tested = table
+    shown = table.drop(columns="asks").assign(measure=table["measure"].map(lambda m: MEASURE_NAMES.get(m, m)))
+    return experiment.table(
+        "contrasts",
+        shown,
+        "The contrasts declared beforehand: difference with 95 % interval, p (Student's t, with Holm's "
+        "correction, by flipped signs, of equivalence within the margin), and the difference that could "
+        "have been detected",
+        allow=["contrast", "measure"],
+    )
+
+
+def show_answer(
+    experiment: Experiment,
+    *systems: str,
+    measure: str = "recall_fraction",
+    figure: str = "",
+    limits: str = "",
+) -> HtmlOutput:
+    """Show the answer box: the contrasts, the mean of `measure` of some systems, and a figure of the run.
+
+    The report moves it to its top. `limits` says in a sentence what the run can't show.
+    """
+    if experiment.tested is None:
+        show_contrasts(experiment)
+    assert experiment.tested is not None
+    means = tables.mean_table(experiment.rows, measure, seed=experiment.params["seed"])
+    overall = means[means["type"] == tables.OVERALL].set_index("system").to_dict("index")
+    label = MEASURE_NAMES.get(measure, measure)
+    numbers = []
+    for name in experiment.display_names.unique_names(systems):
+        if found := overall.get(name):
+            text = format_interval(found["mean"], found["low"], found["high"], ".3f", ".2f")
+            numbers.append((f"{label} of {name}", text))
+    folder = experiment.run.path / "figures"
+    caption = folder / f"{figure}.txt"
+    return answer_box_html(
+        experiment.tested.to_dict("records"),
+        numbers,
+        folder / f"{figure}.png",
+        caption.read_text(encoding="utf-8").strip() if caption.exists() else "",
+        limits,
+    )
+
 # %% ../nbs/04_experiments.ipynb #47fce59f
 def show_matched_budgets(experiment: Experiment) -> HtmlOutput:
     """Show what each system with a matched budget and its reference spent on retrieval."""
@@ -645,6 +696,7 @@ class Experiment:
         )
         self.journal = cache_dir() / "journals" / name / f"{self.run.run_id}.jsonl"
         self.frame: pd.DataFrame | None = None
+        self.tested: pd.DataFrame | None = None  # the declared contrasts
         self.extra_usage = Usage()
         # the keys of used calls and vectors; not in the frame's attrs, which pandas copies with every column
         self.used_keys = set[str]()
@@ -672,6 +724,7 @@ class Experiment:
     comparison_tables, coverage = comparison_tables, coverage
     gains, ablations, show_gains = gains, ablations, show_gains
     conclusions, show_cases = staticmethod(show_conclusions), show_cases
+    contrasts, answer = show_contrasts, show_answer
     matched_budgets = show_matched_budgets
     judge_answers, audit = judge_answers, audit_answers
     causes, against_hand_labels = find_causes, compare_with_labels

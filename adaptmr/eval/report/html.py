@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from .answer_box import move_box_up
 from .manifests import finished_runs, read_manifest, run_folders
 from ...files import write_atomic
 from ...markup import Cell, HtmlOutput, html_table
@@ -204,7 +205,7 @@ def render_html(run_path: str | Path, explorer: str = "") -> Path:
         )
     manifest = read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else {}
     notebook = _static_notebook(nbformat.read(source, as_version=4))
-    body, headings = _number_headings(_convert(notebook, folder))
+    body, headings = _number_headings(move_box_up(_convert(notebook, folder)))
     values = {
         "title": _title(notebook) or str(manifest.get("experiment", folder.parent.name)),
         "body": HtmlOutput(body),
