@@ -31,7 +31,7 @@ ROW = {
         ({"difference": -0.1, "low": -0.15, "high": -0.05}, "No, it costs.", "b − a in F1: -0.100 [-0.150"),
         ({"verdict": "equivalent"}, "No.", "equivalent within ±0.02; n = 200"),
         ({"verdict": "undecided"}, "Undecided.", "10 conversations, which could have shown 0.040"),
-        ({"verdict": "undecided", "detectable": math.nan, "low": math.nan}, "Undecided.", "+0.100, undecided"),
+        ({"verdict": "undecided", "detectable": math.nan, "low": math.nan}, "Undecided.", "0.100, und"),
         ({"verdict": "too few"}, "Undecided.", "too few; n = 200"),
     ],
 )
@@ -43,7 +43,8 @@ def test_the_answer_to_a_contrast(changes, short, detail):
 def test_the_box_holds_answers_numbers_picture_and_limits(tmp_path):
     picture = tmp_path / "recall.png"
     picture.write_bytes(b"not really a picture")
-    box = answer_box_html([ROW], [("recall of b", "0.8 [0.7, 0.9]")], picture, "Recall & more", "Two languages.")
+    numbers = [("recall of b", "0.8 [0.7, 0.9]")]
+    box = answer_box_html([ROW], numbers, picture, "Recall & more", "Two languages.")
     assert "Is b better than &lt;a&gt;?" in box and "0.8 [0.7, 0.9]" in box
     assert "data:image/png;base64," in box and "Recall &amp; more" in box
     assert "What this can't show: Two languages." in box and external_resources(box) == []
