@@ -14,6 +14,8 @@ from adaptmr.data.beam import CATEGORY_TO_TYPE, RubricQuestion, strip_marker
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.data.validation import DatasetError
 from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.retrieval.fusion import fit_for
+from adaptmr.systems.base import PlannedSystem, make_system
 from adaptmr.types import QueryType
 
 HAS_BEAM = bool(os.environ.get("ADAPTMR_DATA")) and Path(os.environ["ADAPTMR_DATA"], "beam_100k").is_dir()
@@ -84,6 +86,43 @@ def test_a_chat_is_read_from_the_official_folders_and_from_flat_ones(
     assert [c.id for c in data.conversations] == ["beam-2", "beam-10"]
     assert data.label == "part of beam_100k: 2 conversations, 6 questions"
     assert data.licence == "CC BY-SA 4.0"
+
+
+def test_chats_of_each_size_have_ids_of_their_own(folder: Path) -> None:
+    """Otherwise chat 3 of 500k would get the fit that was made without chat 3 of 100k."""
+    for name in ("beam_100k", "beam_500k", "beam_1m"):
+        write_chat(folder / name / "3")
+    ids = {name: load(name).conversations[0].id for name in ("beam_100k", "beam_500k", "beam_1m")}
+    assert ids == {"beam_100k": "beam-3", "beam_500k": "beam-500k-3", "beam_1m": "beam-1m-3"}
+    assert load("beam_500k").questions[0].id == "beam-500k-3/knowledge_update-1"
+    assert load("beam_500k").conversations[0].turns[0].id == "beam-500k-3/0"
+
+
+@pytest.mark.parametrize(
+    ("size", "embedder", "without"),
+    [
+        ("beam_100k", "minilm", "beam-3"),
+        ("beam_100k", "hash", "beam-3"),
+        ("beam_500k", "minilm", ""),
+        ("beam_1m", "hash", ""),
+    ],
+)
+def test_the_fit_leaves_out_the_chat_asked_about_and_no_other(
+    folder: Path, size: str, embedder: str, without: str
+) -> None:
+    write_chat(folder / size / "3")
+    conversation = load(size).conversations[0]
+    assert fit_for(embedder, conversation.id).without == without
+    if embedder == "hash":
+        system = make_system("hybrid", embedder="hash")
+        system.ingest(conversation)
+        assert isinstance(system, PlannedSystem) and system.fit.without == without
+
+
+def test_a_system_sees_no_rubric_and_no_parts(folder: Path) -> None:
+    write_chat(folder / "beam_100k" / "1")
+    for question in load("beam_100k").questions:
+        assert not isinstance(question.blind(), RubricQuestion) and not question.blind().evidence
 
 
 def test_messages_have_dates_sessions_and_official_ids(folder: Path) -> None:
