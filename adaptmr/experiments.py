@@ -19,8 +19,8 @@ from .eval.report import run_folder, tables
 from .eval.report.answer_box import answer_box_html
 from .eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
 from .eval.stats.estimates import format_interval
-from .eval.judges import accuracy
-from .eval.analysis import locomo_audit
+from .eval.judges import accuracy, rubric
+from .eval.analysis import categories, locomo_audit
 from .eval.runner.identity import user_code_hashes
 from .eval.report.manifests import is_finished, read_manifest
 from .eval.judges.accuracy import JUDGES
@@ -554,6 +554,63 @@ def show_cases(experiment: Experiment, system: str, baseline: str, n: int = 3) -
         )
     )
 
+# %% ../nbs/04_experiments.ipynb #ad26fbe0
+RUBRIC_CASES = 20  # of each kind of answer that a model's credits are measured on; a rule is measured on all
+
+
+def judge_rubrics(experiment: Experiment) -> HtmlOutput:
+    """Score the answers by the rubrics of their questions, and show the mean score by category.
+
+    The rows get the column `rubric`. With the judge "model" of `params` a model is asked, else the rule;
+    what it credits is measured on answers whose statements are known. A sentence for data without rubrics.
+    """
+    data, seed = experiment.data, experiment.params["seed"]
+    if not any(rubric.rubric_lines(q) for q in data.questions):
+        return HtmlOutput("<p>These data have no rubrics.</p>")
+    by_model = experiment.params.get("judge", "rules") == "model"
+    judge = rubric.RubricJudge(experiment.llm if by_model else None)
+    experiment.frame = frame = rubric.judge_rubrics(experiment.rows, data, judge)
+    cases = rubric.rubric_cases(data, RUBRIC_CASES if by_model else None, seed)
+    rates = rubric.calibrate_rubrics(judge, cases, seed)
+    judging = {k: v for k, v in frame.attrs["rubric_judging"].items() if k not in ("judge", "how")}
+    experiment.add_usage(Usage(**judging) + rates.usage)
+    return experiment.table(
+        "rubrics",
+        categories.measure_by_category(frame, data, "rubric", seed=seed),
+        "Mean score by rubric, by the data set's own types of question, with 95 % intervals. "
+        + rates.sentence(),
+    )
+
+
+def show_categories(experiment: Experiment) -> HtmlOutput:
+    """Show questions, recall and F1 by the data set's own types, where these are finer than ours.
+
+    Written as the tables `categories`, `categories_recall` and `categories_f1`; else a sentence.
+    """
+    data, k, seed = experiment.data, experiment.params["k"], experiment.params["seed"]
+    if not categories.has_finer_categories(data):
+        return HtmlOutput("<p>The data set's own types of question are the ones above.</p>")
+    own = "by the data set's own types of question"
+    bound = f"The recall@{k} bound is the mean of min(1, {k} / n)"
+    return HtmlOutput(
+        experiment.table(
+            "categories",
+            categories.category_table(data, k),
+            f"The questions {own}. {bound} over n gold turns: what a perfect ranking would have",
+            allow=["label"],
+        )
+        + experiment.table(
+            "categories_recall",
+            categories.recall_by_category(experiment.rows, data, k, seed=seed),
+            f"Recall at k = {k} {own}, with 95 % intervals",
+        )
+        + experiment.table(
+            "categories_f1",
+            categories.measure_by_category(experiment.rows, data, "f1", seed=seed),
+            f"F1 {own}, with 95 % intervals",
+        )
+    )
+
 # %% ../nbs/04_experiments.ipynb #3ccfa244
 def judge_answers(experiment: Experiment) -> HtmlOutput:
     """Show the accuracy by the judge of `params`, its error rates, and the accuracy corrected for them.
@@ -727,4 +784,5 @@ class Experiment:
     contrasts, answer = show_contrasts, show_answer
     matched_budgets = show_matched_budgets
     judge_answers, audit = judge_answers, audit_answers
+    judge_rubrics, categories = judge_rubrics, show_categories
     causes, against_hand_labels = find_causes, compare_with_labels

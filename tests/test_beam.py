@@ -8,12 +8,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from adaptmr.data.beam import CATEGORY_TO_TYPE, RubricQuestion, strip_marker
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.data.validation import DatasetError
+from adaptmr.eval.report.redaction import find_quotes
 from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.experiments import Experiment
+from adaptmr.retrieval.fusion import fit_for
+from adaptmr.systems.base import PlannedSystem, make_system
 from adaptmr.types import QueryType
 
 HAS_BEAM = bool(os.environ.get("ADAPTMR_DATA")) and Path(os.environ["ADAPTMR_DATA"], "beam_100k").is_dir()
@@ -84,6 +89,43 @@ def test_a_chat_is_read_from_the_official_folders_and_from_flat_ones(
     assert [c.id for c in data.conversations] == ["beam-2", "beam-10"]
     assert data.label == "part of beam_100k: 2 conversations, 6 questions"
     assert data.licence == "CC BY-SA 4.0"
+
+
+def test_chats_of_each_size_have_ids_of_their_own(folder: Path) -> None:
+    """Otherwise chat 3 of 500k would get the fit that was made without chat 3 of 100k."""
+    for name in ("beam_100k", "beam_500k", "beam_1m"):
+        write_chat(folder / name / "3")
+    ids = {name: load(name).conversations[0].id for name in ("beam_100k", "beam_500k", "beam_1m")}
+    assert ids == {"beam_100k": "beam-3", "beam_500k": "beam-500k-3", "beam_1m": "beam-1m-3"}
+    assert load("beam_500k").questions[0].id == "beam-500k-3/knowledge_update-1"
+    assert load("beam_500k").conversations[0].turns[0].id == "beam-500k-3/0"
+
+
+@pytest.mark.parametrize(
+    ("size", "embedder", "without"),
+    [
+        ("beam_100k", "minilm", "beam-3"),
+        ("beam_100k", "hash", "beam-3"),
+        ("beam_500k", "minilm", ""),
+        ("beam_1m", "hash", ""),
+    ],
+)
+def test_the_fit_leaves_out_the_chat_asked_about_and_no_other(
+    folder: Path, size: str, embedder: str, without: str
+) -> None:
+    write_chat(folder / size / "3")
+    conversation = load(size).conversations[0]
+    assert fit_for(embedder, conversation.id).without == without
+    if embedder == "hash":
+        system = make_system("hybrid", embedder="hash")
+        system.ingest(conversation)
+        assert isinstance(system, PlannedSystem) and system.fit.without == without
+
+
+def test_a_system_sees_no_rubric_and_no_parts(folder: Path) -> None:
+    write_chat(folder / "beam_100k" / "1")
+    for question in load("beam_100k").questions:
+        assert not isinstance(question.blind(), RubricQuestion) and not question.blind().evidence
 
 
 def test_messages_have_dates_sessions_and_official_ids(folder: Path) -> None:
@@ -175,3 +217,30 @@ def test_the_real_chats_have_two_questions_of_each_type() -> None:
         assert sorted(categories) == sorted([*CATEGORY_TO_TYPE, *CATEGORY_TO_TYPE])
         assert not any("->->" in m.text[-20:] for m in talk.turns)
     assert sum(bool(q.evidence) for q in data.questions) == 179
+
+
+def test_an_experiment_shows_the_own_types_and_rubrics_and_none_of_the_text(folder: Path) -> None:
+    write_chat(folder / "beam_100k" / "1")
+    params = {"dataset": "beam_100k", "systems": "lexical", "embedder": "hash"}
+    experiment = Experiment("exp0", params, out_dir=folder / "out")
+    experiment.evaluate()
+    assert "are the ones above" in experiment.categories()._repr_html_(), "each type has one category here"
+    shown = experiment.judge_rubrics()._repr_html_()
+    assert "Rubrics judged by rule" in shown and "knowledge update" in shown
+    scores = experiment.rows.set_index("category")["rubric"]
+    assert scores.isna()["summarization"] and 0 <= scores["knowledge_update"] <= 1
+    run = experiment.finish()
+    texts = [m.text for m in experiment.data.conversations[0].turns] + [
+        q.text for q in experiment.data.questions
+    ]
+    assert run.redact and find_quotes(run.path, texts, length=20) == []
+    assert "rubric" in pd.read_parquet(run.path / "results.parquet")
+
+
+def test_data_without_rubrics_or_finer_types_get_a_sentence(folder: Path) -> None:
+    params = {"systems": "lexical", "embedder": "hash", "limit": 6, "split": "en1"}
+    experiment = Experiment("exp0", params, out_dir=folder / "out")
+    experiment.evaluate()
+    assert experiment.judge_rubrics()._repr_html_() == "<p>These data have no rubrics.</p>"
+    assert "are the ones above" in experiment.categories()._repr_html_()
+    assert "rubric" not in experiment.rows

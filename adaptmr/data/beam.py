@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,11 @@ def _question(
     )
 
 # %% ../../nbs/data/02_beam.ipynb #9d72e1b3
-def parse_beam(path: Path | None) -> Dataset:
+def parse_beam(path: Path | None, prefix: str = "beam") -> Dataset:
     """Read the chats of one size from a folder `…/<number>/{chat.json, probing_questions…}`.
 
-    Conversations have the number of their folder as id (`beam-3`), memories the id `beam-3/57`, whose last
-    part is the official id of the message and the memory's source. Questions have the id
+    The id of a conversation is `prefix` with the number of its folder (`beam-3`). Memories have the id
+    `beam-3/57`, whose last part is the official id of the message and the memory's source, and questions
     `beam-3/knowledge_update-1`. `notes` counts gold ids that name no message. Raises `ValueError` that names
     the file of another form.
     """
@@ -139,7 +140,7 @@ def parse_beam(path: Path | None) -> Dataset:
     conversations: list[Conversation] = []
     questions: list[Question] = []
     for folder in folders:
-        id = f"beam-{folder.name}"
+        id = f"{prefix}-{folder.name}"
         with wrap_errors(str(folder / "chat.json")):
             turns = _memories(id, read_json(folder / "chat.json"))
         conversations.append(Conversation(id, ("user", "assistant"), turns))
@@ -162,15 +163,19 @@ def _question_file(folder: Path) -> Path:
     return nested if nested.exists() else folder / f"{_QUESTIONS}.json"
 
 
-for _name, _official in (("100k", "100K"), ("500k", "500K"), ("1m", "1M")):
+for _name, _official, _prefix in (
+    ("100k", "100K", "beam"),
+    ("500k", "500K", "beam-500k"),
+    ("1m", "1M", "beam-1m"),
+):
     register_dataset(
         DatasetEntry(
             f"beam_{_name}",
-            parse_beam,
+            partial(parse_beam, prefix=_prefix),
             "CC BY-SA 4.0",
             f"BEAM, chats of about {_official} tokens of a user with an assistant, ten types of question; "
             "put its folder of chats there",
             files=(f"chats/{_official}", f"beam_{_name}"),
-            splits={"dev": tuple(f"beam-{n}" for n in range(1, 11))},
+            splits={"dev": tuple(f"{_prefix}-{n}" for n in range(1, 11))},
         )
     )

@@ -23,8 +23,8 @@ from ..types import Memory, Question
 
 # %% auto #0
 __all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS', 'ROLE_PRIOR', 'query_text',
-           'ParsedQuery', 'parse_query', 'cached_content_words', 'StoreColumns', 'seconds', 'columns_of', 'asked_at',
-           'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
+           'ParsedQuery', 'parse_query', 'cached_content_words', 'StoreColumns', 'split_passages', 'seconds',
+           'columns_of', 'asked_at', 'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #7dc0c7cc
 MAX_QUERY_CHARS = 2_000
@@ -200,6 +200,11 @@ def _sentences(text: str) -> tuple[str, ...]:
     """Cut a text into sentences, and one of more than `PASSAGE_WORDS` words into passages of them."""
     found = tuple(s for s in split_sentences(_CAPTION.sub(r"\n\1\n", text)) if len(s) > 2) or (text,)
     return found if count_words(text) <= PASSAGE_WORDS else tuple(_passages(found))
+
+
+def split_passages(text: str) -> tuple[str, ...]:
+    """Cut a text of more than `PASSAGE_WORDS` words into passages of about so many; a shorter one is one."""
+    return _sentences(text) if count_words(text) > PASSAGE_WORDS else (text,)
 
 
 def _passages(sentences: Iterable[str]) -> Iterator[str]:

@@ -58,9 +58,10 @@ class RetrievalPlan:
       between a second check decides: the question's rare words, or with `check` a model.
     - Rounds: up to `max_rounds`, each with a query that is derived from what was found (`follow`), until
       the confidence reaches `confidence_threshold`.
-    - Result: a model reranks the best for `rerank_tokens` tokens; at most `k` memories and `token_budget`
-      tokens remain, the best by `select`: by "rank", or by what each adds to the others ("cover"). With
-      `refine` a model drops what does not help to answer, given the `hint`.
+    - Result: a model reranks the best for `rerank_tokens` tokens. Of a long memory the reader is shown the
+      `passages` that match best (0: the whole). At most `k` memories and `token_budget` tokens remain, the
+      best by `select`: by "rank", or by what each adds to the others ("cover"). With `refine` a model drops
+      what does not help to answer, given the `hint`.
     - Findings: with `relate` the dates of the events asked about and the time between them, with `collect`
       the list of what the question counts or lists. `answer_as` names how the reader is asked.
 
@@ -93,6 +94,7 @@ class RetrievalPlan:
     expand: int = 0
     refine: bool = False
     rerank_tokens: int = 0
+    passages: int = 0
     select: str = "rank"
     relate: bool = False
     collect: bool = False
@@ -170,6 +172,7 @@ _INTS = (
     ("max_rounds", 1, 20),
     ("expand", 0, 20),
     ("rerank_tokens", 0, 1_000_000),
+    ("passages", 0, 1_000),
     ("window_grace", 0, 3660),
     ("k", 0, 1_000_000),
 )

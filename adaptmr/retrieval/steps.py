@@ -18,6 +18,7 @@ from .as_of import AsOfView
 from .candidates import Candidates, select_candidates, columns_of, parse_query, seconds
 from .fusion import ANY_EMBEDDER, Fit, ScoredCandidates, logistic, score_candidates
 from .llm_steps import is_relevant, is_update, refine, rerank
+from .passages import show_passages
 from .plan import RetrievalPlan
 from .queries import answer_interim
 from .relevance import relevance, fit_applicability
@@ -33,7 +34,7 @@ from ..types import Finding, Hit, TraceRow
 __all__ = ['INTERIM_HITS', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future',
            'restrict_to_window', 'next_extension', 'run_queries', 'Merged', 'merge', 'search', 'describe_search',
            'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits',
-           'keep_newest', 'cut', 'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'Step']
+           'keep_newest', 'shorten_texts', 'cut', 'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'Step']
 
 # %% ../../nbs/retrieval/05_steps.ipynb #71b48a5e
 class Origin(NamedTuple):
@@ -317,6 +318,15 @@ def keep_newest(state: State) -> State:
     return state.with_hits("latest", kept, f"versions of one fact by {plan.latest_rule}")
 
 
+def shorten_texts(state: State) -> State:
+    """Show of each long memory only the passages that match the queries or the question best."""
+    asked = dict.fromkeys((state.text, *state.queries))
+    hits = [replace(h, memory=show_passages(h.memory, tuple(asked), state.plan.passages)) for h in state.hits]
+    n = sum(new.memory is not old.memory for new, old in zip(hits, state.hits))
+    reason = f"{n} shown by at most {state.plan.passages} of their passages"
+    return state.after("passages", len(hits), len(hits), reason, hits=hits)
+
+
 def cut(state: State) -> State:
     """Keep at most `k` hits within the token budget, and attach their signals."""
     plan = state.plan
@@ -386,6 +396,7 @@ STEPS: tuple[Step, ...] = (
     Step(gate, _always),
     Step(rerank_hits, lambda s: s.plan.rerank_tokens and s.hits),
     Step(keep_newest, lambda s: s.plan.prefer_latest and s.hits),
+    Step(shorten_texts, lambda s: s.plan.passages and s.hits),
     Step(cut, _always),
     Step(order_by_time, lambda s: s.plan.temporal_order and s.hits),
     Step(refine_hits, lambda s: s.plan.refine and s.hits),

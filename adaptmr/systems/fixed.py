@@ -129,6 +129,11 @@ def _zscore(name: str, embedder: Any, **_: Any) -> MemorySystem:
 def _hybrid(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return _fixed(name, HYBRID_WEIGHTS, embedder)
 
+
+@register_system("hybrid_passages", "hybrid, with long turns cut to their best passage", group="baseline")
+def _hybrid_passages(name: str, embedder: Any, **_: Any) -> MemorySystem:
+    return _fixed(name, HYBRID_WEIGHTS, embedder, passages=1)
+
 # %% ../../nbs/systems/01_fixed.ipynb #8b659840
 @register_system("gated", "hybrid, which returns nothing where the evidence is unlikely to be there")
 def _gated(name: str, embedder: Any, **_: Any) -> MemorySystem:
