@@ -285,7 +285,7 @@ def failures_table(root: Path | str = ROOT, dataset: str = "locomo") -> str:
                 f"*{manifest['data']['label']}; a failure is an F1 below 0.3, with the rule-based reader; "
                 "brackets are 95 % intervals over conversations. `unified` is best on "
                 f"{gate['best']} and worst on {gate['worst']} questions, "
-                f"a gap of {100 * float(gate['gap']):.1f} points of F1 {gap}: {gate['verdict']}. "
+                f"a gap of {100 * float(gate['gap']):.1f} points of recall {gap}: {gate['verdict']}. "
                 f"Why its answers failed, by replaying each with one thing put right: {why}. "
                 f"Against {agree['n']} labels by hand, Cohen's κ is {_bracketed(agree, 'kappa')}, and "
                 f"{_bracketed(hard, 'kappa')} without the unanswerable. From [this run]({report}).*"

@@ -335,7 +335,7 @@ def test_the_table_of_failures(tmp_path):
     assert "| `unified` | 0.400 [0.30, 0.50] | 0.400 | 0.400 | 0.400 | 0.400 | 0.400 |" in table
     assert (
         "best on factual and worst on multi-hop questions, "
-        "a gap of 25.0 points of F1 [11.0, 40.0]: ≥ 10 points" in table
+        "a gap of 25.0 points of recall [11.0, 40.0]: ≥ 10 points" in table
     )
     assert (
         "put right: GEN 75% [65%, 85%], MISS 25% [15%, 35%]. Against 130 labels" in table

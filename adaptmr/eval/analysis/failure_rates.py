@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..stats.contrasts import MEASURE_NAMES
 from ..stats.estimates import MIN_GROUPS, TOO_FEW
 from ..stats.resampling import RESAMPLES, resampled_sums
 from ..report.tables import TYPE_LABELS, types_present, main_table, mean_table
@@ -130,7 +131,7 @@ class GateResult:
         spread = "–" if math.isnan(self.low) else f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
         found = (
             f"{self.system}: best on {best}, worst on {worst}, "
-            f"a gap of {100 * self.gap:.1f} points of {self.value.upper()} {spread}: "
+            f"a gap of {100 * self.gap:.1f} points of {MEASURE_NAMES.get(self.value, self.value)} {spread}: "
             f"{self.verdict}. {consequence}"
         )
         if not self.left_out:
