@@ -619,12 +619,7 @@ class TestAdaptiveRAG:
     def test_levels(self, store, level, k, rounds):
         with replying(level={"level": level}) as s:
             plan = AdaptiveRAG(model(s), rounds=4).plan(NOW, store)
-        assert (plan.k, plan.max_rounds, plan.hint, plan.planner) == (
-            k,
-            rounds,
-            f"level {level}",
-            "adaptive_rag",
-        )
+        assert (plan.k, plan.max_rounds, plan.planner) == (k, rounds, f"adaptive_rag: level {level}")
         assert plan.answer_as == ("directly" if level == "A" else "")
         assert (plan.follow == "thought") == (level == "C")
 
@@ -687,7 +682,7 @@ class TestAdaptiveRAG:
         ],
     )
     def test_by_rule(self, store, question, level):
-        assert AdaptiveRAG().plan(question, store).hint == f"level {level}"
+        assert AdaptiveRAG().plan(question, store).planner == f"adaptive_rag: level {level}"
 
 
 # -- the same tokens

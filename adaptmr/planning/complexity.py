@@ -79,13 +79,13 @@ class AdaptiveRAG:
     name: str = "adaptive_rag"
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
-        """Return the plan of the question's level, with the level as its hint.
+        """Return the plan of the question's level, which its `planner` names.
 
         Raises what `LLM.complete` raises.
         """
         text = as_question(query).text
         level = COMPLEXITY.run(self.llm, detect_language(text), question=text).value["level"]
-        plan = RetrievalPlan(weights=HYBRID_WEIGHTS, planner=self.name, hint=f"level {level}")
+        plan = RetrievalPlan(weights=HYBRID_WEIGHTS, planner=f"{self.name}: level {level}")
         if level == "A":
             return replace(plan, k=0, answer_as="directly")
         return replace(plan, max_rounds=self.rounds, follow="thought") if level == "C" else plan
