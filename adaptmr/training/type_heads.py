@@ -175,21 +175,22 @@ def head_probabilities(examples: Examples, head: ClassifierHead) -> np.ndarray:
 
 
 def score_left_out(
-    examples: Examples, unseen: Examples | None = None, **options: bool
+    examples: Examples, unseen: Examples | None = None, *, rules: bool = True, balanced: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Score heads on sets that they were not fitted to: those of `examples` in turn, and those of `unseen`.
 
-    `options` are those of `fit_head`. Returns by set what `accuracy_by_dataset` returns, and the accuracy of
+    `rules` and `balanced` are those of `fit_head`. Returns by set what `accuracy_by_dataset` returns, and the accuracy of
     the `rules` on the same questions.
     """
     scores: dict[str, dict[str, Any]] = {}
     names = sorted(set(examples.dataset))
     for name in names if len(names) > 1 else ():
-        head = fit_head(without_set(examples, name), **options)
+        head = fit_head(without_set(examples, name), rules=rules, balanced=balanced)
         scores[name] = accuracy_by_dataset(examples, head_probabilities(examples, head))[name]
     by_rule = accuracy_by_dataset(examples, examples.rules)
     if unseen is not None:
-        scores |= accuracy_by_dataset(unseen, head_probabilities(unseen, fit_head(examples, **options)))
+        head = fit_head(examples, rules=rules, balanced=balanced)
+        scores |= accuracy_by_dataset(unseen, head_probabilities(unseen, head))
         by_rule |= accuracy_by_dataset(unseen, unseen.rules)
     return {name: {**score, "rules": by_rule[name]["accuracy"]} for name, score in scores.items()}
 
