@@ -179,8 +179,8 @@ def score_left_out(
 ) -> dict[str, dict[str, Any]]:
     """Score heads on sets that they were not fitted to: those of `examples` in turn, and those of `unseen`.
 
-    `rules` and `balanced` are those of `fit_head`. Returns by set what `accuracy_by_dataset` returns, and the accuracy of
-    the `rules` on the same questions.
+    `rules` and `balanced` are those of `fit_head`. Returns by set what `accuracy_by_dataset` returns, and
+    the accuracy of the `rules` on the same questions.
     """
     scores: dict[str, dict[str, Any]] = {}
     names = sorted(set(examples.dataset))
