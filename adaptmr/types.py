@@ -273,7 +273,8 @@ class TraceRow:
 class Finding:
     """Something worked out from the hits: a sentence for the reader, and the answer where it gives one.
 
-    `answer` is "" for a finding that helps to answer but is no answer, such as the list of what was counted.
+    `answer` is "" for a finding that helps to answer but is no answer, such as the list of what was counted;
+    `text` is "" for an answer that is not shown to the reader, such as one that was drafted already.
     """
 
     text: str

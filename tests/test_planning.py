@@ -30,7 +30,9 @@ from adaptmr.retrieval.queries import (
 )
 from adaptmr.retrieval.llm_steps import rerank
 from adaptmr.retrieval.rounds import run_rounds
-from adaptmr.retrieval.strategies import MIN_RELEVANCE, HYBRID_WEIGHTS, STRATEGIES, Router, retrieve
+from adaptmr.reader import answer
+from adaptmr.retrieval.fusion import fit_for
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, UNIFIED_WEIGHTS, Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.ablations import VARIANTS, QARP_EDITS, EditedPlanner, get_variants
 from adaptmr.systems.llm_planned import MULTI_ROUND_PLAN
@@ -51,6 +53,7 @@ SAID = [
 ]
 NOW, LINKED = "Where do I live now?", "Which animals does my sister keep?"
 PLANNED = {
+    "needs_memory": True,
     "queries": ["home address", "moved to"],
     "multi_step": False,
     "temporal_order": False,
@@ -59,6 +62,10 @@ PLANNED = {
     "hint": " the latest ",
 }
 KEPT = {"relevant": True, "drop": [], "updated": []}
+
+
+# a fit whose probability holds for any store, so that the gate closes below the threshold in these tests
+APPLIES = replace(fit_for("hash"), seen={})
 
 
 def memories():
@@ -117,6 +124,7 @@ class TestQARP:
             merge="best",
             weights=HYBRID_WEIGHTS,
             prefer_latest=True,
+            check=True,
             refine=True,
             hint="the latest",
             planner="qarp",
@@ -126,16 +134,48 @@ class TestQARP:
         assert found.trace[-1].reason == "model: all kept"
         assert len(found.hits) == 3
 
+    @pytest.mark.parametrize(("yes", "calls"), [(True, 3), (False, 2)])
+    def test_a_doubtful_gate_is_checked_by_the_model(self, store, yes, calls):
+        """Two calls where the check refuses (plan, check), three where it passes (and the refinement)."""
+        planned = {**PLANNED, "relevance_threshold": 1.0}
+
+        def decide(body):
+            if "queries" in asked(body):
+                return ok_json(planned)
+            return ok_json(KEPT if "drop" in asked(body) else {"relevant": yes})
+
+        with Server(answering(decide)) as s:
+            found = retrieve(NOW, store, 3, QARP(model(s)))
+            assert [asked(b)[0] for b in s.requests] == ["hint", "relevant", "drop"][:calls]
+        assert found.usage.calls == calls
+        assert found.has_relevant == yes and bool(found.hits) == yes and bool(found.context) == yes
+        assert (found.plan.relevance_threshold, found.plan.relevance_low) == (1.0, 0.5)
+
     def test_one_call_when_the_gate_closes(self, store):
-        with replying(
-            queries={**PLANNED, "queries": ["blood type"], "relevance_threshold": 1.0}, relevant=KEPT
-        ) as s:
-            found = retrieve("Did I ever tell you my blood type?", store, 3, QARP(model(s)))
-            assert len(s.requests) == 1 == found.usage.calls
-            assert not found.hits
-            assert not found.has_relevant
-            assert found.context == ""
-        assert (found.plan.relevance_threshold, found.plan.relevance_low) == (1.0, MIN_RELEVANCE)
+        question = "Did I ever tell you my blood type?"
+        for gate in ({"gate": "cosine", "doubt": 1.0}, {"doubt": 1.0}):
+            with replying(queries={**PLANNED, "relevance_threshold": 1.0}, relevant=KEPT) as s:
+                found = retrieve(question, store, 3, QARP(model(s), **gate), fit=APPLIES)
+                assert len(s.requests) == 1 == found.usage.calls
+            assert not found.hits and not found.has_relevant and found.context == ""
+            assert found.trace[-2].step == "gate" and "is below 1.0" in found.trace[-2].reason
+
+    def test_the_model_may_want_no_memory(self, store):
+        """Admission: nothing is searched, and the reader asks the model without memories."""
+
+        def decide(body):
+            if "queries" in asked(body):
+                return ok_json({**PLANNED, "needs_memory": False})
+            return ok_json({"answer": "Paris", "abstain": False})
+
+        with Server(answering(decide)) as s:
+            llm = model(s)
+            found = retrieve("What is the capital of France?", store, 3, QARP(llm))
+            assert (found.plan.k, found.plan.answer_as, found.usage.calls) == (0, "directly", 1)
+            assert [t.step for t in found.trace] == ["admission", "cut"] and found.hits == []
+            assert answer("What is the capital of France?", found, llm).text == "Paris"
+            assert [asked(b)[0] for b in s.requests] == ["hint", "abstain"]
+            assert "<memories>" not in s.requests[1]["messages"][1]["content"]
 
     def test_one_call_without_a_refinement(self, store):
         with replying(queries=PLANNED) as s:
@@ -172,21 +212,36 @@ class TestQARP:
 
     def test_steps_cover_and_no_steps_take_the_best(self, store):
         for steps, replied, expected in (
-            (True, ["a", "b"], (True, "cover")),
+            (True, ["a", "b"], (False, "cover")),
             (False, ["a", "b"], (False, "best")),
             (True, [], (False, "best")),
         ):
             with replying(queries={**PLANNED, "queries": replied, "multi_step": steps}) as s:
                 plan = QARP(model(s)).plan(NOW, store)
-            assert (plan.multi_step, plan.merge) == expected
+                chained = QARP(model(s), chained=True).plan(NOW, store)
+            assert (plan.multi_step, plan.merge) == expected, "the steps are independent"
+            assert chained == replace(plan, multi_step=expected[1] == "cover")
 
     @pytest.mark.parametrize(
-        ("threshold", "low"), [(0.0, 0.0), (0.1, 0.1), (0.65, MIN_RELEVANCE), (1, MIN_RELEVANCE)]
+        ("threshold", "doubt", "low", "check"),
+        [
+            (0.0, 0.5, 0.0, True),
+            (0.65, 0.5, 0.325, True),
+            (0.8, 0.5, 0.4, True),
+            (1, 0.5, 0.5, True),
+            (0.65, 1.0, 0.65, False),
+            (0.8, 0.0, 0.0, True),
+        ],
     )
-    def test_the_thresholds_stay_in_order(self, store, threshold, low):
+    def test_the_thresholds_act_as_the_planner_sets_them(self, store, threshold, doubt, low, check):
         with replying(queries={**PLANNED, "relevance_threshold": threshold}) as s:
-            plan = QARP(model(s)).plan(NOW, store)
-        assert (plan.relevance_threshold, plan.relevance_low) == (threshold, low)
+            plan = QARP(model(s), doubt=doubt).plan(NOW, store)
+        assert (plan.relevance_threshold, plan.relevance_low, plan.check) == (threshold, low, check)
+
+    @pytest.mark.parametrize("doubt", [-0.1, 1.1, float("nan")])
+    def test_doubt_is_a_share(self, doubt):
+        with pytest.raises(PlanError, match=r"QARP\.doubt"):
+            QARP(doubt=doubt)
 
     @pytest.mark.parametrize(
         "question",
@@ -199,20 +254,23 @@ class TestQARP:
             "",
         ],
     )
-    def test_what_it_falls_back_on_is_the_routers_plan(self, store, question):
+    def test_what_it_falls_back_on(self, store, question):
+        """Plain vectors, as documented; with `fallback` the rules; without a model the rules plan anyway."""
         rules = Router().plan(question, store)
         with Server(ok("no plan")) as s:
             plan = QARP(model(s)).plan(question, store)
             assert len(s.requests) == 2
-        assert plan == replace(rules, planner="qarp", refine=True, fallback=f"router: {rules.planner}")
-        assert QARP().plan(question, store) == replace(plan, fallback=None), "offline is no fallback"
+            ours = QARP(model(s), fallback=Router()).plan(question, store)
+        assert plan == RetrievalPlan(weights=UNIFIED_WEIGHTS, planner="qarp", refine=True, fallback="unified")
+        assert ours == replace(rules, planner="qarp", refine=True, fallback=f"router: {rules.planner}")
+        assert QARP().plan(question, store) == replace(ours, fallback=None), "offline is no fallback"
 
     def test_another_planner_to_fall_back_on(self, store):
+        mine = FixedPlanner(RetrievalPlan(k=7), "mine")
         with Server(ok("?")) as s:
-            plan = QARP(model(s), offline=FixedPlanner(RetrievalPlan(k=7), "mine"), refine=False).plan(
-                NOW, store
-            )
+            plan = QARP(model(s), fallback=mine, refine=False).plan(NOW, store)
         assert plan == RetrievalPlan(k=7, planner="qarp", fallback="mine: fixed")
+        assert QARP(offline=mine, refine=False).plan(NOW, store) == RetrievalPlan(k=7, planner="qarp")
 
     def test_what_the_model_is_shown(self, store):
         with replying(queries=PLANNED) as s:
@@ -240,6 +298,7 @@ ANSWERED = {"answer": "bees", "abstain": False}
 class TestRounds:
     @pytest.mark.parametrize(("sure", "searches"), [([0.7], 1), ([0.69, 0.9], 2), ([0.1, 0.2, 0.3], 3)])
     def test_it_ends_when_sure_and_at_the_last_round(self, store, sure, searches):
+        """A round costs a draft and its confidence, and one more call for what to search for next."""
         with replying(
             abstain=ANSWERED,
             confidence=[{"confidence": c} for c in sure],
@@ -285,8 +344,8 @@ class TestRounds:
         [
             ("thought", {"thought": "Nadia keeps bees", "done": False}, 2),
             ("thought", {"thought": "x", "done": True}, 1),
-            ("draft", {"sentence": "She keeps bees.", "sure": False}, 2),
-            ("draft", {"sentence": "x", "sure": True}, 1),
+            ("draft", {"sentence": "She keeps bees.", "answer": "bees", "sure": False}, 2),
+            ("draft", {"sentence": "x", "answer": "bees", "sure": True}, 1),
         ],
     )
     def test_thoughts_and_drafts_take_one_call_a_round(self, store, follow, reply, calls):
@@ -295,6 +354,84 @@ class TestRounds:
             found = run_rounds(replace(PLAN, follow=follow), LINKED, store, llm=model(s))
             assert len(s.requests) == calls == found.usage.calls
             assert len(found.plan.queries or [LINKED]) == (3 if calls == 2 else 1)
+
+    @pytest.mark.parametrize(
+        ("follow", "replies", "retrieval_calls"),
+        [
+            ("gap", {"abstain": ANSWERED, "confidence": {"confidence": 0.9}}, 2),
+            ("draft", {"sentence": {"sentence": "She keeps bees.", "answer": "bees", "sure": True}}, 1),
+        ],
+    )
+    def test_a_draft_that_is_sure_is_the_answer_and_the_reader_asks_nobody(
+        self, store, follow, replies, retrieval_calls
+    ):
+        with replying(**replies) as s:
+            llm = model(s)
+            found = run_rounds(replace(PLAN, follow=follow), LINKED, store, llm=llm)
+            given = answer(LINKED, found, llm)
+            assert len(s.requests) == retrieval_calls == found.usage.calls
+        assert (given.text, given.abstained, given.usage) == ("bees", False, Usage())
+        assert found.plan.answer_as == "drafted" and found.findings[-1].answer == "bees"
+        assert "bees" not in found.context.lower().replace("nadia keeps bees", ""), "the draft is not shown"
+
+    def test_a_draft_that_is_not_sure_is_not_the_answer(self, store):
+        """Three rounds: two drafts, which are not sure, and then the reader on what all rounds found."""
+        with replying(
+            abstain=[{"answer": "cats", "abstain": False}, {"answer": "dogs", "abstain": False}, ANSWERED],
+            confidence={"confidence": 0.1},
+            query=[{"query": "Nadia bees"}, {"query": "barn"}],
+        ) as s:
+            llm = model(s)
+            found = run_rounds(PLAN, LINKED, store, llm=llm)
+            assert found.plan.answer_as == "" and found.findings == []
+            assert answer(LINKED, found, llm).text == "bees"
+            follow_ups = [b["messages"][1]["content"] for b in s.requests if "query" in asked(b)]
+        assert "Draft answers so far: cats\n" in follow_ups[0]
+        assert "Draft answers so far: cats | dogs\n" in follow_ups[1], "the drafts accumulate"
+        assert sum("abstain" in asked(b) for b in s.requests) == 3, "one draft a round, the reader's the last"
+
+    def test_a_draft_may_be_that_nothing_is_known(self, store):
+        with replying(abstain={"answer": "", "abstain": True}, confidence={"confidence": 1}) as s:
+            llm = model(s)
+            found = run_rounds(PLAN, LINKED, store, llm=llm)
+            assert answer(LINKED, found, llm).abstained and len(s.requests) == 2
+
+    def test_a_draft_is_no_answer_to_other_evidence(self, store):
+        """What is refined after the last round is not what the draft was read from."""
+        dropped = {"relevant": True, "drop": [{"number": 1, "why": "no"}], "updated": []}
+        with replying(abstain=ANSWERED, confidence={"confidence": 1}, relevant=dropped) as s:
+            found = run_rounds(replace(PLAN, refine=True), LINKED, store, llm=model(s))
+        assert len(found.hits) == 1 and found.findings == [] and found.plan.answer_as == ""
+
+    def test_the_drafts_know_what_day_it_is(self, store):
+        when = Question("", LINKED, asked_at="2024-12-24")
+        for follow, replies in (
+            ("gap", {"abstain": ANSWERED, "confidence": {"confidence": 0.1}, "query": {"query": "bees"}}),
+            ("thought", {"thought": {"thought": "bees", "done": False}}),
+            ("draft", {"sentence": {"sentence": "bees", "answer": "", "sure": False}}),
+        ):
+            with replying(**replies) as s:
+                run_rounds(replace(PLAN, follow=follow, max_rounds=2), when, store, llm=model(s))
+                assert s.requests
+                assert all("Today is 2024-12-24." in b["messages"][1]["content"] for b in s.requests)
+
+    def test_what_an_earlier_round_found_stays(self, store):
+        """Eight memories: the first round finds M0, M3, …; each later one adds at most two new ones."""
+        plan = replace(PLAN, k=8, merge="keep")
+        with replying(
+            abstain=ANSWERED,
+            confidence={"confidence": 0.0},
+            query=[{"query": "soup for lunch"}, {"query": "chess brother"}],
+        ) as s:
+            found = run_rounds(plan, LINKED, store, llm=model(s))
+        rounds = [
+            execute(replace(plan, max_rounds=1, queries=found.plan.queries[:n]), LINKED, store).sources
+            for n in (1, 2, 3)
+        ]
+        assert rounds[2] == found.sources
+        assert rounds[1][:6] == rounds[0][:6] and rounds[2][:4] == rounds[0][:4], "only the last make room"
+        new = set(rounds[1]) - set(rounds[0][:6])
+        assert len(new) == 2 and new <= set(rounds[2]), "what the second added stays in the third"
 
     def test_expansion_merges_by_the_best_score(self, store):
         with replying(queries={"queries": ["Nadia keeps bees", " Nadia  keeps bees", LINKED, "soup"]}) as s:
@@ -482,18 +619,41 @@ class TestAdaptiveRAG:
     def test_levels(self, store, level, k, rounds):
         with replying(level={"level": level}) as s:
             plan = AdaptiveRAG(model(s), rounds=4).plan(NOW, store)
-        assert (plan.k, plan.max_rounds, plan.hint, plan.planner) == (
-            k,
-            rounds,
-            f"level {level}",
-            "adaptive_rag",
-        )
+        assert (plan.k, plan.max_rounds, plan.planner) == (k, rounds, f"adaptive_rag: level {level}")
+        assert plan.answer_as == ("directly" if level == "A" else "")
         assert (plan.follow == "thought") == (level == "C")
 
     def test_what_needs_no_memory_gets_none(self, store):
+        with replying(level={"level": "A"}, abstain={"answer": "Hello", "abstain": False}) as s:
+            llm = model(s)
+            found = retrieve("Good morning!", store, 5, AdaptiveRAG(llm))
+            assert found.hits == [] and found.context == "" and found.usage.calls == 1
+            assert answer("Good morning!", found, llm).text == "Hello" and len(s.requests) == 2
+
+    @pytest.mark.parametrize(
+        ("question", "text"),
+        [("What is 2+2?", "4"), ("三加四等于几？", "7"), ("谢谢！", "不客气！"), ("Good morning!", "Hello!")],
+    )
+    def test_level_a_is_answered_without_a_model_too(self, store, question, text):
+        found = retrieve(question, store, 5, AdaptiveRAG())
+        assert [t.step for t in found.trace] == ["admission", "cut"]
+        assert (answer(question, found).text, answer(question, found).abstained) == (text, False)
+
+    def test_a_question_wrongly_put_into_level_a_is_an_abstention_without_a_model(self, store):
         with replying(level={"level": "A"}) as s:
-            found = retrieve("Good morning!", store, 5, AdaptiveRAG(model(s)))
-        assert found.hits == [] and found.context == "" and found.usage.calls == 1
+            found = retrieve(NOW, store, 5, AdaptiveRAG(model(s)))
+        assert answer(NOW, found).abstained
+
+    @pytest.mark.parametrize(
+        ("question", "asked_for"),
+        [("What is 2+2?", "Message: What is 2+2?"), ("法国的首都是哪里？", "消息：法国的首都是哪里？")],
+    )
+    def test_level_a_asks_the_model_without_memories(self, store, question, asked_for):
+        with replying(level={"level": "A"}, abstain={"answer": "4", "abstain": False}) as s:
+            llm = model(s)
+            answer(question, retrieve(question, store, 5, AdaptiveRAG(llm)), llm)
+            sent = s.requests[-1]["messages"]
+        assert asked_for in sent[1]["content"] and "memories" not in sent[0]["content"].lower()
 
     def test_thoughts_are_paid_for(self, store):
         with replying(
@@ -522,7 +682,7 @@ class TestAdaptiveRAG:
         ],
     )
     def test_by_rule(self, store, question, level):
-        assert AdaptiveRAG().plan(question, store).hint == f"level {level}"
+        assert AdaptiveRAG().plan(question, store).planner == f"adaptive_rag: level {level}"
 
 
 # -- the same tokens
@@ -627,7 +787,7 @@ CHANGES = {
     "order of time": {"temporal_order"},
     "newest first": {"prefer_latest"},
     "threshold": {"relevance_threshold", "relevance_low"},
-    "steps": {"queries", "multi_step"},
+    "steps": {"queries", "merge"},
     "refinement": {"refine"},
 }
 
@@ -649,6 +809,8 @@ def test_a_variant_differs_in_what_it_is_named_for(store, what):
         assert len(s.requests) == 2
         assert s.requests[0] == s.requests[1], "both ask the same, so that one recorded call serves both"
     assert differ(plan, variant) == CHANGES[what]
+    chained = replace(plan, multi_step=True)
+    assert differ(chained, QARP_EDITS["steps"](chained)) == {"queries", "merge", "multi_step"}
     none = RetrievalPlan(weights=HYBRID_WEIGHTS)
     assert differ(none, QARP_EDITS[what](none)) == set(), "nothing to take out, nothing changed"
 
@@ -698,7 +860,7 @@ def test_every_asking_system_works_without_a_model(name):
 
 def test_the_rounds_of_the_systems_are_one_plan():
     assert MULTI_ROUND_PLAN.max_rounds == 3
-    assert MULTI_ROUND_PLAN.merge == "cover"
+    assert MULTI_ROUND_PLAN.merge == "keep"
     assert not MULTI_ROUND_PLAN.temporal_order, "so no query of a model's gets into a note"
 
 

@@ -5,13 +5,13 @@
 # %% ../../nbs/planning/00_complexity.ipynb #8d772ceb
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..llm import LLM
 from ..llm.tasks import Task, register_task, object_schema
 from ..reader import QUESTION_IS_DATA, sanitize
+from ..reader.direct import needs_no_memory
 from ..retrieval.classify import classify
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.strategies import HYBRID_WEIGHTS, as_question
@@ -23,17 +23,13 @@ from ..types import Question, QueryType
 __all__ = ['COMPLEXITY', 'AdaptiveRAG']
 
 # %% ../../nbs/planning/00_complexity.ipynb #8f0fbcc5
-_NEEDS_NONE = re.compile(
-    r"\s*(?:hi|hello|hey|thanks?(?: you)?|good (?:morning|night|evening)|what(?:'s| is) \d+ ?[-+*/×x] ?\d+"
-    r"|你好|谢谢|早上好|晚安|\d+ ?[-+*/×乘加减除以]+ ?\d+.{0,6})"
-    r"[\s!.?！。？]*",
-    re.I,
-)
 _HARD = (QueryType.multi_hop, QueryType.open_domain)
 
 
 def _level_by_rule(question: str) -> dict[str, Any]:
-    return {"level": "A" if _NEEDS_NONE.fullmatch(question) else "C" if classify(question) in _HARD else "B"}
+    if needs_no_memory(question):
+        return {"level": "A"}
+    return {"level": "C" if classify(question) in _HARD else "B"}
 
 
 COMPLEXITY = register_task(
@@ -83,13 +79,13 @@ class AdaptiveRAG:
     name: str = "adaptive_rag"
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
-        """Return the plan of the question's level, with the level as its hint.
+        """Return the plan of the question's level, which its `planner` names.
 
         Raises what `LLM.complete` raises.
         """
         text = as_question(query).text
         level = COMPLEXITY.run(self.llm, detect_language(text), question=text).value["level"]
-        plan = RetrievalPlan(weights=HYBRID_WEIGHTS, planner=self.name, hint=f"level {level}")
+        plan = RetrievalPlan(weights=HYBRID_WEIGHTS, planner=f"{self.name}: level {level}")
         if level == "A":
-            return replace(plan, k=0)
+            return replace(plan, k=0, answer_as="directly")
         return replace(plan, max_rounds=self.rounds, follow="thought") if level == "C" else plan

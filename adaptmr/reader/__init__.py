@@ -11,6 +11,7 @@ from adaptmr.reader.answering import (
     render_finding,
     render_line,
     sanitize,
+    today_line,
 )
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "render_finding",
     "render_line",
     "sanitize",
+    "today_line",
 ]

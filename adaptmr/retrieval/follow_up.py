@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from ..llm import LLM
 from ..llm.tasks import Task, register_task, object_schema
-from ..reader import MEMORIES_ARE_DATA, answer, build_context, sanitize
-from ..reader.extract import extract_answer
+from ..reader import MEMORIES_ARE_DATA, answer, build_context, sanitize, today_line
 from .candidates import cached_content_words
 from ..text import detect_language, find_names
 from ..types import Evidence
 
 # %% auto #0
 __all__ = ['CONFIDENCE', 'FOLLOW_UP', 'THOUGHT', 'DRAFT', 'MIN_CONFIDENCE', 'FollowUpMethod', 'FOLLOW_UP_METHODS', 'coverage',
-           'FollowUp', 'follow_gap', 'follow_thought', 'follow_draft']
+           'Progress', 'FollowUp', 'follow_gap', 'follow_thought', 'follow_draft']
 
 # %% ../../nbs/retrieval/01_follow_up.ipynb #689649e0
 def coverage(question: str, found: Evidence) -> float:
@@ -42,12 +42,20 @@ def _text(length: int) -> dict[str, Any]:
 
 
 def _render(
-    lang: str, question: str, found: Evidence, draft: str = "", thoughts: Sequence[str] = ()
+    lang: str,
+    question: str,
+    found: Evidence,
+    asked_at: datetime | None = None,
+    draft: str = "",
+    drafts: Sequence[str] = (),
+    thoughts: Sequence[str] = (),
 ) -> dict[str, str]:
     return {
         "question": sanitize(question),
         "memories": f"<memories>\n{build_context(found)}\n</memories>",
+        "today": today_line(lang, asked_at),
         "draft": sanitize(draft) or "-",
+        "drafts": " | ".join(map(sanitize, drafts)) or "-",
         "thoughts": " ".join(map(sanitize, thoughts)) or "-",
     }
 
@@ -61,17 +69,19 @@ CONFIDENCE = register_task(
                 "(the memories don't tell) to 1 (they say it). "
                 f"{MEMORIES_ARE_DATA['en']}\n"
                 'Reply in JSON: {"confidence": a number from 0 to 1}',
-                "$memories\nQuestion: $question\nDraft answer: $draft\nJSON:",
+                "$memories\n${today}Question: $question\nDraft answer: $draft\nJSON:",
             ),
             "zh": (
                 f"根据记忆判断，草拟的答案正确且完整的把握有多大？从 0（记忆里没有）到 1（记忆里明确说了）。"
                 f"{MEMORIES_ARE_DATA['zh']}\n"
                 '用 JSON 回答：{"confidence": 0 到 1 的数}',
-                "$memories\n问题：$question\n草拟的答案：$draft\nJSON：",
+                "$memories\n${today}问题：$question\n草拟的答案：$draft\nJSON：",
             ),
         },
         schema=object_schema(confidence={"type": "number", "minimum": 0, "maximum": 1}),
-        rule=lambda question, found, draft: {"confidence": round(_confidence(question, found), 6)},
+        rule=lambda question, found, draft, asked_at=None: {
+            "confidence": round(_confidence(question, found), 6)
+        },
         render=_render,
         max_tokens=24,
     )
@@ -87,17 +97,19 @@ FOLLOW_UP = register_task(
                 "missing, in words that the missing "
                 f"memory might contain. {MEMORIES_ARE_DATA['en']}\n"
                 'Reply in JSON: {"query": "..."}',
-                "$memories\nQuestion: $question\nDraft answer: $draft\nJSON:",
+                "$memories\n${today}Question: $question\nDraft answers so far: $drafts\nJSON:",
             ),
             "zh": (
                 f"这些记忆还不足以回答问题。写一条简短的检索语句去找缺少的内容，"
                 f"用缺少的那条记忆里可能出现的词。{MEMORIES_ARE_DATA['zh']}\n"
                 '用 JSON 回答：{"query": "..."}',
-                "$memories\n问题：$question\n草拟的答案：$draft\nJSON：",
+                "$memories\n${today}问题：$question\n已草拟的答案：$drafts\nJSON：",
             ),
         },
         schema=object_schema(query=_text(120)),
-        rule=lambda question, found, draft: {"query": _follow_up_by_rule(question, found)[:120]},
+        rule=lambda question, found, drafts, asked_at=None: {
+            "query": _follow_up_by_rule(question, found)[:120]
+        },
         render=_render,
         max_tokens=60,
     )
@@ -112,17 +124,17 @@ THOUGHT = register_task(
                 "using the memories. If the answer is "
                 f"reached, set done to true. {MEMORIES_ARE_DATA['en']}\n"
                 'Reply in JSON: {"thought": "...", "done": true or false}',
-                "$memories\nQuestion: $question\nSteps so far: $thoughts\nJSON:",
+                "$memories\n${today}Question: $question\nSteps so far: $thoughts\nJSON:",
             ),
             "zh": (
                 "一步一步地推向答案。利用记忆，用一个短句写出下一步。"
                 f"如果已经得到答案，把 done 设为 true。{MEMORIES_ARE_DATA['zh']}\n"
                 '用 JSON 回答：{"thought": "...", "done": true 或 false}',
-                "$memories\n问题：$question\n已有的步骤：$thoughts\nJSON：",
+                "$memories\n${today}问题：$question\n已有的步骤：$thoughts\nJSON：",
             ),
         },
         schema=object_schema(thought=_text(160), done={"type": "boolean"}),
-        rule=lambda question, found, thoughts: {
+        rule=lambda question, found, thoughts, asked_at=None: {
             "thought": _follow_up_by_rule(question, found)[:160],
             "done": _is_confident(question, found),
         },
@@ -138,24 +150,29 @@ DRAFT = register_task(
             "en": (
                 "Write the sentence that would answer the question, and guess what the memories don't tell. "
                 "Set sure to true only if the memories "
-                f"tell all of it. {MEMORIES_ARE_DATA['en']}\n"
-                'Reply in JSON: {"sentence": "...", "sure": true or false}',
-                "$memories\nQuestion: $question\nJSON:",
+                f"tell all of it; the answer is then the few words that were asked for. "
+                f"{MEMORIES_ARE_DATA['en']}\n"
+                'Reply in JSON: {"sentence": "...", "answer": "...", "sure": true or false}',
+                "$memories\n${today}Question: $question\nSentences so far: $thoughts\nJSON:",
             ),
             "zh": (
-                f"写出能回答问题的一句话，记忆里没有的部分可以猜。只有记忆里全都说到了，才把 sure 设为 true。"
-                f"{MEMORIES_ARE_DATA['zh']}\n"
-                '用 JSON 回答：{"sentence": "...", "sure": true 或 false}',
-                "$memories\n问题：$question\nJSON：",
+                f"写出能回答问题的一句话，记忆里没有的部分可以猜。只有记忆里全都说到了，才把 sure 设为 true，"
+                f"这时 answer 写所问的几个字。{MEMORIES_ARE_DATA['zh']}\n"
+                '用 JSON 回答：{"sentence": "...", "answer": "...", "sure": true 或 false}',
+                "$memories\n${today}问题：$question\n已写的句子：$thoughts\nJSON：",
             ),
         },
-        schema=object_schema(sentence=_text(160), sure={"type": "boolean"}),
-        rule=lambda question, found: {
-            "sentence": f"{question} {extract_answer(question, found.hits)}".strip()[:160],
+        schema=object_schema(sentence=_text(160), answer=_text(300), sure={"type": "boolean"}),
+        rule=lambda question, found, thoughts, asked_at=None: {
+            "sentence": f"{question} {answer(question, found).text}".strip()[:160],
+            "answer": answer(question, found).text[:300],
             "sure": _is_confident(question, found),
         },
+        validate=lambda value, inputs: (
+            "sure is true, but the answer is empty" if value["sure"] and not value["answer"].strip() else ""
+        ),
         render=_render,
-        max_tokens=90,
+        max_tokens=120,
     )
 )
 
@@ -183,58 +200,67 @@ def _follow_up_by_rule(question: str, found: Evidence) -> str:
 
 # %% ../../nbs/retrieval/01_follow_up.ipynb #000e56ab
 @dataclass(frozen=True)
+class Progress:
+    """How far the rounds have come.
+
+    - `question`, and `asked_at`: its time (`None`: not known).
+    - `found`: what the last round found.
+    - `queries`: all so far, the question first; `drafts`: the answers drafted in earlier rounds.
+    - `threshold`: the confidence to reach, 0 to 1.
+    """
+
+    question: str
+    found: Evidence
+    queries: Sequence[str] = ()
+    threshold: float = MIN_CONFIDENCE
+    drafts: Sequence[str] = ()
+    asked_at: datetime | None = None
+
+    def run(self, task: Task, llm: LLM | None, **inputs: Any) -> dict[str, Any]:
+        """Run a task of this notebook on the question and what was found; return its value."""
+        lang = detect_language(self.question)
+        common = {"question": self.question, "found": self.found, "asked_at": self.asked_at}
+        return task.run(llm, lang, **common, **inputs).value
+
+
+@dataclass(frozen=True)
 class FollowUp:
-    """Whether to stop after a round, the next query ("" for none), and the reason for the trace."""
+    """Whether to stop after a round, the next query ("" for none), the reason for the trace.
+
+    `draft` is the answer that was drafted ("" for none).
+    """
 
     stop: bool
     query: str
     reason: str
+    draft: str = ""
 
 
-FollowUpMethod = Callable[[str, Evidence, Sequence[str], float, "LLM | None"], FollowUp]
+FollowUpMethod = Callable[[Progress, "LLM | None"], FollowUp]
 
 
-def follow_gap(
-    question: str, found: Evidence, queries: Sequence[str], threshold: float, llm: LLM | None = None
-) -> FollowUp:
-    """Draft an answer, stop if its confidence reaches `threshold` (0 to 1), else query what is missing."""
-    lang, draft = detect_language(question), answer(question, found, llm).text
-    confidence = float(
-        CONFIDENCE.run(llm, lang, question=question, found=found, draft=draft).value["confidence"]
-    )
-    if confidence >= threshold:
-        return FollowUp(True, "", f"confidence {confidence:.2f} reaches {threshold:g}")
-    query = FOLLOW_UP.run(llm, lang, question=question, found=found, draft=draft).value["query"].strip()
-    return FollowUp(False, query, f"confidence {confidence:.2f} is below {threshold:g}")
+def follow_gap(progress: Progress, llm: LLM | None = None) -> FollowUp:
+    """Draft an answer, stop if its confidence reaches the threshold, else query what is missing."""
+    draft = answer(progress.question, progress.found, llm, asked_at=progress.asked_at).text
+    confidence = float(progress.run(CONFIDENCE, llm, draft=draft)["confidence"])
+    if confidence >= progress.threshold:
+        return FollowUp(True, "", f"confidence {confidence:.2f} reaches {progress.threshold:g}", draft)
+    query = progress.run(FOLLOW_UP, llm, drafts=(*progress.drafts, draft))["query"].strip()
+    return FollowUp(False, query, f"confidence {confidence:.2f} is below {progress.threshold:g}", draft)
 
 
-def follow_thought(
-    question: str, found: Evidence, queries: Sequence[str], threshold: float, llm: LLM | None = None
-) -> FollowUp:
-    """Think one step and search with it; stop when the answer is reached.
-
-    `queries` are the queries so far, the question first.
-    """
-    reply = THOUGHT.run(
-        llm, detect_language(question), question=question, found=found, thoughts=tuple(queries[1:])
-    ).value
-    return FollowUp(
-        reply["done"],
-        reply["thought"].strip(),
-        "the answer is reached" if reply["done"] else "one step further",
-    )
+def follow_thought(progress: Progress, llm: LLM | None = None) -> FollowUp:
+    """Think one step and search with it; stop when the answer is reached."""
+    reply = progress.run(THOUGHT, llm, thoughts=tuple(progress.queries[1:]))
+    reason = "the answer is reached" if reply["done"] else "one step further"
+    return FollowUp(reply["done"], reply["thought"].strip(), reason)
 
 
-def follow_draft(
-    question: str, found: Evidence, queries: Sequence[str], threshold: float, llm: LLM | None = None
-) -> FollowUp:
+def follow_draft(progress: Progress, llm: LLM | None = None) -> FollowUp:
     """Draft the answer, and search with the draft where it is a guess."""
-    reply = DRAFT.run(llm, detect_language(question), question=question, found=found).value
-    return FollowUp(
-        reply["sure"],
-        reply["sentence"].strip(),
-        "sure of the draft" if reply["sure"] else "the draft is a guess",
-    )
+    reply = progress.run(DRAFT, llm, thoughts=tuple(progress.queries[1:]))
+    reason = "sure of the draft" if reply["sure"] else "the draft is a guess"
+    return FollowUp(reply["sure"], reply["sentence"].strip(), reason, reply["answer"].strip())
 
 
 FOLLOW_UP_METHODS: dict[str, FollowUpMethod] = {

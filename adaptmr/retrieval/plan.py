@@ -27,7 +27,7 @@ __all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS
 # %% ../../nbs/retrieval/02_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
 FUSIONS = ("sum", "rrf")
-MERGES = ("turns", "best", "cover")
+MERGES = ("turns", "best", "cover", "keep")
 GATES = ("calibrated", "cosine", "none")
 LATEST_RULES = ("attribute", "similarity", "model", "pairs")
 FOLLOWS = ("gap", "thought", "draft")
@@ -46,7 +46,8 @@ class RetrievalPlan:
     - Queries: `queries` replace the question when given. With `multi_step` they run one after another, each
       extended by what the one before found: its names, or with `interim` a model's answer to it. `expand`
       is how many more queries a model is asked for. The results `merge` by taking "turns", by each memory's
-      "best" score, or by that after the first of every query ("cover").
+      "best" score, by that after the first of every query ("cover"), or so that each query adds a few to
+      those that the queries before it found ("keep").
     - Scores: `pool` candidates are scored by the `weights` of signals or of fitted sets of them, except the
       signals in `without`. The `fusion` is their "sum", or reciprocal ranks ("rrf").
       An `entity_boost` multiplies each score by 1 + boost × the names and words shared with the question.
@@ -63,7 +64,9 @@ class RetrievalPlan:
       best by `select`: by "rank", or by what each adds to the others ("cover"). With `refine` a model drops
       what does not help to answer, given the `hint`.
     - Findings: with `relate` the dates of the events asked about and the time between them, with `collect`
-      the list of what the question counts or lists. `answer_as` names how the reader is asked.
+      the list of what the question counts or lists. `answer_as` names how the reader is asked: "directly"
+      means from what it knows, so nothing is searched; "drafted" means not at all where a finding has the
+      answer.
 
     Raises `PlanError`, which names the field, the value and what it may be.
     """

@@ -29,7 +29,7 @@ def context_line(memory: Memory, note: str = "") -> str:
 
 def render_context(hits: Sequence[Hit], findings: Sequence[Finding] = ()) -> str:
     """Return the context made of findings and hits: one line each, the findings first."""
-    worked_out = (render_finding(f) for f in findings)
+    worked_out = (render_finding(f) for f in findings if f.text)
     return "\n".join((*worked_out, *(context_line(h.memory, h.note) for h in hits)))
 
 # %% ../../nbs/retrieval/00_rendering.ipynb #b5e52f66

@@ -13,12 +13,12 @@ from ..llm import LLM
 from ..llm.tasks import meter_usage
 from .as_of import Request, make_request
 from .execute import execute_request
-from .follow_up import FOLLOW_UP_METHODS, FollowUp
+from .follow_up import FOLLOW_UP_METHODS, FollowUp, Progress
 from .fusion import Fit
 from .plan import RetrievalPlan
 from .queries import expand_query
 from ..store.protocol import Store
-from ..types import Evidence, Question, TraceRow
+from ..types import Evidence, Finding, Question, TraceRow
 
 # %% auto #0
 __all__ = ['run_rounds', 'run_request']
@@ -51,20 +51,26 @@ def run_request(
     begun, text = perf_counter(), request.text
     if plan.merge == "turns":
         # the notes of "turns" quote queries, and a model's words must not reach the reader
-        plan = replace(plan, merge="cover")
+        plan = replace(plan, merge="keep" if plan.max_rounds > 1 else "cover")
     with meter_usage() as meter:
         queries, rows = _expand(plan, text, llm)
         search_only = replace(plan, max_rounds=1, expand=0, gate="none", refine=False, rerank_tokens=0)
         seen: set[str] = set()
+        drafts: tuple[str, ...] = ()
+        settled: tuple[str, list[str]] | None = None
         for number in range(1, plan.max_rounds):
             start = perf_counter()
             found = execute_request(replace(search_only, queries=queries), request, fit=fit)
-            step = FOLLOW_UP_METHODS[plan.follow](text, found, queries, plan.confidence_threshold, llm)
+            progress = Progress(text, found, queries, plan.confidence_threshold, drafts, request.moment)
+            step = FOLLOW_UP_METHODS[plan.follow](progress, llm)
+            drafts = (*drafts, step.draft) if step.draft else drafts
             ended = step.stop or not step.query or step.query in queries
             reason = f"{_describe_new(queries, found, seen)}; {_describe_step(step, ended)}"
             n = len(seen | {h.memory.id for h in found.hits})
             rows.append(TraceRow(f"round {number}", len(seen), n, (perf_counter() - start) * 1000, reason))
             seen |= {h.memory.id for h in found.hits}
+            if step.stop and step.draft:
+                settled = step.draft, [h.memory.id for h in found.hits]
             if ended:
                 break
             queries = (*queries, step.query)
@@ -73,10 +79,19 @@ def run_request(
         n = len(seen | {h.memory.id for h in found.hits})
         if plan.max_rounds > 1 and n > len(seen):
             rows.append(TraceRow("last round", len(seen), n, 0.0, _describe_new(queries, found, seen)))
+        if settled and settled[1] == [h.memory.id for h in found.hits]:
+            found = _with_answer(found, final, settled[0])
     return replace(
         found,
         trace=[*rows, *found.trace],
         usage=replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)),
+    )
+
+
+def _with_answer(found: Evidence, plan: RetrievalPlan, draft: str) -> Evidence:
+    """Return the evidence with the draft as its answer, which is not shown to a reader."""
+    return replace(
+        found, findings=[*found.findings, Finding("", draft)], plan=replace(plan, answer_as="drafted")
     )
 
 

@@ -31,10 +31,11 @@ from ..text import find_names
 from ..types import Finding, Hit, TraceRow
 
 # %% auto #0
-__all__ = ['INTERIM_HITS', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future',
-           'restrict_to_window', 'next_extension', 'run_queries', 'Merged', 'merge', 'search', 'describe_search',
-           'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits',
-           'keep_newest', 'shorten_texts', 'cut', 'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'Step']
+__all__ = ['INTERIM_HITS', 'KEPT_SHARE', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State', 'cut_question',
+           'hide_future', 'restrict_to_window', 'next_extension', 'run_queries', 'Merged', 'merge', 'rows_kept',
+           'search', 'search_nothing', 'describe_search', 'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate',
+           'gate_verdict', 'second_check', 'rerank_hits', 'keep_newest', 'shorten_texts', 'cut', 'within_budget',
+           'signals_of', 'order_by_time', 'refine_hits', 'Step']
 
 # %% ../../nbs/retrieval/05_steps.ipynb #71b48a5e
 class Origin(NamedTuple):
@@ -176,9 +177,30 @@ def merge(state: State, searches: Sequence[ScoredCandidates]) -> dict[int, Merge
             merged[row] = merged[row]._replace(origin=Origin(i, rank), score=value)
     if plan.merge == "turns":
         return merged
+    if plan.merge == "keep":
+        return {row: merged[row] for row in rows_kept(searches, plan.k)}
     first = {int(found.rows[0]) for found in searches if len(found.rows)} if plan.merge == "cover" else set()
     order = sorted(merged.items(), key=lambda item: (item[0] not in first, -item[1].score))
     return dict(order)  # equal scores stay in turn
+
+
+KEPT_SHARE = 4  # each later query adds at most this part of the `k` memories: a quarter
+
+
+def rows_kept(searches: Sequence[ScoredCandidates], k: int) -> list[int]:
+    """Return the rows of all searches in an order whose first `k` keep what earlier searches found.
+
+    Each search after the first brings its best rows that are new: a quarter of `k`, or less where half of
+    `k` would not do for all of them, and at least one. Only the last of the first search make room for them.
+    """
+    share = max(1, min(k // KEPT_SHARE, k // 2 // max(1, len(searches) - 1)))
+    kept: dict[int, None] = {}
+    for i, found in enumerate(searches):
+        room = share if i else max(1, k - share * (len(searches) - 1))
+        new = [int(row) for row in found.rows if int(row) not in kept]
+        kept.update(dict.fromkeys(new[:room]))
+    turns = sorted((rank, i, row) for i, found in enumerate(searches) for rank, row in enumerate(found.rows))
+    return list(dict.fromkeys([*kept, *(int(row) for _, _, row in turns)]))
 
 
 def search(state: State) -> State:
@@ -198,6 +220,12 @@ def search(state: State) -> State:
         hits=hits,
         long_texts=sum(len(m.text) > MAX_TEXT_CHARS for m in memories),
     )
+
+
+def search_nothing(state: State) -> State:
+    """Note that the plan wants no memories: the question is answered directly."""
+    n = len(state.store.memories)
+    return state.after("admission", n, 0, "the question needs no memory: nothing is searched")
 
 
 def describe_search(state: State, carried: Sequence[str]) -> str:
@@ -387,13 +415,18 @@ def _has_hard_window(state: State) -> bool:
     return bool(state.plan.time_window and state.plan.window_rule == "hard" and len(state.store.memories))
 
 
+def _searches(state: State) -> bool:
+    return state.plan.answer_as != "directly"
+
+
 STEPS: tuple[Step, ...] = (
     Step(cut_question, lambda s: s.length > len(s.text)),
     Step(hide_future, lambda s: isinstance(s.store, AsOfView)),
     Step(restrict_to_window, _has_hard_window),
-    Step(search, _always),
+    Step(search_nothing, lambda s: not _searches(s)),
+    Step(search, _searches),
     Step(cut_texts, lambda s: s.long_texts),
-    Step(gate, _always),
+    Step(gate, _searches),
     Step(rerank_hits, lambda s: s.plan.rerank_tokens and s.hits),
     Step(keep_newest, lambda s: s.plan.prefer_latest and s.hits),
     Step(shorten_texts, lambda s: s.plan.passages and s.hits),

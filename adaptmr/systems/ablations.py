@@ -56,7 +56,10 @@ QARP_EDITS: dict[str, PlanEdit] = {
     "newest first": lambda plan: replace(plan, prefer_latest=False),
     "threshold": lambda plan: replace(plan, relevance_threshold=0.0, relevance_low=0.0),
     "steps": lambda plan: replace(
-        plan, queries=plan.queries[:1] if plan.multi_step else plan.queries, multi_step=False
+        plan,
+        queries=plan.queries[:1] if plan.multi_step or plan.merge == "cover" else plan.queries,
+        multi_step=False,
+        merge="best" if plan.merge == "cover" else plan.merge,
     ),
     "refinement": lambda plan: replace(plan, refine=False),
 }

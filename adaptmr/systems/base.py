@@ -155,7 +155,15 @@ class PlannedSystem:
 SystemFactory = Callable[..., MemorySystem]
 _FACTORIES: dict[str, tuple[SystemFactory, str, str]] = {}
 # the modules whose import registers systems, in the order of tables
-_MODULES = ("fixed", "adaptive", "llm_planned", "oracles", "ablations", "longmemeval_rag")
+_MODULES = (
+    "fixed",
+    "adaptive",
+    "llm_planned",
+    "oracles",
+    "ablations",
+    "qarp_variants",
+    "longmemeval_rag",
+)
 
 
 def register_system(

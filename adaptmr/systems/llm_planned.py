@@ -43,9 +43,7 @@ def _qarp(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySystem:
     return PlannedSystem(name, QARP(llm, name=name), embedder=embedder)
 
 # %% ../../nbs/systems/01_llm_planned.ipynb #f5a2288f
-MULTI_ROUND_PLAN = RetrievalPlan(
-    weights=HYBRID_WEIGHTS, merge="cover", max_rounds=3, confidence_threshold=0.7
-)
+MULTI_ROUND_PLAN = RetrievalPlan(weights=HYBRID_WEIGHTS, merge="keep", max_rounds=3, confidence_threshold=0.7)
 
 
 def make_multi_round(name: str, llm: LLM | None, embedder: Any, **edits: Any) -> PlannedSystem:

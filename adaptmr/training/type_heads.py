@@ -5,8 +5,10 @@
 # %% ../../nbs/training/00_type_heads.ipynb #daa7a188
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,22 @@ from ..resources import save_resource
 from ..types import Question, QueryType
 
 # %% auto #0
-__all__ = ['HEAD_C', 'RULE_FEATURE_SCALE', 'HEAD_OPTIONS', 'Examples', 'make_examples', 'fit_head', 'held_out_probabilities',
-           'accuracy_by_dataset', 'fit_heads', 'threshold_curve', 'write_heads', 'FineTunedClassifier', 'finetune']
+__all__ = ['WRITTEN', 'HEAD_C', 'RULE_FEATURE_SCALE', 'HEAD_OPTIONS', 'written_questions', 'Examples', 'make_examples',
+           'fit_head', 'held_out_probabilities', 'accuracy_by_dataset', 'without_set', 'head_probabilities',
+           'score_left_out', 'fit_heads', 'threshold_curve', 'write_heads', 'FineTunedClassifier', 'finetune']
+
+# %% ../../nbs/training/00_type_heads.ipynb #c1882c80
+WRITTEN = "written"  # the name of the set, and of its only conversation
+
+
+def written_questions() -> list[Question]:
+    """Return the 420 questions that were written to train classifiers, with their types."""
+    text = files("adaptmr").joinpath("training/questions.tsv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return [
+        Question(f"{WRITTEN}-{i:03}", row["question"], type=QueryType(row["type"]), conversation=WRITTEN)
+        for i, row in enumerate(rows)
+    ]
 
 # %% ../../nbs/training/00_type_heads.ipynb #212b7b3e
 @dataclass(frozen=True, eq=False)
@@ -139,6 +155,45 @@ def accuracy_by_dataset(examples: Examples, probabilities: np.ndarray) -> dict[s
         }
     return out
 
+# %% ../../nbs/training/00_type_heads.ipynb #f0195ffc
+def without_set(examples: Examples, name: str) -> Examples:
+    """Return the examples of all sets but one, each set with the same weight."""
+    keep = examples.dataset != name
+    arrays = {
+        part: getattr(examples, part)[keep]
+        for part in ("x", "types", "conversation", "dataset", "weight", "rules")
+    }
+    arrays["weight"] = arrays["weight"] * keep.sum() / arrays["weight"].sum()
+    return replace(examples, **arrays)
+
+
+def head_probabilities(examples: Examples, head: ClassifierHead) -> np.ndarray:
+    """Return the probabilities (n, types) of one head for all examples, as `FittedClassifier` gives them."""
+    return held_out_probabilities(
+        replace(examples, conversation=np.full(len(examples.types), "")), {"": head}
+    )
+
+
+def score_left_out(
+    examples: Examples, unseen: Examples | None = None, *, rules: bool = True, balanced: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Score heads on sets that they were not fitted to: those of `examples` in turn, and those of `unseen`.
+
+    `rules` and `balanced` are those of `fit_head`. Returns by set what `accuracy_by_dataset` returns, and
+    the accuracy of the `rules` on the same questions.
+    """
+    scores: dict[str, dict[str, Any]] = {}
+    names = sorted(set(examples.dataset))
+    for name in names if len(names) > 1 else ():
+        head = fit_head(without_set(examples, name), rules=rules, balanced=balanced)
+        scores[name] = accuracy_by_dataset(examples, head_probabilities(examples, head))[name]
+    by_rule = accuracy_by_dataset(examples, examples.rules)
+    if unseen is not None:
+        head = fit_head(examples, rules=rules, balanced=balanced)
+        scores |= accuracy_by_dataset(unseen, head_probabilities(unseen, head))
+        by_rule |= accuracy_by_dataset(unseen, unseen.rules)
+    return {name: {**score, "rules": by_rule[name]["accuracy"]} for name, score in scores.items()}
+
 # %% ../../nbs/training/00_type_heads.ipynb #19e82962
 HEAD_OPTIONS = tuple(
     {"rules": rules, "balanced": balanced} for rules in (True, False) for balanced in (False, True)
@@ -173,11 +228,13 @@ def fit_heads(
 
 
 def _means(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the accuracy on each set, and their mean."""
-    return {
-        **{name: s["accuracy"] for name, s in scores.items()},
-        "mean": round(float(np.mean([s["accuracy"] for s in scores.values()])), 4),
-    }
+    """Return the accuracy on each set, and the mean of those that belong to conversations.
+
+    The written questions don't count in it: they have every type equally often, which no data set has.
+    """
+    accuracies = {name: s["accuracy"] for name, s in scores.items()}
+    counted = [accuracy for name, accuracy in accuracies.items() if name != WRITTEN or len(accuracies) == 1]
+    return {**accuracies, "mean": round(float(np.mean(counted)), 4)}
 
 
 def threshold_curve(examples: Examples, second: np.ndarray) -> list[dict[str, Any]]:
@@ -200,10 +257,16 @@ def threshold_curve(examples: Examples, second: np.ndarray) -> list[dict[str, An
     return rows
 
 
-def write_heads(path: Path, sets: Mapping[str, Examples], data: Mapping[str, Any]) -> None:
+def write_heads(
+    path: Path,
+    sets: Mapping[str, Examples],
+    data: Mapping[str, Any],
+    unseen: Mapping[str, Examples] | None = None,
+) -> None:
     """Fit the heads of each encoder's examples, and write them with their provenance; deterministic.
 
-    The date of a file whose content stays the same is kept.
+    `unseen` are each encoder's examples that the heads are only scored on. The date of a file whose content
+    stays the same is kept.
     """
     fitted = {name: fit_heads(mine) for name, mine in sorted(sets.items())}
     rows = [head.to_dict() for heads, *_ in fitted.values() for head in heads]
@@ -212,6 +275,15 @@ def write_heads(path: Path, sets: Mapping[str, Examples], data: Mapping[str, Any
         f"conversation out",
         "data": dict(data),
         "held_out": {name: scores for name, (_, scores, _, _) in fitted.items()},
+        "left_out": {
+            name: score_left_out(
+                sets[name],
+                (unseen or {}).get(name),
+                rules=scores["rules"],
+                balanced=scores["balanced"],
+            )
+            for name, (_, scores, _, _) in fitted.items()
+        },
         "tried": [r for _, _, tried, _ in fitted.values() for r in tried],
         "sure": [r for _, _, _, curve in fitted.values() for r in curve],
     }

@@ -5,6 +5,7 @@
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #8a9baaa5
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 TARGET_ACCURACY = 0.85
 
 # %% auto #0
-__all__ = ['TARGET_ACCURACY', 'ALL_TYPES', 'ANSWERABLE_TYPES', 'longmemeval_questions', 'question_sets', 'predict_types',
-           'type_accuracy_table', 'type_accuracy_sentences', 'type_confusion_table', 'type_confusion_figure']
+__all__ = ['TARGET_ACCURACY', 'QUESTION_SETS', 'ALL_TYPES', 'ANSWERABLE_TYPES', 'longmemeval_questions', 'question_sets',
+           'predict_types', 'type_accuracy_table', 'type_accuracy_sentences', 'type_confusion_table',
+           'type_confusion_figure', 'routing_cost_table']
 
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #352211b5
 _FILES = ("longmemeval_oracle.json", "longmemeval_oracle_sample.json")
@@ -69,20 +71,26 @@ def longmemeval_questions(path: Path | None = None) -> list[Question]:
         raise ValueError(f"{path.name} is not a file of LongMemEval: {type(e).__name__}: {e}") from e
 
 
-def question_sets() -> tuple[dict[str, list[Question]], list[str]]:
-    """Load the questions of LoCoMo dev, demo and LongMemEval, by name.
+QUESTION_SETS: Mapping[str, Callable[[], list[Question]]] = {
+    "locomo dev": lambda: load("locomo", split="dev").questions,
+    "demo": lambda: load("demo").questions,
+    "longmemeval": longmemeval_questions,
+    "demo_assistant": lambda: load("demo_assistant").questions,
+    "beam_100k": lambda: load("beam_100k", split="dev").questions,
+}
+
+
+def question_sets(
+    names: Sequence[str] = ("locomo dev", "demo", "longmemeval"),
+) -> tuple[dict[str, list[Question]], list[str]]:
+    """Load the questions of some data sets of `QUESTION_SETS`, by name.
 
     Also returns the names of the data sets that are not available.
     """
-    loaders: dict[str, Callable[[], list[Question]]] = {
-        "locomo dev": lambda: load("locomo", split="dev").questions,
-        "demo": lambda: load("demo").questions,
-        "longmemeval": longmemeval_questions,
-    }
     found, missing = {}, []
-    for name, read in loaders.items():
+    for name in names:
         try:
-            found[name] = read()
+            found[name] = QUESTION_SETS[name]()
         except DatasetUnavailable:
             missing.append(name)
     return found, missing
@@ -95,8 +103,8 @@ def predict_types(
     """Predict the type of every question by every classifier: one row each, without text.
 
     `classifiers` holds classifiers, or functions from a conversation's id to the classifier that was trained
-    without it. Columns: dataset, conversation, question, type, classifier, guessed, p (of the prediction),
-    right.
+    without it. Columns: dataset, conversation, question, type, category (the data set's own type),
+    classifier, guessed, p (of the prediction), right.
     """
     import pandas as pd
 
@@ -115,33 +123,34 @@ def predict_types(
                         "conversation": q.conversation,
                         "question": q.id,
                         "type": str(q.type),
+                        "category": q.category,
                         "classifier": made[q.conversation].name,
                         "guessed": str(best),
                         "p": round(p[best], 6),
                         "right": best == q.type,
                     }
                 )
-    return pd.DataFrame(
-        rows, columns=["dataset", "conversation", "question", "type", "classifier", "guessed", "p", "right"]
-    )
+    columns = ["dataset", "conversation", "question", "type", "category", "classifier", "guessed", "p"]
+    return pd.DataFrame(rows, columns=[*columns, "right"])
 
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #9560ce6e
 ALL_TYPES, ANSWERABLE_TYPES = "all", "all but abstention"
 
 
-def type_accuracy_table(predictions: pd.DataFrame) -> pd.DataFrame:
+def type_accuracy_table(predictions: pd.DataFrame, by: str = "type") -> pd.DataFrame:
     """Compute the share of correct predictions per dataset, type and classifier.
 
-    The rows "all" and "all but abstention" cover several types. Columns: dataset, type, classifier, n,
-    mean, and its 95 % interval low, high over conversations (`nan` below four of them).
+    `by="category"` gives the data set's own types, sorted, in the place of ours. The rows "all" and "all but
+    abstention" cover several types. Columns: dataset, type, classifier, n, mean, and its 95 % interval low,
+    high over conversations (`nan` below four of them).
     """
     import pandas as pd
 
     rows = []
     for name in dict.fromkeys(predictions["dataset"]):
         here = predictions[predictions["dataset"] == name]
-        present = [t for t in map(str, QueryType) if t in set(here["type"])]
-        parts = {t: here[here["type"] == t] for t in present}
+        order = list(map(str, QueryType)) if by == "type" else sorted(set(here[by]))
+        parts = {t: here[here[by] == t] for t in order if t in set(here[by])}
         parts[ALL_TYPES] = here
         parts[ANSWERABLE_TYPES] = here[here["type"] != str(QueryType.abstention)]
         for question_type, part in parts.items():
@@ -233,3 +242,48 @@ def type_confusion_figure(predictions: pd.DataFrame, classifier: str, dataset: s
         xlabel="taken for",
         ylabel="is",
     )
+
+# %% ../../../nbs/eval/analysis/00_question_types.ipynb #35c6fc48
+def routing_cost_table(
+    frame: pd.DataFrame, system: str = "adaptmr", oracle: str = "oracle_type", *, seed: int = 0
+) -> pd.DataFrame:
+    """Compute what each confusion of strategies costs: the differences of a system to its oracle.
+
+    `frame` has a row per system × question (`evaluate`). A row per gold type and strategy `taken`, in
+    `QueryType`'s order, where it is another than the `wanted` one: `n` questions, their `share` of the
+    type's, and for `recall` (recall_fraction) and `f1` the mean difference system − oracle, its 95 % interval
+    over conversations (`nan` below four), and its `…_total`: the part of the difference over all questions
+    that this row makes. Raises `ValueError` where one of the two systems is missing.
+    """
+    import pandas as pd
+
+    both = {name: frame[frame["system"] == name].set_index("question") for name in (system, oracle)}
+    if missing := [name for name, rows in both.items() if rows.empty]:
+        raise ValueError(f"no rows of {missing}; there are {sorted(set(frame['system']))}")
+    mine, told = both[system], both[oracle].reindex(both[system].index)
+    paired = pd.DataFrame(
+        {
+            "type": mine["type"],
+            "conversation": mine["conversation"],
+            "wanted": told["planner"],
+            "taken": mine["planner"],
+            "recall": mine["recall_fraction"] - told["recall_fraction"],
+            "f1": mine["f1"] - told["f1"],
+        }
+    )
+    rows = []
+    for question_type in (t for t in map(str, QueryType) if t in set(paired["type"])):
+        whole = paired[paired["type"] == question_type]
+        for (wanted, taken), part in whole.groupby(["wanted", "taken"], sort=True):
+            if wanted == taken:
+                continue
+            row = {"type": question_type, "wanted": wanted, "taken": taken, "n": len(part)}
+            row["share"] = len(part) / len(whole)
+            for measure in ("recall", "f1"):
+                it = mean_ci(part[measure].to_numpy(float), part["conversation"].tolist(), seed=seed)
+                counted = int(paired[measure].notna().sum())
+                row |= {measure: it.mean, f"{measure}_low": it.low, f"{measure}_high": it.high}
+                row[f"{measure}_total"] = float(part[measure].sum()) / counted if counted else math.nan
+            rows.append(row)
+    intervals = [f"{m}{end}" for m in ("recall", "f1") for end in ("", "_low", "_high", "_total")]
+    return pd.DataFrame(rows, columns=["type", "wanted", "taken", "n", "share", *intervals])

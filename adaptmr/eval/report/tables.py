@@ -132,6 +132,7 @@ def _counted(frame: pd.DataFrame, of: Callable[[str, str], _Key]) -> dict[_Key, 
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #f895f4fd
 _DECIDED = {
+    "plan_admitted": "looked up",
     "plan_queries": "queries",
     "plan_steps": "in steps",
     "plan_order": "by time",

@@ -54,14 +54,29 @@ def score_answer(question: Question, prediction: Answer, dataset: str) -> float:
     return locomo_f1(prediction.text, gold, question.category)
 
 # %% ../../../nbs/eval/runner/02_evaluate.ipynb #5473d615
-PLAN_COLUMNS = ("plan_queries", "plan_steps", "plan_order", "plan_latest", "plan_threshold")
+PLAN_COLUMNS = (
+    "plan_admitted",
+    "plan_queries",
+    "plan_steps",
+    "plan_order",
+    "plan_latest",
+    "plan_threshold",
+)
 
 
 def _plan_columns(plan: Any) -> dict[str, float | None]:
     if not isinstance(plan, RetrievalPlan):
         return dict.fromkeys(PLAN_COLUMNS)
-    queries = len(plan.queries) or 1
-    values = (queries, plan.multi_step, plan.temporal_order, plan.prefer_latest, plan.relevance_threshold)
+    admitted = plan.answer_as != "directly"  # whether the planner wants any memories
+    queries = (len(plan.queries) or 1) * admitted
+    values = (
+        admitted,
+        queries,
+        plan.multi_step or plan.merge == "cover",
+        plan.temporal_order,
+        plan.prefer_latest,
+        plan.relevance_threshold,
+    )
     return dict(zip(PLAN_COLUMNS, map(float, values)))
 
 
