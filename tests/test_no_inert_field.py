@@ -1,4 +1,4 @@
-"""No inert field: whatever a strategy or planner sets in a plan must change what is found in some scenario."""
+"""No inert field: whatever a strategy or planner sets in a plan changes what is found in some scenario."""
 
 from __future__ import annotations
 
@@ -218,10 +218,11 @@ def reset(plan: RetrievalPlan, name: str) -> RetrievalPlan:
     return replace(plan, **{name: default})
 
 
-def effect(case: Case, plan: RetrievalPlan, store: MemoryStore, llm: LLM) -> Any:
-    """Return what a plan leads to: the hits and their notes, the findings, the context, the answer's prompt."""
+def effect(case: Case, store: MemoryStore, llm: LLM) -> Any:
+    """Return what a plan leads to: hits with their notes, findings, the context, the answer's prompt."""
     request = make_request(case.question, store, None)
-    found = run_request(plan.sized(4) if plan.k == 10 else plan, request, llm=llm)
+    plan = case.plan.sized(4) if case.plan.k == RetrievalPlan().k else case.plan  # fewer than there are
+    found = run_request(plan, request, llm=llm)
     lang = detect_language(case.question.text)
     asked = ANSWER.messages(lang, question=case.question.text, evidence=found) if found.has_relevant else ""
     hits = [(h.memory.id, h.note) for h in found.hits]
@@ -237,7 +238,7 @@ class Walk:
 
     def effect(self, case: Case) -> Any:
         if case not in self.known:
-            self.known[case] = effect(case, case.plan, self.stores[case.language], self.llm)
+            self.known[case] = effect(case, self.stores[case.language], self.llm)
         return self.known[case]
 
     def acts(self, case: Case, name: str) -> bool:

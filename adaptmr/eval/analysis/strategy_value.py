@@ -43,8 +43,10 @@ def strategy_matrix(
     cells = mean_table(frame[frame["system"].isin(systems)], value, seed=seed)
     order = {s: i for i, s in enumerate(systems)}
     cells = cells.sort_values("system", key=lambda names: names.map(order), kind="stable", ignore_index=True)
-    first_best = cells.groupby("type")["mean"].idxmax()
-    return cells.assign(best=cells.index.isin(first_best))
+    means = cells["mean"].round(9)
+    of_type = means.groupby(cells["type"])
+    highest, lowest = of_type.transform("max"), of_type.transform("min")
+    return cells.assign(best=(means == highest) & (highest > lowest))
 
 
 def strategy_matrix_table(matrix: pd.DataFrame) -> pd.DataFrame:
