@@ -139,8 +139,8 @@ def oracle_gap(
         raise ValueError(f"{ceiling!r} and {base!r} were not asked the same questions")
     found = []
     for question_type, part in split_by_type(pairs):
-        scores = (part[f"{value}_{side}"].to_numpy(float) for side in ("above", "below"))
-        d = paired_difference(*scores, part["conversation"].tolist(), seed=seed)
+        top, low = (part[f"{value}_{side}"].to_numpy(float) for side in ("above", "below"))
+        d = paired_difference(top, low, part["conversation"].tolist(), seed=seed)
         verdict = judge_gap(d.mean)
         ends = [] if math.isnan(d.low) else [judge_gap(d.low), judge_gap(d.high)]
         others = [other for other in dict.fromkeys(ends) if other != verdict]
@@ -169,7 +169,8 @@ def gap_sentences(
 
 
 def _points(row: Mapping[Any, Any]) -> str:
-    return format_interval(*(100 * row[c] for c in ("gap", "low", "high")), "+.1f", "+.1f", " points")
+    gap, low, high = (100 * row[c] for c in ("gap", "low", "high"))
+    return format_interval(gap, low, high, "+.1f", "+.1f", " points")
 
 # %% ../../../nbs/eval/analysis/00_strategy_value.ipynb #3094656e
 def compare_with_controls(
