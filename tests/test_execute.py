@@ -19,6 +19,7 @@ from adaptmr.retrieval.token_budget import line_tokens
 from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from adaptmr.retrieval.plan import WEIGHT_SETS, FUSIONS, PlanError, RetrievalPlan
 from adaptmr.retrieval.signals import SIGNALS
+from adaptmr.retrieval.steps import boosted_score, count_shared
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
 from adaptmr.retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from adaptmr.store.memory_store import MemoryStore
@@ -521,6 +522,43 @@ def test_relevance_is_the_same_whatever_is_looked_for(store):
     ]
     for text in ("Where do I live now?", "pottery in March 2024", "submarine"):
         assert len({execute(plan, text, store).relevance for plan in plans}) == 1, text
+
+
+# --- shared names and words
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "entities", "shared"),
+    [
+        ("What colour is Biscuit the cat?", "My cat is called Biscuit.", (), 2),  # Biscuit, cat
+        ("What colour is Biscuit the cat?", "The colour is red.", (), 1),
+        ("What colour is Biscuit the cat?", "It rained.", ("Biscuit",), 1),
+        ("What colour is Biscuit the cat?", "It rained.", (), 0),
+        ("小王的猫叫什么名字？", "小王养了一只猫", (), 2),
+        ("小王的猫叫什么名字？", "今天下雨了", (), 0),
+    ],
+)
+def test_shared_names_and_words_are_counted(question, text, entities, shared):
+    assert count_shared(question, Memory("m", text, "Ann", entities=entities)) == shared
+
+
+def test_a_score_is_multiplied_and_a_negative_one_divided():
+    assert boosted_score(0.5, 2, 0.3) == 0.8
+    assert boosted_score(-0.5, 2, 0.25) == pytest.approx(-1 / 3, abs=1e-6)
+    assert boosted_score(0.5, 0, 0.3) == 0.5
+
+
+def test_what_shares_the_questions_words_moves_up_among_the_best_2k(store):
+    plan = RetrievalPlan(weights={"cosine": 1.0}, k=2)
+    question = "Is the cat called Snowy?"
+    plain, boosted = (execute(replace(plan, entity_boost=b), question, store) for b in (0.0, 0.3))
+    assert steps(boosted) == ["search", "boost", "gate", "cut"] and "boost" not in steps(plain)
+    best = execute(replace(plan, k=4), question, store).hits
+    expected = {h.memory.id: h.score * (1 + 0.3 * count_shared(question, h.memory)) for h in best}
+    assert ids(boosted) == sorted(expected, key=lambda id: -expected[id])[:2]
+    share = sum(h.score != v for h, v in zip(best, expected.values()))
+    assert row(boosted, "boost").reason == f"{share} of the best 4 share names or words: × (1 + 0.3·n)"
+    assert [h.score for h in boosted.hits] == pytest.approx(sorted(expected.values())[:-3:-1], abs=1e-5)
 
 
 # --- versions

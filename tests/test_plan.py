@@ -146,7 +146,7 @@ BAD = [
     ("pool", "50"),
     ("pool", None),
     ("weights", ["dense"]),
-    ("weights", {"cosine": 1}),
+    ("weights", {"similarity": 1}),
     ("weights", {"dense": "1"}),
     ("weights", {"dense": float("nan")}),
     ("weights", {"dense": float("inf")}),

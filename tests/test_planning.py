@@ -34,7 +34,18 @@ from adaptmr.reader import answer
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, UNIFIED_WEIGHTS, Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.systems.ablations import VARIANTS, QARP_EDITS, EditedPlanner, get_variants
+from adaptmr.systems.ablations import (
+    PART_VARIANTS,
+    QARP_EDITS,
+    STRATEGY_PARTS,
+    STRATEGY_SYSTEMS,
+    STRATEGY_TYPES,
+    VARIANTS,
+    EditedPlanner,
+    edited_strategies,
+    get_variants,
+)
+from adaptmr.systems.fixed import GATED_PLAN
 from adaptmr.systems.llm_planned import MULTI_ROUND_PLAN
 from adaptmr.systems.base import known_systems, make_system
 from adaptmr.types import Conversation, Evidence, Hit, Memory, Question, QueryType, Usage
@@ -809,10 +820,125 @@ def test_a_variant_differs_in_what_it_is_named_for(store, what):
         assert len(s.requests) == 2
         assert s.requests[0] == s.requests[1], "both ask the same, so that one recorded call serves both"
     assert differ(plan, variant) == CHANGES[what]
+    assert variant.relevance_threshold == (MIN_RELEVANCE if what == "threshold" else 0.65)
     chained = replace(plan, multi_step=True)
     assert differ(chained, QARP_EDITS["steps"](chained)) == {"queries", "merge", "multi_step"}
     none = RetrievalPlan(weights=HYBRID_WEIGHTS)
     assert differ(none, QARP_EDITS[what](none)) == set(), "nothing to take out, nothing changed"
+
+
+ROUTED = {  # a question that the rules give to each strategy
+    "factual": "What is my sister called?",
+    "temporal": "When did I adopt the cat?",
+    "update": NOW,
+    "multi-hop": "Of the animals I mentioned, which did I mention most often?",
+    "abstention": "Did I ever tell you my blood type?",
+}
+
+
+def planned(name, question, store):
+    made = make_system(name, embedder="hash")
+    plan = made.planner.plan(question, store)
+    made.reset()
+    return replace(plan, planner="")
+
+
+@pytest.mark.parametrize("strategy", ["temporal", "update", "multi-hop", "abstention"])
+def test_without_a_strategy_its_questions_get_the_plan_of_gated_or_as_named_of_unified(store, strategy):
+    names = (f"adaptmr w/o {strategy} strategy", f"adaptmr, unified for {strategy}")
+    for name, fallback in zip(names, ("gated", "unified")):
+        assert planned(name, ROUTED[strategy], store) == planned(fallback, "?", store)
+        for other in set(ROUTED) - {strategy}:
+            assert planned(name, ROUTED[other], store) == planned("adaptmr", ROUTED[other], store)
+    assert planned("adaptmr", ROUTED[strategy], store) != replace(GATED_PLAN, planner="")
+
+
+def test_the_first_designs_entity_rerank_stands_beside_the_fitted_plan(store):
+    alone = planned("entity_rerank", "?", store)
+    assert differ(alone, RetrievalPlan(planner="")) == {"weights", "entity_boost"}
+    assert alone.weights == {"cosine": 1.0} and alone.entity_boost == 0.3
+    within = planned("adaptmr, entity rerank for factual", ROUTED["factual"], store)
+    assert differ(within, alone) == {"relevance_threshold", "relevance_low"}
+    assert planned("adaptmr", ROUTED["factual"], store).entity_boost == 0
+
+
+def test_without_answer_styles_nothing_else_changes(store):
+    styles = {}
+    for strategy, question in ROUTED.items():
+        full, variant = (planned(n, question, store) for n in ("adaptmr", "adaptmr w/o answer styles"))
+        assert variant == replace(full, answer_as="")
+        styles[strategy] = full.answer_as
+    assert styles == {
+        "factual": "",
+        "temporal": "dates",
+        "update": "latest",
+        "multi-hop": "list",
+        "abstention": "unless_unknown",
+    }
+
+
+def test_a_style_that_a_strategy_sets_itself_stays(store):
+    own = Router(strategies=edited_strategies("update", lambda plan: replace(plan, answer_as="list")))
+    assert own.plan(NOW, store).answer_as == "list"
+    assert own.plan(ROUTED["temporal"], store).answer_as == "dates"
+
+
+EVERYTHING = RetrievalPlan(
+    queries=("a", "b"),
+    multi_step=True,
+    interim=True,
+    time_window=("2024-01-01", "2024-02-01"),
+    window_rule="hard",
+    window_grace=3,
+    temporal_order=True,
+    prefer_latest=True,
+    latest_rule="pairs",
+    relevance_threshold=0.85,
+    relevance_low=0.5,
+    check=True,
+    select="cover",
+    relate=True,
+    collect=True,
+)
+PARTS = {
+    "temporal w/o window": {"time_window", "window_rule", "window_grace"},
+    "temporal w/o relations": {"relate"},
+    "temporal w/o order": {"temporal_order"},
+    "update w/o newest first": {"prefer_latest"},
+    "update by attribute": {"latest_rule"},
+    "multi-hop w/o steps": {"queries", "multi_step", "interim"},
+    "multi-hop w/o list": {"collect"},
+    "multi-hop w/o set selection": {"select"},
+    "abstention w/o second check": {"relevance_threshold", "check"},
+}
+
+
+def test_each_part_of_a_strategy_is_taken_out_alone():
+    edits = {f"{s} {part}": edit for s, parts in STRATEGY_PARTS.items() for part, edit in parts.items()}
+    assert {name: differ(EVERYTHING, edit(EVERYTHING)) for name, edit in edits.items()} == PARTS
+    assert tuple(f"adaptmr, {name}" for name in PARTS) == PART_VARIANTS
+    one = edits["abstention w/o second check"](EVERYTHING)
+    assert one.relevance_threshold == one.relevance_low == 0.5
+
+
+@pytest.mark.parametrize("name", PART_VARIANTS)
+def test_a_part_is_taken_out_of_its_own_strategy_only(store, name):
+    strategy, part = name.removeprefix("adaptmr, ").split(" ", 1)
+    for other, question in ROUTED.items():
+        full = planned("adaptmr", question, store)
+        expected = STRATEGY_PARTS[strategy][part](full) if other == strategy else full
+        assert planned(name, question, store) == expected
+
+
+def test_each_strategy_is_a_system_for_every_question(store):
+    assert [name.removeprefix("strategy ") for name in STRATEGY_SYSTEMS] == list(STRATEGY_TYPES)
+    assert sorted(t for types in STRATEGY_TYPES.values() for t in types) == sorted(QueryType)
+    for name, types in STRATEGY_SYSTEMS.items():
+        strategy = name.removeprefix("strategy ")
+        assert planned(name, ROUTED[strategy], store) == planned("adaptmr", ROUTED[strategy], store)
+        assert {STRATEGIES[t] for t in types} == {STRATEGIES[types[0]]}
+        kinds = {planned(name, question, store).answer_as for question in ROUTED.values()}
+        assert len(kinds) == 1, "asked in one way"
 
 
 def test_an_edited_planner_lends_its_model(store):
@@ -835,6 +961,9 @@ def test_families_name_systems_that_are_there():
     sorted(
         {
             *sum(VARIANTS.values(), ()),
+            *PART_VARIANTS,
+            *STRATEGY_SYSTEMS,
+            "entity_rerank",
             "qarp",
             "routed",
             "mixture",

@@ -19,6 +19,7 @@ from adaptmr.reader.extract import event_date, extract_answer
 from adaptmr.llm import LLM, AuthError
 from adaptmr.reader import ABSTENTION_TEXT, ANSWER, answer, build_context, render_line
 from adaptmr.reader.spans import analyze_question, best_spans, rank_sentences
+from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.types import Evidence, Hit, Memory
 
 DAY = datetime(2024, 4, 20, 18, tzinfo=UTC)
@@ -107,6 +108,29 @@ def test_the_prompt_is_the_same_for_every_question_and_speaks_its_language() -> 
         and "Today is 2024-05-01" in s.requests[0]["messages"][1]["content"]
     )
     assert "今天是 2024-05-01" in s.requests[2]["messages"][1]["content"] and "数据" in systems[2]
+
+
+STYLE_WORDS = {
+    "dates": ("absolute dates first", "先写出绝对日期"),
+    "list": ("Name every item", "列出问到的每一项"),
+    "latest": ("Only the latest value counts", "只有最新的值算数"),
+    "unless_unknown": ("whether the memories tell this at all", "先确认记忆中是否提到过"),
+}
+
+
+@pytest.mark.parametrize("style", STYLE_WORDS)
+@pytest.mark.parametrize(("question", "lang"), [("Where do I live now?", 0), ("我现在住在哪里？", 1)])
+def test_a_style_is_one_more_line_for_the_model_and_none_for_the_rule(style, question, lang) -> None:
+    plain, styled = (replace(EV, plan=RetrievalPlan(answer_as=s)) for s in ("", style))
+    with Server(ok_json({"answer": "x", "abstain": False})) as s:
+        for ev in (EV, plain, styled):
+            answer(question, ev, model(s))
+    user, usual, asked = (r["messages"][1]["content"] for r in s.requests)
+    assert user == usual, "no style is the usual way"
+    assert len({r["messages"][0]["content"] for r in s.requests}) == 1, "servers cache the system part"
+    line = next(x for x in asked.split("\n") if STYLE_WORDS[style][lang] in x)
+    assert asked.replace(line + "\n", "") == usual
+    assert answer(question, styled) == answer(question, EV), "the rule has no use for it"
 
 
 # -- abstaining ------------------------------------------------------------------------------------

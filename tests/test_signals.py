@@ -411,6 +411,7 @@ def test_dense_content_and_lexical_by_their_definition():
             HASH.encode([p.text, p.content]) @ HASH.encode([m.text_with_speaker for m in SIX]).T
         )
         assert SIGNALS["dense"].function(c) == pytest.approx(with_names, abs=2e-6)
+        assert signal_values(c, "cosine") == pytest.approx(with_names, abs=2e-6), "weighed as it is"
         assert SIGNALS["content"].function(c) == pytest.approx(without, abs=2e-6)
         words = BM25Okapi([tokenize(indexed_text(m)) for m in SIX], k1=1.5, b=0.75)
         assert SIGNALS["lexical"].function(c) == pytest.approx(
@@ -738,8 +739,8 @@ def test_every_signal_says_what_it_is_and_which_are_scaled():
         "reply",
         *BY_HAND["en"][2],
     }
-    assert by_hand | {"given"} == set(SIGNALS), "a new signal: work it out by hand above"
-    assert {name for name, s in SIGNALS.items() if not s.fitted} == {"given"}
+    assert by_hand | {"given", "cosine"} == set(SIGNALS), "a new signal: work it out by hand above"
+    assert {name for name, s in SIGNALS.items() if not s.fitted} == {"given", "cosine"}
 
 
 def test_what_another_system_gave():
@@ -859,6 +860,7 @@ def test_an_empty_store_and_one_memory(name):
             "time": 1,
             "cue": 1,
             "entity": 1,
+            "cosine": store.dense(HASH.encode([p.text])[0])[0],
         }
         assert one == pytest.approx([hand.get(name, 0.0)]), (
             "a single memory has no deviation and no neighbours"

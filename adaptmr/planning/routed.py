@@ -14,7 +14,15 @@ from ..retrieval.candidates import asked_at
 from ..retrieval.classify import best_type
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.queries import decompose_query
-from ..retrieval.strategies import STRATEGIES, Strategy, abstention, as_question, multi_hop, update
+from adaptmr.retrieval.strategies import (
+    STRATEGIES,
+    Strategy,
+    abstention,
+    as_question,
+    multi_hop,
+    plan_for_type,
+    update,
+)
 from ..store.protocol import PlannerStore
 from ..types import Question, QueryType
 
@@ -73,9 +81,8 @@ class Routed:
         """Return the plan of the likeliest type's strategy."""
         question = as_question(query)
         question_type = best_type(_classifier(self.classifier, self.llm).probabilities(question.text))
-        return (self.strategies or strategies_with(self.llm))[question_type](
-            question, asked_at(question, store)
-        )
+        strategies = self.strategies or strategies_with(self.llm)
+        return plan_for_type(question_type, question, asked_at(question, store), strategies)
 
 # %% ../../nbs/planning/01_routed.ipynb #fdda0003
 @dataclass(frozen=True)
@@ -99,11 +106,13 @@ class Mixture:
         ]
         strategies, now = strategies_with(self.llm), asked_at(question, store)
         weights: dict[Strategy, float] = {}
+        type_of: dict[Strategy, QueryType] = {}  # the first of the types that share a strategy
         for question_type in likely:
             strategy = strategies[question_type]
+            type_of.setdefault(strategy, question_type)
             weights[strategy] = weights.get(strategy, 0.0) + probabilities[question_type]
         return [
-            (weight, strategy(question, now))
+            (weight, plan_for_type(type_of[strategy], question, now, strategies))
             for strategy, weight in sorted(weights.items(), key=lambda item: -item[1])
         ]
 

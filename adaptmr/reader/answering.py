@@ -120,6 +120,26 @@ _ZH = """你根据给出的记忆回答关于以往对话的问题。
 - 记忆互相矛盾时，以最新的为准，除非问题问的是过去。
 - 如果记忆中没有提到，把 "abstain" 设为 true，答案写“没有提到”。
 用 JSON 回答：{"answer": "...", "abstain": false}"""
+_MEMORIES = "<memories>\n$memories\n</memories>\n"
+# one more instruction, for questions of one type; by style and language
+_STYLE_LINES: dict[str, dict[str, str]] = {
+    "dates": {
+        "en": "Give the absolute dates first, in the order in which things happened.",
+        "zh": "先写出绝对日期，按发生的先后排列。",
+    },
+    "list": {
+        "en": "Name every item that is asked for, each once, and say how many there are.",
+        "zh": "列出问到的每一项，每项只列一次，并说明一共几项。",
+    },
+    "latest": {
+        "en": "Only the latest value counts: give that one, not those that it replaced.",
+        "zh": "只有最新的值算数：写出它，不要写被它取代的。",
+    },
+    "unless_unknown": {
+        "en": "First check whether the memories tell this at all; if they don't, say so and abstain.",
+        "zh": "先确认记忆中是否提到过；如果没有提到，就说没有提到并拒绝回答。",
+    },
+}
 _ABSTENTION_PATTERN = re.compile(
     r"\W*(?:(?:there is |i have |sorry, )?no (?:relevant )?information(?: is)?(?: available| given| found)?|"
     r"(?:it is |this is )?not (?:mentioned|known|specified|stated)|unknown|n/?a|"
@@ -132,10 +152,12 @@ _ABSTENTION_PATTERN = re.compile(
 def _render(
     lang: str, question: str, evidence: Evidence, asked_at: datetime | None = None
 ) -> Mapping[str, str]:
+    style = _STYLE_LINES.get(evidence.plan.answer_as if evidence.plan else "", {}).get(lang, "")
     return {
         "question": sanitize(question),
         "memories": build_context(evidence),
         "today": today_line(lang, asked_at),
+        "style": f"{style}\n" if style else "",
     }
 
 
@@ -155,8 +177,8 @@ ANSWER = register_task(
     Task(
         name="answer",
         prompts={
-            "en": (_EN, "<memories>\n$memories\n</memories>\n${today}Question: $question\nAnswer in JSON:"),
-            "zh": (_ZH, "<memories>\n$memories\n</memories>\n${today}问题：$question\n用 JSON 回答："),
+            "en": (_EN, f"{_MEMORIES}${{today}}${{style}}Question: $question\nAnswer in JSON:"),
+            "zh": (_ZH, f"{_MEMORIES}${{today}}${{style}}问题：$question\n用 JSON 回答："),
         },
         schema=object_schema(answer={"type": "string", "maxLength": 300}, abstain={"type": "boolean"}),
         rule=_answer_by_rule,

@@ -18,7 +18,8 @@ from ..types import Memory
 # %% auto #0
 __all__ = ['SignalFunction', 'SIGNALS', 'TIME_DECAY_DAYS', 'Signal', 'register_signal', 'signal_values', 'dense', 'content',
            'sentence', 'lexical', 'window', 'entity', 'caption', 'speaker', 'role', 'time', 'cue', 'previous',
-           'following', 'previous2', 'following2', 'session', 'reply', 'first_person', 'question', 'named', 'given']
+           'following', 'previous2', 'following2', 'session', 'reply', 'first_person', 'question', 'named', 'given',
+           'cosine']
 
 # %% ../../nbs/retrieval/01_signals.ipynb #a1c4c181
 SignalFunction = Callable[[Candidates], np.ndarray]
@@ -265,3 +266,9 @@ def given(c: Candidates) -> np.ndarray:
 
 def _given(m: Memory, speakers: frozenset[str]) -> float:
     return float(m.meta.get("given", 0.0))
+
+# %% ../../nbs/retrieval/01_signals.ipynb #48ed5736
+@register_signal("cosine", fitted=False)
+def cosine(c: Candidates) -> np.ndarray:
+    """Cosine of the query with "speaker: text", as it is: -1 to 1."""
+    return c.cosine(c.query.text)

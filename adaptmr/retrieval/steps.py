@@ -15,7 +15,14 @@ import numpy as np
 
 from ..llm import LLM
 from .as_of import AsOfView
-from .candidates import Candidates, select_candidates, columns_of, parse_query, seconds
+from adaptmr.retrieval.candidates import (
+    Candidates,
+    cached_content_words,
+    columns_of,
+    parse_query,
+    seconds,
+    select_candidates,
+)
 from .fusion import ANY_EMBEDDER, Fit, ScoredCandidates, logistic, score_candidates
 from .llm_steps import is_relevant, is_update, refine, rerank
 from .passages import show_passages
@@ -27,15 +34,15 @@ from .token_budget import cut_to_budget, line_tokens, hit_probabilities
 from .versions import keep_latest
 from ..store.protocol import Store
 from ..store.view import MAX_TEXT_CHARS, truncate_text
-from ..text import find_names
-from ..types import Finding, Hit, TraceRow
+from ..text import find_names, remove_names
+from ..types import Finding, Hit, Memory, TraceRow
 
 # %% auto #0
-__all__ = ['INTERIM_HITS', 'KEPT_SHARE', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State', 'cut_question',
-           'hide_future', 'restrict_to_window', 'next_extension', 'run_queries', 'Merged', 'merge', 'rows_kept',
-           'search', 'search_nothing', 'describe_search', 'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate',
-           'gate_verdict', 'second_check', 'rerank_hits', 'keep_newest', 'shorten_texts', 'cut', 'within_budget',
-           'signals_of', 'order_by_time', 'refine_hits', 'Step']
+__all__ = ['INTERIM_HITS', 'KEPT_SHARE', 'BOOSTED_PER_HIT', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State',
+           'cut_question', 'hide_future', 'restrict_to_window', 'next_extension', 'run_queries', 'Merged', 'merge',
+           'rows_kept', 'search', 'search_nothing', 'describe_search', 'cut_texts', 'count_shared', 'boosted_score',
+           'boost_shared', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits',
+           'keep_newest', 'shorten_texts', 'cut', 'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'Step']
 
 # %% ../../nbs/retrieval/05_steps.ipynb #71b48a5e
 class Origin(NamedTuple):
@@ -244,6 +251,40 @@ def cut_texts(state: State) -> State:
     reason = f"{what}: what lies beyond is not read, and not shown"
     return state.after("texts", len(state.hits), len(state.hits), reason)
 
+# %% ../../nbs/retrieval/05_steps.ipynb #8e485a1d
+BOOSTED_PER_HIT = 2  # of the best 2·k memories, those that share names and words with the question move up
+
+
+def count_shared(question: str, memory: Memory) -> int:
+    """Count the names and content words of a question that a memory contains, in its text or entities."""
+    names = find_names(question)
+    words = cached_content_words(remove_names(question, names) if names else question)
+    named = {*find_names(memory.text), *memory.entities}
+    stated = {*cached_content_words(memory.text), *memory.entities}
+    # a Chinese word may lie across the pairs of characters that the memory is cut into
+    found = sum(word in stated or (not word.isascii() and word in memory.text) for word in words)
+    return len(named.intersection(names)) + found
+
+
+def boosted_score(score: float, shared: int, boost: float) -> float:
+    """Return a score multiplied by 1 + boost · shared; a negative one divided by it. Rounded to 1e-6."""
+    factor = 1 + boost * shared
+    return round(score * factor if score >= 0 else score / factor, 6)
+
+
+def boost_shared(state: State) -> State:
+    """Move up, among the best 2·k, the hits that share names and words with the question."""
+    plan = state.plan
+    n = min(len(state.hits), BOOSTED_PER_HIT * plan.k)
+    shared = [count_shared(state.text, h.memory) for h in state.hits[:n]]
+    raised = [
+        replace(h, score=boosted_score(h.score, count, plan.entity_boost))
+        for h, count in zip(state.hits, shared)
+    ]
+    ranked = sorted(raised, key=lambda h: -h.score)  # equal scores stay in their order
+    reason = f"{sum(map(bool, shared))} of the best {n} share names or words: × (1 + {plan.entity_boost:g}·n)"
+    return state.with_hits("boost", [*ranked, *state.hits[n:]], reason)
+
 # %% ../../nbs/retrieval/05_steps.ipynb #28b412e7
 CHECKED_HITS = 5  # hits that the second check reads
 MIN_FIT_APPLICABILITY = 0.5  # from this applicability on, a low probability closes the gate
@@ -425,6 +466,7 @@ STEPS: tuple[Step, ...] = (
     Step(restrict_to_window, _has_hard_window),
     Step(search_nothing, lambda s: not _searches(s)),
     Step(search, _searches),
+    Step(boost_shared, lambda s: s.plan.entity_boost and s.hits),
     Step(cut_texts, lambda s: s.long_texts),
     Step(gate, _searches),
     Step(rerank_hits, lambda s: s.plan.rerank_tokens and s.hits),

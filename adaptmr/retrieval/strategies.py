@@ -5,7 +5,7 @@
 # %% ../../nbs/retrieval/08_strategies.ipynb #1c2a182b
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from time import perf_counter
@@ -26,8 +26,9 @@ from ..times import find_compared_events, time_window
 from ..types import Evidence, Question, QueryType
 
 # %% auto #0
-__all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'Strategy', 'STRATEGIES', 'fitted_weights', 'factual',
-           'temporal', 'update', 'multi_hop', 'abstention', 'as_question', 'StrategyPlanner', 'Router', 'retrieve']
+__all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST', 'Strategy', 'STRATEGIES',
+           'ANSWER_STYLES_BY_TYPE', 'fitted_weights', 'factual', 'entity_rerank', 'temporal', 'update', 'multi_hop',
+           'abstention', 'plan_for_type', 'as_question', 'StrategyPlanner', 'Router', 'retrieve']
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #3c59e420
 HYBRID_WEIGHTS: dict[str, float] = {"hybrid": 1.0}
@@ -44,6 +45,16 @@ def fitted_weights(question_type: QueryType) -> dict[str, float]:
 def factual(question: Question, now: datetime) -> RetrievalPlan:
     """Factual extraction: the fusion, with the weights of factual questions."""
     return RetrievalPlan(weights=fitted_weights(QueryType.factual_extraction), **_GATED, planner="factual")
+
+
+ENTITY_BOOST = 0.3  # of the first design
+
+
+def entity_rerank(question: Question, now: datetime) -> RetrievalPlan:
+    """Factual extraction as first designed: similarity × (1 + 0.3 for each shared name or word)."""
+    return RetrievalPlan(
+        weights={"cosine": 1.0}, entity_boost=ENTITY_BOOST, **_GATED, planner="entity_rerank"
+    )
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #b1020c00
 def temporal(question: Question, now: datetime) -> RetrievalPlan:
@@ -100,6 +111,24 @@ STRATEGIES: dict[QueryType, Strategy] = {
     QueryType.open_domain: multi_hop,
     QueryType.preference: factual,
 }
+ANSWER_STYLES_BY_TYPE: dict[QueryType, str] = {
+    QueryType.temporal_reasoning: "dates",
+    QueryType.knowledge_update: "latest",
+    QueryType.multi_hop: "list",
+    QueryType.abstention: "unless_unknown",
+}
+
+
+def plan_for_type(
+    question_type: QueryType,
+    question: Question,
+    now: datetime,
+    strategies: Mapping[QueryType, Strategy] = STRATEGIES,
+    answer_styles: Mapping[QueryType, str] = ANSWER_STYLES_BY_TYPE,
+) -> RetrievalPlan:
+    """Plan by the strategy of a question type, with the answer style of the type where it sets none."""
+    plan = strategies[question_type](question, now)
+    return replace(plan, answer_as=plan.answer_as or answer_styles.get(question_type, ""))
 
 
 def as_question(query: str | Question) -> Question:
@@ -113,14 +142,16 @@ def as_question(query: str | Question) -> Question:
 
 @dataclass(frozen=True)
 class StrategyPlanner:
-    """One strategy for every question."""
+    """One strategy for every question, with the answer style of the first type that it is made for."""
 
     strategy: Strategy
     name: str = "strategy"
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
-        return self.strategy(question, asked_at(question, store))
+        now = asked_at(question, store)
+        made_for = [t for t, strategy in STRATEGIES.items() if strategy is self.strategy]
+        return plan_for_type(made_for[0], question, now) if made_for else self.strategy(question, now)
 
 
 @dataclass(frozen=True)
@@ -130,10 +161,14 @@ class Router:
     question_type: Callable[[Question], QueryType] = lambda question: classify(question.text)
     strategies: dict[QueryType, Strategy] = field(default_factory=lambda: dict(STRATEGIES))
     name: str = "router"
+    answer_styles: dict[QueryType, str] = field(default_factory=lambda: dict(ANSWER_STYLES_BY_TYPE))
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
-        return self.strategies[self.question_type(question)](question, asked_at(question, store))
+        now = asked_at(question, store)
+        return plan_for_type(
+            self.question_type(question), question, now, self.strategies, self.answer_styles
+        )
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
 def retrieve(

@@ -8,26 +8,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from ..llm import LLM
 from ..planning.qarp import QARP
 from ..retrieval.plan import FixedPlanner, Planner, RetrievalPlan, planner_llm
 from adaptmr.retrieval.strategies import (
-    MIN_RELEVANCE,
+    ANSWER_STYLES_BY_TYPE,
+    ENTITY_BOOST,
     HYBRID_WEIGHTS,
+    MIN_RELEVANCE,
     STRATEGIES,
     UNIFIED_WEIGHTS,
     Router,
     Strategy,
+    StrategyPlanner,
+    entity_rerank,
 )
 from ..store.protocol import PlannerStore
+from .fixed import GATED_PLAN
 from .llm_planned import make_multi_round
 from .base import MemorySystem, PlannedSystem, register_system
 from ..types import Question, QueryType
 
 # %% auto #0
-__all__ = ['PlanEdit', 'QARP_EDITS', 'VARIANTS', 'EditedPlanner', 'get_variants']
+__all__ = ['PlanEdit', 'QARP_EDITS', 'STRATEGY_TYPES', 'STRATEGY_PARTS', 'PART_VARIANTS', 'STRATEGY_SYSTEMS', 'VARIANTS',
+           'EditedPlanner', 'edited_strategies', 'get_variants']
 
 # %% ../../nbs/systems/02_ablations.ipynb #157f62b9
 PlanEdit = Callable[[RetrievalPlan], RetrievalPlan]
@@ -51,10 +58,19 @@ class EditedPlanner:
         return replace(self.edit(self.planner.plan(query, store)), planner=self.name)
 
 # %% ../../nbs/systems/02_ablations.ipynb #1f61fc95
+def _base_gate(plan: RetrievalPlan) -> RetrievalPlan:
+    """Lower the planner's thresholds to the one that every strategy has; leave lower ones as they are."""
+    return replace(
+        plan,
+        relevance_threshold=min(plan.relevance_threshold, MIN_RELEVANCE),
+        relevance_low=min(plan.relevance_low, MIN_RELEVANCE),
+    )
+
+
 QARP_EDITS: dict[str, PlanEdit] = {
     "order of time": lambda plan: replace(plan, temporal_order=False),
     "newest first": lambda plan: replace(plan, prefer_latest=False),
-    "threshold": lambda plan: replace(plan, relevance_threshold=0.0, relevance_low=0.0),
+    "threshold": _base_gate,
     "steps": lambda plan: replace(
         plan,
         queries=plan.queries[:1] if plan.multi_step or plan.merge == "cover" else plan.queries,
@@ -89,16 +105,22 @@ for _part, _edit in QARP_EDITS.items():
     _register_qarp_variant(_part, _edit)
 
 # %% ../../nbs/systems/02_ablations.ipynb #14fb77d6
-_ABLATED_STRATEGIES = {
-    "temporal strategy": (QueryType.temporal_reasoning,),
-    "update strategy": (QueryType.knowledge_update,),
-    "multi-hop strategy": (QueryType.multi_hop, QueryType.open_domain),
-    "abstention strategy": (QueryType.abstention,),
+STRATEGY_TYPES: dict[str, tuple[QueryType, ...]] = {
+    "factual": (QueryType.factual_extraction, QueryType.preference),
+    "temporal": (QueryType.temporal_reasoning,),
+    "update": (QueryType.knowledge_update,),
+    "multi-hop": (QueryType.multi_hop, QueryType.open_domain),
+    "abstention": (QueryType.abstention,),
 }
+_REMOVABLE = tuple(strategy for strategy in STRATEGY_TYPES if strategy != "factual")  # that is no condition
 
 
-def _unified_strategy(question: Question, now: Any) -> RetrievalPlan:
-    return RetrievalPlan(weights=UNIFIED_WEIGHTS)
+def _gated_strategy(question: Question, now: datetime) -> RetrievalPlan:
+    return GATED_PLAN
+
+
+def _unified_strategy(question: Question, now: datetime) -> RetrievalPlan:
+    return RetrievalPlan(weights=UNIFIED_WEIGHTS, planner="unified")
 
 
 def _random_type(seed: int) -> Callable[[Question], QueryType]:
@@ -111,35 +133,137 @@ def _random_type(seed: int) -> Callable[[Question], QueryType]:
     return choose
 
 
-def _without(*types: QueryType) -> dict[QueryType, Strategy]:
-    return {**STRATEGIES, **dict.fromkeys(types, _unified_strategy)}
-
-
 @register_system("adaptmr w/o classifier", "the strategy is chosen at random", group="ablation")
 def _unclassified(name: str, embedder: Any, seed: int = 0, **_: Any) -> MemorySystem:
     return PlannedSystem(name, Router(question_type=_random_type(seed), name=name), embedder=embedder)
 
 
-def _register_router_variant(part: str, types: tuple[QueryType, ...]) -> None:
-    description = f"adaptmr, unified retrieval in place of its {part}"
+def _register_swap(system: str, description: str, strategy: str, other: Strategy) -> None:
+    """Register `adaptmr` with another plan for the questions of a strategy, and no answer style for them."""
 
+    @register_system(system, description, group="ablation")
+    def _make(name: str, embedder: Any, **_: Any) -> MemorySystem:
+        types = STRATEGY_TYPES[strategy]
+        swapped = {**STRATEGIES, **dict.fromkeys(types, other)}
+        styles = {t: style for t, style in ANSWER_STYLES_BY_TYPE.items() if t not in types}
+        planner = Router(strategies=swapped, name=name, answer_styles=styles)
+        return PlannedSystem(name, planner, embedder=embedder)
+
+
+for _name in _REMOVABLE:
+    _register_swap(
+        f"adaptmr w/o {_name} strategy",
+        f"adaptmr, gated in place of its {_name} strategy",
+        _name,
+        _gated_strategy,
+    )
+for _name in _REMOVABLE:
+    _register_swap(
+        f"adaptmr, unified for {_name}",
+        f"adaptmr, unified retrieval in place of its {_name} strategy",
+        _name,
+        _unified_strategy,
+    )
+_register_swap(
+    "adaptmr, entity rerank for factual",
+    "adaptmr, similarity with shared names and words in place of its factual strategy",
+    "factual",
+    entity_rerank,
+)
+
+
+def _register_router_edit(part: str, description: str, edit: PlanEdit) -> None:
     @register_system(f"adaptmr w/o {part}", description, group="ablation")
     def _make(name: str, embedder: Any, **_: Any) -> MemorySystem:
-        return PlannedSystem(name, Router(strategies=_without(*types), name=name), embedder=embedder)
+        return PlannedSystem(name, EditedPlanner(Router(), edit, name), embedder=embedder)
 
 
-for _part, _types in _ABLATED_STRATEGIES.items():
-    _register_router_variant(_part, _types)
+_register_router_edit(
+    "shared words",
+    "adaptmr without the signal that counts shared names and words",
+    lambda plan: replace(plan, without=("entity",)),
+)
+_register_router_edit(
+    "answer styles",
+    "adaptmr, whose reader is asked in the same way for every question type",
+    lambda plan: replace(plan, answer_as=""),
+)
 
 
 @register_system(
-    "adaptmr w/o shared words",
-    "adaptmr without the signal that counts shared names and words",
-    group="ablation",
+    "entity_rerank", "similarity × (1 + 0.3 for each shared name or word), of the best 2·k", group="ablation"
 )
-def _unshared(name: str, embedder: Any, **_: Any) -> MemorySystem:
-    planner = EditedPlanner(Router(), lambda plan: replace(plan, without=("entity",)), name)
-    return PlannedSystem(name, planner, embedder=embedder)
+def _entity_rerank(name: str, embedder: Any, **_: Any) -> MemorySystem:
+    plan = RetrievalPlan(weights={"cosine": 1.0}, entity_boost=ENTITY_BOOST, planner=name)
+    return PlannedSystem(name, FixedPlanner(plan, name), embedder=embedder)
+
+# %% ../../nbs/systems/02_ablations.ipynb #0db44af2
+STRATEGY_PARTS: dict[str, dict[str, PlanEdit]] = {
+    "temporal": {
+        "w/o window": lambda plan: replace(plan, time_window=None, window_rule="soft", window_grace=0),
+        "w/o relations": lambda plan: replace(plan, relate=False),
+        "w/o order": lambda plan: replace(plan, temporal_order=False),
+    },
+    "update": {
+        "w/o newest first": lambda plan: replace(plan, prefer_latest=False),
+        "by attribute": lambda plan: replace(plan, latest_rule="attribute"),
+    },
+    "multi-hop": {
+        "w/o steps": lambda plan: replace(plan, queries=(), multi_step=False, interim=False),
+        "w/o list": lambda plan: replace(plan, collect=False),
+        "w/o set selection": lambda plan: replace(plan, select="rank"),
+    },
+    "abstention": {
+        "w/o second check": lambda plan: replace(plan, relevance_threshold=plan.relevance_low, check=False),
+    },
+}
+PART_VARIANTS = tuple(
+    f"adaptmr, {strategy} {part}" for strategy, parts in STRATEGY_PARTS.items() for part in parts
+)
+
+
+def edited_strategies(strategy: str, edit: PlanEdit) -> dict[QueryType, Strategy]:
+    """Return the strategies by question type, with the plans of one of them edited.
+
+    `strategy` is a key of `STRATEGY_TYPES`; `edit` maps its plan to another.
+    """
+
+    def edited(question: Question, now: datetime) -> RetrievalPlan:
+        return edit(STRATEGIES[STRATEGY_TYPES[strategy][0]](question, now))
+
+    return {**STRATEGIES, **dict.fromkeys(STRATEGY_TYPES[strategy], edited)}
+
+
+def _register_part_variant(strategy: str, part: str, edit: PlanEdit) -> None:
+    description = f"adaptmr, its {strategy} strategy {part}"
+
+    @register_system(f"adaptmr, {strategy} {part}", description, group="ablation")
+    def _make(name: str, embedder: Any, **_: Any) -> MemorySystem:
+        return PlannedSystem(
+            name, Router(strategies=edited_strategies(strategy, edit), name=name), embedder=embedder
+        )
+
+
+for _name, _parts in STRATEGY_PARTS.items():
+    for _part, _edit in _parts.items():
+        _register_part_variant(_name, _part, _edit)
+
+# %% ../../nbs/systems/02_ablations.ipynb #034d0593
+STRATEGY_SYSTEMS: dict[str, tuple[QueryType, ...]] = {
+    f"strategy {strategy}": types for strategy, types in STRATEGY_TYPES.items()
+}
+
+
+def _register_strategy(system: str, question_type: QueryType) -> None:
+    description = f"the strategy for {question_type.replace('_', ' ')}, for every question"
+
+    @register_system(system, description, group="ablation")
+    def _make(name: str, embedder: Any, **_: Any) -> MemorySystem:
+        return PlannedSystem(name, StrategyPlanner(STRATEGIES[question_type], name), embedder=embedder)
+
+
+for _system, _types in STRATEGY_SYSTEMS.items():
+    _register_strategy(_system, _types[0])
 
 # %% ../../nbs/systems/02_ablations.ipynb #4e93e364
 @register_system(
@@ -158,8 +282,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "qarp": ("qarp w/o planning", "qarp planned by rules", *(f"qarp w/o {part}" for part in QARP_EDITS)),
     "adaptmr": (
         "adaptmr w/o classifier",
-        *(f"adaptmr w/o {part}" for part in _ABLATED_STRATEGIES),
+        *(f"adaptmr w/o {strategy} strategy" for strategy in _REMOVABLE),
+        *(f"adaptmr, unified for {strategy}" for strategy in _REMOVABLE),
+        "adaptmr, entity rerank for factual",
         "adaptmr w/o shared words",
+        "adaptmr w/o answer styles",
     ),
     "rounds + expansion": ("multi_round", "expansion alone", "hybrid"),
 }

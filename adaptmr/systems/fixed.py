@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +20,7 @@ from .base import MemorySystem, PlannedSystem, register_system
 from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order
 
 # %% auto #0
-__all__ = ['LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'RandomSystem', 'FullContextSystem']
+__all__ = ['LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'GATED_PLAN', 'RandomSystem', 'FullContextSystem']
 
 # %% ../../nbs/systems/01_fixed.ipynb #c54ef1aa
 class _TurnList:
@@ -135,8 +136,11 @@ def _hybrid_passages(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return _fixed(name, HYBRID_WEIGHTS, embedder, passages=1)
 
 # %% ../../nbs/systems/01_fixed.ipynb #8b659840
+GATED_PLAN = RetrievalPlan(
+    weights=HYBRID_WEIGHTS, relevance_threshold=MIN_RELEVANCE, relevance_low=MIN_RELEVANCE, planner="gated"
+)
+
+
 @register_system("gated", "hybrid, which returns nothing where the evidence is unlikely to be there")
 def _gated(name: str, embedder: Any, **_: Any) -> MemorySystem:
-    return _fixed(
-        name, HYBRID_WEIGHTS, embedder, relevance_threshold=MIN_RELEVANCE, relevance_low=MIN_RELEVANCE
-    )
+    return PlannedSystem(name, FixedPlanner(replace(GATED_PLAN, planner=name), name), embedder=embedder)

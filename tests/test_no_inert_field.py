@@ -1,0 +1,287 @@
+"""No inert field: whatever a strategy or planner sets in a plan changes what is found in some scenario."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import pytest
+from server import Server, answering, ok_json
+
+from adaptmr.llm import LLM
+from adaptmr.reader import ANSWER
+from adaptmr.retrieval.as_of import make_request
+from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan, planner_llm, weighted_plans
+from adaptmr.retrieval.rounds import run_request
+from adaptmr.retrieval.strategies import STRATEGIES, StrategyPlanner, entity_rerank
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.systems.base import get_capabilities, known_systems, make_system
+from adaptmr.text import detect_language
+from adaptmr.types import Memory, Question, QueryType
+
+# set by a strategy whose step does not act yet; a choice is named with its value
+EFFECT_BEING_BUILT: tuple[str, ...] = (
+    "window_grace",
+    "relate",
+    "collect",
+    "select=cover",
+    "latest_rule=pairs",
+    "answer_as=directly",
+)
+PROVENANCE = {"planner", "fallback"}  # they say who made a plan, and act on nothing
+CHOICES = {"merge", "fusion", "window_rule", "latest_rule", "gate", "follow", "select", "answer_as"}
+ASKED_AT = "2024-09-10"
+
+# (speaker, day, session, what was said, when it happened if that is known)
+EN = [
+    ("Maya", "2024-01-05", "a", "I live in Leeds, near the canal.", None),
+    ("Ravi", "2024-01-05", "a", "Do you like living in Leeds?", None),
+    ("Maya", "2024-01-20", "b", "I started rowing on Sunday, twice a week.", None),
+    ("Maya", "2024-02-02", "b", "My sister Nadia keeps bees behind her barn.", None),
+    ("Ravi", "2024-02-11", "c", "I had dinner at a Thai restaurant called Lotus.", None),
+    ("Maya", "2024-02-12", "c", "I ate at the Greek restaurant Delphi yesterday.", None),
+    ("Maya", "2024-03-15", "d", "I adopted a cat called Biscuit.", None),
+    ("Ravi", "2024-03-16", "d", "What colour is Biscuit?", None),
+    ("Maya", "2024-03-16", "d", "Biscuit is grey, and she sleeps all day.", None),
+    ("Maya", "2024-04-20", "e", "I moved to Bristol last week, into a small flat.", None),
+    ("Maya", "2024-05-01", "e", "I ate at the Greek restaurant Olive in Bristol.", None),
+    ("Ravi", "2024-05-03", "e", "I painted my kitchen yellow.", None),
+    ("Maya", "2024-06-08", "f", "I row four times a week now.", None),
+    ("Maya", "2024-07-12", "g", "I bought a red bicycle at the market.", None),
+    ("Maya", "2024-07-28", "g", "I flew to Lisbon for a wedding.", None),
+    ("Maya", "2024-08-03", "h", "I broke my arm falling off the bicycle.", "2024-07-30"),
+    ("Ravi", "2024-08-04", "h", "Did the doctor say how long it takes?", None),
+    ("Maya", "2024-08-04", "h", "Six weeks, says Doctor Okafor.", None),
+    ("Maya", "2024-08-20", "i", "I ate at a Greek restaurant in Lisbon, and I want to go back.", None),
+    ("Ravi", "2024-09-01", "i", "I work at the library now; before I was a postman.", None),
+]
+ZH = [
+    ("小梅", "2024-01-05", "a", "我住在苏州，在运河边上。", None),
+    ("小瑞", "2024-01-05", "a", "你喜欢住在苏州吗？", None),
+    ("小梅", "2024-01-20", "b", "我周日开始划船了，每周两次。", None),
+    ("小梅", "2024-02-02", "b", "我姐姐小娜在谷仓后面养蜜蜂。", None),
+    ("小瑞", "2024-02-11", "c", "我在一家叫荷花的泰国餐厅吃了晚饭。", None),
+    ("小梅", "2024-02-12", "c", "我昨天在希腊餐厅“德尔菲”吃饭。", None),
+    ("小梅", "2024-03-15", "d", "我领养了一只叫饼干的猫。", None),
+    ("小瑞", "2024-03-16", "d", "饼干是什么颜色的？", None),
+    ("小梅", "2024-03-16", "d", "饼干是灰色的，整天睡觉。", None),
+    ("小梅", "2024-04-20", "e", "我上周搬到宁波了，住进一套小公寓。", None),
+    ("小梅", "2024-05-01", "e", "我在宁波的希腊餐厅“橄榄”吃了饭。", None),
+    ("小瑞", "2024-05-03", "e", "我把厨房刷成了黄色。", None),
+    ("小梅", "2024-06-08", "f", "我现在每周划船四次。", None),
+    ("小梅", "2024-07-12", "g", "我在市场买了一辆红色的自行车。", None),
+    ("小梅", "2024-07-28", "g", "我飞到厦门参加婚礼。", None),
+    ("小梅", "2024-08-03", "h", "我骑自行车摔断了胳膊。", "2024-07-30"),
+    ("小瑞", "2024-08-04", "h", "医生说要多久？", None),
+    ("小梅", "2024-08-04", "h", "欧医生说六周。", None),
+    ("小梅", "2024-08-20", "i", "我在厦门的一家希腊餐厅吃了饭，还想再去。", None),
+    ("小瑞", "2024-09-01", "i", "我现在在图书馆工作，以前是邮递员。", None),
+]
+ASK = {
+    "en": [
+        ("What is Maya's cat called?", QueryType.factual_extraction),
+        ("What colour is the bicycle that Maya bought?", QueryType.factual_extraction),
+        ("What did Maya do in July?", QueryType.temporal_reasoning),
+        ("Did Maya adopt the cat before she moved to Bristol?", QueryType.temporal_reasoning),
+        ("When did Maya break her arm?", QueryType.temporal_reasoning),
+        ("Where does Maya live now?", QueryType.knowledge_update),
+        ("How often does Maya row now?", QueryType.knowledge_update),
+        ("Of the restaurants Maya mentioned, which cuisine did she mention most often?", QueryType.multi_hop),
+        ("How many restaurants did Maya eat at?", QueryType.multi_hop),
+        ("Which animals does the sister of Maya keep?", QueryType.multi_hop),
+        ("Did Maya ever mention her blood type?", QueryType.abstention),
+        ("Did Maya ever tell you about a pet?", QueryType.abstention),
+        ("Would Maya enjoy a boat trip?", QueryType.open_domain),
+        ("Which restaurant would Maya like?", QueryType.preference),
+        ("Good morning!", QueryType.factual_extraction),
+    ],
+    "zh": [
+        ("小梅的猫叫什么名字？", QueryType.factual_extraction),
+        ("小梅七月做了什么？", QueryType.temporal_reasoning),
+        ("小梅是先领养猫还是先搬到宁波的？", QueryType.temporal_reasoning),
+        ("小梅什么时候摔断了胳膊？", QueryType.temporal_reasoning),
+        ("小梅现在住在哪里？", QueryType.knowledge_update),
+        ("小梅现在每周划船几次？", QueryType.knowledge_update),
+        ("小梅提到过的餐厅里，哪种菜系提到的次数最多？", QueryType.multi_hop),
+        ("小梅的姐姐养什么动物？", QueryType.multi_hop),
+        ("小梅有没有说过她的血型？", QueryType.abstention),
+        ("小梅会喜欢坐船旅行吗？", QueryType.open_domain),
+        ("你好", QueryType.factual_extraction),
+    ],
+}
+# values that no planner sets, so that the walk covers every field
+BY_HAND = [
+    RetrievalPlan(weights={"content": 1.0, "lexical": 1.0}, pool=3),
+    RetrievalPlan(weights={"hybrid": 1.0}, token_budget=40),
+    RetrievalPlan(prefer_latest=True, latest_rule="similarity", latest_similarity=0.3),
+    RetrievalPlan(weights={"hybrid": 1.0}, relevance_threshold=0.8, relevance_low=0.8, gate="cosine"),
+    RetrievalPlan(weights={"hybrid": 1.0}, relevance_threshold=0.9, relevance_low=0.9, gate="none"),
+    RetrievalPlan(
+        weights={"content": 1.0},
+        time_window=("2024-07-01", "2024-08-01"),
+        window_rule="hard",
+        window_grace=10,
+    ),
+    RetrievalPlan(weights={"hybrid": 1.0}, answer_as="directly", k=3),
+    RetrievalPlan(weights={"hybrid": 1.0}, prefer_latest=True, latest_rule="pairs"),
+    RetrievalPlan(weights={"hybrid": 1.0}, relate=True, collect=True, select="cover", k=3),
+]
+
+
+class Case(NamedTuple):
+    """A plan that a planner made, and the scenario that it was made for."""
+
+    plan: RetrievalPlan
+    question: Question
+    language: str
+
+
+def memories(language: str) -> list[Memory]:
+    said = {"en": EN, "zh": ZH}[language]
+    return [
+        Memory(
+            f"m{i:02}", text, who, f"{day}T12:{i:02}", happened, session=session, step=i, source=f"m{i:02}"
+        )
+        for i, (who, day, session, text, happened) in enumerate(said)
+    ]
+
+
+def invented(schema: dict[str, Any], words: list[str], draw: random.Random) -> Any:
+    """Return a value that fits a JSON schema, with words of the prompt."""
+    if "enum" in schema:
+        return draw.choice(schema["enum"])
+    kind = schema["type"]
+    if kind == "object":
+        return {name: invented(part, words, draw) for name, part in schema["properties"].items()}
+    if kind == "array":
+        n = draw.randrange(1, 1 + min(3, schema.get("maxItems", 3)))
+        return [invented(schema["items"], words, draw) for _ in range(n)]
+    if kind == "boolean":
+        return draw.random() < 0.5
+    if kind in ("integer", "number"):
+        low, high = schema.get("minimum", 0), schema.get("maximum", 6)
+        return draw.randint(low, min(high, 6)) if kind == "integer" else round(draw.uniform(low, high), 2)
+    return " ".join(draw.sample(words, min(2, len(words))))[: schema.get("maxLength", 100)]
+
+
+def sensitive_reply(body: dict[str, Any]) -> Any:
+    """Reply by a draw that the whole prompt decides: whatever reaches the model changes what it says."""
+    prompt = json.dumps(body["messages"], ensure_ascii=False, sort_keys=True)
+    draw = random.Random(hashlib.sha256(prompt.encode()).digest())
+    words = [w for w in body["messages"][1]["content"].split() if w.isalpha()] or ["word"]
+    return ok_json(invented(body["response_format"]["json_schema"]["schema"], words, draw))
+
+
+@pytest.fixture(scope="module")
+def stores() -> Iterator[dict[str, MemoryStore]]:
+    with MemoryStore(embedder="hash") as en, MemoryStore(embedder="hash") as zh:
+        en.add(memories("en"))
+        zh.add(memories("zh"))
+        yield {"en": en, "zh": zh}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with Server(answering(sensitive_reply)) as server:
+        yield LLM("m", base_url=server.url, sleep=lambda s: None, timeout=10)
+
+
+def planners(llm: LLM) -> Iterator[Any]:
+    """Every planner of the package: of each system with and without a model, of each strategy, by hand."""
+    for name in known_systems(None):
+        planner = get_capabilities(make_system(name, llm, embedder="hash")).planner
+        if planner is not None:
+            yield planner
+        if planner_llm(planner) is not None:
+            yield get_capabilities(make_system(name, embedder="hash")).planner
+    for strategy in (*dict.fromkeys(STRATEGIES.values()), entity_rerank):
+        yield StrategyPlanner(strategy)
+    yield from (FixedPlanner(plan, "by hand") for plan in BY_HAND)
+
+
+def set_fields(plan: RetrievalPlan) -> list[str]:
+    """Return the fields that differ from a plan's defaults, those that are a choice with their value."""
+    default = RetrievalPlan()
+    changed = [f.name for f in fields(plan) if getattr(plan, f.name) != getattr(default, f.name)]
+    return [f"{name}={getattr(plan, name)}" if name in CHOICES else name for name in changed]
+
+
+def reset(plan: RetrievalPlan, name: str) -> RetrievalPlan:
+    """Return the plan with a field at its default, or as near to it as a valid plan has it."""
+    default = getattr(RetrievalPlan(), name)
+    if name == "relevance_threshold":
+        default = max(default, plan.relevance_low)  # the lower threshold may not lie above it
+    return replace(plan, **{name: default})
+
+
+def effect(case: Case, store: MemoryStore, llm: LLM) -> Any:
+    """Return what a plan leads to: hits with their notes, findings, the context, the answer's prompt."""
+    request = make_request(case.question, store, None)
+    plan = case.plan.sized(4) if case.plan.k == RetrievalPlan().k else case.plan  # fewer than there are
+    found = run_request(plan, request, llm=llm)
+    lang = detect_language(case.question.text)
+    asked = ANSWER.messages(lang, question=case.question.text, evidence=found) if found.has_relevant else ""
+    hits = [(h.memory.id, h.note) for h in found.hits]
+    return hits, found.has_relevant, found.findings, found.context, asked
+
+
+class Walk:
+    """Runs plans on their scenarios, each plan once."""
+
+    def __init__(self, stores: dict[str, MemoryStore], llm: LLM) -> None:
+        self.stores, self.llm = stores, llm
+        self.known: dict[Case, Any] = {}
+
+    def effect(self, case: Case) -> Any:
+        if case not in self.known:
+            self.known[case] = effect(case, self.stores[case.language], self.llm)
+        return self.known[case]
+
+    def acts(self, case: Case, name: str) -> bool:
+        """Return whether the field changes something in this case."""
+        other = case._replace(plan=reset(case.plan, name))
+        return other.plan != case.plan and self.effect(case) != self.effect(other)
+
+
+@pytest.fixture(scope="module")
+def walked(stores: dict[str, MemoryStore], llm: LLM) -> dict[str, Case | None]:
+    """The fields that planners set, each with a case in which resetting it changes something, or `None`."""
+    cases: dict[str, dict[Case, None]] = {}
+    for planner in planners(llm):
+        for language, asked in ASK.items():
+            for text, question_type in asked:
+                question = Question("", text, type=question_type, asked_at=ASKED_AT)
+                for _, plan in weighted_plans(planner, question, stores[language]):
+                    case = Case(replace(plan, planner="", fallback=None), question, language)
+                    for key in set(set_fields(case.plan)) - PROVENANCE:
+                        cases.setdefault(key, {})[case] = None
+    walk = Walk(stores, llm)
+    return {
+        key: next((c for c in found if walk.acts(c, key.split("=")[0])), None) for key, found in cases.items()
+    }
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(RetrievalPlan) if f.name not in PROVENANCE])
+def test_what_a_planner_sets_changes_something_somewhere(walked, name):
+    keys = [key for key in walked if key.split("=")[0] == name]
+    assert keys, f"no planner sets {name}: set it in BY_HAND"
+    inert = [key for key in keys if walked[key] is None and key not in EFFECT_BEING_BUILT]
+    assert not inert, f"{inert}: resetting it changed neither hits, notes, findings, context nor prompt"
+
+
+def test_the_fields_still_being_built_exist():
+    names = {f.name for f in fields(RetrievalPlan)}
+    assert {key.split("=")[0] for key in EFFECT_BEING_BUILT} <= names
+
+
+def test_the_walk_sees_a_field_that_acts_on_nothing(stores, llm):
+    question = Question("", ASK["en"][0][0], asked_at=ASKED_AT)
+    plan = RetrievalPlan(weights={"hybrid": 1.0}, planner="mine", hint="a hint that nobody refines by")
+    case = Case(plan, question, "en")
+    walk = Walk(stores, llm)
+    assert set_fields(plan) == ["weights", "hint", "planner"]
+    assert not walk.acts(case, "planner") and not walk.acts(case, "hint") and walk.acts(case, "weights")
