@@ -264,3 +264,127 @@ def test_on_a_whole_conversation_nothing_is_drawn_anywhere():
                 two.has_relevant,
                 two.context,
             )
+
+
+# --- a window that the question names filters first
+
+YEAR = {
+    "en": [
+        ("2023-07-16", "We rented a cabin by the lake and swam every morning."),
+        ("2024-01-20", "I slipped on the ice and sprained my wrist."),
+        ("2024-03-09", "I repainted the kitchen in pale green."),
+        ("2024-03-23", "Our neighbour lent me a lawn mower."),
+        ("2024-05-05", "I visited the open-air museum with my niece."),
+        ("2024-05-18", "I bought a second-hand piano."),
+        ("2024-07-12", "Could you suggest a good Sichuan restaurant?"),
+        ("2024-08-03", "I ran ten kilometres today, a lot better than last month."),
+        ("2024-08-09", "The plumber fixed the shower."),
+    ],
+    "zh": [
+        ("2023-07-16", "我们在湖边租了小木屋，每天早上游泳"),
+        ("2024-01-20", "我在冰上滑倒，扭伤了手腕"),
+        ("2024-03-09", "我把厨房刷成了浅绿色"),
+        ("2024-03-23", "邻居借给我一台割草机"),
+        ("2024-05-05", "我带侄女去了露天博物馆"),
+        ("2024-05-18", "我买了一架二手钢琴"),
+        ("2024-07-12", "推荐一下杭州的川菜馆"),
+        ("2024-08-03", "今天跑了10公里，比上个月进步不少"),
+        ("2024-08-09", "水管工把淋浴修好了"),
+    ],
+}
+WINDOWS = [  # asked on Saturday 10 August 2024: the memories that k = 3 may return, by their numbers
+    ("en", "What did we talk about last month?", {7}),
+    ("en", "What did we talk about in March?", {3, 4}),
+    ("en", "What did I mention yesterday?", {9}),
+    ("en", "What did we talk about last summer?", {1}),
+    ("en", "What did we discuss between 3 and 9 May?", {5}),
+    ("en", "What did I mention in the first week of August?", {8}),
+    ("en", "What happened in January?", {2}),
+    ("en", "What did I do between 3 and 9 May?", {5, 6}),  # 18 May: told in the days after, without a date
+    ("zh", "上个月我们聊了什么？", {7}),
+    ("zh", "三月份我们聊了什么？", {3, 4}),
+    ("zh", "昨天我跟你说了什么？", {9}),
+    ("zh", "去年夏天我们聊了些什么？", {1}),
+    ("zh", "去年冬天我们聊了什么？", {2}),
+    ("zh", "上周我们聊了什么？", {8}),
+    ("zh", "一月份发生了什么事？", {2}),
+    ("zh", "5月3日到9日之间我说过什么？", {5}),
+]
+
+
+@pytest.fixture(scope="module")
+def year():
+    """A store for each language, with nine memories of fourteen months."""
+    stores = {}
+    for language, rows in YEAR.items():
+        who = {"zh": "用户", "en": "User"}[language]
+        stores[language] = MemoryStore(embedder=ENCODER[language])
+        stores[language].add(
+            [
+                Memory(f"M{i}", text, who, f"{day}T09:00", session=f"S{i}", step=i, source=f"M{i}")
+                for i, (day, text) in enumerate(rows, 1)
+            ]
+        )
+    yield stores
+    for store in stores.values():
+        store.close()
+
+
+def trace_of(found, step):
+    return next(t for t in found.trace if t.step == step)
+
+
+@pytest.mark.parametrize(("language", "question", "inside"), WINDOWS, ids=lambda v: str(v))
+def test_a_window_filters_first(year, language, question, inside):
+    found = retrieve(Question("", question, asked_at=NOW), year[language], k=3)
+    assert found.plan.planner == "temporal" and found.plan.window_rule == "hard"
+    assert set(found.sources) == {f"M{i}" for i in inside} and found.has_relevant
+    assert trace_of(found, "window").n_out == len(inside)
+
+
+@pytest.mark.parametrize(
+    ("language", "question"), [("en", "What did we talk about in October 2023?"), ("zh", "去年十月我们聊了什么？")]
+)
+def test_a_window_with_nothing_in_it_is_no_filter_and_says_so(year, language, question):
+    found = retrieve(Question("", question, asked_at=NOW), year[language], k=3)
+    assert len(found.hits) == 3
+    assert trace_of(found, "window").reason == "nothing lies in the window: searched everywhere"
+
+
+@pytest.mark.parametrize(
+    ("language", "question", "told", "source"),
+    [
+        ("en", "What did I do in September 2023?", "On 14 September last year I sold the old boat.", "M9"),
+        ("zh", "去年九月我做了什么？", "去年9月14日我卖掉了旧船", "M9"),
+        ("en", "What did I do last summer?", "Back in August 2023 I learned to sail.", "M9"),
+        ("zh", "去年夏天我做了什么？", "2023年8月我学会了开帆船", "M9"),
+    ],
+)
+def test_what_happened_in_a_window_counts_whenever_it_was_told(language, question, told, source):
+    rows = [*YEAR[language][1:-1], ("2024-08-09", told)]
+    with MemoryStore(embedder=ENCODER[language]) as store:
+        store.add([Memory(f"M{i}", t, "User", d, step=i, source=f"M{i}") for i, (d, t) in enumerate(rows, 2)])
+        found = retrieve(Question("", question, asked_at=NOW), store, k=3)
+    assert found.sources == [source]
+
+
+def test_a_time_that_the_memory_names_keeps_it_out_of_another_window():
+    rows = [
+        ("2024-07-05", "Last May I climbed the Kollen."),
+        ("2024-07-09", "I learned to juggle."),
+        ("2024-08-02", "The trains were late again."),
+    ]
+    with MemoryStore(embedder="minilm") as store:
+        store.add([Memory(f"M{i}", t, "User", d, step=i, source=f"M{i}") for i, (d, t) in enumerate(rows)])
+        did = retrieve(Question("", "What did I do in July?", asked_at=NOW), store, k=3)
+        said = retrieve(Question("", "What did we talk about in July?", asked_at=NOW), store, k=3)
+    assert did.sources == ["M1", "M2"], "the climb was in May; the trains were told within the grace"
+    assert said.sources == ["M0", "M1"]
+
+
+def test_a_window_with_an_open_beginning_is_soft(year):
+    """How things were before a change is told by the memory of the change, which lies outside."""
+    found = retrieve(Question("", "What did I do before March 2024?", asked_at=NOW), year["en"], k=9)
+    assert found.plan.window_rule == "soft" and len(found.hits) == 9
+    after = retrieve(Question("", "What did we talk about since May?", asked_at=NOW), year["en"], k=9)
+    assert after.plan.window_rule == "hard" and set(after.sources) == {"M5", "M6", "M7", "M8", "M9"}
