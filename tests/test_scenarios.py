@@ -295,7 +295,7 @@ YEAR = {
 WINDOWS = [  # asked on Saturday 10 August 2024: the memories that k = 3 may return, by their numbers
     ("en", "What did we talk about last month?", {7}),
     ("en", "What did we talk about in March?", {3, 4}),
-    ("en", "What did I mention yesterday?", {9}),
+    ("en", "What did we talk about yesterday?", {9}),
     ("en", "What did we talk about last summer?", {1}),
     ("en", "What did we discuss between 3 and 9 May?", {5}),
     ("en", "What did I mention in the first week of August?", {8}),

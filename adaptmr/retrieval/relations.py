@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..text import HAN, detect_language, split_sentences, tokenize
@@ -31,7 +32,7 @@ class AskedRelation:
     - `events`: short phrases, in the order in which the question names them.
     - `unit`: that in which a time is asked for, "day", "week", "month" or "year"; "" if none is named.
     - `form`: how an order is asked for: "which" came first, which came "later", "side" (before or after),
-      "before" or "after" (whether the first event was).
+      "before" or "after" (whether the first event was); of the time since an event, "ago" or "since".
     """
 
     kind: str
@@ -54,13 +55,12 @@ _GAPS = [
         rf" did it take [^?]*?\bto (?P<b>.+?) (?:after|since) (?:when )?(?-i:{_OPENS})(?P<a>.+)",
     )
 ]
-_AGO = [
-    re.compile(_HOW_LONG + rest, re.I)
-    for rest in (
-        rf" ago {_AUX} (?P<a>.+)",
-        r" (?:has it been|is it|(?:have|has) (?:passed|gone by))(?: now)? since (?P<a>.+)",
-    )
-]
+_AGO = {
+    "ago": re.compile(rf"{_HOW_LONG} ago {_AUX} (?P<a>.+)", re.I),
+    "since": re.compile(
+        rf"{_HOW_LONG} (?:has it been|is it|(?:have|has) (?:passed|gone by))(?: now)? since (?P<a>.+)", re.I
+    ),
+}
 _AND = re.compile(
     r"(?:(?<!,) and|,? and(?= when\b| the day\b)) "
     r"(?P<event>when\b|the (?:day|date|time|moment|start|end|deadline)\b|i\b|my\b)?",
@@ -91,13 +91,10 @@ _ZH_GAPS = [
         r"(?P<b>.{2,}?)",
     )
 ]
-_ZH_AGO = [
-    re.compile(pattern)
-    for pattern in (
-        rf"(?P<a>.+?)[，,]?(?:到现在|到今天|至今|距今|离现在){_ZH_HOW_LONG}",
-        rf"(?P<a>.+?)是?{_ZH_HOW_LONG}(?:之前|以前|前)(?:的事)?",
-    )
-]
+_ZH_AGO = {
+    "since": re.compile(rf"(?P<a>.+?)[，,]?(?:到现在|到今天|至今|距今|离现在){_ZH_HOW_LONG}"),
+    "ago": re.compile(rf"(?P<a>.+?)是?{_ZH_HOW_LONG}(?:之前|以前|前)(?:的事)?"),
+}
 _ZH_LISTED = re.compile(r"(?:顺序|先后|排序|排列|排一?[排下])[^：:？?]*[：:](?P<list>[^？?]+)")
 _ZH_LISTED_FIRST = re.compile(
     r"(?P<list>[^？?：:]*、[^？?：:]+?)(?:这?[几两三四五]件?事)?的?(?:时间)?(?:先后|顺序)"
@@ -123,13 +120,15 @@ def _tidy(words: str) -> str:
     return _TAIL.sub("", words).strip(" ，,")
 
 
-def _relation(kind: str, events: Sequence[str], unit: str | None = "") -> AskedRelation | None:
+def _relation(
+    kind: str, events: Sequence[str], unit: str | None = "", form: str = ""
+) -> AskedRelation | None:
     """The relation, or `None` when an event is empty or named twice."""
     phrases = tuple(_tidy(e) for e in events)
     if not all(len(p) > 1 for p in phrases) or len(set(phrases)) < len(phrases):
         return None
     unit = (unit or "").lower()
-    return AskedRelation(kind, phrases, _UNIT_OF.get(unit, unit))
+    return AskedRelation(kind, phrases, _UNIT_OF.get(unit, unit), form)
 
 
 def _cut_in_two(text: str) -> tuple[str, str] | None:
@@ -164,10 +163,10 @@ def _gap(question: str) -> AskedRelation | None:
     return _ago(question, _AGO)
 
 
-def _ago(question: str, patterns: Sequence[re.Pattern[str]]) -> AskedRelation | None:
-    for pattern in patterns:
+def _ago(question: str, patterns: Mapping[str, re.Pattern[str]]) -> AskedRelation | None:
+    for form, pattern in patterns.items():
         m = pattern.search(question) if patterns is _AGO else pattern.fullmatch(question)
-        if m and (found := _relation("ago", (m["a"],), m["unit"])):
+        if m and (found := _relation("ago", (m["a"],), m["unit"], form)):
             return found
     return None
 
@@ -275,6 +274,10 @@ class EventDate(NamedTuple):
         """Whether the time of the event itself is known, and not just the day it was told."""
         return self.known_by != "told"
 
+    def same_time(self, other: EventDate) -> bool:
+        """Whether both are the same time, however it was worded."""
+        return (self.window.start, self.window.end) == (other.window.start, other.window.end)
+
 
 def event_units(text: str) -> frozenset[str]:
     """Return what events and sentences are compared by: stems, and single Chinese characters beside pairs."""
@@ -327,7 +330,7 @@ def date_event(memory: Memory, event: str) -> tuple[EventDate | None, float]:
 
 def date_in_question(event: str, now: datetime) -> EventDate | None:
     """Return the day that an event's own words name ("the course starting on 5 April 2024"), or `None`."""
-    days = [w for w in named_times(event, now) if w.grain == "day"]
+    days = [w for w in named_times(event, now) if w.end - w.start == timedelta(days=1)]
     return EventDate(days[0], "question") if len(days) == 1 else None
 
 # %% ../../nbs/retrieval/00_relations.ipynb #24981c62
@@ -439,7 +442,9 @@ def _write_gap(asked: AskedRelation, dates: Sequence[EventDate], now: datetime, 
     answer = _amount(*counted, lang)
     text = _named(asked.events, dates, lang)
     if asked.kind == "ago":
-        return Finding(f"{text}：{answer}前" if lang == "zh" else f"{text}: {answer} ago", answer)
+        ago = f"{answer}前" if lang == "zh" else f"{answer} ago"
+        said = f"{text}：{ago}" if lang == "zh" else f"{text}: {ago}"
+        return Finding(said, ago if asked.form == "ago" else answer)
     in_days = count_between(ends[0], ends[1], "day")
     apart = answer
     if in_days and counted[1] != "day":
@@ -453,7 +458,8 @@ def _write_gap(asked: AskedRelation, dates: Sequence[EventDate], now: datetime, 
 
 def _write_sequence(asked: AskedRelation, dates: Sequence[EventDate], lang: str) -> Finding | None:
     order = sorted(range(len(dates)), key=lambda i: (dates[i].window.start, i))
-    if not all(earlier_first(dates[i], dates[j]) for i, j in zip(order, order[1:])):
+    to_the_day = all(d.is_named and d.window.grain in ("day", "hour") for d in dates)
+    if not to_the_day or not all(earlier_first(dates[i], dates[j]) for i, j in pairwise(order)):
         return None
     answer = ("、" if lang == "zh" else ", ").join(asked.events[i] for i in order)
     return Finding(_named(asked.events, dates, lang), answer)

@@ -450,8 +450,9 @@ def choose_match(matches: Sequence[EventMatch], kept: Collection[str]) -> EventM
     if first.date is None:
         return "has no date"
     for other in matches[1:]:
-        named = other.date is not None and other.date.is_named
-        if named and other.value > first.value - AMBIGUOUS and other.date.window != first.date.window:
+        if other.value <= first.value - AMBIGUOUS or other.date is None or not other.date.is_named:
+            continue
+        if not other.date.same_time(first.date):
             return "may have happened on several days"
     return first
 
