@@ -31,7 +31,7 @@ MERGES = ("turns", "best", "cover")
 GATES = ("calibrated", "cosine", "none")
 LATEST_RULES = ("attribute", "similarity", "model", "pairs")
 FOLLOWS = ("gap", "thought", "draft")
-WINDOW_RULES = ("hard", "soft")
+WINDOW_RULES = ("hard", "yield", "soft")
 WINDOW_TIMES = ("happened", "said")
 SELECTIONS = ("rank", "cover")
 
@@ -52,7 +52,8 @@ class RetrievalPlan:
       signals in `without`. The `fusion` is their "sum", or reciprocal ranks ("rrf").
       An `entity_boost` multiplies each score by 1 + boost × the names and words shared with the question.
     - Conditions: a `time_window` [start, end), which is "hard" (nothing outside is returned, unless nothing
-      is inside) or "soft" (through the `time` signal). A hard one goes by when things "happened" or when
+      is inside), "yield" (hard, but searched everywhere if a memory outside matches far better) or "soft"
+      (through the `time` signal). The first two go by when things "happened" or when
       they were "said" (`window_by`); where it isn't known when something happened, by when it was said, up
       to `window_grace` days after the window. `temporal_order` returns memories in order of time.
       `prefer_latest` keeps the newest of the memories that state the same fact, by `latest_rule`.

@@ -46,12 +46,13 @@ from ..text import detect_language, find_names
 from ..types import Finding, Hit, TraceRow
 
 # %% auto #0
-__all__ = ['INTERIM_HITS', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'EVENT_HITS', 'MIN_EVENT_PROBABILITY', 'EVENT_MARGIN',
-           'NAMED_BONUS', 'AMBIGUOUS', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future', 'restrict_to_window',
-           'inside_window', 'describe_window', 'next_extension', 'run_queries', 'Merged', 'merge', 'search',
-           'describe_search', 'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict', 'second_check',
-           'rerank_hits', 'keep_newest', 'cut', 'within_budget', 'signals_of', 'order_by_time', 'refine_hits',
-           'EventMatch', 'match_event', 'choose_match', 'relate_events', 'find_finding', 'Step']
+__all__ = ['INTERIM_HITS', 'WINDOW_YIELD', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'EVENT_HITS', 'MIN_EVENT_PROBABILITY',
+           'EVENT_MARGIN', 'NAMED_BONUS', 'AMBIGUOUS', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future',
+           'restrict_to_window', 'inside_window', 'describe_window', 'next_extension', 'run_queries', 'Merged', 'merge',
+           'search', 'widen_window', 'describe_search', 'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate',
+           'gate_verdict', 'second_check', 'rerank_hits', 'keep_newest', 'cut', 'within_budget', 'signals_of',
+           'order_by_time', 'refine_hits', 'EventMatch', 'match_event', 'choose_match', 'relate_events', 'find_finding',
+           'Step']
 
 # %% ../../nbs/retrieval/05_steps.ipynb #71b48a5e
 class Origin(NamedTuple):
@@ -237,6 +238,22 @@ def search(state: State) -> State:
         row_of={m.id: row for m, row in zip(memories, merged)},
         hits=hits,
         long_texts=sum(len(m.text) > MAX_TEXT_CHARS for m in memories),
+    )
+
+
+WINDOW_YIELD = 1.5  # log-odds by which a match outside a window must be better for the window to yield
+
+
+def widen_window(state: State) -> State:
+    """Search everywhere if the best match outside the window is far better than the best one inside."""
+    everywhere = search(replace(state, allowed=None))
+    lead = max((h.score for h in everywhere.hits), default=0.0) - max((h.score for h in state.hits), default=0.0)
+    n = len(state.hits)
+    if lead <= WINDOW_YIELD:
+        return state.after("widen", n, n, f"kept the window: the best outside leads by {lead:.2f} log-odds")
+    reason = f"searched everywhere: the best outside the window leads by {lead:.2f} log-odds"
+    return replace(everywhere, trace=state.trace, clock=state.clock).after(
+        "widen", n, len(everywhere.hits), reason
     )
 
 
@@ -497,7 +514,7 @@ def _always(state: State) -> bool:
 
 
 def _has_hard_window(state: State) -> bool:
-    return bool(state.plan.time_window and state.plan.window_rule == "hard" and len(state.store.memories))
+    return bool(state.plan.time_window and state.plan.window_rule != "soft" and len(state.store.memories))
 
 
 STEPS: tuple[Step, ...] = (
@@ -505,6 +522,7 @@ STEPS: tuple[Step, ...] = (
     Step(hide_future, lambda s: isinstance(s.store, AsOfView)),
     Step(restrict_to_window, _has_hard_window),
     Step(search, _always),
+    Step(widen_window, lambda s: s.plan.window_rule == "yield" and s.allowed is not None),
     Step(cut_texts, lambda s: s.long_texts),
     Step(gate, _always),
     Step(rerank_hits, lambda s: s.plan.rerank_tokens and s.hits),

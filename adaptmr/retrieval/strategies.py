@@ -25,7 +25,7 @@ from .rounds import run_request
 from ..store.protocol import PlannerStore, Store
 from .relations import date_in_question, find_relation
 from ..times import Window, time_window
-from ..types import Evidence, Question, QueryType
+from ..types import Evidence, Question, QueryType, as_utc
 
 # %% auto #0
 __all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'WINDOW_GRACE', 'Strategy', 'STRATEGIES', 'fitted_weights',
@@ -82,19 +82,19 @@ def temporal(question: Question, now: datetime) -> RetrievalPlan:
             plan, queries=searched, relate=True, hint=f"compare the dates of: {' | '.join(events)}"
         )
     if window := time_window(question.text, now):
-        return replace(plan, **_window_fields(question.text, window))
+        return replace(plan, **_window_fields(question.text, window, now))
     return plan
 
 
-def _window_fields(text: str, window: Window) -> dict[str, Any]:
+def _window_fields(text: str, window: Window, now: datetime) -> dict[str, Any]:
     """The plan's fields for a question that names a window."""
     fields: dict[str, Any] = {"time_window": (window.start, window.end)}
-    if window.start.year == 1:
+    if window.start.year == 1 or window.start > (as_utc(now) or now):
         return fields  # soft
-    said = bool(_ASKS_WHAT_WAS_SAID.search(text))
-    fields |= {"window_rule": "hard", "window_by": "said" if said else "happened"}
-    fields |= {"window_grace": 0 if said else WINDOW_GRACE}
-    if not _names_topic(text, window):
+    said, has_topic = bool(_ASKS_WHAT_WAS_SAID.search(text)), _names_topic(text, window)
+    fields |= {"window_rule": "yield" if has_topic and not said else "hard"}
+    fields |= {"window_by": "said"} if said else {"window_grace": WINDOW_GRACE}
+    if not has_topic:
         fields |= {"relevance_threshold": 0.0, "relevance_low": 0.0}
     return fields
 
