@@ -13,7 +13,7 @@ from adaptmr.reader import answer
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.strategies import UNIFIED_WEIGHTS, Router, retrieve
+from adaptmr.retrieval.strategies import UNIFIED_WEIGHTS, Router, StrategyPlanner, retrieve, temporal
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory, Question
 
@@ -58,6 +58,7 @@ ASK = {
     },
 }
 NOW = datetime(2024, 8, 10, tzinfo=UTC)
+TEMPORAL = StrategyPlanner(temporal)
 
 
 def memories(language):
@@ -343,7 +344,8 @@ def test_a_window_filters_first(year, language, question, inside):
 
 
 @pytest.mark.parametrize(
-    ("language", "question"), [("en", "What did we talk about in October 2023?"), ("zh", "去年十月我们聊了什么？")]
+    ("language", "question"),
+    [("en", "What did we talk about in October 2023?"), ("zh", "去年十月我们聊了什么？")],
 )
 def test_a_window_with_nothing_in_it_is_no_filter_and_says_so(year, language, question):
     found = retrieve(Question("", question, asked_at=NOW), year[language], k=3)
@@ -388,3 +390,166 @@ def test_a_window_with_an_open_beginning_is_soft(year):
     assert found.plan.window_rule == "soft" and len(found.hits) == 9
     after = retrieve(Question("", "What did we talk about since May?", asked_at=NOW), year["en"], k=9)
     assert after.plan.window_rule == "hard" and set(after.sources) == {"M5", "M6", "M7", "M8", "M9"}
+
+
+# --- relations of events are worked out for the reader
+
+LIVES = {
+    "en": [
+        ("2024-03-04", "The offer from the harbour office came on Saturday, 2 March!"),
+        ("2024-03-20", "I bought a suitcase and two lamps."),
+        ("2024-03-30", "First day at the harbour office yesterday, I got lost twice."),
+        ("2024-04-11", "My sister adopted a parrot last Tuesday."),
+        ("2024-05-07", "I handed in my thesis on 5 May."),
+        ("2024-06-16", "We went sailing and I caught a cold."),
+    ],
+    "zh": [
+        ("2024-03-04", "港务局的录用通知3月2日寄到了！"),
+        ("2024-03-20", "我买了一个行李箱和两盏灯"),
+        ("2024-03-30", "昨天去港务局上班第一天，迷路了两次"),
+        ("2024-04-11", "我妹妹上周二领养了一只鹦鹉"),
+        ("2024-05-07", "5月5日我交了毕业论文"),
+        ("2024-06-16", "我们去划船，我着凉了"),
+    ],
+}
+RELATIONS = [
+    (
+        "en",
+        "How many days passed between the offer from the harbour office and my first day there?",
+        "27 days",
+        "“the offer from the harbour office” 2024-03-02, “my first day there” 2024-03-29: 27 days apart",
+    ),
+    (
+        "en",
+        "Did I hand in my thesis before or after my sister adopted a parrot?",
+        "after",
+        "“sister adopted a parrot” 2024-04-09, “hand in my thesis” 2024-05-05: "
+        "“sister adopted a parrot” first, 26 days apart",
+    ),
+    (
+        "en",
+        "How many days ago did I hand in my thesis?",
+        "97 days ago",
+        "“hand in my thesis” 2024-05-05: 97 days ago",
+    ),
+    (
+        "zh",
+        "从录用通知寄到到上班第一天，隔了多少天？",
+        "27天",
+        "“录用通知寄到”2024-03-02，“上班第一天”2024-03-29：相隔27天",
+    ),
+    (
+        "zh",
+        "我是先交毕业论文，还是妹妹先领养鹦鹉？",
+        "妹妹先领养鹦鹉",
+        "“妹妹先领养鹦鹉”2024-04-02，“交毕业论文”2024-05-05：“妹妹先领养鹦鹉”在先，相隔33天",
+    ),
+    (
+        "zh",
+        "我交毕业论文到现在多少天了？",
+        "97天",
+        "“交毕业论文”2024-05-05：97天前",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def lives():
+    stores = {}
+    for language, rows in LIVES.items():
+        who = {"zh": "用户", "en": "User"}[language]
+        stores[language] = MemoryStore(embedder=ENCODER[language])
+        stores[language].add(
+            [
+                Memory(f"M{i}", text, who, f"{day}T09:00", session=f"S{i}", step=i, source=f"M{i}")
+                for i, (day, text) in enumerate(rows, 1)
+            ]
+        )
+    yield stores
+    for store in stores.values():
+        store.close()
+
+
+@pytest.mark.parametrize(("language", "question", "said", "line"), RELATIONS, ids=lambda v: str(v)[:40])
+def test_the_relation_of_events_is_a_finding(lives, language, question, said, line):
+    found = retrieve(Question("", question, asked_at=NOW), lives[language], planner=TEMPORAL)
+    assert [(f.text, f.answer) for f in found.findings] == [(line, said)]
+    assert trace_of(found, "relate").reason == line
+    mark = {"en": "[worked out]", "zh": "[推算]"}[language]
+    assert found.context.split("\n")[0] == f"{mark} {line}", "the reader sees it before the memories"
+    assert answer(question, found).text == said
+
+
+@pytest.mark.parametrize(
+    ("language", "question", "reason"),
+    [
+        (
+            "en",
+            "How many days passed between the offer and the day I sold my motorbike?",
+            "has no good match",
+        ),
+        ("en", "How many days passed between the suitcase and the two lamps?", "told by the same memory"),
+        ("en", "How many days passed between the offer and the day I caught a cold?", "don't settle it"),
+        ("zh", "从买行李箱到买两盏灯，隔了多少天？", "told by the same memory"),
+    ],
+)
+def test_no_finding_rather_than_a_wrong_one(lives, language, question, reason):
+    found = retrieve(Question("", question, asked_at=NOW), lives[language], planner=TEMPORAL)
+    assert found.findings == [] and reason in trace_of(found, "relate").reason
+
+
+def test_no_finding_for_memories_that_were_cut(lives):
+    found = retrieve(Question("", RELATIONS[0][1], asked_at=NOW), lives["en"], k=1, planner=TEMPORAL)
+    assert len(found.hits) == 1 and found.findings == []
+    assert "is told by a memory that was cut" in trace_of(found, "relate").reason
+
+
+def test_the_time_since_an_event_needs_the_time_of_the_question(lives):
+    found = retrieve("How many days ago did I hand in my thesis?", lives["en"], planner=TEMPORAL)
+    assert (
+        found.findings == [] and "the time of the question is not known" in trace_of(found, "relate").reason
+    )
+
+
+# --- each field that the temporal strategy sets is seen to act
+
+RESETS = [
+    ("year", "en", "What did we talk about last month?", "time_window", None),
+    ("year", "en", "What did we talk about last month?", "window_rule", "soft"),
+    ("year", "en", "What did we talk about last month?", "window_by", "happened"),  # "better than last month"
+    ("year", "en", "What did we talk about last month?", "relevance_threshold", 0.9),
+    ("year", "zh", "上个月我们聊了什么？", "time_window", None),
+    ("year", "zh", "上个月我们聊了什么？", "window_rule", "soft"),
+    ("year", "en", "What did I do between 3 and 9 May?", "window_grace", 0),
+    ("year", "zh", "5月3日到9日之间我做了什么？", "window_grace", 0),
+    ("year", "en", "When did I buy the piano in 2024?", "temporal_order", False),
+    ("lives", "en", RELATIONS[0][1], "relate", False),
+    ("lives", "en", RELATIONS[0][1], "queries", ()),
+    ("lives", "zh", RELATIONS[3][1], "relate", False),
+    ("lives", "zh", RELATIONS[3][1], "queries", ()),
+]
+
+
+@pytest.mark.parametrize(("stores", "language", "question", "name", "value"), RESETS)
+def test_each_field_of_the_temporal_strategy_acts(request, stores, language, question, name, value):
+    store, query = request.getfixturevalue(stores)[language], Question("", question, asked_at=NOW)
+    plan = TEMPORAL.plan(query, store)
+    assert getattr(plan, name) != value
+    reset = replace(plan, **{name: value})
+    assert execute(plan, query, store).context != execute(reset, query, store).context
+
+
+def test_a_window_with_a_topic_yields_to_a_far_better_match_outside(year):
+    query = Question("", "Which plumber fixed the shower in January?", asked_at=NOW)
+    plan = TEMPORAL.plan(query, year["en"])
+    assert plan.window_rule == "yield"
+    found = execute(plan, query, year["en"])
+    assert "M9" in found.sources and "searched everywhere" in trace_of(found, "widen").reason
+    assert execute(replace(plan, window_rule="hard"), query, year["en"]).sources == ["M2"]
+    kept = execute(plan, Question("", "What did I sprain in January?", asked_at=NOW), year["en"])
+    assert kept.sources == ["M2"] and "kept the window" in trace_of(kept, "widen").reason
+
+
+def test_a_window_that_lies_ahead_is_soft(year):
+    plan = TEMPORAL.plan(Question("", "What are my plans for next week?", asked_at=NOW), year["en"])
+    assert plan.time_window is not None and plan.window_rule == "soft"

@@ -103,7 +103,8 @@ _ZH_SIDE = re.compile("前还是(?:之|以)?后|后还是(?:之|以)?前")
 _SEPARATOR = re.compile(r"[,，;；、]\s*(?:and\s+|和)?|\s+and\s+|(?<=\S)和(?=\S)")
 
 # %% ../../nbs/retrieval/00_relations.ipynb #f64fedd0
-_UNIT_OF = {"日": "day", "天": "day", "周": "week", "星期": "week", "礼拜": "week", "月": "month", "年": "year"}
+_UNIT_OF = {"日": "day", "天": "day", "周": "week", "星期": "week", "礼拜": "week"}
+_UNIT_OF |= {"月": "month", "年": "year"}
 _LEAD = re.compile(
     r"\A(?:(?:when|(?:on |from )?the (?:day|date|time|moment)(?: (?:that|when|on which))?)\b|"
     r"(?:i|we|you)(?:['’](?:ve|d|m|re))?\b|(?:had|have|am|are|was|were|did) |[我你咱]们?)\s*",
@@ -132,7 +133,7 @@ def _relation(
 
 
 def _cut_in_two(text: str) -> tuple[str, str] | None:
-    """Cut "A and B": at the "and" before "when", "the day" or "my" if there is one, else nearest the middle."""
+    """Cut "A and B": at an "and" before "when", "the day" or "my", else at the one nearest the middle."""
     cuts = [(m["event"] is None, abs(len(text) / 2 - m.start()), m) for m in _AND.finditer(text)]
     if not cuts:
         return None
@@ -501,4 +502,6 @@ def write_relation(
     """
     if asked.kind in ("gap", "ago"):
         return _write_gap(asked, dates, now, lang)
-    return _write_sequence(asked, dates, lang) if asked.kind == "sequence" else _write_order(asked, dates, lang)
+    if asked.kind == "sequence":
+        return _write_sequence(asked, dates, lang)
+    return _write_order(asked, dates, lang)

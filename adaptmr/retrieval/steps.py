@@ -47,12 +47,12 @@ from ..types import Finding, Hit, TraceRow
 
 # %% auto #0
 __all__ = ['INTERIM_HITS', 'WINDOW_YIELD', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'EVENT_HITS', 'MIN_EVENT_PROBABILITY',
-           'EVENT_MARGIN', 'NAMED_BONUS', 'AMBIGUOUS', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future',
-           'restrict_to_window', 'inside_window', 'describe_window', 'next_extension', 'run_queries', 'Merged', 'merge',
-           'search', 'widen_window', 'describe_search', 'cut_texts', 'GateVerdict', 'gate', 'seen_by_gate',
-           'gate_verdict', 'second_check', 'rerank_hits', 'keep_newest', 'cut', 'within_budget', 'signals_of',
-           'order_by_time', 'refine_hits', 'EventMatch', 'match_event', 'choose_match', 'relate_events', 'find_finding',
-           'Step']
+           'MIN_EVENT_SHARE', 'EVENT_MARGIN', 'NAMED_BONUS', 'AMBIGUOUS', 'STEPS', 'Origin', 'State', 'cut_question',
+           'hide_future', 'restrict_to_window', 'inside_window', 'describe_window', 'next_extension', 'run_queries',
+           'Merged', 'merge', 'search', 'widen_window', 'describe_search', 'cut_texts', 'GateVerdict', 'gate',
+           'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits', 'keep_newest', 'cut', 'within_budget',
+           'signals_of', 'order_by_time', 'refine_hits', 'EventMatch', 'match_event', 'choose_match', 'relate_events',
+           'find_finding', 'Step']
 
 # %% ../../nbs/retrieval/05_steps.ipynb #71b48a5e
 class Origin(NamedTuple):
@@ -211,7 +211,8 @@ def merge(state: State, searches: Sequence[ScoredCandidates]) -> dict[int, Merge
     for rank, i, row in turns:
         value = float(searches[i].scores[rank])
         if row not in merged:
-            note = f"best match for “{queries[i]}”" if noted and rank == 0 else ""
+            is_event = noted and rank == 0 and queries[i] != state.text
+            note = f"best match for “{queries[i]}”" if is_event else ""
             merged[row] = Merged(Origin(i, rank), value, note)
         elif value > merged[row].score:
             merged[row] = merged[row]._replace(origin=Origin(i, rank), score=value)
@@ -247,7 +248,8 @@ WINDOW_YIELD = 1.5  # log-odds by which a match outside a window must be better 
 def widen_window(state: State) -> State:
     """Search everywhere if the best match outside the window is far better than the best one inside."""
     everywhere = search(replace(state, allowed=None))
-    lead = max((h.score for h in everywhere.hits), default=0.0) - max((h.score for h in state.hits), default=0.0)
+    outside, inside = (max((h.score for h in s.hits), default=0.0) for s in (everywhere, state))
+    lead = outside - inside
     n = len(state.hits)
     if lead <= WINDOW_YIELD:
         return state.after("widen", n, n, f"kept the window: the best outside leads by {lead:.2f} log-odds")
@@ -421,7 +423,8 @@ def refine_hits(state: State) -> State:
 
 # %% ../../nbs/retrieval/05_steps.ipynb #dd3ab7eb
 EVENT_HITS = 3  # matches of an event that are compared
-MIN_EVENT_PROBABILITY = 0.018  # below this probability a memory does not tell of the event
+MIN_EVENT_PROBABILITY = 0.018  # below this probability a memory does not tell of the event,
+MIN_EVENT_SHARE = 0.6  # unless one of its sentences has so many of the event's words
 EVENT_MARGIN = 1.5  # log-odds below the best match up to which a match is compared
 NAMED_BONUS = 1.0  # log-odds that a named time adds, where all words of the event stand beside it
 AMBIGUOUS = 0.5  # log-odds between two matches that are about as good
@@ -443,7 +446,7 @@ def match_event(state: State, event: str) -> EventMatch | str:
         return "was not searched for"
     found, kept = state.searches[state.queries.index(event)], {h.memory.id for h in state.hits}
     matches: list[EventMatch] = []
-    best = -np.inf
+    best, best_share = -np.inf, 0.0
     for row, score in zip(found.rows, found.scores):
         memory = state.store.memories[int(row)]
         if memory.speaker.lower() in ASSISTANTS:
@@ -452,9 +455,10 @@ def match_event(state: State, event: str) -> EventMatch | str:
         if len(matches) == EVENT_HITS or score < best - EVENT_MARGIN:
             break
         date, share = date_event(truncate_text(memory), event)
+        best_share = max(best_share, share)
         bonus = NAMED_BONUS * share if date and date.is_named else 0.0
         matches.append(EventMatch(memory.id, date, float(score) + bonus))
-    if logistic(best) < MIN_EVENT_PROBABILITY:
+    if logistic(best) < MIN_EVENT_PROBABILITY and best_share < MIN_EVENT_SHARE:
         return "has no good match"
     return choose_match(sorted(matches, key=lambda m: -m.value), kept)
 

@@ -77,7 +77,9 @@ def temporal(question: Question, now: datetime) -> RetrievalPlan:
     )
     if asked := find_relation(question.text):
         events = asked.events
-        searched = tuple(e for e in events if not date_in_question(e, now) or len(events) == 1)
+        searched = tuple(e for e in events if not date_in_question(e, now))
+        if asked.kind != "order":
+            searched += (question.text,)  # "opening it": the phrases of a gap lean on each other
         return replace(
             plan, queries=searched, relate=True, hint=f"compare the dates of: {' | '.join(events)}"
         )

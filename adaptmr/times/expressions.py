@@ -66,8 +66,8 @@ class TimeContext:
         """Which occurrence of a recurring time `text[start:end]` means, by the tense of its sentence.
 
         -1: the latest; 1: the next; 2: the nearest, because the sentence tells of a plan; 0: undecided;
-        `None`: no particular one, because the sentence speaks of a habit. `exact` is false for a month or a season: "The wedding is in May" means the next May, but "It's
-        hot in May" is a habit.
+        `None`: no particular one, because the sentence speaks of a habit. `exact` is false for a month or a
+        season: "The wedding is in May" means the next May, but "It's hot in May" is a habit.
         """
         tense = detect_tense(self.text, start, end)
         if tense is Tense.present and not exact and not _IS_IN.search(self.text, max(0, start - 40), start):
@@ -213,8 +213,8 @@ def resolve_yearly(
     """Select the occurrence that is meant of an interval that recurs every year or in some years.
 
     `direction` -1: the latest that has begun; 1: the next that hasn't ended; 2: the nearer of the two; 0: the
-    nearer, if it is at most `max_days_away` days away and the other is at least twice as far; `None`: none. `bounds_of_year` returns
-    the occurrence of a year, or raises `ValueError`.
+    nearer, if it is at most `max_days_away` days away and the other is at least twice as far; `None`: none.
+    `bounds_of_year` returns the occurrence of a year, or raises `ValueError`.
     """
     if direction is None:
         return None

@@ -275,9 +275,10 @@ _DEADLINE = re.compile(r"\bby (?:the )?(?:\w+ of )?\Z", re.I)
 
 
 _PLANNED = (
-    r"(?:signed (?:\w+ )?up|registered|enrolled|booked|reserved|arranged|scheduled|rescheduled|postponed|applied|invited|"
-    r"entered|committed|rsvp['’]?e?d|"
-    r"(?:bought|got|gotten|purchased|ordered|picked up) (?:[\w'’]+ ){0,3}?(?:tickets?|seats?|flights?|pass(?:es)?))"
+    r"(?:signed (?:\w+ )?up|registered|enrolled|booked|reserved|arranged|scheduled|rescheduled|postponed|"
+    r"applied|invited|entered|committed|rsvp['’]?e?d|"
+    r"(?:bought|got|gotten|purchased|ordered|picked up) (?:[\w'’]+ ){0,3}?"
+    r"(?:tickets?|seats?|flights?|pass(?:es)?))"
 )
 _PLAN_MADE = re.compile(
     rf"(?:\b(?:have|has|having)|['’](?:ve|s))(?: \w+){{0,2}}? {_PLANNED}\b.*\Z|"
