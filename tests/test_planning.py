@@ -32,7 +32,7 @@ from adaptmr.retrieval.llm_steps import rerank
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.reader import answer
 from adaptmr.retrieval.fusion import fit_for
-from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, UNIFIED_WEIGHTS, Router, retrieve
+from adaptmr.retrieval.strategies import MIN_RELEVANCE, HYBRID_WEIGHTS, STRATEGIES, UNIFIED_WEIGHTS, Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.ablations import (
     PART_VARIANTS,

@@ -13,7 +13,7 @@ from adaptmr.reader import answer
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.strategies import UNIFIED_WEIGHTS, Router, retrieve
+from adaptmr.retrieval.strategies import UNIFIED_WEIGHTS, Router, StrategyPlanner, retrieve, temporal
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory, Question
 
@@ -58,6 +58,7 @@ ASK = {
     },
 }
 NOW = datetime(2024, 8, 10, tzinfo=UTC)
+TEMPORAL = StrategyPlanner(temporal)
 
 
 def memories(language):
@@ -264,3 +265,291 @@ def test_on_a_whole_conversation_nothing_is_drawn_anywhere():
                 two.has_relevant,
                 two.context,
             )
+
+
+# --- a window that the question names filters first
+
+YEAR = {
+    "en": [
+        ("2023-07-16", "We rented a cabin by the lake and swam every morning."),
+        ("2024-01-20", "I slipped on the ice and sprained my wrist."),
+        ("2024-03-09", "I repainted the kitchen in pale green."),
+        ("2024-03-23", "Our neighbour lent me a lawn mower."),
+        ("2024-05-05", "I visited the open-air museum with my niece."),
+        ("2024-05-18", "I bought a second-hand piano."),
+        ("2024-07-12", "Could you suggest a good Sichuan restaurant?"),
+        ("2024-08-03", "I ran ten kilometres today, a lot better than last month."),
+        ("2024-08-09", "The plumber fixed the shower."),
+    ],
+    "zh": [
+        ("2023-07-16", "我们在湖边租了小木屋，每天早上游泳"),
+        ("2024-01-20", "我在冰上滑倒，扭伤了手腕"),
+        ("2024-03-09", "我把厨房刷成了浅绿色"),
+        ("2024-03-23", "邻居借给我一台割草机"),
+        ("2024-05-05", "我带侄女去了露天博物馆"),
+        ("2024-05-18", "我买了一架二手钢琴"),
+        ("2024-07-12", "推荐一下杭州的川菜馆"),
+        ("2024-08-03", "今天跑了10公里，比上个月进步不少"),
+        ("2024-08-09", "水管工把淋浴修好了"),
+    ],
+}
+WINDOWS = [  # asked on Saturday 10 August 2024: the memories that k = 3 may return, by their numbers
+    ("en", "What did we talk about last month?", {7}),
+    ("en", "What did we talk about in March?", {3, 4}),
+    ("en", "What did we talk about yesterday?", {9}),
+    ("en", "What did we talk about last summer?", {1}),
+    ("en", "What did we discuss between 3 and 9 May?", {5}),
+    ("en", "What did I mention in the first week of August?", {8}),
+    ("en", "What happened in January?", {2}),
+    ("en", "What did I do between 3 and 9 May?", {5, 6}),  # 18 May: told in the days after, without a date
+    ("zh", "上个月我们聊了什么？", {7}),
+    ("zh", "三月份我们聊了什么？", {3, 4}),
+    ("zh", "昨天我跟你说了什么？", {9}),
+    ("zh", "去年夏天我们聊了些什么？", {1}),
+    ("zh", "去年冬天我们聊了什么？", {2}),
+    ("zh", "上周我们聊了什么？", {8}),
+    ("zh", "一月份发生了什么事？", {2}),
+    ("zh", "5月3日到9日之间我说过什么？", {5}),
+]
+
+
+@pytest.fixture(scope="module")
+def year():
+    """A store for each language, with nine memories of fourteen months."""
+    stores = {}
+    for language, rows in YEAR.items():
+        who = {"zh": "用户", "en": "User"}[language]
+        stores[language] = MemoryStore(embedder=ENCODER[language])
+        stores[language].add(
+            [
+                Memory(f"M{i}", text, who, f"{day}T09:00", session=f"S{i}", step=i, source=f"M{i}")
+                for i, (day, text) in enumerate(rows, 1)
+            ]
+        )
+    yield stores
+    for store in stores.values():
+        store.close()
+
+
+def trace_of(found, step):
+    return next(t for t in found.trace if t.step == step)
+
+
+@pytest.mark.parametrize(("language", "question", "inside"), WINDOWS, ids=lambda v: str(v))
+def test_a_window_filters_first(year, language, question, inside):
+    found = retrieve(Question("", question, asked_at=NOW), year[language], k=3)
+    assert found.plan.planner == "temporal" and found.plan.window_rule == "hard"
+    assert set(found.sources) == {f"M{i}" for i in inside} and found.has_relevant
+    assert trace_of(found, "window").n_out == len(inside)
+
+
+@pytest.mark.parametrize(
+    ("language", "question"),
+    [("en", "What did we talk about in October 2023?"), ("zh", "去年十月我们聊了什么？")],
+)
+def test_a_window_with_nothing_in_it_is_no_filter_and_says_so(year, language, question):
+    found = retrieve(Question("", question, asked_at=NOW), year[language], k=3)
+    assert len(found.hits) == 3
+    assert trace_of(found, "window").reason == "nothing lies in the window: searched everywhere"
+
+
+@pytest.mark.parametrize(
+    ("language", "question", "told", "source"),
+    [
+        ("en", "What did I do in September 2023?", "On 14 September last year I sold the old boat.", "M9"),
+        ("zh", "去年九月我做了什么？", "去年9月14日我卖掉了旧船", "M9"),
+        ("en", "What did I do last summer?", "Back in August 2023 I learned to sail.", "M9"),
+        ("zh", "去年夏天我做了什么？", "2023年8月我学会了开帆船", "M9"),
+    ],
+)
+def test_what_happened_in_a_window_counts_whenever_it_was_told(language, question, told, source):
+    rows = [*YEAR[language][1:-1], ("2024-08-09", told)]
+    with MemoryStore(embedder=ENCODER[language]) as store:
+        store.add([Memory(f"M{i}", t, "User", d, step=i, source=f"M{i}") for i, (d, t) in enumerate(rows, 2)])
+        found = retrieve(Question("", question, asked_at=NOW), store, k=3)
+    assert found.sources == [source]
+
+
+def test_a_time_that_the_memory_names_keeps_it_out_of_another_window():
+    rows = [
+        ("2024-07-05", "Last May I climbed the Kollen."),
+        ("2024-07-09", "I learned to juggle."),
+        ("2024-08-02", "The trains were late again."),
+    ]
+    with MemoryStore(embedder="minilm") as store:
+        store.add([Memory(f"M{i}", t, "User", d, step=i, source=f"M{i}") for i, (d, t) in enumerate(rows)])
+        did = retrieve(Question("", "What did I do in July?", asked_at=NOW), store, k=3)
+        said = retrieve(Question("", "What did we talk about in July?", asked_at=NOW), store, k=3)
+    assert did.sources == ["M1", "M2"], "the climb was in May; the trains were told within the grace"
+    assert said.sources == ["M0", "M1"]
+
+
+def test_a_window_with_an_open_beginning_is_soft(year):
+    """How things were before a change is told by the memory of the change, which lies outside."""
+    found = retrieve(Question("", "What did I do before March 2024?", asked_at=NOW), year["en"], k=9)
+    assert found.plan.window_rule == "soft" and len(found.hits) == 9
+    after = retrieve(Question("", "What did we talk about since May?", asked_at=NOW), year["en"], k=9)
+    assert after.plan.window_rule == "hard" and set(after.sources) == {"M5", "M6", "M7", "M8", "M9"}
+
+
+# --- relations of events are worked out for the reader
+
+LIVES = {
+    "en": [
+        ("2024-03-04", "The offer from the harbour office came on Saturday, 2 March!"),
+        ("2024-03-20", "I bought a suitcase and two lamps."),
+        ("2024-03-30", "First day at the harbour office yesterday, I got lost twice."),
+        ("2024-04-11", "My sister adopted a parrot last Tuesday."),
+        ("2024-05-07", "I handed in my thesis on 5 May."),
+        ("2024-06-16", "We went sailing and I caught a cold."),
+    ],
+    "zh": [
+        ("2024-03-04", "港务局的录用通知3月2日寄到了！"),
+        ("2024-03-20", "我买了一个行李箱和两盏灯"),
+        ("2024-03-30", "昨天去港务局上班第一天，迷路了两次"),
+        ("2024-04-11", "我妹妹上周二领养了一只鹦鹉"),
+        ("2024-05-07", "5月5日我交了毕业论文"),
+        ("2024-06-16", "我们去划船，我着凉了"),
+    ],
+}
+RELATIONS = [
+    (
+        "en",
+        "How many days passed between the offer from the harbour office and my first day there?",
+        "27 days",
+        "“the offer from the harbour office” 2024-03-02, “my first day there” 2024-03-29: 27 days apart",
+    ),
+    (
+        "en",
+        "Did I hand in my thesis before or after my sister adopted a parrot?",
+        "after",
+        "“sister adopted a parrot” 2024-04-09, “hand in my thesis” 2024-05-05: "
+        "“sister adopted a parrot” first, 26 days apart",
+    ),
+    (
+        "en",
+        "How many days ago did I hand in my thesis?",
+        "97 days ago",
+        "“hand in my thesis” 2024-05-05: 97 days ago",
+    ),
+    (
+        "zh",
+        "从录用通知寄到到上班第一天，隔了多少天？",
+        "27天",
+        "“录用通知寄到”2024-03-02，“上班第一天”2024-03-29：相隔27天",
+    ),
+    (
+        "zh",
+        "我是先交毕业论文，还是妹妹先领养鹦鹉？",
+        "妹妹先领养鹦鹉",
+        "“妹妹先领养鹦鹉”2024-04-02，“交毕业论文”2024-05-05：“妹妹先领养鹦鹉”在先，相隔33天",
+    ),
+    (
+        "zh",
+        "我交毕业论文到现在多少天了？",
+        "97天",
+        "“交毕业论文”2024-05-05：97天前",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def lives():
+    stores = {}
+    for language, rows in LIVES.items():
+        who = {"zh": "用户", "en": "User"}[language]
+        stores[language] = MemoryStore(embedder=ENCODER[language])
+        stores[language].add(
+            [
+                Memory(f"M{i}", text, who, f"{day}T09:00", session=f"S{i}", step=i, source=f"M{i}")
+                for i, (day, text) in enumerate(rows, 1)
+            ]
+        )
+    yield stores
+    for store in stores.values():
+        store.close()
+
+
+@pytest.mark.parametrize(("language", "question", "said", "line"), RELATIONS, ids=lambda v: str(v)[:40])
+def test_the_relation_of_events_is_a_finding(lives, language, question, said, line):
+    found = retrieve(Question("", question, asked_at=NOW), lives[language], planner=TEMPORAL)
+    assert [(f.text, f.answer) for f in found.findings] == [(line, said)]
+    assert trace_of(found, "relate").reason == line
+    mark = {"en": "[worked out]", "zh": "[推算]"}[language]
+    assert found.context.split("\n")[0] == f"{mark} {line}", "the reader sees it before the memories"
+    assert answer(question, found).text == said
+
+
+@pytest.mark.parametrize(
+    ("language", "question", "reason"),
+    [
+        (
+            "en",
+            "How many days passed between the offer and the day I sold my motorbike?",
+            "has no good match",
+        ),
+        ("en", "How many days passed between the suitcase and the two lamps?", "told by the same memory"),
+        ("en", "How many days passed between the offer and the day I caught a cold?", "don't settle it"),
+        ("zh", "从买行李箱到买两盏灯，隔了多少天？", "told by the same memory"),
+    ],
+)
+def test_no_finding_rather_than_a_wrong_one(lives, language, question, reason):
+    found = retrieve(Question("", question, asked_at=NOW), lives[language], planner=TEMPORAL)
+    assert found.findings == [] and reason in trace_of(found, "relate").reason
+
+
+def test_no_finding_for_memories_that_were_cut(lives):
+    found = retrieve(Question("", RELATIONS[0][1], asked_at=NOW), lives["en"], k=1, planner=TEMPORAL)
+    assert len(found.hits) == 1 and found.findings == []
+    assert "is told by a memory that was cut" in trace_of(found, "relate").reason
+
+
+def test_the_time_since_an_event_needs_the_time_of_the_question(lives):
+    found = retrieve("How many days ago did I hand in my thesis?", lives["en"], planner=TEMPORAL)
+    assert (
+        found.findings == [] and "the time of the question is not known" in trace_of(found, "relate").reason
+    )
+
+
+# --- each field that the temporal strategy sets is seen to act
+
+RESETS = [
+    ("year", "en", "What did we talk about last month?", "time_window", None),
+    ("year", "en", "What did we talk about last month?", "window_rule", "soft"),
+    ("year", "en", "What did we talk about last month?", "window_by", "happened"),  # "better than last month"
+    ("year", "en", "What did we talk about last month?", "relevance_threshold", 0.9),
+    ("year", "zh", "上个月我们聊了什么？", "time_window", None),
+    ("year", "zh", "上个月我们聊了什么？", "window_rule", "soft"),
+    ("year", "en", "What did I do between 3 and 9 May?", "window_grace", 0),
+    ("year", "zh", "5月3日到9日之间我做了什么？", "window_grace", 0),
+    ("year", "en", "When did I buy the piano in 2024?", "temporal_order", False),
+    ("lives", "en", RELATIONS[0][1], "relate", False),
+    ("lives", "en", RELATIONS[0][1], "queries", ()),
+    ("lives", "zh", RELATIONS[3][1], "relate", False),
+    ("lives", "zh", RELATIONS[3][1], "queries", ()),
+]
+
+
+@pytest.mark.parametrize(("stores", "language", "question", "name", "value"), RESETS)
+def test_each_field_of_the_temporal_strategy_acts(request, stores, language, question, name, value):
+    store, query = request.getfixturevalue(stores)[language], Question("", question, asked_at=NOW)
+    plan = TEMPORAL.plan(query, store)
+    assert getattr(plan, name) != value
+    reset = replace(plan, **{name: value})
+    assert execute(plan, query, store).context != execute(reset, query, store).context
+
+
+def test_a_window_with_a_topic_yields_to_a_far_better_match_outside(year):
+    query = Question("", "Which plumber fixed the shower in January?", asked_at=NOW)
+    plan = TEMPORAL.plan(query, year["en"])
+    assert plan.window_rule == "yield"
+    found = execute(plan, query, year["en"])
+    assert "M9" in found.sources and "searched everywhere" in trace_of(found, "widen").reason
+    assert execute(replace(plan, window_rule="hard"), query, year["en"]).sources == ["M2"]
+    kept = execute(plan, Question("", "What did I sprain in January?", asked_at=NOW), year["en"])
+    assert kept.sources == ["M2"] and "kept the window" in trace_of(kept, "widen").reason
+
+
+def test_a_window_that_lies_ahead_is_soft(year):
+    plan = TEMPORAL.plan(Question("", "What are my plans for next week?", asked_at=NOW), year["en"])
+    assert plan.time_window is not None and plan.window_rule == "soft"

@@ -332,6 +332,47 @@ def test_undecided_expressions_are_not_resolved(text):
     assert annotate_dates(text, TUESDAY) == text
 
 
+PLANS = [  # said on Monday 1 September 2025
+    ("I've signed up for the run on 19 October.", "2025-10-19"),
+    ("I signed up for the run on 19 October.", "2025-10-19"),
+    ("I signed up for the gym on 28 August.", "2025-08-28"),  # the nearer occurrence is the signing
+    ("We've bought tickets for the concert on 5 December.", "2025-12-05"),
+    ("I've reserved a room on 12 December.", "2025-12-12"),
+    ("She's registered for the exam on 4 November.", "2025-11-04"),
+    ("I've been invited to a wedding on 11 October.", "2025-10-11"),
+    ("They've postponed the wedding on 20 September.", "2025-09-20"),
+    ("I had to postpone the reunion on October 10 to finish my thesis.", "2025-10-10"),
+    ("I've signed up for the half marathon at Christmas.", "2025-12-25"),
+    ("We've got tickets for the match on Saturday.", "2025-09-06"),
+    ("We got tickets for the match on Saturday.", "2025-08-30"),  # a weekday in the simple past is behind
+    ("I've signed the lease on 3 August.", "2025-08-03"),
+    ("I've bought a car on 19 October.", "2024-10-19"),  # no plan: the latest occurrence
+    ("I've been to Rome on 19 October.", "2024-10-19"),
+    ("我报名了10月19日的跑步比赛。", "2025-10-19"),
+    ("我已经报名参加10月19日的比赛。", "2025-10-19"),
+    ("我买了10月5号的票。", "2025-10-05"),
+    ("我买了十一月三号演唱会的票。", "2025-11-03"),
+    ("我抢到了国庆节的火车票。", "2025-10-01"),
+    ("我买了周六的电影票。", "2025-09-06"),
+    ("我订了12月5日的机票。", "2025-12-05"),
+    ("我报名了一周后的比赛。", "2025-09-08"),
+    ("我10月5号买了票。", "2024-10-05"),  # the date stands before the verb: that of buying
+    ("我8月20日报名了马拉松。", "2025-08-20"),
+    ("我参加了10月19日的马拉松。", "2024-10-19"),
+]
+
+
+@pytest.mark.parametrize(("text", "day"), PLANS, ids=lambda v: v)
+def test_a_plan_that_was_made_lies_ahead_where_that_is_nearer(text, day):
+    assert [f"{w.start:%Y-%m-%d}" for w in find_times(text, datetime(2025, 9, 1, 12))] == [day]
+
+
+def test_the_same_plan_told_after_its_day_lies_behind():
+    said = datetime(2025, 10, 21, 9)
+    (found,) = find_times("I've signed up for the run on 19 October.", said)
+    assert found.start.date().isoformat() == "2025-10-19"
+
+
 def test_prefer_decides_when_the_tense_does_not():
     [past], [future] = (find_times("12 September", TUESDAY, prefer=prefer) for prefer in ("past", "future"))
     assert (past.start, future.start) == (at("2023-09-12"), at("2024-09-12"))

@@ -20,9 +20,9 @@ from ..times import Window
 from ..types import QueryType, Question, as_utc
 
 # %% auto #0
-__all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'SELECTIONS', 'PlanError',
-           'RetrievalPlan', 'plan_schema', 'Planner', 'PlannerWithLLM', 'MultiPlanner', 'planner_llm', 'weighted_plans',
-           'FixedPlanner']
+__all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'WINDOW_TIMES', 'SELECTIONS',
+           'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner', 'PlannerWithLLM', 'MultiPlanner', 'planner_llm',
+           'weighted_plans', 'FixedPlanner']
 
 # %% ../../nbs/retrieval/02_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
@@ -31,7 +31,8 @@ MERGES = ("turns", "best", "cover", "keep")
 GATES = ("calibrated", "cosine", "none")
 LATEST_RULES = ("attribute", "similarity", "model", "pairs")
 FOLLOWS = ("gap", "thought", "draft")
-WINDOW_RULES = ("hard", "soft")
+WINDOW_RULES = ("hard", "yield", "soft")
+WINDOW_TIMES = ("happened", "said")
 SELECTIONS = ("rank", "cover")
 
 
@@ -52,8 +53,10 @@ class RetrievalPlan:
       signals in `without`. The `fusion` is their "sum", or reciprocal ranks ("rrf").
       An `entity_boost` multiplies each score by 1 + boost × the names and words shared with the question.
     - Conditions: a `time_window` [start, end), which is "hard" (nothing outside is returned, unless nothing
-      is inside; what happened inside counts if it is told up to `window_grace` days after it) or "soft"
-      (through the `time` signal). `temporal_order` returns memories in order of time.
+      is inside), "yield" (hard, but searched everywhere if a memory outside matches far better) or "soft"
+      (through the `time` signal). The first two go by when things "happened" or when
+      they were "said" (`window_by`); where it isn't known when something happened, by when it was said, up
+      to `window_grace` days after the window. `temporal_order` returns memories in order of time.
       `prefer_latest` keeps the newest of the memories that state the same fact, by `latest_rule`.
     - Gate: below `relevance_low` nothing is returned, from `relevance_threshold` on everything is. In
       between a second check decides: the question's rare words, or with `check` a model.
@@ -82,6 +85,7 @@ class RetrievalPlan:
     entity_boost: float = 0.0
     time_window: tuple[datetime, datetime] | None = None
     window_rule: str = "soft"
+    window_by: str = "happened"
     window_grace: int = 0
     temporal_order: bool = False
     prefer_latest: bool = False
@@ -185,6 +189,7 @@ _CHOICES = (
     ("gate", GATES),
     ("latest_rule", LATEST_RULES),
     ("window_rule", WINDOW_RULES),
+    ("window_by", WINDOW_TIMES),
     ("select", SELECTIONS),
     ("answer_as", ANSWER_STYLES),
     ("follow", FOLLOWS),

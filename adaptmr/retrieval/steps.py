@@ -5,9 +5,9 @@
 # %% ../../nbs/retrieval/05_steps.ipynb #e34c2699
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ import numpy as np
 from ..llm import LLM
 from .as_of import AsOfView
 from adaptmr.retrieval.candidates import (
+    ASSISTANTS,
+    SCORE_ALL_UP_TO,
     Candidates,
     cached_content_words,
     columns_of,
@@ -28,21 +30,32 @@ from .llm_steps import is_relevant, is_update, refine, rerank
 from .passages import show_passages
 from .plan import RetrievalPlan
 from .queries import answer_interim
+from adaptmr.retrieval.relations import (
+    EventDate,
+    date_event,
+    date_in_question,
+    find_relation,
+    happened_within,
+    write_relation,
+)
 from .relevance import relevance, fit_applicability
 from .rendering import sort_by_time, context_line, readable
 from .token_budget import cut_to_budget, line_tokens, hit_probabilities
 from .versions import keep_latest
 from ..store.protocol import Store
 from ..store.view import MAX_TEXT_CHARS, truncate_text
-from ..text import find_names, remove_names
+from ..text import detect_language, find_names, remove_names
 from ..types import Finding, Hit, Memory, TraceRow
 
 # %% auto #0
-__all__ = ['INTERIM_HITS', 'KEPT_SHARE', 'BOOSTED_PER_HIT', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'STEPS', 'Origin', 'State',
-           'cut_question', 'hide_future', 'restrict_to_window', 'next_extension', 'run_queries', 'Merged', 'merge',
-           'rows_kept', 'search', 'search_nothing', 'describe_search', 'cut_texts', 'count_shared', 'boosted_score',
-           'boost_shared', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits',
-           'keep_newest', 'shorten_texts', 'cut', 'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'Step']
+__all__ = ['INTERIM_HITS', 'KEPT_SHARE', 'WINDOW_YIELD', 'BOOSTED_PER_HIT', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'EVENT_HITS',
+           'MIN_EVENT_PROBABILITY', 'MIN_EVENT_SHARE', 'EVENT_MARGIN', 'NAMED_BONUS', 'AMBIGUOUS', 'STEPS', 'Origin',
+           'State', 'cut_question', 'hide_future', 'restrict_to_window', 'inside_window', 'describe_window',
+           'next_extension', 'run_queries', 'Merged', 'merge', 'rows_kept', 'search', 'search_nothing', 'widen_window',
+           'describe_search', 'cut_texts', 'count_shared', 'boosted_score', 'boost_shared', 'GateVerdict', 'gate',
+           'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits', 'keep_newest', 'shorten_texts', 'cut',
+           'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'EventMatch', 'match_event', 'choose_match',
+           'relate_events', 'find_finding', 'Step']
 
 # %% ../../nbs/retrieval/05_steps.ipynb #71b48a5e
 class Origin(NamedTuple):
@@ -114,14 +127,37 @@ def hide_future(state: State) -> State:
 
 
 def restrict_to_window(state: State) -> State:
-    """Restrict the search to memories that were said, or happened, within the plan's time window."""
-    columns, (start, end) = columns_of(state.store), map(seconds, state.plan.time_window or ())
-    inside = (columns.said_at >= start) & (columns.said_at < end)
-    inside |= (columns.happened_at >= start) & (columns.happened_at < end)
-    n = len(state.store.memories)
+    """Restrict the search to memories of what was said, or what happened, within the plan's time window."""
+    inside, n = inside_window(state), len(state.store.memories)
     if not inside.any():
         return state.after("window", n, n, "nothing lies in the window: searched everywhere")
-    return state.after("window", n, int(inside.sum()), "kept what lies in the window", allowed=inside)
+    return state.after("window", n, int(inside.sum()), describe_window(state.plan), allowed=inside)
+
+
+def inside_window(state: State) -> np.ndarray:
+    """Return which memories lie in the plan's time window: bool (n,).
+
+    In a store too large to score whole, what happened is known by `event_at` alone: texts are not read.
+    """
+    plan, columns = state.plan, columns_of(state.store)
+    assert plan.time_window is not None  # the condition of this step
+    start, end = plan.time_window
+    said = (columns.said_at >= seconds(start)) & (columns.said_at < seconds(end))
+    if plan.window_by == "said":
+        return said
+    grace = timedelta(days=plan.window_grace)
+    if len(columns.memories) <= SCORE_ALL_UP_TO:
+        return np.array([happened_within(truncate_text(m), start, end, grace) for m in columns.memories])
+    told = (columns.said_at >= seconds(start)) & (columns.said_at - grace.total_seconds() < seconds(end))
+    happened = (columns.happened_at >= seconds(start)) & (columns.happened_at < seconds(end))
+    return np.where(columns.happened_at == columns.said_at, told, happened)
+
+
+def describe_window(plan: RetrievalPlan) -> str:
+    """Return the trace's sentence on what a hard window kept."""
+    grace = f", or was told up to {plan.window_grace} days after it" if plan.window_grace else ""
+    what = "was said in the window" if plan.window_by == "said" else f"happened in the window{grace}"
+    return f"kept what {what}"
 
 # %% ../../nbs/retrieval/05_steps.ipynb #8e0f20cf
 INTERIM_HITS = 5  # hits that a model reads for an interim answer
@@ -178,7 +214,8 @@ def merge(state: State, searches: Sequence[ScoredCandidates]) -> dict[int, Merge
     for rank, i, row in turns:
         value = float(searches[i].scores[rank])
         if row not in merged:
-            note = f"best match for “{queries[i]}”" if noted and rank == 0 else ""
+            is_event = noted and rank == 0 and queries[i] != state.text
+            note = f"best match for “{queries[i]}”" if is_event else ""
             merged[row] = Merged(Origin(i, rank), value, note)
         elif value > merged[row].score:
             merged[row] = merged[row]._replace(origin=Origin(i, rank), score=value)
@@ -233,6 +270,23 @@ def search_nothing(state: State) -> State:
     """Note that the plan wants no memories: the question is answered directly."""
     n = len(state.store.memories)
     return state.after("admission", n, 0, "the question needs no memory: nothing is searched")
+
+
+WINDOW_YIELD = 1.5  # log-odds by which a match outside a window must be better for the window to yield
+
+
+def widen_window(state: State) -> State:
+    """Search everywhere if the best match outside the window is far better than the best one inside."""
+    everywhere = search(replace(state, allowed=None))
+    outside, inside = (max((h.score for h in s.hits), default=0.0) for s in (everywhere, state))
+    lead = outside - inside
+    n = len(state.hits)
+    if lead <= WINDOW_YIELD:
+        return state.after("widen", n, n, f"kept the window: the best outside leads by {lead:.2f} log-odds")
+    reason = f"searched everywhere: the best outside the window leads by {lead:.2f} log-odds"
+    return replace(everywhere, trace=state.trace, clock=state.clock).after(
+        "widen", n, len(everywhere.hits), reason
+    )
 
 
 def describe_search(state: State, carried: Sequence[str]) -> str:
@@ -440,6 +494,90 @@ def refine_hits(state: State) -> State:
         reason += "; nothing relevant"
     return state.with_hits("refine", refined.hits, reason, has_relevant=refined.relevant)
 
+# %% ../../nbs/retrieval/05_steps.ipynb #dd3ab7eb
+EVENT_HITS = 3  # matches of an event that are compared
+MIN_EVENT_PROBABILITY = 0.018  # below this probability a memory does not tell of the event,
+MIN_EVENT_SHARE = 0.6  # unless one of its sentences has so many of the event's words
+EVENT_MARGIN = 1.5  # log-odds below the best match up to which a match is compared
+NAMED_BONUS = 1.0  # log-odds that a named time adds, where all words of the event stand beside it
+AMBIGUOUS = 0.5  # log-odds between two matches that are about as good
+
+
+class EventMatch(NamedTuple):
+    """The memory that tells of an event best: its id, the date, and how good it is in log-odds."""
+
+    memory: str
+    date: EventDate | None
+    value: float
+
+
+def match_event(state: State, event: str) -> EventMatch | str:
+    """Return the memory that tells of an event, with the date of the event; or why there is none."""
+    if named := date_in_question(event, state.now):
+        return EventMatch("", named, 0.0)
+    if event not in state.queries:
+        return "was not searched for"
+    found, kept = state.searches[state.queries.index(event)], {h.memory.id for h in state.hits}
+    matches: list[EventMatch] = []
+    best, best_share = -np.inf, 0.0
+    for row, score in zip(found.rows, found.scores):
+        memory = state.store.memories[int(row)]
+        if memory.speaker.lower() in ASSISTANTS:
+            continue
+        best = max(best, float(score))
+        if len(matches) == EVENT_HITS or score < best - EVENT_MARGIN:
+            break
+        date, share = date_event(truncate_text(memory), event)
+        best_share = max(best_share, share)
+        bonus = NAMED_BONUS * share if date and date.is_named else 0.0
+        matches.append(EventMatch(memory.id, date, float(score) + bonus))
+    if logistic(best) < MIN_EVENT_PROBABILITY and best_share < MIN_EVENT_SHARE:
+        return "has no good match"
+    return choose_match(sorted(matches, key=lambda m: -m.value), kept)
+
+
+def choose_match(matches: Sequence[EventMatch], kept: Collection[str]) -> EventMatch | str:
+    """Return the best of the matches, which are in order; or why none is sure."""
+    first = matches[0]
+    if first.memory not in kept:
+        return "is told by a memory that was cut"
+    if first.date is None:
+        return "has no date"
+    for other in matches[1:]:
+        if other.value <= first.value - AMBIGUOUS or other.date is None or not other.date.is_named:
+            continue
+        if not other.date.same_time(first.date):
+            return "may have happened on several days"
+    return first
+
+
+def relate_events(state: State) -> State:
+    """Work out the relation in time of the events that the question names, where their dates settle it."""
+    finding, reason = find_finding(state)
+    findings = (*state.findings, finding) if finding else state.findings
+    return state.after("relate", len(state.hits), len(state.hits), reason, findings=findings)
+
+
+def find_finding(state: State) -> tuple[Finding | None, str]:
+    """Return the finding on the events' relation, and the trace's sentence; `None` with the reason."""
+    asked = find_relation(state.text)
+    if asked is None:
+        return None, "the question relates no events"
+    matches = [match_event(state, event) for event in asked.events]
+    missing = [f"“{e}” {m}" for e, m in zip(asked.events, matches) if isinstance(m, str)]
+    if missing:
+        return None, f"no finding: {'; '.join(missing)}"
+    dates = [m.date for m in matches if isinstance(m, EventMatch) and m.date is not None]
+    sources = [m.memory for m in matches if isinstance(m, EventMatch) and m.memory]
+    if len(set(sources)) < len(sources):
+        return None, "no finding: the events are told by the same memory"
+    if asked.kind == "ago" and state.moment is None:
+        return None, "no finding: the time of the question is not known"
+    finding = write_relation(asked, dates, state.now, detect_language(state.text))
+    if finding is None:
+        return None, "no finding: the dates don't settle it"
+    return finding, finding.text
+
 # %% ../../nbs/retrieval/05_steps.ipynb #f84486a0
 class Step(NamedTuple):
     """A step of the executor, and when it runs."""
@@ -453,7 +591,7 @@ def _always(state: State) -> bool:
 
 
 def _has_hard_window(state: State) -> bool:
-    return bool(state.plan.time_window and state.plan.window_rule == "hard" and len(state.store.memories))
+    return bool(state.plan.time_window and state.plan.window_rule != "soft" and len(state.store.memories))
 
 
 def _searches(state: State) -> bool:
@@ -466,6 +604,7 @@ STEPS: tuple[Step, ...] = (
     Step(restrict_to_window, _has_hard_window),
     Step(search_nothing, lambda s: not _searches(s)),
     Step(search, _searches),
+    Step(widen_window, lambda s: s.plan.window_rule == "yield" and s.allowed is not None),
     Step(boost_shared, lambda s: s.plan.entity_boost and s.hits),
     Step(cut_texts, lambda s: s.long_texts),
     Step(gate, _searches),
@@ -473,6 +612,7 @@ STEPS: tuple[Step, ...] = (
     Step(keep_newest, lambda s: s.plan.prefer_latest and s.hits),
     Step(shorten_texts, lambda s: s.plan.passages and s.hits),
     Step(cut, _always),
+    Step(relate_events, lambda s: s.plan.relate and s.hits),
     Step(order_by_time, lambda s: s.plan.temporal_order and s.hits),
     Step(refine_hits, lambda s: s.plan.refine and s.hits),
 )

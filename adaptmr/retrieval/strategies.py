@@ -5,6 +5,7 @@
 # %% ../../nbs/retrieval/08_strategies.ipynb #1c2a182b
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,11 +23,12 @@ from .plan import Planner, RetrievalPlan, planner_llm, weighted_plans
 from .queries import decompose_by_rule
 from .rounds import run_request
 from ..store.protocol import PlannerStore, Store
-from ..times import find_compared_events, time_window
-from ..types import Evidence, Question, QueryType
+from .relations import date_in_question, find_relation
+from ..times import Window, time_window
+from ..types import Evidence, Question, QueryType, as_utc
 
 # %% auto #0
-__all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST', 'Strategy', 'STRATEGIES',
+__all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST', 'WINDOW_GRACE', 'Strategy', 'STRATEGIES',
            'ANSWER_STYLES_BY_TYPE', 'fitted_weights', 'factual', 'entity_rerank', 'temporal', 'update', 'multi_hop',
            'abstention', 'plan_for_type', 'as_question', 'StrategyPlanner', 'Router', 'retrieve']
 
@@ -57,19 +59,63 @@ def entity_rerank(question: Question, now: datetime) -> RetrievalPlan:
     )
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #b1020c00
+WINDOW_GRACE = 14  # days after a window in which what happened in it is told without its date
+_ASKS_WHAT_WAS_SAID = re.compile(
+    r"\b(?:i|we|you)(?:['’](?:ve|d))? (?:ever |also |first |last )?(?:talk\w*|discuss\w*|chat\w*|mention\w*|"
+    r"say|said|tell you|told you|bring up|brought up|sp[eo]ak\w*|spoke|recommend\w*|suggest\w*)\b|"
+    r"\bour (?:chats?|conversations?|talks?)\b|"
+    r"(?:我们|咱们|我|你).{0,6}(?:聊|说过?|提到|提过|提起|讨论|谈|告诉|推荐|建议)",
+    re.I,
+)
+_NO_TOPIC = re.compile(
+    r"\b(?:what|which|did|do|does|was|were|have|has|had|been|i|we|you|us|me|my|our|the|a|of|in|on|at|for|to|"
+    r"about|with|things?|stuff|all|any\w*|some\w*|topics?|talk\w*|discuss\w*|chat\w*|mention\w*|say|said|tell|"
+    r"told|up|doing|done|happen\w*|going|went|remember|know|please|can|could|during|over|between|and|from|"
+    r"since|after|that|there|it|is|are|list|everything|conversations?|chats?)\b|"
+    r"我们|咱们|[我你都在了过的得着是有些哪谁吗呢吧啊]|什么|聊|说|谈|讨论|提到|提过|告诉|做|干|发生|事情?|"
+    r"东西|话题|内容|哪些|一下|还记得|记得|请|期间|时候|那时|到|从|和",
+)
+
+
 def temporal(question: Question, now: datetime) -> RetrievalPlan:
-    """Temporal reasoning: a time window, or a pair of events, or neither; always in order of time."""
+    """Temporal reasoning: events to relate, or a time window, or neither; always in order of time."""
     plan = RetrievalPlan(
         weights=fitted_weights(QueryType.temporal_reasoning),
         temporal_order=True,
         **_GATED,
         planner="temporal",
     )
-    if events := find_compared_events(question.text):
-        return replace(plan, queries=events, hint=f"compare the dates of: {' | '.join(events)}")
+    if asked := find_relation(question.text):
+        events = asked.events
+        searched = tuple(e for e in events if not date_in_question(e, now))
+        if asked.kind != "order":
+            searched += (question.text,)  # "opening it": the phrases of a gap lean on each other
+        return replace(
+            plan, queries=searched, relate=True, hint=f"compare the dates of: {' | '.join(events)}"
+        )
     if window := time_window(question.text, now):
-        return replace(plan, time_window=(window.start, window.end))
+        return replace(plan, **_window_fields(question.text, window, now))
     return plan
+
+
+def _window_fields(text: str, window: Window, now: datetime) -> dict[str, Any]:
+    """The plan's fields for a question that names a window."""
+    fields: dict[str, Any] = {"time_window": (window.start, window.end)}
+    if window.start.year == 1 or window.start > (as_utc(now) or now):
+        return fields  # soft
+    said, has_topic = bool(_ASKS_WHAT_WAS_SAID.search(text)), _names_topic(text, window)
+    fields |= {"window_rule": "yield" if has_topic and not said else "hard"}
+    fields |= {"window_by": "said"} if said else {"window_grace": WINDOW_GRACE}
+    if not has_topic:
+        fields |= {"relevance_threshold": 0.0, "relevance_low": 0.0}
+    return fields
+
+
+def _names_topic(text: str, window: Window) -> bool:
+    """Whether a question names anything besides its window: "What did we talk about in July?" does not."""
+    for words in window.text.split(" … "):
+        text = text.replace(words, " ")
+    return bool(_NO_TOPIC.sub("", text.lower()).strip(" ?？.!，,。"))
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #a0b76fa6
 def update(question: Question, now: datetime) -> RetrievalPlan:

@@ -119,6 +119,7 @@ class TimeAwarePlanner:
         return RetrievalPlan(
             weights=UNIFIED_WEIGHTS,
             time_window=(window.start, window.end) if window else None,
+            window_by="said",
             window_rule="hard",
             temporal_order=True,
             planner=self.name,

@@ -207,7 +207,7 @@ def _zh_part_of_year(m: re.Match[str], now: TimeContext) -> TimeInterval | None:
         return subinterval(calendar_interval(add_units(now.time, years, "year"), "year"), m[0])
 
     found, direction = part(0), now.direction(m.start(), m.end())
-    if direction == 1:
+    if direction and direction > 0:
         return found if found.end > now.time else part(1)
     if not direction:
         return None
@@ -225,7 +225,7 @@ def _zh_holiday(m: re.Match[str], now: TimeContext) -> TimeInterval | None:
     rf"(?:前(?!面)(?P<day>的今天)?|(?P<after>后(?!面|来|悔)))",
 )
 def _zh_ago(m: re.Match[str], now: TimeContext) -> TimeInterval | None:
-    if m["after"] and now.direction(m.start(), m.end()) != 1:
+    if m["after"] and (now.direction(m.start(), m.end()) or 0) < 1:
         return None  # 一周后他来了 counts from an earlier event
     n, unit = expand_half(parse_count_range(m["n"]), parse_zh_unit(m["u"]))
     if m["day"] and n[0] == n[1] < 999:

@@ -102,7 +102,7 @@ def _day_word(m: re.Match[str], now: TimeContext) -> TimeInterval:
     return calendar_interval(add_units(now.time, _DAY_WORDS[m["w"].lower()], "day"), "day")
 
 
-_RELATION = {-1: "before", 0: "of", 1: "after"}
+_RELATION = {-1: "before", 0: "of", 1: "after", 2: "after"}
 
 
 @rule(
@@ -234,7 +234,7 @@ def _rolling(m: re.Match[str], now: TimeContext) -> TimeInterval:
 )
 def _in(m: re.Match[str], now: TimeContext) -> TimeInterval | None:
     opens = not now.text[: m.start()].strip()  # "In ten days the semester is over."
-    if m["in"] and now.direction(m.start("n"), m.end(), exact=opens) != 1:
+    if m["in"] and (now.direction(m.start("n"), m.end(), exact=opens) or 0) < 1:
         return None  # "I finished it in two weeks" is a duration
     return interval_at_offset(now, *expand_half(parse_count_range(m["n"]), m["u"].lower()), sign=1)
 

@@ -65,15 +65,17 @@ class TimeContext:
     def direction(self, start: int, end: int, exact: bool = True) -> int | None:
         """Which occurrence of a recurring time `text[start:end]` means, by the tense of its sentence.
 
-        -1: the latest; 1: the next; 0: undecided; `None`: no particular one, because the sentence speaks of a
-        habit. `exact` is false for a month or a season: "The wedding is in May" means the next May, but "It's
-        hot in May" is a habit.
+        -1: the latest; 1: the next; 2: the nearest, because the sentence tells of a plan; 0: undecided;
+        `None`: no particular one, because the sentence speaks of a habit. `exact` is false for a month or a
+        season: "The wedding is in May" means the next May, but "It's hot in May" is a habit.
         """
         tense = detect_tense(self.text, start, end)
         if tense is Tense.present and not exact and not _IS_IN.search(self.text, max(0, start - 40), start):
             tense = Tense.habitual
         if tense is Tense.past:
             return -1
+        if tense is Tense.arranged:
+            return 2
         if tense in (Tense.future, Tense.present):
             return 1
         return self.prefer or (0 if tense is Tense.unknown else None)
@@ -160,10 +162,10 @@ def interval_until_today(now: TimeContext, n: int, unit: str) -> TimeInterval:
 
 
 def weekend_offset(now: TimeContext, direction: int) -> int:
-    """Return how many weeks away "the weekend" is: the next (`direction` 1) or the latest (-1)."""
+    """Return how many weeks away "the weekend" is: the next (`direction` 1 or 2) or the latest (-1)."""
     at_weekend = now.time.weekday() > 4
     if direction > 0:
-        return direction if at_weekend else 0
+        return 1 if at_weekend else 0
     return 0 if at_weekend else -1
 
 
@@ -210,9 +212,9 @@ def resolve_yearly(
 ) -> tuple[datetime, datetime] | None:
     """Select the occurrence that is meant of an interval that recurs every year or in some years.
 
-    `direction` -1: the latest that has begun; 1: the next that hasn't ended; 0: the nearest, if it is at most
-    `max_days_away` days away and the other is at least twice as far; `None`: none. `bounds_of_year` returns
-    the occurrence of a year, or raises `ValueError`.
+    `direction` -1: the latest that has begun; 1: the next that hasn't ended; 2: the nearer of the two; 0: the
+    nearer, if it is at most `max_days_away` days away and the other is at least twice as far; `None`: none.
+    `bounds_of_year` returns the occurrence of a year, or raises `ValueError`.
     """
     if direction is None:
         return None
@@ -220,13 +222,13 @@ def resolve_yearly(
     around = [s for y in years for s in _existing(bounds_of_year, y)]
     behind = [s for s in around if s[0] <= now.time][-1:]
     ahead = [s for s in around if s[1] > now.time][:1]
-    if direction or behind == ahead:
+    if direction in (-1, 1) or behind == ahead:
         return next(iter(behind if direction != 1 else ahead), None)
     if not behind or not ahead:
         return None
     since, until = now.time - behind[0][1], ahead[0][0] - now.time
     near, far = min(since, until), max(since, until)
-    clear = near <= timedelta(days=max_days_away) and far >= 2 * near
+    clear = direction == 2 or (near <= timedelta(days=max_days_away) and far >= 2 * near)
     return (behind if since < until else ahead)[0] if clear else None
 
 

@@ -14,12 +14,17 @@ from ..text import HAN, word_set
 
 
 class Tense(Enum):
-    """The time that a clause speaks of."""
+    """The time that a clause speaks of.
+
+    `arranged`: the clause tells in the past or the perfect of something that was planned ("I've signed up for
+    the run on 19 October"), so that the time may be that of the plan, ahead, or that of planning, behind.
+    """
 
     past = "past"
     future = "future"
     present = "present"
     habitual = "habitual"
+    arranged = "arranged"
     unknown = "unknown"
 
 
@@ -269,6 +274,31 @@ _SINCE = re.compile(r"\bsince (?:the )?(?:\w+ of )?\Z", re.I)
 _DEADLINE = re.compile(r"\bby (?:the )?(?:\w+ of )?\Z", re.I)
 
 
+_PLANNED = (
+    r"(?:signed (?:\w+ )?up|registered|enrolled|booked|reserved|arranged|scheduled|rescheduled|postponed|"
+    r"applied|invited|entered|committed|rsvp['’]?e?d|"
+    r"(?:bought|got|gotten|purchased|ordered|picked up) (?:[\w'’]+ ){0,3}?"
+    r"(?:tickets?|seats?|flights?|pass(?:es)?))"
+)
+_PLAN_MADE = re.compile(
+    rf"(?:\b(?:have|has|having)|['’](?:ve|s))(?: \w+){{0,2}}? {_PLANNED}\b.*\Z|"
+    r"\bhad to (?:postpone|reschedule|cancel|skip|miss) (?!.*\bhad\b).*\Z",
+    re.I,
+)
+_PLAN_WAS_MADE = re.compile(rf"\b{_PLANNED}\b.* (?:for|to)\b.*\Z|\b(?:postponed|rescheduled)\b.*\Z", re.I)
+_DATE = re.compile(r"\d|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)", re.I)
+
+
+def _tells_of_plan(clause: str, expression: str) -> bool:
+    """Whether the clause before a time tells that something was planned: "I've booked a room …".
+
+    In the simple past ("I signed up for the run …") a date may be that of the plan, a weekday hardly.
+    """
+    if _PLAN_MADE.search(clause):
+        return True
+    return bool(_DATE.search(expression) and _PLAN_WAS_MADE.search(clause))
+
+
 def _select_cue(cues: Sequence[Cue], at: int) -> Cue | None:
     """The last cue before `at`, else the first after it."""
     before = [c for c in cues if c.at < at]
@@ -286,8 +316,8 @@ def _neighbours_tense(clauses: Sequence[tuple[int, tuple[Cue, ...]]], here: int)
     return next(decisive, before[0] if before else Tense.unknown)
 
 
-def _english(sentence: str, at: int) -> Tense:
-    """The tense of the clause at `at` in an English sentence."""
+def _english(sentence: str, at: int, end: int) -> Tense:
+    """The tense of the clause at `at` in an English sentence, where a time expression stands up to `end`."""
     if _SINCE.search(sentence, 0, at):
         return Tense.past
     clauses = _cues(sentence)
@@ -303,6 +333,8 @@ def _english(sentence: str, at: int) -> Tense:
         return _neighbours_tense(clauses, here)
     if cue.word in _ARRANGED and _FOR.search(sentence, 0, at):
         return Tense.future
+    if tense is Tense.past and _tells_of_plan(sentence[clauses[here][0] : at], sentence[at:end]):
+        return Tense.arranged
     return tense
 
 # %% ../../nbs/times/00_tense.ipynb #38729c1a
@@ -342,6 +374,12 @@ _ZH_PAST = re.compile(
 )
 _ZH_PREDICATE = re.compile("(?:在|是|于|定在)\\Z")
 _ZH_DEADLINE = re.compile(f"[日号]?(?:之前|以前|前(?![面{_ZH_NUMBERS}]))")
+_ZH_PLAN = re.compile(
+    "(?:报了?名|报上了?名|注册|登记|申请|答应)[了到好上]{0,2}[^◇，。]{0,6}◇[^，。]{0,12}"
+    "(?:的|赛|课|班|营|展|团|考|活动|跑)|"
+    "(?:买|抢|订|定|拿)[了到好上]{0,2}[^◇，。]{0,6}◇[^，。]{0,12}(?:票|座|位|机票|酒店|房)|"
+    "(?:推迟|改签|取消|错过)[了掉]?[^◇，。]{0,6}◇[^，。]{0,6}的"
+)  # the plan's own time stands before what is planned: 报名了◇的比赛, 买了◇的票
 _ZH_OVER = re.compile("\\A(?:[日号]?(?:的|上午|下午|早上|晚上|中午|那天)?)?(?=[。！？，,!?]|\\Z)")
 
 
@@ -368,6 +406,8 @@ def _chinese(sentence: str, start: int, end: int) -> Tense:
     a, b = pieces[here] if pieces else (0, len(sentence))
     own = _zh_clause(sentence[a:start] + "◇" + sentence[end : max(b, end)])
     around = [_zh_clause(sentence[x:y]) for x, y in pieces[here + 1 :] + pieces[:here][::-1]]
+    if own is Tense.past and _ZH_PLAN.search(sentence[a:start] + "◇" + sentence[end : max(b, end)]):
+        return Tense.arranged
     if own is Tense.present and Tense.past in around:
         return Tense.past
     if own is not Tense.unknown:
@@ -401,4 +441,4 @@ def detect_tense(text: str, start: int, end: int) -> Tense:
     sentence = text[low:high]
     if _HAN.search(sentence):
         return _chinese(sentence, start - low, end - low)
-    return _english(sentence, start - low)
+    return _english(sentence, start - low, end - low)

@@ -1,0 +1,364 @@
+"""Test relations in time: what questions ask, how events are dated, what the relation says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptmr.retrieval.relations import (
+    MAX_CHARS,
+    AskedRelation,
+    EventDate,
+    count_between,
+    date_event,
+    date_in_question,
+    day_window,
+    earlier_first,
+    find_relation,
+    happened_within,
+    named_times,
+    shared,
+    event_units,
+    write_relation,
+)
+from adaptmr.times import Window
+from adaptmr.types import Finding, Memory
+
+NOW = datetime(2024, 9, 1, 12, tzinfo=UTC)
+
+# --- what a question asks
+
+
+@pytest.mark.parametrize(
+    ("question", "kind", "events", "unit", "form"),
+    [
+        ("Did I buy the boat or sell the car first?", "order", ("buy the boat", "sell the car"), "", "which"),
+        ("Which came last, the wedding or the move?", "order", ("wedding", "move"), "", "later"),
+        ("Did I move before or after I married?", "order", ("move", "married"), "", "side"),
+        ("Did I move before I married?", "order", ("move", "married"), "", "before"),
+        ("Did I move after I married?", "order", ("move", "married"), "", "after"),
+        (
+            "How many days passed between when I sent the form and when the reply came?",
+            "gap",
+            ("sent the form", "the reply came"),
+            "day",
+            "",
+        ),
+        (
+            "How many days lie between the deadline for flour, eggs, and milk and the day I want to rest?",
+            "gap",
+            ("the deadline for flour, eggs, and milk", "want to rest"),
+            "day",
+            "",
+        ),
+        ("How many weeks from the offer to my first day?", "gap", ("the offer", "my first day"), "week", ""),
+        ("How long after I fell did I run again?", "gap", ("fell", "run again"), "", ""),
+        ("How many months before the exam did I start?", "gap", ("start", "the exam"), "month", ""),
+        (
+            "How many days did it take me to answer after I got the mail?",
+            "gap",
+            ("got the mail", "answer"),
+            "day",
+            "",
+        ),
+        ("How many weeks ago did I visit Rome?", "ago", ("visit Rome",), "week", "ago"),
+        ("How long has it been since I quit smoking?", "ago", ("quit smoking",), "", "since"),
+        (
+            "Put these in order: the offer, the move and the wedding.",
+            "sequence",
+            ("the offer", "the move", "the wedding"),
+            "",
+            "",
+        ),
+        ("In which order did I paint, bake and sew?", "sequence", ("paint", "bake", "sew"), "", ""),
+        ("我是先学车还是先买车的？", "order", ("学车", "买车"), "", "which"),
+        ("我搬家是在换工作之前还是之后？", "order", ("搬家", "换工作"), "", "side"),
+        ("我搬家之前就开始跑步了吗？", "order", ("开始跑步", "搬家"), "", "before"),
+        ("从交定金到拿钥匙，中间隔了多少天？", "gap", ("交定金", "拿钥匙"), "day", ""),
+        ("钥匙从寄到物业到我去取，隔了几天？", "gap", ("钥匙寄到物业", "钥匙我去取"), "day", ""),
+        ("面试和入职之间隔了几周？", "gap", ("面试", "入职"), "week", ""),
+        ("摔倒之后过了多久才开始跑步？", "gap", ("摔倒", "开始跑步"), "", ""),
+        ("我戒烟到现在多久了？", "ago", ("戒烟",), "", "since"),
+        ("请按时间顺序排列：搬家、结婚、换工作", "sequence", ("搬家", "结婚", "换工作"), "", ""),
+    ],
+)
+def test_find_relation(question, kind, events, unit, form):
+    assert find_relation(question) == AskedRelation(kind, events, unit, form)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "When did I move?",
+        "How many days a week do I swim?",
+        "How long is the bridge?",
+        "How many cats did I see between the two walls",  # no unit of time
+        "Who was the first to leave, Ann or Bob?",
+        "Do I usually run before I eat?",
+        "What did I do before the wedding?",
+        "Can you list the order in which I brought up my plans?",
+        "我每周跑几天？",
+        "谁先到的，小王还是小李？",
+        "我什么时候搬的家？",
+        "",
+        "?",
+        "How many days passed between the offer and the offer?",  # one event, named twice
+        "between " + "a and b " * MAX_CHARS,
+    ],
+)
+def test_questions_that_relate_no_events(question):
+    assert find_relation(question) is None
+
+
+@given(st.text(max_size=700))
+def test_any_text_is_parsed_or_not(text):
+    found = find_relation(text)
+    assert found is None or all(len(e) > 1 for e in found.events)
+
+
+# --- when an event happened
+
+
+@pytest.mark.parametrize(
+    ("text", "event", "day", "known_by"),
+    [
+        ("We moved yesterday.", "moved", "2024-05-14", "sentence"),
+        ("I sent the form on Monday, after the call of 2 May.", "sent the form", "2024-05-13", "sentence"),
+        ("I sent the form on Monday, after the call of 2 May.", "the call", "2024-05-02", "sentence"),
+        ("Lovely day. I sent the form on 3 May. Then we ate.", "send the form", "2024-05-03", "sentence"),
+        ("I want to finish the draft by 20 June 2024.", "finish the draft", "2024-06-20", "sentence"),
+        ("I sent the form! And on 3 May it rained.", "sent the form", "2024-05-15", "told"),
+        ("我们上周五搬了家。", "搬家", "2024-05-10", "sentence"),
+        ("5月2日签了合同，昨天搬家。", "搬家", "2024-05-14", "sentence"),
+        ("搬家了。", "搬家", "2024-05-15", "told"),
+    ],
+)
+def test_date_event(text, event, day, known_by):
+    date, _ = date_event(Memory("m", text, at="2024-05-15T20:00"), event)  # a Wednesday
+    assert (str(date.window.start.date()), date.known_by) == (day, known_by)
+
+
+def test_event_at_counts_where_the_sentence_names_no_time():
+    memory = Memory("m", "I sent the form. It rained on 3 May.", at="2024-05-15", event_at="2024-04-01T10:00")
+    date, share = date_event(memory, "sent the form")
+    assert (str(date.window.start.date()), date.known_by, share) == ("2024-04-01", "event_at", 1.0)
+    assert date_event(memory, "rained")[0].known_by == "sentence"
+
+
+def test_an_undated_memory_dates_only_what_it_writes_out():
+    assert date_event(Memory("m", "I moved yesterday."), "moved") == (None, 1.0)
+    date, _ = date_event(Memory("m", "I moved on 3 May 2021."), "moved")
+    assert date.window.start == datetime(2021, 5, 3, tzinfo=UTC)
+    assert date_event(Memory("m", ""), "moved") == (None, 0.0)
+
+
+def test_the_share_of_an_events_words():
+    assert shared(event_units("sold the red boat"), "He sells red boats") == round(2 / 3, 6), (
+        "no stem of sold"
+    )
+    assert shared(event_units("搬家"), "我要搬走") == round(1 / 3, 6), "the pair and its two characters"
+    assert shared(frozenset(), "anything") == 0.0
+
+
+def test_times_without_a_day_and_open_sides_are_left_out():
+    assert named_times("We met before May 2023.", NOW) == ()
+    assert [str(w.start.date()) for w in named_times("It is due by 20 September.", NOW)] == ["2024-09-20"]
+    assert named_times("I moved yesterday.", None) == ()
+
+
+def test_a_question_may_name_the_day_itself():
+    date = date_in_question("the course starting on 5 April 2024", NOW)
+    assert (str(date.window.start.date()), date.known_by) == ("2024-04-05", "question")
+    assert date_in_question("the course in April", NOW) is None
+    assert date_in_question("from 3 May 2024 and 9 June 2024", NOW) is None, "two days date no event"
+
+
+# --- what lies in a window
+
+MAY = datetime(2024, 5, 1, tzinfo=UTC), datetime(2024, 6, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "grace", "inside"),
+    [
+        ("We hiked.", "2024-05-31", 0, True),
+        ("We hiked.", "2024-06-01", 0, False),
+        ("We hiked.", "2024-06-14", 14, True),
+        ("We hiked.", "2024-06-15", 14, False),
+        ("We hiked.", "2024-04-30", 14, False),
+        ("In May we hiked.", "2024-12-01", 0, True),
+        ("In April we hiked.", "2024-05-20", 14, False),
+        ("In April we hiked. Today we rest.", "2024-05-20", 0, True),
+        ("In April we hiked. We liked it.", "2024-05-20", 0, True),  # a sentence without a time
+        ("In 2024 we hike a lot.", "2024-05-20", 0, True),  # longer than the window: the day it was told
+        ("In 2024 we hike a lot.", "2024-08-20", 0, False),
+        ("上个月我们去爬山了", "2024-06-20", 0, True),
+        ("四月份我们去爬山了", "2024-05-20", 0, False),
+    ],
+)
+def test_happened_within(text, at, grace, inside):
+    assert happened_within(Memory("m", text, at=at), *MAY, timedelta(days=grace)) is inside
+
+
+def test_event_at_decides_alone():
+    for day, inside in (("2024-05-01", True), ("2024-06-01", False)):
+        memory = Memory("m", "In May we hiked.", at="2024-05-20", event_at=day)
+        assert happened_within(memory, *MAY) is inside
+    assert not happened_within(Memory("m", "We hiked."), *MAY, timedelta(days=14)), "no day is known"
+
+
+# --- the relation
+
+
+def on(day, grain="day", known_by="sentence"):
+    start = datetime.fromisoformat(day).replace(tzinfo=UTC)
+    ends = {
+        "day": start + timedelta(days=1),
+        "week": start + timedelta(days=7),
+        "month": (start + timedelta(days=31)).replace(day=1),
+        "year": start.replace(year=start.year + 1),
+    }
+    return EventDate(Window(start, ends[grain], "", grain), known_by)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "unit", "counted"),
+    [
+        (on("2024-03-02"), on("2024-03-29"), "", (27, "day", True)),
+        (on("2024-03-29"), on("2024-03-02"), "day", (27, "day", True)),
+        (on("2024-03-01"), on("2024-03-29"), "week", (4, "week", True)),
+        (on("2024-03-02"), on("2024-03-29"), "week", (4, "week", False)),
+        (on("2024-03-02"), on("2024-06-02"), "month", (3, "month", True)),
+        (on("2020-03-02"), on("2024-06-02"), "year", (4, "year", False)),
+        (on("2024-03-02"), on("2024-03-02"), "day", None),
+        (on("2024-03-01", "month"), on("2024-06-02"), "day", None),
+        (on("2024-03-01", "month"), on("2024-06-02"), "", (3, "month", False)),
+        (on("2020-01-01", "year"), on("2024-06-02"), "", (4, "year", False)),
+        (on("2024-03-04", "week"), on("2024-03-18", "week"), "", (2, "week", False)),
+    ],
+)
+def test_count_between(a, b, unit, counted):
+    assert count_between(a.window, b.window, unit) == counted
+
+
+def test_a_range_of_days_and_a_season_are_not_counted_from():
+    fortnight = Window(datetime(2024, 5, 1), datetime(2024, 5, 15), "", "day")
+    summer = Window(datetime(2024, 6, 1), datetime(2024, 9, 1), "", "season")
+    for window in (fortnight, summer):
+        assert count_between(window, day_window(NOW), "day") is None
+
+
+def test_what_was_told_is_not_later_than_its_telling():
+    told, named = on("2024-05-18", known_by="told"), on("2024-02-17")
+    assert earlier_first(told, named) is None, "told in May, it may have happened before February"
+    assert earlier_first(on("2024-01-05", known_by="told"), named) is True
+    assert earlier_first(named, on("2024-01-05", known_by="told")) is False
+    assert earlier_first(told, on("2024-06-01", known_by="told")) is True
+    assert earlier_first(on("2024-02-01", "month"), named) is None, "they overlap"
+
+
+@pytest.mark.parametrize(
+    ("question", "dates", "finding"),
+    [
+        (
+            "How many days passed between the offer and my first day?",
+            (on("2024-03-02"), on("2024-03-29")),
+            Finding("“the offer” 2024-03-02, “my first day” 2024-03-29: 27 days apart", "27 days"),
+        ),
+        (
+            "How long after the offer was my first day?",
+            (on("2024-03-02"), on("2024-03-29")),
+            Finding(
+                "“the offer” 2024-03-02, “my first day” 2024-03-29: 27 days apart", "27 days (about 4 weeks)"
+            ),
+        ),
+        (
+            "How many weeks ago did I visit Rome?",
+            (on("2024-08-11"),),
+            Finding("“visit Rome” 2024-08-11: 3 weeks ago", "3 weeks ago"),
+        ),
+        (
+            "我戒烟到现在多久了？",
+            (on("2023-01-01", "year"),),
+            Finding("“戒烟”2023年：约1年前", "约1年"),
+        ),
+        (
+            "Did I move before or after I married?",
+            (on("2024-06-01", "month"), on("2024-03-02")),
+            Finding("“married” 2024-03-02, “move” June 2024: “married” first, about 3 months apart", "after"),
+        ),
+        (
+            "Did I move before I married?",
+            (on("2024-06-01"), on("2024-03-02")),
+            Finding(
+                "“married” 2024-03-02, “move” 2024-06-01: “married” first, 91 days apart", "No, married first"
+            ),
+        ),
+        (
+            "Which came last, the wedding or the move?",
+            (on("2024-01-05", known_by="told"), on("2024-03-02")),
+            Finding("“wedding” told on 2024-01-05, “move” 2024-03-02: “wedding” first", "move"),
+        ),
+        (
+            "从交定金到拿钥匙，隔了多少天？",
+            (on("2024-04-01"), on("2024-04-20")),
+            Finding("“交定金”2024-04-01，“拿钥匙”2024-04-20：相隔19天", "19天"),
+        ),
+        (
+            "我是先学车还是先买车的？",
+            (on("2024-04-20"), on("2024-04-01")),
+            Finding("“买车”2024-04-01，“学车”2024-04-20：“买车”在先，相隔19天", "买车"),
+        ),
+        (
+            "我搬家之前就开始跑步了吗？",
+            (on("2024-04-01"), on("2024-04-20")),
+            Finding("“开始跑步”2024-04-01，“搬家”2024-04-20：“开始跑步”在先，相隔19天", "是，先开始跑步"),
+        ),
+        (
+            "Put these in order: the offer, the move and the wedding.",
+            (on("2024-05-02"), on("2024-03-01"), on("2024-04-09")),
+            Finding(
+                "“the move” 2024-03-01, “the wedding” 2024-04-09, “the offer” 2024-05-02",
+                "the move, the wedding, the offer",
+            ),
+        ),
+    ],
+)
+def test_write_relation(question, dates, finding):
+    lang = "en" if question.isascii() else "zh"
+    assert write_relation(find_relation(question), dates, NOW, lang) == finding
+
+
+@pytest.mark.parametrize(
+    ("question", "dates"),
+    [
+        (
+            "How many days passed between the offer and my first day?",
+            (on("2024-03-02"), on("2024-03-29", known_by="told")),
+        ),
+        ("How many days passed between the offer and my first day?", (on("2024-03-02"), on("2024-03-02"))),
+        (
+            "How many days passed between the offer and my first day?",
+            (on("2024-03-01", "month"), on("2024-05-02")),
+        ),
+        ("How many days ago did I visit Rome?", (on("2024-10-11"),)),  # it lies ahead
+        ("Did I move before or after I married?", (on("2024-06-01"), on("2024-06-01"))),
+        ("Put these in order: the offer, the move.", (on("2024-05-05"), on("2024-03-01", "month"))),
+    ],
+)
+def test_dates_that_do_not_settle_it_give_no_finding(question, dates):
+    assert write_relation(find_relation(question), dates, NOW, "en") is None
+
+
+DAYS = st.dates(datetime(2000, 1, 1).date(), datetime(2030, 1, 1).date())
+
+
+@given(DAYS, DAYS, st.sampled_from(["day", "week", "month", "year", ""]))
+def test_counting_does_not_depend_on_the_order(first, last, unit):
+    a, b = on(first.isoformat()).window, on(last.isoformat()).window
+    assert count_between(a, b, unit) == count_between(b, a, unit)
+    if unit in ("day", "") and first != last:
+        assert count_between(a, b, unit) == (abs((last - first).days), "day", True)
