@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,11 @@ MIN_BEST = 0.006  # below this probability of the best one, nothing that is aske
 MAX_ITEMS = 12  # a longer list is no help to a reader
 
 
-def included(probabilities: Sequence[float], coverage: Sequence[float], likeness: Sequence[float]) -> list[int]:
+def included(
+    probabilities: Sequence[float] | np.ndarray,
+    coverage: Sequence[float] | np.ndarray,
+    likeness: Sequence[float] | np.ndarray,
+) -> list[int]:
     """Return the positions of the candidates that belong to the list, at most `MAX_ITEMS`.
 
     `probabilities` of being evidence, `coverage` of the question's rare words, each 0 to 1, and `likeness`,
@@ -109,7 +114,7 @@ def item_values(text: str, things: Sequence[str], exclude: Sequence[str] = ()) -
             return list(dict.fromkeys(found))
     else:
         words = re.findall(r"[\w'-]+", text)
-        pairs = zip(words, words[1:])
+        pairs = pairwise(words)
         found = [a for a, b in pairs if set(tokenize(b)) & set(things) and tokenize(a)]
         if found:
             return list(dict.fromkeys(value.capitalize() for value in found))
@@ -137,7 +142,10 @@ class Item(NamedTuple):
 
 
 def collect_items(
-    hits: Sequence[Hit], probabilities: Sequence[float], coverage: Sequence[float], similarity: np.ndarray
+    hits: Sequence[Hit],
+    probabilities: Sequence[float] | np.ndarray,
+    coverage: Sequence[float] | np.ndarray,
+    similarity: np.ndarray,
 ) -> list[Item]:
     """Return the items of a list, in order of time: the candidates included, duplicates merged.
 

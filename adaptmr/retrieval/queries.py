@@ -56,7 +56,9 @@ _OF_THE = re.compile(
     r"(?:,| which\b| what\b| how many\b|\?)",
     re.I,
 )
-_ZH_OF_THE = re.compile(rf"(?P<set>[{HAN}]{{2,20}}?)(?:里面|里|当中|之中|中)[，,、]?[^，。？]{{0,6}}?(?:哪|什么|谁|有多少|有几)")
+_ZH_OF_THE = re.compile(
+    rf"(?P<set>[{HAN}]{{2,20}}?)(?:里面|里|当中|之中|中)[，,、]?[^，。？]{{0,6}}?(?:哪|什么|谁|有多少|有几)"
+)
 
 
 def _set_asked(query: str) -> Decomposition:
@@ -70,17 +72,18 @@ _NAME = rf"{_OPENER}[A-Z][\w'’-]*(?: [A-Z][\w'’-]*)?"
 _SOMEBODY = rf"(?:{_NAME}|I|(?:[Mm]y|[Oo]ur|[Hh]is|[Hh]er|[Tt]he) (?:[\w'-]+ )?[\w'-]+)"
 _PAIRS = (
     re.compile(rf"\b(?:both )?(?P<a>{_NAME}) (?:and|or) (?P<b>{_NAME})(?= |[?,.]|$)"),
-    re.compile(
-        rf"\b(?P<before>(?:do|did|have|has|does|both|are|were) )(?P<a>{_SOMEBODY}) and (?P<b>{_SOMEBODY})(?= )"
-    ),
+    re.compile(rf"\b(?:do|did|have|has|does|both|are|were) (?P<a>{_SOMEBODY}) and (?P<b>{_SOMEBODY})(?= )"),
     re.compile(r"\b[Bb]etween (?P<a>(?:my|the|our|his|her|their) [^,?]+?) and (?P<b>[^,?]+)"),
 )
 _ZH_COMMON = re.compile(
     rf"(?P<a>[{HAN}]{{1,4}}?)[和跟与](?P<b>[{HAN}]{{1,6}}?)(?P<rest>(?:都|各|分别|谁|有(?:什么|哪些)"
     r"|的?共同).*)"
 )
-_TIME_WORDS = re.compile(r"\b(?:january|february|march|april|may|june|july|august|september|october|november"
-    r"|december|\w+day|\d+)\b", re.I)
+_TIME_WORDS = re.compile(
+    r"\b(?:january|february|march|april|may|june|july|august|september|october|november"
+    r"|december|\w+day|\d+)\b",
+    re.I,
+)
 
 
 def _pair_compared(query: str) -> Decomposition:
@@ -91,17 +94,22 @@ def _pair_compared(query: str) -> Decomposition:
             if not ends_list and not _TIME_WORDS.search(m[0]) and m["a"].lower() != m["b"].lower():
                 both = (query[: m.start("a")] + m[name] + query[m.end() :] for name in "ab")
                 return Decomposition(_tidy(both))
-    if m := _ZH_COMMON.search(query):
-        return Decomposition(_tidy(f"{m[name]}{m['rest']}" for name in "ab"))
+    zh = _ZH_COMMON.search(query)
+    if zh:
+        return Decomposition(_tidy(f"{zh[name]}{zh['rest']}" for name in "ab"))
     return Decomposition()
 
 # %% ../../nbs/retrieval/00_queries.ipynb #5971cadb
-_LIST = re.compile(r"(?P<first>[^,?:;]{3,90}), (?P<more>(?:[^,?:;]{3,90}, )*?)(?P<a>[^,?:;]{3,90}?),? and (?P<b>[^,?]{3,90})")
-_NO_ITEM = re.compile(r"(?:^|, ?)(?:and |or )?(?:by|did|do|does|how|what|when|who|why|if|or|but)\b|\bor\b", re.I)
+_LIST = re.compile(
+    r"(?P<first>[^,?:;]{3,90}), (?P<more>(?:[^,?:;]{3,90}, )*?)(?P<a>[^,?:;]{3,90}?),? and (?P<b>[^,?]{3,90})"
+)
+_NO_ITEM = re.compile(
+    r"(?:^|, ?)(?:and |or )?(?:by|did|do|does|how|what|when|who|why|if|or|but)\b|\bor\b", re.I
+)
 _ONE_SELF = re.compile(r"\b(?:i|my|me|we|our)\b|我", re.I)
 _ITEM_OPENS = re.compile(
-    r".*\b(?:do|does|did|have|has|had|is|are|was|were|will|considering|including|about|from|for|of|on|between|with"
-    r"|ideas|plans)\b(?= )",
+    r".*\b(?:do|does|did|have|has|had|is|are|was|were|will|considering|including|about|from|for|of|on"
+    r"|between|with|ideas|plans)\b(?= )",
     re.I | re.S,
 )
 _ZH_LIST = re.compile(
@@ -128,7 +136,9 @@ _CLAUSE = re.compile(
     r"(?P<clause>(?:(?:who|whom|whose|that|where|which) |(?:I|we|he|she|they) (?!and\b))[^,?]{4,90})"
 )
 _SEVERAL = re.compile(r"(?:who|that|which) (?:are|were|have)\b")
-_NO_NOUN = word_set("did do does have has had is are was were what how why all and or that will would when where")
+_NO_NOUN = word_set(
+    "did do does have has had is are was were what how why all and or that will would when where"
+)
 _ZH_CLAUSE = re.compile(
     rf"(?P<what>[{HAN}A-Za-z0-9]{{0,12}}(?:认识|遇到|遇见|碰到|送|介绍|帮|教|领养|收养|借|卖|买|推荐|照顾|接走|抱走|见到?|带|请)"
     rf"[{HAN}A-Za-z0-9]{{0,10}}的(?:那[个位只家条间本])?(?P<noun>[{HAN}]{{0,3}}?(?:人|朋友|同学|同事|邻居|老师|阿姨|叔叔|姑娘"
@@ -145,15 +155,16 @@ def _clause_described(query: str) -> Decomposition:
         inner = f"{m['what']} {m['clause']}"
         rest = f"{query[: m.start('clause')]} {m['clause'].split()[-1]} {query[m.end() :]}"
         return Decomposition(_tidy((inner, rest)), chained=True)
-    if (m := _ZH_CLAUSE.search(query)) and not _ASIDE.search(m["what"]):
-        return Decomposition(_tidy((m["what"], m["noun"] + m["rest"])), chained=True)
+    zh = _ZH_CLAUSE.search(query)
+    if zh and not _ASIDE.search(zh["what"]):
+        return Decomposition(_tidy((zh["what"], zh["noun"] + zh["rest"])), chained=True)
     return Decomposition()
 
 
 def _is_one(m: re.Match[str]) -> bool:
     """Say whether a described thing is a single one, and the description more than that it was mentioned."""
     last = m["what"].split()[-1]
-    plural = last.endswith("s") and not last.endswith("ss") or _SEVERAL.match(m["clause"])
+    plural = (last.endswith("s") and not last.endswith("ss")) or _SEVERAL.match(m["clause"])
     return not plural and last not in _NO_NOUN and not _ASIDE.search(m["clause"])
 
 # %% ../../nbs/retrieval/00_queries.ipynb #d5f4d238

@@ -158,15 +158,16 @@ def run_queries(state: State) -> tuple[list[ScoredCandidates], list[Hop]]:
         found = select_candidates(probe, store, plan.pool, state.allowed)
         searches.append(score_candidates(found, weights, plan.pool, state.allowed, plan.fusion))
         is_last = i == len(state.queries) - 1
-        if plan.multi_step and query != state.text and (plan.interim or not is_last):
-            if answer := interim_answer(state, extended, searches[-1]):
-                hops.append(Hop(query, answer))
+        is_hop = plan.multi_step and query != state.text and (plan.interim or not is_last)
+        if is_hop and (answer := interim_answer(state, extended, searches[-1])):
+            hops.append(Hop(query, answer))
     return searches, hops
 
 
 def step_findings(state: State, searches: Sequence[ScoredCandidates], hops: Sequence[Hop]) -> list[Finding]:
     """Return a finding for each hop, in the question's language; the last query's has the answer."""
-    memories = [Hit(state.store.memories[row], 0.0) for found in searches for row in found.rows[:INTERIM_HITS]]
+    best = (row for found in searches for row in found.rows[:INTERIM_HITS])
+    memories = [Hit(state.store.memories[row], 0.0) for row in best]
     asked = Hit(Memory("question", state.text), 0.0)
     step = "第{}步：{}" if detect_language(state.text) == "zh" else "step {}: {}"
     out = []
@@ -449,9 +450,8 @@ def collect(state: State) -> State:
     finding = list_finding(state.text, collection_asked(state.text), items, things)
     found = (finding,) if finding else ()
     n = len(state.hits)
-    return state.after(
-        "collect", n, n, f"{len(items)} listed" if found else "no list: fewer than two", findings=(*state.findings, *found)
-    )
+    reason = f"{len(items)} listed" if found else "no list: fewer than two"
+    return state.after("collect", n, n, reason, findings=(*state.findings, *found))
 
 # %% ../../nbs/retrieval/05_steps.ipynb #f84486a0
 class Step(NamedTuple):
