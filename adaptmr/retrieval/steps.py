@@ -164,15 +164,13 @@ def run_queries(state: State) -> tuple[list[ScoredCandidates], list[Hop]]:
     return searches, hops
 
 
-def step_findings(state: State, searches: Sequence[ScoredCandidates], hops: Sequence[Hop]) -> list[Finding]:
+def step_findings(state: State, hops: Sequence[Hop]) -> list[Finding]:
     """Return a finding for each hop, in the question's language; the last query's has the answer."""
-    best = (row for found in searches for row in found.rows[:INTERIM_HITS])
-    memories = [Hit(state.store.memories[row], 0.0) for row in best]
     asked = Hit(Memory("question", state.text), 0.0)
     step = "第{}步：{}" if detect_language(state.text) == "zh" else "step {}: {}"
     out = []
     for number, hop in enumerate(hops, 1):
-        way = f"{hop.query} → {hop.answer}" if is_grounded(hop.query, [asked, *memories]) else hop.answer
+        way = f"{hop.query} → {hop.answer}" if is_grounded(hop.query, [asked]) else hop.answer
         is_last = hop.query == state.queries[-1]
         out.append(Finding(step.format(number, way), hop.answer if is_last else ""))
     return out
@@ -248,7 +246,7 @@ def search(state: State) -> State:
         origins={m.id: found.origin for m, found in zip(memories, merged.values())},
         row_of={m.id: row for m, row in zip(memories, merged)},
         hits=hits,
-        findings=(*state.findings, *step_findings(state, searches, hops)),
+        findings=(*state.findings, *step_findings(state, hops)),
         long_texts=sum(len(m.text) > MAX_TEXT_CHARS for m in memories),
     )
 
