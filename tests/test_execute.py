@@ -237,6 +237,88 @@ def test_one_step_feeds_the_next():
         assert scores[0]["b"] > scores[1]["b"], "the second query knows the name that the first one found"
 
 
+CHAIN = [
+    "The course is given by Lindqvist.",
+    "Lindqvist was taught by Amara.",
+    "Amara grew up with Lindqvist in Tromso.",
+    *(f"I bought bread number {i}." for i in range(6)),
+]
+HOPS = ("who gives the course", "who taught him", "where did they grow up")
+
+
+@pytest.fixture(scope="module")
+def chain():
+    with MemoryStore(embedder="hash") as s:
+        s.add([Memory(f"c{i}", t, "Maya", step=i) for i, t in enumerate(CHAIN)])
+        yield s
+
+
+def test_all_interim_results_are_carried_and_shown(chain):
+    found = execute(replace(LEXICAL, queries=HOPS, multi_step=True, k=5), "x", chain)
+    assert "carried on: Lindqvist | Amara" in row(found, "search").reason
+    steps_shown = ["step 1: Lindqvist", "step 2: Amara"]  # the queries are not in the question's words
+    assert [f.text for f in found.findings] == steps_shown
+    assert found.context.startswith("".join(f"[worked out] {text}\n" for text in steps_shown))
+    last = {h.memory.id: h.score for h in found.hits}["c2"]
+    both = execute(replace(LEXICAL, k=9), f"{HOPS[2]} Lindqvist Amara", chain)
+    assert last == {h.memory.id: h.score for h in both.hits}["c2"], "the third query has both names"
+
+
+def test_a_step_quotes_a_query_in_the_words_of_the_question(chain):
+    plan = replace(LEXICAL, queries=("who gives the course", "who taught him"), multi_step=True)
+    found = execute(plan, "Who taught the one who gives the course?", chain)
+    assert [f.text for f in found.findings] == ["step 1: who gives the course → Lindqvist"]
+    assert found.findings[0].answer == ""
+
+
+def test_a_step_shows_no_word_that_is_neither_asked_nor_said(chain):
+    plan = replace(LEXICAL, queries=("course given by zorkmid", "who taught him"), multi_step=True)
+    assert [f.text for f in execute(plan, "x", chain).findings] == ["step 1: Lindqvist"]
+
+
+def test_the_question_itself_is_no_step(chain):
+    asked = "Who taught the one who gives the course?"
+    plan = replace(LEXICAL, queries=(asked, "who taught him"), multi_step=True)
+    found = execute(plan, asked, chain)
+    assert found.findings == [] and "carried on" not in row(found, "search").reason
+
+
+def test_independent_queries_have_no_steps(chain):
+    assert execute(replace(LEXICAL, queries=HOPS), "x", chain).findings == []
+
+
+def test_merge_question_keeps_the_best_five_of_the_question(store):
+    queries = ("cat called Snowy", "ran 10 km")
+    found = ids(execute(replace(LEXICAL, queries=queries, merge="question"), "x", store))
+    own = ids(execute(LEXICAL, queries[0], store))
+    other = ids(execute(LEXICAL, queries[1], store))
+    new = [m for m in other if m not in own[:5]]
+    assert found[:5] == own[:5] and found[5] == new[0]
+    assert sorted(found) == sorted(own), "each once"
+
+
+def test_select_cover_prefers_another_session():
+    turns = [
+        *(
+            Memory(f"a{i}", f"pottery bowl glaze {w}", "Maya", session="A", step=i)
+            for i, w in enumerate("wxyz")
+        ),
+        Memory("b", "pottery bowl and some other news of the week", "Maya", session="B", step=5),
+        *(Memory(f"f{i}", f"bread number {i}", "Maya", session=f"F{i}", step=6 + i) for i in range(20)),
+    ]
+    with MemoryStore(embedder="hash") as s:
+        s.add(turns)
+        plan = replace(LEXICAL, weights={"lexical": 0.25}, k=3)
+        ranked, covering = (
+            execute(plan, "pottery bowl glaze", s),
+            execute(replace(plan, select="cover"), "pottery bowl glaze", s),
+        )
+        longer = execute(replace(plan, select="cover", k=5), "pottery bowl glaze", s)
+    assert ids(ranked) == ["a0", "a1", "a2"]
+    assert ids(covering) == ["a0", "b", "a1"] and ids(longer)[:3] == ids(covering)
+    assert row(covering, "select").reason == "by what each adds; 1 others"
+
+
 # --- window
 
 

@@ -22,7 +22,7 @@ from adaptmr.planning.classifiers import FewShotClassifier
 from adaptmr.planning.complexity import AdaptiveRAG
 from adaptmr.planning.qarp import PLAN, QARP
 from adaptmr.planning.routed import Mixture, Routed
-from adaptmr.reader import answer, render_line
+from adaptmr.reader import answer, render_finding, render_line
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.queries import answer_interim
@@ -32,6 +32,7 @@ from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.retrieval.versions import replaced_note
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import MAX_TEXT_CHARS
+from adaptmr.text import content_words
 from adaptmr.types import Hit, Memory, QueryType
 
 ASKED = "Where do I keep the spare key?"
@@ -219,12 +220,17 @@ def assert_only_stored_memories(found, store):
         {h.memory.id for h in found.hits}
     ) == len(found.hits)
     assert all(h.note in ours for h in found.hits), [h.note for h in found.hits]
+    steps = [render_finding(f) for f in found.findings]
     assert (
-        found.context == "\n".join(render_line(h) for h in found.hits)
+        found.context == "\n".join((*steps, *(render_line(h) for h in found.hits)))
         and INVENTED not in found.context
         and "ZXQJ" not in found.context
     )
-    assert len(found.context.splitlines()) == len(found.hits), "one memory, one line"
+    assert len(found.context.splitlines()) == len(steps) + len(found.hits), "one memory, one line"
+    said = {word for text in (ASKED, "step worked out", *texts) for word in content_words(text)}
+    assert all(not word or word.isdigit() or word in said for s in steps for word in content_words(s)), (
+        "a step has no words but those of the question and of memories"
+    )
 
 
 def assert_memories_between_tags(server):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,9 +13,16 @@ from adaptmr.reader import answer
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.strategies import UNIFIED_WEIGHTS, Router, StrategyPlanner, retrieve, temporal
+from adaptmr.retrieval.strategies import (
+    UNIFIED_WEIGHTS,
+    Router,
+    StrategyPlanner,
+    multi_hop,
+    retrieve,
+    temporal,
+)
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.types import Memory, Question
+from adaptmr.types import Finding, Memory, Question
 
 DATES = [(1, 5), (2, 10), (3, 15), (4, 20), (5, 1), (6, 8), (7, 12), (8, 3)]
 TEXTS = {
@@ -143,8 +150,13 @@ def test_c_the_strategy_is_what_helps(scenario):
 
 def test_d_both_restaurants_are_collected(scenario):
     found = ask(scenario, "D", k=2)
-    assert found.plan.planner == "multi_hop" and found.plan.multi_step and len(found.plan.queries) == 2
+    assert found.plan.planner == "multi_hop" and found.plan.collect and len(found.plan.queries) == 2
+    assert not found.plan.multi_step, "the restaurants don't depend on what the whole question finds"
     assert sorted(found.sources) == ["M5", "M7"]
+    (listed,) = found.findings
+    assert listed.answer == "", "one of each is no most frequent one"
+    assert listed.text.index("2024-05-01") < listed.text.index("2024-07-12")
+    assert listed.text.endswith({"zh": "川菜 1、日料 1", "en": "Japanese 1, Sichuan 1"}[scenario[0]])
 
 
 def test_e_what_was_never_said_is_not_known(scenario):
@@ -553,3 +565,183 @@ def test_a_window_with_a_topic_yields_to_a_far_better_match_outside(year):
 def test_a_window_that_lies_ahead_is_soft(year):
     plan = TEMPORAL.plan(Question("", "What are my plans for next week?", asked_at=NOW), year["en"])
     assert plan.time_window is not None and plan.window_rule == "soft"
+
+
+# --- questions that need several memories
+
+SAID = {
+    "en": [
+        ("User", "I met Leona at the pottery course."),
+        ("User", "Leona lives in Bergen, in a wooden house."),
+        ("User", "My cousin lives in Turin."),
+        ("User", "On Saturday I went hiking in the hills."),
+        ("Piotr", "I go hiking every Sunday."),
+        ("Piotr", "Stamps are my other hobby."),
+        ("User", "Today I visited the railway museum."),
+        ("User", "I visited the glass museum in the old town."),
+        ("User", "Today I visited the railway museum."),
+        ("User", "The tent cost me 80 euros."),
+        ("User", "I paid 35 euros for the camping stove."),
+        ("User", "The ferry was 60 euros both ways."),
+        ("User", "My tooth has stopped hurting."),
+        ("User", "The heating is broken again."),
+    ],
+    "zh": [
+        ("用户", "我在陶艺课上认识了小陈。"),
+        ("用户", "小陈住在厦门，房子靠海。"),
+        ("用户", "我表哥住在西安。"),
+        ("用户", "星期六我去山里徒步了。"),
+        ("小王", "我每个星期天都去徒步。"),
+        ("小王", "我的另一个爱好是集邮。"),
+        ("用户", "今天我去参观了铁路博物馆。"),
+        ("用户", "我去参观了老城区的玻璃博物馆。"),
+        ("用户", "今天我去参观了铁路博物馆。"),
+        ("用户", "买帐篷花了我八百元。"),
+        ("用户", "野营的炉子花了三百五十元。"),
+        ("用户", "来回的船票花了六百元。"),
+        ("用户", "我的牙终于不疼了。"),
+        ("用户", "家里的暖气又坏了。"),
+    ],
+}
+ASKED = {
+    "count": {"en": "How many museums did I visit?", "zh": "我参观过几家博物馆？"},
+    "list": {"en": "Which museums did I visit?", "zh": "我参观过哪些博物馆？"},
+    "most": {
+        "en": "Of the museums I mentioned, which one did I visit most often?",
+        "zh": "我去过的博物馆里，我去得最多的是哪一个？",
+    },
+    "common": {
+        "en": "What hobbies do I and Piotr have in common?",
+        "zh": "我和小王有什么共同爱好？",
+    },
+    "compare": {"en": "Did Piotr or Leona go hiking?", "zh": "小王和小陈都喜欢徒步吗？"},
+    "chain": {
+        "en": "What is the town where the friend I met at pottery lives called?",
+        "zh": "我在陶艺课上认识的朋友住在哪个城市？",
+    },
+    "sum": {
+        "en": "How much did the tent, the stove and the ferry cost me altogether?",
+        "zh": "帐篷、炉子和船票一共花了我多少钱？",
+    },
+    "nothing": {"en": "How many violins have I sold?", "zh": "我读过哪些小说？"},
+    "fact": {"en": "Where does my cousin live?", "zh": "我表哥住在哪里？"},
+}
+FOUND = {"en": "2 found: ", "zh": "找到 2 项："}
+
+
+@pytest.fixture(scope="module", params=["zh", "en"])
+def said(request):
+    """The language, and a store with fourteen memories, each of a session of its own."""
+    first = datetime(2024, 1, 3, tzinfo=UTC)
+    with MemoryStore(embedder=ENCODER[request.param]) as store:
+        store.add(
+            [
+                Memory(f"m{i}", text, who, first + timedelta(days=9 * i), session=f"s{i}", step=i)
+                for i, (who, text) in enumerate(SAID[request.param])
+            ]
+        )
+        yield request.param, store
+
+
+def several(said, which, k=8, **changed):
+    language, store = said
+    question = Question("", ASKED[which][language])
+    plan = multi_hop(question, NOW)
+    return execute(replace(plan, k=k, **changed), question, store)
+
+
+def findings(said, which):
+    return [f.text for f in several(said, which).findings]
+
+
+@pytest.mark.parametrize("which", ["count", "list"])
+def test_what_is_counted_or_listed_stands_in_the_context_with_its_dates(said, which):
+    (listed,) = several(said, which).findings
+    assert listed.text.startswith(FOUND[said[0]]) and listed.answer == ""
+    assert several(said, which).context.startswith(
+        {"en": "[worked out] ", "zh": "[推算] "}[said[0]] + listed.text
+    )
+
+
+def test_what_is_told_twice_is_one_item_with_two_dates(said):
+    (text,) = findings(said, "count")
+    assert "2024-02-26, 2024-03-15" in text, "the railway museum, told twice in the same words"
+    assert text.count("2024-") == 3 and "2024-03-06" in text
+
+
+def test_the_list_is_in_order_of_time(said):
+    (text,) = findings(said, "list")
+    assert text.index("2024-02-26") < text.index("2024-03-06")
+
+
+def test_most_often_counts_the_days_of_each_value(said):
+    (text,) = findings(said, "most")
+    assert text.endswith({"en": "Railway 2, Glass 1", "zh": "铁路 2、玻璃 1"}[said[0]])
+
+
+def test_where_there_is_nothing_to_count_there_is_no_list(said):
+    assert several(said, "nothing").plan.collect
+    assert findings(said, "nothing") == []
+
+
+def test_a_question_for_one_fact_is_not_collected(said):
+    found = several(said, "fact")
+    assert not found.plan.collect and found.findings == [] and found.plan.queries == ()
+
+
+def test_what_two_have_in_common_is_searched_for_each(said):
+    found = several(said, "common")
+    assert len(found.plan.queries) == 3 and not found.plan.multi_step
+    assert {"m4", "m5"} <= set(found.sources), "both hobbies of the other one"
+
+
+def test_two_are_compared_and_both_are_found(said):
+    found = several(said, "compare")
+    assert len(found.plan.queries) == 3
+    assert "m4" in found.sources and {"m0", "m1"} & set(found.sources)
+
+
+def test_a_chain_finds_the_friend_then_her_town_and_shows_the_step(said):
+    found = several(said, "chain")
+    name = {"en": "Leona", "zh": "小陈"}[said[0]]
+    assert found.plan.multi_step and {"m0", "m1"} <= set(found.sources[:5])
+    assert len(found.findings) == 1
+    assert found.findings[0].text.startswith({"en": "step 1: ", "zh": "第1步："}[said[0]])
+    assert found.findings[0].text.endswith(f" → {name}") and found.findings[0].text in found.context
+
+
+def test_each_item_of_a_sum_is_searched_for(said):
+    found = several(said, "sum", k=3)
+    assert len(found.plan.queries) == 4 and sorted(found.sources) == ["m10", "m11", "m9"]
+
+
+@pytest.mark.parametrize(
+    ("field", "reset", "which"),
+    [
+        ("queries", (), "chain"),
+        ("multi_step", False, "chain"),
+        ("merge", "turns", "compare"),
+        ("collect", False, "count"),
+    ],
+)
+def test_each_field_of_the_plan_acts(said, field, reset, which):
+    full, without = several(said, which), several(said, which, **{field: reset})
+    assert getattr(full.plan, field) != reset
+    assert (full.context, full.sources) != (without.context, without.sources)
+
+
+def test_the_same_findings_whatever_the_order_of_insertion(said):
+    language, store = said
+    with MemoryStore(embedder=ENCODER[language]) as other:
+        for m in reversed(list(store.memories)):
+            other.add(m)
+        for which in ASKED:
+            assert several(said, which).findings == several((language, other), which).findings
+
+
+def test_a_finding_is_no_answer_of_the_rule_reader(said):
+    found = several(said, "count")
+    assert all(isinstance(f, Finding) and f.answer == "" for f in found.findings)
+    without = replace(found, findings=[])
+    question = ASKED["count"][said[0]]
+    assert answer(question, found) == answer(question, without)

@@ -27,7 +27,7 @@ __all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS
 # %% ../../nbs/retrieval/02_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
 FUSIONS = ("sum", "rrf")
-MERGES = ("turns", "best", "cover", "keep")
+MERGES = ("turns", "best", "cover", "keep", "question")
 GATES = ("calibrated", "cosine", "none")
 LATEST_RULES = ("attribute", "similarity", "model", "pairs")
 FOLLOWS = ("gap", "thought", "draft")
@@ -47,8 +47,9 @@ class RetrievalPlan:
     - Queries: `queries` replace the question when given. With `multi_step` they run one after another, each
       extended by what the one before found: its names, or with `interim` a model's answer to it. `expand`
       is how many more queries a model is asked for. The results `merge` by taking "turns", by each memory's
-      "best" score, by that after the first of every query ("cover"), or so that each query adds a few to
-      those that the queries before it found ("keep").
+      "best" score, by that after the first of every query ("cover"), so that each query adds a few to those
+      that the queries before it found ("keep"), or by turns between the first query and all the others,
+      after the first one's best five ("question").
     - Scores: `pool` candidates are scored by the `weights` of signals or of fitted sets of them, except the
       signals in `without`. The `fusion` is their "sum", or reciprocal ranks ("rrf").
       An `entity_boost` multiplies each score by 1 + boost × the names and words shared with the question.

@@ -6,58 +6,188 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from ..llm import LLM
 from ..llm.tasks import Task, register_task, object_schema
 from ..reader import QUESTION_IS_DATA, fence_hits, sanitize
 from ..reader.extract import extract_answer
-from ..text import HAN, content_words, detect_language, find_names, remove_names
+from ..text import HAN, content_words, detect_language, find_names, remove_names, word_set
 from ..types import Hit
 
 # %% auto #0
-__all__ = ['MAX_QUERIES', 'DECOMPOSE', 'EXPAND', 'INTERIM', 'decompose_by_rule', 'decompose_query', 'expand_query', 'is_grounded',
-           'answer_interim']
+__all__ = ['MAX_QUERIES', 'MAX_SPLIT_CHARS', 'DECOMPOSE', 'EXPAND', 'INTERIM', 'Decomposition', 'decompose', 'decompose_by_rule',
+           'decompose_query', 'expand_query', 'is_grounded', 'answer_interim']
 
 # %% ../../nbs/retrieval/00_queries.ipynb #6c98bd6d
-_COMMON = re.compile(
-    r"\b(?:what|which)\b(?P<what>.*?)\b(?:do|does|did|have|has|are"
-    r"|were) (?P<a>[\w']+) and (?P<b>[\w']+)\b(?P<rest>.*)",
-    re.I,
-)
-_OF_THE = re.compile(
-    r"\b(?:of|among|out of) (?:all )?(?:the |my |our )?(?P<set>[^,?]{3,80}?)(?:,| which\b| what\b| how many\b"
-    r"|\?)",
-    re.I,
-)
-_ZH_COMMON = re.compile(
-    rf"(?P<a>[{HAN}]{{1,4}}?)[和跟与](?P<b>[{HAN}]{{1,4}}?)(?:都|有(?:什么|哪些)"
-    r"|的?共同)(?P<rest>.*)"
-)
-_ZH_OF_THE = re.compile(rf"(?P<set>[{HAN}]{{2,20}}?)(?:里面|里|当中|中)[，,、]?(?:哪|什么|谁|有多少|有几)")
+MAX_QUERIES = 4  # of a question's parts, the first so many are searched
+MAX_SPLIT_CHARS = 500
+
+
+class Decomposition(NamedTuple):
+    """The queries that a question is split into, and whether each builds on what those before it find."""
+
+    parts: tuple[str, ...] = ()
+    chained: bool = False
+
+
 _ASIDE = re.compile(
     r"\b(?:i|we)(?:'ve| have)? (?:ever )?(?:mentioned|told you about|talked about|said)\b|我?(?:提到|说|讲"
     r"|聊)过的?",
     re.I,
 )
+# words that ask for the sum or the comparison of the parts, and say nothing about one part
+_JOINT = re.compile(
+    r"\b(?:both|each|altogether|together|combined|in (?:total|all|common)|have in common)\b"
+    r"|一共|总共|加起来|加在一起|分别|各自|共同|共有",
+    re.I,
+)
+
+
+def _tidy(parts: Iterable[str]) -> tuple[str, ...]:
+    """Return the parts without asides, words about all of them, and marks at the ends; each once."""
+    bare = (re.sub(r"\s+", " ", _JOINT.sub(" ", _ASIDE.sub(" ", part))) for part in parts)
+    return tuple(dict.fromkeys(part for p in bare if len(part := p.strip(" ?？，,、.。:：")) > 1))
+
+# %% ../../nbs/retrieval/00_queries.ipynb #cb07bf5f
+_OF_THE = re.compile(
+    r"^\W*(?:of|among|out of) (?:all )?(?:of )?(?:the |my |our |these |those )?(?P<set>[^,?]{3,80}?)"
+    r"(?:,| which\b| what\b| how many\b|\?)",
+    re.I,
+)
+_ZH_OF_THE = re.compile(
+    rf"(?P<set>[{HAN}]{{2,20}}?)(?:里面|里|当中|之中|中)[，,、]?[^，。？]{{0,6}}?(?:哪|什么|谁|有多少|有几)"
+)
+
+
+def _set_asked(query: str) -> Decomposition:
+    """Split off the set that a question chooses from."""
+    found = _OF_THE.search(query) or _ZH_OF_THE.search(query)
+    return Decomposition(_tidy([found["set"]]) if found else ())
+
+# %% ../../nbs/retrieval/00_queries.ipynb #5231db07
+_OPENER = "(?!(?:Did|Do|Does|Is|Are|Was|Were|Have|Has|Who|What|Which|When|Where|How|In|At|On|Of)\\b)"
+_NAME = rf"{_OPENER}[A-Z][\w'’-]*(?: [A-Z][\w'’-]*)?"
+_SOMEBODY = rf"(?:{_NAME}|I|(?:[Mm]y|[Oo]ur|[Hh]is|[Hh]er|[Tt]he) (?:[\w'-]+ )?[\w'-]+)"
+_PAIRS = (
+    re.compile(rf"\b(?:both )?(?P<a>{_NAME}) (?:and|or) (?P<b>{_NAME})(?= |[?,.]|$)"),
+    re.compile(rf"\b(?:do|did|have|has|does|both|are|were) (?P<a>{_SOMEBODY}) and (?P<b>{_SOMEBODY})(?= )"),
+    re.compile(r"\b[Bb]etween (?P<a>(?:my|the|our|his|her|their) [^,?]+?) and (?P<b>[^,?]+)"),
+)
+_ZH_COMMON = re.compile(
+    rf"(?P<a>[{HAN}]{{1,4}}?)[和跟与](?P<b>[{HAN}]{{1,6}}?)(?P<rest>(?:都|各|分别|谁|有(?:什么|哪些)"
+    r"|的?共同).*)"
+)
+_TIME_WORDS = re.compile(
+    r"\b(?:january|february|march|april|may|june|july|august|september|october|november"
+    r"|december|\w+day|\d+)\b",
+    re.I,
+)
+
+
+def _pair_compared(query: str) -> Decomposition:
+    """Split a question about two into one about each."""
+    for pattern in _PAIRS:
+        for m in pattern.finditer(query):
+            ends_list = " and " in m[0] and query[: m.start()].endswith(", ")
+            if not ends_list and not _TIME_WORDS.search(m[0]) and m["a"].lower() != m["b"].lower():
+                both = (query[: m.start("a")] + m[name] + query[m.end() :] for name in "ab")
+                return Decomposition(_tidy(both))
+    zh = _ZH_COMMON.search(query)
+    if zh:
+        return Decomposition(_tidy(f"{zh[name]}{zh['rest']}" for name in "ab"))
+    return Decomposition()
+
+# %% ../../nbs/retrieval/00_queries.ipynb #5971cadb
+_LIST = re.compile(
+    r"(?P<first>[^,?:;]{3,90}), (?P<more>(?:[^,?:;]{3,90}, )*?)(?P<a>[^,?:;]{3,90}?),? and (?P<b>[^,?]{3,90})"
+)
+_NO_ITEM = re.compile(
+    r"(?:^|, ?)(?:and |or )?(?:by|did|do|does|how|what|when|who|why|if|or|but)\b|\bor\b", re.I
+)
+_ONE_SELF = re.compile(r"\b(?:i|my|me|we|our)\b|我", re.I)
+_ITEM_OPENS = re.compile(
+    r".*\b(?:do|does|did|have|has|had|is|are|was|were|will|considering|including|about|from|for|of|on"
+    r"|between|with|ideas|plans)\b(?= )",
+    re.I | re.S,
+)
+_ZH_LIST = re.compile(
+    r"(?P<first>[^，。？、：]{1,14})、(?P<more>(?:[^，。？、]{1,14}、)*?)(?P<a>[^，。？、]{1,14}?)(?:和|跟|与|以及|、)"
+    r"(?P<b>[^，。？、和跟与]{1,14}?)(?=一共|总共|加起来|加在一起|分别|各|都|的|，|？|\?|$)"
+)
+
+
+def _items_listed(query: str) -> Decomposition:
+    """Split a question about three things or more into a search for each."""
+    asked = re.split(r"\b(?:including|such as|considering|namely)\b", query, flags=re.I)[-1]
+    m = _LIST.search(asked) or _ZH_LIST.search(asked)
+    if not m or _NO_ITEM.search(f"{m['more']}, {m['a']}, {m['b']}"):
+        return Decomposition()
+    middle = (item for item in re.split(r"[,、]", m["more"]) if item.strip())
+    items = [_ITEM_OPENS.sub("", m["first"]), *middle, m["a"], m["b"]]
+    of_others = () if _ONE_SELF.search(query) else find_names(query)
+    who = [name for name in of_others if not any(name in item for item in items)]
+    return Decomposition(_tidy(" ".join((*who, item.strip())) for item in items))
+
+# %% ../../nbs/retrieval/00_queries.ipynb #2dfd1e37
+_CLAUSE = re.compile(
+    r"\b(?:the|my|our|his|her|their|that|an?) (?P<what>(?:[a-z'-]+ ){0,2}?[a-z'-]+) "
+    r"(?P<clause>(?:(?:who|whom|whose|that|where|which) |(?:I|we|he|she|they) (?!and\b))[^,?]{4,90})"
+)
+_SEVERAL = re.compile(r"(?:who|that|which) (?:are|were|have)\b")
+_NO_NOUN = word_set(
+    "did do does have has had is are was were what how why all and or that will would when where"
+)
+_ZH_CLAUSE = re.compile(
+    rf"(?P<what>[{HAN}A-Za-z0-9]{{0,12}}(?:认识|遇到|遇见|碰到|送|介绍|帮|教|领养|收养|借|卖|买|推荐|照顾|接走|抱走|见到?|带|请)"
+    rf"[{HAN}A-Za-z0-9]{{0,10}}的(?:那[个位只家条间本])?(?P<noun>[{HAN}]{{0,3}}?(?:人|朋友|同学|同事|邻居|老师|阿姨|叔叔|姑娘"
+    rf"|女孩|男孩|医生|老板|师傅|客人|店|馆子|城市|公司|医院|学校|书|猫|狗)))(?P<rest>[^，。]{{2,}})"
+)
+
+
+def _clause_described(query: str) -> Decomposition:
+    """Split a question into the description of somebody or something, and what is asked about it."""
+    starts = (m.start() for m in re.finditer(r"\b(?:the|my|our|his|her|their|that|an?) ", query))
+    clauses = [m for at in starts if (m := _CLAUSE.match(query, at)) and _is_one(m)]
+    if clauses:
+        m = clauses[-1]  # the innermost one
+        inner = f"{m['what']} {m['clause']}"
+        rest = f"{query[: m.start('clause')]} {m['clause'].split()[-1]} {query[m.end() :]}"
+        return Decomposition(_tidy((inner, rest)), chained=True)
+    zh = _ZH_CLAUSE.search(query)
+    if zh and not _ASIDE.search(zh["what"]):
+        return Decomposition(_tidy((zh["what"], zh["noun"] + zh["rest"])), chained=True)
+    return Decomposition()
+
+
+def _is_one(m: re.Match[str]) -> bool:
+    """Say whether a described thing is a single one, and the description more than that it was mentioned."""
+    last = m["what"].split()[-1]
+    plural = (last.endswith("s") and not last.endswith("ss")) or _SEVERAL.match(m["clause"])
+    return not plural and last not in _NO_NOUN and not _ASIDE.search(m["clause"])
+
+# %% ../../nbs/retrieval/00_queries.ipynb #d5f4d238
+def decompose(query: str) -> Decomposition:
+    """Split a question by rule into the queries that its answer needs, besides the question itself.
+
+    One of more than `MAX_SPLIT_CHARS` characters is a text rather than a question, and stays whole.
+    """
+    if len(query) > MAX_SPLIT_CHARS:
+        return Decomposition()
+    for split in (_set_asked, _items_listed, _pair_compared, _clause_described):
+        found = split(query)
+        parts = tuple(part for part in found.parts if part != query)
+        if parts:
+            return found._replace(parts=parts[:MAX_QUERIES])
+    return Decomposition()
 
 
 def decompose_by_rule(query: str) -> tuple[str, ...]:
-    """Decompose a question into queries by rule; the first is the question itself."""
-    parts: tuple[str, ...] = ()
-    if m := _COMMON.search(query):
-        parts = tuple(f"{m[name]} {m['what']} {m['rest']}" for name in "ab")
-    elif m := _OF_THE.search(query):
-        parts = (m["set"],)
-    elif m := _ZH_COMMON.search(query):
-        parts = tuple(f"{m[name]}{m['rest']}" for name in "ab")
-    elif m := _ZH_OF_THE.search(query):
-        parts = (m["set"],)
-    tidy = (re.sub(r"\s+", " ", _ASIDE.sub(" ", part)).strip(" ?？，,") for part in parts)
-    return tuple(dict.fromkeys((query, *(part for part in tidy if len(part) > 1))))
+    """Return the question and the queries that the rule splits it into."""
+    return (query, *decompose(query).parts)
 
 # %% ../../nbs/retrieval/00_queries.ipynb #08e3e8f8
-MAX_QUERIES = 4  # of a model's queries, the first so many are used
 _QUERIES = object_schema(
     queries={"type": "array", "items": {"type": "string", "maxLength": 120}, "maxItems": MAX_QUERIES}
 )

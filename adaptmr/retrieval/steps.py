@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..llm import LLM
+from .aggregation import collect_items, collection_asked, list_finding
 from .as_of import AsOfView
 from adaptmr.retrieval.candidates import (
     ASSISTANTS,
@@ -29,7 +30,7 @@ from .fusion import ANY_EMBEDDER, Fit, ScoredCandidates, logistic, score_candida
 from .llm_steps import is_relevant, is_update, refine, rerank
 from .passages import show_passages
 from .plan import RetrievalPlan
-from .queries import answer_interim
+from .queries import answer_interim, is_grounded
 from adaptmr.retrieval.relations import (
     EventDate,
     date_event,
@@ -40,22 +41,24 @@ from adaptmr.retrieval.relations import (
 )
 from .relevance import relevance, fit_applicability
 from .rendering import sort_by_time, context_line, readable
+from .selection import cover_order
 from .token_budget import cut_to_budget, line_tokens, hit_probabilities
 from .versions import keep_latest
 from ..store.protocol import Store
 from ..store.view import MAX_TEXT_CHARS, truncate_text
-from ..text import detect_language, find_names, remove_names
+from ..text import detect_language, find_names, remove_names, tokenize
 from ..types import Finding, Hit, Memory, TraceRow
 
 # %% auto #0
-__all__ = ['INTERIM_HITS', 'KEPT_SHARE', 'WINDOW_YIELD', 'BOOSTED_PER_HIT', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'EVENT_HITS',
-           'MIN_EVENT_PROBABILITY', 'MIN_EVENT_SHARE', 'EVENT_MARGIN', 'NAMED_BONUS', 'AMBIGUOUS', 'STEPS', 'Origin',
-           'State', 'cut_question', 'hide_future', 'restrict_to_window', 'inside_window', 'describe_window',
-           'next_extension', 'run_queries', 'Merged', 'merge', 'rows_kept', 'search', 'search_nothing', 'widen_window',
-           'describe_search', 'cut_texts', 'count_shared', 'boosted_score', 'boost_shared', 'GateVerdict', 'gate',
-           'seen_by_gate', 'gate_verdict', 'second_check', 'rerank_hits', 'keep_newest', 'shorten_texts', 'cut',
-           'within_budget', 'signals_of', 'order_by_time', 'refine_hits', 'EventMatch', 'match_event', 'choose_match',
-           'relate_events', 'find_finding', 'Step']
+__all__ = ['INTERIM_HITS', 'QUESTION_LEADS', 'KEPT_SHARE', 'WINDOW_YIELD', 'BOOSTED_PER_HIT', 'CHECKED_HITS',
+           'MIN_FIT_APPLICABILITY', 'EVENT_HITS', 'MIN_EVENT_PROBABILITY', 'MIN_EVENT_SHARE', 'EVENT_MARGIN',
+           'NAMED_BONUS', 'AMBIGUOUS', 'STEPS', 'Origin', 'State', 'cut_question', 'hide_future', 'restrict_to_window',
+           'inside_window', 'describe_window', 'Hop', 'interim_answer', 'run_queries', 'step_findings', 'Merged',
+           'merge', 'rows_kept', 'search', 'search_nothing', 'widen_window', 'describe_search', 'cut_texts',
+           'count_shared', 'boosted_score', 'boost_shared', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict',
+           'second_check', 'rerank_hits', 'keep_newest', 'shorten_texts', 'cut', 'within_budget', 'signals_of',
+           'order_by_time', 'refine_hits', 'question_words', 'select_cover', 'collect', 'EventMatch', 'match_event',
+           'choose_match', 'relate_events', 'find_finding', 'Step']
 
 # %% ../../nbs/retrieval/05_steps.ipynb #71b48a5e
 class Origin(NamedTuple):
@@ -163,38 +166,64 @@ def describe_window(plan: RetrievalPlan) -> str:
 INTERIM_HITS = 5  # hits that a model reads for an interim answer
 
 
-def next_extension(state: State, query: str, found: ScoredCandidates) -> str:
-    """Return the text that extends the next query: an interim answer, or the new names in the best memory."""
+class Hop(NamedTuple):
+    """One query of several that build on each other, and its interim answer."""
+
+    query: str
+    answer: str
+
+
+def interim_answer(state: State, query: str, found: ScoredCandidates) -> str:
+    """Return the interim answer to a query: by a model, or by rule from the best memory; "" without one."""
     memories = state.store.memories
+    hits = [Hit(truncate_text(memories[i]), 0.0) for i in found.rows[:INTERIM_HITS]]
     if state.plan.interim:
-        hits = [Hit(truncate_text(memories[i]), 0.0) for i in found.rows[:INTERIM_HITS]]
         return answer_interim(query, hits, state.llm)
     known = columns_of(state.store).speakers
-    best = [truncate_text(memories[i]).text for i in found.rows[:1]]
-    new = [name for text in best for name in find_names(text) if name not in known and name not in query]
-    return " ".join(dict.fromkeys(new))
+    new = [
+        name
+        for h in hits[:1]
+        for name in find_names(h.memory.text)
+        if name not in known and name not in query
+    ]
+    return " ".join(dict.fromkeys(new)) or answer_interim(query, hits[:1])
 
 
-def run_queries(state: State) -> tuple[list[ScoredCandidates], list[str]]:
-    """Search for each query in turn. Return the scored candidates, and what extended the next queries."""
+def run_queries(state: State) -> tuple[list[ScoredCandidates], list[Hop]]:
+    """Search for each query in turn. Return the scored candidates, and the hops with interim answers."""
     plan, store, speakers = state.plan, state.store, columns_of(state.store).speakers
     weights = {
         name: w for name, w in state.fit.expand_weights(plan.weights).items() if name not in plan.without
     }
     searches: list[ScoredCandidates] = []
-    carried: list[str] = []
-    extension = ""
+    hops: list[Hop] = []
     for i, query in enumerate(state.queries):
-        extended = f"{query} {extension}".strip()
+        extended = " ".join(dict.fromkeys((query, *(hop.answer for hop in hops))))
         probe = parse_query(extended, speakers, plan.time_window, plan.prefer_latest, state.now)
         found = select_candidates(probe, store, plan.pool, state.allowed)
         searches.append(score_candidates(found, weights, plan.pool, state.allowed, plan.fusion))
-        if plan.multi_step and i < len(state.queries) - 1:
-            extension = next_extension(state, query, searches[-1])
-            carried.append(extension)
-    return searches, [c for c in carried if c]
+        is_last = i == len(state.queries) - 1
+        is_hop = plan.multi_step and query != state.text and (plan.interim or not is_last)
+        if is_hop and (answer := interim_answer(state, extended, searches[-1])):
+            hops.append(Hop(query, answer))
+    return searches, hops
+
+
+def step_findings(state: State, hops: Sequence[Hop]) -> list[Finding]:
+    """Return a finding for each hop, in the question's language; the last query's has the answer."""
+    asked = Hit(Memory("question", state.text), 0.0)
+    step = "第{}步：{}" if detect_language(state.text) == "zh" else "step {}: {}"
+    out = []
+    for number, hop in enumerate(hops, 1):
+        way = f"{hop.query} → {hop.answer}" if is_grounded(hop.query, [asked]) else hop.answer
+        is_last = hop.query == state.queries[-1]
+        out.append(Finding(step.format(number, way), hop.answer if is_last else ""))
+    return out
 
 # %% ../../nbs/retrieval/05_steps.ipynb #30410dd6
+QUESTION_LEADS = 5  # best hits of the first query that come before all others
+
+
 class Merged(NamedTuple):
     """A row that was found: its origin, its score, and its note for the reader."""
 
@@ -207,11 +236,8 @@ def merge(state: State, searches: Sequence[ScoredCandidates]) -> dict[int, Merge
     """Merge what the searches found. Return the rows in order, with the best score of each."""
     plan, queries = state.plan, state.queries
     noted = len(queries) > 1 and plan.temporal_order and plan.merge == "turns"
-    turns = sorted(
-        (rank, i, int(row)) for i, found in enumerate(searches) for rank, row in enumerate(found.rows)
-    )
     merged: dict[int, Merged] = {}
-    for rank, i, row in turns:
+    for i, rank, row in _in_turn([found.rows.tolist() for found in searches], plan.merge == "question"):
         value = float(searches[i].scores[rank])
         if row not in merged:
             is_event = noted and rank == 0 and queries[i] != state.text
@@ -219,7 +245,7 @@ def merge(state: State, searches: Sequence[ScoredCandidates]) -> dict[int, Merge
             merged[row] = Merged(Origin(i, rank), value, note)
         elif value > merged[row].score:
             merged[row] = merged[row]._replace(origin=Origin(i, rank), score=value)
-    if plan.merge == "turns":
+    if plan.merge in ("turns", "question"):
         return merged
     if plan.merge == "keep":
         return {row: merged[row] for row in rows_kept(searches, plan.k)}
@@ -247,9 +273,34 @@ def rows_kept(searches: Sequence[ScoredCandidates], k: int) -> list[int]:
     return list(dict.fromkeys([*kept, *(int(row) for _, _, row in turns)]))
 
 
+def _in_turn(found: Sequence[Sequence[int]], question_leads: bool) -> list[tuple[int, int, int]]:
+    """Return (search, rank, row) of all that was found, the searches taking turns.
+
+    With `question_leads` the first search takes every second turn after its best `QUESTION_LEADS`.
+    """
+    turns = sorted((rank, i, row) for i, rows in enumerate(found) for rank, row in enumerate(rows))
+    if not question_leads:
+        return [(i, rank, row) for rank, i, row in turns]
+    own = [(0, rank, row) for rank, row in enumerate(found[0])]
+    others = [(i, rank, row) for rank, i, row in turns if i]
+    out, seen = own[:QUESTION_LEADS], set(found[0][:QUESTION_LEADS])
+    repeated = []
+    queues = [others[::-1], own[QUESTION_LEADS:][::-1]]
+    while any(queues):
+        for queue in queues:
+            while queue:  # a row that is there already is no turn
+                entry = queue.pop()
+                if entry[2] not in seen:
+                    seen.add(entry[2])
+                    out.append(entry)
+                    break
+                repeated.append(entry)
+    return out + repeated
+
+
 def search(state: State) -> State:
     """Run the queries, merge what they found, and make hits of the rows."""
-    searches, carried = run_queries(state)
+    searches, hops = run_queries(state)
     merged = merge(state, searches)
     memories = [state.store.memories[row] for row in merged]
     hits = [Hit(readable(m), found.score, note=found.note) for m, found in zip(memories, merged.values())]
@@ -257,11 +308,12 @@ def search(state: State) -> State:
         "search",
         sum(len(found.candidates) for found in searches),
         len(hits),
-        describe_search(state, carried),
+        describe_search(state, [hop.answer for hop in hops]),
         searches=tuple(searches),
         origins={m.id: found.origin for m, found in zip(memories, merged.values())},
         row_of={m.id: row for m, row in zip(memories, merged)},
         hits=hits,
+        findings=(*state.findings, *step_findings(state, hops)),
         long_texts=sum(len(m.text) > MAX_TEXT_CHARS for m in memories),
     )
 
@@ -277,7 +329,7 @@ WINDOW_YIELD = 1.5  # log-odds by which a match outside a window must be better 
 
 def widen_window(state: State) -> State:
     """Search everywhere if the best match outside the window is far better than the best one inside."""
-    everywhere = search(replace(state, allowed=None))
+    everywhere = search(replace(state, allowed=None, findings=()))
     outside, inside = (max((h.score for h in s.hits), default=0.0) for s in (everywhere, state))
     lead = outside - inside
     n = len(state.hits)
@@ -494,6 +546,44 @@ def refine_hits(state: State) -> State:
         reason += "; nothing relevant"
     return state.with_hits("refine", refined.hits, reason, has_relevant=refined.relevant)
 
+# %% ../../nbs/retrieval/05_steps.ipynb #626379d7
+def question_words(state: State) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of the first query's rare words each hit has, bool (e, n), and their idf (e,)."""
+    seen = state.searches[0].candidates
+    rows = np.array(state.rows, dtype=np.int64)
+    place = np.minimum(np.searchsorted(seen.rows, rows), len(seen.rows) - 1)
+    known = seen.rows[place] == rows  # a row that only another query found has none
+    return seen.words.in_memories[:, place] & known, seen.words.idf
+
+
+def select_cover(state: State) -> State:
+    """Put first the hits that cover most of the question and of the sessions."""
+    words, idf = question_words(state)
+    sessions = [h.memory.session for h in state.hits]
+    order = cover_order([h.score for h in state.hits], words, idf, sessions, state.plan.k)
+    chosen = set(order)
+    order += [i for i in range(len(state.hits)) if i not in chosen]
+    raised = sum(i >= state.plan.k for i in chosen)
+    return state.with_hits("select", [state.hits[i] for i in order], f"by what each adds; {raised} others")
+
+
+def collect(state: State) -> State:
+    """Add a finding that lists what the question counts or lists, if two things or more are found."""
+    words, idf = question_words(state)
+    coverage = idf @ words / total if (total := float(idf.sum())) else np.ones(len(state.hits))
+    probabilities = logistic(np.array([h.score for h in state.hits]))
+    rank = np.argsort(-probabilities, kind="stable")
+    rows = np.array(state.rows)[rank]
+    items = collect_items(
+        [state.hits[i] for i in rank], probabilities[rank], coverage[rank], state.store.similarity(rows, rows)
+    )
+    things = [word for query in state.queries[1:] for word in tokenize(query)]
+    finding = list_finding(state.text, collection_asked(state.text), items, things)
+    found = (finding,) if finding else ()
+    n = len(state.hits)
+    reason = f"{len(items)} listed" if found else "no list: fewer than two"
+    return state.after("collect", n, n, reason, findings=(*state.findings, *found))
+
 # %% ../../nbs/retrieval/05_steps.ipynb #dd3ab7eb
 EVENT_HITS = 3  # matches of an event that are compared
 MIN_EVENT_PROBABILITY = 0.018  # below this probability a memory does not tell of the event,
@@ -610,6 +700,8 @@ STEPS: tuple[Step, ...] = (
     Step(gate, _searches),
     Step(rerank_hits, lambda s: s.plan.rerank_tokens and s.hits),
     Step(keep_newest, lambda s: s.plan.prefer_latest and s.hits),
+    Step(collect, lambda s: s.plan.collect and s.hits and collection_asked(s.text)),
+    Step(select_cover, lambda s: s.plan.select == "cover" and s.hits),
     Step(shorten_texts, lambda s: s.plan.passages and s.hits),
     Step(cut, _always),
     Step(relate_events, lambda s: s.plan.relate and s.hits),

@@ -12,6 +12,7 @@ from datetime import datetime
 from time import perf_counter
 from typing import Any
 
+from .aggregation import collection_asked
 from .candidates import asked_at, query_text
 from .classify import classify
 from ..llm import LLM
@@ -20,7 +21,7 @@ from .fusion import Fit
 from .mixture import mix_evidence
 from .as_of import make_request
 from .plan import Planner, RetrievalPlan, planner_llm, weighted_plans
-from .queries import decompose_by_rule
+from .queries import decompose
 from .rounds import run_request
 from ..store.protocol import PlannerStore, Store
 from .relations import date_in_question, find_relation
@@ -130,11 +131,13 @@ def update(question: Question, now: datetime) -> RetrievalPlan:
 # %% ../../nbs/retrieval/08_strategies.ipynb #c7e307bb
 def multi_hop(question: Question, now: datetime) -> RetrievalPlan:
     """Multi-hop: the question and its parts are searched one after another and merged."""
-    queries = decompose_by_rule(question.text)
+    split = decompose(question.text)
     return RetrievalPlan(
         weights=fitted_weights(QueryType.multi_hop),
-        queries=queries if len(queries) > 1 else (),
-        multi_step=len(queries) > 1,
+        queries=(question.text, *split.parts) if split.parts else (),
+        multi_step=split.chained,
+        merge="question" if split.parts else "turns",
+        collect=bool(collection_asked(question.text)),
         **_GATED,
         planner="multi_hop",
     )

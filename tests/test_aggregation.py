@@ -1,0 +1,157 @@
+"""Test what a question wants collected, what a list includes, and how it is written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptmr.retrieval.aggregation import (
+    MAX_ITEMS,
+    MIN_BEST,
+    collect_items,
+    collection_asked,
+    count_values,
+    included,
+    item_values,
+    list_finding,
+    merge_items,
+)
+from adaptmr.types import Hit, Memory
+
+
+@pytest.mark.parametrize(
+    ("question", "asked"),
+    [
+        ("How many restaurants have I mentioned?", "count"),
+        ("How often did Ann run?", "count"),
+        ("Which cities did Ann visit?", "list"),
+        ("What kinds of birds have I seen?", "list"),
+        ("List all my pets.", "list"),
+        ("Which cuisine did I mention most often?", "most"),
+        ("How many weeks did the move take?", ""),
+        ("How much did it cost?", ""),
+        ("Which bus did I take?", ""),
+        ("What is his name?", ""),
+        ("Where does Ann live?", ""),
+        ("我提到过几家餐厅？", "count"),
+        ("小李一共参加过多少次比赛？", "count"),
+        ("我去过哪些城市？", "list"),
+        ("哪种菜系我提到的次数最多？", "most"),
+        ("搬家花了几个月？", ""),
+        ("我一共花了多少钱？", ""),
+        ("小李住在哪里？", ""),
+    ],
+)
+def test_what_is_asked(question, asked):
+    assert collection_asked(question) == asked
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_asked(text):
+    assert collection_asked(text) in ("", "most", "count", "list")
+
+
+# --- inclusion
+
+
+def test_the_likely_ones_with_the_words_are_included():
+    assert included([0.5, 0.36, 0.34], [0.8, 0.4, 0.8], [1, 0, 0]) == [0, 1], ".34 is below .7 of .5"
+    assert included([0.5, 0.4], [0.8, 0.3], [1, 0]) == [0], "too few of the question's words"
+
+
+def test_what_is_like_the_best_one_is_included():
+    alike = [1.0, 0.9, *[0.1] * 6]  # 2.45 standard deviations above the mean of the others
+    assert included([0.5, 0.1, *[0.3] * 6], [1.0, *[0.0] * 7], alike) == [0, 1]
+    assert included([0.5, 0.09, *[0.3] * 6], [1.0, *[0.0] * 7], alike) == [0], "below a fifth of the best"
+
+
+def test_without_any_word_of_the_question_only_likeness_counts():
+    assert included([0.5, 0.5, 0.5], [0.0, 0.0, 0.0], [1.0, 0.3, 0.2]) == [0]
+    assert included([0.5, 0.5, 0.5], [0.1, 0.1, 0.1], [1.0, 0.3, 0.2]) == [0, 1, 2]
+
+
+def test_nothing_is_included_where_even_the_best_is_unlikely():
+    assert included([MIN_BEST - 1e-4, MIN_BEST - 1e-4], [1.0, 1.0], [1.0, 0.5]) == []
+    assert included([MIN_BEST, MIN_BEST], [1.0, 1.0], [1.0, 0.5]) == [0, 1]
+
+
+def test_a_list_has_an_end():
+    assert included([0.5] * 30, [1.0] * 30, [1.0] * 30) == list(range(MAX_ITEMS))
+
+
+# --- duplicates
+
+
+def test_near_duplicates_are_one_item_and_other_numbers_are_another():
+    texts = ["I ran 5 km today.", "I ran 10 km today.", "Today I ran 5 km.", "We swam."]
+    assert merge_items(texts, np.zeros((4, 4))) == [[0, 2], [1], [3]]
+    assert merge_items(["a red kite", "my kite"], np.full((2, 2), 0.99)) == [[0, 1]]
+    assert merge_items(["the Sichuan place", "the Japanese bar"], np.full((2, 2), 0.97)) == [[0], [1]]
+
+
+# --- values
+
+
+def test_a_value_stands_before_the_thing_that_is_counted():
+    assert item_values("We tried the Thai restaurant near Ann", ["restaur"]) == ["Thai"]
+    assert item_values("I was in Rome with Ann again", ["citi"], exclude=["Ann"]) == ["Rome"]
+    assert item_values("我参观了铁路博物馆", ["博物"]) == ["铁路"]
+    assert item_values("推荐一下杭州的川菜馆", []) == ["川菜"]
+
+
+def test_values_are_counted_by_item_and_by_how_often_it_counts():
+    assert count_values([["a", "a"], ["b"], ["a"]]) == [("a", 2), ("b", 1)]
+    assert count_values([["a"], ["b"]], [1, 3]) == [("b", 3), ("a", 1)]
+    assert count_values([["b"], ["a"]]) == [("a", 1), ("b", 1)], "equal ones by name"
+
+
+# --- the finding
+
+
+def hit(i, text, at=None):
+    return Hit(Memory(f"m{i}", text, "Maya", at or f"2024-0{i + 1}-05", step=i), 0.0)
+
+
+def finding(question, asked, hits, **more):
+    n = len(hits)
+    return list_finding(question, asked, collect_items(hits, [0.5] * n, [1.0] * n, np.eye(n)), **more)
+
+
+def test_a_list_in_order_of_time_with_dates():
+    hits = [
+        hit(2, "We cooked ramen. It rained."),
+        hit(0, "It rained. We cooked soup."),
+        hit(1, "We cooked pasta."),
+    ]
+    found = finding("Which dishes did we cook?", "list", hits)
+    assert (
+        found.text
+        == "3 found: 2024-01-05 We cooked soup; 2024-02-05 We cooked pasta; 2024-03-05 We cooked ramen"
+    )
+    assert found.answer == ""
+
+
+def test_a_list_in_chinese():
+    found = finding("我吃过哪些面？", "list", [hit(0, "我吃了拉面。"), hit(1, "今天吃凉皮。")])
+    assert found.text == "找到 2 项：2024-01-05 我吃了拉面；2024-02-05 今天吃凉皮"
+
+
+def test_undated_memories_are_listed_without_a_date():
+    undated = [
+        Hit(Memory(f"m{i}", t, "Maya", step=i), 0.0) for i, t in enumerate(("a red kite", "blue boats"))
+    ]
+    assert finding("Which toys do I have?", "list", undated).text == "2 found: a red kite; blue boats"
+
+
+def test_one_item_is_no_list():
+    assert finding("How many kites?", "count", [hit(0, "a kite")]) is None
+    assert finding("How many kites?", "count", [hit(0, "a red kite"), hit(1, "the red kite")]) is None
+    assert finding("How many kites?", "count", []) is None
+
+
+def test_a_long_sentence_is_cut():
+    long = "We ate " + "very " * 30 + "much"
+    text = finding("How often did we eat?", "count", [hit(0, long), hit(1, "We ate soup.")]).text
+    assert "…" in text and len(text) < 140
