@@ -47,6 +47,7 @@ setup(
             "eval/report/*.html.j2",
             "eval/report/*.css",
             "store/*.csv",
+            "training/*.tsv",
             "data/demo/*.json",
             "data/demo_assistant/*.json",
         ]

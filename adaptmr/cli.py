@@ -288,6 +288,17 @@ def fit_models() -> list[Path]:
     type_heads.write_heads(
         paths[1], asked, {name: {**described[name], "label": data.label} for name, data in typed.items()}
     )
+    from adaptmr.retrieval import pairs
+    from adaptmr.training import pair_model
+
+    encoders = {name: embedder(name) for name in ("hash", *sorted(pair_model.ENCODER_OF.values()))}
+    paths.append(Path(pairs.__file__).with_name("pairs.json"))
+    pair_model.write_pair_models(
+        paths[-1],
+        [sets["demo"], load("demo_assistant")],
+        encoders,
+        lambda conversation: encoders[choose_embedder([m.text for m in conversation.turns])],
+    )
     rates = Path(accuracy.__file__).with_name("rates.json")
     try:
         accuracy.write_rates(rates)
@@ -329,7 +340,7 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--all", action="store_true", help="every committed run that used a model")
     commands.add_parser("data", help="list the data sets")
     commands.add_parser(
-        "fit", help="refit the fusion's weights, its relevance, and the heads of the classifier"
+        "fit", help="refit the fusion's weights, its relevance, the heads of the classifier, the pair model"
     )
     return parser
 

@@ -66,6 +66,7 @@ def update(question: Question, now: datetime) -> RetrievalPlan:
     return RetrievalPlan(
         weights={**fitted_weights(QueryType.knowledge_update), "time": 0.5},
         prefer_latest=True,
+        latest_rule="pairs",
         **_GATED,
         planner="update",
     )
