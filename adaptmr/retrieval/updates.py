@@ -18,14 +18,16 @@ from adaptmr.retrieval.pairs import (
     PairModel,
     link_features,
     pair_features,
+    text_facts,
 )
 from .versions import contradicts_note, outdated_note, replaced_note
 from ..text import content_words, count_words
 from ..types import Hit, Memory, memory_order
 
 # %% auto #0
-__all__ = ['COMPARED_HITS', 'ORDER_LINK', 'LIFT_LINK', 'DECLARED_LINK', 'DECLARED', 'CONTRADICTED', 'CONTRADICTED_SHARED',
-           'UpdateDecision', 'focus', 'Comparison', 'compare_hits', 'version_order', 'VersionedHits', 'newest_first']
+__all__ = ['COMPARED_HITS', 'ORDER_LINK', 'LIFT_LINK', 'BEYOND_LINK', 'DECLARED_LINK', 'DECLARED', 'DECLARED_HITS',
+           'CONTRADICTED', 'CONTRADICTED_SHARED', 'UpdateDecision', 'focus', 'Comparison', 'compare_hits',
+           'version_order', 'VersionedHits', 'newest_first']
 
 # %% ../../nbs/retrieval/01_updates.ipynb #a21af227
 _CLAUSE = re.compile(r"(?<=[;:，；：。！？!?])\s*|(?<=[,.])\s+|\n+| [-–—] ")
@@ -147,7 +149,8 @@ def _background(candidates: Candidates, model: PairModel) -> np.ndarray:
 # %% ../../nbs/retrieval/01_updates.ipynb #344cde98
 ORDER_LINK = 0.05
 LIFT_LINK = 0.10
-DECLARED_LINK, DECLARED = 0.25, 0.5
+BEYOND_LINK = 0.25
+DECLARED_LINK, DECLARED, DECLARED_HITS = 0.12, 0.7, 3
 CONTRADICTED, CONTRADICTED_SHARED = 0.6, 0.2
 
 
@@ -197,14 +200,15 @@ def newest_first(
     link, declared = _decided(hits, found, decide)
     heirs, likeliest = {}, {}
     for (older, newer), value in zip(found.pairs.tolist(), link):
-        if value >= LIFT_LINK and value > likeliest.get(older, 0.0):
+        needed = LIFT_LINK if newer < k else BEYOND_LINK
+        if value >= needed and value > likeliest.get(older, 0.0):
             heirs[older], likeliest[older] = newer, value
     before = [
         (older, newer)
         for (older, newer), value in zip(found.pairs.tolist(), link)
         if (value >= ORDER_LINK and max(older, newer) < k) or heirs.get(older) == newer
     ]
-    opposed = _contradictions(found, link, k)
+    opposed = _contradictions(found, k)
     notes = _notes(hits, found, declared, opposed, language)
     order = _side_by_side(version_order(len(hits), before, heirs), opposed, hits)
     scores = [h.score for h in hits] if len(before) + len(opposed) else []
@@ -224,7 +228,14 @@ def _decided(
     """Return the link of each pair, and the positions of the pairs that the reader is told of."""
     link = found.link.tolist()
     sure = found.probabilities[:, REPLACES] >= DECLARED
-    declared = [p for p, value in enumerate(link) if value >= DECLARED_LINK and sure[p]]
+    declared = [
+        p
+        for p, (older, newer) in enumerate(found.pairs.tolist())
+        if link[p] >= DECLARED_LINK
+        and sure[p]
+        and max(older, newer) < DECLARED_HITS
+        and not _restates(found.texts[older], found.texts[newer])
+    ]
     if decide is None:
         return link, declared
     accepted = []
@@ -237,7 +248,12 @@ def _decided(
     return link, sorted({p for p in declared if link[p]} | set(accepted))
 
 
-def _contradictions(found: Comparison, link: Sequence[float], k: int) -> list[tuple[int, int]]:
+def _restates(older: str, newer: str) -> bool:
+    """Say whether both texts say of something that it never happened."""
+    return "never" in text_facts(older).seen & text_facts(newer).seen
+
+
+def _contradictions(found: Comparison, k: int) -> list[tuple[int, int]]:
     """Return the pairs among the first `k` that contradict each other about what is asked."""
     p = found.probabilities
     return [
@@ -246,7 +262,6 @@ def _contradictions(found: Comparison, link: Sequence[float], k: int) -> list[tu
         if max(older, newer) < k
         and p[i, CONTRADICTS] >= CONTRADICTED
         and found.shared[i] >= CONTRADICTED_SHARED
-        and link[i] < DECLARED_LINK
     ]
 
 
