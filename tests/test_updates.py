@@ -304,7 +304,7 @@ def test_probabilities_add_up_and_know_a_changed_number():
 
 
 def test_focus_keeps_the_clauses_that_the_question_is_about():
-    text = "The fence is painted, the shed is tidy, tomatoes get two caps a week, and bulbs come on Sunday, then rest."
+    text = "The fence is painted, the shed tidy, tomatoes get two caps a week, and bulbs come on Sunday."
     assert "two caps" in focus(text, frozenset({"tomato"}), lambda w: 1.0)
     assert "fence" not in focus(text, frozenset({"tomato"}), lambda w: 1.0)
     assert focus("One short text.", frozenset({"text"}), lambda w: 1.0) == "One short text."

@@ -53,7 +53,9 @@ class RetrievalPlan:
     - Conditions: a `time_window` [start, end), which is "hard" (nothing outside is returned, unless nothing
       is inside; what happened inside counts if it is told up to `window_grace` days after it) or "soft"
       (through the `time` signal). `temporal_order` returns memories in order of time.
-      `prefer_latest` keeps the newest of the memories that state the same fact, by `latest_rule`.
+      `prefer_latest` puts the newest of the memories that state the same fact first, by `latest_rule`: a
+      learned model of "pairs" puts older ones behind it (with "model" a language model decides on its
+      proposals); "attribute" and "similarity" drop them.
     - Gate: below `relevance_low` nothing is returned, from `relevance_threshold` on everything is. In
       between a second check decides: the question's rare words, or with `check` a model.
     - Rounds: up to `max_rounds`, each with a query that is derived from what was found (`follow`), until
