@@ -211,7 +211,12 @@ def test_every_order_keeps_all_hits_and_the_newer_before_the_older(given_):
 def comparison(link, replaces=0.9, contradicts=0.0, pairs=((0, 1),)) -> Comparison:
     p = np.array([[1 - replaces - contradicts, 0.0, replaces, contradicts]] * len(pairs))
     return Comparison(
-        ["old", "new", "other"], np.array(pairs), p, np.array([link] * len(pairs)), np.ones(len(pairs))
+        ["old", "new", "other"],
+        np.array(pairs),
+        p,
+        np.array([link] * len(pairs)),
+        np.ones(len(pairs)),
+        np.zeros(len(pairs), bool),
     )
 
 

@@ -93,7 +93,8 @@ class TextFacts:
 @lru_cache(maxsize=100_000)
 def text_facts(text: str) -> TextFacts:
     """Return the facts of a text; results are cached."""
-    low, numbers = text.lower(), {}
+    low = text.lower()
+    numbers: dict[str, frozenset[str]] = {}
     for found in _NUMBER.finditer(low):
         after = low[found.end() : found.end() + 24]
         units = {after[:1]} if _HAN.search(after[:1]) else set(content_words(after)[:2])

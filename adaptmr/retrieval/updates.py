@@ -20,12 +20,18 @@ from adaptmr.retrieval.pairs import (
     pair_features,
     text_facts,
 )
-from .versions import contradicts_note, outdated_note, replaced_note
+from adaptmr.retrieval.versions import (
+    asked_attributes,
+    contradicts_note,
+    outdated_note,
+    replaced_note,
+    states_attribute,
+)
 from ..text import content_words, count_words
 from ..types import Hit, Memory, memory_order
 
 # %% auto #0
-__all__ = ['COMPARED_HITS', 'ORDER_LINK', 'LIFT_LINK', 'BEYOND_LINK', 'DECLARED_LINK', 'DECLARED', 'DECLARED_HITS',
+__all__ = ['COMPARED_HITS', 'STATED_LINK', 'ORDER_LINK', 'LIFT_LINK', 'BEYOND_LINK', 'DECLARED_LINK', 'DECLARED', 'DECLARED_HITS',
            'CONTRADICTED', 'CONTRADICTED_SHARED', 'UpdateDecision', 'focus', 'Comparison', 'compare_hits',
            'version_order', 'VersionedHits', 'newest_first']
 
@@ -51,6 +57,7 @@ def focus(text: str, words: frozenset[str], idf: Callable[[str], float]) -> str:
 
 # %% ../../nbs/retrieval/01_updates.ipynb #6376cfa1
 COMPARED_HITS = 20  # the best hits, whose pairs are compared
+STATED_LINK = 0.5  # the least link of two memories that state the attribute that is asked for
 _BACKGROUND_ROWS = 64  # memories that show how alike those of an unknown encoder are
 
 
@@ -59,7 +66,8 @@ class Comparison:
     """Pairs of hits (positions, the older one first), int (p, 2), with what the pair model says of them.
 
     `probabilities` (p, 4) are those of `PAIR_CLASSES`, `link` (p,) that of two versions of what is asked,
-    and `shared` (p,) the idf-weighted share of the question's words that both texts hold.
+    `shared` (p,) the idf-weighted share of the question's words that both texts hold, and `stated` (p,)
+    says whether both state the attribute that is asked for (`adaptmr.retrieval.versions`).
     """
 
     texts: Sequence[str]
@@ -67,6 +75,7 @@ class Comparison:
     probabilities: np.ndarray
     link: np.ndarray
     shared: np.ndarray
+    stated: np.ndarray
 
 
 def compare_hits(
@@ -96,7 +105,11 @@ def compare_hits(
     shared = np.array([sum(rare[w] for w in sorted(holds[a] & holds[b])) / total for a, b in pairs.tolist()])
     behind = np.array([h.score for h in hits]) - max((h.score for h in hits), default=0.0)
     link = model.links(link_features(probabilities, shared, behind[older], behind[newer]))
-    return Comparison(texts, pairs, np.round(probabilities, 6), np.round(link, 6), shared)
+    asked = asked_attributes(candidates.query.text)
+    states = [{x.name for x in asked if states_attribute(x, text)} for text in texts]
+    stated = np.array([bool(states[a] & states[b]) for a, b in pairs.tolist()], bool)
+    link = np.where(stated, np.maximum(link, STATED_LINK), link)
+    return Comparison(texts, pairs, np.round(probabilities, 6), np.round(link, 6), shared, stated)
 
 
 def _texts_compared(
@@ -227,7 +240,7 @@ def _decided(
 ) -> tuple[list[float], list[int]]:
     """Return the link of each pair, and the positions of the pairs that the reader is told of."""
     link = found.link.tolist()
-    sure = found.probabilities[:, REPLACES] >= DECLARED
+    sure = (found.probabilities[:, REPLACES] >= DECLARED) | found.stated
     declared = [
         p
         for p, (older, newer) in enumerate(found.pairs.tolist())

@@ -247,6 +247,7 @@ def write_pair_models(
         "leave one conversation out",
         "classes": list(PAIR_CLASSES),
         "features": list(PAIR_FEATURES),
+        "link_features": list(LINK_FEATURES),
         "data": {
             "pairs": dict(sorted(Counter(f"{p.language} {p.label}" for p in pairs).items())),
             "links": {data.name: int(part.y.sum()) for data, part in zip(sets, links)},
