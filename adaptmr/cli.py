@@ -33,8 +33,8 @@ _all_ = ["UsageError", "read_params"]
 
 # %% auto #0
 __all__ = ['RunFailed', 'project_root', 'experiment_names', 'gather_params', 'run_experiment', 'execute_notebook',
-           'recorded_runs', 'read_run_config', 'replay_run', 'fit_type_heads', 'fit_models', 'main', 'UsageError',
-           'read_params']
+           'recorded_runs', 'read_run_config', 'replay_run', 'fit_type_heads', 'fit_pair_models', 'fit_models', 'main',
+           'UsageError', 'read_params']
 
 # %% ../nbs/05_cli.ipynb #351e998a
 class RunFailed(RuntimeError):
@@ -273,6 +273,21 @@ def fit_type_heads(path: Path) -> None:
     type_heads.write_heads(path, asked, described, unseen)
 
 
+def fit_pair_models(path: Path) -> None:
+    """Fit the models of pairs of memories to the written pairs and to our own data, and write them."""
+    from adaptmr.data.registry import load
+    from adaptmr.embed import embedder, choose_embedder
+    from adaptmr.training import pair_model
+
+    encoders = {name: embedder(name) for name in ("hash", *sorted(pair_model.ENCODER_OF.values()))}
+    pair_model.write_pair_models(
+        path,
+        [load("demo"), load("demo_assistant")],
+        encoders,
+        lambda conversation: encoders[choose_embedder([m.text for m in conversation.turns])],
+    )
+
+
 def fit_models() -> list[Path]:
     """Fit everything that ships fitted, write its files, and return their paths.
 
@@ -284,7 +299,7 @@ def fit_models() -> list[Path]:
     from adaptmr.training import fusion_weights
     from adaptmr.eval.judges import accuracy
     from adaptmr.planning import classifiers
-    from adaptmr.retrieval import fusion
+    from adaptmr.retrieval import fusion, pairs
 
     sets = {
         "locomo": load("locomo", split="dev"),
@@ -319,6 +334,8 @@ def fit_models() -> list[Path]:
     fusion_weights.write_fits(paths[0], *fusion_weights.fit_all(samples), described, left_out)
 
     fit_type_heads(paths[1])
+    paths.append(Path(pairs.__file__).with_name("pairs.json"))
+    fit_pair_models(paths[-1])
     rates = Path(accuracy.__file__).with_name("rates.json")
     try:
         accuracy.write_rates(rates)
@@ -362,7 +379,7 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("folders", nargs="+", metavar="RUN", help="run folders")
     commands.add_parser("data", help="list the data sets")
     commands.add_parser(
-        "fit", help="refit the fusion's weights, its relevance, and the heads of the classifier"
+        "fit", help="refit the fusion's weights, its relevance, the heads of the classifier, the pair model"
     )
     return parser
 

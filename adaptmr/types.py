@@ -153,6 +153,8 @@ class Question:
     """A question about a conversation, with its gold fields.
 
     `evidence` names turns by their `source`; `category` is the data set's own name of the question type.
+    `parts` maps the part that gold turns play to their sources: of versions of one fact, "current" are those
+    of the newest and "stale" those of the older ones. It is empty where all gold turns play the same part.
     """
 
     id: str
@@ -164,6 +166,7 @@ class Question:
     asked_at: datetime | None = None
     answerable: bool = True
     conversation: str = ""
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "type", QueryType(self.type))
@@ -287,7 +290,8 @@ class Evidence:
 
     `relevance` is the probability, 0 to 1, that the evidence is among the hits; `has_relevant` is the
     decision made on it. `plan` is the `RetrievalPlan` that was run, `context` the text that the reader is
-    given: the `findings`, then the hits. Raises `ValueError` for a `relevance` outside 0 to 1.
+    given: the `findings`, then the hits. `outdated` are the sources of the memories that were taken for older
+    versions of a fact, and dropped or marked. Raises `ValueError` for a `relevance` outside 0 to 1.
     """
 
     hits: list[Hit] = field(default_factory=list, hash=False)
@@ -298,6 +302,7 @@ class Evidence:
     usage: Usage = Usage()
     context: str = ""
     findings: list[Finding] = field(default_factory=list, hash=False)
+    outdated: list[str] = field(default_factory=list, hash=False)
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.relevance <= 1.0) or math.isnan(self.relevance):

@@ -121,7 +121,7 @@ def test_c_the_new_address_replaces_the_old_one(scenario):
         assert found.plan.planner == "update"
         assert found.plan.prefer_latest
         assert found.sources[0] == "M4"
-        assert "M1" not in found.sources
+        assert found.outdated == ["M1"] and found.sources.index("M4") == 0
         assert (
             found.hits[0].note
             == {"zh": "已更新，此前为：", "en": "updated; before: "}[language] + TEXTS[language][0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -77,14 +77,12 @@ def _memories(conversation: str, batches: Sequence[Mapping[str, Any]]) -> list[M
 # %% ../../nbs/data/02_beam.ipynb #f25e0ee6
 @dataclass(frozen=True, slots=True)
 class RubricQuestion(Question):
-    """A question with its rubric, and with the parts that its gold messages play.
-
-    `rubric` are statements that a good answer makes. `parts` maps a part's name to sources; it is empty
-    where all gold messages play the same part.
-    """
+    """A question with its rubric: statements that a good answer makes."""
 
     rubric: tuple[str, ...] = ()
-    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+
+
+_PARTS = {"original_info": "stale", "updated_info": "current"}  # other parts keep their names
 
 # %% ../../nbs/data/02_beam.ipynb #7ff12392
 def _ids(value: Any) -> Iterator[str]:
@@ -118,8 +116,8 @@ def _question(
         None,
         category != "abstention",
         conversation,
+        {_PARTS.get(name, name): tuple(i for i in _ids(ids) if i in known) for name, ids in parts.items()},
         tuple(str(line) for line in raw.get("rubric") or ()),
-        {name: tuple(i for i in _ids(ids) if i in known) for name, ids in parts.items()},
     )
 
 # %% ../../nbs/data/02_beam.ipynb #9d72e1b3

@@ -84,6 +84,7 @@ def parse_demo(folder: Traversable | None = None) -> Dataset:
                     asked,
                     q["type"] != "abstention" or bool(q["evidence"]),
                     conversation.id,
+                    {"current": tuple(q["evidence"]), "stale": tuple(q["stale"])} if "stale" in q else {},
                 )
             )
     digest = hashlib.sha256(b"".join(b for b, _ in files.values())).hexdigest()
@@ -242,6 +243,11 @@ def _question_problems(q: dict[str, Any], turn_ids: set[str]) -> list[str]:
         for e in q[what]
         if e not in turn_ids
     ]
+    stale = set(q.get("stale", ()))
+    if wrong := sorted(stale - set(q["distractors"])):
+        out.append(f"stale turn {', '.join(wrong)} is no distractor")
+    if stale and q["type"] != "knowledge_update":
+        out.append("stale turns of a question that is no update")
     if both := set(q["evidence"]) & set(q["distractors"]):
         out.append(f"{', '.join(sorted(both))} both evidence and distractor")
     if q["type"] not in _TYPES:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
+from math import log
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,8 +25,8 @@ from ..types import Memory, Question
 
 # %% auto #0
 __all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS', 'ROLE_PRIOR', 'query_text',
-           'ParsedQuery', 'parse_query', 'cached_content_words', 'StoreColumns', 'split_passages', 'seconds',
-           'columns_of', 'asked_at', 'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
+           'ParsedQuery', 'parse_query', 'cached_content_words', 'StoreColumns', 'passages', 'split_passages',
+           'seconds', 'columns_of', 'asked_at', 'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #7dc0c7cc
 MAX_QUERY_CHARS = 2_000
@@ -176,6 +178,21 @@ class StoreColumns:
                 self._words[of, i] = frozenset(of(truncate_text(self.memories[i])))
         return [self._words[of, i] for i in rows.tolist()]
 
+    @cached_property
+    def document_frequency(self) -> tuple[int, Counter[str]]:
+        """How many memories were counted (`SCORE_ALL_UP_TO` at most), and how many of them hold each word."""
+        n = len(self.memories)
+        rows = np.arange(0, n, max(1, -(-n // SCORE_ALL_UP_TO)))
+        counts: Counter[str] = Counter()
+        for words in self.memory_words(_memory_content, rows):
+            counts.update(words)
+        return len(rows), counts
+
+    def word_idf(self, word: str) -> float:
+        """Return log((n + 1) / (df + 0.5)) of a word over the memories that are counted."""
+        n, counts = self.document_frequency
+        return log((n + 1) / (counts[word] + 0.5))
+
     def sentence_vectors(self, embedder: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return sentence vectors (s, dim) in row order, and the position of each row's first one (n,)."""
         if self._sentence_vectors is None:
@@ -187,6 +204,11 @@ class StoreColumns:
             vectors = np.array([known[s] for s in sentences], np.float32)
             self._sentence_vectors = vectors, np.cumsum([0, *map(len, parts)])[:-1]
         return self._sentence_vectors
+
+
+def passages(memory: Memory) -> tuple[str, ...]:
+    """Return the parts of a memory that `StoreColumns.sentence_vectors` has vectors of, in their order."""
+    return _sentences(truncate_text(memory).text)
 
 
 _CAPTION = re.compile(r"\[image: ([^\]\n]*)\]")  # a picture's caption counts as a sentence

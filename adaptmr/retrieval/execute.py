@@ -73,6 +73,7 @@ def execute_request(
         replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)),
         render_context(state.hits, state.findings),
         list(state.findings),
+        list(state.outdated),
     )
 
 # %% ../../nbs/retrieval/06_execute.ipynb #382a5b83

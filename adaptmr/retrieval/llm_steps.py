@@ -96,7 +96,7 @@ UPDATE = register_task(
 
 
 def is_update(older: Memory, newer: Memory, rule_verdict: bool, llm: LLM | None = None) -> bool:
-    """Say whether `newer` replaces `older`; without a model, `rule_verdict` (of the attributes) decides."""
+    """Say whether `newer` replaces `older`; without a model, `rule_verdict` (of the pair model) decides."""
     inputs = {"older": older, "newer": newer, "rule_verdict": rule_verdict}
     return bool(UPDATE.run(llm, detect_language(newer.text), **inputs).value["update"])
 

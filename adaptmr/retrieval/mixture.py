@@ -69,4 +69,5 @@ def mix_evidence(found: Sequence[tuple[float, Evidence]], k: int) -> Evidence:
         sum((e.usage for _, e in found), start=Usage()),
         render_context(hits, findings),
         findings,
+        list(dict.fromkeys(s for _, e in found for s in e.outdated)),
     )

@@ -58,7 +58,9 @@ class RetrievalPlan:
       (through the `time` signal). The first two go by when things "happened" or when
       they were "said" (`window_by`); where it isn't known when something happened, by when it was said, up
       to `window_grace` days after the window. `temporal_order` returns memories in order of time.
-      `prefer_latest` keeps the newest of the memories that state the same fact, by `latest_rule`.
+      `prefer_latest` puts the newest of the memories that state the same fact first, by `latest_rule`: a
+      learned model of "pairs" puts older ones behind it (with "model" a language model decides on its
+      proposals); "attribute" and "similarity" drop them.
     - Gate: below `relevance_low` nothing is returned, from `relevance_threshold` on everything is. In
       between a second check decides: the question's rare words, or with `check` a model.
     - Rounds: up to `max_rounds`, each with a query that is derived from what was found (`follow`), until

@@ -43,6 +43,8 @@ from .relevance import relevance, fit_applicability
 from .rendering import sort_by_time, context_line, readable
 from .selection import cover_order
 from .token_budget import cut_to_budget, line_tokens, hit_probabilities
+from .pairs import pair_model_for
+from .updates import compare_hits, newest_first
 from .versions import keep_latest
 from ..store.protocol import Store
 from ..store.view import MAX_TEXT_CHARS, truncate_text
@@ -56,9 +58,9 @@ __all__ = ['INTERIM_HITS', 'QUESTION_LEADS', 'KEPT_SHARE', 'WINDOW_YIELD', 'BOOS
            'inside_window', 'describe_window', 'Hop', 'interim_answer', 'run_queries', 'step_findings', 'Merged',
            'merge', 'rows_kept', 'search', 'search_nothing', 'widen_window', 'describe_search', 'cut_texts',
            'count_shared', 'boosted_score', 'boost_shared', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict',
-           'second_check', 'rerank_hits', 'keep_newest', 'shorten_texts', 'cut', 'within_budget', 'signals_of',
-           'order_by_time', 'refine_hits', 'question_words', 'select_cover', 'collect', 'EventMatch', 'match_event',
-           'choose_match', 'relate_events', 'find_finding', 'Step']
+           'second_check', 'rerank_hits', 'keep_newest', 'order_versions', 'shorten_texts', 'cut', 'within_budget',
+           'signals_of', 'order_by_time', 'refine_hits', 'question_words', 'select_cover', 'collect', 'EventMatch',
+           'match_event', 'choose_match', 'relate_events', 'find_finding', 'Step']
 
 # %% ../../nbs/retrieval/05_steps.ipynb #71b48a5e
 class Origin(NamedTuple):
@@ -89,6 +91,7 @@ class State:
     row_of: Mapping[str, int] = field(default_factory=dict)
     hits: Sequence[Hit] = ()
     findings: tuple[Finding, ...] = ()
+    outdated: tuple[str, ...] = ()
     long_texts: int = 0
     has_relevant: bool = True
     relevance: float = 0.0
@@ -480,17 +483,44 @@ def rerank_hits(state: State) -> State:
 
 
 def keep_newest(state: State) -> State:
-    """Keep the newest of several versions of one fact; its note says what it replaced."""
+    """Show the newest of several versions of one fact first; its note says what it replaced.
+
+    The rules "attribute" and "similarity" drop the older ones, "pairs" and "model" put them behind.
+    """
     plan, rows = state.plan, state.rows
+    if plan.latest_rule in ("pairs", "model"):
+        return order_versions(state)
     kept = keep_latest(
         list(state.hits),
         state.store.similarity(rows, rows),
         state.text,
         plan.latest_rule,
         plan.latest_similarity,
-        lambda a, b, rule: is_update(a, b, rule, state.llm),
     )
-    return state.with_hits("latest", kept, f"versions of one fact by {plan.latest_rule}")
+    left = {h.memory.id for h in kept}
+    return state.with_hits(
+        "latest",
+        kept,
+        f"versions of one fact by {plan.latest_rule}",
+        outdated=tuple(h.source for h in state.hits if h.memory.id not in left),
+    )
+
+
+def order_versions(state: State) -> State:
+    """Put the newest version of what is asked first, by the pair model, or by a model that it proposes to."""
+    model = state.llm if state.plan.latest_rule == "model" else None
+    found = compare_hits(
+        state.hits, state.rows, state.searches[0].candidates, pair_model_for(state.fit.without)
+    )
+    versions = newest_first(
+        state.hits,
+        found,
+        state.plan.k,
+        detect_language(state.text),
+        None if model is None else lambda a, b, proposed: is_update(a, b, proposed, model),
+    )
+    reason = f"by {state.plan.latest_rule}: {versions.reason}"
+    return state.with_hits("latest", versions.hits, reason, outdated=versions.outdated)
 
 
 def shorten_texts(state: State) -> State:

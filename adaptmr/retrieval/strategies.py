@@ -120,10 +120,11 @@ def _names_topic(text: str, window: Window) -> bool:
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #a0b76fa6
 def update(question: Question, now: datetime) -> RetrievalPlan:
-    """Knowledge update: the newest version of each fact, noting what it replaced."""
+    """Knowledge update: the newest version of each fact first, noting what it replaced; by the pair model."""
     return RetrievalPlan(
         weights={**fitted_weights(QueryType.knowledge_update), "time": 0.5},
         prefer_latest=True,
+        latest_rule="pairs",
         **_GATED,
         planner="update",
     )

@@ -16,7 +16,7 @@ from ..types import Hit, Memory, memory_order
 
 # %% auto #0
 __all__ = ['ATTRIBUTES', 'UpdateCheck', 'Attribute', 'asked_attributes', 'states_attribute', 'group_versions', 'keep_latest',
-           'replaced_note']
+           'replaced_note', 'outdated_note', 'contradicts_note']
 
 # %% ../../nbs/retrieval/00_versions.ipynb #c78dc725
 @dataclass(frozen=True)
@@ -209,7 +209,24 @@ def _another_value(older: Memory, newer: Memory) -> bool:
     return older.text != newer.text and not set(find_names(older.text)) & set(find_names(newer.text))
 
 
-def replaced_note(before: str) -> str:
-    """Return the note of a memory that replaces another, in the language of the replaced text."""
+def replaced_note(before: str, language: str = "") -> str:
+    """Return the note of a memory that replaces another: in a language, or that of the replaced text."""
     short = before if len(before) <= 80 else before[:79] + "…"
-    return f"已更新，此前为：{short}" if detect_language(before) == "zh" else f"updated; before: {short}"
+    chinese = (language or detect_language(before)) == "zh"
+    return f"已更新，此前为：{short}" if chinese else f"updated; before: {short}"
+
+
+def outdated_note(newer: Memory, language: str = "en") -> str:
+    """Return the note of a memory that `newer` has replaced."""
+    day = f"{newer.at:%Y-%m-%d}" if newer.dated else ""
+    if language == "zh":
+        return f"已过时，{day}有更新" if day else "已过时，有更新"
+    return f"outdated since {day}" if day else "outdated"
+
+
+def contradicts_note(other: Memory, language: str = "en") -> str:
+    """Return the note of a memory that contradicts `other`, where time doesn't settle which one holds."""
+    day = f"{other.at:%Y-%m-%d}" if other.dated else ""
+    if language == "zh":
+        return f"与{day}所说的相矛盾" if day else "与另一条记忆相矛盾"
+    return f"contradicts what was said on {day}" if day else "contradicts another memory"

@@ -12,7 +12,8 @@ import numpy as np
 
 # %% auto #0
 __all__ = ['recall_any', 'recall_all', 'recall_fraction', 'precision', 'mrr', 'ndcg', 'ranking_metrics', 'nanmean_count',
-           'to_sessions', 'longmemeval_metrics', 'longmemeval_turn_to_session', 'set_f1', 'auroc', 'abstention_metrics']
+           'to_sessions', 'longmemeval_metrics', 'longmemeval_turn_to_session', 'set_f1', 'current_before_stale',
+           'kept', 'auroc', 'abstention_metrics']
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #5374052f
 def _cut(retrieved: Sequence[str], k: int | None) -> list[str]:
@@ -192,6 +193,34 @@ def set_f1(found: Collection[str], gold: Collection[str]) -> float:
     if not b:
         return math.nan
     return 2 * len(a & b) / (len(a) + len(b))
+
+# %% ../../../nbs/eval/metrics/00_ranking.ipynb #02b6418f
+def current_before_stale(
+    retrieved: Sequence[str], current: Collection[str], stale: Collection[str], k: int | None = None
+) -> float:
+    """Return 1.0 if a turn with the newest version is ranked above all with an older one in the first `k`.
+
+    0.0 if none is there, `nan` without a known version of each kind. A turn that states both is current.
+    """
+    newest = _gold(current)
+    older = _gold(stale) - newest
+    if not newest or not older:
+        return math.nan
+    first = next((id for id in _cut(retrieved, k) if id in newest or id in older), None)
+    return float(first in newest)
+
+# %% ../../../nbs/eval/metrics/00_ranking.ipynb #ae6609b6
+def kept(
+    retrieved: Sequence[str], outdated: Collection[str], gold: Collection[str], stale: Collection[str] = ()
+) -> float:
+    """Compute the share of the valid gold within reach that wasn't taken for outdated, 0 to 1.
+
+    `outdated` are the turns that were dropped, or shown as replaced; valid is `gold` without the `stale`
+    turns; within reach is what is `retrieved` or `outdated`. `nan` without any valid gold within reach.
+    """
+    lost = _gold(outdated)
+    reach = (_gold(gold) - _gold(stale)) & (set(_cut(retrieved, None)) | lost)
+    return 1 - len(reach & lost) / len(reach) if reach else math.nan
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #985976c7
 def auroc(positive: Sequence[bool], scores: Sequence[float]) -> float:

