@@ -37,7 +37,7 @@ from ...retrieval.plan import RetrievalPlan
 from ...retrieval.rendering import render_context
 from ...systems.base import MemorySystem, get_capabilities, known_systems, make_system
 from ...systems.contract import check_evidence, check_usage, system_name
-from ...text import clean
+from ...text import clean, detect_language
 from ...types import Answer, Conversation, Dataset, Evidence, Question, Usage
 
 if TYPE_CHECKING:
@@ -92,6 +92,13 @@ def _usage_columns(usage: Usage) -> dict[str, Any]:
     return {k: v for k, v in asdict(usage).items() if k not in ("seconds", "cached_calls")}
 
 # %% ../../../nbs/eval/runner/02_evaluate.ipynb #e529978e
+_LANGUAGE_TURNS = 20  # turns of a conversation that its language is read from
+
+
+def _language(conversation: Conversation) -> str:
+    return detect_language(" ".join(m.text[:200] for m in conversation.turns[:_LANGUAGE_TURNS]))
+
+
 def result_row(
     system: str,
     question: Question,
@@ -122,6 +129,7 @@ def result_row(
     return {
         "system": system,
         "conversation": conversation.id,
+        "language": _language(conversation),
         "question": question.id,
         "type": str(question.type),
         "category": question.category,
@@ -151,6 +159,7 @@ def result_row(
         "text": clean(question.text),
         "answers": clean(" | ".join(map(str, question.answers))),
         "prediction": clean(prediction.text),
+        "trace": clean("\n".join(f"{row.step}: {row.reason}" for row in evidence.trace)),
         "retrieved": " ".join(evidence.sources),
         "evidence": " ".join(question.evidence),
     }
