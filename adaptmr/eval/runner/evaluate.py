@@ -129,10 +129,10 @@ def result_row(
     return {
         "system": system,
         "conversation": conversation.id,
-        "language": _language(conversation),
         "question": question.id,
         "type": str(question.type),
         "category": question.category,
+        "language": _language(conversation),
         "answerable": question.answerable,
         "gold_turns": len(gold),
         "planner": evidence.plan.planner if evidence.plan else "",
