@@ -26,12 +26,15 @@ from ..times import find_compared_events, time_window
 from ..types import Evidence, Question, QueryType
 
 # %% auto #0
-__all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'Strategy', 'STRATEGIES', 'fitted_weights', 'factual',
-           'temporal', 'update', 'multi_hop', 'abstention', 'as_question', 'StrategyPlanner', 'Router', 'retrieve']
+__all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'MIN_RELEVANCE', 'Strategy',
+           'STRATEGIES', 'fitted_weights', 'factual', 'temporal', 'update', 'multi_hop', 'abstention', 'as_question',
+           'StrategyPlanner', 'Router', 'retrieve']
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #3c59e420
 HYBRID_WEIGHTS: dict[str, float] = {"hybrid": 1.0}
 UNIFIED_WEIGHTS: dict[str, float] = {"dense": 1.0}
+LEXICAL_WEIGHTS: dict[str, float] = {"lexical": 1.0}
+CONTENT_LEXICAL_WEIGHTS: dict[str, float] = {"content": 1.0, "lexical": 1.0}
 MIN_RELEVANCE = 0.25  # below this probability every strategy returns nothing
 _GATED: dict[str, Any] = {"relevance_threshold": MIN_RELEVANCE, "relevance_low": MIN_RELEVANCE}
 
