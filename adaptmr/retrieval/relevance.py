@@ -23,7 +23,7 @@ __all__ = ['FEATURES', 'DEPTH', 'USUAL_SAMPLE', 'relevance_features', 'answer_ki
            'topic_closeness', 'probability', 'fit_applicability', 'relevance', 'reliability_curve', 'brier_score']
 
 # %% ../../nbs/retrieval/04_relevance.ipynb #e14181db
-FEATURES = ("speaker", "contrast", "answer", "standout")
+FEATURES = ("speaker", "contrast", "answer", "standout", "coverage")
 DEPTH = 10
 
 
@@ -32,7 +32,7 @@ def _best(scores: np.ndarray, n: int) -> np.ndarray:
 
 
 def relevance_features(c: Candidates, fit: Fit) -> np.ndarray:
-    """Return the features of a search, in the order of `FEATURES`: (4,); zeros without candidates."""
+    """Return the features of a search, in the order of `FEATURES`: (5,); zeros without candidates."""
     if not len(c):
         return np.zeros(len(FEATURES))
     weights = fit.expand_weights({"hybrid": 1.0})
@@ -43,12 +43,15 @@ def relevance_features(c: Candidates, fit: Fit) -> np.ndarray:
     contrast = 0.0
     if theirs.any() and others.any():
         contrast = _mean_of_best(regardless[theirs]) - _mean_of_best(regardless[others])
+    best = _best(scores, DEPTH)
+    in_five = np.logical_or.reduce(c.words.in_memories[:, best[:5]], axis=1)
     return np.array(
         [
             said[_best(regardless, 5)].mean(),
             contrast,
-            _answer_share(c, _best(scores, DEPTH)),
+            _answer_share(c, best),
             _standout(c),
+            float(c.words.coverage(in_five)),
         ]
     )
 
@@ -166,7 +169,7 @@ def _log_odds(features: np.ndarray, coefficients: Mapping[str, float]) -> float:
 
 
 def probability(features: np.ndarray, coefficients: Mapping[str, float]) -> float:
-    """Return P(evidence found), 0 to 1 (rounded to 1e-6), from features (4,) and their coefficients.
+    """Return P(evidence found), 0 to 1 (rounded to 1e-6), from features (5,) and their coefficients.
 
     It is the logistic function of "intercept" plus coefficients times features.
     """

@@ -101,6 +101,11 @@ class Sample:
         return np.stack([signal_values(self.candidates, name)[self.pool] for name in FITTED_SIGNALS], 1)
 
     @cached_property
+    def closeness(self) -> float:
+        """The cosine of the best sentence with the question's topic."""
+        return topic_closeness(self.candidates)
+
+    @cached_property
     def about_other(self) -> Sample | None:
         """The same question about the other one of two people, as one that can't be answered.
 
@@ -315,8 +320,10 @@ def store_statistics(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
     stores = [s.candidates.columns for s in samples]
     sizes, words = [len(c.memories) for c in stores], [c.words_per_memory for c in stores]
     found = [evidence_found(s, fit) for s in samples]
-    near = [topic_closeness(s.candidates) for s, y in zip(samples, found) if y]
-    closeness = {"closeness": round(float(np.quantile(near, FAR)), 4)} if fit.embedder in MEANINGFUL else {}
+    closeness = {}
+    if fit.embedder in MEANINGFUL:
+        near = [s.closeness for s, y in zip(samples, found) if y]
+        closeness["closeness"] = round(float(np.quantile(near, FAR)), 4)
     return {
         "fewest": min(sizes),
         "most": max(sizes),
