@@ -16,6 +16,7 @@ from adaptmr.reader import render_line
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.rendering import render_context
 from adaptmr.retrieval.token_budget import line_tokens
+from adaptmr.retrieval.llm_steps import refine
 from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from adaptmr.retrieval.plan import WEIGHT_SETS, FUSIONS, PlanError, RetrievalPlan
 from adaptmr.retrieval.signals import SIGNALS
@@ -366,6 +367,14 @@ def test_the_second_check_knows_a_topic_in_other_words(store):
         found = execute(plan, "submarine licence", store, fit=fit)
         assert found.has_relevant is opens
         assert f"of {closeness:.2f}" in row(found, "gate").reason
+
+
+def test_the_refining_rule_compares_with_the_best_hit():
+    """A fit that gives all hits smaller probabilities drops the same ones."""
+    hits = [Hit(Memory(str(i), f"text {i}", "Ann", step=i), 0.0) for i in range(3)]
+    for scale in (1.0, 0.001):
+        kept = refine("What is it?", hits, [scale * 0.5, scale * 0.0101, scale * 0.0099]).hits
+        assert [h.memory.id for h in kept] == ["0", "1"]
 
 
 # --- a store unlike those that the probability was fitted on

@@ -441,14 +441,10 @@ class Candidates(CandidateRows):
 
         In a store too large to score whole: those of the whole turns.
         """
-        return self.sentence_cosines(self.query.content)
-
-    def sentence_cosines(self, text: str) -> np.ndarray:
-        """Return the cosines of the rows' best sentences with a text, (m,); see `sentence`."""
         if not self.is_complete or not len(self.rows):
-            return self.content if text == self.query.content else self.cosine(text)
+            return self.content
         vectors, starts = self.columns.sentence_vectors(self.store.embedder)
-        return np.round(np.maximum.reduceat(vectors @ self.vector(text), starts), 6)
+        return np.round(np.maximum.reduceat(vectors @ self.vector(self.query.content), starts), 6)
 
     @cached_property
     def word_scores(self) -> tuple[list[str], np.ndarray]:

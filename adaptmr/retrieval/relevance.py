@@ -113,9 +113,9 @@ _USUAL: WeakKeyDictionary[StoreColumns, tuple[float, float]] = WeakKeyDictionary
 
 
 def _standout(c: Candidates) -> float:
-    """The best sentence's cosine in standard deviations from the usual; 0 where nothing is usual."""
+    """The best sentence's cosine in standard deviations from the usual, -5 to 5; 0 where nothing is usual."""
     mean, spread = _usual_best(c)
-    return (float(c.sentence.max()) - mean) / spread if spread > 1e-6 else 0.0
+    return float(np.clip((c.sentence.max() - mean) / spread, -5, 5)) if spread > 1e-6 else 0.0
 
 
 def _usual_best(c: Candidates) -> tuple[float, float]:
@@ -158,8 +158,19 @@ def question_topic(text: str) -> str:
 
 
 def topic_closeness(c: Candidates) -> float:
-    """Return the cosine of the best sentence with the question's topic (without names); -1 without any."""
-    return float(c.sentence_cosines(question_topic(c.query.content)).max()) if len(c) else -1.0
+    """Return by how much the best sentence's cosine with the question's topic exceeds the mean; 0 without any.
+
+    In a store too large to score whole: those of whole turns.
+    """
+    if not len(c):
+        return 0.0
+    topic = question_topic(c.query.content)
+    if not c.is_complete:
+        cosines = c.cosine(topic)
+    else:
+        vectors, _ = c.columns.sentence_vectors(c.store.embedder)
+        cosines = vectors @ c.vector(topic)
+    return round(float(cosines.max() - cosines.mean()), 6)
 
 # %% ../../nbs/retrieval/04_relevance.ipynb #473a740a
 def _log_odds(features: np.ndarray, coefficients: Mapping[str, float]) -> float:

@@ -35,7 +35,7 @@ HYBRID_WEIGHTS: dict[str, float] = {"hybrid": 1.0}
 UNIFIED_WEIGHTS: dict[str, float] = {"dense": 1.0}
 LEXICAL_WEIGHTS: dict[str, float] = {"lexical": 1.0}
 CONTENT_LEXICAL_WEIGHTS: dict[str, float] = {"content": 1.0, "lexical": 1.0}
-MIN_RELEVANCE = 0.30  # below this probability every strategy returns nothing: see `gate_curve`
+MIN_RELEVANCE = 0.25  # below this probability every strategy returns nothing: see `gate_curve`
 _GATED: dict[str, Any] = {"relevance_threshold": MIN_RELEVANCE, "relevance_low": MIN_RELEVANCE}
 
 

