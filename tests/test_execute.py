@@ -16,11 +16,12 @@ from adaptmr.reader import render_line
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.rendering import render_context
 from adaptmr.retrieval.token_budget import line_tokens
+from adaptmr.retrieval.llm_steps import refine
 from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from adaptmr.retrieval.plan import WEIGHT_SETS, FUSIONS, PlanError, RetrievalPlan
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.retrieval.steps import boosted_score, count_shared
-from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, abstention
 from adaptmr.retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Hit, Memory, Question
@@ -426,6 +427,39 @@ def test_an_open_gate(store):
         assert found.relevance == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize(
+    ("p", "text", "opens", "reset", "then"),
+    [
+        (0.40, "pottery course", False, {"relevance_low": 0.0}, True),  # below: no second check
+        (0.55, "submarine licence", False, {"relevance_threshold": 0.50}, True),  # between: the check says no
+        (0.55, "submarine licence", False, {"gate": "none"}, True),
+        (0.95, "submarine licence", True, {"gate": "cosine"}, False),
+    ],
+)
+def test_every_field_of_abstention_acts(store, p, text, opens, reset, then):
+    plan = replace(abstention(Question("", text), DAY0), relevance_threshold=0.85, relevance_low=0.50)
+    assert execute(plan, text, store, fit=fixed(p)).has_relevant is opens
+    assert execute(replace(plan, **reset), text, store, fit=fixed(p)).has_relevant is then
+
+
+def test_the_second_check_knows_a_topic_in_other_words(store):
+    """No word is shared; the fit says how close the best sentence has to come."""
+    plan = replace(WORDS, relevance_threshold=0.6, relevance_low=0.3)
+    for closeness, opens in ((-0.9, True), (0.99, False)):
+        fit = replace(fixed(0.45), seen={**SEEN, "fewest": 2, "closeness": closeness})
+        found = execute(plan, "submarine licence", store, fit=fit)
+        assert found.has_relevant is opens
+        assert f"of {closeness:.2f}" in row(found, "gate").reason
+
+
+def test_the_refining_rule_compares_with_the_best_hit():
+    """A fit that gives all hits smaller probabilities drops the same ones."""
+    hits = [Hit(Memory(str(i), f"text {i}", "Ann", step=i), 0.0) for i in range(3)]
+    for scale in (1.0, 0.001):
+        kept = refine("What is it?", hits, [scale * 0.5, scale * 0.0101, scale * 0.0099]).hits
+        assert [h.memory.id for h in kept] == ["0", "1"]
+
+
 # --- a store unlike those that the probability was fitted on
 
 SEEN = {"fewest": 40, "most": 300, "speakers": 1, "base": 0.8}
@@ -498,7 +532,7 @@ def test_a_plan_with_check_asks_the_model_before_it_opens_the_gate(monkeypatch):
     asked = []
     monkeypatch.setattr(
         "adaptmr.retrieval.steps.is_relevant",
-        lambda text, hits, covered, llm: (asked.append(llm), (False, "model"))[1],
+        lambda text, hits, covered, closeness, llm: (asked.append(llm), (False, "model"))[1],
     )
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.5, check=True)
     fit, llm = replace(fixed(0.05), seen=SEEN), object()

@@ -20,7 +20,9 @@ from adaptmr.training import fusion_weights
 from adaptmr.training.fusion_weights import (
     INVERSE_PENALTY,
     FITTED_SIGNALS,
+    MEANINGFUL,
     describe_data,
+    gate_curve,
     fit_all,
     fit_relevance,
     fit_weights,
@@ -485,7 +487,7 @@ def test_every_fit_says_what_stores_it_saw():
     people speak in each. The turns of people are short, an assistant's answers long.
     """
     for fit in shipped_fits().values():
-        assert set(fit.seen) == SEEN
+        assert set(fit.seen) == SEEN | ({"closeness"} if fit.embedder in MEANINGFUL else set())
         assert 168 <= fit.seen["fewest"] <= 369
         assert 600 < fit.seen["most"] <= 680
         assert fit.seen["speakers"] == 2
@@ -567,6 +569,7 @@ def test_it_holds_no_text_of_the_data():
         "relevance",
         "seen",
         *SEEN,
+        "closeness",
     }
 
 
@@ -652,6 +655,32 @@ def test_the_weights_hold_on_a_data_set_they_never_saw(data_set):
         "fitted weights must beat searches without any"
     )
     assert scores["gate"]["recall lost"] <= 0.01, "the gate that ships costs next to nothing"
+
+
+def test_the_curve_of_the_gate_by_hand():
+    def row(p, recall, answerable):
+        return {"relevance": p, "recall@10": recall, "answerable": answerable}
+
+    nan = float("nan")
+    rows = [row(0.9, 1.0, True), row(0.4, 0.5, True), row(0.3, nan, False), row(0.7, nan, False)]
+    curve = {p["threshold"]: p for p in gate_curve(rows)}
+    assert list(curve) == [round(i / 20, 2) for i in range(1, 20)]
+    assert curve[0.35] == {
+        "threshold": 0.35,
+        "recall lost": 0.0,
+        "refused": 0.5,
+        "f1": round((2 * 2 / 5 + 2 * 1 / 3) / 2, 4),  # open: 3 said, 2 true, 2 right; shut: 1, 2, 1
+    }
+    assert (curve[0.5]["recall lost"], curve[0.8]["refused"]) == (0.25, 1.0)
+    assert curve[0.05]["f1"] == round((2 * 2 / 6 + 0) / 2, 4), "open for all"
+
+
+def test_a_question_about_the_other_one(samples):
+    s = next(s for s in samples if s.has_evidence and "by Ann" in s.question.text)
+    other = s.about_other
+    assert other.question.text == s.question.text.replace("Ann", "Bob")
+    assert not other.has_evidence and other.candidates.query.speakers == {"Bob"}
+    assert next(s for s in samples if not s.has_evidence).about_other is None
 
 
 def test_scores_with_a_data_set_left_out(samples):

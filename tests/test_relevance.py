@@ -10,17 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.retrieval.candidates import ParsedQuery, select_candidates, parse_query
 from adaptmr.retrieval.fusion import Fit, FitError, fit_for
 from adaptmr.retrieval.relevance import (
-    DEPTH,
     FEATURES,
+    answer_kind,
     brier_score,
     relevance_features,
     probability,
     relevance,
     reliability_curve,
     fit_applicability,
+    holds_kind,
+    question_topic,
+    topic_closeness,
 )
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
@@ -67,30 +71,26 @@ def six(speakers=frozenset({"Ann"}), words=("red", "bicycl")):
 
 
 def test_every_fact_by_hand():
-    red, bicycle = np.log(7 / 1.5), np.log(7 / 2.5)
     got = facts(six(), {"dense": 1.0, "speaker": 10.0, "intercept": -4.0})
-    scores = np.array([8.0, -3.0, 6.0, -5.0, 4.0, -7.0])  # -4 for all, 10 for Ann's
     assert got == pytest.approx(
         {
-            "expected": np.log(sigmoid(scores).sum() + 1e-6),
-            "margin": 15.0,
-            "coverage": 1.0,
-            "agreement": 6 / DEPTH,
             "speaker": 3 / 5,  # the five best without regard to who speaks: Ann, Bob, Ann, Bob, Ann
             "contrast": (2 + 0 - 2) / 3
             - (1 - 1 - 3) / 3,  # Ann's three against Bob's, the ten for the speaker taken off again
-            "contrast_words": red / (red + bicycle) - bicycle / (red + bicycle),
+            "answer": 0.0,  # "x" asks for nothing in particular
+            "standout": got["standout"],
+            "coverage": 1.0,
         }
     )
     other = facts(six(frozenset({"Bob"})), {"dense": 1.0, "speaker": 10.0, "intercept": -4.0})
     assert other["speaker"] == 2 / 5
-    assert all(other[name] == pytest.approx(-got[name]) for name in ("contrast", "contrast_words"))
+    assert other["contrast"] == pytest.approx(-got["contrast"])
 
 
 def test_a_question_that_names_nobody_has_no_contrast():
     for speakers in (frozenset(), frozenset({"Zoe"}), frozenset({"Ann", "Bob"})):
         got = facts(six(speakers), {"dense": 1.0, "speaker": 10.0})
-        assert got["contrast"] == got["contrast_words"] == 0
+        assert got["contrast"] == 0
         assert got["speaker"] == (1.0 if speakers == {"Ann", "Bob"} else 0.5)
 
 
@@ -106,46 +106,82 @@ def test_coverage_is_that_of_the_five_best():
     assert facts(six(words=()), weights)["coverage"] == 0
 
 
-def test_agreement_counts_what_meaning_and_words_both_find():
-    store = stored(*(("Ann", f"text {i}") for i in range(30)))
-    c = select_candidates(ParsedQuery("x", "x", frozenset(), frozenset()), store, 50)
-    c.content, c.lexical = np.arange(30.0), np.where(np.arange(30) % 2, np.arange(30.0), 0)
-    assert facts(c, {"dense": 1.0})["agreement"] == 0.5  # 29 … 20 and 29, 27 … 11
+def test_the_answer_is_counted_in_the_ten_best():
+    store = stored(*(("Ann", f"it cost {i} pounds" if i % 4 == 0 else "it was dear") for i in range(20)))
+    c = select_candidates(parse_query("How much was the fee?", ("Ann",)), store, 50)
+    c.signals["dense"] = np.arange(20.0)  # the ten best are 19 … 10, of which 16 and 12 name an amount
+    assert facts(c, {"dense": 1.0})["answer"] == pytest.approx(2 / 10 - 1 / 2)
+    c = select_candidates(parse_query("Why was it dear?", ("Ann",)), store, 50)
+    c.signals["dense"] = np.arange(20.0)
+    assert facts(c, {"dense": 1.0})["answer"] == 0
 
 
-def test_the_margin_is_to_the_tenth_and_expectation_counts_ten():
-    store = stored(*(("Ann", f"text {i}") for i in range(30)))
-    c = select_candidates(ParsedQuery("x", "x", frozenset(), frozenset()), store, 50)
-    c.signals["dense"] = np.arange(30.0)
-    got = facts(c, {"dense": 1.0, "intercept": -25.0})
-    assert got["margin"] == 9
-    assert got["expected"] == pytest.approx(np.log(sigmoid(np.arange(20, 30) - 25).sum() + 1e-6))
-    c.signals["dense"] = np.full(30, 1e9)
-    assert facts(c, {"dense": 1.0})["expected"] == pytest.approx(np.log(10 + 1e-6))
-    assert facts(c, {"dense": -1.0})["expected"] == pytest.approx(np.log(1e-6), abs=1e-3)
+@pytest.mark.parametrize(
+    ("question", "kind", "holding", "lacking"),
+    [
+        ("How much did Aoife pay for the car?", "amount", "It was 4,000 euros.", "It was a bargain."),
+        ("年糕退票原价是多少？", "amount", "退了三百块钱。", "票退了。"),
+        ("How old is Pickle?", "number", "She is five.", "She is a terrier."),
+        ("芝麻今年几岁了？", "number", "它八岁了。", "它很乖。"),
+        ("When did she give up smoking?", "time", "I quit last June.", "I quit, it was hard."),
+        ("她是什么时候戒烟的？", "time", "我去年戒的。", "我戒烟了。"),
+        ("Who painted it?", "name", "The painter was Odile.", "It was a painter."),
+        ("在哪一家图书馆工作？", "name", "我跟小林在那儿上班。", "我在上班。"),
+    ],
+)
+def test_the_kind_of_answer(question, kind, holding, lacking):
+    assert answer_kind(question) == kind
+    assert holds_kind(holding, kind)
+    assert not holds_kind(lacking, kind)
+
+
+def test_standing_out_by_hand():
+    """Three memories of one sentence each. Their cosines are 0.6 (first, second), 0 and 0: the bests are 0.6,
+    0.6 and 0, so 0.4 and sqrt(0.08) is usual. The question has the cosine 1 with the first.
+    """
+
+    class Planes(HashEmbedder):
+        name = "planes"
+
+        def encode(self, texts, kind="text"):
+            known = {"aaa": (1, 0, 0), "bbb": (0.6, 0.8, 0), "ccc": (0, 0, 1)}
+            rows = [known[next(k for k in known if k in t)] for t in texts]
+            return np.array([np.pad(r, (0, self.dim - 3)) for r in rows], np.float32)
+
+    with MemoryStore(embedder=Planes()) as store:
+        store.add([Memory(str(i), t, "Ann", step=i) for i, t in enumerate(("aaa", "bbb", "ccc"))])
+        c = select_candidates(parse_query("aaa", ()), store, 50)
+        assert facts(c, {"dense": 1.0})["standout"] == pytest.approx((1 - 0.4) / np.sqrt(0.08), abs=1e-2)
+        asked = select_candidates(parse_query("Did I mention aaa?", ()), store, 50)
+        assert topic_closeness(asked) == pytest.approx(1 - (1 + 0.6 + 0) / 3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("question", "topic"),
+    [
+        ("Did I ever tell you about my pet?", "my pet"),
+        ("Have I mentioned giving up cigarettes?", "giving up cigarettes?"),
+        ("我有没有跟你说过我的血型？", "我的血型"),
+        ("我提到过我穿多大码的鞋吗？", "我穿多大码的鞋"),
+        ("Where do I live?", "Where do I live?"),
+        ("", ""),
+    ],
+)
+def test_the_topic_of_a_question(question, topic):
+    assert question_topic(question).rstrip("?") == topic.rstrip("?")
 
 
 def test_nothing_is_known_of_nothing():
     with MemoryStore(embedder="hash") as store:
         c = select_candidates(parse_query("anything", ()), store, 50)
-        assert relevance_features(c, fit_for("hash")).tolist() == [0.0] * 7
+        assert relevance_features(c, fit_for("hash")).tolist() == [0.0] * 5
         assert relevance(c, fit_for("hash")) == 0.0
 
 
 def test_one_memory():
     c = select_candidates(parse_query("bicycle", ("Ann",)), stored(("Ann", "I bought a bicycle")), 50)
     got = facts(c, {"dense": 1.0})
-    assert got == pytest.approx(
-        {
-            "expected": np.log(0.5 + 1e-6),
-            "margin": 0,
-            "coverage": 1,
-            "agreement": 1 / DEPTH,
-            "speaker": 0.5,
-            "contrast": 0,
-            "contrast_words": 0,
-        }
-    )
+    assert got == {"speaker": 0.5, "contrast": 0, "answer": 0, "standout": 0, "coverage": 1}
 
 
 def test_a_fit_without_weights_has_no_facts():
@@ -157,25 +193,16 @@ def test_a_fit_without_weights_has_no_facts():
 
 
 def test_the_probability_by_hand():
-    x = np.array([1.0, 2.0, 0.5, 0.0, 1.0, -1.0, 0.25])
-    coefficients = {
-        "expected": 0.5,
-        "margin": -0.25,
-        "coverage": 2.0,
-        "agreement": 99.0,
-        "speaker": -1.0,
-        "contrast": 0.5,
-        "contrast_words": 4.0,
-        "intercept": -0.5,
-    }
-    assert probability(x, coefficients) == round(float(sigmoid(0.5 - 0.5 + 1 + 0 - 1 - 0.5 + 1 - 0.5)), 6)
+    x = np.array([1.0, 2.0, -0.5, 0.25, 0.0])
+    coefficients = {"speaker": 0.5, "contrast": -0.25, "answer": 2.0, "standout": 4.0, "intercept": -0.5}
+    assert probability(x, coefficients) == round(float(sigmoid(0.5 - 0.5 - 1 + 1 - 0.5)), 6)
     assert probability(x, {}) == 0.5
     assert probability(x, {"intercept": np.log(3)}) == 0.75
     assert probability(x, {"no such fact": 9.0}) == 0.5
 
 
 @given(
-    st.lists(st.floats(-1e9, 1e9), min_size=7, max_size=7),
+    st.lists(st.floats(-1e9, 1e9), min_size=5, max_size=5),
     st.dictionaries(st.sampled_from([*FEATURES, "intercept"]), st.floats(-1e9, 1e9)),
 )
 @settings(max_examples=100, deadline=None)
@@ -193,14 +220,13 @@ def test_bounds_for_any_texts(rows, text):
     store = stored(*rows)
     one, two = (select_candidates(parse_query(text, store.speakers), store, 50) for _ in range(2))
     x = relevance_features(one, fit_for("hash"))
-    assert x.shape == (7,)
+    assert x.shape == (5,)
     assert np.isfinite(x).all()
     assert x.tobytes() == relevance_features(two, fit_for("hash")).tobytes()
     got = dict(zip(FEATURES, x))
-    assert got["margin"] >= 0
-    assert all(0 <= got[name] <= 1 + 1e-9 for name in ("coverage", "agreement", "speaker"))
-    assert abs(got["contrast_words"]) <= 1 + 1e-9
-    assert 0 <= relevance(one, fit_for("hash")) <= 1 and got["expected"] <= np.log(10 + 1e-5)
+    assert 0 <= got["speaker"] <= 1 + 1e-9
+    assert abs(got["answer"]) <= 0.5
+    assert 0 <= relevance(one, fit_for("hash")) <= 1
 
 
 def test_what_the_other_one_did_is_less_likely_to_be_there():

@@ -17,6 +17,7 @@ from adaptmr.retrieval.strategies import (
     UNIFIED_WEIGHTS,
     Router,
     StrategyPlanner,
+    abstention,
     multi_hop,
     retrieve,
     temporal,
@@ -745,3 +746,209 @@ def test_a_finding_is_no_answer_of_the_rule_reader(said):
     without = replace(found, findings=[])
     question = ASKED["count"][said[0]]
     assert answer(question, found) == answer(question, without)
+
+
+# --- unsaid things: what was said in other words is known, what was not said is not
+
+TOLD = {
+    "en": [
+        "I live in Oslo, near the harbour.",
+        "I have got a cat, her name is Snowball.",
+        "My sister Ruth is a midwife in Leeds.",
+        "I am allergic to peanuts.",
+        "I play the cello on Sundays.",
+        "My car is a red Volvo.",
+        "I broke my wrist when I fell off a ladder.",
+        "We got married in Siena in 2015.",
+        "I quit smoking two years ago.",
+        "I gave notice at the bank in March.",
+        "We are expecting twins in October.",
+        "I learned to swim only last summer.",
+        "My landlord raised the rent again.",
+        "I am scared of flying.",
+        "I do not eat meat any more.",
+        "My grandfather was a watchmaker.",
+        "I bought a telescope to look at Saturn.",
+        "I snore, says my wife.",
+        "I dropped out of university.",
+        "I won the chess tournament at the library.",
+        "My laptop was stolen on the train.",
+        "I am learning Portuguese with an app.",
+        "I wear glasses for reading.",
+        "I volunteer at the soup kitchen.",
+    ],
+    "zh": [
+        "我住在成都，离锦里不远。",
+        "我养了一只叫小白的猫。",
+        "我姐姐在苏州当助产士。",
+        "我对花生过敏。",
+        "我周日拉大提琴。",
+        "我的车是一辆红色的沃尔沃。",
+        "我从梯子上摔下来，手腕骨折了。",
+        "我们2015年在大理办的婚礼。",
+        "我两年前把烟戒了。",
+        "三月份我从银行离职了。",
+        "我们十月份要迎来一对双胞胎。",
+        "我去年夏天才学会游泳。",
+        "房东又涨房租了。",
+        "我不敢坐飞机。",
+        "我已经不吃肉了。",
+        "我爷爷是修钟表的。",
+        "我买了一台望远镜看土星。",
+        "我老婆说我打呼噜。",
+        "我大学没念完就退学了。",
+        "我在图书馆的象棋比赛里得了冠军。",
+        "我的笔记本电脑在火车上被偷了。",
+        "我在用软件学葡萄牙语。",
+        "我看书要戴眼镜。",
+        "我周末去给流浪汉发饭，做志愿者。",
+    ],
+}
+SAID_IN_OTHER_WORDS = {
+    "en": [
+        "Did I tell you about my pet?",
+        "Did I ever mention any siblings?",
+        "Have I told you about a food allergy?",
+        "Did I say which instrument I play?",
+        "Have I ever told you about my vehicle?",
+        "Did I mention an injury?",
+        "Did I tell you about our wedding?",
+        "Have I mentioned giving up cigarettes?",
+        "Did I tell you that I resigned from my job?",
+        "Did I mention that we are having babies?",
+        "Have I told you about my swimming lessons?",
+        "Did I ever complain about the cost of my flat?",
+        "Did I tell you that I am afraid of planes?",
+        "Did I mention that I am a vegetarian?",
+        "Have I told you what my ancestors did for a living?",
+        "Did I say that I like astronomy?",
+        "Did I mention any noises I make when I sleep?",
+        "Did I tell you that I never graduated?",
+        "Did I mention a competition that I won?",
+        "Have I told you about a theft?",
+        "Did I say which foreign language I study?",
+        "Did I mention my eyesight?",
+        "Have I talked about charity work?",
+        "Did I ever say in which city my home is?",
+    ],
+    "zh": [
+        "我有没有跟你说过我的宠物？",
+        "我提到过我的兄弟姐妹吗？",
+        "我跟你说过我对什么食物过敏吗？",
+        "我有没有说过我会什么乐器？",
+        "我跟你讲过我的座驾吗？",
+        "我有没有提过我受过伤？",
+        "我跟你说过我们结婚的事吗？",
+        "我有没有提过不再抽烟？",
+        "我有没有告诉过你我辞职了？",
+        "我跟你说过我们要生孩子了吗？",
+        "我跟你讲过学游泳的事吗？",
+        "我有没有抱怨过住的地方太贵？",
+        "我有没有说过我怕坐飞机？",
+        "我跟你说过我吃素吗？",
+        "我有没有讲过我家祖辈是做什么的？",
+        "我有没有说过我喜欢天文？",
+        "我提到过我睡觉有什么声音吗？",
+        "我有没有告诉过你我没毕业？",
+        "我跟你说过我赢了比赛吗？",
+        "我有没有提过丢东西的事？",
+        "我说过我在学哪门外语吗？",
+        "我有没有提过我的视力？",
+        "我跟你聊过做公益吗？",
+        "我有没有说过我家在哪个城市？",
+    ],
+}
+NEVER_SAID = {
+    "en": [
+        "Did I tell you my blood type?",
+        "Did I ever mention my shoe size?",
+        "Have I told you about my tattoo?",
+        "Did I say which football club I support?",
+        "Have I ever told you about my dentist?",
+        "Did I mention a lottery ticket?",
+        "Did I tell you about the earthquake?",
+        "Have I mentioned my tax return?",
+        "Did I tell you my password?",
+        "Did I mention a marathon?",
+        "Have I told you about my garden pond?",
+        "Did I ever complain about the weather in Madrid?",
+        "Did I tell you that I voted?",
+        "Did I mention my star sign?",
+        "Have I told you about my stamp collection?",
+        "Did I say that I own a boat?",
+        "Did I mention a recipe for soup dumplings?",
+        "Did I tell you about my uncle in Canada?",
+        "Did I mention a concert that I missed?",
+        "Have I told you about a parking fine?",
+        "Did I say which perfume I use?",
+        "Did I mention my height?",
+        "Have I talked about my favourite film?",
+        "Did I ever say when my passport expires?",
+    ],
+    "zh": [
+        "我有没有跟你说过我的血型？",
+        "我提到过我穿多大码的鞋吗？",
+        "我跟你说过我的纹身吗？",
+        "我有没有说过我支持哪支球队？",
+        "我跟你讲过我的牙医吗？",
+        "我有没有提过彩票？",
+        "我跟你说过地震的事吗？",
+        "我有没有提过报税？",
+        "我有没有告诉过你我的密码？",
+        "我跟你说过跑马拉松吗？",
+        "我跟你讲过院子里的鱼塘吗？",
+        "我有没有抱怨过哈尔滨的天气？",
+        "我有没有说过我投了票？",
+        "我跟你说过我的星座吗？",
+        "我有没有讲过我集邮？",
+        "我有没有说过我有一条船？",
+        "我提到过小笼包的做法吗？",
+        "我有没有告诉过你加拿大的舅舅？",
+        "我跟你说过错过的演唱会吗？",
+        "我有没有提过违停罚单？",
+        "我说过我用哪款香水吗？",
+        "我有没有提过我的身高？",
+        "我跟你聊过最喜欢的电影吗？",
+        "我有没有说过护照什么时候到期？",
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=["zh", "en"])
+def told(request):
+    """The language, and a store with 24 memories of one user."""
+    with MemoryStore(embedder=ENCODER[request.param]) as store:
+        texts = TOLD[request.param]
+        store.add([Memory(f"m{i:02}", text, "user", step=i) for i, text in enumerate(texts)])
+        yield request.param, store
+
+
+def known(questions, store):
+    planner = StrategyPlanner(abstention)
+    return [q for q in questions if retrieve(q, store, planner=planner).has_relevant]
+
+
+def test_most_of_what_was_said_in_other_words_is_known(told):
+    """Question i asks for memory i. Hardly any shares a word with it: by words alone, one or two are known."""
+    language, store = told
+    assert len(known(SAID_IN_OTHER_WORDS[language], store)) >= {"en": 20, "zh": 18}[language], "of 24"
+
+
+def test_most_of_what_was_never_said_is_refused(told):
+    language, store = told
+    assert len(known(NEVER_SAID[language], store)) <= 4, "of 24"
+
+
+@pytest.mark.parametrize("text", ["我有没有跟你说过我养猫？", "Did I tell you about my pet?"])
+def test_a_pet_is_known_by_the_cat(scenario, text):
+    language, _, store = scenario
+    if text.isascii() == (language == "en"):
+        found = retrieve(text, store, planner=StrategyPlanner(abstention))
+        assert found.has_relevant and found.sources[0] == "M3"
+
+
+@pytest.mark.parametrize("text", ["我有没有跟你说过我的血型？", "Did I tell you my blood type?"])
+def test_a_blood_type_is_not_known(scenario, text):
+    language, _, store = scenario
+    if text.isascii() == (language == "en"):
+        assert not retrieve(text, store, planner=StrategyPlanner(abstention)).has_relevant

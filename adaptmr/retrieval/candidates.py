@@ -24,9 +24,10 @@ from ..times import time_window
 from ..types import Memory, Question
 
 # %% auto #0
-__all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS', 'ROLE_PRIOR', 'query_text',
-           'ParsedQuery', 'parse_query', 'cached_content_words', 'StoreColumns', 'passages', 'split_passages',
-           'seconds', 'columns_of', 'asked_at', 'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
+__all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'LENGTH_SAMPLE', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS', 'ROLE_PRIOR',
+           'query_text', 'is_assistant', 'ParsedQuery', 'parse_query', 'cached_content_words', 'StoreColumns',
+           'passages', 'split_passages', 'seconds', 'columns_of', 'asked_at', 'CandidateRows', 'WordMatches',
+           'Candidates', 'select_candidates']
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #7dc0c7cc
 MAX_QUERY_CHARS = 2_000
@@ -44,6 +45,13 @@ def query_text(query: str | Question) -> str:
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #5319a09c
 ASSISTANTS = frozenset({"assistant", "agent", "ai", "bot", "助手", "助理"})
+
+
+def is_assistant(speaker: str) -> bool:
+    """Say whether a speaker's name is one that assistants have."""
+    return speaker.lower() in ASSISTANTS
+
+
 _FIRST_PERSON = re.compile(r"\b(?:i|me|my|mine|myself|i'm|i've|i'd)\b|我", re.IGNORECASE)
 _WHEN = re.compile(
     r"\bwhen\b|\bhow long\b|\b(?:what|which) (?:date|day|month|year|week|time)\b"
@@ -100,7 +108,7 @@ def parse_query(
 def _speakers_meant(text: str, speakers: Sequence[str]) -> frozenset[str]:
     """Return the speakers whom a text names, or the only user of the store for "I"."""
     named = frozenset(s for s in speakers if s and _names_speaker(text, s))
-    users = [s for s in speakers if s.lower() not in ASSISTANTS]
+    users = [s for s in speakers if not is_assistant(s)]
     if not named and len(users) == 1 and _FIRST_PERSON.search(text):
         return frozenset(users)
     return named
@@ -124,6 +132,9 @@ def cached_content_words(text: str) -> tuple[str, ...]:
     return tuple(content_words(text))
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #4277a8ba
+LENGTH_SAMPLE = 100  # memories that the mean length is measured on
+
+
 @dataclass(eq=False)
 class StoreColumns:
     """The memories of one version of a store as arrays (n,).
@@ -153,14 +164,16 @@ class StoreColumns:
 
     @cached_property
     def words_per_memory(self) -> float:
-        """The mean number of words of the memories, of the first 1,000 in a larger store; 0 without any."""
-        some = self.memories[:1000]
+        """The mean number of words of the memories, of 100 spread evenly in a larger store; 0 without any."""
+        n = len(self.memories)
+        rows = np.unique(np.linspace(0, n - 1, min(n, LENGTH_SAMPLE)).astype(int)) if n else ()
+        some = [self.memories[i] for i in rows]
         return sum(count_words(truncate_text(m).text) for m in some) / len(some) if len(some) else 0.0
 
     @cached_property
     def by_assistant(self) -> np.ndarray:
         """Which memories an assistant said: bool (n,)."""
-        codes = [code for name, code in self.speaker_code.items() if name.lower() in ASSISTANTS]
+        codes = [code for name, code in self.speaker_code.items() if is_assistant(name)]
         return np.isin(self.speaker, codes)
 
     def memory_values(self, of: Callable[[Memory, frozenset[str]], float], rows: np.ndarray) -> np.ndarray:
@@ -304,6 +317,12 @@ BACKGROUND_ROWS = 1_000
 ROLE_PRIOR = 10  # memories of a role at which its deviations count half: those of a few are hardly known
 
 
+def _standardized(values: np.ndarray, background: np.ndarray) -> np.ndarray:
+    """Return values in standard deviations of the background; of all, where that has a single value."""
+    scaled = zscores(values, background)
+    return scaled if scaled.any() else zscores(values)
+
+
 class CandidateRows:
     """Rows of a store, their neighbours, and the scale that their scores are measured on.
 
@@ -337,8 +356,7 @@ class CandidateRows:
         Mean and deviation are those of all rows where the background has a single value; zeros when all are
         equal.
         """
-        scaled = zscores(values, self.background)
-        return scaled if scaled.any() else zscores(values)
+        return _standardized(values, self.background)
 
     def standardize_by_role(self, values: np.ndarray) -> np.ndarray:
         """Return values (m,) in standard deviations from the mean of their role: assistants, or others.
@@ -346,14 +364,17 @@ class CandidateRows:
         They are multiplied by n / (n + `ROLE_PRIOR`) for a role with n memories in the store.
         """
         out = np.zeros(len(values))
-        all_by_assistant = self.columns.by_assistant
-        by_assistant = all_by_assistant[self.rows]
-        n_by_assistant = int(all_by_assistant.sum())
-        counts = (n_by_assistant, len(all_by_assistant) - n_by_assistant)
-        for role, n in zip((by_assistant, ~by_assistant), counts):
-            scaled = zscores(values[role], self.background[role])
-            out[role] = (scaled if scaled.any() else zscores(values[role])) * n / (n + ROLE_PRIOR)
+        for role, n in self._roles:
+            out[role] = _standardized(values[role], self.background[role]) * n / (n + ROLE_PRIOR)
         return out
+
+    @cached_property
+    def _roles(self) -> tuple[tuple[np.ndarray, int], ...]:
+        """The rows of each role (m,) bool, assistants first, and its number of memories in the store."""
+        by_assistant = self.columns.by_assistant
+        n = int(by_assistant.sum())
+        of_rows = by_assistant[self.rows]
+        return (of_rows, n), (~of_rows, len(by_assistant) - n)
 
     def values_at(self, values: np.ndarray, place: np.ndarray, none: float = 0.0) -> np.ndarray:
         """Return `values` (m,) of the candidates at `place` (m,), `none` where that is -1."""

@@ -6,20 +6,24 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .candidates import Candidates
+from .candidates import Candidates, StoreColumns
 from .fusion import Fit, fuse_signals, logistic
 from .signals import signal_values
+from ..text import find_names
 
 # %% auto #0
-__all__ = ['FEATURES', 'DEPTH', 'relevance_features', 'probability', 'fit_applicability', 'relevance', 'reliability_curve',
-           'brier_score']
+__all__ = ['FEATURES', 'DEPTH', 'USUAL_SAMPLE', 'relevance_features', 'answer_kind', 'holds_kind', 'question_topic',
+           'topic_closeness', 'probability', 'fit_applicability', 'relevance', 'reliability_curve', 'brier_score']
 
 # %% ../../nbs/retrieval/04_relevance.ipynb #e14181db
-FEATURES = ("expected", "margin", "coverage", "agreement", "speaker", "contrast", "contrast_words")
+FEATURES = ("speaker", "contrast", "answer", "standout", "coverage")
 DEPTH = 10
 
 
@@ -28,38 +32,145 @@ def _best(scores: np.ndarray, n: int) -> np.ndarray:
 
 
 def relevance_features(c: Candidates, fit: Fit) -> np.ndarray:
-    """Return the features of a search, in the order of `FEATURES`: (7,); zeros without candidates."""
+    """Return the features of a search, in the order of `FEATURES`: (5,); zeros without candidates."""
     if not len(c):
         return np.zeros(len(FEATURES))
     weights = fit.expand_weights({"hybrid": 1.0})
     scores, _ = fuse_signals(c, weights)
-    top = _best(scores, DEPTH)
-    expected = np.log(logistic(scores[top]).sum() + 1e-6)
-    coverage = float(c.words.coverage(np.logical_or.reduce(c.words.in_memories[:, top[:5]], axis=1)))
-    agreement = len(set(_best(c.content, DEPTH)) & set(_best(c.lexical, DEPTH))) / DEPTH
     said = signal_values(c, "speaker")
     regardless = scores - weights.get("speaker", 0.0) * said
     theirs, others = said > 0.5, said < 0.5
-    entity = signal_values(c, "entity")
-    contrast = contrast_words = 0.0
+    contrast = 0.0
     if theirs.any() and others.any():
         contrast = _mean_of_best(regardless[theirs]) - _mean_of_best(regardless[others])
-        contrast_words = entity[theirs].max() - entity[others].max()
+    best = _best(scores, DEPTH)
+    in_five = np.logical_or.reduce(c.words.in_memories[:, best[:5]], axis=1)
     return np.array(
         [
-            expected,
-            scores[top[0]] - scores[top[-1]],
-            coverage,
-            agreement,
             said[_best(regardless, 5)].mean(),
             contrast,
-            contrast_words,
+            _answer_share(c, best),
+            _standout(c),
+            float(c.words.coverage(in_five)),
         ]
     )
 
 
 def _mean_of_best(scores: np.ndarray, n: int = 3) -> float:
     return float(np.sort(scores)[-n:].mean())
+
+# %% ../../nbs/retrieval/04_relevance.ipynb #53e85c98
+_NUMBER = (
+    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|hundred"
+    r"|thousand|half|dozen|once|twice)\b|[一二两三四五六七八九十百千万半]"
+)
+_AMOUNT = (
+    r"[$€£¥]|\b(?:pounds?|euros?|dollars?|quid|bucks|cents?)\b|\d+\s?[块元万千]|块钱|元|[一二三四五六七八九十百千万]块"
+)
+_TIME = (
+    r"\b(?:yesterday|today|tonight|tomorrow|ago|last|next|weekend|recently|since|(?:mon|tues|wednes|thurs|fri|satur"
+    r"|sun)day|january|february|march|april|june|july|august|september|october|november|december|years?|months?"
+    r"|weeks?|days?|(?:19|20)\d\d)\b|昨|今天|明天|前天|后天|上(?:周|个?月|次)|下(?:周|个?月)|去年|今年|明年|最近|刚"
+    r"|[\d一二两三四五六七八九十]+(?:天|周|个月|年|月|号)"
+)
+_ASKED = {
+    "amount": r"how much|\b(?:rent|price|cost|fee|salary|budget)\b|多少钱|原价|租金|月薪|价格|费",
+    "number": r"how (?:many|old|long|far|often|big|tall|heavy)|what (?:number|percent|time|age|score|version)"
+    r"|多少|几[个岁年月天号次只位点]|多大|岁数|多久|多长|多高",
+    "time": r"\bwhen\b|\bbirthday\b|(?:what|which) (?:date|day|month|year|week)"
+    r"|什么时候|何时|哪一?[年天]|哪个月|生日",
+    "name": r"\b(?:who|whose|name|called|where)\b|\b(?:which|what) (?:city|country|town|hotel|street|place)"
+    r"|谁|名字|叫什么|姓什么|哪里|哪儿|什么地方|哪个城市|哪一?家",
+}
+_ASKS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _ASKED.items()}
+_HOLDS = {
+    kind: re.compile(pattern, re.IGNORECASE)
+    for kind, pattern in {"amount": _AMOUNT, "number": _NUMBER, "time": _TIME}.items()
+}
+
+
+def answer_kind(question: str) -> str:
+    """Return what a question asks for: "amount" (of money), "number", "time" or "name"; "" for the rest."""
+    return next((kind for kind, pattern in _ASKS.items() if pattern.search(question)), "")
+
+
+@lru_cache(maxsize=200_000)
+def holds_kind(text: str, kind: str) -> bool:
+    """Say whether a text holds something of a kind that `answer_kind` returns."""
+    return bool(find_names(text)) if kind == "name" else bool(_HOLDS[kind].search(text))
+
+
+def _answer_share(c: Candidates, best: np.ndarray) -> float:
+    """The share of the best that hold what is asked for, less one half; 0 where no kind is asked for."""
+    kind = answer_kind(c.query.text)
+    if not kind:
+        return 0.0
+    return float(np.mean([holds_kind(c.columns.memories[i].text, kind) for i in c.rows[best]])) - 0.5
+
+# %% ../../nbs/retrieval/04_relevance.ipynb #61ff9fb8
+USUAL_SAMPLE = 200  # sentences that the usual best cosine of a store is measured on
+_USUAL: WeakKeyDictionary[StoreColumns, tuple[float, float]] = WeakKeyDictionary()
+
+
+def _standout(c: Candidates) -> float:
+    """The best sentence's cosine in standard deviations from the usual, -5 to 5; 0 where nothing is usual."""
+    mean, spread = _usual_best(c)
+    return float(np.clip((c.sentence.max() - mean) / spread, -5, 5)) if spread > 1e-6 else 0.0
+
+
+def _usual_best(c: Candidates) -> tuple[float, float]:
+    """Mean and deviation of a sentence's best cosine with those of other memories; computed once a store.
+
+    In a store too large to score whole: those of whole turns.
+    """
+    if c.columns not in _USUAL:
+        if c.is_complete:
+            vectors, starts = c.columns.sentence_vectors(c.store.embedder)
+            memory = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(vectors))))
+            some = _spread_evenly(len(vectors))
+            cosines = vectors[some] @ vectors.T
+        else:
+            memory = c.rows[c.background]
+            some = _spread_evenly(len(memory))
+            cosines = np.array(c.store.similarity(memory[some], memory))
+        cosines[memory[some][:, None] == memory[None, :]] = -1.0
+        best = cosines.max(1)[cosines.max(1) > -1.0]
+        _USUAL[c.columns] = (float(best.mean()), float(best.std())) if len(best) else (0.0, 0.0)
+    return _USUAL[c.columns]
+
+
+def _spread_evenly(n: int) -> np.ndarray:
+    return np.unique(np.linspace(0, n - 1, min(n, USUAL_SAMPLE)).astype(int))
+
+# %% ../../nbs/retrieval/04_relevance.ipynb #90e7b470
+_FRAME = re.compile(
+    r"^\s*(?:did|have|had) (?:i|we) (?:ever |already )*(?:tell|told|mention(?:ed)?|say|said|talk(?:ed)?"
+    r"|complain(?:ed)?|speak|spoken)(?: (?:to )?you)?(?: (?:about|that|of|to|any|anything about))*\s+"
+    r"|^\s*(?:我|咱|我们)(?:有没有|是不是|是否)?(?:曾经|以前)?(?:跟你|和你|对你|向你)?"
+    r"(?:说过|提到过|提过|讲过|告诉过你|聊过|抱怨过)|[吗么]?[？?]\s*$",
+    re.IGNORECASE,
+)
+
+
+def question_topic(text: str) -> str:
+    """Return what a question asks about, without "did I ever tell you about" and the like."""
+    return _FRAME.sub("", text).strip() or text
+
+
+def topic_closeness(c: Candidates) -> float:
+    """Return by how much the best sentence's cosine with the question's topic exceeds the mean; 0 without any.
+
+    In a store too large to score whole: those of whole turns.
+    """
+    if not len(c):
+        return 0.0
+    topic = question_topic(c.query.content)
+    if not c.is_complete:
+        cosines = c.cosine(topic)
+    else:
+        vectors, _ = c.columns.sentence_vectors(c.store.embedder)
+        cosines = vectors @ c.vector(topic)
+    return round(float(cosines.max() - cosines.mean()), 6)
 
 # %% ../../nbs/retrieval/04_relevance.ipynb #473a740a
 def _log_odds(features: np.ndarray, coefficients: Mapping[str, float]) -> float:
@@ -69,7 +180,7 @@ def _log_odds(features: np.ndarray, coefficients: Mapping[str, float]) -> float:
 
 
 def probability(features: np.ndarray, coefficients: Mapping[str, float]) -> float:
-    """Return P(evidence found), 0 to 1 (rounded to 1e-6), from features (7,) and their coefficients.
+    """Return P(evidence found), 0 to 1 (rounded to 1e-6), from features (5,) and their coefficients.
 
     It is the logistic function of "intercept" plus coefficients times features.
     """

