@@ -153,6 +153,7 @@ def test_what_the_manifest_and_the_index_say(ran):
         "limit": 6,
         "seed": 0,
         "embedder": "hash",
+        "judge": "rules",
         "redact": None,
     }
     assert (

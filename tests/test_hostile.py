@@ -221,7 +221,7 @@ def assert_only_stored_memories(found, store):
         {h.memory.id for h in found.hits}
     ) == len(found.hits)
     assert all(h.note in ours or dated.fullmatch(h.note) for h in found.hits), [h.note for h in found.hits]
-    steps = [render_finding(f) for f in found.findings]
+    steps = [render_finding(f) for f in found.findings if f.text]
     assert (
         found.context == "\n".join((*steps, *(render_line(h) for h in found.hits)))
         and INVENTED not in found.context

@@ -24,14 +24,7 @@ from adaptmr.text import detect_language
 from adaptmr.types import Memory, Question, QueryType
 
 # set by a strategy whose step does not act yet; a choice is named with its value
-EFFECT_BEING_BUILT: tuple[str, ...] = (
-    "window_grace",
-    "relate",
-    "collect",
-    "select=cover",
-    "latest_rule=pairs",
-    "answer_as=directly",
-)
+EFFECT_BEING_BUILT: tuple[str, ...] = ()
 PROVENANCE = {"planner", "fallback"}  # they say who made a plan, and act on nothing
 CHOICES = {"merge", "fusion", "window_rule", "latest_rule", "gate", "follow", "select", "answer_as"}
 ASKED_AT = "2024-09-10"
@@ -58,6 +51,18 @@ EN = [
     ("Maya", "2024-08-04", "h", "Six weeks, says Doctor Okafor.", None),
     ("Maya", "2024-08-20", "i", "I ate at a Greek restaurant in Lisbon, and I want to go back.", None),
     ("Ravi", "2024-09-01", "i", "I work at the library now; before I was a postman.", None),
+    (
+        "Maya",
+        "2024-09-05",
+        "j",
+        "Let me write down how the summer went, so that I remember it. We spent most mornings in the garden and "
+        "planted beans, peas and two kinds of pumpkin, although the snails ate half of them. In the afternoons "
+        "my neighbour taught me to bake bread with rye and seeds, and I burned the first three loaves. The "
+        "bicycle that I bought at the market is red, with a basket in front and a bell that hardly rings. In "
+        "the evenings we listened to old records, mended two chairs and a lamp, and wrote letters to everybody "
+        "who had moved away, some of whom even answered within a month.",
+        None,
+    ),
 ]
 ZH = [
     ("小梅", "2024-01-05", "a", "我住在苏州，在运河边上。", None),

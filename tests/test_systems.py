@@ -163,7 +163,7 @@ class TestProtocol:
             assert (
                 found.plan.planner
                 and found.trace
-                and (len(found.context.split("\n")) == len(found.hits) or not found.hits)
+                and (len(found.context.split("\n")) == len(found.findings) + len(found.hits) or not found.hits)
             )
 
     def test_k_of_nothing(self, filled):
@@ -424,6 +424,7 @@ def test_gold_labels_reach_only_oracles():
         "asked_at",
         "answerable",
         "conversation",
+        "parts",
     }, "a new field of Question: is it gold? If so, swap it here and hide it in Question.blind"
     one, two = (am.evaluate(NAMES, d, k=5, embedder="hash", progress=False) for d in (data, swapped))
     seen = [
