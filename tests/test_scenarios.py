@@ -929,7 +929,7 @@ def known(questions, store):
 
 
 def test_most_of_what_was_said_in_other_words_is_known(told):
-    """Question i asks for memory i. Hardly any shares a word with it: by words alone, one or two are known."""
+    """Question i asks for memory i; hardly any shares a word with it."""
     language, store = told
     assert len(known(SAID_IN_OTHER_WORDS[language], store)) >= {"en": 20, "zh": 18}[language], "of 24"
 

@@ -226,7 +226,7 @@ def _question(raw: Mapping[str, Any], notes: dict[str, int]) -> tuple[HaystackQu
         asked,
         answerable,
         conversation_id(id),
-        tuple(s.name for s in sessions if s.original_id in gold),
+        sessions=tuple(s.name for s in sessions if s.original_id in gold),
     )
     return question, tuple(len(s.turns) for s in sessions)
 

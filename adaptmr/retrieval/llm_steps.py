@@ -208,8 +208,8 @@ def rerank(question: str, hits: Sequence[Hit], tokens: int, llm: LLM | None = No
     return [*first, *(h for h in hits if h not in first)], reason
 
 # %% ../../nbs/retrieval/01_llm_steps.ipynb #13688d3b
-# Below this share of the best hit's probability the rule drops a hit. Of the evidence among the ten best, that
-# drops .006 on LoCoMo and none on the demo and BEAM; of the other hits .085, .085 and none.
+# Below this share of the best hit's probability the rule drops a hit. Of the evidence among the ten best,
+# that is .006 on LoCoMo and none on the demo and BEAM; of the other hits .085, .085 and none.
 MIN_HIT_RATIO = 0.02
 REFINE = register_task(
     Task(

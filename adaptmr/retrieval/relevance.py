@@ -158,7 +158,7 @@ def question_topic(text: str) -> str:
 
 
 def topic_closeness(c: Candidates) -> float:
-    """Return by how much the best sentence's cosine with the question's topic exceeds the mean; 0 without any.
+    """Return by how much the best sentence's cosine with the question's topic exceeds the mean.
 
     In a store too large to score whole: those of whole turns.
     """

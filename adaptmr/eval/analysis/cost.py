@@ -27,7 +27,7 @@ COMPONENT_TASKS: Mapping[str, tuple[str, ...]] = {
     "expansion": ("expand",),
     "rounds": ("confidence", "follow_up", "thought", "draft"),
     "refinement": ("refine", "rerank", "check", "update"),
-    "answer": ("answer",),
+    "answer": ("answer", "answer_directly"),
 }
 COMPONENT_ABLATIONS: Mapping[str, tuple[str, str]] = {
     "classifier, by rules": ("adaptmr", "gated"),

@@ -17,6 +17,8 @@ from typing import Callable, Sequence
 from adaptmr.eval.metrics.ranking import (
     abstention_metrics,
     auroc,
+    current_before_stale,
+    kept,
     nanmean_count,
     longmemeval_metrics,
     longmemeval_turn_to_session,
@@ -34,6 +36,8 @@ from adaptmr.eval.metrics.ranking import (
 _all_ = [
     "abstention_metrics",
     "auroc",
+    "current_before_stale",
+    "kept",
     "nanmean_count",
     "longmemeval_metrics",
     "longmemeval_turn_to_session",
@@ -50,9 +54,9 @@ _all_ = [
 
 # %% auto #0
 __all__ = ['LOCOMO_CATEGORIES', 'answer_tokens', 'exact_match', 'token_f1', 'bleu1', 'rouge_l', 'locomo_f1', 'hotpot_f1',
-           'abstains', 'answer_f1', 'abstention_metrics', 'auroc', 'nanmean_count', 'longmemeval_metrics',
-           'longmemeval_turn_to_session', 'mrr', 'ndcg', 'precision', 'ranking_metrics', 'recall_all', 'recall_any',
-           'recall_fraction', 'set_f1', 'to_sessions']
+           'abstains', 'answer_f1', 'abstention_metrics', 'auroc', 'current_before_stale', 'kept', 'nanmean_count',
+           'longmemeval_metrics', 'longmemeval_turn_to_session', 'mrr', 'ndcg', 'precision', 'ranking_metrics',
+           'recall_all', 'recall_any', 'recall_fraction', 'set_f1', 'to_sessions']
 
 # %% ../../../nbs/eval/metrics/01_answers.ipynb #8eca6858
 # ideographs (with extensions), kana, hangul; _EAST_ASIAN also has CJK punctuation and full-width forms
