@@ -55,12 +55,12 @@ EN = [
         "Maya",
         "2024-09-05",
         "j",
-        "Let me write down how the summer went, so that I remember it. We spent most mornings in the garden and "
-        "planted beans, peas and two kinds of pumpkin, although the snails ate half of them. In the afternoons "
-        "my neighbour taught me to bake bread with rye and seeds, and I burned the first three loaves. The "
-        "bicycle that I bought at the market is red, with a basket in front and a bell that hardly rings. In "
-        "the evenings we listened to old records, mended two chairs and a lamp, and wrote letters to everybody "
-        "who had moved away, some of whom even answered within a month.",
+        "Let me write down how the summer went, so that I remember it. We spent most mornings in the garden "
+        "and planted beans, peas and two kinds of pumpkin, although the snails ate half of them. In the "
+        "afternoons my neighbour taught me to bake bread with rye and seeds, and I burned the first three "
+        "loaves. The bicycle that I bought at the market is red, with a basket in front and a bell that "
+        "hardly rings. In the evenings we listened to old records, mended two chairs and a lamp, and wrote "
+        "letters to everybody who had moved away, some of whom even answered within a month.",
         None,
     ),
 ]

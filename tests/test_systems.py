@@ -160,10 +160,11 @@ class TestProtocol:
                 assert found.sources == q.evidence
             else:
                 assert len(found.hits) <= k
+            lines = len(found.findings) + len(found.hits)
             assert (
                 found.plan.planner
                 and found.trace
-                and (len(found.context.split("\n")) == len(found.findings) + len(found.hits) or not found.hits)
+                and (len(found.context.split("\n")) == lines or not found.hits)
             )
 
     def test_k_of_nothing(self, filled):
@@ -408,6 +409,7 @@ def nonsense(q: Question, i: int) -> Question:
         category="5",
         evidence=["S1:1"],
         answerable=not q.answerable,
+        parts={"current": ("S1:1",), "stale": ("S1:2",)},
     )
 
 
