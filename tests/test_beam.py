@@ -147,12 +147,7 @@ def test_questions_have_evidence_parts_and_rubrics(folder: Path) -> None:
     update, summary, unsaid = data.questions
     assert isinstance(update, RubricQuestion)
     assert update.evidence == ["0", "3"] and update.rubric == ("states 5 April",)
-    assert update.parts == {
-        "original_info": ("0", "0"),
-        "updated_info": ("3",),
-        "stale": ("0", "0"),
-        "current": ("3",),
-    }
+    assert update.parts == {"stale": ("0", "0"), "current": ("3",)}
     assert summary.answers == ["It was moved from 1 to 5 April."] and summary.evidence == ["0", "3"]
     assert summary.type is QueryType.multi_hop and summary.category == "summarization"
     assert not unsaid.answerable and unsaid.evidence == [] and unsaid.id == "beam-1/abstention-1"

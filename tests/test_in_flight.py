@@ -616,7 +616,7 @@ def test_reply_outcomes_by_system_and_task():
 
 def test_an_experiment_shows_and_stores_reply_outcomes(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
-    params = {"systems": "lexical,random", "split": "en1", "limit": 30, "embedder": "hash"}
+    params = {"systems": "lexical,random", "split": "en1", "limit": 45, "embedder": "hash"}
     offline = Experiment("lesson", params, out_dir=tmp_path)
     offline.evaluate()
     assert "No model was asked" in offline.reply_outcomes() and "fallback" not in offline.comparison_tables()
@@ -634,14 +634,14 @@ def test_an_experiment_shows_and_stores_reply_outcomes(tmp_path, monkeypatch):
             kept = pd.read_csv(done.path / "tables" / "replies.csv")
             assert (
                 kept.system.tolist() == ["lexical", "random"]
-                and kept.n.sum() == sum(bool(w) for w in frame.ways) == 60
+                and kept.n.sum() == sum(bool(w) for w in frame.ways) == 90
             )
             manifest = json.loads((done.path / "manifest.json").read_text(encoding="utf-8"))
             assert (
                 manifest["fallbacks"] == tables.fallback_rates(frame)
                 and 0 < manifest["fallbacks"]["answer"] < 1
             )
-            assert [r["n"] for r in manifest["tally"]] == [30, 30]
+            assert [r["n"] for r in manifest["tally"]] == [45, 45]
             assert "ways" in pd.read_parquet(done.path / "results.parquet"), (
                 "it holds no text of the data, and may be published"
             )

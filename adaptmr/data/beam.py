@@ -116,7 +116,10 @@ def _question(
         None,
         category != "abstention",
         conversation,
-        {_PARTS.get(name, name): tuple(i for i in _ids(ids) if i in known) for name, ids in parts.items()},
+        {
+            _PARTS.get(str(name), str(name)): tuple(i for i in _ids(ids) if i in known)
+            for name, ids in parts.items()
+        },
         tuple(str(line) for line in raw.get("rubric") or ()),
     )
 

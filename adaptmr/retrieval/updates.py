@@ -211,7 +211,8 @@ def newest_first(
     out anew in their order, so that they agree with the ranks.
     """
     link, declared = _decided(hits, found, decide)
-    heirs, likeliest = {}, {}
+    heirs: dict[int, int] = {}
+    likeliest: dict[int, float] = {}
     for (older, newer), value in zip(found.pairs.tolist(), link):
         needed = LIFT_LINK if newer < k else BEYOND_LINK
         if value >= needed and value > likeliest.get(older, 0.0):

@@ -9,6 +9,7 @@ import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from math import log
 from pathlib import Path
@@ -56,7 +57,10 @@ def read_pairs() -> list[WrittenPair]:
     """Read the pairs that come with the package. Raises `ValueError`, with the line, for an unknown class."""
     text = files("adaptmr").joinpath("training/pairs.tsv").read_text(encoding="utf-8")
     rows = list(csv.reader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
-    pairs = [WrittenPair(*row[:4], float(row[4]), row[5]) for row in rows[1:]]
+    pairs = [
+        WrittenPair(language, topic, older, newer, float(days), label)
+        for language, topic, older, newer, days, label in rows[1:]
+    ]
     for n, pair in enumerate(pairs, 2):
         if pair.label not in PAIR_CLASSES:
             raise ValueError(
@@ -80,6 +84,11 @@ class PairExamples:
     topic: np.ndarray
     language: np.ndarray
     cosines: dict[str, tuple[float, float]]
+
+
+def _idf(n: int, counts: Mapping[str, int], word: str) -> float:
+    """Return the idf of a word that `counts` of `n` texts hold."""
+    return log((n + 1) / (counts.get(word, 0) + 0.5))
 
 
 def make_pair_examples(pairs: Sequence[WrittenPair], encoders: Mapping[str, Embedder]) -> PairExamples:
@@ -109,7 +118,7 @@ def make_pair_examples(pairs: Sequence[WrittenPair], encoders: Mapping[str, Embe
             np.arange(2 * len(mine)).reshape(-1, 2),
             cosine,
             np.array([pairs[i].days for i in mine]),
-            lambda word, n=n, counts=counts: log((n + 1) / (counts[word] + 0.5)),
+            partial(_idf, n, counts),
         )
     return PairExamples(
         x,
