@@ -319,7 +319,7 @@ def test_headroom_above_and_below_zero():
 
 @pytest.fixture(scope="module")
 def frame():
-    data = am.load("demo", split="en1,zh1", limit=30)
+    data = am.load("demo", split="en2,zh2", limit=40)
     return am.evaluate(
         ["unified", "hybrid", "adaptmr", "oracle_type", "oracle_plan", "oracle_evidence"],
         data,
