@@ -20,7 +20,7 @@ from adaptmr.retrieval.llm_steps import refine
 from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from adaptmr.retrieval.plan import WEIGHT_SETS, FUSIONS, PlanError, RetrievalPlan
 from adaptmr.retrieval.signals import SIGNALS
-from adaptmr.retrieval.steps import boosted_score, count_shared
+from adaptmr.retrieval.entity_boost import boosted_score, count_shared
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, abstention
 from adaptmr.retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from adaptmr.store.memory_store import MemoryStore
@@ -531,7 +531,7 @@ def test_a_plan_with_check_asks_the_model_before_it_opens_the_gate(monkeypatch):
     """A plan that wants a model's second check gets it, however few memories there are."""
     asked = []
     monkeypatch.setattr(
-        "adaptmr.retrieval.steps.is_relevant",
+        "adaptmr.retrieval.gate.is_relevant",
         lambda text, hits, covered, closeness, llm: (asked.append(llm), (False, "model"))[1],
     )
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.5, check=True)

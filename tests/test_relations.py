@@ -18,7 +18,7 @@ from adaptmr.retrieval.relations import (
     day_window,
     earlier_first,
     find_relation,
-    happened_within,
+    told_times,
     named_times,
     shared,
     event_units,
@@ -199,15 +199,15 @@ MAY = datetime(2024, 5, 1, tzinfo=UTC), datetime(2024, 6, 1, tzinfo=UTC)
         ("四月份我们去爬山了", "2024-05-20", 0, False),
     ],
 )
-def test_happened_within(text, at, grace, inside):
-    assert happened_within(Memory("m", text, at=at), *MAY, timedelta(days=grace)) is inside
+def test_within(text, at, grace, inside):
+    assert told_times(Memory("m", text, at=at)).within(*MAY, timedelta(days=grace)) is inside
 
 
 def test_event_at_decides_alone():
     for day, inside in (("2024-05-01", True), ("2024-06-01", False)):
         memory = Memory("m", "In May we hiked.", at="2024-05-20", event_at=day)
-        assert happened_within(memory, *MAY) is inside
-    assert not happened_within(Memory("m", "We hiked."), *MAY, timedelta(days=14)), "no day is known"
+        assert told_times(memory).within(*MAY) is inside
+    assert not told_times(Memory("m", "We hiked.")).within(*MAY, timedelta(days=14)), "no day is known"
 
 
 # --- the relation

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from math import log
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,10 +24,10 @@ from ..times import time_window
 from ..types import Memory, Question
 
 # %% auto #0
-__all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'LENGTH_SAMPLE', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS', 'ROLE_PRIOR',
-           'query_text', 'is_assistant', 'ParsedQuery', 'parse_query', 'cached_content_words', 'StoreColumns',
-           'passages', 'split_passages', 'seconds', 'columns_of', 'asked_at', 'CandidateRows', 'WordMatches',
-           'Candidates', 'select_candidates']
+__all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS',
+           'ROLE_PRIOR', 'query_text', 'is_assistant', 'ParsedQuery', 'parse_query', 'cached_content_words',
+           'StoreColumns', 'passages', 'split_passages', 'seconds', 'columns_of', 'asked_at', 'CandidateRows',
+           'WordMatches', 'Candidates', 'select_candidates']
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #7dc0c7cc
 MAX_QUERY_CHARS = 2_000
@@ -133,6 +133,7 @@ def cached_content_words(text: str) -> tuple[str, ...]:
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #4277a8ba
 LENGTH_SAMPLE = 100  # memories that the mean length is measured on
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -154,7 +155,7 @@ class StoreColumns:
     speaker_code: dict[str, int]
     sentences: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     _values: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
-    _words: dict[tuple[Any, int], frozenset[str]] = field(default_factory=dict, repr=False)
+    _facts: dict[Any, dict[int, Any]] = field(default_factory=dict, repr=False)
     _sentence_vectors: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
 
     @property
@@ -184,12 +185,13 @@ class StoreColumns:
             known[i] = of(truncate_text(self.memories[i]), speakers)
         return known[rows]
 
-    def memory_words(self, of: Callable[[Memory], Iterable[str]], rows: np.ndarray) -> list[frozenset[str]]:
-        """Return the words that `of(memory)` gives for each of these rows, computed once each."""
+    def memory_facts(self, of: Callable[[Memory], T], rows: np.ndarray) -> list[T]:
+        """Return `of(memory)` of each of these rows, computed once each."""
+        known = self._facts.setdefault(of, {})
         for i in rows.tolist():
-            if (of, i) not in self._words:
-                self._words[of, i] = frozenset(of(truncate_text(self.memories[i])))
-        return [self._words[of, i] for i in rows.tolist()]
+            if i not in known:
+                known[i] = of(truncate_text(self.memories[i]))
+        return [known[i] for i in rows.tolist()]
 
     @cached_property
     def document_frequency(self) -> tuple[int, Counter[str]]:
@@ -197,7 +199,7 @@ class StoreColumns:
         n = len(self.memories)
         rows = np.arange(0, n, max(1, -(-n // SCORE_ALL_UP_TO)))
         counts: Counter[str] = Counter()
-        for words in self.memory_words(_memory_content, rows):
+        for words in self.memory_facts(_memory_content, rows):
             counts.update(words)
         return len(rows), counts
 
@@ -397,11 +399,11 @@ class WordMatches:
         self.words = sorted(words)
         self._columns, self._rows, self._background = columns, rows, background
 
-    def find(self, of: Callable[[Memory], Iterable[str]]) -> np.ndarray:
+    def find(self, of: Callable[[Memory], frozenset[str]]) -> np.ndarray:
         """Return which of the words `of(memory)` holds, for each row: bool (e, m)."""
         place = {word: i for i, word in enumerate(self.words)}
         out = np.zeros((len(self.words), len(self._rows)), bool)
-        for j, words in enumerate(self._columns.memory_words(of, self._rows)):
+        for j, words in enumerate(self._columns.memory_facts(of, self._rows)):
             for word in place.keys() & words:
                 out[place[word], j] = True
         return out
@@ -426,8 +428,8 @@ class WordMatches:
         return self.idf @ matches / total if total > 0 else np.zeros(matches.shape[1:])
 
 
-def _memory_content(m: Memory) -> Iterable[str]:
-    return (*cached_content_words(m.text), *m.entities)
+def _memory_content(m: Memory) -> frozenset[str]:
+    return frozenset((*cached_content_words(m.text), *m.entities))
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #29bf04a7
 class Candidates(CandidateRows):

@@ -5,23 +5,88 @@
 # %% ../../nbs/retrieval/06_execute.ipynb #4fb82544
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from time import perf_counter
+from typing import Any, NamedTuple
 
 from ..embed.names import strip_precision
 from ..llm import LLM
 from ..llm.tasks import meter_usage
-from .as_of import Request, make_request
+from .aggregation import collection_asked
+from .as_of import AsOfView, Request, make_request
+from .collecting import collect, select_cover
+from .entity_boost import boost_shared
+from .event_relations import relate_events
+from adaptmr.retrieval.finishing import (
+    cut,
+    keep_newest,
+    order_by_time,
+    refine_hits,
+    rerank_hits,
+    shorten_texts,
+)
 from .fusion import ANY_EMBEDDER, Fit, FitError, fit_for
+from .gate import gate
 from .plan import PlanError, RetrievalPlan
 from .rendering import render_context
-from .steps import STEPS, State
+from adaptmr.retrieval.search import (
+    cut_question,
+    cut_texts,
+    hide_future,
+    restrict_to_window,
+    search,
+    search_nothing,
+    widen_window,
+)
+from .state import State
 from ..store.protocol import Store
 from ..types import Evidence, Question
 
 # %% auto #0
-__all__ = ['execute', 'execute_request', 'check_single_round', 'check_fit']
+__all__ = ['STEPS', 'Step', 'execute', 'execute_request', 'check_single_round', 'check_fit']
+
+# %% ../../nbs/retrieval/06_execute.ipynb #482dcdd4
+class Step(NamedTuple):
+    """A step of the executor, and when it runs."""
+
+    run: Callable[[State], State]
+    when: Callable[[State], Any]
+
+
+def _always(state: State) -> bool:
+    return True
+
+
+def _has_hard_window(state: State) -> bool:
+    return bool(state.plan.time_window and state.plan.window_rule != "soft" and len(state.store.memories))
+
+
+def _searches(state: State) -> bool:
+    return state.plan.answer_as != "directly"
+
+
+STEPS: tuple[Step, ...] = (
+    Step(cut_question, lambda s: s.length > len(s.text)),
+    Step(hide_future, lambda s: isinstance(s.store, AsOfView)),
+    Step(restrict_to_window, _has_hard_window),
+    Step(search_nothing, lambda s: not _searches(s)),
+    Step(search, _searches),
+    Step(widen_window, lambda s: s.plan.window_rule == "yield" and s.allowed is not None),
+    Step(boost_shared, lambda s: s.plan.entity_boost and s.hits),
+    Step(cut_texts, lambda s: s.long_texts),
+    Step(gate, _searches),
+    Step(rerank_hits, lambda s: s.plan.rerank_tokens and s.hits),
+    Step(keep_newest, lambda s: s.plan.prefer_latest and s.hits),
+    Step(collect, lambda s: s.plan.collect and s.hits and collection_asked(s.text)),
+    Step(select_cover, lambda s: s.plan.select == "cover" and s.hits),
+    Step(shorten_texts, lambda s: s.plan.passages and s.hits),
+    Step(cut, _always),
+    Step(relate_events, lambda s: s.plan.relate and s.hits),
+    Step(order_by_time, lambda s: s.plan.temporal_order and s.hits),
+    Step(refine_hits, lambda s: s.plan.refine and s.hits),
+)
 
 # %% ../../nbs/retrieval/06_execute.ipynb #437bd7ef
 def execute(

@@ -20,7 +20,8 @@ from ..types import Finding, Memory
 
 # %% auto #0
 __all__ = ['MAX_CHARS', 'AskedRelation', 'find_relation', 'named_times', 'EventDate', 'event_units', 'shared', 'day_window',
-           'date_event', 'date_in_question', 'happened_within', 'earlier_first', 'count_between', 'write_relation']
+           'telling_sentence', 'date_event', 'date_in_question', 'ToldTimes', 'told_times', 'earlier_first',
+           'count_between', 'write_relation']
 
 # %% ../../nbs/retrieval/00_relations.ipynb #c5cd8185
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ _TAIL = re.compile(r"(?:[\s?？!！。.，,]|(?:的?那一?[天刻]|的时候|�
 MAX_EVENTS = 6
 
 
-def _tidy(words: str) -> str:
+def tidy_event(words: str) -> str:
+    """Return the words of an event without what opens and ends a clause: “when I moved?” is “moved”."""
     words = words.strip(" ，,:：\"“”'")
     while (m := _LEAD.match(words)) and m.end():
         words = words[m.end() :]
@@ -125,7 +127,7 @@ def _relation(
     kind: str, events: Sequence[str], unit: str | None = "", form: str = ""
 ) -> AskedRelation | None:
     """The relation, or `None` when an event is empty or named twice."""
-    phrases = tuple(_tidy(e) for e in events)
+    phrases = tuple(tidy_event(e) for e in events)
     if not all(len(p) > 1 for p in phrases) or len(set(phrases)) < len(phrases):
         return None
     unit = (unit or "").lower()
@@ -312,6 +314,12 @@ def _nearest_time(sentence: str, times: Sequence[Window], event: frozenset[str])
     return min(times, key=distance)
 
 # %% ../../nbs/retrieval/00_relations.ipynb #575a1299
+def telling_sentence(text: str, event: str) -> str:
+    """Return the sentence of a text that has most of an event's words, the first of equal ones."""
+    units = event_units(event)
+    return max(split_sentences(text), key=lambda s: shared(units, s), default="")
+
+
 def date_event(memory: Memory, event: str) -> tuple[EventDate | None, float]:
     """Date an event by a memory that tells of it. Return the date, and the share of the event's words found.
 
@@ -319,8 +327,7 @@ def date_event(memory: Memory, event: str) -> tuple[EventDate | None, float]:
     neither a time is named nor the day on which it was said.
     """
     units, at = event_units(event), memory.at if memory.dated else None
-    sentences = split_sentences(memory.text)
-    best = max(sentences, key=lambda s: shared(units, s), default="")
+    best = telling_sentence(memory.text, event)
     share = shared(units, best)
     if times := named_times(best, at):
         return EventDate(_nearest_time(best, times, units), "sentence"), share
@@ -335,32 +342,41 @@ def date_in_question(event: str, now: datetime) -> EventDate | None:
     return EventDate(days[0], "question") if len(days) == 1 else None
 
 # %% ../../nbs/retrieval/00_relations.ipynb #24981c62
-def happened_within(memory: Memory, start: datetime, end: datetime, grace: timedelta = timedelta(0)) -> bool:
-    """Whether a memory tells of something that happened in the window [start, end).
+class ToldTimes(NamedTuple):
+    """What a memory says about when things happened.
 
-    By its `event_at`; else by the times that its text names, as far as they are no longer than the window;
-    else, for sentences that name none, by the day it was told: in the window or up to `grace` after it.
+    `said` is when it was said, `happened` its `event_at`, each `None` if not known; `named` are the times
+    that its text names, and `by_sentence` those of each of its sentences.
     """
-    if memory.event_at is not None:
-        return start <= memory.event_at < end
+
+    said: datetime | None
+    happened: datetime | None
+    named: tuple[Window, ...]
+    by_sentence: tuple[tuple[Window, ...], ...]
+
+    def within(self, start: datetime, end: datetime, grace: timedelta = timedelta(0)) -> bool:
+        """Whether something that the memory tells of happened in the window [start, end).
+
+        By `happened`; else by the times that the text names, as far as they are no longer than the window;
+        else, for sentences that name none, by the day it was told: in the window or up to `grace` after it.
+        """
+        if self.happened is not None:
+            return start <= self.happened < end
+        longest = end - start if start.year > 1 else timedelta.max  # a longer time says little about it
+        if any(w.start < end and w.end > start for w in self.named if w.end - w.start <= longest):
+            return True
+        told = self.said is not None and start <= self.said and self.said - grace < end
+        return told and (
+            not self.named
+            or any(all(w.end - w.start > longest for w in times) for times in self.by_sentence)
+        )
+
+
+def told_times(memory: Memory) -> ToldTimes:
+    """Return what a memory says about when things happened."""
     at = memory.at if memory.dated else None
-    told = at is not None and start <= at and at - grace < end
-    if _names_inside(memory.text, at, start, end):
-        return True
-    return told and (
-        not named_times(memory.text, at)
-        or any(not _precise_times(s, at, start, end) for s in split_sentences(memory.text))
-    )
-
-
-def _precise_times(text: str, at: datetime | None, start: datetime, end: datetime) -> list[Window]:
-    """The times in a text that are no longer than a window: a longer one says little about it."""
-    longest = end - start if start.year > 1 else timedelta.max
-    return [w for w in named_times(text, at) if w.end - w.start <= longest]
-
-
-def _names_inside(text: str, at: datetime | None, start: datetime, end: datetime) -> bool:
-    return any(w.start < end and w.end > start for w in _precise_times(text, at, start, end))
+    by_sentence = tuple(named_times(s, at) for s in split_sentences(memory.text))
+    return ToldTimes(at, memory.event_at, named_times(memory.text, at), by_sentence)
 
 # %% ../../nbs/retrieval/00_relations.ipynb #efedb653
 def earlier_first(a: EventDate, b: EventDate) -> bool | None:
@@ -414,7 +430,8 @@ def _amount(n: int, unit: str, exact: bool, lang: str) -> str:
     return f"{'' if exact else 'about '}{n} {unit}{'' if n == 1 else 's'}"
 
 
-def _date(d: EventDate, lang: str) -> str:
+def write_date(d: EventDate, lang: str) -> str:
+    """Write the date of an event for a finding: to the day, or as coarse as it is known; `lang` "en" or "zh"."""
     if d.window.grain in ("day", "hour") and d.window.end - d.window.start <= timedelta(days=1):
         written = f"{d.window.start:%Y-%m-%d}"
     else:
@@ -427,7 +444,7 @@ def _date(d: EventDate, lang: str) -> str:
 def _named(events: Sequence[str], dates: Sequence[EventDate], lang: str) -> str:
     """The events with their dates, in order of time."""
     order = sorted(range(len(events)), key=lambda i: (dates[i].window.start, i))
-    parts = [f"“{events[i]}”{'' if lang == 'zh' else ' '}{_date(dates[i], lang)}" for i in order]
+    parts = [f"“{events[i]}”{'' if lang == 'zh' else ' '}{write_date(dates[i], lang)}" for i in order]
     return ("，" if lang == "zh" else ", ").join(parts)
 
 

@@ -118,9 +118,9 @@ def caption(c: Candidates) -> np.ndarray:
     return c.words.coverage(c.words.find(_caption_of))
 
 
-def _caption_of(m: Memory) -> tuple[str, ...]:
+def _caption_of(m: Memory) -> frozenset[str]:
     shown = m.meta.get("caption")
-    return cached_content_words(shown) if isinstance(shown, str) else ()
+    return frozenset(cached_content_words(shown) if isinstance(shown, str) else ())
 
 # %% ../../nbs/retrieval/01_signals.ipynb #9cd0ff6e
 TIME_DECAY_DAYS = 14.0

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,8 +15,8 @@ from ..text import content_words, detect_language, find_names
 from ..types import Hit, Memory, memory_order
 
 # %% auto #0
-__all__ = ['ATTRIBUTES', 'UpdateCheck', 'Attribute', 'asked_attributes', 'states_attribute', 'group_versions', 'keep_latest',
-           'replaced_note', 'outdated_note', 'contradicts_note']
+__all__ = ['ATTRIBUTES', 'Attribute', 'asked_attributes', 'states_attribute', 'group_versions', 'keep_latest', 'replaced_note',
+           'outdated_note', 'contradicts_note']
 
 # %% ../../nbs/retrieval/00_versions.ipynb #c78dc725
 @dataclass(frozen=True)
@@ -123,37 +123,24 @@ def states_attribute(attribute: Attribute, text: str, of_others: bool = False) -
     )
 
 # %% ../../nbs/retrieval/00_versions.ipynb #1d23567d
-# is called with the older memory, the newer one, and the verdict of the attribute rule
-UpdateCheck = Callable[[Memory, Memory, bool], bool]
-_MODEL_HITS = 6  # a model is asked about pairs among so many best hits
-_MODEL_SIMILARITY = 0.5  # whose cosine is at least this
-
-
 def group_versions(
     hits: Sequence[Hit],
     similarity: np.ndarray,
     query: str,
     rule: str = "attribute",
     threshold: float = 0.85,
-    check_update: UpdateCheck | None = None,
 ) -> list[list[int]]:
     """Group the hits (by position, best-ranked first) that are versions of one fact.
 
-    `similarity` holds the cosines of the hits with each other, shape (n, n). `rule` is "attribute",
-    "similarity" or "model": then `check_update` decides on similar pairs among the best hits, and without
-    it the attribute rule.
+    `similarity` holds the cosines of the hits with each other, shape (n, n). `rule` is "attribute" or
+    "similarity"; `threshold` is the cosine above which two hits are alike.
     """
     asked, of_others = asked_attributes(query), bool(_OTHERS.search(query))
     groups: list[list[int]] = []
     for i, hit in enumerate(hits):
         for group in groups:
             first, cosine = hits[group[0]].memory, float(similarity[group[0], i])
-            same = _same(first, hit.memory, cosine, asked, of_others, rule, threshold)
-            similar = first.speaker == hit.memory.speaker and (same or cosine >= _MODEL_SIMILARITY)
-            if rule == "model" and check_update is not None and i < _MODEL_HITS and similar:
-                older, newer = sorted((first, hit.memory), key=memory_order)
-                same = check_update(older, newer, same)
-            if same:
+            if _same(first, hit.memory, cosine, asked, of_others, rule, threshold):
                 group.append(i)
                 break
         else:
@@ -188,14 +175,13 @@ def keep_latest(
     query: str,
     rule: str = "attribute",
     threshold: float = 0.85,
-    check_update: UpdateCheck | None = None,
 ) -> list[Hit]:
     """Keep the newest version of each fact, at the best rank of its group.
 
     Its note says what it replaces. See `group_versions` for the parameters.
     """
     kept = []
-    for group in group_versions(hits, similarity, query, rule, threshold, check_update):
+    for group in group_versions(hits, similarity, query, rule, threshold):
         by_age = sorted(group, key=lambda i: memory_order(hits[i].memory))
         newest, best = hits[by_age[-1]], hits[group[0]]
         older = [hits[i].memory for i in reversed(by_age[:-1])]
