@@ -18,6 +18,7 @@ from .aggregation import collection_asked
 from .as_of import AsOfView, Request, make_request
 from .collecting import collect, select_cover
 from .entity_boost import boost_shared
+from .event_place import place_event
 from .event_relations import relate_events
 from adaptmr.retrieval.finishing import (
     cut,
@@ -29,6 +30,7 @@ from adaptmr.retrieval.finishing import (
 )
 from .fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from .gate import gate
+from .occurrences import find_occurrence
 from .plan import PlanError, RetrievalPlan
 from .rendering import render_context
 from adaptmr.retrieval.search import (
@@ -84,6 +86,7 @@ STEPS: tuple[Step, ...] = (
     Step(shorten_texts, lambda s: s.plan.passages and s.hits),
     Step(cut, _always),
     Step(relate_events, lambda s: s.plan.relate and s.hits),
+    Step(place_event, lambda s: s.plan.relate and s.hits and find_occurrence(s.text)),
     Step(order_by_time, lambda s: s.plan.temporal_order and s.hits),
     Step(refine_hits, lambda s: s.plan.refine and s.hits),
 )

@@ -69,8 +69,9 @@ class RetrievalPlan:
       `passages` that match best (0: the whole). At most `k` memories and `token_budget` tokens remain, the
       best by `select`: by "rank", or by what each adds to the others ("cover"). With `refine` a model drops
       what does not help to answer, given the `hint`.
-    - Findings: with `relate` the dates of the events asked about and the time between them, with `collect`
-      the list of what the question counts or lists. `answer_as` names how the reader is asked: "directly"
+    - Findings: with `relate` the dates of the events asked about and the time between them, or the first or
+      last time of one and what lay around it; with `collect` the list of what the question counts or lists.
+      `answer_as` names how the reader is asked: "directly"
       means from what it knows, so nothing is searched; "drafted" means not at all where a finding has the
       answer.
 

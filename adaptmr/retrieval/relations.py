@@ -116,7 +116,7 @@ MAX_EVENTS = 6
 
 
 def tidy_event(words: str) -> str:
-    """Return the words of an event without what opens and ends a clause: “when I moved?” is “moved”."""
+    """Return an event without what opens and ends its clause: “when I moved?” is “moved”."""
     words = words.strip(" ，,:：\"“”'")
     while (m := _LEAD.match(words)) and m.end():
         words = words[m.end() :]
@@ -431,7 +431,7 @@ def _amount(n: int, unit: str, exact: bool, lang: str) -> str:
 
 
 def write_date(d: EventDate, lang: str) -> str:
-    """Write the date of an event for a finding: to the day, or as coarse as it is known; `lang` "en" or "zh"."""
+    """Write an event's date for a finding, as precise as it is known; `lang` "en" or "zh"."""
     if d.window.grain in ("day", "hour") and d.window.end - d.window.start <= timedelta(days=1):
         written = f"{d.window.start:%Y-%m-%d}"
     else:

@@ -20,7 +20,7 @@ from adaptmr.retrieval.candidates import (
     seconds,
 )
 from .fusion import ScoredCandidates, score_candidates
-from .merging import Merged, merge
+from .merging import merge
 from .plan import RetrievalPlan
 from .queries import answer_interim, is_grounded
 from .relations import told_times

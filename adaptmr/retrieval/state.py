@@ -70,14 +70,14 @@ class State:
         return [self.row_of[h.memory.id] for h in self.hits]
 
     def candidates(self, query: ParsedQuery) -> Candidates:
-        """Select the candidates of a query; those of a search that has them already are not selected again."""
+        """Return the candidates of a query: those of a search that has them, else newly selected."""
         for found in self.searches:
             if found.candidates.query == query:
                 return found.candidates
         return select_candidates(query, self.store, self.plan.pool, self.allowed)
 
     def everywhere(self) -> State:
-        """Return the state that is not restricted to a part of the store, with the searches that hold there."""
+        """Return the state unrestricted to a part of the store, with the searches that hold there."""
         searches = (s for s in self.searches if self.allowed is None or s.candidates.is_complete)
         return replace(self, allowed=None, searches=tuple(searches))
 

@@ -20,6 +20,7 @@ from ..llm.tasks import meter_usage
 from .fusion import Fit
 from .mixture import mix_evidence
 from .as_of import make_request
+from .occurrences import find_occurrence
 from .plan import Planner, RetrievalPlan, planner_llm, weighted_plans
 from .queries import decompose
 from .rounds import run_request
@@ -82,7 +83,7 @@ _NO_TOPIC = re.compile(
 
 
 def temporal(question: Question, now: datetime) -> RetrievalPlan:
-    """Temporal reasoning: events to relate, or a time window, or neither; always in order of time."""
+    """Temporal reasoning: events to relate or to place, or a time window; always in order of time."""
     plan = RetrievalPlan(
         weights=fitted_weights(QueryType.temporal_reasoning),
         temporal_order=True,
@@ -97,6 +98,7 @@ def temporal(question: Question, now: datetime) -> RetrievalPlan:
         return replace(
             plan, queries=searched, relate=True, hint=f"compare the dates of: {' | '.join(events)}"
         )
+    plan = replace(plan, relate=find_occurrence(question.text) is not None)
     if window := time_window(question.text, now):
         return replace(plan, **_window_fields(question.text, window, now))
     return plan
