@@ -915,7 +915,6 @@ PARTS = {
     "update by attribute": {"latest_rule"},
     "multi-hop w/o steps": {"queries", "multi_step", "interim"},
     "multi-hop w/o list": {"collect"},
-    "multi-hop w/o set selection": {"select"},
     "abstention w/o second check": {"relevance_threshold", "check"},
 }
 

@@ -211,7 +211,6 @@ STRATEGY_PARTS: dict[str, dict[str, PlanEdit]] = {
     "multi-hop": {
         "w/o steps": lambda plan: replace(plan, queries=(), multi_step=False, interim=False),
         "w/o list": lambda plan: replace(plan, collect=False),
-        "w/o set selection": lambda plan: replace(plan, select="rank"),
     },
     "abstention": {
         "w/o second check": lambda plan: replace(plan, relevance_threshold=plan.relevance_low, check=False),
