@@ -459,16 +459,15 @@ def ablations(
 def show_gains(experiment: Experiment, name: str, gained: pd.DataFrame, caption: str) -> HtmlOutput:
     """Show and write a table of gains with a row per system.
 
-    The long form with every p is written as `<name>_tests`.
+    The long form, with a row per system and question type, is written as `<name>_rows`.
     """
-    experiment.table(f"{name}_tests", gained, caption, allow=["system", "type", "baseline", "verdict"])
+    experiment.table(f"{name}_rows", gained, caption, allow=["system", "type", "baseline"])
     wide = tables.gain_table(gained)
-    shown = f"{caption}. * a difference is shown: p < 0.05 after Holm's correction"
-    return experiment.table(name, wide, shown, allow=list(wide.columns))
+    return experiment.table(name, wide, f"{caption}, with 95 % intervals", allow=list(wide.columns))
 
 
 def show_conclusions(*gained: Mapping[str, pd.DataFrame]) -> HtmlOutput:
-    """Show in sentences what the paired tests support, by baseline and measure."""
+    """Show in sentences what tables of gains show, by baseline and measure."""
     return show_sentences(
         *(
             tables.gain_sentences(frame, measure)
