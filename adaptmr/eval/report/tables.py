@@ -54,10 +54,11 @@ def split_by_type(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(t, frame[frame["type"] == t]) for t in types_present(frame)] + [(OVERALL, frame)]
 
 # %% auto #0
-__all__ = ['OVERALL', 'TYPE_LABELS', 'MAIN_MEASURES', 'VERSION_MEASURES', 'types_present', 'pivot_by_type', 'split_by_type',
-           'mean_table', 'reply_outcome_table', 'fallback_rates', 'plans_table', 'main_table', 'unlimited_line',
-           'system_costs', 'versions_table', 'paired_gains', 'gain_table', 'gain_sentences', 'accuracy_and_tokens',
-           'matched_budget_table', 'overall_gains', 'largest_gain_cases', 'comparison_html']
+__all__ = ['OVERALL', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'VERSION_MEASURES', 'types_present', 'pivot_by_type',
+           'split_by_type', 'mean_table', 'reply_outcome_table', 'fallback_rates', 'plans_table', 'main_table',
+           'overview_table', 'unlimited_line', 'system_costs', 'versions_table', 'paired_gains', 'gain_table',
+           'gain_sentences', 'accuracy_and_tokens', 'matched_budget_table', 'overall_gains', 'largest_gain_cases',
+           'comparison_html']
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #0cdf900c
 def mean_table(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
@@ -198,6 +199,37 @@ def main_table(
     table = pd.DataFrame(columns, index=pd.Index(order, name="system"))
     table.columns = pd.MultiIndex.from_tuples(list(columns))
     return table
+
+
+OVERVIEW_MEASURES = (
+    ("recall_fraction", "recall@k"),
+    ("precision", "precision@k"),
+    ("ndcg", "nDCG@k"),
+    ("mrr", "MRR"),
+    ("f1", "F1"),
+)
+
+
+def overview_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Compute each system's measures over all questions, as text cells, and its tokens of context.
+
+    A column's name says on how many questions it rests: the ranking measures need gold turns.
+    """
+    import pandas as pd
+
+    order = list(dict.fromkeys(frame["system"]))
+    columns: dict[str, Any] = {}
+    for value, label in OVERVIEW_MEASURES:
+        means = mean_ci_table(frame[frame[value].notna()], value, seed=seed).set_index("system")
+        n = int(means["n"].max()) if len(means) else 0
+        cells = {
+            name: format_interval(r["mean"], r["low"], r["high"], ".3f", ".2f")
+            for name, r in means.to_dict("index").items()
+        }
+        columns[f"{label} (n={n})"] = [cells.get(s, "–") for s in order]
+    tokens = frame.groupby("system")["context_tokens"].mean().round().astype(int)
+    columns["tokens"] = [int(tokens[s]) for s in order]
+    return pd.DataFrame(columns, index=pd.Index(order, name="system"))
 
 
 def unlimited_line(frame: pd.DataFrame) -> str:
