@@ -238,9 +238,9 @@ def test_gain_sentences_are_grouped():
         ("d", "overall", 0.1, nan, nan),
     )
     assert tables.gain_sentences(table, "recall_fraction") == [
-        "recall: a, b find more than u on every kind (+0.29 to +0.35); d on multi-hop (+0.30).",
-        "recall: c finds less than u on multi-hop (-0.20).",
-        "recall: the other differences to u: 1 with an interval around zero, "
+        "Recall: a, b find more than u on every kind (+0.29 to +0.35); d on multi-hop (+0.30).",
+        "Recall: c finds less than u on multi-hop (-0.20).",
+        "Recall: the other differences to u: 1 with an interval around zero, "
         "1 with too few questions for an interval.",
     ]
     flat = gained(("a", "overall", 0.0, -0.1, 0.1))

@@ -358,7 +358,8 @@ def gain_sentences(gained: pd.DataFrame, measure: str) -> list[str]:
     Systems whose interval lies above zero, with the question types where it does; those whose interval lies
     below; and all other differences together. These are intervals of single comparisons, and no tests.
     """
-    label = MEASURE_NAMES.get(measure, measure)
+    name = MEASURE_NAMES.get(measure, measure)
+    label = name[:1].upper() + name[1:]
     if gained.empty or gained["low"].isna().all():
         systems = ", ".join(dict.fromkeys(gained["system"])) or "no system"
         return [f"{label}: {TOO_FEW} questions that differ, or conversations, for an interval: {systems}."]
