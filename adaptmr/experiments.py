@@ -622,17 +622,28 @@ def show_categories(experiment: Experiment) -> HtmlOutput:
 
 
 def show_protocols(experiment: Experiment) -> HtmlOutput:
-    """Show LoCoMo's results by the conversations and questions that others count, written as `protocols`.
+    """Show LoCoMo's results by the conversations and questions that others count, and what they published.
 
-    A sentence for other data sets.
+    Written as the tables `protocols` and `published`; a sentence for other data sets.
     """
+    import pandas as pd
+
     if experiment.data.name != "locomo":
         return HtmlOutput("<p>This is another data set.</p>")
     k, seed = experiment.params["k"], experiment.params["seed"]
-    return experiment.table(
-        "protocols",
-        locomo_protocols.protocol_table(experiment.rows, k, seed=seed),
-        f"The same answers by other counts, with 95 % intervals. {locomo_protocols.PROTOCOL_NOTE}",
+    published = pd.DataFrame(locomo_protocols.read_published())
+    return HtmlOutput(
+        experiment.table(
+            "protocols",
+            locomo_protocols.protocol_table(experiment.rows, k, seed=seed),
+            f"The same answers by other counts, with 95 % intervals. {locomo_protocols.PROTOCOL_NOTE}",
+        )
+        + experiment.table(
+            "published",
+            published,
+            "Recall@10 of single turns as published by others, each on what its row names",
+            allow=list(published.columns),
+        )
     )
 
 # %% ../nbs/04_experiments.ipynb #3ccfa244

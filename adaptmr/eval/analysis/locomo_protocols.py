@@ -9,7 +9,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ...data.locomo import LOCOMO
 from ..metrics.ranking import recall_fraction
@@ -29,7 +30,7 @@ PROTOCOL_NOTE = (
 )
 
 # %% auto #0
-__all__ = ['SPLIT_SEEDS', 'CONVMEMORY', 'PROTOCOL_NOTE', 'convmemory_tests', 'protocol_table']
+__all__ = ['SPLIT_SEEDS', 'CONVMEMORY', 'PROTOCOL_NOTE', 'convmemory_tests', 'protocol_table', 'read_published']
 
 # %% ../../../nbs/eval/analysis/00_locomo_protocols.ipynb #8e98d487
 def convmemory_tests(conversations: Sequence[str]) -> list[list[str]]:
@@ -95,3 +96,26 @@ def _over_splits(rows: pd.DataFrame, conversations: Sequence[str], seed: int) ->
     found = (known["recall_cited"] * times).to_numpy(float)
     it = ratio_ci(found, times.to_numpy(float), known["conversation"].tolist(), seed=seed)
     return replace(it, n=int(times.sum()))
+
+# %% ../../../nbs/eval/analysis/00_locomo_protocols.ipynb #bc723570
+_FIELDS = {"name", "value", "needs", "scope", "source"}
+
+
+def read_published(path: str | Path | None = None) -> list[dict[str, Any]]:
+    """Read the published results of others, best first; by default `params/published.yaml` of the checkout.
+
+    Raises `ValueError` for an entry that lacks a field or whose value isn't between 0 and 1.
+    """
+    import yaml
+
+    import adaptmr
+
+    file = Path(path) if path else Path(adaptmr.__file__).parents[1] / "params" / "published.yaml"
+    entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for e in entries:
+        named = f"{file.name}: {e.get('name')!r}"
+        if set(e) != _FIELDS or not all(e.values()):
+            raise ValueError(f"{named} must have {', '.join(sorted(_FIELDS))}, and nothing else")
+        if not 0 < e["value"] < 1:
+            raise ValueError(f"{named}: the value {e['value']!r} must be between 0 and 1")
+    return sorted(entries, key=lambda e: (-e["value"], e["name"]))
