@@ -20,13 +20,13 @@ from .eval.report.answer_box import answer_box_html
 from .eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
 from .eval.stats.estimates import format_interval
 from .eval.judges import accuracy, rubric
-from .eval.analysis import categories, locomo_audit
+from .eval.analysis import categories, locomo_audit, locomo_protocols
 from .eval.runner.identity import user_code_hashes
 from .eval.report.manifests import is_finished, read_manifest
 from .eval.judges.accuracy import JUDGES
 from .eval.analysis.attribution import attribute_failures
 from .eval.analysis.expert_agreement import hand_agreement, hand_confusion, hand_labels
-from .markup import HtmlOutput
+from .markup import HtmlOutput, folded
 from .notices import notice
 from .eval.analysis.budget_curves import coverage_curves, coverage_figure, measure_coverage
 from .eval.runner.evaluate import matched_budgets, evaluate
@@ -92,11 +92,11 @@ def _check_params(params: Mapping[str, Any]) -> None:
 
 # %% ../nbs/04_experiments.ipynb #ac921a9f
 def _system_names(systems: Any) -> list[str]:
-    """The names of the systems asked for: all for `None`, else a list or one string with commas.
+    """The names of the systems asked for: all for `None` or "all", else a list or one string with commas.
 
     Raises `ValueError` for an unknown one.
     """
-    if systems is None:
+    if systems in (None, "all"):
         return list(known_systems())
     names = _name_list(systems)
     if unknown := [n for n in names if n not in known_systems(None)]:
@@ -116,7 +116,7 @@ def _normalize_params(
         params["embedder"] = embedder_name(*parse_embedder_name(params["embedder"]))
     asked = params["systems"]
     systems = _system_names(list(default_systems) if asked is None and default_systems is not None else asked)
-    if asked is not None:
+    if asked not in (None, "all"):
         params["systems"] = systems
     if params["split"] is not None:
         params["split"] = _name_list(params["split"])
@@ -381,9 +381,10 @@ def reply_outcomes(experiment: Experiment) -> HtmlOutput:
 
 # %% ../nbs/04_experiments.ipynb #e1495323
 def comparison_tables(experiment: Experiment) -> HtmlOutput:
-    """Show Table 2 in three parts: F1, recall and costs.
+    """Show Table 2: all measures over all questions, and folded by question type, and the costs.
 
-    It is also written as one table, `table2`, without measured times, which only `costs` holds.
+    Those by question type are also written as one table, `table2`, without measured times, which only
+    `costs` holds.
     """
     frame, run, seed = experiment.rows, experiment.run, experiment.params["seed"]
     f1, recall = tables.MAIN_MEASURES
@@ -398,11 +399,20 @@ def comparison_tables(experiment: Experiment) -> HtmlOutput:
     )
     f1_table = tables.main_table(frame, [f1], seed=seed)
     recall_table = tables.main_table(frame, [recall], seed=seed)
-    recall_caption = f"Table 2b. Recall at k = {experiment.params['k']} with 95 % intervals"
+    at_k = f"at k = {experiment.params['k']}, with 95 % intervals"
+    overview_caption = f"Table 2. All questions, {at_k}; tokens are those that the reader is given"
     return HtmlOutput(
-        run.write_table(f1_table, "table2_f1", "Table 2a. F1 with 95 % intervals")
-        + run.write_table(recall_table, "table2_recall", recall_caption + tables.unlimited_line(frame))
-        + run.write_table(spent, "costs", _costs_caption(frame, spent))
+        run.write_table(
+            tables.overview_table(frame, seed=seed),
+            "table2_overall",
+            overview_caption + tables.unlimited_line(frame),
+        )
+        + folded(
+            "By question type, and what a question costs",
+            run.write_table(recall_table, "table2_recall", f"Table 2a. Recall {at_k}"),
+            run.write_table(f1_table, "table2_f1", "Table 2b. F1 with 95 % intervals"),
+            run.write_table(spent, "costs", _costs_caption(frame, spent)),
+        )
     )
 
 
@@ -459,16 +469,15 @@ def ablations(
 def show_gains(experiment: Experiment, name: str, gained: pd.DataFrame, caption: str) -> HtmlOutput:
     """Show and write a table of gains with a row per system.
 
-    The long form with every p is written as `<name>_tests`.
+    The long form, with a row per system and question type, is written as `<name>_rows`.
     """
-    experiment.table(f"{name}_tests", gained, caption, allow=["system", "type", "baseline", "verdict"])
+    experiment.table(f"{name}_rows", gained, caption, allow=["system", "type", "baseline"])
     wide = tables.gain_table(gained)
-    shown = f"{caption}. * a difference is shown: p < 0.05 after Holm's correction"
-    return experiment.table(name, wide, shown, allow=list(wide.columns))
+    return experiment.table(name, wide, f"{caption}, with 95 % intervals", allow=list(wide.columns))
 
 
 def show_conclusions(*gained: Mapping[str, pd.DataFrame]) -> HtmlOutput:
-    """Show in sentences what the paired tests support, by baseline and measure."""
+    """Show in sentences what tables of gains show, by baseline and measure."""
     return show_sentences(
         *(
             tables.gain_sentences(frame, measure)
@@ -608,6 +617,32 @@ def show_categories(experiment: Experiment) -> HtmlOutput:
             "categories_f1",
             categories.measure_by_category(experiment.rows, data, "f1", seed=seed),
             f"F1 {own}, with 95 % intervals",
+        )
+    )
+
+
+def show_protocols(experiment: Experiment) -> HtmlOutput:
+    """Show LoCoMo's results by the conversations and questions that others count, and what they published.
+
+    Written as the tables `protocols` and `published`; a sentence for other data sets.
+    """
+    import pandas as pd
+
+    if experiment.data.name != "locomo":
+        return HtmlOutput("<p>This is another data set.</p>")
+    k, seed = experiment.params["k"], experiment.params["seed"]
+    published = pd.DataFrame(locomo_protocols.read_published())
+    return HtmlOutput(
+        experiment.table(
+            "protocols",
+            locomo_protocols.protocol_table(experiment.rows, k, seed=seed),
+            f"The same answers by other counts, with 95 % intervals. {locomo_protocols.PROTOCOL_NOTE}",
+        )
+        + experiment.table(
+            "published",
+            published,
+            "Recall@10 of single turns as published by others, each on what its row names",
+            allow=list(published.columns),
         )
     )
 
@@ -785,4 +820,5 @@ class Experiment:
     matched_budgets = show_matched_budgets
     judge_answers, audit = judge_answers, audit_answers
     judge_rubrics, categories = judge_rubrics, show_categories
+    protocols = show_protocols
     causes, against_hand_labels = find_causes, compare_with_labels

@@ -31,7 +31,7 @@ class Cell:
     heading: bool = False
 
 # %% auto #0
-__all__ = ['HtmlOutput', 'Cell', 'html_table']
+__all__ = ['HtmlOutput', 'Cell', 'html_table', 'folded']
 
 # %% ../nbs/00_markup.ipynb #d6e3369e
 _MAX_CELL_CHARS = 300
@@ -91,3 +91,8 @@ def html_table(
     shown = f"<caption style='text-align:left'>{_escape(caption)}</caption>" if caption else ""
     look = _attributes(**{"class": css_class, "style": style})
     return HtmlOutput(f"<table{look}>{shown}{body}</table>")
+
+# %% ../nbs/00_markup.ipynb #cec39d77
+def folded(summary: str, *parts: str) -> HtmlOutput:
+    """Fold parts of HTML behind a line of text that opens them at a click."""
+    return HtmlOutput(f"<details><summary>{_escape(summary)}</summary>{''.join(parts)}</details>")

@@ -108,11 +108,11 @@ def dead_links(path: Path) -> Iterator[str]:
 
 
 def pages(root: Path) -> list[Path]:
-    """List README, CHANGELOG, the notebooks of nbs/, and the notebooks and pages that git tracks in outputs/.
+    """List the pages of the root, the notebooks of nbs/, and what git tracks in outputs/.
 
     Without git, nothing of outputs/ is listed.
     """
-    found = [root / "README.md", root / "CHANGELOG.md"]
+    found = [root / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
     found += [p for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
     with suppress(NoCheckout):
         kept = tracked_files(root, "outputs")

@@ -1,26 +1,25 @@
-"""Make the README's results tables from the committed runs.
+"""Make the README's results from the committed runs.
 
 `python tests/readme.py` prints them, `--write` puts them into the README. They come from the full runs of
-experiments 1 and 3 without a model, and the runs of experiments 3 and 4 with one, on `demo` and `locomo`.
-Only runs that git tracks are used (`git add` is enough), and there must be exactly one of each.
-params/published.yaml has the results that others published on LoCoMo, which are listed below ours.
+experiment 3 without a model, and those with one. Only runs that git tracks are used (`git add` is enough),
+and there must be exactly one of each.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-from committed import NoCheckout, NoRun, SeveralRuns, find_run
+import pandas as pd
+from committed import NoCheckout, NoRun, SeveralRuns, committed_runs, find_run
 
-from adaptmr.eval.stats.estimates import format_interval
+import adaptmr as am
+from adaptmr.eval.stats.contrasts import MEASURE_NAMES, UNDECIDED, read_contrasts
 
 ROOT = Path(__file__).resolve().parent.parent
 END = "<!-- /results -->"
@@ -33,23 +32,16 @@ WANTED = {
     "k": 10,
     "seed": 0,
 }
-QUESTION_TYPES = {
-    "demo": {
-        "overall": "overall",
-        "factual": "factual_extraction",
-        "temporal": "temporal_reasoning",
-        "update": "knowledge_update",
-        "multi-hop": "multi_hop",
-    },
-    "locomo": {
-        "overall": "overall",
-        "factual": "factual_extraction",
-        "temporal": "temporal_reasoning",
-        "multi-hop": "multi_hop",
-        "open-domain": "open_domain",
-    },
+DATASETS = ("demo", "locomo", "beam_100k")
+SHOWN = ("unified", "zscore", "hybrid", "gated", "adaptmr", "oracle_evidence")
+EXAMPLE = "en1/q20"  # a question of demo on a fact that changed twice
+EXPERIMENTS = {
+    "exp1": "where retrieval fails, and why",
+    "exp2": "how much could be gained",
+    "exp3": "the main comparison",
+    "exp4": "which parts of a method matter",
+    "exp5": "what it costs",
 }
-FIELDS = {"name", "value", "needs", "scope", "source"}
 
 
 def begin(block: str) -> str:
@@ -100,315 +92,148 @@ def _first(found: Any, what: str, folder: Path) -> Any:
     )
 
 
-def _differing(folder: Path, measure: str) -> set[tuple[str, str]]:
-    """Return the pairs of system and question type for which a paired test shows a difference to `hybrid`."""
-    return {
-        (t["system"], t["type"])
-        for t in rows(folder, f"gain_over_hybrid_{measure}_tests")
-        if t["verdict"] in ("better", "worse")
-    }
-
-
-def _difference(folder: Path, table: str, system: str) -> str:
-    """Write a system's test over all question types: difference, interval and verdict."""
-    test = _first(
-        (t for t in rows(folder, table) if t["system"] == system and t["type"] == "overall"),
-        f"test of {system} in {table}",
-        folder,
-    )
-    low, high = _number(test["low"]), _number(test["high"])
-    # without Holm's correction, the interval would show a difference
-    corrected = test["verdict"] not in ("better", "worse") and low * high > 0
-    text = format_interval(float(test["difference"]), low, high, "+.3f")
-    if not math.isnan(low):
-        text += f", {test['verdict']}"
-    return text + (" after Holm's correction for all the table's comparisons" if corrected else "")
-
-
 def _number(cell: str) -> float:
-    """Read a number of a table; a dash, for the end of an interval that doesn't exist, is `nan`."""
-    return math.nan if cell in ("–", "") else float(cell)
+    """Read a number of a table; a dash, for what doesn't exist, is `nan`."""
+    return math.nan if cell in ("–", "") else float(cell.replace(",", ""))
 
 
-def published(root: Path = ROOT) -> list[dict[str, Any]]:
-    """Return the published results of others, best first.
-
-    Raises `ValueError` for an entry that lacks a field or whose value isn't between 0 and 1.
-    """
-    entries = yaml.safe_load((root / "params" / "published.yaml").read_text(encoding="utf-8"))
-    for e in entries:
-        if set(e) != FIELDS or not all(e.values()):
-            raise ValueError(
-                f"published.yaml: {e.get('name')!r} must have {', '.join(sorted(FIELDS))}, and nothing else"
-            )
-        if not 0 < e["value"] < 1:
-            raise ValueError(
-                f"published.yaml: the value of {e['name']!r}, {e['value']!r}, must be between 0 and 1"
-            )
-    return sorted(entries, key=lambda e: (-e["value"], e["name"]))
+_NUMBERS = ("difference", "low", "high", "margin", "detectable")
 
 
-def _comparison(label: str, answerable: str) -> list[str]:
-    """Write the lines below the table of LoCoMo: published results, and how the measurements differ."""
-    fitted = json.loads((ROOT / "adaptmr" / "retrieval" / "fits.json").read_text(encoding="utf-8"))["data"][
-        "locomo"
-    ]
-    these = label.endswith(
-        f": {len(fitted['conversations'])} conversations, {fitted['questions']:,} questions"
-    )
-    return [
-        "",
-        "Recall@10 of single turns on LoCoMo, as published by others:",
-        "",
-        *(
-            f"- {e['value']:.3f} {e['name']}: {e['needs']} ([source]({e['source']}); {e['scope']})"
-            for e in published()
-        ),
-        "",
-        "*These are not the same measurement: each value was measured on the data that its line names, ours "
-        f"on {label}; {answerable} of them count for recall, those that can be answered and have evidence. "
-        "Our weights are fitted without the conversation asked about, "
-        "but the signals were chosen with the development conversations in view"
-        f"{', which are these: our value is probably a little too high' if these else ''}.*",
-    ]
+def contrasts(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run's table of declared contrasts, with numbers as numbers."""
+    for row in rows(folder, "contrasts"):
+        yield row | {name: _number(row[name]) for name in _NUMBERS}
 
 
-def _called(system: str) -> str:
-    """Format a system's name as code, without the addition that it asked no model: `qarp` by rule."""
-    name = system.removesuffix(" by rule")
-    return f"`{name}`" + system[len(name) :]
+def verdicts(root: Path | str = ROOT) -> str:
+    """Return what the declared contrasts show, as a Markdown list: a line per contrast, all data sets in it.
 
-
-def results_table(root: Path | str = ROOT, dataset: str = "demo") -> str:
-    """Return the results table of a data set as Markdown.
-
-    It has recall by question type and F1 with 95 % intervals, the tokens, the differences to `hybrid`, and a
-    link to the run.
-    """
-    root, types = Path(root), QUESTION_TYPES[dataset]
-    folder, manifest = full_run(root, dataset)
-    table = rows(folder, "table2")
-    if (folder / "tables" / "costs.csv").exists():
-        table = [
-            row | cost for row, cost in zip(table, rows(folder, "costs"))
-        ]  # the same systems in the same order
-    differing = _differing(folder, "recall")
-    column = {
-        type_name: _first(
-            (c for c in table[0] if c.startswith(f"recall@k: {type_name} (")),
-            f"column of recall for {type_name} questions",
-            folder,
-        )
-        for type_name in types
-    }
-    f1 = _first((c for c in table[0] if c.startswith("F1: overall")), "column of F1", folder)
-    tokens = _first((c for c in table[0] if c.endswith("context tokens")), "column of tokens", folder)
-    lines = [
-        f"| system | recall@{manifest['params']['k']} | {' | '.join(list(types)[1:])} | F1 | tokens |",
-        "|---|---|" + "---:|" * (len(types) - 1) + "---|---:|",
-    ]
-    for row in table:
-        star = {name: " \\*" if (row["system"], value) in differing else "" for name, value in types.items()}
-        parts = [row[column[name]].split(" [")[0] + star[name] for name in list(types)[1:]]
-        lines.append(
-            f"| {_called(row['system'])} | {row[column['overall']]}{star['overall']} | {' | '.join(parts)} "
-            f"| {row[f1]} | {row[tokens]} |"
-        )
-    report, label = (folder / "report.html").relative_to(root).as_posix(), manifest["data"]["label"]
-    against = (
-        "`adaptmr` against `hybrid`, overall, in recall: "
-        f"{_difference(folder, 'gain_over_hybrid_recall_tests', 'adaptmr')}; in F1: "
-        f"{_difference(folder, 'gain_over_hybrid_f1_tests', 'adaptmr')}. From [this run]({report}).*"
-    )
-    if dataset == "demo":
-        below = (
-            f"*{label}. Recall is the share of gold turns found, overall and by question type; "
-            "F1 is that of a rule-based reader; brackets are 95 % intervals over conversations; "
-            "tokens are those that the reader is given. "
-            "\\* differs from `hybrid` in a paired test after Holm's correction "
-            "(`random` and `full_context`, which don't search, are not tested). "
-        )
-        return "\n".join([*lines, "", below + against])
-    answerable = re.findall(r"n=(\d+)", column["overall"])[0]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"*{label}, measured likewise; factual is LoCoMo's single-hop. " + against,
-            *_comparison(label, answerable),
-        ]
-    )
-
-
-def failures_table(root: Path | str = ROOT, dataset: str = "locomo") -> str:
-    """Return a Markdown table of the failures of four systems, by question type.
-
-    Below it: the gap between the best and the worst type, the causes of `unified`'s failures, and how well
-    these agree with labels by hand.
-    """
-    root, types = Path(root), [*QUESTION_TYPES[dataset], "abstention"]
-    folder, manifest = full_run(root, dataset, "exp1")
-    table, measure = rows(folder, "table1"), "failures: F1 below 0.3"
-    column = {
-        type_name: _first(
-            (c for c in table[0] if c.startswith(f"{measure}: {type_name} (")),
-            f"column of failures on {type_name} questions",
-            folder,
-        )
-        for type_name in types
-    }
-    lines = [f"| system | failures | {' | '.join(types[1:])} |", "|---|---|" + "---:|" * (len(types) - 1)]
-    for row in table:
-        if row["system"] not in ("unified", "lexical", "hybrid", "adaptmr"):
-            continue
-        lines.append(
-            f"| `{row['system']}` | {row[column['overall']]} | "
-            f"{' | '.join(row[column[name]].split(' ')[0] for name in types[1:])} |"
-        )
-    gate = _first((r for r in rows(folder, "gates") if r["system"] == "unified"), "gate of unified", folder)
-    low, high = _number(gate["low"]), _number(gate["high"])
-    gap = "–" if math.isnan(low) else f"[{100 * low:.1f}, {100 * high:.1f}]"
-    found = (r for r in rows(folder, "causes") if (r["system"], r["type"]) == ("unified", "overall"))
-    shares = sorted((r for r in found if float(r["mean"])), key=lambda r: -float(r["mean"]))
-    why = ", ".join(
-        f"{r['cause']} {format_interval(float(r['mean']), _number(r['low']), _number(r['high']), '.0%')}"
-        for r in shares
-    )
-    kappa = {r["failures"]: r for r in rows(folder, "hand_agreement") if r["reading"] == "strict"}
-    agree, hard = kappa["all"], kappa["without HALLUC"]
-    report = (folder / "report.html").relative_to(root).as_posix()
-    return "\n".join(
-        [
-            *lines,
-            "",
-            (
-                f"*{manifest['data']['label']}; a failure is an F1 below 0.3, with the rule-based reader; "
-                "brackets are 95 % intervals over conversations. `unified` is best on "
-                f"{gate['best']} and worst on {gate['worst']} questions, "
-                f"a gap of {100 * float(gate['gap']):.1f} points of recall {gap}: {gate['verdict']}. "
-                f"Why its answers failed, by replaying each with one thing put right: {why}. "
-                f"Against {agree['n']} labels by hand, Cohen's κ is {_bracketed(agree, 'kappa')}, and "
-                f"{_bracketed(hard, 'kappa')} without the unanswerable. From [this run]({report}).*"
-            ),
-        ]
-    )
-
-
-def _bracketed(row: dict[str, str], value: str) -> str:
-    return format_interval(float(row[value]), _number(row["low"]), _number(row["high"]), ".2f")
-
-
-def model_table(root: Path | str = ROOT, dataset: str = "demo") -> str:
-    """Return the results with a model as Markdown: recall, F1, calls and tokens of each system.
-
-    Below the table: how many plans were valid without a repair, and what changes with the rules' plans.
+    The last contrast needs a model and is read from the runs with one.
     """
     root = Path(root)
-    (folder, manifest), (parts, _) = model_run(root, "exp3", dataset), model_run(root, "exp4", dataset)
-    table = rows(folder, "table2")
-    differing = {measure: _differing(folder, measure) for measure in ("recall", "f1")}
-    recall, f1 = (
-        _first((c for c in table[0] if c.startswith(f"{name}: overall")), f"column of {name}", folder)
-        for name in ("recall@k", "F1")
-    )
-    lines = [
-        f"| system | recall@{manifest['params']['k']} | F1 | calls | tokens |",
-        "|---|---|---|---:|---:|",
-    ]
-    for row, cost in zip(table, rows(folder, "costs")):  # the same systems in the same order
-        stars = [
-            " \\*" if (row["system"], "overall") in differing[measure] else "" for measure in ("recall", "f1")
-        ]
+    offline = [full_run(root, name) for name in DATASETS]
+    asked = [model_run(root, "exp3", name) for name in ("demo", "locomo")]
+    lines = []
+    for declared in read_contrasts():
+        measure = MEASURE_NAMES.get(declared.measure, declared.measure)
+        found = []
+        for folder, manifest in offline if declared.system != "qarp" else asked:
+            for row in contrasts(folder):
+                if (row["contrast"], row["measure"]) == (declared.label, measure):
+                    where = f"[{manifest['params']['dataset']}]({_report(folder, root)})"
+                    found.append(f"{where} {row['verdict']}, {_difference(row)}")
+        if not found:
+            raise NoRun(
+                f"no committed run of exp3 has the contrast {declared.label} in {measure}: run it again"
+            )
         lines.append(
-            f"| `{row['system']}` | {row[recall]}{stars[0]} | {row[f1]}{stars[1]} "
-            f"| {float(cost['calls']):.1f} | {cost['model tokens']} |"
+            f"- *{declared.asks}* `{declared.system}` − `{declared.baseline}`, {measure}: {'; '.join(found)}."
         )
-    plans = _first(
-        (r for r in rows(folder, "replies") if (r["system"], r["task"]) == ("qarp", "plan")),
-        "replies of qarp's planner",
-        folder,
-    )
-    shares = ", ".join(
-        f"{float(plans[how]):.0%} {how}" for how in ("clean", "repaired", "asked again", "fallback")
-    )
-    by_rules = {
-        measure: _difference(parts, f"table3_qarp_{measure}", "qarp planned by rules")
-        for measure in ("recall_tests", "f1_tests")
-    }
-    report, ablations = ((f / "report.html").relative_to(root).as_posix() for f in (folder, parts))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            (
-                f"*{manifest['data']['label']}, planned and read by {manifest['params']['model']}; "
-                "calls and tokens are a question's, reader included; "
-                f"\\* differs from `hybrid`. Of {plans['n']} plans: {shares}. "
-                "With the rules' plans in place of the model's, `qarp` changes in recall by "
-                f"{by_rules['recall_tests']}; in F1 by {by_rules['f1_tests']}. "
-                f"From [this run]({report}) and [its ablations]({ablations}).*"
-            ),
-        ]
+    return "\n".join(lines)
+
+
+def _difference(row: dict[str, Any]) -> str:
+    ends = "" if math.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    able = row["verdict"] == UNDECIDED and not math.isnan(row["detectable"])
+    return f"{row['difference']:+.3f}{ends}" + (
+        f" (could have shown {row['detectable']:.3f})" if able else ""
     )
 
 
-def main_figure(root: Path | str = ROOT) -> str:
-    """Return the figure of recall on `demo` as Markdown, with the tests of `adaptmr` against `hybrid`."""
+def _report(folder: Path, root: Path) -> str:
+    return (folder / "report.html").relative_to(root).as_posix()
+
+
+def results_table(root: Path | str = ROOT) -> str:
+    """Return the main results of six systems on two data sets as Markdown, with links to their runs."""
     root = Path(root)
-    (demo, manifest), (locomo, other) = full_run(root, "demo"), full_run(root, "locomo")
-    tests = [
-        _difference(folder, f"gain_over_hybrid_{measure}_tests", "adaptmr")
-        for folder in (demo, locomo)
-        for measure in ("recall", "f1")
-    ]
-    folder = demo.relative_to(root).as_posix()
-    return (
-        f"![Recall of gold turns by question type, for five systems]({folder}/figures/recall.png)\n\n"
-        f"*Recall of gold turns at k = {manifest['params']['k']}, by question type; "
-        f"vertical lines are 95 % intervals. {manifest['data']['label']}; from "
-        f"[this run]({folder}/report.html). `adaptmr` against `hybrid` in recall: {tests[0]}; "
-        f"in F1: {tests[1]}. The same on {other['data']['label']}: in recall {tests[2]}; in F1 {tests[3]}.*"
+    parts = {name: full_run(root, name) for name in ("demo", "locomo")}
+    cells: dict[str, list[str]] = {system: [] for system in SHOWN}
+    for folder, _ in parts.values():
+        by_system = {row["system"]: row for row in rows(folder, "table2_overall")}
+        for system in SHOWN:
+            row = _first((by_system[s] for s in (system,) if s in by_system), f"row of {system}", folder)
+            for measure in ("recall@k", "precision@k", "F1"):
+                column = _first(
+                    (c for c in row if c.startswith(f"{measure} (")), f"column of {measure}", folder
+                )
+                cells[system].append(row[column])
+    names = [f"{name}: recall | precision | F1" for name in parts]
+    lines = [f"| system | {' | '.join(names)} |", "|---" * (1 + 3 * len(parts)) + "|"]
+    lines += [f"| `{system}` | {' | '.join(values)} |" for system, values in cells.items()]
+    k = next(iter(parts.values()))[1]["params"]["k"]
+    from_runs = ", ".join(
+        f"[{manifest['data']['label']}]({_report(folder, root)})" for folder, manifest in parts.values()
     )
-
-
-def transfer_table(root: Path | str = ROOT) -> str:
-    """Return the recall of `hybrid` on data sets that its weights were not fitted to, as Markdown."""
-    fits = json.loads((Path(root) / "adaptmr/retrieval/fits.json").read_text(encoding="utf-8"))
-    lines = [
-        "| data set | `hybrid`, fitted to the other sets | `unified` | `lexical` | `zscore` "
-        "| `hybrid`, conversation left out | recall lost by the gate |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, scores in sorted(fits["data_set_left_out"]["minilm"].items()):
-        plain, within = scores["plain"], fits["held_out"]["minilm"][name]
-        cells = [
-            scores["recall@10"],
-            plain["unified"],
-            plain["lexical"],
-            plain["zscore"],
-            within["recall@10"],
-        ]
-        numbers = " | ".join(f"{x:.3f}" for x in (*cells, scores["gate"]["recall lost"]))
-        lines.append(f"| `{name}`, {scores['n']} questions | {numbers} |")
     note = (
-        "*Recall@10 of gold turns on the development conversations, those in English; encoder `minilm`. "
-        f"Fitted {fits['date']}; all scores are in `adaptmr/retrieval/fits.json`.*"
+        f"*Recall and precision of gold turns among the first {k}; F1 of a reader that follows rules, so "
+        f"judge retrieval by recall; brackets are 95 % intervals over conversations. From {from_runs}.*"
     )
     return "\n".join([*lines, "", note])
 
 
+def worked_example(root: Path | str = ROOT) -> str:
+    """Return one question with what two systems put first, as Markdown, from the run on `demo`."""
+    folder, _ = full_run(Path(root))
+    frame = pd.read_parquet(folder / "results.parquet")
+    data = am.load("demo", split=EXAMPLE)
+    question = next(q for q in data.questions if q.id == EXAMPLE)
+    turns = {m.source: m for m in data.conversation(question.conversation).turns}
+    marks = dict.fromkeys(question.parts["stale"], " (outdated)")
+    marks |= dict.fromkeys(question.parts["current"], " (**current**)")
+    lines = [f"| rank | {' | '.join(f'`{s}`' for s in ('unified', 'adaptmr'))} |", "|---:|---|---|"]
+    columns = []
+    for system in ("unified", "adaptmr"):
+        chosen = frame[(frame["system"] == system) & (frame["question"] == EXAMPLE)]
+        found = _first(chosen["retrieved"], f"answer of {system} to {EXAMPLE}", folder).split()[:3]
+        columns.append([f"{turns[s].at:%d %b %Y}: “{_cut(turns[s].text)}”{marks.get(s, '')}" for s in found])
+    lines += [f"| {i} | {one} | {other} |" for i, (one, other) in enumerate(zip(*columns), 1)]
+    return "\n".join([f"Maya asks her assistant in {question.asked_at:%B %Y}: *{question.text}*", "", *lines])
+
+
+def _cut(text: str, width: int = 90) -> str:
+    text = " ".join(text.split()).replace("|", "/")
+    return text if len(text) <= width else text[:width].rsplit(" ", 1)[0] + " …"
+
+
+def main_figure(root: Path | str = ROOT) -> str:
+    """Return the figure of recall on `demo` as Markdown."""
+    root = Path(root)
+    folder, manifest = full_run(root, "demo")
+    picture = (folder / "figures" / "recall.png").relative_to(root).as_posix()
+    return (
+        f"![Recall of gold turns by question type]({picture})\n\n"
+        f"*Recall of gold turns at k = {manifest['params']['k']} by question type, with 95 % intervals. "
+        f"{manifest['data']['label']}; from [this run]({_report(folder, root)}).*"
+    )
+
+
+def report_list(root: Path | str = ROOT) -> str:
+    """Return links to the reports of all committed runs of the experiments, as a Markdown list."""
+    root = Path(root)
+    lines = []
+    for name, about in EXPERIMENTS.items():
+        links = []
+        for run in committed_runs(root, name):
+            params = run.manifest["params"]
+            model = "" if params["model"] == "offline" else f" with {params['model']}"
+            links.append(f"[{params['dataset']}{model}]({_report(run.folder, root)})")
+        if links:
+            lines.append(f"- `{name}`, {about}: {', '.join(links)}")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[Path | str], str]] = {
     "main figure": main_figure,
-    "exp1 locomo": lambda root: failures_table(root, "locomo"),
-    "exp3 demo": lambda root: results_table(root, "demo"),
-    "exp3 locomo": lambda root: results_table(root, "locomo"),
-    "transfer": transfer_table,
-    "exp3 demo with a model": lambda root: model_table(root, "demo"),
-    "exp3 locomo with a model": lambda root: model_table(root, "locomo"),
+    "verdicts": verdicts,
+    "example": worked_example,
+    "exp3": results_table,
+    "reports": report_list,
 }
 
 
-def between_markers(text: str, block: str = "exp3 demo") -> str:
+def between_markers(text: str, block: str = "exp3") -> str:
     """Return the text between the markers of a block. Raises `ValueError` if they are missing."""
     found = re.search(re.escape(begin(block)) + r"\n(.*?)\n?" + re.escape(END), text, re.S)
     if not found or "<!-- results:" in found[1]:

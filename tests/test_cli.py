@@ -131,7 +131,7 @@ def test_the_whole_run_folder_is_made(ran):
         for kind in ("csv", "tex", "txt")
     } <= set(ran["before"])
     assert {
-        f"figures/{f}.{kind}" for f in ("recall", "gain") for kind in ("png", "svg", "pdf", "txt")
+        f"figures/{f}.{kind}" for f in ("recall", "coverage") for kind in ("png", "svg", "pdf", "txt")
     } <= set(ran["before"])
     assert [n for n in ran["before"] if n.endswith(".csv")] == [
         n.replace(".tex", ".csv") for n in ran["before"] if n.endswith(".tex")

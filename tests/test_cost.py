@@ -171,31 +171,22 @@ def test_what_tokens_are_is_said():
 def test_overhead_is_paired():
     frame = rows()
     table = e.overhead(frame).set_index(["system", "measure"])
-    assert table.loc[("planner", "tokens"), ["difference", "verdict"]].tolist() == [400, "too few"], (
+    assert table.loc[("planner", "tokens"), "difference"] == 400
+    assert table.loc[("planner", "tokens"), ["low", "high", "share_low", "share_high"]].isna().all(), (
         "the same on every question: nothing varies"
     )
-    assert (
-        table.loc[("planner", "tokens"), ["low", "high", "p", "p_holm", "share_low", "share_high"]]
-        .isna()
-        .all()
-    )
+    assert not {"p", "p_holm", "verdict"} & set(table), "no table of costs makes a test"
     uneven = frame.assign(
         prompt_tokens=frame["prompt_tokens"] + (frame["system"] == "planner") * np.arange(len(frame)) % 5
     )
     shown = e.overhead(uneven).set_index(["system", "measure"]).loc[("planner", "tokens")]
-    assert (
-        shown["verdict"] == "more"
-        and shown["low"] < shown["difference"] < shown["high"]
-        and shown["p"] == shown["p_holm"] < 0.05
-    ), "one test only"
+    assert 0 < shown["low"] < shown["difference"] < shown["high"]
     assert table.loc[("planner", "tokens"), "share"] == pytest.approx(0.8) and table.loc[
         ("planner", "calls"), "share"
     ] == pytest.approx(1)
-    assert table.loc[("rules", "calls"), "verdict"] == "too few" and table["n"].eq(40).all()
+    assert math.isnan(table.loc[("rules", "calls"), "low"]) and table["n"].eq(40).all()
     less = e.overhead(uneven, "planner", ["unified"]).set_index("measure")
-    assert (
-        less.loc["tokens", "difference"] == -shown["difference"] and less.loc["tokens", "verdict"] == "less"
-    )
+    assert less.loc["tokens", "difference"] == -shown["difference"] and less.loc["tokens", "high"] < 0
     same = frame.sample(frac=1, random_state=2)
     pd.testing.assert_frame_equal(
         e.overhead(same).sort_values(["system", "measure"], ignore_index=True),
@@ -318,7 +309,7 @@ def test_part_costs_and_sentences():
     assert (
         e.wide_table("system", e.overhead(rows(), measures=e.TIME_MEASURES))
         .loc["planner", "ms_both"]
-        .endswith(" %) *")
+        .endswith(" %)")
     )
 
 

@@ -32,7 +32,6 @@ def differences():
             "difference": [0.1, -0.2, 0.01],
             "low": [0.05, -0.3, -0.1],
             "high": [0.2, -0.1, 0.1],
-            "verdict": ["better", "worse", "no difference shown"],
         }
     )
 
@@ -226,7 +225,7 @@ def test_pareto_front_without_numbers():
         f.pareto_plot(one_type().assign(tokens=0), "tokens", log=True)
 
 
-def test_difference_plot_shows_zero_and_verdicts():
+def test_difference_plot_shows_zero_and_what_leaves_it_out():
     ax = f.difference_plot(differences(), ["system", "type"]).axes[0]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["a · x", "b · y", "c · z"]
     assert any(list(line.get_xdata()) == [0, 0] for line in ax.lines)
@@ -267,7 +266,7 @@ def test_no_bar_is_drawn_for_an_interval_that_is_missing():
     for fig in (
         f.grouped_bars(data, "type"),
         f.pareto_plot(data.query("type == 'multi_hop'"), "tokens"),
-        f.difference_plot(differences().assign(low=math.nan, high=math.nan, verdict="too few")),
+        f.difference_plot(differences().assign(low=math.nan, high=math.nan)),
     ):
         ax = fig.axes[0]
         assert not [

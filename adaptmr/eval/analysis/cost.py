@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..stats.estimates import MIN_GROUPS, TOO_FEW, count_groups, format_interval
-from ..stats.intervals import Interval, mean_ci, add_holm_verdicts, paired_difference, ratio_ci
+from ..stats.intervals import Interval, mean_ci, paired_difference, ratio_ci
 from ..report.tables import TYPE_LABELS, OVERALL, types_present
 
 if TYPE_CHECKING:
@@ -200,9 +200,8 @@ def overhead(
     """Compare every system with `baseline`, question by question; long form, a row per measure.
 
     `measures` are `COUNT_MEASURES`, or `TIME_MEASURES` (milliseconds). Columns: system, type, label, measure,
-    baseline, difference, low, high, p, p_holm, verdict ("more", "less", "no difference shown", or "too few"),
-    share, share_low, share_high (the difference as a share of what the baseline spends; `nan` where that is
-    0), n. Holm's correction is over all rows that have a p. Raises `ValueError` for a baseline without rows,
+    baseline, difference, low, high (95 % interval), share, share_low, share_high (the difference as a share
+    of what the baseline spends; `nan` where that is 0), n. Raises `ValueError` for a baseline without rows,
     or systems that weren't asked the same questions.
     """
     import pandas as pd
@@ -218,8 +217,9 @@ def overhead(
         part = rows if question_type == OVERALL else rows[rows["type"] == question_type]
         for system in chosen:
             for column in measures:
-                a, b, groups = paired_values(part, system, baseline, column)
-                d, ratio = paired_difference(a, b, groups, seed=seed), ratio_ci(a, b, groups, seed=seed)
+                a, b, groups, strata = paired_values(part, system, baseline, column)
+                d = paired_difference(a, b, groups, strata, seed=seed)
+                ratio = ratio_ci(a, b, groups, strata, seed=seed)
                 if math.isnan(d.low):
                     ratio = replace(ratio, low=math.nan, high=math.nan)
                 table.append(
@@ -232,26 +232,21 @@ def overhead(
                         "difference": d.mean,
                         "low": d.low,
                         "high": d.high,
-                        "p": d.p,
                         "share": ratio.mean - 1,
                         "share_low": ratio.low - 1,
                         "share_high": ratio.high - 1,
                         "n": d.n,
                     }
                 )
-    return _more_or_less(pd.DataFrame(table))
+    return pd.DataFrame(table)
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #0b07c9c2
-def _more_or_less(table: pd.DataFrame) -> pd.DataFrame:
-    out = add_holm_verdicts(table)
-    return out.assign(verdict=out["verdict"].replace({"better": "more", "worse": "less"}))
-
-
 def paired_values(
     frame: pd.DataFrame, system: str, other: str, column: str
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return a column of two systems on the same questions, and the questions' conversations.
+) -> tuple[np.ndarray, np.ndarray, list[str], list[str] | None]:
+    """Return a column of two systems on the same questions, with the questions' conversations and languages.
 
+    The last is `None` where the frame doesn't say them.
     Raises `ValueError` where the questions differ, and `KeyError` for a missing column (`ms` needs times).
     """
     if column not in frame:
@@ -269,7 +264,10 @@ def paired_values(
             f"{system!r} and {other!r} were not asked the same questions ({len(a)} and {len(b)}): "
             "an overhead needs that"
         )
-    return a.to_numpy(), b.to_numpy(), a.index.get_level_values(0).tolist()
+    conversations = a.index.get_level_values(0).tolist()
+    spoken = dict(zip(frame["conversation"], frame["language"])) if "language" in frame else {}
+    languages = [spoken[c] for c in conversations] if spoken else None
+    return a.to_numpy(), b.to_numpy(), conversations, languages
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #478db288
 def accuracy_per_1000(
@@ -391,8 +389,7 @@ def component_costs(
     """Compare systems with and without each component: mean paired differences per question; long form.
 
     `pairs` gives (with, without) of each component; those with a system that has no rows are left out.
-    `measures` may be `TIME_MEASURES`. Columns: part, with, without, measure, difference, low, high, p, p_holm
-    (over all rows), verdict, n.
+    `measures` may be `TIME_MEASURES`. Columns: part, with, without, measure, difference, low, high, n.
     """
     import pandas as pd
 
@@ -402,8 +399,8 @@ def component_costs(
         if not {full, without} <= there:
             continue
         for column in measures:
-            a, b, groups = paired_values(rows, full, without, column)
-            d = paired_difference(a, b, groups, seed=seed)
+            a, b, groups, strata = paired_values(rows, full, without, column)
+            d = paired_difference(a, b, groups, strata, seed=seed)
             table.append(
                 {
                     "part": part,
@@ -413,12 +410,11 @@ def component_costs(
                     "difference": d.mean,
                     "low": d.low,
                     "high": d.high,
-                    "p": d.p,
                     "n": d.n,
                 }
             )
-    columns = ["part", "with", "without", "measure", "difference", "low", "high", "p", "n"]
-    return _more_or_less(pd.DataFrame(table, columns=columns))[[*columns[:-1], "p_holm", "verdict", "n"]]
+    columns = ["part", "with", "without", "measure", "difference", "low", "high", "n"]
+    return pd.DataFrame(table, columns=columns)
 
 
 def component_sentences(*costs: pd.DataFrame) -> list[str]:
@@ -435,15 +431,13 @@ def component_sentences(*costs: pd.DataFrame) -> list[str]:
 
 def _describe_change(row: Mapping[Any, Any]) -> str:
     unit = " ms" if row["measure"] == "ms_both" else f" {row['measure']}"
-    change = format_interval(row["difference"], row["low"], row["high"], "+.3g", unit=unit)
-    return change + (" (no difference shown)" if row["verdict"] == "no difference shown" else "")
+    return format_interval(row["difference"], row["low"], row["high"], "+.3g", unit=unit)
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #6ed32184
 def wide_table(label: str, *tables: pd.DataFrame) -> pd.DataFrame:
     """Format long tables of `overhead` or `component_costs`: a row per `label`, a column per measure.
 
-    Cells are "difference [low, high]", with * where a difference is shown; one that couldn't be tested reads
-    "+1.0 – too few".
+    Cells are "difference [low, high]"; one without an interval reads "+1.0 – too few".
     """
     import pandas as pd
 
@@ -454,11 +448,9 @@ def wide_table(label: str, *tables: pd.DataFrame) -> pd.DataFrame:
         if math.isnan(r["difference"]):
             continue
         share = f" ({100 * r['share']:+.0f} %)" if not math.isnan(r.get("share", math.nan)) else ""
-        star = " *" if r["verdict"] in ("more", "less") else ""
         digits = 3 if r["measure"] in ("F1", "calls") else 1
-        cells[r["measure"]][r[label]] = (
-            format_interval(r["difference"], r["low"], r["high"], f"+.{digits}f") + share + star
-        )
+        shown = format_interval(r["difference"], r["low"], r["high"], f"+.{digits}f")
+        cells[r["measure"]][r[label]] = shown + share
     return pd.DataFrame(
         {m: [cell.get(n, "–") for n in names] for m, cell in cells.items()}, index=pd.Index(names, name=label)
     )

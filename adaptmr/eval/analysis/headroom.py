@@ -41,8 +41,10 @@ def measure_headroom(
     for question_type, part in split_by_type(_paired_scores(frame, base, ceiling, value)):
         b, t = part["base"].to_numpy(float), part["top"].to_numpy(float)
         groups = part["conversation"].tolist()
-        retrieval, reader = paired_difference(t, b, groups, seed=seed), mean_ci(1 - t, groups, seed=seed)
-        share = ratio_ci(t - b, 1 - b, groups, seed=seed) if float(np.nansum(1 - b)) > 0 else None
+        languages = part["language"].tolist() if "language" in part else None
+        retrieval = paired_difference(t, b, groups, languages, seed=seed)
+        reader = mean_ci(1 - t, groups, seed=seed)
+        share = ratio_ci(t - b, 1 - b, groups, languages, seed=seed) if float(np.nansum(1 - b)) > 0 else None
         s, s_low, s_high = (share.mean, share.low, share.high) if share else (math.nan,) * 3
         if math.isnan(retrieval.low):
             s_low = s_high = math.nan
@@ -75,7 +77,7 @@ def _paired_scores(frame: pd.DataFrame, base: str, ceiling: str, value: str) -> 
         raise ValueError(
             f"the frame has no rows of {missing[0]!r}; it has {list(dict.fromkeys(frame['system']))}"
         )
-    key = ["conversation", "question", "type"]
+    key = ["conversation", "question", "type", *(["language"] if "language" in frame else [])]
     low, top = (
         frame.loc[frame["system"] == s, [*key, value]].rename(columns={value: name})
         for s, name in ((base, "base"), (ceiling, "top"))

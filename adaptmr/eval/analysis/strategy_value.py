@@ -19,7 +19,7 @@ from adaptmr.eval.report.tables import (
     split_by_type,
 )
 from ..stats.estimates import format_interval
-from ..stats.intervals import add_holm_verdicts, paired_difference
+from ..stats.intervals import paired_difference
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,7 +132,7 @@ def oracle_gap(
 
     if missing := [s for s in (ceiling, base) if s not in set(frame["system"])]:
         raise ValueError(f"the frame has no rows of {missing[0]!r}; it has {sorted(set(frame['system']))}")
-    key = ["conversation", "question", "type"]
+    key = ["conversation", "question", "type", *(["language"] if "language" in frame else [])]
     above, below = (frame.loc[frame["system"] == s, [*key, value]] for s in (ceiling, base))
     pairs = above.merge(below, on=key, suffixes=("_above", "_below"), validate="one_to_one")
     if not len(pairs) == len(above) == len(below):
@@ -140,7 +140,8 @@ def oracle_gap(
     found = []
     for question_type, part in split_by_type(pairs):
         top, low = (part[f"{value}_{side}"].to_numpy(float) for side in ("above", "below"))
-        d = paired_difference(top, low, part["conversation"].tolist(), seed=seed)
+        languages = part["language"].tolist() if "language" in part else None
+        d = paired_difference(top, low, part["conversation"].tolist(), languages, seed=seed)
         verdict = judge_gap(d.mean)
         ends = [] if math.isnan(d.low) else [judge_gap(d.low), judge_gap(d.high)]
         others = [other for other in dict.fromkeys(ends) if other != verdict]
@@ -178,29 +179,26 @@ def compare_with_controls(
 ) -> pd.DataFrame:
     """Compare a system with each control, question by question, per question type and overall.
 
-    Rows and columns are those of `tables.paired_gains`; `system` reads "qarp less token_matched". Holm's
-    correction is over all rows.
+    Rows and columns are those of `tables.paired_gains`; `system` reads "qarp less token_matched".
     """
     import pandas as pd
 
-    tests = [
+    compared = [
         paired_gains(frame, control, [system], value, seed=seed).assign(system=f"{system} less {control}")
         for control in controls
         if control != system
     ]
-    return add_holm_verdicts(pd.concat(tests, ignore_index=True))
+    return pd.concat(compared, ignore_index=True)
 
 
 def control_sentences(compared: pd.DataFrame, measure: str) -> list[str]:
-    """Say for each control of `compare_with_controls` the difference overall, and where one is shown."""
+    """Say for each control of `compare_with_controls` the difference overall, and the types without 0."""
     out = []
     for name, part in compared.groupby("system", sort=False):
         whole = part[part["type"] == OVERALL].to_dict("records")
-        where = part[part["verdict"].isin(["better", "worse"]) & (part["type"] != OVERALL)]
-        shown = [f"overall {_signed(r)}, {r['verdict']}" for r in whole] or ["nothing to compare"]
-        shown += [
-            f"{r['verdict']} on {TYPE_LABELS[r['type']]} ({_signed(r)})" for r in where.to_dict("records")
-        ]
+        apart = ((part["low"] > 0) | (part["high"] < 0)) & (part["type"] != OVERALL)
+        shown = [f"overall {_signed(r)}" for r in whole] or ["nothing to compare"]
+        shown += [f"{TYPE_LABELS[r['type']]} {_signed(r)}" for r in part[apart].to_dict("records")]
         out.append(f"{measure}, {name}: {'; '.join(shown)}.")
     return out
 

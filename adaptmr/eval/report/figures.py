@@ -266,19 +266,16 @@ def difference_plot(
     low: str = "low",
     high: str = "high",
     *,
-    verdict: str | None = "verdict",
     title: str = "",
     xlabel: str = "difference",
 ) -> Figure:
     """Draw each row's difference and interval, from the top, with a line at zero.
 
-    Takes what `stats.compare_systems` gives.
-    `label` may be several columns. Filled points have a `verdict` of "better" or "worse"; with
-    `verdict=None`, an interval without zero. A difference without an interval is an open point that is
-    labelled "too few".
+    Takes what `stats.compare_systems` gives. `label` may be several columns. Filled points have an interval
+    without zero. A difference without an interval is an open point that is labelled "too few".
     """
     names = [label] if isinstance(label, str) else list(label)
-    require_columns(frame, *names, value, low, high, *([verdict] if verdict else []))
+    require_columns(frame, *names, value, low, high)
     with titled_figure(6.4, 1.2 + 0.36 * len(frame), title, xlabel) as (fig, ax):
         ax.axvline(0, color=TEXT_COLOR, linewidth=1)
         for i, (_, row) in enumerate(frame.iterrows()):
@@ -288,8 +285,7 @@ def difference_plot(
             elif np.isnan(bottom) or np.isnan(top):
                 _draw_untested(ax, v, i)
             else:
-                shown = row[verdict] in ("better", "worse") if verdict else bottom > 0 or top < 0
-                _draw_difference(ax, v, i, bottom, top, shown)
+                _draw_difference(ax, v, i, bottom, top, bottom > 0 or top < 0)
         ax.set_yticks(
             range(len(frame)),
             [printable_label(" · ".join(str(row[n]) for n in names)) for _, row in frame.iterrows()],
@@ -310,7 +306,7 @@ def _draw_untested(ax: Axes, value: float, i: int) -> None:
 
 
 def _draw_difference(ax: Axes, value: float, i: int, low: float, high: float, shown: bool) -> None:
-    """Draw a difference with its interval in row `i`: filled and coloured where it is shown."""
+    """Draw a difference with its interval in row `i`: filled where it leaves zero out."""
     colour = "#777777"
     if shown:
         colour = PALETTE[0] if value > 0 else PALETTE[3]

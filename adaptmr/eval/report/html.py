@@ -175,7 +175,7 @@ def frame_html(
 
 # %% ../../../nbs/eval/report/01_html.ipynb #0ee2d092
 _NUMBERS = re.compile(r"[-+*0-9.,;:%\[\]()<>=±–−/$\s]*(?:\de[-+]?\d+)?(?: too few)?")
-_WITH_INTERVAL = re.compile(r"(\S+) (\[[^\]]*\]|– too few)( \*)?")
+_WITH_INTERVAL = re.compile(r"(\S+) (\[[^\]]*\]|– too few)")
 
 
 def _interval_below(text: str) -> str:
@@ -183,8 +183,8 @@ def _interval_below(text: str) -> str:
     found = _WITH_INTERVAL.fullmatch(text)
     if not found:
         return text
-    number, interval, star = (html.escape(part or "") for part in found.groups())
-    return HtmlOutput(f"{number}{star}<br><small>{interval}</small>")
+    number, interval = map(html.escape, found.groups())
+    return HtmlOutput(f"{number}<br><small>{interval}</small>")
 
 # %% ../../../nbs/eval/report/01_html.ipynb #84abd3ca
 def render_html(run_path: str | Path, explorer: str = "") -> Path:
