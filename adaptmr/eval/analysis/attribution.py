@@ -465,7 +465,7 @@ def _explain(
         "answerable": question.answerable,
         "lost": 1 - d.score,
         "left": 1 - d.repaired,
-        **{f"gain_{name}": d.gains.get(name, math.nan) for name in REPAIRS},
+        **{f"gain_{name}": round(d.gains.get(name, math.nan), 9) for name in REPAIRS},
         **{f"seen_{name}": name in d.seen for name in REPAIRS},
     }
 

@@ -120,6 +120,9 @@ class Failure:
         return np.zeros((len(hits), len(hits))) if known is None else np.asarray(known, dtype=float)
 
 # %% ../../../nbs/eval/analysis/00_counterfactuals.ipynb #55d1e771
+_SCORE_STEP = 1e-6  # scores are rounded to this
+
+
 def _source(m: Memory) -> str:
     return m.source or m.id
 
@@ -143,7 +146,9 @@ def _add_gold(evidence: Evidence, failure: Failure) -> Evidence:
         return evidence
     top = max((h.score for h in evidence.hits), default=1.0)
     undated = bool(evidence.hits) and not any(h.memory.dated for h in evidence.hits)
-    added = [Hit(without_times(m) if undated else m, top) for m in missing]
+    # each with a score of its own, so that a reader who goes by scores sees no order of the lines
+    scores = [top + (len(missing) - i) * _SCORE_STEP for i in range(len(missing))]
+    added = [Hit(without_times(m) if undated else m, score) for m, score in zip(missing, scores)]
     hits = [*added, *evidence.hits]
     if evidence.plan is not None and evidence.plan.temporal_order:
         hits = sort_by_time(hits)
