@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.eval.analysis.shapley import shapley_values
@@ -32,12 +32,14 @@ def test_nobody_and_one():
 
 
 @given(GAMES)
+@settings(deadline=None)
 def test_the_shares_add_up_to_the_whole_gain(worth):
     found = shapley_values(PLAYERS, worth.__getitem__)
     assert sum(found.values()) == pytest.approx(worth[frozenset(PLAYERS)] - worth[frozenset()], abs=1e-9)
 
 
 @given(GAMES)
+@settings(deadline=None)
 def test_it_is_the_mean_over_all_orders(worth):
     def added(order, player):
         before = frozenset(order[: order.index(player)])
@@ -51,6 +53,7 @@ def test_it_is_the_mean_over_all_orders(worth):
 
 
 @given(GAMES)
+@settings(deadline=None)
 def test_one_that_changes_nothing_gets_nothing(worth):
     found = shapley_values((*PLAYERS, "idle"), lambda names: worth[names - {"idle"}])
     assert found["idle"] == pytest.approx(0, abs=1e-12)

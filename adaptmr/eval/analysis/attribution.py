@@ -82,8 +82,8 @@ class Diagnosis:
     - `complete`: whether every set could be tried within the limit of calls.
     - `usage` and `ways`: those of the model, without the control.
     - `score`: that of the control, 0 to 1, and `repaired` that with all repairs made.
-    - `gains`: the Shapley value of each of `REPAIRS`, which add up to `repaired - score`; none for an
-      unanswerable question, or where a set could not be tried within the limit of calls.
+    - `gains`: the Shapley value of each of `REPAIRS`, which add up to `repaired - score`; none for a
+      question without gold turns, or where a set could not be tried within the limit of calls.
     - `seen`: the repairs that change what the reader sees, alone or after others.
     """
 
@@ -287,8 +287,8 @@ def diagnose(
     replay = _CounterfactualReplay(evidence, failure, llm, judge, grade(question, control), max_calls)
     search = _RepairSearch(replay)
     repairs = search.minimal_repairs()
-    seen = replay.seen_repairs() if question.answerable else ()
-    gains = replay.gains(seen) if question.answerable else {}
+    seen = replay.seen_repairs() if failure.gold else ()
+    gains = replay.gains(seen) if failure.gold else {}
     everything = replay.outcome(frozenset(seen)) if gains else None
     limited = replay.llm
     return Diagnosis(
@@ -296,7 +296,7 @@ def diagnose(
         cause_label(repairs),
         limited.calls if limited else 0,
         search.tried(),
-        None not in search.outcomes.values() and bool(gains or not question.answerable),
+        None not in search.outcomes.values() and bool(gains or not failure.gold),
         limited.usage if limited else Usage(),
         str(UsageMeter(outcomes=replay.ways)),
         grade(question, control),
@@ -471,7 +471,7 @@ def _explain(
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #78b7bf6b
 def explained_failures(diagnoses: pd.DataFrame) -> pd.DataFrame:
-    """Return the stable diagnoses whose gains are known: those of answerable questions."""
+    """Return the stable diagnoses whose gains are known: those of questions with gold turns."""
     return diagnoses[(diagnoses["cause"] != UNSTABLE) & diagnoses["left"].notna()]
 
 
@@ -498,7 +498,7 @@ def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
             known = explained_failures(part)
             unstable = int((part["cause"] == UNSTABLE).sum())
             if known.empty and not unstable:
-                continue  # a type without answerable questions
+                continue  # a type without gold turns
             lost, conversations = known["lost"].to_numpy(float), known["conversation"].tolist()
             for cause in causes:
                 taken = known["left" if cause == "GEN" else f"gain_{cause}"].to_numpy(float)
@@ -577,12 +577,13 @@ def cause_sentences(table: pd.DataFrame) -> list[str]:
         overall = table[(table["system"] == system) & (table["type"] == OVERALL)].to_dict("records")
         known = sorted((r for r in overall if r["n"]), key=lambda r: -r["mean"])
         if not known:
-            sentences.append(f"{system}: no answerable failure that is stable.")
+            sentences.append(f"{system}: no stable failure whose evidence is known.")
             continue
         absent = [name for name in REPAIRS if name not in {r["cause"] for r in overall}]
         never = f" Could not occur: {', '.join(absent)}." if absent else ""
         parts = "; ".join(map(_cause_sentence, known))
-        sentences.append(f"{system}, of the F1 lost in {known[0]['n']} answerable failures: {parts}.{never}")
+        failures = f"{known[0]['n']} failures whose evidence is known"
+        sentences.append(f"{system}, of the F1 lost in {failures}: {parts}.{never}")
     return sentences
 
 
