@@ -690,7 +690,8 @@ def test_sentences_and_outcomes():
     assert c.cause_sentences(table) == [
         "u, of the F1 lost in 4 failures whose evidence is known: "
         "50 % – too few MISS (seen in 3, helps in 3); 25 % – too few GEN, which no repair gives back; "
-        "12 % – too few CONFLICT (seen in 1, helps in 1); 12 % – too few OVERLOAD (seen in 1, helps in 1). Could not occur: TEMPORAL."
+        "12 % – too few CONFLICT (seen in 1, helps in 1); "
+        "12 % – too few OVERLOAD (seen in 1, helps in 1). Could not occur: TEMPORAL."
     ]
     only = c.cause_shares(diagnosed("unstable"))
     assert only["mean"].isna().all()
