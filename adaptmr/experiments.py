@@ -16,7 +16,7 @@ from .embed import embedder as make_embedder, shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
 from .embed.names import embedder_name, strip_precision, parse_embedder_name
 from .eval.report import run_folder, tables
-from .eval.report.answer_box import answer_box_html
+from .eval.report.answer_box import answer_box_html, contrast_answer
 from .eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
 from .eval.stats.estimates import format_interval
 from .eval.judges import accuracy, rubric
@@ -31,6 +31,7 @@ from .notices import notice
 from .eval.analysis.budget_curves import coverage_curves, coverage_figure, measure_coverage
 from .eval.runner.evaluate import matched_budgets, evaluate
 from .eval.report.style import NothingToDraw
+from .eval.runner.repeated_times import time_systems, with_repeated_times
 from .eval.runner.timings import timed_calls, timing_sentence
 from .llm import LLM
 from .llm.replay import ReplayCache
@@ -231,6 +232,27 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
     experiment.frame = frame
     return frame
 
+# %% ../nbs/04_experiments.ipynb #abd5188d
+def time_again(experiment: Experiment, repeats: int = 3, per_type: int = 4) -> pd.DataFrame:
+    """Time the systems again on some questions, in random order, and take those times for the rows.
+
+    Returns the rows, whose times are the medians over `repeats`; `nan` for questions that weren't timed.
+    """
+    names, params = experiment.display_names, experiment.params
+    rows = names.restore_names(experiment.rows)
+    times = time_systems(
+        rows,
+        experiment.data,
+        experiment.llm,
+        params["k"],
+        embedder=experiment.inputs.encoder(),
+        seed=params["seed"],
+        repeats=repeats,
+        per_type=per_type,
+    )
+    experiment.frame = names.rename_systems(with_repeated_times(rows, times))
+    return experiment.frame
+
 # %% ../nbs/04_experiments.ipynb #e1495320
 def add_usage(experiment: Experiment, usage: Usage) -> None:
     """Count what was asked in addition to the answers (replays, judges), and record its calls."""
@@ -290,12 +312,20 @@ def _main_numbers(frame: pd.DataFrame) -> dict[str, float]:
 
 # %% ../nbs/04_experiments.ipynb #e1495322
 def show_table(
-    experiment: Experiment, name: str, frame: pd.DataFrame, caption: str, allow: Sequence[str] = ()
+    experiment: Experiment,
+    name: str,
+    frame: pd.DataFrame,
+    caption: str,
+    allow: Sequence[str] = (),
+    empty: str = "",
 ) -> HtmlOutput:
     """Show a table and write it to the run folder.
 
-    `allow` names columns of text that a redacted run may hold.
+    `allow` names columns of text that a redacted run may hold; `empty` is a sentence to show in place of a
+    table without rows.
     """
+    if empty and frame.empty:
+        return HtmlOutput(f"<p>{html.escape(empty)}</p>")
     return experiment.run.write_table(frame, name, caption, allow=allow)
 
 
@@ -508,27 +538,33 @@ def show_answer(
     measure: str = "recall_fraction",
     figure: str = "",
     limits: str = "",
+    answers: Sequence[tuple[str, str, str]] = (),
+    numbers: Sequence[tuple[str, str]] = (),
+    contrasts: bool = True,
 ) -> HtmlOutput:
     """Show the answer box: the contrasts, the mean of `measure` of some systems, and a figure of the run.
 
-    The report moves it to its top. `limits` says in a sentence what the run can't show.
+    The report moves it to its top. `answers` (question, answer, numbers) come before those of the contrasts,
+    which `contrasts` can leave out, and `numbers` (label, text) after the means; `limits` says in a sentence
+    what the run can't show.
     """
-    if experiment.tested is None:
+    if contrasts and experiment.tested is None:
         show_contrasts(experiment)
-    assert experiment.tested is not None
+    rows = experiment.tested.to_dict("records") if contrasts and experiment.tested is not None else []
+    tested = [(row["asks"], *contrast_answer(row)) for row in rows]
     means = tables.mean_table(experiment.rows, measure, seed=experiment.params["seed"])
     overall = means[means["type"] == tables.OVERALL].set_index("system").to_dict("index")
     label = MEASURE_NAMES.get(measure, measure)
-    numbers = []
+    means_of = []
     for name in experiment.display_names.unique_names(systems):
         if found := overall.get(name):
             text = format_interval(found["mean"], found["low"], found["high"], ".3f", ".2f")
-            numbers.append((f"{label} of {name}", text))
+            means_of.append((f"{label} of {name}", text))
     folder = experiment.run.path / "figures"
     caption = folder / f"{figure}.txt"
     return answer_box_html(
-        experiment.tested.to_dict("records"),
-        numbers,
+        [*answers, *tested],
+        [*means_of, *numbers],
         folder / f"{figure}.png",
         caption.read_text(encoding="utf-8").strip() if caption.exists() else "",
         limits,
@@ -809,7 +845,8 @@ class Experiment:
         return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>"
 
     # the functions above
-    evaluate, add_usage, finish = evaluate_systems, add_usage, finish_run
+    evaluate, time_again = evaluate_systems, time_again
+    add_usage, finish = add_usage, finish_run
     table, figure, show_sentences = show_table, show_figure, staticmethod(show_sentences)
     questions_by_type, systems_table = questions_by_type, systems_table
     plans, reply_outcomes = show_plans, reply_outcomes

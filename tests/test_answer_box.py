@@ -44,7 +44,8 @@ def test_the_box_holds_answers_numbers_picture_and_limits(tmp_path):
     picture = tmp_path / "recall.png"
     picture.write_bytes(b"not really a picture")
     numbers = [("recall of b", "0.8 [0.7, 0.9]")]
-    box = answer_box_html([ROW], numbers, picture, "Recall & more", "Two languages.")
+    asked = (ROW["asks"], *contrast_answer(ROW))
+    box = answer_box_html([asked], numbers, picture, "Recall & more", "Two languages.")
     assert "Is b better than &lt;a&gt;?" in box and "0.8 [0.7, 0.9]" in box
     assert "data:image/png;base64," in box and "Recall &amp; more" in box
     assert "What this can't show: Two languages." in box and external_resources(box) == []
@@ -56,7 +57,7 @@ def test_a_run_without_contrasts_says_so(tmp_path):
 
 
 def test_the_box_comes_first_in_a_page():
-    box = answer_box_html([ROW])
+    box = answer_box_html([("Is it dear?", "No.", "+2 %")])
     body = f"<h1>T</h1>\n<blockquote>\n<p>sub</p>\n</blockquote><p>story</p>{box}<p>end</p>"
     moved = move_box_up(body)
     assert moved == f"<h1>T</h1>\n<blockquote>\n<p>sub</p>\n</blockquote>{box}<p>story</p><p>end</p>"

@@ -29,6 +29,9 @@ from adaptmr.eval.judges.calibration import (
     paraphrase_cases,
     calibration_from_votes,
     alternative_gold_cases,
+    effective_n,
+    held_out_refusals,
+    share_interval,
 )
 from adaptmr.eval.judges.judge import LLMJudge, RuleJudge, Verdict
 from adaptmr.eval.judges.accuracy import (
@@ -293,6 +296,63 @@ def test_model_judges_several_answers_at_a_time() -> None:
         )
     with Server(status(401)) as s, pytest.raises(AuthError):
         calibrate(LLMJudge(LLM("m", base_url=s.url)), wrong, [])
+
+
+# -- refusals of rewordings, held out by conversation
+
+
+class LengthJudge:
+    """A judge that accepts answers of at most `10 * threshold` characters."""
+
+    def __init__(self, threshold: float) -> None:
+        self.name, self.limit = "length", 10 * threshold
+
+    def judge(self, question: Question, prediction: str, abstained: bool) -> Verdict:
+        right = len(prediction) <= self.limit
+        return Verdict(right, (right,))
+
+
+def reworded(conversation: str, *lengths: int) -> list[CalibrationCase]:
+    question = Question("q", "What?", ["x"], conversation=conversation)
+    return [CalibrationCase(question, "x" * n, "rewording", True) for n in lengths]
+
+
+def test_the_threshold_does_not_see_the_conversation_that_it_is_measured_on() -> None:
+    wrong = [make_case("x" * 7, "vague_wrong")]
+    right = [*reworded("a", 2, 2), *reworded("b", 2, 2), *reworded("c", 6, 6, 6, 6, 6)]
+    # without c both thresholds are as good, so the first one counts, and refuses c; without a or b it is 0.6
+    assert held_out_refusals(LengthJudge, (0.3, 0.6), wrong, right) == {"a": (0, 2), "b": (0, 2), "c": (5, 5)}
+    strict = [make_case("x" * 5, "vague_wrong")]
+    assert held_out_refusals(LengthJudge, (0.6, 0.3), strict, right)["c"] == (5, 5), "0.6 accepts wrong ones"
+    with pytest.raises(ValueError, match="two conversations"):
+        held_out_refusals(LengthJudge, (0.3,), wrong, reworded("a", 2))
+
+
+def test_shares_have_the_spread_of_conversations() -> None:
+    talks = [name for name in "abcd" for _ in range(50)]
+    apart = [name in "ab" for name in talks]  # two conversations all true, two all false
+    over, cases = share_interval(apart, talks), share_interval(apart, ["a"] * 200)
+    assert over.mean == cases.mean == 0.5 and over.high - over.low > 3 * (cases.high - cases.low)
+    assert effective_n(over) < 5 < 150 < effective_n(cases) <= 200
+    assert share_interval([False] * 200, talks).high > 0.01, "0 of 200 still has a width"
+    assert effective_n(share_interval([False] * 200, talks)) == 200
+
+
+def test_a_refused_share_raises_the_accuracy_and_widens_its_interval() -> None:
+    none, some = (replace(rates(0, 0), false_reject=rate(p, 10_000)) for p in (0.0, 0.2))
+    assert corrected_accuracy(0.4, 500, some).mean == pytest.approx(0.5)  # 0.4 / (1 - 0.2)
+    wide = replace(some, false_reject=Interval(0.2, 0.05, 0.35, 10_000))
+    ends = [corrected_accuracy(0.4, 500, c) for c in (none, some, wide)]
+    widths = [it.high - it.low for it in ends]
+    assert widths[2] > 1.3 * widths[1] > 1.3 * widths[0]
+
+
+def test_the_shipped_rates_of_the_rules_are_those_of_rewordings() -> None:
+    known = shipped_rates("rules")
+    assert known is not None
+    cases = alternative_gold_cases(load("demo"))
+    assert known.false_reject.n == len(cases) and 0.1 < known.false_reject.mean < 0.3
+    assert known.false_reject.high - known.false_reject.low > 0.03, "over conversations"
 
 
 # -- corrected accuracies

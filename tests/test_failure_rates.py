@@ -372,3 +372,40 @@ def test_ties_go_to_the_cheapest_then_to_the_first():
         system.retrieve("What?", 3)
     system.reset()
     assert system.retrieve(q, 3).hits == []
+
+
+# --- the controls of the gate
+
+
+@pytest.mark.parametrize(
+    ("gaps", "wrong"),
+    [
+        ({"unified": 0.4, "random": 0.02, "full_context": 0.0, "oracle_evidence": 0.0}, []),
+        ({"random": 0.099, "full_context": 0.049}, []),
+        ({"random": 0.1}, ["random"]),
+        ({"full_context": 0.05, "oracle_evidence": 0.2}, ["full_context", "oracle_evidence"]),
+        ({"unified": 0.4}, []),
+    ],
+)
+def test_the_controls_must_come_out_as_they_should(gaps, wrong):
+    from adaptmr.eval.analysis.failure_rates import control_sentences, failed_controls
+
+    gates = pd.DataFrame({"system": list(gaps), "gap": list(gaps.values())})
+    assert failed_controls(gates) == wrong
+    said = control_sentences(gates)
+    assert len(said) == len(set(gaps) - {"unified"}) + bool(wrong)
+    assert sum("NOT as it must be" in sentence for sentence in said) == len(wrong)
+    assert ("don't count" in " ".join(said)) == bool(wrong)
+
+
+def test_real_controls_on_the_gate():
+    """Recall: everything finds all of every type, so it has no gap; the gate on F1 would not show that."""
+    from adaptmr.eval.analysis.failure_rates import failed_controls, gate_table
+
+    data = am.load("demo", limit=60)
+    systems = ["lexical", "random", "full_context", "oracle_evidence"]
+    frame = am.evaluate(systems, data, embedder="hash", progress=False)
+    gates = gate_table(frame, systems, "recall_fraction").set_index("system")
+    assert gates.loc["full_context", "gap"] == gates.loc["oracle_evidence", "gap"] == 0
+    assert gates.loc["lexical", "gap"] > 0.1
+    assert not {"full_context", "oracle_evidence"} & set(failed_controls(gates.reset_index()))

@@ -557,3 +557,22 @@ def test_disagreements_and_confusion_of_two_annotators(tmp_path):
         math.isnan(lab.disagreements(a, nobody).attrs["kappa"])
         and lab.disagreements(a, nobody).attrs["n"] == 0
     )
+
+
+def test_blind_cases_hide_the_system_and_lose_nothing():
+    import adaptmr as am
+    from adaptmr.eval.annotation.cases import sample_blind, sample_failures, unblind
+
+    data = am.load("demo", split="en1,zh1", limit=40)
+    names = ["unified", "lexical", "random"]
+    frame = am.evaluate(names, data, embedder="hash", progress=False)
+    cases, key = sample_blind(frame, data, names, per_type=3)
+    assert {c.system for c in cases} == {""} and not any(name in c.id for c in cases for name in names)
+    assert list(key) == [c.id for c in cases] and len(set(key)) == len(cases)
+    drawn = {name: sample_failures(frame, data, name, per_type=3) for name in names}
+    alone = {(name, c.question, c.prediction) for name, some in drawn.items() for c in some}
+    assert {(c.system, c.question, c.prediction) for c in unblind(cases, key)} == alone
+    order = [key[c.id] for c in cases]
+    assert order != sorted(order, key=names.index), "mixed"
+    again, same = sample_blind(frame.sample(frac=1, random_state=1), data, names[::-1], per_type=3)
+    assert same == key and again == cases, "neither the rows' order nor the systems' shows"

@@ -645,3 +645,48 @@ def test_the_design_by_its_own_words(tmp_path):
     assert set(system.retrieve(data.questions[0], k=10).sources) <= {
         m.source for m in data.conversations[0].turns
     }
+
+
+# --- the other forms of unified
+
+
+def test_unified_without_dates_finds_the_same_and_shows_no_time():
+    data = am.load("demo", split="en1", limit=12)
+    talk, found = data.conversations[0], {}
+    for name in ("unified", "unified_as_documented", "unified_bare"):
+        system = am.make_system(name, embedder="hash")
+        system.ingest(talk)
+        found[name] = [system.retrieve(q.blind(), 7) for q in data.questions_on(talk.id)]
+    sources = {name: [e.sources for e in evidence] for name, evidence in found.items()}
+    assert sources["unified"] == sources["unified_as_documented"] == sources["unified_bare"]
+    assert [e.context for e in found["unified"]] == [e.context for e in found["unified_bare"]]
+    for dated, bare in zip(found["unified"], found["unified_as_documented"]):
+        assert all(h.memory.dated for h in dated.hits) and not any(h.memory.dated for h in bare.hits)
+        assert bare.context == "\n".join(h.memory.text_with_speaker for h in bare.hits) != dated.context
+
+
+def test_the_bare_form_works_out_no_relevance(monkeypatch):
+    from adaptmr.retrieval import candidates, relevance, steps
+
+    def forbidden(*args, **more):
+        raise AssertionError("unified_bare worked out more than the nearest vectors")
+
+    for module, name in ((steps, "relevance"), (relevance, "relevance"), (steps, "score_candidates")):
+        monkeypatch.setattr(module, name, forbidden)
+    monkeypatch.setattr(candidates.Candidates, "cosine", forbidden)
+    talk = am.load("demo", split="en1").conversations[0]
+    bare, usual = (am.make_system(name, embedder="hash") for name in ("unified_bare", "unified"))
+    for system in (bare, usual):
+        system.ingest(talk)
+    assert len(bare.retrieve("Where do I live?", 5)) == 5
+    with pytest.raises(AssertionError, match="nearest vectors"):
+        usual.retrieve("Where do I live?", 5)
+
+
+def test_the_bare_form_sees_nothing_said_later():
+    talk = am.load("demo", split="en1").conversations[0]
+    system = am.make_system("unified_bare", embedder="hash")
+    system.ingest(talk)
+    moment = talk.turns[20].at
+    hits = system.retrieve(am.Question("q", "Where do I live?", asked_at=moment), 500).hits
+    assert hits and all(h.memory.at <= moment for h in hits) and len(hits) < len(talk)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from ..retrieval.rendering import render_context
+from ..retrieval.rendering import readable, render_context
 from ..retrieval.candidates import query_text
-from ..retrieval.as_of import resolve_as_of
+from ..retrieval.as_of import make_request, resolve_as_of
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.strategies import (
     CONTENT_LEXICAL_WEIGHTS,
@@ -23,10 +24,11 @@ from adaptmr.retrieval.strategies import (
     UNIFIED_WEIGHTS,
 )
 from .base import MemorySystem, PlannedSystem, register_system
-from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order
+from ..types import UNDATED, Conversation, Evidence, Hit, Memory, Question
+from ..types import TraceRow, Usage, memory_order
 
 # %% auto #0
-__all__ = ['GATED_PLAN', 'RandomSystem', 'FullContextSystem']
+__all__ = ['GATED_PLAN', 'RandomSystem', 'FullContextSystem', 'without_times', 'UndatedSystem', 'NearestSystem']
 
 # %% ../../nbs/systems/01_fixed.ipynb #c54ef1aa
 class _TurnList:
@@ -136,6 +138,66 @@ def _hybrid(name: str, embedder: Any, **_: Any) -> MemorySystem:
 @register_system("hybrid_passages", "hybrid, with long turns cut to their best passage", group="baseline")
 def _hybrid_passages(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return _fixed(name, HYBRID_WEIGHTS, embedder, passages=1)
+
+# %% ../../nbs/systems/01_fixed.ipynb #c28cb64e
+def without_times(memory: Memory) -> Memory:
+    """Return the memory without what is known of its time."""
+    return replace(memory, at=UNDATED, event_at=None, step=0)
+
+
+class UndatedSystem(PlannedSystem):
+    """Show what a plan finds without its times, so that no relative time is resolved either."""
+
+    def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
+        """Return at most `k` hits, each without its times."""
+        found = super().retrieve(question, k)
+        hits = [replace(h, memory=without_times(h.memory)) for h in found.hits]
+        return replace(found, hits=hits, context=render_context(hits))
+
+
+@register_system(
+    "unified_as_documented", "unified, which shows no dates and resolves no times", group="baseline"
+)
+def _unified_as_documented(name: str, embedder: Any, **_: Any) -> MemorySystem:
+    plan = RetrievalPlan(weights=UNIFIED_WEIGHTS, planner=name)
+    return UndatedSystem(name, FixedPlanner(plan, name), embedder=embedder)
+
+# %% ../../nbs/systems/01_fixed.ipynb #3abfce7d
+class NearestSystem(PlannedSystem):
+    """Return the memories nearest to the question; work out nothing else, not even the relevance."""
+
+    def ingest(self, conversation: Conversation) -> Usage:
+        """Store the turns of a conversation, and prepare nothing for other signals."""
+        begun = perf_counter()
+        self.store.add(conversation.turns)
+        return Usage(seconds=perf_counter() - begun)
+
+    def prepare(self, questions: Iterable[Question]) -> None:
+        """Encode the questions in one batch."""
+        if texts := list(dict.fromkeys(query_text(q) for q in questions)):
+            self.store.embedder.encode(texts, kind="query")
+
+    def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
+        """Return the `k` memories nearest to a question, of those before it."""
+        begun, request = perf_counter(), make_request(question, self.store)
+        with self.store.snapshot():
+            store = request.visible_store()
+            rows, cosines = store.nearest(request.text, k)
+            memories = [store.memories[int(row)] for row in rows]
+        hits = [Hit(readable(m), round(float(c), 6)) for m, c in zip(memories, cosines)]
+        return Evidence(
+            hits,
+            plan=RetrievalPlan(weights=UNIFIED_WEIGHTS, gate="none", k=k, planner=self.name),
+            trace=[TraceRow("nearest", len(store.memories), len(hits), reason="by cosine")],
+            usage=Usage(seconds=perf_counter() - begun),
+            context=render_context(hits),
+        )
+
+
+@register_system("unified_bare", "unified's search and nothing else: no relevance", group="baseline")
+def _unified_bare(name: str, embedder: Any, **_: Any) -> MemorySystem:
+    plan = RetrievalPlan(weights=UNIFIED_WEIGHTS, gate="none", planner=name)
+    return NearestSystem(name, FixedPlanner(plan, name), embedder=embedder)
 
 # %% ../../nbs/systems/01_fixed.ipynb #8b659840
 GATED_PLAN = RetrievalPlan(

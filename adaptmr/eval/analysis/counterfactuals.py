@@ -15,6 +15,7 @@ from ..annotation.cases import CAUSES
 from ...reader import build_context
 from ...retrieval.rendering import sort_by_time, render_context
 from ...retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
+from ...systems.fixed import without_times
 from ...types import Conversation, Evidence, Hit, Memory, Question, QueryType, memory_order
 
 CAUSE_DESCRIPTIONS = {
@@ -29,11 +30,13 @@ CAUSE_DESCRIPTIONS = {
 }
 # in the order in which a pipeline could have prevented them
 CAUSE_ORDER = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD", "HALLUC", "GEN")
+# what can be repaired where there is an answer; HALLUC is the label of every question that has none
+REPAIRS = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD")
 
 # %% auto #0
-__all__ = ['CAUSE_DESCRIPTIONS', 'CAUSE_ORDER', 'UNSTABLE', 'InterventionSet', 'Similarity', 'SAME_FACT_COSINE', 'INTERVENTIONS',
-           'cause_label', 'parse_cause_label', 'cause_weights', 'primary_cause', 'Failure', 'outdated_hits',
-           'apply_interventions', 'reader_input']
+__all__ = ['CAUSE_DESCRIPTIONS', 'CAUSE_ORDER', 'REPAIRS', 'UNSTABLE', 'InterventionSet', 'Similarity', 'SAME_FACT_COSINE',
+           'INTERVENTIONS', 'cause_label', 'parse_cause_label', 'cause_weights', 'primary_cause', 'Failure',
+           'outdated_hits', 'apply_interventions', 'reader_input']
 
 # %% ../../../nbs/eval/analysis/00_counterfactuals.ipynb #b6e434d8
 UNSTABLE = "unstable"  # the same evidence got a correct answer the second time
@@ -117,8 +120,19 @@ class Failure:
         return np.zeros((len(hits), len(hits))) if known is None else np.asarray(known, dtype=float)
 
 # %% ../../../nbs/eval/analysis/00_counterfactuals.ipynb #55d1e771
+_SCORE_STEP = 1e-6  # scores are rounded to this
+
+
 def _source(m: Memory) -> str:
     return m.source or m.id
+
+
+def _with_turn_times(hit: Hit, failure: Failure) -> Hit:
+    """Give a hit the times of the turn that it is."""
+    turn, memory = failure.turns.get(hit.source), hit.memory
+    if turn is None or (turn.at, turn.event_at, turn.step) == (memory.at, memory.event_at, memory.step):
+        return hit
+    return replace(hit, memory=replace(memory, at=turn.at, event_at=turn.event_at, step=turn.step))
 
 
 def _with_hits(evidence: Evidence, hits: Sequence[Hit], **more: Any) -> Evidence:
@@ -131,7 +145,10 @@ def _add_gold(evidence: Evidence, failure: Failure) -> Evidence:
     if not failure.gold or (not missing and evidence.has_relevant):
         return evidence
     top = max((h.score for h in evidence.hits), default=1.0)
-    added = [Hit(m, top) for m in missing]
+    undated = bool(evidence.hits) and not any(h.memory.dated for h in evidence.hits)
+    # each with a score of its own, so that a reader who goes by scores sees no order of the lines
+    scores = [top + (len(missing) - i) * _SCORE_STEP for i in range(len(missing))]
+    added = [Hit(without_times(m) if undated else m, score) for m, score in zip(missing, scores)]
     hits = [*added, *evidence.hits]
     if evidence.plan is not None and evidence.plan.temporal_order:
         hits = sort_by_time(hits)
@@ -145,16 +162,7 @@ def _add_gold(evidence: Evidence, failure: Failure) -> Evidence:
 def _order_by_time(evidence: Evidence, failure: Failure) -> Evidence:
     if not evidence.hits:
         return evidence
-
-    def dated(hit: Hit) -> Hit:
-        turn, memory = failure.turns.get(hit.source), hit.memory
-        if turn is None:
-            return hit
-        if (turn.at, turn.event_at, turn.step) == (memory.at, memory.event_at, memory.step):
-            return hit
-        return replace(hit, memory=replace(memory, at=turn.at, event_at=turn.event_at, step=turn.step))
-
-    return _with_hits(evidence, sort_by_time([dated(h) for h in evidence.hits]))
+    return _with_hits(evidence, sort_by_time([_with_turn_times(h, failure) for h in evidence.hits]))
 
 # %% ../../../nbs/eval/analysis/00_counterfactuals.ipynb #ce46cf5a
 # from this cosine an older turn of the same speaker may state the same fact, where a value has changed
@@ -170,7 +178,7 @@ def outdated_hits(hits: Sequence[Hit], failure: Failure) -> set[str]:
     if not hits:
         return set()
     newest = max(failure.gold, key=memory_order, default=None)
-    every = list(hits)
+    every = [_with_turn_times(h, failure) for h in hits]  # which is older is known, even if it isn't shown
     if newest is not None and newest.id not in {h.memory.id for h in hits}:
         every.append(Hit(newest, 0.0))
     cosines = failure.cosines(every)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'mark_failures', 'failure_rates', 'failure_table', 'bootstrap_means',
-           'decision_verdict', 'GateResult', 'decision_gate', 'gate_table']
+__all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'CONTROLS', 'mark_failures', 'failure_rates', 'failure_table', 'bootstrap_means',
+           'decision_verdict', 'GateResult', 'decision_gate', 'gate_table', 'failed_controls', 'control_sentences']
 
 # %% ../../../nbs/eval/analysis/00_failure_rates.ipynb #a137f393
 def mark_failures(frame: pd.DataFrame, threshold: float = 0.3, value: str = "f1") -> pd.DataFrame:
@@ -223,3 +223,28 @@ def gate_table(
             }
         )
     return pd.DataFrame(rows)
+
+# %% ../../../nbs/eval/analysis/00_failure_rates.ipynb #5b9f01d5
+_NO_GAP, _GAP = GAP_THRESHOLDS
+CONTROLS = {"random": _GAP, "full_context": _NO_GAP, "oracle_evidence": _NO_GAP}
+
+
+def failed_controls(gates: pd.DataFrame) -> list[str]:
+    """Return the controls in `gate_table` whose gap reaches their limit, which none of them may."""
+    gaps = dict(zip(gates["system"], gates["gap"].astype(float)))
+    return [name for name, limit in CONTROLS.items() if gaps.get(name, 0.0) >= limit]
+
+
+def control_sentences(gates: pd.DataFrame) -> list[str]:
+    """Say of each control in `gate_table` whether it came out as it must, and what follows if not."""
+    gaps, wrong = dict(zip(gates["system"], gates["gap"].astype(float))), failed_controls(gates)
+    sentences = []
+    for name, limit in CONTROLS.items():
+        if name in gaps:
+            how = "NOT as it must be" if name in wrong else "as it must be"
+            sentences.append(
+                f"{name}: a gap of {100 * gaps[name]:.1f} points, {how} (below {100 * limit:.0f} points)."
+            )
+    if wrong:
+        sentences.append(f"The verdicts above don't count: {', '.join(wrong)} came out wrong.")
+    return sentences

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...text import clean
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['CAUSES', 'Turn', 'AnnotationCase', 'one_line', 'sample_failures']
+__all__ = ['CAUSES', 'Turn', 'AnnotationCase', 'one_line', 'sample_failures', 'sample_blind', 'unblind']
 
 # %% ../../../nbs/eval/annotation/00_cases.ipynb #c9148a99
 CAUSES: Mapping[str, str] = {
@@ -169,3 +169,34 @@ def sample_failures(
         chosen = _take_in_turn([rows_of[name] for name in names])[:per_type]
         cases += [_make_case(row, data, turns) for row in chosen]
     return cases
+
+# %% ../../../nbs/eval/annotation/00_cases.ipynb #9ed306d9
+def sample_blind(
+    frame: pd.DataFrame,
+    data: Dataset,
+    systems: Sequence[str],
+    per_type: int = 40,
+    threshold: float = 0.3,
+    seed: int = 0,
+    *,
+    turns: int = 30,
+) -> tuple[list[AnnotationCase], dict[str, str]]:
+    """Sample failures of several systems for an annotator who must not know which system failed.
+
+    Each system's are drawn by `sample_failures`, with the same arguments and errors; then all are shuffled.
+    Returns the cases, without a system and with a number for an id, and the key: the system by a case's id.
+    """
+    drawn = [
+        case
+        for system in systems
+        for case in sample_failures(frame, data, system, per_type, threshold, seed, turns=turns)
+    ]
+    drawn.sort(key=lambda case: _random_key(seed, "blind", case.system, case.id))
+    ids = [f"case-{i:0{len(str(len(drawn)))}}" for i in range(1, len(drawn) + 1)]
+    cases = [replace(case, id=id, system="") for id, case in zip(ids, drawn)]
+    return cases, {id: case.system for id, case in zip(ids, drawn)}
+
+
+def unblind(cases: Sequence[AnnotationCase], key: Mapping[str, str]) -> list[AnnotationCase]:
+    """Return the cases of `sample_blind` with their systems. Raises `KeyError` for one not in `key`."""
+    return [replace(case, system=key[case.id]) for case in cases]

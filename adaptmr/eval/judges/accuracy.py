@@ -9,7 +9,8 @@ import json
 import math
 import os
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,11 +20,14 @@ from ...data.registry import load
 from adaptmr.eval.judges.calibration import (
     WRONG_KINDS,
     Calibration,
+    alternative_gold_cases,
     calibrate,
     calibration_cases,
     corrected_accuracy,
-    paraphrase_cases,
+    effective_n,
+    held_out_refusals,
     run_judge,
+    share_interval,
     wilson_interval,
 )
 from .judge import Judge, LLMJudge, RuleJudge
@@ -57,7 +61,8 @@ def make_judge(name: str, llm: LLM | None = None) -> Judge:
     return LLMJudge(llm)
 
 # %% ../../../nbs/eval/judges/02_accuracy.ipynb #c9ab3b8e
-_CALIBRATION_SIZE = 200  # right answers that a judge is measured on
+_CALIBRATION_SIZE = 200  # right answers that a model is measured on
+_THRESHOLDS = (0.55, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the rules, to choose from for each held-out conversation
 
 
 def _wrong_answers_file() -> Path | None:
@@ -67,7 +72,7 @@ def _wrong_answers_file() -> Path | None:
 
 
 @lru_cache(maxsize=1)
-def _shipped_counts() -> dict[str, dict[str, list[int]]]:
+def _shipped_counts() -> dict[str, dict[str, Any]]:
     return json.loads(files("adaptmr").joinpath("eval/judges/rates.json").read_text(encoding="utf-8"))
 
 
@@ -79,34 +84,40 @@ def shipped_rates(name: str) -> Calibration | None:
         name,
         wilson_interval(*counts["specific"]),
         wilson_interval(*counts["vague"]),
-        wilson_interval(*counts["refused"]),
+        _refused_share(counts["refused"]),
     )
 
 
+def _refused_share(counts: Mapping[str, Sequence[int]]) -> Interval:
+    """Return the share of refused answers, from (refused, answers) of each conversation."""
+    refused = [i < k for k, n in counts.values() for i in range(n)]
+    return share_interval(refused, [name for name, (_, n) in counts.items() for _ in range(n)])
+
+
 def measure_rates(judge: Judge, n: int = _CALIBRATION_SIZE) -> Calibration:
-    """Measure the rates of a judge on `n` right answers and at most `n` specific and `n` vague wrong ones."""
+    """Measure the rates of a judge on at most `n` rewordings, `n` specific and `n` vague wrong answers."""
     wrong = calibration_cases(path) if (path := _wrong_answers_file()) else []
     chosen = [c for kind in WRONG_KINDS for c in [c for c in wrong if c.kind == kind][:n]]
-    return calibrate(judge, chosen, paraphrase_cases(load("demo"), n))
+    return calibrate(judge, chosen, alternative_gold_cases(load("demo"), n))
 
 
 def write_rates(path: Path) -> Calibration:
     """Measure the rates of the rules, and write the counts behind them as JSON.
 
+    Refusals are those of rewordings, held out by conversation.
     Raises `FileNotFoundError` where the file of wrong answers isn't available.
     """
     if (wrong := _wrong_answers_file()) is None:
         raise FileNotFoundError(
             "judge_calibration.jsonl is missing: put it into the folder that ADAPTMR_DATA names"
         )
-    it = calibrate(RuleJudge(), calibration_cases(wrong), paraphrase_cases(load("demo"), _CALIBRATION_SIZE))
-    parts = {"specific": it.false_accept_specific, "vague": it.false_accept_vague, "refused": it.false_reject}
-    path.write_text(
-        json.dumps({it.judge: {name: [round(r.mean * r.n), r.n] for name, r in parts.items()}}, indent=1)
-        + "\n",
-        encoding="utf-8",
-    )
-    return it
+    cases, right = calibration_cases(wrong), alternative_gold_cases(load("demo"))
+    it = calibrate(RuleJudge(), cases, [])
+    parts = {"specific": it.false_accept_specific, "vague": it.false_accept_vague}
+    counts: dict[str, Any] = {name: [round(r.mean * r.n), r.n] for name, r in parts.items()}
+    counts["refused"] = held_out_refusals(RuleJudge, _THRESHOLDS, cases, right)
+    path.write_text(json.dumps({it.judge: counts}, indent=1) + "\n", encoding="utf-8")
+    return replace(it, false_reject=_refused_share(counts["refused"]))
 
 # %% ../../../nbs/eval/judges/02_accuracy.ipynb #08e80099
 def judge_answers(frame: pd.DataFrame, data: Dataset, judge: Judge) -> pd.DataFrame:
@@ -152,11 +163,8 @@ def _corrected_cell(it: Interval, calibration: Calibration, weight: float, answe
     ):
         return "unknown"
     known = not math.isnan(it.low)
-    error = (it.high - it.low) / (2 * 1.96) if known else 0.0
-    # the number of independent answers that have this standard error
-    n = min(it.n, max(1.0, it.mean * (1 - it.mean) / error**2)) if error else it.n
     try:
-        c = corrected_accuracy(it.mean, n, calibration, weight, answered=answered, seed=seed)
+        c = corrected_accuracy(it.mean, effective_n(it), calibration, weight, answered=answered, seed=seed)
     except ValueError:
         if weight == 0.5:
             raise

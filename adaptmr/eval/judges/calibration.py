@@ -21,14 +21,16 @@ from ...data.locomo import CATEGORY_TO_TYPE
 from ...llm.concurrency import run_concurrently
 from ...markup import html_table
 from .judge import Judge, Verdict
-from ..stats.intervals import Interval
+from ..stats.estimates import MIN_GROUPS
+from ..stats.intervals import Interval, mean_ci
 from ...text import HAN, NUMBER_WORDS, ZH_DIGITS
 from ...times.calendar import MONTHS, parse_number
 from ...types import Dataset, Question, QueryType, Usage
 
 # %% auto #0
 __all__ = ['WRONG_KINDS', 'MONTE_CARLO_DRAWS', 'CalibrationCase', 'calibration_cases', 'paraphrase_cases',
-           'alternative_gold_cases', 'Calibration', 'calibrate', 'calibration_from_votes', 'corrected_accuracy']
+           'alternative_gold_cases', 'wilson_interval', 'share_interval', 'run_judge', 'Calibration', 'calibrate',
+           'calibration_from_votes', 'held_out_refusals', 'effective_n', 'corrected_accuracy']
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #5aee5fc8
 @dataclass(frozen=True, slots=True)
@@ -237,8 +239,11 @@ def paraphrase_cases(dataset: Dataset, n: int = 200, seed: int = 0) -> list[Cali
     return out
 
 
-def alternative_gold_cases(dataset: Dataset, n: int = 200, seed: int = 0) -> list[CalibrationCase]:
-    """Pair the gold answers of a question: at most `n` cases of one that is judged by another alone."""
+def alternative_gold_cases(dataset: Dataset, n: int | None = None, seed: int = 0) -> list[CalibrationCase]:
+    """Pair the gold answers of a question: cases of one that is judged by another alone.
+
+    Returns at most `n` of them, chosen at random; for `None` all.
+    """
     pairs = [
         CalibrationCase(replace(q, answers=[a]), b, "rewording", True)
         for q in dataset.questions
@@ -260,6 +265,17 @@ def wilson_interval(k: int, n: int) -> Interval:
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     low, high = min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half))
     return Interval(round(p, 9), round(low, 9), round(high, 9), n, 1, "cases")
+
+
+def share_interval(found: Sequence[bool], conversations: Sequence[str]) -> Interval:
+    """Compute the share of true values with its 95 % interval.
+
+    Over conversations, where there are four or more and the values differ; else Wilson's, over cases.
+    """
+    n, k = len(found), sum(found)
+    if not 0 < k < n or len(set(conversations)) < MIN_GROUPS:
+        return wilson_interval(k, n)
+    return mean_ci(np.array(found, dtype=float), list(conversations))
 
 
 def _format_rate(it: Interval) -> str:
@@ -328,7 +344,8 @@ def calibrate(
     accepted = [v.correct for v in found]
     of_kind = ([a for c, a in zip(wrong, accepted) if c.kind == kind] for kind in WRONG_KINDS)
     specific, vague = (wilson_interval(sum(x), len(x)) for x in of_kind)
-    rejected = wilson_interval(len(right) - sum(accepted[len(wrong) :]), len(right))
+    refused = [not a for a in accepted[len(wrong) :]]
+    rejected = share_interval(refused, [c.question.conversation for c in right])
     return Calibration(judge.name, specific, vague, rejected, sum((v.usage for v in found), Usage()))
 
 
@@ -345,6 +362,40 @@ def calibration_from_votes(
         wilson_interval(0, 0),
     )
 
+# %% ../../../nbs/eval/judges/01_calibration.ipynb #595336d2
+def held_out_refusals(
+    make: Callable[[float], Judge],
+    thresholds: Sequence[float],
+    wrong: Sequence[CalibrationCase],
+    right: Sequence[CalibrationCase],
+) -> dict[str, tuple[int, int]]:
+    """Count the refused right answers of each conversation, by a judge whose threshold didn't see them.
+
+    `make` returns the judge with a threshold. The threshold is the one of `thresholds` with the largest share
+    of accepted right answers of the other conversations less that of accepted wrong ones; the first, if
+    several are. Returns (refused, cases) by conversation. Raises `ValueError` for fewer than two
+    conversations.
+    """
+    conversations = [c.question.conversation for c in right]
+    names = list(dict.fromkeys(conversations))
+    if len(names) < 2:
+        raise ValueError(f"the right answers are of {names}: two conversations or more can be held out")
+    accepted: dict[float, np.ndarray] = {}
+    for threshold in thresholds:
+        answers = [(c.question, c.prediction, False) for c in (*right, *wrong)]
+        accepted[threshold] = np.array([v.correct for v in run_judge(make(threshold), answers)])
+    of = np.array(conversations)
+
+    def refused(name: str) -> int:
+        def balance(threshold: float) -> float:
+            known, others = accepted[threshold][: len(right)], accepted[threshold][len(right) :]
+            return float(known[of != name].mean()) - float(others.mean() if len(others) else 0.0)
+
+        chosen = accepted[max(thresholds, key=balance)]
+        return int((~chosen[: len(right)][of == name]).sum())
+
+    return {name: (refused(name), conversations.count(name)) for name in sorted(names)}
+
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #9918f1d5
 def _mean_rates(calibration: Calibration) -> tuple[float, float, float]:
     """Return the shares of specific and vague wrong answers accepted, and of right ones rejected.
@@ -354,6 +405,14 @@ def _mean_rates(calibration: Calibration) -> tuple[float, float, float]:
     specific, vague = calibration.false_accept_specific, calibration.false_accept_vague
     rates = (r.mean if r.n else 0.0 for r in (specific, vague, calibration.false_reject))
     return next(rates), next(rates), next(rates)
+
+
+def effective_n(rate: Interval) -> float:
+    """Return the number of independent cases whose share has an interval of this width; at most `rate.n`."""
+    spread = (rate.high - rate.low) / (2 * 1.96)
+    if math.isnan(spread) or spread <= 0 or not 0 < rate.mean < 1:
+        return rate.n
+    return min(rate.n, max(1.0, rate.mean * (1 - rate.mean) / spread**2))
 
 
 def _error_rates(calibration: Calibration, weight: float) -> tuple[float, float]:
@@ -391,11 +450,13 @@ def _draw_accuracy(
         return rng.beta(p * of + 0.5, (1 - p) * of + 0.5, MONTE_CARLO_DRAWS)
 
     specific, vague, rejected = _mean_rates(calibration)
+    numbers = (calibration.false_accept_specific, calibration.false_accept_vague, calibration.false_reject)
+    n_specific, n_vague, n_rejected = map(effective_n, numbers)
     a = draw(answered, n) if answered < 1 else np.ones(MONTE_CARLO_DRAWS)
     s = a * draw(min(1.0, share / answered) if answered else 0.0, n * answered)
-    specific_draws = weight * draw(specific, calibration.false_accept_specific.n)
-    fa = specific_draws + (1 - weight) * draw(vague, calibration.false_accept_vague.n)
-    denominator = 1 - draw(rejected, calibration.false_reject.n) - fa
+    specific_draws = weight * draw(specific, n_specific)
+    fa = specific_draws + (1 - weight) * draw(vague, n_vague)
+    denominator = 1 - draw(rejected, n_rejected) - fa
     # a draw in which the judge is no better than chance carries no information: any accuracy is possible
     anywhere = np.where(np.arange(MONTE_CARLO_DRAWS) % 2, np.inf, -np.inf)
     better = denominator > 0

@@ -35,20 +35,20 @@ def contrast_answer(row: Mapping[Hashable, Any]) -> tuple[str, str]:
 
 # %% ../../../nbs/eval/report/00_answer_box.ipynb #d08e6316
 def answer_box_html(
-    contrasts: Iterable[Mapping[Hashable, Any]],
+    answers: Iterable[tuple[str, str, str]],
     numbers: Sequence[tuple[str, str]] = (),
     picture: str | Path | None = None,
     caption: str = "",
     limits: str = "",
 ) -> HtmlOutput:
-    """Return the box: rows of `contrast_table` as questions and answers, numbers, a PNG, and a caveat.
+    """Return the box: questions with a short answer and its numbers, a few numbers, a PNG, and a caveat.
 
-    `numbers` are pairs of a label and a text.
+    `answers` are triples of texts, `numbers` pairs of a label and a text.
     """
     parts = []
-    for row in contrasts:
-        short, detail = (html.escape(t) for t in contrast_answer(row))
-        parts.append(f"<dt>{html.escape(row['asks'])}</dt><dd><b>{short}</b> <small>{detail}</small></dd>")
+    for question, short, detail in answers:
+        said = f"<b>{html.escape(short)}</b> <small>{html.escape(detail)}</small>"
+        parts.append(f"<dt>{html.escape(question)}</dt><dd>{said}</dd>")
     if not parts:
         parts = ["<dt>This run has no declared contrast.</dt><dd>No test compares its systems.</dd>"]
     shown = "".join(
