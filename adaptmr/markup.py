@@ -24,7 +24,7 @@ class HtmlOutput(str):
 def cut_text(text: str, limit: int) -> str:
     """Cut a text to at most `limit` characters, with a "…" at its end.
 
-    It is cut between two words, unless its last word (or a text without spaces, such as Chinese) is very long.
+    It is cut between two words, unless the last word is very long, as in a text without spaces.
     """
     if len(text) <= limit:
         return text

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
-from adaptmr.eval.report.answer_box import answer_box_html, contrast_answer, move_box_up
+from adaptmr.eval.report.answer_box import ANSWER_TAG, answer_box_html, answer_first, contrast_answer
 from adaptmr.eval.report.html import external_resources
 
+ROOT = Path(__file__).resolve().parent.parent
 ROW = {
     "contrast": "b − a",
     "measure": "f1",
@@ -44,7 +47,9 @@ def test_the_box_holds_answers_numbers_picture_and_limits(tmp_path):
     picture = tmp_path / "recall.png"
     picture.write_bytes(b"not really a picture")
     numbers = [("recall of b", "0.8 [0.7, 0.9]")]
-    box = answer_box_html([ROW], numbers, picture, "Recall & more", "Two languages.")
+    box = answer_box_html(
+        [(ROW["asks"], *contrast_answer(ROW))], numbers, picture, "Recall & more", "Two languages."
+    )
     assert "Is b better than &lt;a&gt;?" in box and "0.8 [0.7, 0.9]" in box
     assert "data:image/png;base64," in box and "Recall &amp; more" in box
     assert "What this can't show: Two languages." in box and external_resources(box) == []
@@ -56,8 +61,17 @@ def test_a_run_without_contrasts_says_so(tmp_path):
 
 
 def test_the_box_comes_first_in_a_page():
-    box = answer_box_html([ROW])
-    body = f"<h1>T</h1>\n<blockquote>\n<p>sub</p>\n</blockquote><p>story</p>{box}<p>end</p>"
-    moved = move_box_up(body)
-    assert moved == f"<h1>T</h1>\n<blockquote>\n<p>sub</p>\n</blockquote>{box}<p>story</p><p>end</p>"
-    assert move_box_up(moved) == moved and move_box_up("<p>no box</p>") == "<p>no box</p>"
+    title, story, box = ({"metadata": {"tags": tags}} for tags in ([], ["parameters"], [ANSWER_TAG]))
+    assert answer_first([title, story, box]) == [title, box, story]
+    assert answer_first([title, box, story]) == [title, box, story]
+    assert answer_first([title, story]) == [title, story]
+
+
+def test_every_answer_of_an_experiment_has_the_tag():
+    asked = [
+        (path.name, cell["metadata"].get("tags"))
+        for path in sorted((ROOT / "nbs" / "experiments").glob("*.ipynb"))
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if "experiment.answer(" in "".join(cell["source"])
+    ]
+    assert len(asked) >= 4 and [a for a in asked if a[1] != [ANSWER_TAG]] == []

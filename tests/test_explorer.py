@@ -53,12 +53,13 @@ def test_texts_are_held_once_and_rows_refer_to_them():
     shown = explorer_data(FRAME, DATA, {("b", "c", "q1"): "MISS"})
     assert shown["systems"] == ["a", "b"] and shown["causes"] == ["MISS"]
     first, second = shown["questions"]
-    (f1, recall, answer, abstained, hits, cause, steps), missed = first["rows"]
-    assert (f1, recall, abstained, cause, steps) == (1.0, 1.0, 0, None, [])
+    (f1, recall, answer, abstained, ranking, cause, trace), missed = first["rows"]
+    assert (f1, recall, abstained, cause, shown["traces"][trace]) == (1.0, 1.0, 0, None, [])
     assert shown["answers"][answer] == "Bergen"
-    assert [shown["turns"][i][0] for i in hits] == ["S1:2", "S1:1"]
+    assert [shown["turns"][i][0] for i in shown["rankings"][ranking]] == ["S1:2", "S1:1"]
     assert [shown["turns"][i][0] for i in first["gold"]] == ["S1:1"] and missed[5] == 0
     assert shown["answers"].count("no information") == 1
+    assert shown["rankings"].count([]) == 1 and shown["traces"] == [[]]
     assert second["rows"][0][1] is None and second["gold"] == [] and not second["answerable"]
 
 
@@ -70,7 +71,7 @@ def test_a_long_turn_is_cut():
 
 def test_the_steps_of_a_trace_are_shown():
     shown = explorer_data(FRAME.assign(trace="search: 3 → 2\ngate: open"), DATA)
-    steps = shown["questions"][0]["rows"][0][6]
+    steps = shown["traces"][shown["questions"][0]["rows"][0][6]]
     assert [shown["steps"][i] for i in steps] == ["search: 3 → 2", "gate: open"]
 
 

@@ -64,8 +64,9 @@ def explorer_data(
     """Return what the explorer shows of a frame of results, as JSON values.
 
     `causes` maps (system, conversation, question) to the cause of a failure. Rows of systems are
-    [F1, recall, answer, abstained, ranking, cause, trace]: the last are positions in the lists of those names,
-    as are the turns of a ranking and the steps of a trace. Questions that `data` doesn't have are left out.
+    [F1, recall, answer, abstained, ranking, cause, trace]: answers, rankings, causes and traces are positions
+    in the lists of those names, as are the turns of a ranking and the steps of a trace. Questions that `data`
+    doesn't have are left out.
     """
     causes = causes or {}
     names = list(dict.fromkeys(frame["system"]))
