@@ -513,9 +513,9 @@ def show_answer(
 ) -> HtmlOutput:
     """Show the answer box: the contrasts, the mean of `measure` of some systems, and a figure of the run.
 
-    Its cell has the tag "answer", so the report shows it first. `answers` (question, answer, numbers) come
-    before those of the contrasts; `limits` says in a sentence what the run can't show. The manifest keeps
-    answers and numbers for the index.
+    Its cell has the tag "answer", so the report shows it first. `answers` (question, answer, numbers) are
+    those of the experiment's own question: then the contrasts are folded. `limits` says in a sentence what
+    the run can't show. The manifest keeps answers and numbers for the index.
     """
     if experiment.tested is None:
         show_contrasts(experiment)
@@ -529,15 +529,16 @@ def show_answer(
         if found := overall.get(name):
             text = format_interval(found["mean"], found["low"], found["high"], ".3f", ".2f")
             numbers.append((f"{label} of {name}", text))
-    experiment.answers, experiment.headline = [*answers, *tested], numbers
+    experiment.answers, experiment.headline = list(answers or tested), numbers
     folder = experiment.run.path / "figures"
     caption = folder / f"{figure}.txt"
     return answer_box_html(
-        experiment.answers,
+        answers or tested,
         numbers,
         folder / f"{figure}.png",
         caption.read_text(encoding="utf-8").strip() if caption.exists() else "",
         limits,
+        more=tested if answers else (),
     )
 
 # %% ../nbs/04_experiments.ipynb #47fce59f

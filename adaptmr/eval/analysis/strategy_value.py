@@ -260,6 +260,8 @@ def parts_answer(losses: pd.DataFrame, method: str, measure: str) -> tuple[str, 
     needed, harmful = rows[rows["high"] < 0], rows[rows["low"] > 0]
     n = losses["system"].nunique()
     short = f"{len(needed)} of {n} variants are worse in {measure}, {len(harmful)} better."
+    if not len(needed) + len(harmful):
+        short = f"Undecided: no variant of {n} is shown to differ in {measure}."
     shown = [f"{r['system']} {_signed(r)}" for r in needed.to_dict("records") + harmful.to_dict("records")]
     unknown = n - len(rows)
     shown += [f"{unknown} without an interval, because too few answers differ"] if unknown else []

@@ -34,22 +34,21 @@ def contrast_answer(row: Mapping[Hashable, Any]) -> tuple[str, str]:
 
 # %% ../../../nbs/eval/report/00_answer_box.ipynb #d08e6316
 def answer_box_html(
-    answers: Iterable[tuple[str, str, str]],
+    answers: Sequence[tuple[str, str, str]],
     numbers: Sequence[tuple[str, str]] = (),
     picture: str | Path | None = None,
     caption: str = "",
     limits: str = "",
+    more: Sequence[tuple[str, str, str]] = (),
 ) -> HtmlOutput:
     """Return the box: questions with a short answer and its numbers, a few numbers, a PNG, and a caveat.
 
-    `answers` are triples of texts, `numbers` pairs of a label and a text.
+    `answers` are triples of texts, `numbers` pairs of a label and a text. The answers in `more` are folded.
     """
-    parts = []
-    for question, short, detail in answers:
-        said = f"<b>{html.escape(short)}</b> <small>{html.escape(detail)}</small>"
-        parts.append(f"<dt>{html.escape(question)}</dt><dd>{said}</dd>")
-    if not parts:
-        parts = ["<dt>This run has no declared contrast.</dt><dd>No test compares its systems.</dd>"]
+    said = _answer_list(answers) if answers else "<p>No test compares the systems of this run.</p>"
+    if more:
+        title = "<summary>The contrasts declared for all experiments</summary>"
+        said += f"<details>{title}{_answer_list(more)}</details>"
     shown = "".join(
         f"<li><b>{html.escape(value)}</b><br><small>{html.escape(label)}</small></li>"
         for label, value in numbers
@@ -64,9 +63,17 @@ def answer_box_html(
         )
     caveat = f"<p><small>What this can't show: {html.escape(limits)}</small></p>" if limits else ""
     return HtmlOutput(
-        f'<section class="answer-box"><dl>{"".join(parts)}</dl>'
+        f'<section class="answer-box">{said}'
         f'<ul class="numbers">{shown}</ul>{picture_html}{caveat}</section>'
     )
+
+
+def _answer_list(answers: Iterable[tuple[str, str, str]]) -> str:
+    parts = []
+    for question, short, detail in answers:
+        numbers = f"<small>{html.escape(detail)}</small>"
+        parts.append(f"<dt>{html.escape(question)}</dt><dd><b>{html.escape(short)}</b> {numbers}</dd>")
+    return f"<dl>{''.join(parts)}</dl>"
 
 # %% ../../../nbs/eval/report/00_answer_box.ipynb #fda363be
 ANSWER_TAG = "answer"

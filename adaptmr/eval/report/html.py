@@ -459,7 +459,10 @@ def _first_numbers(manifest: Mapping[str, Any]) -> HtmlOutput:
     """The first numbers of a run's answer box, with intervals; without a box its first main results."""
     means = [(name, format_number(value)) for name, value in (manifest.get("numbers") or {}).items()]
     numbers = (manifest.get("headline") or means)[:MAX_NUMBERS]
-    lines = [f"<b>{html.escape(text)}</b> <small>{html.escape(name)}</small>" for name, text in numbers]
+    lines = [
+        f"<b class='unbroken'>{html.escape(text)}</b> <small>{html.escape(name)}</small>"
+        for name, text in numbers
+    ]
     return HtmlOutput("<br>".join(lines) or "–")
 
 
