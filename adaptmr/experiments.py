@@ -510,31 +510,34 @@ def show_answer(
     figure: str = "",
     limits: str = "",
     answers: Sequence[tuple[str, str, str]] = (),
+    numbers: Sequence[tuple[str, str]] = (),
+    contrasts: bool = True,
 ) -> HtmlOutput:
     """Show the answer box: the contrasts, the mean of `measure` of some systems, and a figure of the run.
 
     Its cell has the tag "answer", so the report shows it first. `answers` (question, answer, numbers) are
-    those of the experiment's own question: then the contrasts are folded. `limits` says in a sentence what
+    those of the experiment's own question: then the contrasts are folded, and `contrasts` can leave them out.
+    `numbers` (label, text) come after the means. `limits` says in a sentence what
     the run can't show. The manifest keeps answers and numbers for the index.
     """
-    if experiment.tested is None:
+    if contrasts and experiment.tested is None:
         show_contrasts(experiment)
-    assert experiment.tested is not None
-    tested = [(row["asks"], *contrast_answer(row)) for row in experiment.tested.to_dict("records")]
+    rows = experiment.tested.to_dict("records") if contrasts and experiment.tested is not None else []
+    tested = [(row["asks"], *contrast_answer(row)) for row in rows]
     means = tables.mean_table(experiment.rows, measure, seed=experiment.params["seed"])
     overall = means[means["type"] == tables.OVERALL].set_index("system").to_dict("index")
     label = MEASURE_NAMES.get(measure, measure)
-    numbers = []
+    means_of = []
     for name in experiment.display_names.unique_names(systems):
         if found := overall.get(name):
             text = format_interval(found["mean"], found["low"], found["high"], ".3f", ".2f")
-            numbers.append((f"{label} of {name}", text))
-    experiment.answers, experiment.headline = list(answers or tested), numbers
+            means_of.append((f"{label} of {name}", text))
+    experiment.answers, experiment.headline = list(answers or tested), [*means_of, *numbers]
     folder = experiment.run.path / "figures"
     caption = folder / f"{figure}.txt"
     return answer_box_html(
-        answers or tested,
-        numbers,
+        experiment.answers,
+        experiment.headline,
         folder / f"{figure}.png",
         caption.read_text(encoding="utf-8").strip() if caption.exists() else "",
         limits,
