@@ -279,6 +279,8 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         numbers=_main_numbers(frame),
         tally=tables.reply_outcome_table(frame).to_dict("records"),
         fallbacks=tables.fallback_rates(frame),
+        answers=experiment.answers,
+        headline=experiment.headline,
         timed_calls=timed_calls(frame),
         wire=experiment.llm.event_counts,
     )
@@ -329,13 +331,15 @@ def show_table(
     return experiment.run.write_table(frame, name, caption, allow=allow)
 
 
-def show_figure(experiment: Experiment, name: str, draw: Callable[[], Any], caption: str = "") -> Any:
-    """Show a figure and write it to the run folder; a sentence where there is nothing to draw.
+def show_figure(
+    experiment: Experiment, name: str, draw: Callable[[], Any], caption: str = ""
+) -> HtmlOutput:
+    """Show a numbered figure and write it to the run folder; a sentence where there is nothing to draw.
 
-    `caption` is the figure's title by default.
+    `caption` says what to see; it is the figure's title by default.
     """
     try:
-        return experiment.run.write_figure(draw(), name, caption)
+        return experiment.run.show_figure(draw(), name, caption)
     except NothingToDraw as e:
         return HtmlOutput(f"<p>No figure “{html.escape(name)}”: {html.escape(str(e))}.</p>")
 
@@ -455,7 +459,7 @@ def _costs_caption(frame: pd.DataFrame, spent: pd.DataFrame) -> str:
     return caption
 
 
-def coverage(experiment: Experiment) -> Any:
+def coverage(experiment: Experiment) -> HtmlOutput:
     """Draw how much of the evidence each system shows for a number of tokens, and write the curves.
 
     Systems whose retrieval asks a model are left out, because their tokens are not the context's alone
@@ -473,7 +477,13 @@ def coverage(experiment: Experiment) -> Any:
         "Share of the gold turns shown, by tokens of context, with 95 % intervals",
         allow=["system", "level"],
     )
-    return experiment.run.write_figure(coverage_figure(curves), "coverage")
+    return show_figure(
+        experiment,
+        "coverage",
+        lambda: coverage_figure(curves),
+        "Share of the gold turns shown for a number of tokens, with 95 % bands: the higher a curve, and the "
+        "further to the left, the less has to be read for the same evidence",
+    )
 
 # %% ../nbs/04_experiments.ipynb #e1495325
 def gains(
@@ -544,9 +554,10 @@ def show_answer(
 ) -> HtmlOutput:
     """Show the answer box: the contrasts, the mean of `measure` of some systems, and a figure of the run.
 
-    The report moves it to its top. `answers` (question, answer, numbers) come before those of the contrasts,
-    which `contrasts` can leave out, and `numbers` (label, text) after the means; `limits` says in a sentence
-    what the run can't show.
+    Its cell has the tag "answer", so the report shows it first. `answers` (question, answer, numbers) are
+    those of the experiment's own question: then the contrasts are folded, and `contrasts` can leave them out.
+    `numbers` (label, text) come after the means. `limits` says in a sentence what the run can't show.
+    The manifest keeps answers and numbers for the index.
     """
     if contrasts and experiment.tested is None:
         show_contrasts(experiment)
@@ -560,14 +571,16 @@ def show_answer(
         if found := overall.get(name):
             text = format_interval(found["mean"], found["low"], found["high"], ".3f", ".2f")
             means_of.append((f"{label} of {name}", text))
+    experiment.answers, experiment.headline = list(answers or tested), [*means_of, *numbers]
     folder = experiment.run.path / "figures"
     caption = folder / f"{figure}.txt"
     return answer_box_html(
-        [*answers, *tested],
-        [*means_of, *numbers],
+        experiment.answers,
+        experiment.headline,
         folder / f"{figure}.png",
         caption.read_text(encoding="utf-8").strip() if caption.exists() else "",
         limits,
+        more=tested if answers else (),
     )
 
 # %% ../nbs/04_experiments.ipynb #47fce59f
@@ -584,17 +597,19 @@ def show_matched_budgets(experiment: Experiment) -> HtmlOutput:
 
 
 def show_cases(experiment: Experiment, system: str, baseline: str, n: int = 3) -> HtmlOutput:
-    """Show the cases where `system` gains most over `baseline`, side by side.
-
-    In a redacted run they have ids and scores, but no text.
-    """
+    """Show the cases where `system` gains most over `baseline`; a sentence in a redacted run."""
     frame, data = experiment.rows, experiment.data
+    if experiment.run.redact:
+        return HtmlOutput(
+            "<p>The questions hold the data's text, which may not be published. Where the data are at hand, "
+            "<code>adaptmr runs explore</code> with this run's folder shows each of them.</p>"
+        )
     chosen = tables.largest_gain_cases(frame, system, baseline, n)
     if not chosen:
         return HtmlOutput(f"<p>There is no question on which {system} does better than {baseline}.</p>")
     return HtmlOutput(
         "<hr>".join(
-            tables.comparison_html(frame, data.conversation(c), q, [baseline, system], experiment.run.redact)
+            tables.comparison_html(frame, data.conversation(c), q, [baseline, system])
             for c, q in chosen
         )
     )
@@ -825,6 +840,8 @@ class Experiment:
         self.journal = cache_dir() / "journals" / name / f"{self.run.run_id}.jsonl"
         self.frame: pd.DataFrame | None = None
         self.tested: pd.DataFrame | None = None  # the declared contrasts
+        self.answers: list[tuple[str, str, str]] = []  # of the answer box: question, answer, numbers
+        self.headline: list[tuple[str, str]] = []  # its numbers: label and text
         self.extra_usage = Usage()
         # the keys of used calls and vectors; not in the frame's attrs, which pandas copies with every column
         self.used_keys = set[str]()

@@ -21,6 +21,20 @@ class HtmlOutput(str):
         return str(self)
 
 
+def cut_text(text: str, limit: int) -> str:
+    """Cut a text to at most `limit` characters, with a "…" at its end.
+
+    It is cut between two words, unless the last word is very long, as in a text without spaces.
+    """
+    if len(text) <= limit:
+        return text
+    kept = text[: limit - 1]
+    if not text[limit - 1].isspace():
+        head, space, tail = kept.rpartition(" ")
+        kept = head if space and len(tail) <= 30 else kept
+    return kept.rstrip() + "…"
+
+
 @dataclass(frozen=True)
 class Cell:
     """A table cell with its own style, never cut; with `heading` it is the heading of its row."""
@@ -31,14 +45,10 @@ class Cell:
     heading: bool = False
 
 # %% auto #0
-__all__ = ['HtmlOutput', 'Cell', 'html_table', 'folded']
+__all__ = ['HtmlOutput', 'cut_text', 'Cell', 'html_table', 'folded']
 
 # %% ../nbs/00_markup.ipynb #d6e3369e
 _MAX_CELL_CHARS = 300
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= _MAX_CELL_CHARS else text[: _MAX_CELL_CHARS - 1] + "…"
 
 
 def _escape(content: Any) -> str:
@@ -53,7 +63,7 @@ def _attributes(**values: str) -> str:
 
 def _cell(value: Any, tag: str) -> str:
     if not isinstance(value, Cell):
-        value = Cell(value if hasattr(value, "__html__") else _truncate(str(value)))
+        value = Cell(value if hasattr(value, "__html__") else cut_text(str(value), _MAX_CELL_CHARS))
     tag = "th" if value.heading else tag
     look = _attributes(**{"class": value.css_class, "style": value.style})
     return f"<{tag}{look}>{_escape(value.content)}</{tag}>"

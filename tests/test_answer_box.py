@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
-from adaptmr.eval.report.answer_box import answer_box_html, contrast_answer, move_box_up
+from adaptmr.eval.report.answer_box import ANSWER_TAG, answer_box_html, answer_first, contrast_answer
 from adaptmr.eval.report.html import external_resources
 
+ROOT = Path(__file__).resolve().parent.parent
 ROW = {
     "contrast": "b − a",
     "measure": "f1",
@@ -44,8 +47,9 @@ def test_the_box_holds_answers_numbers_picture_and_limits(tmp_path):
     picture = tmp_path / "recall.png"
     picture.write_bytes(b"not really a picture")
     numbers = [("recall of b", "0.8 [0.7, 0.9]")]
-    asked = (ROW["asks"], *contrast_answer(ROW))
-    box = answer_box_html([asked], numbers, picture, "Recall & more", "Two languages.")
+    box = answer_box_html(
+        [(ROW["asks"], *contrast_answer(ROW))], numbers, picture, "Recall & more", "Two languages."
+    )
     assert "Is b better than &lt;a&gt;?" in box and "0.8 [0.7, 0.9]" in box
     assert "data:image/png;base64," in box and "Recall &amp; more" in box
     assert "What this can't show: Two languages." in box and external_resources(box) == []
@@ -53,12 +57,26 @@ def test_the_box_holds_answers_numbers_picture_and_limits(tmp_path):
 
 def test_a_run_without_contrasts_says_so(tmp_path):
     box = answer_box_html([], picture=tmp_path / "none.png")
-    assert "no declared contrast" in box and "<img" not in box
+    assert "No test compares" in box and "<img" not in box
+
+
+def test_further_answers_are_folded():
+    box = answer_box_html([("Own?", "Yes.", "n = 5")], more=[("Declared?", "No.", "n = 6")])
+    assert box.index("Own?") < box.index("<details>") < box.index("Declared?")
 
 
 def test_the_box_comes_first_in_a_page():
-    box = answer_box_html([("Is it dear?", "No.", "+2 %")])
-    body = f"<h1>T</h1>\n<blockquote>\n<p>sub</p>\n</blockquote><p>story</p>{box}<p>end</p>"
-    moved = move_box_up(body)
-    assert moved == f"<h1>T</h1>\n<blockquote>\n<p>sub</p>\n</blockquote>{box}<p>story</p><p>end</p>"
-    assert move_box_up(moved) == moved and move_box_up("<p>no box</p>") == "<p>no box</p>"
+    title, story, box = ({"metadata": {"tags": tags}} for tags in ([], ["parameters"], [ANSWER_TAG]))
+    assert answer_first([title, story, box]) == [title, box, story]
+    assert answer_first([title, box, story]) == [title, box, story]
+    assert answer_first([title, story]) == [title, story]
+
+
+def test_every_answer_of_an_experiment_has_the_tag():
+    asked = [
+        (path.name, cell["metadata"].get("tags"))
+        for path in sorted((ROOT / "nbs" / "experiments").glob("*.ipynb"))
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if "experiment.answer(" in "".join(cell["source"])
+    ]
+    assert len(asked) >= 4 and [a for a in asked if a[1] != [ANSWER_TAG]] == []

@@ -16,18 +16,17 @@ from adaptmr.eval.report.figures import (
     unique_values,
     draw_error_bars,
     titled_figure,
+    with_direction,
 )
 from ..metrics.ranking import recall_fraction
 from ..runner.evaluate import conversation_embedder, prepare_questions
 from ..stats.intervals import mean_ci
 from adaptmr.eval.report.style import (
-    DASHES,
     TEXT_COLOR,
-    MARKERS,
-    PALETTE,
     NothingToDraw,
     halo,
     printable_label,
+    series_looks,
 )
 from ...llm.transport import count_tokens
 from ...retrieval.token_budget import cut_to_budget, line_tokens, hit_probabilities
@@ -200,7 +199,9 @@ def coverage_figure(
             f"{int(repeated.sum())} rows repeat a system and budget, such as {example!r}: "
             "draw one group at a time"
         )
-    with titled_figure(7.2, 4.4, title, "tokens of context (mean)", ylabel) as (fig, ax):
+    with titled_figure(
+        7.2, 4.4, title, "tokens of context (mean)", with_direction(ylabel, "higher")
+    ) as (fig, ax):
         ax.set_xscale("log")
         handles, labels = _draw_curves(ax, curves)
         _draw_points(ax, curves)
@@ -217,7 +218,7 @@ def _draw_curves(ax: Axes, curves: pd.DataFrame) -> tuple[list[Any], list[str]]:
     budgeted = curves[curves["budget"].notna()]
     handles: list[Any] = []
     labels = [name for name in unique_values(curves, "system") if (budgeted["system"] == name).any()]
-    for j, name in enumerate(labels):
+    for j, (name, look) in enumerate(zip(labels, series_looks(labels))):
         part = budgeted[(budgeted["system"] == name) & (budgeted["tokens"] > 0)].sort_values("budget")
         at, middle, low, high = (part[c].to_numpy(float) for c in ("tokens", "mean", "low", "high"))
         # the first lines are the widest, so that those drawn over them don't hide them
@@ -225,14 +226,14 @@ def _draw_curves(ax: Axes, curves: pd.DataFrame) -> tuple[list[Any], list[str]]:
         handles += ax.plot(
             at,
             middle,
-            color=PALETTE[j % 6],
-            marker=MARKERS[j % 12],
-            linestyle=DASHES[(j + j // 6) % 6],
+            color=look.colour,
+            marker=look.marker,
+            linestyle=look.dashes,
             linewidth=1.4 + 1.8 * width,
             markersize=5.5 + 3.5 * width,
             markeredgecolor="white",
         )
-        ax.fill_between(at, low, high, color=PALETTE[j % 6], alpha=0.09, linewidth=0)
+        ax.fill_between(at, low, high, color=look.colour, alpha=0.09, linewidth=0)
     return handles, labels
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['measure_headroom', 'headroom_table', 'headroom_sentences', 'headroom_bar_data']
+__all__ = ['measure_headroom', 'headroom_table', 'headroom_answers', 'headroom_sentences', 'headroom_bar_data']
 
 # %% ../../../nbs/eval/analysis/00_headroom.ipynb #53d3da65
 def measure_headroom(
@@ -130,6 +130,23 @@ def headroom_table(
             for r in rows
         ]
     )
+
+
+def headroom_answers(
+    frame: pd.DataFrame, system: str, questions: Mapping[str, str], value: str = "f1", *, seed: int = 0
+) -> list[tuple[str, str, str]]:
+    """Answer how much each ceiling would add to a system, for the answer box of a report.
+
+    `questions` are by ceiling. Returns triples: the question, the gain, its share of what is missing.
+    """
+    out = []
+    for ceiling, question in questions.items():
+        whole = _measured_rows(frame, [system], ceiling, value, seed)[system][-1]
+        gain, _, share = _format_row(whole).values()
+        measure = {"f1": "F1", "recall_fraction": "recall"}.get(value, value)
+        detail = f"{ceiling} − {system} in {measure}: {share} of what is missing; n = {whole['n']}"
+        out.append((question, gain, detail))
+    return out
 
 
 def headroom_sentences(

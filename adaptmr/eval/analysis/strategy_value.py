@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['COMBINED', 'WORTH_IT', 'NOT_WORTH_IT', 'strategy_matrix', 'strategy_matrix_table', 'strategy_matrix_figure',
            'combine_best', 'judge_gap', 'oracle_gap', 'gap_sentences', 'compare_with_controls', 'control_sentences',
-           'reach_sentences', 'acting_table']
+           'reach_sentences', 'acting_table', 'parts_answer']
 
 # %% ../../../nbs/eval/analysis/00_strategy_value.ipynb #bde82bef
 def strategy_matrix(
@@ -245,3 +245,22 @@ def acting_table(frame: pd.DataFrame, full: str, variants: Sequence[str]) -> pd.
             | {"n": len(whole)}
         )
     return pd.DataFrame(found)
+
+# %% ../../../nbs/eval/analysis/00_strategy_value.ipynb #49ad335d
+def parts_answer(losses: pd.DataFrame, method: str, measure: str) -> tuple[str, str, str]:
+    """Answer which parts a method owes its score to: question, answer and numbers, for an answer box.
+
+    `losses` are rows of `tables.paired_gains` of variants that each lack a part. A part counts if the whole
+    interval of the difference, over all question types, is below zero, and hurts if it is above.
+    """
+    whole = losses[(losses["type"] == OVERALL) & losses["low"].notna()]
+    rows = whole.sort_values("difference", kind="stable")
+    needed, harmful = rows[rows["high"] < 0], rows[rows["low"] > 0]
+    n = losses["system"].nunique()
+    short = f"{len(needed)} of {n} variants are worse in {measure}, {len(harmful)} better."
+    if not len(needed) + len(harmful):
+        short = f"Undecided: no variant of {n} is shown to differ in {measure}."
+    shown = [f"{r['system']} {_signed(r)}" for r in needed.to_dict("records") + harmful.to_dict("records")]
+    unknown = n - len(rows)
+    shown += [f"{unknown} without an interval, because too few answers differ"] if unknown else []
+    return f"Which parts of {method} matter?", short, "; ".join(shown)

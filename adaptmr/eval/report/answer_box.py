@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import html
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ..stats.contrasts import DIFFERENT, EQUIVALENT, MEASURE_NAMES, UNDECIDED
 from ...markup import HtmlOutput
 
 # %% auto #0
-__all__ = ['contrast_answer', 'answer_box_html', 'move_box_up']
+__all__ = ['ANSWER_TAG', 'contrast_answer', 'answer_box_html', 'answer_first']
 
 # %% ../../../nbs/eval/report/00_answer_box.ipynb #29b8436c
 def contrast_answer(row: Mapping[Hashable, Any]) -> tuple[str, str]:
@@ -35,22 +34,21 @@ def contrast_answer(row: Mapping[Hashable, Any]) -> tuple[str, str]:
 
 # %% ../../../nbs/eval/report/00_answer_box.ipynb #d08e6316
 def answer_box_html(
-    answers: Iterable[tuple[str, str, str]],
+    answers: Sequence[tuple[str, str, str]],
     numbers: Sequence[tuple[str, str]] = (),
     picture: str | Path | None = None,
     caption: str = "",
     limits: str = "",
+    more: Sequence[tuple[str, str, str]] = (),
 ) -> HtmlOutput:
     """Return the box: questions with a short answer and its numbers, a few numbers, a PNG, and a caveat.
 
-    `answers` are triples of texts, `numbers` pairs of a label and a text.
+    `answers` are triples of texts, `numbers` pairs of a label and a text. The answers in `more` are folded.
     """
-    parts = []
-    for question, short, detail in answers:
-        said = f"<b>{html.escape(short)}</b> <small>{html.escape(detail)}</small>"
-        parts.append(f"<dt>{html.escape(question)}</dt><dd>{said}</dd>")
-    if not parts:
-        parts = ["<dt>This run has no declared contrast.</dt><dd>No test compares its systems.</dd>"]
+    said = _answer_list(answers) if answers else "<p>No test compares the systems of this run.</p>"
+    if more:
+        title = "<summary>The contrasts declared for all experiments</summary>"
+        said += f"<details>{title}{_answer_list(more)}</details>"
     shown = "".join(
         f"<li><b>{html.escape(value)}</b><br><small>{html.escape(label)}</small></li>"
         for label, value in numbers
@@ -60,24 +58,28 @@ def answer_box_html(
         data = base64.b64encode(Path(picture).read_bytes()).decode("ascii")
         words = html.escape(caption)
         picture_html = (
-            f'<figure><img src="data:image/png;base64,{data}" alt="{words}">'
+            f'<figure><div class="frame"><img src="data:image/png;base64,{data}" alt="{words}"></div>'
             f"<figcaption>{words}</figcaption></figure>"
         )
     caveat = f"<p><small>What this can't show: {html.escape(limits)}</small></p>" if limits else ""
     return HtmlOutput(
-        f'<section class="answer-box"><dl>{"".join(parts)}</dl>'
+        f'<section class="answer-box">{said}'
         f'<ul class="numbers">{shown}</ul>{picture_html}{caveat}</section>'
     )
 
+
+def _answer_list(answers: Iterable[tuple[str, str, str]]) -> str:
+    parts = []
+    for question, short, detail in answers:
+        numbers = f"<small>{html.escape(detail)}</small>"
+        parts.append(f"<dt>{html.escape(question)}</dt><dd><b>{html.escape(short)}</b> {numbers}</dd>")
+    return f"<dl>{''.join(parts)}</dl>"
+
 # %% ../../../nbs/eval/report/00_answer_box.ipynb #fda363be
-_BOX = re.compile(r'<section class="answer-box">.*?</section>', re.S)
-_HEAD = re.compile(r"</h1>\s*(?:<blockquote>.*?</blockquote>)?", re.S)
+ANSWER_TAG = "answer"
 
 
-def move_box_up(body: str) -> str:
-    """Move the answer box of a page's body behind its title and subtitle, if it has one."""
-    box, head = _BOX.search(body), _HEAD.search(body)
-    if box is None or head is None or box.start() < head.end():
-        return body
-    rest = body[: box.start()] + body[box.end() :]
-    return rest[: head.end()] + box[0] + rest[head.end() :]
+def answer_first(cells: Sequence[Any]) -> list[Any]:
+    """Put the cells of a notebook with the tag `answer` behind the first cell, which has the title."""
+    tagged = [c for c in cells[1:] if ANSWER_TAG in c["metadata"].get("tags", [])]
+    return [*cells[:1], *tagged, *(c for c in cells[1:] if c not in tagged)]

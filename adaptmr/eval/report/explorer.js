@@ -105,7 +105,8 @@
   }
 
   function systemCard(letter, index, q, gold) {
-    const [f1, recall, answer, abstained, hits, why, trace] = q.rows[index];
+    const [f1, recall, answer, abstained, ranking, why, trace] = q.rows[index];
+    const hits = data.rankings[ranking];
     const card = element("div", null, "card");
     card.append(element("h4", letter + ": " + data.systems[index]));
     const said = data.answers[answer];
@@ -117,11 +118,11 @@
     const turns = element("ol");
     for (const hit of hits) turns.append(turnLine(hit, gold));
     card.append(hits.length ? turns : element("p", "returns nothing"));
-    if (trace && trace.length) {
+    if (data.traces[trace].length) {
       const more = element("details");
       more.append(element("summary", "steps"));
       const steps = element("ol");
-      for (const step of trace) steps.append(element("li", data.steps[step]));
+      for (const step of data.traces[trace]) steps.append(element("li", data.steps[step]));
       more.append(steps);
       card.append(more);
     }
@@ -135,7 +136,7 @@
     const about = element("p", q.id + ", " + data.types[q.type] + (q.answerable ? "" : ", can't be answered"));
     const parts = [element("h3", q.text || q.id), about];
     if (q.gold_answers) parts.push(element("p", "Gold answer: " + q.gold_answers));
-    const missing = q.gold.filter((i) => !q.rows[first.value][4].includes(i));
+    const missing = q.gold.filter((i) => !data.rankings[q.rows[first.value][4]].includes(i));
     if (missing.length) {
       parts.push(element("p", "Gold turns that A does not return:"));
       const turns = element("ul");
@@ -158,7 +159,7 @@
     next.firstElementChild.click();
   });
 
-  // a cell of a table of systems by question type opens the questions behind it
+  // a cell of a table of systems by question type opens the questions behind it; so does a system's name
   function openQuestions(system, label) {
     first.value = String(system);
     type.value = String(Math.max(data.types.indexOf(label), -1)).replace("-1", "");
@@ -171,25 +172,27 @@
     if (button) button.focus({ preventScroll: true });
   }
 
+  function opens(cell, system, label) {
+    cell.tabIndex = 0;
+    cell.classList.add("opens");
+    cell.title = "show these questions";
+    cell.addEventListener("click", () => openQuestions(system, label));
+    cell.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") openQuestions(system, label);
+    });
+  }
+
   const labels = new Set(data.types.concat(["overall"]));
   for (const table of document.querySelectorAll("table.wide")) {
     const heads = [...table.querySelectorAll("thead tr:last-child th")].map((th) =>
       th.textContent.trim().replace(/ \(n=\d+\)$/, "")
     );
-    if (!heads.some((head) => labels.has(head))) continue;
     for (const row of table.querySelectorAll("tbody tr")) {
       const system = data.systems.indexOf(row.cells[0].textContent.trim());
       if (system < 0) continue;
+      opens(row.cells[0], system, "overall");
       heads.forEach((head, i) => {
-        if (!labels.has(head) || !row.cells[i]) return;
-        const cell = row.cells[i];
-        cell.tabIndex = 0;
-        cell.className += " opens";
-        cell.title = "show these questions";
-        cell.addEventListener("click", () => openQuestions(system, head));
-        cell.addEventListener("keydown", (event) => {
-          if (event.key === "Enter") openQuestions(system, head);
-        });
+        if (i && labels.has(head) && row.cells[i]) opens(row.cells[i], system, head);
       });
     }
   }

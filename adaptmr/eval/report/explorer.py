@@ -15,7 +15,7 @@ from .html import read_template, render_page
 from .manifests import read_manifest
 from .tables import TYPE_LABELS, types_present
 from ...files import write_atomic
-from ...markup import HtmlOutput
+from ...markup import HtmlOutput, cut_text
 from ...types import Dataset, Memory, Question
 
 if TYPE_CHECKING:
@@ -45,8 +45,12 @@ class _Positions:
 
 
 def _shown_turn(m: Memory) -> list[str]:
-    text = m.text if len(m.text) <= MAX_TURN_CHARS else m.text[: MAX_TURN_CHARS - 1] + "…"
-    return [m.source or m.id, f"{m.at:%Y-%m-%d}" if m.dated else "", m.speaker, text]
+    return [
+        m.source or m.id,
+        f"{m.at:%Y-%m-%d}" if m.dated else "",
+        m.speaker,
+        cut_text(m.text, MAX_TURN_CHARS),
+    ]
 
 
 def _known(value: Any) -> float | None:
@@ -60,8 +64,9 @@ def explorer_data(
     """Return what the explorer shows of a frame of results, as JSON values.
 
     `causes` maps (system, conversation, question) to the cause of a failure. Rows of systems are
-    [F1, recall, answer, abstained, turns, cause, steps]; answers, turns, causes and steps are positions in
-    the lists of those names. Questions that `data` doesn't have are left out.
+    [F1, recall, answer, abstained, ranking, cause, trace]: answers, rankings, causes and traces are positions
+    in the lists of those names, as are the turns of a ranking and the steps of a trace. Questions that `data`
+    doesn't have are left out.
     """
     causes = causes or {}
     names = list(dict.fromkeys(frame["system"]))
@@ -69,9 +74,13 @@ def explorer_data(
     memory = {(c.id, m.source or m.id): m for c in data.conversations for m in c.turns}
     types = types_present(frame)
     turns, answers, why, steps = _Positions(), _Positions(), _Positions(), _Positions()
+    rankings, traces = _Positions(), _Positions()
 
     def turn(conversation: str, source: str) -> int:
         return turns.of((conversation, source), _shown_turn(memory[conversation, source]))
+
+    def listed(lists: _Positions, positions: list[int]) -> int:
+        return lists.of(tuple(positions), positions)
 
     def row(found: Mapping[Hashable, Any]) -> list[Any]:
         conversation = str(found["conversation"])
@@ -84,9 +93,9 @@ def explorer_data(
             _known(found["recall_fraction"]),
             answers.of(said, said),
             int(bool(found["abstained"])),
-            [turn(conversation, s) for s in hits],
+            listed(rankings, [turn(conversation, s) for s in hits]),
             None if cause is None else why.of(cause, cause),
-            [steps.of(line, line) for line in trace],
+            listed(traces, [steps.of(line, line) for line in trace]),
         ]
 
     questions = []
@@ -104,7 +113,9 @@ def explorer_data(
         "causes": why.values,
         "answers": answers.values,
         "turns": turns.values,
+        "rankings": rankings.values,
         "steps": steps.values,
+        "traces": traces.values,
         "questions": questions,
     }
 

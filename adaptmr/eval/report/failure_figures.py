@@ -19,9 +19,18 @@ from adaptmr.eval.report.figures import (
     require_columns,
     side_by_side,
     titled_figure,
+    with_direction,
 )
 from ..stats.estimates import TOO_FEW
-from .style import EDGE_COLOR, TEXT_COLOR, PALETTE, halo, lightness, printable_label
+from adaptmr.eval.report.style import (
+    EDGE_COLOR,
+    TEXT_COLOR,
+    PALETTE,
+    halo,
+    lightness,
+    printable_label,
+    series_looks,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,12 +181,12 @@ def headroom_bars(
     width, handles = 0.84 / n_series, []
     hatched: dict[str, Any] = {"edgecolor": EDGE_COLOR, "hatch": "///"}
     size = max(5.0, 1.2 + n_places * (0.42 * n_series + 0.35)), 4.1
-    with titled_figure(*size, title, xlabel, ylabel) as (fig, ax):
-        for j, name in enumerate(placed.series):
+    with titled_figure(*size, title, xlabel, with_direction(ylabel, "higher")) as (fig, ax):
+        for j, (name, look) in enumerate(zip(placed.series, series_looks(placed.series))):
             at = side_by_side(n_places, n_series, j, width)
             values = dict(zip(_CEILING_COLUMNS, placed.values(name, *_CEILING_COLUMNS).T))
             mean, gain = values["mean"], np.nan_to_num(values["top"] - values["mean"])
-            handles.append(draw_bars(ax, at, mean, width * 0.92, PALETTE[j % len(PALETTE)]))
+            handles.append(draw_bars(ax, at, mean, width * 0.92, look.colour))
             foot, gain = np.nan_to_num(mean), np.maximum(gain, 0)
             ax.bar(at, gain, width * 0.92, bottom=foot, color="white", linewidth=0.6, **hatched)
             _draw_two_intervals(ax, at, values, width)

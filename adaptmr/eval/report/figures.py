@@ -5,7 +5,7 @@
 # %% ../../../nbs/eval/report/01_figures.ipynb #ec01e690
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from ..stats.estimates import TOO_FEW
 from adaptmr.eval.report.style import (
-    DASHES,
     EDGE_COLOR,
     HATCHES,
     TEXT_COLOR,
@@ -25,6 +24,8 @@ from adaptmr.eval.report.style import (
     lightness,
     printable_label,
     save_figure,
+    series_looks,
+    system_colour,
     house_style,
 )
 
@@ -78,6 +79,17 @@ class PlacedRows:
         return np.array([[np.nan if row is None else float(row[c]) for c in columns] for row in rows])
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #bc10a1f6
+def with_direction(label: str, better: str) -> str:
+    """Add to the label of an axis where it gets better: "higher" or "lower" values, "" for neither.
+
+    Raises `ValueError` for another word.
+    """
+    if better not in ("higher", "lower", ""):
+        raise ValueError(f'better={better!r} must be "higher", "lower" or ""')
+    arrow = {"higher": "better →", "lower": "← better", "": ""}[better]
+    return "   ".join(filter(None, (arrow, label) if better == "lower" else (label, arrow)))
+
+
 @contextmanager
 def titled_figure(
     width: float, height: float, title: str = "", xlabel: str = "", ylabel: str = ""
@@ -160,8 +172,11 @@ def grouped_bars(
     xlabel: str = "",
     ylabel: str = "",
     ylim: tuple[float, float] | None = (0, 1),
+    better: str = "",
 ) -> Figure:
     """Draw bars of `y` for each `x`, side by side for each `hue`, with intervals.
+
+    `better` says whether "higher" or "lower" is better.
 
     A row that is missing or `nan` leaves a gap marked with a dash; a bar without an interval has a dash on
     top. Raises `KeyError` for a missing column (also of the interval) and `ValueError` for two rows in one
@@ -172,13 +187,10 @@ def grouped_bars(
     n_places, n_series = len(placed.places), len(placed.series)
     width, handles = 0.82 / n_series, []
     size = max(5.0, 1.2 + n_places * (0.32 * n_series + 0.35)), 3.9
-    with titled_figure(*size, title, xlabel, ylabel) as (fig, ax):
-        for j, name in enumerate(placed.series):
+    with titled_figure(*size, title, xlabel, with_direction(ylabel, better)) as (fig, ax):
+        for j, (name, look) in enumerate(zip(placed.series, series_looks(placed.series))):
             at, numbers = side_by_side(n_places, n_series, j, width), placed.values(name, y, low, high)
-            hatch = HATCHES[j % len(HATCHES)]
-            handles.append(
-                draw_bars(ax, at, numbers[:, 0], width * 0.92, PALETTE[j % len(PALETTE)], hatch=hatch)
-            )
+            handles.append(draw_bars(ax, at, numbers[:, 0], width * 0.92, look.colour, hatch=look.hatch))
             draw_error_bars(ax, at, *numbers.T, ecolor=TEXT_COLOR, elinewidth=1.3, path_effects=halo(2.9))
             for gap in at[np.isnan(numbers[:, 0])]:
                 draw_dash(ax, gap)
@@ -268,15 +280,19 @@ def difference_plot(
     *,
     title: str = "",
     xlabel: str = "difference",
+    better: str = "",
 ) -> Figure:
     """Draw each row's difference and interval, from the top, with a line at zero.
 
     Takes what `stats.compare_systems` gives. `label` may be several columns. Filled points have an interval
-    without zero. A difference without an interval is an open point that is labelled "too few".
+    without zero. A difference without an interval is an open point that is labelled "too few". `better` says
+    whether "higher" or "lower" is better. Where one row dwarfs the others the axis is logarithmic beyond a
+    band around zero.
     """
     names = [label] if isinstance(label, str) else list(label)
     require_columns(frame, *names, value, low, high)
-    with titled_figure(6.4, 1.2 + 0.36 * len(frame), title, xlabel) as (fig, ax):
+    with titled_figure(6.4, 1.2 + 0.36 * len(frame), title, with_direction(xlabel, better)) as (fig, ax):
+        _show_dwarfed(ax, frame[[value, low, high]].to_numpy(float))
         ax.axvline(0, color=TEXT_COLOR, linewidth=1)
         for i, (_, row) in enumerate(frame.iterrows()):
             v, bottom, top = (float(row[c]) for c in (value, low, high))
@@ -293,8 +309,26 @@ def difference_plot(
         ax.set_ylim(len(frame) - 0.4, -0.6)
         ax.grid(visible=False, axis="y")
         ax.margins(x=0.08)
-        ax.locator_params(axis="x", nbins=6)
+        if ax.get_xscale() == "linear":
+            ax.locator_params(axis="x", nbins=6)
     return fig
+
+
+_DWARFED = 15  # times as far from zero as the median: beyond it the others can't be told apart
+
+
+def _show_dwarfed(ax: Axes, numbers: np.ndarray) -> None:
+    """Make the axis logarithmic if a row of value, low and high is far from zero and most others near it."""
+    from matplotlib.ticker import FuncFormatter
+
+    spread = np.nan_to_num(np.abs(numbers)).max(axis=1)
+    spread = spread[spread > 0]
+    if not spread.size or spread.max() < _DWARFED * np.median(spread):
+        return
+    band = 10.0 ** np.floor(np.log10(np.median(spread)))
+    ax.set_xscale("symlog", linthresh=band)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
+    ax.set_xlabel(f"{ax.get_xlabel()} (logarithmic beyond ±{band:,.6g})")
 
 
 def _draw_untested(ax: Axes, value: float, i: int) -> None:
@@ -302,14 +336,15 @@ def _draw_untested(ax: Axes, value: float, i: int) -> None:
     look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "#777777", "markeredgewidth": 1.5}
     ax.plot([value], [i], "o", markersize=7, **look)
     offset: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-    ax.annotate(TOO_FEW, (value, i), color="#888888", fontsize=8, **offset)
+    ax.annotate(TOO_FEW, (value, i), color="#666666", fontsize=8, path_effects=halo(2.5), **offset)
 
 
 def _draw_difference(ax: Axes, value: float, i: int, low: float, high: float, shown: bool) -> None:
-    """Draw a difference with its interval in row `i`: filled where it leaves zero out."""
-    colour = "#777777"
-    if shown:
-        colour = PALETTE[0] if value > 0 else PALETTE[3]
+    """Draw a difference with its interval in row `i`: filled and dark where it is shown, a square below zero.
+
+    Colours are those of systems, so they don't tell it.
+    """
+    colour = TEXT_COLOR if shown else "#777777"
     ax.errorbar(
         [value],
         [i],
@@ -335,26 +370,30 @@ def line_plot(
     title: str = "",
     xlabel: str = "",
     ylabel: str = "",
+    better: str = "",
 ) -> Figure:
-    """Draw `y` over a numeric `x`, one line with markers and a band `low` to `high` for each `hue`."""
+    """Draw `y` over a numeric `x`, one line with markers and a band `low` to `high` for each `hue`.
+
+    `better` says whether "higher" or "lower" is better.
+    """
     require_columns(frame, x, y, hue, low, high)
     series = PlacedRows(frame, x, hue).series
-    with titled_figure(6.4, 3.9, title, xlabel or x, ylabel) as (fig, ax):
+    with titled_figure(6.4, 3.9, title, xlabel or x, with_direction(ylabel, better)) as (fig, ax):
         handles = []
-        for j, name in enumerate(series):
-            part, colour = frame[frame[hue] == name].sort_values(x), PALETTE[j % len(PALETTE)]
+        for name, look in zip(series, series_looks(series)):
+            part = frame[frame[hue] == name].sort_values(x)
             at, middle, bottom, top = (part[c].to_numpy(float) for c in (x, y, low, high))
             handles += ax.plot(
                 at,
                 middle,
-                color=colour,
-                marker=MARKERS[j % len(MARKERS)],
-                linestyle=DASHES[j % len(DASHES)],
+                color=look.colour,
+                marker=look.marker,
+                linestyle=look.dashes,
                 linewidth=1.8,
                 markersize=6,
                 markeredgecolor="white",
             )
-            ax.fill_between(at, bottom, top, color=colour, alpha=0.13, linewidth=0)
+            ax.fill_between(at, bottom, top, color=look.colour, alpha=0.13, linewidth=0)
         values = np.unique(frame[x].to_numpy(float))
         if values.size <= 12:
             ax.set_xticks(values, [f"{v:g}" for v in values])
@@ -385,10 +424,12 @@ def pareto_plot(
     xlabel: str = "",
     ylabel: str = "",
     log: bool = False,
+    labelled: Collection[str] | None = None,
 ) -> Figure:
     """Draw a labelled point for each row, its interval of `y`, and the Pareto front.
 
-    `log=True` for costs over several powers of ten (they must be positive).
+    `log=True` for costs over several powers of ten (they must be positive). With `labelled` only those names
+    and those on the front have labels and intervals: the others are small, grey and in the background.
     """
     require_columns(frame, x, y, label, low, high)
     rows = frame.dropna(subset=[x, y]).sort_values([x, y, label], kind="stable")
@@ -398,8 +439,9 @@ def pareto_plot(
         raise ValueError(f"{x} has values of 0 or less: they have no place on a logarithmic axis")
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+    names = with_direction(xlabel or x, "lower"), with_direction(ylabel or y, "higher")
     best = pareto_front(rows[x].to_numpy(float), rows[y].to_numpy(float))
-    with titled_figure(6.8, 4.4, title, xlabel or x, ylabel or y) as (fig, ax):
+    with titled_figure(6.8, 4.4, title, *names) as (fig, ax):
         if log:
             ax.set_xscale("log")
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -410,6 +452,9 @@ def pareto_plot(
         ax.step(front[x], front[y], where="post", color="#999999", linewidth=1.3, linestyle="--", zorder=1)
         corners = np.repeat(front[[x, y]].to_numpy(float), 2, axis=0)
         steps = np.column_stack([corners[1:, 0], corners[:-1, 1]])  # the front as drawn: across, then up
+        named = np.isin(rows[label], [*(rows[label] if labelled is None else labelled)]) | best
+        ax.plot(rows.loc[~named, x], rows.loc[~named, y], "o", color="#bbbbbb", markersize=4, zorder=1.5)
+        rows, best = rows[named], best[named]
         draw_error_bars(
             ax,
             *(rows[c].to_numpy(float) for c in (x, y, low, high)),
@@ -419,17 +464,18 @@ def pareto_plot(
             capsize=2,
             zorder=2,
         )
-        for on, part in ((True, front), (False, rows[~best])):
+        for at, height, name, on in zip(rows[x], rows[y], rows[label], best):
+            colour = system_colour(name)
             ax.plot(
-                part[x],
-                part[y],
+                [at],
+                [height],
                 linestyle="none",
                 marker="o",
                 markersize=8,
-                color=PALETTE[0],
+                color=colour,
                 markeredgewidth=1.5,
                 zorder=3,
-                markerfacecolor=PALETTE[0] if on else "white",
+                markerfacecolor=colour if on else "white",
             )
         bars = [
             np.array([[cost, bottom], [cost, top]])

@@ -16,16 +16,20 @@ from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from .answer_box import move_box_up
+from .answer_box import answer_first
 from .manifests import finished_runs, read_manifest, run_folders
 from ...files import write_atomic
 from ...markup import Cell, HtmlOutput, html_table
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 # %% auto #0
-__all__ = ['external_resources', 'format_number', 'is_number', 'run_lengths', 'frame_html', 'render_html', 'refresh_index']
+__all__ = ['LONG_TABLE', 'external_resources', 'format_number', 'is_number', 'run_lengths', 'frame_html', 'show_frame',
+           'render_html', 'refresh_index']
 
 # %% ../../../nbs/eval/report/01_html.ipynb #ae60b553
 class _ResourceFinder(HTMLParser):
@@ -141,6 +145,9 @@ def run_lengths(values: Iterable[str]) -> list[tuple[str, int]]:
     return [(value, len(list(same))) for value, same in groupby(values)]
 
 # %% ../../../nbs/eval/report/01_html.ipynb #8e91562c
+LONG_TABLE = 20  # rows of a table that is shown without being asked for
+
+
 def frame_html(
     rows: Iterable[Mapping[Any, Any]],
     columns: Iterable[str | tuple[str, str]],
@@ -150,7 +157,8 @@ def frame_html(
     """Render rows as an HTML table; columns whose values are all numbers are aligned to the right.
 
     A column that is a pair (group, name) gets a heading over its group. An unknown number is a dash. In a
-    table of more than five columns, intervals are below their numbers.
+    table of more than five columns, intervals are below their numbers. A table of more than `LONG_TABLE` rows
+    is folded: its caption opens it.
     """
     rows, columns = list(rows), list(columns)
     numeric = {c: all(is_number(r.get(c)) for r in rows) for c in columns}
@@ -165,13 +173,25 @@ def frame_html(
         return _interval_below(text) if len(columns) > 5 else text
 
     names = {c: (c if isinstance(c, str) else c[1]).replace("_", " ") for c in columns}
-    return html_table(
+    if not rows:
+        return HtmlOutput(f"<p>{html.escape(caption or 'This table')}: there are no rows.</p>")
+    folded = len(rows) > LONG_TABLE
+    table = html_table(
         [[cell(c, value(r, c)) for c in columns] for r in rows],
         [cell(c, names[c]) for c in columns],
-        caption,
+        "" if folded else caption,
         groups=groups if any(group for group, _ in groups) else (),
         css_class="wide",
     )
+    if not folded:
+        return table
+    title = f"{html.escape(caption)} ({len(rows)} rows)"
+    return HtmlOutput(f"<details class='long'><summary>{title}</summary>{table}</details>")
+
+
+def show_frame(frame: pd.DataFrame, caption: str = "") -> HtmlOutput:
+    """Render a data frame without its index, as `frame_html` does."""
+    return frame_html(frame.to_dict("records"), list(frame.columns), caption)
 
 # %% ../../../nbs/eval/report/01_html.ipynb #0ee2d092
 _NUMBERS = re.compile(r"[-+*0-9.,;:%\[\]()<>=±–−/$\s]*(?:\de[-+]?\d+)?(?: too few)?")
@@ -191,7 +211,8 @@ def render_html(run_path: str | Path, explorer: str = "") -> Path:
     """Write `report.html` next to `notebook.ipynb` in a run folder: one self-contained file, no code shown.
 
     The line at the top and the facts at the bottom come from `manifest.json`, when there is one. `explorer`
-    is the section that `eval.report.explorer` makes, the only part with a script. Returns the path. Raises
+    is the section that `eval.report.explorer` makes. Scripts are only those of this package: the explorer's,
+    and one that sorts a table by the column whose heading is clicked. Returns the path. Raises
     `FileNotFoundError` without a notebook, and `ValueError` for a cell that failed or for output that would
     load something.
     """
@@ -205,21 +226,21 @@ def render_html(run_path: str | Path, explorer: str = "") -> Path:
         )
     manifest = read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else {}
     notebook = _static_notebook(nbformat.read(source, as_version=4))
-    body, headings = _number_headings(move_box_up(_convert(notebook, folder)))
+    body, headings = _number_headings(_convert(notebook, folder))
     values = {
         "title": _title(notebook) or str(manifest.get("experiment", folder.parent.name)),
         "body": HtmlOutput(body),
         "headings": headings,
         **_manifest_values(manifest),
     }
-    page = render_page("report.html.j2", explorer="", **values)
+    page = render_page("report.html.j2", explorer="", script="", **values)
     if outside := external_resources(page):
         raise ValueError(
             f"the report of {folder.name} would not be self-contained: {', '.join(outside[:5])}. "
             "Show a static picture or a plain table instead"
         )
-    if explorer:
-        page = render_page("report.html.j2", explorer=HtmlOutput(explorer), **values)
+    script = HtmlOutput(read_template("page.js"))
+    page = render_page("report.html.j2", explorer=HtmlOutput(explorer), script=script, **values)
     target = folder / "report.html"
     write_atomic(target, page)
     return target
@@ -237,6 +258,7 @@ def _static_notebook(notebook: Any) -> Any:
     for n, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             cell.outputs = _static_outputs(cell.outputs, n)
+    notebook.cells = answer_first(notebook.cells)
     return notebook
 
 
@@ -289,7 +311,10 @@ def _number_headings(body: str) -> tuple[str, list[str]]:
 
 
 def _title(notebook: Any) -> str:
-    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    return _heading("\n".join(c.source for c in notebook.cells if c.cell_type == "markdown"))
+
+
+def _heading(prose: str) -> str:
     found = re.search(r"^# (.+)$", prose, flags=re.M)
     return found[1].strip() if found else ""
 
@@ -367,9 +392,10 @@ def refresh_index(outputs_dir: str | Path) -> Path:
         "index.html.j2",
         title="AdaptMR runs",
         finished=_count(len(rows), "finished run"),
-        experiments={
-            name: _index_table(list(same)) for name, same in groupby(rows, lambda row: row["experiment"])
-        },
+        experiments=[
+            (folder.name, *_of_experiment({run: m for run, m in finished.items() if run.parent == folder}))
+            for folder in dict.fromkeys(run.parent for run in finished)
+        ],
         unfinished=_count(len(unfinished), "folder") if unfinished else "",
         unfinished_names=unfinished,
     )
@@ -400,23 +426,54 @@ def _index_row(run: Path, m: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _index_table(rows: Iterable[Mapping[str, str]]) -> HtmlOutput:
-    """The runs of one experiment, each with a link to its report."""
-    columns = ("run", "data", "numbers", "when", "code")
-    body = [
-        (
-            Cell(_run_link(row), ""),
-            Cell(row["data"], ""),
-            Cell(row["numbers"], ""),
-            Cell(row["when"][:10], "", "when"),
-            Cell(row["commit"], ""),
-        )
-        for row in rows
-    ]
-    return html_table(body, [Cell(name, "") for name in columns], css_class="wide")
+MAX_NUMBERS = 3  # of a run in the index; its report has all of them
+
+
+def _of_experiment(finished: Mapping[Path, Mapping[str, Any]]) -> tuple[str, HtmlOutput]:
+    """The heading over the runs of one experiment, which is the question they ask, and their table."""
+    body = []
+    for run, manifest in finished.items():
+        row = _index_row(run, manifest)
+        made = f"{html.escape(row['when'][:10])}<br><small>{html.escape(row['commit'])}</small>"
+        shown = (_run_link(row), _answers(manifest), _first_numbers(manifest), HtmlOutput(made))
+        body.append([Cell(text, "") for text in shown])
+    columns = [Cell(name, "") for name in ("data", "answers", "numbers", "made")]
+    return _experiment_title(next(iter(finished))), html_table(body, columns, css_class="wide")
 
 
 def _run_link(row: Mapping[str, str]) -> HtmlOutput:
     mark = " <span class='badge'>without the data's text</span>" if row["redacted"] == "yes" else ""
     address, name = html.escape(quote(row["link"])), html.escape(row["run_id"])
-    return HtmlOutput(f'<a href="{address}">{name}</a>{mark}')
+    data = html.escape(row["data"] or "no data set")
+    return HtmlOutput(f'<a href="{address}">{data}</a>{mark}<br><small>{name}</small>')
+
+
+def _answers(manifest: Mapping[str, Any]) -> HtmlOutput:
+    """The questions of a run's answer box, each with its short answer; a dash for a run without one."""
+    said = manifest.get("answers") or []
+    lines = [f"{html.escape(question)} <b>{html.escape(short)}</b>" for question, short, _ in said]
+    return HtmlOutput("<br>".join(lines) or "–")
+
+
+def _first_numbers(manifest: Mapping[str, Any]) -> HtmlOutput:
+    """The first numbers of a run's answer box, with intervals; without a box its first main results."""
+    means = [(name, format_number(value)) for name, value in (manifest.get("numbers") or {}).items()]
+    numbers = (manifest.get("headline") or means)[:MAX_NUMBERS]
+    lines = [
+        f"<b class='unbroken'>{html.escape(text)}</b> <small>{html.escape(name)}</small>"
+        for name, text in numbers
+    ]
+    return HtmlOutput("<br>".join(lines) or "–")
+
+
+def _experiment_title(run: Path) -> str:
+    """The name of an experiment with the heading of a run's notebook, which is the question it asks."""
+    source = run / "notebook.ipynb"
+    if not source.exists():
+        return run.parent.name
+    try:
+        cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, RecursionError):
+        return run.parent.name
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return _heading(prose) or run.parent.name

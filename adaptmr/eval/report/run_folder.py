@@ -304,6 +304,16 @@ def write_table(
     return frame_html(rows, columns, full, digits)
 
 
+def show_figure(run: RunFolder, fig: Figure, name: str, caption: str = "") -> HtmlOutput:
+    """Write a figure as `write_figure` does, and return it for a page: numbered, with its caption."""
+    from adaptmr.eval.report import style
+
+    write_figure(run, fig, name, caption)
+    return style.figure_html(
+        fig, caption or style.caption_of(fig) or name, run.written["figures"].index(name) + 1
+    )
+
+
 def write_figure(run: RunFolder, fig: Figure, name: str, caption: str = "") -> Figure:
     """Write `figures/<name>.png`, `.svg`, `.pdf` and `.txt`, the caption with the data's label.
 
@@ -508,7 +518,7 @@ class RunFolder:
         }
 
     write_results, write_table = write_results, write_table
-    write_figure, write_manifest = write_figure, write_manifest
+    write_figure, show_figure, write_manifest = write_figure, show_figure, write_manifest
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #d3c4d7ff
 def default_outputs() -> Path:

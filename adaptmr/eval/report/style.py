@@ -5,23 +5,30 @@
 # %% ../../../nbs/eval/report/00_style.ipynb #abe98c39
 from __future__ import annotations
 
+import base64
+import html
 import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ...markup import HtmlOutput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['PALETTE', 'HATCHES', 'MARKERS', 'DASHES', 'TEXT_COLOR', 'EDGE_COLOR', 'lightness', 'NothingToDraw', 'house_style',
-           'canvas', 'figure_bytes', 'printable_label', 'caption_of', 'halo', 'save_figure']
+__all__ = ['PALETTE', 'HATCHES', 'MARKERS', 'DASHES', 'SYSTEMS_WITH_A_LOOK', 'OTHER_COLOR', 'TEXT_COLOR', 'EDGE_COLOR',
+           'lightness', 'Look', 'series_looks', 'system_colour', 'NothingToDraw', 'house_style', 'canvas',
+           'figure_bytes', 'figure_html', 'printable_label', 'caption_of', 'halo', 'save_figure']
 
 # %% ../../../nbs/eval/report/00_style.ipynb #570cd01e
 PALETTE = ("#0072b2", "#f2c440", "#14213d", "#dd6a1f", "#56b4e9", "#8a2b0e")
-HATCHES = ("", "", "", "", "", "", "///", "\\\\\\", "...", "xxx", "---", "ooo")
+HATCHES = (*[""] * 6, "///", "\\\\\\", "...", "xxx", "---", "ooo", "|||", "+++", "***", "OO", "/.", "\\\\o")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "p")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
 
@@ -34,6 +41,56 @@ def lightness(colour: str) -> float:
     ]
     y = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return 116 * (y ** (1 / 3) if y > 0.008856 else 7.787 * y + 16 / 116) - 16
+
+# %% ../../../nbs/eval/report/00_style.ipynb #bf87b047
+SYSTEMS_WITH_A_LOOK = (
+    *("unified", "lexical", "adaptmr", "hybrid", "gated", "qarp"),
+    *("random", "zscore", "oracle_type", "full_context", "rrf", "multi_round"),
+    *("oracle_plan", "oracle_evidence", "token_matched", "adaptive_rag", "flare", "longmemeval_rag"),
+)
+OTHER_COLOR = "#777777"  # of a point that is no system with a look of its own
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn: as bars (colour and hatch) or as a line (colour, marker and dashes)."""
+
+    colour: str
+    hatch: str
+    marker: str
+    dashes: Any
+
+
+def _look(place: int) -> Look:
+    """Return one of 18 looks, of which no two are the same as bars or as lines."""
+    row = place // len(PALETTE)
+    return Look(
+        PALETTE[place % len(PALETTE)],
+        HATCHES[place % len(HATCHES)],
+        MARKERS[(place + place // len(MARKERS)) % len(MARKERS)],
+        DASHES[(place + row) % len(DASHES)],
+    )
+
+
+def _fixed_place(name: object) -> int | None:
+    """Return the place of a system, also where a rule stands for its model ("qarp by rule")."""
+    system = str(name).removesuffix(" by rule")
+    return SYSTEMS_WITH_A_LOOK.index(system) if system in SYSTEMS_WITH_A_LOOK else None
+
+
+def series_looks(names: Iterable[object]) -> list[Look]:
+    """Choose the look of each series: a system's own, and for the others the first ones that are left."""
+    fixed = [_fixed_place(name) for name in names]
+    every = range(len(SYSTEMS_WITH_A_LOOK))
+    free = [place for place in every if place not in fixed] or list(every)
+    others = iter(range(len(fixed)))
+    return [_look(free[next(others) % len(free)] if place is None else place) for place in fixed]
+
+
+def system_colour(name: object) -> str:
+    """Return the colour of a system in every figure; grey for what has none of its own."""
+    place = _fixed_place(name)
+    return OTHER_COLOR if place is None else _look(place).colour
 
 # %% ../../../nbs/eval/report/00_style.ipynb #5be2f0c1
 class NothingToDraw(ValueError):
@@ -106,7 +163,30 @@ def figure_bytes(fig: Figure, kind: str = "png") -> bytes:
     out = BytesIO()
     with house_style():
         fig.savefig(out, format=kind, metadata=_SILENT[kind])
+    return _fewer_colours(out) if kind == "png" else out.getvalue()
+
+
+def _fewer_colours(picture: BytesIO) -> bytes:
+    """Write a PNG with 256 colours, which is all that a drawing needs, in a third of the bytes."""
+    from PIL import Image
+
+    out = BytesIO()
+    with Image.open(picture) as drawn:
+        drawn.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, "PNG", dpi=drawn.info["dpi"])
     return out.getvalue()
+
+
+def figure_html(fig: Figure, caption: str, number: int = 0) -> HtmlOutput:
+    """Return a figure as a page shows it, above its caption; a `number` of 0 gives it none."""
+    data, size = fig._repr_png_()  # type: ignore[attr-defined]
+    words = html.escape(caption)
+    named = f"<b>Figure {number}.</b> {words}" if number else words
+    source = f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
+    return HtmlOutput(
+        f"<figure class='drawn'><div class='frame'>"
+        f'<img src="{source}" width="{size["width"]}" height="{size["height"]}" alt="{words}"></div>'
+        f"<figcaption>{named}</figcaption></figure>"
+    )
 
 
 def printable_label(value: object) -> str:

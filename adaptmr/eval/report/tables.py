@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..stats.contrasts import MEASURE_NAMES
 from ..stats.estimates import TOO_FEW, format_interval
 from ..stats.intervals import compare_systems, mean_ci_table
-from ...markup import Cell, HtmlOutput, html_table
+from ...markup import cut_text
 from ...types import QueryType
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _Key = TypeVar("_Key", bound=Hashable)
 OVERALL = "overall"
+MAX_CASE_CHARS = 200  # of a turn or an answer in a case
 TYPE_LABELS = {
     "factual_extraction": "factual",
     "temporal_reasoning": "temporal",
@@ -54,11 +55,11 @@ def split_by_type(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(t, frame[frame["type"] == t]) for t in types_present(frame)] + [(OVERALL, frame)]
 
 # %% auto #0
-__all__ = ['OVERALL', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'VERSION_MEASURES', 'types_present', 'pivot_by_type',
-           'split_by_type', 'mean_table', 'reply_outcome_table', 'fallback_rates', 'plans_table', 'main_table',
-           'overview_table', 'unlimited_line', 'system_costs', 'versions_table', 'paired_gains', 'gain_table',
-           'gain_sentences', 'accuracy_and_tokens', 'matched_budget_table', 'overall_gains', 'largest_gain_cases',
-           'comparison_html']
+__all__ = ['OVERALL', 'MAX_CASE_CHARS', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'VERSION_MEASURES', 'types_present',
+           'pivot_by_type', 'split_by_type', 'mean_table', 'reply_outcome_table', 'fallback_rates', 'plans_table',
+           'main_table', 'overview_table', 'unlimited_line', 'system_costs', 'versions_table', 'paired_gains',
+           'gain_table', 'gain_sentences', 'accuracy_and_tokens', 'matched_budget_table', 'overall_gains',
+           'largest_gain_cases', 'comparison_html']
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #0cdf900c
 def mean_table(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
@@ -468,37 +469,34 @@ def largest_gain_cases(frame: pd.DataFrame, system: str, baseline: str, n: int =
     return list(chosen.values())[:n]
 
 
-def comparison_html(
-    frame: pd.DataFrame, conversation: Any, question: str, systems: Sequence[str], redact: bool = False
-) -> str:
-    """Show one question and what each system found and answered, side by side; ✓ marks gold turns.
-
-    `redact` shows ids and scores only.
-    """
-    part = frame[(frame["conversation"] == conversation.id) & (frame["question"] == question)].set_index(
-        "system"
-    )
+def comparison_html(frame: pd.DataFrame, conversation: Any, question: str, systems: Sequence[str]) -> str:
+    """Show one question and what each system found and answered; ✓ marks gold turns."""
+    part = frame[(frame["conversation"] == conversation.id) & (frame["question"] == question)]
+    part = part.set_index("system")
     first = part.iloc[0]
     turns = {m.source: m for m in conversation.turns}
     gold = set(str(first["evidence"]).split())
 
     def line(source: str) -> str:
         m = turns[source]
-        text = (
-            ""
-            if redact
-            else f" {f'{m.at:%Y-%m-%d} ' if m.dated else ''}{html.escape(m.text_with_speaker[:160])}"
-        )
-        return f"<li>{'<b>✓</b> ' if source in gold else ''}<code>{html.escape(source)}</code>{text}</li>"
+        day = f"{m.at:%Y-%m-%d} " if m.dated else ""
+        said = html.escape(cut_text(m.text_with_speaker, MAX_CASE_CHARS))
+        mark = "<b>✓</b> " if source in gold else ""
+        return f"<li>{mark}<code>{html.escape(source)}</code> {day}{said}</li>"
 
-    asked = "" if redact else f": {html.escape(first['text'])} Gold: <i>{html.escape(first['answers'])}</i>"
-    head = f"<p><b>{html.escape(question)}</b> ({TYPE_LABELS.get(first['type'], first['type'])}){asked}</p>"
-    cells = []
+    kind = TYPE_LABELS.get(first["type"], first["type"])
+    head = (
+        f"<p><b>{html.escape(first['text'])}</b> ({html.escape(question)}, {kind})<br>"
+        f"Gold answer: <i>{html.escape(first['answers'])}</i></p>"
+    )
+    cards = []
     for name in systems:
         row = part.loc[name]
-        found = str(row["retrieved"]).split()[:5]
-        said = "" if redact else f"<p>answers: <i>{html.escape(str(row['prediction'])[:200])}</i></p>"
-        turns_found = "".join(map(line, found)) or "<li>nothing</li>"
-        shown = f"<b>{html.escape(name)}</b>, F1 {row['f1']:.2f}{said}<ol>{turns_found}</ol>"
-        cells.append(Cell(HtmlOutput(shown), "vertical-align:top;text-align:left"))
-    return head + html_table([cells], style="table-layout:fixed;width:100%")
+        found = "".join(map(line, str(row["retrieved"]).split()[:5])) or "<li>nothing</li>"
+        answer = html.escape(cut_text(str(row["prediction"]), MAX_CASE_CHARS))
+        cards.append(
+            f"<div><b>{html.escape(name)}</b>, F1 {row['f1']:.2f}"
+            f"<p>answers: <i>{answer}</i></p><ol>{found}</ol></div>"
+        )
+    columns = "display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:0 2rem"
+    return f"{head}<div class='cards' style='{columns}'>{''.join(cards)}</div>"
