@@ -8,6 +8,7 @@ import pytest
 from adaptmr.eval.analysis.failure_grid import (
     RESPONSIBLE,
     assign_failures,
+    failure_answers,
     failure_grid,
     grid_sentence,
     reader_sentence,
@@ -81,3 +82,13 @@ def test_sentences():
 def test_a_system_without_failures():
     grid = failure_grid(_frame([("q0", "multi_hop", 1.0, 1.0, 1.0)]))
     assert grid.empty and grid_sentence(grid, "search") == "search has no failure on an answerable question."
+
+
+def test_the_answers_of_the_box_by_hand():
+    frame = _frame(CASES)
+    answers = failure_answers(frame, failure_grid(frame), "search")
+    asked = [short for _, short, _ in answers]
+    assert asked == ["50 %.", "First of all: retrieval."]
+    assert "40 % retrieval" in answers[1][2] and "n = 5" in answers[1][2]
+    without_gold = frame[frame["system"] == "search"]
+    assert failure_answers(without_gold, failure_grid(frame).iloc[:0], "search") == []

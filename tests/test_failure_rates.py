@@ -155,6 +155,7 @@ def test_a_gate_of_one_type_is_too_few():
     gate = fa.decision_gate(answers({"multi_hop": 1}), "unified")
     assert gate.verdict == "too few" and gate.gap == 0 and math.isnan(gate.low)
     assert "one question type only (multi-hop)" in gate.sentence
+    assert gate.answer[1] == "Too few questions to say." and "0.0 points of F1; n" in gate.answer[2]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from("abc")), min_size=1, max_size=20), st.randoms())

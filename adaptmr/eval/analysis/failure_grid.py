@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from .failure_rates import mark_failures
 from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
+from ..stats.estimates import Interval
 from ..stats.intervals import mean_ci
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['RESPONSIBLE', 'GOLD_SYSTEM', 'assign_failures', 'failure_grid', 'reader_sentence', 'grid_sentence']
+__all__ = ['RESPONSIBLE', 'GOLD_SYSTEM', 'assign_failures', 'failure_grid', 'reader_sentence', 'grid_sentence', 'failure_answers']
 
 # %% ../../../nbs/eval/analysis/01_failure_grid.ipynb #1fa07a51
 RESPONSIBLE = ("retrieval", "both", "reader", "overload")
@@ -85,15 +86,20 @@ def reader_sentence(
     frame: pd.DataFrame, threshold: float = 0.3, gold: str = GOLD_SYSTEM, *, seed: int = 0
 ) -> str:
     """Say how often the reader fails an answerable question with the gold evidence in hand."""
-    known = mark_failures(frame[(frame["system"] == gold) & frame["recall_fraction"].notna()], threshold)
-    if known.empty:
+    it = _fails_with_gold(frame, threshold, gold, seed)
+    if not it.n:
         return f"{gold} is not in this run: how often the reader fails with the gold evidence is not known."
-    it = mean_ci(known["failed"].to_numpy(float), known["conversation"].tolist(), seed=seed)
     ends = "" if it.low != it.low else f" [{100 * it.low:.0f}, {100 * it.high:.0f}]"
     return (
         f"With the gold evidence in hand, the reader fails {100 * it.mean:.0f} %{ends} of the answerable "
         f"questions (n = {it.n}): no retrieval can answer these with this reader."
     )
+
+
+def _fails_with_gold(frame: pd.DataFrame, threshold: float, gold: str, seed: int) -> Interval:
+    """Estimate the share of the answerable questions that the reader fails with the gold evidence."""
+    known = mark_failures(frame[(frame["system"] == gold) & frame["recall_fraction"].notna()], threshold)
+    return mean_ci(known["failed"].to_numpy(float), known["conversation"].tolist(), seed=seed)
 
 
 def grid_sentence(grid: pd.DataFrame, system: str) -> str:
@@ -104,3 +110,33 @@ def grid_sentence(grid: pd.DataFrame, system: str) -> str:
     ordered = part.sort_values("mean", ascending=False, kind="stable").to_dict("records")
     shares = ", ".join(f"{100 * r['mean']:.0f} % {r['responsible']}" for r in ordered)
     return f"{system}: of {ordered[0]['n']} failures on answerable questions, {shares}."
+
+
+def failure_answers(
+    frame: pd.DataFrame,
+    grid: pd.DataFrame,
+    system: str,
+    threshold: float = 0.3,
+    gold: str = GOLD_SYSTEM,
+    *,
+    seed: int = 0,
+) -> list[tuple[str, str, str]]:
+    """Answer whose the failures of a system are, for the answer box: question, short answer, numbers.
+
+    `grid` is that of `failure_grid`. What is not known (no gold evidence in the run, no failure) is left out.
+    """
+    answers = []
+    it = _fails_with_gold(frame, threshold, gold, seed)
+    if it.n:
+        asked = "How often does the reader fail with the gold evidence in hand?"
+        ends = "" if it.low != it.low else f"[{100 * it.low:.0f}, {100 * it.high:.0f}]; "
+        answers.append((asked, f"{100 * it.mean:.0f} %.", f"{ends}n = {it.n} answerable questions"))
+    part = grid[(grid["system"] == system) & (grid["type"] == OVERALL)]
+    if len(part):
+        ordered = part.sort_values("mean", ascending=False, kind="stable").to_dict("records")
+        shares = [f"{100 * row['mean']:.0f} % {row['responsible']}" for row in ordered]
+        numbers = f"{', '.join(shares)}; n = {ordered[0]['n']} failures on answerable questions"
+        most = f"First of all: {ordered[0]['responsible']}."
+        answers.append((f"Whose are the failures of {system}?", most, numbers))
+    return answers
+

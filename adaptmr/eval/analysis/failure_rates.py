@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'CONTROLS', 'mark_failures', 'failure_rates', 'failure_table', 'bootstrap_means',
-           'decision_verdict', 'GateResult', 'decision_gate', 'gate_table', 'failed_controls', 'control_sentences']
+__all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'GATE_ANSWERS', 'CONTROLS', 'mark_failures', 'failure_rates', 'failure_table',
+           'bootstrap_means', 'decision_verdict', 'GateResult', 'decision_gate', 'gate_table', 'failed_controls',
+           'control_sentences']
 
 # %% ../../../nbs/eval/analysis/00_failure_rates.ipynb #a137f393
 def mark_failures(frame: pd.DataFrame, threshold: float = 0.3, value: str = "f1") -> pd.DataFrame:
@@ -86,6 +87,13 @@ GATE_VERDICTS = {
     TOO_FEW: "There is no interval, so the gate says nothing: "
     "it needs two question types that differ from question to question, on four conversations each.",
 }
+GATE_ANSWERS = {
+    "≥ 10 points": "Yes.",
+    "5–10 points": "A little.",
+    "< 5 points": "Hardly.",
+    "undecided": "Undecided.",
+    TOO_FEW: "Too few questions to say.",
+}
 
 
 def decision_verdict(low: float, high: float) -> str:
@@ -138,6 +146,18 @@ class GateResult:
             return found
         names = ", ".join(TYPE_LABELS[t] for t in self.left_out)
         return f"{found} Left out, since fewer than {MIN_GROUPS} conversations ask for it: {names}."
+
+    @property
+    def answer(self) -> tuple[str, str, str]:
+        """Answer whether the system fails differently by question type: question, short answer, numbers."""
+        spread = "" if math.isnan(self.low) else f" [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        return (
+            f"Does {self.system} fail differently for different question types?",
+            GATE_ANSWERS[self.verdict],
+            f"best on {TYPE_LABELS[self.best]}, worst on {TYPE_LABELS[self.worst]}: "
+            f"{100 * self.gap:.1f} points of {MEASURE_NAMES.get(self.value, self.value)}{spread}; "
+            f"n = {self.n}, {self.groups} conversations",
+        )
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(self.sentence)}</p>"
