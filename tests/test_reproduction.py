@@ -27,19 +27,6 @@ def test_the_committed_runs_scored_what_is_expected():
 RUNS = {
     **{name: partial(full_run, ROOT, experiment=name) for name in ("exp1", "exp2", "exp3", "exp4")},
     "exp3 with a model": lambda: model_run(ROOT, "exp3", "demo"),
-    "exp4 with a model": lambda: model_run(ROOT, "exp4", "demo"),
-}
-
-
-# Runs that today's code can't repeat until they are recorded again: the contexts, and so the prompts, have
-# changed since.
-ASKED_OTHERWISE = (
-    "recorded before dates followed the tense of their sentence: "
-    "about half of its prompts differ today, so it has to be recorded again"
-)
-EARLIER = {
-    "exp3/demo-auto-k5-limit100-qwen2.5-coder-1.5b-instruct-seed0-unif-d1594c11": ASKED_OTHERWISE,
-    "exp4/demo-auto-k5-limit100-qwen2.5-coder-1.5b-instruct-seed0-f600fb0b": ASKED_OTHERWISE,
 }
 
 
@@ -52,8 +39,6 @@ def test_a_committed_run_repeats_cell_by_cell(run, monkeypatch):
         pytest.skip(str(e))
     except (NoRun, SeveralRuns) as e:
         pytest.fail(f"the run that the README shows is not the one that is committed: {e}")
-    if why := EARLIER.get(f"{folder.parent.name}/{folder.name}"):
-        pytest.skip(why)
     for name in ("ADAPTMR_DATA", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     assert replay_run(folder, ROOT) == []
