@@ -64,7 +64,8 @@ def full_run(root: Path, dataset: str = "demo", experiment: str = "exp3") -> tup
 
 def model_run(root: Path, experiment: str, dataset: str) -> tuple[Path, dict[str, Any]]:
     """Return the committed run of an experiment on a data set with a model; raises what `find_run` raises."""
-    how = f"adaptmr run {experiment} -f params/qwen2.5-coder-1.5b.yaml -p dataset {dataset}"
+    files = "-f params/qwen2.5-coder-1.5b.yaml -f params/short-contexts.yaml"
+    how = f"adaptmr run {experiment} {files} -p dataset {dataset}"
     run = find_run(
         root, experiment, how, lambda params: params["model"] != "offline" and params["dataset"] == dataset
     )

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from quotations import quoted, texts, words
 
 import adaptmr as am
 from adaptmr.cli import main
 
 EXPERIMENTS = ("exp1", "exp2", "exp3", "exp4", "exp5")
-SHINGLE = 6  # words in a row that would give a message away
-
-
-def _shingles(text: str) -> set[str]:
-    words = text.split()
-    return {" ".join(words[i : i + SHINGLE]) for i in range(len(words) - SHINGLE + 1)}
+WORDS = 6  # in a row would give a message away
 
 
 @pytest.mark.slow
@@ -28,6 +24,7 @@ def test_a_redacted_run_ends_and_holds_no_message(experiment, tmp_path, monkeypa
     (folder,) = (tmp_path / "out" / experiment).iterdir()
     assert json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["redacted"] is True
     assert not (folder / "vectors.npz").exists()
-    said = {s for turn in am.load("demo", split="en1").conversations[0].turns for s in _shingles(turn.text)}
-    shown = "".join((folder / name).read_text(encoding="utf-8") for name in ("report.html", "notebook.ipynb"))
-    assert len(said) > 1000 and [s for s in said if s in shown] == []
+    said = [turn.text for turn in am.load("demo", split="en1").conversations[0].turns]
+    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix not in (".png", ".pdf")]
+    assert len(files) > 20 and sum(map(len, map(words, said))) > 1000
+    assert quoted(said, [(p.name, "\n".join(texts(p.name, p.read_bytes()))) for p in files], WORDS) == []

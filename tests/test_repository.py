@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import gzip
-import io
 import json
 import re
 import shutil
 import sys
-import zipfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import check_sync
 from committed import NoCheckout, tracked_files
+from quotations import long_texts, quoted, texts
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
@@ -32,47 +31,6 @@ def tracked() -> tuple[Path, ...]:
         pytest.skip(str(e))
 
 
-def strings(value):
-    """Yield every string in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for k, v in value.items():
-            yield k
-            yield from strings(v)
-    elif isinstance(value, list):
-        # a notebook's lines are one text
-        if value and all(isinstance(v, str) for v in value):
-            yield "".join(value)
-        for v in value:
-            yield from strings(v)
-
-
-def texts(name: str, data: bytes):
-    """Yield the texts in a file; archives are unpacked."""
-    if name.endswith(".gz"):
-        yield from texts(name[:-3], gzip.decompress(data))
-    elif name.endswith((".npz", ".zip", ".whl")):
-        with zipfile.ZipFile(io.BytesIO(data)) as z:
-            for inner in z.namelist():
-                yield inner
-                yield from texts(inner, z.read(inner))
-    elif name.endswith(".parquet"):
-        import pyarrow.parquet as pq
-
-        for column in pq.read_table(io.BytesIO(data)).columns:
-            yield "\n".join(map(str, column.to_pylist()))
-    else:
-        text = data.decode("utf-8", "replace")
-        yield text
-        if name.endswith((".ipynb", ".json")):
-            yield "\n".join(strings(json.loads(text)))
-        elif name.endswith(".jsonl"):
-            yield "\n".join(
-                s for line in text.splitlines() if line.strip() for s in strings(json.loads(line))
-            )
-
-
 @lru_cache(maxsize=1)
 def contents() -> tuple[tuple[str, str], ...]:
     return tuple(
@@ -84,59 +42,11 @@ def contents() -> tuple[tuple[str, str], ...]:
 
 # --- licensed text
 
-SHINGLE = 8
-WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
-
-
-def words(text: str) -> list[str]:
-    return WORD.findall(
-        text.lower().replace("\u2019", "'").replace("&#x27;", "'").replace("&quot;", " ").replace("\\n", " ")
-    )
-
-
-def shingles(text: str) -> set[int]:
-    """Return the hashes of all sequences of eight words in a text."""
-    w = words(text)
-    return {hash(tuple(w[i : i + SHINGLE])) for i in range(len(w) - SHINGLE + 1)}
-
-
-def long_texts(value):
-    return {s for s in strings(value) if len(s) >= 40}
-
-
-def quoted(data, files) -> list[str]:
-    """List the texts of 40 characters or more of a data set that the files quote.
-
-    A file quotes a text if it has eight of its words in a row, or all words of a text of four to seven.
-    """
-    whole = long_texts(data)
-    of = {h: t for t in sorted(whole) for h in shingles(t)}
-    short = {tuple(words(t)): t for t in whole if 4 <= len(words(t)) < SHINGLE}
-    first = {w[0] for w in short}
-    found = []
-    for name, text in files:
-        w = words(text)
-        found += [
-            f"{name}: {of[h][:60]!r}"
-            for i in range(len(w) - SHINGLE + 1)
-            if (h := hash(tuple(w[i : i + SHINGLE]))) in of
-        ]
-        if short:
-            found += [
-                f"{name}: {short[t][:60]!r}"
-                for i, v in enumerate(w)
-                if v in first
-                for n in range(4, SHINGLE)
-                if (t := tuple(w[i : i + n])) in short
-            ]
-    return sorted(set(found))
-
-
 def test_no_text_of_locomo(locomo_file):
     data = json.loads(locomo_file.read_bytes())
     kept = [{**c["conversation"], "qa": c["qa"]} for c in data]
     assert len(long_texts(kept)) > 1000, "there are texts to search for"
-    assert quoted(kept, contents()) == []
+    assert quoted(long_texts(kept), contents()) == []
 
 
 def test_quotations_are_found(tmp_path):
@@ -153,9 +63,9 @@ def test_quotations_are_found(tmp_path):
         f"so: {short}!",
         secret.replace(" ", "\n   "),
     ):
-        assert quoted(data, [("f", text)]), text
+        assert quoted(long_texts(data), [("f", text)]), text
     for text in ("has learned to imitate the doorbell", "melancholic hippopotamuses cartwheeled", ""):
-        assert not quoted(data, [("f", text)])
+        assert not quoted(long_texts(data), [("f", text)])
     import pandas as pd
 
     pd.DataFrame({"a": [1], "b": [secret]}).to_parquet(tmp_path / "r.parquet")
@@ -175,7 +85,8 @@ def test_quotations_are_found(tmp_path):
         )
     )
     for path in tmp_path.iterdir():
-        assert quoted(data, [(path.name, "\n".join(texts(path.name, path.read_bytes())))]), path.name
+        text = "\n".join(texts(path.name, path.read_bytes()))
+        assert quoted(long_texts(data), [(path.name, text)]), path.name
 
 
 # --- local paths and keys
