@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,26 +16,33 @@ from .embed import embedder as make_embedder, shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
 from .embed.names import embedder_name, strip_precision, parse_embedder_name
 from .eval.report import run_folder, tables
-from .eval.report.answer_box import answer_box_html, contrast_answer
-from .eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
-from .eval.stats.estimates import format_interval
-from .eval.judges import accuracy, rubric
-from .eval.analysis import categories, locomo_audit, locomo_protocols
 from .eval.runner.identity import user_code_hashes
 from .eval.report.manifests import is_finished, read_manifest
 from .eval.judges.accuracy import JUDGES
-from .eval.analysis.attribution import attribute_failures
-from .eval.analysis.expert_agreement import hand_agreement, hand_confusion, hand_labels
-from .markup import HtmlOutput, folded
 from .notices import notice
-from .eval.analysis.budget_curves import coverage_curves, coverage_figure, measure_coverage
-from .eval.runner.evaluate import matched_budgets, evaluate
-from .eval.report.style import NothingToDraw
+from .eval.analysis.cost import total_usage
+from .eval.runner.evaluate import evaluate
 from .eval.runner.repeated_times import time_systems, with_repeated_times
-from .eval.runner.timings import timed_calls, timing_sentence
+from .eval.runner.timings import timed_calls
 from .llm import LLM
 from .llm.replay import ReplayCache
-from .systems.base import uses_llm, known_systems
+from .sections.answer import show_answer, show_contrasts
+from .sections.breakdowns import show_categories, show_protocols
+from .sections.cases import show_cases
+from .sections.causes import compare_with_labels, find_causes
+from adaptmr.sections.comparison import (
+    ablations,
+    comparison_tables,
+    coverage,
+    gains,
+    show_conclusions,
+    show_gains,
+    show_matched_budgets,
+)
+from .sections.judging import audit_answers, judge_answers, judge_rubrics
+from .sections.overview import questions_by_type, reply_outcomes, show_plans, systems_table
+from .sections.writing import show_figure, show_sentences, show_table
+from .systems.base import known_systems
 from .systems.display_names import DisplayNames
 from .llm.tasks import prompt_hashes
 from .types import Dataset, Usage
@@ -70,6 +77,7 @@ _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
     "redact": (lambda v: v is None or isinstance(v, bool), "true, false, or null for what is not ours"),
     "split": (lambda v: v is None or _name_list(v), "conversations by id, or null for all"),
     "systems": (lambda v: v is None or _name_list(v), "names of systems, or null for all"),
+    "replayed": (lambda v: v is None or _name_list(v), "names of systems, or null for the usual ones"),
 }
 
 
@@ -121,6 +129,10 @@ def _normalize_params(
         params["systems"] = systems
     if params["split"] is not None:
         params["split"] = _name_list(params["split"])
+    if params.get("replayed") is not None:
+        params["replayed"] = _name_list(params["replayed"])
+        if missing := [name for name in params["replayed"] if name not in systems]:
+            raise ValueError(f"replayed: {missing[0]!r} is not among the systems of this run, {systems}")
     return params, systems
 
 # %% ../nbs/04_experiments.ipynb #e149531e
@@ -221,7 +233,7 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
         experiment.data,
         experiment.llm,
         experiment.params["k"],
-        embedder=experiment.inputs.encoder(),
+        embedder=experiment.encoder(),
         seed=experiment.params["seed"],
         journal=experiment.journal,
         used=experiment.inputs.newly_used_keys,
@@ -245,7 +257,7 @@ def time_again(experiment: Experiment, repeats: int = 3, per_type: int = 4) -> p
         experiment.data,
         experiment.llm,
         params["k"],
-        embedder=experiment.inputs.encoder(),
+        embedder=experiment.encoder(),
         seed=params["seed"],
         repeats=repeats,
         per_type=per_type,
@@ -275,7 +287,7 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         vectors_made_with=inputs.vectors.made_with(used["vector"]),
         prompts=prompt_hashes(),
         seeds={"seed": experiment.params["seed"]},
-        usage=_sum_usage(frame) + experiment.extra_usage,
+        usage=total_usage(frame) + experiment.extra_usage,
         numbers=_main_numbers(frame),
         tally=tables.reply_outcome_table(frame).to_dict("records"),
         fallbacks=tables.fallback_rates(frame),
@@ -288,20 +300,6 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     return run
 
 # %% ../nbs/04_experiments.ipynb #e1495326
-def _sum_usage(rows: pd.DataFrame) -> Usage:
-    """Sum what rows of results or of diagnoses used; the cost is unknown if that of any row is."""
-    cost = rows["cost_usd"]
-    times = [c for c in ("ms_retrieve", "ms_answer") if c in rows]
-    return Usage(
-        int(rows["calls"].sum()),
-        0,
-        int(rows["prompt_tokens"].sum()),
-        int(rows["completion_tokens"].sum()),
-        float(rows[times].to_numpy().sum()) / 1000,
-        None if cost.isna().any() else float(cost.sum()),
-    )
-
-
 def _main_numbers(frame: pd.DataFrame) -> dict[str, float]:
     """Return the mean F1 and recall of each system, where they are known."""
     overall = frame.groupby("system")
@@ -311,490 +309,6 @@ def _main_numbers(frame: pd.DataFrame) -> dict[str, float]:
         for system, value in overall[column].mean().items()
         if value == value
     }
-
-# %% ../nbs/04_experiments.ipynb #e1495322
-def show_table(
-    experiment: Experiment,
-    name: str,
-    frame: pd.DataFrame,
-    caption: str,
-    allow: Sequence[str] = (),
-    empty: str = "",
-) -> HtmlOutput:
-    """Show a table and write it to the run folder.
-
-    `allow` names columns of text that a redacted run may hold; `empty` is a sentence to show in place of a
-    table without rows.
-    """
-    if empty and frame.empty:
-        return HtmlOutput(f"<p>{html.escape(empty)}</p>")
-    return experiment.run.write_table(frame, name, caption, allow=allow)
-
-
-def show_figure(
-    experiment: Experiment, name: str, draw: Callable[[], Any], caption: str = ""
-) -> HtmlOutput:
-    """Show a numbered figure and write it to the run folder; a sentence where there is nothing to draw.
-
-    `caption` says what to see; it is the figure's title by default.
-    """
-    try:
-        return experiment.run.show_figure(draw(), name, caption)
-    except NothingToDraw as e:
-        return HtmlOutput(f"<p>No figure “{html.escape(name)}”: {html.escape(str(e))}.</p>")
-
-
-def show_sentences(*parts: Sequence[str]) -> HtmlOutput:
-    """Show computed sentences as a list."""
-    items = "".join(f"<li>{html.escape(sentence)}</li>" for part in parts for sentence in part)
-    return HtmlOutput(f"<ul>{items}</ul>")
-
-# %% ../nbs/04_experiments.ipynb #261ded59
-def questions_by_type(experiment: Experiment) -> pd.DataFrame:
-    """Count the questions of each type, the unanswerable ones, and the gold turns they need."""
-    import pandas as pd
-
-    rows = pd.DataFrame(
-        [
-            {
-                "type": str(q.type),
-                "answerable": q.answerable,
-                "gold": len(q.evidence) if q.answerable else None,
-            }
-            for q in experiment.data.questions
-        ]
-    )
-    return pd.DataFrame(
-        [
-            {
-                "label": tables.TYPE_LABELS[question_type],
-                "questions": len(part),
-                "unanswerable": int((~part["answerable"]).sum()),
-                "gold turns, mean": part["gold"].astype(float).mean(),
-            }
-            for question_type, part in tables.split_by_type(rows)
-        ]
-    )
-
-
-def systems_table(experiment: Experiment) -> pd.DataFrame:
-    """List the systems of this run and what each does."""
-    import pandas as pd
-
-    names = experiment.display_names
-    return pd.DataFrame(
-        [{"system": names(name), "what it does": names.describe(name)} for name in experiment.systems]
-    )
-
-
-def show_plans(experiment: Experiment, *systems: str) -> HtmlOutput:
-    """Show and write what these systems' plans decided, per question type."""
-    table = tables.plans_table(experiment.rows, experiment.display_names.unique_names(systems))
-    return experiment.table(
-        "plans",
-        table,
-        "What the plans decided, per question type: means; shares of the yes-or-no decisions",
-        allow=["system", "label"],
-    )
-
-
-def reply_outcomes(experiment: Experiment) -> HtmlOutput:
-    """Show how the model's replies came about, by task; a sentence where no model was asked.
-
-    The table by system and task is written as `replies`.
-    """
-    frame = experiment.rows
-    if (table := tables.reply_outcome_table(frame)).empty:
-        return HtmlOutput("<p>No model was asked: every plan and every answer came from a rule.</p>")
-    what = "How the model's replies came about: shares of n results; fallback: a rule was used instead"
-    experiment.table("replies", table, what, allow=["system", "task"])
-    whole = tables.reply_outcome_table(frame.assign(system="all")).drop(columns="system")
-    return experiment.table(
-        "replies_by_task", whole, f"{what}. Over all systems; the table “replies” has each", allow=["task"]
-    )
-
-# %% ../nbs/04_experiments.ipynb #e1495323
-def comparison_tables(experiment: Experiment) -> HtmlOutput:
-    """Show Table 2: all measures over all questions, and folded by question type, and the costs.
-
-    Those by question type are also written as one table, `table2`, without measured times, which only
-    `costs` holds.
-    """
-    frame, run, seed = experiment.rows, experiment.run, experiment.params["seed"]
-    f1, recall = tables.MAIN_MEASURES
-    spent = tables.system_costs(frame)
-    whole = tables.main_table(frame, seed=seed)
-    for name in spent.columns.drop("ms"):
-        whole["a question", name] = spent[name]
-    run.write_table(
-        whole,
-        "table2",
-        "Systems by question type: F1 and recall with 95 % intervals, and the cost of a question",
-    )
-    f1_table = tables.main_table(frame, [f1], seed=seed)
-    recall_table = tables.main_table(frame, [recall], seed=seed)
-    at_k = f"at k = {experiment.params['k']}, with 95 % intervals"
-    overview_caption = f"Table 2. All questions, {at_k}; tokens are those that the reader is given"
-    return HtmlOutput(
-        run.write_table(
-            tables.overview_table(frame, seed=seed),
-            "table2_overall",
-            overview_caption + tables.unlimited_line(frame),
-        )
-        + folded(
-            "By question type, and what a question costs",
-            run.write_table(recall_table, "table2_recall", f"Table 2a. Recall {at_k}"),
-            run.write_table(f1_table, "table2_f1", "Table 2b. F1 with 95 % intervals"),
-            run.write_table(spent, "costs", _costs_caption(frame, spent)),
-        )
-    )
-
-
-def _costs_caption(frame: pd.DataFrame, spent: pd.DataFrame) -> str:
-    caption = "Table 2c. What a question costs: means; ms to retrieve is the median"
-    if "fallback" in spent:
-        caption += "; fallback: the share of the model's results for which a rule was used instead"
-    if clock := timing_sentence(timed_calls(frame)):
-        caption += f". {clock}"
-    return caption
-
-
-def coverage(experiment: Experiment) -> HtmlOutput:
-    """Draw how much of the evidence each system shows for a number of tokens, and write the curves.
-
-    Systems whose retrieval asks a model are left out, because their tokens are not the context's alone
-    (`tables.accuracy_and_tokens` has them).
-    """
-    seed, silent = experiment.params["seed"], [name for name in experiment.systems if not uses_llm(name)]
-    try:
-        measured = measure_coverage(silent, experiment.data, embedder=experiment.inputs.encoder(), seed=seed)
-        curves = coverage_curves(measured, seed=seed)
-    except NothingToDraw as e:
-        return HtmlOutput(f"<p>No curves: {html.escape(str(e))}.</p>")
-    experiment.table(
-        "coverage",
-        curves,
-        "Share of the gold turns shown, by tokens of context, with 95 % intervals",
-        allow=["system", "level"],
-    )
-    return show_figure(
-        experiment,
-        "coverage",
-        lambda: coverage_figure(curves),
-        "Share of the gold turns shown for a number of tokens, with 95 % bands: the higher a curve, and the "
-        "further to the left, the less has to be read for the same evidence",
-    )
-
-# %% ../nbs/04_experiments.ipynb #e1495325
-def gains(
-    experiment: Experiment, baseline: str, systems: Sequence[str] | None = None
-) -> dict[str, pd.DataFrame]:
-    """Compute paired gains over a baseline in recall and in F1, without systems that don't search."""
-    names = experiment.display_names
-    chosen = names.unique_names(systems or experiment.systems, besides=(baseline, "random", "full_context"))
-    seed = experiment.params["seed"]
-    return {
-        value: tables.paired_gains(experiment.rows, names(baseline), chosen, value, seed=seed)
-        for value in ("recall_fraction", "f1")
-    }
-
-
-def ablations(
-    experiment: Experiment, families: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, pd.DataFrame]]:
-    """Compute the paired differences of each full method's variants to it, in recall and in F1."""
-    return {full: experiment.gains(full, variants) for full, variants in families.items()}
-
-
-def show_gains(experiment: Experiment, name: str, gained: pd.DataFrame, caption: str) -> HtmlOutput:
-    """Show and write a table of gains with a row per system.
-
-    The long form, with a row per system and question type, is written as `<name>_rows`.
-    """
-    experiment.table(f"{name}_rows", gained, caption, allow=["system", "type", "baseline"])
-    wide = tables.gain_table(gained)
-    return experiment.table(name, wide, f"{caption}, with 95 % intervals", allow=list(wide.columns))
-
-
-def show_conclusions(*gained: Mapping[str, pd.DataFrame]) -> HtmlOutput:
-    """Show in sentences what tables of gains show, by baseline and measure."""
-    return show_sentences(
-        *(
-            tables.gain_sentences(frame, measure)
-            for by_measure in gained
-            for measure, frame in by_measure.items()
-        )
-    )
-
-# %% ../nbs/04_experiments.ipynb #5911b649
-def show_contrasts(experiment: Experiment) -> HtmlOutput:
-    """Test the declared contrasts whose systems this run has; written as the table `contrasts`."""
-    table = contrast_table(experiment.rows, read_contrasts(), seed=experiment.params["seed"])
-    experiment.tested = table
-    shown = table.drop(columns="asks").assign(measure=table["measure"].map(lambda m: MEASURE_NAMES.get(m, m)))
-    return experiment.table(
-        "contrasts",
-        shown,
-        "The contrasts declared beforehand: difference with 95 % interval, p (Student's t, with Holm's "
-        "correction, by flipped signs, of equivalence within the margin), and the difference that could "
-        "have been detected",
-        allow=["contrast", "measure"],
-    )
-
-
-def show_answer(
-    experiment: Experiment,
-    *systems: str,
-    measure: str = "recall_fraction",
-    figure: str = "",
-    limits: str = "",
-    answers: Sequence[tuple[str, str, str]] = (),
-    numbers: Sequence[tuple[str, str]] = (),
-    contrasts: bool = True,
-) -> HtmlOutput:
-    """Show the answer box: the contrasts, the mean of `measure` of some systems, and a figure of the run.
-
-    Its cell has the tag "answer", so the report shows it first. `answers` (question, answer, numbers) are
-    those of the experiment's own question: then the contrasts are folded, and `contrasts` can leave them out.
-    `numbers` (label, text) come after the means. `limits` says in a sentence what the run can't show.
-    The manifest keeps answers and numbers for the index.
-    """
-    if contrasts and experiment.tested is None:
-        show_contrasts(experiment)
-    rows = experiment.tested.to_dict("records") if contrasts and experiment.tested is not None else []
-    tested = [(row["asks"], *contrast_answer(row)) for row in rows]
-    means = tables.mean_table(experiment.rows, measure, seed=experiment.params["seed"])
-    overall = means[means["type"] == tables.OVERALL].set_index("system").to_dict("index")
-    label = MEASURE_NAMES.get(measure, measure)
-    means_of = []
-    for name in experiment.display_names.unique_names(systems):
-        if found := overall.get(name):
-            text = format_interval(found["mean"], found["low"], found["high"], ".3f", ".2f")
-            means_of.append((f"{label} of {name}", text))
-    experiment.answers, experiment.headline = list(answers or tested), [*means_of, *numbers]
-    folder = experiment.run.path / "figures"
-    caption = folder / f"{figure}.txt"
-    return answer_box_html(
-        experiment.answers,
-        experiment.headline,
-        folder / f"{figure}.png",
-        caption.read_text(encoding="utf-8").strip() if caption.exists() else "",
-        limits,
-        more=tested if answers else (),
-    )
-
-# %% ../nbs/04_experiments.ipynb #47fce59f
-def show_matched_budgets(experiment: Experiment) -> HtmlOutput:
-    """Show what each system with a matched budget and its reference spent on retrieval."""
-    if not experiment.rows["retrieval_calls"].sum():
-        return HtmlOutput("<p>No model was asked, so there were no tokens to match.</p>")
-    return experiment.table(
-        "matched",
-        tables.matched_budget_table(experiment.rows, matched_budgets(experiment.systems)),
-        "Tokens of retrieval, means a question: a system and the one whose budget it was given",
-        allow=["system", "matched to"],
-    )
-
-
-def show_cases(experiment: Experiment, system: str, baseline: str, n: int = 3) -> HtmlOutput:
-    """Show the cases where `system` gains most over `baseline`; a sentence in a redacted run."""
-    frame, data = experiment.rows, experiment.data
-    if experiment.run.redact:
-        return HtmlOutput(
-            "<p>The questions hold the data's text, which may not be published. Where the data are at hand, "
-            "<code>adaptmr runs explore</code> with this run's folder shows each of them.</p>"
-        )
-    chosen = tables.largest_gain_cases(frame, system, baseline, n)
-    if not chosen:
-        return HtmlOutput(f"<p>There is no question on which {system} does better than {baseline}.</p>")
-    return HtmlOutput(
-        "<hr>".join(
-            tables.comparison_html(frame, data.conversation(c), q, [baseline, system])
-            for c, q in chosen
-        )
-    )
-
-# %% ../nbs/04_experiments.ipynb #ad26fbe0
-RUBRIC_CASES = 20  # of each kind of answer that a model's credits are measured on; a rule is measured on all
-
-
-def judge_rubrics(experiment: Experiment) -> HtmlOutput:
-    """Score the answers by the rubrics of their questions, and show the mean score by category.
-
-    The rows get the column `rubric`. With the judge "model" of `params` a model is asked, else the rule;
-    what it credits is measured on answers whose statements are known. A sentence for data without rubrics.
-    """
-    data, seed = experiment.data, experiment.params["seed"]
-    if not any(rubric.rubric_lines(q) for q in data.questions):
-        return HtmlOutput("<p>These data have no rubrics.</p>")
-    by_model = experiment.params.get("judge", "rules") == "model"
-    judge = rubric.RubricJudge(experiment.llm if by_model else None)
-    experiment.frame = frame = rubric.judge_rubrics(experiment.rows, data, judge)
-    cases = rubric.rubric_cases(data, RUBRIC_CASES if by_model else None, seed)
-    rates = rubric.calibrate_rubrics(judge, cases, seed)
-    judging = {k: v for k, v in frame.attrs["rubric_judging"].items() if k not in ("judge", "how")}
-    experiment.add_usage(Usage(**judging) + rates.usage)
-    return experiment.table(
-        "rubrics",
-        categories.measure_by_category(frame, data, "rubric", seed=seed),
-        "Mean score by rubric, by the data set's own types of question, with 95 % intervals. "
-        + rates.sentence(),
-    )
-
-
-def show_categories(experiment: Experiment) -> HtmlOutput:
-    """Show questions, recall and F1 by the data set's own types, where these are finer than ours.
-
-    Written as the tables `categories`, `categories_recall` and `categories_f1`; else a sentence.
-    """
-    data, k, seed = experiment.data, experiment.params["k"], experiment.params["seed"]
-    if not categories.has_finer_categories(data):
-        return HtmlOutput("<p>The data set's own types of question are the ones above.</p>")
-    own = "by the data set's own types of question"
-    bound = f"The recall@{k} bound is the mean of min(1, {k} / n)"
-    return HtmlOutput(
-        experiment.table(
-            "categories",
-            categories.category_table(data, k),
-            f"The questions {own}. {bound} over n gold turns: what a perfect ranking would have",
-            allow=["label"],
-        )
-        + experiment.table(
-            "categories_recall",
-            categories.recall_by_category(experiment.rows, data, k, seed=seed),
-            f"Recall at k = {k} {own}, with 95 % intervals",
-        )
-        + experiment.table(
-            "categories_f1",
-            categories.measure_by_category(experiment.rows, data, "f1", seed=seed),
-            f"F1 {own}, with 95 % intervals",
-        )
-    )
-
-
-def show_protocols(experiment: Experiment) -> HtmlOutput:
-    """Show LoCoMo's results by the conversations and questions that others count, and what they published.
-
-    Written as the tables `protocols` and `published`; a sentence for other data sets.
-    """
-    import pandas as pd
-
-    if experiment.data.name != "locomo":
-        return HtmlOutput("<p>This is another data set.</p>")
-    k, seed = experiment.params["k"], experiment.params["seed"]
-    published = pd.DataFrame(locomo_protocols.read_published())
-    return HtmlOutput(
-        experiment.table(
-            "protocols",
-            locomo_protocols.protocol_table(experiment.rows, k, seed=seed),
-            f"The same answers by other counts, with 95 % intervals. {locomo_protocols.PROTOCOL_NOTE}",
-        )
-        + experiment.table(
-            "published",
-            published,
-            "Recall@10 of single turns as published by others, each on what its row names",
-            allow=list(published.columns),
-        )
-    )
-
-# %% ../nbs/04_experiments.ipynb #3ccfa244
-def judge_answers(experiment: Experiment) -> HtmlOutput:
-    """Show the accuracy by the judge of `params`, its error rates, and the accuracy corrected for them.
-
-    The table by question type is written as `judged`.
-    """
-    judge = accuracy.make_judge(experiment.params.get("judge", "rules"), experiment.llm)
-    rates = accuracy.shipped_rates(judge.name) or accuracy.measure_rates(judge)
-    frame = accuracy.judge_answers(experiment.rows, experiment.data, judge)
-    judging = {k: v for k, v in frame.attrs["judging"].items() if k not in ("judge", "how")}
-    experiment.add_usage(Usage(**judging) + rates.usage)
-    table = accuracy.judged_accuracy_table(frame, rates, seed=experiment.params["seed"])
-    columns, caption = list(table.columns), table.attrs["caption"]
-    experiment.table("judged", table, caption, allow=columns)
-    whole = table[table["label"].isin(["all answerable", "unanswerable"])]
-    caption = f"{caption} By question type: table “judged”"
-    return experiment.table("judged_overall", whole, caption, allow=columns)
-
-
-def audit_answers(experiment: Experiment) -> HtmlOutput:
-    """Score the same answers by the published and by the audited gold answers of LoCoMo.
-
-    Also what a system scores by one that answers perfectly by the other. A sentence for other data sets.
-    """
-    if (other := locomo_audit.load_audited(experiment.data)) is None:
-        return HtmlOutput(
-            "<p>These data have one set of gold answers, or the audit of LoCoMo's is not available.</p>"
-        )
-    rows = locomo_audit.rescore(experiment.rows, other)
-    table = locomo_audit.audit_table(rows, seed=experiment.params["seed"])
-    what, names = "Official F1 by the published and by the audited gold answers", ["system", "category"]
-    experiment.table("keys", table, f"{what}, by category", allow=names)
-    # the difference has its interval; those of the two scores are in the full table only
-    ends = ("published_low", "published_high", "audited_low", "audited_high")
-    over_all = [locomo_audit.ANSWERABLE_CATEGORIES, locomo_audit.ALL_CATEGORIES]
-    whole = table.loc[table["category"].isin(over_all), [c for c in table if c not in ends]]
-    ceilings = locomo_audit.score_ceiling(experiment.data, other)
-    return HtmlOutput(
-        experiment.table(
-            "keys_overall", whole, f"{what}. By category and with every interval: table “keys”", allow=names
-        )
-        + experiment.table(
-            "key_ceilings",
-            ceilings,
-            "The score of a system that answers every question by the other set of gold answers",
-            allow=["category"],
-        )
-    )
-
-# %% ../nbs/04_experiments.ipynb #e61a3d48
-def find_causes(experiment: Experiment, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
-    """Attribute failures to causes by replaying each failure with one thing changed.
-
-    Returns a row per failure, which is written as the table `diagnoses`. Raises `RuntimeError` before
-    `evaluate` has run.
-    """
-    names, params = experiment.display_names, experiment.params
-    found = names.rename_systems(
-        attribute_failures(
-            names.restore_names(experiment.rows),
-            experiment.data,
-            systems,
-            experiment.llm,
-            params["k"],
-            threshold,
-            embedder=experiment.inputs.encoder(),
-            seed=params["seed"],
-        )
-    )
-    experiment.add_usage(_sum_usage(found))
-    texts = ["system", "type", "cause", "first", "tried", "ways"]
-    experiment.table("diagnoses", found, "Every failure and its cause", allow=texts)
-    return found
-
-
-def compare_with_labels(experiment: Experiment, diagnoses: pd.DataFrame) -> HtmlOutput:
-    """Compare the diagnoses with the labels that people gave to the same answers.
-
-    Written as the tables `hand_agreement` and `hand_confusion`.
-    """
-    labels = hand_labels(experiment.data.name, experiment.rows)
-    labels = labels[labels["system"].isin(set(diagnoses["system"]))]
-    if labels.empty:
-        return HtmlOutput("<p>No answer of this run was labelled by hand.</p>")
-    return HtmlOutput(
-        experiment.table(
-            "hand_agreement",
-            hand_agreement(diagnoses, labels, seed=experiment.params["seed"]),
-            "Cohen's κ of replays and hand labels, with 95 % intervals",
-            allow=["failures", "reading"],
-        )
-        + experiment.table(
-            "hand_confusion",
-            hand_confusion(diagnoses, labels),
-            "Labels by hand (rows) and causes by replay (columns)",
-            allow=["label"],
-        )
-    )
 
 # %% ../nbs/04_experiments.ipynb #e36e2356
 class Experiment:
@@ -861,18 +375,20 @@ class Experiment:
         name, label = html.escape(self.run.experiment), html.escape(self.data.label)
         return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>"
 
-    # the functions above
+    def encoder(self) -> Any:
+        """The encoder of this run's sentences; in a repeated run, in the precision that is recorded."""
+        return self.inputs.encoder()
+
     evaluate, time_again = evaluate_systems, time_again
     add_usage, finish = add_usage, finish_run
+    # what a report shows: the functions of `sections`
     table, figure, show_sentences = show_table, show_figure, staticmethod(show_sentences)
     questions_by_type, systems_table = questions_by_type, systems_table
     plans, reply_outcomes = show_plans, reply_outcomes
     comparison_tables, coverage = comparison_tables, coverage
     gains, ablations, show_gains = gains, ablations, show_gains
-    conclusions, show_cases = staticmethod(show_conclusions), show_cases
-    contrasts, answer = show_contrasts, show_answer
-    matched_budgets = show_matched_budgets
-    judge_answers, audit = judge_answers, audit_answers
-    judge_rubrics, categories = judge_rubrics, show_categories
-    protocols = show_protocols
+    conclusions, matched_budgets = staticmethod(show_conclusions), show_matched_budgets
+    show_cases, contrasts, answer = show_cases, show_contrasts, show_answer
+    judge_answers, judge_rubrics, audit = judge_answers, judge_rubrics, audit_answers
+    categories, protocols = show_categories, show_protocols
     causes, against_hand_labels = find_causes, compare_with_labels

@@ -33,6 +33,7 @@ WANTED = {
     "seed": 0,
 }
 DATASETS = ("demo", "locomo", "beam_100k")
+MODEL_DATASETS = ("demo", "locomo")
 SHOWN = ("unified", "zscore", "hybrid", "gated", "adaptmr", "oracle_evidence")
 EXAMPLE = "en1/q20"  # a question of demo on a fact that changed twice
 EXPERIMENTS = {
@@ -64,7 +65,8 @@ def full_run(root: Path, dataset: str = "demo", experiment: str = "exp3") -> tup
 
 def model_run(root: Path, experiment: str, dataset: str) -> tuple[Path, dict[str, Any]]:
     """Return the committed run of an experiment on a data set with a model; raises what `find_run` raises."""
-    files = "-f params/qwen2.5-coder-1.5b.yaml -f params/short-contexts.yaml"
+    size = "short-contexts" if experiment == "exp3" else f"small-model-{experiment}"
+    files = f"-f params/qwen2.5-coder-1.5b.yaml -f params/{size}.yaml"
     how = f"adaptmr run {experiment} {files} -p dataset {dataset}"
     run = find_run(
         root, experiment, how, lambda params: params["model"] != "offline" and params["dataset"] == dataset
@@ -110,19 +112,24 @@ def contrasts(folder: Path) -> Iterator[dict[str, Any]]:
 def verdicts(root: Path | str = ROOT) -> str:
     """Return what the declared contrasts show, as a Markdown list: a line per contrast, all data sets in it.
 
-    The last contrast needs a model and is read from the runs with one.
+    The last contrast needs a model and is read from the runs with one. A contrast in F1 depends on the
+    reader, so what it shows with a model as the reader (experiment 2) stands beside it.
     """
     root = Path(root)
     offline = [full_run(root, name) for name in DATASETS]
-    asked = [model_run(root, "exp3", name) for name in ("demo", "locomo")]
+    asked = [model_run(root, "exp3", name) for name in MODEL_DATASETS]
+    read_by_model = [model_run(root, "exp2", name) for name in MODEL_DATASETS]
     lines = []
     for declared in read_contrasts():
         measure = MEASURE_NAMES.get(declared.measure, declared.measure)
         found = []
-        for folder, manifest in offline if declared.system != "qarp" else asked:
+        by_rules = offline + (read_by_model if declared.measure == "f1" else [])
+        for folder, manifest in by_rules if declared.system != "qarp" else asked:
             for row in contrasts(folder):
                 if (row["contrast"], row["measure"]) == (declared.label, measure):
-                    where = f"[{manifest['params']['dataset']}]({_report(folder, root)})"
+                    model = (folder, manifest) in read_by_model
+                    reader = f" with {manifest['params']['model']} as the reader" if model else ""
+                    where = f"[{manifest['params']['dataset']}]({_report(folder, root)}){reader}"
                     found.append(f"{where} {row['verdict']}, {_difference(row)}")
         if not found:
             raise NoRun(
@@ -198,6 +205,21 @@ def _cut(text: str, width: int = 90) -> str:
     return text if len(text) <= width else text[:width].rsplit(" ", 1)[0] + " …"
 
 
+def readers(root: Path | str = ROOT) -> str:
+    """Return how often each reader fails with the gold evidence in hand, as a line of a Markdown list."""
+    root = Path(root)
+    found = []
+    for name in MODEL_DATASETS:
+        for folder, manifest in (full_run(root, name, "exp1"), model_run(root, "exp1", name)):
+            asked = "How often does the reader fail with the gold evidence"
+            answers = (a for a in manifest["answers"] if a[0].startswith(asked))
+            _, share, numbers = _first(answers, "answer on the reader", folder)
+            model = manifest["params"]["model"]
+            reader = "rules" if model == "offline" else model
+            found.append(f"[{name}, {reader}]({_report(folder, root)}) {share.rstrip('.')} ({numbers})")
+    return f"- *How often does a reader fail with the gold evidence in hand?* {'; '.join(found)}."
+
+
 def main_figure(root: Path | str = ROOT) -> str:
     """Return the figure of recall on `demo` as Markdown."""
     root = Path(root)
@@ -230,6 +252,7 @@ BLOCKS: dict[str, Callable[[Path | str], str]] = {
     "verdicts": verdicts,
     "example": worked_example,
     "exp3": results_table,
+    "readers": readers,
     "reports": report_list,
 }
 

@@ -84,6 +84,9 @@ def test_the_sentence_on_what_was_found_is_what_the_verdicts_say():
         assert verdict == "different" and difference > 0, "better scoring for every question did"
     verdict, difference = found["locomo", "gated − hybrid", "F1"]
     assert verdict == "different" and difference > 0
+    folder, _ = readme.model_run(readme.ROOT, "exp2", "locomo")
+    by_model = {(r["contrast"], r["measure"]): r["verdict"] for r in readme.contrasts(folder)}
+    assert by_model["gated − hybrid", "F1"] == "undecided"
     verdict, difference = found["demo", "adaptmr − gated", "current before stale"]
     assert verdict == "undecided" and difference > 0
 
@@ -133,7 +136,8 @@ def test_every_params_file_fits_an_experiment():
     for path in sorted((readme.ROOT / "params").glob("*.yaml")):
         if path.stem in ("base", "contrasts", "expected", "published", *cli.experiment_names(readme.ROOT)):
             continue
-        assert cli.gather_params(readme.ROOT, "exp3", [str(path)], [])
+        experiment = path.stem.removeprefix("small-model-") if "small-model" in path.stem else "exp3"
+        assert cli.gather_params(readme.ROOT, experiment, [str(path)], [])
 
 
 @pytest.mark.slow
@@ -175,13 +179,14 @@ def fake_run(
     (folder / "tables").mkdir(parents=True)
     params = {"dataset": "demo", **readme.WANTED, **params}
     label = f"{params['dataset']}: 6 conversations, 9 questions"
-    manifest = {"params": params, "when": {"created": created}, "data": {"label": label}}
+    reader = ["How often does the reader fail with the gold evidence in hand?", "46 %.", "[40, 52]; n = 9"]
+    manifest = {"params": params, "when": {"created": created}, "data": {"label": label}, "answers": [reader]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     asked = params["model"] != "offline"
     tested = [
         f"{label},{measure},9,6,0.0100,{low},0.030,{c.margin},0.04,{verdict}"
         for ((label, measure), c), low in zip(ASKS.items(), ("-0.010", "–", "-0.010", "-0.010", "-0.010"))
-        if (c.system == "qarp") is asked
+        if (c.system == "qarp") is (asked and experiment == "exp3")
     ]
     head = "contrast,measure,n,conversations,difference,low,high,margin,detectable,verdict"
     (folder / "tables" / "contrasts.csv").write_text("\n".join([head, *tested]) + "\n", encoding="utf-8")
@@ -204,7 +209,11 @@ def all_runs(root):
     for name in readme.DATASETS:
         fake_run(root, name, dataset=name)
     for name in ("demo", "locomo"):
-        fake_run(root, f"{name}-asked", dataset=name, model="tiny", k=5, limit=9)
+        fake_run(root, name, experiment="exp1", dataset=name)
+        for experiment in ("exp1", "exp2", "exp3"):
+            fake_run(
+                root, f"{name}-asked", experiment=experiment, dataset=name, model="tiny", k=5, limit=9
+            )
 
 
 def test_the_table_says_what_the_runs_say(tmp_path):
@@ -237,6 +246,17 @@ def test_the_verdicts_are_those_of_the_runs(tmp_path):
         "a dash: there is no interval"
     )
     assert lines[-1].count("undecided") == 2 and link.format("demo-asked") in lines[-1]
+    assert lines[1].count("with tiny as the reader") == 2, "F1 depends on the reader"
+    assert "exp2/locomo-asked/report.html) with tiny as the reader undecided, +0.010 (could" in lines[1]
+    assert "as the reader" not in lines[0], "recall doesn't"
+
+
+def test_both_readers_are_named_with_what_they_fail(tmp_path):
+    all_runs(tmp_path)
+    line = readme.readers(tmp_path)
+    assert line.count("46 % ([40, 52]; n = 9)") == 4
+    assert "[locomo, rules](outputs/exp1/locomo/report.html)" in line
+    assert "[demo, tiny](outputs/exp1/demo-asked/report.html)" in line
 
 
 def test_a_comparison_has_one_verdict_everywhere(tmp_path):

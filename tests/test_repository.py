@@ -267,7 +267,7 @@ FLOORS = [
     {"systems"},
     {"data"},
     {"eval"},
-    {"training", "perf"},
+    {"training", "perf", "sections"},
     {"experiments"},
     {"cli", "__main__"},
 ]

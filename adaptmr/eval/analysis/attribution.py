@@ -278,13 +278,14 @@ def diagnose(
     grade = score or (lambda asked, given: score_answer(asked, given, ""))
     failure = Failure.of(question, conversation, similarity)
     control = answer(question.text, evidence, llm, asked_at=question.asked_at)
+    unrepaired = float(grade(question, control))
     if is_correct(question, control):
-        return Diagnosis((), UNSTABLE, 0, (), score=grade(question, control))
+        return Diagnosis((), UNSTABLE, 0, (), score=unrepaired)
 
     def judge(asked: Question, given: Answer) -> _Outcome:
         return _Outcome(bool(is_correct(asked, given)), float(grade(asked, given)))
 
-    replay = _CounterfactualReplay(evidence, failure, llm, judge, grade(question, control), max_calls)
+    replay = _CounterfactualReplay(evidence, failure, llm, judge, unrepaired, max_calls)
     search = _RepairSearch(replay)
     repairs = search.minimal_repairs()
     seen = replay.seen_repairs() if failure.gold else ()
@@ -299,7 +300,7 @@ def diagnose(
         None not in search.outcomes.values() and bool(gains or not failure.gold),
         limited.usage if limited else Usage(),
         str(UsageMeter(outcomes=replay.ways)),
-        grade(question, control),
+        unrepaired,
         math.nan if everything is None else everything.score,
         gains,
         seen,

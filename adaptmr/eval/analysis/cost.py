@@ -16,6 +16,7 @@ import numpy as np
 from ..stats.estimates import MIN_GROUPS, TOO_FEW, count_groups, format_interval
 from ..stats.intervals import Interval, mean_ci, paired_difference, ratio_ci
 from ..report.tables import TYPE_LABELS, OVERALL, types_present
+from ...types import Usage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,9 +41,9 @@ COMPONENT_ABLATIONS: Mapping[str, tuple[str, str]] = {
 
 # %% auto #0
 __all__ = ['COMPONENT_TASKS', 'COMPONENT_ABLATIONS', 'COUNT_MEASURES', 'TIME_MEASURES', 'CALLS_PER_OUTCOME', 'token_label',
-           'add_cost_columns', 'quantile_ci', 'latency_table', 'spending_table', 'overhead', 'paired_values',
-           'accuracy_per_1000', 'calls_by_component', 'tokens_by_stage', 'component_costs', 'component_sentences',
-           'wide_table']
+           'add_cost_columns', 'total_usage', 'quantile_ci', 'latency_table', 'spending_table', 'overhead',
+           'paired_values', 'accuracy_per_1000', 'calls_by_component', 'tokens_by_stage', 'component_costs',
+           'component_sentences', 'wide_table']
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
 _REQUIRED = (
@@ -91,6 +92,20 @@ def _parts(frame: pd.DataFrame, by_type: bool) -> list[tuple[str, str, pd.DataFr
             if len(part):
                 parts.append((system, question_type, part))
     return parts
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #54421b90
+def total_usage(rows: pd.DataFrame) -> Usage:
+    """Sum what rows of results or of diagnoses used; the cost is unknown if that of any row is."""
+    cost = rows["cost_usd"]
+    times = [c for c in ("ms_retrieve", "ms_answer") if c in rows]
+    return Usage(
+        int(rows["calls"].sum()),
+        0,
+        int(rows["prompt_tokens"].sum()),
+        int(rows["completion_tokens"].sum()),
+        float(rows[times].to_numpy().sum()) / 1000,
+        None if cost.isna().any() else float(cost.sum()),
+    )
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #ad67e14f
 def quantile_ci(

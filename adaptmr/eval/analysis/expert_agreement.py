@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..stats.agreement import confusion_matrix, cohen_kappa
 from ..annotation.cases import CAUSES
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 LABEL_KEY = ["system", "conversation", "question"]
 
 # %% auto #0
-__all__ = ['LABEL_KEY', 'answer_hash', 'hand_labels', 'hand_agreement', 'hand_confusion']
+__all__ = ['LABEL_KEY', 'answer_hash', 'hand_labels', 'hand_agreement', 'repeat_sentence', 'hand_confusion']
 
 # %% ../../../nbs/eval/analysis/01_expert_agreement.ipynb #44c27ab0
 def answer_hash(answer: str) -> str:
@@ -30,7 +31,8 @@ def answer_hash(answer: str) -> str:
 def hand_labels(dataset: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return the labels that ship for a data set.
 
-    Columns: system, conversation, question, type, answer (its hash), cause, on (the day). With the `frame` of
+    Columns: system, conversation, question, type, answer (its hash), cause, again (the cause by a second
+    reading, empty where there was none), on (the day). With the `frame` of
     `evaluate`, only those whose answer is the one in the frame; raises `KeyError` when the frame has no
     predictions, as a redacted one.
     """
@@ -66,12 +68,34 @@ def _lenient(cause: str, label: str) -> str:
     return label if any(label in one for one in parse_cause_label(cause)) else primary_cause(cause)
 
 
+def _kappa_rows(both: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
+    for failures, part in (("all", both), ("without HALLUC", both[both["label"] != "HALLUC"])):
+        causes, given = part["cause"].tolist(), part["label"].tolist()
+        readings = {
+            "strict": [primary_cause(c) for c in causes],
+            "lenient": [_lenient(c, label) for c, label in zip(causes, given)],
+        }
+        for reading, predicted in readings.items():
+            it = cohen_kappa(predicted, given, list(CAUSES), groups=part["conversation"].tolist(), seed=seed)
+            yield {
+                "failures": failures,
+                "reading": reading,
+                "kappa": it.kappa,
+                "low": it.low,
+                "high": it.high,
+                "agreement": it.observed,
+                "by_chance": it.expected,
+                "n": it.n,
+            }
+
+
 def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Compute Cohen's κ between diagnoses and labels given by hand.
+    """Compute Cohen's κ between diagnoses and labels given by hand, per system and over all.
 
     `labels` has system, conversation, question and `cause`, one of `CAUSES`; what only one side has is left
-    out, and so are unstable failures. Columns: failures, reading, kappa, low, high, agreement, by_chance, n.
-    Raises `ValueError` for another cause, a failure labelled twice, and no failure labelled by both.
+    out, and so are unstable failures. Columns: system (or "all", where there are several), failures, reading,
+    kappa, low, high, agreement, by_chance, n. Raises `ValueError` for another cause, a failure labelled
+    twice, and no failure labelled by both.
     """
     import pandas as pd
 
@@ -82,28 +106,23 @@ def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int =
             "no failure has both a diagnosis and a label: "
             "system, conversation and question must be the same in both"
         )
-    rows = []
-    for failures, part in (("all", both), ("without HALLUC", both[both["label"] != "HALLUC"])):
-        causes, given = part["cause"].tolist(), part["label"].tolist()
-        readings = {
-            "strict": [primary_cause(c) for c in causes],
-            "lenient": [_lenient(c, label) for c, label in zip(causes, given)],
-        }
-        for reading, predicted in readings.items():
-            it = cohen_kappa(predicted, given, list(CAUSES), groups=part["conversation"].tolist(), seed=seed)
-            rows.append(
-                {
-                    "failures": failures,
-                    "reading": reading,
-                    "kappa": it.kappa,
-                    "low": it.low,
-                    "high": it.high,
-                    "agreement": it.observed,
-                    "by_chance": it.expected,
-                    "n": it.n,
-                }
-            )
-    return pd.DataFrame(rows)
+    parts = list(both.groupby("system", sort=False))
+    if len(parts) > 1:
+        parts.insert(0, ("all", both))
+    return pd.DataFrame([{"system": name} | row for name, part in parts for row in _kappa_rows(part, seed)])
+
+
+def repeat_sentence(labels: pd.DataFrame, *, seed: int = 0) -> str:
+    """Say how far the annotator's second reading agrees with the first, where there was one."""
+    twice = labels[labels["again"] != ""]
+    if twice.empty:
+        return "No failure was labelled twice."
+    first, again, groups = (twice[c].tolist() for c in ("cause", "again", "conversation"))
+    it = cohen_kappa(first, again, list(CAUSES), groups=groups, seed=seed)
+    return (
+        f"Labelled again by the same annotator: {it.n} failures, κ {it.kappa:.2f} "
+        f"[{it.low:.2f}, {it.high:.2f}], {100 * it.observed:.0f} % the same."
+    )
 
 # %% ../../../nbs/eval/analysis/01_expert_agreement.ipynb #1b3fd2e9
 def hand_confusion(diagnoses: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from adaptmr.eval.report.tables import (
     pivot_by_type,
     split_by_type,
 )
+from ..report.style import NothingToDraw
 from ..stats.estimates import format_interval
 from ..stats.intervals import paired_difference
 
@@ -41,6 +42,8 @@ def strategy_matrix(
     if missing := [s for s in systems if s not in set(frame["system"])]:
         raise ValueError(f"the frame has no rows of {missing[0]!r}; it has {sorted(set(frame['system']))}")
     cells = mean_table(frame[frame["system"].isin(systems)], value, seed=seed)
+    if cells.empty:
+        return cells.assign(best=False)
     order = {s: i for i, s in enumerate(systems)}
     cells = cells.sort_values("system", key=lambda names: names.map(order), kind="stable", ignore_index=True)
     means = cells["mean"].round(9)
@@ -51,6 +54,8 @@ def strategy_matrix(
 
 def strategy_matrix_table(matrix: pd.DataFrame) -> pd.DataFrame:
     """Format `strategy_matrix` with a row per system and a column per question type; it marks the best."""
+    if matrix.empty:
+        return matrix[[]]
     cells = [
         format_interval(r["mean"], r["low"], r["high"], ".3f", ".2f") + (" best" if r["best"] else "")
         for r in matrix.to_dict("records")
@@ -64,6 +69,8 @@ def strategy_matrix_figure(matrix: pd.DataFrame, title: str = "") -> Figure:
     """Draw `strategy_matrix` as a heat map; a frame marks the best system of each question type."""
     from matplotlib.patches import Rectangle
 
+    if matrix.empty:
+        raise NothingToDraw("the run has none of these systems")
     figure = figures.heatmap(matrix, "label", "system", title=title)
     across, down = list(dict.fromkeys(matrix["label"])), list(dict.fromkeys(matrix["system"]))
     for row in matrix[matrix["best"]].to_dict("records"):
@@ -88,7 +95,7 @@ def combine_best(
 
     part = frame[frame["system"].isin(systems)]
     conversations = list(dict.fromkeys(part["conversation"]))
-    if held_out and len(conversations) < 2:
+    if held_out and len(conversations) == 1:
         raise ValueError("one conversation can't be held out: run two or more, or choose on all of them")
     chosen = []
     for conversation in conversations:
@@ -97,7 +104,7 @@ def combine_best(
         for question_type in dict.fromkeys(own["type"]):
             best = _best_system(seen, question_type, systems, value)
             chosen.append(own[(own["type"] == question_type) & (own["system"] == best)])
-    return pd.concat(chosen, ignore_index=True).assign(system=COMBINED)
+    return pd.concat([part[:0], *chosen], ignore_index=True).assign(system=COMBINED)
 
 
 def _best_system(seen: pd.DataFrame, question_type: str, systems: Sequence[str], value: str) -> str:

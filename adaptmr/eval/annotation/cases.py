@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +77,10 @@ def one_line(text: Any, limit: int = 900) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 # %% ../../../nbs/eval/annotation/00_cases.ipynb #6b529ea4
-def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int) -> AnnotationCase:
+def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int, dated: bool) -> AnnotationCase:
     """Build the case of one row of `evaluate`, with at most `max_turns` of its retrieved turns.
+
+    Turns are shown with their dates if `dated`.
 
     Raises `ValueError` for a question or a conversation that `data` doesn't have.
     """
@@ -91,7 +93,8 @@ def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int) -> Annotat
             f"{data.label} has no question {row['question']!r} on {row['conversation']!r}: "
             "give the data that was evaluated"
         )
-    line_of = {m.source: Hit(m, 0.0).context_line for m in conversation.turns}
+    hits = {m.source: Hit(m, 0.0) for m in conversation.turns}
+    line_of = {s: hit.context_line if dated else hit.memory.text_with_speaker for s, hit in hits.items()}
     retrieved, gold = str(row["retrieved"]).split(), tuple(question.evidence)
     shown = [*((s, True) for s in retrieved[:max_turns]), *((s, False) for s in gold if s not in retrieved)]
     own_id = question.id.startswith(f"{conversation.id}/")
@@ -134,13 +137,15 @@ def sample_failures(
     seed: int = 0,
     *,
     turns: int = 30,
+    undated: Collection[str] = (),
 ) -> list[AnnotationCase]:
     """Sample failures (F1 below `threshold`) of one system, at most `per_type` of each question type.
 
     They are spread evenly over conversations. `frame` is what `evaluate` gives on `data`; at most `turns`
-    retrieved turns are shown for each. Raises `ValueError` for a system that isn't in the frame, a `per_type`
-    or `threshold` out of range, and rows that don't belong to `data`; `KeyError` for a frame without
-    predictions, such as a redacted one.
+    retrieved turns are shown for each. `undated` names systems that show their reader no dates: their turns
+    have none here either, since an annotator has to see what the reader saw. Raises `ValueError` for a system
+    that isn't in the frame, a `per_type` or `threshold` out of range, and rows that don't belong to `data`;
+    `KeyError` for a frame without predictions, such as a redacted one.
     """
     if not isinstance(per_type, int) or per_type < 1:
         raise ValueError(f"per_type={per_type!r} must be a whole number, 1 or more")
@@ -167,7 +172,7 @@ def sample_failures(
         rows_of = by_type.get(question_type, {})
         names = sorted(rows_of, key=lambda name: _random_key(seed, question_type, name))
         chosen = _take_in_turn([rows_of[name] for name in names])[:per_type]
-        cases += [_make_case(row, data, turns) for row in chosen]
+        cases += [_make_case(row, data, turns, system not in undated) for row in chosen]
     return cases
 
 # %% ../../../nbs/eval/annotation/00_cases.ipynb #9ed306d9
@@ -180,16 +185,18 @@ def sample_blind(
     seed: int = 0,
     *,
     turns: int = 30,
+    undated: Collection[str] = (),
 ) -> tuple[list[AnnotationCase], dict[str, str]]:
     """Sample failures of several systems for an annotator who must not know which system failed.
 
     Each system's are drawn by `sample_failures`, with the same arguments and errors; then all are shuffled.
     Returns the cases, without a system and with a number for an id, and the key: the system by a case's id.
     """
+    shown: dict[str, Any] = {"turns": turns, "undated": undated}
     drawn = [
         case
         for system in systems
-        for case in sample_failures(frame, data, system, per_type, threshold, seed, turns=turns)
+        for case in sample_failures(frame, data, system, per_type, threshold, seed, **shown)
     ]
     drawn.sort(key=lambda case: _random_key(seed, "blind", case.system, case.id))
     ids = [f"case-{i:0{len(str(len(drawn)))}}" for i in range(1, len(drawn) + 1)]
