@@ -160,7 +160,8 @@ def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
         for name, column in (("retrieve", "ms_retrieve"), ("answer", "ms_answer"), ("both", "ms")):
             for q in (0.5, 0.95):
                 it = quantile_ci(part[column].to_numpy(float), q, part["conversation"].tolist())
-                row[f"ms_{name}_p{q * 100:.0f}"] = format_interval(it.mean, it.low, it.high, ".1f")
+                digits = ".1f" if it.mean < 1000 else ",.0f"
+                row[f"ms_{name}_p{q * 100:.0f}"] = format_interval(it.mean, it.low, it.high, digits)
         table.append(row)
     return pd.DataFrame(table)
 
