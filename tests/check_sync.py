@@ -54,13 +54,16 @@ def export_differences(root: Path = ROOT) -> list[str]:
 
 
 def unclean_notebooks(root: Path = ROOT) -> list[str]:
-    """List what source notebooks must not contain: execution counts, metadata, errors."""
+    """List what source notebooks must not contain: execution counts, metadata, errors, another layout."""
     found = []
     for path in sorted((root / "nbs").rglob("*.ipynb")):
         if ".ipynb_checkpoints" in path.parts:
             continue
-        notebook = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        notebook = json.loads(text)
         name = path.relative_to(root)
+        if text != json.dumps(notebook, sort_keys=True, indent=1, ensure_ascii=False) + "\n":
+            found.append(f"{name}: not in the form in which nbdev saves notebooks, run nbdev_clean")
         if set(notebook["metadata"]) - {"kernelspec", "papermill"}:
             found.append(f"{name}: metadata {sorted(notebook['metadata'])}, run nbdev_clean")
         for cell in notebook["cells"]:

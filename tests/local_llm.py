@@ -167,7 +167,8 @@ def main() -> None:
         print(url, flush=True)
     else:
         print(
-            f"{name} listens. In another terminal:\n\n    export OPENAI_BASE_URL={url}\n"
+            f"{name} listens. In another terminal:\n\n"
+            f"    export OPENAI_BASE_URL={url} ADAPTMR_CONCURRENCY={args.slots}\n"
             f"    adaptmr run exp3 -p model {name} -p systems unified,hybrid,qarp -p split en1 -p limit 10\n"
             "\nCtrl-C stops it.",
             flush=True,

@@ -107,6 +107,14 @@ def test_the_first_question_is_left_out_of_times_only():
     assert set(slower["measure"]) == {"ms_both"}  # a name that comparisons of runs pass over
 
 
+def test_times_that_were_measured_again_have_no_first_use():
+    frame = rows().assign(repeats=lambda f: (f["question"] != "q3").astype(int) * 3)
+    frame.loc[frame["repeats"] == 0, ["ms_retrieve", "ms_answer"]] = float("nan")
+    timed = frame[frame["repeats"] > 0].groupby("system").size()
+    table = e.latency_table(frame).set_index(["system", "type"])
+    assert 36 < timed["unified"] < 40 and table.loc[("unified", "overall"), "n"] == timed["unified"]
+
+
 def test_a_type_with_nothing_but_first_questions():
     """It has no time, says so in a way that a redacted run may hold, and keeps its tokens."""
     from adaptmr.eval.report.redaction import redaction_problems

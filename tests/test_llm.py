@@ -476,6 +476,21 @@ def test_bad_parameters_are_named_in_the_error(kw: dict[str, Any], message: str)
         LLM(**kw)
 
 
+def test_the_environment_limits_the_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LLM().concurrency == 8
+    monkeypatch.setenv("ADAPTMR_CONCURRENCY", "1")
+    with Server(ok("x")) as s:
+        llm = model(s)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda i: llm.complete([{"role": "user", "content": str(i)}]), range(8)))
+        assert s.most_at_once == 1
+    assert LLM(concurrency=3).concurrency == 3
+    for wrong in ("two", "-1", ""):
+        monkeypatch.setenv("ADAPTMR_CONCURRENCY", wrong)
+        with pytest.raises(ValueError, match="ADAPTMR_CONCURRENCY"):
+            LLM()
+
+
 def test_offline_answers_no_prompts_and_costs_nothing() -> None:
     llm = LLM()
     assert llm.is_offline and llm.cost(10**9, 10**9) == 0.0

@@ -178,16 +178,15 @@ def test_unclean_notebooks_are_reported(tmp_path):
         "execution_count": None,
     }
 
-    def notebook(folder, metadata=None, cell=None):
+    def notebook(folder, metadata=None, cell=None, sort_keys=True):
         (tmp_path / "nbs" / folder).mkdir(parents=True, exist_ok=True)
-        text = json.dumps(
-            {
-                "cells": [{**clean, **(cell or {})}],
-                "metadata": metadata or {"kernelspec": {}},
-                "nbformat": 4,
-                "nbformat_minor": 5,
-            }
-        )
+        content = {
+            "nbformat_minor": 5,
+            "nbformat": 4,
+            "metadata": metadata or {"kernelspec": {}},
+            "cells": [{**clean, **(cell or {})}],
+        }
+        text = json.dumps(content, sort_keys=sort_keys, indent=1, ensure_ascii=False) + "\n"
         (tmp_path / "nbs" / folder / "n.ipynb").write_text(text)
         return check_sync.unclean_notebooks(tmp_path)
 
@@ -196,6 +195,7 @@ def test_unclean_notebooks_are_reported(tmp_path):
     assert "cell metadata ['collapsed']" in notebook("", cell={"metadata": {"collapsed": True}})[0]
     assert "has execution counts" in notebook("", cell={"execution_count": 3})[0]
     assert "shows an error" in notebook("", cell={"outputs": [{"output_type": "error"}]})[0]
+    assert "run nbdev_clean" in notebook("", sort_keys=False)[0]
     assert notebook("", cell={"outputs": [{"output_type": "stream"}]}) == []
 
 

@@ -116,6 +116,16 @@ def _check_parameters(
             raise ValueError(f"LLM.{name} {value!r} must be at least {low}")
 
 
+def _resolve_concurrency(concurrency: int | None) -> int:
+    """Return how many calls may run at once: as given, else ADAPTMR_CONCURRENCY (checked), else 8."""
+    if concurrency is not None:
+        return concurrency
+    named = os.environ.get("ADAPTMR_CONCURRENCY", "8")
+    if not named.isdecimal():
+        raise ValueError(f"ADAPTMR_CONCURRENCY={named!r} must be a whole number, such as 8, or not be set")
+    return int(named)
+
+
 def _resolve_server(
     model: str, base_url: str | None, api_key: str | None
 ) -> tuple[Endpoint | None, str | None]:
@@ -272,9 +282,11 @@ class LLM:
 
     `base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY; with a `base_url` a key is
     optional. `timeout` is the deadline of one attempt in seconds; `max_retries` counts the attempts after
-    the first; `token_budget` bounds the prompt plus completion tokens of this object. `seed` determines the
-    jitter of the waits, and is sent with requests of temperature > 0. `prices`: see `price`. `sleep` waits
-    before a retry. Threads may share one object. Raises `ValueError` that names a bad parameter.
+    the first. `concurrency` calls may run at once, by default ADAPTMR_CONCURRENCY or 8: with 1, for a server
+    that answers one call after another, a call's time has no waiting for others in it. `token_budget` bounds
+    the prompt plus completion tokens of this object. `seed` determines the jitter of the waits, and is sent
+    with requests of temperature > 0. `prices`: see `price`. `sleep` waits before a retry. Threads may share
+    one object. Raises `ValueError` that names a bad parameter.
     """
 
     def __init__(
@@ -286,12 +298,13 @@ class LLM:
         cache: ReplayCache | None = None,
         timeout: float = 60.0,
         max_retries: int = 4,
-        concurrency: int = 8,
+        concurrency: int | None = None,
         token_budget: int | None = None,
         seed: int = 0,
         prices: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
+        concurrency = _resolve_concurrency(concurrency)
         _check_parameters(model, timeout, max_retries, concurrency, token_budget)
         address, key = _resolve_server(model, base_url, api_key)
         self.model, self.base_url, self.cache = model, address.url if address else None, cache

@@ -65,7 +65,8 @@ def add_cost_columns(frame: pd.DataFrame) -> pd.DataFrame:
     """Add `tokens` and, where times were recorded, `ms` (retrieval and answer together).
 
     Times are `nan` on the first row of each type, system and conversation, since that question pays for what
-    is loaded on first use. Raises `KeyError` for rows without the columns that are needed.
+    is loaded on first use. Times that are medians over repetitions (column `repeats`) have no such first use.
+    Raises `KeyError` for rows without the columns that are needed.
     """
     if missing := [c for c in _REQUIRED if c not in frame.columns]:
         raise KeyError(f"the frame has no column {missing}: give the rows of evaluate")
@@ -73,7 +74,7 @@ def add_cost_columns(frame: pd.DataFrame) -> pd.DataFrame:
     out = frame.assign(tokens=counted if counted.any() else frame["context_tokens"])
     if not {"ms_retrieve", "ms_answer"} <= set(out.columns):
         return out
-    warm = out.duplicated(["system", "conversation", "type"])
+    warm = out["repeats"] > 0 if "repeats" in out else out.duplicated(["system", "conversation", "type"])
     out = out.assign(**{c: out[c].where(warm) for c in ("ms_retrieve", "ms_answer")})
     return out.assign(ms=lambda f: f["ms_retrieve"] + f["ms_answer"])
 
@@ -159,7 +160,8 @@ def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
         for name, column in (("retrieve", "ms_retrieve"), ("answer", "ms_answer"), ("both", "ms")):
             for q in (0.5, 0.95):
                 it = quantile_ci(part[column].to_numpy(float), q, part["conversation"].tolist())
-                row[f"ms_{name}_p{q * 100:.0f}"] = format_interval(it.mean, it.low, it.high, ".1f")
+                digits = ".1f" if it.mean < 1000 else ",.0f"
+                row[f"ms_{name}_p{q * 100:.0f}"] = format_interval(it.mean, it.low, it.high, digits)
         table.append(row)
     return pd.DataFrame(table)
 

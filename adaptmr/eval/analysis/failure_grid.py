@@ -5,6 +5,8 @@
 # %% ../../../nbs/eval/analysis/01_failure_grid.ipynb #49d7e99c
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .failure_rates import mark_failures
@@ -37,7 +39,7 @@ def assign_failures(frame: pd.DataFrame, threshold: float = 0.3, gold: str = GOL
     right = known[known["system"] == gold].set_index(_KEY)["failed"].eq(0.0)
     failed = known[(known["failed"] > 0) & (known["system"] != gold)]
     complete = failed["recall_fraction"] >= 1
-    reader_right = right.reindex(failed.set_index(_KEY[:2]).index).to_numpy(bool)
+    reader_right = right.reindex(failed.set_index(_KEY).index).to_numpy(bool)
     names = {
         (False, True): "retrieval",
         (False, False): "both",
@@ -89,10 +91,10 @@ def reader_sentence(
     it = _fails_with_gold(frame, threshold, gold, seed)
     if not it.n:
         return f"{gold} is not in this run: how often the reader fails with the gold evidence is not known."
-    ends = "" if it.low != it.low else f" [{100 * it.low:.0f}, {100 * it.high:.0f}]"
+    share = " ".join((f"{100 * it.mean:.0f} %", *_percent_ends(it)))
     return (
-        f"With the gold evidence in hand, the reader fails {100 * it.mean:.0f} %{ends} of the answerable "
-        f"questions (n = {it.n}): no retrieval can answer these with this reader."
+        f"With the gold evidence in hand, the reader fails {share} of the answerable questions (n = {it.n}): "
+        "no retrieval can answer these with this reader."
     )
 
 
@@ -102,14 +104,27 @@ def _fails_with_gold(frame: pd.DataFrame, threshold: float, gold: str, seed: int
     return mean_ci(known["failed"].to_numpy(float), known["conversation"].tolist(), seed=seed)
 
 
+def _percent_ends(it: Interval) -> list[str]:
+    """Write the ends of an interval in per cent, as a list that is empty where there is no interval."""
+    return [] if math.isnan(it.low) else [f"[{100 * it.low:.0f}, {100 * it.high:.0f}]"]
+
+
 def grid_sentence(grid: pd.DataFrame, system: str) -> str:
     """Say whose the failures of a system are, overall, largest share first."""
-    part = grid[(grid["system"] == system) & (grid["type"] == OVERALL)]
-    if part.empty:
+    ordered = _largest_first(grid, system)
+    if not ordered:
         return f"{system} has no failure on an answerable question."
-    ordered = part.sort_values("mean", ascending=False, kind="stable").to_dict("records")
-    shares = ", ".join(f"{100 * r['mean']:.0f} % {r['responsible']}" for r in ordered)
-    return f"{system}: of {ordered[0]['n']} failures on answerable questions, {shares}."
+    return f"{system}: of {ordered[0]['n']} failures on answerable questions, {_shares(ordered)}."
+
+
+def _largest_first(grid: pd.DataFrame, system: str) -> list[dict[Hashable, Any]]:
+    """Return the rows of a system over all question types, the largest share first."""
+    part = grid[(grid["system"] == system) & (grid["type"] == OVERALL)]
+    return part.sort_values("mean", ascending=False, kind="stable").to_dict("records")
+
+
+def _shares(ordered: Sequence[Mapping[Hashable, Any]]) -> str:
+    return ", ".join(f"{100 * row['mean']:.0f} % {row['responsible']}" for row in ordered)
 
 
 def failure_answers(
@@ -129,13 +144,10 @@ def failure_answers(
     it = _fails_with_gold(frame, threshold, gold, seed)
     if it.n:
         asked = "How often does the reader fail with the gold evidence in hand?"
-        ends = "" if it.low != it.low else f"[{100 * it.low:.0f}, {100 * it.high:.0f}]; "
-        answers.append((asked, f"{100 * it.mean:.0f} %.", f"{ends}n = {it.n} answerable questions"))
-    part = grid[(grid["system"] == system) & (grid["type"] == OVERALL)]
-    if len(part):
-        ordered = part.sort_values("mean", ascending=False, kind="stable").to_dict("records")
-        shares = [f"{100 * row['mean']:.0f} % {row['responsible']}" for row in ordered]
-        numbers = f"{', '.join(shares)}; n = {ordered[0]['n']} failures on answerable questions"
+        numbers = "; ".join((*_percent_ends(it), f"n = {it.n} answerable questions"))
+        answers.append((asked, f"{100 * it.mean:.0f} %.", numbers))
+    if ordered := _largest_first(grid, system):
+        numbers = f"{_shares(ordered)}; n = {ordered[0]['n']} failures on answerable questions"
         most = f"First of all: {ordered[0]['responsible']}."
         answers.append((f"Whose are the failures of {system}?", most, numbers))
     return answers

@@ -5,6 +5,7 @@
 # %% ../../../nbs/eval/runner/03_repeated_times.ipynb #97e015a4
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from time import perf_counter
@@ -20,7 +21,7 @@ from .timings import TIME_SOURCES, clock_columns
 from ...llm.tasks import meter_usage
 from ...reader import answer
 from ...systems.base import MemorySystem, get_capabilities, make_system
-from ...types import Dataset, Question
+from ...types import Dataset, QueryType, Question
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,12 +35,12 @@ __all__ = ['TIMED', 'timed_questions', 'time_systems', 'with_repeated_times']
 
 # %% ../../../nbs/eval/runner/03_repeated_times.ipynb #906a2d70
 def timed_questions(questions: Sequence[Question], per_type: int) -> list[Question]:
-    """Return the second to the `per_type + 1`-th question of each type, in their order."""
+    """Return the first `per_type` questions of each type, in their order."""
     chosen: list[Question] = []
-    seen: dict[str, int] = {}
+    seen: Counter[QueryType] = Counter()
     for question in questions:
-        n = seen[str(question.type)] = seen.get(str(question.type), 0) + 1
-        if 1 < n <= per_type + 1:
+        seen[question.type] += 1
+        if seen[question.type] <= per_type:
             chosen.append(question)
     return chosen
 
@@ -117,9 +118,15 @@ def time_systems(
 
 
 def with_repeated_times(frame: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
-    """Replace the times of a run by the medians over repetitions; `nan` for questions that weren't timed."""
+    """Replace the times of a run by the medians over repetitions; `nan` for questions that weren't timed.
+
+    The column `repeats` says over how many repetitions, 0 where a question wasn't timed.
+    """
     import pandas as pd
 
-    medians = times.groupby(_KEY)[list(TIMED)].median()
-    found = medians.reindex(pd.MultiIndex.from_frame(frame[_KEY]))
-    return frame.assign(**{column: found[column].to_numpy(float) for column in TIMED})
+    by_question = times.groupby(_KEY)
+    rows = pd.MultiIndex.from_frame(frame[_KEY])
+    medians = by_question[list(TIMED)].median().reindex(rows)
+    repeats = by_question.size().reindex(rows, fill_value=0)
+    columns = {column: medians[column].to_numpy(float) for column in TIMED}
+    return frame.assign(**columns, repeats=repeats.to_numpy())
