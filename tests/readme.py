@@ -241,7 +241,8 @@ def report_list(root: Path | str = ROOT) -> str:
         for run in committed_runs(root, name):
             params = run.manifest["params"]
             model = "" if params["model"] == "offline" else f" with {params['model']}"
-            links.append(f"[{params['dataset']}{model}]({_report(run.folder, root)})")
+            size = f", {params['limit']} questions" if params["limit"] else ""
+            links.append(f"[{params['dataset']}{model}{size}]({_report(run.folder, root)})")
         if links:
             lines.append(f"- `{name}`, {about}: {', '.join(links)}")
     return "\n".join(lines)
