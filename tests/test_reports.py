@@ -46,8 +46,6 @@ def _reports() -> list[Path]:
     return [path for path in found if path.exists()]
 
 
-# Made by an earlier version; each takes a quiet machine for many minutes, so it is repeated on its own.
-EARLIER = {"bench", "growth"}
 REPORTS = _reports()
 each_report = pytest.mark.parametrize("path", REPORTS, ids=[f"{p.parts[-3]}/{p.parts[-2]}" for p in REPORTS])
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
@@ -55,8 +53,6 @@ in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
 
 @each_report
 def test_a_report_is_written_for_people_and_small(path):
-    if path.parts[-3] in EARLIER:
-        pytest.skip(f"the run of {path.parts[-3]} was made by an earlier version of its notebook")
     page = path.read_text(encoding="utf-8")
     assert text_problems(page) == []
     assert len(page.encode()) < MAX_BYTES
