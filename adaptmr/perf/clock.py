@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['time_repeats', 'time_interleaved', 'clustered_vectors', 'resident_megabytes', 'floor_product', 'memory_bandwidth',
-           'disk_bandwidth', 'Goal', 'goals_table']
+           'disk_bandwidth', 'Goal', 'goals_table', 'goals_answer']
 
 # %% ../../nbs/perf/00_clock.ipynb #2bab7381
 def time_repeats(fn: Callable[[], Any], repeats: int = 30, warmup: int = 1) -> np.ndarray:
@@ -179,3 +179,12 @@ def goals_table(goals: Sequence[Goal]) -> pd.DataFrame:
             for g in goals
         ]
     )
+
+
+def goals_answer(goals: Sequence[Goal]) -> tuple[str, str, str]:
+    """Answer whether the goals are reached, for the answer box: question, short answer, what was missed."""
+    judged = [g for g in goals if g.goal != "–"]
+    missed = [g for g in judged if g.reached != "yes"]
+    short = f"{len(judged) - len(missed)} of {len(judged)}." if missed else f"All {len(judged)}."
+    numbers = "; ".join(f"{g.what}: {g.measured}, {g.goal}" for g in missed)
+    return "How many goals are reached?", short, numbers
