@@ -185,6 +185,8 @@ def goals_answer(goals: Sequence[Goal]) -> tuple[str, str, str]:
     """Answer whether the goals are reached, for the answer box: question, short answer, what was missed."""
     judged = [g for g in goals if g.goal != "–"]
     missed = [g for g in judged if g.reached != "yes"]
+    if not judged:
+        return "How many goals are reached?", "None applies.", "the goals are for larger sizes"
     short = f"{len(judged) - len(missed)} of {len(judged)}." if missed else f"All {len(judged)}."
     numbers = "; ".join(f"{g.what}: {g.measured}, {g.goal}" for g in missed)
     return "How many goals are reached?", short, numbers
