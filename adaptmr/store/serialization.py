@@ -12,8 +12,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from ..types import Conversation, Memory
 
 # %% auto #0
-__all__ = ['COLUMNS', 'EVENT_KINDS', 'to_sql', 'from_sql', 'instant', 'to_row', 'from_row', 'malformed_values', 'iter_memories',
-           'to_line', 'from_line', 'to_dict', 'from_dict', 'Event']
+__all__ = ['COLUMNS', 'EVENT_KINDS', 'to_sql', 'from_sql', 'instant', 'to_row', 'from_row', 'parse_strings', 'malformed_values',
+           'iter_memories', 'to_line', 'from_line', 'to_dict', 'from_dict', 'Event']
 
 # %% ../../nbs/store/00_serialization.ipynb #f156180d
 def to_sql(text: str) -> str | bytes:
@@ -70,6 +70,9 @@ _FIELDS = {
     "status": str,
     "version": int,
     "meta": dict,
+    "layer": str,
+    "owner": str,
+    "derived_from": list,
 }  # the fields of a memory, and the JSON type of each
 COLUMNS = (*_FIELDS, "instant")
 
@@ -82,6 +85,7 @@ def to_row(m: Memory) -> tuple[Any, ...]:
     _check_fields(m)
     try:
         tags, entities, meta = _json(m.tags), _json(m.entities), _json(dict(m.meta))
+        derived_from = _json(m.derived_from)
     except (TypeError, ValueError) as e:
         raise TypeError(f"Memory.meta, tags and entities of {m.id!r} must be JSON: {e}") from e
     return (
@@ -98,6 +102,9 @@ def to_row(m: Memory) -> tuple[Any, ...]:
         m.status,
         int(m.version),
         meta,
+        to_sql(m.layer),
+        to_sql(m.owner),
+        derived_from,
         instant(m.at),
     )
 
@@ -165,6 +172,7 @@ def from_row(row: Sequence[Any]) -> Memory:
     Raises `ValueError` or `TypeError` for values that `to_row` never returns.
     """
     i, text, speaker, at, event_at, session, step, source, tags, entities, status, version, meta = row[:13]
+    layer, owner, derived_from = row[13:16]
     if not isinstance(step, int) or not isinstance(version, int):
         raise TypeError(f"step {step!r:.80} or version {version!r:.80} is no whole number")
     return Memory(
@@ -176,15 +184,18 @@ def from_row(row: Sequence[Any]) -> Memory:
         from_sql(session),
         step,
         from_sql(source),
-        _parse_strings(tags)[0],
-        _parse_strings(entities)[0],
+        parse_strings(tags),
+        parse_strings(entities),
         status,
         version,
         {} if meta == "{}" else json.loads(from_sql(meta)),
+        from_sql(layer),
+        from_sql(owner),
+        () if derived_from == "[]" else json.loads(from_sql(derived_from)),
     )
 
 # %% ../../nbs/store/00_serialization.ipynb #72778af2
-def _parse_strings(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
+def _split_strings(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
     """Read the strings of a JSON list, and what else is in it.
 
     Raises `TypeError` for what is no list, `ValueError` for what is no JSON.
@@ -196,6 +207,14 @@ def _parse_strings(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
         raise TypeError(f"{values!r:.80} is no list of strings")
     return tuple(v for v in values if isinstance(v, str)), [v for v in values if not isinstance(v, str)]
 
+# %% ../../nbs/store/00_serialization.ipynb #5d4b3664
+def parse_strings(value: str | bytes) -> tuple[str, ...]:
+    """Return the strings of a JSON list as the database holds it, such as tags; leave out what else is in it.
+
+    Raises `TypeError` for what is no list, `ValueError` for what is no JSON.
+    """
+    return _split_strings(value)[0]
+
 # %% ../../nbs/store/00_serialization.ipynb #0cb7eac7
 def malformed_values(row: Sequence[Any]) -> str:
     """Describe the `tags` and `entities` of such a row that are no strings; empty when all are strings.
@@ -205,7 +224,7 @@ def malformed_values(row: Sequence[Any]) -> str:
     if row[8] == "[]" and row[9] == "[]":
         return ""
     try:
-        invalid = {name: _parse_strings(row[i])[1] for i, name in ((8, "tags"), (9, "entities"))}
+        invalid = {name: _split_strings(row[i])[1] for i, name in ((8, "tags"), (9, "entities"))}
     except (ValueError, TypeError):
         return ""  # from_row says what is wrong with it
     found = " and ".join(
@@ -259,6 +278,7 @@ def to_dict(m: Memory) -> dict[str, Any]:
         "tags": list(m.tags),
         "entities": list(m.entities),
         "meta": dict(m.meta),
+        "derived_from": list(m.derived_from),
     }
     default = {"status": "active", "version": 1}
     return {
@@ -287,11 +307,14 @@ def from_dict(value: Mapping[str, Any]) -> Memory:
         raise ValueError(str(e)) from e
 
 # %% ../../nbs/store/00_serialization.ipynb #c913aa3e
-EVENT_KINDS = ("add", "delete", "restore", "update")
+EVENT_KINDS = ("add", "delete", "restore", "update", "rollback")
 
 
 class Event(NamedTuple):
-    """A line of a store's log: what (one of `EVENT_KINDS`) happened to a memory, when, by whom and why."""
+    """A line of a store's log: what (one of `EVENT_KINDS`) happened to a memory, when, by whom and why.
+
+    `id` is the memory's; a rollback has none.
+    """
 
     seq: int
     at: datetime
