@@ -15,7 +15,7 @@ from .base import get_capabilities
 from ..types import Evidence, Finding, Hit, Memory, Usage
 
 # %% auto #0
-__all__ = ['ContractError', 'system_name', 'check_usage', 'check_evidence']
+__all__ = ['ContractError', 'system_name', 'check_usage', 'check_evidence', 'check_state']
 
 # %% ../../nbs/systems/00_contract.ipynb #b088fc80
 class ContractError(ValueError):
@@ -71,10 +71,13 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 # %% ../../nbs/systems/00_contract.ipynb #5a1b98da
-def check_usage(name: str, usage: Any) -> Usage:
-    """Return what `ingest` returned if it is a valid `Usage`. Raises `ContractError` otherwise."""
+def check_usage(name: str, usage: Any, method: str = "ingest") -> Usage:
+    """Return what `ingest` (or `observe`) returned if it is a valid `Usage`.
+
+    Raises `ContractError`, which names the system and the method, otherwise.
+    """
     if faults := _usage_faults(usage):
-        raise ContractError(f"system {name!r}, ingest: {'; '.join(faults)}")
+        raise ContractError(f"system {name!r}, {method}: {'; '.join(faults)}")
     return usage
 
 # %% ../../nbs/systems/00_contract.ipynb #2812b029
@@ -92,10 +95,17 @@ def _hit_faults(hits: list[Any], sources: Collection[str]) -> list[str]:
         found = type(invalid[0]).__name__
         return [f"hits holds a {found} that is no Hit of a Memory ({len(invalid)} of {len(hits)})"]
     faults = []
-    if unknown := list(dict.fromkeys(h.source for h in hits if h.source not in sources)):
+    turns = [h for h in hits if not h.memory.layer]
+    if unknown := list(dict.fromkeys(h.source for h in turns if h.source not in sources)):
         faults.append(
             f"{len(unknown)} hits are no turns of the conversation: {_listed(unknown)}; "
-            "the source of a hit's memory is its turn's"
+            "the source of a hit's memory is its turn's, and a memory made from turns has a layer"
+        )
+    named = (source for h in hits for source in (*h.quoted, *h.behind))
+    if unknown := list(dict.fromkeys(source for source in named if source not in sources)):
+        faults.append(
+            f"{len(unknown)} sources that hits quote or stand on are no turns of the conversation: "
+            f"{_listed(unknown)}"
         )
     if repeated := [source for source, n in Counter(h.source for h in hits).items() if n > 1]:
         faults.append(f"{len(repeated)} turns are returned more than once: {_listed(repeated)}")
@@ -111,9 +121,10 @@ def check_evidence(
     """Return what `retrieve` returned for `k` if it keeps to the protocol.
 
     It must be an `Evidence` with at most `k` hits (any number if the system has `unlimited = True`), each a
-    `Hit` of a `Memory` whose source is among `sources` (those of the conversation's turns), none twice, with
-    a finite score; its context is a string and its usage a `Usage`. Raises `ContractError`, which names the
-    system, the question and everything that is wrong.
+    `Hit` of a `Memory` whose source is among `sources` (those of the conversation's turns), or of one with a
+    layer, which was made from turns; what hits quote and what stands behind them is among `sources`; no
+    memory comes twice, and scores are finite; the context is a string and the usage a `Usage`. Raises
+    `ContractError`, which names the system, the question and everything that is wrong.
     """
     faults = [f"it returned a {type(evidence).__name__}, not an Evidence"]
     if isinstance(evidence, Evidence):
@@ -142,3 +153,18 @@ def _evidence_faults(evidence: Evidence, k: int, sources: Collection[str], unlim
     if not isinstance(evidence.has_relevant, bool):
         faults.append(f"has_relevant is {evidence.has_relevant!r}, not true or false")
     return faults + _usage_faults(evidence.usage)
+
+# %% ../../nbs/systems/00_contract.ipynb #6e0b52d2
+def check_state(system: Any, before: Any, question: str = "") -> None:
+    """Check that a system is in the state that it was in `before` a question was asked.
+
+    `before` is what the system's `state_version()` returned then. Raises `ContractError`, which names the
+    system and the question.
+    """
+    after = get_capabilities(system).state_version()
+    if after != before:
+        place = f"system {system.name!r}" + (f", question {question!r}" if question else "")
+        raise ContractError(
+            f"{place}: its state changed from {before!r} to {after!r} while questions were asked; "
+            "the questions of a test may change nothing, only observe and ingest do"
+        )
