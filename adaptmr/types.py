@@ -62,9 +62,11 @@ class Memory:
 
     `step` is the turn's number over all sessions, `source` the data set's own id of the turn (`D3:7`), which
     gold evidence refers to. `tags` and `entities` are sequences of strings. A memory without `at` is undated:
-    its `at` is `UNDATED`, so that times can be compared, and no date is displayed. Raises `TypeError` for a
-    `text` that is not a string, and `ValueError` for an empty `id` or a `status` other than "active" and
-    "deleted".
+    its `at` is `UNDATED`, so that times can be compared, and no date is displayed. `layer` is "" for a turn
+    as it was said, otherwise the name of the layer of a derived memory; `derived_from` are the ids of the
+    memories that this one was made from, and `owner` says whose memory it is: a user, an agent. Raises
+    `TypeError` for a `text`, `layer` or `owner` that is not a string and for a list of strings that is none,
+    and `ValueError` for an empty `id` or a `status` other than "active" and "deleted".
     """
 
     id: str
@@ -80,17 +82,21 @@ class Memory:
     status: str = "active"
     version: int = 1
     meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    layer: str = ""
+    owner: str = ""
+    derived_from: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise ValueError(f"Memory.id {self.id!r} must be a non-empty string")
-        if not isinstance(self.text, str):
-            raise TypeError(f"Memory.text of {self.id!r} is a {type(self.text).__name__}, not a string")
+        for name in ("text", "layer", "owner"):
+            if not isinstance(value := getattr(self, name), str):
+                raise TypeError(f"Memory.{name} of {self.id!r} is a {type(value).__name__}, not a string")
         if self.status not in ("active", "deleted"):
             raise ValueError(f"Memory.status {self.status!r} of {self.id!r} must be 'active' or 'deleted'")
         object.__setattr__(self, "at", as_utc(self.at) or UNDATED)
         object.__setattr__(self, "event_at", as_utc(self.event_at))
-        for name in ("tags", "entities"):
+        for name in ("tags", "entities", "derived_from"):
             values = getattr(self, name)
             is_list = isinstance(values, Sequence) and not isinstance(values, str)
             if not is_list or not all(isinstance(v, str) for v in values):
@@ -107,6 +113,11 @@ class Memory:
         """`speaker: text`, the form that is embedded and displayed; the text alone without a speaker."""
         return f"{self.speaker}: {self.text}" if self.speaker else self.text
 
+    def __repr__(self) -> str:
+        # texts_sha256 hashes it: fields that most memories don't have must not change it
+        shown = (f.name for f in fields(self) if f.name not in _DERIVED or getattr(self, f.name))
+        return f"Memory({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
     def _repr_html_(self) -> str:
         return html_table([_memory_row(self)], _MEMORY_COLUMNS)
 
@@ -117,6 +128,7 @@ def memory_order(memory: Memory) -> tuple[datetime, int, str]:
 
 # %% ../nbs/00_types.ipynb #ecce77bd
 _MEMORY_COLUMNS = ("source", "at", "speaker", "text")
+_DERIVED = ("layer", "owner", "derived_from")  # the fields that a turn as it was said leaves empty
 
 
 def _memory_row(m: Memory) -> tuple[str, ...]:

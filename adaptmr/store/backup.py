@@ -20,7 +20,7 @@ from .serialization import EVENT_KINDS, Event, from_dict, from_line, to_dict, to
 from ..types import Memory, as_utc
 
 # %% auto #0
-__all__ = ['write_jsonl', 'read_jsonl', 'Backup', 'write_backup', 'read_backup']
+__all__ = ['FORMAT', 'READABLE', 'write_jsonl', 'read_jsonl', 'Backup', 'write_backup', 'read_backup']
 
 # %% ../../nbs/store/03_backup.ipynb #a44aab27
 def write_jsonl(path: str | os.PathLike[str], values: Iterable[Mapping[str, Any]]) -> None:
@@ -47,6 +47,10 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
                 raise ValueError(f"{os.fspath(path)}, line {n} {e}") from e
 
 # %% ../../nbs/store/03_backup.ipynb #45e48f7e
+FORMAT = 2
+READABLE = (1, FORMAT)  # format 1 knows no layers, owners and sources of derived memories
+
+
 class Backup(NamedTuple):
     """The content of a backup: memories and vectors (dim,) float32 by id, the log, and the embedder.
 
@@ -64,7 +68,7 @@ def write_backup(path: str | os.PathLike[str], records: Records) -> int:
     with records.reading():
         meta, (memories, vectors), events = records.meta, records.load(), records.events()
     head = {
-        "format": 1,
+        "format": FORMAT,
         "embedder": meta.get("embedder"),
         "dim": int(meta.get("dim", 0)),
         "memories": len(memories),
@@ -91,8 +95,9 @@ def read_backup(path: str | os.PathLike[str]) -> Backup:
         try:
             if "store" in line:
                 head = {"format": None, "embedder": None, "dim": 0, **line["store"]}
-                if head["format"] != 1:
-                    raise ValueError(f"has format {head['format']!r}; this version reads 1")
+                if head["format"] not in READABLE:
+                    known = " and ".join(map(str, READABLE))
+                    raise ValueError(f"has format {head['format']!r}; this version reads {known}")
             elif "event" in line:
                 found.log.append(_event(line["event"]))
             else:

@@ -14,6 +14,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..sqlite import enable_wal, open_database, write_transaction
+from adaptmr.store.schema import (
+    APPLICATION_ID,
+    READABLE,
+    SCHEMA,
+    create_tables,
+    read_schema,
+    upgrade_tables,
+)
 from adaptmr.store.errors import (
     StoreError,
     StoreMoved,
@@ -28,28 +36,7 @@ from adaptmr.store.errors import (
 __all__ = ['fetch_value', 'read_transaction', 'WriteAheadLog', 'Database']
 
 # %% ../../nbs/store/01_database.ipynb #6ec59a6b
-_APPLICATION_ID = 0x41644D52  # "AdMR", in the file's header: it marks the file as a memory store
-_SCHEMA = "1"
 _PRAGMAS = ("PRAGMA foreign_keys=ON", "PRAGMA secure_delete=ON", "PRAGMA synchronous=FULL")
-_TABLES = (
-    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;\n"
-    "CREATE TABLE memories (key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
-    "speaker TEXT NOT NULL, at TEXT NOT NULL,\n"
-    "    event_at TEXT, session TEXT NOT NULL, step INTEGER NOT NULL, source TEXT NOT NULL, tags "
-    "TEXT NOT NULL, entities TEXT NOT NULL,\n"
-    "    status TEXT NOT NULL CHECK (status IN ('active', 'deleted')), version INTEGER NOT NULL, "
-    "meta TEXT NOT NULL, instant INTEGER NOT NULL);\n"
-    "CREATE INDEX memories_recent ON memories (status, instant, step);\n"
-    "CREATE TABLE vectors (key INTEGER PRIMARY KEY REFERENCES memories (key) ON DELETE CASCADE, "
-    "vector BLOB NOT NULL);\n"
-    "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL,\n"
-    "    kind TEXT NOT NULL CHECK (kind IN ('add', 'delete', 'restore', 'update')), id TEXT NOT "
-    "NULL, who TEXT NOT NULL, why TEXT NOT NULL);\n"
-    "CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'the event log is "
-    "append-only'); END;\n"
-    "CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'the event log is "
-    "append-only'); END;\n"
-)
 
 # %% ../../nbs/store/01_database.ipynb #a402623e
 def fetch_value(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
@@ -88,36 +75,29 @@ def _check_path(path: str) -> None:
 
 # %% ../../nbs/store/01_database.ipynb #78ddf2b5
 def _check_content(db: sqlite3.Connection, path: str, timeout: float, has_log: bool) -> None:
-    """Check that the open file is a store of this version and complete; make the tables of an empty one.
+    """Check that the open file is a complete store; make the tables of an empty one, update those of an old one.
 
     `has_log` says whether the file had a write-ahead log before it was opened. Raises `StoreError`.
     """
     with read_transaction(db):
-        ours = fetch_value(db, "PRAGMA application_id") == _APPLICATION_ID
+        ours = fetch_value(db, "PRAGMA application_id") == APPLICATION_ID
         tables = fetch_value(db, "SELECT count(*) FROM sqlite_master")
     if tables and not ours:
         raise StoreError(f"{path}: is some other program's database, not a memory store; nothing was changed")
     if not tables:
-        _create_tables(db, timeout)
-    if (schema := _read_meta(db).get("schema")) != _SCHEMA:
+        enable_wal(db, timeout)
+        create_tables(db)
+    if (schema := read_schema(db)) not in READABLE:
         raise StoreError(
-            f"{path}: has schema {schema}, this version of adaptmr reads {_SCHEMA}; "
+            f"{path}: has schema {schema}, this version of adaptmr reads {' and '.join(READABLE)}; "
             "use the version that wrote it, or its export_jsonl"
         )
     # SQLite notices missing pages. Half a page it fills with zeros, which is right only while there is a log
     # to write back.
     if not has_log and file_size(path) % fetch_value(db, "PRAGMA page_size"):
         raise corrupt_error(path, "its last page is cut off")
-
-
-def _create_tables(db: sqlite3.Connection, timeout: float) -> None:
-    enable_wal(db, timeout)
-    with write_transaction(db):
-        if not fetch_value(db, "SELECT count(*) FROM sqlite_master"):  # unless another process was faster
-            for statement in _TABLES.strip().split(";\n"):
-                db.execute(statement)
-            db.execute("INSERT INTO meta VALUES ('schema', ?)", (_SCHEMA,))
-            db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+    if schema != SCHEMA:
+        upgrade_tables(db)
 
 
 def _read_meta(db: sqlite3.Connection) -> dict[str, str]:

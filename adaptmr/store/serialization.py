@@ -70,6 +70,9 @@ _FIELDS = {
     "status": str,
     "version": int,
     "meta": dict,
+    "layer": str,
+    "owner": str,
+    "derived_from": list,
 }  # the fields of a memory, and the JSON type of each
 COLUMNS = (*_FIELDS, "instant")
 
@@ -82,6 +85,7 @@ def to_row(m: Memory) -> tuple[Any, ...]:
     _check_fields(m)
     try:
         tags, entities, meta = _json(m.tags), _json(m.entities), _json(dict(m.meta))
+        derived_from = _json(m.derived_from)
     except (TypeError, ValueError) as e:
         raise TypeError(f"Memory.meta, tags and entities of {m.id!r} must be JSON: {e}") from e
     return (
@@ -98,6 +102,9 @@ def to_row(m: Memory) -> tuple[Any, ...]:
         m.status,
         int(m.version),
         meta,
+        to_sql(m.layer),
+        to_sql(m.owner),
+        derived_from,
         instant(m.at),
     )
 
@@ -165,6 +172,7 @@ def from_row(row: Sequence[Any]) -> Memory:
     Raises `ValueError` or `TypeError` for values that `to_row` never returns.
     """
     i, text, speaker, at, event_at, session, step, source, tags, entities, status, version, meta = row[:13]
+    layer, owner, derived_from = row[13:16]
     if not isinstance(step, int) or not isinstance(version, int):
         raise TypeError(f"step {step!r:.80} or version {version!r:.80} is no whole number")
     return Memory(
@@ -181,6 +189,9 @@ def from_row(row: Sequence[Any]) -> Memory:
         status,
         version,
         {} if meta == "{}" else json.loads(from_sql(meta)),
+        from_sql(layer),
+        from_sql(owner),
+        () if derived_from == "[]" else json.loads(from_sql(derived_from)),
     )
 
 # %% ../../nbs/store/00_serialization.ipynb #72778af2
@@ -259,6 +270,7 @@ def to_dict(m: Memory) -> dict[str, Any]:
         "tags": list(m.tags),
         "entities": list(m.entities),
         "meta": dict(m.meta),
+        "derived_from": list(m.derived_from),
     }
     default = {"status": "active", "version": 1}
     return {
@@ -287,11 +299,14 @@ def from_dict(value: Mapping[str, Any]) -> Memory:
         raise ValueError(str(e)) from e
 
 # %% ../../nbs/store/00_serialization.ipynb #c913aa3e
-EVENT_KINDS = ("add", "delete", "restore", "update")
+EVENT_KINDS = ("add", "delete", "restore", "update", "rollback")
 
 
 class Event(NamedTuple):
-    """A line of a store's log: what (one of `EVENT_KINDS`) happened to a memory, when, by whom and why."""
+    """A line of a store's log: what (one of `EVENT_KINDS`) happened to a memory, when, by whom and why.
+
+    `id` is the memory's; a rollback has none.
+    """
 
     seq: int
     at: datetime
