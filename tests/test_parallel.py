@@ -19,7 +19,7 @@ from adaptmr.types import Usage
 PATIENCE = 20.0  # seconds that a test waits for something that should happen at once
 NOTE = Task(
     "note in parallel",
-    {lang: ("Reply in JSON.", "$text") for lang in ("en", "zh")},
+    dict.fromkeys(("en", "zh"), ("Reply in JSON.", "$text")),
     object_schema(note={"type": "string", "maxLength": 80}),
     rule=lambda text: {"note": text[:80]},
 )
