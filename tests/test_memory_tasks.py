@@ -9,7 +9,7 @@ from adaptmr.llm import LLM
 from adaptmr.llm.tasks import TASKS, meter_usage
 from adaptmr.memory.config import TASK_NAMES, MemoryConfig
 from adaptmr.memory.sentences import WordCounts, find_keywords, keyword_set, summarize
-from adaptmr.memory.statements import classify_statement, find_facts, find_statements, restates
+from adaptmr.memory.statements import classify_statement, find_facts, find_statements, supersedes
 from adaptmr.memory.tasks import MAX_SUMMARY_CHARS, MemoryTasks
 from adaptmr.types import Memory
 
@@ -111,8 +111,9 @@ def test_facts_are_told_in_order_and_know_their_turn():
 
 
 def test_one_value_at_a_time():
-    assert restates("I live in Leeds.", "I've moved to Bristol.")
-    assert not restates("I live in Leeds.", "My sister lives in Bristol.")
+    assert supersedes("I've moved to Bristol.", "I live in Leeds.")
+    assert not supersedes("I live in Leeds.", "I live in Bristol."), "nothing says that it has changed"
+    assert not supersedes("My sister has moved to Bristol.", "I live in Leeds.")
 
 
 def test_continuity_by_rule():

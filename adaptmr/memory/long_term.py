@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from .config import MemoryConfig
 from .heat import UNUSED, Uses
 from .layers import AUTO, FACT, PROFILE, SUMMARY, derive, span_id, step_span, text_id
-from .statements import restates
+from .statements import supersedes
 from .state import Layers
 from .tasks import Claim, Written
 from ..text import find_names
@@ -63,7 +63,7 @@ def replaces(newer: Memory, older: Memory) -> bool:
     """Say whether a fact or key memory gives a newer value of what another one of the same person says."""
     if newer.id == older.id or older.step > newer.step or _subject(newer) != _subject(older):
         return False
-    return restates(older.text, newer.text)
+    return supersedes(newer.text, older.text)
 
 
 def _subject(m: Memory) -> tuple[str, tuple[str, ...]]:

@@ -15,13 +15,14 @@ from ..llm.tokens import count_tokens
 from .layers import CATEGORIES
 from .sentences import NAME_OR_NUMBER, OVERHEAD, Idf, equal_idf, sentence_parts
 from ..retrieval.candidates import is_assistant
+from ..retrieval.pairs import text_facts
 from ..retrieval.versions import ATTRIBUTES, states_attribute
 from ..text import count_words, split_sentences
 from ..types import Memory
 
 # %% auto #0
 __all__ = ['TOLD', 'STATED_BONUS', 'Statement', 'classify_statement', 'find_statements', 'best_statements', 'stated_attributes',
-           'restates', 'find_facts']
+           'supersedes', 'find_facts']
 
 # %% ../../nbs/memory/01_statements.ipynb #8aba68e8
 _I = r"\bi(?:'m| am|’m)"
@@ -133,8 +134,10 @@ def stated_attributes(text: str) -> frozenset[str]:
     return frozenset(a.name for a in ATTRIBUTES if states_attribute(a, text))
 
 
-def restates(older: str, newer: str) -> bool:
-    """Say whether two statements of one person give a value of the same attribute, such as the home."""
+def supersedes(newer: str, older: str) -> bool:
+    """Say whether a statement tells a change of an attribute that an older one of that person states."""
+    if "change" not in text_facts(newer).seen:
+        return False
     return not stated_attributes(older).isdisjoint(stated_attributes(newer))
 
 # %% ../../nbs/memory/01_statements.ipynb #7d013d8a

@@ -14,7 +14,7 @@ from ..llm.tasks import Task, TaskResult, object_schema, register_task
 from .config import MemoryConfig
 from .layers import CATEGORIES
 from .sentences import Idf, equal_idf, find_keywords, jaccard, sentence_parts, summarize
-from .statements import TOLD, best_statements, find_facts, restates
+from .statements import TOLD, best_statements, find_facts, supersedes
 from ..reader import MEMORIES_ARE_DATA, fence_hits, sanitize
 from ..text import detect_language
 from ..types import Hit, Memory
@@ -256,7 +256,7 @@ def _profile_by_rule(lines: Sequence[str], facts: Sequence[Memory]) -> dict[str,
         if float(fact.meta.get("confidence", 0)) <= TOLD[1] or line in kept:
             continue
         who = f"{fact.speaker}: " if fact.speaker else ""
-        kept = [k for k in kept if not (k.startswith(who) and restates(k[len(who) :], fact.text))]
+        kept = [k for k in kept if not (k.startswith(who) and supersedes(fact.text, k[len(who) :]))]
         kept.append(line)
     return {"lines": kept[-MAX_LINES:]}
 
