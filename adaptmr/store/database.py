@@ -216,12 +216,22 @@ class Database:
             yield self._db
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the write lock within the block, and commit at its end. Raises `StoreMoved`."""
+    def writing(self, sync: bool = True) -> Iterator[sqlite3.Connection]:
+        """Hold the write lock within the block, and commit at its end. Raises `StoreMoved`.
+
+        With `sync=False`, the end doesn't wait for the disk: what was written survives the end of the
+        process, but a power cut may take the last of it.
+        """
         with self._lock, translate_errors(self.path, self.timeout):
             self._check_in_place("nothing was changed")
-            with write_transaction(self._db):
-                yield self._db
+            if not sync:
+                self._db.execute("PRAGMA synchronous=NORMAL")
+            try:
+                with write_transaction(self._db):
+                    yield self._db
+            finally:
+                if not sync:
+                    self._db.execute("PRAGMA synchronous=FULL")
             self._check_in_place("what was just written went into the file that was there before")
             self._log.finish_erasing(wait=False)
 
