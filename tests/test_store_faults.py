@@ -301,9 +301,9 @@ def test_a_killed_worker_does_not_stop_its_siblings(work, wanted):
 
 
 def test_an_interrupted_add_is_rolled_back(tmp_path, monkeypatch):
-    import adaptmr.store.records as records
+    import adaptmr.store.edits as edits
 
-    real = records.event_row
+    real = edits.event_row
 
     def interrupted(kind, id, *rest):
         if id == "two-2":
@@ -312,7 +312,7 @@ def test_an_interrupted_add_is_rolled_back(tmp_path, monkeypatch):
 
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(batch("one"))
-        monkeypatch.setattr(records, "event_row", interrupted)
+        monkeypatch.setattr(edits, "event_row", interrupted)
         with pytest.raises(KeyboardInterrupt):
             s.add(batch("two"))
         monkeypatch.undo()

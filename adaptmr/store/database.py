@@ -75,7 +75,7 @@ def _check_path(path: str) -> None:
 
 # %% ../../nbs/store/01_database.ipynb #78ddf2b5
 def _check_content(db: sqlite3.Connection, path: str, timeout: float, has_log: bool) -> None:
-    """Check that the open file is a complete store; make the tables of an empty one, update those of an old one.
+    """Check that the open file is a complete store; make the tables of an empty one, update old ones.
 
     `has_log` says whether the file had a write-ahead log before it was opened. Raises `StoreError`.
     """

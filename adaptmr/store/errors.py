@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # %% auto #0
-__all__ = ['StoreError', 'StoreCorrupt', 'EmbedderMismatch', 'StoreMoved', 'ErasePending', 'StoreWarning', 'translate_errors',
-           'corrupt_error', 'file_size', 'file_id']
+__all__ = ['StoreError', 'StoreCorrupt', 'EmbedderMismatch', 'StoreMoved', 'StoreChanged', 'ErasePending', 'StoreWarning',
+           'translate_errors', 'corrupt_error', 'file_size', 'file_id']
 
 # %% ../../nbs/store/00_errors.ipynb #ea5bc275
 class StoreError(RuntimeError):
@@ -29,6 +29,10 @@ class EmbedderMismatch(StoreError, ValueError):
 
 class StoreMoved(StoreError):
     """The path names another file than the one that was opened, or none, so a write would be lost."""
+
+
+class StoreChanged(StoreError):
+    """The store was changed since the state on which edits were based; none of them was carried out."""
 
 
 class ErasePending(StoreError):

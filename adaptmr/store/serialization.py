@@ -12,8 +12,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from ..types import Conversation, Memory
 
 # %% auto #0
-__all__ = ['COLUMNS', 'EVENT_KINDS', 'to_sql', 'from_sql', 'instant', 'to_row', 'from_row', 'malformed_values', 'iter_memories',
-           'to_line', 'from_line', 'to_dict', 'from_dict', 'Event']
+__all__ = ['COLUMNS', 'EVENT_KINDS', 'to_sql', 'from_sql', 'instant', 'to_row', 'from_row', 'parse_strings', 'malformed_values',
+           'iter_memories', 'to_line', 'from_line', 'to_dict', 'from_dict', 'Event']
 
 # %% ../../nbs/store/00_serialization.ipynb #f156180d
 def to_sql(text: str) -> str | bytes:
@@ -184,8 +184,8 @@ def from_row(row: Sequence[Any]) -> Memory:
         from_sql(session),
         step,
         from_sql(source),
-        _parse_strings(tags)[0],
-        _parse_strings(entities)[0],
+        parse_strings(tags),
+        parse_strings(entities),
         status,
         version,
         {} if meta == "{}" else json.loads(from_sql(meta)),
@@ -195,7 +195,7 @@ def from_row(row: Sequence[Any]) -> Memory:
     )
 
 # %% ../../nbs/store/00_serialization.ipynb #72778af2
-def _parse_strings(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
+def _split_strings(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
     """Read the strings of a JSON list, and what else is in it.
 
     Raises `TypeError` for what is no list, `ValueError` for what is no JSON.
@@ -207,6 +207,14 @@ def _parse_strings(value: str | bytes) -> tuple[tuple[str, ...], list[Any]]:
         raise TypeError(f"{values!r:.80} is no list of strings")
     return tuple(v for v in values if isinstance(v, str)), [v for v in values if not isinstance(v, str)]
 
+# %% ../../nbs/store/00_serialization.ipynb #5d4b3664
+def parse_strings(value: str | bytes) -> tuple[str, ...]:
+    """Return the strings of a JSON list as the database holds it, such as tags; leave out what else is in it.
+
+    Raises `TypeError` for what is no list, `ValueError` for what is no JSON.
+    """
+    return _split_strings(value)[0]
+
 # %% ../../nbs/store/00_serialization.ipynb #0cb7eac7
 def malformed_values(row: Sequence[Any]) -> str:
     """Describe the `tags` and `entities` of such a row that are no strings; empty when all are strings.
@@ -216,7 +224,7 @@ def malformed_values(row: Sequence[Any]) -> str:
     if row[8] == "[]" and row[9] == "[]":
         return ""
     try:
-        invalid = {name: _parse_strings(row[i])[1] for i, name in ((8, "tags"), (9, "entities"))}
+        invalid = {name: _split_strings(row[i])[1] for i, name in ((8, "tags"), (9, "entities"))}
     except (ValueError, TypeError):
         return ""  # from_row says what is wrong with it
     found = " and ".join(

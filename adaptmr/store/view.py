@@ -25,12 +25,13 @@ __all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'truncate_text', 'indexed_text',
 # %% ../../nbs/store/02_view.ipynb #6b855387
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A condition on time, session, speaker and status of a memory; `None` means any.
+    """A condition on what a memory is, whose it is and when it was said; `None` means any.
 
     A memory passes when its time is in [`since`, `until`), its session in `sessions`, its speaker in
-    `speakers` (in any case), and its status is `status`; `status=None` finds deleted memories too. Times are
-    `datetime` or ISO 8601, without a zone they are UTC; a single name may be given as a string. Raises
-    `ValueError` for an unknown status and for `since` after `until`.
+    `speakers` (in any case), and its status is `status`; `status=None` finds deleted memories too. Its layer
+    has to be in `layers` ("" are the turns as they were said), its owner in `owners`, and one of its tags in
+    `tags`. Times are `datetime` or ISO 8601, without a zone they are UTC; a single name may be given as a
+    string. Raises `ValueError` for an unknown status and for `since` after `until`.
     """
 
     since: datetime | None = None
@@ -38,6 +39,9 @@ class Filter:
     sessions: Collection[str] | None = None
     speakers: Collection[str] | None = None
     status: str | None = "active"
+    layers: Collection[str] | None = None
+    owners: Collection[str] | None = None
+    tags: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         if self.status not in ("active", "deleted", None):
@@ -46,7 +50,7 @@ class Filter:
             object.__setattr__(self, name, as_utc(getattr(self, name)))
         if self.since and self.until and instant(self.since) > instant(self.until):
             raise ValueError(f"Filter.since {self.since} is after Filter.until {self.until}")
-        for name in ("sessions", "speakers"):
+        for name in ("sessions", "speakers", "layers", "owners", "tags"):
             if (v := getattr(self, name)) is not None:
                 object.__setattr__(self, name, frozenset([v] if isinstance(v, str) else v))
 
@@ -92,11 +96,15 @@ class RowFilter(ABC):
                 ok &= self._instants >= instant(where.since)
             if where.until:
                 ok &= self._instants < instant(where.until)
-        sessions, speakers = set(where.sessions or ()), {s.casefold() for s in where.speakers or ()}
-        if where.sessions is not None:
-            ok &= self._test("session", lambda s: s in sessions)
         if where.speakers is not None:
+            speakers = {s.casefold() for s in where.speakers}
             ok &= self._test("speaker", lambda s: s.casefold() in speakers)
+        for name, names in (("session", where.sessions), ("layer", where.layers), ("owner", where.owners)):
+            if names is not None:
+                ok &= self._test(name, set(names).__contains__)
+        if where.tags is not None:
+            tags = set(where.tags)
+            ok &= self._test("tags", lambda have: not tags.isdisjoint(have))
         return ok
 
     def _test(self, name: str, test: Callable[[Any], bool]) -> np.ndarray:
