@@ -238,12 +238,18 @@ class Usage:
 # %% ../nbs/00_types.ipynb #cd6dcbd0
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A retrieved memory: its score, its signals, and a note for the reader ("updated; before: …")."""
+    """A retrieved memory: its score, its signals, and a note for the reader ("updated; before: …").
+
+    A derived memory (one with a `layer`) names turns by their `source` ids: `quoted` are those that the
+    reader is shown word for word, `behind` those that the memory was made from.
+    """
 
     memory: Memory
     score: float
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
     note: str = ""
+    quoted: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -251,13 +257,31 @@ class Hit:
         return self.memory.source or self.memory.id
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The turns that the hit shows, which recall credits: itself, or those that it quotes."""
+        return self.quoted if self.memory.layer else (self.source,)
+
+    @property
+    def all_sources(self) -> tuple[str, ...]:
+        """The turns that the hit shows, then those that stand behind it, each once."""
+        return tuple(dict.fromkeys((*self.sources, *self.behind)))
+
+    @property
     def context_line(self) -> str:
         """The line of the reader's context: date (if known), speaker, text and note."""
         day = f"[{self.memory.at:%Y-%m-%d}] " if self.memory.dated else ""
         return f"{day}{self.memory.text_with_speaker}" + (f" ({self.note})" if self.note else "")
 
+    def __repr__(self) -> str:
+        # as for memories: fields that most hits don't have are left out
+        shown = (f.name for f in fields(self) if f.name not in _OF_DERIVED_HITS or getattr(self, f.name))
+        return f"Hit({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
     def _repr_html_(self) -> str:
         return hits_html([self])
+
+
+_OF_DERIVED_HITS = ("quoted", "behind")  # the fields that a hit on a turn leaves empty
 
 
 def hits_html(hits: Iterable[Hit], caption: str = "") -> str:
@@ -322,8 +346,13 @@ class Evidence:
 
     @property
     def sources(self) -> list[str]:
-        """The `source` ids of the hits, in order, on which recall is measured."""
-        return [h.source for h in self.hits]
+        """The ids of the turns that the hits show, in order, each once: recall is measured on them."""
+        return list(dict.fromkeys(source for h in self.hits for source in h.sources))
+
+    @property
+    def sources_behind(self) -> list[str]:
+        """The same of the turns that the hits show or were made from, hit by hit."""
+        return list(dict.fromkeys(source for h in self.hits for source in h.all_sources))
 
     def __len__(self) -> int:
         return len(self.hits)

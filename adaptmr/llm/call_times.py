@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, nan
 from threading import Lock
 from typing import Any
@@ -28,6 +28,7 @@ class CallTimes:
     recorded: int = 0
     unknown: int = 0
     recorded_seconds: float = 0.0
+    closed: bool = field(default=False, repr=False, compare=False)  # whether the block is over
 
     def seconds(self, elapsed: float) -> float:
         """Add the recorded times to the `elapsed` seconds; `nan` where one of them is unknown.
@@ -38,18 +39,23 @@ class CallTimes:
 
 
 _LISTENING: ContextVar[tuple[CallTimes, ...]] = ContextVar("call times", default=())
-_LOCK = Lock()  # threads that share a context share its `CallTimes`
+_LOCK = Lock()  # threads whose contexts are copies share their `CallTimes`
 
 
 @contextmanager
 def track_call_times() -> Iterator[CallTimes]:
-    """Collect the times of the calls that this thread makes in a `with` block; blocks may be nested."""
+    """Collect the times of the calls in a `with` block; blocks may be nested.
+
+    They are the calls of this thread and of threads with a copy of its context, up to the end of the block.
+    """
     times = CallTimes()
     token = _LISTENING.set((*_LISTENING.get(), times))
     try:
         yield times
     finally:
         _LISTENING.reset(token)
+        with _LOCK:
+            times.closed = True
 
 
 def recorded_seconds(record: Mapping[str, Any]) -> float:
@@ -64,6 +70,8 @@ def record_call(from_record: bool, seconds: float) -> None:
     """Add one call to every open block: made now, or replayed with recorded `seconds` (`nan`: unknown)."""
     with _LOCK:
         for times in _LISTENING.get():
+            if times.closed:
+                continue  # the call of a thread that went on after the block
             if not from_record:
                 times.measured += 1
             else:

@@ -93,12 +93,15 @@ OUTCOME_COUNTER = OutcomeCounter()
 class UsageMeter:
     """Usage and outcomes of the tasks in a `meter_usage()` block: `outcomes[task, outcome]` counts results.
 
-    `times` has the times of all calls to a model in the block, see `CallTimes`.
+    `times` has the times of all calls to a model in the block, see `CallTimes`. `late` is the part of
+    `usage` that came after the end of a block inside this one, and is in no meter of that block.
     """
 
     usage: Usage = field(default_factory=Usage)
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     times: CallTimes = field(default_factory=CallTimes)
+    late: Usage = field(default_factory=Usage)
+    closed: bool = field(default=False, repr=False)  # whether the block is over
 
     def __str__(self) -> str:
         """Format the outcomes as one line, sorted: `answer:model plan:repaired×2`."""
@@ -107,11 +110,15 @@ class UsageMeter:
 
 
 _METERS: ContextVar[tuple[UsageMeter, ...]] = ContextVar("meters", default=())
+_LOCK = threading.Lock()  # threads whose contexts are copies share their meters
 
 
 @contextmanager
 def meter_usage() -> Iterator[UsageMeter]:
-    """Collect usage and outcomes of the tasks that this thread runs in a `with` block."""
+    """Collect usage and outcomes of the tasks that run in a `with` block.
+
+    They are the tasks of this thread and of threads with a copy of its context, up to the end of the block.
+    """
     with track_call_times() as times:
         meter = UsageMeter(times=times)
         token = _METERS.set((*_METERS.get(), meter))
@@ -119,6 +126,8 @@ def meter_usage() -> Iterator[UsageMeter]:
             yield meter
         finally:
             _METERS.reset(token)
+            with _LOCK:
+                meter.closed = True
 
 # %% ../../nbs/llm/04_tasks.ipynb #7dd3056c
 def object_schema(**parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,9 +151,13 @@ class TaskResult:
 def _count_result(task: str, result: TaskResult) -> TaskResult:
     """Count the result in the counter of the process and in all open meters; return it."""
     OUTCOME_COUNTER.count(task, result.outcome)
-    for meter in _METERS.get():
-        meter.usage += result.usage
-        meter.outcomes[task, result.outcome] += 1
+    with _LOCK:
+        meters = _METERS.get()
+        late = any(meter.closed for meter in meters)
+        for meter in (m for m in meters if not m.closed):
+            meter.usage += result.usage
+            meter.late += result.usage if late else Usage()
+            meter.outcomes[task, result.outcome] += 1
     return result
 
 # %% ../../nbs/llm/04_tasks.ipynb #6a906d53

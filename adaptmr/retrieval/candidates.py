@@ -26,8 +26,8 @@ from ..types import Memory, Question
 # %% auto #0
 __all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS',
            'ROLE_PRIOR', 'query_text', 'is_assistant', 'ParsedQuery', 'parse_query', 'cached_content_words',
-           'StoreColumns', 'passages', 'split_passages', 'seconds', 'columns_of', 'asked_at', 'CandidateRows',
-           'WordMatches', 'Candidates', 'select_candidates']
+           'StoreColumns', 'passages', 'split_passages', 'seconds', 'columns_of', 'known_sentences', 'asked_at',
+           'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #7dc0c7cc
 MAX_QUERY_CHARS = 2_000
@@ -66,7 +66,7 @@ class ParsedQuery:
 
     `content` is the text without names, and `content_words` are its words; `speakers` are those whom it is
     about; `asks_when` says whether it asks for a time; `window` is the time that it names; with
-    `prefer_recent` the newest is wanted.
+    `prefer_recent` the newest is wanted. `now` is the time at which it is asked (`None`: not known).
     """
 
     text: str
@@ -76,6 +76,7 @@ class ParsedQuery:
     asks_when: bool = False
     window: tuple[datetime, datetime] | None = None
     prefer_recent: bool = False
+    now: datetime | None = None
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #4aa74fad
 def parse_query(
@@ -102,6 +103,7 @@ def parse_query(
         bool(_WHEN.search(text)),
         window,
         prefer_recent,
+        now,
     )
 
 
@@ -294,6 +296,12 @@ def columns_of(store: PlannerStore) -> StoreColumns:
         known.sentences if known is not None else {},
     )
     return columns
+
+
+def known_sentences(store: PlannerStore) -> dict[str, np.ndarray]:
+    """Return the vectors (dim,) of sentences that were computed for a store, by their text."""
+    known = _COLUMNS.get(store)
+    return known.sentences if known is not None else {}
 
 
 def _neighbours(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from ..embed.names import strip_precision
 from ..llm import LLM
 from ..llm.tasks import meter_usage
 from .aggregation import collection_asked
-from .as_of import AsOfView, Request, make_request
+from .as_of import Request, make_request, store_as_of
 from .collecting import collect, select_cover
 from .entity_boost import boost_shared
 from .event_place import place_event
@@ -29,7 +29,7 @@ from adaptmr.retrieval.finishing import (
     shorten_texts,
 )
 from .fusion import ANY_EMBEDDER, Fit, FitError, fit_for
-from .gate import gate
+from .gate import gate, skip_gate
 from .occurrences import find_occurrence
 from .plan import PlanError, RetrievalPlan
 from .rendering import render_context
@@ -37,6 +37,7 @@ from adaptmr.retrieval.search import (
     cut_question,
     cut_texts,
     hide_future,
+    restrict_to_part,
     restrict_to_window,
     search,
     search_nothing,
@@ -65,20 +66,26 @@ def _has_hard_window(state: State) -> bool:
     return bool(state.plan.time_window and state.plan.window_rule != "soft" and len(state.store.memories))
 
 
+def _is_past(state: State) -> bool:
+    return store_as_of(state.store, state.moment) is not state.store
+
+
 def _searches(state: State) -> bool:
     return state.plan.answer_as != "directly"
 
 
 STEPS: tuple[Step, ...] = (
     Step(cut_question, lambda s: s.length > len(s.text)),
-    Step(hide_future, lambda s: isinstance(s.store, AsOfView)),
+    Step(hide_future, _is_past),
+    Step(restrict_to_part, lambda s: s.plan.part),
     Step(restrict_to_window, _has_hard_window),
     Step(search_nothing, lambda s: not _searches(s)),
     Step(search, _searches),
     Step(widen_window, lambda s: s.plan.window_rule == "yield" and s.allowed is not None),
     Step(boost_shared, lambda s: s.plan.entity_boost and s.hits),
     Step(cut_texts, lambda s: s.long_texts),
-    Step(gate, _searches),
+    Step(gate, lambda s: _searches(s) and s.plan.searches_turns),
+    Step(skip_gate, lambda s: _searches(s) and not s.plan.searches_turns),
     Step(rerank_hits, lambda s: s.plan.rerank_tokens and s.hits),
     Step(keep_newest, lambda s: s.plan.prefer_latest and s.hits),
     Step(collect, lambda s: s.plan.collect and s.hits and collection_asked(s.text)),
@@ -106,8 +113,10 @@ def execute(
     `fit` holds the fitted weights that a plan names, and the coefficients of relevance; it defaults to the
     shipped one for the store's encoder, and the trace names it. `llm` is the model for the steps that ask
     one; without it they follow their rules. Memories said after `as_of` are hidden; it defaults to the
-    question's `asked_at`, and for a text without a time nothing is hidden. Of a memory's text the first
-    `MAX_TEXT_CHARS` characters are read and shown; the trace says where there were more.
+    question's `asked_at`, and for a text without a time nothing is hidden. With `plan.layers`, `owners` or
+    `tags` the result is that of a store that holds nothing else. Of a memory's text the first
+    `MAX_TEXT_CHARS` characters are read and shown; the trace says where there were more. Several threads may
+    call this on one store: each sees one state of it.
 
     Returns `Evidence` with at most `plan.k` hits (none when the gate closes), the relevance, the context
     for the reader, the trace, and in `usage` the time and the calls it took. Raises `FitError` for a fit to
@@ -127,8 +136,7 @@ def execute_request(
     check_fit(fit, store.embedder.name)
     begun = perf_counter()
     with meter_usage() as meter, store.snapshot():
-        visible = request.visible_store()
-        state = State(plan, request.text, request.length, visible, fit, request.now, request.moment, llm)
+        state = State(plan, request.text, request.length, store, fit, request.now, request.moment, llm)
         for step in STEPS:
             if step.when(state):
                 state = step.run(state)

@@ -15,9 +15,12 @@ from .fusion import ANY_EMBEDDER
 from .llm_steps import is_relevant
 from .relevance import fit_applicability, relevance, topic_closeness
 from .state import State
+from .store_part import StorePart, turns_of
+from ..types import Hit
 
 # %% auto #0
-__all__ = ['CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'GateVerdict', 'gate', 'seen_by_gate', 'gate_verdict', 'second_check']
+__all__ = ['CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'GateVerdict', 'gate', 'skip_gate', 'seen_by_gate', 'verdict_without_turns',
+           'turns_among_hits', 'gate_verdict', 'second_check']
 
 # %% ../../nbs/retrieval/05_gate.ipynb #d445f342
 CHECKED_HITS = 5  # hits that the second check reads
@@ -36,7 +39,8 @@ def gate(state: State) -> State:
     """Drop all hits if the gate is closed."""
     verdict = GateVerdict(False, 0.0, "nothing found")
     if state.hits:
-        verdict = gate_verdict(state, seen_by_gate(state))
+        seen = seen_by_gate(state)
+        verdict = gate_verdict(state, seen) if len(seen) else verdict_without_turns(state)
     return state.with_hits(
         "gate",
         state.hits if verdict.is_open else [],
@@ -46,10 +50,33 @@ def gate(state: State) -> State:
     )
 
 
+def skip_gate(state: State) -> State:
+    """Keep what a plan found that searches derived memories only: the relevance speaks of turns."""
+    reason = "not applied: only derived memories were searched, and relevance is known of turns alone"
+    return state.with_hits("gate", state.hits, reason, has_relevant=bool(state.hits), relevance=0.0)
+
+
 def seen_by_gate(state: State) -> Candidates:
-    """Return the candidates of the relevance: those of the plain question over the whole store."""
-    query = parse_query(state.text, columns_of(state.store).speakers, now=state.now)
-    return state.everywhere().candidates(query)
+    """Return the candidates of the relevance: those of the plain question over all turns of the store."""
+    turns, everywhere = turns_of(state.store), state.everywhere()
+    if turns is not state.store:
+        everywhere = replace(everywhere, store=turns, searches=())
+    return everywhere.candidates(parse_query(state.text, columns_of(turns).speakers, now=state.now))
+
+
+def verdict_without_turns(state: State) -> GateVerdict:
+    """Return the verdict on hits from a store without any turn: closed, unless the gate is always open."""
+    always = state.plan.gate == "none" or state.plan.relevance_threshold == 0
+    return GateVerdict(always, 0.0, f"{'open; ' if always else ''}only derived memories: no turn to judge by")
+
+
+def turns_among_hits(state: State, seen: Candidates) -> tuple[list[Hit], np.ndarray]:
+    """Return the best `CHECKED_HITS` turns among the hits, and which of the candidates they are (h,)."""
+    best = [(h, row) for h, row in zip(state.hits, state.rows) if not h.memory.layer][:CHECKED_HITS]
+    rows = seen.rows
+    if seen.store is not state.store and isinstance(seen.store, StorePart):
+        rows = seen.store.rows[rows]  # those of the store that the hits are from
+    return [h for h, _ in best], np.flatnonzero(np.isin(rows, [row for _, row in best]))
 
 
 def gate_verdict(state: State, seen: Candidates) -> GateVerdict:
@@ -91,12 +118,14 @@ def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
 
     Return the verdict, and how it was reached.
     """
-    best = np.flatnonzero(np.isin(seen.rows, state.rows[:CHECKED_HITS]))
+    hits, best = turns_among_hits(state, seen)
+    if not hits:
+        return False, "no turn among the hits"
     covered = float(seen.words.coverage(seen.words.in_memories[:, best]).max(initial=0.0))
     model = state.llm if state.plan.check else None
     closeness, near = None, ""
     if wanted := state.fit.seen.get("closeness"):
         reached = topic_closeness(seen)
         closeness, near = reached - wanted, f", topic at {reached:.2f} of {wanted:.2f}"
-    passes, how = is_relevant(state.text, state.hits[:CHECKED_HITS], covered, closeness, model)
+    passes, how = is_relevant(state.text, hits, covered, closeness, model)
     return passes, f"{how}; {covered:.0%} of the question's rare words{near}"

@@ -16,13 +16,14 @@ from ..llm import LLM
 from ..reader import ANSWER_STYLES
 from .signals import SIGNALS
 from ..store.protocol import PlannerStore
+from ..store.view import Filter
 from ..times import Window
 from ..types import QueryType, Question, as_utc
 
 # %% auto #0
 __all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'WINDOW_TIMES', 'SELECTIONS',
-           'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner', 'PlannerWithLLM', 'MultiPlanner', 'planner_llm',
-           'weighted_plans', 'FixedPlanner']
+           'PART_FIELDS', 'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner', 'PlannerWithLLM', 'MultiPlanner',
+           'planner_llm', 'weighted_plans', 'FixedPlanner']
 
 # %% ../../nbs/retrieval/02_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
@@ -34,6 +35,7 @@ FOLLOWS = ("gap", "thought", "draft")
 WINDOW_RULES = ("hard", "yield", "soft")
 WINDOW_TIMES = ("happened", "said")
 SELECTIONS = ("rank", "cover")
+PART_FIELDS = ("layers", "owners", "tags")
 
 
 class PlanError(ValueError):
@@ -53,6 +55,8 @@ class RetrievalPlan:
     - Scores: `pool` candidates are scored by the `weights` of signals or of fitted sets of them, except the
       signals in `without`. The `fusion` is their "sum", or reciprocal ranks ("rrf").
       An `entity_boost` multiplies each score by 1 + boost × the names and words shared with the question.
+    - Part: only memories of these `layers` ("": turns, as they were said), of these `owners` and with one of
+      these `tags` are searched; `None`: any. Scores are those of a store that holds nothing else.
     - Conditions: a `time_window` [start, end), which is "hard" (nothing outside is returned, unless nothing
       is inside), "yield" (hard, but searched everywhere if a memory outside matches far better) or "soft"
       (through the `time` signal). The first two go by when things "happened" or when
@@ -87,6 +91,9 @@ class RetrievalPlan:
     without: tuple[str, ...] = ()
     fusion: str = "sum"
     entity_boost: float = 0.0
+    layers: tuple[str, ...] | None = None
+    owners: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
     time_window: tuple[datetime, datetime] | None = None
     window_rule: str = "soft"
     window_by: str = "happened"
@@ -123,6 +130,17 @@ class RetrievalPlan:
     def __hash__(self) -> int:
         return hash(self.to_json())
 
+    @property
+    def part(self) -> Filter | None:
+        """The part of the store that is searched; `None`: the whole."""
+        names = {name: getattr(self, name) for name in PART_FIELDS}
+        return None if all(v is None for v in names.values()) else Filter(**names)
+
+    @property
+    def searches_turns(self) -> bool:
+        """Whether turns are searched, or only derived memories."""
+        return self.layers is None or "" in self.layers
+
     def sized(self, k: int) -> RetrievalPlan:
         """Return the plan for `k` memories; a plan for none (`k=0`) stays one."""
         return replace(self, k=k) if self.k else self
@@ -144,7 +162,7 @@ class RetrievalPlan:
 
 # %% ../../nbs/retrieval/02_plan.ipynb #b7b3ce29
 def _plan_to_json(plan: RetrievalPlan) -> str:
-    values = asdict(plan)
+    values = {k: v for k, v in asdict(plan).items() if v is not None or k not in PART_FIELDS}
     values["weights"] = dict(sorted(plan.weights.items()))
     if plan.time_window:
         values["time_window"] = [t.isoformat() for t in plan.time_window]
@@ -227,6 +245,7 @@ def _checked_values(plan: RetrievalPlan) -> dict[str, Any]:
         "weights": _weights(plan.weights),
         "without": _signals(plan.without),
         "time_window": _window(plan.time_window),
+        **{name: _names(name, getattr(plan, name)) for name in PART_FIELDS},
     }
     for name in _BOOLS:
         _bool(name, getattr(plan, name))
@@ -310,6 +329,17 @@ def _signals(value: Any) -> tuple[str, ...]:
             f"without names the unknown signal {_short(unknown[0])}; there are {', '.join(SIGNALS)}"
         )
     return tuple(name for name in SIGNALS if name in value)
+
+
+def _names(name: str, value: Any) -> tuple[str, ...] | None:
+    """Return names in a canonical order, each once; `None` for any."""
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(v, str) for v in value):
+        raise PlanError(f"{name}={_short(value)} must be a list of names, or None for any")
+    if not value:
+        raise PlanError(f"{name}={_short(value)} names nothing, so nothing could be found; None stands for any")
+    return tuple(sorted(set(value)))
 
 
 def _in_utc(t: datetime) -> datetime:

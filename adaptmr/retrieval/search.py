@@ -12,28 +12,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .as_of import AsOfView
+from .as_of import store_as_of
 from adaptmr.retrieval.candidates import (
     SCORE_ALL_UP_TO,
+    asked_at,
     columns_of,
     parse_query,
     seconds,
 )
 from .fusion import ScoredCandidates, score_candidates
 from .merging import merge
-from .plan import RetrievalPlan
+from .plan import PART_FIELDS, RetrievalPlan
 from .queries import answer_interim, is_grounded
 from .relations import told_times
 from .rendering import readable
 from .state import State
+from .store_part import store_part
 from ..store.view import MAX_TEXT_CHARS, truncate_text
 from ..text import detect_language, find_names
 from ..types import Finding, Hit, Memory
 
 # %% auto #0
-__all__ = ['INTERIM_HITS', 'WINDOW_YIELD', 'cut_question', 'hide_future', 'restrict_to_window', 'inside_window',
-           'describe_window', 'Hop', 'interim_answer', 'run_queries', 'step_findings', 'search', 'best_match_notes',
-           'describe_search', 'search_nothing', 'cut_texts', 'widen_window']
+__all__ = ['INTERIM_HITS', 'WINDOW_YIELD', 'cut_question', 'hide_future', 'restrict_to_part', 'describe_part',
+           'restrict_to_window', 'inside_window', 'describe_window', 'Hop', 'interim_answer', 'run_queries',
+           'step_findings', 'search', 'best_match_notes', 'describe_search', 'search_nothing', 'cut_texts',
+           'widen_window']
 
 # %% ../../nbs/retrieval/05_search.ipynb #86f6f3c9
 def cut_question(state: State) -> State:
@@ -43,10 +46,27 @@ def cut_question(state: State) -> State:
 
 
 def hide_future(state: State) -> State:
-    """Note how many memories had been said by the time of the question: the others are hidden."""
-    assert isinstance(state.store, AsOfView)  # the condition of this step
+    """Go on with the part of the store that had been said by the time of the question."""
+    visible = store_as_of(state.store, state.moment)
     reason = f"nothing said after {state.moment} is looked at"
-    return state.after("as of", state.store.total, len(state.store.memories), reason)
+    return state.after("as of", len(state.store), len(visible), reason, store=visible)
+
+
+def restrict_to_part(state: State) -> State:
+    """Go on with the part of the store that the plan's layers, owners and tags name."""
+    where = state.plan.part
+    assert where is not None  # the condition of this step
+    part = store_part(state.store, where)
+    # a question without a time is asked when the newest memory was said: of the part, not of what is hidden
+    now = asked_at(state.text, part) if state.moment is None else state.now
+    return state.after("part", len(state.store), len(part), describe_part(state.plan), store=part, now=now)
+
+
+def describe_part(plan: RetrievalPlan) -> str:
+    """Return the trace's sentence on which memories a plan looks at."""
+    named = ((name, getattr(plan, name)) for name in PART_FIELDS)
+    parts = (f"{name} {', '.join(v or '“”' for v in values)}" for name, values in named if values is not None)
+    return f"only {'; '.join(parts)}"
 
 
 def restrict_to_window(state: State) -> State:

@@ -16,10 +16,10 @@ from ..text import find_names
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['SignalFunction', 'SIGNALS', 'TIME_DECAY_DAYS', 'Signal', 'register_signal', 'signal_values', 'dense', 'content',
-           'sentence', 'lexical', 'window', 'entity', 'caption', 'speaker', 'role', 'time', 'cue', 'previous',
-           'following', 'previous2', 'following2', 'session', 'reply', 'first_person', 'question', 'named', 'given',
-           'cosine']
+__all__ = ['SignalFunction', 'SIGNALS', 'TIME_DECAY_DAYS', 'RECENCY_HALF_LIFE_DAYS', 'DEFAULT_PRIORITY', 'LAYER_WEIGHTS',
+           'Signal', 'register_signal', 'signal_values', 'dense', 'content', 'sentence', 'lexical', 'window', 'entity',
+           'caption', 'speaker', 'role', 'time', 'cue', 'previous', 'following', 'previous2', 'following2', 'session',
+           'reply', 'first_person', 'question', 'named', 'given', 'cosine', 'recency', 'priority', 'layer']
 
 # %% ../../nbs/retrieval/01_signals.ipynb #a1c4c181
 SignalFunction = Callable[[Candidates], np.ndarray]
@@ -272,3 +272,47 @@ def _given(m: Memory, speakers: frozenset[str]) -> float:
 def cosine(c: Candidates) -> np.ndarray:
     """Cosine of the query with "speaker: text", as it is: -1 to 1."""
     return c.cosine(c.query.text)
+
+# %% ../../nbs/retrieval/01_signals.ipynb #16c0b002
+RECENCY_HALF_LIFE_DAYS = 30.0
+DEFAULT_PRIORITY = 0.5  # of a memory without one
+LAYER_WEIGHTS: dict[str, float] = {"key": 1.2, "mid-term": 1.0, "long-term": 0.9}  # any other layer: 1
+
+
+@register_signal("recency", fitted=False)
+def recency(c: Candidates) -> np.ndarray:
+    """How recently the memory was made, 1 when the question is asked, halved each 30 days before, towards 0.
+
+    Without a time of the question: before the newest memory of the store.
+    """
+    said = c.columns.said_at
+    if not len(c):
+        return np.zeros(0)
+    now = said.max() if c.query.now is None else seconds(c.query.now)
+    days = np.maximum(0.0, now - said[c.rows]) / 86400.0
+    return 0.5 ** (days / RECENCY_HALF_LIFE_DAYS)
+
+
+@register_signal("priority", fitted=False)
+def priority(c: Candidates) -> np.ndarray:
+    """The priority of the memory, in `meta["priority"]`, 0 to 1; 0.5 without one."""
+    return c.memory_values(_priority)
+
+
+def _priority(m: Memory, speakers: frozenset[str]) -> float:
+    value = m.meta.get("priority", DEFAULT_PRIORITY)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(
+            f"meta['priority'] of memory {m.id!r} is {value!r:.80}; it must be a number from 0 to 1"
+        )
+    return float(value)
+
+
+@register_signal("layer", fitted=False)
+def layer(c: Candidates) -> np.ndarray:
+    """The weight of the memory's layer: 1.2 for "key", 0.9 for "long-term", 1 for turns and others."""
+    return c.memory_values(_layer_weight)
+
+
+def _layer_weight(m: Memory, speakers: frozenset[str]) -> float:
+    return LAYER_WEIGHTS.get(m.layer, 1.0)

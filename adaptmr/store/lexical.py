@@ -222,6 +222,13 @@ class LexicalIndex:
             self._index = _ENGINE_CLASSES[self.engine](corpus, self._vocabulary.numbers, self.k1, self.b)
         return self
 
+    def continued(self) -> LexicalIndex:
+        """Return a new index, still empty, whose first `build` knows the texts of this one by their keys."""
+        index = LexicalIndex(self.engine, self.k1, self.b, self.tokenizer)
+        index._vocabulary.numbers = dict(self._vocabulary.numbers)
+        index._vocabulary.texts = dict(self._vocabulary.texts)
+        return index
+
     @property
     def keys(self) -> list[Hashable]:
         """The keys of the texts whose words are kept."""

@@ -92,10 +92,17 @@ def _hit_faults(hits: list[Any], sources: Collection[str]) -> list[str]:
         found = type(invalid[0]).__name__
         return [f"hits holds a {found} that is no Hit of a Memory ({len(invalid)} of {len(hits)})"]
     faults = []
-    if unknown := list(dict.fromkeys(h.source for h in hits if h.source not in sources)):
+    turns = [h for h in hits if not h.memory.layer]
+    if unknown := list(dict.fromkeys(h.source for h in turns if h.source not in sources)):
         faults.append(
             f"{len(unknown)} hits are no turns of the conversation: {_listed(unknown)}; "
-            "the source of a hit's memory is its turn's"
+            "the source of a hit's memory is its turn's, and a memory made from turns has a layer"
+        )
+    named = (source for h in hits for source in (*h.quoted, *h.behind))
+    if unknown := list(dict.fromkeys(source for source in named if source not in sources)):
+        faults.append(
+            f"{len(unknown)} sources that hits quote or stand on are no turns of the conversation: "
+            f"{_listed(unknown)}"
         )
     if repeated := [source for source, n in Counter(h.source for h in hits).items() if n > 1]:
         faults.append(f"{len(repeated)} turns are returned more than once: {_listed(repeated)}")
@@ -111,9 +118,10 @@ def check_evidence(
     """Return what `retrieve` returned for `k` if it keeps to the protocol.
 
     It must be an `Evidence` with at most `k` hits (any number if the system has `unlimited = True`), each a
-    `Hit` of a `Memory` whose source is among `sources` (those of the conversation's turns), none twice, with
-    a finite score; its context is a string and its usage a `Usage`. Raises `ContractError`, which names the
-    system, the question and everything that is wrong.
+    `Hit` of a `Memory` whose source is among `sources` (those of the conversation's turns), or of one with a
+    layer, which was made from turns; what hits quote and what stands behind them is among `sources`; no
+    memory comes twice, and scores are finite; the context is a string and the usage a `Usage`. Raises
+    `ContractError`, which names the system, the question and everything that is wrong.
     """
     faults = [f"it returned a {type(evidence).__name__}, not an Evidence"]
     if isinstance(evidence, Evidence):

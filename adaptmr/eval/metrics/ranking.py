@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Callable, Collection, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 
+Place = str | Sequence[str]  # what one rank of a ranking holds: an id, or several
+
 # %% auto #0
-__all__ = ['recall_any', 'recall_all', 'recall_fraction', 'precision', 'mrr', 'ndcg', 'ranking_metrics', 'nanmean_count',
+__all__ = ['Place', 'recall_any', 'recall_all', 'recall_fraction', 'precision', 'mrr', 'ndcg', 'ranking_metrics', 'nanmean_count',
            'to_sessions', 'longmemeval_metrics', 'longmemeval_turn_to_session', 'set_f1', 'current_before_stale',
            'kept', 'auroc', 'abstention_metrics']
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #5374052f
-def _cut(retrieved: Sequence[str], k: int | None) -> list[str]:
-    """Return the first `k` ids. Raises `TypeError` for a string, `ValueError` for a k below 1."""
+_P = TypeVar("_P")
+
+
+def _cut(retrieved: Sequence[_P], k: int | None) -> list[_P]:
+    """Return the first `k` places. Raises `TypeError` for a string, `ValueError` for a k below 1."""
     if isinstance(retrieved, str):
         raise TypeError(f"retrieved {retrieved!r} is one string, not a sequence of ids")
     if k is None:
@@ -34,35 +39,40 @@ def _gold(gold: Collection[str]) -> set[str]:
     return set(gold)
 
 
-def _relevances(retrieved: Sequence[str], gold: set[str], k: int | None) -> list[int]:
-    """Mark each rank that holds a new gold id: 1, else 0."""
-    seen: set[str] = set()
+def _ids(place: Place) -> tuple[str, ...]:
+    return (place,) if isinstance(place, str) else tuple(place)
+
+
+def _new_gold(retrieved: Sequence[Place], gold: set[str], k: int | None) -> list[int]:
+    """Count the gold ids that each of the first `k` places is the first to hold."""
+    left = set(gold)
     out = []
-    for id in _cut(retrieved, k):
-        out.append(int(id in gold and id not in seen))
-        seen.add(id)
+    for place in _cut(retrieved, k):
+        new = left.intersection(_ids(place))
+        out.append(len(new))
+        left -= new
     return out
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #7cb429c4
-def recall_any(retrieved: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+def recall_any(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
     """Return 1.0 if at least one gold id is among the first `k`, else 0.0; `nan` without gold."""
     wanted = _gold(gold)
-    return float(any(_relevances(retrieved, wanted, k))) if wanted else math.nan
+    return float(any(_new_gold(retrieved, wanted, k))) if wanted else math.nan
 
 
-def recall_all(retrieved: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+def recall_all(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
     """Return 1.0 if every gold id is among the first `k`, else 0.0; `nan` without gold."""
     wanted = _gold(gold)
-    return float(sum(_relevances(retrieved, wanted, k)) == len(wanted)) if wanted else math.nan
+    return float(sum(_new_gold(retrieved, wanted, k)) == len(wanted)) if wanted else math.nan
 
 
-def recall_fraction(retrieved: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+def recall_fraction(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
     """Compute the share of the gold ids that are among the first `k`, 0 to 1; `nan` without gold."""
     wanted = _gold(gold)
-    return sum(_relevances(retrieved, wanted, k)) / len(wanted) if wanted else math.nan
+    return sum(_new_gold(retrieved, wanted, k)) / len(wanted) if wanted else math.nan
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #46a3d7ca
-def precision(retrieved: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+def precision(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
     """Compute the share of the first `k` places that hold gold, 0 to 1; `nan` without gold.
 
     Divides by `k` even when fewer came back (trec_eval's P@k); with `k=None` by what came back, and an empty
@@ -71,12 +81,12 @@ def precision(retrieved: Sequence[str], gold: Collection[str], k: int | None = N
     wanted = _gold(gold)
     if not wanted:
         return math.nan
-    relevant = _relevances(retrieved, wanted, k)
+    relevant = _new_gold(retrieved, wanted, k)
     places = len(relevant) if k is None else k
-    return sum(relevant) / places if places else 0.0
+    return sum(map(bool, relevant)) / places if places else 0.0
 
 
-def mrr(retrieved: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
+def mrr(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
     """Compute 1 / rank of the first gold id among the first `k`, 0.0 if there is none; `nan` without gold.
 
     Voorhees, TREC-8 QA track, 1999.
@@ -84,22 +94,23 @@ def mrr(retrieved: Sequence[str], gold: Collection[str], k: int | None = None) -
     wanted = _gold(gold)
     if not wanted:
         return math.nan
-    return next((1 / rank for rank, hit in enumerate(_relevances(retrieved, wanted, k), 1) if hit), 0.0)
+    return next((1 / rank for rank, hit in enumerate(_new_gold(retrieved, wanted, k), 1) if hit), 0.0)
 
 
-def ndcg(retrieved: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Compute the nDCG of the first `k`, 0 to 1, with gains 0 or 1; `nan` without gold.
+def ndcg(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
+    """Compute the nDCG of the first `k`, 0 to 1; the gain of a place is its gold ids; `nan` without gold.
 
-    DCG = sum of gain / log2(rank + 1), divided by the DCG of the best order of the gold ids (Järvelin and
-    Kekäläinen, ACM TOIS 20(4), 2002, with the usual log2(rank + 1)). LongMemEval's own discount differs: see
+    DCG = sum of gain / log2(rank + 1), divided by the DCG of the best order (Järvelin and Kekäläinen, ACM
+    TOIS 20(4), 2002, with the usual log2(rank + 1)): the places that hold gold, those with most of it first,
+    then each missing gold id at a place of its own. LongMemEval's own discount differs: see
     `longmemeval_metrics`.
     """
     wanted = _gold(gold)
     if not wanted:
         return math.nan
-    gains = _relevances(retrieved, wanted, k)
-    best = len(wanted) if k is None else min(k, len(wanted))
-    return _dcg(gains) / _dcg([1] * best)
+    gains = _new_gold(retrieved, wanted, k)
+    best = [*sorted(filter(None, gains), reverse=True), *[1] * (len(wanted) - sum(gains))]
+    return _dcg(gains) / _dcg(_cut(best, k))
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #6ec00307
 def _dcg(gains: Sequence[int]) -> float:
@@ -108,7 +119,7 @@ def _dcg(gains: Sequence[int]) -> float:
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #67f1c469
 def ranking_metrics(
-    retrieved: Sequence[str], gold: Collection[str], k: int | None = None
+    retrieved: Sequence[Place], gold: Collection[str], k: int | None = None
 ) -> dict[str, float]:
     """Compute all ranking metrics at `k`, by name; all `nan` without gold."""
     return {
@@ -196,18 +207,20 @@ def set_f1(found: Collection[str], gold: Collection[str]) -> float:
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #02b6418f
 def current_before_stale(
-    retrieved: Sequence[str], current: Collection[str], stale: Collection[str], k: int | None = None
+    retrieved: Sequence[Place], current: Collection[str], stale: Collection[str], k: int | None = None
 ) -> float:
     """Return 1.0 if a turn with the newest version is ranked above all with an older one in the first `k`.
 
-    0.0 if none is there, `nan` without a known version of each kind. A turn that states both is current.
+    0.0 if none is there, `nan` without a known version of each kind. A turn that states both is current, and
+    so is a place that holds both.
     """
     newest = _gold(current)
     older = _gold(stale) - newest
     if not newest or not older:
         return math.nan
-    first = next((id for id in _cut(retrieved, k) if id in newest or id in older), None)
-    return float(first in newest)
+    places = (set(_ids(place)) for place in _cut(retrieved, k))
+    first = next((ids for ids in places if ids & (newest | older)), set())
+    return float(bool(first & newest))
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #ae6609b6
 def kept(
