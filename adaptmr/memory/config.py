@@ -30,6 +30,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "ltm_capacity": (4, 100_000),
     "ktm_capacity": (1, 10_000),
     "page_turns": (1, 100),
+    "page_source_tokens": (10, 100_000),
     "break_hours": (0, _INF),
     "page_tokens": (10, 2_000),
     "topic_tokens": (10, 4_000),
@@ -108,8 +109,9 @@ class MemoryConfig:
 
     # -- pages: what leaves the short-term memory
     page_turns: int = 6  # turns at most: three exchanges, about what one summary of two sentences can tell
+    page_source_tokens: int = 400  # of its turns, at most, if it has more than one: long replies, short pages
     break_hours: float = 6.0  # a longer pause, or another session, ends a page; undated: sessions only
-    page_tokens: int = 60  # of a page's summary by rule: a third of six average turns (about 180)
+    page_tokens: int = 60  # of a page's summary by rule: two fifths of six average turns
     max_keywords: int = 8  # of a page: with fewer, two pages of one subject seldom share any
 
     # -- topics: pages grouped by meaning (the document's sessions)

@@ -18,8 +18,8 @@ from ..text import CJK, content_words, find_names, split_sentences
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['Idf', 'QUESTION_FACTOR', 'ASSISTANT_FACTOR', 'NAME_OR_NUMBER', 'OVERHEAD', 'WordCounts', 'equal_idf', 'summarize',
-           'find_keywords', 'keyword_set', 'jaccard']
+__all__ = ['Idf', 'QUESTION_FACTOR', 'ASSISTANT_FACTOR', 'NAME_OR_NUMBER', 'OVERHEAD', 'WordCounts', 'equal_idf',
+           'sentence_parts', 'summarize', 'find_keywords', 'keyword_set', 'jaccard']
 
 # %% ../../nbs/memory/00_sentences.ipynb #e144f7c6
 Idf = Callable[[str], float]
@@ -54,15 +54,27 @@ def equal_idf(word: str) -> float:
     return 1.0
 
 # %% ../../nbs/memory/00_sentences.ipynb #c16803cc
-QUESTION_FACTOR = 0.4
-ASSISTANT_FACTOR = 0.4
-NAME_OR_NUMBER = 0.5  # added to the worth of a word for each name and number, which answers are made of
+QUESTION_FACTOR = 0.5
+ASSISTANT_FACTOR = 0.5
+NAME_OR_NUMBER = 4.0  # added to the worth of a word for each name and number, which answers are made of
 OVERHEAD = 4  # tokens that are added to a sentence's length, so that the shortest doesn't win by default
 
 # %% ../../nbs/memory/00_sentences.ipynb #d3780a2b
 _NUMBER = re.compile(r"\d[\d:.,]*|[零一二三四五六七八九十百千万两半]+(?=[^\W\d])")
 
 
+@lru_cache(maxsize=20_000)
+def sentence_parts(text: str) -> tuple[tuple[str, frozenset[str], int], ...]:
+    """Return a text's sentences, each with its content words and the number of its names and numbers.
+
+    Results are cached.
+    """
+    return tuple(
+        (s, frozenset(content_words(s)), len(find_names(s)) + len(_NUMBER.findall(s)))
+        for s in split_sentences(text)
+    )
+
+# %% ../../nbs/memory/00_sentences.ipynb #d1149b76
 @dataclass(frozen=True)
 class _Sentence:
     order: int
@@ -77,20 +89,11 @@ class _Sentence:
         return count_tokens(self.text)
 
 
-@lru_cache(maxsize=20_000)
-def _parts(text: str) -> tuple[tuple[str, frozenset[str], int], ...]:
-    """The sentences of a text, each with its content words and the number of its names and numbers."""
-    return tuple(
-        (s, frozenset(content_words(s)), len(find_names(s)) + len(_NUMBER.findall(s)))
-        for s in split_sentences(text)
-    )
-
-
 def _sentences(memories: Sequence[Memory]) -> list[_Sentence]:
     out = []
     for m in memories:
         by = ASSISTANT_FACTOR if is_assistant(m.speaker) else 1.0
-        for s, words, extra in _parts(m.text):
+        for s, words, extra in sentence_parts(m.text):
             asked = QUESTION_FACTOR if s[-1] in "?？" else 1.0
             if words:
                 out.append(_Sentence(len(out), m.speaker, s, words, extra, by * asked))
@@ -117,7 +120,7 @@ def _choose(sentences: Sequence[_Sentence], tokens: int, idf: Idf) -> list[_Sent
         left = [s for s in left if s.tokens <= room and not s.words <= covered]
     return sorted(chosen, key=lambda s: s.order)
 
-# %% ../../nbs/memory/00_sentences.ipynb #d1149b76
+# %% ../../nbs/memory/00_sentences.ipynb #e69952cb
 def summarize(memories: Sequence[Memory], tokens: int, idf: Idf = equal_idf) -> str:
     """Return the sentences of memories that say most, in order, in about `tokens` tokens.
 
@@ -134,7 +137,7 @@ def summarize(memories: Sequence[Memory], tokens: int, idf: Idf = equal_idf) -> 
         speaker = s.speaker
     return " ".join(parts)
 
-# %% ../../nbs/memory/00_sentences.ipynb #935216b1
+# %% ../../nbs/memory/00_sentences.ipynb #8ba1de45
 _WORD = re.compile(rf"[^\W\d_{CJK}][\w'’-]*")
 
 
@@ -146,13 +149,13 @@ def _as_written(text: str) -> dict[str, str]:
             written.setdefault(stem, m[0])
     return written
 
-# %% ../../nbs/memory/00_sentences.ipynb #8ba1de45
+# %% ../../nbs/memory/00_sentences.ipynb #3fda97ce
 def find_keywords(memories: Sequence[Memory], n: int, idf: Idf = equal_idf) -> tuple[str, ...]:
     """Return at most `n` keywords of memories, the best first."""
     counts: Counter[str] = Counter()
     written: dict[str, str] = {}
     for m in memories:
-        for text, words, _ in _parts(m.text):
+        for text, words, _ in sentence_parts(m.text):
             counts.update(words)
             written = {**_as_written(text), **written}
         counts.update(w for name in find_names(m.text) for w in content_words(name))
