@@ -134,6 +134,9 @@ BY_HAND = [
     RetrievalPlan(weights={"hybrid": 1.0}, answer_as="directly", k=3),
     RetrievalPlan(weights={"hybrid": 1.0}, prefer_latest=True, latest_rule="pairs"),
     RetrievalPlan(weights={"hybrid": 1.0}, relate=True, collect=True, select="cover", k=3),
+    RetrievalPlan(weights={"hybrid": 1.0}, layers=("key",)),
+    RetrievalPlan(weights={"hybrid": 1.0}, owners=("Ravi", "小瑞")),
+    RetrievalPlan(weights={"hybrid": 1.0}, tags=("a", "b")),
 ]
 
 
@@ -149,7 +152,16 @@ def memories(language: str) -> list[Memory]:
     said = {"en": EN, "zh": ZH}[language]
     return [
         Memory(
-            f"m{i:02}", text, who, f"{day}T12:{i:02}", happened, session=session, step=i, source=f"m{i:02}"
+            f"m{i:02}",
+            text,
+            who,
+            f"{day}T12:{i:02}",
+            happened,
+            session=session,
+            step=i,
+            source=f"m{i:02}",
+            tags=(session,),
+            owner=who,
         )
         for i, (who, day, session, text, happened) in enumerate(said)
     ]

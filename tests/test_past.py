@@ -22,10 +22,11 @@ from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed
 from adaptmr.retrieval.candidates import columns_of
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.as_of import AsOfView, resolve_as_of, store_as_of
+from adaptmr.retrieval.as_of import resolve_as_of, store_as_of
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import SIGNALS
+from adaptmr.retrieval.store_part import StorePart
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import known_systems, make_system
@@ -401,7 +402,7 @@ def test_a_view_is_freed_with_its_store():
 
 def test_a_view_answers_as_a_store_does(store, part_store):
     view = store_as_of(store, MARCH)
-    assert isinstance(view, AsOfView) and len(view) == 4 and repr(view) == "AsOfView(4 of 7 memories)"
+    assert isinstance(view, StorePart) and len(view) == 4 and repr(view) == "StorePart(4 of 7 memories)"
     assert view.memories == part_store.memories
     assert view.speakers == part_store.speakers == ("Maya", "Tom")
     assert view.recent(2) == part_store.recent(2)

@@ -162,6 +162,12 @@ BAD = [
     ("fusion", None),
     ("fusion", ["sum"]),
     ("fusion", "RRF"),
+    ("layers", "key"),
+    ("layers", []),
+    ("layers", [None]),
+    ("owners", 5),
+    ("owners", {"maya": 1}),
+    ("tags", [["home"]]),
     ("time_window", "2024"),
     ("time_window", ["2024-01-01"]),
     ("time_window", ["2024-02-01", "2024-01-01"]),
@@ -238,6 +244,7 @@ TIMES = (
     | st.datetimes()
 )
 UNIT = st.floats(0, 1)
+NAMES = st.none() | st.lists(st.text(max_size=6), min_size=1, max_size=3)
 
 
 @st.composite
@@ -253,6 +260,9 @@ def plans(draw):
         pool=draw(st.integers(1, 10**6)),
         weights=draw(st.dictionaries(st.sampled_from(WEIGHABLE), st.floats(-100, 100), max_size=4)),
         fusion=draw(st.sampled_from(FUSIONS)),
+        layers=draw(NAMES),
+        owners=draw(NAMES),
+        tags=draw(NAMES),
         time_window=window,
         window_rule=draw(st.sampled_from(WINDOW_RULES)),
         window_by=draw(st.sampled_from(WINDOW_TIMES)),
@@ -337,6 +347,9 @@ def test_every_field_counts_in_equality():
         "pool": 7,
         "weights": {"lexical": 1.0},
         "fusion": "rrf",
+        "layers": ("key",),
+        "owners": ("maya",),
+        "tags": ("home",),
         "time_window": ("2024-01-01", "2024-02-01"),
         "window_rule": "hard",
         "window_by": "said",
@@ -371,6 +384,24 @@ def test_every_field_counts_in_equality():
         RetrievalPlan(relevance_threshold=0.5, relevance_low=0.25),
     ]
     assert len(set(plans_)) == len({p.to_json() for p in plans_}) == len(FIELDS) + 1
+
+
+def test_a_plan_over_the_whole_store_has_the_json_that_it_had_before_there_were_parts():
+    whole = set(json.loads(RetrievalPlan().to_json()))
+    assert not {"layers", "owners", "tags"} & whole
+    assert set(json.loads(RetrievalPlan(owners=("maya",)).to_json())) - whole == {"owners"}
+
+
+def test_the_order_of_names_changes_nothing():
+    a, b = RetrievalPlan(layers=["key", ""]), RetrievalPlan(layers=("", "key", "key"))
+    assert a == b and hash(a) == hash(b) and a.layers == ("", "key")
+
+
+@pytest.mark.parametrize(
+    "layers, turns", [(None, True), (("",), True), (("", "key"), True), (("key",), False)]
+)
+def test_a_plan_says_whether_it_searches_turns(layers, turns):
+    assert RetrievalPlan(layers=layers).searches_turns is turns
 
 
 def test_equal_plans_have_equal_hashes():

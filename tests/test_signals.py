@@ -739,13 +739,44 @@ def test_every_signal_says_what_it_is_and_which_are_scaled():
         "reply",
         *BY_HAND["en"][2],
     }
-    assert by_hand | {"given", "cosine"} == set(SIGNALS), "a new signal: work it out by hand above"
-    assert {name for name, s in SIGNALS.items() if not s.fitted} == {"given", "cosine"}
+    not_fitted = {"given", "cosine", "recency", "priority", "layer"}
+    assert by_hand | not_fitted == set(SIGNALS), "a new signal: work it out by hand above"
+    assert {name for name, s in SIGNALS.items() if not s.fitted} == not_fitted
 
 
 def test_what_another_system_gave():
     c = over(NOTHING, [replace(m, meta={"given": 0.5} if i == 2 else {}) for i, m in enumerate(SIX)])
     assert signal_values(c, "given").tolist() == [0.0, 0.0, 0.5, *[0.0] * (len(SIX) - 3)]
+
+
+def test_recency_halves_with_every_half_life():
+    asked = DAY0 + timedelta(days=40)
+    c = over(replace(NOTHING, now=asked))
+    assert signal_values(c, "recency") == pytest.approx([0.5 ** (d / 30) for d in (40, 40, 40, 30, 30, 10)])
+    assert signal_values(c, "recency")[3] == 0.5, "one half-life before the question"
+    unknown = over(NOTHING)
+    assert signal_values(unknown, "recency")[[0, 5]].tolist() == [0.5, 1.0], "30 days before the newest"
+    early = over(replace(NOTHING, now=DAY0))
+    assert signal_values(early, "recency").tolist() == [1.0] * 6, "what is newer than the question is new"
+    assert not len(signal_values(over(NOTHING, []), "recency"))
+
+
+def test_priority_is_that_of_the_memory():
+    some = [replace(m, meta={"priority": p}) for m, p in zip(SIX, (0.9, 0, 1))]
+    assert signal_values(over(NOTHING, [*some, *SIX[3:]]), "priority").tolist() == [0.9, 0, 1, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("bad", [1.5, -0.1, "high", None, True, float("nan")])
+def test_a_priority_that_is_none_is_named(bad):
+    c = over(NOTHING, [replace(SIX[0], meta={"priority": bad})])
+    with pytest.raises(ValueError, match=r"priority.*'m0'.*number from 0 to 1"):
+        signal_values(c, "priority")
+
+
+def test_a_layer_counts_as_the_table_says():
+    layers = ["", "key", "long-term", "mid-term", "of my own", "key"]
+    c = over(NOTHING, [replace(m, layer=layer) for m, layer in zip(SIX, layers)])
+    assert signal_values(c, "layer").tolist() == [1.0, 1.2, 0.9, 1.0, 1.0, 1.2]
 
 
 def test_a_signal_of_your_own_is_scaled_and_worked_out_once():
@@ -861,6 +892,9 @@ def test_an_empty_store_and_one_memory(name):
             "cue": 1,
             "entity": 1,
             "cosine": store.dense(HASH.encode([p.text])[0])[0],
+            "recency": 1,
+            "priority": 0.5,
+            "layer": 1,
         }
         assert one == pytest.approx([hand.get(name, 0.0)]), (
             "a single memory has no deviation and no neighbours"

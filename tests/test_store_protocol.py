@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from adaptmr.retrieval.as_of import AsOfView, store_as_of
+from adaptmr.retrieval.as_of import store_as_of
+from adaptmr.retrieval.store_part import StorePart
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.protocol import Store
 from adaptmr.types import Memory
@@ -38,13 +39,13 @@ def memories() -> list[Memory]:
     ]
 
 
-@pytest.fixture(params=[whole, earlier], ids=["MemoryStore", "AsOfView"])
+@pytest.fixture(params=[whole, earlier], ids=["MemoryStore", "StorePart"])
 def store(request) -> Store:
     return request.param()
 
 
 def test_the_two_stores_are_different_classes():
-    assert isinstance(whole(), MemoryStore) and isinstance(earlier(), AsOfView)
+    assert isinstance(whole(), MemoryStore) and isinstance(earlier(), StorePart)
 
 
 def test_every_member_of_the_protocol_is_there(store):
@@ -53,7 +54,7 @@ def test_every_member_of_the_protocol_is_there(store):
     assert [name for name in MEMBERS if not hasattr(store, name)] == []
 
 
-@pytest.mark.parametrize("implementation", [MemoryStore, AsOfView])
+@pytest.mark.parametrize("implementation", [MemoryStore, StorePart])
 def test_parameters_are_those_of_the_protocol(implementation):
     for name in MEMBERS:
         wanted = inspect.getattr_static(Store, name)

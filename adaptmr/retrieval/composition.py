@@ -51,7 +51,8 @@ class Composition:
     def _repr_html_(self) -> str:
         verdict = "relevant" if self.has_relevant else "nothing relevant"
         caption = f"P(evidence found) = {self.relevance:.2f}: {verdict}"
-        rows = [(name, h.source, f"{h.score:.3f}", h.context_line) for name, e in self.evidences.items() for h in e]
+        hits = ((name, h) for name, found in self.evidences.items() for h in found)
+        rows = [(name, h.source, f"{h.score:.3f}", h.context_line) for name, h in hits]
         return html_table(rows, ("plan", "source", "score", "text"), caption)
 
 

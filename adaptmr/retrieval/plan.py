@@ -338,7 +338,7 @@ def _names(name: str, value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(v, str) for v in value):
         raise PlanError(f"{name}={_short(value)} must be a list of names, or None for any")
     if not value:
-        raise PlanError(f"{name}={_short(value)} names nothing, so nothing could be found; None stands for any")
+        raise PlanError(f"{name}={_short(value)} names nothing, so nothing could be found; None means any")
     return tuple(sorted(set(value)))
 
 

@@ -49,7 +49,8 @@ def hide_future(state: State) -> State:
     """Go on with the part of the store that had been said by the time of the question."""
     visible = store_as_of(state.store, state.moment)
     reason = f"nothing said after {state.moment} is looked at"
-    return state.after("as of", len(state.store), len(visible), reason, store=visible)
+    n_in, n_out = len(state.store.memories), len(visible.memories)
+    return state.after("as of", n_in, n_out, reason, store=visible)
 
 
 def restrict_to_part(state: State) -> State:
@@ -59,7 +60,8 @@ def restrict_to_part(state: State) -> State:
     part = store_part(state.store, where)
     # a question without a time is asked when the newest memory was said: of the part, not of what is hidden
     now = asked_at(state.text, part) if state.moment is None else state.now
-    return state.after("part", len(state.store), len(part), describe_part(state.plan), store=part, now=now)
+    n_in, n_out = len(state.store.memories), len(part.memories)
+    return state.after("part", n_in, n_out, describe_part(state.plan), store=part, now=now)
 
 
 def describe_part(plan: RetrievalPlan) -> str:

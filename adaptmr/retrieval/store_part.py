@@ -121,7 +121,7 @@ _MAX_CACHED = 20_000  # memories in the kept parts of one store; as many as the 
 
 
 class _Parts:
-    """The parts of the latest state of one store, by name (`None`: the whole), and those of earlier states."""
+    """The parts of a store by name: of its latest state (`None`: the whole), and of earlier ones."""
 
     def __init__(self, earlier: Mapping[Hashable, StorePart] | None = None) -> None:
         self.lock = threading.Lock()
@@ -172,12 +172,12 @@ def _proper(parts: Mapping[Hashable, StorePart | None]) -> dict[Hashable, StoreP
 def _fitting(parts: Mapping[Hashable, StorePart], room: int) -> dict[Hashable, StorePart]:
     """Return the latest of the parts that have at most `room` memories together."""
     kept: dict[Hashable, StorePart] = {}
-    for name, part in reversed(parts.items()):
+    for name, part in reversed(list(parts.items())):
         room -= len(part)
         if room < 0:
             break
         kept[name] = part
-    return dict(reversed(kept.items()))
+    return dict(reversed(list(kept.items())))
 
 
 _PARTS: WeakKeyDictionary[Any, _Parts] = WeakKeyDictionary()

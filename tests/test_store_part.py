@@ -1,0 +1,606 @@
+"""Test parts of a store: a search of one finds what a store of that part alone gives, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from weakref import ref
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptmr.embed import embedder
+from adaptmr.retrieval.candidates import columns_of
+from adaptmr.retrieval.composition import compose
+from adaptmr.retrieval.execute import execute
+from adaptmr.retrieval.fusion import fit_for
+from adaptmr.retrieval.plan import RetrievalPlan
+from adaptmr.retrieval.rounds import run_rounds
+from adaptmr.retrieval.signals import LAYER_WEIGHTS, SIGNALS
+from adaptmr.retrieval.store_part import StorePart, store_part, turns_of
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank, retrieve
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.view import Filter
+from adaptmr.types import Memory, Question
+
+SEPTEMBER = datetime(2024, 9, 10, tzinfo=UTC)
+WORDS = RetrievalPlan(weights=HYBRID_WEIGHTS)
+RAW = RetrievalPlan(weights={"cosine": 1.0, "recency": 1.0, "priority": 1.0, "layer": 1.0})
+MAYA = [
+    ("Maya", "2024-01-05", "I live in Leeds, near the canal.", "home"),
+    ("Tom", "2024-01-05", "Do you like living in Leeds?", "home"),
+    ("Maya", "2024-02-02", "My sister Nadia keeps bees behind her barn.", "family"),
+    ("Maya", "2024-03-15", "I adopted a cat called Biscuit.", "pets"),
+    ("Tom", "2024-03-16", "What colour is Biscuit?", "pets"),
+    ("Maya", "2024-03-16", "Biscuit is grey, and she sleeps all day.", "pets"),
+    ("Maya", "2024-04-20", "I moved to Bristol last week, into a small flat.", "home"),
+    ("Maya", "2024-07-12", "I bought a red bicycle at the market.", "things"),
+    ("Maya", "2024-08-03", "I broke my arm falling off the bicycle.", "health"),
+    ("Tom", "2024-09-01", "I work at the library now; before I was a postman.", "work"),
+]
+RAVI = [
+    ("Ravi", "2024-01-06", "I live in Delhi, near the cat market.", "home"),
+    ("Maya", "2024-03-15", "I adopted a cat called Zorro, in July.", "pets"),
+    ("Ravi", "2024-04-21", "I moved to Bristol yesterday, and sold the bicycle.", "home"),
+    ("Ravi", "2024-10-20", "Biscuit broke my arm.", "health"),
+]
+DERIVED = [
+    ("key", "2024-03-15", "Biscuit the cat is allergic to fish.", "pets", 0.9),
+    ("key", "2024-04-20", "Maya lives in Bristol now.", "home", 0.7),
+    ("long-term", "2024-08-30", "Maya moved, adopted a cat and broke her arm.", "home", None),
+]
+ASKED = [
+    "Where do I live now?",
+    "What is the cat called?",
+    "What did Maya do in July?",
+    "Did Maya adopt the cat before she moved to Bristol?",
+    "Which animals does the sister of Maya keep?",
+    "Did Maya ever mention her blood type?",
+    "What did I buy last month?",
+    "How many pets does Maya have?",
+    "",
+]
+
+
+def turns(rows, owner, first):
+    return [
+        Memory(
+            f"{owner}{i}",
+            text,
+            who,
+            at,
+            session=f"S{i // 3}",  # the sessions of both owners have the same names
+            step=first + 2 * i,
+            source=f"{owner}:{i}",
+            tags=(tag,),
+            owner=owner,
+        )
+        for i, (who, at, text, tag) in enumerate(rows)
+    ]
+
+
+def derived(owner="maya"):
+    return [
+        Memory(
+            f"{owner}-{layer}{i}",
+            text,
+            at=at,
+            session="S0",
+            step=3 * i,
+            tags=(tag,),
+            owner=owner,
+            layer=layer,
+            meta={} if priority is None else {"priority": priority},
+        )
+        for i, (layer, at, text, tag, priority) in enumerate(DERIVED)
+    ]
+
+
+HERS, HIS, MADE = turns(MAYA, "maya", 0), turns(RAVI, "ravi", 1), derived()
+ALL = [*HERS, *HIS, *MADE]
+PARTS = {
+    "her turns": {"owners": ("maya",), "layers": ("",)},
+    "his": {"owners": ("ravi",)},
+    "turns": {"layers": ("",)},
+    "all of hers": {"owners": ("maya",)},
+    "pets and home": {"tags": ("pets", "home")},
+    "her pets, said": {"owners": ("maya",), "tags": ("pets",), "layers": ("",)},
+    "key": {"layers": ("key",)},
+    "key or long-term": {"layers": ("key", "long-term")},
+    "nobody's": {"owners": ("nobody",)},
+}
+
+
+def belongs(m, layers=None, owners=None, tags=None):
+    return (
+        (layers is None or m.layer in layers)
+        and (owners is None or m.owner in owners)
+        and (tags is None or bool(set(tags) & set(m.tags)))
+    )
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    with MemoryStore(embedder="hash") as s:
+        s.add(ALL)
+        yield s
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Stores that hold one part and nothing else."""
+    stores = {}
+    for name, part in PARTS.items():
+        stores[name] = MemoryStore(embedder="hash")
+        stores[name].add([m for m in ALL if belongs(m, **part)])
+    yield stores
+    for s in stores.values():
+        s.close()
+
+
+def ids(found):
+    return [h.memory.id for h in found.hits]
+
+
+def summary(found):
+    """Describe a result without times, the plan, and the rows that say what was hidden."""
+    hits = [(h.memory.id, h.score, sorted(h.signals.items()), h.note) for h in found.hits]
+    rows = [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace if t.step not in ("part", "as of")]
+    return repr((hits, rows, found.has_relevant, found.relevance, found.context, found.outdated))
+
+
+def row(found, step):
+    return next(t for t in found.trace if t.step == step)
+
+
+# --- the same result as a store of the part alone
+
+
+@pytest.mark.parametrize("part", ["her turns", "his", "turns", "pets and home", "her pets, said"])
+@pytest.mark.parametrize("asked_at", [None, SEPTEMBER], ids=["no time", "September"])
+def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone, part, asked_at):
+    n_hits = 0
+    for strategy in (*dict.fromkeys(STRATEGIES.values()), entity_rerank):
+        for text in ASKED:
+            question = Question("", text, asked_at=asked_at) if asked_at else text
+            plan = StrategyPlanner(strategy).plan(question, alone[part])
+            wanted = run_rounds(plan, question, alone[part])
+            found = run_rounds(replace(plan, **PARTS[part]), question, mixed)
+            assert summary(found) == summary(wanted), (strategy.__name__, text)
+            n_hits += len(found.hits)
+    assert n_hits > 20
+
+
+PLANS = st.builds(
+    RetrievalPlan,
+    weights=st.dictionaries(
+        st.sampled_from(["hybrid", *SIGNALS]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1, max_size=4
+    ),
+    fusion=st.sampled_from(["sum", "rrf"]),
+    pool=st.sampled_from([2, 50]),
+    queries=st.sampled_from([(), ("cat",), ("live", "cat")]),
+    multi_step=st.booleans(),
+    temporal_order=st.booleans(),
+    prefer_latest=st.booleans(),
+    latest_rule=st.sampled_from(["attribute", "similarity", "pairs"]),
+    relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]),
+    gate=st.sampled_from(["calibrated", "cosine", "none"]),
+    time_window=st.sampled_from([None, ("2024-02-01", "2024-06-01")]),
+    window_rule=st.sampled_from(["hard", "soft", "yield"]),
+    token_budget=st.sampled_from([None, 30]),
+    relate=st.booleans(),
+    collect=st.booleans(),
+    select=st.sampled_from(["rank", "cover"]),
+    k=st.integers(1, 8),
+    max_rounds=st.sampled_from([1, 3]),
+    confidence_threshold=st.sampled_from([0.7, 1.0]),
+    expand=st.sampled_from([0, 2]),
+    merge=st.sampled_from(["turns", "best", "cover"]),
+)
+MOMENTS = st.sampled_from([None, SEPTEMBER, datetime(2024, 3, 16, tzinfo=UTC)])
+
+
+@given(PLANS, st.sampled_from(ASKED), st.sampled_from(sorted(PARTS)), MOMENTS)
+@settings(max_examples=120, deadline=None)
+def test_the_result_is_that_of_a_store_of_the_part(mixed, alone, plan, text, part, asked_at):
+    question = Question("", text, asked_at=asked_at) if asked_at else text
+    restricted = replace(plan, **PARTS[part])
+    found = run_rounds(restricted, question, mixed)
+    assert summary(found) == summary(run_rounds(restricted, question, alone[part]))
+    if restricted.searches_turns:
+        assert summary(found) == summary(run_rounds(plan, question, alone[part]))
+
+
+WORD = st.sampled_from(
+    ["cat", "Biscuit", "bicycle", "live", "Bristol", "Ravi", "Maya", "July", "?", "arm", "my"]
+)
+
+
+@given(PLANS, st.lists(WORD, max_size=6).map(" ".join), st.sampled_from(["maya", "ravi"]))
+@settings(max_examples=80, deadline=None)
+def test_nobody_finds_what_another_one_said(mixed, plan, text, owner):
+    found = run_rounds(replace(plan, owners=(owner,)), text, mixed)
+    assert {h.memory.owner for h in found.hits} <= {owner}
+    others = [m for m in ALL if m.owner != owner]
+    assert not any(m.text in found.context for m in others)
+    assert not any(m.text in f.text or m.text in f.answer for m in others for f in found.findings)
+
+
+def test_without_a_time_today_is_that_of_the_part(mixed):
+    """Ravi spoke last, in October; Maya's part ends on 1 September, and her last month is August."""
+    text, weights = "What happened last month?", {"time": 1.0, "recency": 1.0}
+    found = execute(RetrievalPlan(weights=weights, owners=("maya",), layers=("",)), text, mixed)
+    signals = {h.memory.id: h.signals for h in found.hits}
+    assert signals["maya9"]["recency"] == 1.0, "said on the last day"
+    assert signals["maya8"]["time"] == 1.0 and signals["maya7"]["time"] < 0.5, "August, not July"
+    whole = execute(RetrievalPlan(weights=weights), text, mixed)
+    assert next(h for h in whole.hits if h.memory.id == "maya8").signals["time"] < 0.5
+
+
+# --- the trace, and what is not restricted
+
+
+def test_one_row_says_what_is_looked_at(mixed):
+    found = execute(replace(WORDS, owners=("maya",), layers=("", "key"), tags=("home",)), "cat", mixed)
+    part = row(found, "part")
+    assert (part.n_in, part.n_out) == (17, 4)
+    assert part.reason == "only layers “”, key; owners maya; tags home"
+    assert row(found, "search").n_in == 4, "hidden before anything is scored"
+
+
+def test_what_was_said_later_is_hidden_first(mixed):
+    asked = Question("", "cat", asked_at="2024-03-15")
+    found = execute(replace(WORDS, owners=("ravi",)), asked, mixed)
+    assert [(t.step, t.n_in, t.n_out) for t in found.trace[:2]] == [("as of", 17, 7), ("part", 7, 2)]
+    assert ids(found) and set(ids(found)) <= {"ravi0", "ravi1"}
+
+
+def test_a_plan_without_these_fields_searches_everything(mixed):
+    found = execute(replace(WORDS, k=99), "cat", mixed)
+    assert set(ids(found)) == {m.id for m in ALL} and "part" not in [t.step for t in found.trace]
+
+
+def test_a_part_that_is_everything_is_the_store_itself(mixed):
+    assert store_part(mixed, Filter(owners=("maya", "ravi"))) is mixed
+    with MemoryStore(embedder="hash") as s:
+        s.add(HERS)
+        assert turns_of(s) is s, "no copy where nothing is derived"
+
+
+def test_a_planner_may_restrict_what_retrieve_finds(mixed):
+    class Hers:
+        name = "hers"
+
+        def plan(self, query, store):
+            return replace(WORDS, owners=("maya",))
+
+    found = retrieve("Where do I live?", mixed, planner=Hers())
+    assert found.hits and {h.memory.owner for h in found.hits} == {"maya"}
+
+
+# --- the gate: only turns open it
+
+GATED = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
+SURE = replace(fit_for("hash"), seen={})  # a fit whose probability closes the gate on any store
+PIANO = Memory("p", "Who tuned the piano? Maya wants the piano tuned.", at="2024-03-01", layer="key")
+
+
+@given(st.sampled_from([t for t in ASKED if t]), st.sampled_from(["calibrated", "cosine"]))
+@settings(max_examples=20, deadline=None)
+def test_the_relevance_is_that_of_the_turns_alone(mixed, alone, text, gate):
+    question, plan = Question("", text, asked_at=datetime(2024, 11, 1, tzinfo=UTC)), replace(WORDS, gate=gate)
+    assert execute(plan, question, mixed).relevance == execute(plan, question, alone["turns"]).relevance
+    hers = replace(plan, owners=("maya",))
+    assert execute(hers, question, mixed).relevance == execute(plan, question, alone["her turns"]).relevance
+
+
+@pytest.mark.parametrize("seen", [{}, None], ids=["fit applies", "shipped fit"])
+def test_a_key_memory_alone_opens_no_gate(seen):
+    fit = fit_for("hash") if seen is None else SURE
+    question = Question("", "Who tuned the piano?", asked_at=SEPTEMBER)
+    with MemoryStore(embedder="hash") as said, MemoryStore(embedder="hash") as s:
+        said.add(HERS)
+        s.add([*HERS, PIANO])
+        for plan in (GATED, replace(GATED, gate="cosine"), replace(GATED, relevance_low=0.0)):
+            without, found = (execute(plan, question, store, fit=fit) for store in (said, s))
+            assert not without.has_relevant, "the turns say nothing of it"
+            assert not found.has_relevant and found.hits == [] and found.relevance == without.relevance
+        open_ = execute(WORDS, question, s, fit=fit)
+        assert open_.hits[0].memory.id == "p" and open_.has_relevant, "without a threshold it is returned"
+
+
+def test_no_turn_among_the_hits_is_no_evidence():
+    question = Question("", "Who tuned the piano?", asked_at=SEPTEMBER)
+    with MemoryStore(embedder="hash") as s:
+        s.add([*HERS, *(replace(PIANO, id=f"p{i}") for i in range(8))])
+        plan = replace(GATED, relevance_low=0.0, pool=3, weights={"lexical": 1.0})
+        found = execute(plan, question, s, fit=SURE)
+        assert not found.has_relevant and "no turn among the hits" in row(found, "gate").reason
+
+
+def test_a_store_without_turns_answers_nothing():
+    with MemoryStore(embedder="hash") as s:
+        s.add([*MADE, PIANO])
+        for plan in (GATED, replace(GATED, gate="cosine")):
+            found = execute(plan, "Who tuned the piano?", s)
+            assert not found.has_relevant and found.hits == [] and found.relevance == 0
+            assert row(found, "gate").reason == "only derived memories: no turn to judge by"
+        found = execute(WORDS, "Who tuned the piano?", s)
+        assert found.hits[0].memory.id == "p" and found.relevance == 0, "no threshold, and no probability"
+
+
+def test_a_plan_over_derived_layers_passes_no_gate(mixed):
+    plan = replace(RAW, layers=("key", "long-term"), relevance_threshold=1.0, relevance_low=1.0)
+    found = execute(plan, "Who tuned the piano?", mixed)
+    assert len(found.hits) == 3 and found.has_relevant and found.relevance == 0
+    assert row(found, "gate").reason.startswith("not applied: only derived memories were searched")
+    nothing = execute(replace(plan, owners=("nobody",)), "Who tuned the piano?", mixed)
+    assert nothing.hits == [] and not nothing.has_relevant
+
+
+# --- derived memories are ranked by a sum that can be worked out by hand
+
+
+def test_the_score_of_a_derived_memory_by_hand(mixed):
+    weights = {"cosine": 0.6, "recency": 0.2, "priority": 0.15, "layer": 0.05}
+    plan = RetrievalPlan(weights=weights, layers=("key", "long-term"), planner="by hand")
+    asked_at = datetime(2024, 5, 20, tzinfo=UTC)
+    found = execute(plan, Question("", "Where does Maya live?", asked_at=asked_at), mixed)
+    assert set(ids(found)) == {"maya-key0", "maya-key1"}, "the summary was made later"
+    vector = embedder("hash").encode(["Where does Maya live?"], kind="query")[0]
+    for hit in found.hits:
+        m = hit.memory
+        cosine = float(embedder("hash").encode([m.text])[0] @ vector)
+        days = {"maya-key0": 66, "maya-key1": 30}[m.id]
+        wanted = 0.6 * cosine + 0.2 * 0.5 ** (days / 30) + 0.15 * m.meta["priority"] + 0.05 * 1.2
+        assert hit.score == pytest.approx(wanted, abs=1e-3)
+    assert ids(found)[0] == "maya-key1" and LAYER_WEIGHTS["key"] == 1.2
+
+
+# --- a part follows its store
+
+
+@st.composite
+def changes(draw):
+    n = draw(st.integers(1, 12))
+    return [
+        (
+            draw(st.sampled_from(["add", "add", "update", "delete", "restore", "ask", "ask"])),
+            draw(st.integers(0, 9)),
+            draw(st.sampled_from(["cat", "the cat Biscuit sleeps.", "I live in Leeds. It rains.", "Zorro"])),
+            draw(st.sampled_from([("", "maya"), ("", "ravi"), ("key", "maya")])),
+        )
+        for _ in range(n)
+    ]
+
+
+@given(changes())
+@settings(max_examples=60, deadline=None)
+def test_after_any_changes_a_part_is_what_a_new_store_would_be(history):
+    where = Filter(owners=("maya",), layers=("",))
+    plan = replace(WORDS, owners=("maya",), k=99)
+    with MemoryStore(embedder="hash") as s:
+        for what, i, text, (layer, owner) in history:
+            m = Memory(
+                f"m{i}", text, "Maya", SEPTEMBER + timedelta(hours=i), step=i, layer=layer, owner=owner
+            )
+            known = s.get(m.id)
+            if what == "add" and known is None:
+                s.add(m)
+            elif what == "update" and known is not None:
+                s.update(replace(m, version=known.version))
+            elif what in ("delete", "restore") and known is not None:
+                (s.delete if what == "delete" else s.restore)(m.id)
+            elif what == "ask":
+                execute(plan, "cat", s)
+                store_part(s, where)
+        part = store_part(s, where)
+        wanted = [m for m in s.memories if m.owner == "maya" and not m.layer]
+        with MemoryStore(embedder="hash") as new:
+            new.add([replace(m, version=1) for m in wanted])
+            assert [m.id for m in part.memories] == [m.id for m in new.memories] == [m.id for m in wanted]
+            assert part.bm25("the cat lives").tolist() == new.bm25("the cat lives").tolist()
+            assert part.dense("cat").tolist() == new.dense("cat").tolist()
+            new.add([replace(m, version=1) for m in s.memories if m.owner == "maya" and m.layer])
+            found = execute(plan, "Does the cat sleep?", s)
+            fresh = execute(plan, "Does the cat sleep?", new)
+            assert [(h.memory.id, h.score) for h in found] == [(h.memory.id, h.score) for h in fresh]
+            assert found.relevance == fresh.relevance
+
+
+def test_an_id_that_is_used_again_brings_no_old_words():
+    where = Filter(layers=("",))
+    with MemoryStore(embedder="hash") as s:
+        s.add([Memory("a", "The cat sleeps.", step=1), PIANO])
+        s.add(Memory(f"b{i}", "It rains.", step=i) for i in range(2, 6))
+        assert store_part(s, where).bm25("cat")[0] > 0
+        s.delete("a", soft=False)
+        s.add(Memory("a", "The dog barks.", step=1))
+        part = store_part(s, where)
+        assert not part.bm25("cat").any() and part.bm25("dog")[0] > 0
+
+
+class Counting:
+    """The hash encoder, which keeps what it was asked to encode."""
+
+    def __init__(self):
+        self.inner, self.name = embedder("hash"), "hash"
+        self.dim, self.texts = self.inner.dim, []
+
+    def encode(self, texts, kind="passage"):
+        self.texts += list(texts) if kind == "passage" else []
+        return self.inner.encode(texts, kind=kind)
+
+
+def test_what_was_worked_out_for_a_part_is_not_worked_out_again():
+    encoder, cut = Counting(), []
+    with MemoryStore(embedder=encoder) as s:
+        s.add(ALL)
+        plan = replace(WORDS, owners=("maya",), layers=("",))
+        execute(plan, "Where does the cat live?", s)
+        part = store_part(s, plan.part)
+        tokenize = part._view.lexical.tokenizer
+        part._view.lexical._vocabulary.tokenizer = lambda text: cut.append(text) or tokenize(text)
+        part._view.lexical.tokenizer = part._view.lexical._vocabulary.tokenizer
+        encoder.texts.clear()
+        s.add(Memory("new", "The cat is back. She is hungry.", "Maya", SEPTEMBER, step=99, owner="maya"))
+        s.add(Memory("his", "The dog is back.", "Ravi", SEPTEMBER, step=99, owner="ravi"))
+        execute(plan, "Where does the cat live?", s)
+    assert set(encoder.texts) == {
+        "Maya: The cat is back. She is hungry.",
+        "Ravi: The dog is back.",
+        "The cat is back.",
+        "She is hungry.",
+    }
+    assert len([t for t in cut if "Maya:" in t]) == 1, "of eleven turns, one is new"
+
+
+def test_a_part_is_made_once_for_a_state_of_its_store(mixed):
+    where = Filter(owners=("ravi",))
+    part = store_part(mixed, where)
+    assert isinstance(part, StorePart) and store_part(mixed, Filter(owners=["ravi"])) is part
+    assert part.rows.tolist() == [i for i, m in enumerate(mixed.memories) if m.owner == "ravi"]
+    assert repr(part) == "StorePart(4 of 17 memories)"
+    columns = columns_of(part)
+    execute(replace(WORDS, owners=("ravi",)), "cat", mixed)
+    assert columns_of(store_part(mixed, where)) is columns
+
+
+def test_parts_are_freed_with_their_store():
+    s = MemoryStore(embedder="hash")
+    s.add(ALL)
+    execute(replace(WORDS, owners=("maya",)), "cat", s)
+    part = store_part(s, Filter(owners=("maya",)))
+    kept = [ref(part), ref(turns_of(part))]
+    assert turns_of(part) is not part and all(r() is not None for r in kept)
+    s.close()
+    del s, part
+    gc.collect()
+    assert [r() for r in kept] == [None, None]
+
+
+# --- several threads
+
+
+THREADED = [
+    WORDS,
+    replace(WORDS, owners=("maya",)),
+    replace(WORDS, owners=("maya",), layers=("",), prefer_latest=True),
+    replace(RAW, layers=("key", "long-term")),
+    replace(WORDS, tags=("pets", "home"), relevance_threshold=0.5),
+    replace(WORDS, owners=("ravi",), weights={"lexical": 1.0, "sentence": 1.0}),
+]
+
+
+@pytest.mark.parametrize("path", [":memory:", "memories.db"])
+def test_four_threads_find_what_one_finds(tmp_path, path):
+    work = [(plan, text) for text in ASKED if text for plan in THREADED] * 2
+    where = path if path == ":memory:" else tmp_path / path
+    with MemoryStore(where, embedder="hash") as s, MemoryStore(embedder="hash") as one:
+        s.add(ALL)
+        one.add(ALL)
+        wanted = [summary(execute(plan, text, one)) for plan, text in work]
+        start = threading.Barrier(4)
+
+        def run(part):
+            start.wait()
+            return [summary(execute(plan, text, s)) for plan, text in part]
+
+        with ThreadPoolExecutor(4) as pool:
+            quarters = list(pool.map(run, [work[i::4] for i in range(4)]))
+    for i, found in enumerate(quarters):
+        assert found == wanted[i::4]
+
+
+def test_threads_that_search_while_another_one_writes_see_one_state_each(tmp_path):
+    """The evidence says how many memories were searched; it must be that of exactly so many."""
+    later = [replace(m, id=f"late-{m.id}", step=100 + i) for i, m in enumerate([*HERS, *HIS, *MADE])]
+    plan = replace(WORDS, owners=("maya",), k=99)
+    question = Question("", "Where does the cat live?", asked_at=datetime(2024, 12, 1, tzinfo=UTC))
+    wanted = {}
+    with MemoryStore(embedder="hash") as one:
+        one.add(ALL)
+        for m in later:
+            wanted[len(one)] = summary(execute(plan, question, one))
+            one.add(m)
+        wanted[len(one)] = summary(execute(plan, question, one))
+    with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
+        s.add(ALL)
+        start = threading.Barrier(4)
+
+        def search():
+            start.wait()
+            return [execute(plan, question, s) for _ in range(5)]
+
+        def write():
+            start.wait()
+            for m in later:
+                s.add(m)
+
+        with ThreadPoolExecutor(4) as pool:
+            searches = [pool.submit(search) for _ in range(3)]
+            pool.submit(write).result()
+            results = [found for f in searches for found in f.result()]
+        results.append(execute(plan, question, s))
+    assert all(summary(found) == wanted[row(found, "part").n_in] for found in results)
+    assert row(results[-1], "part").n_in == len(ALL) + len(later)
+
+
+# --- several plans for one question
+
+
+def test_a_composition_keeps_each_plans_evidence(mixed):
+    plans = {
+        "key": replace(RAW, layers=("key",)),
+        "said": replace(WORDS, layers=("",), owners=("maya",)),
+        "summaries": replace(RAW, layers=("long-term",)),
+    }
+    question = Question("", "Where does Maya live?", asked_at=SEPTEMBER)
+    found = compose(plans, question, mixed)
+    assert list(found.evidences) == list(plans)
+    for name, plan in plans.items():
+        assert summary(found.evidences[name]) == summary(execute(plan, question, mixed))
+    assert list(found.deciding) == ["said"]
+    assert found.relevance == found.evidences["said"].relevance > 0
+    assert found.usage.seconds == pytest.approx(sum(e.usage.seconds for e in found.evidences.values()))
+    assert "maya-key1" in found._repr_html_()
+
+
+def test_a_composition_is_answered_by_turns_only(mixed):
+    question = Question("", "Who tuned the piano?", asked_at=SEPTEMBER)
+    said = replace(GATED, layers=("",), owners=("maya",))
+    with MemoryStore(embedder="hash") as s:
+        s.add([*HERS, PIANO])
+        found = compose({"key": replace(RAW, layers=("key",)), "said": said}, question, s, fit=SURE)
+    assert ids(found.evidences["key"]) == ["p"] and found.evidences["key"].has_relevant
+    assert not found.has_relevant and found.evidences["said"].hits == []
+    keys = compose({"key": replace(RAW, layers=("key",))}, question, mixed)
+    assert keys.evidences["key"].hits and not keys.has_relevant and keys.relevance == 0
+
+
+def test_all_plans_of_a_composition_see_one_state_of_the_store():
+    class Writing:
+        """An encoder that writes to the store while the first plan runs."""
+
+        def __init__(self):
+            self.inner, self.name, self.store = embedder("hash"), "hash", None
+            self.dim = self.inner.dim
+
+        def encode(self, texts, kind="passage"):
+            if kind == "query" and self.store is not None:
+                store, self.store = self.store, None
+                store.add(Memory("late", "The cat ran away.", "Maya", SEPTEMBER, step=99, owner="maya"))
+            return self.inner.encode(texts, kind=kind)
+
+    encoder = Writing()
+    with MemoryStore(embedder=encoder) as s:
+        s.add(ALL)
+        encoder.store = s
+        plans = {"first": replace(WORDS, owners=("maya",), k=99), "second": replace(WORDS, k=99)}
+        found = compose(plans, "Where is the cat?", s)
+        assert "late" in s and not any("late" in ids(e) for e in found.evidences.values())
+        assert "late" in ids(compose(plans, "Where is the cat?", s).evidences["first"])
