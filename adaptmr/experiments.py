@@ -20,7 +20,7 @@ from .eval.runner.identity import user_code_hashes
 from .eval.report.manifests import is_finished, read_manifest
 from .eval.judges.accuracy import JUDGES
 from .notices import notice
-from .eval.analysis.cost import total_usage
+from .eval.analysis.cost import total_usage, usage_outside_rows, writing_usage
 from .eval.runner.evaluate import evaluate
 from .eval.runner.repeated_times import time_systems, with_repeated_times
 from .eval.runner.timings import timed_calls
@@ -38,6 +38,7 @@ from adaptmr.sections.comparison import (
     show_conclusions,
     show_gains,
     show_matched_budgets,
+    show_writing,
 )
 from .sections.judging import audit_answers, judge_answers, judge_rubrics
 from .sections.overview import questions_by_type, reply_outcomes, show_plans, systems_table
@@ -281,13 +282,16 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         for kind in ("vector", "call")
     }
     inputs.export(run, used["vector"], used["call"])
+    writing = writing_usage(frame).to_dict("records")
     run.write_manifest(
         models=[experiment.params["model"]],
         embedder=dict(frame.attrs["embedders"]),
         vectors_made_with=inputs.vectors.made_with(used["vector"]),
         prompts=prompt_hashes(),
         seeds={"seed": experiment.params["seed"]},
-        usage=total_usage(frame) + experiment.extra_usage,
+        usage=total_usage(frame) + usage_outside_rows(frame) + experiment.extra_usage,
+        writing=writing,
+        late=frame.attrs["late"],
         numbers=_main_numbers(frame),
         tally=tables.reply_outcome_table(frame).to_dict("records"),
         fallbacks=tables.fallback_rates(frame),
@@ -300,12 +304,16 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     return run
 
 # %% ../nbs/04_experiments.ipynb #e1495326
+_MAIN_COLUMNS = {"F1": "f1", "recall": "recall_fraction", "recall behind": "recall_behind"}
+
+
 def _main_numbers(frame: pd.DataFrame) -> dict[str, float]:
     """Return the mean F1 and recall of each system, where they are known."""
     overall = frame.groupby("system")
     return {
         f"{system} {label}": round(float(value), 4)
-        for label, column in (("F1", "f1"), ("recall", "recall_fraction"))
+        for label, column in _MAIN_COLUMNS.items()
+        if column in frame
         for system, value in overall[column].mean().items()
         if value == value
     }
@@ -385,7 +393,7 @@ class Experiment:
     table, figure, show_sentences = show_table, show_figure, staticmethod(show_sentences)
     questions_by_type, systems_table = questions_by_type, systems_table
     plans, reply_outcomes = show_plans, reply_outcomes
-    comparison_tables, coverage = comparison_tables, coverage
+    comparison_tables, coverage, writing = comparison_tables, coverage, show_writing
     gains, ablations, show_gains = gains, ablations, show_gains
     conclusions, matched_budgets = staticmethod(show_conclusions), show_matched_budgets
     show_cases, contrasts, answer = show_cases, show_contrasts, show_answer

@@ -52,7 +52,7 @@ def keep_newest(state: State) -> State:
         "latest",
         kept,
         f"versions of one fact by {plan.latest_rule}",
-        outdated=tuple(h.source for h in state.hits if h.memory.id not in left),
+        outdated=tuple(s for h in state.hits if h.memory.id not in left for s in h.sources),
     )
 
 

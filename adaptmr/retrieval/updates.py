@@ -231,7 +231,8 @@ def newest_first(
         for place, i in enumerate(order)
     ]
     moved = sum(i != place for place, i in enumerate(order))
-    outdated = tuple(hits[i].source for i in sorted({int(found.pairs[p, 0]) for p in declared}))
+    older = sorted({int(found.pairs[p, 0]) for p in declared})
+    outdated = tuple(source for i in older for source in hits[i].sources)
     reason = f"{len(outdated)} outdated, {len(opposed)} contradictions, {moved} moved"
     return VersionedHits(out, outdated, reason)
 

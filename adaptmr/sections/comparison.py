@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..eval.analysis.budget_curves import coverage_curves, coverage_figure, measure_coverage
+from ..eval.analysis.cost import writing_table
 from ..eval.report import tables
 from ..eval.report.style import NothingToDraw
 from ..eval.runner.evaluate import matched_budgets
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
     from adaptmr.experiments import Experiment
 
 # %% auto #0
-__all__ = ['comparison_tables', 'coverage', 'gains', 'ablations', 'show_gains', 'show_conclusions', 'show_matched_budgets']
+__all__ = ['comparison_tables', 'show_writing', 'coverage', 'gains', 'ablations', 'show_gains', 'show_conclusions',
+           'show_matched_budgets']
 
 # %% ../../nbs/sections/01_comparison.ipynb #0367eab3
 def comparison_tables(experiment: Experiment) -> HtmlOutput:
     """Show Table 2: all measures over all questions, and folded by question type, and the costs.
 
     Those by question type are also written as one table, `table2`, without measured times, which only
-    `costs` holds.
+    `costs` holds. Two more are there where a run has something to show in them: recall with the turns behind
+    derived memories, and the cost of storing a conversation.
     """
     frame, run, seed = experiment.rows, experiment.run, experiment.params["seed"]
     f1, recall = tables.MAIN_MEASURES
@@ -59,7 +62,32 @@ def comparison_tables(experiment: Experiment) -> HtmlOutput:
             run.write_table(recall_table, "table2_recall", f"Table 2a. Recall {at_k}"),
             run.write_table(f1_table, "table2_f1", "Table 2b. F1 with 95 % intervals"),
             run.write_table(spent, "costs", _costs_caption(frame, spent)),
+            *_tables_of_derived(experiment),
         )
+    )
+
+
+def _tables_of_derived(experiment: Experiment) -> list[HtmlOutput]:
+    """Write what a run with derived memories has to show besides; nothing for other runs."""
+    frame, shown = experiment.rows, []
+    if "recall_behind" in frame:
+        measure = ("recall_behind", "recall@k, derived memories included")
+        table = tables.main_table(frame, [measure], seed=experiment.params["seed"])
+        what = "Recall, counting gold turns that are shown or stand behind a derived memory that is"
+        shown.append(
+            experiment.run.write_table(table, "table2_recall_behind", f"{what}, with 95 % intervals")
+        )
+    return [*shown, show_writing(experiment)] if "ingest_calls" in frame else shown
+
+
+def show_writing(experiment: Experiment) -> HtmlOutput:
+    """Show and write what storing a conversation costs, by system; a sentence where no model was asked."""
+    return experiment.table(
+        "writing",
+        writing_table(experiment.rows, seed=experiment.params["seed"]),
+        "What storing a conversation costs: means, tokens with a 95 % interval; ms is the median",
+        allow=["system"],
+        empty="No system asked a model while it stored a conversation.",
     )
 
 
@@ -90,6 +118,13 @@ def coverage(experiment: Experiment) -> HtmlOutput:
         "Share of the gold turns shown, by tokens of context, with 95 % intervals",
         allow=["system", "level"],
     )
+    if "recall_behind" in measured:
+        experiment.table(
+            "coverage_behind",
+            coverage_curves(measured, value="recall_behind", seed=seed),
+            "Share of the gold turns shown or behind derived memories, by tokens of context",
+            allow=["system", "level"],
+        )
     return experiment.figure(
         "coverage",
         lambda: coverage_figure(curves),

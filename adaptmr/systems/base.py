@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -16,7 +17,7 @@ from ..llm import LLM
 from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.plan import Planner, planner_llm
 from ..retrieval.strategies import retrieve
-from ..types import Conversation, Evidence, Question, Usage
+from ..types import Conversation, Evidence, Memory, Question, Usage
 
 if TYPE_CHECKING:
     from adaptmr.store.memory_store import MemoryStore
@@ -53,6 +54,10 @@ def _prepare_nothing(questions: Iterable[Question]) -> None:
     """Do nothing: the default of `prepare`."""
 
 
+def _no_version() -> None:
+    """Return `None`: the default of `state_version`."""
+
+
 def _reject_budgets(tokens: Mapping[str, int]) -> None:
     """Raise `TypeError`: the default of `match`."""
     raise TypeError("a system that names another in `matches` needs a method match(tokens)")
@@ -68,6 +73,13 @@ class Capabilities:
     - `matches`: the name of the system whose token budget it gets; `match(tokens)` receives the tokens that
       that system's retrieval used, by the question's text.
     - `prepare(questions)`: work to be done before questions are timed, such as encoding them in one batch.
+    - `observe(turn)`: take in the next turn of the conversation and return what that cost, a `Usage`. Such a
+      system gets a conversation without its turns by `ingest`, then each turn, in order.
+    - `state_version()`: a value that changes whenever anything changes that later retrievals depend on
+      (memories, counters of visits); `retrieve` and `prepare` must not change it.
+    - `save_state(path)` and `load_state(path)`: write all that was stored to one new file; replace all that
+      is stored by such a file's content, without changing the file. A file that can't be used is a
+      `ValueError` or an `OSError`.
     - `llm`: the model that the system calls.
     - `planner` and `store`: its parts, where it plans over a `MemoryStore`.
     """
@@ -78,6 +90,10 @@ class Capabilities:
     matches: str = ""
     match: Callable[[Mapping[str, int]], None] = _reject_budgets
     prepare: Callable[[Iterable[Question]], None] = _prepare_nothing
+    observe: Callable[[Memory], Usage] | None = None
+    state_version: Callable[[], Any] = _no_version
+    save_state: Callable[[Path], None] | None = None
+    load_state: Callable[[Path], None] | None = None
     llm: Any = None
     planner: Any = None
     store: Any = None
@@ -131,6 +147,10 @@ class PlannedSystem:
         if len(self.store) <= SCORE_ALL_UP_TO:
             columns_of(self.store).sentence_vectors(self.store.embedder)
         return Usage(seconds=perf_counter() - begun)
+
+    def state_version(self) -> int:
+        """Return the version of the store."""
+        return self.store.version
 
     def prepare(self, questions: Iterable[Question]) -> None:
         """Encode questions in one batch, so that timing them measures the search and not the encoder.

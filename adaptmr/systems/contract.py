@@ -15,7 +15,7 @@ from .base import get_capabilities
 from ..types import Evidence, Finding, Hit, Memory, Usage
 
 # %% auto #0
-__all__ = ['ContractError', 'system_name', 'check_usage', 'check_evidence']
+__all__ = ['ContractError', 'system_name', 'check_usage', 'check_evidence', 'check_state']
 
 # %% ../../nbs/systems/00_contract.ipynb #b088fc80
 class ContractError(ValueError):
@@ -71,10 +71,13 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 # %% ../../nbs/systems/00_contract.ipynb #5a1b98da
-def check_usage(name: str, usage: Any) -> Usage:
-    """Return what `ingest` returned if it is a valid `Usage`. Raises `ContractError` otherwise."""
+def check_usage(name: str, usage: Any, method: str = "ingest") -> Usage:
+    """Return what `ingest` (or `observe`) returned if it is a valid `Usage`.
+
+    Raises `ContractError`, which names the system and the method, otherwise.
+    """
     if faults := _usage_faults(usage):
-        raise ContractError(f"system {name!r}, ingest: {'; '.join(faults)}")
+        raise ContractError(f"system {name!r}, {method}: {'; '.join(faults)}")
     return usage
 
 # %% ../../nbs/systems/00_contract.ipynb #2812b029
@@ -150,3 +153,18 @@ def _evidence_faults(evidence: Evidence, k: int, sources: Collection[str], unlim
     if not isinstance(evidence.has_relevant, bool):
         faults.append(f"has_relevant is {evidence.has_relevant!r}, not true or false")
     return faults + _usage_faults(evidence.usage)
+
+# %% ../../nbs/systems/00_contract.ipynb #6e0b52d2
+def check_state(system: Any, before: Any, question: str = "") -> None:
+    """Check that a system is in the state that it was in `before` a question was asked.
+
+    `before` is what the system's `state_version()` returned then. Raises `ContractError`, which names the
+    system and the question.
+    """
+    after = get_capabilities(system).state_version()
+    if after != before:
+        place = f"system {system.name!r}" + (f", question {question!r}" if question else "")
+        raise ContractError(
+            f"{place}: its state changed from {before!r} to {after!r} while questions were asked; "
+            "the questions of a test may change nothing, only observe and ingest do"
+        )

@@ -5,7 +5,7 @@
 # %% ../../nbs/systems/01_wrapper.ipynb #442191e2
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from time import perf_counter
@@ -17,8 +17,8 @@ from ..retrieval.execute import execute
 from ..retrieval.fusion import RRF_K
 from ..retrieval.plan import PlanError, Planner, RetrievalPlan, planner_llm
 from ..retrieval.strategies import as_question
-from .base import MemorySystem
-from ..types import Conversation, Evidence, Memory, Question, TraceRow, Usage, memory_order
+from .base import MemorySystem, get_capabilities
+from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order
 
 # %% auto #0
 __all__ = ['WrappedSystem']
@@ -29,6 +29,7 @@ class _IngestedTurns:
 
     def __init__(self, memories: Iterable[Memory] = ()) -> None:
         self._memories = list(memories)
+        self._known = {m.id for m in self._memories}
 
     @property
     def memories(self) -> Sequence[Memory]:
@@ -42,8 +43,9 @@ class _IngestedTurns:
 
     def add(self, turns: Iterable[Memory]) -> None:
         """Append the turns that are not there yet."""
-        known = {m.id for m in self._memories}
-        self._memories.extend(m for m in turns if m.id not in known)
+        new = {m.id: m for m in turns if m.id not in self._known}
+        self._memories.extend(new.values())
+        self._known |= new.keys()
 
     def recent(self, n: int = 10) -> list[Memory]:
         """Return the `n` latest turns, the latest last."""
@@ -55,22 +57,31 @@ class _IngestedTurns:
 
 # %% ../../nbs/systems/01_wrapper.ipynb #56fe3bae
 class _PooledHits:
-    """Collect the hits of several queries: the memories, and the sum of reciprocal ranks of each."""
+    """Collect the hits of several queries: the first hit on each memory, and its sum of reciprocal ranks."""
 
     def __init__(self) -> None:
-        self.memories: dict[str, Memory] = {}
+        self.hits: dict[str, Hit] = {}
         self.scores: dict[str, float] = {}
 
     def add(self, evidence: Evidence, until: datetime | None) -> None:
         """Add the hits of one query, without those after `until`."""
-        in_time = (h.memory for h in evidence.hits if until is None or h.memory.at <= until)
-        for rank, memory in enumerate(in_time, 1):
-            self.memories.setdefault(memory.id, memory)
-            self.scores[memory.id] = self.scores.get(memory.id, 0.0) + 1 / (RRF_K + rank)
+        in_time = (h for h in evidence.hits if until is None or h.memory.at <= until)
+        for rank, hit in enumerate(in_time, 1):
+            id = hit.memory.id
+            self.hits.setdefault(id, hit)
+            self.scores[id] = self.scores.get(id, 0.0) + 1 / (RRF_K + rank)
 
     def scored(self) -> list[Memory]:
         """Return the memories, each with its score as `meta["given"]`."""
-        return [replace(m, meta={**m.meta, "given": self.scores[id]}) for id, m in self.memories.items()]
+        memories = (h.memory for h in self.hits.values())
+        return [replace(m, meta={**m.meta, "given": self.scores[m.id]}) for m in memories]
+
+    def with_provenance(self, hits: Iterable[Hit]) -> list[Hit]:
+        """Return hits on these memories with the turns that the other system's hits quote and stand on."""
+        return [
+            replace(h, quoted=self.hits[h.memory.id].quoted, behind=self.hits[h.memory.id].behind)
+            for h in hits
+        ]
 
 # %% ../../nbs/systems/01_wrapper.ipynb #163c9fcb
 class WrappedSystem:
@@ -106,6 +117,21 @@ class WrappedSystem:
         self._ingested.add(conversation.turns)
         return self.inner.ingest(conversation)
 
+    @property
+    def observe(self) -> Callable[[Memory], Usage] | None:
+        """Take in the next turn, where the other system observes turns; `None` where it doesn't."""
+        return self._observe if get_capabilities(self.inner).observe is not None else None
+
+    def _observe(self, turn: Memory) -> Usage:
+        self._ingested.add([turn])
+        observe = get_capabilities(self.inner).observe
+        assert observe is not None
+        return observe(turn)
+
+    def state_version(self) -> tuple[Any, int]:
+        """Return the other system's version, and the number of turns."""
+        return get_capabilities(self.inner).state_version(), self._ingested.version
+
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
         """Plan, send each query to the other system, and run the plan over what it returned.
 
@@ -123,7 +149,7 @@ class WrappedSystem:
             pooled, unmetered = self._search(question, queries)
             evidence = self._run(plan, question, pooled)
         reason = f"{self.inner.name}: {' | '.join(queries)}"
-        row = TraceRow("ask", len(queries), len(pooled.memories), 0.0, reason)
+        row = TraceRow("ask", len(queries), len(pooled.hits), 0.0, reason)
         seconds = meter.times.seconds(perf_counter() - begun)
         return replace(
             evidence,
@@ -150,4 +176,5 @@ class WrappedSystem:
         over_hits = replace(plan, queries=(), multi_step=False, weights={"given": 1.0})
         with MemoryStore(embedder=self._embedder) as store:
             store.add(pooled.scored())
-            return execute(over_hits, question, store, llm=self.llm)
+            found = execute(over_hits, question, store, llm=self.llm)
+        return replace(found, hits=pooled.with_provenance(found.hits))

@@ -357,8 +357,9 @@ def attribute_failures(
             if name in matched:
                 spent = _retrieval_tokens(frame, data, matched[name], conversation.id)
                 get_capabilities(made).match(spent)
+            similarity = system_similarity(made)
             explain = partial(
-                _explain, made, conversation, llm, k, judge, max_calls, failed, _cosines(made), data.name
+                _explain, made, conversation, llm, k, judge, max_calls, failed, similarity, data.name
             )
             run_concurrently(
                 explain,
@@ -407,16 +408,6 @@ def _n_threads(system: MemorySystem, llm: Any) -> int:
     if llm is None or llm.is_offline or get_capabilities(system).one_at_a_time:
         return 0
     return getattr(llm, "concurrency", 1)
-
-
-def _cosines(system: MemorySystem) -> Similarity:
-    """Return the cosines of hits in a system's store.
-
-    They are `None` where the system has no store, or its memories are not the turns.
-    """
-    store, similarity = get_capabilities(system).store, system_similarity(system)
-    held = {m.id for m in getattr(store, "memories", ())}
-    return lambda hits: similarity(hits) if all(h.memory.id in held for h in hits) else None
 
 
 def _retrieval_tokens(frame: pd.DataFrame, data: Dataset, system: str, conversation: str) -> dict[str, int]:
@@ -599,18 +590,22 @@ def evidence_table(diagnoses: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame
     """Tabulate what each cause takes of the lost F1, by how much of the evidence was retrieved.
 
     `frame` is what `evaluate` returned. Columns: system, evidence ("all", "some" or "none" of it was
-    retrieved), n (`explained_failures` with gold turns), then the share of each cause that any system
-    reports, `nan` for one that can't vary for this system.
+    retrieved; "behind": not all of it was, and the rest stands behind derived memories that were), n
+    (`explained_failures` with gold turns), then the share of each cause that any system reports, `nan` for
+    one that can't vary for this system.
     """
     import pandas as pd
 
     key = ["system", "conversation", "question"]
-    both = explained_failures(diagnoses).merge(frame[[*key, "recall_fraction"]], on=key)
+    measured = [c for c in ("recall_fraction", "recall_behind") if c in frame]
+    both = explained_failures(diagnoses).merge(frame[[*key, *measured]], on=key)
     both = both[both["recall_fraction"].notna()]
     retrieved = both["recall_fraction"].map(lambda r: "all" if r >= 1 else "some" if r > 0 else "none")
+    if "recall_behind" in both:
+        retrieved = retrieved.mask((retrieved != "all") & (both["recall_behind"] >= 1), "behind")
     rows: list[dict[str, Any]] = []
     for system in dict.fromkeys(both["system"]):
-        for evidence in ("all", "some", "none"):
+        for evidence in ("all", *(["behind"] if "recall_behind" in both else []), "some", "none"):
             part = both[(both["system"] == system) & (retrieved == evidence)]
             lost = float(part["lost"].sum())
             row: dict[str, Any] = {"system": system, "evidence": evidence, "n": len(part)}

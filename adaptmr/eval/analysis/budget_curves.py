@@ -19,7 +19,11 @@ from adaptmr.eval.report.figures import (
     with_direction,
 )
 from ..metrics.ranking import recall_fraction
-from ..runner.evaluate import conversation_embedder, prepare_questions
+from adaptmr.eval.runner.evaluate import (
+    conversation_embedder,
+    ingest_conversation,
+    prepare_questions,
+)
 from ..stats.intervals import mean_ci
 from adaptmr.eval.report.style import (
     TEXT_COLOR,
@@ -83,7 +87,8 @@ def measure_coverage(
 
     `systems`, `llm`, `embedder` and `seed` are those of `evaluate`; `budgets` are in context tokens; `depth`
     is how many memories each system is asked for. Columns: system, conversation, question, type, budget
-    (`nan`: a system without a ranking, shown whole), kept (hits), tokens (of the context), recall (0 to 1).
+    (`nan`: a system without a ranking, shown whole), kept (hits), tokens (of the context), recall (0 to 1)
+    and, where a kept hit has turns behind it, recall_behind, which counts these turns, too.
     Raises `NothingToDraw` for no questions with gold turns, and `ValueError` for budgets that aren't
     positive, increasing whole numbers.
     """
@@ -100,8 +105,7 @@ def measure_coverage(
         chosen = conversation_embedder(conversation, embedder)
         for system in systems:
             made = make_system(system, llm, embedder=chosen, seed=seed) if isinstance(system, str) else system
-            made.reset()
-            made.ingest(conversation)
+            ingest_conversation(made, conversation)
             visible = prepare_questions(made, questions)
             ranks, similarity = not made.retrieve(visible[0], 0).hits, system_similarity(made)
             for question, asked in zip(questions, visible):
@@ -116,6 +120,8 @@ def measure_coverage(
         raise NothingToDraw(f"{data.label}: no question has gold turns, so there is nothing to cover")
     names = [s if isinstance(s, str) else s.name for s in systems]
     frame = pd.DataFrame(rows).astype({"budget": float})
+    if not frame.pop("behind").any():
+        frame = frame.drop(columns="recall_behind")
     frame["system"] = pd.Categorical(frame["system"], names)
     frame = frame.sort_values(["system"], kind="stable").astype({"system": str}).reset_index(drop=True)
     frame.attrs["label"] = data.label
@@ -130,13 +136,18 @@ def _check_budgets(budgets: Sequence[int]) -> list[int]:
 
 
 def system_similarity(system: Any) -> Callable[[Sequence[Hit]], np.ndarray | None]:
-    """Return the cosines of hits, (n, n), in a system's store; `None` where it has no store."""
+    """Return the cosines of hits, (n, n), in a system's store.
+
+    They are `None` where it has no store, or the store doesn't hold all the memories.
+    """
     store = get_capabilities(system).store
     if store is None:
         return lambda hits: None
     row = {m.id: i for i, m in enumerate(store.memories)}
 
     def cosines(hits: Sequence[Hit]) -> np.ndarray | None:
+        if not all(h.memory.id in row for h in hits):
+            return None
         rows = [row[h.memory.id] for h in hits]
         return np.asarray(store.similarity(rows, rows)) if rows else None
 
@@ -144,7 +155,7 @@ def system_similarity(system: Any) -> Callable[[Sequence[Hit]], np.ndarray | Non
 
 
 def _row(system: str, question: Question, budget: int | None, kept: Sequence[Hit]) -> dict[str, Any]:
-    sources = [h.memory.source or h.memory.id for h in kept]
+    shown = Evidence(list(kept))
     return {
         "system": system,
         "conversation": question.conversation,
@@ -153,22 +164,28 @@ def _row(system: str, question: Question, budget: int | None, kept: Sequence[Hit
         "budget": budget,
         "kept": len(kept),
         "tokens": count_tokens(render_context(kept)),
-        "recall": recall_fraction(sources, question.evidence),
+        "recall": recall_fraction(shown.sources, question.evidence),
+        "recall_behind": recall_fraction(shown.sources_behind, question.evidence),
+        "behind": len(shown.sources_behind) > len(shown.sources),
     }
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #4cbb7bcd
-def coverage_curves(frame: pd.DataFrame, *, by: Sequence[str] = (), seed: int = 0) -> pd.DataFrame:
+def coverage_curves(
+    frame: pd.DataFrame, *, by: Sequence[str] = (), value: str = "recall", seed: int = 0
+) -> pd.DataFrame:
     """Average the rows of `measure_coverage`: one row per system and budget, for each value of `by`.
+
+    `value` is the column that is averaged, "recall" or "recall_behind".
 
     Columns: by…, system, budget (`nan`: without a ranking), tokens (mean used), mean, low, high (recall with
     its 95 % interval), n (questions), groups (conversations), level (what was taken to vary).
     """
     import pandas as pd
 
-    require_columns(frame, *by, "system", "conversation", "budget", "tokens", "recall")
+    require_columns(frame, *by, "system", "conversation", "budget", "tokens", value)
     keys, rows = [*by, "system", "budget"], []
     for key, part in frame.groupby(keys, sort=False, dropna=False):
-        it = mean_ci(part["recall"].to_numpy(float), part["conversation"].tolist(), seed=seed)
+        it = mean_ci(part[value].to_numpy(float), part["conversation"].tolist(), seed=seed)
         rows.append(
             {
                 **dict(zip(keys, key)),

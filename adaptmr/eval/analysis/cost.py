@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,9 +41,9 @@ COMPONENT_ABLATIONS: Mapping[str, tuple[str, str]] = {
 
 # %% auto #0
 __all__ = ['COMPONENT_TASKS', 'COMPONENT_ABLATIONS', 'COUNT_MEASURES', 'TIME_MEASURES', 'CALLS_PER_OUTCOME', 'token_label',
-           'add_cost_columns', 'total_usage', 'quantile_ci', 'latency_table', 'spending_table', 'overhead',
-           'paired_values', 'accuracy_per_1000', 'calls_by_component', 'tokens_by_stage', 'component_costs',
-           'component_sentences', 'wide_table']
+           'add_cost_columns', 'writing_usage', 'usage_outside_rows', 'total_usage', 'quantile_ci', 'latency_table',
+           'spending_table', 'writing_table', 'overhead', 'paired_values', 'accuracy_per_1000', 'calls_by_component',
+           'tokens_by_stage', 'component_costs', 'component_sentences', 'wide_table']
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
 _REQUIRED = (
@@ -95,6 +95,33 @@ def _parts(frame: pd.DataFrame, by_type: bool) -> list[tuple[str, str, pd.DataFr
     return parts
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #54421b90
+def writing_usage(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sum what storing the conversations of a run cost, a row per system, from `frame.attrs["ingest"]`.
+
+    Columns: system, conversations, turns, and the fields of `Usage`; the cost is unknown if any is.
+    """
+    import pandas as pd
+
+    rows = []
+    for system in dict.fromkeys(frame["system"]) if len(frame) else ():
+        mine = [cost for cost in frame.attrs.get("ingest", ()) if cost["system"] == system]
+        usage = sum((Usage(**{f.name: cost[f.name] for f in fields(Usage)}) for cost in mine), Usage())
+        turns = sum(cost["turns"] for cost in mine)
+        rows.append({"system": system, "conversations": len(mine), "turns": turns, **asdict(usage)})
+    return pd.DataFrame(rows)
+
+
+def usage_outside_rows(frame: pd.DataFrame) -> Usage:
+    """Sum what a run used besides its rows, from `frame.attrs`.
+
+    It is what storing the conversations cost, and what came too late for a row. Calls from the record are not
+    counted apart, as in `total_usage`.
+    """
+    costs = [*frame.attrs.get("ingest", ()), *filter(None, [frame.attrs.get("late")])]
+    usage = sum((Usage(**{f.name: cost[f.name] for f in fields(Usage)}) for cost in costs), Usage())
+    return replace(usage, cached_calls=0)
+
+
 def total_usage(rows: pd.DataFrame) -> Usage:
     """Sum what rows of results or of diagnoses used; the cost is unknown if that of any row is."""
     cost = rows["cost_usd"]
@@ -198,6 +225,38 @@ def spending_table(frame: pd.DataFrame, *, by_type: bool = True, seed: int = 0) 
             }
         )
     return pd.DataFrame(table)
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #a1c0de02
+def writing_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Tabulate the mean cost of storing a conversation, by system; no rows where no system asked a model.
+
+    Columns: system, n (conversations), calls, tokens (prompt and completion) with their interval, US dollars
+    (`None`: not known), `ms`, the median of the times (`nan` where times are not in the frame).
+    """
+    import pandas as pd
+
+    columns = ["system", "n", "calls", "tokens", "low", "high", "usd", "ms"]
+    if "ingest_calls" not in frame:
+        return pd.DataFrame(columns=columns)
+    stored = frame.drop_duplicates(["system", "conversation"])
+    table = []
+    for system in dict.fromkeys(stored["system"]):
+        part = stored[stored["system"] == system]
+        tokens = (part["ingest_prompt_tokens"] + part["ingest_completion_tokens"]).to_numpy(float)
+        it = mean_ci(tokens, part["conversation"].tolist(), seed=seed)
+        usd = part["ingest_cost_usd"].astype(float)
+        row = {
+            "system": system,
+            "n": len(part),
+            "calls": round(float(part["ingest_calls"].mean()), 3),
+            "tokens": round(it.mean, 1),
+            "low": round(it.low, 1),
+            "high": round(it.high, 1),
+            "usd": None if usd.isna().any() else round(float(usd.mean()), 6),
+            "ms": round(float(part["ms_ingest"].median()), 1) if "ms_ingest" in part else math.nan,
+        }
+        table.append(row)
+    return pd.DataFrame(table, columns=columns)
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #cfd27af3
 COUNT_MEASURES, TIME_MEASURES = ("tokens", "calls"), ("ms",)

@@ -186,13 +186,13 @@ def outdated_hits(hits: Sequence[Hit], failure: Failure) -> set[str]:
     old = _superseded(every, cosines, rows, failure.question.text)
     if newest is None:
         return old
-    old.discard(newest.id)
+    old -= {newest.id, *(h.memory.id for h in hits if _source(newest) in h.quoted)}
     value_changed = failure.question.type is QueryType.knowledge_update
     gold = {m.id for m in failure.gold}
     at = next(i for i, h in enumerate(every) if h.memory.id == newest.id)
     for i, hit in enumerate(every):
         m = hit.memory
-        if memory_order(m) >= memory_order(newest):
+        if memory_order(m) >= memory_order(newest) or _source(newest) in hit.quoted:
             continue
         close = m.speaker == newest.speaker and cosines[at, i] >= SAME_FACT_COSINE
         if (value_changed and (m.id in gold or close)) or (
@@ -238,7 +238,7 @@ def _remove_outdated(evidence: Evidence, failure: Failure) -> Evidence:
 # %% ../../../nbs/eval/analysis/00_counterfactuals.ipynb #f45f287e
 def _keep_gold(evidence: Evidence, failure: Failure) -> Evidence:
     gold = {m.id for m in failure.gold} | {_source(m) for m in failure.gold}
-    kept = [h for h in evidence.hits if h.memory.id in gold or h.source in gold]
+    kept = [h for h in evidence.hits if h.memory.id in gold or not gold.isdisjoint(h.all_sources)]
     return _with_hits(evidence, kept) if kept and len(kept) < len(evidence.hits) else evidence
 
 

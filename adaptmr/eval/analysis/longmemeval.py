@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.ranking import longmemeval_metrics, to_sessions
-from ..runner.evaluate import prepare_questions
+from ..runner.evaluate import ingest_conversation, prepare_questions
 from ..stats.intervals import mean_ci
 from ...retrieval.plan import Planner, RetrievalPlan, planner_llm, weighted_plans
 from ...store.protocol import PlannerStore
@@ -90,7 +90,8 @@ class _FullRanking:
 
 
 def _ranking(found: Evidence) -> list[str]:
-    return [h.source for h in sorted(found.hits, key=lambda h: -h.score)]  # a plan may return them by time
+    # a plan may return them by time; what one hit quotes follows each other, as the measures know no ties
+    return replace(found, hits=sorted(found.hits, key=lambda h: -h.score)).sources
 
 
 def _corpus(conversation: Conversation, turns: str) -> Conversation:
@@ -149,8 +150,7 @@ def retrieval_rows(
             made = (
                 make_system(system, llm, embedder=embedder, seed=seed) if isinstance(system, str) else system
             )
-            made.reset()
-            made.ingest(corpus)
+            ingest_conversation(made, corpus)
             try:
                 with _ranking_all(made):
                     for question, visible in zip(questions, prepare_questions(made, questions)):

@@ -34,18 +34,25 @@ CAUSES: Mapping[str, str] = {
 class Turn:
     """A turn as an annotator sees it; `line` has date, speaker and text.
 
-    `gold` says whether it holds evidence, `found` whether it was retrieved.
+    `gold` says whether it holds evidence, `found` whether it was retrieved, `behind` whether only a memory
+    made from it was.
     """
 
     source: str
     line: str
     gold: bool
     found: bool
+    behind: bool = False
 
     @property
     def mark(self) -> str:
-        """✓ gold and retrieved, · retrieved, ✗ gold and not retrieved."""
-        return "✗" if not self.found else "✓" if self.gold else "·"
+        """✓ gold and retrieved, · retrieved, ✗ gold and not retrieved.
+
+        ≈ is gold that was not retrieved, while a memory made from it was.
+        """
+        if self.found:
+            return "✓" if self.gold else "·"
+        return "≈" if self.behind else "✗"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int, dated: boo
     hits = {m.source: Hit(m, 0.0) for m in conversation.turns}
     line_of = {s: hit.context_line if dated else hit.memory.text_with_speaker for s, hit in hits.items()}
     retrieved, gold = str(row["retrieved"]).split(), tuple(question.evidence)
+    behind = set(str(row.get("behind", "")).split())
     shown = [*((s, True) for s in retrieved[:max_turns]), *((s, False) for s in gold if s not in retrieved)]
     own_id = question.id.startswith(f"{conversation.id}/")
     return AnnotationCase(
@@ -110,7 +118,13 @@ def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int, dated: boo
         f1=round(float(row["f1"]), 3),
         gold=gold,
         turns=tuple(
-            Turn(source, one_line(line_of.get(source, "(no such turn in the data)")), source in gold, found)
+            Turn(
+                source,
+                one_line(line_of.get(source, "(no such turn in the data)")),
+                source in gold,
+                found,
+                not found and source in behind,
+            )
             for source, found in shown
         ),
         unshown=max(0, len(retrieved) - max_turns),

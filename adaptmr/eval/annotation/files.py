@@ -64,7 +64,7 @@ def _decode(raw: bytes, name: str, encoding: str) -> str:
         ) from e
 
 # %% ../../../nbs/eval/annotation/01_files.ipynb #ea4694ef
-_TURN = re.compile(r"([✓·✗]) (\S+) ?(.*)")
+_TURN = re.compile(r"([✓·≈✗]) (\S+) ?(.*)")
 
 
 def _turns_to_text(turns: Iterable[Turn]) -> str:
@@ -77,11 +77,11 @@ def _turns_from_text(text: str, where: str) -> tuple[Turn, ...]:
     for line in text.splitlines():
         if not (m := _TURN.fullmatch(line)):
             raise LabelError(
-                f"{where}: the turn {line[:60]!r} doesn't begin with ✓, · or ✗ and an id: "
+                f"{where}: the turn {line[:60]!r} doesn't begin with ✓, ·, ≈ or ✗ and an id: "
                 "restore the cell, or export again"
             )
         mark, source, said = m.groups()
-        turns.append(Turn(source, said, gold=mark != "·", found=mark != "✗"))
+        turns.append(Turn(source, said, gold=mark != "·", found=mark in "✓·", behind=mark == "≈"))
     return tuple(turns)
 
 # %% ../../../nbs/eval/annotation/01_files.ipynb #14ac1716
@@ -179,6 +179,9 @@ def _to_json(pairs: Iterable[tuple[AnnotationCase, Label]]) -> bytes:
     cases = []
     for case, label in pairs:
         fields = asdict(case)
+        for turn in fields["turns"]:
+            if not turn["behind"]:
+                del turn["behind"]  # as in files of systems whose memories are turns
         cases.append(
             {
                 "case": fields.pop("id"),

@@ -19,8 +19,13 @@ KEY_BINDINGS = {str(i): cause for i, cause in enumerate(CAUSES, 1)}
 __all__ = ['KEY_BINDINGS', 'annotation_html', 'Annotator']
 
 # %% ../../../nbs/eval/annotation/03_widget.ipynb #ae96d33b
-_FILL = {"✓": "background:#e2f3e5", "✗": "background:#fbe3e0", "·": ""}
-_TITLE = {"✓": "gold, retrieved", "✗": "gold, not retrieved", "·": "retrieved"}
+_FILL = {"✓": "background:#e2f3e5", "≈": "background:#fdf3d8", "✗": "background:#fbe3e0", "·": ""}
+_TITLE = {
+    "✓": "gold, retrieved",
+    "≈": "gold, only behind a retrieved memory",
+    "✗": "gold, not retrieved",
+    "·": "retrieved",
+}
 
 
 def annotation_html(case: AnnotationCase) -> str:

@@ -94,10 +94,14 @@
     else detail.replaceChildren(element("p", "No question fits these filters."));
   }
 
-  function turnLine(index, gold) {
+  // the turns that stand behind the derived memories of a row; rows of systems without such memories have none
+  const behindOf = (row) => (row[7] === undefined ? [] : data.rankings[row[7]]);
+
+  function turnLine(index, gold, behind) {
     const [source, day, speaker, text] = data.turns[index];
     const item = element("li", null, gold.has(index) ? "gold" : "");
     if (gold.has(index)) item.append(element("mark", "gold"), " ");
+    if (behind) item.append(element("span", "behind a derived memory", "badge"), " ");
     item.append(element("code", source), " ");
     if (day) item.append(element("small", day), " ");
     item.append((speaker ? speaker + ": " : "") + text);
@@ -117,7 +121,12 @@
     card.append(line);
     const turns = element("ol");
     for (const hit of hits) turns.append(turnLine(hit, gold));
-    card.append(hits.length ? turns : element("p", "returns nothing"));
+    const behind = behindOf(q.rows[index]);
+    card.append(hits.length || behind.length ? turns : element("p", "returns nothing"));
+    if (behind.length) {
+      const found = behind.filter((i) => gold.has(i)).length;
+      card.append(element("p", behind.length + " turns stand behind derived memories, gold: " + found));
+    }
     if (data.traces[trace].length) {
       const more = element("details");
       more.append(element("summary", "steps"));
@@ -140,7 +149,8 @@
     if (missing.length) {
       parts.push(element("p", "Gold turns that A does not return:"));
       const turns = element("ul");
-      for (const turn of missing) turns.append(turnLine(turn, gold));
+      const behind = behindOf(q.rows[first.value]);
+      for (const turn of missing) turns.append(turnLine(turn, gold, behind.includes(turn)));
       parts.push(turns);
     }
     const cards = element("div", null, "cards");

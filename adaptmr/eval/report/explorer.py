@@ -65,8 +65,9 @@ def explorer_data(
 
     `causes` maps (system, conversation, question) to the cause of a failure. Rows of systems are
     [F1, recall, answer, abstained, ranking, cause, trace]: answers, rankings, causes and traces are positions
-    in the lists of those names, as are the turns of a ranking and the steps of a trace. Questions that `data`
-    doesn't have are left out.
+    in the lists of those names, as are the turns of a ranking and the steps of a trace. Where the frame says
+    which turns stand behind derived memories, they are one more ranking at the end of a row. Questions that
+    `data` doesn't have are left out.
     """
     causes = causes or {}
     names = list(dict.fromkeys(frame["system"]))
@@ -82,20 +83,24 @@ def explorer_data(
     def listed(lists: _Positions, positions: list[int]) -> int:
         return lists.of(tuple(positions), positions)
 
+    def ranking(conversation: str, sources: Any) -> int:
+        hits = [s for s in str(sources or "").split() if (conversation, s) in memory]
+        return listed(rankings, [turn(conversation, s) for s in hits])
+
     def row(found: Mapping[Hashable, Any]) -> list[Any]:
         conversation = str(found["conversation"])
         cause = causes.get((str(found["system"]), conversation, str(found["question"])))
         said = str(found.get("prediction") or "")
-        hits = [s for s in str(found["retrieved"] or "").split() if (conversation, s) in memory]
         trace = [line for line in str(found.get("trace") or "").split("\n") if line]
         return [
             _known(found["f1"]),
             _known(found["recall_fraction"]),
             answers.of(said, said),
             int(bool(found["abstained"])),
-            listed(rankings, [turn(conversation, s) for s in hits]),
+            ranking(conversation, found["retrieved"]),
             None if cause is None else why.of(cause, cause),
             listed(traces, [steps.of(line, line) for line in trace]),
+            *([ranking(conversation, found["behind"])] if "behind" in found else []),
         ]
 
     questions = []

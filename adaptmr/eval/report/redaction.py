@@ -28,7 +28,7 @@ NAME_COLUMNS = frozenset(
 ID_COLUMNS = frozenset(
     """
     id question question_id conversation session memory memory_id source sources evidence retrieved
-    gold hits
+    behind gold hits
     """.split()
 )
 

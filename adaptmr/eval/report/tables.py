@@ -470,7 +470,10 @@ def largest_gain_cases(frame: pd.DataFrame, system: str, baseline: str, n: int =
 
 
 def comparison_html(frame: pd.DataFrame, conversation: Any, question: str, systems: Sequence[str]) -> str:
-    """Show one question and what each system found and answered; ✓ marks gold turns."""
+    """Show one question and what each system found and answered; ✓ marks gold turns.
+
+    Of the turns behind derived memories those that are gold are named.
+    """
     part = frame[(frame["conversation"] == conversation.id) & (frame["question"] == question)]
     part = part.set_index("system")
     first = part.iloc[0]
@@ -484,6 +487,11 @@ def comparison_html(frame: pd.DataFrame, conversation: Any, question: str, syste
         mark = "<b>✓</b> " if source in gold else ""
         return f"<li>{mark}<code>{html.escape(source)}</code> {day}{said}</li>"
 
+    def behind(row: Any) -> str:
+        sources = [s for s in str(row.get("behind", "")).split() if s in gold]
+        names = ", ".join(f"<code>{html.escape(s)}</code>" for s in sources)
+        return f"<p>Gold behind derived memories: {names}</p>" if sources else ""
+
     kind = TYPE_LABELS.get(first["type"], first["type"])
     head = (
         f"<p><b>{html.escape(first['text'])}</b> ({html.escape(question)}, {kind})<br>"
@@ -496,7 +504,7 @@ def comparison_html(frame: pd.DataFrame, conversation: Any, question: str, syste
         answer = html.escape(cut_text(str(row["prediction"]), MAX_CASE_CHARS))
         cards.append(
             f"<div><b>{html.escape(name)}</b>, F1 {row['f1']:.2f}"
-            f"<p>answers: <i>{answer}</i></p><ol>{found}</ol></div>"
+            f"<p>answers: <i>{answer}</i></p><ol>{found}</ol>{behind(row)}</div>"
         )
     columns = "display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:0 2rem"
     return f"{head}<div class='cards' style='{columns}'>{''.join(cards)}</div>"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,12 @@ from adaptmr.eval.metrics.ranking import (
     ranking_metrics,
     recall_all,
     recall_any,
+    recall_fraction,
     to_sessions,
 )
 from .identity import user_code_hashes
 from .journal import Journal
+from .saved_states import SavedStates
 from .timings import clock_columns
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage
@@ -36,7 +38,7 @@ from ...reader import answer, build_context
 from ...retrieval.plan import RetrievalPlan
 from ...retrieval.rendering import render_context
 from ...systems.base import MemorySystem, get_capabilities, known_systems, make_system
-from ...systems.contract import check_evidence, check_usage, system_name
+from ...systems.contract import check_evidence, check_state, check_usage, system_name
 from ...text import clean, detect_language
 from ...types import Answer, Conversation, Dataset, Evidence, Question, Usage
 
@@ -121,8 +123,8 @@ def result_row(
         {session[s] for s in gold if s in session},
     )
     # a plan may show its hits in order of time; ranking measures judge the order of their scores
-    by_score = [h.source for h in sorted(evidence.hits, key=lambda h: -h.score)]
-    ranked = ranking_metrics(by_score, gold, max(k, len(evidence.hits)) or None)
+    ranking = sorted(evidence.hits, key=lambda h: -h.score)
+    by_score, depth = [h.sources for h in ranking], max(k, len(ranking)) or None
     em = (
         exact_match(prediction.text, question.answers) if question.answerable else float(prediction.abstained)
     )
@@ -139,7 +141,8 @@ def result_row(
         "hits": len(evidence.hits),
         "has_relevant": evidence.has_relevant,
         "relevance": evidence.relevance,
-        **ranked,
+        **ranking_metrics(by_score, gold, depth),
+        "recall_behind": recall_fraction([h.all_sources for h in ranking], gold, depth),
         "current_before_stale": current_before_stale(
             by_score, question.parts.get("current", ()), question.parts.get("stale", ())
         ),
@@ -161,6 +164,7 @@ def result_row(
         "prediction": clean(prediction.text),
         "trace": clean("\n".join(f"{row.step}: {row.reason}" for row in evidence.trace)),
         "retrieved": " ".join(evidence.sources),
+        "behind": " ".join(s for s in evidence.sources_behind if s not in evidence.sources),
         "evidence": " ".join(question.evidence),
     }
 
@@ -177,6 +181,11 @@ def _online(ways: Counter[Any]) -> UsageMeter:
     return UsageMeter(outcomes=Counter({way: n for way, n in ways.items() if way[1] != "offline"}))
 
 
+def _larger(reported: Usage, metered: Usage) -> Usage:
+    """Return the larger of two counts of the same calls, the system's own and the meter's."""
+    return max(reported, metered, key=lambda u: (u.calls, u.tokens))
+
+
 def _answer_question(
     system: MemorySystem,
     conversation: Conversation,
@@ -184,11 +193,12 @@ def _answer_question(
     llm: Any,
     k: int,
     sources: Collection[str],
+    state: Any,
     asked: tuple[Question, Question],
 ) -> dict[str, Any]:
     """Retrieve and read for one question; return its row.
 
-    `asked` is the whole question and what the system sees.
+    `state` is the version of the system's state, `asked` the whole question and what the system sees.
     """
     question, visible = asked
     begun = perf_counter()
@@ -196,12 +206,13 @@ def _answer_question(
         evidence = system.retrieve(visible, k)
     retrieved = perf_counter() - begun
     evidence = check_evidence(system, evidence, k, sources, question.id)
+    check_state(system, state, question.id)
     evidence = _with_reader_context(evidence, llm)
     begun = perf_counter()
     with meter_usage() as reading:
         prediction = answer(question.text, evidence, llm, asked_at=question.asked_at)
     answered = perf_counter() - begun
-    usage = max(evidence.usage, retrieval.usage, key=lambda u: (u.calls, u.tokens))
+    usage = _larger(evidence.usage, retrieval.usage)
     ways = str(_online(retrieval.outcomes + reading.outcomes))
     row = result_row(
         system.name, question, replace(evidence, usage=usage), prediction, conversation, dataset, k, ways
@@ -240,12 +251,31 @@ def conversation_embedder(conversation: Conversation, embedder: Any) -> Any:
     return make_embedder(embedder) if isinstance(embedder, str) else embedder
 
 
+def _store_turns(system: MemorySystem, conversation: Conversation) -> Iterator[Usage]:
+    """Let a system store a conversation, at once or turn by turn; yield what each step cost."""
+    observe = get_capabilities(system).observe
+    if observe is None:
+        yield check_usage(system.name, system.ingest(conversation))
+        return
+    yield check_usage(system.name, system.ingest(replace(conversation, turns=[])))
+    for turn in conversation.turns:
+        yield check_usage(system.name, observe(turn), "observe")
+
+
 def ingest_conversation(system: MemorySystem, conversation: Conversation) -> Usage:
-    """Empty a system and let it ingest a conversation; return what that cost, `seconds` included."""
+    """Empty a system and give it a conversation; return what that cost.
+
+    A system with `observe` gets the conversation without its turns by `ingest`, then each turn, in order. The
+    usage is that of the tasks that ran, or what the system reports if that is more; `seconds` are those of
+    the clock, and the recorded times of calls that were answered from the record. Raises `ContractError` for
+    a usage that is none.
+    """
     system.reset()
     begun = perf_counter()
-    cost = check_usage(system.name, system.ingest(conversation))
-    return cost if cost.seconds else replace(cost, seconds=perf_counter() - begun)
+    with meter_usage() as meter:
+        reported = sum(_store_turns(system, conversation), Usage())
+    cost = _larger(reported, meter.usage)
+    return replace(cost, seconds=meter.times.seconds(perf_counter() - begun))
 
 
 def prepare_questions(system: MemorySystem, questions: Sequence[Question]) -> list[Question]:
@@ -292,10 +322,11 @@ class _Run:
         self,
         setup: _Setup,
         journal: Journal,
+        states: SavedStates,
         used: Callable[[], Iterable[str]] | None,
         advance: Callable[[int], Any],
     ) -> None:
-        self.setup, self.journal, self.advance = setup, journal, advance
+        self.setup, self.journal, self.states, self.advance = setup, journal, states, advance
         self.ingests: list[dict[str, Any]] = []
         self.encoders: dict[str, str] = {}
         self._used = used
@@ -317,14 +348,15 @@ class _Run:
         for system in systems:
             name = system if isinstance(system, str) else system.name
             todo = [q for q in questions if _row_key(name, q) not in self.journal.rows]
-            ingest_key = f"{name}/{conversation.id}/ingest"
+            ingest_key = _ingest_key(name, conversation.id)
             self.advance(len(questions) - len(todo))
             if todo or ingest_key not in self.journal.rows:
                 made = self._make(system, embedder)
-                self.ingest(made, name, conversation, ingest_key)
+                self.fill(made, conversation, ingest_key)
                 self._match_budget(made, name, questions)
                 self.answer(made, conversation, todo)
                 made.reset()
+            self.states.discard(name, conversation.id)
             self.ingests.append(self.journal.rows[ingest_key])
 
     def _make(self, system: str | MemorySystem, embedder: Any) -> MemorySystem:
@@ -332,12 +364,16 @@ class _Run:
             return system
         return make_system(system, self.setup.llm, embedder=embedder, seed=self.setup.seed)
 
-    def ingest(self, system: MemorySystem, name: str, conversation: Conversation, key: str) -> None:
-        """Let a system ingest a conversation, and record what that cost."""
+    def fill(self, system: MemorySystem, conversation: Conversation, key: str) -> None:
+        """Let a system store a conversation and record what that cost, or load what it had saved."""
+        done = key in self.journal.rows
+        if done and self.states.load(system, conversation.id):
+            return
         cost = asdict(ingest_conversation(system, conversation))
-        self.record(
-            key, {"system": name, "conversation": conversation.id, "turns": len(conversation), **cost}
-        )
+        self.states.save(system, conversation.id)
+        if not done:
+            about = {"system": system.name, "conversation": conversation.id, "turns": len(conversation)}
+            self.record(key, {**about, **cost})
 
     def _match_budget(self, system: MemorySystem, name: str, questions: Sequence[Question]) -> None:
         """Give a system with another's budget what the other's retrieval spent on each question."""
@@ -351,14 +387,22 @@ class _Run:
         """Ask a system these questions, and record each row as it arrives."""
         setup = self.setup
         sources = frozenset(m.source for m in conversation.turns)
-        ask = partial(_answer_question, system, conversation, setup.data.name, setup.llm, setup.k, sources)
-        threads = 0 if get_capabilities(system).one_at_a_time else setup.threads
+        capabilities = get_capabilities(system)
+        state = capabilities.state_version()
         asked = zip(questions, prepare_questions(system, questions))
+        check_state(system, state)
+        about = (system, conversation, setup.data.name, setup.llm, setup.k, sources, state)
+        ask = partial(_answer_question, *about)
+        threads = 0 if capabilities.one_at_a_time else setup.threads
         run_concurrently(ask, asked, threads, self._record_answer)
 
     def _record_answer(self, asked: tuple[Question, Question], row: Mapping[str, Any]) -> None:
         self.record(_row_key(row["system"], asked[0]), row)
         self.advance(1)
+
+
+def _ingest_key(system: str, conversation: str) -> str:
+    return f"{system}/{conversation}/ingest"
 
 
 def _row_key(system: str, question: Question) -> str:
@@ -402,16 +446,47 @@ def _identity(
         "own": user_code_hashes(systems, embedder=embedder, model=llm),
     }
 
+# %% ../../../nbs/eval/runner/02_evaluate.ipynb #f0a9d3c2
+_STORED_WITH = ("calls", "prompt_tokens", "completion_tokens", "cost_usd")  # usage while storing, by column
 
-def _result_frame(run: _Run, names: Sequence[str], notes: Mapping[str, Any]) -> pd.DataFrame:
+
+def _ingest_columns(cost: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns for what it cost to store the conversation of a row."""
+    return {
+        **{f"ingest_{name}": cost[name] for name in _STORED_WITH},
+        "ms_ingest": cost["seconds"] * 1000,
+        "ms_ingest_cached": cost["cached_calls"],
+    }
+
+
+def _unneeded_columns(frame: pd.DataFrame) -> list[str]:
+    """Name the columns that say nothing about this run; the notebook lists them."""
+    left_out = []
+    if not len(frame) or not (frame["behind"] != "").any():
+        left_out += ["recall_behind", "behind"]
+    if not len(frame) or not frame["ingest_calls"].any():
+        left_out += [f"ingest_{name}" for name in _STORED_WITH]
+    return left_out
+
+
+def _result_frame(run: _Run, names: Sequence[str], notes: Mapping[str, Any], late: Usage) -> pd.DataFrame:
     """Build the frame of all rows, in the order of systems, conversations and questions."""
     import pandas as pd
 
     data, rows = run.setup.data, run.journal.rows
     questions = [q for c in data.conversations for q in data.questions_on(c.id)]
-    frame = pd.DataFrame([rows[_row_key(name, q)] for name in names for q in questions])
+    stored = {(cost["system"], cost["conversation"]): _ingest_columns(cost) for cost in run.ingests}
+    frame = pd.DataFrame(
+        [
+            {**rows[_row_key(name, q)], **stored[name, q.conversation]}
+            for name in names
+            for q in questions
+        ]
+    )
+    frame = frame.drop(columns=_unneeded_columns(frame), errors="ignore")
     frame.attrs.update(
         ingest=run.ingests,
+        late=asdict(late),
         label=data.label,
         k=run.setup.k,
         notes={**notes, **data.notes},
@@ -442,15 +517,17 @@ def evaluate(
     a mapping from what "auto" would choose to the `Embedder` to use instead.
 
     `journal` is a file that makes the run resumable; where the user's own code or settings changed since it
-    was begun, it is set aside with a `RunNotice`, and the run starts again. `used` returns, after each
-    question, the recorded calls and vectors that it took; the journal keeps them, so that a resumed run can
-    still name all of them (`frame.attrs["used"]`).
+    was begun, it is set aside with a `RunNotice`, and the run starts again. What systems with `save_state`
+    stored is kept beside it, in the folder `<journal>.states`, until it is no longer needed. `used` returns,
+    after each question, the recorded calls and vectors that it took; the journal keeps them, so that a
+    resumed run can still name all of them (`frame.attrs["used"]`).
 
     The clock's columns are `ms_retrieve` and `ms_answer`, in milliseconds, without the encoding of the
     question: all questions are encoded in one batch before. With several questions in flight they wait for
     each other; calls answered from the record count as long as they took, see `clock_columns`.
-    `frame.attrs["ingest"]` lists what ingesting each conversation cost, `frame.attrs["embedders"]` the
-    encoders with their precision, `frame.attrs["notes"]` what is unusual about the data. A system with
+    `frame.attrs["ingest"]` lists what ingesting each conversation cost, `frame.attrs["late"]` the usage of
+    threads that went on after their time limit, which is in no row, `frame.attrs["embedders"]` the encoders
+    with their precision, `frame.attrs["notes"]` what is unusual about the data. A system with
     `matches`, another's name, receives by `match({question: tokens})` what the other spent on retrieval.
 
     Raises `DatasetError` for data with faults (`adaptmr.data.validation`), `ContractError` for a system that
@@ -461,15 +538,17 @@ def evaluate(
     names = _check_arguments(systems, k)
     notes = validate(data)
     setup = _Setup(data, llm, k, embedder, seed, matched_budgets(systems, llm, seed))
-    log = Journal(journal, _identity(systems, data, llm, k, embedder, seed) if journal is not None else {})
+    identity = _identity(systems, data, llm, k, embedder, seed) if journal is not None else {}
+    log = Journal(journal, identity)
+    states = SavedStates(f"{journal}.states" if journal is not None else None, identity)
     try:
-        with _ProgressBar(len(names) * len(data.questions), progress) as advance:
-            run = _Run(setup, log, used, advance)
+        with _ProgressBar(len(names) * len(data.questions), progress) as advance, meter_usage() as whole:
+            run = _Run(setup, log, states, used, advance)
             for conversation in data.conversations:
                 run.evaluate_conversation(systems, conversation)
     finally:
         log.close()
-    return _result_frame(run, names, notes)
+    return _result_frame(run, names, notes, whole.late)
 
 # %% ../../../nbs/eval/runner/02_evaluate.ipynb #df86980c
 class _ProgressBar:

@@ -282,6 +282,7 @@ def _paired_columns(
 # %% ../../../nbs/eval/stats/02_contrasts.ipynb #de813b99
 MEASURE_NAMES = {
     "recall_fraction": "recall",
+    "recall_behind": "recall, derived memories included",
     "f1": "F1",
     "current_before_stale": "current before stale",
 }

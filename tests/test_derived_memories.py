@@ -1,0 +1,316 @@
+"""Memories that were made from others: what they show, what stands behind them, and who counts which."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptmr.eval.analysis.attribution import attribute_failures, evidence_table
+from adaptmr.eval.analysis.budget_curves import coverage_curves, measure_coverage, system_similarity
+from adaptmr.eval.analysis.counterfactuals import Failure, apply_interventions, outdated_hits
+from adaptmr.eval.analysis.longmemeval import retrieval_rows
+from adaptmr.eval.annotation.cases import sample_failures
+from adaptmr.eval.annotation.files import Label, read_labels, write_labels
+from adaptmr.eval.metrics import ranking as r
+from adaptmr.eval.report.explorer import explorer_data, explorer_html
+from adaptmr.eval.report.redaction import redaction_problems
+from adaptmr.eval.report.tables import comparison_html
+from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.planning.qarp import QARP
+from adaptmr.systems.contract import ContractError, check_evidence
+from adaptmr.systems.wrapper import WrappedSystem
+from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType, Usage
+
+DAY = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def turn(source: str, text: str, n: int) -> Memory:
+    at = DAY + timedelta(days=n)
+    return Memory(f"c/{source}", text, "Ann", at, session=source[:2], step=n, source=source)
+
+
+TURNS = [
+    turn("S1:1", "I adopted a cat.", 0),
+    turn("S1:2", "It rains.", 1),
+    turn("S1:3", "The cat is white.", 2),
+    turn("S1:4", "I like tea.", 3),
+    turn("S2:1", "The cat is called Snowy.", 4),
+]
+PAGE = Memory("page-1", "Ann adopted a cat. It rains.", at=DAY + timedelta(days=1), layer="pages")
+SUMMARY = Memory("summary-1", "Ann talked about a pet.", at=DAY + timedelta(days=4), layer="summaries")
+HITS = [
+    Hit(PAGE, 0.9, quoted=("S1:1", "S1:2"), behind=("S1:1", "S1:2", "S1:3")),
+    Hit(TURNS[3], 0.8),
+    Hit(SUMMARY, 0.7, behind=("S2:1",)),
+]
+GOLD = ["S1:1", "S1:3", "S2:1"]
+ASKED = Question("q", "What is the cat called?", ["Snowy"], category="fact", evidence=GOLD, conversation="c")
+DATA = Dataset("toy", [Conversation("c", ("Ann",), TURNS)], [ASKED], ours=True)
+
+
+class Derived:
+    """A system that returns these hits whatever is asked."""
+
+    name = "derived"
+
+    def __init__(self, hits=None):
+        self.hits = HITS if hits is None else hits
+
+    def reset(self):
+        pass
+
+    def ingest(self, conversation):
+        return Usage()
+
+    def retrieve(self, question, k=10):
+        return Evidence(self.hits[:k])
+
+
+def run(*systems, data=DATA, k=3):
+    return evaluate(list(systems), data, k=k, embedder="hash", progress=False)
+
+
+# --- what a hit shows
+
+
+def test_a_turn_shows_itself_and_a_derived_memory_what_it_quotes():
+    assert Hit(TURNS[0], 1.0).sources == Hit(TURNS[0], 1.0).all_sources == ("S1:1",)
+    assert Hit(Memory("m", "x"), 1.0).sources == ("m",), "a turn without a source goes by its id"
+    page, _, summary = HITS
+    assert page.sources == ("S1:1", "S1:2") and page.all_sources == ("S1:1", "S1:2", "S1:3")
+    assert summary.sources == () and summary.all_sources == ("S2:1",)
+
+
+def test_sources_are_listed_once_in_the_order_of_the_hits():
+    found = Evidence([*HITS, Hit(TURNS[0], 0.1)])
+    assert found.sources == ["S1:1", "S1:2", "S1:4"]
+    assert found.sources_behind == ["S1:1", "S1:2", "S1:3", "S1:4", "S2:1"]
+    assert Evidence([Hit(m, 1.0) for m in TURNS]).sources == [m.source for m in TURNS]
+
+
+def test_what_most_hits_do_not_have_is_not_in_their_text():
+    plain, quoting = repr(Hit(TURNS[0], 1.0)), repr(HITS[0])
+    assert plain.endswith("note='')") and quoting.endswith("behind=('S1:1', 'S1:2', 'S1:3'))")
+
+
+# --- at the door
+
+
+@pytest.mark.parametrize(
+    "hit, said",
+    [
+        (Hit(Memory("fact", "Ann has a cat."), 1.0), "1 hits are no turns of the conversation: 'fact'"),
+        (replace(HITS[0], quoted=("S9:9",)), "1 sources that hits quote or stand on are no turns.*'S9:9'"),
+        (replace(HITS[2], behind=("S9:9", "S9:8")), "2 sources that hits .* no turns .*'S9:9', 'S9:8'"),
+    ],
+)
+def test_what_a_hit_names_must_exist(hit, said):
+    with pytest.raises(ContractError, match=said):
+        run(Derived([hit]))
+
+
+def test_a_derived_memory_returned_twice_is_a_fault():
+    with pytest.raises(ContractError, match="'summary-1'"):
+        check_evidence(Derived(), Evidence([HITS[2], HITS[2]]), 3, {m.source for m in TURNS})
+
+
+# --- rows
+
+
+def test_a_row_by_hand():
+    row = run(Derived()).iloc[0]
+    assert (row.hits, row.retrieved, row.behind) == (3, "S1:1 S1:2 S1:4", "S1:3 S2:1")
+    assert (row.recall_any, row.recall_all, row.recall_fraction) == (1, 0, pytest.approx(1 / 3))
+    assert row.recall_behind == 1.0, "the page stands on S1:3, the summary on S2:1"
+    assert row.precision == pytest.approx(1 / 3), "one place of three shows evidence, whatever it quotes"
+    assert row.mrr == 1 and row.ndcg == pytest.approx(1 / (1 + 1 / math.log2(3) + 1 / 2))
+    assert (row.session_any, row.session_all) == (1, 0), "S2 is only behind the summary"
+
+
+def test_a_place_gives_its_rank_to_all_that_it_quotes():
+    hits = [Hit(TURNS[3], 0.9), Hit(PAGE, 0.8, quoted=("S1:1", "S1:3")), Hit(TURNS[4], 0.7)]
+    row = run(Derived(hits)).iloc[0]
+    assert row.recall_fraction == 1 and row.precision == pytest.approx(2 / 3) and row.mrr == 1 / 2
+    dcg, best = 2 / math.log2(3) + 1 / math.log2(4), 2 / math.log2(2) + 1 / math.log2(3)
+    assert row.ndcg == pytest.approx(dcg / best)
+
+
+def test_only_a_summary_is_found():
+    row = run(Derived([HITS[2]])).iloc[0]
+    assert (row.recall_any, row.recall_fraction, row.retrieved, row.behind) == (0, 0.0, "", "S2:1")
+    assert row.recall_behind == pytest.approx(1 / 3) and row.session_any == 0
+
+
+def test_the_columns_are_there_where_something_is_behind_and_hold_for_all_systems():
+    both = run("lexical", Derived())
+    others = both[both.system == "lexical"]
+    assert others.recall_behind.tolist() == others.recall_fraction.tolist() and set(others.behind) == {""}
+    for frame in (run("lexical"), run(Derived([Hit(PAGE, 1.0, quoted=("S1:1",), behind=("S1:1",))]))):
+        assert not {"recall_behind", "behind"} & set(frame), "nothing is behind that isn't shown"
+    assert redaction_problems(both[["behind", "recall_behind"]]) == []
+
+
+def test_versions_and_what_was_taken_for_outdated():
+    old, new = "S1:1", "S2:1"
+    asked = replace(ASKED, evidence=[old, new], parts={"current": (new,), "stale": (old,)})
+    data = replace(DATA, questions=[asked])
+    both = Hit(PAGE, 0.9, quoted=(old, new))
+    assert run(Derived([both]), data=data).iloc[0].current_before_stale == 1.0, "as for a turn with both"
+    assert run(Derived([replace(both, quoted=(old,)), Hit(TURNS[4], 0.5)]), data=data).iloc[
+        0
+    ].current_before_stale == 0.0
+
+    class Dropping(Derived):
+        def retrieve(self, question, k=10):
+            return Evidence([Hit(TURNS[0], 1.0)], outdated=list(Hit(PAGE, 1.0, quoted=(new,)).sources))
+
+    assert run(Dropping(), data=data).iloc[0].kept == 0.0, "the only valid gold was dropped with the page"
+
+
+# --- ranking metrics of places with several ids
+
+PLACES = st.lists(st.lists(st.sampled_from([f"D{i}" for i in range(9)]), max_size=3).map(tuple), max_size=8)
+WANTED = st.lists(st.sampled_from([f"D{i}" for i in range(9)]), min_size=1, max_size=6)
+
+
+@given(PLACES, WANTED, st.integers(1, 10))
+@settings(max_examples=200, deadline=None)
+def test_metrics_of_places_keep_their_bounds(places, gold, k):
+    at = r.ranking_metrics(places, gold, k)
+    assert all(0 <= v <= 1 + 1e-12 for v in at.values())
+    assert (at["mrr"] > 0) == (at["recall_any"] == 1) == (at["ndcg"] > 0) == (at["precision"] > 0)
+    flat = [id for place in places[:k] for id in place]
+    assert at["recall_fraction"] == r.recall_fraction(flat, gold)
+    assert r.ndcg([tuple(dict.fromkeys(gold))], gold, k) == 1, "all at the first place"
+
+
+@given(st.lists(st.sampled_from([f"D{i}" for i in range(9)]), max_size=9), WANTED, st.integers(1, 10))
+@settings(max_examples=200, deadline=None)
+def test_places_with_one_id_have_the_scores_of_ids(found, gold, k):
+    assert r.ranking_metrics([(id,) for id in found], gold, k) == r.ranking_metrics(found, gold, k)
+    versions = (gold[:1], gold[1:2])
+    one = r.current_before_stale([(id,) for id in found], *versions, k)
+    two = r.current_before_stale(found, *versions, k)
+    assert one == two or (math.isnan(one) and math.isnan(two))
+
+
+# --- analysis
+
+
+def failure(question=ASKED):
+    return Failure.of(question, DATA.conversations[0])
+
+
+def test_interventions_go_by_what_is_shown():
+    evidence = Evidence(HITS)
+    added = apply_interventions(evidence, ["MISS"], failure())
+    assert [h.memory.id for h in added.hits[:2]] == ["c/S1:3", "c/S2:1"], "S1:1 is quoted"
+    few = apply_interventions(evidence, ["OVERLOAD"], failure())
+    assert [h.memory.id for h in few.hits] == ["page-1", "summary-1"], "made from gold: no distractors"
+
+
+def test_a_memory_that_quotes_the_newest_version_is_not_outdated():
+    asked = replace(
+        ASKED, text="Where does Ann live now?", type=QueryType.knowledge_update, evidence=["S1:1", "S2:1"]
+    )
+    turns = [turn("S1:1", "I live in Leeds now.", 0), turn("S2:1", "I live in Bristol now.", 4)]
+    known = Failure.of(asked, Conversation("c", ("Ann",), turns))
+    page = replace(PAGE, text="Ann: I live in Leeds now. Ann: I live in Bristol now.", speaker="Ann")
+    hits = [Hit(turns[0], 1.0), Hit(page, 0.9, quoted=("S1:1", "S2:1"))]
+    assert outdated_hits(hits, known) == {"c/S1:1"}
+    assert outdated_hits([hits[0], replace(hits[1], quoted=("S1:1",))], known) >= {"c/S1:1"}
+
+
+def test_failures_of_derived_memories_are_attributed():
+    frame = run(Derived())
+    diagnoses = attribute_failures(frame, DATA, [Derived()], k=3, threshold=1.01, embedder="hash")
+    assert len(diagnoses) == 1
+    lost = diagnoses.assign(cause="MISS", left=0.0, lost=1.0)
+    table = evidence_table(lost, frame)
+    assert table.set_index("evidence")["n"].to_dict() == {"all": 0, "behind": 1, "some": 0, "none": 0}
+    turns_only = frame.drop(columns=["recall_behind", "behind"])
+    assert evidence_table(lost, turns_only).set_index("evidence")["n"].to_dict() == {
+        "all": 0,
+        "some": 1,
+        "none": 0,
+    }
+
+
+def test_coverage_counts_what_is_shown_and_what_is_behind():
+    frame = measure_coverage([Derived()], DATA, budgets=(12, 400), embedder="hash")
+    assert frame.recall.tolist() == pytest.approx([1 / 3, 1 / 3])
+    assert frame.recall_behind.tolist() == pytest.approx([2 / 3, 1.0]), "12 tokens hold the page alone"
+    curves = coverage_curves(frame, value="recall_behind")
+    assert curves["mean"].tolist() == pytest.approx([2 / 3, 1.0])
+    assert "recall_behind" not in measure_coverage(["lexical"], DATA, budgets=(400,), embedder="hash")
+    assert system_similarity(Derived())(HITS) is None
+
+
+def test_longmemevals_ranking_lists_what_is_quoted():
+    turns = [replace(m, source=f"s{i}_{i}", session=f"s{i}", speaker="user") for i, m in enumerate(TURNS)]
+    asked = [replace(ASKED, evidence=["s0_0"])]
+    data = Dataset("longmemeval_oracle", [Conversation("c", ("user",), turns)], asked)
+    quoting = Derived([Hit(PAGE, 1.0, quoted=("s0_0", "s1_1")), Hit(SUMMARY, 0.5, behind=("s2_2",))])
+    rows = retrieval_rows([quoting], data, ks=(1,), embedder="hash")
+    assert set(rows["ranked"]) == {2} and rows[rows.level == "turn"]["recall_any"].tolist() == [1.0]
+
+
+# --- what people see
+
+
+def test_an_annotator_sees_which_gold_is_only_behind():
+    frame = run(Derived()).assign(f1=0.0)
+    (case,) = sample_failures(frame, DATA, "derived")
+    assert [(t.source, t.mark) for t in case.turns] == [
+        ("S1:1", "✓"),
+        ("S1:2", "·"),
+        ("S1:4", "·"),
+        ("S1:3", "≈"),
+        ("S2:1", "≈"),
+    ]
+    plain = frame.drop(columns=["behind", "recall_behind"])
+    assert [t.mark for t in sample_failures(plain, DATA, "derived")[0].turns] == ["✓", "·", "·", "✗", "✗"]
+
+
+def test_the_explorer_lists_what_is_behind():
+    shown = explorer_data(run("lexical", Derived()), DATA)
+    of_turns, derived = shown["questions"][0]["rows"]
+    named = lambda row: [shown["turns"][i][0] for i in shown["rankings"][row[7]]]  # noqa: E731
+    assert named(derived) == ["S1:3", "S2:1"] and named(of_turns) == []
+    assert len(explorer_data(run("lexical"), DATA)["questions"][0]["rows"][0]) == 7
+    assert "behind a derived memory" in explorer_html(shown)
+
+
+def test_a_case_side_by_side_names_gold_behind():
+    frame = run("lexical", Derived())
+    shown = comparison_html(frame, DATA.conversations[0], "q", ["derived", "lexical"])
+    assert shown.count("Gold behind derived memories") == 1
+    assert "<code>S1:3</code>, <code>S2:1</code>" in shown
+
+
+# --- a plan over another system's derived memories
+
+
+def test_a_wrapped_system_keeps_the_provenance_of_its_hits():
+    wrapped = WrappedSystem(Derived(), QARP(), embedder="hash")
+    wrapped.ingest(DATA.conversations[0])
+    found = wrapped.retrieve(ASKED.blind(), 3)
+    kept = {h.memory.id: (h.quoted, h.behind) for h in found.hits}
+    assert kept and all(kept[h.memory.id] == (h.quoted, h.behind) for h in HITS if h.memory.id in kept)
+    assert {"page-1", "summary-1"} <= set(kept)
+    frame = evaluate([wrapped], DATA, k=3, embedder="hash", progress=False)
+    assert isinstance(frame, pd.DataFrame) and frame.recall_behind.notna().all()
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv"])
+def test_the_marks_of_such_cases_survive_a_file_of_labels(name, tmp_path):
+    (case,) = sample_failures(run(Derived()).assign(f1=0.0), DATA, "derived")
+    raw = write_labels(tmp_path / name, [(case, Label("MISS"))])
+    assert read_labels(raw, name)[case.id][0].turns == case.turns
+    assert raw.decode().count('"behind"') == (2 if name == "a.json" else 0)
