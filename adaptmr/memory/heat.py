@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .config import MemoryConfig
 from .layers import PAGE, covered_steps
 from ..types import Memory
 
+if TYPE_CHECKING:
+    from adaptmr.store.visits import Visits
+
 # %% auto #0
-__all__ = ['Uses', 'UNUSED', 'Use', 'hit_rate', 'heat', 'visited']
+__all__ = ['Uses', 'UNUSED', 'Use', 'uses_of', 'hit_rate', 'heat', 'visited']
 
 # %% ../../nbs/memory/01_heat.ipynb #693971e9
 @dataclass(frozen=True)
@@ -23,16 +27,19 @@ class Use:
 
     - `hits`: the queries of all time that found it (`hit_count_total`).
     - `recent_hits`: those among the last `hit_window` queries (`hit_count_window`).
-    - `last_step`: the turn number at which it was last found; 0 where that is not known.
     """
 
     hits: int = 0
     recent_hits: int = 0
-    last_step: int = 0
 
 
 Uses = Mapping[str, Use]  # by the id of a memory; an id that is missing was never found
 UNUSED = Use()
+
+
+def uses_of(visits: Visits) -> Uses:
+    """Return the uses that a store counted with `store.visits(last=config.hit_window)`."""
+    return {id: Use(n, visits.recent.get(id, 0)) for id, n in visits.total.items()}
 
 
 def hit_rate(use: Use, config: MemoryConfig) -> float:
@@ -45,7 +52,7 @@ def hit_rate(use: Use, config: MemoryConfig) -> float:
 
 def heat(topic: Memory, use: Use, now: int, config: MemoryConfig) -> float:
     """Return the heat of a topic when the turn numbered `now` is the latest one."""
-    since = max(0, now - max(covered_steps(topic)[1], use.last_step))
+    since = 0 if use.recent_hits else max(0, now - covered_steps(topic)[1])
     recency = math.exp(-since / config.heat_decay_steps)
     pages = int(topic.meta.get("pages", 1))
     return config.heat_visits * use.hits + config.heat_length * pages + config.heat_recency * recency

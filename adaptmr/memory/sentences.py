@@ -89,14 +89,20 @@ class _Sentence:
         return count_tokens(self.text)
 
 
+_SPEAKER = re.compile(r"([^\s:：,.!?，。！？]+(?: [^\s:：,.!?，。！？]+){0,2}): ")
+
+
 def _sentences(memories: Sequence[Memory]) -> list[_Sentence]:
-    out = []
+    out: list[_Sentence] = []
     for m in memories:
-        by = ASSISTANT_FACTOR if is_assistant(m.speaker) else 1.0
+        speaker = m.speaker
         for s, words, extra in sentence_parts(m.text):
-            asked = QUESTION_FACTOR if s[-1] in "?？" else 1.0
-            if words:
-                out.append(_Sentence(len(out), m.speaker, s, words, extra, by * asked))
+            if m.layer and (named := _SPEAKER.match(s)):  # a summary that quotes: `Maya: I live in Leeds.`
+                speaker, s = named[1], s[named.end() :]
+            by = ASSISTANT_FACTOR if is_assistant(speaker) else 1.0
+            asked = QUESTION_FACTOR if s[-1:] in ("?", "？") else 1.0
+            if words and s:
+                out.append(_Sentence(len(out), speaker, s, words, extra, by * asked))
     return out
 
 

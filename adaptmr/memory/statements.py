@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..llm.tokens import count_tokens
 from .layers import CATEGORIES
@@ -19,8 +20,8 @@ from ..text import count_words, split_sentences
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['TOLD', 'STATED_BONUS', 'Statement', 'classify_statement', 'find_statements', 'best_statements', 'restates',
-           'find_facts']
+__all__ = ['TOLD', 'STATED_BONUS', 'Statement', 'classify_statement', 'find_statements', 'best_statements', 'stated_attributes',
+           'restates', 'find_facts']
 
 # %% ../../nbs/memory/01_statements.ipynb #8aba68e8
 _I = r"\bi(?:'m| am|’m)"
@@ -35,13 +36,15 @@ _PATTERNS: tuple[tuple[str, float, re.Pattern[str]], ...] = tuple(
         ("constraint", 0.9, r"\b(?:vegetarian|vegan|halal|kosher|gluten|lactose|teetotal)\b|吃素|清真|忌口"),
         ("constraint", 0.85, r"\bi (?:can(?:'t|’t|not) (?:eat|drink|do|have|take|work|afford|drive|stand up)|"
             r"(?:don't|don’t|do not|never) (?:eat|drink|drive|fly|smoke|work|do)\b|mustn['’]t|"
-            r"(?:have|need|'ve got|’ve got) to be )|我(?:从来)?(?:不(?:能|吃|喝|抽|会|可以)|必须|得在|只能|忌)"),
+            r"(?:have|need|'ve got|’ve got) to be )|"
+            r"我(?:从来)?(?:不(?:能|吃|喝|抽|会|可以)|必须|得在|只能|忌)"),
         ("constraint", 0.8, r"^(?:and |so |but |please |oh and )?(?:please|don't|don’t|never|always|send me|"
             r"keep me|call me|remind me|only |no more )|请(?:不要|别|记住|叫我)|以后(?:不要|别|都)|"
             r"^(?:别|不要|记得)"),
         ("preference", 0.9, r"\bmy (?:\w+ )?favou?rite\b|"
             r"\bi(?:'d|’d)? (?:really |absolutely |just |much )?(?:love|adore|prefer|hate|detest|loathe)\b|"
-            r"\bi (?:can't|can’t|cannot) stand\b|我(?:最|特别|很|真|非常|超|就)?(?:喜欢|爱(?!人)|讨厌|偏爱|受不了|烦)|"
+            r"\bi (?:can't|can’t|cannot) stand\b|"
+            r"我(?:最|特别|很|真|非常|超|就)?(?:喜欢|爱(?!人)|讨厌|偏爱|受不了|烦)|"
             r"我(?:不|不太)喜欢|我的最爱"),
         ("preference", 0.75, rf"\bi (?:really |quite |do )?(?:like|enjoy|dislike|miss)\b|{_I} (?:not )?(?:a |"
             r"much of a )?(?:\w+ )?(?:fan|person)\b|\bi(?:'d|’d) rather\b|我(?:更|比较|宁愿)"),
@@ -55,8 +58,8 @@ _PATTERNS: tuple[tuple[str, float, re.Pattern[str]], ...] = tuple(
         ("persona", 0.9, r"\bmy name(?:'s|’s| is)\b|\bi (?:live|work|teach|study|drive|was born|grew up)\b|"
             rf"{_I} (?:an? |from |\d|married|single|divorced|retired|\w+-year)|"
             r"\bi(?:'ve|’ve| have) (?:lived|worked|been (?:an? |\w+ing))|"
-            r"我(?:叫|是(?!说|想)|住|家(?!里没)|今年|在[^，。]{1,12}(?:工作|上班|上学|读|教|开|当)|老家|姓|的职业)"),
-        ("persona", 0.75, r"\bi(?:'ve|’ve| have)? (?:got|have|own|started|moved|bought|changed|joined|quit|got)\b|"
+            r"我(?:叫|是(?!说|想)|住|家(?!里没)|今年|在[^，。]{1,12}(?:工作|上班|上学|读|教|开|当)|老家|姓)"),
+        ("persona", 0.75, r"\bi(?:'ve|’ve| have)? (?:got|have|own|started|moved|bought|changed|joined|quit)\b|"
             r"\b(?:my|our) (?:\w+ )?(?:sister|brother|mum|mom|mother|dad|father|wife|husband|partner|son|"
             r"daughter|dog|cat|flat|house|job|car|birthday|boss|school)\b|"
             r"我(?:有|买了|换了|搬|养|开始|当)|我(?:妈|爸|姐|哥|弟|妹|老公|老婆|爱人|女儿|儿子|家的)"),
@@ -124,9 +127,15 @@ def best_statements(turns: Sequence[Memory], n: int, floor: float = 0.0) -> list
     return [s for s in ranked if s.confidence >= floor][:n]
 
 # %% ../../nbs/memory/01_statements.ipynb #c2a3400a
+@lru_cache(maxsize=20_000)
+def stated_attributes(text: str) -> frozenset[str]:
+    """Return the names of the attributes of which a text states the speaker's value; results are cached."""
+    return frozenset(a.name for a in ATTRIBUTES if states_attribute(a, text))
+
+
 def restates(older: str, newer: str) -> bool:
     """Say whether two statements of one person give a value of the same attribute, such as the home."""
-    return any(states_attribute(a, older) and states_attribute(a, newer) for a in ATTRIBUTES)
+    return not stated_attributes(older).isdisjoint(stated_attributes(newer))
 
 # %% ../../nbs/memory/01_statements.ipynb #7d013d8a
 TOLD = ("persona", 0.5)  # category and confidence of a sentence that no pattern matches

@@ -34,7 +34,7 @@ MAX_LINES = 12  # of a profile
 _SHORT = {"type": "string", "minLength": 1, "maxLength": MAX_FACT_CHARS}
 _SUMMARY = {"type": "string", "minLength": 1, "maxLength": MAX_SUMMARY_CHARS}
 _NUMBER = {"type": "integer", "minimum": 1, "maximum": 10_000}
-_STATEMENT = {
+_STATEMENT: dict[str, dict[str, Any]] = {
     "text": _SHORT,
     "category": {"type": "string", "enum": list(CATEGORIES)},
     "confidence": {"type": "number", "minimum": 0, "maximum": 1},
@@ -131,7 +131,7 @@ TOPIC_SUMMARY = register_task(
             "en": (
                 "These are summaries of pieces of a conversation on one subject, the oldest first. Write one "
                 "summary of two to five sentences: how things stand now, and what led there with its dates. "
-                "Where the newer contradicts the older, the newer holds. Keep names and numbers. Add nothing. "
+                "Where they contradict each other, the newer one holds. Keep names and numbers. Add nothing. "
                 f"{MEMORIES_ARE_DATA['en']}\n"
                 'Reply in JSON: {"summary": "..."}',
                 "$memories\nJSON:",
@@ -157,8 +157,11 @@ SHARED_TO_CONTINUE = 0.05  # Jaccard of the content words of two pages
 
 def shared_words(before: Sequence[Memory], after: Sequence[Memory]) -> float:
     """Return the Jaccard overlap of the content words of two groups of turns, 0 to 1."""
-    a, b = (frozenset(w for m in ms for _, ws, _ in sentence_parts(m.text) for w in ws) for ms in (before, after))
-    return jaccard(a, b)
+    return jaccard(_words(before), _words(after))
+
+
+def _words(turns: Sequence[Memory]) -> frozenset[str]:
+    return frozenset(w for t in turns for _, words, _ in sentence_parts(t.text) for w in words)
 
 
 CONTINUITY = register_task(
@@ -294,8 +297,8 @@ PROMOTION = register_task(
         prompts={
             "en": (
                 "A user keeps coming back to this topic. Write down what every later answer should respect: "
-                f"at most {MAX_KEYS} lasting things, each a short sentence that can be understood alone, with "
-                "the person's name, its category, how sure you are (0 to 1), and the number of the turn that "
+                f"at most {MAX_KEYS} lasting things, each a short sentence that can be understood alone, "
+                "with the person's name, its category, how sure you are (0 to 1), and the number of the turn that "
                 "says it. If nothing here must be respected, give an empty list. Categories: "
                 f"{_CATEGORIES_EN}. {MEMORIES_ARE_DATA['en']}\n"
                 'Reply in JSON: {"keys": [{"text": "Maya is allergic to nuts.", "category": "risk", '
@@ -307,8 +310,8 @@ PROMOTION = register_task(
                 "每条是能单独看懂的短句，写出人名，并给出类别、把握（0 到 1）和说到它的那一轮的编号。"
                 "如果没有必须遵守的内容，给出空列表。类别："
                 f"{_CATEGORIES_ZH}。{MEMORIES_ARE_DATA['zh']}\n"
-                '用 JSON 回答：{"keys": [{"text": "小满对花生过敏。", "category": "risk", "confidence": 0.95, '
-                '"turn": 2}]}',
+                '用 JSON 回答：{"keys": [{"text": "小满对花生过敏。", "category": "risk", '
+                '"confidence": 0.95, "turn": 2}]}',
                 "话题：$summary\n$memories\nJSON：",
             ),
         },

@@ -148,12 +148,13 @@ class Records(RecordReader):
     def visit(self, ids: Iterable[str], query: bool = True) -> None:
         """Record that the memories with these ids were visited, by one query or without any.
 
-        A memory that was erased meanwhile is left out. Raises `KeyError` for an id that was never there.
+        A memory that was erased meanwhile is left out. The commit doesn't wait for the disk: a count that is
+        lost with the power until the next change is no loss. Raises `KeyError` for an id that was never there.
         """
         wanted = list(dict.fromkeys(ids))
         if not wanted and not query:
             return
-        with self.writing() as db:
+        with self.writing(synced=False) as db:
             sql = "SELECT key FROM memories WHERE id = ?"
             found = {i: fetch_value(db, sql, (to_sql(i),)) for i in wanted}
             for id in (i for i, key in found.items() if key is None):
