@@ -264,6 +264,7 @@ FLOORS = [
     {"store"},
     {"retrieval"},
     {"planning"},
+    {"memory"},
     {"systems"},
     {"data"},
     {"eval"},

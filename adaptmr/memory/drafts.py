@@ -29,7 +29,7 @@ class Draft:
         self._vectors: dict[str, np.ndarray] = {}
 
     def put(self, memory: Memory, vector: np.ndarray | None = None) -> None:
-        """Add a memory, or put it in the place of the one with its id; `vector` (dim,) is that of its text."""
+        """Add a memory, or replace the one with its id; `vector` (dim,) is that of its text."""
         self._before.setdefault(memory.id, self.layers.get(memory.id))
         self._after[memory.id] = memory
         if vector is not None:

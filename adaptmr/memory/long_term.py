@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from .config import MemoryConfig
 from .heat import UNUSED, Uses
 from .layers import AUTO, FACT, PROFILE, SUMMARY, derive, span_id, step_span, text_id
-from .statements import restates
+from .statements import supersedes
 from .state import Layers
 from .tasks import Claim, Written
 from ..text import find_names
@@ -63,7 +63,7 @@ def replaces(newer: Memory, older: Memory) -> bool:
     """Say whether a fact or key memory gives a newer value of what another one of the same person says."""
     if newer.id == older.id or older.step > newer.step or _subject(newer) != _subject(older):
         return False
-    return restates(older.text, newer.text)
+    return supersedes(newer.text, older.text)
 
 
 def _subject(m: Memory) -> tuple[str, tuple[str, ...]]:
@@ -73,12 +73,14 @@ def _subject(m: Memory) -> tuple[str, tuple[str, ...]]:
 
 def facts_to_give_up(layers: Layers, uses: Uses, config: MemoryConfig) -> list[Memory]:
     """Return the facts above the capacity: the least asked for, the least sure, the oldest first."""
-    facts = layers.of(FACT)
-    room = config.ltm_capacity - layers.count(SUMMARY)
-    order = sorted(
-        facts, key=lambda f: (uses.get(f.id, UNUSED).hits, float(f.meta["confidence"]), f.step, f.id)
-    )
-    return order[: max(0, len(facts) - room)]
+    extra = layers.count(FACT) + layers.count(SUMMARY) - config.ltm_capacity
+    if extra <= 0:
+        return []
+
+    def worth(fact: Memory) -> tuple[int, float, int, str]:
+        return uses.get(fact.id, UNUSED).hits, float(fact.meta["confidence"]), fact.step, fact.id
+
+    return sorted(layers.of(FACT), key=worth)[:extra]
 
 # %% ../../nbs/memory/03_long_term.ipynb #132266e4
 def profile_id(owner: str) -> str:

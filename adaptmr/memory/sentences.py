@@ -19,7 +19,7 @@ from ..types import Memory
 
 # %% auto #0
 __all__ = ['Idf', 'QUESTION_FACTOR', 'ASSISTANT_FACTOR', 'NAME_OR_NUMBER', 'OVERHEAD', 'WordCounts', 'equal_idf',
-           'sentence_parts', 'summarize', 'find_keywords', 'keyword_set', 'jaccard']
+           'sentence_parts', 'summarize', 'word_stems', 'find_keywords', 'keyword_set', 'jaccard']
 
 # %% ../../nbs/memory/00_sentences.ipynb #e144f7c6
 Idf = Callable[[str], float]
@@ -83,10 +83,7 @@ class _Sentence:
     words: frozenset[str]
     extra: int  # names and numbers
     factor: float
-
-    @property
-    def tokens(self) -> int:
-        return count_tokens(self.text)
+    tokens: int
 
 
 _SPEAKER = re.compile(r"([^\s:：,.!?，。！？]+(?: [^\s:：,.!?，。！？]+){0,2}): ")
@@ -102,7 +99,7 @@ def _sentences(memories: Sequence[Memory]) -> list[_Sentence]:
             by = ASSISTANT_FACTOR if is_assistant(speaker) else 1.0
             asked = QUESTION_FACTOR if s[-1:] in ("?", "？") else 1.0
             if words and s:
-                out.append(_Sentence(len(out), speaker, s, words, extra, by * asked))
+                out.append(_Sentence(len(out), speaker, s, words, extra, by * asked, count_tokens(s)))
     return out
 
 
@@ -111,9 +108,10 @@ def _choose(sentences: Sequence[_Sentence], tokens: int, idf: Idf) -> list[_Sent
     covered: set[str] = set()
     chosen: list[_Sentence] = []
     left, room = list(sentences), tokens
+    weights = {w: idf(w) for s in sentences for w in s.words}
 
     def worth(s: _Sentence) -> tuple[float, int]:
-        new = math.fsum(idf(w) for w in s.words - covered) + NAME_OR_NUMBER * s.extra
+        new = math.fsum(weights[w] for w in s.words - covered) + NAME_OR_NUMBER * s.extra
         return round(s.factor * new / (s.tokens + OVERHEAD), 9), -s.order
 
     while left:
@@ -144,18 +142,24 @@ def summarize(memories: Sequence[Memory], tokens: int, idf: Idf = equal_idf) -> 
     return " ".join(parts)
 
 # %% ../../nbs/memory/00_sentences.ipynb #8ba1de45
+@lru_cache(maxsize=100_000)
+def word_stems(word: str) -> tuple[str, ...]:
+    """Return the content words of one word or keyword, in order; results are cached."""
+    return content_words(word)
+
+# %% ../../nbs/memory/00_sentences.ipynb #3fda97ce
 _WORD = re.compile(rf"[^\W\d_{CJK}][\w'’-]*")
 
 
 def _as_written(text: str) -> dict[str, str]:
     """Map each content word of a text to the form in which it first occurs."""
     written: dict[str, str] = {}
-    for m in _WORD.finditer(text):
-        for stem in content_words(m[0]):
-            written.setdefault(stem, m[0])
+    for word in _WORD.findall(text):
+        for stem in word_stems(word):
+            written.setdefault(stem, word)
     return written
 
-# %% ../../nbs/memory/00_sentences.ipynb #3fda97ce
+# %% ../../nbs/memory/00_sentences.ipynb #f1a520ce
 def find_keywords(memories: Sequence[Memory], n: int, idf: Idf = equal_idf) -> tuple[str, ...]:
     """Return at most `n` keywords of memories, the best first."""
     counts: Counter[str] = Counter()
@@ -163,15 +167,17 @@ def find_keywords(memories: Sequence[Memory], n: int, idf: Idf = equal_idf) -> t
     for m in memories:
         for text, words, _ in sentence_parts(m.text):
             counts.update(words)
-            written = {**_as_written(text), **written}
-        counts.update(w for name in find_names(m.text) for w in content_words(name))
+            for stem, word in _as_written(text).items():
+                written.setdefault(stem, word)
+        counts.update(w for name in find_names(m.text) for w in word_stems(name))
     ranked = sorted(counts, key=lambda w: (-round(counts[w] * idf(w), 9), w))
-    return tuple(dict.fromkeys(written.get(w, w) for w in ranked if not w.isdigit()))[:n]
+    readable = (written.get(w, w) for w in ranked)
+    return tuple(dict.fromkeys(w for w in readable if not w.isdigit() and not w.endswith("ly")))[:n]
 
 
 def keyword_set(keywords: Iterable[str]) -> frozenset[str]:
     """Return the content words of keywords, by which two sets of keywords are compared."""
-    return frozenset(w for k in keywords for w in content_words(k))
+    return frozenset(w for k in keywords for w in word_stems(k))
 
 
 def jaccard(a: frozenset[str], b: frozenset[str]) -> float:

@@ -15,13 +15,14 @@ from ..llm.tokens import count_tokens
 from .layers import CATEGORIES
 from .sentences import NAME_OR_NUMBER, OVERHEAD, Idf, equal_idf, sentence_parts
 from ..retrieval.candidates import is_assistant
+from ..retrieval.pairs import text_facts
 from ..retrieval.versions import ATTRIBUTES, states_attribute
 from ..text import count_words, split_sentences
 from ..types import Memory
 
 # %% auto #0
 __all__ = ['TOLD', 'STATED_BONUS', 'Statement', 'classify_statement', 'find_statements', 'best_statements', 'stated_attributes',
-           'restates', 'find_facts']
+           'supersedes', 'find_facts']
 
 # %% ../../nbs/memory/01_statements.ipynb #8aba68e8
 _I = r"\bi(?:'m| am|’m)"
@@ -59,7 +60,7 @@ _PATTERNS: tuple[tuple[str, float, re.Pattern[str]], ...] = tuple(
             rf"{_I} (?:an? |from |\d|married|single|divorced|retired|\w+-year)|"
             r"\bi(?:'ve|’ve| have) (?:lived|worked|been (?:an? |\w+ing))|"
             r"我(?:叫|是(?!说|想)|住|家(?!里没)|今年|在[^，。]{1,12}(?:工作|上班|上学|读|教|开|当)|老家|姓)"),
-        ("persona", 0.75, r"\bi(?:'ve|’ve| have)? (?:got|have|own|started|moved|bought|changed|joined|quit)\b|"
+        ("persona", 0.75, r"\bi(?:'ve|’ve| have)? (?:got|have|own|started|moved|bought|joined|quit)\b|"
             r"\b(?:my|our) (?:\w+ )?(?:sister|brother|mum|mom|mother|dad|father|wife|husband|partner|son|"
             r"daughter|dog|cat|flat|house|job|car|birthday|boss|school)\b|"
             r"我(?:有|买了|换了|搬|养|开始|当)|我(?:妈|爸|姐|哥|弟|妹|老公|老婆|爱人|女儿|儿子|家的)"),
@@ -133,8 +134,10 @@ def stated_attributes(text: str) -> frozenset[str]:
     return frozenset(a.name for a in ATTRIBUTES if states_attribute(a, text))
 
 
-def restates(older: str, newer: str) -> bool:
-    """Say whether two statements of one person give a value of the same attribute, such as the home."""
+def supersedes(newer: str, older: str) -> bool:
+    """Say whether a statement tells a change of an attribute that an older one of that person states."""
+    if "change" not in text_facts(newer).seen:
+        return False
     return not stated_attributes(older).isdisjoint(stated_attributes(newer))
 
 # %% ../../nbs/memory/01_statements.ipynb #7d013d8a
@@ -149,14 +152,16 @@ def find_facts(turns: Sequence[Memory], n: int, idf: Idf = equal_idf) -> list[St
     """
     left = _told(turns)
     order = {id(s): i for i, (s, _, _) in enumerate(left)}
+    lengths = {id(s): math.sqrt(count_tokens(s.text) + 2 * OVERHEAD) for s, _, _ in left}
+    weights = {w: idf(w) for _, words, _ in left for w in words}
     covered: set[str] = set()
     chosen: list[Statement] = []
 
     def worth(candidate: tuple[Statement, frozenset[str], int]) -> tuple[float, int]:
         s, words, extra = candidate
-        new = math.fsum(sorted(idf(w) for w in words - covered)) + NAME_OR_NUMBER * extra
+        new = math.fsum(weights[w] for w in words - covered) + NAME_OR_NUMBER * extra
         stated = STATED_BONUS * s.confidence if (s.category, s.confidence) != TOLD else 0.0
-        return round(new * (1 + stated) / math.sqrt(count_tokens(s.text) + 2 * OVERHEAD), 9), -order[id(s)]
+        return round(new * (1 + stated) / lengths[id(s)], 9), -order[id(s)]
 
     while left and len(chosen) < n:
         best = max(left, key=worth)

@@ -14,7 +14,7 @@ from ..llm.tasks import Task, TaskResult, object_schema, register_task
 from .config import MemoryConfig
 from .layers import CATEGORIES
 from .sentences import Idf, equal_idf, find_keywords, jaccard, sentence_parts, summarize
-from .statements import TOLD, best_statements, find_facts, restates
+from .statements import TOLD, best_statements, find_facts, supersedes
 from ..reader import MEMORIES_ARE_DATA, fence_hits, sanitize
 from ..text import detect_language
 from ..types import Hit, Memory
@@ -256,7 +256,7 @@ def _profile_by_rule(lines: Sequence[str], facts: Sequence[Memory]) -> dict[str,
         if float(fact.meta.get("confidence", 0)) <= TOLD[1] or line in kept:
             continue
         who = f"{fact.speaker}: " if fact.speaker else ""
-        kept = [k for k in kept if not (k.startswith(who) and restates(k[len(who) :], fact.text))]
+        kept = [k for k in kept if not (k.startswith(who) and supersedes(fact.text, k[len(who) :]))]
         kept.append(line)
     return {"lines": kept[-MAX_LINES:]}
 
@@ -298,8 +298,8 @@ PROMOTION = register_task(
             "en": (
                 "A user keeps coming back to this topic. Write down what every later answer should respect: "
                 f"at most {MAX_KEYS} lasting things, each a short sentence that can be understood alone, "
-                "with the person's name, its category, how sure you are (0 to 1), and the number of the turn that "
-                "says it. If nothing here must be respected, give an empty list. Categories: "
+                "with the person's name, its category, how sure you are (0 to 1), and the number of the turn "
+                "that says it. If nothing here must be respected, give an empty list. Categories: "
                 f"{_CATEGORIES_EN}. {MEMORIES_ARE_DATA['en']}\n"
                 'Reply in JSON: {"keys": [{"text": "Maya is allergic to nuts.", "category": "risk", '
                 '"confidence": 0.95, "turn": 2}]}',

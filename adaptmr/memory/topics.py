@@ -15,9 +15,8 @@ from ..llm.tokens import count_tokens
 from .config import MemoryConfig
 from .heat import UNUSED, Uses, heat
 from .layers import TOPIC, covered_steps, derive, span_id, step_span
-from .sentences import jaccard
+from .sentences import jaccard, word_stems
 from .state import Layers
-from ..text import content_words
 from ..types import Memory
 
 # %% auto #0
@@ -91,7 +90,7 @@ def topic_keywords(pages: Sequence[Memory], n: int) -> list[str]:
     written: dict[tuple[str, ...], str] = {}
     for page in reversed(pages):
         for word in page.meta.get("keywords", ()):
-            key = content_words(word) or (word,)
+            key = word_stems(word) or (word,)
             counts[key] += 1
             written.setdefault(key, word)
     return [written[k] for k, _ in counts.most_common(n)]

@@ -269,7 +269,9 @@ class Writer:
     def _evict(self, draft: Draft, uses: Uses) -> None:
         """Retire the least used topics above the capacity, with their pages; the turns stay."""
         extra = draft.layers.count(TOPIC) - self.config.mtm_capacity
-        for topic in eviction_order(draft.layers, uses, self.config)[: max(0, extra)]:
+        if extra <= 0:
+            return
+        for topic in eviction_order(draft.layers, uses, self.config)[:extra]:
             for memory in (topic, *draft.layers.pages_of(topic.id)):
                 draft.retire(memory)
 
