@@ -10,7 +10,7 @@ from datetime import datetime
 
 import numpy as np
 
-from .candidates import asked_at, columns_of, query_text, seconds
+from .candidates import asked_at, query_text, said_at, seconds
 from .store_part import part_of_rows
 from ..store.protocol import Store
 from ..types import Question, as_utc
@@ -43,10 +43,10 @@ def store_as_of(store: Store, moment: datetime | None) -> Store:
 
     For `None` it is the store itself. A memory said at that very moment is visible.
     """
-    if moment is None or not (columns_of(store).said_at > seconds(moment)).any():
+    if moment is None or not (said_at(store) > seconds(moment)).any():
         return store
     with store.snapshot():
-        rows = np.flatnonzero(columns_of(store).said_at <= seconds(moment))
+        rows = np.flatnonzero(said_at(store) <= seconds(moment))
         # in one version, the number of memories said by a moment identifies them
         return part_of_rows(store, ("as of", len(rows)), lambda: rows)
 

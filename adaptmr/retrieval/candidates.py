@@ -26,8 +26,8 @@ from ..types import Memory, Question
 # %% auto #0
 __all__ = ['MAX_QUERY_CHARS', 'ASSISTANTS', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'SCORE_ALL_UP_TO', 'BACKGROUND_ROWS',
            'ROLE_PRIOR', 'query_text', 'is_assistant', 'ParsedQuery', 'parse_query', 'cached_content_words',
-           'StoreColumns', 'passages', 'split_passages', 'seconds', 'columns_of', 'known_sentences', 'asked_at',
-           'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
+           'StoreColumns', 'passages', 'split_passages', 'seconds', 'said_at', 'columns_of', 'known_sentences',
+           'asked_at', 'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #7dc0c7cc
 MAX_QUERY_CHARS = 2_000
@@ -262,12 +262,33 @@ def _passages(sentences: Iterable[str]) -> Iterator[str]:
 
 # %% ../../nbs/retrieval/00_candidates.ipynb #e62f4373
 _COLUMNS: WeakKeyDictionary[Any, StoreColumns] = WeakKeyDictionary()
+_SAID_AT: WeakKeyDictionary[Any, tuple[Any, Sequence[Memory], np.ndarray]] = WeakKeyDictionary()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def seconds(t: datetime) -> float:
     """Return the seconds since 1970; unlike `datetime.timestamp`, for the years 1 and 9999 everywhere too."""
     return (t - _EPOCH).total_seconds()
+
+
+def said_at(store: PlannerStore) -> np.ndarray:
+    """Return when the memories of a store were said, in seconds since 1970: (n,), computed once a version.
+
+    It costs a fifth of all columns.
+    """
+    version = store.version
+    columns = _COLUMNS.get(store)
+    if columns is not None and columns.version == version:
+        return columns.said_at
+    return _said_at(store, version, store.memories)
+
+
+def _said_at(store: PlannerStore, version: Any, memories: Sequence[Memory]) -> np.ndarray:
+    known = _SAID_AT.get(store)
+    if known is None or known[0] != version or known[1] is not memories:
+        known = version, memories, np.array([seconds(m.at) for m in memories])
+        _SAID_AT[store] = known
+    return known[2]
 
 
 def columns_of(store: PlannerStore) -> StoreColumns:
@@ -289,7 +310,7 @@ def columns_of(store: PlannerStore) -> StoreColumns:
         session,
         previous,
         following,
-        np.array([seconds(m.at) for m in memories]),
+        _said_at(store, version, memories),
         np.array([seconds(m.event_at or m.at) for m in memories]),
         speaker,
         speakers,
