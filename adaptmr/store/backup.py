@@ -106,12 +106,12 @@ def read_backup(path: str | os.PathLike[str]) -> Backup:
         except (ValueError, TypeError, AttributeError) as e:
             raise ValueError(f"{os.fspath(path)}, line {n} {e}; nothing was imported") from e
     past = found.past
-    read = {"memories": found.memories, "events": past.log, "versions": past.versions}
-    read |= {"rollbacks": past.rollbacks, "visits": past.occasions}
-    for name, values in read.items():
-        if head.get(name, len(values)) != len(values):
+    counts = {"memories": len(found.memories), "events": len(past.log), "versions": len(past.versions)}
+    counts |= {"rollbacks": len(past.rollbacks), "visits": len(past.occasions)}
+    for name, have in counts.items():
+        if head.get(name, have) != have:
             raise ValueError(
-                f"{os.fspath(path)}: has {len(values)} {name}, its first line says {head[name]}; "
+                f"{os.fspath(path)}: has {have} {name}, its first line says {head[name]}; "
                 "lines are missing or too many, nothing was imported"
             )
     if problem := _find_contradiction(found):
@@ -156,8 +156,8 @@ def _find_contradiction(found: Backup) -> str:
     """Say which line of the past speaks of a memory or an event that is not in the file; empty for none."""
     past, events = found.past, {e.seq: e for e in found.past.log}
     for version in past.versions:
-        event = events.get(version.until)
-        if event is None or (event.kind, event.id) != ("update", version.memory.id):
+        ended = events.get(version.until)
+        if ended is None or (ended.kind, ended.id) != ("update", version.memory.id):
             return f"has an earlier version of {version.memory.id!r} that no event ended"
         if version.memory.id not in found.memories:
             return f"has an earlier version of {version.memory.id!r}, but not the memory"

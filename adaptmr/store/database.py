@@ -216,29 +216,24 @@ class Database:
             yield self._db
 
     @contextmanager
-    def writing(self, synced: bool = True) -> Iterator[sqlite3.Connection]:
+    def writing(self, sync: bool = True) -> Iterator[sqlite3.Connection]:
         """Hold the write lock within the block, and commit at its end. Raises `StoreMoved`.
 
-        Unless `synced`, the commit doesn't wait for the disk: what it wrote survives the end of the process,
-        but a loss of power only once there was another commit that waits.
+        With `sync=False`, the end doesn't wait for the disk: what was written survives the end of the
+        process, but a power cut may take the last of it.
         """
         with self._lock, translate_errors(self.path, self.timeout):
             self._check_in_place("nothing was changed")
-            with self._waiting_for_disk(synced), write_transaction(self._db):
-                yield self._db
+            if not sync:
+                self._db.execute("PRAGMA synchronous=NORMAL")
+            try:
+                with write_transaction(self._db):
+                    yield self._db
+            finally:
+                if not sync:
+                    self._db.execute("PRAGMA synchronous=FULL")
             self._check_in_place("what was just written went into the file that was there before")
             self._log.finish_erasing(wait=False)
-
-    @contextmanager
-    def _waiting_for_disk(self, synced: bool) -> Iterator[None]:
-        """Say whether commits within the block wait for the disk."""
-        if not synced:
-            self._db.execute("PRAGMA synchronous=NORMAL")
-        try:
-            yield
-        finally:
-            if not synced:
-                self._db.execute("PRAGMA synchronous=FULL")
 
     def _check_in_place(self, consequence: str) -> None:
         if not (why := self._files.moved_reason()):

@@ -256,6 +256,7 @@ class StoreWriter:
                 raise TypeError(f"{edit!r:.200} is a {type_name}, not an Add, Update, SetStatus or Erase")
             if isinstance(edit, Add | Update):
                 to_row(edit.memory)  # what can't be stored is refused before anything is encoded
+                _check_vector(edit)
         return self._apply(several, who, why, since).last_event
 
     def add(self, memories: Iterable[Memory] | Memory | Conversation, who: str, why: str) -> int:
@@ -310,7 +311,7 @@ class StoreWriter:
             log=[e for e in backup.past.log if e.id not in known],
             versions=[v for v in backup.past.versions if v.memory.id not in known],
         )
-        if not new and all(e.kind == "rollback" for e in past.log):
+        if self._records.has_past() and not new and all(e.kind == "rollback" for e in past.log):
             return 0
         self._encoder.choose_embedder([truncate_text(m).text_with_speaker for m in new])
         name_and_dim = self._encoder.embedder_id
@@ -343,7 +344,7 @@ class StoreWriter:
         return self._encoder.encode(texts) if texts else ()
 
     def _apply(
-        self, edits: list[Edit], who: str, why: str, since: int | None = None, keep_taken: bool = False
+        self, edits: Sequence[Edit], who: str, why: str, since: int | None = None, keep_taken: bool = False
     ) -> Applied:
         """Encode what has no vector, carry out the edits, and mark the views as out of date."""
         while True:
@@ -359,26 +360,23 @@ class StoreWriter:
             self._after(edits)
             return applied
 
-    def _with_vectors(self, edits: list[Edit]) -> tuple[list[Edit], tuple[str, int] | None]:
+    def _with_vectors(self, edits: Sequence[Edit]) -> tuple[Sequence[Edit], tuple[str, int] | None]:
         """Return the edits with the vectors that they need, and the embedder when there are any."""
-        words = {i: m.text_with_speaker for i, m in self._records.find(_updated_ids(edits)).items()}
+        updated = [edit.id for edit in edits if isinstance(edit, Update)]
+        words = {i: m.text_with_speaker for i, m in self._records.find(updated).items()}
+        saying = {n: edit for n, edit in enumerate(edits) if isinstance(edit, Add | Update)}
         lacking: list[int] = []
-        for n, edit in enumerate(edits):
-            if isinstance(edit, SetStatus | Erase):
-                continue
+        for n, edit in saying.items():
             text = edit.memory.text_with_speaker
             if edit.vector is None and (isinstance(edit, Add) or words.get(edit.id, text) != text):
                 lacking.append(n)
             words[edit.id] = text
-        memories = [edit.memory for edit in edits if isinstance(edit, Add | Update)]
-        given = any(edit.vector is not None for edit in edits if isinstance(edit, Add | Update))
-        if not lacking and not given:
+        if not lacking and all(edit.vector is None for edit in saying.values()):
             return edits, None
-        self._encoder.choose_embedder([truncate_text(m).text_with_speaker for m in memories])
+        self._encoder.choose_embedder([truncate_text(e.memory).text_with_speaker for e in saying.values()])
         ready = list(edits)
-        texts = [truncate_text(edits[n].memory).text_with_speaker for n in lacking]
-        for n, vector in zip(lacking, self._encoder.encode(texts) if texts else ()):
-            ready[n] = replace(edits[n], vector=vector)
+        for n, vector in zip(lacking, self._encode([saying[n].memory for n in lacking])):
+            ready[n] = replace(saying[n], vector=vector)
         return ready, self._encoder.embedder_id
 
     def _before(self, edits: Iterable[Edit]) -> None:
@@ -395,6 +393,17 @@ class StoreWriter:
                 self._views.after_erase(edit.id)
 
 # %% ../../nbs/store/09_memory_store.ipynb #41bc842f
+def _check_vector(edit: Add | Update) -> None:
+    """Check the vector that came with an edit. Raises `ValueError`."""
+    if edit.vector is None:
+        return
+    length = float(np.linalg.norm(np.asarray(edit.vector, np.float32)))
+    if not (abs(length - 1) < 0.01 or length == 0):
+        raise ValueError(
+            f"the vector of {edit.id!r} has the length {length:.4g}; it must be 1 (L2-normalised)"
+        )
+
+
 def _by_id(memories: Iterable[Memory] | Memory | Conversation) -> tuple[dict[str, Memory], list[str]]:
     """Return the memories by id, and the ids given to two different ones, of which the first one counts.
 
@@ -407,10 +416,6 @@ def _by_id(memories: Iterable[Memory] | Memory | Conversation) -> tuple[dict[str
         if batch.setdefault(m.id, m) != m:
             differing.append(m.id)
     return batch, differing
-
-
-def _updated_ids(edits: Iterable[Edit]) -> list[str]:
-    return [edit.id for edit in edits if isinstance(edit, Update)]
 
 # %% ../../nbs/store/09_memory_store.ipynb #a9fc5d43
 class MemoryStore(SearchableStore):

@@ -256,6 +256,12 @@ class RecordReader(Database):
             keys = dict(zip(find_keys(db, wanted, self.path), wanted)) if wanted is not None else None
             return count_visits(db, keys, last)
 
+    def has_past(self) -> bool:
+        """Return whether anything was ever added or asked."""
+        sql = "SELECT EXISTS (SELECT 1 FROM events) OR EXISTS (SELECT 1 FROM occasions)"
+        with self.reading() as db:
+            return bool(fetch_value(db, sql))
+
     def past(self) -> Past:
         """Return what is kept of the past: the log, earlier versions, rollbacks and visits."""
         sql = f"SELECT {_COLUMNS}, until, vector FROM history ORDER BY until"

@@ -148,13 +148,13 @@ class Records(RecordReader):
     def visit(self, ids: Iterable[str], query: bool = True) -> None:
         """Record that the memories with these ids were visited, by one query or without any.
 
-        A memory that was erased meanwhile is left out. The commit doesn't wait for the disk: a count that is
-        lost with the power until the next change is no loss. Raises `KeyError` for an id that was never there.
+        A memory that was erased meanwhile is left out. It survives the end of the process, and a power cut
+        only when something else was written since. Raises `KeyError` for an id that was never there.
         """
         wanted = list(dict.fromkeys(ids))
         if not wanted and not query:
             return
-        with self.writing(synced=False) as db:
+        with self.writing(sync=False) as db:
             sql = "SELECT key FROM memories WHERE id = ?"
             found = {i: fetch_value(db, sql, (to_sql(i),)) for i in wanted}
             for id in (i for i, key in found.items() if key is None):
@@ -181,7 +181,7 @@ class Records(RecordReader):
         blobs = encode_vectors(vectors, (len(rows), embedder[1]))
         added, new = {e.id for e in past.log if e.kind == "add"}, dict.fromkeys(m.id for m in memories)
         with self.writing() as db:
-            change, empty = Change(self, db, who, why), not last_event(db)
+            change, empty = Change(self, db, who, why), not self.has_past()
             if rows:
                 change.bind_embedder(embedder)
             for m, row, blob in zip(memories, rows, blobs):

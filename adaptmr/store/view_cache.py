@@ -168,7 +168,7 @@ class ViewLoader:
 
 # %% ../../nbs/store/08_view_cache.ipynb #566d4829
 class _SnapshotConnection(Records):
-    """A second connection that stays at one state of the database between `begin` and `rollback`."""
+    """A second connection that stays at one state of the database between `begin` and `end`."""
 
     is_open = False
 
@@ -179,7 +179,7 @@ class _SnapshotConnection(Records):
             self.is_open = True
             return last_event(self._db)
 
-    def rollback(self) -> None:
+    def end(self) -> None:
         with self._lock:
             if self.is_open:
                 self._db.execute("ROLLBACK")
@@ -215,21 +215,21 @@ class Snapshot:
             self._connection = _SnapshotConnection(self._records.path, self._records.timeout)
         if self._connection.begin() == seq:
             return True
-        self._connection.rollback()
+        self._connection.end()
         return False
 
     def release(self, current: CurrentView) -> None:
         """Read all memories of `current`, and end the transaction that keeps an earlier state on disk."""
         if self._connection is not None and self._connection.is_open and current.indexed is not None:
             list(current.indexed.memories)
-            self._connection.rollback()
+            self._connection.end()
 
     def end(self, current: CurrentView) -> None:
         """End a snapshot; after the last, words of erased memories leave `current`."""
         self.depth -= 1
         if not self.depth:
             if self._connection is not None:
-                self._connection.rollback()
+                self._connection.end()
             if current.erased_ids:
                 current.refresh()
 

@@ -76,7 +76,7 @@ def count_visits(db: sqlite3.Connection, keys: Mapping[int, str] | None, last: i
     spans = _numbered_spans(db)
     queries = sum(span.queries for span in spans)
     window = queries if last is None else min(last, queries)
-    start = _window_start(db, spans, window) if last is not None else 0
+    start = 0 if last is None or queries < last else _window_start(db, spans, window)
     ids = dict(keys) if keys is not None else {}
     total, recent = dict.fromkeys(ids, 0), dict.fromkeys(ids, 0)
     latest: dict[int, datetime] = {}
@@ -128,7 +128,8 @@ def _numbered_spans(db: sqlite3.Connection) -> list[_Span]:
         ).fetchone()
         if first and last and first[0] <= last[0]:
             before = db.execute("SELECT queries FROM occasions WHERE number = ?", (first[0] - 1,)).fetchone()
-            spans.append(_Span(first[0], *last, last[1] - (before[0] if before else 0)))
+            asked = last[1] - (before[0] if before else 0)
+            spans.append(_Span(first[0], last[0], last[1], asked))
     return spans
 
 

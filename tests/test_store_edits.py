@@ -1,0 +1,281 @@
+"""Edits of a store: several in one transaction, based on a known state, with what they replace kept."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from adaptmr.embed import embedder
+from adaptmr.store.edits import Add, Erase, SetStatus, Update
+from adaptmr.store.errors import StoreChanged
+from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.types import Memory
+
+TURNS = [Memory(f"m{i}", f"turn {i} about tea", "Maya", step=i) for i in range(3)]
+SUMMARY = Memory("s1", "Tea was discussed.", step=9, layer="summary", owner="u1", derived_from=["m0", "m1"])
+
+
+class Counting:
+    """The hash embedder, which records how many texts it gets in each call."""
+
+    name, dim = "hash", 64
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def encode(self, texts, kind="passage"):
+        self.asked.append(len(texts))
+        return embedder("hash").encode(texts)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with MemoryStore(tmp_path / "m.db", embedder=Counting()) as s:
+        s.add(TURNS)
+        yield s
+
+
+def encoded(m: Memory) -> np.ndarray:
+    return embedder("hash").encode([m.text_with_speaker])[0]
+
+
+# --- the fields of derived memories
+
+
+def test_a_turn_is_written_as_before_these_fields_existed():
+    assert repr(Memory("a", "x", meta={"k": 1})) == (
+        "Memory(id='a', text='x', speaker='', at=datetime.datetime(1970, 1, 1, 0, 0, "
+        "tzinfo=datetime.timezone.utc), event_at=None, session='', step=0, source='', tags=(), entities=(), "
+        "status='active', version=1, meta={'k': 1})"
+    ), "data sets are identified by it"
+    assert repr(SUMMARY).endswith("meta={}, layer='summary', owner='u1', derived_from=('m0', 'm1'))")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"layer": None}, {"owner": 5}, {"derived_from": "m1"}, {"derived_from": [1]}, {"layer": b"x"}]
+)
+def test_fields_of_another_type_are_refused(bad):
+    with pytest.raises(TypeError, match=f"Memory.{next(iter(bad))} of 'a'"):
+        Memory("a", "x", **bad)
+
+
+# --- several changes at once
+
+
+def test_edits_are_carried_out_in_order_with_a_line_of_the_log_each(store):
+    better = replace(SUMMARY, text="Tea is liked.")
+    edits = [
+        Add(SUMMARY),
+        Update(better),
+        Update(replace(better, tags=["tea"])),
+        SetStatus("m0", "deleted"),
+        SetStatus("m1", "active"),
+        Erase("m2"),
+    ]
+    assert store.apply(edits, who="ann", why="summarised") == store.last_event == store.version == 8
+    assert [(e.seq, e.kind, e.id, e.who) for e in store.events()[3:]] == [
+        (4, "add", "s1", "ann"),
+        (5, "update", "s1", "ann"),
+        (6, "update", "s1", "ann"),
+        (7, "delete", "m0", "ann"),
+        (8, "delete", "m2", "ann"),
+    ], "m1 was active already"
+    assert store.get("s1") == replace(better, tags=("tea",), version=3) and store.get("m2") is None
+    assert [m.id for m in store.memories] == ["m1", "s1"]
+    assert (store.matrix[1] == encoded(better)).all() and store.check() == []
+    assert store.history("s1") == [SUMMARY, replace(better, version=2)]
+
+
+def test_texts_are_encoded_together_and_only_where_they_change(store):
+    store.embedder.asked.clear()
+    vector = encoded(Memory("x", "any text"))
+    store.apply([Add(SUMMARY), Add(replace(SUMMARY, id="s2"), vector), Update(replace(TURNS[0], tags=["t"]))])
+    store.apply(Update(replace(TURNS[1], text="other words")))
+    assert store.embedder.asked == [1, 1]
+    assert (store.matrix[[m.id for m in store.memories].index("s2")] == vector).all()
+
+
+def test_encoding_happens_before_the_file_is_locked(store, tmp_path):
+    class Watching(Counting):
+        def encode(self, texts, kind="passage"):
+            with MemoryStore(tmp_path / "m.db", embedder="hash", timeout=0.1) as other:
+                other.add(Memory(f"seen{len(self.asked)}", "the file can be written"))
+            return super().encode(texts)
+
+    with MemoryStore(tmp_path / "m.db", embedder=Watching()) as s:
+        s.apply([Add(SUMMARY), Update(replace(TURNS[0], text="new"))])
+        assert "seen0" in s and s.get("m0").version == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (Update(Memory("no", "x")), KeyError),
+        (SetStatus("no", "deleted"), KeyError),
+        (Erase("no"), KeyError),
+        (Add(replace(TURNS[0], text="taken")), ValueError),
+        (Add(replace(SUMMARY, id="s2"), np.ones(64, np.float32)), ValueError),
+        (Add(replace(SUMMARY, id="s2"), np.ones(3) / 3**0.5), ValueError),
+        (Add(replace(SUMMARY, id="s2", meta={"f": print})), TypeError),
+        ("no edit", TypeError),
+    ],
+)
+def test_all_or_nothing(store, bad, error):
+    before = (store.events(), list(store.memories), store.matrix.copy())
+    with pytest.raises(error):
+        store.apply([Add(SUMMARY), SetStatus("m1", "deleted"), bad])
+    assert (store.events(), list(store.memories)) == before[:2] and (store.matrix == before[2]).all()
+    assert store.apply([Add(SUMMARY)]) == 4 and store.check() == []
+
+
+def test_adding_the_same_memory_twice_stores_it_once(store):
+    assert store.apply(Add(SUMMARY)) == store.apply([Add(SUMMARY), Add(TURNS[0])]) == 4
+    store.update(replace(SUMMARY, text="Tea is liked."))
+    assert store.apply(Add(SUMMARY)) == 5 and store.get("s1").text == "Tea is liked."
+
+
+@pytest.mark.parametrize("make", [lambda: Add("x"), lambda: Update(None), lambda: SetStatus("a", "gone")])
+def test_an_edit_that_makes_no_sense_is_refused(make):
+    with pytest.raises((TypeError, ValueError)):
+        make()
+
+
+def test_since_refuses_edits_of_an_outdated_state(store, tmp_path):
+    seen = store.last_event
+    with MemoryStore(tmp_path / "m.db", embedder="hash") as other:
+        other.update(replace(TURNS[0], text="other words"))
+        with pytest.raises(StoreChanged, match=r"m\.db.*after event 3, the last one is 4.*since="):
+            store.apply([Add(SUMMARY)], since=seen)
+        assert "s1" not in other
+    assert store.apply([Add(SUMMARY)], since=store.last_event) == 5
+    with pytest.raises(ValueError, match="no event 99"):
+        store.apply([SetStatus("m1", "deleted")], since=99)
+    assert len(store.events()) == 5
+
+
+def test_words_that_change_before_the_transaction_are_encoded_again(store, monkeypatch):
+    """Another writer changes the words after it was decided that the update keeps them."""
+    once = [True]
+    real = store._records.apply
+
+    def late(*args):
+        if once and once.pop():
+            with MemoryStore(store.path, embedder="hash") as other:
+                other.update(replace(TURNS[0], text="in between"))
+        return real(*args)
+
+    monkeypatch.setattr(store._records, "apply", late)
+    store.update(replace(TURNS[0], tags=["kept its words"]))
+    assert store.get("m0").version == 3 and (store.matrix[0] == encoded(TURNS[0])).all()
+
+
+def test_lists_that_were_handed_out_stay_as_they_were(tmp_path):
+    with MemoryStore(tmp_path / "m.db", embedder="hash", approximate_from=2) as s:
+        s.add(TURNS)
+        held = s.memories
+        s.apply([Update(replace(TURNS[0], text="new")), SetStatus("m1", "deleted"), Erase("m2")])
+        assert list(held) == TURNS and [m.text for m in s.memories] == ["new"]
+        held = s.memories
+        s.rollback(3)
+        assert [m.text for m in held] == ["new"] and list(s.memories) == [
+            replace(TURNS[0], version=3),
+            TURNS[1],
+        ]
+
+
+def test_threads_lose_no_update(store):
+    errors: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for i in range(10):
+                while True:
+                    seen = store.last_event
+                    counter = store.get("m0")
+                    meta = {"n": counter.meta.get("n", 0) + 1}
+                    edits = [Update(replace(counter, meta=meta)), Add(Memory(f"{name}-{i}", "done", step=i))]
+                    try:
+                        store.apply(edits, since=seen)
+                        break
+                    except StoreChanged:
+                        continue
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert errors == [] and store.get("m0").meta == {"n": 40} and len(store) == 43
+    assert [m.meta.get("n", 0) for m in store.history("m0")] == list(range(40)) and store.check() == []
+
+
+def test_history_is_erased_with_its_memory(store):
+    store.update(replace(TURNS[0], text="xyzzy-4711"))
+    store.update(replace(TURNS[0], text="plugh"))
+    assert [m.text for m in store.history("m0")] == [TURNS[0].text, "xyzzy-4711"]
+    store.visit(["m0", "m1"])
+    store.delete("m0", soft=False)
+    with pytest.raises(KeyError, match="'m0'"):
+        store.history("m0")
+    assert store.visits().total == {"m1": 1} and store.check() == []
+    store.add(Memory("m0", "another one"))
+    assert store.history("m0") == [] and store.visits(["m0"]).total == {"m0": 0}
+
+
+# --- filters
+
+
+names = st.sampled_from(["", "a", "b", "A", "half \ud83d"])
+some = st.none() | names | st.lists(names, max_size=3)
+stored_memories = st.lists(
+    st.builds(
+        Memory,
+        id=st.uuids().map(str),
+        text=st.sampled_from(["tea", "a cat", ""]),
+        speaker=names,
+        session=names,
+        layer=names,
+        owner=names,
+        tags=st.lists(names, max_size=3),
+        step=st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda m: m.id,
+)
+
+
+def passes(m: Memory, where: Filter) -> bool:
+    """Say whether a memory passes, condition by condition."""
+    return all(
+        (
+            where.layers is None or m.layer in where.layers,
+            where.owners is None or m.owner in where.owners,
+            where.tags is None or any(t in where.tags for t in m.tags),
+            where.sessions is None or m.session in where.sessions,
+            where.speakers is None or m.speaker.casefold() in {s.casefold() for s in where.speakers},
+        )
+    )
+
+
+@given(stored_memories, st.builds(Filter, layers=some, owners=some, tags=some, sessions=some, speakers=some))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_filters_pass_what_fulfils_every_condition(memories, where):
+    want = {m.id for m in memories if passes(m, where)}
+    for large in (1, 10_000):
+        with MemoryStore(embedder="hash", approximate_from=large) as s:
+            s.add(memories)
+            assert {m.id for m, ok in zip(s.memories, s.mask(where)) if ok} == want
+            for mode in ("dense", "lexical", "hybrid"):
+                assert {h.memory.id for h in s.search("tea", 99, mode, where)} == want
+
+
+def test_a_single_name_is_a_filter_too():
+    assert Filter(layers="summary") == Filter(layers=["summary"]) != Filter(layers=[])
+    assert Filter(layers="") != Filter() and hash(Filter(tags="a")) == hash(Filter(tags=("a",)))

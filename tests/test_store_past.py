@@ -1,0 +1,649 @@
+"""The past of a store: rollbacks, visits, backups of both, and files of the first schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import tempfile
+import threading
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from adaptmr.embed import embedder
+from adaptmr.store.edits import Add, Erase, SetStatus, Update
+from adaptmr.store.errors import StoreError
+from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.rollback import Rollback
+from adaptmr.store.schema import SCHEMA
+from adaptmr.types import Memory
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+TURNS = [Memory(f"m{i}", f"turn {i} about tea", "Maya", step=i) for i in range(3)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
+        s.add(TURNS)
+        yield s
+
+
+def encoded(m: Memory) -> np.ndarray:
+    return embedder("hash").encode([m.text_with_speaker])[0]
+
+
+def child(work: Callable[[], object]) -> int:
+    """Run `work()` in another process; return its id."""
+    if pid := os.fork():
+        return pid
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def ended_by(pid: int) -> int:
+    """Wait for a process; return its exit status, or minus the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# --- rollback, compared with a model
+
+
+@dataclass
+class Model:
+    """The memories, their vectors and the visits that count, each as it stands."""
+
+    memories: dict[str, Memory] = field(default_factory=dict)
+    vectors: dict[str, np.ndarray] = field(default_factory=dict)
+    visits: list[tuple[bool, tuple[str, ...]]] = field(default_factory=list)
+
+    def copy(self) -> Model:
+        return Model(dict(self.memories), dict(self.vectors), list(self.visits))
+
+
+IDS = ["a", "b", "c", "nul\0", "half \ud83d"]
+WORDS = ["a cat", "two dogs", "", "half \udc00", "tea in Hangzhou"]
+QUERY = "a cat in Hangzhou"
+
+
+class PastMachine(RuleBasedStateMachine):
+    """A rollback gives the store as it stood after any event, whatever has happened before and since.
+
+    `states[n]` is the model as it stood after event n, with the visits up to the next event.
+    """
+
+    ids = st.sampled_from(IDS)
+    fields = st.fixed_dictionaries(
+        {
+            "text": st.sampled_from(WORDS),
+            "speaker": st.sampled_from(["", "Maya"]),
+            "step": st.integers(0, 3),
+            "tags": st.lists(st.sampled_from(["x", "y"]), max_size=2),
+            "layer": st.sampled_from(["", "summary"]),
+            "derived_from": st.lists(st.sampled_from(IDS), max_size=2),
+            "meta": st.sampled_from([{}, {"n": 1}, {"n": True}]),
+        }
+    )
+
+    @initialize(large=st.booleans())
+    def start(self, large: bool) -> None:
+        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.path = Path(self.folder.name, "m.db")
+        self.large = 2 if large else 10_000
+        self.store, self.other = self.open(), self.open()
+        self.now = Model()
+        self.states = {0: Model()}
+
+    def open(self) -> MemoryStore:
+        return MemoryStore(self.path, embedder="hash", approximate_from=self.large)
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.other.close()
+        self.folder.cleanup()
+
+    def note(self) -> None:
+        """Keep the model under the number of the event that has just been made."""
+        self.states[max(self.states) + 1] = self.now.copy()
+
+    def draw_id(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.now.memories)))
+
+    @rule(id=ids, values=fields, own_vector=st.sampled_from([None, *WORDS]))
+    def add(self, id, values, own_vector) -> None:
+        m = Memory(id, **values)
+        vector = None if own_vector is None else encoded(Memory("x", own_vector))
+        if id not in self.now.memories:
+            self.now.memories[id] = m
+            self.now.vectors[id] = encoded(m) if vector is None else vector
+            self.note()
+            self.store.apply(Add(m, vector))
+
+    @precondition(lambda self: self.now.memories)
+    @rule(data=st.data(), values=fields, own_vector=st.sampled_from([None, None, *WORDS]))
+    def update(self, data, values, own_vector) -> None:
+        id = self.draw_id(data)
+        old, m = self.now.memories[id], Memory(id, **values)
+        vector = None if own_vector is None else encoded(Memory("x", own_vector))
+        if vector is None and m.text_with_speaker != old.text_with_speaker:
+            self.now.vectors[id] = encoded(m)
+        elif vector is not None:
+            self.now.vectors[id] = vector
+        self.now.memories[id] = replace(m, version=old.version + 1, status=old.status)
+        self.note()
+        self.other.apply(Update(m, vector))
+
+    @precondition(lambda self: self.now.memories)
+    @rule(data=st.data(), status=st.sampled_from(["active", "deleted"]))
+    def set_status(self, data, status) -> None:
+        id = self.draw_id(data)
+        self.store.apply(SetStatus(id, status))
+        if self.now.memories[id].status != status:
+            self.now.memories[id] = replace(self.now.memories[id], status=status)
+            self.note()
+
+    @precondition(lambda self: self.now.memories)
+    @rule(data=st.data())
+    def erase(self, data) -> None:
+        id = self.draw_id(data)
+        self.store.apply(Erase(id))
+        for state in [self.now, *self.states.values()]:
+            state.visits = [(query, tuple(i for i in ids if i != id)) for query, ids in state.visits]
+        del self.now.memories[id], self.now.vectors[id]
+        self.note()
+
+    @rule(data=st.data(), query=st.booleans())
+    def visit(self, data, query) -> None:
+        known = sorted(self.now.memories)
+        ids = data.draw(st.lists(st.sampled_from(known), max_size=3, unique=True)) if known else []
+        version, held = self.store.version, self.store.memories
+        self.other.visit(ids, query)
+        if ids or query:
+            self.now.visits.append((query, tuple(ids)))
+            self.states[max(self.states)].visits.append((query, tuple(ids)))
+        assert self.store.version == version and self.store.memories is held
+
+    @rule(data=st.data(), by_other=st.booleans())
+    def rollback(self, data, by_other) -> None:
+        target = data.draw(st.sampled_from(sorted(self.states)))
+        last, then = self.store.last_event, self.states[target]
+        done = (self.other if by_other else self.store).rollback(target, who="ann")
+        if target == last:
+            assert done == Rollback(last)
+            return
+        lost = {i for i in then.memories if i not in self.now.memories or self.born(i) > target}
+        assert set(done.lost) == lost and done.event == self.store.last_event == self.store.version
+        assert self.store.events(1)[0].kind == "rollback"
+        changed = set()
+        for id, m in self.now.memories.items():
+            stays = id in then.memories and id not in lost
+            wanted = then.memories[id] if stays else replace(m, status="deleted")
+            same = repr(replace(wanted, version=1, status="active")) == repr(
+                replace(m, version=1, status="active")
+            )
+            if stays and not (same and (self.now.vectors[id] == then.vectors[id]).all()):
+                self.now.vectors[id] = then.vectors[id]
+                wanted = replace(wanted, version=m.version + 1)
+            else:
+                wanted = replace(m, status=wanted.status)
+            changed |= {id} if wanted != m else set()
+            self.now.memories[id] = wanted
+        assert set(done.changed) == changed
+        self.now.visits = list(then.visits)
+        self.states[done.event] = self.now.copy()
+
+    def born(self, id: str) -> int:
+        """Return the number of the event that added the memory that has this id now."""
+        return max(e.seq for e in self.store.events() if (e.kind, e.id) == ("add", id))
+
+    @rule()
+    def move(self) -> None:
+        """A backup holds the past too: go on in a copy."""
+        self.store.export_jsonl(Path(self.folder.name, "b.jsonl"))
+        self.store.close()
+        self.other.close()
+        for file in self.path.parent.glob("m.db*"):
+            file.unlink()
+        self.store, self.other = self.open(), self.open()
+        self.store.import_jsonl(Path(self.folder.name, "b.jsonl"))
+
+    @invariant()
+    def agree(self) -> None:
+        if not hasattr(self, "now"):
+            return
+        active = [m for m in self.now.memories.values() if m.status == "active"]
+        active.sort(key=lambda m: (m.step, m.id))
+        for s in (self.store, self.other):
+            assert list(s.memories) == active
+            assert repr(list(s.memories)) == repr(active), "True is not 1"
+            for row, m in zip(s.matrix, active):
+                assert (row == self.now.vectors[m.id]).all()
+            assert {m.id for m in active} == {h.memory.id for h in s.search(QUERY, 9, "hybrid")}
+        deleted = {h.memory.id for h in self.store.search(QUERY, 9, "lexical", Filter(status="deleted"))}
+        assert deleted == self.now.memories.keys() - {m.id for m in active}
+        self.same_visits()
+        assert self.store.check() == []
+
+    def same_visits(self) -> None:
+        visits = self.now.visits
+        counts = self.store.visits(self.now.memories, last=2)
+        asked = [n for n, (query, _) in enumerate(visits) if query]
+        recent = visits[asked[-2] if len(asked) >= 2 else 0 :]
+        assert (counts.queries, counts.window) == (len(asked), min(2, len(asked)))
+        for found, some in ((counts.total, visits), (counts.recent, recent)):
+            wanted = Counter(i for _, ids in some for i in ids)
+            assert found == {i: wanted[i] for i in self.now.memories}
+        assert counts.latest.keys() == {i for i, n in counts.total.items() if n}
+
+
+TestPast = PastMachine.TestCase
+TestPast.settings = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+# --- rollback
+
+
+def search_results(s: MemoryStore) -> list:
+    found = [s.search("tea", 9, mode) for mode in ("dense", "lexical", "hybrid")]
+    return [[(h.memory.id, h.memory.text, h.score) for h in hits] for hits in found]
+
+
+def test_a_rollback_and_its_rollback(store):
+    seen, found = store.last_event, search_results(store)
+    summary = Memory("s1", "Tea was discussed.", step=9, layer="summary", derived_from=["m0"])
+    store.apply([Add(summary), Update(replace(TURNS[0], text="other words")), SetStatus("m1", "deleted")])
+    later, found_later = store.last_event, search_results(store)
+
+    back = store.rollback(seen, who="ann", why="not a good summary")
+    assert back == Rollback(10, ("s1", "m0", "m1"), ()) and search_results(store) == found
+    assert [(e.kind, e.id, e.who, e.why) for e in store.events()[6:]] == [
+        (kind, id, "ann", "rollback to event 3: not a good summary")
+        for kind, id in (("delete", "s1"), ("update", "m0"), ("restore", "m1"), ("rollback", ""))
+    ]
+    assert store.get("m0") == replace(TURNS[0], version=3) and store.get("s1").status == "deleted"
+    assert store.rollback(later).lost == () and search_results(store) == found_later
+    assert store.rollback(back.event).lost == () and search_results(store) == found
+    assert [m.version for m in store.history("m0")] == [1, 2, 3, 4] and store.check() == []
+
+
+def test_what_was_erased_is_named(store):
+    store.update(replace(TURNS[1], text="other words"))
+    store.apply([Erase("m0"), Erase("m1")])
+    store.add(Memory("m1", "another memory of that id"))
+    back = store.rollback(3)
+    assert back.lost == ("m1", "m0") and back.changed == ("m1",)
+    assert store.get("m0") is None and store.get("m1").status == "deleted" and len(store) == 1
+
+
+def test_a_rollback_to_now_writes_nothing(store):
+    assert store.rollback(3) == Rollback(3) and len(store.events()) == 3
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 1.5, None])
+def test_an_event_that_is_not_there_is_refused(store, bad):
+    with pytest.raises(ValueError, match="event"):
+        store.rollback(bad)
+    assert len(store.events()) == 3
+
+
+def test_to_before_the_first_event(store):
+    assert store.rollback(0).changed == ("m0", "m1", "m2") and len(store) == 0 == len(store.memories)
+    assert store.rollback(3).lost == () and store.memories == TURNS
+
+
+# --- visits
+
+
+def test_visits_change_no_view(store, tmp_path):
+    with MemoryStore(tmp_path / "m.db", embedder="hash") as other:
+        seen = [(s.version, s.memories, s.matrix) for s in (store, other)]
+        store.search("tea", mode="lexical")
+        index = store._views.active._word_index()
+        store.visit(["m0", "m0", "m1"])
+        other.visit([])
+        store.visit(["m0"], query=False)
+        for s, (version, memories, matrix) in zip((store, other), seen):
+            assert s.version == version and s.memories is memories and np.shares_memory(s.matrix, matrix)
+        assert store._views.active._word_index() is index and len(store.events()) == 3
+        counts = other.visits(["m0", "m1", "m2"], last=1)
+        assert (counts.queries, counts.window) == (2, 1)
+        assert counts.total == {"m0": 2, "m1": 1, "m2": 0} and counts.recent == {"m0": 1, "m1": 0, "m2": 0}
+        assert counts.latest["m0"] > counts.latest["m1"] and "m2" not in counts.latest
+        assert other.visits().total == {"m0": 2, "m1": 1} == other.visits().recent
+        assert other.visits(last=0).recent == {"m0": 0, "m1": 0}
+
+
+def test_visits_of_unknown_and_of_erased_memories(store):
+    store.delete("m2", soft=False)
+    store.visit(["m1", "m2"])
+    assert store.visits().total == {"m1": 1}
+    for use in (lambda: store.visit(["m1", "m9"]), lambda: store.visits(["m9"])):
+        with pytest.raises(KeyError, match="'m9'"):
+            use()
+    with pytest.raises(ValueError, match="last"):
+        store.visits(last=-1)
+    assert store.visits().queries == 1
+
+
+# --- backups
+
+
+def test_a_backup_of_format_1_can_be_imported(tmp_path):
+    event = {"seq": 1, "at": "2024-01-01T00:00:00+00:00", "kind": "add", "id": "m1", "who": "ann", "why": ""}
+    lines = [
+        {"store": {"format": 1, "embedder": "hash", "dim": 64, "memories": 1, "events": 1}},
+        {"memory": {"id": "m1", "text": "tea", "at": "2024-01-01T00:00:00+00:00", "tags": ["t"]}},
+        {"event": event},
+    ]
+    path = tmp_path / "old.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with MemoryStore(embedder="hash") as s:
+        assert s.import_jsonl(path) == 1 and s.get("m1") == Memory("m1", "tea", at="2024-01-01", tags=["t"])
+        assert [(e.kind, e.who) for e in s.events()] == [("add", "ann")]
+
+
+def test_a_backup_goes_into_a_store_with_a_past_of_its_own(store, tmp_path):
+    store.update(replace(TURNS[0], text="other words"))
+    store.delete("m1")
+    store.visit(["m0"])
+    store.rollback(3)
+    store.rollback(5)
+    store.export_jsonl(tmp_path / "b.jsonl")
+    with MemoryStore(embedder="hash") as s:
+        s.add([Memory("m1", "already here", step=1), Memory("own", "mine")])
+        s.visit(["own"])
+        assert s.import_jsonl(tmp_path / "b.jsonl") == 2
+        assert s.get("m1").text == "already here" and s.check() == []
+        assert s.visits().total == {"own": 1} and s.history("m0") == store.history("m0")
+        assert "rollback" not in {e.kind for e in s.events()}
+        n = next(e.seq for e in s.events() if (e.kind, e.id) == ("update", "m0"))
+        assert s.rollback(n - 1).lost == () and s.get("m0").text == TURNS[0].text
+        assert (s.matrix[[m.id for m in s.memories].index("m0")] == encoded(TURNS[0])).all()
+
+
+def test_a_backup_for_another_embedder_encodes_the_past_too(store, tmp_path):
+    class Other:
+        name, dim = "other", 3
+
+        def encode(self, texts, kind="passage"):
+            return np.eye(3, dtype=np.float32)[[len(t) % 3 for t in texts]]
+
+    store.update(replace(TURNS[0], text="other words"))
+    store.export_jsonl(tmp_path / "b.jsonl")
+    with MemoryStore(embedder=Other()) as s:
+        assert s.import_jsonl(tmp_path / "b.jsonl") == 3
+        s.rollback(3)
+        assert (s.matrix == Other().encode([m.text_with_speaker for m in TURNS])).all()
+
+
+# --- files of schema 1
+
+SCHEMA_1 = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE memories (key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, speaker TEXT NOT NULL,
+    at TEXT NOT NULL, event_at TEXT, session TEXT NOT NULL, step INTEGER NOT NULL, source TEXT NOT NULL,
+    tags TEXT NOT NULL, entities TEXT NOT NULL, status TEXT NOT NULL CHECK (status IN ('active', 'deleted')),
+    version INTEGER NOT NULL, meta TEXT NOT NULL, instant INTEGER NOT NULL);
+CREATE INDEX memories_recent ON memories (status, instant, step);
+CREATE TABLE vectors (key INTEGER PRIMARY KEY REFERENCES memories (key) ON DELETE CASCADE, vector BLOB NOT NULL);
+CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('add', 'delete', 'restore', 'update')), id TEXT NOT NULL,
+    who TEXT NOT NULL, why TEXT NOT NULL);
+CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'the event log is append-only'); END;
+CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'the event log is append-only'); END;
+INSERT INTO meta VALUES ('schema', '1'), ('embedder', 'hash'), ('dim', '64');
+PRAGMA application_id=0x41644D52;
+"""  # noqa: E501
+
+
+def write_schema_1(path: Path) -> None:
+    """Write a store as versions of schema 1 did: three memories, one of them updated, one deleted."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.executescript(SCHEMA_1)
+    for key, m in enumerate(TURNS, 1):
+        row = (key, m.id, m.text, m.speaker, m.at.isoformat(), None, "", m.step, "", '["t"]', "[]")
+        row += ("deleted" if m.id == "m2" else "active", 2 if m.id == "m1" else 1, '{"k": 1}', 0)
+        db.execute(f"INSERT INTO memories VALUES ({', '.join('?' * len(row))})", row)
+        db.execute("INSERT INTO vectors VALUES (?, ?)", (key, encoded(m).astype("<f2").tobytes()))
+    for kind, id in (("add", "m0"), ("add", "m1"), ("add", "m2"), ("update", "m1"), ("delete", "m2")):
+        sql = "INSERT INTO events (at, kind, id, who, why) VALUES (?, ?, ?, 'ann', '')"
+        db.execute(sql, ("2024-01-01T00:00:00+00:00", kind, id))
+    db.close()
+
+
+def old_memories() -> list[Memory]:
+    kept = [replace(m, tags=("t",), meta={"k": 1}) for m in TURNS]
+    return [kept[0], replace(kept[1], version=2), replace(kept[2], status="deleted")]
+
+
+def assert_upgraded(path: Path) -> None:
+    with MemoryStore(path, embedder="hash") as s:
+        assert s._records.meta["schema"] == SCHEMA == "2" and s.check() == []
+        assert [s.get(m.id) for m in TURNS] == old_memories() and s.memories == old_memories()[:2]
+        assert [(e.seq, e.kind, e.who) for e in s.events()] == [
+            (n, kind, "ann") for n, kind in enumerate(("add", "add", "add", "update", "delete"), 1)
+        ]
+        assert (s.matrix == [encoded(m) for m in TURNS[:2]]).all()
+
+
+def layout(path: Path) -> dict[str, list]:
+    """Return the columns, constraints and triggers of a file's tables."""
+    db = sqlite3.connect(path)
+    objects = db.execute("SELECT name, type, tbl_name FROM sqlite_master ORDER BY name").fetchall()
+    found = {name: db.execute(f"PRAGMA table_info({name})").fetchall() for name, *_ in objects}
+    found["objects"] = objects
+    db.close()
+    return found
+
+
+def test_a_file_of_schema_1_is_brought_up_to_date(tmp_path):
+    path = tmp_path / "m.db"
+    write_schema_1(path)
+    assert_upgraded(path)
+    MemoryStore(tmp_path / "new.db", embedder="hash").close()
+    assert layout(path) == layout(tmp_path / "new.db"), "a file that was brought up to date is like a new one"
+    with MemoryStore(path, embedder="hash") as s:
+        for sql in ("UPDATE events SET who = 'x'", "DELETE FROM events"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                s._records._db.execute(sql)
+        s.add(Memory("s1", "a summary", layer="summary", owner="u1", derived_from=["m0"]))
+        assert s.last_event == 6
+        back = s.rollback(3)
+        assert back.lost == ("m1",), "the words before that update were not kept"
+        assert back.changed == ("m2", "s1") and s.memories == [
+            *old_memories()[:2],
+            replace(old_memories()[2], status="active"),
+        ]
+        s.delete("m0", soft=False)
+        assert s.check() == []
+
+
+def test_a_damaged_file_of_schema_1_is_left_as_it_is(tmp_path):
+    path = tmp_path / "m.db"
+    write_schema_1(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"m\.db"):
+        MemoryStore(path, embedder="hash")
+    assert path.read_bytes() == before
+
+
+@needs_fork
+def test_a_kill_before_any_statement_of_the_upgrade(tmp_path, monkeypatch):
+    import adaptmr.store.schema as schema
+
+    path = tmp_path / "m.db"
+    write_schema_1(path)
+    original = path.read_bytes()
+    killed = 0
+    for n in range(100):
+        path.write_bytes(original)
+
+        def work(n: int = n) -> None:
+            left = [n]
+
+            def count(sql: str) -> None:
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left[0] -= 1
+
+            real = schema.write_transaction
+            schema.write_transaction = lambda db: db.set_trace_callback(count) or real(db)
+            MemoryStore(path, embedder="hash")
+
+        status = ended_by(child(work))
+        with sqlite3.connect(path) as db:
+            now = db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()[0]
+        db.close()
+        assert_upgraded(path)
+        assert status == -signal.SIGKILL
+        if now == "2":  # the transaction had ended
+            break
+        killed += 1
+        for file in tmp_path.glob("m.db-*"):
+            file.unlink()
+    assert killed > 15, f"only {killed} statements"
+
+
+@needs_fork
+def test_processes_that_open_a_file_of_schema_1_at_once(tmp_path):
+    for attempt in range(5):
+        path = tmp_path / f"{attempt}.db"
+        write_schema_1(path)
+        read, write = os.pipe()
+
+        def work(path: Path = path, read: int = read, write: int = write) -> None:
+            os.close(write)
+            os.read(read, 1)  # until all processes run
+            with MemoryStore(path, embedder="hash") as s:
+                assert s.add(Memory(str(os.getpid()), "me", step=9)) == 1
+
+        running = [child(work) for _ in range(3)]
+        os.close(write)
+        os.close(read)
+        assert [ended_by(pid) for pid in running] == [0, 0, 0]
+        with MemoryStore(path, embedder="hash") as s:
+            assert len(s) == 5 and s.last_event == 8 and s.check() == []
+
+
+# --- killed processes, threads and processes
+
+
+def state(path: Path) -> tuple:
+    with MemoryStore(path, embedder="hash") as s:
+        assert s.check() == []
+        everything = s.search("tea", 99, "lexical", Filter(status=None))
+        return (
+            sorted(repr(h.memory) for h in everything),
+            [(e.seq, e.kind, e.id) for e in s.events()],
+            s.matrix.tolist(),
+            s._records.past().rollbacks,
+            s.visits().queries,
+            s.visits().total,
+        )
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.apply([Add(Memory("s1", "new")), Update(replace(TURNS[0], text="x")), Erase("m2")]),
+        lambda s: s.rollback(3),
+        lambda s: s.visit(["m0", "m1"]),
+    ],
+    ids=["apply", "rollback", "visit"],
+)
+def test_a_kill_before_any_write_changes_nothing_or_all(tmp_path, change):
+    path = tmp_path / "m.db"
+    with MemoryStore(path, embedder="hash") as s:
+        s.add(TURNS)
+        s.update(replace(TURNS[0], text="later"))
+        s.apply([SetStatus("m1", "deleted"), Add(Memory("m3", "added later"))])
+        s.visit(["m0"])
+    before, original = state(path), path.read_bytes()
+    for n in range(100):
+
+        def work(n: int = n) -> None:
+            left = [n]
+
+            def count(sql: str) -> None:
+                if sql.startswith(("BEGIN IMMEDIATE", "INSERT", "UPDATE", "DELETE", "COMMIT")):
+                    if not left[0]:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    left[0] -= 1
+
+            s = MemoryStore(path, embedder="hash")
+            s._records._db.set_trace_callback(count)
+            change(s)
+            os.kill(os.getpid(), signal.SIGKILL)  # what was acknowledged stays
+
+        assert ended_by(child(work)) == -signal.SIGKILL
+        if state(path) != before:
+            break
+        assert path.read_bytes() == original or n, "the first kill comes before any write"
+    assert n >= 4
+    with MemoryStore(path, embedder="hash") as s, MemoryStore(embedder="hash") as whole:
+        whole.add(TURNS)
+        whole.update(replace(TURNS[0], text="later"))
+        whole.apply([SetStatus("m1", "deleted"), Add(Memory("m3", "added later"))])
+        whole.visit(["m0"])
+        change(whole)
+        assert s.memories == whole.memories and s.visits().total == whole.visits().total
+        assert [(e.kind, e.id) for e in s.events()] == [(e.kind, e.id) for e in whole.events()]
+
+
+@needs_fork
+def test_threads_and_processes_on_one_store(tmp_path):
+    path = tmp_path / "m.db"
+    with MemoryStore(path, embedder="hash") as s:
+        s.add(TURNS)
+
+    def work(name: str, s: MemoryStore) -> None:
+        for i in range(8):
+            s.apply([Add(Memory(f"{name}-{i}", f"note {i}", step=5)), Update(replace(TURNS[0], step=i))])
+            s.visit(["m0", f"{name}-{i}"])
+            assert s.visits(["m0"]).total["m0"] >= i + 1
+            assert s.search("note", 3, "lexical")
+
+    def threads(name: str) -> None:
+        errors: list[BaseException] = []
+
+        def one(t: int) -> None:
+            try:
+                work(f"{name}{t}", s)
+            except BaseException as e:
+                errors.append(e)
+
+        with MemoryStore(path, embedder="hash") as s:
+            running = [threading.Thread(target=one, args=(t,)) for t in range(4)]
+            for t in running:
+                t.start()
+            for t in running:
+                t.join()
+        assert errors == []
+
+    assert [ended_by(pid) for pid in [child(lambda n=n: threads(n)) for n in ("p", "q")]] == [0, 0]
+    with MemoryStore(path, embedder="hash") as s, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        counts = s.visits()
+        assert counts.queries == 64 == counts.total["m0"] and len(counts.total) == 65
+        assert s.get("m0").version == 65 and len(s.history("m0")) == 64 and s.check() == []
+        assert s.rollback(3).lost == () and s.memories == [replace(TURNS[0], version=66), *TURNS[1:]]
+        assert s.visits().queries == 0
