@@ -60,7 +60,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "top_k_sessions": (0, 1_000),
     "score_weights": (0, 10),
     "source_weights": (0, 10),
-    "recency_steps": (1, 1_000_000),
     "section_tokens": (0, 1_000_000),
     "road_seconds": (0.001, 3_600),
 }
@@ -152,7 +151,6 @@ class MemoryConfig:
     top_k_sessions: int = 3  # topics whose summaries are shown
     score_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # of the score; see below
     source_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # of a layer; see below
-    recency_steps: float = 200.0  # turns after which the recency in the score is 1/e; as for heat
     road_seconds: float = 2.0  # that one of the four roads may take before it is left out
 
     # -- prompt

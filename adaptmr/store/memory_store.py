@@ -518,7 +518,8 @@ class MemoryStore(SearchableStore):
         """Record that one query was asked and found the memories with these ids, which may be none.
 
         With `query=False` they were visited without a query. Changes neither a memory nor `version`. A memory
-        that was erased meanwhile is left out. Raises `KeyError` for an id that was never there.
+        that was erased meanwhile is left out. Survives the end of the process, but a loss of power only with
+        the next change of a memory. Raises `KeyError` for an id that was never there.
         """
         self._records.visit(ids, query)
 

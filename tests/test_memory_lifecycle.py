@@ -1,0 +1,324 @@
+"""What follows from deleting, restoring, correcting and erasing memories, in hand-made cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptmr.memory.cascade import affected, parts_of
+from adaptmr.memory.changes import GIVEN_UP, retired_because
+from adaptmr.memory.config import MemoryConfig
+from adaptmr.memory.key_memories import manual_key
+from adaptmr.memory.layers import KEY, PAGE, SUMMARY, TOPIC, derive, span_id, step_span
+from adaptmr.memory.life_cycle import LifeCycle
+from adaptmr.memory.long_term import make_fact, make_profile, make_summary
+from adaptmr.memory.present import MemoryBusy, Present, Proposal
+from adaptmr.memory.state import Layers
+from adaptmr.memory.tasks import MemoryTasks
+from adaptmr.memory.topics import join_topic, new_topic
+from adaptmr.memory.writing import Writer
+from adaptmr.store.edits import Add, SetStatus, Update
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.types import Memory
+
+TASKS = MemoryTasks(MemoryConfig())
+SAID = ("boat", "cello", "drill", "easel", "flute", "globe", "harp", "iron")
+
+
+def turn(i: int) -> Memory:
+    return Memory(f"t{i}", f"I bought the {SAID[i - 1]} in Leeds. It cost {i}0 pounds.", "Maya", step=i)
+
+
+def page_of(turns: list[Memory]) -> Memory:
+    meta = {"topic": "topic:1", "keywords": list(TASKS.keywords(turns))}
+    text = TASKS.page_summary(turns).text
+    return derive(PAGE, span_id(PAGE, "", *step_span(turns)), text, turns, meta=meta)
+
+
+def filled() -> MemoryStore:
+    """Eight turns in two pages of a topic, a summary, facts, a profile, and a key memory of the second turn."""
+    store = MemoryStore(embedder="hash")
+    turns = [turn(i) for i in range(1, 9)]
+    first, second = page_of(turns[:4]), page_of(turns[4:])
+    topic = join_topic(new_topic(first), second, [first, second], TASKS.config)
+    written, claims = TASKS.rollup(turns)
+    facts = [make_fact(c, "") for c in claims]
+    topic = replace(topic, text=TASKS.topic_summary([first, second]).text)
+    meta = {"category": "goal", "source": "auto", "priority": 0.5, "confidence": 0.9}
+    key = derive(KEY, "key:auto", "I bought the cello in Leeds.", [turns[1]], meta=meta)
+    made = [*turns, first, second, topic, make_summary([first, second], written, ""), *facts, key]
+    profile = make_profile(Layers(made), [f.text_with_speaker for f in facts], facts, "rule")
+    store.apply([Add(m) for m in (*made, profile, manual_key("Never mention the cello."))])
+    return store
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    with filled() as store:
+        yield store
+
+
+def life_of(store: MemoryStore, config: MemoryConfig | None = None, present: Present | None = None) -> LifeCycle:
+    writer = Writer(config or TASKS.config, lambda texts: store.embedder.encode(list(texts)), store.get)
+    return LifeCycle(present or Present(store), writer)
+
+
+def shown(store: MemoryStore) -> dict[str, Memory]:
+    """The active memories; without their version numbers, which count changes and never go back."""
+    return {m.id: replace(m, version=1) for m in store.memories}
+
+
+def automatic(store: MemoryStore) -> list[Memory]:
+    return [m for m in store.memories if m.meta.get("source") != "manual"]
+
+
+def delete(life: LifeCycle, id: str, kind: str = "turn") -> bool:
+    return life.delete(kind, id, soft=True, confirm=False)
+
+
+def test_nothing_automatic_tells_of_a_deleted_turn(store: MemoryStore) -> None:
+    before = shown(store)
+    assert sum("cello" in m.text for m in before.values()) >= 7
+    assert delete(life_of(store), "t2")
+    assert not [m for m in automatic(store) if "cello" in m.text]
+    gone = set(before) - set(shown(store))
+    assert {"t2", "key:auto"} < gone and all(
+        before[i].derived_from in ((), ("t2",)) for i in gone
+    ), "what was made of it alone"
+    assert store.get("page:1-4").text == TASKS.page_summary([turn(1), turn(3), turn(4)]).text  # type: ignore[union-attr]
+
+
+def test_restoring_a_turn_brings_back_every_word_of_what_its_deletion_took(store: MemoryStore) -> None:
+    before, life = shown(store), life_of(store)
+    delete(life, "t2")
+    assert life.restore("turn", "t2") and shown(store) == before
+    assert not life.restore("turn", "t2") and shown(store) == before, "a second time nothing happens"
+
+
+@pytest.mark.parametrize("order", list(permutations(("t1", "t3", "t4")))[:4])
+def test_a_page_goes_with_its_last_turn_and_comes_back_in_any_order(order: tuple[str, ...]) -> None:
+    with filled() as store:
+        before, life = shown(store), life_of(store)
+        for id in ("t1", "t2", "t3"):
+            delete(life, id)
+            assert store.get("page:1-4").status == "active"  # type: ignore[union-attr]
+        delete(life, "t4")
+        assert store.get("page:1-4").status == "deleted"  # type: ignore[union-attr]
+        assert store.get("topic:1").text == store.get("page:5-8").text, "one page is left"  # type: ignore[union-attr]
+        assert store.get("topic:1").meta["pages"] == 1  # type: ignore[union-attr]
+        for id in (*order, "t2"):
+            life.restore("turn", id)
+        assert shown(store) == before
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from([f"t{i}" for i in range(1, 9)]), min_size=1, max_size=12))
+def test_only_which_turns_are_deleted_matters_not_the_order(ids: list[str]) -> None:
+    with filled() as one, filled() as other:
+        before, life = shown(one), life_of(one)
+        for id in ids:
+            (life.restore if one.get(id).status == "deleted" else delete)(  # type: ignore[union-attr,operator]
+                *(("turn", id) if one.get(id).status == "deleted" else (life, id))  # type: ignore[union-attr]
+            )
+        direct = life_of(other)
+        for id in sorted({i for i in ids if one.get(i).status == "deleted"}):  # type: ignore[union-attr]
+            delete(direct, id)
+        texts = {i: m.text for i, m in shown(one).items()}
+        assert texts == {i: m.text for i, m in shown(other).items()}
+        for id in dict.fromkeys(ids):
+            life.restore("turn", id)
+        assert shown(one) == before
+
+
+def test_a_pinned_key_memory_stays_whatever_is_deleted(store: MemoryStore) -> None:
+    life = life_of(store)
+    for i in range(1, 9):
+        delete(life, f"t{i}")
+    assert [m.text for m in store.memories] == ["Never mention the cello."]
+
+
+def test_a_deleted_page_counts_no_more_and_its_turns_stay(store: MemoryStore) -> None:
+    before, life = shown(store), life_of(store)
+    delete(life, "page:1-4", "page")
+    assert "cello" not in store.get("topic:1").text + store.get("summary:1-8").text  # type: ignore[union-attr]
+    assert "t2" in store and "key:auto" in shown(store), "they were made of the turn, not of the page"
+    assert Present(store).stored()[0].layers.short_term == [], "its turns don't become a page again"
+    life.restore("page", "page:1-4")
+    assert shown(store) == before
+
+
+def test_a_given_up_page_still_counts_for_its_topic(store: MemoryStore) -> None:
+    present = Present(store)
+    edits = [Update(_marked(store, "page:1-4")), SetStatus("page:1-4", "deleted")]
+    store.apply(edits)
+    stored, _ = present.stored()
+    topic = store.get("topic:1")
+    assert topic and [m.id for m in parts_of(topic, stored)] == ["page:1-4", "page:5-8"]
+    delete(life_of(store), "t2")
+    assert "cello" not in store.get("topic:1").text and "boat" in store.get("topic:1").text  # type: ignore[union-attr]
+    life_of(store).restore("turn", "t2")
+    page = store.get("page:1-4")
+    assert page and page.status == "deleted" and retired_because(page) == GIVEN_UP, "it stays given up"
+
+
+def _marked(store: MemoryStore, id: str) -> Memory:
+    memory = store.get(id)
+    assert memory is not None
+    return replace(memory, meta={**memory.meta, "retired": GIVEN_UP})
+
+
+def test_a_topic_goes_with_its_pages_and_comes_back_in_line_with_its_turns(store: MemoryStore) -> None:
+    before, life = shown(store), life_of(store)
+    delete(life, "topic:1", "topic")
+    assert not [m for m in store.memories if m.layer in (PAGE, TOPIC, SUMMARY)]
+    delete(life, "t2")
+    life.restore("topic", "topic:1")
+    assert not [m for m in automatic(store) if "cello" in m.text], "the turn was deleted meanwhile"
+    assert "boat" in store.get("topic:1").text  # type: ignore[union-attr]
+    life.restore("turn", "t2")
+    assert shown(store) == before
+
+
+def test_what_has_nothing_left_is_restored_by_its_sources_only(store: MemoryStore) -> None:
+    life = life_of(store)
+    delete(life, "t2")
+    with pytest.raises(ValueError, match=r"nothing is left of what .key:auto. was made of; restore .*: t2"):
+        life.restore("key", "key:auto")
+
+
+def test_a_summary_of_summaries_follows(store: MemoryStore) -> None:
+    parts = [derive(SUMMARY, f"summary:{i}", f"The {SAID[i - 1]}.", [turn(i)]) for i in (1, 2)]
+    parts[0] = replace(parts[0], derived_from=("page:1-4",), text=TASKS.rollup([turn(1)])[0].text)
+    parts[1] = replace(parts[1], derived_from=("page:5-8",), text=TASKS.rollup([turn(5)])[0].text)
+    merged = make_summary(parts, TASKS.merge_summaries(parts), "")
+    given_up = [replace(p, status="deleted", meta={**p.meta, "retired": GIVEN_UP}) for p in parts]
+    store.apply([Add(m) for m in (*given_up, merged)])
+    before, life = shown(store), life_of(store)
+    layers = Present(store).stored()[0].layers
+    order = affected(layers, ["t1"])
+    assert order.index("page:1-4") < order.index("summary:1") < order.index(merged.id)
+    assert "boat" in store.get(merged.id).text  # type: ignore[union-attr]
+    delete(life, "t1")
+    assert "boat" not in store.get(merged.id).text  # type: ignore[union-attr]
+    life.restore("turn", "t1")
+    assert shown(store) == before
+
+
+def test_a_corrected_turn_is_followed_and_can_be_corrected_back(store: MemoryStore) -> None:
+    before, life = shown(store), life_of(store)
+    life.change("t2", "I bought the violin in Leeds.")
+    assert not [m for m in automatic(store) if "cello" in m.text]
+    assert "violin" in store.get("page:1-4").text and "key:auto" not in shown(store)  # type: ignore[union-attr]
+    life.change("t2", turn(2).text)
+    assert shown(store) == before
+
+
+def test_what_the_user_has_written_is_never_made_again(store: MemoryStore) -> None:
+    life = life_of(store)
+    life.change("page:1-4", "Maya went shopping.")
+    life.change("key:auto", "Maya owns a cello.")
+    delete(life, "t2")
+    assert store.get("page:1-4").text == "Maya went shopping."  # type: ignore[union-attr]
+    assert "key:auto" in shown(store), "a corrected key memory counts as pinned"
+    for i in (1, 3, 4):
+        delete(life, f"t{i}")
+    assert "page:1-4" not in shown(store), "nothing is left of what it was made of"
+
+
+def test_an_erased_turn_leaves_no_trace(store: MemoryStore, tmp_path: Any) -> None:
+    before, life, start = shown(store), life_of(store), store.last_event
+    delete(life, "t2")  # so that its words are in earlier versions only
+    life.restore("turn", "t2")
+    life.delete("turn", "t2", soft=False, confirm=True)
+    backup = tmp_path / "all.jsonl"
+    store.export_jsonl(backup)
+    rest = [line for line in backup.read_text().splitlines() if "Never mention" not in line]
+    assert rest and not [line for line in rest if "cello" in line]
+    assert store.check() == [] and set(before) - set(shown(store)) >= {"t2", "key:auto"}
+    page = store.get("page:1-4")
+    assert page and page.derived_from == ("t1", "t3", "t4") and "boat" in page.text
+    assert {"t2", "page:1-4"} <= set(store.rollback(start).lost), "a rollback says what it can't bring back"
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (lambda life: life.delete("turn", "t2", False, False), ValueError, "add confirm=True"),
+        (lambda life: life.delete("page", "t2", True, False), ValueError, "'t2' is a turn, not a page"),
+        (lambda life: life.delete("note", "t2", True, False), ValueError, "kind 'note' is unknown"),
+        (lambda life: life.delete("turn", "t99", True, False), KeyError, "no memory 't99'"),
+        (lambda life: life.restore("turn", "t99"), KeyError, "no memory 't99'"),
+        (lambda life: life.change("t2", " "), ValueError, "the new text of 't2' is empty"),
+    ],
+)
+def test_a_refused_act_changes_nothing(
+    store: MemoryStore, act: Any, error: type[Exception], message: str
+) -> None:
+    before, events = shown(store), store.last_event
+    with pytest.raises(error, match=message):
+        act(life_of(store))
+    assert shown(store) == before and store.last_event == events
+
+
+def test_soft_deletion_can_be_switched_off(store: MemoryStore) -> None:
+    life = life_of(store, MemoryConfig(enable_soft_delete=False))
+    with pytest.raises(ValueError, match="must say that it is final"):
+        delete(life, "t2")
+    assert life.delete("turn", "t2", soft=False, confirm=True) and "t2" not in store
+
+
+def test_an_outdated_change_is_worked_out_again(store: MemoryStore) -> None:
+    present, other = Present(store), life_of(store)
+    calls = []
+
+    def compute(stored: Any) -> Proposal:
+        calls.append(stored.layers.last_step)
+        if len(calls) == 1:
+            delete(other, "t8")  # somebody else is faster
+        return Proposal([SetStatus("t1", "deleted")])
+
+    present.change_slowly(compute, "test")
+    assert len(calls) == 2 and {"t1", "t8"}.isdisjoint(shown(store))
+
+
+def test_a_change_that_is_always_outdated_ends_in_an_error(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adaptmr.memory.present.MAX_TRIES", 3)
+    numbers = iter(range(100))
+
+    def compute(stored: Any) -> Proposal:
+        store.add(Memory(f"other{next(numbers)}", "…"))
+        return Proposal([SetStatus("t1", "deleted")])
+
+    with pytest.raises(MemoryBusy, match="others wrote 3 times meanwhile; nothing was changed"):
+        Present(store).change(compute, "test")
+    assert "t1" in shown(store)
+
+
+def test_the_layers_follow_every_change_as_if_they_were_read_afresh(store: MemoryStore) -> None:
+    present = Present(store)
+    life = life_of(store, present=present)
+    start = store.last_event
+    delete(life, "t2")
+    delete(life, "topic:1", "topic")
+    life.delete("turn", "t5", soft=False, confirm=True)
+    life.restore("topic", "topic:1")
+    life.rollback(start + 3)
+    assert _state(present) == _state(Present(store))
+    life.rollback(8)  # only the turns were there
+    assert [m.id for m in present.stored()[0].layers.short_term] == [f"t{i}" for i in (1, 2, 3, 4, 6, 7, 8)]
+    assert _state(present) == _state(Present(store))
+
+
+def _state(present: Present) -> Any:
+    layers = present.stored()[0].layers
+    kinds = ("page", "topic", "summary", "fact", "profile", "key")
+    derived = {k: [(m.id, m.status, m.text) for m in layers.of(k, status=None)] for k in kinds}
+    return derived, [m.id for m in layers.short_term], layers.words, layers.last_step
