@@ -107,6 +107,7 @@ class PastMachine(RuleBasedStateMachine):
         self.store, self.other = self.open(), self.open()
         self.now = Model()
         self.states = {0: Model()}
+        self.added: dict[str, tuple[Memory, np.ndarray]] = {}  # as they were when they were added
 
     def open(self) -> MemoryStore:
         return MemoryStore(self.path, embedder="hash", approximate_from=self.large)
@@ -130,6 +131,7 @@ class PastMachine(RuleBasedStateMachine):
         if id not in self.now.memories:
             self.now.memories[id] = m
             self.now.vectors[id] = encoded(m) if vector is None else vector
+            self.added[id] = m, self.now.vectors[id]
             self.note()
             self.store.apply(Add(m, vector))
 
@@ -191,12 +193,13 @@ class PastMachine(RuleBasedStateMachine):
         changed = set()
         for id, m in self.now.memories.items():
             stays = id in then.memories and id not in lost
-            wanted = then.memories[id] if stays else replace(m, status="deleted")
+            wanted, vector = (then.memories[id], then.vectors[id]) if stays else self.added[id]
+            wanted = wanted if stays else replace(wanted, status="deleted")
             same = repr(replace(wanted, version=1, status="active")) == repr(
                 replace(m, version=1, status="active")
             )
-            if stays and not (same and (self.now.vectors[id] == then.vectors[id]).all()):
-                self.now.vectors[id] = then.vectors[id]
+            if not (same and (self.now.vectors[id] == vector).all()):
+                self.now.vectors[id] = vector
                 wanted = replace(wanted, version=m.version + 1)
             else:
                 wanted = replace(m, status=wanted.status)
