@@ -134,10 +134,13 @@ class PastMachine(RuleBasedStateMachine):
             self.store.apply(Add(m, vector))
 
     @precondition(lambda self: self.now.memories)
-    @rule(data=st.data(), values=fields, own_vector=st.sampled_from([None, None, *WORDS]))
-    def update(self, data, values, own_vector) -> None:
+    @rule(data=st.data(), values=fields, one=st.booleans(), own_vector=st.sampled_from([None, None, *WORDS]))
+    def update(self, data, values, one, own_vector) -> None:
         id = self.draw_id(data)
         old, m = self.now.memories[id], Memory(id, **values)
+        if one:  # only one field changes
+            name = data.draw(st.sampled_from(sorted(values)))
+            m = replace(old, **{name: values[name]})
         vector = None if own_vector is None else encoded(Memory("x", own_vector))
         if vector is None and m.text_with_speaker != old.text_with_speaker:
             self.now.vectors[id] = encoded(m)

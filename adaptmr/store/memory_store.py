@@ -70,7 +70,7 @@ class ReadableStore:
 
         Read it before the memories on which the edits depend; within `snapshot()`, `version` is that number.
         """
-        return self._records.changes(2**62)[0]
+        return self._records.last_event()
 
     def history(self, id: str) -> list[Memory]:
         """Return the earlier versions of a memory that updates replaced, the oldest first.

@@ -236,6 +236,11 @@ class RecordReader(Database):
             ids = self._decoder.values(lambda r: from_sql(r[0]), db.execute(sql, (since,)))
             return last_event(db), ids
 
+    def last_event(self) -> int:
+        """Return the number of the log's last line, 0 when the log is empty."""
+        with self.reading() as db:
+            return last_event(db)
+
     def history(self, id: str) -> list[Memory]:
         """Return the earlier versions of a memory that updates replaced, the oldest first.
 
