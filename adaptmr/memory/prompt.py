@@ -134,8 +134,9 @@ class Prompt:
 
     @property
     def memory_text(self) -> str:
-        """The prompt without the user's input."""
-        return "\n\n".join(filter(None, (s.text for s in self.sections if s.name != INPUT)))
+        """The sections of memories; "" if none of them holds any."""
+        sections = [s for s in self.sections if s.name != INPUT]
+        return "\n\n".join(filter(None, (s.text for s in sections))) if any(s.lines for s in sections) else ""
 
     @property
     def tokens(self) -> dict[str, int]:

@@ -5,7 +5,8 @@
 # %% ../../nbs/memory/01_repetition.ipynb #01c56674
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 from ..retrieval.candidates import cached_content_words
 from ..text import split_sentences, tokenize
@@ -26,7 +27,7 @@ class SaidAlready:
 
     def add(self, text: str, turns: Iterable[str], speakers: Collection[str] = ()) -> None:
         """Note that a text was shown; `turns` are the ids of the turns behind it."""
-        self._sentences.update(_same_form(sentence) for _, sentence in _labelled(text, speakers))
+        self._sentences.update(_same_form(s) for _, s in _labelled(text, tuple(speakers)))
         words = frozenset(cached_content_words(text))
         for turn in turns:
             self._words.setdefault(turn, []).append(words)
@@ -39,7 +40,7 @@ class SaidAlready:
         """
         kept: dict[str, str] = {}
         written = ""
-        for label, sentence in _labelled(text, speakers):
+        for label, sentence in _labelled(text, tuple(speakers)):
             form = _same_form(sentence)
             if form in kept or self.knows(sentence, turns):
                 continue
@@ -58,14 +59,17 @@ class SaidAlready:
         )
 
 
-def _labelled(text: str, speakers: Collection[str]) -> Iterator[tuple[str, str]]:
+@lru_cache(maxsize=20_000)  # the latest turns and the best summaries are shown again and again
+def _labelled(text: str, speakers: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The sentences of a text, each behind the name of who said it, with a colon; "" where none is known."""
-    label = ""
+    label, out = "", []
     for sentence in split_sentences(text):
         own = next((f"{s}: " for s in speakers if s and sentence.startswith(f"{s}: ")), "")
         label = own or label
-        yield label, sentence[len(own) :]
+        out.append((label, sentence[len(own) :]))
+    return tuple(out)
 
 
+@lru_cache(maxsize=20_000)
 def _same_form(sentence: str) -> str:
     return " ".join(tokenize(sentence, stem=False, stopwords=False)) or sentence.strip()

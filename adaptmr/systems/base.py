@@ -179,6 +179,7 @@ _MODULES = (
     "fixed",
     "adaptive",
     "llm_planned",
+    "layered",
     "oracles",
     "ablations",
     "qarp_variants",
