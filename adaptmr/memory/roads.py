@@ -27,18 +27,18 @@ from ..retrieval.as_of import make_request
 from ..retrieval.candidates import query_text
 from ..retrieval.execute import execute
 from ..retrieval.fusion import Fit
-from ..retrieval.plan import Planner, RetrievalPlan
+from ..retrieval.plan import Planner, RetrievalPlan, planner_llm
 from ..retrieval.rendering import readable, render_context
 from ..retrieval.signals import LAYER_WEIGHTS
 from ..retrieval.store_part import part_of_rows
 from ..retrieval.strategies import Router, as_question, retrieve
-from ..store.protocol import Store
+from ..store.protocol import PlannerStore, Store
 from ..store.view import Filter
 from ..types import UNDATED, Evidence, Hit, Memory, Question, TraceRow, Usage
 
 # %% auto #0
 __all__ = ['PARTS', 'ROADS', 'LAYERED_ROADS', 'Asked', 'is_manual', 'key_road', 'long_term_road', 'mid_term_road',
-           'short_term_road', 'turn_road', 'Road', 'Recall', 'recall']
+           'short_term_road', 'ShortTexts', 'turn_road', 'Road', 'Recall', 'recall']
 
 # %% ../../nbs/memory/02_roads.ipynb #66244584
 PARTS: dict[str, tuple[str, ...]] = {
@@ -224,9 +224,28 @@ def short_term_road(asked: Asked) -> Evidence:
     return Evidence(hits, False, 0.0, plan, [row], Usage(seconds=ms / 1000), render_context(hits))
 
 
+@dataclass(frozen=True)
+class ShortTexts:
+    """Plans as another planner does, and shows long turns by the passage that matches best."""
+
+    planner: Planner
+
+    @property
+    def name(self) -> str:
+        """The other planner's name."""
+        return self.planner.name
+
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
+        """Return the other planner's plan, with `passages`."""
+        plan = self.planner.plan(query, store)
+        return replace(plan, passages=plan.passages or 1)
+
+
 def turn_road(asked: Asked) -> Evidence:
     """Find turns by the planner, over the whole history."""
-    return retrieve(asked.question, asked.parts["turns"], asked.k, asked.planner, asked.fit, asked.llm)
+    llm = asked.llm if asked.llm is not None else planner_llm(asked.planner)
+    planner = ShortTexts(asked.planner)
+    return retrieve(asked.question, asked.parts["turns"], asked.k, planner, asked.fit, llm)
 
 
 @dataclass(frozen=True)
