@@ -107,6 +107,8 @@ class PastMachine(RuleBasedStateMachine):
         self.store, self.other = self.open(), self.open()
         self.now = Model()
         self.states = {0: Model()}
+        for id in ("a", "b"):
+            self.add_one(Memory(id, "a cat"), None)
 
     def open(self) -> MemoryStore:
         return MemoryStore(self.path, embedder="hash", approximate_from=self.large)
@@ -125,13 +127,15 @@ class PastMachine(RuleBasedStateMachine):
 
     @rule(id=ids, values=fields, own_vector=st.sampled_from([None, *WORDS]))
     def add(self, id, values, own_vector) -> None:
-        m = Memory(id, **values)
-        vector = None if own_vector is None else encoded(Memory("x", own_vector))
         if id not in self.now.memories:
-            self.now.memories[id] = m
-            self.now.vectors[id] = encoded(m) if vector is None else vector
-            self.note()
-            self.store.apply(Add(m, vector))
+            self.add_one(Memory(id, **values), own_vector)
+
+    def add_one(self, m: Memory, own_vector: str | None) -> None:
+        vector = None if own_vector is None else encoded(Memory("x", own_vector))
+        self.now.memories[m.id] = m
+        self.now.vectors[m.id] = encoded(m) if vector is None else vector
+        self.note()
+        self.store.apply(Add(m, vector))
 
     @precondition(lambda self: self.now.memories)
     @rule(data=st.data(), values=fields, one=st.booleans(), own_vector=st.sampled_from([None, None, *WORDS]))
@@ -182,7 +186,13 @@ class PastMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), by_other=st.booleans())
     def rollback(self, data, by_other) -> None:
-        target = data.draw(st.sampled_from(sorted(self.states)))
+        """Go back to several events, one after the other: all but the first are rollbacks of rollbacks."""
+        states = st.sampled_from(sorted(self.states))
+        for target in data.draw(st.lists(states, min_size=1, max_size=6)):
+            self.rollback_to(target, by_other)
+            self.agree()
+
+    def rollback_to(self, target: int, by_other: bool) -> None:
         last, then = self.store.last_event, self.states[target]
         done = (self.other if by_other else self.store).rollback(target, who="ann")
         if target == last:
@@ -255,7 +265,7 @@ class PastMachine(RuleBasedStateMachine):
 
 TestPast = PastMachine.TestCase
 TestPast.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
