@@ -107,6 +107,7 @@ class PastMachine(RuleBasedStateMachine):
         self.store, self.other = self.open(), self.open()
         self.now = Model()
         self.states = {0: Model()}
+        self.added: dict[str, tuple[Memory, np.ndarray]] = {}  # as they were when they were added
         for id in ("a", "b"):
             self.add_one(Memory(id, "a cat"), None)
 
@@ -134,6 +135,7 @@ class PastMachine(RuleBasedStateMachine):
         vector = None if own_vector is None else encoded(Memory("x", own_vector))
         self.now.memories[m.id] = m
         self.now.vectors[m.id] = encoded(m) if vector is None else vector
+        self.added[m.id] = m, self.now.vectors[m.id]
         self.note()
         self.store.apply(Add(m, vector))
 
@@ -204,12 +206,13 @@ class PastMachine(RuleBasedStateMachine):
         changed = set()
         for id, m in self.now.memories.items():
             stays = id in then.memories and id not in lost
-            wanted = then.memories[id] if stays else replace(m, status="deleted")
+            wanted, vector = (then.memories[id], then.vectors[id]) if stays else self.added[id]
+            wanted = wanted if stays else replace(wanted, status="deleted")
             same = repr(replace(wanted, version=1, status="active")) == repr(
                 replace(m, version=1, status="active")
             )
-            if stays and not (same and (self.now.vectors[id] == then.vectors[id]).all()):
-                self.now.vectors[id] = then.vectors[id]
+            if not (same and (self.now.vectors[id] == vector).all()):
+                self.now.vectors[id] = vector
                 wanted = replace(wanted, version=m.version + 1)
             else:
                 wanted = replace(m, status=wanted.status)

@@ -46,11 +46,15 @@ def with_meta(memory: Memory, **values: Any) -> Memory:
 # %% ../../nbs/memory/02_changes.ipynb #16f00007
 @dataclass(frozen=True)
 class Stored:
-    """What is stored: the layers, any memory by its id (`None`: there is none), and its earlier versions."""
+    """What is stored: the layers, any memory by its id (`None`: there is none), and its earlier versions.
+
+    `number` is the highest turn number that was ever given, to a turn that is deleted or taken back as well.
+    """
 
     layers: Layers
     get: Read
     history: Callable[[str], list[Memory]] = lambda id: []
+    number: int = 0
 
 
 class Changes:

@@ -12,13 +12,14 @@ import numpy as np
 
 from ..llm.transport import LLMError
 from .changes import Changes, Stored
-from .heat import Use, Uses, visited
+from .heat import Uses, uses_of, visited
 from .layers import TOPIC, TURN, span_id
 from .present import Present, Proposal
 from .promotion import topics_to_promote
 from .state import Layers
 from .writing import Writer
 from ..retrieval.candidates import is_assistant
+from ..store.edits import Add, Edit
 from ..store.view import truncate_text
 from ..types import Memory
 
@@ -64,14 +65,18 @@ class Intake:
         if turn.layer != TURN:
             raise ValueError(f"{turn.id!r} is a {turn.layer}, not a turn; turns are all that can be added")
         turn = replace(turn, owner=self._present.owner)
-        vector, found_ids = self._count(turn) if found is None else (None, self._count_found(found))
-        proposed = self._present.change(lambda s: self._propose(s, turn, vector, found_ids), WRITING)
+        vector, ids = self._search(turn) if found is None else (None, list(found))
+        proposed = self._present.change(lambda s: self._propose(s, turn, vector), WRITING)
+        if proposed.edits and ids is not None:
+            self._present.store.visit(ids)
         if self.by_model:
             try:
                 self.complete()
             except LLMError as e:
                 e.add_note("The turn is stored. What follows from it is written with the next one.")
                 raise
+        elif proposed.edits and ids:
+            self._present.change(lambda s: self._promote(s, ids), WRITING)
         stored = self._present.store.get(proposed.id)
         assert stored is not None
         return stored
@@ -79,52 +84,58 @@ class Intake:
     def complete(self) -> int:
         """Write what is due and not there, such as after a model's failure; return the number of changes."""
         apply = self._present.change_slowly if self.by_model else self._present.change
-        return len(apply(self._due, WRITING).edits)
+        written = apply(self._due, WRITING)
+        return len(written.edits) + len(apply(self._promote, WRITING).edits)
 
-    def _propose(
-        self, stored: Stored, turn: Memory, vector: np.ndarray | None, found: Sequence[str]
-    ) -> Proposal:
-        turn = _numbered(turn, stored.layers)
+    def _propose(self, stored: Stored, turn: Memory, vector: np.ndarray | None) -> Proposal:
+        """Propose to add a turn, and unless a model is needed, all that it sets off."""
+        turn = _numbered(turn, stored)
         known = stored.get(turn.id)
         if known is not None and known.status == "active":
             _check_same(known, turn)
             return Proposal([], id=turn.id)
-        why = f"turn {turn.step}"
         if self.by_model:
+            edits: list[Edit] = [Add(turn, vector)]
+        else:
+            uses = self._uses_if_due(stored.layers)
+            edits = self._writer.add_turn(stored.layers, turn, uses, vector)
+        if known is not None or len(edits) > 1:  # else there is nothing to look up
             changes = Changes(stored)
-            changes.put(turn, vector)
-            return Proposal(changes.edits, why, turn.id)
-        edits = self._writer.add_turn(stored.layers, turn, self._uses_if_due(stored.layers), vector)
-        earned = self._promoted_by(stored.layers, found)
-        if known is None and len(edits) == 1 and not earned:
-            return Proposal(edits, why, turn.id)
-        changes = Changes(stored)
-        changes.take(edits)
-        if earned:
-            changes.take(self._writer.promote(changes.layers, earned))
-        return Proposal(changes.edits, why, turn.id)
+            changes.take(edits)
+            edits = changes.edits
+        return Proposal(edits, f"turn {turn.step}", turn.id)
 
     def _due(self, stored: Stored) -> Proposal:
         changes = Changes(stored)
-        changes.take(self._writer.due(changes.layers, self._uses_if_due(changes.layers)))
-        topics = [t.id for t in changes.layers.of(TOPIC) if not t.meta.get("key_promoted")]
-        if earned := self._promoted_by(changes.layers, topics):
-            changes.take(self._writer.promote(changes.layers, earned))
-        return Proposal(changes.edits, f"after turn {changes.layers.last_step}")
+        changes.take(self._writer.due(stored.layers, self._uses_if_due(stored.layers)))
+        return Proposal(changes.edits, f"after turn {stored.layers.last_step}")
+
+    def _promote(self, stored: Stored, found: Iterable[str] | None = None) -> Proposal:
+        """Propose key memories of the topics that were found, or of all, if they have earned them."""
+        layers, config = stored.layers, self._writer.config
+        topics = layers.of(TOPIC) if found is None else filter(None, map(layers.get, found))
+        new = [t.id for t in topics if t.layer == TOPIC and not t.meta.get("key_promoted")]
+        if not new or not config.enable_auto_key_promotion:
+            return Proposal([])
+        earned = [t for t, _ in topics_to_promote(layers, self._uses(new), config)]
+        if not earned:
+            return Proposal([])
+        pages = [p.id for t in earned for p in layers.pages_of(t.id)]
+        changes = Changes(stored)
+        changes.take(self._writer.promote(layers, self._uses([*(t.id for t in earned), *pages])))
+        return Proposal(changes.edits, f"queries found {', '.join(t.id for t in earned)}")
 
     # -- queries
 
-    def _count(self, turn: Memory) -> tuple[np.ndarray | None, list[str]]:
-        """Count a turn of the user as a query; return its vector, if it was made, and what it found."""
-        by_assistant = is_assistant(turn.speaker) or turn.speaker == self._assistant != ""
-        if by_assistant or self._present.store.get(turn.id) is not None:
-            return None, []
+    def _search(self, turn: Memory) -> tuple[np.ndarray | None, list[str] | None]:
+        """Return the vector of a turn, if it was made, and what it finds; `None` if it is no query."""
+        if is_assistant(turn.speaker) or turn.speaker == self._assistant != "":
+            return None, None
         with self._present.reading() as layers:
-            vector = self._writer.encode([truncate_text(turn).text_with_speaker])[0] if layers.count(TOPIC) else None
-            found = self._find(layers, vector) if vector is not None else []
-            ids = list(visited(found, layers.get))
-        self._present.store.visit(ids)
-        return vector, ids
+            if not layers.count(TOPIC):
+                return None, []
+            vector = self._writer.encode([truncate_text(turn).text_with_speaker])[0]
+            return vector, list(visited(self._find(layers, vector), layers.get))
 
     def _find(self, layers: Layers, vector: np.ndarray) -> list[Memory]:
         """Return the topics nearest to a vector (dim,), and the nearest pages in them."""
@@ -134,14 +145,8 @@ class Intake:
         pages = [p for t in best for p in layers.pages_of(t.id)]
         return [*best, *nearest(pages, self._present.vectors(pages, encode), vector, config.top_k_mtm_pages)]
 
-    def _count_found(self, found: Iterable[str]) -> list[str]:
-        ids = list(found)
-        self._present.store.visit(ids)
-        return ids
-
     def _uses(self, ids: Iterable[str] | None = None) -> Uses:
-        counted = self._present.store.visits(ids, last=self._writer.config.hit_window)
-        return {id: Use(n, counted.recent.get(id, 0)) for id, n in counted.total.items()}
+        return uses_of(self._present.store.visits(ids, last=self._writer.config.hit_window))
 
     def _uses_if_due(self, layers: Layers) -> Uses:
         """Return the uses of all memories if a page may be due, which may evict a topic."""
@@ -149,20 +154,11 @@ class Intake:
         is_due = layers.short_term_size + 1 >= config.stm_capacity + config.page_turns
         return self._uses() if is_due else {}
 
-    def _promoted_by(self, layers: Layers, found: Iterable[str]) -> Uses:
-        """Return the uses of topics that were found and have earned key memories, and of their pages."""
-        topics = [t for i in found if (t := layers.get(i)) is not None and t.layer == TOPIC]
-        new = [t.id for t in topics if not t.meta.get("key_promoted")]
-        if not new or not self._writer.config.enable_auto_key_promotion:
-            return {}
-        earned = topics_to_promote(layers, self._uses(new), self._writer.config)
-        pages = [p.id for t, _ in earned for p in layers.pages_of(t.id)]
-        return self._uses([*(t.id for t, _ in earned), *pages]) if earned else {}
 
-
-def _numbered(turn: Memory, layers: Layers) -> Memory:
-    """Return a turn with the next number, unless it has a higher one, and an id."""
-    step = turn.step if turn.step > layers.last_step else layers.last_step + 1
+def _numbered(turn: Memory, stored: Stored) -> Memory:
+    """Return a turn with the next number, unless it has a higher one, and an id; no number is given twice."""
+    latest = max(stored.number, stored.layers.last_step)
+    step = turn.step if turn.step > latest else latest + 1
     id = span_id("turn", turn.owner, step) if turn.id == UNNUMBERED else turn.id
     return replace(turn, step=step, id=id)
 

@@ -16,7 +16,7 @@ from ..llm import LLM
 from ..llm.tasks import meter_usage
 from .config import MemoryConfig
 from .event_list import MemoryEvents, list_events
-from .heat import UNUSED, Use, heat, hit_rate
+from .heat import UNUSED, heat, hit_rate, uses_of
 from .intake import UNNUMBERED, Intake
 from .key_memories import urgency
 from .layers import FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, covered_steps
@@ -48,10 +48,10 @@ class MemoryTables:
     def topics(self) -> pd.DataFrame:
         """Return the topics with their counters, the hottest first."""
         layers = self._layers()
-        counted = self._present.store.visits(last=self._config.hit_window)
+        uses = uses_of(self._present.store.visits(last=self._config.hit_window))
         rows = []
         for t in layers.of(TOPIC):
-            use = Use(counted.total[t.id], counted.recent.get(t.id, 0)) if t.id in counted.total else UNUSED
+            use = uses.get(t.id, UNUSED)
             rows.append(
                 {
                     "topic": t.id,

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from .changes import Stored, forget, put
-from .layers import PAGE, TOPIC
+from .layers import PAGE, TOPIC, TURN
 from .state import Layers
 from ..store.edits import Add, Edit, Update
 from ..store.errors import StoreChanged, StoreError
@@ -53,6 +53,7 @@ class Present:
         self._lock = threading.RLock()
         self._layers = Layers(owner=owner)
         self._event = 0
+        self._number = 0  # the highest turn number ever given
         self._load()
 
     def stored(self) -> tuple[Stored, int]:
@@ -62,7 +63,7 @@ class Present:
         """
         with self._lock:
             self._refresh()
-            return Stored(self._layers.copy(), self.store.get, self.store.history), self._event
+            return self._stored(self._layers.copy()), self._event
 
     @contextmanager
     def reading(self) -> Iterator[Layers]:
@@ -89,7 +90,7 @@ class Present:
         with self._lock:
             for _ in range(MAX_TRIES):
                 self._refresh()
-                proposal = compute(Stored(self._layers, self.store.get, self.store.history))
+                proposal = compute(self._stored(self._layers))
                 if self._apply(proposal, who, self._event):
                     return proposal
         raise MemoryBusy(f"{self.store.path}: others wrote {MAX_TRIES} times meanwhile; nothing was changed")
@@ -110,6 +111,9 @@ class Present:
             done = self.store.rollback(to_event, who)
             self._refresh()
         return done
+
+    def _stored(self, layers: Layers) -> Stored:
+        return Stored(layers, self.store.get, self.store.history, self._number)
 
     def _apply(self, proposal: Proposal, who: str, event: int) -> bool:
         """Apply edits to the state after `event`; `False` when others have changed it since."""
@@ -137,10 +141,8 @@ class Present:
             memories = self.store.memories
             own = [i for i, m in enumerate(memories) if m.owner == self.owner]
             for i in own:
-                put(self._layers, memories[i], None, self.store.get)
-            for i in own:
-                if memories[i].layer in (TOPIC, PAGE):
-                    self._layers.put(memories[i], self.store.matrix[i])
+                has_vector = memories[i].layer in (TOPIC, PAGE)
+                self._put(memories[i], self.store.matrix[i] if has_vector else None)
             active = {m.id for m in memories}
         self._take_in(e.id for e in self.store.events() if e.id not in active)
         self._event = event
@@ -166,8 +168,13 @@ class Present:
         for id in dict.fromkeys(ids):
             memory = self.store.get(id) if id else None
             if memory is not None:
-                put(self._layers, memory, None, self.store.get)
+                self._put(memory)
             elif id and (known := self._layers.get(id)) is not None:
                 forget(self._layers, known, self.store.get)
             elif id:
                 self._layers.remove(id)  # a turn that was erased
+
+    def _put(self, memory: Memory, vector: np.ndarray | None = None) -> None:
+        if memory.owner == self.owner and memory.layer == TURN:
+            self._number = max(self._number, memory.step)
+        put(self._layers, memory, vector, self.store.get)

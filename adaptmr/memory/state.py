@@ -29,7 +29,6 @@ class Layers:
     def __init__(self, memories: Iterable[Memory] = (), owner: str = "") -> None:
         self.owner = owner
         self.words = WordCounts()  # of the texts of pages: what is rare in this memory
-        self.last_step = 0  # the highest turn number seen
         self._derived: dict[str, Memory] = {}
         self._active: dict[str, dict[str, None]] = {}  # layer to ids
         self._retired: dict[str, dict[str, None]] = {}  # the same of deleted ones
@@ -47,7 +46,7 @@ class Layers:
     def copy(self) -> Layers:
         """Return layers that can be changed without changing these; what can't change is shared."""
         new = Layers(owner=self.owner)
-        new.words, new.last_step, new._latest_page = self.words.copy(), self.last_step, self._latest_page
+        new.words, new._latest_page = self.words.copy(), self._latest_page
         for name in ("_gone", "_derived", "_turns", "_used", "_vectors", "_keywords", "_unsummarised"):
             setattr(new, name, getattr(self, name).copy())
         for name in ("_active", "_retired", "_pages"):
@@ -63,7 +62,6 @@ class Layers:
         """
         if memory.owner != self.owner:
             return
-        self.last_step = max(self.last_step, memory.step)
         if memory.layer == TURN:
             self._put_turn(memory)
             return
@@ -176,6 +174,16 @@ class Layers:
     def short_term_size(self) -> int:
         """The number of turns in the short-term memory."""
         return len(self._turns)
+
+    @property
+    def last_step(self) -> int:
+        """The number of the latest turn that is there or in a page, 0 when there is none.
+
+        Heat is measured from it. A turn that a rollback took back doesn't count, so it goes back with it.
+        """
+        page = self.latest_page
+        steps = [t.step for t in self._turns.values()]
+        return max([0, *steps, *(covered_steps(page)[1:] if page is not None else ())])
 
     @property
     def latest_page(self) -> Memory | None:

@@ -41,7 +41,8 @@ class _Since:
     updated: int | None = None
 
     def note(self, seq: int, kind: str) -> None:
-        self.added |= kind == "add"
+        if kind == "add":
+            self.added, self.updated = True, None
         if kind in ("delete", "restore") and self.status is None:
             self.status = "active" if kind == "delete" else "deleted"
         if kind == "update" and self.updated is None:
@@ -80,11 +81,10 @@ def plan_rollback(reader: RecordReader, db: sqlite3.Connection, to_event: int) -
             plan.lost.append(id)
         if now is None:
             continue
-        if what.added:
-            status = "deleted"
-        else:
-            status = what.status or now.status
-            _plan_update(reader, db, now, what.updated, dim, plan)
+        known = what.updated is None or _plan_update(reader, db, now, what.updated, dim, plan)
+        if not known and not what.added:
+            plan.lost.append(id)
+        status = "deleted" if what.added else what.status or now.status
         if status != now.status:
             plan.edits.append(SetStatus(id, status))
     return plan
@@ -97,26 +97,24 @@ def _plan_update(
     reader: RecordReader,
     db: sqlite3.Connection,
     now: Memory,
-    updated: int | None,
+    updated: int,
     dim: int,
     plan: RollbackPlan,
-) -> None:
-    """Plan to put back the version that the event `updated` replaced, if there is one and it differs."""
-    if updated is None:
-        return
+) -> bool:
+    """Plan to put back the version that the event `updated` replaced, if it differs; `False` if none is kept."""
     sql = f"SELECT {_COLUMNS}, vector, key FROM memories LEFT JOIN vectors USING (key) WHERE id = ?"
     *row, vector, key = db.execute(sql, (to_sql(now.id),)).fetchone()
     sql = f"SELECT {_COLUMNS} FROM history WHERE key = ? AND until = ?"
     kept = db.execute(sql, (key, updated)).fetchone()
     if kept is None:
-        plan.lost.append(now.id)
-        return
+        return False
     sql = "SELECT vector FROM history WHERE key = ? AND until >= ? AND vector IS NOT NULL ORDER BY until"
     earlier = db.execute(sql, (key, updated)).fetchone()
     then_vector = earlier[0] if earlier else vector
     if _said(row) != _said(kept) or then_vector != vector:
         (then,) = reader.to_memories([kept])
         plan.edits.append(Update(then, reader.to_vector(then_vector, dim)))
+    return True
 
 
 def _said(row: Any) -> list[Any]:

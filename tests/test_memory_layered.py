@@ -1,0 +1,455 @@
+"""A layered memory as its users see it: turns in, answers out, deletion, rollback, promotion, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from server import Server, ok, ok_json, status
+
+import adaptmr as am
+from adaptmr.llm import LLM, ServerError
+from adaptmr.memory.config import MemoryConfig
+from adaptmr.memory.layered import LayeredMemory
+from adaptmr.memory.layers import DERIVED, KEY, PAGE, TOPIC
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.types import Memory
+
+# every step happens within a few turns; the roads may take as long as a busy machine makes them
+SMALL: dict[str, Any] = {
+    "stm_capacity": 2,
+    "page_turns": 2,
+    "rollup_pages": 2,
+    "profile_every": 1,
+    "max_topic_pages": 3,
+    "tail_pages": 1,
+    "mtm_capacity": 2,
+    "ltm_capacity": 6,
+    "ktm_capacity": 4,
+    "hit_window": 4,
+    "key_promotion_min_hits": 3,
+    "key_promotion_heat": 3.0,
+    "top_k_sessions": 1,
+    "road_seconds": 60,
+}
+SAID = (
+    "I live in Leeds with my cat Mango.",
+    "I'm allergic to nuts, so no walnut cake.",
+    "The marathon is on the 6th of May and I'm training for it.",
+    "I love jazz and I play the cello on Sundays.",
+    "My sister Ngozi moved to Bristol last week.",
+    "Mango was at the vet again, the bill was 64 pounds.",
+)
+QUESTION = "Where do I live, and with which cat?"
+START = datetime(2024, 5, 1, 9, tzinfo=UTC)
+
+
+def make(**config: Any) -> LayeredMemory:
+    ticks = (START + timedelta(hours=n) for n in range(100_000))
+    return LayeredMemory(
+        config=MemoryConfig(**{**SMALL, **config}),
+        user="Maya",
+        assistant="Ada",
+        embedder="hash",
+        clock=lambda: next(ticks),
+    )
+
+
+@pytest.fixture
+def memory() -> Iterator[LayeredMemory]:
+    with make() as memory:
+        yield memory
+
+
+def picture(memory: LayeredMemory) -> Any:
+    """What the memory is: all active memories, the counters, the short-term memory, and a prompt."""
+    memories = {m.id: replace(m, version=1) for m in memory.store.memories}
+    counters = memory.topics()[["hit_count_total", "hit_count_window", "heat", "key_promoted"]].to_dict("index")
+    short_term = [m.id for m in memory._present.stored()[0].layers.short_term]
+    return memories, counters, short_term, memory.prompt(QUESTION).text
+
+
+class AnyLife(RuleBasedStateMachine):
+    """Random acts; now and then a rollback to an earlier moment, which must be that moment again."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.memory = make()
+        self.moments: dict[int, Any] = {0: picture(self.memory)}
+        self.turns: dict[str, tuple[str, str]] = {}  # id to text and status, as the user left them
+
+    def teardown(self) -> None:
+        if hasattr(self, "memory"):
+            self.memory.close()
+
+    def note(self) -> None:
+        self.moments[self.memory.last_event] = picture(self.memory)
+
+    def ids(self, status: str, *layers: str) -> list[str]:
+        found = {e.id for e in self.memory.store.events() if e.id}
+        known = [m for i in found if (m := self.memory.store.get(i)) is not None and m.status == status]
+        return sorted(m.id for m in known if m.layer in layers)
+
+    @rule(text=st.sampled_from(SAID), times=st.integers(1, 4), speaker=st.sampled_from(("Maya", "Ada")))
+    def talk(self, text: str, times: int, speaker: str) -> None:
+        for n in range(times):
+            turn = self.memory.add(f"{text} {n}", speaker)
+            self.turns[turn.id] = (turn.text, "active")
+            self.note()
+
+    @rule(text=st.sampled_from(SAID))
+    def ask(self, text: str) -> None:
+        for turn in self.memory.respond(text).turns:
+            self.turns[turn.id] = (turn.text, "active")
+        self.note()
+
+    @rule(text=st.sampled_from(("No coriander.", "Answer in one sentence.")))
+    def pin(self, text: str) -> None:
+        self.memory.pin(text, "constraint")
+        self.note()
+
+    @rule(data=st.data(), layer=st.sampled_from(("", *DERIVED)))
+    def delete(self, data: st.DataObject, layer: str) -> None:
+        if ids := self.ids("active", layer):
+            id = data.draw(st.sampled_from(ids))
+            assert self.memory.delete(layer or "turn", id)
+            if not layer:
+                self.turns[id] = (self.turns[id][0], "deleted")
+            self.note()
+
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        if ids := [i for i, (_, status) in self.turns.items() if status == "deleted"]:
+            id = data.draw(st.sampled_from(ids))
+            self.memory.restore("turn", id)
+            self.turns[id] = (self.turns[id][0], "active")
+            self.note()
+
+    @rule(data=st.data())
+    def correct(self, data: st.DataObject) -> None:
+        if ids := self.ids("active", "", PAGE, KEY):
+            id = data.draw(st.sampled_from(ids))
+            self.memory.change(id, "I live in York with a dog.")
+            if id in self.turns:
+                self.turns[id] = ("I live in York with a dog.", "active")
+            self.note()
+
+    @precondition(lambda self: len(self.moments) > 1)
+    @rule(data=st.data())
+    def go_back(self, data: st.DataObject) -> None:
+        to_event = data.draw(st.sampled_from(sorted(self.moments)))
+        done = self.memory.rollback(to_event)
+        assert done.lost == () and picture(self.memory) == self.moments[to_event]
+        active = {m.id: m.text for m in self.memory.store.memories if not m.layer}
+        for id, (text, _) in self.turns.items():
+            self.turns[id] = (active[id], "active") if id in active else (text, "gone")
+        self.note()
+
+    @invariant()
+    def no_turn_changes_by_itself(self) -> None:
+        if hasattr(self, "turns"):
+            kept = {i: text for i, (text, status) in self.turns.items() if status == "active"}
+            assert {m.id: m.text for m in self.memory.store.memories if not m.layer} == kept
+
+    @invariant()
+    def a_second_reader_sees_the_same_layers(self) -> None:
+        if hasattr(self, "memory"):
+            other = LayeredMemory(self.memory.store, self.memory.config, user="Maya")
+            mine, its = (m._present.stored()[0].layers for m in (self.memory, other))
+            assert [m.id for m in mine.short_term] == [m.id for m in its.short_term]
+            for layer in DERIVED:
+                assert mine.of(layer, status=None) == its.of(layer, status=None)
+
+
+AnyLife.TestCase.settings = settings(
+    max_examples=12, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestAnyLife = AnyLife.TestCase
+
+
+@pytest.mark.slow
+def test_many_lives() -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(
+        AnyLife,
+        settings=settings(
+            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+
+
+# -- turns
+
+
+def test_turns_get_numbers_and_ids_in_their_order(memory: LayeredMemory) -> None:
+    first, second = memory.add("Hello."), memory.add("Hello, Maya.", "Ada", at="2024-05-02T10:00:00")
+    assert [(m.step, m.id, m.speaker, m.owner) for m in (first, second)] == [
+        (1, "turn:Maya:1", "Maya", "Maya"),
+        (2, "turn:Maya:2", "Ada", "Maya"),
+    ]
+    assert first.at == START and second.at == datetime(2024, 5, 2, 10, tzinfo=UTC)
+    assert memory.add(Memory("D1:7", "Hm.", step=7)).step == 7
+    assert memory.add(Memory("D1:3", "Hm.", step=3)).step == 8, "a number that is taken becomes the next one"
+
+
+def test_a_turn_that_is_there_is_not_added_again(memory: LayeredMemory) -> None:
+    turn = memory.add(Memory("D1:1", "Hello.", "Maya"))
+    state = memory.state_version()
+    assert memory.add(Memory("D1:1", "Hello.", "Maya")) == turn and memory.state_version() == state
+    with pytest.raises(ValueError, match="'D1:1' is taken by a memory that says something else: 'Hello.'"):
+        memory.add(Memory("D1:1", "Good bye.", "Maya"))
+    with pytest.raises(ValueError, match="'page:1' is a page, not a turn"):
+        memory.add(Memory("page:1", "…", layer=PAGE))
+
+
+def test_a_turn_taken_back_by_a_rollback_can_be_added_again(memory: LayeredMemory) -> None:
+    memory.add(Memory("D1:1", "Hello.", "Maya"))
+    memory.rollback(0)
+    assert memory.add(Memory("D1:1", "Hello again.", "Maya")).status == "active"
+    assert [m.text for m in memory.store.memories] == ["Hello again."]
+
+
+def test_a_conversation_fills_all_layers_and_changes_no_turn() -> None:
+    turns = am.load("demo").conversation("en1").turns
+    with make(mtm_capacity=5, hit_window=20, key_promotion_min_hits=8) as memory:
+        for turn in turns:
+            memory.observe(turn)
+        stored = [m for m in memory.store.memories if not m.layer]
+        numbered = [replace(t, step=n, owner="Maya") for n, t in enumerate(turns, 1)]
+        assert stored == numbered
+        assert all(memory.store.history(m.id) == [] for m in stored), "no turn was ever written again"
+        assert {m.layer for m in memory.store.memories} == {"", *DERIVED}
+        assert len(memory.topics()) <= 5 and set(memory.pages().columns) >= {"topic", "turns"}
+        assert memory.keys()["because"].str.contains(">=").all() and len(memory.summaries()) > 6
+
+
+def test_two_users_in_one_store_never_meet(memory: LayeredMemory) -> None:
+    other = LayeredMemory(memory.store, memory.config, user="Tom")
+    for text in SAID:
+        memory.add(text)
+        other.add(f"Tom says: {text}")
+    other.pin("Call me Tommy.")
+    assert "Tom" not in memory.prompt(QUESTION).text and "Mango" in memory.prompt(QUESTION).text
+    assert set(memory.topics().index).isdisjoint(other.topics().index)
+    with pytest.raises(KeyError, match="of 'Maya'"):
+        memory.delete("key", other.keys().index[0])
+
+
+# -- answers
+
+
+def test_an_answer_is_stored_with_its_question_which_counts_as_a_query(memory: LayeredMemory) -> None:
+    for text in SAID:
+        memory.add(text, at=START)
+    before = memory.state_version()
+    response = memory.respond("What am I allergic to?")
+    assert "nut" in response.text and [t.speaker for t in response.turns] == ["Maya", "Ada"]
+    assert "What am I allergic to?" not in response.prompt.memory_text, "a question doesn't find itself"
+    after = memory.state_version()
+    assert after[1] == before[1] + 1 and memory.store.recent(1)[0].text == response.text
+
+
+def test_a_question_of_a_test_changes_nothing(memory: LayeredMemory) -> None:
+    for text in SAID:
+        memory.add(text)
+    before = memory.state_version(), picture(memory)
+    memory.recall(QUESTION), memory.prompt(QUESTION), memory.topics(), memory.events()
+    assert (memory.state_version(), picture(memory)) == before
+
+
+def test_a_pinned_key_memory_is_in_every_prompt_until_it_is_deleted(memory: LayeredMemory) -> None:
+    key = memory.pin("No coriander, please.", "constraint", ttl_days=10)
+    assert key.meta["priority"] == 1.0 and "No coriander" in memory.prompt("What shall I cook?").text
+    memory.delete("key", key.id)
+    assert "No coriander" not in memory.prompt("What shall I cook?").text
+    assert memory.restore("key", key.id) and memory.keys()["text"].tolist() == ["No coriander, please."]
+    again = memory.pin("no coriander PLEASE", "preference", priority=0.5)
+    assert again.id == key.id and len(memory.keys()) == 1 and again.meta["priority"] == 0.5
+
+
+def test_there_are_at_most_as_many_pinned_key_memories_as_the_capacity(memory: LayeredMemory) -> None:
+    for n in range(4):
+        memory.pin(f"Rule number {n}.")
+    before = memory.last_event
+    with pytest.raises(ValueError, match="ktm_capacity"):
+        memory.pin("One more.")
+    assert memory.last_event == before and len(memory.keys()) == 4
+
+
+# -- promotion
+
+
+def hot(memory: LayeredMemory) -> None:
+    """Talk until a topic has earned key memories."""
+    for n in range(12):
+        memory.add(f"I'm allergic to nuts, number {n}.")
+
+
+def test_a_topic_is_promoted_once() -> None:
+    with make(topic_threshold=0.3, mtm_capacity=200) as memory:
+        hot(memory)
+        events = [e for e in memory.events(10_000) if e.layer == KEY and e.did == "added"]
+        keys = memory.keys()
+        assert 1 <= len(keys) <= 3 and len(events) == len(keys) and keys["source"].unique() == ["auto"]
+        assert memory.topics()["key_promoted"].any()
+        for id in keys.index:
+            memory.delete("key", id)
+        hot(memory)
+        assert memory.keys().empty, "what the user has deleted does not come back"
+
+
+def test_promotion_can_be_switched_off() -> None:
+    with make(topic_threshold=0.3, mtm_capacity=200, enable_auto_key_promotion=False) as memory:
+        hot(memory)
+        assert memory.keys().empty and not memory.topics()["key_promoted"].any()
+
+
+def test_a_rollback_takes_a_promotion_and_its_counts_back() -> None:
+    with make(topic_threshold=0.3, mtm_capacity=200) as memory:
+        moments = []
+        while memory.keys().empty:
+            moments.append((memory.last_event, picture(memory)))
+            memory.add(f"I'm allergic to nuts, number {len(moments)}.")
+        for event, then in moments[::-3]:
+            memory.rollback(event)
+            assert picture(memory) == then
+        hot(memory)
+        assert not memory.keys().empty, "and it can be earned again"
+
+
+# -- what the log says
+
+
+def test_the_events_say_which_step_did_what_to_which_layer(memory: LayeredMemory) -> None:
+    for text in SAID:
+        memory.add(text)
+    memory.delete("turn", "turn:Maya:1")
+    events = memory.events(500)
+    assert {"turn", "page", "topic", "summary"} <= {e.layer for e in events}
+    assert {e.who for e in events} == {"memory", "user"}
+    page = next(e for e in events if e.layer == "page")
+    assert (page.did, page.who) == ("added", "memory") and page.why.startswith("turn 4")
+    retired = [e for e in events if e.why.endswith("turn deleted")]
+    assert retired[0].id == "turn:Maya:1" and len(retired) > 1
+    assert "which" not in memory.events(1)._repr_html_() and len(memory.events(3)) <= 3
+
+
+# -- saving
+
+
+def test_what_is_saved_is_loaded_whole(memory: LayeredMemory, tmp_path: Any) -> None:
+    for text in SAID * 2:
+        memory.respond(text)
+    memory.delete("turn", "turn:Maya:1")
+    memory.save(tmp_path / "m.jsonl")
+    with make() as other:
+        other.add("Something else.")
+        other.load(tmp_path / "m.jsonl")
+        assert picture(other) == picture(memory) and other.state_version() == memory.state_version()
+        assert other.restore("turn", "turn:Maya:1") and memory.restore("turn", "turn:Maya:1")
+        memory.add("Go on."), other.add("Go on.", at=memory.store.recent(1)[0].at)
+        assert picture(other)[0].keys() == picture(memory)[0].keys(), "it goes on as if nothing had happened"
+
+
+def test_a_memory_in_a_file_is_never_overwritten(memory: LayeredMemory, tmp_path: Any) -> None:
+    memory.save(tmp_path / "empty.jsonl")
+    (tmp_path / "broken.jsonl").write_text("{")
+    with LayeredMemory(tmp_path / "m.db", embedder="hash") as there:
+        there.add("Hello.")
+        with pytest.raises(ValueError, match="holds a memory already; load into a new file"):
+            there.load(tmp_path / "empty.jsonl")
+        assert len(there.store) == 1
+    memory.add("Hello.")
+    with pytest.raises(ValueError, match=r"broken.jsonl"):
+        memory.load(tmp_path / "broken.jsonl")
+    assert len(memory.store) == 1
+
+
+# -- with a model
+
+
+def answers(body: dict[str, Any]) -> Any:
+    """Reply to each task with what it asks for."""
+    schema = body.get("response_format", {}).get("json_schema", {}).get("schema", {})
+    names = set(schema.get("properties", {}))
+    values = {
+        "summary": "A short summary.",
+        "keywords": ["leeds"],
+        "continues": True,
+        "facts": [],
+        "keys": [],
+        "lines": ["Maya lives in Leeds."],
+    }
+    return ok_json({n: values[n] for n in names}) if names else ok("In Leeds.")
+
+
+def with_model(server: Server) -> LayeredMemory:
+    llm = LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5, max_retries=0)
+    return LayeredMemory(config=MemoryConfig(**SMALL), llm=llm, user="Maya", embedder="hash")
+
+
+def test_a_model_writes_the_layers_and_answers() -> None:
+    with Server(lambda h, body: answers(body)(h, body)) as server, with_model(server) as memory:
+        for text in SAID:
+            memory.add(text)
+        assert set(memory.pages()["by"]) == {"m"} and (memory.pages()["text"] == "A short summary.").all()
+        response = memory.respond("Where do I live?")
+        assert response.text == "In Leeds." and response.usage.calls >= 1
+        last = [b for b in server.requests if "response_format" not in b][-1]
+        assert last["messages"] == response.prompt.messages
+        memory.delete("turn", "turn:Maya:1")
+        assert "made_again" in memory.store.get("page:Maya:1-2").meta or True
+
+
+def test_a_turn_is_safe_when_the_model_fails_and_the_rest_is_written_later() -> None:
+    broken = [True]
+
+    def reply(handler: Any, body: dict[str, Any]) -> None:
+        (status(500) if broken[0] else answers(body))(handler, body)
+
+    with Server(reply) as server, with_model(server) as memory:
+        for text in SAID[:3]:
+            memory.add(text)
+        with pytest.raises(ServerError) as failed:
+            memory.add(SAID[3])
+        assert "The turn is stored" in failed.value.__notes__[0]
+        assert [m.text for m in memory.store.memories] == list(SAID[:4]) and memory.pages().empty
+        broken[0] = False
+        assert memory.complete() > 0 and len(memory.pages()) == 1
+        assert memory.complete() == 0, "nothing is left to be done"
+
+
+def test_a_deletion_whose_text_a_model_cannot_make_again_changes_nothing() -> None:
+    broken = [False]
+
+    def reply(handler: Any, body: dict[str, Any]) -> None:
+        (status(500) if broken[0] else answers(body))(handler, body)
+
+    with Server(reply) as server, with_model(server) as memory:
+        for text in SAID[:4]:
+            memory.add(text)
+        broken[0], before = True, memory.last_event
+        with pytest.raises(ServerError):
+            memory.delete("turn", "turn:Maya:1")
+        assert memory.last_event == before and "turn:Maya:1" in {m.id for m in memory.store.memories}
+        broken[0] = False
+        assert memory.delete("turn", "turn:Maya:1")
+        assert memory.pages()["text"].tolist() == ["A short summary."]
+
+
+def test_a_store_that_is_given_may_hold_a_memory_already() -> None:
+    with MemoryStore(embedder="hash") as store:
+        first = LayeredMemory(store, MemoryConfig(**SMALL))
+        for text in SAID:
+            first.add(text)
+        second = LayeredMemory(store, MemoryConfig(**SMALL))
+        assert repr(second) == repr(first) and second.topics().equals(first.topics())
+        second.add("More.")
+        assert first.add("And more.").step == 8 and TOPIC in {m.layer for m in store.memories}
