@@ -15,6 +15,7 @@ from typing import Callable, Sequence
 
 # retrieval's measures can be imported from here too: am.eval.metrics.ndcg
 from adaptmr.eval.metrics.ranking import (
+    Place,
     abstention_metrics,
     auroc,
     current_before_stale,
@@ -34,6 +35,7 @@ from adaptmr.eval.metrics.ranking import (
 )
 
 _all_ = [
+    "Place",
     "abstention_metrics",
     "auroc",
     "current_before_stale",
@@ -54,9 +56,9 @@ _all_ = [
 
 # %% auto #0
 __all__ = ['LOCOMO_CATEGORIES', 'answer_tokens', 'exact_match', 'token_f1', 'bleu1', 'rouge_l', 'locomo_f1', 'hotpot_f1',
-           'abstains', 'answer_f1', 'abstention_metrics', 'auroc', 'current_before_stale', 'kept', 'nanmean_count',
-           'longmemeval_metrics', 'longmemeval_turn_to_session', 'mrr', 'ndcg', 'precision', 'ranking_metrics',
-           'recall_all', 'recall_any', 'recall_fraction', 'set_f1', 'to_sessions']
+           'abstains', 'answer_f1', 'Place', 'abstention_metrics', 'auroc', 'current_before_stale', 'kept',
+           'nanmean_count', 'longmemeval_metrics', 'longmemeval_turn_to_session', 'mrr', 'ndcg', 'precision',
+           'ranking_metrics', 'recall_all', 'recall_any', 'recall_fraction', 'set_f1', 'to_sessions']
 
 # %% ../../../nbs/eval/metrics/01_answers.ipynb #8eca6858
 # ideographs (with extensions), kana, hangul; _EAST_ASIAN also has CJK punctuation and full-width forms
