@@ -774,7 +774,7 @@ def test_a_priority_that_is_none_is_named(bad):
 
 
 def test_a_layer_counts_as_the_table_says():
-    layers = ["", "key", "long-term", "mid-term", "of my own", "key"]
+    layers = ["", "key", "summary", "page", "of my own", "key"]
     c = over(NOTHING, [replace(m, layer=layer) for m, layer in zip(SIX, layers)])
     assert signal_values(c, "layer").tolist() == [1.0, 1.2, 0.9, 1.0, 1.0, 1.2]
 

@@ -51,7 +51,7 @@ RAVI = [
 DERIVED = [
     ("key", "2024-03-15", "Biscuit the cat is allergic to fish.", "pets", 0.9),
     ("key", "2024-04-20", "Maya lives in Bristol now.", "home", 0.7),
-    ("long-term", "2024-08-30", "Maya moved, adopted a cat and broke her arm.", "home", None),
+    ("summary", "2024-08-30", "Maya moved, adopted a cat and broke her arm.", "home", None),
 ]
 ASKED = [
     "Where do I live now?",
@@ -110,7 +110,7 @@ PARTS = {
     "pets and home": {"tags": ("pets", "home")},
     "her pets, said": {"owners": ("maya",), "tags": ("pets",), "layers": ("",)},
     "key": {"layers": ("key",)},
-    "key or long-term": {"layers": ("key", "long-term")},
+    "key or summary": {"layers": ("key", "summary")},
     "nobody's": {"owners": ("nobody",)},
 }
 
@@ -334,7 +334,7 @@ def test_a_store_without_turns_answers_nothing():
 
 
 def test_a_plan_over_derived_layers_passes_no_gate(mixed):
-    plan = replace(RAW, layers=("key", "long-term"), relevance_threshold=1.0, relevance_low=1.0)
+    plan = replace(RAW, layers=("key", "summary"), relevance_threshold=1.0, relevance_low=1.0)
     found = execute(plan, "Who tuned the piano?", mixed)
     assert len(found.hits) == 3 and found.has_relevant and found.relevance == 0
     assert row(found, "gate").reason.startswith("not applied: only derived memories were searched")
@@ -347,7 +347,7 @@ def test_a_plan_over_derived_layers_passes_no_gate(mixed):
 
 def test_the_score_of_a_derived_memory_by_hand(mixed):
     weights = {"cosine": 0.6, "recency": 0.2, "priority": 0.15, "layer": 0.05}
-    plan = RetrievalPlan(weights=weights, layers=("key", "long-term"), planner="by hand")
+    plan = RetrievalPlan(weights=weights, layers=("key", "summary"), planner="by hand")
     asked_at = datetime(2024, 5, 20, tzinfo=UTC)
     found = execute(plan, Question("", "Where does Maya live?", asked_at=asked_at), mixed)
     assert set(ids(found)) == {"maya-key0", "maya-key1"}, "the summary was made later"
@@ -490,7 +490,7 @@ THREADED = [
     WORDS,
     replace(WORDS, owners=("maya",)),
     replace(WORDS, owners=("maya",), layers=("",), prefer_latest=True),
-    replace(RAW, layers=("key", "long-term")),
+    replace(RAW, layers=("key", "summary")),
     replace(WORDS, tags=("pets", "home"), relevance_threshold=0.5),
     replace(WORDS, owners=("ravi",), weights={"lexical": 1.0, "sentence": 1.0}),
 ]
@@ -557,7 +557,7 @@ def test_a_composition_keeps_each_plans_evidence(mixed):
     plans = {
         "key": replace(RAW, layers=("key",)),
         "said": replace(WORDS, layers=("",), owners=("maya",)),
-        "summaries": replace(RAW, layers=("long-term",)),
+        "summaries": replace(RAW, layers=("summary",)),
     }
     question = Question("", "Where does Maya live?", asked_at=SEPTEMBER)
     found = compose(plans, question, mixed)

@@ -276,7 +276,14 @@ def cosine(c: Candidates) -> np.ndarray:
 # %% ../../nbs/retrieval/01_signals.ipynb #16c0b002
 RECENCY_HALF_LIFE_DAYS = 30.0
 DEFAULT_PRIORITY = 0.5  # of a memory without one
-LAYER_WEIGHTS: dict[str, float] = {"key": 1.2, "mid-term": 1.0, "long-term": 0.9}  # any other layer: 1
+LAYER_WEIGHTS: dict[str, float] = {  # by the names in adaptmr.memory.layers; any other layer: 1
+    "key": 1.2,
+    "page": 1.0,
+    "topic": 1.0,
+    "summary": 0.9,
+    "fact": 0.9,
+    "profile": 0.9,
+}
 
 
 @register_signal("recency", fitted=False)
@@ -310,7 +317,7 @@ def _priority(m: Memory, speakers: frozenset[str]) -> float:
 
 @register_signal("layer", fitted=False)
 def layer(c: Candidates) -> np.ndarray:
-    """The weight of the memory's layer: 1.2 for "key", 0.9 for "long-term", 1 for turns and others."""
+    """The weight of the memory's layer: 1.2 for a key memory, 0.9 for long-term memories, 1 for others."""
     return c.memory_values(_layer_weight)
 
 
