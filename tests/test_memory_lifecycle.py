@@ -42,7 +42,7 @@ def page_of(turns: list[Memory]) -> Memory:
 
 
 def filled() -> MemoryStore:
-    """Eight turns in two pages of a topic, a summary, facts, a profile, and a key memory of the second turn."""
+    """Eight turns in two pages of a topic, a summary, facts, a profile, a key memory of the second turn."""
     store = MemoryStore(embedder="hash")
     turns = [turn(i) for i in range(1, 9)]
     first, second = page_of(turns[:4]), page_of(turns[4:])
@@ -64,7 +64,9 @@ def store() -> Iterator[MemoryStore]:
         yield store
 
 
-def life_of(store: MemoryStore, config: MemoryConfig | None = None, present: Present | None = None) -> LifeCycle:
+def life_of(
+    store: MemoryStore, config: MemoryConfig | None = None, present: Present | None = None
+) -> LifeCycle:
     writer = Writer(config or TASKS.config, lambda texts: store.embedder.encode(list(texts)), store.get)
     return LifeCycle(present or Present(store), writer)
 
@@ -297,7 +299,7 @@ def test_a_change_that_is_always_outdated_ends_in_an_error(
         store.add(Memory(f"other{next(numbers)}", "…"))
         return Proposal([SetStatus("t1", "deleted")])
 
-    with pytest.raises(MemoryBusy, match="others wrote 3 times meanwhile; nothing was changed"):
+    with pytest.raises(MemoryBusy, match="others wrote 3 times meanwhile; nothing was changed, try again"):
         Present(store).change(compute, "test")
     assert "t1" in shown(store)
 

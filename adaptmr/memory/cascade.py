@@ -141,9 +141,7 @@ class Cascade:
         self.changes, self.tasks = changes, tasks
 
     def follow(self, ids: Iterable[str]) -> None:
-        """Bring all that is made of these memories in line with them, after deletions, changes or restorations.
-
-        Raises what the tasks raise.
+        """Bring all that is made of these memories in line with them; raises what the tasks raise.
         """
         before = self.changes.before
         for id in affected(before.layers, ids):
@@ -207,7 +205,7 @@ class Cascade:
         return make_again(memory, parts, self.tasks, self.changes.layers.words.idf)
 
     def _earlier_version(self, memory: Memory, parts: Sequence[Memory]) -> Memory | None:
-        """Return the memory with the text that it had when it was made of just these parts, if it ever was."""
+        """Return the memory with the text that it had when made of just these parts, if it ever was."""
         wanted = fingerprint(parts)
         noted = [n["version"] for n in memory.meta.get("made_again", ()) if n["of"] == wanted]
         versions = self.changes.before.history(memory.id) if parts and noted else []

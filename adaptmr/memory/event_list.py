@@ -39,11 +39,8 @@ class MemoryEvents(list[MemoryEvent]):
     """Events in order, shown as a table."""
 
     def _repr_html_(self) -> HtmlOutput:
-        rows = [
-            (e.number, f"{e.at:%H:%M:%S}", e.who, e.did, e.layer, e.id, cut_text(e.text, 60), e.why)
-            for e in self
-        ]
-        return html_table(rows, ("event", "at", "step", "what", "layer", "memory", "text now", "why"))
+        rows = [(e.number, e.who, e.did, e.layer, e.id, cut_text(e.text, 60), e.why) for e in self]
+        return html_table(rows, ("event", "by", "what", "layer", "memory", "text now", "why"))
 
 
 def list_events(events: Sequence[Event], read: Read, owner: str = "") -> MemoryEvents:

@@ -28,7 +28,7 @@ __all__ = ['WRITING', 'UNNUMBERED', 'nearest', 'Intake']
 
 # %% ../../nbs/memory/05_intake.ipynb #16f60006
 def nearest(candidates: Sequence[Memory], vectors: np.ndarray, query: np.ndarray, n: int) -> list[Memory]:
-    """Return the `n` memories whose vectors (m, dim) are nearest to `query` (dim,), the best first, ties by id."""
+    """Return the `n` memories whose vectors (m, dim) are nearest to `query` (dim,), ties by id."""
     if not candidates or not n:
         return []
     scores = np.round(vectors @ query, 6)
@@ -57,9 +57,10 @@ class Intake:
     def add(self, turn: Memory, found: Iterable[str] | None = None) -> Memory:
         """Store a turn and all that it sets off; return it as stored, with its number.
 
-        A number that is 0 or taken becomes the next one, and the id `UNNUMBERED` one with that number. `found` are the
-        ids of what it found as a query, if it was asked as one already. A turn that is there stays as it is.
-        Raises `ValueError` for a memory that is no turn and for an id that is taken by another turn; with a
+        A number that is 0 or taken becomes the next one, and the id `UNNUMBERED` one with that number.
+        `found` are the ids of what it found as a query, if it was asked as one already. A turn that is there
+        stays as it is.
+        Raises `ValueError` for a memory that is no turn and for an id that another turn has; with a
         model, what `LLM.complete` raises: then the turn is stored, and the next call writes the rest.
         """
         if turn.layer != TURN:
@@ -143,7 +144,8 @@ class Intake:
         topics = layers.of(TOPIC)
         best = nearest(topics, self._present.vectors(topics, encode), vector, config.top_k_sessions)
         pages = [p for t in best for p in layers.pages_of(t.id)]
-        return [*best, *nearest(pages, self._present.vectors(pages, encode), vector, config.top_k_mtm_pages)]
+        vectors = self._present.vectors(pages, encode)
+        return [*best, *nearest(pages, vectors, vector, config.top_k_mtm_pages)]
 
     def _uses(self, ids: Iterable[str] | None = None) -> Uses:
         return uses_of(self._present.store.visits(ids, last=self._writer.config.hit_window))
@@ -156,7 +158,7 @@ class Intake:
 
 
 def _numbered(turn: Memory, stored: Stored) -> Memory:
-    """Return a turn with the next number, unless it has a higher one, and an id; no number is given twice."""
+    """Return a turn with an id and the next number, unless it has a higher one; none is given twice."""
     latest = max(stored.number, stored.layers.last_step)
     step = turn.step if turn.step > latest else latest + 1
     id = span_id("turn", turn.owner, step) if turn.id == UNNUMBERED else turn.id
@@ -166,6 +168,6 @@ def _numbered(turn: Memory, stored: Stored) -> Memory:
 def _check_same(known: Memory, turn: Memory) -> None:
     if (known.text, known.speaker, known.layer) != (turn.text, turn.speaker, turn.layer):
         raise ValueError(
-            f"the id {turn.id!r} is taken by a memory that says something else: {known.text[:80]!r}; give the "
-            "turn an id of its own, or change that one"
+            f"the id {turn.id!r} is taken by a memory that says something else: {known.text[:80]!r}; give "
+            "the turn an id of its own, or change that one"
         )

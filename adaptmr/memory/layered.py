@@ -5,6 +5,7 @@
 # %% ../../nbs/memory/06_layered.ipynb #16f50004
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -79,7 +80,7 @@ class MemoryTables:
         return _frame(rows, "page", ("turns", "topic", "text", "by"))
 
     def keys(self) -> pd.DataFrame:
-        """Return the key memories in the order in which prompts show them: the user's own, then by priority."""
+        """Return the key memories in the order of prompts: the user's own, then by priority."""
         rows = [
             {
                 "key": k.id,
@@ -150,7 +151,8 @@ class Response:
     usage: Usage
 
     def _repr_html_(self) -> str:
-        return self.prompt._repr_html_() + f"<p><b>{_escaped(self.turns[1].speaker)}:</b> {_escaped(self.text)}</p>"
+        said = f"<p><b>{html.escape(self.turns[1].speaker)}:</b> {html.escape(self.text)}</p>"
+        return self.prompt._repr_html_() + said
 
 
 MAX_ANSWER_TOKENS = 512
@@ -166,12 +168,6 @@ def ask(recalled: Recall, prompt: Prompt, llm: LLM | None, k: int = 10) -> Answe
         return answer(question.text, shown_evidence(recalled, prompt, k), asked_at=question.asked_at)
     reply = llm.complete(prompt.messages, max_tokens=MAX_ANSWER_TOKENS, task="respond")
     return Answer(reply.text.strip(), False, reply.usage)
-
-
-def _escaped(text: str) -> str:
-    import html
-
-    return html.escape(text)
 
 # %% ../../nbs/memory/06_layered.ipynb #16f5000a
 class WritableMemory:
@@ -263,8 +259,9 @@ class WritableMemory:
     def _turn(self, turn: Memory | str, speaker: str, at: datetime | str | None, session: str) -> Memory:
         if isinstance(turn, Memory):
             return turn
-        said = self._clock() if at is None else at
-        return Memory(UNNUMBERED, turn, speaker or self.user or USER_NAME, at=said, session=session)
+        said = as_utc(self._clock() if at is None else at)
+        assert said is not None
+        return Memory(UNNUMBERED, turn, speaker or self.user or USER_NAME, said, session=session)
 
 # %% ../../nbs/memory/06_layered.ipynb #16f5000b
 USER_NAME, ASSISTANT_NAME = "User", "Assistant"  # speakers, unless names are given
@@ -301,8 +298,8 @@ class LayeredMemory(WritableMemory):
             prompt = build_prompt(recalled, text, self.config)
             heard = self._intake.add(asked, (*recalled.found_topics, *recalled.found_pages))
             reply = ask(recalled, prompt, self.llm)
-            answered = Memory(UNNUMBERED, reply.text, self.assistant or ASSISTANT_NAME, at=asked.at, session=session)
-            said = self._intake.add(answered)
+            name = self.assistant or ASSISTANT_NAME
+            said = self._intake.add(self._turn(reply.text, name, asked.at, session))
         usage = replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun))
         return Response(reply.text, prompt, recalled, (heard, said), usage)
 

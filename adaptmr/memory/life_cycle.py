@@ -47,7 +47,7 @@ class LifeCycle:
         self._present, self._writer, self._tasks = present, writer, writer.tasks
 
     def find(self, id: str, kind: str | None = None) -> Memory:
-        """Return a memory in any status. Raises `KeyError` if there is none, `ValueError` for another kind."""
+        """Return a memory in any status. Raises `KeyError` for none, `ValueError` for another kind."""
         if kind is not None and kind not in KINDS:
             raise ValueError(f"kind {kind!r} is unknown; there are {', '.join(KINDS)}")
         memory = self._present.store.get(id)

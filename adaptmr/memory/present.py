@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Present:
             yield self._layers
 
     def vectors(self, memories: Sequence[Memory], encode: Encode) -> np.ndarray:
-        """Return the vectors of derived memories within `reading`, (n, dim); a missing one is made and kept."""
+        """Return the vectors of derived memories, (n, dim), within `reading`; missing ones are made."""
         missing = [m for m in memories if self._layers.vector(m.id) is None]
         if missing:
             for m, vector in zip(missing, encode([m.text_with_speaker for m in missing])):
@@ -90,20 +90,17 @@ class Present:
         with self._lock:
             for _ in range(MAX_TRIES):
                 self._refresh()
-                proposal = compute(self._stored(self._layers))
-                if self._apply(proposal, who, self._event):
+                if proposal := self._try(compute, self._stored(self._layers), self._event, who):
                     return proposal
-        raise MemoryBusy(f"{self.store.path}: others wrote {MAX_TRIES} times meanwhile; nothing was changed")
+        raise self._busy_error()
 
     def change_slowly(self, compute: Compute, who: str) -> Proposal:
         """Like `change`, but others may write while `compute` works: for what asks a model."""
         for _ in range(MAX_TRIES):
             stored, event = self.stored()
-            proposal = compute(stored)
-            with self._lock:
-                if self._apply(proposal, who, event):
-                    return proposal
-        raise MemoryBusy(f"{self.store.path}: others wrote {MAX_TRIES} times meanwhile; nothing was changed")
+            if proposal := self._try(compute, stored, event, who):
+                return proposal
+        raise self._busy_error()
 
     def rollback(self, to_event: int, who: str) -> Rollback:
         """Bring the whole store back to how it stood after an event; see `MemoryStore.rollback`."""
@@ -115,19 +112,35 @@ class Present:
     def _stored(self, layers: Layers) -> Stored:
         return Stored(layers, self.store.get, self.store.history, self._number)
 
-    def _apply(self, proposal: Proposal, who: str, event: int) -> bool:
-        """Apply edits to the state after `event`; `False` when others have changed it since."""
-        if not proposal.edits:
-            return True
+    def _try(self, compute: Compute, stored: Stored, event: int, who: str) -> Proposal | None:
+        """Compute and apply a proposal; `None` when others have changed the state after `event`.
+
+        `stored.get` shows what others have just written, which the layers don't: an error, or that there is
+        nothing to do, counts only if nobody has.
+        """
         try:
-            self.store.apply(proposal.edits, who, proposal.why, since=event)
-        except StoreChanged:
-            return False
-        self._refresh()
-        for edit in proposal.edits:
-            if isinstance(edit, Add | Update) and edit.vector is not None:
-                self._note_vector(edit.memory, edit.vector)
-        return True
+            proposal = compute(stored)
+        except (KeyError, ValueError):
+            if self.store.last_event == event:
+                raise
+            return None
+        if not proposal.edits:
+            return proposal if self.store.last_event == event else None
+        with self._lock:
+            try:
+                self.store.apply(proposal.edits, who, proposal.why, since=event)
+            except StoreChanged:
+                return None
+            self._refresh()
+            for edit in proposal.edits:
+                if isinstance(edit, Add | Update) and edit.vector is not None:
+                    self._note_vector(edit.memory, edit.vector)
+        return proposal
+
+    def _busy_error(self) -> MemoryBusy:
+        return MemoryBusy(
+            f"{self.store.path}: others wrote {MAX_TRIES} times meanwhile; nothing was changed, try again"
+        )
 
     def _note_vector(self, memory: Memory, vector: np.ndarray) -> None:
         now = self._layers.get(memory.id)

@@ -101,7 +101,7 @@ def _plan_update(
     dim: int,
     plan: RollbackPlan,
 ) -> bool:
-    """Plan to put back the version that the event `updated` replaced, if it differs; `False` if none is kept."""
+    """Plan to put back the version that event `updated` replaced, if it differs; `False` if none is kept."""
     sql = f"SELECT {_COLUMNS}, vector, key FROM memories LEFT JOIN vectors USING (key) WHERE id = ?"
     *row, vector, key = db.execute(sql, (to_sql(now.id),)).fetchone()
     sql = f"SELECT {_COLUMNS} FROM history WHERE key = ? AND until = ?"
