@@ -24,7 +24,7 @@ from ..store.edits import Edit
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['VERSIONS_NOTED', 'BY_USER', 'affected', 'parts_of', 'fingerprint', 'make_again', 'Cascade', 'noting', 'delete',
+__all__ = ['VERSIONS_NOTED', 'BY_USER', 'affected', 'parts_of', 'fingerprint', 'make_again', 'noting', 'Cascade', 'delete',
            'restore', 'change_text', 'erase']
 
 # %% ../../nbs/memory/03_cascade.ipynb #16f10006
@@ -134,6 +134,22 @@ BY_USER = "user"  # in `meta["by"]`: the user has corrected the text
 _OF_THE_TEXT = ("keywords", "pages", "summarised_pages", "summary_step_range", "by", "made_again")
 
 
+def noting(new: Memory, old: Memory, parts: Sequence[Memory]) -> Memory:
+    """Note in `new` that the version `old` was made of `parts`."""
+    noted = [*old.meta.get("made_again", ()), {"version": old.version, "of": fingerprint(parts)}]
+    return with_meta(new, made_again=noted[-VERSIONS_NOTED:])
+
+
+def _is_pinned(memory: Memory) -> bool:
+    return memory.layer == KEY and memory.meta.get("source") == MANUAL
+
+
+def _is_said(memory: Memory, parts: Sequence[Memory], before: Stored) -> bool:
+    """Say whether a sentence still stands in one of the parts, or one of them is as it was."""
+    said = any(memory.text in p.text for p in parts)
+    return said or any((old := before.get(p.id)) is not None and old.text == p.text for p in parts)
+
+# %% ../../nbs/memory/03_cascade.ipynb #16f10014
 class Cascade:
     """The walk from changed memories to all that is made of them; it adds its edits to `changes`."""
 
@@ -169,7 +185,14 @@ class Cascade:
             new = self._anew(memory, parts) if parts else None
             if new is not None:
                 left = tuple(s for s in memory.derived_from if s not in gone)
-                self.changes.put(replace(with_meta(new, made_again=None), derived_from=left, version=1))
+                new = replace(with_meta(new, made_again=None), derived_from=left, version=1)
+                self._add_again(new)
+
+    def _add_again(self, memory: Memory) -> None:
+        """Add a memory, and take it out of use in a second step if it was: a rollback undoes that as well."""
+        plain = with_meta(memory, **{RETIRED: None, "retired_before": None})
+        self.changes.put(replace(plain, status="active"))
+        self._put(memory)
 
     def revive(self, memory: Memory) -> None:
         """Bring a derived memory that the user had deleted back into use, in line with what it is made of."""
@@ -217,22 +240,6 @@ class Cascade:
         return replace(
             memory, text=found.text, at=found.at, step=found.step, session=found.session, meta=meta
         )
-
-
-def noting(new: Memory, old: Memory, parts: Sequence[Memory]) -> Memory:
-    """Note in `new` that the version `old` was made of `parts`."""
-    noted = [*old.meta.get("made_again", ()), {"version": old.version, "of": fingerprint(parts)}]
-    return with_meta(new, made_again=noted[-VERSIONS_NOTED:])
-
-
-def _is_pinned(memory: Memory) -> bool:
-    return memory.layer == KEY and memory.meta.get("source") == MANUAL
-
-
-def _is_said(memory: Memory, parts: Sequence[Memory], before: Stored) -> bool:
-    """Say whether a sentence still stands in one of the parts, or one of them is as it was."""
-    said = any(memory.text in p.text for p in parts)
-    return said or any((old := before.get(p.id)) is not None and old.text == p.text for p in parts)
 
 # %% ../../nbs/memory/03_cascade.ipynb #16f1000e
 def delete(stored: Stored, id: str, tasks: MemoryTasks) -> list[Edit]:

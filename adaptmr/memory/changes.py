@@ -17,8 +17,8 @@ from ..store.edits import Add, Edit, Erase, SetStatus, Update
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['GIVEN_UP', 'DELETED', 'WITH_TOPIC', 'EMPTY', 'RETIRED', 'retired_because', 'is_undone', 'with_meta', 'Stored',
-           'Changes', 'put', 'forget']
+__all__ = ['GIVEN_UP', 'DELETED', 'WITH_TOPIC', 'EMPTY', 'RETIRED', 'retired_because', 'is_undone', 'with_meta', 'Stored', 'put',
+           'forget', 'Changes']
 
 # %% ../../nbs/memory/02_changes.ipynb #16f00005
 GIVEN_UP = "given up"
@@ -56,7 +56,26 @@ class Stored:
     history: Callable[[str], list[Memory]] = lambda id: []
     number: int = 0
 
+# %% ../../nbs/memory/02_changes.ipynb #16f0000c
+def put(layers: Layers, memory: Memory, vector: np.ndarray | None, get: Read) -> None:
+    """Bring layers up to date with a memory; one that a rollback took back is forgotten, as if never made.
 
+    `get` finds the turns of a page that is taken out.
+    """
+    if not is_undone(memory):
+        layers.put(memory, vector)
+    elif layers.get(memory.id) is not None:
+        forget(layers, memory, get)
+
+
+def forget(layers: Layers, memory: Memory, get: Read) -> None:
+    """Take a memory out of layers; the turns of a page are in no page again."""
+    layers.remove(memory.id)
+    if memory.layer == PAGE:
+        for turn in filter(None, map(get, memory.derived_from)):
+            layers.put(turn)
+
+# %% ../../nbs/memory/02_changes.ipynb #16f0000e
 class Changes:
     """Edits that are not written yet: the memories and layers are shown as they will stand."""
 
@@ -128,22 +147,3 @@ class Changes:
         self.edits.append(edit)
         self._changed[memory.id] = memory
         put(self.layers, memory, vector, self.get)
-
-
-def put(layers: Layers, memory: Memory, vector: np.ndarray | None, get: Read) -> None:
-    """Bring layers up to date with a memory; one that a rollback took back is forgotten, as if never made.
-
-    `get` finds the turns of a page that is taken out.
-    """
-    if not is_undone(memory):
-        layers.put(memory, vector)
-    elif layers.get(memory.id) is not None:
-        forget(layers, memory, get)
-
-
-def forget(layers: Layers, memory: Memory, get: Read) -> None:
-    """Take a memory out of layers; the turns of a page are in no page again."""
-    layers.remove(memory.id)
-    if memory.layer == PAGE:
-        for turn in filter(None, map(get, memory.derived_from)):
-            layers.put(turn)

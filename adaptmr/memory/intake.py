@@ -14,7 +14,7 @@ from ..llm.transport import LLMError
 from .changes import Changes, Stored
 from .heat import Uses, uses_of, visited
 from .layers import TOPIC, TURN, span_id
-from .present import Present, Proposal
+from .present import LayerReader, Present, Proposal
 from .promotion import topics_to_promote
 from .state import Layers
 from .writing import Writer
@@ -24,7 +24,7 @@ from ..store.view import truncate_text
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['WRITING', 'UNNUMBERED', 'nearest', 'Intake']
+__all__ = ['UNNUMBERED', 'WRITING', 'nearest', 'TurnSearch', 'Intake']
 
 # %% ../../nbs/memory/05_intake.ipynb #16f60006
 def nearest(candidates: Sequence[Memory], vectors: np.ndarray, query: np.ndarray, n: int) -> list[Memory]:
@@ -35,9 +35,52 @@ def nearest(candidates: Sequence[Memory], vectors: np.ndarray, query: np.ndarray
     ranked = sorted(zip(scores.tolist(), candidates), key=lambda s: (-s[0], s[1].id))
     return [m for _, m in ranked[:n]]
 
+
+class TurnSearch:
+    """Finds the topics and pages in `present` that a turn of the user comes back to."""
+
+    def __init__(self, present: Present, writer: Writer, assistant: str) -> None:
+        self._present, self._writer, self._assistant = present, writer, assistant
+
+    def find(self, turn: Memory) -> tuple[np.ndarray | None, list[str] | None]:
+        """Return a turn's vector, if it was made, and the ids of what it finds; `None` if it is no query."""
+        if is_assistant(turn.speaker) or turn.speaker == self._assistant != "":
+            return None, None
+        with self._present.reading() as reader:
+            if not reader.layers.count(TOPIC):
+                return None, []
+            vector = self._writer.encode([truncate_text(turn).text_with_speaker])[0]
+            return vector, list(visited(self._nearest(reader, vector), reader.layers.get))
+
+    def _nearest(self, reader: LayerReader, vector: np.ndarray) -> list[Memory]:
+        encode, config = self._writer.encode, self._writer.config
+        topics = reader.layers.of(TOPIC)
+        best = nearest(topics, reader.vectors(topics, encode), vector, config.top_k_sessions)
+        pages = [p for t in best for p in reader.layers.pages_of(t.id)]
+        vectors = reader.vectors(pages, encode)
+        return [*best, *nearest(pages, vectors, vector, config.top_k_mtm_pages)]
+
+# %% ../../nbs/memory/05_intake.ipynb #16f6000c
+UNNUMBERED = "turn:?"  # the id of a turn that gets one with its number
+
+
+def _numbered(turn: Memory, stored: Stored) -> Memory:
+    """Return a turn with an id and the next number, unless it has a higher one; none is given twice."""
+    latest = max(stored.number, stored.layers.last_step)
+    step = turn.step if turn.step > latest else latest + 1
+    id = span_id("turn", turn.owner, step) if turn.id == UNNUMBERED else turn.id
+    return replace(turn, step=step, id=id)
+
+
+def _check_same(known: Memory, turn: Memory) -> None:
+    if (known.text, known.speaker, known.layer) != (turn.text, turn.speaker, turn.layer):
+        raise ValueError(
+            f"the id {turn.id!r} is taken by a memory that says something else: {known.text[:80]!r}; give "
+            "the turn an id of its own, or change that one"
+        )
+
 # %% ../../nbs/memory/05_intake.ipynb #16f60008
 WRITING = "memory"  # who did it, in the log: what the memory does by itself
-UNNUMBERED = "turn:?"  # the id of a turn that gets one with its number
 
 
 class Intake:
@@ -47,7 +90,8 @@ class Intake:
     """
 
     def __init__(self, present: Present, writer: Writer, assistant: str = "") -> None:
-        self._present, self._writer, self._assistant = present, writer, assistant
+        self._present, self._writer = present, writer
+        self._search = TurnSearch(present, writer, assistant)
 
     @property
     def by_model(self) -> bool:
@@ -66,7 +110,7 @@ class Intake:
         if turn.layer != TURN:
             raise ValueError(f"{turn.id!r} is a {turn.layer}, not a turn; turns are all that can be added")
         turn = replace(turn, owner=self._present.owner)
-        vector, ids = self._search(turn) if found is None else (None, list(found))
+        vector, ids = self._search.find(turn) if found is None else (None, list(found))
         proposed = self._present.change(lambda s: self._propose(s, turn, vector), WRITING)
         if proposed.edits and ids is not None:
             self._present.store.visit(ids)
@@ -126,27 +170,6 @@ class Intake:
         changes.take(self._writer.promote(layers, self._uses([*(t.id for t in earned), *pages])))
         return Proposal(changes.edits, f"queries found {', '.join(t.id for t in earned)}")
 
-    # -- queries
-
-    def _search(self, turn: Memory) -> tuple[np.ndarray | None, list[str] | None]:
-        """Return the vector of a turn, if it was made, and what it finds; `None` if it is no query."""
-        if is_assistant(turn.speaker) or turn.speaker == self._assistant != "":
-            return None, None
-        with self._present.reading() as layers:
-            if not layers.count(TOPIC):
-                return None, []
-            vector = self._writer.encode([truncate_text(turn).text_with_speaker])[0]
-            return vector, list(visited(self._find(layers, vector), layers.get))
-
-    def _find(self, layers: Layers, vector: np.ndarray) -> list[Memory]:
-        """Return the topics nearest to a vector (dim,), and the nearest pages in them."""
-        encode, config = self._writer.encode, self._writer.config
-        topics = layers.of(TOPIC)
-        best = nearest(topics, self._present.vectors(topics, encode), vector, config.top_k_sessions)
-        pages = [p for t in best for p in layers.pages_of(t.id)]
-        vectors = self._present.vectors(pages, encode)
-        return [*best, *nearest(pages, vectors, vector, config.top_k_mtm_pages)]
-
     def _uses(self, ids: Iterable[str] | None = None) -> Uses:
         return uses_of(self._present.store.visits(ids, last=self._writer.config.hit_window))
 
@@ -155,19 +178,3 @@ class Intake:
         config = self._writer.config
         is_due = layers.short_term_size + 1 >= config.stm_capacity + config.page_turns
         return self._uses() if is_due else {}
-
-
-def _numbered(turn: Memory, stored: Stored) -> Memory:
-    """Return a turn with an id and the next number, unless it has a higher one; none is given twice."""
-    latest = max(stored.number, stored.layers.last_step)
-    step = turn.step if turn.step > latest else latest + 1
-    id = span_id("turn", turn.owner, step) if turn.id == UNNUMBERED else turn.id
-    return replace(turn, step=step, id=id)
-
-
-def _check_same(known: Memory, turn: Memory) -> None:
-    if (known.text, known.speaker, known.layer) != (turn.text, turn.speaker, turn.layer):
-        raise ValueError(
-            f"the id {turn.id!r} is taken by a memory that says something else: {known.text[:80]!r}; give "
-            "the turn an id of its own, or change that one"
-        )

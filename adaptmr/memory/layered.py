@@ -39,6 +39,36 @@ if TYPE_CHECKING:
 __all__ = ['MAX_ANSWER_TOKENS', 'USER_NAME', 'ASSISTANT_NAME', 'MemoryTables', 'Response', 'ask', 'WritableMemory',
            'LayeredMemory']
 
+# %% ../../nbs/memory/06_layered.ipynb #16f50012
+_TOPIC_COLUMNS = (
+    "text",
+    "keywords",
+    "pages",
+    "turns",
+    "hit_count_total",
+    "hit_count_window",
+    "hit_rate",
+    "heat",
+    "key_promoted",
+    "compressed_at",
+)
+_KEY_COLUMNS = ("text", "category", "source", "priority", "confidence", "ttl_days", "because")
+
+
+def _frame(rows: list[dict[str, Any]], index: str, columns: tuple[str, ...]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=[index, *columns]).set_index(index)
+
+
+def _span(memory: Memory) -> str:
+    first, last = covered_steps(memory)
+    return f"{first}–{last}"
+
+
+def _by(memory: Memory) -> str:
+    return str(memory.meta.get("by", ""))
+
 # %% ../../nbs/memory/06_layered.ipynb #16f50006
 class MemoryTables:
     """The layers of `present` as tables, with the counters of `config`."""
@@ -106,38 +136,15 @@ class MemoryTables:
         ]
         return _frame(rows, "memory", ("layer", "turns", "text", "by"))
 
+    def counts(self) -> str:
+        """Say in words how much the layers hold."""
+        layers = self._layers()
+        counted = {PAGE: "pages", TOPIC: "topics", SUMMARY: "summaries", FACT: "facts", KEY: "key memories"}
+        numbers = ", ".join(f"{layers.count(layer)} {name}" for layer, name in counted.items())
+        return f"turn {layers.last_step}, {numbers}"
+
     def _layers(self) -> Layers:
         return self._present.stored()[0].layers
-
-
-_TOPIC_COLUMNS = (
-    "text",
-    "keywords",
-    "pages",
-    "turns",
-    "hit_count_total",
-    "hit_count_window",
-    "hit_rate",
-    "heat",
-    "key_promoted",
-    "compressed_at",
-)
-_KEY_COLUMNS = ("text", "category", "source", "priority", "confidence", "ttl_days", "because")
-
-
-def _frame(rows: list[dict[str, Any]], index: str, columns: tuple[str, ...]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=[index, *columns]).set_index(index)
-
-
-def _span(memory: Memory) -> str:
-    first, last = covered_steps(memory)
-    return f"{first}–{last}"
-
-
-def _by(memory: Memory) -> str:
-    return str(memory.meta.get("by", ""))
 
 # %% ../../nbs/memory/06_layered.ipynb #16f50008
 @dataclass(frozen=True)
@@ -170,6 +177,9 @@ def ask(recalled: Recall, prompt: Prompt, llm: LLM | None, k: int = 10) -> Answe
     return Answer(reply.text.strip(), False, reply.usage)
 
 # %% ../../nbs/memory/06_layered.ipynb #16f5000a
+USER_NAME, ASSISTANT_NAME = "User", "Assistant"  # speakers, unless names are given
+
+
 class WritableMemory:
     """A layered memory that takes in turns and the user's acts; see `LayeredMemory` for the arguments."""
 
@@ -227,10 +237,7 @@ class WritableMemory:
         ttl_days: float | None = None,
         at: datetime | str | None = None,
     ) -> Memory:
-        """Store a key memory of the user, or renew the one with these words; raises as `manual_key` does.
-
-        `ValueError` also when there are `ktm_capacity` of the user's own already.
-        """
+        """Store a key memory of the user, or renew the one with these words; raises as `LifeCycle.pin`."""
         moment = self._clock() if at is None else as_utc(at)
         urgent = self.config.manual_priority if priority is None else priority
         return self._life.pin(
@@ -264,9 +271,6 @@ class WritableMemory:
         return Memory(UNNUMBERED, turn, speaker or self.user or USER_NAME, said, session=session)
 
 # %% ../../nbs/memory/06_layered.ipynb #16f5000b
-USER_NAME, ASSISTANT_NAME = "User", "Assistant"  # speakers, unless names are given
-
-
 class LayeredMemory(WritableMemory):
     """Short-, mid-, long-term and key memory of one user, in the file `path` or in a `MemoryStore`.
 
@@ -364,9 +368,4 @@ class LayeredMemory(WritableMemory):
         self.close()
 
     def __repr__(self) -> str:
-        with self._present.reading() as layers:
-            counts = ", ".join(f"{layers.count(layer)} {name}" for layer, name in _COUNTED.items())
-            return f"LayeredMemory({self.store.path!r}: turn {layers.last_step}, {counts})"
-
-
-_COUNTED = {PAGE: "pages", TOPIC: "topics", SUMMARY: "summaries", FACT: "facts", KEY: "key memories"}
+        return f"LayeredMemory({self.store.path!r}: {self._tables.counts()})"

@@ -40,6 +40,14 @@ def kind_of(memory: Memory) -> str:
     return memory.layer or "turn"
 
 
+def _check_confirmed(kind: str, id: str, confirm: bool) -> None:
+    if not confirm:
+        raise ValueError(
+            f"{kind} {id!r}: soft=False removes it for good, with all that quotes it, and nothing brings it "
+            "back; add confirm=True if that is meant"
+        )
+
+# %% ../../nbs/memory/05_life_cycle.ipynb #16f3000b
 class LifeCycle:
     """The user's acts on the memories in `present`; the tasks of `writer` make texts again."""
 
@@ -125,11 +133,3 @@ class LifeCycle:
         compute: Compute = lambda stored: Proposal(edits(stored), why)  # noqa: E731
         by_model = self._tasks.llm is not None and not self._tasks.llm.is_offline
         return (self._present.change_slowly if by_model else self._present.change)(compute, USER)
-
-
-def _check_confirmed(kind: str, id: str, confirm: bool) -> None:
-    if not confirm:
-        raise ValueError(
-            f"{kind} {id!r}: soft=False removes it for good, with all that quotes it, and nothing brings it "
-            "back; add confirm=True if that is meant"
-        )

@@ -23,9 +23,85 @@ from ..store.serialization import Event
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['MAX_TRIES', 'Compute', 'Encode', 'MemoryBusy', 'Proposal', 'Present']
+__all__ = ['Encode', 'MAX_TRIES', 'Compute', 'LayerReader', 'MemoryBusy', 'Proposal', 'Present']
 
 # %% ../../nbs/memory/03_present.ipynb #16f20005
+Encode = Callable[[Sequence[str]], np.ndarray]  # texts to vectors (n, dim) of length 1, as the store's
+
+
+class LayerReader:
+    """Reads the layers of one owner from a store, and keeps them up to date by its log.
+
+    `layers` and `number`, the highest turn number that was ever given, are those after event `event`.
+    """
+
+    def __init__(self, store: MemoryStore, owner: str) -> None:
+        self.store, self.owner = store, owner
+        self.layers, self.number = Layers(owner=owner), 0
+        self.event = store.last_event  # read first: what is written meanwhile is taken in again
+        with store.snapshot():
+            memories = store.memories
+            for i, m in enumerate(memories):
+                if m.owner == owner:
+                    self._put(m, store.matrix[i] if m.layer in (TOPIC, PAGE) else None)
+            active = {m.id for m in memories}
+        self._take_in(e.id for e in store.events() if e.id not in active)  # what is out of use
+
+    def refresh(self) -> None:
+        """Take in what has changed."""
+        last = self.store.last_event
+        while self.event < last:
+            events = self._events_after(self.event, last)
+            self._take_in(e.id for e in events)
+            self.event = events[-1].seq
+
+    def stored(self, layers: Layers | None = None) -> Stored:
+        """Return what is stored, with these layers instead of the present ones."""
+        return Stored(layers or self.layers, self.store.get, self.store.history, self.number)
+
+    def note_vectors(self, edits: Iterable[Edit]) -> None:
+        """Keep the vectors of edits that have been applied."""
+        for edit in edits:
+            if isinstance(edit, Add | Update) and edit.vector is not None:
+                now = self.layers.get(edit.id)
+                if now is not None and now.text_with_speaker == edit.memory.text_with_speaker:
+                    self.layers.put(now, edit.vector)
+
+    def vectors(self, memories: Sequence[Memory], encode: Encode) -> np.ndarray:
+        """Return the vectors of derived memories, (n, dim); missing ones are made and kept."""
+        missing = [m for m in memories if self.layers.vector(m.id) is None]
+        if missing:
+            for m, vector in zip(missing, encode([m.text_with_speaker for m in missing])):
+                self.layers.put(m, vector)
+        found = [v for m in memories if (v := self.layers.vector(m.id)) is not None]
+        return np.stack(found) if found else np.zeros((0, 0), np.float32)
+
+    def _events_after(self, event: int, last: int) -> list[Event]:
+        """Return the log after an event, at least up to `last`."""
+        n = last - event
+        while True:
+            found = self.store.events(limit=n)
+            if len(found) < n or found[0].seq <= event + 1:
+                return [e for e in found if e.seq > event]
+            n *= 2  # others have written since
+
+    def _take_in(self, ids: Iterable[str]) -> None:
+        """Bring the layers up to date with the memories of these ids, as they are now."""
+        for id in dict.fromkeys(ids):
+            memory = self.store.get(id) if id else None
+            if memory is not None:
+                self._put(memory)
+            elif id and (known := self.layers.get(id)) is not None:
+                forget(self.layers, known, self.store.get)
+            elif id:
+                self.layers.remove(id)  # a turn that was erased
+
+    def _put(self, memory: Memory, vector: np.ndarray | None = None) -> None:
+        if memory.owner == self.owner and memory.layer == TURN:
+            self.number = max(self.number, memory.step)
+        put(self.layers, memory, vector, self.store.get)
+
+# %% ../../nbs/memory/03_present.ipynb #16f2000c
 MAX_TRIES = 1_000  # of one change; each time somebody else has written, so the whole has moved on
 
 
@@ -42,7 +118,6 @@ class Proposal(NamedTuple):
 
 
 Compute = Callable[[Stored], Proposal]
-Encode = Callable[[Sequence[str]], np.ndarray]  # texts to vectors (n, dim) of length 1, as the store's
 
 
 class Present:
@@ -51,35 +126,22 @@ class Present:
     def __init__(self, store: MemoryStore, owner: str = "") -> None:
         self.store, self.owner = store, owner
         self._lock = threading.RLock()
-        self._layers = Layers(owner=owner)
-        self._event = 0
-        self._number = 0  # the highest turn number ever given
-        self._load()
+        self._reader = LayerReader(store, owner)
 
     def stored(self) -> tuple[Stored, int]:
         """Return what is stored now, and the number of the last event that it shows.
 
         The layers are a copy, which no later change touches.
         """
-        with self._lock:
-            self._refresh()
-            return self._stored(self._layers.copy()), self._event
+        with self.reading() as reader:
+            return reader.stored(reader.layers.copy()), reader.event
 
     @contextmanager
-    def reading(self) -> Iterator[Layers]:
-        """Hold the layers as they are now within the block; other threads wait. For reading only."""
+    def reading(self) -> Iterator[LayerReader]:
+        """Hold the layers as they are now within the block, for reading only; other threads wait."""
         with self._lock:
-            self._refresh()
-            yield self._layers
-
-    def vectors(self, memories: Sequence[Memory], encode: Encode) -> np.ndarray:
-        """Return the vectors of derived memories, (n, dim), within `reading`; missing ones are made."""
-        missing = [m for m in memories if self._layers.vector(m.id) is None]
-        if missing:
-            for m, vector in zip(missing, encode([m.text_with_speaker for m in missing])):
-                self._layers.put(m, vector)
-        found = [v for m in memories if (v := self._layers.vector(m.id)) is not None]
-        return np.stack(found) if found else np.zeros((0, 0), np.float32)
+            self._reader.refresh()
+            yield self._reader
 
     def change(self, compute: Compute, who: str) -> Proposal:
         """Apply what `compute` proposes, all or none; it is asked again when others were faster.
@@ -89,8 +151,8 @@ class Present:
         """
         with self._lock:
             for _ in range(MAX_TRIES):
-                self._refresh()
-                if proposal := self._try(compute, self._stored(self._layers), self._event, who):
+                self._reader.refresh()
+                if proposal := self._try(compute, self._reader.stored(), self._reader.event, who):
                     return proposal
         raise self._busy_error()
 
@@ -104,13 +166,7 @@ class Present:
 
     def rollback(self, to_event: int, who: str) -> Rollback:
         """Bring the whole store back to how it stood after an event; see `MemoryStore.rollback`."""
-        with self._lock:
-            done = self.store.rollback(to_event, who)
-            self._refresh()
-        return done
-
-    def _stored(self, layers: Layers) -> Stored:
-        return Stored(layers, self.store.get, self.store.history, self._number)
+        return self.store.rollback(to_event, who)
 
     def _try(self, compute: Compute, stored: Stored, event: int, who: str) -> Proposal | None:
         """Compute and apply a proposal; `None` when others have changed the state after `event`.
@@ -131,63 +187,11 @@ class Present:
                 self.store.apply(proposal.edits, who, proposal.why, since=event)
             except StoreChanged:
                 return None
-            self._refresh()
-            for edit in proposal.edits:
-                if isinstance(edit, Add | Update) and edit.vector is not None:
-                    self._note_vector(edit.memory, edit.vector)
+            self._reader.refresh()
+            self._reader.note_vectors(proposal.edits)
         return proposal
 
     def _busy_error(self) -> MemoryBusy:
         return MemoryBusy(
             f"{self.store.path}: others wrote {MAX_TRIES} times meanwhile; nothing was changed, try again"
         )
-
-    def _note_vector(self, memory: Memory, vector: np.ndarray) -> None:
-        now = self._layers.get(memory.id)
-        if now is not None and now.text_with_speaker == memory.text_with_speaker:
-            self._layers.put(now, vector)
-
-    def _load(self) -> None:
-        """Read the layers from the store: active memories, and those that are out of use for a reason."""
-        event = self.store.last_event  # read first: what is written meanwhile is taken in again
-        with self.store.snapshot():
-            memories = self.store.memories
-            own = [i for i, m in enumerate(memories) if m.owner == self.owner]
-            for i in own:
-                has_vector = memories[i].layer in (TOPIC, PAGE)
-                self._put(memories[i], self.store.matrix[i] if has_vector else None)
-            active = {m.id for m in memories}
-        self._take_in(e.id for e in self.store.events() if e.id not in active)
-        self._event = event
-
-    def _refresh(self) -> None:
-        last = self.store.last_event
-        while self._event < last:
-            events = self._events_after(self._event, last)
-            self._take_in(e.id for e in events)
-            self._event = events[-1].seq
-
-    def _events_after(self, event: int, last: int) -> list[Event]:
-        """Return the log after an event, at least up to `last`."""
-        n = last - event
-        while True:
-            found = self.store.events(limit=n)
-            if len(found) < n or found[0].seq <= event + 1:
-                return [e for e in found if e.seq > event]
-            n *= 2  # others have written since
-
-    def _take_in(self, ids: Iterable[str]) -> None:
-        """Bring the layers up to date with the memories of these ids, as they are now."""
-        for id in dict.fromkeys(ids):
-            memory = self.store.get(id) if id else None
-            if memory is not None:
-                self._put(memory)
-            elif id and (known := self._layers.get(id)) is not None:
-                forget(self._layers, known, self.store.get)
-            elif id:
-                self._layers.remove(id)  # a turn that was erased
-
-    def _put(self, memory: Memory, vector: np.ndarray | None = None) -> None:
-        if memory.owner == self.owner and memory.layer == TURN:
-            self._number = max(self._number, memory.step)
-        put(self._layers, memory, vector, self.store.get)
