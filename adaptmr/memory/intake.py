@@ -13,7 +13,7 @@ import numpy as np
 from ..llm.transport import LLMError
 from .changes import Changes, Stored
 from .heat import Uses, uses_of, visited
-from .layers import TOPIC, TURN, span_id
+from .layers import FACT, SUMMARY, TOPIC, TURN, span_id
 from .present import LayerReader, Present, Proposal
 from .promotion import topics_to_promote
 from .state import Layers
@@ -174,7 +174,11 @@ class Intake:
         return uses_of(self._present.store.visits(ids, last=self._writer.config.hit_window))
 
     def _uses_if_due(self, layers: Layers) -> Uses:
-        """Return the uses of all memories if a page may be due, which may evict a topic."""
-        config = self._writer.config
-        is_due = layers.short_term_size + 1 >= config.stm_capacity + config.page_turns
-        return self._uses() if is_due else {}
+        """Return the uses of all memories if a page is due, and a topic or a fact may have to go for it."""
+        config, turns = self._writer.config, layers.short_term_size + 1
+        long_term = layers.count(FACT) + layers.count(SUMMARY)
+        has_room = (
+            layers.count(TOPIC) + turns <= config.mtm_capacity
+            and long_term + turns * (config.max_facts + 1) <= config.ltm_capacity
+        )
+        return {} if has_room or turns < config.stm_capacity + config.page_turns else self._uses()

@@ -147,7 +147,7 @@ class MemoryTables:
         return self._present.stored()[0].layers
 
 # %% ../../nbs/memory/06_layered.ipynb #16f50008
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Response:
     """An answer, the prompt that it was given to, what was recalled, and the two turns as stored."""
 
@@ -156,6 +156,9 @@ class Response:
     recalled: Recall
     turns: tuple[Memory, Memory]
     usage: Usage
+
+    def __repr__(self) -> str:
+        return f"Response({self.text!r})"
 
     def _repr_html_(self) -> str:
         said = f"<p><b>{html.escape(self.turns[1].speaker)}:</b> {html.escape(self.text)}</p>"
