@@ -1,10 +1,15 @@
-"""Shared by all tests: a temporary cache folder, and the licensed data where it is available."""
+"""Shared by all tests: a temporary cache folder, no time limits, and the licensed data where it is available."""
 
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# a busy machine is slow, and that is no failure of what a test checks
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _CACHE = tempfile.TemporaryDirectory(prefix="adaptmr-tests-", ignore_cleanup_errors=True)
 # set before the package is imported, so that no test reads or fills the user's cache

@@ -6,22 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..eval.report import tables
 from ..eval.report.answer_box import answer_box_html, contrast_answer
 from ..eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
 from ..eval.stats.estimates import format_interval
 from ..markup import HtmlOutput
-
-if TYPE_CHECKING:
-    from adaptmr.experiments import Experiment
+from .writing import EvaluatedRun
 
 # %% auto #0
 __all__ = ['show_contrasts', 'show_answer']
 
 # %% ../../nbs/sections/01_answer.ipynb #7851b6ab
-def show_contrasts(experiment: Experiment) -> HtmlOutput:
+def show_contrasts(experiment: EvaluatedRun) -> HtmlOutput:
     """Test the declared contrasts whose systems this run has; written as the table `contrasts`."""
     table = contrast_table(experiment.rows, read_contrasts(), seed=experiment.params["seed"])
     experiment.tested = table
@@ -37,7 +34,7 @@ def show_contrasts(experiment: Experiment) -> HtmlOutput:
 
 
 def show_answer(
-    experiment: Experiment,
+    experiment: EvaluatedRun,
     *systems: str,
     measure: str = "recall_fraction",
     figure: str = "",

@@ -5,19 +5,15 @@
 # %% ../../nbs/sections/01_breakdowns.ipynb #a72c0241
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..eval.analysis import categories, locomo_protocols
 from ..markup import HtmlOutput
-
-if TYPE_CHECKING:
-    from adaptmr.experiments import Experiment
+from .writing import EvaluatedRun
 
 # %% auto #0
 __all__ = ['show_categories', 'show_protocols']
 
 # %% ../../nbs/sections/01_breakdowns.ipynb #506b0b10
-def show_categories(experiment: Experiment) -> HtmlOutput:
+def show_categories(experiment: EvaluatedRun) -> HtmlOutput:
     """Show questions, recall and F1 by the data set's own types, where these are finer than ours.
 
     Written as the tables `categories`, `categories_recall` and `categories_f1`; else a sentence.
@@ -47,7 +43,7 @@ def show_categories(experiment: Experiment) -> HtmlOutput:
     )
 
 
-def show_protocols(experiment: Experiment) -> HtmlOutput:
+def show_protocols(experiment: EvaluatedRun) -> HtmlOutput:
     """Show LoCoMo's results by the conversations and questions that others count, and what they published.
 
     Written as the tables `protocols` and `published`; a sentence for other data sets.

@@ -5,19 +5,15 @@
 # %% ../../nbs/sections/01_cases.ipynb #a6cf1934
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..eval.report import tables
 from ..markup import HtmlOutput
-
-if TYPE_CHECKING:
-    from adaptmr.experiments import Experiment
+from .writing import EvaluatedRun
 
 # %% auto #0
 __all__ = ['show_cases']
 
 # %% ../../nbs/sections/01_cases.ipynb #f09c39ff
-def show_cases(experiment: Experiment, system: str, baseline: str, n: int = 3) -> HtmlOutput:
+def show_cases(experiment: EvaluatedRun, system: str, baseline: str, n: int = 3) -> HtmlOutput:
     """Show the cases where `system` gains most over `baseline`; a sentence in a redacted run."""
     frame, data = experiment.rows, experiment.data
     if experiment.run.redact:

@@ -16,17 +16,16 @@ from adaptmr.eval.analysis.expert_agreement import (
     repeat_sentence,
 )
 from ..markup import HtmlOutput
+from .writing import EvaluatedRun
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from adaptmr.experiments import Experiment
 
 # %% auto #0
 __all__ = ['find_causes', 'compare_with_labels']
 
 # %% ../../nbs/sections/01_causes.ipynb #22b0e254
-def find_causes(experiment: Experiment, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
+def find_causes(experiment: EvaluatedRun, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
     """Attribute failures to causes by replaying each failure with one thing changed.
 
     Returns a row per failure, which is written as the table `diagnoses`. Raises `RuntimeError` before
@@ -51,7 +50,7 @@ def find_causes(experiment: Experiment, *systems: str, threshold: float = 0.3) -
     return found
 
 # %% ../../nbs/sections/01_causes.ipynb #299fd518
-def compare_with_labels(experiment: Experiment, diagnoses: pd.DataFrame) -> HtmlOutput:
+def compare_with_labels(experiment: EvaluatedRun, diagnoses: pd.DataFrame) -> HtmlOutput:
     """Compare the diagnoses with the labels that people gave to the same answers.
 
     Written as the tables `hand_agreement` and `hand_confusion`.

@@ -16,20 +16,18 @@ from ..eval.report.style import NothingToDraw
 from ..eval.runner.evaluate import matched_budgets
 from ..eval.runner.timings import timed_calls, timing_sentence
 from ..markup import HtmlOutput, folded
-from .writing import show_sentences
+from .writing import EvaluatedRun, show_sentences
 from ..systems.base import uses_llm
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from adaptmr.experiments import Experiment
 
 # %% auto #0
 __all__ = ['comparison_tables', 'show_writing', 'coverage', 'gains', 'ablations', 'show_gains', 'show_conclusions',
            'show_matched_budgets']
 
 # %% ../../nbs/sections/01_comparison.ipynb #0367eab3
-def comparison_tables(experiment: Experiment) -> HtmlOutput:
+def comparison_tables(experiment: EvaluatedRun) -> HtmlOutput:
     """Show Table 2: all measures over all questions, and folded by question type, and the costs.
 
     Those by question type are also written as one table, `table2`, without measured times, which only
@@ -67,7 +65,7 @@ def comparison_tables(experiment: Experiment) -> HtmlOutput:
     )
 
 
-def _tables_of_derived(experiment: Experiment) -> list[HtmlOutput]:
+def _tables_of_derived(experiment: EvaluatedRun) -> list[HtmlOutput]:
     """Write what a run with derived memories has to show besides; nothing for other runs."""
     frame, shown = experiment.rows, []
     if "recall_behind" in frame:
@@ -80,7 +78,7 @@ def _tables_of_derived(experiment: Experiment) -> list[HtmlOutput]:
     return [*shown, show_writing(experiment)] if "ingest_calls" in frame else shown
 
 
-def show_writing(experiment: Experiment) -> HtmlOutput:
+def show_writing(experiment: EvaluatedRun) -> HtmlOutput:
     """Show and write what storing a conversation costs, by system; a sentence where no model was asked."""
     return experiment.table(
         "writing",
@@ -100,7 +98,7 @@ def _costs_caption(frame: pd.DataFrame, spent: pd.DataFrame) -> str:
     return caption
 
 # %% ../../nbs/sections/01_comparison.ipynb #50cefe9f
-def coverage(experiment: Experiment) -> HtmlOutput:
+def coverage(experiment: EvaluatedRun) -> HtmlOutput:
     """Draw how much of the evidence each system shows for a number of tokens, and write the curves.
 
     Systems whose retrieval asks a model are left out, because their tokens are not the context's alone
@@ -134,7 +132,7 @@ def coverage(experiment: Experiment) -> HtmlOutput:
 
 # %% ../../nbs/sections/01_comparison.ipynb #d3e4a8bf
 def gains(
-    experiment: Experiment, baseline: str, systems: Sequence[str] | None = None
+    experiment: EvaluatedRun, baseline: str, systems: Sequence[str] | None = None
 ) -> dict[str, pd.DataFrame]:
     """Compute paired gains over a baseline in recall and in F1, without systems that don't search."""
     names = experiment.display_names
@@ -148,14 +146,14 @@ def gains(
 
 
 def ablations(
-    experiment: Experiment, families: Mapping[str, Sequence[str]]
+    experiment: EvaluatedRun, families: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, pd.DataFrame]]:
     """Compute the paired differences of each full method's variants to it, in recall and in F1."""
     return {full: experiment.gains(full, variants) for full, variants in families.items()}
 
 
 def show_gains(
-    experiment: Experiment, name: str, gained: pd.DataFrame, caption: str, empty: str = ""
+    experiment: EvaluatedRun, name: str, gained: pd.DataFrame, caption: str, empty: str = ""
 ) -> HtmlOutput:
     """Show and write a table of gains with a row per system; the sentence `empty` where there are none.
 
@@ -179,7 +177,7 @@ def show_conclusions(*gained: Mapping[str, pd.DataFrame]) -> HtmlOutput:
     )
 
 # %% ../../nbs/sections/01_comparison.ipynb #6f3faa7f
-def show_matched_budgets(experiment: Experiment) -> HtmlOutput:
+def show_matched_budgets(experiment: EvaluatedRun) -> HtmlOutput:
     """Show what each system with a matched budget and its reference spent on retrieval."""
     if not experiment.rows["retrieval_calls"].sum():
         return HtmlOutput("<p>No model was asked, so there were no tokens to match.</p>")

@@ -5,21 +5,17 @@
 # %% ../../nbs/sections/01_judging.ipynb #899102d1
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..eval.analysis import categories, locomo_audit
 from ..eval.judges import accuracy, rubric
 from ..markup import HtmlOutput
+from .writing import EvaluatedRun
 from ..types import Usage
-
-if TYPE_CHECKING:
-    from adaptmr.experiments import Experiment
 
 # %% auto #0
 __all__ = ['RUBRIC_CASES', 'judge_answers', 'judge_rubrics', 'audit_answers']
 
 # %% ../../nbs/sections/01_judging.ipynb #4ee08d07
-def judge_answers(experiment: Experiment) -> HtmlOutput:
+def judge_answers(experiment: EvaluatedRun) -> HtmlOutput:
     """Show the accuracy by the judge of `params`, its error rates, and the accuracy corrected for them.
 
     The table by question type is written as `judged`.
@@ -40,7 +36,7 @@ def judge_answers(experiment: Experiment) -> HtmlOutput:
 RUBRIC_CASES = 20  # of each kind of answer that a model's credits are measured on; a rule is measured on all
 
 
-def judge_rubrics(experiment: Experiment) -> HtmlOutput:
+def judge_rubrics(experiment: EvaluatedRun) -> HtmlOutput:
     """Score the answers by the rubrics of their questions, and show the mean score by category.
 
     The rows get the column `rubric`. With the judge "model" of `params` a model is asked, else the rule;
@@ -64,7 +60,7 @@ def judge_rubrics(experiment: Experiment) -> HtmlOutput:
     )
 
 # %% ../../nbs/sections/01_judging.ipynb #6f11113f
-def audit_answers(experiment: Experiment) -> HtmlOutput:
+def audit_answers(experiment: EvaluatedRun) -> HtmlOutput:
     """Score the same answers by the published and by the audited gold answers of LoCoMo.
 
     Also what a system scores by one that answers perfectly by the other. A sentence for other data sets.

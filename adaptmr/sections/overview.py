@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 from ..eval.report import tables
 from ..markup import HtmlOutput
+from .writing import EvaluatedRun
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from adaptmr.experiments import Experiment
 
 # %% auto #0
 __all__ = ['questions_by_type', 'systems_table', 'show_plans', 'reply_outcomes']
 
 # %% ../../nbs/sections/01_overview.ipynb #c6d0c024
-def questions_by_type(experiment: Experiment) -> pd.DataFrame:
+def questions_by_type(experiment: EvaluatedRun) -> pd.DataFrame:
     """Count the questions of each type, the unanswerable ones, and the gold turns they need."""
     import pandas as pd
 
@@ -46,7 +45,7 @@ def questions_by_type(experiment: Experiment) -> pd.DataFrame:
     )
 
 
-def systems_table(experiment: Experiment) -> pd.DataFrame:
+def systems_table(experiment: EvaluatedRun) -> pd.DataFrame:
     """List the systems of this run and what each does."""
     import pandas as pd
 
@@ -56,7 +55,7 @@ def systems_table(experiment: Experiment) -> pd.DataFrame:
     )
 
 # %% ../../nbs/sections/01_overview.ipynb #e9937174
-def show_plans(experiment: Experiment, *systems: str) -> HtmlOutput:
+def show_plans(experiment: EvaluatedRun, *systems: str) -> HtmlOutput:
     """Show and write what these systems' plans decided, per question type."""
     table = tables.plans_table(experiment.rows, experiment.display_names.unique_names(systems))
     return experiment.table(
@@ -67,7 +66,7 @@ def show_plans(experiment: Experiment, *systems: str) -> HtmlOutput:
     )
 
 
-def reply_outcomes(experiment: Experiment) -> HtmlOutput:
+def reply_outcomes(experiment: EvaluatedRun) -> HtmlOutput:
     """Show how the model's replies came about, by task; a sentence where no model was asked.
 
     The table by system and task is written as `replies`.

@@ -7,22 +7,60 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..eval.report.run_folder import RunFolder
 from ..eval.report.style import NothingToDraw
+from ..llm import LLM
 from ..markup import HtmlOutput
+from ..systems.display_names import DisplayNames
+from ..types import Dataset, Usage
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from adaptmr.experiments import Experiment
-
 # %% auto #0
-__all__ = ['show_table', 'show_figure', 'show_sentences']
+__all__ = ['EvaluatedRun', 'show_table', 'show_figure', 'show_sentences']
+
+# %% ../../nbs/sections/00_writing.ipynb #36ff2541
+class EvaluatedRun(Protocol):
+    """What the sections of a report read of an experiment, and where they put what they find."""
+
+    params: dict[str, Any]
+    data: Dataset
+    systems: list[str]
+    display_names: DisplayNames
+    llm: LLM
+    run: RunFolder
+    frame: pd.DataFrame | None
+    tested: pd.DataFrame | None
+    answers: list[tuple[str, str, str]]
+    headline: list[tuple[str, str]]
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows of `evaluate`."""
+
+    def encoder(self) -> Any:
+        """Return the encoder of this run's sentences."""
+
+    def add_usage(self, usage: Usage) -> None:
+        """Count what was asked in addition to the answers."""
+
+    def table(
+        self, name: str, frame: pd.DataFrame, caption: str, allow: Sequence[str] = (), empty: str = ""
+    ) -> HtmlOutput:
+        """Show a table and write it."""
+
+    def figure(self, name: str, draw: Callable[[], Any], caption: str = "") -> HtmlOutput:
+        """Show a figure and write it."""
+
+    def gains(self, baseline: str, systems: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
+        """Compute paired gains over a baseline, by measure."""
 
 # %% ../../nbs/sections/00_writing.ipynb #82d4d838
 def show_table(
-    experiment: Experiment,
+    experiment: EvaluatedRun,
     name: str,
     frame: pd.DataFrame,
     caption: str,
@@ -40,7 +78,7 @@ def show_table(
 
 
 def show_figure(
-    experiment: Experiment, name: str, draw: Callable[[], Any], caption: str = ""
+    experiment: EvaluatedRun, name: str, draw: Callable[[], Any], caption: str = ""
 ) -> HtmlOutput:
     """Show a numbered figure and write it to the run folder; a sentence where there is nothing to draw.
 
