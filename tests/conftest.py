@@ -1,4 +1,4 @@
-"""Shared by all tests: a temporary cache folder, no time limits, and the licensed data where it is available."""
+"""Shared by all tests: a temporary cache folder, no time limits, and licensed data where it is available."""
 
 import os
 import tempfile
