@@ -155,8 +155,8 @@ class Conversation:
         return f"Conversation({self.id!r}: {len(self.sessions)} sessions, {len(self)} turns)"
 
     def _repr_html_(self) -> str:
-        size = f"{len(self.sessions)} sessions, {len(self)} turns"
-        caption = f"{self.id}: {' and '.join(self.speakers)}, {size}"
+        about = [" and ".join(self.speakers), f"{len(self.sessions)} sessions", f"{len(self)} turns"]
+        caption = f"{self.id}: {', '.join(filter(None, about))}"
         return html_table([_memory_row(m) for m in self.turns[:8]], _MEMORY_COLUMNS, caption)
 
 # %% ../nbs/00_types.ipynb #22ca48c0

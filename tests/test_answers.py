@@ -171,13 +171,6 @@ def test_numbers_are_accepted_as_gold_answers():
     assert m.token_f1("3", 3) == 1 and m.exact_match("3.5", [3.5]) == 1 and m.locomo_f1("2022", 2022, 2) == 1
 
 
-def test_hotpot_f1():
-    assert (
-        m.hotpot_f1("yes", "yes") == 1 and m.hotpot_f1("yes it is", "yes") == 0 and m.hotpot_f1("", "x") == 0
-    )
-    assert m.hotpot_f1("Barack Obama", "Obama") == pytest.approx(2 / 3)
-
-
 def test_answer_f1():
     assert m.answer_f1("I don't know", ["x"], answerable=False) == 1
     assert m.answer_f1("I don't know", [], answerable=False, abstained=False) == 0

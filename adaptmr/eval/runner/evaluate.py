@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...data.validation import validate
 from ...embed import choose_embedder, embedder as make_embedder
 from ..metrics.answers import answer_f1, exact_match, locomo_f1
+from ..metrics.hotpotqa import hotpot_f1
 from adaptmr.eval.metrics.ranking import (
     current_before_stale,
     kept,
@@ -51,16 +52,15 @@ __all__ = ['PLAN_COLUMNS', 'score_answer', 'result_row', 'conversation_embedder'
 
 # %% ../../../nbs/eval/runner/02_evaluate.ipynb #3c7cfa1a
 def score_answer(question: Question, prediction: Answer, dataset: str) -> float:
-    """Score an answer, 0 to 1: by LoCoMo's official rule on its data sets, else by `answer_f1`."""
-    if dataset not in ("locomo", "locomo_audited"):
-        return answer_f1(
-            prediction.text,
-            question.answers,
-            answerable=question.answerable,
-            abstained=prediction.abstained,
-        )
+    """Score an answer, 0 to 1: by the official rule on LoCoMo's and HotpotQA's data, else by `answer_f1`."""
     gold = question.answers[0] if question.answers else ""
-    return locomo_f1(prediction.text, gold, question.category)
+    if dataset in ("locomo", "locomo_audited"):
+        return locomo_f1(prediction.text, gold, question.category)
+    if dataset == "hotpotqa":
+        return hotpot_f1(prediction.text, gold)
+    return answer_f1(
+        prediction.text, question.answers, answerable=question.answerable, abstained=prediction.abstained
+    )
 
 # %% ../../../nbs/eval/runner/02_evaluate.ipynb #5473d615
 PLAN_COLUMNS = (

@@ -1,0 +1,1 @@
+"""Environments in which agents look for answers step by step."""

@@ -1,0 +1,363 @@
+"""The environment of HotpotQA: searching passages, actions in texts, limits, and a gold that stays inside."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from adaptmr.agents.hotpot import Action, HotpotEnv, Step, Transcript, parse_action
+from adaptmr.agents.passages import Corpus, Passage, fold_title
+from adaptmr.data.hotpotqa import HOTPOTQA
+from adaptmr.data.registry import find_file, load
+from adaptmr.eval.metrics.hotpotqa import answer_grader
+from adaptmr.types import Conversation, Memory
+
+TOWER = Passage(
+    "Old Salt Tower",
+    ("The Old Salt Tower is a lighthouse.", "It was designed by Ida Moser.", "The tower is 31 metres tall."),
+)
+IDA = Passage("Ida Moser", ("Ida Moser, born in Lindau, was an architect.", "She built three lighthouses."))
+WHO = Passage("The Who", ("An English band.",))
+LAKE = Passage("西湖", ("西湖位于杭州。", "湖上有三座小岛。", "小岛上有塔。"))
+LONG = Passage("Long", tuple(f"Sentence number {i} says nothing of note about anything." for i in range(60)))
+CORPUS = Corpus((TOWER, IDA, WHO, LAKE, LONG))
+QUESTION = "In which town was the architect of the Old Salt Tower born?"
+
+
+def play(*texts: str, corpus: Corpus = CORPUS, gold: str | None = None, **limits: int) -> HotpotEnv:
+    env = HotpotEnv(corpus, QUESTION, answer_grader(gold) if gold is not None else None, **limits)
+    for text in texts:
+        env.step(text)
+    return env
+
+
+def observations(*texts: str, **more: int) -> list[str]:
+    return [s.observation for s in play(*texts, **more).transcript.steps]
+
+
+# --- actions in a text
+
+
+@pytest.mark.parametrize(
+    ("text", "verb", "argument"),
+    [
+        ("Search[Ed Wood (film)]", "Search", "Ed Wood (film)"),
+        ("  sEARCH [ X ] ", "Search", "X"),
+        ("LOOKUP［关键词］", "Lookup", "关键词"),
+        ("Finish【杭州】", "Finish", "杭州"),
+        ("Finish\u3000〔a〕", "Finish", "a"),
+        ("Search「西湖」。", "Search", "西湖"),
+        ("Search【Titanic]", "Search", "Titanic"),
+        ("Finish[AbC  d]", "Finish", "AbC  d"),
+        ("Finish[a [b] c]", "Finish", "a [b] c"),
+        ("Finish[a [b]", "Finish", "a [b"),
+        ("Search[a] then Lookup[b]", "Search", "a"),
+        ("Thought: Lookup[x] would do.\nAction 12: Search[y]\nObservation: Finish[z]", "Search", "y"),
+        ("Thought: so be it. Action: Finish[yes]", "Finish", "yes"),
+        ("**Action:** `Search[y]`", "Search", "y"),
+        ("- Search[y]", "Search", "y"),
+        ("行动 2：Search[y]", "Search", "y"),
+        ("Search[]\nSearch[y]", "Search", "y"),
+    ],
+)
+def test_an_action_is_found(text: str, verb: str, argument: str) -> None:
+    assert parse_action(text) == Action(verb, argument)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Search",
+        "Search[]",
+        "Search[ ]",
+        "Search[open",
+        "Search(x)",
+        "Think[x]",
+        "I might Search[x]",
+        "ſearch[x]",
+    ],
+)
+def test_other_texts_hold_no_action(text: str) -> None:
+    assert parse_action(text) is None
+
+
+# --- search
+
+
+@pytest.mark.parametrize("query", ["Old Salt Tower", "old salt  TOWER", "Old_Salt_Tower", "“Old Salt Tower”"])
+def test_a_title_is_found_in_any_form(query: str) -> None:
+    assert CORPUS.find(query) is TOWER
+
+
+def test_a_title_goes_before_words_and_is_found_without_content_words() -> None:
+    both = Corpus((Passage("A", ("Titanic Titanic Titanic.",)), Passage("Titanic", ("A ship.",))))
+    assert both.find("titanic") is both.passages[1]
+    assert CORPUS.find("the who") is WHO, "a title of stopwords has no words to be found by"
+    twins = Corpus((Passage("US", ("A country.",)), Passage("us", ("A pronoun.",))))
+    assert [twins.find(q).sentences[0] for q in ("US", "us")] == ["A country.", "A pronoun."]
+
+
+@pytest.mark.parametrize("others", [0, 1, 2, 5])
+def test_words_find_a_passage_in_a_corpus_of_any_size(others: int) -> None:
+    """BM25's idf is 0 or negative in very small corpora: sharing a word decides, not the score's sign."""
+    fill = tuple(Passage(f"P{i}", (f"Filler {i}.",)) for i in range(others))
+    corpus = Corpus((*fill, IDA))
+    assert corpus.find("Who was born in Lindau?") is IDA
+    assert corpus.find("quantum chromodynamics") is None
+
+
+def test_what_is_not_found_is_answered_with_similar_titles() -> None:
+    text, nothing = observations("Search[Mosser]", "Search[…]")
+    assert text.startswith('Could not find "Mosser". Similar titles: Ida Moser')
+    assert nothing == 'Could not find "…". No title is similar.'
+    assert all(s.valid for s in play("Search[Mosser]").transcript.steps)
+
+
+def test_a_search_shows_the_passage_and_names_its_sentences() -> None:
+    step = play("Search[born in Lindau]").transcript.steps[0]
+    assert step == Step("Search", "born in Lindau", f"Ida Moser: {IDA.text}", True, False, IDA.sources)
+    assert IDA.sources == ("Ida Moser#0", "Ida Moser#1")
+
+
+def test_a_long_passage_is_cut_between_sentences_and_says_so() -> None:
+    step = play("Search[Long]", observation_chars=300).transcript.steps[0]
+    assert len(step.observation) <= 300 and step.observation.endswith(
+        "(60 sentences in all: use Lookup[word])"
+    )
+    assert step.shown == LONG.sources[: len(step.shown)] and 1 <= len(step.shown) < 60
+    assert step.observation.count("Sentence number") == len(step.shown)
+    one = Corpus((Passage("One", ("word " * 500,)),))
+    step = play("Search[One]", corpus=one, observation_chars=300).transcript.steps[0]
+    assert len(step.observation) <= 300 and step.shown == ("One#0",) and "…" in step.observation
+
+
+def test_a_title_given_twice_and_faulty_passages_are_errors() -> None:
+    with pytest.raises(ValueError, match="more than one passage with the title 'Ida Moser'"):
+        Corpus((IDA, TOWER, IDA))
+    with pytest.raises(ValueError, match=r"Passage\.title ' '"):
+        Passage(" ", ("x",))
+    with pytest.raises(TypeError, match=r"Passage\.sentences of 'T'"):
+        Passage("T", "a text")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="1 ids for 2 sentences"):
+        Passage("T", ("a", "b"), ("1",))
+
+
+def test_a_conversation_is_a_corpus_of_its_sessions() -> None:
+    turns = [
+        Memory("1", "Ida Moser: Born in Lindau.", session="Ida Moser", source="Ida_Moser#0"),
+        Memory("2", "", session="Ida Moser", source="Ida_Moser#1"),
+        Memory("3", "I like tea.", "Ann", session="S2", source="D2:1"),
+        Memory("4", "Ida Moser: She built towers.", session="Ida Moser", source="Ida_Moser#2"),
+    ]
+    ida, other = Corpus.from_conversation(Conversation("c", (), turns)).passages
+    assert ida == Passage(
+        "Ida Moser",
+        ("Born in Lindau.", "", "She built towers."),
+        ("Ida_Moser#0", "Ida_Moser#1", "Ida_Moser#2"),
+    )
+    assert ida.text == "Born in Lindau. She built towers." and other.sentences == ("Ann: I like tea.",)
+
+
+# --- lookup
+
+
+def test_lookup_steps_through_the_sentences_with_a_word() -> None:
+    assert observations("Search[Old Salt Tower]", "Lookup[tower]", "lookup[TOWER]", "Lookup[Tower]")[1:] == [
+        "(Result 1/2) The Old Salt Tower is a lighthouse.",
+        "(Result 2/2) The tower is 31 metres tall.",
+        'No more sentences of "Old Salt Tower" with "Tower".',
+    ]
+    assert observations("Search[西湖]", "Lookup【小岛】", "Lookup【小岛】")[1:] == [
+        "(Result 1/2) 湖上有三座小岛。",
+        "(Result 2/2) 小岛上有塔。",
+    ]
+
+
+def test_another_word_or_another_passage_begins_anew() -> None:
+    first = "(Result 1/2) The Old Salt Tower is a lighthouse."
+    seen = observations(
+        "Search[Old Salt Tower]",
+        "Lookup[tower]",
+        "Lookup[Ida]",
+        "Lookup[tower]",
+        "Search[Old Salt Tower]",
+        "Lookup[tower]",
+    )
+    assert seen[1] == seen[3] == seen[5] == first and seen[2].startswith("(Result 1/1)")
+    assert observations("Search[Ida Moser]", "Lookup[zebra]")[1] == 'No sentence of "Ida Moser" with "zebra".'
+
+
+def test_a_search_without_result_leaves_the_passage_open() -> None:
+    assert observations("Search[Ida Moser]", "Search[zzz]", "Lookup[Lindau]")[2].startswith("(Result 1/1)")
+
+
+# --- the episode
+
+
+def test_what_is_not_allowed_is_answered_and_counted() -> None:
+    transcript = play("Lookup[x]", "Fly[away]", "Search[西湖]").transcript
+    assert [s.valid for s in transcript.steps] == [False, False, True] and transcript.n_invalid == 2
+    assert "Search[title or words] first" in transcript.steps[0].observation
+    allowed = transcript.steps[1]
+    assert (allowed.action, allowed.argument) == ("", "Fly[away]")
+    assert all(f"{verb}[" in allowed.observation for verb in ("Search", "Lookup", "Finish"))
+
+
+def test_finish_ends_the_episode_and_gives_the_reward() -> None:
+    env = play("Search[Ida Moser]", gold="Lindau")
+    assert env.reward is None and not env.done
+    step = env.step("Finish[in Lindau]")
+    assert step.done and env.done and env.transcript.answer == "in Lindau"
+    assert env.reward == pytest.approx({"em": 0, "f1": 2 / 3})  # P = 1/2, R = 1
+
+
+def test_after_the_end_nothing_happens() -> None:
+    env = play("Finish[Lindau]", gold="Lindau")
+    before = env.transcript
+    late = env.step("Finish[Bregenz]")
+    assert (late.valid, late.done, late.observation) == (False, True, "The episode is over.")
+    assert env.transcript == before and env.reward == {"em": 1, "f1": 1}
+
+
+def test_the_last_step_ends_the_episode_with_an_empty_answer() -> None:
+    env = play("nonsense", "Search[Lindau]", "Search[Lindau]", gold="Lindau", max_steps=2)
+    assert len(env.transcript.steps) == 2 and env.done and env.transcript.answer is None
+    assert env.reward == {"em": 0, "f1": 0}
+    assert env.transcript.steps[1].observation.startswith("Ida Moser:")
+
+
+def test_an_environment_without_a_grade_gives_no_reward() -> None:
+    assert play("Finish[Lindau]").reward is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"), [({"max_steps": 0}, "max_steps 0"), ({"observation_chars": 50}, "50")]
+)
+def test_limits_that_are_too_small_are_errors(limits: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HotpotEnv(CORPUS, QUESTION, **limits)
+
+
+def test_repeated_searches_are_counted_in_any_spelling() -> None:
+    transcript = play("Search[Ida Moser]", "Search[“ida  moser”]", "Search[Lindau]", "Lookup[a]").transcript
+    assert transcript.n_repeated_searches == 1
+    assert transcript.shown == IDA.sources, "each sentence once"
+
+
+TEXTS = ["Search[Old Salt Tower]", "Lookup[tower]", "hm", "Search[zzz]", "Finish[Secretville]"]
+
+
+def test_no_observation_depends_on_the_gold() -> None:
+    """The gold occurs in no passage: a transcript that holds it would have learned it from the reward."""
+    right, wrong, none = (play(*TEXTS[:-1], gold=gold) for gold in ("Secretville", "Elsewhere", None))
+    assert right.transcript == wrong.transcript == none.transcript
+    for shown in (str(right.transcript), repr(right), right._repr_html_(), repr(vars(right)["_transcript"])):
+        assert "Secretville" not in shown
+    right, wrong = (play(*TEXTS, gold=gold) for gold in ("Secretville", "Elsewhere"))
+    assert right.transcript == wrong.transcript and str(right.transcript) == str(wrong.transcript)
+    assert right.reward != wrong.reward
+    for name in ("em", "f1", "reward", "score"):
+        assert not hasattr(right.transcript, name) and not hasattr(right.transcript.steps[-1], name)
+
+
+def test_the_grade_is_asked_once_and_only_at_the_end() -> None:
+    asked: list[str] = []
+
+    def grade(answer: str) -> dict[str, float]:
+        asked.append(answer)
+        return {"f1": 1.0}
+
+    env = HotpotEnv(CORPUS, QUESTION, grade)
+    for text in TEXTS[:-1]:
+        env.step(text)
+    assert asked == []
+    env.step(TEXTS[-1])
+    env.step(TEXTS[-1])
+    assert asked == ["Secretville"] and env.reward == {"f1": 1.0}
+
+
+def test_two_environments_over_one_corpus_do_not_mix() -> None:
+    a, b = HotpotEnv(CORPUS, "first?"), HotpotEnv(CORPUS, "second?")
+    a.step("Search[Old Salt Tower]")
+    assert not b.step("Lookup[tower]").valid
+    b.step("Search[西湖]")
+    assert a.step("Lookup[tower]").observation.startswith("(Result 1/2) The Old Salt")
+    assert [len(e.transcript.steps) for e in (a, b)] == [2, 2] and b.transcript.question == "second?"
+
+
+def test_environments_in_threads_give_what_each_gives_alone() -> None:
+    lines = [TEXTS[i:] + TEXTS[:i] for i in range(len(TEXTS))]
+    corpus = Corpus(CORPUS.passages)  # nothing is worked out yet
+    seen: dict[int, Transcript] = {}
+
+    def run(i: int) -> None:
+        seen[i] = play(*lines[i], corpus=corpus).transcript
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(lines))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [seen[i] for i in range(len(lines))] == [play(*texts).transcript for texts in lines]
+
+
+ARGUMENTS = st.text(max_size=20) | st.sampled_from(["tower", "Ida Moser", "西湖", "[", "]", "a]b", "Long"])
+ACTIONS = st.text(max_size=60) | st.builds(
+    "{}{}[{}]".format,
+    st.sampled_from(["", "Action: ", "x\n"]),
+    st.sampled_from(["Search", "lookup", "FINISH"]),
+    ARGUMENTS,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ACTIONS, max_size=8))
+def test_any_text_is_answered_within_the_limit_and_changes_no_corpus(texts: list[str]) -> None:
+    before = repr(CORPUS)
+    env = play(*texts, gold="Lindau", max_steps=5, observation_chars=200)
+    steps = env.transcript.steps
+    assert len(steps) <= 5 and all(0 < len(s.observation) <= 200 for s in steps)
+    assert not any(s.done for s in steps[:-1]) and (env.reward is not None) == env.done
+    assert play(*texts, gold="Lindau", max_steps=5, observation_chars=200).transcript == env.transcript
+    assert repr(CORPUS) == before and CORPUS.find("born in Lindau") is IDA
+    assert str(env.transcript) and env._repr_html_() and repr(env)
+
+
+@given(
+    st.sampled_from(["Search", "lookup", "FINISH"]),
+    st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"))),
+)
+def test_an_argument_without_brackets_is_kept_as_it_is(verb: str, argument: str) -> None:
+    if any(c in "[]［］【】〔〕「」" for c in argument) or not argument.strip():
+        return
+    assert parse_action(f"{verb}[{argument}]") == Action(verb.capitalize(), argument.strip())
+
+
+def test_a_lone_surrogate_and_a_very_long_line_are_texts_too() -> None:
+    assert observations("Search[\ud800]")[0].startswith("Could not find")
+    assert not play("Action:" + " " * 200_000 + "Search[x", "[" * 200_000).transcript.steps[0].valid
+
+
+def test_titles_are_folded_alike() -> None:
+    assert fold_title("“Ｅｄ_Wood” ") == "ed wood"
+
+
+@pytest.mark.skipif(
+    not (os.environ.get("ADAPTMR_DATA") and find_file(HOTPOTQA)),
+    reason="ADAPTMR_DATA names no folder with a file of HotpotQA",
+)
+def test_on_real_questions_the_gold_passages_open_by_title_and_the_gold_answer_is_right() -> None:
+    data = load("hotpotqa", limit=20)
+    for question in data.questions:
+        corpus = Corpus.from_conversation(data.conversation(question.conversation))
+        assert all(corpus.find(p.title) is p for p in corpus.passages)
+        gold = [p for p in corpus.passages if set(p.sources) & set(question.evidence)]
+        searches = [f"Search[{p.title}]" for p in gold]
+        env = play(*searches, f"Finish[{question.answers[0]}]", corpus=corpus, gold=question.answers[0])
+        assert env.reward == {"em": 1.0, "f1": 1.0} and env.transcript.n_invalid == 0
+        assert set(question.evidence) <= {source for p in gold for source in p.sources}
+        assert set(env.transcript.shown) & set(question.evidence)
