@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ...text import content_words
+from ...text import content_words, tokenize
 
 # %% auto #0
-__all__ = ['sub_question', 'focus', 'search_key', 'only_rephrased']
+__all__ = ['sub_question', 'focus', 'search_key', 'text_key', 'only_rephrased']
 
 # %% ../../../nbs/memory/team/00_queries.ipynb #7701c510
 _ACTION = re.compile(r"\s*(?:Action\s*\d*\s*[:：]\s*)?[A-Za-z]+\s*\[(.*?)\]?\s*\Z", re.DOTALL)
@@ -47,6 +47,11 @@ def search_key(query: str) -> str:
     A query without any is its own key, in lower case.
     """
     return " ".join(sorted(content_words(query))) or " ".join(query.lower().split())
+
+
+def text_key(text: str) -> str:
+    """Return what two texts with the same words in the same order have in common, whatever their case."""
+    return " ".join(tokenize(text, stem=False, stopwords=False)) or text.strip()
 
 
 def only_rephrased(first: str, second: str) -> bool:

@@ -187,18 +187,12 @@ class Search(Record):
     layer: ClassVar[str] = "shared/search"
     query: str
     observation: str = ""
-    valid: bool = True
     repeats: int = 0
 
     @property
     def text(self) -> str:
         """The query alone: searches are compared with searches."""
         return self.query
-
-    @property
-    def success(self) -> float:
-        """1 for a search that could be carried out, else 0."""
-        return float(self.valid)
 
 
 @dataclass(frozen=True, kw_only=True)
