@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -17,7 +17,8 @@ from ...retrieval.execute import execute
 from ...retrieval.plan import RetrievalPlan
 from ...store.edits import Add, Edit, SetStatus, Update
 from ...store.memory_store import MemoryStore
-from ...types import Evidence
+from ...store.serialization import Event
+from ...types import Evidence, Memory
 
 # %% auto #0
 __all__ = ['Found', 'Board']
@@ -69,19 +70,20 @@ class Board:
         self.store, self.owner, self.config = store, owner, config or TeamConfig()
         self.lock = threading.RLock()
         self._event = -1  # the store's last event that `_records` knows of
-        self._records: dict[str, Record] = {}
+        self._records: dict[type[Record], dict[str, Record]] = {}
 
     def all(self, kind: type[R]) -> list[R]:
         """Return the records of a kind in the order in which they were written."""
         with self.lock:
-            return [r for r in self._current().values() if isinstance(r, kind)]
+            return [cast(R, r) for r in self._current().get(kind, {}).values()]
 
     def get(self, id: str) -> Record:
         """Return the record with that id. Raises `KeyError` for an unknown one."""
         with self.lock:
-            if (record := self._current().get(id)) is None:
-                raise KeyError(f"the board of {self.owner!r} has no record {id!r}")
-            return record
+            for records in self._current().values():
+                if id in records:
+                    return records[id]
+        raise KeyError(f"the board of {self.owner!r} has no record {id!r}")
 
     def put(self, *records: Record, drop: Iterable[str] = (), why: str = "") -> list[Record]:
         """Write records in one transaction: new ones, which get an id, and changed ones, which have it.
@@ -90,21 +92,16 @@ class Board:
         records with their ids.
         """
         with self.lock:
-            current, last = dict(self._current()), self._event
-            number = max(last, self.store.last_event)
+            number = self.store.last_event
             ready, edits = [], list[Edit]()
             for n, record in enumerate(records, number + 1):
-                known = record.id in current
-                record = record if record.id else replace(record, id=f"{self.owner}/{record.layer}/{n:08d}")
-                edits.append((Update if known else Add)(record.to_memory(self.owner)))
+                is_new = not record.id
+                record = replace(record, id=f"{self.owner}/{record.layer}/{n:08d}") if is_new else record
+                edits.append((Add if is_new else Update)(record.to_memory(self.owner)))
                 ready.append(record)
-            dropped = list(drop)
-            edits += [SetStatus(id, "deleted") for id in dropped]
+            edits += [SetStatus(id, "deleted") for id in drop]
             if edits:
-                event = self.store.apply(edits, who=self.owner, why=why)
-                current |= {r.id: r for r in ready}
-                self._records = {id: r for id, r in current.items() if id not in dropped}
-                self._event = event if event == last + len(edits) else -1  # others wrote: read again
+                self.store.apply(edits, who=self.owner, why=why)
             return ready
 
     def find(self, query: str, *kinds: type[Record], k: int | None = None) -> Found:
@@ -136,10 +133,39 @@ class Board:
         a, b = self.store.embedder.encode([first, second])
         return max(0.0, min(1.0, round(float(a @ b), 6)))
 
-    def _current(self) -> dict[str, Record]:
-        if self._event != self.store.last_event:
-            with self.store.snapshot():
-                mine = (m for m in self.store.memories if m.owner == self.owner and is_record(m))
-                self._records = {m.id: read_record(m) for m in sorted(mine, key=lambda m: m.id[-8:])}
-                self._event = self.store.version
+    def _current(self) -> dict[type[Record], dict[str, Record]]:
+        """The records by kind and id, brought up to date with what the store's log says."""
+        missed = self.store.last_event - self._event
+        if missed:
+            events = self.store.events(missed) if self._event >= 0 and missed <= _MAX_FOLLOWED else []
+            if not events or events[0].seq > self._event + 1 or any(e.kind not in _FOLLOWED for e in events):
+                self._read_all()
+            else:
+                self._follow(events)
         return self._records
+
+    def _read_all(self) -> None:
+        self._records = {}
+        with self.store.snapshot():
+            mine = (m for m in self.store.memories if m.owner == self.owner and is_record(m))
+            for memory in sorted(mine, key=lambda m: m.id[-8:]):
+                self._note(memory)
+            self._event = self.store.version
+
+    def _follow(self, events: Sequence[Event]) -> None:
+        for id in dict.fromkeys(e.id for e in events):
+            memory = self.store.get(id)
+            if memory is None or memory.status == "deleted":
+                for records in self._records.values():
+                    records.pop(id, None)
+            elif memory.owner == self.owner and is_record(memory):
+                self._note(memory)
+        self._event = events[-1].seq
+
+    def _note(self, memory: Memory) -> None:
+        record = read_record(memory)
+        self._records.setdefault(type(record), {})[record.id] = record
+
+
+_MAX_FOLLOWED = 1_000  # events that are read one by one; after more of them all records are read again
+_FOLLOWED = ("add", "update", "delete")  # kinds of events that keep the records in their order
