@@ -105,6 +105,16 @@ def test_facts_that_were_read_are_shared_with_their_source():
     assert team.recall("retriever", "Who keeps the Brann lighthouse?").of(Fact) == [fact], "others find it"
 
 
+def test_what_an_invalid_step_says_is_no_fact():
+    team = TeamMemory(QUESTION, store=hashing())
+    team.write("solver", "Who?", "Search[Brann", "Invalid.", Extraction("Ilse", facts=(KEEPER,)), valid=False)
+    assert team.shared.facts == [] == team.of("solver").board.all(Hypothesis)
+    (lesson,) = team.of("solver").board.all(Lesson)
+    assert (lesson.about, lesson.lesson) == ("Search[Brann", "could not be carried out")
+    (piece,) = team.of("solver").board.all(EvidencePiece)
+    assert piece.content == "Invalid." and not piece.answered
+
+
 def test_a_comparison_does_not_overwrite():
     shared = shared_memory()
     for entity, height in (("Brann", "31 m"), ("Sula", "28 m")):
@@ -212,6 +222,9 @@ def test_lessons_of_failures_stay_when_hypotheses_go():
     for turn in (2, 3):
         solver.learn(f"lesson {turn}", turn)
     assert [x.lesson for x in solver.board.all(Lesson)] == ["lesson 2", "lesson 3"], "the oldest goes"
+    solver.learn("lesson 2", 4)
+    solver.learn("lesson 5", 5)
+    assert [x.lesson for x in solver.board.all(Lesson)] == ["lesson 2", "lesson 5"], "learnt again, it is new"
 
 
 def test_the_relevance_of_evidence_is_computed():
@@ -355,8 +368,34 @@ def test_the_members_share_one_object_and_see_nothing_private():
 def test_an_empty_store_is_used_and_not_replaced():
     store = hashing()
     team = TeamMemory(QUESTION, store=store)
-    PrivateMemory(RoleContract("loner"), store, "another").suppose("x")
-    assert team.shared.board.store is store and len(store) == 2
+    assert team.shared.board.store is store and len(store) == 1
+    loner = PrivateMemory(RoleContract("loner"), empty := hashing())
+    loner.suppose("x")
+    assert loner.board.store is empty and len(empty) == 1
+
+
+def test_of_two_threads_with_one_search_one_runs_it():
+    shared, calls, others = shared_memory(), [], []
+
+    def run(query: str) -> str:
+        calls.append(query)
+        if not others:
+            others.append(threading.Thread(target=shared.search, args=("keeper Brann", run)))
+            others[0].start()
+            others[0].join(0.2)  # it waits for this search, so it is still there
+        return "page"
+
+    shared.search("Brann keeper", run)
+    others[0].join()
+    assert calls == ["Brann keeper"] and shared.find_search("Brann keeper").repeats == 1
+
+
+def test_messages_of_many_threads_are_all_there():
+    shared = shared_memory()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: shared.say("a", "b", "answer", f"message {n}", n), range(64)))
+    assert sorted(i.turn for i in shared.interactions) == list(range(64))
+    assert len({i.id for i in shared.interactions}) == 64
 
 
 def test_members_that_write_at_once_lose_nothing():
@@ -367,6 +406,7 @@ def test_members_that_write_at_once_lose_nothing():
         team.shared.search(f"page {n % 3}", lambda query: calls.append(query) or "page", "solver", n)
         team.write("solver", f"What is {n}?", f"Search[{n}]", "…", Extraction(str(n)), n)
         team.shared.add_fact("Brann", "height", f"{n} m", n / 20)
+        assert team.prompt("retriever", f"What is {n}?").count("✓") > 0
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(step, range(12)))
@@ -552,16 +592,18 @@ def test_facts_against_a_model(told):
 
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["add", "change", "drop", "back", "other"]), st.integers(0, 5)), max_size=14
+    st.tuples(st.sampled_from(["add", "change", "drop", "restore", "back", "other"]), st.integers(0, 5)),
+    max_size=14,
 )
 
 
 @given(OPERATIONS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_board_of_an_owner_sees_the_same_records(operations):
     store = hashing()
     writer, reader, other = Board(store, "a"), Board(store, "a"), Board(store, "b")
     other.put(KEEPER)
+    dropped: list[str] = []
     for what, n in operations:
         facts = writer.all(Fact)
         if what == "add":
@@ -570,6 +612,9 @@ def test_every_board_of_an_owner_sees_the_same_records(operations):
             writer.put(replace(facts[n % len(facts)], confidence=n / 5))
         elif what == "drop" and facts:
             writer.put(drop=[facts[n % len(facts)].id])
+            dropped.append(facts[n % len(facts)].id)
+        elif what == "restore" and dropped:
+            store.restore(dropped.pop())
         elif what == "back":
             store.rollback(max(0, store.last_event - n))
         elif what == "other":
@@ -683,6 +728,14 @@ def test_the_blocks_have_the_form_of_the_document():
     )
     with pytest.raises(ValueError, match="language 'fr' is unknown; there are en, zh"):
         team.prompt("solver", "x", language="fr")
+
+
+def test_the_last_hop_is_always_shown():
+    team = TeamMemory(QUESTION, store=hashing(), config=TeamConfig(top_k=1, recency_weight=0))
+    team.write("solver", "Who keeps the Brann lighthouse?", "Search[Brann]", "…", Extraction("Ilse Maro"), 1)
+    team.write("solver", "xyzzy", "Search[xyzzy]", "…", turn=2)
+    shown = team.prompt("solver", "Who keeps the Brann lighthouse?")
+    assert "1 ✓ Who keeps" in shown and "2 ✗ xyzzy Search[xyzzy] → nothing found" in shown
 
 
 def test_contributions_say_who_did_what():

@@ -331,7 +331,7 @@ RECENCY_HALF_LIFE_TURNS = 4.0
 
 @register_signal("turn_recency", fitted=False)
 def turn_recency(c: Candidates) -> np.ndarray:
-    """How recently the memory was made, 1 for the newest one searched, halved each 4 turns before, towards 0."""
+    """How recently the memory was made: 1 for the newest one searched, halved each 4 turns before."""
     if not len(c):
         return np.zeros(0)
     newest = c.columns.memories[-1].step  # they are in step order

@@ -107,10 +107,10 @@ class Board:
     def find(self, query: str, *kinds: type[Record], k: int | None = None) -> Found:
         """Return the best `k` records (default: `config.top_k`) of each of the kinds for a query."""
         k = self.config.top_k if k is None else k
+        wanted = {kind: min(k, len(self.all(kind))) for kind in kinds}
         found = {}
         with self.store.snapshot():
-            for kind in kinds:
-                n = min(k, len(self.all(kind)))
+            for kind, n in wanted.items():
                 found[kind] = (
                     execute(self.plan(kind, n), query, self.store) if n else Evidence([], False, 0.0)
                 )

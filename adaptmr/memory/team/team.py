@@ -102,8 +102,8 @@ class TeamMemory:
 
     def note_loop(self, agent: str, action: str, turn: int, by: str = "verifier") -> None:
         """Note that a member repeats an action in vain: for itself, and for the member that is to help."""
-        self.of(agent).learn("repeating it leads nowhere; do something else", turn, about=action)
-        helper = self.of(by)
+        stuck, helper = self.of(agent), self.of(by)
+        stuck.learn("repeating it leads nowhere; do something else", turn, about=action)
         helper.note_status(agent, f"repeats {action}", turn)
         helper.plan(f"get {agent} out of its loop: {action}", turn)
 
