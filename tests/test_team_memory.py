@@ -191,6 +191,7 @@ def test_searches_are_also_one_by_their_meaning():
         ("Ann Reed", "Ann Reed (film)"),
         ("Ann Reed", "Ann Reed Bell"),
         ("mayors of Brann", "mayors of Brann 1931"),
+        ("布兰灯塔", "布兰灯塔 看守人"),
     ],
 )
 def test_searches_for_something_else_are_never_one(first, second):

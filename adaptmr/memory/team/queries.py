@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ...text import content_words, tokenize
+from ...text import CJK, content_words, tokenize
 
 # %% auto #0
 __all__ = ['sub_question', 'focus', 'search_key', 'text_key', 'only_rephrased']
@@ -38,6 +38,7 @@ def focus(question: str, entity: str = "", task: str = "") -> str:
 
 # %% ../../../nbs/memory/team/00_queries.ipynb #7733316a
 _WORD = re.compile(r"[^\s()（）\[\]]+|[()（）]")
+_CHINESE = re.compile(f"[{CJK}]")
 _OPENING, _CLOSING = "(（", ")）"
 
 
@@ -64,10 +65,10 @@ def only_rephrased(first: str, second: str) -> bool:
 
 
 def _telling_words(query: str) -> Iterable[str]:
-    """The words of a query that name something: capitalised, with a digit, or within brackets."""
+    """The words of a query that may name something: capitalised, with a digit, in brackets, or Chinese."""
     depth = 0
     for word in _WORD.findall(query):
         if word in _OPENING or word in _CLOSING:
             depth += 1 if word in _OPENING else -1
-        elif depth > 0 or word[0].isupper() or any(c.isdigit() for c in word):
+        elif depth > 0 or word[0].isupper() or any(c.isdigit() for c in word) or _CHINESE.search(word):
             yield word
