@@ -228,7 +228,7 @@ BAD = [
 def test_a_bad_value_is_refused_by_its_name(name, value):
     with pytest.raises(PlanError) as e:
         RetrievalPlan(**{name: value})
-    assert named(e.value, name) and len(str(e.value)) < 400
+    assert named(e.value, name) and len(str(e.value)) < 500
     with pytest.raises(PlanError):
         replace(RetrievalPlan(), **{name: value})
 

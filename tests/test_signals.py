@@ -739,7 +739,7 @@ def test_every_signal_says_what_it_is_and_which_are_scaled():
         "reply",
         *BY_HAND["en"][2],
     }
-    not_fitted = {"given", "cosine", "recency", "priority", "layer"}
+    not_fitted = {"given", "cosine", "recency", "turn_recency", "priority", "layer"}
     assert by_hand | not_fitted == set(SIGNALS), "a new signal: work it out by hand above"
     assert {name for name, s in SIGNALS.items() if not s.fitted} == not_fitted
 
@@ -759,6 +759,14 @@ def test_recency_halves_with_every_half_life():
     early = over(replace(NOTHING, now=DAY0))
     assert signal_values(early, "recency").tolist() == [1.0] * 6, "what is newer than the question is new"
     assert not len(signal_values(over(NOTHING, []), "recency"))
+
+
+def test_turn_recency_halves_with_every_four_turns():
+    notes = [Memory(f"n{step}", "A note.", step=step) for step in (2, 6, 8, 10)]
+    c = over(NOTHING, notes)
+    assert signal_values(c, "turn_recency") == pytest.approx([0.25, 0.5, 0.5**0.5, 1.0])
+    assert signal_values(c, "recency").tolist() == [1.0] * 4, "undated memories are equally recent"
+    assert not len(signal_values(over(NOTHING, []), "turn_recency"))
 
 
 def test_priority_is_that_of_the_memory():
@@ -893,6 +901,7 @@ def test_an_empty_store_and_one_memory(name):
             "entity": 1,
             "cosine": store.dense(HASH.encode([p.text])[0])[0],
             "recency": 1,
+            "turn_recency": 1,
             "priority": 0.5,
             "layer": 1,
         }

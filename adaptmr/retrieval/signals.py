@@ -17,9 +17,10 @@ from ..types import Memory
 
 # %% auto #0
 __all__ = ['SignalFunction', 'SIGNALS', 'TIME_DECAY_DAYS', 'RECENCY_HALF_LIFE_DAYS', 'DEFAULT_PRIORITY', 'LAYER_WEIGHTS',
-           'Signal', 'register_signal', 'signal_values', 'dense', 'content', 'sentence', 'lexical', 'window', 'entity',
-           'caption', 'speaker', 'role', 'time', 'cue', 'previous', 'following', 'previous2', 'following2', 'session',
-           'reply', 'first_person', 'question', 'named', 'given', 'cosine', 'recency', 'priority', 'layer']
+           'RECENCY_HALF_LIFE_TURNS', 'Signal', 'register_signal', 'signal_values', 'dense', 'content', 'sentence',
+           'lexical', 'window', 'entity', 'caption', 'speaker', 'role', 'time', 'cue', 'previous', 'following',
+           'previous2', 'following2', 'session', 'reply', 'first_person', 'question', 'named', 'given', 'cosine',
+           'recency', 'priority', 'layer', 'turn_recency']
 
 # %% ../../nbs/retrieval/01_signals.ipynb #a1c4c181
 SignalFunction = Callable[[Candidates], np.ndarray]
@@ -323,3 +324,19 @@ def layer(c: Candidates) -> np.ndarray:
 
 def _layer_weight(m: Memory, speakers: frozenset[str]) -> float:
     return LAYER_WEIGHTS.get(m.layer, 1.0)
+
+# %% ../../nbs/retrieval/01_signals.ipynb #5b861f5c
+RECENCY_HALF_LIFE_TURNS = 4.0
+
+
+@register_signal("turn_recency", fitted=False)
+def turn_recency(c: Candidates) -> np.ndarray:
+    """How recently the memory was made: 1 for the newest one searched, halved each 4 turns before."""
+    if not len(c):
+        return np.zeros(0)
+    newest = c.columns.memories[-1].step  # they are in step order
+    return 0.5 ** ((newest - c.memory_values(_turn)) / RECENCY_HALF_LIFE_TURNS)
+
+
+def _turn(m: Memory, speakers: frozenset[str]) -> float:
+    return float(m.step)

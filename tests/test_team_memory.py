@@ -1,0 +1,770 @@
+"""The memory of a team: the faults of the design that it follows, the rules it keeps, threads, crashes."""
+
+from __future__ import annotations
+
+import statistics
+import string
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptmr.embed import embedder
+from adaptmr.memory.team.board import Board
+from adaptmr.memory.team.config import TeamConfig
+from adaptmr.memory.team.private import PrivateMemory
+from adaptmr.memory.team.prompt import format_private, format_shared
+from adaptmr.memory.team.queries import focus, only_rephrased, search_key, sub_question, text_key
+from adaptmr.memory.team.records import (
+    PRIVATE,
+    REASONING,
+    SHARED,
+    STATES,
+    EvidencePiece,
+    Fact,
+    Hop,
+    Hypothesis,
+)
+from adaptmr.memory.team.records import Interaction, Lesson, PeerProfile, PlanItem, Record, Search, Task
+from adaptmr.memory.team.records import is_record, read_record
+from adaptmr.memory.team.roles import ROLES, RoleContract
+from adaptmr.memory.team.shared import SharedMemory
+from adaptmr.memory.team.team import Extraction, TeamMemory
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.types import Memory
+
+QUESTION = "Where was the keeper of the Brann lighthouse born?"
+KEEPER = Fact(entity="Brann lighthouse", relation="keeper", value="Ilse Maro", confidence=0.9)
+
+
+def hashing() -> MemoryStore:
+    return MemoryStore(embedder="hash")
+
+
+def shared_memory(config: TeamConfig | None = None) -> SharedMemory:
+    return SharedMemory(QUESTION, hashing(), config=config)
+
+
+def private_memory(config: TeamConfig | None = None, agent: str = "solver") -> PrivateMemory:
+    return PrivateMemory(RoleContract(agent), hashing(), config=config)
+
+
+class Meanings:
+    """An embedder with a direction for each word: cosines can be worked out by hand."""
+
+    name, dim = "meanings", 64
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def encode(self, texts, kind="passage"):
+        out = np.zeros((len(texts), self.dim), np.float32)
+        for row, text in zip(out, texts):
+            for word in text_key(text).split():
+                row[self.known.setdefault(word, len(self.known) % self.dim)] += 1
+            row[0] += not row.any()
+        return out / np.linalg.norm(out, axis=1, keepdims=True)
+
+
+# --- the faults of the design, one test each
+
+
+@pytest.mark.parametrize(
+    ("answer", "valid", "succeeds"),
+    [("Ilse Maro", True, True), (None, True, False), ("", True, False), ("Ilse Maro", False, False)],
+)
+def test_a_valid_step_without_an_answer_is_no_success(answer, valid, succeeds):
+    shared = shared_memory()
+    hop = shared.add_hop("Who keeps it?", "Search[Brann]", "A page.", answer, valid=valid)
+    assert hop.succeeded is succeeds and hop.success == float(succeeds)
+    numbers = shared.statistics()
+    assert (numbers.successful_hops, numbers.failed_hops) == (int(succeeds), int(not succeeds))
+
+
+def test_the_answer_that_was_read_reaches_the_hop_and_the_statistics():
+    team = TeamMemory(QUESTION, store=hashing())
+    team.write("solver", "Who keeps it?", "Search[Brann]", "Ilse Maro keeps it.", Extraction("Ilse Maro"))
+    (hop,) = team.shared.hops
+    assert hop.answer == "Ilse Maro" and team.shared.statistics().hops_with_answer == 1
+
+
+def test_facts_that_were_read_are_shared_with_their_source():
+    team = TeamMemory(QUESTION, store=hashing())
+    hop = team.write(
+        "solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro", facts=(KEEPER,))
+    )
+    fact = team.shared.fact("brann LIGHTHOUSE", "Keeper")
+    assert (fact.value, fact.confidence, fact.source, fact.agent) == ("Ilse Maro", 0.9, hop.id, "solver")
+    assert team.recall("retriever", "Who keeps the Brann lighthouse?").of(Fact) == [fact], "others find it"
+
+
+def test_what_an_invalid_step_says_is_no_fact():
+    team = TeamMemory(QUESTION, store=hashing())
+    team.write("solver", "Who?", "Search[Brann", "Invalid.", Extraction("Ilse", facts=(KEEPER,)), valid=False)
+    assert team.shared.facts == [] == team.of("solver").board.all(Hypothesis)
+    (lesson,) = team.of("solver").board.all(Lesson)
+    assert (lesson.about, lesson.lesson) == ("Search[Brann", "could not be carried out")
+    (piece,) = team.of("solver").board.all(EvidencePiece)
+    assert piece.content == "Invalid." and not piece.answered
+
+
+def test_a_comparison_does_not_overwrite():
+    shared = shared_memory()
+    for entity, height in (("Brann", "31 m"), ("Sula", "28 m")):
+        shared.add_fact(entity, "height", height)
+    assert [shared.fact(e, "height").value for e in ("Brann", "Sula")] == ["31 m", "28 m"]
+    assert shared.conflicts() == []
+
+
+def test_conflicting_values_are_kept_and_shown():
+    shared = shared_memory()
+    for value, confidence in (("29 m", 0.4), ("31 m", 0.9), ("30 m", 0.4)):
+        shared.add_fact("Brann", "height", value, confidence)
+    assert shared.fact("Brann", "height").value == "31 m"
+    assert [f.value for f in shared.conflicts()[0]] == ["31 m", "29 m", "30 m"]
+    shown = str(format_shared(shared, shared.recall("How tall is Brann?"), compact=False))
+    assert "31 m (0.90), but also 29 m (0.40); 30 m (0.40)" in shown
+
+
+@pytest.mark.parametrize(
+    ("question", "action", "stored"),
+    [
+        ("Search[Brann keeper]", "Search[Brann keeper]", "Brann keeper"),
+        ("", "Lookup[born]", "born"),
+        ("Who keeps it?", "Search[Brann]", "Who keeps it?"),
+    ],
+)
+def test_a_hop_keeps_the_question_and_not_its_action(question, action, stored):
+    hop = shared_memory().add_hop(question, action, "…")
+    assert hop.question == stored and "[" not in hop.text
+
+
+def test_a_query_has_two_fields_at_most():
+    assert focus("Search[birthplace]", "Ilse Maro", QUESTION) == "birthplace Ilse Maro"
+    assert focus("Where was Ilse Maro born?", "Ilse Maro", QUESTION) == "Where was Ilse Maro born?"
+    assert focus("", "", QUESTION) == QUESTION and focus("", "Ilse Maro", QUESTION) == "Ilse Maro"
+    with pytest.raises(ValueError, match="nothing to look up"):
+        focus(" ", "")
+
+
+def test_the_query_of_the_plan_is_the_focused_one():
+    team = TeamMemory(QUESTION, store=hashing())
+    team.write("solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro", facts=(KEEPER,)))
+    found = team.recall("solver", "Search[birthplace of the keeper]", "Ilse Maro")
+    assert found.query == "birthplace of the keeper Ilse Maro"
+    (hit,) = found.evidence[Hop].hits
+    expected = float(np.dot(*embedder("hash").encode([found.query, hit.memory.text])))
+    assert hit.signals["cosine"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_search_is_made_once_and_its_observation_is_kept_whole():
+    shared, calls, page = shared_memory(), [], "word " * 2_000 + "the end"
+    run = lambda query: calls.append(query) or page  # noqa: E731
+    first = shared.search("Brann lighthouse keeper", run, "solver", 1)
+    again = shared.search("The KEEPER of the Brann lighthouse?", run, "retriever", 2)
+    assert calls == ["Brann lighthouse keeper"] and (first.from_memory, again.from_memory) == (False, True)
+    assert again.search.observation == page and again.search.repeats == 1
+    assert shared.statistics().unique_searches == 1 and shared.statistics().searches_from_memory == 1
+
+
+def test_searches_are_also_one_by_their_meaning():
+    store = MemoryStore(embedder=Meanings())  # the cosine is 2 / √6
+    shared = SharedMemory("Who?", store, config=TeamConfig(same_search=0.8))
+    shared.search("Brann director", str)
+    assert shared.find_search("director film Brann").query == "Brann director", "a plain word more"
+    assert SharedMemory("Who?", store, "other").find_search("Brann director") is None, "of another team"
+    strict = SharedMemory("Who?", store, config=TeamConfig(same_search=1.0))
+    assert strict.find_search("director film Brann") is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("older brother of Ann Reed", "younger brother of Ann Reed"),
+        ("Ann Reed", "Ann Reed (film)"),
+        ("Ann Reed", "Ann Reed Bell"),
+        ("mayors of Brann", "mayors of Brann 1931"),
+        ("布兰灯塔", "布兰灯塔 看守人"),
+    ],
+)
+def test_searches_for_something_else_are_never_one(first, second):
+    shared = shared_memory(TeamConfig(same_search=0.0))
+    shared.search(first, lambda query: "first")
+    assert shared.search(second, lambda query: "second") == (shared.find_search(second), False)
+    assert not only_rephrased(second, first)
+
+
+def test_recent_successes_are_what_succeeded():
+    solver = private_memory()
+    solver.suppose("The keeper is Odd", 0.99)
+    solver.observe("Nothing.", "Who?", 1, action="Search[a]")
+    for turn in (2, 3, 4):
+        solver.observe(f"Found {turn}.", "Who?", turn, action=f"Search[{turn}]", answered=turn != 3)
+    assert [e.content for e in solver.get_recent_successes()] == ["Found 4.", "Found 2."]
+    assert solver.get_recent_successes(0) == [] == private_memory().get_recent_successes()
+
+
+def test_lessons_of_failures_stay_when_hypotheses_go():
+    solver = private_memory(TeamConfig(max_hypotheses=3, max_lessons=2))
+    lesson = solver.learn("repeating it leads nowhere", 1, about="Search[Brann]")
+    refuted = solver.verify(solver.suppose("The keeper is Odd", 0.0, 1).id, False)
+    for n in range(8):
+        solver.suppose(f"The keeper is number {n}", 0.5 + n / 20, 2)
+    assert solver.board.all(Lesson) == [lesson]
+    kept = [h.claim for h in solver.board.all(Hypothesis)]
+    assert kept == [refuted.claim, "The keeper is number 6", "The keeper is number 7"]
+    for turn in (2, 3):
+        solver.learn(f"lesson {turn}", turn)
+    assert [x.lesson for x in solver.board.all(Lesson)] == ["lesson 2", "lesson 3"], "the oldest goes"
+    solver.learn("lesson 2", 4)
+    solver.learn("lesson 5", 5)
+    assert [x.lesson for x in solver.board.all(Lesson)] == ["lesson 2", "lesson 5"], "learnt again, it is new"
+
+
+def test_the_relevance_of_evidence_is_computed():
+    solver = private_memory(TeamConfig(max_evidence=2))
+    near = solver.observe("Ilse Maro keeps the Brann lighthouse.", "Who keeps the Brann lighthouse?", 1)
+    far = solver.observe("xyzzy plugh", "Who keeps the Brann lighthouse?", 2)
+    assert near.relevance > far.relevance + 0.3
+    newest = solver.observe("Brann has a lighthouse.", "Who keeps the Brann lighthouse?", 3)
+    assert solver.board.all(EvidencePiece) == [near, newest], "the least relevant goes, not the oldest"
+
+
+def test_the_success_of_a_record_is_its_own_and_not_a_peers():
+    team = TeamMemory(QUESTION, store=hashing())
+    team.write("solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro"))
+    team.write("solver", "Who keeps Sula?", "Search[Sula]", "…")
+    for turn in range(9):
+        team.of("verifier").rate_peer("solver", False, "decision", turn)
+    hits = team.recall("solver", "Who keeps it?").evidence[Hop].hits
+    assert {h.memory.text: h.signals["priority"] for h in hits} == {
+        "Who keeps it? → Ilse Maro": 1.0,
+        "Who keeps Sula?": 0.0,
+    }
+
+
+def test_the_rate_of_a_peer_weighs_all_that_happened():
+    solver = private_memory()
+    assert solver.peer("retriever").success == 0.5
+    for helped in [True] * 12 + [False] * 2:
+        solver.rate_peer("retriever", helped, "suggestion" if helped else "answer")
+    peer = solver.peer("retriever")
+    assert peer.success == 13 / 16, "a moving average of rate .3 would be below one half"
+    assert peer.helped_with == ("suggestion",) and len(solver.board.all(PeerProfile)) == 1
+
+
+def test_the_next_action_comes_from_what_was_read():
+    team = TeamMemory(QUESTION, store=hashing())
+    assert team.of("solver").next_item() is None, "nothing was read yet"
+    team.write(
+        "solver", "Who?", "Search[Brann]", "…", Extraction("I", next_queries=("Maro birthplace", "Maro age"))
+    )
+    assert [i.description for i in team.of("solver").pending()] == ["Maro birthplace", "Maro age"]
+    team.write("solver", "Where born?", "Search[birthplace of Maro]", "…", Extraction("Tromsø"))
+    assert team.of("solver").next_item().description == "Maro age", "what was answered is done"
+    team.write("solver", "How old?", "Search[Maro age]", "Invalid.", Extraction("9"), valid=False)
+    assert team.of("solver").next_item().description == "Maro age", "a step that failed has done nothing"
+
+
+def test_an_item_waits_for_those_before_it():
+    solver = private_memory()
+    first = solver.plan("find the keeper")
+    second = solver.plan("find the birthplace", after=[first.id])
+    third = solver.plan("check the date")
+    assert solver.pending() == [first, third, second] and solver.next_item() == first
+    solver.finish(first.id)
+    assert solver.pending() == [second, third] and solver.next_item() == second
+    with pytest.raises(KeyError, match="no record"):
+        solver.plan("x", after=["y"])
+
+
+def test_the_expected_hops_follow_the_queries():
+    team = TeamMemory(QUESTION, store=hashing())
+    assert team.shared.task.hops_expected == 0
+    team.write("solver", "Who?", "Search[a]", "…", Extraction("I", next_queries=("b one", "c two")))
+    assert team.shared.task.hops_expected == 3
+    team.write("solver", "b one", "Search[b one]", "…", Extraction("J"))
+    team.write("solver", "c two", "Search[c two]", "…", Extraction("K"))
+    assert team.shared.task.hops_expected == 3 == len(team.shared.hops)
+    team.shared.add_hop("one more", "Lookup[d]", "…")
+    assert team.shared.task.hops_expected == 4
+
+
+def test_the_role_is_written_once():
+    solver = PrivateMemory(ROLES["solver"], hashing())
+    block = str(format_private(solver, solver.recall("Who?"), compact=False))
+    assert all(duty in ROLES["solver"].prompt() and duty not in block for duty in ROLES["solver"].duties)
+
+
+def test_the_context_is_what_the_team_said_and_no_log_of_its_own():
+    team = TeamMemory(QUESTION, store=hashing(), config=TeamConfig(max_interactions=2, max_observations=1))
+    for turn in range(4):
+        team.shared.say("retriever", "solver", "suggestion", f"Search[{turn}]", turn)
+        team.of("solver").observe(f"seen {turn}", "Who?", turn)
+    team.shared.say("verifier", "retriever", "question", "why?", 5)
+    context = team.of("solver").context(team.shared.interactions)
+    assert [i.content for i in context.interactions] == ["Search[2]", "Search[3]"]
+    assert context.observations == ("seen 3",)
+    assert team.of("solver").board.all(Interaction) == []
+
+
+def test_a_loop_is_known_to_the_member_in_it_and_to_its_helper():
+    team = TeamMemory(QUESTION, store=hashing())
+    team.note_loop("solver", "Search[Brann]", 4)
+    (lesson,) = team.of("solver").board.all(Lesson)
+    assert (
+        lesson.about == "Search[Brann]"
+        and "repeats Search[Brann]" in team.of("verifier").peer("solver").status
+    )
+    assert "Search[Brann]" in team.of("verifier").next_item().description
+
+
+# --- one memory per team
+
+
+def test_two_teams_at_once_do_not_mix():
+    store = hashing()
+    barrier = threading.Barrier(4)
+
+    def play(name: str) -> TeamMemory:
+        team = TeamMemory(f"What is {name}?", store=store if name < "c" else hashing(), task=name)
+        barrier.wait()
+        for turn in range(6):
+            read = Extraction(f"{name}{turn}", facts=(replace(KEEPER, value=f"{name}{turn}"),))
+            team.write("solver", f"{name} at {turn}?", f"Search[{turn}]", f"{name} page", read, turn)
+            team.shared.search("the same words", lambda query: f"{name} page", "solver", turn)
+        return team
+
+    with ThreadPoolExecutor(4) as pool:
+        teams = dict(zip("abcd", pool.map(play, "abcd")))
+    for name, team in teams.items():
+        assert team.shared.task.question == f"What is {name}?"
+        assert [h.answer for h in team.shared.hops] == [f"{name}{turn}" for turn in range(6)]
+        assert {f.value[0] for f in team.shared.facts} == {name}
+        found = team.recall("solver", "What is at 3?")
+        assert {h.memory.owner.split("/")[0] for e in found.evidence.values() for h in e.hits} == {name}
+        assert team.shared.find_search("the same words").observation == f"{name} page"
+
+
+def test_the_members_share_one_object_and_see_nothing_private():
+    team = TeamMemory(QUESTION, store=hashing())
+    team.of("solver").suppose("The keeper is Ilse Maro", 0.9)
+    team.shared.add_fact("Brann", "keeper", "Ilse Maro")
+    found = team.recall("retriever", "Who is the keeper Ilse Maro?")
+    assert [f.value for f in found.of(Fact)] == ["Ilse Maro"] and found.of(Hypothesis) == []
+    assert team.recall("solver", "Who is the keeper?").of(Hypothesis)
+    with pytest.raises(KeyError, match="no member of the team; there are solver, retriever, verifier"):
+        team.of("stranger")
+    with pytest.raises(ValueError, match="different names"):
+        TeamMemory(QUESTION, [ROLES["solver"]] * 2, hashing())
+
+
+def test_an_empty_store_is_used_and_not_replaced():
+    store = hashing()
+    team = TeamMemory(QUESTION, store=store)
+    assert team.shared.board.store is store and len(store) == 1
+    loner = PrivateMemory(RoleContract("loner"), empty := hashing())
+    loner.suppose("x")
+    assert loner.board.store is empty and len(empty) == 1
+
+
+def test_of_two_threads_with_one_search_one_runs_it():
+    shared, calls, others = shared_memory(), [], []
+
+    def run(query: str) -> str:
+        calls.append(query)
+        if not others:
+            others.append(threading.Thread(target=shared.search, args=("keeper Brann", run)))
+            others[0].start()
+            others[0].join(0.2)  # it waits for this search, so it is still there
+        return "page"
+
+    shared.search("Brann keeper", run)
+    others[0].join()
+    assert calls == ["Brann keeper"] and shared.find_search("Brann keeper").repeats == 1
+
+
+def test_messages_of_many_threads_are_all_there():
+    shared = shared_memory()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: shared.say("a", "b", "answer", f"message {n}", n), range(64)))
+    assert sorted(i.turn for i in shared.interactions) == list(range(64))
+    assert len({i.id for i in shared.interactions}) == 64
+
+
+def test_members_that_write_at_once_lose_nothing():
+    team = TeamMemory(QUESTION, store=hashing())
+    calls: list[str] = []
+
+    def step(n: int) -> None:
+        team.shared.search(f"page {n % 3}", lambda query: calls.append(query) or "page", "solver", n)
+        team.write("solver", f"What is {n}?", f"Search[{n}]", "…", Extraction(str(n)), n)
+        team.shared.add_fact("Brann", "height", f"{n} m", n / 20)
+        assert team.prompt("retriever", f"What is {n}?").count("✓") > 0
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(step, range(12)))
+    hops = team.shared.hops
+    assert [h.number for h in hops] == list(range(1, 13)) and {h.answer for h in hops} == set(
+        map(str, range(12))
+    )
+    assert (
+        sorted(calls) == ["page 0", "page 1", "page 2"] and team.shared.statistics().searches_from_memory == 9
+    )
+    assert [f.value for f in team.shared.values("Brann", "height")] == [f"{n} m" for n in reversed(range(12))]
+
+
+# --- crashes
+
+
+def test_a_crash_fails_the_task_and_leaves_it_readable():
+    shared = shared_memory()
+    with pytest.raises(ConnectionError, match="server"), shared.attempt():
+        shared.add_fact("Brann", "height", "31 m")
+        raise ConnectionError("the server is gone")
+    assert (shared.task.state, shared.task.reason) == ("failed", "ConnectionError: the server is gone")
+    assert shared.fact("Brann", "height").value == "31 m"
+    assert "failed: ConnectionError" in str(format_shared(shared, shared.recall("How tall?")))
+    with shared.attempt():
+        shared.complete("31 m")
+    assert (shared.task.state, shared.task.answer, shared.task.reason) == ("completed", "31 m", "")
+
+
+def test_what_a_killed_player_wrote_is_in_the_file(tmp_path):
+    path = tmp_path / "team.db"
+    code = (
+        "import os, sys\n"
+        "from adaptmr.store.memory_store import MemoryStore\n"
+        "from adaptmr.memory.team.team import Extraction, TeamMemory\n"
+        "team = TeamMemory('Who?', store=MemoryStore(sys.argv[1], embedder='hash'), task='t')\n"
+        "team.write('solver', 'Who?', 'Search[a]', 'page', Extraction('Ilse'))\n"
+        "os._exit(9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], timeout=120).returncode == 9
+    with MemoryStore(path, embedder="hash") as store:
+        assert store.check() == []
+        team = TeamMemory(store=store, task="t")
+        assert team.shared.task.question == "Who?" and team.shared.hops[0].answer == "Ilse"
+        assert team.of("solver").top_hypotheses()[0].claim == "Who? → Ilse"
+        assert team.write("solver", "And?", "Search[b]", "page").number == 2, "it goes on"
+        with pytest.raises(ValueError, match="asks 'Who\\?', not 'What\\?'"):
+            TeamMemory("What?", store=store, task="t")
+
+
+def test_what_fails_to_run_is_not_remembered():
+    shared = shared_memory()
+    with pytest.raises(TimeoutError):
+        shared.search("Brann", lambda query: (_ for _ in ()).throw(TimeoutError()))
+    assert shared.search("Brann", lambda query: "page").from_memory is False
+
+
+# --- records
+
+
+def values_of(kind: type[Record]) -> st.SearchStrategy[Record]:
+    text, share, count = st.text(max_size=20), st.floats(0, 1), st.integers(0, 2**62)
+    by_type = {
+        "str": text,
+        "str | None": st.none() | text,
+        "int": count,
+        "float": share,
+        "bool": st.booleans(),
+        "bool | None": st.none() | st.booleans(),
+        "tuple[str, ...]": st.lists(text, max_size=3).map(tuple),
+    }
+    chosen = {f.name: by_type[str(f.type)] for f in fields(kind)}
+    chosen |= {"id": st.text(min_size=1, max_size=9)}
+    chosen |= {"state": st.sampled_from(STATES)} if kind is Task else {}
+    chosen |= {"kind": st.sampled_from(REASONING)} if kind.__name__ == "ReasoningStep" else {}
+    chosen |= {"entity": text, "relation": text, "value": text} if kind is Fact else {}
+    return st.builds(kind, **chosen)
+
+
+@pytest.mark.parametrize("kind", [*SHARED, *PRIVATE], ids=lambda kind: kind.__name__)
+def test_a_record_comes_back_as_it_was(kind):
+    with hashing() as store:
+
+        @given(values_of(kind))
+        @settings(max_examples=25, deadline=None)
+        def check(record):
+            memory = record.to_memory("owner")
+            assert read_record(memory) == record and is_record(memory)
+            assert (memory.owner, memory.layer, memory.step) == ("owner", kind.layer, record.turn)
+            assert memory.meta["priority"] == record.success and 0 <= record.success <= 1
+            store.apply([_edit(store, memory)])
+            assert read_record(store.get(record.id)) == record, "from the file too"
+
+        check()
+
+
+def _edit(store, memory):
+    from adaptmr.store.edits import Add, Update
+
+    return Update(memory) if memory.id in store else Add(memory)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: replace(KEEPER, confidence=1.2), "Fact.confidence is 1.2; give a number from 0 to 1"),
+        (lambda: replace(KEEPER, confidence=float("nan")), "Fact.confidence is nan"),
+        (lambda: replace(KEEPER, turn=-1), "Fact.turn is -1; give a whole number of 0 or more"),
+        (lambda: replace(KEEPER, value=3), "Fact.value is 3; give a string"),
+        (
+            lambda: Task(question="?", state="done"),
+            "Task.state is 'done'; give one of in_progress, completed",
+        ),
+        (lambda: PlanItem(description="x", after="abc"), "PlanItem.after is 'abc'; give a list of strings"),
+        (lambda: read_record(Memory("m", "a turn")), "layer ''; records have one of shared/task"),
+        (lambda: shared_memory().add_fact("Brann", " ", "x"), "the relation of a fact is empty"),
+        (lambda: Board(hashing(), ""), "the owner of a board is ''"),
+        (lambda: RoleContract(" "), "RoleContract.name is ' '"),
+        (lambda: SharedMemory(store=hashing()), "the store holds no task 'task'"),
+        (lambda: TeamConfig(top_k=-1), "TeamConfig.top_k is -1; give a whole number from 0 to 1000"),
+        (lambda: TeamConfig(same_search=True), "TeamConfig.same_search is True; give a number from 0 to 1"),
+        (lambda: TeamConfig.from_mapping({"topk": 1}), "unknown key 'topk'; there are max_interactions"),
+    ],
+)
+def test_errors_name_the_thing_the_value_and_the_remedy(make, message):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert message in str(error.value)
+
+
+def test_other_memories_of_the_store_are_no_records():
+    store = hashing()
+    store.add(
+        [
+            Memory("t1", "I keep a lighthouse.", "Ilse", owner="task"),
+            Memory("f", "x", layer="fact", owner="task"),
+        ]
+    )
+    shared = SharedMemory(QUESTION, store)
+    shared.add_fact("Brann", "keeper", "Ilse Maro")
+    hits = [h for e in shared.recall("Who keeps the lighthouse?").evidence.values() for h in e.hits]
+    assert [h.memory.layer for h in hits] == ["shared/fact"]
+
+
+# --- properties
+
+WORDS = st.lists(
+    st.sampled_from("brann keeper lighthouse height north 1931 sula ann".split()), min_size=1, max_size=6
+)
+
+
+@given(WORDS, st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_case_order_and_punctuation_make_no_other_search(words, random):
+    other = [w.upper() if random.random() < 0.5 else w for w in words]
+    random.shuffle(other)
+    assert search_key(" ".join(words)) == search_key("The, " + "; ".join(other) + "?")
+
+
+@given(st.text(string.ascii_letters + " []:?", max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_the_question_of_an_action_is_stable(text):
+    inner = text.replace("[", "").replace("]", "").strip()
+    assert sub_question(f"Search[{inner}]") == inner == sub_question(f"Action 3: Lookup[ {inner} ]")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("rs"), st.sampled_from("xyz"), st.floats(0, 1)))
+)
+@settings(max_examples=30, deadline=None)
+def test_facts_against_a_model(told):
+    shared = shared_memory()
+    model: dict[tuple[str, str], dict[str, float]] = {}
+    for entity, relation, value, confidence in told:
+        shared.add_fact(entity, relation.upper(), value, confidence)
+        known = model.setdefault((entity, relation), {})
+        known[value] = max(known.get(value, 0.0), confidence)
+    assert len(shared.facts) == sum(map(len, model.values()))
+    for (entity, relation), known in model.items():
+        assert {f.value: f.confidence for f in shared.values(entity, relation)} == known
+        assert shared.fact(entity, relation).confidence == max(known.values())
+    assert len(shared.conflicts()) == sum(len(known) > 1 for known in model.values())
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "change", "drop", "restore", "back", "other"]), st.integers(0, 5)),
+    max_size=14,
+)
+
+
+@given(OPERATIONS)
+@settings(max_examples=80, deadline=None)
+def test_every_board_of_an_owner_sees_the_same_records(operations):
+    store = hashing()
+    writer, reader, other = Board(store, "a"), Board(store, "a"), Board(store, "b")
+    other.put(KEEPER)
+    dropped: list[str] = []
+    for what, n in operations:
+        facts = writer.all(Fact)
+        if what == "add":
+            writer.put(replace(KEEPER, value=f"v{n}", turn=n))
+        elif what == "change" and facts:
+            writer.put(replace(facts[n % len(facts)], confidence=n / 5))
+        elif what == "drop" and facts:
+            writer.put(drop=[facts[n % len(facts)].id])
+            dropped.append(facts[n % len(facts)].id)
+        elif what == "restore" and dropped:
+            store.restore(dropped.pop())
+        elif what == "back":
+            store.rollback(max(0, store.last_event - n))
+        elif what == "other":
+            other.put(replace(KEEPER, value=f"w{n}"))
+        assert reader.all(Fact) == writer.all(Fact) == Board(store, "a").all(Fact)
+        assert all(f.id.startswith("a/") for f in reader.all(Fact))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_no_limit_is_passed(confidences, limit):
+    solver = private_memory(TeamConfig(max_hypotheses=limit, max_evidence=limit, max_reasoning=limit))
+    for n, confidence in enumerate(confidences):
+        newest = solver.suppose(f"claim {n}", confidence, n)
+        solver.conclude(f"premise {n}", "conclusion", n)
+        solver.observe(f"page {n}", "Who?", n)
+        assert newest in solver.board.all(Hypothesis), "what comes in is there"
+    for kind in (Hypothesis, EvidencePiece):
+        assert len(solver.board.all(kind)) == min(limit, len(confidences))
+    best = max(confidences[:-1], default=None)
+    if limit > 1 and best is not None:
+        assert best in [h.confidence for h in solver.board.all(Hypothesis)]
+
+
+@given(
+    st.lists(st.text(max_size=300), max_size=6),
+    st.integers(30, 300),
+    st.booleans(),
+    st.sampled_from(["en", "zh", ""]),
+)
+@settings(max_examples=40, deadline=None)
+def test_blocks_keep_to_their_budget(texts, budget, compact, language):
+    team = TeamMemory("Who? " + "".join(texts[:1]), store=hashing())
+    for n, text in enumerate(texts):
+        read = Extraction(text, facts=(Fact(entity="e" + text, relation="r", value="v" + text),))
+        team.write("solver", f"q{n} {text}", f"Search[{text}]", text, read, n, valid=n % 2 == 0)
+    found = team.recall("solver")
+    shape = {"compact": compact, "language": language, "tokens": budget}
+    for block in (
+        format_shared(team.shared, found, **shape),
+        format_private(team.of("solver"), found, **shape),
+    ):
+        assert block.tokens <= budget and block.text.startswith("【")
+        assert ("left out" in block.text or "未列出" in block.text) or not block.left_out
+
+
+def test_no_section_pushes_out_another():
+    team = TeamMemory(QUESTION, store=hashing())
+    for n in range(3):
+        read = Extraction("a" * 100, facts=(replace(KEEPER, entity=f"Brann {n}"),))
+        team.write("solver", f"What is {n}? " + "x" * 60, "Search[Brann]", "y" * 5_000, read, n)
+        team.shared.search(f"Brann {n}", lambda query: "page", "solver", n)
+    block = format_shared(
+        team.shared, team.recall("solver", "Brann"), compact=False, language="en", tokens=220
+    )
+    for section in ("Task", "Progress", "Reasoning chain", "Known facts", "Searched already"):
+        assert f"- {section}" in block.text
+    assert (
+        block.left_out and f"({block.left_out} more left out)" in block.text and "y" * 300 not in block.text
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [TeamConfig(), TeamConfig(relevance_weight=0, recency_weight=1.0), TeamConfig(success_weight=3, top_k=2)],
+)
+def test_the_score_is_the_weighted_sum(config):
+    shared = shared_memory(config)
+    for n in range(6):
+        shared.add_fact(f"lighthouse {n}", "keeper", f"person {n}", n / 6, turn=2 * n)
+    hits = shared.recall("Who keeps lighthouse 3?").evidence[Fact].hits
+    assert len(hits) == config.top_k
+    newest = max(f.turn for f in shared.facts)
+    for hit in hits:
+        parts = {
+            "cosine": float(np.dot(*embedder("hash").encode(["Who keeps lighthouse 3?", hit.memory.text]))),
+            "turn_recency": 0.5 ** ((newest - hit.memory.step) / 4),
+            "priority": read_record(hit.memory).confidence,
+        }
+        assert hit.score == pytest.approx(sum(config.weights[n] * v for n, v in parts.items()), abs=2e-3)
+    assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
+
+
+def test_the_blocks_have_the_form_of_the_document():
+    team = TeamMemory("布兰灯塔的看守人出生在哪里？", store=hashing())
+    read = Extraction(
+        "伊尔莎",
+        facts=(Fact(entity="布兰灯塔", relation="看守人", value="伊尔莎"),),
+        next_queries=("伊尔莎 出生地",),
+    )
+    team.write("solver", "谁看守布兰灯塔？", "Search[布兰灯塔]", "布兰灯塔由伊尔莎看守。", read, 1)
+    team.shared.search("布兰灯塔", str)
+    shared, own = team.prompt("solver", "伊尔莎 出生地").split("\n\n")
+    assert shared.splitlines() == [
+        "【共享记忆】",
+        "- 任务：布兰灯塔的看守人出生在哪里？",
+        "- 进度：第 1 跳，共 2 跳，进行中",
+        "- 推理链：1 ✓ 谁看守布兰灯塔？ Search[布兰灯塔] → 伊尔莎",
+        "- 已知事实：布兰灯塔 · 看守人: 伊尔莎 (1.00) [1]",
+        "- 已检索内容（避免重复）：布兰灯塔",
+    ]
+    assert own.splitlines()[:3] == [
+        "【私有记忆】",
+        "- 计划：→ 伊尔莎 出生地",
+        "- 假设：~0.80 谁看守布兰灯塔？ → 伊尔莎",
+    ]
+    english = team.prompt("solver", "伊尔莎 出生地", language="en", compact=False)
+    assert (
+        english.startswith("【Shared Memory】\n- Task: ")
+        and "\n\n【Private Memory】\n- Plan:\n  → " in english
+    )
+    with pytest.raises(ValueError, match="language 'fr' is unknown; there are en, zh"):
+        team.prompt("solver", "x", language="fr")
+
+
+def test_the_last_hop_is_always_shown():
+    team = TeamMemory(QUESTION, store=hashing(), config=TeamConfig(top_k=1, recency_weight=0))
+    team.write("solver", "Who keeps the Brann lighthouse?", "Search[Brann]", "…", Extraction("Ilse Maro"), 1)
+    team.write("solver", "xyzzy", "Search[xyzzy]", "…", turn=2)
+    shown = team.prompt("solver", "Who keeps the Brann lighthouse?")
+    assert "1 ✓ Who keeps" in shown and "2 ✗ xyzzy Search[xyzzy] → nothing found" in shown
+
+
+def test_contributions_say_who_did_what():
+    team = TeamMemory(QUESTION, store=hashing())
+    told = team.shared.say("retriever", "solver", "suggestion", "Search[Brann]", 1)
+    team.shared.say("retriever", "solver", "suggestion", "Search[Sula]", 1)
+    team.shared.judge(told.id, True)
+    team.shared.search("Brann", str, "solver", 1)
+    team.write("solver", "Who?", "Search[Brann]", "…", Extraction("Ilse", facts=(KEEPER,)), 1)
+    team.write("solver", "Who?", "Search[Sula]", "…", turn=2)
+    retriever, solver = team.shared.contributions()
+    assert (retriever.messages, retriever.accepted, retriever.judged, retriever.hops) == (2, 1, 1, 0)
+    assert (solver.hops, solver.successful_hops, solver.facts, solver.searches) == (2, 1, 1, 1)
+
+
+def test_retrieval_is_quick_among_a_thousand_records():
+    shared = shared_memory()
+    shared.board.put(
+        *(
+            Hop(number=n, turn=n, question=f"Who keeps lighthouse {n}?", action="Search[x]")
+            for n in range(1, 401)
+        ),
+        *(Fact(entity=f"lighthouse {n}", relation="keeper", value=f"person {n}") for n in range(300)),
+        *(Search(query=f"lighthouse {n}") for n in range(300)),
+    )
+    took = []
+    for n in range(15):
+        begun = time.thread_time()
+        shared.recall(f"Who keeps lighthouse {n}?")
+        took.append(time.thread_time() - begun)
+    assert statistics.median(took) < 0.05
