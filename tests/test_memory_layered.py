@@ -247,6 +247,21 @@ def test_two_users_in_one_store_never_meet(memory: LayeredMemory) -> None:
 # -- answers
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("text", ["My secret is 42.", "Hello."])
+def test_the_id_of_another_users_turn_gives_nothing_of_it_away(
+    memory: LayeredMemory, text: str, is_deleted: bool
+) -> None:
+    turn = memory.add(Memory("D1:1", "My secret is 42.", "Maya"))
+    if is_deleted:
+        memory.delete("turn", turn.id)
+    kept = memory.store.get(turn.id)
+    other = LayeredMemory(memory.store, memory.config, user="Tom")
+    with pytest.raises(ValueError, match="'D1:1' is taken by a memory of another user") as refused:
+        other.add(Memory("D1:1", text, "Maya"))
+    assert "secret" not in str(refused.value) and memory.store.get(turn.id) == kept
+
+
 def test_an_answer_is_stored_with_its_question_which_counts_as_a_query(memory: LayeredMemory) -> None:
     for text in SAID:
         memory.add(text, at=START)
