@@ -201,6 +201,20 @@ def test_turns_get_numbers_and_ids_in_their_order(memory: LayeredMemory) -> None
     assert memory.add(Memory("D1:3", "Hm.", step=3)).step == 8, "a number that is taken becomes the next one"
 
 
+@pytest.mark.parametrize("user", ["", "Maya", "a.c", "7"])
+@pytest.mark.parametrize("n", [3, 8])
+def test_a_number_is_not_given_again_when_its_turn_is_erased(tmp_path: Any, user: str, n: int) -> None:
+    config, path = MemoryConfig(**SMALL), tmp_path / "m.db"
+    with LayeredMemory(path, config, user=user, embedder="hash") as memory:
+        turns = [memory.add(SAID[i % 6]) for i in range(n)]
+        other = LayeredMemory(memory.store, config, user="Tom")
+        other.delete("turn", other.add(Memory("turn:Tom:99", "Hello.", step=99)).id, soft=False, confirm=True)
+        for turn in turns[1:]:
+            memory.delete("turn", turn.id, soft=False, confirm=True)
+    with LayeredMemory(path, config, user=user, embedder="hash") as memory:
+        assert memory.add("Hello.").step == n + 1
+
+
 def test_a_turn_that_is_there_is_not_added_again(memory: LayeredMemory) -> None:
     turn = memory.add(Memory("D1:1", "Hello.", "Maya"))
     state = memory.state_version()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from ..types import Memory, memory_order
 
 # %% auto #0
 __all__ = ['TURN', 'PAGE', 'TOPIC', 'SUMMARY', 'FACT', 'PROFILE', 'KEY', 'DERIVED', 'MID_TERM', 'LONG_TERM', 'CATEGORIES',
-           'MANUAL', 'AUTO', 'step_span', 'covered_steps', 'span_id', 'text_id', 'derive', 'is_expired']
+           'MANUAL', 'AUTO', 'step_span', 'covered_steps', 'span_id', 'last_number', 'text_id', 'derive', 'is_expired']
 
 # %% ../../nbs/memory/00_layers.ipynb #9ab076af
 TURN = ""  # the layer of a turn as it was said
@@ -48,6 +49,13 @@ def span_id(layer: str, owner: str, first: int, last: int | None = None) -> str:
     """Return the id of a memory that covers turns: `page:1-6`, with an owner `page:ada:1-6`."""
     steps = str(first) if last is None else f"{first}-{last}"
     return ":".join(filter(None, (layer, owner, steps)))
+
+
+def last_number(id: str, owner: str) -> int:
+    """Return the last turn number in an id that `span_id` gave to a memory of this owner; else 0."""
+    of_owner = re.escape(f"{owner}:") if owner else ""
+    found = re.fullmatch(rf"(?:turn|{PAGE}|{TOPIC}|{SUMMARY}):{of_owner}(?:\d+-)?(\d+)", id)
+    return int(found[1]) if found else 0
 
 
 def text_id(layer: str, owner: str, text: str) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .changes import Stored, forget, put
-from .layers import PAGE, TOPIC, TURN
+from .layers import PAGE, TOPIC, TURN, last_number
 from .state import Layers
 from ..store.edits import Add, Edit, Update
 from ..store.errors import StoreChanged, StoreError
@@ -91,10 +91,17 @@ class LayerReader:
             memory = self.store.get(id) if id else None
             if memory is not None:
                 self._put(memory)
-            elif id and (known := self.layers.get(id)) is not None:
-                forget(self.layers, known, self.store.get)
             elif id:
-                self.layers.remove(id)  # a turn that was erased
+                self._forget(id)
+
+    def _forget(self, id: str) -> None:
+        """Forget a memory that was erased; the turn numbers in its id stay given."""
+        self.number = max(self.number, last_number(id, self.owner))
+        known = self.layers.get(id)
+        if known is not None:
+            forget(self.layers, known, self.store.get)
+        else:
+            self.layers.remove(id)  # a turn in a page
 
     def _put(self, memory: Memory, vector: np.ndarray | None = None) -> None:
         if memory.owner == self.owner and memory.layer == TURN:
