@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from typing import Any
 
-from .changes import DELETED, EMPTY, GIVEN_UP, RETIRED, WITH_TOPIC
+from .changes import DELETED, EMPTY, GIVEN_UP, GIVEN_UP_WITH_TOPIC, RETIRED, WITH_TOPIC
 from .changes import Changes, Stored, retired_because, with_meta
+from .config import MemoryConfig
 from .layers import FACT, KEY, MANUAL, PAGE, PROFILE, SUMMARY, TOPIC, TURN
 from .layers import covered_steps, derive
 from .sentences import Idf
@@ -73,7 +74,7 @@ def _counts(source: Memory, layer: str) -> bool:
     if source.layer == TURN or layer == PROFILE:
         return False
     reason = retired_because(source)
-    return reason == GIVEN_UP or (reason == WITH_TOPIC and layer == TOPIC)
+    return reason == GIVEN_UP or (layer == TOPIC and reason in (WITH_TOPIC, GIVEN_UP_WITH_TOPIC))
 
 
 def fingerprint(parts: Sequence[Memory]) -> str:
@@ -256,9 +257,7 @@ def delete(stored: Stored, id: str, tasks: MemoryTasks) -> list[Edit]:
         noted = noting(memory, memory, parts_of(memory, stored))
         changes.put(replace(with_meta(noted, **{RETIRED: DELETED}), status="deleted"))
     if memory.layer == TOPIC:
-        for page in stored.layers.pages_of(id):
-            changes.retire(page.id, WITH_TOPIC)
-            ids.append(page.id)
+        ids += _pages_go(changes, id)
     Cascade(changes, tasks).follow(ids)
     return changes.edits
 
@@ -274,10 +273,7 @@ def restore(stored: Stored, id: str, tasks: MemoryTasks) -> list[Edit]:
     memory = _stored(stored, id)
     ids = [id]
     if memory.layer == TOPIC:
-        for page in stored.layers.pages_of(id, status="deleted"):
-            if retired_because(page) == WITH_TOPIC:
-                changes.revive(page.id)
-                ids.append(page.id)
+        ids += _pages_return(changes, memory, tasks.config)
     if memory.layer == TURN:
         changes.set_status(id, "active")
     elif memory.status == "deleted":
@@ -320,6 +316,45 @@ def _stored(stored: Stored, id: str) -> Memory:
     if (memory := stored.get(id)) is None:
         raise KeyError(f"no memory {id!r}")
     return memory
+
+
+_GOES = {"": WITH_TOPIC, GIVEN_UP: GIVEN_UP_WITH_TOPIC}  # why a page is out of use: before and after
+_RETURNS = {after: before for before, after in _GOES.items()}
+
+
+def _pages_go(changes: Changes, topic: str) -> list[str]:
+    """Delete the pages of a topic with it, given-up ones too; return their ids."""
+    return _change_reasons(changes, topic, _GOES)
+
+
+def _pages_return(changes: Changes, topic: Memory, config: MemoryConfig) -> list[str]:
+    """Bring back the pages that went with a topic; return their ids.
+
+    A topic that was evicted gets those that compression would have left.
+    """
+    ids = _change_reasons(changes, topic.id, _RETURNS)
+    if not changes.layers.pages_of(topic.id):
+        is_compressed = topic.meta.get("compressed_at") is not None
+        pages = changes.layers.pages_of(topic.id, status="deleted")
+        given_up = [p.id for p in pages if retired_because(p) == GIVEN_UP]
+        for id in given_up[-config.tail_pages :] if is_compressed else given_up:
+            changes.revive(id)
+            ids.append(id)
+    return ids
+
+
+def _change_reasons(changes: Changes, topic: str, reasons: Mapping[str, str]) -> list[str]:
+    """Change why the pages of a topic are out of use; of one of which nothing is left, the reason before."""
+    pages = changes.layers.pages_of(topic, status=None)
+    changed = []
+    for page in pages:
+        key = "retired_before" if retired_because(page) == EMPTY else RETIRED
+        why = reasons.get(str(page.meta.get(key, "")))
+        if why is not None:
+            page = with_meta(page, **{key: why or None})
+            changes.put(replace(page, status="deleted" if retired_because(page) else "active"))
+            changed.append(page.id)
+    return changed
 
 
 def _check_restorable(memory: Memory) -> None:

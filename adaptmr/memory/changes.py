@@ -17,13 +17,14 @@ from ..store.edits import Add, Edit, Erase, SetStatus, Update
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['GIVEN_UP', 'DELETED', 'WITH_TOPIC', 'EMPTY', 'RETIRED', 'retired_because', 'is_undone', 'with_meta', 'Stored', 'put',
-           'forget', 'Changes']
+__all__ = ['GIVEN_UP', 'DELETED', 'WITH_TOPIC', 'GIVEN_UP_WITH_TOPIC', 'EMPTY', 'RETIRED', 'retired_because', 'is_undone',
+           'with_meta', 'Stored', 'put', 'forget', 'Changes']
 
 # %% ../../nbs/memory/02_changes.ipynb #16f00005
 GIVEN_UP = "given up"
 DELETED = "deleted"
 WITH_TOPIC = "deleted with its topic"
+GIVEN_UP_WITH_TOPIC = "given up, then deleted with its topic"
 EMPTY = "nothing left"
 RETIRED = "retired"  # the key in `meta`
 
