@@ -358,6 +358,22 @@ def test_a_rollback_takes_a_promotion_and_its_counts_back() -> None:
 # -- what the log says
 
 
+def test_a_page_that_was_deleted_before_its_roll_up_is_in_no_summary_until_it_is_restored() -> None:
+    with make(stm_capacity=2, rollup_pages=2, max_topic_pages=10, mtm_capacity=20) as memory:
+        for text in SAID[:4]:
+            memory.add(text)
+        (page,) = memory.pages().index
+        memory.delete("page", page)
+        for n in range(6):
+            memory.add(f"We talked about the number {n}.")
+        assert len(memory.pages()) >= 2
+        assert not memory.summaries()["text"].str.contains("Mango").any(), "the cat of the deleted page"
+        memory.restore("page", page)
+        for n in range(4):
+            memory.add(f"We talked about the letter {n}.")
+        assert memory.summaries()["text"].str.contains("Mango").any()
+
+
 def test_the_events_say_which_step_did_what_to_which_layer(memory: LayeredMemory) -> None:
     for text in SAID:
         memory.add(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .changes import DELETED, GIVEN_UP_WITH_TOPIC, WITH_TOPIC, retired_because
 from .config import MemoryConfig
 from .heat import UNUSED, Uses
 from .layers import AUTO, FACT, PROFILE, SUMMARY, derive, span_id, step_span, text_id
@@ -31,9 +32,11 @@ def make_summary(sources: Sequence[Memory], written: Written, owner: str) -> Mem
 def pages_to_roll_up(layers: Layers, config: MemoryConfig) -> list[Memory]:
     """Return the pages of the next summary, the oldest first; none while there are too few.
 
-    Pages of which no turn is left are passed over.
+    Pages of which no turn is left, and those that the user has deleted, are passed over.
     """
-    pages = [p for p in layers.unsummarised_pages if layers.origins(p)]
+    deleted = (DELETED, WITH_TOPIC, GIVEN_UP_WITH_TOPIC)
+    unread = (p for p in layers.unsummarised_pages if retired_because(p) not in deleted)
+    pages = [p for p in unread if layers.origins(p)]
     return pages[: config.rollup_pages] if len(pages) >= config.rollup_pages else []
 
 
