@@ -391,6 +391,23 @@ def test_the_events_say_which_step_did_what_to_which_layer(memory: LayeredMemory
 # -- saving
 
 
+def test_the_last_events_are_those_of_the_user_in_the_number_that_was_asked_for(
+    memory: LayeredMemory,
+) -> None:
+    other = LayeredMemory(memory.store, memory.config, user="Tom")
+    for text in SAID:
+        memory.add(text)
+    memory.delete("turn", "turn:Maya:1", soft=False, confirm=True)
+    for text in SAID:
+        other.add(text)
+    other.delete("turn", "turn:Tom:1", soft=False, confirm=True)
+    every = memory.events(1_000)
+    for limit in (0, 1, 3, len(every) - 1):
+        assert memory.events(limit) == every[len(every) - limit :]
+    assert [e.did for e in every if e.id == "turn:Maya:1"] == ["added", "retired"]
+    assert not [e for e in every if "Tom" in e.id] and not [e for e in other.events(99) if "Maya" in e.id]
+
+
 def test_what_is_saved_is_loaded_whole(memory: LayeredMemory, tmp_path: Any) -> None:
     for text in SAID * 2:
         memory.respond(text)

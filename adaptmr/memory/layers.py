@@ -9,14 +9,15 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..text import clean, tokenize
 from ..types import Memory, memory_order
 
 # %% auto #0
 __all__ = ['TURN', 'PAGE', 'TOPIC', 'SUMMARY', 'FACT', 'PROFILE', 'KEY', 'DERIVED', 'MID_TERM', 'LONG_TERM', 'CATEGORIES',
-           'MANUAL', 'AUTO', 'step_span', 'covered_steps', 'span_id', 'last_number', 'text_id', 'derive', 'is_expired']
+           'MANUAL', 'AUTO', 'step_span', 'covered_steps', 'span_id', 'text_id', 'IdParts', 'parse_id', 'derive',
+           'is_expired']
 
 # %% ../../nbs/memory/00_layers.ipynb #9ab076af
 TURN = ""  # the layer of a turn as it was said
@@ -51,18 +52,34 @@ def span_id(layer: str, owner: str, first: int, last: int | None = None) -> str:
     return ":".join(filter(None, (layer, owner, steps)))
 
 
-def last_number(id: str, owner: str) -> int:
-    """Return the last turn number in an id that `span_id` gave to a memory of this owner; else 0."""
-    of_owner = re.escape(f"{owner}:") if owner else ""
-    found = re.fullmatch(rf"(?:turn|{PAGE}|{TOPIC}|{SUMMARY}):{of_owner}(?:\d+-)?(\d+)", id)
-    return int(found[1]) if found else 0
-
-
 def text_id(layer: str, owner: str, text: str) -> str:
     """Return the id of a memory that is known by its words, whatever their case and punctuation."""
     words = " ".join(tokenize(text, stem=False, stopwords=False)) or text
     digest = hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:12]
     return ":".join(filter(None, (layer, owner, digest)))
+
+
+class IdParts(NamedTuple):
+    """What an id tells: the owner of the memory, and the last turn that it covers, 0 where it says none."""
+
+    owner: str
+    last: int
+
+
+_IDS = (
+    re.compile(rf"(?:turn|{PAGE}|{TOPIC}|{SUMMARY}):(?:(?P<owner>.*):)?(?:\d+-)?(?P<last>\d+)", re.S),
+    re.compile(rf"(?:{FACT}|{KEY}):(?:(?P<owner>.*):)?[0-9a-f]{{12}}", re.S),
+    re.compile(rf"{PROFILE}(?::(?P<owner>.*))?", re.S),
+)
+
+
+def parse_id(id: str) -> IdParts | None:
+    """Return what an id tells that was made here; `None` for any other id."""
+    found = next(filter(None, (pattern.fullmatch(id) for pattern in _IDS)), None)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    return IdParts(parts["owner"] or "", int(parts.get("last", 0)))
 
 # %% ../../nbs/memory/00_layers.ipynb #64a5ebc5
 def derive(

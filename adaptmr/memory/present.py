@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .changes import Stored, forget, put
-from .layers import PAGE, TOPIC, TURN, last_number
+from .layers import PAGE, TOPIC, TURN, parse_id
 from .state import Layers
 from ..store.edits import Add, Edit, Update
 from ..store.errors import StoreChanged, StoreError
@@ -96,7 +96,9 @@ class LayerReader:
 
     def _forget(self, id: str) -> None:
         """Forget a memory that was erased; the turn numbers in its id stay given."""
-        self.number = max(self.number, last_number(id, self.owner))
+        told = parse_id(id)
+        if told is not None and told.owner == self.owner:
+            self.number = max(self.number, told.last)
         known = self.layers.get(id)
         if known is not None:
             forget(self.layers, known, self.store.get)
