@@ -391,6 +391,18 @@ def test_the_events_say_which_step_did_what_to_which_layer(memory: LayeredMemory
 # -- saving
 
 
+def test_an_expired_key_memory_of_the_user_makes_room_for_another() -> None:
+    with make(ktm_capacity=2) as memory:
+        memory.pin("No alcohol, I take antibiotics.", ttl_days=10, at="2024-05-01")
+        memory.pin("Answer briefly.", at="2024-05-02")
+        with pytest.raises(ValueError, match="delete one first"):
+            memory.pin("No coriander.", at="2024-05-10")
+        memory.pin("No coriander.", at="2024-05-12")
+        assert set(memory.keys()["text"]) == {"Answer briefly.", "No coriander."}
+        memory.rollback(memory.last_event - 3)
+        assert set(memory.keys()["text"]) == {"No alcohol, I take antibiotics.", "Answer briefly."}
+
+
 def test_the_last_events_are_those_of_the_user_in_the_number_that_was_asked_for(
     memory: LayeredMemory,
 ) -> None:
