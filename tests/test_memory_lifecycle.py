@@ -216,6 +216,18 @@ def test_a_topic_and_all_turns_of_a_page_go_and_come_back_in_any_order(
     assert shown(store) == before
 
 
+def test_a_topic_whose_other_pages_were_deleted_one_by_one_leaves_given_up_pages_so(
+    store: MemoryStore,
+) -> None:
+    store.apply([Update(_marked(store, "page:1-4")), SetStatus("page:1-4", "deleted")])
+    life = life_of(store)
+    delete(life, "page:5-8", "page")
+    before = shown(store)
+    delete(life, "topic:1", "topic")
+    life.restore("topic", "topic:1")
+    assert shown(store) == before
+
+
 def test_an_evicted_topic_comes_back_with_the_pages_that_went_with_it(store: MemoryStore) -> None:
     before, life = shown(store), life_of(store)
     for id in ("topic:1", "page:1-4", "page:5-8"):

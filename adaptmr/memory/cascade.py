@@ -158,8 +158,7 @@ class Cascade:
         self.changes, self.tasks = changes, tasks
 
     def follow(self, ids: Iterable[str]) -> None:
-        """Bring all that is made of these memories in line with them; raises what the tasks raise.
-        """
+        """Bring all that is made of these memories in line with them; raises what the tasks raise."""
         before = self.changes.before
         for id in affected(before.layers, ids):
             memory = self.changes.get(id)
@@ -333,7 +332,7 @@ def _pages_return(changes: Changes, topic: Memory, config: MemoryConfig) -> list
     A topic that was evicted gets those that compression would have left.
     """
     ids = _change_reasons(changes, topic.id, _RETURNS)
-    if not changes.layers.pages_of(topic.id):
+    if retired_because(topic) == GIVEN_UP:
         is_compressed = topic.meta.get("compressed_at") is not None
         pages = changes.layers.pages_of(topic.id, status="deleted")
         given_up = [p.id for p in pages if retired_because(p) == GIVEN_UP]
