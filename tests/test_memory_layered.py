@@ -420,6 +420,28 @@ def test_the_last_events_are_those_of_the_user_in_the_number_that_was_asked_for(
     assert not [e for e in every if "Tom" in e.id] and not [e for e in other.events(99) if "Maya" in e.id]
 
 
+def test_an_erased_turn_leaves_no_trace_in_what_a_rollback_took_back(tmp_path: Any) -> None:
+    with make(topic_threshold=0.0, max_topic_pages=10) as memory:
+        for n in range(4):
+            memory.add(f"I bought the boat number {n} in Leeds.")
+        early = memory.last_event
+        pinned = memory.pin("Answer briefly.")
+        for n in range(4):
+            memory.add(f"I bought the zebra number {n} in Leeds.")
+        late = memory.last_event
+        assert sum("zebra" in m.text for m in memory.store.memories if m.layer) >= 2
+        memory.rollback(early)
+        topics = memory.topics()
+        for n in range(5, 9):
+            memory.delete("turn", f"turn:Maya:{n}", soft=False, confirm=True)
+        memory.store.export_jsonl(tmp_path / "all.jsonl")
+        assert "zebra" not in (tmp_path / "all.jsonl").read_text()
+        assert topics.equals(memory.topics()), "what doesn't tell of it stays as it is"
+        lost = memory.rollback(late).lost
+        assert not [m for m in memory.store.memories if "zebra" in m.text]
+        assert {"turn:Maya:5", "page:Maya:5-6"} <= set(lost) and pinned.id in memory.keys().index
+
+
 def test_what_is_saved_is_loaded_whole(memory: LayeredMemory, tmp_path: Any) -> None:
     for text in SAID * 2:
         memory.respond(text)

@@ -13,7 +13,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from .changes import DELETED, EMPTY, GIVEN_UP, GIVEN_UP_WITH_TOPIC, RETIRED, WITH_TOPIC
-from .changes import Changes, Stored, retired_because, with_meta
+from .changes import Changes, Stored, is_undone, retired_because, with_meta
 from .config import MemoryConfig
 from .layers import FACT, KEY, MANUAL, PAGE, PROFILE, SUMMARY, TOPIC, TURN
 from .layers import covered_steps, derive
@@ -170,23 +170,37 @@ class Cascade:
     def erase(self, ids: Sequence[str]) -> None:
         """Erase memories, and all that ever told of them; what is also made of others is made anew.
 
-        Earlier versions go too, so nothing of this can be restored. Pinned key memories stay.
+        Earlier versions go too, and what a rollback took back, so nothing of this can be restored. Pinned
+        key memories stay.
         """
-        order = affected(self.changes.before.layers, ids)
+        before = self.changes.before
+        order = affected(before.layers, ids)
+        past = [id for id in before.ever_made_of(ids) if id not in order]
         for id in ids:
             self.changes.erase(id)
         for id in order:
             memory = self.changes.get(id)
-            if memory is None or _is_pinned(memory):
+            if memory is None:
                 continue
-            gone = {s for s in memory.derived_from if self.changes.get(s) is None}
+            if _is_pinned(memory):
+                past += [id] if before.history(id) else []
+                continue
             parts = parts_of(memory, self.changes)
             self.changes.erase(id)
             new = self._anew(memory, parts) if parts else None
             if new is not None:
-                left = tuple(s for s in memory.derived_from if s not in gone)
-                new = replace(with_meta(new, made_again=None), derived_from=left, version=1)
-                self._add_again(new)
+                self._add_without_past(new)
+        for id in past:
+            memory = self.changes.get(id)
+            if memory is not None:
+                self.changes.erase(id)
+                if not is_undone(memory):
+                    self._add_without_past(memory)
+
+    def _add_without_past(self, memory: Memory) -> None:
+        """Add a memory that was erased, without its earlier versions and what is erased among its sources."""
+        left = tuple(s for s in memory.derived_from if self.changes.get(s) is not None)
+        self._add_again(replace(with_meta(memory, made_again=None), derived_from=left, version=1))
 
     def _add_again(self, memory: Memory) -> None:
         """Add a memory, and take it out of use in a second step if it was: a rollback undoes that as well."""

@@ -57,7 +57,8 @@ class LayerReader:
 
     def stored(self, layers: Layers | None = None) -> Stored:
         """Return what is stored, with these layers instead of the present ones."""
-        return Stored(layers or self.layers, self.store.get, self.store.history, self.number)
+        store = self.store
+        return Stored(layers or self.layers, store.get, store.history, store.ever_made_of, self.number)
 
     def note_vectors(self, edits: Iterable[Edit]) -> None:
         """Keep the vectors of edits that have been applied."""
