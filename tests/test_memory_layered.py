@@ -442,6 +442,23 @@ def test_an_erased_turn_leaves_no_trace_in_what_a_rollback_took_back(tmp_path: A
         assert {"turn:Maya:5", "page:Maya:5-6"} <= set(lost) and pinned.id in memory.keys().index
 
 
+@pytest.mark.parametrize("soft", [True, False])
+def test_a_profile_tells_nothing_of_a_deleted_turn_whose_fact_was_given_up(soft: bool) -> None:
+    with make(ltm_capacity=4, max_facts=2) as memory:
+        for n in range(14):
+            memory.add(f"I love the zebra number {n} in Leeds.")
+        (profile,) = memory.summaries().query("layer == 'profile'")["text"]
+        told = [n for n in range(14) if f"number {n} " in profile]
+        facts = "".join(memory.summaries().query("layer == 'fact'")["text"])
+        (n, *_) = (n for n in told if f"number {n} " not in facts)
+        memory.delete("turn", f"turn:Maya:{n + 1}", soft=soft, confirm=not soft)
+        (left,) = memory.summaries().query("layer == 'profile'")["text"]
+        assert f"number {n} " not in left and f"number {told[-1]} " in left
+        if soft:
+            memory.restore("turn", f"turn:Maya:{n + 1}")
+            assert memory.summaries().query("layer == 'profile'")["text"].tolist() == [profile]
+
+
 def test_what_is_saved_is_loaded_whole(memory: LayeredMemory, tmp_path: Any) -> None:
     for text in SAID * 2:
         memory.respond(text)

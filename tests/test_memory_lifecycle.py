@@ -236,6 +236,13 @@ def test_an_evicted_topic_comes_back_with_the_pages_that_went_with_it(store: Mem
     assert shown(store) == before
 
 
+def test_a_topic_that_is_made_again_names_all_pages_that_it_tells(store: MemoryStore) -> None:
+    assert store.get("topic:1").derived_from == ("page:1-4",)  # type: ignore[union-attr]
+    delete(life_of(store), "t1")
+    topic = store.get("topic:1")
+    assert topic and "flute" in topic.text and topic.derived_from == ("page:1-4", "page:5-8")
+
+
 def test_what_has_nothing_left_is_restored_by_its_sources_only(store: MemoryStore) -> None:
     life = life_of(store)
     delete(life, "t2")

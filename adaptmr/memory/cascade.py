@@ -71,7 +71,7 @@ def _counts(source: Memory, layer: str) -> bool:
     """Say whether a source is a part of a memory of this layer."""
     if source.status == "active":
         return True
-    if source.layer == TURN or layer == PROFILE:
+    if source.layer == TURN:
         return False
     reason = retired_because(source)
     return reason == GIVEN_UP or (layer == TOPIC and reason in (WITH_TOPIC, GIVEN_UP_WITH_TOPIC))
@@ -127,7 +127,9 @@ def _rebuilt(memory: Memory, written: Written, parts: Sequence[Memory], **meta: 
         meta={**kept, **meta},
         tags=memory.tags,
     )
-    return replace(new, derived_from=memory.derived_from, status=memory.status, version=memory.version)
+    sources = [*memory.derived_from, *new.derived_from] if memory.layer == TOPIC else memory.derived_from
+    kept_sources = tuple(dict.fromkeys(sources))
+    return replace(new, derived_from=kept_sources, status=memory.status, version=memory.version)
 
 # %% ../../nbs/memory/03_cascade.ipynb #16f1000c
 VERSIONS_NOTED = 20  # earlier versions in `made_again`: who deletes more turns of one page has it made again
@@ -251,9 +253,9 @@ class Cascade:
             return None
         meta = {k: v for k, v in memory.meta.items() if k not in _OF_THE_TEXT}
         meta |= {k: v for k, v in found.meta.items() if k in _OF_THE_TEXT}
-        return replace(
-            memory, text=found.text, at=found.at, step=found.step, session=found.session, meta=meta
-        )
+        sources = found.derived_from if memory.layer == TOPIC else memory.derived_from
+        said = {name: getattr(found, name) for name in ("text", "at", "step", "session")}
+        return replace(memory, **said, meta=meta, derived_from=sources)
 
 # %% ../../nbs/memory/03_cascade.ipynb #16f1000e
 def delete(stored: Stored, id: str, tasks: MemoryTasks) -> list[Edit]:
