@@ -459,6 +459,18 @@ def test_a_profile_tells_nothing_of_a_deleted_turn_whose_fact_was_given_up(soft:
             assert memory.summaries().query("layer == 'profile'")["text"].tolist() == [profile]
 
 
+def test_a_topic_keeps_its_hits_when_one_of_its_turns_is_erased() -> None:
+    with make(mtm_capacity=20) as memory:
+        for text in SAID:
+            memory.add(text)
+        for _ in range(4):
+            memory.respond(QUESTION)
+        hits = memory.topics()[["hit_count_total", "hit_count_window", "key_promoted"]]
+        assert hits["hit_count_total"].max() >= 4
+        memory.delete("turn", "turn:Maya:2", soft=False, confirm=True)
+        assert memory.topics()[list(hits)].sort_index().equals(hits.sort_index())
+
+
 def test_what_is_saved_is_loaded_whole(memory: LayeredMemory, tmp_path: Any) -> None:
     for text in SAID * 2:
         memory.respond(text)
