@@ -65,6 +65,7 @@ def test_yaml(tmp_path):
         ("source_weights: {key: high}", "source_weights[key] is 'high'; give a number from 0 to 10"),
         ("score_weights: 1", "score_weights is 1; give a table"),
         ("rule_only: [summaries]", "give a list of some of page_summary, keywords"),
+        ("rule_only: [[profile]]", "rule_only is [['profile']]; give a list of some of"),
         ("tail_pages: 12", "tail_pages is 12; give fewer than max_topic_pages (12)"),
     ],
 )

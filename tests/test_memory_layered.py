@@ -201,6 +201,20 @@ def test_turns_get_numbers_and_ids_in_their_order(memory: LayeredMemory) -> None
     assert memory.add(Memory("D1:3", "Hm.", step=3)).step == 8, "a number that is taken becomes the next one"
 
 
+@pytest.mark.parametrize("user", ["", "Maya", "a.c", "7"])
+@pytest.mark.parametrize("n", [3, 8])
+def test_a_number_is_not_given_again_when_its_turn_is_erased(tmp_path: Any, user: str, n: int) -> None:
+    config, path = MemoryConfig(**SMALL), tmp_path / "m.db"
+    with LayeredMemory(path, config, user=user, embedder="hash") as memory:
+        turns = [memory.add(SAID[i % 6]) for i in range(n)]
+        other = LayeredMemory(memory.store, config, user="Tom")
+        other.delete("turn", other.add(Memory("turn:Tom:99", "Hello.", step=99)).id, soft=False, confirm=True)
+        for turn in turns[1:]:
+            memory.delete("turn", turn.id, soft=False, confirm=True)
+    with LayeredMemory(path, config, user=user, embedder="hash") as memory:
+        assert memory.add("Hello.").step == n + 1
+
+
 def test_a_turn_that_is_there_is_not_added_again(memory: LayeredMemory) -> None:
     turn = memory.add(Memory("D1:1", "Hello.", "Maya"))
     state = memory.state_version()
@@ -245,6 +259,21 @@ def test_two_users_in_one_store_never_meet(memory: LayeredMemory) -> None:
 
 
 # -- answers
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("text", ["My secret is 42.", "Hello."])
+def test_the_id_of_another_users_turn_gives_nothing_of_it_away(
+    memory: LayeredMemory, text: str, is_deleted: bool
+) -> None:
+    turn = memory.add(Memory("D1:1", "My secret is 42.", "Maya"))
+    if is_deleted:
+        memory.delete("turn", turn.id)
+    kept = memory.store.get(turn.id)
+    other = LayeredMemory(memory.store, memory.config, user="Tom")
+    with pytest.raises(ValueError, match="'D1:1' is taken by a memory of another user") as refused:
+        other.add(Memory("D1:1", text, "Maya"))
+    assert "secret" not in str(refused.value) and memory.store.get(turn.id) == kept
 
 
 def test_an_answer_is_stored_with_its_question_which_counts_as_a_query(memory: LayeredMemory) -> None:
@@ -329,6 +358,22 @@ def test_a_rollback_takes_a_promotion_and_its_counts_back() -> None:
 # -- what the log says
 
 
+def test_a_page_that_was_deleted_before_its_roll_up_is_in_no_summary_until_it_is_restored() -> None:
+    with make(stm_capacity=2, rollup_pages=2, max_topic_pages=10, mtm_capacity=20) as memory:
+        for text in SAID[:4]:
+            memory.add(text)
+        (page,) = memory.pages().index
+        memory.delete("page", page)
+        for n in range(6):
+            memory.add(f"We talked about the number {n}.")
+        assert len(memory.pages()) >= 2
+        assert not memory.summaries()["text"].str.contains("Mango").any(), "the cat of the deleted page"
+        memory.restore("page", page)
+        for n in range(4):
+            memory.add(f"We talked about the letter {n}.")
+        assert memory.summaries()["text"].str.contains("Mango").any()
+
+
 def test_the_events_say_which_step_did_what_to_which_layer(memory: LayeredMemory) -> None:
     for text in SAID:
         memory.add(text)
@@ -344,6 +389,86 @@ def test_the_events_say_which_step_did_what_to_which_layer(memory: LayeredMemory
 
 
 # -- saving
+
+
+def test_an_expired_key_memory_of_the_user_makes_room_for_another() -> None:
+    with make(ktm_capacity=2) as memory:
+        memory.pin("No alcohol, I take antibiotics.", ttl_days=10, at="2024-05-01")
+        memory.pin("Answer briefly.", at="2024-05-02")
+        with pytest.raises(ValueError, match="delete one first"):
+            memory.pin("No coriander.", at="2024-05-10")
+        memory.pin("No coriander.", at="2024-05-12")
+        assert set(memory.keys()["text"]) == {"Answer briefly.", "No coriander."}
+        memory.rollback(memory.last_event - 3)
+        assert set(memory.keys()["text"]) == {"No alcohol, I take antibiotics.", "Answer briefly."}
+
+
+def test_the_last_events_are_those_of_the_user_in_the_number_that_was_asked_for(
+    memory: LayeredMemory,
+) -> None:
+    other = LayeredMemory(memory.store, memory.config, user="Tom")
+    for text in SAID:
+        memory.add(text)
+    memory.delete("turn", "turn:Maya:1", soft=False, confirm=True)
+    for text in SAID:
+        other.add(text)
+    other.delete("turn", "turn:Tom:1", soft=False, confirm=True)
+    every = memory.events(1_000)
+    for limit in (0, 1, 3, len(every) - 1):
+        assert memory.events(limit) == every[len(every) - limit :]
+    assert [e.did for e in every if e.id == "turn:Maya:1"] == ["added", "retired"]
+    assert not [e for e in every if "Tom" in e.id] and not [e for e in other.events(99) if "Maya" in e.id]
+
+
+def test_an_erased_turn_leaves_no_trace_in_what_a_rollback_took_back(tmp_path: Any) -> None:
+    with make(topic_threshold=0.0, max_topic_pages=10) as memory:
+        for n in range(4):
+            memory.add(f"I bought the boat number {n} in Leeds.")
+        early = memory.last_event
+        pinned = memory.pin("Answer briefly.")
+        for n in range(4):
+            memory.add(f"I bought the zebra number {n} in Leeds.")
+        late = memory.last_event
+        assert sum("zebra" in m.text for m in memory.store.memories if m.layer) >= 2
+        memory.rollback(early)
+        topics = memory.topics()
+        for n in range(5, 9):
+            memory.delete("turn", f"turn:Maya:{n}", soft=False, confirm=True)
+        memory.store.export_jsonl(tmp_path / "all.jsonl")
+        assert "zebra" not in (tmp_path / "all.jsonl").read_text()
+        assert topics.equals(memory.topics()), "what doesn't tell of it stays as it is"
+        lost = memory.rollback(late).lost
+        assert not [m for m in memory.store.memories if "zebra" in m.text]
+        assert {"turn:Maya:5", "page:Maya:5-6"} <= set(lost) and pinned.id in memory.keys().index
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_a_profile_tells_nothing_of_a_deleted_turn_whose_fact_was_given_up(soft: bool) -> None:
+    with make(ltm_capacity=4, max_facts=2) as memory:
+        for n in range(14):
+            memory.add(f"I love the zebra number {n} in Leeds.")
+        (profile,) = memory.summaries().query("layer == 'profile'")["text"]
+        told = [n for n in range(14) if f"number {n} " in profile]
+        facts = "".join(memory.summaries().query("layer == 'fact'")["text"])
+        (n, *_) = (n for n in told if f"number {n} " not in facts)
+        memory.delete("turn", f"turn:Maya:{n + 1}", soft=soft, confirm=not soft)
+        (left,) = memory.summaries().query("layer == 'profile'")["text"]
+        assert f"number {n} " not in left and f"number {told[-1]} " in left
+        if soft:
+            memory.restore("turn", f"turn:Maya:{n + 1}")
+            assert memory.summaries().query("layer == 'profile'")["text"].tolist() == [profile]
+
+
+def test_a_topic_keeps_its_hits_when_one_of_its_turns_is_erased() -> None:
+    with make(mtm_capacity=20) as memory:
+        for text in SAID:
+            memory.add(text)
+        for _ in range(4):
+            memory.respond(QUESTION)
+        hits = memory.topics()[["hit_count_total", "hit_count_window", "key_promoted"]]
+        assert hits["hit_count_total"].max() >= 4
+        memory.delete("turn", "turn:Maya:2", soft=False, confirm=True)
+        assert memory.topics()[list(hits)].sort_index().equals(hits.sort_index())
 
 
 def test_what_is_saved_is_loaded_whole(memory: LayeredMemory, tmp_path: Any) -> None:

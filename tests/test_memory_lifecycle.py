@@ -187,6 +187,62 @@ def test_a_topic_goes_with_its_pages_and_comes_back_in_line_with_its_turns(store
     assert shown(store) == before
 
 
+def test_a_topic_goes_with_the_pages_that_compression_has_given_up(store: MemoryStore) -> None:
+    store.apply([Update(_marked(store, "page:1-4")), SetStatus("page:1-4", "deleted")])
+    before, life = shown(store), life_of(store)
+    assert "boat" in before["summary:1-8"].text
+    delete(life, "topic:1", "topic")
+    assert not [m for m in store.memories if m.layer in (PAGE, TOPIC, SUMMARY)]
+    life.restore("topic", "topic:1")
+    page = store.get("page:1-4")
+    assert shown(store) == before and page and retired_because(page) == GIVEN_UP
+
+
+@pytest.mark.parametrize("first", ["turn", "topic"])
+@pytest.mark.parametrize("back", ["turn", "topic"])
+def test_a_topic_and_all_turns_of_a_page_go_and_come_back_in_any_order(
+    store: MemoryStore, first: str, back: str
+) -> None:
+    before, life = shown(store), life_of(store)
+    acts = {"turn": ["t1", "t2", "t3", "t4"], "topic": ["topic:1"]}
+    for kind in sorted(acts, key=lambda kind: kind != first):
+        for id in acts[kind]:
+            delete(life, id, kind)
+    for kind in sorted(acts, key=lambda kind: kind != back):
+        for id in acts[kind]:
+            life.restore(kind, id)
+        pages = {m.id for m in store.memories if m.layer == PAGE}
+        assert pages == {"turn": set(), "topic": {"page:5-8"}}[kind] or kind != back
+    assert shown(store) == before
+
+
+def test_a_topic_whose_other_pages_were_deleted_one_by_one_leaves_given_up_pages_so(
+    store: MemoryStore,
+) -> None:
+    store.apply([Update(_marked(store, "page:1-4")), SetStatus("page:1-4", "deleted")])
+    life = life_of(store)
+    delete(life, "page:5-8", "page")
+    before = shown(store)
+    delete(life, "topic:1", "topic")
+    life.restore("topic", "topic:1")
+    assert shown(store) == before
+
+
+def test_an_evicted_topic_comes_back_with_the_pages_that_went_with_it(store: MemoryStore) -> None:
+    before, life = shown(store), life_of(store)
+    for id in ("topic:1", "page:1-4", "page:5-8"):
+        store.apply([Update(_marked(store, id)), SetStatus(id, "deleted")])
+    life.restore("topic", "topic:1")
+    assert shown(store) == before
+
+
+def test_a_topic_that_is_made_again_names_all_pages_that_it_tells(store: MemoryStore) -> None:
+    assert store.get("topic:1").derived_from == ("page:1-4",)  # type: ignore[union-attr]
+    delete(life_of(store), "t1")
+    topic = store.get("topic:1")
+    assert topic and "flute" in topic.text and topic.derived_from == ("page:1-4", "page:5-8")
+
+
 def test_what_has_nothing_left_is_restored_by_its_sources_only(store: MemoryStore) -> None:
     life = life_of(store)
     delete(life, "t2")

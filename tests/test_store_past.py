@@ -345,6 +345,25 @@ def test_visits_change_no_view(store, tmp_path):
         assert other.visits(last=0).recent == {"m0": 0, "m1": 0}
 
 
+def test_a_memory_that_the_same_edits_erase_and_add_keeps_its_visits(store):
+    store.visit(["m0", "m1"])
+    store.visit(["m1"])
+    store.apply([Erase("m0"), Erase("m1"), Add(replace(TURNS[1], text="freed of its past"))])
+    assert store.visits().total == {"m1": 2} and store.history("m1") == []
+    store.apply(Erase("m1"))
+    store.apply(Add(TURNS[1]))
+    assert store.visits().total == {} and store.check() == []
+
+
+def test_what_was_ever_made_of_a_memory(store):
+    page = Memory("page", "tea", layer="page", derived_from=("m0",))
+    topic = Memory("topic \ud83d", "tea and tea", layer="topic", derived_from=("m1", "page"))
+    store.apply([Add(page), Add(topic), Update(replace(topic, derived_from=("m1",)))])
+    store.delete("page")
+    assert store.ever_made_of(["m0"]) == ["page", topic.id], "by a deleted one and an earlier version"
+    assert store.ever_made_of(["m1"]) == [topic.id] and store.ever_made_of(["m2", "?"]) == []
+
+
 def test_visits_of_unknown_and_of_erased_memories(store):
     store.delete("m2", soft=False)
     store.visit(["m1", "m2"])

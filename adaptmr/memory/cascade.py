@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 from typing import Any
 
-from .changes import DELETED, EMPTY, GIVEN_UP, RETIRED, WITH_TOPIC
-from .changes import Changes, Stored, retired_because, with_meta
+from .changes import DELETED, EMPTY, GIVEN_UP, GIVEN_UP_WITH_TOPIC, RETIRED, WITH_TOPIC
+from .changes import Changes, Stored, is_undone, retired_because, with_meta
+from .config import MemoryConfig
 from .layers import FACT, KEY, MANUAL, PAGE, PROFILE, SUMMARY, TOPIC, TURN
 from .layers import covered_steps, derive
 from .sentences import Idf
@@ -70,10 +71,10 @@ def _counts(source: Memory, layer: str) -> bool:
     """Say whether a source is a part of a memory of this layer."""
     if source.status == "active":
         return True
-    if source.layer == TURN or layer == PROFILE:
+    if source.layer == TURN:
         return False
     reason = retired_because(source)
-    return reason == GIVEN_UP or (reason == WITH_TOPIC and layer == TOPIC)
+    return reason == GIVEN_UP or (layer == TOPIC and reason in (WITH_TOPIC, GIVEN_UP_WITH_TOPIC))
 
 
 def fingerprint(parts: Sequence[Memory]) -> str:
@@ -126,7 +127,9 @@ def _rebuilt(memory: Memory, written: Written, parts: Sequence[Memory], **meta: 
         meta={**kept, **meta},
         tags=memory.tags,
     )
-    return replace(new, derived_from=memory.derived_from, status=memory.status, version=memory.version)
+    sources = [*memory.derived_from, *new.derived_from] if memory.layer == TOPIC else memory.derived_from
+    kept_sources = tuple(dict.fromkeys(sources))
+    return replace(new, derived_from=kept_sources, status=memory.status, version=memory.version)
 
 # %% ../../nbs/memory/03_cascade.ipynb #16f1000c
 VERSIONS_NOTED = 20  # earlier versions in `made_again`: who deletes more turns of one page has it made again
@@ -157,8 +160,7 @@ class Cascade:
         self.changes, self.tasks = changes, tasks
 
     def follow(self, ids: Iterable[str]) -> None:
-        """Bring all that is made of these memories in line with them; raises what the tasks raise.
-        """
+        """Bring all that is made of these memories in line with them; raises what the tasks raise."""
         before = self.changes.before
         for id in affected(before.layers, ids):
             memory = self.changes.get(id)
@@ -170,23 +172,37 @@ class Cascade:
     def erase(self, ids: Sequence[str]) -> None:
         """Erase memories, and all that ever told of them; what is also made of others is made anew.
 
-        Earlier versions go too, so nothing of this can be restored. Pinned key memories stay.
+        Earlier versions go too, and what a rollback took back, so nothing of this can be restored. Pinned
+        key memories stay.
         """
-        order = affected(self.changes.before.layers, ids)
+        before = self.changes.before
+        order = affected(before.layers, ids)
+        past = [id for id in before.ever_made_of(ids) if id not in order]
         for id in ids:
             self.changes.erase(id)
         for id in order:
             memory = self.changes.get(id)
-            if memory is None or _is_pinned(memory):
+            if memory is None:
                 continue
-            gone = {s for s in memory.derived_from if self.changes.get(s) is None}
+            if _is_pinned(memory):
+                past += [id] if before.history(id) else []
+                continue
             parts = parts_of(memory, self.changes)
             self.changes.erase(id)
             new = self._anew(memory, parts) if parts else None
             if new is not None:
-                left = tuple(s for s in memory.derived_from if s not in gone)
-                new = replace(with_meta(new, made_again=None), derived_from=left, version=1)
-                self._add_again(new)
+                self._add_without_past(new)
+        for id in past:
+            memory = self.changes.get(id)
+            if memory is not None:
+                self.changes.erase(id)
+                if not is_undone(memory):
+                    self._add_without_past(memory)
+
+    def _add_without_past(self, memory: Memory) -> None:
+        """Add a memory that was erased, without its earlier versions and what is erased among its sources."""
+        left = tuple(s for s in memory.derived_from if self.changes.get(s) is not None)
+        self._add_again(replace(with_meta(memory, made_again=None), derived_from=left, version=1))
 
     def _add_again(self, memory: Memory) -> None:
         """Add a memory, and take it out of use in a second step if it was: a rollback undoes that as well."""
@@ -237,9 +253,9 @@ class Cascade:
             return None
         meta = {k: v for k, v in memory.meta.items() if k not in _OF_THE_TEXT}
         meta |= {k: v for k, v in found.meta.items() if k in _OF_THE_TEXT}
-        return replace(
-            memory, text=found.text, at=found.at, step=found.step, session=found.session, meta=meta
-        )
+        sources = found.derived_from if memory.layer == TOPIC else memory.derived_from
+        said = {name: getattr(found, name) for name in ("text", "at", "step", "session")}
+        return replace(memory, **said, meta=meta, derived_from=sources)
 
 # %% ../../nbs/memory/03_cascade.ipynb #16f1000e
 def delete(stored: Stored, id: str, tasks: MemoryTasks) -> list[Edit]:
@@ -256,9 +272,7 @@ def delete(stored: Stored, id: str, tasks: MemoryTasks) -> list[Edit]:
         noted = noting(memory, memory, parts_of(memory, stored))
         changes.put(replace(with_meta(noted, **{RETIRED: DELETED}), status="deleted"))
     if memory.layer == TOPIC:
-        for page in stored.layers.pages_of(id):
-            changes.retire(page.id, WITH_TOPIC)
-            ids.append(page.id)
+        ids += _pages_go(changes, id)
     Cascade(changes, tasks).follow(ids)
     return changes.edits
 
@@ -274,10 +288,7 @@ def restore(stored: Stored, id: str, tasks: MemoryTasks) -> list[Edit]:
     memory = _stored(stored, id)
     ids = [id]
     if memory.layer == TOPIC:
-        for page in stored.layers.pages_of(id, status="deleted"):
-            if retired_because(page) == WITH_TOPIC:
-                changes.revive(page.id)
-                ids.append(page.id)
+        ids += _pages_return(changes, memory, tasks.config)
     if memory.layer == TURN:
         changes.set_status(id, "active")
     elif memory.status == "deleted":
@@ -320,6 +331,45 @@ def _stored(stored: Stored, id: str) -> Memory:
     if (memory := stored.get(id)) is None:
         raise KeyError(f"no memory {id!r}")
     return memory
+
+
+_GOES = {"": WITH_TOPIC, GIVEN_UP: GIVEN_UP_WITH_TOPIC}  # why a page is out of use: before and after
+_RETURNS = {after: before for before, after in _GOES.items()}
+
+
+def _pages_go(changes: Changes, topic: str) -> list[str]:
+    """Delete the pages of a topic with it, given-up ones too; return their ids."""
+    return _change_reasons(changes, topic, _GOES)
+
+
+def _pages_return(changes: Changes, topic: Memory, config: MemoryConfig) -> list[str]:
+    """Bring back the pages that went with a topic; return their ids.
+
+    A topic that was evicted gets those that compression would have left.
+    """
+    ids = _change_reasons(changes, topic.id, _RETURNS)
+    if retired_because(topic) == GIVEN_UP:
+        is_compressed = topic.meta.get("compressed_at") is not None
+        pages = changes.layers.pages_of(topic.id, status="deleted")
+        given_up = [p.id for p in pages if retired_because(p) == GIVEN_UP]
+        for id in given_up[-config.tail_pages :] if is_compressed else given_up:
+            changes.revive(id)
+            ids.append(id)
+    return ids
+
+
+def _change_reasons(changes: Changes, topic: str, reasons: Mapping[str, str]) -> list[str]:
+    """Change why the pages of a topic are out of use; of one of which nothing is left, the reason before."""
+    pages = changes.layers.pages_of(topic, status=None)
+    changed = []
+    for page in pages:
+        key = "retired_before" if retired_because(page) == EMPTY else RETIRED
+        why = reasons.get(str(page.meta.get(key, "")))
+        if why is not None:
+            page = with_meta(page, **{key: why or None})
+            changes.put(replace(page, status="deleted" if retired_because(page) else "active"))
+            changed.append(page.id)
+    return changed
 
 
 def _check_restorable(memory: Memory) -> None:

@@ -5,7 +5,7 @@
 # %% ../../nbs/memory/02_changes.ipynb #16f00004
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +17,14 @@ from ..store.edits import Add, Edit, Erase, SetStatus, Update
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['GIVEN_UP', 'DELETED', 'WITH_TOPIC', 'EMPTY', 'RETIRED', 'retired_because', 'is_undone', 'with_meta', 'Stored', 'put',
-           'forget', 'Changes']
+__all__ = ['GIVEN_UP', 'DELETED', 'WITH_TOPIC', 'GIVEN_UP_WITH_TOPIC', 'EMPTY', 'RETIRED', 'retired_because', 'is_undone',
+           'with_meta', 'Stored', 'put', 'forget', 'Changes']
 
 # %% ../../nbs/memory/02_changes.ipynb #16f00005
 GIVEN_UP = "given up"
 DELETED = "deleted"
 WITH_TOPIC = "deleted with its topic"
+GIVEN_UP_WITH_TOPIC = "given up, then deleted with its topic"
 EMPTY = "nothing left"
 RETIRED = "retired"  # the key in `meta`
 
@@ -48,12 +49,14 @@ def with_meta(memory: Memory, **values: Any) -> Memory:
 class Stored:
     """What is stored: the layers, any memory by its id (`None`: there is none), and its earlier versions.
 
+    `ever_made_of` gives the ids of what was made of memories with these ids, now or in an earlier version.
     `number` is the highest turn number that was ever given, to a turn that is deleted or taken back as well.
     """
 
     layers: Layers
     get: Read
     history: Callable[[str], list[Memory]] = lambda id: []
+    ever_made_of: Callable[[Sequence[str]], list[str]] = lambda ids: []
     number: int = 0
 
 # %% ../../nbs/memory/02_changes.ipynb #16f0000c

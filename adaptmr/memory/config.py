@@ -172,7 +172,7 @@ class MemoryConfig:
         if name in _TABLES:
             _check_table(name, value)
         elif name == "rule_only":
-            if not isinstance(value, tuple | list) or not set(value) <= set(TASK_NAMES):
+            if not isinstance(value, tuple | list) or any(task not in TASK_NAMES for task in value):
                 _fail(name, value, f"a list of some of {', '.join(TASK_NAMES)}")
             object.__setattr__(self, name, tuple(value))
         elif kind == "bool":

@@ -5,18 +5,19 @@
 # %% ../../nbs/memory/03_event_list.ipynb #16f40004
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from ..markup import HtmlOutput, cut_text, html_table
 from .changes import retired_because
+from .layers import parse_id
 from .state import Read
 from ..store.serialization import Event
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['MemoryEvent', 'MemoryEvents', 'list_events']
+__all__ = ['MemoryEvent', 'MemoryEvents', 'list_events', 'last_events']
 
 # %% ../../nbs/memory/03_event_list.ipynb #16f40005
 _VERBS = {"add": "added", "update": "changed", "delete": "retired", "restore": "back", "rollback": "rollback"}
@@ -46,15 +47,37 @@ class MemoryEvents(list[MemoryEvent]):
 def list_events(events: Sequence[Event], read: Read, owner: str = "") -> MemoryEvents:
     """Describe events of the memories of an owner, and rollbacks; `read` finds a memory by its id.
 
-    A memory that was erased for good has no layer and no text any more. The reason of a retirement is written
-    into the memory just before: these two lines of the log are shown as one.
+    A memory that was erased for good has no layer and no text any more; where its id doesn't tell the owner
+    either, everybody sees it. The reason of a retirement is written into the memory just before: these two
+    lines of the log are shown as one.
     """
     memories: dict[str, Memory | None] = {id: read(id) for id in {e.id for e in events if e.id}}
     return MemoryEvents(
         _describe(e, memories.get(e.id))
         for e in _joined(events)
-        if not e.id or (m := memories[e.id]) is None or m.owner == owner
+        if not e.id or _owner(e.id, memories[e.id]) in (owner, None)
     )
+
+
+def _owner(id: str, memory: Memory | None) -> str | None:
+    """Return whose memory it is or, when it was erased, was; `None` where that can't be told any more."""
+    if memory is not None:
+        return memory.owner
+    told = parse_id(id)
+    return told.owner if told is not None else None
+
+
+def last_events(
+    read_log: Callable[[int], Sequence[Event]], read: Read, owner: str = "", limit: int = 20
+) -> MemoryEvents:
+    """Return the last `limit` lines of `list_events` for an owner; `read_log(n)` has the last `n` events."""
+    n = limit
+    while True:
+        log = read_log(n)
+        found = list_events(log, read, owner)
+        if len(found) >= limit or len(log) < n:
+            return MemoryEvents(found[max(0, len(found) - limit) :])
+        n *= 4  # others' events, and lines that are shown as one
 
 
 def _describe(event: Event, memory: Memory | None) -> MemoryEvent:

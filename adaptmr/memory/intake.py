@@ -72,12 +72,24 @@ def _numbered(turn: Memory, stored: Stored) -> Memory:
     return replace(turn, step=step, id=id)
 
 
-def _check_same(known: Memory, turn: Memory) -> None:
-    if (known.text, known.speaker, known.layer) != (turn.text, turn.speaker, turn.layer):
+def _is_there(known: Memory | None, turn: Memory) -> bool:
+    """Say whether a turn is stored and in use. Raises `ValueError` for an id that another memory has."""
+    if known is None:
+        return False
+    if known.owner != turn.owner:
+        raise ValueError(
+            f"the id {turn.id!r} is taken by a memory of another user; give the turn an id of its own"
+        )
+    if known.status == "active" and _said(known) != _said(turn):
         raise ValueError(
             f"the id {turn.id!r} is taken by a memory that says something else: {known.text[:80]!r}; give "
             "the turn an id of its own, or change that one"
         )
+    return known.status == "active"
+
+
+def _said(memory: Memory) -> tuple[str, str, str]:
+    return memory.text, memory.speaker, memory.layer
 
 # %% ../../nbs/memory/05_intake.ipynb #16f60008
 WRITING = "memory"  # who did it, in the log: what the memory does by itself
@@ -136,8 +148,7 @@ class Intake:
         """Propose to add a turn, and unless a model is needed, all that it sets off."""
         turn = _numbered(turn, stored)
         known = stored.get(turn.id)
-        if known is not None and known.status == "active":
-            _check_same(known, turn)
+        if _is_there(known, turn):
             return Proposal([], id=turn.id)
         if self.by_model:
             edits: list[Edit] = [Add(turn, vector)]

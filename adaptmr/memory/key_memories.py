@@ -96,20 +96,20 @@ def urgency(key: Memory) -> tuple[bool, float, float, int, str]:
 
 
 def keys_to_give_up(layers: Layers, now: datetime | None, config: MemoryConfig) -> list[Memory]:
-    """Return the automatic key memories above the capacity: the expired first, then the least urgent.
+    """Return the key memories above the capacity: the expired first, then the least urgent automatic ones.
 
-    `now` is the time of the latest turn. Raises `ValueError` when the user's own alone are too many.
+    `now` is the time of the latest turn. Raises `ValueError` when the user's own that last are too many.
     """
     keys = layers.of(KEY)
     extra = len(keys) - config.ktm_capacity
     if extra <= 0:
         return []
-    own = [k for k in keys if k.meta.get("source") == MANUAL]
+    own = [k for k in keys if k.meta.get("source") == MANUAL and not is_expired(k, now)]
     if len(own) > config.ktm_capacity:
         raise ValueError(
             f"there would be {len(own)} key memories written by the user, above ktm_capacity "
             f"({config.ktm_capacity}); delete one first, or raise ktm_capacity"
         )
-    auto = sorted((k for k in keys if k not in own), key=urgency, reverse=True)
-    auto.sort(key=lambda k: not is_expired(k, now))
-    return auto[:extra]
+    others = sorted((k for k in keys if k not in own), key=urgency, reverse=True)
+    others.sort(key=lambda k: not is_expired(k, now))
+    return others[:extra]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..llm import LLM
 from ..llm.tasks import meter_usage
 from .config import MemoryConfig
-from .event_list import MemoryEvents, list_events
+from .event_list import MemoryEvents, last_events
 from .heat import UNUSED, heat, hit_rate, uses_of
 from .intake import UNNUMBERED, Intake
 from .key_memories import urgency
@@ -312,7 +312,7 @@ class LayeredMemory(WritableMemory):
 
     def events(self, limit: int = 20) -> MemoryEvents:
         """Return the last `limit` lines of the log in words: which step did what to which layer, and why."""
-        return list_events(self.store.events(limit), self.store.get, self.user)
+        return last_events(self.store.events, self.store.get, self.user, limit)
 
     @property
     def last_event(self) -> int:

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..text import clean, tokenize
 from ..types import Memory, memory_order
 
 # %% auto #0
 __all__ = ['TURN', 'PAGE', 'TOPIC', 'SUMMARY', 'FACT', 'PROFILE', 'KEY', 'DERIVED', 'MID_TERM', 'LONG_TERM', 'CATEGORIES',
-           'MANUAL', 'AUTO', 'step_span', 'covered_steps', 'span_id', 'text_id', 'derive', 'is_expired']
+           'MANUAL', 'AUTO', 'step_span', 'covered_steps', 'span_id', 'text_id', 'IdParts', 'parse_id', 'derive',
+           'is_expired']
 
 # %% ../../nbs/memory/00_layers.ipynb #9ab076af
 TURN = ""  # the layer of a turn as it was said
@@ -55,6 +57,29 @@ def text_id(layer: str, owner: str, text: str) -> str:
     words = " ".join(tokenize(text, stem=False, stopwords=False)) or text
     digest = hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:12]
     return ":".join(filter(None, (layer, owner, digest)))
+
+
+class IdParts(NamedTuple):
+    """What an id tells: the owner of the memory, and the last turn that it covers, 0 where it says none."""
+
+    owner: str
+    last: int
+
+
+_IDS = (
+    re.compile(rf"(?:turn|{PAGE}|{TOPIC}|{SUMMARY}):(?:(?P<owner>.*):)?(?:\d+-)?(?P<last>\d+)", re.S),
+    re.compile(rf"(?:{FACT}|{KEY}):(?:(?P<owner>.*):)?[0-9a-f]{{12}}", re.S),
+    re.compile(rf"{PROFILE}(?::(?P<owner>.*))?", re.S),
+)
+
+
+def parse_id(id: str) -> IdParts | None:
+    """Return what an id tells that was made here; `None` for any other id."""
+    found = next(filter(None, (pattern.fullmatch(id) for pattern in _IDS)), None)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    return IdParts(parts["owner"] or "", int(parts.get("last", 0)))
 
 # %% ../../nbs/memory/00_layers.ipynb #64a5ebc5
 def derive(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .changes import DELETED, GIVEN_UP_WITH_TOPIC, WITH_TOPIC, retired_because
 from .config import MemoryConfig
 from .heat import UNUSED, Uses
 from .layers import AUTO, FACT, PROFILE, SUMMARY, derive, span_id, step_span, text_id
 from .statements import supersedes
 from .state import Layers
-from .tasks import Claim, Written
+from .tasks import Claim, Written, profile_line
 from ..text import find_names
 from ..types import Memory
 
@@ -31,9 +32,11 @@ def make_summary(sources: Sequence[Memory], written: Written, owner: str) -> Mem
 def pages_to_roll_up(layers: Layers, config: MemoryConfig) -> list[Memory]:
     """Return the pages of the next summary, the oldest first; none while there are too few.
 
-    Pages of which no turn is left are passed over.
+    Pages of which no turn is left, and those that the user has deleted, are passed over.
     """
-    pages = [p for p in layers.unsummarised_pages if layers.origins(p)]
+    deleted = (DELETED, WITH_TOPIC, GIVEN_UP_WITH_TOPIC)
+    unread = (p for p in layers.unsummarised_pages if retired_because(p) not in deleted)
+    pages = [p for p in unread if layers.origins(p)]
     return pages[: config.rollup_pages] if len(pages) >= config.rollup_pages else []
 
 
@@ -105,9 +108,17 @@ def facts_for_profile(layers: Layers, config: MemoryConfig) -> list[Memory]:
 
 
 def make_profile(layers: Layers, lines: Sequence[str], facts: Sequence[Memory], by: str) -> Memory:
-    """Make the profile of lines; `facts` are the new ones that were read for it."""
+    """Make the profile of lines; `facts` are the new ones that were read for it.
+
+    A fact that is given up stays a source while a line may tell it: who deletes its turn wants the line gone.
+    """
     old = layers.get(profile_id(layers.owner))
     known = old.derived_from if old is not None else ()
-    before = [m for id in known if (m := layers.get(id)) is not None and m.status == "active"]
+    before = [m for id in known if (m := layers.get(id)) is not None and _is_told(m, lines, by)]
     sources = [*before, *facts]
     return derive(PROFILE, profile_id(layers.owner), "\n".join(lines), sources, owner=layers.owner, by=by)
+
+
+def _is_told(fact: Memory, lines: Sequence[str], by: str) -> bool:
+    """Say whether a profile may tell a fact that it knows: what a model tells can't be seen by the words."""
+    return fact.status == "active" or by != "rule" or profile_line(fact) in lines

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .changes import Stored, forget, put
-from .layers import PAGE, TOPIC, TURN
+from .layers import PAGE, TOPIC, TURN, parse_id
 from .state import Layers
 from ..store.edits import Add, Edit, Update
 from ..store.errors import StoreChanged, StoreError
@@ -57,7 +57,8 @@ class LayerReader:
 
     def stored(self, layers: Layers | None = None) -> Stored:
         """Return what is stored, with these layers instead of the present ones."""
-        return Stored(layers or self.layers, self.store.get, self.store.history, self.number)
+        store = self.store
+        return Stored(layers or self.layers, store.get, store.history, store.ever_made_of, self.number)
 
     def note_vectors(self, edits: Iterable[Edit]) -> None:
         """Keep the vectors of edits that have been applied."""
@@ -91,10 +92,19 @@ class LayerReader:
             memory = self.store.get(id) if id else None
             if memory is not None:
                 self._put(memory)
-            elif id and (known := self.layers.get(id)) is not None:
-                forget(self.layers, known, self.store.get)
             elif id:
-                self.layers.remove(id)  # a turn that was erased
+                self._forget(id)
+
+    def _forget(self, id: str) -> None:
+        """Forget a memory that was erased; the turn numbers in its id stay given."""
+        told = parse_id(id)
+        if told is not None and told.owner == self.owner:
+            self.number = max(self.number, told.last)
+        known = self.layers.get(id)
+        if known is not None:
+            forget(self.layers, known, self.store.get)
+        else:
+            self.layers.remove(id)  # a turn in a page
 
     def _put(self, memory: Memory, vector: np.ndarray | None = None) -> None:
         if memory.owner == self.owner and memory.layer == TURN:

@@ -248,11 +248,16 @@ def _numbered(statements: Sequence[Any], turns: Sequence[Memory]) -> list[dict[s
     ]
 
 # %% ../../nbs/memory/02_tasks.ipynb #99d43ddb
+def profile_line(fact: Memory) -> str:
+    """Return the line of a profile that tells a fact by rule."""
+    return _cut(" ".join(fact.text_with_speaker.split()), MAX_FACT_CHARS)
+
+
 def _profile_by_rule(lines: Sequence[str], facts: Sequence[Memory]) -> dict[str, Any]:
     """Add the clear facts to the lines; a newer value of an attribute replaces the older line."""
     kept = list(lines)
     for fact in facts:
-        line = _cut(" ".join(fact.text_with_speaker.split()), MAX_FACT_CHARS)
+        line = profile_line(fact)
         if float(fact.meta.get("confidence", 0)) <= TOLD[1] or line in kept:
             continue
         who = f"{fact.speaker}: " if fact.speaker else ""

@@ -77,7 +77,10 @@ class SetStatus:
 
 @dataclass(frozen=True, slots=True)
 class Erase:
-    """Remove a memory for good, with its vector, its earlier versions and its visits."""
+    """Remove a memory for good, with its vector, its earlier versions and its visits.
+
+    One with its id that the same edits add again has the visits: it was freed of its past, not forgotten.
+    """
 
     id: str
 
@@ -153,6 +156,7 @@ class Change:
     ) -> None:
         self._reader, self._db = reader, db
         self._who, self._why, self._keep_taken = who, why, keep_taken
+        self._visits: dict[str, list[int]] = {}  # of erased memories, by id: the numbers of the occasions
 
     def check_unchanged(self, since: int) -> None:
         """Raise `StoreChanged` when there are events after number `since`; `ValueError` for no event."""
@@ -229,6 +233,7 @@ class Change:
 
     def _add(self, memory: Memory, prepared: PreparedEdit) -> Memory | None:
         if prepared.vector is not None and self.insert(prepared.row, prepared.vector):
+            self._visit_again(memory.id)
             self.log("add", memory.id)
             return memory
         stored = self._reader.get(memory.id)
@@ -240,6 +245,12 @@ class Change:
                 "nothing was changed. Give the new one an id of its own, or use an Update"
             )
         return None
+
+    def _visit_again(self, id: str) -> None:
+        """Give a memory that was erased and is added again within this change the visits that it had."""
+        for number in self._visits.pop(id, ()):
+            sql = "INSERT INTO visits SELECT key, ? FROM memories WHERE id = ?"
+            self._db.execute(sql, (number, to_sql(id)))
 
     def _update(self, memory: Memory, prepared: PreparedEdit) -> Memory:
         stored, vector = self._get(memory.id), prepared.vector
@@ -266,6 +277,8 @@ class Change:
         if self._reader.get(id) is None and is_erase_pending(self._db, id):
             return None  # deleted already; what is left of it is still to be overwritten
         stored = self._get(id)
+        visits = "SELECT number FROM visits JOIN memories USING (key) WHERE id = ?"
+        self._visits[id] = [number for (number,) in self._db.execute(visits, (to_sql(id),))]
         self._db.execute("DELETE FROM memories WHERE id = ?", (to_sql(id),))
         row = event_row("delete", id, self._who, self._why or "erased for good")
         self._db.execute(_EVENT, row)

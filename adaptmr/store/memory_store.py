@@ -76,6 +76,13 @@ class ReadableStore:
         """
         return self._records.history(id)
 
+    def ever_made_of(self, ids: Iterable[str]) -> list[str]:
+        """Return the sorted ids of what was ever made of the memories with these ids, directly or not.
+
+        Memories of any status count, and their earlier versions.
+        """
+        return self._records.ever_made_of(ids)
+
     def visits(self, ids: Iterable[str] | None = None, last: int | None = None) -> Visits:
         """Count the visits of the memories with these ids, or of all that were visited; see `Visits`.
 

@@ -5,6 +5,7 @@
 # %% ../../nbs/store/02_reader.ipynb #16c00004
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import warnings
@@ -251,6 +252,24 @@ class RecordReader(Database):
             sql = f"SELECT {_COLUMNS} FROM history WHERE key = ? ORDER BY until"
             return self._decoder.values(from_row, db.execute(sql, (key,)))
 
+    def ever_made_of(self, ids: Iterable[str]) -> list[str]:
+        """Return the sorted ids of what was ever made of the memories with these ids, directly or not.
+
+        Memories of any status count, and their earlier versions.
+        """
+        with self.reading() as db:
+            links = self._decoder.values(_to_link, db.execute(_LINKS))
+        made: dict[str, set[str]] = {}
+        for id, sources in links:
+            for source in sources:
+                made.setdefault(source, set()).add(id)
+        found, waiting = set[str](), list(ids)
+        while waiting:
+            new = made.get(waiting.pop(), set()) - found
+            found |= new
+            waiting += new
+        return sorted(found)
+
     def visits(self, ids: Iterable[str] | None = None, last: int | None = None) -> Visits:
         """Count the visits of the memories with these ids, or of all that were visited; see `count_visits`.
 
@@ -310,6 +329,17 @@ def find_keys(db: sqlite3.Connection, ids: Sequence[str], path: str) -> list[int
     if None in keys:
         raise KeyError(f"no memory {ids[keys.index(None)]!r} in {path}")
     return keys
+
+
+_LINKS = (
+    "SELECT id, derived_from FROM memories WHERE derived_from != '[]' "
+    "UNION ALL SELECT memories.id, history.derived_from FROM history JOIN memories USING (key) "
+    "WHERE history.derived_from != '[]'"
+)
+
+
+def _to_link(row: Sequence[Any]) -> tuple[str, list[str]]:
+    return from_sql(row[0]), json.loads(from_sql(row[1]))
 
 
 def _to_event(row: Sequence[Any]) -> Event:
