@@ -57,6 +57,7 @@ _VERBS = "执导|导演|编剧|撰写|写|创作|监制|作曲|主演|演唱|创
 _NOUNS = "导演|编剧|作者|制片人|监制|主演|创始人|妻子|丈夫|配偶|父亲|母亲|儿子|女儿|国籍|职业|首都|省会"
 _BEGIN = r"(?:(?<=[，。；！？、,;\s）)])|\A)"
 _BY = re.compile(rf"{_BEGIN}{_E}(?:是|，)?由{_LIST}(?P<R>{_VERBS}){_STOP}")  # 《X》由Y执导
+_AND_BY = re.compile(rf"[，,](?:由{_LIST}(?P<R>{_VERBS}){_STOP}|(?P<W>{_NAME})(?P<Q>主演|执导|监制|编剧){_END})")
 _OF = re.compile(rf"{_BEGIN}{_E}的(?P<R>{_NOUNS})(?:分别)?(?:是|为|叫|：){_LIST}{_END}")  # 《X》的导演是Y
 _IS_OF = re.compile(rf"{_BEGIN}{_V}是{_E}的(?P<R>{_NOUNS}){_END}")  # Y是《X》的导演
 _DID = re.compile(rf"{_BEGIN}{_V}(?:还|也|曾)?(?P<R>{_VERBS})(?:了|的)?(?P<E>《[^》\n]{{1,40}}》)")  # Y执导了《X》
@@ -103,6 +104,9 @@ def _in_sentence(sentence: str, subject: str) -> Iterator[tuple[int, Triple]]:
             for value in _lists(m["V"]):
                 value = subject if _PRONOUN.fullmatch(value) else value
                 yield m.start(), Triple(entity, _ROLES[m["R"]], value)
+    for m in _AND_BY.finditer(sentence):  # the entity stands earlier in the sentence
+        for value in _lists(m["V"] or m["W"]):
+            yield m.start(), Triple(subject, _ROLES[m["R"] or m["Q"]], value)
     for m in _WORK.finditer(sentence):
         for work in _lists(m["V"]):
             yield m.start(), Triple(work, _ROLES[m["R"]], subject)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .asked import Asked, kind_of_relation
-from .english import DATE, NAME
+from .english import DATE, DEMONYMS, MONTHS, NAME
 from .chinese import ZH_DATE
 from .triples import Triple, entity_key, same_entity
-from ...text import CJK, NUMBER_WORDS, content_words, find_names, split_sentences
+from ...text import CJK, NUMBER_WORDS, content_words, find_names, split_sentences, word_set
 
 NAMED, STATED, NEAR = 0.6, 0.4, 0.2  # confidence: a fact of what is named, another fact, the nearest thing
 
@@ -42,6 +42,7 @@ def mentions(question: str, name: str) -> bool:
     return any(len(n.split()) > 1 and same_entity(n, name) for n in find_names(question))
 
 # %% ../../../nbs/memory/curator/02_choosing.ipynb #64148c8f
+_MODIFIERS = word_set("former famou public private other same modern professional first second last national main new")
 _VAGUE = frozenset({"is a", "location", "origin", "member of", "known for", "released", "part of", "cast"})
 
 
@@ -52,28 +53,69 @@ def _fits(asked: Asked, relation: str) -> bool:
         return kind == "date"
     if asked.kind in ("place", "number", "kind"):
         return kind in (asked.kind, "name")
-    return kind in ("person", "name") if asked.kind == "person" else True
+    return kind in ("person", "name") if asked.kind == "person" else kind not in ("date", "number")
 
 
-def by_fact(question: str, asked: Asked, triples: Sequence[Triple]) -> Choice | None:
-    """Choose the value (or the entity) of the first asked relation that a fact states, or return `None`."""
-    stated: Choice | None = None
+def by_fact(question: str, asked: Asked, triples: Sequence[Triple], topic: str) -> Choice | None:
+    """Choose what a fact of the first asked relation states, or return `None`.
+
+    The facts of the passage's `topic` count when the question doesn't name it: a hop has led there.
+    """
+    reached = bool(topic) and not mentions(question, topic)
+    stated: Choice | None = _of_kind(asked, triples, topic) if reached else None
     for relation in asked.relations:
         for t in (t for t in triples if t.relation == relation):
             about, of = mentions(question, t.entity), mentions(question, t.value)
             if about and not of and _fits(asked, relation):
-                return Choice(_form(asked, t.value), NAMED, f"the {relation} of {t.entity}")
-            if of and not about:
-                return Choice(t.entity, NAMED, f"its {relation} is {t.value}")
-            if not stated and not about and not of and relation not in _VAGUE and _fits(asked, relation):
-                stated = Choice(_form(asked, t.value), STATED, f"the {relation} of {t.entity}")
+                sure = NAMED if relation == asked.relations[0] else STATED
+                return Choice(_form(asked, t.value), sure, f"{t.entity}: {relation}")
+            by_value = asked.kind in ("name", "person") and relation != "is a" and _is_clear(t.value)
+            if of and not about and by_value:
+                return Choice(t.entity, NAMED, f"{relation}: {t.value}")
+            clear = relation not in _VAGUE or (reached and t.entity == topic)
+            if not stated and not about and not of and clear and _fits(asked, relation):
+                stated = Choice(_form(asked, t.value), STATED, f"{t.entity}: {relation}")
     return stated
 
 
+def _of_kind(asked: Asked, triples: Sequence[Triple], topic: str) -> Choice | None:
+    """The topic itself, when it is the thing behind "which"."""
+    for t in triples:
+        if t.relation == "is a" and t.entity == topic and _things_of(asked) & _words(t.value):
+            return Choice(topic, NAMED, f"is a {t.value}")
+    return None
+
+
+def _things_of(asked: Asked) -> frozenset[str]:
+    """The words behind "which" that can say what the answer is, in the singular."""
+    return frozenset(n.removesuffix("s") for n in asked.nouns if n.title() not in DEMONYMS) - _MODIFIERS
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(w.removesuffix("s") for w in re.findall(r"\w+", text.lower()))
+
+
+def _is_clear(name: str) -> bool:
+    """Whether a name is more than one common word."""
+    return " " in name or bool(re.search(f"[{CJK}]{{2}}", name))
+
+
 def _form(asked: Asked, value: str) -> str:
-    """A date as a year when a year is asked for."""
-    year = re.search(r"(?:1\d|20)\d\d", value) if asked.kind == "year" else None
-    return year[0] if year else value
+    """A date as a year when a year is asked for, and of a place the part that is asked for."""
+    if asked.kind == "year" and (year := _YEARS.search(value)):
+        return year[0]
+    if asked.kind == "place" and ", " in value:
+        parts = value.split(", ")
+        if {"city", "town", "village"} & set(asked.nouns):
+            return parts[0]
+        if {"state", "province"} & set(asked.nouns):
+            return parts[1]
+        if "country" in asked.nouns:
+            return parts[-1]
+    return value
+
+
+_YEARS = re.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d)")
 
 # %% ../../../nbs/memory/curator/02_choosing.ipynb #4254d3b8
 _NUMBER = re.compile(
@@ -82,11 +124,11 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _DATES = re.compile(rf"{ZH_DATE}|\b{DATE}")
-_YEARS = re.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d)")
 _TITLED = re.compile(r"《([^》\n]{1,40})》")
 _IN = re.compile(r"\b(?:in|at|from|near|of|to) (?:the )?\Z")
-_NO_NAME = re.compile(r"(?:[A-Z]\.?|\d[\d,.]*)\Z|(?:January|February|March|April|May|June|July|August|September|"
-                      r"October|November|December)\b.*")  # fmt: skip
+_NO_NAME = re.compile(rf"(?:[A-Z]\.?|\d[\d,.]*|[A-Z]{{3}}|Located|Situated)\Z|(?:\d+ )?(?:{MONTHS})\b")
+_OF_PERSONS = frozenset({"date of birth", "place of birth", "occupation", "spouse"})
+_OF_THINGS = frozenset({"director", "cast", "founded", "released", "publisher", "headquarters", "location"})
 _ORG = re.compile(
     r"\b(?:University|College|School|Records|Company|Inc|Corporation|Award|Awards|League|Cup|Museum|City|County|"
     r"River|Party|Club|Institute|Association|Church|Festival|Airport|Series|War|House|Street|Hall|The)\b"
@@ -121,25 +163,62 @@ def names_in(text: str, triples: Sequence[Triple]) -> tuple[str, ...]:
     named = [n for t in triples for n in (t.entity, t.value) if kind_of_relation(t.relation) not in ("date", "kind")]
     named += [t.entity for t in triples]
     named += [*find_names(text), *_TITLED.findall(text)]
-    named += [m[0].strip('"') for m in re.finditer(NAME, text) if " " in m[0]]
+    named += [m[0] for m in re.finditer(NAME, text) if " " in m[0]]
     at: dict[int, str] = {}
-    for name in named:
+    for name in map(_bare, named):
         start = text.find(name)
-        if start >= 0 and len(name) > len(at.get(start, "")) and not _NO_NAME.match(name):
+        if name and start >= 0 and len(name) > len(at.get(start, "")):
             at[start] = name
-    return tuple(dict.fromkeys(at[start] for start in sorted(at)))
+    found = dict.fromkeys(at[start] for start in sorted(at))
+    return tuple(n for n in found if not any(n != m and _within(n, m) for m in found))
 
 
-def _fit(asked: Asked, thing: str, before: str, kinds: Sequence[str]) -> float:
+_OFFICE = re.compile(r"\A(?:(?:The|A|An|the) (?=\S))?(?:(?:C[EFO]O|President|Chairman|Head|Mayor|Governor) of (?:the )?)?")
+
+
+def _bare(name: str) -> str:
+    """The name without an article and an office; "" for what is no name: a date, a number, a nationality, small letters."""
+    name = _OFFICE.sub("", name.strip(' "'), count=1).removesuffix("'s")
+    nation = all(w in DEMONYMS or w.isdigit() for w in re.split(r"[\s\-–]", name))
+    return "" if not name or nation or name[0].islower() or _NO_NAME.match(name) else name
+
+
+def _within(short: str, long: str) -> bool:
+    """Whether a single word is the first or last word of a longer name: "Petrov" of "Ana Petrov"."""
+    return " " not in short and short in (long.split()[0], long.split()[-1])
+
+
+def _is_person(name: str, triples: Sequence[Triple]) -> bool:
+    """Whether a fact shows that a name is a person's."""
+    return any(
+        (t.relation in _OF_PERSONS and t.entity == name)
+        or (kind_of_relation(t.relation) == "person" and t.value == name)
+        for t in triples
+    )
+
+
+def _may_be(kind: str, name: str, triples: Sequence[Triple]) -> bool:
+    """Whether a name can be a person's (or a place's): no fact says that it is something else."""
+    if kind == "place":
+        return not _is_person(name, triples)
+    if kind != "person" or _is_person(name, triples):
+        return True
+    is_place = any(t.value == name and kind_of_relation(t.relation) == "place" for t in triples)
+    is_thing = any(t.entity == name and t.relation in _OF_THINGS for t in triples)
+    return not (is_place or is_thing or _ORG.search(name))
+
+
+def _fit(asked: Asked, thing: str, before: str, triples: Sequence[Triple]) -> float:
     """Return how well a name fits the kind asked for, by its form and by what the facts say it is."""
-    fit = 0.0
-    if kinds and asked.nouns and {n.rstrip("s") for n in asked.nouns} & {w for k in kinds for w in k.lower().split()}:
-        fit += 1.0
+    things, own = _things_of(asked), [t for t in triples if t.entity == thing]
+    fit = float(bool(things & _words(thing)))
+    fit += bool(things & frozenset().union(*(_words(t.value) for t in own if t.relation == "is a")))
     if asked.kind == "place":
         fit += 0.5 * bool(_IN.search(before))
-    elif asked.kind == "person":
-        words = thing.split()
-        fit += 0.5 * (1 < len(words) < 5 and not _ORG.search(thing) and not re.search(r"\d", thing))
+    if asked.kind == "person":
+        fit += 0.5 * (1 < len(thing.split()) < 5 and not re.search(r"\d", thing))
+    elif things:
+        fit -= 0.5 * _is_person(thing, triples)
     return fit
 
 
@@ -154,13 +233,13 @@ def by_kind(question: str, asked: Asked, text: str, triples: Sequence[Triple], n
         about = [t for t in triples if t.relation == "is a"]
         about.sort(key=lambda t: not mentions(question, t.entity))
         if about:
-            return Choice(about[0].value, NEAR, f"what {about[0].entity} is")
+            return Choice(about[0].value, NEAR, f"{about[0].entity}: is a")
         return Choice(None, 0.0, "no sentence says what kind of thing something is")
     sentences = split_sentences(text)
-    things = [t for t in _things(asked.kind, sentences, names) if not mentions(question, t.text)]
+    fitting = [n for n in names if _may_be(asked.kind, n, triples)]
+    things = [t for t in _things(asked.kind, sentences, fitting) if not mentions(question, t.text)]
     if not things:
         return Choice(None, 0.0, f"nothing of the kind {asked.kind!r} that the question does not name already")
-    kinds = {n: [t.value for t in triples if t.relation == "is a" and t.entity == n] for n in names}
     stems = [frozenset(content_words(s)) for s in sentences]
     rarity = {w: 1 / sum(w in s for s in stems) for w in asked.words if any(w in s for s in stems)}
     total = sum(rarity.values()) or 1.0
@@ -170,7 +249,8 @@ def by_kind(question: str, asked: Asked, text: str, triples: Sequence[Triple], n
         shared = sum(rarity[w] for w in sorted(stems[thing.sentence] & rarity.keys() - own)) / total
         before = sentence[: thing.start]
         near = _nearness(before, sentence[thing.start + len(thing.text) :], rarity)
-        return round(shared + 0.3 * near + 0.5 * _fit(asked, thing.text, before, kinds.get(thing.text, ())), 6)
+        fit = _fit(asked, thing.text, before, triples)
+        return round(shared + 0.3 * near + 0.5 * fit, 6)
 
     best = max(things, key=lambda t: (score(t), -t.sentence, -t.start))
     return Choice(best.text, NEAR, f"the {asked.kind} nearest to the question's words")

@@ -12,28 +12,43 @@ from functools import lru_cache
 from .triples import Triple, same_entity
 from ...text import split_sentences, word_set
 
+DEMONYMS = word_set("""
+    Afghan African Albanian Algerian American Argentine Argentinian Armenian Asian Australian Austrian
+    Bangladeshi Belgian Bolivian Bosnian Brazilian British Bulgarian Cambodian Cameroonian Canadian Chilean
+    Chinese Colombian Croatian Cuban Czech Danish Dutch Ecuadorian Egyptian English Estonian Ethiopian
+    European Filipino Finnish French Georgian German Ghanaian Greek Hungarian Icelandic Indian Indonesian
+    Iranian Iraqi Irish Israeli Italian Jamaican Japanese Jordanian Kenyan Korean Kosovar Kuwaiti Latvian Lebanese
+    Libyan Lithuanian Macedonian Malaysian Maltese Mexican Mongolian Moroccan Nepalese Nepali Nigerian
+    Norwegian Pakistani Palestinian Panamanian Peruvian Polish Portuguese Romanian Russian Scottish Serbian
+    Singaporean Slovak Slovenian Somali Soviet Spanish Sudanese Swedish Swiss Syrian Taiwanese Tanzanian
+    Thai Tunisian Turkish Ugandan Ukrainian Uruguayan Venezuelan Vietnamese Welsh Yugoslav Zimbabwean
+""")
 _UPPER = "".join(c for c in map(chr, range(0x530)) if c.isupper())
 _WORD = rf"(?:[{_UPPER}\d][\w'’&.\-]*\w|[{_UPPER}]\b\.?)(?: [JS]r\.)?"
 _LINK = r" (?:(?:of the|of|de la|de|van der|van|von|da|del|du|di|el|al|bin|and the|&) )?"
 _PLAIN_NAME = rf"{_WORD}(?:{_LINK}{_WORD})*"
-NAME = rf'(?:"[^"\n]{{1,80}}"|{_PLAIN_NAME})'
+_NATION = "|".join(sorted(DEMONYMS))
+_NO_ADJECTIVE = rf"(?!(?:{_NATION})(?:[ -](?:{_NATION}))*,? [a-z])"  # "American" in "American band"
+_FILL = rf"(?:(?:[a-z]|(?:{_NATION})\b)[\w'’-]*,? )"
+NAME = rf'(?:(?<![^\s(\[–—-])"[^"\n]{{1,80}}"|{_NO_ADJECTIVE}{_PLAIN_NAME})'
 _NAMES = rf"{NAME}(?:(?:, and|,| and| &) {NAME})*"
 _PLACE = rf"(?!\d)(?:the )?{_PLAIN_NAME}(?:, {_PLAIN_NAME}){{0,3}}"
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 DATE = rf"(?:\d{{1,2}} (?:{MONTHS}) \d{{4}}|(?:{MONTHS})(?: \d{{1,2}},?)? \d{{4}}|(?:1\d|20)\d\d)"
 
 # %% auto #0
-__all__ = ['NAME', 'MONTHS', 'DATE', 'DEMONYMS', 'plain', 'topic_of', 'english_triples']
+__all__ = ['DEMONYMS', 'NAME', 'MONTHS', 'DATE', 'plain', 'topic_of', 'english_triples']
 
 # %% ../../../nbs/memory/curator/01_english.ipynb #1b8c05c3
 _NOISE = (
     (re.compile(r"\(Result \d+/\d+\)\s*"), ""),
     (re.compile(r"[“”]"), '"'),
     (re.compile(r"\s*\(?\[?\]\s*[,;]"), ""),  # what is left of a pronunciation
-    (re.compile(r"\((?:[^()]*? )?(?:;|,) "), "("),
+    (re.compile(r"\([;,] "), "("),
+    (re.compile(rf'(?<=[a-z]) "[{_UPPER}][\w ]+" (?=[{_UPPER}])'), " "),  # a nickname within a name
     (re.compile(r"\s+"), " "),
 )
-_INTRO = re.compile(rf"(?:In|On|Since|During|From|After|Before)\s[^,]{{1,60}}, (?=[{_UPPER}\"])")
+_INTRO = re.compile(rf"(?:In|On|At|As|Since|During|From|After|Before|With|Under)\s[^,]{{1,60}}, (?=[{_UPPER}\"])")
 _LEAD = rf"(?:(?:The|A|An) )?(?P<name>{NAME})"
 _SUBJECT = re.compile(rf"{_LEAD}(?=(?:'s)?(?:[,\s(]|\Z))")
 _PERSON = re.compile(r"(?:He|She|His|Her)\b")
@@ -73,7 +88,8 @@ def _subject(sentence: str, topic: str, before: str) -> str:
     if _PRONOUN.match(sentence) or not m:
         return topic
     name = _name(m["name"])
-    return topic if topic and same_entity(name, topic) else name
+    opens = bool(topic) and sentence.removeprefix("The ").startswith(topic.removeprefix("The "))
+    return topic if opens or (topic and same_entity(name, topic)) else name
 
 # %% ../../../nbs/memory/curator/01_english.ipynb #888aa21f
 _VERBS = {
@@ -124,11 +140,11 @@ _VERBS = {
 _VERB = "|".join(sorted(_VERBS, key=lambda v: (-len(v), v)))
 _BY = re.compile(
     rf"\b(?P<verbs>(?:{_VERB})(?:(?:, and |, | and | & )(?:{_VERB}))*) (?:\w+ )?(?:by|through) "
-    rf"(?:(?:the )?(?:[\w-]+ ){{0,6}}?)?(?P<v>{_NAMES})"
+    rf"(?:the )?{_FILL}{{0,6}}?(?P<v>{_NAMES})"
 )
 _ACTIVE = re.compile(
     rf"\b(?P<verbs>(?:{_VERB})(?:(?:, and |, | and | & )(?:{_VERB}))*) "
-    rf"(?:the |a |an |his |her |their )?(?:[\w-]+ ){{0,4}}?(?P<v>{_NAMES})"
+    rf"{_FILL}{{0,5}}?(?P<v>{_NAMES})"
 )
 _PASSIVE_AUX = re.compile(r"\b(?:was|were|is|are|been|being|be|a|an|the)\s(?:\w+ly )?\Z")
 _OWNER = re.compile(rf"(?P<name>{NAME})(?: \([^()]*\))?,? (?:(?:a|an|which|that) (?:[\w'-]+ ){{0,5}})?(?:was )?\Z")
@@ -138,9 +154,9 @@ def _pattern(relation: str, before: str, value: str = _PLAIN_NAME, after: str = 
     return relation, re.compile(rf"{before}(?P<v>{value}){after}")
 
 
-_OF = "(?:the )?(?:[a-z][\\w'-]* ){0,3}?"
+_OF = rf"{_FILL}{{0,4}}?"
 _PATTERNS = (
-    _pattern("date of birth", rf"\b(?:born|b\.)(?: [{_UPPER}][\w. ]+?[;,])?(?: on| in)? (?:c\. )?", DATE),
+    _pattern("date of birth", rf"\b(?:born|b\.)(?: [{_UPPER}][^\W\d][^\d;,()]*?[;,]?)??(?: on| in)? (?:c\. )?", DATE),
     _pattern("date of birth", r"\A[^(]{2,60}\((?:[^()]*?[;,] )?", DATE, rf" ?[–-] ?(?:{DATE}|\))"),
     _pattern("date of death", rf"\A[^(]{{2,60}}\([^()]*?{DATE} ?[–-] ?", DATE),
     _pattern("date of death", r"\b(?:died|assassinated|killed)(?: \w+){0,2}? (?:on|in) ", DATE),
@@ -158,10 +174,10 @@ _PATTERNS = (
         "member of",
         r"\b(?:frontman|[Vv]ocalist|singer|guitarist|drummer|bassist|keyboardist|member|frontwoman|"
         r"leader|player|captain|coach|coordinator|manager|president|head|officer|founder|owner)s? "
-        r"(?:of|for|with|at) (?:the )?(?:[a-z][\w'-]* ){0,4}?",
+        r"(?:of|for|with|at) " + _OF,
         _NAMES,
     ),
-    _pattern("member of", r"\b(?:plays?|played|playing|worked|works|signed) (?:[\w ]{1,30} )?(?:for|with|to) (?:the )?(?:[a-z][\w'-]* ){0,3}?", _NAMES),
+    _pattern("member of", r"\b(?:plays?|played|playing|worked|works|signed) (?:[\w ]{1,30} )?(?:for|with|to) " + _OF, _NAMES),
     _pattern("education", r"\b(?:graduated(?: with [\w ]+?)? (?:from|at)|attended|educated at|studied (?:[\w ]+ )?at|degree (?:from|at)) (?:the )?", _NAMES),
     _pattern("headquarters", r"\b(?:headquartered|[Hh]eadquarters|head office|based)(?: (?:and|is|are|was|[a-z]+)){0,5}? (?:in|at) (?:the )?(?:[\w' ]+? (?:of|in) )??", _PLACE),
     _pattern("location", r"\b(?:located|situated|lies|lying|found|held|set|set up|sited|takes place|took place) (?:[a-z]+ )?(?:in|at|near|on|within) (?:the )?(?:[a-z]+ (?:of|in) )?", _PLACE),
@@ -172,14 +188,14 @@ _PATTERNS = (
     _pattern("ended", r"\b(?:disbanded|dissolved|closed|ended|ceased|defunct)(?: [\w-]+){0,3}? (?:in|on) ", DATE),
     _pattern("award", r"\b(?:won|awarded|received|winner of|recipient of) (?:an?|the|his|her|two|three|four|several)? ?(?:\w+ )?", _NAMES),
     _pattern("also known as", r"\b(?:also known as|also called|better known as|known professionally as|known as|nicknamed|stage name|formerly|formerly known as|renamed|abbreviated|né|née) (?:the )?", NAME),
-    _pattern("known for", r"\b(?:known|famous|noted|remembered) (?:\w+ )?(?:for|as) (?:[a-z][\w'-]* ){0,7}?", _NAMES),
-    _pattern("part of", r"\b(?:subsidiary|division|imprint|part|member|unit|suburb|genus|district|county) of (?:the )?(?:[a-z][\w'-]* ){0,4}?", _NAMES),
+    _pattern("known for", r"\b(?:known|famous|noted|remembered) (?:\w+ )?(?:for|as) " + _OF, _NAMES),
+    _pattern("part of", r"\b(?:subsidiary|division|imprint|part|member|unit|suburb|genus|district|county) of " + _OF, _NAMES),
     _pattern("owner", r"\b(?:parent company(?: is|,)?|owned by) (?:the )?", NAME),
     _pattern("based on", r"\b(?:based on|adapted from|adaptation of|inspired by|derived from|named after|named for) (?:the |a )?(?:[\w'-]+ ){0,5}?", NAME),
-    _pattern("cast", r"\b(?:starring|stars|starred|features?|featuring)(?: in)? (?:the )?(?:[a-z][\w'-]* ){0,4}?", _NAMES),
+    _pattern("cast", r"\b(?:starring|stars|starred|features?|featuring)(?: in)? " + _OF, _NAMES),
     _pattern("role", r"\b(?:role|roles|part|portrayal|voice|character) (?:of|as) (?:the )?", NAME),
     _pattern("role", r"\b(?:plays|portrays|voices|playing|voicing) (?:the )?(?:\w+ )?", NAME),
-    _pattern("appears in", r"\b(?:appeared|appears|appearing|starred|role|roles|films?|series) (?:as [\w ]+ )?in (?:the )?(?:[a-z][\w'-]* ){0,3}?", _NAMES),
+    _pattern("appears in", r"\b(?:appeared|appears|appearing|starred|role|roles|films?|series) (?:as [\w ]+ )?in " + _OF, _NAMES),
     _pattern("capital", r"\bcapital(?: city)?(?: is|,) ", _PLAIN_NAME),
     _pattern("capital of", r"\bcapital (?:city )?of (?:the )?", _PLAIN_NAME),
     _pattern("population", r"\bpopulation (?:of|was|is) (?:about |approximately |over )?", r"\d[\d,.]*\d(?: million)?"),
@@ -199,17 +215,6 @@ _KIND = re.compile(
     rf"(?=,? (?:{_KIND_ENDS.replace(' ', '|')})\b|[.;(]|, an? |\Z)"
 )
 _YEAR_FIRST = re.compile(r"(\d{4})(?:[–-]\d{2,4})? (?=[a-zA-Z])")
-DEMONYMS = word_set("""
-    Afghan African Albanian Algerian American Argentine Argentinian Armenian Asian Australian Austrian
-    Bangladeshi Belgian Bolivian Bosnian Brazilian British Bulgarian Cambodian Cameroonian Canadian Chilean
-    Chinese Colombian Croatian Cuban Czech Danish Dutch Ecuadorian Egyptian English Estonian Ethiopian
-    European Filipino Finnish French Georgian German Ghanaian Greek Hungarian Icelandic Indian Indonesian
-    Iranian Iraqi Irish Israeli Italian Jamaican Japanese Jordanian Kenyan Korean Kosovar Kuwaiti Latvian Lebanese
-    Libyan Lithuanian Macedonian Malaysian Maltese Mexican Mongolian Moroccan Nepalese Nepali Nigerian
-    Norwegian Pakistani Palestinian Panamanian Peruvian Polish Portuguese Romanian Russian Scottish Serbian
-    Singaporean Slovak Slovenian Somali Soviet Spanish Sudanese Swedish Swiss Syrian Taiwanese Tanzanian
-    Thai Tunisian Turkish Ugandan Ukrainian Uruguayan Venezuelan Vietnamese Welsh Yugoslav Zimbabwean
-""")
 _JOB = re.compile(
     r"(?:[a-z-]*(?:er|or|ist|ian|ess|man|woman|smith|poet|author|artist|politic\w+|model|composer|critic|"
     r"host|philanthropist|lawyer|pilot|jockey|judge|scholar|coach|monk|nun|pope|king|queen|chef|nurse|monarch))\Z"
@@ -249,6 +254,7 @@ _NOT_NAMES = word_set(
     "He She It They His Her Its Their The This That These Those In On At By For From And But Who When Where "
     "While After Before During Since As An A I We You There Here Then Also Both Other Another All Its Mr Mrs"
 )
+_DATE_RELATIONS = frozenset({"date of birth", "date of death", "founded", "released", "ended"})
 _PLACE_RELATIONS = frozenset({"place of birth", "place of death", "headquarters", "location", "origin"})
 
 
@@ -259,7 +265,8 @@ def _members(relation: str, value: str) -> list[str]:
     else:
         parts = re.findall(rf"{NAME}", value) if re.search(rf"[{_UPPER}\"]", value) else [value]
     names = (_name(p).removeprefix("the ") for p in parts)
-    return [n for n in names if n and n not in _NOT_NAMES]
+    dated = relation in _DATE_RELATIONS
+    return [n for n in names if n and n not in _NOT_NAMES and bool(re.fullmatch(DATE, n)) == dated]
 
 
 def _by_verbs(sentence: str, subject: str) -> Iterator[tuple[int, str, str, str]]:

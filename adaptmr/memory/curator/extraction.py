@@ -12,9 +12,9 @@ from typing import Any
 
 from ...llm import LLM
 from ...llm.tasks import Task, object_schema, register_task
-from .asked import Asked, read_question
+from .asked import Asked, read_question, relation_word
 from .chinese import chinese_triples
-from .choosing import Choice, by_fact, by_kind, mentions, names_in
+from .choosing import by_fact, by_kind, mentions, names_in
 from .english import english_triples, plain, topic_of
 from .steps import parse_action, query_key
 from .triples import Facts, Triple, facts_of, same_entity
@@ -38,14 +38,12 @@ def passage_triples(text: str, topic: str = "") -> tuple[Triple, ...]:
 
 def _topic(argument: str, text: str) -> str:
     """What a passage is about: the name it begins with, as it was searched for if that is the same."""
-    first = topic_of(text)
-    if first and argument and same_entity(first, argument) and len(argument) <= len(first):
-        return argument
+    first, title = topic_of(text), re.sub(r"\s*\([^()]*\)\Z", "", argument)
+    if title and re.match(rf"(?:The )?{re.escape(title)}\b", text, re.IGNORECASE):
+        return title
+    if first and title and (same_entity(first, title) or first.split()[-1] == title.split()[-1]):
+        return min(title, first, key=len)  # "Annie Petrov" and Anna Maria Petrov
     return first
-
-
-def _choose(question: str, asked: Asked, text: str, triples: tuple[Triple, ...], names: tuple[str, ...]) -> Choice:
-    return by_fact(question, asked, triples) or by_kind(question, asked, text, triples, names)
 
 
 def _bridge(
@@ -99,11 +97,15 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:MAX_CHARS].strip()
 
 
-def _next_queries(asked: Asked, bridge: str, argument: str) -> list[str]:
-    """Return the searches that go on from here: the bridge, and the bridge with what is asked for."""
+def _next_queries(
+    asked: Asked, bridge: str, triples: tuple[Triple, ...], argument: str, lang: str
+) -> list[str]:
+    """Return the searches that go on from here: the bridge, and the bridge with what is still asked for."""
     if not bridge:
         return []
-    queries = [bridge, *(f"{bridge} {relation}" for relation in asked.relations[:2])]
+    led_here = {t.relation for t in triples if bridge in (t.value, t.entity)}
+    open_ones = [r for r in asked.relations if r not in led_here]
+    queries = [bridge, *(f"{bridge} {relation_word(r, lang)}" for r in open_ones)]
     done = query_key(argument)
     return [_short(q) for q in queries if query_key(q) != done][:MAX_QUERIES]
 
@@ -117,14 +119,14 @@ def _by_rule(question: str, action: str, observation: str) -> dict[str, Any]:
         asked = asked._replace(relations=read_question(argument).relations)
     triples = passage_triples(text, topic)
     names = names_in(text, triples)
-    choice = _choose(asking, asked, text, triples, names)
+    choice = by_fact(asking, asked, triples, topic) or by_kind(asking, asked, text, triples, names)
     bridge = _bridge(asking, asked, text, triples, names, topic)
     return {
         "entities": [_short(n) for n in names][:MAX_ENTITIES],
         "relations": [dict(zip(Triple._fields, map(_short, t))) for t in triples][:MAX_TRIPLES],
         "answer": _short(choice.answer or ""),
         "bridge": _short(bridge),
-        "next_queries": _next_queries(asked, bridge, argument),
+        "next_queries": _next_queries(asked, bridge, triples, argument, detect_language(asking)),
         "confidence": choice.confidence,
         "reason": choice.reason[:MAX_CHARS],
     }
@@ -162,7 +164,7 @@ EXTRACT = register_task(
                 'Reply in JSON: {"entities": ["Harbour Lights", "Ana Petrov"], "relations": [{"entity": '
                 '"Harbour Lights", "relation": "director", "value": "Ana Petrov"}], "answer": "Ana Petrov", '
                 '"bridge": "Ana Petrov", "next_queries": ["Ana Petrov spouse"], "confidence": 0.9, '
-                '"reason": "the director of Harbour Lights"}',
+                '"reason": "Harbour Lights: director"}',
                 "Sub-question: $question\nAction: $action\n<observation>\n$observation\n</observation>\nJSON:",
             ),
             "zh": (
@@ -171,7 +173,7 @@ EXTRACT = register_task(
                 f"最多三条后续检索；以及对答案的把握（0 到 1）。{_DATA['zh']}\n"
                 '用 JSON 回答：{"entities": ["港口灯火", "林薇"], "relations": [{"entity": "港口灯火", '
                 '"relation": "director", "value": "林薇"}], "answer": "林薇", "bridge": "林薇", '
-                '"next_queries": ["林薇 丈夫"], "confidence": 0.9, "reason": "港口灯火的导演"}',
+                '"next_queries": ["林薇 丈夫"], "confidence": 0.9, "reason": "港口灯火：导演"}',
                 "子问题：$question\n动作：$action\n<observation>\n$observation\n</observation>\nJSON：",
             ),
         },

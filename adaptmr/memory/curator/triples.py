@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _QUALIFIER = re.compile(r"\s*[(（][^()（）]*[)）]\s*\Z")
 _EDGES = " \t\n,;:.\"'“”‘’《》「」『』，；：。、"
-_ARTICLE = re.compile(r"(?:the|an?)\s+", re.IGNORECASE)
+_ARTICLE = re.compile(r"\A(?:the|an?)\s+")
 
 # %% auto #0
 __all__ = ['Facts', 'Triple', 'entity_key', 'same_entity', 'facts_of']
@@ -35,7 +35,7 @@ def entity_key(name: str) -> str:
     """
     form = unicodedata.normalize("NFKC", name).strip(_EDGES)
     form = (_QUALIFIER.sub("", form) or form).strip(_EDGES).casefold()
-    return " ".join((_ARTICLE.sub("", form, count=1) or form).split())
+    return " ".join((_ARTICLE.sub("", form) or form).split())
 
 
 def same_entity(a: str, b: str) -> bool:
