@@ -19,8 +19,16 @@ _CUES = (
     ("creator", r"creat(?:ed|or|ors)\b|创作者"),
     ("producer", r"produc(?:ed|er)\b|制片|监制"),
     ("composer", r"compos(?:ed|er)\b|作曲"),
-    ("founder", r"found(?:er|ers)\b|(?:who|which \w+|that) (?:co-?)?(?:founded|started|established)|创始人|创立者|创办人|谁创[立办建]"),
-    ("performer", r"perform(?:ed|er)\b|sung\b|sang\b|recorded\b|popularized|covered\b|sing(?:s|er of)\b|演唱"),
+    (
+        "founder",
+        r"found(?:er|ers)\b|(?:who|which \w+|that) (?:co-?)?(?:founded|started|"
+        r"established)|创始人|创立者|创办人|谁创[立办建]",
+    ),
+    (
+        "performer",
+        r"perform(?:ed|er)\b|sung\b|sang\b|recorded\b|popularized|covered\b|sing(?:s|"
+        r"er of)\b|演唱",
+    ),
     ("developer", r"develop(?:ed|er)\b|开发"),
     ("publisher", r"publish(?:ed by|er)\b|record label|distribut|出版社|发行"),
     ("designer", r"design(?:ed|er)\b|设计"),
@@ -35,22 +43,50 @@ _CUES = (
     ("parent", r"father|mother|parents?\b(?! company)|父亲|母亲|父母"),
     ("child", r"\bsons?\b|daughters?|child(?:ren)?\b|儿子|女儿|子女"),
     ("sibling", r"brother|sister|sibling|兄弟|姐妹|哥哥|姐姐|弟弟|妹妹"),
-    ("place of birth", r"birth ?place|where (?:was|were|is) [^?]*\bborn|(?:city|town|state|country|place|village) [^?]*\bborn|native of|出生地|(?:哪里|哪儿|何处|什么地方|哪个(?:城市|国家))[^？]*出生|出生(?:在|于)?(?:哪(?!一?年)|何处|什么地方)"),
-    ("date of birth", r"birth ?da(?:y|te)|date of birth|when (?:was|were|is) [^?]*\bborn|(?:year|date|day|month) [^?]*\bborn|born (?:in|on) (?:what|which)|出生日期|生日|(?:何时|什么时候|哪一?年)[^？]*(?:出生|生于)|出生于?(?:哪一?年|何时|什么时候)"),
+    (
+        "place of birth",
+        r"birth ?place|where (?:was|were|is) [^?]*\bborn|(?:city|town|state|country|"
+        r"place|village) [^?]*\bborn|native of|出生地|(?:哪里|哪儿|何处|什么地方|"
+        r"哪个(?:城市|国家))[^？]*出生|出生(?:在|于)?(?:哪(?!一?年)|何处|什么地方)",
+    ),
+    (
+        "date of birth",
+        r"birth ?da(?:y|te)|date of birth|when (?:was|were|is) [^?]*\bborn|(?:year|date|"
+        r"day|month) [^?]*\bborn|born (?:in|on) (?:what|which)|出生日期|生日|(?:何时|"
+        r"什么时候|哪一?年)[^？]*(?:出生|生于)|出生于?(?:哪一?年|何时|什么时候)",
+    ),
     ("date of death", r"when did [^?]*\bdie\b|(?:year|date) [^?]*\b(?:die|died|death)|去世|逝世"),
     ("place of death", r"where did [^?]*\bdie\b"),
     ("nationality", r"nationalit|same country|\bwhat country [^?]*from|国籍|哪国人"),
     ("occupation", r"occupation|profession|what [^?]*\bdo for a living|职业|做什么的"),
     ("education", r"graduat|educated|attended|alma mater|degree\b|毕业|就读"),
     ("headquarters", r"headquarter|head office|based\b|总部"),
-    ("location", r"located?\b|location|situated|where (?:is|was|are)|in what (?:city|county|state|country|town)|(?:which|what) (?:city|county|state|country|town)|位于|坐落|在哪"),
+    (
+        "location",
+        r"located?\b|location|situated|where (?:is|was|are)|in what (?:city|county|"
+        r"state|country|town)|(?:which|what) (?:city|county|state|country|town)|位于|"
+        r"坐落|在哪",
+    ),
     ("origin", r"originat|\bcome from|\bfrom\?|(?:group|band) form\b|来自"),
-    ("founded", r"(?:when|what (?:year|date)|year|date)[^?]*\b(?:founded|formed|established|started|created|opened|built|completed)|(?:founded|formed|established|created|opened|built|completed) (?:in|on) (?:what|which)|成立|创立于|建立于"),
-    ("released", r"(?:when|what year|year)[^?]*\b(?:released|published|premiered|aired)|released? (?:in|on|date)|(?:released|published) in what|上映|发行于|出版于"),
+    (
+        "founded",
+        r"(?:when|what (?:year|date)|year|date)[^?]*\b(?:founded|formed|established|"
+        r"started|created|opened|built|completed)|(?:founded|formed|established|created|"
+        r"opened|built|completed) (?:in|on) (?:what|which)|成立|创立于|建立于",
+    ),
+    (
+        "released",
+        r"(?:when|what year|year)[^?]*\b(?:released|published|premiered|aired)|"
+        r"released? (?:in|on|date)|(?:released|published) in what|上映|发行于|出版于",
+    ),
     ("ended", r"disband|dissol|defunct|解散"),
     ("member of", r"member of|(?:what|which) (?:band|team|group|club|party)|play(?:s|ed) for|成员|效力|所属"),
     ("award", r"award|prize|\bwon\b|获得|奖"),
-    ("also known as", r"(?:also|better|professionally) known as|nickname|stage name|real name|stands? for|given name|又名|别名|艺名|原名"),
+    (
+        "also known as",
+        r"(?:also|better|professionally) known as|nickname|stage name|real name|"
+        r"stands? for|given name|又名|别名|艺名|原名",
+    ),
     ("known for", r"known for|famous for|best known|以[^？]*闻名|代表作"),
     ("part of", r"subsidiary|part of|division of|belongs to|属于"),
     ("based on", r"based on|adapted|adaptation|inspired by|改编"),
@@ -59,8 +95,10 @@ _CUES = (
     ("capital", r"capital\b|首都|省会"),
     ("position", r"position\b|(?:what|which) (?:office|post|title)|职位|职务"),
     ("is a", r"(?:what|which) (?:kind|type|sort)\b|what (?:is|was|are) (?-i:[A-Z\"'])|是什么|哪种|类型"),
-)  # fmt: skip
-_QUESTION_WORD = re.compile(r"\b(?:who|whom|whose|what|which|where|when|how)\b|谁|什么|哪|何时|多少|几", re.IGNORECASE)
+)
+_QUESTION_WORD = re.compile(
+    r"\b(?:who|whom|whose|what|which|where|when|how)\b|谁|什么|哪|何时|多少|几", re.IGNORECASE
+)
 RELATIONS = tuple(relation for relation, _ in _CUES)
 _CUE_PATTERNS = tuple((relation, re.compile(p, re.IGNORECASE)) for relation, p in _CUES)
 
@@ -97,10 +135,26 @@ _PERSON_NOUNS = word_set("""
 _DATES = frozenset({"date of birth", "date of death", "founded", "released", "ended"})
 _PLACES = frozenset({"place of birth", "place of death", "headquarters", "location", "origin", "capital"})
 _KINDS_OF = frozenset({"is a", "nationality", "occupation", "position"})
-_PERSONS = frozenset({
-    "director", "writer", "creator", "producer", "composer", "founder", "performer", "designer", "played by",
-    "cast", "host", "coach", "spouse", "parent", "child", "sibling",
-})  # fmt: skip
+_PERSONS = frozenset(
+    {
+        "director",
+        "writer",
+        "creator",
+        "producer",
+        "composer",
+        "founder",
+        "performer",
+        "designer",
+        "played by",
+        "cast",
+        "host",
+        "coach",
+        "spouse",
+        "parent",
+        "child",
+        "sibling",
+    }
+)
 _NOUN = re.compile(r"\b(?:what|which)((?: [\w'&-]+,?){1,6})", re.IGNORECASE)
 _ZH = (
     ("yesno", re.compile(r"[吗嘛]|是否|是不是|有没有")),
@@ -170,9 +224,15 @@ def read_question(question: str) -> Asked:
     text = " ".join(question.replace("’", "'").split())
     relations = asked_relations(text)
     noun = _NOUN.search(text)
-    nouns = tuple(takewhile(lambda w: w not in STOPWORDS, noun[1].lower().replace(",", "").split())) if noun else ()
+    nouns = (
+        tuple(takewhile(lambda w: w not in STOPWORDS, noun[1].lower().replace(",", "").split()))
+        if noun
+        else ()
+    )
     if detect_language(text) == "zh":
-        kind = next((k for k, p in _ZH if p.search(text)), kind_of_relation(relations[0]) if relations else "name")
+        kind = next(
+            (k for k, p in _ZH if p.search(text)), kind_of_relation(relations[0]) if relations else "name"
+        )
     else:
         kind = _english_kind(text, nouns, relations)
     names = find_names(text)
@@ -207,5 +267,5 @@ _ZH_NAMES = {
 
 
 def relation_word(relation: str, lang: str) -> str:
-    """Return the word for a relation in a query, "en" or "zh"; where Chinese has none here, the English one."""
+    """Return the word for a relation in a query, "en" or "zh"; the English one where no other is known."""
     return _ZH_NAMES.get(relation, relation) if lang == "zh" else relation

@@ -158,14 +158,15 @@ EXTRACT = register_task(
             "en": (
                 "A team answers a question in several searches. Write down what one search found. Use only "
                 "what the observation says, in its words. Give the names in it; its facts as entity, "
-                "relation and value; the answer to the sub-question, \"\" if it isn't there; the bridging "
+                'relation and value; the answer to the sub-question, "" if it isn\'t there; the bridging '
                 "entity, whose page should be searched for next; up to three next queries; and how sure you "
                 f"are of the answer, 0 to 1. {_DATA['en']}\n"
                 'Reply in JSON: {"entities": ["Harbour Lights", "Ana Petrov"], "relations": [{"entity": '
                 '"Harbour Lights", "relation": "director", "value": "Ana Petrov"}], "answer": "Ana Petrov", '
                 '"bridge": "Ana Petrov", "next_queries": ["Ana Petrov spouse"], "confidence": 0.9, '
                 '"reason": "Harbour Lights: director"}',
-                "Sub-question: $question\nAction: $action\n<observation>\n$observation\n</observation>\nJSON:",
+                "Sub-question: $question\nAction: "
+                "$action\n<observation>\n$observation\n</observation>\nJSON:",
             ),
             "zh": (
                 "一个团队通过几次检索来回答问题。请写下这次检索的发现，只用观察结果里说到的内容和原文的词。"
@@ -225,9 +226,15 @@ def _grounded(value: Mapping[str, Any], observation: str, question: str) -> dict
     out = dict(value)
     out["entities"] = [n for n in value["entities"] if stands(n)]
     out["relations"] = [
-        t for t in value["relations"] if stands(t["value"]) and (stands(t["entity"]) or mentions(question, t["entity"]))
+        t
+        for t in value["relations"]
+        if stands(t["value"]) and (stands(t["entity"]) or mentions(question, t["entity"]))
     ]
-    if value["answer"] and not stands(value["answer"]) and value["answer"].lower() not in ("yes", "no", "是", "否"):
+    if (
+        value["answer"]
+        and not stands(value["answer"])
+        and value["answer"].lower() not in ("yes", "no", "是", "否")
+    ):
         out["answer"], out["confidence"] = "", 0.0
         out["reason"] = f"the model's answer {value['answer']!r} is not in the observation"
     return out

@@ -51,7 +51,8 @@ class Lesson:
 
 # %% ../../../nbs/memory/curator/04_reflection.ipynb #1e291cdf
 _NOTHING = re.compile(
-    r"\A\W*\Z|could not find|no (?:more )?results?\b|not found|nothing found|invalid action|找不到|没有找到|未找到|没有结果|无效",
+    r"\A\W*\Z|could not find|no (?:more )?results?\b|not found|nothing found|"
+    r"invalid action|找不到|没有找到|未找到|没有结果|无效",
     re.IGNORECASE,
 )
 
@@ -62,7 +63,7 @@ def is_dead_end(step: Step) -> bool:
 
 
 def repeated_searches(steps: Sequence[Step]) -> dict[str, int]:
-    """Return the queries that were searched for more than once, as they were first written, with their counts."""
+    """Return the queries that were searched for more than once, as first written, with their counts."""
     first: dict[str, str] = {}
     queries = [s.argument for s in steps if s.verb == "search"]
     counts = Counter(query_key(q) for q in queries)
@@ -91,7 +92,8 @@ _WORDS = {
         "dead end": '"{action}" found nothing: search for the name of an entity instead.',
         "missing bridge": '"{bridge}" was found but never searched for: search for what the last step found.',
         "turn limit": "The turns ran out after {n} steps: finish with the best answer before that.",
-        "wrong answer": "The answer was wrong although every step found something: check it for what is asked, {about}.",
+        "wrong answer": "The answer was wrong although every step found something: check it for what "
+        "is asked, {about}.",
     },
     "zh": {
         "chain": "关于{about}的问题，逐个检索实体得到了答案：{chain}。",
@@ -101,7 +103,7 @@ _WORDS = {
         "turn limit": "用完了 {n} 步仍未给出答案：应当提前用最可能的答案结束。",
         "wrong answer": "每一步都有发现，但答案是错的：应当核对问题要问的内容（{about}）。",
     },
-}  # fmt: skip
+}
 
 
 def _causes(question: str, steps: Sequence[Step]) -> list[tuple[str, dict[str, Any]]]:
@@ -142,12 +144,16 @@ def _by_rule(question: str, steps: Sequence[Step], success: bool) -> dict[str, A
     about = separator.join(relations) or ("一个实体" if lang == "zh" else "an entity")
     if success:
         queries = dict.fromkeys(s.argument for s in steps if s.verb == "search" and not is_dead_end(s))
-        found: list[tuple[str, dict[str, Any]]] = [("chain", {"chain": " → ".join(queries)})] if queries else []
+        found: list[tuple[str, dict[str, Any]]] = (
+            [("chain", {"chain": " → ".join(queries)})] if queries else []
+        )
     else:
         found = _causes(question, steps)
     lessons = []
     for kind, values in found[:MAX_LESSONS]:
-        values = {k: _without(v, _answer(steps), lang)[:80] if isinstance(v, str) else v for k, v in values.items()}
+        values = {
+            k: _without(v, _answer(steps), lang)[:80] if isinstance(v, str) else v for k, v in values.items()
+        }
         text = words[kind].format(**{"about": about, **values})
         lessons.append({"text": text[:MAX_LESSON_CHARS], "tags": [kind, *relations]})
     return {"lessons": lessons}
@@ -189,7 +195,8 @@ REFLECT = register_task(
                 "一个团队用 Search、Lookup 和 Finish 尝试回答一个问题。请为同类问题写出一到四条简短的经验："
                 "成功时，哪一串检索起了作用；失败时，原因是什么，应当怎么做。只写检索的方法，绝不要写出答案。"
                 f"给每条经验加标签：{'、'.join(CAUSES)}、chain，或所问的关系。{_DATA['zh']}\n"
-                '用 JSON 回答：{"lessons": [{"text": "先检索电影，再检索它的导演。", "tags": ["chain", "director"]}]}',
+                "用 JSON "
+                '回答：{"lessons": [{"text": "先检索电影，再检索导演。", "tags": ["chain", "director"]}]}',
                 "问题：$question\n<steps>\n$steps\n</steps>\n团队$ended了。JSON：",
             ),
         },
@@ -214,7 +221,9 @@ REFLECT = register_task(
 )
 
 
-def reflect(question: str, steps: Sequence[Step], success: bool, llm: LLM | None = None) -> tuple[Lesson, ...]:
+def reflect(
+    question: str, steps: Sequence[Step], success: bool, llm: LLM | None = None
+) -> tuple[Lesson, ...]:
     """Write the lessons of a task.
 
     - `steps`: what the player did. The observation of a `Finish` is not read.

@@ -122,7 +122,7 @@ def record_skills(
 
 
 def best_skills(skills: Skills, n: int, min_successes: int = 2) -> tuple[Skill, ...]:
-    """Return the forms that worked at least `min_successes` times and more often than not, the surest first."""
+    """Return the forms that worked `min_successes` times or more, and in most uses, the surest first."""
     good = [s for s in skills.values() if s.successes >= min_successes and 2 * s.successes > s.uses]
     return tuple(sorted(good, key=lambda s: (-round(s.rate, 9), -s.uses, s.form))[:n])
 
