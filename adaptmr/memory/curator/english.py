@@ -13,15 +13,16 @@ from .triples import Triple, same_entity
 from ...text import split_sentences, word_set
 
 DEMONYMS = word_set("""
-    Afghan African Albanian Algerian American Argentine Argentinian Armenian Asian Australian Austrian
-    Bangladeshi Belgian Bolivian Bosnian Brazilian British Bulgarian Cambodian Cameroonian Canadian Chilean
-    Chinese Colombian Croatian Cuban Czech Danish Dutch Ecuadorian Egyptian English Estonian Ethiopian
-    European Filipino Finnish French Georgian German Ghanaian Greek Hungarian Icelandic Indian Indonesian
-    Iranian Iraqi Irish Israeli Italian Jamaican Japanese Jordanian Kenyan Korean Kosovar Kuwaiti
-    Latvian Lebanese Libyan Lithuanian Macedonian Malaysian Maltese Mexican Mongolian Moroccan Nepalese Nepali Nigerian
-    Norwegian Pakistani Palestinian Panamanian Peruvian Polish Portuguese Romanian Russian Scottish Serbian
-    Singaporean Slovak Slovenian Somali Soviet Spanish Sudanese Swedish Swiss Syrian Taiwanese Tanzanian
-    Thai Tunisian Turkish Ugandan Ukrainian Uruguayan Venezuelan Vietnamese Welsh Yugoslav Zimbabwean
+    Afghan African Albanian Algerian American Argentine Argentinian Armenian Asian Australian
+    Austrian Bangladeshi Belgian Bolivian Bosnian Brazilian British Bulgarian Cambodian Cameroonian
+    Canadian Chilean Chinese Colombian Croatian Cuban Czech Danish Dutch Ecuadorian Egyptian English
+    Estonian Ethiopian European Filipino Finnish French Georgian German Ghanaian Greek Hungarian
+    Icelandic Indian Indonesian Iranian Iraqi Irish Israeli Italian Jamaican Japanese Jordanian
+    Kenyan Korean Kosovar Kuwaiti Latvian Lebanese Libyan Lithuanian Macedonian Malaysian Maltese
+    Mexican Mongolian Moroccan Nepalese Nepali Nigerian Norwegian Pakistani Palestinian Panamanian
+    Peruvian Polish Portuguese Romanian Russian Scottish Serbian Singaporean Slovak Slovenian Somali
+    Soviet Spanish Sudanese Swedish Swiss Syrian Taiwanese Tanzanian Thai Tunisian Turkish Ugandan
+    Ukrainian Uruguayan Venezuelan Vietnamese Welsh Yugoslav Zimbabwean
 """)
 _UPPER = "".join(c for c in map(chr, range(0x530)) if c.isupper())
 _WORD = rf"(?:[{_UPPER}\d][\w'’&.\-]*\w|[{_UPPER}]\b\.?)(?: [JS]r\.)?"
