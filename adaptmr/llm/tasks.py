@@ -139,13 +139,15 @@ def object_schema(**parts: Mapping[str, Any]) -> dict[str, Any]:
 class TaskResult:
     """The result of a task: a `value` that fits its schema, its usage, its outcome (one of `OUTCOMES`).
 
-    `error` is the last problem on the way to the value ("" if none).
+    `error` is the last problem on the way to the value ("" if none). `raw` is the model's last reply as it
+    came, for inspection ("" if no model replied).
     """
 
     value: dict[str, Any]
     usage: Usage
     outcome: str
     error: str = ""
+    raw: str = field(default="", repr=False)
 
 
 def _count_result(task: str, result: TaskResult) -> TaskResult:
@@ -273,15 +275,17 @@ class Task:
         messages = self.messages(lang, **inputs)
         reply, error, usage = self._ask(llm, messages)
         value, outcome, problem = self._parse(reply, error, inputs)
+        raw = reply.text if reply else ""
         if value is None:
             messages = _retry_messages(messages, reply, problem, self.schema, lang)
             reply, error, spent = self._ask(llm, messages)
             value, _, second_problem = self._parse(reply, error, inputs)
             outcome, usage = "retried", usage + spent
+            raw = reply.text if reply else raw
             problem = problem if value is not None else second_problem
         if value is None:
-            return self._by_rule("fallback", usage, problem, inputs)
-        return _count_result(self.name, TaskResult(value, usage, outcome, problem))
+            return self._by_rule("fallback", usage, problem, inputs, raw)
+        return _count_result(self.name, TaskResult(value, usage, outcome, problem, raw))
 
     def _ask(self, llm: LLM, messages: list[dict[str, str]]) -> tuple[Reply | None, str, Usage]:
         try:
@@ -305,11 +309,13 @@ class Task:
 
         return (None, "", error) if reply is None else _parse_reply(reply.text, self.schema, find_problem)
 
-    def _by_rule(self, outcome: str, usage: Usage, error: str, inputs: Mapping[str, Any]) -> TaskResult:
+    def _by_rule(
+        self, outcome: str, usage: Usage, error: str, inputs: Mapping[str, Any], raw: str = ""
+    ) -> TaskResult:
         value = self.rule(**inputs)
         if problem := schema_violation(value, self.schema):
             raise ValueError(f"the offline rule of task {self.name!r} breaks its own schema: {problem}")
-        return _count_result(self.name, TaskResult(value, usage, outcome, error))
+        return _count_result(self.name, TaskResult(value, usage, outcome, error, raw))
 
 # %% ../../nbs/llm/04_tasks.ipynb #6dce3bb6
 TASKS: dict[str, Task] = {}
