@@ -70,12 +70,11 @@ def automatic_keys(memory: LayeredMemory) -> list[Memory]:
 def is_traceable(key: Memory, memory: LayeredMemory) -> bool:
     """Say whether a key memory's trace leads to topics, pages and turns that are stored, and says why."""
     trace = key.meta.get("trace", {})
-    turns = origins_of(memory.store).turns(key)
     return (
         bool(trace.get("rule"))
         and _are_stored(memory, trace.get("session_ids", ()), TOPIC)
         and _are_stored(memory, trace.get("page_ids", ()), PAGE)
-        and bool(turns)
+        and _are_stored(memory, key.derived_from, TURN)
     )
 
 
@@ -134,7 +133,10 @@ LATENCY = "Latency under control"
 
 
 def _steps_line(
-    memories: Sequence[FilledMemory], criterion: str, take: Callable[[LayeredMemory], Mapping[str, bool]]
+    memories: Sequence[FilledMemory],
+    system: str,
+    criterion: str,
+    take: Callable[[LayeredMemory], Mapping[str, bool]],
 ) -> _Row:
     held: list[bool] = []
     failed: dict[str, None] = {}
@@ -145,11 +147,14 @@ def _steps_line(
         failed |= dict.fromkeys(name for name, worked in steps.items() if not worked)
     found = f"{sum(held)} of {len(held)} steps on {len(memories)} conversations"
     found += f"; failed: {', '.join(failed)}" if failed else ""
-    return _line("works", criterion, "layered", "", found, REACHED if held and all(held) else NOT_REACHED)
+    return _line("works", criterion, system, "", found, REACHED if held and all(held) else NOT_REACHED)
 
 
-def function_lines(memories: Sequence[FilledMemory]) -> list[dict[str, Any]]:
-    """Check on each memory what must work, and roll it back: a line of the list per criterion."""
+def function_lines(memories: Sequence[FilledMemory], system: str = "layered") -> list[dict[str, Any]]:
+    """Check on each memory what must work, and roll it back: a line of the list per criterion.
+
+    `system` is the name in the list.
+    """
     keys = {m.conversation.id: automatic_keys(m.system.memory) for m in memories}
     traced = sum(is_traceable(k, m.system.memory) for m in memories for k in keys[m.conversation.id])
     made = sum(map(len, keys.values()))
@@ -157,9 +162,9 @@ def function_lines(memories: Sequence[FilledMemory]) -> list[dict[str, Any]]:
     found = f"{made} on {triggered} of {len(memories)} conversations; {traced} traced to topic, pages, turns"
     held = REACHED if made and traced == made else NOT_REACHED
     return [
-        _steps_line(memories, MANUAL_KEYS, manual_key_steps),
-        _line("works", AUTOMATIC_KEYS, "layered", "", found, held),
-        _steps_line(memories, DELETION, deletion_steps),
+        _steps_line(memories, system, MANUAL_KEYS, manual_key_steps),
+        _line("works", AUTOMATIC_KEYS, system, "", found, held),
+        _steps_line(memories, system, DELETION, deletion_steps),
     ]
 
 # %% ../../../nbs/eval/analysis/02_acceptance.ipynb #5bcbdc12
@@ -188,14 +193,14 @@ def several(verdicts: Sequence[str], wanted: int = WANTED_CATEGORIES) -> str:
     return TOO_FEW if all(v == TOO_FEW for v in verdicts) else UNDECIDED
 
 # %% ../../../nbs/eval/analysis/02_acceptance.ipynb #d6b400fb
-def category_gains(gained: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def category_gains(gained: pd.DataFrame) -> dict[str, Mapping[Any, Any]]:
     """Return the rows of `paired_gains` of one system by the category that they stand for."""
-    by_type = {row["type"]: row for row in gained.to_dict("records")}
+    by_type = {str(row["type"]): row for row in gained.to_dict("records")}
     found = {name: [by_type[t] for t in types if t in by_type] for name, types in CATEGORY_TYPES.items()}
     return {name: rows[0] for name, rows in found.items() if rows}
 
 
-def _gain(row: Mapping[str, Any]) -> str:
+def _gain(row: Mapping[Any, Any]) -> str:
     return format_interval(row["difference"], row["low"], row["high"], "+.3f", "+.2f")
 
 
@@ -210,7 +215,7 @@ def quality_lines(
     for system in systems:
         for baseline in baselines:
             gained = paired_gains(frame, baseline, [system], "f1", seed=seed)
-            whole = gained[gained["type"] == OVERALL].iloc[0]
+            whole = gained[gained["type"] == OVERALL].to_dict("records")[0]
             held = verdict_at_least(whole["low"], whole["high"], -F1_MARGIN)
             lines.append(_line("quality", F1_LINE, system, baseline, _gain(whole), held))
             by_category = category_gains(gained)
@@ -220,12 +225,12 @@ def quality_lines(
     return lines
 
 
-def latency_line(more: pd.DataFrame) -> dict[str, Any]:
-    """Check the time of all roads at once, from `road_times.more_than_turns`."""
+def latency_line(more: pd.DataFrame, system: str = "layered") -> dict[str, Any]:
+    """Check the time of all roads at once, from `road_times.more_than_turns`; `system` is as above."""
     row = more[more["way"] == AT_ONCE].iloc[0]
     found = format_interval(100 * row["more"], 100 * row["low"], 100 * row["high"], "+.0f", unit=" %")
     held = verdict_at_most(row["low"], row["high"], MORE_TIME)
-    return _line("quality", LATENCY, "layered", "turns alone", found, held)
+    return _line("quality", LATENCY, system, "turns alone", found, held)
 
 
 def acceptance_table(*lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

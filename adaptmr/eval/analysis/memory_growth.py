@@ -130,7 +130,7 @@ def grow(
 
 
 def grow_on(data: Dataset, *, embedder: Any = "auto", turns: int = TURNS, per_type: int = 2) -> pd.DataFrame:
-    """Let memories grow on a data set's long conversation, asked some questions of each type on its beginning.
+    """Let memories grow on a data set's long conversation, asked questions of each type on its beginning.
 
     Columns as of `grow`, and new: how many of the turns are no repetition.
     """
@@ -141,7 +141,7 @@ def grow_on(data: Dataset, *, embedder: Any = "auto", turns: int = TURNS, per_ty
 
 # %% ../../../nbs/eval/analysis/00_memory_growth.ipynb #f4b16f47
 def largest_deviation(growth: pd.DataFrame, memory: str, from_turn: int = LEVEL_FROM) -> float:
-    """Return the largest distance of a mark's tokens from their mean, as a share of it; `nan` for no marks."""
+    """Return the largest distance of a mark's tokens from the marks' mean, as a share; `nan` for no marks."""
     part = growth[(growth["memory"] == memory) & (growth["turn"] >= from_turn)]["tokens"].to_numpy(float)
     return round(float(np.abs(part / part.mean() - 1).max()), 9) if part.size else float("nan")
 
@@ -158,9 +158,13 @@ def growth_sentences(growth: pd.DataFrame) -> list[str]:
             f"{memory[:1].upper()}{memory[1:]}: after {last['turn']} turns {last['topics']} topics, "
             f"{last['pages in use']} of {last['pages written']} pages in use, the largest topic has "
             f"{last['pages of the largest topic']}. From turn {LEVEL_FROM} on the prompt {level}: "
-            f"{part[part['turn'] >= LEVEL_FROM]['tokens'].mean():.0f} tokens, at most {100 * deviation:.0f} % "
-            "from that."
+            f"{part[part['turn'] >= LEVEL_FROM]['tokens'].mean():.0f} tokens, at most "
+            f"{100 * deviation:.0f} % from that."
         )
+    in_use = [part["pages in use"].tolist() for _, part in growth.groupby("memory")]
+    if len(in_use) > 1 and all(pages == in_use[0] for pages in in_use):
+        limit = MemoryConfig().max_topic_pages
+        sentences.append(f"Compression had nothing to do: no topic came to have more than {limit} pages.")
     return sentences
 
 
@@ -183,7 +187,7 @@ def token_lines(growth: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_lines(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows for a figure of counts by turn: what is counted, turn, mean; low and high are the same."""
+    """Return the rows for a figure of counts by turn: counted, turn, mean; low and high are the same."""
     import pandas as pd
 
     counted = [(m, c) for m in dict.fromkeys(growth["memory"]) for c in ("pages in use", "topics")]

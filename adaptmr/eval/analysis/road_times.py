@@ -86,7 +86,8 @@ def time_roads(
                 about = {"conversation": memory.conversation.id, "question": asked.id}
                 rows += [{"way": w, **about, "ms": ms} for w, ms in _time(memory, way, asked, k).items()]
     times = pd.DataFrame(rows, columns=["way", "conversation", "question", "ms"])
-    return times.groupby(["way", "conversation", "question"], sort=False, as_index=False)["ms"].median()
+    medians = times.groupby(["way", "conversation", "question"], sort=False)["ms"].median()
+    return medians.reset_index()
 
 # %% ../../../nbs/eval/analysis/01_road_times.ipynb #03d1a416
 def more_than_turns(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
@@ -115,7 +116,7 @@ def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     """Tabulate the times by way: n, p50 and p95 in ms, more than the turns alone, and each road's share."""
     import pandas as pd
 
-    more = more_than_turns(times, seed=seed).set_index("way")
+    more = {row["way"]: row for row in more_than_turns(times, seed=seed).to_dict("records")}
     alone = [f"{name} alone" for name in LAYERED_ROADS]
     total = times.loc[times["way"].isin(alone), "ms"].sum()
     table = []
@@ -123,7 +124,7 @@ def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         part = times[times["way"] == way]
         values, groups = part["ms"].to_numpy(float), part["conversation"].tolist()
         quantiles = {f"ms p{100 * q:.0f}": quantile_ci(values, q, groups) for q in (0.5, 0.95)}
-        found = more.loc[way]
+        over, low, high = (100 * float(more[way][end]) for end in ("more", "low", "high"))
         table.append(
             {
                 "way": way,
@@ -131,9 +132,7 @@ def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
                 **{name: format_interval(it.mean, it.low, it.high, ".1f") for name, it in quantiles.items()},
                 "more than turns alone": "–"
                 if way == TURNS
-                else format_interval(
-                    100 * found["more"], 100 * found["low"], 100 * found["high"], "+.0f", unit=" %"
-                ),
+                else format_interval(over, low, high, "+.0f", unit=" %"),
                 "share of all five": f"{100 * part['ms'].sum() / total:.0f} %" if way in alone else "–",
             }
         )
