@@ -75,16 +75,16 @@ def time_roads(
         raise ValueError(f"repeats={repeats} and per_type={per_type} must be 1 or more")
     rows: list[dict[str, Any]] = []
     for memory in memories:
-        chosen = timed_questions(memory.questions, per_type)
-        visible = [v for q, v in zip(memory.questions, memory.visible) if q in chosen]
-        pairs = [(way, asked) for way in WAYS for asked in visible]
-        for way, asked in pairs:
-            _time(memory, way, asked, k)  # what is encoded and loaded here is not timed
+        chosen = {q.id for q in timed_questions(memory.questions, per_type)}
+        asked = [(q.id, v) for q, v in zip(memory.questions, memory.visible) if q.id in chosen]
+        pairs = [(way, id, visible) for way in WAYS for id, visible in asked]
+        for way, _, visible in pairs:
+            _time(memory, way, visible, k)  # what is encoded and loaded here is not timed
         for repeat in range(repeats):
             Random(f"{seed}:{memory.conversation.id}:{repeat}").shuffle(pairs)
-            for way, asked in pairs:
-                about = {"conversation": memory.conversation.id, "question": asked.id}
-                rows += [{"way": w, **about, "ms": ms} for w, ms in _time(memory, way, asked, k).items()]
+            for way, id, visible in pairs:
+                about = {"conversation": memory.conversation.id, "question": id}
+                rows += [{"way": w, **about, "ms": ms} for w, ms in _time(memory, way, visible, k).items()]
     times = pd.DataFrame(rows, columns=["way", "conversation", "question", "ms"])
     medians = times.groupby(["way", "conversation", "question"], sort=False)["ms"].median()
     return medians.reset_index()
