@@ -127,9 +127,9 @@ def _line(part: str, criterion: str, system: str, baseline: str, found: str, ver
 MANUAL_KEYS = "Manual key memories: add, query, change, delete"
 AUTOMATIC_KEYS = "Automatic key memories: triggered and traceable"
 DELETION = "Soft deletion and restoration"
-F1_LINE = "F1 not below the baseline"
+F1_LINE = f"F1 not below the baseline (margin {F1_MARGIN})"
 CATEGORY_LINE = "At least two of the categories 2, 3 and 5 improve"
-LATENCY = "Latency under control"
+LATENCY = f"Latency under control: at most {100 * MORE_TIME:.0f} % more"
 
 
 def _steps_line(
@@ -159,7 +159,9 @@ def function_lines(memories: Sequence[FilledMemory], system: str = "layered") ->
     traced = sum(is_traceable(k, m.system.memory) for m in memories for k in keys[m.conversation.id])
     made = sum(map(len, keys.values()))
     triggered = sum(map(bool, keys.values()))
-    found = f"{made} on {triggered} of {len(memories)} conversations; {traced} traced to topic, pages, turns"
+    found = (
+        f"{made} on {triggered} of {len(memories)} conversations, {traced} traced to topic, pages and turns"
+    )
     held = REACHED if made and traced == made else NOT_REACHED
     return [
         _steps_line(memories, system, MANUAL_KEYS, manual_key_steps),
