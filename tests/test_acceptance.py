@@ -39,7 +39,8 @@ def memories():
 
 def test_everything_works_and_leaves_no_trace(memories):
     before = [{m.id: m.text for m in one.system.store.memories} for one in memories]
-    lines = function_lines(memories)
+    lines, usage = function_lines(memories)
+    assert usage.calls == 0
     assert [line["verdict"] for line in lines] == ["reached"] * 3
     assert lines[0]["found"] == lines[2]["found"] == "12 of 12 steps on 2 conversations"
     assert [{m.id: m.text for m in one.system.store.memories} for one in memories] == before
@@ -55,7 +56,7 @@ def test_a_memory_that_forgets_to_delete_is_found_out(memories, monkeypatch):
     assert (
         not steps["turn deleted"] and not steps["nothing left of it"] and not steps["not erased by one call"]
     )
-    line = function_lines(memories)[2]
+    line = function_lines(memories)[0][2]
     assert line["verdict"] == "not reached" and line["found"].startswith("4 of 12 steps")
     assert line["found"].endswith(
         "failed: turn deleted, nothing left of it, topic deleted, not erased by one call"

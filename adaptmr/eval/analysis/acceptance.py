@@ -13,10 +13,11 @@ from .filled_memories import FilledMemory, as_it_was
 from .road_times import AT_ONCE
 from ..report.tables import OVERALL, paired_gains
 from ..stats.estimates import TOO_FEW, format_interval
+from ...llm.tasks import meter_usage
 from ...memory.layered import LayeredMemory
 from ...memory.layers import AUTO, KEY, PAGE, TOPIC, TURN
 from ...memory.origins import origins_of
-from ...types import Memory
+from ...types import Memory, Usage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,10 +151,12 @@ def _steps_line(
     return _line("works", criterion, system, "", found, REACHED if held and all(held) else NOT_REACHED)
 
 
-def function_lines(memories: Sequence[FilledMemory], system: str = "layered") -> list[dict[str, Any]]:
+def function_lines(
+    memories: Sequence[FilledMemory], system: str = "layered"
+) -> tuple[list[dict[str, Any]], Usage]:
     """Check on each memory what must work, and roll it back: a line of the list per criterion.
 
-    `system` is the name in the list.
+    `system` is the name in the list. Returns what was used, too: a model makes texts again after a deletion.
     """
     keys = {m.conversation.id: automatic_keys(m.system.memory) for m in memories}
     traced = sum(is_traceable(k, m.system.memory) for m in memories for k in keys[m.conversation.id])
@@ -163,11 +166,13 @@ def function_lines(memories: Sequence[FilledMemory], system: str = "layered") ->
         f"{made} on {triggered} of {len(memories)} conversations, {traced} traced to topic, pages and turns"
     )
     held = REACHED if made and traced == made else NOT_REACHED
-    return [
-        _steps_line(memories, system, MANUAL_KEYS, manual_key_steps),
-        _line("works", AUTOMATIC_KEYS, system, "", found, held),
-        _steps_line(memories, system, DELETION, deletion_steps),
-    ]
+    with meter_usage() as meter:
+        lines = [
+            _steps_line(memories, system, MANUAL_KEYS, manual_key_steps),
+            _line("works", AUTOMATIC_KEYS, system, "", found, held),
+            _steps_line(memories, system, DELETION, deletion_steps),
+        ]
+    return lines, meter.usage
 
 # %% ../../../nbs/eval/analysis/02_acceptance.ipynb #5bcbdc12
 def verdict_at_least(low: float, high: float, limit: float) -> str:
