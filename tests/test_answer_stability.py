@@ -137,4 +137,4 @@ def test_half_a_conversation_is_stored_and_asked_about():
     assert {row["turns"] for row in early.attrs["ingest"]} == {len(talk) // 2}
     per_turn = writing_per_turn(whole, early).set_index("system")
     assert (per_turn["turns"] == len(talk) // 2).all() and (per_turn["calls a turn"] == 0).all()
-    assert per_turn.loc["pmemo", "ms a turn"] > per_turn.loc["unified", "ms a turn"] > 0
+    assert per_turn.loc["pmemo", "ms_a_turn"] > per_turn.loc["unified", "ms_a_turn"] > 0

@@ -175,8 +175,8 @@ def test_more_time_is_a_ratio_of_sums():
     assert more.loc[AT_ONCE, ["low", "high"]].tolist() == pytest.approx([0.2, 0.2])
     assert math.isnan(more.loc[TURNS, "low"]), "no difference, no interval"
     table = road_time_table(times).set_index("way")
-    assert table.loc[TURNS, "share of all five"] == "50 %" and table.loc[PROMPT, "share of all five"] == "–"
-    assert table.loc[AT_ONCE, "more than turns alone"] == "+20 % [+20, +20]"
+    assert table.loc[TURNS, "ms_share"] == "50 %" and table.loc[PROMPT, "ms_share"] == "–"
+    assert table.loc[AT_ONCE, "ms_more"] == "+20 % [+20, +20]"
 
 
 # --- growth

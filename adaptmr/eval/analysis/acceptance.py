@@ -266,7 +266,8 @@ def acceptance_answers(table: pd.DataFrame, baseline: str) -> list[tuple[str, st
         if compared and row["baseline"] != baseline:
             continue
         asked, against = _QUESTIONS[row["criterion"]], f" less {row['baseline']}" if row["baseline"] else ""
-        numbers = f"{row['system']}{against}: {row['found']}, {row['verdict']}"
+        verdict = "" if row["verdict"] == TOO_FEW else f", {row['verdict']}"
+        numbers = f"{row['system']}{against}: {row['found']}{verdict}"
         answers.append(
             (f"{row['system']}: {asked}" if compared else asked, _ANSWERS[row["verdict"]], numbers)
         )

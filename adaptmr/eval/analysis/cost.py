@@ -261,7 +261,7 @@ def writing_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #5a3c9e02
 def writing_per_turn(frame: pd.DataFrame, timed: pd.DataFrame) -> pd.DataFrame:
-    """Tabulate what storing a turn costs, by system: turns, calls and tokens a turn, ms a turn.
+    """Tabulate what storing a turn costs, by system: turns, calls and tokens a turn, ms_a_turn.
 
     Calls and tokens are those of the run whose rows `frame` has, ms those of `timed`, rows of a filling in
     which nothing was left to encode (both with `attrs["ingest"]`); `nan` for a system that `timed` lacks.
@@ -277,7 +277,7 @@ def writing_per_turn(frame: pd.DataFrame, timed: pd.DataFrame) -> pd.DataFrame:
             "turns": whole["turns"],
             "calls a turn": (whole["calls"] / whole["turns"]).round(3),
             "tokens a turn": (tokens / whole["turns"]).round(1),
-            "ms a turn": [round(ms.get(name, math.nan), 2) for name in whole["system"]],
+            "ms_a_turn": [round(ms.get(name, math.nan), 2) for name in whole["system"]],
         }
     )
 

@@ -113,7 +113,11 @@ def more_than_turns(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
 
 
 def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Tabulate the times by way: n, p50 and p95 in ms, more than the turns alone, and each road's share."""
+    """Tabulate the times by way: n, and as text ms_p50 and ms_p95, ms_more and ms_share.
+
+    ms_more is the time that a way takes more than the turns alone, as a share of that; ms_share what a road
+    takes of the sum of all by themselves.
+    """
     import pandas as pd
 
     more = {row["way"]: row for row in more_than_turns(times, seed=seed).to_dict("records")}
@@ -123,17 +127,15 @@ def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     for way in (AT_ONCE, *alone, PROMPT):
         part = times[times["way"] == way]
         values, groups = part["ms"].to_numpy(float), part["conversation"].tolist()
-        quantiles = {f"ms p{100 * q:.0f}": quantile_ci(values, q, groups) for q in (0.5, 0.95)}
+        quantiles = {f"ms_p{100 * q:.0f}": quantile_ci(values, q, groups) for q in (0.5, 0.95)}
         over, low, high = (100 * float(more[way][end]) for end in ("more", "low", "high"))
         table.append(
             {
                 "way": way,
                 "n": len(part),
                 **{name: format_interval(it.mean, it.low, it.high, ".1f") for name, it in quantiles.items()},
-                "more than turns alone": "–"
-                if way == TURNS
-                else format_interval(over, low, high, "+.0f", unit=" %"),
-                "share of all five": f"{100 * part['ms'].sum() / total:.0f} %" if way in alone else "–",
+                "ms_more": "–" if way == TURNS else format_interval(over, low, high, "+.0f", unit=" %"),
+                "ms_share": f"{100 * part['ms'].sum() / total:.0f} %" if way in alone else "–",
             }
         )
     return pd.DataFrame(table)
