@@ -42,6 +42,7 @@ EXPERIMENTS = {
     "exp3": "the main comparison",
     "exp4": "which parts of a method matter",
     "exp5": "what it costs",
+    "exp6": "what a layered memory costs and gives",
 }
 
 

@@ -10,7 +10,7 @@ from quotations import quoted, texts, words
 import adaptmr as am
 from adaptmr.cli import main
 
-EXPERIMENTS = ("exp1", "exp2", "exp3", "exp4", "exp5")
+EXPERIMENTS = ("exp1", "exp2", "exp3", "exp4", "exp5", "exp6")
 WORDS = 6  # in a row would give a message away
 
 

@@ -13,7 +13,7 @@ from ..llm import LLM
 from ..memory.config import MemoryConfig
 from ..memory.layered import LayeredMemory
 from ..memory.prompt import build_prompt, shown_evidence
-from ..memory.roads import LAYERED_ROADS, ROADS, Asked, Road, recall
+from ..memory.roads import LAYERED_ROADS, ROADS, Asked, Recall, Road, recall
 from ..retrieval.candidates import SCORE_ALL_UP_TO, columns_of, parse_query, passages
 from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.strategies import Router
@@ -104,9 +104,9 @@ class LayeredSystem:
         parts = [part for road in self.roads.values() for part in road.parts]
         return Asked(query, self.store, self.config, parts, owners=(self.memory.user,))
 
-    def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
-        """Recall, build the prompt, and return the at most `k` memories that it shows; nothing is counted."""
-        found = recall(
+    def recall(self, question: Question | str, k: int = 10) -> Recall:
+        """Return what the roads find for a question, the road `turns` at most `k`; nothing is counted."""
+        return recall(
             self.store,
             question,
             self.config,
@@ -116,6 +116,10 @@ class LayeredSystem:
             k=k,
             fit=self.fit,
         )
+
+    def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
+        """Recall, build the prompt, and return the at most `k` memories that it shows; nothing is counted."""
+        found = self.recall(question, k)
         return shown_evidence(found, build_prompt(found, question, self.config), k)
 
     def state_version(self) -> tuple[int, int]:

@@ -42,8 +42,8 @@ COMPONENT_ABLATIONS: Mapping[str, tuple[str, str]] = {
 # %% auto #0
 __all__ = ['COMPONENT_TASKS', 'COMPONENT_ABLATIONS', 'COUNT_MEASURES', 'TIME_MEASURES', 'CALLS_PER_OUTCOME', 'token_label',
            'add_cost_columns', 'writing_usage', 'usage_outside_rows', 'total_usage', 'quantile_ci', 'latency_table',
-           'spending_table', 'writing_table', 'overhead', 'paired_values', 'accuracy_per_1000', 'calls_by_component',
-           'tokens_by_stage', 'component_costs', 'component_sentences', 'wide_table']
+           'spending_table', 'writing_table', 'writing_per_turn', 'overhead', 'paired_values', 'accuracy_per_1000',
+           'calls_by_component', 'tokens_by_stage', 'component_costs', 'component_sentences', 'wide_table']
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
 _REQUIRED = (
@@ -258,6 +258,28 @@ def writing_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         }
         table.append(row)
     return pd.DataFrame(table, columns=columns)
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #5a3c9e02
+def writing_per_turn(frame: pd.DataFrame, timed: pd.DataFrame) -> pd.DataFrame:
+    """Tabulate what storing a turn costs, by system: turns, calls and tokens a turn, ms_a_turn.
+
+    Calls and tokens are those of the run whose rows `frame` has, ms those of `timed`, rows of a filling in
+    which nothing was left to encode (both with `attrs["ingest"]`); `nan` for a system that `timed` lacks.
+    """
+    import pandas as pd
+
+    whole, again = writing_usage(frame), writing_usage(timed)
+    ms = {row["system"]: 1000 * row["seconds"] / row["turns"] for row in again.to_dict("records")}
+    tokens = whole["prompt_tokens"] + whole["completion_tokens"]
+    return pd.DataFrame(
+        {
+            "system": whole["system"],
+            "turns": whole["turns"],
+            "calls a turn": (whole["calls"] / whole["turns"]).round(3),
+            "tokens a turn": (tokens / whole["turns"]).round(1),
+            "ms_a_turn": [round(ms.get(name, math.nan), 2) for name in whole["system"]],
+        }
+    )
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #cfd27af3
 COUNT_MEASURES, TIME_MEASURES = ("tokens", "calls"), ("ms",)
