@@ -17,7 +17,7 @@ import numpy as np
 from .candidates import columns_of, known_sentences, seconds
 from ..store.lexical import LexicalIndex
 from ..store.protocol import Store
-from ..store.view import Filter, RowFilter, View
+from ..store.view import Filter, RowFilter, View, begins_with
 from ..types import Memory
 
 # %% auto #0
@@ -38,10 +38,15 @@ class StorePart:
         self.total: int = getattr(store, "total", len(memories))
         self.embedder, self.version = store.embedder, store.version
         self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
-        vectors = store.matrix[rows]
-        index = LexicalIndex(self.lexical, self.k1, self.b) if earlier is None else earlier._continued_words()
-        self._view = View(vectors.shape[1], index)
-        self._view.change((), [memories[i] for i in rows.tolist()], vectors)
+        some, n = [memories[i] for i in rows.tolist()], 0 if earlier is None else len(earlier)
+        if earlier is not None and n and begins_with(some, earlier.memories):
+            with earlier._word_lock:
+                self._view = earlier._view.continued(some[n:], store.matrix[rows[n:]])
+        else:
+            vectors = store.matrix[rows]
+            words = LexicalIndex(self.lexical, self.k1, self.b)
+            self._view = View(vectors.shape[1], words if earlier is None else earlier._continued_words())
+            self._view.change((), some, vectors)
         self._word_lock = threading.Lock()  # the index of words is built by the first who needs it
 
     def __len__(self) -> int:
@@ -126,6 +131,7 @@ class _Parts:
     def __init__(self, earlier: Mapping[Hashable, StorePart] | None = None) -> None:
         self.lock = threading.Lock()
         self.version: Any = None
+        self.memories: Sequence[Memory] = ()  # of the store in this version
         self.made: dict[Hashable, StorePart | None] = {}
         self.earlier = dict(earlier or {})
 
@@ -136,13 +142,15 @@ class _Parts:
 
     def follow(self, store: Store) -> None:
         """After a change of the store, keep of its parts those that can be continued."""
-        version = store.version
+        version, memories = store.version, store.memories
         if self.version == version:
             return
-        if parts := self.latest:
-            there = {id(m) for m in store.memories}
+        parts = self.latest
+        if parts and not begins_with(memories, self.memories):
+            there = set(map(id, memories))
             parts = {name: p for name, p in parts.items() if there.issuperset(map(id, p.memories))}
         self.version, self.made, self.earlier = version, {}, _fitting(parts, _limit(store))
+        self.memories = memories
 
     def make(self, store: Store, name: Hashable, rows: np.ndarray) -> None:
         """Make the part of a store in these rows, `None` if they are all."""
@@ -155,7 +163,7 @@ class _Parts:
         if earlier is not None:
             sentences = sentences | known_sentences(earlier)
             _PARTS[part] = _Parts(_PARTS[earlier].latest if earlier in _PARTS else None)
-        columns_of(part).sentences = sentences
+        columns_of(part, earlier).sentences = sentences
         whole = [n for n, p in self.made.items() if p is None]
         kept = _fitting(_proper(self.made), _limit(store) - len(part))
         self.made = {**dict.fromkeys(whole), **kept, name: part}

@@ -20,7 +20,8 @@ from ..text import clean, detect_language
 from ..types import Hit, Hits, Memory, as_utc
 
 # %% auto #0
-__all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'truncate_text', 'indexed_text', 'RowFilter', 'BaseView', 'zscores', 'View']
+__all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'truncate_text', 'begins_with', 'indexed_text', 'RowFilter', 'BaseView',
+           'zscores', 'View']
 
 # %% ../../nbs/store/02_view.ipynb #6b855387
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,12 @@ def truncate_text(m: Memory, mark: str = "") -> Memory:
     return replace(m, text=m.text[: MAX_TEXT_CHARS - len(mark)] + mark)
 
 
+def begins_with(memories: Sequence[Memory], earlier: Sequence[Memory]) -> bool:
+    """Say whether a list begins with all memories of an earlier one; never of one that reads from a file."""
+    lists = isinstance(memories, list) and isinstance(earlier, list)
+    return lists and memories[: len(earlier)] == earlier  # quick: the same objects aren't compared
+
+
 def indexed_text(m: Memory) -> str:
     """Return the text that BM25 indexes: `8 May 2023 Maya: …`, for Chinese `2023年5月8日 …`.
 
@@ -75,6 +82,23 @@ def indexed_text(m: Memory) -> str:
     """
     text = clean(truncate_text(m).text_with_speaker)
     return f"{format_date(m.at, 'day', detect_language(text))} {text}" if m.dated else text
+
+
+class _IndexedTexts(Sequence[str]):
+    """The texts of memories that BM25 indexes, made when they are read."""
+
+    def __init__(self, memories: Sequence[Memory]) -> None:
+        self._memories = memories
+
+    def __len__(self) -> int:
+        return len(self._memories)
+
+    def __getitem__(self, i: Any) -> Any:
+        return indexed_text(self._memories[i])
+
+
+def _key(m: Memory) -> tuple[str, int]:
+    return m.id, m.version
 
 # %% ../../nbs/store/02_view.ipynb #5c1d0e01
 MODES = ("dense", "lexical", "hybrid")
@@ -171,8 +195,11 @@ class BaseView(RowFilter):
 
     def _word_index(self) -> LexicalIndex:
         if self._indexed is not self.memories:
-            keys = ((m.id, m.version) for m in self.memories)
-            self.lexical.build((indexed_text(m) for m in self.memories), keys=keys)
+            if self._indexed is not None and begins_with(self.memories, self._indexed):
+                further = self.memories[len(self._indexed) :]
+                self.lexical.extend(_IndexedTexts(further), [_key(m) for m in further])
+            else:
+                self.lexical.build(_IndexedTexts(self.memories), [_key(m) for m in self.memories])
             self._indexed = self.memories
         return self.lexical
 
@@ -240,6 +267,16 @@ class View(BaseView):
         if not self.memories:
             return np.zeros((*np.shape(vectors)[:-1], 0), np.float32)
         return self.index.scores(vectors)
+
+    def continued(self, memories: list[Memory], vectors: np.ndarray) -> View:
+        """Return a view of these memories and further ones (n) behind them with vectors (n, dim).
+
+        This one stays as it is; the vectors are shared.
+        """
+        new = View(self.dim, self.lexical.continued())
+        new.index = self.index.continued([m.id for m in memories], vectors)
+        new.memories, new._indexed = [*self.memories, *memories], self._indexed
+        return new
 
     def change(self, ids: Iterable[str], memories: list[Memory], vectors: np.ndarray) -> None:
         """Remove the `ids` that are in the view; insert `memories` (n, in order) and vectors (n, dim)."""
