@@ -33,8 +33,10 @@ class Origins:
         known: dict[str, Memory] = {}
         if earlier is not None and begins_with(memories, earlier._memories):
             known = earlier._active
-        self._memories, self._read = memories, read
-        self._active = known | {m.id: m for m in (memories[len(known) :] if known else memories)}
+        self._memories: Sequence[Memory] = memories
+        self._read = read
+        more = memories[len(known) :] if known else memories
+        self._active: dict[str, Memory] = known | {m.id: m for m in more}
         self._known: dict[str, tuple[Memory, ...]] = {}
 
     def turns(self, memory: Memory) -> tuple[Memory, ...]:

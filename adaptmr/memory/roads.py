@@ -157,7 +157,7 @@ class _Rows:
         for row, m in enumerate(more, start):
             self._groups.setdefault((m.layer, m.owner), []).append(row)
         times = [m.at for m in more] + ([earlier.latest] if start and earlier is not None else [])
-        self.latest = max(times, default=UNDATED)
+        self.latest: datetime = max(times, default=UNDATED)
 
     def of(self, where: Filter) -> np.ndarray:
         """Return the rows of the memories of a filter's layers and owners: ascending (m,)."""

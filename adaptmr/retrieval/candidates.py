@@ -158,6 +158,7 @@ class StoreColumns:
     _facts: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
     _sentence_vectors: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
     _counted: tuple[int, int, Counter[str]] | None = field(default=None, repr=False)
+    _of_rows: dict[Any, tuple[bytes, Any]] = field(default_factory=dict, repr=False)
 
     @property
     def speakers(self) -> tuple[str, ...]:
@@ -194,6 +195,13 @@ class StoreColumns:
             if found[place] is _UNKNOWN:
                 found[place] = known[i] = of(truncate_text(self.memories[i]))
         return found
+
+    def rows_fact(self, of: Callable[[np.ndarray, Store], T], rows: np.ndarray, store: Store) -> T:
+        """Return `of(rows, store)`, computed once for the same rows; it depends on their memories alone."""
+        known, key = self._of_rows.get(of), rows.tobytes()
+        if known is None or known[0] != key:
+            known = self._of_rows[of] = key, of(rows, store)
+        return known[1]
 
     @cached_property
     def document_frequency(self) -> tuple[int, Counter[str]]:
@@ -250,6 +258,7 @@ class StoreColumns:
             self.sentences,
             _facts={of: _lengthened(known, n, _UNKNOWN) for of, known in self._facts.items()},
             _counted=self._counted,
+            _of_rows=dict(self._of_rows),
         )
         if len(speakers) == len(self.speaker_code):  # the values depend on the speakers
             new._values = {of: _lengthened(known, n, np.nan) for of, known in self._values.items()}
@@ -487,9 +496,10 @@ class WordMatches:
         """Return which of the words `of(memory)` holds, for each row: bool (e, m)."""
         place = {word: i for i, word in enumerate(self.words)}
         out = np.zeros((len(self.words), len(self._rows)), bool)
+        wanted = frozenset(place)
         for j, words in enumerate(self._columns.memory_facts(of, self._rows)):
-            for word in place.keys() & words:
-                out[place[word], j] = True
+            if not wanted.isdisjoint(words):
+                out[[place[word] for word in wanted & words], j] = True
         return out
 
     @cached_property

@@ -9,6 +9,7 @@ import operator
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,17 +28,22 @@ __all__ = ['TURNS', 'StorePart', 'part_of_rows', 'store_part', 'turns_of']
 class StorePart:
     """The memories `rows` (m,) of a store, ascending, as a read-only store of their own.
 
-    `rows` refer to `store.memories`; `total` says how many memories there are in all. `earlier` is the same
+    `rows` refer to `store.memories`; `total` says how many memories there are in all. `where` is a filter
+    that all of them pass. `earlier` is the same
     part of an earlier state of the store, whose memories are all still there: its words are taken over. Make
     it within the store's `snapshot()`; see `store_part` and `part_of_rows`.
     """
 
-    def __init__(self, store: Store, rows: np.ndarray, earlier: StorePart | None = None) -> None:
+    def __init__(
+        self, store: Store, rows: np.ndarray, where: Filter, earlier: StorePart | None = None
+    ) -> None:
         memories = store.memories
-        self.rows = rows
+        self.rows, self.where = rows, where
         self.total: int = getattr(store, "total", len(memories))
         self.embedder, self.version = store.embedder, store.version
         self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
+        self._view: View
+        self._word_lock = threading.Lock()  # the index of words is built by the first who needs it
         some, n = [memories[i] for i in rows.tolist()], 0 if earlier is None else len(earlier)
         if earlier is not None and n and begins_with(some, earlier.memories):
             with earlier._word_lock:
@@ -47,7 +53,6 @@ class StorePart:
             words = LexicalIndex(self.lexical, self.k1, self.b)
             self._view = View(vectors.shape[1], words if earlier is None else earlier._continued_words())
             self._view.change((), some, vectors)
-        self._word_lock = threading.Lock()  # the index of words is built by the first who needs it
 
     def __len__(self) -> int:
         return len(self._view.memories)
@@ -158,7 +163,8 @@ class _Parts:
             self.made[name] = None
             return
         earlier = self.earlier.pop(name, None)
-        part = StorePart(store, rows, earlier)
+        where = name if isinstance(name, Filter) else getattr(store, "where", Filter())
+        part = StorePart(store, rows, where, earlier)
         sentences = known_sentences(store)
         if earlier is not None:
             sentences = sentences | known_sentences(earlier)
@@ -195,7 +201,7 @@ def part_of_rows(store: Store, name: Hashable, find_rows: Callable[[], np.ndarra
     """Return the part of a store that has this name; the store itself if the part is the whole.
 
     Within one version of the store a name stands for the same rows, which `find_rows` is asked for once: (m,)
-    ascending.
+    ascending. A `Filter` as the name is one that all these memories pass.
     """
     parts = _PARTS.setdefault(store, _Parts())
     with store.snapshot(), parts.lock:
@@ -213,7 +219,20 @@ class _Rows(RowFilter):
 
 def store_part(store: Store, where: Filter) -> Store:
     """Return the memories of a store that pass a filter, as a store; the store itself if all pass."""
+    if isinstance(store, StorePart) and _implies(store.where, where):
+        return store
     return part_of_rows(store, where, lambda: np.flatnonzero(_Rows(store.memories).mask(where)))
+
+
+def _implies(narrow: Filter, wide: Filter) -> bool:
+    """Say whether whatever passes one filter passes the other, as far as names, not times, tell."""
+    named = ((getattr(narrow, name), getattr(wide, name)) for name in ("layers", "owners", "sessions"))
+    rest = replace(wide, layers=None, owners=None, sessions=None, status=narrow.status)
+    return (
+        rest == Filter(status=narrow.status)
+        and wide.status in (narrow.status, None)
+        and all(more is None or (some is not None and set(some) <= set(more)) for some, more in named)
+    )
 
 
 TURNS = Filter(layers=("",))  # what was said, as it was said

@@ -233,8 +233,9 @@ def _check_parameters(engine: str, k1: float, b: float) -> None:
 class LexicalIndex:
     """BM25 over a list of texts; both engines give the same scores.
 
-    `engine` is "bm25s" (columns of a sparse matrix) or "rank_bm25" (`BM25Okapi`). `k1` > 0 sets how soon further occurrences of a word stop to count, `b` in 0..1
-    how much long texts are penalised. `tokenizer` turns a text, and a query, into words. Raises `ValueError`
+    `engine` is "bm25s" (columns of a sparse matrix) or "rank_bm25" (`BM25Okapi`). `k1` > 0 sets how soon
+    further occurrences of a word stop to count, `b` in 0..1 how much long texts are penalised. `tokenizer`
+    turns a text, and a query, into words. Raises `ValueError`
     for an unknown engine, and for `k1` or `b` out of range.
     """
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from datetime import datetime
+from heapq import merge
 from typing import Any, Callable, Collection, Iterable, Sequence
 
 import numpy as np
@@ -99,6 +101,10 @@ class _IndexedTexts(Sequence[str]):
 
 def _key(m: Memory) -> tuple[str, int]:
     return m.id, m.version
+
+
+def _place(m: Memory) -> tuple[int, str]:
+    return m.step, m.id
 
 # %% ../../nbs/store/02_view.ipynb #5c1d0e01
 MODES = ("dense", "lexical", "hybrid")
@@ -281,16 +287,16 @@ class View(BaseView):
     def change(self, ids: Iterable[str], memories: list[Memory], vectors: np.ndarray) -> None:
         """Remove the `ids` that are in the view; insert `memories` (n, in order) and vectors (n, dim)."""
         self._instants = None
-        if gone := [i for i in ids if i in self.index]:
+        if gone := {i for i in ids if i in self.index}:
             self.index.remove(gone)
-            self.memories = [m for m in self.memories if m.id in self.index]
+            self.memories = [m for m in self.memories if m.id not in gone]
         if not memories:
             return
         before = list(self.memories)
-        if before and (memories[0].step, memories[0].id) < (before[-1].step, before[-1].id):
-            everything, vectors = before + memories, np.concatenate([self.index.vectors, vectors])
-            order = sorted(range(len(everything)), key=lambda i: (everything[i].step, everything[i].id))
-            before, memories, vectors = [], [everything[i] for i in order], vectors[order]
-            self.index = ExactIndex(max(self.dim, 1))
+        if before and _place(memories[0]) < _place(before[-1]):
+            rows = [bisect_left(before, _place(m), key=_place) for m in memories]
+            vectors = np.insert(self.index.vectors, rows, vectors, axis=0)
+            memories = list(merge(before, memories, key=_place))
+            before, self.index = [], ExactIndex(max(self.dim, 1))
         self.index.add([m.id for m in memories], vectors)
         self.memories = before + memories
