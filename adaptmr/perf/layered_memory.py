@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['GOAL_TURNS', 'PROMPTS_FROM', 'PROMPTS_TO', 'PROMPTS_EVERY', 'PromptSizes', 'ChatCosts', 'measure_chat']
+__all__ = ['WINDOWS', 'GOAL_TURNS', 'PROMPTS_FROM', 'PROMPTS_TO', 'PROMPTS_EVERY', 'PromptSizes', 'ChatCosts', 'measure_chat']
 
 # %% ../../nbs/perf/01_layered_memory.ipynb #16c20006
+WINDOWS = 5  # parts of the range whose prompts are compared
+
+
 @dataclass(frozen=True)
 class PromptSizes:
     """The tokens (p,) of prompts that were asked for after so many turns (p,)."""
@@ -45,7 +48,7 @@ class PromptSizes:
         slope = np.polyfit(self.turns, self.tokens, 1)[0]
         return float(slope * (self.turns[-1] - self.turns[0]) / self.median)
 
-    def window_medians(self, windows: int = 10) -> np.ndarray:
+    def window_medians(self, windows: int = WINDOWS) -> np.ndarray:
         """Return the median of each of `windows` parts in order, over the median of all, less 1."""
         parts = np.array_split(self.tokens, windows)
         return np.array([np.median(part) for part in parts if len(part)]) / self.median - 1
@@ -102,14 +105,16 @@ class ChatCosts:
                 note=f"{both:.1f} against {turns:.1f} ms, medians, in turns",
             ),
             Goal("trend of a prompt's size", 100 * abs(self.prompts.trend), "%", below=10, note=size),
-            Goal("furthest tenth of prompts from the median", 100 * window, "%", below=10, note=size),
+            Goal("furthest fifth of prompts from the median", 100 * window, "%", below=10, note=size),
         ]
 
     def table(self) -> pd.DataFrame:
-        """Tabulate the median size of prompts by tenths of the conversation."""
+        """Tabulate the median size of prompts by parts of the conversation."""
         import pandas as pd
 
-        parts = zip(np.array_split(self.prompts.turns, 10), np.array_split(self.prompts.tokens, 10))
+        parts = zip(
+            *(np.array_split(values, WINDOWS) for values in (self.prompts.turns, self.prompts.tokens))
+        )
         rows = [
             {"turns": f"{t[0]}–{t[-1]}", "prompts": len(t), "tokens, median": float(np.median(n))}
             for t, n in parts
@@ -119,7 +124,7 @@ class ChatCosts:
 
 
 GOAL_TURNS = 10_000
-PROMPTS_FROM, PROMPTS_TO, PROMPTS_EVERY = 200, 5_000, 40
+PROMPTS_FROM, PROMPTS_TO, PROMPTS_EVERY = 200, 5_000, 20
 
 # %% ../../nbs/perf/01_layered_memory.ipynb #16c2000a
 def measure_chat(n: int = GOAL_TURNS, questions: int = 60, seed: int = 0) -> ChatCosts:
