@@ -192,4 +192,6 @@ class Intake:
             layers.count(TOPIC) + turns <= config.mtm_capacity
             and long_term + turns * (config.max_facts + 1) <= config.ltm_capacity
         )
-        return {} if has_room or turns < config.stm_capacity + config.page_turns else self._uses()
+        if has_room or turns < config.stm_capacity + config.page_turns:
+            return {}
+        return self._uses(m.id for layer in (TOPIC, FACT) for m in layers.of(layer))

@@ -5,12 +5,13 @@
 # %% ../../nbs/memory/01_origins.ipynb #79743df3
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from .layers import TURN
 from ..store.protocol import Store
+from ..store.view import begins_with
 from ..types import Memory, memory_order
 
 # %% auto #0
@@ -18,13 +19,24 @@ __all__ = ['Origins', 'origins_of']
 
 # %% ../../nbs/memory/01_origins.ipynb #dbaab5dc
 class Origins:
-    """The active memories of a store by their ids; `read` returns the memory of an id in any status."""
+    """The active memories of a store by their ids; `read` returns the memory of an id in any status.
+
+    `earlier` are those of an earlier state of the store, from which only what is new is different.
+    """
 
     def __init__(
-        self, memories: Iterable[Memory], read: Callable[[str], Memory | None] = lambda id: None
+        self,
+        memories: Sequence[Memory],
+        read: Callable[[str], Memory | None] = lambda id: None,
+        earlier: Origins | None = None,
     ) -> None:
-        self._active = {m.id: m for m in memories}
+        known: dict[str, Memory] = {}
+        if earlier is not None and begins_with(memories, earlier._memories):
+            known = earlier._active
+        self._memories: Sequence[Memory] = memories
         self._read = read
+        more = memories[len(known) :] if known else memories
+        self._active: dict[str, Memory] = known | {m.id: m for m in more}
         self._known: dict[str, tuple[Memory, ...]] = {}
 
     def turns(self, memory: Memory) -> tuple[Memory, ...]:
@@ -71,5 +83,6 @@ def origins_of(store: Store, read: Callable[[str], Memory | None] | None = None)
     known = _TABLES.get(store)
     if known is None or known[0] != version:
         read = read or getattr(store, "get", None) or (lambda id: None)
-        known = _TABLES[store] = version, Origins(store.memories, read)
+        earlier = None if known is None else known[1]
+        known = _TABLES[store] = version, Origins(store.memories, read, earlier)
     return known[1]

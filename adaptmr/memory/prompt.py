@@ -348,6 +348,8 @@ class _Builder:
         new = text if new and memory.layer in (FACT, PROFILE, KEY) else new
         if not new:
             section.leave_out(memory.id, _REPEATED)
+        elif section.section.lines and not section.holds(sanitize(new)):  # without resolving its dates
+            section.leave_out(memory.id, _NO_ROOM)
         elif section.add(Line(_line_of(_derived_text(memory, new, turns)), memory.id, place=place)):
             self.said.add(new, ids, speakers)
 

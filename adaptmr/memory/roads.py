@@ -12,6 +12,8 @@ from datetime import datetime
 from functools import partial
 from itertools import islice
 from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from ..retrieval.signals import LAYER_WEIGHTS
 from ..retrieval.store_part import part_of_rows
 from ..retrieval.strategies import Router, as_question, retrieve
 from ..store.protocol import PlannerStore, Store
-from ..store.view import Filter
+from ..store.view import Filter, begins_with
 from ..types import UNDATED, Evidence, Hit, Memory, Question, TraceRow, Usage
 
 # %% auto #0
@@ -78,10 +80,9 @@ class Asked:
         with store.snapshot():
             visible = request.visible_store()
             memories = visible.memories
-            asked_at = request.moment or max((m.at for m in memories), default=UNDATED)
+            rows = _rows_of(visible)
             self.question = request.query
-            self.dated = replace(as_question(request.query), asked_at=asked_at)
-            rows = _Rows(memories)
+            self.dated = replace(as_question(request.query), asked_at=request.moment or rows.latest)
             self.parts = {
                 name: part_of_rows(visible, where, partial(rows.of, where))
                 for name in sorted(set(parts))
@@ -143,21 +144,41 @@ def _owned(memory: Memory, owners: Sequence[str] | None) -> bool:
 
 
 class _Rows:
-    """The rows of memories by layer, found in one pass when they are first asked for."""
+    """The rows of memories by layer and owner, and the time of the newest; `earlier` ones are continued."""
 
-    def __init__(self, memories: Sequence[Memory]) -> None:
-        self._memories = memories
-        self._by_layer: dict[str, list[int]] = {}
+    def __init__(self, memories: Sequence[Memory], earlier: _Rows | None = None) -> None:
+        self.memories = memories
+        self._groups: dict[tuple[str, str], list[int]] = {}
+        start = 0
+        if earlier is not None and begins_with(memories, earlier.memories):
+            start = len(earlier.memories)
+            self._groups = {group: list(rows) for group, rows in earlier._groups.items()}
+        more = memories[start:] if start else memories
+        for row, m in enumerate(more, start):
+            self._groups.setdefault((m.layer, m.owner), []).append(row)
+        times = [m.at for m in more] + ([earlier.latest] if start and earlier is not None else [])
+        self.latest: datetime = max(times, default=UNDATED)
 
     def of(self, where: Filter) -> np.ndarray:
         """Return the rows of the memories of a filter's layers and owners: ascending (m,)."""
-        if not self._by_layer:
-            for row, m in enumerate(self._memories):
-                self._by_layer.setdefault(m.layer, []).append(row)
-        owners = None if where.owners is None else tuple(where.owners)
-        rows = (row for layer in where.layers or () for row in self._by_layer.get(layer, ()))
-        found = (row for row in rows if owners is None or _owned(self._memories[row], owners))
-        return np.array(sorted(found), np.int64)
+        found = [
+            rows
+            for (layer, owner), rows in self._groups.items()
+            if layer in (where.layers or ()) and (where.owners is None or owner in where.owners)
+        ]
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+_KNOWN_ROWS: WeakKeyDictionary[Any, tuple[Any, _Rows]] = WeakKeyDictionary()
+
+
+def _rows_of(store: Store) -> _Rows:
+    """Return the rows of a store, within its snapshot; worked out again only for what is new."""
+    known = _KNOWN_ROWS.get(store)
+    if known is None or known[0] != store.version:
+        rows = _Rows(store.memories, None if known is None else known[1])
+        known = _KNOWN_ROWS[store] = store.version, rows
+    return known[1]
 
 # %% ../../nbs/memory/02_roads.ipynb #15fe8a56
 def is_manual(memory: Memory) -> bool:

@@ -29,6 +29,7 @@ from adaptmr.perf.clock import (
     time_interleaved,
     time_repeats,
 )
+from .layered_memory import GOAL_TURNS, measure_chat
 from .large_file import write_synthetic_file, measure_open_cost
 from ..eval.runner.evaluate import evaluate
 from .mock_server import concurrency_slowdown, overhead_ms, time_replay, interrupt_seconds
@@ -538,6 +539,14 @@ class Bench:
     def analysis(self, megabytes: float = 265) -> pd.DataFrame:
         """Measure failure analysis and a large file, as `measure_analysis` does."""
         return self._keep(measure_analysis(self.data, megabytes))
+
+    def layered_memory(self, turns: int = GOAL_TURNS, questions: int = 60) -> pd.DataFrame:
+        """Measure a layered memory as `measure_chat` does; return the table of its prompts."""
+        costs = measure_chat(turns, questions, self.seed)
+        self._keep(
+            Measurement({f"layered memory, {k}": ms for k, ms in costs.samples.items()}, costs.goals())
+        )
+        return costs.table()
 
     def package(self, root: Path | None = None) -> pd.DataFrame:
         """Measure the import, and the wheel of the checkout at `root`."""

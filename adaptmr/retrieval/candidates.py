@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..store.protocol import PlannerStore, Store
-from ..store.view import truncate_text, zscores
+from ..store.view import begins_with, truncate_text, zscores
 from ..text import content_words, count_words, detect_language, split_sentences, remove_names
 from ..times import time_window
 from ..types import Memory, Question
@@ -142,23 +142,23 @@ T = TypeVar("T")
 class StoreColumns:
     """The memories of one version of a store as arrays (n,).
 
-    `previous` and `following` are the rows of the turns before and after in the same session (-1: none);
     `session` and `speaker` are codes; `said_at` and `happened_at` are seconds since 1970.
     """
 
     version: Any
     memories: Sequence[Memory]
     session: np.ndarray
-    previous: np.ndarray
-    following: np.ndarray
+    session_code: dict[str, int]
     said_at: np.ndarray
     happened_at: np.ndarray
     speaker: np.ndarray
     speaker_code: dict[str, int]
     sentences: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     _values: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
-    _facts: dict[Any, dict[int, Any]] = field(default_factory=dict, repr=False)
+    _facts: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
     _sentence_vectors: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+    _counted: tuple[int, int, Counter[str]] | None = field(default=None, repr=False)
+    _of_rows: dict[Any, tuple[bytes, Any]] = field(default_factory=dict, repr=False)
 
     @property
     def speakers(self) -> tuple[str, ...]:
@@ -189,20 +189,30 @@ class StoreColumns:
 
     def memory_facts(self, of: Callable[[Memory], T], rows: np.ndarray) -> list[T]:
         """Return `of(memory)` of each of these rows, computed once each."""
-        known = self._facts.setdefault(of, {})
-        for i in rows.tolist():
-            if i not in known:
-                known[i] = of(truncate_text(self.memories[i]))
-        return [known[i] for i in rows.tolist()]
+        known = self._facts.setdefault(of, np.full(len(self.memories), _UNKNOWN, object))
+        found = known[rows].tolist()
+        for place, i in enumerate(rows.tolist()):
+            if found[place] is _UNKNOWN:
+                found[place] = known[i] = of(truncate_text(self.memories[i]))
+        return found
+
+    def rows_fact(self, of: Callable[[np.ndarray, Store], T], rows: np.ndarray, store: Store) -> T:
+        """Return `of(rows, store)`, computed once for the same rows; it depends on their memories alone."""
+        known, key = self._of_rows.get(of), rows.tobytes()
+        if known is None or known[0] != key:
+            known = self._of_rows[of] = key, of(rows, store)
+        return known[1]
 
     @cached_property
     def document_frequency(self) -> tuple[int, Counter[str]]:
         """How many memories were counted (`SCORE_ALL_UP_TO` at most), and how many of them hold each word."""
         n = len(self.memories)
-        rows = np.arange(0, n, max(1, -(-n // SCORE_ALL_UP_TO)))
-        counts: Counter[str] = Counter()
-        for words in self.memory_facts(_memory_content, rows):
+        step = max(1, -(-n // SCORE_ALL_UP_TO))
+        known = self._counted if self._counted is not None and self._counted[0] == step else (step, 0, None)
+        rows, counts = np.arange(0, n, step), Counter(known[2])
+        for words in self.memory_facts(_memory_content, rows[known[1] :]):
             counts.update(words)
+        self._counted = step, len(rows), counts
         return len(rows), counts
 
     def word_idf(self, word: str) -> float:
@@ -221,6 +231,59 @@ class StoreColumns:
             vectors = np.array([known[s] for s in sentences], np.float32)
             self._sentence_vectors = vectors, np.cumsum([0, *map(len, parts)])[:-1]
         return self._sentence_vectors
+
+    def continued(
+        self, version: Any, memories: Sequence[Memory], said_at: np.ndarray | None = None
+    ) -> StoreColumns:
+        """Return the columns of `memories`, which begin with these; what is known of these is taken over.
+
+        `said_at` (n,) are the times of all of them, where they are known.
+        """
+        n, start = len(memories), len(self.memories)
+        more = memories[start:] if start else memories
+        sessions, speakers = dict(self.session_code), dict(self.speaker_code)
+        session = [sessions.setdefault(m.session, len(sessions)) for m in more]
+        speaker = [speakers.setdefault(m.speaker, len(speakers)) for m in more]
+        if said_at is None:
+            said_at = np.concatenate([self.said_at, [seconds(m.at) for m in more]])
+        new = StoreColumns(
+            version,
+            memories,
+            np.concatenate([self.session, np.array(session, np.int64)]),
+            sessions,
+            said_at,
+            np.concatenate([self.happened_at, [seconds(m.event_at or m.at) for m in more]]),
+            np.concatenate([self.speaker, np.array(speaker, np.int64)]),
+            speakers,
+            self.sentences,
+            _facts={of: _lengthened(known, n, _UNKNOWN) for of, known in self._facts.items()},
+            _counted=self._counted,
+            _of_rows=dict(self._of_rows),
+        )
+        if len(speakers) == len(self.speaker_code):  # the values depend on the speakers
+            new._values = {of: _lengthened(known, n, np.nan) for of, known in self._values.items()}
+        return new
+
+    @cached_property
+    def _neighbours(self) -> tuple[np.ndarray, np.ndarray]:
+        return _neighbours(self.session)
+
+    @property
+    def previous(self) -> np.ndarray:
+        """The rows of the turns before in the same session, -1 for none: (n,)."""
+        return self._neighbours[0]
+
+    @property
+    def following(self) -> np.ndarray:
+        """The rows of the turns after in the same session, -1 for none: (n,)."""
+        return self._neighbours[1]
+
+
+_UNKNOWN = object()
+
+
+def _lengthened(values: np.ndarray, n: int, unknown: Any) -> np.ndarray:
+    return np.concatenate([values, np.full(n - len(values), unknown, values.dtype)])
 
 
 def passages(memory: Memory) -> tuple[str, ...]:
@@ -286,36 +349,37 @@ def said_at(store: PlannerStore) -> np.ndarray:
 def _said_at(store: PlannerStore, version: Any, memories: Sequence[Memory]) -> np.ndarray:
     known = _SAID_AT.get(store)
     if known is None or known[0] != version or known[1] is not memories:
-        known = version, memories, np.array([seconds(m.at) for m in memories])
+        earlier = known[2] if known is not None and begins_with(memories, known[1]) else np.zeros(0)
+        more = memories[len(earlier) :] if len(earlier) else memories
+        known = version, memories, np.concatenate([earlier, [seconds(m.at) for m in more]])
         _SAID_AT[store] = known
     return known[2]
 
 
-def columns_of(store: PlannerStore) -> StoreColumns:
-    """Return the `StoreColumns` of a store, computed again only when the store has changed."""
+_NOTHING, _NO_CODES = np.zeros(0), np.zeros(0, np.int64)
+_NO_COLUMNS = StoreColumns(None, [], _NO_CODES, {}, _NOTHING, _NOTHING, _NO_CODES, {})
+
+
+def columns_of(store: PlannerStore, earlier: PlannerStore | None = None) -> StoreColumns:
+    """Return the `StoreColumns` of a store, computed again only when the store has changed.
+
+    Where memories were only added at the end since the last call, or since `earlier`, a store that the last
+    call was about, what was computed for the others is kept.
+    """
     known = _COLUMNS.get(store)
     # The version is read first: if the store changes between the two lines, the next call computes again.
     version = store.version
     memories = store.memories
     if known is not None and known.version == version:
         return known
-    sessions: dict[str, int] = {}
-    speakers: dict[str, int] = {}
-    session = np.array([sessions.setdefault(m.session, len(sessions)) for m in memories], dtype=np.int64)
-    speaker = np.array([speakers.setdefault(m.speaker, len(speakers)) for m in memories], dtype=np.int64)
-    previous, following = _neighbours(session)
-    _COLUMNS[store] = columns = StoreColumns(
-        version,
-        memories,
-        session,
-        previous,
-        following,
-        _said_at(store, version, memories),
-        np.array([seconds(m.event_at or m.at) for m in memories]),
-        speaker,
-        speakers,
-        known.sentences if known is not None else {},
-    )
+    if known is None and earlier is not None:
+        known = _COLUMNS.get(earlier)
+    if known is not None and begins_with(memories, known.memories):
+        columns = known.continued(version, memories)
+    else:
+        columns = _NO_COLUMNS.continued(version, memories, _said_at(store, version, memories))
+        columns.sentences = known.sentences if known is not None else {}
+    _COLUMNS[store] = columns
     return columns
 
 
@@ -432,9 +496,10 @@ class WordMatches:
         """Return which of the words `of(memory)` holds, for each row: bool (e, m)."""
         place = {word: i for i, word in enumerate(self.words)}
         out = np.zeros((len(self.words), len(self._rows)), bool)
+        wanted = frozenset(place)
         for j, words in enumerate(self._columns.memory_facts(of, self._rows)):
-            for word in place.keys() & words:
-                out[place[word], j] = True
+            if not wanted.isdisjoint(words):
+                out[[place[word] for word in wanted & words], j] = True
         return out
 
     @cached_property

@@ -16,6 +16,7 @@ import numpy as np
 from .candidates import Candidates, StoreColumns
 from .fusion import Fit, fuse_signals, logistic
 from .signals import signal_values
+from ..store.protocol import Store
 from ..text import find_names
 
 # %% auto #0
@@ -123,20 +124,26 @@ def _usual_best(c: Candidates) -> tuple[float, float]:
 
     In a store too large to score whole: those of whole turns.
     """
+    if not c.is_complete:
+        return c.columns.rows_fact(_usual_of_turns, c.rows[c.background], c.store)
     if c.columns not in _USUAL:
-        if c.is_complete:
-            vectors, starts = c.columns.sentence_vectors(c.store.embedder)
-            memory = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(vectors))))
-            some = _spread_evenly(len(vectors))
-            cosines = vectors[some] @ vectors.T
-        else:
-            memory = c.rows[c.background]
-            some = _spread_evenly(len(memory))
-            cosines = np.array(c.store.similarity(memory[some], memory))
-        cosines[memory[some][:, None] == memory[None, :]] = -1.0
-        best = cosines.max(1)[cosines.max(1) > -1.0]
-        _USUAL[c.columns] = (float(best.mean()), float(best.std())) if len(best) else (0.0, 0.0)
+        vectors, starts = c.columns.sentence_vectors(c.store.embedder)
+        memory = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(vectors))))
+        some = _spread_evenly(len(vectors))
+        _USUAL[c.columns] = _usual(vectors[some] @ vectors.T, memory[some], memory)
     return _USUAL[c.columns]
+
+
+def _usual_of_turns(rows: np.ndarray, store: Store) -> tuple[float, float]:
+    some = rows[_spread_evenly(len(rows))]
+    return _usual(np.array(store.similarity(some, rows)), some, rows)
+
+
+def _usual(cosines: np.ndarray, some: np.ndarray, others: np.ndarray) -> tuple[float, float]:
+    """Mean and deviation of the best cosine in each row (a, b) that isn't of the memory itself."""
+    cosines[some[:, None] == others[None, :]] = -1.0
+    best = cosines.max(1)[cosines.max(1) > -1.0]
+    return (float(best.mean()), float(best.std())) if len(best) else (0.0, 0.0)
 
 
 def _spread_evenly(n: int) -> np.ndarray:

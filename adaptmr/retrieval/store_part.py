@@ -9,6 +9,7 @@ import operator
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +18,7 @@ import numpy as np
 from .candidates import columns_of, known_sentences, seconds
 from ..store.lexical import LexicalIndex
 from ..store.protocol import Store
-from ..store.view import Filter, RowFilter, View
+from ..store.view import Filter, RowFilter, View, begins_with
 from ..types import Memory
 
 # %% auto #0
@@ -27,22 +28,31 @@ __all__ = ['TURNS', 'StorePart', 'part_of_rows', 'store_part', 'turns_of']
 class StorePart:
     """The memories `rows` (m,) of a store, ascending, as a read-only store of their own.
 
-    `rows` refer to `store.memories`; `total` says how many memories there are in all. `earlier` is the same
+    `rows` refer to `store.memories`; `total` says how many memories there are in all. `where` is a filter
+    that all of them pass. `earlier` is the same
     part of an earlier state of the store, whose memories are all still there: its words are taken over. Make
     it within the store's `snapshot()`; see `store_part` and `part_of_rows`.
     """
 
-    def __init__(self, store: Store, rows: np.ndarray, earlier: StorePart | None = None) -> None:
+    def __init__(
+        self, store: Store, rows: np.ndarray, where: Filter, earlier: StorePart | None = None
+    ) -> None:
         memories = store.memories
-        self.rows = rows
+        self.rows, self.where = rows, where
         self.total: int = getattr(store, "total", len(memories))
         self.embedder, self.version = store.embedder, store.version
         self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
-        vectors = store.matrix[rows]
-        index = LexicalIndex(self.lexical, self.k1, self.b) if earlier is None else earlier._continued_words()
-        self._view = View(vectors.shape[1], index)
-        self._view.change((), [memories[i] for i in rows.tolist()], vectors)
+        self._view: View
         self._word_lock = threading.Lock()  # the index of words is built by the first who needs it
+        some, n = [memories[i] for i in rows.tolist()], 0 if earlier is None else len(earlier)
+        if earlier is not None and n and begins_with(some, earlier.memories):
+            with earlier._word_lock:
+                self._view = earlier._view.continued(some[n:], store.matrix[rows[n:]])
+        else:
+            vectors = store.matrix[rows]
+            words = LexicalIndex(self.lexical, self.k1, self.b)
+            self._view = View(vectors.shape[1], words if earlier is None else earlier._continued_words())
+            self._view.change((), some, vectors)
 
     def __len__(self) -> int:
         return len(self._view.memories)
@@ -126,6 +136,7 @@ class _Parts:
     def __init__(self, earlier: Mapping[Hashable, StorePart] | None = None) -> None:
         self.lock = threading.Lock()
         self.version: Any = None
+        self.memories: Sequence[Memory] = ()  # of the store in this version
         self.made: dict[Hashable, StorePart | None] = {}
         self.earlier = dict(earlier or {})
 
@@ -136,13 +147,15 @@ class _Parts:
 
     def follow(self, store: Store) -> None:
         """After a change of the store, keep of its parts those that can be continued."""
-        version = store.version
+        version, memories = store.version, store.memories
         if self.version == version:
             return
-        if parts := self.latest:
-            there = {id(m) for m in store.memories}
+        parts = self.latest
+        if parts and not begins_with(memories, self.memories):
+            there = set(map(id, memories))
             parts = {name: p for name, p in parts.items() if there.issuperset(map(id, p.memories))}
         self.version, self.made, self.earlier = version, {}, _fitting(parts, _limit(store))
+        self.memories = memories
 
     def make(self, store: Store, name: Hashable, rows: np.ndarray) -> None:
         """Make the part of a store in these rows, `None` if they are all."""
@@ -150,12 +163,13 @@ class _Parts:
             self.made[name] = None
             return
         earlier = self.earlier.pop(name, None)
-        part = StorePart(store, rows, earlier)
+        where = name if isinstance(name, Filter) else getattr(store, "where", Filter())
+        part = StorePart(store, rows, where, earlier)
         sentences = known_sentences(store)
         if earlier is not None:
             sentences = sentences | known_sentences(earlier)
             _PARTS[part] = _Parts(_PARTS[earlier].latest if earlier in _PARTS else None)
-        columns_of(part).sentences = sentences
+        columns_of(part, earlier).sentences = sentences
         whole = [n for n, p in self.made.items() if p is None]
         kept = _fitting(_proper(self.made), _limit(store) - len(part))
         self.made = {**dict.fromkeys(whole), **kept, name: part}
@@ -187,7 +201,7 @@ def part_of_rows(store: Store, name: Hashable, find_rows: Callable[[], np.ndarra
     """Return the part of a store that has this name; the store itself if the part is the whole.
 
     Within one version of the store a name stands for the same rows, which `find_rows` is asked for once: (m,)
-    ascending.
+    ascending. A `Filter` as the name is one that all these memories pass.
     """
     parts = _PARTS.setdefault(store, _Parts())
     with store.snapshot(), parts.lock:
@@ -205,7 +219,20 @@ class _Rows(RowFilter):
 
 def store_part(store: Store, where: Filter) -> Store:
     """Return the memories of a store that pass a filter, as a store; the store itself if all pass."""
+    if isinstance(store, StorePart) and _implies(store.where, where):
+        return store
     return part_of_rows(store, where, lambda: np.flatnonzero(_Rows(store.memories).mask(where)))
+
+
+def _implies(narrow: Filter, wide: Filter) -> bool:
+    """Say whether whatever passes one filter passes the other, as far as names, not times, tell."""
+    named = ((getattr(narrow, name), getattr(wide, name)) for name in ("layers", "owners", "sessions"))
+    rest = replace(wide, layers=None, owners=None, sessions=None, status=narrow.status)
+    return (
+        rest == Filter(status=narrow.status)
+        and wide.status in (narrow.status, None)
+        and all(more is None or (some is not None and set(some) <= set(more)) for some, more in named)
+    )
 
 
 TURNS = Filter(layers=("",))  # what was said, as it was said

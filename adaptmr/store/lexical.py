@@ -5,9 +5,10 @@
 # %% ../../nbs/store/01_lexical.ipynb #243f6389
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from copy import copy
 from itertools import chain
-from typing import Any, Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,26 +29,57 @@ def _okapi_idf(df: np.ndarray, n: int, floor: float = 0.25) -> np.ndarray:
     return np.where(idf < 0, floor * idf[used].mean() if used.any() else 0.0, idf)
 
 # %% ../../nbs/store/01_lexical.ipynb #0386bbab
-def _score_matrix(corpus: list[list[int]], words: int, k1: float, b: float) -> dict[str, Any]:
-    """Compute the scores of every word in every text as a compressed sparse column matrix (texts, `words`).
+class _Counts:
+    """How often each word occurs in each text: a compressed sparse column matrix (texts, words).
 
-    Returns `data`, `indices`, `indptr` and `num_docs`.
+    `tf` (p,) float64 are the counts and `texts` (p,) the texts, word by word; those of word w begin at
+    `starts[w]`. `lengths` (n,) are the words of each text.
     """
-    n = len(corpus)
-    lengths = np.fromiter(map(len, corpus), np.int64, n)
-    numbers = np.fromiter(chain.from_iterable(corpus), np.int64, int(lengths.sum()))
-    pairs, counts = np.unique(numbers * n + np.repeat(np.arange(n), lengths), return_counts=True)
-    columns, texts = np.divmod(pairs, n)
-    df = np.bincount(columns, minlength=words)
-    tf = counts.astype(np.float64)
-    fraction = tf * (k1 + 1) / (tf + k1 * (1 - b + b * lengths[texts] / lengths.mean()))
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(df)])
-    return {
-        "data": _okapi_idf(df, n)[columns] * fraction,
-        "indices": texts.astype(np.int32),
-        "indptr": indptr,
-        "num_docs": n,
-    }
+
+    def __init__(self, tf: np.ndarray, texts: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+        self.tf, self.texts, self.starts, self.lengths = tf, texts, starts, lengths
+
+    @classmethod
+    def of(cls, corpus: list[list[int]], words: int) -> _Counts:
+        """Count the words of texts, each a list of word numbers below `words`."""
+        n = len(corpus)
+        lengths = np.fromiter(map(len, corpus), np.int64, n)
+        numbers = np.fromiter(chain.from_iterable(corpus), np.int64, int(lengths.sum()))
+        pairs, counts = np.unique(numbers * n + np.repeat(np.arange(n), lengths), return_counts=True)
+        columns, texts = np.divmod(pairs, max(n, 1))
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(columns, minlength=words))])
+        return cls(counts.astype(np.float64), texts.astype(np.int32), starts, lengths)
+
+    def extended(self, corpus: list[list[int]], words: int) -> _Counts:
+        """Return the counts of these texts and of further ones behind them; these stay as they are."""
+        more, n = _Counts.of(corpus, words), len(self.lengths)
+        starts = np.concatenate([self.starts, np.full(words + 1 - len(self.starts), self.starts[-1])])
+        ends = np.repeat(starts[1:], np.diff(more.starts))  # where the further ones of each word go
+        return _Counts(
+            np.insert(self.tf, ends, more.tf),
+            np.insert(self.texts, ends, more.texts + np.int32(n)),
+            starts + more.starts,
+            np.concatenate([self.lengths, more.lengths]),
+        )
+
+    def scores(self, words: Sequence[int], k1: float, b: float) -> dict[str, Any]:
+        """Compute the scores of these words in every text: the matrix (texts, w) as bm25s has it.
+
+        Returns `data`, `indices`, `indptr` and `num_docs`.
+        """
+        n = len(self.lengths)
+        idf = _okapi_idf(np.diff(self.starts), n)
+        norm = k1 * (1 - b + b * self.lengths / self.lengths.mean())
+        columns = [slice(self.starts[w], self.starts[w + 1]) for w in words]
+        texts = [self.texts[column] for column in columns]
+        tf = [self.tf[column] for column in columns]
+        data = [idf[w] * (f * (k1 + 1) / (f + norm[t])) for w, f, t in zip(words, tf, texts)]
+        return {
+            "data": np.concatenate([np.zeros(0), *data]),
+            "indices": np.concatenate([np.zeros(0, np.int32), *texts]),
+            "indptr": np.cumsum([0, *map(len, texts)]),
+            "num_docs": n,
+        }
 
 # %% ../../nbs/store/01_lexical.ipynb #da80593e
 class _RankBM25:
@@ -57,6 +89,10 @@ class _RankBM25:
         from rank_bm25 import BM25Okapi
 
         self._index = BM25Okapi(corpus, k1=k1, b=b)
+
+    def extended(self, corpus: list[list[int]], more: int, vocabulary: dict[str, int]) -> _RankBM25:
+        """Return an engine for texts of which the last `more` weren't there; this one stays as it is."""
+        return _RankBM25(corpus, vocabulary, self._index.k1, self._index.b)
 
     def scores(self, words: list[int]) -> np.ndarray:
         """Return the scores of all texts for a query of these words: (n,)."""
@@ -74,45 +110,38 @@ class _RankBM25:
                 row[:] = scores if rows is None else scores[rows]
 
 # %% ../../nbs/store/01_lexical.ipynb #3db301bc
-@lru_cache(maxsize=1)
-def _bm25s_class() -> type:
-    # Imported at first use, because most uses of a store need no word index.
-    import bm25s
-
-    class Matrix(bm25s.BM25):
-        """bm25s over the matrix of `_score_matrix`."""
-
-        def build_index_from_ids(
-            self, unique_token_ids: list[int], corpus_token_ids: list[list[int]], **_: Any
-        ) -> dict[str, Any]:
-            self.nonoccurrence_array = None
-            return _score_matrix(corpus_token_ids, len(unique_token_ids), self.k1, self.b)
-
-    return Matrix
-
-
 class _BM25S:
-    """The engine "bm25s": the scores of all words in all texts as a sparse matrix, computed once."""
+    """The engine "bm25s": the counts of all words in all texts, from which bm25s' matrix is made."""
 
     def __init__(self, corpus: list[list[int]], vocabulary: dict[str, int], k1: float, b: float) -> None:
-        self._index = _bm25s_class()(k1=k1, b=b, dtype="float64")
-        self._index.index((corpus, vocabulary), create_empty_token=False, show_progress=False)
-        self._n = len(corpus)
+        self.k1, self.b = k1, b
+        self._counts = _Counts.of(corpus, len(vocabulary))
+
+    def extended(self, corpus: list[list[int]], more: int, vocabulary: dict[str, int]) -> _BM25S:
+        """As `_RankBM25.extended`; only the further texts are counted."""
+        new = copy(self)
+        new._counts = self._counts.extended(corpus[-more:] if more else [], len(vocabulary))
+        return new
 
     def scores(self, words: list[int]) -> np.ndarray:
         """Return the scores of all texts for a query of these words: (n,)."""
-        return self._index.get_scores(words)
+        import bm25s  # at first use, because most uses of a store need no word index
+
+        index = bm25s.BM25(dtype="float64")
+        index.scores = self._counts.scores(words, self.k1, self.b)
+        index.nonoccurrence_array = None
+        return index.get_scores(list(range(len(words))))
 
     def write_word_scores(self, words: list[int | None], rows: np.ndarray | None, out: np.ndarray) -> None:
         """As `_RankBM25.write_word_scores`."""
-        matrix, whole = self._index.scores, np.zeros(self._n, np.float32)
-        for row, word in zip(out, words):
-            if word is None:
-                continue
-            column = slice(matrix["indptr"][word], matrix["indptr"][word + 1])
-            texts = matrix["indices"][column]
-            whole[texts] = matrix["data"][column]
-            row[:] = whole if rows is None else whole[rows]
+        known = [(i, word) for i, word in enumerate(words) if word is not None]
+        matrix = self._counts.scores([word for _, word in known], self.k1, self.b)
+        whole = np.zeros(matrix["num_docs"], np.float32)
+        for column, (i, _) in enumerate(known):
+            some = slice(matrix["indptr"][column], matrix["indptr"][column + 1])
+            texts = matrix["indices"][some]
+            whole[texts] = matrix["data"][some]
+            out[i] = whole if rows is None else whole[rows]
             whole[texts] = 0
 
 
@@ -131,27 +160,42 @@ class _Vocabulary:
         self.numbers: dict[str, int] = {}
         self.texts: dict[Hashable, list[int]] = {}
 
-    def encode(self, texts: Iterable[str], keys: Iterable[Hashable] | None) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], keys: Sequence[Hashable] | None) -> list[list[int]]:
         """Return the word numbers of these texts, and keep them under `keys` in place of earlier texts.
 
-        A text whose key is known isn't tokenised again. Raises `ValueError` for more keys than texts, or
-        fewer.
+        A text whose key is known isn't read. Raises `ValueError` for more keys than texts, or fewer.
         """
-        numbers = self.numbers
         known, self.texts = self.texts, {}
-        corpus: list[list[int]] = []
-        order: list[Hashable] = []
-        for key, text in zip(keys, texts, strict=True) if keys is not None else enumerate(texts):
-            words = known.get(key) if keys is not None else None
-            if words is None:
-                words = [numbers.setdefault(w, len(numbers)) for w in self.tokenizer(text)]
-            corpus.append(words)
-            order.append(key)
+        corpus = self._encode(texts, keys, known)
         used = _used_numbers(corpus)
-        if len(numbers) > MAX_UNUSED_WORDS + 2 * len(used):
+        if len(self.numbers) > MAX_UNUSED_WORDS + 2 * len(used):
             corpus = self._renumber(corpus, used)
         if keys is not None:
-            self.texts = dict(zip(order, corpus))
+            self.texts = dict(zip(keys, corpus))
+        return corpus
+
+    def extend(self, texts: Sequence[str], keys: Sequence[Hashable]) -> list[list[int]]:
+        """Keep further texts under `keys`, and return the word numbers of all that are kept.
+
+        Raises `ValueError` for a key that is there, and for more keys than texts, or fewer.
+        """
+        if not self.texts.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
+            raise ValueError("a key of a further text is there already; build the index again")
+        self.texts.update(zip(keys, self._encode(texts, keys, {})))
+        return list(self.texts.values())
+
+    def _encode(
+        self, texts: Sequence[str], keys: Sequence[Hashable] | None, known: dict[Hashable, list[int]]
+    ) -> list[list[int]]:
+        if keys is not None and len(keys) != len(texts):
+            raise ValueError(f"{len(keys)} keys for {len(texts)} texts; give one for each")
+        numbers = self.numbers
+        corpus: list[list[int]] = []
+        for i in range(len(texts)):
+            words = known.get(keys[i]) if keys is not None else None
+            if words is None:
+                words = [numbers.setdefault(w, len(numbers)) for w in self.tokenizer(texts[i])]
+            corpus.append(words)
         return corpus
 
     def forget(self, keys: Iterable[Hashable]) -> None:
@@ -189,9 +233,9 @@ def _check_parameters(engine: str, k1: float, b: float) -> None:
 class LexicalIndex:
     """BM25 over a list of texts; both engines give the same scores.
 
-    `engine` is "bm25s" (a sparse matrix, scores computed when it is built) or "rank_bm25" (`BM25Okapi`,
-    computed for each query). `k1` > 0 sets how soon further occurrences of a word stop to count, `b` in 0..1
-    how much long texts are penalised. `tokenizer` turns a text, and a query, into words. Raises `ValueError`
+    `engine` is "bm25s" (columns of a sparse matrix) or "rank_bm25" (`BM25Okapi`). `k1` > 0 sets how soon
+    further occurrences of a word stop to count, `b` in 0..1 how much long texts are penalised. `tokenizer`
+    turns a text, and a query, into words. Raises `ValueError`
     for an unknown engine, and for `k1` or `b` out of range.
     """
 
@@ -214,17 +258,36 @@ class LexicalIndex:
     def build(self, texts: Iterable[str], keys: Iterable[Hashable] | None = None) -> LexicalIndex:
         """Index `texts`, in place of what was indexed before; returns itself.
 
-        `keys` name the texts: one that was there under the same key in the last build isn't tokenised again.
+        `keys` name the texts: one that was there under the same key in the last build isn't tokenised again,
+        and of a sequence not even read.
         """
-        corpus = self._vocabulary.encode(texts, keys)
+        texts = texts if isinstance(texts, Sequence) else list(texts)
+        return self._take(self._vocabulary.encode(texts, None if keys is None else list(keys)))
+
+    def extend(self, texts: Sequence[str], keys: Sequence[Hashable]) -> LexicalIndex:
+        """Index further texts behind those that are there, which have keys too; returns itself.
+
+        Raises `ValueError` for a key that is there.
+        """
+        corpus = self._vocabulary.extend(texts, keys)
+        if self._index is None:
+            return self._take(corpus)
+        self._n, self._index = (
+            len(corpus),
+            self._index.extended(corpus, len(texts), self._vocabulary.numbers),
+        )
+        return self
+
+    def _take(self, corpus: list[list[int]]) -> LexicalIndex:
         self._n, self._index = len(corpus), None
         if any(corpus):  # neither library takes a corpus without a word
             self._index = _ENGINE_CLASSES[self.engine](corpus, self._vocabulary.numbers, self.k1, self.b)
         return self
 
     def continued(self) -> LexicalIndex:
-        """Return a new index, still empty, whose first `build` knows the texts of this one by their keys."""
-        index = LexicalIndex(self.engine, self.k1, self.b, self.tokenizer)
+        """Return a copy, which can be built again or extended without changing this one."""
+        index = copy(self)
+        index._vocabulary = _Vocabulary(self.tokenizer)
         index._vocabulary.numbers = dict(self._vocabulary.numbers)
         index._vocabulary.texts = dict(self._vocabulary.texts)
         return index

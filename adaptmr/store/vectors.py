@@ -189,6 +189,7 @@ class ExactIndex(VectorIndexBase):
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
         self._buffer = np.empty((0, self.dim), np.float32)
+        self._filled = [0]  # rows of the buffer that an index holds; shared with what shares the buffer
 
     @property
     def vectors(self) -> np.ndarray:
@@ -206,15 +207,16 @@ class ExactIndex(VectorIndexBase):
         rows = self._checked(ids, vectors)
         old = np.array([i in self._row for i in ids], bool)
         if old.any():
-            self._buffer = self._buffer.copy()
+            self._use(self._buffer.copy(), len(self._ids))
             self._buffer[[self._row[i] for i, o in zip(ids, old) if o]] = rows[old]
             ids, rows = [i for i, o in zip(ids, old) if not o], rows[~old]
         n, m = len(self._ids), len(self._ids) + len(ids)
-        if m > len(self._buffer):
+        if m > len(self._buffer) or self._filled[0] != n:  # no room, or another index has taken it
             grown = np.empty((m if n == 0 else max(m, 2 * n), self.dim), np.float32)
             grown[:n] = self._buffer[:n]
-            self._buffer = grown
+            self._use(grown, n)
         self._buffer[n:m] = rows
+        self._filled[0] = m
         self._row.update(zip(ids, range(n, m)))
         self._ids.extend(ids)
 
@@ -225,7 +227,22 @@ class ExactIndex(VectorIndexBase):
         """
         keep = self._remove_ids(ids)
         if not keep.all():
-            self._buffer = self._buffer[: len(keep)][keep]
+            self._use(self._buffer[: len(keep)][keep], len(self._ids))
+
+    def continued(self, ids: Sequence[str], vectors: np.ndarray) -> ExactIndex:
+        """Return an index of these vectors and further ones; this one stays as it is, the matrix is shared.
+
+        An id in the index gets the new vector there. Raises what `add` raises.
+        """
+        new = ExactIndex(self.dim)
+        new._ids, new._row = list(self._ids), dict(self._row)
+        new._buffer, new._filled = self._buffer, self._filled
+        new.add(ids, vectors)
+        return new
+
+    def _use(self, buffer: np.ndarray, filled: int) -> None:
+        """Take a buffer of its own, of which some rows are filled."""
+        self._buffer, self._filled = buffer, [filled]
 
     def scores(self, vectors: np.ndarray) -> np.ndarray:
         """Return products with every row, rounded to 1e-6: float32 (n,), or (q, n) for a batch (q, dim)."""

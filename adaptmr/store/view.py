@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from datetime import datetime
+from heapq import merge
 from typing import Any, Callable, Collection, Iterable, Sequence
 
 import numpy as np
@@ -20,7 +22,8 @@ from ..text import clean, detect_language
 from ..types import Hit, Hits, Memory, as_utc
 
 # %% auto #0
-__all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'truncate_text', 'indexed_text', 'RowFilter', 'BaseView', 'zscores', 'View']
+__all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'truncate_text', 'begins_with', 'indexed_text', 'RowFilter', 'BaseView',
+           'zscores', 'View']
 
 # %% ../../nbs/store/02_view.ipynb #6b855387
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,12 @@ def truncate_text(m: Memory, mark: str = "") -> Memory:
     return replace(m, text=m.text[: MAX_TEXT_CHARS - len(mark)] + mark)
 
 
+def begins_with(memories: Sequence[Memory], earlier: Sequence[Memory]) -> bool:
+    """Say whether a list begins with all memories of an earlier one; never of one that reads from a file."""
+    lists = isinstance(memories, list) and isinstance(earlier, list)
+    return lists and memories[: len(earlier)] == earlier  # quick: the same objects aren't compared
+
+
 def indexed_text(m: Memory) -> str:
     """Return the text that BM25 indexes: `8 May 2023 Maya: …`, for Chinese `2023年5月8日 …`.
 
@@ -75,6 +84,27 @@ def indexed_text(m: Memory) -> str:
     """
     text = clean(truncate_text(m).text_with_speaker)
     return f"{format_date(m.at, 'day', detect_language(text))} {text}" if m.dated else text
+
+
+class _IndexedTexts(Sequence[str]):
+    """The texts of memories that BM25 indexes, made when they are read."""
+
+    def __init__(self, memories: Sequence[Memory]) -> None:
+        self._memories = memories
+
+    def __len__(self) -> int:
+        return len(self._memories)
+
+    def __getitem__(self, i: Any) -> Any:
+        return indexed_text(self._memories[i])
+
+
+def _key(m: Memory) -> tuple[str, int]:
+    return m.id, m.version
+
+
+def _place(m: Memory) -> tuple[int, str]:
+    return m.step, m.id
 
 # %% ../../nbs/store/02_view.ipynb #5c1d0e01
 MODES = ("dense", "lexical", "hybrid")
@@ -171,8 +201,11 @@ class BaseView(RowFilter):
 
     def _word_index(self) -> LexicalIndex:
         if self._indexed is not self.memories:
-            keys = ((m.id, m.version) for m in self.memories)
-            self.lexical.build((indexed_text(m) for m in self.memories), keys=keys)
+            if self._indexed is not None and begins_with(self.memories, self._indexed):
+                further = self.memories[len(self._indexed) :]
+                self.lexical.extend(_IndexedTexts(further), [_key(m) for m in further])
+            else:
+                self.lexical.build(_IndexedTexts(self.memories), [_key(m) for m in self.memories])
             self._indexed = self.memories
         return self.lexical
 
@@ -241,19 +274,29 @@ class View(BaseView):
             return np.zeros((*np.shape(vectors)[:-1], 0), np.float32)
         return self.index.scores(vectors)
 
+    def continued(self, memories: list[Memory], vectors: np.ndarray) -> View:
+        """Return a view of these memories and further ones (n) behind them with vectors (n, dim).
+
+        This one stays as it is; the vectors are shared.
+        """
+        new = View(self.dim, self.lexical.continued())
+        new.index = self.index.continued([m.id for m in memories], vectors)
+        new.memories, new._indexed = [*self.memories, *memories], self._indexed
+        return new
+
     def change(self, ids: Iterable[str], memories: list[Memory], vectors: np.ndarray) -> None:
         """Remove the `ids` that are in the view; insert `memories` (n, in order) and vectors (n, dim)."""
         self._instants = None
-        if gone := [i for i in ids if i in self.index]:
+        if gone := {i for i in ids if i in self.index}:
             self.index.remove(gone)
-            self.memories = [m for m in self.memories if m.id in self.index]
+            self.memories = [m for m in self.memories if m.id not in gone]
         if not memories:
             return
         before = list(self.memories)
-        if before and (memories[0].step, memories[0].id) < (before[-1].step, before[-1].id):
-            everything, vectors = before + memories, np.concatenate([self.index.vectors, vectors])
-            order = sorted(range(len(everything)), key=lambda i: (everything[i].step, everything[i].id))
-            before, memories, vectors = [], [everything[i] for i in order], vectors[order]
-            self.index = ExactIndex(max(self.dim, 1))
+        if before and _place(memories[0]) < _place(before[-1]):
+            rows = [bisect_left(before, _place(m), key=_place) for m in memories]
+            vectors = np.insert(self.index.vectors, rows, vectors, axis=0)
+            memories = list(merge(before, memories, key=_place))
+            before, self.index = [], ExactIndex(max(self.dim, 1))
         self.index.add([m.id for m in memories], vectors)
         self.memories = before + memories
