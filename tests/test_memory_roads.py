@@ -154,6 +154,14 @@ def test_a_key_memory_is_found_until_its_time_to_live_has_passed(hours, alive):
         assert bool(ids(found, "key")) is alive
 
 
+def test_the_turns_of_others_don_t_make_time_pass():
+    with MemoryStore(embedder="hash") as store:
+        mine, theirs = turns_of(3), Memory("t", "Late.", "Ben", START + timedelta(days=900), owner="ben")
+        store.add([*mine, key_memory("key:cold", "Maya has a cold.", AUTO, ttl_days=30), theirs])
+        assert ids(recall(store, "How is Maya?", CONFIG, owners=("",)), "key") == ["key:cold"]
+        assert ids(recall(store, "How is Maya?", CONFIG), "key") == []
+
+
 def test_expired_key_memories_take_no_place():
     old = [key_memory(f"key:{i}", f"violin in Leeds {i}", AUTO, ttl_days=1) for i in range(5)]
     with MemoryStore(embedder="hash") as store:

@@ -55,8 +55,9 @@ PARTS: dict[str, tuple[str, ...]] = {
 class Asked:
     """A question on its roads: the `parts` of the store, the time at which it is asked, the parameters.
 
-    `question` is as it was given, `dated` has a time: its own, or that of the newest memory. `latest` are the
-    latest turns, in order. `planner`, `k`, `fit` and `llm` are for the road `turns`.
+    `question` is as it was given, `dated` has a time: its own, or that of the newest memory of these
+    `owners`. `latest` are their latest turns, in order. `planner`, `k`, `fit` and `llm` are for the road
+    `turns`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Asked:
             memories = visible.memories
             rows = _rows_of(visible)
             self.question = request.query
-            self.dated = replace(as_question(request.query), asked_at=request.moment or rows.latest)
+            self.dated = replace(as_question(request.query), asked_at=request.moment or rows.newest(owners))
             self.parts = {
                 name: part_of_rows(visible, where, partial(rows.of, where))
                 for name in sorted(set(parts))
@@ -144,20 +145,26 @@ def _owned(memory: Memory, owners: Sequence[str] | None) -> bool:
 
 
 class _Rows:
-    """The rows of memories by layer and owner, and the time of the newest; `earlier` ones are continued."""
+    """The rows of memories by layer and owner, and the newest of each owner; `earlier` ones are continued."""
 
     def __init__(self, memories: Sequence[Memory], earlier: _Rows | None = None) -> None:
         self.memories = memories
         self._groups: dict[tuple[str, str], list[int]] = {}
+        self._newest: dict[str, datetime] = {}
         start = 0
         if earlier is not None and begins_with(memories, earlier.memories):
             start = len(earlier.memories)
             self._groups = {group: list(rows) for group, rows in earlier._groups.items()}
+            self._newest = dict(earlier._newest)
         more = memories[start:] if start else memories
         for row, m in enumerate(more, start):
             self._groups.setdefault((m.layer, m.owner), []).append(row)
-        times = [m.at for m in more] + ([earlier.latest] if start and earlier is not None else [])
-        self.latest: datetime = max(times, default=UNDATED)
+            self._newest[m.owner] = max(m.at, self._newest.get(m.owner, m.at))
+
+    def newest(self, owners: Sequence[str] | None) -> datetime:
+        """Return the time of the newest memory of some owners (`None`: any); `UNDATED` without one."""
+        times = (at for owner, at in self._newest.items() if owners is None or owner in owners)
+        return max(times, default=UNDATED)
 
     def of(self, where: Filter) -> np.ndarray:
         """Return the rows of the memories of a filter's layers and owners: ascending (m,)."""
@@ -400,10 +407,10 @@ def recall(
     """Ask all roads at once for what a question needs; each has `config.road_seconds`.
 
     Memories said after `now` are hidden, and key memories that expire before it; it defaults to the
-    question's `asked_at`, else to the time of the newest memory, and then nothing is hidden. Only memories of
-    these `owners` are looked at (`None`: any). The road `turns` finds at most `k` turns by `planner`
-    (default: the rules of `Router`), with the weights of `fit` and the model `llm`. An error on a road is not
-    raised: see `Recall.left_out`. Raises `TypeError` for what is no question.
+    question's `asked_at`, else to the time of the newest of the memories that are looked at, those of these
+    `owners` (`None`: of all), and then nothing is hidden. The road `turns` finds at most `k` turns by
+    `planner` (default: the rules of `Router`), with the weights of `fit` and the model `llm`. An error on a
+    road is not raised: see `Recall.left_out`. Raises `TypeError` for what is no question.
     """
     begun = perf_counter()
     config = config or MemoryConfig()
