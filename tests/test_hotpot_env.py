@@ -247,6 +247,12 @@ def test_limits_that_are_too_small_are_errors(limits: dict[str, int], message: s
 def test_repeated_searches_are_counted_in_any_spelling() -> None:
     transcript = play("Search[Ida Moser]", "Search[“ida  moser”]", "Search[Lindau]", "Lookup[a]").transcript
     assert transcript.n_repeated_searches == 1
+    assert (
+        play(
+            "Search[Lindau tower]", "Search[the Tower of Lindau]", "Search[Lindau]"
+        ).transcript.n_repeated_searches
+        == 1
+    )
     assert transcript.shown == IDA.sources, "each sentence once"
 
 
