@@ -17,7 +17,8 @@ from adaptmr.llm import LLM
 from adaptmr.memory.curator.asked import read_question
 from adaptmr.memory.curator.chinese import chinese_triples
 from adaptmr.memory.curator.english import english_triples
-from adaptmr.memory.curator.extraction import EXTRACT, Extraction, extract
+from adaptmr.memory.curator.entities import entity_key, same_entity
+from adaptmr.memory.curator.extraction import EXTRACT, extract
 from adaptmr.memory.curator.forgetting import (
     LESSON_IMPORTANCE,
     MAX_STRENGTH,
@@ -29,9 +30,12 @@ from adaptmr.memory.curator.forgetting import (
 )
 from adaptmr.memory.curator.linking import Links
 from adaptmr.memory.curator.reflection import REFLECT, reflect
-from adaptmr.memory.curator.steps import Step, parse_action, query_key
 from adaptmr.memory.curator.triggers import best_skills, query_form, record_skills, trigger
-from adaptmr.memory.curator.triples import Triple, entity_key, facts_of, same_entity
+from adaptmr.memory.team.extraction import Extraction, Triple
+from adaptmr.memory.team.records import Fact
+from adaptmr.memory.team.steps import Step
+from adaptmr.memory.team.team import TeamMemory
+from adaptmr.store.memory_store import MemoryStore
 
 FILM = "Harbour Lights (1997) is a 1997 Swedish drama film directed by Ana Petrov. It stars Joe Okafor."
 PERSON = "Ana Petrov (born 3 May 1960 in Umeå, Sweden) is a Swedish director. She is married to Lin Wei."
@@ -127,12 +131,12 @@ def test_forms_of_chinese_facts(text, triple):
 
 def test_facts_of_two_films_do_not_overwrite_each_other():
     """Keyed by the relation alone, the second director replaced the first."""
-    facts = facts_of(
-        t
-        for text in ("Heat was directed by Ana Petrov.", "Cold was directed by Joe Okafor.")
-        for t in english_triples(text)
-    )
-    assert facts["heat", "director"] == ("Ana Petrov",) and facts["cold", "director"] == ("Joe Okafor",)
+    team = TeamMemory("Which director is older?", store=MemoryStore(embedder="hash"))
+    for film, text in (("Heat", "was directed by Ana Petrov."), ("Cold", "was directed by Joe Okafor.")):
+        read = extract(f"Who directed {film}?", f"Search[{film}]", f"{film} {text}")
+        team.write("solver", f"Who directed {film}?", f"Search[{film}]", f"{film} {text}", read)
+    directors = [team.shared.fact(film, "director") for film in ("Heat", "Cold")]
+    assert [f.value for f in directors if f] == ["Ana Petrov", "Joe Okafor"]
 
 
 def test_the_key_of_an_entity():
@@ -210,12 +214,36 @@ def test_the_first_hop_leads_to_the_second():
     assert read_question(question).relations == ("spouse", "director")
 
 
+def test_what_is_extracted_goes_into_the_memory_of_a_team():
+    """By rule, on two hops: facts, the hop's answer, a hypothesis and the plan hold what was read."""
+    question = "Who is the spouse of the director of Harbour Lights?"
+    team = TeamMemory(question, store=MemoryStore(embedder="hash"))
+    solver = team.of("solver")
+    first = extract(question, "Search[Harbour Lights]", FILM)
+    hop = team.write("solver", "Who directed Harbour Lights?", "Search[Harbour Lights]", FILM, first, 1)
+    assert hop.answer == "Ana Petrov" and hop.succeeded
+    fact = team.shared.fact("Harbour Lights", "director")
+    assert fact is not None and (fact.value, fact.source) == ("Ana Petrov", hop.id)
+    assert [(f.entity, f.relation, f.value) for f in team.shared.facts] == list(first.facts)
+    (hypothesis,) = solver.top_hypotheses()
+    assert (hypothesis.claim, hypothesis.confidence) == (hop.text, first.confidence)
+    assert [i.description for i in solver.pending()] == ["Ana Petrov", "Ana Petrov spouse"]
+
+    second = extract(question, "Search[Ana Petrov spouse]", PERSON)
+    hop = team.write("solver", "Ana Petrov", "Search[Ana Petrov spouse]", PERSON, second, 2)
+    spouse = team.shared.fact("Ana Petrov", "spouse")
+    assert spouse is not None and (hop.answer, spouse.value) == ("Lin Wei", "Lin Wei")
+    assert not {"Ana Petrov", "Ana Petrov spouse"} & {i.description for i in solver.pending()}
+    assert spouse in team.recall("verifier", "spouse of Ana Petrov").of(Fact), "others find it"
+
+
 def test_what_a_model_invents_is_left_out():
     reply = {
         "entities": ["Ana Petrov", "Nobody"],
-        "relations": [
+        "facts": [
             {"entity": "Harbour Lights", "relation": "director", "value": "Ana Petrov"},
             {"entity": "Harbour Lights", "relation": "director", "value": "Nobody"},
+            {"entity": "Harbour Lights", "relation": " ", "value": "Ana Petrov"},
         ],
         "answer": "Nobody",
         "bridge": "Ana Petrov",
@@ -225,7 +253,7 @@ def test_what_a_model_invents_is_left_out():
     }
     with Server(ok_json(reply)) as server:
         found = extract("Who directed Harbour Lights?", "Search[Harbour Lights]", FILM, model(server))
-    assert found.entities == ("Ana Petrov",) and [t.value for t in found.relations] == ["Ana Petrov"]
+    assert found.entities == ("Ana Petrov",) and [t.value for t in found.facts] == ["Ana Petrov"]
     assert found.answer == "Ana Petrov" and "'Nobody'" in found.reason and "by rule" in found.reason
     assert found.by == "m" and json.loads(found.raw) == reply, "the reply is kept as it came"
 
@@ -274,10 +302,10 @@ def test_only_success_makes_stronger(uses, importance):
 
 def test_a_lesson_from_a_failure_is_not_evicted_first():
     """With the confidence of its task, 0, it was."""
-    lesson = reflect("Who made it?", [Step("Search[x]", "Could not find x.")], False)[0]
+    lesson = reflect("Who made it?", [Step("Search", "x", "Could not find x.")], False)[0]
     memories = [("fact", Strength()), ("failure", Strength(lesson.importance))]
     assert forgotten(memories, 10, 1) == ("fact",)
-    assert lesson.importance == reflect("Who?", [Step("Search[x]", "X is it.")], True)[0].importance
+    assert lesson.importance == reflect("Who?", [Step("Search", "x", "X is it.")], True)[0].importance
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 50)), max_size=12), st.integers(0, 12))
@@ -297,15 +325,15 @@ GOLD = "Zebulon Quist"
 def test_no_gold_answer_reaches_a_lesson_or_a_prompt():
     """An environment that says the right answer at Finish leaked it into the memory."""
     steps = [
-        Step("Search[Harbour Lights]", FILM),
-        Step("Finish[Joe]", f"Wrong. The right answer is {GOLD}."),
+        Step("Search", "Harbour Lights", FILM),
+        Step("Finish", "Joe", f"Wrong. The right answer is {GOLD}."),
     ]
     lessons = reflect("Who made it?", steps, False)
     assert lessons and not any(GOLD in lesson.text for lesson in lessons)
     for lang in ("en", "zh"):
         prompt = json.dumps(REFLECT.messages(lang, question="Who?", steps=steps, success=False))
         assert GOLD not in prompt
-    steps[-1] = Step(f"Finish[{GOLD}]", "Right.")
+    steps[-1] = Step("Finish", GOLD, "Right.")
     with Server(ok_json({"lessons": [{"text": f"The answer was {GOLD}.", "tags": []}]})) as server:
         said = reflect("Who made it?", steps, True, model(server))[0]
     assert GOLD not in said.text and "the answer" in said.text and said.by == "m"
@@ -316,14 +344,15 @@ def test_no_gold_answer_reaches_a_lesson_or_a_prompt():
     "steps, causes",
     [
         (
-            [Step("Search[Heat]", "Heat is a film."), Step("Search[heat]", "Heat is a film.")],
+            [Step("Search", "Heat", "Heat is a film."), Step("Search", "heat", "Heat is a film.")],
             "repeated search",
         ),
-        ([Step("Search[Heat]", "Could not find Heat."), Step("Finish[x]")], "dead end"),
-        ([Step("Jump[Heat]", "…", valid=False), Step("Finish[x]")], "dead end"),
-        ([Step("Search[Harbour Lights]", FILM), Step("Finish[x]")], "missing bridge"),
-        ([Step("Search[Heat]", "It is hot.")], "turn limit"),
-        ([Step("Search[Heat]", "It is hot."), Step("Finish[x]")], "wrong answer"),
+        ([Step("Search", "Heat", "Could not find Heat."), Step("Finish", "x")], "dead end"),
+        ([Step("Lookup", "Heat", 'No sentence of "Oslo" with "Heat".'), Step("Finish", "x")], "dead end"),
+        ([Step("", "Jump[Heat]", "…", valid=False), Step("Finish", "x")], "dead end"),
+        ([Step("Search", "Harbour Lights", FILM), Step("Finish", "x")], "missing bridge"),
+        ([Step("Search", "Heat", "It is hot.")], "turn limit"),
+        ([Step("Search", "Heat", "It is hot."), Step("Finish", "x")], "wrong answer"),
     ],
 )
 def test_causes_of_failure(steps, causes):
@@ -334,13 +363,13 @@ def test_causes_of_failure(steps, causes):
 
 def test_a_valid_step_is_no_success():
     """`success = (reward >= 0)` counted every valid step as one."""
-    steps = [Step("Search[Harbour Lights]", FILM), Step("Search[Ana Petrov]", PERSON)]
+    steps = [Step("Search", "Harbour Lights", FILM), Step("Search", "Ana Petrov", PERSON)]
     assert all("failure" in lesson.tags for lesson in reflect("Who?", steps, False))
     assert record_skills({}, steps, {}, success=False)["<name>"].successes == 0
 
 
 def test_lessons_in_chinese():
-    lessons = reflect("《港口灯火》的导演是谁？", [Step("Search[港口灯火]", "没有找到。")], False)
+    lessons = reflect("《港口灯火》的导演是谁？", [Step("Search", "港口灯火", "没有找到。")], False)
     assert "没有找到" in lessons[0].text and lessons[0].tags[:2] == ("failure", "dead end")
 
 
@@ -363,12 +392,12 @@ def test_links_from_every_end():
     "steps, bridge, planned, reason",
     [
         ([], "", "Search[a]", ""),
-        ([Step("Search[Heat]", "Heat is a film.")], "Ana", "Search[Ana]", ""),
-        ([Step("Search[Heat]", "Heat is a film.")], "Ana", "Search[the heat]", "repeated"),
-        ([Step("Search[Heat]", "a"), Step("Search[Heat]", "a")], "Ana", "", "repeated"),
-        ([Step("Search[Heat]", "Heat is a film.")], "", "", "no bridge"),
-        ([Step("Search[Heat]", "Could not find Heat.")], "Ana", "", "failed"),
-        ([Step("Heat", "", valid=False)], "Ana", "", "failed"),
+        ([Step("Search", "Heat", "Heat is a film.")], "Ana", "Search[Ana]", ""),
+        ([Step("Search", "Heat", "Heat is a film.")], "Ana", "Search[the heat]", "repeated"),
+        ([Step("Search", "Heat", "a"), Step("Search", "Heat", "a")], "Ana", "", "repeated"),
+        ([Step("Search", "Heat", "Heat is a film.")], "", "", "no bridge"),
+        ([Step("Search", "Heat", "Could not find Heat.")], "Ana", "", "failed"),
+        ([Step("", "Heat", valid=False)], "Ana", "", "failed"),
     ],
 )
 def test_when_memory_is_injected(steps, bridge, planned, reason):
@@ -379,17 +408,14 @@ def test_skills_are_counted_by_success():
     kinds = {"Harbour Lights": "film", "Night Tide": "film"}
     skills: dict = {}
     for title in kinds:
-        step = Step(f"Search[{title} director]", "Ana Petrov directed it.")
+        step = Step("Search", f"{title} director", "Ana Petrov directed it.")
         skills = record_skills(skills, [step, step], kinds, success=True)
     assert skills["<film> director"].uses == skills["<film> director"].successes == 2
     assert [s.form for s in best_skills(skills, 5)] == ["<film> director"]
-    failed = [Step("Search[Harbour Lights director]", "Could not find it.")]
+    failed = [Step("Search", "Harbour Lights director", "Could not find it.")]
     assert record_skills(skills, failed, kinds, success=True)["<film> director"].successes == 2
     assert query_form("who made Harbour Lights", {"Harbour Lights": "film"}) == "who made <film>"
 
 
 def test_actions_and_queries():
-    assert parse_action("Search[a [b] c]") == ("search", "a [b] c") and parse_action("a[b]") == ("", "a[b]")
-    assert query_key("Director of Heat?") == query_key("heat director") != query_key("Heat")
-    assert query_key("the") == "the"
     assert LESSON_IMPORTANCE > 0

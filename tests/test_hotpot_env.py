@@ -8,8 +8,10 @@ import threading
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from adaptmr.agents.hotpot import Action, HotpotEnv, Step, Transcript, parse_action
+from adaptmr.agents.hotpot import HotpotEnv
 from adaptmr.agents.passages import Corpus, Passage, fold_title
+from adaptmr.memory.team.actions import Action, parse_action
+from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.data.hotpotqa import HOTPOTQA
 from adaptmr.data.registry import find_file, load
 from adaptmr.eval.metrics.hotpotqa import answer_grader
@@ -245,6 +247,12 @@ def test_limits_that_are_too_small_are_errors(limits: dict[str, int], message: s
 def test_repeated_searches_are_counted_in_any_spelling() -> None:
     transcript = play("Search[Ida Moser]", "Search[“ida  moser”]", "Search[Lindau]", "Lookup[a]").transcript
     assert transcript.n_repeated_searches == 1
+    assert (
+        play(
+            "Search[Lindau tower]", "Search[the Tower of Lindau]", "Search[Lindau]"
+        ).transcript.n_repeated_searches
+        == 1
+    )
     assert transcript.shown == IDA.sources, "each sentence once"
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from adaptmr.embed import embedder
 from adaptmr.memory.team.board import Board
 from adaptmr.memory.team.config import TeamConfig
+from adaptmr.memory.team.extraction import Extraction, Triple
 from adaptmr.memory.team.private import PrivateMemory
 from adaptmr.memory.team.prompt import format_private, format_shared
 from adaptmr.memory.team.queries import focus, only_rephrased, search_key, sub_question, text_key
@@ -36,12 +37,13 @@ from adaptmr.memory.team.records import Interaction, Lesson, PeerProfile, PlanIt
 from adaptmr.memory.team.records import is_record, read_record
 from adaptmr.memory.team.roles import ROLES, RoleContract
 from adaptmr.memory.team.shared import SharedMemory
-from adaptmr.memory.team.team import Extraction, TeamMemory
+from adaptmr.memory.team.team import TeamMemory
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
 QUESTION = "Where was the keeper of the Brann lighthouse born?"
-KEEPER = Fact(entity="Brann lighthouse", relation="keeper", value="Ilse Maro", confidence=0.9)
+KEEPER = Triple("Brann lighthouse", "keeper", "Ilse Maro")
+FACT = Fact(**KEEPER._asdict(), confidence=0.9)
 
 
 def hashing() -> MemoryStore:
@@ -101,7 +103,7 @@ def test_facts_that_were_read_are_shared_with_their_source():
         "solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro", facts=(KEEPER,))
     )
     fact = team.shared.fact("brann LIGHTHOUSE", "Keeper")
-    assert (fact.value, fact.confidence, fact.source, fact.agent) == ("Ilse Maro", 0.9, hop.id, "solver")
+    assert (fact.value, fact.confidence, fact.source, fact.agent) == ("Ilse Maro", 1.0, hop.id, "solver")
     assert team.recall("retriever", "Who keeps the Brann lighthouse?").of(Fact) == [fact], "others find it"
 
 
@@ -337,7 +339,7 @@ def test_two_teams_at_once_do_not_mix():
         team = TeamMemory(f"What is {name}?", store=store if name < "c" else hashing(), task=name)
         barrier.wait()
         for turn in range(6):
-            read = Extraction(f"{name}{turn}", facts=(replace(KEEPER, value=f"{name}{turn}"),))
+            read = Extraction(f"{name}{turn}", facts=(KEEPER._replace(value=f"{name}{turn}"),))
             team.write("solver", f"{name} at {turn}?", f"Search[{turn}]", f"{name} page", read, turn)
             team.shared.search("the same words", lambda query: f"{name} page", "solver", turn)
         return team
@@ -442,7 +444,8 @@ def test_what_a_killed_player_wrote_is_in_the_file(tmp_path):
     code = (
         "import os, sys\n"
         "from adaptmr.store.memory_store import MemoryStore\n"
-        "from adaptmr.memory.team.team import Extraction, TeamMemory\n"
+        "from adaptmr.memory.team.extraction import Extraction\n"
+        "from adaptmr.memory.team.team import TeamMemory\n"
         "team = TeamMemory('Who?', store=MemoryStore(sys.argv[1], embedder='hash'), task='t')\n"
         "team.write('solver', 'Who?', 'Search[a]', 'page', Extraction('Ilse'))\n"
         "os._exit(9)\n"
@@ -513,10 +516,10 @@ def _edit(store, memory):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: replace(KEEPER, confidence=1.2), "Fact.confidence is 1.2; give a number from 0 to 1"),
-        (lambda: replace(KEEPER, confidence=float("nan")), "Fact.confidence is nan"),
-        (lambda: replace(KEEPER, turn=-1), "Fact.turn is -1; give a whole number of 0 or more"),
-        (lambda: replace(KEEPER, value=3), "Fact.value is 3; give a string"),
+        (lambda: replace(FACT, confidence=1.2), "Fact.confidence is 1.2; give a number from 0 to 1"),
+        (lambda: replace(FACT, confidence=float("nan")), "Fact.confidence is nan"),
+        (lambda: replace(FACT, turn=-1), "Fact.turn is -1; give a whole number of 0 or more"),
+        (lambda: replace(FACT, value=3), "Fact.value is 3; give a string"),
         (
             lambda: Task(question="?", state="done"),
             "Task.state is 'done'; give one of in_progress, completed",
@@ -571,7 +574,8 @@ def test_case_order_and_punctuation_make_no_other_search(words, random):
 @settings(max_examples=100, deadline=None)
 def test_the_question_of_an_action_is_stable(text):
     inner = text.replace("[", "").replace("]", "").strip()
-    assert sub_question(f"Search[{inner}]") == inner == sub_question(f"Action 3: Lookup[ {inner} ]")
+    asked = inner or "x"
+    assert sub_question(f"Search[{asked}]") == asked == sub_question(f"Action 3: Lookup[ {asked} ]")
 
 
 @given(
@@ -603,12 +607,12 @@ OPERATIONS = st.lists(
 def test_every_board_of_an_owner_sees_the_same_records(operations):
     store = hashing()
     writer, reader, other = Board(store, "a"), Board(store, "a"), Board(store, "b")
-    other.put(KEEPER)
+    other.put(FACT)
     dropped: list[str] = []
     for what, n in operations:
         facts = writer.all(Fact)
         if what == "add":
-            writer.put(replace(KEEPER, value=f"v{n}", turn=n))
+            writer.put(replace(FACT, value=f"v{n}", turn=n))
         elif what == "change" and facts:
             writer.put(replace(facts[n % len(facts)], confidence=n / 5))
         elif what == "drop" and facts:
@@ -619,7 +623,7 @@ def test_every_board_of_an_owner_sees_the_same_records(operations):
         elif what == "back":
             store.rollback(max(0, store.last_event - n))
         elif what == "other":
-            other.put(replace(KEEPER, value=f"w{n}"))
+            other.put(replace(FACT, value=f"w{n}"))
         assert reader.all(Fact) == writer.all(Fact) == Board(store, "a").all(Fact)
         assert all(f.id.startswith("a/") for f in reader.all(Fact))
 
@@ -650,7 +654,7 @@ def test_no_limit_is_passed(confidences, limit):
 def test_blocks_keep_to_their_budget(texts, budget, compact, language):
     team = TeamMemory("Who? " + "".join(texts[:1]), store=hashing())
     for n, text in enumerate(texts):
-        read = Extraction(text, facts=(Fact(entity="e" + text, relation="r", value="v" + text),))
+        read = Extraction(text, facts=(Triple("e" + text, "r", "v" + text),))
         team.write("solver", f"q{n} {text}", f"Search[{text}]", text, read, n, valid=n % 2 == 0)
     found = team.recall("solver")
     shape = {"compact": compact, "language": language, "tokens": budget}
@@ -665,7 +669,7 @@ def test_blocks_keep_to_their_budget(texts, budget, compact, language):
 def test_no_section_pushes_out_another():
     team = TeamMemory(QUESTION, store=hashing())
     for n in range(3):
-        read = Extraction("a" * 100, facts=(replace(KEEPER, entity=f"Brann {n}"),))
+        read = Extraction("a" * 100, facts=(KEEPER._replace(entity=f"Brann {n}"),))
         team.write("solver", f"What is {n}? " + "x" * 60, "Search[Brann]", "y" * 5_000, read, n)
         team.shared.search(f"Brann {n}", lambda query: "page", "solver", n)
     block = format_shared(
@@ -703,7 +707,8 @@ def test_the_blocks_have_the_form_of_the_document():
     team = TeamMemory("布兰灯塔的看守人出生在哪里？", store=hashing())
     read = Extraction(
         "伊尔莎",
-        facts=(Fact(entity="布兰灯塔", relation="看守人", value="伊尔莎"),),
+        confidence=0.8,
+        facts=(Triple("布兰灯塔", "看守人", "伊尔莎"),),
         next_queries=("伊尔莎 出生地",),
     )
     team.write("solver", "谁看守布兰灯塔？", "Search[布兰灯塔]", "布兰灯塔由伊尔莎看守。", read, 1)

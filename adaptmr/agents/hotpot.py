@@ -5,66 +5,17 @@
 # %% ../../nbs/agents/01_hotpot.ipynb #6bcd4658
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .passages import Corpus, Passage, fold, fold_title
-from ..markup import Cell, cut_text, html_table
+from .passages import Corpus, Passage, fold
+from ..markup import cut_text
+from ..memory.team.actions import Action, parse_action
+from ..memory.team.steps import Step, Transcript
 from ..text import clean
 
 # %% auto #0
-__all__ = ['VERBS', 'MIN_OBSERVATION_CHARS', 'Action', 'parse_action', 'Place', 'Reply', 'search', 'look_up', 'Step',
-           'Transcript', 'HotpotEnv']
-
-# %% ../../nbs/agents/01_hotpot.ipynb #236659b8
-VERBS = ("Search", "Lookup", "Finish")
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What a player does: a verb of `VERBS`, and its argument as it was written."""
-
-    verb: str
-    argument: str
-
-    def __str__(self) -> str:
-        return f"{self.verb}[{self.argument}]"
-
-
-def parse_action(text: str) -> Action | None:
-    """Return the first action in a text, or `None` if there is none.
-
-    An action begins a line or follows "Action:" (with a number, if there is one; "行动：" in Chinese).
-    Brackets may be those of Chinese texts, and there may be brackets in the argument.
-    """
-    for line in clean(text).splitlines():
-        for found in _ACTION.finditer(line):
-            argument = _argument(line[found.end() :])
-            if argument:
-                return Action(found["verb"].capitalize(), argument)
-    return None
-
-# %% ../../nbs/agents/01_hotpot.ipynb #6e300a3a
-_OPENING, _CLOSING = "[［【〔「", "]］】〕」"
-_ACTION = re.compile(
-    r"(?:^[\s>*`#-]{0,20}|(?:action|行动|动作)\s{0,4}\d{0,4}\s{0,4}[:：])[\s*`]{0,20}"
-    rf"(?P<verb>(?a:{'|'.join(VERBS)}))[\s*`]{{0,20}}[{re.escape(_OPENING)}]",
-    re.IGNORECASE,
-)
-
-
-def _argument(rest: str) -> str:
-    """Return what stands before the bracket that closes the first one; "" where none does."""
-    depth, last = 1, 0
-    for i, character in enumerate(rest):
-        if character in _OPENING:
-            depth += 1
-        elif character in _CLOSING:
-            depth, last = depth - 1, i
-            if not depth:
-                break
-    return rest[:last].strip()
+__all__ = ['MIN_OBSERVATION_CHARS', 'Place', 'Reply', 'search', 'look_up', 'HotpotEnv']
 
 # %% ../../nbs/agents/01_hotpot.ipynb #30df13e6
 @dataclass(frozen=True, slots=True)
@@ -134,82 +85,6 @@ def _beginning(passage: Passage, limit: int) -> tuple[str, int]:
             break
         text, shown = f"{text} {sentence}".rstrip(), shown + 1
     return (text if shown else cut_text(whole, room)) + note, max(shown, 1)
-
-# %% ../../nbs/agents/01_hotpot.ipynb #af996e5d
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One turn: the action (a verb, "" where a text held none), its argument, and what it showed.
-
-    `valid` says whether the action was allowed, `done` whether the episode is over after it; `shown` are the
-    ids of the sentences in the observation. For a text without an action, `argument` is that text.
-    """
-
-    action: str
-    argument: str
-    observation: str
-    valid: bool
-    done: bool
-    shown: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.action}[{self.argument}]" if self.action else self.argument
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """A question and the steps that were taken to answer it."""
-
-    question: str
-    steps: tuple[Step, ...] = ()
-
-    @property
-    def done(self) -> bool:
-        """Whether the episode is over."""
-        return bool(self.steps) and self.steps[-1].done
-
-    @property
-    def answer(self) -> str | None:
-        """The argument of `Finish`, `None` without one."""
-        return next((s.argument for s in self.steps if s.action == "Finish"), None)
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """The ids of all sentences that were shown, in order, each once."""
-        return tuple(dict.fromkeys(source for s in self.steps for source in s.shown))
-
-    @property
-    def n_invalid(self) -> int:
-        """The number of steps that were not allowed."""
-        return sum(not s.valid for s in self.steps)
-
-    @property
-    def n_repeated_searches(self) -> int:
-        """The number of searches for what was searched before, in any spelling of case and quotes."""
-        searches = [fold_title(s.argument) for s in self.steps if s.action == "Search"]
-        return len(searches) - len(set(searches))
-
-    def __str__(self) -> str:
-        lines = [f"Action {n}: {s}\nObservation {n}: {s.observation}" for n, s in enumerate(self.steps, 1)]
-        return "\n".join([f"Question: {self.question}", *lines])
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (n, Cell(cut_text(str(s), 120), _STYLES[s.valid]), s.observation, " ".join(s.shown))
-            for n, s in enumerate(self.steps, 1)
-        ]
-        counts = f"{len(self.steps)} steps, {self.n_invalid} not allowed"
-        return html_table(
-            rows,
-            ("", "action", "observation", "sentences shown"),
-            f"{self.question} ({counts})",
-            row_titles=[s.observation for s in self.steps],
-        )
-
-# %% ../../nbs/agents/01_hotpot.ipynb #e7128044
-_STYLES = {
-    True: "text-align:left;font-weight:bold",
-    False: "text-align:left;text-decoration:line-through;opacity:0.6",
-}
 
 # %% ../../nbs/agents/01_hotpot.ipynb #b1444b10
 MIN_OBSERVATION_CHARS = 200  # room for every message with what it quotes

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .triples import Triple, entity_key
+from .entities import entity_key
+from ..team.extraction import Triple
 from ...text import CJK, split_sentences
 
 _NAME = rf"(?:《[^》\n]{{1,40}}》|[{CJK}A-Za-z·•・\-]{{1,14}}?|[A-Z][\w.'’\- ]{{1,40}}?)"

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from .asked import Asked, kind_of_relation
 from .english import DATE, DEMONYMS, MONTHS, NAME
 from .chinese import ZH_DATE
-from .triples import Triple, entity_key, same_entity
+from .entities import entity_key, same_entity
+from ..team.extraction import Triple
 from ...text import CJK, NUMBER_WORDS, content_words, find_names, split_sentences, word_set
 
 NAMED, STATED, NEAR = 0.6, 0.4, 0.2  # confidence: a fact of what is named, another fact, the nearest thing

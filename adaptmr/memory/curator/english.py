@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from .triples import Triple, same_entity
+from .entities import same_entity
+from ..team.extraction import Triple
 from ...text import split_sentences, word_set
 
 DEMONYMS = word_set("""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ...llm import LLM
@@ -16,8 +15,10 @@ from .asked import Asked, read_question, relation_word
 from .chinese import chinese_triples
 from .choosing import by_fact, by_kind, mentions, names_in
 from .english import english_triples, plain, topic_of
-from .steps import parse_action, query_key
-from .triples import Facts, Triple, facts_of, same_entity
+from .entities import same_entity
+from ..team.actions import parse_action
+from ..team.extraction import Extraction, Triple
+from ..team.queries import search_key
 from ...reader import sanitize
 from ...text import detect_language
 
@@ -26,8 +27,7 @@ MAX_CHARS = 120  # of a name, a value, an answer or a query
 MAX_OBSERVATION = 4_000  # characters of an observation that are read
 
 # %% auto #0
-__all__ = ['MAX_ENTITIES', 'MAX_TRIPLES', 'MAX_QUERIES', 'MAX_CHARS', 'MAX_OBSERVATION', 'EXTRACT', 'passage_triples',
-           'Extraction', 'extract']
+__all__ = ['MAX_ENTITIES', 'MAX_TRIPLES', 'MAX_QUERIES', 'MAX_CHARS', 'MAX_OBSERVATION', 'EXTRACT', 'passage_triples', 'extract']
 
 # %% ../../../nbs/memory/curator/03_extraction.ipynb #bbdff23e
 def passage_triples(text: str, topic: str = "") -> tuple[Triple, ...]:
@@ -63,36 +63,6 @@ def _bridge(
     return by_kind(question, any_name, text, triples, names).answer or ""
 
 # %% ../../../nbs/memory/curator/03_extraction.ipynb #365781e1
-@dataclass(frozen=True)
-class Extraction:
-    """What one step found.
-
-    - `entities`: the names in the observation, in its order.
-    - `relations`: its facts.
-    - `answer`: of the sub-question; `None` when the observation holds nothing of the kind asked for.
-    - `bridge`: the entity that leads to the next hop, "" if there is none.
-    - `next_queries`: what to search for next, the best first, none that the action searched for.
-    - `confidence`: of the answer, 0 to 1; 0 without one.
-    - `reason`: how the answer was found, or why there is none.
-    - `by`, `raw`: "rule" or the model's name, and the model's last reply as it came ("" without a model).
-    """
-
-    entities: tuple[str, ...] = ()
-    relations: tuple[Triple, ...] = ()
-    answer: str | None = None
-    bridge: str = ""
-    next_queries: tuple[str, ...] = ()
-    confidence: float = 0.0
-    reason: str = ""
-    by: str = "rule"
-    raw: str = ""
-
-    @property
-    def facts(self) -> Facts:
-        """The values of each (entity, relation)."""
-        return facts_of(self.relations)
-
-
 def _short(text: str) -> str:
     return " ".join(text.split())[:MAX_CHARS].strip()
 
@@ -106,15 +76,17 @@ def _next_queries(
     led_here = {t.relation for t in triples if bridge in (t.value, t.entity)}
     open_ones = [r for r in asked.relations if r not in led_here]
     queries = [bridge, *(f"{bridge} {relation_word(r, lang)}" for r in open_ones)]
-    done = query_key(argument)
-    return [_short(q) for q in queries if query_key(q) != done][:MAX_QUERIES]
+    done = search_key(argument)
+    return [_short(q) for q in queries if search_key(q) != done][:MAX_QUERIES]
 
 
 def _by_rule(question: str, action: str, observation: str) -> dict[str, Any]:
-    verb, argument = parse_action(action)
+    parsed = parse_action(action)
+    argument = parsed.argument if parsed else action.strip()
+    searched = argument if parsed and parsed.verb == "Search" else ""
     asking = question or argument
     text = plain(observation[:MAX_OBSERVATION])
-    asked, topic = read_question(asking), _topic(argument if verb == "search" else "", text)
+    asked, topic = read_question(asking), _topic(searched, text)
     if not asked.relations:  # "Titanic" asks nothing, the action "Search[Titanic director]" does
         asked = asked._replace(relations=read_question(argument).relations)
     triples = passage_triples(text, topic)
@@ -123,7 +95,7 @@ def _by_rule(question: str, action: str, observation: str) -> dict[str, Any]:
     bridge = _bridge(asking, asked, text, triples, names, topic)
     return {
         "entities": [_short(n) for n in names][:MAX_ENTITIES],
-        "relations": [dict(zip(Triple._fields, map(_short, t))) for t in triples][:MAX_TRIPLES],
+        "facts": [dict(zip(Triple._fields, map(_short, t))) for t in triples][:MAX_TRIPLES],
         "answer": _short(choice.answer or ""),
         "bridge": _short(bridge),
         "next_queries": _next_queries(asked, bridge, triples, argument, detect_language(asking)),
@@ -161,7 +133,7 @@ EXTRACT = register_task(
                 'relation and value; the answer to the sub-question, "" if it isn\'t there; the bridging '
                 "entity, whose page should be searched for next; up to three next queries; and how sure you "
                 f"are of the answer, 0 to 1. {_DATA['en']}\n"
-                'Reply in JSON: {"entities": ["Harbour Lights", "Ana Petrov"], "relations": [{"entity": '
+                'Reply in JSON: {"entities": ["Harbour Lights", "Ana Petrov"], "facts": [{"entity": '
                 '"Harbour Lights", "relation": "director", "value": "Ana Petrov"}], "answer": "Ana Petrov", '
                 '"bridge": "Ana Petrov", "next_queries": ["Ana Petrov spouse"], "confidence": 0.9, '
                 '"reason": "Harbour Lights: director"}',
@@ -172,7 +144,7 @@ EXTRACT = register_task(
                 "一个团队通过几次检索来回答问题。请写下这次检索的发现，只用观察结果里说到的内容和原文的词。"
                 "给出其中的名称；以实体、关系、值的形式给出事实；子问题的答案，没有则为空字符串；下一步应当检索的桥接实体；"
                 f"最多三条后续检索；以及对答案的把握（0 到 1）。{_DATA['zh']}\n"
-                '用 JSON 回答：{"entities": ["港口灯火", "林薇"], "relations": [{"entity": "港口灯火", '
+                '用 JSON 回答：{"entities": ["港口灯火", "林薇"], "facts": [{"entity": "港口灯火", '
                 '"relation": "director", "value": "林薇"}], "answer": "林薇", "bridge": "林薇", '
                 '"next_queries": ["林薇 丈夫"], "confidence": 0.9, "reason": "港口灯火：导演"}',
                 "子问题：$question\n动作：$action\n<observation>\n$observation\n</observation>\nJSON：",
@@ -180,7 +152,7 @@ EXTRACT = register_task(
         },
         schema=object_schema(
             entities={"type": "array", "maxItems": MAX_ENTITIES, "items": _TEXT},
-            relations={"type": "array", "maxItems": MAX_TRIPLES, "items": _TRIPLE},
+            facts={"type": "array", "maxItems": MAX_TRIPLES, "items": _TRIPLE},
             answer=_MAYBE,
             bridge=_MAYBE,
             next_queries={"type": "array", "maxItems": MAX_QUERIES, "items": _TEXT},
@@ -225,10 +197,12 @@ def _grounded(value: Mapping[str, Any], observation: str, question: str) -> dict
 
     out = dict(value)
     out["entities"] = [n for n in value["entities"] if stands(n)]
-    out["relations"] = [
+    out["facts"] = [
         t
-        for t in value["relations"]
-        if stands(t["value"]) and (stands(t["entity"]) or mentions(question, t["entity"]))
+        for t in value["facts"]
+        if t["relation"].strip()
+        and stands(t["value"])
+        and (stands(t["entity"]) or mentions(question, t["entity"]))
     ]
     if (
         value["answer"]
@@ -246,13 +220,13 @@ def _squeezed(text: str) -> str:
 
 def _extraction(value: Mapping[str, Any], by: str, raw: str) -> Extraction:
     return Extraction(
-        tuple(dict.fromkeys(value["entities"])),
-        tuple(dict.fromkeys(Triple(t["entity"], t["relation"], t["value"]) for t in value["relations"])),
-        value["answer"] or None,
-        value["bridge"],
-        tuple(dict.fromkeys(value["next_queries"])),
-        round(float(value["confidence"]), 6) if value["answer"] else 0.0,
-        value["reason"],
-        by,
-        raw,
+        answer=value["answer"] or None,
+        confidence=round(float(value["confidence"]), 6) if value["answer"] else 0.0,
+        facts=tuple(dict.fromkeys(Triple(**t) for t in value["facts"])),
+        next_queries=tuple(dict.fromkeys(value["next_queries"])),
+        entities=tuple(dict.fromkeys(value["entities"])),
+        bridge=value["bridge"],
+        reason=value["reason"],
+        by=by,
+        raw=raw,
     )

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from .asked import read_question
 from .choosing import mentions
 from .extraction import extract
 from .forgetting import LESSON_IMPORTANCE
-from .steps import Step, query_key
+from ..team.steps import Step, repeated_searches
 from ...reader import sanitize
 from ...text import detect_language
 
@@ -25,8 +24,8 @@ MAX_LESSONS, MAX_TAGS, MAX_LESSON_CHARS = 4, 8, 240
 CAUSES = ("repeated search", "dead end", "missing bridge", "turn limit", "wrong answer")
 
 # %% auto #0
-__all__ = ['MAX_LESSONS', 'MAX_TAGS', 'MAX_LESSON_CHARS', 'CAUSES', 'REFLECT', 'Lesson', 'is_dead_end', 'repeated_searches',
-           'missed_bridge', 'reflect']
+__all__ = ['MAX_LESSONS', 'MAX_TAGS', 'MAX_LESSON_CHARS', 'CAUSES', 'REFLECT', 'Lesson', 'is_dead_end', 'missed_bridge',
+           'reflect']
 
 # %% ../../../nbs/memory/curator/04_reflection.ipynb #761d56d4
 @dataclass(frozen=True)
@@ -51,34 +50,24 @@ class Lesson:
 
 # %% ../../../nbs/memory/curator/04_reflection.ipynb #1e291cdf
 _NOTHING = re.compile(
-    r"\A\W*\Z|could not find|no (?:more )?results?\b|not found|nothing found|"
-    r"invalid action|找不到|没有找到|未找到|没有结果|无效",
+    r"\A\W*\Z|\Ano (?:more sentences|sentence) of|could not find|no (?:more )?results?\b|not found|"
+    r"nothing found|invalid action|找不到|没有找到|未找到|没有结果|无效",
     re.IGNORECASE,
 )
 
 
 def is_dead_end(step: Step) -> bool:
     """Say whether a step was invalid or found nothing; a `Finish` is never one."""
-    return step.verb != "finish" and (not step.valid or bool(_NOTHING.search(step.observation)))
-
-
-def repeated_searches(steps: Sequence[Step]) -> dict[str, int]:
-    """Return the queries that were searched for more than once, as first written, with their counts."""
-    first: dict[str, str] = {}
-    queries = [s.argument for s in steps if s.verb == "search"]
-    counts = Counter(query_key(q) for q in queries)
-    for q in queries:
-        first.setdefault(query_key(q), q)
-    return {first[key]: n for key, n in counts.items() if n > 1}
+    return step.action != "Finish" and (not step.valid or bool(_NOTHING.search(step.observation)))
 
 
 def missed_bridge(question: str, steps: Sequence[Step]) -> str:
     """Return the last entity that a step found and no later search took up, "" if there is none."""
     for i in range(len(steps) - 1, -1, -1):
         step = steps[i]
-        if step.verb not in ("search", "lookup") or is_dead_end(step):
+        if step.action not in ("Search", "Lookup") or is_dead_end(step):
             continue
-        bridge = extract(question, step.action, step.observation).bridge
+        bridge = extract(question, str(step), step.observation).bridge
         if bridge and not mentions(question, bridge):
             taken_up = any(mentions(s.argument, bridge) for s in steps if s is not step)
             return "" if taken_up else bridge
@@ -113,17 +102,17 @@ def _causes(question: str, steps: Sequence[Step]) -> list[tuple[str, dict[str, A
         query, n = max(repeated.items(), key=lambda item: item[1])
         causes.append(("repeated search", {"query": query, "n": n}))
     if dead := [s for s in steps if is_dead_end(s)]:
-        causes.append(("dead end", {"action": dead[-1].action}))
+        causes.append(("dead end", {"action": str(dead[-1])}))
     if bridge := missed_bridge(question, steps):
         causes.append(("missing bridge", {"bridge": bridge}))
-    if not any(s.verb == "finish" and s.valid for s in steps):
+    if not any(s.action == "Finish" and s.valid for s in steps):
         causes.append(("turn limit", {"n": len(steps)}))
     return causes or [("wrong answer", {})]
 
 
 def _answer(steps: Sequence[Step]) -> str:
     """The answer that the player gave, "" if none."""
-    return next((s.argument for s in reversed(steps) if s.verb == "finish"), "")
+    return next((s.argument for s in reversed(steps) if s.action == "Finish"), "")
 
 
 def _without(text: str, answer: str, lang: str) -> str:
@@ -143,7 +132,7 @@ def _by_rule(question: str, steps: Sequence[Step], success: bool) -> dict[str, A
     relations = read_question(question).relations[:3]
     about = separator.join(relations) or ("一个实体" if lang == "zh" else "an entity")
     if success:
-        queries = dict.fromkeys(s.argument for s in steps if s.verb == "search" and not is_dead_end(s))
+        queries = dict.fromkeys(s.argument for s in steps if s.action == "Search" and not is_dead_end(s))
         found: list[tuple[str, dict[str, Any]]] = (
             [("chain", {"chain": " → ".join(queries)})] if queries else []
         )
@@ -170,9 +159,9 @@ _STEP_CHARS = 300  # of an observation that are shown
 def _render(lang: str, question: str, steps: Sequence[Step], success: bool) -> dict[str, str]:
     lines = []
     for i, step in enumerate(steps, 1):
-        seen = "" if step.verb == "finish" else f" -> {step.observation[:_STEP_CHARS]}"
+        seen = "" if step.action == "Finish" else f" -> {step.observation[:_STEP_CHARS]}"
         note = "" if step.valid else ("（无效）" if lang == "zh" else " (invalid)")
-        lines.append(sanitize(_TAGS.sub(" ", f"{i}. {step.action}{note}{seen}")))
+        lines.append(sanitize(_TAGS.sub(" ", f"{i}. {step}{note}{seen}")))
     ended = {"en": ("failed", "succeeded"), "zh": ("失败", "成功")}[lang][success]
     return {"question": sanitize(question)[:600], "steps": "\n".join(lines), "ended": ended}
 

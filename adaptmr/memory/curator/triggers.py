@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from .english import DEMONYMS
 from .reflection import is_dead_end
-from .steps import Step, parse_action, query_key, searched
-from .triples import Triple
+from ..team.actions import parse_action
+from ..team.extraction import Triple
+from ..team.queries import search_key
+from ..team.steps import Step, searched
 from ...text import find_names
 
 REASONS = ("failed", "repeated", "no bridge")
@@ -44,14 +46,14 @@ def trigger(steps: Sequence[Step], bridge: str = "", planned: str = "") -> Trigg
         return Trigger()
     last = steps[-1]
     if is_dead_end(last):
-        return Trigger("failed", last.action)
-    verb, query = parse_action(planned)
-    if verb == "search" and query_key(query) in searched(steps):
+        return Trigger("failed", str(last))
+    action = parse_action(planned)
+    if action and action.verb == "Search" and search_key(action.argument) in searched(steps):
         return Trigger("repeated", planned)
-    if last.verb == "search" and query_key(last.argument) in searched(steps[:-1]):
-        return Trigger("repeated", last.action)
+    if last.action == "Search" and search_key(last.argument) in searched(steps[:-1]):
+        return Trigger("repeated", str(last))
     if not bridge and searched(steps):
-        return Trigger("no bridge", last.action)
+        return Trigger("no bridge", str(last))
     return Trigger()
 
 # %% ../../../nbs/memory/curator/05_triggers.ipynb #8127e725
@@ -110,8 +112,8 @@ def record_skills(
     counted = dict(skills)
     seen: set[str] = set()
     for step in steps:
-        key = query_key(step.argument)
-        if step.verb != "search" or key in seen:
+        key = search_key(step.argument)
+        if step.action != "Search" or key in seen:
             continue
         seen.add(key)
         form = query_form(step.argument, kinds)

@@ -6,32 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from .config import TeamConfig
 from .board import Found
+from .extraction import Extraction, Triple
 from .private import PrivateMemory
 from .prompt import format_private, format_shared
 from .queries import search_key, sub_question
-from .records import Fact, Hop
+from .records import Hop
 from .roles import ROLES, RoleContract
 from .shared import SharedMemory
 from ...store.memory_store import MemoryStore
 
 # %% auto #0
-__all__ = ['Extraction', 'TeamMemory']
+__all__ = ['TeamMemory']
 
 # %% ../../../nbs/memory/team/04_team.ipynb #0c874608
-@dataclass(frozen=True)
-class Extraction:
-    """What was read out of an observation: an answer and how sure it is, facts, and what to look up next."""
-
-    answer: str | None = None
-    confidence: float = 0.8
-    facts: tuple[Fact, ...] = ()
-    next_queries: tuple[str, ...] = ()
-
-
 class TeamMemory:
     """The memories of a team in one task: `shared`, and `private` by the name of the member.
 
@@ -107,13 +97,12 @@ class TeamMemory:
         helper.note_status(agent, f"repeats {action}", turn)
         helper.plan(f"get {agent} out of its loop: {action}", turn)
 
-    def _write_fact(self, fact: Fact, hop: Hop, private: PrivateMemory) -> None:
-        values = (fact.entity, fact.relation, fact.value, fact.confidence)
-        stored = self.shared.add_fact(*values, source=hop.id, agent=hop.agent, turn=hop.turn)
+    def _write_fact(self, fact: Triple, hop: Hop, private: PrivateMemory) -> None:
+        stored = self.shared.add_fact(*fact, source=hop.id, agent=hop.agent, turn=hop.turn)
         piece = private.observe(
             stored.text, hop.question, hop.turn, action=hop.action, answered=hop.succeeded
         )
-        private.conclude(hop.question, stored.text, hop.turn, confidence=fact.confidence, evidence=[piece.id])
+        private.conclude(hop.question, stored.text, hop.turn, evidence=[piece.id])
 
     def _replan(self, hop: Hop, next_queries: Sequence[str], private: PrivateMemory) -> None:
         asked = {search_key(hop.question), search_key(sub_question(hop.action))}
