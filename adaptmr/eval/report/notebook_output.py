@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,14 +90,14 @@ def run_notebook(notebook: Path, executed: Path, params: dict[str, Any]) -> None
             print(log.read().decode("utf-8", "replace"), file=sys.stderr)
             raise
         if interrupted:
-            gc.collect()  # interrupted tasks warn when they are collected: in here that goes to the log
+            gc.collect()  # interrupted tasks warn when they are collected: in here nobody sees it
     if interrupted:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _kernel_writes_to(file: Any) -> Iterator[None]:
-    """Send the stderr of new processes to a file and silence loggers, for a while.
+    """Send the stderr of new processes to a file, and silence loggers and interrupted tasks, for a while.
 
     The stderr of this process stays what it is.
     """
@@ -113,7 +114,9 @@ def _kernel_writes_to(file: Any) -> Iterator[None]:
             sys.stderr = os.fdopen(
                 os.dup(terminal), "w", buffering=1, encoding=usual.encoding, errors="replace"
             )
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            yield
     finally:
         if own:
             sys.stderr.close()
