@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.retrieval import fusion
-from adaptmr.retrieval.candidates import ParsedQuery, select_candidates, parse_query
+from adaptmr.retrieval.candidates import select_candidates
+from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
 from adaptmr.retrieval.fusion import (
     ANY_EMBEDDER,
     RRF_K,

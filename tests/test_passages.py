@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.retrieval.candidates import PASSAGE_WORDS, split_passages
+from adaptmr.retrieval.columns import PASSAGE_WORDS, split_passages
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.passages import GAP, best_passages, show_passages
 from adaptmr.retrieval.plan import RetrievalPlan

@@ -20,7 +20,7 @@ from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
 from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed
-from adaptmr.retrieval.candidates import columns_of
+from adaptmr.retrieval.columns import columns_of
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.as_of import resolve_as_of, store_as_of
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.embed.encoders import HashEmbedder
-from adaptmr.retrieval.candidates import ParsedQuery, select_candidates, parse_query
+from adaptmr.retrieval.candidates import select_candidates
+from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
 from adaptmr.retrieval.fusion import Fit, FitError, fit_for
 from adaptmr.retrieval.relevance import (
     FEATURES,

@@ -14,19 +14,10 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
 from adaptmr.embed import embedder
-from adaptmr.retrieval import candidates as c_
-from adaptmr.retrieval.candidates import (
-    ASSISTANTS,
-    MAX_QUERY_CHARS,
-    Candidates,
-    ParsedQuery,
-    asked_at,
-    query_text,
-    select_candidates,
-    columns_of,
-    parse_query,
-    seconds,
-)
+from adaptmr.retrieval import columns as c_
+from adaptmr.retrieval.candidates import Candidates, select_candidates
+from adaptmr.retrieval.columns import asked_at, columns_of, seconds
+from adaptmr.retrieval.parsed_query import ASSISTANTS, MAX_QUERY_CHARS, ParsedQuery, query_text, parse_query
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import score_candidates
 from adaptmr.retrieval.plan import RetrievalPlan

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.embed import embedder
-from adaptmr.retrieval.candidates import columns_of
+from adaptmr.retrieval.columns import columns_of
 from adaptmr.retrieval.composition import compose
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for

@@ -398,7 +398,7 @@ def test_what_a_killed_process_left_half_written_is_cleared(tmp_path, name):
 
 
 def test_sentences_of_texts_that_are_gone_are_dropped():
-    from adaptmr.retrieval.candidates import columns_of
+    from adaptmr.retrieval.columns import columns_of
 
     with MemoryStore(embedder="hash") as s:
         s.add([Memory(f"m{i}", f"Number {i}. A second sentence.", step=i) for i in range(5)])

@@ -26,7 +26,7 @@ from .layers import DERIVED, KEY, LONG_TERM, MANUAL, PAGE, TOPIC, TURN
 from .layers import covered_steps, is_expired
 from .origins import Origins, origins_of
 from ..retrieval.as_of import make_request
-from ..retrieval.candidates import query_text
+from ..retrieval.parsed_query import query_text
 from ..retrieval.execute import execute
 from ..retrieval.fusion import Fit
 from ..retrieval.plan import Planner, RetrievalPlan, planner_llm

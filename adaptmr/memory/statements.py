@@ -14,7 +14,7 @@ from functools import lru_cache
 from ..llm.tokens import count_tokens
 from .layers import CATEGORIES
 from .sentences import NAME_OR_NUMBER, OVERHEAD, Idf, equal_idf, sentence_parts
-from ..retrieval.candidates import is_assistant
+from ..retrieval.parsed_query import is_assistant
 from ..retrieval.pairs import text_facts
 from ..retrieval.versions import ATTRIBUTES, states_attribute
 from ..text import count_words, split_sentences

@@ -14,7 +14,7 @@ from ..llm import LLM
 from ..llm.tasks import Task, object_schema, register_task
 from ..reader import fence_hits, sanitize
 from ..reader.direct import needs_no_memory
-from ..retrieval.candidates import asked_at
+from ..retrieval.columns import asked_at
 from ..retrieval.plan import FixedPlanner, PlanError, Planner, RetrievalPlan, plan_schema
 from ..retrieval.strategies import HYBRID_WEIGHTS, UNIFIED_WEIGHTS, Router, as_question
 from ..store.protocol import PlannerStore

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from ..llm import LLM
 from .classifiers import Classifier, FewShotClassifier, RulesFirst
-from ..retrieval.candidates import asked_at
+from ..retrieval.columns import asked_at
 from ..retrieval.classify import best_type
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.queries import decompose_query

@@ -10,7 +10,8 @@ from datetime import datetime
 
 import numpy as np
 
-from .candidates import asked_at, query_text, said_at, seconds
+from .columns import asked_at, said_at, seconds
+from .parsed_query import query_text
 from .store_part import part_of_rows
 from ..store.protocol import Store
 from ..types import Question, as_utc

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .candidates import cached_content_words
+from .parsed_query import cached_content_words
 from .state import State
 from ..text import find_names, remove_names
 from ..types import Memory

@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .candidates import columns_of, is_assistant
+from .columns import columns_of
+from .parsed_query import is_assistant
 from adaptmr.retrieval.occurrences import (
     AskedOccurrence,
     Occurrence,

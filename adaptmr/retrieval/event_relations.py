@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .candidates import is_assistant
+from .parsed_query import is_assistant
 from .fusion import logistic
 from adaptmr.retrieval.relations import (
     EventDate,

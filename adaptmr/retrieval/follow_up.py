@@ -13,7 +13,7 @@ from typing import Any
 from ..llm import LLM
 from ..llm.tasks import Task, register_task, object_schema
 from ..reader import MEMORIES_ARE_DATA, answer, build_context, sanitize, today_line
-from .candidates import cached_content_words
+from .parsed_query import cached_content_words
 from ..text import detect_language, find_names
 from ..types import Evidence
 

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .candidates import Candidates, columns_of, parse_query
+from .candidates import Candidates
+from .columns import columns_of
+from .parsed_query import parse_query
 from .fusion import ANY_EMBEDDER
 from .llm_steps import is_relevant
 from .relevance import fit_applicability, relevance, topic_closeness

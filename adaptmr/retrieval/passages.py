@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from .candidates import split_passages
+from .columns import split_passages
 from ..text import content_words
 from ..types import Memory
 

@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .candidates import Candidates, StoreColumns
+from .candidates import Candidates
+from .columns import StoreColumns
 from .fusion import Fit, fuse_signals, logistic
 from .signals import signal_values
 from ..store.protocol import Store

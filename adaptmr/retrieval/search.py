@@ -13,13 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .as_of import store_as_of
-from adaptmr.retrieval.candidates import (
-    SCORE_ALL_UP_TO,
-    asked_at,
-    columns_of,
-    parse_query,
-    seconds,
-)
+from .columns import SCORE_ALL_UP_TO, asked_at, columns_of, seconds
+from .parsed_query import parse_query
 from .fusion import ScoredCandidates, score_candidates
 from .merging import merge
 from .plan import PART_FIELDS, RetrievalPlan

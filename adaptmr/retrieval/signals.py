@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .candidates import Candidates, cached_content_words, seconds
+from .candidates import Candidates
+from .columns import seconds
+from .parsed_query import cached_content_words
 from ..text import find_names
 from ..types import Memory
 

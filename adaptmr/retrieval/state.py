@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..llm import LLM
-from .candidates import Candidates, ParsedQuery, select_candidates
+from .candidates import Candidates, select_candidates
+from .parsed_query import ParsedQuery
 from .fusion import Fit, ScoredCandidates
 from .plan import RetrievalPlan
 from ..store.protocol import Store

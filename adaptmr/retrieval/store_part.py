@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .candidates import columns_of, known_sentences, seconds
+from .columns import columns_of, known_sentences, seconds
 from ..store.lexical import LexicalIndex
 from ..store.protocol import Store
 from ..store.view import Filter, RowFilter, View, begins_with

@@ -13,7 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from .aggregation import collection_asked
-from .candidates import asked_at, query_text
+from .columns import asked_at
+from .parsed_query import query_text
 from .classify import classify
 from ..llm import LLM
 from ..llm.tasks import meter_usage

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .candidates import PASSAGE_WORDS, Candidates, passages
+from .candidates import Candidates
+from .columns import PASSAGE_WORDS, passages
 from adaptmr.retrieval.pairs import (
     CONTRADICTS,
     REPLACES,

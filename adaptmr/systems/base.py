@@ -12,7 +12,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..retrieval.candidates import SCORE_ALL_UP_TO, columns_of, parse_query
+from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of
+from ..retrieval.parsed_query import parse_query
 from ..llm import LLM
 from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.plan import Planner, planner_llm

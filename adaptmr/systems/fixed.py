@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from ..retrieval.rendering import readable, render_context
-from ..retrieval.candidates import query_text
+from ..retrieval.parsed_query import query_text
 from ..retrieval.as_of import make_request, resolve_as_of
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.strategies import (

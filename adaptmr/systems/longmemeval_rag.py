@@ -14,7 +14,8 @@ from typing import Any
 from ..llm import LLM
 from ..llm.tasks import Task, meter_usage, object_schema, register_task
 from ..reader import sanitize
-from ..retrieval.candidates import SCORE_ALL_UP_TO, asked_at, columns_of, is_assistant
+from ..retrieval.columns import SCORE_ALL_UP_TO, asked_at, columns_of
+from ..retrieval.parsed_query import is_assistant
 from ..retrieval.rendering import sort_by_time, render_context
 from ..retrieval.as_of import resolve_as_of
 from ..retrieval.plan import RetrievalPlan

@@ -24,14 +24,9 @@ from adaptmr.eval.metrics.ranking import (
     to_sessions,
 )
 from ..eval.stats.intervals import paired_difference
-from adaptmr.retrieval.candidates import (
-    Candidates,
-    asked_at,
-    is_assistant,
-    parse_query,
-    query_text,
-    select_candidates,
-)
+from ..retrieval.candidates import Candidates, select_candidates
+from ..retrieval.columns import asked_at
+from ..retrieval.parsed_query import is_assistant, parse_query, query_text
 from ..retrieval.classify import classify
 from ..retrieval.fusion import ANY_EMBEDDER, Fit, fuse_signals
 from ..retrieval.as_of import store_as_of

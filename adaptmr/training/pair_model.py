@@ -20,7 +20,9 @@ import numpy as np
 from ..embed import Embedder
 from ..resources import save_resource
 from ..retrieval.execute import execute
-from ..retrieval.candidates import asked_at, columns_of, parse_query, select_candidates
+from ..retrieval.candidates import select_candidates
+from ..retrieval.columns import asked_at, columns_of
+from ..retrieval.parsed_query import parse_query
 from ..retrieval.fusion import fit_for
 from adaptmr.retrieval.pairs import (
     LINK_FEATURES,
