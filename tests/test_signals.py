@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
 from adaptmr.embed import embedder
-from adaptmr.retrieval import columns as c_
+from adaptmr.retrieval import candidates, columns
 from adaptmr.retrieval.candidates import Candidates, select_candidates
 from adaptmr.retrieval.columns import asked_at, columns_of, seconds
 from adaptmr.retrieval.parsed_query import ASSISTANTS, MAX_QUERY_CHARS, ParsedQuery, query_text, parse_query
@@ -615,13 +615,13 @@ def test_without_an_assistant_all_have_one_role():
 
 
 def test_a_long_message_is_cut_into_passages_of_whole_sentences():
-    assert c_._sentences("One. Two three.") == ("One.", "Two three.")
+    assert columns._sentences("One. Two three.") == ("One.", "Two three.")
     sentence = "Every sentence of this text has exactly nine words."
-    parts = c_._sentences(" ".join([sentence] * 30))
+    parts = columns._sentences(" ".join([sentence] * 30))
     assert [p.count("Every") for p in parts] == [8, 8, 8, 6], "72 words fit into 80, 81 do not"
     assert " ".join(parts) == " ".join([sentence] * 30), "nothing is lost"
     endless = "word " * 200
-    assert c_._sentences(f"Short one. {endless}")[0] == "Short one."
+    assert columns._sentences(f"Short one. {endless}")[0] == "Short one."
 
 
 # --- the same conversation in two languages
@@ -958,7 +958,7 @@ def crowd(n=900, seed=5):
 
 @pytest.fixture
 def sparse(monkeypatch):
-    monkeypatch.setattr(c_, "BACKGROUND_ROWS", 60)
+    monkeypatch.setattr(candidates, "BACKGROUND_ROWS", 60)
 
 
 @pytest.fixture(scope="module")
