@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
-from .chat_rows import Row
+from .chat_rows import USUAL_NAMES, Row
 from .chat_times import parse_chat_time
 from .validation import DataCheck, quoted
 from ..types import Question, QueryType
@@ -79,6 +79,7 @@ def read_questions(
     rows: Iterable[Row],
     ends: Mapping[str, datetime | None],
     names: Mapping[str, str],
+    columns: Mapping[str, str],
     zone: tzinfo,
     day_first: bool | None,
     found: DataCheck,
@@ -87,17 +88,18 @@ def read_questions(
     """Read questions from rows, and return them with the place of each by its id.
 
     `ends` maps the conversations' ids to the time of their last turn, `names` the names in the file to those
-    ids. Columns: `question`, `answers`, `evidence`, `type`, `category`, `asked_at`, `answerable`, `id`,
-    `conversation`. Faults are added to `found`, assumptions are counted in `notes`.
+    ids. Columns: `question`, `answers`, `evidence`, `type`, `category`, `asked_at`, `answerable`, and those
+    that `columns` or a usual name gives for `id` and `conversation`. Faults are added to `found`, assumptions
+    are counted in `notes`.
     """
     questions: list[Question] = []
     places: dict[str, str] = {}
     asked: Counter[str] = Counter()
     for row in rows:
         values, place = row.values, row.place
-        conversation = _conversation(values.get("conversation"), place, names, list(ends), found)
+        conversation = _conversation(_named(row, "conversation", columns), place, names, list(ends), found)
         asked[conversation] += 1
-        name = read_id(values.get("id"), place, found) or f"q{asked[conversation]}"
+        name = read_id(_named(row, "id", columns), place, found) or f"q{asked[conversation]}"
         id = f"{conversation}/{name}"
         places[id] = f"{places[id]} and {place}" if id in places else place
         type = _type(values.get("type"), place, found, notes)
@@ -117,6 +119,12 @@ def read_questions(
             )
         )
     return questions, places
+
+
+def _named(row: Row, field: str, columns: Mapping[str, str]) -> Any:
+    """A field's value, in the column that the messages have it in, or in one with a usual name."""
+    names = (columns.get(field), *USUAL_NAMES[field])
+    return next((value for name in names if name and given(value := row.values.get(name))), None)
 
 
 def _conversation(

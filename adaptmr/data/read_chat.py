@@ -261,7 +261,7 @@ def read_chat(
     reading = _Reading(columns, zone, tz is not None, day_first, found, notes)
     conversations, places, ids = _read_conversations(said, reading, gap_hours)
     ends = {c.id: c.turns[-1].at if c.turns and c.turns[-1].dated else None for c in conversations}
-    read, of_questions = read_questions(asked, ends, ids, zone, day_first, found, notes)
+    read, of_questions = read_questions(asked, ends, ids, columns, zone, day_first, found, notes)
     found.raise_faults()
     result = Dataset(name, conversations, read, rows={**places, **of_questions})
     return _finished(result, contents, found.name, notes)
