@@ -25,7 +25,9 @@ _HOMES = {
     "retrieval.strategies": ("Router", "retrieve"),
     "planning.qarp": ("QARP",),
     "planning.routed": ("Mixture", "Routed"),
+    "data.read_chat": ("read_chat",),
     "data.registry": ("datasets", "load"),
+    "data.validation": ("DatasetError",),
     "systems.base": ("MemorySystem", "make_system"),
     "eval.runner.evaluate": ("evaluate",),
 }
@@ -50,7 +52,9 @@ def __dir__() -> list[str]: return sorted({*globals(), *__all__})
 
 if TYPE_CHECKING:
     from adaptmr import data, eval, llm, planning, reader, retrieval, store, systems, times
+    from adaptmr.data.read_chat import read_chat
     from adaptmr.data.registry import datasets, load
+    from adaptmr.data.validation import DatasetError
     from adaptmr.embed import Embedder, embedder
     from adaptmr.eval.runner.evaluate import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task

@@ -96,7 +96,8 @@ def run_experiment(
 ) -> Path:
     """Run an experiment to its report; returns the run folder.
 
-    Raises `UsageError` for an unknown experiment or parameter, and `RunFailed` when a cell fails; the
+    Raises `UsageError` for an unknown experiment or parameter, what `load` raises for a file of the user's
+    own, which is checked before the notebook starts, and `RunFailed` when a cell fails; the
     notebook as far as it came is then kept as `failed.ipynb` in the folder of runs.
     """
     root = project_root()
@@ -104,6 +105,7 @@ def run_experiment(
         raise UsageError(f"unknown experiment {experiment!r}; there are {', '.join(experiment_names(root))}")
     params = gather_params(root, experiment, files, overrides)
     _check_cache()
+    params = _with_own_file(experiment, params)
     outputs = Path(out_dir or params.get("out_dir") or root / "outputs").resolve()
     outputs.mkdir(parents=True, exist_ok=True)
     return execute_notebook(
@@ -158,7 +160,7 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
             print(f"adaptmr: {line}", file=sys.stderr)
     (outputs / "failed.ipynb").unlink(missing_ok=True)
     if not (folder_of_run / "report.html").exists():
-        render_html(folder_of_run, report_explorer(folder_of_run))
+        render_html(folder_of_run, report_explorer(folder_of_run, params.get("dataset")))
     refresh_index(outputs)
     return folder_of_run
 
@@ -176,6 +178,22 @@ def _check_cache() -> None:
             f"the cache folder {folder} can't be written ({e.strerror}): "
             "set ADAPTMR_CACHE to a folder that can be"
         ) from e
+
+
+def _with_own_file(experiment: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Check the data if they are a file of the user's own, and give its path in full.
+
+    Its faults are listed here, on the terminal: in the notebook of a redacted run they would be left out.
+    """
+    from adaptmr.data.registry import find_own_file, is_file_name
+    from adaptmr.experiments import load_asked
+
+    dataset = params.get("dataset")
+    if not isinstance(dataset, str) or not is_file_name(dataset):
+        return params
+    path = str(find_own_file(dataset).resolve())
+    load_asked(experiment, path, params.get("split"), params.get("limit"))
+    return {**params, "dataset": path}
 
 # %% ../nbs/05_cli.ipynb #29e631b5
 def recorded_runs(outputs: Path) -> list[Path]:

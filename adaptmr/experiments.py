@@ -8,10 +8,10 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from .data.registry import load
+from .data.registry import is_file_name, load
 from .embed import embedder as make_embedder, shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
 from .embed.names import embedder_name, strip_precision, parse_embedder_name
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['Experiment']
+__all__ = ['load_asked', 'Experiment']
 
 # %% ../nbs/04_experiments.ipynb #e149531c
 _DEFAULTS: Mapping[str, Any] = {
@@ -69,7 +69,10 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
     "model": (lambda v: isinstance(v, str) and v, "the name of a model, or offline"),
-    "dataset": (lambda v: isinstance(v, str) and v, "the name of a data set"),
+    "dataset": (
+        lambda v: isinstance(v, str) and v,
+        "the name of a data set, or the path of a file of your own",
+    ),
     "embedder": (lambda v: isinstance(v, str) and v, "auto, or the name of an encoder"),
     "judge": (lambda v: v in JUDGES, " or ".join(JUDGES)),
     "k": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
@@ -135,6 +138,23 @@ def _normalize_params(
         if missing := [name for name in params["replayed"] if name not in systems]:
             raise ValueError(f"replayed: {missing[0]!r} is not among the systems of this run, {systems}")
     return params, systems
+
+# %% ../nbs/04_experiments.ipynb #d14e44db
+def load_asked(
+    experiment: str, dataset: str, split: str | Sequence[str] | None = None, limit: int | None = None
+) -> Dataset:
+    """Load the data set of an experiment. Raises what `load` raises, and `ValueError` without questions."""
+    data = load(dataset, split, limit)
+    if data.questions:
+        return data
+    remedy = (
+        "; add rows with a question, its answers and its evidence, the ids of messages, to the file: "
+        "the guide your_chat_logs shows how"
+    )
+    raise ValueError(
+        f"{data.label}: {experiment} asks questions, and this data set has none"
+        + (remedy if is_file_name(dataset) else "")
+    )
 
 # %% ../nbs/04_experiments.ipynb #e149531e
 class _RecordedInputs:
@@ -319,6 +339,13 @@ def _main_numbers(frame: pd.DataFrame) -> dict[str, float]:
     }
 
 # %% ../nbs/04_experiments.ipynb #e36e2356
+_HIDDEN = (
+    "This run is redacted: its report and its folder hold ids, scores and counts, and none of the data's "
+    "text. To keep the text (quoted cases, prompts, calls, vectors) in a run of your own, set "
+    "<code>redact=False</code>; on the command line, <code>-p redact false --out-dir FOLDER</code>."
+)
+
+
 class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
@@ -344,9 +371,9 @@ class Experiment:
         self.params, systems = _normalize_params(params, default_systems)
         if missing := [n for n in required_systems if n not in systems]:
             raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
-        self.data: Dataset = load(self.params["dataset"], self.params["split"], self.params["limit"])
-        if not self.data.questions:
-            raise ValueError(f"{self.data.label}: {name} asks questions, and this data set has none")
+        self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])
+        if is_file_name(self.params["dataset"]):
+            self.params["dataset"] = PurePath(self.params["dataset"]).name
         self.user_code = user_code_hashes(systems, loader=self.params["dataset"])
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
@@ -381,7 +408,8 @@ class Experiment:
     def _repr_html_(self) -> str:
         shown = ", ".join(f"{k} = {html.escape(str(v))}" for k, v in self.run.params.items() if v is not None)
         name, label = html.escape(self.run.experiment), html.escape(self.data.label)
-        return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>"
+        hidden = f"<p><small>{_HIDDEN}</small></p>" if self.run.redact else ""
+        return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>{hidden}"
 
     def encoder(self) -> Any:
         """The encoder of this run's sentences; in a repeated run, in the precision that is recorded."""

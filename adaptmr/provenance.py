@@ -135,6 +135,8 @@ def _word(name: str, value: Any) -> str:
         return name if value else f"no-{name}"
     if isinstance(value, (int, float)):
         return f"{name}{value}"
+    if name == "dataset" and isinstance(value, str):
+        return PurePath(value).stem  # of a file of the user's; other data sets have no ending
     if isinstance(value, list):
         return "+".join(str(v) for v in value)
     return value if isinstance(value, str) else name

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 from .markup import html_table
 
 if TYPE_CHECKING:
+    from adaptmr.data.validation import DataCheck
     from adaptmr.retrieval.plan import RetrievalPlan
 
 # %% auto #0
-__all__ = ['UNDATED', 'as_utc', 'QueryType', 'Memory', 'memory_order', 'Conversation', 'Question', 'Usage', 'Hit', 'hits_html',
-           'Hits', 'TraceRow', 'Finding', 'Evidence', 'Answer', 'Dataset']
+__all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'as_utc', 'QueryType', 'Memory', 'memory_order', 'message_text', 'Conversation',
+           'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'TraceRow', 'Finding', 'Evidence', 'Answer', 'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -134,6 +136,39 @@ _DERIVED = ("layer", "owner", "derived_from")  # the fields that a turn as it wa
 def _memory_row(m: Memory) -> tuple[str, ...]:
     return (m.source or m.id, f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated", m.speaker, m.text)
 
+# %% ../nbs/00_types.ipynb #329cc4c6
+INSTRUCTION_ROLES = ("system", "developer")  # of messages that tell a model what to do, and that nobody said
+
+
+def message_text(content: Any) -> str:
+    """Return the text of a message's `content`: a string, `None`, or a list of parts in OpenAI's form.
+
+    Parts without text, such as pictures, are left out. Raises `TypeError` for anything else.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise TypeError(f"content is a {type(content).__name__}, not a string or a list of parts")
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _read_message(message: Any) -> tuple[str, str, datetime | None, str, str] | None:
+    """Speaker, text, time, session and id of a message; `None` for one without words of a speaker."""
+    if not isinstance(message, Mapping):
+        raise TypeError(f"it is a {type(message).__name__}, not a mapping with role and content")
+    if "content" not in message:
+        raise ValueError(f"it has no content, only {sorted(map(str, message))}")
+    role = str(message.get("role") or "")
+    text = message_text(message["content"])
+    if role in INSTRUCTION_ROLES or not text.strip():
+        return None
+    speaker = str(message.get("name") or role)
+    at = as_utc(message.get("at"))
+    return speaker, text, at, str(message.get("session") or ""), str(message.get("id") or "")
+
 # %% ../nbs/00_types.ipynb #60950abb
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversation:
@@ -142,6 +177,55 @@ class Conversation:
     id: str
     speakers: tuple[str, ...] = ()
     turns: list[Memory] = field(default_factory=list, hash=False)
+
+    @classmethod
+    def from_messages(
+        cls, messages: Iterable[Mapping[str, Any]], id: str = "c1", gap_hours: float = 6.0
+    ) -> Conversation:
+        """Make a conversation from messages such as `{"role": "user", "content": "…", "at": "2024-05-01"}`.
+
+        `content` is a string or a list of parts, of which those with text are taken. Optional: `at`, a
+        `datetime` or ISO 8601; `name`, who spoke if not the `role`; `session`; `id`, which becomes the
+        turn's `source`. Without sessions a new one begins after `gap_hours` hours of silence; a message
+        without an `id` gets a source such as `S2:5`, the fifth of the second session. Messages stay in their
+        order; instructions (`system`, `developer`) and those without text (tool calls) are left out. Raises
+        `ValueError`, which names the message, for one that can't be read.
+        """
+        turns: list[Memory] = []
+        numbers: dict[str, int] = {}  # of sessions, in order of appearance
+        counts: dict[str, int] = {}  # messages by session
+        current, named = "", False
+        for n, message in enumerate(messages, 1):
+            try:
+                read = _read_message(message)
+                if read is None:
+                    continue
+                speaker, text, at, session, source = read
+                if turns and named != bool(session):
+                    raise ValueError("sessions must be given for every message, or for none")
+            except (TypeError, ValueError) as e:
+                raise ValueError(f"message {n} of conversation {id!r}: {e}") from e
+            named = bool(session)
+            if not named:
+                silence = at - turns[-1].at if at and turns and turns[-1].dated else timedelta(0)
+                begins = not turns or silence > timedelta(hours=gap_hours)
+                session = f"S{len(numbers) + 1}" if begins else current
+            current = session
+            number = numbers.setdefault(session, len(numbers) + 1)
+            counts[session] = counts.get(session, 0) + 1
+            source = source or f"S{number}:{counts[session]}"
+            turns.append(
+                Memory(
+                    f"{id}/{source}",
+                    text,
+                    speaker,
+                    at or UNDATED,
+                    session=session,
+                    step=len(turns),
+                    source=source,
+                )
+            )
+        return cls(id, tuple(dict.fromkeys(m.speaker for m in turns if m.speaker)), turns)
 
     @property
     def sessions(self) -> list[str]:
@@ -382,7 +466,7 @@ class Dataset:
 
     `sha256` is the hash of the file or files read; `complete` says whether that is the whole official data
     set; `ours` whether its text may be published with a run; `notes` counts what had to be repaired or could
-    not be resolved.
+    not be resolved; `rows` says by a turn's or a question's id where it was read (`chat.csv, line 7`).
     """
 
     name: str
@@ -393,6 +477,7 @@ class Dataset:
     ours: bool = False
     licence: str = ""
     notes: Mapping[str, int] = field(default_factory=dict, hash=False)
+    rows: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     @property
     def label(self) -> str:
@@ -411,6 +496,12 @@ class Dataset:
     def questions_on(self, id: str) -> list[Question]:
         """Return the questions about the conversation with that id."""
         return [q for q in self.questions if q.conversation == id]
+
+    def check(self) -> DataCheck:
+        """Return what is wrong with the data, row by row: faults, which invalidate scores, and oddities."""
+        validation = import_module("adaptmr.data.validation")  # its floor is above this one
+        found: DataCheck = validation.check(self)
+        return found
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter(self.conversations)

@@ -23,8 +23,8 @@ from ..types import Dataset, Question
 from ..embed.vector_cache import cache_dir
 
 # %% auto #0
-__all__ = ['DatasetEntry', 'DatasetUnavailable', 'register_dataset', 'get_parser', 'DatasetNames', 'datasets', 'find_file',
-           'download', 'load', 'read_json']
+__all__ = ['DatasetEntry', 'DatasetUnavailable', 'register_file_reader', 'register_dataset', 'is_file_name', 'find_own_file',
+           'get_parser', 'DatasetNames', 'datasets', 'find_file', 'download', 'load', 'read_json']
 
 # %% ../../nbs/data/01_registry.ipynb #a4ed79bb
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class DatasetUnavailable(OSError):
     """A data set is not on this machine and can't be downloaded; the message names the file and its place."""
 
 
+def register_file_reader(read: Callable[[Path], Dataset], suffixes: Iterable[str]) -> None:
+    """Register a function that reads the user's files whose names have one of these endings (`.csv`)."""
+    _FILE_READERS.update(dict.fromkeys(suffixes, read))
+
+
 def register_dataset(entry: DatasetEntry) -> DatasetEntry:
     """Register a data set and return its entry; an entry of the same name is replaced."""
     _ENTRIES[entry.name] = entry
@@ -62,6 +67,7 @@ def register_dataset(entry: DatasetEntry) -> DatasetEntry:
 # %% ../../nbs/data/01_registry.ipynb #9e6ff627
 _ENTRIES: dict[str, DatasetEntry] = {}
 _SEEN: set[str] = set()
+_FILE_READERS: dict[str, Callable[[Path], Dataset]] = {}  # by the ending of the file's name
 
 
 def _entries() -> dict[str, DatasetEntry]:
@@ -78,15 +84,49 @@ def _entry(name: str) -> DatasetEntry:
     try:
         return _entries()[name]
     except KeyError:
-        raise KeyError(f"no data set {name!r}; there are {', '.join(sorted(_entries()))}") from None
+        raise KeyError(
+            f"no data set {name!r}; there are {', '.join(sorted(_entries()))}, "
+            "and files of your own, such as ./chat.csv or ./chat.jsonl"
+        ) from None
+
+
+def _file_reader(path: Path) -> Callable[[Path], Dataset]:
+    try:
+        return _FILE_READERS[path.suffix.lower()]
+    except KeyError:
+        raise DatasetError(
+            f"{path} can't be read: a data set is a file of {', '.join(_FILE_READERS)}"
+        ) from None
+
+# %% ../../nbs/data/01_registry.ipynb #1a189bd4
+def is_file_name(name: str | Path) -> bool:
+    """Whether the name of a data set means a file of the user."""
+    if isinstance(name, Path):
+        return True
+    if name in _entries():
+        return False
+    return Path(name).suffix.lower() in _FILE_READERS or "/" in name or "\\" in name
+
+
+def find_own_file(name: str | Path) -> Path:
+    """Return the path of a user's file. Raises `DatasetUnavailable`, which says where it was looked for."""
+    path = Path(name).expanduser()
+    folders = [Path(), *(_folders()[:-1] if path.name == str(name) else [])]
+    for folder in folders:
+        if (folder / path).is_file():
+            return folder / path
+    raise DatasetUnavailable(
+        f"there is no file {path} in {' or '.join(str(f.resolve()) for f in folders)}: give its path, "
+        "or set ADAPTMR_DATA to its folder"
+    )
 
 # %% ../../nbs/data/01_registry.ipynb #d6577735
-def get_parser(name: str) -> Callable[[Path | None], Dataset]:
-    """Return the function that reads a data set.
+def get_parser(name: str) -> Callable[..., Dataset]:
+    """Return the function that reads a data set, given by its name or as a file.
 
     Raises `KeyError`, which lists the known names, for an unknown one.
     """
-    return _entry(name).parse
+    return _file_reader(Path(name)) if is_file_name(name) else _entry(name).parse
 
 # %% ../../nbs/data/01_registry.ipynb #4b9a234a
 class DatasetNames(list):
@@ -252,8 +292,26 @@ def _sample_questions(data: Dataset, limit: int) -> Dataset:
     return replace(data, conversations=[c for c in data.conversations if c.id in asked], questions=questions)
 
 # %% ../../nbs/data/01_registry.ipynb #6d151eb1
-def load(name: str, split: str | Sequence[str] | None = None, limit: int | None = None) -> Dataset:
+def _load_entry(entry: DatasetEntry) -> Dataset:
+    """Find or download the file of an entry, read it whole, and check it."""
+    path, sha256 = None, ""
+    if entry.files:
+        path, sha256 = find_file(entry) or (got := download(entry), entry.sha256 or _sha256(got))
+    try:
+        data = entry.parse(path)
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as e:
+        raise DatasetError(
+            f"{path or entry.name} is not a file of {entry.name}: {type(e).__name__}: {e}"
+        ) from e
+    whole = data.complete and (path is None or sha256 == entry.sha256)
+    data = replace(data, name=entry.name, sha256=data.sha256 or sha256, complete=whole, licence=entry.licence)
+    return replace(data, notes=dict(sorted({**validate(data), **data.notes}.items())))
+
+
+def load(name: str | Path, split: str | Sequence[str] | None = None, limit: int | None = None) -> Dataset:
     """Load a data set by name: from `ADAPTMR_DATA`, else from the download cache, else from the network.
+
+    A path (`./chat.csv`) is a file of your own, see `adaptmr.read_chat`.
 
     - `split`: conversation ids, names of splits, or ids of questions (whose conversations are meant); a list,
       or one string with commas. Default: all.
@@ -265,20 +323,16 @@ def load(name: str, split: str | Sequence[str] | None = None, limit: int | None 
     an unknown name or split, `DatasetUnavailable` when the file can't be found or downloaded, `DatasetError`
     (a `ValueError`) for a file of another form, and for one with faults, all of which it lists.
     """
-    entry = _entry(name)
-    path, sha256 = None, ""
-    if entry.files:
-        path, sha256 = find_file(entry) or (got := download(entry), entry.sha256 or _sha256(got))
-    try:
-        data = entry.parse(path)
-    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as e:
-        raise DatasetError(f"{path or name} is not a file of {name}: {type(e).__name__}: {e}") from e
-    whole = data.complete and (path is None or sha256 == entry.sha256)
-    data = replace(data, name=name, sha256=data.sha256 or sha256, complete=whole, licence=entry.licence)
-    data = replace(data, notes=dict(sorted({**validate(data), **data.notes}.items())))
+    if is_file_name(name):
+        path = find_own_file(name)
+        data = _file_reader(path)(path)
+        splits: Mapping[str, tuple[str, ...]] = {}
+    else:
+        entry = _entry(str(name))
+        data, splits = _load_entry(entry), entry.splits
     size = len(data.conversations), len(data.questions)
     if split is not None:
-        data = _select_split(data, split, entry.splits)
+        data = _select_split(data, split, splits)
     if limit is not None:
         data = _sample_questions(data, limit)
     return data if (len(data.conversations), len(data.questions)) == size else replace(data, complete=False)

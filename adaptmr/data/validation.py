@@ -11,88 +11,135 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..markup import html_table
 from ..types import Conversation, Dataset, Memory, Question
 
 # %% auto #0
-__all__ = ['MAX_LISTED_ROWS', 'DatasetError', 'validate', 'wrap_errors']
+__all__ = ['MAX_LISTED_ROWS', 'DatasetError', 'quoted', 'DataCheck', 'check', 'validate', 'wrap_errors']
 
 # %% ../../nbs/data/00_validation.ipynb #b837699c
 MAX_LISTED_ROWS = 3  # rows that a message names for each fault type
 
 
 class DatasetError(ValueError):
-    """A data set has faults, or a file is not a data set. `counts`: the number of faults by type."""
+    """A data set has faults, or a file is not a data set.
 
-    def __init__(self, message: str, counts: Mapping[str, int] | None = None) -> None:
+    `counts` is the number of faults by type; `check` has them all, `None` for a file that can't be read.
+    """
+
+    def __init__(
+        self, message: str, counts: Mapping[str, int] | None = None, check: DataCheck | None = None
+    ) -> None:
         super().__init__(message)
         self.counts = dict(counts or {})
+        self.check = check
 
 # %% ../../nbs/data/00_validation.ipynb #c4b2f182
 _MAX_QUOTED_CHARS = 60  # characters of a value that a message quotes
 
 
-def _quoted(value: Any) -> str:
+def quoted(value: Any) -> str:
+    """Return the `repr` of a value, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= _MAX_QUOTED_CHARS else text[: _MAX_QUOTED_CHARS - 1] + "…"
 
 
 @dataclass
-class _Findings:
-    """Faults by type with their first rows, and oddities by name."""
+class DataCheck:
+    """The faults of a data set by type and its oddities by name, with their rows; true without a fault."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    rows: dict[str, list[str]] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
+    name: str
+    faults: dict[str, list[str]] = field(default_factory=dict)
+    oddities: dict[str, list[str]] = field(default_factory=dict)
 
     def fault(self, fault_type: str, row: str) -> None:
-        self.counts[fault_type] += 1
-        named = self.rows.setdefault(fault_type, [])
-        if len(named) < MAX_LISTED_ROWS:
-            named.append(row)
+        """Add a row with a fault, which makes a score invalid."""
+        self.faults.setdefault(fault_type, []).append(row)
 
-    def error(self, name: str) -> DatasetError:
-        total = self.counts.total()
-        lines = [f"{name or 'the data set'} has {total:,} {'fault' if total == 1 else 'faults'}:"]
-        for fault_type, rows in self.rows.items():
-            count = self.counts[fault_type]
-            more = f"; and {count - len(rows):,} more" if count > len(rows) else ""
-            lines.append(f"- {fault_type} ({count:,}): {'; '.join(rows)}{more}")
-        return DatasetError("\n".join(lines), self.counts)
+    def oddity(self, name: str, row: str) -> None:
+        """Add a row with an oddity, which leaves scores valid."""
+        self.oddities.setdefault(name, []).append(row)
+
+    def raise_faults(self) -> None:
+        """Raise `DatasetError` if there are faults; its message has the first rows of each type."""
+        if not self.faults:
+            return
+        counts = {fault_type: len(rows) for fault_type, rows in self.faults.items()}
+        total = sum(counts.values())
+        lines = [f"{self.name or 'the data set'} has {total:,} {'fault' if total == 1 else 'faults'}:"]
+        for fault_type, rows in self.faults.items():
+            shown, more = rows[:MAX_LISTED_ROWS], len(rows) - MAX_LISTED_ROWS
+            rest = f"; and {more:,} more" if more > 0 else ""
+            lines.append(f"- {fault_type} ({len(rows):,}): {'; '.join(shown)}{rest}")
+        raise DatasetError("\n".join(lines), counts, self)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return a row for each fault, then for each oddity: "fault" or "oddity", which, and where."""
+        return [
+            (kind, what.replace("_", " "), row)
+            for kind, found in (("fault", self.faults), ("oddity", self.oddities))
+            for what, rows in found.items()
+            for row in rows
+        ]
+
+    def __bool__(self) -> bool:
+        return not self.faults
+
+    def __repr__(self) -> str:
+        lines = [f"{kind}: {what}: {row}" for kind, what, row in self.rows()]
+        return "\n".join([self._summary(), *lines])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows(), ("", "what", "where"), self._summary())
+
+    def _summary(self) -> str:
+        counts = [sum(map(len, found.values())) for found in (self.faults, self.oddities)]
+        words = [f"{n:,} {one if n == 1 else many}" for n, (one, many) in zip(counts, _KINDS)]
+        return f"{self.name or 'the data set'}: {', '.join(words)}"
+
+
+_KINDS = (("fault", "faults"), ("oddity", "oddities"))
 
 # %% ../../nbs/data/00_validation.ipynb #bc7a0594
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
+def _placed(row: str, id: Any, rows: Mapping[Any, str]) -> str:
+    """Name the place in a file, if it is known, before the row."""
+    place = rows.get(id) if isinstance(id, str) else None
+    return f"{place}: {row}" if place else row
+
+
 def _key(id: Any) -> Any:
     return id if isinstance(id, str) else repr(id)  # a value that is not an id may not be hashable
 
 
-def _check_turn(turn: Memory, row: str, found: _Findings) -> None:
+def _check_turn(turn: Memory, row: str, found: DataCheck) -> None:
     if not _is_name(turn.source):
         found.fault(
             "turns without a source",
-            f"{row}: source {_quoted(turn.source)} must be a string that isn't empty, such as 'S1:3'",
+            f"{row}: source {quoted(turn.source)} must be a string that isn't empty, such as 'S1:3'",
         )
     elif len(turn.source.split()) > 1 or turn.source != turn.source.strip():
         found.fault(
             "sources with white space",
-            f"{row}: {_quoted(turn.source)}; tables separate sources by spaces, so write it without",
+            f"{row}: {quoted(turn.source)}; tables separate sources by spaces, so write it without",
         )
     for name in ("speaker", "session"):
         if not isinstance(value := getattr(turn, name), str):
-            found.fault(f"a {name} that is not a string", f"{row}: {name} is {_quoted(value)}")
+            found.fault(f"a {name} that is not a string", f"{row}: {name} is {quoted(value)}")
     if isinstance(turn.step, bool) or not isinstance(turn.step, int):
-        found.fault("a step that is not a whole number", f"{row}: step is {_quoted(turn.step)}")
+        found.fault("a step that is not a whole number", f"{row}: step is {quoted(turn.step)}")
 
 
-def _check_order(turns: list[Memory], where: str, found: _Findings) -> None:
+def _check_order(turns: list[Memory], where: str, rows: Mapping[str, str], found: DataCheck) -> None:
     dated = sum(m.dated for m in turns)
     if turns and not dated:
-        found.notes["conversations_without_dates"] += 1
+        found.oddity("conversations_without_dates", where)
     before: Memory | None = None
     for n, turn in enumerate(turns, 1):
-        row = f"{where}, turn {n} ({_quoted(turn.source)})"
+        row = _placed(f"{where}, turn {n} ({quoted(turn.source)})", turn.id, rows)
         if dated and not turn.dated:
             found.fault(
                 "turns without a date among dated ones",
@@ -106,25 +153,32 @@ def _check_order(turns: list[Memory], where: str, found: _Findings) -> None:
                     "conversation in the order they were said, as in step=0, 1, 2",
                 )
             elif turn.dated and before.dated and turn.at < before.at:
-                found.notes["turns_dated_before_the_previous"] += 1
+                found.oddity("turns_dated_before_the_previous", row)
         before = turn
 
 
-def _check_unique(values: Iterable[Any], fault_type: str, where: str, found: _Findings) -> None:
+def _check_unique(
+    values: Iterable[Any],
+    fault_type: str,
+    where: str,
+    found: DataCheck,
+    places: Mapping[Any, str] | None = None,
+) -> None:
     for value, times in Counter(values).items():
         if times > 1:
-            found.fault(fault_type, f"{where}: {_quoted(value)} occurs {times} times")
+            row = f"{where}: {quoted(value)} occurs {times} times"
+            found.fault(fault_type, _placed(row, value, places or {}))
 
 
 def _check_conversation(
-    conversation: Conversation, number: int, found: _Findings
+    conversation: Conversation, number: int, rows: Mapping[str, str], found: DataCheck
 ) -> dict[str, Memory | None]:
     """Check a conversation; return its turns by source (`None` for turns that stay in a file)."""
-    where = f"conversation {_quoted(conversation.id)}"
+    where = f"conversation {quoted(conversation.id)}"
     if not _is_name(conversation.id):
         found.fault(
             "conversations without an id",
-            f"conversation number {number}: id {_quoted(conversation.id)} must be a string that isn't empty",
+            f"conversation number {number}: id {quoted(conversation.id)} must be a string that isn't empty",
         )
     if (listed := getattr(conversation, "sources", None)) is not None:
         return dict.fromkeys(listed)
@@ -135,14 +189,16 @@ def _check_conversation(
     if invalid:
         return {}
     for n, turn in enumerate(turns, 1):
-        _check_turn(turn, f"{where}, turn {n}", found)
-    _check_order(turns, where, found)
-    _check_unique((m.source for m in turns if _is_name(m.source)), "sources given twice", where, found)
-    _check_unique((m.id for m in turns), "memory ids given twice", where, found)
+        _check_turn(turn, _placed(f"{where}, turn {n}", turn.id, rows), found)
+    _check_order(turns, where, rows, found)
+    sources = [m.source for m in turns if _is_name(m.source)]
+    places = {m.source: rows[m.id] for m in turns if m.id in rows}
+    _check_unique(sources, "sources given twice", where, found, places)
+    _check_unique((m.id for m in turns), "memory ids given twice", where, found, rows)
     return {m.source: m for m in turns if _is_name(m.source)}
 
 # %% ../../nbs/data/00_validation.ipynb #b9940b24
-def _check_texts(values: Any, name: str, row: str, found: _Findings) -> list[str]:
+def _check_texts(values: Any, name: str, row: str, found: DataCheck) -> list[str]:
     """Return the values if they are a list of non-empty strings; else record a fault and return []."""
     if isinstance(values, str) or not isinstance(values, (list, tuple)):
         found.fault(
@@ -153,40 +209,40 @@ def _check_texts(values: Any, name: str, row: str, found: _Findings) -> list[str
     if bad := [v for v in values if not _is_name(v)]:
         found.fault(
             f"{name} that are not text",
-            f"{row}: {name} holds {_quoted(bad[0])}, which must be a string that isn't empty",
+            f"{row}: {name} holds {quoted(bad[0])}, which must be a string that isn't empty",
         )
         return []
     return list(values)
 
 
 def _check_evidence(
-    question: Question, turns: Mapping[str, Memory | None], row: str, found: _Findings
+    question: Question, turns: Mapping[str, Memory | None], row: str, found: DataCheck
 ) -> None:
     evidence = _check_texts(question.evidence, "evidence", row, found)
     for source in dict.fromkeys(evidence):
         if source not in turns:
-            example = f"its sources look like {_quoted(next(iter(turns)))}" if turns else "it has no turns"
-            where = f"conversation {_quoted(question.conversation)} ({example})"
-            found.fault("evidence that names no turn", f"{row}: {_quoted(source)} is not a turn of {where}")
+            example = f"its sources look like {quoted(next(iter(turns)))}" if turns else "it has no turns"
+            where = f"conversation {quoted(question.conversation)} ({example})"
+            found.fault("evidence that names no turn", f"{row}: {quoted(source)} is not a turn of {where}")
     if twice := [s for s, n in Counter(evidence).items() if n > 1]:
-        found.fault("evidence given twice", f"{row}: {_quoted(twice[0])}")
+        found.fault("evidence given twice", f"{row}: {quoted(twice[0])}")
     if question.answerable and not evidence:
-        found.notes["questions_without_evidence"] += 1
+        found.oddity("questions_without_evidence", row)
     gold = [m for s in evidence if (m := turns.get(s)) is not None]
     if question.asked_at is not None and any(m.dated and m.at > question.asked_at for m in gold):
-        found.notes["questions_asked_before_their_evidence"] += 1
+        found.oddity("questions_asked_before_their_evidence", row)
 
 
-def _check_question(question: Question, row: str, found: _Findings) -> None:
+def _check_question(question: Question, row: str, found: DataCheck) -> None:
     if not _is_name(question.id):
         found.fault(
-            "questions without an id", f"{row}: id {_quoted(question.id)} must be a string that isn't empty"
+            "questions without an id", f"{row}: id {quoted(question.id)} must be a string that isn't empty"
         )
     if not _is_name(question.text):
-        empty = "is empty" if isinstance(question.text, str) else f"is {_quoted(question.text)}"
+        empty = "is empty" if isinstance(question.text, str) else f"is {quoted(question.text)}"
         found.fault("questions without a text", f"{row}: text {empty}")
     if not isinstance(question.answerable, bool):
-        found.fault("answerable that is not a bool", f"{row}: answerable is {_quoted(question.answerable)}")
+        found.fault("answerable that is not a bool", f"{row}: answerable is {quoted(question.answerable)}")
     answers = _check_texts(question.answers, "answers", row, found)
     none_given = isinstance(question.answers, (list, tuple)) and not question.answers
     if question.answerable and not answers and none_given:
@@ -195,16 +251,14 @@ def _check_question(question: Question, row: str, found: _Findings) -> None:
         )
 
 # %% ../../nbs/data/00_validation.ipynb #acb8d71d
-def validate(data: Dataset) -> dict[str, int]:
-    """Check a data set; return the number of its oddities by name.
+def check(data: Dataset) -> DataCheck:
+    """Check a data set; return its faults and oddities, row by row.
 
-    The oddities are `conversations_without_dates`, `turns_dated_before_the_previous`,
-    `questions_without_evidence` (answerable ones) and `questions_asked_before_their_evidence`; names with a
-    count of 0 are left out. Raises `DatasetError`, which lists the faults by type with their number and their
-    first rows. It checks ids, sources, steps and dates of turns, and ids, texts, answers and evidence of
-    questions.
+    It checks ids, sources, steps and dates of turns, and ids, texts, answers and evidence of questions. The
+    oddities are `conversations_without_dates`, `turns_dated_before_the_previous`,
+    `questions_without_evidence` (answerable ones) and `questions_asked_before_their_evidence`.
     """
-    found = _Findings()
+    found = DataCheck(data.name)
     asked: dict[Any, list[tuple[str, Question]]] = {}
     for n, question in enumerate(data.questions, 1):
         if not isinstance(question, Question):
@@ -212,15 +266,17 @@ def validate(data: Dataset) -> dict[str, int]:
                 "questions that are not a Question", f"question number {n} is a {type(question).__name__}"
             )
             continue
-        row = f"question {_quoted(question.id)}" if _is_name(question.id) else f"question number {n}"
+        row = f"question {quoted(question.id)}" if _is_name(question.id) else f"question number {n}"
+        row = _placed(row, question.id, data.rows)
         _check_question(question, row, found)
         asked.setdefault(_key(question.conversation), []).append((row, question))
     for conversation_id, rows in asked.items():
         _check_unique(
             (q.id for _, q in rows if _is_name(q.id)),
             "question ids given twice",
-            f"conversation {_quoted(conversation_id)}",
+            f"conversation {quoted(conversation_id)}",
             found,
+            data.rows,
         )
     _check_unique(
         (_key(c.id) for c in data.conversations),
@@ -229,15 +285,23 @@ def validate(data: Dataset) -> dict[str, int]:
         found,
     )
     for number, conversation in enumerate(data.conversations, 1):
-        turns = _check_conversation(conversation, number, found)
+        turns = _check_conversation(conversation, number, data.rows, found)
         for row, question in asked.get(_key(conversation.id), ()):
             _check_evidence(question, turns, row, found)
     known = {_key(c.id) for c in data.conversations}
     for row, question in (pair for id, rows in asked.items() if id not in known for pair in rows):
-        found.fault("questions on an unknown conversation", f"{row}: {_quoted(question.conversation)}")
-    if found.counts:
-        raise found.error(data.name)
-    return dict(sorted(found.notes.items()))
+        found.fault("questions on an unknown conversation", f"{row}: {quoted(question.conversation)}")
+    return found
+
+
+def validate(data: Dataset) -> dict[str, int]:
+    """Check a data set; return the number of its oddities by name, without those that don't occur.
+
+    Raises `DatasetError`, which lists the faults by type with their number and their first rows.
+    """
+    found = check(data)
+    found.raise_faults()
+    return {name: len(rows) for name, rows in sorted(found.oddities.items())}
 
 # %% ../../nbs/data/00_validation.ipynb #1575d98a
 @contextmanager

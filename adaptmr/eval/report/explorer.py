@@ -156,9 +156,10 @@ def explorer_html(shown: Mapping[str, Any]) -> HtmlOutput:
     )
 
 # %% ../../../nbs/eval/report/03_explorer.ipynb #426bb268
-def run_explorer(run_path: str | Path) -> HtmlOutput:
+def run_explorer(run_path: str | Path, dataset: str | None = None) -> HtmlOutput:
     """Return the explorer of a finished run, from its results and the data set that its parameters name.
 
+    `dataset` is the path of that data set, if it is a file of the user, of which a run records the name only.
     "" for a run without results by question. Raises what `load` raises where the data are not at hand.
     """
     import pandas as pd
@@ -170,15 +171,15 @@ def run_explorer(run_path: str | Path) -> HtmlOutput:
     frame = pd.read_parquet(folder / "results.parquet")
     if not {"system", "conversation", "question", "retrieved", "f1"} <= set(frame):
         return HtmlOutput("")
-    data = load(params["dataset"], params.get("split"), params.get("limit"))
+    data = load(dataset or params["dataset"], params.get("split"), params.get("limit"))
     return explorer_html(explorer_data(frame, data, _causes(folder)))
 
 
-def report_explorer(run_path: str | Path) -> HtmlOutput:
+def report_explorer(run_path: str | Path, dataset: str | None = None) -> HtmlOutput:
     """Return the explorer for the report of a run; "" for a redacted run, whose report has no text."""
     if read_manifest(Path(run_path) / "manifest.json").get("redacted"):
         return HtmlOutput("")
-    return run_explorer(run_path)
+    return run_explorer(run_path, dataset)
 
 
 LOCAL_EXPLORER = "explorer.html"  # not committed: it holds the data set's text

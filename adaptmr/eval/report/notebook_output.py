@@ -33,11 +33,16 @@ def save_clean_notebook(executed: Path, target: Path) -> None:
         cell["metadata"].pop("execution", None)
         if "injected-parameters" in cell["metadata"].get("tags", []):
             lines = "".join(cell["source"]).split("\n")
-            cell["source"] = "\n".join(line for line in lines if not line.startswith("out_dir ="))
+            kept = [_OWN_FILE.sub(r"\1", line) for line in lines if not line.startswith("out_dir =")]
+            cell["source"] = "\n".join(kept)
             cell["id"] = "injected"
         if "outputs" in cell:
             cell["outputs"] = [out for out in cell["outputs"] if not _is_empty(out)]
     write_atomic(target, json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+# the folder in the path of a data set; its name stays
+_OWN_FILE = re.compile(r"""^(dataset = ["'])(?:[^"'\\\n]|\\.)*(?:/|\\\\)""")
 
 
 def _is_empty(out: dict) -> bool:

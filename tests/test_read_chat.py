@@ -1,0 +1,509 @@
+"""Chat logs as data sets: forms, encodings, times, faults with their rows, and what a run on them records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptmr as am
+from adaptmr.cli import main
+from adaptmr.data.chat_times import find_day_first, parse_chat_time
+from adaptmr.data.registry import DatasetUnavailable, is_file_name
+from adaptmr.eval.report.redaction import find_quotes
+from adaptmr.experiments import Experiment
+
+SAID = [
+    {"id": "m1", "at": "2024-05-01T21:30", "speaker": "Ann", "text": "I moved to a yellow house in Bergen."},
+    {
+        "id": "m2",
+        "at": "2024-05-01T21:31",
+        "speaker": "Bo",
+        "text": "Then we are nearly neighbours, how nice!",
+    },
+    {"id": "m3", "at": "2024-05-02T08:00", "speaker": "Ann", "text": "It rained the whole night on my roof."},
+]
+ASKED = [
+    {
+        "question": "Where does Ann live?",
+        "answers": ["Bergen"],
+        "evidence": ["m1"],
+        "type": "factual_extraction",
+    },
+    {"question": "Who has a dog?", "type": "abstention"},
+]
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@pytest.fixture
+def put(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ADAPTMR_DATA", raising=False)
+    (tmp_path / "mine").mkdir()
+
+    def write(content, name="chat.jsonl", encoding="utf-8"):
+        path = tmp_path / "mine" / name
+        text = content if isinstance(content, (str, bytes)) else jsonl(content)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode(encoding))
+        return path
+
+    return write
+
+
+def error_of(*args, **options):
+    with pytest.raises(am.DatasetError) as caught:
+        am.read_chat(*args, **options)
+    return caught.value
+
+
+# --- the forms
+
+
+def test_a_file_of_messages_and_questions(put):
+    data = am.read_chat(put(SAID + ASKED))
+    (chat,) = data.conversations
+    assert [m.source for m in chat.turns] == ["m1", "m2", "m3"] and chat.id == "c1"
+    assert [m.session for m in chat.turns] == ["S1", "S1", "S2"], "a night is a pause of more than six hours"
+    assert [m.step for m in chat.turns] == [0, 1, 2] and chat.speakers == ("Ann", "Bo")
+    first, second = data.questions
+    assert (first.id, first.answers, first.evidence) == ("c1/q1", ["Bergen"], ["m1"])
+    assert first.asked_at == datetime(2024, 5, 2, 8, tzinfo=UTC), "when the conversation ended"
+    assert first.answerable and not second.answerable and second.type == am.QueryType.abstention
+    assert not data.ours and data.complete and data.notes == {} and data.name == "chat"
+
+
+def test_all_forms_give_the_same_conversation(put):
+    expected = am.read_chat(SAID).conversations
+    messages = [{"role": m["speaker"], "content": m["text"], "at": m["at"], "id": m["id"]} for m in SAID]
+    frame = pd.DataFrame(SAID)
+    table = frame.to_csv(index=False)
+    assert am.read_chat(put(SAID)).conversations == expected
+    assert am.read_chat(put(json.dumps(SAID), "a.json")).conversations == expected
+    assert am.read_chat(put(json.dumps({"messages": messages}), "b.json")).conversations == expected
+    assert am.read_chat(put(table, "a.csv")).conversations == expected
+    assert am.read_chat(put(frame.to_csv(index=False, sep="\t"), "a.tsv")).conversations == expected
+    assert am.read_chat(frame).conversations == am.read_chat(messages).conversations == expected
+    renamed = frame.set_axis(["Nr", "When", "Who", "What"], axis=1)
+    given_names = {"id": "Nr", "at": "When", "speaker": "Who", "text": "What"}
+    assert am.read_chat(renamed, **given_names).conversations == expected
+    stamped = frame.assign(at=pd.to_datetime(frame["at"]))
+    assert am.read_chat(stamped).conversations == expected
+    assert [am.Conversation.from_messages(messages)] == expected
+
+
+def test_fine_tuning_data_has_a_conversation_a_line(put):
+    lines = [
+        {"messages": [{"role": "user", "content": f"Hello {n}"}, {"role": "assistant", "content": "Hi"}]}
+        for n in (1, 2)
+    ]
+    data = am.read_chat(put(lines))
+    assert [c.id for c in data] == ["c1", "c2"] and [len(c) for c in data] == [2, 2]
+    assert data.notes == {"conversations_without_dates": 2}
+
+
+def test_messages_that_nobody_said_are_counted():
+    data = am.read_chat(
+        [
+            {"role": "system", "content": "You are helpful."},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "Look"}, {"type": "image_url", "image_url": {}}],
+            },
+            {"role": "assistant", "content": None, "tool_calls": []},
+        ]
+    )
+    assert [m.text for m in data.conversations[0].turns] == ["Look"]
+    assert data.notes == {
+        "conversations_without_dates": 1,
+        "messages_without_text": 1,
+        "system_messages_left_out": 1,
+    }
+
+
+TWO_LINES = "I moved.\n- to: Bergen"
+ANDROID_US = (
+    "12/31/23, 9:14 PM - Ann created group “Home”\n"
+    f"12/31/23, 9:15 PM - Ann: {TWO_LINES}\n"
+    "1/1/24, 12:05 AM - Bo: Hi\n"
+)
+ANDROID_EU = (
+    "31/12/2023, 21:14 - Ann created group “Home”\n"
+    f"31/12/2023, 21:15 - Ann: {TWO_LINES}\n"
+    "01/01/2024, 00:05 - Bo: Hi\n"
+)
+ANDROID_DE = (
+    "31.12.23, 21:14 - Ann hat die Gruppe erstellt\n"
+    f"31.12.23, 21:15 - Ann: {TWO_LINES}\n"
+    "01.01.24, 00:05 - Bo: Hi\n"
+)
+IPHONE_US = (
+    "[12/31/23, 9:14:00\u202fPM] \u200eAnn created group “Home”\n"
+    f"[12/31/23, 9:15:00\u202fPM] Ann: {TWO_LINES}\n"
+    "\u200e[1/1/24, 12:05:00\u202fAM] Bo: Hi\n"
+)
+IPHONE_EU = (
+    "[31.12.23, 21:14:00] \u200eAnn created group “Home”\n"
+    f"[31.12.23, 21:15:00] Ann: {TWO_LINES}\n"
+    "[01.01.24, 00:05:00] Bo: Hi\n"
+)
+IPHONE_ZH = (
+    "[2023/12/31 下午9:14:00] Ann建立了群組\n"
+    f"[2023/12/31 下午9:15:00] Ann: {TWO_LINES}\n"
+    "[2024/1/1 上午12:05:00] Bo: Hi\n"
+)
+
+
+@pytest.mark.parametrize("text", [ANDROID_US, ANDROID_EU, ANDROID_DE, IPHONE_US, IPHONE_EU, IPHONE_ZH])
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_whatsapp_on_both_platforms(put, text, ends):
+    data = am.read_chat(put(text.replace("\n", ends), "_chat.txt"))
+    turns = data.conversations[0].turns
+    assert [(m.speaker, m.text, m.at) for m in turns] == [
+        ("Ann", "I moved.\n- to: Bergen", datetime(2023, 12, 31, 21, 15, tzinfo=UTC)),
+        ("Bo", "Hi", datetime(2024, 1, 1, 0, 5, tzinfo=UTC)),
+    ]
+    assert data.notes == {"system_messages_left_out": 1}
+
+
+def test_a_text_that_is_no_export_of_whatsapp(put):
+    assert "a.txt, line 1" in str(error_of(put("Dear diary,\nit rains.\n", "a.txt")))
+
+
+# --- times
+
+
+@pytest.mark.parametrize(
+    "text, day_first, expected",
+    [
+        ("2024-05-01T21:30:00Z", None, datetime(2024, 5, 1, 21, 30, tzinfo=UTC)),
+        ("1714599000", None, datetime(2024, 5, 1, 21, 30, tzinfo=UTC)),
+        (1714599000000, None, datetime(2024, 5, 1, 21, 30, tzinfo=UTC)),
+        ("03/04/2024 10:00", True, datetime(2024, 4, 3, 10)),
+        ("03/04/2024 10:00", False, datetime(2024, 3, 4, 10)),
+        ("3.4.24, 10.00", None, datetime(2024, 4, 3, 10)),
+        ("13/04/2024", None, datetime(2024, 4, 13)),
+        ("2024/4/3 12:00 a.m.", None, datetime(2024, 4, 3)),
+        ("2024/4/3 12:00 PM", None, datetime(2024, 4, 3, 12)),
+        ("2024年4月3日 下午3:05", None, datetime(2024, 4, 3, 15, 5)),
+    ],
+)
+def test_times_that_are_read(text, day_first, expected):
+    assert parse_chat_time(text, day_first) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["soon", "03/04/2024", "2024-13-01", "31/02/2024", "25:10", "", True, 5, [], "99999999999999999999"],
+)
+def test_times_that_are_refused(text):
+    with pytest.raises(ValueError):
+        parse_chat_time(text)
+
+
+@given(st.lists(st.datetimes(datetime(2000, 1, 1), datetime(2090, 1, 1)), min_size=2), st.booleans())
+def test_dates_in_order_are_read_as_they_were_written(moments, day_first):
+    form = "%d/%m/%Y %H:%M:%S" if day_first else "%m/%d/%Y %H:%M:%S"
+    moments = sorted(m.replace(microsecond=0) for m in moments)
+    texts = [m.strftime(form) for m in moments]
+    found = find_day_first(texts)
+    if found is not None and any(m.day > 12 for m in moments):
+        assert found is day_first
+    assert [parse_chat_time(t, day_first) for t in texts] == moments
+
+
+def test_an_ambiguous_file_asks(put):
+    path = put("at,text\n03/04/2024,Hi\n", "a.csv")
+    assert "a.csv, line 2" in str(error_of(path)) and "day_first=True" in str(error_of(path))
+    assert am.read_chat(path, day_first=True).conversations[0].turns[0].at == datetime(2024, 4, 3, tzinfo=UTC)
+
+
+def test_mixed_time_zones():
+    rows = [{"at": "2024-05-01T21:30+02:00", "text": "a"}, {"at": "2024-05-01T21:31", "text": "b"}]
+    error = error_of(rows, name="mine")
+    assert error.counts == {"times without a zone among times with one": 1}
+    assert "mine, row 2: '2024-05-01T21:31'" in str(error) and "tz=" in str(error)
+    turns = am.read_chat(rows, tz="Europe/Oslo").conversations[0].turns
+    assert turns[1].at - turns[0].at == timedelta(minutes=1)
+    aware = [{"at": "2024-05-01T21:30+02:00", "text": "a"}, {"at": "2024-05-01T21:30+00:00", "text": "b"}]
+    assert am.read_chat(aware).notes == {}, "different zones are no fault"
+    with pytest.raises(ValueError, match="tz='Oslo'"):
+        am.read_chat(rows, tz="Oslo")
+
+
+def test_newest_first_is_sorted_and_counted():
+    data = am.read_chat(SAID[::-1])
+    assert data.conversations == am.read_chat(SAID).conversations
+    assert data.notes == {"rows_dated_before_the_previous_and_sorted": 2}
+
+
+# --- encodings and broken files
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_encodings_that_a_file_shows(put, encoding):
+    path = put("speaker;text\nJörg;Grüße aus 北京\n", "a.csv", encoding)
+    assert am.read_chat(path).conversations[0].turns[0].text_with_speaker == "Jörg: Grüße aus 北京"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16-le"])
+def test_other_encodings_are_named_by_the_user(put, encoding):
+    path = put("speaker,text\nAnn,Hi\nJörg,Grüße\n", "a.csv", encoding)
+    error = str(error_of(path))
+    assert error.startswith("a.csv, line ") and "encoding=" in error
+    assert am.read_chat(path, encoding=encoding).conversations[0].turns[1].text == "Grüße"
+    assert "'klingon' is unknown" in str(error_of(path, encoding="klingon"))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.txt"])
+@pytest.mark.parametrize("content", ["", "\n \n", "\ufeff"])
+def test_empty_files(put, name, content):
+    assert str(error_of(put(content, name))).startswith(name) and "no message" in str(
+        error_of(put(content, name))
+    )
+
+
+@pytest.mark.parametrize(
+    "content, name, kind, place",
+    [
+        ("id,text\nm1,It rains, always\n", "a.csv", "rows of another length", "a.csv, line 2: 3 cells"),
+        ("id,text\nm1\n", "a.csv", "rows of another length", "a.csv, line 2: 1 cells"),
+        ('text\n"a\nb"\nc\n"d\n', "a.csv", "lines that are not CSV", "a.csv, line 5"),
+        ("text,text\na,b\n", "a.csv", "columns given twice", "a.csv, line 1: 'text'"),
+        ('{"text": "a"}\n{"text":\n', "a.jsonl", "lines that are not JSON", "a.jsonl, line 2"),
+        ('{"text": "a"}\n[1]\n', "a.jsonl", "rows that are not objects", "a.jsonl, line 2: a list"),
+        ("[" * 100_000, "a.jsonl", "lines that are not JSON", "a.jsonl, line 1"),
+        ('{"text": "a"}\n{"body": "b"}\n', "a.jsonl", "rows without a text", "a.jsonl, line 2"),
+        ('{"text": {"a": 1}}\n', "a.jsonl", "texts that can't be read", "a.jsonl, line 1"),
+        ("at,text\nsoon,a\n", "a.csv", "times that can't be read", "a.csv, line 2: 'soon'"),
+        ("at,text\n2024-05-01,a\n,b\n", "a.csv", "turns without a date among dated ones", "a.csv, line 3"),
+        ("id,text\nm 1,a\n", "a.csv", "ids that are not plain", "a.csv, line 2: 'm 1'"),
+        ("id,text\nm1,a\nm2,b\nm1,c\n", "a.csv", "sources given twice", "a.csv, line 2 and a.csv, line 4"),
+        ("session,text\ns,a\n,b\n", "a.csv", "rows without a session among rows with one", "a.csv, line 3"),
+        ("chat,text\ns,a\n,b\n", "a.csv", "rows without a conversation among rows with one", "a.csv, line 3"),
+        ("text,question,type\na,,\n,Why?,when\n", "a.csv", "unknown question types", "a.csv, line 3: 'when'"),
+        ("text,question,evidence\na,,\n,Why?,m9\n", "a.csv", "evidence that names no turn", "a.csv, line 3"),
+        ("text,question\na,\n,Why?\n", "a.csv", "answerable questions without an answer", "a.csv, line 3"),
+        (
+            "text,question,asked_at\na,,\n,Why?,soon\n",
+            "a.csv",
+            "times that can't be read",
+            "a.csv, line 3: asked_at",
+        ),
+        (
+            "text,question,chat\na,,x\n,Why?,y\n",
+            "a.csv",
+            "questions on an unknown conversation",
+            "a.csv, line 3: 'y'",
+        ),
+        (
+            "text,question,answerable\na,,\n,Why?,perhaps\n",
+            "a.csv",
+            "answerable that is not true or false",
+            "a.csv, line 3",
+        ),
+    ],
+)
+def test_a_fault_is_named_with_its_row(put, content, name, kind, place):
+    error = error_of(put(content, name))
+    assert kind in error.counts and place in str(error), str(error)
+    assert (
+        error.check is not None and not error.check and any(place in row for _, _, row in error.check.rows())
+    )
+
+
+def test_all_faults_are_reported_at_once_and_quote_nothing_that_was_said(put):
+    secret = "marmalade"
+    lines = "".join(f"m{n},never,{secret} {n}\n" for n in range(50)) + f"m50,never,{secret},{secret}\n"
+    error = error_of(put("id,at,text\n" + lines, "a.csv"))
+    assert error.counts == {"rows of another length": 1, "times that can't be read": 50}
+    assert "and 47 more" in str(error) and len(error.check.rows()) == 51
+    assert secret not in str(error) and secret not in repr(error.check)
+
+
+def test_columns_and_sources_that_are_not_there(put):
+    path = put("Who,What\nAnn,Hi\n", "a.csv")
+    assert "there are Who, What" in str(error_of(path)) and "text=" in str(error_of(path))
+    assert "speaker='Whom' is no column" in str(error_of(path, text="What", speaker="Whom"))
+    assert "unpack it" in str(error_of(put(b"PK", "chat.zip"))) and ".csv" in str(
+        error_of(put("a", "a.xlsx"))
+    )
+    assert "can't be read" in str(error_of(path.with_name("none.csv")))
+    assert "not JSON" in str(error_of(put("{", "a.json"))) and "messages" in str(
+        error_of(put("{}", "a.json"))
+    )
+    for wrong in (7, None, {"role": "user"}, b"text"):
+        with pytest.raises(TypeError, match="not a path, a data frame or a list"):
+            am.read_chat(wrong)
+
+
+def test_check_lists_faults_and_oddities_of_any_data_set():
+    data = am.read_chat(SAID + [{"question": "Why?", "answers": ["so"]}], name="mine")
+    assert data.check() and data.check().rows() == [
+        ("oddity", "questions without evidence", "mine, row 4: question 'c1/q1'")
+    ]
+    assert data.notes == {"questions_without_evidence": 1, "questions_without_type": 1}
+    wrong = am.Dataset("toy", [], [am.Question("q", "Why?", ["so"], conversation="c")])
+    assert not wrong.check() and "unknown conversation" in wrong.check()._repr_html_()
+
+
+# --- conversations, questions elsewhere, names
+
+
+def test_names_of_conversations_that_are_not_plain_are_replaced():
+    rows = [{"chat": name, "text": "Hi"} for name in ("Family", "Anna Müller")]
+    data = am.read_chat([*rows, {"question": "Who?", "answers": ["Anna"], "conversation": "Anna Müller"}])
+    assert [c.id for c in data] == ["c1", "c2"] and data.questions[0].conversation == "c2"
+    assert data.notes["conversations_renamed"] == 2
+    assert [c.id for c in am.read_chat(rows[:1])] == ["Family"]
+    error = error_of([{"chat": n, "text": "Hi"} for n in "ab"] + [{"question": "Who?", "answers": ["x"]}])
+    assert error.counts == {"questions without a conversation": 1}
+
+
+def test_questions_in_another_file(put):
+    chat = put(SAID)
+    questions = put("question,answers,evidence\nWhere?,Bergen | in Bergen,m1 m3\n", "q.csv")
+    data = am.read_chat(chat, questions=questions)
+    assert data.questions[0].answers == ["Bergen", "in Bergen"] and data.questions[0].evidence == ["m1", "m3"]
+    assert data.sha256 != am.read_chat(chat).sha256
+    assert am.read_chat(chat, questions=pd.read_csv(questions)).questions == data.questions
+    assert "q.csv, line 1: byte" in str(error_of(chat, questions=put(b"\xff\xfa", "q.csv")))
+
+
+# --- round trips
+
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(str.strip)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {
+            "speaker": st.sampled_from(["Ann", "Bo", "小明", 'O\'Hara; "x"']),
+            "text": st.one_of(texts, st.just("two\nlines, and a | mark")),
+            "at": st.datetimes(datetime(2000, 1, 1), datetime(2090, 1, 1)).map(
+                lambda t: t.replace(microsecond=0, fold=0).isoformat()
+            ),
+        }
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(messages, st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]), st.sampled_from(",;\t"))
+def test_csv_and_jsonl_round_trips(tmp_path_factory, rows, encoding, separator):
+    rows = sorted(rows, key=lambda row: row["at"])
+    folder = tmp_path_factory.mktemp("chat")
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), delimiter=separator)
+    writer.writeheader()
+    writer.writerows(rows)
+    (folder / "a.csv").write_bytes(out.getvalue().encode(encoding))
+    (folder / "a.jsonl").write_bytes(jsonl(rows).encode(encoding))
+    table, lines = am.read_chat(folder / "a.csv"), am.read_chat(folder / "a.jsonl")
+    assert table.conversations == lines.conversations == am.read_chat(rows).conversations
+    read = [(m.speaker, m.text, m.at.replace(tzinfo=None).isoformat()) for m in lines.conversations[0].turns]
+    assert read == [(row["speaker"], row["text"], row["at"]) for row in rows]
+    assert am.read_chat(pd.DataFrame(rows)).conversations == lines.conversations
+
+
+@given(st.binary(max_size=200), st.sampled_from([".csv", ".jsonl", ".json", ".txt"]))
+def test_any_bytes_are_read_or_refused_with_a_message(tmp_path_factory, data, suffix):
+    path = tmp_path_factory.mktemp("chat") / f"a{suffix}"
+    path.write_bytes(data)
+    try:
+        am.read_chat(path)
+    except am.DatasetError as e:
+        assert f"a{suffix}" in str(e)
+
+
+def test_a_long_chat_is_read_in_linear_time(put):
+    start = datetime(2024, 1, 1)
+    rows = [f"{start + timedelta(hours=7 * n):%d/%m/%Y %H:%M},Ann,message {n}" for n in range(20_000)]
+    data = am.read_chat(put("at,speaker,text\n" + "\n".join(rows), "long.csv"))
+    assert len(data.conversations[0]) == len(data.conversations[0].sessions) == 20_000
+
+
+# --- a path is a data set
+
+
+def test_load_reads_a_path(put, monkeypatch):
+    path = put(SAID + ASKED)
+    data = am.load(str(path))
+    assert data == am.load(path) == am.read_chat(path) and data.label == "chat: 1 conversations, 2 questions"
+    assert am.load(path, limit=1).label == "part of chat: 1 conversations, 1 questions"
+    with pytest.raises(DatasetUnavailable, match=r"no file chat\.jsonl .*ADAPTMR_DATA"):
+        am.load("chat.jsonl")
+    monkeypatch.setenv("ADAPTMR_DATA", str(path.parent))
+    assert am.load("chat.jsonl") == data, "a name alone is looked for in ADAPTMR_DATA"
+    monkeypatch.chdir(path.parent)
+    assert am.load("./chat.jsonl") == data
+    with pytest.raises(am.DatasetError, match=r"\.csv"):
+        am.load(put("x", "chat.xlsx"))
+    assert is_file_name("chat.csv") and is_file_name("./chat") and not is_file_name("demo")
+    with pytest.raises(KeyError, match=r"\./chat\.csv"):
+        am.load("nowhere")
+
+
+def test_a_run_records_no_folder_and_no_text(put, tmp_path):
+    path = put(SAID + ASKED, "My chat.jsonl")
+    params = {"dataset": str(path), "systems": "unified", "embedder": "hash"}
+    experiment = Experiment("lesson", params, out_dir=tmp_path / "out")
+    experiment.evaluate()
+    run = experiment.finish()
+    assert run.run_id.startswith("my-chat-hash-") and "-p redact false" in experiment._repr_html_()
+    manifest = json.loads((run.path / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["params"]["dataset"] == "My chat.jsonl" and manifest["redacted"] is True
+    assert manifest["data"]["sha256"] == am.load(path).sha256
+    assert find_quotes(run.path, [m["text"] for m in SAID], length=20) == []
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / path.name).write_bytes(path.read_bytes())
+    params["dataset"] = str(elsewhere / path.name)
+    assert Experiment("lesson", params, out_dir=tmp_path / "out").run.run_id == run.run_id
+    shown = Experiment("lesson", {**params, "redact": False}, out_dir=tmp_path / "out")
+    assert not shown.run.redact and "-p redact false" not in shown._repr_html_()
+
+
+def test_a_run_without_questions_says_what_is_missing(put, tmp_path, capsys):
+    path = put(SAID)
+    assert len(am.load(path).conversations[0]) == 3
+    with pytest.raises(
+        ValueError, match="exp asks questions, and this data set has none; add rows with a question"
+    ):
+        Experiment("exp", {"dataset": str(path)}, out_dir=tmp_path)
+    assert main(["run", "exp1", "-p", "dataset", str(path), "--out-dir", str(tmp_path)]) == 2
+    assert "exp1 asks questions" in capsys.readouterr().err
+    bad = put("at,text\nsoon,Hi\n", "bad.csv")
+    assert main(["run", "exp1", "-p", "dataset", str(bad), "--out-dir", str(tmp_path)]) == 2
+    assert "bad.csv, line 2: 'soon'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_an_experiment_on_a_file(put, tmp_path, monkeypatch):
+    path = put(SAID + ASKED)
+    monkeypatch.chdir(path.parent)
+    chosen = ["-p", "dataset", "./chat.jsonl", "-p", "embedder", "hash", "--out-dir", str(tmp_path / "out")]
+    assert main(["run", "exp1", *chosen]) == 0
+    (folder,) = (tmp_path / "out" / "exp1").iterdir()
+    assert folder.name.startswith("chat-hash-")
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert "redact=False" in report and str(path.parent) not in report
+    assert find_quotes(folder, [*(m["text"] for m in SAID), str(path.parent)], length=20) == []
+    assert main(["run", "exp1", *chosen, "-p", "redact", "false"]) == 0
+    (open_run,) = set((tmp_path / "out" / "exp1").iterdir()) - {folder}
+    assert SAID[0]["text"] in (open_run / "report.html").read_text(encoding="utf-8")
+    assert find_quotes(open_run, [str(path.parent)], length=20) == []
+
+
+def test_the_example_of_the_guide_is_sound():
+    path = Path(__file__).parent.parent / "nbs" / "guides" / "your_chat_logs.jsonl"
+    data = am.read_chat(path)
+    assert data.notes == {} and len(data.conversations) >= 4 and data.check().rows() == []
