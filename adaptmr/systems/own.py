@@ -55,13 +55,13 @@ def _factory_of(thing: Any) -> SystemFactory:
 
     Raises `TypeError`, when a system is made, for what is neither a system nor a planner.
     """
-    planner = StrategyPlanner(thing, thing.__name__) if _is_strategy(thing) else None
-    if planner is None and not callable(thing) and hasattr(thing, "plan"):
+    planner: Any = StrategyPlanner(thing, thing.__name__) if _is_strategy(thing) else None
+    if not callable(thing) and hasattr(thing, "plan"):
         planner = thing
 
     def make(name: str, llm: Any = None, embedder: Any = "auto", seed: int = 0) -> MemorySystem:
         options = {"name": name, "llm": llm, "embedder": embedder, "seed": seed}
-        made = planner if planner is not None else _call_with_options(thing, options)
+        made: Any = planner if planner is not None else _call_with_options(thing, options)
         if callable(getattr(made, "retrieve", None)):
             made.name = name
             return made
@@ -98,9 +98,8 @@ def _claim(name: Any, module: str, place: str) -> None:
 
 def _describe(thing: Any) -> str:
     """Return the first line of a docstring, without its full stop."""
-    return (inspect.getdoc(thing) or f"{getattr(thing, '__name__', thing)}, without a docstring").split("\n")[
-        0
-    ].rstrip(".")
+    text = inspect.getdoc(thing) or f"{getattr(thing, '__name__', thing)}, without a docstring"
+    return text.split("\n")[0].rstrip(".")
 
 
 def own_systems(module: str) -> list[str]:
@@ -141,8 +140,9 @@ def strategy(
     the same system make one system together. Raises `ValueError` for no type or an unknown one, and
     `NameTaken` for a name that is taken.
     """
-    if unknown := [t for t in types if t not in list(QueryType)] or not types:
-        given = f"{unknown[0]!r} is no type of question" if types else "a strategy needs a type of question"
+    unknown = [t for t in types if t not in list(QueryType)]
+    if unknown or not types:
+        given = f"{unknown[0]!r} is no type of question" if unknown else "a strategy needs a type of question"
         raise ValueError(f"{given}; there are {', '.join(map(str, QueryType))}")
 
     def register(function: Strategy) -> Strategy:
@@ -152,7 +152,8 @@ def strategy(
         replaced.update({QueryType(t): function for t in types})
 
         def make(name: str, embedder: Any = "auto", **_: Any) -> MemorySystem:
-            return PlannedSystem(name, Router(strategies={**STRATEGIES, **replaced}, name=name), embedder=embedder)
+            router = Router(strategies={**STRATEGIES, **replaced}, name=name)
+            return PlannedSystem(name, router, embedder=embedder)
 
         changed = " and ".join(map(str, replaced))
         register_system(name, description or f"adaptmr with its own strategy for {changed}", group)(make)
@@ -182,7 +183,7 @@ def load_packages(points: Iterable[EntryPoint]) -> None:
             )
             continue
         new = set(_OWNERS) - before
-        _PACKAGES.update({name: (package, point.dist.version if point.dist else "") for name in new})
+        _PACKAGES.update(dict.fromkeys(new, (package, point.dist.version if point.dist else "")))
         if not new:
             notice(
                 f"the package {package} names {point.value} as its systems, but that registers none: "

@@ -5,6 +5,7 @@
 # %% ../../../nbs/eval/report/01_notebook_output.ipynb #0814f2d9
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import json
@@ -33,11 +34,22 @@ def save_clean_notebook(executed: Path, target: Path) -> None:
         cell["metadata"].pop("execution", None)
         if "injected-parameters" in cell["metadata"].get("tags", []):
             lines = "".join(cell["source"]).split("\n")
-            cell["source"] = "\n".join(line for line in lines if not line.startswith("out_dir ="))
+            kept = (line for line in lines if not line.startswith("out_dir ="))
+            cell["source"] = "\n".join(map(_without_folders, kept))
             cell["id"] = "injected"
         if "outputs" in cell:
             cell["outputs"] = [out for out in cell["outputs"] if not _is_empty(out)]
     write_atomic(target, json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def _without_folders(line: str) -> str:
+    """Write the plugins of a run by their names, without the folders in which they were."""
+    name, _, value = line.partition(" = ")
+    if name != "plugins":
+        return line
+    given = ast.literal_eval(value)
+    files = [given] if isinstance(given, str) else given or []
+    return f"plugins = {json.dumps([Path(file).name for file in files])}"
 
 
 def _is_empty(out: dict) -> bool:
