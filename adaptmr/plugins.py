@@ -71,6 +71,9 @@ class Plugin:
         }
 
 # %% ../nbs/03_plugins.ipynb #b6fde6ab
+_LOADED: dict[Path, Plugin] = {}
+
+
 @dataclass(frozen=True)
 class _Source:
     """Where a plugin is: its name, the name of its module, its file, and the folder of its imports."""
@@ -108,9 +111,9 @@ def _find_file(given: str) -> _Source:
         raise PluginError(f"there is no file {given}: write its path as seen from {Path.cwd()}")
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise PluginError(f"{path.name} can't be imported: give it a name such as my_strategy.py")
-    loaded = sys.modules.get(path.stem)
-    here = getattr(loaded, "__file__", None)
-    if path.stem in sys.stdlib_module_names or (loaded is not None and here != str(path)):
+    loaded = getattr(sys.modules.get(path.stem), "__file__", str(path))
+    others = path.stem in sys.modules and Path(loaded or "") not in {path, *_LOADED}
+    if path.stem in sys.stdlib_module_names or others:
         raise PluginError(f"{path.name} has the name of another module, {path.stem}: rename the file")
     return _Source(path.name, path.stem, path, path.parent)
 
@@ -135,9 +138,6 @@ def _read(source: _Source) -> dict[str, bytes]:
     return found
 
 # %% ../nbs/03_plugins.ipynb #a2fa9489
-_LOADED: dict[Path, Plugin] = {}
-
-
 def load_plugins(given: Sequence[str]) -> list[Plugin]:
     """Import plugins, each a path or the name of a module, and return them in this order.
 
@@ -152,8 +152,8 @@ def load_plugins(given: Sequence[str]) -> list[Plugin]:
 
 
 def _load(source: _Source) -> Plugin:
-    if str(source.folder) not in sys.path and not is_installed(source.path):
-        sys.path.insert(0, str(source.folder))
+    if not is_installed(source.path):
+        sys.path[:] = [str(source.folder), *(p for p in sys.path if p != str(source.folder))]
     importlib.invalidate_caches()
     known = _LOADED.get(source.path)
     if known is not None and known.files == _read(source):
@@ -163,6 +163,7 @@ def _load(source: _Source) -> Plugin:
     new = {what for what, maker in _registered().items() if before.get(what) is not maker}
     new |= {f"system {name}" for name in own_systems(source.module)}
     if not new:
+        sys.modules.pop(source.module, None)
         raise PluginError(
             f"{source.name} registers nothing: put @adaptmr.system(\"a name\") above what it defines, "
             "or @adaptmr.strategy(…) above a strategy"
@@ -204,10 +205,9 @@ def _no_bytecode() -> Iterator[None]:
 
 def _forget_imports(source: _Source) -> None:
     """Remove a plugin and the user's own modules that it imports from those that Python has loaded."""
-    files = {str(path) for path in own_files(source.path)}
-    for name, module in list(sys.modules.items()):
-        if getattr(module, "__file__", None) in files:
-            del sys.modules[name]
+    for name in _read(source):
+        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        sys.modules.pop(module, None)
 
 
 def _describe_failure(error: BaseException, path: Path) -> str:
