@@ -4,6 +4,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 here = Path(__file__).parent
 parser = ConfigParser(delimiters=["="], interpolation=None)
@@ -17,7 +18,20 @@ def requirements(key: str) -> list[str]:
     return [line for line in lines if line]
 
 
+class BuildWithExperiments(build_py):
+    """Put the experiments and their parameters into the package, where `adaptmr run` finds them."""
+
+    def run(self) -> None:
+        super().run()
+        for pattern in ("nbs/experiments/*.ipynb", "params/*.yaml"):
+            for source in sorted(here.glob(pattern)):
+                target = Path(self.build_lib) / "adaptmr" / "shipped" / source.relative_to(here)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(str(source), str(target))
+
+
 setup(
+    cmdclass={"build_py": BuildWithExperiments},
     name=cfg["lib_name"],
     version=cfg["version"],
     description=cfg["description"],

@@ -29,6 +29,8 @@ _HOMES = {
     "data.registry": ("datasets", "load"),
     "data.validation": ("DatasetError",),
     "systems.base": ("MemorySystem", "make_system"),
+    "systems.own": ("strategy", "system"),
+    "systems.wrapper": ("WrappedSystem",),
     "eval.runner.evaluate": ("evaluate",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from adaptmr.store.memory_store import Filter, MemoryStore
     from adaptmr.store.vectors import VectorIndex
     from adaptmr.systems.base import MemorySystem, make_system
+    from adaptmr.systems.own import strategy, system
+    from adaptmr.systems.wrapper import WrappedSystem
     from adaptmr.types import (
         Answer, Conversation, Dataset, Evidence, Finding, Hit, Memory, Question, QueryType, Usage,
     )

@@ -32,9 +32,9 @@ from .types import Dataset, Question
 _all_ = ["UsageError", "read_params"]
 
 # %% auto #0
-__all__ = ['RunFailed', 'project_root', 'experiment_names', 'gather_params', 'run_experiment', 'execute_notebook',
-           'recorded_runs', 'read_run_config', 'replay_run', 'fit_type_heads', 'fit_pair_models', 'fit_models', 'main',
-           'UsageError', 'read_params']
+__all__ = ['RunFailed', 'project_root', 'experiment_names', 'outputs_of', 'is_own_notebook', 'find_notebook', 'gather_params',
+           'run_experiment', 'execute_notebook', 'recorded_runs', 'read_run_config', 'replay_run', 'fit_type_heads',
+           'fit_pair_models', 'fit_models', 'main', 'UsageError', 'read_params']
 
 # %% ../nbs/05_cli.ipynb #351e998a
 class RunFailed(RuntimeError):
@@ -42,13 +42,15 @@ class RunFailed(RuntimeError):
 
 
 def project_root() -> Path:
-    """Find the checkout: around the current folder, else around the package.
+    """Find the experiments: the checkout around the current folder or the package, else what is installed.
 
-    Raises `UsageError` when there is none: the experiments are notebooks, which the wheel doesn't hold.
+    Raises `UsageError` when there are none.
     """
     from adaptmr.provenance import find_checkout
 
-    found = find_checkout() or (find_checkout(Path(__file__).parent) if "__file__" in globals() else None)
+    package = Path(__file__).parent if "__file__" in globals() else Path.cwd()
+    shipped = package / "shipped"
+    found = find_checkout() or find_checkout(package) or (shipped if shipped.is_dir() else None)
     if found is not None:
         return found
     raise UsageError(
@@ -63,17 +65,51 @@ def experiment_names(root: Path) -> list[str]:
         p.stem for p in (root / "nbs" / "experiments").glob("*.ipynb") if not p.name.startswith(("_", "."))
     )
 
+
+def outputs_of(root: Path) -> Path:
+    """Return the folder of all runs: in the checkout, or for an installed package in the current folder."""
+    return (root if (root / "settings.ini").exists() else Path.cwd()) / "outputs"
+
+
+def is_own_notebook(experiment: str) -> bool:
+    """Return whether an experiment is given as the path of a notebook, and not by its name."""
+    return experiment.endswith(".ipynb")
+
+
+def find_notebook(root: Path, experiment: str) -> Path:
+    """Find the notebook of an experiment, which is given by its name or as the path of a notebook.
+
+    Raises `UsageError` for an unknown name, or a path where no file is.
+    """
+    if is_own_notebook(experiment):
+        path = Path(experiment).expanduser()
+        if not path.is_file():
+            raise UsageError(f"there is no notebook {experiment}: write its path as seen from {Path.cwd()}")
+        return path
+    if experiment not in experiment_names(root):
+        names = ", ".join(experiment_names(root))
+        raise UsageError(f"unknown experiment {experiment!r}; there are {names}, or the path of a notebook")
+    return root / "nbs" / "experiments" / f"{experiment}.ipynb"
+
 # %% ../nbs/05_cli.ipynb #3d7e39cb
 def gather_params(
-    root: Path, experiment: str, files: Iterable[str], overrides: Iterable[Sequence[str]]
+    root: Path,
+    experiment: str,
+    files: Iterable[str],
+    overrides: Iterable[Sequence[str]],
+    imports: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Collect the parameters of a run; a later source replaces an earlier one.
 
-    Raises `UsageError` for a name that the notebook doesn't have, or a value that is not plain.
+    `imports` are added to the parameter `plugins`. Raises `UsageError` for a name that the notebook doesn't
+    have, or a value that is not plain.
     """
-    known = known_parameters(root / "nbs" / "experiments" / f"{experiment}.ipynb")
+    notebook = find_notebook(root, experiment)
+    known = known_parameters(notebook)
     params: dict[str, Any] = {}
-    defaults = [root / "params" / "base.yaml", root / "params" / f"{experiment}.yaml"]
+    defaults = [root / "params" / "base.yaml"]
+    if not is_own_notebook(experiment):
+        defaults.append(root / "params" / f"{experiment}.yaml")
     for path in [*(p for p in defaults if p.exists()), *map(Path, files)]:
         values = read_params(path)
         if path == defaults[0]:
@@ -84,6 +120,10 @@ def gather_params(
     for name, value in overrides:
         check_names([name], known, "-p")
         params[name] = read_yaml(value, f"-p {name}")
+    if imports:
+        check_names(["plugins"], known, f"{notebook.name}, --import")
+        given = params.get("plugins") or []
+        params["plugins"] = [*(given if isinstance(given, list) else str(given).split(",")), *imports]
     check_values(params, "-p")
     return params
 
@@ -93,24 +133,27 @@ def run_experiment(
     files: Iterable[str] = (),
     overrides: Iterable[Sequence[str]] = (),
     out_dir: str | None = None,
+    imports: Sequence[str] = (),
 ) -> Path:
-    """Run an experiment to its report; returns the run folder.
+    """Run an experiment, by its name or the path of a notebook, to its report; returns the run folder.
 
-    Raises `UsageError` for an unknown experiment or parameter, what `load` raises for a file of the user's
-    own, which is checked before the notebook starts, and `RunFailed` when a cell fails; the
-    notebook as far as it came is then kept as `failed.ipynb` in the folder of runs.
+    `imports` are plugins: files or modules that register own systems, see `plugins`. Raises `UsageError` for
+    an unknown experiment or parameter, `PluginError` for a plugin that can't be used, what `load` raises for
+    a file of the user's own, which is checked before the notebook starts, and `RunFailed` when a cell fails;
+    the notebook as far as it came is then kept as `failed.ipynb` in the folder of runs.
     """
+    from adaptmr.plugins import load_plugins
+
     root = project_root()
-    if experiment not in experiment_names(root):
-        raise UsageError(f"unknown experiment {experiment!r}; there are {', '.join(experiment_names(root))}")
-    params = gather_params(root, experiment, files, overrides)
+    notebook = find_notebook(root, experiment)
+    params = gather_params(root, experiment, files, overrides, imports)
+    if imports:
+        load_plugins(params["plugins"])  # so that a fault is found before anything runs
     _check_cache()
     params = _with_own_file(experiment, params)
-    outputs = Path(out_dir or params.get("out_dir") or root / "outputs").resolve()
+    outputs = Path(out_dir or params.get("out_dir") or outputs_of(root)).resolve()
     outputs.mkdir(parents=True, exist_ok=True)
-    return execute_notebook(
-        root / "nbs" / "experiments" / f"{experiment}.ipynb", {**params, "out_dir": str(outputs)}, outputs
-    )
+    return execute_notebook(notebook, {**params, "out_dir": str(outputs)}, outputs)
 
 
 def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
@@ -230,15 +273,21 @@ def read_run_config(folder: Path, root: Path) -> tuple[Path, dict[str, Any]]:
     return notebook, recorded_params(manifest, known_parameters(notebook), where)
 
 
-def replay_run(folder: Path, root: Path) -> list[str]:
+def replay_run(folder: Path, root: Path, imports: Sequence[str] = ()) -> list[str]:
     """Repeat a recorded run and list how its tables differ, one line each.
 
-    Raises `UsageError`, see `read_run_config`.
+    `imports` are the plugins of the run: none is taken from its folder that isn't named. Raises `UsageError`,
+    see `read_run_config`, and `PluginError`, see `plugins.plugins_for_replay`.
     """
     from adaptmr.eval.report.notebook_output import environment_variables
     from adaptmr.eval.report.run_folder import compare_tables
+    from adaptmr.plugins import plugins_for_replay
 
     notebook, params = read_run_config(folder, root)
+    plugins_for_replay(folder, read_manifest(folder / "manifest.json"), imports)
+    params = {name: value for name, value in params.items() if name != "plugins"}
+    if imports:
+        params["plugins"] = list(imports)
     with tempfile.TemporaryDirectory() as scratch:
         outputs = Path(scratch)
         with environment_variables(
@@ -364,13 +413,19 @@ def fit_models() -> list[Path]:
     return paths
 
 # %% ../nbs/05_cli.ipynb #adca513c
+def _add_import(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="PLUGIN", help=what
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adaptmr", description="Query-aware memory retrieval: run its experiments, repeat its runs."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("run", help="run an experiment to its report")
-    one.add_argument("experiment", help="its name, such as exp3")
+    one.add_argument("experiment", help="its name, such as exp3, or the path of a notebook")
     one.add_argument(
         "-p",
         dest="pairs",
@@ -383,6 +438,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "-f", dest="files", action="append", default=[], metavar="FILE", help="a YAML file of parameters"
     )
+    _add_import(one, "a file or module that registers your own system; needed once for each")
     one.add_argument(
         "--out-dir", metavar="DIR", help="the folder of all runs (default: outputs/ of the checkout)"
     )
@@ -393,6 +449,7 @@ def _parser() -> argparse.ArgumentParser:
     again = runs.add_parser("replay", help="repeat recorded runs and compare their tables")
     again.add_argument("folders", nargs="*", metavar="RUN", help="run folders")
     again.add_argument("--all", action="store_true", help="every committed run that used a model")
+    _add_import(again, "a plugin of these runs, such as RUN/plugins/mystrat.py: code that you have read")
     look = runs.add_parser("explore", help="write a page to look at every question of redacted runs")
     look.add_argument("folders", nargs="+", metavar="RUN", help="run folders")
     commands.add_parser("data", help="list the data sets")
@@ -456,7 +513,7 @@ def _status(arguments: Sequence[str] | None) -> int:
 
 def _dispatch(args: argparse.Namespace) -> int:
     if args.command == "run":
-        made = run_experiment(args.experiment, args.files, args.pairs, args.out_dir)
+        made = run_experiment(args.experiment, args.files, args.pairs, args.out_dir, args.imports)
         print(f"{made / 'report.html'}")
     elif args.command == "data":
         from adaptmr.data.registry import datasets
@@ -465,11 +522,8 @@ def _dispatch(args: argparse.Namespace) -> int:
     elif args.command == "fit":
         print("\n".join(map(str, fit_models())))
     elif args.what == "list":
-        print(
-            "\n".join(
-                str(run.relative_to(project_root())) for run in finished_runs(project_root() / "outputs")
-            )
-        )
+        outputs = outputs_of(project_root())
+        print("\n".join(str(run.relative_to(outputs.parent)) for run in finished_runs(outputs)))
     elif args.what == "explore":
         from adaptmr.eval.report.explorer import write_local_explorer
 
@@ -482,12 +536,12 @@ def _dispatch(args: argparse.Namespace) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     root = project_root()
-    folders = [Path(f) for f in args.folders] or (recorded_runs(root / "outputs") if args.all else [])
+    folders = [Path(f) for f in args.folders] or (recorded_runs(outputs_of(root)) if args.all else [])
     if not folders and not args.all:
         raise UsageError("name run folders, or give --all")
     differing = 0
     for folder in folders:
-        differences = replay_run(folder, root)
+        differences = replay_run(folder, root, args.imports)
         differing += bool(differences)
         found = f"{len(differences)} differences" if differences else "the same tables"
         print(f"{folder.parent.name}/{folder.name}: {found}")

@@ -20,6 +20,7 @@ from .eval.runner.identity import user_code_hashes
 from .eval.report.manifests import is_finished, read_manifest
 from .eval.judges.accuracy import JUDGES
 from .notices import notice
+from .plugins import Plugin, keep_sources, load_plugins
 from .eval.analysis.cost import total_usage, usage_outside_rows, writing_usage
 from .eval.runner.evaluate import evaluate
 from .eval.runner.repeated_times import time_systems, with_repeated_times
@@ -44,6 +45,7 @@ from .sections.judging import audit_answers, judge_answers, judge_rubrics
 from .sections.overview import questions_by_type, reply_outcomes, show_plans, systems_table
 from .sections.writing import show_figure, show_sentences, show_table
 from .systems.base import known_systems
+from .systems.own import packages_of
 from .systems.display_names import DisplayNames
 from .llm.tasks import prompt_hashes
 from .types import Dataset, Usage
@@ -82,6 +84,7 @@ _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
     "split": (lambda v: v is None or _name_list(v), "conversations by id, or null for all"),
     "systems": (lambda v: v is None or _name_list(v), "names of systems, or null for all"),
     "replayed": (lambda v: v is None or _name_list(v), "names of systems, or null for the usual ones"),
+    "plugins": (lambda v: v is None or _name_list(v), "files or modules to import, or null for none"),
 }
 
 
@@ -115,6 +118,29 @@ def _system_names(systems: Any) -> list[str]:
     if unknown := [n for n in names if n not in known_systems(None)]:
         raise ValueError(f"unknown system {unknown[0]!r}; there are {list(known_systems(None))}")
     return names
+
+
+def _import_plugins(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Plugin]]:
+    """Load the plugins of a run; return its parameters with their names instead of their places."""
+    _check_params(params)
+    plugins = load_plugins(_name_list(params.get("plugins")))
+    others = {name: value for name, value in params.items() if name != "plugins"}
+    return others | ({"plugins": [p.name for p in plugins]} if plugins else {}), plugins
+
+
+def _own_code(systems: Sequence[str], dataset: str, plugins: Sequence[Plugin]) -> dict[str, str]:
+    """What identifies the code of a run that is not this package's; plugins nobody asked are named."""
+    for plugin in plugins:
+        if plugin.systems and not set(plugin.systems) & set(systems):
+            notice(
+                f"{plugin.name} has the systems {', '.join(plugin.systems)}, and this run asks none of them: "
+                f"name one, as in -p systems {','.join([*systems[:1], plugin.systems[0]])}"
+            )
+    return {
+        **user_code_hashes(systems, loader=dataset),
+        **{f"plugin {plugin.name}": plugin.sha256[:16] for plugin in plugins},
+        **{f"package {name}": version for name, version in packages_of(systems).items()},
+    }
 
 
 def _normalize_params(
@@ -302,6 +328,7 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         for kind in ("vector", "call")
     }
     inputs.export(run, used["vector"], used["call"])
+    keep_sources(experiment.plugins, run.path)
     writing = writing_usage(frame).to_dict("records")
     run.write_manifest(
         models=[experiment.params["model"]],
@@ -315,6 +342,7 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         numbers=_main_numbers(frame),
         tally=tables.reply_outcome_table(frame).to_dict("records"),
         fallbacks=tables.fallback_rates(frame),
+        **({"plugins": [p.describe() for p in experiment.plugins]} if experiment.plugins else {}),
         answers=experiment.answers,
         headline=experiment.headline,
         timed_calls=timed_calls(frame),
@@ -350,11 +378,11 @@ class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
-    `embedder`, `redact`; those left out take the values of `DEFAULTS`. `out_dir` is the folder of all runs;
-    `required_systems` names systems that the notebook compares with, `default_systems` those it takes when
-    `systems` is `None` (if both are, all of the main group); `timed` says that its results are times, which
-    no second run repeats. Raises `ValueError` for an unknown parameter or system, and what `load` raises
-    for the data.
+    `embedder`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `out_dir` is the folder of
+    all runs; `required_systems` names systems that the notebook compares with, `default_systems` those it
+    takes when `systems` is `None` (if both are, all of the main group); `timed` says that its results are
+    times, which no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError`
+    for a plugin that can't be used, and what `load` raises for the data.
     """
 
     DEFAULTS = _DEFAULTS
@@ -368,13 +396,14 @@ class Experiment:
         default_systems: Sequence[str] | None = None,
         timed: bool = False,
     ) -> None:
+        params, self.plugins = _import_plugins(params)
         self.params, systems = _normalize_params(params, default_systems)
         if missing := [n for n in required_systems if n not in systems]:
             raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])
         if is_file_name(self.params["dataset"]):
             self.params["dataset"] = PurePath(self.params["dataset"]).name
-        self.user_code = user_code_hashes(systems, loader=self.params["dataset"])
+        self.user_code = _own_code(systems, self.params["dataset"], self.plugins)
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
         replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats

@@ -22,8 +22,8 @@ from typing import Any
 from .types import Dataset
 
 # %% auto #0
-__all__ = ['to_jsonable', 'canonical_json', 'find_checkout', 'slug', 'clean_params', 'run_id', 'code_sha256', 'texts_sha256',
-           'git_state', 'environment']
+__all__ = ['to_jsonable', 'canonical_json', 'find_checkout', 'params_file', 'slug', 'clean_params', 'run_id', 'code_sha256',
+           'texts_sha256', 'git_state', 'environment']
 
 # %% ../nbs/01_provenance.ipynb #093ff778
 def to_jsonable(value: Any, paths: bool = True) -> Any:
@@ -83,6 +83,13 @@ def find_checkout(start: str | Path | None = None) -> Path | None:
         ),
         None,
     )
+
+
+def params_file(name: str) -> Path:
+    """Return a file of `params`: of the checkout around the package, else the one installed with it."""
+    package = _package()
+    places = [package.parent / "params" / name, package / "shipped" / "params" / name]
+    return next((place for place in places if place.exists()), places[0])
 
 
 def slug(text: str, limit: int = 60) -> str:

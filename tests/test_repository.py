@@ -285,6 +285,7 @@ FLOORS = [
     {"data"},
     {"eval"},
     {"training", "perf", "sections"},
+    {"plugins"},
     {"experiments"},
     {"cli", "__main__"},
 ]

@@ -320,7 +320,9 @@ def wheel_bytes(root: Path | None = None) -> tuple[int | None, str]:
         for name in ("settings.ini", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
             if (root / name).exists():
                 shutil.copy(root / name, copy)
-        shutil.copytree(root / "adaptmr", copy / "adaptmr", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("adaptmr", "nbs/experiments", "params"):
+            if (root / name).is_dir():
+                shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         offline = ("--no-deps", "--no-build-isolation", "--no-index")
         done = subprocess.run(
             [sys.executable, "-m", "pip", "wheel", "--quiet", *offline, "--wheel-dir", scratch, str(copy)],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['SystemFactory', 'MemorySystem', 'Capabilities', 'get_capabilities', 'PlannedSystem', 'register_system',
-           'known_systems', 'make_system', 'uses_llm', 'get_factory']
+           'unregister_system', 'known_systems', 'make_system', 'uses_llm', 'get_factory']
 
 # %% ../../nbs/systems/00_base.ipynb #b84efb78
 @runtime_checkable
@@ -185,6 +185,7 @@ _MODULES = (
     "ablations",
     "qarp_variants",
     "longmemeval_rag",
+    "own",
 )
 
 
@@ -203,10 +204,15 @@ def register_system(
     return register
 
 
+def unregister_system(name: str) -> None:
+    """Remove a system from the registry; an unknown name is ignored."""
+    _FACTORIES.pop(name, None)
+
+
 def known_systems(group: str | None = "main") -> dict[str, str]:
     """Return the systems of a group with their descriptions, in the order of tables.
 
-    Groups are "main", "ablation", "baseline" and "oracle"; `None` stands for all systems.
+    Groups are "main", "ablation", "baseline", "oracle" and "own" (of the user); `None` stands for all.
     """
     # ordered by `_MODULES`, not by which module was imported first
     modules = [import_module(f"adaptmr.systems.{module}").__name__ for module in _MODULES]

@@ -16,6 +16,7 @@ from ...data.locomo import LOCOMO
 from ..metrics.ranking import recall_fraction
 from ..stats.estimates import Interval, format_interval
 from ..stats.intervals import mean_ci, ratio_ci
+from ...provenance import params_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,9 +109,7 @@ def read_published(path: str | Path | None = None) -> list[dict[str, Any]]:
     """
     import yaml
 
-    import adaptmr
-
-    file = Path(path) if path else Path(adaptmr.__file__).parents[1] / "params" / "published.yaml"
+    file = Path(path) if path else params_file("published.yaml")
     entries = yaml.safe_load(file.read_text(encoding="utf-8"))
     for e in entries:
         named = f"{file.name}: {e.get('name')!r}"

@@ -5,6 +5,7 @@
 # %% ../../../nbs/eval/report/01_notebook_output.ipynb #0814f2d9
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import json
@@ -33,16 +34,22 @@ def save_clean_notebook(executed: Path, target: Path) -> None:
         cell["metadata"].pop("execution", None)
         if "injected-parameters" in cell["metadata"].get("tags", []):
             lines = "".join(cell["source"]).split("\n")
-            kept = [_OWN_FILE.sub(r"\1", line) for line in lines if not line.startswith("out_dir =")]
-            cell["source"] = "\n".join(kept)
+            kept = (line for line in lines if not line.startswith("out_dir ="))
+            cell["source"] = "\n".join(map(_without_folders, kept))
             cell["id"] = "injected"
         if "outputs" in cell:
             cell["outputs"] = [out for out in cell["outputs"] if not _is_empty(out)]
     write_atomic(target, json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
-# the folder in the path of a data set; its name stays
-_OWN_FILE = re.compile(r"""^(dataset = ["'])(?:[^"'\\\n]|\\.)*(?:/|\\\\)""")
+def _without_folders(line: str) -> str:
+    """Write the data set and the plugins of a run by their names, without the folders they were in."""
+    name, _, value = line.partition(" = ")
+    given = ast.literal_eval(value) if name in ("dataset", "plugins") else None
+    if not given:
+        return line
+    names = Path(given).name if isinstance(given, str) else [Path(file).name for file in given]
+    return f"{name} = {json.dumps(names, ensure_ascii=False)}"
 
 
 def _is_empty(out: dict) -> bool:

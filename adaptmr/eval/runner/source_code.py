@@ -20,7 +20,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 # %% auto #0
-__all__ = ['PACKAGE', 'is_ours', 'is_installed', 'file_of', 'functions_of', 'file_sha256', 'code_text', 'is_current',
+__all__ = ['PACKAGE', 'is_ours', 'is_installed', 'file_of', 'functions_of', 'own_files', 'file_sha256', 'code_text', 'is_current',
            'globals_of']
 
 # %% ../../../nbs/eval/runner/00_source_code.ipynb #18884b8f
@@ -69,22 +69,30 @@ def functions_of(cls: Any) -> list[FunctionType]:
     return found
 
 # %% ../../../nbs/eval/runner/00_source_code.ipynb #783be977
+def own_files(path: Path) -> dict[Path, bytes]:
+    """Read a file and all of the user's own files that it imports, directly or through others.
+
+    Line ends are those of Unix. Files of Python, of installed packages and of this package are not included.
+    """
+    return dict(_with_imports(path.resolve(), set()))
+
+
 def file_sha256(path: Path) -> str:
     """Hash a file and all of the user's own files that it imports (sha256, hexadecimal).
 
     Files of Python, of installed packages and of this package are not included.
     """
-    found = dict(_with_imports(path.resolve(), set()))
+    found = {f"{p.parent.name}/{p.name}": text for p, text in own_files(path).items()}
     digest = hashlib.sha256()
     for name, text in sorted(found.items()):
         digest.update(f"{name}\0{len(text)}\0".encode("utf-8", "surrogatepass") + text)
     return digest.hexdigest()
 
 
-def _with_imports(path: Path, seen: set[Path]) -> Iterator[tuple[str, bytes]]:
+def _with_imports(path: Path, seen: set[Path]) -> Iterator[tuple[Path, bytes]]:
     seen.add(path)
     text = path.read_bytes().replace(b"\r\n", b"\n")
-    yield f"{path.parent.name}/{path.name}", text
+    yield path, text
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -22,6 +22,7 @@ from adaptmr.eval.stats.estimates import (
     count_groups,
 )
 from .intervals import holm
+from ...provenance import params_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,9 +66,7 @@ def read_contrasts(path: str | Path | None = None) -> list[Contrast]:
     """
     import yaml
 
-    import adaptmr
-
-    file = Path(path) if path else Path(adaptmr.__file__).parents[1] / "params" / "contrasts.yaml"
+    file = Path(path) if path else params_file("contrasts.yaml")
     if not file.exists():
         raise FileNotFoundError(f"{file}: no declared contrasts; pass the path of such a file")
     rows = yaml.safe_load(file.read_text(encoding="utf-8"))
