@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ..markup import HtmlOutput, html_table
 from ..memory.curator.entities import entity_key
+from ..memory.meta.records import Experience
 from ..memory.team.actions import Action
 from ..memory.team.board import Found
 from ..memory.team.private import PrivateMemory
@@ -84,6 +85,7 @@ class View:
     - `proposal`: the answer that the verifier is asked about.
     - `found`: what the query of this turn recalled, for the prompt.
     - `known`: what can be asked of the memories.
+    - `experience`: what earlier tasks taught.
     - `messages`: the prompt, as chat messages; players that follow rules don't read it.
     """
 
@@ -95,6 +97,7 @@ class View:
     proposal: str = ""
     found: Found = field(default_factory=lambda: Found(""))
     known: TeamKnowledge = TeamKnowledge()
+    experience: Experience = field(default_factory=Experience)
     messages: tuple[dict[str, str], ...] = ()
 
 
