@@ -100,8 +100,8 @@ _FORMS = {
     "date": re.compile(rf"\b{DATE}"),
     "year": re.compile(r"(?<![\d,.])(?:1\d|20)\d\d(?![\d,])"),
     "number": re.compile(
-        r"(?<![\w.,])(?:\d[\d,]*(?:\.\d+)?(?: (?:million|billion|thousand))?|"
-        rf"{'|'.join(list(NUMBER_WORDS)[1:21])})(?!\w)",
+        r"(?<![\w.,])(?<!\bin )(?:\d[\d,]*(?:\.\d+)?(?: (?:million|billion|thousand))?|"
+        rf"{'|'.join(list(NUMBER_WORDS)[1:])})(?!\w)",
         re.IGNORECASE,
     ),
 }

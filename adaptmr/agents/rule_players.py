@@ -12,6 +12,7 @@ from .reading import asked_for, read
 from .searching import next_queries
 from .situation import Known, Situation, value_in
 from .view import Move, View
+from ..memory.curator.asked import kind_of_relation
 from ..memory.curator.entities import entity_key, same_entity
 from ..memory.team.actions import Action, parse_action
 from ..memory.team.queries import search_key
@@ -175,9 +176,10 @@ def _support(s: Situation) -> Known | None:
 
 
 def _contradiction(s: Situation, support: Known) -> Known | None:
-    """Another value of the asked relation of the thing that the supporting passage is about."""
-    asked = asked_for(s.view.question).relations[:1]
-    facts = [f for f in s.view.known.facts if f.relation in asked and same_entity(f.entity, support.topic)]
-    agrees = any(same_entity(f.value, support.text) or f.value in support.text for f in facts)
-    stated = any(same_entity(f.entity, support.text) for f in facts)
-    return None if agrees or stated or not facts else Known(facts[0].text, 1.0, ids=(facts[0].id,))
+    """Another value of an asked relation, of the kind asked for, of what the supporting passage is about."""
+    asked = asked_for(s.view.question)
+    kind = "date" if asked.kind == "year" else asked.kind
+    relations = [r for r in asked.relations if kind_of_relation(r) == kind]
+    facts = s.view.known.values(support.topic, relations)
+    agrees = any(same_entity(f.value, support.text) or support.text in f.value for f in facts)
+    return None if agrees or not facts else Known(facts[0].text, 1.0, ids=(facts[0].id,))

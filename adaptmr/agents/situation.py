@@ -134,11 +134,13 @@ class Situation:
 
     @cached_property
     def answer(self) -> Known | None:
-        """The best answer now, `None` without any."""
+        """The best answer now, `None` without any; of two things that are compared only what follows."""
         if self.comparison is not None:
             found = compare(self.comparison, self.values)
-            if found:
-                return Known(found.text, max(found.confidence, 0.5))
+            if found is not None:
+                return Known(found.text, found.confidence)
+            if self.comparison.about != "common":
+                return None
         return self.answers[0] if self.answers else None
 
 
