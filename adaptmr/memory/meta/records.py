@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from ..curator.forgetting import LESSON_IMPORTANCE, Strength, reinforce
+from ..curator.forgetting import LESSON_IMPORTANCE, MAX_STRENGTH, Strength
 from ..curator.triggers import Skill, query_form
 from ..team.records import Record
 
@@ -23,36 +23,34 @@ JUDGES = ("verifier", "reward")
 class Lasting(Record):
     """A record that outlives its task; `by` (one of `JUDGES`) says who judged it, `turn` counts tasks.
 
-    - `shown`, `helped`: how often it was shown to a team, and to one that then succeeded.
+    - `uses`, `successes`: how often a team was shown it, and then succeeded.
     - `since`: the task in which it was made, or last helped.
     """
 
     by: str = "verifier"
-    shown: int = 0
-    helped: int = 0
+    uses: int = 0
+    successes: int = 0
     since: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.by not in JUDGES:
             raise ValueError(f"{type(self).__name__}.by is {self.by!r}; give one of {', '.join(JUDGES)}")
-        if self.helped > self.shown:
+        if self.successes > self.uses:
             raise ValueError(
-                f"{type(self).__name__}.helped is {self.helped!r}; it was shown {self.shown} times"
+                f"{type(self).__name__}.successes is {self.successes!r}; it was used {self.uses} times"
             )
 
     @property
     def strength(self) -> Strength:
         """What decides how long it is kept: the same importance for successes and failures."""
-        strength = Strength(LESSON_IMPORTANCE, since=self.since)
-        for n in range(self.shown):
-            strength = reinforce(strength, self.since, success=n < self.helped)
-        return strength
+        grown = min(MAX_STRENGTH, 1.0 + self.successes)  # as `reinforce` adds them up
+        return Strength(LESSON_IMPORTANCE, grown, self.since, self.uses, self.successes)
 
     def used(self, now: int, success: bool) -> Self:
-        """Return the record after it was shown in task `now`, which succeeded or not."""
+        """Return the record after it was used in task `now`, which succeeded or not."""
         since = max(self.since, now) if success else self.since
-        return replace(self, shown=self.shown + 1, helped=self.helped + bool(success), since=since)
+        return replace(self, uses=self.uses + 1, successes=self.successes + bool(success), since=since)
 
 # %% ../../../nbs/memory/meta/00_records.ipynb #05ef2125
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +128,10 @@ class Insight(Lasting):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSkill(Lasting):
-    """A `Skill` that is stored: the form of a query, how often it was used, and how often it worked."""
+    """A `Skill` that is stored: the form of a query, with its uses and those that worked."""
 
     layer: ClassVar[str] = "meta/skill"
     form: str
-    uses: int = 0
-    successes: int = 0
 
     @property
     def skill(self) -> Skill:
