@@ -140,6 +140,7 @@ class Episode:
             "injections": len(self._injections),
             "shown_tokens": self.shown_tokens,
             "lessons": len(self._lessons),
+            "succeeded": self.success,
         }
 
     # -- the loop
@@ -151,13 +152,24 @@ class Episode:
         reason, and its memory stays readable.
         """
         with self.memory.attempt():
-            while not self.env.done:
-                self._play_turn()
+            try:
+                while not self.env.done:
+                    self._play_turn()
+            except PlayerError as error:
+                self.reason = str(error)
+                self.rows.append(TurnRow(self.turn, "team", why=self.reason))
+                raise
         return self.transcript
 
     @property
+    def experience_shown(self) -> Experience:
+        """What of the experience was shown in any turn."""
+        return self.experience if self._injections else Experience()
+
+    @property
     def _left(self) -> int:
-        return 0 if self._out_of_tokens else self.limits.turns - self.turn
+        """The turns that are left, with this one."""
+        return 1 if self._out_of_tokens else self.limits.turns - self.turn + 1
 
     def _play_turn(self) -> None:
         self.turn += 1
@@ -168,7 +180,7 @@ class Episode:
         doing = _doing(move)
         if isinstance(doing, Action) and doing.verb == "Finish":
             self._propose(doing.argument, row)
-        elif self._left <= 0:
+        elif self._left <= 1:
             self._finish_with_what_is_known()
         else:
             doing, row = self._leave_loop(doing, row)
@@ -213,7 +225,7 @@ class Episode:
         other = move.action
         if other is None:
             self._finish(answer, True, "", row)
-        elif self._left <= 0 or other.verb == "Finish" or repeats_in_vain(other, self.steps):
+        elif self._left <= 1 or other.verb == "Finish" or repeats_in_vain(other, self.steps):
             self._finish(answer, False, f"the verifier objects: {move.why}", row)
         else:
             self.memory.note_objection("verifier", "solver", answer, move.why, self.turn)
@@ -269,7 +281,7 @@ class Episode:
         view = View(
             self.memory.question,
             self.turn,
-            max(self._left, 0),
+            self._left,
             self.steps[-1] if self.steps else None,
             suggestion,
             proposal,
@@ -280,7 +292,7 @@ class Episode:
         prompt = self._prompt(player, view)
         if self._is_last(prompt):
             self._out_of_tokens = True
-            view = replace(view, turns_left=0)
+            view = replace(view, turns_left=1)
             prompt = self._prompt(player, view)
         return replace(view, messages=prompt.messages), prompt, why
 

@@ -157,7 +157,7 @@ _WORDS: dict[str, dict[str, str]] = {
         "insights": "## Insights",
         "task": "## Your Turn",
         "question": "Question: {}",
-        "turns": "Turn {}, {} left after it.",
+        "turns": "Turn {}, {} left with this one.",
         "last_turn": "This is the last turn: finish with the best answer you have.",
         "action": "Action {}: {}",
         "observation": "Observation {}: {}",
@@ -173,7 +173,7 @@ _WORDS: dict[str, dict[str, str]] = {
         "insights": "## 经验",
         "task": "## 轮到你了",
         "question": "问题：{}",
-        "turns": "第 {} 轮，之后还剩 {} 轮。",
+        "turns": "第 {} 轮，连这一轮还剩 {} 轮。",
         "last_turn": "这是最后一轮：请用你所知的最佳答案结束。",
         "action": "动作 {}：{}",
         "observation": "观察 {}：{}",
@@ -218,7 +218,7 @@ def _insight_lines(experience: Experience, words: Mapping[str, str]) -> list[str
 
 
 def _task_lines(role: RoleContract, view: View, words: Mapping[str, str], steps: Sequence[Step]) -> list[str]:
-    last = view.turns_left == 0 and role.name != "verifier"
+    last = view.turns_left <= 1 and role.name != "verifier"
     lines = [
         words["task"],
         words["question"].format(view.question),

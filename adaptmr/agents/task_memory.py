@@ -5,7 +5,7 @@
 # %% ../../nbs/agents/04_task_memory.ipynb #8681e298
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +29,7 @@ from ..store.memory_store import MemoryStore
 from ..types import Evidence, Hit
 
 # %% auto #0
-__all__ = ['Setting', 'repeats_in_vain', 'Reading', 'OtherTasks', 'TaskMemory']
+__all__ = ['Reader', 'Setting', 'repeats_in_vain', 'read_by_rule', 'Reading', 'OtherTasks', 'TaskMemory']
 
 # %% ../../nbs/agents/04_task_memory.ipynb #f04b8091
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,15 @@ def repeats_in_vain(text: Action | str, steps: Sequence[Step]) -> bool:
             return True
     return False
 
-# %% ../../nbs/agents/04_task_memory.ipynb #107b00c4
+# %% ../../nbs/agents/04_task_memory.ipynb #2499f118
+Reader = Callable[[str, Step], Extraction]  # of the task's question and a step
+
+
+def read_by_rule(question: str, step: Step) -> Extraction:
+    """Read a step by the curator's rules."""
+    return extract(question, str(step), step.observation)
+
+
 @dataclass(frozen=True)
 class Reading:
     """What a step of a task showed, and what was read out of it."""
@@ -111,8 +119,11 @@ class OtherTasks:
 class TaskMemory:
     """What a team remembers of one task; its parts are those of the `setting`.
 
-    `members` are the roles of the players. `embedder` is that of the records, and `llm` the model that
-    reads observations, by default a rule. `others` takes the place of what the task itself shows.
+    - `members`: the roles of the players.
+    - `read(question, step)`: what the players read in a step, of which the answer is written.
+    - `embedder`: that of the records.
+    - `llm`: the model of the curator (`None` or offline: by rule).
+    - `others`: takes the place of what the task itself shows.
     """
 
     def __init__(
@@ -121,6 +132,7 @@ class TaskMemory:
         members: Sequence[RoleContract],
         setting: Setting,
         *,
+        read: Reader | None = None,
         config: TeamConfig | None = None,
         embedder: Any = "hash",
         llm: LLM | None = None,
@@ -131,7 +143,7 @@ class TaskMemory:
         self.readings: list[Reading] = []
         self.links = Links()
         self.bridge = ""  # the entity that leads on from the latest step, as the curator sees it
-        self._llm = llm
+        self._reader, self._llm = read or read_by_rule, llm
         self._read = Extraction()  # of the latest step
         self._answers: list[Extraction] = []  # that were written, the latest last
 
@@ -188,21 +200,18 @@ class TaskMemory:
 
     def write(self, agent: str, step: Step, turn: int) -> Extraction:
         """Read a step of a member and write what the setting wants; return what was read."""
-        self._read = read = extract(self.question, str(step), step.observation, self._llm)
-        if not step.valid:
-            self._read = read = Extraction(reason="the action was not carried out")
-        self.readings.append(Reading(self.question, step.observation, read))
-        observation, kept = step.observation, read
+        self._read = self._reader(self.question, step) if step.valid else Extraction()
+        kept = self._kept(step, self._read)
+        self.readings.append(Reading(self.question, step.observation, kept))
+        observation = step.observation
         if self.others is not None:
-            observation, kept = self.others.instead_of(read)
-        if not self.setting.curator:
-            kept = Extraction(kept.answer, kept.confidence)
+            observation, kept = self.others.instead_of(kept)
         if self.setting.remembers:
             self._answers.append(kept)
             hop = self.team.write(agent, _asked(step), str(step), observation, kept, turn, step.valid)
             self._link(agent, kept.bridge, hop.id, turn)
-        self.bridge = kept.bridge if self.setting.remembers else ""
-        return read
+        self.bridge = kept.bridge
+        return self._read
 
     def suggest(self, by: str, to: str, action: Action, turn: int) -> Interaction | None:
         """Note the message in which one member suggests an action to another; `None` without a memory."""
@@ -244,6 +253,13 @@ class TaskMemory:
             self.team.shared.say(by, to, "objection", why or answer, turn)
             for agent in (by, to):
                 self.team.of(agent).learn(why or "is not supported", turn, about=f"Finish[{answer}]")
+
+    def _kept(self, step: Step, read: Extraction) -> Extraction:
+        """Return what is written of a step: the answer that was read, and what the curator extracts."""
+        if not self.setting.curator or not step.valid:
+            return Extraction(read.answer, read.confidence)
+        extracted = extract(self.question, str(step), step.observation, self._llm)
+        return replace(extracted, answer=read.answer, confidence=read.confidence)
 
     def _link(self, agent: str, bridge: str, hop: str, turn: int) -> None:
         if bridge:
