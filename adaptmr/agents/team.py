@@ -56,9 +56,10 @@ class Team:
     - `shuffled`: the memory of a task holds what other tasks of the run have shown.
     - `read`: what the players read in a step; see `TaskMemory`.
     - `max_turns`: of a task; `matches`: the system whose shown tokens are its limit, instead of turns.
-    - `llm`: the model of the curator and of reflections; players have their own.
+    - `llm`: the model that players call, for the runner; `curator_llm`: that of the curator and of
+      reflections (`None`: by rule).
     - `embedder`: of the memory across tasks; `task_embedder`: of the records of a task.
-    - `config`, `style`: limits of the memory, and how prompts are written.
+    - `config`, `style`, `observation_chars`: limits of the memory, of prompts, and of an observation.
 
     Raises `ValueError` for a team without a solver.
     """
@@ -78,10 +79,12 @@ class Team:
         max_turns: int = 8,
         matches: str = "",
         llm: LLM | None = None,
+        curator_llm: LLM | None = None,
         embedder: Any = "auto",
         task_embedder: Any = "hash",
         config: TeamConfig | None = None,
         style: PromptStyle | None = None,
+        observation_chars: int = 1_000,
     ) -> None:
         if "solver" not in players:
             raise ValueError(f"team {name!r} has {', '.join(players) or 'no players'}; it needs a 'solver'")
@@ -89,6 +92,7 @@ class Team:
         self.setting = Setting(private=private, shared=shared, curator=curator, whole=whole)
         self.limits, self.matches = Limits(max_turns), matches
         self.llm, self.style, self.config, self.shuffled = llm, style, config, shuffled
+        self._curator_llm, self._observation_chars = curator_llm, observation_chars
         self._read, self._embedder, self._task_embedder = read, embedder, task_embedder
         self.meta = meta if isinstance(meta, MetaMemory) else None
         self.scope = "forever" if self.meta is not None else "run" if meta or shuffled else "task"
@@ -107,7 +111,7 @@ class Team:
         self._readings: tuple[Reading, ...] = first_readings() if self.shuffled else ()
         self._latest: Transcript | None = None
         if self._own_meta:
-            self.meta = MetaMemory(MemoryStore(embedder=self._embedder), llm=self.llm)
+            self.meta = MetaMemory(MemoryStore(embedder=self._embedder), llm=self._curator_llm)
 
     def ingest(self, conversation: Conversation) -> Usage:
         """Take the sessions of a conversation as passages; those of an earlier one are no longer there."""
@@ -170,11 +174,16 @@ class Team:
             read=self._read,
             config=self.config,
             embedder=self._task_embedder,
-            llm=self.llm,
+            llm=self._curator_llm,
             others=OtherTasks(question, self._readings) if self.shuffled else None,
         )
         return Episode(
-            HotpotEnv(self._corpus, question, max_steps=limits.turns),
+            HotpotEnv(
+                self._corpus,
+                question,
+                max_steps=limits.turns,
+                observation_chars=self._observation_chars,
+            ),
             self.players,
             memory,
             experience=self.meta.recall(question) if self.meta is not None else Experience(),
@@ -209,6 +218,6 @@ class Team:
             raise ValueError(f"{path} is the state of a team with other memories than {self.name!r}")
         meta = None
         if self._own_meta:
-            meta = MetaMemory(import_store(state.lessons, self._embedder), llm=self.llm)
+            meta = MetaMemory(import_store(state.lessons, self._embedder), llm=self._curator_llm)
         self.ingest(state.conversation)
         self._readings, self._latest, self.meta = state.readings, state.latest, meta
