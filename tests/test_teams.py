@@ -56,10 +56,10 @@ FIRST, SECOND = "Search[Velm Bridge]", "Search[Edda Quill]"
 
 
 def talk(id: str = "velm", pages: Mapping[str, tuple[str, ...]] = PAGES) -> Conversation:
+    said = [(t, f"{t.replace(' ', '_')}#{i}", s) for t, texts in pages.items() for i, s in enumerate(texts)]
     turns = [
-        Memory(f"{id}/{title}#{i}", sentence, session=title, source=f"{title}#{i}")
-        for title, sentences in pages.items()
-        for i, sentence in enumerate(sentences)
+        Memory(f"{id}/{source}", sentence, session=title, source=source, step=n)
+        for n, (title, source, sentence) in enumerate(said)
     ]
     return Conversation(id, (), turns)
 
@@ -240,7 +240,7 @@ def test_a_failed_task_has_an_empty_answer_and_the_next_one_is_played():
     assert failed.answer.text == "" and failed.answer.abstained and not failed.counts["succeeded"]
     last = json.loads(failed.record)[-1]
     assert (last["agent"], last["why"]) == ("team", "the solver failed in turn 2 with Lost: no idea")
-    assert failed.evidence.sources == ["Velm Bridge#0", "Velm Bridge#1"], "what it was shown stays"
+    assert failed.evidence.sources == ["Velm_Bridge#0", "Velm_Bridge#1"], "what it was shown stays"
     assert right.answer.text == "Orlby" and right.counts["succeeded"]
     assert [(t.succeeded, "failed in turn 2" in t.reason) for t in made.meta.tasks] == [(False, True), (True, False)]
 
@@ -295,7 +295,7 @@ def test_two_teams_at_once_do_not_mix():
     for pages, episode in played:
         assert [h.question for h in episode.memory.team.shared.hops] == list(pages)[:2]
         assert {f.entity for f in episode.memory.team.shared.facts} <= set(pages)
-        assert {s.split("#")[0] for s in episode.transcript.shown} == set(list(pages)[:2])
+        assert {s.split("#")[0].replace("_", " ") for s in episode.transcript.shown} == set(list(pages)[:2])
 
 
 def test_one_team_may_answer_several_questions_at_once():
