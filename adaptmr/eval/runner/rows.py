@@ -44,11 +44,10 @@ def answer_scores(
     question: Question, evidence: Evidence, prediction: Answer, dataset: str
 ) -> dict[str, float]:
     """Compute all scores of an answer by column, 0 to 1: `f1`, `em`, and HotpotQA's on its own data."""
-    em = exact_match(prediction.text, question.answers)
-    found = {
-        "f1": score_answer(question, prediction, dataset),
-        "em": em if question.answerable else float(prediction.abstained),
-    }
+    em = (
+        exact_match(prediction.text, question.answers) if question.answerable else float(prediction.abstained)
+    )
+    found = {"f1": score_answer(question, prediction, dataset), "em": em}
     if dataset != "hotpotqa":
         return found
     gold = question.answers[0] if question.answers else ""
