@@ -119,5 +119,7 @@ HOTPOTQA = register_dataset(
         url="http://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json",
         sha256="4e9ecb5c8d3b719f624d66b60f8d56bf227f03914f5f0753d6fa1b359d7104ea",
         size=46_320_117,
+        attribution="Text of HotpotQA (Yang et al., EMNLP 2018, https://hotpotqa.github.io), from Wikipedia, "
+        "CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/)",
     )
 )

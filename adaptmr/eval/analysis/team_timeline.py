@@ -78,7 +78,7 @@ class TimelineStep:
         """The memory that decided the action, `NONE` if no record did."""
         return self.used[0].memory if self.used else NONE
 
-# %% ../../../nbs/eval/analysis/00_team_timeline.ipynb #8aa81c8a
+# %% ../../../nbs/eval/analysis/00_team_timeline.ipynb #453dd7c2
 _NOTES = (("served", True, "served from memory"), ("valid", False, "not allowed"), ("loop", True, "loop"))
 
 
@@ -142,36 +142,32 @@ def timeline(record: str, question: str = "", *, texts: bool = True) -> Timeline
     turns = json.loads(record) if record else []
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"a record must be a JSON list of turns; this is {record[:40]!r}")
-    steps = tuple(_step(turn, texts) for turn in turns)
-    return Timeline(question if texts else "", steps)
+    found = {item["id"]: item for turn in turns for item in turn.get("found", ())}
+    return Timeline(question if texts else "", tuple(_step(turn, found, texts) for turn in turns))
 
 
-def _step(turn: Mapping[str, Any], texts: bool) -> TimelineStep:
-    found = {item["id"]: item for item in turn.get("found", ())}
-    missing = [id for id in turn.get("used", ()) if id not in found]
-    if missing:
-        raise ValueError(f"turn {turn['turn']} used {missing[0]!r}, which is not among what was found")
-    used = [found[id] for id in turn.get("used", ())]
+def _used(id: str, found: Mapping[str, Mapping[str, Any]], texts: bool) -> Used:
+    """Return a record by its id, whose second to last part is its kind ("team/shared/fact/00000007")."""
+    item = found.get(id, {})
+    kind = str(item.get("kind") or "/".join(id.split("/")[-3:-1]))
+    return Used(memory_of(kind), kind.lower().rpartition("/")[2], str(item.get("text", "")) if texts else "")
+
+
+def _step(turn: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], texts: bool) -> TimelineStep:
     action = str(turn.get("action") or "")
     tokens = dict.fromkeys(MEMORIES, 0)
     for part, n in turn.get("shown", {}).items():
         tokens[_SHOWN.get(part, NONE)] += int(n)
-
-    def shown(name: str) -> str:
-        return str(turn.get(name) or "") if texts else ""
-
+    read = str(turn.get("answer_read") or "")
     return TimelineStep(
         int(turn["turn"]),
         str(turn["agent"]),
         action if texts else action.partition("[")[0],
-        tuple(
-            Used(memory_of(u["kind"]), u["kind"].lower().rpartition("/")[2], str(u["text"]) if texts else "")
-            for u in used
-        ),
+        tuple(_used(id, found, texts) for id in turn.get("used", ())),
         tokens,
-        shown("why"),
-        shown("observation"),
-        shown("answer_read") if texts else "an answer" if turn.get("answer_read") else "",
+        str(turn.get("why") or "") if texts else "",
+        str(turn.get("observation") or "") if texts else "",
+        read if texts or not read else "an answer",
         tuple(text for name, value, text in _NOTES if turn.get(name, not value) is value),
     )
 

@@ -37,7 +37,7 @@ class Contrast:
     """A comparison declared beforehand: `system` − `baseline` in a column of the frame.
 
     `margin` (0 or more, in units of the measure) is the largest difference that would not matter; `asks` is
-    the question that the contrast answers.
+    the question that the contrast answers. `dataset` is the one data set on which it is tested, "" for all.
     """
 
     system: str
@@ -45,6 +45,7 @@ class Contrast:
     measure: str
     margin: float
     asks: str = ""
+    dataset: str = ""
 
     def __post_init__(self) -> None:
         if self.system == self.baseline:
@@ -58,10 +59,11 @@ class Contrast:
         return f"{self.system} − {self.baseline}"
 
 
-def read_contrasts(path: str | Path | None = None) -> list[Contrast]:
+def read_contrasts(path: str | Path | None = None, dataset: str = "") -> list[Contrast]:
     """Read contrasts from a YAML file, by default `params/contrasts.yaml` of the checkout.
 
-    Raises `FileNotFoundError` where there is none, and `ValueError` that names the row of a wrong one.
+    Returns those that are tested on every data set, and those of `dataset` alone. Raises `FileNotFoundError`
+    where there is no file, and `ValueError` that names the row of a wrong one.
     """
     import yaml
 
@@ -74,11 +76,14 @@ def read_contrasts(path: str | Path | None = None) -> list[Contrast]:
     known = {f.name for f in fields(Contrast)}
     out = []
     for i, row in enumerate(rows or (), 1):
-        if not isinstance(row, Mapping) or not known - {"asks"} <= set(row) <= known:
-            needed = ", ".join(sorted(known - {"asks"}))
+        if not isinstance(row, Mapping) or not known - _OPTIONAL <= set(row) <= known:
+            needed = ", ".join(sorted(known - _OPTIONAL))
             raise ValueError(f"{file}: contrast {i} needs {needed}; it is {row!r}")
         out.append(Contrast(**row))
-    return out
+    return [contrast for contrast in out if contrast.dataset in ("", dataset)]
+
+
+_OPTIONAL = {"asks", "dataset"}
 
 # %% ../../../nbs/eval/stats/02_contrasts.ipynb #aa87d735
 MIN_FLIPPED = 8  # conversations from which the sign-flip test can reach p = .01
@@ -285,6 +290,7 @@ MEASURE_NAMES = {
     "recall_behind": "recall, derived memories included",
     "f1": "F1",
     "current_before_stale": "current before stale",
+    "repeated_searches": "repeated searches",
 }
 
 
