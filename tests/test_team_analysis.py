@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptmr as am
@@ -156,6 +156,7 @@ def test_systems_may_have_other_names_in_the_frame():
     assert found["step"].tolist() == ["all of it"] and found["n"].tolist() == [6]
 
 
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=5, max_size=12))
 def test_the_steps_add_up_to_the_whole(pairs):
     """At the same questions, the differences of neighbours sum to that of the ends."""
