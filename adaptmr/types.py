@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import Enum
+from random import Random
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 from .markup import html_table
@@ -411,6 +412,26 @@ class Dataset:
     def questions_on(self, id: str) -> list[Question]:
         """Return the questions about the conversation with that id."""
         return [q for q in self.questions if q.conversation == id]
+
+    def shuffled(self, seed: int) -> Dataset:
+        """Return the data set with its conversations in another order, which `seed` decides."""
+        # sorted first: the order depends on nothing but the ids and the seed
+        conversations = sorted(self.conversations, key=lambda c: c.id)
+        Random(f"order {seed}").shuffle(conversations)
+        return replace(self, conversations=conversations)
+
+    def training_questions(self, share: float, seed: int) -> frozenset[str]:
+        """Choose conversations that `seed` decides, and return the ids of all questions about them.
+
+        `share` of the conversations are chosen, a number that is rounded; a smaller share chooses some of
+        those of a larger one. Raises `ValueError` for a share outside 0 to 1.
+        """
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"share {share!r} of the conversations must lie in 0..1")
+        ids = sorted(c.id for c in self.conversations)
+        Random(f"training {seed}").shuffle(ids)
+        chosen = frozenset(ids[: round(share * len(ids))])
+        return frozenset(q.id for q in self.questions if q.conversation in chosen)
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter(self.conversations)

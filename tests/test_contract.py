@@ -219,7 +219,7 @@ class Model:
 @pytest.mark.parametrize("said", ["", "Ann met somebody in some week.", " \n"])
 def test_what_is_counted_is_what_the_prompt_holds(said, monkeypatch):
     """The offline rule reads the hits; a model reads the context, or the hits where that is empty."""
-    from adaptmr.eval.runner import evaluate as module
+    from adaptmr.eval.runner import asking as module
 
     prompts = []
 

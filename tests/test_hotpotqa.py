@@ -15,7 +15,8 @@ from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion, sentence_source
 from adaptmr.data.registry import datasets, find_file, load
 from adaptmr.data.validation import DatasetError
 from adaptmr.eval.metrics import hotpotqa as m
-from adaptmr.eval.runner.evaluate import evaluate, score_answer
+from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.eval.runner.rows import score_answer
 from adaptmr.types import Answer, Question, QueryType
 
 HAS_HOTPOTQA = bool(os.environ.get("ADAPTMR_DATA")) and find_file(HOTPOTQA) is not None

@@ -22,7 +22,8 @@ from adaptmr.eval.analysis.locomo_audit import (
     rescore,
 )
 from adaptmr.eval.metrics.answers import locomo_f1
-from adaptmr.eval.runner.evaluate import evaluate, score_answer
+from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.eval.runner.rows import score_answer
 from adaptmr.types import Answer, Dataset, Question
 
 

@@ -153,6 +153,15 @@ class HotpotEnv:
             self._reward = self._grade(self._transcript.answer or "")
         return step
 
+    def reopen(self, query: str) -> None:
+        """Open the passage that a search for this opens, without a step; nothing happens without one.
+
+        A player that remembers what a search showed needs no second one, and can go on with lookups.
+        """
+        passage = self.corpus.find(query)
+        if passage is not None:
+            self._place = Place(passage)
+
     def _reply(self, action: Action | None) -> Reply:
         if action is None:
             return Reply(_ALLOWED, self._place, valid=False)

@@ -21,6 +21,7 @@ from ..types import Conversation, Evidence, Memory, Question, Usage
 
 if TYPE_CHECKING:
     from adaptmr.store.memory_store import MemoryStore
+    from adaptmr.systems.solver import Solution, Solver
 
 # %% auto #0
 __all__ = ['SystemFactory', 'MemorySystem', 'Capabilities', 'get_capabilities', 'PlannedSystem', 'register_system',
@@ -32,6 +33,7 @@ class MemorySystem(Protocol):
     """Store conversations and retrieve the memories that a question needs.
 
     These four members are all that a system must have; `adaptmr.systems.contract` checks what they return.
+    A system that answers questions itself is a `Solver` (`adaptmr.systems.solver`).
     `Capabilities` lists the optional members that `evaluate` takes into account.
     """
 
@@ -76,10 +78,15 @@ class Capabilities:
     - `observe(turn)`: take in the next turn of the conversation and return what that cost, a `Usage`. Such a
       system gets a conversation without its turns by `ingest`, then each turn, in order.
     - `state_version()`: a value that changes whenever anything changes that later retrievals depend on
-      (memories, counters of visits); `retrieve` and `prepare` must not change it.
+      (memories, counters of visits); `retrieve` and `prepare` must not change it, `solve` may.
     - `save_state(path)` and `load_state(path)`: write all that was stored to one new file; replace all that
       is stored by such a file's content, without changing the file. A file that can't be used is a
       `ValueError` or an `OSError`.
+    - `solve(question)`: answer a question; a system that has it is a `Solver`, and `retrieve` isn't used.
+    - `scope`: when a solver is emptied: before each conversation ("task"), once before the first one of a run
+      ("run"), or never ("forever").
+    - `learn(question, scores)`: take in the scores, by name, of a solver's latest answer. It is told those of
+      training questions only, and the question without its gold fields.
     - `llm`: the model that the system calls.
     - `planner` and `store`: its parts, where it plans over a `MemoryStore`.
     """
@@ -94,6 +101,9 @@ class Capabilities:
     state_version: Callable[[], Any] = _no_version
     save_state: Callable[[Path], None] | None = None
     load_state: Callable[[Path], None] | None = None
+    solve: Callable[[Question], Solution] | None = None
+    scope: str = "task"
+    learn: Callable[[Question, Mapping[str, float]], None] | None = None
     llm: Any = None
     planner: Any = None
     store: Any = None
@@ -172,7 +182,7 @@ class PlannedSystem:
         return retrieve(question, self.store, k, self.planner, fit=self.fit, llm=self.llm)
 
 # %% ../../nbs/systems/00_base.ipynb #eef30129
-SystemFactory = Callable[..., MemorySystem]
+SystemFactory = Callable[..., "MemorySystem | Solver"]
 _FACTORIES: dict[str, tuple[SystemFactory, str, str]] = {}
 # the modules whose import registers systems, in the order of tables
 _MODULES = (
@@ -220,11 +230,12 @@ def known_systems(group: str | None = "main") -> dict[str, str]:
     }
 
 
-def make_system(name: str, llm: Any = None, *, embedder: Any = "auto", seed: int = 0) -> MemorySystem:
+def make_system(name: str, llm: Any = None, *, embedder: Any = "auto", seed: int = 0) -> Any:
     """Make a new, empty system by its name. Raises `ValueError` that lists the names for an unknown one.
 
-    `llm` is for systems that call a model; `embedder` is a name, an `Embedder` or "auto" (chosen by the
-    language of what is ingested); `seed` is for systems that choose at random.
+    It is a `MemorySystem` or, where it has `solve`, a `Solver`. `llm` is for systems that call a model;
+    `embedder` is a name, an `Embedder` or "auto" (chosen by the language of what is ingested); `seed` is for
+    systems that choose at random.
     """
     return get_factory(name)(name=name, llm=llm, embedder=embedder, seed=seed)
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from numbers import Real
 from typing import Any
 
-from .base import get_capabilities
-from ..types import Evidence, Finding, Hit, Memory, Usage
+from ..memory.team.steps import Transcript
+from .base import Capabilities, get_capabilities
+from .solver import Solution
+from ..types import Answer, Evidence, Finding, Hit, Memory, Usage
 
 # %% auto #0
-__all__ = ['ContractError', 'system_name', 'check_usage', 'check_evidence', 'check_state']
+__all__ = ['SCOPES', 'ContractError', 'system_name', 'check_capabilities', 'check_usage', 'check_evidence', 'check_solution',
+           'check_count_names', 'check_state']
 
 # %% ../../nbs/systems/00_contract.ipynb #b088fc80
 class ContractError(ValueError):
@@ -26,16 +29,33 @@ class ContractError(ValueError):
 
 
 def system_name(system: Any) -> str:
-    """Return the name of a memory system. Raises `ContractError` that names the members it lacks."""
+    """Return the name of a memory system or a solver. Raises `ContractError` that names what it lacks."""
     name = getattr(system, "name", None)
     shown = repr(name) if isinstance(name, str) and name else f"of class {type(system).__name__}"
-    methods = ("ingest", "retrieve", "reset")
+    asked = "solve" if callable(getattr(system, "solve", None)) else "retrieve"
+    methods = ("ingest", asked, "reset")
     lacks = [f"{method}()" for method in methods if not callable(getattr(system, method, None))]
     if not isinstance(name, str) or not name.strip():
         lacks.insert(0, "a name, a string that isn't empty")
     if lacks:
         raise ContractError(f"system {shown} is no MemorySystem: it lacks {', '.join(lacks)}")
     return str(name)
+
+
+SCOPES = ("task", "run", "forever")
+
+
+def check_capabilities(name: str, capabilities: Capabilities) -> None:
+    """Check that the members that a system declares go together. Raises `ContractError`, which names it."""
+    faults: list[str] = []
+    if capabilities.scope not in SCOPES:
+        faults.append(f"scope={capabilities.scope!r} must be one of {', '.join(SCOPES)}")
+    if capabilities.solve is not None and capabilities.oracle:
+        faults.append("a solver gets no gold fields, so it can't be an oracle")
+    if capabilities.solve is None and (capabilities.scope != "task" or capabilities.learn is not None):
+        faults.append("scope and learn are for a solver: no question changes a system that retrieves")
+    if faults:
+        raise ContractError(f"system {name!r}: {'; '.join(faults)}")
 
 # %% ../../nbs/systems/00_contract.ipynb #4c26321c
 def _usage_faults(usage: Any) -> list[str]:
@@ -129,12 +149,16 @@ def check_evidence(
     faults = [f"it returned a {type(evidence).__name__}, not an Evidence"]
     if isinstance(evidence, Evidence):
         faults = _evidence_faults(evidence, k, sources, get_capabilities(system).unlimited)
-    if faults:
-        place = f"system {system.name!r}" + (f", question {question!r}" if question else "")
-        raise ContractError(f"{place}: {'; '.join(faults)}")
+    _raise_faults(faults, system, question)
     return evidence
 
 # %% ../../nbs/systems/00_contract.ipynb #cb1438a2
+def _raise_faults(faults: list[str], system: Any, question: str) -> None:
+    if faults:
+        place = f"system {system.name!r}" + (f", question {question!r}" if question else "")
+        raise ContractError(f"{place}: {'; '.join(faults)}")
+
+
 def _evidence_faults(evidence: Evidence, k: int, sources: Collection[str], unlimited: bool) -> list[str]:
     faults = []
     if isinstance(evidence.hits, (list, tuple)):
@@ -153,6 +177,65 @@ def _evidence_faults(evidence: Evidence, k: int, sources: Collection[str], unlim
     if not isinstance(evidence.has_relevant, bool):
         faults.append(f"has_relevant is {evidence.has_relevant!r}, not true or false")
     return faults + _usage_faults(evidence.usage)
+
+# %% ../../nbs/systems/00_contract.ipynb #3920f9b7
+def check_solution(system: Any, solution: Any, sources: Collection[str], question: str = "") -> Solution:
+    """Return what `solve` returned if it keeps to the protocol.
+
+    It must be a `Solution`: an `Answer`, an `Evidence` as `check_evidence` wants it, with any number of hits,
+    a `Transcript`, counts that are finite numbers, and a text as record. `sources` are those of the
+    conversation's turns. Raises `ContractError`, which names the system, the question and everything that is
+    wrong.
+    """
+    faults = [f"it returned a {type(solution).__name__}, not a Solution"]
+    if isinstance(solution, Solution):
+        faults = _answer_faults(solution.answer) + _count_faults(solution.counts)
+        if isinstance(solution.evidence, Evidence):
+            faults += _evidence_faults(solution.evidence, 0, sources, unlimited=True)
+        else:
+            faults.append(f"evidence is a {type(solution.evidence).__name__}, not an Evidence")
+        if not isinstance(solution.transcript, Transcript):
+            faults.append(f"transcript is a {type(solution.transcript).__name__}, not a Transcript")
+        if not isinstance(solution.record, str):
+            faults.append(f"record is a {type(solution.record).__name__}, not a string")
+    _raise_faults(faults, system, question)
+    return solution
+
+
+def check_count_names(system: Any, counts: Collection[str], columns: Collection[str], question: str) -> None:
+    """Check that no count has the name of a column. Raises `ContractError`, which names the counts."""
+    if taken := [name for name in counts if _is_column(name, columns)]:
+        said = f"counts have the names of columns that every row has: {_listed(taken)}; rename them"
+        _raise_faults([said], system, question)
+
+# %% ../../nbs/systems/00_contract.ipynb #90069314
+_SOLVER_COLUMNS = ("train", "transcript")
+_RESERVED = ("ingest_", "ms_")  # the beginnings of the names of columns that come with the frame
+
+
+def _is_column(name: str, columns: Collection[str]) -> bool:
+    return name in columns or name in _SOLVER_COLUMNS or name.startswith(_RESERVED)
+
+
+def _answer_faults(answer: Any) -> list[str]:
+    if not isinstance(answer, Answer):
+        return [f"answer is a {type(answer).__name__}, not an Answer"]
+    faults = _usage_faults(answer.usage)
+    if not isinstance(answer.text, str):
+        faults.append(f"answer.text is {answer.text!r}, not a string")
+    if not isinstance(answer.abstained, bool):
+        faults.append(f"answer.abstained is {answer.abstained!r}, not true or false")
+    return faults
+
+
+def _count_faults(counts: Any) -> list[str]:
+    if not isinstance(counts, Mapping):
+        return [f"counts is a {type(counts).__name__}, not a mapping of names to numbers"]
+    return [
+        f"counts[{name!r}]={value!r} must be a finite number, and its name a string"
+        for name, value in counts.items()
+        if not isinstance(name, str) or not name or not _is_finite(value)
+    ]
 
 # %% ../../nbs/systems/00_contract.ipynb #6e0b52d2
 def check_state(system: Any, before: Any, question: str = "") -> None:

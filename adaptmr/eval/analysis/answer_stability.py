@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from .answer_form import answer_form
 from ..metrics.answers import answer_tokens
-from adaptmr.eval.runner.evaluate import (
-    conversation_embedder,
-    ingest_conversation,
-    prepare_questions,
-    score_answer,
-)
+from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
+from ..runner.rows import score_answer
 from ..stats.estimates import format_interval
 from ..stats.intervals import mean_ci, paired_difference
 from ...llm.tasks import meter_usage

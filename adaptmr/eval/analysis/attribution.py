@@ -32,13 +32,13 @@ from adaptmr.eval.analysis.counterfactuals import (
     cause_weights,
     reader_input,
 )
-from adaptmr.eval.runner.evaluate import (
+from adaptmr.eval.runner.filling import (
     conversation_embedder,
     ingest_conversation,
     matched_budgets,
-    score_answer,
     prepare_questions,
 )
+from ..runner.rows import score_answer
 from ..stats.estimates import format_interval
 from ..stats.intervals import mean_ci, ratio_ci
 from ..report.tables import TYPE_LABELS, OVERALL, split_by_type

@@ -19,11 +19,7 @@ from adaptmr.eval.report.figures import (
     with_direction,
 )
 from ..metrics.ranking import recall_fraction
-from adaptmr.eval.runner.evaluate import (
-    conversation_embedder,
-    ingest_conversation,
-    prepare_questions,
-)
+from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
 from ..stats.intervals import mean_ci
 from adaptmr.eval.report.style import (
     TEXT_COLOR,

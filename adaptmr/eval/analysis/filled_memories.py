@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..runner.evaluate import conversation_embedder, ingest_conversation, prepare_questions
+from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
 from ..runner.repeated_times import timed_questions
 from ...memory.config import MemoryConfig
 from ...systems.layered import LayeredSystem

@@ -14,7 +14,7 @@ import numpy as np
 from .filled_memories import FilledMemory
 from ..metrics.answers import answer_tokens
 from ..metrics.ranking import recall_fraction
-from ..runner.evaluate import score_answer
+from ..runner.rows import score_answer
 from ..stats.estimates import format_interval
 from ..stats.intervals import paired_difference
 from ...llm.tasks import meter_usage

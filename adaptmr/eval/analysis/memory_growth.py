@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..runner.evaluate import conversation_embedder
+from ..runner.filling import conversation_embedder
 from ..runner.repeated_times import timed_questions
 from ...memory.config import MemoryConfig
 from ...memory.layered import LayeredMemory

@@ -73,6 +73,10 @@ def _read_rows(path: Path, lines: Sequence[bytes]) -> tuple[dict[str, dict[str, 
     for number, line in enumerate(lines[1:], 2):
         try:
             entry = json.loads(line)
+            if "forget" in entry:
+                for key in entry["forget"]:
+                    rows.pop(key, None)
+                continue
             rows[entry["key"]] = dict(entry["row"])
             used.update(entry.get("used", ()))
         except (ValueError, KeyError, TypeError) as e:
@@ -128,6 +132,14 @@ class Journal:
             self._append(line)
         self.rows[key] = json.loads(line)["row"]
         return self.rows[key]
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop the rows with these keys, which are about to be made again; that is on disk on return."""
+        known = [key for key in keys if key in self.rows]
+        for key in known:
+            del self.rows[key]
+        if known and self.path is not None:
+            self._append(json.dumps({"forget": known}, ensure_ascii=True))
 
     def close(self) -> None:
         """Close the file; rows stay in memory."""

@@ -19,7 +19,7 @@ from ...notices import notice
 from ...systems.base import get_capabilities
 
 # %% auto #0
-__all__ = ['SavedStates']
+__all__ = ['SavedStates', 'state_hash']
 
 # %% ../../../nbs/eval/runner/00_saved_states.ipynb #7c1a0e05
 _PART = ".part-"  # the beginning of the names of folders in which states are written
@@ -34,6 +34,11 @@ def _sync(path: Path) -> None:
     """Wait until a file is on the disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
+
+
+def _check_written(system: Any, path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"system {system.name!r}: save_state wrote no file at the path it was given")
 
 # %% ../../../nbs/eval/runner/00_saved_states.ipynb #7c1a0e07
 class SavedStates:
@@ -52,12 +57,15 @@ class SavedStates:
         if self.folder is not None and self.folder.is_dir():
             yield from sorted(self.folder.glob(pattern))
 
-    def _key(self, system: str, conversation: str) -> str:
-        parts = json.dumps([self._identity, system, conversation])
+    def _key(self, system: str, moment: str) -> str:
+        parts = json.dumps([self._identity, system, moment])
         return hashlib.sha256(parts.encode("utf-8")).hexdigest()[:16]
 
-    def save(self, system: Any, conversation: str) -> None:
-        """Save what a system stored of a conversation. Raises `ValueError` if it wrote no file."""
+    def save(self, system: Any, moment: str) -> None:
+        """Save the state of a system at a moment of the run, such as the id of the conversation just stored.
+
+        Raises `ValueError` if it wrote no file.
+        """
         save = get_capabilities(system).save_state
         if self.folder is None or save is None:
             return
@@ -65,39 +73,43 @@ class SavedStates:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=_PART) as scratch:
             written = Path(scratch) / "state"
             save(written)
-            if not written.is_file():
-                raise ValueError(f"system {system.name!r}: save_state wrote no file at the path it was given")
+            _check_written(system, written)
             _sync(written)
-            key = self._key(system.name, conversation)
+            key = self._key(system.name, moment)
             path = self.folder / f"{key}-{_content_hash(written)}.state"
             os.replace(written, path)
         for older in set(self._files(f"{key}-*.state")) - {path}:
             older.unlink()
 
-    def load(self, system: Any, conversation: str) -> bool:
-        """Load what the system had saved of a conversation; return whether there was a state that fits.
+    def holds(self, system: str, moment: str) -> bool:
+        """Return whether there is a file with the state of a system at a moment."""
+        return any(self._files(f"{self._key(system, moment)}-*.state"))
 
-        A file that is damaged, or that the system can't use, is deleted with a `RunNotice`.
+    def load(self, system: Any, moment: str, otherwise: str = "The conversation is stored again") -> bool:
+        """Load the state that the system had saved at a moment; return whether there was one that fits.
+
+        A file that is damaged, or that the system can't use, is deleted with a `RunNotice`, which says what
+        happens `otherwise`.
         """
         load = get_capabilities(system).load_state
         if load is None:
             return False
-        for path in self._files(f"{self._key(system.name, conversation)}-*.state"):
+        for path in self._files(f"{self._key(system.name, moment)}-*.state"):
             problem = "it is damaged" if _content_hash(path) != path.stem.rpartition("-")[2] else ""
             if not problem:
                 problem = _load_problem(system, path)
             if not problem:
                 return True
             notice(
-                f"the state of {system.name!r} on {conversation!r} that an earlier start saved is not used: "
-                f"{problem} ({path.name}). The conversation is stored again"
+                f"the state of {system.name!r} on {moment!r} that an earlier start saved is not used: "
+                f"{problem} ({path.name}). {otherwise}"
             )
             path.unlink()
         return False
 
-    def discard(self, system: str, conversation: str) -> None:
-        """Delete the state of a system on a conversation, and the folder once it is empty."""
-        for path in self._files(f"{self._key(system, conversation)}-*.state"):
+    def discard(self, system: str, moment: str) -> None:
+        """Delete the state of a system at a moment, and the folder once it is empty."""
+        for path in self._files(f"{self._key(system, moment)}-*.state"):
             path.unlink()
         if self.folder is not None:
             with contextlib.suppress(OSError):  # not there, or not empty
@@ -106,11 +118,30 @@ class SavedStates:
 # %% ../../../nbs/eval/runner/00_saved_states.ipynb #7c1a0e08
 def _load_problem(system: Any, path: Path) -> str:
     """Let a system load its state; return why it can't, "" if it can."""
-    load = get_capabilities(system).load_state
-    assert load is not None
-    system.reset()
+    capabilities = get_capabilities(system)
+    assert capabilities.load_state is not None
+    if capabilities.scope != "forever":  # such a system is never emptied
+        system.reset()
     try:
-        load(path)
+        capabilities.load_state(path)
     except (ValueError, OSError) as e:
         return f"{type(e).__name__}: {e}"
     return ""
+
+# %% ../../../nbs/eval/runner/00_saved_states.ipynb #4a882cae
+def state_hash(system: Any) -> str:
+    """Hash the file that a system's `save_state` writes.
+
+    Raises `ValueError` for a system that can't save its state, or that wrote no file.
+    """
+    capabilities = get_capabilities(system)
+    if capabilities.save_state is None or capabilities.load_state is None:
+        raise ValueError(
+            f"system {system.name!r} remembers from run to run (scope='forever'), so what it knows is "
+            "part of what identifies a run with a journal: give it save_state(path) and load_state(path)"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        written = Path(scratch) / "state"
+        capabilities.save_state(written)
+        _check_written(system, written)
+        return _content_hash(written)

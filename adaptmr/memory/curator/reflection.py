@@ -24,12 +24,12 @@ MAX_LESSONS, MAX_TAGS, MAX_LESSON_CHARS = 4, 8, 240
 CAUSES = ("repeated search", "dead end", "missing bridge", "turn limit", "wrong answer")
 
 # %% auto #0
-__all__ = ['MAX_LESSONS', 'MAX_TAGS', 'MAX_LESSON_CHARS', 'CAUSES', 'REFLECT', 'Lesson', 'is_dead_end', 'missed_bridge',
+__all__ = ['MAX_LESSONS', 'MAX_TAGS', 'MAX_LESSON_CHARS', 'CAUSES', 'REFLECT', 'Reflection', 'is_dead_end', 'missed_bridge',
            'reflect']
 
 # %% ../../../nbs/memory/curator/04_reflection.ipynb #761d56d4
 @dataclass(frozen=True)
-class Lesson:
+class Reflection:
     """What one task teaches others.
 
     - `text`: one sentence or two.
@@ -212,7 +212,7 @@ REFLECT = register_task(
 
 def reflect(
     question: str, steps: Sequence[Step], success: bool, llm: LLM | None = None
-) -> tuple[Lesson, ...]:
+) -> tuple[Reflection, ...]:
     """Write the lessons of a task.
 
     - `steps`: what the player did. The observation of a `Finish` is not read.
@@ -228,7 +228,7 @@ def reflect(
     by = "rule" if llm is None or result.outcome in ("offline", "fallback") else llm.model
     ended, names = "success" if success else "failure", read_question(question).names
     return tuple(
-        Lesson(
+        Reflection(
             _without(" ".join(lesson["text"].split()), _answer(steps), lang),
             success,
             tuple(dict.fromkeys((ended, *lesson["tags"]))),

@@ -46,6 +46,9 @@ _CHECKS = {
 }
 
 
+_BY_LAYER: dict[str, type[Record]] = {}  # the kinds of records that were defined, here or elsewhere
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What all records have: an id ("" before it is stored), the turn, and the agent that made it.
@@ -57,6 +60,10 @@ class Record:
     id: str = ""
     turn: int = 0
     agent: str = ""
+
+    def __init_subclass__(cls) -> None:
+        if cls.layer:
+            _BY_LAYER[cls.layer] = cls
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -82,6 +89,11 @@ class Record:
         """The ids of the records that it was made from."""
         return ()
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The words by which a plan can choose among the records of a kind."""
+        return ()
+
     def to_memory(self, owner: str = "") -> Memory:
         """Return the record as a memory of this owner. Raises `ValueError` for one without an id."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("id", "turn")}
@@ -90,6 +102,7 @@ class Record:
             self.id,
             self.text,
             step=self.turn,
+            tags=self.tags,
             layer=self.layer,
             owner=owner,
             derived_from=self.sources,
@@ -358,7 +371,6 @@ class Lesson(Record):
 # %% ../../../nbs/memory/team/00_records.ipynb #32c4b247
 SHARED: tuple[type[Record], ...] = (Task, Hop, Fact, Search, Interaction)
 PRIVATE: tuple[type[Record], ...] = (Hypothesis, EvidencePiece, ReasoningStep, PlanItem, PeerProfile, Lesson)
-_BY_LAYER = {kind.layer: kind for kind in (*SHARED, *PRIVATE)}
 R = TypeVar("R", bound=Record)
 
 
