@@ -27,12 +27,14 @@ from adaptmr.eval.report import tables
 from adaptmr.eval.report.redaction import drop_text_columns, redaction_problems
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.journal import Journal, JournalError
+from adaptmr.eval.runner.repeated_times import time_systems
 from adaptmr.eval.runner.rows import PLAN_COLUMNS
 from adaptmr.eval.runner.saved_states import SavedStates
 from adaptmr.llm import LLM
 from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.notices import RunNotice
 from adaptmr.reader import answer
+from adaptmr.systems import base
 from adaptmr.systems.contract import ContractError, check_solution
 from adaptmr.systems.solver import Solution, Solver
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
@@ -704,3 +706,26 @@ def test_five_seeds_give_five_orders_and_splits() -> None:
     assert len({data.training_questions(0.5, seed) for seed in range(5)}) == 5
     with pytest.raises(ValueError, match=r"share 1.5 of the conversations must lie in 0..1"):
         data.training_questions(1.5, 0)
+
+
+# --- what is for systems that retrieve
+
+
+def test_a_solver_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(base._FACTORIES, "learner", (lambda **_: Learner(), "a test's", "team"))
+    with pytest.raises(ValueError, match=r"solvers can't be timed again.*\['learner'\]"):
+        time_systems(run(["lexical", "learner"]), DATA, embedder="hash")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_solver_is_asked_by_its_name_too(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def make(*, embedder: Any, **_: Any) -> Learner:
+        made.append(embedder if isinstance(embedder, str) else embedder.name)
+        return Learner(scope)
+
+    monkeypatch.setitem(base._FACTORIES, "learner", (make, "a test's", "team"))
+    frame = run(["learner"])
+    pd.testing.assert_frame_equal(plain(frame), plain(run([Learner(scope)])))
+    assert "learner" in base.known_systems("team") and set(made) == {"hash"}

@@ -123,7 +123,8 @@ def _is_third_party(cls: type) -> bool:
     if _is_stdlib(cls.__module__ or ""):
         return True
     path = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return path is not None and is_installed(Path(path)) and not callable(getattr(cls, "retrieve", None))
+    is_system = any(callable(getattr(cls, method, None)) for method in ("retrieve", "solve"))
+    return path is not None and is_installed(Path(path)) and not is_system
 
 
 def _is_generated(function: FunctionType, cls: type) -> bool:

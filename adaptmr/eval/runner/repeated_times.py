@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from adaptmr.eval.runner.filling import (
     conversation_embedder,
+    declared_capabilities,
     ingest_conversation,
     matched_budgets,
     prepare_questions,
@@ -85,13 +86,19 @@ def time_systems(
     those that it was made with. `per_type` questions of each type are asked on each conversation, `repeats`
     times after once without a clock. Columns: system, conversation, question, repeat, place (in the order of
     that repetition), and the clock's, in milliseconds (`timings.clock_columns`). Raises `ValueError` for
-    `repeats` or `per_type` below 1.
+    `repeats` or `per_type` below 1, and for solvers.
     """
     import pandas as pd
 
     if repeats < 1 or per_type < 1:
         raise ValueError(f"repeats={repeats} and per_type={per_type} must be 1 or more")
     names = list(dict.fromkeys(frame["system"]))
+    declared = declared_capabilities(names, llm, seed)
+    if solvers := [name for name, capabilities in declared.items() if capabilities.solve is not None]:
+        raise ValueError(
+            f"solvers can't be timed again, because a question may change what they know: {solvers}; "
+            "leave their rows out"
+        )
     budgets = matched_budgets(names, llm, seed)
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:

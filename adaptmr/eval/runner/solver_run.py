@@ -64,13 +64,14 @@ class SolverRun:
             states.save(self._solver, _START)
         if done and done != steps and not states.holds(self.name, done[-1]):
             notice(f"the state of {self.name!r} after its {len(done)} steps was not saved. {_AGAIN}")
-        if done and (states.load(self._solver, done[-1], _AGAIN) or done == steps):
+        if done and states.load(self._solver, done[-1], _AGAIN):
             return
         if self.scope != "forever":
             self._solver.reset()
         elif done:
             states.load(self._solver, _START)
-        journal.forget(steps)
+        if done != steps:
+            journal.forget(steps)
 
     def _store(self, conversation: Conversation) -> None:
         step = ingest_key(self.name, conversation.id)
