@@ -20,6 +20,7 @@ from adaptmr.eval.analysis.learning_curve import (
     curve,
     learning_answer,
     learning_sentences,
+    learning_summary,
     learning_table,
     order_differences,
     shuffled,
@@ -89,8 +90,6 @@ def full_rows(**columns: list) -> pd.DataFrame:
         "prompt_tokens": 10,
         "completion_tokens": 1,
         "context_tokens": 7,
-        "retrieved": "a#0 a#1 b#0",
-        "evidence": "a#1 b#0",
         "transcript": json.dumps(TURNS),
     }
     made = [base | {"conversation": f"q{i}", "question": f"q{i}"} for i in range(4)]
@@ -100,10 +99,8 @@ def full_rows(**columns: list) -> pd.DataFrame:
 # -- measures
 
 
-def test_support_is_scored_as_two_sets_and_searches_are_counted_by_their_words():
-    rows = add_team_columns(full_rows(retrieved=["a#0 a#1 b#0", "", "a#1 b#0", "c#0"]))
-    assert rows["support_recall"].tolist() == [1, 0, 1, 0]
-    assert rows["support_f1"].round(3).tolist() == [0.8, 0, 1, 0]
+def test_searches_are_counted_from_the_record():
+    rows = add_team_columns(full_rows())
     assert rows["searches"].tolist() == [2] * 4 and rows["model_tokens"].tolist() == [11] * 4
 
 
@@ -257,6 +254,14 @@ def test_the_curve_takes_positions_together():
     assert line["mean"].round(6).tolist() == [0.15, 0.35, 0.55, 0.75, 0.95]
     short = curve(order_differences(*learning_rows(lambda order, p: 0.0, n=3)))
     assert len(short) == 1 and short["n"].tolist() == [15]
+
+
+def test_a_summary_has_the_turns_where_both_have_them():
+    rows, base = learning_rows(lambda order, p: 0.0)
+    assert learning_summary(rows, base)["measure"].unique().tolist() == ["F1"]
+    more, fewer = rows.assign(turns=3.0), base.assign(turns=4.0)
+    whole = learning_summary(more, fewer).set_index(["measure", "what"])["mean"]
+    assert whole["turns", WHOLE] == -1.0 and whole["F1", WHOLE] == 0.0
 
 
 def test_a_steady_gain_is_no_growth():

@@ -25,8 +25,8 @@ ORDERS = 5
 MAX_PLACES = 10  # points of a curve
 
 # %% auto #0
-__all__ = ['ORDERS', 'MAX_PLACES', 'WHOLE', 'GROWTH', 'shuffled', 'ask_in_orders', 'order_differences', 'curve', 'slope_of',
-           'learning_table', 'learning_sentences', 'learning_answer']
+__all__ = ['ORDERS', 'MAX_PLACES', 'WHOLE', 'GROWTH', 'MEASURES', 'shuffled', 'ask_in_orders', 'order_differences', 'curve',
+           'slope_of', 'learning_table', 'learning_summary', 'learning_sentences', 'learning_answer']
 
 # %% ../../../nbs/eval/analysis/01_learning_curve.ipynb #6d2fec3d
 def shuffled(data: Dataset, order: int, seed: int = 0) -> Dataset:
@@ -103,7 +103,7 @@ def curve(differences: pd.DataFrame, places: int = MAX_PLACES, *, seed: int = 0)
         rows.append({"position": float(part["position"].mean()), **ends})
     return pd.DataFrame(rows)
 
-# %% ../../../nbs/eval/analysis/01_learning_curve.ipynb #d3ae2e8a
+# %% ../../../nbs/eval/analysis/01_learning_curve.ipynb #a93378d6
 def slope_of(positions: np.ndarray, values: np.ndarray) -> float:
     """Return the least-squares slope of values over positions; 0 where all positions are the same."""
     x = positions - positions.mean()
@@ -114,8 +114,11 @@ def slope_of(positions: np.ndarray, values: np.ndarray) -> float:
 WHOLE, GROWTH = "over all tasks", "from the first task to the last"
 
 
-def learning_table(differences: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Tabulate the mean difference and its growth: what, mean, low, high, n, over (what `n` counts)."""
+def learning_table(differences: pd.DataFrame, label: str = "F1", *, seed: int = 0) -> pd.DataFrame:
+    """Tabulate the mean difference and its growth.
+
+    Columns: measure (the label), what, mean, low, high, n, over (what `n` counts).
+    """
     import pandas as pd
 
     orders = [part for _, part in differences.groupby("order")]
@@ -129,33 +132,42 @@ def learning_table(differences: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     )
     grown = mean_ci(np.round(growth, 9), list(range(len(growth))), seed=seed)
     rows = [
-        {"what": WHOLE, "mean": whole.mean, "low": whole.low, "high": whole.high}
+        {"measure": label, "what": WHOLE, "mean": whole.mean, "low": whole.low, "high": whole.high}
         | {"n": whole.groups, "over": "questions"},
-        {"what": GROWTH, "mean": grown.mean, "low": grown.low, "high": grown.high}
+        {"measure": label, "what": GROWTH, "mean": grown.mean, "low": grown.low, "high": grown.high}
         | {"n": len(growth), "over": "orders"},
     ]
     return pd.DataFrame(rows)
 
 
-def learning_sentences(table: pd.DataFrame, label: str = "F1") -> list[str]:
+MEASURES: Mapping[str, str] = {"f1": "F1", "turns": "turns"}
+
+
+def learning_summary(rows: pd.DataFrame, baseline: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Tabulate mean difference and growth of F1, and of the turns, where both have them."""
+    import pandas as pd
+
+    known = [c for c in MEASURES if c in rows and c in baseline and not baseline[c].isna().all()]
+    tables = [learning_table(order_differences(rows, baseline, c), MEASURES[c], seed=seed) for c in known]
+    return pd.concat(tables, ignore_index=True)
+
+
+def learning_sentences(table: pd.DataFrame) -> list[str]:
     """Say what the memory across tasks changes on the whole, and whether that grows."""
-    return [_sentence(row, label) for row in table.to_dict("records")]
+    return [_sentence(row) for row in table.to_dict("records")]
 
 
-def _sentence(row: Mapping[Any, Any], label: str) -> str:
-    about = f"{label} {row['what']}: {row['mean']:+.3f}"
+def _sentence(row: Mapping[Any, Any]) -> str:
+    about = f"{row['measure']} {row['what']}: {row['mean']:+.3f}"
     if row["low"] != row["low"]:
-        return f"{about}, {TOO_FEW} or all alike for an interval (n = {row['n']} {row['over']})."
+        return f"{about}, {TOO_FEW} for an interval (n = {row['n']} {row['over']})."
     shown = "" if row["low"] > 0 or row["high"] < 0 else ", no difference shown"
     return f"{about} [{row['low']:+.3f}, {row['high']:+.3f}]{shown} (n = {row['n']} {row['over']})."
 
 
-def learning_answer(table: pd.DataFrame, label: str = "F1") -> tuple[str, str, str]:
-    """Return (question, short answer, numbers) on whether later tasks gain more, for the top of a report."""
-    growth = table.set_index("what").loc[GROWTH]
-    known = growth["low"] == growth["low"]
-    grows = known and growth["low"] > 0
-    falls = known and growth["high"] < 0
-    short = "Yes." if grows else "No, less." if falls else "Not shown."
-    numbers = " ".join(learning_sentences(table, label))
-    return f"Does the memory across tasks help later tasks more ({label})?", short, numbers
+def learning_answer(table: pd.DataFrame) -> tuple[str, str, str]:
+    """Return (question, short answer, numbers) on whether F1 gains more at later tasks."""
+    f1 = table[table["measure"] == MEASURES["f1"]]
+    growth = f1.set_index("what").loc[GROWTH]
+    short = "Yes." if growth["low"] > 0 else "No, less." if growth["high"] < 0 else "Not shown."
+    return "Does the memory across tasks help later tasks more?", short, " ".join(learning_sentences(f1))
