@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..memory.curator.asked import asked_relations
 from ..memory.curator.choosing import mentions
-from ..memory.curator.english import DATE, MONTHS, NAME
+from ..memory.curator.english import DATE, DEMONYMS, MONTHS, NAME
 from ..memory.curator.entities import same_entity
 from ..memory.team.extraction import Triple
 from ..text import NUMBER_WORDS, content_words, find_names, split_sentences, word_set
@@ -47,10 +47,13 @@ def read_comparison(question: str) -> Comparison | None:
     if not pair:
         return None
     about = _about(text)
-    if not about:
+    asked_behind = about == "either" and _ASKING.search(text, text.rfind(pair[1]))
+    if not about or asked_behind:
         return None
     names = frozenset(content_words(" ".join(pair)))
     words = frozenset(content_words(_PLAIN_WORDS.sub(" ", text))) - names
+    if about == "common" and not _COMPARED_KINDS & set(asked_relations(text)):
+        return None  # what both have in common is a name in both passages
     relations = _DATES_OF if about in ("earlier", "later") else ()
     asked = tuple(r for r in asked_relations(text) if not relations or r in relations)
     return Comparison(pair, about, tuple(dict.fromkeys((*asked, *relations))), words)
@@ -87,17 +90,43 @@ def _tidy(name: str) -> str:
     return _LEADING.sub("", name.strip(' ,"')).strip(' ,"')
 
 
+_ASKING = re.compile(r"\b(?:who|what|which|where|when|how)\b|什么|哪里|多少", re.IGNORECASE)
+_COMPARED_KINDS = frozenset({"nationality", "occupation", "is a"})
 _OR = re.compile(r"\bor\b|还是")
 _YES_NO = re.compile(r"(?:are|is|was|were|do|does|did|have|has|had|can|could)\b|.*(?:吗|是否)")
-_ENDS_IN_OR = re.compile(r"(?:,|:|\bbetween|\bis|\bwas|\bfirst|\b\w+er|(?<=，))\s*(?P<a>[^,:，]{2,80}?),?\s*(?:\bor\b|还是)\s*(?P<b>[^,，]{2,80})\Z")
+_ENDS_IN_OR = re.compile(
+    r"(?:,|:|\bbetween|\bis|\bwas|\bfirst|\b\w+er|(?<=，))\s*(?P<a>[^,:，]{2,80}?),?\s*(?:\bor\b|还是)\s*(?P<b>[^,，]{2,80})\Z"
+)
 _A_NAME = rf"(?:\"[^\"]+\"|(?:the )?{NAME})"
-_PAIR = re.compile(rf"(?P<a>{_A_NAME})(?: \([^()]*\))?,? (?:and|or) (?P<b>{_A_NAME})")
-_LEADING = re.compile(r"\A(?:(?:Are|Is|Was|Were|Do|Does|Did|Have|Has|Which|What|Who|Both|Between|both|between|the movies?|the films?|the magazines?) )+")
+_PAIR = re.compile(
+    rf"(?P<a>{_A_NAME})(?: \([^()]*\))?(?: from {_A_NAME})?,? (?:and|or) (?:{'|'.join(sorted(DEMONYMS))})? ?(?P<b>{_A_NAME})"
+)
+_LEADING = re.compile(
+    r"\A(?:(?:Are|Is|Was|Were|Do|Does|Did|Have|Has|Which|What|Who|Both|Between|both|between|the movies?|the films?|the magazines?) )+"
+)
 _ORDERS = (
-    ("later", re.compile(r"\b(?:later|latest|younger|youngest|newer|newest|most recent(?:ly)?|more recent(?:ly)?|last)\b|更晚|更年轻|较晚")),
-    ("earlier", re.compile(r"\b(?:first|earlier|earliest|older|oldest|before|longer ago)\b|更早|较早|更老|先")),
-    ("less", re.compile(r"\b(?:fewer|fewest|less|least|smaller|smallest|lower|lowest|shorter|shortest)\b|更少|更小|更低")),
-    ("more", re.compile(r"\b(?:more|most|larger|largest|bigger|biggest|greater|higher|highest|taller|tallest|longer|longest)\b|更多|更大|更高")),
+    (
+        "later",
+        re.compile(
+            r"\b(?:later|latest|younger|youngest|newer|newest|most recent(?:ly)?|more recent(?:ly)?|last)\b|更晚|更年轻|较晚"
+        ),
+    ),
+    (
+        "earlier",
+        re.compile(r"\b(?:first|earlier|earliest|older|oldest|before|longer ago)\b|更早|较早|更老|先"),
+    ),
+    (
+        "less",
+        re.compile(
+            r"\b(?:fewer|fewest|less|least|smaller|smallest|lower|lowest|shorter|shortest)\b|更少|更小|更低"
+        ),
+    ),
+    (
+        "more",
+        re.compile(
+            r"\b(?:more|most|larger|largest|bigger|biggest|greater|higher|highest|taller|tallest|longer|longest)\b|更多|更大|更高"
+        ),
+    ),
 )
 _DATES_OF = ("date of birth", "founded", "released", "date of death", "ended")
 _PLAIN_WORDS = re.compile(
@@ -141,7 +170,9 @@ def _number(comparison: Comparison, text: str) -> Value | None:
     sentences = [s for s in split_sentences(text) if _NUMBER.search(s)]
     if not sentences:
         return None
-    shares = [len(comparison.words & set(content_words(s))) / max(1, len(comparison.words)) for s in sentences]
+    shares = [
+        len(comparison.words & set(content_words(s))) / max(1, len(comparison.words)) for s in sentences
+    ]
     best = shares.index(max(shares))
     return Value(_NUMBER.findall(sentences[best])[0], round(0.2 + 0.6 * shares[best], 6))
 
@@ -156,7 +187,9 @@ def _truth(comparison: Comparison, text: str) -> Value | None:
 _SO = 0.6  # share of the question's words in a passage of which it is taken to be so
 _COMPARABLE = ("nationality", "occupation", "is a", "location", "headquarters", "origin", "place of birth", "director",
                "writer", "member of", "education")  # fmt: skip
-_NUMBER = re.compile(rf"(?<![\w.])(?:\d[\d,]*(?:\.\d+)?|{'|'.join(list(NUMBER_WORDS)[2:21])})(?!\w)", re.IGNORECASE)
+_NUMBER = re.compile(
+    rf"(?<![\w.])(?:\d[\d,]*(?:\.\d+)?|{'|'.join(list(NUMBER_WORDS)[2:21])})(?!\w)", re.IGNORECASE
+)
 
 # %% ../../nbs/agents/00_comparing.ipynb #37118635
 def compare(comparison: Comparison, values: Mapping[str, Value]) -> Value | None:
@@ -167,12 +200,18 @@ def compare(comparison: Comparison, values: Mapping[str, Value]) -> Value | None
     first, second = comparison.entities
     sure = min(a.confidence, b.confidence)
     if comparison.about in ("earlier", "later", "more", "less"):
-        x, y = (_as_date(v.text) if comparison.about in ("earlier", "later") else _as_number(v.text) for v in (a, b))
+        x, y = (
+            _as_date(v.text) if comparison.about in ("earlier", "later") else _as_number(v.text)
+            for v in (a, b)
+        )
         smaller = first if x <= y else second
         larger = second if x <= y else first
         return Value(smaller if comparison.about in ("earlier", "less") else larger, sure)
     if comparison.about == "either":
-        return Value(first if a.confidence >= b.confidence else second, round(0.5 + abs(a.confidence - b.confidence) / 2, 6))
+        return Value(
+            first if a.confidence >= b.confidence else second,
+            round(0.5 + abs(a.confidence - b.confidence) / 2, 6),
+        )
     if comparison.about == "both":
         return Value("yes" if a.text == b.text == "yes" else "no", 0.6)
     shared = _shared(a.text, b.text)
@@ -190,7 +229,11 @@ def _as_date(text: str) -> tuple[int, int, int]:
 
 def _as_number(text: str) -> float:
     word = text.lower().replace(",", "")
-    return float(NUMBER_WORDS[word]) if word in NUMBER_WORDS else float(re.sub(r"[^\d.]", "", word).strip(".") or 0)
+    return (
+        float(NUMBER_WORDS[word])
+        if word in NUMBER_WORDS
+        else float(re.sub(r"[^\d.]", "", word).strip(".") or 0)
+    )
 
 
 def _shared(a: str, b: str) -> list[str]:

@@ -24,7 +24,8 @@ from ..memory.team.steps import Step
 from ..text import NUMBER_WORDS, STOPWORDS, content_words, detect_language, split_sentences, word_set
 
 # %% auto #0
-__all__ = ['WEIGHTS', 'MAX_LEADS', 'asked_for', 'things_asked_for', 'Place', 'find_places', 'Candidate', 'Reading', 'read']
+__all__ = ['WEIGHTS', 'MAX_LEADS', 'asked_for', 'things_asked_for', 'Place', 'find_places', 'Candidate', 'Reading', 'read',
+           'find_leads']
 
 # %% ../../nbs/agents/00_reading.ipynb #7c4d4555
 @lru_cache(maxsize=2048)
@@ -102,7 +103,8 @@ _FORMS = {
 _NAMES, _QUOTED = re.compile(NAME), re.compile(r'"[^"\n]{2,60}"')
 _OPENERS = (
     "In On At As The A An He She It They His Her Its Their This That These After Before During Since While "
-    "When Where Who With From For And But By To Of Also However There Both Other Most Many Some One Two First"
+    "When Where Which What Who Whose How Why Is Are Was Were Do Does Did Has Have Can With From For And But By "
+    "To Of Or Also However There Both Other Most Many Some One Two First"
 )
 _FIRST_WORD = re.compile(rf"\A(?:{'|'.join(_OPENERS.split())}) (?=\w)")
 _NO_NAME = re.compile(rf"(?:{'|'.join(_OPENERS.split())}|Mr|Mrs|Dr|[A-Z]\.?)\Z|\d|(?:{MONTHS})\b")
@@ -317,8 +319,21 @@ def _is_given(text: str, question: str, kind: str) -> bool:
     return kind != "kind" and mentions(question, text)
 
 
+def find_leads(text: str, triples: Sequence[Triple] = ()) -> tuple[str, ...]:
+    """Return the names in a text that can be searched for: without opening words, dates and nationalities."""
+    found: dict[str, None] = {}
+    for name in names_in(plain(text), triples):
+        words = _FIRST_WORD.sub("", name).split()
+        while words and words[0] in DEMONYMS:
+            del words[0]
+        lead = " ".join(words).strip(" ,.?")
+        if len(lead) > 2 and not _NO_NAME.match(lead) and (lead[0].isupper() or not lead[0].isascii()):
+            found[lead] = None
+    return tuple(found)
+
+
 def _leads(passage: _Passage) -> tuple[str, ...]:
-    names = [n for n in names_in(passage.text, passage.triples) if not _is_topic(n, passage.topic)]
+    names = [n for n in find_leads(passage.text, passage.triples) if not _is_topic(n, passage.topic)]
     words = passage.asked.words - frozenset(content_words(passage.topic))
 
     def worth(name: str) -> float:

@@ -20,7 +20,7 @@ from ..memory.team.board import Found
 from ..memory.team.config import TeamConfig
 from ..memory.team.extraction import Extraction, Triple
 from ..memory.team.prompt import format_private, format_shared
-from ..memory.team.queries import search_key, sub_question
+from ..memory.team.queries import search_key, sub_question, text_key
 from ..memory.team.records import EvidencePiece, Interaction, Record
 from ..memory.team.roles import RoleContract
 from ..memory.team.steps import Step, searched
@@ -89,31 +89,43 @@ class OtherTasks:
 
     def __init__(self, task: str, readings: Sequence[Reading]) -> None:
         self._readings = [r for r in reversed(readings) if r.task != task]
-        self._facts = list(dict.fromkeys(f for r in self._readings for f in r.extraction.facts))
-        self._next_reading = self._next_fact = 0
+        facts = {_fact_key(f): f for r in self._readings for f in r.extraction.facts}
+        self._facts = list(facts.values())
+        self._own: set[tuple[str, ...]] = set()  # of the task, as far as they were seen
+        self._next = 0
 
     def instead_of(self, own: Extraction) -> tuple[str, Extraction]:
-        """Return an observation and a reading of another task, with as many facts as there are of its own."""
+        """Return an observation and a reading of another task.
+
+        It has an answer, queries and a bridging entity where its own has them, and as many new facts, as long
+        as other tasks have facts.
+        """
         if not self._readings:
             return "", Extraction()
-        other = self._readings[self._next_reading % len(self._readings)]
-        self._next_reading += 1
+        new = {_fact_key(f) for f in own.facts} - self._own
+        self._own |= new
         answers = [r.extraction for r in self._readings if r.extraction.answer] if own.answer else []
-        answered = answers[self._next_reading % len(answers)] if answers else Extraction()
+        answered = answers[self._next % len(answers)] if answers else Extraction()
+        other = self._readings[self._next % len(self._readings)]
+        self._next += 1
         return other.observation, replace(
             other.extraction,
             answer=answered.answer,
             confidence=answered.confidence,
-            facts=tuple(self._take(len(own.facts), own.facts)),
+            facts=tuple(self._take(len(new))),
             next_queries=other.extraction.next_queries if own.next_queries else (),
             bridge=other.extraction.bridge if own.bridge else "",
         )
 
-    def _take(self, n: int, own: Sequence[Triple]) -> Iterator[Triple]:
-        facts = [f for f in self._facts if f not in own]
-        for i in range(min(n, len(facts))):
-            yield facts[(self._next_fact + i) % len(facts)]
-        self._next_fact += n
+    def _take(self, n: int) -> list[Triple]:
+        """Take facts that were not handed out yet and are none of the task's own."""
+        taken = [f for f in self._facts if _fact_key(f) not in self._own][:n]
+        self._facts = [f for f in self._facts if f not in taken]
+        return taken
+
+
+def _fact_key(fact: Triple) -> tuple[str, ...]:
+    return tuple(map(text_key, fact))
 
 # %% ../../nbs/agents/04_task_memory.ipynb #ddd28723
 class TaskMemory:

@@ -131,7 +131,7 @@ class Team:
                 f"team {self.name!r} has the passages of {self._conversation.id!r}; ingest those of "
                 f"{question.conversation!r} first"
             )
-        episode = self._episode(question.text)
+        episode = self.begin(question.text)
         try:
             episode.play()
         except PlayerError:
@@ -164,7 +164,8 @@ class Team:
 
     # -- one task
 
-    def _episode(self, question: str) -> Episode:
+    def begin(self, question: str) -> Episode:
+        """Return the task of a question, to be played; what it teaches is remembered by `solve` only."""
         tokens = self._budgets.get(question)
         limits = self.limits if tokens is None else Limits(MATCHED_TURNS, tokens)
         memory = TaskMemory(

@@ -118,7 +118,10 @@ class Move:
 class Player(Protocol):
     """A member of a team."""
 
-    role: RoleContract
+    @property
+    def role(self) -> RoleContract:
+        """What the player is there for."""
+        ...
 
     def act(self, view: View) -> Move:
         """Return what the player does, by nothing but the view."""

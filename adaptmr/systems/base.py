@@ -186,14 +186,15 @@ SystemFactory = Callable[..., "MemorySystem | Solver"]
 _FACTORIES: dict[str, tuple[SystemFactory, str, str]] = {}
 # the modules whose import registers systems, in the order of tables
 _MODULES = (
-    "fixed",
-    "adaptive",
-    "llm_planned",
-    "layered",
-    "oracles",
-    "ablations",
-    "qarp_variants",
-    "longmemeval_rag",
+    "systems.fixed",
+    "systems.adaptive",
+    "systems.llm_planned",
+    "systems.layered",
+    "systems.oracles",
+    "systems.ablations",
+    "systems.qarp_variants",
+    "systems.longmemeval_rag",
+    "agents.systems",  # of a higher floor: nothing here may import it before somebody asks
 )
 
 
@@ -215,10 +216,10 @@ def register_system(
 def known_systems(group: str | None = "main") -> dict[str, str]:
     """Return the systems of a group with their descriptions, in the order of tables.
 
-    Groups are "main", "ablation", "baseline" and "oracle"; `None` stands for all systems.
+    Groups are "main", "ablation", "baseline", "oracle" and "team"; `None` stands for all systems.
     """
     # ordered by `_MODULES`, not by which module was imported first
-    modules = [import_module(f"adaptmr.systems.{module}").__name__ for module in _MODULES]
+    modules = [import_module(f"adaptmr.{module}").__name__ for module in _MODULES]
     position = {
         name: modules.index(factory.__module__) if factory.__module__ in modules else len(modules)
         for name, (factory, _, _) in _FACTORIES.items()

@@ -85,12 +85,10 @@ def _visit(run: Run, system: str | System, conversation: Conversation, embedder:
     run.ingests.append(run.journal.rows[key])
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #3e05190f
-def _check_arguments(
-    systems: Sequence[str | System], data: Dataset, k: int, train: Collection[str]
-) -> list[str]:
+def _check_arguments(systems: Sequence[str | System], k: int) -> list[str]:
     """Return the names of the systems.
 
-    Raises `ValueError` for systems, a `k` or ids of training questions that can't be used.
+    Raises `ValueError` for systems or a `k` that can't be used.
     """
     names = [s if isinstance(s, str) else system_name(s) for s in systems]
     if not names:
@@ -101,9 +99,14 @@ def _check_arguments(
         raise ValueError(f"unknown systems {unknown}; there are {list(known_systems(None))}")
     if isinstance(k, bool) or not isinstance(k, int) or k < 0:
         raise ValueError(f"k={k!r} must be a whole number, 0 or more")
+    return names
+
+
+def _training_ids(data: Dataset, train: Collection[str]) -> frozenset[str]:
+    """Return the ids of the training questions. Raises `ValueError` for one that the data lacks."""
     if absent := sorted(set(train) - {q.id for q in data.questions}):
         raise ValueError(f"train names {len(absent)} questions that the data lacks, such as {absent[0]!r}")
-    return names
+    return frozenset(train)
 
 
 def _embedder_name(embedder: Any) -> str:
@@ -181,10 +184,10 @@ def evaluate(
     question, and a `KeyboardInterrupt`, end the run within two seconds; what was answered until then is in
     the journal.
     """
-    names = _check_arguments(systems, data, k, train)
+    names = _check_arguments(systems, k)
     notes = validate(data)
     budgets = matched_budgets(systems, llm, seed)
-    setup = Setup(data, llm, k, embedder, seed, budgets, frozenset(train))
+    setup = Setup(data, llm, k, embedder, seed, budgets, _training_ids(data, train))
     declared = declared_capabilities(systems, llm, seed)
     remembering = [setup.make(s, "hash") for s, n in zip(systems, names) if declared[n].scope == "forever"]
     identity = _identity(setup, systems, remembering) if journal is not None else {}

@@ -17,6 +17,7 @@ __all__ = ['MetaConfig']
 _RANGES: dict[str, tuple[float, float]] = {
     "pool": (1, 1_000),
     "hops": (0, 5),
+    "shortlist": (1, 1_000),
     "max_similar": (0, 100),
     "edge_similarity": (0, 1),
     "top_insights": (0, 100),
@@ -35,6 +36,7 @@ class MetaConfig:
     # -- which tasks are looked at
     pool: int = 50  # nearest tasks, so that there are successes and failures among them
     hops: int = 1  # from these tasks to their neighbours in the graph
+    shortlist: int = 10  # of each kind of record, the nearest, which the executor ranks
     max_similar: int = 5  # edges that a new task gets
     edge_similarity: float = 0.7  # least cosine of the forms of two questions with an edge
 

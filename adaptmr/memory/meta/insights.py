@@ -19,20 +19,21 @@ from ..team.queries import text_key
 from ...reader import sanitize
 
 # %% auto #0
-__all__ = ['OPERATIONS', 'FIRST_SCORE', 'MIN_USES', 'MIN_RATE', 'MAX_OPERATIONS', 'MAX_RULE_CHARS', 'REVISE', 'agree', 'edit',
-           'remove', 'Operation', 'helps_nobody', 'Revision', 'general_rule', 'revise']
+__all__ = ['OPERATIONS', 'FIRST_SCORE', 'MIN_USES', 'MIN_RATE', 'MAX_ABOUT', 'MAX_OPERATIONS', 'MAX_RULE_CHARS', 'REVISE',
+           'agree', 'edit', 'remove', 'Operation', 'helps_nobody', 'Revision', 'general_rule', 'revise']
 
 # %% ../../../nbs/memory/meta/01_insights.ipynb #5ebfd4be
 OPERATIONS = ("add", "agree", "edit", "remove")
 FIRST_SCORE = 2  # of a new rule, as in ExpeL
 MIN_USES, MIN_RATE = 4, 0.25  # after so many uses a rule must have helped in this share of them
+MAX_ABOUT = 50  # of the tasks that taught a rule, the latest that are named
 MAX_OPERATIONS, MAX_RULE_CHARS = 8, 240
 
 
 def agree(insight: Insight, task: str = "") -> Insight:
     """Return the insight after another task, by its id, has taught the same."""
     about = dict.fromkeys((*insight.about, task) if task else insight.about)
-    return replace(insight, score=insight.score + 1, about=tuple(about))
+    return replace(insight, score=insight.score + 1, about=tuple(about)[-MAX_ABOUT:])
 
 
 def edit(insight: Insight, rule: str, task: str = "") -> Insight:

@@ -26,10 +26,11 @@ from ...store.view import Filter
 from ...types import Memory
 
 # %% auto #0
-__all__ = ['KINDS', 'Library']
+__all__ = ['KINDS', 'LAYERS', 'Library']
 
 # %% ../../../nbs/memory/meta/03_library.ipynb #088d3225
 KINDS: tuple[type[Record], ...] = (Trajectory, Insight, KnownSkill)
+LAYERS = tuple(kind.layer for kind in KINDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +60,11 @@ class Library:
         self.skills: dict[str, KnownSkill] = {}
         self._index = index
         self._vectors: dict[str, np.ndarray] = {}
+        self._memories: dict[str, Memory] = {}  # the records as the store holds them
+        self._agreed: list[str] = []  # the insights, the highest score first; empty when not yet sorted
+        self._general: dict[str, None] = {}  # the insights that were learnt from no task
         self._taught: dict[str, dict[str, None]] = {}  # by task: the insights that were learnt from it
-        self._offered: dict[str | None, list[str]] = {}  # by judge: the ids of the surest skills
+        self._offered: dict[tuple[str | None, int], list[str]] = {}  # by judge and number: the surest skills
         self.clock = 0  # the number of the latest task
         self._read()
 
@@ -69,7 +73,7 @@ class Library:
         with store.snapshot():
             for memory, vector in zip(store.memories, store.matrix):
                 if memory.owner == self.board.owner:
-                    self._vectors[memory.id] = vector
+                    self._vectors[memory.id], self._memories[memory.id] = vector, memory
             records = [r for kind in KINDS for r in self.board.all(kind)]
         for record in records:
             self._note(record)
@@ -87,6 +91,7 @@ class Library:
         vectors = embedder.encode([r.text for r in written]) if written else ()
         for record, vector in zip(written, vectors):
             self._vectors[record.id] = vector
+            self._memories[record.id] = record.to_memory(self.board.owner)
             self._note(record)
         self._add_vectors([r.id for r in written if isinstance(r, Trajectory)])
         return [cast(R, r) for r in written]
@@ -100,7 +105,12 @@ class Library:
         elif isinstance(record, Insight):
             for task in record.about:
                 self._taught.setdefault(task, {})[record.id] = None
+            if record.about:
+                self._general.pop(record.id, None)
+            else:
+                self._general[record.id] = None
             self.insights[record.id] = record
+            self._agreed = []
         elif isinstance(record, KnownSkill):
             self.skills[record.id] = record
             self._offered.clear()
@@ -111,10 +121,10 @@ class Library:
         if tasks and self._index is not None:
             self._index.remove(tasks)
         for id in ids:
-            self._vectors.pop(id, None)
-            self.tasks.pop(id, None)
-            self._taught.pop(id, None)
+            for held in (self._vectors, self._memories, self.tasks, self._taught, self._general):
+                held.pop(id, None)
             if (insight := self.insights.pop(id, None)) is not None:
+                self._agreed = []
                 for task in insight.about:
                     self._taught.get(task, {}).pop(id, None)
             if self.skills.pop(id, None) is not None:
@@ -146,34 +156,51 @@ class Library:
         near = [id for id, _ in self.nearest(form, self.config.pool)]
         return (*near, *self.graph.neighbours(near, self.config.hops))
 
-    def taught_by(self, tasks: Iterable[str]) -> tuple[str, ...]:
-        """Return the ids of the insights that were learnt from these tasks, and of those from no task."""
-        general = (id for id, insight in self.insights.items() if not insight.about)
-        return tuple(dict.fromkeys((*(i for t in tasks for i in self._taught.get(t, ())), *general)))
+    def taught(self, tasks: Iterable[str], by: str | None, n: int) -> list[Insight]:
+        """Return the insights that a team with these tasks near may need, as far as `by` judged them.
 
-    def offered_skills(self, by: str | None = None, n: int = 20) -> list[str]:
+        They are those that were learnt from no task, the first `n` of those from these tasks, and the `n` on
+        which most tasks agree.
+        """
+        near = dict.fromkeys(id for task in tasks for id in self._taught.get(task, ()))
+        if not self._agreed:
+            self._agreed = sorted(self.insights, key=lambda id: (-self.insights[id].score, id))
+        mine = (
+            [i for id in ids if by in (None, (i := self.insights[id]).by)] for ids in (near, self._agreed)
+        )
+        learnt = [i for insights in mine for i in insights[:n]]
+        general = [i for id in self._general if by in (None, (i := self.insights[id]).by)]
+        return list({i.id: i for i in (*general, *learnt)}.values())
+
+    def offered_skills(self, by: str | None, n: int) -> list[str]:
         """Return the ids of the `n` surest skills, as `by` judged them.
 
         Without `by`, the reward's count of a form is taken where there is one, else the verifier's.
         """
-        if by not in self._offered:
+        if (by, n) not in self._offered:
             by_form: dict[str, KnownSkill] = {}
             for skill in self.skills.values():
                 if by in (None, skill.by) and (skill.form not in by_form or skill.by == "reward"):
                     by_form[skill.form] = skill
             counts: dict[str, Skill] = {form: known.skill for form, known in by_form.items()}
-            self._offered[by] = [by_form[skill.form].id for skill in best_skills(counts, n)]
-        return self._offered[by]
+            self._offered[by, n] = [by_form[skill.form].id for skill in best_skills(counts, n)]
+        return self._offered[by, n]
 
     def rank(self, records: Sequence[R], query: str) -> list[R]:
-        """Return records of one kind in the order of the executor's score for a query."""
+        """Return records, which may be of several kinds, in the order of the executor's score for a query."""
         if not records:
             return []
         store, by_id = self.board.store, {r.id: r for r in records}
-        ordered = sorted(by_id.values(), key=lambda r: (r.turn, r.id))
-        memories = [r.to_memory(self.board.owner) for r in ordered]
-        few: Any = _Few(store, memories, np.array([self._vectors[r.id] for r in ordered], np.float32))
-        n = len(ordered)
-        plan = RetrievalPlan(weights=self.board.config.weights, pool=n, gate="none", k=n, planner="team")
-        found = execute(plan, query, StorePart(few, np.arange(n), Filter()))
+        ids = sorted(by_id, key=lambda id: (by_id[id].turn, id))
+        memories = [self._memories[id] for id in ids]
+        few: Any = _Few(store, memories, np.array([self._vectors[id] for id in ids], np.float32))
+        plan = RetrievalPlan(
+            weights=self.board.config.weights,
+            layers=LAYERS,
+            pool=len(ids),
+            gate="none",
+            k=len(ids),
+            planner="team",
+        )
+        found = execute(plan, query, StorePart(few, np.arange(len(ids)), Filter(layers=LAYERS)))
         return [by_id[h.memory.id] for h in found.hits]

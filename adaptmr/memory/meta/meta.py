@@ -12,13 +12,11 @@ from dataclasses import replace
 from typing import Self, TypeVar
 
 from ...llm import LLM
-from ...markup import HtmlOutput, cut_text, html_table
-from ..curator.extraction import extract
+from ...markup import HtmlOutput, html_table
 from ..curator.forgetting import forgotten
 from ..curator.reflection import reflect
-from ..curator.triggers import entity_kinds, record_skills
 from .config import MetaConfig
-from .insights import FIRST_SCORE, agree, edit, remove, revise
+from .insights import FIRST_SCORE, agree, edit, general_rule, remove, revise
 from .library import Library
 from adaptmr.memory.meta.records import (
     JUDGES,
@@ -29,33 +27,18 @@ from adaptmr.memory.meta.records import (
     Trajectory,
     question_form,
 )
+from .transcripts import count_skills, kinds_in, steps_in_words
 from ..team.board import Board
-from ..team.queries import text_key
 from ..team.steps import Transcript
 from ...store.memory_store import MemoryStore
 from ...store.vectors import VectorIndex
 
 # %% auto #0
-__all__ = ['L', 'MAX_KNOWN', 'steps_in_words', 'kinds_in', 'MetaMemory']
+__all__ = ['L', 'MAX_KNOWN', 'MetaMemory']
 
-# %% ../../../nbs/memory/meta/04_meta.ipynb #3e86d33b
-def steps_in_words(transcript: Transcript, chars: int) -> tuple[str, ...]:
-    """Return the steps with the first characters of what they showed; of a `Finish`, nothing is told."""
-    return tuple(
-        str(s) if s.action == "Finish" else f"{s} → {cut_text(s.observation, chars)}"
-        for s in transcript.steps
-    )
-
-
-def kinds_in(transcript: Transcript) -> dict[str, str]:
-    """Return what the entities in a transcript are, as `entity_kinds` does; a `Finish` is not read."""
-    seen = (s for s in transcript.steps if s.action != "Finish" and s.valid)
-    read = (extract(transcript.question, str(s), s.observation) for s in seen)
-    return entity_kinds(fact for extraction in read for fact in extraction.facts)
-
-# %% ../../../nbs/memory/meta/04_meta.ipynb #9f67a91f
+# %% ../../../nbs/memory/meta/04_meta.ipynb #eed13d44
 L = TypeVar("L", bound=Lasting)
-MAX_KNOWN = 10  # insights near a task that its reflections are compared with
+MAX_KNOWN = 10  # insights that the reflections on a task are compared with
 
 
 class MetaMemory:
@@ -162,18 +145,19 @@ class MetaMemory:
                 self._change(insight, remove(insight))
 
     def _learn(self, transcript: Transcript, task: Trajectory) -> None:
-        kinds, steps = kinds_in(transcript), transcript.steps
+        kinds, known = kinds_in(transcript), self._library
+        reflections = reflect(transcript.question, transcript.steps, task.succeeded, self.llm)
+        rules = {general_rule(r.text, kinds) for r in reflections}
         with self._lock:
-            near = self._library.taught_by((task.id, *self._library.around(task.form)))
-            mine = [i for i in map(self._library.insights.__getitem__, near) if i.by == task.by]
-            known = self._library.rank(mine, task.form)[:MAX_KNOWN]
-            counted = {s.form: s for s in self._library.skills.values() if s.by == task.by}
-        reflections = reflect(transcript.question, steps, task.succeeded, self.llm)
+            near = known.taught((task.id, *known.around(task.form)), task.by, MAX_KNOWN)
+            same = [i for i in known.insights.values() if i.by == task.by and i.rule in rules]
+            rest = [i for i in known.rank(near, task.form) if i not in same]
+            counted = {s.form: s for s in known.skills.values() if s.by == task.by}
         new = Insight(rule="-", turn=task.turn, since=task.turn, by=task.by, about=(task.id,))
-        revision = revise(reflections, known, new, kinds, self.llm)
+        revision = revise(reflections, [*same, *rest][:MAX_KNOWN], new, kinds, self.llm)
         with self._lock:
-            self._library.put(*revision.kept, drop=revision.removed)
-            self._library.put(*_counted_skills(counted, transcript, kinds, task))
+            known.put(*revision.kept, drop=revision.removed)
+            known.put(*count_skills(counted, transcript, kinds, task))
 
     # -- insights
 
@@ -247,25 +231,27 @@ class MetaMemory:
 
         With `by` ("verifier" or "reward"), only what was judged so. Changes nothing.
         """
-        form = question_form(question)
+        form, known = question_form(question), self._library
         with self._lock:
-            if not self._library.tasks and not self._library.insights:
+            if not known.tasks and not known.insights:
                 return Experience()
-            near = self._library.around(form)
-            tasks = self._ranked((self._library.tasks[id] for id in near), form, by)
-            insights = self._ranked(map(self._insight, self._library.taught_by(near)), form, by)
-            offered = map(self._library.skills.__getitem__, self._library.offered_skills(by))
-            skills = self._ranked(offered, form, by)
-        distinct = _distinct(tasks, [(text_key(t.task), t.steps) for t in tasks])
+            near, n = known.around(form), max(k, self.config.shortlist)
+            tasks = _distinct([t for id in near if by in (None, (t := known.tasks[id]).by)])
+            few: list[Lasting] = [
+                *[t for t in tasks if t.succeeded][:n],
+                *[t for t in tasks if not t.succeeded][:n],
+                *_distinct(known.taught(near, by, n)),
+                *(known.skills[id] for id in known.offered_skills(by, n)),
+            ]
+            ranked = known.rank(few, form)
+        found = [r for r in ranked if isinstance(r, Trajectory)]
+        skills = [r.skill for r in ranked if isinstance(r, KnownSkill)]
         return Experience(
-            tuple(t for t in distinct if t.succeeded)[:k],
-            tuple(t for t in distinct if not t.succeeded)[:k],
-            tuple(_distinct(insights, [text_key(i.rule) for i in insights])[: self.config.top_insights]),
-            tuple(s.skill for s in skills[: self.config.top_skills]),
+            tuple(t for t in found if t.succeeded)[:k],
+            tuple(t for t in found if not t.succeeded)[:k],
+            tuple(r for r in ranked if isinstance(r, Insight))[: self.config.top_insights],
+            tuple(skills[: self.config.top_skills]),
         )
-
-    def _ranked(self, records: Iterable[L], form: str, by: str | None) -> list[L]:
-        return self._library.rank([r for r in records if by in (None, r.by)], form)
 
     # -- keeping
 
@@ -313,25 +299,12 @@ class MetaMemory:
         rows = [(i.score, i.rule, f"{i.successes} of {i.uses}", i.by) for i in self.insights[:8]]
         return html_table(rows, ("score", "insight", "helped", "judged by"), repr(self))
 
-# %% ../../../nbs/memory/meta/04_meta.ipynb #76cb571c
-def _distinct(records: Sequence[L], keys: Sequence[Hashable]) -> list[L]:
-    """Return the first record of each key; where a reward judged one of them, the first that it judged."""
+# %% ../../../nbs/memory/meta/04_meta.ipynb #25db9a5a
+def _distinct(records: Iterable[L]) -> list[L]:
+    """Return the first of those that say the same; where a reward judged one, the first that it judged."""
     chosen: dict[Hashable, L] = {}
-    for key, record in zip(keys, records, strict=True):
+    for record in records:
+        key = (record.task, record.steps) if isinstance(record, Trajectory) else record.text
         if key not in chosen or (record.by == "reward" != chosen[key].by):
             chosen[key] = record
     return list(chosen.values())
-
-
-def _counted_skills(
-    known: Mapping[str, KnownSkill], transcript: Transcript, kinds: Mapping[str, str], task: Trajectory
-) -> list[KnownSkill]:
-    """Return the skills that the searches of a task change, or add to the known ones (by form)."""
-    before = {form: skill.skill for form, skill in known.items()}
-    after = record_skills(before, transcript.steps, kinds, task.succeeded)
-    changed = []
-    for form, skill in after.items():
-        if skill != before.get(form):
-            old = known.get(form, KnownSkill(form=form, turn=task.turn, since=task.turn, by=task.by))
-            changed.append(old.used(task.turn, skill.successes > old.successes))
-    return changed

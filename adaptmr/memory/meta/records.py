@@ -90,7 +90,7 @@ class Trajectory(Lasting):
 class Insight(Lasting):
     """A rule for tasks of a kind, with its score; it is removed when the score falls to 0.
 
-    - `about`: the ids of the tasks that it was learnt from.
+    - `about`: the ids of the tasks that it was learnt from, of many the latest.
     - `topics`: words for what it is about: "success" or "failure", a cause, a relation.
     """
 

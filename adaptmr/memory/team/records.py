@@ -385,4 +385,11 @@ def read_record(memory: Memory) -> Record:
         raise ValueError(
             f"memory {memory.id!r} has the layer {memory.layer!r}; records have one of {', '.join(_BY_LAYER)}"
         )
-    return _BY_LAYER[memory.layer](id=memory.id, turn=memory.step, **memory.meta["record"])
+    kind = _BY_LAYER[memory.layer]
+    try:
+        return kind(id=memory.id, turn=memory.step, **memory.meta["record"])
+    except (KeyError, TypeError) as e:
+        raise ValueError(
+            f"memory {memory.id!r} doesn't hold the fields of a {kind.__name__} ({e}): another program wrote "
+            "it, or it is damaged"
+        ) from e

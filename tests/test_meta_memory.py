@@ -1,0 +1,551 @@
+"""The memory across tasks: what it keeps of a task, learns from it, gives to a team, forgets and stores."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server import Server, ok_json
+
+from adaptmr.llm import LLM
+from adaptmr.memory.curator.forgetting import forgotten, worth
+from adaptmr.memory.curator.reflection import Reflection
+from adaptmr.memory.meta.config import MetaConfig
+from adaptmr.memory.meta.insights import FIRST_SCORE, MAX_ABOUT, REVISE, agree, edit, remove, revise
+from adaptmr.memory.meta.meta import MetaMemory
+from adaptmr.memory.meta.records import Experience, Insight, KnownSkill, Trajectory, question_form
+from adaptmr.memory.meta.task_graph import TaskGraph
+from adaptmr.memory.meta.transcripts import kinds_in, steps_in_words
+from adaptmr.memory.team.records import Record, is_record, read_record
+from adaptmr.memory.team.steps import Step, Transcript
+from adaptmr.memory.team.team import TeamMemory
+from adaptmr.store.errors import StoreCorrupt
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.vectors import ExactIndex
+from adaptmr.types import Memory
+
+
+def play(film="Harbour Lights", director="Ana Petrov", spouse="Lin Wei", said="Right.", lost=False):
+    """Return a task: to find a film, its director, and whom the director is married to."""
+    found = Step("Search", film, f"{film} is a drama film directed by {director}.")
+    person = Step("Search", director, f"{director} (born 1960) is a director. She is married to {spouse}.")
+    nothing = Step("Search", "film spouse", "Could not find it.")
+    steps = (
+        found,
+        nothing if lost else person,
+        Step("Finish", director if lost else spouse, said, done=True),
+    )
+    return Transcript(f"Who is married to the director of {film}?", steps)
+
+
+FILMS = (("Salt Roads", "Joe Okafor", "Ida Berg"), ("Winter Bells", "Per Dahl", "Eva Lund"))
+QUESTION = "Who is married to the director of Paper Moons?"
+
+
+def everything(meta: MetaMemory) -> str:
+    """Return all that a memory holds, with its past versions and log, as text."""
+    memories = [*meta.store.memories, *(v for m in meta.store.memories for v in meta.store.history(m.id))]
+    return repr(memories) + repr(meta.store.events())
+
+
+# -- records
+
+
+def test_records_of_all_memories_come_back_from_one_store():
+    records = (
+        Trajectory(
+            id="t", turn=3, since=3, task="Who?", form="Who?", steps=("a",), succeeded=True, similar=("s",)
+        ),
+        Insight(id="i", rule="Search first.", about=("t",), topics=("chain",), by="reward", score=4),
+        KnownSkill(id="k", form="<film> director", uses=3, successes=2),
+    )
+    assert [read_record(r.to_memory("meta")) for r in records] == list(records)
+    assert all(is_record(r.to_memory()) for r in records)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Trajectory(task="Who?", by="gold"), "gold"),
+        (lambda: Insight(rule="  "), "rule"),
+        (lambda: Insight(rule="Search.", score=-1), "score"),
+        (lambda: KnownSkill(form="<film>", uses=1, successes=2), "successes"),
+        (lambda: MetaConfig(pool=0), "pool"),
+        (lambda: MetaConfig(edge_similarity=2), "edge_similarity"),
+    ],
+)
+def test_bad_values_are_named(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def test_a_record_without_its_fields_is_named():
+    broken = Memory(
+        "meta/1", "Who?", layer="meta/trajectory", owner="meta", meta={"record": {"colour": "red"}}
+    )
+    with pytest.raises(ValueError, match=r"meta/1.*Trajectory"):
+        read_record(broken)
+    store = MemoryStore()
+    store.add(broken)
+    with pytest.raises(ValueError, match=r"meta/1.*Trajectory"):
+        MetaMemory(store)
+
+
+def test_an_insight_of_more_tasks_is_relied_on_more_and_a_rewarded_success_most():
+    rule = Insight(rule="Search first.")
+    assert rule.success == 0.5 and replace(rule, score=3).success == 0.75
+    believed = Trajectory(task="Who?", succeeded=True)
+    assert (
+        replace(believed, by="reward").success > believed.success > replace(believed, succeeded=False).success
+    )
+
+
+# -- what comes in
+
+
+def test_nothing_that_is_said_after_finish_is_kept():
+    """Some environments tell the right answer there: a memory that holds it answers the test."""
+    meta = MetaMemory()
+    meta.remember(play(said="Wrong. The right answer is Zebedee."), False)
+    meta.remember(play(said="The right answer is Zebedee."), True, by="reward")
+    assert "Zebedee" not in everything(meta)
+
+
+def test_lessons_and_skills_hold_neither_the_answer_nor_other_names():
+    meta = MetaMemory()
+    for lost in (False, True):
+        meta.remember(play(lost=lost), not lost)
+        for film in FILMS:
+            meta.remember(play(*film, lost=lost), not lost)
+    names = [n for film in (*FILMS, ("Harbour Lights", "Ana Petrov", "Lin Wei")) for n in film]
+    learnt = [m for m in meta.store.memories if m.layer in ("meta/insight", "meta/skill")]
+    assert len(learnt) >= 4
+    assert not [n for n in names for m in learnt if n in repr(m)]
+
+
+def test_the_answer_is_that_of_the_team_and_never_a_gold_one():
+    meta = MetaMemory()
+    assert meta.remember(play(lost=True), False).answer == "Ana Petrov", (
+        "what the team said, though it is wrong"
+    )
+    assert (
+        meta.remember(Transcript("Who?", (Step("Search", "x", "y"),)), False, reason="crashed").answer is None
+    )
+
+
+def test_who_may_judge():
+    meta = MetaMemory()
+    with pytest.raises(ValueError, match="environment"):
+        meta.remember(play(), True, by="environment")
+    with pytest.raises(ValueError, match="empty"):
+        meta.remember(Transcript(" "), True)
+    assert len(meta) == 0 and not meta.store.events()
+
+
+def test_a_task_without_steps_is_remembered_and_teaches_nothing():
+    meta = MetaMemory()
+    task = meta.remember(Transcript(QUESTION), False, reason="RuntimeError: the player crashed")
+    assert task.reason.startswith("RuntimeError") and not meta.insights
+    assert meta.recall(QUESTION).failures == (task,)
+
+
+# -- the two judges are kept apart
+
+
+def test_counts_of_verifier_and_reward_are_never_added():
+    meta = MetaMemory()
+    meta.remember(play(), True)
+    meta.remember(play(*FILMS[0]), True, by="reward")
+    scores = sorted((i.by, i.score) for i in meta.insights)
+    assert scores == [("reward", FIRST_SCORE), ("verifier", FIRST_SCORE)], "one rule, judged by each once"
+    rule = {i.rule for i in meta.insights}
+    assert len(rule) == 1, "and shown once, as the reward judged it"
+    assert [(i.rule, i.by) for i in meta.recall(QUESTION).insights] == [(*rule, "reward")]
+    for by in ("verifier", "reward"):
+        found = meta.recall(QUESTION, by=by)
+        assert {r.by for r in (*found.successes, *found.insights)} == {by}
+        assert [t.by for t in meta.get_recent_successes(5, by=by)] == [by]
+    skills = [read_record(m) for m in meta.store.memories if m.layer == "meta/skill"]
+    assert {(s.by, s.form, s.uses) for s in skills} == {
+        (by, form, 1) for by in ("verifier", "reward") for form in ("<film>", "<person>")
+    }
+
+
+def test_a_reward_takes_over_what_the_verifier_judged():
+    meta = MetaMemory()
+    believed = meta.remember(play(), True)
+    (rule,) = meta.insights
+    rewarded = meta.remember(play(), False, by="reward", reason="the answer is wrong")
+    assert len(meta) == 1 and rewarded.id == believed.id
+    assert (rewarded.succeeded, rewarded.by, rewarded.reason) == (False, "reward", "the answer is wrong")
+    assert meta.get_recent_successes() == () and not meta.recall(QUESTION).successes
+    assert next(i for i in meta.insights if i.id == rule.id).score == FIRST_SCORE - 1
+    confirmed = MetaMemory()
+    confirmed.remember(play(), True)
+    confirmed.remember(play(), True, by="reward")
+    assert [i.score for i in confirmed.insights] == [FIRST_SCORE, FIRST_SCORE], (
+        "no point is lost, none is added"
+    )
+
+
+# -- recall
+
+
+def test_an_empty_memory_gives_an_empty_experience():
+    assert MetaMemory().recall(QUESTION) == Experience() and not Experience() and Experience().ids == ()
+
+
+def test_recent_successes_are_successes_only_the_latest_first():
+    """In the document the call returned hypotheses, or nothing."""
+    meta = MetaMemory()
+    meta.remember(play(), True)
+    meta.remember(play(*FILMS[0], lost=True), False)
+    meta.remember(play(*FILMS[1]), True)
+    assert [t.turn for t in meta.get_recent_successes(2)] == [3, 1]
+    assert [t.turn for t in meta.get_recent_successes(1)] == [3] and meta.get_recent_successes(0) == ()
+
+
+def test_the_form_of_the_question_finds_and_not_its_names():
+    meta = MetaMemory()
+    same_name = Transcript("How tall is the lighthouse of Paper Moons?", (Step("Search", "a", "b"),))
+    meta.remember(same_name, True)
+    meta.remember(play(), True)
+    assert meta.recall(QUESTION, k=1).successes[0].task == play().question
+
+
+def test_successes_and_failures_have_their_own_places():
+    meta = MetaMemory()
+    for film in FILMS:
+        meta.remember(play(*film), True)
+        meta.remember(play(*film, lost=True), False)
+    found = meta.recall(QUESTION, k=1)
+    assert [t.succeeded for t in (*found.successes, *found.failures)] == [True, False]
+    assert set(found.ids) >= {found.successes[0].id, found.failures[0].id, *(i.id for i in found.insights)}
+    assert [s.form for s in found.skills] and meta.recall(QUESTION, k=0).successes == ()
+
+
+def test_the_same_attempt_is_given_once():
+    meta = MetaMemory()
+    for _ in range(3):
+        meta.remember(play(), True)
+    assert len(meta) == 3 and len(meta.recall(QUESTION, k=3).successes) == 1
+
+
+def test_an_insight_for_all_tasks_is_given_to_any():
+    meta = MetaMemory()
+    rule = meta.add("Read the question twice.", by="reward")
+    assert meta.recall(QUESTION).insights == (rule,)
+    meta.remember(play(), True)
+    assert rule.id in meta.recall("How tall is Brann?").ids
+
+
+def test_a_neighbour_in_the_graph_teaches_what_a_search_does_not_reach():
+    meta = MetaMemory(config=MetaConfig(pool=1, edge_similarity=0.0))
+    first = meta.remember(Transcript("Which river flows through Oslo?", (Step("Search", "a", "b"),)), True)
+    rule = meta.add("Look at a map.", about=[first.id])
+    last = meta.remember(Transcript("Which castle stands in Turku?", (Step("Search", "c", "d"),)), True)
+    assert last.similar == (first.id,)
+    assert rule.id in meta.recall("Which castle stands in Visby?").ids
+    alone = MetaMemory(MemoryStore(), MetaConfig(pool=1, hops=0))
+    alone.store.add(meta.store.memories)
+    alone = MetaMemory(alone.store, alone.config)
+    assert last in alone.recall("Which castle stands in Visby?").successes
+    assert first not in alone.recall("Which castle stands in Visby?").successes
+
+
+def test_recall_changes_nothing():
+    meta = MetaMemory()
+    meta.remember(play(), True)
+    before = meta.store.last_event
+    assert meta.recall(QUESTION) == meta.recall(QUESTION)
+    assert meta.store.last_event == before
+
+
+# -- insights
+
+
+def test_points_of_an_insight():
+    rule = Insight(rule="Search first.", score=FIRST_SCORE, about=("t1",))
+    assert (agree(rule, "t2").score, agree(rule, "t2").about) == (FIRST_SCORE + 1, ("t1", "t2"))
+    assert agree(rule, "t1").about == ("t1",)
+    changed = edit(rule, "Search for the film first.", "t3")
+    assert (changed.rule, changed.score) == ("Search for the film first.", FIRST_SCORE + 1)
+    assert remove(rule).score == FIRST_SCORE - 1 and remove(replace(rule, score=1)) is None
+    for n in range(2 * MAX_ABOUT):
+        rule = agree(rule, f"task {n}")
+    assert len(rule.about) == MAX_ABOUT and rule.about[-1] == f"task {2 * MAX_ABOUT - 1}"
+
+
+def test_insights_of_a_memory_can_be_changed_by_hand():
+    meta = MetaMemory()
+    task = meta.remember(Transcript("Who keeps Brann?", (Step("Finish", "Ilse"),)), True)
+    rule = meta.add("Search first.", about=[task.id])
+    assert meta.agree(rule.id).score == FIRST_SCORE + 1
+    assert meta.edit(rule.id, "Search for names first.").rule == "Search for names first."
+    for left in range(FIRST_SCORE + 1, 0, -1):
+        assert meta.remove(rule.id).score == left
+    assert meta.remove(rule.id) is None and meta.insights == ()
+    assert MetaMemory(meta.store).insights == (), "gone from the store too"
+    for call in (lambda: meta.agree(rule.id), lambda: meta.edit("?", "x"), lambda: meta.remove("?")):
+        with pytest.raises(KeyError, match="insight"):
+            call()
+    with pytest.raises(KeyError, match="no task 'x'"):
+        meta.add("Search.", about=["x"])
+
+
+@given(st.lists(st.sampled_from(["agree", "remove"]), max_size=30))
+@settings(max_examples=50)
+def test_a_score_is_never_below_one(operations):
+    insight, points = Insight(rule="Search first.", score=FIRST_SCORE), FIRST_SCORE
+    for operation in operations:
+        insight = agree(insight) if operation == "agree" else remove(insight)
+        points += 1 if operation == "agree" else -1
+        if insight is None:
+            assert points == 0
+            return
+        assert insight.score == points >= 1
+
+
+def test_equal_lessons_agree_and_a_useless_rule_goes():
+    lesson = Reflection("Nothing was found: search for a name.", False, ("failure", "dead end"))
+    first = revise([lesson, lesson], [], Insight(rule="-", about=("t1",)))
+    assert [(i.rule, i.score, i.topics) for i in first.kept] == [(lesson.text, FIRST_SCORE, lesson.tags)]
+    known = [replace(first.kept[0], id="i1"), Insight(id="i2", rule="Guess.", score=1, uses=4)]
+    second = revise([lesson], known, Insight(rule="-", about=("t2",)))
+    assert [(i.id, i.score, i.about) for i in second.kept] == [("i1", FIRST_SCORE + 1, ("t1", "t2"))]
+    assert second.removed == ("i2",)
+    helpful = replace(known[1], successes=1)
+    assert not revise([], [helpful], Insight(rule="-")).removed
+
+
+def test_a_model_chooses_the_operations():
+    operations = [
+        {"kind": "edit", "number": 1, "rule": "Search for the film, then for its director."},
+        {"kind": "remove", "number": 2, "rule": ""},
+        {"kind": "add", "number": 0, "rule": "Ask Ana Petrov first."},
+    ]
+    known = [Insight(id="i1", rule="Search.", score=2), Insight(id="i2", rule="Guess.", score=1)]
+    lesson = Reflection("Search for Harbour Lights first.", True, ("success", "chain"))
+    with Server(ok_json({"operations": operations})) as server:
+        llm = LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5)
+        revision = revise([lesson], known, Insight(rule="-", about=("t1",)), llm=llm)
+        (request,) = server.requests
+    assert [(i.rule, i.score) for i in revision.kept] == [
+        ("Search for the film, then for its director.", 3),
+        ("Ask <name> first.", FIRST_SCORE),
+    ]
+    assert revision.removed == ("i2",) and revision.kept[1].topics == lesson.tags
+    assert "Harbour Lights" not in str(request["messages"]), "a model is shown general rules only"
+
+
+@pytest.mark.parametrize(
+    ("operation", "problem"),
+    [
+        ({"kind": "agree", "number": 3, "rule": ""}, "number 3"),
+        ({"kind": "remove", "number": 0, "rule": ""}, "number 0"),
+        ({"kind": "add", "number": 0, "rule": " "}, "no rule"),
+    ],
+)
+def test_operations_that_cannot_be_are_refused(operation, problem):
+    inputs = {"rules": ("Search.",), "known": (Insight(rule="Guess."),)}
+    assert problem in REVISE.validate({"operations": [operation]}, inputs)
+
+
+def test_a_known_rule_is_never_added_twice():
+    known = [Insight(id="i1", rule="Search first.", score=2)]
+    reply = {"operations": [{"kind": "add", "number": 0, "rule": "search first"}]}
+    with Server(ok_json(reply)) as server:
+        llm = LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5)
+        revision = revise([Reflection("Look.", True)], known, Insight(rule="-"), llm=llm)
+    assert [(i.id, i.score) for i in revision.kept] == [("i1", 3)]
+
+
+# -- the graph
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=4)), max_size=20))
+def test_the_graph_is_symmetric_and_forgets_whole_nodes(links):
+    graph = TaskGraph()
+    for id, similar in links:
+        graph.link(str(id), map(str, similar))
+    ids = {str(id) for id, _ in links}
+    for a in ids:
+        assert a not in graph.neighbours([a])
+        assert all(a in graph.neighbours([b]) for b in graph.neighbours([a]))
+    if ids:
+        gone = min(ids)
+        graph.remove([gone])
+        assert gone not in graph and all(gone not in graph.neighbours([b], hops=9) for b in ids)
+
+
+# -- forgetting
+
+
+def test_failures_are_not_forgotten_first():
+    """In the document a failure has the confidence 0 and is evicted first."""
+    meta = MetaMemory()
+    meta.remember(play(), True)
+    failure = meta.remember(play(*FILMS[0], lost=True), False)
+    gone = meta.forget(1)
+    assert failure.id not in gone and len(meta) == 1, "the older one goes, which succeeded"
+    success = Trajectory(id="a", task="Who?", succeeded=True)
+    assert worth(success.strength, 9) == worth(replace(success, succeeded=False).strength, 9)
+    old, young = Trajectory(id="s", task="a", succeeded=True, since=1), Trajectory(id="f", task="b", since=2)
+    assert forgotten([(r.id, r.strength) for r in (old, young)], now=9, limit=1) == ("s",)
+
+
+def test_what_helped_stays():
+    meta = MetaMemory()
+    old = meta.remember(play(), True)
+    unused = meta.remember(play(*FILMS[0]), True)
+    meta.remember(play(*FILMS[1]), True, shown=Experience(successes=(old,)))
+    assert meta.forget(2)[0] == unused.id and old.id in {t.id for t in meta.tasks}
+    assert {t.id: (t.uses, t.successes, t.since) for t in meta.tasks}[old.id] == (1, 1, 3)
+
+
+def test_what_was_shown_in_vain_loses_worth():
+    meta = MetaMemory()
+    first = meta.remember(play(), True)
+    second = meta.remember(play(*FILMS[0]), True)
+    meta.remember(play(*FILMS[1], lost=True), False, shown=Experience(successes=(second,)))
+    held = {t.id: t for t in meta.tasks}
+    assert (held[second.id].uses, held[second.id].successes) == (1, 0)
+    assert worth(held[second.id].strength, 3) < worth(replace(held[first.id], since=2).strength, 3)
+
+
+def test_what_is_forgotten_is_found_by_nothing():
+    meta = MetaMemory()
+    for film in FILMS:
+        meta.remember(play(*film), True)
+    meta.forget(0)
+    assert len(meta) == 0 and meta.recall(QUESTION) == Experience() and len(MetaMemory(meta.store)) == 0
+    with pytest.raises(ValueError, match="limit"):
+        meta.forget(-1)
+    again = meta.remember(play(), True)
+    assert again.turn == 3, "the clock goes on"
+
+
+# -- the store
+
+
+def test_a_file_keeps_it(tmp_path):
+    with MemoryStore(tmp_path / "meta.db") as store:
+        meta = MetaMemory(store)
+        meta.remember(play(), True)
+        meta.remember(play(*FILMS[0], lost=True), False)
+        said = meta.recall(QUESTION)
+    with MemoryStore(tmp_path / "meta.db") as store:
+        again = MetaMemory(store)
+        assert again.recall(QUESTION) == said and again.tasks == meta.tasks
+        assert again.remember(play(*FILMS[1]), True).turn == 3
+
+
+def test_it_shares_a_store_with_a_team():
+    store = MemoryStore()
+    team = TeamMemory(QUESTION, store=store)
+    meta = MetaMemory(store)
+    meta.remember(play(), True)
+    team.shared.add_fact("Brann", "height", "31 m")
+    assert meta.recall(QUESTION).successes and len(MetaMemory(store)) == 1
+    assert len(team.shared.facts) == 1
+
+
+def test_save_and_load(tmp_path):
+    meta = MetaMemory()
+    meta.remember(play(), True, by="reward")
+    meta.save(tmp_path / "meta.jsonl")
+    again = MetaMemory.load(tmp_path / "meta.jsonl")
+    assert again.tasks == meta.tasks and again.insights == meta.insights
+    assert again.recall(QUESTION) == meta.recall(QUESTION)
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = tmp_path / "meta.jsonl"
+    meta = MetaMemory()
+    meta.remember(play(), True)
+    meta.save(path)
+    text = path.read_text(encoding="utf-8")
+    for damaged in (text[:-20], text.replace("{", "[", 1), "\n".join(text.splitlines()[:-1])):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"meta\.jsonl"):
+            MetaMemory.load(path)
+    file = tmp_path / "meta.db"
+    file.write_bytes(b"no database" * 100)
+    with pytest.raises(StoreCorrupt, match=r"meta\.db"):
+        MetaMemory(MemoryStore(file))
+    with pytest.raises((ValueError, OSError, sqlite3.Error)):
+        MetaMemory.load(tmp_path / "missing.jsonl")
+
+
+# -- an index from elsewhere
+
+
+def test_any_index_of_the_protocol_gives_the_same(tmp_path):
+    plain = MetaMemory(MemoryStore(tmp_path / "a.db"))
+    index = ExactIndex(plain.store.embedder.dim)
+    other = MetaMemory(MemoryStore(tmp_path / "b.db"), index=index)
+    for meta in (plain, other):
+        for film in FILMS:
+            meta.remember(play(*film), True)
+    assert other.recall(QUESTION) == plain.recall(QUESTION) and len(index) == 2
+    other.forget(1)
+    assert len(index) == 1
+    stale = ExactIndex(index.dim)
+    stale.add(["gone"], index.vectors)
+    again = MetaMemory(other.store, index=stale)
+    assert stale.ids == [t.id for t in again.tasks], "an index is brought up to date when it is opened"
+
+
+# -- threads
+
+
+def test_threads_remember_and_recall_at_once():
+    meta, errors = MetaMemory(), []
+
+    def work(name):
+        try:
+            for n in range(4):
+                meta.remember(play(f"{name} Lights {n}", "Ana Petrov", "Lin Wei"), True)
+                assert meta.recall(QUESTION).successes
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("Harbour", "Winter", "Salt")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and len(meta) == 12
+    assert sorted(t.turn for t in meta.tasks) == list(range(1, 13))
+    assert [i.score for i in meta.insights] == [FIRST_SCORE + 11], "no agreement is lost"
+    assert MetaMemory(meta.store).tasks == meta.tasks
+
+
+# -- what a transcript says
+
+
+def test_steps_are_cut_and_a_finish_is_not_read():
+    long = Transcript("Who?", (Step("Search", "x", "word " * 100), Step("Finish", "y", "Heat is a film.")))
+    steps = steps_in_words(long, 20)
+    assert steps[0].startswith("Search[x] → word") and len(steps[0]) <= 32 and steps[1] == "Finish[y]"
+    assert kinds_in(long) == {}
+
+
+def test_question_forms():
+    assert question_form(play().question) == question_form(QUESTION)
+    assert question_form(QUESTION) != question_form("Who wrote Paper Moons?")
+
+
+def test_a_kind_of_record_defined_elsewhere_is_read():
+    class Note(Record):
+        layer = "test/note"
+
+        @property
+        def text(self):
+            return "note"
+
+    assert read_record(Note(id="n1").to_memory("x")) == Note(id="n1")
