@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +221,8 @@ def contrast_table(
 ) -> pd.DataFrame:
     """Test the declared contrasts whose systems and measure are in a frame of results.
 
-    Columns: contrast, measure, n, conversations, difference, low, high, p, p_holm, p_flip, p_equivalence
+    A system may be there under the name that it has where a rule decides in its model's place ("… by rule");
+    the label of the contrast says so. Columns: contrast, measure, n, conversations, difference, low, high, p, p_holm, p_flip, p_equivalence
     (corrected), margin, detectable, verdict, asks. Holm's correction is over the rows that could be tested.
     `stratum` is a column to stratify by where the frame has it. Raises `ValueError` where the two systems of
     a contrast were not asked the same questions.
@@ -229,8 +230,8 @@ def contrast_table(
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for contrast in contrasts:
-        if contrast.measure not in frame or not {contrast.system, contrast.baseline} <= set(frame["system"]):
+    for contrast in _as_named(contrasts, set(frame["system"])):
+        if contrast.measure not in frame:
             continue
         gaps, groups, strata = _paired_columns(frame, contrast, stratum)
         found = paired_test(gaps, groups, strata, margin=contrast.margin, seed=seed)
@@ -270,6 +271,17 @@ CONTRAST_COLUMNS = (
 _COMPUTED = [name for name in CONTRAST_COLUMNS if name not in ("p_holm", "verdict")]
 
 # %% ../../../nbs/eval/stats/02_contrasts.ipynb #442407b9
+def _as_named(contrasts: Iterable[Contrast], systems: Collection[str]) -> Iterator[Contrast]:
+    """Yield the contrasts of which both systems are there, with the names that they have there."""
+    for contrast in contrasts:
+        both = [
+            next((name for name in (own, f"{own} by rule") if name in systems), None)
+            for own in (contrast.system, contrast.baseline)
+        ]
+        if both[0] and both[1]:
+            yield replace(contrast, system=both[0], baseline=both[1])
+
+
 def _paired_columns(
     frame: pd.DataFrame, contrast: Contrast, stratum: str | None
 ) -> tuple[np.ndarray, list[Any], list[Any] | None]:
