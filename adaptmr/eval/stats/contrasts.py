@@ -222,10 +222,10 @@ def contrast_table(
     """Test the declared contrasts whose systems and measure are in a frame of results.
 
     A system may be there under the name that it has where a rule decides in its model's place ("… by rule");
-    the label of the contrast says so. Columns: contrast, measure, n, conversations, difference, low, high, p, p_holm, p_flip, p_equivalence
-    (corrected), margin, detectable, verdict, asks. Holm's correction is over the rows that could be tested.
-    `stratum` is a column to stratify by where the frame has it. Raises `ValueError` where the two systems of
-    a contrast were not asked the same questions.
+    the label of the contrast says so. Columns: contrast, measure, n, conversations, difference, low, high, p,
+    p_holm, p_flip, p_equivalence (corrected), margin, detectable, verdict, asks. Holm's correction is over
+    the rows that could be tested. `stratum` is a column to stratify by where the frame has it. Raises
+    `ValueError` where the two systems of a contrast were not asked the same questions.
     """
     import pandas as pd
 
