@@ -38,6 +38,7 @@ from adaptmr.eval.analysis.team_measures import (
     COST_MEASURES,
     WORK_MEASURES,
     add_team_columns,
+    cost_table,
     different_searches,
     holding_table,
     measure_means,
@@ -121,6 +122,9 @@ def test_what_a_system_lacks_is_a_dash_and_questions_it_learnt_from_do_not_count
     table = measure_table(both, (*WORK_MEASURES, *COST_MEASURES)).set_index("system")
     assert table.loc["team", "turns"].startswith("4.00 [") and table.loc["search", "turns"] == "–"
     assert table["n"].tolist() == [4, 4] and "facts" not in table
+    assert measure_table(both, WORK_MEASURES)["system"].tolist() == ["team"], "nothing to say of the other"
+    timed = both.assign(ms_retrieve=[1.0, 2, 3, 10] * 2, ms_answer=0.5)
+    assert cost_table(timed)["ms"].tolist() == [3.0, 3.0] and "ms" not in cost_table(both)
     trained = both.assign(train=[True, False, False, False] * 2)
     means = measure_means(trained, WORK_MEASURES)
     assert means["mean"].round(3).tolist() == [4.667] and means["n"].tolist() == [3]
@@ -192,7 +196,7 @@ def test_fewer_repeated_searches_are_better():
     found = pair_differences(again)
     assert "better" in step_sentences(found)[1]
     answers = {q: short for q, short, _ in team_answers(found, found.head(0))}
-    assert answers["Does shared memory end repeated searches?"] == "Yes."
+    assert answers["Does shared memory save repeated searches?"] == "Yes."
 
 
 # -- the learning curve
