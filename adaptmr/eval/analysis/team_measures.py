@@ -184,7 +184,7 @@ def holding_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         )
     return pd.DataFrame(rows, columns=["system", "tasks", *HELD.values(), "answered", "working"])
 
-# %% ../../../nbs/eval/analysis/00_team_measures.ipynb #1520f8aa
+# %% ../../../nbs/eval/analysis/00_team_measures.ipynb #a6d740c0
 def task_sentences(data: Dataset) -> list[str]:
     """Say how many tasks of each category there are, and of how many passages and sentences each."""
     kinds = Counter(q.category for q in data.questions)
@@ -199,5 +199,5 @@ def task_sentences(data: Dataset) -> list[str]:
     )
     return [
         f"{len(data.questions)} tasks ({listed}).",
-        f"A task has {passages:.1f} passages of {sentences:.1f} sentences in all, {gold:.1f} of them gold (means).",
+        f"Means of a task: {passages:.1f} passages, {sentences:.1f} sentences in all, {gold:.1f} of them gold.",
     ]
