@@ -12,7 +12,8 @@ from adaptmr.llm.transport import count_tokens
 from adaptmr.reader import build_context
 from adaptmr.retrieval.rendering import render_context
 from adaptmr.systems.base import Capabilities, get_capabilities, known_systems, make_system
-from adaptmr.systems.contract import ContractError, check_usage, check_evidence, system_name
+from adaptmr.systems.contract import ContractError, check_capabilities, check_evidence, check_solution
+from adaptmr.systems.contract import check_usage, system_name
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -236,7 +237,7 @@ def test_what_is_counted_is_what_the_prompt_holds(said, monkeypatch):
     assert set(prompts) == {expected} and set(frame.context_tokens) == {count_tokens(expected)}
 
 
-@pytest.mark.parametrize("name", known_systems(None))
+@pytest.mark.parametrize("name", [n for n in known_systems(None) if n not in known_systems("team")])
 @pytest.mark.parametrize("k", [0, 1, 7])
 def test_every_system_of_ours_keeps_to_the_contract(name, k):
     system = make_system(name, embedder="hash")
@@ -250,6 +251,16 @@ def test_every_system_of_ours_keeps_to_the_contract(name, k):
         else:
             assert build_context(found) == render_context(found.hits), "what is counted is what is shown"
     assert get_capabilities(system).unlimited == (name in ("full_context", "oracle_evidence"))
+
+
+@pytest.mark.parametrize("name", known_systems("team"))
+def test_every_solver_of_ours_keeps_to_the_contract(name):
+    solver = make_system(name, embedder="hash")
+    assert system_name(solver) == name
+    check_capabilities(name, get_capabilities(solver))
+    check_usage(name, solver.ingest(TALK))
+    for question in ASKED:
+        check_solution(solver, solver.solve(question.blind()), KNOWN, question.id)
 
 
 def test_the_numbers_of_our_systems_stay_those_of_their_own_contexts():

@@ -681,6 +681,15 @@ def test_hotpotqas_official_scores_are_columns_of_its_own_data() -> None:
     assert not {"sp_f1", "joint_f1"} & set(run(["lexical"]).columns)
 
 
+def test_a_question_without_an_answer_has_scores_too() -> None:
+    asked = [Question("q", "Where is Bob?", [], "abstention", answerable=False, conversation="c2")]
+    frame = run(["lexical", Theirs()], Dataset("toy", TALKS[:1], asked), train=["q"])
+    solved = frame.iloc[1]
+    assert (solved.em, solved.f1, solved.abstained) == (0.0, 0.0, False), "it answered"
+    refused = Theirs(replace(GOOD, answer=Answer("", abstained=True)))
+    assert run([refused], Dataset("toy", TALKS[:1], asked)).em.tolist() == [1.0]
+
+
 # --- orders and training questions
 
 

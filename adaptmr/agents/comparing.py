@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..memory.curator.asked import asked_relations
-from ..memory.curator.choosing import mentions
 from ..memory.curator.english import DATE, DEMONYMS, MONTHS, NAME
 from ..memory.curator.entities import same_entity
 from ..memory.team.extraction import Triple
-from ..text import NUMBER_WORDS, content_words, find_names, split_sentences, word_set
+from ..text import NUMBER_WORDS, content_words, find_names, split_sentences
 
 # %% auto #0
 __all__ = ['Comparison', 'read_comparison', 'Value', 'value_of', 'compare']
@@ -36,7 +36,7 @@ class Comparison:
 
     def entity(self, name: str) -> str:
         """Return the entity that a name can mean, "" if it means neither."""
-        return next((e for e in self.entities if same_entity(e, name)), "")
+        return next((e for e in self.entities if same_entity(e.strip("?!. "), name.strip("?!. "))), "")
 
 
 @lru_cache(maxsize=2048)
@@ -50,13 +50,18 @@ def read_comparison(question: str) -> Comparison | None:
     asked_behind = about == "either" and _ASKING.search(text, text.rfind(pair[1]))
     if not about or asked_behind:
         return None
-    names = frozenset(content_words(" ".join(pair)))
-    words = frozenset(content_words(_PLAIN_WORDS.sub(" ", text))) - names
+    words = frozenset(content_words(_PLAIN_WORDS.sub(" ", _without(text, pair))))
     if about == "common" and not _COMPARED_KINDS & set(asked_relations(text)):
         return None  # what both have in common is a name in both passages
     relations = _DATES_OF if about in ("earlier", "later") else ()
     asked = tuple(r for r in asked_relations(text) if not relations or r in relations)
     return Comparison(pair, about, tuple(dict.fromkeys((*asked, *relations))), words)
+
+
+def _without(text: str, pair: tuple[str, str]) -> str:
+    """The text without the two names and what stands between them."""
+    start, end = text.find(pair[0]), text.rfind(pair[1])
+    return f"{text[:start]} {text[end + len(pair[1]) :]}" if 0 <= start < end else text
 
 
 def _about(text: str) -> str:
@@ -81,9 +86,10 @@ def _joined(text: str) -> tuple[str, str] | None:
     if m := _PAIR.search(text):
         return _tidy(m["a"]), _tidy(m["b"])
     names = find_names(text)
-    between = (re.search(rf"{re.escape(a)}\W.{{0,40}}?(?:\band\b|\bor\b|和|与).{{0,20}}?{re.escape(b)}", text)
-               for a, b in zip(names, names[1:]))  # fmt: skip
-    return next(((a, b) for a, b, m in zip(names, names[1:], between) if m), None)
+    for a, b in pairwise(names):
+        if re.search(rf"{re.escape(a)}.{{0,40}}?(?:\band\b|\bor\b|和|与).{{0,20}}?{re.escape(b)}", text):
+            return a, b
+    return None
 
 
 def _tidy(name: str) -> str:
@@ -95,38 +101,34 @@ _COMPARED_KINDS = frozenset({"nationality", "occupation", "is a"})
 _OR = re.compile(r"\bor\b|还是")
 _YES_NO = re.compile(r"(?:are|is|was|were|do|does|did|have|has|had|can|could)\b|.*(?:吗|是否)")
 _ENDS_IN_OR = re.compile(
-    r"(?:,|:|\bbetween|\bis|\bwas|\bfirst|\b\w+er|(?<=，))\s*(?P<a>[^,:，]{2,80}?),?\s*(?:\bor\b|还是)\s*(?P<b>[^,，]{2,80})\Z"
+    r"(?:,|:|\bbetween|\bis|\bwas|\bfirst|\b\w+er|(?<=，))\s*(?P<a>[^,:，]{2,80}?),?\s*"
+    r"(?:\bor\b|还是)\s*(?P<b>[^,，]{2,80})\Z"
 )
 _A_NAME = rf"(?:\"[^\"]+\"|(?:the )?{NAME})"
+_NATION = "|".join(sorted(DEMONYMS))
 _PAIR = re.compile(
-    rf"(?P<a>{_A_NAME})(?: \([^()]*\))?(?: from {_A_NAME})?,? (?:and|or) (?:{'|'.join(sorted(DEMONYMS))})? ?(?P<b>{_A_NAME})"
+    rf"(?P<a>{_A_NAME})(?: \([^()]*\))?(?: from {_A_NAME})?,? (?:and|or) (?:{_NATION})? ?(?P<b>{_A_NAME})"
 )
 _LEADING = re.compile(
-    r"\A(?:(?:Are|Is|Was|Were|Do|Does|Did|Have|Has|Which|What|Who|Both|Between|both|between|the movies?|the films?|the magazines?) )+"
+    r"\A(?:(?:Are|Is|Was|Were|Do|Does|Did|Have|Has|Which|What|Who|Both|Between|both|between|the movies?|"
+    r"the films?|the magazines?) )+"
 )
-_ORDERS = (
-    (
-        "later",
-        re.compile(
-            r"\b(?:later|latest|younger|youngest|newer|newest|most recent(?:ly)?|more recent(?:ly)?|last)\b|更晚|更年轻|较晚"
+_ORDERS = tuple(
+    (about, re.compile(rf"\b(?:{english})\b|{chinese}"))
+    for about, english, chinese in (
+        (
+            "later",
+            "later|latest|younger|youngest|newer|newest|(?:most|more) recent(?:ly)?|last",
+            "更晚|较晚|更年轻",
         ),
-    ),
-    (
-        "earlier",
-        re.compile(r"\b(?:first|earlier|earliest|older|oldest|before|longer ago)\b|更早|较早|更老|先"),
-    ),
-    (
-        "less",
-        re.compile(
-            r"\b(?:fewer|fewest|less|least|smaller|smallest|lower|lowest|shorter|shortest)\b|更少|更小|更低"
+        ("earlier", "first|earlier|earliest|older|oldest|before|longer ago", "更早|较早|更老|先"),
+        ("less", "fewer|fewest|less|least|smaller|smallest|lower|lowest|shorter|shortest", "更少|更小|更低"),
+        (
+            "more",
+            "more|most|larger|largest|bigger|biggest|greater|higher|highest|taller|tallest|longer|longest",
+            "更多|更大|更高",
         ),
-    ),
-    (
-        "more",
-        re.compile(
-            r"\b(?:more|most|larger|largest|bigger|biggest|greater|higher|highest|taller|tallest|longer|longest)\b|更多|更大|更高"
-        ),
-    ),
+    )
 )
 _DATES_OF = ("date of birth", "founded", "released", "date of death", "ended")
 _PLAIN_WORDS = re.compile(
@@ -184,40 +186,45 @@ def _truth(comparison: Comparison, text: str) -> Value | None:
     return Value("yes" if share >= _SO else "no", round(share, 6))
 
 
+_PLAUSIBLE = 0.6  # confidence in a yes or no that rests on the words of two passages
+_NOT_SHARED = 0.2  # confidence in a value of the first thing where the two share none
 _SO = 0.6  # share of the question's words in a passage of which it is taken to be so
-_COMPARABLE = ("nationality", "occupation", "is a", "location", "headquarters", "origin", "place of birth", "director",
-               "writer", "member of", "education")  # fmt: skip
+_COMPARABLE = (
+    *("nationality", "occupation", "is a", "location", "headquarters", "origin", "place of birth"),
+    *("director", "writer", "member of", "education"),
+)
 _NUMBER = re.compile(
     rf"(?<![\w.])(?:\d[\d,]*(?:\.\d+)?|{'|'.join(list(NUMBER_WORDS)[2:21])})(?!\w)", re.IGNORECASE
 )
 
 # %% ../../nbs/agents/00_comparing.ipynb #37118635
 def compare(comparison: Comparison, values: Mapping[str, Value]) -> Value | None:
-    """Return the answer that follows from the values by entity, with its confidence; `None` if one is missing."""
+    """Return the answer that follows from the values by entity; `None` if one is missing."""
     if any(e not in values for e in comparison.entities):
         return None
     a, b = (values[e] for e in comparison.entities)
-    first, second = comparison.entities
     sure = min(a.confidence, b.confidence)
     if comparison.about in ("earlier", "later", "more", "less"):
-        x, y = (
-            _as_date(v.text) if comparison.about in ("earlier", "later") else _as_number(v.text)
-            for v in (a, b)
-        )
-        smaller = first if x <= y else second
-        larger = second if x <= y else first
-        return Value(smaller if comparison.about in ("earlier", "less") else larger, sure)
+        return Value(_extreme(comparison, a.text, b.text), sure)
     if comparison.about == "either":
-        return Value(
-            first if a.confidence >= b.confidence else second,
-            round(0.5 + abs(a.confidence - b.confidence) / 2, 6),
-        )
+        lead = a.confidence - b.confidence
+        return Value(comparison.entities[lead < 0], round(0.5 + abs(lead) / 2, 6))
     if comparison.about == "both":
-        return Value("yes" if a.text == b.text == "yes" else "no", 0.6)
+        return Value("yes" if a.text == b.text == "yes" else "no", _PLAUSIBLE)
     shared = _shared(a.text, b.text)
     if comparison.about == "same":
         return Value("yes" if shared else "no", sure)
-    return Value(shared[0], sure) if shared else None
+    return Value(shared[0], sure) if shared else Value(a.text.partition("; ")[0], _NOT_SHARED)
+
+
+def _extreme(comparison: Comparison, a: str, b: str) -> str:
+    """The entity with the smaller or the greater value, as it is asked for."""
+    if comparison.about in ("earlier", "later"):
+        first_is_smaller = _as_date(a) <= _as_date(b)
+    else:
+        first_is_smaller = _as_number(a) <= _as_number(b)
+    smaller_wanted = comparison.about in ("earlier", "less")
+    return comparison.entities[first_is_smaller != smaller_wanted]
 
 
 def _as_date(text: str) -> tuple[int, int, int]:

@@ -107,7 +107,7 @@ class Episode:
         self.steps: list[Step] = []  # those that memory served are among them, not in the transcript
         self.rows: list[TurnRow] = []
         self.success, self.reason = False, "the task is not over"
-        self._out_of_tokens = False
+        self._over = self._out_of_tokens = False
         self._lessons: set[str] = set()
         self._injections: set[int] = set()
 
@@ -153,7 +153,7 @@ class Episode:
         """
         with self.memory.attempt():
             try:
-                while not self.env.done:
+                while not self._over:
                     self._play_turn()
             except PlayerError as error:
                 self.reason = str(error)
@@ -238,10 +238,10 @@ class Episode:
         self._finish(answer, False, row.why, row)
 
     def _finish(self, answer: str, success: bool, reason: str, row: TurnRow) -> None:
-        step = self.env.step(f"Finish[{answer}]")
-        self.steps.append(step)
-        self.success, self.reason = success and bool(answer), reason or ("" if answer else "no answer")
-        row.valid = step.valid
+        if answer:  # an empty one is no action
+            self.steps.append(self.env.step(f"Finish[{answer}]"))
+        self._over, row.valid = True, bool(answer)
+        self.success, self.reason = success and bool(answer), reason
         if self.success:
             self.memory.team.shared.complete(answer)
         else:

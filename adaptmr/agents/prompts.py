@@ -84,17 +84,17 @@ EXAMPLES: Mapping[str, tuple[Transcript, ...]] = {
         Transcript(
             "Where was the founder of the Tarn Clock Works born?",
             (
-                Step("Search", "Tarn Clock Works", "Tarn Clock Works: It was founded by Edda Quill in 1887."),
-                Step("Search", "Edda Quill", "Edda Quill: She was born in Orlby and learnt watchmaking."),
-                Step("Finish", "Orlby", done=True),
+                Step("Search", "Tarn Clock Works", "Tarn Clock Works: It was founded by Mira Tolk in 1887."),
+                Step("Search", "Mira Tolk", "Mira Tolk: She was born in Lunby and learnt watchmaking."),
+                Step("Finish", "Lunby", done=True),
             ),
         ),
         Transcript(
-            "Which opened first, the Velm Bridge or the Osk Tunnel?",
+            "Which opened first, the Raske Bridge or the Holm Tunnel?",
             (
-                Step("Search", "Velm Bridge", "Velm Bridge: The bridge was opened in 1921."),
-                Step("Search", "Osk Tunnel", "Osk Tunnel: The tunnel was opened in 1934."),
-                Step("Finish", "Velm Bridge", done=True),
+                Step("Search", "Raske Bridge", "Raske Bridge: The bridge was opened in 1921."),
+                Step("Search", "Holm Tunnel", "Holm Tunnel: The tunnel was opened in 1934."),
+                Step("Finish", "Raske Bridge", done=True),
             ),
         ),
     ),

@@ -66,7 +66,12 @@ class Place(NamedTuple):
 
 
 def find_places(kind: str, sentences: Sequence[str], triples: Sequence[Triple], topic: str) -> list[Place]:
-    """Find what can be of this kind in the sentences; `topic` is the title of the passage."""
+    """Find what can be of this kind in the sentences; `topic` is the title of the passage.
+
+    Nothing is of the kind "yesno": that answer stands in no passage.
+    """
+    if kind == "yesno":
+        return []
     if kind in _FORMS:
         return [Place(m[0], i, m.start()) for i, s in enumerate(sentences) for m in _FORMS[kind].finditer(s)]
     if kind == "kind":
@@ -95,16 +100,16 @@ _FORMS = {
     "date": re.compile(rf"\b{DATE}"),
     "year": re.compile(r"(?<![\d,.])(?:1\d|20)\d\d(?![\d,])"),
     "number": re.compile(
-        r"(?<![\w.,])(?:\d[\d,]*(?:\.\d+)?(?: (?:million|billion|thousand))?|"
-        rf"{'|'.join(list(NUMBER_WORDS)[1:21])})(?!\w)",
+        r"(?<![\w.,])(?<!\bin )(?:\d[\d,]*(?:\.\d+)?(?: (?:million|billion|thousand))?|"
+        rf"{'|'.join(list(NUMBER_WORDS)[1:])})(?!\w)",
         re.IGNORECASE,
     ),
 }
 _NAMES, _QUOTED = re.compile(NAME), re.compile(r'"[^"\n]{2,60}"')
 _OPENERS = (
     "In On At As The A An He She It They His Her Its Their This That These After Before During Since While "
-    "When Where Which What Who Whose How Why Is Are Was Were Do Does Did Has Have Can With From For And But By "
-    "To Of Or Also However There Both Other Most Many Some One Two First"
+    "When Where Which What Who Whose How Why Is Are Was Were Do Does Did Has Have Can With From For And But "
+    "By To Of Or Also However There Both Other Most Many Some One Two First"
 )
 _FIRST_WORD = re.compile(rf"\A(?:{'|'.join(_OPENERS.split())}) (?=\w)")
 _NO_NAME = re.compile(rf"(?:{'|'.join(_OPENERS.split())}|Mr|Mrs|Dr|[A-Z]\.?)\Z|\d|(?:{MONTHS})\b")
@@ -115,7 +120,7 @@ WEIGHTS = {
     "share": 0.4,  # of the question's words, in its sentence
     "near": 0.5,  # to a word of the question
     "near the question word": 1.9,  # to a word that stands there in the question
-    "covered": -0.5,  # share of the question's words in the passage: one that repeats the question adds little
+    "covered": -0.5,  # share of the question's words in the passage: one that repeats them adds little
     "late": -0.8,  # in the passage
     "fact": 0.6,  # the value of the relation that is asked for
     "extracted": 2.9,  # what the curator's rules choose
@@ -222,11 +227,8 @@ def _is_topic(name: str, topic: str, kind: str = "name") -> bool:
 
 def _is_like_a_person(name: str) -> bool:
     words = name.split()
-    return (
-        1 < len(words) < 5
-        and not _NO_PERSON.search(name)
-        and all(w[0].isupper() or w in _PARTICLES for w in words)
-    )
+    capital = all(w[0].isupper() or w in _PARTICLES for w in words)
+    return 1 < len(words) < 5 and capital and not _NO_PERSON.search(name)
 
 
 _WH = re.compile(r"(?:who|whom|whose|what|which|where|when|how)\b", re.IGNORECASE)
@@ -286,9 +288,7 @@ def read(question: str, step: Step) -> Reading:
     topic = passage.topic
     leads = _leads(passage)
     best: dict[str, Candidate] = {}
-    for place in (
-        find_places(asked.kind, passage.sentences, passage.triples, topic) if asked.kind != "yesno" else ()
-    ):
+    for place in find_places(asked.kind, passage.sentences, passage.triples, topic):
         if _is_given(place.text, question, asked.kind):
             continue
         candidate = Candidate(place.text, _probability(passage.features(place)))

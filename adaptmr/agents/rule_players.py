@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .comparing import compare
+from .comparing import Comparison, compare
 from .reading import asked_for, read
 from .searching import next_queries
-from .situation import Known, Situation
+from .situation import Known, Situation, value_in
 from .view import Move, View
+from ..memory.curator.asked import kind_of_relation
 from ..memory.curator.entities import entity_key, same_entity
 from ..memory.team.actions import Action, parse_action
 from ..memory.team.queries import search_key
@@ -19,7 +20,8 @@ from ..memory.team.roles import ROLES, RoleContract
 from ..memory.team.steps import Step
 
 # %% auto #0
-__all__ = ['SURE', 'SURE_ALONE', 'MIN_TURNS', 'HOLDS', 'RuleRetriever', 'RuleSolver', 'Verdict', 'RuleVerifier']
+__all__ = ['SURE', 'SURE_ALONE', 'MIN_TURNS', 'HOLDS', 'HOLDS_ALONE', 'HOLDS_COMPARED', 'RuleRetriever', 'RuleSolver', 'Verdict',
+           'RuleVerifier']
 
 # %% ../../nbs/agents/05_rule_players.ipynb #336b5969
 @dataclass(frozen=True)
@@ -90,8 +92,10 @@ def _guess(s: Situation) -> str:
     is_yes_no = s.comparison is not None or asked_for(s.view.question).kind == "yesno"
     return "yes" if is_yes_no else s.reading.topic or "unknown"
 
-# %% ../../nbs/agents/05_rule_players.ipynb #cb76c4d5
-HOLDS = 0.5  # the probability of an answer at which the verifier believes in it
+# %% ../../nbs/agents/05_rule_players.ipynb #cfc99c24
+HOLDS = 0.7  # the probability of an answer at which the verifier believes in it: it is the best of many
+HOLDS_ALONE = 0.5  # the same without memory, when it is the best of one passage
+HOLDS_COMPARED = 0.5  # the same for an answer that follows from two values
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class RuleVerifier:
     role: RoleContract = ROLES["verifier"]
 
     def act(self, view: View) -> Move:
-        """Accept the proposal (no action), or object with another search; without a proposal, name a search."""
+        """Accept the proposal (no action), or object with a search; without a proposal, name a search."""
         s = Situation(view)
         verdict = self.judge(view) if view.proposal else Verdict(False, "the team repeats itself")
         query = next(iter(next_queries(s)), None)
@@ -122,34 +126,47 @@ class RuleVerifier:
         """Say whether the proposal holds, by what the verifier sees."""
         s = Situation(view)
         if s.comparison is not None:
-            found = compare(s.comparison, s.values)
-            if found is None:
-                missing = [e for e in s.comparison.entities if e not in s.values]
-                return Verdict(False, f"nothing is known of {' and '.join(missing) or 'what both share'}")
-            agrees = entity_key(found.text) == entity_key(view.proposal)
-            return Verdict(agrees and found.confidence >= HOLDS, f"the values say {found.text}")
+            return _judge_comparison(s, s.comparison)
         support = _support(s)
         if support is None:
             return Verdict(False, f"{view.proposal} stands in no passage that is known")
         if against := _contradiction(s, support):
             return Verdict(False, f"a fact says {against.text}", against.ids)
-        holds = support.probability >= HOLDS
+        holds = support.probability >= (HOLDS if view.known else HOLDS_ALONE)
         return Verdict(
             holds, f"{support.topic or 'a sentence'} says so ({support.probability:.2f})", support.ids
         )
 
 
-def _support(s: Situation) -> Known | None:
-    """The proposal as it stands in the passage that supports it most."""
-    steps = [(s.view.last, "")] if s.view.last else []
+def _steps(s: Situation) -> list[tuple[Step, tuple[str, ...]]]:
+    """The steps that the verifier can read again, the latest first, with the ids of their records."""
+    steps: list[tuple[Step, tuple[str, ...]]] = [(s.view.last, ())] if s.view.last else []
     for hop in s.view.known.hops:
         action = parse_action(hop.action)
         if action is not None:
-            steps.append((Step(action.verb, action.argument, hop.observation, hop.valid), hop.id))
+            steps.append((Step(action.verb, action.argument, hop.observation, hop.valid), (hop.id,)))
+    return steps
+
+
+def _judge_comparison(s: Situation, comparison: Comparison) -> Verdict:
+    """Whether the proposal follows from the values of both things, as they stand in the passages."""
+    values, used = dict(s.values), list[str]()
+    for step, ids in _steps(s):
+        new = value_in(comparison, read(s.view.question, step), step)
+        values, used = values | new, [*used, *(ids if new else ())]
+    found = compare(comparison, values)
+    if found is None:
+        missing = [e for e in comparison.entities if e not in values]
+        return Verdict(False, f"nothing is known of {' and '.join(missing)}", tuple(used))
+    agrees = entity_key(found.text) == entity_key(s.view.proposal)
+    return Verdict(agrees and found.confidence >= HOLDS_COMPARED, f"the values say {found.text}", tuple(used))
+
+
+def _support(s: Situation) -> Known | None:
+    """The proposal as it stands in the passage that supports it most."""
     key, found = entity_key(s.view.proposal), list[Known]()
-    for step, id in steps:
+    for step, ids in _steps(s):
         reading = read(s.view.question, step)
-        ids = (id,) if id else ()
         found += [
             s.weighed(Known(c.text, c.probability, reading.topic, ids))
             for c in reading.candidates
@@ -159,9 +176,10 @@ def _support(s: Situation) -> Known | None:
 
 
 def _contradiction(s: Situation, support: Known) -> Known | None:
-    """Another value of the asked relation of the thing that the supporting passage is about."""
-    asked = asked_for(s.view.question).relations[:1]
-    facts = [f for f in s.view.known.facts if f.relation in asked and same_entity(f.entity, support.topic)]
-    agrees = any(same_entity(f.value, support.text) or f.value in support.text for f in facts)
-    stated = any(same_entity(f.entity, support.text) for f in facts)
-    return None if agrees or stated or not facts else Known(facts[0].text, 1.0, ids=(facts[0].id,))
+    """Another value of an asked relation, of the kind asked for, of what the supporting passage is about."""
+    asked = asked_for(s.view.question)
+    kind = "date" if asked.kind == "year" else asked.kind
+    relations = [r for r in asked.relations if kind_of_relation(r) == kind]
+    facts = s.view.known.values(support.topic, relations)
+    agrees = any(same_entity(f.value, support.text) or support.text in f.value for f in facts)
+    return None if agrees or not facts else Known(facts[0].text, 1.0, ids=(facts[0].id,))

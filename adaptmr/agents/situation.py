@@ -21,13 +21,13 @@ from ..memory.team.queries import search_key
 from ..memory.team.steps import Step
 
 # %% auto #0
-__all__ = ['LED', 'NOT_LED', 'UNSURE', 'note', 'Known', 'Situation', 'title_of']
+__all__ = ['LED', 'NOT_LED', 'UNSURE', 'note', 'value_in', 'Known', 'Situation', 'title_of']
 
 # %% ../../nbs/agents/03_situation.ipynb #bcb7b813
 def note(question: str, step: Step) -> Extraction:
     """Return what a player reads in a step: an answer with its confidence, and the names that lead on."""
     reading, comparison = read(question, step), read_comparison(question)
-    for entity, value in _value_in(comparison, reading, step).items():
+    for entity, value in value_in(comparison, reading, step).items():
         return Extraction(value.text, value.confidence, reason=f"{entity}: {value.text}")
     best = reading.best
     if best is None:
@@ -35,8 +35,8 @@ def note(question: str, step: Step) -> Extraction:
     return Extraction(best.text, best.probability, next_queries=reading.leads[:3], reason=reading.topic)
 
 
-def _value_in(comparison: Comparison | None, reading: Reading, step: Step | None) -> dict[str, Value]:
-    """The value of the compared thing that a passage is about, if it is about one."""
+def value_in(comparison: Comparison | None, reading: Reading, step: Step | None) -> dict[str, Value]:
+    """Return the value of the compared thing that a passage is about, {} if it is about neither."""
     entity = comparison.entity(reading.topic) if comparison and reading.topic else ""
     if comparison is None or step is None or not entity:
         return {}
@@ -111,14 +111,14 @@ class Situation:
         queries = [s.query for s in known.searches] + ([last.argument] if last else [])
         if any(entity_key(q) == entity_key(topic) for q in queries):
             return True
-        facts = (*known.facts, *(self.reading.facts if self.reading.topic != topic else ()))
-        return any(
-            not same_entity(f.entity, topic) and entity_key(f.value) == entity_key(topic) for f in facts
-        )
+        here = self.reading.facts if self.reading.topic != topic else ()
+        stated = [*here, *(Triple(f.entity, f.relation, f.value) for f in known.facts)]
+        key = entity_key(topic)
+        return any(entity_key(t.value) == key and not same_entity(t.entity, topic) for t in stated)
 
     @cached_property
     def values(self) -> dict[str, Value]:
-        """The values of the two things that are compared: by the latest passage, else by earlier hops or facts."""
+        """The values of the two things that are compared: by the latest passage, else earlier hops, facts."""
         comparison, values = self.comparison, dict[str, Value]()
         if comparison is None:
             return values
@@ -130,15 +130,17 @@ class Situation:
         for known in _remembered(self.view.known):
             if known.topic and (entity := comparison.entity(known.topic)):
                 values[entity] = Value(known.text, known.probability)
-        return values | _value_in(comparison, self.reading, self.view.last)
+        return values | value_in(comparison, self.reading, self.view.last)
 
     @cached_property
     def answer(self) -> Known | None:
-        """The best answer now, `None` without any."""
+        """The best answer now, `None` without any; of two things that are compared only what follows."""
         if self.comparison is not None:
             found = compare(self.comparison, self.values)
-            if found:
-                return Known(found.text, max(found.confidence, 0.5))
+            if found is not None:
+                return Known(found.text, found.confidence)
+            if self.comparison.about != "common":
+                return None
         return self.answers[0] if self.answers else None
 
 

@@ -212,7 +212,8 @@ class TaskMemory:
 
     def write(self, agent: str, step: Step, turn: int) -> Extraction:
         """Read a step of a member and write what the setting wants; return what was read."""
-        self._read = self._reader(self.question, step) if step.valid else Extraction()
+        told = step.valid and not is_dead_end(step)
+        self._read = self._reader(self.question, step) if told else Extraction()
         kept = self._kept(step, self._read)
         self.readings.append(Reading(self.question, step.observation, kept))
         observation = step.observation
@@ -239,8 +240,8 @@ class TaskMemory:
             )
 
     def judge(self, message: Interaction, step: Step, turn: int) -> None:
-        """Note what came of a suggestion that was carried out, for both members."""
-        helped = bool(self._read.answer or self._read.bridge) and not is_dead_end(step)
+        """Note whether a suggestion that was carried out found something, for both members."""
+        helped = step.valid and not is_dead_end(step)
         self.team.shared.judge(message.id, helped)
         self.team.of(message.to).rate_peer(message.agent, helped, message.kind, turn)
         if self.setting.private:
@@ -268,7 +269,7 @@ class TaskMemory:
 
     def _kept(self, step: Step, read: Extraction) -> Extraction:
         """Return what is written of a step: the answer that was read, and what the curator extracts."""
-        if not self.setting.curator or not step.valid:
+        if not self.setting.curator or not step.valid or is_dead_end(step):
             return Extraction(read.answer, read.confidence)
         extracted = extract(self.question, str(step), step.observation, self._llm)
         return replace(extracted, answer=read.answer, confidence=read.confidence)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..memory.meta.meta import MetaMemory
 from ..memory.meta.records import Experience
 from ..memory.team.config import TeamConfig
 from ..memory.team.steps import Transcript
+from ..retrieval.as_of import resolve_as_of
 from ..store.memory_store import MemoryStore
 from ..systems.solver import Solution
 from ..types import Answer, Conversation, Evidence, Hit, Question, Usage
@@ -131,7 +133,7 @@ class Team:
                 f"team {self.name!r} has the passages of {self._conversation.id!r}; ingest those of "
                 f"{question.conversation!r} first"
             )
-        episode = self.begin(question.text)
+        episode = self.begin(question)
         try:
             episode.play()
         except PlayerError:
@@ -164,8 +166,12 @@ class Team:
 
     # -- one task
 
-    def begin(self, question: str) -> Episode:
-        """Return the task of a question, to be played; what it teaches is remembered by `solve` only."""
+    def begin(self, asked: Question | str) -> Episode:
+        """Return the task of a question, to be played; what it teaches is remembered by `solve` only.
+
+        The passages hold nothing that was said after the time at which the question is asked.
+        """
+        question = asked if isinstance(asked, str) else asked.text
         tokens = self._budgets.get(question)
         limits = self.limits if tokens is None else Limits(MATCHED_TURNS, tokens)
         memory = TaskMemory(
@@ -180,7 +186,7 @@ class Team:
         )
         return Episode(
             HotpotEnv(
-                self._corpus,
+                self._passages(asked),
                 question,
                 max_steps=limits.turns,
                 observation_chars=self._observation_chars,
@@ -191,6 +197,13 @@ class Team:
             limits=limits,
             style=self.style,
         )
+
+    def _passages(self, asked: Question | str) -> Corpus:
+        _, moment = resolve_as_of(asked)
+        turns = [m for m in self._conversation.turns if moment is None or m.at <= moment]
+        if len(turns) == len(self._conversation):
+            return self._corpus
+        return Corpus.from_conversation(replace(self._conversation, turns=turns))
 
     def _solution(self, episode: Episode) -> Solution:
         transcript = episode.transcript

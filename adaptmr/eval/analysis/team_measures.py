@@ -119,9 +119,7 @@ def measure_table(
     means = measure_means(frame, measures, seed=seed)
     digits = {m.label: m.digits for m in measures}
     cells = {
-        (r["system"], r["measure"]): format_interval(
-            r["mean"], r["low"], r["high"], f",.{digits[r['measure']]}f"
-        )
+        (r["system"], r["measure"]): format_interval(r["mean"], r["low"], r["high"], f",.{digits[r['measure']]}f")
         for r in means.to_dict("records")
     }
     known = set(means["measure"])
@@ -164,9 +162,7 @@ def holding_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         part = frame[frame["system"] == system]
         if "hops" not in part or part["hops"].isna().all():
             continue
-        totals = {
-            label: int(np.nansum(part[name].to_numpy(float))) for name, label in HELD.items() if name in part
-        }
+        totals = {label: int(np.nansum(part[name].to_numpy(float))) for name, label in HELD.items() if name in part}
         share = ratio_ci(
             part["hops_answered"].to_numpy(float),
             part["hops"].to_numpy(float),
@@ -184,7 +180,7 @@ def holding_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         )
     return pd.DataFrame(rows, columns=["system", "tasks", *HELD.values(), "answered", "working"])
 
-# %% ../../../nbs/eval/analysis/00_team_measures.ipynb #a6d740c0
+# %% ../../../nbs/eval/analysis/00_team_measures.ipynb #0288aab6
 def task_sentences(data: Dataset) -> list[str]:
     """Say how many tasks of each category there are, and of how many passages and sentences each."""
     kinds = Counter(q.category for q in data.questions)
@@ -199,5 +195,5 @@ def task_sentences(data: Dataset) -> list[str]:
     )
     return [
         f"{len(data.questions)} tasks ({listed}).",
-        f"Means of a task: {passages:.1f} passages, {sentences:.1f} sentences in all, {gold:.1f} of them gold.",
+        f"Means of a task: {passages:.1f} passages, {sentences:.1f} sentences, {gold:.1f} of them gold.",
     ]

@@ -47,11 +47,10 @@ def answer_scores(
     question: Question, evidence: Evidence, prediction: Answer, dataset: str
 ) -> dict[str, float]:
     """Compute all scores of an answer by column, 0 to 1: `f1`, `em`, and HotpotQA's on data in its form."""
-    em = exact_match(prediction.text, question.answers)
-    found = {
-        "f1": score_answer(question, prediction, dataset),
-        "em": em if question.answerable else float(prediction.abstained),
-    }
+    em = (
+        exact_match(prediction.text, question.answers) if question.answerable else float(prediction.abstained)
+    )
+    found = {"f1": score_answer(question, prediction, dataset), "em": em}
     if dataset not in IN_HOTPOTQA_FORM:
         return found
     gold = question.answers[0] if question.answers else ""

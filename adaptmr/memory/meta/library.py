@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -165,12 +166,12 @@ class Library:
         near = dict.fromkeys(id for task in tasks for id in self._taught.get(task, ()))
         if not self._agreed:
             self._agreed = sorted(self.insights, key=lambda id: (-self.insights[id].score, id))
-        mine = (
-            [i for id in ids if by in (None, (i := self.insights[id]).by)] for ids in (near, self._agreed)
+        general, learnt, agreed = (
+            (i for id in ids if by in (None, (i := self.insights[id]).by))
+            for ids in (self._general, near, self._agreed)
         )
-        learnt = [i for insights in mine for i in insights[:n]]
-        general = [i for id in self._general if by in (None, (i := self.insights[id]).by)]
-        return list({i.id: i for i in (*general, *learnt)}.values())
+        chosen = (*general, *islice(learnt, n), *islice(agreed, n))
+        return list({insight.id: insight for insight in chosen}.values())
 
     def offered_skills(self, by: str | None, n: int) -> list[str]:
         """Return the ids of the `n` surest skills, as `by` judged them.
