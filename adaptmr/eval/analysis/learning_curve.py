@@ -129,7 +129,9 @@ def learning_table(differences: pd.DataFrame, label: str = "F1", *, seed: int = 
         * float(part["position"].max() - part["position"].min())
         for part in orders
     ]
-    whole = mean_ci(differences["difference"].to_numpy(float), differences["conversation"].tolist(), seed=seed)
+    whole = mean_ci(
+        differences["difference"].to_numpy(float), differences["conversation"].tolist(), seed=seed
+    )
     grown = _over_orders(np.round(growth, 9))
     rows = [
         {"measure": label, "what": WHOLE, "mean": whole.mean, "low": whole.low, "high": whole.high}

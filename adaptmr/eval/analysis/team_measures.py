@@ -119,7 +119,9 @@ def measure_table(
     means = measure_means(frame, measures, seed=seed)
     digits = {m.label: m.digits for m in measures}
     cells = {
-        (r["system"], r["measure"]): format_interval(r["mean"], r["low"], r["high"], f",.{digits[r['measure']]}f")
+        (r["system"], r["measure"]): format_interval(
+            r["mean"], r["low"], r["high"], f",.{digits[r['measure']]}f"
+        )
         for r in means.to_dict("records")
     }
     known = set(means["measure"])
@@ -162,7 +164,9 @@ def holding_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         part = frame[frame["system"] == system]
         if "hops" not in part or part["hops"].isna().all():
             continue
-        totals = {label: int(np.nansum(part[name].to_numpy(float))) for name, label in HELD.items() if name in part}
+        totals = {
+            label: int(np.nansum(part[name].to_numpy(float))) for name, label in HELD.items() if name in part
+        }
         share = ratio_ci(
             part["hops_answered"].to_numpy(float),
             part["hops"].to_numpy(float),
