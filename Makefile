@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help exp1 exp2 exp3 exp4 exp5 exp6 test test-all lab bench growth fit local-llm clean
+.PHONY: help exp1 exp2 exp3 exp4 exp5 exp6 exp7 test test-all lab bench growth fit local-llm clean
 .PHONY: sync style types notebooks unit slow
 
 help:            ## this list
@@ -44,6 +44,9 @@ exp5: $(READY)   ## what it costs: time, tokens, calls, and the cost of each par
 
 exp6: $(READY)   ## what a layered memory costs and gives, and its acceptance list
 	$(BIN)/python -m adaptmr run exp6
+
+exp7: $(READY)   ## what the memories of a team of agents give, on questions over two passages
+	$(BIN)/python -m adaptmr run exp7
 
 test: sync style types notebooks unit  ## the checks to run before a commit: at most eight minutes on two cores
 	@echo 'make test: all passed'

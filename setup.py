@@ -65,6 +65,7 @@ setup(
             "training/*.tsv",
             "data/demo/*.json",
             "data/demo_assistant/*.json",
+            "data/demo_multihop/*.json",
         ]
     },
     install_requires=requirements("requirements"),

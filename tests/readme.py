@@ -43,6 +43,7 @@ EXPERIMENTS = {
     "exp4": "which parts of a method matter",
     "exp5": "what it costs",
     "exp6": "what a layered memory costs and gives",
+    "exp7": "what the memories of a team give",
 }
 
 

@@ -899,3 +899,15 @@ def test_compare_tables(tmp_path):
     assert len(run_folder.compare_tables(a, b)) == 2
     with pytest.raises(FileNotFoundError, match="nothing to compare"):
         run_folder.compare_tables(tmp_path / "x", tmp_path / "y")
+
+
+@pytest.mark.parametrize("redact", [False, True])
+def test_a_run_that_holds_the_data_s_text_carries_the_line_that_its_licence_asks_for(tmp_path, redact):
+    data = Dataset("hotpotqa", sha256="ab12", complete=False, licence="CC BY-SA 4.0")
+    run = run_folder.open_run("exp7", {}, data, tmp_path, redact=redact)
+    manifest = run.write_manifest()
+    line = manifest["data"].get("attribution", "")
+    assert bool(line) is not redact and ("CC BY-SA 4.0" in line) is not redact
+    nbformat.write(new_notebook(cells=[new_markdown_cell("# A run")]), run.path / "notebook.ipynb")
+    page = run_folder.render_html(run.path).read_text(encoding="utf-8")
+    assert ("hotpotqa.github.io" in page) is not redact

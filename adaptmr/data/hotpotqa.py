@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from .validation import wrap_errors
 from ..types import Conversation, Dataset, Memory, Question, QueryType
 
 # %% auto #0
-__all__ = ['CATEGORY_TO_TYPE', 'HOTPOTQA', 'HotpotQuestion', 'sentence_source', 'parse_hotpotqa']
+__all__ = ['CATEGORY_TO_TYPE', 'HOTPOTQA', 'HotpotQuestion', 'sentence_source', 'hotpot_dataset', 'parse_hotpotqa']
 
 # %% ../../nbs/data/02_hotpotqa.ipynb #563498c3
 CATEGORY_TO_TYPE: dict[str, QueryType] = {
@@ -75,20 +75,18 @@ def _question(
     )
 
 # %% ../../nbs/data/02_hotpotqa.ipynb #094595ac
-def parse_hotpotqa(path: Path | None) -> Dataset:
-    """Read a file of HotpotQA's distractor setting: questions, and for each a conversation of its sentences.
+def hotpot_dataset(raws: Iterable[Mapping[str, Any]], name: str = "hotpotqa") -> Dataset:
+    """Make a data set of questions in HotpotQA's form, and for each a conversation of its sentences.
 
     Memories have the id `5a7613c1…/Ed_Wood_(film)#0`, whose last part is the source, and the title of their
     paragraph as session; questions and their conversations have the question's id. `notes` counts empty
     sentences, gold sentences that don't exist, and ids that are numbers, as they are in some samples of the
     official file. Raises `DatasetError` that names a question of another form.
     """
-    if path is None:
-        raise ValueError("HotpotQA is read from a file")
     notes: Counter[str] = Counter()
     conversations: list[Conversation] = []
     questions: list[Question] = []
-    for n, raw in enumerate(read_json(path), 1):
+    for n, raw in enumerate(raws, 1):
         with wrap_errors(f"question number {n}"):
             id = str(raw["_id"])
         notes["ids_that_are_numbers"] += not isinstance(raw["_id"], str)
@@ -97,7 +95,14 @@ def parse_hotpotqa(path: Path | None) -> Dataset:
             notes["sentences_empty"] += sum(not m.text for m in turns)
             conversations.append(Conversation(id, (), turns))
             questions.append(_question(id, raw, {m.source: m for m in turns}, notes))
-    return Dataset("hotpotqa", conversations, questions, notes=dict(sorted((+notes).items())))
+    return Dataset(name, conversations, questions, notes=dict(sorted((+notes).items())))
+
+
+def parse_hotpotqa(path: Path | None) -> Dataset:
+    """Read a file of HotpotQA's distractor setting; see `hotpot_dataset`."""
+    if path is None:
+        raise ValueError("HotpotQA is read from a file")
+    return hotpot_dataset(read_json(path))
 
 
 HOTPOTQA = register_dataset(
@@ -114,5 +119,7 @@ HOTPOTQA = register_dataset(
         url="http://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json",
         sha256="4e9ecb5c8d3b719f624d66b60f8d56bf227f03914f5f0753d6fa1b359d7104ea",
         size=46_320_117,
+        attribution="Text of HotpotQA (Yang et al., EMNLP 2018, https://hotpotqa.github.io), from Wikipedia, "
+        "CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/)",
     )
 )

@@ -24,7 +24,7 @@ from ..embed.vector_cache import cache_dir
 
 # %% auto #0
 __all__ = ['DatasetEntry', 'DatasetUnavailable', 'register_file_reader', 'register_dataset', 'is_file_name', 'find_own_file',
-           'get_parser', 'DatasetNames', 'datasets', 'find_file', 'download', 'load', 'read_json']
+           'get_parser', 'DatasetNames', 'datasets', 'attribution', 'find_file', 'download', 'load', 'read_json']
 
 # %% ../../nbs/data/01_registry.ipynb #a4ed79bb
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DatasetEntry:
     is part of the package. The registry fills in `name`, `sha256`, `complete` and `licence`; a `sha256` that
     `parse` sets, over all files it read, stays. `files` are the accepted paths, of a file or a folder, the
     official one first; `sha256` and `size` (bytes) are those of the official file: without them no file is
-    called complete.
+    called complete. `attribution` is the line that the licence asks for where the text is shown.
     `splits` maps names to lists of conversation ids.
     """
 
@@ -47,6 +47,7 @@ class DatasetEntry:
     url: str = ""
     sha256: str = ""
     size: int = 0
+    attribution: str = ""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -140,6 +141,11 @@ class DatasetNames(list):
 def datasets() -> list[str]:
     """Return the names of the registered data sets, sorted; a notebook shows them with their licences."""
     return DatasetNames(sorted(_entries()))
+
+
+def attribution(name: str) -> str:
+    """Return the line that the licence of a data set asks for where its text is shown, "" for none."""
+    return _entry(name).attribution if name in _entries() else ""
 
 # %% ../../nbs/data/01_registry.ipynb #5a16f3de
 def _sha256(path: Path) -> str:

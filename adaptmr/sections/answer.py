@@ -19,8 +19,9 @@ __all__ = ['show_contrasts', 'show_answer']
 
 # %% ../../nbs/sections/01_answer.ipynb #7851b6ab
 def show_contrasts(experiment: EvaluatedRun) -> HtmlOutput:
-    """Test the declared contrasts whose systems this run has; written as the table `contrasts`."""
-    table = contrast_table(experiment.rows, read_contrasts(), seed=experiment.params["seed"])
+    """Test the contrasts declared for this run's data and systems; written as the table `contrasts`."""
+    declared = read_contrasts(dataset=experiment.data.name)
+    table = contrast_table(experiment.rows, declared, seed=experiment.params["seed"])
     experiment.tested = table
     shown = table.drop(columns="asks").assign(measure=table["measure"].map(lambda m: MEASURE_NAMES.get(m, m)))
     return experiment.table(

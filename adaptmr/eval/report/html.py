@@ -347,6 +347,8 @@ def _facts(m: Mapping[str, Any]) -> dict[str, Any]:
         "run": m.get("run_id"),
         "data": data.get("label"),
         "data sha256": data.get("sha256"),
+        "data licence": data.get("licence"),
+        "attribution": data.get("attribution"),
         "code": _code_version(m),
         "parameters": ", ".join(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in params),
         "systems": ", ".join(m.get("systems") or []),

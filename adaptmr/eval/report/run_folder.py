@@ -39,6 +39,7 @@ from adaptmr.provenance import (
     run_id,
     slug,
 )
+from ...data.registry import attribution
 from .redaction import redaction_problems, drop_text_columns
 from ...files import write_atomic
 from ...markup import HtmlOutput
@@ -330,9 +331,10 @@ def write_figure(run: RunFolder, fig: Figure, name: str, caption: str = "") -> F
     return fig
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #0ee3ecb1
-def _describe_data(data: Dataset | None) -> dict[str, Any] | None:
+def _describe_data(data: Dataset | None, redact: bool) -> dict[str, Any] | None:
     if data is None:
         return None
+    line = "" if redact else attribution(data.name)
     return {
         "name": data.name,
         "label": data.label,
@@ -340,6 +342,7 @@ def _describe_data(data: Dataset | None) -> dict[str, Any] | None:
         "complete": data.complete,
         "licence": data.licence,
         "notes": dict(data.notes),
+        **({"attribution": line} if line else {}),
     }
 
 
@@ -358,7 +361,7 @@ def _describe_run(run: RunFolder, usage: Usage) -> dict[str, Any]:
         "run_id": run.run_id,
         "params": run.params,
         "redacted": run.redact,
-        "data": _describe_data(run.data),
+        "data": _describe_data(run.data, run.redact),
         "code": {"sha256": code_sha256(), "own": dict(run.user_code), **git_state()},
         "timed": run.timed,
         **environment(),

@@ -25,15 +25,18 @@ from ...text import clean, detect_language
 from ...types import Answer, Conversation, Evidence, Question, Usage
 
 # %% auto #0
-__all__ = ['PLAN_COLUMNS', 'score_answer', 'answer_scores', 'result_row']
+__all__ = ['IN_HOTPOTQA_FORM', 'PLAN_COLUMNS', 'score_answer', 'answer_scores', 'result_row']
 
 # %% ../../../nbs/eval/runner/00_rows.ipynb #3c7cfa1a
+IN_HOTPOTQA_FORM = ("hotpotqa", "demo_multihop")  # data sets that are scored as HotpotQA is
+
+
 def score_answer(question: Question, prediction: Answer, dataset: str) -> float:
-    """Score an answer, 0 to 1: by the official rule on LoCoMo's and HotpotQA's data, else by `answer_f1`."""
+    """Score an answer, 0 to 1: by the official rule on data in LoCoMo's or HotpotQA's form."""
     gold = question.answers[0] if question.answers else ""
     if dataset in ("locomo", "locomo_audited"):
         return locomo_f1(prediction.text, gold, question.category)
-    if dataset == "hotpotqa":
+    if dataset in IN_HOTPOTQA_FORM:
         return hotpot_f1(prediction.text, gold)
     return answer_f1(
         prediction.text, question.answers, answerable=question.answerable, abstained=prediction.abstained
@@ -43,12 +46,12 @@ def score_answer(question: Question, prediction: Answer, dataset: str) -> float:
 def answer_scores(
     question: Question, evidence: Evidence, prediction: Answer, dataset: str
 ) -> dict[str, float]:
-    """Compute all scores of an answer by column, 0 to 1: `f1`, `em`, and HotpotQA's on its own data."""
+    """Compute all scores of an answer by column, 0 to 1: `f1`, `em`, and HotpotQA's on data in its form."""
     em = (
         exact_match(prediction.text, question.answers) if question.answerable else float(prediction.abstained)
     )
     found = {"f1": score_answer(question, prediction, dataset), "em": em}
-    if dataset != "hotpotqa":
+    if dataset not in IN_HOTPOTQA_FORM:
         return found
     gold = question.answers[0] if question.answers else ""
     support = support_agreement(evidence.sources, question.evidence)

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ class Contrast:
     """A comparison declared beforehand: `system` − `baseline` in a column of the frame.
 
     `margin` (0 or more, in units of the measure) is the largest difference that would not matter; `asks` is
-    the question that the contrast answers.
+    the question that the contrast answers. `dataset` is the one data set on which it is tested, "" for all.
     """
 
     system: str
@@ -46,6 +46,7 @@ class Contrast:
     measure: str
     margin: float
     asks: str = ""
+    dataset: str = ""
 
     def __post_init__(self) -> None:
         if self.system == self.baseline:
@@ -59,10 +60,11 @@ class Contrast:
         return f"{self.system} − {self.baseline}"
 
 
-def read_contrasts(path: str | Path | None = None) -> list[Contrast]:
+def read_contrasts(path: str | Path | None = None, dataset: str = "") -> list[Contrast]:
     """Read contrasts from a YAML file, by default `params/contrasts.yaml` of the checkout.
 
-    Raises `FileNotFoundError` where there is none, and `ValueError` that names the row of a wrong one.
+    Returns those that are tested on every data set, and those of `dataset` alone. Raises `FileNotFoundError`
+    where there is no file, and `ValueError` that names the row of a wrong one.
     """
     import yaml
 
@@ -73,11 +75,14 @@ def read_contrasts(path: str | Path | None = None) -> list[Contrast]:
     known = {f.name for f in fields(Contrast)}
     out = []
     for i, row in enumerate(rows or (), 1):
-        if not isinstance(row, Mapping) or not known - {"asks"} <= set(row) <= known:
-            needed = ", ".join(sorted(known - {"asks"}))
+        if not isinstance(row, Mapping) or not known - _OPTIONAL <= set(row) <= known:
+            needed = ", ".join(sorted(known - _OPTIONAL))
             raise ValueError(f"{file}: contrast {i} needs {needed}; it is {row!r}")
         out.append(Contrast(**row))
-    return out
+    return [contrast for contrast in out if contrast.dataset in ("", dataset)]
+
+
+_OPTIONAL = {"asks", "dataset"}
 
 # %% ../../../nbs/eval/stats/02_contrasts.ipynb #aa87d735
 MIN_FLIPPED = 8  # conversations from which the sign-flip test can reach p = .01
@@ -215,16 +220,17 @@ def contrast_table(
 ) -> pd.DataFrame:
     """Test the declared contrasts whose systems and measure are in a frame of results.
 
-    Columns: contrast, measure, n, conversations, difference, low, high, p, p_holm, p_flip, p_equivalence
-    (corrected), margin, detectable, verdict, asks. Holm's correction is over the rows that could be tested.
-    `stratum` is a column to stratify by where the frame has it. Raises `ValueError` where the two systems of
-    a contrast were not asked the same questions.
+    A system may be there under the name that it has where a rule decides in its model's place ("… by rule");
+    the label of the contrast says so. Columns: contrast, measure, n, conversations, difference, low, high, p,
+    p_holm, p_flip, p_equivalence (corrected), margin, detectable, verdict, asks. Holm's correction is over
+    the rows that could be tested. `stratum` is a column to stratify by where the frame has it. Raises
+    `ValueError` where the two systems of a contrast were not asked the same questions.
     """
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for contrast in contrasts:
-        if contrast.measure not in frame or not {contrast.system, contrast.baseline} <= set(frame["system"]):
+    for contrast in _as_named(contrasts, set(frame["system"])):
+        if contrast.measure not in frame:
             continue
         gaps, groups, strata = _paired_columns(frame, contrast, stratum)
         found = paired_test(gaps, groups, strata, margin=contrast.margin, seed=seed)
@@ -264,6 +270,17 @@ CONTRAST_COLUMNS = (
 _COMPUTED = [name for name in CONTRAST_COLUMNS if name not in ("p_holm", "verdict")]
 
 # %% ../../../nbs/eval/stats/02_contrasts.ipynb #442407b9
+def _as_named(contrasts: Iterable[Contrast], systems: Collection[str]) -> Iterator[Contrast]:
+    """Yield the contrasts of which both systems are there, with the names that they have there."""
+    for contrast in contrasts:
+        both = [
+            next((name for name in (own, f"{own} by rule") if name in systems), None)
+            for own in (contrast.system, contrast.baseline)
+        ]
+        if both[0] and both[1]:
+            yield replace(contrast, system=both[0], baseline=both[1])
+
+
 def _paired_columns(
     frame: pd.DataFrame, contrast: Contrast, stratum: str | None
 ) -> tuple[np.ndarray, list[Any], list[Any] | None]:
@@ -284,6 +301,7 @@ MEASURE_NAMES = {
     "recall_behind": "recall, derived memories included",
     "f1": "F1",
     "current_before_stale": "current before stale",
+    "repeated_searches": "repeated searches",
 }
 
 
