@@ -58,7 +58,7 @@ class ReadableStore:
 
     def recent(self, n: int = 10) -> list[Memory]:
         """Return the `n` latest active memories, the latest first."""
-        return self._records.recent(_count(n, "n"))
+        return self._views.recent(_count(n, "n"))
 
     def events(self, limit: int | None = None) -> list[Event]:
         """Return the log in order (seq, at, kind, id, who, why): all of it, or its last `limit` lines."""
@@ -113,7 +113,7 @@ class ReadableStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[Self]:
-        """Keep `memories` and every array as they are within the block, whoever writes meanwhile."""
+        """Keep `memories`, `recent` and every array as they are within the block, whoever writes meanwhile."""
         self._views.begin_snapshot()
         try:
             yield self

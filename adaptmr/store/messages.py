@@ -164,7 +164,7 @@ def _read(item: Any) -> Memory | None:
     if isinstance(item, Mapping):
         return read_message(item)
     raise TypeError(
-        f"{item!r:.80} is no memory (a {type(item).__name__}); add() takes memories, strings, and messages such as "
+        f"{item!r:.80} is no memory (a {type(item).__name__}); add() takes memories, strings, messages: "
         '{"role": "user", "content": "…"}'
     )
 
