@@ -104,9 +104,10 @@ def check_queries(n: int, seed: int) -> None:
             user, at = rng.choice(("ann", "bob")), START + timedelta(days=60 + number / 50)
             for store in (shared, alone[user]):
                 store.add(f"I met {user} number {number}.", user=user, at=at, id=f"{user}-{number}")
-            old = rng.choice(list(alone[user].memories))
+            changed = rng.choice(list(alone[user].memories)).id
             for store in (shared, alone[user]):
-                store.update(replace(old, text=f"{old.text} No, {number}.", at=at, step=old.step))
+                old = store.get(changed)
+                store.update(replace(old, text=f"{old.text} No, {number}.", at=at))
         user = rng.choice(("ann", "bob"))
         text, moment = sentence(rng, QUESTIONS), START + timedelta(days=rng.randrange(70))
         as_of = moment if rng.random() < 0.3 else None

@@ -285,7 +285,7 @@ FLOORS = [
     {"data"},
     {"eval"},
     {"training", "perf", "sections"},
-    {"experiments"},
+    {"experiments", "mcp_server"},
     {"cli", "__main__"},
 ]
 FLOOR = {subpackage: i for i, subpackages in enumerate(FLOORS) for subpackage in subpackages}

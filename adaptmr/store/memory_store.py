@@ -113,7 +113,7 @@ class ReadableStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[Self]:
-        """Keep `memories`, `recent` and every array as they are within the block, whoever writes meanwhile."""
+        """Keep `memories`, `recent` and every array as they are within the block, whoever writes."""
         self._views.begin_snapshot()
         try:
             yield self
