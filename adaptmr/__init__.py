@@ -22,7 +22,7 @@ _HOMES = {
     "store.vectors": ("VectorIndex",),
     "retrieval.plan": ("Planner", "RetrievalPlan"),
     "retrieval.execute": ("execute",),
-    "retrieval.strategies": ("Router", "retrieve"),
+    "retrieval.strategies": ("Router", "aretrieve", "retrieve"),
     "planning.qarp": ("QARP",),
     "planning.routed": ("Mixture", "Routed"),
     "data.read_chat": ("read_chat",),
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from adaptmr.planning.routed import Mixture, Routed
     from adaptmr.retrieval.execute import execute
     from adaptmr.retrieval.plan import Planner, RetrievalPlan
-    from adaptmr.retrieval.strategies import Router, retrieve
+    from adaptmr.retrieval.strategies import Router, aretrieve, retrieve
     from adaptmr.store.memory_store import Filter, MemoryStore
     from adaptmr.store.vectors import VectorIndex
     from adaptmr.systems.base import MemorySystem, make_system

@@ -453,6 +453,10 @@ def _parser() -> argparse.ArgumentParser:
     look = runs.add_parser("explore", help="write a page to look at every question of redacted runs")
     look.add_argument("folders", nargs="+", metavar="RUN", help="run folders")
     commands.add_parser("data", help="list the data sets")
+    server = commands.add_parser("serve", help="serve the memories in a file to other programs")
+    server.add_argument("--mcp", metavar="FILE", required=True, help="over MCP, on standard input and output")
+    server.add_argument("--user", default="", help="the only user whose memories are served")
+    server.add_argument("--model", default="offline", help="the model that answers (default: rules)")
     commands.add_parser(
         "fit", help="refit the fusion's weights, its relevance, the heads of the classifier, the pair model"
     )
@@ -521,6 +525,8 @@ def _dispatch(args: argparse.Namespace) -> int:
         print("\n".join(datasets()))
     elif args.command == "fit":
         print("\n".join(map(str, fit_models())))
+    elif args.command == "serve":
+        _serve(args)
     elif args.what == "list":
         outputs = outputs_of(project_root())
         print("\n".join(str(run.relative_to(outputs.parent)) for run in finished_runs(outputs)))
@@ -532,6 +538,16 @@ def _dispatch(args: argparse.Namespace) -> int:
     else:
         return _replay(args)
     return 0
+
+
+def _serve(args: argparse.Namespace) -> None:
+    from adaptmr.mcp_server import serve
+    from adaptmr.store.errors import StoreError
+
+    try:
+        serve(args.mcp, args.user, args.model)
+    except (ModuleNotFoundError, StoreError) as e:
+        raise UsageError(str(e)) from e
 
 
 def _replay(args: argparse.Namespace) -> int:

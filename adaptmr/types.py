@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -16,12 +17,15 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 from .markup import html_table
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from adaptmr.data.validation import DataCheck
     from adaptmr.retrieval.plan import RetrievalPlan
 
 # %% auto #0
 __all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'as_utc', 'QueryType', 'Memory', 'memory_order', 'message_text', 'Conversation',
-           'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'TraceRow', 'Finding', 'Evidence', 'Answer', 'Dataset']
+           'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'escape_tags', 'TraceRow', 'Finding', 'Evidence', 'Answer',
+           'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -382,6 +386,14 @@ class Hits(list):
         return hits_html(self)
 
 # %% ../nbs/00_types.ipynb #3d9f6fe7
+_TAG = re.compile(r"<\s*(/?\s*memories[^<>]*)>", re.I)
+
+
+def escape_tags(text: str) -> str:
+    """Put the tags that enclose memories in a prompt, where a text holds them, in round brackets."""
+    return _TAG.sub(r"(\1)", text)
+
+
 @dataclass(frozen=True, slots=True)
 class TraceRow:
     """One step of the executor: candidates before and after it, duration in milliseconds, and the reason."""
@@ -438,6 +450,26 @@ class Evidence:
     def sources_behind(self) -> list[str]:
         """The same of the turns that the hits show or were made from, hit by hit."""
         return list(dict.fromkeys(source for h in self.hits for source in h.all_sources))
+
+    def to_prompt(self) -> str:
+        """Return the context between <memories> and </memories>, as a prompt shows data; "" for no context.
+
+        Such tags within a memory are made harmless, so that it can't end the block.
+        """
+        text = escape_tags(self.context).replace("\0", "").encode("utf-8", "replace").decode()
+        return f"<memories>\n{text}\n</memories>" if text.strip() else ""
+
+    def to_frame(self) -> DataFrame:
+        """Return a row for each hit, the best first or in order of time, as the hits are."""
+        import pandas as pd
+
+        rows = [
+            (h.memory.id, h.source, h.memory.at if h.memory.dated else None, h.memory.speaker, h.memory.text)
+            + (h.score, h.note, h.memory.session, h.memory.owner, ", ".join(h.memory.tags))
+            for h in self.hits
+        ]
+        names = ("id", "source", "at", "speaker", "text", "score", "note", "session", "owner", "tags")
+        return pd.DataFrame(rows, columns=list(names)).astype({"at": "datetime64[us, UTC]"})
 
     def __len__(self) -> int:
         return len(self.hits)

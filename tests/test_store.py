@@ -105,10 +105,10 @@ def test_an_id_with_other_content_is_kept_and_a_warning_names_it(store):
 @pytest.mark.parametrize(
     ("bad", "error", "named"),
     [
-        ("text", TypeError, "'text'"),
-        ({"id": "x"}, TypeError, "add\\(\\)"),
+        ("  ", ValueError, "'  '"),
+        ({"id": "x"}, ValueError, "without content"),
         (None, TypeError, "None"),
-        ([Memory("a", "x"), "no memory"], TypeError, "'no memory'"),
+        ([Memory("a", "x"), 7], TypeError, "7 is no memory"),
         ([Memory("a", "x"), Memory("b", "x", step=2**70)], ValueError, "'b'"),
         ([Memory("a", "x"), Memory("b", "x", meta={"f": print})], TypeError, "'b'"),
         ([Memory("a", "x"), Memory("b", "x", speaker=None)], TypeError, "speaker of 'b'"),

@@ -15,7 +15,7 @@ from ..llm import LLM
 from ..llm.tasks import Task, register_task, object_schema
 from ..text import clean, detect_language
 from ..times import annotate_dates
-from ..types import Answer, Evidence, Finding, Hit, Usage, as_utc
+from ..types import Answer, Evidence, Finding, Hit, Usage, as_utc, escape_tags
 
 # %% auto #0
 __all__ = ['ABSTENTION_TEXT', 'ANSWER_STYLES', 'MEMORIES_ARE_DATA', 'QUESTION_IS_DATA', 'MAX_LINE_CHARS', 'ANSWER',
@@ -95,11 +95,8 @@ def fence_hits(hits: Sequence[Hit], numbered: bool = False) -> str:
     return "\n".join(("<memories>", *lines, "</memories>"))
 
 # %% ../../nbs/reader/02_answering.ipynb #b7df7a11
-_TAG = re.compile(r"<\s*(/?\s*memories[^<>]*)>", re.I)
-
-
 def _without_tags(text: str) -> str:
-    return _TAG.sub(r"(\1)", clean(text))
+    return escape_tags(clean(text))
 
 # %% ../../nbs/reader/02_answering.ipynb #956c6213
 _EN = """You answer questions about earlier conversations from the memories you are given.

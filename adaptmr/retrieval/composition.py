@@ -16,6 +16,7 @@ from .fusion import Fit
 from .plan import RetrievalPlan
 from .rounds import run_request
 from ..store.protocol import Store
+from ..store.view import Filter
 from ..types import Evidence, Question, Usage
 
 # %% auto #0
@@ -64,13 +65,14 @@ def compose(
     fit: Fit | None = None,
     llm: LLM | None = None,
     as_of: datetime | str | None = None,
+    where: Filter | None = None,
 ) -> Composition:
     """Run several plans for a question over one state of a store; return their evidences by name.
 
     For a text without a time, every plan takes the time of the newest memory of its part. Otherwise the
     arguments and errors are those of `run_rounds`.
     """
-    request = make_request(query, store, as_of)
+    request = make_request(query, store, as_of, where)
     with store.snapshot():
         return Composition(
             {name: run_request(plan, request, fit=fit, llm=llm) for name, plan in plans.items()}

@@ -15,7 +15,7 @@ from ..embed.names import strip_precision
 from ..llm import LLM
 from ..llm.tasks import meter_usage
 from .aggregation import collection_asked
-from .as_of import Request, make_request, store_as_of
+from .as_of import Request, make_request
 from .collecting import collect, select_cover
 from .entity_boost import boost_shared
 from .event_place import place_event
@@ -36,7 +36,7 @@ from .rendering import render_context
 from adaptmr.retrieval.search import (
     cut_question,
     cut_texts,
-    hide_future,
+    note_hidden,
     restrict_to_part,
     restrict_to_window,
     search,
@@ -44,7 +44,9 @@ from adaptmr.retrieval.search import (
     widen_window,
 )
 from .state import State
+from .columns import asked_at
 from ..store.protocol import Store
+from ..store.view import Filter
 from ..types import Evidence, Question
 
 # %% auto #0
@@ -66,17 +68,13 @@ def _has_hard_window(state: State) -> bool:
     return bool(state.plan.time_window and state.plan.window_rule != "soft" and len(state.store.memories))
 
 
-def _is_past(state: State) -> bool:
-    return store_as_of(state.store, state.moment) is not state.store
-
-
 def _searches(state: State) -> bool:
     return state.plan.answer_as != "directly"
 
 
 STEPS: tuple[Step, ...] = (
     Step(cut_question, lambda s: s.length > len(s.text)),
-    Step(hide_future, _is_past),
+    Step(note_hidden, lambda s: s.hidden),
     Step(restrict_to_part, lambda s: s.plan.part),
     Step(restrict_to_window, _has_hard_window),
     Step(search_nothing, lambda s: not _searches(s)),
@@ -107,23 +105,24 @@ def execute(
     fit: Fit | None = None,
     llm: LLM | None = None,
     as_of: datetime | str | None = None,
+    where: Filter | None = None,
 ) -> Evidence:
     """Run one round of a plan for a question over a `MemoryStore`.
 
     `fit` holds the fitted weights that a plan names, and the coefficients of relevance; it defaults to the
     shipped one for the store's encoder, and the trace names it. `llm` is the model for the steps that ask
     one; without it they follow their rules. Memories said after `as_of` are hidden; it defaults to the
-    question's `asked_at`, and for a text without a time nothing is hidden. With `plan.layers`, `owners` or
-    `tags` the result is that of a store that holds nothing else. Of a memory's text the first
-    `MAX_TEXT_CHARS` characters are read and shown; the trace says where there were more. Several threads may
-    call this on one store: each sees one state of it.
+    question's `asked_at`, and for a text without a time nothing is hidden. With `where`, and with
+    `plan.layers`, `owners` or `tags`, the result is that of a store that holds nothing else. Of a
+    memory's text the first `MAX_TEXT_CHARS` characters are read and shown; the trace says where there were
+    more. Several threads may call this on one store: each sees one state of it.
 
     Returns `Evidence` with at most `plan.k` hits (none when the gate closes), the relevance, the context
     for the reader, the trace, and in `usage` the time and the calls it took. Raises `FitError` for a fit to
     another encoder, `PlanError` for a plan of several rounds (`max_rounds`, `expand`: see
     `adaptmr.retrieval.rounds`), and what `LLM.complete` raises.
     """
-    return execute_request(plan, make_request(query, store, as_of), fit=fit, llm=llm)
+    return execute_request(plan, make_request(query, store, as_of, where), fit=fit, llm=llm)
 
 
 def execute_request(
@@ -131,12 +130,25 @@ def execute_request(
 ) -> Evidence:
     """Run one round of a plan for a `Request`; otherwise as `execute`."""
     check_single_round(plan)
-    store = request.store
-    fit = fit or fit_for(store.embedder.name)
-    check_fit(fit, store.embedder.name)
+    encoder = request.store.embedder.name
+    fit = fit or fit_for(encoder)
+    check_fit(fit, encoder)
     begun = perf_counter()
-    with meter_usage() as meter, store.snapshot():
-        state = State(plan, request.text, request.length, store, fit, request.now, request.moment, llm)
+    with meter_usage() as meter, request.visible() as visible:
+        now = asked_at(request.query, visible.store)
+        hidden = request.hidden if visible.store is not request.store else ""
+        state = State(
+            plan,
+            request.text,
+            request.length,
+            visible.store,
+            fit,
+            now,
+            request.moment,
+            llm,
+            hidden,
+            visible.total,
+        )
         for step in STEPS:
             if step.when(state):
                 state = step.run(state)

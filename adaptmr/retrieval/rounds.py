@@ -18,6 +18,7 @@ from .fusion import Fit
 from .plan import RetrievalPlan
 from .queries import expand_query
 from ..store.protocol import Store
+from ..store.view import Filter
 from ..types import Evidence, Finding, Question, TraceRow
 
 # %% auto #0
@@ -32,6 +33,7 @@ def run_rounds(
     fit: Fit | None = None,
     llm: LLM | None = None,
     as_of: datetime | str | None = None,
+    where: Filter | None = None,
 ) -> Evidence:
     """Run a plan in as many rounds as it allows and needs.
 
@@ -39,7 +41,7 @@ def run_rounds(
     `plan.follow`, and adds a query, at most `plan.max_rounds` times. Takes, returns and raises what
     `execute` does; `evidence.plan` is the plan with all its queries and a single round.
     """
-    return run_request(plan, make_request(query, store, as_of), fit=fit, llm=llm)
+    return run_request(plan, make_request(query, store, as_of, where), fit=fit, llm=llm)
 
 
 def run_request(

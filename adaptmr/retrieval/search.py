@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .as_of import store_as_of
 from .columns import SCORE_ALL_UP_TO, asked_at, columns_of, seconds
 from .parsed_query import parse_query
 from .fusion import ScoredCandidates, score_candidates
@@ -28,7 +27,7 @@ from ..text import detect_language, find_names
 from ..types import Finding, Hit, Memory
 
 # %% auto #0
-__all__ = ['INTERIM_HITS', 'WINDOW_YIELD', 'cut_question', 'hide_future', 'restrict_to_part', 'describe_part',
+__all__ = ['INTERIM_HITS', 'WINDOW_YIELD', 'cut_question', 'note_hidden', 'restrict_to_part', 'describe_part',
            'restrict_to_window', 'inside_window', 'describe_window', 'Hop', 'interim_answer', 'run_queries',
            'step_findings', 'search', 'best_match_notes', 'describe_search', 'search_nothing', 'cut_texts',
            'widen_window']
@@ -40,12 +39,10 @@ def cut_question(state: State) -> State:
     return state.after("question", state.length, len(state.text), reason)
 
 
-def hide_future(state: State) -> State:
-    """Go on with the part of the store that had been said by the time of the question."""
-    visible = store_as_of(state.store, state.moment)
-    reason = f"nothing said after {state.moment} is looked at"
-    n_in, n_out = len(state.store.memories), len(visible.memories)
-    return state.after("as of", n_in, n_out, reason, store=visible)
+def note_hidden(state: State) -> State:
+    """Note how many memories are hidden: said after the time of the question, or not passing its filter."""
+    step = "where" if state.hidden.startswith("only ") else "as of"
+    return state.after(step, state.total, len(state.store.memories), state.hidden)
 
 
 def restrict_to_part(state: State) -> State:

@@ -36,6 +36,7 @@ class Origin(NamedTuple):
 class State:
     """What the steps of one retrieval hand on to each other.
 
+    `store` holds the memories that the question may see, of `total`; `hidden` says in words what it doesn't.
     `length` is that of the question in characters, of which `text` is read.
     """
 
@@ -47,6 +48,8 @@ class State:
     now: datetime
     moment: datetime | None = None
     llm: LLM | None = None
+    hidden: str = ""
+    total: int = 0
     allowed: np.ndarray | None = None
     searches: tuple[ScoredCandidates, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)

@@ -18,11 +18,11 @@ import numpy as np
 from .columns import columns_of, known_sentences, seconds
 from ..store.lexical import LexicalIndex
 from ..store.protocol import Store
-from ..store.view import Filter, RowFilter, View, begins_with
+from ..store.view import Filter, ListedMemories, View, begins_with
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['TURNS', 'StorePart', 'part_of_rows', 'store_part', 'turns_of']
+__all__ = ['TURNS', 'StorePart', 'part_of_rows', 'rows_passing', 'store_part', 'turns_of']
 
 # %% ../../nbs/retrieval/01_store_part.ipynb #16c00006
 class StorePart:
@@ -30,12 +30,18 @@ class StorePart:
 
     `rows` refer to `store.memories`; `total` says how many memories there are in all. `where` is a filter
     that all of them pass. `earlier` is the same
-    part of an earlier state of the store, whose memories are all still there: its words are taken over. Make
-    it within the store's `snapshot()`; see `store_part` and `part_of_rows`.
+    part of an earlier state of the store, whose memories are all still there: its words are taken over.
+    `versions` are earlier versions of other memories of the store, with their vectors (v, dim), which the
+    part holds too. Make it within the store's `snapshot()`; see `store_part` and `part_of_rows`.
     """
 
     def __init__(
-        self, store: Store, rows: np.ndarray, where: Filter, earlier: StorePart | None = None
+        self,
+        store: Store,
+        rows: np.ndarray,
+        where: Filter,
+        earlier: StorePart | None = None,
+        versions: tuple[Sequence[Memory], np.ndarray] | None = None,
     ) -> None:
         memories = store.memories
         self.rows, self.where = rows, where
@@ -45,7 +51,7 @@ class StorePart:
         self._view: View
         self._word_lock = threading.Lock()  # the index of words is built by the first who needs it
         some, n = [memories[i] for i in rows.tolist()], 0 if earlier is None else len(earlier)
-        if earlier is not None and n and begins_with(some, earlier.memories):
+        if earlier is not None and n and versions is None and begins_with(some, earlier.memories):
             with earlier._word_lock:
                 self._view = earlier._view.continued(some[n:], store.matrix[rows[n:]])
         else:
@@ -53,6 +59,8 @@ class StorePart:
             words = LexicalIndex(self.lexical, self.k1, self.b)
             self._view = View(vectors.shape[1], words if earlier is None else earlier._continued_words())
             self._view.change((), some, vectors)
+            if versions is not None:
+                self._view.change((), list(versions[0]), versions[1])
 
     def __len__(self) -> int:
         return len(self._view.memories)
@@ -157,14 +165,21 @@ class _Parts:
         self.version, self.made, self.earlier = version, {}, _fitting(parts, _limit(store))
         self.memories = memories
 
-    def make(self, store: Store, name: Hashable, rows: np.ndarray) -> None:
-        """Make the part of a store in these rows, `None` if they are all."""
-        if len(rows) == len(store.memories):
+    def make(
+        self,
+        store: Store,
+        name: Hashable,
+        rows: np.ndarray,
+        where: Filter | None = None,
+        versions: tuple[Sequence[Memory], np.ndarray] | None = None,
+    ) -> None:
+        """Make the part of a store in these rows with these versions, `None` if that is the whole store."""
+        if len(rows) == len(store.memories) and versions is None:
             self.made[name] = None
             return
         earlier = self.earlier.pop(name, None)
-        where = name if isinstance(name, Filter) else getattr(store, "where", Filter())
-        part = StorePart(store, rows, where, earlier)
+        passed: Filter = getattr(store, "where", Filter()) if where is None else where
+        part = StorePart(store, rows, passed, earlier, versions)
         sentences = known_sentences(store)
         if earlier is not None:
             sentences = sentences | known_sentences(earlier)
@@ -197,31 +212,41 @@ def _fitting(parts: Mapping[Hashable, StorePart], room: int) -> dict[Hashable, S
 _PARTS: WeakKeyDictionary[Any, _Parts] = WeakKeyDictionary()
 
 # %% ../../nbs/retrieval/01_store_part.ipynb #16c0000a
-def part_of_rows(store: Store, name: Hashable, find_rows: Callable[[], np.ndarray]) -> Store:
+def part_of_rows(
+    store: Store,
+    name: Hashable,
+    find_rows: Callable[[], np.ndarray],
+    where: Filter | None = None,
+    versions: tuple[Sequence[Memory], np.ndarray] | None = None,
+) -> Store:
     """Return the part of a store that has this name; the store itself if the part is the whole.
 
     Within one version of the store a name stands for the same rows, which `find_rows` is asked for once: (m,)
-    ascending. A `Filter` as the name is one that all these memories pass.
+    ascending. All these memories pass `where`, by default the name if that is a `Filter`. `versions` are
+    earlier versions of other memories, with their vectors (v, dim): the name stands for them too.
     """
     parts = _PARTS.setdefault(store, _Parts())
     with store.snapshot(), parts.lock:
         parts.follow(store)
         if name not in parts.made:
-            parts.make(store, name, find_rows())
+            if where is None and isinstance(name, Filter):
+                where = name
+            parts.make(store, name, find_rows(), where, versions)
         part = parts.made[name]
     return store if part is None else part
 
 
-class _Rows(RowFilter):
-    def __init__(self, memories: Sequence[Memory]) -> None:
-        self.memories = memories
+def rows_passing(store: Store, where: Filter) -> np.ndarray:
+    """Return the rows of the memories of a store that pass a filter: (m,) ascending."""
+    mask = getattr(store, "mask", None) or ListedMemories(store.memories).mask
+    return np.flatnonzero(mask(where))
 
 
 def store_part(store: Store, where: Filter) -> Store:
     """Return the memories of a store that pass a filter, as a store; the store itself if all pass."""
     if isinstance(store, StorePart) and _implies(store.where, where):
         return store
-    return part_of_rows(store, where, lambda: np.flatnonzero(_Rows(store.memories).mask(where)))
+    return part_of_rows(store, where, lambda: rows_passing(store, where))
 
 
 def _implies(narrow: Filter, wide: Filter) -> bool:

@@ -5,8 +5,9 @@
 # %% ../../nbs/retrieval/08_strategies.ipynb #1c2a182b
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from time import perf_counter
@@ -20,12 +21,14 @@ from ..llm import LLM
 from ..llm.tasks import meter_usage
 from .fusion import Fit
 from .mixture import mix_evidence
-from .as_of import make_request
+from .as_of import Request, make_request
 from .occurrences import find_occurrence
 from .plan import Planner, RetrievalPlan, planner_llm, weighted_plans
 from .queries import decompose
 from .rounds import run_request
+from .prompt_limit import limit_context
 from ..store.protocol import PlannerStore, Store
+from ..store.view import Filter
 from .relations import date_in_question, find_relation
 from ..times import Window, time_window
 from ..types import Evidence, Question, QueryType, as_utc
@@ -34,7 +37,7 @@ from ..types import Evidence, Question, QueryType, as_utc
 __all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST',
            'WINDOW_GRACE', 'REFUSED_BELOW', 'CHECKED_BELOW', 'Strategy', 'STRATEGIES', 'ANSWER_STYLES_BY_TYPE',
            'fitted_weights', 'factual', 'entity_rerank', 'temporal', 'update', 'multi_hop', 'abstention',
-           'plan_for_type', 'as_question', 'StrategyPlanner', 'Router', 'retrieve']
+           'plan_for_type', 'as_question', 'StrategyPlanner', 'Router', 'retrieve', 'aretrieve']
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #3c59e420
 HYBRID_WEIGHTS: dict[str, float] = {"hybrid": 1.0}
@@ -232,9 +235,7 @@ class Router:
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
         now = asked_at(question, store)
-        return plan_for_type(
-            self.question_type(question), question, now, self.strategies, self.answer_styles
-        )
+        return plan_for_type(self.question_type(question), question, now, self.strategies, self.answer_styles)
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
 def retrieve(
@@ -246,23 +247,77 @@ def retrieve(
     llm: LLM | None = None,
     *,
     as_of: datetime | str | None = None,
+    where: Filter | None = None,
+    token_budget: int | None = None,
 ) -> Evidence:
     """Retrieve at most `k` memories for a question: plan, then run the plan.
 
     The default planner is the router with its rules, which needs no model and no key. `llm` is the model for
     the steps that ask one; it defaults to the planner's own. Memories said after `as_of` are hidden from
     the planner and the search; it defaults to the question's `asked_at`, and for a text without a time
-    nothing is hidden. Raises what the planner and `execute` raise.
+    nothing is hidden. Of a memory that was updated later, the version of that time is visible. With `where`
+    only memories that pass it are visible, to the planner too. The context takes at most `token_budget`
+    tokens, and no more than the plan allows. Several threads may call this on one store.
+
+    Raises what the planner and `execute` raise, `PlanError` for a `token_budget` below 1, and what
+    `make_request` raises for `where`.
     """
     planner, begun = planner or Router(), perf_counter()
-    request = make_request(query, store, as_of)
+    request = make_request(query, store, as_of, where)
     model = llm if llm is not None else planner_llm(planner)
     with meter_usage() as meter:
         found = [
-            (weight, run_request(plan.sized(k), request, fit=fit, llm=model))
-            for weight, plan in weighted_plans(planner, request.query, request.visible_store())
+            (weight, run_request(_bounded(plan.sized(k), token_budget), request, fit=fit, llm=model))
+            for weight, plan in _plans(planner, request)
         ]
+    mixed = mix_evidence(found, k)
     return replace(
-        mix_evidence(found, k),
+        mixed if token_budget is None else limit_context(mixed, token_budget),
         usage=replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)),
+    )
+
+# %% ../../nbs/retrieval/08_strategies.ipynb #884c9853
+def _plans(planner: Planner, request: Request) -> Sequence[tuple[float, RetrievalPlan]]:
+    """Return the plans that a planner makes of what the request may see, with their weights."""
+    if request.where is None:
+        return weighted_plans(planner, request.query, request.visible_store())
+    with request.visible() as visible:  # no memory that another thread adds meanwhile is seen
+        return weighted_plans(planner, request.query, visible.store)
+
+
+def _bounded(plan: RetrievalPlan, token_budget: int | None) -> RetrievalPlan:
+    """Return the plan with a token budget, unless its own is smaller."""
+    if token_budget is None:
+        return plan
+    own = replace(plan, token_budget=token_budget)  # raises for a value that can't be one
+    return own if plan.token_budget is None or plan.token_budget > token_budget else plan
+
+# %% ../../nbs/retrieval/08_strategies.ipynb #36e16667
+async def aretrieve(
+    query: str | Question,
+    store: Store,
+    k: int = 10,
+    planner: Planner | None = None,
+    fit: Fit | None = None,
+    llm: LLM | None = None,
+    *,
+    as_of: datetime | str | None = None,
+    where: Filter | None = None,
+    token_budget: int | None = None,
+) -> Evidence:
+    """Retrieve as `retrieve` does, in a thread, so that an event loop goes on meanwhile.
+
+    A cancelled call returns at once; its thread ends by itself, and changes nothing.
+    """
+    return await asyncio.to_thread(
+        retrieve,
+        query,
+        store,
+        k,
+        planner,
+        fit,
+        llm,
+        as_of=as_of,
+        where=where,
+        token_budget=token_budget,
     )

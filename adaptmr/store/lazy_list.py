@@ -5,6 +5,7 @@
 # %% ../../nbs/store/06_lazy_list.ipynb #7ebd01f9
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
@@ -49,7 +50,7 @@ def read_memories(records: Records, keys: list[int], seq: int) -> dict[int, Memo
     return found
 
 # %% ../../nbs/store/06_lazy_list.ipynb #69952477
-COLUMN_GROUPS = (("instant", "session", "speaker"), ("layer", "owner", "tags"))  # read together
+COLUMN_GROUPS = (("instant", "session", "speaker"), ("layer", "owner", "tags"), ("meta",))  # read together
 
 
 class LazyMemories(Sequence[Memory]):
@@ -135,7 +136,11 @@ class LazyMemories(Sequence[Memory]):
         return [found[k] for k in keys]
 
 # %% ../../nbs/store/06_lazy_list.ipynb #04bc3626
-_PARSED: dict[str, Callable[[Any], Any]] = {"instant": int, "tags": parse_strings}
+def _parse_object(value: str | bytes) -> Any:
+    return json.loads(from_sql(value))
+
+
+_PARSED: dict[str, Callable[[Any], Any]] = {"instant": int, "tags": parse_strings, "meta": _parse_object}
 
 
 def _coded(values: list[Any]) -> tuple[list[Any], np.ndarray]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import html
 import operator
 import os
+import threading
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator, Self, Sequence
+from datetime import datetime
+from typing import Any, Iterable, Iterator, Self, Sequence, overload
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from .encoder import Encoder
 from .lexical import LexicalIndex
 from .view_cache import ViewCache
 from .errors import StoreError
+from .messages import Added, Item, Shared, make_memories
 from .records import Records
 from .rollback import Rollback
 from .serialization import Event, instant
@@ -55,7 +58,7 @@ class ReadableStore:
 
     def recent(self, n: int = 10) -> list[Memory]:
         """Return the `n` latest active memories, the latest first."""
-        return self._records.recent(_count(n, "n"))
+        return self._views.recent(_count(n, "n"))
 
     def events(self, limit: int | None = None) -> list[Event]:
         """Return the log in order (seq, at, kind, id, who, why): all of it, or its last `limit` lines."""
@@ -75,6 +78,14 @@ class ReadableStore:
         Raises `KeyError` for an unknown id.
         """
         return self._records.history(id)
+
+    def versions_at(self, moment: datetime) -> tuple[list[Memory], np.ndarray]:
+        """Return earlier versions that stood at a moment, and their vectors (n, dim), in step order.
+
+        Of each active memory that was said after the moment as it is now, that is the last version that had
+        been said by then.
+        """
+        return self._records.versions_at(moment)
 
     def ever_made_of(self, ids: Iterable[str]) -> list[str]:
         """Return the sorted ids of what was ever made of the memories with these ids, directly or not.
@@ -102,7 +113,7 @@ class ReadableStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[Self]:
-        """Keep `memories` and every array as they are within the block, whoever writes meanwhile."""
+        """Keep `memories`, `recent` and every array as they are within the block, whoever writes."""
         self._views.begin_snapshot()
         try:
             yield self
@@ -277,24 +288,67 @@ class MemoryStore(SearchableStore):
         views = ViewCache(records, encoder.check, lambda: LexicalIndex(lexical, k1, b), large)
         super().__init__(records, encoder, views)
         self._writer = StoreWriter(records, encoder, views)
+        self._placing = threading.Lock()  # held while memories get their steps
 
-    def add(self, memories: Iterable[Memory] | Memory | Conversation, *, who: str = "", why: str = "") -> int:
+    def add(
+        self,
+        memories: Item | Conversation | Iterable[Item],
+        *,
+        user: str | None = None,
+        agent: str | None = None,
+        session: str | None = None,
+        speaker: str | None = None,
+        at: datetime | str | None = None,
+        tags: Sequence[str] | None = None,
+        id: str | None = None,
+        who: str = "",
+        why: str = "",
+    ) -> Added:
         """Add memories, all or none; return how many were new. An id that is there already stays as it is.
 
-        Warns when such an id came with other content. Raises `TypeError` for what is not a memory,
-        `ValueError` for one that can't be stored; then nothing was added.
-        """
-        return self._writer.add(memories, who, why)
+        A memory may be a string, or a message: `{"role": "user", "content": "…"}`, see `store.messages`. It
+        gets an id (`id` for a single one; the result's `ids` name them), and comes after what is there.
+        `user`, `agent`, `session`, `speaker`, `at` and `tags` say what holds for all of them; without `at`
+        they are undated.
 
-    def delete(self, id: str, soft: bool = True, who: str = "", why: str = "") -> bool:
+        Warns when an id that is there came with other content. Raises `TypeError` for what is no memory,
+        `ValueError` for one that can't be stored or says otherwise than what holds for all; then nothing was
+        added.
+        """
+        shared = Shared(user, agent, session, speaker, at, tags)
+        with self._placing:
+            made = make_memories(memories, shared, id, self._records.last_step)
+            return Added(self._writer.add(made, who, why), (m.id for m in made))
+
+    @overload
+    def delete(self, id: str, soft: bool = True, who: str = "", why: str = "") -> bool: ...
+    @overload
+    def delete(self, *, soft: bool = True, who: str = "", why: str = "", where: Filter) -> int: ...
+    def delete(
+        self,
+        id: str | None = None,
+        soft: bool = True,
+        who: str = "",
+        why: str = "",
+        *,
+        where: Filter | None = None,
+    ) -> bool | int:
         """Delete a memory: no search finds it, `restore` brings it back. `soft=False` erases it for good.
+
+        With `where` in place of `id`, all that pass the filter are deleted, all or none; returns how many.
 
         After an erasure nothing of it is in the file, its log, the index file, or this store's memory;
         files that `export_jsonl` wrote before keep it. Raises `ErasePending` when a
         reader of an earlier state prevents it for longer than the time-out: then it is deleted, and the
         same call again goes on with erasing it. Returns `False` when it was deleted already. Raises
-        `KeyError` for an unknown id.
+        `KeyError` for an unknown id, and `TypeError` for neither an `id` nor `where`, or both.
         """
+        if where is not None and id is None:
+            if not isinstance(where, Filter):
+                raise TypeError(f"where {where!r:.80} is a {type(where).__name__}, not a Filter")
+            return self._writer.delete_where(where, soft, who, why)
+        if id is None or where is not None:
+            raise TypeError(f"delete() takes an id or where=Filter(…), one of them; id={id!r}, where={where}")
         if soft:
             return self._writer.set_status(id, "deleted", who, why)
         self._writer.erase(id, who, why)

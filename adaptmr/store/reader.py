@@ -10,6 +10,7 @@ import os
 import sqlite3
 import warnings
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from .database import Database, fetch_value
 from .errors import EmbedderMismatch, StoreWarning, corrupt_error
-from .serialization import COLUMNS, Event, from_row, from_sql, malformed_values, to_sql
+from .serialization import COLUMNS, Event, from_row, from_sql, instant, malformed_values, to_sql
 from .visits import Occasion, Visits, count_visits, read_occasions
 from ..types import Memory
 
@@ -252,6 +253,26 @@ class RecordReader(Database):
             sql = f"SELECT {_COLUMNS} FROM history WHERE key = ? ORDER BY until"
             return self._decoder.values(from_row, db.execute(sql, (key,)))
 
+    def last_step(self) -> int:
+        """Return the highest step of any memory, -1 without one."""
+        with self.reading() as db:
+            return int(fetch_value(db, "SELECT coalesce(max(step), -1) FROM memories"))
+
+    def versions_at(self, moment: datetime) -> tuple[list[Memory], np.ndarray]:
+        """Return earlier versions that stood at a moment, with their vectors (n, dim) float32, in step order.
+
+        Of each active memory that was said after the moment as it is now, that is the last version that had
+        been said by then.
+        """
+        with self.reading() as db:
+            dim = int(self.meta.get("dim", 0))
+            rows = db.execute(_VERSIONS_AT, {"moment": instant(moment)}).fetchall()
+        last = {row[-2]: row for row in rows}  # by the memory's key: they come in the order of the updates
+        memories = self._decoder.values(from_row, last.values())
+        vectors = decode_vectors([row[-1] for row in last.values()], dim, self.path).astype(np.float32)
+        order = sorted(range(len(memories)), key=lambda i: (memories[i].step, memories[i].id))
+        return [replace(memories[i], status="active") for i in order], vectors[order]
+
     def ever_made_of(self, ids: Iterable[str]) -> list[str]:
         """Return the sorted ids of what was ever made of the memories with these ids, directly or not.
 
@@ -331,6 +352,13 @@ def find_keys(db: sqlite3.Connection, ids: Sequence[str], path: str) -> list[int
     return keys
 
 
+_VERSIONS_AT = (  # a version without a vector has that of the next version with one
+    f"SELECT {', '.join(f'h.{name}' for name in COLUMNS)}, h.key, coalesce((SELECT later.vector "
+    "FROM history later WHERE later.key = h.key AND later.until >= h.until AND later.vector IS NOT NULL "
+    "ORDER BY later.until LIMIT 1), vectors.vector) "
+    "FROM history h JOIN memories USING (key) JOIN vectors USING (key) WHERE memories.status = 'active' "
+    "AND memories.instant > :moment AND h.instant <= :moment ORDER BY h.key, h.until"
+)
 _LINKS = (
     "SELECT id, derived_from FROM memories WHERE derived_from != '[]' "
     "UNION ALL SELECT memories.id, history.derived_from FROM history JOIN memories USING (key) "

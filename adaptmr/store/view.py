@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, replace
 from datetime import datetime
 from heapq import merge
 from typing import Any, Callable, Collection, Iterable, Sequence
@@ -22,19 +23,26 @@ from ..text import clean, detect_language
 from ..types import Hit, Hits, Memory, as_utc
 
 # %% auto #0
-__all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'truncate_text', 'begins_with', 'indexed_text', 'RowFilter', 'BaseView',
-           'zscores', 'View']
+__all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'agent_of', 'truncate_text', 'begins_with', 'indexed_text', 'RowFilter',
+           'ListedMemories', 'BaseView', 'zscores', 'View']
 
 # %% ../../nbs/store/02_view.ipynb #6b855387
+_NOT_GIVEN: Any = object()
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A condition on what a memory is, whose it is and when it was said; `None` means any.
 
     A memory passes when its time is in [`since`, `until`), its session in `sessions`, its speaker in
     `speakers` (in any case), and its status is `status`; `status=None` finds deleted memories too. Its layer
-    has to be in `layers` ("" are the turns as they were said), its owner in `owners`, and one of its tags in
-    `tags`. Times are `datetime` or ISO 8601, without a zone they are UTC; a single name may be given as a
-    string. Raises `ValueError` for an unknown status and for `since` after `until`.
+    has to be in `layers` ("" are the turns as they were said), its owner in `owners`, one of its tags in
+    `tags`, and the agent that noted it, `meta["agent"]`, in `agents`. Times are `datetime` or ISO 8601,
+    without a zone they are UTC; a single name may be given as a string.
+
+    `user`, `agent`, `session` and `speaker` are short for one name in `owners`, `agents`, `sessions` and
+    `speakers`. Raises `ValueError` for one that is no name, such as `None`, and for one given both ways; for
+    an unknown status, and for `since` after `until`.
     """
 
     since: datetime | None = None
@@ -45,17 +53,53 @@ class Filter:
     layers: Collection[str] | None = None
     owners: Collection[str] | None = None
     tags: Collection[str] | None = None
+    agents: Collection[str] | None = None
+    user: InitVar[str] = _NOT_GIVEN
+    agent: InitVar[str] = _NOT_GIVEN
+    session: InitVar[str] = _NOT_GIVEN
+    speaker: InitVar[str] = _NOT_GIVEN
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, user: str, agent: str, session: str, speaker: str) -> None:
+        self._take_one("user", user, "owners")
+        self._take_one("agent", agent, "agents")
+        self._take_one("session", session, "sessions")
+        self._take_one("speaker", speaker, "speakers")
         if self.status not in ("active", "deleted", None):
             raise ValueError(f"Filter.status {self.status!r} must be 'active', 'deleted' or None")
         for name in ("since", "until"):
             object.__setattr__(self, name, as_utc(getattr(self, name)))
         if self.since and self.until and instant(self.since) > instant(self.until):
             raise ValueError(f"Filter.since {self.since} is after Filter.until {self.until}")
-        for name in ("sessions", "speakers", "layers", "owners", "tags"):
+        for name in _COLLECTIONS:
             if (v := getattr(self, name)) is not None:
                 object.__setattr__(self, name, frozenset([v] if isinstance(v, str) else v))
+
+    def _take_one(self, name: str, value: Any, collection: str) -> None:
+        """Put a single name into the collection that it is short for."""
+        if value is _NOT_GIVEN:
+            return
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"Filter.{name} {value!r:.80} must be a name; for any {name}, leave it out")
+        if (others := getattr(self, collection)) is not None:
+            raise ValueError(f"Filter has both {name}={value!r} and {collection}={others!r}; give one")
+        object.__setattr__(self, collection, (value,))
+
+    def __str__(self) -> str:
+        """Return the conditions in words: `owners ann; tags home, work`."""
+        found = [f"{name} {getattr(self, name)}" for name in ("since", "until") if getattr(self, name)]
+        for name in _COLLECTIONS:
+            if (values := getattr(self, name)) is not None:
+                found.append(f"{name} {', '.join(v or '“”' for v in sorted(values)) or 'none'}")
+        return "; ".join(found + [f"status {self.status}"] * (self.status != "active"))
+
+
+_COLLECTIONS = ("sessions", "speakers", "layers", "owners", "tags", "agents")
+
+
+def agent_of(meta: Mapping[str, Any]) -> str:
+    """Return the agent that a memory's `meta` names, "" for none."""
+    agent = meta.get("agent", "")
+    return agent if isinstance(agent, str) else ""
 
 # %% ../../nbs/store/02_view.ipynb #3fff4380
 MAX_TEXT_CHARS = 20_000  # of a memory's text: what is encoded, counted as words, and read by rankers
@@ -135,6 +179,9 @@ class RowFilter(ABC):
         if where.tags is not None:
             tags = set(where.tags)
             ok &= self._test("tags", lambda have: not tags.isdisjoint(have))
+        if where.agents is not None:
+            agents = set(where.agents)
+            ok &= self._test("meta", lambda meta: agent_of(meta) in agents)
         return ok
 
     def _test(self, name: str, test: Callable[[Any], bool]) -> np.ndarray:
@@ -142,6 +189,13 @@ class RowFilter(ABC):
 
     def _times(self) -> np.ndarray:
         return np.fromiter((instant(m.at) for m in self.memories), np.int64, len(self.memories))
+
+
+class ListedMemories(RowFilter):
+    """Memories in a list, which a filter restricts."""
+
+    def __init__(self, memories: Sequence[Memory]) -> None:
+        self.memories = memories
 
 # %% ../../nbs/store/02_view.ipynb #5c1d0e02
 class BaseView(RowFilter):

@@ -28,8 +28,9 @@ from .lexical import LexicalIndex
 from .errors import StoreError
 from .reader import last_event
 from .records import Records
-from .serialization import to_sql
+from .serialization import instant, to_sql
 from .view import BaseView, View
+from ..types import Memory
 
 # %% auto #0
 __all__ = ['follow_log', 'IndexFileWarning', 'IndexFile', 'ViewLoader', 'CurrentView', 'IndexSaver', 'ViewCache']
@@ -418,6 +419,15 @@ class ViewCache:
         if not self._snapshot.depth:
             self._current.refresh()
         return self._current.view(status)
+
+    def recent(self, n: int) -> list[Memory]:
+        """Return the `n` latest active memories, as they are now or were when the snapshot began."""
+        with self.lock:
+            records = self._snapshot.get_records()
+            if not self._snapshot.depth or records is not self._records:
+                return records.recent(n)
+            memories = self._current.active.memories
+            return sorted(memories, key=lambda m: (instant(m.at), m.step, m.id), reverse=True)[:n]
 
     def prepare_index(self) -> None:
         """Bring the view and its index up to date before a search; see `IndexSaver.prepare`."""

@@ -16,12 +16,12 @@ import numpy as np
 from .backup import Backup, read_backup
 from .edits import Add, Edit, Erase, SetStatus, Update, VectorMissing, is_conflict
 from .encoder import Encoder
-from .errors import StoreError
-from .reader import Past
+from .errors import StoreChanged, StoreError
+from .reader import Past, last_event
 from .records import Applied, Records
 from .rollback import Rollback
 from .serialization import iter_memories, to_row
-from .view import truncate_text
+from .view import Filter, ListedMemories, truncate_text
 from .view_cache import ViewCache
 from ..types import Conversation, Memory
 
@@ -74,6 +74,21 @@ class StoreWriter:
     def erase(self, id: str, who: str, why: str) -> None:
         """Remove a memory for good."""
         self._apply([Erase(id)], who, why)
+
+    def delete_where(self, where: Filter, soft: bool, who: str, why: str) -> int:
+        """Delete or erase all memories that pass a filter, all or none; return how many those were."""
+        while True:
+            with self._records.reading() as db:
+                since = last_event(db)
+                memories, _ = self._records.load(status=where.status)
+            passing = [m.id for m, passes in zip(memories, ListedMemories(memories).mask(where)) if passes]
+            edits = [SetStatus(i, "deleted") if soft else Erase(i) for i in passing]
+            if not edits:
+                return 0
+            try:
+                return sum(m is not None for m in self._apply(edits, who, why, since).memories)
+            except StoreChanged:
+                continue  # somebody wrote meanwhile, and other memories may pass
 
     def update(self, memory: Memory, who: str, why: str) -> Memory:
         """Put `memory` in the place of the one with its id; return it as stored."""

@@ -1,0 +1,405 @@
+"""A store in an agent: one user never sees another's memories, the past stays, threads and tasks share it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adaptmr as am
+from adaptmr.llm.tokens import count_tokens
+from adaptmr.retrieval.composition import compose
+from adaptmr.retrieval.execute import execute
+from adaptmr.retrieval.plan import PlanError
+from adaptmr.retrieval.rounds import run_rounds
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
+from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.types import Evidence, Memory, Question
+
+WORDS = am.RetrievalPlan(weights=HYBRID_WEIGHTS)
+START = datetime(2024, 1, 1, tzinfo=UTC)
+THINGS = "cat bicycle flat sister job garden piano boat market hospital train library".split()
+PLACES = "Bergen Oslo Rome Delhi Leeds Bristol".split()
+SENTENCES = (
+    "I moved to {place} with my {thing}.",
+    "My {thing} is in {place} now.",
+    "Do you like the {thing}?",
+    "I sold the {thing} last week.",
+    "Last month I lost my {thing} in {place}.",
+)
+QUESTIONS = (
+    "Where do I live now?",
+    "Where is my {thing}?",
+    "When did I move to {place}?",
+    "What did I do in {place} last month?",
+    "Did I sell the {thing} before I moved to {place}?",
+    "How many times did I move?",
+    "Did I ever mention a {thing}?",
+    "Which {thing} does my sister have in {place}?",
+    "{thing}",
+)
+
+
+def sentence(rng: random.Random, forms: tuple[str, ...]) -> str:
+    return rng.choice(forms).format(place=rng.choice(PLACES), thing=rng.choice(THINGS))
+
+
+def said(rng: random.Random, n: int) -> list[Memory]:
+    """Return what two users said in turn, in sessions of the same names, about the same things."""
+    return [
+        Memory(
+            f"{user}{i}",
+            sentence(rng, SENTENCES),
+            rng.choice(("me", "assistant")),
+            START + timedelta(days=i),
+            session=f"S{i // 5}",
+            step=i,
+            tags=(rng.choice(("home", "work")),),
+            owner=user,
+            meta={"agent": rng.choice(("travel", "pets"))},
+        )
+        for i in range(n)
+        for user in [rng.choice(("ann", "bob"))]
+    ]
+
+
+def store_of(memories: list[Memory], **options: Any) -> MemoryStore:
+    store = MemoryStore(embedder="hash", **options)
+    store.add(memories)
+    return store
+
+
+def seen(found: Evidence) -> tuple[Any, ...]:
+    """Return all of an evidence but the trace's row on what is hidden, and the time it took."""
+    rows = [row for row in found.trace if row.step not in ("where", "as of")]
+    return (
+        found.hits,
+        found.has_relevant,
+        found.relevance,
+        found.context,
+        found.findings,
+        found.outdated,
+        rows,
+    )
+
+
+# --- isolation
+
+
+def check_queries(n: int, seed: int) -> None:
+    """Ask `n` random questions of two users who share a store that changes; each as if it was alone."""
+    rng = random.Random(seed)
+    memories = said(rng, 60)
+    shared = store_of(memories)
+    alone = {user: store_of([m for m in memories if m.owner == user]) for user in ("ann", "bob")}
+    for number in range(n):
+        if number % 50 == 49:  # somebody says something, or changes it
+            user, at = rng.choice(("ann", "bob")), START + timedelta(days=60 + number / 50)
+            for store in (shared, alone[user]):
+                store.add(f"I met {user} number {number}.", user=user, at=at, id=f"{user}-{number}")
+            changed = rng.choice(list(alone[user].memories)).id
+            for store in (shared, alone[user]):
+                old = store.get(changed)
+                store.update(replace(old, text=f"{old.text} No, {number}.", at=at))
+        user = rng.choice(("ann", "bob"))
+        text, moment = sentence(rng, QUESTIONS), START + timedelta(days=rng.randrange(70))
+        as_of = moment if rng.random() < 0.3 else None
+        found = am.retrieve(text, shared, k=rng.choice((1, 5, 10)), where=Filter(user=user), as_of=as_of)
+        assert {h.memory.owner for h in found.hits} <= {user}, (text, user, as_of)
+        if number % 10 == 0:
+            k = len(found.hits) + 5
+            one = am.retrieve(text, shared, k=k, where=Filter(user=user), as_of=as_of)
+            assert [(h.memory.text, h.note) for h in one.hits] == [
+                (h.memory.text, h.note) for h in am.retrieve(text, alone[user], k=k, as_of=as_of).hits
+            ], (text, user, as_of)
+
+
+def test_random_queries_of_two_users_never_leak() -> None:
+    check_queries(300, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_ten_thousand_random_queries_of_two_users_never_leak(seed: int) -> None:
+    check_queries(2_500, seed)
+
+
+@pytest.mark.parametrize("approximate_from", [20_000, 30], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        Filter(user="ann"),
+        Filter(agent="pets"),
+        Filter(session="S3"),
+        Filter(speaker="ASSISTANT"),
+        Filter(tags="home"),
+        Filter(since="2024-01-10", until="2024-02-10"),
+        Filter(user="bob", agent="travel", tags=["work"], until="2024-02-20"),
+        Filter(user="nobody"),
+    ],
+    ids=str,
+)
+def test_a_filter_gives_what_a_store_of_that_part_alone_gives(where: Filter, approximate_from: int) -> None:
+    memories = said(random.Random(3), 60)
+    shared = store_of(memories, approximate_from=approximate_from)
+    some = [m for m, passes in zip(shared.memories, shared.mask(where)) if passes]
+    assert 0 < len(some) < 40 or where == Filter(user="nobody")
+    alone = store_of(some)
+    for text in ("Where do I live now?", "Did I sell the cat before I moved to Oslo?", "Where is my piano?"):
+        assert seen(am.retrieve(text, shared, where=where)) == seen(am.retrieve(text, alone)), text
+        for run in (execute, run_rounds):
+            assert seen(run(WORDS, text, shared, where=where)) == seen(run(WORDS, text, alone)), text
+        composed = compose({"all": WORDS}, text, shared, where=where).evidences["all"]
+        assert seen(composed) == seen(execute(WORDS, text, alone))
+
+
+def test_the_plans_own_part_is_within_the_filter() -> None:
+    shared = store_of(said(random.Random(3), 60))
+    plan = replace(WORDS, owners=("ann", "bob"), relevance_low=0.0)
+    found = execute(plan, "Where is my cat?", shared, where=Filter(user="ann"))
+    assert found.hits and {h.memory.owner for h in found.hits} == {"ann"}
+    assert not execute(replace(plan, owners=("bob",)), "cat", shared, where=Filter(user="ann")).hits
+
+
+@dataclass
+class Spy:
+    """A planner that keeps what it is shown, after `meanwhile` was called."""
+
+    meanwhile: Any = None
+    name: str = "spy"
+    shown: list[Memory] = field(default_factory=list)
+
+    def plan(self, query: Any, store: Any) -> am.RetrievalPlan:
+        if self.meanwhile is not None:
+            self.meanwhile()
+        self.shown += [*store.memories, *store.recent(99)]
+        return WORDS
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["a shared store", "only hers at first"])
+def test_a_planner_sees_what_the_question_may_see(others: bool) -> None:
+    memories = [m for m in said(random.Random(5), 40) if others or m.owner == "ann"]
+    store = store_of(memories)
+    new = Memory("late", "Bob lives in Rome.", at=START, step=99, owner="bob")
+    spy = Spy(lambda: store.add(new))  # another user speaks while the plan is made
+    found = am.retrieve("Where do I live?", store, planner=spy, where=Filter(user="ann"))
+    assert spy.shown and {m.owner for m in spy.shown} == {"ann"} == {h.memory.owner for h in found.hits}
+    assert store.get("late") is not None and "late" in [m.id for m in store.memories]
+
+
+def test_a_search_does_not_hold_up_those_who_write() -> None:
+    store = store_of(said(random.Random(5), 40))
+    numbers: list[int] = []
+
+    def write() -> None:
+        store.add("Bob was here.", user="bob")
+        numbers.append(sum(m.text == "Bob was here." for m in store.memories))
+
+    am.retrieve("Where do I live?", store, planner=Spy(write), where=Filter(user="ann"))
+    assert numbers == [1], "what was written is read at once, though a question is being answered"
+
+
+@pytest.mark.parametrize(
+    ("where", "error"), [({"user": "ann"}, TypeError), ("ann", TypeError), (Filter(status=None), ValueError)]
+)
+def test_a_wrong_filter_is_refused(where: Any, error: type[Exception]) -> None:
+    store = store_of(said(random.Random(5), 4))
+    with pytest.raises(error, match="where"):
+        am.retrieve("Where?", store, where=where)
+
+
+@pytest.mark.parametrize("name", ["user", "agent", "session", "speaker"])
+@pytest.mark.parametrize("lost", [None, "", 7])
+def test_a_lost_name_opens_nothing(name: str, lost: Any) -> None:
+    with pytest.raises(ValueError, match=f"Filter.{name} {lost!r}"):
+        Filter(**{name: lost})
+
+
+# --- the past
+
+
+def test_an_update_leaves_the_old_text_to_the_time_before() -> None:
+    store = MemoryStore(embedder="hash")
+    store.add("I live in Bergen, near the harbour.", user="ann", at="2024-05-01", id="a1", tags=["home"])
+    store.add("I live in Rome.", user="bob", at="2024-05-01", id="b1")
+    first = store.get("a1")
+    assert first is not None
+    second = replace(first, text="My flat is in Oslo.", at="2024-08-01", tags=("flat",))
+    store.update(second)
+    store.update(replace(second, text="My house is in Tromsø.", at="2024-11-01"))
+
+    def told(as_of: str | None, **where: Any) -> list[str]:
+        found = execute(WORDS, "Where do I live?", store, as_of=as_of, where=Filter(user="ann", **where))
+        return [h.memory.text for h in found.hits]
+
+    assert told("2024-04-30") == []
+    assert told("2024-06-01") == ["I live in Bergen, near the harbour."]
+    assert told("2024-09-01") == ["My flat is in Oslo."]
+    assert told("2024-12-01") == told(None) == ["My house is in Tromsø."]
+    assert told("2024-06-01", tags="home") and not told("2024-06-01", tags="flat"), "by its tags of then"
+    assert [m.text for m in store.history("a1")] == [first.text, second.text]
+    with MemoryStore(embedder="hash") as then:
+        then.add([first, store.get("b1")])
+        past = execute(WORDS, "harbour", store, as_of="2024-06-01")
+        assert seen(past) == seen(execute(WORDS, "harbour", then, as_of="2024-06-01")), "with its own vector"
+
+
+def test_a_correction_and_a_deletion_hold_for_the_past_too() -> None:
+    store = MemoryStore(embedder="hash")
+    store.add("I live in Bergn.", at="2024-05-01", id="a1")
+    store.add("It rains.", at="2024-07-01", id="a2")
+    store.update(replace(store.get("a1"), text="I live in Bergen."))
+    assert [h.memory.text for h in execute(WORDS, "live", store, as_of="2024-06-01").hits] == [
+        "I live in Bergen."
+    ]
+    store.update(replace(store.get("a1"), at="2024-08-01"))
+    assert [h.memory.version for h in execute(WORDS, "live", store, as_of="2024-06-01").hits] == [2]
+    store.delete("a1")
+    assert not execute(WORDS, "live", store, as_of="2024-06-01").hits
+
+
+# --- the budget
+
+
+@pytest.mark.parametrize("planner", [None, am.Mixture(threshold=0.0)], ids=["one plan", "several plans"])
+def test_the_context_keeps_to_the_budget(planner: Any) -> None:
+    store = store_of(said(random.Random(7), 60))
+    sizes = []
+    for budget in (1, 12, 40, 100, 400, 10_000):
+        for text in (
+            "Where is my cat?",
+            "How many days passed between the move to Oslo and the sale of the cat?",
+        ):
+            found = am.retrieve(text, store, k=20, planner=planner, token_budget=budget)
+            assert count_tokens(found.context) <= budget
+            sizes.append(len(found.hits))
+    assert sizes[0] == 0 and sizes[-2] == 20 and sizes == sorted(sizes, key=sizes.index)
+    whole = am.retrieve("Where is my cat?", store, k=20, planner=planner)
+    assert (
+        am.retrieve("Where is my cat?", store, k=20, planner=planner, token_budget=10_000).hits == whole.hits
+    )
+
+
+def test_a_budget_that_is_none_is_refused() -> None:
+    with pytest.raises(PlanError, match="token_budget=0"):
+        am.retrieve("Where?", store_of(said(random.Random(7), 5)), token_budget=0)
+
+
+# --- what comes in
+
+
+def test_the_result_of_add_is_a_number_and_names_the_memories() -> None:
+    store = MemoryStore(embedder="hash")
+    added = store.add(["Yes", "Yes", {"role": "user", "content": "No"}], user="ann", at="2024-05-01")
+    assert added == 3 and len(set(added.ids)) == 3, "said twice is two memories"
+    assert [store.get(i).text for i in added.ids] == ["Yes", "Yes", "No"]
+    assert store.add([store.get(i) for i in added.ids]) == 0
+    again = MemoryStore(embedder="hash")
+    assert (
+        again.add(["Yes", "Yes", {"role": "user", "content": "No"}], user="ann", at="2024-05-01").ids
+        == added.ids
+    )
+
+
+def test_what_is_added_comes_after_what_is_there() -> None:
+    store = store_of([Memory("late", "x", step=41), Memory("early", "y", step=2)])
+    store.add(["one", "two"])
+    store.add("three")
+    assert [(m.step, m.text) for m in store.memories] == [
+        (2, "y"),
+        (41, "x"),
+        (42, "one"),
+        (43, "two"),
+        (44, "three"),
+    ]
+
+
+def test_a_message_of_another_user_is_refused_and_nothing_is_added() -> None:
+    store = MemoryStore(embedder="hash")
+    talk = [{"role": "user", "content": "Hi"}, {"role": "user", "content": "I am Bob", "user": "bob"}]
+    with pytest.raises(ValueError, match="has the user 'bob', and add\\(\\) was given user='ann'"):
+        store.add(talk, user="ann")
+    assert len(store) == 0
+
+
+def test_delete_by_filter_takes_these_and_no_others(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path / "m.db", embedder="hash")
+    store.add(said(random.Random(9), 30))
+    before = {m.id: m.owner for m in store.memories}
+    hers = [i for i, owner in before.items() if owner == "ann"]
+    assert store.delete(where=Filter(user="ann"), who="ann") == len(hers) > 5
+    assert {m.owner for m in store.memories} == {"bob"} and len(store) == len(before) - len(hers)
+    assert store.delete(where=Filter(user="ann")) == 0 and store.restore(hers[0])
+    assert store.delete(where=Filter(user="ann", status=None), soft=False) == len(hers)
+    assert all(store.get(i) is None for i in hers) and store.check() == []
+    store.close()
+
+
+# --- threads and tasks
+
+
+def test_threads_share_a_store() -> None:
+    store = store_of(said(random.Random(11), 30))
+    expected = seen(am.retrieve("Where do I live now?", store, where=Filter(user="ann")))
+
+    def say(thread: int) -> int:
+        return sum(store.add("Yes", user="bob") for _ in range(10))
+
+    def ask(thread: int) -> bool:
+        return all(
+            seen(am.retrieve("Where do I live now?", store, where=Filter(user="ann"))) == expected
+            for _ in range(10)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        added = [pool.submit(say, i) for i in range(4)]
+        asked = [pool.submit(ask, i) for i in range(4)]
+        assert all(f.result() for f in asked) and sum(f.result() for f in added) == 40
+    assert sum(m.text == "Yes" for m in store.memories) == 40 and store.check() == []
+
+
+def test_an_event_loop_goes_on_while_a_question_is_answered() -> None:
+    store = store_of(said(random.Random(13), 30))
+    loop_went_on = threading.Event()
+
+    async def meanwhile() -> None:
+        loop_went_on.set()
+
+    async def both() -> Evidence:
+        waiting = Spy(lambda: loop_went_on.wait(30))
+        found, _ = await asyncio.gather(
+            am.aretrieve("Where do I live now?", store, planner=waiting, where=Filter(user="ann")),
+            meanwhile(),
+        )
+        return found
+
+    found = asyncio.run(both())
+    assert loop_went_on.is_set() and found.plan == WORDS
+    assert seen(found) == seen(
+        am.retrieve("Where do I live now?", store, planner=Spy(), where=Filter(user="ann"))
+    )
+
+
+def test_many_tasks_get_their_own_answers() -> None:
+    store = store_of(said(random.Random(15), 60))
+
+    async def ask() -> list[Evidence]:
+        users = ["ann", "bob"] * 8
+        return await asyncio.gather(
+            *(
+                am.aretrieve(Question("", "Where is my cat?"), store, where=Filter(user=u), token_budget=80)
+                for u in users
+            )
+        )
+
+    found = asyncio.run(ask())
+    assert {h.memory.owner for e in found[::2] for h in e.hits} == {"ann"}
+    assert {h.memory.owner for e in found[1::2] for h in e.hits} == {"bob"}
+    assert all(e.hits == found[0].hits for e in found[::2])
