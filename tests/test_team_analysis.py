@@ -55,7 +55,7 @@ from adaptmr.eval.analysis.team_timeline import (
     timeline,
 )
 from adaptmr.eval.report.style import NothingToDraw
-from adaptmr.eval.report.timeline_figure import timeline_figure
+from adaptmr.eval.analysis.timeline_figure import timeline_figure
 
 TURNS = [
     {"turn": 1, "agent": "retriever", "action": "Search[Salt Tower]", "shown": {"task": 50, "examples": 30}},

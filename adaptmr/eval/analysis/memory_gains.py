@@ -125,7 +125,7 @@ def step_sentences(
     rows = [r for r in differences.to_dict("records") if r["measure"] in measures]
     return [difference_sentence(r, f"{r['step'][:1].upper()}{r['step'][1:]}") for r in rows]
 
-# %% ../../../nbs/eval/analysis/01_memory_gains.ipynb #08463cee
+# %% ../../../nbs/eval/analysis/01_memory_gains.ipynb #cb63ecbf
 def _shown(row: Mapping[Any, Any], better: int = 1) -> str:
     """ "Yes", "No" (shown to be worse) or "Not shown" for a difference that should have this sign."""
     if row["low"] != row["low"] or row["low"] <= 0 <= row["high"]:
@@ -148,7 +148,7 @@ def team_answers(steps: pd.DataFrame, controls: pd.DataFrame) -> list[tuple[str,
         ("Does a team with all its memories answer better than one without?", ("all of it", "F1"), 1),
         ("Does shared memory save repeated searches?", ("shared memory", "repeated searches"), -1),
         ("Does it matter what the memory holds?", ("over a shuffled memory", "F1"), 1),
-        ("Is a team better than one agent with as many tokens?", ("over one agent", "F1"), 1),
+        ("Is a team better than one agent that may see as many tokens?", ("over one agent", "F1"), 1),
         ("Are several steps better than one search?", ("over hybrid alone", "F1"), 1),
     )
     found = [(q, _shown(rows[key], sign), _numbers(rows[key])) for q, key, sign in asked if key in rows]
