@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..eval.analysis.learning_curve import learning_answer
+from ..eval.analysis import learning_curve
 from ..eval.analysis.memory_gains import team_answers
 from ..eval.analysis.team_timeline import task_timeline
 from ..eval.analysis.timeline_figure import timeline_figure
+from ..eval.report import figures
 from ..eval.report.answer_box import contrast_answer
 from ..markup import HtmlOutput, folded
 from .writing import EvaluatedRun, show_figure, show_sentences, show_table
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['show_timeline', 'team_report_answers']
+__all__ = ['LEARNING', 'FORGETTING', 'show_timeline', 'show_learning', 'team_report_answers']
 
 # %% ../../nbs/sections/01_teams.ipynb #4d76deca
 def show_timeline(
@@ -45,6 +46,57 @@ def show_timeline(
         + folded("Turn by turn", show_table(experiment, name, steps, about, allow=words))
     )
 
+# %% ../../nbs/sections/01_teams.ipynb #184a246c
+LEARNING, FORGETTING = "team_meta", "team_shared"  # with a memory across tasks, and the same without
+
+
+def show_learning(experiment: EvaluatedRun, k: int, *, seed: int = 0) -> tuple[HtmlOutput, pd.DataFrame]:
+    """Ask `team_meta` in shuffled orders and show how it learns; return what is shown, and its table.
+
+    In a run without these two teams nothing is asked, and the table is empty.
+    """
+    import pandas as pd
+
+    frame = experiment.rows
+    names = experiment.display_names
+    if not {LEARNING, FORGETTING} <= set(experiment.systems):
+        missing = f"The learning curve compares {LEARNING} with {FORGETTING}, and this run lacks one of them."
+        return show_sentences([missing]), pd.DataFrame()
+    later = learning_curve.ask_in_orders(
+        LEARNING, experiment.data, experiment.llm, k, embedder=experiment.encoder(), seed=seed
+    )
+    experiment.add_usage(later.attrs["usage"])
+    without = frame[frame["system"] == names(FORGETTING)]
+    learned = learning_curve.learning_summary(later, without, seed=seed)
+    curve = learning_curve.curve(learning_curve.order_differences(later, without), seed=seed)
+    shown = (
+        show_table(
+            experiment,
+            "learning",
+            learned,
+            f"{LEARNING} less {FORGETTING} at the same question: on the whole, and from the first task to the last",
+            allow=["measure", "what", "over"],
+        ),
+        show_table(
+            experiment, "learning_curve", curve, "The learning curve: difference in F1 by position of the task"
+        ),
+        show_figure(
+            experiment,
+            "learning_curve",
+            lambda: figures.line_plot(
+                curve.assign(system=f"{LEARNING} − {FORGETTING}"),
+                "position",
+                xlabel="position of the task",
+                ylabel="F1, difference",
+                better="higher",
+            ),
+            "What the memory across tasks adds to F1, by the position of the task: shuffled orders, with a "
+            "95 % band",
+        ),
+        show_sentences(learning_curve.learning_sentences(learned)),
+    )
+    return HtmlOutput("".join(shown)), learned
+
 # %% ../../nbs/sections/01_teams.ipynb #f2a1208d
 def team_report_answers(
     experiment: EvaluatedRun, steps: pd.DataFrame, controls: pd.DataFrame, learned: pd.DataFrame
@@ -52,8 +104,9 @@ def team_report_answers(
     """Return what a report on teams says first: (question, short answer, numbers).
 
     The verdicts of the contrasts that were tested, else what `team_answers` reads from the differences; then
-    whether the memory across tasks teaches.
+    whether the memory across tasks teaches, if that was tried.
     """
     rows = experiment.tested.to_dict("records") if experiment.tested is not None else []
     tested = [(row["asks"], *contrast_answer(row)) for row in rows]
-    return [*(tested or team_answers(steps, controls)), learning_answer(learned)]
+    teaches = [learning_curve.learning_answer(learned)] if len(learned) else []
+    return [*(tested or team_answers(steps, controls)), *teaches]

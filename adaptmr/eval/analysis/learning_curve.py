@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,19 +25,10 @@ ORDERS = 5
 MAX_PLACES = 10  # points of a curve
 
 # %% auto #0
-__all__ = ['ORDERS', 'MAX_PLACES', 'WHOLE', 'GROWTH', 'MEASURES', 'shuffled', 'ask_in_orders', 'order_differences', 'curve',
-           'slope_of', 'learning_table', 'learning_summary', 'learning_sentences', 'learning_answer']
+__all__ = ['ORDERS', 'MAX_PLACES', 'WHOLE', 'GROWTH', 'MEASURES', 'ask_in_orders', 'order_differences', 'curve', 'slope_of',
+           'learning_table', 'learning_summary', 'learning_sentences', 'learning_answer']
 
 # %% ../../../nbs/eval/analysis/01_learning_curve.ipynb #6d2fec3d
-def shuffled(data: Dataset, order: int, seed: int = 0) -> Dataset:
-    """Return the data set with its conversations, and their questions, in the order of that number."""
-    conversations = sorted(data.conversations, key=lambda c: c.id)
-    random.Random(f"{seed}/{order}").shuffle(conversations)
-    place = {c.id: i for i, c in enumerate(conversations)}
-    questions = sorted(data.questions, key=lambda q: place[q.conversation])
-    return replace(data, conversations=conversations, questions=questions)
-
-
 def ask_in_orders(
     system: str,
     data: Dataset,
@@ -52,16 +41,17 @@ def ask_in_orders(
 ) -> pd.DataFrame:
     """Ask a system all questions in each of several orders: the rows of `evaluate`, with order and position.
 
-    Both count from 1. The memory is empty at the beginning of each order. `attrs["usage"]` is what all of it
+    Both count from 1; an order is `data.shuffled` by its number and the seed. The memory is empty at the beginning of each order. `attrs["usage"]` is what all of it
     used.
     """
     import pandas as pd
 
     parts, usage = [], Usage()
     for order in range(1, orders + 1):
-        asked = shuffled(data, order, seed)
+        asked = data.shuffled(ORDERS * seed + order)
         rows = evaluate([system], asked, llm, k, embedder=embedder, seed=seed, progress=False)
-        place = {(q.conversation, q.id): i for i, q in enumerate(asked.questions, 1)}
+        asked_in_turn = [q for c in asked.conversations for q in asked.questions_on(c.id)]
+        place = {(q.conversation, q.id): i for i, q in enumerate(asked_in_turn, 1)}
         keys = zip(rows["conversation"], rows["question"])
         parts.append(rows.assign(order=order, position=[place[key] for key in keys]))
         usage += total_usage(rows)
