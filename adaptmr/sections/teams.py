@@ -74,11 +74,11 @@ def show_learning(experiment: EvaluatedRun, k: int, *, seed: int = 0) -> tuple[H
             experiment,
             "learning",
             learned,
-            f"{LEARNING} less {FORGETTING} at the same question: on the whole, and from the first task to the last",
+            f"{LEARNING} less {FORGETTING} at the same question: on the whole, and from the first to the last task",
             allow=["measure", "what", "over"],
         ),
         show_table(
-            experiment, "learning_curve", curve, "The learning curve: difference in F1 by position of the task"
+            experiment, "learning_curve", curve, "The learning curve: difference in F1 by the task's position"
         ),
         show_figure(
             experiment,
