@@ -74,7 +74,7 @@ def show_learning(experiment: EvaluatedRun, k: int, *, seed: int = 0) -> tuple[H
             experiment,
             "learning",
             learned,
-            f"{LEARNING} less {FORGETTING} at the same question: on the whole, and from the first to the last task",
+            f"{LEARNING} less {FORGETTING} at the same question: on the whole, and how it grows",
             allow=["measure", "what", "over"],
         ),
         show_table(
