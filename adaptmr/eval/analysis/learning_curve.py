@@ -41,8 +41,8 @@ def ask_in_orders(
 ) -> pd.DataFrame:
     """Ask a system all questions in each of several orders: the rows of `evaluate`, with order and position.
 
-    Both count from 1; an order is `data.shuffled` by its number and the seed. The memory is empty at the beginning of each order. `attrs["usage"]` is what all of it
-    used.
+    Both count from 1; an order is `data.shuffled` by its number and the seed. The memory is empty at the
+    beginning of each order. `attrs["usage"]` is what all of it used.
     """
     import pandas as pd
 
