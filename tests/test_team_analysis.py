@@ -232,7 +232,7 @@ def test_only_questions_that_no_rule_was_written_on_are_counted(run_of):
     assert row["difference"] == pytest.approx(5.8 / 6)
     written = {name: (run.run.path / "tables" / f"{name}.csv").read_text("utf-8") for name in UNSEEN_TABLES}
     assert "team_full,6," in written["unseen_answers"] and "+0.967" in written["unseen_steps"]
-    assert [short for _, short, _ in unseen_answers(differences)] == ["Yes."]
+    assert [short for _, short, _ in unseen_answers(differences)] == ["Not tested."]
     (answer,) = (a for a in report_answers(rows, differences) if "no rule" in a[0])
     assert answer[2].startswith("F1 0.000 → 0.967: +0.967 [") and answer[2].endswith("n = 6")
 

@@ -163,14 +163,15 @@ def team_answers(steps: pd.DataFrame, controls: pd.DataFrame) -> list[tuple[str,
 def unseen_answers(differences: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Return (question, short answer, numbers) from differences at questions that no rule was written on.
 
-    Without both teams, the one with all memories and the one with none, there is no answer.
+    No contrast is declared for them, so there is an interval and no verdict. Without both teams, the one with
+    all memories and the one with none, there is no answer.
     """
     asked = (
         "Does a team with all its memories answer better than one without, at questions that no rule was "
         "written on?"
     )
     rows = differences[(differences["step"] == "all of it") & (differences["measure"] == "F1")]
-    return [(asked, _shown(row), _numbers(row)) for row in rows.to_dict("records")]
+    return [(asked, "Not tested.", _numbers(row)) for row in rows.to_dict("records")]
 
 
 _PARTS = [pair.name for pair in MEMORY_STEPS if pair.name != "all of it"]
