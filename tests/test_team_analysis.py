@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,7 @@ from adaptmr.eval.analysis.memory_gains import (
     pair_differences,
     step_sentences,
     team_answers,
+    unseen_answers,
 )
 from adaptmr.eval.analysis.team_measures import (
     COST_MEASURES,
@@ -53,8 +55,11 @@ from adaptmr.eval.analysis.team_timeline import (
     task_timeline,
     timeline,
 )
+from adaptmr.eval.report.run_folder import open_run
 from adaptmr.eval.report.style import NothingToDraw
 from adaptmr.eval.analysis.timeline_figure import timeline_figure
+from adaptmr.sections.teams import show_unseen, team_report_answers
+from adaptmr.types import Dataset, Question
 
 TURNS = [
     {"turn": 1, "agent": "retriever", "action": "Search[Salt Tower]", "shown": {"task": 50, "examples": 30}},
@@ -196,6 +201,63 @@ def test_fewer_repeated_searches_are_better():
     assert "better" in step_sentences(found)[1]
     answers = {q: short for q, short, _ in team_answers(found, found.head(0))}
     assert answers["Does shared memory save repeated searches?"] == "Yes."
+
+
+# -- questions that no rule was written on
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    """Make what a section reads of a run on these questions of HotpotQA, by their ids."""
+
+    def make(*ids):
+        data = Dataset("hotpotqa", questions=[Question(id, f"Who built {id}?") for id in ids])
+        run = open_run("exp7", {}, data, tmp_path)
+        return SimpleNamespace(run=run, data=data, display_names=str)
+
+    return make
+
+
+SEEN = "5a7613c15542994ccc9186bf"  # the first of the sample that rules were written on
+
+
+def test_only_questions_that_no_rule_was_written_on_are_counted(run_of):
+    rows = rows_of(team_bare=[0.0] * 7, team_full=[0.0, *[1.0] * 5, 0.8])
+    rows["question"] = rows["question"].replace("q0", SEEN)
+    run = run_of(*rows["question"].unique())
+    shown, differences = show_unseen(run, rows)
+    assert "6 of the 7 questions" in shown
+    (row,) = differences.to_dict("records")
+    assert (row["step"], row["measure"], row["n"]) == ("all of it", "F1", 6)
+    assert row["difference"] == pytest.approx(5.8 / 6)
+    written = {name: (run.run.path / "tables" / f"{name}.csv").read_text("utf-8") for name in UNSEEN_TABLES}
+    assert "team_full,6," in written["unseen_answers"] and "+0.967" in written["unseen_steps"]
+    assert [short for _, short, _ in unseen_answers(differences)] == ["Not tested."]
+    (answer,) = (a for a in report_answers(rows, differences) if "no rule" in a[0])
+    assert answer[2].startswith("F1 0.000 → 0.967: +0.967 [") and answer[2].endswith("n = 6")
+
+
+UNSEEN_TABLES = ("unseen_answers", "unseen_steps")
+
+
+def report_answers(rows, unseen):
+    steps = pair_differences(rows)
+    return team_report_answers(SimpleNamespace(tested=None), steps, steps.head(0), unseen, pd.DataFrame())
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (Dataset("demo_multihop", ours=True), "written by the people who wrote the rules"),
+        (Dataset("hotpotqa", questions=[Question(SEEN, "?")]), "with every question of this run in view"),
+        (Dataset("my.csv", questions=[Question("q1", "?")]), "no list is kept of the questions of my.csv"),
+    ],
+)
+def test_a_run_without_such_questions_says_why_and_answers_nothing(data, said):
+    rows = rows_of(team_bare=[0.0] * 6, team_full=[1.0] * 6)
+    shown, differences = show_unseen(SimpleNamespace(data=data, display_names=str), rows)
+    assert said in shown and differences.empty and not unseen_answers(differences)
+    assert not [q for q, *_ in report_answers(rows, differences) if "no rule" in q]
 
 
 # -- the learning curve

@@ -24,8 +24,8 @@ from ..memory.team.steps import Step
 from ..text import NUMBER_WORDS, STOPWORDS, content_words, detect_language, split_sentences, word_set
 
 # %% auto #0
-__all__ = ['WEIGHTS', 'MAX_LEADS', 'asked_for', 'things_asked_for', 'Place', 'find_places', 'Candidate', 'Reading', 'read',
-           'find_leads']
+__all__ = ['WEIGHTS', 'MAX_LEADS', 'asked_for', 'things_asked_for', 'Place', 'find_places', 'candidate_features', 'Candidate',
+           'Reading', 'read', 'find_leads']
 
 # %% ../../nbs/agents/00_reading.ipynb #7c4d4555
 @lru_cache(maxsize=2048)
@@ -182,6 +182,11 @@ class _Passage:
             **self._form(place.text, before, after, is_topic),
         }
 
+    def places(self) -> list[Place]:
+        """The candidates where they stand, without those that the question holds."""
+        found = find_places(self.asked.kind, self.sentences, self.triples, self.topic)
+        return [p for p in found if not _is_given(p.text, self.question, self.asked.kind)]
+
     def kinds(self, entity: str) -> frozenset[str]:
         """The words by which a fact says what an entity is."""
         values = (t.value for t in self.triples if t.relation == "is a" and t.entity == entity)
@@ -199,6 +204,12 @@ class _Passage:
             "in a place": kind == "place" and bool(_IN.search(before)),
             "in brackets": before.count("(") > before.count(")"),
         }
+
+
+def candidate_features(question: str, step: Step) -> list[tuple[str, dict[str, float]]]:
+    """Return the candidates in a passage that a search showed, wherever they stand, with their features."""
+    passage = _Passage(question, asked_for(question), step)
+    return [(place.text, passage.features(place)) for place in passage.places()]
 
 
 def _focus(question: str) -> frozenset[str]:
@@ -283,20 +294,15 @@ def read(question: str, step: Step) -> Reading:
         return Reading()
     if detect_language(step.observation) == "zh":
         return _read_chinese(question, step)
-    asked = asked_for(question)
-    passage = _Passage(question, asked, step)
-    topic = passage.topic
-    leads = _leads(passage)
+    passage = _Passage(question, asked_for(question), step)
     best: dict[str, Candidate] = {}
-    for place in find_places(asked.kind, passage.sentences, passage.triples, topic):
-        if _is_given(place.text, question, asked.kind):
-            continue
+    for place in passage.places():
         candidate = Candidate(place.text, _probability(passage.features(place)))
         key = entity_key(place.text)
         if key not in best or candidate.probability > best[key].probability:
             best[key] = candidate
     ranked = sorted(best.values(), key=lambda c: -c.probability)
-    return Reading(topic, tuple(ranked), leads, passage.triples, round(passage.covered, 6))
+    return Reading(passage.topic, tuple(ranked), _leads(passage), passage.triples, round(passage.covered, 6))
 
 
 def _read_chinese(question: str, step: Step) -> Reading:

@@ -5,9 +5,12 @@
 # %% ../../nbs/data/02_hotpotqa.ipynb #68c23030
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from .validation import wrap_errors
 from ..types import Conversation, Dataset, Memory, Question, QueryType
 
 # %% auto #0
-__all__ = ['CATEGORY_TO_TYPE', 'HOTPOTQA', 'HotpotQuestion', 'sentence_source', 'hotpot_dataset', 'parse_hotpotqa']
+__all__ = ['CATEGORY_TO_TYPE', 'HOTPOTQA', 'HotpotQuestion', 'sentence_source', 'was_seen', 'hotpot_dataset', 'parse_hotpotqa']
 
 # %% ../../nbs/data/02_hotpotqa.ipynb #563498c3
 CATEGORY_TO_TYPE: dict[str, QueryType] = {
@@ -74,6 +77,21 @@ def _question(
         level=raw["level"],
     )
 
+# %% ../../nbs/data/02_hotpotqa.ipynb #46c536f1
+def was_seen(question: Question) -> bool:
+    """Whether rules of this package were written, or weights fitted, with this question in view."""
+    return question.id in _seen() or _digest(question.text) in _seen()
+
+
+@cache
+def _seen() -> frozenset[str]:
+    """The ids and the digests of the questions that were in view."""
+    return frozenset(files("adaptmr").joinpath("data/hotpotqa_seen.txt").read_text(encoding="utf-8").split())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(" ".join(text.lower().split()).encode("utf-8", "replace")).hexdigest()[:16]
+
 # %% ../../nbs/data/02_hotpotqa.ipynb #094595ac
 def hotpot_dataset(raws: Iterable[Mapping[str, Any]], name: str = "hotpotqa") -> Dataset:
     """Make a data set of questions in HotpotQA's form, and for each a conversation of its sentences.
@@ -121,5 +139,6 @@ HOTPOTQA = register_dataset(
         size=46_320_117,
         attribution="Text of HotpotQA (Yang et al., EMNLP 2018, https://hotpotqa.github.io), from Wikipedia, "
         "CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/)",
+        seen=was_seen,
     )
 )

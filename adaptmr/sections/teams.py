@@ -7,20 +7,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..data.registry import unseen_questions
 from ..eval.analysis import learning_curve
-from ..eval.analysis.memory_gains import team_answers
+from adaptmr.eval.analysis.memory_gains import (
+    CONTROLS,
+    MEMORY_STEPS,
+    difference_table,
+    pair_differences,
+    step_sentences,
+    team_answers,
+    unseen_answers,
+)
+from ..eval.analysis.team_measures import ANSWER_MEASURES, measure_table
 from ..eval.analysis.team_timeline import task_timeline
 from ..eval.analysis.timeline_figure import timeline_figure
 from ..eval.report import figures
 from ..eval.report.answer_box import contrast_answer
 from ..markup import HtmlOutput, folded
 from .writing import EvaluatedRun, show_figure, show_sentences, show_table
+from ..types import Dataset
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['LEARNING', 'FORGETTING', 'show_timeline', 'show_learning', 'team_report_answers']
+__all__ = ['LEARNING', 'FORGETTING', 'show_timeline', 'show_learning', 'show_unseen', 'team_report_answers']
 
 # %% ../../nbs/sections/01_teams.ipynb #4d76deca
 def show_timeline(
@@ -97,16 +108,69 @@ def show_learning(experiment: EvaluatedRun, k: int, *, seed: int = 0) -> tuple[H
     )
     return HtmlOutput("".join(shown)), learned
 
+# %% ../../nbs/sections/01_teams.ipynb #8792cf4e
+def show_unseen(
+    experiment: EvaluatedRun, frame: pd.DataFrame, *, seed: int = 0
+) -> tuple[HtmlOutput, pd.DataFrame]:
+    """Show the results at the questions that no rule was written on; return this and the differences.
+
+    `frame` has the rows of `add_team_columns`. Where there are no such questions, a sentence says why, and
+    the differences are empty.
+    """
+    unseen = unseen_questions(experiment.data) or frozenset()
+    rows = frame[frame["question"].isin(unseen)]
+    pairs = (*MEMORY_STEPS, *CONTROLS)
+    differences = pair_differences(rows, pairs, names=experiment.display_names, seed=seed)
+    if rows.empty:
+        return show_sentences([_why_none(experiment.data)]), differences
+    n, of = rows["question"].nunique(), frame["question"].nunique()
+    steps = difference_table(differences)
+    answers = measure_table(rows, ANSWER_MEASURES, seed=seed)
+    shown = (
+        show_sentences([f"{n} of the {of} questions are new to the rules of curator and players."]),
+        show_table(
+            experiment,
+            "unseen_answers",
+            answers,
+            f"Answers and support at {n} questions that no rule was written on: means with 95 % intervals",
+            allow=list(answers.columns),
+        ),
+        show_table(
+            experiment,
+            "unseen_steps",
+            steps,
+            f"What each memory adds at these {n} questions, and the full team less each control, with 95 % "
+            "intervals",
+            allow=list(steps.columns),
+        ),
+        show_sentences(step_sentences(differences, ["F1"])),
+    )
+    return HtmlOutput("".join(shown)), differences
+
+
+def _why_none(data: Dataset) -> str:
+    """Say why a run has no question that no rule was written on."""
+    if unseen_questions(data) is not None:
+        return "None: rules were written with every question of this run in view."
+    if data.ours:
+        return f"None: the questions of {data.name} were written by the people who wrote the rules."
+    return f"Unknown: no list is kept of the questions of {data.name} that rules were written on."
+
 # %% ../../nbs/sections/01_teams.ipynb #f2a1208d
 def team_report_answers(
-    experiment: EvaluatedRun, steps: pd.DataFrame, controls: pd.DataFrame, learned: pd.DataFrame
+    experiment: EvaluatedRun,
+    steps: pd.DataFrame,
+    controls: pd.DataFrame,
+    unseen: pd.DataFrame,
+    learned: pd.DataFrame,
 ) -> list[tuple[str, str, str]]:
     """Return what a report on teams says first: (question, short answer, numbers).
 
     The verdicts of the contrasts that were tested, else what `team_answers` reads from the differences; then
-    whether the memory across tasks teaches, if that was tried.
+    what holds at the questions that no rule was written on (`unseen`), and whether the memory across tasks
+    teaches, where these are known.
     """
     rows = experiment.tested.to_dict("records") if experiment.tested is not None else []
     tested = [(row["asks"], *contrast_answer(row)) for row in rows]
     teaches = [learning_curve.learning_answer(learned)] if len(learned) else []
-    return [*(tested or team_answers(steps, controls)), *teaches]
+    return [*(tested or team_answers(steps, controls)), *unseen_answers(unseen), *teaches]

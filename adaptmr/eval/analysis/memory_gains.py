@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['MEMORY_STEPS', 'CONTROLS', 'COMPARED', 'Pair', 'pair_differences', 'difference_table', 'difference_sentence',
-           'step_sentences', 'team_answers']
+           'step_sentences', 'team_answers', 'unseen_answers']
 
 # %% ../../../nbs/eval/analysis/01_memory_gains.ipynb #01963e33
 @dataclass(frozen=True)
@@ -158,6 +158,20 @@ def team_answers(steps: pd.DataFrame, controls: pd.DataFrame) -> list[tuple[str,
         largest = f"{most['step'][:1].upper()}{most['step'][1:]}." if most["low"] > 0 else "None is shown to."
         found.insert(1, ("Which part adds most to F1?", largest, _numbers(most)))
     return found
+
+
+def unseen_answers(differences: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Return (question, short answer, numbers) from differences at questions that no rule was written on.
+
+    No contrast is declared for them, so there is an interval and no verdict. Without both teams, the one with
+    all memories and the one with none, there is no answer.
+    """
+    asked = (
+        "Does a team with all its memories answer better than one without, at questions that no rule was "
+        "written on?"
+    )
+    rows = differences[(differences["step"] == "all of it") & (differences["measure"] == "F1")]
+    return [(asked, "Not tested.", _numbers(row)) for row in rows.to_dict("records")]
 
 
 _PARTS = [pair.name for pair in MEMORY_STEPS if pair.name != "all of it"]
