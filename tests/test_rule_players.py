@@ -249,6 +249,58 @@ def test_the_last_turn_is_used_for_an_answer():
         assert RuleSolver().act(View(question, 8, 1)).action.verb == "Finish"
 
 
+# --- a private memory alone
+
+
+def private(memory: TeamMemory, agent: str = "solver") -> TeamKnowledge:
+    """What a member knows by its own memory, without a shared one."""
+    return TeamKnowledge.of(None, memory.of(agent))
+
+
+def test_a_player_with_a_private_memory_does_not_repeat_its_own_searches():
+    memory, last = team(BORN, TOWER, IDA), Step("Search", "Gull Bay", "Gull Bay: Gull Bay is a bay.")
+    own, alone = view(BORN, last, known=private(memory)), view(BORN, last)
+    assert private(memory).has_searched("the old salt tower?") and not private(memory).has_searched(
+        "Gull Bay"
+    )
+    assert RuleSolver().act(replace(alone, turn=2)).action == Action("Search", "Old Salt Tower")
+    assert not {"Old Salt Tower", "Ida Moser"} & {q.text for q in next_queries(Situation(own))}
+
+
+def test_what_a_teammate_did_is_not_in_a_private_memory():
+    memory = team(BORN, TOWER, IDA)
+    assert not private(memory, "retriever") and not private(memory, "verifier").queries
+    assert (
+        not RuleVerifier()
+        .judge(view(BORN, TOWER, known=private(memory, "verifier"), proposal="Lindau"))
+        .holds
+    )
+    memory.of("retriever").observe("Ida Moser → Lindau", BORN, 2, action=str(IDA), answered=True)
+    told = view(BORN, TOWER, known=private(memory, "retriever"))
+    assert RuleRetriever().act(told).action != RuleRetriever().act(view(BORN, TOWER)).action
+
+
+def test_a_loop_that_a_private_memory_was_told_of_is_not_searched_for_again():
+    memory = team(BORN)
+    memory.note_loop("solver", str(TOWER), 3)
+    for agent in ("solver", "verifier"):
+        assert private(memory, agent).has_searched("Old Salt Tower")
+
+
+def test_own_evidence_says_of_what_a_value_is():
+    known = private(team(OLDER, SALT, GULL))
+    assert RuleSolver().act(view(OLDER, GULL, known=known)).action == Action("Finish", "Gull Tower")
+    without = replace(known, evidence=())
+    assert RuleSolver().act(view(OLDER, GULL, known=without)).action.verb == "Search"
+
+
+def test_own_evidence_is_not_handed_out_beside_a_shared_memory():
+    memory = team(BORN, TOWER, IDA)
+    both = TeamKnowledge.of(memory.shared, memory.of("solver"))
+    assert not both.evidence and [e.action for e in private(memory).evidence] == [str(TOWER), str(IDA)]
+    assert {q for q, _ in both.queries} == {"Old Salt Tower", "Ida Moser"}
+
+
 # --- the retriever
 
 

@@ -14,7 +14,7 @@ from .situation import Known, Situation, value_in
 from .view import Move, View
 from ..memory.curator.asked import kind_of_relation
 from ..memory.curator.entities import entity_key, same_entity
-from ..memory.team.actions import Action, parse_action
+from ..memory.team.actions import Action
 from ..memory.team.queries import search_key
 from ..memory.team.roles import ROLES, RoleContract
 from ..memory.team.steps import Step
@@ -140,12 +140,8 @@ class RuleVerifier:
 
 def _steps(s: Situation) -> list[tuple[Step, tuple[str, ...]]]:
     """The steps that the verifier can read again, the latest first, with the ids of their records."""
-    steps: list[tuple[Step, tuple[str, ...]]] = [(s.view.last, ())] if s.view.last else []
-    for hop in s.view.known.hops:
-        action = parse_action(hop.action)
-        if action is not None:
-            steps.append((Step(action.verb, action.argument, hop.observation, hop.valid), (hop.id,)))
-    return steps
+    latest: list[tuple[Step, tuple[str, ...]]] = [(s.view.last, ())] if s.view.last else []
+    return latest + [(e.step, e.ids) for e in s.earlier]
 
 
 def _judge_comparison(s: Situation, comparison: Comparison) -> Verdict:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .reading import asked_for, find_leads
-from .situation import Situation, title_of
+from .situation import Situation
 from ..memory.curator.asked import kind_of_relation
 from ..memory.curator.choosing import mentions
 from ..memory.curator.english import DEMONYMS
@@ -77,7 +77,7 @@ def _uncovered(s: Situation) -> str:
     """The words of the question that neither the latest passage nor what is known of earlier ones holds."""
     known = s.view.known
     seen = [s.view.last.observation] if s.view.last else []
-    seen += [title_of(h.observation) for h in known.hops] + [f.text for f in known.facts]
+    seen += [e.topic for e in s.earlier] + [f.text for f in known.facts]
     held = frozenset(w for text in seen for w in content_words(text))
     return " ".join(w for w in re.findall(r"\w[\w'-]*", s.view.question) if set(content_words(w)) - held)
 

@@ -16,12 +16,13 @@ from .reading import Reading, read
 from .view import TeamKnowledge, View
 from ..memory.curator.choosing import mentions
 from ..memory.curator.entities import entity_key, same_entity
+from ..memory.team.actions import parse_action
 from ..memory.team.extraction import Extraction, Triple
 from ..memory.team.queries import search_key
 from ..memory.team.steps import Step
 
 # %% auto #0
-__all__ = ['LED', 'NOT_LED', 'UNSURE', 'note', 'value_in', 'Known', 'Situation', 'title_of']
+__all__ = ['LED', 'NOT_LED', 'UNSURE', 'note', 'value_in', 'Known', 'Earlier', 'earlier_steps', 'Situation', 'title_of']
 
 # %% ../../nbs/agents/03_situation.ipynb #bcb7b813
 def note(question: str, step: Step) -> Extraction:
@@ -56,10 +57,40 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """An earlier step that a player remembers, and what was read in it.
+
+    - `claim`: the query and the answer; `answer`: "" without one; `confidence`: in the answer, 0 to 1.
+    - `ids`: of the records that tell of the step.
+    """
+
+    step: Step
+    claim: str = ""
+    answer: str = ""
+    confidence: float = 0.0
+    ids: tuple[str, ...] = ()
+
+    @property
+    def topic(self) -> str:
+        """The title of the passage that the step opened, "" if none."""
+        return title_of(self.step.observation)
+
+
+def earlier_steps(known: TeamKnowledge) -> tuple[Earlier, ...]:
+    """Return the steps that a player remembers: those of the team, without a shared memory its own."""
+    return _team_steps(known) if known.hops else _own_steps(known)
+
+
+@dataclass(frozen=True)
 class Situation:
     """What a player can tell from its view."""
 
     view: View
+
+    @cached_property
+    def earlier(self) -> tuple[Earlier, ...]:
+        """The steps that it remembers."""
+        return earlier_steps(self.view.known)
 
     @cached_property
     def reading(self) -> Reading:
@@ -74,8 +105,8 @@ class Situation:
     @cached_property
     def tried(self) -> frozenset[str]:
         """The keys of all searches that it knows of, and of the titles that they opened."""
-        known, last = self.view.known, self.view.last
-        queries = [s.query for s in known.searches] + [title_of(h.observation) for h in known.hops]
+        last = self.view.last
+        queries = [q for q, _ in self.view.known.queries] + [e.topic for e in self.earlier]
         if last is not None:
             queries += [last.argument, self.reading.topic]
         return frozenset(search_key(q) for q in queries if q)
@@ -158,13 +189,40 @@ def _shifted(probability: float, shift: float) -> float:
     return round(1 / (1 + math.exp(-(math.log(p / (1 - p)) + shift))), 6)
 
 
-def _remembered(known: TeamKnowledge) -> Iterator[Known]:
-    """The answers of earlier hops, each with the confidence of the hypothesis of the same words."""
-    confidence = {h.claim: h.confidence for h in known.hypotheses}
+def _team_steps(known: TeamKnowledge) -> tuple[Earlier, ...]:
+    """The hops, each with the confidence of the hypothesis of the same words."""
+    confidence, found = {h.claim: h.confidence for h in known.hypotheses}, list[Earlier]()
     for hop in known.hops:
-        if hop.succeeded and hop.answer:
-            yield Known(hop.answer, confidence.get(hop.text, UNSURE), title_of(hop.observation), (hop.id,))
-    claims = {hop.text for hop in known.hops}
+        step = replace(_as_step(hop.action, hop.observation), valid=hop.valid)
+        answer = str(hop.answer) if hop.succeeded else ""
+        found.append(Earlier(step, hop.text, answer, confidence.get(hop.text, UNSURE), (hop.id,)))
+    return tuple(found)
+
+
+def _own_steps(known: TeamKnowledge) -> tuple[Earlier, ...]:
+    """The actions of a player's own evidence, each once, with the hypothesis of the same turn."""
+    claims, found = {h.turn: h for h in known.hypotheses}, dict[str, Earlier]()
+    for piece in known.evidence:
+        step = _as_step(piece.action, piece.content)
+        found[str(step)] = Earlier(step, ids=(piece.id,))
+        if (h := claims.get(piece.turn)) is not None:
+            answer = h.claim.rpartition(" → ")[2]
+            found[str(step)] = Earlier(step, h.claim, answer, h.confidence, (piece.id, h.id))
+    return tuple(found.values())
+
+
+def _as_step(action: str, observation: str) -> Step:
+    parsed = parse_action(action)
+    return Step(parsed.verb, parsed.argument, observation) if parsed else Step("", action, observation)
+
+
+def _remembered(known: TeamKnowledge) -> Iterator[Known]:
+    """The answers of earlier steps, and of hypotheses that are of none of them."""
+    steps = earlier_steps(known)
+    for e in steps:
+        if e.answer:
+            yield Known(e.answer, e.confidence, e.topic, e.ids)
+    claims = {e.claim for e in steps}
     for h in known.hypotheses:
         if h.claim not in claims and " → " in h.claim:
             yield Known(h.claim.rpartition(" → ")[2], h.confidence, "", (h.id,))
