@@ -12,7 +12,10 @@ from adaptmr.agents.reading import Reading, asked_for, read
 from adaptmr.agents.rule_players import RuleRetriever, RuleSolver, RuleVerifier
 from adaptmr.agents.searching import names_of, next_queries
 from adaptmr.agents.situation import Situation, note, title_of
+from adaptmr.agents.systems import make_team
 from adaptmr.agents.view import TeamKnowledge, View
+from adaptmr.data.registry import load
+from adaptmr.eval.analysis.team_timeline import timeline
 from adaptmr.memory.curator.triggers import Skill, query_form
 from adaptmr.memory.meta.records import Experience
 from adaptmr.memory.team.actions import Action
@@ -249,6 +252,58 @@ def test_the_last_turn_is_used_for_an_answer():
         assert RuleSolver().act(View(question, 8, 1)).action.verb == "Finish"
 
 
+# --- a private memory alone
+
+
+def private(memory: TeamMemory, agent: str = "solver") -> TeamKnowledge:
+    """What a member knows by its own memory, without a shared one."""
+    return TeamKnowledge.of(None, memory.of(agent))
+
+
+def test_a_player_with_a_private_memory_does_not_repeat_its_own_searches():
+    memory, last = team(BORN, TOWER, IDA), Step("Search", "Gull Bay", "Gull Bay: Gull Bay is a bay.")
+    own, alone = view(BORN, last, known=private(memory)), view(BORN, last)
+    assert private(memory).has_searched("the old salt tower?") and not private(memory).has_searched(
+        "Gull Bay"
+    )
+    assert RuleSolver().act(replace(alone, turn=2)).action == Action("Search", "Old Salt Tower")
+    assert not {"Old Salt Tower", "Ida Moser"} & {q.text for q in next_queries(Situation(own))}
+
+
+def test_what_a_teammate_did_is_not_in_a_private_memory():
+    memory = team(BORN, TOWER, IDA)
+    assert not private(memory, "retriever") and not private(memory, "verifier").queries
+    assert (
+        not RuleVerifier()
+        .judge(view(BORN, TOWER, known=private(memory, "verifier"), proposal="Lindau"))
+        .holds
+    )
+    memory.of("retriever").observe("Ida Moser → Lindau", BORN, 2, action=str(IDA), answered=True)
+    told = view(BORN, TOWER, known=private(memory, "retriever"))
+    assert RuleRetriever().act(told).action != RuleRetriever().act(view(BORN, TOWER)).action
+
+
+def test_a_loop_that_a_private_memory_was_told_of_is_not_searched_for_again():
+    memory = team(BORN)
+    memory.note_loop("solver", str(TOWER), 3)
+    for agent in ("solver", "verifier"):
+        assert private(memory, agent).has_searched("Old Salt Tower")
+
+
+def test_own_evidence_says_of_what_a_value_is():
+    known = private(team(OLDER, SALT, GULL))
+    assert RuleSolver().act(view(OLDER, GULL, known=known)).action == Action("Finish", "Gull Tower")
+    without = replace(known, evidence=())
+    assert RuleSolver().act(view(OLDER, GULL, known=without)).action.verb == "Search"
+
+
+def test_own_evidence_is_not_handed_out_beside_a_shared_memory():
+    memory = team(BORN, TOWER, IDA)
+    both = TeamKnowledge.of(memory.shared, memory.of("solver"))
+    assert not both.evidence and [e.action for e in private(memory).evidence] == [str(TOWER), str(IDA)]
+    assert {q for q, _ in both.queries} == {"Old Salt Tower", "Ida Moser"}
+
+
 # --- the retriever
 
 
@@ -269,7 +324,7 @@ def test_a_known_fact_leads_on_when_the_latest_passage_does_not():
     last = Step("Search", BORN, "Could not find it. No title is similar.")
     memory.shared.search(BORN, lambda query: last.observation)
     move = RuleRetriever().act(view(BORN, last, memory))
-    assert move.action == Action("Search", "Ida Moser") and move.used == (memory.shared.facts[0].id,)
+    assert move.action == Action("Search", "Ida Moser") and move.used[0] == memory.shared.facts[0].id
 
 
 def test_forms_that_worked_in_earlier_tasks_come_first():
@@ -291,6 +346,52 @@ def test_names_are_quoted_titles_then_long_names():
         "Gull Bay Choir",
         "Lindau",
     )
+
+
+# --- which memory decided
+
+
+def test_a_search_rests_on_the_records_that_ruled_out_better_ones():
+    last = Step("Search", "Gull Bay", "Gull Bay: Gull Bay is a bay.")
+    memory = team(BORN, TOWER)
+    move = RuleRetriever().act(view(BORN, last, memory))
+    (search,) = TeamKnowledge.of(memory.shared).searches
+    assert move.action == Action("Search", BORN) and move.used == (search.id,)
+    assert RuleRetriever().act(view(BORN, TOWER, memory)).used == (), "it sees the latest step without memory"
+    assert RuleRetriever().act(view(BORN, last)).used == ()
+
+
+def test_a_solver_names_the_record_that_rules_out_a_suggestion():
+    memory = team(BORN, TOWER, IDA)
+    suggested = view(BORN, IDA, memory, suggestion=Action("Search", "the Old Salt Tower"), turn=2)
+    used = RuleSolver().act(suggested).used
+    assert [memory.shared.board.get(id).text for id in used] == ["Old Salt Tower"]
+    assert not RuleSolver().act(replace(suggested, known=TeamKnowledge())).used
+
+
+def test_a_comparison_rests_on_the_value_that_was_stored():
+    memory = team(OLDER, SALT, GULL)
+    finish = RuleSolver().act(view(OLDER, GULL, memory))
+    assert finish.action.verb == "Finish"
+    assert [memory.shared.board.get(id).observation for id in finish.used] == [SALT.observation]
+    verdict = RuleVerifier().judge(view(OLDER, GULL, memory, proposal="Gull Tower"))
+    assert verdict.holds and SALT.observation in [
+        memory.shared.board.get(id).observation for id in verdict.used
+    ]
+    facts = team(OLDER)
+    facts.shared.add_fact("Salt Tower", "keeper", "Juan Pons")
+    founded = facts.shared.add_fact("Salt Tower", "founded", "1840")
+    assert RuleSolver().act(view(OLDER, GULL, facts)).used == (founded.id,)
+
+
+def test_what_decided_a_move_has_its_text_in_the_record():
+    data, team_shared = load("demo_multihop", split="en"), make_team("team_shared", embedder="hash")
+    used = []
+    for conversation, question in zip(data.conversations, data.questions):
+        team_shared.ingest(conversation)
+        lines = timeline(team_shared.solve(question).record)
+        used += [u for step in lines.steps for u in step.used]
+    assert {"search", "hop"} <= {u.kind for u in used} and all(u.text for u in used)
 
 
 # --- the verifier

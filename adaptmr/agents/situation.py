@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,12 +16,14 @@ from .reading import Reading, read
 from .view import TeamKnowledge, View
 from ..memory.curator.choosing import mentions
 from ..memory.curator.entities import entity_key, same_entity
+from ..memory.team.actions import parse_action
 from ..memory.team.extraction import Extraction, Triple
 from ..memory.team.queries import search_key
 from ..memory.team.steps import Step
 
 # %% auto #0
-__all__ = ['LED', 'NOT_LED', 'UNSURE', 'note', 'value_in', 'Known', 'Situation', 'title_of']
+__all__ = ['LED', 'NOT_LED', 'UNSURE', 'note', 'value_in', 'Known', 'Earlier', 'earlier_steps', 'Situation', 'follows',
+           'title_of']
 
 # %% ../../nbs/agents/03_situation.ipynb #bcb7b813
 def note(question: str, step: Step) -> Extraction:
@@ -56,10 +58,40 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """An earlier step that a player remembers, and what was read in it.
+
+    - `claim`: the query and the answer; `answer`: "" without one; `confidence`: in the answer, 0 to 1.
+    - `ids`: of the records that tell of the step.
+    """
+
+    step: Step
+    claim: str = ""
+    answer: str = ""
+    confidence: float = 0.0
+    ids: tuple[str, ...] = ()
+
+    @property
+    def topic(self) -> str:
+        """The title of the passage that the step opened, "" if none."""
+        return title_of(self.step.observation)
+
+
+def earlier_steps(known: TeamKnowledge) -> tuple[Earlier, ...]:
+    """Return the steps that a player remembers: those of the team, without a shared memory its own."""
+    return _team_steps(known) if known.hops else _own_steps(known)
+
+
+@dataclass(frozen=True)
 class Situation:
     """What a player can tell from its view."""
 
     view: View
+
+    @cached_property
+    def earlier(self) -> tuple[Earlier, ...]:
+        """The steps that it remembers."""
+        return earlier_steps(self.view.known)
 
     @cached_property
     def reading(self) -> Reading:
@@ -72,13 +104,15 @@ class Situation:
         return read_comparison(self.view.question)
 
     @cached_property
-    def tried(self) -> frozenset[str]:
-        """The keys of all searches that it knows of, and of the titles that they opened."""
-        known, last = self.view.known, self.view.last
-        queries = [s.query for s in known.searches] + [title_of(h.observation) for h in known.hops]
-        if last is not None:
-            queries += [last.argument, self.reading.topic]
-        return frozenset(search_key(q) for q in queries if q)
+    def tried(self) -> dict[str, str]:
+        """The keys of all searches that it knows of, and of the titles that they opened.
+
+        Each has the id of the record that says so, "" for the latest step, which needs no memory.
+        """
+        last = self.view.last
+        seen = [(last.argument, ""), (self.reading.topic, "")] if last is not None else []
+        known = [*self.view.known.queries, *((e.topic, e.ids[0]) for e in self.earlier)]
+        return {search_key(q): id for q, id in reversed([*seen, *known]) if q}
 
     @cached_property
     def answers(self) -> tuple[Known, ...]:
@@ -95,7 +129,8 @@ class Situation:
                 merged[key] = k
             else:
                 sure = 1 - (1 - k.probability) * (1 - other.probability)
-                merged[key] = replace(other, probability=round(sure, 6))
+                ids = tuple(dict.fromkeys((*other.ids, *k.ids)))
+                merged[key] = replace(other, probability=round(sure, 6), ids=ids)
         return tuple(sorted(merged.values(), key=lambda k: -k.probability))
 
     def weighed(self, k: Known) -> Known:
@@ -117,31 +152,43 @@ class Situation:
         return any(entity_key(t.value) == key and not same_entity(t.entity, topic) for t in stated)
 
     @cached_property
-    def values(self) -> dict[str, Value]:
-        """The values of the two things that are compared: by the latest passage, else earlier hops, facts."""
-        comparison, values = self.comparison, dict[str, Value]()
+    def values(self) -> dict[str, Known]:
+        """The values of the things that are compared: by the latest passage, else earlier steps, facts."""
+        comparison, values = self.comparison, dict[str, Known]()
         if comparison is None:
             return values
         for entity in comparison.entities:
-            facts = [Triple(f.entity, f.relation, f.value) for f in self.view.known.facts]
-            value = value_of(comparison, [t for t in facts if same_entity(t.entity, entity)])
+            about = [f for f in self.view.known.facts if same_entity(f.entity, entity)]
+            value = value_of(comparison, [Triple(f.entity, f.relation, f.value) for f in about])
             if value is not None:
-                values[entity] = value
+                stated = [f.id for f in about if f.value in value.text.split("; ")]
+                ids = tuple(stated or (f.id for f in about))
+                values[entity] = Known(value.text, value.confidence, entity, ids)
         for known in _remembered(self.view.known):
             if known.topic and (entity := comparison.entity(known.topic)):
-                values[entity] = Value(known.text, known.probability)
-        return values | value_in(comparison, self.reading, self.view.last)
+                values[entity] = known
+        seen = value_in(comparison, self.reading, self.view.last)
+        return values | {e: Known(v.text, v.confidence, e) for e, v in seen.items()}
 
     @cached_property
     def answer(self) -> Known | None:
         """The best answer now, `None` without any; of two things that are compared only what follows."""
         if self.comparison is not None:
-            found = compare(self.comparison, self.values)
+            found = follows(self.comparison, self.values)
             if found is not None:
-                return Known(found.text, found.confidence)
+                return found
             if self.comparison.about != "common":
                 return None
         return self.answers[0] if self.answers else None
+
+
+def follows(comparison: Comparison, values: Mapping[str, Known]) -> Known | None:
+    """Return what follows from the values by entity, with the ids of both; `None` if one is missing."""
+    found = compare(comparison, {e: Value(k.text, k.probability) for e, k in values.items()})
+    if found is None:
+        return None
+    ids = dict.fromkeys(id for entity in comparison.entities for id in values[entity].ids)
+    return Known(found.text, found.confidence, ids=tuple(ids))
 
 
 LED, NOT_LED = 1.5, -0.7  # added to the log-odds of an answer; fitted with the weights of `reading`
@@ -158,13 +205,40 @@ def _shifted(probability: float, shift: float) -> float:
     return round(1 / (1 + math.exp(-(math.log(p / (1 - p)) + shift))), 6)
 
 
-def _remembered(known: TeamKnowledge) -> Iterator[Known]:
-    """The answers of earlier hops, each with the confidence of the hypothesis of the same words."""
-    confidence = {h.claim: h.confidence for h in known.hypotheses}
+def _team_steps(known: TeamKnowledge) -> tuple[Earlier, ...]:
+    """The hops, each with the confidence of the hypothesis of the same words."""
+    confidence, found = {h.claim: h.confidence for h in known.hypotheses}, list[Earlier]()
     for hop in known.hops:
-        if hop.succeeded and hop.answer:
-            yield Known(hop.answer, confidence.get(hop.text, UNSURE), title_of(hop.observation), (hop.id,))
-    claims = {hop.text for hop in known.hops}
+        step = replace(_as_step(hop.action, hop.observation), valid=hop.valid)
+        answer = str(hop.answer) if hop.succeeded else ""
+        found.append(Earlier(step, hop.text, answer, confidence.get(hop.text, UNSURE), (hop.id,)))
+    return tuple(found)
+
+
+def _own_steps(known: TeamKnowledge) -> tuple[Earlier, ...]:
+    """The actions of a player's own evidence, each once, with the hypothesis of the same turn."""
+    claims, found = {h.turn: h for h in known.hypotheses}, dict[str, Earlier]()
+    for piece in known.evidence:
+        step = _as_step(piece.action, piece.content)
+        found[str(step)] = Earlier(step, ids=(piece.id,))
+        if (h := claims.get(piece.turn)) is not None:
+            answer = h.claim.rpartition(" → ")[2]
+            found[str(step)] = Earlier(step, h.claim, answer, h.confidence, (piece.id, h.id))
+    return tuple(found.values())
+
+
+def _as_step(action: str, observation: str) -> Step:
+    parsed = parse_action(action)
+    return Step(parsed.verb, parsed.argument, observation) if parsed else Step("", action, observation)
+
+
+def _remembered(known: TeamKnowledge) -> Iterator[Known]:
+    """The answers of earlier steps, and of hypotheses that are of none of them."""
+    steps = earlier_steps(known)
+    for e in steps:
+        if e.answer:
+            yield Known(e.answer, e.confidence, e.topic, e.ids)
+    claims = {e.claim for e in steps}
     for h in known.hypotheses:
         if h.claim not in claims and " → " in h.claim:
             yield Known(h.claim.rpartition(" → ")[2], h.confidence, "", (h.id,))

@@ -12,11 +12,11 @@ from typing import Protocol
 from ..markup import HtmlOutput, html_table
 from ..memory.curator.entities import entity_key
 from ..memory.meta.records import Experience
-from ..memory.team.actions import Action
+from ..memory.team.actions import Action, parse_action
 from ..memory.team.board import Found
 from ..memory.team.private import PrivateMemory
 from ..memory.team.queries import search_key
-from ..memory.team.records import Fact, Hop, Hypothesis, Lesson, PlanItem, Search
+from ..memory.team.records import EvidencePiece, Fact, Hop, Hypothesis, Lesson, PlanItem, Record, Search
 from ..memory.team.roles import RoleContract
 from ..memory.team.shared import SharedMemory
 from ..memory.team.steps import Step
@@ -30,7 +30,8 @@ __all__ = ['TeamKnowledge', 'View', 'Move', 'Player']
 class TeamKnowledge:
     """What a player can ask of the memories of its team, in the order of writing; empty where there is none.
 
-    `plan` are the pending items, in the order in which they are to be done.
+    `plan` are the pending items, in the order in which they are to be done. `evidence` is its own, and only
+    there without a shared memory: the hops hold it, and more.
     """
 
     hops: tuple[Hop, ...] = ()
@@ -39,6 +40,7 @@ class TeamKnowledge:
     hypotheses: tuple[Hypothesis, ...] = ()
     plan: tuple[PlanItem, ...] = ()
     lessons: tuple[Lesson, ...] = ()
+    evidence: tuple[EvidencePiece, ...] = ()
 
     @classmethod
     def of(cls, shared: SharedMemory | None = None, private: PrivateMemory | None = None) -> TeamKnowledge:
@@ -50,14 +52,35 @@ class TeamKnowledge:
             hypotheses=tuple(private.board.all(Hypothesis)) if private else (),
             plan=tuple(private.pending()) if private else (),
             lessons=tuple(private.board.all(Lesson)) if private else (),
+            evidence=tuple(private.board.all(EvidencePiece)) if private and not shared else (),
         )
 
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """All records, kind by kind."""
+        own = (*self.hypotheses, *self.plan, *self.lessons, *self.evidence)
+        return (*self.hops, *self.facts, *self.searches, *own)
+
+    @property
+    def queries(self) -> tuple[tuple[str, str], ...]:
+        """The queries that were searched for, each with the id of the record that says so.
+
+        Those of the team; without a shared memory, those of which the player's own evidence, lessons and plan
+        speak: what it did itself, suggested, or was told.
+        """
+        if self.hops or self.searches:
+            return tuple((s.query, s.id) for s in self.searches)
+        told = [(e.action, e.id) for e in self.evidence] + [(x.about, x.id) for x in self.lessons]
+        told += [(i.description.partition(": ")[2], i.id) for i in self.plan]
+        actions = [(parse_action(text), id) for text, id in told]
+        return tuple((a.argument, id) for a, id in actions if a is not None and a.verb == "Search")
+
     def __bool__(self) -> bool:
-        return any((self.hops, self.facts, self.searches, self.hypotheses, self.plan, self.lessons))
+        return bool(self.records)
 
     def has_searched(self, query: str) -> bool:
-        """Say whether the team searched for this, in any order and spelling of its words."""
-        return search_key(query) in {search_key(s.query) for s in self.searches}
+        """Say whether this was searched for, as far as is known, in any order and spelling of its words."""
+        return search_key(query) in {search_key(q) for q, _ in self.queries}
 
     def about(self, entity: str) -> tuple[Fact, ...]:
         """Return the facts of an entity, under any of its spellings."""
@@ -71,8 +94,7 @@ class TeamKnowledge:
         return tuple(sorted(found, key=lambda f: (order[f.relation], -f.confidence)))
 
     def _repr_html_(self) -> HtmlOutput:
-        kinds = (self.hops, self.facts, self.searches, self.hypotheses, self.plan, self.lessons)
-        rows = [(r.layer, r.turn, r.agent, r.text) for records in kinds for r in records]
+        rows = [(r.layer, r.turn, r.agent, r.text) for r in self.records]
         return html_table(rows, ("kind", "turn", "agent", "text"), f"{len(rows)} records")
 
 # %% ../../nbs/agents/02_view.ipynb #f1b482dd
