@@ -12,7 +12,10 @@ from adaptmr.agents.reading import Reading, asked_for, read
 from adaptmr.agents.rule_players import RuleRetriever, RuleSolver, RuleVerifier
 from adaptmr.agents.searching import names_of, next_queries
 from adaptmr.agents.situation import Situation, note, title_of
+from adaptmr.agents.systems import make_team
 from adaptmr.agents.view import TeamKnowledge, View
+from adaptmr.data.registry import load
+from adaptmr.eval.analysis.team_timeline import timeline
 from adaptmr.memory.curator.triggers import Skill, query_form
 from adaptmr.memory.meta.records import Experience
 from adaptmr.memory.team.actions import Action
@@ -321,7 +324,7 @@ def test_a_known_fact_leads_on_when_the_latest_passage_does_not():
     last = Step("Search", BORN, "Could not find it. No title is similar.")
     memory.shared.search(BORN, lambda query: last.observation)
     move = RuleRetriever().act(view(BORN, last, memory))
-    assert move.action == Action("Search", "Ida Moser") and move.used == (memory.shared.facts[0].id,)
+    assert move.action == Action("Search", "Ida Moser") and move.used[0] == memory.shared.facts[0].id
 
 
 def test_forms_that_worked_in_earlier_tasks_come_first():
@@ -343,6 +346,52 @@ def test_names_are_quoted_titles_then_long_names():
         "Gull Bay Choir",
         "Lindau",
     )
+
+
+# --- which memory decided
+
+
+def test_a_search_rests_on_the_records_that_ruled_out_better_ones():
+    last = Step("Search", "Gull Bay", "Gull Bay: Gull Bay is a bay.")
+    memory = team(BORN, TOWER)
+    move = RuleRetriever().act(view(BORN, last, memory))
+    (search,) = TeamKnowledge.of(memory.shared).searches
+    assert move.action == Action("Search", BORN) and move.used == (search.id,)
+    assert RuleRetriever().act(view(BORN, TOWER, memory)).used == (), "it sees the latest step without memory"
+    assert RuleRetriever().act(view(BORN, last)).used == ()
+
+
+def test_a_solver_names_the_record_that_rules_out_a_suggestion():
+    memory = team(BORN, TOWER, IDA)
+    suggested = view(BORN, IDA, memory, suggestion=Action("Search", "the Old Salt Tower"), turn=2)
+    used = RuleSolver().act(suggested).used
+    assert [memory.shared.board.get(id).text for id in used] == ["Old Salt Tower"]
+    assert not RuleSolver().act(replace(suggested, known=TeamKnowledge())).used
+
+
+def test_a_comparison_rests_on_the_value_that_was_stored():
+    memory = team(OLDER, SALT, GULL)
+    finish = RuleSolver().act(view(OLDER, GULL, memory))
+    assert finish.action.verb == "Finish"
+    assert [memory.shared.board.get(id).observation for id in finish.used] == [SALT.observation]
+    verdict = RuleVerifier().judge(view(OLDER, GULL, memory, proposal="Gull Tower"))
+    assert verdict.holds and SALT.observation in [
+        memory.shared.board.get(id).observation for id in verdict.used
+    ]
+    facts = team(OLDER)
+    facts.shared.add_fact("Salt Tower", "keeper", "Juan Pons")
+    founded = facts.shared.add_fact("Salt Tower", "founded", "1840")
+    assert RuleSolver().act(view(OLDER, GULL, facts)).used == (founded.id,)
+
+
+def test_what_decided_a_move_has_its_text_in_the_record():
+    data, team_shared = load("demo_multihop", split="en"), make_team("team_shared", embedder="hash")
+    used = []
+    for conversation, question in zip(data.conversations, data.questions):
+        team_shared.ingest(conversation)
+        lines = timeline(team_shared.solve(question).record)
+        used += [u for step in lines.steps for u in step.used]
+    assert {"search", "hop"} <= {u.kind for u in used} and all(u.text for u in used)
 
 
 # --- the verifier

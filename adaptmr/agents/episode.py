@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from .hotpot import HotpotEnv
 from .prompts import Prompt, PromptStyle, build_prompt
 from .task_memory import TaskMemory, repeats_in_vain
-from .view import Move, Player, View
+from .view import Move, Player, TeamKnowledge, View
 from ..embed import VectorMiss
 from ..llm.replay import ReplayError, ReplayMiss
 from ..llm.transport import LLMError
@@ -40,7 +40,8 @@ class TurnRow:
     """One move of a player, as it is recorded.
 
     - `shown`: the tokens of each part of its prompt.
-    - `found`: the records that were recalled for it; `used`: the ids of those that decided the move.
+    - `found`: the records that were recalled for it; `used`: the ids of those that decided the move;
+      `looked_up`: those of them that were not recalled, since a player can look through its memories.
     - `why`, `raw`, `action`: the move, with a model's reply as it came.
     - `trigger`: why the memory across tasks was injected, "" where it wasn't.
     - `loop`: whether the action repeats an earlier one in vain; such a suggestion is dropped.
@@ -52,6 +53,7 @@ class TurnRow:
     shown: Mapping[str, int] = field(default_factory=dict)
     found: Sequence[Mapping[str, str]] = ()
     used: tuple[str, ...] = ()
+    looked_up: Sequence[Mapping[str, str]] = ()
     why: str = ""
     raw: str = ""
     action: str = ""
@@ -69,6 +71,12 @@ def _found_rows(found: Found) -> list[dict[str, str]]:
         for kind, evidence in found.evidence.items()
         for h in evidence.hits
     ]
+
+
+def _looked_up_rows(known: TeamKnowledge, used: Sequence[str], found: Found) -> list[dict[str, str]]:
+    recalled = {row["id"] for row in _found_rows(found)}
+    by_id = {r.id: r for r in known.records if r.id not in recalled}
+    return [{"id": id, "kind": by_id[id].layer, "text": by_id[id].text} for id in used if id in by_id]
 
 # %% ../../nbs/agents/05_episode.ipynb #5d7b67b3
 @dataclass(frozen=True)
@@ -269,6 +277,7 @@ class Episode:
             raise PlayerError(f"the {agent} returned a {kind} in turn {self.turn}, not a Move")
         self.usage += move.usage
         row.used, row.why, row.raw = move.used, move.why, move.raw
+        row.looked_up = _looked_up_rows(view.known, move.used, view.found)
         row.action = str(move.action) if move.action else ""
         return move, row
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .comparing import Comparison, compare
+from .comparing import Comparison
 from .reading import asked_for, read
 from .searching import next_queries
-from .situation import Known, Situation, value_in
+from .situation import Known, Situation, follows, value_in
 from .view import Move, View
 from ..memory.curator.asked import kind_of_relation
 from ..memory.curator.entities import entity_key, same_entity
@@ -32,11 +32,13 @@ class RuleRetriever:
 
     def act(self, view: View) -> Move:
         """Suggest a search that it doesn't know to have been made, or nothing if none is left."""
-        queries = next_queries(Situation(view))
+        s = Situation(view)
+        queries = next_queries(s)
         if not queries:
-            return Move(None, "nothing is left to search for")
+            ids = filter(None, s.tried.values())
+            return Move(None, "nothing is left to search for", used=tuple(dict.fromkeys(ids)))
         query = queries[0]
-        return Move(Action("Search", query.text), query.why, used=tuple(filter(None, (query.id,))))
+        return Move(Action("Search", query.text), query.why, used=query.ids)
 
 # %% ../../nbs/agents/05_rule_players.ipynb #90db83d2
 SURE = 0.85  # the probability of an answer at which a further search is not worth a turn
@@ -68,13 +70,16 @@ def _is_done(s: Situation) -> bool:
 
 
 def _search(s: Situation) -> Move | None:
-    suggestion = s.view.suggestion
-    if suggestion and search_key(suggestion.argument) not in s.tried:
-        return Move(suggestion, "the retriever suggests it")
+    suggestion, ids = s.view.suggestion, tuple[str, ...]()
+    if suggestion:
+        key = search_key(suggestion.argument)
+        if key not in s.tried:
+            return Move(suggestion, "the retriever suggests it")
+        ids = tuple(filter(None, (s.tried[key],)))
     query = next(iter(next_queries(s)), None)
     if query is None:
         return None
-    return Move(Action("Search", query.text), query.why, used=tuple(filter(None, (query.id,))))
+    return Move(Action("Search", query.text), query.why, used=tuple(dict.fromkeys((*ids, *query.ids))))
 
 
 def _finish(s: Situation) -> Move:
@@ -120,7 +125,8 @@ class RuleVerifier:
         query = next(iter(next_queries(s)), None)
         if verdict.holds or query is None:
             return Move(None, verdict.why, used=verdict.used)
-        return Move(Action("Search", query.text), f"{verdict.why}; {query.why}", used=verdict.used)
+        used = tuple(dict.fromkeys((*verdict.used, *query.ids)))
+        return Move(Action("Search", query.text), f"{verdict.why}; {query.why}", used=used)
 
     def judge(self, view: View) -> Verdict:
         """Say whether the proposal holds, by what the verifier sees."""
@@ -146,16 +152,17 @@ def _steps(s: Situation) -> list[tuple[Step, tuple[str, ...]]]:
 
 def _judge_comparison(s: Situation, comparison: Comparison) -> Verdict:
     """Whether the proposal follows from the values of both things, as they stand in the passages."""
-    values, used = dict(s.values), list[str]()
+    values = dict(s.values)
     for step, ids in _steps(s):
         new = value_in(comparison, read(s.view.question, step), step)
-        values, used = values | new, [*used, *(ids if new else ())]
-    found = compare(comparison, values)
+        values |= {e: Known(v.text, v.confidence, e, ids) for e, v in new.items()}
+    found = follows(comparison, values)
     if found is None:
         missing = [e for e in comparison.entities if e not in values]
-        return Verdict(False, f"nothing is known of {' and '.join(missing)}", tuple(used))
+        used = tuple(id for known in values.values() for id in known.ids)
+        return Verdict(False, f"nothing is known of {' and '.join(missing)}", used)
     agrees = entity_key(found.text) == entity_key(s.view.proposal)
-    return Verdict(agrees and found.confidence >= HOLDS_COMPARED, f"the values say {found.text}", tuple(used))
+    return Verdict(agrees and found.probability >= HOLDS_COMPARED, f"the values say {found.text}", found.ids)
 
 
 def _support(s: Situation) -> Known | None:

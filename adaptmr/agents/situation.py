@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,7 +22,8 @@ from ..memory.team.queries import search_key
 from ..memory.team.steps import Step
 
 # %% auto #0
-__all__ = ['LED', 'NOT_LED', 'UNSURE', 'note', 'value_in', 'Known', 'Earlier', 'earlier_steps', 'Situation', 'title_of']
+__all__ = ['LED', 'NOT_LED', 'UNSURE', 'note', 'value_in', 'Known', 'Earlier', 'earlier_steps', 'Situation', 'follows',
+           'title_of']
 
 # %% ../../nbs/agents/03_situation.ipynb #bcb7b813
 def note(question: str, step: Step) -> Extraction:
@@ -103,13 +104,15 @@ class Situation:
         return read_comparison(self.view.question)
 
     @cached_property
-    def tried(self) -> frozenset[str]:
-        """The keys of all searches that it knows of, and of the titles that they opened."""
+    def tried(self) -> dict[str, str]:
+        """The keys of all searches that it knows of, and of the titles that they opened.
+
+        Each has the id of the record that says so, "" for the latest step, which needs no memory.
+        """
         last = self.view.last
-        queries = [q for q, _ in self.view.known.queries] + [e.topic for e in self.earlier]
-        if last is not None:
-            queries += [last.argument, self.reading.topic]
-        return frozenset(search_key(q) for q in queries if q)
+        seen = [(last.argument, ""), (self.reading.topic, "")] if last is not None else []
+        known = [*self.view.known.queries, *((e.topic, e.ids[0]) for e in self.earlier)]
+        return {search_key(q): id for q, id in reversed([*seen, *known]) if q}
 
     @cached_property
     def answers(self) -> tuple[Known, ...]:
@@ -126,7 +129,8 @@ class Situation:
                 merged[key] = k
             else:
                 sure = 1 - (1 - k.probability) * (1 - other.probability)
-                merged[key] = replace(other, probability=round(sure, 6))
+                ids = tuple(dict.fromkeys((*other.ids, *k.ids)))
+                merged[key] = replace(other, probability=round(sure, 6), ids=ids)
         return tuple(sorted(merged.values(), key=lambda k: -k.probability))
 
     def weighed(self, k: Known) -> Known:
@@ -148,31 +152,43 @@ class Situation:
         return any(entity_key(t.value) == key and not same_entity(t.entity, topic) for t in stated)
 
     @cached_property
-    def values(self) -> dict[str, Value]:
-        """The values of the two things that are compared: by the latest passage, else earlier hops, facts."""
-        comparison, values = self.comparison, dict[str, Value]()
+    def values(self) -> dict[str, Known]:
+        """The values of the things that are compared: by the latest passage, else earlier steps, facts."""
+        comparison, values = self.comparison, dict[str, Known]()
         if comparison is None:
             return values
         for entity in comparison.entities:
-            facts = [Triple(f.entity, f.relation, f.value) for f in self.view.known.facts]
-            value = value_of(comparison, [t for t in facts if same_entity(t.entity, entity)])
+            about = [f for f in self.view.known.facts if same_entity(f.entity, entity)]
+            value = value_of(comparison, [Triple(f.entity, f.relation, f.value) for f in about])
             if value is not None:
-                values[entity] = value
+                stated = [f.id for f in about if f.value in value.text.split("; ")]
+                ids = tuple(stated or (f.id for f in about))
+                values[entity] = Known(value.text, value.confidence, entity, ids)
         for known in _remembered(self.view.known):
             if known.topic and (entity := comparison.entity(known.topic)):
-                values[entity] = Value(known.text, known.probability)
-        return values | value_in(comparison, self.reading, self.view.last)
+                values[entity] = known
+        seen = value_in(comparison, self.reading, self.view.last)
+        return values | {e: Known(v.text, v.confidence, e) for e, v in seen.items()}
 
     @cached_property
     def answer(self) -> Known | None:
         """The best answer now, `None` without any; of two things that are compared only what follows."""
         if self.comparison is not None:
-            found = compare(self.comparison, self.values)
+            found = follows(self.comparison, self.values)
             if found is not None:
-                return Known(found.text, found.confidence)
+                return found
             if self.comparison.about != "common":
                 return None
         return self.answers[0] if self.answers else None
+
+
+def follows(comparison: Comparison, values: Mapping[str, Known]) -> Known | None:
+    """Return what follows from the values by entity, with the ids of both; `None` if one is missing."""
+    found = compare(comparison, {e: Value(k.text, k.probability) for e, k in values.items()})
+    if found is None:
+        return None
+    ids = dict.fromkeys(id for entity in comparison.entities for id in values[entity].ids)
+    return Known(found.text, found.confidence, ids=tuple(ids))
 
 
 LED, NOT_LED = 1.5, -0.7  # added to the log-odds of an answer; fitted with the weights of `reading`

@@ -142,7 +142,8 @@ def timeline(record: str, question: str = "", *, texts: bool = True) -> Timeline
     turns = json.loads(record) if record else []
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"a record must be a JSON list of turns; this is {record[:40]!r}")
-    found = {item["id"]: item for turn in turns for item in turn.get("found", ())}
+    parts = ("looked_up", "found")
+    found = {item["id"]: item for turn in turns for part in parts for item in turn.get(part, ())}
     return Timeline(question if texts else "", tuple(_step(turn, found, texts) for turn in turns))
 
 
