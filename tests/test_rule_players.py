@@ -23,6 +23,8 @@ from adaptmr.memory.team.extraction import Extraction, Triple
 from adaptmr.memory.team.steps import Step
 from adaptmr.memory.team.team import TeamMemory
 from adaptmr.store.memory_store import MemoryStore
+from adaptmr.text import split_sentences
+from adaptmr.types import Conversation, Memory, Question
 
 BORN = "In which town was the designer of the Old Salt Tower born?"
 OLDER = "Which lighthouse is older, Salt Tower or Gull Tower?"
@@ -132,6 +134,79 @@ def test_any_text_can_be_read(question, observation):
 def test_chinese_is_read_by_the_curators_rules():
     step = Step("Search", "盐塔", "盐塔位于鸥湾。盐塔的设计者是林薇。林薇出生于杭州。")
     assert read("盐塔位于哪里？", step).best.text == "鸥湾"
+
+
+# --- Chinese
+
+ZH_PAGES = {
+    "白鹭桥": "白鹭桥位于芦洲，建成于1931年。白鹭桥由工程师韩若川设计。",
+    "白鹭塔": "白鹭塔位于芦洲。白鹭塔由杜明远设计。",
+    "韩若川": "韩若川，1898年出生于松亭县。他的妻子是钢琴家罗清音。",
+    "罗清音": "罗清音毕业于南浦音乐学院。",
+    "南浦音乐学院": "南浦音乐学院成立于1907年5月。学院有三百名学生。",
+    "杜明远": "杜明远，1911年3月2日出生于石浦镇。他的妻子是教师何晓。",
+    "《灯塔笔记》": "《灯塔笔记》是一部1962年出版的小说，作者是程雨眠。",
+    "程雨眠": "程雨眠，1920年出生于沙门岛。她的父亲是船长程大海。",
+    "青石湖": "青石湖是一座湖。湖深52米。",
+    "红石湖": "红石湖是一座湖。湖深31米。",
+}
+ZH_CASES = [
+    ("白鹭桥的设计者出生于什么地方？", "松亭县"),
+    ("白鹭塔的设计者的妻子是谁？", "何晓"),
+    ("罗清音毕业的学院成立于哪一年？", "1907年"),
+    ("《灯塔笔记》的作者的父亲是谁？", "程大海"),
+    ("韩若川和杜明远，谁出生得更晚？", "杜明远"),
+    ("哪个湖更深，青石湖还是红石湖？", "青石湖"),
+]
+
+
+@pytest.mark.parametrize("question, answer", ZH_CASES)
+def test_a_team_answers_chinese_questions_in_two_hops(question, answer):
+    turns = [
+        Memory(f"{title}#{n}", text, session=title.strip("《》"))
+        for title, page in ZH_PAGES.items()
+        for n, text in enumerate(split_sentences(page))
+    ]
+    made = make_team("team_shared", embedder="hash")
+    made.ingest(Conversation("zh", turns=turns))
+    assert made.solve(Question("", question)).answer.text == answer
+
+
+def test_an_inner_relation_leads_on_and_answers_nothing():
+    reading = read("白鹭塔的设计者的妻子是谁？", Step("Search", "白鹭塔", f"白鹭塔: {ZH_PAGES['白鹭塔']}"))
+    assert reading.topic == "白鹭塔" and reading.leads[0] == "杜明远" and not reading.candidates
+
+
+@pytest.mark.parametrize(
+    "question, names",
+    [
+        ("《灯塔笔记》的作者的父亲是谁？", ("灯塔笔记",)),
+        ("罗清音毕业的学院成立于哪一年？", ("罗清音",)),
+        ("白鹭桥的设计者出生于什么地方？", ("白鹭桥",)),
+    ],
+)
+def test_a_chinese_question_names_what_its_relations_start_from(question, names):
+    assert names_of(question)[: len(names)] == names
+
+
+@pytest.mark.parametrize(
+    "question, about",
+    [
+        ("韩若川和杜明远，谁出生得更早？", "earlier"),
+        ("《甲报》与《乙报》，哪一份报纸更晚创立？", "later"),
+        ("青石湖和红石湖哪个更大？", "more"),
+        ("白鹭桥和白鹭塔都位于哪里？", None),
+    ],
+)
+def test_chinese_comparisons_are_recognised(question, about):
+    comparison = read_comparison(question)
+    assert (comparison.about if comparison else None) == about
+
+
+def test_chinese_dates_are_compared_to_the_day():
+    comparison = read_comparison("韩若川和杜明远，谁出生得更早？")
+    values = dict(zip(comparison.entities, (Value("1911年3月12日", 0.8), Value("1911年3月2日", 0.8))))
+    assert compare(comparison, values).text == "杜明远"
 
 
 # --- comparing

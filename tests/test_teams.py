@@ -498,7 +498,7 @@ def test_a_view_without_a_prompt_is_an_error():
 
 FIELDS = {
     "turn", "agent", "shown", "found", "used", "why", "raw", "action", "trigger", "loop", "observation",
-    "answer_read", "valid", "served",
+    "answer_read", "valid", "served", "looked_up",
 }  # fmt: skip
 
 

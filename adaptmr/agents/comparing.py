@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..memory.curator.asked import asked_relations
+from ..memory.curator.chinese import ZH_DATE
 from ..memory.curator.english import DATE, DEMONYMS, MONTHS, NAME
 from ..memory.curator.entities import same_entity
 from ..memory.team.extraction import Triple
-from ..text import NUMBER_WORDS, content_words, find_names, split_sentences
+from ..text import CJK, NUMBER_WORDS, content_words, detect_language, find_names, split_sentences
 
 # %% auto #0
 __all__ = ['Comparison', 'read_comparison', 'Value', 'value_of', 'compare']
@@ -43,7 +44,7 @@ class Comparison:
 def read_comparison(question: str) -> Comparison | None:
     """Return what a question compares, `None` if it compares nothing."""
     text = " ".join(question.replace("’", "'").split()).rstrip("?？ ")
-    pair = _alternatives(text) if _OR.search(text) else _joined(text)
+    pair = _joined_in_chinese(text) or (_alternatives(text) if _OR.search(text) else _joined(text))
     if not pair:
         return None
     about = _about(text)
@@ -67,7 +68,7 @@ def _without(text: str, pair: tuple[str, str]) -> str:
 def _about(text: str) -> str:
     lower = text.lower()
     is_yes_no = bool(_YES_NO.match(lower))
-    if _OR.search(text) and not is_yes_no:
+    if (_OR.search(text) or _WHICH_OF.search(text)) and not is_yes_no:
         return next((about for about, pattern in _ORDERS if pattern.search(lower)), "either")
     if is_yes_no or _OR.search(text):
         return "same" if re.search(r"\bsame\b|\bsimilar\b|\bshare\b|相同|同一", lower) else "both"
@@ -92,6 +93,12 @@ def _joined(text: str) -> tuple[str, str] | None:
     return None
 
 
+def _joined_in_chinese(text: str) -> tuple[str, str] | None:
+    """Two names with 和, 与 or 还是 between them, before what is asked about both."""
+    m = _CHINESE_PAIR.search(text)
+    return (m["a"].strip("《》"), m["b"].strip("《》")) if m else None
+
+
 def _tidy(name: str) -> str:
     return _LEADING.sub("", name.strip(' ,"')).strip(' ,"')
 
@@ -104,6 +111,12 @@ _ENDS_IN_OR = re.compile(
     r"(?:,|:|\bbetween|\bis|\bwas|\bfirst|\b\w+er|(?<=，))\s*(?P<a>[^,:，]{2,80}?),?\s*"
     r"(?:\bor\b|还是)\s*(?P<b>[^,，]{2,80})\Z"
 )
+_CHINESE_NAME = rf"(?:《[^》]{{1,40}}》|[{CJK}·]{{2,12}}?)"
+_CHINESE_PAIR = re.compile(
+    rf"(?:(?<=[，：])|\A)(?P<a>{_CHINESE_NAME})(?:和|与|跟|还是)(?P<b>{_CHINESE_NAME})"
+    r"(?:\Z|[，,]|相比|之间|两|都|谁|哪|是否|是不是|[先后更最])"
+)
+_WHICH_OF = re.compile(r"[谁哪].*(?:[更较最先后年][早晚老多少大小高低长短轻]|[先后])")
 _A_NAME = rf"(?:\"[^\"]+\"|(?:the )?{NAME})"
 _NATION = "|".join(sorted(DEMONYMS))
 _PAIR = re.compile(
@@ -119,14 +132,22 @@ _ORDERS = tuple(
         (
             "later",
             "later|latest|younger|youngest|newer|newest|(?:most|more) recent(?:ly)?|last",
-            "更晚|较晚|更年轻",
+            "[更较最]晚|年轻|后",
         ),
-        ("earlier", "first|earlier|earliest|older|oldest|before|longer ago", "更早|较早|更老|先"),
-        ("less", "fewer|fewest|less|least|smaller|smallest|lower|lowest|shorter|shortest", "更少|更小|更低"),
+        (
+            "earlier",
+            "first|earlier|earliest|older|oldest|before|longer ago",
+            "[更较最]早|[更较最]老|年长|年纪[更较]大|先",
+        ),
+        (
+            "less",
+            "fewer|fewest|less|least|smaller|smallest|lower|lowest|shorter|shortest",
+            "[更较最][少小低短]",
+        ),
         (
             "more",
             "more|most|larger|largest|bigger|biggest|greater|higher|highest|taller|tallest|longer|longest",
-            "更多|更大|更高",
+            "[更较最][多大高长]",
         ),
     )
 )
@@ -163,20 +184,21 @@ def _date(comparison: Comparison, facts: Sequence[Triple], text: str) -> Value |
         for fact in facts:
             if fact.relation == relation:
                 return Value(fact.value, 0.8 if i == 0 else 0.6)
-    found = re.search(DATE, text)
+    found = re.search(ZH_DATE if detect_language(text) == "zh" else DATE, text)
     return Value(found[0], 0.3) if found else None
 
 
 def _number(comparison: Comparison, text: str) -> Value | None:
     """The number in the sentence that has most of the question's words."""
-    sentences = [s for s in split_sentences(text) if _NUMBER.search(s)]
+    number = _CHINESE_NUMBER if detect_language(text) == "zh" else _NUMBER
+    sentences = [s for s in split_sentences(text) if number.search(s)]
     if not sentences:
         return None
     shares = [
         len(comparison.words & set(content_words(s))) / max(1, len(comparison.words)) for s in sentences
     ]
     best = shares.index(max(shares))
-    return Value(_NUMBER.findall(sentences[best])[0], round(0.2 + 0.6 * shares[best], 6))
+    return Value(number.findall(sentences[best])[0], round(0.2 + 0.6 * shares[best], 6))
 
 
 def _truth(comparison: Comparison, text: str) -> Value | None:
@@ -186,6 +208,8 @@ def _truth(comparison: Comparison, text: str) -> Value | None:
     return Value("yes" if share >= _SO else "no", round(share, 6))
 
 
+_CHINESE_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?![\d.,]*[年月日\d])")
+_CHINESE_DATE = re.compile(r"(\d{3,4})年(?:(\d{1,2})月)?(?:(\d{1,2})[日号])?")
 _PLAUSIBLE = 0.6  # confidence in a yes or no that rests on the words of two passages
 _NOT_SHARED = 0.2  # confidence in a value of the first thing where the two share none
 _SO = 0.6  # share of the question's words in a passage of which it is taken to be so
@@ -228,6 +252,8 @@ def _extreme(comparison: Comparison, a: str, b: str) -> str:
 
 
 def _as_date(text: str) -> tuple[int, int, int]:
+    if m := _CHINESE_DATE.fullmatch(text):
+        return int(m[1]), int(m[2] or 0), int(m[3] or 0)
     year = re.search(r"\d{4}", text)
     month = next((i for i, name in enumerate(MONTHS.split("|"), 1) if name in text), 0)
     day = re.search(r"(?<!\d)\d{1,2}(?!\d)", text)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .chinese import chinese_names
 from .reading import asked_for, find_leads
 from .situation import Situation
 from ..memory.curator.asked import kind_of_relation
@@ -17,7 +18,7 @@ from ..memory.curator.english import DEMONYMS
 from ..memory.curator.triggers import entity_kinds, query_form
 from ..memory.team.extraction import Triple
 from ..memory.team.queries import search_key
-from ..text import content_words, find_names
+from ..text import content_words, detect_language, find_names
 
 # %% auto #0
 __all__ = ['Query', 'next_queries', 'names_of']
@@ -86,6 +87,8 @@ def _uncovered(s: Situation) -> str:
 
 def names_of(question: str) -> tuple[str, ...]:
     """Return what a question names: quoted titles first, then names of several words, then single words."""
+    if detect_language(question) == "zh":
+        return chinese_names(question)
     quoted = re.findall(r'["“《]([^"”》]{2,80})["”》]', question)
     named = sorted(find_leads(question), key=lambda n: " " not in n)
     found: list[str] = []
