@@ -178,6 +178,23 @@ def test_an_inner_relation_leads_on_and_answers_nothing():
 
 
 @pytest.mark.parametrize(
+    "page, lead",
+    [
+        ("《南风》是一部1988年的影片，导演是柳叶青。", "柳叶青"),
+        ("影片由画家柳叶青于1988年拍摄。", "柳叶青"),
+        ("柳叶青在1988年拍摄了这部影片。", "柳叶青"),
+    ],
+)
+def test_a_sentence_that_leaves_the_title_out_leads_on(page, lead):
+    assert read("《南风》的导演出生于什么地方？", Step("Search", "南风", f"南风: {page}")).leads[0] == lead
+
+
+def test_what_is_asked_is_of_the_kind_of_the_question_word():
+    page = "柳叶青: 柳叶青1950年生于桂溪县，是一名导演。"
+    assert read("《南风》的导演出生于什么地方？", Step("Search", "柳叶青", page)).best.text == "桂溪县"
+
+
+@pytest.mark.parametrize(
     "question, names",
     [
         ("《灯塔笔记》的作者的父亲是谁？", ("灯塔笔记",)),

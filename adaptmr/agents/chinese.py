@@ -9,14 +9,53 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ..memory.curator.asked import Asked, kind_of_relation
-from ..memory.curator.chinese import ZH_DATE
+from ..memory.curator.chinese import ZH_DATE, chinese_triples
 from ..memory.curator.choosing import mentions
 from ..memory.curator.entities import same_entity
 from ..memory.team.extraction import Triple
 from ..text import CJK, content_words, split_sentences
 
 # %% auto #0
-__all__ = ['STATED', 'OF_ANOTHER', 'LIKE_IT', 'chinese_answers', 'in_form', 'chinese_leads', 'chinese_names']
+__all__ = ['STATED', 'OF_ANOTHER', 'LIKE_IT', 'chinese_facts', 'chinese_answers', 'asked_relation', 'in_form', 'chinese_leads',
+           'chinese_names']
+
+# %% ../../nbs/agents/00_chinese.ipynb #342ac849
+def chinese_facts(text: str, topic: str) -> tuple[Triple, ...]:
+    """Find the facts of a passage: those of the curator's rules, and those that leave out its topic."""
+    found = list(chinese_triples(text, topic))
+    for sentence in split_sentences(text):
+        for relation, pattern in _LEFT_OUT:
+            found += [Triple(topic, relation, m["V"]) for m in pattern.finditer(sentence) if topic]
+    return tuple(dict.fromkeys(found))
+
+
+_NAME = rf"(?P<V>[{CJK}·]{{2,14}}?)"
+_WHEN = rf"(?:[于在]?{ZH_DATE})?"
+_BEFORE, _AFTER = r"(?:(?<=[，。；、])|\A)", r"(?=[，。；、]|\Z)"
+_ROLES = (
+    ("director", "导演", "执导|拍摄"),
+    ("writer", "作者|编剧", "写成|写作|撰写|编写|写"),
+    ("composer", "作曲者?", "作曲|谱写"),
+    ("founder", "创始人|创办人|创立者", "创立|创办|创建|开办|建立"),
+    ("designer", "设计者|设计师", "设计|建造"),
+    ("spouse", "妻子|丈夫|配偶", ""),
+    ("parent", "父亲|母亲", ""),
+)
+_LEFT_OUT = tuple(
+    (relation, re.compile(form))
+    for relation, noun, verb in _ROLES
+    for form in (
+        rf"{_BEFORE}(?:[其它他她]的?|[{CJK}]{{1,4}}的)?(?:{noun}){_WHEN}(?:是|为|叫){_NAME}{_AFTER}",
+        *((rf"由{_NAME}{_WHEN}(?:{verb}){_AFTER}",) if verb else ()),
+        *((rf"{_BEFORE}{_NAME}{_WHEN}(?:{verb})了?[这该]",) if verb else ()),
+    )
+) + (
+    ("spouse", re.compile(rf"(?:嫁给|娶)了?{_NAME}{_AFTER}")),
+    (
+        "founded",
+        re.compile(rf"[于在](?P<V>{ZH_DATE})(?:正式)?(?:创刊|落成|建成|开业|开放|开馆|建校|创立|成立|建立)"),
+    ),
+)
 
 # %% ../../nbs/agents/00_chinese.ipynb #2924799e
 STATED, OF_ANOTHER, LIKE_IT = 0.75, 0.4, 0.35  # a fact of the topic, of another entity, a thing of the form
@@ -24,13 +63,19 @@ STATED, OF_ANOTHER, LIKE_IT = 0.75, 0.4, 0.35  # a fact of the topic, of another
 
 def chinese_answers(asked: Asked, topic: str, text: str, facts: Sequence[Triple]) -> list[tuple[str, float]]:
     """Return the possible answers in a passage, each with its probability, in no order."""
-    relation = next(iter(asked.relations), "")
+    relation = asked_relation(asked)
     found = [
         (in_form(asked.kind, f.value, f.relation), STATED if same_entity(f.entity, topic) else OF_ANOTHER)
         for f in facts
         if f.relation == relation and _fits(asked.kind, f.relation)
     ]
     return found or list(_of_the_form(asked, text))
+
+
+def asked_relation(asked: Asked) -> str:
+    """Return the relation that is asked: the nearest to the question word whose values are of its kind."""
+    fitting = [r for r in asked.relations if _fits(asked.kind, r)]
+    return next(iter((*fitting, *asked.relations)), "")
 
 
 def in_form(kind: str, value: str, relation: str = "") -> str:
@@ -66,7 +111,7 @@ _WITH_PROFESSION = re.compile(rf"(?=[{CJK}]{{4}})[{CJK}]{{0,8}}(?:{_PROFESSION})
 # %% ../../nbs/agents/00_chinese.ipynb #0432045c
 def chinese_leads(question: str, asked: Asked, topic: str, facts: Sequence[Triple]) -> tuple[str, ...]:
     """Return the names in a passage to search for next, the best first, none that the question holds."""
-    inner = asked.relations[1:]
+    inner = set(asked.relations) - {asked_relation(asked)}
     leading = [f for f in facts if kind_of_relation(f.relation) in ("name", "person", "place")]
     leading = [f for f in leading if f.relation not in ("is a", "award")]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from .chinese import chinese_answers, chinese_leads
+from .chinese import chinese_answers, chinese_facts, chinese_leads
 from ..markup import html_table
 from ..memory.curator.asked import Asked, kind_of_relation, read_question
 from ..memory.curator.choosing import mentions, names_in
@@ -308,7 +308,7 @@ def read(question: str, step: Step) -> Reading:
 
 def _read_chinese(question: str, step: Step) -> Reading:
     asked, (topic, text) = read_question(question), _split(step)
-    facts = passage_triples(text, topic)
+    facts = chinese_facts(text, topic)
     best: dict[str, float] = {}
     for answer, probability in chinese_answers(asked, topic, text, facts):
         if not mentions(question, answer):
