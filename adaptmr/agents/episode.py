@@ -73,8 +73,10 @@ def _found_rows(found: Found) -> list[dict[str, str]]:
     ]
 
 
-def _looked_up_rows(known: TeamKnowledge, used: Sequence[str], found: Found) -> list[dict[str, str]]:
-    recalled = {row["id"] for row in _found_rows(found)}
+def _looked_up_rows(
+    known: TeamKnowledge, used: Sequence[str], found: Sequence[Mapping[str, str]]
+) -> list[dict[str, str]]:
+    recalled = {row["id"] for row in found}
     by_id = {r.id: r for r in known.records if r.id not in recalled}
     return [{"id": id, "kind": by_id[id].layer, "text": by_id[id].text} for id in used if id in by_id]
 
@@ -277,7 +279,7 @@ class Episode:
             raise PlayerError(f"the {agent} returned a {kind} in turn {self.turn}, not a Move")
         self.usage += move.usage
         row.used, row.why, row.raw = move.used, move.why, move.raw
-        row.looked_up = _looked_up_rows(view.known, move.used, view.found)
+        row.looked_up = _looked_up_rows(view.known, move.used, row.found)
         row.action = str(move.action) if move.action else ""
         return move, row
 

@@ -118,7 +118,7 @@ class Situation:
     def answers(self) -> tuple[Known, ...]:
         """The answers that were read, the most probable first; the same answer of two passages is surer."""
         last = self.view.last
-        found = list(_remembered(self.view.known))
+        found = list(self._remembered())
         if last is not None and (best := self.reading.best):
             found = [k for k in found if k.topic != self.reading.topic or not k.topic]
             found.append(Known(best.text, best.probability, self.reading.topic))
@@ -164,7 +164,7 @@ class Situation:
                 stated = [f.id for f in about if f.value in value.text.split("; ")]
                 ids = tuple(stated or (f.id for f in about))
                 values[entity] = Known(value.text, value.confidence, entity, ids)
-        for known in _remembered(self.view.known):
+        for known in self._remembered():
             if known.topic and (entity := comparison.entity(known.topic)):
                 values[entity] = known
         seen = value_in(comparison, self.reading, self.view.last)
@@ -180,6 +180,16 @@ class Situation:
             if self.comparison.about != "common":
                 return None
         return self.answers[0] if self.answers else None
+
+    def _remembered(self) -> Iterator[Known]:
+        """The answers of earlier steps, and of hypotheses that are of none of them."""
+        for e in self.earlier:
+            if e.answer:
+                yield Known(e.answer, e.confidence, e.topic, e.ids)
+        claims = {e.claim for e in self.earlier}
+        for h in self.view.known.hypotheses:
+            if h.claim not in claims and " → " in h.claim:
+                yield Known(h.claim.rpartition(" → ")[2], h.confidence, "", (h.id,))
 
 
 def follows(comparison: Comparison, values: Mapping[str, Known]) -> Known | None:
@@ -230,18 +240,6 @@ def _own_steps(known: TeamKnowledge) -> tuple[Earlier, ...]:
 def _as_step(action: str, observation: str) -> Step:
     parsed = parse_action(action)
     return Step(parsed.verb, parsed.argument, observation) if parsed else Step("", action, observation)
-
-
-def _remembered(known: TeamKnowledge) -> Iterator[Known]:
-    """The answers of earlier steps, and of hypotheses that are of none of them."""
-    steps = earlier_steps(known)
-    for e in steps:
-        if e.answer:
-            yield Known(e.answer, e.confidence, e.topic, e.ids)
-    claims = {e.claim for e in steps}
-    for h in known.hypotheses:
-        if h.claim not in claims and " → " in h.claim:
-            yield Known(h.claim.rpartition(" → ")[2], h.confidence, "", (h.id,))
 
 
 UNSURE = 0.3  # the confidence of an answer whose hypothesis isn't known: the usual one of a passage's best

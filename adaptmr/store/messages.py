@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from .serialization import iter_memories
-from ..types import UNDATED, Memory, as_utc
+from ..types import UNDATED, Memory, as_utc, message_text
 
 # %% auto #0
 __all__ = ['MESSAGE_KEYS', 'Item', 'Shared', 'read_message', 'Added', 'make_memories']
@@ -107,10 +107,9 @@ def read_message(message: Mapping[str, Any]) -> Memory | None:
 
 def _words(content: Any) -> str:
     """Return the text of a message's content: a string, `None`, or a list of parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
-        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+    if content is None or isinstance(content, str) or parts:
+        return message_text(content)
     raise ValueError(f"a message has the content {content!r:.80}; it must be a text, or a list of its parts")
 
 # %% ../../nbs/store/01_messages.ipynb #46f2791b

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ...markup import html_table
+from ..team.config import check_ranges
 
 # %% auto #0
 __all__ = ['MetaConfig']
@@ -48,11 +49,7 @@ class MetaConfig:
     step_chars: int = 160  # of an observation in a trajectory: it shows what a step was for
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value, (low, high) = getattr(self, f.name), _RANGES[f.name]
-            allowed, kind = (int, "whole number") if f.type == "int" else (int | float, "number")
-            if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
-                raise ValueError(f"MetaConfig.{f.name} is {value!r}; give a {kind} from {low:g} to {high:g}")
+        check_ranges(self, _RANGES)
 
     def _repr_html_(self) -> str:
         return html_table([(f.name, getattr(self, f.name)) for f in fields(self)], ("parameter", "value"))

@@ -12,7 +12,7 @@ from typing import Any
 from ...markup import html_table
 
 # %% auto #0
-__all__ = ['TeamConfig']
+__all__ = ['check_ranges', 'TeamConfig']
 
 # %% ../../../nbs/memory/team/00_config.ipynb #e43dc1de
 # the least and the greatest value of every parameter
@@ -32,6 +32,19 @@ _RANGES: dict[str, tuple[float, float]] = {
     "private_tokens": (20, 1_000_000),
     "observation_chars": (10, 1_000_000),
 }
+
+
+def check_ranges(config: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raise `ValueError` for a parameter of a configuration that is no number of its kind and range.
+
+    `config` is a dataclass of `int` and `float` fields; `ranges` are the least and the greatest values.
+    """
+    for f in fields(config):
+        value, (low, high) = getattr(config, f.name), ranges[f.name]
+        allowed, kind = (int, "whole number") if f.type == "int" else (int | float, "number")
+        if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
+            name, wanted = f"{type(config).__name__}.{f.name}", f"a {kind} from {low:g} to {high:g}"
+            raise ValueError(f"{name} is {value!r}; give {wanted}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +77,7 @@ class TeamConfig:
     observation_chars: int = 200  # of an observation in a prompt; the whole is kept
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value, (low, high) = getattr(self, f.name), _RANGES[f.name]
-            allowed, kind = (int, "whole number") if f.type == "int" else (int | float, "number")
-            if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
-                wanted = f"a {kind} from {low:g} to {high:g}"
-                raise ValueError(f"TeamConfig.{f.name} is {value!r}; give {wanted}")
+        check_ranges(self, _RANGES)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TeamConfig:
