@@ -233,9 +233,9 @@ class Episode:
             return
         move, its_row = self._act("verifier", proposal=answer)
         other = move.action
-        if other is None:
+        if other is None and not move.doubts:
             self._finish(answer, True, "", row)
-        elif self._left <= 1 or other.verb == "Finish" or repeats_in_vain(other, self.steps):
+        elif other is None or self._left <= 1 or other.verb == "Finish" or repeats_in_vain(other, self.steps):
             self._finish(answer, False, f"the verifier objects: {move.why}", row)
         else:
             self.memory.note_objection("verifier", "solver", answer, move.why, self.turn)

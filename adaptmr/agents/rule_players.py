@@ -119,12 +119,13 @@ class RuleVerifier:
     role: RoleContract = ROLES["verifier"]
 
     def act(self, view: View) -> Move:
-        """Accept the proposal (no action), or object with a search; without a proposal, name a search."""
+        """Accept the proposal (no action), or object, with a search if one is left; without one, name a search."""
         s = Situation(view)
         verdict = self.judge(view) if view.proposal else Verdict(False, "the team repeats itself")
         query = next(iter(next_queries(s)), None)
         if verdict.holds or query is None:
-            return Move(None, verdict.why, used=verdict.used)
+            doubts = bool(view.proposal) and not verdict.holds
+            return Move(None, verdict.why, used=verdict.used, doubts=doubts)
         used = tuple(dict.fromkeys((*verdict.used, *query.ids)))
         return Move(Action("Search", query.text), f"{verdict.why}; {query.why}", used=used)
 

@@ -127,7 +127,8 @@ class View:
 class Move:
     """What a player does: an action, or none (the verifier accepts; the retriever has no suggestion).
 
-    `why` is one line; `raw` a model's reply as it came; `used` are the ids of the records that decided it.
+    `doubts` says that the verifier does not accept, though it knows no action that could help. `why` is one line;
+    `raw` a model's reply as it came; `used` are the ids of the records that decided it.
     """
 
     action: Action | None
@@ -135,6 +136,7 @@ class Move:
     raw: str = ""
     usage: Usage = field(default_factory=Usage)
     used: tuple[str, ...] = ()
+    doubts: bool = False
 
 
 class Player(Protocol):
