@@ -500,6 +500,15 @@ def test_an_answer_that_stands_nowhere_does_not_hold_and_another_search_is_named
     assert move.action == Action("Search", "Ida Moser") and "Vienna" in move.why
 
 
+def test_a_verifier_objects_also_when_nothing_is_left_to_search_for():
+    memory = team("Who?", Step("Search", "Who?", "Could not find it."))
+    nothing_left = view("Who?", None, memory, proposal="Vienna")
+    assert RuleRetriever().act(nothing_left).action is None
+    move = RuleVerifier().act(nothing_left)
+    assert move.action is None and move.doubts and "Vienna" in move.why
+    assert not RuleVerifier().act(view(BORN, IDA, proposal="Lindau")).doubts
+
+
 def test_the_verifier_finds_the_answer_in_an_earlier_hop():
     memory = team(BORN, TOWER, IDA, TOWER, facts=(Triple("Old Salt Tower", "designer", "Ida Moser"),))
     verdict = RuleVerifier().judge(view(BORN, TOWER, memory, proposal="Lindau"))
