@@ -203,10 +203,10 @@ def test_a_verifier_that_only_repeats_itself_ends_the_task_without_success():
 
 
 def test_a_verifier_that_doubts_without_another_action_ends_the_task_without_success():
-    doubt = Move(None, "Velm stands in no passage that is known", doubts=True)
+    doubt = Move(None, "Velm stands nowhere", doubts=True)
     episode = play(FIRST, "Finish[Velm]", verifier=(doubt,))
     assert episode.transcript.answer == "Velm" and not episode.success
-    assert episode.memory.team.shared.task.reason == "the verifier objects: Velm stands in no passage that is known"
+    assert episode.memory.team.shared.task.reason == "the verifier objects: Velm stands nowhere"
 
 
 def test_one_agent_stops_when_its_tokens_are_used_up():

@@ -119,7 +119,7 @@ class RuleVerifier:
     role: RoleContract = ROLES["verifier"]
 
     def act(self, view: View) -> Move:
-        """Accept the proposal (no action), or object, with a search if one is left; without one, name a search."""
+        """Accept the proposal (no action), or object, with a search if one is left; or name a search."""
         s = Situation(view)
         verdict = self.judge(view) if view.proposal else Verdict(False, "the team repeats itself")
         query = next(iter(next_queries(s)), None)

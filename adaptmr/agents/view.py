@@ -127,8 +127,8 @@ class View:
 class Move:
     """What a player does: an action, or none (the verifier accepts; the retriever has no suggestion).
 
-    `doubts` says that the verifier does not accept, though it knows no action that could help. `why` is one line;
-    `raw` a model's reply as it came; `used` are the ids of the records that decided it.
+    `doubts` says that the verifier does not accept, though it knows no action that could help. `why` is one
+    line; `raw` a model's reply as it came; `used` are the ids of the records that decided it.
     """
 
     action: Action | None
