@@ -319,6 +319,37 @@ def add_usage(experiment: Experiment, usage: Usage) -> None:
     experiment.extra_usage += usage
 
 
+def ask_besides(experiment: Experiment, system: str, data: Dataset, name: str) -> pd.DataFrame:
+    """Ask a system questions in addition to the run's own, under the run's conditions; return the rows.
+
+    They have a journal, called by `name`, so that an interrupted run continues them too.
+    """
+    rows = evaluate(
+        [system],
+        data,
+        experiment.llm,
+        experiment.params["k"],
+        embedder=experiment.encoder(),
+        seed=experiment.params["seed"],
+        journal=_journal_besides(experiment, name),
+        used=experiment.inputs.newly_used_keys,
+        progress=False,
+    )
+    experiment.used_keys |= set(rows.attrs.pop("used"))
+    experiment.extra_usage += total_usage(rows)
+    return rows
+
+
+def _journal_besides(experiment: Experiment, name: str) -> Path:
+    return experiment.journal.with_suffix(f".{name}.jsonl")
+
+
+def _journals(experiment: Experiment) -> list[Path]:
+    """The journal of the run, and those of what it asked besides."""
+    besides = _journal_besides(experiment, "*")
+    return [experiment.journal, *sorted(besides.parent.glob(besides.name))]
+
+
 def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     """Write results, calls, vectors and the manifest, and return the run folder."""
     frame, run, inputs = experiment.rows, experiment.run, experiment.inputs
@@ -348,7 +379,8 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         timed_calls=timed_calls(frame),
         wire=experiment.llm.event_counts,
     )
-    experiment.journal.unlink(missing_ok=True)
+    for journal in _journals(experiment):
+        journal.unlink(missing_ok=True)
     return run
 
 # %% ../nbs/04_experiments.ipynb #e1495326
@@ -445,7 +477,7 @@ class Experiment:
         return self.inputs.encoder()
 
     evaluate, time_again = evaluate_systems, time_again
-    add_usage, finish = add_usage, finish_run
+    add_usage, ask_besides, finish = add_usage, ask_besides, finish_run
     # what a report shows: the functions of `sections`
     table, figure, show_sentences = show_table, show_figure, staticmethod(show_sentences)
     questions_by_type, systems_table = questions_by_type, systems_table

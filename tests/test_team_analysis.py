@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptmr as am
+from adaptmr.agents.team import Team
 from adaptmr.eval.analysis.learning_curve import (
     GROWTH,
     WHOLE,
@@ -58,6 +59,7 @@ from adaptmr.eval.analysis.team_timeline import (
 from adaptmr.eval.report.run_folder import open_run
 from adaptmr.eval.report.style import NothingToDraw
 from adaptmr.eval.analysis.timeline_figure import timeline_figure
+from adaptmr.experiments import Experiment
 from adaptmr.sections.teams import show_unseen, team_report_answers
 from adaptmr.types import Dataset, Question
 
@@ -270,13 +272,47 @@ def data():
 
 def test_a_system_without_memory_across_tasks_learns_nothing(data):
     some = am.load("demo_multihop", split="en")
-    rows = ask_in_orders("lexical", some, None, 3, orders=4, embedder="hash")
+
+    def ask(asked, order):
+        return am.evaluate(["lexical"], asked, k=3, embedder="hash", progress=False)
+
+    rows = ask_in_orders(ask, some, orders=4)
     assert rows.groupby("order")["position"].apply(sorted).tolist() == [list(range(1, 9))] * 4
     alone = am.evaluate(["lexical"], some, k=3, embedder="hash", progress=False)
     gaps = order_differences(rows, alone)
     assert set(gaps["difference"]) == {0.0}
     assert learning_table(gaps)["mean"].tolist() == [0.0, 0.0]
     assert learning_answer(learning_table(gaps))[1] == "Not shown."
+
+
+def test_an_interrupted_learning_curve_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    params = {"dataset": "demo_multihop", "split": "en", "systems": "team_meta", "embedder": "hash", "k": 3}
+    asked, solve = [], Team.solve
+
+    def interrupted(team, question):
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+        asked.append(question.text)
+        return solve(team, question)
+
+    def ask(experiment):
+        return experiment.ask_besides("team_meta", experiment.data.shuffled(1), "order1")
+
+    experiment = Experiment("t", params, out_dir=tmp_path)
+    experiment.evaluate()
+    whole = experiment.ask_besides("team_meta", experiment.data.shuffled(1), "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Team, "solve", interrupted)
+        ask(experiment)
+    experiment = Experiment("t", params, out_dir=tmp_path)
+    experiment.evaluate()
+    with monkeypatch.context() as patch:
+        patch.setattr(Team, "solve", lambda team, q: asked.append(q.text) or solve(team, q))
+        rows = ask(experiment)
+    assert len(asked) == len(set(asked)) == len(experiment.data.questions), "each question is asked once"
+    assert rows[["question", "prediction", "turns"]].equals(whole[["question", "prediction", "turns"]])
+    experiment.finish()
+    assert not list(experiment.journal.parent.glob(f"{experiment.run.run_id}*.jsonl"))
 
 
 def learning_rows(gain, orders: int = 5, n: int = 10) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -61,7 +61,7 @@ def show_timeline(
 LEARNING, FORGETTING = "team_meta", "team_shared"  # with a memory across tasks, and the same without
 
 
-def show_learning(experiment: EvaluatedRun, k: int, *, seed: int = 0) -> tuple[HtmlOutput, pd.DataFrame]:
+def show_learning(experiment: EvaluatedRun, *, seed: int = 0) -> tuple[HtmlOutput, pd.DataFrame]:
     """Ask `team_meta` in shuffled orders and show how it learns; return what is shown, and its table.
 
     In a run without these two teams nothing is asked, and the table is empty.
@@ -73,10 +73,11 @@ def show_learning(experiment: EvaluatedRun, k: int, *, seed: int = 0) -> tuple[H
     if not {LEARNING, FORGETTING} <= set(experiment.systems):
         missing = f"The learning curve compares {LEARNING} with {FORGETTING}, and this run lacks one of them."
         return show_sentences([missing]), pd.DataFrame()
-    later = learning_curve.ask_in_orders(
-        LEARNING, experiment.data, experiment.llm, k, embedder=experiment.encoder(), seed=seed
-    )
-    experiment.add_usage(later.attrs["usage"])
+
+    def ask(data: Dataset, order: int) -> pd.DataFrame:
+        return experiment.ask_besides(LEARNING, data, f"order{order}")
+
+    later = learning_curve.ask_in_orders(ask, experiment.data, seed=seed)
     without = frame[frame["system"] == names(FORGETTING)]
     learned = learning_curve.learning_summary(later, without, seed=seed)
     curve = learning_curve.curve(learning_curve.order_differences(later, without), seed=seed)

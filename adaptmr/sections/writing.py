@@ -47,6 +47,9 @@ class EvaluatedRun(Protocol):
     def add_usage(self, usage: Usage) -> None:
         """Count what was asked in addition to the answers."""
 
+    def ask_besides(self, system: str, data: Dataset, name: str) -> pd.DataFrame:
+        """Ask a system further questions; `name` is that of their journal."""
+
     def table(
         self, name: str, frame: pd.DataFrame, caption: str, allow: Sequence[str] = (), empty: str = ""
     ) -> HtmlOutput:

@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .cost import total_usage
-from ..runner.evaluate import evaluate
 from ..stats.cluster_robust import cluster_mean
 from ..stats.estimates import MIN_GROUPS, TOO_FEW, Interval
 from ..stats.intervals import mean_ci
-from ...types import Dataset, Usage
+from ...types import Dataset
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,33 +28,26 @@ __all__ = ['ORDERS', 'MAX_PLACES', 'WHOLE', 'GROWTH', 'MEASURES', 'ask_in_orders
 
 # %% ../../../nbs/eval/analysis/01_learning_curve.ipynb #6d2fec3d
 def ask_in_orders(
-    system: str,
-    data: Dataset,
-    llm: Any,
-    k: int,
-    *,
-    orders: int = ORDERS,
-    embedder: Any = "auto",
-    seed: int = 0,
+    ask: Callable[[Dataset, int], pd.DataFrame], data: Dataset, *, orders: int = ORDERS, seed: int = 0
 ) -> pd.DataFrame:
-    """Ask a system all questions in each of several orders: the rows of `evaluate`, with order and position.
+    """Ask all questions in each of several orders; return the rows, with order and position.
 
-    Both count from 1; an order is `data.shuffled` by its number and the seed. The memory is empty at the
-    beginning of each order. `attrs["usage"]` is what all of it used.
+    Both count from 1; an order is `data.shuffled` by its number and the seed. `ask` gets the data in an
+    order, and the order's number, and returns the rows of `evaluate` for one system whose memory is empty
+    at first.
     """
     import pandas as pd
 
-    parts, usage = [], Usage()
+    parts = []
     for order in range(1, orders + 1):
         asked = data.shuffled(ORDERS * seed + order)
-        rows = evaluate([system], asked, llm, k, embedder=embedder, seed=seed, progress=False)
+        rows = ask(asked, order)
         asked_in_turn = [q for c in asked.conversations for q in asked.questions_on(c.id)]
         place = {(q.conversation, q.id): i for i, q in enumerate(asked_in_turn, 1)}
         keys = zip(rows["conversation"], rows["question"])
         parts.append(rows.assign(order=order, position=[place[key] for key in keys]))
-        usage += total_usage(rows)
     found = pd.concat(parts, ignore_index=True)
-    found.attrs = {"usage": usage}
+    found.attrs = {}  # those of `evaluate` are of one order
     return found
 
 # %% ../../../nbs/eval/analysis/01_learning_curve.ipynb #ed329944
