@@ -34,6 +34,7 @@ WANTED = {
 }
 DATASETS = ("demo", "locomo", "beam_100k")
 MODEL_DATASETS = ("demo", "locomo")
+TEAM_DATASET = "hotpotqa"
 SHOWN = ("unified", "zscore", "hybrid", "gated", "adaptmr", "oracle_evidence")
 EXAMPLE = "en1/q20"  # a question of demo on a fact that changed twice
 EXPERIMENTS = {
@@ -114,7 +115,7 @@ def contrasts(folder: Path) -> Iterator[dict[str, Any]]:
 def verdicts(root: Path | str = ROOT) -> str:
     """Return what the declared contrasts show, as a Markdown list: a line per contrast, all data sets in it.
 
-    The last contrast needs a model and is read from the runs with one. A contrast in F1 depends on the
+    The contrast of `qarp` needs a model and is read from the runs with one. A contrast in F1 depends on the
     reader, so what it shows with a model as the reader (experiment 2) stands beside it.
     """
     root = Path(root)
@@ -140,7 +141,7 @@ def verdicts(root: Path | str = ROOT) -> str:
         lines.append(
             f"- *{declared.asks}* `{declared.system}` − `{declared.baseline}`, {measure}: {'; '.join(found)}."
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *team_verdicts(root)])
 
 
 def _difference(row: dict[str, Any]) -> str:
@@ -220,6 +221,41 @@ def readers(root: Path | str = ROOT) -> str:
             reader = "rules" if model == "offline" else model
             found.append(f"[{name}, {reader}]({_report(folder, root)}) {share.rstrip('.')} ({numbers})")
     return f"- *How often does a reader fail with the gold evidence in hand?* {'; '.join(found)}."
+
+
+def team_verdicts(root: Path) -> list[str]:
+    """Return what the declared contrasts of teams show in F1, as lines of a Markdown list.
+
+    Beside the first stands what the same two teams reach at questions on which no rule was written.
+    """
+    runs = [full_run(root, TEAM_DATASET, "exp7"), model_run(root, "exp7", TEAM_DATASET)]
+    lines = []
+    for declared in read_contrasts(dataset=TEAM_DATASET):
+        if declared.dataset != TEAM_DATASET or declared.measure != "f1":
+            continue
+        found = []
+        for folder, manifest in runs:
+            model = manifest["params"]["model"]
+            players = "players by rule" if model == "offline" else model
+            for row in contrasts(folder):
+                label = row["contrast"].replace(" by rule", "")
+                if (label, row["measure"]) == (declared.label, MEASURE_NAMES["f1"]):
+                    found.append(f"[{players}]({_report(folder, root)}) {row['verdict']}, {_difference(row)}")
+        if not found:
+            raise NoRun(f"no committed run of exp7 has the contrast {declared.label}: run it again")
+        lines.append(
+            f"- *{declared.asks}* `{declared.system}` − `{declared.baseline}`, F1 on {TEAM_DATASET}: "
+            f"{'; '.join(found)}"
+        )
+    folder, manifest = runs[0]
+    unseen = (answer for answer in manifest["answers"] if answer[0].endswith(UNSEEN))
+    _, verdict, numbers = _first(unseen, "answer on questions that no rule was written on", folder)
+    tested = verdict.lower().rstrip(".")
+    lines[0] += f"; by rule at questions that no rule was written on: {numbers} ({tested})"
+    return [f"{line}." for line in lines]
+
+
+UNSEEN = "at questions that no rule was written on?"
 
 
 def main_figure(root: Path | str = ROOT) -> str:

@@ -163,6 +163,7 @@ def track(root, folder):
 
 
 ASKS = {(c.label, MEASURE_NAMES.get(c.measure, c.measure)): c for c in read_contrasts()}
+TEAMS = [c for c in read_contrasts(dataset=readme.TEAM_DATASET) if c.dataset == readme.TEAM_DATASET]
 
 
 def fake_run(
@@ -180,7 +181,9 @@ def fake_run(
     params = {"dataset": "demo", **readme.WANTED, **params}
     label = f"{params['dataset']}: 6 conversations, 9 questions"
     reader = ["How often does the reader fail with the gold evidence in hand?", "46 %.", "[40, 52]; n = 9"]
-    manifest = {"params": params, "when": {"created": created}, "data": {"label": label}, "answers": [reader]}
+    unseen = ["Is it better, at questions that no rule was written on?", "Not tested.", "F1 +0.02"]
+    answers = [reader, unseen]
+    manifest = {"params": params, "when": {"created": created}, "data": {"label": label}, "answers": answers}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     asked = params["model"] != "offline"
     tested = [
@@ -188,6 +191,13 @@ def fake_run(
         for ((label, measure), c), low in zip(ASKS.items(), ("-0.010", "–", "-0.010", "-0.010", "-0.010"))
         if (c.system == "qarp") is (asked and experiment == "exp3")
     ]
+    if experiment == "exp7":
+        suffix = "" if asked else " by rule"
+        tested = [
+            f"{c.system}{suffix} − {c.baseline}{suffix},F1,9,9,0.020,0.010,0.030,0.02,–,{verdict}"
+            for c in TEAMS
+            if c.measure == "f1" and not (asked and c.baseline == "one_agent")
+        ]
     head = "contrast,measure,n,conversations,difference,low,high,margin,detectable,verdict"
     (folder / "tables" / "contrasts.csv").write_text("\n".join([head, *tested]) + "\n", encoding="utf-8")
     cells = f'"{mean} [0.10, 0.90]",0.100,0.050,0.9,0.200'
@@ -214,6 +224,13 @@ def all_runs(root):
             fake_run(
                 root, f"{name}-asked", experiment=experiment, dataset=name, model="tiny", k=5, limit=9
             )
+    team_runs(root)
+
+
+def team_runs(root):
+    on = {"experiment": "exp7", "dataset": readme.TEAM_DATASET, "verdict": "different"}
+    fake_run(root, "by-rule", **on)
+    fake_run(root, "by-model", model="tiny", k=5, limit=9, **on)
 
 
 def test_the_table_says_what_the_runs_say(tmp_path):
@@ -232,7 +249,7 @@ def test_the_table_says_what_the_runs_say(tmp_path):
 def test_the_verdicts_are_those_of_the_runs(tmp_path):
     all_runs(tmp_path)
     lines = readme.verdicts(tmp_path).splitlines()
-    assert len(lines) == len(read_contrasts())
+    assert len(lines) == len(read_contrasts()) + sum(c.measure == "f1" for c in TEAMS)
     link = "outputs/exp3/{}/report.html"
     assert lines[0] == (
         "- *Does the type of a question matter for what is found?* `adaptmr` − `gated`, recall: "
@@ -245,10 +262,25 @@ def test_the_verdicts_are_those_of_the_runs(tmp_path):
     assert f"[demo]({link.format('demo')}) undecided, +0.010 (could" in lines[1], (
         "a dash: there is no interval"
     )
-    assert lines[-1].count("undecided") == 2 and link.format("demo-asked") in lines[-1]
+    (planned,) = (line for line in lines if "`qarp`" in line)
+    assert planned.count("undecided") == 2 and link.format("demo-asked") in planned
     assert lines[1].count("with tiny as the reader") == 2, "F1 depends on the reader"
     assert "exp2/locomo-asked/report.html) with tiny as the reader undecided, +0.010 (could" in lines[1]
     assert "as the reader" not in lines[0], "recall doesn't"
+
+
+def test_what_teams_show_is_said_for_both_kinds_of_players(tmp_path):
+    team_runs(tmp_path)
+    lines = readme.team_verdicts(tmp_path)
+    assert len(lines) == sum(c.measure == "f1" for c in TEAMS)
+    by_rule = "[players by rule](outputs/exp7/by-rule/report.html) different, +0.020 [+0.010, +0.030]"
+    assert lines[0] == (
+        f"- *{TEAMS[0].asks}* `team_full` − `team_bare`, F1 on hotpotqa: {by_rule}; "
+        "[tiny](outputs/exp7/by-model/report.html) different, +0.020 [+0.010, +0.030]; "
+        "by rule at questions that no rule was written on: F1 +0.02 (not tested)."
+    )
+    without_the_other_run = f"`team_full` − `one_agent`, F1 on hotpotqa: {by_rule}."
+    assert lines[1].endswith(without_the_other_run)
 
 
 def test_both_readers_are_named_with_what_they_fail(tmp_path):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import pytest
 import yaml
 from committed import NoCheckout, NoRun, SeveralRuns
 from expected import ROOT, committed_numbers
-from readme import full_run, model_run
+from readme import TEAM_DATASET, full_run, model_run
 
 from adaptmr.cli import replay_run
 
@@ -26,19 +27,32 @@ def test_the_committed_runs_scored_what_is_expected():
 
 RUNS = {
     **{name: partial(full_run, ROOT, experiment=name) for name in ("exp1", "exp2", "exp3", "exp4")},
-    "exp3 with a model": lambda: model_run(ROOT, "exp3", "demo"),
+    "exp7": partial(full_run, ROOT, "demo_multihop", "exp7"),
+    "exp3 with a model": partial(model_run, ROOT, "exp3", "demo"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_a_committed_run_repeats_cell_by_cell(run, monkeypatch):
+    monkeypatch.delenv("ADAPTMR_DATA", raising=False)
+    assert repeat(run, monkeypatch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ADAPTMR_DATA"), reason="ADAPTMR_DATA names no folder with HotpotQA")
+def test_teams_that_a_model_plays_repeat_cell_by_cell(monkeypatch):
+    assert repeat(partial(model_run, ROOT, "exp7", TEAM_DATASET), monkeypatch) == []
+
+
+def repeat(run, monkeypatch):
+    """Replay a committed run without a model; return how its tables differ."""
     try:
         folder, _ = run()
     except NoCheckout as e:
         pytest.skip(str(e))
     except (NoRun, SeveralRuns) as e:
         pytest.fail(f"the run that the README shows is not the one that is committed: {e}")
-    for name in ("ADAPTMR_DATA", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    assert replay_run(folder, ROOT) == []
+    return replay_run(folder, ROOT)
