@@ -45,7 +45,7 @@ class Differences(list[FieldDifference]):
 
 def show_value(value: Any) -> str:
     """Return a value as a table shows it: a time without its zone, a list by its parts, nothing as "–"."""
-    if value is None or value == ():
+    if value is None or value in ((), ""):
         return "–"
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M}"

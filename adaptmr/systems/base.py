@@ -285,7 +285,8 @@ def get_factory(name: str) -> SystemFactory:
     return _FACTORIES[name][0]
 
 
-def unknown_system(name: object) -> str:
-    """Say that there is no such system, and which one was probably meant."""
-    meant = did_you_mean(name, known_systems(None))
-    return f"unknown system {name!r}{meant}; there are {', '.join(known_systems())}"
+def unknown_system(*names: object) -> str:
+    """Say that there are no such systems, and which were probably meant."""
+    known = known_systems(None)
+    unknown = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in names)
+    return f"unknown system {unknown}; there are {', '.join(known_systems())}"

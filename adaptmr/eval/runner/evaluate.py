@@ -119,7 +119,7 @@ def _check_arguments(systems: Sequence[str | System], k: int) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError(f"systems {sorted(n for n in set(names) if names.count(n) > 1)} are given twice")
     if unknown := [s for s in systems if isinstance(s, str) and s not in known_systems(None)]:
-        raise ValueError("; ".join(map(unknown_system, unknown)))
+        raise ValueError(unknown_system(*unknown))
     if isinstance(k, bool) or not isinstance(k, int) or k < 0:
         raise ValueError(f"k={k!r} must be a whole number, 0 or more")
     return names
