@@ -45,6 +45,11 @@ class Cell:
     css_class: str = ""
     heading: bool = False
 
+    @classmethod
+    def unbroken(cls, content: Any) -> Cell:
+        """Make a cell that stays on one line, such as a date."""
+        return cls(content, "text-align:left;white-space:nowrap")
+
 # %% auto #0
 __all__ = ['SHOWN_ROWS', 'HtmlOutput', 'cut_text', 'Cell', 'html_table', 'folded', 'preview_table', 'text_table']
 

@@ -146,8 +146,9 @@ _MEMORY_COLUMNS = ("source", "at", "speaker", "text")
 _DERIVED = ("layer", "owner", "derived_from")  # the fields that a turn as it was said leaves empty
 
 
-def _memory_row(m: Memory) -> tuple[str, ...]:
-    return (m.source or m.id, f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated", m.speaker, m.text)
+def _memory_row(m: Memory) -> tuple[str | Cell, ...]:
+    said = Cell.unbroken(f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated")
+    return (m.source or m.id, said, m.speaker, m.text)
 
 # %% ../nbs/00_types.ipynb #329cc4c6
 INSTRUCTION_ROLES = ("system", "developer")  # of messages that tell a model what to do, and that nobody said
@@ -384,8 +385,11 @@ _OF_DERIVED_HITS = ("quoted", "behind")  # the fields that a hit on a turn leave
 def hits_html(hits: Iterable[Hit], caption: str = "") -> str:
     """Render hits as an HTML table, in their order; the first of very many."""
     hits = list(hits)
-    rows = ((i, f"{h.score:.3f}", *_memory_row(h.memory), h.note) for i, h in enumerate(hits, 1))
-    return preview_table(rows, len(hits), ("", "score", *_MEMORY_COLUMNS, "note"), caption, "hits")
+    notes = ("note",) if any(h.note for h in hits) else ()
+    rows = (
+        (i, f"{h.score:.3f}", *_memory_row(h.memory), *(h.note for _ in notes)) for i, h in enumerate(hits, 1)
+    )
+    return preview_table(rows, len(hits), ("", "score", *_MEMORY_COLUMNS, *notes), caption, "hits")
 
 
 _PLAIN_ROWS = 10  # of a list that is shown as text

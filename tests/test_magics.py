@@ -123,7 +123,8 @@ def test_a_mistake_in_a_question_is_one_line(shell, monkeypatch, cell, said):
 def test_unloading_takes_the_commands_away(shell):
     shell.run_cell("%memory demo en1 --embedder hash")
     shell.run_line_magic("unload_ext", "adaptmr")
-    assert "memory" not in shell.magics_manager.magics["line"] and "ask" not in shell.magics_manager.magics["cell"]
+    magics = shell.magics_manager.magics
+    assert "memory" not in magics["line"] and "ask" not in magics["cell"]
     shell.run_line_magic("load_ext", "adaptmr")
     assert "no memory is chosen" in failure(shell, "%memory")
 

@@ -32,7 +32,7 @@ from .visits import Visits
 from .writer import StoreWriter
 from ..spelling import kind_of
 from ..text import clean
-from ..markup import html_table
+from ..markup import Cell, html_table
 from ..types import Conversation, Hits, Memories, Memory
 
 # %% auto #0
@@ -463,7 +463,7 @@ def _to_html(store: MemoryStore) -> str:
     rows = [
         (
             clean(m.source or m.id),
-            f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated",
+            Cell.unbroken(f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated"),
             clean(m.speaker),
             clean(m.text),
         )

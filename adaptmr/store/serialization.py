@@ -9,7 +9,7 @@ import json
 from datetime import datetime
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
-from ..markup import HtmlOutput, preview_table
+from ..markup import Cell, HtmlOutput, preview_table
 from ..spelling import kind_of
 from ..types import Conversation, Memory
 
@@ -330,5 +330,5 @@ class Events(list[Event]):
     """Lines of a log, displayed as a table."""
 
     def _repr_html_(self) -> HtmlOutput:
-        rows = ((e.seq, f"{e.at:%Y-%m-%d %H:%M}", e.kind, e.id, e.who, e.why) for e in self)
+        rows = ((e.seq, Cell.unbroken(f"{e.at:%Y-%m-%d %H:%M}"), e.kind, e.id, e.who, e.why) for e in self)
         return preview_table(rows, len(self), ("event", "at", "what", "memory", "who", "why"), what="events")
