@@ -260,7 +260,8 @@ class Router:
         """Say how the plan for a type differs from the default plan, for a question that names nothing."""
         try:
             args = question_type, Question("", ""), UNDATED, self.strategies, self.answer_styles
-            found = [f"{d.field} = {show_value(d.this)}" for d in plan_for_type(*args).diff()]
+            changed = [d for d in plan_for_type(*args).diff() if d.field != "planner"]
+            found = [f"{d.field} = {show_value(d.this)}" for d in changed]
         except Exception as e:  # whatever a user's strategy raises
             found = [f"not without a question ({type(e).__name__}: {e})"]
         return HtmlOutput("<br>".join(map(html.escape, found)))
