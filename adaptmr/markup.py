@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 
@@ -44,8 +45,13 @@ class Cell:
     css_class: str = ""
     heading: bool = False
 
+    @classmethod
+    def unbroken(cls, content: Any) -> Cell:
+        """Make a cell that stays on one line, such as a date."""
+        return cls(content, "text-align:left;white-space:nowrap")
+
 # %% auto #0
-__all__ = ['HtmlOutput', 'cut_text', 'Cell', 'html_table', 'folded']
+__all__ = ['SHOWN_ROWS', 'HtmlOutput', 'cut_text', 'Cell', 'html_table', 'folded', 'preview_table', 'text_table']
 
 # %% ../nbs/00_markup.ipynb #d6e3369e
 _MAX_CELL_CHARS = 300
@@ -106,3 +112,30 @@ def html_table(
 def folded(summary: str, *parts: str) -> HtmlOutput:
     """Fold parts of HTML behind a line of text that opens them at a click."""
     return HtmlOutput(f"<details><summary>{_escape(summary)}</summary>{''.join(parts)}</details>")
+
+# %% ../nbs/00_markup.ipynb #59d84a94
+SHOWN_ROWS = 20  # of a long list
+
+
+def preview_table(
+    rows: Iterable[Sequence[Any]], total: int, columns: Sequence[Any], caption: str = "", what: str = "rows"
+) -> HtmlOutput:
+    """Render the first `SHOWN_ROWS` of `total` rows as an HTML table; only these are read.
+
+    The caption says how many there are, of `what`, where not all are shown.
+    """
+    head = list(islice(rows, SHOWN_ROWS))
+    note = f"the first {len(head)} of {total:,} {what}" if total > len(head) else ""
+    return html_table(head, columns, "; ".join(filter(None, (caption, note))))
+
+# %% ../nbs/00_markup.ipynb #d0dfc4d5
+def text_table(rows: Iterable[Sequence[Any]], columns: Sequence[Any] = (), width: int = 60) -> str:
+    """Render rows as lines of text with aligned columns; cells are cut at `width` characters."""
+    cells = (*([columns] if columns else []), *rows)
+    lines = [[cut_text(_plain(cell), width) for cell in row] for row in cells]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _plain(cell: Any) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in str(cell)).split())

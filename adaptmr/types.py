@@ -14,7 +14,8 @@ from importlib import import_module
 from random import Random
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
-from .markup import html_table
+from .markup import Cell, cut_text, html_table, preview_table, text_table
+from .spelling import UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'as_utc', 'QueryType', 'Memory', 'memory_order', 'message_text', 'Conversation',
-           'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'escape_tags', 'TraceRow', 'Finding', 'Evidence', 'Answer',
-           'Dataset']
+           'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'Memories', 'escape_tags', 'TraceRow', 'Trace', 'Finding',
+           'Evidence', 'Answer', 'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -58,6 +59,13 @@ class QueryType(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        names = [t.value for t in cls]
+        raise ValueError(
+            f"{value!r} is no type of question{did_you_mean(value, names)}; there are {', '.join(names)}"
+        )
 
 # %% ../nbs/00_types.ipynb #132cf658
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)  # the `at` of a memory whose time is not known
@@ -138,8 +146,9 @@ _MEMORY_COLUMNS = ("source", "at", "speaker", "text")
 _DERIVED = ("layer", "owner", "derived_from")  # the fields that a turn as it was said leaves empty
 
 
-def _memory_row(m: Memory) -> tuple[str, ...]:
-    return (m.source or m.id, f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated", m.speaker, m.text)
+def _memory_row(m: Memory) -> tuple[str | Cell, ...]:
+    said = Cell.unbroken(f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated")
+    return (m.source or m.id, said, m.speaker, m.text)
 
 # %% ../nbs/00_types.ipynb #329cc4c6
 INSTRUCTION_ROLES = ("system", "developer")  # of messages that tell a model what to do, and that nobody said
@@ -374,16 +383,38 @@ _OF_DERIVED_HITS = ("quoted", "behind")  # the fields that a hit on a turn leave
 
 
 def hits_html(hits: Iterable[Hit], caption: str = "") -> str:
-    """Render hits as an HTML table, in their order."""
-    rows = [(i, f"{h.score:.3f}", *_memory_row(h.memory), h.note) for i, h in enumerate(hits, 1)]
-    return html_table(rows, ("", "score", *_MEMORY_COLUMNS, "note"), caption)
+    """Render hits as an HTML table, in their order; the first of very many."""
+    hits = list(hits)
+    notes = ("note",) if any(h.note for h in hits) else ()
+    rows = (
+        (i, f"{h.score:.3f}", *_memory_row(h.memory), *(h.note for _ in notes)) for i, h in enumerate(hits, 1)
+    )
+    return preview_table(rows, len(hits), ("", "score", *_MEMORY_COLUMNS, *notes), caption, "hits")
+
+
+_PLAIN_ROWS = 10  # of a list that is shown as text
 
 
 class Hits(list):
-    """A list of `Hit` that a notebook displays as a table."""
+    """A list of `Hit` that is displayed as a table."""
+
+    def __repr__(self) -> str:
+        rows = [(i, f"{h.score:.3f}", h.source, h.context_line) for i, h in enumerate(self[:_PLAIN_ROWS], 1)]
+        more = [f"… and {len(self) - len(rows)} more"] if len(self) > len(rows) else []
+        return "\n".join([text_table(rows, width=80), *more]) if rows else "no hits"
 
     def _repr_html_(self) -> str:
         return hits_html(self)
+
+
+class Memories(list[Memory]):
+    """A list of `Memory` that a notebook displays as a table, with the versions where there are several."""
+
+    def _repr_html_(self) -> str:
+        versions = any(m.version > 1 for m in self)
+        rows = ((*((m.version,) if versions else ()), *_memory_row(m)) for m in self)
+        columns = (*(("version",) if versions else ()), *_MEMORY_COLUMNS)
+        return preview_table(rows, len(self), columns, what="memories")
 
 # %% ../nbs/00_types.ipynb #3d9f6fe7
 _TAG = re.compile(r"<\s*(/?\s*memories[^<>]*)>", re.I)
@@ -403,6 +434,22 @@ class TraceRow:
     n_out: int
     ms: float = field(default=0.0, compare=False)
     reason: str = ""
+
+
+class Trace(list[TraceRow]):
+    """The steps of a retrieval, a list of `TraceRow` that is displayed as a table."""
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        return [(t.step, t.n_in, t.n_out, f"{t.ms:.2f}", t.reason) for t in self]
+
+    def __repr__(self) -> str:
+        return text_table(self._rows(), _TRACE_COLUMNS, 80) if self else "no steps"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), _TRACE_COLUMNS)
+
+
+_TRACE_COLUMNS = ("step", "in", "out", "ms", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +487,9 @@ class Evidence:
     def __post_init__(self) -> None:
         if not (0.0 <= self.relevance <= 1.0) or math.isnan(self.relevance):
             raise ValueError(f"Evidence.relevance {self.relevance!r} must lie in 0..1")
+        for name, kind in (("hits", Hits), ("trace", Trace)):
+            if type(value := getattr(self, name)) is list:
+                object.__setattr__(self, name, kind(value))
 
     @property
     def sources(self) -> list[str]:
@@ -478,10 +528,17 @@ class Evidence:
         return iter(self.hits)
 
     def _repr_html_(self) -> str:
-        verdict = "relevant" if self.has_relevant else "nothing relevant"
-        hits = hits_html(self.hits, f"P(evidence found) = {self.relevance:.2f}: {verdict}")
-        rows = [(t.step, t.n_in, t.n_out, f"{t.ms:.2f}", t.reason) for t in self.trace]
-        return hits + (html_table(rows, ("step", "in", "out", "ms", "reason")) if rows else "")
+        hits = hits_html(self.hits, f"P(evidence found) = {self.relevance:.2f}: {self._verdict}")
+        return hits + (Trace(self.trace)._repr_html_() if self.trace else "")
+
+    @property
+    def _verdict(self) -> str:
+        return "relevant" if self.has_relevant else "nothing relevant"
+
+    def __repr__(self) -> str:
+        by = f", planned by {name}" if (name := getattr(self.plan, "planner", "")) else ""
+        about = f"Evidence({len(self.hits)} hits, {self._verdict}, P = {self.relevance:.2f}{by})"
+        return f"{about}\n{Hits(self.hits)!r}" if self.hits else about
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,6 +548,17 @@ class Answer:
     text: str
     abstained: bool = False
     usage: Usage = Usage()
+
+    def __repr__(self) -> str:
+        abstained = ", abstained" if self.abstained else ""
+        asked = f", {self.usage.calls} calls, {self.usage.tokens} tokens" if self.usage.calls else ""
+        return f"Answer({self.text!r}{abstained}{asked})"
+
+    def _repr_html_(self) -> str:
+        shown = ("yes" if self.abstained else "no", self.usage.calls, self.usage.tokens)
+        return html_table(
+            [(Cell(cut_text(self.text, 2_000)), *shown)], ("answer", "abstained", "calls", "tokens")
+        )
 
 # %% ../nbs/00_types.ipynb #b5fef2f6
 @dataclass(frozen=True, slots=True, repr=False)
@@ -524,7 +592,7 @@ class Dataset:
             if c.id == id:
                 return c
         ids = [c.id for c in self.conversations]
-        raise KeyError(f"no conversation {id!r} in {self.name}; there are {ids}")
+        raise UnknownName(f"no conversation {id!r} in {self.name}{did_you_mean(id, ids)}; there are {ids}")
 
     def questions_on(self, id: str) -> list[Question]:
         """Return the questions about the conversation with that id."""
@@ -564,9 +632,10 @@ class Dataset:
 
     def _repr_html_(self) -> str:
         # speakers are displayed for our own data only, because output is stored in reports
-        rows: list[tuple[Any, ...]] = []
-        for c in self.conversations:
-            speakers = (" and ".join(c.speakers),) if self.ours else ()
-            rows.append((c.id, *speakers, len(c.sessions), len(c), len(self.questions_on(c.id))))
         columns = ("conversation", *(("speakers",) if self.ours else ()), "sessions", "turns", "questions")
-        return html_table(rows, columns, self.label)
+        rows = map(self._row, self.conversations)
+        return preview_table(rows, len(self.conversations), columns, self.label, "conversations")
+
+    def _row(self, c: Conversation) -> tuple[Any, ...]:
+        speakers = (" and ".join(c.speakers),) if self.ours else ()
+        return (c.id, *speakers, len(c.sessions), len(c), len(self.questions_on(c.id)))

@@ -93,7 +93,7 @@ def hits(*turns):
         (Evidence(usage=Usage(cost_usd=float("nan"))), r"usage.cost_usd=nan"),
         (Evidence(has_relevant=None), r"has_relevant is None"),
         (hits(TURNS[0]), r"it returned a list, not an Evidence"),
-        (0, r"it returned a int, not an Evidence"),
+        (0, r"it returned an int, not an Evidence"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

@@ -245,7 +245,7 @@ def test_a_file_of_another_form_is_named(entry, own_folder, content):
 def test_an_unknown_name_lists_the_known_ones(entry):
     assert {"demo", "locomo", "toy"} <= set(datasets()) and datasets() == sorted(datasets())
     assert "CC BY-NC 4.0" in datasets()._repr_html_()
-    with pytest.raises(KeyError, match=r"no data set 'locomoo'; there are .*demo.*locomo"):
+    with pytest.raises(KeyError, match=r"no data set 'locomoo' \(did you mean 'locomo'\?\); .*demo"):
         load("locomoo")
 
 

@@ -242,9 +242,9 @@ def test_seed_and_embedder_object(data):
     "systems, message",
     [
         ([], "no systems given.*'unified'"),
-        (["nonsense"], r"unknown systems \['nonsense'\].*'unified'"),
+        (["nonsense"], r"unknown system 'nonsense'; there are .*unified"),
         (["unified", "lexical", "unified"], r"\['unified'\] are given twice"),
-        (["lexical", "Lexical"], r"unknown systems \['Lexical'\]"),
+        (["lexical", "Lexical"], r"unknown system 'Lexical' \(did you mean 'lexical'\?\)"),
         ([Logging(), Logging()], r"\['logging'\] are given twice"),
     ],
     ids=["none", "unknown", "twice", "another case", "objects twice"],
@@ -255,9 +255,9 @@ def test_systems_are_checked_before_anything_runs(data, tmp_path, systems, messa
     assert not (tmp_path / "j.jsonl").exists()
 
 
-def test_a_bare_name_is_no_list(data):
-    with pytest.raises((ValueError, TypeError)):
-        run("unified", data)
+def test_a_single_system_needs_no_list(data):
+    alone, listed = (run(given, data, k=3) for given in ("lexical", ["lexical"]))
+    assert alone.system.unique().tolist() == ["lexical"] and alone.f1.tolist() == listed.f1.tolist()
 
 
 @pytest.mark.parametrize("k", [-1, 2.0, True, "10", None])

@@ -19,6 +19,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from .validation import DatasetError, validate
 from ..markup import html_table
 from ..progress import progress_bar
+from ..spelling import UnknownName, did_you_mean, kind_of
 from ..types import Dataset, Question
 from ..embed.vector_cache import cache_dir
 
@@ -88,8 +89,9 @@ def _entry(name: str) -> DatasetEntry:
     try:
         return _entries()[name]
     except KeyError:
-        raise KeyError(
-            f"no data set {name!r}; there are {', '.join(sorted(_entries()))}, "
+        raise UnknownName(
+            f"no data set {name!r}{did_you_mean(name, _entries())}; "
+            f"there are {', '.join(sorted(_entries()))}, "
             "and files of your own, such as ./chat.csv or ./chat.jsonl"
         ) from None
 
@@ -107,6 +109,10 @@ def is_file_name(name: str | Path) -> bool:
     """Whether the name of a data set means a file of the user."""
     if isinstance(name, Path):
         return True
+    if not isinstance(name, str):
+        raise TypeError(
+            f"name is {kind_of(name)}, not the name of a data set: give a name, such as 'demo', or a path"
+        )
     if name in _entries():
         return False
     return Path(name).suffix.lower() in _FILE_READERS or "/" in name or "\\" in name
@@ -261,7 +267,7 @@ def _select_split(
         missing = [i for i in ids if i not in have]
         if missing:
             named = f", and the splits {', '.join(splits)}" if splits else ""
-            raise KeyError(
+            raise UnknownName(
                 f"split {n!r} of {data.name}: no conversation {', '.join(map(repr, missing))} in this file; "
                 f"there are {', '.join(have)}{named}"
             )

@@ -1,5 +1,5 @@
 """Models and what is asked of them: an OpenAI-compatible client, tasks, and calls that can be replayed."""
-from adaptmr.llm.client import LLM, Reply, price
+from adaptmr.llm.client import LLM, Reply, check_llm, price
 from adaptmr.llm.replay import ReplayCache, ReplayError, ReplayMiss
 from adaptmr.llm.tasks import Task, TaskResult
 from adaptmr.llm.transport import (AuthError, BadRequest, BudgetExceeded, EmptyReply, LLMError, ModelNotFound,
@@ -7,4 +7,4 @@ from adaptmr.llm.transport import (AuthError, BadRequest, BudgetExceeded, EmptyR
 
 __all__ = ["AuthError", "BadRequest", "BudgetExceeded", "EmptyReply", "LLM", "LLMError", "ModelNotFound",
            "RateLimited", "Reply", "ReplayCache", "ReplayError", "ReplayMiss", "ServerError", "Task", "TaskResult",
-           "count_tokens", "price"]
+           "check_llm", "count_tokens", "price"]

@@ -12,12 +12,15 @@ import time
 from dataclasses import dataclass
 from functools import cache as memo
 from importlib import resources
+from numbers import Real
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from .call_times import recorded_seconds, record_call
 from .credentials import Endpoint, parse_endpoint, clean_api_key
 from .replay import ReplayCache
+from ..markup import Cell, HtmlOutput, html_table
+from ..spelling import kind_of
 from ..types import Usage
 from adaptmr.llm.transport import (
     AuthError,
@@ -46,8 +49,8 @@ _all_ = [
 ]
 
 # %% auto #0
-__all__ = ['price', 'Reply', 'LLM', 'AuthError', 'BadRequest', 'BudgetExceeded', 'EmptyReply', 'LLMError', 'ModelNotFound',
-           'RateLimited', 'ServerError', 'count_tokens']
+__all__ = ['price', 'Reply', 'LLM', 'check_llm', 'AuthError', 'BadRequest', 'BudgetExceeded', 'EmptyReply', 'LLMError',
+           'ModelNotFound', 'RateLimited', 'ServerError', 'count_tokens']
 
 # %% ../../nbs/llm/03_client.ipynb #6bd04b41
 @memo
@@ -104,6 +107,10 @@ def _check_parameters(
     """Raise `ValueError` that names a parameter of `LLM` with a bad value."""
     if not model or not isinstance(model, str):
         raise ValueError(f"LLM.model {model!r} must be a model's name, or 'offline'")
+    numbers = {"timeout": timeout, "max_retries": max_retries, "concurrency": concurrency}
+    for name, number in (numbers | {"token_budget": token_budget or 0}).items():
+        if not isinstance(number, Real) or isinstance(number, bool):
+            raise ValueError(f"LLM.{name} {number!r} must be a number, not {kind_of(number)}")
     if not timeout > 0:
         raise ValueError(f"LLM.timeout {timeout!r} must be more than 0 seconds")
     bounds = {
@@ -349,6 +356,20 @@ class LLM:
         address = f", base_url={self.base_url!r}" if self.base_url else ""
         return f"LLM({self.model!r}{address})"  # never the key
 
+    def _repr_html_(self) -> HtmlOutput:
+        usual = "none: tasks follow their rules" if self.is_offline else "OpenAI's"
+        used = self.usage
+        cost = "cost not known" if used.cost_usd is None else f"{used.cost_usd:.4f} US dollars"
+        rows = {
+            "model": self.model,
+            "server": self.base_url or usual,
+            "calls at once": self.concurrency,
+            "token budget": "none" if self.token_budget is None else f"{self.token_budget:,}",
+            "recorded calls": repr(self.cache) if self.cache is not None else "none",
+            "used": f"{used.calls} calls ({used.cached_calls} recorded), {used.tokens:,} tokens, {cost}",
+        }
+        return html_table([(Cell(name, heading=True), value) for name, value in rows.items()])
+
     def complete(
         self,
         messages: Sequence[Mapping[str, str]],
@@ -380,3 +401,11 @@ class LLM:
         if record["text"] is None:
             raise _empty_reply(self.model, record, usage, max_tokens)
         return Reply(record["text"], usage, cached, record["finish"])
+
+# %% ../../nbs/llm/03_client.ipynb #b7bbfd03
+def check_llm(llm: Any) -> None:
+    """Raise `TypeError`, which says what to write, for something else in the place of a model or `None`."""
+    if llm is None or (not isinstance(llm, type) and hasattr(llm, "is_offline")):
+        return
+    meant = f"write adaptmr.LLM({llm!r})" if isinstance(llm, str) else "give adaptmr.LLM(name)"
+    raise TypeError(f"llm is {kind_of(llm)}, not a model: {meant}")

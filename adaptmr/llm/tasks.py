@@ -17,7 +17,7 @@ from string import Template
 from typing import Any, Callable, Mapping
 
 from .call_times import CallTimes, track_call_times
-from .client import LLM, EmptyReply, Reply
+from .client import LLM, EmptyReply, Reply, check_llm
 from adaptmr.llm.json_repair import (
     schema_violation,
     coerce_to_schema,
@@ -268,6 +268,7 @@ class Task:
         the `LLMError`s of `LLM.complete`, except for empty replies, and `ValueError` when the rule itself
         violates the schema (a bug).
         """
+        check_llm(llm)
         if llm is None or llm.is_offline:
             return self._by_rule("offline", Usage(), "", inputs)
         text = inputs.get("question") or " ".join(str(v) for v in inputs.values())

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
-from ..llm import LLM
+from ..llm import LLM, check_llm
 from ..llm.tasks import Task, object_schema, register_task
+from ..markup import Cell, HtmlOutput, html_table
 from ..reader import fence_hits, sanitize
 from ..reader.direct import needs_no_memory
 from ..retrieval.columns import asked_at
@@ -170,7 +171,7 @@ class QARP:
     - `refine`: whether the hits are refined.
 
     `plan` raises what `LLM.complete` raises, and nothing for the content of a reply. Raises `PlanError` for a
-    `doubt` outside 0 to 1.
+    `doubt` outside 0 to 1, and `TypeError` for an `llm` that is no model.
     """
 
     llm: LLM | None = None
@@ -186,6 +187,7 @@ class QARP:
     name: str = "qarp"
 
     def __post_init__(self) -> None:
+        check_llm(self.llm)
         if not 0 <= self.doubt <= 1:
             raise PlanError(f"QARP.doubt={self.doubt!r} must be a number from 0 to 1")
 
@@ -215,6 +217,23 @@ class QARP:
         plan = self.fallback.plan(question, store)
         said = plan.planner if plan.planner == self.fallback.name else f"{self.fallback.name}: {plan.planner}"
         return replace(plan, refine=self.refine, planner=self.name, fallback=said)
+
+    def __repr__(self) -> str:
+        usual = QARP()
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = (f"{name}={v!r}" for name, v in values.items() if v != getattr(usual, name))
+        return f"QARP({', '.join(changed)})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        usual = QARP()
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
+        shown = {name: getattr(v, "name", v) for name, v in named.items()}
+        model = "none: its rules plan" if self.llm is None or self.llm.is_offline else repr(self.llm)
+        rows = [
+            (Cell(name, heading=True), value, "" if named[name] == getattr(usual, name) else "changed")
+            for name, value in {**shown, "llm": model}.items()
+        ]
+        return html_table(rows, caption=f"{self.name}: a model plans")
 
     def _planned(self, question: Question, reply: dict[str, Any]) -> RetrievalPlan:
         """Return the plan of a model's reply."""

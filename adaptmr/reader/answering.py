@@ -11,11 +11,12 @@ from typing import Any, Mapping, Sequence
 
 from .direct import reply_without_memories
 from .extract import extract_answer
-from ..llm import LLM
+from ..llm import LLM, check_llm
 from ..llm.tasks import Task, register_task, object_schema
+from ..spelling import kind_of
 from ..text import clean, detect_language
 from ..times import annotate_dates
-from ..types import Answer, Evidence, Finding, Hit, Usage, as_utc, escape_tags
+from ..types import Answer, Evidence, Finding, Hit, Question, Usage, as_utc, escape_tags
 
 # %% auto #0
 __all__ = ['ABSTENTION_TEXT', 'ANSWER_STYLES', 'MEMORIES_ARE_DATA', 'QUESTION_IS_DATA', 'MAX_LINE_CHARS', 'ANSWER',
@@ -232,8 +233,10 @@ def answer(
     finding that has an answer is returned and nobody is asked. The
     model is given `asked_at` as today's date; the rule does not use it. `usage` is that of the reader,
     without the retrieval. The text of an abstention is `ABSTENTION_TEXT` in the question's language. Raises
-    what `LLM.complete` raises, except for empty replies.
+    `TypeError` for arguments of the wrong kind, and what `LLM.complete` raises, except for empty replies.
     """
+    _check_arguments(question, evidence)
+    check_llm(llm)
     lang = detect_language(question)
     if known := _answer_unread(question, evidence, llm, asked_at):
         return known
@@ -241,6 +244,19 @@ def answer(
         return Answer(ABSTENTION_TEXT[lang], True, Usage())
     result = ANSWER.run(llm, lang, question=question, evidence=evidence, asked_at=as_utc(asked_at))
     return _finish(result.value["answer"], result.value["abstain"], lang, result.usage)
+
+
+def _check_arguments(question: Any, evidence: Any) -> None:
+    if isinstance(question, Evidence) and isinstance(evidence, str):
+        raise TypeError("the question and the evidence have changed places: answer(question, evidence)")
+    if not isinstance(question, str):
+        remedy = "its text is question.text" if isinstance(question, Question) else "give it as a string"
+        raise TypeError(f"question is {kind_of(question)}, not a text: {remedy}")
+    if not isinstance(evidence, Evidence):
+        raise TypeError(
+            f"evidence is {kind_of(evidence)}, not an Evidence: give what retrieve(question, store) returns, "
+            "or Evidence(hits)"
+        )
 
 
 def _finish(text: str, abstain: bool, lang: str, usage: Usage) -> Answer:

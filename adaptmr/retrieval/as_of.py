@@ -9,16 +9,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .columns import asked_at, said_at, seconds
 from .parsed_query import query_text
 from .store_part import StorePart, part_of_rows, rows_passing, store_part
+from ..spelling import kind_of
 from ..store.protocol import Store
 from ..store.view import Filter, ListedMemories
-from ..types import Memory, Question, as_utc
+from ..types import Conversation, Memory, Question, as_utc
 
 # %% auto #0
 __all__ = ['resolve_as_of', 'store_as_of', 'Visible', 'Request', 'make_request']
@@ -144,15 +145,37 @@ def make_request(
 ) -> Request:
     """Make the request of a question to a store, of which only what passes `where` is visible.
 
-    Raises what `resolve_as_of` raises, `TypeError` for a `where` that is no filter and `ValueError` for one
-    of deleted memories.
+    Raises what `resolve_as_of` raises, `TypeError` for what is no store and for a `where` that is no filter,
+    and `ValueError` for one of deleted memories.
     """
+    _check_store(query, store)
     resolved, moment = resolve_as_of(query, as_of)
     if not isinstance(where, Filter | None):
-        raise TypeError(f"where {where!r:.80} is a {type(where).__name__}, not a Filter")
+        raise TypeError(
+            f"where {where!r:.80} is {kind_of(where)}, not a Filter: write adaptmr.Filter(user='ann')"
+        )
     if where is not None and where.status != "active":
         raise ValueError(
             f"where has status={where.status!r}, but retrieval searches active memories; "
             "leave status out, or use store.search for deleted ones"
         )
     return Request(resolved, store, moment, where)
+
+
+def _check_store(query: Any, store: Any) -> None:
+    """Raise `TypeError`, with the remedy, for something else in the place of the store."""
+    if _is_store(store):
+        return
+    if _is_store(query) and isinstance(store, str | Question):
+        raise TypeError("the question and the store have changed places: the question comes first")
+    remedy = "make one, adaptmr.MemoryStore(), and fill it with its method add"
+    if isinstance(store, Conversation):
+        remedy = "put its turns into one: store = adaptmr.MemoryStore(); store.add(conversation)"
+    elif isinstance(store, str):
+        remedy = f"open the file: store = adaptmr.MemoryStore({store!r})"
+    raise TypeError(f"store is {kind_of(store)}, not a MemoryStore: {remedy}")
+
+
+def _is_store(value: Any) -> bool:
+    # `isinstance(value, Store)` would compute every property, the matrix of vectors too
+    return not isinstance(value, type) and all(hasattr(value, name) for name in ("snapshot", "nearest"))

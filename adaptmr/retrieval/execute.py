@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from ..embed.names import strip_precision
-from ..llm import LLM
+from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
 from .aggregation import collection_asked
 from .as_of import Request, make_request
@@ -45,6 +45,7 @@ from adaptmr.retrieval.search import (
 )
 from .state import State
 from .columns import asked_at
+from ..spelling import kind_of
 from ..store.protocol import Store
 from ..store.view import Filter
 from ..types import Evidence, Question
@@ -122,6 +123,9 @@ def execute(
     another encoder, `PlanError` for a plan of several rounds (`max_rounds`, `expand`: see
     `adaptmr.retrieval.rounds`), and what `LLM.complete` raises.
     """
+    if not isinstance(plan, RetrievalPlan):
+        raise TypeError(f"plan is {kind_of(plan)}, not a RetrievalPlan: execute(plan, question, store)")
+    check_llm(llm)
     return execute_request(plan, make_request(query, store, as_of, where), fit=fit, llm=llm)
 
 

@@ -29,7 +29,7 @@ def query_text(query: str | Question) -> str:
     """
     text = query.text if isinstance(query, Question) else query
     if not isinstance(text, str):
-        raise TypeError(f"a question is a text or a Question, not {query!r}")
+        raise TypeError(f"a question is a text or a Question, not {query!r:.80}")
     return text[:MAX_QUERY_CHARS]
 
 # %% ../../nbs/retrieval/00_parsed_query.ipynb #5319a09c

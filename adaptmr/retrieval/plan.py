@@ -9,13 +9,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, runtime_checkable
+from functools import wraps
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ..markup import Cell, html_table
 from ..llm import LLM
 from ..reader import ANSWER_STYLES
+from .differences import Differences, differences
 from .signals import SIGNALS
 from ..store.protocol import PlannerStore
+from ..spelling import did_you_mean, kind_of
 from ..store.view import Filter
 from ..times import Window
 from ..types import QueryType, Question, as_utc
@@ -38,10 +41,27 @@ SELECTIONS = ("rank", "cover")
 PART_FIELDS = ("layers", "owners", "tags")
 
 
+_T = TypeVar("_T")
+
+
 class PlanError(ValueError):
     """A field of a `RetrievalPlan` has a value that it cannot have."""
 
 # %% ../../nbs/retrieval/02_plan.ipynb #7f08c322
+def _checks_names(cls: type[_T]) -> type[_T]:
+    """Let an unknown field be a `PlanError`, as a bad value is, where a dataclass raises `TypeError`."""
+    make = cls.__init__
+
+    @wraps(make)
+    def __init__(self: _T, *values: Any, **given: Any) -> None:
+        _check_names(given)
+        make(self, *values, **given)
+
+    cls.__init__ = __init__  # type: ignore[assignment]
+    return cls
+
+
+@_checks_names
 @dataclass(frozen=True)
 class RetrievalPlan:
     """How to retrieve: which queries, which scores, which conditions, how many memories.
@@ -157,6 +177,19 @@ class RetrievalPlan:
         """
         return cls(**_parse_fields(text))
 
+    def diff(self, other: RetrievalPlan | None = None) -> Differences:
+        """List the fields in which this plan differs from another (by default the plan without any change).
+
+        Each has its `field`, by path as in `weights.dense`, its value in `this` plan and in the `other`.
+        """
+        return differences(self, RetrievalPlan() if other is None else other)
+
+    def __repr__(self) -> str:
+        default = RetrievalPlan()
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = (f"{name}={v!r}" for name, v in values.items() if v != getattr(default, name))
+        return f"RetrievalPlan({', '.join(changed)})"
+
     def _repr_html_(self) -> str:
         return _plan_html(self)
 
@@ -179,10 +212,16 @@ def _parse_fields(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
             raise PlanError(f"the plan is not JSON: {e}") from e
     if not isinstance(values, Mapping):
         raise PlanError(f"the plan is a {type(values).__name__}, not an object")
-    known = {f.name for f in fields(RetrievalPlan)}
-    if unknown := sorted(set(values) - known):
-        raise PlanError(f"unknown plan field {unknown[0]!r}; the fields are {sorted(known)}")
+    _check_names(values)
     return values
+
+
+def _check_names(values: Iterable[str]) -> None:
+    """Raise `PlanError` for a name that is no field of a plan."""
+    known = [f.name for f in fields(RetrievalPlan)]
+    if unknown := sorted(set(values).difference(known), key=str):
+        meant = did_you_mean(unknown[0], known)
+        raise PlanError(f"unknown plan field {unknown[0]!r}{meant}; the fields are {sorted(known)}")
 
 
 def _plan_html(plan: RetrievalPlan) -> str:
@@ -302,7 +341,8 @@ def _unit(name: str, value: Any) -> float:
 
 def _choice(name: str, value: Any, allowed: Iterable[str]) -> None:
     if value not in allowed:
-        raise PlanError(f"{name}={_short(value)} must be one of {tuple(allowed)}")
+        meant = did_you_mean(value, allowed)
+        raise PlanError(f"{name}={_short(value)} must be one of {tuple(allowed)}{meant}")
 
 # %% ../../nbs/retrieval/02_plan.ipynb #cb963aab
 def _weights(value: Any) -> dict[str, float]:
@@ -311,7 +351,8 @@ def _weights(value: Any) -> dict[str, float]:
     for name, weight in value.items():
         if name not in SIGNALS and name not in WEIGHT_SETS:
             raise PlanError(
-                f"weights names the unknown signal {name!r}; there are {', '.join([*WEIGHT_SETS, *SIGNALS])}"
+                f"weights names the unknown signal {name!r}{did_you_mean(name, (*WEIGHT_SETS, *SIGNALS))}; "
+                f"there are {', '.join([*WEIGHT_SETS, *SIGNALS])}"
             )
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not number or not -_MAX_WEIGHT <= weight <= _MAX_WEIGHT:
@@ -429,9 +470,19 @@ def weighted_plans(
     planner: Planner, query: str | Question, store: PlannerStore
 ) -> Sequence[tuple[float, RetrievalPlan]]:
     """Return a planner's plans with their weights; the weight of an only plan is 1."""
+    if isinstance(planner, type) or not callable(getattr(planner, "plan", None)):
+        raise TypeError(f"planner is {kind_of(planner)}, not a planner: {_planner_remedy(planner)}")
     if isinstance(planner, MultiPlanner):
         return planner.plans(query, store)
     return [(1.0, planner.plan(query, store))]
+
+
+def _planner_remedy(planner: object) -> str:
+    if isinstance(planner, RetrievalPlan):
+        return "give FixedPlanner(plan), or run the plan with adaptmr.execute(plan, question, store)"
+    if isinstance(planner, type):
+        return f"make an object of it, {planner.__name__}(…)"
+    return "give an object with a method plan, such as adaptmr.QARP(llm), or leave planner out"
 
 
 @dataclass(frozen=True)

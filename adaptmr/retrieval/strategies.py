@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +18,15 @@ from .aggregation import collection_asked
 from .columns import asked_at
 from .parsed_query import query_text
 from .classify import classify
-from ..llm import LLM
+from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
+from ..markup import Cell, HtmlOutput, html_table
+from .differences import show_value
 from .fusion import Fit
 from .mixture import mix_evidence
 from .as_of import Request, make_request
 from .occurrences import find_occurrence
-from .plan import Planner, RetrievalPlan, planner_llm, weighted_plans
+from .plan import PlanError, Planner, RetrievalPlan, planner_llm, weighted_plans
 from .queries import decompose
 from .rounds import run_request
 from .prompt_limit import limit_context
@@ -31,7 +34,7 @@ from ..store.protocol import PlannerStore, Store
 from ..store.view import Filter
 from .relations import date_in_question, find_relation
 from ..times import Window, time_window
-from ..types import Evidence, Question, QueryType, as_utc
+from ..types import UNDATED, Evidence, Question, QueryType, as_utc
 
 # %% auto #0
 __all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST',
@@ -196,6 +199,11 @@ def plan_for_type(
     answer_styles: Mapping[QueryType, str] = ANSWER_STYLES_BY_TYPE,
 ) -> RetrievalPlan:
     """Plan by the strategy of a question type, with the answer style of the type where it sets none."""
+    if question_type not in strategies:
+        raise PlanError(
+            f"there is no strategy for {str(question_type)!r}, only for {', '.join(map(str, strategies))}: "
+            "replace some of the usual ones, as in {**STRATEGIES, QueryType.multi_hop: mine}"
+        )
     plan = strategies[question_type](question, now)
     return replace(plan, answer_as=plan.answer_as or answer_styles.get(question_type, ""))
 
@@ -237,6 +245,31 @@ class Router:
         now = asked_at(question, store)
         return plan_for_type(self.question_type(question), question, now, self.strategies, self.answer_styles)
 
+    def __repr__(self) -> str:
+        used = (f"{t}: {_strategy_name(s)}" for t, s in self.strategies.items())
+        return f"Router({self.name!r}, {{{', '.join(used)}}})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        rows = [
+            (Cell(t, heading=True), _strategy_name(s), self._changes(t)) for t, s in self.strategies.items()
+        ]
+        columns = ("question type", "strategy", "plan, where it differs from the default")
+        return html_table(rows, columns, self.name)
+
+    def _changes(self, question_type: QueryType) -> HtmlOutput:
+        """Say how the plan for a type differs from the default plan, for a question that names nothing."""
+        try:
+            args = question_type, Question("", ""), UNDATED, self.strategies, self.answer_styles
+            changed = [d for d in plan_for_type(*args).diff() if d.field != "planner"]
+            found = [f"{d.field} = {show_value(d.this)}" for d in changed]
+        except Exception as e:  # whatever a user's strategy raises
+            found = [f"not without a question ({type(e).__name__}: {e})"]
+        return HtmlOutput("<br>".join(map(html.escape, found)))
+
+
+def _strategy_name(strategy: Strategy) -> str:
+    return str(getattr(strategy, "__name__", type(strategy).__name__))
+
 # %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
 def retrieve(
     query: str | Question,
@@ -263,6 +296,7 @@ def retrieve(
     `make_request` raises for `where`.
     """
     planner, begun = planner or Router(), perf_counter()
+    check_llm(llm)
     request = make_request(query, store, as_of, where)
     model = llm if llm is not None else planner_llm(planner)
     with meter_usage() as meter:

@@ -26,13 +26,14 @@ from .errors import StoreError
 from .messages import Added, Item, Shared, make_memories
 from .records import Records
 from .rollback import Rollback
-from .serialization import Event, instant
+from .serialization import Events
 from .view import MODES, Filter
 from .visits import Visits
 from .writer import StoreWriter
+from ..spelling import kind_of
 from ..text import clean
-from ..markup import html_table
-from ..types import Conversation, Hits, Memory
+from ..markup import Cell, html_table
+from ..types import Conversation, Hits, Memories, Memory
 
 # %% auto #0
 __all__ = ['ReadableStore', 'SearchableStore', 'MemoryStore']
@@ -56,13 +57,13 @@ class ReadableStore:
         """Return the memory with that id, a deleted one too (see its `status`); `None` when there is none."""
         return self._records.get(id)
 
-    def recent(self, n: int = 10) -> list[Memory]:
+    def recent(self, n: int = 10) -> Memories:
         """Return the `n` latest active memories, the latest first."""
-        return self._views.recent(_count(n, "n"))
+        return Memories(self._views.recent(_count(n, "n")))
 
-    def events(self, limit: int | None = None) -> list[Event]:
+    def events(self, limit: int | None = None) -> Events:
         """Return the log in order (seq, at, kind, id, who, why): all of it, or its last `limit` lines."""
-        return self._records.events(None if limit is None else _count(limit, "limit"))
+        return Events(self._records.events(None if limit is None else _count(limit, "limit")))
 
     @property
     def last_event(self) -> int:
@@ -72,12 +73,12 @@ class ReadableStore:
         """
         return self._records.last_event()
 
-    def history(self, id: str) -> list[Memory]:
+    def history(self, id: str) -> Memories:
         """Return the earlier versions of a memory that updates replaced, the oldest first.
 
         Raises `KeyError` for an unknown id.
         """
-        return self._records.history(id)
+        return Memories(self._records.history(id))
 
     def versions_at(self, moment: datetime) -> tuple[list[Memory], np.ndarray]:
         """Return earlier versions that stood at a moment, and their vectors (n, dim), in step order.
@@ -238,7 +239,7 @@ class SearchableStore(ReadableStore):
         unknown mode.
         """
         if not isinstance(query, str):
-            raise TypeError(f"query {query!r:.80} is a {type(query).__name__}, not a string")
+            raise TypeError(f"query {query!r:.80} is {kind_of(query)}, not a string")
         if mode not in MODES:
             raise ValueError(f"mode {mode!r} is unknown; there are {', '.join(MODES)}")
         if not isinstance(where, Filter | None):
@@ -422,6 +423,11 @@ class MemoryStore(SearchableStore):
 # %% ../../nbs/store/10_memory_store.ipynb #33254fe5
 def _open(path: str | os.PathLike[str], timeout: float, embedder: Any) -> tuple[Records, Encoder]:
     """Open a file and choose its embedder; the file is closed again when the embedder can't be used."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"path is {kind_of(path)}, not the name of a file: write MemoryStore('memories.db'), or "
+            "MemoryStore() for one in memory; store.add(…) fills it"
+        )
     records = Records(path, timeout)
     try:
         return records, Encoder(records, embedder)
@@ -441,16 +447,23 @@ def _describe(store: MemoryStore) -> str:
         return f"MemoryStore({store.path!r}: {e})"
 
 
+_MAX_COUNTED = 20_000  # memories of a store whose speakers are counted for its display
+
+
 def _to_html(store: MemoryStore) -> str:
-    """Show a store in a notebook: its repr, the most frequent speakers, and the five latest memories."""
-    memories = list(store.memories)
-    speakers = Counter(m.speaker for m in memories).most_common(5)
-    said = ", ".join(f"{clean(s) or 'nobody'} {n}" for s, n in speakers)
-    last = sorted(memories, key=lambda m: (instant(m.at), m.step, m.id))[-5:]
+    """Show a store in a notebook: its repr, the most frequent speakers, and the five latest memories.
+
+    Of a large store nothing but these five is read.
+    """
+    said = ""
+    if len(store) <= _MAX_COUNTED:
+        speakers = Counter(m.speaker for m in store.memories).most_common(5)
+        said = ", ".join(f"{clean(s) or 'nobody'} {n}" for s, n in speakers)
+    last = store.recent(5)[::-1]
     rows = [
         (
             clean(m.source or m.id),
-            f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated",
+            Cell.unbroken(f"{m.at:%Y-%m-%d %H:%M}" if m.dated else "undated"),
             clean(m.speaker),
             clean(m.text),
         )

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from .serialization import iter_memories
-from ..types import UNDATED, Memory, as_utc, message_text
+from ..spelling import kind_of
+from ..types import UNDATED, Conversation, Memory, as_utc, message_text
 
 # %% auto #0
 __all__ = ['MESSAGE_KEYS', 'Item', 'Shared', 'read_message', 'Added', 'make_memories']
@@ -162,10 +163,10 @@ def _read(item: Any) -> Memory | None:
         return Memory(_NEW, item)
     if isinstance(item, Mapping):
         return read_message(item)
-    raise TypeError(
-        f"{item!r:.80} is no memory (a {type(item).__name__}); add() takes memories, strings, messages: "
-        '{"role": "user", "content": "…"}'
-    )
+    remedy = "add() takes memories, strings, messages: {\"role\": \"user\", \"content\": \"…\"}"
+    if isinstance(item, Conversation):
+        remedy = "add one conversation at a time: for c in data.conversations: store.add(c)"
+    raise TypeError(f"{item!r:.80} is no memory ({kind_of(item)}); {remedy}")
 
 
 def _placed(m: Memory, step: int) -> Memory:

@@ -9,11 +9,13 @@ import json
 from datetime import datetime
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
+from ..markup import Cell, HtmlOutput, preview_table
+from ..spelling import kind_of
 from ..types import Conversation, Memory
 
 # %% auto #0
 __all__ = ['COLUMNS', 'EVENT_KINDS', 'to_sql', 'from_sql', 'instant', 'to_row', 'from_row', 'parse_strings', 'malformed_values',
-           'iter_memories', 'to_line', 'from_line', 'to_dict', 'from_dict', 'Event']
+           'iter_memories', 'to_line', 'from_line', 'to_dict', 'from_dict', 'Event', 'Events']
 
 # %% ../../nbs/store/00_serialization.ipynb #f156180d
 def to_sql(text: str) -> str | bytes:
@@ -244,8 +246,8 @@ def iter_memories(memories: Any) -> Iterable[Memory]:
         return memories.turns
     if isinstance(memories, (str, bytes, Mapping)) or not isinstance(memories, Iterable):
         raise TypeError(
-            f"add() takes memories, a memory or a conversation, not {memories!r:.80} "
-            f"(a {type(memories).__name__})"
+            f"add() takes memories, a memory or a conversation, not {memories!r:.80} ({kind_of(memories)}): "
+            "give texts, messages {\"role\": \"user\", \"content\": \"…\"}, or the turns of a conversation"
         )
     return memories
 
@@ -322,3 +324,11 @@ class Event(NamedTuple):
     id: str
     who: str = ""
     why: str = ""
+
+
+class Events(list[Event]):
+    """Lines of a log, displayed as a table."""
+
+    def _repr_html_(self) -> HtmlOutput:
+        rows = ((e.seq, Cell.unbroken(f"{e.at:%Y-%m-%d %H:%M}"), e.kind, e.id, e.who, e.why) for e in self)
+        return preview_table(rows, len(self), ("event", "at", "what", "memory", "who", "why"), what="events")

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of
 from ..retrieval.parsed_query import parse_query
-from ..llm import LLM
+from ..llm import LLM, check_llm
+from ..markup import HtmlOutput, html_table, text_table
 from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.plan import Planner, planner_llm
 from ..retrieval.strategies import retrieve
+from ..spelling import did_you_mean, kind_of
 from ..types import Conversation, Evidence, Memory, Question, Usage
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['SystemFactory', 'MemorySystem', 'Capabilities', 'get_capabilities', 'PlannedSystem', 'register_system',
-           'unregister_system', 'known_systems', 'make_system', 'uses_llm', 'get_factory']
+           'unregister_system', 'known_systems', 'SystemNames', 'make_system', 'uses_llm', 'get_factory',
+           'unknown_system']
 
 # %% ../../nbs/systems/00_base.ipynb #b84efb78
 @runtime_checkable
@@ -152,6 +155,11 @@ class PlannedSystem:
 
     def ingest(self, conversation: Conversation) -> Usage:
         """Store the turns of a conversation unchanged; no model is called."""
+        if not isinstance(conversation, Conversation):
+            raise TypeError(
+                f"ingest takes a Conversation, not {kind_of(conversation)}: give one of data.conversations, "
+                "or Conversation.from_messages([…])"
+            )
         begun = perf_counter()
         self.store.add(conversation.turns)
         self._first_conversation = self._first_conversation or conversation.id
@@ -239,6 +247,20 @@ def known_systems(group: str | None = "main") -> dict[str, str]:
     }
 
 
+class SystemNames(list[str]):
+    """Names of systems, displayed as a table with what each does; `descriptions` has that by name."""
+
+    def __init__(self, descriptions: Mapping[str, str]) -> None:
+        super().__init__(descriptions)
+        self.descriptions = dict(descriptions)
+
+    def __repr__(self) -> str:
+        return text_table(self.descriptions.items(), width=80) if self else "no systems"
+
+    def _repr_html_(self) -> HtmlOutput:
+        return html_table(self.descriptions.items(), ("system", "what it does"))
+
+
 def make_system(name: str, llm: Any = None, *, embedder: Any = "auto", seed: int = 0) -> Any:
     """Make a new, empty system by its name. Raises `ValueError` that lists the names for an unknown one.
 
@@ -246,6 +268,7 @@ def make_system(name: str, llm: Any = None, *, embedder: Any = "auto", seed: int
     `embedder` is a name, an `Embedder` or "auto" (chosen by the language of what is ingested); `seed` is for
     systems that choose at random.
     """
+    check_llm(llm)
     return get_factory(name)(name=name, llm=llm, embedder=embedder, seed=seed)
 
 
@@ -258,5 +281,12 @@ def uses_llm(name: str) -> bool:
 def get_factory(name: str) -> SystemFactory:
     """Return the factory of a system. Raises `ValueError` that lists the names for an unknown one."""
     if name not in known_systems(None):
-        raise ValueError(f"unknown system {name!r}; there are {list(known_systems())}")
+        raise ValueError(unknown_system(name))
     return _FACTORIES[name][0]
+
+
+def unknown_system(*names: object) -> str:
+    """Say that there are no such systems, and which were probably meant."""
+    known = known_systems(None)
+    unknown = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in names)
+    return f"unknown system {unknown}; there are {', '.join(known_systems())}"

@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any
 
 from ..memory.team.steps import Transcript
+from ..spelling import kind_of
 from .base import Capabilities, get_capabilities
 from .solver import Solution
 from ..types import Answer, Evidence, Finding, Hit, Memory, Usage
@@ -146,7 +147,7 @@ def check_evidence(
     memory comes twice, and scores are finite; the context is a string and the usage a `Usage`. Raises
     `ContractError`, which names the system, the question and everything that is wrong.
     """
-    faults = [f"it returned a {type(evidence).__name__}, not an Evidence"]
+    faults = [f"it returned {kind_of(evidence)}, not an Evidence: return Evidence([Hit(memory, score), …])"]
     if isinstance(evidence, Evidence):
         faults = _evidence_faults(evidence, k, sources, get_capabilities(system).unlimited)
     _raise_faults(faults, system, question)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..notices import notice
 from ..retrieval.strategies import STRATEGIES, Router, Strategy, StrategyPlanner
+from ..spelling import did_you_mean
 from adaptmr.systems.base import (
     MemorySystem,
     PlannedSystem,
@@ -142,7 +143,9 @@ def strategy(
     """
     unknown = [t for t in types if t not in list(QueryType)]
     if unknown or not types:
-        given = f"{unknown[0]!r} is no type of question" if unknown else "a strategy needs a type of question"
+        given = "a strategy needs a type of question"
+        if unknown:
+            given = f"{unknown[0]!r} is no type of question{did_you_mean(unknown[0], map(str, QueryType))}"
         raise ValueError(f"{given}; there are {', '.join(map(str, QueryType))}")
 
     def register(function: Strategy) -> Strategy:

@@ -26,11 +26,13 @@ from .journal import Journal
 from .run import Run, Setup, ingest_key, row_key
 from .saved_states import SavedStates, state_hash
 from .solver_run import SolverRun
+from ...llm import check_llm
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import meter_usage
 from ...progress import progress_bar
 from ...provenance import code_sha256, texts_sha256
-from ...systems.base import MemorySystem, get_capabilities, known_systems
+from ...spelling import kind_of
+from ...systems.base import MemorySystem, get_capabilities, known_systems, unknown_system
 from ...systems.contract import check_state, system_name
 from ...types import Conversation, Dataset, Question
 
@@ -85,6 +87,27 @@ def _visit(run: Run, system: str | System, conversation: Conversation, embedder:
     run.ingests.append(run.journal.rows[key])
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #3e05190f
+def _listed(systems: str | System | Iterable[str | System]) -> list[str | System]:
+    """Return the systems as a list. Raises `TypeError` for what can't be a list of systems."""
+    if isinstance(systems, Dataset | Conversation):
+        raise TypeError(f"systems is {kind_of(systems)}: they come first, evaluate(['unified'], data)")
+    if isinstance(systems, str) or not isinstance(systems, Iterable):
+        return [systems]
+    return list(systems)
+
+
+def _check_data(data: Any) -> None:
+    """Raise `TypeError`, with the remedy, for something else in the place of a data set."""
+    if isinstance(data, Dataset):
+        return
+    remedy = "adaptmr.load('demo') loads one, and adaptmr.read_chat reads one from a file"
+    if isinstance(data, str):
+        remedy = f"load it: adaptmr.load({data!r})"
+    elif isinstance(data, Conversation):
+        remedy = "a data set has questions too: Dataset('mine', [conversation], [Question(…), …])"
+    raise TypeError(f"data is {kind_of(data)}, not a Dataset: {remedy}")
+
+
 def _check_arguments(systems: Sequence[str | System], k: int) -> list[str]:
     """Return the names of the systems.
 
@@ -96,7 +119,7 @@ def _check_arguments(systems: Sequence[str | System], k: int) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError(f"systems {sorted(n for n in set(names) if names.count(n) > 1)} are given twice")
     if unknown := [s for s in systems if isinstance(s, str) and s not in known_systems(None)]:
-        raise ValueError(f"unknown systems {unknown}; there are {list(known_systems(None))}")
+        raise ValueError(unknown_system(*unknown))
     if isinstance(k, bool) or not isinstance(k, int) or k < 0:
         raise ValueError(f"k={k!r} must be a whole number, 0 or more")
     return names
@@ -137,7 +160,7 @@ def _identity(setup: Setup, systems: Sequence[str | System], remembering: Iterab
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #db918a77
 def evaluate(
-    systems: Sequence[str | System],
+    systems: str | System | Sequence[str | System],
     data: Dataset,
     llm: Any = None,
     k: int = 10,
@@ -152,11 +175,11 @@ def evaluate(
     """Run every system on every question of a data set: one row per system × question.
 
     `systems` are names (see `adaptmr.systems()`) or objects under the `MemorySystem` or the `Solver`
-    protocol. `llm` is the reader of all that retrieve (none: offline rules), and `llm.concurrency` how many
-    questions on a conversation such a system is asked at once, from several threads (not where
-    `system.one_at_a_time` is true). `k` is the number of memories. `embedder` is a name, an `Embedder`,
-    "auto" (by the language of each conversation), or a mapping from what "auto" would choose to the
-    `Embedder` to use instead.
+    protocol; a single one needs no list. `llm` is the reader of all that retrieve (none: offline rules), and
+    `llm.concurrency` how many questions on a conversation such a system is asked at once, from several
+    threads (not where `system.one_at_a_time` is true). `k` is the number of memories. `embedder` is a name,
+    an `Embedder`, "auto" (by the language of each conversation), or a mapping from what "auto" would choose
+    to the `Embedder` to use instead.
 
     A solver is asked one question at a time, in the data's order, and emptied as its `scope` says
     (`adaptmr.systems.base.Capabilities`). `train` are the ids of the questions whose scores `learn` tells it;
@@ -177,14 +200,17 @@ def evaluate(
     with their precision, `frame.attrs["notes"]` what is unusual about the data. A system with
     `matches`, another's name, receives by `match({question: tokens})` what the other spent on retrieval.
 
-    Raises `DatasetError` for data with faults (`adaptmr.data.validation`), `ContractError` for a system that
-    breaks the protocol (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems, for one
-    that matches another which isn't asked before it, for training questions that aren't there, and for a
-    journal with a solver that remembers from run to run and can't save its state. The first error in a
-    question, and a `KeyboardInterrupt`, end the run within two seconds; what was answered until then is in
-    the journal.
+    Raises `TypeError` for arguments of the wrong kind, `DatasetError` for data with faults
+    (`adaptmr.data.validation`), `ContractError` for a system that breaks the protocol
+    (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems, for one that matches another
+    which isn't asked before it, for training questions that aren't there, and for a journal with a solver
+    that remembers from run to run and can't save its state. The first error in a question, and a
+    `KeyboardInterrupt`, end the run within two seconds; what was answered until then is in the journal.
     """
+    systems = _listed(systems)
     names = _check_arguments(systems, k)
+    check_llm(llm)
+    _check_data(data)
     notes = validate(data)
     budgets = matched_budgets(systems, llm, seed)
     setup = Setup(data, llm, k, embedder, seed, budgets, _training_ids(data, train))

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from ...markup import HtmlOutput, html_table
 
 MIN_GROUPS = 4  # independent groups, usually conversations, below which no interval is given
 MIN_DIFFERENCES = 5  # questions on which two systems must differ before a difference is tested
@@ -40,6 +42,12 @@ class Interval:
     def __str__(self) -> str:
         return f"{format_interval(self.mean, self.low, self.high)} (n={self.n}{_level_suffix(self)})"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        return _interval_html(self, {"mean": f"{self.mean:.3f}"}, ".3f")
+
 
 @dataclass(frozen=True, slots=True)
 class Difference(Interval):
@@ -54,6 +62,24 @@ class Difference(Interval):
         shown = format_interval(self.mean, self.low, self.high, "+.3f")
         tested = "" if math.isnan(self.p) else f", p={self.p:.4f}"
         return f"{shown}{tested} (n={self.n}{_level_suffix(self)})"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        tested = "not tested" if math.isnan(self.p) else f"{self.p:.4f}"
+        return _interval_html(self, {"mean difference": f"{self.mean:+.3f}"}, "+.3f", {"p": tested})
+
+
+def _interval_html(
+    it: Interval, mean: Mapping[str, str], fmt: str, more: Mapping[str, str] | None = None
+) -> HtmlOutput:
+    """Render an interval as a row: its mean, its ends, and what it was computed from."""
+    ends = TOO_FEW if math.isnan(it.low) or math.isnan(it.high) else f"{it.low:{fmt}} to {it.high:{fmt}}"
+    values = {**mean, "95 % interval": ends, **(more or {}), "questions": it.n, "groups": it.groups}
+    if it.level not in (TOO_FEW, "none"):
+        values["varied"] = it.level
+    return html_table([list(values.values())], list(values))
 
 
 def _level_suffix(interval: Interval) -> str:

@@ -1,0 +1,310 @@
+"""Displays: what a user holds is shown short, escaped and without secrets, in a notebook and as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptmr as am
+from adaptmr.eval.stats.estimates import Difference, Interval
+from adaptmr.magics import Asked
+from adaptmr.retrieval.differences import differences
+from adaptmr.retrieval.plan import PlanError
+from adaptmr.store.serialization import Event, Events
+from adaptmr.systems.base import SystemNames, known_systems
+from adaptmr.types import Hits, Memories, Trace, TraceRow
+
+EVIL = "<script>alert(1)</script> & 'quotes'"
+MEMORY = am.Memory("m1", EVIL, EVIL, datetime(2024, 5, 1, tzinfo=UTC), source="D1:1")
+HIT = am.Hit(MEMORY, 0.5, note=EVIL)
+PLAN = am.RetrievalPlan(hint=EVIL, planner=EVIL, weights={"dense": 1.0, "lexical": 0.5})
+EVIDENCE = am.Evidence([HIT], plan=PLAN, trace=[TraceRow("search", 3, 1, 0.2, EVIL)])
+QUESTION = am.Question("q", EVIL, [EVIL], conversation="c")
+
+
+def a_store() -> am.MemoryStore:
+    store = am.MemoryStore(embedder="hash")
+    store.add(MEMORY)
+    store.update(replace(MEMORY, text=EVIL + " again"), who=EVIL, why=EVIL)
+    return store
+
+
+def evil(question, now):
+    raise ValueError(EVIL)
+
+
+SHOWN = {
+    "answer": lambda: am.Answer(EVIL),
+    "model": lambda: am.LLM(EVIL, base_url="http://localhost:1/v1"),
+    "difference": lambda: Difference(0.1, 0.0, 0.2, 9, 4, EVIL, 0.04),
+    "interval": lambda: Interval(0.1, 0.0, 0.2, 9, 4, EVIL),
+    "router": lambda: am.Router(name=EVIL),
+    "router of failing strategies": lambda: am.Router(strategies={am.QueryType.multi_hop: evil}),
+    "planner": lambda: am.QARP(name=EVIL),
+    "evidence": lambda: EVIDENCE,
+    "hits": lambda: Hits([HIT]),
+    "trace": lambda: EVIDENCE.trace,
+    "plan": lambda: PLAN,
+    "difference of plans": lambda: PLAN.diff(),
+    "data set": lambda: am.Dataset(EVIL, [am.Conversation(EVIL, (EVIL,), [MEMORY])], [QUESTION], ours=True),
+    "conversation": lambda: am.Conversation("c", (EVIL,), [MEMORY]),
+    "question": lambda: QUESTION,
+    "memory": lambda: MEMORY,
+    "store": a_store,
+    "log": lambda: a_store().events(),
+    "history": lambda: a_store().history("m1"),
+    "recent": lambda: a_store().recent(),
+    "systems": lambda: SystemNames({EVIL: EVIL}),
+    "asked": lambda: Asked(EVIL, am.Answer(EVIL), EVIDENCE),
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_what_a_text_says_is_never_markup(kind):
+    shown = SHOWN[kind]()
+    markup = str(shown._repr_html_())
+    assert "<table" in markup and "<script" not in markup and "&lt;script&gt;alert(1)" in markup
+    opened = re.findall(r"<(\w+)", markup)
+    assert all(markup.count(f"</{tag}>") == opened.count(tag) for tag in set(opened) - {"br"})
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_as_text_it_is_short_and_names_no_address(kind):
+    text = repr(SHOWN[kind]())
+    assert text and " at 0x" not in text and len(text) < 1_500
+
+
+def test_a_model_never_shows_its_key():
+    llm = am.LLM("m", "http://me:hush@localhost:1/v1", "sk-secret")
+    shown = repr(llm) + llm._repr_html_() + am.QARP(llm)._repr_html_() + repr(am.QARP(llm))
+    assert "http://localhost:1/v1" in shown
+    assert "sk-secret" not in shown and "hush" not in shown
+
+
+@pytest.mark.parametrize("make", [Memories, lambda ms: Hits(am.Hit(m, 1.0) for m in ms)])
+def test_a_long_list_shows_its_head_and_its_length(make):
+    shown = make(am.Memory(f"m{i}", "words") for i in range(5_000))
+    markup = shown._repr_html_()
+    assert len(markup) < 10_000 and "m19" in markup and "m20" not in markup and "of 5,000" in markup
+
+
+def test_a_long_log_and_a_large_data_set_show_their_head():
+    log = Events(Event(i, datetime(2024, 1, 1, tzinfo=UTC), "add", f"m{i}") for i in range(1_000))
+    data = am.Dataset("big", [am.Conversation(f"c{i}") for i in range(1_000)])
+    for shown in (log, data):
+        assert "the first 20 of 1,000" in shown._repr_html_() and len(shown._repr_html_()) < 10_000
+
+
+def test_a_large_store_is_not_read_to_be_shown(monkeypatch):
+    with am.MemoryStore(embedder="hash") as store:
+        store.add([am.Memory(f"m{i}", f"words {i}", "Ann", datetime(2024, 1, 1 + i)) for i in range(9)])
+        assert "Ann 9" in store._repr_html_()
+        monkeypatch.setattr("adaptmr.store.memory_store._MAX_COUNTED", 5)
+        monkeypatch.setattr(am.MemoryStore, "memories", property(lambda self: pytest.fail("all were read")))
+        markup = store._repr_html_()
+        assert "9 memories" in markup and "words 8" in markup and "words 3" not in markup
+
+
+def test_a_text_steers_no_terminal():
+    hit = am.Hit(am.Memory("m", "\x1b[31mred\x07\nnext\u202eline"), 1.0)
+    text = repr(am.Evidence([hit])) + repr(Trace([TraceRow("\x1b[2J", 1, 1, 0.0, "\x1b")]))
+    assert not [c for c in text if not c.isprintable() and c != "\n"]
+
+
+def test_the_answer_and_the_interval_by_hand():
+    assert repr(am.Answer("Leeds", usage=am.Usage(2, 0, 10, 5))) == "Answer('Leeds', 2 calls, 15 tokens)"
+    assert repr(am.Answer("None", True)) == "Answer('None', abstained)"
+    row = Difference(0.125, -0.25, 0.5, 40, 6, "conversations", 0.25)._repr_html_()
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", row)
+    assert cells == ["+0.125", "-0.250 to +0.500", "0.2500", "40", "6", "conversations"]
+    few = Interval(0.5, float("nan"), float("nan"), 3, 1, "too few")
+    assert "too few" in few._repr_html_() and "nan" not in few._repr_html_() + repr(few)
+
+
+# --- the difference of plans
+
+plans = st.builds(
+    am.RetrievalPlan,
+    k=st.integers(0, 50),
+    prefer_latest=st.booleans(),
+    hint=st.text(max_size=5),
+    queries=st.lists(st.text(max_size=5), max_size=2),
+    weights=st.dictionaries(st.sampled_from(["dense", "lexical", "time"]), st.floats(0.1, 2), max_size=3),
+)
+
+
+@given(plans, plans)
+def test_the_difference_of_two_plans_says_all_and_only_what_differs(a, b):
+    found = a.diff(b)
+    assert (found == []) == (a == b)
+    assert {d.field: (d.this, d.other) for d in b.diff(a)} == {d.field: (d.other, d.this) for d in found}
+    edits = {d.field: d.other for d in found if "." not in d.field}
+    weights = a.weights | {d.field.split(".")[1]: d.other for d in found if d.field.startswith("weights.")}
+    assert replace(a, **edits, weights={n: w for n, w in weights.items() if w is not None}) == b
+
+
+def test_the_difference_names_weights_by_path():
+    this = am.RetrievalPlan(weights={"dense": 1.0, "time": 0.5}, prefer_latest=True)
+    assert this.diff() == [("weights.time", 0.5, None), ("prefer_latest", True, False)]
+    assert repr(this.diff(this)) == "no differences" and "no differences" in this.diff(this)._repr_html_()
+    assert repr(this.diff()).splitlines()[1].split() == ["weights.time", "0.5", "–"]
+    with pytest.raises(TypeError, match="RetrievalPlan can be compared with another, and not with 'x'"):
+        differences(this, "x")
+
+
+def test_the_repr_of_a_plan_makes_the_plan_again():
+    plan = am.RetrievalPlan(queries=("a", "b"), weights={"time": 2}, k=3, layers=("x",))
+    assert eval(repr(plan), {"RetrievalPlan": am.RetrievalPlan}) == plan
+    assert repr(am.RetrievalPlan()) == "RetrievalPlan()"
+
+
+def test_a_router_shows_what_each_type_changes():
+    markup = am.Router()._repr_html_()
+    row = markup[markup.index("knowledge_update") :].split("</tr>")[0]
+    assert "update" in row and "prefer_latest = True" in row and "latest_rule = pairs" in row
+    assert all(str(t) in markup for t in am.QueryType)
+    failing = am.Router(strategies={am.QueryType.multi_hop: evil})._repr_html_()
+    assert "not without a question (ValueError" in failing
+
+
+# --- names
+
+
+def test_systems_are_names_with_descriptions():
+    names = am.systems()
+    assert names == list(known_systems()) and names.descriptions == known_systems() and "qarp" in names
+    assert am.systems("ablation") == list(known_systems("ablation")) != names
+    assert all(f"{name} " in repr(names) for name in names) and "what it does" in names._repr_html_()
+
+
+def test_the_package_lists_its_own_names_only():
+    import adaptmr
+
+    names = {n for n in dir(adaptmr) if not n.startswith("__")}
+    assert names == set(adaptmr.__all__) - {"__version__"}
+    assert not names & {"annotations", "import_module", "TYPE_CHECKING", "Any"}
+    assert {"__version__", "__name__", "__doc__", "__file__"} <= set(dir(adaptmr))
+    with pytest.raises(AttributeError, match=r"'retreive' \(did you mean 'retrieve'\?\)"):
+        adaptmr.retreive
+
+
+# --- mistakes
+
+TALK = am.Conversation("c", ("A",), [MEMORY])
+DATA = am.Dataset("d", [TALK], [am.Question("q", "Where?", conversation="c")])
+STORE = a_store()
+MISTAKES = {
+    "data by name": (
+        lambda: am.evaluate(["lexical"], "demo"),
+        TypeError,
+        r"data is a str.*adaptmr\.load\('demo'\)",
+    ),
+    "conversation as data": (
+        lambda: am.evaluate(["lexical"], TALK),
+        TypeError,
+        "data is a Conv",
+    ),
+    "data first": (
+        lambda: am.evaluate(DATA, ["lexical"]),
+        TypeError,
+        "systems is a Dataset: they come first",
+    ),
+    "model by name": (
+        lambda: am.evaluate(["lexical"], DATA, "gpt"),
+        TypeError,
+        r"write adaptmr\.LLM\('gpt'\)",
+    ),
+    "a system's model": (lambda: am.make_system("qarp", "gpt"), TypeError, "llm is a str, not a model"),
+    "a planner's model": (lambda: am.QARP(am.LLM), TypeError, "llm is the class LLM, not a model"),
+    "a reader's model": (lambda: am.answer("x", EVIDENCE, "gpt"), TypeError, "llm is a str, not a model"),
+    "a retrieval's model": (
+        lambda: am.retrieve("x", STORE, llm="gpt"),
+        TypeError,
+        "llm is a str, not a model",
+    ),
+    "conversation as store": (
+        lambda: am.retrieve("x", TALK),
+        TypeError,
+        r"store\.add\(conv",
+    ),
+    "file as store": (lambda: am.retrieve("x", "m.db"), TypeError, r"adaptmr\.MemoryStore\('m\.db'\)"),
+    "turns as store": (lambda: am.retrieve("x", [MEMORY]), TypeError, "store is a list, not a MemoryStore"),
+    "class as store": (lambda: am.retrieve("x", am.MemoryStore), TypeError, "store is the class MemoryStore"),
+    "store first": (lambda: am.retrieve(STORE, "x"), TypeError, "the question comes first"),
+    "planner by name": (
+        lambda: am.retrieve("x", STORE, planner="qarp"),
+        TypeError,
+        r"planner is a str.*QARP\(llm",
+    ),
+    "class as planner": (
+        lambda: am.retrieve("x", STORE, planner=am.QARP),
+        TypeError,
+        r"the class QARP.*QARP\(…\)",
+    ),
+    "plan as planner": (lambda: am.retrieve("x", STORE, planner=PLAN), TypeError, "FixedPlanner.*execute"),
+    "question as plan": (
+        lambda: am.execute("x", PLAN, STORE),
+        TypeError,
+        r"execute\(plan, question, store\)",
+    ),
+    "no filter": (lambda: am.retrieve("x", STORE, where={"user": "a"}), TypeError, r"Filter\(user='ann'\)"),
+    "evidence first": (lambda: am.answer(EVIDENCE, "x"), TypeError, r"answer\(question, evidence\)"),
+    "hits as evidence": (
+        lambda: am.answer("x", EVIDENCE.hits),
+        TypeError,
+        r"evidence is a Hits.*Evidence\(hits\)",
+    ),
+    "a whole question": (lambda: am.answer(QUESTION, EVIDENCE), TypeError, r"its text is question\.text"),
+    "data set": (lambda: am.load("locmo"), KeyError, r"'locmo' \(did you mean 'locomo'\?\)"),
+    "no name": (lambda: am.load(None), TypeError, "name is a NoneType, not the name of a data set"),
+    "system": (lambda: am.make_system("hybird"), ValueError, r"'hybird' \(did you mean 'hybrid'\?\)"),
+    "type": (
+        lambda: am.QueryType("tempral"),
+        ValueError,
+        r"'tempral' is no .*'temporal_reasoning'\?\); there are",
+    ),
+    "type of a strategy": (lambda: am.strategy("multihop"), ValueError, r"did you mean 'multi_hop'\?"),
+    "field": (lambda: am.RetrievalPlan(prefer_lates=True), PlanError, "did you mean 'prefer_latest'"),
+    "replaced field": (lambda: replace(PLAN, prefer_lates=True), PlanError, "did you mean 'prefer_latest'"),
+    "read field": (lambda: am.RetrievalPlan.from_json('{"hnt": ""}'), PlanError, "did you mean 'hint'"),
+    "signal": (lambda: am.RetrievalPlan(weights={"dens": 1}), PlanError, "did you mean 'dense'"),
+    "choice": (lambda: am.RetrievalPlan(gate="cosin"), PlanError, "did you mean 'cosine'"),
+    "number as text": (lambda: am.retrieve("x", STORE, k="10"), PlanError, "k='10' must be a whole number"),
+    "strategies": (lambda: am.Router(strategies={}).plan("x", STORE), PlanError, "there is no strategy for"),
+    "memory": (lambda: STORE.add(5), TypeError, r"not 5 \(an int\): give texts, messages"),
+    "whole data set": (lambda: STORE.add(DATA), TypeError, "add one conversation at a time"),
+    "no path": (lambda: am.MemoryStore(DATA), TypeError, r"path is a Dataset.*MemoryStore\('memories\.db'\)"),
+    "ingest": (
+        lambda: am.make_system("lexical").ingest(DATA),
+        TypeError,
+        "takes a Conversation, not a Dataset",
+    ),
+    "time-out": (
+        lambda: am.LLM("m", timeout="60"),
+        ValueError,
+        "LLM.timeout '60' must be a number, not a str",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_with_its_remedy(mistake):
+    make, kind, said = MISTAKES[mistake]
+    with pytest.raises(kind, match=said):
+        make()
+
+
+def test_the_message_of_an_unknown_name_is_shown_as_it_is_written():
+    with pytest.raises(KeyError) as caught:
+        am.load("locmo")
+    assert str(caught.value).startswith("no data set 'locmo'") and "\\'" not in str(caught.value)
+
+
+def test_a_folder_is_no_store(tmp_path):
+    with pytest.raises(RuntimeError, match="is a folder; give a file in it"):
+        am.MemoryStore(tmp_path)
