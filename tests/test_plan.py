@@ -266,6 +266,8 @@ def plans(draw):
         pool=draw(st.integers(1, 10**6)),
         weights=draw(st.dictionaries(st.sampled_from(WEIGHABLE), st.floats(-100, 100), max_size=4)),
         fusion=draw(st.sampled_from(FUSIONS)),
+        reranker=draw(st.sampled_from([None, "mine", "endpoint:m"])),
+        rerank_depth=draw(st.integers(1, 1000)),
         layers=draw(NAMES),
         owners=draw(NAMES),
         tags=draw(NAMES),

@@ -75,7 +75,8 @@ class EndpointScores:
     """The scores of a model behind a server's `/rerank`. Threads may share it.
 
     `timeout` is the deadline of one attempt in seconds, `max_retries` counts the attempts after the first,
-    `concurrency` requests may be open at once. Raises `ValueError` without an address.
+    `concurrency` requests may be open at once. The address is looked for at the first request, which raises
+    `ValueError` without one: recorded scores need no server.
     """
 
     def __init__(
@@ -89,19 +90,25 @@ class EndpointScores:
         concurrency: int = 8,
         **options: Any,
     ) -> None:
-        address, key = _resolve_server(base_url, api_key)
         self.model, self._price = model, price(model)
-        self._transport = Transport(
-            model,
-            address,
-            key,
-            timeout=timeout,
-            max_retries=max_retries,
-            concurrency=concurrency,
-            seed=0,
+        self._base_url, self._api_key = base_url, api_key
+        self._options = {
+            "timeout": timeout,
+            "max_retries": max_retries,
+            "concurrency": concurrency,
+            "seed": 0,
             **options,
-        )
+        }
+        self._made: Transport | None = None
         self._documents, self._lock = "documents", threading.Lock()
+
+    @property
+    def _transport(self) -> Transport:
+        with self._lock:
+            if self._made is None:
+                address, key = _resolve_server(self._base_url, self._api_key)
+                self._made = Transport(self.model, address, key, **self._options)
+            return self._made
 
     def __call__(self, query: str, texts: Sequence[str]) -> PairScores:
         """Return the server's scores of texts for a query.
