@@ -241,7 +241,7 @@ class _RecordedInputs:
 
     def _make_reranker(self, name: str | None, earlier: Path) -> MeteredReranker | None:
         """Make the reranker of the run; in a repeated run, with the weights that are recorded."""
-        if name is None:
+        if name is None or self.calls is None:
             return None
         manifest = read_manifest(earlier / "manifest.json") if is_finished(earlier) else {}
         recorded = manifest.get("reranker")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from rerankers import SharedWords, make_tiny_cross_encoder
 from server import Server, half_json, raw, status
 
 import adaptmr as am
+from adaptmr.experiments import Experiment
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
 from adaptmr.llm.tasks import meter_usage
 from adaptmr.llm.transport import AuthError, BadRequest, ServerError
-from adaptmr.rerank import MalformedScores, Reranker, as_reranker, metered, reranker
+from adaptmr.rerank import MalformedScores, Reranker, as_reranker, cross_encoder, metered, reranker
 from adaptmr.rerank.endpoint import EndpointScores
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
@@ -317,6 +319,25 @@ def test_threads_share_a_reranker(tiny):
     assert found == pytest.approx([alone[-1]] * 24, abs=2e-4)
 
 
+def test_a_run_records_its_scores_and_is_repeated_without_the_model(tmp_path, monkeypatch):
+    folder = Path(make_tiny_cross_encoder(tmp_path / "tiny-ce"))
+    params = {"dataset": "demo", "systems": ["hybrid"], "limit": 3, "embedder": "hash"}
+    first = Experiment("t", {**params, "reranker": str(folder)}, out_dir=tmp_path)
+    made, done = first.evaluate(), first.finish().path
+    assert made["system"].unique().tolist() == ["hybrid", "hybrid_reranked"]
+    manifest = json.loads((done / "manifest.json").read_text(encoding="utf-8"))
+    revision = reranker(str(folder)).revision
+    assert manifest["reranker"] == {"name": "tiny-ce", "revision": revision}
+    assert manifest["params"]["reranker"] == "tiny-ce" and str(tmp_path) not in json.dumps(manifest["params"])
+    folder.rename(tmp_path / "gone")
+    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("ADAPTMR_REPLAY", str(done))
+    monkeypatch.setattr(cross_encoder, "_load", lambda *_: pytest.fail("the model was loaded"))
+    again = Experiment("t", {**params, "reranker": "tiny-ce"}, out_dir=tmp_path / "again").evaluate()
+    for column in ("retrieved", "prediction", "retrieval_calls"):
+        assert again[column].map(str).tolist() == made[column].map(str).tolist()
+
+
 # --- cross-encoders
 
 
@@ -348,7 +369,7 @@ def test_a_model_that_is_not_there_says_how_to_get_it(store, tmp_path, monkeypat
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(OSError, match="`hf download nobody/none` gets a model(.|\n)*endpoint:MODEL"):
+    with pytest.raises(OSError, match=r"`hf download nobody/none` gets a model(.|\n)*endpoint:MODEL"):
         execute(replace(PLAN, reranker="nobody/none"), QUERY, store)
 
 
@@ -419,9 +440,12 @@ MALFORMED = [
 def test_a_malformed_reply_is_asked_for_once_more(body):
     with Server(raw(200, body), reply([0.1, 0.2])) as server:
         assert at(server).scores("q", ["a", "b"]).tolist() == [0.1, 0.2]
-    with Server(raw(200, body)) as server, meter_usage() as meter:
-        with pytest.raises(MalformedScores, match="m: (a result|the reply)"):
-            at(server).scores("q", ["a", "b"])
+    with (
+        Server(raw(200, body)) as server,
+        meter_usage() as meter,
+        pytest.raises(MalformedScores, match=r"^m: (a result|the reply)"),
+    ):
+        at(server).scores("q", ["a", "b"])
     assert len(server.requests) == 2 and str(meter) == "reranker:fallback" and meter.usage.calls == 2
 
 

@@ -36,7 +36,7 @@ class Reranker(Protocol):
 class PairScores(NamedTuple):
     """What a model gave for a query and n texts: n scores, and the tokens that it counted (0: none)."""
 
-    scores: Sequence[float]
+    scores: Sequence[float] | np.ndarray
     tokens: int = 0
 
 
