@@ -30,6 +30,7 @@ from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.strategies import Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import make_system
+from adaptmr.training.reranker_weight import fit_reranker_weight, offset_weight
 from adaptmr.types import Memory
 
 SAID = [
@@ -131,11 +132,14 @@ def signals(found) -> dict[str, float]:
 def test_a_fit_can_have_a_weight(store):
     fit = fit_for("hash")
     learned = replace(fit, weights={**fit.weights, "hybrid": {**fit.weights["hybrid"], "reranker": 3.0}})
+    learned = replace(learned, reranker="given")
     plan = RetrievalPlan(weights={"hybrid": 1.0}, reranker="given", k=6)
     by_order = execute(plan, QUERY, store, reranker=Given({"Good": 1.0}))
     fused = execute(plan, QUERY, store, fit=learned, reranker=Given({"Good": 1.0}))
     assert sources(by_order)[0] == "m4"
     assert "weight 3" in next(row.reason for row in fused.trace if row.step == "reranker")
+    others = execute(plan, QUERY, store, fit=replace(learned, reranker="x"), reranker=Given({"Good": 1.0}))
+    assert sources(others) == sources(by_order), "the weight is another reranker's"
     plain = replace(plan, reranker=None)
     without = execute(plain, QUERY, store, fit=learned)
     assert [(h.memory.id, h.score) for h in without.hits] == [
@@ -151,6 +155,25 @@ def test_it_is_one_ranking_of_reciprocal_rank_fusion(store):
     by_hand = {"m3": 1 / 61, "m4": 1 / 62}
     expected = {source: score + by_hand.get(source, 1 / 63) for source, score in rank.items()}
     assert {h.memory.source: h.score for h in found.hits} == pytest.approx(expected, abs=2e-6)
+
+
+def test_a_weight_is_learned_for_one_reranker():
+    data = am.load("demo", split="en1", limit=12)
+    own = SharedWords()
+    fit = fit_reranker_weight(data, own, fit_for("hash"), embedder="hash", depth=8)
+    assert fit.reranker == own.name and len({w["reranker"] for w in fit.weights.values()}) == 1
+    nothing = replace(data, questions=[q for q in data.questions if not q.evidence], complete=False)
+    with pytest.raises(ValueError, match="no question has evidence among its 8 best"):
+        fit_reranker_weight(nothing, own, fit_for("hash"), embedder="hash", depth=8)
+
+
+def test_a_weight_by_hand():
+    # two candidates without other evidence, z = 1 relevant 3 times of 4, z = -1 once of 4: w = log 3
+    z = np.array([1.0, 1, 1, 1, -1, -1, -1, -1])
+    y = np.array([1, 1, 1, 0, 1, 0, 0, 0], bool)
+    assert offset_weight(np.zeros(8), z, y) == pytest.approx(np.log(3), abs=2e-3)
+    assert offset_weight(np.zeros(8), -z, y) == 0
+    assert offset_weight(np.log(3) * z, z, y) == pytest.approx(0, abs=2e-3), "the others know it already"
 
 
 @given(

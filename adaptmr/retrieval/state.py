@@ -72,8 +72,13 @@ class State:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weights of signals that the plan means, named sets expanded by the fit."""
+        """The weights of signals that the plan means, named sets expanded by the fit.
+
+        The weight that a fit has for a reranker holds for that reranker alone.
+        """
         expanded = self.fit.expand_weights(self.plan.weights)
+        if self.fit.reranker != self.plan.reranker and "reranker" not in self.plan.weights:
+            expanded.pop("reranker", None)
         return {name: w for name, w in expanded.items() if name not in self.plan.without}
 
     @property
