@@ -17,6 +17,7 @@ _HOMES = {
     ),
     "llm": ("LLM", "ReplayCache", "Task"),
     "embed": ("Embedder", "embedder"),
+    "rerank": ("Reranker", "reranker"),
     "reader": ("answer",),
     "store.memory_store": ("Filter", "MemoryStore"),
     "store.vectors": ("VectorIndex",),
@@ -34,7 +35,7 @@ _HOMES = {
     "eval.runner.evaluate": ("evaluate",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_ROOMS = ("data", "eval", "llm", "planning", "reader", "retrieval", "store", "systems", "times")
+_ROOMS = ("data", "eval", "llm", "planning", "reader", "rerank", "retrieval", "store", "systems", "times")
 
 __all__ = ["__version__", *_HOME_OF, *_ROOMS]
 
@@ -69,7 +70,7 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 if TYPE_CHECKING:
-    from adaptmr import data, eval, llm, planning, reader, retrieval, store, systems, times
+    from adaptmr import data, eval, llm, planning, reader, rerank, retrieval, store, systems, times
     from adaptmr.data.read_chat import read_chat
     from adaptmr.data.registry import datasets, load
     from adaptmr.data.validation import DatasetError
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from adaptmr.eval.runner.evaluate import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
     from adaptmr.reader import answer
+    from adaptmr.rerank import Reranker, reranker
     from adaptmr.planning.qarp import QARP
     from adaptmr.planning.routed import Mixture, Routed
     from adaptmr.retrieval.execute import execute

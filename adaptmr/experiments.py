@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .data.registry import is_file_name, load
 from .embed import embedder as make_embedder, shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
+from .rerank import DEFAULT_RERANKER, MeteredReranker, reranker as make_reranker
 from .embed.names import embedder_name, strip_precision, parse_embedder_name
 from .eval.report import run_folder, tables
 from .eval.runner.identity import user_code_hashes
@@ -85,7 +86,14 @@ _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
     "systems": (lambda v: v is None or _name_list(v), "names of systems, or null for all"),
     "replayed": (lambda v: v is None or _name_list(v), "names of systems, or null for the usual ones"),
     "plugins": (lambda v: v is None or _name_list(v), "files or modules to import, or null for none"),
+    "reranker": (
+        lambda v: v is None or (isinstance(v, str) and v.strip()),
+        "the name of a reranker or the path of its folder, or null for none",
+    ),
 }
+
+
+RERANKED = "hybrid_reranked"  # the system that a run with a reranker adds
 
 
 def _is_int(value: Any) -> bool:
@@ -157,6 +165,12 @@ def _normalize_params(
     systems = _system_names(list(default_systems) if asked is None and default_systems is not None else asked)
     if asked not in (None, "all"):
         params["systems"] = systems
+    if params.get("reranker") is None:
+        params.pop("reranker", None)
+    elif RERANKED not in systems:
+        systems = [*systems, RERANKED]
+    if RERANKED in systems:
+        params.setdefault("reranker", DEFAULT_RERANKER)
     if params["split"] is not None:
         params["split"] = _name_list(params["split"])
     if params.get("replayed") is not None:
@@ -193,7 +207,9 @@ class _RecordedInputs:
     def __init__(self, earlier: Path, params: Mapping[str, Any], only_recorded: bool) -> None:
         self._asked = params["embedder"]
         mode = "replay" if only_recorded else "auto"
-        self.calls = ReplayCache(cache_dir() / "calls.sqlite", mode) if params["model"] != "offline" else None
+        calls_models = params["model"] != "offline" or "reranker" in params
+        self.calls = ReplayCache(cache_dir() / "calls.sqlite", mode) if calls_models else None
+        self.reranker = self._make_reranker(params.get("reranker"), earlier)
         self.vectors = shared_cache()
         if self.calls is not None and (earlier / "calls.jsonl.gz").exists():
             self.calls.load(earlier / "calls.jsonl.gz")
@@ -222,6 +238,15 @@ class _RecordedInputs:
                 "to their precision"
             )
         return {str(name): str(precision or "") for name, precision in found.items()}
+
+    def _make_reranker(self, name: str | None, earlier: Path) -> MeteredReranker | None:
+        """Make the reranker of the run; in a repeated run, with the weights that are recorded."""
+        if name is None or self.calls is None:
+            return None
+        manifest = read_manifest(earlier / "manifest.json") if is_finished(earlier) else {}
+        recorded = manifest.get("reranker")
+        revision = recorded.get("revision") if isinstance(recorded, dict) else None
+        return make_reranker(name, cache=self.calls, revision=None if revision is None else str(revision))
 
     def encoder(self) -> Any:
         """The encoder asked for; in a repeated run, in the precision that is recorded."""
@@ -282,6 +307,7 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
         experiment.params["k"],
         embedder=experiment.encoder(),
         seed=experiment.params["seed"],
+        reranker=experiment.inputs.reranker,
         journal=experiment.journal,
         used=experiment.inputs.newly_used_keys,
     )
@@ -353,6 +379,7 @@ def _journals(experiment: Experiment) -> list[Path]:
 def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     """Write results, calls, vectors and the manifest, and return the run folder."""
     frame, run, inputs = experiment.rows, experiment.run, experiment.inputs
+    read = inputs.reranker
     run.write_results(run_folder.drop_text_columns(frame) if run.redact else frame)
     used = {
         kind: [key.split()[1] for key in sorted(experiment.used_keys) if key.startswith(kind)]
@@ -374,6 +401,7 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         tally=tables.reply_outcome_table(frame).to_dict("records"),
         fallbacks=tables.fallback_rates(frame),
         **({"plugins": [p.describe() for p in experiment.plugins]} if experiment.plugins else {}),
+        **({"reranker": {"name": read.name, "revision": read.revision}} if read else {}),
         answers=experiment.answers,
         headline=experiment.headline,
         timed_calls=timed_calls(frame),
@@ -410,7 +438,8 @@ class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
-    `embedder`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `out_dir` is the folder of
+    `embedder`, `redact`, `plugins`, `reranker` (which adds the system `hybrid_reranked`); those left out
+    take the values of `DEFAULTS`. `out_dir` is the folder of
     all runs; `required_systems` names systems that the notebook compares with, `default_systems` those it
     takes when `systems` is `None` (if both are, all of the main group); `timed` says that its results are
     times, which no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError`
@@ -435,13 +464,16 @@ class Experiment:
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])
         if is_file_name(self.params["dataset"]):
             self.params["dataset"] = PurePath(self.params["dataset"]).name
+        read_by = {name: v for name, v in self.params.items() if name == "reranker"}
+        if read_by and Path(read_by["reranker"]).is_dir():
+            self.params["reranker"] = Path(read_by["reranker"]).resolve().name  # not where it lies here
         self.user_code = _own_code(systems, self.params["dataset"], self.plugins)
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
         replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats
         run_id = run_folder.run_id(self.params, self.data.sha256, run_folder.code_sha256(), self.user_code)
         earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
-        self.inputs = _RecordedInputs(earlier, self.params, only_recorded=bool(replayed))
+        self.inputs = _RecordedInputs(earlier, {**self.params, **read_by}, only_recorded=bool(replayed))
         self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"])
         redact = self.params["redact"]
         self.run = run_folder.open_run(

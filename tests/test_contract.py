@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from rerankers import SharedWords
 
 from adaptmr.eval.report import tables
 from adaptmr.eval.runner.evaluate import evaluate
@@ -240,7 +241,7 @@ def test_what_is_counted_is_what_the_prompt_holds(said, monkeypatch):
 @pytest.mark.parametrize("name", [n for n in known_systems(None) if n not in known_systems("team")])
 @pytest.mark.parametrize("k", [0, 1, 7])
 def test_every_system_of_ours_keeps_to_the_contract(name, k):
-    system = make_system(name, embedder="hash")
+    system = make_system(name, embedder="hash", reranker=SharedWords())
     assert system_name(system) == name
     check_usage(name, system.ingest(TALK))
     for question in ASKED:

@@ -7,6 +7,8 @@ from itertools import combinations
 
 import pytest
 
+from rerankers import SharedWords
+
 import adaptmr as am
 from adaptmr.experiments import Experiment
 from adaptmr.systems.base import uses_llm, known_systems
@@ -33,7 +35,7 @@ def test_the_same_systems_are_the_same_and_no_others_are():
     data = am.load("demo", split="en2,zh2")  # the gate closes on a question of each
     others = {"random", "full_context", *known_systems("team")}
     searching = [n for n in known_systems(None) if not n.startswith("oracle") and n not in others]
-    frame = am.evaluate(searching, data, embedder="hash", progress=False)
+    frame = am.evaluate(searching, data, embedder="hash", reranker=SharedWords(), progress=False)
     rows = {
         name: part[["retrieved", "prediction", "relevance", "f1", "context_tokens"]].to_dict("records")
         for name, part in frame.groupby("system")

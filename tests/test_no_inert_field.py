@@ -137,7 +137,17 @@ BY_HAND = [
     RetrievalPlan(weights={"hybrid": 1.0}, layers=("key",)),
     RetrievalPlan(weights={"hybrid": 1.0}, owners=("Ravi", "小瑞")),
     RetrievalPlan(weights={"hybrid": 1.0}, tags=("a", "b")),
+    RetrievalPlan(weights={"hybrid": 1.0}, reranker="shortest first", rerank_depth=6),
 ]
+
+
+class ShortestFirst:
+    """A reranker without a model."""
+
+    name = "shortest first"
+
+    def scores(self, query: str, texts: list[str]) -> list[int]:
+        return [-len(text) for text in texts]
 
 
 class Case(NamedTuple):
@@ -239,7 +249,7 @@ def effect(case: Case, store: MemoryStore, llm: LLM) -> Any:
     """Return what a plan leads to: hits with their notes, findings, the context, the answer's prompt."""
     request = make_request(case.question, store, None)
     plan = case.plan.sized(4) if case.plan.k == RetrievalPlan().k else case.plan  # fewer than there are
-    found = run_request(plan, request, llm=llm)
+    found = run_request(plan, request, llm=llm, reranker=ShortestFirst())
     lang = detect_language(case.question.text)
     asked = ANSWER.messages(lang, question=case.question.text, evidence=found) if found.has_relevant else ""
     hits = [(h.memory.id, h.note) for h in found.hits]

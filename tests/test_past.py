@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from server import Server, answering, ok, ok_json
 
 import adaptmr as am
+from rerankers import SharedWords
+
 from adaptmr.embed import embedder
 from adaptmr.training.fusion_weights import gather_samples
 from adaptmr.eval.runner.evaluate import evaluate
@@ -616,7 +618,7 @@ ASKED = [
 
 @pytest.mark.parametrize("name", list(known_systems(None)))
 def test_no_system_shows_what_was_said_later(name):
-    system = make_system(name, embedder="hash")
+    system = make_system(name, embedder="hash", reranker=SharedWords())
     system.ingest(talk())
     if hasattr(system, "prepare"):
         system.prepare(ASKED)

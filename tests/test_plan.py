@@ -122,6 +122,12 @@ def test_an_unknown_field_is_named_with_the_known_ones():
 
 
 BAD = [
+    ("reranker", ""),
+    ("reranker", 5),
+    ("reranker", ["cross-encoder"]),
+    ("rerank_depth", 0),
+    ("rerank_depth", 1.5),
+    ("rerank_depth", None),
     ("queries", "one string"),
     ("queries", ["fine", 3]),
     ("queries", 7),
@@ -260,6 +266,8 @@ def plans(draw):
         pool=draw(st.integers(1, 10**6)),
         weights=draw(st.dictionaries(st.sampled_from(WEIGHABLE), st.floats(-100, 100), max_size=4)),
         fusion=draw(st.sampled_from(FUSIONS)),
+        reranker=draw(st.sampled_from([None, "mine", "endpoint:m"])),
+        rerank_depth=draw(st.integers(1, 1000)),
         layers=draw(NAMES),
         owners=draw(NAMES),
         tags=draw(NAMES),
@@ -355,6 +363,8 @@ def test_every_field_counts_in_equality():
         "window_by": "said",
         "window_grace": 14,
         "entity_boost": 0.3,
+        "reranker": "mine",
+        "rerank_depth": 5,
         "select": "cover",
         "relate": True,
         "collect": True,

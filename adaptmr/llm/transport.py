@@ -166,8 +166,8 @@ def _to_failure(error: Exception, redact: SecretRedactor) -> _Failure:
     return _Failure("stream cut off" if isinstance(error, IncompleteStream) else "broken reply", message)
 
 # %% ../../nbs/llm/02_transport.ipynb #8e37f94c
-def _permanent_error(failure: _Failure, where: str, url: str) -> LLMError:
-    """Return the error for a failure that another attempt would not change."""
+def _permanent_error(failure: _Failure, where: str, url: str, path: str) -> LLMError:
+    """Return the error for a failure, at `url` + `path`, that another attempt would not change."""
     message, status = failure.message[:400], failure.status
     if failure.connection_refused:
         return ServerError(
@@ -181,7 +181,7 @@ def _permanent_error(failure: _Failure, where: str, url: str) -> LLMError:
     if status == 404:
         return ModelNotFound(
             f"{where} answers 404: {message}. Check the model's name, "
-            "and that base_url ends where /chat/completions follows (often in /v1)"
+            f"and that base_url ends where {path} follows (often in /v1)"
         )
     if status == 429:
         return AuthError(f"{where}: no quota left: {message}. Add credit to the account, or use another key")
@@ -291,6 +291,11 @@ def _to_record(kwargs: Mapping[str, Any], completion: Completion, redact: Secret
     }
 
 # %% ../../nbs/llm/02_transport.ipynb #4b6017ea
+def _post_json(client: Any, path: str, body: Mapping[str, Any]) -> Any:
+    """Post JSON by a client of the `openai` package; return the JSON value of the reply."""
+    return json.loads(client.post(path, cast_to=str, body=dict(body)))
+
+
 class _Server:
     """The server of one model, and the HTTP clients for it. Threads may share it.
 
@@ -314,19 +319,19 @@ class _Server:
         self._key, self._needs_key = key, address is None  # a local server may accept any key
         self._idle_clients, self._lock, self._redact = list[Any](), threading.Lock(), SecretRedactor()
 
-    def attempt(self, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
-        """Make one attempt; return the record of the reply, or why there is none. Raises `AuthError`.
+    def attempt(self, ask: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | _Failure:
+        """Make one attempt by `ask(client)`; return its result, or why there is none. Raises `AuthError`.
 
         An exception becomes a `_Failure`, so that an error which is raised from it later has neither a
         cause nor a context: those would contain the server's message with its secrets.
         """
         import openai
 
-        client, outcome = self._client(), None
+        client = self._client()
+        outcome: dict[str, Any] | _Failure
         self._count("sent")
         try:
-            ask = partial(self._complete, client, kwargs, stream)
-            outcome = call_with_timeout(self.timeout, ask, client.close)
+            outcome = call_with_timeout(self.timeout, partial(ask, client), client.close)
         except DeadlineExceeded as e:
             return _to_failure(e, self._redact)
         except (openai.APIError, IncompleteStream, BrokenBody, json.JSONDecodeError) as e:
@@ -335,7 +340,8 @@ class _Server:
             self._idle_clients.append(client)
         return outcome
 
-    def _complete(self, client: Any, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
+    def complete(self, kwargs: dict[str, Any], stream: bool, client: Any) -> dict[str, Any]:
+        """Ask for a completion; return the record of the reply."""
         chat = client.chat.completions
         if stream:
             completion = read_stream(chat.create(**kwargs))
@@ -415,18 +421,13 @@ class Transport:
         start, n_failed, level, refusal = time.perf_counter(), 0, self._accepted.format_level, ""
         while True:
             kwargs = self._accepted.request_kwargs(request, level, stream)
-            with self._slots:
-                if (cancelled := CANCELLED.get()) is not None and cancelled.is_set():
-                    raise RequestCancelled(f"{self._where}: not asked, because the run was stopped")
-                outcome = self._server.attempt(kwargs, stream)
+            outcome = self._attempt(partial(self._server.complete, kwargs, stream))
             if isinstance(outcome, dict):
-                self._answered = True
                 with self.lock:
                     self._accepted.remember_format(level, self.counts)
                 return {**outcome, "seconds": round(time.perf_counter() - start, 3)}
-            self._answered = self._answered or outcome.status > 0
             if outcome.status not in (400, 422):
-                self._wait_or_raise(outcome, n_failed)
+                self._wait_or_raise(outcome, n_failed, "/chat/completions")
                 n_failed += 1
                 continue
             refusal = refusal or outcome.message[:400]
@@ -435,9 +436,30 @@ class Transport:
             if not adapted:
                 level = self._next_level(level, "schema" in request, refusal)
 
-    def _wait_or_raise(self, failure: _Failure, n_failed: int) -> None:
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Post JSON to another path of the server, such as "/rerank"; return the JSON value of the reply.
+
+        Retries and raises as `send` does; what the server refuses is not adapted.
+        """
+        n_failed = 0
+        while True:
+            outcome = self._attempt(lambda client: {"reply": _post_json(client, path, body)})
+            if isinstance(outcome, dict):
+                return outcome["reply"]
+            self._wait_or_raise(outcome, n_failed, path)
+            n_failed += 1
+
+    def _attempt(self, ask: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | _Failure:
+        with self._slots:
+            if (cancelled := CANCELLED.get()) is not None and cancelled.is_set():
+                raise RequestCancelled(f"{self._where}: not asked, because the run was stopped")
+            outcome = self._server.attempt(ask)
+        self._answered = self._answered or isinstance(outcome, dict) or outcome.status > 0
+        return outcome
+
+    def _wait_or_raise(self, failure: _Failure, n_failed: int, path: str) -> None:
         if not failure.retryable or (failure.connection_refused and not self._answered):
-            raise _permanent_error(failure, self._where, self._url)
+            raise _permanent_error(failure, self._where, self._url, path)
         if n_failed >= self.max_retries or (failure.retry_after or 0) > _MAX_WAIT:
             raise _last_error(failure, self._where, n_failed + 1)
         self.count(f"retry: {failure.what}")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -149,6 +150,12 @@ class Candidates(CandidateRows):
         self.words = WordMatches(query.content_words, self.columns, rows, self.background)
         self.signals: dict[str, np.ndarray] = {}
         self._vectors: dict[str, np.ndarray] = {}
+
+    def with_signal(self, name: str, values: np.ndarray) -> Candidates:
+        """Return the candidates with other values (m,) of a signal, and all else that is known of them."""
+        other = copy(self)
+        other.signals = {**self.signals, name: values}
+        return other
 
     def vector(self, text: str) -> np.ndarray:
         """Return the vector of a text of the query: (dim,)."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ..embed.names import strip_precision
 from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
+from ..rerank import MeteredReranker, Reranker, as_reranker
 from .aggregation import collection_asked
 from .as_of import Request, make_request
 from .collecting import collect, select_cover
@@ -33,6 +34,7 @@ from .gate import gate, skip_gate
 from .occurrences import find_occurrence
 from .plan import PlanError, RetrievalPlan
 from .rendering import render_context
+from .reranking import rerank_candidates
 from adaptmr.retrieval.search import (
     cut_question,
     cut_texts,
@@ -51,7 +53,7 @@ from ..store.view import Filter
 from ..types import Evidence, Question
 
 # %% auto #0
-__all__ = ['STEPS', 'Step', 'execute', 'execute_request', 'check_single_round', 'check_fit']
+__all__ = ['STEPS', 'Step', 'execute', 'execute_request', 'named_reranker', 'check_single_round', 'check_fit']
 
 # %% ../../nbs/retrieval/06_execute.ipynb #482dcdd4
 class Step(NamedTuple):
@@ -69,6 +71,10 @@ def _has_hard_window(state: State) -> bool:
     return bool(state.plan.time_window and state.plan.window_rule != "soft" and len(state.store.memories))
 
 
+def _reranks(state: State) -> bool:
+    return bool(state.reranker and state.hits and "reranker" not in state.plan.without)
+
+
 def _searches(state: State) -> bool:
     return state.plan.answer_as != "directly"
 
@@ -81,6 +87,7 @@ STEPS: tuple[Step, ...] = (
     Step(search_nothing, lambda s: not _searches(s)),
     Step(search, _searches),
     Step(widen_window, lambda s: s.plan.window_rule == "yield" and s.allowed is not None),
+    Step(rerank_candidates, _reranks),
     Step(boost_shared, lambda s: s.plan.entity_boost and s.hits),
     Step(cut_texts, lambda s: s.long_texts),
     Step(gate, lambda s: _searches(s) and s.plan.searches_turns),
@@ -105,6 +112,7 @@ def execute(
     *,
     fit: Fit | None = None,
     llm: LLM | None = None,
+    reranker: Reranker | str | None = None,
     as_of: datetime | str | None = None,
     where: Filter | None = None,
 ) -> Evidence:
@@ -112,7 +120,8 @@ def execute(
 
     `fit` holds the fitted weights that a plan names, and the coefficients of relevance; it defaults to the
     shipped one for the store's encoder, and the trace names it. `llm` is the model for the steps that ask
-    one; without it they follow their rules. Memories said after `as_of` are hidden; it defaults to the
+    one; without it they follow their rules. `reranker` is the one that the plan names; it defaults to that
+    of `adaptmr.rerank.reranker` with this name. Memories said after `as_of` are hidden; it defaults to the
     question's `asked_at`, and for a text without a time nothing is hidden. With `where`, and with
     `plan.layers`, `owners` or `tags`, the result is that of a store that holds nothing else. Of a
     memory's text the first `MAX_TEXT_CHARS` characters are read and shown; the trace says where there were
@@ -121,22 +130,29 @@ def execute(
     Returns `Evidence` with at most `plan.k` hits (none when the gate closes), the relevance, the context
     for the reader, the trace, and in `usage` the time and the calls it took. Raises `FitError` for a fit to
     another encoder, `PlanError` for a plan of several rounds (`max_rounds`, `expand`: see
-    `adaptmr.retrieval.rounds`), and what `LLM.complete` raises.
+    `adaptmr.retrieval.rounds`) or another reranker, and what `LLM.complete` and a reranker raise.
     """
     if not isinstance(plan, RetrievalPlan):
         raise TypeError(f"plan is {kind_of(plan)}, not a RetrievalPlan: execute(plan, question, store)")
     check_llm(llm)
-    return execute_request(plan, make_request(query, store, as_of, where), fit=fit, llm=llm)
+    request = make_request(query, store, as_of, where)
+    return execute_request(plan, request, fit=fit, llm=llm, reranker=reranker)
 
 
 def execute_request(
-    plan: RetrievalPlan, request: Request, *, fit: Fit | None = None, llm: LLM | None = None
+    plan: RetrievalPlan,
+    request: Request,
+    *,
+    fit: Fit | None = None,
+    llm: LLM | None = None,
+    reranker: Reranker | str | None = None,
 ) -> Evidence:
     """Run one round of a plan for a `Request`; otherwise as `execute`."""
     check_single_round(plan)
     encoder = request.store.embedder.name
     fit = fit or fit_for(encoder)
     check_fit(fit, encoder)
+    model = named_reranker(plan, reranker)
     begun = perf_counter()
     with meter_usage() as meter, request.visible() as visible:
         now = asked_at(request.query, visible.store)
@@ -150,6 +166,7 @@ def execute_request(
             now,
             request.moment,
             llm,
+            model,
             hidden,
             visible.total,
         )
@@ -169,6 +186,21 @@ def execute_request(
     )
 
 # %% ../../nbs/retrieval/06_execute.ipynb #382a5b83
+def named_reranker(plan: RetrievalPlan, given: Reranker | str | None) -> MeteredReranker | None:
+    """Return the reranker that a plan names: the given one, or one made by its name; `None` for none.
+
+    Raises `PlanError` where the given one has another name.
+    """
+    if plan.reranker is None:
+        return None
+    found = as_reranker(plan.reranker if given is None else given)
+    if given is not None and plan.reranker not in (found.name, given):
+        raise PlanError(
+            f"reranker={plan.reranker!r}: the reranker given is {found.name!r}; give the one named"
+        )
+    return found
+
+
 def check_single_round(plan: RetrievalPlan) -> None:
     """Raise `PlanError` for a plan of several rounds."""
     for name, single in (("max_rounds", 1), ("expand", 0)):

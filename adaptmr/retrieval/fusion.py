@@ -43,6 +43,7 @@ class Fit:
     - `seen`: the stores that it was fitted on: "fewest" and "most" memories, the fewest "speakers", the mean
       words of a memory ("shortest" and "longest"), and the "base" rate at which evidence was found, 0 to 1.
       Empty: not known, and its probability is used everywhere.
+    - `reranker`: the name of the reranker that the weights of the signal "reranker" are for ("": none).
     """
 
     embedder: str
@@ -50,6 +51,7 @@ class Fit:
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     relevance: Mapping[str, float] = field(default_factory=dict, hash=False)
     seen: Mapping[str, float] = field(default_factory=dict, hash=False)
+    reranker: str = ""
 
     @property
     def label(self) -> str:

@@ -16,6 +16,7 @@ from ..markup import Cell, html_table
 from ..llm import LLM
 from ..reader import ANSWER_STYLES
 from .differences import Differences, differences
+from ..rerank.scores import Reranker
 from .signals import SIGNALS
 from ..store.protocol import PlannerStore
 from ..spelling import did_you_mean, kind_of
@@ -25,8 +26,8 @@ from ..types import QueryType, Question, as_utc
 
 # %% auto #0
 __all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'WINDOW_TIMES', 'SELECTIONS',
-           'PART_FIELDS', 'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner', 'PlannerWithLLM', 'MultiPlanner',
-           'planner_llm', 'weighted_plans', 'FixedPlanner']
+           'PART_FIELDS', 'RERANK_DEPTH', 'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner', 'PlannerWithLLM',
+           'MultiPlanner', 'planner_llm', 'PlannerWithReranker', 'planner_reranker', 'weighted_plans', 'FixedPlanner']
 
 # %% ../../nbs/retrieval/02_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
@@ -39,6 +40,11 @@ WINDOW_RULES = ("hard", "yield", "soft")
 WINDOW_TIMES = ("happened", "said")
 SELECTIONS = ("rank", "cover")
 PART_FIELDS = ("layers", "owners", "tags")
+RERANK_DEPTH = 20  # candidates that a reranker reads
+_NOT_WRITTEN: dict[str, Any] = {  # values that a plan's JSON leaves out
+    **dict.fromkeys((*PART_FIELDS, "reranker")),
+    "rerank_depth": RERANK_DEPTH,
+}
 
 
 _T = TypeVar("_T")
@@ -75,6 +81,9 @@ class RetrievalPlan:
     - Scores: `pool` candidates are scored by the `weights` of signals or of fitted sets of them, except the
       signals in `without`. The `fusion` is their "sum", or reciprocal ranks ("rrf").
       An `entity_boost` multiplies each score by 1 + boost × the names and words shared with the question.
+    - Reranker: the model named `reranker` reads the best `rerank_depth` candidates of each query. Its score
+      is the signal "reranker", added with the weight that `weights` or the fit has for it; without a
+      weight its order is the order of what it read.
     - Part: only memories of these `layers` ("": turns, as they were said), of these `owners` and with one of
       these `tags` are searched; `None`: any. Scores are those of a store that holds nothing else.
     - Conditions: a `time_window` [start, end), which is "hard" (nothing outside is returned, unless nothing
@@ -111,6 +120,8 @@ class RetrievalPlan:
     without: tuple[str, ...] = ()
     fusion: str = "sum"
     entity_boost: float = 0.0
+    reranker: str | None = None
+    rerank_depth: int = RERANK_DEPTH
     layers: tuple[str, ...] | None = None
     owners: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None
@@ -195,7 +206,7 @@ class RetrievalPlan:
 
 # %% ../../nbs/retrieval/02_plan.ipynb #b7b3ce29
 def _plan_to_json(plan: RetrievalPlan) -> str:
-    values = {k: v for k, v in asdict(plan).items() if v is not None or k not in PART_FIELDS}
+    values = {k: v for k, v in asdict(plan).items() if k not in _NOT_WRITTEN or v != _NOT_WRITTEN[k]}
     values["weights"] = dict(sorted(plan.weights.items()))
     if plan.time_window:
         values["time_window"] = [t.isoformat() for t in plan.time_window]
@@ -240,6 +251,7 @@ _INTS = (
     ("max_rounds", 1, 20),
     ("expand", 0, 20),
     ("rerank_tokens", 0, 1_000_000),
+    ("rerank_depth", 1, 1_000),
     ("passages", 0, 1_000),
     ("window_grace", 0, 3660),
     ("k", 0, 1_000_000),
@@ -305,6 +317,7 @@ def _checked_values(plan: RetrievalPlan) -> dict[str, Any]:
         _text(name, getattr(plan, name))
     if plan.fallback is not None:
         _text("fallback", plan.fallback)
+    _check_reranker(plan)
     return values
 
 # %% ../../nbs/retrieval/02_plan.ipynb #a992d5fd
@@ -337,6 +350,11 @@ def _unit(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise PlanError(f"{name}={_short(value)} must be a number from 0 to 1")
     return float(value) + 0.0  # no negative zero
+
+
+def _check_reranker(plan: RetrievalPlan) -> None:
+    if plan.reranker is not None and not _text("reranker", plan.reranker).strip():
+        raise PlanError(f"reranker={plan.reranker!r} must be the name of a reranker, or None for none")
 
 
 def _choice(name: str, value: Any, allowed: Iterable[str]) -> None:
@@ -464,6 +482,19 @@ class MultiPlanner(Protocol):
 def planner_llm(planner: object) -> LLM | None:
     """Return the model that a planner asks; `None` for one that asks none."""
     return planner.llm if isinstance(planner, PlannerWithLLM) else None
+
+
+@runtime_checkable
+class PlannerWithReranker(Protocol):
+    """A planner whose plans name a reranker, which it holds."""
+
+    @property
+    def reranker(self) -> Reranker | str | None: ...
+
+
+def planner_reranker(planner: object) -> Reranker | str | None:
+    """Return the reranker that a planner holds; `None` for one that has none."""
+    return planner.reranker if isinstance(planner, PlannerWithReranker) else None
 
 
 def weighted_plans(

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from ..llm import LLM
 from ..llm.tasks import meter_usage
+from ..rerank.scores import Reranker
 from .as_of import Request, make_request
 from .execute import execute_request
 from .follow_up import FOLLOW_UP_METHODS, FollowUp, Progress
@@ -32,6 +33,7 @@ def run_rounds(
     *,
     fit: Fit | None = None,
     llm: LLM | None = None,
+    reranker: Reranker | str | None = None,
     as_of: datetime | str | None = None,
     where: Filter | None = None,
 ) -> Evidence:
@@ -41,15 +43,21 @@ def run_rounds(
     `plan.follow`, and adds a query, at most `plan.max_rounds` times. Takes, returns and raises what
     `execute` does; `evidence.plan` is the plan with all its queries and a single round.
     """
-    return run_request(plan, make_request(query, store, as_of, where), fit=fit, llm=llm)
+    request = make_request(query, store, as_of, where)
+    return run_request(plan, request, fit=fit, llm=llm, reranker=reranker)
 
 
 def run_request(
-    plan: RetrievalPlan, request: Request, *, fit: Fit | None = None, llm: LLM | None = None
+    plan: RetrievalPlan,
+    request: Request,
+    *,
+    fit: Fit | None = None,
+    llm: LLM | None = None,
+    reranker: Reranker | str | None = None,
 ) -> Evidence:
     """Run a plan in rounds for a `Request`; otherwise as `run_rounds`."""
     if plan.max_rounds == 1 and not plan.expand:
-        return execute_request(plan, request, fit=fit, llm=llm)
+        return execute_request(plan, request, fit=fit, llm=llm, reranker=reranker)
     begun, text = perf_counter(), request.text
     if plan.merge == "turns":
         # the notes of "turns" quote queries, and a model's words must not reach the reader
@@ -62,7 +70,9 @@ def run_request(
         settled: tuple[str, list[str]] | None = None
         for number in range(1, plan.max_rounds):
             start = perf_counter()
-            found = execute_request(replace(search_only, queries=queries), request, fit=fit)
+            found = execute_request(
+                replace(search_only, queries=queries), request, fit=fit, reranker=reranker
+            )
             progress = Progress(text, found, queries, plan.confidence_threshold, drafts, request.moment)
             step = FOLLOW_UP_METHODS[plan.follow](progress, llm)
             drafts = (*drafts, step.draft) if step.draft else drafts
@@ -77,7 +87,7 @@ def run_request(
                 break
             queries = (*queries, step.query)
         final = replace(plan, queries=queries if queries != (text,) else (), max_rounds=1, expand=0)
-        found = execute_request(final, request, fit=fit, llm=llm)
+        found = execute_request(final, request, fit=fit, llm=llm, reranker=reranker)
         n = len(seen | {h.memory.id for h in found.hits})
         if plan.max_rounds > 1 and n > len(seen):
             rows.append(TraceRow("last round", len(seen), n, 0.0, _describe_new(queries, found, seen)))

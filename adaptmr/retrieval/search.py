@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,8 @@ from ..types import Finding, Hit, Memory
 # %% auto #0
 __all__ = ['INTERIM_HITS', 'WINDOW_YIELD', 'cut_question', 'note_hidden', 'restrict_to_part', 'describe_part',
            'restrict_to_window', 'inside_window', 'describe_window', 'Hop', 'interim_answer', 'run_queries',
-           'step_findings', 'search', 'best_match_notes', 'describe_search', 'search_nothing', 'cut_texts',
-           'widen_window']
+           'step_findings', 'search', 'merged_hits', 'best_match_notes', 'describe_search', 'search_nothing',
+           'cut_texts', 'widen_window']
 
 # %% ../../nbs/retrieval/05_search.ipynb #86f6f3c9
 def cut_question(state: State) -> State:
@@ -127,9 +127,7 @@ def interim_answer(state: State, query: str, found: ScoredCandidates) -> str:
 def run_queries(state: State) -> tuple[list[ScoredCandidates], list[Hop]]:
     """Search for each query in turn. Return the scored candidates, and the hops with interim answers."""
     plan, speakers = state.plan, columns_of(state.store).speakers
-    weights = {
-        name: w for name, w in state.fit.expand_weights(plan.weights).items() if name not in plan.without
-    }
+    weights = {name: w for name, w in state.weights.items() if name != "reranker"}  # nothing is read yet
     searches: list[ScoredCandidates] = []
     hops: list[Hop] = []
     for i, query in enumerate(state.queries):
@@ -158,27 +156,33 @@ def step_findings(state: State, hops: Sequence[Hop]) -> list[Finding]:
 # %% ../../nbs/retrieval/05_search.ipynb #edc3b269
 def search(state: State) -> State:
     """Run the queries, merge what they found, and make hits of the rows."""
-    plan = state.plan
     searches, hops = run_queries(state)
-    merged = merge(searches, plan.merge, plan.k)
-    notes = best_match_notes(state, searches)
-    memories = [state.store.memories[row] for row in merged]
-    hits = [
-        Hit(readable(m), found.score, note=notes.get(row, ""))
-        for m, (row, found) in zip(memories, merged.items())
-    ]
+    found = merged_hits(state, searches)
     return state.after(
         "search",
         sum(len(found.candidates) for found in searches),
-        len(hits),
+        len(found["hits"]),
         describe_search(state, [hop.answer for hop in hops]),
-        searches=tuple(searches),
-        origins={m.id: found.origin for m, found in zip(memories, merged.values())},
-        row_of={m.id: row for m, row in zip(memories, merged)},
-        hits=hits,
         findings=(*state.findings, *step_findings(state, hops)),
-        long_texts=sum(len(m.text) > MAX_TEXT_CHARS for m in memories),
+        **found,
     )
+
+
+def merged_hits(state: State, searches: Sequence[ScoredCandidates]) -> dict[str, Any]:
+    """Merge what searches found; return the fields of the state that hold it, the hits among them."""
+    merged = merge(searches, state.plan.merge, state.plan.k)
+    notes = best_match_notes(state, searches)
+    memories = [state.store.memories[row] for row in merged]
+    return {
+        "searches": tuple(searches),
+        "origins": {m.id: found.origin for m, found in zip(memories, merged.values())},
+        "row_of": {m.id: row for m, row in zip(memories, merged)},
+        "hits": [
+            Hit(readable(m), found.score, note=notes.get(row, ""))
+            for m, (row, found) in zip(memories, merged.items())
+        ],
+        "long_texts": sum(len(m.text) > MAX_TEXT_CHARS for m in memories),
+    }
 
 
 def best_match_notes(state: State, searches: Sequence[ScoredCandidates]) -> dict[int, str]:

@@ -22,7 +22,7 @@ __all__ = ['SignalFunction', 'SIGNALS', 'TIME_DECAY_DAYS', 'RECENCY_HALF_LIFE_DA
            'RECENCY_HALF_LIFE_TURNS', 'Signal', 'register_signal', 'signal_values', 'dense', 'content', 'sentence',
            'lexical', 'window', 'entity', 'caption', 'speaker', 'role', 'time', 'cue', 'previous', 'following',
            'previous2', 'following2', 'session', 'reply', 'first_person', 'question', 'named', 'given', 'cosine',
-           'recency', 'priority', 'layer', 'turn_recency']
+           'recency', 'priority', 'layer', 'turn_recency', 'reranker']
 
 # %% ../../nbs/retrieval/01_signals.ipynb #a1c4c181
 SignalFunction = Callable[[Candidates], np.ndarray]
@@ -342,3 +342,9 @@ def turn_recency(c: Candidates) -> np.ndarray:
 
 def _turn(m: Memory, speakers: frozenset[str]) -> float:
     return float(m.step)
+
+# %% ../../nbs/retrieval/01_signals.ipynb #f93869e9
+@register_signal("reranker", fitted=False)
+def reranker(c: Candidates) -> np.ndarray:
+    """A reranker's score, in deviations over those it read; others have its lowest; 0 before it has read."""
+    return np.zeros(len(c))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..llm import LLM
+from ..rerank.scores import MeteredReranker
 from .candidates import Candidates, select_candidates
 from .parsed_query import ParsedQuery
 from .fusion import Fit, ScoredCandidates
@@ -48,6 +49,7 @@ class State:
     now: datetime
     moment: datetime | None = None
     llm: LLM | None = None
+    reranker: MeteredReranker | None = None
     hidden: str = ""
     total: int = 0
     allowed: np.ndarray | None = None
@@ -67,6 +69,17 @@ class State:
     def queries(self) -> tuple[str, ...]:
         """What is searched for: the plan's queries, else the question."""
         return self.plan.queries or (self.text,)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights of signals that the plan means, named sets expanded by the fit.
+
+        The weight that a fit has for a reranker holds for that reranker alone.
+        """
+        expanded = self.fit.expand_weights(self.plan.weights)
+        if self.fit.reranker != self.plan.reranker and "reranker" not in self.plan.weights:
+            expanded.pop("reranker", None)
+        return {name: w for name, w in expanded.items() if name not in self.plan.without}
 
     @property
     def rows(self) -> list[int]:

@@ -22,11 +22,19 @@ from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
 from ..markup import Cell, HtmlOutput, html_table
 from .differences import show_value
+from ..rerank import MeteredReranker, Reranker, as_reranker
 from .fusion import Fit
 from .mixture import mix_evidence
 from .as_of import Request, make_request
 from .occurrences import find_occurrence
-from .plan import PlanError, Planner, RetrievalPlan, planner_llm, weighted_plans
+from adaptmr.retrieval.plan import (
+    PlanError,
+    Planner,
+    RetrievalPlan,
+    planner_llm,
+    planner_reranker,
+    weighted_plans,
+)
 from .queries import decompose
 from .rounds import run_request
 from .prompt_limit import limit_context
@@ -233,17 +241,23 @@ class StrategyPlanner:
 
 @dataclass(frozen=True)
 class Router:
-    """Plans by the strategy of a question's type, which `question_type` predicts (default: `classify`)."""
+    """Plans by the strategy of a question's type, which `question_type` predicts (default: `classify`).
+
+    With a `reranker`, every plan names it.
+    """
 
     question_type: Callable[[Question], QueryType] = lambda question: classify(question.text)
     strategies: dict[QueryType, Strategy] = field(default_factory=lambda: dict(STRATEGIES))
     name: str = "router"
     answer_styles: dict[QueryType, str] = field(default_factory=lambda: dict(ANSWER_STYLES_BY_TYPE))
+    reranker: Reranker | str | None = None
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
         now = asked_at(question, store)
-        return plan_for_type(self.question_type(question), question, now, self.strategies, self.answer_styles)
+        type_ = self.question_type(question)
+        plan = plan_for_type(type_, question, now, self.strategies, self.answer_styles)
+        return plan if self.reranker is None else replace(plan, reranker=as_reranker(self.reranker).name)
 
     def __repr__(self) -> str:
         used = (f"{t}: {_strategy_name(s)}" for t, s in self.strategies.items())
@@ -279,6 +293,7 @@ def retrieve(
     fit: Fit | None = None,
     llm: LLM | None = None,
     *,
+    reranker: Reranker | str | None = None,
     as_of: datetime | str | None = None,
     where: Filter | None = None,
     token_budget: int | None = None,
@@ -286,7 +301,9 @@ def retrieve(
     """Retrieve at most `k` memories for a question: plan, then run the plan.
 
     The default planner is the router with its rules, which needs no model and no key. `llm` is the model for
-    the steps that ask one; it defaults to the planner's own. Memories said after `as_of` are hidden from
+    the steps that ask one; it defaults to the planner's own. A `reranker` (a name, or an object: see
+    `adaptmr.rerank.reranker`) reads the best candidates of every plan; it too defaults to the planner's own.
+    Memories said after `as_of` are hidden from
     the planner and the search; it defaults to the question's `asked_at`, and for a text without a time
     nothing is hidden. Of a memory that was updated later, the version of that time is visible. With `where`
     only memories that pass it are visible, to the planner too. The context takes at most `token_budget`
@@ -299,10 +316,13 @@ def retrieve(
     check_llm(llm)
     request = make_request(query, store, as_of, where)
     model = llm if llm is not None else planner_llm(planner)
+    read_by = as_reranker(reranker) if reranker is not None else None
+    own = planner_reranker(planner) if read_by is None else read_by
     with meter_usage() as meter:
         found = [
-            (weight, run_request(_bounded(plan.sized(k), token_budget), request, fit=fit, llm=model))
-            for weight, plan in _plans(planner, request)
+            (weight, run_request(plan, request, fit=fit, llm=model, reranker=own))
+            for weight, planned in _plans(planner, request)
+            for plan in [_edited(planned, k, token_budget, read_by)]
         ]
     mixed = mix_evidence(found, k)
     return replace(
@@ -317,6 +337,14 @@ def _plans(planner: Planner, request: Request) -> Sequence[tuple[float, Retrieva
         return weighted_plans(planner, request.query, request.visible_store())
     with request.visible() as visible:  # no memory that another thread adds meanwhile is seen
         return weighted_plans(planner, request.query, visible.store)
+
+
+def _edited(
+    plan: RetrievalPlan, k: int, token_budget: int | None, reranker: MeteredReranker | None
+) -> RetrievalPlan:
+    """Return the plan for `k` memories, within a token budget, and read by a reranker where one is given."""
+    bounded = _bounded(plan.sized(k), token_budget)
+    return bounded if reranker is None else replace(bounded, reranker=reranker.name)
 
 
 def _bounded(plan: RetrievalPlan, token_budget: int | None) -> RetrievalPlan:
@@ -335,6 +363,7 @@ async def aretrieve(
     fit: Fit | None = None,
     llm: LLM | None = None,
     *,
+    reranker: Reranker | str | None = None,
     as_of: datetime | str | None = None,
     where: Filter | None = None,
     token_budget: int | None = None,
@@ -351,6 +380,7 @@ async def aretrieve(
         planner,
         fit,
         llm,
+        reranker=reranker,
         as_of=as_of,
         where=where,
         token_budget=token_budget,

@@ -16,6 +16,7 @@ from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of
 from ..retrieval.parsed_query import parse_query
 from ..llm import LLM, check_llm
 from ..markup import HtmlOutput, html_table, text_table
+from ..rerank.scores import Reranker
 from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.plan import Planner, planner_llm
 from ..retrieval.strategies import retrieve
@@ -120,7 +121,10 @@ def get_capabilities(system: Any) -> Capabilities:
 
 # %% ../../nbs/systems/00_base.ipynb #3dd9ccc3
 class PlannedSystem:
-    """Combine a `MemoryStore` and a planner under the `MemorySystem` protocol."""
+    """Combine a `MemoryStore` and a planner under the `MemorySystem` protocol.
+
+    With a `reranker`, the best candidates of every plan are read by it.
+    """
 
     def __init__(
         self,
@@ -130,8 +134,9 @@ class PlannedSystem:
         llm: LLM | None = None,
         embedder: Any = "auto",
         fit: Fit | None = None,
+        reranker: Reranker | str | None = None,
     ) -> None:
-        self.name, self.planner, self.llm = name, planner, llm
+        self.name, self.planner, self.llm, self.reranker = name, planner, llm, reranker
         self._embedder, self._fit, self._first_conversation = embedder, fit, ""
         self.store: MemoryStore = None  # type: ignore[assignment]  # made by reset()
         self.reset()
@@ -188,7 +193,9 @@ class PlannedSystem:
 
     def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
         """Plan, then run the plan; return at most `k` hits."""
-        return retrieve(question, self.store, k, self.planner, fit=self.fit, llm=self.llm)
+        return retrieve(
+            question, self.store, k, self.planner, fit=self.fit, llm=self.llm, reranker=self.reranker
+        )
 
 # %% ../../nbs/systems/00_base.ipynb #eef30129
 SystemFactory = Callable[..., "MemorySystem | Solver"]
@@ -261,15 +268,23 @@ class SystemNames(list[str]):
         return html_table(self.descriptions.items(), ("system", "what it does"))
 
 
-def make_system(name: str, llm: Any = None, *, embedder: Any = "auto", seed: int = 0) -> Any:
+def make_system(
+    name: str,
+    llm: Any = None,
+    *,
+    embedder: Any = "auto",
+    seed: int = 0,
+    reranker: Reranker | str | None = None,
+) -> Any:
     """Make a new, empty system by its name. Raises `ValueError` that lists the names for an unknown one.
 
     It is a `MemorySystem` or, where it has `solve`, a `Solver`. `llm` is for systems that call a model;
     `embedder` is a name, an `Embedder` or "auto" (chosen by the language of what is ingested); `seed` is for
-    systems that choose at random.
+    systems that choose at random; `reranker`, a name or an object (see `adaptmr.rerank.reranker`), is for
+    systems that have one, such as `hybrid_reranked`.
     """
     check_llm(llm)
-    return get_factory(name)(name=name, llm=llm, embedder=embedder, seed=seed)
+    return get_factory(name)(name=name, llm=llm, embedder=embedder, seed=seed, reranker=reranker)
 
 
 def uses_llm(name: str) -> bool:

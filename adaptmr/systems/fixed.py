@@ -12,6 +12,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from ..rerank import DEFAULT_RERANKER, Reranker
 from ..retrieval.rendering import readable, render_context
 from ..retrieval.parsed_query import query_text
 from ..retrieval.as_of import make_request, resolve_as_of
@@ -133,6 +134,18 @@ def _zscore(name: str, embedder: Any, **_: Any) -> MemorySystem:
 @register_system("hybrid", "every signal, weighed by a fit to other conversations")
 def _hybrid(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return _fixed(name, HYBRID_WEIGHTS, embedder)
+
+
+@register_system(
+    "hybrid_reranked", "hybrid, whose best candidates a reranker puts in order", group="baseline"
+)
+def _hybrid_reranked(
+    name: str, embedder: Any, reranker: Reranker | str | None = None, **_: Any
+) -> MemorySystem:
+    plan = RetrievalPlan(weights=HYBRID_WEIGHTS, planner=name)
+    return PlannedSystem(
+        name, FixedPlanner(plan, name), embedder=embedder, reranker=reranker or DEFAULT_RERANKER
+    )
 
 
 @register_system("hybrid_passages", "hybrid, with long turns cut to their best passage", group="baseline")

@@ -27,7 +27,7 @@ from ..types import QueryType
 __all__ = ['ENTRY_POINTS', 'NameTaken', 'own_systems', 'forget_module', 'system', 'strategy', 'load_packages', 'packages_of']
 
 # %% ../../nbs/systems/01_own.ipynb #1fcf4508
-_OPTIONS = ("name", "llm", "embedder", "seed")  # what a factory may take, see `make_system`
+_OPTIONS = ("name", "llm", "embedder", "seed", "reranker")  # what a factory may take, see `make_system`
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 
@@ -60,8 +60,11 @@ def _factory_of(thing: Any) -> SystemFactory:
     if not callable(thing) and hasattr(thing, "plan"):
         planner = thing
 
-    def make(name: str, llm: Any = None, embedder: Any = "auto", seed: int = 0) -> MemorySystem:
-        options = {"name": name, "llm": llm, "embedder": embedder, "seed": seed}
+    def make(
+        name: str, llm: Any = None, embedder: Any = "auto", seed: int = 0, reranker: Any = None
+    ) -> MemorySystem:
+        given = (name, llm, embedder, seed, reranker)
+        options = dict(zip(_OPTIONS, given))
         made: Any = planner if planner is not None else _call_with_options(thing, options)
         if callable(getattr(made, "retrieve", None)):
             made.name = name

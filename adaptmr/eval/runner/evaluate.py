@@ -30,6 +30,7 @@ from ...llm import check_llm
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import meter_usage
 from ...progress import progress_bar
+from ...rerank import Reranker, as_reranker
 from ...provenance import code_sha256, texts_sha256
 from ...spelling import kind_of
 from ...systems.base import MemorySystem, get_capabilities, known_systems, unknown_system
@@ -153,7 +154,10 @@ def _identity(setup: Setup, systems: Sequence[str | System], remembering: Iterab
         "k": setup.k,
         "embedder": _embedder_name(setup.embedder),
         "seed": setup.seed,
-        "own": user_code_hashes(systems, embedder=setup.embedder, model=setup.llm),
+        "own": user_code_hashes(
+            systems, embedder=setup.embedder, model=setup.llm, reranker=setup.reranker
+        ),
+        **({"reranker": [setup.reranker.name, setup.reranker.revision]} if setup.reranker else {}),
         **({"train": sorted(setup.train)} if setup.train else {}),
         **({"states": states} if states else {}),
     }
@@ -167,6 +171,7 @@ def evaluate(
     *,
     embedder: Any = "auto",
     seed: int = 0,
+    reranker: Reranker | str | None = None,
     train: Collection[str] = (),
     journal: str | Path | None = None,
     used: Callable[[], Iterable[str]] | None = None,
@@ -179,7 +184,7 @@ def evaluate(
     `llm.concurrency` how many questions on a conversation such a system is asked at once, from several
     threads (not where `system.one_at_a_time` is true). `k` is the number of memories. `embedder` is a name,
     an `Embedder`, "auto" (by the language of each conversation), or a mapping from what "auto" would choose
-    to the `Embedder` to use instead.
+    to the `Embedder` to use instead. `reranker`, a name or an object, is for the systems that have one.
 
     A solver is asked one question at a time, in the data's order, and emptied as its `scope` says
     (`adaptmr.systems.base.Capabilities`). `train` are the ids of the questions whose scores `learn` tells it;
@@ -213,7 +218,8 @@ def evaluate(
     _check_data(data)
     notes = validate(data)
     budgets = matched_budgets(systems, llm, seed)
-    setup = Setup(data, llm, k, embedder, seed, budgets, _training_ids(data, train))
+    reads = None if reranker is None else as_reranker(reranker)
+    setup = Setup(data, llm, k, embedder, seed, budgets, _training_ids(data, train), reads)
     declared = declared_capabilities(systems, llm, seed)
     remembering = [setup.make(s, "hash") for s, n in zip(systems, names) if declared[n].scope == "forever"]
     identity = _identity(setup, systems, remembering) if journal is not None else {}

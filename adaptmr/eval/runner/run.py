@@ -34,6 +34,7 @@ class Setup:
     seed: int
     budgets: Mapping[str, str]
     train: frozenset[str] = frozenset()
+    reranker: Any = None
 
     @property
     def threads(self) -> int:
@@ -47,7 +48,9 @@ class Setup:
         """Return the system, made if only its name is given."""
         if not isinstance(system, str):
             return system
-        return make_system(system, self.llm, embedder=embedder, seed=self.seed)
+        return make_system(
+            system, self.llm, embedder=embedder, seed=self.seed, reranker=self.reranker
+        )
 
     def place(self, conversation: Conversation) -> Place:
         """Return where the questions on a conversation are asked."""
