@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from importlib import import_module
 from random import Random
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from .markup import Cell, cut_text, html_table, preview_table, text_table
 from .spelling import UnknownName, did_you_mean
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from adaptmr.retrieval.plan import RetrievalPlan
 
 # %% auto #0
-__all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'as_utc', 'QueryType', 'Memory', 'memory_order', 'message_text', 'Conversation',
-           'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'Memories', 'escape_tags', 'TraceRow', 'Trace', 'Finding',
-           'Evidence', 'Answer', 'Dataset']
+__all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'MESSAGE_KEYS', 'as_utc', 'QueryType', 'Memory', 'memory_order', 'message_text',
+           'Message', 'read_message', 'Conversation', 'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'Memories',
+           'escape_tags', 'TraceRow', 'Trace', 'Finding', 'Evidence', 'Answer', 'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -152,6 +152,8 @@ def _memory_row(m: Memory) -> tuple[str | Cell, ...]:
 
 # %% ../nbs/00_types.ipynb #329cc4c6
 INSTRUCTION_ROLES = ("system", "developer")  # of messages that tell a model what to do, and that nobody said
+MESSAGE_KEYS = ("role", "content", "name", "at", "session", "user", "agent", "tags", "id")
+_LEFT_OUT = ("tool_calls", "tool_call_id", "function_call", "refusal", "annotations", "audio")  # of chat APIs
 
 
 def message_text(content: Any) -> str:
@@ -163,25 +165,60 @@ def message_text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if not isinstance(content, Sequence):
+    if not isinstance(content, list | tuple):
         raise TypeError(f"content is a {type(content).__name__}, not a string or a list of parts")
+    for part in content:
+        if not isinstance(part, str | Mapping):
+            raise TypeError(f"content has a part that is a {type(part).__name__}, not a text or a mapping")
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _read_message(message: Any) -> tuple[str, str, datetime | None, str, str] | None:
-    """Speaker, text, time, session and id of a message; `None` for one without words of a speaker."""
+class Message(NamedTuple):
+    """What a chat message says, and what it says of itself: "" and `None` for what it doesn't."""
+
+    text: str
+    speaker: str
+    at: datetime | None
+    session: str
+    id: str
+    user: str
+    agent: str
+    tags: tuple[str, ...]
+
+
+def read_message(message: Any) -> Message | None:
+    """Read a chat message, `{"role": "user", "content": "…"}`; `None` for one without words of a speaker.
+
+    Those are instructions (`INSTRUCTION_ROLES`) and messages without text, such as calls of a tool. The
+    speaker is the `name`, else the `role`. Raises `TypeError` for what is no mapping, for a content that is
+    no text and for tags that are no list of strings, `ValueError` for an unknown key, a missing content and
+    a time that is none.
+    """
     if not isinstance(message, Mapping):
         raise TypeError(f"it is a {type(message).__name__}, not a mapping with role and content")
-    if "content" not in message:
+    if unknown := [k for k in message if k not in MESSAGE_KEYS and k not in _LEFT_OUT]:
+        hint = ", and text is called content" if unknown[0] == "text" else ""
+        raise ValueError(f"it has the key {unknown[0]!r}; it may have {', '.join(MESSAGE_KEYS)}{hint}")
+    if "content" not in message and not any(k in message for k in _LEFT_OUT):
         raise ValueError(f"it has no content, only {sorted(map(str, message))}")
-    role = str(message.get("role") or "")
-    text = message_text(message["content"])
-    if role in INSTRUCTION_ROLES or not text.strip():
+    text = message_text(message.get("content"))
+    said = {name: str(message.get(name) or "") for name in ("role", "name", "session", "id", "user", "agent")}
+    if said["role"] in INSTRUCTION_ROLES or not text.strip():
         return None
-    speaker = str(message.get("name") or role)
-    at = as_utc(message.get("at"))
-    return speaker, text, at, str(message.get("session") or ""), str(message.get("id") or "")
+    tags = message.get("tags") or ()
+    if isinstance(tags, str):
+        raise TypeError(f"it has the tags {tags!r}; they must be a list, such as [{tags!r}]")
+    return Message(
+        text,
+        said["name"] or said["role"],
+        as_utc(message.get("at") or None),
+        said["session"],
+        said["id"],
+        said["user"],
+        said["agent"],
+        tuple(tags),
+    )
 
 # %% ../nbs/00_types.ipynb #60950abb
 @dataclass(frozen=True, slots=True, repr=False)
@@ -200,10 +237,10 @@ class Conversation:
 
         `content` is a string or a list of parts, of which those with text are taken. Optional: `at`, a
         `datetime` or ISO 8601; `name`, who spoke if not the `role`; `session`; `id`, which becomes the
-        turn's `source`. Without sessions a new one begins after `gap_hours` hours of silence; a message
-        without an `id` gets a source such as `S2:5`, the fifth of the second session. Messages stay in their
-        order; instructions (`system`, `developer`) and those without text (tool calls) are left out. Raises
-        `ValueError`, which names the message, for one that can't be read.
+        turn's `source`; `user`, `agent`, `tags`. Without sessions a new one begins after `gap_hours` hours
+        of silence; a message without an `id` gets a source such as `S2:5`, the fifth of the second session.
+        Messages stay in their order; instructions (`system`, `developer`) and those without text (tool
+        calls) are left out. Raises `ValueError`, which names the message, for one that can't be read.
         """
         turns: list[Memory] = []
         numbers: dict[str, int] = {}  # of sessions, in order of appearance
@@ -211,10 +248,10 @@ class Conversation:
         current, named = "", False
         for n, message in enumerate(messages, 1):
             try:
-                read = _read_message(message)
+                read = read_message(message)
                 if read is None:
                     continue
-                speaker, text, at, session, source = read
+                at, session = read.at, read.session
                 if turns and named != bool(session):
                     raise ValueError("sessions must be given for every message, or for none")
             except (TypeError, ValueError) as e:
@@ -227,16 +264,19 @@ class Conversation:
             current = session
             number = numbers.setdefault(session, len(numbers) + 1)
             counts[session] = counts.get(session, 0) + 1
-            source = source or f"S{number}:{counts[session]}"
+            source = read.id or f"S{number}:{counts[session]}"
             turns.append(
                 Memory(
                     f"{id}/{source}",
-                    text,
-                    speaker,
+                    read.text,
+                    read.speaker,
                     at or UNDATED,
                     session=session,
                     step=len(turns),
                     source=source,
+                    tags=read.tags,
+                    meta={"agent": read.agent} if read.agent else {},
+                    owner=read.user,
                 )
             )
         return cls(id, tuple(dict.fromkeys(m.speaker for m in turns if m.speaker)), turns)

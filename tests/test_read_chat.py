@@ -101,6 +101,37 @@ def test_all_forms_give_the_same_conversation(put):
     assert [am.Conversation.from_messages(messages)] == expected
 
 
+@pytest.mark.parametrize(
+    "message, said",
+    [
+        ({"role": "user", "content": "Hi"}, ("user", "Hi", "", (), "")),
+        ({"name": "Ann", "content": [{"text": "Hi"}, {"image_url": {}}]}, ("Ann", "Hi", "", (), "")),
+        ({"content": "Hi", "user": "ann", "agent": "a", "tags": ["t"]}, ("", "Hi", "ann", ("t",), "a")),
+        ({"role": "system", "content": "Be kind."}, None),
+        ({"role": "developer", "content": "Be kind."}, None),
+        ({"role": "assistant", "tool_calls": [{}]}, None),
+        ({"role": "user", "content": "Hi", "sesion": "s1"}, "'sesion'"),
+        ({"role": "user", "text": "Hi"}, "called content"),
+        ({"role": "user"}, "no content"),
+        ({"role": "user", "content": 7}, "int"),
+        ({"role": "user", "content": [7]}, "int"),
+        ({"role": "user", "content": "Hi", "at": "soon"}, "soon"),
+        ({"role": "user", "content": "Hi", "tags": "t"}, "tags"),
+    ],
+)
+def test_a_conversation_and_a_store_read_a_message_alike(message, said):
+    store = am.MemoryStore(embedder="hash")
+    if isinstance(said, str):
+        for read in (lambda: am.Conversation.from_messages([message]), lambda: store.add([message])):
+            with pytest.raises(ValueError, match=said):
+                read()
+        return
+    store.add([message])
+    for memories in (am.Conversation.from_messages([message]).turns, store.memories):
+        read = [(m.speaker, m.text, m.owner, m.tags, m.meta.get("agent", "")) for m in memories]
+        assert read == ([] if said is None else [said])
+
+
 def test_fine_tuning_data_has_a_conversation_a_line(put):
     lines = [
         {"messages": [{"role": "user", "content": f"Hello {n}"}, {"role": "assistant", "content": "Hi"}]}

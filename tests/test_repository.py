@@ -286,7 +286,7 @@ FLOORS = [
     {"eval"},
     {"training", "perf", "sections"},
     {"plugins"},
-    {"experiments", "mcp_server"},
+    {"experiments", "mcp_server", "integrations"},
     {"cli", "__main__"},
 ]
 FLOOR = {subpackage: i for i, subpackages in enumerate(FLOORS) for subpackage in subpackages}

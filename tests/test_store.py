@@ -106,7 +106,7 @@ def test_an_id_with_other_content_is_kept_and_a_warning_names_it(store):
     ("bad", "error", "named"),
     [
         ("  ", ValueError, "'  '"),
-        ({"id": "x"}, ValueError, "without content"),
+        ({"id": "x"}, ValueError, "no content"),
         (None, TypeError, "None"),
         ([Memory("a", "x"), 7], TypeError, "7 is no memory"),
         ([Memory("a", "x"), Memory("b", "x", step=2**70)], ValueError, "'b'"),

@@ -30,7 +30,7 @@ from .registry import register_file_reader
 from .validation import DataCheck, DatasetError, check, quoted
 from .whatsapp import is_whatsapp, whatsapp_rows
 from ..provenance import texts_sha256
-from ..types import INSTRUCTION_ROLES, Conversation, Dataset, message_text
+from ..types import INSTRUCTION_ROLES, MESSAGE_KEYS, Conversation, Dataset, message_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -288,7 +288,8 @@ def _read_conversations(
         if reading.found.faults:
             continue  # they are reported once all rows are read
         messages = _in_order(messages, reading.notes)
-        made = Conversation.from_messages(messages, ids[name], gap_hours)
+        said = [{key: m[key] for key in m.keys() & MESSAGE_KEYS} for m in messages]
+        made = Conversation.from_messages(said, ids[name], gap_hours)
         conversations.append(made)
         for turn, message in zip(made.turns, messages, strict=True):
             before = f"{places[turn.id]} and " if turn.id in places else ""

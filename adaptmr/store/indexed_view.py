@@ -189,8 +189,16 @@ def apply_changes(view: IndexedView, records: Records, ids: Sequence[str]) -> In
             slots = np.insert(slots, places, view.ivf.vectors.append(vectors))
             keys = np.insert(keys, places, [key for _, _, key, _ in new])
             steps = np.insert(steps, places, [step for step, *_ in new])
-        memories = LazyMemories(view.memories.get_records, keys, last_event(db), loaded)
-    return IndexedView(view.lexical, memories, steps, view.ivf, slots, view.unsaved + len(ids))
+        n, seq = len(view.memories), last_event(db)
+        appended = not gone.any() and np.array_equal(keys[:n], view.memories.keys)
+        if appended:
+            memories = view.memories.continued(keys[n:], seq)
+        else:
+            memories = LazyMemories(view.memories.get_records, keys, seq, loaded)
+    after = IndexedView(view.lexical, memories, steps, view.ivf, slots, view.unsaved + len(ids))
+    if appended:
+        after.keep_words(view)
+    return after
 
 
 def _read_rows(records: Records, ids: Sequence[str]) -> dict[str, tuple[int, int, str, bytes]]:

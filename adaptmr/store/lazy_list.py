@@ -70,6 +70,8 @@ class LazyMemories(Sequence[Memory]):
         self.keys, self.seq, self.loaded = keys, seq, loaded if loaded is not None else {}
         self.get_records = get_records
         self._columns: dict[str, tuple[list[Any], np.ndarray]] = {}
+        self._coded: dict[str, tuple[list[Any], np.ndarray]] = {}  # the same as the database has it, or less
+        self._origin = object()  # of this list and of those that continue it
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -98,6 +100,23 @@ class LazyMemories(Sequence[Memory]):
     def __repr__(self) -> str:
         return f"<{len(self)} memories, {len(self.loaded)} of them read>"
 
+    def continued(self, keys: np.ndarray, seq: int) -> LazyMemories:
+        """Return the list with the memories of further `keys` (m,) behind these, as of line `seq` of the log.
+
+        These must not have changed up to that line. What was read of them is taken over.
+        """
+        new = LazyMemories(self.get_records, np.append(self.keys, keys), seq, dict(self.loaded))
+        new._coded, new._origin = dict(self._coded), self._origin
+        return new
+
+    def continues(self, earlier: Sequence[Memory]) -> bool:
+        """Say whether this list is `earlier` with or without further memories behind it."""
+        return (
+            isinstance(earlier, LazyMemories)
+            and self._origin is earlier._origin
+            and np.array_equal(self.keys[: len(earlier)], earlier.keys)
+        )
+
     def load_rows(self, rows: np.ndarray) -> list[Memory]:
         """Return the memories of these rows (m,), read together."""
         keys = self.keys[rows].tolist()
@@ -117,18 +136,28 @@ class LazyMemories(Sequence[Memory]):
         return self._columns[name]
 
     def _read_columns(self, names: tuple[str, ...]) -> None:
+        start = len(self._coded[names[0]][1]) if names[0] in self._coded else 0
+        rows = [self._row_of(m, names) for m in self[start:]] if start else self._all_rows(names)
+        for i, name in enumerate(names):
+            known, before = self._coded.get(name, ([], np.zeros(0, np.int64)))
+            different, codes = _coded([r[i] for r in rows], known)
+            self._coded[name] = different, np.append(before, codes)
+            self._columns[name] = [_PARSED.get(name, from_sql)(v) for v in different], self._coded[name][1]
+
+    def _all_rows(self, names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        """Read these columns of all memories."""
         with self.get_records().reading() as db:
             rows = db.execute(f"SELECT key, id, {', '.join(names)} FROM memories").fetchall()
             changed = changed_since(db, self.seq)
         values = {r[0]: r[2:] for r in rows if not changed or from_sql(r[1]) not in changed}
         for key in self.keys.tolist():
             if key not in values:
-                row = dict(zip(COLUMNS, to_row(self.loaded.get(key) or self._read([key])[0])))
-                values[key] = tuple(row[name] for name in names)
-        found = [values[key] for key in self.keys.tolist()]
-        for i, name in enumerate(names):
-            different, codes = _coded([r[i] for r in found])
-            self._columns[name] = [_PARSED.get(name, from_sql)(v) for v in different], codes
+                values[key] = self._row_of(self.loaded.get(key) or self._read([key])[0], names)
+        return [values[key] for key in self.keys.tolist()]
+
+    def _row_of(self, m: Memory, names: tuple[str, ...]) -> tuple[Any, ...]:
+        row = dict(zip(COLUMNS, to_row(m)))
+        return tuple(row[name] for name in names)
 
     def _read(self, keys: list[int]) -> list[Memory]:
         found = read_memories(self.get_records(), keys, self.seq)
@@ -143,11 +172,11 @@ def _parse_object(value: str | bytes) -> Any:
 _PARSED: dict[str, Callable[[Any], Any]] = {"instant": int, "tags": parse_strings, "meta": _parse_object}
 
 
-def _coded(values: list[Any]) -> tuple[list[Any], np.ndarray]:
-    """Return the different values in order of first appearance, and the index of each row's value (n,)."""
-    known: dict[Any, int] = {}
-    codes = np.fromiter((known.setdefault(v, len(known)) for v in values), np.int64, len(values))
-    return list(known), codes
+def _coded(values: list[Any], known: Sequence[Any] = ()) -> tuple[list[Any], np.ndarray]:
+    """Return the different values, `known` ones first, then by appearance, and each row's index (n,)."""
+    index: dict[Any, int] = {v: i for i, v in enumerate(known)}
+    codes = np.fromiter((index.setdefault(v, len(index)) for v in values), np.int64, len(values))
+    return list(index), codes
 
 # %% ../../nbs/store/06_lazy_list.ipynb #fc51d9ec
 class LazyIds(Sequence[str]):

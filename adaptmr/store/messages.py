@@ -14,10 +14,10 @@ from typing import Any
 
 from .serialization import iter_memories
 from ..spelling import kind_of
-from ..types import UNDATED, Conversation, Memory, as_utc, message_text
+from ..types import UNDATED, Conversation, Memory, as_utc, read_message
 
 # %% auto #0
-__all__ = ['MESSAGE_KEYS', 'Item', 'Shared', 'read_message', 'Added', 'make_memories']
+__all__ = ['Item', 'Shared', 'memory_of', 'Added', 'make_memories']
 
 # %% ../../nbs/store/01_messages.ipynb #9e07c3c7
 @dataclass(frozen=True, slots=True)
@@ -73,45 +73,30 @@ def _agreed(m: Memory, name: str, own: Any, shared: Any, empty: Any) -> Any:
     return shared
 
 # %% ../../nbs/store/01_messages.ipynb #21648c21
-MESSAGE_KEYS = ("role", "content", "name", "at", "session", "user", "agent", "tags", "id")
-_LEFT_OUT = ("tool_calls", "tool_call_id", "function_call", "refusal", "annotations", "audio")  # of chat APIs
 _NEW = "\0"  # the id of a memory until it gets one
 
 
-def read_message(message: Mapping[str, Any]) -> Memory | None:
+def memory_of(message: Mapping[str, Any]) -> Memory | None:
     """Make a memory of a chat message, as yet without an id unless it has one; `None` for one without words.
 
-    The speaker is its `name`, else its `role`. Raises `ValueError` that names an unknown key or a content
-    that is no text.
+    Raises `ValueError`, which quotes the message, for one that `read_message` can't read.
     """
-    if unknown := [k for k in message if k not in MESSAGE_KEYS and k not in _LEFT_OUT]:
-        raise ValueError(
-            f"a message has the key {unknown[0]!r}; it may have {', '.join(MESSAGE_KEYS)}"
-            f"{', and text is called content' if unknown[0] == 'text' else ''}"
-        )
-    if "content" not in message and not any(k in message for k in _LEFT_OUT):
-        raise ValueError(f"add() was given a message without content: {dict(message)!r:.80}")
-    if not (text := _words(message.get("content"))).strip():
+    try:
+        read = read_message(message)
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"add() can't read the message {dict(message)!r:.80}: {e}") from e
+    if read is None:
         return None
-    agent = message.get("agent")
     return Memory(
-        message.get("id") or _NEW,
-        text,
-        message.get("name") or message.get("role") or "",
-        message.get("at") or UNDATED,
-        session=message.get("session") or "",
-        tags=tuple(message.get("tags") or ()),
-        meta={"agent": agent} if agent else {},
-        owner=message.get("user") or "",
+        read.id or _NEW,
+        read.text,
+        read.speaker,
+        read.at or UNDATED,
+        session=read.session,
+        tags=read.tags,
+        meta={"agent": read.agent} if read.agent else {},
+        owner=read.user,
     )
-
-
-def _words(content: Any) -> str:
-    """Return the text of a message's content: a string, `None`, or a list of parts."""
-    parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
-    if content is None or isinstance(content, str) or parts:
-        return message_text(content)
-    raise ValueError(f"a message has the content {content!r:.80}; it must be a text, or a list of its parts")
 
 # %% ../../nbs/store/01_messages.ipynb #46f2791b
 Item = Memory | str | Mapping[str, Any]  # what a memory is made of
@@ -162,7 +147,7 @@ def _read(item: Any) -> Memory | None:
             raise ValueError(f"the text {item!r} says nothing; a memory needs words")
         return Memory(_NEW, item)
     if isinstance(item, Mapping):
-        return read_message(item)
+        return memory_of(item)
     remedy = "add() takes memories, strings, messages: {\"role\": \"user\", \"content\": \"…\"}"
     if isinstance(item, Conversation):
         remedy = "add one conversation at a time: for c in data.conversations: store.add(c)"

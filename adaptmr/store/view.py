@@ -116,7 +116,12 @@ def truncate_text(m: Memory, mark: str = "") -> Memory:
 
 
 def begins_with(memories: Sequence[Memory], earlier: Sequence[Memory]) -> bool:
-    """Say whether a list begins with all memories of an earlier one; never of one that reads from a file."""
+    """Say whether a list begins with all memories of an earlier one.
+
+    One that reads from a file says so itself (`continues`), without reading.
+    """
+    if (continues := getattr(memories, "continues", None)) is not None:
+        return bool(continues(earlier))
     lists = isinstance(memories, list) and isinstance(earlier, list)
     return lists and memories[: len(earlier)] == earlier  # quick: the same objects aren't compared
 
@@ -262,6 +267,10 @@ class BaseView(RowFilter):
                 self.lexical.build(_IndexedTexts(self.memories), [_key(m) for m in self.memories])
             self._indexed = self.memories
         return self.lexical
+
+    def keep_words(self, earlier: BaseView) -> None:
+        """Take over the words of an earlier view, which has the same word index, if this one continues it."""
+        self._indexed = earlier._indexed
 
     def forget(self, ids: Iterable[str]) -> None:
         """Drop the words of the memories with these ids, which were erased for good."""
