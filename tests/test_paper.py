@@ -32,8 +32,8 @@ def tiny_run(folder: Path, contrasts: str = "", **manifest: Any) -> Path:
     """Write a run of two systems on four conversations, each with two questions.
 
     The recall of b is 0.4, 0.4, 0.6 and 0.6 in the conversations: its mean is 0.5, with a standard error of
-    0.1155 / 2, and Student's t with 3 degrees of freedom is 3.182, so the interval is 0.5 ± 0.184. Nothing
-    else differs between conversations.
+    0.1155 / 2, and Student's t with 3 degrees of freedom is 3.182, so the interval is 0.5 ± 0.184, cut off
+    at the largest value, 0.6. Nothing else differs between conversations.
     """
     run = folder / "tiny-k5-12345678"
     (run / "tables").mkdir(parents=True)
@@ -68,7 +68,7 @@ def rows_of(table: str) -> list[str]:
 def test_a_table_has_the_numbers_of_the_rows_and_the_order_of_the_run(tmp_path: Path) -> None:
     table = paper.paper_table(tiny_run(tmp_path))
     assert rows_of(table) == [
-        r"b & 0.500 [0.32, 0.68] & 0.200 [0.20, 0.20] \\",
+        r"b & 0.500 [0.32, 0.60] & 0.200 [0.20, 0.20] \\",
         r"a\_1 & 0.250 [0.25, 0.25] & 0.100 [0.10, 0.10] \\",
     ]
     assert "recall@k (n=8) & F1 (n=8)" in table and r"\label{tab:exp3-12345678}" in table
@@ -87,7 +87,7 @@ def test_a_declared_contrast_marks_the_cell_of_its_system(
 ) -> None:
     run = tiny_run(tmp_path, f"b − a_1,recall,0.250,0.240,0.260,0.020,{verdict}\n")
     first, second = rows_of(paper.paper_table(run))
-    assert rf"0.500 [0.32, 0.68]\textsuperscript{{a{sign}}}" in first and "textsuperscript" not in second
+    assert rf"0.500 [0.32, 0.60]\textsuperscript{{a{sign}}}" in first and "textsuperscript" not in second
     note = rf"\textsuperscript{{a{sign}}} b $-$ a\_1, recall: +0.250 [0.240, 0.260], {said}."
     assert note in paper.paper_table(run)
 
@@ -145,7 +145,8 @@ def test_a_committed_run_agrees_with_its_own_table(run: Path) -> None:
     for system, row in zip(written.index, rows):
         cells = [re.sub(r"\\textsuperscript\{.*?\}| \\\\$", "", c) for c in row.split(" & ")]
         found = written.loc[system]
-        assert cells == [latex_text(system), *(found[c] for c in found.index if c.startswith(("recall", "F1")))]
+        shown = [found[c] for c in found.index if c.startswith(("recall", "F1"))]
+        assert cells == [latex_text(system), *shown]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
@@ -178,7 +179,7 @@ def test_a_figure_shows_the_means_of_the_rows(tmp_path: Path) -> None:
 
 def test_faults_are_named(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no manifest.json: give the folder of a finished run"):
+    with pytest.raises(FileNotFoundError, match="none has no manifest"):
         paper.paper_table(tmp_path / "none")
     with pytest.raises(ValueError, match="has no system 'c'; it has"):
         paper.paper_caption(run, ["c"])

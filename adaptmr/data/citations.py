@@ -14,8 +14,8 @@ __all__ = ['package_citation', 'dataset_citation', 'citation_key']
 _ENTRIES = {  # by the beginning of a data set's name
     "locomo": """@inproceedings{maharana2024locomo,
   title = {Evaluating Very Long-Term Conversational Memory of {LLM} Agents},
-  author = {Maharana, Adyasha and Lee, Dong-Ho and Tulyakov, Sergey and Bansal, Mohit and Barbieri, Francesco and
-            Fang, Yuwei},
+  author = {Maharana, Adyasha and Lee, Dong-Ho and Tulyakov, Sergey and Bansal, Mohit and Barbieri,
+            Francesco and Fang, Yuwei},
   booktitle = {Proceedings of the 62nd Annual Meeting of the Association for Computational Linguistics},
   year = {2024},
   note = {arXiv:2402.17753},
@@ -37,8 +37,8 @@ _ENTRIES = {  # by the beginning of a data set's name
 }""",
     "beam": """@misc{tavakoli2025beam,
   title = {Beyond a Million Tokens: Benchmarking and Enhancing Long-Term Memory in {LLMs}},
-  author = {Tavakoli, Mohammad and Salemi, Alireza and Ye, Carrie and Abdalla, Mohamed and Zamani, Hamed and
-            Mitchell, J. Ross},
+  author = {Tavakoli, Mohammad and Salemi, Alireza and Ye, Carrie and Abdalla, Mohamed and Zamani, Hamed
+            and Mitchell, J. Ross},
   year = {2025},
   note = {arXiv:2510.27246},
 }""",

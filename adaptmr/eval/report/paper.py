@@ -141,24 +141,26 @@ def methods_sentence(run: str | Path) -> str:
     keys = ",".join(citation_key(entry) for entry in citations(run))
     encoders = " and ".join(f"{name} ({how})" for name, how in manifest["embedder"].items())
     code = manifest["code"]
-    commit = f"commit {str(code['git_commit'])[:8]}" if code.get("git_commit") else f"code {code['sha256'][:8]}"
+    commit = code.get("git_commit")
+    version = f"commit {commit[:8]}" if commit else f"code {code['sha256'][:8]}"
     systems = latex_text(", ".join(of.systems))
     return (
         rf"We compared {systems} with AdaptMR~\cite{{{keys}}} "
         + latex_text(
-            f"({commit}, run {manifest['run_id']}) on {manifest['data']['label']}: {params['k']} memories for "
-            f"each question, sentence vectors of {encoders}, {_reader_words(manifest)}, seed {params['seed']}. "
-            f"We report {_interval_words()}."
+            f"({version}, run {manifest['run_id']}) on {manifest['data']['label']}: {params['k']} memories "
+            f"for each question, sentence vectors of {encoders}, {_reader_words(manifest)}, "
+            f"seed {params['seed']}. We report {_interval_words()}."
         )
     )
 
 
 def citations(run: str | Path) -> list[str]:
-    """Return BibTeX entries: of this package, and of the run's data set where it isn't part of the package."""
+    """Return BibTeX entries: of this package, and of the run's data set unless the package brings it."""
     name = str(read_manifest(Path(run) / "manifest.json")["data"]["name"])
     return [entry for entry in (package_citation(), dataset_citation(name)) if entry]
 
-# %% ../../../nbs/eval/report/04_paper.ipynb #c7c8d287
+# %% ../../../nbs/eval/report/04_paper.ipynb #0779d89b
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SIGNS = {DIFFERENT: "*", EQUIVALENT: "="}
 _WIDTHS = {"column": "table", "text": "table*"}  # of a page with two columns
 
@@ -171,7 +173,7 @@ def _check_width(width: str) -> None:
 def _marks(contrasts: Sequence[dict[str, str]], shown: Sequence[str]) -> dict[tuple[str, str], str]:
     """The letters of the contrasts, by system and measure; "" for a measure that isn't among those shown."""
     marks: dict[tuple[str, str], str] = {}
-    for letter, contrast in zip("abcdefghijklmnopqrstuvwxyz", contrasts):
+    for letter, contrast in zip(_LETTERS, contrasts):
         place = _pair(contrast)[0], contrast["measure"] if contrast["measure"] in shown else ""
         marks[place] = marks.get(place, "") + letter + _SIGNS.get(contrast["verdict"], "")
     return marks
@@ -190,8 +192,8 @@ def paper_table(
 ) -> str:
     """Return a LaTeX table (booktabs) of systems and measures, with intervals, marks and its caption.
 
-    `measures` are columns of the results (`recall_fraction`, `precision`, `ndcg`, `mrr`, `f1`), `systems` as in
-    `read_run`. `width` is "column" or "text", of a page with two columns. Raises `ValueError` for a measure
+    `measures` are columns of the results (`recall_fraction`, `precision`, `ndcg`, `mrr`, `f1`), `systems` as
+    in `read_run`. `width` is "column" or "text", of a page with two columns. Raises `ValueError` for one
     that the run doesn't have.
     """
     _check_width(width)
@@ -212,10 +214,9 @@ def paper_table(
         + r" \\"
         for system in of.systems
     ]
-    letters = "abcdefghijklmnopqrstuvwxyz"
     notes = [
         rf"\textsuperscript{{{x}{_SIGNS.get(c['verdict'], '')}}} {latex_text(_contrast_words(c))}."
-        for x, c in zip(letters, of.contrasts)
+        for x, c in zip(_LETTERS, of.contrasts)
     ]
     return "\n".join(
         [
@@ -240,10 +241,8 @@ def paper_table(
 # %% ../../../nbs/eval/report/04_paper.ipynb #20335546
 COLUMN_WIDTH, TEXT_WIDTH = 3.3, 6.75  # inches
 _FONT_SIZE = 7  # points
-_SMALL = {
-    name: _FONT_SIZE
-    for name in ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
-}
+_SIZES = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
+_SMALL = dict.fromkeys(_SIZES, _FONT_SIZE)
 
 
 def paper_figure(

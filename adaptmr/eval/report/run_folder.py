@@ -143,7 +143,8 @@ def _columns_and_rows(frame: pd.DataFrame) -> tuple[list[_Column], list[dict[_Co
 def _tex(columns: list[_Column], rows: list[dict[_Column, Any]], name: str, caption: str, digits: int) -> str:
     sides = "".join("r" if all(is_number(r[c]) for r in rows) else "l" for c in columns)
     heads = " & ".join(latex_text(c.replace("_", " ")) for _, c in columns) + r" \\"
-    body = [" & ".join(latex_text(format_number(r[c], digits)) or "--" for c in columns) + r" \\" for r in rows]
+    cells = [[latex_text(format_number(r[c], digits)) or "--" for c in columns] for r in rows]
+    body = [" & ".join(row) + r" \\" for row in cells]
     return "\n".join(
         [
             r"% needs \usepackage{booktabs}",
