@@ -296,8 +296,8 @@ def _draw_types(fig: Figure, ax: Axes, means: pd.DataFrame, label: str) -> None:
         at = side_by_side(len(placed.places), len(placed.series), j, 0.8 / len(placed.series))
         numbers = placed.values(name, "mean", "low", "high")
         draw_error_bars(ax, at, *numbers.T, mark=False, ecolor=TEXT_COLOR, elinewidth=0.8)
-        shape = {"color": look.colour, "markeredgecolor": TEXT_COLOR, "markersize": 4}
-        handles += ax.plot(at, numbers[:, 0], look.marker, **shape)
+        middle, edge = numbers[:, 0], TEXT_COLOR
+        handles += ax.plot(at, middle, look.marker, color=look.colour, markeredgecolor=edge, markersize=4)
     label_places(ax, placed.places)
     ax.set(ylabel=label, ylim=(0, 1.03))
     ax.grid(axis="x", visible=False)
