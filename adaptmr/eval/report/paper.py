@@ -201,14 +201,15 @@ def paper_table(
     if unknown := [m for m in measures if m not in labels or m not in of.rows]:
         raise ValueError(f"the run has no measure {unknown[0]!r}; there are {', '.join(labels)}")
     table = overview_table(of.rows, seed=of.manifest["params"]["seed"])
-    columns = {m: next(c for c in table if c.startswith(f"{labels[m]} (")) for m in measures}
+    columns = {m: next(c for c in map(str, table) if c.startswith(f"{labels[m]} (")) for m in measures}
     names = {m: MEASURE_NAMES.get(m, labels[m]) for m in measures}
     marks = _marks(of.contrasts, list(names.values()))
+    cells: dict[Any, dict[Any, str]] = table.to_dict("index")
     body = [
         " & ".join(
             [
                 _marked(system, marks.get((system, ""), "")),
-                *(_marked(table.at[system, columns[m]], marks.get((system, names[m]), "")) for m in measures),
+                *(_marked(cells[system][columns[m]], marks.get((system, names[m]), "")) for m in measures),
             ]
         )
         + r" \\"
@@ -242,7 +243,7 @@ def paper_table(
 COLUMN_WIDTH, TEXT_WIDTH = 3.3, 6.75  # inches
 _FONT_SIZE = 7  # points
 _SIZES = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
-_SMALL = dict.fromkeys(_SIZES, _FONT_SIZE)
+_SMALL: Any = dict.fromkeys(_SIZES, _FONT_SIZE)
 
 
 def paper_figure(
