@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..stats.estimates import MIN_DIFFERENCES, MIN_GROUPS, TOO_FEW
 from .compare import compare_runs, compare_tables, is_timing
+from .latex import latex_text
 from .manifests import is_finished, read_manifest
 from adaptmr.eval.report.html import (
     is_number,
@@ -120,40 +121,7 @@ def _sort_results(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return frame.sort_values(keys, kind="stable", ignore_index=True)
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #90e22ec6
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "\n": " ",
-    "\r": " ",
-    "–": "--",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "·": r"$\cdot$",
-    "…": r"\ldots{}",
-    "→": r"$\rightarrow$",
-    "κ": r"$\kappa$",
-    "“": "``",
-    "”": "''",
-}
 _Column = tuple[str, str]  # group ("" for none) and name
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in text)
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #90e22ec9
 def _columns_and_rows(frame: pd.DataFrame) -> tuple[list[_Column], list[dict[_Column, Any]]]:
@@ -174,14 +142,15 @@ def _columns_and_rows(frame: pd.DataFrame) -> tuple[list[_Column], list[dict[_Co
 
 def _tex(columns: list[_Column], rows: list[dict[_Column, Any]], name: str, caption: str, digits: int) -> str:
     sides = "".join("r" if all(is_number(r[c]) for r in rows) else "l" for c in columns)
-    heads = " & ".join(_latex(c.replace("_", " ")) for _, c in columns) + r" \\"
-    body = [" & ".join(_latex(format_number(r[c], digits)) or "--" for c in columns) + r" \\" for r in rows]
+    heads = " & ".join(latex_text(c.replace("_", " ")) for _, c in columns) + r" \\"
+    cells = [[latex_text(format_number(r[c], digits)) or "--" for c in columns] for r in rows]
+    body = [" & ".join(row) + r" \\" for row in cells]
     return "\n".join(
         [
             r"% needs \usepackage{booktabs}",
             r"\begin{table}[t]",
             r"\centering",
-            rf"\caption{{{_latex(caption)}}}",
+            rf"\caption{{{latex_text(caption)}}}",
             rf"\label{{tab:{name}}}",
             rf"\begin{{tabular}}{{{sides}}}",
             r"\toprule",
@@ -203,7 +172,7 @@ def _tex_groups(groups: list[str]) -> list[str]:
         return []
     spans, rules, first = [], [], 1
     for group, width in run_lengths(groups):
-        spans.append(rf"\multicolumn{{{width}}}{{c}}{{{_latex(group)}}}")
+        spans.append(rf"\multicolumn{{{width}}}{{c}}{{{latex_text(group)}}}")
         if group:
             rules.append(rf"\cmidrule(lr){{{first}-{first + width - 1}}}")
         first += width

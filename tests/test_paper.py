@@ -1,0 +1,211 @@
+"""For a paper: LaTeX that holds, numbers that come from the run, fonts that are in the file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptmr.data.citations import citation_key, dataset_citation, package_citation
+from adaptmr.data.registry import datasets
+from adaptmr.eval.report import paper
+from adaptmr.eval.report.latex import latex_text
+from adaptmr.eval.report.style import figure_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = ROOT / "outputs" / "exp3"
+DEMO = next(RUNS.glob("demo-auto-rules-k10-offline-seed0-*"))
+LOCOMO = next(RUNS.glob("locomo-auto-rules-k10-offline-seed0-*"))
+SPECIAL = "a_b & 5 % of {x} #1 $2 ^ ~ \\ <|>"
+
+
+def tiny_run(folder: Path, contrasts: str = "", **manifest: Any) -> Path:
+    """Write a run of two systems on four conversations, each with two questions.
+
+    The recall of b is 0.4, 0.4, 0.6 and 0.6 in the conversations: its mean is 0.5, with a standard error of
+    0.1155 / 2, and Student's t with 3 degrees of freedom is 3.182, so the interval is 0.5 ± 0.184, cut off
+    at the largest value, 0.6. Nothing else differs between conversations.
+    """
+    run = folder / "tiny-k5-12345678"
+    (run / "tables").mkdir(parents=True)
+    zeros = dict.fromkeys(("precision", "ndcg", "mrr"), 0.0)
+    pd.DataFrame(
+        {"system": s, "conversation": c, "question": q, "type": "multi_hop", "f1": f1, **zeros}
+        | {"recall_fraction": recall + (off if s == "b" else 0.0), "context_tokens": 7}
+        for s, recall, f1 in (("a_1", 0.25, 0.1), ("b", 0.5, 0.2))
+        for c, off in (("c1", -0.1), ("c2", -0.1), ("c3", 0.1), ("c4", 0.1))
+        for q in ("q1", "q2")
+    ).to_parquet(run / "results.parquet")
+    described: dict[str, Any] = {
+        "experiment": "exp3",
+        "run_id": run.name,
+        "systems": ["b", "a_1"],
+        "data": {"label": "tiny: 4 conversations, 8 questions", "name": "tiny"},
+        "params": {"k": 5, "model": "offline", "seed": 3},
+        "embedder": {"minilm": "float32"},
+        "code": {"git_commit": "0123456789abcdef", "sha256": "f" * 64},
+    }
+    (run / "manifest.json").write_text(json.dumps(described | manifest), encoding="utf-8")
+    if contrasts:
+        head = "contrast,measure,difference,low,high,margin,verdict\n"
+        (run / "tables" / "contrasts.csv").write_text(head + contrasts, encoding="utf-8")
+    return run
+
+
+def rows_of(table: str) -> list[str]:
+    return table.split("\\midrule\n")[1].split("\n\\bottomrule")[0].split("\n")
+
+
+def test_a_table_has_the_numbers_of_the_rows_and_the_order_of_the_run(tmp_path: Path) -> None:
+    table = paper.paper_table(tiny_run(tmp_path))
+    assert rows_of(table) == [
+        r"b & 0.500 [0.32, 0.60] & 0.200 [0.20, 0.20] \\",
+        r"a\_1 & 0.250 [0.25, 0.25] & 0.100 [0.10, 0.10] \\",
+    ]
+    assert "recall@k (n=8) & F1 (n=8)" in table and r"\label{tab:exp3-12345678}" in table
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sign", "said"),
+    [
+        ("different", "*", "different"),
+        ("equivalent", "=", "equivalent within $\\pm$0.020"),
+        ("undecided", "", "undecided"),
+    ],
+)
+def test_a_declared_contrast_marks_the_cell_of_its_system(
+    tmp_path: Path, verdict: str, sign: str, said: str
+) -> None:
+    run = tiny_run(tmp_path, f"b − a_1,recall,0.250,0.240,0.260,0.020,{verdict}\n")
+    first, second = rows_of(paper.paper_table(run))
+    assert rf"0.500 [0.32, 0.60]\textsuperscript{{a{sign}}}" in first and "textsuperscript" not in second
+    note = rf"\textsuperscript{{a{sign}}} b $-$ a\_1, recall: +0.250 [0.240, 0.260], {said}."
+    assert note in paper.paper_table(run)
+
+
+def test_a_contrast_in_a_measure_that_is_not_shown_marks_the_name(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, "b − a_1,current before stale,-0.100,–,–,0.050,undecided\n")
+    table = paper.paper_table(run, measures=["f1"])
+    assert rows_of(table)[0].startswith(r"b\textsuperscript{a} & 0.200")
+    assert "current before stale: -0.100, undecided." in table
+
+
+def test_a_contrast_needs_both_systems(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, "b − a_1,recall,0.250,0.240,0.260,0.020,different\n")
+    assert "textsuperscript" not in paper.paper_table(run, systems=["b"])
+    assert "none is tested" in paper.paper_caption(run, ["b"])
+
+
+def test_a_caption_states_what_a_reader_has_to_know(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, "b − a_1,recall,0.250,0.240,0.260,0.020,different\n")
+    caption = paper.paper_caption(run)
+    for part in ("tiny: 4 conversations", "8 questions (n)", "k = 5", "follows rules", "seed 3"):
+        assert part in caption
+    assert "95 % intervals" in caption
+    assert "Student's t over conversations" in caption and "b − a_1 in recall (different)" in caption
+    other = tiny_run(tmp_path / "m", params={"k": 5, "model": "some-model", "seed": 3})
+    assert "the reader some-model" in paper.paper_caption(other)
+
+
+def test_text_of_a_run_is_escaped(tmp_path: Path) -> None:
+    table = paper.paper_table(tiny_run(tmp_path, data={"label": SPECIAL, "name": "tiny"}))
+    assert latex_text(SPECIAL) in table and SPECIAL not in table
+    assert balanced(table)
+
+
+def balanced(text: str) -> bool:
+    depth = 0
+    for brace in re.findall(r"(?<!\\)[{}]", text):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+@given(st.text(alphabet="ab_&%$#{}~^\\<>|\n−“”"))
+def test_no_character_keeps_a_meaning_for_latex(text: str) -> None:
+    plain = re.sub(r"\\text[a-z]+\{\}|\$-\$|\\[&%$#_{}]|``|''", "", latex_text(text))
+    assert not set(plain) & set("\\&%$#_{}~^\n")
+
+
+@pytest.mark.parametrize("run", [DEMO, LOCOMO], ids=["demo", "locomo"])
+def test_a_committed_run_agrees_with_its_own_table(run: Path) -> None:
+    written = pd.read_csv(run / "tables" / "table2_overall.csv", index_col="system")
+    rows = rows_of(paper.paper_table(run, ["recall_fraction", "f1"], width="text"))
+    assert len(rows) == len(written)
+    for system, row in zip(written.index, rows):
+        cells = [re.sub(r"\\textsuperscript\{.*?\}| \\\\$", "", c) for c in row.split(" & ")]
+        found = written.loc[system]
+        shown = [found[c] for c in found.index if c.startswith(("recall", "F1"))]
+        assert cells == [latex_text(system), *shown]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_the_table_compiles(tmp_path: Path) -> None:
+    body = paper.paper_table(DEMO) + paper.paper_table(LOCOMO, width="text") + paper.methods_sentence(LOCOMO)
+    start = "\\documentclass[twocolumn]{article}\\usepackage{booktabs}\\begin{document}"
+    source = start + body + "\\end{document}"
+    (tmp_path / "p.tex").write_text(source, encoding="utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-halt-on-error", "p.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("text", 6.75)])
+def test_a_figure_has_its_width_and_its_fonts(tmp_path: Path, width: str, inches: float) -> None:
+    figure = paper.paper_figure(tiny_run(tmp_path), width=width)
+    pdf = figure_bytes(figure, "pdf")
+    assert figure.get_size_inches()[0] == inches and b"/FontFile2" in pdf and b"/Type3" not in pdf
+    box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", pdf)
+    assert box is not None and float(box[1]) == pytest.approx(inches * 72, abs=0.1)
+    assert b"<text" not in figure_bytes(figure, "svg")
+
+
+def test_a_figure_shows_the_means_of_the_rows(tmp_path: Path) -> None:
+    ax = paper.paper_figure(tiny_run(tmp_path)).axes[0]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["b", "a_1"]
+    assert [float(line.get_xdata()[0]) for line in ax.lines] == [0.5, 0.25]  # type: ignore[index]
+
+
+def test_faults_are_named(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    with pytest.raises(FileNotFoundError, match="none has no manifest"):
+        paper.paper_table(tmp_path / "none")
+    with pytest.raises(ValueError, match="has no system 'c'; it has"):
+        paper.paper_caption(run, ["c"])
+    with pytest.raises(ValueError, match="no measure 'speed'"):
+        paper.paper_table(run, ["speed"])
+    with pytest.raises(ValueError, match="no measure 'speed'"):
+        paper.paper_figure(run, "speed")
+    with pytest.raises(ValueError, match="width 'wide' must be one of column, text"):
+        paper.paper_table(run, width="wide")
+
+
+def test_every_data_set_of_others_has_a_citation() -> None:
+    own = {name for name in datasets() if name.startswith("demo")}
+    keys = {name: citation_key(dataset_citation(name)) for name in datasets()}
+    assert own and all(bool(key) == (name not in own) for name, key in keys.items())
+    assert all(balanced(dataset_citation(name)) for name in datasets()) and balanced(package_citation())
+
+
+def test_the_citation_of_the_package_is_that_of_citation_cff() -> None:
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    entry = package_citation().replace("{", "").replace("}", "")
+    for part in (cff["title"], cff["version"], cff["repository-code"], cff["authors"][0]["name"]):
+        assert part in entry
+
+
+def test_methods_cite_the_package_and_the_data() -> None:
+    said = paper.methods_sentence(LOCOMO)
+    assert said.startswith("We compared ") and r"\cite{adaptmr,maharana2024locomo}" in said
+    assert r"\cite{adaptmr}" in paper.methods_sentence(DEMO) and balanced(said)
