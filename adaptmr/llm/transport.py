@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Mapping
 
-from .responses import Completion, IncompleteStream, read_body, read_stream
+from .responses import Completion, IncompleteStream, read_body, read_stream, read_vectors
 from .deadlines import BrokenBody, DeadlineExceeded, make_http_client, call_with_timeout
 from .credentials import Endpoint, SecretRedactor, clean_api_key, environment_secrets
 from .tokens import count_tokens, resolve_token_counts, count_prompt_tokens
@@ -181,7 +181,7 @@ def _permanent_error(failure: _Failure, where: str, url: str) -> LLMError:
     if status == 404:
         return ModelNotFound(
             f"{where} answers 404: {message}. Check the model's name, "
-            "and that base_url ends where /chat/completions follows (often in /v1)"
+            "and that base_url ends where /chat/completions or /embeddings follows (often in /v1)"
         )
     if status == 429:
         return AuthError(f"{where}: no quota left: {message}. Add credit to the account, or use another key")
@@ -314,19 +314,21 @@ class _Server:
         self._key, self._needs_key = key, address is None  # a local server may accept any key
         self._idle_clients, self._lock, self._redact = list[Any](), threading.Lock(), SecretRedactor()
 
-    def attempt(self, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
-        """Make one attempt; return the record of the reply, or why there is none. Raises `AuthError`.
+    def attempt(self, ask: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | _Failure:
+        """Make one attempt, `ask(client)`; return the record of the reply, or why there is none.
+
+        Raises `AuthError`.
 
         An exception becomes a `_Failure`, so that an error which is raised from it later has neither a
         cause nor a context: those would contain the server's message with its secrets.
         """
         import openai
 
-        client, outcome = self._client(), None
+        client = self._client()
+        outcome: dict[str, Any] | _Failure
         self._count("sent")
         try:
-            ask = partial(self._complete, client, kwargs, stream)
-            outcome = call_with_timeout(self.timeout, ask, client.close)
+            outcome = call_with_timeout(self.timeout, partial(ask, client), client.close)
         except DeadlineExceeded as e:
             return _to_failure(e, self._redact)
         except (openai.APIError, IncompleteStream, BrokenBody, json.JSONDecodeError) as e:
@@ -335,7 +337,8 @@ class _Server:
             self._idle_clients.append(client)
         return outcome
 
-    def _complete(self, client: Any, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
+    def complete(self, kwargs: dict[str, Any], stream: bool, client: Any) -> dict[str, Any]:
+        """Ask for a reply; return its record."""
         chat = client.chat.completions
         if stream:
             completion = read_stream(chat.create(**kwargs))
@@ -345,6 +348,12 @@ class _Server:
         if record["text"] != completion.text:
             self._count("secret in a reply")
         return record
+
+    def embed(self, kwargs: dict[str, Any], client: Any) -> dict[str, Any]:
+        """Ask for vectors; return `rows`, `prompt_tokens` (as the server counts) and `fault`."""
+        body = client.embeddings.with_raw_response.create(**kwargs).content
+        found = read_vectors(body, len(kwargs["input"]), kwargs.get("dimensions"))
+        return {"rows": found.rows, "prompt_tokens": found.prompt_tokens, "fault": found.fault}
 
     def _client(self) -> Any:
         import openai
@@ -356,7 +365,8 @@ class _Server:
             if key is None and self._needs_key:
                 raise AuthError(
                     f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; "
-                    "a local server needs only base_url=…, and LLM('offline') needs neither"
+                    "a local server needs only base_url=…; LLM('offline') and the encoders that come with the "
+                    "package need neither"
                 )
             self._key = key = key or "none"
             self._redact = SecretRedactor(key, *self.address.secrets, *environment_secrets())
@@ -415,16 +425,11 @@ class Transport:
         start, n_failed, level, refusal = time.perf_counter(), 0, self._accepted.format_level, ""
         while True:
             kwargs = self._accepted.request_kwargs(request, level, stream)
-            with self._slots:
-                if (cancelled := CANCELLED.get()) is not None and cancelled.is_set():
-                    raise RequestCancelled(f"{self._where}: not asked, because the run was stopped")
-                outcome = self._server.attempt(kwargs, stream)
+            outcome = self._attempt(partial(self._server.complete, kwargs, stream))
             if isinstance(outcome, dict):
-                self._answered = True
                 with self.lock:
                     self._accepted.remember_format(level, self.counts)
                 return {**outcome, "seconds": round(time.perf_counter() - start, 3)}
-            self._answered = self._answered or outcome.status > 0
             if outcome.status not in (400, 422):
                 self._wait_or_raise(outcome, n_failed)
                 n_failed += 1
@@ -434,6 +439,38 @@ class Transport:
                 adapted = self._accepted.adapt(outcome.message, kwargs, self.counts)
             if not adapted:
                 level = self._next_level(level, "schema" in request, refusal)
+
+    def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request for vectors and return the record of its reply; retry as `send` does.
+
+        `request` has `model`, `input` (a list of texts) and optionally `dimensions`. The vectors are asked
+        for in base64, and after a refusal that names `encoding_format` as numbers. The record has `rows`
+        (n, dim), `prompt_tokens`, `fault` (see `read_vectors`) and `seconds`. Raises what `send` raises.
+        """
+        start, n_failed = time.perf_counter(), 0
+        while True:
+            as_numbers = "encoding_format" in self._accepted.dropped_params
+            kwargs = {**request, "encoding_format": "float" if as_numbers else "base64"}
+            outcome = self._attempt(partial(self._server.embed, kwargs))
+            if isinstance(outcome, dict):
+                return {**outcome, "seconds": round(time.perf_counter() - start, 3)}
+            if outcome.status not in (400, 413, 422):
+                self._wait_or_raise(outcome, n_failed)
+                n_failed += 1
+            elif "encoding_format" in outcome.message and not as_numbers:
+                self._accepted.dropped_params.add("encoding_format")
+                self.count("adapted: vectors as numbers")
+            else:
+                raise BadRequest(f"{self._where} refuses the texts: {outcome.message[:400]}")
+
+    def _attempt(self, ask: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | _Failure:
+        """Make one attempt when a slot is free. Raises `RequestCancelled` if the run was stopped."""
+        with self._slots:
+            if (cancelled := CANCELLED.get()) is not None and cancelled.is_set():
+                raise RequestCancelled(f"{self._where}: not asked, because the run was stopped")
+            outcome = self._server.attempt(ask)
+        self._answered = self._answered or isinstance(outcome, dict) or outcome.status > 0
+        return outcome
 
     def _wait_or_raise(self, failure: _Failure, n_failed: int) -> None:
         if not failure.retryable or (failure.connection_refused and not self._answered):
