@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .data.registry import is_file_name, load
 from .embed import embedder as make_embedder, shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
+from .embed.fit_files import fit_path, own_fit, write_fit_file
 from .embed.names import embedder_name, is_endpoint, strip_precision, parse_embedder_name
 from .eval.report import run_folder, tables
 from .eval.runner.identity import user_code_hashes
@@ -141,6 +142,18 @@ def _own_code(systems: Sequence[str], dataset: str, plugins: Sequence[Plugin]) -
         **{f"plugin {plugin.name}": plugin.sha256[:16] for plugin in plugins},
         **{f"package {name}": version for name, version in packages_of(systems).items()},
     }
+
+
+def _encoder_identity(embedder: str) -> dict[str, str]:
+    """What identifies the encoder of a run beside its name: its server, and the user's own fits."""
+    found: dict[str, str] = {}
+    if is_endpoint(embedder):
+        found[f"encoder {embedder}"] = str(getattr(make_embedder(embedder), "precision", ""))
+    for name in BUNDLED_EMBEDDERS if embedder == "auto" else (embedder,):
+        if fitted := own_fit(name):
+            found[f"fit {fitted.embedder}"] = fitted.sha256
+            notice(f"{name}: your own fit {fitted.sha256} acts, from {fit_path(name)}")
+    return found
 
 
 def _normalize_params(
@@ -335,6 +348,9 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     }
     inputs.export(run, used["vector"], used["call"])
     keep_sources(experiment.plugins, run.path)
+    for name in frame.attrs["embedders"]:
+        if fitted := own_fit(name):
+            write_fit_file(run.path / "fits" / fit_path(name).name, fitted)
     writing = writing_usage(frame).to_dict("records")
     run.write_manifest(
         models=[experiment.params["model"]],
@@ -409,7 +425,10 @@ class Experiment:
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])
         if is_file_name(self.params["dataset"]):
             self.params["dataset"] = PurePath(self.params["dataset"]).name
-        self.user_code = _own_code(systems, self.params["dataset"], self.plugins)
+        self.user_code = {
+            **_own_code(systems, self.params["dataset"], self.plugins),
+            **_encoder_identity(self.params["embedder"]),
+        }
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
         replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats

