@@ -47,7 +47,7 @@ def test_without_a_file_the_fit_for_any_encoder_acts_and_there_is_no_head(fits: 
         FittedClassifier(Named())
 
 
-def test_a_file_acts_in_search_pairs_and_classifier_and_the_trace_names_it(fits: Path, fitted: FitFile) -> None:
+def test_a_file_acts_everywhere_and_the_trace_names_it(fits: Path, fitted: FitFile) -> None:
     write_fit_file(fit_path("toy/encoder"), fitted)
     own = fit_for("toy/encoder")
     assert own.origin == fitted.sha256 and own != shipped_fit_for("toy/encoder")
@@ -73,11 +73,11 @@ def test_the_hash_changes_with_the_values_and_not_with_the_scores(fitted: FitFil
     assert replace(fitted, cosines=(0.0, 1.0)).sha256 != fitted.sha256
 
 
-def test_a_file_of_another_encoder_is_not_used_and_a_damaged_one_is_an_error(fits: Path, fitted: FitFile) -> None:
+def test_a_file_of_another_encoder_is_not_used_and_a_damaged_one_fails(fits: Path, fitted: FitFile) -> None:
     write_fit_file(fit_path("toy encoder"), replace(fitted, embedder="toy/encoder"))
     assert own_fit("toy encoder") is None
     fit_path("toy/encoder").write_text("{", encoding="utf-8")
-    with pytest.raises(FitFileError, match="toy--encoder.json"):
+    with pytest.raises(FitFileError, match=r"toy--encoder\.json"):
         fit_for("toy/encoder")
 
 

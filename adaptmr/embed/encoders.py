@@ -312,8 +312,8 @@ def _load_sentence_transformer(name: str, precision: str) -> _Encode:
         raise OSError(
             f"embedder {name!r} is none of {', '.join(BUNDLED_EMBEDDERS)}, and as a sentence-transformers "
             f"model it could not be loaded ({e}). "
-            f"Without a network, pass the path of a folder that holds the model, or put it in the cache of the "
-            f"hub where there is one: hf download {name}"
+            "Without a network, pass the path of a folder that holds the model, or put it in the hub's cache "
+            f"while there is one: hf download {name}"
         ) from e
     prompts = dict(getattr(model, "prompts", None) or {})
     is_e5 = re.search(r"(?:^|[/-])e5-", name.lower())  # it needs prefixes, even if its configuration has none

@@ -309,8 +309,8 @@ def store_statistics(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
 
     The keys are "fewest" and "most" memories, fewest "speakers", the mean words of a memory in the store with
     the "shortest" and in that with the "longest" memories, the "base" rate of found evidence, 0 to 1, and
-    for an encoder that isn't in `WITHOUT_MEANING` the "closeness": the value of `topic_closeness` that all but
-    `FAR` of the questions with evidence reach, on the data set where they reach least.
+    for an encoder that isn't in `WITHOUT_MEANING` the "closeness": the value of `topic_closeness` that all
+    but `FAR` of the questions with evidence reach, on the data set where they reach least.
     """
     stores = [s.candidates.columns for s in samples]
     sizes, words = [len(c.memories) for c in stores], [c.words_per_memory for c in stores]
