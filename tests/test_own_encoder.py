@@ -1,4 +1,4 @@
-"""A small BERT of random weights, saved as a sentence-transformers model: prompts, length and normalisation."""
+"""A small BERT of random weights, saved for sentence-transformers: prompts, length, normalisation."""
 
 from __future__ import annotations
 
