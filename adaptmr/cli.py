@@ -291,7 +291,9 @@ def replay_run(folder: Path, root: Path, imports: Sequence[str] = ()) -> list[st
     with tempfile.TemporaryDirectory() as scratch:
         outputs = Path(scratch)
         with environment_variables(
-            ADAPTMR_REPLAY=str(folder.resolve()), ADAPTMR_CACHE=str(outputs / "cache")
+            ADAPTMR_REPLAY=str(folder.resolve()),
+            ADAPTMR_CACHE=str(outputs / "cache"),
+            ADAPTMR_FITS=str(folder.resolve() / "fits"),
         ):
             again = execute_notebook(notebook, {**params, "out_dir": str(outputs)}, outputs)
         return compare_tables(folder, again)
@@ -457,9 +459,14 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--mcp", metavar="FILE", required=True, help="over MCP, on standard input and output")
     server.add_argument("--user", default="", help="the only user whose memories are served")
     server.add_argument("--model", default="offline", help="the model that answers (default: rules)")
-    commands.add_parser(
+    fit = commands.add_parser(
         "fit", help="refit the fusion's weights, its relevance, the heads of the classifier, the pair model"
     )
+    fit.add_argument("--embedder", metavar="NAME", help="fit them to this encoder, into a file of your own")
+    fit.add_argument(
+        "--data", nargs="+", default=[], metavar="DATA", help="data sets for it (default: demo, LoCoMo)"
+    )
+    fit.add_argument("--out", metavar="FILE", help="the file (default: where it is found)")
     return parser
 
 # %% ../nbs/05_cli.ipynb #adca513d
@@ -524,7 +531,7 @@ def _dispatch(args: argparse.Namespace) -> int:
 
         print("\n".join(datasets()))
     elif args.command == "fit":
-        print("\n".join(map(str, fit_models())))
+        print("\n".join(_fit(args)))
     elif args.command == "serve":
         _serve(args)
     elif args.what == "list":
@@ -538,6 +545,16 @@ def _dispatch(args: argparse.Namespace) -> int:
     else:
         return _replay(args)
     return 0
+
+
+def _fit(args: argparse.Namespace) -> list[str]:
+    from adaptmr.training.user_fits import write_own_fit
+
+    if args.embedder:
+        return write_own_fit(args.embedder, args.data, args.out)[1]
+    if args.data or args.out:
+        raise UsageError("--data and --out belong to --embedder NAME")
+    return list(map(str, fit_models()))
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -15,7 +15,8 @@ from .data.registry import is_file_name, load
 from .embed import embedder as make_embedder, shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
 from .rerank import DEFAULT_RERANKER, MeteredReranker, reranker as make_reranker
-from .embed.names import embedder_name, strip_precision, parse_embedder_name
+from .embed.fit_files import fit_path, own_fit, write_fit_file
+from .embed.names import embedder_name, is_endpoint, strip_precision, parse_embedder_name
 from .eval.report import run_folder, tables
 from .eval.runner.identity import user_code_hashes
 from .eval.report.manifests import is_finished, read_manifest
@@ -151,6 +152,18 @@ def _own_code(systems: Sequence[str], dataset: str, plugins: Sequence[Plugin]) -
     }
 
 
+def _encoder_identity(embedder: str) -> dict[str, str]:
+    """What identifies the encoder of a run beside its name: its server, and the user's own fits."""
+    found: dict[str, str] = {}
+    if is_endpoint(embedder):
+        found[f"encoder {embedder}"] = str(getattr(make_embedder(embedder), "precision", ""))
+    for name in BUNDLED_EMBEDDERS if embedder == "auto" else (embedder,):
+        if fitted := own_fit(name):
+            found[f"fit {fitted.embedder}"] = fitted.sha256
+            notice(f"{name}: your own fit {fitted.sha256} acts, from {fit_path(name)}")
+    return found
+
+
 def _normalize_params(
     params: Mapping[str, Any], default_systems: Sequence[str] | None
 ) -> tuple[dict[str, Any], list[str]]:
@@ -205,7 +218,7 @@ class _RecordedInputs:
     """
 
     def __init__(self, earlier: Path, params: Mapping[str, Any], only_recorded: bool) -> None:
-        self._asked = params["embedder"]
+        self._asked, self._only_recorded = params["embedder"], only_recorded
         mode = "replay" if only_recorded else "auto"
         calls_models = params["model"] != "offline" or "reranker" in params
         self.calls = ReplayCache(cache_dir() / "calls.sqlite", mode) if calls_models else None
@@ -251,12 +264,18 @@ class _RecordedInputs:
     def encoder(self) -> Any:
         """The encoder asked for; in a repeated run, in the precision that is recorded."""
         recorded = {
-            strip_precision(name): make_embedder(embedder_name(strip_precision(name), precision))
+            strip_precision(name): self._recorded_encoder(name, precision)
             for name, precision in self._precision.items()
         }
         if found := recorded.get(strip_precision(self._asked)):
             return found
         return (recorded or "auto") if self._asked == "auto" else make_embedder(self._asked)
+
+    def _recorded_encoder(self, name: str, precision: str) -> Any:
+        """The encoder of a manifest; one behind a server by the server's id, which is its precision."""
+        if is_endpoint(name):
+            return make_embedder(name, revision=precision, allow_encoding=not self._only_recorded)
+        return make_embedder(embedder_name(strip_precision(name), precision))
 
     def newly_used_keys(self) -> set[str]:
         """The keys of the calls and vectors used since the last call of this method."""
@@ -387,6 +406,9 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     }
     inputs.export(run, used["vector"], used["call"])
     keep_sources(experiment.plugins, run.path)
+    for name in frame.attrs["embedders"]:
+        if fitted := own_fit(name):
+            write_fit_file(run.path / "fits" / fit_path(name).name, fitted)
     writing = writing_usage(frame).to_dict("records")
     run.write_manifest(
         models=[experiment.params["model"]],
@@ -467,7 +489,10 @@ class Experiment:
         read_by = {name: v for name, v in self.params.items() if name == "reranker"}
         if read_by and Path(read_by["reranker"]).is_dir():
             self.params["reranker"] = Path(read_by["reranker"]).resolve().name  # not where it lies here
-        self.user_code = _own_code(systems, self.params["dataset"], self.plugins)
+        self.user_code = {
+            **_own_code(systems, self.params["dataset"], self.plugins),
+            **_encoder_identity(self.params["embedder"]),
+        }
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
         replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats

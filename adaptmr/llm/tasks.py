@@ -32,8 +32,9 @@ from ..types import Usage
 _all_ = ["repair_json"]
 
 # %% auto #0
-__all__ = ['OUTCOMES', 'OUTCOME_COUNTER', 'TASKS', 'OutcomeCounter', 'UsageMeter', 'meter_usage', 'object_schema', 'TaskResult',
-           'count_result', 'Task', 'register_task', 'get_task', 'run_task', 'prompt_hashes', 'repair_json']
+__all__ = ['OUTCOMES', 'OUTCOME_COUNTER', 'TASKS', 'OutcomeCounter', 'UsageMeter', 'meter_usage', 'meter_vectors',
+           'object_schema', 'TaskResult', 'count_result', 'Task', 'register_task', 'get_task', 'run_task',
+           'prompt_hashes', 'repair_json']
 
 # %% ../../nbs/llm/04_tasks.ipynb #8fb85e62
 OUTCOMES = ("model", "repaired", "retried", "fallback", "offline")
@@ -102,6 +103,7 @@ class UsageMeter:
     times: CallTimes = field(default_factory=CallTimes)
     late: Usage = field(default_factory=Usage)
     closed: bool = field(default=False, repr=False)  # whether the block is over
+    vectors: set[str] = field(default_factory=set, repr=False)  # keys of those that are in `usage`
 
     def __str__(self) -> str:
         """Format the outcomes as one line, sorted: `answer:model plan:repaired×2`."""
@@ -128,6 +130,25 @@ def meter_usage() -> Iterator[UsageMeter]:
             _METERS.reset(token)
             with _LOCK:
                 meter.closed = True
+
+
+def meter_vectors(tokens: Mapping[str, int], per_call: int, sent: bool, price: float | None) -> None:
+    """Add vectors of a server to all open meters, each vector once in a block: `tokens` by its key.
+
+    A block that already has some of them counts the others. `per_call` vectors are one call, `sent` says
+    whether a call was made (otherwise all calls count as answered from the cache), `price` is in US dollars
+    per 10⁶ tokens.
+    """
+    with _LOCK:
+        for meter in (m for m in _METERS.get() if not m.closed):
+            new = [key for key in tokens if key not in meter.vectors]
+            if not new:
+                continue
+            meter.vectors.update(new)
+            calls, n = -(-len(new) // per_call), sum(tokens[key] for key in new)
+            cost = None if price is None else round(n * price / 1e6, 9)
+            meter.usage += Usage(calls, 0 if sent else calls, n, 0, 0.0, cost)
+
 
 # %% ../../nbs/llm/04_tasks.ipynb #7dd3056c
 def object_schema(**parts: Mapping[str, Any]) -> dict[str, Any]:

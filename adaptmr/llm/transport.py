@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Mapping
 
-from .responses import Completion, IncompleteStream, read_body, read_stream
+from .responses import Completion, IncompleteStream, read_body, read_stream, read_vectors
 from .deadlines import BrokenBody, DeadlineExceeded, make_http_client, call_with_timeout
 from .credentials import Endpoint, SecretRedactor, clean_api_key, environment_secrets
 from .tokens import count_tokens, resolve_token_counts, count_prompt_tokens
@@ -320,7 +320,9 @@ class _Server:
         self._idle_clients, self._lock, self._redact = list[Any](), threading.Lock(), SecretRedactor()
 
     def attempt(self, ask: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | _Failure:
-        """Make one attempt by `ask(client)`; return its result, or why there is none. Raises `AuthError`.
+        """Make one attempt, `ask(client)`; return the record of the reply, or why there is none.
+
+        Raises `AuthError`.
 
         An exception becomes a `_Failure`, so that an error which is raised from it later has neither a
         cause nor a context: those would contain the server's message with its secrets.
@@ -341,7 +343,7 @@ class _Server:
         return outcome
 
     def complete(self, kwargs: dict[str, Any], stream: bool, client: Any) -> dict[str, Any]:
-        """Ask for a completion; return the record of the reply."""
+        """Ask for a reply; return its record."""
         chat = client.chat.completions
         if stream:
             completion = read_stream(chat.create(**kwargs))
@@ -351,6 +353,12 @@ class _Server:
         if record["text"] != completion.text:
             self._count("secret in a reply")
         return record
+
+    def embed(self, kwargs: dict[str, Any], client: Any) -> dict[str, Any]:
+        """Ask for vectors; return `rows`, `prompt_tokens` (as the server counts) and `fault`."""
+        body = client.embeddings.with_raw_response.create(**kwargs).content
+        found = read_vectors(body, len(kwargs["input"]), kwargs.get("dimensions"))
+        return {"rows": found.rows, "prompt_tokens": found.prompt_tokens, "fault": found.fault}
 
     def _client(self) -> Any:
         import openai
@@ -362,7 +370,8 @@ class _Server:
             if key is None and self._needs_key:
                 raise AuthError(
                     f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; "
-                    "a local server needs only base_url=…, and LLM('offline') needs neither"
+                    "a local server needs only base_url=…; LLM('offline') and the encoders that come with "
+                    "the package need neither"
                 )
             self._key = key = key or "none"
             self._redact = SecretRedactor(key, *self.address.secrets, *environment_secrets())
@@ -449,7 +458,31 @@ class Transport:
             self._wait_or_raise(outcome, n_failed, path)
             n_failed += 1
 
+    def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request for vectors and return the record of its reply; retry as `send` does.
+
+        `request` has `model`, `input` (a list of texts) and optionally `dimensions`. The vectors are asked
+        for in base64, and after a refusal that names `encoding_format` as numbers. The record has `rows`
+        (n, dim), `prompt_tokens`, `fault` (see `read_vectors`) and `seconds`. Raises what `send` raises.
+        """
+        start, n_failed = time.perf_counter(), 0
+        while True:
+            as_numbers = "encoding_format" in self._accepted.dropped_params
+            kwargs = {**request, "encoding_format": "float" if as_numbers else "base64"}
+            outcome = self._attempt(partial(self._server.embed, kwargs))
+            if isinstance(outcome, dict):
+                return {**outcome, "seconds": round(time.perf_counter() - start, 3)}
+            if outcome.status not in (400, 413, 422):
+                self._wait_or_raise(outcome, n_failed, "/embeddings")
+                n_failed += 1
+            elif "encoding_format" in outcome.message and not as_numbers:
+                self._accepted.dropped_params.add("encoding_format")
+                self.count("adapted: vectors as numbers")
+            else:
+                raise BadRequest(f"{self._where} refuses the texts: {outcome.message[:400]}")
+
     def _attempt(self, ask: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | _Failure:
+        """Make one attempt when a slot is free. Raises `RequestCancelled` if the run was stopped."""
         with self._slots:
             if (cancelled := CANCELLED.get()) is not None and cancelled.is_set():
                 raise RequestCancelled(f"{self._where}: not asked, because the run was stopped")

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ..embed import Embedder, embedder
+from ..embed.fit_files import FitFile, own_fit
 from ..embed.names import strip_precision
 from ..llm import LLM
 from ..llm.tasks import Task, register_task, object_schema
@@ -242,18 +243,27 @@ def head_provenance() -> dict[str, Any]:
     return _read_shipped_heads()[0]
 
 
+@lru_cache(maxsize=16)
+def _own_heads(file: FitFile) -> dict[str, ClassifierHead]:
+    return {str(row["without"]): ClassifierHead.from_dict(row) for row in file.heads}
+
+
 def head_for(encoder: str, conversation: str = "") -> ClassifierHead:
     """Return the head for an encoder, and of those the one fitted without `conversation`.
 
-    An encoder in another precision gets the head of its model. Raises `HeadError`, which lists the encoders
-    that have heads.
+    The user's own comes first, see `adaptmr.embed.fit_files`. An encoder in another precision gets the head
+    of its model. Raises `HeadError`, which lists the encoders that have heads.
     """
+    if own := own_fit(encoder):
+        heads = _own_heads(own)
+        if made := heads.get(conversation) or heads.get(""):
+            return made
     fitted_to = encoder if (encoder, "") in shipped_heads() else strip_precision(encoder)
     found = shipped_heads().get((fitted_to, conversation)) or shipped_heads().get((fitted_to, ""))
     if found is None:
         raise HeadError(
             f"no head for encoder {encoder!r}; there are heads for "
-            f"{', '.join(sorted({e for e, _ in shipped_heads()}))}"
+            f"{', '.join(sorted({e for e, _ in shipped_heads()}))}. Fit one: adaptmr fit --embedder NAME"
         )
     return found
 

@@ -15,13 +15,14 @@ import numpy as np
 from .candidates import Candidates
 from .plan import WEIGHT_SETS
 from .signals import SIGNALS, signal_values
+from ..embed.fit_files import FitFile, own_fit
 from ..embed.names import strip_precision
 from ..resources import load_resource
 from ..store.lazy_list import LazyIds
 from ..store.vectors import top_k
 
 # %% auto #0
-__all__ = ['ANY_EMBEDDER', 'RRF_K', 'FitError', 'Fit', 'shipped_fits', 'fit_provenance', 'fit_for', 'logistic',
+__all__ = ['ANY_EMBEDDER', 'RRF_K', 'FitError', 'Fit', 'shipped_fits', 'fit_provenance', 'fit_for', 'shipped_fit_for', 'logistic',
            'ScoredCandidates', 'fuse_signals', 'score_candidates']
 
 # %% ../../nbs/retrieval/03_fusion.ipynb #3fe07b95
@@ -44,6 +45,7 @@ class Fit:
       words of a memory ("shortest" and "longest"), and the "base" rate at which evidence was found, 0 to 1.
       Empty: not known, and its probability is used everywhere.
     - `reranker`: the name of the reranker that the weights of the signal "reranker" are for ("": none).
+    - `origin`: the hash of the user's file that it comes from ("": it comes with the package).
     """
 
     embedder: str
@@ -52,12 +54,14 @@ class Fit:
     relevance: Mapping[str, float] = field(default_factory=dict, hash=False)
     seen: Mapping[str, float] = field(default_factory=dict, hash=False)
     reranker: str = ""
+    origin: str = ""
 
     @property
     def label(self) -> str:
         """The fit in words, for traces and messages."""
         encoder = "any encoder" if self.embedder == ANY_EMBEDDER else self.embedder
-        return f"fit for {encoder}" + (f", without {self.without}" if self.without else "")
+        own = f" of your own ({self.origin})" if self.origin else ""
+        return f"fit{own} for {encoder}" + (f", without {self.without}" if self.without else "")
 
     def expand_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
         """Replace named sets of weights by the fitted ones, which leaves signals and "intercept".
@@ -108,7 +112,24 @@ def fit_provenance() -> dict[str, Any]:
     return _read_shipped_fits()[0]
 
 
+@lru_cache(maxsize=16)
+def _own_fits(file: FitFile) -> dict[str, Fit]:
+    return {str(row["without"]): Fit(**row, origin=file.sha256) for row in file.fits}
+
+
 def fit_for(embedder: str, conversation: str = "") -> Fit:
+    """Return the fit for an encoder, and of those the one made without `conversation`.
+
+    The user's own comes first, see `adaptmr.embed.fit_files`; `shipped_fit_for` describes the others.
+    """
+    if own := own_fit(embedder):
+        fits = _own_fits(own)
+        if found := fits.get(conversation) or fits.get(""):
+            return found
+    return shipped_fit_for(embedder, conversation)
+
+
+def shipped_fit_for(embedder: str, conversation: str = "") -> Fit:
     """Return the shipped fit for an encoder, and of those the one fitted without `conversation`.
 
     An encoder that has none gets the fit for any encoder. One in another precision ("minilm:bfloat16") gets

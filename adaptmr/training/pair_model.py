@@ -39,8 +39,9 @@ from ..text import content_words
 from ..types import Conversation, Dataset, Question
 
 # %% auto #0
-__all__ = ['ENCODER_OF', 'PAIR_C', 'FOLDS', 'LINK_C', 'WrittenPair', 'read_pairs', 'PairExamples', 'make_pair_examples',
-           'fit_regression', 'held_out_pairs', 'score_pairs', 'LinkExamples', 'make_link_examples', 'write_pair_models']
+__all__ = ['ENCODER_OF', 'PAIR_C', 'FOLDS', 'LINK_C', 'WrittenPair', 'read_pairs', 'PairExamples', 'topic_cosines',
+           'make_pair_examples', 'fit_regression', 'held_out_pairs', 'score_pairs', 'LinkExamples',
+           'make_link_examples', 'write_pair_models']
 
 # %% ../../nbs/training/00_pair_model.ipynb #38507735
 @dataclass(frozen=True)
@@ -93,22 +94,25 @@ def _idf(n: int, counts: Mapping[str, int], word: str) -> float:
     return log((n + 1) / (counts.get(word, 0) + 0.5))
 
 
+def topic_cosines(pairs: Sequence[WrittenPair], encoder: Embedder) -> tuple[np.ndarray, tuple[float, float]]:
+    """Return the cosines of all older with all newer texts (n, n), and mean and deviation between topics."""
+    older, newer = (encoder.encode([getattr(p, part) for p in pairs]) for part in ("older", "newer"))
+    topic = np.array([p.topic for p in pairs])
+    table = (older @ newer.T).astype(np.float64)
+    others = table[topic[:, None] != topic[None]]
+    return table, (round(float(others.mean()), 5), round(float(others.std()), 5))
+
+
 def make_pair_examples(pairs: Sequence[WrittenPair], encoders: Mapping[str, Embedder]) -> PairExamples:
     """Make examples of pairs, with the encoders by name; every encoder's cosines are described."""
     x = np.zeros((len(pairs), len(PAIR_FEATURES)))
     cosines: dict[str, tuple[float, float]] = {}
     for language, default in ENCODER_OF.items():
         mine = [i for i, p in enumerate(pairs) if p.language == language]
-        topic = np.array([pairs[i].topic for i in mine])
         for name in sorted(encoders):
             if name != default and name in ENCODER_OF.values():
                 continue
-            older, newer = (
-                encoders[name].encode([getattr(pairs[i], part) for i in mine]) for part in ("older", "newer")
-            )
-            table = (older @ newer.T).astype(np.float64)
-            others = table[topic[:, None] != topic[None]]
-            found = round(float(others.mean()), 5), round(float(others.std()), 5)
+            table, found = topic_cosines([pairs[i] for i in mine], encoders[name])
             cosines.setdefault(name, found)  # a third encoder's are those of English
             if name == default:
                 cosine = (np.diag(table) - found[0]) / found[1]

@@ -1,0 +1,209 @@
+"""Encoders behind an OpenAI-compatible server, on loopback: order, faults, limits, cost, cache and replay."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from server import Behaviour, Server, answering, raw, status
+
+from adaptmr.embed import VectorCache, VectorMiss, embedder
+from adaptmr.embed.endpoint import EndpointModel, VectorError
+from adaptmr.llm import AuthError, BadRequest
+from adaptmr.llm.tasks import meter_usage
+from adaptmr.store.memory_store import MemoryStore
+
+NAME = "openai:toy-embed"
+
+
+def vector(text: str, dim: int = 8) -> list[float]:
+    rng = np.random.default_rng(zlib.crc32(text.encode()))
+    return np.float32(rng.normal(size=dim)).astype(float).tolist()
+
+
+def vectors(dim: int = 8, as_base64: bool = False, shuffled: bool = False) -> Behaviour:
+    def decide(body: dict[str, Any]) -> Behaviour:
+        size = body.get("dimensions", dim)
+        entries: list[dict[str, Any]] = [
+            {"index": i, "embedding": vector(t, size)} for i, t in enumerate(body["input"])
+        ]
+        if as_base64:
+            for e in entries:
+                e["embedding"] = base64.b64encode(np.array(e["embedding"], "<f4").tobytes()).decode()
+        count = sum(map(len, body["input"]))
+        data = entries[::-1] if shuffled else entries
+        return raw(200, {"data": data, "usage": {"prompt_tokens": count}})
+
+    return answering(decide)
+
+
+def make(server: Server, name: str = NAME, **options: Any) -> Any:
+    cache = VectorCache(":memory:")
+    return embedder(name, base_url=server.url, api_key="sk-very-secret", cache=cache, **options)
+
+
+def unit(text: str, dim: int = 8) -> np.ndarray:
+    v = np.array(vector(text, dim))
+    return v / np.sqrt(v @ v)
+
+
+@pytest.mark.parametrize("as_base64", [False, True])
+def test_the_vectors_of_shuffled_replies_belong_to_their_texts(as_base64: bool) -> None:
+    texts = ["Hangzhou", "a longer text about cats", "我在北京", "x"]
+    with Server(vectors(as_base64=as_base64, shuffled=True)) as server:
+        got = make(server).encode(texts)
+    assert np.allclose(got, [unit(t) for t in texts], atol=1e-3)
+    assert server.paths == ["/v1/embeddings"]
+    assert server.requests[0]["encoding_format"] == "base64"
+
+
+def test_dimensions_are_asked_for_and_checked() -> None:
+    with Server(vectors()) as server:
+        assert make(server, f"{NAME}@5").encode(["a"]).shape == (1, 5)
+        assert server.requests[0]["dimensions"] == 5
+    short = raw(200, {"data": [{"index": 0, "embedding": [1.0, 2.0]}]})
+    with Server(short) as server, pytest.raises(VectorError, match="2 numbers, where 5 are expected"):
+        make(server, f"{NAME}@5").encode(["a"])
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ([{"index": 0, "embedding": [1.0]}], "1 vectors for 2 texts"),
+        ([{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [2.0]}], "not 0 to 1"),
+        ([{"index": 0, "embedding": [float("nan")]}, {"index": 1, "embedding": [1.0]}], "vector 0 holds NaN"),
+        ([{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}], "1 and of 2 numbers"),
+        ([{"index": 0, "embedding": "??"}, {"index": 1, "embedding": [1.0]}], "vector 0 is neither"),
+    ],
+)
+def test_a_wrong_reply_is_an_error_that_names_the_fault(data: list[Any], what: str) -> None:
+    with Server(raw(200, {"data": data})) as server, pytest.raises(VectorError, match=what):
+        make(server).encode(["a", "b"])
+    assert len(server.requests) == 1
+
+
+def test_another_dimension_in_a_later_reply_is_an_error() -> None:
+    with Server(vectors(4), vectors(6)) as server:
+        encoder = make(server)
+        encoder.encode(["a"])
+        with pytest.raises(VectorError, match="6 numbers, where 4 are expected"):
+            encoder.encode(["b"])
+
+
+def test_failed_attempts_are_repeated_and_permanent_ones_are_not() -> None:
+    waits: list[float] = []
+    with Server(status(500), status(429, headers={"Retry-After": "3"}), vectors()) as server:
+        model = EndpointModel(NAME, server.url, "k", sleep=waits.append)
+        assert model(["a"]).shape == (1, 8)
+    assert waits[1] == 3 and model.event_counts == {"retry: 429": 1, "retry: 500": 1, "sent": 3}
+    with Server(status(401, "bad key sk-very-secret")) as server, pytest.raises(AuthError) as e:
+        make(server).encode(["a"])
+    assert "sk-very-secret" not in str(e.value) and len(server.requests) == 1
+
+
+def test_a_server_without_base64_is_asked_for_numbers() -> None:
+    def decide(body: dict[str, Any]) -> Behaviour:
+        refused = body["encoding_format"] == "base64"
+        return status(400, "encoding_format must be float") if refused else vectors()
+
+    with Server(answering(decide)) as server:
+        encoder = make(server)
+        encoder.encode(["a"])
+        encoder.encode(["b"])
+    assert [r["encoding_format"] for r in server.requests] == ["base64", "float", "float"]
+
+
+def test_batches_that_a_server_refuses_are_halved_and_stay_small() -> None:
+    def decide(body: dict[str, Any]) -> Behaviour:
+        return status(422, "batch size > 3") if len(body["input"]) > 3 else vectors()
+
+    texts = [f"text {i}" for i in range(9)]
+    with Server(answering(decide)) as server:
+        encoder = make(server)
+        assert np.allclose(encoder.encode(texts), [unit(t) for t in texts], atol=1e-3)
+        n = len(server.requests)
+        encoder.encode([f"more {i}" for i in range(6)])
+    assert all(len(r["input"]) <= 3 for r in server.requests[n:])
+    with Server(status(400, "no such option")) as server, pytest.raises(BadRequest, match="1 characters"):
+        make(server).encode(["a"])
+
+
+def test_a_long_text_is_cut_and_an_empty_one_is_sent_as_a_space() -> None:
+    with Server(vectors()) as server:
+        make(server).encode(["长" * 19_000, ""])
+    assert sorted(len(t) for t in server.requests[0]["input"]) == [1, 5000]
+
+
+def test_a_run_pays_for_a_vector_once_whether_it_was_cached_or_not() -> None:
+    with Server(vectors()) as server:
+        encoder = embedder(
+            "openai:text-embedding-3-small", base_url=server.url, api_key="k", cache=VectorCache(":memory:")
+        )
+        usages = []
+        for _ in range(2):
+            with meter_usage() as meter:
+                encoder.encode(["four", "eight888"])
+                encoder.encode(["four"])
+            usages.append(meter.usage)
+    first, again = usages
+    assert (first.calls, first.cached_calls, first.prompt_tokens) == (1, 0, 3)
+    assert (again.calls, again.cached_calls, again.prompt_tokens) == (1, 1, 3)
+    assert first.cost_usd == again.cost_usd == pytest.approx(3 * 0.02 / 1e6)
+    assert len(server.requests) == 1
+
+
+def test_vectors_of_two_servers_are_kept_apart_and_replayed_by_the_servers_id(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = VectorCache(tmp_path / "v.sqlite")
+    with Server(vectors(4)) as one, Server(vectors(6)) as two:
+        a, b = (embedder(NAME, base_url=s.url, api_key="k", cache=cache) for s in (one, two))
+        kept = a.encode(["a"])
+        assert b.encode(["a"]).shape == (1, 6)
+        cache.export_npz(tmp_path / "vectors.npz")
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    recorded = VectorCache(":memory:")
+    recorded.import_npz(tmp_path / "vectors.npz")
+    again = embedder(NAME, revision=a.precision, cache=recorded)
+    assert np.array_equal(again.encode(["a"]), kept)
+    with pytest.raises(VectorMiss):
+        again.encode(["new"])
+
+
+def test_without_a_key_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(AuthError, match="set OPENAI_API_KEY"):
+        embedder(NAME, cache=False).encode(["a"])
+
+
+def test_no_secret_is_in_a_name_a_cache_or_a_store(tmp_path: Any) -> None:
+    with Server(vectors()) as server:
+        url = server.url.replace("://", "://ann:pass-word@")
+        cache = VectorCache(tmp_path / "v.sqlite")
+        encoder = embedder(NAME, base_url=url, api_key="sk-very-secret", cache=cache)
+        with MemoryStore(tmp_path / "m.db", embedder=encoder) as store:
+            store.add(["I moved to Hangzhou."])
+            assert store.search("Where do I live?", mode="dense")
+        shown = f"{encoder!r} {encoder.name} {encoder.precision} {cache.made_with()}"
+        cache.export_npz(tmp_path / "vectors.npz")
+        cache.close()
+    assert server.headers[0]["authorization"].startswith("Basic ")
+    kept = b"".join(p.read_bytes() for p in tmp_path.iterdir()) + shown.encode()
+    for secret in (b"sk-very-secret", b"pass-word", b"127.0.0.1"):
+        assert secret not in kept
+
+
+@pytest.mark.parametrize("name", ["openai:", "openai:m@0", "openai:m@x", "openai: @5"])
+def test_a_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="openai:MODEL@DIMENSIONS"):
+        embedder(name)
+
+
+def test_a_bundled_encoder_takes_no_server() -> None:
+    with pytest.raises(ValueError, match="has no server"):
+        embedder("minilm", base_url="http://127.0.0.1:9/v1")
