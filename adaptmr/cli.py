@@ -27,6 +27,7 @@ from adaptmr.eval.report.parameters import (
     recorded_params,
 )
 from .notices import RunNotice
+from .progress import follow_progress
 from .types import Dataset, Question
 
 _all_ = ["UsageError", "read_params"]
@@ -142,6 +143,7 @@ def run_experiment(
     a file of the user's own, which is checked before the notebook starts, and `RunFailed` when a cell fails;
     the notebook as far as it came is then kept as `failed.ipynb` in the folder of runs.
     """
+    from adaptmr.llm.client import check_params_limits
     from adaptmr.plugins import load_plugins
 
     root = project_root()
@@ -150,6 +152,7 @@ def run_experiment(
     if imports:
         load_plugins(params["plugins"])  # so that a fault is found before anything runs
     _check_cache()
+    check_params_limits(params)
     params = _with_own_file(experiment, params)
     outputs = Path(out_dir or params.get("out_dir") or outputs_of(root)).resolve()
     outputs.mkdir(parents=True, exist_ok=True)
@@ -183,8 +186,11 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
         executed = Path(folder) / notebook.name
         failed = ""
         try:
-            run_notebook(notebook, executed, params)
+            with follow_progress(Path(folder) / "progress.jsonl"):
+                run_notebook(notebook, executed, params)
         except papermill.PapermillExecutionError as e:
+            if e.ename == "LimitReached":
+                raise RunFailed(e.evalue) from None  # it holds numbers only
             failed = save_failed_notebook(executed, outputs / "failed.ipynb", e.exec_count, e.ename, e.evalue)
         if failed:
             raise RunFailed(
@@ -474,8 +480,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _plain_notices():
             status = _status(arguments)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("adaptmr: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        print(*("adaptmr: interrupted", *e.args), sep=": ", file=sys.stderr)
         return 130
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError):

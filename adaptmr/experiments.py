@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = ['load_asked', 'Experiment']
 
 # %% ../nbs/04_experiments.ipynb #e149531c
+LIMITS = ("max_cost_usd", "max_tokens")  # of what a run may spend; they are no part of its id
 _DEFAULTS: Mapping[str, Any] = {
     "model": "offline",
     "dataset": "demo",
@@ -378,7 +379,8 @@ class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
-    `embedder`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `out_dir` is the folder of
+    `embedder`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `max_cost_usd` and
+    `max_tokens` are handed to the model: they decide no result and are no part of the run's id. `out_dir` is the folder of
     all runs; `required_systems` names systems that the notebook compares with, `default_systems` those it
     takes when `systems` is `None` (if both are, all of the main group); `timed` says that its results are
     times, which no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError`
@@ -396,6 +398,8 @@ class Experiment:
         default_systems: Sequence[str] | None = None,
         timed: bool = False,
     ) -> None:
+        limits = {name: params.get(name) for name in LIMITS}
+        params = {name: value for name, value in params.items() if name not in LIMITS}
         params, self.plugins = _import_plugins(params)
         self.params, systems = _normalize_params(params, default_systems)
         if missing := [n for n in required_systems if n not in systems]:
@@ -410,7 +414,7 @@ class Experiment:
         run_id = run_folder.run_id(self.params, self.data.sha256, run_folder.code_sha256(), self.user_code)
         earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
         self.inputs = _RecordedInputs(earlier, self.params, only_recorded=bool(replayed))
-        self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"])
+        self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"], **limits)
         redact = self.params["redact"]
         self.run = run_folder.open_run(
             name, self.params, self.data, out_dir, redact=redact, user_code=self.user_code, timed=timed
