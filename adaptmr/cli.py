@@ -34,8 +34,8 @@ _all_ = ["UsageError", "read_params"]
 
 # %% auto #0
 __all__ = ['RunFailed', 'project_root', 'experiment_names', 'outputs_of', 'is_own_notebook', 'find_notebook', 'gather_params',
-           'run_experiment', 'execute_notebook', 'recorded_runs', 'read_run_config', 'replay_run', 'fit_type_heads',
-           'fit_pair_models', 'fit_models', 'main', 'UsageError', 'read_params']
+           'run_experiment', 'estimate_experiment', 'execute_notebook', 'recorded_runs', 'read_run_config',
+           'replay_run', 'fit_type_heads', 'fit_pair_models', 'fit_models', 'main', 'UsageError', 'read_params']
 
 # %% ../nbs/05_cli.ipynb #351e998a
 class RunFailed(RuntimeError):
@@ -159,6 +159,27 @@ def run_experiment(
     return execute_notebook(notebook, {**params, "out_dir": str(outputs)}, outputs)
 
 
+def estimate_experiment(
+    experiment: str,
+    files: Iterable[str] = (),
+    overrides: Iterable[Sequence[str]] = (),
+    imports: Sequence[str] = (),
+) -> str:
+    """Run an experiment up to its first question, and return what its answers would cost.
+
+    No model is called, and nothing is written but a cache of sentence vectors. Raises as `run_experiment`.
+    """
+    from adaptmr.eval.analysis.run_cost import ESTIMATE_VARIABLE, EstimateMade
+    from adaptmr.eval.report.notebook_output import environment_variables
+
+    with tempfile.TemporaryDirectory() as folder, environment_variables(**{ESTIMATE_VARIABLE: "1"}):
+        try:
+            run_experiment(experiment, files, overrides, folder, imports)
+        except EstimateMade as made:
+            return str(made)
+    raise UsageError(f"{experiment} asks no questions, so there is nothing to estimate")
+
+
 def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
     """Execute a notebook and complete its run folder: notebook, report, index.
 
@@ -167,6 +188,7 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
     """
     import papermill
 
+    from adaptmr.eval.analysis.run_cost import EstimateMade
     from adaptmr.eval.report.notebook_output import (
         environment_variables,
         save_clean_notebook,
@@ -191,6 +213,8 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
         except papermill.PapermillExecutionError as e:
             if e.ename == "LimitReached":
                 raise RunFailed(e.evalue) from None  # it holds numbers only
+            if e.ename == "EstimateMade":
+                raise EstimateMade(e.evalue) from None
             failed = save_failed_notebook(executed, outputs / "failed.ipynb", e.exec_count, e.ename, e.evalue)
         if failed:
             raise RunFailed(
@@ -448,6 +472,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--out-dir", metavar="DIR", help="the folder of all runs (default: outputs/ of the checkout)"
     )
+    one.add_argument(
+        "--estimate", action="store_true", help="say what the answers would cost, and ask no model"
+    )
     runs = commands.add_parser("runs", help="what was run").add_subparsers(
         dest="what", required=True, metavar="WHAT"
     )
@@ -522,7 +549,9 @@ def _status(arguments: Sequence[str] | None) -> int:
 
 
 def _dispatch(args: argparse.Namespace) -> int:
-    if args.command == "run":
+    if args.command == "run" and args.estimate:
+        print(estimate_experiment(args.experiment, args.files, args.pairs, args.imports))
+    elif args.command == "run":
         made = run_experiment(args.experiment, args.files, args.pairs, args.out_dir, args.imports)
         print(f"{made / 'report.html'}")
     elif args.command == "data":

@@ -22,6 +22,7 @@ from .eval.judges.accuracy import JUDGES
 from .notices import notice
 from .plugins import Plugin, keep_sources, load_plugins
 from .eval.analysis.cost import total_usage, usage_outside_rows, writing_usage
+from .eval.analysis.run_cost import ESTIMATE_VARIABLE, EstimateMade, RunEstimate, estimate
 from .eval.runner.evaluate import evaluate
 from .eval.runner.repeated_times import time_systems, with_repeated_times
 from .eval.runner.timings import timed_calls
@@ -268,6 +269,17 @@ def _warn_of_other_starts(journal: Path, run: run_folder.RunFolder) -> None:
             )
 
 
+def estimate_answers(experiment: Experiment) -> RunEstimate:
+    """Estimate what `evaluate` will cost, without calling any model."""
+    return estimate(
+        experiment.systems,
+        experiment.data,
+        experiment.llm,
+        experiment.params["k"],
+        journal=experiment.journal,
+    )
+
+
 def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
     """Ask every system every question; a run that was interrupted continues where it stopped.
 
@@ -275,6 +287,8 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if os.environ.get(ESTIMATE_VARIABLE):
+        raise EstimateMade(str(estimate_answers(experiment)))
     _warn_of_other_starts(experiment.journal, experiment.run)
     rows = evaluate(
         experiment.systems,
@@ -380,11 +394,11 @@ class Experiment:
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
     `embedder`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `max_cost_usd` and
-    `max_tokens` are handed to the model: they decide no result and are no part of the run's id. `out_dir` is the folder of
-    all runs; `required_systems` names systems that the notebook compares with, `default_systems` those it
-    takes when `systems` is `None` (if both are, all of the main group); `timed` says that its results are
-    times, which no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError`
-    for a plugin that can't be used, and what `load` raises for the data.
+    `max_tokens` are handed to the model: they decide no result and are no part of the run's id.
+    `out_dir` is the folder of all runs; `required_systems` names systems that the notebook compares with,
+    `default_systems` those it takes when `systems` is `None` (if both are, all of the main group); `timed` says
+    that its results are times, which no second run repeats. Raises `ValueError` for an unknown parameter or
+    system, `PluginError` for a plugin that can't be used, and what `load` raises for the data.
     """
 
     DEFAULTS = _DEFAULTS

@@ -102,7 +102,7 @@ class ProgressSink(Protocol):
 class ProgressLine:
     """Shows progress on a stream: one line that is written over if `live`, plain lines otherwise.
 
-    `delay` are the seconds before the first one: by default 2 if `live`, else 10.
+    `delay` are the seconds from the first progress to the first line: by default 2 if `live`, else 10.
     """
 
     def __init__(
@@ -115,18 +115,19 @@ class ProgressLine:
         self.live = is_watched(stream) if live is None else live
         self._stream, self._clock = stream, clock
         self._pause = 0.2 if self.live else _PLAIN_SECONDS
-        self._next = clock() + (delay if delay is not None else 2.0 if self.live else _PLAIN_SECONDS)
-        self._since, self._share, self._width = clock(), 0.0, 0
+        self._delay = delay if delay is not None else 2.0 if self.live else _PLAIN_SECONDS
+        self._next, self._since, self._share, self._width = 0.0, 0.0, -1.0, 0
 
     def say(self, line: str) -> None:
         self.close()
         self._write(f"adaptmr: {line}\n")
 
     def show(self, progress: Progress) -> None:
-        now = self._clock()
+        now, share = self._clock(), progress.done / max(progress.total, 1)
+        if self._share < 0:  # the first time
+            self._next, self._since, self._share = now + self._delay, now, share
         if now < self._next:
             return
-        share = progress.done / max(progress.total, 1)
         if not self.live and share < self._share + 0.1 and now < self._since + 30.0:
             return
         self._next, self._since, self._share = now + self._pause, now, share
@@ -161,7 +162,7 @@ class ProgressFile:
     """Writes progress to a file, as lines of JSON."""
 
     def __init__(self, path: str | Path) -> None:
-        self._file = Path(path).open("a", encoding="utf-8")
+        self.path = Path(path)
 
     def say(self, line: str) -> None:
         self._put({"say": line})
@@ -170,11 +171,11 @@ class ProgressFile:
         self._put({"progress": asdict(progress)})
 
     def close(self) -> None:
-        self._file.close()
+        """Nothing stays open."""
 
     def _put(self, entry: dict[str, Any]) -> None:
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
 
 
 class _NoProgress:

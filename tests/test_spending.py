@@ -23,7 +23,7 @@ def data():
 
 
 def llm(url, **more):
-    return am.LLM("m", base_url=url, api_key="k", concurrency=more.pop("concurrency", 1), prices=PRICES, **more)
+    return am.LLM("m", base_url=url, api_key="k", prices=PRICES, **{"concurrency": 1, **more})
 
 
 def run(data, model, journal=None, systems=("lexical",), **more):
@@ -55,7 +55,11 @@ def test_tokens_and_dollars_by_hand(data):
         assert model.usage.calls == 2 * sent, "and yet counted as a call"
 
 
-@pytest.mark.parametrize("limit", [{"max_tokens": 45}, {"max_tokens": 31}, {"max_cost_usd": 2.5 * CALL}], ids=str)
+LIMITS = ({"max_tokens": 45}, {"max_tokens": 31}, {"max_cost_usd": 2.5 * CALL})
+WRONG = ({"max_tokens": 0}, {"max_tokens": 1.5}, {"max_cost_usd": -1}, {"max_cost_usd": "2"})
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_a_limit_stops_after_the_question_that_reaches_it(tmp_path, data, limit):
     with server.Server(answer()) as s:
         with pytest.raises(LimitReached, match="of 8 answers are in the journal: raise the limit") as stopped:
@@ -139,14 +143,14 @@ def test_a_limit_is_no_part_of_the_journals_identity(tmp_path, data):
     assert heads[0] == heads[1]
 
 
-@pytest.mark.parametrize("limit", [{"max_tokens": 0}, {"max_tokens": 1.5}, {"max_cost_usd": -1}, {"max_cost_usd": "2"}])
+@pytest.mark.parametrize("limit", WRONG, ids=str)
 def test_limits_that_cannot_be_used(limit):
     with pytest.raises(ValueError, match=next(iter(limit))):
         am.LLM("gpt-4o-mini", **limit)
 
 
 def test_an_unknown_price_is_refused_before_the_run(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="price of 'my-own'.*ADAPTMR_PRICES"):
+    with pytest.raises(ValueError, match=r"price of 'my-own'.*ADAPTMR_PRICES"):
         check_params_limits({"model": "my-own", "max_cost_usd": 1})
     mine = tmp_path / "prices.yaml"
     mine.write_text("models:\n  my-own: {prompt: 0.15, completion: 0.60}\n")

@@ -78,7 +78,8 @@ def price(
 
     An entry has `prompt` and `completion` (US dollars per 10⁶ tokens), `source` and `as_of`. `prices`
     replaces the built-in list: a mapping, or the path of a YAML file of the same form; so does such a file
-    that the environment variable ADAPTMR_PRICES names. The id is looked up as it is, by its last part ("openai/gpt-4o-mini"), and without a date at its end.
+    that the environment variable ADAPTMR_PRICES names. The id is looked up as it is, by its last part
+    ("openai/gpt-4o-mini"), and without a date at its end.
     """
     table: Mapping[str, Mapping[str, Any]]
     if isinstance(prices, Mapping):
@@ -287,9 +288,9 @@ class LLM:
     the first. `concurrency` calls may run at once, by default ADAPTMR_CONCURRENCY or 8: with 1, for a server
     that answers one call after another, a call's time has no waiting for others in it. `token_budget` bounds
     the prompt plus completion tokens of this object. `max_cost_usd` and `max_tokens` bound what a run spends,
-    its earlier parts included, and end it between two questions (`adaptmr.llm.spending`). `seed` determines the jitter of the waits, and is sent
-    with requests of temperature > 0. `prices`: see `price`. `sleep` waits before a retry. Threads may share
-    one object. Raises `ValueError` that names a bad parameter.
+    its earlier parts included, and end it between two questions (`adaptmr.llm.spending`). `seed` determines
+    the jitter of the waits, and is sent with requests of temperature > 0. `prices`: see `price`. `sleep`
+    waits before a retry. Threads may share one object. Raises `ValueError` that names a bad parameter.
     """
 
     def __init__(

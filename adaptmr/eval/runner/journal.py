@@ -16,7 +16,7 @@ from ...llm.spending import Spent
 from ...notices import notice
 
 # %% auto #0
-__all__ = ['CODE_KEYS', 'JournalError', 'changed_code', 'Journal']
+__all__ = ['CODE_KEYS', 'JournalError', 'changed_code', 'journal_keys', 'Journal']
 
 # %% ../../../nbs/eval/runner/00_journal.ipynb #0406a54b
 CODE_KEYS = ("code", "own")  # the parts of an identity that are code: where only these differ, a run restarts
@@ -93,6 +93,13 @@ def _read_rows(
     return rows, used, spent
 
 # %% ../../../nbs/eval/runner/00_journal.ipynb #820d45a5
+def journal_keys(path: str | Path) -> frozenset[str]:
+    """Return the keys of the rows that a journal holds; none where there is no file."""
+    file = Path(path)
+    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    return frozenset(_read_rows(file, lines)[0])
+
+
 class Journal:
     """Rows by key in an append-only file; `path=None` keeps them in memory only.
 
@@ -128,7 +135,7 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def put(
-        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Spent = Spent()
+        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Spent | None = None
     ) -> dict[str, Any]:
         """Store a row, the keys of the recorded calls and vectors that it used, and what it has `spent`.
 
@@ -136,6 +143,7 @@ class Journal:
         """
         used = sorted(used)
         self.used.update(used)
+        spent = spent or Spent()
         self.spent += spent
         more = {**({"used": used} if used else {}), **({"spent": asdict(spent)} if spent.calls else {})}
         line = json.dumps({"key": key, "row": row, **more}, ensure_ascii=True)
