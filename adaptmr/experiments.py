@@ -396,9 +396,9 @@ class Experiment:
     `embedder`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `max_cost_usd` and
     `max_tokens` are handed to the model: they decide no result and are no part of the run's id.
     `out_dir` is the folder of all runs; `required_systems` names systems that the notebook compares with,
-    `default_systems` those it takes when `systems` is `None` (if both are, all of the main group); `timed` says
-    that its results are times, which no second run repeats. Raises `ValueError` for an unknown parameter or
-    system, `PluginError` for a plugin that can't be used, and what `load` raises for the data.
+    `default_systems` those it takes when `systems` is `None` (if both are, all of the main group); `timed`
+    says that its results are times, which no second run repeats. Raises `ValueError` for an unknown parameter
+    or system, `PluginError` for a plugin that can't be used, and what `load` raises for the data.
     """
 
     DEFAULTS = _DEFAULTS

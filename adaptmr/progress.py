@@ -95,6 +95,9 @@ class ProgressSink(Protocol):
     def show(self, progress: Progress) -> None:
         """Show how far a run is, in place of what was shown before."""
 
+    def interrupted(self, progress: Progress) -> None:
+        """Show, or hand on to who shows it, how an interrupted run goes on."""
+
     def close(self) -> None:
         """Take away what doesn't stay."""
 
@@ -137,6 +140,10 @@ class ProgressLine:
         self._write("\r" + line.ljust(self._width))
         self._width = len(line)
 
+    def interrupted(self, progress: Progress) -> None:
+        if progress.how_to_go_on:
+            self.say(progress.how_to_go_on)
+
     def close(self) -> None:
         if self._width:
             self._write("\r" + " " * self._width + "\r")
@@ -170,6 +177,8 @@ class ProgressFile:
     def show(self, progress: Progress) -> None:
         self._put({"progress": asdict(progress)})
 
+    interrupted = show  # the process that follows says it
+
     def close(self) -> None:
         """Nothing stays open."""
 
@@ -185,6 +194,9 @@ class _NoProgress:
         """Show nothing."""
 
     def show(self, progress: Progress) -> None:
+        """Show nothing."""
+
+    def interrupted(self, progress: Progress) -> None:
         """Show nothing."""
 
     def close(self) -> None:

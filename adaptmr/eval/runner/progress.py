@@ -35,6 +35,7 @@ class RunProgress:
         self._keys, self._journal, self._clock = frozenset(keys), journal, clock
         self.spending, self._with_model = spending or Spending(), spending is not None
         self.spending.resume(str(journal.path), journal.spent)
+        self.done = 0
         self.recount()
         self.earlier, self._start, self._label = self.done, clock(), ""
         self._wanted, self._sink = wanted, progress_sink(False)
@@ -48,9 +49,8 @@ class RunProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt) and self.state.how_to_go_on:
-            self._sink.show(self.state)
-            self._sink.say(self.state.how_to_go_on)
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._sink.interrupted(self.state)
         self._sink.close()
 
     @property
