@@ -33,6 +33,7 @@ _HOMES = {
     "systems.own": ("strategy", "system"),
     "systems.wrapper": ("WrappedSystem",),
     "eval.runner.evaluate": ("evaluate",),
+    "eval.analysis.run_cost": ("estimate",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _ROOMS = ("data", "eval", "llm", "planning", "reader", "rerank", "retrieval", "store", "systems", "times")
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from adaptmr.data.registry import datasets, load
     from adaptmr.data.validation import DatasetError
     from adaptmr.embed import Embedder, embedder
+    from adaptmr.eval.analysis.run_cost import estimate
     from adaptmr.eval.runner.evaluate import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
     from adaptmr.reader import answer

@@ -27,14 +27,15 @@ from adaptmr.eval.report.parameters import (
     recorded_params,
 )
 from .notices import RunNotice
+from .progress import follow_progress
 from .types import Dataset, Question
 
 _all_ = ["UsageError", "read_params"]
 
 # %% auto #0
 __all__ = ['RunFailed', 'project_root', 'experiment_names', 'outputs_of', 'is_own_notebook', 'find_notebook', 'gather_params',
-           'run_experiment', 'execute_notebook', 'recorded_runs', 'read_run_config', 'replay_run', 'fit_type_heads',
-           'fit_pair_models', 'fit_models', 'main', 'UsageError', 'read_params']
+           'run_experiment', 'estimate_experiment', 'execute_notebook', 'recorded_runs', 'read_run_config',
+           'replay_run', 'fit_type_heads', 'fit_pair_models', 'fit_models', 'main', 'UsageError', 'read_params']
 
 # %% ../nbs/05_cli.ipynb #351e998a
 class RunFailed(RuntimeError):
@@ -142,6 +143,7 @@ def run_experiment(
     a file of the user's own, which is checked before the notebook starts, and `RunFailed` when a cell fails;
     the notebook as far as it came is then kept as `failed.ipynb` in the folder of runs.
     """
+    from adaptmr.llm.client import check_params_limits
     from adaptmr.plugins import load_plugins
 
     root = project_root()
@@ -150,10 +152,32 @@ def run_experiment(
     if imports:
         load_plugins(params["plugins"])  # so that a fault is found before anything runs
     _check_cache()
+    check_params_limits(params)
     params = _with_own_file(experiment, params)
     outputs = Path(out_dir or params.get("out_dir") or outputs_of(root)).resolve()
     outputs.mkdir(parents=True, exist_ok=True)
     return execute_notebook(notebook, {**params, "out_dir": str(outputs)}, outputs)
+
+
+def estimate_experiment(
+    experiment: str,
+    files: Iterable[str] = (),
+    overrides: Iterable[Sequence[str]] = (),
+    imports: Sequence[str] = (),
+) -> str:
+    """Run an experiment up to its first question, and return what its answers would cost.
+
+    No model is called, and nothing is written but a cache of sentence vectors. Raises as `run_experiment`.
+    """
+    from adaptmr.eval.analysis.run_cost import ESTIMATE_VARIABLE, EstimateMade
+    from adaptmr.eval.report.notebook_output import environment_variables
+
+    with tempfile.TemporaryDirectory() as folder, environment_variables(**{ESTIMATE_VARIABLE: "1"}):
+        try:
+            run_experiment(experiment, files, overrides, folder, imports)
+        except EstimateMade as made:
+            return str(made)
+    raise UsageError(f"{experiment} asks no questions, so there is nothing to estimate")
 
 
 def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> Path:
@@ -164,6 +188,7 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
     """
     import papermill
 
+    from adaptmr.eval.analysis.run_cost import EstimateMade
     from adaptmr.eval.report.notebook_output import (
         environment_variables,
         save_clean_notebook,
@@ -183,8 +208,13 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
         executed = Path(folder) / notebook.name
         failed = ""
         try:
-            run_notebook(notebook, executed, params)
+            with follow_progress(Path(folder) / "progress.jsonl"):
+                run_notebook(notebook, executed, params)
         except papermill.PapermillExecutionError as e:
+            if e.ename == "LimitReached":
+                raise RunFailed(e.evalue) from None  # it holds numbers only
+            if e.ename == "EstimateMade":
+                raise EstimateMade(e.evalue) from None
             failed = save_failed_notebook(executed, outputs / "failed.ipynb", e.exec_count, e.ename, e.evalue)
         if failed:
             raise RunFailed(
@@ -444,6 +474,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--out-dir", metavar="DIR", help="the folder of all runs (default: outputs/ of the checkout)"
     )
+    one.add_argument(
+        "--estimate", action="store_true", help="say what the answers would cost, and ask no model"
+    )
     runs = commands.add_parser("runs", help="what was run").add_subparsers(
         dest="what", required=True, metavar="WHAT"
     )
@@ -481,8 +514,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _plain_notices():
             status = _status(arguments)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("adaptmr: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        print(*("adaptmr: interrupted", *e.args), sep=": ", file=sys.stderr)
         return 130
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError):
@@ -523,7 +556,9 @@ def _status(arguments: Sequence[str] | None) -> int:
 
 
 def _dispatch(args: argparse.Namespace) -> int:
-    if args.command == "run":
+    if args.command == "run" and args.estimate:
+        print(estimate_experiment(args.experiment, args.files, args.pairs, args.imports))
+    elif args.command == "run":
         made = run_experiment(args.experiment, args.files, args.pairs, args.out_dir, args.imports)
         print(f"{made / 'report.html'}")
     elif args.command == "data":

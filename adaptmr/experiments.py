@@ -24,6 +24,7 @@ from .eval.judges.accuracy import JUDGES
 from .notices import notice
 from .plugins import Plugin, keep_sources, load_plugins
 from .eval.analysis.cost import total_usage, usage_outside_rows, writing_usage
+from .eval.analysis.run_cost import ESTIMATE_VARIABLE, EstimateMade, RunEstimate, estimate
 from .eval.runner.evaluate import evaluate
 from .eval.runner.repeated_times import time_systems, with_repeated_times
 from .eval.runner.timings import timed_calls
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = ['load_asked', 'Experiment']
 
 # %% ../nbs/04_experiments.ipynb #e149531c
+LIMITS = ("max_cost_usd", "max_tokens")  # of what a run may spend; they are no part of its id
 _DEFAULTS: Mapping[str, Any] = {
     "model": "offline",
     "dataset": "demo",
@@ -311,6 +313,17 @@ def _warn_of_other_starts(journal: Path, run: run_folder.RunFolder) -> None:
             )
 
 
+def estimate_answers(experiment: Experiment) -> RunEstimate:
+    """Estimate what `evaluate` will cost, without calling any model."""
+    return estimate(
+        experiment.systems,
+        experiment.data,
+        experiment.llm,
+        experiment.params["k"],
+        journal=experiment.journal,
+    )
+
+
 def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
     """Ask every system every question; a run that was interrupted continues where it stopped.
 
@@ -318,6 +331,8 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if os.environ.get(ESTIMATE_VARIABLE):
+        raise EstimateMade(str(estimate_answers(experiment)))
     _warn_of_other_starts(experiment.journal, experiment.run)
     rows = evaluate(
         experiment.systems,
@@ -461,11 +476,12 @@ class Experiment:
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
     `embedder`, `redact`, `plugins`, `reranker` (which adds the system `hybrid_reranked`); those left out
-    take the values of `DEFAULTS`. `out_dir` is the folder of
-    all runs; `required_systems` names systems that the notebook compares with, `default_systems` those it
-    takes when `systems` is `None` (if both are, all of the main group); `timed` says that its results are
-    times, which no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError`
-    for a plugin that can't be used, and what `load` raises for the data.
+    take the values of `DEFAULTS`. `max_cost_usd` and `max_tokens` are handed to the model: they decide no
+    result and are no part of the run's id. `out_dir` is the folder of all runs; `required_systems` names
+    systems that the notebook compares with, `default_systems` those it takes when `systems` is `None` (if
+    both are, all of the main group); `timed` says that its results are times, which no second run repeats.
+    Raises `ValueError` for an unknown parameter or system, `PluginError` for a plugin that can't be used, and
+    what `load` raises for the data.
     """
 
     DEFAULTS = _DEFAULTS
@@ -479,6 +495,8 @@ class Experiment:
         default_systems: Sequence[str] | None = None,
         timed: bool = False,
     ) -> None:
+        limits: dict[str, Any] = {name: params.get(name) for name in LIMITS}
+        params = {name: value for name, value in params.items() if name not in LIMITS}
         params, self.plugins = _import_plugins(params)
         self.params, systems = _normalize_params(params, default_systems)
         if missing := [n for n in required_systems if n not in systems]:
@@ -499,7 +517,7 @@ class Experiment:
         run_id = run_folder.run_id(self.params, self.data.sha256, run_folder.code_sha256(), self.user_code)
         earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
         self.inputs = _RecordedInputs(earlier, {**self.params, **read_by}, only_recorded=bool(replayed))
-        self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"])
+        self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"], **limits)
         redact = self.params["redact"]
         self.run = run_folder.open_run(
             name, self.params, self.data, out_dir, redact=redact, user_code=self.user_code, timed=timed

@@ -86,12 +86,11 @@ def run_notebook(notebook: Path, executed: Path, params: dict[str, Any]) -> None
     """
     import papermill
 
-    shown = sys.stderr.isatty()
     interrupted = False
     with tempfile.TemporaryFile() as log, _kernel_writes_to(log):
         try:
             papermill.execute_notebook(
-                str(notebook), str(executed), params, progress_bar=shown, kernel_name="python3"
+                str(notebook), str(executed), params, progress_bar=False, kernel_name="python3"
             )
         except papermill.PapermillExecutionError:
             raise

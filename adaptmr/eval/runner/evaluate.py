@@ -23,13 +23,14 @@ from adaptmr.eval.runner.filling import (
 from .frame import result_frame
 from .identity import user_code_hashes
 from .journal import Journal
+from .progress import RunProgress
 from .run import Run, Setup, ingest_key, row_key
 from .saved_states import SavedStates, state_hash
 from .solver_run import SolverRun
 from ...llm import check_llm
 from ...llm.concurrency import run_concurrently
+from ...llm.spending import LimitReached, Spending
 from ...llm.tasks import meter_usage
-from ...progress import progress_bar
 from ...rerank import Reranker, as_reranker
 from ...provenance import code_sha256, texts_sha256
 from ...spelling import kind_of
@@ -60,16 +61,18 @@ def _answer(
 ) -> None:
     """Ask a system these questions, and record each row as it arrives."""
 
-    def record(asked: tuple[Question, Question], row: Mapping[str, Any]) -> None:
-        run.record(row_key(system.name, asked[0]), row)
-        run.advance(1)
+    def record(asked: tuple[Question, Question], row: Mapping[str, Any] | None) -> None:
+        if row is not None:
+            run.record(row_key(system.name, asked[0]), row)
 
     capabilities = get_capabilities(system)
     state = capabilities.state_version()
     asked = zip(questions, prepare_questions(system, questions))
     check_state(system, state)
-    ask = partial(answer_question, system, run.setup.place(conversation), state)
+    ask = run.spending.whole(partial(answer_question, system, run.setup.place(conversation), state))
     run_concurrently(ask, asked, 0 if capabilities.one_at_a_time else run.setup.threads, record)
+    if run.unanswered(system.name, questions):
+        run.spending.check()
 
 
 def _visit(run: Run, system: str | System, conversation: Conversation, embedder: Any) -> None:
@@ -79,6 +82,7 @@ def _visit(run: Run, system: str | System, conversation: Conversation, embedder:
     todo = run.unanswered(name, questions)
     key = ingest_key(name, conversation.id)
     if todo or key not in run.journal.rows:
+        run.spending.check()
         made = run.setup.make(system, embedder)
         _fill(run, made, conversation)
         run.match_budget(made, questions)
@@ -209,7 +213,8 @@ def evaluate(
     (`adaptmr.data.validation`), `ContractError` for a system that breaks the protocol
     (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems, for one that matches another
     which isn't asked before it, for training questions that aren't there, and for a journal with a solver
-    that remembers from run to run and can't save its state. The first error in a question, and a
+    that remembers from run to run and can't save its state, and `LimitReached` when a limit of `llm` is
+    reached; the questions in flight are then finished. The first other error in a question, and a
     `KeyboardInterrupt`, end the run within two seconds; what was answered until then is in the journal.
     """
     systems = _listed(systems)
@@ -224,14 +229,24 @@ def evaluate(
     remembering = [setup.make(s, "hash") for s, n in zip(systems, names) if declared[n].scope == "forever"]
     identity = _identity(setup, systems, remembering) if journal is not None else {}
     log = Journal(journal, identity)
+    keys = (row_key(name, question) for name in names for question in data.questions)
+    shown = RunProgress(keys, log, _spending(llm), progress)
     states = SavedStates(f"{journal}.states" if journal is not None else None, identity)
     try:
-        with _ProgressBar(len(names) * len(data.questions), progress) as advance, meter_usage() as whole:
-            run = Run(setup, log, states, used, advance)
+        with shown, meter_usage() as whole:
+            run = Run(setup, log, states, used, shown)
             _ask_all(run, systems, {n: c.scope for n, c in declared.items() if c.solve is not None})
+    except LimitReached as limit:
+        raise shown.stopped(limit) from None
     finally:
+        log.add_spent(shown.spending.take(str(log.path)))
         log.close()
     return result_frame(run, names, notes, whole.late)
+
+
+def _spending(llm: Any) -> Spending | None:
+    """What the model of a run has spent, and its limits; `None` without a model."""
+    return None if llm is None or llm.is_offline else getattr(llm, "spending", None)
 
 
 def _ask_all(run: Run, systems: Sequence[str | System], scopes: Mapping[str, str]) -> None:
@@ -252,20 +267,3 @@ def _ask_all(run: Run, systems: Sequence[str | System], scopes: Mapping[str, str
                 _visit(run, system, conversation, embedder)
     for solver in solvers.values():
         solver.close()
-
-# %% ../../../nbs/eval/runner/04_evaluate.ipynb #df86980c
-class _ProgressBar:
-    """A progress bar over questions; entering it gives the function that moves it on."""
-
-    def __init__(self, total: int, wanted: bool | None) -> None:
-        self.total, self.wanted = total, wanted
-
-    def __enter__(self) -> Callable[[int], Any]:
-        disable = None if self.wanted is None else not self.wanted
-        self.bar = progress_bar(
-            total=self.total, desc="questions", unit="q", mininterval=0.5, delay=2.0, disable=disable
-        )
-        return self.bar.update
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...llm.spending import Spent
 from ...notices import notice
 
 # %% auto #0
-__all__ = ['CODE_KEYS', 'JournalError', 'changed_code', 'Journal']
+__all__ = ['CODE_KEYS', 'JournalError', 'changed_code', 'journal_keys', 'Journal']
 
 # %% ../../../nbs/eval/runner/00_journal.ipynb #0406a54b
 CODE_KEYS = ("code", "own")  # the parts of an identity that are code: where only these differ, a run restarts
@@ -63,30 +65,41 @@ def _set_aside(path: Path, lines: Sequence[bytes], head: str, identity: Mapping[
     )
 
 
-def _read_rows(path: Path, lines: Sequence[bytes]) -> tuple[dict[str, dict[str, Any]], set[str]]:
-    """Return the rows of a journal's lines by key, and the recorded calls and vectors that they used.
+def _read_rows(
+    path: Path, lines: Sequence[bytes]
+) -> tuple[dict[str, dict[str, Any]], set[str], Spent]:
+    """Return a journal's rows by key, the recorded calls and vectors that they used, and what was spent.
 
     Raises `JournalError` for a damaged line.
     """
     rows: dict[str, dict[str, Any]] = {}
-    used: set[str] = set()
+    used, spent = set[str](), Spent()
     for number, line in enumerate(lines[1:], 2):
         try:
             entry = json.loads(line)
+            spent += Spent(**entry.get("spent", {}))
             if "forget" in entry:
                 for key in entry["forget"]:
                     rows.pop(key, None)
                 continue
-            rows[entry["key"]] = dict(entry["row"])
-            used.update(entry.get("used", ()))
+            if entry.keys() != {"spent"}:
+                rows[entry["key"]] = dict(entry["row"])
+                used.update(entry.get("used", ()))
         except (ValueError, KeyError, TypeError) as e:
             raise JournalError(
                 f"{path}, line {number}, is damaged ({e!r}); "
                 "delete that line, and its question is asked again"
             ) from e
-    return rows, used
+    return rows, used, spent
 
 # %% ../../../nbs/eval/runner/00_journal.ipynb #820d45a5
+def journal_keys(path: str | Path) -> frozenset[str]:
+    """Return the keys of the rows that a journal holds; none where there is no file."""
+    file = Path(path)
+    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    return frozenset(_read_rows(file, lines)[0])
+
+
 class Journal:
     """Rows by key in an append-only file; `path=None` keeps them in memory only.
 
@@ -99,6 +112,7 @@ class Journal:
         self.path = Path(path) if path is not None else None
         self.rows: dict[str, dict[str, Any]] = {}
         self.used: set[str] = set()
+        self.spent = Spent()
         if self.path is None:
             return
         head = json.dumps({"run": dict(identity)}, sort_keys=True, ensure_ascii=True)
@@ -108,7 +122,7 @@ class Journal:
         if whole and whole[0].decode("utf-8", "replace") != head:
             _set_aside(self.path, whole, head, identity)
             whole, tail = [], b""
-        self.rows, self.used = _read_rows(self.path, whole)
+        self.rows, self.used, self.spent = _read_rows(self.path, whole)
         if tail:
             os.truncate(self.path, self.path.stat().st_size - len(tail))
         self._file = self.path.open("ab")
@@ -120,14 +134,19 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def put(self, key: str, row: Mapping[str, Any], used: Iterable[str] = ()) -> dict[str, Any]:
-        """Store a row, and the keys of the recorded calls and vectors that it used.
+    def put(
+        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Spent | None = None
+    ) -> dict[str, Any]:
+        """Store a row, the keys of the recorded calls and vectors that it used, and what it has `spent`.
 
         It is on disk when this returns. Returns the row as it will be read again.
         """
         used = sorted(used)
         self.used.update(used)
-        line = json.dumps({"key": key, "row": row, **({"used": used} if used else {})}, ensure_ascii=True)
+        spent = spent or Spent()
+        self.spent += spent
+        more = {**({"used": used} if used else {}), **({"spent": asdict(spent)} if spent.calls else {})}
+        line = json.dumps({"key": key, "row": row, **more}, ensure_ascii=True)
         if self.path is not None:
             self._append(line)
         self.rows[key] = json.loads(line)["row"]
@@ -140,6 +159,12 @@ class Journal:
             del self.rows[key]
         if known and self.path is not None:
             self._append(json.dumps({"forget": known}, ensure_ascii=True))
+
+    def add_spent(self, spent: Spent) -> None:
+        """Store what was spent on no row, such as on a question that was interrupted."""
+        self.spent += spent
+        if spent.calls and self.path is not None:
+            self._append(json.dumps({"spent": asdict(spent)}))
 
     def close(self) -> None:
         """Close the file; rows stay in memory."""

@@ -12,6 +12,7 @@ from typing import Any
 from .asking import Place
 from .filling import System
 from .journal import Journal
+from .progress import RunProgress
 from .saved_states import SavedStates
 from ...systems.base import get_capabilities, make_system
 from ...types import Conversation, Dataset, Question, Usage
@@ -68,7 +69,7 @@ def row_key(system: str, question: Question) -> str:
 
 # %% ../../../nbs/eval/runner/02_run.ipynb #11a6f199
 class Run:
-    """One run in progress: its setup, its journal, and what it collects next to the rows."""
+    """One run: its setup, its journal, its progress, and what it collects next to the rows."""
 
     def __init__(
         self,
@@ -76,19 +77,24 @@ class Run:
         journal: Journal,
         states: SavedStates,
         used: Callable[[], Iterable[str]] | None,
-        advance: Callable[[int], Any],
+        progress: RunProgress,
     ) -> None:
-        self.setup, self.journal, self.states, self.advance = setup, journal, states, advance
+        self.setup, self.journal, self.states, self.progress = setup, journal, states, progress
+        self.spending = progress.spending
         self.ingests: list[dict[str, Any]] = []
         self.encoders: dict[str, str] = {}
         self._used = used
         self._unsaved: set[str] = set()  # recorded calls and vectors that the journal doesn't hold yet
 
     def record(self, key: str, row: Mapping[str, Any]) -> None:
-        """Write a row to the journal, with the recorded calls and vectors used since the last one."""
+        """Write a row to the journal, with the recorded calls and vectors used since the last one.
+
+        What was spent since then is written with it, and the progress moves on.
+        """
         self._unsaved.update(self._used() if self._used is not None else ())
-        self.journal.put(key, row, self._unsaved)
+        self.journal.put(key, row, self._unsaved, self.spending.take(str(self.journal.path)))
         self._unsaved.clear()
+        self.progress.recorded(key, row.get("system", ""))
 
     def record_ingest(self, system: str, conversation: Conversation, cost: Usage) -> None:
         """Write to the journal what it cost a system to store a conversation."""
@@ -96,10 +102,13 @@ class Run:
         self.record(ingest_key(system, conversation.id), {**about, **asdict(cost)})
 
     def unanswered(self, system: str, questions: Sequence[Question]) -> list[Question]:
-        """Return the questions that the journal has no row for; move the progress on by the others."""
-        todo = [q for q in questions if row_key(system, q) not in self.journal.rows]
-        self.advance(len(questions) - len(todo))
-        return todo
+        """Return the questions that the journal has no row for."""
+        return [q for q in questions if row_key(system, q) not in self.journal.rows]
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Drop rows that are about to be made again."""
+        self.journal.forget(keys)
+        self.progress.recount()
 
     def match_budget(self, system: System, questions: Sequence[Question]) -> None:
         """Give a system with another's budget what the other spent on each question."""

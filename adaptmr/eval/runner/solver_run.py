@@ -13,7 +13,7 @@ from .asking import solve_question
 from .filling import System, prepare_questions, store_conversation
 from .run import Run, ingest_key, row_key
 from ...notices import notice
-from ...types import Conversation
+from ...types import Conversation, Question
 
 # %% auto #0
 __all__ = ['SolverRun']
@@ -71,7 +71,7 @@ class SolverRun:
         elif done:
             states.load(self._solver, _START)
         if done != steps:
-            journal.forget(steps)
+            self.run.forget(steps)
 
     def _store(self, conversation: Conversation) -> None:
         step = ingest_key(self.name, conversation.id)
@@ -89,13 +89,19 @@ class SolverRun:
             return
         self.run.match_budget(self._solver, questions)
         place = setup.place(conversation)
+
+        def solve(asked: tuple[Question, Question]) -> dict[str, Any]:
+            return solve_question(self._solver, place, asked[0].id in setup.train, asked)
+
+        solve_whole = self.run.spending.whole(solve)
         for asked in zip(todo, prepare_questions(self._solver, todo)):
-            row = solve_question(self._solver, place, asked[0].id in setup.train, asked)
+            row = solve_whole(asked)
+            if row is None:
+                return self.run.spending.check()
             step = row_key(self.name, asked[0])
             self.run.states.save(self._solver, step)
             self.run.record(step, row)
             self._arrive(step)
-            self.run.advance(1)
 
     def _arrive(self, step: str) -> None:
         """Delete the state before a step that is in the journal."""

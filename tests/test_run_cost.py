@@ -1,0 +1,105 @@
+"""What a run will cost: rates from recorded runs made by hand, and no call to any model."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import server
+
+import adaptmr as am
+from adaptmr.eval.analysis.run_cost import combine_rates, estimate, recorded_costs
+from adaptmr.types import Dataset, Question
+
+PRICES = {"m": {"prompt": 2.0, "completion": 8.0}}
+DATA = Dataset("toy", [], [Question(f"q{i}", f"Where {i}?", conversation="c") for i in range(10)])
+
+
+def recorded(outputs, run, rows, model="m", k=5, dataset="toy"):
+    """Write a finished run; `rows` maps a system to its calls, prompt and completion tokens, and seconds."""
+    folder = outputs / "exp3" / run
+    folder.mkdir(parents=True)
+    about = {"models": [model], "params": {"k": k}, "data": {"name": dataset}}
+    (folder / "manifest.json").write_text(json.dumps(about))
+    counts = [
+        {"system": s, "conversation": "c", "question": f"q{i}", "calls": c, "prompt_tokens": p}
+        | {"completion_tokens": r, "context_tokens": 50, "ms_retrieve": 0.0, "ms_answer": 1000.0 * t}
+        for s, (c, p, r, t) in rows.items()
+        for i in range(4)
+    ]
+    pd.DataFrame(counts).drop(columns=["ms_retrieve", "ms_answer"]).to_parquet(folder / "results.parquet")
+    keys = ["system", "conversation", "question", "ms_retrieve", "ms_answer"]
+    pd.DataFrame(counts)[keys].to_parquet(folder / "timings.parquet")
+
+
+def model(**more):
+    return am.LLM("m", base_url="http://127.0.0.1:9/v1", prices=PRICES, concurrency=2, **more)
+
+
+def test_totals_by_hand_and_no_call(tmp_path):
+    recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0), "qarp": (3, 400, 50, 30.0)})
+    with server.Server(server.status(500)) as s:
+        llm = am.LLM("m", base_url=s.url, prices=PRICES, concurrency=2)
+        told = estimate(["unified", "qarp"], DATA, llm, 5, outputs=tmp_path)
+        assert s.requests == []
+    assert [told.total(m).value for m in ("calls", "prompt_tokens", "completion_tokens")] == [40, 5000, 600]
+    assert told.cost().value == pytest.approx((5000 * 2 + 600 * 8) / 1e6)
+    assert told.minutes().value == pytest.approx(10 * 36 / 2 / 60)
+    assert told.systems[0].origin == "recorded in exp3/one" and "recorded in exp3/one" in str(told)
+    assert estimate(["unified"], DATA, llm, outputs=tmp_path, leave_out={"exp3/one"}).rows[0][2] == "unknown"
+
+
+def test_another_k_adds_its_context_to_the_prompt(tmp_path):
+    recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0)})
+    told = estimate(["unified"], DATA, model(), 10, outputs=tmp_path)
+    assert told.total("prompt_tokens").value == 10 * (100 + 50) and "assumed to grow with k" in str(told)
+
+
+def test_what_another_system_sends_too_is_paid_once_with_a_cache(tmp_path):
+    recorded(tmp_path, "one", {"hybrid": (1, 100, 10, 6.0), "gated": (1, 100, 10, 6.0)})
+    both = ["hybrid", "gated"]
+    assert estimate(both, DATA, model(), 5, outputs=tmp_path).total("calls").value == 20
+    told = estimate(both, DATA, model(cache=am.ReplayCache()), 5, outputs=tmp_path)
+    assert told.total("calls").value == 10 and "gated 100%" in str(told)
+
+
+def test_answers_in_the_journal_and_calls_in_the_cache_cost_nothing(tmp_path):
+    recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0)})
+    journal = tmp_path / "j.jsonl"
+    rows = [{"key": f"unified/c/q{i}", "row": {}} for i in range(4)]
+    journal.write_text("\n".join(map(json.dumps, [{"run": {}}, *rows])) + "\n")
+    cache = am.ReplayCache()
+    for i in (7, 8, 9):
+        message = {"role": "user", "content": f"x\nQuestion: Where {i}?\nJSON:"}
+        request = {"model": "m", "messages": [message]}
+        cache.put(request, {"text": "x"})
+    told = estimate(["unified"], DATA, model(cache=cache), 5, journal=journal, outputs=tmp_path)
+    assert (told.systems[0].todo, told.systems[0].answered, told.cached) == (6, 4, 3)
+    total = told.total("calls")
+    assert (total.value, total.low, total.high) == (6, 3, 6)
+
+
+def test_unknown_prices_and_systems_without_a_record_are_named(tmp_path):
+    recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0)}, model="other", dataset="elsewhere")
+    told = estimate(["hybrid"], DATA, am.LLM("my-own", base_url="http://127.0.0.1:9/v1"), 5, outputs=tmp_path)
+    assert told.rows[-1][-2:] == ("unknown", "unknown")
+    assert "assumed, as other systems in exp3/one" in str(told)
+    assert told.total("prompt_tokens").high == pytest.approx(1000 * 1.25)
+    with pytest.raises(ValueError, match="nonsense"):
+        estimate(["nonsense"], DATA, outputs=tmp_path)
+
+
+def test_offline_nothing_is_paid(tmp_path):
+    recorded(tmp_path, "one", {"unified": (0, 0, 0, 0.5)}, model="offline")
+    told = estimate(["unified"], DATA, outputs=tmp_path)
+    assert told.total("calls").high == 0 and told.cost().high == 0 and told.minutes().value > 0
+
+
+def test_ranges_by_hand():
+    both = combine_rates([10.0, 14.0, 11.0], [1.0, 0.5, 0.0], 2.0)
+    assert (both.value, both.low, both.high) == (11.0, 4.0, 30.0)
+
+
+def test_the_committed_runs_can_be_read():
+    assert recorded_costs()
