@@ -11,68 +11,105 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from .experiments import outputs_of, project_root
-from .replaying import recorded_runs, replay_run
+from .. import __version__
+from .arguments import add_command, add_params
+from .data_sets import add_data
+from .doctor import add_doctor
+from .memories import add_memories
 from .running import RunFailed, run_experiment
-from ..eval.report.manifests import finished_runs
+from .runs import add_runs
+from .sweeping import add_sweep
+from .system_list import add_systems
 from ..eval.report.parameters import UsageError
 from ..notices import RunNotice
 
 # %% auto #0
-__all__ = ['main']
+__all__ = ['make_parser', 'main']
 
-# %% ../../nbs/cli/09_command.ipynb #adca513c
-def _add_import(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "--import", dest="imports", action="append", default=[], metavar="PLUGIN", help=what
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
+# %% ../../nbs/cli/09_command.ipynb #862607cd
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `adaptmr`, with all commands in the order of its help."""
     parser = argparse.ArgumentParser(
-        prog="adaptmr", description="Query-aware memory retrieval: run its experiments, repeat its runs."
+        prog="adaptmr",
+        description="Query-aware memory retrieval: run experiments, compare runs, ask memories.",
+        epilog="`adaptmr COMMAND --help` shows the options of a command, and an example.",
     )
+    parser.add_argument("--version", action="version", version=f"adaptmr {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    one = commands.add_parser("run", help="run an experiment to its report")
+    one = add_command(
+        commands,
+        "run",
+        "run an experiment to its report",
+        "adaptmr run exp3 -p k 5 -p systems '[unified, hybrid]'",
+        _run,
+    )
     one.add_argument("experiment", help="its name, such as exp3, or the path of a notebook")
-    one.add_argument(
-        "-p",
-        dest="pairs",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="a parameter; the value is read as YAML",
+    add_params(one, "a parameter; the value is read as YAML")
+    add_runs(commands)
+    add_sweep(commands)
+    add_memories(commands)
+    add_data(commands)
+    add_systems(commands)
+    add_command(
+        commands,
+        "fit",
+        "refit the fusion's weights, its relevance, the heads of the classifier, the pair model",
+        "adaptmr fit",
+        _fit,
     )
-    one.add_argument(
-        "-f", dest="files", action="append", default=[], metavar="FILE", help="a YAML file of parameters"
+    server = add_command(
+        commands,
+        "serve",
+        "serve the memories in a file to other programs",
+        "adaptmr serve --mcp memories.db",
+        _serve,
     )
-    _add_import(one, "a file or module that registers your own system; needed once for each")
-    one.add_argument(
-        "--out-dir", metavar="DIR", help="the folder of all runs (default: outputs/ of the checkout)"
-    )
-    runs = commands.add_parser("runs", help="what was run").add_subparsers(
-        dest="what", required=True, metavar="WHAT"
-    )
-    runs.add_parser("list", help="list the runs")
-    again = runs.add_parser("replay", help="repeat recorded runs and compare their tables")
-    again.add_argument("folders", nargs="*", metavar="RUN", help="run folders")
-    again.add_argument("--all", action="store_true", help="every committed run that used a model")
-    _add_import(again, "a plugin of these runs, such as RUN/plugins/mystrat.py: code that you have read")
-    look = runs.add_parser("explore", help="write a page to look at every question of redacted runs")
-    look.add_argument("folders", nargs="+", metavar="RUN", help="run folders")
-    commands.add_parser("data", help="list the data sets")
-    server = commands.add_parser("serve", help="serve the memories in a file to other programs")
     server.add_argument("--mcp", metavar="FILE", required=True, help="over MCP, on standard input and output")
     server.add_argument("--user", default="", help="the only user whose memories are served")
     server.add_argument("--model", default="offline", help="the model that answers (default: rules)")
-    commands.add_parser(
-        "fit", help="refit the fusion's weights, its relevance, the heads of the classifier, the pair model"
+    add_doctor(commands)
+    shell = add_command(
+        commands,
+        "completion",
+        "print what a shell needs to complete commands",
+        'eval "$(adaptmr completion bash)"',
+        _completion,
     )
+    shell.add_argument("shell", choices=("bash", "zsh"))
     return parser
+
+# %% ../../nbs/cli/09_command.ipynb #455571c9
+def _run(args: argparse.Namespace) -> int:
+    made = run_experiment(args.experiment, args.files, args.pairs, args.out_dir, args.imports)
+    print(made / "report.html")
+    return 0
+
+
+def _fit(args: argparse.Namespace) -> int:
+    from adaptmr.training.models import fit_models
+
+    print("\n".join(map(str, fit_models())))
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from adaptmr.mcp_server import serve
+    from adaptmr.store.errors import StoreError
+
+    try:
+        serve(args.mcp, args.user, args.model)
+    except (ModuleNotFoundError, StoreError) as e:
+        raise UsageError(str(e)) from e
+    return 0
+
+
+def _completion(args: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(make_parser(), shell=args.shell))
+    return 0
 
 # %% ../../nbs/cli/09_command.ipynb #adca513d
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,7 +151,8 @@ def _plain_notices() -> Iterator[None]:
 # %% ../../nbs/cli/09_command.ipynb #adca513f
 def _status(arguments: Sequence[str] | None) -> int:
     try:
-        return _dispatch(_parser().parse_args(arguments))
+        args = make_parser().parse_args(arguments)
+        return int(args.call(args))
     except BrokenPipeError:
         raise
     except SystemExit as e:
@@ -125,57 +163,3 @@ def _status(arguments: Sequence[str] | None) -> int:
     except (UsageError, KeyError, ValueError, OSError) as e:
         print(f"adaptmr: {e.args[0] if isinstance(e, KeyError) and e.args else e}", file=sys.stderr)
         return 2
-
-
-def _dispatch(args: argparse.Namespace) -> int:
-    if args.command == "run":
-        made = run_experiment(args.experiment, args.files, args.pairs, args.out_dir, args.imports)
-        print(f"{made / 'report.html'}")
-    elif args.command == "data":
-        from adaptmr.data.registry import datasets
-
-        print("\n".join(datasets()))
-    elif args.command == "fit":
-        from adaptmr.training.models import fit_models
-
-        print("\n".join(map(str, fit_models())))
-    elif args.command == "serve":
-        _serve(args)
-    elif args.what == "list":
-        outputs = outputs_of(project_root())
-        print("\n".join(str(run.relative_to(outputs.parent)) for run in finished_runs(outputs)))
-    elif args.what == "explore":
-        from adaptmr.eval.report.explorer import write_local_explorer
-
-        for folder in args.folders:
-            print(write_local_explorer(folder) or f"{folder} has no results by question")
-    else:
-        return _replay(args)
-    return 0
-
-
-def _serve(args: argparse.Namespace) -> None:
-    from adaptmr.mcp_server import serve
-    from adaptmr.store.errors import StoreError
-
-    try:
-        serve(args.mcp, args.user, args.model)
-    except (ModuleNotFoundError, StoreError) as e:
-        raise UsageError(str(e)) from e
-
-
-def _replay(args: argparse.Namespace) -> int:
-    root = project_root()
-    folders = [Path(f) for f in args.folders] or (recorded_runs(outputs_of(root)) if args.all else [])
-    if not folders and not args.all:
-        raise UsageError("name run folders, or give --all")
-    differing = 0
-    for folder in folders:
-        differences = replay_run(folder, root, args.imports)
-        differing += bool(differences)
-        found = f"{len(differences)} differences" if differences else "the same tables"
-        print(f"{folder.parent.name}/{folder.name}: {found}")
-        for line in differences[:20]:
-            print(f"  {line}")
-    print(f"{len(folders)} recorded runs, {differing} with differences")
-    return int(differing > 0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .experiments import experiment_names
+from .experiments import experiment_names, find_notebook
 from .running import execute_notebook
 from ..eval.report.manifests import finished_runs, read_manifest
 from ..eval.report.parameters import UsageError, known_parameters, recorded_params
@@ -33,37 +33,47 @@ def recorded_runs(outputs: Path) -> list[Path]:
     return found
 
 
-def read_run_config(folder: Path, root: Path) -> tuple[Path, dict[str, Any]]:
+def read_run_config(
+    folder: Path, root: Path, own_notebook: str | Path | None = None
+) -> tuple[Path, dict[str, Any]]:
     """Return the notebook that made a run, and its parameters, from its manifest.
 
-    Raises `UsageError` for a manifest that can't be read, names no experiment of this checkout, or holds
-    parameters that the notebook doesn't have or that are no plain values.
+    `own_notebook` is the notebook of a run that none of this checkout's made. Raises `UsageError` for a
+    manifest that can't be read, names no experiment of this checkout, or holds parameters that the notebook
+    doesn't have or that are no plain values.
     """
     where = f"{folder.name}/manifest.json"
     try:
         manifest = read_manifest(folder / "manifest.json")
     except (ValueError, OSError) as e:
         raise UsageError(f"{folder} can't be repeated: {e}") from e
+    if own_notebook is not None:
+        notebook = find_notebook(root, str(own_notebook))
+        return notebook, recorded_params(manifest, known_parameters(notebook), where)
     name, known = manifest.get("experiment"), experiment_names(root)
     if not isinstance(name, str) or name not in known:
         raise UsageError(
-            f"{where}: experiment {str(name)[:80]!r} is none of this checkout's, which are {', '.join(known)}"
+            f"{where}: experiment {str(name)[:80]!r} is none of this checkout's, which are "
+            f"{', '.join(known)}; for a run of your own notebook, name it: --notebook own.ipynb"
         )
     notebook = root / "nbs" / "experiments" / f"{name}.ipynb"
     return notebook, recorded_params(manifest, known_parameters(notebook), where)
 
 
-def replay_run(folder: Path, root: Path, imports: Sequence[str] = ()) -> list[str]:
+def replay_run(
+    folder: Path, root: Path, imports: Sequence[str] = (), own_notebook: str | Path | None = None
+) -> list[str]:
     """Repeat a recorded run and list how its tables differ, one line each.
 
-    `imports` are the plugins of the run: none is taken from its folder that isn't named. Raises `UsageError`,
-    see `read_run_config`, and `PluginError`, see `plugins.plugins_for_replay`.
+    `imports` are the plugins of the run: none is taken from its folder that isn't named.
+    `own_notebook` is the notebook of a run that none of this checkout's made. Raises `UsageError`, see
+    `read_run_config`, and `PluginError`, see `plugins.plugins_for_replay`.
     """
     from adaptmr.eval.report.notebook_output import environment_variables
     from adaptmr.eval.report.run_folder import compare_tables
     from adaptmr.plugins import plugins_for_replay
 
-    notebook, params = read_run_config(folder, root)
+    notebook, params = read_run_config(folder, root, own_notebook)
     plugins_for_replay(folder, read_manifest(folder / "manifest.json"), imports)
     params = {name: value for name, value in params.items() if name != "plugins"}
     if imports:
