@@ -1,4 +1,4 @@
-"""The commands `adaptmr runs …`: paired comparisons, what can't be compared, and removing only what is a run."""
+"""The commands `adaptmr runs …`: paired comparisons, what can't be compared, and removing only runs."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def test_show_prints_parameters_systems_numbers_and_notes(root, capsys):
     cli_runs.make(root, "one", cli_runs.results({"a": 0.2}), limit=None)
     status, out, _ = said(capsys, "runs", "show", "outputs/tiny/one")
     assert status == 0
-    assert all(w in out for w in ("tiny/one", "data d1", "k      10", "limit  –", "a recall", "empty_turns")), out
+    for shown in ("tiny/one", "data d1", "k      10", "limit  –", "a recall", "empty_turns"):
+        assert shown in out, out
 
 
 def test_the_report_is_rendered_where_it_is_missing(root, capsys):
@@ -158,7 +159,8 @@ def test_the_report_is_rendered_where_it_is_missing(root, capsys):
     written = made.read_bytes()
     assert said(capsys, "runs", "report", made.parent) == (0, f"{made}\n", "")
     made.unlink()
-    assert said(capsys, "runs", "report", made.parent)[:2] == (0, f"{made}\n") and made.read_bytes() == written
+    assert said(capsys, "runs", "report", made.parent)[:2] == (0, f"{made}\n")
+    assert made.read_bytes() == written
 
 
 def test_the_index_lists_the_runs(root, capsys):
@@ -205,7 +207,8 @@ def test_rm_refuses_what_is_no_run_folder(root, capsys):
 
 def test_a_run_of_an_own_notebook_is_replayed_when_the_notebook_is_named(root, capsys, monkeypatch):
     own = root.parent / "own.ipynb"
-    own.write_text((root / "nbs" / "experiments" / "tiny.ipynb").read_text().replace('\\"tiny\\"', '\\"mine\\"'))
+    text = (root / "nbs" / "experiments" / "tiny.ipynb").read_text()
+    own.write_text(text.replace('\\"tiny\\"', '\\"mine\\"'))
     folder = Path(said(capsys, "run", own)[1].strip()).parent
     assert folder.parent.name == "mine"
     status, _, err = said(capsys, "runs", "replay", folder)

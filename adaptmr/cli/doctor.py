@@ -174,6 +174,7 @@ def report(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"broken": broken, "findings": found})
     else:
-        print_table(("", "what", "found", "remedy"), [(f.state, f.what, f.found, f.remedy) for f in found])
+        print_table(("", "what", "found"), [(f.state, f.what, f.found) for f in found])
+        print("\n".join(["", *(f"{f.what}: {f.remedy}" for f in found if f.remedy)]))
         print(f"{broken} broken" if broken else "nothing is broken")
     return int(broken > 0)

@@ -158,6 +158,9 @@ def _main_table(run: RecordedRun) -> tuple[list[str], list[list[Any]]]:
     if not (run.folder / "results.parquet").exists():
         return ["number", "value"], [list(pair) for pair in (run.manifest.get("numbers") or {}).items()]
     frame = run.results()
+    systems = run.manifest.get("systems") or []
+    if set(systems) == set(frame["system"]):
+        frame = frame.sort_values("system", key=lambda names: names.map(systems.index), kind="stable")
     if not {"context_tokens", *(value for value, _ in OVERVIEW_MEASURES)} <= set(frame):
         return ["number", "value"], [list(pair) for pair in (run.manifest.get("numbers") or {}).items()]
     table = overview_table(frame).reset_index()

@@ -70,5 +70,5 @@ def list_systems(args: argparse.Namespace) -> int:
         for s in with_options:
             print(f"  {s['name']}: {', '.join(f'{k}={v!r}' for k, v in s['options'].items())}")
     if group == "main":
-        print(f"\n{len(known_systems(None)) - len(listed)} more: adaptmr systems --group all")
+        print(f"\n{len(known_systems(None)) - len(found)} more: adaptmr systems --group all")
     return 0
