@@ -340,7 +340,9 @@ def test_a_folder_in_the_place_of_a_file_and_a_file_in_the_place_of_a_folder(cap
 
 def test_outside_of_a_checkout_it_says_what_to_do(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages" / "adaptmr" / "cli.py"))
+    monkeypatch.setattr(
+        cli.experiments, "__file__", str(tmp_path / "site-packages" / "adaptmr" / "cli" / "experiments.py")
+    )
     status, said = shown_by(capsys, "run", "exp3")
     assert status == 2 and "clone the repository" in said
 

@@ -421,7 +421,7 @@ def test_malformed_timestamps_are_an_error(text):
 
 def test_the_registered_files():
     for name, size in (("oracle", 15_388_478), ("s", 277_383_467), ("m", 2_737_100_077)):
-        entry = registry._entry(f"longmemeval_{name}")
+        entry = registry.get_entry(f"longmemeval_{name}")
         assert (
             entry.size == size
             and len(entry.sha256) == 64
@@ -437,7 +437,7 @@ def load_real(name: str) -> Dataset:
     folder = os.environ.get("ADAPTMR_DATA")
     if not folder:
         pytest.skip("ADAPTMR_DATA is not set: it names the folder with LongMemEval's files")
-    entry = registry._entry(name)
+    entry = registry.get_entry(name)
     if not any((Path(folder) / f).is_file() for f in entry.files):
         pytest.skip(f"none of {', '.join(entry.files)} is in ADAPTMR_DATA")
     return load(name)

@@ -59,7 +59,7 @@ def test_ctrl_c_anywhere_is_one_line(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_dispatch", interrupted)
+    monkeypatch.setattr(cli.command, "make_parser", interrupted)
     assert cli.main(["data"]) == 130 and capsys.readouterr().err == "adaptmr: interrupted\n"
 
 

@@ -26,7 +26,7 @@ from ..embed.vector_cache import cache_dir
 # %% auto #0
 __all__ = ['UNSEEN', 'DatasetEntry', 'DatasetUnavailable', 'register_file_reader', 'register_dataset', 'is_file_name',
            'find_own_file', 'get_parser', 'DatasetNames', 'datasets', 'attribution', 'find_file', 'download',
-           'unseen_questions', 'load', 'read_json']
+           'unseen_questions', 'fetch', 'load', 'read_json']
 
 # %% ../../nbs/data/01_registry.ipynb #a4ed79bb
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def _entries() -> dict[str, DatasetEntry]:
     return _ENTRIES
 
 
-def _entry(name: str) -> DatasetEntry:
+def get_entry(name: str) -> DatasetEntry:
+    """Return the entry of a data set. Raises `KeyError`, which lists the known names, for an unknown one."""
     try:
         return _entries()[name]
     except KeyError:
@@ -136,14 +137,14 @@ def get_parser(name: str) -> Callable[..., Dataset]:
 
     Raises `KeyError`, which lists the known names, for an unknown one.
     """
-    return _file_reader(Path(name)) if is_file_name(name) else _entry(name).parse
+    return _file_reader(Path(name)) if is_file_name(name) else get_entry(name).parse
 
 # %% ../../nbs/data/01_registry.ipynb #4b9a234a
 class DatasetNames(list):
     """A list of data sets' names, shown in a notebook as a table with descriptions and licences."""
 
     def _repr_html_(self) -> str:
-        rows = [(n, _entry(n).about, _entry(n).licence) for n in self]
+        rows = [(n, get_entry(n).about, get_entry(n).licence) for n in self]
         return html_table(rows, ("data set", "what", "licence"))
 
 
@@ -154,7 +155,7 @@ def datasets() -> list[str]:
 
 def attribution(name: str) -> str:
     """Return the line that the licence of a data set asks for where its text is shown, "" for none."""
-    return _entry(name).attribution if name in _entries() else ""
+    return get_entry(name).attribution if name in _entries() else ""
 
 # %% ../../nbs/data/01_registry.ipynb #5a16f3de
 def _sha256(path: Path) -> str:
@@ -325,6 +326,19 @@ def _splits(entry: DatasetEntry, data: Dataset) -> Mapping[str, tuple[str, ...]]
     return {**entry.splits, UNSEEN: tuple(q.conversation for q in data.questions if q.id in unseen)}
 
 # %% ../../nbs/data/01_registry.ipynb #6d151eb1
+def fetch(name: str) -> tuple[Path, bool]:
+    """Return the path of a data set's file, and whether it had to be downloaded; nothing is overwritten.
+
+    Raises `KeyError` for an unknown name, `ValueError` for one that is part of the package, and
+    `DatasetUnavailable` for a file that can't be downloaded or is damaged.
+    """
+    entry = get_entry(name)
+    if not entry.files:
+        raise ValueError(f"{name} is part of the package: there is nothing to fetch")
+    found = find_file(entry)
+    return (found[0], False) if found else (download(entry), True)
+
+
 def _load_entry(entry: DatasetEntry) -> Dataset:
     """Find or download the file of an entry, read it whole, and check it."""
     path, sha256 = None, ""
@@ -362,7 +376,7 @@ def load(name: str | Path, split: str | Sequence[str] | None = None, limit: int 
         data = _file_reader(path)(path)
         splits: Mapping[str, tuple[str, ...]] = {}
     else:
-        entry = _entry(str(name))
+        entry = get_entry(str(name))
         data = _load_entry(entry)
         splits = _splits(entry, data)
     size = len(data.conversations), len(data.questions)

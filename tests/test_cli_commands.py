@@ -1,0 +1,326 @@
+"""The commands on data, systems, memories, the machine and the shell: output and exit status."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+import adaptmr as am
+from adaptmr.cli import doctor, main
+from adaptmr.cli.command import make_parser
+from adaptmr.data import registry
+from adaptmr.data.registry import DatasetEntry, register_dataset
+from adaptmr.types import Dataset
+
+OFFICIAL = b'{"official": true}'
+
+
+@pytest.fixture
+def served():
+    """Serve chosen replies on loopback, by path; yields the address, the replies and the requests."""
+    replies: dict[str, tuple[int, bytes]] = {}
+    asked: list[tuple[str, dict[str, str]]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, dict(self.headers)))
+            code, body = replies.get(self.path, (404, b""))
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", replies, asked
+        server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    """Give each test a cache of its own, and no model's server."""
+    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
+    for name in ("ADAPTMR_DATA", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def said(capsys, *words):
+    status = main([str(w) for w in words])
+    caught = capsys.readouterr()
+    assert "Traceback" not in caught.err
+    return status, caught.out, caught.err
+
+
+# --- help, version, completion
+
+COMMANDS = "run runs sweep ask add data systems fit serve doctor completion".split()
+
+
+def test_the_help_shows_every_command(capsys):
+    status, out, _ = said(capsys, "--help")
+    assert status == 0 and [c for c in COMMANDS if f"\n    {c}" not in out] == []
+
+
+def test_the_version(capsys):
+    assert said(capsys, "--version")[:2] == (0, f"adaptmr {am.__version__}\n")
+
+
+def parsers(parser, path=()):
+    """Yield each command's words and parser, groups included."""
+    for action in parser._actions:
+        for name, sub in (getattr(action, "choices", None) or {}).items() if action.nargs == "A..." else ():
+            yield (*path, name), sub
+            yield from parsers(sub, (*path, name))
+
+
+@pytest.mark.parametrize("words", [w for w, _ in parsers(make_parser())], ids=" ".join)
+def test_every_command_has_an_example_that_it_accepts(words, capsys):
+    status, out, _ = said(capsys, *words, "--help")
+    assert status == 0 and f"adaptmr {' '.join(words[:1])}" in out.partition("example:\n")[2]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_commands(shell, capsys):
+    status, out, _ = said(capsys, "completion", shell)
+    assert status == 0 and all(c in out for c in COMMANDS) and "--against" in out
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_reads_its_completion(capsys, tmp_path):
+    (tmp_path / "completion.sh").write_text(said(capsys, "completion", "bash")[1])
+    subprocess.run(["bash", "-n", tmp_path / "completion.sh"], check=True)
+
+
+# --- data
+
+
+@pytest.fixture
+def toy(served):
+    entry = DatasetEntry(
+        "toy",
+        lambda path: Dataset("toy", [], []),
+        "CC0",
+        "for tests",
+        files=("toy.json",),
+        url=f"{served[0]}/toy.json",
+        sha256=hashlib.sha256(OFFICIAL).hexdigest(),
+    )
+    yield register_dataset(entry)
+    del registry._ENTRIES["toy"]
+
+
+def test_get_fetches_once_and_checks(capsys, served, toy, tmp_path):
+    _, replies, asked = served
+    replies["/toy.json"] = 200, OFFICIAL
+    target = tmp_path / "cache" / "data" / "toy.json"
+    assert said(capsys, "data", "get", "toy")[:2] == (0, f"{target}\n") and target.read_bytes() == OFFICIAL
+    status, out, _ = said(capsys, "data", "get", "toy")
+    assert status == 0 and "already here" in out and len(asked) == 1
+
+
+def test_get_takes_no_other_file_and_overwrites_none(capsys, served, toy, tmp_path, monkeypatch):
+    _, replies, asked = served
+    replies["/toy.json"] = 200, b"sign in first"
+    status, out, err = said(capsys, "data", "get", "toy")
+    assert status == 1 and out == "" and "sha256" in err
+    assert not (tmp_path / "cache" / "data" / "toy.json").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "toy.json").write_text("mine")
+    monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path / "mine"))
+    before = len(asked)
+    assert said(capsys, "data", "get", "toy")[0] == 0 and len(asked) == before
+    assert (tmp_path / "mine" / "toy.json").read_text() == "mine"
+
+
+def test_get_of_what_is_not_there(capsys, served, toy):
+    status, _, err = said(capsys, "data", "get", "toy")
+    assert status == 1 and "404" in err and "toy.json" in err
+    assert said(capsys, "data", "get", "demo")[:2] == (0, "demo is part of the package\n")
+    status, _, err = said(capsys, "data", "get", "nothing")
+    assert status == 2 and "demo" in err
+
+
+def test_list_says_where_each_is(capsys, toy):
+    status, out, _ = said(capsys, "data", "list", "--json")
+    places = {d["name"]: d["place"] for d in json.loads(out)}
+    assert status == 0 and places["demo"] == "package" and places["toy"] == ""
+    assert "not here" in said(capsys, "data", "list")[1]
+
+
+def test_check_of_a_good_and_a_bad_chat(capsys, tmp_path):
+    (tmp_path / "good.csv").write_text("who,words,when\nann,I moved to Oslo,2024-05-01 10:00\n")
+    columns = ["--speaker", "who", "--text", "words", "--at", "when", "--tz", "Europe/Oslo"]
+    status, out, _ = said(capsys, "data", "check", "good.csv", *columns, "--json")
+    assert status == 0 and json.loads(out)["valid"] is True
+    (tmp_path / "bad.csv").write_text("who,words,when\nann,I moved to Oslo,yesterday\nbob,Nice,today\n")
+    status, out, _ = said(capsys, "data", "check", "bad.csv", *columns, "--json")
+    found = json.loads(out)
+    assert status == 1 and found["valid"] is False
+    assert ["line 2" in r["where"] or "line 3" in r["where"] for r in found["rows"]] == [True, True]
+    status, out, _ = said(capsys, "data", "check", "bad.csv", *columns)
+    assert status == 1 and "2 faults" in out and "line 2" in out
+    status, _, err = said(capsys, "data", "check", "nowhere.csv")
+    assert status == 2 and "nowhere.csv" in err
+
+
+def test_check_of_the_demo_data(capsys):
+    status, out, _ = said(capsys, "data", "check", "demo")
+    assert status == 0 and "0 faults" in out
+
+
+# --- systems
+
+
+def test_systems_and_those_of_a_plugin(capsys, tmp_path):
+    (tmp_path / "my_strategy.py").write_text(
+        "import adaptmr as am\n\n@am.system('my_own')\ndef mine(question, now):\n"
+        '    "Words only."\n    return am.RetrievalPlan(weights={"lexical": 1.0})\n'
+    )
+    status, out, _ = said(capsys, "systems", "--json")
+    names = [s["name"] for s in json.loads(out)]
+    assert status == 0 and {"unified", "adaptmr"} <= set(names) and "my_own" not in names
+    status, out, _ = said(capsys, "systems", "--import", "./my_strategy.py")
+    assert status == 0 and "my_own" in out and "Words only" in out
+    status, _, err = said(capsys, "systems", "--group", "fast")
+    assert status == 2 and "ablation" in err
+
+
+# --- ask and add
+
+
+def test_what_is_added_is_found(capsys, tmp_path):
+    status, out, _ = said(
+        capsys, "add", "m.db", "Ann moved to Oslo.", "Bob keeps bees.", "--at", "2024-05-01T10:00"
+    )
+    assert status == 0 and out == "2 new of 2; 2 memories in m.db\n"
+    status, out, _ = said(capsys, "ask", "m.db", "Where did Ann move?", "--k", "1", "--json")
+    found = json.loads(out)
+    assert status == 0 and [m["text"] for m in found["memories"]] == ["Ann moved to Oslo."]
+    assert found["memories"][0]["at"] == "2024-05-01T10:00:00+00:00" and "Oslo" in found["answer"]
+    status, out, _ = said(capsys, "ask", "m.db", "Where did Ann move?", "--as-of", "2024-04-01")
+    assert status == 0 and "Ann moved to Oslo." not in out, "it was said later"
+
+
+def test_users_are_kept_apart(capsys):
+    said(capsys, "add", "m.db", "I moved to Oslo.", "--user", "ann")
+    said(capsys, "add", "m.db", "I moved to Rome.", "--user", "bob")
+    for user, seen, hidden in (("ann", "Oslo", "Rome"), ("bob", "Rome", "Oslo")):
+        out = said(capsys, "ask", "m.db", "Where did I move?", "--user", user)[1]
+        assert seen in out and hidden not in out
+    assert json.loads(said(capsys, "ask", "m.db", "Where did I move?", "--json")[1])["memories"] == []
+
+
+def test_a_chat_is_added_once(capsys, tmp_path):
+    (tmp_path / "chat.csv").write_text("who,text,when\nann,I moved to Oslo,2024-05-01 10:00\nbob,Nice,\n")
+    words = ["add", "m.db", "--from", "chat.csv", "--speaker", "who", "--at", "when", "--user", "ann"]
+    status, _, err = said(capsys, *words)
+    assert status == 2 and "chat.csv" in err and "line 3" in err, "a time is missing: nothing is added"
+    (tmp_path / "chat.csv").write_text("who,text,when\nann,I moved to Oslo,2024-05-01 10:00\n")
+    assert said(capsys, *words)[:2] == (0, "1 new of 1; 1 memories in m.db\n")
+    assert said(capsys, *words)[:2] == (0, "0 new of 1; 1 memories in m.db\n")
+    with am.MemoryStore(tmp_path / "m.db") as store:
+        assert [(m.owner, m.speaker) for m in store.memories] == [("ann", "ann")]
+
+
+def test_wrong_calls_of_ask_and_add_make_no_file(capsys, tmp_path):
+    for words, why in (
+        (["ask", "m.db", "Where?"], "there is no file m.db"),
+        (["add", "m.db"], "either texts or --from"),
+        (["add", "m.db", "text", "--from", "chat.csv"], "either texts or --from"),
+        (["add", "m.db", "text", "--speaker", "who"], "--speaker is for --from"),
+        (["add", "m.db", "text", "--at", "soon"], "soon"),
+        (["add", "m.db", "--from", "nowhere.csv"], "nowhere.csv"),
+    ):
+        status, _, err = said(capsys, *words)
+        assert status == 2 and why in err, err
+    assert not (tmp_path / "m.db").exists()
+    (tmp_path / "m.db").write_text("no database")
+    assert said(capsys, "ask", "m.db", "Where?")[0] == 2 and said(capsys, "add", "m.db", "text")[0] == 2
+
+
+# --- doctor
+
+
+def findings(check):
+    return {f.what: f for f in check()}
+
+
+def test_without_key_and_address_nothing_is_asked(served):
+    found = findings(doctor.check_model)
+    assert list(found) == ["OPENAI_API_KEY"] and found["OPENAI_API_KEY"].state == doctor.NOTE
+
+
+def test_the_models_of_the_server_are_listed_and_the_key_is_not_shown(served, monkeypatch):
+    url, replies, asked = served
+    replies["/v1/models"] = 200, json.dumps({"data": [{"id": "small"}, {"id": "large"}]}).encode()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{url.replace('//', '//me:word@')}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    found = findings(doctor.check_model)
+    (of_server,) = [f for what, f in found.items() if what.startswith("models")]
+    assert of_server.state == doctor.OK and of_server.found == "small, large"
+    assert asked[0][1]["Authorization"] == "Bearer sk-secret"
+    assert not any(secret in repr(found) for secret in ("sk-secret", "word"))
+
+
+@pytest.mark.parametrize(
+    "reply", [(401, b""), (200, b"<html>"), (200, b"{}"), (200, b'{"data": [1]}')], ids=str
+)
+def test_a_server_that_does_not_list_models_is_broken(served, monkeypatch, reply):
+    url, replies, _ = served
+    replies["/v1/models"] = reply
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
+    (broken,) = [f for f in doctor.check_model() if f.state == doctor.BROKEN]
+    assert broken.remedy
+
+
+def test_a_bad_key_is_broken_and_not_shown(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk secret")
+    (broken,) = doctor.check_model()
+    assert broken.state == doctor.BROKEN and "secret" not in repr(broken)
+
+
+def test_the_cache_and_the_data(tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "big").write_bytes(b"0" * 2_500_000)
+    assert "2.5 MB" in findings(doctor.check_cache)["cache"].found
+    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache" / "big" / "below"))
+    assert findings(doctor.check_cache)["cache"].state == doctor.BROKEN
+    assert "demo" in findings(doctor.check_data_sets)["data sets"].found
+    monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path / "nowhere"))
+    assert findings(doctor.check_data_sets)["data sets"].state == doctor.BROKEN
+
+
+def test_packages_with_versions_and_a_missing_one(monkeypatch):
+    found = findings(doctor.check_packages)
+    assert found["adaptmr"].found == am.__version__ and found["numpy"].found
+    monkeypatch.setattr(doctor, "version", missing)
+    found = findings(doctor.check_packages)
+    assert found["numpy"].state == doctor.BROKEN and found["numpy"].remedy == "pip install numpy"
+    assert found["mcp (extra)"].state == doctor.NOTE and "adaptmr[mcp]" in found["mcp (extra)"].remedy
+
+
+def missing(name):
+    raise doctor.PackageNotFoundError(name)
+
+
+def test_the_exit_status_and_the_document_of_doctor(capsys, monkeypatch):
+    status, out, _ = said(capsys, "doctor", "--json")
+    found = json.loads(out)
+    by_name = {f["what"]: f for f in found["findings"]}
+    assert status == 0 and found["broken"] == 0 and "texts/s" in by_name["encoder"]["found"]
+    assert by_name["cores"]["found"] == str(os.cpu_count())
+    monkeypatch.setenv("ADAPTMR_DATA", str(Path("nowhere")))
+    status, out, _ = said(capsys, "doctor")
+    assert status == 1 and "1 broken" in out and "unset it" in out

@@ -1,0 +1,220 @@
+"""The commands `adaptmr runs …`: paired comparisons, what can't be compared, and removing only runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import checkout
+import cli_runs
+import pytest
+
+from adaptmr.cli import main
+from adaptmr.cli.comparing import compare_runs, open_recorded
+from adaptmr.eval.report.parameters import UsageError
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    made = checkout.make(tmp_path / "checkout")
+    monkeypatch.chdir(made)
+    return made
+
+
+def said(capsys, *words):
+    status = main([str(w) for w in words])
+    caught = capsys.readouterr()
+    assert "Traceback" not in caught.err
+    return status, caught.out, caught.err
+
+
+# --- compare
+
+
+def test_the_systems_of_both_runs_are_compared_by_question_type_and_overall(root, capsys):
+    cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.5, "only_one": 0.1}))
+    cli_runs.make(root, "two", cli_runs.results({"b": 0.5, "a": 0.6, "only_two": 0.1}))
+    status, out, _ = said(capsys, "runs", "compare", "tiny/one", "tiny/two", "--measure", "f1", "--json")
+    rows = json.loads(out)["rows"]
+    assert status == 0 and {r["system"] for r in rows} == {"a", "b"}
+    of_a = {r["type"]: r for r in rows if r["system"] == "a"}
+    assert set(of_a) == {"factual_extraction", "multi_hop", "overall"}
+    assert of_a["overall"]["difference"] == pytest.approx(0.2), "second minus first: 0.6/2 − 0.2/2"
+    assert (of_a["overall"]["n"], of_a["multi_hop"]["n"], of_a["overall"]["conversations"]) == (24, 12, 6)
+
+
+def test_the_verdicts_are_those_of_reports(root):
+    first = open_recorded(cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.5})))
+    moved = cli_runs.results({"a": 0.6, "b": 0.5})
+    at = moved["conversation"].eq("c1") & moved["system"].eq("a")
+    moved.loc[at, "recall_fraction"] += 0.06  # so that the differences vary
+    second = open_recorded(cli_runs.make(root, "two", moved))
+    found = compare_runs(first, second, measures=["recall_fraction"], margin=0.5)
+    verdicts = found.set_index(["system", "type"])["verdict"]
+    assert verdicts["a", "overall"] == "equivalent", "0.41 lies within 0.5"
+    narrow = compare_runs(first, second, measures=["recall_fraction"], margin=0.02)
+    verdicts = narrow.set_index(["system", "type"])["verdict"]
+    assert verdicts["a", "overall"] == "different" and verdicts["b", "overall"] == "undecided"
+    row = narrow.set_index(["system", "type"]).loc[("a", "overall")]
+    assert row["difference"] == pytest.approx(0.41) and row["low"] < 0.41 < row["high"]
+
+
+def test_below_four_conversations_there_is_no_verdict(root):
+    runs = [
+        open_recorded(cli_runs.make(root, name, cli_runs.results({"a": score}, conversations=3)))
+        for name, score in (("one", 0.2), ("two", 0.6))
+    ]
+    assert set(compare_runs(*runs)["verdict"]) == {"too few"}
+
+
+def test_two_systems_of_one_run_are_compared(root, capsys):
+    folder = cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.5}))
+    words = ["runs", "compare", folder, "--system", "b", "--against", "a"]
+    status, out, _ = said(capsys, *words, "--json")
+    overall = next(r for r in json.loads(out)["rows"] if r["type"] == "overall" and r["measure"] == "f1")
+    assert status == 0 and overall["difference"] == pytest.approx(0.15)
+    status, out, _ = said(capsys, *words)
+    assert status == 0 and "within tiny/one" in out and "b − a" in out
+    for wrong in ([], ["--system", "a"], ["--system", "a", "--against", "missing"]):
+        status, out, err = said(capsys, "runs", "compare", folder, *wrong)
+        assert status == 2 and out == "" and ("--against" in err or "missing" in err)
+
+
+@pytest.mark.parametrize(
+    "other, why",
+    [
+        ({"sha256": "d2"}, ["other data", "data d1", "data d2"]),
+        ({"k": 5}, ["another k: 10 and 5"]),
+        ({"limit": 3}, ["another limit: None and 3"]),
+        ({"k": 5, "split": ["c1"]}, ["another k", "another split"]),
+    ],
+    ids=str,
+)
+def test_it_is_said_why_runs_cannot_be_compared(root, capsys, other, why):
+    frame = cli_runs.results({"a": 0.2})
+    cli_runs.make(root, "one", frame)
+    cli_runs.make(root, "two", frame, **other)
+    status, out, err = said(capsys, "runs", "compare", "tiny/one", "tiny/two")
+    assert status == 2 and out == "" and all(w in err for w in why), err
+
+
+def test_other_questions_no_shared_system_and_no_results_are_named(root, capsys):
+    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}))
+    cli_runs.make(root, "fewer", cli_runs.results({"a": 0.2}, questions=3))
+    cli_runs.make(root, "others", cli_runs.results({"b": 0.2}))
+    checkout.received(root / "outputs" / "tiny" / "empty", {"k": 10}, data={"sha256": "d1"})
+    for name, why in (
+        ("fewer", "24 and 18, 18 in common"),
+        ("others", "share no system"),
+        ("empty", "results.parquet"),
+        ("nowhere", "no run folder"),
+    ):
+        status, _, err = said(capsys, "runs", "compare", "tiny/one", f"tiny/{name}")
+        assert status == 2 and why in err, err
+
+
+def test_a_question_without_a_value_is_left_out(root):
+    frame = cli_runs.results({"a": 0.2})
+    first = open_recorded(cli_runs.make(root, "one", frame))
+    frame.loc[frame["question"] == "c1/q0", "recall_fraction"] = float("nan")
+    second = open_recorded(cli_runs.make(root, "two", frame))
+    found = compare_runs(first, second, measures=["recall_fraction"]).set_index("type")
+    assert found.loc["overall", "n"] == 23 and found.loc["factual_extraction", "n"] == 11
+
+
+def test_a_measure_that_is_not_there_and_a_margin_out_of_range(root):
+    run = open_recorded(cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.3})))
+    with pytest.raises(UsageError, match="no measure 'beauty'"):
+        compare_runs(run, run, system="a", against="b", measures=["beauty"])
+    with pytest.raises(UsageError, match="margin"):
+        compare_runs(run, run, system="a", against="b", margin=-1.0)
+
+
+# --- list, show, report, index
+
+
+def test_list_and_show_as_one_json_document(root, capsys):
+    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}), model="offline")
+    status, out, _ = said(capsys, "runs", "list", "--json")
+    assert status == 0 and [r["run"] for r in json.loads(out)] == ["outputs/tiny/one"]
+    status, out, _ = said(capsys, "runs", "show", "tiny/one", "--json")
+    shown = json.loads(out)
+    assert status == 0 and shown["params"] == {"k": 10, "model": "offline"} and shown["systems"] == ["a"]
+    assert shown["notes"] == {"empty_turns": 2}
+    assert shown["results"] == [{"number": "a recall", "value": 0.4}]
+
+
+def test_show_prints_parameters_systems_numbers_and_notes(root, capsys):
+    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}), limit=None)
+    status, out, _ = said(capsys, "runs", "show", "outputs/tiny/one")
+    assert status == 0
+    for shown in ("tiny/one", "data d1", "k      10", "limit  –", "a recall", "empty_turns"):
+        assert shown in out, out
+
+
+def test_the_report_is_rendered_where_it_is_missing(root, capsys):
+    made = Path(said(capsys, "run", "tiny")[1].strip())
+    written = made.read_bytes()
+    assert said(capsys, "runs", "report", made.parent) == (0, f"{made}\n", "")
+    made.unlink()
+    assert said(capsys, "runs", "report", made.parent)[:2] == (0, f"{made}\n")
+    assert made.read_bytes() == written
+
+
+def test_the_index_lists_the_runs(root, capsys):
+    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}))
+    status, out, _ = said(capsys, "runs", "index")
+    assert status == 0 and Path(out.strip()) == root / "outputs" / "index.html"
+    assert "one" in (root / "outputs" / "index.csv").read_text()
+
+
+# --- rm
+
+
+@pytest.mark.parametrize("answer, kept", [("y\n", False), ("n\n", True), ("\n", True), ("", True)], ids=repr)
+def test_rm_asks(root, capsys, monkeypatch, answer, kept):
+    folder = cli_runs.make(root, "one", cli_runs.results({"a": 0.2}))
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    status, _, err = said(capsys, "runs", "rm", folder)
+    assert "remove" in err and folder.exists() is kept and status == int(kept)
+
+
+def test_rm_removes_one_run_and_refreshes_the_index(root, capsys):
+    for name in ("one", "two"):
+        cli_runs.make(root, name, cli_runs.results({"a": 0.2}))
+    said(capsys, "runs", "index")
+    assert said(capsys, "runs", "rm", "tiny/one", "--yes")[0] == 0
+    assert [p.name for p in (root / "outputs" / "tiny").iterdir()] == ["two"]
+    index = (root / "outputs" / "index.csv").read_text()
+    assert "two" in index and "one" not in index
+
+
+def test_rm_refuses_what_is_no_run_folder(root, capsys):
+    folder = cli_runs.make(root, "one", cli_runs.results({"a": 0.2}))
+    renamed = folder.with_name("mine")
+    shutil.copytree(folder, renamed)
+    (root / "plain").mkdir()
+    for path in (root, root / "plain", folder.parent, renamed, root / "nowhere"):
+        status, _, err = said(capsys, "runs", "rm", path, "--yes")
+        assert status == 2 and "run folder" in err, err
+    assert folder.exists() and renamed.exists() and (root / "settings.ini").exists()
+
+
+# --- a run of one's own notebook
+
+
+def test_a_run_of_an_own_notebook_is_replayed_when_the_notebook_is_named(root, capsys, monkeypatch):
+    own = root.parent / "own.ipynb"
+    text = (root / "nbs" / "experiments" / "tiny.ipynb").read_text()
+    own.write_text(text.replace('\\"tiny\\"', '\\"mine\\"'))
+    folder = Path(said(capsys, "run", own)[1].strip()).parent
+    assert folder.parent.name == "mine"
+    status, _, err = said(capsys, "runs", "replay", folder)
+    assert status == 2 and "--notebook" in err, "code from a folder is never run unnamed"
+    status, out, _ = said(capsys, "runs", "replay", folder, "--notebook", own)
+    assert status == 0 and "the same tables" in out
+    monkeypatch.setenv("TINY_F1", "0.7")
+    status, out, _ = said(capsys, "runs", "replay", folder, "--notebook", own)
+    assert status == 1 and "0.5" in out and "0.7" in out
