@@ -28,8 +28,8 @@ from ..text import clean
 from .vector_cache import VectorCache, vector_key
 
 # %% auto #0
-__all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'Embedder', 'HashEmbedder', 'VectorMiss', 'TextEmbedder', 'embedder',
-           'shared_cache']
+__all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'Embedder', 'HashEmbedder', 'VectorMiss', 'ElsewhereEncoder', 'encode_elsewhere',
+           'TextEmbedder', 'embedder', 'shared_cache']
 
 # %% ../../nbs/embed/02_encoders.ipynb #f708280a
 @runtime_checkable
@@ -155,6 +155,26 @@ def _no_vector(embedder: str, missing: Sequence[str], of: int) -> VectorMiss:
     )
 
 # %% ../../nbs/embed/02_encoders.ipynb #28d1f3e6
+class ElsewhereEncoder(Protocol):
+    """Encode for this process, in another one that has loaded the models."""
+
+    def dim(self, embedder: TextEmbedder) -> int:
+        """Return the length of an embedder's vectors."""
+        ...
+
+    def encode(self, embedder: TextEmbedder, texts: Mapping[str, str], kind: str) -> dict[str, np.ndarray]:
+        """Return float16 vectors of texts by cache key, once they are in the cache."""
+        ...
+
+
+_ELSEWHERE: list[ElsewhereEncoder] = []  # at most one
+
+
+def encode_elsewhere(encoder: ElsewhereEncoder) -> None:
+    """Let another process encode what every `TextEmbedder` of this process lacks, from now on."""
+    _ELSEWHERE[:] = [encoder]
+
+
 class TextEmbedder:
     """A model behind a cache; made by `embedder()`, which documents the arguments.
 
@@ -194,7 +214,7 @@ class TextEmbedder:
         if self._dim is None:
             if not self._allow_encoding:
                 raise VectorMiss(f"{self.name}: the dimension is unknown until a recorded vector is read")
-            self._dim = self._encoder.dim()
+            self._dim = _ELSEWHERE[0].dim(self) if _ELSEWHERE else self._encoder.dim()
         return self._dim
 
     def key(self, text: str, kind: str = "passage") -> str:
@@ -231,7 +251,10 @@ class TextEmbedder:
         if not self._allow_encoding:
             raise _no_vector(f"{self.model} ({self.precision}, weights {self.revision[:12]})", list(todo), of)
         start = time.perf_counter()
-        made = self._encoder.encode(todo, kind, self.cache)
+        if _ELSEWHERE:
+            made = _ELSEWHERE[0].encode(self, todo, kind)
+        else:
+            made = self._encoder.encode(todo, kind, self.cache)
         self.encoded += len(todo)
         self.seconds += time.perf_counter() - start
         return made

@@ -254,6 +254,11 @@ class _UsageLog:
         with self._lock:
             return self._total
 
+    def add_total(self, usage: Usage) -> None:
+        """Count the usage of another process."""
+        with self._lock:
+            self._total = self._total + usage
+
     def add(
         self,
         record: Mapping[str, Any],
@@ -336,6 +341,18 @@ class LLM:
         """Counts of events by name, such as `sent`, `cached` or `retry: 429`; all are in the table above."""
         with self._transport.lock:
             return dict(sorted(self._transport.counts.items()))
+
+    def become_share(self, concurrency: int) -> None:
+        """In a forked process: make at most `concurrency` calls at once, and count usage and events anew."""
+        self.concurrency = concurrency
+        self._transport.become_share(concurrency)
+        self._usage_log = _UsageLog(self._transport.count)
+
+    def add_share(self, usage: Usage, event_counts: Mapping[str, int]) -> None:
+        """Count what a forked process used, see `become_share`."""
+        self._usage_log.add_total(usage)
+        with self._transport.lock:
+            self._transport.counts.update(event_counts)
 
     def count_tokens(self, text: str) -> int:
         """Estimate the tokens of a text, see `adaptmr.llm.tokens.count_tokens`."""

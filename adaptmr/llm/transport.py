@@ -313,6 +313,13 @@ class _Server:
         )
         self._key, self._needs_key = key, address is None  # a local server may accept any key
         self._idle_clients, self._lock, self._redact = list[Any](), threading.Lock(), SecretRedactor()
+        self._left_clients: list[Any] = []  # whose connections another process uses: never used nor closed
+
+    def leave_connections(self) -> None:
+        """Use new connections from now on; those that are open belong to the process of which this is a fork."""
+        with self._lock:
+            self._left_clients += self._idle_clients
+            self._idle_clients = []
 
     def attempt(self, kwargs: dict[str, Any], stream: bool) -> dict[str, Any] | _Failure:
         """Make one attempt; return the record of the reply, or why there is none. Raises `AuthError`.
@@ -402,6 +409,13 @@ class Transport:
         """Count one event."""
         with self.lock:
             self.counts[event] += 1
+
+    def become_share(self, concurrency: int) -> None:
+        """In a forked process: use connections of its own, at most `concurrency` at a time, and count anew."""
+        self._server.leave_connections()
+        self._slots = threading.BoundedSemaphore(concurrency)
+        with self.lock:
+            self.counts.clear()
 
     def send(self, request: Mapping[str, Any], stream: bool = False) -> dict[str, Any]:
         """Send `request` and return the record of its reply; adapt and retry as described above.

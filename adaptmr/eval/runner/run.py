@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from .asking import Place
@@ -76,14 +77,16 @@ class Run:
         advance: Callable[[int], Any],
     ) -> None:
         self.setup, self.journal, self.states, self.advance = setup, journal, states, advance
-        self.ingests: list[dict[str, Any]] = []
-        self.encoders: dict[str, str] = {}
-        self._used = used
+        self.encoders: dict[str, tuple[str, str]] = {}  # by conversation: the name and its precision
+        self.used = used
         self._unsaved: set[str] = set()  # recorded calls and vectors that the journal doesn't hold yet
 
-    def record(self, key: str, row: Mapping[str, Any]) -> None:
-        """Write a row to the journal, with the recorded calls and vectors used since the last one."""
-        self._unsaved.update(self._used() if self._used is not None else ())
+    def record(self, key: str, row: Mapping[str, Any], used: Iterable[str] = ()) -> None:
+        """Write a row to the journal, with the recorded calls and vectors used since the last one.
+
+        `used` are those that another process used for it.
+        """
+        self._unsaved.update(self.used() if self.used is not None else (), used)
         self.journal.put(key, row, self._unsaved)
         self._unsaved.clear()
 
@@ -91,6 +94,15 @@ class Run:
         """Write to the journal what it cost a system to store a conversation."""
         about = {"system": system, "conversation": conversation.id, "turns": len(conversation)}
         self.record(ingest_key(system, conversation.id), {**about, **asdict(cost)})
+
+    def ingests(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """Return what storing cost each system, in the order of conversations and systems."""
+        pairs = product(self.setup.data.conversations, list(names))
+        return [self.journal.rows[ingest_key(name, conversation.id)] for conversation, name in pairs]
+
+    def embedders(self) -> dict[str, str]:
+        """Return the precision of each encoder in use, in the order of conversations."""
+        return dict(self.encoders[c.id] for c in self.setup.data.conversations if c.id in self.encoders)
 
     def unanswered(self, system: str, questions: Sequence[Question]) -> list[Question]:
         """Return the questions that the journal has no row for; move the progress on by the others."""
