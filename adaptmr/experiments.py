@@ -67,6 +67,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "limit": None,
     "seed": 0,
     "embedder": "auto",
+    "workers": None,
     "redact": None,
 }
 _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
@@ -80,6 +81,7 @@ _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
     "k": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
     "limit": (lambda v: v is None or (_is_int(v) and v > 0), "a whole number above 0, or null for all"),
     "seed": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
+    "workers": (lambda v: v is None or (_is_int(v) and v > 0), "a whole number above 0, or null"),
     "redact": (lambda v: v is None or isinstance(v, bool), "true, false, or null for what is not ours"),
     "split": (lambda v: v is None or _name_list(v), "conversations by id, or null for all"),
     "systems": (lambda v: v is None or _name_list(v), "names of systems, or null for all"),
@@ -284,6 +286,7 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
         seed=experiment.params["seed"],
         journal=experiment.journal,
         used=experiment.inputs.newly_used_keys,
+        workers=experiment.workers,
     )
     experiment.used_keys = set(rows.attrs.pop("used"))
     frame = experiment.display_names.rename_systems(rows)
@@ -378,9 +381,9 @@ class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
-    `embedder`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `out_dir` is the folder of
-    all runs; `required_systems` names systems that the notebook compares with, `default_systems` those it
-    takes when `systems` is `None` (if both are, all of the main group); `timed` says that its results are
+    `embedder`, `workers`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `out_dir` is
+    the folder of all runs; `required_systems` names systems that the notebook compares with,
+    `default_systems` those it takes when `systems` is `None` (if both are, all of the main group); `timed` says that its results are
     times, which no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError`
     for a plugin that can't be used, and what `load` raises for the data.
     """
@@ -398,6 +401,7 @@ class Experiment:
     ) -> None:
         params, self.plugins = _import_plugins(params)
         self.params, systems = _normalize_params(params, default_systems)
+        self.workers = self.params.pop("workers")  # no result depends on it, so it identifies no run
         if missing := [n for n in required_systems if n not in systems]:
             raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])

@@ -316,7 +316,7 @@ class _Server:
         self._left_clients: list[Any] = []  # whose connections another process uses: never used nor closed
 
     def leave_connections(self) -> None:
-        """Use new connections from now on; those that are open belong to the process of which this is a fork."""
+        """Use new connections from now on; the open ones belong to the process that was forked."""
         with self._lock:
             self._left_clients += self._idle_clients
             self._idle_clients = []
@@ -411,7 +411,7 @@ class Transport:
             self.counts[event] += 1
 
     def become_share(self, concurrency: int) -> None:
-        """In a forked process: use connections of its own, at most `concurrency` at a time, and count anew."""
+        """In a forked process: use own connections, at most `concurrency` at a time, and count anew."""
         self._server.leave_connections()
         self._slots = threading.BoundedSemaphore(concurrency)
         with self.lock:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...embed import TextEmbedder, VectorCache, embedder as make_embedder, shared_cache
 
-_Identity = tuple[str, str, str | None]  # an embedder's name, the revision of its weights, the path of its cache
+_Identity = tuple[str, str, str | None]  # name, revision of the weights, path of the cache
 
 
 def _identity(embedder: TextEmbedder) -> _Identity:

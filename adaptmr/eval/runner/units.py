@@ -37,7 +37,10 @@ class Unit:
 
 
 def plan_units(
-    systems: Sequence[str], conversations: Sequence[str], in_order: Collection[str], budgets: Mapping[str, str]
+    systems: Sequence[str],
+    conversations: Sequence[str],
+    in_order: Collection[str],
+    budgets: Mapping[str, str],
 ) -> list[Unit]:
     """Divide a run into units: those of the systems `in_order` first, because they take longest.
 

@@ -58,7 +58,7 @@ def _embedder_reason(embedder: Any) -> str:
         if not isinstance(encoder, (TextEmbedder, HashEmbedder)):
             return f"the embedder {encoder.name!r} is an object of your own, which may not be copied"
         if encoder.cache is not None and encoder.cache.path == ":memory:":
-            return f"the vectors of {encoder.name!r} are cached in memory, which processes don't share; use a file"
+            return f"the vectors of {encoder.name!r} are cached in memory, not in a file that processes share"
     return ""
 
 

@@ -20,7 +20,7 @@ __all__ = ['PackedError', 'pack_error', 'unpack_error', 'WorkerPipe']
 
 # %% ../../../nbs/eval/runner/00_worker_pipe.ipynb #c77eeec5
 class PackedError(NamedTuple):
-    """An error in a form that can be sent: its pickle, its type and message, and the text of its traceback."""
+    """An error as it can be sent: its pickle, its type and message, and the text of its traceback."""
 
     pickled: bytes
     shown: str

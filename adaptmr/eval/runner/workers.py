@@ -80,7 +80,14 @@ def _limit_threads() -> None:
 def _send_warnings(pipe: WorkerPipe) -> None:
     """Let warnings be shown by the parent."""
 
-    def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
         pipe.ask("warn", str(message), category, filename, lineno)
 
     warnings.showwarning = show
@@ -132,7 +139,7 @@ class _Worker:
     def __init__(self, process: Any, connection: Connection) -> None:
         self.process, self.connection = process, connection
         self.unit: Unit | None = None
-        self.waiting: int | None = None  # the number of its request for a unit
+        self.waiting: list[int] = []  # the number of its request for a unit, if it waits for one
         self.done = False
 
     def answer(self, number: int, value: Any, good: bool = True) -> None:
@@ -160,16 +167,20 @@ class _Pool:
         self.run, self.schedule = run, Schedule(units)
         self.workers: list[_Worker] = []
         self.late = Usage()
-        self._encoder = EncodingParent(run.setup.embedder)
         self._shown: dict[Any, Any] = {}  # warnings that Python shows once per place
         self._current: tuple[_Worker, int, str, tuple[Any, ...]] | None = None
-        self._recording = {
+        self._recording: dict[str, Callable[..., Any]] = {
             "put": run.record,
             "forget": run.journal.forget,
-            "advance": lambda n: run.advance(n),
+            "advance": run.advance,
             "warn": self._warn,
         }
-        self._others = {"dim": self._encoder.dim, "encode": self._encoder.encode, "bye": self._add_share}
+        encoder = EncodingParent(run.setup.embedder)
+        self._others: dict[str, Callable[..., Any]] = {
+            "dim": encoder.dim,
+            "encode": encoder.encode,
+            "bye": self._add_share,
+        }
 
     def start(self, n: int, ask_unit: AskUnit) -> None:
         """Start the workers."""
@@ -209,7 +220,7 @@ class _Pool:
             worker.answer(number, self._recording[what](*content))
         elif what == "next":
             self._finish(worker, *content)
-            worker.waiting = number
+            worker.waiting = [number]
             self._hand_out()
         else:
             try:
@@ -226,16 +237,16 @@ class _Pool:
 
     def _hand_out(self) -> None:
         """Give units to the workers that wait for one; tell them when there are none left."""
-        for worker in (w for w in self.workers if w.waiting is not None):
+        for worker in (w for w in self.workers if w.waiting):
             unit = self.schedule.take()
             if unit is None and self.schedule.waiting:
                 return  # another worker has to finish its unit first
-            number, worker.waiting, worker.unit = worker.waiting, None, unit
-            worker.answer(number, (unit, self._rows_for(unit)) if unit is not None else None)
+            worker.unit = unit
+            worker.answer(worker.waiting.pop(), (unit, self._rows_for(unit)) if unit is not None else None)
 
     def _rows_for(self, unit: Unit) -> Rows:
         """Return the rows of other systems that a unit needs."""
-        rows, found = self.run.journal.rows, {}
+        rows, found = self.run.journal.rows, Rows()
         for system, conversation in unit.after:
             begin = ingest_key(system, conversation).removesuffix("ingest")
             found |= {key: row for key, row in rows.items() if key.startswith(begin)}
