@@ -384,8 +384,8 @@ class Experiment:
     `embedder`, `workers`, `redact`, `plugins`; those left out take the values of `DEFAULTS`. `out_dir` is
     the folder of all runs; `required_systems` names systems that the notebook compares with,
     `default_systems` those it takes when `systems` is `None` (if both are, all of the main group); `timed`
-    says that its results are times, which no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError`
-    for a plugin that can't be used, and what `load` raises for the data.
+    says that its results are times, which no second run repeats. Raises `ValueError` for an unknown
+    parameter or system, `PluginError` for a plugin that can't be used, and what `load` raises for the data.
     """
 
     DEFAULTS = _DEFAULTS

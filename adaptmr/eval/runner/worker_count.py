@@ -5,7 +5,6 @@
 # %% ../../../nbs/eval/runner/03_worker_count.ipynb #83fb7e77
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -41,8 +40,6 @@ __all__ = ['WORTH_WORKERS', 'check_workers', 'available_cores', 'worker_count']
 def _platform_reason() -> str:
     if sys.platform != "linux":
         return f"{sys.platform} can't copy a process that has loaded libraries; this needs Linux"
-    if multiprocessing.current_process().daemon:
-        return "this process is a daemon of multiprocessing, which may have no children"
     return ""
 
 

@@ -12,7 +12,8 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from multiprocessing import get_context
+from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any, NamedTuple
@@ -133,10 +134,40 @@ def _work(
         os._exit(0)  # without what the parent does at its exit
 
 # %% ../../../nbs/eval/runner/03_workers.ipynb #c85b7908
+class _Fork:
+    """A copy of this process that does some work and ends.
+
+    Unlike a `multiprocessing.Process` it may be the child of a daemon: it ends by itself with its parent.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or the copy would write what is waiting, too
+        self.exitcode: int | None = None  # negative: the signal that ended it
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                work()
+            finally:
+                os._exit(1)
+
+    def join(self, options: int = 0) -> None:
+        """Wait until it has ended; with `os.WNOHANG`, only look whether it has."""
+        if self.exitcode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.exitcode = os.waitstatus_to_exitcode(status) if pid else None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it hasn't ended."""
+        self.join(os.WNOHANG)
+        if self.exitcode is None:
+            os.kill(self.pid, number)
+
+
 class _Worker:
     """A worker, the parent's end of its pipe, its unit, and whether it waits for one or is done."""
 
-    def __init__(self, process: Any, connection: Connection) -> None:
+    def __init__(self, process: _Fork, connection: Connection) -> None:
         self.process, self.connection = process, connection
         self.unit: Unit | None = None
         self.waiting: list[int] = []  # the number of its request for a unit, if it waits for one
@@ -149,7 +180,7 @@ class _Worker:
             pass
 
     def died(self) -> WorkerDied:
-        self.process.join(1)
+        self.process.join()
         code = self.process.exitcode
         by = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with code {code}"
         what = f"that asked {self.unit}" if self.unit is not None else "that had no unit"
@@ -184,15 +215,14 @@ class _Pool:
 
     def start(self, n: int, ask_unit: AskUnit) -> None:
         """Start the workers."""
-        context, calls = get_context("fork"), max(self.run.setup.threads // n, 1)
+        calls = max(self.run.setup.threads // n, 1)
         for _ in range(n):
-            ours, theirs = context.Pipe()
+            ours, theirs = Pipe()
             others = [*(w.connection for w in self.workers), ours]
-            process = context.Process(target=_work, args=(theirs, others, self.run, ask_unit, calls))
             with warnings.catch_warnings():
                 # Python warns of threads at a fork; the notebook says what a worker uses of its parent
                 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-                process.start()
+                process = _Fork(partial(_work, theirs, others, self.run, ask_unit, calls))
             theirs.close()
             self.workers.append(_Worker(process, ours))
 
@@ -266,8 +296,7 @@ class _Pool:
     def stop(self, error: BaseException, seconds: float) -> None:
         """Tell the workers to stop after an error, and record what they have answered within some seconds."""
         for worker in self.workers:
-            if worker.process.is_alive():
-                os.kill(worker.process.pid, signal.SIGTERM)
+            worker.process.send(signal.SIGTERM)
         if self._current is not None and self._current[2] in self._recording:
             if not isinstance(error, KeyboardInterrupt):
                 return  # recording itself has failed
@@ -291,7 +320,7 @@ class _Pool:
         """End the workers that still run."""
         for worker in self.workers:
             if not worker.done:
-                worker.process.kill()
+                worker.process.send(signal.SIGKILL)
         for worker in self.workers:
             worker.process.join()
             worker.connection.close()
