@@ -79,10 +79,10 @@ if TYPE_CHECKING:
     from adaptmr.eval.analysis.run_cost import estimate
     from adaptmr.eval.runner.evaluate import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
-    from adaptmr.reader import answer
-    from adaptmr.rerank import Reranker, reranker
     from adaptmr.planning.qarp import QARP
     from adaptmr.planning.routed import Mixture, Routed
+    from adaptmr.reader import answer
+    from adaptmr.rerank import Reranker, reranker
     from adaptmr.retrieval.execute import execute
     from adaptmr.retrieval.plan import Planner, RetrievalPlan
     from adaptmr.retrieval.strategies import Router, aretrieve, retrieve
@@ -92,5 +92,14 @@ if TYPE_CHECKING:
     from adaptmr.systems.own import strategy, system
     from adaptmr.systems.wrapper import WrappedSystem
     from adaptmr.types import (
-        Answer, Conversation, Dataset, Evidence, Finding, Hit, Memory, Question, QueryType, Usage,
+        Answer,
+        Conversation,
+        Dataset,
+        Evidence,
+        Finding,
+        Hit,
+        Memory,
+        QueryType,
+        Question,
+        Usage,
     )

@@ -12,24 +12,28 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from .data.registry import is_file_name, load
-from .embed import embedder as make_embedder, shared_cache
+from .embed import embedder as make_embedder
+from .embed import shared_cache
 from .embed.encoders import BUNDLED_EMBEDDERS
-from .rerank import DEFAULT_RERANKER, MeteredReranker, reranker as make_reranker
 from .embed.fit_files import fit_path, own_fit, write_fit_file
-from .embed.names import embedder_name, is_endpoint, strip_precision, parse_embedder_name
-from .eval.report import run_folder, tables
-from .eval.runner.identity import user_code_hashes
-from .eval.report.manifests import is_finished, read_manifest
-from .eval.judges.accuracy import JUDGES
-from .notices import notice
-from .plugins import Plugin, keep_sources, load_plugins
+from .embed.names import embedder_name, is_endpoint, parse_embedder_name, strip_precision
+from .embed.vector_cache import cache_dir
 from .eval.analysis.cost import total_usage, usage_outside_rows, writing_usage
 from .eval.analysis.run_cost import ESTIMATE_VARIABLE, EstimateMade, RunEstimate, estimate
+from .eval.judges.accuracy import JUDGES
+from .eval.report import run_folder, tables
+from .eval.report.manifests import is_finished, read_manifest
 from .eval.runner.evaluate import evaluate
+from .eval.runner.identity import user_code_hashes
 from .eval.runner.repeated_times import time_systems, with_repeated_times
 from .eval.runner.timings import timed_calls
 from .llm import LLM
 from .llm.replay import ReplayCache
+from .llm.tasks import prompt_hashes
+from .notices import notice
+from .plugins import Plugin, keep_sources, load_plugins
+from .rerank import DEFAULT_RERANKER, MeteredReranker
+from .rerank import reranker as make_reranker
 from .sections.answer import show_answer, show_contrasts
 from .sections.breakdowns import show_categories, show_protocols
 from .sections.cases import show_cases
@@ -48,11 +52,9 @@ from .sections.judging import audit_answers, judge_answers, judge_rubrics
 from .sections.overview import questions_by_type, reply_outcomes, show_plans, systems_table
 from .sections.writing import show_figure, show_sentences, show_table
 from .systems.base import known_systems
-from .systems.own import packages_of
 from .systems.display_names import DisplayNames
-from .llm.tasks import prompt_hashes
+from .systems.own import packages_of
 from .types import Dataset, Usage
-from .embed.vector_cache import cache_dir
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +73,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "limit": None,
     "seed": 0,
     "embedder": "auto",
+    "workers": None,
     "redact": None,
 }
 _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
@@ -84,6 +87,7 @@ _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
     "k": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
     "limit": (lambda v: v is None or (_is_int(v) and v > 0), "a whole number above 0, or null for all"),
     "seed": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
+    "workers": (lambda v: v is None or (_is_int(v) and v > 0), "a whole number above 0, or null"),
     "redact": (lambda v: v is None or isinstance(v, bool), "true, false, or null for what is not ours"),
     "split": (lambda v: v is None or _name_list(v), "conversations by id, or null for all"),
     "systems": (lambda v: v is None or _name_list(v), "names of systems, or null for all"),
@@ -344,6 +348,7 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
         reranker=experiment.inputs.reranker,
         journal=experiment.journal,
         used=experiment.inputs.newly_used_keys,
+        workers=experiment.workers,
     )
     experiment.used_keys = set(rows.attrs.pop("used"))
     frame = experiment.display_names.rename_systems(rows)
@@ -475,13 +480,13 @@ class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
-    `embedder`, `redact`, `plugins`, `reranker` (which adds the system `hybrid_reranked`); those left out
-    take the values of `DEFAULTS`. `max_cost_usd` and `max_tokens` are handed to the model: they decide no
-    result and are no part of the run's id. `out_dir` is the folder of all runs; `required_systems` names
-    systems that the notebook compares with, `default_systems` those it takes when `systems` is `None` (if
-    both are, all of the main group); `timed` says that its results are times, which no second run repeats.
-    Raises `ValueError` for an unknown parameter or system, `PluginError` for a plugin that can't be used, and
-    what `load` raises for the data.
+    `embedder`, `workers`, `redact`, `plugins`, `reranker` (which adds the system `hybrid_reranked`); those
+    left out take the values of `DEFAULTS`. `workers`, `max_cost_usd` and `max_tokens`, which are handed to
+    the model, decide no result and are no part of the run's id. `out_dir` is the folder of all runs;
+    `required_systems` names systems that the notebook compares with, `default_systems` those it takes when
+    `systems` is `None` (if both are, all of the main group); `timed` says that its results are times, which
+    no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError` for a plugin
+    that can't be used, and what `load` raises for the data.
     """
 
     DEFAULTS = _DEFAULTS
@@ -499,6 +504,7 @@ class Experiment:
         params = {name: value for name, value in params.items() if name not in LIMITS}
         params, self.plugins = _import_plugins(params)
         self.params, systems = _normalize_params(params, default_systems)
+        self.workers = self.params.pop("workers")  # no result depends on it, so it identifies no run
         if missing := [n for n in required_systems if n not in systems]:
             raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval.stats.agreement import confusion_matrix, cohen_kappa
+from adaptmr.eval.stats.agreement import cohen_kappa, confusion_matrix
 
 FEW_RESAMPLES = 200
 PAIRS = st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("xyz")), min_size=1, max_size=30)

@@ -15,22 +15,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from adaptmr.store.approximate import (
     ApproximateIndex,
     IVFIndex,
     MissingLibraryWarning,
-    single_threaded,
     faiss_version,
+    single_threaded,
 )
-from adaptmr.store.index_file import read_arrays, write_arrays
 from adaptmr.store.errors import StoreError
+from adaptmr.store.index_file import read_arrays, write_arrays
 from adaptmr.store.lazy_list import LazyMemories
-from adaptmr.store.view_cache import IndexFileWarning
 from adaptmr.store.memory_store import Filter, MemoryStore
 from adaptmr.store.vectors import ExactIndex
+from adaptmr.store.view_cache import IndexFileWarning
 from adaptmr.types import Memory
 
 needs_library = pytest.mark.skipif(

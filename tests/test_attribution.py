@@ -10,31 +10,31 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pandas as pd
 import pytest
+import server as s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptmr as am
-import server as s
 from adaptmr.eval.analysis import attribution as c
 from adaptmr.eval.analysis import expert_agreement as h
 from adaptmr.eval.analysis.counterfactuals import (
-    CAUSES,
-    INTERVENTIONS,
     CAUSE_DESCRIPTIONS,
     CAUSE_ORDER,
+    CAUSES,
+    INTERVENTIONS,
     REPAIRS,
     Failure,
     apply_interventions,
-    reader_input,
     outdated_hits,
+    reader_input,
 )
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
 from adaptmr.reader import answer
-from adaptmr.retrieval.rendering import render_context
 from adaptmr.retrieval.plan import RetrievalPlan
+from adaptmr.retrieval.rendering import render_context
 from adaptmr.systems.fixed import without_times
-from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType
+from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
 
 DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
 SAID = [

@@ -19,33 +19,33 @@ from server import Server, answering, ok_json, status, waits_for
 
 from adaptmr.data.registry import load
 from adaptmr.eval.judges import calibration
+from adaptmr.eval.judges.accuracy import (
+    judge_answers,
+    judged_accuracy_table,
+    make_judge,
+    measure_rates,
+    shipped_rates,
+    write_rates,
+)
 from adaptmr.eval.judges.calibration import (
     WRONG_KINDS,
     Calibration,
     CalibrationCase,
+    alternative_gold_cases,
     calibrate,
     calibration_cases,
-    corrected_accuracy,
-    paraphrase_cases,
     calibration_from_votes,
-    alternative_gold_cases,
+    corrected_accuracy,
     effective_n,
     held_out_refusals,
+    paraphrase_cases,
     share_interval,
 )
 from adaptmr.eval.judges.judge import LLMJudge, RuleJudge, Verdict
-from adaptmr.eval.judges.accuracy import (
-    judged_accuracy_table,
-    judge_answers,
-    shipped_rates,
-    make_judge,
-    measure_rates,
-    write_rates,
-)
 from adaptmr.eval.stats.intervals import Interval
 from adaptmr.llm import LLM, AuthError
 from adaptmr.text import detect_language
-from adaptmr.types import Conversation, Dataset, Question, QueryType, Usage
+from adaptmr.types import Conversation, Dataset, QueryType, Question, Usage
 
 LINE = {
     "question_id": "k1",

@@ -15,7 +15,7 @@ from adaptmr.eval.analysis.categories import (
     recall_bound,
     recall_by_category,
 )
-from adaptmr.types import Conversation, Dataset, Question, QueryType
+from adaptmr.types import Conversation, Dataset, QueryType, Question
 
 HOP, FACT = QueryType.multi_hop, QueryType.factual_extraction
 

@@ -25,31 +25,30 @@ from adaptmr.planning.classifiers import (
     CLASSIFY,
     RULES_THRESHOLD,
     Classifier,
+    ClassifierHead,
     FewShotClassifier,
     FittedClassifier,
-    ClassifierHead,
     HeadError,
     RuleClassifier,
     RulesFirst,
-    question_features,
     head_for,
-    shipped_heads,
     head_provenance,
+    question_features,
+    shipped_heads,
 )
+from adaptmr.retrieval.classify import best_type, type_probabilities
 from adaptmr.training.type_heads import (
     accuracy_by_dataset,
-    make_examples,
     fit_head,
     fit_heads,
     held_out_probabilities,
+    make_examples,
     score_left_out,
     without_set,
     write_heads,
     written_questions,
 )
-from adaptmr.retrieval.classify import best_type, type_probabilities
-from adaptmr.types import Question
-from adaptmr.types import QueryType
+from adaptmr.types import QueryType, Question
 
 HASH = embedder("hash")
 ASKS = {

@@ -13,8 +13,14 @@ from adaptmr.llm.transport import count_tokens
 from adaptmr.reader import build_context
 from adaptmr.retrieval.rendering import render_context
 from adaptmr.systems.base import Capabilities, get_capabilities, known_systems, make_system
-from adaptmr.systems.contract import ContractError, check_capabilities, check_evidence, check_solution
-from adaptmr.systems.contract import check_usage, system_name
+from adaptmr.systems.contract import (
+    ContractError,
+    check_capabilities,
+    check_evidence,
+    check_solution,
+    check_usage,
+    system_name,
+)
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)

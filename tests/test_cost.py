@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server import Server, answering, ok
 
-from adaptmr.eval.stats import cluster_robust, intervals
 from adaptmr.eval.analysis import cost as e
+from adaptmr.eval.stats import cluster_robust, intervals
 from adaptmr.llm.tasks import OUTCOMES, TASKS
 
 SYSTEMS = {"unified": (1, 500, 10.0), "rules": (1, 510, 12.0), "planner": (2, 900, 50.0)}

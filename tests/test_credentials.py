@@ -22,17 +22,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server import Server, answering, ok, status
 
-from adaptmr.eval.report.failed_run import save_failed_notebook, is_redacted
-from adaptmr.perf.mock_server import minimal_instance
+from adaptmr.eval.report.failed_run import is_redacted, save_failed_notebook
 from adaptmr.llm import LLM, LLMError, ModelNotFound
 from adaptmr.llm.credentials import (
     SecretRedactor,
-    url_secrets,
-    parse_endpoint,
     clean_api_key,
     environment_secrets,
+    parse_endpoint,
+    url_secrets,
 )
 from adaptmr.llm.replay import ReplayCache
+from adaptmr.perf.mock_server import minimal_instance
 
 ROOT = Path(__file__).resolve().parent.parent
 HELLO = [{"role": "user", "content": "Where do I live now?"}]

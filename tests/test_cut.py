@@ -5,17 +5,18 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptmr.llm.transport import count_tokens
+from adaptmr.retrieval.rendering import render_context
 from adaptmr.retrieval.token_budget import (
     DUPLICATE_SIMILARITY,
     cut_to_budget,
-    line_tokens,
     hit_probabilities,
+    line_tokens,
     rank_prefix,
 )
-from adaptmr.retrieval.rendering import render_context
 from adaptmr.types import Hit, Memory
 
 QUARTERS = st.integers(1, 400).map(lambda q: q / 4)

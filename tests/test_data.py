@@ -15,13 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptmr.data import registry
 from adaptmr.data.locomo import CATEGORY_TO_TYPE, parse_evidence_ids, parse_locomo, parse_session_time
 from adaptmr.data.registry import (
-    DatasetUnavailable,
     DatasetEntry,
+    DatasetUnavailable,
     datasets,
     download,
     find_file,
@@ -29,7 +30,7 @@ from adaptmr.data.registry import (
     register_dataset,
     unseen_questions,
 )
-from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
+from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
 OFFICIAL = (
     json.dumps({"c1": 4, "c2": 6, "c3": 1}).encode() + b"\n" * 200_000

@@ -6,12 +6,11 @@ import json
 from itertools import combinations
 
 import pytest
-
 from rerankers import SharedWords
 
 import adaptmr as am
 from adaptmr.experiments import Experiment
-from adaptmr.systems.base import uses_llm, known_systems
+from adaptmr.systems.base import known_systems, uses_llm
 from adaptmr.systems.display_names import OFFLINE_EQUIVALENTS, DisplayNames, offline_name
 
 ASKING = [name for name in known_systems(None) if uses_llm(name)]

@@ -19,10 +19,20 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from adaptmr.embed import encoders as embed, minilm, names
-from adaptmr.embed import Embedder, HashEmbedder, TextEmbedder, VectorMiss, embedder, choose_embedder
+from adaptmr.embed import (
+    Embedder,
+    HashEmbedder,
+    TextEmbedder,
+    VectorMiss,
+    choose_embedder,
+    embedder,
+    minilm,
+    names,
+)
+from adaptmr.embed import encoders as embed
 from adaptmr.embed.vector_cache import VectorCache, cache_dir, vector_key
 from adaptmr.experiments import Experiment
 

@@ -13,9 +13,10 @@ import sys
 import numpy as np
 import pytest
 
-from adaptmr.embed import VectorMiss, embedder, minilm_openvino as fast
+from adaptmr.embed import VectorMiss, embedder
+from adaptmr.embed import minilm_openvino as fast
 from adaptmr.embed.minilm import minilm
-from adaptmr.embed.names import embedder_name, strip_precision, parse_embedder_name
+from adaptmr.embed.names import embedder_name, parse_embedder_name, strip_precision
 from adaptmr.embed.vector_cache import VectorCache
 
 needs_openvino = pytest.mark.skipif(

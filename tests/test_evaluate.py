@@ -16,10 +16,10 @@ import pytest
 
 import adaptmr as am
 from adaptmr.eval.report.run_folder import open_run
-from adaptmr.eval.runner.journal import Journal, JournalError
 from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.eval.runner.journal import Journal, JournalError
 from adaptmr.eval.runner.rows import score_answer
-from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType, Usage
+from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question, Usage
 
 FIRST = [
     "system",

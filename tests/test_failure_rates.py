@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptmr as am
-from adaptmr.eval.analysis import headroom as ce, failure_rates as fa
-from adaptmr.eval.report import failure_figures as ff, figures
+from adaptmr.eval.analysis import failure_rates as fa
+from adaptmr.eval.analysis import headroom as ce
+from adaptmr.eval.report import failure_figures as ff
+from adaptmr.eval.report import figures
 from adaptmr.systems.base import known_systems, make_system
 from adaptmr.systems.oracles import OraclePlan
-from adaptmr.types import Question, QueryType
+from adaptmr.types import QueryType, Question
 
 FIVE = ("factual_extraction", "temporal_reasoning", "knowledge_update", "multi_hop", "abstention")
 

@@ -16,34 +16,34 @@ import pytest
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.embed import embedder
 from adaptmr.embed.encoders import HashEmbedder
-from adaptmr.training import fusion_weights
-from adaptmr.training.fusion_weights import (
-    INVERSE_PENALTY,
-    FITTED_SIGNALS,
-    MEANINGFUL,
-    describe_data,
-    gate_curve,
-    fit_all,
-    fit_relevance,
-    fit_weights,
-    evidence_found,
-    gather_samples,
-    held_out_rows,
-    type_gains_table,
-    make_fit,
-    score_left_out,
-    summarize_held_out,
-    cross_validate_types,
-    write_fits,
-)
 from adaptmr.eval.metrics.ranking import auroc
-from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, fit_for, fuse_signals, fit_provenance, shipped_fits
+from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, fit_for, fit_provenance, fuse_signals, shipped_fits
 from adaptmr.retrieval.plan import WEIGHT_SETS
 from adaptmr.retrieval.relevance import FEATURES, relevance
 from adaptmr.retrieval.signals import SIGNALS, signal_values
 from adaptmr.retrieval.strategies import MIN_RELEVANCE
 from adaptmr.systems.base import PlannedSystem, known_systems, make_system
-from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
+from adaptmr.training import fusion_weights
+from adaptmr.training.fusion_weights import (
+    FITTED_SIGNALS,
+    INVERSE_PENALTY,
+    MEANINGFUL,
+    cross_validate_types,
+    describe_data,
+    evidence_found,
+    fit_all,
+    fit_relevance,
+    fit_weights,
+    gate_curve,
+    gather_samples,
+    held_out_rows,
+    make_fit,
+    score_left_out,
+    summarize_held_out,
+    type_gains_table,
+    write_fits,
+)
+from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
 FILE = {
     **fit_provenance(),

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from adaptmr.retrieval import fusion
 from adaptmr.retrieval.candidates import select_candidates
-from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
 from adaptmr.retrieval.fusion import (
     ANY_EMBEDDER,
     RRF_K,
     Fit,
     FitError,
     fit_for,
-    fuse_signals,
     fit_provenance,
+    fuse_signals,
     score_candidates,
     shipped_fits,
 )
+from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
 from adaptmr.retrieval.plan import WEIGHT_SETS
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.store.memory_store import MemoryStore

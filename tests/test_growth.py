@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.perf import growth, synthetic
 from adaptmr.eval.report.style import figure_bytes
+from adaptmr.perf import growth, synthetic
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
-
 
 # --- synthetic memories
 

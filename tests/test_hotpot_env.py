@@ -6,15 +6,16 @@ import os
 import threading
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptmr.agents.hotpot import HotpotEnv
 from adaptmr.agents.passages import Corpus, Passage, fold_title
-from adaptmr.memory.team.actions import Action, parse_action
-from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.data.hotpotqa import HOTPOTQA
 from adaptmr.data.registry import find_file, load
 from adaptmr.eval.metrics.hotpotqa import answer_grader
+from adaptmr.memory.team.actions import Action, parse_action
+from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.types import Conversation, Memory
 
 TOWER = Passage(

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptmr.data import hotpotqa
 from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion, sentence_source, was_seen
@@ -20,7 +21,7 @@ from adaptmr.data.validation import DatasetError
 from adaptmr.eval.metrics import hotpotqa as m
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.rows import score_answer
-from adaptmr.types import Answer, Question, QueryType
+from adaptmr.types import Answer, QueryType, Question
 
 HAS_HOTPOTQA = bool(os.environ.get("ADAPTMR_DATA")) and find_file(HOTPOTQA) is not None
 SALT = ["Old Salt Tower", ["The Old Salt Tower is a lighthouse.", " It was designed by Ida Moser."]]

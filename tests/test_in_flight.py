@@ -22,10 +22,10 @@ from server import Server, answering, hang, ok, ok_json, status
 import adaptmr as am
 from adaptmr.embed import TextEmbedder, VectorCache
 from adaptmr.eval.report import tables
-from adaptmr.experiments import Experiment
-from adaptmr.llm.concurrency import GRACE_SECONDS, run_concurrently
 from adaptmr.eval.runner.evaluate import evaluate
+from adaptmr.experiments import Experiment
 from adaptmr.llm import LLM, AuthError, LLMError
+from adaptmr.llm.concurrency import GRACE_SECONDS, run_concurrently
 from adaptmr.llm.replay import ReplayCache
 from adaptmr.llm.tasks import Task
 from adaptmr.llm.transport import CANCELLED, RequestCancelled

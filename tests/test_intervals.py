@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptmr.eval.report import tables
 from adaptmr.eval.stats import intervals as s
 from adaptmr.eval.stats.resampling import resample_counts
-from adaptmr.eval.report import tables
 
 FEW_RESAMPLES = 200
 SCORES = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=25)

@@ -22,8 +22,8 @@ from adaptmr.eval.judges.judge import (
     RuleJudge,
     Verdict,
     criterion_of,
-    wrap_in_tags,
     gold_answers,
+    wrap_in_tags,
 )
 from adaptmr.eval.judges.rubric import (
     JUDGE_RUBRIC,
@@ -38,9 +38,9 @@ from adaptmr.eval.judges.rubric import (
     word_credit,
 )
 from adaptmr.llm import LLM, AuthError, ReplayCache
-from adaptmr.llm.tasks import TASKS, prompt_hashes, OUTCOME_COUNTER
+from adaptmr.llm.tasks import OUTCOME_COUNTER, TASKS, prompt_hashes
 from adaptmr.text import content_words
-from adaptmr.types import Conversation, Dataset, Question, QueryType, Usage
+from adaptmr.types import Conversation, Dataset, QueryType, Question, Usage
 
 WHEN = Question("w", "When did the kayak arrive?", ["7 May 2023"], QueryType.temporal_reasoning)
 TOWN = Question("t", "Where does Ada live now?", ["Bristol"], QueryType.knowledge_update)

@@ -30,8 +30,8 @@ from adaptmr.eval.annotation.labels import (
     Turn,
     sample_failures,
 )
-from adaptmr.eval.report.redaction import redaction_problems, find_quotes
-from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
+from adaptmr.eval.report.redaction import find_quotes, redaction_problems
+from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
 NOW = datetime(2026, 11, 22, 9, 30, tzinfo=UTC)
 AWKWARD_TEXTS = [

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pandas as pd
 import pytest
+from layered_store import turns_of
 
 import adaptmr as am
 from adaptmr.eval.analysis.filled_memories import as_it_was, fill_memories
@@ -47,8 +48,6 @@ from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.prompt import build_prompt
 from adaptmr.systems.layered import LayeredSystem
 from adaptmr.types import Question
-
-from layered_store import turns_of
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from adaptmr.data.locomo import AUDIT_FILES, parse_locomo_audited, parse_locomo
+from adaptmr.data.locomo import AUDIT_FILES, parse_locomo, parse_locomo_audited
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.eval.analysis.locomo_audit import (
     ALL_CATEGORIES,
     ANSWERABLE_CATEGORIES,
     AUDITED_F1,
-    score_ceiling,
     audit_table,
     rescore,
+    score_ceiling,
 )
 from adaptmr.eval.metrics.answers import locomo_f1
 from adaptmr.eval.runner.evaluate import evaluate

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.data import longmemeval, registry
-from adaptmr.data.json_stream import Element, read_element, iter_elements
+from adaptmr.data.json_stream import Element, iter_elements, read_element
 from adaptmr.data.longmemeval import (
     CATEGORY_TO_TYPE,
     Haystack,
@@ -32,16 +32,16 @@ from adaptmr.data.longmemeval import (
 from adaptmr.data.registry import load
 from adaptmr.eval.analysis.longmemeval import (
     LEVELS,
-    score_ranking,
-    select_population,
     population_note,
     retrieval_rows,
     retrieval_table,
+    score_ranking,
+    select_population,
 )
-from adaptmr.provenance import texts_sha256
 from adaptmr.eval.metrics.ranking import longmemeval_turn_to_session
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm.tasks import TASKS
+from adaptmr.provenance import texts_sha256
 from adaptmr.systems.base import MemorySystem, known_systems, make_system
 from adaptmr.systems.longmemeval_rag import (
     MAX_FACT_CHARS,
@@ -51,7 +51,7 @@ from adaptmr.systems.longmemeval_rag import (
     extract_facts,
     group_rounds,
 )
-from adaptmr.types import Conversation, Dataset, Memory, Question, QueryType
+from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
 
 @contextmanager

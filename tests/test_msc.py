@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.data.msc import LAST_SESSION_TIME, parse_time_ago, parse_msc
+from adaptmr.data.msc import LAST_SESSION_TIME, parse_msc, parse_time_ago
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.eval.runner.evaluate import evaluate
 

@@ -21,7 +21,7 @@ from adaptmr.retrieval.strategies import STRATEGIES, StrategyPlanner, entity_rer
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import get_capabilities, known_systems, make_system
 from adaptmr.text import detect_language
-from adaptmr.types import Memory, Question, QueryType
+from adaptmr.types import Memory, QueryType, Question
 
 # set by a strategy whose step does not act yet; a choice is named with its value
 EFFECT_BEING_BUILT: tuple[str, ...] = ()

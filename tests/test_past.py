@@ -11,20 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rerankers import SharedWords
 from server import Server, answering, ok, ok_json
 
 import adaptmr as am
-from rerankers import SharedWords
-
 from adaptmr.embed import embedder
-from adaptmr.training.fusion_weights import gather_samples
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
 from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed
+from adaptmr.retrieval.as_of import resolve_as_of, store_as_of
 from adaptmr.retrieval.columns import columns_of
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.as_of import resolve_as_of, store_as_of
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import SIGNALS
@@ -33,7 +31,8 @@ from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import known_systems, make_system
 from adaptmr.systems.wrapper import WrappedSystem
-from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, Question, QueryType
+from adaptmr.training.fusion_weights import gather_samples
+from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
 
 MARCH = datetime(2024, 3, 1, tzinfo=UTC)
 LATER = datetime(2024, 5, 10, tzinfo=UTC)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from adaptmr.reader import ANSWER_STYLES
 from adaptmr.retrieval.plan import (
-    WEIGHT_SETS,
     FUSIONS,
     GATES,
     LATEST_RULES,
     SELECTIONS,
+    WEIGHT_SETS,
     WINDOW_RULES,
     WINDOW_TIMES,
     FixedPlanner,

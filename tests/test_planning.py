@@ -18,20 +18,20 @@ from adaptmr.llm.tasks import meter_usage
 from adaptmr.planning.complexity import AdaptiveRAG
 from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed, strategies_with
+from adaptmr.reader import answer
 from adaptmr.retrieval.execute import execute
+from adaptmr.retrieval.fusion import fit_for
+from adaptmr.retrieval.llm_steps import rerank
 from adaptmr.retrieval.mixture import mix_evidence
 from adaptmr.retrieval.plan import FixedPlanner, PlanError, RetrievalPlan
 from adaptmr.retrieval.queries import (
     MAX_QUERIES,
     decompose_by_rule,
+    decompose_query,
     expand_query,
     is_grounded,
-    decompose_query,
 )
-from adaptmr.retrieval.llm_steps import rerank
 from adaptmr.retrieval.rounds import run_rounds
-from adaptmr.reader import answer
-from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.strategies import (
     HYBRID_WEIGHTS,
     MIN_RELEVANCE,
@@ -52,10 +52,10 @@ from adaptmr.systems.ablations import (
     edited_strategies,
     get_variants,
 )
+from adaptmr.systems.base import known_systems, make_system
 from adaptmr.systems.fixed import GATED_PLAN
 from adaptmr.systems.llm_planned import MULTI_ROUND_PLAN
-from adaptmr.systems.base import known_systems, make_system
-from adaptmr.types import Conversation, Evidence, Hit, Memory, Question, QueryType, Usage
+from adaptmr.types import Conversation, Evidence, Hit, Memory, QueryType, Question, Usage
 
 SAID = [
     "I live in Beijing.",

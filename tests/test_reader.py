@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server import Server, ok, ok_json, status
 
-from adaptmr.reader.extract import event_date, extract_answer
 from adaptmr.llm import LLM, AuthError
 from adaptmr.reader import ABSTENTION_TEXT, ANSWER, answer, build_context, render_line
+from adaptmr.reader.extract import event_date, extract_answer
 from adaptmr.reader.spans import analyze_question, best_spans, rank_sentences
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.types import Evidence, Hit, Memory

@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
+import readme
 from committed import NoCheckout, NoRun, SeveralRuns
 from expected import committed_numbers
 
-import readme
 from adaptmr.eval.report.answer_box import contrast_answer
 from adaptmr.eval.stats.contrasts import (
     MEASURE_NAMES,

@@ -17,11 +17,11 @@ from adaptmr.retrieval.relations import (
     date_in_question,
     day_window,
     earlier_first,
+    event_units,
     find_relation,
-    told_times,
     named_times,
     shared,
-    event_units,
+    told_times,
     write_relation,
 )
 from adaptmr.times import Window

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.retrieval.candidates import select_candidates
-from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
 from adaptmr.retrieval.fusion import Fit, FitError, fit_for
+from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
 from adaptmr.retrieval.relevance import (
     FEATURES,
     answer_kind,
     brier_score,
-    relevance_features,
-    probability,
-    relevance,
-    reliability_curve,
     fit_applicability,
     holds_kind,
+    probability,
     question_topic,
+    relevance,
+    relevance_features,
+    reliability_curve,
     topic_closeness,
 )
 from adaptmr.store.memory_store import MemoryStore

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptmr.agents.comparing import Value, compare, read_comparison, value_of
 from adaptmr.agents.reading import Reading, asked_for, read

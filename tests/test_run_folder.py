@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from adaptmr.notices import RunNotice
-from adaptmr.eval.report import html, redaction, run_folder
 from adaptmr import provenance
+from adaptmr.eval.report import html, redaction, run_folder
+from adaptmr.notices import RunNotice
 from adaptmr.types import Dataset, QueryType, Usage
 
 OURS = Dataset("demo", sha256="ab12", ours=True)

@@ -17,9 +17,9 @@ from adaptmr.embed import embedder
 from adaptmr.retrieval import candidates, columns
 from adaptmr.retrieval.candidates import Candidates, select_candidates
 from adaptmr.retrieval.columns import asked_at, columns_of, seconds
-from adaptmr.retrieval.parsed_query import ASSISTANTS, MAX_QUERY_CHARS, ParsedQuery, query_text, parse_query
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import score_candidates
+from adaptmr.retrieval.parsed_query import ASSISTANTS, MAX_QUERY_CHARS, ParsedQuery, parse_query, query_text
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.signals import SIGNALS, Signal, signal_values
 from adaptmr.retrieval.signals import register_signal as register

@@ -20,7 +20,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from server import Server, ok_json
 
 from adaptmr.eval.report import tables

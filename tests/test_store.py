@@ -15,14 +15,15 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rank_bm25 import BM25Okapi
 
 import adaptmr as am
 from adaptmr.embed import embedder
-from adaptmr.store.memory_store import Filter, MemoryStore
 from adaptmr.store.errors import EmbedderMismatch, StoreError
+from adaptmr.store.memory_store import Filter, MemoryStore
 from adaptmr.store.records import Records
 from adaptmr.store.serialization import from_dict, from_line, from_row, instant, to_dict, to_line, to_row
 from adaptmr.store.view import indexed_text, zscores

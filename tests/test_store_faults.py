@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.errors import EmbedderMismatch, StoreCorrupt, StoreError
+from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.records import Records
 from adaptmr.types import Memory
 

@@ -25,7 +25,7 @@ from adaptmr.systems.base import (
     make_system,
     register_system,
 )
-from adaptmr.types import Conversation, Dataset, Evidence, Memory, Question, QueryType, Usage
+from adaptmr.types import Conversation, Dataset, Evidence, Memory, QueryType, Question, Usage
 
 NAMES = am.systems()
 PLANNED = [name for name in NAMES if isinstance(make_system(name, embedder="hash"), PlannedSystem)]

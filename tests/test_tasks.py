@@ -12,24 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server import Server, completion, ok, ok_json, raw, status
 
-from adaptmr.llm import tasks
-from adaptmr.llm import LLM, AuthError, BudgetExceeded, ModelNotFound, ServerError
+from adaptmr.llm import LLM, AuthError, BudgetExceeded, ModelNotFound, ServerError, tasks
 from adaptmr.llm.json_repair import (
-    schema_violation,
     coerce_to_schema,
     parse_json,
     repair_json,
+    schema_violation,
     unsupported_schema,
 )
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
 from adaptmr.llm.tasks import (
+    OUTCOME_COUNTER,
     OUTCOMES,
     OutcomeCounter,
     Task,
+    get_task,
     prompt_hashes,
     register_task,
-    OUTCOME_COUNTER,
-    get_task,
 )
 
 SCHEMA = {

@@ -56,9 +56,9 @@ from adaptmr.eval.analysis.team_timeline import (
     task_timeline,
     timeline,
 )
+from adaptmr.eval.analysis.timeline_figure import timeline_figure
 from adaptmr.eval.report.run_folder import open_run
 from adaptmr.eval.report.style import NothingToDraw
-from adaptmr.eval.analysis.timeline_figure import timeline_figure
 from adaptmr.experiments import Experiment
 from adaptmr.sections.teams import show_unseen, team_report_answers
 from adaptmr.types import Dataset, Question

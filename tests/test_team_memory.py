@@ -32,9 +32,16 @@ from adaptmr.memory.team.records import (
     Fact,
     Hop,
     Hypothesis,
+    Interaction,
+    Lesson,
+    PeerProfile,
+    PlanItem,
+    Record,
+    Search,
+    Task,
+    is_record,
+    read_record,
 )
-from adaptmr.memory.team.records import Interaction, Lesson, PeerProfile, PlanItem, Record, Search, Task
-from adaptmr.memory.team.records import is_record, read_record
 from adaptmr.memory.team.roles import ROLES, RoleContract
 from adaptmr.memory.team.shared import SharedMemory
 from adaptmr.memory.team.team import TeamMemory

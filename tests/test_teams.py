@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from server import Server, ok, ok_json, status
 
 from adaptmr.agents.episode import Episode, PlayerError

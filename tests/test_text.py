@@ -14,9 +14,9 @@ from adaptmr.text import (
     content_words,
     detect_language,
     find_names,
+    remove_names,
     split_sentences,
     tokenize,
-    remove_names,
 )
 
 ANY = st.text(alphabet=st.characters(exclude_categories=()), max_size=200)  # with lone surrogates and NULs

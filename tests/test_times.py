@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.times.calendar import parse_number, add_units, unit_bounds
-from adaptmr.times import Window, find_compared_events, find_times, format_date, annotate_dates, time_window
+from adaptmr.times import Window, annotate_dates, find_compared_events, find_times, format_date, time_window
+from adaptmr.times.calendar import add_units, parse_number, unit_bounds
 from adaptmr.times.scores import (
-    TimeExample,
     Score,
+    TimeExample,
+    answer_in_turns,
     matches,
     read_table,
     score_sentence,
     score_table,
-    answer_in_turns,
 )
 
 NOW = {

@@ -14,12 +14,12 @@ import pytest
 import adaptmr as am
 from adaptmr.eval.analysis import cost
 from adaptmr.eval.report import tables
-from adaptmr.experiments import Experiment
 from adaptmr.eval.runner.timings import timed_calls, timing_sentence
-from adaptmr.perf.mock_server import MockServer, overhead_ms
+from adaptmr.experiments import Experiment
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache, request_key
 from adaptmr.llm.tasks import meter_usage
+from adaptmr.perf.mock_server import MockServer, overhead_ms
 
 DELAY = 0.08  # seconds that the model takes for each reply
 HELLO = [{"role": "user", "content": "Where do I live now?"}]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptmr.store.approximate import ApproximateIndex, faiss_version
 from adaptmr.store.vectors import ExactIndex, VectorIndex, top_k

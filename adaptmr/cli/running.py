@@ -83,15 +83,15 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
     import papermill
 
     from adaptmr.eval.analysis.run_cost import EstimateMade
+    from adaptmr.eval.report.explorer import report_explorer
+    from adaptmr.eval.report.failed_run import save_failed_notebook, scrub_file
     from adaptmr.eval.report.notebook_output import (
         environment_variables,
-        save_clean_notebook,
         read_notices,
         run_notebook,
+        save_clean_notebook,
     )
-    from adaptmr.eval.report.failed_run import save_failed_notebook, scrub_file
-    from adaptmr.eval.report.explorer import report_explorer
-    from adaptmr.eval.report.run_folder import refresh_index, render_html, find_run
+    from adaptmr.eval.report.run_folder import find_run, refresh_index, render_html
 
     check_names(params, known_parameters(notebook), notebook.name)
     check_values(params, notebook.name)

@@ -16,7 +16,7 @@ from typing import Any
 
 from .registry import DatasetEntry, read_json, register_dataset
 from .validation import wrap_errors
-from ..types import Conversation, Dataset, Memory, Question, QueryType
+from ..types import Conversation, Dataset, Memory, QueryType, Question
 
 # %% auto #0
 __all__ = ['CATEGORY_TO_TYPE', 'parse_anchor', 'strip_marker', 'RubricQuestion', 'parse_beam']

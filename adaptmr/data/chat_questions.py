@@ -14,7 +14,7 @@ from typing import Any
 from .chat_rows import USUAL_NAMES, Row
 from .chat_times import parse_chat_time
 from .validation import DataCheck, quoted
-from ..types import Question, QueryType
+from ..types import QueryType, Question
 
 # %% auto #0
 __all__ = ['PLAIN_ID', 'given', 'read_id', 'read_questions']

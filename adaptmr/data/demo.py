@@ -19,7 +19,7 @@ from typing import Any
 
 from .registry import DatasetEntry, register_dataset
 from ..markup import html_table
-from ..types import Conversation, Dataset, Memory, Question, QueryType, as_utc
+from ..types import Conversation, Dataset, Memory, QueryType, Question, as_utc
 
 # %% auto #0
 __all__ = ['parse_demo', 'Trap', 'demo_traps', 'parse_demo_assistant', 'DemoReport', 'check_demo']

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .registry import DatasetUnavailable, DatasetEntry, read_json, register_dataset
+from .registry import DatasetEntry, DatasetUnavailable, read_json, register_dataset
 from .validation import wrap_errors
-from ..types import Conversation, Dataset, Memory, Question, QueryType
+from ..types import Conversation, Dataset, Memory, QueryType, Question
 
 # %% auto #0
 __all__ = ['CATEGORY_TO_TYPE', 'LOCOMO', 'AUDIT_FILES', 'parse_evidence_ids', 'parse_session_time', 'parse_locomo',

@@ -15,9 +15,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from .json_stream import read_element, iter_elements
+from .json_stream import iter_elements, read_element
 from .registry import DatasetEntry, register_dataset
-from ..types import Conversation, Dataset, Memory, Question, QueryType
+from ..types import Conversation, Dataset, Memory, QueryType, Question
 
 # %% auto #0
 __all__ = ['CATEGORY_TO_TYPE', 'parse_timestamp', 'parse_question_time', 'HaystackQuestion', 'conversation_id', 'Haystack',

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from .validation import DatasetError, validate
+from ..embed.vector_cache import cache_dir
 from ..markup import html_table
 from ..progress import progress_bar
 from ..spelling import UnknownName, did_you_mean, kind_of
 from ..types import Dataset, Question
-from ..embed.vector_cache import cache_dir
 
 # %% auto #0
 __all__ = ['UNSEEN', 'DatasetEntry', 'DatasetUnavailable', 'register_file_reader', 'register_dataset', 'is_file_name',

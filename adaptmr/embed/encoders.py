@@ -17,18 +17,18 @@ from typing import Any, Callable, Mapping, Protocol, Sequence, runtime_checkable
 
 import numpy as np
 
-from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
-from .minilm_openvino import MiniLMOpenVINO, minilm_openvino
 from .endpoint import EndpointModel
 from .hub import hub_reachable, model_revision
-from .names import embedder_name, compute_backend, is_endpoint, parse_embedder_name
+from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
+from .minilm_openvino import MiniLMOpenVINO, minilm_openvino
+from .names import compute_backend, embedder_name, is_endpoint, parse_embedder_name
+from .vector_cache import VectorCache, vector_key
 from ..progress import progress_bar
 from ..text import clean
-from .vector_cache import VectorCache, vector_key
 
 # %% auto #0
-__all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'Embedder', 'HashEmbedder', 'VectorMiss', 'TextEmbedder', 'embedder',
-           'shared_cache']
+__all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'Embedder', 'HashEmbedder', 'VectorMiss', 'ElsewhereEncoder', 'encode_elsewhere',
+           'TextEmbedder', 'embedder', 'shared_cache']
 
 # %% ../../nbs/embed/02_encoders.ipynb #f708280a
 @runtime_checkable
@@ -160,6 +160,26 @@ def _no_vector(embedder: str, missing: Sequence[str], of: int) -> VectorMiss:
     )
 
 # %% ../../nbs/embed/02_encoders.ipynb #28d1f3e6
+class ElsewhereEncoder(Protocol):
+    """Encode for this process, in another one that has loaded the models."""
+
+    def dim(self, embedder: TextEmbedder) -> int:
+        """Return the length of an embedder's vectors."""
+        ...
+
+    def encode(self, embedder: TextEmbedder, texts: Mapping[str, str], kind: str) -> dict[str, np.ndarray]:
+        """Return float16 vectors of texts by cache key, once they are in the cache."""
+        ...
+
+
+_ELSEWHERE: list[ElsewhereEncoder] = []  # at most one
+
+
+def encode_elsewhere(encoder: ElsewhereEncoder) -> None:
+    """Let another process encode what every `TextEmbedder` of this process lacks, from now on."""
+    _ELSEWHERE[:] = [encoder]
+
+
 class TextEmbedder:
     """A model behind a cache; made by `embedder()`, which documents the arguments.
 
@@ -199,7 +219,7 @@ class TextEmbedder:
         if self._dim is None:
             if not self._allow_encoding:
                 raise VectorMiss(f"{self.name}: the dimension is unknown until a recorded vector is read")
-            self._dim = self._encoder.dim()
+            self._dim = _ELSEWHERE[0].dim(self) if _ELSEWHERE else self._encoder.dim()
         return self._dim
 
     def key(self, text: str, kind: str = "passage") -> str:
@@ -237,7 +257,10 @@ class TextEmbedder:
         if not self._allow_encoding:
             raise _no_vector(f"{self.model} ({self.precision}, weights {self.revision[:12]})", list(todo), of)
         start = time.perf_counter()
-        made = self._encoder.encode(todo, kind, self.cache)
+        if _ELSEWHERE:
+            made = _ELSEWHERE[0].encode(self, todo, kind)
+        else:
+            made = self._encoder.encode(todo, kind, self.cache)
         self.encoded += len(todo)
         self.seconds += time.perf_counter() - start
         return made

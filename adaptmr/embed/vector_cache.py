@@ -13,8 +13,8 @@ import threading
 import warnings
 import zipfile
 from collections import Counter
-from itertools import islice
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar
 

@@ -2,8 +2,17 @@
 from adaptmr.llm.client import LLM, Reply, check_llm, price
 from adaptmr.llm.replay import ReplayCache, ReplayError, ReplayMiss
 from adaptmr.llm.tasks import Task, TaskResult
-from adaptmr.llm.transport import (AuthError, BadRequest, BudgetExceeded, EmptyReply, LLMError, ModelNotFound,
-                                  RateLimited, ServerError, count_tokens)
+from adaptmr.llm.transport import (
+                                  AuthError,
+                                  BadRequest,
+                                  BudgetExceeded,
+                                  EmptyReply,
+                                  LLMError,
+                                  ModelNotFound,
+                                  RateLimited,
+                                  ServerError,
+                                  count_tokens,
+)
 
 __all__ = ["AuthError", "BadRequest", "BudgetExceeded", "EmptyReply", "LLM", "LLMError", "ModelNotFound",
            "RateLimited", "Reply", "ReplayCache", "ReplayError", "ReplayMiss", "ServerError", "Task", "TaskResult",

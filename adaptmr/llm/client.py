@@ -16,13 +16,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-from .call_times import recorded_seconds, record_call
-from .credentials import Endpoint, parse_endpoint, clean_api_key
+from .call_times import record_call, recorded_seconds
+from .credentials import Endpoint, clean_api_key, parse_endpoint
 from .replay import ReplayCache
-from ..markup import Cell, HtmlOutput, html_table
-from ..spelling import kind_of
 from .spending import LimitReached, Spending, check_limits
-from ..types import Usage
 from adaptmr.llm.transport import (
     AuthError,
     BadRequest,
@@ -33,9 +30,12 @@ from adaptmr.llm.transport import (
     RateLimited,
     ServerError,
     Transport,
-    count_tokens,
     count_prompt_tokens,
+    count_tokens,
 )
+from ..markup import Cell, HtmlOutput, html_table
+from ..spelling import kind_of
+from ..types import Usage
 
 _all_ = [
     "AuthError",
@@ -265,6 +265,11 @@ class _UsageLog:
         with self._lock:
             return self._total
 
+    def add_total(self, usage: Usage) -> None:
+        """Count the usage of another process."""
+        with self._lock:
+            self._total = self._total + usage
+
     def add(
         self,
         record: Mapping[str, Any],
@@ -352,6 +357,18 @@ class LLM:
         """Counts of events by name, such as `sent`, `cached` or `retry: 429`; all are in the table above."""
         with self._transport.lock:
             return dict(sorted(self._transport.counts.items()))
+
+    def become_share(self, concurrency: int) -> None:
+        """In a forked process: make at most `concurrency` calls at once, and count usage and events anew."""
+        self.concurrency = concurrency
+        self._transport.become_share(concurrency)
+        self._usage_log = _UsageLog(self._transport.count)
+
+    def add_share(self, usage: Usage, event_counts: Mapping[str, int]) -> None:
+        """Count what a forked process used, see `become_share`."""
+        self._usage_log.add_total(usage)
+        with self._transport.lock:
+            self._transport.counts.update(event_counts)
 
     def count_tokens(self, text: str) -> int:
         """Estimate the tokens of a text, see `adaptmr.llm.tokens.count_tokens`."""

@@ -112,6 +112,11 @@ class Spending:
         with self._lock:
             self._total, self._untaken = self._total + one, self._untaken + one
 
+    def include(self, spent: Spent) -> None:
+        """Count what another process has spent."""
+        with self._lock:
+            self._total, self._untaken = self._total + spent, self._untaken + spent
+
     def resume(self, journal: str, earlier: Spent) -> None:
         """Count what a journal says was spent on a run `earlier`; what is spent from now on is new to it."""
         with self._lock:

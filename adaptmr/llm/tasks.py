@@ -19,10 +19,10 @@ from typing import Any, Callable, Mapping
 from .call_times import CallTimes, track_call_times
 from .client import LLM, EmptyReply, Reply, check_llm
 from adaptmr.llm.json_repair import (
-    schema_violation,
     coerce_to_schema,
     parse_json,
     repair_json,
+    schema_violation,
     unsupported_schema,
 )
 from ..markup import html_table

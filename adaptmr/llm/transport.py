@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Mapping
 
-from .responses import Completion, IncompleteStream, read_body, read_stream, read_vectors
-from .deadlines import BrokenBody, DeadlineExceeded, make_http_client, call_with_timeout
 from .credentials import Endpoint, SecretRedactor, clean_api_key, environment_secrets
-from .tokens import count_tokens, resolve_token_counts, count_prompt_tokens
+from .deadlines import BrokenBody, DeadlineExceeded, call_with_timeout, make_http_client
+from .responses import Completion, IncompleteStream, read_body, read_stream, read_vectors
+from .tokens import count_prompt_tokens, count_tokens, resolve_token_counts
 from ..types import Usage
 
 _all_ = ["count_tokens", "count_prompt_tokens"]
@@ -318,6 +318,13 @@ class _Server:
         )
         self._key, self._needs_key = key, address is None  # a local server may accept any key
         self._idle_clients, self._lock, self._redact = list[Any](), threading.Lock(), SecretRedactor()
+        self._left_clients: list[Any] = []  # whose connections another process uses: never used nor closed
+
+    def leave_connections(self) -> None:
+        """Use new connections from now on; the open ones belong to the process that was forked."""
+        with self._lock:
+            self._left_clients += self._idle_clients
+            self._idle_clients = []
 
     def attempt(self, ask: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | _Failure:
         """Make one attempt, `ask(client)`; return the record of the reply, or why there is none.
@@ -417,6 +424,13 @@ class Transport:
         """Count one event."""
         with self.lock:
             self.counts[event] += 1
+
+    def become_share(self, concurrency: int) -> None:
+        """In a forked process: use own connections, at most `concurrency` at a time, and count anew."""
+        self._server.leave_connections()
+        self._slots = threading.BoundedSemaphore(concurrency)
+        with self.lock:
+            self.counts.clear()
 
     def send(self, request: Mapping[str, Any], stream: bool = False) -> dict[str, Any]:
         """Send `request` and return the record of its reply; adapt and retry as described above.

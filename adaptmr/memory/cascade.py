@@ -12,11 +12,32 @@ from dataclasses import replace
 from graphlib import TopologicalSorter
 from typing import Any
 
-from .changes import DELETED, EMPTY, GIVEN_UP, GIVEN_UP_WITH_TOPIC, RETIRED, WITH_TOPIC
-from .changes import Changes, Stored, is_undone, retired_because, with_meta
+from adaptmr.memory.changes import (
+    DELETED,
+    EMPTY,
+    GIVEN_UP,
+    GIVEN_UP_WITH_TOPIC,
+    RETIRED,
+    WITH_TOPIC,
+    Changes,
+    Stored,
+    is_undone,
+    retired_because,
+    with_meta,
+)
 from .config import MemoryConfig
-from .layers import FACT, KEY, MANUAL, PAGE, PROFILE, SUMMARY, TOPIC, TURN
-from .layers import covered_steps, derive
+from adaptmr.memory.layers import (
+    FACT,
+    KEY,
+    MANUAL,
+    PAGE,
+    PROFILE,
+    SUMMARY,
+    TOPIC,
+    TURN,
+    covered_steps,
+    derive,
+)
 from .sentences import Idf
 from .state import Layers
 from .tasks import MemoryTasks, Written

@@ -11,8 +11,8 @@ from .changes import DELETED, GIVEN_UP_WITH_TOPIC, WITH_TOPIC, retired_because
 from .config import MemoryConfig
 from .heat import UNUSED, Uses
 from .layers import AUTO, FACT, PROFILE, SUMMARY, derive, span_id, step_span, text_id
-from .statements import supersedes
 from .state import Layers
+from .statements import supersedes
 from .tasks import Claim, Written, profile_line
 from ..text import find_names
 from ..types import Memory

@@ -22,13 +22,22 @@ from ..llm.concurrency import run_in_parallel
 from ..llm.tasks import meter_usage
 from ..markup import HtmlOutput, html_table
 from .config import MemoryConfig
-from .layers import DERIVED, KEY, LONG_TERM, MANUAL, PAGE, TOPIC, TURN
-from .layers import covered_steps, is_expired
+from adaptmr.memory.layers import (
+    DERIVED,
+    KEY,
+    LONG_TERM,
+    MANUAL,
+    PAGE,
+    TOPIC,
+    TURN,
+    covered_steps,
+    is_expired,
+)
 from .origins import Origins, origins_of
 from ..retrieval.as_of import make_request
-from ..retrieval.parsed_query import query_text
 from ..retrieval.execute import execute
 from ..retrieval.fusion import Fit
+from ..retrieval.parsed_query import query_text
 from ..retrieval.plan import Planner, RetrievalPlan, planner_llm
 from ..retrieval.rendering import readable, render_context
 from ..retrieval.signals import LAYER_WEIGHTS

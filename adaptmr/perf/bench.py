@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..embed import embedder as make_embedder, choose_embedder
+from ..embed import choose_embedder
+from ..embed import embedder as make_embedder
 from ..embed.names import supports_language
 from ..embed.vector_cache import VectorCache
 from ..eval.analysis.attribution import attribute_failures
+from ..eval.runner.evaluate import evaluate
+from ..eval.runner.worker_count import available_cores
 from adaptmr.perf.clock import (
     Goal,
     clustered_vectors,
@@ -29,10 +32,9 @@ from adaptmr.perf.clock import (
     time_interleaved,
     time_repeats,
 )
+from .large_file import measure_open_cost, write_synthetic_file
 from .layered_memory import GOAL_TURNS, measure_chat
-from .large_file import write_synthetic_file, measure_open_cost
-from ..eval.runner.evaluate import evaluate
-from .mock_server import concurrency_slowdown, overhead_ms, time_replay, interrupt_seconds
+from .mock_server import concurrency_slowdown, interrupt_seconds, overhead_ms, time_replay
 from ..retrieval.execute import execute
 from ..retrieval.fusion import fit_provenance
 from ..store.memory_store import MemoryStore
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ['HEAVY_LIBRARIES', 'Measurement', 'LookupEmbedder', 'synthetic_store', 'search_against_floor', 'measure_scaling',
            'CachingEmbedder', 'search_ms', 'execute_ms', 'measure_conversation', 'ingest_rates', 'measure_ingest',
            'import_cost', 'wheel_bytes', 'measure_package', 'warm_up', 'comparison_seconds', 'measure_comparison',
-           'measure_llm_overhead', 'measure_analysis', 'fitted_model_goals', 'Bench']
+           'measure_workers', 'measure_llm_overhead', 'measure_analysis', 'fitted_model_goals', 'Bench']
 
 # %% ../../nbs/perf/02_bench.ipynb #4eca8b0e
 class Measurement(NamedTuple):
@@ -383,6 +385,30 @@ def measure_comparison(data: Dataset, systems: Sequence[str] | None = None) -> M
     goal = Goal("experiment 3 without a model", spent, "s", below=120 if applies else None, note=note)
     return Measurement({"comparison": np.array([spent * 1000])}, [goal])
 
+# %% ../../nbs/perf/02_bench.ipynb #5b1e60a2
+def measure_workers(data: Dataset, systems: Sequence[str] | None = None, workers: int = 2) -> Measurement:
+    """Measure the comparison by one process and by several, in turns; the goal, 1.7×, applies to LoCoMo."""
+    warm_up(data)
+    asked = list(systems or known_systems())
+    spent = time_interleaved(
+        {
+            "comparison, one process": lambda: evaluate(asked, data, progress=False, workers=1),
+            f"comparison, {workers} workers": lambda: evaluate(asked, data, progress=False, workers=workers),
+        },
+        2,
+    )
+    one, several = map(_median, spent.values())
+    applies = data.name == "locomo" and workers == 2 and available_cores() >= 2
+    where = "" if applies else "the goal, 1.7×, applies to LoCoMo on two cores: "
+    goal = Goal(
+        f"experiment 3 by {workers} workers, speed over one process",
+        one / several,
+        "×",
+        above=1.7 if applies else None,
+        note=f"medians of 2; {where}{data.label}",
+    )
+    return Measurement(dict(spent), [goal])
+
 # %% ../../nbs/perf/02_bench.ipynb #457fd029
 def measure_llm_overhead(data: Dataset, seconds: float = 0.5) -> Measurement:
     """Measure the package's own time where a model is called; a reply takes `seconds`."""
@@ -533,6 +559,10 @@ class Bench:
     def comparison(self, systems: Sequence[str] | None = None) -> pd.DataFrame:
         """Measure a whole evaluation, as `measure_comparison` does."""
         return self._keep(measure_comparison(self.data, systems))
+
+    def workers(self, systems: Sequence[str] | None = None) -> pd.DataFrame:
+        """Measure an evaluation by two workers, as `measure_workers` does."""
+        return self._keep(measure_workers(self.data, systems))
 
     def llm_overhead(self, seconds: float = 0.5) -> pd.DataFrame:
         """Measure the package's own time where a model is called, as `measure_llm_overhead` does."""

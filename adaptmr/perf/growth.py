@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .clock import Goal, memory_bandwidth, resident_megabytes, disk_bandwidth
+from ..eval.report.style import DASHES, MARKERS, PALETTE, TEXT_COLOR, canvas, house_style
+from .clock import Goal, disk_bandwidth, memory_bandwidth, resident_megabytes
 from .synthetic import SyntheticEmbedder, synthetic_memories, synthetic_questions
-from ..eval.report.style import DASHES, TEXT_COLOR, MARKERS, PALETTE, canvas, house_style
 from ..retrieval.execute import execute
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.strategies import HYBRID_WEIGHTS

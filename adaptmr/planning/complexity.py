@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..llm import LLM
-from ..llm.tasks import Task, register_task, object_schema
+from ..llm.tasks import Task, object_schema, register_task
 from ..reader import QUESTION_IS_DATA, sanitize
 from ..reader.direct import needs_no_memory
 from ..retrieval.classify import classify
@@ -17,7 +17,7 @@ from ..retrieval.plan import RetrievalPlan
 from ..retrieval.strategies import HYBRID_WEIGHTS, as_question
 from ..store.protocol import PlannerStore
 from ..text import detect_language
-from ..types import Question, QueryType
+from ..types import QueryType, Question
 
 # %% auto #0
 __all__ = ['COMPLEXITY', 'AdaptiveRAG']

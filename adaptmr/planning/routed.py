@@ -10,8 +10,8 @@ from datetime import datetime
 
 from ..llm import LLM
 from .classifiers import Classifier, FewShotClassifier, RulesFirst
-from ..retrieval.columns import asked_at
 from ..retrieval.classify import best_type
+from ..retrieval.columns import asked_at
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.queries import decompose_query
 from adaptmr.retrieval.strategies import (
@@ -24,7 +24,7 @@ from adaptmr.retrieval.strategies import (
     update,
 )
 from ..store.protocol import PlannerStore
-from ..types import Question, QueryType
+from ..types import QueryType, Question
 
 # %% auto #0
 __all__ = ['strategies_with', 'Routed', 'Mixture']

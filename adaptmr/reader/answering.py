@@ -9,10 +9,10 @@ import re
 from datetime import datetime
 from typing import Any, Mapping, Sequence
 
+from ..llm import LLM, check_llm
+from ..llm.tasks import Task, object_schema, register_task
 from .direct import reply_without_memories
 from .extract import extract_answer
-from ..llm import LLM, check_llm
-from ..llm.tasks import Task, register_task, object_schema
 from ..spelling import kind_of
 from ..text import clean, detect_language
 from ..times import annotate_dates

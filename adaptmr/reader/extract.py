@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple, Sequence
 
-from ..times.calendar import Window, parse_number, add_units
 from .spans import ScoredSentence, analyze_question, best_spans, rank_sentences
 from ..text import HAN, NUMBER_WORDS, detect_language, find_names, split_sentences, tokenize
-from ..times import find_compared_events, find_times, format_date, annotate_dates
+from ..times import annotate_dates, find_compared_events, find_times, format_date
+from ..times.calendar import Window, add_units, parse_number
 from ..types import UNDATED, Hit, Memory
 
 # %% auto #0

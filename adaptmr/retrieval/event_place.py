@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .columns import columns_of
-from .parsed_query import is_assistant
 from adaptmr.retrieval.occurrences import (
     AskedOccurrence,
     Occurrence,
@@ -18,6 +17,7 @@ from adaptmr.retrieval.occurrences import (
     write_around,
     write_occurrences,
 )
+from .parsed_query import is_assistant
 from adaptmr.retrieval.relations import (
     EventDate,
     date_event,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .parsed_query import is_assistant
 from .fusion import logistic
+from .parsed_query import is_assistant
 from adaptmr.retrieval.relations import (
     EventDate,
     date_event,

@@ -18,6 +18,7 @@ from ..rerank import MeteredReranker, Reranker, as_reranker
 from .aggregation import collection_asked
 from .as_of import Request, make_request
 from .collecting import collect, select_cover
+from .columns import asked_at
 from .entity_boost import boost_shared
 from .event_place import place_event
 from .event_relations import relate_events
@@ -46,7 +47,6 @@ from adaptmr.retrieval.search import (
     widen_window,
 )
 from .state import State
-from .columns import asked_at
 from ..spelling import kind_of
 from ..store.protocol import Store
 from ..store.view import Filter

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from ..llm import LLM
-from ..llm.tasks import Task, register_task, object_schema
+from ..llm.tasks import Task, object_schema, register_task
 from ..reader import MEMORIES_ARE_DATA, answer, build_context, sanitize, today_line
 from .parsed_query import cached_content_words
 from ..text import detect_language, find_names

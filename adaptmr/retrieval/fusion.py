@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from .candidates import Candidates
-from .plan import WEIGHT_SETS
-from .signals import SIGNALS, signal_values
 from ..embed.fit_files import FitFile, own_fit
 from ..embed.names import strip_precision
 from ..resources import load_resource
+from .candidates import Candidates
+from .plan import WEIGHT_SETS
+from .signals import SIGNALS, signal_values
 from ..store.lazy_list import LazyIds
 from ..store.vectors import top_k
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from .candidates import Candidates
 from .columns import columns_of
-from .parsed_query import parse_query
 from .fusion import ANY_EMBEDDER
 from .llm_steps import is_relevant
+from .parsed_query import parse_query
 from .relevance import fit_applicability, relevance, topic_closeness
 from .state import State
 from .store_part import StorePart, turns_of

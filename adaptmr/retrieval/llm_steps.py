@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..llm import LLM
-from ..llm.tasks import Task, register_task, object_schema
-from ..llm.transport import count_tokens, count_prompt_tokens
+from ..llm.tasks import Task, object_schema, register_task
+from ..llm.transport import count_prompt_tokens, count_tokens
 from ..reader import MEMORIES_ARE_DATA, fence_hits, sanitize
 from .versions import replaced_note
 from ..text import detect_language

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import fsum
 
-
-from .rendering import sort_by_time, render_context
 from .fusion import logistic
+from .rendering import render_context, sort_by_time
 from ..types import Evidence, Hit, TraceRow, Usage
 
 # %% auto #0

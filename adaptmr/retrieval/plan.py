@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ..markup import Cell, html_table
 from ..llm import LLM
+from ..markup import Cell, html_table
 from ..reader import ANSWER_STYLES
-from .differences import Differences, differences
 from ..rerank.scores import Reranker
+from .differences import Differences, differences
 from .signals import SIGNALS
-from ..store.protocol import PlannerStore
 from ..spelling import did_you_mean, kind_of
+from ..store.protocol import PlannerStore
 from ..store.view import Filter
 from ..times import Window
 from ..types import QueryType, Question, as_utc

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..llm import LLM
-from ..llm.tasks import Task, register_task, object_schema
+from ..llm.tasks import Task, object_schema, register_task
 from ..reader import QUESTION_IS_DATA, fence_hits, sanitize
 from ..reader.extract import extract_answer
 from ..text import HAN, content_words, detect_language, find_names, remove_names, word_set

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .columns import SCORE_ALL_UP_TO, asked_at, columns_of, seconds
-from .parsed_query import parse_query
 from .fusion import ScoredCandidates, score_candidates
 from .merging import merge
+from .parsed_query import parse_query
 from .plan import PART_FIELDS, RetrievalPlan
 from .queries import answer_interim, is_grounded
 from .relations import told_times

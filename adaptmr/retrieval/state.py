@@ -16,8 +16,8 @@ import numpy as np
 from ..llm import LLM
 from ..rerank.scores import MeteredReranker
 from .candidates import Candidates, select_candidates
-from .parsed_query import ParsedQuery
 from .fusion import Fit, ScoredCandidates
+from .parsed_query import ParsedQuery
 from .plan import RetrievalPlan
 from ..store.protocol import Store
 from ..types import Finding, Hit, TraceRow

@@ -14,19 +14,19 @@ from datetime import datetime
 from time import perf_counter
 from typing import Any
 
-from .aggregation import collection_asked
-from .columns import asked_at
-from .parsed_query import query_text
-from .classify import classify
 from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
 from ..markup import Cell, HtmlOutput, html_table
-from .differences import show_value
 from ..rerank import MeteredReranker, Reranker, as_reranker
+from .aggregation import collection_asked
+from .as_of import Request, make_request
+from .classify import classify
+from .columns import asked_at
+from .differences import show_value
 from .fusion import Fit
 from .mixture import mix_evidence
-from .as_of import Request, make_request
 from .occurrences import find_occurrence
+from .parsed_query import query_text
 from adaptmr.retrieval.plan import (
     PlanError,
     Planner,
@@ -35,14 +35,14 @@ from adaptmr.retrieval.plan import (
     planner_reranker,
     weighted_plans,
 )
-from .queries import decompose
-from .rounds import run_request
 from .prompt_limit import limit_context
+from .queries import decompose
+from .relations import date_in_question, find_relation
+from .rounds import run_request
 from ..store.protocol import PlannerStore, Store
 from ..store.view import Filter
-from .relations import date_in_question, find_relation
 from ..times import Window, time_window
-from ..types import UNDATED, Evidence, Question, QueryType, as_utc
+from ..types import UNDATED, Evidence, QueryType, Question, as_utc
 
 # %% auto #0
 __all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST',

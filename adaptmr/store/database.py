@@ -14,6 +14,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..sqlite import enable_wal, open_database, write_transaction
+from adaptmr.store.errors import (
+    StoreError,
+    StoreMoved,
+    StoreWarning,
+    corrupt_error,
+    file_id,
+    file_size,
+    translate_errors,
+)
 from adaptmr.store.schema import (
     APPLICATION_ID,
     READABLE,
@@ -21,15 +30,6 @@ from adaptmr.store.schema import (
     create_tables,
     read_schema,
     upgrade_tables,
-)
-from adaptmr.store.errors import (
-    StoreError,
-    StoreMoved,
-    StoreWarning,
-    corrupt_error,
-    file_id,
-    translate_errors,
-    file_size,
 )
 
 # %% auto #0

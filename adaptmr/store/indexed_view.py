@@ -16,9 +16,9 @@ from adaptmr.store.approximate import (
     INSTALL_FAISS,
     IVFIndex,
     faiss_version,
+    index_parameters,
     invert_slots,
     search_candidates,
-    index_parameters,
 )
 from .errors import corrupt_error
 from .lazy_list import LazyIds, LazyMemories

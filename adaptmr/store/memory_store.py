@@ -16,23 +16,23 @@ from typing import Any, Iterable, Iterator, Self, Sequence, overload
 
 import numpy as np
 
+from ..markup import Cell, html_table
+from ..spelling import kind_of
 from .approximate import APPROXIMATE_FROM
 from .backup import write_backup
 from .edits import Edit
 from .encoder import Encoder
-from .lexical import LexicalIndex
-from .view_cache import ViewCache
 from .errors import StoreError
+from .lexical import LexicalIndex
 from .messages import Added, Item, Shared, make_memories
 from .records import Records
 from .rollback import Rollback
 from .serialization import Events
 from .view import MODES, Filter
+from .view_cache import ViewCache
 from .visits import Visits
 from .writer import StoreWriter
-from ..spelling import kind_of
 from ..text import clean
-from ..markup import Cell, html_table
 from ..types import Conversation, Hits, Memories, Memory
 
 # %% auto #0

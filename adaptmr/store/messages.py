@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from .serialization import iter_memories
 from ..spelling import kind_of
+from .serialization import iter_memories
 from ..types import UNDATED, Conversation, Memory, as_utc, read_message
 
 # %% auto #0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .errors import ErasePending
+from .database import fetch_value
 from adaptmr.store.edits import (
     Add,
     Change,
@@ -21,7 +21,7 @@ from adaptmr.store.edits import (
     VectorMissing,
     prepare_edit,
 )
-from .database import fetch_value
+from .errors import ErasePending
 from .reader import Past, RecordReader, encode_vectors, find_keys, last_event
 from .rollback import Rollback, plan_rollback
 from .serialization import to_row, to_sql

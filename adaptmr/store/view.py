@@ -15,11 +15,11 @@ from typing import Any, Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from ..times.calendar import format_date
 from .lexical import LexicalIndex
 from .serialization import instant
 from .vectors import ExactIndex, dot_products, top_k
 from ..text import clean, detect_language
+from ..times.calendar import format_date
 from ..types import Hit, Hits, Memory, as_utc
 
 # %% auto #0

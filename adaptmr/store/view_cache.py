@@ -14,18 +14,18 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from .approximate import INSTALL_FAISS, MissingLibraryWarning
-from .index_file import IndexFileError, state_identity, partial_files, read_arrays, write_arrays
+from .errors import StoreError
+from .index_file import IndexFileError, partial_files, read_arrays, state_identity, write_arrays
 from adaptmr.store.indexed_view import (
     IndexedView,
-    verify_view,
     apply_changes,
     from_arrays,
     load_view,
     to_arrays,
+    verify_view,
 )
 from .lazy_list import LazyMemories
 from .lexical import LexicalIndex
-from .errors import StoreError
 from .reader import last_event
 from .records import Records
 from .serialization import instant, to_sql

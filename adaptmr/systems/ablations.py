@@ -27,10 +27,10 @@ from adaptmr.retrieval.strategies import (
     entity_rerank,
 )
 from ..store.protocol import PlannerStore
+from .base import MemorySystem, PlannedSystem, register_system
 from .fixed import GATED_PLAN
 from .llm_planned import make_multi_round
-from .base import MemorySystem, PlannedSystem, register_system
-from ..types import Question, QueryType
+from ..types import QueryType, Question
 
 # %% auto #0
 __all__ = ['PlanEdit', 'QARP_EDITS', 'STRATEGY_TYPES', 'STRATEGY_PARTS', 'PART_VARIANTS', 'STRATEGY_SYSTEMS', 'VARIANTS',

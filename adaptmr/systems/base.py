@@ -12,12 +12,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of
-from ..retrieval.parsed_query import parse_query
 from ..llm import LLM, check_llm
 from ..markup import HtmlOutput, html_table, text_table
 from ..rerank.scores import Reranker
+from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of
 from ..retrieval.fusion import Fit, fit_for
+from ..retrieval.parsed_query import parse_query
 from ..retrieval.plan import Planner, planner_llm
 from ..retrieval.strategies import retrieve
 from ..spelling import did_you_mean, kind_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .base import uses_llm, known_systems
+from .base import known_systems, uses_llm
 
 if TYPE_CHECKING:
     import pandas as pd

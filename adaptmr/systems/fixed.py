@@ -13,10 +13,10 @@ from time import perf_counter
 from typing import Any
 
 from ..rerank import DEFAULT_RERANKER, Reranker
-from ..retrieval.rendering import readable, render_context
-from ..retrieval.parsed_query import query_text
 from ..retrieval.as_of import make_request, resolve_as_of
+from ..retrieval.parsed_query import query_text
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
+from ..retrieval.rendering import readable, render_context
 from adaptmr.retrieval.strategies import (
     CONTENT_LEXICAL_WEIGHTS,
     HYBRID_WEIGHTS,
@@ -25,8 +25,17 @@ from adaptmr.retrieval.strategies import (
     UNIFIED_WEIGHTS,
 )
 from .base import MemorySystem, PlannedSystem, register_system
-from ..types import UNDATED, Conversation, Evidence, Hit, Memory, Question
-from ..types import TraceRow, Usage, memory_order
+from adaptmr.types import (
+    UNDATED,
+    Conversation,
+    Evidence,
+    Hit,
+    Memory,
+    Question,
+    TraceRow,
+    Usage,
+    memory_order,
+)
 
 # %% auto #0
 __all__ = ['GATED_PLAN', 'RandomSystem', 'FullContextSystem', 'without_times', 'UndatedSystem', 'NearestSystem']

@@ -12,7 +12,6 @@ from ..markup import html_table
 from ..text import NUMBER_WORDS, ZH_DIGITS
 from ..types import as_utc
 
-
 GRAINS = ("hour", "day", "week", "month", "season", "year")
 _MONTHS = "January February March April May June July August September October November December"
 MONTHS = tuple(_MONTHS.split())

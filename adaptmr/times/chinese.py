@@ -8,26 +8,25 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+from ..text import HAN
 from .calendar import add_units, midnight, parse_number, season_bounds
 from adaptmr.times.expressions import (
     TimeContext,
     TimeInterval,
-    interval_at_offset,
-    parse_count_range,
-    resolve_holiday,
     bare_weekend,
     calendar_interval,
     expand_half,
+    interval_at_offset,
     interval_until_today,
     nearest_weekday,
+    parse_count_range,
+    resolve_holiday,
     resolve_month,
     resolve_month_day,
     rule,
     subinterval,
 )
-from ..text import HAN
 from .holidays import HOLIDAYS
-
 
 ZH_NUMBER = r"(?:\d{1,4}|[零〇一二两三四五六七八九十百]{1,6}|半|几|数)"
 ZH_UNIT = r"(?:天|日|周|个?星期|个?礼拜|个月|个季度|年|个?小时|个?钟头|分钟)"

@@ -41,7 +41,6 @@ from adaptmr.times.expressions import (
 )
 from .holidays import HOLIDAYS
 
-
 MONTH = (
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|"
     r"sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b"

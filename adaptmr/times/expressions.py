@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Callable, NamedTuple
 
-from .calendar import format_date, midnight, parse_number, add_units, unit_bounds
 from ..text import HAN
+from .calendar import add_units, format_date, midnight, parse_number, unit_bounds
 from .holidays import HOLIDAYS
 from .tense import Tense, detect_tense
 

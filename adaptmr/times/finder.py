@@ -9,6 +9,7 @@ import re
 from datetime import datetime, timedelta, tzinfo
 from typing import Mapping
 
+from ..text import HAN, split_sentences, word_set
 from .calendar import WEEKDAYS, Window, add_units, format_date
 from .chinese import ZH_MONTH, ZH_NUMBER, ZH_UNIT, parse_zh_unit, parse_zh_weekday
 from .english import FULL_WEEKDAY, MONTH, NUMBER, UNIT, WEEKDAY
@@ -23,7 +24,6 @@ from adaptmr.times.expressions import (
     subinterval,
 )
 from .relative import align_year, apply_preposition, nth_unit, shift_interval
-from ..text import HAN, split_sentences, word_set
 from ..types import as_utc
 
 _all_ = ["Window", "format_date"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-from .calendar import Window, format_date, midnight, add_units, unit_bounds
+from .calendar import Window, add_units, format_date, midnight, unit_bounds
 from .english import WEEKDAY, parse_weekday
-from .expressions import TimeContext, TimeInterval, nearest_weekday, calendar_interval
+from .expressions import TimeContext, TimeInterval, calendar_interval, nearest_weekday
 
 # %% auto #0
 __all__ = ['interval_between', 'shift_interval', 'nth_unit', 'apply_preposition', 'align_year']

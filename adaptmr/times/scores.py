@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Callable, Iterable, Sequence
 
 from .calendar import Window
-from .finder import find_times, annotate_dates
+from .finder import annotate_dates, find_times
 
 # %% auto #0
 __all__ = ['Finder', 'TimeExample', 'read_table', 'matches', 'Score', 'score_sentence', 'score_table', 'answer_in_turns']

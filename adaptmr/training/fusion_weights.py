@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ..provenance import texts_sha256
 from adaptmr.eval.metrics.ranking import (
     auroc,
     nanmean_count,
@@ -24,18 +23,14 @@ from adaptmr.eval.metrics.ranking import (
     to_sessions,
 )
 from ..eval.stats.intervals import paired_difference
-from ..retrieval.candidates import Candidates, select_candidates
-from ..retrieval.columns import asked_at
-from ..retrieval.parsed_query import is_assistant, parse_query, query_text
-from ..retrieval.classify import classify
-from ..retrieval.fusion import ANY_EMBEDDER, Fit, fuse_signals
+from ..provenance import texts_sha256
+from ..resources import save_resource
 from ..retrieval.as_of import store_as_of
-from adaptmr.retrieval.strategies import (
-    CONTENT_LEXICAL_WEIGHTS,
-    LEXICAL_WEIGHTS,
-    MIN_RELEVANCE,
-    UNIFIED_WEIGHTS,
-)
+from ..retrieval.candidates import Candidates, select_candidates
+from ..retrieval.classify import classify
+from ..retrieval.columns import asked_at
+from ..retrieval.fusion import ANY_EMBEDDER, Fit, fuse_signals
+from ..retrieval.parsed_query import is_assistant, parse_query, query_text
 from adaptmr.retrieval.relevance import (
     DEPTH,
     FEATURES,
@@ -46,7 +41,12 @@ from adaptmr.retrieval.relevance import (
     topic_closeness,
 )
 from ..retrieval.signals import SIGNALS, signal_values
-from ..resources import save_resource
+from adaptmr.retrieval.strategies import (
+    CONTENT_LEXICAL_WEIGHTS,
+    LEXICAL_WEIGHTS,
+    MIN_RELEVANCE,
+    UNIFIED_WEIGHTS,
+)
 from ..store.memory_store import MemoryStore
 from ..types import Dataset, Question
 

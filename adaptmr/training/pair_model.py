@@ -19,10 +19,9 @@ import numpy as np
 
 from ..embed import Embedder
 from ..resources import save_resource
-from ..retrieval.execute import execute
 from ..retrieval.candidates import select_candidates
 from ..retrieval.columns import asked_at, columns_of
-from ..retrieval.parsed_query import parse_query
+from ..retrieval.execute import execute
 from ..retrieval.fusion import fit_for
 from adaptmr.retrieval.pairs import (
     LINK_FEATURES,
@@ -32,6 +31,7 @@ from adaptmr.retrieval.pairs import (
     link_features,
     pair_features,
 )
+from ..retrieval.parsed_query import parse_query
 from ..retrieval.strategies import update
 from ..retrieval.updates import COMPARED_HITS, compare_hits
 from ..store.memory_store import MemoryStore

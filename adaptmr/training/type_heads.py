@@ -16,10 +16,10 @@ import numpy as np
 
 from ..embed import Embedder
 from ..embed.minilm import minilm_files
-from ..planning.classifiers import ClassifierHead, question_features, is_uncertain, strip_names
-from ..retrieval.classify import type_probabilities
+from ..planning.classifiers import ClassifierHead, is_uncertain, question_features, strip_names
 from ..resources import save_resource
-from ..types import Question, QueryType
+from ..retrieval.classify import type_probabilities
+from ..types import QueryType, Question
 
 # %% auto #0
 __all__ = ['WRITTEN', 'HEAD_C', 'RULE_FEATURE_SCALE', 'HEAD_OPTIONS', 'written_questions', 'Examples', 'make_examples',

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..stats.estimates import MIN_GROUPS, format_interval
-from ..stats.resampling import resample_rows
 from ..metrics.ranking import abstention_metrics, auroc
 from ..report.figures import titled_figure
 from ..report.style import PALETTE, TEXT_COLOR
+from ..stats.estimates import MIN_GROUPS, format_interval
+from ..stats.resampling import resample_rows
 from ...retrieval.relevance import brier_score, reliability_curve
 
 if TYPE_CHECKING:

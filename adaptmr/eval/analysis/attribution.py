@@ -14,24 +14,24 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .budget_curves import system_similarity
-from .shapley import shapley_values
-from ...llm.concurrency import run_concurrently
 from adaptmr.eval.analysis.counterfactuals import (
+    CAUSE_ORDER,
     CAUSES,
     INTERVENTIONS,
     REPAIRS,
-    CAUSE_ORDER,
     UNSTABLE,
-    InterventionSet,
     Failure,
+    InterventionSet,
     Similarity,
-    parse_cause_label,
     apply_interventions,
-    primary_cause,
     cause_label,
     cause_weights,
+    parse_cause_label,
+    primary_cause,
     reader_input,
 )
+from .shapley import shapley_values
+from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
 from adaptmr.eval.runner.filling import (
     conversation_embedder,
     ingest_conversation,
@@ -41,8 +41,8 @@ from adaptmr.eval.runner.filling import (
 from ..runner.rows import score_answer
 from ..stats.estimates import format_interval
 from ..stats.intervals import mean_ci, ratio_ci
-from ..report.tables import TYPE_LABELS, OVERALL, split_by_type
 from ...llm import EmptyReply
+from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage
 from ...reader import answer
 from ...systems.base import MemorySystem, get_capabilities, known_systems, make_system

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..metrics.ranking import recall_fraction
 from adaptmr.eval.report.figures import (
-    require_columns,
     add_legend,
-    unique_values,
     draw_error_bars,
+    require_columns,
     titled_figure,
+    unique_values,
     with_direction,
 )
-from ..metrics.ranking import recall_fraction
-from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
-from ..stats.intervals import mean_ci
 from adaptmr.eval.report.style import (
     TEXT_COLOR,
     NothingToDraw,
@@ -28,9 +26,11 @@ from adaptmr.eval.report.style import (
     printable_label,
     series_looks,
 )
+from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
+from ..stats.intervals import mean_ci
 from ...llm.transport import count_tokens
-from ...retrieval.token_budget import cut_to_budget, line_tokens, hit_probabilities
 from ...retrieval.rendering import render_context
+from ...retrieval.token_budget import cut_to_budget, hit_probabilities, line_tokens
 from ...systems.base import MemorySystem, get_capabilities, make_system
 from ...types import Dataset, Evidence, Hit, Question
 

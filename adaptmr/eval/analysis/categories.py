@@ -13,7 +13,7 @@ import numpy as np
 from ..report.tables import TYPE_LABELS
 from ..stats.estimates import format_interval
 from ..stats.intervals import mean_ci
-from ...types import Dataset, Question, QueryType
+from ...types import Dataset, QueryType, Question
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..report.tables import OVERALL, TYPE_LABELS, types_present
 from ..stats.estimates import MIN_GROUPS, TOO_FEW, count_groups, format_interval
 from ..stats.intervals import Interval, mean_ci, paired_difference, ratio_ci
-from ..report.tables import TYPE_LABELS, OVERALL, types_present
 from ...types import Usage
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..annotation.cases import CAUSES
 from ...reader import build_context
-from ...retrieval.rendering import sort_by_time, render_context
+from ...retrieval.rendering import render_context, sort_by_time
 from ...retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from ...systems.fixed import without_times
-from ...types import Conversation, Evidence, Hit, Memory, Question, QueryType, memory_order
+from ...types import Conversation, Evidence, Hit, Memory, QueryType, Question, memory_order
 
 CAUSE_DESCRIPTIONS = {
     "MISS": "evidence was not retrieved: with the missing gold turns added, the answer is right",

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ..stats.agreement import confusion_matrix, cohen_kappa
-from ..annotation.cases import CAUSES
 from .counterfactuals import UNSTABLE, parse_cause_label, primary_cause
+from ..annotation.cases import CAUSES
+from ..stats.agreement import cohen_kappa, confusion_matrix
 
 if TYPE_CHECKING:
     import pandas as pd

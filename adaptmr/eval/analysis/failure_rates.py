@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..report.tables import TYPE_LABELS, main_table, mean_table, types_present
 from ..stats.contrasts import MEASURE_NAMES
 from ..stats.estimates import MIN_GROUPS, TOO_FEW
 from ..stats.resampling import RESAMPLES, resampled_sums
-from ..report.tables import TYPE_LABELS, types_present, main_table, mean_table
 
 if TYPE_CHECKING:
     import pandas as pd

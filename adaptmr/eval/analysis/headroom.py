@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..report.tables import TYPE_LABELS, mean_table, split_by_type
 from ..stats.estimates import format_interval
 from ..stats.intervals import mean_ci, paired_difference, ratio_ci
-from ..report.tables import TYPE_LABELS, split_by_type, mean_table
 
 if TYPE_CHECKING:
     import pandas as pd

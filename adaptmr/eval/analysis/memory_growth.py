@@ -20,7 +20,6 @@ from ...memory.layered import LayeredMemory
 from ...memory.layers import FACT, KEY, PAGE, SUMMARY, TOPIC
 from ...memory.present import LayerReader
 from ...memory.prompt import build_prompt
-
 from ...store.memory_store import MemoryStore
 from ...text import detect_language
 from ...types import Conversation, Dataset, Memory, Question

@@ -18,7 +18,7 @@ from ..stats.estimates import TOO_FEW, format_interval
 from ..stats.intervals import mean_ci
 from ...planning.classifiers import Classifier
 from ...retrieval.classify import best_type
-from ...types import Question, QueryType
+from ...types import QueryType, Question
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..report import figures
+from ..report.style import NothingToDraw
 from adaptmr.eval.report.tables import (
     OVERALL,
     TYPE_LABELS,
@@ -18,7 +19,6 @@ from adaptmr.eval.report.tables import (
     pivot_by_type,
     split_by_type,
 )
-from ..report.style import NothingToDraw
 from ..stats.estimates import format_interval
 from ..stats.intervals import paired_difference
 

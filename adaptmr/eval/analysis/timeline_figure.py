@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .team_timeline import META, NONE, PRIVATE, SHARED, Timeline, TimelineStep
-from ..report.style import NothingToDraw, TEXT_COLOR, canvas, house_style, printable_label
+from ..report.style import TEXT_COLOR, NothingToDraw, canvas, house_style, printable_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

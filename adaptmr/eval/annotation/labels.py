@@ -12,8 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..stats.agreement import confusion_matrix, cohen_kappa
-from .cases import CAUSES, AnnotationCase, Turn, sample_failures, one_line
+from .cases import CAUSES, AnnotationCase, Turn, one_line, sample_failures
 from adaptmr.eval.annotation.files import (
     Label,
     LabelError,
@@ -22,6 +21,7 @@ from adaptmr.eval.annotation.files import (
     read_labels,
     write_labels,
 )
+from ..stats.agreement import cohen_kappa, confusion_matrix
 from ...text import clean
 
 if TYPE_CHECKING:

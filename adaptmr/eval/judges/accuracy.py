@@ -31,9 +31,9 @@ from adaptmr.eval.judges.calibration import (
     wilson_interval,
 )
 from .judge import Judge, LLMJudge, RuleJudge
+from ..report.tables import TYPE_LABELS, types_present
 from ..stats.estimates import format_interval
 from ..stats.intervals import Interval, mean_ci
-from ..report.tables import TYPE_LABELS, types_present
 from ...llm import LLM
 from ...types import Dataset, Usage
 

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from ...data.locomo import CATEGORY_TO_TYPE
-from ...llm.concurrency import run_concurrently
-from ...markup import html_table
 from .judge import Judge, Verdict
 from ..stats.estimates import MIN_GROUPS
 from ..stats.intervals import Interval, mean_ci
+from ...llm.concurrency import run_concurrently
+from ...markup import html_table
 from ...text import HAN, NUMBER_WORDS, ZH_DIGITS
 from ...times.calendar import MONTHS, parse_number
-from ...types import Dataset, Question, QueryType, Usage
+from ...types import Dataset, QueryType, Question, Usage
 
 # %% auto #0
 __all__ = ['WRONG_KINDS', 'MONTE_CARLO_DRAWS', 'CalibrationCase', 'calibration_cases', 'paraphrase_cases',

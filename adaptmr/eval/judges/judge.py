@@ -19,7 +19,7 @@ from ...llm.tasks import Task, object_schema, register_task
 from ...text import NUMBER_WORDS, clean, detect_language, tokenize
 from ...times import find_times
 from ...times.calendar import parse_number
-from ...types import Question, QueryType, Usage
+from ...types import QueryType, Question, Usage
 
 # %% auto #0
 __all__ = ['CRITERIA', 'Verdict', 'Judge', 'gold_answers', 'RuleJudge', 'criterion_of', 'wrap_in_tags', 'LLMJudge']

@@ -20,7 +20,7 @@ from ...llm.concurrency import run_concurrently
 from ...llm.tasks import Task, object_schema, register_task
 from ...markup import html_table
 from ...text import clean, content_words, detect_language
-from ...types import Dataset, Question, QueryType, Usage
+from ...types import Dataset, QueryType, Question, Usage
 
 if TYPE_CHECKING:
     import pandas as pd

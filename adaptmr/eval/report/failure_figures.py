@@ -21,16 +21,16 @@ from adaptmr.eval.report.figures import (
     titled_figure,
     with_direction,
 )
-from ..stats.estimates import TOO_FEW
 from adaptmr.eval.report.style import (
     EDGE_COLOR,
-    TEXT_COLOR,
     PALETTE,
+    TEXT_COLOR,
     halo,
     lightness,
     printable_label,
     series_looks,
 )
+from ..stats.estimates import TOO_FEW
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..stats.estimates import TOO_FEW
 from adaptmr.eval.report.style import (
     EDGE_COLOR,
     HATCHES,
-    TEXT_COLOR,
     MARKERS,
     PALETTE,
+    TEXT_COLOR,
     NothingToDraw,
     canvas,
     halo,
+    house_style,
     lightness,
     printable_label,
     save_figure,
     series_looks,
     system_colour,
-    house_style,
 )
+from ..stats.estimates import TOO_FEW
 
 if TYPE_CHECKING:
     import pandas as pd

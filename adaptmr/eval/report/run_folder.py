@@ -16,35 +16,35 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..stats.estimates import MIN_DIFFERENCES, MIN_GROUPS, TOO_FEW
+from ...data.registry import attribution
+from .atomic_folder import AtomicFolder
 from .compare import compare_runs, compare_tables, is_timing
-from .latex import latex_text
-from .manifests import is_finished, read_manifest
 from adaptmr.eval.report.html import (
-    is_number,
     format_number,
+    frame_html,
+    is_number,
     refresh_index,
     render_html,
     run_lengths,
-    frame_html,
 )
-from .atomic_folder import AtomicFolder
+from .latex import latex_text
+from .manifests import is_finished, read_manifest
+from .redaction import drop_text_columns, redaction_problems
+from ..stats.estimates import MIN_DIFFERENCES, MIN_GROUPS, TOO_FEW
+from ...files import write_atomic
+from ...markup import HtmlOutput
+from ...notices import notice
 from adaptmr.provenance import (
-    find_checkout,
     canonical_json,
     clean_params,
     code_sha256,
     environment,
+    find_checkout,
     git_state,
-    to_jsonable,
     run_id,
     slug,
+    to_jsonable,
 )
-from ...data.registry import attribution
-from .redaction import redaction_problems, drop_text_columns
-from ...files import write_atomic
-from ...markup import HtmlOutput
-from ...notices import notice
 from ...types import Dataset, Usage
 
 if TYPE_CHECKING:

@@ -27,16 +27,19 @@ from .progress import RunProgress
 from .run import Run, Setup, ingest_key, row_key
 from .saved_states import SavedStates, state_hash
 from .solver_run import SolverRun
+from .units import Unit, plan_units
+from .worker_count import check_workers, worker_count
+from .workers import ask_in_processes
 from ...llm import check_llm
 from ...llm.concurrency import run_concurrently
 from ...llm.spending import LimitReached, Spending
 from ...llm.tasks import meter_usage
-from ...rerank import Reranker, as_reranker
 from ...provenance import code_sha256, texts_sha256
+from ...rerank import Reranker, as_reranker
 from ...spelling import kind_of
 from ...systems.base import MemorySystem, get_capabilities, known_systems, unknown_system
 from ...systems.contract import check_state, system_name
-from ...types import Conversation, Dataset, Question
+from ...types import Conversation, Dataset, Question, Usage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,7 +92,6 @@ def _visit(run: Run, system: str | System, conversation: Conversation, embedder:
         _answer(run, made, conversation, todo)
         made.reset()
     run.states.discard(name, conversation.id)
-    run.ingests.append(run.journal.rows[key])
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #3e05190f
 def _listed(systems: str | System | Iterable[str | System]) -> list[str | System]:
@@ -180,6 +182,7 @@ def evaluate(
     journal: str | Path | None = None,
     used: Callable[[], Iterable[str]] | None = None,
     progress: bool | None = None,
+    workers: int | None = None,
 ) -> pd.DataFrame:
     """Run every system on every question of a data set: one row per system × question.
 
@@ -201,6 +204,10 @@ def evaluate(
     after each question, the recorded calls and vectors that it took; the journal keeps them, so that a
     resumed run can still name all of them (`frame.attrs["used"]`).
 
+    `workers` is how many processes ask the questions, each unit of a system and a conversation in one of
+    them (`adaptmr.eval.runner.worker_count` chooses for `None`, and says where it must be one). All columns
+    but the clock's are the same for any number, and a journal may be continued with another.
+
     The clock's columns are `ms_retrieve` and `ms_answer`, in milliseconds, without the encoding of the
     question: all questions are encoded in one batch before. With several questions in flight they wait for
     each other; calls answered from the record count as long as they took, see `clock_columns`.
@@ -215,12 +222,14 @@ def evaluate(
     which isn't asked before it, for training questions that aren't there, and for a journal with a solver
     that remembers from run to run and can't save its state, and `LimitReached` when a limit of `llm` is
     reached; the questions in flight are then finished. The first other error in a question, and a
-    `KeyboardInterrupt`, end the run within two seconds; what was answered until then is in the journal.
+    `KeyboardInterrupt`, end the run within two seconds, and so does a worker that is killed (`WorkerDied`);
+    what was answered until then is in the journal.
     """
     systems = _listed(systems)
     names = _check_arguments(systems, k)
     check_llm(llm)
     _check_data(data)
+    check_workers(workers)
     notes = validate(data)
     budgets = matched_budgets(systems, llm, seed)
     reads = None if reranker is None else as_reranker(reranker)
@@ -235,13 +244,15 @@ def evaluate(
     try:
         with shown, meter_usage() as whole:
             run = Run(setup, log, states, used, shown)
-            _ask_all(run, systems, {n: c.scope for n, c in declared.items() if c.solve is not None})
+            scopes = {n: c.scope for n, c in declared.items() if c.solve is not None}
+            late = _ask_all(run, systems, names, scopes, workers)
     except LimitReached as limit:
         raise shown.stopped(limit) from None
     finally:
         log.add_spent(shown.spending.take(str(log.path)))
         log.close()
-    return result_frame(run, names, notes, whole.late)
+        states.close()
+    return result_frame(run, names, notes, whole.late + late)
 
 
 def _spending(llm: Any) -> Spending | None:
@@ -249,16 +260,48 @@ def _spending(llm: Any) -> Spending | None:
     return None if llm is None or llm.is_offline else getattr(llm, "spending", None)
 
 
-def _ask_all(run: Run, systems: Sequence[str | System], scopes: Mapping[str, str]) -> None:
-    """Let all systems answer all questions; `scopes` are those of the solvers, by name."""
+def _ask_all(
+    run: Run,
+    systems: Sequence[str | System],
+    names: Sequence[str],
+    scopes: Mapping[str, str],
+    workers: int | None,
+) -> Usage:
+    """Let all systems answer all questions, in one process or in several; return other processes' late usage.
+
+    `names` are those of the systems, `scopes` those of the solvers, by name.
+    """
+    data = run.setup.data
+    place = {conversation.id: i for i, conversation in enumerate(data.conversations)}
+    in_order = {name for name, scope in scopes.items() if scope != "task"}
+    units = plan_units(names, list(place), in_order, run.setup.budgets)
+    missing = sum(row_key(name, q) not in run.journal.rows for name in names for q in data.questions)
+    n = worker_count(workers, run.setup, systems, units, missing)
+    if n == 1:
+        _ask(run, systems, scopes, data.conversations)
+        return Usage()
+
+    def ask_unit(own: Run, unit: Unit) -> None:
+        _ask(own, [unit.system], scopes, [data.conversations[place[c]] for c in unit.conversations])
+
+    return ask_in_processes(run, units, n, ask_unit)
+
+
+def _ask(
+    run: Run,
+    systems: Sequence[str | System],
+    scopes: Mapping[str, str],
+    conversations: Iterable[Conversation],
+) -> None:
+    """Let systems answer all questions on conversations; `scopes` are those of the solvers, by name."""
     solvers = {
         name: SolverRun(run, system, scopes[name])
         for system in systems
         if (name := system if isinstance(system, str) else system.name) in scopes
     }
-    for conversation in run.setup.data.conversations:
+    for conversation in conversations:
         embedder = conversation_embedder(conversation, run.setup.embedder)
-        run.encoders[embedder.name] = getattr(embedder, "precision", "")
+        run.encoders[conversation.id] = embedder.name, getattr(embedder, "precision", "")
         for system in systems:
             name = system if isinstance(system, str) else system.name
             if name in solvers:

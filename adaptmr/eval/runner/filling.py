@@ -10,7 +10,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from ...embed import choose_embedder, embedder as make_embedder
+from ...embed import choose_embedder
+from ...embed import embedder as make_embedder
 from ...llm.tasks import meter_usage
 from ...systems.base import Capabilities, MemorySystem, get_capabilities, make_system
 from ...systems.contract import check_capabilities, check_state, check_usage

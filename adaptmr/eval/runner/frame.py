@@ -59,7 +59,8 @@ def result_frame(run: Run, names: Sequence[str], notes: Mapping[str, Any], late:
     data, train = run.setup.data, run.setup.train
     questions = [q for c in data.conversations for q in data.questions_on(c.id)]
     keys = [(name, q) for name in names for q in questions]
-    stored = {(cost["system"], cost["conversation"]): _ingest_columns(cost) for cost in run.ingests}
+    ingests = run.ingests(names)
+    stored = {(cost["system"], cost["conversation"]): _ingest_columns(cost) for cost in ingests}
     rows = [{**run.journal.rows[row_key(name, q)], **stored[name, q.conversation]} for name, q in keys]
     of_solvers = _solver_columns([row.pop("solved", None) for row in rows])
     frame = pd.DataFrame(rows)
@@ -68,12 +69,12 @@ def result_frame(run: Run, names: Sequence[str], notes: Mapping[str, Any], late:
         of_solvers = {"train": [q.id in train for _, q in keys], **of_solvers}
     frame = frame.assign(**of_solvers)
     frame.attrs.update(
-        ingest=run.ingests,
+        ingest=ingests,
         late=asdict(late),
         label=data.label,
         k=run.setup.k,
         notes={**notes, **data.notes},
-        embedders=run.encoders,
+        embedders=run.embedders(),
         used=sorted(run.journal.used),
     )
     return frame

@@ -19,7 +19,6 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ...data.registry import get_parser
-from ...provenance import to_jsonable
 from adaptmr.eval.runner.source_code import (
     code_text,
     file_of,
@@ -31,7 +30,8 @@ from adaptmr.eval.runner.source_code import (
     is_ours,
 )
 from ...llm import LLM
-from ...systems.base import make_system, get_factory
+from ...provenance import to_jsonable
+from ...systems.base import get_factory, make_system
 from ...types import Dataset
 
 # %% auto #0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from .asking import Place
@@ -14,6 +15,7 @@ from .filling import System
 from .journal import Journal
 from .progress import RunProgress
 from .saved_states import SavedStates
+from ...llm.spending import Spent
 from ...systems.base import get_capabilities, make_system
 from ...types import Conversation, Dataset, Question, Usage
 
@@ -81,17 +83,21 @@ class Run:
     ) -> None:
         self.setup, self.journal, self.states, self.progress = setup, journal, states, progress
         self.spending = progress.spending
-        self.ingests: list[dict[str, Any]] = []
-        self.encoders: dict[str, str] = {}
-        self._used = used
+        self.encoders: dict[str, tuple[str, str]] = {}  # by conversation: the name and its precision
+        self.used = used
         self._unsaved: set[str] = set()  # recorded calls and vectors that the journal doesn't hold yet
 
-    def record(self, key: str, row: Mapping[str, Any]) -> None:
+    def record(
+        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Spent | None = None
+    ) -> None:
         """Write a row to the journal, with the recorded calls and vectors used since the last one.
 
-        What was spent since then is written with it, and the progress moves on.
+        What was spent since then is written with it, and the progress moves on. `used` and `spent` are what
+        another process used and spent for the row.
         """
-        self._unsaved.update(self._used() if self._used is not None else ())
+        self._unsaved.update(self.used() if self.used is not None else (), used)
+        if spent is not None:
+            self.spending.include(spent)
         self.journal.put(key, row, self._unsaved, self.spending.take(str(self.journal.path)))
         self._unsaved.clear()
         self.progress.recorded(key, row.get("system", ""))
@@ -100,6 +106,15 @@ class Run:
         """Write to the journal what it cost a system to store a conversation."""
         about = {"system": system, "conversation": conversation.id, "turns": len(conversation)}
         self.record(ingest_key(system, conversation.id), {**about, **asdict(cost)})
+
+    def ingests(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """Return what storing cost each system, in the order of conversations and systems."""
+        pairs = product(self.setup.data.conversations, list(names))
+        return [self.journal.rows[ingest_key(name, conversation.id)] for conversation, name in pairs]
+
+    def embedders(self) -> dict[str, str]:
+        """Return the precision of each encoder in use, in the order of conversations."""
+        return dict(self.encoders[c.id] for c in self.setup.data.conversations if c.id in self.encoders)
 
     def unanswered(self, system: str, questions: Sequence[Question]) -> list[Question]:
         """Return the questions that the journal has no row for."""

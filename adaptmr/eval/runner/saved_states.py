@@ -108,9 +108,12 @@ class SavedStates:
         return False
 
     def discard(self, system: str, moment: str) -> None:
-        """Delete the state of a system at a moment, and the folder once it is empty."""
+        """Delete the state of a system at a moment."""
         for path in self._files(f"{self._key(system, moment)}-*.state"):
             path.unlink()
+
+    def close(self) -> None:
+        """Delete the folder if it is empty; several processes may save states in it until then."""
         if self.folder is not None:
             with contextlib.suppress(OSError):  # not there, or not empty
                 self.folder.rmdir()

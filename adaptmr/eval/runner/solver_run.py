@@ -36,7 +36,6 @@ class SolverRun:
             self._begin(self.run.setup.data.conversations, embedder)
         self._store(conversation)
         self._answer(conversation)
-        self.run.ingests.append(self.run.journal.rows[ingest_key(self.name, conversation.id)])
         if self.scope == "task":
             self._solver.reset()
             self.close()

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .asked import Asked, kind_of_relation
-from .english import DATE, DEMONYMS, MONTHS, NAME
 from .chinese import ZH_DATE
+from .english import DATE, DEMONYMS, MONTHS, NAME
 from .entities import entity_key, same_entity
 from ..team.extraction import Triple
 from ...text import CJK, NUMBER_WORDS, content_words, find_names, split_sentences, word_set

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .asked import read_question
-from ..team.extraction import Extraction
 from .entities import entity_key
+from ..team.extraction import Extraction
 
 # %% auto #0
 __all__ = ['Labels', 'labels_of', 'Link', 'Links']

@@ -12,8 +12,17 @@ from typing import Any
 from .board import Board, Found
 from .config import TeamConfig
 from .queries import focus, search_key, text_key
-from .records import EvidencePiece, Hypothesis, Interaction, Lesson, PeerProfile, PlanItem
-from .records import R, ReasoningStep, Record
+from adaptmr.memory.team.records import (
+    EvidencePiece,
+    Hypothesis,
+    Interaction,
+    Lesson,
+    PeerProfile,
+    PlanItem,
+    R,
+    ReasoningStep,
+    Record,
+)
 from .roles import RoleContract
 from ...store.memory_store import MemoryStore
 

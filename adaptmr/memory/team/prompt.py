@@ -12,8 +12,18 @@ from ...llm.tokens import count_tokens
 from ...markup import cut_text
 from .board import Found
 from .private import PrivateMemory, WorkingContext
-from .records import EvidencePiece, Fact, Hop, Hypothesis, Interaction, Lesson, PlanItem
-from .records import ReasoningStep, Search, Task
+from adaptmr.memory.team.records import (
+    EvidencePiece,
+    Fact,
+    Hop,
+    Hypothesis,
+    Interaction,
+    Lesson,
+    PlanItem,
+    ReasoningStep,
+    Search,
+    Task,
+)
 from .shared import SharedMemory
 from ...text import detect_language
 

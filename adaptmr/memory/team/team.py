@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .config import TeamConfig
 from .board import Found
+from .config import TeamConfig
 from .extraction import Extraction, Triple
 from .private import PrivateMemory
 from .prompt import format_private, format_shared
