@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adaptmr.llm import LLM
 from adaptmr.llm.transport import count_tokens
 from adaptmr.reader import render_line
 from adaptmr.retrieval.entity_boost import boosted_score, count_shared
@@ -535,7 +536,7 @@ def test_a_plan_with_check_asks_the_model_before_it_opens_the_gate(monkeypatch):
         lambda text, hits, covered, closeness, llm: (asked.append(llm), (False, "model"))[1],
     )
     plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.5, check=True)
-    fit, llm = replace(fixed(0.05), seen=SEEN), object()
+    fit, llm = replace(fixed(0.05), seen=SEEN), LLM("offline")
     assert not execute(plan, "submarine", small_store(3), fit=fit, llm=llm).has_relevant and asked == [llm]
     assert execute(plan, "submarine", small_store(3), fit=fit).has_relevant and asked == [llm]
 

@@ -27,7 +27,7 @@ from adaptmr.training import fusion_weights
 from adaptmr.training.fusion_weights import (
     FITTED_SIGNALS,
     INVERSE_PENALTY,
-    MEANINGFUL,
+    WITHOUT_MEANING,
     cross_validate_types,
     describe_data,
     evidence_found,
@@ -487,7 +487,7 @@ def test_every_fit_says_what_stores_it_saw():
     people speak in each. The turns of people are short, an assistant's answers long.
     """
     for fit in shipped_fits().values():
-        assert set(fit.seen) == SEEN | ({"closeness"} if fit.embedder in MEANINGFUL else set())
+        assert set(fit.seen) == SEEN | (set() if fit.embedder in WITHOUT_MEANING else {"closeness"})
         assert 168 <= fit.seen["fewest"] <= 369
         assert 600 < fit.seen["most"] <= 680
         assert fit.seen["speakers"] == 2

@@ -107,7 +107,7 @@ class Wrapped:
 
 
 def wrapped(before):
-    return lambda name, llm, embedder, seed: Wrapped(name, embedder, before)
+    return lambda name, embedder, **_: Wrapped(name, embedder, before)
 
 
 # the units
@@ -309,7 +309,7 @@ def test_a_killed_worker_is_named_and_loses_no_answer(data, tmp_path, registered
 
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 import adaptmr as am
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.systems.base import make_system, register_system
@@ -325,6 +325,7 @@ class Slow:
         return self.inner.retrieve(question, k)
 
 register_system("slow", "slow", "own")(lambda **more: Slow())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a program started in the background ignores it
 data = am.load("demo", split="en1,zh2", limit=16)
 evaluate(["slow"], data, embedder="hash", workers=2, journal=sys.argv[1])
 """

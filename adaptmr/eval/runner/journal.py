@@ -77,6 +77,8 @@ def _read_rows(
     for number, line in enumerate(lines[1:], 2):
         try:
             entry = json.loads(line)
+            if not isinstance(entry, dict):
+                raise TypeError(f"{entry!r:.80} is no object")
             spent += Spent(**entry.get("spent", {}))
             if "forget" in entry:
                 for key in entry["forget"]:
