@@ -431,6 +431,20 @@ def test_what_is_forgotten_is_found_by_nothing():
     assert again.turn == 3, "the clock goes on"
 
 
+def test_an_insight_of_very_many_tasks_goes_from_the_first_of_them_too():
+    """It names the latest only, so the first ones are no longer named when it is removed."""
+    meta = MetaMemory()
+    for number in range(MAX_ABOUT + 2):
+        meta.remember(play(film=f"Film {'x' * number}", lost=True), False)
+    named = [i for i in meta.insights if len(i.about) == MAX_ABOUT]
+    assert named, "a lesson that all these tasks have taught"
+    for insight in named:
+        while meta.remove(insight.id) is not None:
+            pass
+    shown = meta.recall("Who is married to the director of Film x?").insights
+    assert not {i.id for i in shown} & {i.id for i in named}
+
+
 # -- the store
 
 

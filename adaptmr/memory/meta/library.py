@@ -104,6 +104,7 @@ class Library:
                 self.graph.link(record.id, record.similar)
             self.tasks[record.id] = record
         elif isinstance(record, Insight):
+            self._unlearn(record.id, keep=record.about)
             for task in record.about:
                 self._taught.setdefault(task, {})[record.id] = None
             if record.about:
@@ -124,12 +125,17 @@ class Library:
         for id in ids:
             for held in (self._vectors, self._memories, self.tasks, self._taught, self._general):
                 held.pop(id, None)
-            if (insight := self.insights.pop(id, None)) is not None:
+            self._unlearn(id)
+            if self.insights.pop(id, None) is not None:
                 self._agreed = []
-                for task in insight.about:
-                    self._taught.get(task, {}).pop(id, None)
             if self.skills.pop(id, None) is not None:
                 self._offered.clear()
+
+    def _unlearn(self, id: str, keep: Sequence[str] = ()) -> None:
+        """Drop the link of an insight to the tasks that it was learnt from, but for those in `keep`."""
+        insight = self.insights.get(id)
+        for task in set(insight.about if insight is not None else ()).difference(keep):
+            self._taught.get(task, {}).pop(id, None)
 
     def _add_vectors(self, ids: Sequence[str]) -> None:
         if ids:
