@@ -31,8 +31,8 @@ OTHER_FOLDERS = ("guides", "experiments")
 SKIPPED = re.compile(r"^#\| *(?:notest|slow|llm|eval: *false)\b", re.MULTILINE)
 VARIES = re.compile(r"^#\| *varies\b", re.MULTILINE)
 LOCAL_PATHS = (
+    (re.compile(re.escape(str(ROOT))), "."),  # first, since a checkout may lie in /tmp
     (re.compile(r"(?:/[\w.+-]+)*/(?:tmp|T)/[\w.+-]+"), "/tmp/folder"),
-    (re.compile(re.escape(str(ROOT))), "."),
     (re.compile(r"(<[^<>]*?) at 0x[0-9a-fA-F]+(?=>)"), r"\1"),  # as nbdev_clean does
 )
 
