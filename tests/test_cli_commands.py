@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 import http.server
 import json
@@ -179,6 +180,14 @@ def test_check_of_a_good_and_a_bad_chat(capsys, tmp_path):
 def test_check_of_the_demo_data(capsys):
     status, out, _ = said(capsys, "data", "check", "demo")
     assert status == 0 and "0 faults" in out
+
+
+def test_the_doctor_looks_for_every_extra():
+    settings = configparser.ConfigParser(delimiters=["="], inline_comment_prefixes=["#"])
+    settings.read(Path(__file__).parent.parent / "settings.ini", encoding="utf-8")
+    named = [name for name in settings["DEFAULT"] if name.endswith("_requirements")]
+    extras = {name.removesuffix("_requirements") for name in named}
+    assert {extra for extra, _ in doctor.EXTRAS.values()} == extras - {"dev"}
 
 
 # --- systems

@@ -36,6 +36,8 @@ EXTRAS = {  # package → what it is for
     "chromadb": ("chroma", "vectors in a database that several programs share"),
     "openvino": ("fast", "faster sentence vectors"),
     "mcp": ("mcp", "`adaptmr serve --mcp`"),
+    "langchain-core": ("langchain", "a store as a retriever of LangChain"),
+    "llama-index-core": ("llamaindex", "a store as a retriever of LlamaIndex"),
 }
 
 
