@@ -20,13 +20,17 @@ def _identity(embedder: TextEmbedder) -> _Identity:
     return embedder.name, embedder.revision, embedder.cache.path if embedder.cache is not None else None
 
 
+def given_embedders(embedder: Any) -> list[Any]:
+    """Return the embedders and names of embedders in what `evaluate` takes as `embedder`."""
+    return list(embedder.values()) if isinstance(embedder, Mapping) else [embedder]
+
+
 def encoders_in(embedder: Any) -> list[Any]:
     """Return the embedders among what `evaluate` takes as `embedder`: none for names."""
-    given = list(embedder.values()) if isinstance(embedder, Mapping) else [embedder]
-    return [e for e in given if not isinstance(e, str)]
+    return [e for e in given_embedders(embedder) if not isinstance(e, str)]
 
 # %% auto #0
-__all__ = ['encoders_in', 'AskingEncoder', 'EncodingParent']
+__all__ = ['given_embedders', 'encoders_in', 'AskingEncoder', 'EncodingParent']
 
 # %% ../../../nbs/eval/runner/00_shared_encoder.ipynb #bbad9ca8
 class AskingEncoder:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...embed import HashEmbedder, TextEmbedder
 from ...embed.names import is_endpoint
 from .filling import System
 from .run import Setup
-from .shared_encoder import encoders_in
+from .shared_encoder import encoders_in, given_embedders
 from .units import Unit
 from ...llm import LLM
 from ...notices import notice
@@ -52,8 +52,7 @@ def _system_reason(systems: Sequence[str | System]) -> str:
 
 
 def _embedder_reason(embedder: Any) -> str:
-    given = list(embedder.values()) if isinstance(embedder, Mapping) else [embedder]
-    names = [e if isinstance(e, str) else e.name for e in given]
+    names = [e if isinstance(e, str) else e.name for e in given_embedders(embedder)]
     if asked := [name for name in names if is_endpoint(name)]:
         return f"the vectors of {asked[0]!r} come from a server, and one process counts what they cost"
     for encoder in encoders_in(embedder):
