@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from adaptmr.store.lexical import ENGINES, MAX_UNUSED_WORDS, LexicalIndex
+from adaptmr.store.lexical import ENGINES, LexicalIndex
 from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.word_counts import MAX_UNUSED_WORDS
 from adaptmr.text import tokenize
 from adaptmr.types import Memory
 
@@ -20,6 +21,11 @@ WORDS = st.lists(
     st.sampled_from(["cat", "dog", "moved", "Hangzhou", "May", "杭州", "我的猫", "2023", "cats", "🐈"]),
     max_size=12,
 ).map(" ".join)
+
+
+def arrange(index, texts, source):
+    """Index these texts; `source` says which of those before each is, -1 for a new one."""
+    return index.arrange(np.array(source), lambda rows: [texts[i] for i in rows])
 
 
 @given(st.lists(WORDS, min_size=1, max_size=25), WORDS, st.floats(0.01, 5), st.floats(0, 0.999))
@@ -115,8 +121,8 @@ class TestByWord:
         assert words == ["猫叫", "叫豆", "豆豆"] and (parts[:, 4] > 0).all() and np.count_nonzero(parts) == 3
 
     def test_rebuilding_replaces_the_old_texts(self, engine):
-        index = LexicalIndex(engine).build(["cat", "dog", "bird"], keys=[1, 2, 3])
-        index.build(["dog", "fish", "tree", "stone"], keys=[2, 4, 5, 6])
+        index = LexicalIndex(engine).build(["cat", "dog", "bird"])
+        arrange(index, ["dog", "fish", "tree", "stone"], [1, -1, -1, -1])
         words, parts = index.by_word("cat dog")
         assert (
             words == ["cat", "dog"]
@@ -170,8 +176,8 @@ class TestEngine:
         assert index.search("cat", 0)[1].shape == (0,)
 
     def test_rebuilding_replaces_the_old_texts(self, engine):
-        index = LexicalIndex(engine).build(["cat", "dog", "bird"], keys=[1, 2, 3])
-        index.build(["dog", "fish", "tree"], keys=[2, 4, 5])
+        index = LexicalIndex(engine).build(["cat", "dog", "bird"])
+        arrange(index, ["dog", "fish", "tree"], [1, -1, -1])
         fresh = LexicalIndex(engine).build(["dog", "fish", "tree"])
         for query in ("cat", "dog", "fish tree"):
             assert np.allclose(index.scores(query), fresh.scores(query), atol=1e-6)
@@ -180,30 +186,34 @@ class TestEngine:
     def test_words_that_no_text_contains_any_more_are_dropped(self, engine):
         index, n = LexicalIndex(engine), 50
         for day in range(200):
-            index.build([f"entry{day}x{i} of a diary" for i in range(n)], keys=[(i, day) for i in range(n)])
+            arrange(index, [f"entry{day}x{i} of a diary" for i in range(n)], [-1] * n)
         live = n + 1  # one word a text, and "diari" in all of them
-        assert len(index.words) <= 3 * live + MAX_UNUSED_WORDS and len(index.keys) == n, (
+        assert len(index.words) <= 3 * live + MAX_UNUSED_WORDS and len(index) == n, (
             "bounded by the words in use, not by all words ever seen"
         )
         fresh = LexicalIndex(engine).build([f"entry199x{i} of a diary" for i in range(n)])
         for query in ("entry199x7", "entry199x49 diary", "entry3x7", "diary"):
             assert index.scores(query).tolist() == fresh.scores(query).tolist()
 
-    def test_forget_drops_texts_and_their_words(self, engine):
-        index = LexicalIndex(engine).build(
-            ["the secret plover", "a secret teapot", "tea"], keys=["a", "b", "c"]
-        )
-        index.forget(["a", "no such key"])
-        assert (
-            sorted(index.words) == ["secret", "tea", "teapot"]
-            and index.keys == ["b", "c"]
-            and len(index) == 0
-        )
-        assert index.scores("plover teapot").shape == (0,)
-        index.build(["a secret teapot", "tea", "a plover again"], keys=["b", "c", "d"])
+    def test_unused_words_can_be_dropped_at_once(self, engine):
+        index = LexicalIndex(engine).build(["the secret plover", "a secret teapot", "tea"])
+        arrange(index, ["a secret teapot", "tea"], [1, 2])
+        assert "plover" in index.words, "a word may be used again"
+        index.drop_unused_words()
+        assert sorted(index.words) == ["secret", "tea", "teapot"] and len(index) == 2
+        assert index.scores("plover").tolist() == [0, 0]
+        arrange(index, ["a secret teapot", "tea", "a plover again"], [0, 1, -1])
         fresh = LexicalIndex(engine).build(["a secret teapot", "tea", "a plover again"])
         for query in ("secret", "tea", "plover"):
             assert index.scores(query).tolist() == fresh.scores(query).tolist()
+
+    def test_a_continued_index_leaves_the_other_as_it_is(self, engine):
+        one = LexicalIndex(engine).build(["cat", "dog", "tree", "stone"])
+        before = one.scores("cat fish").tolist()
+        other = arrange(one.continued(), ["fish", "dog", "cat", "river", "lake"], [-1, 1, 0, -1, -1])
+        assert one.scores("cat fish").tolist() == before and len(one) == 4 and "fish" not in one.words
+        fresh = LexicalIndex(engine).build(["fish", "dog", "cat", "river", "lake"])
+        assert other.scores("cat fish").tolist() == fresh.scores("cat fish").tolist()
 
     def test_odd_texts(self, engine):
         odd = ["NUL\0cat", "half \ud83d a pair", "🐈" * 50, "חתול קטן", "word " * 200_000, "我的猫叫豆豆"]
@@ -215,9 +225,34 @@ class TestEngine:
         )
 
 
-def test_keys_must_match_the_texts():
-    with pytest.raises(ValueError):
-        LexicalIndex().build(["a", "b"], keys=[1])
+CHANGES = st.lists(st.lists(st.tuples(st.integers(0, 30), WORDS), max_size=12), max_size=4)
+
+
+@given(st.lists(WORDS, max_size=15), CHANGES, WORDS)
+@settings(max_examples=100, deadline=None)
+def test_texts_that_come_go_and_move_score_as_texts_indexed_at_once(first, changes, query):
+    index, texts = LexicalIndex().build(first), list(first)
+    for change in changes:
+        before, source, now = texts, [], []
+        for place, text in change:
+            known = place < len(before) and place not in source
+            source.append(place if known else -1)
+            now.append(before[place] if known else text)
+        read: list[int] = []
+
+        def texts_of(rows, now=now, read=read):
+            read.extend(rows)
+            return [now[i] for i in rows]
+
+        index.arrange(np.array(source, np.int64), texts_of)
+        assert read == [i for i, place in enumerate(source) if place < 0], "only the new texts are read"
+        texts = now
+    fresh = LexicalIndex().build(texts)
+    assert np.abs(index.scores(query) - fresh.scores(query)).max(initial=0) <= 2e-6
+    assert np.abs(index.by_word(query)[1] - fresh.by_word(query)[1]).max(initial=0) <= 2e-6
+    assert [sorted(index.words[w] for w in bag) for bag in index.counts.bags()] == [
+        sorted(fresh.words[w] for w in bag) for bag in fresh.counts.bags()
+    ]
 
 
 @pytest.mark.parametrize(

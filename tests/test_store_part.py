@@ -444,8 +444,7 @@ def test_what_was_worked_out_for_a_part_is_not_worked_out_again():
         execute(plan, "Where does the cat live?", s)
         part = store_part(s, plan.part)
         tokenize = part._view.lexical.tokenizer
-        part._view.lexical._vocabulary.tokenizer = lambda text: cut.append(text) or tokenize(text)
-        part._view.lexical.tokenizer = part._view.lexical._vocabulary.tokenizer
+        part._view.lexical.tokenizer = lambda text: cut.append(text) or tokenize(text)
         encoder.texts.clear()
         s.add(Memory("new", "The cat is back. She is hungry.", "Maya", SEPTEMBER, step=99, owner="maya"))
         s.add(Memory("his", "The dog is back.", "Ravi", SEPTEMBER, step=99, owner="ravi"))

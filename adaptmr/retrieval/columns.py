@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
@@ -18,19 +18,28 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .parsed_query import cached_content_words, is_assistant
+from ..store.lazy_list import LazyMemories
 from ..store.protocol import PlannerStore, Store
+from ..store.serialization import instant
 from ..store.view import begins_with, truncate_text
 from ..text import count_words, split_sentences
 from ..types import Memory, Question
 
 # %% auto #0
-__all__ = ['SCORE_ALL_UP_TO', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'StoreColumns', 'passages', 'split_passages',
-           'memory_content', 'seconds', 'said_at', 'columns_of', 'known_sentences', 'asked_at']
+__all__ = ['SCORE_ALL_UP_TO', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'seconds', 'StoreColumns', 'passages', 'split_passages',
+           'memory_content', 'said_at', 'columns_of', 'known_sentences', 'asked_at']
 
 # %% ../../nbs/retrieval/00_columns.ipynb #4277a8ba
 SCORE_ALL_UP_TO = 4_000  # memories of a store that all are scored, and whose words are counted
 LENGTH_SAMPLE = 100  # memories that the mean length is measured on
 T = TypeVar("T")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_INSTANT = instant(_EPOCH)
+
+
+def seconds(t: datetime) -> float:
+    """Return the seconds since 1970; unlike `datetime.timestamp`, for the years 1 and 9999 everywhere too."""
+    return (t - _EPOCH).total_seconds()
 
 
 @dataclass(eq=False)
@@ -64,8 +73,8 @@ class StoreColumns:
     def words_per_memory(self) -> float:
         """The mean number of words of the memories, of 100 spread evenly in a larger store; 0 without any."""
         n = len(self.memories)
-        rows = np.unique(np.linspace(0, n - 1, min(n, LENGTH_SAMPLE)).astype(int)) if n else ()
-        some = [self.memories[i] for i in rows]
+        rows = np.unique(np.linspace(0, n - 1, min(n, LENGTH_SAMPLE)).astype(int)) if n else np.zeros(0, int)
+        some = _memories_at(self.memories, rows)
         return sum(count_words(truncate_text(m).text) for m in some) / len(some) if len(some) else 0.0
 
     @cached_property
@@ -78,18 +87,18 @@ class StoreColumns:
         """Return `of(memory, speakers)` of these rows, computed once each: float64, the shape of `rows`."""
         known = self._values.setdefault(of, np.full(len(self.memories), np.nan))
         speakers = frozenset(self.speaker_code)
-        for i in rows[np.isnan(known[rows])].tolist():
-            known[i] = of(truncate_text(self.memories[i]), speakers)
+        missing = rows[np.isnan(known[rows])]
+        for i, m in zip(missing.tolist(), _memories_at(self.memories, missing)):
+            known[i] = of(truncate_text(m), speakers)
         return known[rows]
 
     def memory_facts(self, of: Callable[[Memory], T], rows: np.ndarray) -> list[T]:
         """Return `of(memory)` of each of these rows, computed once each."""
         known = self._facts.setdefault(of, np.full(len(self.memories), _UNKNOWN, object))
-        found = known[rows].tolist()
-        for place, i in enumerate(rows.tolist()):
-            if found[place] is _UNKNOWN:
-                found[place] = known[i] = of(truncate_text(self.memories[i]))
-        return found
+        missing = rows[[fact is _UNKNOWN for fact in known[rows]]]
+        for i, m in zip(missing.tolist(), _memories_at(self.memories, missing)):
+            known[i] = of(truncate_text(m))
+        return known[rows].tolist()
 
     def rows_fact(self, of: Callable[[np.ndarray, Store], T], rows: np.ndarray, store: Store) -> T:
         """Return `of(rows, store)`, computed once for the same rows; it depends on their memories alone."""
@@ -134,21 +143,18 @@ class StoreColumns:
 
         `said_at` (n,) are the times of all of them, where they are known.
         """
-        n, start = len(memories), len(self.memories)
-        more = memories[start:] if start else memories
-        sessions, speakers = dict(self.session_code), dict(self.speaker_code)
-        session = [sessions.setdefault(m.session, len(sessions)) for m in more]
-        speaker = [speakers.setdefault(m.speaker, len(speakers)) for m in more]
-        if said_at is None:
-            said_at = np.concatenate([self.said_at, [seconds(m.at) for m in more]])
+        n = len(memories)
+        session, sessions = _codes(memories, "session", self.session, self.session_code)
+        speaker, speakers = _codes(memories, "speaker", self.speaker, self.speaker_code)
+        said_at = _said_at(memories, self.said_at) if said_at is None else said_at
         new = StoreColumns(
             version,
             memories,
-            np.concatenate([self.session, np.array(session, np.int64)]),
+            session,
             sessions,
             said_at,
-            np.concatenate([self.happened_at, [seconds(m.event_at or m.at) for m in more]]),
-            np.concatenate([self.speaker, np.array(speaker, np.int64)]),
+            _happened_at(memories, self.happened_at, said_at),
+            speaker,
             speakers,
             self.sentences,
             _facts={of: _lengthened(known, n, _UNKNOWN) for of, known in self._facts.items()},
@@ -172,6 +178,47 @@ class StoreColumns:
     def following(self) -> np.ndarray:
         """The rows of the turns after in the same session, -1 for none: (n,)."""
         return self._neighbours[1]
+
+
+def _memories_at(memories: Sequence[Memory], rows: np.ndarray) -> list[Memory]:
+    """Return the memories of these rows; a list that reads from a file reads them together."""
+    if isinstance(memories, LazyMemories):
+        return memories.load_rows(rows)
+    return [memories[i] for i in rows.tolist()]
+
+
+def _codes(
+    memories: Sequence[Memory], name: str, known: np.ndarray, codes: Mapping[str, int]
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Return the codes (n,) of the memories' values of a field, and each value's code, by appearance.
+
+    `known` are the codes of the first memories. A list that reads from a file has columns: no memory of it
+    is read for them.
+    """
+    if isinstance(memories, LazyMemories):
+        values, rows = memories.column(name)
+        return rows, {value: i for i, value in enumerate(values)}
+    codes = dict(codes)
+    more = [codes.setdefault(getattr(m, name), len(codes)) for m in memories[len(known) :]]
+    return np.concatenate([known, np.array(more, np.int64)]), codes
+
+
+def _said_at(memories: Sequence[Memory], known: np.ndarray) -> np.ndarray:
+    """Return when the memories were said, in seconds since 1970 (n,); `known` are those of the first."""
+    if isinstance(memories, LazyMemories):
+        instants, rows = memories.column("instant")
+        return np.array([(i - _EPOCH_INSTANT) / 1_000_000 for i in instants], np.float64)[rows]
+    return np.concatenate([known, [seconds(m.at) for m in memories[len(known) :]]])
+
+
+def _happened_at(memories: Sequence[Memory], known: np.ndarray, said_at: np.ndarray) -> np.ndarray:
+    """Return when what the memories tell of happened: as `_said_at`, and that where it isn't known."""
+    if isinstance(memories, LazyMemories):
+        times, rows = memories.column("event_at")
+        happened = np.array([seconds(t) if t else np.nan for t in times], np.float64)[rows]
+        return np.where(np.isnan(happened), said_at, happened)
+    more = memories[len(known) :]
+    return np.concatenate([known, [seconds(m.event_at or m.at) for m in more]])
 
 
 _UNKNOWN = object()
@@ -225,12 +272,6 @@ def memory_content(m: Memory) -> frozenset[str]:
 # %% ../../nbs/retrieval/00_columns.ipynb #e62f4373
 _COLUMNS: WeakKeyDictionary[Any, StoreColumns] = WeakKeyDictionary()
 _SAID_AT: WeakKeyDictionary[Any, tuple[Any, Sequence[Memory], np.ndarray]] = WeakKeyDictionary()
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def seconds(t: datetime) -> float:
-    """Return the seconds since 1970; unlike `datetime.timestamp`, for the years 1 and 9999 everywhere too."""
-    return (t - _EPOCH).total_seconds()
 
 
 def said_at(store: PlannerStore) -> np.ndarray:
@@ -242,16 +283,14 @@ def said_at(store: PlannerStore) -> np.ndarray:
     columns = _COLUMNS.get(store)
     if columns is not None and columns.version == version:
         return columns.said_at
-    return _said_at(store, version, store.memories)
+    return _store_said_at(store, version, store.memories)
 
 
-def _said_at(store: PlannerStore, version: Any, memories: Sequence[Memory]) -> np.ndarray:
+def _store_said_at(store: PlannerStore, version: Any, memories: Sequence[Memory]) -> np.ndarray:
     known = _SAID_AT.get(store)
     if known is None or known[0] != version or known[1] is not memories:
         earlier = known[2] if known is not None and begins_with(memories, known[1]) else np.zeros(0)
-        more = memories[len(earlier) :] if len(earlier) else memories
-        known = version, memories, np.concatenate([earlier, [seconds(m.at) for m in more]])
-        _SAID_AT[store] = known
+        known = _SAID_AT[store] = version, memories, _said_at(memories, earlier)
     return known[2]
 
 
@@ -276,7 +315,7 @@ def columns_of(store: PlannerStore, earlier: PlannerStore | None = None) -> Stor
     if known is not None and begins_with(memories, known.memories):
         columns = known.continued(version, memories)
     else:
-        columns = _NO_COLUMNS.continued(version, memories, _said_at(store, version, memories))
+        columns = _NO_COLUMNS.continued(version, memories, _store_said_at(store, version, memories))
         columns.sentences = known.sentences if known is not None else {}
     _COLUMNS[store] = columns
     return columns

@@ -56,8 +56,10 @@ class StorePart:
                 self._view = earlier._view.continued(some[n:], store.matrix[rows[n:]])
         else:
             vectors = store.matrix[rows]
-            words = LexicalIndex(self.lexical, self.k1, self.b)
-            self._view = View(vectors.shape[1], words if earlier is None else earlier._continued_words())
+            self._view = View(vectors.shape[1], LexicalIndex(self.lexical, self.k1, self.b))
+            if earlier is not None:
+                with earlier._word_lock:
+                    self._view.take_words(earlier._view)
             self._view.change((), some, vectors)
             if versions is not None:
                 self._view.change((), list(versions[0]), versions[1])
@@ -125,10 +127,6 @@ class StorePart:
         """Return the query's words, and what each adds to the BM25 of all memories, or of `rows`: (w, m)."""
         with self._word_lock:
             return self._view.by_word(query, rows)
-
-    def _continued_words(self) -> LexicalIndex:
-        with self._word_lock:
-            return self._view.lexical.continued()
 
     def similarity(self, i: Any, j: Any) -> np.ndarray:
         """Return the cosines between the memories of rows `i` (a,) and of rows `j` (b,): (a, b) float32."""

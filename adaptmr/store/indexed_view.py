@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from adaptmr.store.approximate import (
     invert_slots,
     search_candidates,
 )
+from . import word_counts
 from .errors import corrupt_error
 from .lazy_list import LazyIds, LazyMemories
 from .lexical import LexicalIndex
@@ -27,7 +28,8 @@ from .reader import check_distinct, last_event
 from .records import Records
 from .serialization import from_sql, to_sql
 from .vectors import dot_products, top_k
-from .view import BaseView
+from .view import BaseView, indexed_text, text_rules
+from .word_counts import WordCounts
 from ..types import Memory
 
 # %% auto #0
@@ -38,8 +40,8 @@ class IndexedView(BaseView):
     """A view of all active memories as arrays.
 
     `memories` lists them, with their keys; `steps` (n,) are their steps, `slot_of` (n,) their slots in `ivf`.
-    `unsaved` counts the changes since the arrays were last in a file; `approximate` says whether the library
-    for the index is installed.
+    `unsaved` counts the changes since the arrays were last in a file, and `saved` names those that were;
+    `approximate` says whether the library for the index is installed.
     """
 
     memories: LazyMemories
@@ -56,6 +58,7 @@ class IndexedView(BaseView):
         super().__init__(ivf.dim, lexical)
         self.memories = memories
         self.steps, self.ivf, self.slot_of, self.unsaved = steps, ivf, slot_of, unsaved
+        self.saved: frozenset[str] = frozenset()
         self.approximate = faiss_version() is not None
         self._row_of: np.ndarray | None = None
         self._matrix: np.ndarray | None = None
@@ -111,6 +114,38 @@ class IndexedView(BaseView):
 
     def _memories_at(self, rows: np.ndarray) -> list[Memory]:
         return self.memories.load_rows(rows)
+
+    @property
+    def _text_names(self) -> np.ndarray:
+        return self.slot_of
+
+    def _indexed_rows(self, unlike: Container[str] = ()) -> np.ndarray:
+        return invert_slots(self._indexed, len(self.ivf.vectors))[self.slot_of]
+
+    def _texts(self, rows: np.ndarray) -> Iterator[str]:
+        return map(indexed_text, self.memories.read_rows(rows))
+
+    @property
+    def word_counts(self) -> WordCounts | None:
+        """The counts of the words of all memories; `None` while nobody has asked for words.
+
+        Raises `ValueError` when it is set to the counts of more or fewer memories.
+        """
+        return self._word_index().counts if self._indexed is not None else None
+
+    @word_counts.setter
+    def word_counts(self, counts: WordCounts) -> None:
+        if len(counts) != len(self.slot_of):
+            raise ValueError("its words are those of other memories")
+        self.lexical.counts, self._indexed = counts, self._text_names
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the view has words or columns that the file lacks."""
+        have = set(self.memories.known_columns)
+        if self._indexed is not None:
+            have.add("words")
+        return not have <= self.saved
 
     def _test(self, name: str, test: Callable[[Any], bool]) -> np.ndarray:
         if name == "status":
@@ -196,8 +231,8 @@ def apply_changes(view: IndexedView, records: Records, ids: Sequence[str]) -> In
         else:
             memories = LazyMemories(view.memories.get_records, keys, seq, loaded)
     after = IndexedView(view.lexical, memories, steps, view.ivf, slots, view.unsaved + len(ids))
-    if appended:
-        after.keep_words(view)
+    after.take_words(view)
+    after.saved = view.saved
     return after
 
 
@@ -226,7 +261,10 @@ def _place(memories: LazyMemories, steps: np.ndarray, step: int, id: str) -> int
 
 # %% ../../nbs/store/07_indexed_view.ipynb #672d1ff7
 def to_arrays(view: IndexedView) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return what decides whether a view's index can be used, and the view's arrays."""
+    """Return what decides whether a view's index and words can be used, and the view's arrays.
+
+    The words and the columns of the memories are among them as far as the view has them.
+    """
     everything = np.zeros((len(view.ivf.vectors), view.dim), np.float16)
     for rows, vectors in view.ivf.vectors.blocks(view.slot_of):
         everything[view.slot_of[rows]] = vectors
@@ -235,12 +273,16 @@ def to_arrays(view: IndexedView) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         if view.approximate and len(view.ivf.vectors) > EXACT_ROWS
         else np.empty(0, np.uint8)
     )
-    return _engine(view.dim), {
+    counts = view.word_counts
+    words = word_counts.to_arrays(counts) if counts is not None else {}
+    return {**_engine(view.dim), "words": text_rules()}, {
         "keys": view.memories.keys,
         "steps": view.steps,
         "slots": view.slot_of,
         "vectors": everything,
         "cells": serialized,
+        **words,
+        **view.memories.column_arrays(),
     }
 
 
@@ -253,22 +295,23 @@ def from_arrays(
 ) -> IndexedView:
     """Make the view of such arrays, as of line `seq` of the log.
 
-    An index of another library or version is left out, and built again when needed. Raises `ValueError` for
-    arrays that don't fit each other, because the file may be faulty or forged.
+    An index of another library or version is left out, and built again when needed; so are words that were
+    cut by other rules. Raises `ValueError` for arrays that don't fit each other, because the file may be
+    faulty or forged.
     """
     dim = _check_arrays(arrays)
-    serialized = arrays["cells"] if len(arrays["cells"]) and made_by == _engine(dim) else None
+    same_engine = all(made_by.get(name) == value for name, value in _engine(dim).items())
+    serialized = arrays["cells"] if len(arrays["cells"]) and same_engine else None
     ivf = IVFIndex(dim, arrays["vectors"], serialized)
     memories = LazyMemories(get_records, np.array(arrays["keys"]), seq)
+    memories.take_columns(arrays)
     complete = serialized is not None or faiss_version() is None or len(ivf.vectors) <= EXACT_ROWS
-    return IndexedView(
-        lexical,
-        memories,
-        np.array(arrays["steps"]),
-        ivf,
-        np.array(arrays["slots"]),
-        0 if complete else len(ivf.vectors),
-    )
+    slots, unsaved = np.array(arrays["slots"]), 0 if complete else len(ivf.vectors)
+    view = IndexedView(lexical, memories, np.array(arrays["steps"]), ivf, slots, unsaved)
+    if "words" in arrays and made_by.get("words") == text_rules():
+        view.word_counts = word_counts.from_arrays(arrays)
+        view.saved = frozenset(arrays)
+    return view
 
 # %% ../../nbs/store/07_indexed_view.ipynb #9f63a26c
 def verify_view(view: IndexedView, records: Records) -> None:

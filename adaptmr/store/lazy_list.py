@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, overload
 
 import numpy as np
 
 from .errors import StoreError
 from .records import Records
-from .serialization import COLUMNS, from_sql, parse_strings, to_row
+from .serialization import COLUMNS, from_sql, parse_strings, to_row, to_sql
 from ..types import Memory
 
 # %% auto #0
@@ -50,7 +51,11 @@ def read_memories(records: Records, keys: list[int], seq: int) -> dict[int, Memo
     return found
 
 # %% ../../nbs/store/06_lazy_list.ipynb #69952477
-COLUMN_GROUPS = (("instant", "session", "speaker"), ("layer", "owner", "tags"), ("meta",))  # read together
+COLUMN_GROUPS = (  # read together
+    ("instant", "event_at", "session", "speaker"),
+    ("layer", "owner", "tags"),
+    ("meta",),
+)
 
 
 class LazyMemories(Sequence[Memory]):
@@ -124,6 +129,14 @@ class LazyMemories(Sequence[Memory]):
             self._read(missing)
         return [self.loaded[k] for k in keys]
 
+    def read_rows(self, rows: np.ndarray) -> Iterator[Memory]:
+        """Read the memories of these rows (m,) in turn, and keep none that wasn't read before."""
+        for start in range(0, len(rows), 5000):
+            keys = self.keys[rows[start : start + 5000]].tolist()
+            missing = [k for k in keys if k not in self.loaded]
+            found = read_memories(self.get_records(), missing, self.seq) if missing else {}
+            yield from (self.loaded.get(k) or found[k] for k in keys)
+
     def load_key(self, key: int) -> None:
         """Read the memory with that key, which is about to change, if it is one of these."""
         if key not in self.loaded and (self.keys == key).any():
@@ -155,6 +168,35 @@ class LazyMemories(Sequence[Memory]):
                 values[key] = self._row_of(self.loaded.get(key) or self._read([key])[0], names)
         return [values[key] for key in self.keys.tolist()]
 
+    @property
+    def known_columns(self) -> list[str]:
+        """The names in `column_arrays` of the columns that were read."""
+        return [f"rows of {name}" for name in self._coded]
+
+    def column_arrays(self) -> dict[str, np.ndarray]:
+        """Return the columns that were read as arrays that a file can hold."""
+        for name in list(self._coded):
+            self.column(name)  # of all memories, also of those that were appended
+        arrays: dict[str, np.ndarray] = {}
+        for name, (values, codes) in self._coded.items():
+            plain = [from_sql(v) if isinstance(v, bytes) else v for v in values]
+            arrays[f"values of {name}"] = np.frombuffer(json.dumps(plain).encode(), np.uint8)
+            arrays[f"rows of {name}"] = codes
+        return arrays
+
+    def take_columns(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take over the columns in such arrays. Raises `ValueError` for those that don't fit the list."""
+        for name in [name for group in COLUMN_GROUPS for name in group if f"rows of {name}" in arrays]:
+            codes = arrays[f"rows of {name}"]
+            plain = json.loads(arrays[f"values of {name}"].tobytes())
+            if codes.dtype != np.int64 or codes.shape != self.keys.shape:
+                raise ValueError(f"its column {name!r} is of other memories")
+            if len(codes) and not 0 <= codes.min() <= codes.max() < len(plain):
+                raise ValueError(f"its column {name!r} names values that it doesn't hold")
+            values = [to_sql(v) if isinstance(v, str) else v for v in plain]
+            self._coded[name] = values, codes
+            self._columns[name] = [_PARSED.get(name, from_sql)(v) for v in values], codes
+
     def _row_of(self, m: Memory, names: tuple[str, ...]) -> tuple[Any, ...]:
         row = dict(zip(COLUMNS, to_row(m)))
         return tuple(row[name] for name in names)
@@ -169,7 +211,16 @@ def _parse_object(value: str | bytes) -> Any:
     return json.loads(from_sql(value))
 
 
-_PARSED: dict[str, Callable[[Any], Any]] = {"instant": int, "tags": parse_strings, "meta": _parse_object}
+def _parse_time(value: str | None) -> datetime | None:
+    return datetime.fromisoformat(value) if value else None
+
+
+_PARSED: dict[str, Callable[[Any], Any]] = {
+    "instant": int,
+    "event_at": _parse_time,
+    "tags": parse_strings,
+    "meta": _parse_object,
+}
 
 
 def _coded(values: list[Any], known: Sequence[Any] = ()) -> tuple[list[Any], np.ndarray]:

@@ -5,18 +5,19 @@
 # %% ../../nbs/store/01_lexical.ipynb #243f6389
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from itertools import chain
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from .vectors import top_k
+from .word_counts import WordCounts
 from ..text import tokenize
 
 # %% auto #0
-__all__ = ['MAX_UNUSED_WORDS', 'ENGINES', 'LexicalIndex']
+__all__ = ['ENGINES', 'LexicalIndex']
 
 # %% ../../nbs/store/01_lexical.ipynb #0c97ac70
 def _okapi_idf(df: np.ndarray, n: int, floor: float = 0.25) -> np.ndarray:
@@ -29,113 +30,47 @@ def _okapi_idf(df: np.ndarray, n: int, floor: float = 0.25) -> np.ndarray:
     return np.where(idf < 0, floor * idf[used].mean() if used.any() else 0.0, idf)
 
 # %% ../../nbs/store/01_lexical.ipynb #0386bbab
-class _Counts:
-    """How often each word occurs in each text: a compressed sparse column matrix (texts, words).
+class _BM25S:
+    """The engine "bm25s", which makes the columns that are asked for of bm25s' matrix."""
 
-    `tf` (p,) float64 are the counts and `texts` (p,) the texts, word by word; those of word w begin at
-    `starts[w]`. `lengths` (n,) are the words of each text.
-    """
+    def __init__(self, counts: WordCounts, k1: float, b: float) -> None:
+        self._counts, self._k1 = counts, k1
+        self._idf = _okapi_idf(counts.texts_with, len(counts))
+        self._norm = k1 * (1 - b + b * counts.lengths / counts.lengths.mean())
 
-    def __init__(self, tf: np.ndarray, texts: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
-        self.tf, self.texts, self.starts, self.lengths = tf, texts, starts, lengths
-
-    @classmethod
-    def of(cls, corpus: list[list[int]], words: int) -> _Counts:
-        """Count the words of texts, each a list of word numbers below `words`."""
-        n = len(corpus)
-        lengths = np.fromiter(map(len, corpus), np.int64, n)
-        numbers = np.fromiter(chain.from_iterable(corpus), np.int64, int(lengths.sum()))
-        pairs, counts = np.unique(numbers * n + np.repeat(np.arange(n), lengths), return_counts=True)
-        columns, texts = np.divmod(pairs, max(n, 1))
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(columns, minlength=words))])
-        return cls(counts.astype(np.float64), texts.astype(np.int32), starts, lengths)
-
-    def extended(self, corpus: list[list[int]], words: int) -> _Counts:
-        """Return the counts of these texts and of further ones behind them; these stay as they are."""
-        more, n = _Counts.of(corpus, words), len(self.lengths)
-        starts = np.concatenate([self.starts, np.full(words + 1 - len(self.starts), self.starts[-1])])
-        ends = np.repeat(starts[1:], np.diff(more.starts))  # where the further ones of each word go
-        return _Counts(
-            np.insert(self.tf, ends, more.tf),
-            np.insert(self.texts, ends, more.texts + np.int32(n)),
-            starts + more.starts,
-            np.concatenate([self.lengths, more.lengths]),
-        )
-
-    def scores(self, words: Sequence[int], k1: float, b: float) -> dict[str, Any]:
+    def matrix(self, words: Sequence[int]) -> dict[str, Any]:
         """Compute the scores of these words in every text: the matrix (texts, w) as bm25s has it.
 
         Returns `data`, `indices`, `indptr` and `num_docs`.
         """
-        n = len(self.lengths)
-        idf = _okapi_idf(np.diff(self.starts), n)
-        norm = k1 * (1 - b + b * self.lengths / self.lengths.mean())
-        columns = [slice(self.starts[w], self.starts[w + 1]) for w in words]
-        texts = [self.texts[column] for column in columns]
-        tf = [self.tf[column] for column in columns]
-        data = [idf[w] * (f * (k1 + 1) / (f + norm[t])) for w, f, t in zip(words, tf, texts)]
+        columns = [self._counts.column(w) for w in words]
+        data = [
+            self._idf[w] * (tf * (self._k1 + 1) / (tf + self._norm[texts]))
+            for w, (texts, tf) in zip(words, columns)
+        ]
         return {
             "data": np.concatenate([np.zeros(0), *data]),
-            "indices": np.concatenate([np.zeros(0, np.int32), *texts]),
-            "indptr": np.cumsum([0, *map(len, texts)]),
-            "num_docs": n,
+            "indices": np.concatenate([np.zeros(0, np.int32), *(texts for texts, _ in columns)]),
+            "indptr": np.cumsum([0, *map(len, data)]),
+            "num_docs": len(self._counts),
         }
-
-# %% ../../nbs/store/01_lexical.ipynb #da80593e
-class _RankBM25:
-    """The engine "rank_bm25": `BM25Okapi` over texts of word numbers, at least one of them with a word."""
-
-    def __init__(self, corpus: list[list[int]], vocabulary: dict[str, int], k1: float, b: float) -> None:
-        from rank_bm25 import BM25Okapi
-
-        self._index = BM25Okapi(corpus, k1=k1, b=b)
-
-    def extended(self, corpus: list[list[int]], more: int, vocabulary: dict[str, int]) -> _RankBM25:
-        """Return an engine for texts of which the last `more` weren't there; this one stays as it is."""
-        return _RankBM25(corpus, vocabulary, self._index.k1, self._index.b)
-
-    def scores(self, words: list[int]) -> np.ndarray:
-        """Return the scores of all texts for a query of these words: (n,)."""
-        with np.errstate(invalid="ignore"):  # 0/0 with b = 1, for a text without words
-            return np.nan_to_num(self._index.get_scores(words), nan=0.0)
-
-    def write_word_scores(self, words: list[int | None], rows: np.ndarray | None, out: np.ndarray) -> None:
-        """Write the scores for each of the words, of all texts or of `rows` (m,), to the rows of `out`.
-
-        `out` (w, n or m) holds zeros; a `None` among the words leaves its row as it is.
-        """
-        for row, word in zip(out, words):
-            if word is not None:
-                scores = self.scores([word])
-                row[:] = scores if rows is None else scores[rows]
-
-# %% ../../nbs/store/01_lexical.ipynb #3db301bc
-class _BM25S:
-    """The engine "bm25s": the counts of all words in all texts, from which bm25s' matrix is made."""
-
-    def __init__(self, corpus: list[list[int]], vocabulary: dict[str, int], k1: float, b: float) -> None:
-        self.k1, self.b = k1, b
-        self._counts = _Counts.of(corpus, len(vocabulary))
-
-    def extended(self, corpus: list[list[int]], more: int, vocabulary: dict[str, int]) -> _BM25S:
-        """As `_RankBM25.extended`; only the further texts are counted."""
-        new = copy(self)
-        new._counts = self._counts.extended(corpus[-more:] if more else [], len(vocabulary))
-        return new
 
     def scores(self, words: list[int]) -> np.ndarray:
         """Return the scores of all texts for a query of these words: (n,)."""
         import bm25s  # at first use, because most uses of a store need no word index
 
         index = bm25s.BM25(dtype="float64")
-        index.scores = self._counts.scores(words, self.k1, self.b)
+        index.scores = self.matrix(words)
         index.nonoccurrence_array = None
         return index.get_scores(list(range(len(words))))
 
     def write_word_scores(self, words: list[int | None], rows: np.ndarray | None, out: np.ndarray) -> None:
-        """As `_RankBM25.write_word_scores`."""
+        """Write the scores for each of the words, of all texts or of `rows` (m,), to the rows of `out`.
+
+        `out` (w, n or m) holds zeros; a `None` among the words leaves its row as it is.
+        """
         known = [(i, word) for i, word in enumerate(words) if word is not None]
-        matrix = self._counts.scores([word for _, word in known], self.k1, self.b)
+        matrix = self.matrix([word for _, word in known])
         whole = np.zeros(matrix["num_docs"], np.float32)
         for column, (i, _) in enumerate(known):
             some = slice(matrix["indptr"][column], matrix["indptr"][column + 1])
@@ -144,78 +79,29 @@ class _BM25S:
             out[i] = whole if rows is None else whole[rows]
             whole[texts] = 0
 
+# %% ../../nbs/store/01_lexical.ipynb #da80593e
+class _RankBM25:
+    """The engine "rank_bm25": `BM25Okapi`."""
+
+    def __init__(self, counts: WordCounts, k1: float, b: float) -> None:
+        from rank_bm25 import BM25Okapi
+
+        self._index = BM25Okapi(counts.bags(), k1=k1, b=b)
+
+    def scores(self, words: list[int]) -> np.ndarray:
+        """As `_BM25S.scores`."""
+        with np.errstate(invalid="ignore"):  # 0/0 with b = 1, for a text without words
+            return np.nan_to_num(self._index.get_scores(words), nan=0.0)
+
+    def write_word_scores(self, words: list[int | None], rows: np.ndarray | None, out: np.ndarray) -> None:
+        """As `_BM25S.write_word_scores`."""
+        for row, word in zip(out, words):
+            if word is not None:
+                scores = self.scores([word])
+                row[:] = scores if rows is None else scores[rows]
+
 
 _ENGINE_CLASSES: dict[str, type[_BM25S] | type[_RankBM25]] = {"bm25s": _BM25S, "rank_bm25": _RankBM25}
-
-# %% ../../nbs/store/01_lexical.ipynb #d780a96b
-# Words that no text contains any more are kept up to this number and twice the number of words in use.
-MAX_UNUSED_WORDS = 1_000
-
-
-class _Vocabulary:
-    """The numbers of words, and the texts under keys as lists of these numbers."""
-
-    def __init__(self, tokenizer: Callable[[str], list[str]]) -> None:
-        self.tokenizer = tokenizer
-        self.numbers: dict[str, int] = {}
-        self.texts: dict[Hashable, list[int]] = {}
-
-    def encode(self, texts: Sequence[str], keys: Sequence[Hashable] | None) -> list[list[int]]:
-        """Return the word numbers of these texts, and keep them under `keys` in place of earlier texts.
-
-        A text whose key is known isn't read. Raises `ValueError` for more keys than texts, or fewer.
-        """
-        known, self.texts = self.texts, {}
-        corpus = self._encode(texts, keys, known)
-        used = _used_numbers(corpus)
-        if len(self.numbers) > MAX_UNUSED_WORDS + 2 * len(used):
-            corpus = self._renumber(corpus, used)
-        if keys is not None:
-            self.texts = dict(zip(keys, corpus))
-        return corpus
-
-    def extend(self, texts: Sequence[str], keys: Sequence[Hashable]) -> list[list[int]]:
-        """Keep further texts under `keys`, and return the word numbers of all that are kept.
-
-        Raises `ValueError` for a key that is there, and for more keys than texts, or fewer.
-        """
-        if not self.texts.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
-            raise ValueError("a key of a further text is there already; build the index again")
-        self.texts.update(zip(keys, self._encode(texts, keys, {})))
-        return list(self.texts.values())
-
-    def _encode(
-        self, texts: Sequence[str], keys: Sequence[Hashable] | None, known: dict[Hashable, list[int]]
-    ) -> list[list[int]]:
-        if keys is not None and len(keys) != len(texts):
-            raise ValueError(f"{len(keys)} keys for {len(texts)} texts; give one for each")
-        numbers = self.numbers
-        corpus: list[list[int]] = []
-        for i in range(len(texts)):
-            words = known.get(keys[i]) if keys is not None else None
-            if words is None:
-                words = [numbers.setdefault(w, len(numbers)) for w in self.tokenizer(texts[i])]
-            corpus.append(words)
-        return corpus
-
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drop the texts with these keys, and every word that no other text contains."""
-        for key in keys:
-            self.texts.pop(key, None)
-        corpus = list(self.texts.values())
-        self.texts = dict(zip(self.texts, self._renumber(corpus, _used_numbers(corpus))))
-
-    def _renumber(self, corpus: list[list[int]], used: np.ndarray) -> list[list[int]]:
-        """Return the texts with new word numbers, 0 for the first in `used`; other words are dropped."""
-        words = list(self.numbers)
-        new_number = {old: new for new, old in enumerate(used.tolist())}
-        self.numbers = {words[old]: new for old, new in new_number.items()}
-        return [[new_number[number] for number in numbers] for numbers in corpus]
-
-
-def _used_numbers(corpus: list[list[int]]) -> np.ndarray:
-    """Return the different word numbers of the texts, ascending: int64 (w,)."""
-    return np.unique(np.fromiter(chain.from_iterable(corpus), np.int64))
 
 # %% ../../nbs/store/01_lexical.ipynb #513fca00
 ENGINES = tuple(_ENGINE_CLASSES)
@@ -248,75 +134,60 @@ class LexicalIndex:
     ) -> None:
         _check_parameters(engine, k1, b)
         self.engine, self.k1, self.b, self.tokenizer = engine, float(k1), float(b), tokenizer
-        self._vocabulary = _Vocabulary(tokenizer)
-        self._n = 0
-        self._index: _BM25S | _RankBM25 | None = None
+        self._counts = WordCounts()
 
     def __len__(self) -> int:
-        return self._n
+        return len(self._counts)
 
-    def build(self, texts: Iterable[str], keys: Iterable[Hashable] | None = None) -> LexicalIndex:
-        """Index `texts`, in place of what was indexed before; returns itself.
+    @property
+    def counts(self) -> WordCounts:
+        """The counts of the words in the texts; set, they take the place of all that was indexed."""
+        return self._counts
 
-        `keys` name the texts: one that was there under the same key in the last build isn't tokenised again,
-        and of a sequence not even read.
+    @counts.setter
+    def counts(self, counts: WordCounts) -> None:
+        self._counts = counts
+        self.__dict__.pop("_scorer", None)
+
+    @cached_property
+    def _scorer(self) -> _BM25S | _RankBM25 | None:
+        """The engine; `None` without any word, which neither library takes."""
+        some = len(self._counts.texts)
+        return _ENGINE_CLASSES[self.engine](self._counts, self.k1, self.b) if some else None
+
+    def build(self, texts: Iterable[str]) -> LexicalIndex:
+        """Index `texts`, in place of what was indexed before; returns itself."""
+        several, self.counts = list(texts), WordCounts()
+        return self.arrange(np.full(len(several), -1), lambda rows: several)
+
+    def arrange(self, source: np.ndarray, read: Callable[[np.ndarray], Iterable[str]]) -> LexicalIndex:
+        """Index other texts: text i is `source[i]` of those before, or new where that is -1; returns itself.
+
+        `source` (m,) names none twice; `read(rows)` gives the new texts.
         """
-        texts = texts if isinstance(texts, Sequence) else list(texts)
-        return self._take(self._vocabulary.encode(texts, None if keys is None else list(keys)))
-
-    def extend(self, texts: Sequence[str], keys: Sequence[Hashable]) -> LexicalIndex:
-        """Index further texts behind those that are there, which have keys too; returns itself.
-
-        Raises `ValueError` for a key that is there.
-        """
-        corpus = self._vocabulary.extend(texts, keys)
-        if self._index is None:
-            return self._take(corpus)
-        self._n, self._index = (
-            len(corpus),
-            self._index.extended(corpus, len(texts), self._vocabulary.numbers),
-        )
-        return self
-
-    def _take(self, corpus: list[list[int]]) -> LexicalIndex:
-        self._n, self._index = len(corpus), None
-        if any(corpus):  # neither library takes a corpus without a word
-            self._index = _ENGINE_CLASSES[self.engine](corpus, self._vocabulary.numbers, self.k1, self.b)
+        self.counts = self._counts.arrange(source, read, self.tokenizer)
         return self
 
     def continued(self) -> LexicalIndex:
-        """Return a copy, which can be built again or extended without changing this one."""
-        index = copy(self)
-        index._vocabulary = _Vocabulary(self.tokenizer)
-        index._vocabulary.numbers = dict(self._vocabulary.numbers)
-        index._vocabulary.texts = dict(self._vocabulary.texts)
-        return index
-
-    @property
-    def keys(self) -> list[Hashable]:
-        """The keys of the texts whose words are kept."""
-        return list(self._vocabulary.texts)
+        """Return a copy, which can be arranged without changing this one."""
+        return copy(self)
 
     @property
     def words(self) -> list[str]:
         """Every word that is kept, including words that no text contains any more."""
-        return list(self._vocabulary.numbers)
+        return list(self._counts.numbers)
 
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drop these texts, and every word that only they contain, from memory.
-
-        The index is empty until the next `build`.
-        """
-        self._vocabulary.forget(keys)
-        self._index, self._n = None, 0
+    def drop_unused_words(self) -> None:
+        """Drop every word that no text contains from memory."""
+        self.counts = self._counts.without_unused_words()
 
     def scores(self, query: str) -> np.ndarray:
         """Return BM25 of every text for `query`: (n,) float32, rounded to 1e-6; 0 where no word is shared."""
-        numbers = self._vocabulary.numbers
+        numbers = self._counts.numbers
         words = [numbers[w] for w in self.tokenizer(query) if w in numbers]
-        if self._index is None or not words:
-            return np.zeros(self._n, np.float32)
-        return (np.round(self._index.scores(words), 6) + 0.0).astype(np.float32)
+        if self._scorer is None or not words:
+            return np.zeros(len(self), np.float32)
+        return (np.round(self._scorer.scores(words), 6) + 0.0).astype(np.float32)
 
     def by_word(self, query: str, rows: np.ndarray | None = None) -> tuple[list[str], np.ndarray]:
         """Return the different words of `query`, in order, and the BM25 share of each: (w, n) float32.
@@ -324,9 +195,9 @@ class LexicalIndex:
         (w, m) for `rows` (m,). An unknown word has a row of zeros.
         """
         words = list(dict.fromkeys(self.tokenizer(query)))
-        out = np.zeros((len(words), self._n if rows is None else len(rows)), np.float32)
-        if self._index is not None:
-            self._index.write_word_scores([self._vocabulary.numbers.get(w) for w in words], rows, out)
+        out = np.zeros((len(words), len(self) if rows is None else len(rows)), np.float32)
+        if self._scorer is not None:
+            self._scorer.write_word_scores([self._counts.numbers.get(w) for w in words], rows, out)
         return words, np.round(out, 6)
 
     def search(
@@ -337,5 +208,5 @@ class LexicalIndex:
         `where` (n,) bool restricts the choice.
         """
         s = self.scores(query)
-        best = top_k(s, k, ids if ids is not None else range(self._n), where)
+        best = top_k(s, k, ids if ids is not None else range(len(self)), where)
         return best, s[best]

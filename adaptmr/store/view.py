@@ -5,26 +5,34 @@
 # %% ../../nbs/store/02_view.ipynb #d95c683d
 from __future__ import annotations
 
+import inspect
+import sys
+import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import InitVar, dataclass, replace
 from datetime import datetime
 from heapq import merge
+from functools import cache
+from importlib.metadata import version
 from typing import Any, Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
+from .. import text
 from .lexical import LexicalIndex
 from .serialization import instant
 from .vectors import ExactIndex, dot_products, top_k
+from .word_counts import WordCounts
 from ..text import clean, detect_language
+from ..times import calendar
 from ..times.calendar import format_date
 from ..types import Hit, Hits, Memory, as_utc
 
 # %% auto #0
-__all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'agent_of', 'truncate_text', 'begins_with', 'indexed_text', 'RowFilter',
-           'ListedMemories', 'BaseView', 'zscores', 'View']
+__all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'agent_of', 'truncate_text', 'begins_with', 'indexed_text', 'text_rules',
+           'RowFilter', 'ListedMemories', 'BaseView', 'zscores', 'View']
 
 # %% ../../nbs/store/02_view.ipynb #6b855387
 _NOT_GIVEN: Any = object()
@@ -135,17 +143,14 @@ def indexed_text(m: Memory) -> str:
     return f"{format_date(m.at, 'day', detect_language(text))} {text}" if m.dated else text
 
 
-class _IndexedTexts(Sequence[str]):
-    """The texts of memories that BM25 indexes, made when they are read."""
-
-    def __init__(self, memories: Sequence[Memory]) -> None:
-        self._memories = memories
-
-    def __len__(self) -> int:
-        return len(self._memories)
-
-    def __getitem__(self, i: Any) -> Any:
-        return indexed_text(self._memories[i])
+@cache
+def text_rules() -> str:
+    """Name the rules by which texts are made and cut into words: whether counts of words in a file fit."""
+    try:
+        sources = "".join(inspect.getsource(module) for module in (text, calendar, sys.modules[__name__]))
+    except OSError:  # installed without its source
+        sources = version("adaptmr")
+    return f"{zlib.crc32(sources.encode()):08x} {version('PyStemmer')}"
 
 
 def _key(m: Memory) -> tuple[str, int]:
@@ -211,7 +216,7 @@ class BaseView(RowFilter):
 
     def __init__(self, dim: int, lexical: LexicalIndex) -> None:
         self.dim, self.lexical = dim, lexical
-        self._indexed: Sequence[Memory] | None = None
+        self._indexed: Any = None  # what named the texts when the word index was last brought up to date
 
     @property
     @abstractmethod
@@ -258,26 +263,44 @@ class BaseView(RowFilter):
         """Return the query's words and the BM25 share of each: (w, n) float32, or (w, m) for `rows` (m,)."""
         return self._word_index().by_word(clean(query), rows)
 
+    @property
+    @abstractmethod
+    def _text_names(self) -> Any:
+        """What names each memory's text, in row order: another object after every change."""
+
+    @abstractmethod
+    def _indexed_rows(self, unlike: Container[str] = ()) -> np.ndarray:
+        """Return the place of each memory's text in the word index, -1 for a text that isn't there: (n,).
+
+        A memory with an id in `unlike` doesn't say what it said when it was indexed.
+        """
+
+    def _texts(self, rows: np.ndarray) -> Iterator[str]:
+        return map(indexed_text, self._memories_at(rows))
+
     def _word_index(self) -> LexicalIndex:
-        if self._indexed is not self.memories:
-            if self._indexed is not None and begins_with(self.memories, self._indexed):
-                further = self.memories[len(self._indexed) :]
-                self.lexical.extend(_IndexedTexts(further), [_key(m) for m in further])
-            else:
-                self.lexical.build(_IndexedTexts(self.memories), [_key(m) for m in self.memories])
-            self._indexed = self.memories
+        if self._indexed is not self._text_names:
+            self._index_words()
         return self.lexical
 
-    def keep_words(self, earlier: BaseView) -> None:
-        """Take over the words of an earlier view, which has the same word index, if this one continues it."""
-        self._indexed = earlier._indexed
+    def _index_words(self, unlike: Container[str] = ()) -> None:
+        if self._indexed is None:
+            self.lexical.counts = WordCounts()
+            source = np.full(len(self.memories), -1)
+        else:
+            source = self._indexed_rows(unlike)
+        self.lexical.arrange(source, self._texts)
+        self._indexed = self._text_names
+
+    def take_words(self, earlier: BaseView) -> None:
+        """Take over the words of an earlier view of the same kind, which stays as it is."""
+        self.lexical, self._indexed = earlier.lexical.continued(), earlier._indexed
 
     def forget(self, ids: Iterable[str]) -> None:
         """Drop the words of the memories with these ids, which were erased for good."""
-        gone = set(ids)
-        erased = [key for key in self.lexical.keys if key[0] in gone]  # type: ignore[index]  # (id, version)
-        self.lexical.forget(erased)
-        self._indexed = None
+        if self._indexed is not None:
+            self._index_words(set(ids))
+            self.lexical.drop_unused_words()
 
     def search(self, query: str, vector: np.ndarray | None, k: int, mode: str, where: Filter) -> Hits:
         """Return the `k` best memories for a query and its `vector` (dim,), best first, ties by id.
@@ -342,10 +365,22 @@ class View(BaseView):
 
         This one stays as it is; the vectors are shared.
         """
-        new = View(self.dim, self.lexical.continued())
+        new = View(self.dim, self.lexical)
+        new.take_words(self)
         new.index = self.index.continued([m.id for m in memories], vectors)
-        new.memories, new._indexed = [*self.memories, *memories], self._indexed
+        new.memories = [*self.memories, *memories]
         return new
+
+    @property
+    def _text_names(self) -> Sequence[Memory]:
+        return self.memories
+
+    def _indexed_rows(self, unlike: Container[str] = ()) -> np.ndarray:
+        before, n = self._indexed, len(self._indexed)
+        if not unlike and begins_with(self.memories, before):
+            return np.append(np.arange(n), np.full(len(self.memories) - n, -1))
+        place = {_key(m): i for i, m in enumerate(before) if m.id not in unlike}
+        return np.fromiter((place.get(_key(m), -1) for m in self.memories), np.int64, len(self.memories))
 
     def change(self, ids: Iterable[str], memories: list[Memory], vectors: np.ndarray) -> None:
         """Remove the `ids` that are in the view; insert `memories` (n, in order) and vectors (n, dim)."""

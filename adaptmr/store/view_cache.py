@@ -90,7 +90,7 @@ class IndexFile:
 
     def save(self, view: IndexedView) -> None:
         """Write the view's arrays, unless the database has changed meanwhile; a failure is a warning."""
-        if self.path is None or not view.unsaved:
+        if self.path is None or not (view.unsaved or view.has_more):
             return
         try:
             with self._records.writing() as db:
@@ -102,7 +102,7 @@ class IndexFile:
                 return
             made_by, arrays = to_arrays(view)
             write_arrays(self.path, {**about, "made by": made_by}, arrays)
-            view.unsaved = 0
+            view.unsaved, view.saved = 0, frozenset(arrays)
             with self._records.reading() as db:
                 moved = last_event(db) != seq
             if moved and any(self._records.get(i) is None for i in self._records.changes(seq)[1]):
@@ -155,15 +155,17 @@ class ViewLoader:
         if isinstance(view, IndexedView):
             followed = follow_log(view, self._records, seq, n)
         else:
-            followed = self.index_file.load(view.lexical, self._get_records, seq, n)
-        return followed or load_view(self._records, view.lexical, self._get_records)
+            followed = self.index_file.load(self._lexical(), self._get_records, seq, n)
+        return followed or load_view(self._records, self._lexical(), self._get_records)
 
     def _follow_small(self, view: BaseView, since: int) -> View:
         changed = self._records.changes(since)[1]
         few = isinstance(view, View) and len(view.memories) > 4 * len(changed)
         memories, vectors = self._records.load(changed if few else None, "active")
         if not few or not isinstance(view, View):
-            view = View(vectors.shape[1], view.lexical)
+            earlier, view = view, View(vectors.shape[1], self._lexical())
+            if isinstance(earlier, View):
+                view.take_words(earlier)
         view.change(changed, memories, vectors)
         return view
 
@@ -317,7 +319,7 @@ class CurrentView:
 
     def clear(self) -> None:
         """Drop the view of the active memories."""
-        self.active = View(0, self.active.lexical)
+        self.active = self._loader.empty()
 
 # %% ../../nbs/store/08_view_cache.ipynb #cb4148fb
 class IndexSaver:
@@ -359,12 +361,15 @@ class IndexSaver:
             view.unsaved += 101 + len(view.memories) // 100
 
     def close(self, refresh: bool) -> None:
-        """Save an index that was built when more than a hundredth of the memories have changed.
+        """Save an index that was built, when more than a hundredth of the memories have changed.
 
-        With `refresh`, it is brought up to date first.
+        Also when the view has words or columns that the file lacks. With `refresh`, it is brought up to date
+        first.
         """
         view = self._current.indexed
-        if view is None or not view.is_built or view.unsaved <= max(100, len(view.memories) // 100):
+        if view is None or not view.is_built:
+            return
+        if not view.has_more and view.unsaved <= max(100, len(view.memories) // 100):
             return
         try:
             if refresh:
