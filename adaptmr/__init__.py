@@ -21,6 +21,7 @@ _HOMES = {
     "reader": ("answer",),
     "store.memory_store": ("Filter", "MemoryStore"),
     "store.vectors": ("VectorIndex",),
+    "retrieval.columns": ("warm",),
     "retrieval.plan": ("Planner", "RetrievalPlan"),
     "retrieval.execute": ("execute",),
     "retrieval.strategies": ("Router", "aretrieve", "retrieve"),

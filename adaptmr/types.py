@@ -113,6 +113,8 @@ class Memory:
         object.__setattr__(self, "event_at", as_utc(self.event_at))
         for name in ("tags", "entities", "derived_from"):
             values = getattr(self, name)
+            if type(values) is tuple and not values:
+                continue  # as it is in most memories
             is_list = isinstance(values, Sequence) and not isinstance(values, str)
             if not is_list or not all(isinstance(v, str) for v in values):
                 raise TypeError(f"Memory.{name} of {self.id!r} is {values!r:.80}, not a sequence of strings")

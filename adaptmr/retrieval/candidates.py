@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .columns import SCORE_ALL_UP_TO, StoreColumns, columns_of, memory_content
+from .columns import SCORE_ALL_UP_TO, StoreColumns, columns_of, memory_content, spread_rows
 from .parsed_query import ParsedQuery
 from ..store.protocol import Store
 from ..store.view import zscores
@@ -222,7 +222,7 @@ def select_candidates(
     inside = np.arange(n) if allowed is None else np.flatnonzero(allowed)
     by_words = _best(store.bm25(query.content)[inside], inside, pool)
     found = np.unique(np.concatenate([*nearest, by_words]))
-    background = np.arange(0, n, -(-n // BACKGROUND_ROWS))
+    background = spread_rows(n, BACKGROUND_ROWS)
     rows = np.unique(np.concatenate([*_with_neighbours(found, columns_of(store)), background]))
     rows = rows[rows >= 0]
     return Candidates(query, store, rows, np.isin(rows, background))
@@ -239,6 +239,9 @@ def _with_neighbours(rows: np.ndarray, columns: StoreColumns) -> list[np.ndarray
 
 def _best(values: np.ndarray, rows: np.ndarray, n: int) -> np.ndarray:
     """Return the rows of the `n` largest values, and of those equal to the n-th largest at most 4n."""
+    positive = values > 0  # most words are in few memories, and most values 0
+    if np.count_nonzero(positive) > n:
+        values, rows = values[positive], rows[positive]
     if len(values) <= n:
         return rows
     smallest = np.partition(values, len(values) - n)[len(values) - n]

@@ -19,6 +19,7 @@ import numpy as np
 
 from .parsed_query import cached_content_words, is_assistant
 from ..store.lazy_list import LazyMemories
+from ..store.memory_store import MemoryStore
 from ..store.protocol import PlannerStore, Store
 from ..store.serialization import instant
 from ..store.view import begins_with, truncate_text
@@ -26,8 +27,8 @@ from ..text import count_words, split_sentences
 from ..types import Memory, Question
 
 # %% auto #0
-__all__ = ['SCORE_ALL_UP_TO', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'seconds', 'StoreColumns', 'passages', 'split_passages',
-           'memory_content', 'said_at', 'columns_of', 'known_sentences', 'asked_at']
+__all__ = ['SCORE_ALL_UP_TO', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'seconds', 'spread_rows', 'StoreColumns', 'passages',
+           'split_passages', 'memory_content', 'said_at', 'columns_of', 'warm', 'known_sentences', 'asked_at']
 
 # %% ../../nbs/retrieval/00_columns.ipynb #4277a8ba
 SCORE_ALL_UP_TO = 4_000  # memories of a store that all are scored, and whose words are counted
@@ -40,6 +41,15 @@ _EPOCH_INSTANT = instant(_EPOCH)
 def seconds(t: datetime) -> float:
     """Return the seconds since 1970; unlike `datetime.timestamp`, for the years 1 and 9999 everywhere too."""
     return (t - _EPOCH).total_seconds()
+
+
+def spread_rows(n: int, most: int) -> np.ndarray:
+    """Return at most `most` of `n` rows, more than half as many where there are, spread evenly.
+
+    They are every first, second, fourth … row: of a store that grows, each choice is part of the one before
+    and of rows that came later, so that what was worked out for them stays known.
+    """
+    return np.arange(0, n, 1 << max(0, -(-n // most) - 1).bit_length())
 
 
 @dataclass(eq=False)
@@ -61,7 +71,7 @@ class StoreColumns:
     _values: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
     _facts: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
     _sentence_vectors: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
-    _counted: tuple[int, int, Counter[str]] | None = field(default=None, repr=False)
+    _counted: tuple[np.ndarray, Counter[str]] | None = field(default=None, repr=False)
     _of_rows: dict[Any, tuple[bytes, Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -110,13 +120,14 @@ class StoreColumns:
     @cached_property
     def document_frequency(self) -> tuple[int, Counter[str]]:
         """How many memories were counted (`SCORE_ALL_UP_TO` at most), and how many of them hold each word."""
-        n = len(self.memories)
-        step = max(1, -(-n // SCORE_ALL_UP_TO))
-        known = self._counted if self._counted is not None and self._counted[0] == step else (step, 0, None)
-        rows, counts = np.arange(0, n, step), Counter(known[2])
-        for words in self.memory_facts(memory_content, rows[known[1] :]):
+        rows = spread_rows(len(self.memories), SCORE_ALL_UP_TO)
+        counted, counts = self._counted if self._counted is not None else (rows[:0], Counter())
+        if not np.array_equal(rows[: len(counted)], counted):
+            counted, counts = rows[:0], Counter()
+        counts = Counter(counts)
+        for words in self.memory_facts(memory_content, rows[len(counted) :]):
             counts.update(words)
-        self._counted = step, len(rows), counts
+        self._counted = rows, counts
         return len(rows), counts
 
     def word_idf(self, word: str) -> float:
@@ -207,7 +218,8 @@ def _said_at(memories: Sequence[Memory], known: np.ndarray) -> np.ndarray:
     """Return when the memories were said, in seconds since 1970 (n,); `known` are those of the first."""
     if isinstance(memories, LazyMemories):
         instants, rows = memories.column("instant")
-        return np.array([(i - _EPOCH_INSTANT) / 1_000_000 for i in instants], np.float64)[rows]
+        more = ((instants[row] - _EPOCH_INSTANT) / 1_000_000 for row in rows[len(known) :].tolist())
+        return np.concatenate([known, np.fromiter(more, np.float64)])
     return np.concatenate([known, [seconds(m.at) for m in memories[len(known) :]]])
 
 
@@ -319,6 +331,19 @@ def columns_of(store: PlannerStore, earlier: PlannerStore | None = None) -> Stor
         columns.sentences = known.sentences if known is not None else {}
     _COLUMNS[store] = columns
     return columns
+
+
+def warm(store: Store) -> None:
+    """Make now what the first `retrieve` from a store needs, so that it needn't be made then.
+
+    That is what `MemoryStore.warm` makes, and the vectors of the sentences of a store of up to
+    `SCORE_ALL_UP_TO` memories. Memories that are added later need the same again, for themselves alone.
+    """
+    if isinstance(store, MemoryStore):
+        store.warm()
+    columns = columns_of(store)
+    if len(columns.memories) <= SCORE_ALL_UP_TO:
+        columns.sentence_vectors(store.embedder)
 
 
 def known_sentences(store: PlannerStore) -> dict[str, np.ndarray]:

@@ -13,12 +13,14 @@ import numpy as np
 from .vectors import VectorIndexBase, check_mask, check_queries, join_results, top_k
 
 # %% auto #0
-__all__ = ['APPROXIMATE_FROM', 'EXACT_ROWS', 'INSTALL_FAISS', 'MissingLibraryWarning', 'faiss_version', 'index_parameters',
-           'nprobe', 'n_candidates', 'SlotVectors', 'IVFIndex', 'invert_slots', 'search_candidates', 'ApproximateIndex']
+__all__ = ['APPROXIMATE_FROM', 'EXACT_ROWS', 'MOST_LATER', 'INSTALL_FAISS', 'MissingLibraryWarning', 'faiss_version',
+           'index_parameters', 'nprobe', 'n_candidates', 'SlotVectors', 'IVFIndex', 'invert_slots', 'search_candidates',
+           'ApproximateIndex']
 
 # %% ../../nbs/store/01_approximate.ipynb #cb37170c
 APPROXIMATE_FROM = 20_000  # memories: from this number on a store is searched through the cells
 EXACT_ROWS = 2048  # where a filter leaves no more rows than this, the exact product is as fast
+MOST_LATER = 1000  # later vectors that are compared one by one, before all of them go into cells
 
 # %% ../../nbs/store/01_approximate.ipynb #d9b7c3f8
 def _faiss() -> Any:
@@ -196,7 +198,16 @@ class IVFIndex:
         return self._index is not None
 
     def build(self) -> None:
-        """Bring the index up to the last slot: 80 µs a vector when it is built, 40 µs for a later one."""
+        """Bring the index up to the last slot: 80 µs a vector when it is built, 40 µs for a later one.
+
+        Up to `MOST_LATER` later ones stay outside: a search compares them one by one.
+        """
+        n = len(self.vectors)
+        if self._index is not None and n - self._indexed <= MOST_LATER:
+            return
+        self._build_all()
+
+    def _build_all(self) -> None:
         n = len(self.vectors)
         if self._indexed == n:
             return
@@ -219,13 +230,13 @@ class IVFIndex:
 
     def serialize(self) -> np.ndarray:
         """Return the index up to the last slot as bytes: uint8 (b,)."""
-        self.build()
+        self._build_all()
         return _faiss().serialize_index(self._index)
 
     def search(self, vector: np.ndarray, n: int, cells: int, among: np.ndarray | None = None) -> np.ndarray:
         """Return about the `n` slots nearest to `vector` (dim,) in the nearest `cells` cells: int64.
 
-        `among` (slots,) bool restricts the choice.
+        The slots that are not in any cell yet are all returned. `among` (slots,) bool restricts the choice.
         """
         faiss = _faiss()
         self.build()
@@ -237,7 +248,10 @@ class IVFIndex:
             )
             how = faiss.SearchParametersIVF(nprobe=min(cells, self._index.nlist), **choice)
             found = self._index.search(vector[None], min(n, len(self.vectors)), params=how)[1][0]
-        return found[found >= 0]
+        later = np.arange(self._indexed, len(self.vectors))
+        if among is not None:
+            later = later[among[later]]
+        return np.append(found[found >= 0], later)
 
 # %% ../../nbs/store/01_approximate.ipynb #b3ff1f4a
 def invert_slots(slot_of: np.ndarray, slots: int) -> np.ndarray:

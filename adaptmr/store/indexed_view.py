@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from adaptmr.store.approximate import (
 )
 from . import word_counts
 from .errors import corrupt_error
-from .lazy_list import LazyIds, LazyMemories
+from .lazy_list import COLUMN_GROUPS, LazyIds, LazyMemories
 from .lexical import LexicalIndex
 from .reader import check_distinct, last_event
 from .records import Records
@@ -112,8 +112,19 @@ class IndexedView(BaseView):
         if self.approximate and len(self.slot_of) > EXACT_ROWS:
             self.ivf.build()
 
+    def warm(self) -> None:
+        """Make what a search needs: the index, the counts of the words, and the columns but for `meta`."""
+        self.prepare()
+        super().warm()
+        for group in COLUMN_GROUPS[:-1]:
+            self.memories.column(group[0])
+
     def _memories_at(self, rows: np.ndarray) -> list[Memory]:
         return self.memories.load_rows(rows)
+
+    def forget(self, ids: Iterable[str]) -> None:
+        super().forget(ids)
+        self.memories.complete_columns()
 
     @property
     def _text_names(self) -> np.ndarray:
@@ -211,25 +222,23 @@ def apply_changes(view: IndexedView, records: Records, ids: Sequence[str]) -> In
             gone |= ~np.isin(view.memories.keys, keys_now)
             in_use = view.slot_of[~gone]
             view.ivf.erase(np.setdiff1d(np.arange(len(view.ivf.vectors)), in_use))  # earlier versions too
-        keys, steps, slots = view.memories.keys[~gone], view.steps[~gone], view.slot_of[~gone]
-        taken = set(view.memories.keys[gone].tolist())
-        loaded = {k: m for k, m in view.memories.loaded.items() if k not in taken}
+        source = np.flatnonzero(~gone)
+        keys, steps, slots = view.memories.keys[source], view.steps[source], view.slot_of[source]
         new = sorted(
             (step, i, key, blob) for i, (key, step, status, blob) in have.items() if status == "active"
         )
         if new:
-            kept = LazyMemories(view.memories.get_records, keys, last_event(db), loaded)
-            places = [_place(kept, steps, step, id) for step, id, _, _ in new]
+            kept = LazyMemories(view.memories.get_records, keys, last_event(db), view.memories.loaded)
+            if len(steps) and new[0][0] <= steps[-1]:
+                places = [_place(kept, steps, step, id) for step, id, _, _ in new]
+            else:
+                places = [len(steps)] * len(new)
             vectors = _vectors(records, [blob for *_, blob in new], view.dim).astype(np.float32)
             slots = np.insert(slots, places, view.ivf.vectors.append(vectors))
             keys = np.insert(keys, places, [key for _, _, key, _ in new])
             steps = np.insert(steps, places, [step for step, *_ in new])
-        n, seq = len(view.memories), last_event(db)
-        appended = not gone.any() and np.array_equal(keys[:n], view.memories.keys)
-        if appended:
-            memories = view.memories.continued(keys[n:], seq)
-        else:
-            memories = LazyMemories(view.memories.get_records, keys, seq, loaded)
+            source = np.insert(source, places, -1)
+        memories = view.memories.arranged(keys, last_event(db), source)
     after = IndexedView(view.lexical, memories, steps, view.ivf, slots, view.unsaved + len(ids))
     after.take_words(view)
     after.saved = view.saved
@@ -339,12 +348,13 @@ def _check_arrays(arrays: dict[str, np.ndarray]) -> int:
         raise ValueError("its arrays have other shapes or types")
     if arrays["cells"].dtype != np.uint8 or arrays["cells"].ndim != 1:
         raise ValueError("its cells are no bytes")
-    if len(np.unique(keys)) < len(keys) or len(np.unique(slots)) < len(slots):
-        raise ValueError("it holds a memory twice")
     if len(slots) and not 0 <= slots.min() <= slots.max() < len(vectors):
         raise ValueError("it names vectors that it doesn't hold")
-    if ((vectors.view(np.uint16) & 0x7C00) == 0x7C00).any():
-        raise ValueError("it holds a number that is not finite")  # all bits of the exponent are 1
+    if np.bincount(slots, minlength=1).max() > 1 or not np.diff(np.sort(keys)).all():
+        raise ValueError("it holds a memory twice")
+    for start in range(0, len(vectors), 1024):  # in parts that fit into the processor's cache
+        if ((vectors[start : start + 1024].view(np.uint16) & 0x7C00) == 0x7C00).any():
+            raise ValueError("it holds a number that is not finite")  # all bits of the exponent are 1
     return int(vectors.shape[1])
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any, overload
 
 import numpy as np
@@ -18,7 +20,7 @@ from .serialization import COLUMNS, from_sql, parse_strings, to_row, to_sql
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['COLUMN_GROUPS', 'changed_since', 'read_memories', 'LazyMemories', 'LazyIds']
+__all__ = ['COLUMN_GROUPS', 'changed_since', 'read_memories', 'Column', 'LazyMemories', 'LazyIds']
 
 # %% ../../nbs/store/06_lazy_list.ipynb #5c20803e
 def changed_since(db: Any, seq: int) -> set[str]:
@@ -50,6 +52,97 @@ def read_memories(records: Records, keys: list[int], seq: int) -> dict[int, Memo
             )
     return found
 
+# %% ../../nbs/store/06_lazy_list.ipynb #9e19c7a9
+def _parse_object(value: str | bytes) -> Any:
+    return json.loads(from_sql(value))
+
+
+def _parse_time(value: str | None) -> datetime | None:
+    return datetime.fromisoformat(value) if value else None
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "instant": int,
+    "event_at": _parse_time,
+    "tags": parse_strings,
+    "meta": _parse_object,
+}
+
+# %% ../../nbs/store/06_lazy_list.ipynb #0008aefb
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A field of n memories: the different values, and the index of each row's value, -1 where it isn't read.
+
+    `index` has the values as the database has them, in order, `values` the same parsed; `codes` is int64
+    (n,). `tidy` says whether the values are those of the rows, in the order of the first rows that have them.
+    """
+
+    name: str
+    index: dict[Any, int]
+    values: list[Any]
+    codes: np.ndarray
+    tidy: bool = True
+
+    @classmethod
+    def empty(cls, name: str, n: int) -> Column:
+        """Make a column of `n` rows that are to be read."""
+        return cls(name, {}, [], np.full(n, -1))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows were read, and the column is tidy."""
+        return self.tidy and (not len(self.codes) or int(self.codes.min()) >= 0)
+
+    def arranged(self, source: np.ndarray, appended: bool) -> Column:
+        """Return the column of other rows: row i is row `source[i]`, or to be read where that is -1.
+
+        `appended` says whether the rows were only added behind these.
+        """
+        if appended:
+            codes = np.append(self.codes, np.full(len(source) - len(self.codes), -1))
+        else:
+            codes = np.where(source >= 0, np.append(self.codes, -1)[source], -1)
+        return replace(self, codes=codes, tidy=self.complete and appended)
+
+    def filled(self, rows: np.ndarray, raw: list[Any]) -> Column:
+        """Return the column with the values (m,) of these rows (m,), in the database's form."""
+        index, codes = dict(self.index), self.codes.copy()
+        codes[rows] = np.fromiter((index.setdefault(v, len(index)) for v in raw), np.int64, len(raw))
+        parse = _PARSERS.get(self.name, from_sql)
+        new = [parse(v) for v in islice(index, len(self.index), None)]
+        column = replace(self, index=index, values=self.values + new, codes=codes)
+        return column if self.tidy else column._tidied()
+
+    def _tidied(self) -> Column:
+        used, first, codes = np.unique(self.codes, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty(len(used), np.int64)
+        place[order] = np.arange(len(used))
+        chosen, known = used[order].tolist(), list(self.index)
+        index = {known[i]: place for place, i in enumerate(chosen)}
+        return Column(self.name, index, [self.values[i] for i in chosen], place[codes])
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return a complete column as arrays that a file can hold."""
+        plain = [from_sql(v) if isinstance(v, bytes) else v for v in self.index]
+        values = np.frombuffer(json.dumps(plain).encode(), np.uint8)
+        return {f"values of {self.name}": values, f"rows of {self.name}": self.codes}
+
+    @classmethod
+    def from_arrays(cls, name: str, arrays: Mapping[str, np.ndarray], n: int) -> Column:
+        """Return the column of such arrays. Raises `ValueError` when it is not one of `n` rows."""
+        codes = arrays[f"rows of {name}"]
+        plain = json.loads(arrays[f"values of {name}"].tobytes())
+        if codes.dtype != np.int64 or codes.shape != (n,):
+            raise ValueError(f"its column {name!r} is of other memories")
+        if n and not 0 <= codes.min() <= codes.max() < len(plain):
+            raise ValueError(f"its column {name!r} names values that it doesn't hold")
+        index = {to_sql(v) if isinstance(v, str) else v: place for place, v in enumerate(plain)}
+        if len(index) < len(plain):
+            raise ValueError(f"its column {name!r} holds a value twice")
+        parse = _PARSERS.get(name, from_sql)
+        return cls(name, index, [parse(v) for v in index], codes)
+
 # %% ../../nbs/store/06_lazy_list.ipynb #69952477
 COLUMN_GROUPS = (  # read together
     ("instant", "event_at", "session", "speaker"),
@@ -74,8 +167,7 @@ class LazyMemories(Sequence[Memory]):
     ) -> None:
         self.keys, self.seq, self.loaded = keys, seq, loaded if loaded is not None else {}
         self.get_records = get_records
-        self._columns: dict[str, tuple[list[Any], np.ndarray]] = {}
-        self._coded: dict[str, tuple[list[Any], np.ndarray]] = {}  # the same as the database has it, or less
+        self._columns: dict[str, Column] = {}
         self._origin = object()  # of this list and of those that continue it
 
     def __len__(self) -> int:
@@ -105,13 +197,21 @@ class LazyMemories(Sequence[Memory]):
     def __repr__(self) -> str:
         return f"<{len(self)} memories, {len(self.loaded)} of them read>"
 
-    def continued(self, keys: np.ndarray, seq: int) -> LazyMemories:
-        """Return the list with the memories of further `keys` (m,) behind these, as of line `seq` of the log.
+    def arranged(self, keys: np.ndarray, seq: int, source: np.ndarray) -> LazyMemories:
+        """Return the list of the memories with these `keys` (m,), as of line `seq` of the log.
 
-        These must not have changed up to that line. What was read of them is taken over.
+        Row i is row `source[i]` of this list, and has not changed up to that line, or is to be read where
+        that is -1. What was read of the others is taken over.
         """
-        new = LazyMemories(self.get_records, np.append(self.keys, keys), seq, dict(self.loaded))
-        new._coded, new._origin = dict(self._coded), self._origin
+        kept = np.zeros(len(self), bool)
+        kept[source[source >= 0]] = True
+        gone = set(self.keys[~kept].tolist())
+        loaded = {k: m for k, m in self.loaded.items() if k not in gone} if gone else dict(self.loaded)
+        appended = np.array_equal(source[: len(self)], np.arange(len(self)))
+        new = LazyMemories(self.get_records, keys, seq, loaded)
+        new._columns = {name: c.arranged(source, appended) for name, c in self._columns.items()}
+        if appended:
+            new._origin = self._origin
         return new
 
     def continues(self, earlier: Sequence[Memory]) -> bool:
@@ -143,59 +243,59 @@ class LazyMemories(Sequence[Memory]):
             self._read([key])
 
     def column(self, name: str) -> tuple[list[Any], np.ndarray]:
-        """Return the values of one of `COLUMN_GROUPS` for all memories, and their index by row (n,)."""
-        if name not in self._columns:
+        """Return the values of one of `COLUMN_GROUPS` for all memories, and their index by row (n,).
+
+        The values are different, and in the order of the first rows that have them.
+        """
+        if name not in self._columns or not self._columns[name].complete:
             self._read_columns(next(group for group in COLUMN_GROUPS if name in group))
-        return self._columns[name]
+        column = self._columns[name]
+        return column.values, column.codes
 
     def _read_columns(self, names: tuple[str, ...]) -> None:
-        start = len(self._coded[names[0]][1]) if names[0] in self._coded else 0
-        rows = [self._row_of(m, names) for m in self[start:]] if start else self._all_rows(names)
-        for i, name in enumerate(names):
-            known, before = self._coded.get(name, ([], np.zeros(0, np.int64)))
-            different, codes = _coded([r[i] for r in rows], known)
-            self._coded[name] = different, np.append(before, codes)
-            self._columns[name] = [_PARSED.get(name, from_sql)(v) for v in different], self._coded[name][1]
+        columns = [self._columns.get(name) or Column.empty(name, len(self)) for name in names]
+        missing = np.flatnonzero(columns[0].codes < 0)
+        rows = self._read_fields(missing, names)
+        for i, column in enumerate(columns):
+            self._columns[column.name] = column.filled(missing, [r[i] for r in rows])
 
-    def _all_rows(self, names: tuple[str, ...]) -> list[tuple[Any, ...]]:
-        """Read these columns of all memories."""
+    def _read_fields(self, rows: np.ndarray, names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        """Read these fields of the memories of these rows (m,), as the database has them."""
+        keys, sql = self.keys[rows].tolist(), f"SELECT key, id, {', '.join(names)} FROM memories"
+        found: list[tuple[Any, ...]] = []
         with self.get_records().reading() as db:
-            rows = db.execute(f"SELECT key, id, {', '.join(names)} FROM memories").fetchall()
+            if 4 * len(keys) > len(self):
+                found = db.execute(sql).fetchall()
+            else:
+                for start in range(0, len(keys), 500):
+                    some = keys[start : start + 500]
+                    found += db.execute(f"{sql} WHERE key IN ({', '.join('?' * len(some))})", some)
             changed = changed_since(db, self.seq)
-        values = {r[0]: r[2:] for r in rows if not changed or from_sql(r[1]) not in changed}
-        for key in self.keys.tolist():
+        values = {r[0]: r[2:] for r in found if not changed or from_sql(r[1]) not in changed}
+        for key in keys:
             if key not in values:
                 values[key] = self._row_of(self.loaded.get(key) or self._read([key])[0], names)
-        return [values[key] for key in self.keys.tolist()]
+        return [values[key] for key in keys]
 
     @property
     def known_columns(self) -> list[str]:
         """The names in `column_arrays` of the columns that were read."""
-        return [f"rows of {name}" for name in self._coded]
+        return [f"rows of {name}" for name in self._columns]
+
+    def complete_columns(self) -> None:
+        """Bring the columns that were read up to date: no value is left that no memory has any more."""
+        for name in list(self._columns):
+            self.column(name)
 
     def column_arrays(self) -> dict[str, np.ndarray]:
         """Return the columns that were read as arrays that a file can hold."""
-        for name in list(self._coded):
-            self.column(name)  # of all memories, also of those that were appended
-        arrays: dict[str, np.ndarray] = {}
-        for name, (values, codes) in self._coded.items():
-            plain = [from_sql(v) if isinstance(v, bytes) else v for v in values]
-            arrays[f"values of {name}"] = np.frombuffer(json.dumps(plain).encode(), np.uint8)
-            arrays[f"rows of {name}"] = codes
-        return arrays
+        self.complete_columns()
+        return {k: a for column in self._columns.values() for k, a in column.to_arrays().items()}
 
     def take_columns(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over the columns in such arrays. Raises `ValueError` for those that don't fit the list."""
         for name in [name for group in COLUMN_GROUPS for name in group if f"rows of {name}" in arrays]:
-            codes = arrays[f"rows of {name}"]
-            plain = json.loads(arrays[f"values of {name}"].tobytes())
-            if codes.dtype != np.int64 or codes.shape != self.keys.shape:
-                raise ValueError(f"its column {name!r} is of other memories")
-            if len(codes) and not 0 <= codes.min() <= codes.max() < len(plain):
-                raise ValueError(f"its column {name!r} names values that it doesn't hold")
-            values = [to_sql(v) if isinstance(v, str) else v for v in plain]
-            self._coded[name] = values, codes
-            self._columns[name] = [_PARSED.get(name, from_sql)(v) for v in values], codes
+            self._columns[name] = Column.from_arrays(name, arrays, len(self))
 
     def _row_of(self, m: Memory, names: tuple[str, ...]) -> tuple[Any, ...]:
         row = dict(zip(COLUMNS, to_row(m)))
@@ -205,29 +305,6 @@ class LazyMemories(Sequence[Memory]):
         found = read_memories(self.get_records(), keys, self.seq)
         self.loaded.update(found)
         return [found[k] for k in keys]
-
-# %% ../../nbs/store/06_lazy_list.ipynb #04bc3626
-def _parse_object(value: str | bytes) -> Any:
-    return json.loads(from_sql(value))
-
-
-def _parse_time(value: str | None) -> datetime | None:
-    return datetime.fromisoformat(value) if value else None
-
-
-_PARSED: dict[str, Callable[[Any], Any]] = {
-    "instant": int,
-    "event_at": _parse_time,
-    "tags": parse_strings,
-    "meta": _parse_object,
-}
-
-
-def _coded(values: list[Any], known: Sequence[Any] = ()) -> tuple[list[Any], np.ndarray]:
-    """Return the different values, `known` ones first, then by appearance, and each row's index (n,)."""
-    index: dict[Any, int] = {v: i for i, v in enumerate(known)}
-    codes = np.fromiter((index.setdefault(v, len(index)) for v in values), np.int64, len(values))
-    return list(index), codes
 
 # %% ../../nbs/store/06_lazy_list.ipynb #fc51d9ec
 class LazyIds(Sequence[str]):

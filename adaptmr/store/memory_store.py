@@ -23,6 +23,7 @@ from .backup import write_backup
 from .edits import Edit
 from .encoder import Encoder
 from .errors import StoreError
+from .lazy_list import LazyMemories
 from .lexical import LexicalIndex
 from .messages import Added, Item, Shared, make_memories
 from .records import Records
@@ -147,13 +148,26 @@ class ReadableStore:
     @property
     def speakers(self) -> tuple[str, ...]:
         """The speakers in order of first appearance; a memory without a speaker adds none."""
-        return tuple(dict.fromkeys(m.speaker for m in self.memories if m.speaker))
+        memories = self.memories
+        if isinstance(memories, LazyMemories):
+            return tuple(filter(None, memories.column("speaker")[0]))
+        return tuple(dict.fromkeys(m.speaker for m in memories if m.speaker))
 
     @property
     def approximate(self) -> bool:
         """Whether dense search uses an approximate index: the store is large, the library installed."""
         with self._lock:
             return self._views.view().approximate
+
+    def warm(self) -> None:
+        """Make now what a first search needs, so that it needn't be made then.
+
+        The words of all memories are counted. Of a large store, the approximate index is built and the
+        columns that filters and ranking need are read, and all of it is saved in `<path>.ann`, so that the
+        next opening is quick too; closing the store saves it as well. `adaptmr.warm` makes what `retrieve`
+        needs besides.
+        """
+        self._views.warm()
 
     def export_jsonl(self, path: str | os.PathLike[str]) -> int:
         """Write everything to a text file, one JSON object a line; return the number of memories.

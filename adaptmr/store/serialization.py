@@ -114,8 +114,13 @@ def to_row(m: Memory) -> tuple[Any, ...]:
 _DEEPEST = 100  # levels of lists and objects in a memory's meta; JSON parsers fail at about a thousand
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # one encoder: making it takes longer than its work
+
+
 def _json(value: Any) -> str | bytes:
-    return to_sql(json.dumps(value, ensure_ascii=False))
+    if not value:
+        return "{}" if isinstance(value, dict) else "[]"
+    return to_sql(_encode(value))
 
 
 def _check_fields(m: Memory) -> None:

@@ -292,6 +292,10 @@ class BaseView(RowFilter):
         self.lexical.arrange(source, self._texts)
         self._indexed = self._text_names
 
+    def warm(self) -> None:
+        """Make what a search needs: the counts of the words."""
+        self._word_index()
+
     def take_words(self, earlier: BaseView) -> None:
         """Take over the words of an earlier view of the same kind, which stays as it is."""
         self.lexical, self._indexed = earlier.lexical.continued(), earlier._indexed

@@ -440,6 +440,12 @@ class ViewCache:
             self.view()
             self.saver.prepare()
 
+    def warm(self) -> None:
+        """Make what a search needs, and save it where it is costly."""
+        with self.lock:
+            self.view().warm()
+            self.saver.save()
+
     def before_change(self, id: str) -> None:
         """Let lists that were handed out read a memory that this process is about to change."""
         with self.lock:

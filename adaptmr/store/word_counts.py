@@ -65,11 +65,12 @@ class WordCounts:
         lengths = np.zeros(len(source), np.int64)
         lengths[source >= 0], lengths[new] = self.lengths[source[source >= 0]], more.lengths
         starts = np.append(kept.starts, np.full(len(numbers) + 1 - len(kept.starts), kept.starts[-1]))
-        ends = np.repeat(starts[1:], more.texts_with)  # where the new texts of each word go
+        words = np.flatnonzero(more.texts_with)  # the new texts of each go behind the others
+        ends, parts = starts[1:][words], more.starts[words][1:]
         arranged = WordCounts(
             numbers,
-            np.insert(kept.counts, ends, more.counts),
-            np.insert(kept.texts, ends, new.astype(np.int32)[more.texts]),
+            _merged(kept.counts, ends, more.counts, parts),
+            _merged(kept.texts, ends, new.astype(np.int32)[more.texts], parts),
             starts + more.starts,
             lengths,
         )
@@ -103,6 +104,14 @@ class WordCounts:
         order = np.argsort(self.texts, kind="stable")
         repeated = np.repeat(words[order], self.counts[order])
         return [bag.tolist() for bag in np.split(repeated, np.cumsum(self.lengths)[:-1])] if len(self) else []
+
+
+def _merged(these: np.ndarray, ends: np.ndarray, others: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Insert the parts of an array, cut at `parts` (m - 1,), into another one at `ends` (m,)."""
+    if not len(ends):
+        return these
+    pieces = zip(np.split(these, ends), [*np.split(others, parts), others[:0]])
+    return np.concatenate(list(chain.from_iterable(pieces)))
 
 
 def _count(
