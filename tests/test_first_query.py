@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import adaptmr as am
 from adaptmr.perf.synthetic import SyntheticEmbedder, synthetic_memories, synthetic_questions
-from adaptmr.retrieval.columns import columns_of
+from adaptmr.retrieval.columns import columns_of, spread_rows
+from adaptmr.store import indexed_view, view
+from adaptmr.store.index_file import read_arrays, write_arrays
 from adaptmr.store.lazy_list import LazyMemories
+from adaptmr.store.view_cache import IndexFileWarning
 from adaptmr.types import Memory
 
+EMBEDDER = SyntheticEmbedder(dim=32, topics=20)
 LARGE = 30  # memories from which the store is held as arrays
 QUESTIONS = synthetic_questions(3)
 
 
 def opened(path: Path) -> am.MemoryStore:
-    return am.MemoryStore(path, embedder=SyntheticEmbedder(), approximate_from=LARGE)
+    return am.MemoryStore(path, embedder=EMBEDDER, approximate_from=LARGE)
 
 
 def found(store: am.MemoryStore) -> list[Any]:
@@ -111,16 +117,243 @@ def test_only_a_list_with_further_memories_behind_continues_another(name: str, t
         assert not before.continues(after) and before.continues(before)
 
 
-def test_a_query_after_an_append_reads_the_columns_of_new_memories_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def read_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows the columns were read of, each time."""
+    counts: list[int] = []
+    read_fields = LazyMemories._read_fields
+
+    def counting(self: LazyMemories, rows: np.ndarray, names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        if len(rows):
+            counts.append(len(rows))
+        return read_fields(self, rows, names)
+
+    monkeypatch.setattr(LazyMemories, "_read_fields", counting)
+    return counts
+
+
+@pytest.fixture
+def cut_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the memories whose words were counted."""
+    ids: list[str] = []
+    make = view.indexed_text
+
+    def counting(m: Memory) -> str:
+        ids.append(m.id)
+        return make(m)
+
+    monkeypatch.setattr(indexed_view, "indexed_text", counting)
+    return ids
+
+
+def test_a_query_after_an_append_reads_the_new_memories_only(
+    tmp_path: Path, read_rows: list[int], cut_texts: list[str]
 ) -> None:
     with opened(tmp_path / "m.db") as store:
         store.add(synthetic_memories(0, 40))
         found(store)
+        assert set(read_rows) == {40} and len(cut_texts) == 40
+        read_rows.clear()
+        cut_texts.clear()
         store.add(later(store))
-
-        def refuse(*_: Any) -> None:
-            raise AssertionError("all rows are read again")
-
-        monkeypatch.setattr(LazyMemories, "_all_rows", refuse)
         assert len(found(store)[-1][0]) == 45
+        assert set(read_rows) == {5} and sorted(cut_texts) == [f"1000-{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"), [("updated", ["m00000003"]), ("deleted", []), ("in between", ["between"])]
+)
+def test_a_query_after_another_change_reads_what_changed_only(
+    name: str, ids: list[str], tmp_path: Path, read_rows: list[int], cut_texts: list[str]
+) -> None:
+    with opened(tmp_path / "m.db") as store:
+        store.add(synthetic_memories(0, 40))
+        found(store)
+        read_rows.clear()
+        cut_texts.clear()
+        CHANGES[name](store)
+        found(store)
+        assert cut_texts == ids and set(read_rows) <= {1}
+
+
+@pytest.mark.parametrize("how", ["closed", "warmed, not closed"])
+def test_a_store_that_is_opened_again_counts_no_words_and_reads_no_columns(
+    how: str, tmp_path: Path, read_rows: list[int], cut_texts: list[str]
+) -> None:
+    path = tmp_path / "m.db"
+    store = opened(path)
+    store.add(synthetic_memories(0, 40))
+    if how == "closed":
+        before = found(store)
+        store.close()
+    else:
+        store.warm()
+        before = None
+    wanted, _ = len(cut_texts), read_rows.clear()
+    cut_texts.clear()
+    with opened(path) as again:
+        for question in QUESTIONS:
+            am.retrieve(question, again)
+        assert again.search(QUESTIONS[0], mode="hybrid", where=am.Filter(speaker="Ana"))
+        assert not cut_texts and not read_rows and wanted == 40
+        assert before is None or found(again) == before
+        again.add(later(again))
+    cut_texts.clear()
+    with opened(path) as once_more:
+        once_more.bm25("a word")
+        assert sorted(cut_texts) == [f"1000-{i}" for i in range(5)], "few changes don't write the file anew"
+    store.close()
+
+
+def test_after_each_change_and_opening_the_file_gives_what_the_database_gives(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    saved = Path(f"{path}.ann")
+    with opened(path) as store:
+        store.add(synthetic_memories(0, 40))
+        found(store)
+    for name, change in CHANGES.items():
+        with opened(path) as store:
+            assert change(store), name
+            from_file = found(store)
+        assert saved.exists(), name
+        with opened(path) as again:
+            assert found(again) == from_file, name
+        saved.unlink()
+        with opened(path) as anew:
+            assert found(anew) == from_file, name
+
+
+def test_words_and_names_of_an_erased_memory_are_not_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    saved = Path(f"{path}.ann")
+    secret = Memory("s", "the plover nests", "Zerlina", "2023-05-05", session="tryst", step=99, owner="zoe")
+    with opened(path) as store:
+        store.add([*synthetic_memories(0, 40), secret])
+        found(store)
+    there = saved.read_bytes()
+    assert all(word in there for word in (b"plover", b"Zerlina", b"tryst", b"zoe"))
+    with opened(path) as store:
+        found(store)
+        store.delete("s", soft=False)
+        assert not saved.exists()
+        assert "plover" not in store._views.active.lexical.words
+        assert "Zerlina" not in store.memories.column("speaker")[0]
+        found(store)
+    after = saved.read_bytes()
+    assert not any(word in after for word in (b"plover", b"Zerlina", b"tryst", b"zoe"))
+
+
+def test_words_that_were_cut_by_other_rules_are_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_texts: list[str]
+) -> None:
+    path = tmp_path / "m.db"
+    with opened(path) as store:
+        store.add(synthetic_memories(0, 40))
+        before = found(store)
+    cut_texts.clear()
+    monkeypatch.setattr(indexed_view, "text_rules", lambda: "those of another version")
+    with opened(path) as store:
+        assert found(store) == before and len(cut_texts) == 40
+    cut_texts.clear()
+    with opened(path) as store:
+        assert found(store) == before and not cut_texts
+
+
+def words_with_a_hole(arrays: dict[str, np.ndarray]) -> None:
+    arrays["word starts"] = arrays["word starts"][:-1]
+
+
+def texts_beyond_the_last(arrays: dict[str, np.ndarray]) -> None:
+    arrays["word texts"] = arrays["word texts"] + np.int32(100)
+
+
+def words_of_fewer_memories(arrays: dict[str, np.ndarray]) -> None:
+    arrays["text lengths"] = np.append(arrays["text lengths"], 1)
+
+
+def a_word_twice(arrays: dict[str, np.ndarray]) -> None:
+    words = arrays["words"].tobytes().split(b"\n")
+    arrays["words"] = np.frombuffer(b"\n".join([words[1], *words[1:]]), np.uint8)
+
+
+def counts_of_another_type(arrays: dict[str, np.ndarray]) -> None:
+    arrays["word counts"] = arrays["word counts"].astype(np.float32)
+
+
+def a_speaker_that_is_not_there(arrays: dict[str, np.ndarray]) -> None:
+    arrays["rows of speaker"] = arrays["rows of speaker"] + 100
+
+
+def a_column_of_fewer_rows(arrays: dict[str, np.ndarray]) -> None:
+    arrays["rows of instant"] = arrays["rows of instant"][1:]
+
+
+def values_that_are_no_json(arrays: dict[str, np.ndarray]) -> None:
+    arrays["values of session"] = arrays["values of session"][1:]
+
+
+def a_value_twice(arrays: dict[str, np.ndarray]) -> None:
+    values = json.loads(arrays["values of speaker"].tobytes())
+    arrays["values of speaker"] = np.frombuffer(json.dumps([values[0], *values[:-1]]).encode(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        words_with_a_hole,
+        texts_beyond_the_last,
+        words_of_fewer_memories,
+        a_word_twice,
+        counts_of_another_type,
+        a_speaker_that_is_not_there,
+        a_column_of_fewer_rows,
+        values_that_are_no_json,
+        a_value_twice,
+    ],
+)
+def test_a_faulty_file_is_reported_and_made_again(
+    fault: Callable[[dict[str, np.ndarray]], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "m.db"
+    saved = Path(f"{path}.ann")
+    with opened(path) as store:
+        store.add(synthetic_memories(0, 40))
+        before = found(store)
+    about, mapped = read_arrays(saved)
+    arrays = {name: a.copy() for name, a in mapped.items()}
+    fault(arrays)
+    write_arrays(saved, about, arrays)
+    with opened(path) as store, pytest.warns(IndexFileWarning, match="is not used, because"):
+        assert found(store) == before
+    with opened(path) as store:
+        assert found(store) == before
+
+
+def test_warming_makes_what_retrieve_needs_of_a_small_store() -> None:
+    encoder = SyntheticEmbedder(dim=32, topics=20)
+    encoded: list[str] = []
+    encode = encoder.encode
+
+    def counting(texts: Sequence[str], kind: str = "passage") -> np.ndarray:
+        encoded.extend(texts if kind == "passage" else ())
+        return encode(texts, kind)
+
+    encoder.encode = counting  # type: ignore[method-assign]
+    with am.MemoryStore(embedder=encoder) as store:
+        store.add([Memory(f"m{i}", f"One sentence {i}. Another one.", step=i) for i in range(5)])
+        encoded.clear()
+        am.warm(store)
+        assert len(encoded) == 6
+        encoded.clear()
+        am.retrieve("Which sentence?", store)
+        assert not encoded and len(store._views.active.lexical) == 5
+
+
+def test_spread_rows_of_a_growing_store_stay_known() -> None:
+    for most in (1, 7, 100):
+        before = np.zeros(0, np.int64)
+        for n in range(1, 500):
+            rows = spread_rows(n, most)
+            assert min(n, most // 2) <= len(rows) <= most
+            assert set(rows.tolist()) <= {*before.tolist(), n - 1}, "only a new row can be chosen anew"
+            before = rows
