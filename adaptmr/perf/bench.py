@@ -33,6 +33,7 @@ from adaptmr.perf.clock import (
     time_repeats,
 )
 from .large_file import measure_open_cost, write_synthetic_file
+from .first_query import GOAL_MEMORIES, measure_first_query
 from .layered_memory import GOAL_TURNS, measure_chat
 from .mock_server import concurrency_slowdown, interrupt_seconds, overhead_ms, time_replay
 from ..retrieval.execute import execute
@@ -571,6 +572,12 @@ class Bench:
     def analysis(self, megabytes: float = 265) -> pd.DataFrame:
         """Measure failure analysis and a large file, as `measure_analysis` does."""
         return self._keep(measure_analysis(self.data, megabytes))
+
+    def first_query(self, memories: int = GOAL_MEMORIES) -> pd.DataFrame:
+        """Measure the first query of a large store, as `measure_first_query` does."""
+        cost = measure_first_query(memories, seed=self.seed)
+        times = {f"first query, {name}": ms for name, ms in cost.samples().items()}
+        return self._keep(Measurement(times, cost.goals()))
 
     def layered_memory(self, turns: int = GOAL_TURNS, questions: int = 60) -> pd.DataFrame:
         """Measure a layered memory as `measure_chat` does; return the table of its prompts."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .clock import Goal
 from .synthetic import SyntheticEmbedder, synthetic_memories, synthetic_questions
 from ..retrieval.strategies import retrieve
 from ..store.memory_store import MemoryStore
@@ -23,16 +25,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['FirstQueryCost', 'measure_first_query']
+__all__ = ['GOAL_MEMORIES', 'FirstQueryCost', 'measure_first_query']
 
 # %% ../../nbs/perf/01_first_query.ipynb #c22e81f6
+GOAL_MEMORIES = 200_000  # the goals of `FirstQueryCost` apply from this size on
+
+
 @dataclass(frozen=True)
 class FirstQueryCost:
     """What queries cost in a store of `memories`, in processor seconds without encoding.
 
-    `add_rate` is in memories per second. `after_making` is the first query in the process that added them,
-    `after_opening` that in a store opened from the file, and `after_adding` that after `added` more memories;
-    `later` is a query on an unchanged store.
+    `add_rate` is in memories per second. `after_making` is the first query in the process that added them.
+    Medians: `after_opening` is the first query in a store opened from the file, `after_adding` that after
+    `added` more memories, and `later` the next one, on an unchanged store.
     """
 
     memories: int
@@ -48,6 +53,39 @@ class FirstQueryCost:
         import pandas as pd
 
         return pd.DataFrame([asdict(self)])
+
+    def samples(self) -> dict[str, np.ndarray]:
+        """Return the times of queries in milliseconds, by what they are the first query after."""
+        names = ("after_making", "after_opening", "after_adding", "later")
+        return {name.replace("_", " "): np.array([1000 * getattr(self, name)]) for name in names}
+
+    def goals(self) -> list[Goal]:
+        """Compare the numbers with the goals, which apply to `GOAL_MEMORIES`."""
+        large, store = self.memories >= GOAL_MEMORIES, f"{self.memories:,} memories, processor time"
+        then = f"{store}; a later query takes {self.later:.3f} s"
+        return [
+            Goal(
+                "the first query after opening",
+                self.after_opening,
+                "s",
+                below=1 if large else None,
+                note=f"{then}; {self.after_making:.1f} s in the process that added them",
+            ),
+            Goal(
+                f"the first query after adding {self.added}",
+                self.after_adding,
+                "s",
+                below=0.1 if large else None,
+                note=then,
+            ),
+            Goal(
+                "adding memories with ready vectors",
+                self.add_rate,
+                "a second",
+                above=20_000 if large else None,
+                note=store,
+            ),
+        ]
 
 
 class _TimedEmbedder(SyntheticEmbedder):
@@ -74,35 +112,41 @@ def measure_first_query(
     *,
     seed: int = 0,
     batch: int = 10_000,
+    repeats: int = 3,
     folder: str | os.PathLike[str] | None = None,
 ) -> FirstQueryCost:
     """Make a store of so many synthetic memories in `folder` (default: that of temporary files), and ask it.
 
-    Raises `ValueError` unless `memories`, `added` and `batch` are positive.
+    What has a median is measured `repeats` times. Raises `ValueError` for a number below 1.
     """
-    for name, n in (("memories", memories), ("added", added), ("batch", batch)):
+    for name, n in (("memories", memories), ("added", added), ("batch", batch), ("repeats", repeats)):
         if n < 1:
             raise ValueError(f"{name}={n} must be 1 or more")
-    embedder, questions = _TimedEmbedder(seed=seed), iter(synthetic_questions(6, seed))
+    embedder, questions = _TimedEmbedder(seed=seed), iter(synthetic_questions(1 + 3 * repeats, seed))
+    more = [replace(m, id=f"new {m.id}") for m in synthetic_memories(memories, memories + added, seed)]
+    after_opening, after_adding, later = np.zeros((3, repeats))
+
+    def ask(store: MemoryStore) -> float:
+        question = next(questions)
+        return embedder.time(lambda: retrieve(question, store))
+
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        path = Path(scratch) / "memories.db"
-
-        def ask(store: MemoryStore) -> float:
-            question = next(questions)
-            return embedder.time(lambda: retrieve(question, store))
-
+        made, copied = Path(scratch, "made"), Path(scratch, "copied")
+        made.mkdir()
+        path = made / "memories.db"
         with MemoryStore(path, embedder=embedder) as store:
             seconds = 0.0
             for start in range(0, memories, batch):
                 some = synthetic_memories(start, min(start + batch, memories), seed)
                 seconds += embedder.time(lambda some=some: store.add(some))  # type: ignore[misc]
             after_making = ask(store)
-        with MemoryStore(path, embedder=embedder) as store:
-            after_opening = ask(store)
-            more = synthetic_memories(memories, memories + added, seed)
-            store.add([replace(m, id=f"new {m.id}") for m in more])
-            after_adding = ask(store)
-            later = float(np.median([ask(store) for _ in range(3)]))
-    return FirstQueryCost(
-        memories, added, memories / seconds, after_making, after_opening, after_adding, later
-    )
+        for i in range(repeats):
+            shutil.copytree(made, copied)
+            with MemoryStore(copied / path.name, embedder=embedder) as store:
+                after_opening[i] = ask(store)
+                store.add(more)
+                after_adding[i] = ask(store)
+                later[i] = ask(store)
+            shutil.rmtree(copied)
+    medians = (float(np.median(times)) for times in (after_opening, after_adding, later))
+    return FirstQueryCost(memories, added, memories / seconds, after_making, *medians)

@@ -276,9 +276,9 @@ class MemoryStore(SearchableStore):
       a language its embedder can't read warns, once.
     - `lexical`: "bm25s" or "rank_bm25", the same function; `k1`, `b` are BM25's parameters.
     - `timeout`: seconds to wait for another process that writes.
-    - `approximate_from`: the number of memories from which dense search uses an approximate index, saved in
-      `<path>.ann`. Below, and without its library (`pip install adaptmr[scale]`), every search is exact.
-      The scores are always exact.
+    - `approximate_from`: the number of memories from which the store is held as arrays, saved in `<path>.ann`
+      with the words, times and names in the memories, and dense search uses an approximate index. Below, and
+      without its library (`pip install adaptmr[scale]`), every search is exact. The scores are always exact.
 
     Opening reads only the file's header and encodes nothing. Raises `StoreCorrupt`, `EmbedderMismatch` or
     another `StoreError`, each naming the file and the remedy. A store may be used from several threads and
