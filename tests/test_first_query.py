@@ -350,10 +350,11 @@ def test_warming_makes_what_retrieve_needs_of_a_small_store() -> None:
 
 
 def test_spread_rows_of_a_growing_store_stay_known() -> None:
-    for most in (1, 7, 100):
+    for most in (2, 7, 100):
         before = np.zeros(0, np.int64)
         for n in range(1, 500):
             rows = spread_rows(n, most)
-            assert min(n, most // 2) <= len(rows) <= most
+            assert min(n, most // 2 - 1) <= len(rows) <= most
             assert set(rows.tolist()) <= {*before.tolist(), n - 1}, "only a new row can be chosen anew"
             before = rows
+    assert set((spread_rows(10_000, 100) % 2).tolist()) == {0, 1}, "whoever takes turns"

@@ -1079,7 +1079,7 @@ def test_the_mask_is_respected(large, sparse):
         )
         assert allowed[found.rows].all()
         assert len(set(exact.rows.tolist()) & set(found.rows.tolist())) >= 9
-        assert found.rows[0] == exact.rows[0]
+        assert found.rows[0] in exact.rows[:2], "means and deviations are those of a sample"
     one = np.zeros(900, bool)
     one[434] = True
     _, few = both(large, "anything at all", allowed=one)
@@ -1091,7 +1091,8 @@ def test_the_mask_is_respected(large, sparse):
 
 def test_the_scale_is_that_of_ordinary_rows(large, sparse):
     whole, few = both(large, "falcon ladder needle")
-    assert few.rows[few.background].tolist() == list(range(0, 900, 15)), "sixty rows, spread evenly"
+    pairs = [row for first in range(0, 900, 32) for row in (first, first + 1)]
+    assert few.rows[few.background].tolist() == pairs, "at most sixty rows, spread evenly, of both speakers"
     for name in ("content", "dense", "lexical", "window"):
         raw, z = SIGNALS[name].function(few), signal_values(few, name)
         mean, spread = raw[few.background].mean(), raw[few.background].std()

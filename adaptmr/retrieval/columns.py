@@ -44,12 +44,18 @@ def seconds(t: datetime) -> float:
 
 
 def spread_rows(n: int, most: int) -> np.ndarray:
-    """Return at most `most` of `n` rows, more than half as many where there are, spread evenly.
+    """Return at most `most` (2 or more) of `n` rows, about half as many or more, spread evenly.
 
-    They are every first, second, fourth … row: of a store that grows, each choice is part of the one before
-    and of rows that came later, so that what was worked out for them stays known.
+    They are every second, fourth, eighth … pair of rows. Pairs, because speakers often take turns. And of a
+    store that grows, each choice is part of the one before and of rows that came later, so that what was
+    worked out for them stays known.
     """
-    return np.arange(0, n, 1 << max(0, -(-n // most) - 1).bit_length())
+    if n <= most:
+        return np.arange(n)
+    pairs = -(-n // 2)
+    step = 1 << (-(-pairs // (most // 2)) - 1).bit_length()
+    rows = (2 * np.arange(0, pairs, step)[:, None] + np.arange(2)).ravel()
+    return rows[rows < n]
 
 
 @dataclass(eq=False)
