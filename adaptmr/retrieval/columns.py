@@ -372,5 +372,6 @@ def asked_at(query: str | Question, store: PlannerStore) -> datetime:
     """Return when a question is asked: its own `asked_at`, else when the newest memory was said."""
     if isinstance(query, Question) and query.asked_at is not None:
         return query.asked_at
-    said = columns_of(store).said_at
-    return store.memories[int(said.argmax())].at if len(said) else _EPOCH
+    with store.snapshot():  # times and memories of one state
+        said = columns_of(store).said_at
+        return store.memories[int(said.argmax())].at if len(said) else _EPOCH
