@@ -198,7 +198,7 @@ def _shown(m: Memory) -> dict[str, Any]:
 # %% ../nbs/04_mcp_server.ipynb #87728988
 MCP_PIN = "mcp>=2.3"
 TOOLS = ("add", "search", "answer", "forget", "history")
-_HINTS = {  # that programs read before they run a tool
+_HINTS: dict[str, dict[str, Any]] = {  # that programs read before they run a tool
     "add": {"read_only_hint": False, "destructive_hint": False},
     "forget": {"read_only_hint": False, "destructive_hint": True, "idempotent_hint": True},
 }
