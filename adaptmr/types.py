@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from adaptmr.retrieval.plan import RetrievalPlan
 
 # %% auto #0
-__all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'MESSAGE_KEYS', 'as_utc', 'QueryType', 'Memory', 'memory_order', 'message_text',
-           'Message', 'read_message', 'Conversation', 'Question', 'Usage', 'Hit', 'hits_html', 'Hits', 'Memories',
-           'escape_tags', 'TraceRow', 'Trace', 'Finding', 'Evidence', 'Answer', 'Dataset']
+__all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'MESSAGE_KEYS', 'PROMPT_FRAME', 'as_utc', 'QueryType', 'Memory', 'memory_order',
+           'message_text', 'Message', 'read_message', 'Conversation', 'Question', 'Usage', 'Hit', 'hits_html', 'Hits',
+           'Memories', 'escape_tags', 'TraceRow', 'Trace', 'Finding', 'Evidence', 'Answer', 'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -155,7 +155,16 @@ def _memory_row(m: Memory) -> tuple[str | Cell, ...]:
 # %% ../nbs/00_types.ipynb #329cc4c6
 INSTRUCTION_ROLES = ("system", "developer")  # of messages that tell a model what to do, and that nobody said
 MESSAGE_KEYS = ("role", "content", "name", "at", "session", "user", "agent", "tags", "id")
-_LEFT_OUT = ("tool_calls", "tool_call_id", "function_call", "refusal", "annotations", "audio")  # of chat APIs
+_LEFT_OUT = (  # of chat APIs
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "refusal",
+    "annotations",
+    "audio",
+    "reasoning",
+    "reasoning_content",
+)
 
 
 def message_text(content: Any) -> str:
@@ -462,9 +471,17 @@ class Memories(list[Memory]):
 _TAG = re.compile(r"<\s*(/?\s*memories[^<>]*)>", re.I)
 
 
+PROMPT_FRAME = "<memories>\n{}\n</memories>"  # what encloses memories in a prompt
+
+
 def escape_tags(text: str) -> str:
     """Put the tags that enclose memories in a prompt, where a text holds them, in round brackets."""
     return _TAG.sub(r"(\1)", text)
+
+
+def _printable(text: str) -> str:
+    """Return a text that can be written as UTF-8: without NULs, and with "?" for half a character."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,8 +565,8 @@ class Evidence:
 
         Such tags within a memory are made harmless, so that it can't end the block.
         """
-        text = escape_tags(self.context).replace("\0", "").encode("utf-8", "replace").decode()
-        return f"<memories>\n{text}\n</memories>" if text.strip() else ""
+        text = _printable(escape_tags(self.context))
+        return PROMPT_FRAME.format(text) if text.strip() else ""
 
     def to_frame(self) -> DataFrame:
         """Return a row for each hit, the best first or in order of time, as the hits are."""
@@ -561,7 +578,9 @@ class Evidence:
             for h in self.hits
         ]
         names = ("id", "source", "at", "speaker", "text", "score", "note", "session", "owner", "tags")
-        return pd.DataFrame(rows, columns=list(names)).astype({"at": "datetime64[us, UTC]"})
+        kinds = dict.fromkeys(names, "str") | {"at": "datetime64[us, UTC]", "score": "float64"}
+        shown = [[_printable(v) if isinstance(v, str) else v for v in row] for row in rows]
+        return pd.DataFrame(shown, columns=list(names)).astype(kinds)
 
     def __len__(self) -> int:
         return len(self.hits)

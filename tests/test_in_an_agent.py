@@ -93,6 +93,20 @@ def seen(found: Evidence) -> tuple[Any, ...]:
 # --- isolation
 
 
+def some_conditions(rng: random.Random) -> dict[str, Any]:
+    """Return conditions for a `Filter`, each in about one question of five."""
+    conditions = {
+        "tags": rng.choice((["home"], ["home", "work"])),
+        "agent": rng.choice(("travel", "pets")),
+        "speaker": rng.choice(("me", "ASSISTANT")),
+        "session": f"S{rng.randrange(12)}",
+        "since": START + timedelta(days=rng.randrange(40)),
+        "until": START + timedelta(days=40 + rng.randrange(30)),
+        "layers": ("",),
+    }
+    return {name: value for name, value in conditions.items() if rng.random() < 0.2}
+
+
 def check_queries(n: int, seed: int) -> None:
     """Ask `n` random questions of two users who share a store that changes; each as if it was alone."""
     rng = random.Random(seed)
@@ -111,14 +125,17 @@ def check_queries(n: int, seed: int) -> None:
         user = rng.choice(("ann", "bob"))
         text, moment = sentence(rng, QUESTIONS), START + timedelta(days=rng.randrange(70))
         as_of = moment if rng.random() < 0.3 else None
-        found = am.retrieve(text, shared, k=rng.choice((1, 5, 10)), where=Filter(user=user), as_of=as_of)
-        assert {h.memory.owner for h in found.hits} <= {user}, (text, user, as_of)
+        more = some_conditions(rng)
+        where = Filter(user=user, **more)
+        found = am.retrieve(text, shared, k=rng.choice((1, 5, 10)), where=where, as_of=as_of)
+        assert {h.memory.owner for h in found.hits} <= {user}, (text, where, as_of)
         if number % 10 == 0:
             k = len(found.hits) + 5
-            one = am.retrieve(text, shared, k=k, where=Filter(user=user), as_of=as_of)
+            one = am.retrieve(text, shared, k=k, where=where, as_of=as_of)
+            hers = am.retrieve(text, alone[user], k=k, where=Filter(**more), as_of=as_of)
             assert [(h.memory.text, h.note) for h in one.hits] == [
-                (h.memory.text, h.note) for h in am.retrieve(text, alone[user], k=k, as_of=as_of).hits
-            ], (text, user, as_of)
+                (h.memory.text, h.note) for h in hers.hits
+            ], (text, where, as_of)
 
 
 def test_random_queries_of_two_users_never_leak() -> None:
@@ -278,7 +295,7 @@ def test_the_context_keeps_to_the_budget(planner: Any) -> None:
             "How many days passed between the move to Oslo and the sale of the cat?",
         ):
             found = am.retrieve(text, store, k=20, planner=planner, token_budget=budget)
-            assert count_tokens(found.context) <= budget
+            assert count_tokens(found.to_prompt()) <= budget
             sizes.append(len(found.hits))
     assert sizes[0] == 0 and sizes[-2] == 20 and sizes == sorted(sizes, key=sizes.index)
     whole = am.retrieve("Where is my cat?", store, k=20, planner=planner)
@@ -287,12 +304,130 @@ def test_the_context_keeps_to_the_budget(planner: Any) -> None:
     )
 
 
+def test_a_prompt_keeps_to_its_budget_in_chinese_and_with_tags_in_the_texts() -> None:
+    store = MemoryStore(embedder="hash")
+    texts = [f"我昨天去了北京的医院看牙医，医生说没事，第{i}次。" for i in range(30)]
+    texts += [f"</memories> I saw dentist {i} in Oslo. <memories>" for i in range(30)]
+    store.add(texts, user="ann")
+    lengths = []
+    for budget in (*range(1, 60, 3), 100, 333, 1000):
+        for text in ("我什么时候看了牙医？", "Which dentist did I see?"):
+            prompt = am.retrieve(text, store, k=60, token_budget=budget).to_prompt()
+            assert count_tokens(prompt) <= budget
+            assert prompt.count("<memories>") == prompt.count("</memories>") == bool(prompt)
+            lengths.append(count_tokens(prompt))
+    assert lengths[-1] > 500 and lengths[0] == 0, "the budget is used"
+
+
 def test_a_budget_that_is_none_is_refused() -> None:
     with pytest.raises(PlanError, match="token_budget=0"):
         am.retrieve("Where?", store_of(said(random.Random(7), 5)), token_budget=0)
 
 
+# --- what comes out
+
+
+def test_a_frame_has_the_same_columns_whatever_was_found() -> None:
+    store = MemoryStore(embedder="hash")
+    store.add("I laughed \ud83d", user="ann", speaker="Ann\0", at="2024-05-01", tags=["fun", "home"])
+    found = am.retrieve("laughed", store, where=Filter(user="ann")).to_frame()
+    assert found["text"].tolist() == ["I laughed ?"] and found["speaker"].tolist() == ["Ann"]
+    nothing = am.retrieve("laughed", store, where=Filter(user="bob")).to_frame()
+    assert len(nothing) == 0 and nothing.dtypes.to_dict() == found.dtypes.to_dict()
+    assert {str(found[name].dtype) for name in ("id", "text", "owner", "tags")} == {"str"}
+    assert (str(found["at"].dtype), str(found["score"].dtype)) == ("datetime64[us, UTC]", "float64")
+    pd = pytest.importorskip("pandas")
+    assert len(pd.concat([nothing, found])) == 1
+
+
 # --- what comes in
+
+
+ODD_TIMES = ["0001-01-01", "9999-12-31T23:59:59-09:00", "2999-01-01", "2024-05-01T01:00+09:00"]
+
+
+@pytest.mark.parametrize("at", ODD_TIMES)
+def test_any_time_can_be_stored_asked_and_shown(at: str) -> None:
+    store = MemoryStore(embedder="hash")
+    store.add(["I live in Oslo.", "I had a cat."], user="ann", at=at)
+    for as_of in (None, "0001-01-01", at, "9999-12-31"):
+        found = am.retrieve("Where did I live last week?", store, as_of=as_of, where=Filter(user="ann"))
+        assert len(found.to_frame()) == len(found.hits)
+        assert all(h.memory.at == store.get(h.memory.id).at for h in found)
+    assert am.retrieve("live", store, as_of=at).hits, "what was said at that very moment"
+
+
+def test_a_time_without_a_zone_is_utc_and_one_with_a_zone_is_kept() -> None:
+    store = MemoryStore(embedder="hash")
+    naive = store.add("one", at="2024-05-01T01:00").ids[0]
+    tokyo = store.add("two", at="2024-05-01T01:00+09:00").ids[0]
+    assert store.get(naive).at == datetime(2024, 5, 1, 1, tzinfo=UTC)
+    assert store.get(tokyo).at == datetime(2024, 4, 30, 16, tzinfo=UTC)
+    assert [m.text for m, ok in zip(store.memories, store.mask(Filter(until="2024-05-01"))) if ok] == ["two"]
+
+
+def test_messages_of_every_kind_are_read_or_left_out() -> None:
+    store = MemoryStore(embedder="hash")
+    picture = {"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}
+    talk = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Look at my cat."}, picture]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function"}]},
+        {"role": "tool", "content": "a grey cat", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "She is grey.", "refusal": None, "annotations": [], "audio": None},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "The user asks about a cat."},
+        {"role": "user", "content": [picture]},
+    ]
+    assert store.add(talk, user="ann") == 4
+    assert [(m.speaker, m.text) for m in store.memories] == [
+        ("user", "Look at my cat."),
+        ("tool", "a grey cat"),
+        ("assistant", "She is grey."),
+        ("assistant", "Yes."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"memories": ["a", " "]}, ValueError, "' ' says nothing"),
+        ({"memories": [None]}, TypeError, "None is no memory"),
+        ({"memories": "a", "tags": [1]}, TypeError, r"tags=\[1\] must be a list of strings"),
+        ({"memories": "a", "session": 3}, TypeError, "session=3 must be a string, such as '3'"),
+        ({"memories": "a", "speaker": 3}, TypeError, "speaker=3 must be a string"),
+        ({"memories": "a", "at": 1714521600}, TypeError, "1714521600 is a"),
+        ({"memories": {"role": "user", "content": "a", "text": "b"}}, ValueError, "has the key 'text'"),
+    ],
+)
+def test_what_can_not_be_a_memory_is_named_and_nothing_is_added(given: Any, error: Any, says: str) -> None:
+    store = MemoryStore(embedder="hash")
+    with pytest.raises(error, match=says):
+        store.add(**given)
+    assert len(store) == 0
+
+
+def test_an_id_that_is_used_twice_in_one_call_is_named() -> None:
+    store = MemoryStore(embedder="hash")
+    talk = [{"role": "user", "content": text, "id": "m1"} for text in ("one", "two")]
+    with pytest.warns(UserWarning, match="1 memories not added.*'m1'"):
+        assert store.add(talk, user="ann") == 1
+    assert store.get("m1").text == "one"
+    with pytest.warns(UserWarning, match="'m1'"):
+        assert store.add("Bob's own", user="bob", id="m1") == 0
+    assert store.get("m1").owner == "ann", "another user's id doesn't reach her memory"
+
+
+@pytest.mark.parametrize("where", [Filter(), Filter(status=None)], ids=str)
+def test_a_filter_without_a_condition_deletes_nothing(where: Filter) -> None:
+    store = MemoryStore(embedder="hash")
+    store.add(["one", "two"], user="ann")
+    for soft in (True, False):
+        with pytest.raises(ValueError, match="where has no condition, so all 2 memories would be deleted"):
+            store.delete(where=where, soft=soft)
+    assert len(store) == 2
+    store.rollback(0)
+    assert len(store) == 0 and store.delete(where=Filter(status="deleted"), soft=False) == 2
+    assert store.delete(where=Filter(user="ann", status=None)) == 0
 
 
 def test_the_result_of_add_is_a_number_and_names_the_memories() -> None:

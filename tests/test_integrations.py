@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import json
+import pickle
 import socket
 import sys
 from dataclasses import replace
@@ -75,14 +77,17 @@ def expected(store: am.MemoryStore, question: str, **options: Any) -> list[tuple
 
 
 def test_the_metadata_of_a_hit_is_plain_and_says_why() -> None:
-    m = Memory("m", "A cat.", "Ann", datetime(2024, 1, 2, 3, tzinfo=UTC), owner="ann", session="s")
+    about: dict[str, Any] = {"tags": ("cat", "home"), "meta": {"agent": "pets"}}
+    m = Memory("m", "A cat.", "Ann", datetime(2024, 1, 2, 3, tzinfo=UTC), owner="ann", session="s", **about)
     signals = {"lexical": 1.0, "dense": 2.5, "time": 0.25, "entity": 0.75, "role": -3.0}
     said = hit_metadata(Hit(m, 0.5, signals, "updated"))
     assert said == {
         "id": "m",
         "user": "ann",
+        "agent": "pets",
         "session": "s",
         "speaker": "Ann",
+        "tags": "cat, home",
         "time": "2024-01-02T03:00:00+00:00",
         "score": 0.5,
         "why": "dense +2.50, lexical +1.00, entity +0.75",
@@ -151,6 +156,62 @@ def test_a_call_of_langchain_may_change_number_user_and_time(
 
 
 @needs_langchain
+def test_a_lost_or_misplaced_user_opens_nothing_in_langchain(
+    store: am.MemoryStore, langchain: ModuleType
+) -> None:
+    retriever = langchain.LangChainRetriever(store=store, where=am.Filter(user="ann"))
+    with pytest.raises(TypeError, match="where=None in a call would open the memories of all users"):
+        retriever.invoke("live", where=None)
+    with pytest.raises(TypeError, match="where=None"):
+        asyncio.run(retriever.ainvoke("live", where=None))
+    for misplaced in ({"user": "ann"}, {"filter": am.Filter(user="ann")}, {"search_kwargs": {"k": 1}}):
+        with pytest.raises(ValueError, match=next(iter(misplaced))):
+            langchain.LangChainRetriever(store=store, **misplaced)
+
+
+@needs_langchain
+def test_langchain_may_configure_the_user_of_a_chain(store: am.MemoryStore, langchain: ModuleType) -> None:
+    from langchain_core.runnables import ConfigurableField
+
+    retriever = langchain.LangChainRetriever(store=store, where=am.Filter(user="ann"))
+    chain = retriever.configurable_fields(where=ConfigurableField(id="where"))
+    assert {d.id for d in chain.invoke("live")} == {"a1", "a2"}
+    bob = {"configurable": {"where": am.Filter(user="bob")}, "tags": ["t"], "metadata": {"m": 1}}
+    assert [d.id for d in chain.invoke("live", config=bob)] == ["b1"]
+    assert len(retriever.bind(k=1).invoke("live")) == 1
+
+
+@needs_langchain
+def test_a_tool_of_langchain_searches_the_memories(store: am.MemoryStore, langchain: ModuleType) -> None:
+    from langchain_core.tools import create_retriever_tool
+
+    retriever = langchain.LangChainRetriever(store=store, k=1, where=am.Filter(user="ann"))
+    tool = create_retriever_tool(retriever, "memory", "What the user said.")
+    assert tool.invoke({"query": QUESTIONS[1]}) == "My cat is called Momo."
+
+
+@needs_langchain
+def test_a_document_of_langchain_can_be_sent_and_saved(store: am.MemoryStore, langchain: ModuleType) -> None:
+    """A text may end in half a character, where a program cut it."""
+    from langchain_core.documents import Document
+
+    store.add("I laughed \ud83d", user="ann", speaker="Ann \ud83d", id="cut")
+    documents = langchain.LangChainRetriever(store=store, where=am.Filter(user="ann")).invoke("laughed")
+    assert "cut" in [d.id for d in documents]
+    again = [Document.model_validate_json(d.model_dump_json()) for d in documents]
+    assert [(d.id, d.page_content, d.metadata) for d in again] == [
+        (d.id, d.page_content, d.metadata) for d in documents
+    ]
+    assert all((d.page_content + str(d.metadata)).encode() for d in documents)
+
+
+def test_an_open_store_says_that_it_can_not_be_sent_to_a_process(store: am.MemoryStore) -> None:
+    for send in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"open the file there: MemoryStore\(':memory:'\)"):
+            send(store)
+
+
+@needs_langchain
 def test_langchain_uses_the_planner_and_the_budget(store: am.MemoryStore, langchain: ModuleType) -> None:
     before = CountingRouter.asked
     planned = langchain.LangChainRetriever(store=store, planner=CountingRouter())
@@ -205,6 +266,30 @@ def test_llamaindex_asks_without_blocking_the_event_loop(
         return await asyncio.gather(*(retriever.aretrieve(q) for q in QUESTIONS))
 
     assert asyncio.run(ask()) == [retriever.retrieve(q) for q in QUESTIONS]
+
+
+@needs_llamaindex
+def test_llamaindex_tells_its_callbacks_and_its_nodes_can_be_saved(
+    store: am.MemoryStore, llamaindex: ModuleType
+) -> None:
+    from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    store.add("I laughed \ud83d", user="ann", id="cut")
+    watch = LlamaDebugHandler(print_trace_on_end=False)
+    retriever = llamaindex.LlamaIndexRetriever(
+        store, where=am.Filter(user="ann"), callback_manager=CallbackManager([watch])
+    )
+    nodes = retriever.retrieve("laughed")
+    assert len(watch.get_event_pairs()) == 1 and "cut" in [n.node_id for n in nodes]
+    again = [TextNode.from_json(n.node.to_json()) for n in nodes]
+    assert [(n.node_id, n.text, n.metadata, n.hash) for n in again] == [
+        (n.node_id, n.node.text, n.metadata, n.node.hash) for n in nodes
+    ]
+    assert all(isinstance(n, NodeWithScore) for n in nodes)
+    assert retriever.retrieve("laughed") == nodes, "the next answer has the same nodes"
+    with pytest.raises(TypeError, match="user"):
+        llamaindex.LlamaIndexRetriever(store, user="ann")
 
 
 @needs_llamaindex

@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -154,3 +157,154 @@ def test_the_official_client_uses_the_tools_over_stdio(store: MemoryStore, tmp_p
     asyncio.run(talk())
     with MemoryStore(path) as file:
         assert file.get("a1").status == "deleted" and len(file) == 3 and file.check() == []
+
+
+# --- a client that errs, a server that is killed
+
+
+def served(path: Path, *options: str) -> Any:
+    """Return what starts a server of the file `path` as a process."""
+    from mcp import StdioServerParameters
+
+    args = ["-m", "adaptmr", "serve", "--mcp", str(path), *options]
+    return StdioServerParameters(command=sys.executable, args=args, env=dict(os.environ), cwd=ROOT)
+
+
+def filled(path: Path) -> Path:
+    with MemoryStore(path, embedder="hash") as file:
+        file.add("I live in Bergen.", user="ann", at="2024-05-01", id="a1")
+        file.add("I live in Rome.", user="bob", at="2024-05-01", id="b1")
+        file.add("Half a face: \ud83d", user="ann", at="2024-05-02", id="a2")  # a text that was cut
+    return path
+
+
+@needs_mcp
+def test_whatever_a_client_sends_it_gets_an_error_with_the_remedy(tmp_path: Path) -> None:
+    from mcp import ClientSession, stdio_client
+
+    path = filled(tmp_path / "m.db")
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        ("add", {}, "text: Field required"),
+        ("add", {"text": 5}, "text: Input should be a valid string"),
+        ("add", {"text": " "}, "a memory needs words"),
+        ("add", {"text": "x", "tags": "home"}, "tags: Input should be a valid list"),
+        ("add", {"text": "x", "tags": ["home", 1]}, "tags.1: Input should be a valid string"),
+        ("add", {"text": "x", "at": "yesterday"}, "'yesterday' is not ISO 8601"),
+        ("add", {"text": "x", "at": "2999-01-01"}, "is in the future"),
+        ("add", {"text": "x", "replaces": "b1"}, "no memory 'b1' of the user 'ann'; search returns the ids"),
+        ("search", {"query": "x", "user_id": "ann"}, "no argument 'user_id'"),
+        ("search", {"query": "x", "K": 3}, "no argument 'K' (did you mean 'k'?)"),
+        ("search", {"query": "x", "k": "many"}, "k: Input should be a valid integer"),
+        ("search", {"query": "x", "k": -1}, "k=-1 must be a whole number from 0"),
+        ("search", {"query": "x", "token_budget": 0}, "token_budget=0 must be"),
+        ("search", {"query": "x", "since": "2025-01-01", "until": "2024-01-01"}, "is after"),
+        ("search", {"query": "x", "user": "bob"}, "leave user out"),
+        ("forget", {}, "forget needs an id"),
+        ("forget", {"id": "nope"}, "no memory 'nope'"),
+        ("history", {"id": ""}, "no memory ''"),
+        ("delete_all", {}, "delete_all"),
+    ]
+
+    async def talk() -> None:
+        async with stdio_client(served(path, "--user", "ann")) as (r, w), ClientSession(r, w) as client:
+            await client.initialize()
+            for tool, arguments, says in wrong:
+                result = await client.call_tool(tool, arguments)
+                told = result.content[0].text
+                assert result.is_error and says in told, (tool, arguments, told)
+                assert "Traceback" not in told and "pydantic" not in told
+            long = await client.call_tool("add", {"text": "Ann said: 我住在卑尔根。🎉 " * 20_000})
+            asked = [
+                client.call_tool(tool, {name: text})
+                for tool, name in (("search", "query"), ("answer", "question"))
+                for text in ("", "half a face", "🎉 卑尔根", "x" * 100_000)
+            ]
+            results = [long, *await asyncio.gather(*asked)]
+            assert not any(r.is_error for r in results), [r.content[0].text for r in results]
+            assert "Rome" not in "".join(r.content[0].text for r in results)
+
+    asyncio.run(talk())
+    with MemoryStore(path) as file:
+        assert len(file) == 4 and file.check() == [] and not file.history("b1")
+
+
+@needs_mcp
+def test_a_model_is_told_what_each_argument_means_and_a_program_what_is_changed() -> None:
+    server = make_server(tools_over(MemoryStore(embedder="hash")))
+    listed = {t.name: t for t in asyncio.run(server.list_tools())}
+    for tool in listed.values():
+        assert tool.description and not any(line.startswith(" ") for line in tool.description.split("\n"))
+        assert tool.input_schema["additionalProperties"] is False
+        assert all(p.get("description") for p in tool.input_schema["properties"].values()), tool.name
+    assert {n for n, t in listed.items() if t.annotations.read_only_hint} == {"search", "answer", "history"}
+    assert [n for n, t in listed.items() if t.annotations.destructive_hint] == ["forget"]
+
+
+@needs_mcp
+def test_a_server_that_is_killed_has_written_whole_memories_or_none(tmp_path: Path) -> None:
+    path = filled(tmp_path / "m.db")
+    command = [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    )
+    assert server.stdin is not None and server.stdout is not None
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    calls = [{"id": 0, "method": "initialize", "params": about}, {"method": "notifications/initialized"}]
+    for n in range(1, 201):
+        arguments = {"text": f"Number {n}: {'I bought a cat. ' * 50}end", "at": "2024-05-03"}
+        calls.append({"id": n, "method": "tools/call", "params": {"name": "add", "arguments": arguments}})
+    writing = threading.Thread(target=send, args=(server, calls), daemon=True)
+    writing.start()
+    acknowledged: list[str] = []
+    while len(acknowledged) < 10:
+        reply = json.loads(server.stdout.readline())
+        if reply.get("id"):
+            acknowledged.append(json.loads(reply["result"]["content"][0]["text"])["id"])
+    server.kill()
+    server.wait()
+    writing.join()
+    with MemoryStore(path) as file:
+        assert file.check() == [] and all(file.get(i) is not None for i in acknowledged)
+        assert all(m.text.endswith("end") for m in file.memories if m.text.startswith("Number"))
+
+
+def send(server: subprocess.Popen[str], calls: list[dict[str, Any]]) -> None:
+    """Write calls to a server, which may end meanwhile."""
+    assert server.stdin is not None
+    with suppress(OSError):
+        for call in calls:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **call}) + "\n")
+            server.stdin.flush()
+
+
+@needs_mcp
+def test_a_server_ends_with_its_client_and_survives_what_is_no_message(tmp_path: Path) -> None:
+    path = filled(tmp_path / "m.db")
+    command = [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
+    half = '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": '
+    sent = "no message\n" + half + '{"text": "\\ud83d"}}}\n' + half + '{"text": "cut'
+    done = subprocess.run(command, input=sent, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0 and "Traceback" not in done.stdout
+    with MemoryStore(path) as file:
+        assert file.check() == [] and len(file) == 3
+
+
+def test_what_is_said_later_than_now_is_refused_with_the_time(store: MemoryStore) -> None:
+    with pytest.raises(ValueError, match=r"at='2024-09-01T08:00' is in the future: it is 2024-09-01T00:00"):
+        tools_over(store).add("I am in Tokyo.", user="ann", at="2024-09-01T08:00")
+    assert tools_over(store).add("I am in Tokyo.", user="ann", at="2024-09-01T08:00+09:00")["id"]
+    assert len(store) == 4
+
+
+def test_forgetting_what_was_said_before_a_time_leaves_what_has_none(store: MemoryStore) -> None:
+    store.add("I am allergic to nuts.", user="ann", id="undated")
+    assert tools_over(store).forget(user="ann", until="2024-05-15") == {"forgotten": 1}
+    assert store.get("a1").status == "deleted" and store.get("undated").status == "active"
+
+
+def test_a_history_keeps_to_its_user(store: MemoryStore) -> None:
+    """The program gives Ann's memory to Bob: what it said when it was hers stays hers."""
+    store.update(replace(store.get("a1"), text="The flat is free.", owner="bob"))
+    assert [v["text"] for v in tools_over(store).history("a1", "bob")["versions"]] == ["The flat is free."]
+    with pytest.raises(ValueError, match="no memory 'a1'"):
+        tools_over(store).history("a1", "ann")

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from pydantic import InstanceOf
+from pydantic import ConfigDict, InstanceOf
 
-from .metadata import hit_metadata
+from .metadata import hit_metadata, hit_text
 from ..retrieval.strategies import aretrieve, retrieve
 from ..store.view import Filter
 from ..types import Hit
@@ -34,8 +34,10 @@ class LangChainRetriever(BaseRetriever):
 
     The fields are the arguments of `adaptmr.retrieve`; `k`, `as_of` and `where` may be given to a call, too.
     A document has the text of a memory, its id, and the metadata of `hit_metadata`. Calls raise what
-    `retrieve` raises.
+    `retrieve` raises, and `TypeError` for another argument and for `where=None`.
     """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     store: Any
     k: int = 10
@@ -55,6 +57,11 @@ class LangChainRetriever(BaseRetriever):
 
     def _options(self, changed: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of `retrieve`. Raises `TypeError` for what a call can't change."""
+        if changed.get("where", self) is None:
+            raise TypeError(
+                "where=None in a call would open the memories of all users; leave where out to keep the "
+                "retriever's own filter, or give one: adaptmr.Filter(user='ann')"
+            )
         if unknown := sorted(changed.keys() - _PER_CALL):
             raise TypeError(
                 f"a call of the retriever has the argument {unknown[0]!r}; it may have {', '.join(_PER_CALL)}"
@@ -67,4 +74,4 @@ _OPTIONS = (*_PER_CALL, "planner", "llm", "token_budget")
 
 
 def _documents(hits: Iterable[Hit]) -> list[Document]:
-    return [Document(h.memory.text, id=h.memory.id, metadata=hit_metadata(h)) for h in hits]
+    return [Document(hit_text(h), id=h.memory.id, metadata=hit_metadata(h)) for h in hits]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from .metadata import hit_metadata
+from .metadata import hit_metadata, hit_text
 from ..retrieval.plan import Planner
 from ..retrieval.strategies import aretrieve, retrieve
 from ..store.protocol import Store
@@ -81,7 +81,7 @@ def _node(hit: Hit) -> TextNode:
     hidden = [name for name in about if name not in _FOR_MODELS or not about[name]]
     return TextNode(
         id_=hit.memory.id,
-        text=hit.memory.text,
+        text=hit_text(hit),
         metadata=about,
         excluded_llm_metadata_keys=hidden,
         excluded_embed_metadata_keys=list(about),

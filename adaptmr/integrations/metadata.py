@@ -7,29 +7,39 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..store.view import agent_of
+from ..text import clean
 from ..types import Hit
 
 # %% auto #0
-__all__ = ['SIGNALS_SHOWN', 'hit_metadata']
+__all__ = ['SIGNALS_SHOWN', 'hit_metadata', 'hit_text']
 
 # %% ../../nbs/integrations/00_metadata.ipynb #942703b1
 SIGNALS_SHOWN = 3  # the signals that `why` names, at most
 
 
 def hit_metadata(hit: Hit) -> dict[str, Any]:
-    """Return what a hit says besides its text: id, user, session, speaker, time, score, why and note.
+    """Return what a hit says besides its text.
 
-    `time` is ISO 8601, "" for an undated memory. `why` are the largest signals above the average.
+    That is id, user, agent, session, speaker, tags, time, score, why and note. `time` is ISO 8601, "" for an
+    undated memory; `tags` are separated by commas. `why` are the largest signals above the average.
     """
     m = hit.memory
     best = sorted(hit.signals.items(), key=lambda item: (-item[1], item[0]))[:SIGNALS_SHOWN]
-    return {
+    about = {
         "id": m.id,
         "user": m.owner,
+        "agent": agent_of(m.meta),
         "session": m.session,
         "speaker": m.speaker,
+        "tags": ", ".join(m.tags),
         "time": m.at.isoformat() if m.dated else "",
-        "score": hit.score,
         "why": ", ".join(f"{name} +{value:.2f}" for name, value in best if value > 0),
         "note": hit.note,
     }
+    return {name: clean(value) for name, value in about.items()} | {"score": hit.score}
+
+
+def hit_text(hit: Hit) -> str:
+    """Return the text of a hit, in a form that can be sent and saved."""
+    return clean(hit.memory.text)

@@ -35,7 +35,7 @@ from adaptmr.retrieval.plan import (
     planner_reranker,
     weighted_plans,
 )
-from .prompt_limit import limit_context
+from .prompt_limit import FRAME_TOKENS, limit_prompt
 from .queries import decompose
 from .relations import date_in_question, find_relation
 from .rounds import run_request
@@ -306,8 +306,8 @@ def retrieve(
     Memories said after `as_of` are hidden from
     the planner and the search; it defaults to the question's `asked_at`, and for a text without a time
     nothing is hidden. Of a memory that was updated later, the version of that time is visible. With `where`
-    only memories that pass it are visible, to the planner too. The context takes at most `token_budget`
-    tokens, and no more than the plan allows. Several threads may call this on one store.
+    only memories that pass it are visible, to the planner too. `to_prompt()` takes at most `token_budget`
+    tokens, and the context no more than the plan allows. Several threads may call this on one store.
 
     Raises what the planner and `execute` raise, `PlanError` for a `token_budget` below 1, and what
     `make_request` raises for `where`.
@@ -326,7 +326,7 @@ def retrieve(
         ]
     mixed = mix_evidence(found, k)
     return replace(
-        mixed if token_budget is None else limit_context(mixed, token_budget),
+        mixed if token_budget is None else limit_prompt(mixed, token_budget),
         usage=replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun)),
     )
 
@@ -348,11 +348,12 @@ def _edited(
 
 
 def _bounded(plan: RetrievalPlan, token_budget: int | None) -> RetrievalPlan:
-    """Return the plan with a token budget, unless its own is smaller."""
+    """Return the plan with the token budget of a prompt, unless its own is smaller."""
     if token_budget is None:
         return plan
-    own = replace(plan, token_budget=token_budget)  # raises for a value that can't be one
-    return own if plan.token_budget is None or plan.token_budget > token_budget else plan
+    given = replace(plan, token_budget=token_budget).token_budget  # raises for a value that can't be one
+    room = max(1, (given or 0) - FRAME_TOKENS)
+    return replace(plan, token_budget=room) if plan.token_budget is None or plan.token_budget > room else plan
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #36e16667
 async def aretrieve(

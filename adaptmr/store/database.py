@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from time import monotonic, sleep
 from typing import Any
 
 from ..sqlite import enable_wal, open_database, write_transaction
@@ -140,10 +141,7 @@ class _OpenedFiles:
 
 # %% ../../nbs/store/01_database.ipynb #5c1d1103
 class WriteAheadLog:
-    """The write-ahead log of the open database `db`.
-
-    `timeout` is how many seconds to wait for readers that prevent emptying it.
-    """
+    """The write-ahead log of the open database `db`, whose connection waits `timeout` seconds for others."""
 
     def __init__(self, db: sqlite3.Connection, timeout: float) -> None:
         self._db, self._timeout = db, timeout
@@ -153,9 +151,12 @@ class WriteAheadLog:
         """Remember which changes of other connections were there now, while the file was in its place."""
         self._data_version = fetch_value(self._db, "PRAGMA data_version")
 
-    def empty(self, wait: bool = False) -> bool:
-        """Copy the log into the file and empty it; return whether nothing prevented that."""
-        self._db.execute(f"PRAGMA busy_timeout={int(1000 * self._timeout) if wait else 0}")
+    def empty(self) -> bool:
+        """Copy the log into the file and empty it; return whether nothing prevented that.
+
+        Waits for nobody: whoever empties the log holds the lock for writing.
+        """
+        self._db.execute("PRAGMA busy_timeout=0")
         try:
             return not fetch_value(self._db, "PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.OperationalError:
@@ -169,14 +170,11 @@ class WriteAheadLog:
             return False
         return self.empty()
 
-    def finish_erasing(self, wait: bool) -> bool:
-        """Empty the log when an erasure isn't complete; return whether all erased data is gone.
-
-        With `wait`, waits for readers up to the time-out.
-        """
+    def finish_erasing(self) -> bool:
+        """Empty the log when an erasure isn't complete; return whether all erased data is gone."""
         if (pending := fetch_value(self._db, "SELECT value FROM meta WHERE name = 'erasing'")) is None:
             return True
-        if self._db.in_transaction or not self.empty(wait):
+        if self._db.in_transaction or not self.empty():
             return False
         with suppress(sqlite3.OperationalError):  # another process writes: the next one removes the row
             self._db.execute("DELETE FROM meta WHERE name = 'erasing' AND value = ?", (pending,))
@@ -204,7 +202,7 @@ class Database:
                 _check_content(self._db, self.path, timeout, has_log)
                 self._files.record()
                 self._log = WriteAheadLog(self._db, timeout)
-                self._log.finish_erasing(wait=False)
+                self._log.finish_erasing()
             except BaseException:
                 self._db.close()
                 raise
@@ -233,7 +231,7 @@ class Database:
                 if not sync:
                     self._db.execute("PRAGMA synchronous=FULL")
             self._check_in_place("what was just written went into the file that was there before")
-            self._log.finish_erasing(wait=False)
+            self._log.finish_erasing()
 
     def _check_in_place(self, consequence: str) -> None:
         if not (why := self._files.moved_reason()):
@@ -264,9 +262,18 @@ class Database:
             return version
 
     def finish_erasing(self) -> bool:
-        """Complete a pending erasure, waiting for readers; return whether all erased data is gone."""
-        with self._lock, translate_errors(self.path, self.timeout):
-            return self._log.finish_erasing(wait=True)
+        """Complete a pending erasure; return whether all erased data is gone.
+
+        Waits for readers of an earlier state up to the time-out, and lets others read and write meanwhile.
+        """
+        deadline = monotonic() + self.timeout
+        while True:
+            with self._lock, translate_errors(self.path, self.timeout):
+                if self._log.finish_erasing():
+                    return True
+                if self._db.in_transaction or monotonic() >= deadline:
+                    return False
+            sleep(_PAUSE)
 
     def close(self) -> None:
         """Close the file; a second time does nothing."""
@@ -280,7 +287,7 @@ class Database:
                     translate_errors(self.path),
                 ):  # every use has reported a damaged file
                     if not (why := self._files.moved_reason()):
-                        self._log.finish_erasing(wait=False)
+                        self._log.finish_erasing()
                     elif not self._log.empty_unless_shared():
                         message = f"{self.path}: {why}; its log {_LEFT_LOG.format(self.path)}"
                         warnings.warn(message, StoreWarning, stacklevel=4)
@@ -288,6 +295,7 @@ class Database:
                 self._db.close()
 
 # %% ../../nbs/store/01_database.ipynb #a5a12834
+_PAUSE = 0.01  # seconds between two attempts to complete an erasure
 _LEFT_LOG = "{}-wal doesn't belong to what is there now: remove it before anything opens that"
 
 

@@ -188,6 +188,12 @@ class ReadableStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"an open store can't be copied or sent to another process; open the file there: "
+            f"MemoryStore({self.path!r})"
+        )
+
 # %% ../../nbs/store/10_memory_store.ipynb #5c1d1003
 class SearchableStore(ReadableStore):
     """Adds scores and search to a `ReadableStore`. Shapes: n memories, vectors of dim numbers."""
@@ -356,11 +362,18 @@ class MemoryStore(SearchableStore):
         files that `export_jsonl` wrote before keep it. Raises `ErasePending` when a
         reader of an earlier state prevents it for longer than the time-out: then it is deleted, and the
         same call again goes on with erasing it. Returns `False` when it was deleted already. Raises
-        `KeyError` for an unknown id, and `TypeError` for neither an `id` nor `where`, or both.
+        `KeyError` for an unknown id, `TypeError` for neither an `id` nor `where`, or both, and `ValueError`
+        for a `where` without any condition: `rollback(0)` deletes everything, and can be undone.
         """
         if where is not None and id is None:
             if not isinstance(where, Filter):
                 raise TypeError(f"where {where!r:.80} is a {type(where).__name__}, not a Filter")
+            if where in (Filter(), Filter(status=None)):
+                raise ValueError(
+                    f"where has no condition, so all {len(self)} memories would be deleted; give one, such "
+                    "as Filter(user='ann'). rollback(0) deletes everything, and can be undone; then "
+                    "delete(where=Filter(status='deleted'), soft=False) erases it"
+                )
             return self._writer.delete_where(where, soft, who, why)
         if id is None or where is not None:
             raise TypeError(f"delete() takes an id or where=Filter(…), one of them; id={id!r}, where={where}")

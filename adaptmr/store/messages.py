@@ -25,7 +25,7 @@ class Shared:
     """What is said of all items that are added together; `None` says nothing.
 
     `at` is ISO 8601 or a `datetime`. Raises `ValueError` for an empty `user` or `agent` and for a time that
-    is none, `TypeError` for tags that are a string.
+    is none, `TypeError` for a `session` or `speaker` that is no string and for tags that are no list of them.
     """
 
     user: str | None = None
@@ -39,8 +39,13 @@ class Shared:
         for name in ("user", "agent"):
             if (value := getattr(self, name)) is not None and (not isinstance(value, str) or not value):
                 raise ValueError(f"{name}={value!r:.80} must be a name; leave {name} out for none")
+        for name in ("session", "speaker"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise TypeError(f"{name}={value!r:.80} must be a string, such as {str(value)!r:.80}")
         if isinstance(self.tags, str):
             raise TypeError(f"tags={self.tags!r} must be a list of strings, such as [{self.tags!r}]")
+        if self.tags is not None and not all(isinstance(tag, str) for tag in self.tags):
+            raise TypeError(f"tags={self.tags!r:.80} must be a list of strings, such as ['home']")
         object.__setattr__(self, "at", as_utc(self.at))
 
     def fill(self, m: Memory) -> Memory:
