@@ -196,7 +196,6 @@ def test_tasks_add_and_ask_at_once() -> None:
         assert len({m.step for m in store.memories}) == 44, "each has a place of its own"
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="asked_at reads times and memories of two states")
 def test_the_time_of_a_question_is_of_one_state_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread deletes the newest memory between the two reads of `asked_at`."""
     real = columns.columns_of

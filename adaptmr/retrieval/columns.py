@@ -372,6 +372,5 @@ def asked_at(query: str | Question, store: PlannerStore) -> datetime:
     """Return when a question is asked: its own `asked_at`, else when the newest memory was said."""
     if isinstance(query, Question) and query.asked_at is not None:
         return query.asked_at
-    with store.snapshot():  # times and memories of one state
-        said = columns_of(store).said_at
-        return store.memories[int(said.argmax())].at if len(said) else _EPOCH
+    columns = columns_of(store)  # times and memories of one state
+    return columns.memories[int(columns.said_at.argmax())].at if len(columns.said_at) else _EPOCH
