@@ -57,7 +57,7 @@ def _chatgpt(value: list[Mapping[str, Any]], name: str, notes: Counter[str]) -> 
 
 def _branch(nodes: Mapping[str, Any], last: Any) -> list[Mapping[str, Any]]:
     """The messages from the first to `last`, or to the last of the file where that isn't given."""
-    at = last if isinstance(last, str) and last in nodes else next(reversed(nodes), None)
+    at = last if isinstance(last, str) and last in nodes else next(reversed(list(nodes)), None)
     found: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     while isinstance(at, str) and at in nodes and at not in seen:
@@ -145,7 +145,8 @@ def _slack(value: list[Mapping[str, Any]], name: str, notes: Counter[str]) -> It
         elif not text.strip():
             notes["media_left_out"] += 1
         else:
-            names = who.get("display_name"), who.get("real_name"), message.get("username"), message.get("user")
+            names = [who.get("display_name"), who.get("real_name"), message.get("username")]
+            names.append(message.get("user"))
             at = message.get("ts")
             yield _row(name, 1, n, text=text, speaker=next(filter(None, names), ""), at=at, id=at)
 

@@ -189,11 +189,12 @@ def frame_rows(frame: pd.DataFrame, name: str) -> Iterator[Row]:
         yield Row(f"{name}, row {label}", {str(k): v for k, v in values.items()})
 
 # %% ../../nbs/data/01_chat_rows.ipynb #77fd56a5
+_TIMES = ("时间", "日期", "发送时间")
 _SPEAKERS = ("发送者", "发言人", "说话人", "发送人", "昵称", "姓名")
 USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "content", "message", "body", "内容", "文本", "消息", "正文"),
     "speaker": ("speaker", "name", "author", "sender", "from", "user", "role", *_SPEAKERS),
-    "at": ("at", "time", "timestamp", "date", "datetime", "created_at", "sent_at", "ts", "时间", "日期", "发送时间"),
+    "at": ("at", "time", "timestamp", "date", "datetime", "created_at", "sent_at", "ts", *_TIMES),
     "session": ("session", "session_id", "thread", "会话"),
     "conversation": ("conversation", "conversation_id", "chat", "chat_id", "对话", "聊天"),
     "id": ("id", "source", "message_id", "编号"),
@@ -215,6 +216,9 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], name: 
         if column := wanted or usual:
             found[field] = column
     if "text" not in found:
-        there = ", ".join(columns) or "none"
-        raise DatasetError(f"{name}: which column has the text? Name it with text=…; there are {there}")
+        there, first = ", ".join(columns) or "none", next(iter(columns), "body")
+        raise DatasetError(
+            f"{name}: which column has the text? There are {there}; name it, as in text={first!r}, "
+            "or --text on the command line"
+        )
     return found

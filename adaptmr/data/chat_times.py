@@ -27,7 +27,7 @@ _NUMBERS = re.compile(
 )
 _AFTERNOON = ("下午", "晚上", "中午", "午後")
 _NUMBER = re.compile(r"-?\d{9,19}(?:\.\d+)?|\d{5}(?:\.\d+)?")
-_UNITS = ((1e11, 1), (1e14, 10**3), (1e17, 10**6), (1e20, 10**9))  # the first number too large, parts a second
+_UNITS = ((1e11, 1), (1e14, 10**3), (1e17, 10**6), (1e20, 10**9))  # below which number, parts of a second
 _DAYS = range(20_000, 80_000)  # that a spreadsheet counts: 1954 to 2119
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _NAMED_MONTH = re.compile(
@@ -104,9 +104,9 @@ def _year_month_day(found: re.Match[str], day_first: bool | None) -> tuple[int, 
 def parse_chat_time(value: Any, day_first: bool | None = None) -> datetime:
     """Read a time: a date or datetime, a number, ISO 8601, or a form of a country.
 
-    A number counts from 1970 or, as a spreadsheet does, from 1899. `day_first` says how `03/04/2024` is meant. The
-    result is naive where no zone is given. Raises `ValueError` for what is no time, and for a date that can be
-    read in two ways while `day_first` is `None`.
+    A number counts from 1970 or, as a spreadsheet does, from 1899. `day_first` says how `03/04/2024` is
+    meant. The result is naive where no zone is given. Raises `ValueError` for what is no time, and for a date
+    that can be read in two ways while `day_first` is `None`.
     """
     if hasattr(value, "to_pydatetime"):
         value = value.floor("us").to_pydatetime()  # of pandas, which counts nanoseconds
@@ -120,7 +120,10 @@ def parse_chat_time(value: Any, day_first: bool | None = None) -> datetime:
         value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"time {value!r} is a {type(value).__name__}, not a text, number or datetime")
-    text = value.strip()
+    return _from_text(value.strip(), day_first)
+
+
+def _from_text(text: str, day_first: bool | None) -> datetime:
     if compact := _COMPACT.fullmatch(text):
         text = f"{compact[1]}T{compact[2]}"
     if _NUMBER.fullmatch(text):

@@ -236,9 +236,9 @@ def read_chat(
     - `day_first`: whether `03/04/2024` is in April; needed only where the file doesn't show it.
     - `gap_hours`: the silence after which a new session begins, where sessions are not given.
 
-    `Dataset.notes` counts what was left out or assumed, `Dataset.reading` has the options. Raises `DatasetError`, which names the file, the row
-    and the remedy for every fault and has all of them in `check`, `ValueError` for an unknown `tz`, and
-    `TypeError` for another kind of `source`.
+    `Dataset.notes` counts what was left out or assumed, `Dataset.reading` has the options that were given.
+    Raises `DatasetError`, which names the file, the row and the remedy for every fault and has all of them in
+    `check`, `ValueError` for an unknown `tz`, and `TypeError` for another kind of `source`.
     """
     path = Path(source) if isinstance(source, (str, Path)) else None
     name = name or (path.stem if path else "chat")
@@ -253,7 +253,9 @@ def read_chat(
         "id": id,
     }
     others = {"encoding": encoding, "tz": tz, "day_first": day_first}
-    options = {key: value for key, value in {**named, **others}.items() if value is not None}
+    options: dict[str, Any] = {
+        key: value for key, value in {**named, **others}.items() if value is not None
+    }
     if gap_hours != DEFAULT_GAP_HOURS:
         options["gap_hours"] = gap_hours
     rows, data = _read_source(source, name, encoding, found, notes)

@@ -40,8 +40,8 @@ _DELETED = re.compile(
     r")[.。]?"
 )
 _THING = (
-    r"image|video|audio|sticker|GIF|document|Contact card|Bild|Dokument|Kontaktkarte|Videonotiz|imagen|documento"
-    r"|tarjeta de contacto|imagem|vídeo|áudio|figurinha|cartão de contato|vidéo|fiche contact"
+    r"image|video|audio|sticker|GIF|document|Contact card|Bild|Dokument|Kontaktkarte|Videonotiz|imagen"
+    r"|documento|tarjeta de contacto|imagem|vídeo|áudio|figurinha|cartão de contato|vidéo|fiche contact"
     r"|图像|图片|视频|音频|语音|贴图|文档|文件|名片|圖片|影片|語音|音訊|貼圖|聯絡人名片"
 )
 _OMITTED = (
@@ -51,8 +51,8 @@ _MEDIA = re.compile(
     rf"<[^<>]{{3,40}}>|null|(?:.{{1,80}}• )?(?:{_THING}) ?(?:{_OMITTED})[.。]?", re.IGNORECASE
 )
 _BESIDE_WORDS = re.compile(
-    r"\A[^\n]{1,200}\.\w{2,5} \((?:file attached|Datei angehängt|archivo adjunto|arquivo anexado|fichier joint"
-    r"|文件附件|檔案已附加)\)\n?"
+    r"\A[^\n]{1,200}\.\w{2,5} \((?:file attached|Datei angehängt|archivo adjunto|arquivo anexado"
+    r"|fichier joint|文件附件|檔案已附加)\)\n?"
     r"|\s*<[^<>]{0,40}(?:edited|bearbeitet|editó|editada|modifié|编辑|編輯)[^<>]{0,10}>\s*\Z"
     r"|\s*\0<[^<>]{3,120}>"
 )
