@@ -476,6 +476,16 @@ _HIDDEN = (
 )
 
 
+def _how_it_was_read(data: Dataset) -> str:
+    """What was left out or assumed when the user's file was read, and the options it was read with."""
+    counts = ", ".join(f"{what.replace('_', ' ')}: {n:,}" for what, n in data.notes.items())
+    options = ", ".join(f"{name} = {html.escape(str(value))}" for name, value in data.reading.items())
+    lines = [
+        f"{what}: {told}" for what, told in (("When it was read", counts), ("Read with", options)) if told
+    ]
+    return f"<p><small>{'<br>'.join(lines)}</small></p>" if lines else ""
+
+
 class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
@@ -551,7 +561,8 @@ class Experiment:
         shown = ", ".join(f"{k} = {html.escape(str(v))}" for k, v in self.run.params.items() if v is not None)
         name, label = html.escape(self.run.experiment), html.escape(self.data.label)
         hidden = f"<p><small>{_HIDDEN}</small></p>" if self.run.redact else ""
-        return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>{hidden}"
+        read = _how_it_was_read(self.data) if is_file_name(self.run.params["dataset"]) else ""
+        return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>{read}{hidden}"
 
     def encoder(self) -> Any:
         """The encoder of this run's sentences; in a repeated run, in the precision that is recorded."""

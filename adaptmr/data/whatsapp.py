@@ -48,12 +48,12 @@ _OMITTED = (
     r"omitted|weggelassen|ausgelassen|omitid[oa]|ocultad[oa]|absente?|omise?|已省略|已忽略|已略去|已略過"
 )
 _MEDIA = re.compile(
-    rf"<[^<>]{{3,40}}>|null|(?:.{{1,80}}• )?(?:{_THING}) ?(?:{_OMITTED})[.。]?", re.IGNORECASE
+    rf"<[^<>]{{3,40}}>|null|(?:.{{1,80}}• (?:.{{1,20}} )?)?(?:{_THING}) ?(?:{_OMITTED})[.。]?", re.IGNORECASE
 )
 _BESIDE_WORDS = re.compile(
     r"\A[^\n]{1,200}\.\w{2,5} \((?:file attached|Datei angehängt|archivo adjunto|arquivo anexado"
     r"|fichier joint|文件附件|檔案已附加)\)\n?"
-    r"|\s*<[^<>]{0,40}(?:edited|bearbeitet|editó|editada|modifié|编辑|編輯)[^<>]{0,10}>\s*\Z"
+    r"|\s*<[^<>]{0,40}(?:edited|bearbeitet|editó|editada|modifié|编辑|編輯)[^<>]{0,30}>\s*\Z"
     r"|\s*\0<[^<>]{3,120}>"
 )
 
