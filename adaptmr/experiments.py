@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['load_asked', 'Experiment']
+__all__ = ['load_asked', 'EvidenceMissing', 'check_evidence', 'Experiment']
 
 # %% ../nbs/04_experiments.ipynb #e149531c
 LIMITS = ("max_cost_usd", "max_tokens")  # of what a run may spend; they are no part of its id
@@ -214,6 +214,20 @@ def load_asked(
         f"{data.label}: {experiment} asks questions, and this data set has none"
         + (remedy if is_file_name(dataset) else "")
     )
+
+
+class EvidenceMissing(ValueError):
+    """No question of the data set names its evidence, and the experiment measures what was found of it."""
+
+
+def check_evidence(experiment: str, data: Dataset) -> None:
+    """Raise `EvidenceMissing` if no question names its evidence; the message holds numbers only."""
+    if not any(question.evidence for question in data.questions):
+        raise EvidenceMissing(
+            f"{experiment} measures what is found of the evidence, and none of the {len(data.questions)} "
+            "questions names any: give at least some of them the ids of the messages that answer them. "
+            "exp3 compares answers without it"
+        )
 
 # %% ../nbs/04_experiments.ipynb #e149531e
 class _RecordedInputs:
@@ -495,7 +509,8 @@ class Experiment:
     the model, decide no result and are no part of the run's id. `out_dir` is the folder of all runs;
     `required_systems` names systems that the notebook compares with, `default_systems` those it takes when
     `systems` is `None` (if both are, all of the main group); `timed` says that its results are times, which
-    no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError` for a plugin
+    no second run repeats, `needs_evidence` that it can't run where no question names its evidence
+    (`EvidenceMissing`). Raises `ValueError` for an unknown parameter or system, `PluginError` for a plugin
     that can't be used, and what `load` raises for the data.
     """
 
@@ -509,6 +524,7 @@ class Experiment:
         required_systems: Sequence[str] = (),
         default_systems: Sequence[str] | None = None,
         timed: bool = False,
+        needs_evidence: bool = False,
     ) -> None:
         limits: dict[str, Any] = {name: params.get(name) for name in LIMITS}
         params = {name: value for name, value in params.items() if name not in LIMITS}
@@ -518,6 +534,8 @@ class Experiment:
         if missing := [n for n in required_systems if n not in systems]:
             raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])
+        if needs_evidence:
+            check_evidence(name, self.data)
         if is_file_name(self.params["dataset"]):
             self.params["dataset"] = PurePath(self.params["dataset"]).name
         read_by = {name: v for name, v in self.params.items() if name == "reranker"}

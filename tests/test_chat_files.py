@@ -1,4 +1,4 @@
-"""Odd files of chats: exports of programs, languages, spreadsheets; how a file is read; what stays private."""
+"""Odd files of chats: exports, languages, spreadsheets; how a file is read; what stays private."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adaptmr.cli import main
 from adaptmr.data.chat_settings import write_settings
 from adaptmr.data.chat_times import parse_chat_time
 from adaptmr.eval.report.explorer import write_local_explorer
-from adaptmr.experiments import Experiment
+from adaptmr.experiments import EvidenceMissing, Experiment
 
 DAY = datetime(2024, 5, 1, 21, 30, tzinfo=UTC)
 
@@ -73,7 +73,9 @@ def test_times_of_spreadsheets_programs_and_countries(value, expected):
     assert parse_chat_time(value) == expected
 
 
-@pytest.mark.parametrize("text", ["12345", "May 2024", "1 May 1 2024", "May 32, 2024", "1. Mai 2024", "21:30 CEST"])
+@pytest.mark.parametrize(
+    "text", ["12345", "May 2024", "1 May 1 2024", "May 32, 2024", "1. Mai 2024", "21:30 CEST"]
+)
 def test_times_that_are_no_times(text):
     with pytest.raises(ValueError):
         parse_chat_time(text)
@@ -121,16 +123,47 @@ DELETED = {"deleted_messages_left_out": 1, "media_left_out": 1, "system_messages
 @pytest.mark.parametrize(
     "start, own, media, deleted",
     [
-        ("[13.01.24, 21:15:00] ", "\u200eNachrichten sind verschlüsselt.", "\u200eBild weggelassen", "\u200eDu hast diese Nachricht gelöscht."),
-        ("[13/1/24, 21:15:00] ", "\u200eLos mensajes están cifrados", "\u200eimagen omitida", "\u200eSe eliminó este mensaje."),
-        ("[13/01/2024, 21:15:00] ", "\u200eAs mensagens são protegidas", "\u200eimagem ocultada", "\u200eMensagem apagada"),
-        ("[2024/1/13 下午9:15:00] ", "\u200e消息和通话已进行端到端加密。", "\u200e图像已省略", "\u200e此消息已删除。"),
-        (f"[1/13/24, 9:15:00{NARROW}PM] ", "\u200eMissed voice call", "\u200e<attached: 1-PHOTO.jpg>", "\u200eYou deleted this message."),
-        ("[13.01.24, 21:15:00] ", "\u200eDeze oproep is gemist", "\u200ea.pdf • \u200e3 Seiten \u200eDokument weggelassen", "Diese Nachricht wurde gelöscht."),
+        (
+            "[13.01.24, 21:15:00] ",
+            "\u200eNachrichten sind verschlüsselt.",
+            "\u200eBild weggelassen",
+            "\u200eDu hast diese Nachricht gelöscht.",
+        ),
+        (
+            "[13/1/24, 21:15:00] ",
+            "\u200eLos mensajes están cifrados",
+            "\u200eimagen omitida",
+            "\u200eSe eliminó este mensaje.",
+        ),
+        (
+            "[13/01/2024, 21:15:00] ",
+            "\u200eAs mensagens são protegidas",
+            "\u200eimagem ocultada",
+            "\u200eMensagem apagada",
+        ),
+        (
+            "[2024/1/13 下午9:15:00] ",
+            "\u200e消息和通话已进行端到端加密。",
+            "\u200e图像已省略",
+            "\u200e此消息已删除。",
+        ),
+        (
+            f"[1/13/24, 9:15:00{NARROW}PM] ",
+            "\u200eMissed voice call",
+            "\u200e<attached: 1-PHOTO.jpg>",
+            "\u200eYou deleted this message.",
+        ),
+        (
+            "[13.01.24, 21:15:00] ",
+            "\u200eDeze oproep is gemist",
+            "\u200ea.pdf • \u200e3 Seiten \u200eDokument weggelassen",
+            "Diese Nachricht wurde gelöscht.",
+        ),
     ],
 )
 def test_remarks_of_an_iphone(put, start, own, media, deleted):
-    lines = [f"Ann: {own}", "Ann: Hi \u200e<edited>", f"Ann: {media}", f"Bo: {deleted}", f"~{NARROW}Max: a: b"]
+    lines = [f"Ann: {own}", "Ann: Hi \u200e<edited>", f"Ann: {media}", f"Bo: {deleted}"]
+    lines.append(f"~{NARROW}Max: a: b")
     data = am.read_chat(put("c.txt", "".join(f"\u200e{start}{line}\n" for line in lines)))
     assert said(data) == [("Ann", "Hi"), ("Max", "a: b")] and data.notes == DELETED
     assert data.conversations[0].turns[0].at == datetime(2024, 1, 13, 21, 15, tzinfo=UTC)
@@ -139,20 +172,42 @@ def test_remarks_of_an_iphone(put, start, own, media, deleted):
 @pytest.mark.parametrize(
     "start, media, deleted, edited",
     [
-        ("13.01.24, 21:15 - ", "IMG-1.jpg (Datei angehängt)", "Du hast diese Nachricht gelöscht", "<Diese Nachricht wurde bearbeitet.>"),
-        ("13/1/24 21:15 - ", "<Multimedia omitido>", "Eliminaste este mensaje.", "<Se editó este mensaje.>"),
-        (f"13/1/24, 9:15{NARROW}p.\u00a0m. - ", "a.pdf (archivo adjunto)", "Se eliminó este mensaje.", ""),
+        (
+            "13.01.24, 21:15 - ",
+            "IMG-1.jpg (Datei angehängt)",
+            "Du hast diese Nachricht gelöscht",
+            "<Diese Nachricht wurde bearbeitet.>",
+        ),
+        (
+            "13/1/24 21:15 - ",
+            "<Multimedia omitido>",
+            "Eliminaste este mensaje.",
+            "<Se editó este mensaje.>",
+        ),
+        (
+            f"13/1/24, 9:15{NARROW}p.\u00a0m. - ",
+            "a.pdf (archivo adjunto)",
+            "Se eliminó este mensaje.",
+            "",
+        ),
         ("13/01/2024 21:15 - ", "<Mídia oculta>", "Você apagou esta mensagem", "<Mensagem editada>"),
         ("13/01/2024 à 21:15 - ", "<Médias omis>", "Ce message a été supprimé", ""),
         ("2024/1/13 21:15 - ", "<省略多媒体文件>", "您删除了这条消息", "<此消息已编辑>"),
         ("2024年1月13日 晚上9:15 - ", "圖片已略去", "此訊息已刪除", ""),
-        (f"1/13/24, 9:15{NARROW}PM - ", "IMG.jpg (file attached)", "This message was deleted by admin Ann", "<This message was edited>"),
+        (
+            f"1/13/24, 9:15{NARROW}PM - ",
+            "IMG.jpg (file attached)",
+            "This message was deleted by admin Ann",
+            "<This message was edited>",
+        ),
     ],
 )
 def test_remarks_of_android(put, start, media, deleted, edited):
-    lines = ['Ann named it "a: b"', f"Ann: Hi {edited}", f"Bo: {media}", f"Bo: {deleted}", "Bo: Bild weggelassen, gut?"]
+    lines = ['Ann named it "a: b"', f"Ann: Hi {edited}", f"Bo: {media}", f"Bo: {deleted}"]
+    lines.append("Bo: Bild weggelassen, gut?")
     data = am.read_chat(put("c.txt", "".join(f"{start}{line}\n" for line in lines)))
-    assert [text.strip() for _, text in said(data)] == ["Hi", "Bild weggelassen, gut?"] and data.notes == DELETED
+    assert [text.strip() for _, text in said(data)] == ["Hi", "Bild weggelassen, gut?"]
+    assert data.notes == DELETED
     assert data.conversations[0].turns[0].at == datetime(2024, 1, 13, 21, 15, tzinfo=UTC)
 
 
@@ -183,8 +238,8 @@ TREE = {
 
 
 def test_chatgpt_reads_the_branch_that_was_shown(put):
-    chats = [{"title": "My secret", "mapping": TREE, "current_node": "g", "create_time": 1714599000.0}, {"mapping": {}}]
-    data = am.read_chat(put("conversations.json", chats))
+    chat = {"title": "My secret", "mapping": TREE, "current_node": "g", "create_time": 1714599000.0}
+    data = am.read_chat(put("conversations.json", [chat, {"mapping": {}}]))
     assert said(data) == [("user", "I moved."), ("assistant", "Nice!")] and data.conversations[0].id == "c1"
     assert data.conversations[0].turns[1].at == datetime(2024, 5, 1, 21, 30, 0, 500_000, UTC)
     assert data.notes == {
@@ -194,7 +249,8 @@ def test_chatgpt_reads_the_branch_that_was_shown(put):
         "system_messages_left_out": 1,
         "times_of_the_message_before": 1,
     }
-    assert sum(data.notes.values()) - 1 + 2 == sum(bool(node["message"]) for node in TREE.values()), "none is lost"
+    messages = sum(bool(node["message"]) for node in TREE.values())
+    assert sum(data.notes.values()) - 1 + 2 == messages, "none is lost"
     assert "secret" not in repr(data.rows)
 
 
@@ -209,9 +265,12 @@ def test_claude_telegram_discord_and_slack(put):
     assert said(data) == [("human", "Hi")] and data.notes == {"messages_without_text": 1}
 
     words = ["Hi ", {"type": "bold", "text": "you"}, "!"]
-    message = {"id": 7, "type": "message", "from": "Ann", "date": "2024-05-02T05:30:00", "date_unixtime": "1714599000"}
+    message = {"id": 7, "type": "message", "from": "Ann", "date": "2024-05-02T05:30:00"}
+    message["date_unixtime"] = "1714599000"
     chat = {"name": "Ann", "type": "personal_chat", "messages": [
-        {**message, "type": "service", "text": ""}, {**message, "text": words}, {**message, "id": 8, "text": ""},
+        {**message, "type": "service", "text": ""},
+        {**message, "text": words},
+        {**message, "id": 8, "text": ""},
     ]}
     for export in (chat, {"about": "", "chats": {"list": [chat]}}):
         data = am.read_chat(put("result.json", export))
@@ -221,10 +280,13 @@ def test_claude_telegram_discord_and_slack(put):
 
     message = {"type": "Default", "timestamp": at, "author": {"name": "ann", "nickname": "Ann"}}
     discord = {"guild": {}, "channel": {}, "messages": [
-        {**message, "id": "1", "content": "Hi"}, {**message, "id": "2", "content": ""}, {**message, "type": "Call"},
+        {**message, "id": "1", "content": "Hi"},
+        {**message, "id": "2", "content": ""},
+        {**message, "type": "Call"},
     ]}
     data = am.read_chat(put("discord.json", discord))
-    assert said(data) == [("Ann", "Hi")] and data.notes == {"media_left_out": 1, "system_messages_left_out": 1}
+    assert said(data) == [("Ann", "Hi")]
+    assert data.notes == {"media_left_out": 1, "system_messages_left_out": 1}
 
     message = {"type": "message", "user": "U1", "ts": "1714599000.0001"}
     slack = [{**message, "text": "a &lt; b"}, {**message, "subtype": "channel_join", "text": "joined"}]
@@ -267,12 +329,14 @@ def test_questions_with_other_names_of_columns_and_types(put):
     first, second = am.read_chat(chat, questions=chinese).questions
     assert (first.answers, first.evidence, first.type) == (["因为"], ["1", "2"], am.QueryType.multi_hop)
     assert not second.answerable
-    frame = pd.DataFrame({"Question": ["Why?", "Who?"], "Answer": [42.0, None], "type": ["Multi-hop", "unanswerable"], "evidence": [1.0, None]})
+    asked = {"Question": ["Why?", "Who?"], "Answer": [42.0, None], "evidence": [1.0, None]}
+    frame = pd.DataFrame({**asked, "type": ["Multi-hop", "unanswerable"]})
     first, second = am.read_chat(chat, questions=frame).questions
     assert (first.answers, first.evidence, first.type) == (["42"], ["1"], am.QueryType.multi_hop)
-    assert "There are q, gold" in error_of(chat, questions=put("w.csv", "q,gold\nWhy?,x\n")).replace("there", "There")
+    assert "there are q, gold" in error_of(chat, questions=put("w.csv", "q,gold\nWhy?,x\n"))
     own = put("own.csv", "question,answers,evidence,type\nWhy?,x,1,gossip\n")
-    assert "'gossip'; write one of" in error_of(chat, questions=own) and "category" in error_of(chat, questions=own)
+    error = error_of(chat, questions=own)
+    assert "'gossip'; write one of" in error and "category" in error
 
 
 # --- how a file is read
@@ -287,7 +351,7 @@ def test_a_file_of_settings_is_a_data_set(put, tmp_path):
     assert data.name == "home" and data.reading == settings and len(data.questions) == 1
     assert data.conversations[0].turns[0].at.isoformat() == "2024-05-01T21:30:00+02:00"
     assert data.conversations == am.read_chat(chat, **settings).conversations
-    with pytest.raises(FileExistsError, match="home.yaml"):
+    with pytest.raises(FileExistsError, match="is there already"):
         write_settings("home.yaml", "chat.csv", settings)
     with pytest.raises(ValueError, match="'txt' is no option"):
         write_settings("other.yaml", "chat.csv", {"txt": "body"})
@@ -298,8 +362,10 @@ def test_how_a_file_was_read_is_in_the_run_and_its_id(put, tmp_path):
     put("q.csv", "question,answers,evidence\nWhy?,x,S1:1\n")
     runs = {}
     for zone in ("Europe/Oslo", "Asia/Shanghai"):
-        put("home.yaml", f"file: chat.csv\ntext: body\nspeaker: who\nat: when\ntz: {zone}\nquestions: q.csv\n")
-        experiment = Experiment("lesson", {"dataset": "./home.yaml", "systems": "unified", "embedder": "hash"}, tmp_path / "out")
+        columns = "text: body\nspeaker: who\nat: when\n"
+        put("home.yaml", f"file: chat.csv\n{columns}tz: {zone}\nquestions: q.csv\n")
+        params = {"dataset": "./home.yaml", "systems": "unified", "embedder": "hash"}
+        experiment = Experiment("lesson", params, tmp_path / "out")
         experiment.evaluate()
         run = experiment.finish()
         manifest = json.loads((run.path / "manifest.json").read_text(encoding="utf-8"))
@@ -336,7 +402,8 @@ def test_check_writes_the_settings_that_a_run_takes(put, tmp_path, capsys):
     put("chat.csv", "who,wrote,when\nAnn,Hi,2024-05-01 21:30\n")
     assert main(["run", "exp1", "-p", "dataset", "./chat.csv", "--out-dir", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
-    assert "There are who, wrote, when" in told and "adaptmr data check ./chat.csv" in told and "./chat.yaml" in told
+    assert "There are who, wrote, when" in told
+    assert "adaptmr data check ./chat.csv" in told and "./chat.yaml" in told
     columns = ["--text", "wrote", "--speaker", "who", "--at", "when", "--tz", "Asia/Shanghai"]
     assert main(["data", "check", "./chat.csv", *columns, "--save", "chat.yaml"]) == 0
     out, err = capsys.readouterr()
@@ -350,6 +417,25 @@ def test_check_writes_the_settings_that_a_run_takes(put, tmp_path, capsys):
     assert "has none" in capsys.readouterr().err
 
 
+# --- questions without evidence
+
+
+def test_an_experiment_on_evidence_says_that_there_is_none(put, tmp_path):
+    put("chat.jsonl", '{"text": "Hi"}\n{"question": "Why?", "answers": ["x"]}\n')
+    params = {"dataset": "./chat.jsonl", "systems": "unified", "embedder": "hash"}
+    with pytest.raises(EvidenceMissing, match="none of the 1 questions names any"):
+        Experiment("exp1", params, tmp_path / "out", needs_evidence=True)
+    frame = Experiment("exp3", params, tmp_path / "out").evaluate()
+    assert frame["recall_fraction"].isna().all() and frame["f1"].notna().all()
+
+
+@pytest.mark.slow
+def test_the_command_says_that_there_is_no_evidence(put, tmp_path, capsys):
+    put("chat.jsonl", '{"text": "Hi"}\n{"question": "Why?", "answers": ["x"]}\n')
+    assert main(["run", "exp1", "-p", "dataset", "./chat.jsonl", "--out-dir", str(tmp_path / "out")]) != 0
+    assert "none of the 1 questions names any" in capsys.readouterr().err
+
+
 # --- private by default
 
 CANARY = "zanzibarine"
@@ -361,7 +447,7 @@ def spoil(question, now):
     "It fails, and quotes."
     raise ValueError(f"can't plan {question.text}")
 '''
-TINY = """from adaptmr.experiments import Experiment
+TINY = """from adaptmr.experiments import EvidenceMissing, Experiment
 params = {"dataset": dataset, "systems": systems, "plugins": plugins, "embedder": "hash", "redact": redact}
 experiment = Experiment("tiny", params, out_dir)
 print(experiment.data.conversations[0].turns)
@@ -377,12 +463,15 @@ def write_canary(put):
         for n in range(6):
             text = f"I told {CANARY} about lamp {n} in the {chat} house."
             at = f"2024-05-0{n + 1}T09:00"
-            rows.append({"conversation": name, "id": f"m{n}", "at": at, "speaker": f"{CANARY} Bo", "text": text})
-        for n, type in enumerate(("factual_extraction", "temporal_reasoning", "knowledge_update", "abstention")):
+            told = {"id": f"m{n}", "at": at, "speaker": f"{CANARY} Bo", "text": text}
+            rows.append({"conversation": name, **told})
+        for n, type in enumerate(("factual_extraction", "temporal_reasoning", "multi_hop", "abstention")):
             asked = {"question": f"Who knew lamp {n} of {CANARY}?", "evidence": [f"m{n}"], "type": type}
-            rows.append({"conversation": name, **asked, "answers": [] if type == "abstention" else [f"{CANARY} Bo"]})
             if type == "abstention":
-                rows[-1]["evidence"] = []
+                asked["evidence"] = []
+            else:
+                asked["answers"] = [f"{CANARY} Bo"]
+            rows.append({"conversation": name, **asked})
     return put("chat.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -397,7 +486,8 @@ def holding(folder, word):
 
 def tiny(put):
     parameters = "dataset = None\nsystems = 'unified'\nplugins = None\nredact = None\nout_dir = None\n"
-    return put("tiny.ipynb", checkout.notebook(checkout.cell("p", parameters, ("parameters",)), checkout.cell("r", TINY)))
+    cells = checkout.cell("p", parameters, ("parameters",)), checkout.cell("r", TINY)
+    return put("tiny.ipynb", checkout.notebook(*cells))
 
 
 @pytest.mark.slow
@@ -412,7 +502,8 @@ def test_a_run_that_fails_quotes_nothing_that_was_said(put, tmp_path, capsys):
     assert CANARY not in capsys.readouterr().err and (out / "failed.ipynb").exists()
     assert holding(out, CANARY) == []
     assert main([*failing, "-p", "redact", "false"]) != 0
-    assert f"can't plan Who knew lamp 0 of {CANARY}" in capsys.readouterr().err, "the way that is told to read it works"
+    told = capsys.readouterr().err
+    assert f"can't plan Who knew lamp 0 of {CANARY}" in told, "the way to read it works"
 
 
 @pytest.mark.slow
@@ -425,7 +516,8 @@ def test_an_experiment_holds_no_word_of_a_chat(put, tmp_path):
     assert main([*run, "--out-dir", str(out)]) == 0
     assert holding(out, CANARY) == [] and len(list(out.rglob("*.csv"))) > 3
     assert main([*run, "--out-dir", str(tmp_path / "open"), "-p", "redact", "false"]) == 0
-    assert {"report.html", "results.parquet"} <= set(holding(tmp_path / "open", CANARY)), "redact=False shows it"
+    shown = set(holding(tmp_path / "open", CANARY))
+    assert {"report.html", "results.parquet"} <= shown, "redact=False shows it"
 
 
 def test_an_export_shows_no_title(put):

@@ -105,8 +105,8 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
             with follow_progress(Path(folder) / "progress.jsonl"):
                 run_notebook(notebook, executed, params)
         except papermill.PapermillExecutionError as e:
-            if e.ename == "LimitReached":
-                raise RunFailed(e.evalue) from None  # it holds numbers only
+            if e.ename in ("LimitReached", "EvidenceMissing"):
+                raise RunFailed(e.evalue) from None  # they hold numbers only
             if e.ename == "EstimateMade":
                 raise EstimateMade(e.evalue) from None
             failed = save_failed_notebook(executed, outputs / "failed.ipynb", e.exec_count, e.ename, e.evalue)

@@ -177,8 +177,8 @@ def run_explorer(run_path: str | Path, dataset: str | None = None) -> HtmlOutput
     data = load(dataset or params["dataset"], params.get("split"), params.get("limit"))
     if is_file_name(dataset or params["dataset"]) and data.sha256 != manifest["data"]["sha256"]:
         raise DatasetError(
-            f"{dataset or params['dataset']} is not the file of this run, or was changed since: its sha256 is "
-            f"{data.sha256[:8]}…, and the run's {manifest['data']['sha256'][:8]}…"
+            f"{dataset or params['dataset']} is not the file of this run, or was changed since: its sha256 "
+            f"is {data.sha256[:8]}…, and the run's {manifest['data']['sha256'][:8]}…"
         )
     return explorer_html(explorer_data(frame, data, _causes(folder)))
 
