@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['load_asked', 'Experiment']
+__all__ = ['load_asked', 'EvidenceMissing', 'check_evidence', 'Experiment']
 
 # %% ../nbs/04_experiments.ipynb #e149531c
 LIMITS = ("max_cost_usd", "max_tokens")  # of what a run may spend; they are no part of its id
@@ -214,6 +214,20 @@ def load_asked(
         f"{data.label}: {experiment} asks questions, and this data set has none"
         + (remedy if is_file_name(dataset) else "")
     )
+
+
+class EvidenceMissing(ValueError):
+    """No question of the data set names its evidence, and the experiment measures what was found of it."""
+
+
+def check_evidence(experiment: str, data: Dataset) -> None:
+    """Raise `EvidenceMissing` if no question names its evidence; the message holds numbers only."""
+    if not any(question.evidence for question in data.questions):
+        raise EvidenceMissing(
+            f"{experiment} measures what is found of the evidence, and none of the {len(data.questions)} "
+            "questions names any: give at least some of them the ids of the messages that answer them. "
+            "exp3 compares answers without it"
+        )
 
 # %% ../nbs/04_experiments.ipynb #e149531e
 class _RecordedInputs:
@@ -476,6 +490,16 @@ _HIDDEN = (
 )
 
 
+def _how_it_was_read(data: Dataset) -> str:
+    """What was left out or assumed when the user's file was read, and the options it was read with."""
+    counts = ", ".join(f"{what.replace('_', ' ')}: {n:,}" for what, n in data.notes.items())
+    options = ", ".join(f"{name} = {html.escape(str(value))}" for name, value in data.reading.items())
+    lines = [
+        f"{what}: {told}" for what, told in (("When it was read", counts), ("Read with", options)) if told
+    ]
+    return f"<p><small>{'<br>'.join(lines)}</small></p>" if lines else ""
+
+
 class Experiment:
     """One run of an experiment: its data, its systems, its run folder.
 
@@ -485,7 +509,8 @@ class Experiment:
     the model, decide no result and are no part of the run's id. `out_dir` is the folder of all runs;
     `required_systems` names systems that the notebook compares with, `default_systems` those it takes when
     `systems` is `None` (if both are, all of the main group); `timed` says that its results are times, which
-    no second run repeats. Raises `ValueError` for an unknown parameter or system, `PluginError` for a plugin
+    no second run repeats, `needs_evidence` that it can't run where no question names its evidence
+    (`EvidenceMissing`). Raises `ValueError` for an unknown parameter or system, `PluginError` for a plugin
     that can't be used, and what `load` raises for the data.
     """
 
@@ -499,6 +524,7 @@ class Experiment:
         required_systems: Sequence[str] = (),
         default_systems: Sequence[str] | None = None,
         timed: bool = False,
+        needs_evidence: bool = False,
     ) -> None:
         limits: dict[str, Any] = {name: params.get(name) for name in LIMITS}
         params = {name: value for name, value in params.items() if name not in LIMITS}
@@ -508,6 +534,8 @@ class Experiment:
         if missing := [n for n in required_systems if n not in systems]:
             raise ValueError(f"systems={systems}: {name} compares with {missing[0]!r}; add it")
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])
+        if needs_evidence:
+            check_evidence(name, self.data)
         if is_file_name(self.params["dataset"]):
             self.params["dataset"] = PurePath(self.params["dataset"]).name
         read_by = {name: v for name, v in self.params.items() if name == "reranker"}
@@ -551,7 +579,8 @@ class Experiment:
         shown = ", ".join(f"{k} = {html.escape(str(v))}" for k, v in self.run.params.items() if v is not None)
         name, label = html.escape(self.run.experiment), html.escape(self.data.label)
         hidden = f"<p><small>{_HIDDEN}</small></p>" if self.run.redact else ""
-        return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>{hidden}"
+        read = _how_it_was_read(self.data) if is_file_name(self.run.params["dataset"]) else ""
+        return f"<p><b>{name}</b> on {label}<br><small>{shown}</small></p>{read}{hidden}"
 
     def encoder(self) -> Any:
         """The encoder of this run's sentences; in a repeated run, in the precision that is recorded."""

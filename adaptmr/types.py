@@ -628,7 +628,8 @@ class Dataset:
 
     `sha256` is the hash of the file or files read; `complete` says whether that is the whole official data
     set; `ours` whether its text may be published with a run; `notes` counts what had to be repaired or could
-    not be resolved; `rows` says by a turn's or a question's id where it was read (`chat.csv, line 7`).
+    not be resolved; `rows` says by a turn's or a question's id where it was read (`chat.csv, line 7`);
+    `reading` says how the user's own file was read, if told so: names of columns, the time zone.
     """
 
     name: str
@@ -640,6 +641,7 @@ class Dataset:
     licence: str = ""
     notes: Mapping[str, int] = field(default_factory=dict, hash=False)
     rows: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+    reading: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def label(self) -> str:

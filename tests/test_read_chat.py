@@ -363,7 +363,7 @@ def test_all_faults_are_reported_at_once_and_quote_nothing_that_was_said(put):
 
 def test_columns_and_sources_that_are_not_there(put):
     path = put("Who,What\nAnn,Hi\n", "a.csv")
-    assert "there are Who, What" in str(error_of(path)) and "text=" in str(error_of(path))
+    assert "There are Who, What" in str(error_of(path)) and "text=" in str(error_of(path))
     assert "speaker='Whom' is no column" in str(error_of(path, text="What", speaker="Whom"))
     assert "unpack it" in str(error_of(put(b"PK", "chat.zip"))) and ".csv" in str(
         error_of(put("a", "a.xlsx"))

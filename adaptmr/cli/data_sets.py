@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from .arguments import add_command, add_json
@@ -16,11 +17,14 @@ from adaptmr.data.registry import (
     datasets,
     fetch,
     find_file,
+    find_own_file,
     get_entry,
-    is_file_name,
     load,
 )
+from ..data.chat_settings import SUFFIXES, write_settings
 from ..data.validation import DataCheck, DatasetError
+from ..eval.report.parameters import UsageError
+from ..types import Dataset
 
 # %% auto #0
 __all__ = ['COLUMNS', 'add_data', 'add_reading', 'reading_options', 'list_names', 'describe_data', 'list_data', 'check_data',
@@ -49,6 +53,9 @@ def add_data(commands: Any) -> None:
     check.add_argument("data", metavar="DATA", help="a file of your own, or the name of a data set")
     add_reading(check)
     check.add_argument("--questions", metavar="FILE", help="a file of questions on these messages")
+    check.add_argument(
+        "--save", metavar="FILE.yaml", help="write how it was read to a file, which is a data set for a run"
+    )
     add_json(check)
 
     get = add_command(
@@ -115,16 +122,20 @@ def list_data(args: argparse.Namespace) -> int:
 def check_data(args: argparse.Namespace) -> int:
     """Print the faults and oddities of a data set; 1 when there is a fault.
 
-    Raises what `load` and `read_chat` raise for what is no data set at all.
+    With `--save` the options are written to a file of settings, if there is no fault. Raises `UsageError` for
+    one that can't be written, and what `load` and `read_chat` raise for what is no data set at all.
     """
     options = reading_options(args)
     if args.questions is not None:
         options["questions"] = args.questions
-    notes: dict[str, int] = {}
+    if args.save is not None and (not options or not args.save.endswith(SUFFIXES)):
+        raise UsageError("--save writes the other options, such as --text body, to a file such as chat.yaml")
+    if options and args.data.lower().endswith(SUFFIXES):
+        raise UsageError(f"{args.data} says how the chat is read: change its lines, and give no options")
+    data, notes = None, dict[str, int]()
     try:
-        if options or (is_file_name(args.data)):
+        if options:
             from adaptmr.data.read_chat import read_chat
-            from adaptmr.data.registry import find_own_file
 
             data = read_chat(find_own_file(args.data), **options)
         else:
@@ -134,18 +145,51 @@ def check_data(args: argparse.Namespace) -> int:
         if e.check is None:
             raise
         found = e.check
-    _print_check(found, notes, args.json)
+    _print_check(found, notes, _describe(data), args.json)
+    if args.save is not None and found:
+        _save(args, options)
     return int(not found)
 
 
-def _print_check(found: DataCheck, notes: dict[str, int], as_json: bool) -> None:
+def _save(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Write a file of settings, and say on the error output how it is used."""
+    path = Path(args.save)
+    try:
+        write_settings(path, find_own_file(args.data), options)
+    except OSError as e:
+        raise UsageError(f"--save: {e}") from e
+    used = path if path.is_absolute() else f"./{path.as_posix()}"
+    print(f"{path} says how it is read: adaptmr run exp1 -p dataset {used}", file=sys.stderr)
+
+
+def _describe(data: Dataset | None) -> dict[str, Any]:
+    """What was read: how many of each, and the first and the last time; nothing where nothing could be."""
+    if data is None:
+        return {}
+    in_memory = [c for c in data.conversations if not hasattr(c, "sources")]
+    turns = [turn for c in in_memory for turn in c.turns]
+    in_files = sum(len(c.sources) for c in data.conversations if hasattr(c, "sources"))
+    times = sorted(turn.at for turn in turns if turn.dated)
+    counts = {
+        "conversations": len(data.conversations),
+        "messages": len(turns) + in_files,
+        **({"speakers": len({turn.speaker for turn in turns if turn.speaker})} if in_memory else {}),
+        "questions": len(data.questions),
+        "with evidence": sum(bool(q.evidence) for q in data.questions),
+    }
+    return counts | ({"first": times[0].isoformat(), "last": times[-1].isoformat()} if times else {})
+
+
+def _print_check(found: DataCheck, notes: dict[str, int], read: dict[str, Any], as_json: bool) -> None:
     if as_json:
         rows = [{"kind": kind, "what": what, "where": where} for kind, what, where in found.rows()]
-        print_json({"name": found.name, "valid": bool(found), "rows": rows, "notes": notes})
+        print_json({"name": found.name, "valid": bool(found), "read": read, "rows": rows, "notes": notes})
         return
     print(found)
     for what, n in notes.items():
         print(f"note: {what.replace('_', ' ')}: {n:,}")
+    if read:
+        print("read: " + ", ".join(f"{what} {value}" for what, value in read.items()))
 
 # %% ../../nbs/cli/01_data_sets.ipynb #36d1b76f
 def get_data(args: argparse.Namespace) -> int:

@@ -105,8 +105,8 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
             with follow_progress(Path(folder) / "progress.jsonl"):
                 run_notebook(notebook, executed, params)
         except papermill.PapermillExecutionError as e:
-            if e.ename == "LimitReached":
-                raise RunFailed(e.evalue) from None  # it holds numbers only
+            if e.ename in ("LimitReached", "EvidenceMissing"):
+                raise RunFailed(e.evalue) from None  # they hold numbers only
             if e.ename == "EstimateMade":
                 raise EstimateMade(e.evalue) from None
             failed = save_failed_notebook(executed, outputs / "failed.ipynb", e.exec_count, e.ename, e.evalue)
@@ -153,11 +153,30 @@ def _with_own_file(experiment: str, params: dict[str, Any]) -> dict[str, Any]:
     Its faults are listed here, on the terminal: in the notebook of a redacted run they would be left out.
     """
     from adaptmr.data.registry import find_own_file, is_file_name
+    from adaptmr.data.validation import DatasetError
     from adaptmr.experiments import load_asked
 
     dataset = params.get("dataset")
     if not isinstance(dataset, str) or not is_file_name(dataset):
         return params
     path = str(find_own_file(dataset).resolve())
-    load_asked(experiment, path, params.get("split"), params.get("limit"))
+    try:
+        load_asked(experiment, path, params.get("split"), params.get("limit"))
+    except DatasetError as e:
+        raise UsageError(f"{e}{_how_it_is_read(dataset)}") from e
     return {**params, "dataset": path}
+
+
+def _how_it_is_read(dataset: str) -> str:
+    """Lines that say how columns, a time zone or an encoding are named; "" for a file that names them."""
+    from adaptmr.data.chat_settings import SUFFIXES
+
+    if dataset.lower().endswith(SUFFIXES):
+        return ""
+    file = Path(dataset)
+    return (
+        "\nHow a file is read (columns of other names, time zone, order of day and month, encoding) is said "
+        "once, and kept in a file that a run takes as its data set:\n"
+        f"  adaptmr data check {dataset} --text COLUMN --speaker COLUMN --at COLUMN --save {file.stem}.yaml\n"
+        f"  adaptmr run … -p dataset ./{file.stem}.yaml"
+    )

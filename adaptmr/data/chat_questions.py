@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
+from functools import lru_cache
 from typing import Any
 
 from .chat_rows import USUAL_NAMES, Row
@@ -17,7 +18,7 @@ from .validation import DataCheck, quoted
 from ..types import QueryType, Question
 
 # %% auto #0
-__all__ = ['PLAIN_ID', 'given', 'read_id', 'read_questions']
+__all__ = ['PLAIN_ID', 'QUESTION_NAMES', 'given', 'read_id', 'of_question', 'read_questions']
 
 # %% ../../nbs/data/02_chat_questions.ipynb #3cf545ec
 PLAIN_ID = re.compile(r"[\x21-\x7e]{1,60}")
@@ -28,11 +29,16 @@ def given(value: Any) -> bool:
     return value is not None and value == value and not (isinstance(value, str) and not value.strip())
 
 
+def _plain(value: Any) -> str:
+    """A value as text; a whole number without a fraction, which tables with empty cells give it."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+
+
 def read_id(value: Any, place: str, found: DataCheck) -> str:
     """Return an id as text, "" for none; one that reports can't show is added to `found` as a fault."""
     if not given(value):
         return ""
-    text = str(value).strip()
+    text = _plain(value)
     if not PLAIN_ID.fullmatch(text):
         found.fault(
             "ids that are not plain",
@@ -45,36 +51,72 @@ def _texts(value: Any, separator: str) -> list[str]:
     """A list of texts in a cell: a JSON list, or one text with separators."""
     if not given(value):
         return []
-    values = value if isinstance(value, (list, tuple)) else re.split(separator, str(value))
-    return [text for v in values if given(v) and (text := str(v).strip())]
+    values = value if isinstance(value, (list, tuple)) else re.split(separator, _plain(value))
+    return [text for v in values if given(v) and (text := _plain(v))]
 
 
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_TRUTH = dict.fromkeys(("true", "yes", "1", "是"), True) | dict.fromkeys(("false", "no", "0", "否"), False)
 
 
 def _answerable(value: Any, type: QueryType, place: str, found: DataCheck) -> bool:
     if not given(value):
         return type is not QueryType.abstention
-    truth = _TRUTH.get(str(value).strip().lower())
+    truth = _TRUTH.get(_plain(value).lower())
     if truth is None:
         found.fault("answerable that is not true or false", f"{place}: {quoted(value)}; write true or false")
     return truth is not False
+
+
+_OTHER_NAMES = {
+    QueryType.factual_extraction: ("factual", "fact", "single_hop", "事实提取", "事实抽取", "单跳"),
+    QueryType.temporal_reasoning: ("temporal", "时间推理", "时序推理"),
+    QueryType.knowledge_update: ("update", "知识更新"),
+    QueryType.multi_hop: ("multihop", "多跳", "多跳推理"),
+    QueryType.abstention: ("unanswerable", "no_answer", "拒答", "无法回答", "不可回答"),
+    QueryType.open_domain: ("开放域",),
+    QueryType.preference: ("偏好",),
+}
+_TYPES = {name: type for type, names in _OTHER_NAMES.items() for name in (type.value, *names)}
 
 
 def _type(value: Any, place: str, found: DataCheck, notes: Counter[str]) -> QueryType:
     if not given(value):
         notes["questions_without_type"] += 1
         return QueryType.factual_extraction
-    try:
-        return QueryType(str(value).strip())
-    except ValueError:
+    type = _TYPES.get(re.sub(r"[\s-]+", "_", str(value).strip().lower()))
+    if type is None:
         found.fault(
             "unknown question types",
-            f"{place}: {quoted(value)}; write one of {', '.join(map(str, QueryType))}",
+            f"{place}: {quoted(value)}; write one of {', '.join(map(str, QueryType))}, "
+            "and types of your own into the column category",
         )
-        return QueryType.factual_extraction
+    return type or QueryType.factual_extraction
 
 # %% ../../nbs/data/02_chat_questions.ipynb #a17af1f2
+QUESTION_NAMES: Mapping[str, tuple[str, ...]] = {
+    "question": ("question", "问题"),
+    "answers": ("answers", "answer", "gold_answers", "gold_answer", "答案", "参考答案"),
+    "evidence": ("evidence", "evidence_ids", "gold_evidence", "证据", "依据"),
+    "type": ("type", "question_type", "query_type", "类型", "问题类型"),
+    "category": ("category", "类别", "分类"),
+    "asked_at": ("asked_at", "question_date", "提问时间"),
+    "answerable": ("answerable", "可回答"),
+}
+
+
+@lru_cache(maxsize=1024)
+def _usual_columns(columns: tuple[Any, ...]) -> Mapping[str, str]:
+    lower = {c.lower(): c for c in reversed(columns) if isinstance(c, str)}
+    found = {field: [lower[n] for n in names if n in lower] for field, names in QUESTION_NAMES.items()}
+    return {field: there[0] for field, there in found.items() if there}
+
+
+def of_question(row: Row, field: str) -> Any:
+    """The value of a question's field, a key of `QUESTION_NAMES`, in a row; `None` without such a column."""
+    column = _usual_columns(tuple(row.values)).get(field)
+    return None if column is None else row.values[column]
+
+
 def read_questions(
     rows: Iterable[Row],
     ends: Mapping[str, datetime | None],
@@ -88,33 +130,33 @@ def read_questions(
     """Read questions from rows, and return them with the place of each by its id.
 
     `ends` maps the conversations' ids to the time of their last turn, `names` the names in the file to those
-    ids. Columns: `question`, `answers`, `evidence`, `type`, `category`, `asked_at`, `answerable`, and those
-    that `columns` or a usual name gives for `id` and `conversation`. Faults are added to `found`, assumptions
+    ids. Columns: those of `QUESTION_NAMES`, and those that `columns` or a usual name gives for `id` and
+    `conversation`. Faults are added to `found`, assumptions
     are counted in `notes`.
     """
     questions: list[Question] = []
     places: dict[str, str] = {}
     asked: Counter[str] = Counter()
     for row in rows:
-        values, place = row.values, row.place
+        place = row.place
         conversation = _conversation(_named(row, "conversation", columns), place, names, list(ends), found)
         asked[conversation] += 1
         name = read_id(_named(row, "id", columns), place, found) or f"q{asked[conversation]}"
         id = f"{conversation}/{name}"
         places[id] = f"{places[id]} and {place}" if id in places else place
-        type = _type(values.get("type"), place, found, notes)
-        answers = values.get("answers", values.get("answer"))
-        at = _asked_at(values.get("asked_at"), place, zone, day_first, found)
+        type = _type(of_question(row, "type"), place, found, notes)
+        category = of_question(row, "category")
+        at = _asked_at(of_question(row, "asked_at"), place, zone, day_first, found)
         questions.append(
             Question(
                 id,
-                str(values["question"]).strip(),
-                _texts(answers, r"\|"),
+                str(of_question(row, "question")).strip(),
+                _texts(of_question(row, "answers"), r"\|"),
                 type,
-                str(values["category"]) if given(values.get("category")) else "",
-                _texts(values.get("evidence"), r"[\s,;]+"),
+                _plain(category) if given(category) else "",
+                _texts(of_question(row, "evidence"), r"[\s,;，、；]+"),
                 at or ends.get(conversation),
-                _answerable(values.get("answerable"), type, place, found),
+                _answerable(of_question(row, "answerable"), type, place, found),
                 conversation,
             )
         )

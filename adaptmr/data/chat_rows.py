@@ -9,8 +9,10 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .validation import DataCheck, DatasetError, quoted
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['USUAL_NAMES', 'Row', 'decode', 'csv_rows', 'jsonl_rows', 'list_rows', 'json_rows', 'frame_rows', 'find_columns']
+__all__ = ['USUAL_NAMES', 'Row', 'decode', 'csv_rows', 'jsonl_rows', 'list_rows', 'parse_json', 'json_rows', 'frame_rows',
+           'find_columns']
 
 # %% ../../nbs/data/01_chat_rows.ipynb #35052ccb
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,30 @@ def decode(data: bytes, name: str, encoding: str | None = None) -> str:
     return text.removeprefix("\ufeff")
 
 # %% ../../nbs/data/01_chat_rows.ipynb #3c525c5a
+_SEPARATORS = ",;\t|"
+_LOOKED_AT = 100_000  # characters, to find the separator
+_SEPARATOR = re.compile(r"sep=(.)\r?\n")
+
+
+def _fits(text: str, separator: str) -> tuple[bool, int]:
+    """How well a separator fits: whether the first two rows have as many cells, and how many."""
+    reader = csv.reader(io.StringIO(text[:_LOOKED_AT], newline=""), delimiter=separator)
+    try:
+        counts = [len(row) for row in islice(filter(any, reader), 2)]
+    except csv.Error:
+        return False, 0
+    return max(counts, default=0) > 1 and len(set(counts)) == 1, counts[0] if counts else 0
+
+
 def csv_rows(text: str, name: str, found: DataCheck) -> Iterator[Row]:
     """Iterate over the rows of a CSV file, without empty ones; faults are added to `found`."""
-    first = text.lstrip("\r\n").partition("\n")[0]
-    separator = max(",;\t", key=first.count)
+    named = _SEPARATOR.match(text)
+    if named:
+        text = text[named.end() :]
+    separator = named[1] if named else max(_SEPARATORS, key=lambda s: _fits(text, s))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     header: list[str] | None = None
-    end = 0
+    before = end = int(named is not None)
     while True:
         line = end + 1
         try:
@@ -80,7 +100,7 @@ def csv_rows(text: str, name: str, found: DataCheck) -> Iterator[Row]:
             return
         if cells is None:
             return
-        end = reader.line_num
+        end = before + reader.line_num
         if not any(cell.strip() for cell in cells):
             continue
         place = f"{name}, line {line}"
@@ -137,17 +157,21 @@ def list_rows(values: Iterable[Any], name: str, found: DataCheck, unit: str = "r
         yield from _expanded(value, f"{name}, {unit} {n}", n, found)
 
 
-def json_rows(text: str, name: str, found: DataCheck) -> Iterator[Row]:
-    """Iterate over the rows of a JSON file: a list, or an object with `messages` and perhaps `questions`.
-
-    Raises `DatasetError`, which names the position, for a text that is not JSON.
-    """
+def parse_json(text: str, name: str) -> Any:
+    """Parse the text of a JSON file. Raises `DatasetError`, which names the position, if it is not JSON."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as e:
         raise DatasetError(
             f"{name} is not JSON: {e}; correct it, or name a file of one object a line .jsonl"
         ) from e
+
+
+def json_rows(value: Any, name: str, found: DataCheck) -> Iterator[Row]:
+    """Iterate over the rows of a parsed file: a list, or an object with `messages` and perhaps `questions`.
+
+    Raises `DatasetError` for anything else.
+    """
     if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
         yield from list_rows(value["messages"], name, found, "message")
         questions = value.get("questions")
@@ -165,13 +189,15 @@ def frame_rows(frame: pd.DataFrame, name: str) -> Iterator[Row]:
         yield Row(f"{name}, row {label}", {str(k): v for k, v in values.items()})
 
 # %% ../../nbs/data/01_chat_rows.ipynb #77fd56a5
+_TIMES = ("时间", "日期", "发送时间")
+_SPEAKERS = ("发送者", "发言人", "说话人", "发送人", "昵称", "姓名")
 USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
-    "text": ("text", "content", "message", "body"),
-    "speaker": ("speaker", "name", "author", "sender", "from", "user", "role"),
-    "at": ("at", "time", "timestamp", "date", "datetime", "created_at", "sent_at"),
-    "session": ("session", "session_id", "thread"),
-    "conversation": ("conversation", "conversation_id", "chat", "chat_id"),
-    "id": ("id", "source", "message_id"),
+    "text": ("text", "content", "message", "body", "内容", "文本", "消息", "正文"),
+    "speaker": ("speaker", "name", "author", "sender", "from", "user", "role", *_SPEAKERS),
+    "at": ("at", "time", "timestamp", "date", "datetime", "created_at", "sent_at", "ts", *_TIMES),
+    "session": ("session", "session_id", "thread", "会话"),
+    "conversation": ("conversation", "conversation_id", "chat", "chat_id", "对话", "聊天"),
+    "id": ("id", "source", "message_id", "编号"),
 }
 
 
@@ -190,6 +216,9 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], name: 
         if column := wanted or usual:
             found[field] = column
     if "text" not in found:
-        there = ", ".join(columns) or "none"
-        raise DatasetError(f"{name}: which column has the text? Name it with text=…; there are {there}")
+        there, first = ", ".join(columns) or "none", next(iter(columns), "body")
+        raise DatasetError(
+            f"{name}: which column has the text? There are {there}; name it, as in text={first!r}, "
+            "or --text on the command line"
+        )
     return found

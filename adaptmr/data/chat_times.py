@@ -18,23 +18,55 @@ __all__ = ['parse_chat_time', 'find_day_first', 'time_zone']
 # %% ../../nbs/data/00_chat_times.ipynb #598c64ae
 _NUMBERS = re.compile(
     r"""\s*(?P<first>\d{1,4})\s*(?P<mark>[./年-])\s*(?P<second>\d{1,2})\s*[./月-]\s*(?P<third>\d{1,4})日?
-    (?:[\s,T]+(?P<before>上午|下午|凌晨|中午|晚上|午前|午後)?\s*
+    (?:[\s,T]+(?P<before>上午|下午|凌晨|早上|中午|晚上|午前|午後)?\s*
        (?P<hour>\d{1,2})[:.](?P<minute>\d{2})(?:[:.](?P<second_of>\d{2})(?:[.,]\d+)?)?
        (?:\s*(?P<after>[aApP])\.?\s?[mM]\.?)?
-       \s*(?P<zone>Z|UTC|[+-]\d{2}:?\d{2})?
+       \s*(?P<zone>Z|UTC|GMT|[+-]\d{2}:?\d{2})?
     )?\s*""",
     re.VERBOSE,
 )
 _AFTERNOON = ("下午", "晚上", "中午", "午後")
-_EPOCH = re.compile(r"-?\d{9,13}(?:\.\d+)?")
-_SECONDS, _MILLISECONDS = 1e11, 1e14  # numbers below these are seconds, milliseconds
+_NUMBER = re.compile(r"-?\d{9,19}(?:\.\d+)?|\d{5}(?:\.\d+)?")
+_UNITS = ((1e11, 1), (1e14, 10**3), (1e17, 10**6), (1e20, 10**9))  # below which number, parts of a second
+_DAYS = range(20_000, 80_000)  # that a spreadsheet counts: 1954 to 2119
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_NAMED_MONTH = re.compile(
+    r"""(?:[a-z]{3,9},?\s+)?(?:(?P<before>\d{1,2})\s+)?
+    (?P<name>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|
+             oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?
+    (?:\s+(?P<after>\d{1,2}))?,?\s+(?P<year>\d{4})(?:,?(?:\s+at)?\s+(?P<rest>\d.*))?""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_COMPACT = re.compile(r"((?:19|20)\d\d[01]\d[0-3]\d)([0-2]\d[0-5]\d(?:[0-5]\d)?)")  # 20240501213000
+_WEEKDAY = re.compile(r"\s*(?:星期|周|週)[一二三四五六日天]")
+_CLOCK = re.compile(r"(\d{1,2})\s*[时時点點](?:\s*(\d{1,2})\s*分)?(?:\s*(\d{1,2})\s*秒)?")
 
 
-def _from_epoch(value: float) -> datetime:
-    if 1e8 <= abs(value) < _MILLISECONDS:
-        seconds = value if abs(value) < _SECONDS else value / 1000
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
-    raise ValueError(f"time {value!r} is no number of seconds or milliseconds since 1970")
+def is_spreadsheet_day(value: Any) -> bool:
+    """Whether a value is a number that a spreadsheet means as a day (45413.396)."""
+    if isinstance(value, str):
+        value = float(value) if _NUMBER.fullmatch(value.strip()) else None
+    return isinstance(value, (int, float)) and value == value and _DAYS.start <= value < _DAYS.stop
+
+
+def _from_number(value: float) -> datetime:
+    if is_spreadsheet_day(value):
+        return datetime(1899, 12, 30) + timedelta(seconds=round(value * 86_400))
+    for limit, parts in _UNITS:
+        if 1e8 <= abs(value) < limit:
+            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=value / parts)
+    raise ValueError(f"time {value!r} is no number of seconds since 1970, and no day of a spreadsheet")
+
+
+def _in_numbers(text: str) -> str:
+    """A date with an English month, or a Chinese time of day, with numbers only."""
+    named = _NAMED_MONTH.fullmatch(text)
+    if named and bool(named["before"]) != bool(named["after"]):
+        month = _MONTHS.index(named["name"][:3].lower()) + 1
+        return f"{named['year']}-{month}-{named['before'] or named['after']} {named['rest'] or ''}"
+    return _CLOCK.sub(
+        lambda clock: f"{clock[1]}:{int(clock[2] or 0):02}:{int(clock[3] or 0):02}", _WEEKDAY.sub(" ", text)
+    )
 
 
 def _hour(found: re.Match[str]) -> int:
@@ -54,7 +86,7 @@ def _hour(found: re.Match[str]) -> int:
 def _zone(text: str | None) -> tzinfo | None:
     if not text:
         return None
-    return UTC if text in ("Z", "UTC") else datetime.strptime(text.replace(":", ""), "%z").tzinfo
+    return UTC if text in ("Z", "UTC", "GMT") else datetime.strptime(text.replace(":", ""), "%z").tzinfo
 
 
 def _year_month_day(found: re.Match[str], day_first: bool | None) -> tuple[int, int, int]:
@@ -70,10 +102,11 @@ def _year_month_day(found: re.Match[str], day_first: bool | None) -> tuple[int, 
 
 # %% ../../nbs/data/00_chat_times.ipynb #6a8f39f6
 def parse_chat_time(value: Any, day_first: bool | None = None) -> datetime:
-    """Read a time: a date or datetime, a number since 1970, ISO 8601, or a form of a country.
+    """Read a time: a date or datetime, a number, ISO 8601, or a form of a country.
 
-    `day_first` says how `03/04/2024` is meant. The result is naive where no zone is given. Raises
-    `ValueError` for what is no time, and for a date that can be read in two ways while `day_first` is `None`.
+    A number counts from 1970 or, as a spreadsheet does, from 1899. `day_first` says how `03/04/2024` is
+    meant. The result is naive where no zone is given. Raises `ValueError` for what is no time, and for a date
+    that can be read in two ways while `day_first` is `None`.
     """
     if hasattr(value, "to_pydatetime"):
         value = value.floor("us").to_pydatetime()  # of pandas, which counts nanoseconds
@@ -81,19 +114,28 @@ def parse_chat_time(value: Any, day_first: bool | None = None) -> datetime:
         return value
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _from_epoch(value)
+    if isinstance(value, float):
+        value = str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"time {value!r} is a {type(value).__name__}, not a text, number or datetime")
-    text = value.strip()
-    if _EPOCH.fullmatch(text):
-        return _from_epoch(float(text))
+    return _from_text(value.strip(), day_first)
+
+
+def _from_text(text: str, day_first: bool | None) -> datetime:
+    if compact := _COMPACT.fullmatch(text):
+        text = f"{compact[1]}T{compact[2]}"
+    if _NUMBER.fullmatch(text):
+        return _from_number(float(text))
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        found = _NUMBERS.fullmatch(text)
+        found = _NUMBERS.fullmatch(_in_numbers(text))
     if not found:
-        raise ValueError(f"{text!r} is not a time; write it as in 2024-04-20T09:30:00")
+        raise ValueError(
+            f"{text!r} is not a time; write it as in 2024-04-20T09:30:00, with a zone as in …+02:00"
+        )
     try:
         moment = datetime(*_year_month_day(found, day_first))
         if found["hour"]:

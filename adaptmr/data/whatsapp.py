@@ -15,17 +15,64 @@ from .chat_rows import Row
 __all__ = ['is_whatsapp', 'whatsapp_rows']
 
 # %% ../../nbs/data/02_whatsapp.ipynb #bf348246
-# marks of direction are dropped, and spaces of other widths are written as usual ones
+# an iPhone begins its own remarks with a mark of direction; it is kept as a zero, which no text holds
+_OWN = "\0"
+_OWN_REMARK = re.compile(r"(?<=[\]:：] )\u200e|\u200e(?=<)")
+# other marks of direction are dropped, and spaces of other widths are written as usual ones
 _MARKS = str.maketrans({"\u200e": "", "\u200f": "", "\ufeff": "", "\u202f": " ", "\u00a0": " "})
 _DAY = r"\d{1,4}[./年-]\s?\d{1,2}[./月-]\s?\d{1,4}日?\.?"
 _TIME = r"[^\]\-:：]{0,6}\d{1,2}[:.]\d{2}(?:[:.]\d{2})?(?:\s?[aApP]\.?\s?[mM]\.?)?"
 _WHEN = rf"{_DAY},?\s+{_TIME}"
 _START = re.compile(rf"(?:\[(?P<iphone>{_WHEN})\]|(?P<android>{_WHEN})\s-)\s(?P<rest>.*)")
-_SPOKEN = re.compile(r"(?P<speaker>[^:：]{1,100})[:：]\s?(?P<text>.*)", re.DOTALL)
-_NO_TEXT = re.compile(
-    r"<[^<>]{3,40}>|null|.{0,80}\b(?:image|video|audio|sticker|GIF|document|Contact card) omitted"
-    r"|(?:This message was deleted|You deleted this message)\.?"
+_AT = re.compile(r"\s(?:à|às)\s")  # “02/01/2024 à 21:15”
+# a name with quotation marks is the program's: Ann changed the group name from "a: b" to "c"
+_SPOKEN = re.compile(r"(?:~ )?(?P<speaker>[^:：\"“”«»\0]{1,100})[:：] ?(?P<text>.*)", re.DOTALL)
+
+
+# %% ../../nbs/data/02_whatsapp.ipynb #1532892e
+_DELETED = re.compile(
+    r"(?:This message was deleted(?: by admin .+)?|You deleted this message(?: as admin)?"
+    r"|Diese Nachricht wurde gelöscht|Du hast diese Nachricht gelöscht"
+    r"|Se eliminó este mensaje|Este mensaje fue eliminado|Eliminaste este mensaje"
+    r"|Mensagem apagada|Esta mensagem foi apagada|(?:Você apagou|Apagou) esta mensagem"
+    r"|Ce message a été supprimé|Vous avez supprimé ce message"
+    r"|此(?:消息|訊息)已(?:被)?[删刪]除|已[删刪]除此(?:消息|訊息)|(?:您|你)(?:已)?[删刪]除了?(?:这条消息|此消息|此訊息)"
+    r")[.。]?"
 )
+_THING = (
+    r"image|video|audio|sticker|GIF|document|Contact card|Bild|Dokument|Kontaktkarte|Videonotiz|imagen"
+    r"|documento|tarjeta de contacto|imagem|vídeo|áudio|figurinha|cartão de contato|vidéo|fiche contact"
+    r"|图像|图片|视频|音频|语音|贴图|文档|文件|名片|圖片|影片|語音|音訊|貼圖|聯絡人名片"
+)
+_OMITTED = (
+    r"omitted|weggelassen|ausgelassen|omitid[oa]|ocultad[oa]|absente?|omise?|已省略|已忽略|已略去|已略過"
+)
+_MEDIA = re.compile(
+    rf"<[^<>]{{3,40}}>|null|(?:.{{1,80}}• (?:.{{1,20}} )?)?(?:{_THING}) ?(?:{_OMITTED})[.。]?", re.IGNORECASE
+)
+_BESIDE_WORDS = re.compile(
+    r"\A[^\n]{1,200}\.\w{2,5} \((?:file attached|Datei angehängt|archivo adjunto|arquivo anexado"
+    r"|fichier joint|文件附件|檔案已附加)\)\n?"
+    r"|\s*<[^<>]{0,40}(?:edited|bearbeitet|editó|editada|modifié|编辑|編輯)[^<>]{0,30}>\s*\Z"
+    r"|\s*\0<[^<>]{3,120}>"
+)
+
+
+def _words(text: str, counts: Counter[str]) -> str:
+    """What somebody wrote in a message; "" if there is nothing, which is counted."""
+    plain = text.replace(_OWN, "").strip()
+    said = _BESIDE_WORDS.sub("", text).replace(_OWN, "")
+    if _DELETED.fullmatch(plain):
+        kind = "deleted_messages_left_out"
+    elif _MEDIA.fullmatch(plain) or not said.strip():
+        kind = "media_left_out"
+    elif text.startswith(_OWN) and not text.startswith(f"{_OWN}<"):
+        kind = "system_messages_left_out"
+    else:
+        return said
+    counts[kind] += 1
+    return ""
+
 
 # %% ../../nbs/data/02_whatsapp.ipynb #6e3d2ed0
 def is_whatsapp(text: str) -> bool:
@@ -36,15 +83,18 @@ def is_whatsapp(text: str) -> bool:
 def whatsapp_rows(text: str, name: str, counts: Counter[str]) -> Iterator[Row]:
     """Iterate over the messages of an export, with the columns `at`, `speaker` and `text`.
 
-    `counts` receives how many `system_messages_left_out` and `media_left_out` there are.
+    `counts` receives how many `system_messages_left_out`, `media_left_out` and `deleted_messages_left_out`
+    there are.
     """
+    plain = _OWN_REMARK.sub(_OWN, text).translate(_MARKS).replace("\r\n", "\n")
     started: tuple[int, str, list[str]] | None = None
-    for number, line in enumerate([*text.translate(_MARKS).replace("\r\n", "\n").split("\n"), None], 1):
+    for number, line in enumerate([*plain.split("\n"), None], 1):
         begins = _START.fullmatch(line) if line is not None else None
         if started is not None and (line is None or begins):
             yield from _spoken(*started, name, counts)
         if begins:
-            started = number, (begins["iphone"] or begins["android"]).replace(".,", ","), [begins["rest"]]
+            at = _AT.sub(" ", begins["iphone"] or begins["android"]).replace(".,", ",")
+            started = number, at, [begins["rest"]]
         elif started is not None and line is not None:
             started[2].append(line)
 
@@ -53,8 +103,6 @@ def _spoken(number: int, at: str, lines: list[str], name: str, counts: Counter[s
     said = _SPOKEN.fullmatch("\n".join(lines).rstrip("\n"))
     if said is None:
         counts["system_messages_left_out"] += 1
-    elif not said["text"].strip() or _NO_TEXT.fullmatch(said["text"].strip()):
-        counts["media_left_out"] += 1
-    else:
-        place = f"{name}, line {number}"
-        yield Row(place, {"at": at, "speaker": said["speaker"].strip(), "text": said["text"]})
+    elif words := _words(said["text"], counts):
+        yield Row(f"{name}, line {number}", {"at": at, "speaker": said["speaker"].strip(), "text": words})
+

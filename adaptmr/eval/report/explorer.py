@@ -10,7 +10,8 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.registry import load
+from ...data.registry import is_file_name, load
+from ...data.validation import DatasetError
 from .html import read_template, render_page
 from .manifests import read_manifest
 from .tables import TYPE_LABELS, types_present
@@ -160,18 +161,25 @@ def run_explorer(run_path: str | Path, dataset: str | None = None) -> HtmlOutput
     """Return the explorer of a finished run, from its results and the data set that its parameters name.
 
     `dataset` is the path of that data set, if it is a file of the user, of which a run records the name only.
-    "" for a run without results by question. Raises what `load` raises where the data are not at hand.
+    "" for a run without results by question. Raises what `load` raises where the data are not at hand, and
+    `DatasetError` for a file of the user that is not the one of the run.
     """
     import pandas as pd
 
     folder = Path(run_path)
     if not (folder / "results.parquet").exists():
         return HtmlOutput("")
-    params = read_manifest(folder / "manifest.json")["params"]
+    manifest = read_manifest(folder / "manifest.json")
+    params = manifest["params"]
     frame = pd.read_parquet(folder / "results.parquet")
     if not {"system", "conversation", "question", "retrieved", "f1"} <= set(frame):
         return HtmlOutput("")
     data = load(dataset or params["dataset"], params.get("split"), params.get("limit"))
+    if is_file_name(dataset or params["dataset"]) and data.sha256 != manifest["data"]["sha256"]:
+        raise DatasetError(
+            f"{dataset or params['dataset']} is not the file of this run, or was changed since: its sha256 "
+            f"is {data.sha256[:8]}…, and the run's {manifest['data']['sha256'][:8]}…"
+        )
     return explorer_html(explorer_data(frame, data, _causes(folder)))
 
 

@@ -65,10 +65,21 @@ def save_failed_notebook(
         for cell in notebook["cells"]:
             if "outputs" in cell:
                 cell["outputs"] = _redact_outputs(cell["outputs"])
+        _drop_folder(notebook, injected)
     text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     scrub = SecretRedactor(*environment_secrets())
     Path(target).write_text(scrub(text), encoding="utf-8")
     return scrub(f"cell [{number}] failed with {name}: {message}")
+
+
+def _drop_folder(notebook: dict[str, Any], injected: dict[str, Any]) -> None:
+    """Leave the name of the user's file in a notebook, and not the folder, which may name a person."""
+    dataset = injected.get("dataset")
+    if not isinstance(dataset, str) or Path(dataset).name == dataset:
+        return
+    injected["dataset"] = Path(dataset).name
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"]).replace(dataset, injected["dataset"])
 
 
 def _default_parameters(notebook: str | Path) -> dict[str, Any]:

@@ -311,6 +311,7 @@ def _describe_data(data: Dataset | None, redact: bool) -> dict[str, Any] | None:
         "complete": data.complete,
         "licence": data.licence,
         "notes": dict(data.notes),
+        **({"reading": dict(data.reading)} if data.reading else {}),
         **({"attribution": line} if line else {}),
     }
 

@@ -1,0 +1,527 @@
+"""Odd files of chats: exports, languages, spreadsheets; how a file is read; what stays private."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import checkout
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptmr as am
+from adaptmr.cli import main
+from adaptmr.data.chat_settings import write_settings
+from adaptmr.data.chat_times import parse_chat_time
+from adaptmr.eval.report.explorer import write_local_explorer
+from adaptmr.experiments import EvidenceMissing, Experiment
+
+DAY = datetime(2024, 5, 1, 21, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+def put(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ADAPTMR_DATA", raising=False)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+
+    def write(name, content, encoding="utf-8"):
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        path = tmp_path / "mine" / name
+        path.write_bytes(text.encode(encoding))
+        return path
+
+    return write
+
+
+def said(data):
+    return [(turn.speaker, turn.text) for c in data.conversations for turn in c.turns]
+
+
+def error_of(*args, **options):
+    with pytest.raises(am.DatasetError) as caught:
+        am.read_chat(*args, **options)
+    return str(caught.value)
+
+
+# --- times
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        ("45413.895833333", datetime(2024, 5, 1, 21, 30)),
+        (45413, datetime(2024, 5, 1)),
+        (1714599000000000, DAY),
+        ("1714599000000000000", DAY),
+        (1714599000.0, DAY),
+        ("202405012130", datetime(2024, 5, 1, 21, 30)),
+        (20240501213000, datetime(2024, 5, 1, 21, 30)),
+        ("May 1, 2024 9:30 PM", datetime(2024, 5, 1, 21, 30)),
+        ("Wed, 01 May 2024 21:30:00 GMT", DAY),
+        ("1 Sept. 2024", datetime(2024, 9, 1)),
+        ("2024年5月1日星期三 晚上9点30分", datetime(2024, 5, 1, 21, 30)),
+        ("2024年5月1日 21時", datetime(2024, 5, 1, 21)),
+    ],
+)
+def test_times_of_spreadsheets_programs_and_countries(value, expected):
+    assert parse_chat_time(value) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["12345", "May 2024", "1 May 1 2024", "May 32, 2024", "1. Mai 2024", "21:30 CEST"]
+)
+def test_times_that_are_no_times(text):
+    with pytest.raises(ValueError):
+        parse_chat_time(text)
+
+
+def test_days_of_a_spreadsheet_are_counted(put):
+    data = am.read_chat(put("a.csv", "at,text\n45413.5,Hi\n45414,Ho\n"))
+    assert data.notes == {"times_read_as_days_of_a_spreadsheet": 2}
+    assert data.conversations[0].turns[0].at == datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+
+# --- tables
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "text|speaker\nHi, you|Ann\n",
+        "sep=;\r\ntext;speaker\r\nHi, you;Ann\r\n",
+        '"text, as said";speaker\nHi, you;Ann\n',
+        "内容,发送者\n“Hi, you”,Ann\n".replace("“", '"').replace("”", '"'),
+        "\ufefftext\tspeaker\nHi, you\tAnn\n",
+    ],
+)
+def test_separators_and_names_of_columns(put, text):
+    options = {"text": "text, as said"} if "as said" in text else {}
+    assert said(am.read_chat(put("a.csv", text), **options)) == [("Ann", "Hi, you")]
+
+
+def test_a_line_of_a_fault_is_counted_after_a_separator_line(put):
+    assert "a.csv, line 4" in error_of(put("a.csv", "sep=;\nat;text\n2024-05-01;a\nsoon;b\n"))
+
+
+def test_a_speaker_that_is_an_object_is_a_fault(put):
+    error = error_of(put("a.jsonl", {"text": "Hi", "author": {"name": "Ann"}}))
+    assert "a.jsonl, line 1: 'author' is an object" in error
+
+
+# --- WhatsApp in six languages
+
+NARROW = "\u202f"
+DELETED = {"deleted_messages_left_out": 1, "media_left_out": 1, "system_messages_left_out": 1}
+
+
+@pytest.mark.parametrize(
+    "start, own, media, deleted",
+    [
+        (
+            "[13.01.24, 21:15:00] ",
+            "\u200eNachrichten sind verschlüsselt.",
+            "\u200eBild weggelassen",
+            "\u200eDu hast diese Nachricht gelöscht.",
+        ),
+        (
+            "[13/1/24, 21:15:00] ",
+            "\u200eLos mensajes están cifrados",
+            "\u200eimagen omitida",
+            "\u200eSe eliminó este mensaje.",
+        ),
+        (
+            "[13/01/2024, 21:15:00] ",
+            "\u200eAs mensagens são protegidas",
+            "\u200eimagem ocultada",
+            "\u200eMensagem apagada",
+        ),
+        (
+            "[2024/1/13 下午9:15:00] ",
+            "\u200e消息和通话已进行端到端加密。",
+            "\u200e图像已省略",
+            "\u200e此消息已删除。",
+        ),
+        (
+            f"[1/13/24, 9:15:00{NARROW}PM] ",
+            "\u200eMissed voice call",
+            "\u200e<attached: 1-PHOTO.jpg>",
+            "\u200eYou deleted this message.",
+        ),
+        (
+            "[13.01.24, 21:15:00] ",
+            "\u200eDeze oproep is gemist",
+            "\u200ea.pdf • \u200e3 Seiten \u200eDokument weggelassen",
+            "Diese Nachricht wurde gelöscht.",
+        ),
+    ],
+)
+def test_remarks_of_an_iphone(put, start, own, media, deleted):
+    lines = [f"Ann: {own}", "Ann: Hi \u200e<edited>", f"Ann: {media}", f"Bo: {deleted}"]
+    lines.append(f"~{NARROW}Max: a: b")
+    data = am.read_chat(put("c.txt", "".join(f"\u200e{start}{line}\n" for line in lines)))
+    assert said(data) == [("Ann", "Hi"), ("Max", "a: b")] and data.notes == DELETED
+    assert data.conversations[0].turns[0].at == datetime(2024, 1, 13, 21, 15, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "start, media, deleted, edited",
+    [
+        (
+            "13.01.24, 21:15 - ",
+            "IMG-1.jpg (Datei angehängt)",
+            "Du hast diese Nachricht gelöscht",
+            "<Diese Nachricht wurde bearbeitet.>",
+        ),
+        (
+            "13/1/24 21:15 - ",
+            "<Multimedia omitido>",
+            "Eliminaste este mensaje.",
+            "<Se editó este mensaje.>",
+        ),
+        (
+            f"13/1/24, 9:15{NARROW}p.\u00a0m. - ",
+            "a.pdf (archivo adjunto)",
+            "Se eliminó este mensaje.",
+            "",
+        ),
+        ("13/01/2024 21:15 - ", "<Mídia oculta>", "Você apagou esta mensagem", "<Mensagem editada>"),
+        ("13/01/2024 à 21:15 - ", "<Médias omis>", "Ce message a été supprimé", ""),
+        ("2024/1/13 21:15 - ", "<省略多媒体文件>", "您删除了这条消息", "<此消息已编辑>"),
+        ("2024年1月13日 晚上9:15 - ", "圖片已略去", "此訊息已刪除", ""),
+        (
+            f"1/13/24, 9:15{NARROW}PM - ",
+            "IMG.jpg (file attached)",
+            "This message was deleted by admin Ann",
+            "<This message was edited>",
+        ),
+    ],
+)
+def test_remarks_of_android(put, start, media, deleted, edited):
+    lines = ['Ann named it "a: b"', f"Ann: Hi {edited}", f"Bo: {media}", f"Bo: {deleted}"]
+    lines.append("Bo: Bild weggelassen, gut?")
+    data = am.read_chat(put("c.txt", "".join(f"{start}{line}\n" for line in lines)))
+    assert [text.strip() for _, text in said(data)] == ["Hi", "Bild weggelassen, gut?"]
+    assert data.notes == DELETED
+    assert data.conversations[0].turns[0].at == datetime(2024, 1, 13, 21, 15, tzinfo=UTC)
+
+
+def test_the_caption_of_a_picture_is_read(put):
+    text = "13/01/24, 21:15 - Ann: IMG.jpg (file attached)\nOur new house\n[x]\n"
+    assert said(am.read_chat(put("c.txt", text))) == [("Ann", "Our new house\n[x]")]
+
+
+# --- exports in JSON
+
+
+def chatgpt(text, parent=None, role="user", at=1714599000.5, **more):
+    content = {"content_type": "text", "parts": [text]}
+    message = {"author": {"role": role}, "create_time": at, "content": content, "recipient": "all"}
+    return {"parent": parent, "message": message | more}
+
+
+TREE = {
+    "root": {"parent": None, "message": None},
+    "a": chatgpt("You are helpful.", "root", "system", None),
+    "b": chatgpt("I moved.", "a"),
+    "c": chatgpt("To where?", "b", "assistant"),
+    "d": chatgpt("Nice!", "b", "assistant", None),
+    "e": chatgpt("search()", "d", "assistant", recipient="browser"),
+    "f": chatgpt("found", "e", "tool"),
+    "g": chatgpt({"asset_pointer": "file"}, "f", content={"content_type": "multimodal_text", "parts": [{}]}),
+}
+
+
+def test_chatgpt_reads_the_branch_that_was_shown(put):
+    chat = {"title": "My secret", "mapping": TREE, "current_node": "g", "create_time": 1714599000.0}
+    data = am.read_chat(put("conversations.json", [chat, {"mapping": {}}]))
+    assert said(data) == [("user", "I moved."), ("assistant", "Nice!")] and data.conversations[0].id == "c1"
+    assert data.conversations[0].turns[1].at == datetime(2024, 5, 1, 21, 30, 0, 500_000, UTC)
+    assert data.notes == {
+        "messages_of_other_branches_left_out": 1,
+        "messages_of_tools_left_out": 2,
+        "messages_without_text": 1,
+        "system_messages_left_out": 1,
+        "times_of_the_message_before": 1,
+    }
+    messages = sum(bool(node["message"]) for node in TREE.values())
+    assert sum(data.notes.values()) - 1 + 2 == messages, "none is lost"
+    assert "secret" not in repr(data.rows)
+
+
+def test_claude_telegram_discord_and_slack(put):
+    at = "2024-05-01T21:30:00Z"
+    thought = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Hi"}, {"type": "tool_use"}]
+    claude = [{"name": "T", "chat_messages": [
+        {"sender": "human", "created_at": at, "text": "Hi", "content": thought},
+        {"sender": "assistant", "created_at": at, "text": "", "content": []},
+    ]}]
+    data = am.read_chat(put("claude.json", claude))
+    assert said(data) == [("human", "Hi")] and data.notes == {"messages_without_text": 1}
+
+    words = ["Hi ", {"type": "bold", "text": "you"}, "!"]
+    message = {"id": 7, "type": "message", "from": "Ann", "date": "2024-05-02T05:30:00"}
+    message["date_unixtime"] = "1714599000"
+    chat = {"name": "Ann", "type": "personal_chat", "messages": [
+        {**message, "type": "service", "text": ""},
+        {**message, "text": words},
+        {**message, "id": 8, "text": ""},
+    ]}
+    for export in (chat, {"about": "", "chats": {"list": [chat]}}):
+        data = am.read_chat(put("result.json", export))
+        assert said(data) == [("Ann", "Hi you!")] and data.conversations[0].turns[0].source == "7"
+        assert data.conversations[0].turns[0].at == DAY
+        assert data.notes == {"media_left_out": 1, "system_messages_left_out": 1}
+
+    message = {"type": "Default", "timestamp": at, "author": {"name": "ann", "nickname": "Ann"}}
+    discord = {"guild": {}, "channel": {}, "messages": [
+        {**message, "id": "1", "content": "Hi"},
+        {**message, "id": "2", "content": ""},
+        {**message, "type": "Call"},
+    ]}
+    data = am.read_chat(put("discord.json", discord))
+    assert said(data) == [("Ann", "Hi")]
+    assert data.notes == {"media_left_out": 1, "system_messages_left_out": 1}
+
+    message = {"type": "message", "user": "U1", "ts": "1714599000.0001"}
+    slack = [{**message, "text": "a &lt; b"}, {**message, "subtype": "channel_join", "text": "joined"}]
+    data = am.read_chat(put("slack.json", slack))
+    assert said(data) == [("U1", "a < b")] and data.conversations[0].turns[0].at.date() == DAY.date()
+    assert data.notes == {"system_messages_left_out": 1}
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            "mapping message author role content parts parent current_node chat_messages text sender type ts "
+            "messages name guild channel chats list date from create_time x".split()
+        ),
+        inner,
+        max_size=5,
+    ),
+    max_leaves=20,
+)
+
+
+@given(anything)
+def test_any_json_is_read_or_refused_with_a_message(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("chat") / "a.json"
+    path.write_text(json.dumps(value), encoding="utf-8")
+    try:
+        am.read_chat(path)
+    except am.DatasetError as e:
+        assert "a.json" in str(e)
+
+
+# --- questions
+
+
+def test_questions_with_other_names_of_columns_and_types(put):
+    chat = put("chat.csv", "id,text\n1,Hi\n2,Ho\n")
+    chinese = put("q.csv", "问题,答案,证据,类型\n为什么？,因为,1、2,多跳\n谁有狗？,,,无法回答\n")
+    first, second = am.read_chat(chat, questions=chinese).questions
+    assert (first.answers, first.evidence, first.type) == (["因为"], ["1", "2"], am.QueryType.multi_hop)
+    assert not second.answerable
+    asked = {"Question": ["Why?", "Who?"], "Answer": [42.0, None], "evidence": [1.0, None]}
+    frame = pd.DataFrame({**asked, "type": ["Multi-hop", "unanswerable"]})
+    first, second = am.read_chat(chat, questions=frame).questions
+    assert (first.answers, first.evidence, first.type) == (["42"], ["1"], am.QueryType.multi_hop)
+    assert "there are q, gold" in error_of(chat, questions=put("w.csv", "q,gold\nWhy?,x\n"))
+    own = put("own.csv", "question,answers,evidence,type\nWhy?,x,1,gossip\n")
+    error = error_of(chat, questions=own)
+    assert "'gossip'; write one of" in error and "category" in error
+
+
+# --- how a file is read
+
+
+def test_a_file_of_settings_is_a_data_set(put, tmp_path):
+    chat = put("chat.csv", "who,body,when\nAnn,Hi,2024-05-01 21:30\n")
+    put("q.csv", "question,answers,evidence\nWhy?,x,S1:1\n")
+    settings = {"text": "body", "speaker": "who", "at": "when", "tz": "Europe/Oslo"}
+    write_settings("home.yaml", "chat.csv", {**settings, "questions": "q.csv"})
+    data = am.load("./home.yaml")
+    assert data.name == "home" and data.reading == settings and len(data.questions) == 1
+    assert data.conversations[0].turns[0].at.isoformat() == "2024-05-01T21:30:00+02:00"
+    assert data.conversations == am.read_chat(chat, **settings).conversations
+    with pytest.raises(FileExistsError, match="is there already"):
+        write_settings("home.yaml", "chat.csv", settings)
+    with pytest.raises(ValueError, match="'txt' is no option"):
+        write_settings("other.yaml", "chat.csv", {"txt": "body"})
+
+
+def test_how_a_file_was_read_is_in_the_run_and_its_id(put, tmp_path):
+    put("chat.csv", "who,body,when\nAnn,Hi,2024-05-01 21:30\nBo,,2024-05-01 21:31\n")
+    put("q.csv", "question,answers,evidence\nWhy?,x,S1:1\n")
+    runs = {}
+    for zone in ("Europe/Oslo", "Asia/Shanghai"):
+        columns = "text: body\nspeaker: who\nat: when\n"
+        put("home.yaml", f"file: chat.csv\n{columns}tz: {zone}\nquestions: q.csv\n")
+        params = {"dataset": "./home.yaml", "systems": "unified", "embedder": "hash"}
+        experiment = Experiment("lesson", params, tmp_path / "out")
+        experiment.evaluate()
+        run = experiment.finish()
+        manifest = json.loads((run.path / "manifest.json").read_text(encoding="utf-8"))
+        assert manifest["params"]["dataset"] == "home.yaml" and manifest["data"]["reading"]["tz"] == zone
+        shown = experiment._repr_html_()
+        assert f"tz = {zone}" in shown and "messages without text: 1" in shown, "what was left out is told"
+        runs[zone] = run.run_id
+    assert len(set(runs.values())) == 2
+    with pytest.raises(am.DatasetError, match="not the file of this run"):
+        put("home.yaml", "file: chat.csv\ntext: body\nquestions: q.csv\n")
+        write_local_explorer(run.path)
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("text: body\n", "file: chat.csv"),
+        ("- a\n", "file: chat.csv"),
+        ("file: [\n", "YAML"),
+        ("file: chat.csv\nspeeker: who\n", "did you mean 'speaker'"),
+        ("file: chat.csv\nday_first: 1\n", "true or false"),
+        ("file: chat.csv\ngap_hours: true\n", "a number"),
+        ("file: chat.csv\ntz: Oslo\ntext: body\n", "tz='Oslo'"),
+        ("file: nowhere.csv\n", "nowhere.csv can't be read"),
+    ],
+)
+def test_a_file_of_settings_with_a_fault(put, text, told):
+    put("chat.csv", "body\nHi\n")
+    with pytest.raises(am.DatasetError, match=re.escape(told)):
+        am.load(put("home.yaml", text))
+
+
+def test_check_writes_the_settings_that_a_run_takes(put, tmp_path, capsys):
+    put("chat.csv", "who,wrote,when\nAnn,Hi,2024-05-01 21:30\n")
+    assert main(["run", "exp1", "-p", "dataset", "./chat.csv", "--out-dir", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "There are who, wrote, when" in told
+    assert "adaptmr data check ./chat.csv" in told and "./chat.yaml" in told
+    columns = ["--text", "wrote", "--speaker", "who", "--at", "when", "--tz", "Asia/Shanghai"]
+    assert main(["data", "check", "./chat.csv", *columns, "--save", "chat.yaml"]) == 0
+    out, err = capsys.readouterr()
+    assert "messages 1, speakers 1, questions 0" in out and "adaptmr run exp1 -p dataset ./chat.yaml" in err
+    assert am.load("./chat.yaml").reading["tz"] == "Asia/Shanghai"
+    assert main(["data", "check", "./chat.yaml"]) == 0
+    assert main(["data", "check", "./chat.yaml", "--text", "wrote"]) == 2
+    assert main(["data", "check", "./chat.csv", "--text", "wrote", "--save", "chat.yaml"]) == 2
+    assert main(["data", "check", "./chat.csv", "--save", "new.yaml"]) == 2
+    assert main(["run", "exp1", "-p", "dataset", "./chat.yaml", "--out-dir", str(tmp_path / "out")]) == 2
+    assert "has none" in capsys.readouterr().err
+
+
+# --- questions without evidence
+
+
+def test_an_experiment_on_evidence_says_that_there_is_none(put, tmp_path):
+    put("chat.jsonl", '{"text": "Hi"}\n{"question": "Why?", "answers": ["x"]}\n')
+    params = {"dataset": "./chat.jsonl", "systems": "unified", "embedder": "hash"}
+    with pytest.raises(EvidenceMissing, match="none of the 1 questions names any"):
+        Experiment("exp1", params, tmp_path / "out", needs_evidence=True)
+    frame = Experiment("exp3", params, tmp_path / "out").evaluate()
+    assert frame["recall_fraction"].isna().all() and frame["f1"].notna().all()
+
+
+@pytest.mark.slow
+def test_the_command_says_that_there_is_no_evidence(put, tmp_path, capsys):
+    put("chat.jsonl", '{"text": "Hi"}\n{"question": "Why?", "answers": ["x"]}\n')
+    assert main(["run", "exp1", "-p", "dataset", "./chat.jsonl", "--out-dir", str(tmp_path / "out")]) != 0
+    assert "none of the 1 questions names any" in capsys.readouterr().err
+
+
+# --- private by default
+
+CANARY = "zanzibarine"
+SPOIL = '''
+import adaptmr as am
+
+@am.system("spoil")
+def spoil(question, now):
+    "It fails, and quotes."
+    raise ValueError(f"can't plan {question.text}")
+'''
+TINY = """from adaptmr.experiments import EvidenceMissing, Experiment
+params = {"dataset": dataset, "systems": systems, "plugins": plugins, "embedder": "hash", "redact": redact}
+experiment = Experiment("tiny", params, out_dir)
+print(experiment.data.conversations[0].turns)
+experiment.evaluate()
+experiment.finish()"""
+
+
+def write_canary(put):
+    """A chat with a word in every text of a person: turns, speakers, conversations, questions, answers."""
+    rows = []
+    for chat in ("one", "two"):
+        name = f"{CANARY} {chat}"
+        for n in range(6):
+            text = f"I told {CANARY} about lamp {n} in the {chat} house."
+            at = f"2024-05-0{n + 1}T09:00"
+            told = {"id": f"m{n}", "at": at, "speaker": f"{CANARY} Bo", "text": text}
+            rows.append({"conversation": name, **told})
+        for n, type in enumerate(("factual_extraction", "temporal_reasoning", "multi_hop", "abstention")):
+            asked = {"question": f"Who knew lamp {n} of {CANARY}?", "evidence": [f"m{n}"], "type": type}
+            if type == "abstention":
+                asked["evidence"] = []
+            else:
+                asked["answers"] = [f"{CANARY} Bo"]
+            rows.append({"conversation": name, **asked})
+    return put("chat.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def holding(folder, word):
+    def text(path):
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path).to_csv()
+        return path.read_bytes().decode("utf-8", "replace")
+
+    return [p.name for p in sorted(folder.rglob("*")) if p.is_file() and word.lower() in text(p).lower()]
+
+
+def tiny(put):
+    parameters = "dataset = None\nsystems = 'unified'\nplugins = None\nredact = None\nout_dir = None\n"
+    cells = checkout.cell("p", parameters, ("parameters",)), checkout.cell("r", TINY)
+    return put("tiny.ipynb", checkout.notebook(*cells))
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_quotes_nothing_that_was_said(put, tmp_path, capsys):
+    folder = tmp_path / f"{CANARY}-folder"
+    folder.mkdir()
+    write_canary(put).rename(folder / "chat.jsonl")
+    put("spoil.py", SPOIL)
+    out, run = tmp_path / "out", ["run", str(tiny(put)), "-p", "dataset", str(folder / "chat.jsonl")]
+    failing = [*run, "-p", "systems", "unified,spoil", "--import", "spoil.py", "--out-dir", str(out)]
+    assert main(failing) != 0
+    assert CANARY not in capsys.readouterr().err and (out / "failed.ipynb").exists()
+    assert holding(out, CANARY) == []
+    assert main([*failing, "-p", "redact", "false"]) != 0
+    told = capsys.readouterr().err
+    assert f"can't plan Who knew lamp 0 of {CANARY}" in told, "the way to read it works"
+
+
+@pytest.mark.slow
+def test_an_experiment_holds_no_word_of_a_chat(put, tmp_path):
+    folder = tmp_path / f"{CANARY}-folder"
+    folder.mkdir()
+    write_canary(put).rename(folder / "chat.jsonl")
+    out = tmp_path / "out"
+    run = ["run", "exp1", "-p", "dataset", str(folder / "chat.jsonl"), "-p", "embedder", "hash"]
+    assert main([*run, "--out-dir", str(out)]) == 0
+    assert holding(out, CANARY) == [] and len(list(out.rglob("*.csv"))) > 3
+    assert main([*run, "--out-dir", str(tmp_path / "open"), "-p", "redact", "false"]) == 0
+    shown = set(holding(tmp_path / "open", CANARY))
+    assert {"report.html", "results.parquet"} <= shown, "redact=False shows it"
+
+
+def test_an_export_shows_no_title(put):
+    titled = [{"title": f"{CANARY}", "mapping": TREE, "current_node": "g", "create_time": 1714599000.0}]
+    data = am.read_chat(put("conversations.json", titled))
+    assert CANARY not in repr([data.conversations, data.rows, data.notes])
+    assert Path("conversations.json").stem == data.name
