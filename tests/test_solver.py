@@ -722,7 +722,8 @@ def test_five_seeds_give_five_orders_and_splits() -> None:
 
 
 def test_a_solver_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(base._FACTORIES, "learner", (lambda **_: Learner(), "a test's", "team"))
+    monkeypatch.setattr(base.SYSTEMS, "entries", dict(base.SYSTEMS.entries))
+    base.register_system("learner", "a test's", "team")(lambda **_: Learner())
     with pytest.raises(ValueError, match=r"solvers can't be timed again.*\['learner'\]"):
         time_systems(run(["lexical", "learner"]), DATA, embedder="hash")
 
@@ -735,7 +736,8 @@ def test_a_solver_is_asked_by_its_name_too(scope: str, monkeypatch: pytest.Monke
         made.append(embedder if isinstance(embedder, str) else embedder.name)
         return Learner(scope)
 
-    monkeypatch.setitem(base._FACTORIES, "learner", (make, "a test's", "team"))
+    monkeypatch.setattr(base.SYSTEMS, "entries", dict(base.SYSTEMS.entries))
+    base.register_system("learner", "a test's", "team")(make)
     frame = run(["learner"])
     pd.testing.assert_frame_equal(plain(frame), plain(run([Learner(scope)])))
     assert "learner" in base.known_systems("team") and set(made) == {"hash"}
