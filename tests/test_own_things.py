@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import checkout
 import numpy as np
 import pytest
 
@@ -268,6 +269,29 @@ def test_a_plugin_whose_judge_nobody_asks_is_named(plugin, tmp_path):
         Experiment("own", {**PARAMS, "plugins": [str(plugin)], "embedder": "hash"}, out_dir=tmp_path)
 
 
+def command(folder: Path, *arguments: object) -> str:
+    return python(folder, "-m", "adaptmr", *arguments)
+
+
+def test_a_run_with_own_judge_and_embedder_is_replayed_elsewhere(plugin, tmp_path):
+    others = {"judge": "rules", "embedder": "hash", "redact": None, "plugins": None}
+    asked = {**PARAMS, **others, "dataset": "demo", "model": "offline", "k": 10, "seed": 0}
+    parameters = "\n".join(f"{name} = {value!r}" for name, value in {"out_dir": None, **asked}.items())
+    run = f"""from adaptmr.experiments import Experiment
+experiment = Experiment("tiny", dict({", ".join(f"{name}={name}" for name in asked)}), out_dir)
+experiment.evaluate()
+experiment.judge_answers()
+experiment.finish()"""
+    root = checkout.make(tmp_path / "checkout")
+    cells = checkout.cell("p", parameters, ("parameters",)), checkout.cell("r", run)
+    (root / "nbs" / "experiments" / "tiny.ipynb").write_text(checkout.notebook(*cells))
+    own = ("-p", "judge", "contains", "-p", "embedder", "letters", "-p", "redact", "false")
+    made = Path(command(root, "run", "tiny", "--import", plugin, *own).strip()).parent
+    assert (made / "vectors.npz").exists() and "contains" in (made / "report.html").read_text()
+    kept = made / "plugins" / "of_mine.py"
+    assert "the same tables" in command(root, "runs", "replay", made, "--import", kept)
+
+
 # --- installed packages
 
 
@@ -295,8 +319,15 @@ from adaptmr.experiments import Experiment
 params = {"systems": "newest words", "split": "en1", "limit": 2, "embedder": "letters", "judge": "contains"}
 print(json.dumps(Experiment("own", params, out_dir="out").user_code))
 """
-    found = json.loads(python(tmp_path, "-W", "error", "-c", code))
+    found = json.loads(python(tmp_path, "-W", "error::UserWarning", "-c", code))
     assert found["package brings-all"] == "2.5"
+    listed = "from adaptmr.cli.doctor import check_plugins; print(*check_plugins())"
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with (tmp_path / "brings_all-2.5.dist-info" / "entry_points.txt").open("a") as f:
+        f.write("[adaptmr.systems]\nother = broken\n")
+    shown = python(tmp_path, "-c", listed)
+    assert "brings-all" in shown and "2.5: embedder letters, judge contains, system newest words" in shown
+    assert "broken can't be imported (ZeroDivisionError" in shown and "update the package" in shown
 
 
 def test_packages_are_imported_when_a_name_is_looked_up(tmp_path):
