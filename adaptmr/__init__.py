@@ -33,6 +33,8 @@ _HOMES = {
     "systems.base": ("MemorySystem", "make_system"),
     "systems.own": ("strategy", "system"),
     "systems.wrapper": ("WrappedSystem",),
+    "own_embedder": ("register_embedder",),
+    "eval.judges.own_judge": ("judge",),
     "eval.runner.evaluate": ("evaluate",),
     "eval.analysis.run_cost": ("estimate",),
 }
@@ -78,8 +80,10 @@ if TYPE_CHECKING:
     from adaptmr.data.validation import DatasetError
     from adaptmr.embed import Embedder, embedder
     from adaptmr.eval.analysis.run_cost import estimate
+    from adaptmr.eval.judges.own_judge import judge
     from adaptmr.eval.runner.evaluate import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
+    from adaptmr.own_embedder import register_embedder
     from adaptmr.planning.qarp import QARP
     from adaptmr.planning.routed import Mixture, Routed
     from adaptmr.reader import answer

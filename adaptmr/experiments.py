@@ -32,6 +32,7 @@ from .llm.replay import ReplayCache
 from .llm.tasks import prompt_hashes
 from .notices import notice
 from .plugins import Plugin, keep_sources, load_plugins
+from .registry import packages_of, registered
 from .rerank import DEFAULT_RERANKER, MeteredReranker
 from .rerank import reranker as make_reranker
 from .sections.answer import show_answer, show_contrasts
@@ -53,7 +54,6 @@ from .sections.overview import questions_by_type, reply_outcomes, show_plans, sy
 from .sections.writing import show_figure, show_sentences, show_table
 from .systems.base import known_systems
 from .systems.display_names import DisplayNames
-from .systems.own import packages_of
 from .types import Dataset, Usage
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ _PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
         "the name of a data set, or the path of a file of your own",
     ),
     "embedder": (lambda v: isinstance(v, str) and v, "auto, or the name of an encoder"),
-    "judge": (lambda v: v in JUDGES, " or ".join(JUDGES)),
+    "judge": (lambda v: isinstance(v, str) and v, "the name of a judge"),
     "k": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
     "limit": (lambda v: v is None or (_is_int(v) and v > 0), "a whole number above 0, or null for all"),
     "seed": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
@@ -137,24 +137,45 @@ def _system_names(systems: Any) -> list[str]:
 
 def _import_plugins(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Plugin]]:
     """Load the plugins of a run; return its parameters with their names instead of their places."""
-    _check_params(params)
+    _check_params({name: value for name, value in params.items() if name == "plugins"})
     plugins = load_plugins(_name_list(params.get("plugins")))
     others = {name: value for name, value in params.items() if name != "plugins"}
     return others | ({"plugins": [p.name for p in plugins]} if plugins else {}), plugins
 
 
-def _own_code(systems: Sequence[str], dataset: str, plugins: Sequence[Plugin]) -> dict[str, str]:
+# the parameter that names each kind of what a plugin registers
+_GIVEN_AS = {"system": "systems", "judge": "judge", "embedder": "embedder", "data set": "dataset"}
+
+
+def _parts(systems: Sequence[str], params: Mapping[str, Any]) -> list[str]:
+    """Name what a run uses that can be registered, such as "judge rules"."""
+    one = {kind: params[name] for kind, name in _GIVEN_AS.items() if kind != "system" and name in params}
+    return [*(f"system {name}" for name in systems), *(f"{kind} {name}" for kind, name in one.items())]
+
+
+def _own_code(
+    systems: Sequence[str], params: Mapping[str, Any], plugins: Sequence[Plugin]
+) -> dict[str, str]:
     """What identifies the code of a run that is not this package's; plugins nobody asked are named."""
+    parts = _parts(systems, params)
     for plugin in plugins:
-        if plugin.systems and not set(plugin.systems) & set(systems):
+        if not set(plugin.registered) & set(parts):
+            had, first = ", ".join(plugin.registered), plugin.registered[0]
+            kind, name = next((k, first.removeprefix(f"{k} ")) for k in _GIVEN_AS if first.startswith(k))
+            given = ",".join([*systems[:1], name]) if kind == "system" else name
             notice(
-                f"{plugin.name} has the systems {', '.join(plugin.systems)}, and this run asks none of them: "
-                f"name one, as in -p systems {','.join([*systems[:1], plugin.systems[0]])}"
+                f"{plugin.name} has the {had}, and this run asks for none of it: name one, as in "
+                f"-p {_GIVEN_AS[kind]} {given}"
             )
+    others = {
+        part: thing
+        for part, thing in registered().items()
+        if part in parts and not part.startswith("system ")
+    }
     return {
-        **user_code_hashes(systems, loader=dataset),
+        **user_code_hashes(systems, loader=params["dataset"], **others),
         **{f"plugin {plugin.name}": plugin.sha256[:16] for plugin in plugins},
-        **{f"package {name}": version for name, version in packages_of(systems).items()},
+        **{f"package {name}": version for name, version in packages_of(parts).items()},
     }
 
 
@@ -178,6 +199,8 @@ def _normalize_params(
         raise ValueError(f"unknown parameter {unknown[0]!r}; there are {list(_PARAM_CHECKS)}")
     params = {**_DEFAULTS, **params}
     _check_params(params)
+    if "judge" in params:
+        JUDGES.get(params["judge"])
     if params["embedder"] != "auto":
         params["embedder"] = embedder_name(*parse_embedder_name(params["embedder"]))
     asked = params["systems"]
@@ -542,7 +565,7 @@ class Experiment:
         if read_by and Path(read_by["reranker"]).is_dir():
             self.params["reranker"] = Path(read_by["reranker"]).resolve().name  # not where it lies here
         self.user_code = {
-            **_own_code(systems, self.params["dataset"], self.plugins),
+            **_own_code(systems, self.params, self.plugins),
             **_encoder_identity(self.params["embedder"]),
         }
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")

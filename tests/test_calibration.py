@@ -635,7 +635,7 @@ def test_shipped_rates_equal_measured_ones(tmp_path: Path) -> None:
 
 def test_make_judge_and_unknown_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert make_judge("rules").name == "rules"
-    for bad, match in (("oracle", "none of rules, model"), ("model", "needs a model")):
+    for bad, match in (("oracle", "there are rules, model"), ("model", "needs a model")):
         with pytest.raises(ValueError, match=match):
             make_judge(bad)
     monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path))

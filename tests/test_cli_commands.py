@@ -19,7 +19,7 @@ from adaptmr.cli import doctor, main
 from adaptmr.cli.command import make_parser
 from adaptmr.data import registry
 from adaptmr.data.registry import DatasetEntry, register_dataset
-from adaptmr.systems import own
+from adaptmr.registry import forget_module
 from adaptmr.types import Dataset
 
 OFFICIAL = b'{"official": true}'
@@ -205,7 +205,7 @@ def test_systems_and_those_of_a_plugin(capsys, tmp_path):
         status, out, _ = said(capsys, "systems", "--import", "./my_strategy.py")
         assert status == 0 and "my_own" in out and "Words only" in out
     finally:
-        own.forget_module("my_strategy")
+        forget_module("my_strategy")
     status, _, err = said(capsys, "systems", "--group", "fast")
     assert status == 2 and "ablation" in err
 

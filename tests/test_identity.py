@@ -95,9 +95,9 @@ def test_a_run_cut_off_and_changed_is_begun_again(tmp_path):
 def registered():
     """Gives `register_system` for this test alone."""
     known_systems(None), registry.datasets()  # the package's own are there
-    before, sets = dict(base._FACTORIES), dict(registry._ENTRIES)
+    before, sets = dict(base.SYSTEMS.entries), dict(registry._ENTRIES)
     yield register_system
-    for kept, now in ((before, base._FACTORIES), (sets, registry._ENTRIES)):
+    for kept, now in ((before, base.SYSTEMS.entries), (sets, registry._ENTRIES)):
         now.clear()
         now.update(kept)
 

@@ -272,6 +272,7 @@ FLOORS = [
     {"markup", "spelling"},
     {"types"},
     {"text", "files", "sqlite", "notices", "resources", "progress", "provenance"},
+    {"registry"},
     {"times"},
     {"llm"},
     {"embed"},
@@ -285,7 +286,7 @@ FLOORS = [
     {"data"},
     {"eval"},
     {"training", "perf", "sections"},
-    {"plugins"},
+    {"plugins", "own_embedder"},
     {"experiments", "mcp_server", "integrations", "magics"},
     {"cli", "__main__"},
 ]
@@ -361,7 +362,8 @@ EVAL_FLOORS = [
     {"metrics", "stats"},
     {"report"},
     {"annotation"},
-    {"judges", "runner"},
+    {"judges"},
+    {"runner"},
     {"analysis"},
 ]
 EVAL_FLOOR = {subpackage: i for i, subpackages in enumerate(EVAL_FLOORS) for subpackage in subpackages}

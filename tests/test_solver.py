@@ -35,6 +35,7 @@ from adaptmr.llm import LLM
 from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.notices import RunNotice
 from adaptmr.reader import answer
+from adaptmr.registry import Registered
 from adaptmr.systems import base
 from adaptmr.systems.contract import ContractError, check_solution
 from adaptmr.systems.solver import Solution, Solver
@@ -722,7 +723,8 @@ def test_five_seeds_give_five_orders_and_splits() -> None:
 
 
 def test_a_solver_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(base._FACTORIES, "learner", (lambda **_: Learner(), "a test's", "team"))
+    learner = Registered(lambda **_: Learner(), "a test's", __name__, "learner", "team")
+    monkeypatch.setitem(base.SYSTEMS.entries, "learner", learner)
     with pytest.raises(ValueError, match=r"solvers can't be timed again.*\['learner'\]"):
         time_systems(run(["lexical", "learner"]), DATA, embedder="hash")
 
@@ -735,7 +737,8 @@ def test_a_solver_is_asked_by_its_name_too(scope: str, monkeypatch: pytest.Monke
         made.append(embedder if isinstance(embedder, str) else embedder.name)
         return Learner(scope)
 
-    monkeypatch.setitem(base._FACTORIES, "learner", (make, "a test's", "team"))
+    learner = Registered(make, "a test's", __name__, "learner", "team")
+    monkeypatch.setitem(base.SYSTEMS.entries, "learner", learner)
     frame = run(["learner"])
     pd.testing.assert_frame_equal(plain(frame), plain(run([Learner(scope)])))
     assert "learner" in base.known_systems("team") and set(made) == {"hash"}

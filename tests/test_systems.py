@@ -24,6 +24,7 @@ from adaptmr.systems.base import (
     known_systems,
     make_system,
     register_system,
+    unregister_system,
 )
 from adaptmr.types import Conversation, Dataset, Evidence, Memory, QueryType, Question, Usage
 
@@ -276,9 +277,7 @@ def test_a_system_of_your_own():
     try:
         assert "mine for this test" in am.systems() and made("mine for this test").name == "random"
     finally:
-        from adaptmr.systems import base
-
-        base._FACTORIES.pop("mine for this test")
+        unregister_system("mine for this test")
     assert am.systems() == NAMES
 
 

@@ -146,7 +146,8 @@ def test_the_table_by_hand():
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(base, "_FACTORIES", dict(base._FACTORIES))
+    base.known_systems(None)  # the package's own are there
+    monkeypatch.setattr(base.SYSTEMS, "entries", dict(base.SYSTEMS.entries))
 
     @base.register_system("summarizing", "summarizes every turn")
     def make(name, llm, **_):

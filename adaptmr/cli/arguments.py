@@ -52,7 +52,7 @@ def add_params(parser: argparse.ArgumentParser, help: str) -> None:
     parser.add_argument(
         "-f", dest="files", action="append", default=[], metavar="FILE", help="a YAML file of parameters"
     )
-    add_import(parser, "a file or module that registers your own system; needed once for each")
+    add_import(parser, "a file or module that registers your own system, judge or embedder; once for each")
     parser.add_argument(
         "--out-dir", metavar="DIR", help="the folder of all runs (default: outputs/ of the checkout)"
     )

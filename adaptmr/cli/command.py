@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import __version__
-from .arguments import add_command, add_params
+from .arguments import add_command, add_import, add_params
 from .data_sets import add_data
 from .doctor import add_doctor
 from .memories import add_memories
@@ -63,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
         _fit,
     )
     fit.add_argument("--embedder", metavar="NAME", help="fit them to this encoder, into a file of your own")
+    add_import(fit, "a file or module that registers this encoder")
     fit.add_argument(
         "--data", nargs="+", default=[], metavar="DATA", help="data sets for it (default: demo, LoCoMo)"
     )
@@ -99,9 +100,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _fit(args: argparse.Namespace) -> int:
+    from adaptmr.plugins import load_plugins
     from adaptmr.training.models import fit_models
     from adaptmr.training.user_fits import write_own_fit
 
+    load_plugins(args.imports)
     if args.embedder:
         lines = write_own_fit(args.embedder, args.data, args.out)[1]
     elif args.data or args.out:

@@ -11,6 +11,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -22,10 +23,11 @@ from .arguments import add_command, add_json
 from .output import print_json, print_table
 from ..embed.vector_cache import cache_dir
 from ..llm.credentials import clean_api_key, parse_endpoint
+from ..notices import RunNotice
 
 # %% auto #0
-__all__ = ['OK', 'NOTE', 'BROKEN', 'TIMEOUT', 'SLOW', 'EXTRAS', 'Finding', 'add_doctor', 'check_packages', 'check_model',
-           'check_cache', 'check_data_sets', 'check_speed', 'report']
+__all__ = ['OK', 'NOTE', 'BROKEN', 'TIMEOUT', 'SLOW', 'EXTRAS', 'Finding', 'add_doctor', 'check_packages', 'check_plugins',
+           'check_model', 'check_cache', 'check_data_sets', 'check_speed', 'report']
 
 # %% ../../nbs/cli/01_doctor.ipynb #7d6d36fe
 OK, NOTE, BROKEN = "ok", "note", "broken"
@@ -72,6 +74,22 @@ def check_packages() -> Iterator[Finding]:
             yield Finding(f"{name} (extra)", OK, version(name))
         except PackageNotFoundError:
             yield Finding(f"{name} (extra)", NOTE, f"not installed: {use}", f"pip install 'adaptmr[{extra}]'")
+
+
+def check_plugins() -> Iterator[Finding]:
+    """Yield what installed packages register, and which of them can't be used."""
+    import adaptmr.plugins  # noqa: F401 (imports every kind of thing that can be registered)
+    from adaptmr.registry import packages_of, registered_by_users
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always", RunNotice)
+        brought = sorted(registered_by_users())
+    for package, number in packages_of(brought).items():
+        parts = [what for what in brought if package in packages_of([what])]
+        yield Finding(f"plugins of {package}", OK, f"{number}: {', '.join(parts)}")
+    for text in (str(w.message) for w in shown if issubclass(w.category, RunNotice)):
+        found, _, remedy = text.rpartition(": ")
+        yield Finding("plugins", NOTE, found, remedy)
 
 
 def _dependencies() -> list[str]:
@@ -170,7 +188,7 @@ def check_speed(texts: int = 64) -> Iterator[Finding]:
 
 def report(args: argparse.Namespace) -> int:
     """Print what was found; 1 when something is broken."""
-    checks = (check_packages, check_model, check_cache, check_data_sets, check_speed)
+    checks = (check_packages, check_plugins, check_model, check_cache, check_data_sets, check_speed)
     found = [finding for check in checks for finding in check()]
     broken = sum(finding.state == BROKEN for finding in found)
     if args.json:

@@ -59,7 +59,7 @@ def list_systems(args: argparse.Namespace) -> int:
     if not found and not plugins:
         raise ValueError(f"--group {args.group}: no system; there are {', '.join(GROUPS)}")
     listed = {system["name"] for system in found}
-    own = {name for plugin in plugins for name in plugin.systems} - listed
+    own = {name for plugin in plugins for name in plugin.names("system")} - listed
     found += [system for system in describe_systems(None) if system["name"] in own]
     if args.json:
         print_json([{**s, "options": {k: repr(v) for k, v in s["options"].items()}} for s in found])
@@ -69,6 +69,8 @@ def list_systems(args: argparse.Namespace) -> int:
         print("\noptions")
         for s in with_options:
             print(f"  {s['name']}: {', '.join(f'{k}={v!r}' for k, v in s['options'].items())}")
+    if others := [what for plugin in plugins for what in plugin.registered if not what.startswith("system ")]:
+        print(f"\nthe plugins bring too: {', '.join(others)}")
     if group == "main":
         print(f"\n{len(known_systems(None)) - len(found)} more: adaptmr systems --group all")
     return 0

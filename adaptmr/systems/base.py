@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..llm import LLM, check_llm
 from ..markup import HtmlOutput, html_table, text_table
+from ..registry import Registry
 from ..rerank.scores import Reranker
 from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of
 from ..retrieval.fusion import Fit, fit_for
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from adaptmr.systems.solver import Solution, Solver
 
 # %% auto #0
-__all__ = ['SystemFactory', 'MemorySystem', 'Capabilities', 'get_capabilities', 'PlannedSystem', 'register_system',
+__all__ = ['SystemFactory', 'SYSTEMS', 'MemorySystem', 'Capabilities', 'get_capabilities', 'PlannedSystem', 'register_system',
            'unregister_system', 'known_systems', 'SystemNames', 'make_system', 'uses_llm', 'get_factory',
            'unknown_system']
 
@@ -199,7 +200,6 @@ class PlannedSystem:
 
 # %% ../../nbs/systems/00_base.ipynb #eef30129
 SystemFactory = Callable[..., "MemorySystem | Solver"]
-_FACTORIES: dict[str, tuple[SystemFactory, str, str]] = {}
 # the modules whose import registers systems, in the order of tables
 _MODULES = (
     "systems.fixed",
@@ -215,16 +215,23 @@ _MODULES = (
 )
 
 
+def _import_modules() -> list[str]:
+    return [import_module(f"adaptmr.{module}").__name__ for module in _MODULES]
+
+
+SYSTEMS: Registry[SystemFactory] = Registry("system", fill=_import_modules)
+
+
 def register_system(
     name: str, description: str, group: str = "main"
 ) -> Callable[[SystemFactory], SystemFactory]:
-    """Register a factory of systems under a name.
+    """Register a factory of systems under a name, in the place of any other of that name.
 
     `description` says in one line what the system does; `group` says which tables it is meant for.
     """
 
     def register(factory: SystemFactory) -> SystemFactory:
-        _FACTORIES[name] = (factory, description, group)
+        SYSTEMS.put(name, factory, description, group)
         return factory
 
     return register
@@ -232,7 +239,7 @@ def register_system(
 
 def unregister_system(name: str) -> None:
     """Remove a system from the registry; an unknown name is ignored."""
-    _FACTORIES.pop(name, None)
+    SYSTEMS.entries.pop(name, None)
 
 
 def known_systems(group: str | None = "main") -> dict[str, str]:
@@ -242,15 +249,16 @@ def known_systems(group: str | None = "main") -> dict[str, str]:
     for all systems.
     """
     # ordered by `_MODULES`, not by which module was imported first
-    modules = [import_module(f"adaptmr.{module}").__name__ for module in _MODULES]
+    modules = _import_modules()
+    found = {name: SYSTEMS.entries[name] for name in SYSTEMS.names()}
     position = {
-        name: modules.index(factory.__module__) if factory.__module__ in modules else len(modules)
-        for name, (factory, _, _) in _FACTORIES.items()
+        name: modules.index(entry.module) if entry.module in modules else len(modules)
+        for name, entry in found.items()
     }
     return {
-        name: _FACTORIES[name][1]
-        for name in sorted(_FACTORIES, key=lambda name: position[name])
-        if group in (None, _FACTORIES[name][2])
+        name: found[name].description
+        for name in sorted(found, key=lambda name: position[name])
+        if group in (None, found[name].group)
     }
 
 
@@ -297,7 +305,7 @@ def get_factory(name: str) -> SystemFactory:
     """Return the factory of a system. Raises `ValueError` that lists the names for an unknown one."""
     if name not in known_systems(None):
         raise ValueError(unknown_system(name))
-    return _FACTORIES[name][0]
+    return SYSTEMS.get(name).thing
 
 
 def unknown_system(*names: object) -> str:

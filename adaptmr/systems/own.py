@@ -6,25 +6,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..notices import notice
+from ..registry import call_with_options, describe, required_parameters
 from ..retrieval.strategies import STRATEGIES, Router, Strategy, StrategyPlanner
 from ..spelling import did_you_mean
-from adaptmr.systems.base import (
-    MemorySystem,
-    PlannedSystem,
-    SystemFactory,
-    known_systems,
-    register_system,
-    unregister_system,
-)
+from .base import SYSTEMS, MemorySystem, PlannedSystem, SystemFactory
 from ..types import QueryType
 
 # %% auto #0
-__all__ = ['ENTRY_POINTS', 'NameTaken', 'own_systems', 'forget_module', 'system', 'strategy', 'load_packages', 'packages_of']
+__all__ = ['system', 'strategy']
 
 # %% ../../nbs/systems/01_own.ipynb #1fcf4508
 _OPTIONS = ("name", "llm", "embedder", "seed", "reranker")  # what a factory may take, see `make_system`
@@ -33,22 +26,8 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 def _is_strategy(thing: Any) -> bool:
     """Whether a function is a strategy: it takes two values by position, none of them a factory's option."""
-    if not inspect.isfunction(thing):
-        return False
-    required = [
-        p
-        for p in inspect.signature(thing).parameters.values()
-        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-    ]
-    return len(required) == 2 and not {p.name for p in required} & set(_OPTIONS)
-
-
-def _call_with_options(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Call a class or function with those options that it takes."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return function(**options)
-    return function(**{name: value for name, value in options.items() if name in parameters})
+    required = required_parameters(thing) if inspect.isfunction(thing) else []
+    return len(required) == 2 and not set(required) & set(_OPTIONS)
 
 
 def _factory_of(thing: Any) -> SystemFactory:
@@ -65,7 +44,7 @@ def _factory_of(thing: Any) -> SystemFactory:
     ) -> MemorySystem:
         given = (name, llm, embedder, seed, reranker)
         options = dict(zip(_OPTIONS, given))
-        made: Any = planner if planner is not None else _call_with_options(thing, options)
+        made: Any = planner if planner is not None else call_with_options(thing, options)
         if callable(getattr(made, "retrieve", None)):
             made.name = name
             return made
@@ -78,46 +57,6 @@ def _factory_of(thing: Any) -> SystemFactory:
 
     return make
 
-# %% ../../nbs/systems/01_own.ipynb #53982c9c
-class NameTaken(ValueError):
-    """A system can't be registered under this name; the message says who has it, or what a name must be."""
-
-
-_OWNERS: dict[str, tuple[str, str]] = {}  # by system: the module and the function or class that registered it
-_STRATEGIES: dict[str, dict[QueryType, Strategy]] = {}  # by system
-
-
-def _claim(name: Any, module: str, place: str) -> None:
-    """Take a name for a place in a module. Raises `NameTaken` for a taken or impossible one."""
-    if not isinstance(name, str) or not name.strip() or name != name.strip() or "," in name or name == "all":
-        raise NameTaken(
-            f"{name!r} can't be the name of a system: write a text without commas, other than “all”"
-        )
-    owner = _OWNERS.get(name)
-    if name in known_systems(None) and owner != (module, place):
-        other = f"{owner[1]} in {owner[0]}" if owner else "adaptmr itself"
-        raise NameTaken(f"the system {name!r} is there already, from {other}: give yours another name")
-    _OWNERS[name] = (module, place)
-
-
-def _describe(thing: Any) -> str:
-    """Return the first line of a docstring, without its full stop."""
-    text = inspect.getdoc(thing) or f"{getattr(thing, '__name__', thing)}, without a docstring"
-    return text.split("\n")[0].rstrip(".")
-
-
-def own_systems(module: str) -> list[str]:
-    """List the systems that a module registered by `system` or `strategy`."""
-    return [name for name, (owner, _) in _OWNERS.items() if owner == module]
-
-
-def forget_module(module: str) -> None:
-    """Remove all systems that a module registered, before it is run again."""
-    for name in own_systems(module):
-        unregister_system(name)
-        del _OWNERS[name]
-        _STRATEGIES.pop(name, None)
-
 # %% ../../nbs/systems/01_own.ipynb #aa50196c
 def system(name: str, description: str = "", group: str = "own") -> Callable[[_T], _T]:
     """Register a strategy, a planner, a memory system or a factory as a system.
@@ -127,9 +66,7 @@ def system(name: str, description: str = "", group: str = "own") -> Callable[[_T
     """
 
     def register(thing: _T) -> _T:
-        kind: Any = thing if hasattr(thing, "__qualname__") else type(thing)
-        _claim(name, kind.__module__, kind.__qualname__)
-        register_system(name, description or _describe(thing), group)(_factory_of(thing))
+        SYSTEMS.register(name, _factory_of(thing), description or describe(thing), group, by=thing)
         return thing
 
     return register
@@ -153,53 +90,24 @@ def strategy(
 
     def register(function: Strategy) -> Strategy:
         name = system or str(getattr(function, "__name__", ""))
-        _claim(name, function.__module__, "strategies")
-        replaced = _STRATEGIES.setdefault(name, {})
-        replaced.update({QueryType(t): function for t in types})
-
-        def make(name: str, embedder: Any = "auto", **_: Any) -> MemorySystem:
-            router = Router(strategies={**STRATEGIES, **replaced}, name=name)
-            return PlannedSystem(name, router, embedder=embedder)
-
-        changed = " and ".join(map(str, replaced))
-        register_system(name, description or f"adaptmr with its own strategy for {changed}", group)(make)
+        made = _RouterFactory({QueryType(t): function for t in types})
+        known = SYSTEMS.resolve(name)
+        if isinstance(known, _RouterFactory):
+            made = _RouterFactory({**known.replaced, **made.replaced})
+        changed = " and ".join(map(str, made.replaced))
+        described = description or f"adaptmr with its own strategy for {changed}"
+        SYSTEMS.register(name, made, described, group, by=function, place="strategies")
         return function
 
     return register
 
-# %% ../../nbs/systems/01_own.ipynb #8c149b9c
-ENTRY_POINTS = "adaptmr.systems"
-_PACKAGES: dict[str, tuple[str, str]] = {}  # by system: name and version of the package
 
+@dataclass(frozen=True)
+class _RouterFactory:
+    """Make the system `adaptmr` with other strategies for some types of questions."""
 
-def load_packages(points: Iterable[EntryPoint]) -> None:
-    """Import what the entry points of installed packages name, so that it registers its systems.
+    replaced: Mapping[QueryType, Strategy]
 
-    A package that can't be imported, or that registers nothing, is named in a `RunNotice` and left out.
-    """
-    for point in points:
-        package = point.dist.name if point.dist else point.value
-        before = set(_OWNERS)
-        try:
-            point.load()
-        except Exception as e:  # whatever a foreign package raises
-            notice(
-                f"the systems of the package {package} are left out, because {point.value} can't be imported "
-                f"({type(e).__name__}: {e}): update the package, or uninstall it"
-            )
-            continue
-        new = set(_OWNERS) - before
-        _PACKAGES.update(dict.fromkeys(new, (package, point.dist.version if point.dist else "")))
-        if not new:
-            notice(
-                f"the package {package} names {point.value} as its systems, but that registers none: "
-                'decorate one with adaptmr.system("a name")'
-            )
-
-
-def packages_of(systems: Iterable[str]) -> dict[str, str]:
-    """Return the installed packages that systems come from, with their versions."""
-    return dict(_PACKAGES[name] for name in systems if name in _PACKAGES)
-
-
-load_packages(entry_points(group=ENTRY_POINTS))
+    def __call__(self, name: str, embedder: Any = "auto", **_: Any) -> MemorySystem:
+        router = Router(strategies={**STRATEGIES, **self.replaced}, name=name)
+        return PlannedSystem(name, router, embedder=embedder)

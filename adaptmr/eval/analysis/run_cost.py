@@ -323,7 +323,8 @@ def _rates(
     if llm.is_offline:
         rates |= dict.fromkeys(MEASURES[:3], ZERO)
     if not chosen:
-        return rates, "unknown: no run is recorded"
+        where = "in the outputs of a checkout, or in the folder that outputs= names"
+        return rates, f"unknown: no run of this kind is recorded {where}"
     others = sorted({run.k for run in chosen} - {k})
     scaled = f"; prompts from k={', '.join(map(str, others))} (assumed to grow with k)" if others else ""
     return rates, f"{how} {', '.join(sorted(run.name for run in chosen))}{scaled}"

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -35,6 +35,7 @@ from ..report.tables import TYPE_LABELS, types_present
 from ..stats.estimates import format_interval
 from ..stats.intervals import Interval, mean_ci
 from ...llm import LLM
+from ...registry import Registry
 from ...types import Dataset, Usage
 
 if TYPE_CHECKING:
@@ -44,21 +45,23 @@ if TYPE_CHECKING:
 __all__ = ['JUDGES', 'make_judge', 'shipped_rates', 'measure_rates', 'write_rates', 'judge_answers', 'judged_accuracy_table']
 
 # %% ../../../nbs/eval/judges/02_accuracy.ipynb #0999e00f
-JUDGES = ("rules", "model")
-
-
-def make_judge(name: str, llm: LLM | None = None) -> Judge:
-    """Make the judge of that name: "rules", or "model", which asks `llm` in three ways.
-
-    Raises `ValueError` for another name, or for a model that isn't there.
-    """
-    if name not in JUDGES:
-        raise ValueError(f"judge {name!r} is none of {', '.join(JUDGES)}")
-    if name == "rules":
-        return RuleJudge()
+def _make_model_judge(llm: LLM | None = None) -> Judge:
     if llm is None or llm.is_offline:
         raise ValueError("judge 'model' needs a model: give one (model=...), or take judge='rules'")
     return LLMJudge(llm)
+
+
+JUDGES: Registry[Callable[[LLM | None], Judge]] = Registry("judge")
+JUDGES.put("rules", lambda llm: RuleJudge(), "rules for names, numbers and dates; no model", by=RuleJudge)
+JUDGES.put("model", _make_model_judge, "a model that is asked in three ways", by=LLMJudge)
+
+
+def make_judge(name: str, llm: LLM | None = None) -> Judge:
+    """Make the judge of that name: "rules", "model", which asks `llm` in three ways, or one's own.
+
+    Raises `ValueError` for another name, or for a model that isn't there.
+    """
+    return JUDGES.get(name).thing(llm)
 
 # %% ../../../nbs/eval/judges/02_accuracy.ipynb #c9ab3b8e
 _CALIBRATION_SIZE = 200  # right answers that a model is measured on

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.validation import validate
+from ...embed.encoders import EMBEDDERS
+from ..judges.accuracy import judge_answers, make_judge
+from ..judges.judge import Judge
 from .asking import answer_question
 from adaptmr.eval.runner.filling import (
     System,
@@ -161,7 +164,10 @@ def _identity(setup: Setup, systems: Sequence[str | System], remembering: Iterab
         "embedder": _embedder_name(setup.embedder),
         "seed": setup.seed,
         "own": user_code_hashes(
-            systems, embedder=setup.embedder, model=setup.llm, reranker=setup.reranker
+            systems,
+            embedder=EMBEDDERS.resolve(setup.embedder),
+            model=setup.llm,
+            reranker=setup.reranker,
         ),
         **({"reranker": [setup.reranker.name, setup.reranker.revision]} if setup.reranker else {}),
         **({"train": sorted(setup.train)} if setup.train else {}),
@@ -183,6 +189,7 @@ def evaluate(
     used: Callable[[], Iterable[str]] | None = None,
     progress: bool | None = None,
     workers: int | None = None,
+    judge: Judge | str | None = None,
 ) -> pd.DataFrame:
     """Run every system on every question of a data set: one row per system × question.
 
@@ -208,6 +215,10 @@ def evaluate(
     them (`adaptmr.eval.runner.worker_count` chooses for `None`, and says where it must be one). All columns
     but the clock's are the same for any number, and a journal may be continued with another.
 
+    `judge`, "rules", "model" (which asks `llm`), one's own by its name (`adaptmr.judge`), or an object, says
+    of each answer whether it is right: in the column `correct`, see `adaptmr.eval.judges.accuracy`. What that
+    cost is in `frame.attrs["judging"]`.
+
     The clock's columns are `ms_retrieve` and `ms_answer`, in milliseconds, without the encoding of the
     question: all questions are encoded in one batch before. With several questions in flight they wait for
     each other; calls answered from the record count as long as they took, see `clock_columns`.
@@ -218,12 +229,12 @@ def evaluate(
 
     Raises `TypeError` for arguments of the wrong kind, `DatasetError` for data with faults
     (`adaptmr.data.validation`), `ContractError` for a system that breaks the protocol
-    (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems, for one that matches another
-    which isn't asked before it, for training questions that aren't there, and for a journal with a solver
-    that remembers from run to run and can't save its state, and `LimitReached` when a limit of `llm` is
-    reached; the questions in flight are then finished. The first other error in a question, and a
-    `KeyboardInterrupt`, end the run within two seconds, and so does a worker that is killed (`WorkerDied`);
-    what was answered until then is in the journal.
+    (`adaptmr.systems.contract`), `ValueError` for unknown or repeated systems, for an unknown judge,
+    for a system that matches another which isn't asked before it, for training questions that aren't there,
+    and for a journal with a solver that remembers from run to run and can't save its state, and
+    `LimitReached` when a limit of `llm` is reached; the questions in flight are then finished. The first
+    other error in a question, and a `KeyboardInterrupt`, end the run within two seconds, and so does a worker
+    that is killed (`WorkerDied`); what was answered until then is in the journal.
     """
     systems = _listed(systems)
     names = _check_arguments(systems, k)
@@ -232,6 +243,7 @@ def evaluate(
     check_workers(workers)
     notes = validate(data)
     budgets = matched_budgets(systems, llm, seed)
+    decides = make_judge(judge, llm) if isinstance(judge, str) else judge
     reads = None if reranker is None else as_reranker(reranker)
     setup = Setup(data, llm, k, embedder, seed, budgets, _training_ids(data, train), reads)
     declared = declared_capabilities(systems, llm, seed)
@@ -252,7 +264,8 @@ def evaluate(
         log.add_spent(shown.spending.take(str(log.path)))
         log.close()
         states.close()
-    return result_frame(run, names, notes, whole.late + late)
+    frame = result_frame(run, names, notes, whole.late + late)
+    return frame if decides is None else judge_answers(frame, data, decides)
 
 
 def _spending(llm: Any) -> Spending | None:

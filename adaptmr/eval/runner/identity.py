@@ -19,6 +19,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ...data.registry import get_parser
+from ...embed.encoders import EMBEDDERS
 from adaptmr.eval.runner.source_code import (
     code_text,
     file_of,
@@ -35,7 +36,7 @@ from ...systems.base import get_factory, make_system
 from ...types import Dataset
 
 # %% auto #0
-__all__ = ['SourceUnavailable', 'user_code_hashes']
+__all__ = ['SourceUnavailable', 'user_code_hashes', 'code_hash']
 
 # %% ../../../nbs/eval/runner/01_identity.ipynb #32a38d10
 class SourceUnavailable(ValueError):
@@ -118,7 +119,7 @@ def _is_stdlib(module: str) -> bool:
 
 def _is_third_party(cls: type) -> bool:
     """Return whether a class belongs to Python or to an installed package: its version identifies it."""
-    if cls.__module__ == "__main__":
+    if cls.__module__ == "__main__" or is_ours(cls.__module__):
         return False
     if _is_stdlib(cls.__module__ or ""):
         return True
@@ -229,7 +230,9 @@ def _describe_object(thing: Any, of: _Of) -> Any:
     if hasattr(thing, "tobytes") and hasattr(thing, "dtype"):
         return [cls, str(thing.dtype), _sha(thing.tobytes())]
     if is_ours(type(thing).__module__) and callable(getattr(thing, "encode", None)):
-        return [cls, getattr(thing, "name", ""), getattr(thing, "precision", "")]
+        name = getattr(thing, "name", "")
+        own = EMBEDDERS.resolve(name)  # a registered one is identified by its code
+        return [cls, name, getattr(thing, "precision", ""), *([] if own is name else [of(own)])]
     if _is_third_party(type(thing)):
         return cls
     version = vars(thing).get("version") if hasattr(thing, "__dict__") else None
@@ -303,10 +306,24 @@ def user_code_hashes(systems: Sequence[Any], *, loader: str = "", **others: Any)
     return found
 
 
+def code_hash(part: str, thing: Any) -> str:
+    """Hash the code and settings of anything (16 hexadecimal digits), an installed package's code too.
+
+    Raises `SourceUnavailable`, which names the part, for code that can't be identified.
+    """
+    return _describe_part(part, thing)[0]
+
+
 def _part(name: str, thing: Any, always: bool = False) -> dict[str, str]:
+    found, is_users = _describe_part(name, thing)
+    return {name: found} if always or is_users else {}
+
+
+def _describe_part(name: str, thing: Any) -> tuple[str, bool]:
+    """Return the hash of a part, and whether any of it is the user's code."""
     description = _Description()
     try:
         text = json.dumps(description.of(thing), sort_keys=True)
     except SourceUnavailable as e:
         raise SourceUnavailable(f"{name}: {e}") from e
-    return {name: _sha(text.encode())} if always or description.code.any_user_code else {}
+    return _sha(text.encode()), description.code.any_user_code

@@ -80,13 +80,22 @@ def own_files(path: Path) -> dict[Path, bytes]:
 def file_sha256(path: Path) -> str:
     """Hash a file and all of the user's own files that it imports (sha256, hexadecimal).
 
-    Files of Python, of installed packages and of this package are not included.
+    Files of Python, of installed packages and of this package are not included. The hash is the same
+    wherever the file's folder lies.
     """
-    found = {f"{p.parent.name}/{p.name}": text for p, text in own_files(path).items()}
+    folder = path.resolve().parent
+    found = {_name_from(folder, p): text for p, text in own_files(path).items()}
     digest = hashlib.sha256()
     for name, text in sorted(found.items()):
         digest.update(f"{name}\0{len(text)}\0".encode("utf-8", "surrogatepass") + text)
     return digest.hexdigest()
+
+
+def _name_from(folder: Path, path: Path) -> str:
+    """Name a file by its path below a folder, or by that of its own folder's name."""
+    if path.is_relative_to(folder):
+        return path.relative_to(folder).as_posix()
+    return f"{path.parent.name}/{path.name}"
 
 
 def _with_imports(path: Path, seen: set[Path]) -> Iterator[tuple[Path, bytes]]:
