@@ -155,7 +155,7 @@ def methods_sentence(run: str | Path) -> str:
 
 
 def citations(run: str | Path) -> list[str]:
-    """Return BibTeX entries: of this package, of the run's data set and of its systems that others published."""
+    """Return BibTeX entries: of this package, of the run's data set, of systems that others published."""
     of = read_run(run)
     data = dataset_citation(str(of.manifest["data"]["name"]))
     entries = [package_citation(), data, *(system_citation(name) for name in of.systems)]
