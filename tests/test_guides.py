@@ -49,7 +49,7 @@ def test_a_guide_begins_with_its_title_and_shows_a_picture_early(name: str) -> N
     assert any(shows_picture(output, name in DRAWN_IN_HTML) for c in early for output in c.outputs)
 
 
-@pytest.mark.parametrize(("name", "following"), zip(ORDER, [*ORDER[1:], None]))
+@pytest.mark.parametrize(("name", "following"), [*zip(ORDER, [*ORDER[1:], None])])
 def test_a_guide_ends_with_a_link_to_the_next(name: str, following: str | None) -> None:
     cells = nbformat.read(guides.FOLDER / f"{name}.ipynb", as_version=4).cells
     last = [c.source for c in cells if c.cell_type == "markdown"][-1]
