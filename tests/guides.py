@@ -1,6 +1,7 @@
 """Run the guides, and compare their outputs with the committed ones.
 
-`python tests/guides.py [name…]` prints where they differ; `--write` stores the new outputs.
+`python tests/guides.py [name…]` prints where they differ, and the seconds of each; `--write` stores the new
+outputs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from notebook_outputs import differences, write_notebook
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "nbs" / "guides"
 LIMIT = 1800  # seconds for one cell
+GOAL = 30  # seconds for a guide on a quiet machine with two cores
 NEEDS_DATA = ("do_question_types_help", "which_classifier")  # their tables have rows of licensed data
 
 
@@ -56,6 +59,19 @@ def run_guide(name: str) -> Any:
     return book
 
 
+def processor_seconds() -> float:
+    """Return the processor time of all kernels that have ended, and of the processes that they started."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
+
+
+def report_seconds(seconds: dict[str, float]) -> None:
+    """Print the processor time of each guide, the longest first, and mark those above the goal."""
+    print(f"\nprocessor seconds (goal: {GOAL} on a quiet machine)")
+    for name, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        print(f"{spent:7.1f}  {name}{'  above the goal' if spent > GOAL else ''}")
+
+
 def main(words: list[str]) -> int:
     """Check the named guides (default: all), or refresh them; return 1 if one differs or fails."""
     parser = argparse.ArgumentParser(description="Run the guides and compare their outputs.")
@@ -64,8 +80,9 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     if unknown := [n for n in given.names if n not in names()]:
         parser.error(f"no guide {unknown[0]!r}; there are {', '.join(names())}")
-    status = 0
+    status, seconds = 0, dict[str, float]()
     for name in given.names or names():
+        begun, before = time.perf_counter(), processor_seconds()
         old = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
         try:
             new = run_guide(name)
@@ -76,15 +93,15 @@ def main(words: list[str]) -> int:
             print(f"{name}: a cell fails: {e}")
             status = 1
             continue
+        seconds[name] = processor_seconds() - before
         found = differences(old, new)
         if given.write:
             write_notebook(FOLDER / f"{name}.ipynb", new)
         status = status or int(bool(found) and not given.write)
-        print(
-            f"{name}: {'refreshed' if given.write else 'as committed' if not found else 'differs'}",
-            *found,
-            sep="\n  ",
-        )
+        outcome = "refreshed" if given.write else "as committed" if not found else "differs"
+        print(f"{name}: {outcome} ({time.perf_counter() - begun:.1f} s)", *found, sep="\n  ", flush=True)
+    if seconds:
+        report_seconds(seconds)
     return status
 
 

@@ -15,7 +15,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.data.citations import citation_key, dataset_citation, package_citation
+import adaptmr as am
+from adaptmr.data.citations import citation_key, dataset_citation, package_citation, system_citation
 from adaptmr.data.registry import datasets
 from adaptmr.eval.report import paper
 from adaptmr.eval.report.latex import latex_text
@@ -196,6 +197,30 @@ def test_every_data_set_of_others_has_a_citation() -> None:
     keys = {name: citation_key(dataset_citation(name)) for name in datasets()}
     assert own and all(bool(key) == (name not in own) for name, key in keys.items())
     assert all(balanced(dataset_citation(name)) for name in datasets()) and balanced(package_citation())
+
+
+def test_published_systems_are_cited_and_variants_share_the_entry(tmp_path: Path) -> None:
+    published = {"rrf", "ircot", "flare", "adaptive_rag", "longmemeval_rag"}
+    assert {name for name in am.systems() if system_citation(name)} <= published
+    assert all(balanced(system_citation(name)) and system_citation(name) for name in published)
+    assert system_citation("flare by rule") == system_citation("flare")
+    run = tiny_run(tmp_path, systems=["ircot by rule", "ircot", "b"])
+    rows = pd.read_parquet(run / "results.parquet")
+    rows["system"] = rows["system"].replace("a_1", "ircot")
+    also = rows[rows["system"] == "ircot"].assign(system="ircot by rule")
+    pd.concat([rows, also]).to_parquet(run / "results.parquet")
+    assert [citation_key(entry) for entry in paper.citations(run)] == ["adaptmr", "trivedi2023ircot"]
+
+
+def test_an_entry_has_authors_a_title_a_venue_and_a_year() -> None:
+    systems = ("rrf", "ircot", "flare", "adaptive_rag")
+    entries = [*map(dataset_citation, ("locomo", "longmemeval", "hotpotqa", "beam", "msc"))]
+    for entry in [*entries, *map(system_citation, systems)]:
+        key = citation_key(entry)
+        year = re.search(r"year = \{(\d{4})\}", entry)
+        assert year and year[1] in key, "the key names the year"
+        assert key.startswith(re.search(r"author = \{(\w+),", entry)[1].lower()), "and the first author"  # type: ignore[index]
+        assert "booktitle = {" in entry and "title = {" in entry and entry.startswith("@inproceedings")
 
 
 def test_the_citation_of_the_package_is_that_of_citation_cff() -> None:

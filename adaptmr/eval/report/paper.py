@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.citations import citation_key, dataset_citation, package_citation
+from ...data.citations import citation_key, dataset_citation, package_citation, system_citation
 from .figures import PlacedRows, add_legend, draw_error_bars, label_places, side_by_side
 from .latex import latex_text
 from .manifests import read_manifest
@@ -135,7 +135,7 @@ def paper_caption(run: str | Path, systems: Sequence[str] | None = None) -> str:
 
 
 def methods_sentence(run: str | Path) -> str:
-    """Return the sentences of a methods section, in LaTeX, with `\\cite` of the package and the data set."""
+    """Return the sentences of a methods section, in LaTeX, with `\\cite` of `citations`."""
     of = read_run(run)
     manifest, params = of.manifest, of.manifest["params"]
     keys = ",".join(citation_key(entry) for entry in citations(run))
@@ -155,9 +155,11 @@ def methods_sentence(run: str | Path) -> str:
 
 
 def citations(run: str | Path) -> list[str]:
-    """Return BibTeX entries: of this package, and of the run's data set unless the package brings it."""
-    name = str(read_manifest(Path(run) / "manifest.json")["data"]["name"])
-    return [entry for entry in (package_citation(), dataset_citation(name)) if entry]
+    """Return BibTeX entries: of this package, of the run's data set, of systems that others published."""
+    of = read_run(run)
+    data = dataset_citation(str(of.manifest["data"]["name"]))
+    entries = [package_citation(), data, *(system_citation(name) for name in of.systems)]
+    return [entry for entry in dict.fromkeys(entries) if entry]
 
 # %% ../../../nbs/eval/report/04_paper.ipynb #0779d89b
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
