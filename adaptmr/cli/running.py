@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .experiments import find_notebook, gather_params, outputs_of, project_root
+from .experiments import find_notebook, gather_params, named_plugins, outputs_of, project_root
 from ..eval.report.parameters import UsageError, check_names, check_values, known_parameters
 from ..progress import follow_progress
 
@@ -43,8 +43,7 @@ def run_experiment(
     root = project_root()
     notebook = find_notebook(root, experiment)
     params = gather_params(root, experiment, files, overrides, imports)
-    if imports:
-        load_plugins(params["plugins"])  # so that a fault is found before anything runs
+    load_plugins(named_plugins(params))  # so that a fault is found before anything runs
     _check_cache()
     check_params_limits(params)
     params = _with_own_file(experiment, params)
