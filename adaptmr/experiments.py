@@ -470,6 +470,8 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     frame, run, inputs = experiment.rows, experiment.run, experiment.inputs
     read = inputs.reranker
     run.write_results(run_folder.drop_text_columns(frame) if run.redact else frame)
+    # what an analysis asked and nobody has counted is recorded too, or the run couldn't be repeated
+    experiment.used_keys |= {key for key in inputs.newly_used_keys() if key.startswith("call ")}
     used = {
         kind: [key.split()[1] for key in sorted(experiment.used_keys) if key.startswith(kind)]
         for kind in ("vector", "call")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 from .arguments import add_command, add_import, add_json
@@ -256,6 +257,8 @@ def remove_run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"{args.run} is no run folder: its manifest must name an experiment and {run.folder.name}"
         )
+    if args.yes and Path(args.run).name != run.folder.name:
+        raise UsageError(f"with --yes a run is removed by its whole name only: {run.name}")
     if not args.yes:
         print(f"remove {run.folder}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
