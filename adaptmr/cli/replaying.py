@@ -65,12 +65,12 @@ def missing_records(run: RecordedRun) -> list[str]:
     These are the calls of models, the vectors of an encoder behind a server, and the user's own fits.
     """
     kept = ", which a redacted run doesn't keep" if run.manifest.get("redacted") else ""
-    usage = run.manifest.get("usage")
+    usage, reranker = run.manifest.get("usage"), run.params.get("reranker")
+    called = isinstance(usage, dict) and usage.get("calls")
+    asked = [*_asked_models(run), *([str(reranker)] if reranker else [])]
     found = []
-    if isinstance(usage, dict) and usage.get("calls") and not (run.folder / CALLS).is_file():
-        reranker = run.params.get("reranker")
-        asked = [*_asked_models(run), *([str(reranker)] if reranker else [])]
-        found.append(f"the calls of {', '.join(asked) or 'models'} ({CALLS}{kept})")
+    if asked and called and not (run.folder / CALLS).is_file():
+        found.append(f"the calls of {', '.join(asked)} ({CALLS}{kept})")
     encoder = run.params.get("embedder")
     if isinstance(encoder, str) and is_endpoint(encoder) and not (run.folder / VECTORS).is_file():
         found.append(f"the vectors of {encoder} ({VECTORS}{kept})")
