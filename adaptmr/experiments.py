@@ -155,10 +155,10 @@ def own_parts(
     """Return what identifies the parts of a run that aren't this package's, by part.
 
     These are the code of systems and of the data set's reader, plugins, installed packages that bring
-    systems, an encoder's server or weights, and the user's own fits to an encoder. An encoder that is among
-    the `recorded` parts is not looked for on this machine.
+    systems, an encoder's server or weights, and the user's own fits to an encoder ("": there is none). An
+    encoder that is among the `recorded` parts is not looked for on this machine.
     """
-    encoders = BUNDLED_EMBEDDERS if embedder == "auto" else (embedder,)
+    encoders = BUNDLED_EMBEDDERS if embedder == "auto" else (embedder,) if embedder else ()
     foreign = [name for name in encoders if strip_precision(name) not in BUNDLED_EMBEDDERS]
     weights = {part: recorded.get(part) or _weights_of(part) for part in map(_encoder_part, foreign)}
     return {

@@ -199,8 +199,9 @@ def test_systems_and_those_of_a_plugin(capsys, tmp_path):
         '    "Words only."\n    return am.RetrievalPlan(weights={"lexical": 1.0})\n'
     )
     status, out, _ = said(capsys, "systems", "--json")
-    names = [s["name"] for s in json.loads(out)]
-    assert {s["group"] for s in json.loads(out)} == {"main"} and all(s["description"] for s in json.loads(out))
+    listed = json.loads(out)
+    names = [s["name"] for s in listed]
+    assert {s["group"] for s in listed} == {"main"} and all(s["description"] for s in listed)
     assert status == 0 and {"unified", "adaptmr"} <= set(names) and "my_own" not in names
     try:
         status, out, _ = said(capsys, "systems", "--import", "./my_strategy.py")

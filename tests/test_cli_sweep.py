@@ -112,13 +112,13 @@ def test_runs_with_a_plugin_are_found_and_those_with_a_changed_one_are_made(root
     plugin = root / "present_of_mine.py"
     plugin.write_text(PLUGIN % "1.0")
     words = ["sweep", "tiny", "-p", "k", "[2, 3]", "-p", "systems", "[[unified, present]]"]
-    status, out, err = said(capsys, *words, "--import", plugin)
+    status, _, err = said(capsys, *words, "--import", plugin)
     assert status == 0 and "there already" not in err, err
     asked = []
     monkeypatch.setattr(sweeping, "run_experiment", lambda *given: asked.append(given) or 1 / 0)
-    status, out, err = said(capsys, *words, "--import", plugin)
+    status, _, err = said(capsys, *words, "--import", plugin)
     assert status == 0 and err.count("there already") == 2 and not asked
-    status, out, err = said(capsys, *words, "-p", "plugins", f"[[{plugin}]]")
+    status, _, err = said(capsys, *words, "-p", "plugins", f"[[{plugin}]]")
     assert status == 0 and err.count("there already") == 2, "named by the parameter"
     plugin.write_text(PLUGIN % "0.5")
     with pytest.raises(ZeroDivisionError):

@@ -180,7 +180,7 @@ def test_a_figure_shows_the_means_of_the_rows(tmp_path: Path) -> None:
 
 def test_faults_are_named(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
-    with pytest.raises(UsageError, match="no run folder .*none"):
+    with pytest.raises(UsageError, match=r"no run folder .*none"):
         paper.paper_table(tmp_path / "none")
     with pytest.raises(ValueError, match="has no system 'c'; there are"):
         paper.paper_caption(run, ["c"])

@@ -9,12 +9,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report.recorded_run import recorded_runs
+from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
 from ..runner.journal import journal_keys
 from ..runner.run import row_key
@@ -41,13 +41,17 @@ __all__ = ['ESTIMATE_VARIABLE', 'MEASURES', 'ZERO', 'UNKNOWN', 'COLUMNS', 'Estim
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #9e835af0
 @dataclass(frozen=True)
 class RecordedCosts:
-    """A finished run: its rows with `MEASURES` and `context_tokens`, one per system and question."""
+    """A finished run: its rows with `MEASURES` and `context_tokens`, one per system and question.
+
+    `writing` has the calls and tokens with which each system stored a conversation, where it asked a model.
+    """
 
     name: str
     model: str
     dataset: str
     k: int
     rows: pd.DataFrame
+    writing: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def recorded_costs(outputs: str | Path | None = None, leave_out: Collection[str] = ()) -> list[RecordedCosts]:
@@ -59,8 +63,21 @@ def recorded_costs(outputs: str | Path | None = None, leave_out: Collection[str]
             continue
         rows = _read_rows(run.folder)
         if rows is not None:
-            found.append(RecordedCosts(run.name, run.models[0], str(run.data.get("name", "")), k, rows))
+            data = str(run.data.get("name", ""))
+            found.append(RecordedCosts(run.name, run.models[0], data, k, rows, _writing(run)))
     return found
+
+
+def _writing(run: RecordedRun) -> dict[str, tuple[float, float]]:
+    listed = run.manifest.get("writing")
+    return {
+        str(row["system"]): (
+            row["calls"] / row["conversations"],
+            (row["prompt_tokens"] + row["completion_tokens"]) / row["conversations"],
+        )
+        for row in (listed if isinstance(listed, list) else [])
+        if row["calls"] and row["conversations"]
+    }
 
 
 @lru_cache(maxsize=64)
@@ -180,7 +197,11 @@ class SystemEstimate:
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """What a run will cost, by system and in all; `cached` are recorded calls that may make it cheaper."""
+    """What a run will cost, by system and in all.
+
+    `cached` are recorded calls that may make it cheaper; `writing` says what storing a conversation cost
+    systems that ask a model for it, which is in no row.
+    """
 
     model: str
     label: str
@@ -188,6 +209,7 @@ class RunEstimate:
     prices: tuple[float, float] | None
     concurrency: int
     cached: int = 0
+    writing: tuple[str, ...] = ()
 
     def cost(self, systems: Iterable[SystemEstimate] | None = None) -> Range:
         """Return US dollars; unknown without a price."""
@@ -240,7 +262,9 @@ class RunEstimate:
             *_if(self.cached, f"the call cache has {self.cached:,} calls about these questions: {_FREE}"),
             f"dollars: {price or 'unknown, the price of ' + self.model + ' is in no list'}",
             f"minutes: {self.concurrency} questions in flight (assumed to divide the time)",
-            "judges, replays, and writing memories with a model come on top",
+            *(f"not included: {told}" for told in self.writing),
+            *_if(not self.writing, "not included: what systems ask a model while they store a conversation"),
+            "not included: the calls of a judge that is a model, and of replays of failures",
         ]
 
     def __str__(self) -> str:
@@ -294,7 +318,25 @@ def estimate(
     price = (llm.cost(1_000_000, 0), llm.cost(0, 1_000_000))
     known = None if None in price else price
     threads = 1 if llm.is_offline else getattr(llm, "concurrency", 1)
-    return RunEstimate(llm.model, data.label, tuple(found), known, threads, _cached_calls(llm, data))
+    writing = () if llm.is_offline else _writing_notes(runs, before, len(data.conversations))
+    return RunEstimate(llm.model, data.label, tuple(found), known, threads, _cached_calls(llm, data), writing)
+
+
+def _writing_notes(
+    runs: Sequence[RecordedCosts], systems: Sequence[str], conversations: int
+) -> tuple[str, ...]:
+    """Say for each system what storing the conversations would cost, by the dearest recorded run."""
+    notes = []
+    for system in systems:
+        known = [(*run.writing[system], run.name) for run in runs if system in run.writing]
+        if known:
+            calls, tokens, name = max(known)
+            notes.append(
+                f"storing {conversations} conversations with a model, by {system}: about "
+                f"{calls * conversations:,.0f} calls and {tokens * conversations:,.0f} tokens "
+                f"(recorded in {name})"
+            )
+    return tuple(notes)
 
 
 def _useful(runs: Sequence[RecordedCosts], llm: Any) -> list[RecordedCosts]:
