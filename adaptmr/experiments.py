@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .data.registry import is_file_name, load
@@ -24,6 +25,7 @@ from .eval.judges.accuracy import JUDGES
 from .eval.report import run_folder, tables
 from .eval.report.manifests import is_finished, read_manifest
 from .eval.runner.evaluate import evaluate
+from .eval.runner.filling import Making
 from .eval.runner.identity import user_code_hashes
 from .eval.runner.repeated_times import time_systems, with_repeated_times
 from .eval.runner.timings import timed_calls
@@ -149,17 +151,58 @@ _GIVEN_AS = {"system": "systems", "judge": "judge", "embedder": "embedder", "dat
 
 def _parts(systems: Sequence[str], params: Mapping[str, Any]) -> list[str]:
     """Name what a run uses that can be registered, such as "judge rules"."""
-    one = {kind: params[name] for kind, name in _GIVEN_AS.items() if kind != "system" and name in params}
+    one = {kind: params[name] for kind, name in _GIVEN_AS.items() if kind != "system" and params.get(name)}
     return [*(f"system {name}" for name in systems), *(f"{kind} {name}" for kind, name in one.items())]
 
 
-def _own_code(
-    systems: Sequence[str], params: Mapping[str, Any], plugins: Sequence[Plugin]
+def own_parts(
+    systems: Sequence[str],
+    params: Mapping[str, Any],
+    plugins: Sequence[Plugin] = (),
+    recorded: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """What identifies the code of a run that is not this package's; plugins nobody asked are named."""
-    parts = _parts(systems, params)
+    """Return what identifies the parts of a run that aren't this package's, by part.
+
+    These are the code of systems, of the data set's reader and of a judge and an encoder of one's own,
+    plugins, installed packages that bring any of these, an encoder's server or weights, and the user's own
+    fits to an encoder. An encoder that is among the `recorded` parts is not looked for on this machine.
+    """
+    parts, embedder = _parts(systems, params), params.get("embedder")
+    own = registered()
+    others = {part: thing for part, thing in own.items() if part in parts and not part.startswith("system ")}
+    encoders = BUNDLED_EMBEDDERS if embedder == "auto" else (embedder,) if embedder else ()
+    foreign = [
+        name
+        for name in encoders
+        if strip_precision(name) not in BUNDLED_EMBEDDERS and f"embedder {name}" not in own
+    ]
+    weights = {part: recorded.get(part) or _weights_of(part) for part in map(_encoder_part, foreign)}
+    return {
+        **user_code_hashes(systems, loader=params.get("dataset") or "", **others),
+        **{f"plugin {plugin.name}": plugin.sha256[:16] for plugin in plugins},
+        **{f"package {name}": version for name, version in packages_of(parts).items()},
+        **weights,
+        **{f"fit {fitted.embedder}": fitted.sha256 for name in encoders if (fitted := own_fit(name))},
+    }
+
+
+def _encoder_part(embedder: str) -> str:
+    return f"encoder {embedder}"
+
+
+def _weights_of(part: str) -> str:
+    """Return what identifies the vectors of an encoder: its server, or its weights."""
+    embedder = part.partition(" ")[2]
+    return str(getattr(make_embedder(embedder), "precision" if is_endpoint(embedder) else "revision", ""))
+
+
+def _name_own_parts(
+    systems: Sequence[str], params: Mapping[str, Any], plugins: Sequence[Plugin], parts: Iterable[str]
+) -> None:
+    """Show notices: of plugins that nobody asks, and of the user's own fits that act."""
+    asked = set(_parts(systems, params))
     for plugin in plugins:
-        if not set(plugin.registered) & set(parts):
+        if not asked.intersection(plugin.registered):
             had, first = ", ".join(plugin.registered), plugin.registered[0]
             kind, name = next((k, first.removeprefix(f"{k} ")) for k in _GIVEN_AS if first.startswith(k))
             given = ",".join([*systems[:1], name]) if kind == "system" else name
@@ -167,28 +210,38 @@ def _own_code(
                 f"{plugin.name} has the {had}, and this run asks for none of it: name one, as in "
                 f"-p {_GIVEN_AS[kind]} {given}"
             )
-    others = {
-        part: thing
-        for part, thing in registered().items()
-        if part in parts and not part.startswith("system ")
-    }
-    return {
-        **user_code_hashes(systems, loader=params["dataset"], **others),
-        **{f"plugin {plugin.name}": plugin.sha256[:16] for plugin in plugins},
-        **{f"package {name}": version for name, version in packages_of(parts).items()},
-    }
-
-
-def _encoder_identity(embedder: str) -> dict[str, str]:
-    """What identifies the encoder of a run beside its name: its server, and the user's own fits."""
-    found: dict[str, str] = {}
-    if is_endpoint(embedder):
-        found[f"encoder {embedder}"] = str(getattr(make_embedder(embedder), "precision", ""))
-    for name in BUNDLED_EMBEDDERS if embedder == "auto" else (embedder,):
-        if fitted := own_fit(name):
-            found[f"fit {fitted.embedder}"] = fitted.sha256
+    for part in parts:
+        kind, _, name = part.partition(" ")
+        if kind == "fit" and (fitted := own_fit(name)):
             notice(f"{name}: your own fit {fitted.sha256} acts, from {fit_path(name)}")
-    return found
+
+
+def _spell_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Give each value one spelling: names as lists, an encoder by its shortest name."""
+    spelt = dict(params)
+    for name in ("systems", "split", "replayed"):
+        if spelt.get(name) not in (None, "all"):
+            spelt[name] = _name_list(spelt[name]) or spelt[name]
+    if isinstance(encoder := spelt.get("embedder"), str) and encoder != "auto":
+        spelt["embedder"] = embedder_name(*parse_embedder_name(encoder))
+    if spelt.get("reranker") is None and RERANKED in (spelt.get("systems") or ()):
+        spelt["reranker"] = DEFAULT_RERANKER
+    return spelt
+
+
+def _without_folders(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with the names of files and of a reranker's folder, not where they lie here."""
+    named = dict(params)
+    if isinstance(dataset := named.get("dataset"), str) and is_file_name(dataset):
+        named["dataset"] = PurePath(dataset).name
+    if isinstance(reads := named.get("reranker"), str) and Path(reads).is_dir():
+        named["reranker"] = Path(reads).resolve().name
+    return named
+
+
+def as_recorded(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters in the spelling in which the manifest of a run has them."""
+    return _without_folders(_spell_params(params))
 
 
 def _normalize_params(
@@ -201,24 +254,17 @@ def _normalize_params(
     _check_params(params)
     if "judge" in params:
         JUDGES.get(params["judge"])
-    if params["embedder"] != "auto":
-        params["embedder"] = embedder_name(*parse_embedder_name(params["embedder"]))
+    params = _spell_params(params)
     asked = params["systems"]
     systems = _system_names(list(default_systems) if asked is None and default_systems is not None else asked)
-    if asked not in (None, "all"):
-        params["systems"] = systems
     if params.get("reranker") is None:
         params.pop("reranker", None)
     elif RERANKED not in systems:
         systems = [*systems, RERANKED]
     if RERANKED in systems:
         params.setdefault("reranker", DEFAULT_RERANKER)
-    if params["split"] is not None:
-        params["split"] = _name_list(params["split"])
-    if params.get("replayed") is not None:
-        params["replayed"] = _name_list(params["replayed"])
-        if missing := [name for name in params["replayed"] if name not in systems]:
-            raise ValueError(f"replayed: {missing[0]!r} is not among the systems of this run, {systems}")
+    if missing := [name for name in params.get("replayed") or () if name not in systems]:
+        raise ValueError(f"replayed: {missing[0]!r} is not among the systems of this run, {systems}")
     return params, systems
 
 # %% ../nbs/04_experiments.ipynb #d14e44db
@@ -253,6 +299,13 @@ def check_evidence(experiment: str, data: Dataset) -> None:
         )
 
 # %% ../nbs/04_experiments.ipynb #e149531e
+def _recorded_parts(run: Path) -> dict[str, str]:
+    """Return the own parts of a finished run, by part, from its manifest."""
+    code = read_manifest(run / "manifest.json").get("code") if is_finished(run) else None
+    own = code.get("own") if isinstance(code, dict) else None
+    return {str(part): str(value) for part, value in own.items()} if isinstance(own, dict) else {}
+
+
 class _RecordedInputs:
     """The model calls and vectors of a run: recorded ones and new ones.
 
@@ -262,6 +315,7 @@ class _RecordedInputs:
 
     def __init__(self, earlier: Path, params: Mapping[str, Any], only_recorded: bool) -> None:
         self._asked, self._only_recorded = params["embedder"], only_recorded
+        self.parts = _recorded_parts(earlier) if only_recorded else {}
         mode = "replay" if only_recorded else "auto"
         calls_models = params["model"] != "offline" or "reranker" in params
         self.calls = ReplayCache(cache_dir() / "calls.sqlite", mode) if calls_models else None
@@ -315,10 +369,11 @@ class _RecordedInputs:
         return (recorded or "auto") if self._asked == "auto" else make_embedder(self._asked)
 
     def _recorded_encoder(self, name: str, precision: str) -> Any:
-        """The encoder of a manifest; one behind a server by the server's id, which is its precision."""
-        if is_endpoint(name):
-            return make_embedder(name, revision=precision, allow_encoding=not self._only_recorded)
-        return make_embedder(embedder_name(strip_precision(name), precision))
+        """The encoder of a manifest, with what identifies its vectors: its server, or its weights."""
+        asked = name if is_endpoint(name) else embedder_name(strip_precision(name), precision)
+        if revision := precision if is_endpoint(name) else self.parts.get(_encoder_part(asked)):
+            return make_embedder(asked, revision=revision, allow_encoding=not self._only_recorded)
+        return make_embedder(asked)
 
     def newly_used_keys(self) -> set[str]:
         """The keys of the calls and vectors used since the last call of this method."""
@@ -380,9 +435,7 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
         experiment.data,
         experiment.llm,
         experiment.params["k"],
-        embedder=experiment.encoder(),
-        seed=experiment.params["seed"],
-        reranker=experiment.inputs.reranker,
+        **experiment.making,
         journal=experiment.journal,
         used=experiment.inputs.newly_used_keys,
         workers=experiment.workers,
@@ -406,8 +459,7 @@ def time_again(experiment: Experiment, repeats: int = 3, per_type: int = 4) -> p
         experiment.data,
         experiment.llm,
         params["k"],
-        embedder=experiment.encoder(),
-        seed=params["seed"],
+        **experiment.making,
         repeats=repeats,
         per_type=per_type,
     )
@@ -431,8 +483,7 @@ def ask_besides(experiment: Experiment, system: str, data: Dataset, name: str) -
         data,
         experiment.llm,
         experiment.params["k"],
-        embedder=experiment.encoder(),
-        seed=experiment.params["seed"],
+        **experiment.making,
         journal=_journal_besides(experiment, name),
         used=experiment.inputs.newly_used_keys,
         progress=False,
@@ -457,6 +508,8 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     frame, run, inputs = experiment.rows, experiment.run, experiment.inputs
     read = inputs.reranker
     run.write_results(run_folder.drop_text_columns(frame) if run.redact else frame)
+    # what an analysis asked and nobody has counted is recorded too, or the run couldn't be repeated
+    experiment.used_keys |= {key for key in inputs.newly_used_keys() if key.startswith("call ")}
     used = {
         kind: [key.split()[1] for key in sorted(experiment.used_keys) if key.startswith(kind)]
         for kind in ("vector", "call")
@@ -559,18 +612,14 @@ class Experiment:
         self.data = load_asked(name, self.params["dataset"], self.params["split"], self.params["limit"])
         if needs_evidence:
             check_evidence(name, self.data)
-        if is_file_name(self.params["dataset"]):
-            self.params["dataset"] = PurePath(self.params["dataset"]).name
         read_by = {name: v for name, v in self.params.items() if name == "reranker"}
-        if read_by and Path(read_by["reranker"]).is_dir():
-            self.params["reranker"] = Path(read_by["reranker"]).resolve().name  # not where it lies here
-        self.user_code = {
-            **_own_code(systems, self.params, self.plugins),
-            **_encoder_identity(self.params["embedder"]),
-        }
+        self.params = _without_folders(self.params)
+        replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats
+        recorded = _recorded_parts(Path(replayed)) if replayed else {}
+        self.user_code = own_parts(systems, self.params, self.plugins, recorded)
+        _name_own_parts(systems, self.params, self.plugins, self.user_code)
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
-        replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats
         run_id = run_folder.run_id(self.params, self.data.sha256, run_folder.code_sha256(), self.user_code)
         earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
         self.inputs = _RecordedInputs(earlier, {**self.params, **read_by}, only_recorded=bool(replayed))
@@ -608,6 +657,13 @@ class Experiment:
     def encoder(self) -> Any:
         """The encoder of this run's sentences; in a repeated run, in the precision that is recorded."""
         return self.inputs.encoder()
+
+    @property
+    def making(self) -> Making:
+        """How this run makes systems from their names: what `evaluate` and every analysis is to be given."""
+        return Making(
+            embedder=self.encoder(), seed=self.params["seed"], reranker=self.inputs.reranker
+        )
 
     evaluate, time_again = evaluate_systems, time_again
     add_usage, ask_besides, finish = add_usage, ask_besides, finish_run

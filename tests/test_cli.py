@@ -438,3 +438,20 @@ def test_the_parameters_tag_survives_nbdev_clean(tmp_path):
     assert [
         n for n in before if n.endswith(".ipynb") and "guides/" not in n and before[n] != after[n]
     ] == [], "committed notebooks are clean already"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out-dir", "afile"], "--out-dir"),
+        (["-p", "dataset", "nowhere"], "no data set 'nowhere'"),
+        (["-p", "plugins", "[./nowhere.py]"], "there is no file ./nowhere.py"),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_notebook_is_run(capsys, monkeypatch, tmp_path, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "afile").touch()
+    monkeypatch.setattr("adaptmr.cli.running.execute_notebook", None)
+    assert cli.main(["run", "exp1", *words]) == 2
+    message = capsys.readouterr().err
+    assert said in message and len(message.strip().splitlines()) == 1

@@ -199,7 +199,9 @@ def test_systems_and_those_of_a_plugin(capsys, tmp_path):
         '    "Words only."\n    return am.RetrievalPlan(weights={"lexical": 1.0})\n'
     )
     status, out, _ = said(capsys, "systems", "--json")
-    names = [s["name"] for s in json.loads(out)]
+    listed = json.loads(out)
+    names = [s["name"] for s in listed]
+    assert {s["group"] for s in listed} == {"main"} and all(s["description"] for s in listed)
     assert status == 0 and {"unified", "adaptmr"} <= set(names) and "my_own" not in names
     try:
         status, out, _ = said(capsys, "systems", "--import", "./my_strategy.py")
@@ -215,7 +217,7 @@ def test_systems_and_those_of_a_plugin(capsys, tmp_path):
 
 def test_what_is_added_is_found(capsys, tmp_path):
     status, out, _ = said(
-        capsys, "add", "m.db", "Ann moved to Oslo.", "Bob keeps bees.", "--at", "2024-05-01T10:00"
+        capsys, "add", "m.db", "Ann moved to Oslo.", "Bob keeps bees.", "--said-at", "2024-05-01T10:00"
     )
     assert status == 0 and out == "2 new of 2; 2 memories in m.db\n"
     status, out, _ = said(capsys, "ask", "m.db", "Where did Ann move?", "--k", "1", "--json")
@@ -253,7 +255,9 @@ def test_wrong_calls_of_ask_and_add_make_no_file(capsys, tmp_path):
         (["add", "m.db"], "either texts or --from"),
         (["add", "m.db", "text", "--from", "chat.csv"], "either texts or --from"),
         (["add", "m.db", "text", "--speaker", "who"], "--speaker is for --from"),
-        (["add", "m.db", "text", "--at", "soon"], "soon"),
+        (["add", "m.db", "text", "--said-at", "soon"], "soon"),
+        (["add", "m.db", "text", "--at", "2024-05-01"], "when texts were said is --said-at 2024-05-01"),
+        (["add", "m.db", "--from", "chat.csv", "--said-at", "2024-05-01"], "see --at COLUMN"),
         (["add", "m.db", "--from", "nowhere.csv"], "nowhere.csv"),
     ):
         status, _, err = said(capsys, *words)

@@ -12,8 +12,9 @@ import cli_runs
 import pytest
 
 from adaptmr.cli import main
-from adaptmr.cli.comparing import compare_runs, open_recorded
+from adaptmr.cli.comparing import compare_runs
 from adaptmr.eval.report.parameters import UsageError
+from adaptmr.eval.report.recorded_run import open_recorded
 
 
 @pytest.fixture

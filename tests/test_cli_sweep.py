@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import checkout
+import test_plugins
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,3 +95,32 @@ def test_a_point_that_fails_stops_no_other(root, capsys):
 def test_a_wrong_parameter_is_found_before_anything_runs(root, capsys):
     status, _, err = said(capsys, "sweep", "tiny", "-p", "k", "[1, 2]", "-p", "mood", "good")
     assert status == 2 and "mood" in err and not (root / "outputs").exists()
+
+
+PLUGIN = """
+import adaptmr as am
+
+@am.system("present")
+def present(question, now):
+    "Recent memories weigh more."
+    return am.RetrievalPlan(weights={"hybrid": 1.0, "time": %s})
+"""
+
+
+def test_runs_with_a_plugin_are_found_and_those_with_a_changed_one_are_made(root, capsys, monkeypatch):
+    (root / "nbs" / "experiments" / "tiny.ipynb").write_text(test_plugins.experiment_notebook())
+    plugin = root / "present_of_mine.py"
+    plugin.write_text(PLUGIN % "1.0")
+    words = ["sweep", "tiny", "-p", "k", "[2, 3]", "-p", "systems", "[[unified, present]]"]
+    status, _, err = said(capsys, *words, "--import", plugin)
+    assert status == 0 and "there already" not in err, err
+    asked = []
+    monkeypatch.setattr(sweeping, "run_experiment", lambda *given: asked.append(given) or 1 / 0)
+    status, _, err = said(capsys, *words, "--import", plugin)
+    assert status == 0 and err.count("there already") == 2 and not asked
+    status, _, err = said(capsys, *words, "-p", "plugins", f"[[{plugin}]]")
+    assert status == 0 and err.count("there already") == 2, "named by the parameter"
+    plugin.write_text(PLUGIN % "0.5")
+    with pytest.raises(ZeroDivisionError):
+        main([str(w) for w in (*words, "--import", plugin)])
+    assert len(asked) == 1

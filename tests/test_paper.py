@@ -20,6 +20,7 @@ from adaptmr.data.citations import citation_key, dataset_citation, package_citat
 from adaptmr.data.registry import datasets
 from adaptmr.eval.report import paper
 from adaptmr.eval.report.latex import latex_text
+from adaptmr.eval.report.parameters import UsageError
 from adaptmr.eval.report.style import figure_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,9 +181,9 @@ def test_a_figure_shows_the_means_of_the_rows(tmp_path: Path) -> None:
 
 def test_faults_are_named(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
-    with pytest.raises(FileNotFoundError, match="none has no manifest"):
+    with pytest.raises(UsageError, match=r"no run folder .*none"):
         paper.paper_table(tmp_path / "none")
-    with pytest.raises(ValueError, match="has no system 'c'; it has"):
+    with pytest.raises(ValueError, match="has no system 'c'; there are"):
         paper.paper_caption(run, ["c"])
     with pytest.raises(ValueError, match="no measure 'speed'"):
         paper.paper_table(run, ["speed"])

@@ -103,3 +103,18 @@ def test_ranges_by_hand():
 
 def test_the_committed_runs_can_be_read():
     assert recorded_costs()
+
+
+def test_what_is_not_included_is_named_with_what_storing_cost(tmp_path):
+    recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0), "layered": (1, 100, 10, 6.0)})
+    manifest = tmp_path / "exp3" / "one" / "manifest.json"
+    writing = {"conversations": 2, "prompt_tokens": 300, "completion_tokens": 100}
+    rows = [{"system": "layered", "calls": 6, **writing}, {"system": "unified", **writing, "calls": 0}]
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "writing": rows}))
+    data = am.load("demo", split="en1,zh1")
+    told = str(estimate(["unified", "layered"], data, model(), 5, outputs=tmp_path))
+    said = "storing 2 conversations with a model, by layered: about 6 calls and 400 tokens"
+    assert f"not included: {said}" in told
+    assert "by unified" not in told and "not included: the calls of a judge" in told
+    without = str(estimate(["unified"], data, model(), 5, outputs=tmp_path))
+    assert "not included: what systems ask a model while they store a conversation" in without

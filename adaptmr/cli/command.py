@@ -34,7 +34,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adaptmr",
         description="Query-aware memory retrieval: run experiments, compare runs, ask memories.",
-        epilog="`adaptmr COMMAND --help` shows the options of a command, and an example.",
+        epilog="`adaptmr COMMAND --help` shows the options of a command, and an example.\n\n"
+        "exit status: 0; 1 when something differs or fails; 2 for a wrong call; 130 after Ctrl-C; "
+        "141 when\nthe reader of the output has gone",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"adaptmr {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

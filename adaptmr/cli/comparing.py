@@ -5,13 +5,11 @@
 # %% ../../nbs/cli/01_comparing.ipynb #359417b9
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..eval.report.manifests import read_manifest
 from ..eval.report.parameters import UsageError
+from ..eval.report.recorded_run import RecordedRun
 from ..eval.report.tables import split_by_type
 from ..eval.stats.contrasts import paired_test, verdict
 from ..eval.stats.intervals import holm
@@ -20,62 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['MEASURES', 'MARGIN', 'COLUMNS', 'RecordedRun', 'open_recorded', 'differences_of_inputs', 'compare_runs']
-
-# %% ../../nbs/cli/01_comparing.ipynb #6411b6af
-@dataclass(frozen=True)
-class RecordedRun:
-    """A finished run: its folder and its manifest."""
-
-    folder: Path
-    manifest: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The run in a message: `exp3/demo-…`."""
-        return f"{self.folder.parent.name}/{self.folder.name}"
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """The parameters of the run."""
-        params = self.manifest.get("params")
-        return params if isinstance(params, dict) else {}
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """What the manifest says of the data."""
-        data = self.manifest.get("data")
-        return data if isinstance(data, dict) else {}
-
-    def results(self) -> pd.DataFrame:
-        """Read the results by system and question. Raises `UsageError` for a run that has none."""
-        import pandas as pd
-
-        path = self.folder / "results.parquet"
-        if not path.is_file():
-            raise UsageError(f"{self.name} holds no results by question: {path} is not there")
-        frame = pd.read_parquet(path)
-        if missing := {"system", "conversation", "question", "type"} - set(frame):
-            names = ", ".join(sorted(missing))
-            raise UsageError(f"{self.name} holds no results by question: {path.name} has no column {names}")
-        return frame
-
-
-def open_recorded(name: str | Path, outputs: Path | None = None) -> RecordedRun:
-    """Open a run by its path, or by `<experiment>/<run-id>` in the folder of runs.
-
-    Raises `UsageError` for what is no finished run.
-    """
-    places = [Path(name).expanduser(), *([outputs / name] if outputs else [])]
-    folder = next((place.resolve() for place in places if place.is_dir()), None)
-    if folder is None:
-        raise UsageError(f"there is no run folder {name}: `adaptmr runs list` lists the runs")
-    try:
-        return RecordedRun(folder, read_manifest(folder / "manifest.json"))
-    except FileNotFoundError as e:
-        raise UsageError(f"{name} is no run folder: it has no manifest.json") from e
-    except ValueError as e:
-        raise UsageError(str(e)) from e
+__all__ = ['MEASURES', 'MARGIN', 'COLUMNS', 'differences_of_inputs', 'compare_runs']
 
 # %% ../../nbs/cli/01_comparing.ipynb #d9a73045
 def differences_of_inputs(first: RecordedRun, second: RecordedRun) -> list[str]:
@@ -133,7 +76,7 @@ def compare_runs(
         raise UsageError(f"--margin {margin:g} must be in 0..1, the units of the measures")
     if found := differences_of_inputs(first, second):
         raise UsageError(f"{first.name} and {second.name} can't be compared: {'; '.join(found)}")
-    frames = first.results(), second.results()
+    frames = first.rows, second.rows
     rows = []
     for newer, older in _pairs(first, second, frames, system, against):
         before, after = _rows_of(first, frames[0], older), _rows_of(second, frames[1], newer)

@@ -64,13 +64,10 @@ def add_data(commands: Any) -> None:
     get.add_argument("name", metavar="NAME", help="one of `adaptmr data list`")
 
 
-def add_reading(parser: argparse.ArgumentParser, **other_help: str) -> None:
-    """Add how a chat's file is read: names of columns, time zone, order of day and month, encoding.
-
-    `other_help` replaces the help of a column, by its name.
-    """
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Add how a chat's file is read: names of columns, time zone, order of day and month, encoding."""
     for column in COLUMNS:
-        help = other_help.get(column, f"the column with the {column}, where it has another name")
+        help = f"the column with the {column}, where it has another name"
         parser.add_argument(f"--{column}", metavar="COLUMN", help=help)
     parser.add_argument("--tz", metavar="ZONE", help="the zone of times without one: Europe/Oslo (UTC)")
     parser.add_argument(

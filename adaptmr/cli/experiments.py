@@ -5,7 +5,7 @@
 # %% ../../nbs/cli/00_experiments.ipynb #cc756bc1
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from adaptmr.eval.report.parameters import (
 from ..provenance import find_checkout
 
 # %% auto #0
-__all__ = ['project_root', 'experiment_names', 'outputs_of', 'is_own_notebook', 'find_notebook', 'gather_params']
+__all__ = ['project_root', 'experiment_names', 'outputs_of', 'is_own_notebook', 'find_notebook', 'gather_params', 'named_plugins']
 
 # %% ../../nbs/cli/00_experiments.ipynb #351e998a
 def project_root() -> Path:
@@ -102,7 +102,13 @@ def gather_params(
         params[name] = read_yaml(value, f"-p {name}")
     if imports:
         check_names(["plugins"], known, f"{notebook.name}, --import")
-        given = params.get("plugins") or []
-        params["plugins"] = [*(given if isinstance(given, list) else str(given).split(",")), *imports]
+        params["plugins"] = [*named_plugins(params), *imports]
     check_values(params, "-p")
     return params
+
+
+def named_plugins(params: Mapping[str, Any]) -> list[str]:
+    """Return the plugins that parameters name, in a list or in one string with commas."""
+    given = params.get("plugins") or []
+    names = given if isinstance(given, list) else str(given).split(",")
+    return [str(name).strip() for name in names]

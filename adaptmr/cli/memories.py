@@ -41,7 +41,7 @@ def add_memories(commands: Any) -> None:
         commands,
         "add",
         "add to a file of memories, which is made if there is none",
-        "adaptmr add memories.db 'Ann moved to Oslo' --at 2024-05-01\n"
+        "adaptmr add memories.db 'Ann moved to Oslo' --said-at 2024-05-01\n"
         "  adaptmr add memories.db --from chat.csv --user ann --speaker who",
         add_to_memories,
     )
@@ -49,7 +49,8 @@ def add_memories(commands: Any) -> None:
     add.add_argument("texts", nargs="*", metavar="TEXT", help="a memory")
     add.add_argument("--from", dest="source", metavar="CHAT", help="a chat in .csv, .jsonl, .json or .txt")
     add.add_argument("--user", default="", help="the user whose memories they are")
-    add_reading(add, at="when the texts were said (ISO 8601; default: now); with --from, the column with it")
+    add.add_argument("--said-at", metavar="TIME", help="when the texts were said (ISO 8601; default: now)")
+    add_reading(add)
 
 # %% ../../nbs/cli/01_memories.ipynb #85b80dd0
 def ask_memories(args: argparse.Namespace) -> int:
@@ -103,14 +104,12 @@ def add_to_memories(args: argparse.Namespace) -> int:
     if bool(args.texts) == bool(args.source):
         raise UsageError("add needs either texts or --from CHAT")
     options = reading_options(args)
+    _check_options(args, options)
     if args.source:
         items: list[Any] = [turn for c in read_chat(args.source, **options).conversations for turn in c.turns]
         at = None
     else:
-        items, at = list(args.texts), as_utc(options.pop("at", None)) or datetime.now(UTC)
-        if options:
-            name = next(iter(options)).replace("_", "-")
-            raise UsageError(f"--{name} is for --from: texts have no columns")
+        items, at = list(args.texts), as_utc(args.said_at) or datetime.now(UTC)
     try:
         with MemoryStore(args.file) as store:
             added = store.add(items, user=args.user or None, at=at, who="cli")
@@ -118,3 +117,16 @@ def add_to_memories(args: argparse.Namespace) -> int:
     except StoreError as e:
         raise UsageError(str(e)) from e
     return 0
+
+
+def _check_options(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Raise `UsageError` for an option of texts with a chat, or of a chat with texts."""
+    if args.source and args.said_at:
+        raise UsageError("--said-at is for texts: the times of a chat are in its file, see --at COLUMN")
+    if not args.source and "at" in options:
+        raise UsageError(
+            f"--at names the column of a chat (--from); when texts were said is --said-at {options['at']}"
+        )
+    if not args.source and options:
+        name = next(iter(options)).replace("_", "-")
+        raise UsageError(f"--{name} is for --from: texts have no columns")

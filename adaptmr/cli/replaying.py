@@ -12,25 +12,28 @@ from typing import Any
 
 from .experiments import experiment_names, find_notebook
 from .running import execute_notebook
-from ..eval.report.manifests import finished_runs, read_manifest
+from ..embed.fit_files import FitFileError, fit_path, read_fit_file
+from ..embed.names import is_endpoint
 from ..eval.report.parameters import UsageError, known_parameters, recorded_params
+from ..eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
 
 # %% auto #0
-__all__ = ['recorded_runs', 'read_run_config', 'replay_run']
+__all__ = ['CALLS', 'VECTORS', 'FITS', 'replayable_runs', 'read_run_config', 'missing_records', 'replay_run']
 
 # %% ../../nbs/cli/02_replaying.ipynb #29e631b5
-def recorded_runs(outputs: Path) -> list[Path]:
-    """List the run folders that used a model and hold its calls, sorted.
+CALLS, VECTORS, FITS = "calls.jsonl.gz", "vectors.npz", "fits"  # in the folder of a run
+
+
+def replayable_runs(outputs: Path) -> list[RecordedRun]:
+    """List the runs that used a model and hold its calls, sorted.
 
     Runs whose manifest can't be read are named in a `RunNotice` and left out.
     """
-    found = []
-    for folder, manifest in finished_runs(outputs).items():
-        models = manifest.get("models")
-        asked = [m for m in models if m != "offline"] if isinstance(models, list) else []
-        if asked and (folder / "calls.jsonl.gz").exists():
-            found.append(folder)
-    return found
+    return [run for run in recorded_runs(outputs) if _asked_models(run) and (run.folder / CALLS).exists()]
+
+
+def _asked_models(run: RecordedRun) -> list[str]:
+    return [model for model in run.models if model != "offline"]
 
 
 def read_run_config(
@@ -42,11 +45,7 @@ def read_run_config(
     manifest that can't be read, names no experiment of this checkout, or holds parameters that the notebook
     doesn't have or that are no plain values.
     """
-    where = f"{folder.name}/manifest.json"
-    try:
-        manifest = read_manifest(folder / "manifest.json")
-    except (ValueError, OSError) as e:
-        raise UsageError(f"{folder} can't be repeated: {e}") from e
+    where, manifest = f"{folder.name}/manifest.json", open_recorded(folder).manifest
     if own_notebook is not None:
         notebook = find_notebook(root, str(own_notebook))
         return notebook, recorded_params(manifest, known_parameters(notebook), where)
@@ -59,7 +58,42 @@ def read_run_config(
     notebook = root / "nbs" / "experiments" / f"{name}.ipynb"
     return notebook, recorded_params(manifest, known_parameters(notebook), where)
 
+# %% ../../nbs/cli/02_replaying.ipynb #b2b642a0
+def missing_records(run: RecordedRun) -> list[str]:
+    """List what a run needs to be repeated and its folder lacks.
 
+    These are the calls of models, the vectors of an encoder behind a server, and the user's own fits.
+    """
+    kept = ", which a redacted run doesn't keep" if run.manifest.get("redacted") else ""
+    usage, reranker = run.manifest.get("usage"), run.params.get("reranker")
+    called = isinstance(usage, dict) and usage.get("calls")
+    asked = [*_asked_models(run), *([str(reranker)] if reranker else [])]
+    found = []
+    if asked and called and not (run.folder / CALLS).is_file():
+        found.append(f"the calls of {', '.join(asked)} ({CALLS}{kept})")
+    encoder = run.params.get("embedder")
+    if isinstance(encoder, str) and is_endpoint(encoder) and not (run.folder / VECTORS).is_file():
+        found.append(f"the vectors of {encoder} ({VECTORS}{kept})")
+    return [*found, *_missing_fits(run)]
+
+
+def _missing_fits(run: RecordedRun) -> list[str]:
+    code = run.manifest.get("code")
+    own = code.get("own") if isinstance(code, dict) else None
+    found = []
+    for part, sha256 in (own if isinstance(own, dict) else {}).items():
+        kind, _, encoder = str(part).partition(" ")
+        if kind == "fit":
+            path = run.folder / FITS / fit_path(encoder).name
+            try:
+                here = read_fit_file(path).sha256 if path.is_file() else ""
+            except FitFileError:
+                here = ""
+            if here != sha256:
+                found.append(f"its own fit {sha256} for {encoder} ({FITS}/{path.name})")
+    return found
+
+# %% ../../nbs/cli/02_replaying.ipynb #13bdf5ad
 def replay_run(
     folder: Path, root: Path, imports: Sequence[str] = (), own_notebook: str | Path | None = None
 ) -> list[str]:
@@ -67,14 +101,21 @@ def replay_run(
 
     `imports` are the plugins of the run: none is taken from its folder that isn't named.
     `own_notebook` is the notebook of a run that none of this checkout's made. Raises `UsageError`, see
-    `read_run_config`, and `PluginError`, see `plugins.plugins_for_replay`.
+    `read_run_config`, also for a folder that lacks what `missing_records` lists, and `PluginError`, see
+    `plugins.plugins_for_replay`.
     """
     from adaptmr.eval.report.notebook_output import environment_variables
     from adaptmr.eval.report.run_folder import compare_tables
     from adaptmr.plugins import plugins_for_replay
 
     notebook, params = read_run_config(folder, root, own_notebook)
-    plugins_for_replay(folder, read_manifest(folder / "manifest.json"), imports)
+    run = open_recorded(folder)
+    plugins_for_replay(folder, run.manifest, imports)
+    if missing := missing_records(run):
+        raise UsageError(
+            f"{run.name} can't be repeated, its folder lacks {' and '.join(missing)}: get the whole folder "
+            "from who made the run, or make it again with `adaptmr run`"
+        )
     params = {name: value for name, value in params.items() if name != "plugins"}
     if imports:
         params["plugins"] = list(imports)
@@ -83,7 +124,7 @@ def replay_run(
         with environment_variables(
             ADAPTMR_REPLAY=str(folder.resolve()),
             ADAPTMR_CACHE=str(outputs / "cache"),
-            ADAPTMR_FITS=str(folder.resolve() / "fits"),
+            ADAPTMR_FITS=str(folder.resolve() / FITS),
         ):
             again = execute_notebook(notebook, {**params, "out_dir": str(outputs)}, outputs)
         return compare_tables(folder, again)

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .experiments import find_notebook, gather_params, outputs_of, project_root
+from adaptmr.cli.experiments import (
+    find_notebook,
+    gather_params,
+    is_own_notebook,
+    named_plugins,
+    outputs_of,
+    project_root,
+)
 from ..eval.report.parameters import UsageError, check_names, check_values, known_parameters
 from ..progress import follow_progress
 
@@ -43,13 +50,12 @@ def run_experiment(
     root = project_root()
     notebook = find_notebook(root, experiment)
     params = gather_params(root, experiment, files, overrides, imports)
-    if imports:
-        load_plugins(params["plugins"])  # so that a fault is found before anything runs
+    load_plugins(named_plugins(params))  # so that a fault is found before anything runs
     _check_cache()
     check_params_limits(params)
     params = _with_own_file(experiment, params)
     outputs = Path(out_dir or params.get("out_dir") or outputs_of(root)).resolve()
-    outputs.mkdir(parents=True, exist_ok=True)
+    _check_writable(outputs, "the folder of runs", "give another with --out-dir")
     return execute_notebook(notebook, {**params, "out_dir": str(outputs)}, outputs)
 
 
@@ -136,28 +142,33 @@ def _check_cache() -> None:
     """Raise `UsageError` if the cache folder can't be written, before a cell needs it."""
     from adaptmr.embed.vector_cache import cache_dir
 
-    folder = cache_dir()
+    _check_writable(cache_dir(), "the cache folder", "set ADAPTMR_CACHE to a folder that can be")
+
+
+def _check_writable(folder: Path, what: str, remedy: str) -> None:
+    """Make a folder; raise `UsageError` if it can't be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as e:
-        raise UsageError(
-            f"the cache folder {folder} can't be written ({e.strerror}): "
-            "set ADAPTMR_CACHE to a folder that can be"
-        ) from e
+        raise UsageError(f"{what} {folder} can't be written ({e.strerror}): {remedy}") from e
 
 
 def _with_own_file(experiment: str, params: dict[str, Any]) -> dict[str, Any]:
-    """Check the data if they are a file of the user's own, and give its path in full.
+    """Check the name of the data, and the data if they are a file of the user's own; give its path in full.
 
     Its faults are listed here, on the terminal: in the notebook of a redacted run they would be left out.
     """
-    from adaptmr.data.registry import find_own_file, is_file_name
+    from adaptmr.data.registry import find_own_file, get_entry, is_file_name
     from adaptmr.data.validation import DatasetError
     from adaptmr.experiments import load_asked
 
     dataset = params.get("dataset")
-    if not isinstance(dataset, str) or not is_file_name(dataset):
+    if not isinstance(dataset, str):
+        return params
+    if not is_file_name(dataset):
+        if not is_own_notebook(experiment):  # there it may mean something else
+            get_entry(dataset)  # raises, with the names that there are
         return params
     path = str(find_own_file(dataset).resolve())
     try:

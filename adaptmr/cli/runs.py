@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import add_command, add_import, add_json
-from .comparing import MARGIN, MEASURES, RecordedRun, compare_runs, open_recorded
+from .comparing import MARGIN, MEASURES, compare_runs
 from .experiments import outputs_of, project_root
 from .output import print_facts, print_json, print_table, records
-from .replaying import recorded_runs, replay_run
-from ..eval.report.manifests import finished_runs
+from .replaying import replay_run, replayable_runs
 from ..eval.report.parameters import UsageError
+from ..eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
 from ..eval.stats.contrasts import MEASURE_NAMES
 from ..eval.stats.estimates import format_interval
 
@@ -101,22 +101,25 @@ def _open(name: str) -> RecordedRun:
 def list_runs(args: argparse.Namespace) -> int:
     """List the finished runs."""
     outputs = outputs_of(project_root())
-    found = finished_runs(outputs)
+    found = recorded_runs(outputs)
     if args.json:
         print_json(
             [
                 {
-                    "run": run.relative_to(outputs.parent).as_posix(),
-                    "params": manifest.get("params"),
-                    "data": (manifest.get("data") or {}).get("label", ""),
-                    "systems": manifest.get("systems") or [],
-                    "numbers": manifest.get("numbers") or {},
+                    "run": run.folder.relative_to(outputs.parent).as_posix(),
+                    "params": run.params,
+                    "data": run.data.get("label", ""),
+                    "systems": run.manifest.get("systems") or [],
+                    "numbers": run.numbers,
                 }
-                for run, manifest in found.items()
+                for run in found
             ]
         )
-    else:
-        print("\n".join(str(run.relative_to(outputs.parent)) for run in found))
+        return 0
+    for run in found:
+        print(run.folder.relative_to(outputs.parent))
+    if not found:
+        print(f"no finished run in {outputs}: `adaptmr run exp1` makes one", file=sys.stderr)
     return 0
 
 
@@ -127,7 +130,7 @@ def show_run(args: argparse.Namespace) -> int:
     facts = {
         "experiment": run.manifest.get("experiment"),
         "data": run.data.get("label", ""),
-        "models": run.manifest.get("models") or [],
+        "models": run.models,
         "systems": run.manifest.get("systems") or [],
     }
     answers, notes = run.manifest.get("answers") or [], run.data.get("notes") or {}
@@ -155,15 +158,10 @@ def _main_table(run: RecordedRun) -> tuple[list[str], list[list[Any]]]:
     """Return the table of all questions; for a run without questions, its main numbers."""
     from adaptmr.eval.report.tables import OVERVIEW_MEASURES, overview_table
 
-    if not (run.folder / "results.parquet").exists():
-        return ["number", "value"], [list(pair) for pair in (run.manifest.get("numbers") or {}).items()]
-    frame = run.results()
-    systems = run.manifest.get("systems") or []
-    if set(systems) == set(frame["system"]):
-        frame = frame.sort_values("system", key=lambda names: names.map(systems.index), kind="stable")
-    if not {"context_tokens", *(value for value, _ in OVERVIEW_MEASURES)} <= set(frame):
-        return ["number", "value"], [list(pair) for pair in (run.manifest.get("numbers") or {}).items()]
-    table = overview_table(frame).reset_index()
+    shown = {"context_tokens", *(value for value, _ in OVERVIEW_MEASURES)}
+    if not run.has_results or not shown <= set(run.rows):
+        return ["number", "value"], [list(pair) for pair in run.numbers.items()]
+    table = overview_table(run.rows).reset_index()
     return list(table.columns), table.to_numpy().tolist()
 
 # %% ../../nbs/cli/03_runs.ipynb #c929c6c7
@@ -205,18 +203,18 @@ def print_comparison(args: argparse.Namespace) -> int:
 def replay_runs(args: argparse.Namespace) -> int:
     """Repeat recorded runs; 1 when a table differs."""
     root = project_root()
-    folders = [Path(f) for f in args.folders] or (recorded_runs(outputs_of(root)) if args.all else [])
-    if not folders and not args.all:
+    if bool(args.folders) == args.all:
         raise UsageError("name run folders, or give --all")
+    runs = replayable_runs(outputs_of(root)) if args.all else [_open(name) for name in args.folders]
     differing = 0
-    for folder in folders:
-        differences = replay_run(folder, root, args.imports, args.notebook)
+    for run in runs:
+        differences = replay_run(run.folder, root, args.imports, args.notebook)
         differing += bool(differences)
         found = f"{len(differences)} differences" if differences else "the same tables"
-        print(f"{folder.parent.name}/{folder.name}: {found}")
+        print(f"{run.name}: {found}")
         for line in differences[:20]:
             print(f"  {line}")
-    print(f"{len(folders)} recorded runs, {differing} with differences")
+    print(f"{len(runs)} recorded runs, {differing} with differences")
     return int(differing > 0)
 
 
@@ -245,8 +243,10 @@ def explore_runs(args: argparse.Namespace) -> int:
     """Write the explorer of each run, and print where."""
     from adaptmr.eval.report.explorer import write_local_explorer
 
-    for folder in args.folders:
-        print(write_local_explorer(folder) or f"{folder} has no results by question")
+    for run in [_open(name) for name in args.folders]:
+        if not run.has_results:
+            raise UsageError(f"{run.name} holds no results by question, so there is nothing to explore")
+        print(write_local_explorer(run.folder))
     return 0
 
 # %% ../../nbs/cli/03_runs.ipynb #e559467c
@@ -257,6 +257,8 @@ def remove_run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"{args.run} is no run folder: its manifest must name an experiment and {run.folder.name}"
         )
+    if args.yes and Path(args.run).name != run.folder.name:
+        raise UsageError(f"with --yes a run is removed by its whole name only: {run.name}")
     if not args.yes:
         print(f"remove {run.folder}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -16,11 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import add_command, add_params
-from .experiments import find_notebook, gather_params, is_own_notebook, outputs_of, project_root
+from adaptmr.cli.experiments import (
+    find_notebook,
+    gather_params,
+    is_own_notebook,
+    named_plugins,
+    outputs_of,
+    project_root,
+)
 from .output import print_table
 from .running import RunFailed, run_experiment
-from ..eval.report.manifests import finished_runs, read_manifest
 from ..eval.report.parameters import UsageError, read_yaml
+from ..eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
+from ..plugins import Plugin, load_plugins
 from ..provenance import code_sha256, run_id
 
 # %% auto #0
@@ -57,13 +65,6 @@ def grid(pairs: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
     return [dict(zip(values, point)) for point in itertools.product(*values.values())]
 
 # %% ../../nbs/cli/02_sweeping.ipynb #4536bff2
-def _listed(name: str, value: Any) -> Any:
-    """Return a parameter as runs record it: names in one string, or alone, as a list."""
-    if name in ("systems", "split") and isinstance(value, str) and value != "all":
-        return [part.strip() for part in value.split(",")]
-    return value
-
-
 def notebook_defaults(notebook: Path) -> dict[str, Any]:
     """Return the default values of a notebook's parameters; those that are no plain values are left out."""
     import papermill
@@ -78,21 +79,37 @@ def notebook_defaults(notebook: Path) -> dict[str, Any]:
 
 
 def find_point(
-    experiment: str, params: Mapping[str, Any], defaults: Mapping[str, Any], outputs: Path
-) -> Path | None:
-    """Return the folder of the finished run with these parameters, today's code and data; `None` if none."""
-    wanted = {name: _listed(name, value) for name, value in {**defaults, **params}.items()}
+    experiment: str,
+    params: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    outputs: Path,
+    plugins: Sequence[Plugin] = (),
+) -> RecordedRun | None:
+    """Return the finished run with these parameters and plugins, today's code and data; `None` if none."""
+    from adaptmr.experiments import as_recorded
+
+    given = {**defaults, **params}
+    wanted = as_recorded(given) | {"plugins": [plugin.name for plugin in plugins] or None}
     data = ""
-    for folder, manifest in finished_runs(outputs).items():
-        recorded = manifest.get("params")
-        if folder.parent.name != experiment or not isinstance(recorded, dict):
+    for run in recorded_runs(outputs):
+        asked = run.params
+        if run.folder.parent.name != experiment or any(asked[name] != wanted.get(name) for name in asked):
             continue
-        if any(recorded[name] != wanted.get(name) for name in recorded):
-            continue
-        data = data or _data_sha256(params.get("dataset", defaults.get("dataset")))
-        if run_id(recorded, data, code_sha256()) == folder.name:
-            return folder
+        data = data or _data_sha256(given.get("dataset"))
+        if run_id(asked, data, code_sha256(), _parts_today(run, plugins)) == run.folder.name:
+            return run
     return None
+
+
+def _parts_today(run: RecordedRun, plugins: Sequence[Plugin]) -> dict[str, str]:
+    """Return what identifies the parts of a run that aren't the package's, as they are today."""
+    from adaptmr.experiments import own_parts
+    from adaptmr.systems.base import known_systems
+
+    listed = run.manifest.get("systems")
+    names = [str(name).removesuffix(" by rule") for name in (listed if isinstance(listed, list) else [])]
+    known = known_systems(None)
+    return own_parts([name for name in names if name in known], run.params, plugins)
 
 
 def _data_sha256(dataset: Any) -> str:
@@ -119,8 +136,8 @@ def run_points(
 ) -> list[Point]:
     """Run an experiment at each point that has no run folder yet; what happens is told on standard error.
 
-    Raises `UsageError` for a wrong parameter of any point, before the first is run. A point that fails is
-    told too, and the others are run.
+    Raises `UsageError` for a wrong parameter of any point, and `PluginError` for a plugin that can't be used,
+    before the first is run. A point that fails is told too, and the others are run.
     """
     root = project_root()
     asked = [[(name, json.dumps(value)) for name, value in point.items()] for point in points]
@@ -128,13 +145,14 @@ def run_points(
     notebook = find_notebook(root, experiment)
     name = notebook.stem if is_own_notebook(experiment) else experiment
     defaults = notebook_defaults(notebook)
+    plugins = [load_plugins(named_plugins(given)) for given in params]
     done = []
-    for i, (point, pairs, given) in enumerate(zip(points, asked, params), 1):
+    for i, (point, pairs, given, own) in enumerate(zip(points, asked, params, plugins), 1):
         told = f"{i} of {len(points)}: {_words(point)}"
         outputs = Path(out_dir or given.get("out_dir") or outputs_of(root)).resolve()
-        if folder := find_point(name, given, defaults, outputs):
-            print(f"{told}: there already, {folder.name}", file=sys.stderr)
-            done.append(Point(point, "there", folder))
+        if run := find_point(name, given, defaults, outputs, own):
+            print(f"{told}: there already, {run.folder.name}", file=sys.stderr)
+            done.append(Point(point, "there", run.folder))
             continue
         print(told, file=sys.stderr)
         try:
@@ -153,9 +171,7 @@ def sweep(args: argparse.Namespace) -> int:
     """Run a sweep and print a row for each point with its main numbers; 1 when a point failed."""
     done = run_points(args.experiment, grid(args.pairs), args.files, args.out_dir, args.imports)
     names = list(done[0].values)
-    numbers = [
-        read_manifest(p.folder / "manifest.json").get("numbers") or {} if p.folder else {} for p in done
-    ]
+    numbers = [open_recorded(p.folder).numbers if p.folder else {} for p in done]
     measured = list(dict.fromkeys(name for found in numbers for name in found))
     rows = [
         (*point.values.values(), point.ended, *(found.get(name, "–") for name in measured))

@@ -40,8 +40,7 @@ def find_causes(experiment: EvaluatedRun, *systems: str, threshold: float = 0.3)
             experiment.llm,
             params["k"],
             threshold,
-            embedder=experiment.encoder(),
-            seed=params["seed"],
+            **experiment.making,
         )
     )
     experiment.add_usage(total_usage(found))

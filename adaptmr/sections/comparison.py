@@ -106,7 +106,7 @@ def coverage(experiment: EvaluatedRun) -> HtmlOutput:
     """
     seed, silent = experiment.params["seed"], [name for name in experiment.systems if not uses_llm(name)]
     try:
-        measured = measure_coverage(silent, experiment.data, embedder=experiment.encoder(), seed=seed)
+        measured = measure_coverage(silent, experiment.data, **experiment.making)
         curves = coverage_curves(measured, seed=seed)
     except NothingToDraw as e:
         return HtmlOutput(f"<p>No curves: {html.escape(str(e))}.</p>")
@@ -181,9 +181,10 @@ def show_matched_budgets(experiment: EvaluatedRun) -> HtmlOutput:
     """Show what each system with a matched budget and its reference spent on retrieval."""
     if not experiment.rows["retrieval_calls"].sum():
         return HtmlOutput("<p>No model was asked, so there were no tokens to match.</p>")
+    budgets = matched_budgets(experiment.systems, **experiment.making)
     return experiment.table(
         "matched",
-        tables.matched_budget_table(experiment.rows, matched_budgets(experiment.systems)),
+        tables.matched_budget_table(experiment.rows, budgets),
         "Tokens of retrieval, means a question: a system and the one whose budget it was given",
         allow=["system", "matched to"],
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..eval.report.run_folder import RunFolder
 from ..eval.report.style import NothingToDraw
+from ..eval.runner.filling import Making
 from ..llm import LLM
 from ..markup import HtmlOutput
 from ..systems.display_names import DisplayNames
@@ -41,8 +42,9 @@ class EvaluatedRun(Protocol):
     def rows(self) -> pd.DataFrame:
         """The rows of `evaluate`."""
 
-    def encoder(self) -> Any:
-        """Return the encoder of this run's sentences."""
+    @property
+    def making(self) -> Making:
+        """How the run makes its systems from their names."""
 
     def add_usage(self, usage: Usage) -> None:
         """Count what was asked in addition to the answers."""

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .answer_form import answer_form
 from ..metrics.answers import answer_tokens
-from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
+from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..runner.rows import score_answer
 from ..stats.estimates import format_interval
 from ..stats.intervals import mean_ci, paired_difference
 from ...llm.tasks import meter_usage
 from ...reader import answer
-from ...systems.base import make_system
 from ...types import Conversation, Dataset, Question
 
 if TYPE_CHECKING:
@@ -46,9 +45,7 @@ def ask_at_half(
     data: Dataset,
     llm: Any = None,
     k: int = 10,
-    *,
-    embedder: Any = "auto",
-    seed: int = 0,
+    **making: Unpack[Making],
 ) -> pd.DataFrame:
     """Ask what can be answered at half of each conversation: a row per system and question.
 
@@ -64,9 +61,9 @@ def ask_at_half(
         for conversation in data.conversations:
             half = first_half(conversation)
             questions = answerable_at_half(conversation, data.questions_on(conversation.id))
-            chosen = conversation_embedder(conversation, embedder)
+            made_here = made_for(conversation, making)
             for name in systems if questions else ():
-                system = make_system(name, llm, embedder=chosen, seed=seed)
+                system = make_given(name, llm, **made_here)
                 about = {"system": name, "conversation": conversation.id}
                 stored.append({**about, "turns": len(half), **asdict(ingest_conversation(system, half))})
                 for question, visible in zip(questions, prepare_questions(system, questions)):

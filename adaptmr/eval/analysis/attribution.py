@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from .budget_curves import system_similarity
 from adaptmr.eval.analysis.counterfactuals import (
@@ -33,8 +33,10 @@ from adaptmr.eval.analysis.counterfactuals import (
 from .shapley import shapley_values
 from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
 from adaptmr.eval.runner.filling import (
-    conversation_embedder,
+    Making,
     ingest_conversation,
+    made_for,
+    make_given,
     matched_budgets,
     prepare_questions,
 )
@@ -45,7 +47,7 @@ from ...llm import EmptyReply
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage
 from ...reader import answer
-from ...systems.base import MemorySystem, get_capabilities, known_systems, make_system
+from ...systems.base import MemorySystem, get_capabilities, known_systems
 from ...types import Answer, Conversation, Dataset, Evidence, Question, Usage
 
 if TYPE_CHECKING:
@@ -322,14 +324,13 @@ def attribute_failures(
     *,
     value: str = "f1",
     is_correct: IsCorrect | None = None,
-    embedder: Any = "auto",
-    seed: int = 0,
     max_calls: int = 15,
+    **making: Unpack[Making],
 ) -> pd.DataFrame:
     """Diagnose every failure of some systems: each row of `frame` with `value` below `threshold`.
 
-    `frame` is what `evaluate` returned; `data`, `llm`, `k` (default: the frame's), `embedder` and `seed` are
-    those that it was made with; `is_correct` judges the answers (default: by score, LoCoMo's official one on
+    `frame` is what `evaluate` returned; `data`, `llm`, `k` (default: the frame's) and `making` are those
+    that it was made with; `is_correct` judges the answers (default: by score, LoCoMo's official one on
     `locomo`; where `value` is a judge's column, give that judge). Columns: system, conversation, question,
     type, cause, first (the `primary_cause`), alternatives (how many), tried, complete, calls, prompt_tokens,
     completion_tokens, cost_usd, ways, answerable, lost (1 less the score of the answer), left (1 less the
@@ -340,19 +341,19 @@ def attribute_failures(
     import pandas as pd
 
     names = [s if isinstance(s, str) else s.name for s in systems]
-    matched = _matched_systems(frame, dict(zip(names, systems)), llm, seed)
+    matched = _matched_systems(frame, dict(zip(names, systems)), llm, making)
     failed = _failed_questions(frame, threshold, value)
     judge = is_correct or correct_by_score(data.name, threshold)
     k = frame.attrs.get("k", 10) if k is None else k
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:
-        chosen = None
+        made_here: Making | None = None
         for system, name in zip(systems, names):
             todo = [q for q in data.questions_on(conversation.id) if (name, conversation.id, q.id) in failed]
             if not todo:
                 continue
-            chosen = chosen or conversation_embedder(conversation, embedder)
-            made = make_system(system, llm, embedder=chosen, seed=seed) if isinstance(system, str) else system
+            made_here = made_here or made_for(conversation, making)
+            made = make_given(system, llm, **made_here)
             ingest_conversation(made, conversation)
             if name in matched:
                 spent = _retrieval_tokens(frame, data, matched[name], conversation.id)
@@ -383,7 +384,7 @@ DIAGNOSIS_COLUMNS = [
 
 
 def _matched_systems(
-    frame: pd.DataFrame, given: Mapping[str, str | MemorySystem], llm: Any, seed: int
+    frame: pd.DataFrame, given: Mapping[str, str | MemorySystem], llm: Any, making: Making
 ) -> dict[str, str]:
     """Return the systems whose token budget is another's, with that other, in the frame's order.
 
@@ -393,7 +394,7 @@ def _matched_systems(
     if missing := [name for name in given if name not in present]:
         raise ValueError(f"the frame has no rows of {missing[0]!r}; it has {present}")
     known = [given.get(name, name) for name in present if name in given or name in known_systems(None)]
-    return matched_budgets(known, llm, seed)
+    return matched_budgets(known, llm, **making)
 
 
 def _failed_questions(frame: pd.DataFrame, threshold: float, value: str) -> dict[tuple[str, str, str], Any]:
@@ -435,7 +436,7 @@ def _explain(
     if expected is not None and " ".join(found.sources) != str(expected):
         raise ValueError(
             f"{system.name!r} finds other memories for question {question.id!r} on {conversation.id!r} "
-            "than the frame has: give the data, model, k, embedder and seed that the frame was made with"
+            "than the frame has: give the data, model, k, embedder, seed and reranker that it was made with"
         )
     grade = partial(score_answer, dataset=dataset)
     d = diagnose(question, found, conversation, llm, is_correct, max_calls, similarity, grade)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -26,12 +26,12 @@ from adaptmr.eval.report.style import (
     printable_label,
     series_looks,
 )
-from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
+from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..stats.intervals import mean_ci
 from ...llm.transport import count_tokens
 from ...retrieval.rendering import render_context
 from ...retrieval.token_budget import cut_to_budget, hit_probabilities, line_tokens
-from ...systems.base import MemorySystem, get_capabilities, make_system
+from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, Evidence, Hit, Question
 
 if TYPE_CHECKING:
@@ -74,14 +74,13 @@ def measure_coverage(
     budgets: Sequence[int] = BUDGETS,
     llm: Any = None,
     *,
-    embedder: Any = "auto",
-    seed: int = 0,
     depth: int = 100,
     truncate: TruncationRule = cut_to_budget,
+    **making: Unpack[Making],
 ) -> pd.DataFrame:
     """Measure the share of gold turns within each budget: one row per system, question and budget.
 
-    `systems`, `llm`, `embedder` and `seed` are those of `evaluate`; `budgets` are in context tokens; `depth`
+    `systems`, `llm` and `making` are those of `evaluate`; `budgets` are in context tokens; `depth`
     is how many memories each system is asked for. Columns: system, conversation, question, type, budget
     (`nan`: a system without a ranking, shown whole), kept (hits), tokens (of the context), recall (0 to 1)
     and, where a kept hit has turns behind it, recall_behind, which counts these turns, too.
@@ -98,9 +97,9 @@ def measure_coverage(
         questions = [q for q in data.questions_on(conversation.id) if q.answerable and q.evidence]
         if not questions:
             continue
-        chosen = conversation_embedder(conversation, embedder)
+        made_here = made_for(conversation, making)
         for system in systems:
-            made = make_system(system, llm, embedder=chosen, seed=seed) if isinstance(system, str) else system
+            made = make_given(system, llm, **made_here)
             ingest_conversation(made, conversation)
             visible = prepare_questions(made, questions)
             ranks, similarity = not made.retrieve(visible[0], 0).hits, system_similarity(made)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..metrics.ranking import longmemeval_metrics, to_sessions
-from ..runner.filling import ingest_conversation, prepare_questions
+from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..stats.intervals import mean_ci
 from ...retrieval.plan import Planner, RetrievalPlan, planner_llm, weighted_plans
 from ...store.protocol import PlannerStore
-from ...systems.base import MemorySystem, PlannedSystem, make_system
+from ...systems.base import MemorySystem, PlannedSystem
 from ...types import Conversation, Dataset, Evidence, Question
 
 if TYPE_CHECKING:
@@ -124,13 +124,12 @@ def retrieval_rows(
     *,
     turns: str = "user",
     llm: Any = None,
-    embedder: Any = "auto",
-    seed: int = 0,
     on_question: Callable[[], Any] | None = None,
+    **making: Unpack[Making],
 ) -> pd.DataFrame:
     """Rank each question's haystack by each system: one row per system, question, level and k.
 
-    `turns` is the corpus: "user" (the official one) or "all". `systems`, `llm`, `embedder` and `seed` are
+    `turns` is the corpus: "user" (the official one) or "all". `systems`, `llm` and `making` are
     those of `evaluate`; `on_question` is called after each question of a system. Columns: system,
     conversation, question, category, answerable, by_user (whether a turn of the user is evidence), level, k,
     gold (how many there were to find), ranked and heard (turns returned, and in the corpus), and the official
@@ -145,11 +144,10 @@ def retrieval_rows(
     for conversation in data.conversations:
         questions = data.questions_on(conversation.id)
         corpus = _corpus(conversation, turns)
+        made_here = made_for(corpus, making)
         by_user = {m.source for m in conversation.turns if m.speaker == "user"}
         for system in systems:
-            made = (
-                make_system(system, llm, embedder=embedder, seed=seed) if isinstance(system, str) else system
-            )
+            made = make_given(system, llm, **made_here)
             ingest_conversation(made, corpus)
             try:
                 with _ranking_all(made):

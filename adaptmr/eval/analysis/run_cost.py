@@ -9,12 +9,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report.manifests import finished_runs
+from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
 from ..runner.journal import journal_keys
 from ..runner.run import row_key
@@ -35,34 +35,49 @@ class EstimateMade(RuntimeError):
     """An experiment was run for its estimate alone; the message is the estimate."""
 
 # %% auto #0
-__all__ = ['ESTIMATE_VARIABLE', 'MEASURES', 'ZERO', 'UNKNOWN', 'COLUMNS', 'EstimateMade', 'RecordedRun', 'recorded_costs',
+__all__ = ['ESTIMATE_VARIABLE', 'MEASURES', 'ZERO', 'UNKNOWN', 'COLUMNS', 'EstimateMade', 'RecordedCosts', 'recorded_costs',
            'Range', 'combine_rates', 'SystemEstimate', 'RunEstimate', 'estimate']
 
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #9e835af0
 @dataclass(frozen=True)
-class RecordedRun:
-    """A finished run: its rows with `MEASURES` and `context_tokens`, one per system and question."""
+class RecordedCosts:
+    """A finished run: its rows with `MEASURES` and `context_tokens`, one per system and question.
+
+    `writing` has the calls and tokens with which each system stored a conversation, where it asked a model.
+    """
 
     name: str
     model: str
     dataset: str
     k: int
     rows: pd.DataFrame
+    writing: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def recorded_costs(outputs: str | Path | None = None, leave_out: Collection[str] = ()) -> list[RecordedRun]:
+def recorded_costs(outputs: str | Path | None = None, leave_out: Collection[str] = ()) -> list[RecordedCosts]:
     """Read the runs below a folder of runs (default: that of the checkout), without those named."""
     found = []
-    for folder, manifest in finished_runs(outputs or default_outputs()).items():
-        name = f"{folder.parent.name}/{folder.name}"
-        params, models = manifest.get("params") or {}, manifest.get("models") or []
-        if name in leave_out or len(models) != 1 or not isinstance(params.get("k"), int):
+    for run in recorded_runs(outputs or default_outputs()):
+        k = run.params.get("k")
+        if run.name in leave_out or len(run.models) != 1 or not isinstance(k, int):
             continue
-        rows = _read_rows(folder)
+        rows = _read_rows(run.folder)
         if rows is not None:
-            data = (manifest.get("data") or {}).get("name", "")
-            found.append(RecordedRun(name, str(models[0]), data, params["k"], rows))
+            data = str(run.data.get("name", ""))
+            found.append(RecordedCosts(run.name, run.models[0], data, k, rows, _writing(run)))
     return found
+
+
+def _writing(run: RecordedRun) -> dict[str, tuple[float, float]]:
+    listed = run.manifest.get("writing")
+    return {
+        str(row["system"]): (
+            row["calls"] / row["conversations"],
+            (row["prompt_tokens"] + row["completion_tokens"]) / row["conversations"],
+        )
+        for row in (listed if isinstance(listed, list) else [])
+        if row["calls"] and row["conversations"]
+    }
 
 
 @lru_cache(maxsize=64)
@@ -119,13 +134,13 @@ def combine_rates(means: Sequence[float], errors: Sequence[float], margin: float
     return Range(middle, max(0.0, low), max(mean + 2 * error for mean, error in zip(means, errors)) * margin)
 
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #bcaeeff0
-def _preferred(runs: Sequence[RecordedRun], dataset: str, model: str) -> list[RecordedRun]:
+def _preferred(runs: Sequence[RecordedCosts], dataset: str, model: str) -> list[RecordedCosts]:
     """Return the runs of this data set and model, else of this data set, else all."""
     here = [run for run in runs if run.dataset == dataset]
     return [run for run in here if run.model == model] or here or list(runs)
 
 
-def _scaled(run: RecordedRun, rows: pd.DataFrame, k: int) -> pd.DataFrame:
+def _scaled(run: RecordedCosts, rows: pd.DataFrame, k: int) -> pd.DataFrame:
     """Return the rows as they would be with another `k`: prompts grow by the context of the reader."""
     more = rows["context_tokens"] * (k / run.k - 1) if run.k else 0.0
     return rows.assign(prompt_tokens=(rows["prompt_tokens"] + more * (rows["calls"] > 0)).clip(lower=0))
@@ -146,7 +161,7 @@ def _rate(parts: Iterable[pd.DataFrame], measure: str, n: int, margin: float) ->
     return combine_rates([m for m, _ in known], [e for _, e in known], margin)
 
 
-def _repeated(runs: Sequence[RecordedRun], system: str, before: Collection[str]) -> float:
+def _repeated(runs: Sequence[RecordedCosts], system: str, before: Collection[str]) -> float:
     """Return the share of a system's tokens that repeats requests of the systems asked before it."""
     shares = []
     for run in runs:
@@ -182,7 +197,11 @@ class SystemEstimate:
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """What a run will cost, by system and in all; `cached` are recorded calls that may make it cheaper."""
+    """What a run will cost, by system and in all.
+
+    `cached` are recorded calls that may make it cheaper; `writing` says what storing a conversation cost
+    systems that ask a model for it, which is in no row.
+    """
 
     model: str
     label: str
@@ -190,6 +209,7 @@ class RunEstimate:
     prices: tuple[float, float] | None
     concurrency: int
     cached: int = 0
+    writing: tuple[str, ...] = ()
 
     def cost(self, systems: Iterable[SystemEstimate] | None = None) -> Range:
         """Return US dollars; unknown without a price."""
@@ -242,7 +262,9 @@ class RunEstimate:
             *_if(self.cached, f"the call cache has {self.cached:,} calls about these questions: {_FREE}"),
             f"dollars: {price or 'unknown, the price of ' + self.model + ' is in no list'}",
             f"minutes: {self.concurrency} questions in flight (assumed to divide the time)",
-            "judges, replays, and writing memories with a model come on top",
+            *(f"not included: {told}" for told in self.writing),
+            *_if(not self.writing, "not included: what systems ask a model while they store a conversation"),
+            "not included: the calls of a judge that is a model, and of replays of failures",
         ]
 
     def __str__(self) -> str:
@@ -296,16 +318,34 @@ def estimate(
     price = (llm.cost(1_000_000, 0), llm.cost(0, 1_000_000))
     known = None if None in price else price
     threads = 1 if llm.is_offline else getattr(llm, "concurrency", 1)
-    return RunEstimate(llm.model, data.label, tuple(found), known, threads, _cached_calls(llm, data))
+    writing = () if llm.is_offline else _writing_notes(runs, before, len(data.conversations))
+    return RunEstimate(llm.model, data.label, tuple(found), known, threads, _cached_calls(llm, data), writing)
 
 
-def _useful(runs: Sequence[RecordedRun], llm: Any) -> list[RecordedRun]:
+def _writing_notes(
+    runs: Sequence[RecordedCosts], systems: Sequence[str], conversations: int
+) -> tuple[str, ...]:
+    """Say for each system what storing the conversations would cost, by the dearest recorded run."""
+    notes = []
+    for system in systems:
+        known = [(*run.writing[system], run.name) for run in runs if system in run.writing]
+        if known:
+            calls, tokens, name = max(known)
+            notes.append(
+                f"storing {conversations} conversations with a model, by {system}: about "
+                f"{calls * conversations:,.0f} calls and {tokens * conversations:,.0f} tokens "
+                f"(recorded in {name})"
+            )
+    return tuple(notes)
+
+
+def _useful(runs: Sequence[RecordedCosts], llm: Any) -> list[RecordedCosts]:
     """Return the runs that say something about this model: offline ones for rules, others for a model."""
     return [run for run in runs if (run.model == "offline") == llm.is_offline]
 
 
 def _rates(
-    runs: Sequence[RecordedRun], system: str, asks: bool, data: Dataset, llm: Any, k: int
+    runs: Sequence[RecordedCosts], system: str, asks: bool, data: Dataset, llm: Any, k: int
 ) -> tuple[dict[str, Range], str]:
     """Return the rates of a system per question, and where they come from."""
     mine = [run for run in runs if system in set(run.rows["system"])]
@@ -314,7 +354,7 @@ def _rates(
     how = "recorded in" if mine else "assumed, as other systems in"
     margin = 1.0 if mine and any(run.dataset == data.name for run in chosen) else _OTHER_DATA
 
-    def rate(of: Sequence[RecordedRun], measure: str) -> Range:
+    def rate(of: Sequence[RecordedCosts], measure: str) -> Range:
         parts = ((r, r.rows[r.rows["system"] == system] if mine else _like(r, asks)) for r in of)
         wider = _OTHER_DATA if measure == "seconds" else margin
         return _rate([_scaled(run, rows, k) for run, rows in parts], measure, len(data.questions), wider)
@@ -330,7 +370,7 @@ def _rates(
     return rates, f"{how} {', '.join(sorted(run.name for run in chosen))}{scaled}"
 
 
-def _like(run: RecordedRun, asks: bool) -> pd.DataFrame:
+def _like(run: RecordedCosts, asks: bool) -> pd.DataFrame:
     """Return the rows of a run's systems that ask a model in retrieval too, or of those that don't."""
     calls = run.rows.groupby("system")["calls"].mean()
     alike = calls[(calls > 1.5) == asks].index

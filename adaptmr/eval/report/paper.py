@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.citations import citation_key, dataset_citation, package_citation, system_citation
 from .figures import PlacedRows, add_legend, draw_error_bars, label_places, side_by_side
 from .latex import latex_text
-from .manifests import read_manifest
+from .recorded_run import RecordedRun, compared_systems, open_recorded
 from .style import TEXT_COLOR, canvas, house_style, printable_label, series_looks
 from .tables import OVERALL, OVERVIEW_MEASURES, mean_table, overview_table
 from ..stats.contrasts import DIFFERENT, EQUIVALENT, MEASURE_NAMES
@@ -26,56 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['COLUMN_WIDTH', 'TEXT_WIDTH', 'FinishedRun', 'read_run', 'paper_caption', 'methods_sentence', 'citations',
-           'paper_table', 'paper_figure']
-
-# %% ../../../nbs/eval/report/04_paper.ipynb #45ee4a2c
-@dataclass(frozen=True)
-class FinishedRun:
-    """What a paper needs of a run: its manifest, its rows (systems in the run's order) and its contrasts."""
-
-    manifest: dict[str, Any]
-    rows: pd.DataFrame
-    contrasts: list[dict[str, str]]
-
-    @property
-    def systems(self) -> list[str]:
-        """The names of the systems, in the order of the run."""
-        return list(dict.fromkeys(self.rows["system"]))
-
-
-def read_run(run: str | Path, systems: Sequence[str] | None = None) -> FinishedRun:
-    """Read the folder of a finished run; `systems` chooses some of its systems, and their order.
-
-    A contrast is left out where one of its two systems is. Raises `FileNotFoundError` for a folder without
-    results, and `ValueError` for a system that the run didn't ask.
-    """
-    import csv
-
-    import pandas as pd
-
-    folder = Path(run)
-    for name in ("manifest.json", "results.parquet"):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} has no {name}: give the folder of a finished run")
-    manifest, rows = read_manifest(folder / "manifest.json"), pd.read_parquet(folder / "results.parquet")
-    wanted = list(manifest.get("systems") or dict.fromkeys(rows["system"])) if systems is None else [*systems]
-    if unknown := [name for name in wanted if name not in set(rows["system"])]:
-        raise ValueError(f"{folder.name} has no system {unknown[0]!r}; it has {sorted(set(rows['system']))}")
-    place = {name: i for i, name in enumerate(wanted)}
-    rows = rows[rows["system"].isin(wanted)]
-    rows = rows.sort_values("system", key=lambda s: s.map(place), kind="stable", ignore_index=True)
-    table = folder / "tables" / "contrasts.csv"
-    declared: list[dict[str, str]] = []
-    if table.is_file():
-        with table.open(encoding="utf-8", newline="") as file:
-            declared = [row for row in csv.DictReader(file) if set(_pair(row)) <= set(wanted)]
-    return FinishedRun(manifest, rows, declared)
-
-
-def _pair(contrast: dict[str, str]) -> list[str]:
-    """The two systems of a contrast's label, "a − b"."""
-    return contrast["contrast"].split(" − ")
+__all__ = ['COLUMN_WIDTH', 'TEXT_WIDTH', 'paper_caption', 'methods_sentence', 'citations', 'paper_table', 'paper_figure']
 
 # %% ../../../nbs/eval/report/04_paper.ipynb #8b0c8002
 _METHODS = {
@@ -90,7 +40,7 @@ def _interval_words() -> str:
     return f"{level:.0%} intervals {_METHODS[DEFAULT_CI_METHOD]}".replace("%", " %")
 
 
-def _reader_words(manifest: dict[str, Any]) -> str:
+def _reader_words(manifest: Mapping[str, Any]) -> str:
     """Name the reader: the run's model, or the rules where there was none."""
     model = manifest["params"]["model"]
     return "a reader that follows rules" if model == "offline" else f"the reader {model}"
@@ -105,7 +55,7 @@ def _contrast_words(contrast: dict[str, str]) -> str:
     return f"{named}: {gap}{ends}, {contrast['verdict']}{margin}"
 
 
-def _sizes_words(of: FinishedRun) -> str:
+def _sizes_words(of: RecordedRun) -> str:
     """Say on how many questions the answers are scored, and on how many the search."""
     first = of.rows[of.rows["system"] == of.systems[0]]
     known = int(first["recall_fraction"].notna().sum()) if "recall_fraction" in first else 0
@@ -114,11 +64,12 @@ def _sizes_words(of: FinishedRun) -> str:
 
 
 def paper_caption(run: str | Path, systems: Sequence[str] | None = None) -> str:
-    """Return the caption of a run's table or figure, as plain text; `systems` as in `read_run`.
+    """Return the caption of a run's table or figure, as plain text; `systems` as in
+    `RecordedRun.only`.
 
     It states data set, n, k, reader, seed, the intervals' method and level, and the declared contrasts.
     """
-    of = read_run(run, systems)
+    of = open_recorded(run).only(systems)
     params = of.manifest["params"]
     sentences = [
         f"Results on {of.manifest['data']['label']}",
@@ -136,7 +87,7 @@ def paper_caption(run: str | Path, systems: Sequence[str] | None = None) -> str:
 
 def methods_sentence(run: str | Path) -> str:
     """Return the sentences of a methods section, in LaTeX, with `\\cite` of `citations`."""
-    of = read_run(run)
+    of = open_recorded(run)
     manifest, params = of.manifest, of.manifest["params"]
     keys = ",".join(citation_key(entry) for entry in citations(run))
     encoders = " and ".join(f"{name} ({how})" for name, how in manifest["embedder"].items())
@@ -156,9 +107,9 @@ def methods_sentence(run: str | Path) -> str:
 
 def citations(run: str | Path) -> list[str]:
     """Return BibTeX entries: of this package, of the run's data set, of systems that others published."""
-    of = read_run(run)
-    data = dataset_citation(str(of.manifest["data"]["name"]))
-    entries = [package_citation(), data, *(system_citation(name) for name in of.systems)]
+    of = open_recorded(run)
+    entries = [package_citation(), dataset_citation(str(of.data["name"]))]
+    entries += [system_citation(name) for name in of.systems]
     return [entry for entry in dict.fromkeys(entries) if entry]
 
 # %% ../../../nbs/eval/report/04_paper.ipynb #0779d89b
@@ -176,7 +127,7 @@ def _marks(contrasts: Sequence[dict[str, str]], shown: Sequence[str]) -> dict[tu
     """The letters of the contrasts, by system and measure; "" for a measure that isn't among those shown."""
     marks: dict[tuple[str, str], str] = {}
     for letter, contrast in zip(_LETTERS, contrasts):
-        place = _pair(contrast)[0], contrast["measure"] if contrast["measure"] in shown else ""
+        place = compared_systems(contrast)[0], contrast["measure"] if contrast["measure"] in shown else ""
         marks[place] = marks.get(place, "") + letter + _SIGNS.get(contrast["verdict"], "")
     return marks
 
@@ -195,11 +146,11 @@ def paper_table(
     """Return a LaTeX table (booktabs) of systems and measures, with intervals, marks and its caption.
 
     `measures` are columns of the results (`recall_fraction`, `precision`, `ndcg`, `mrr`, `f1`), `systems` as
-    in `read_run`. `width` is "column" or "text", of a page with two columns. Raises `ValueError` for one
-    that the run doesn't have.
+    in `RecordedRun.only`. `width` is "column" or "text", of a page with two columns. Raises `ValueError` for
+    one that the run doesn't have.
     """
     _check_width(width)
-    labels, of = dict(OVERVIEW_MEASURES), read_run(run, systems)
+    labels, of = dict(OVERVIEW_MEASURES), open_recorded(run).only(systems)
     if unknown := [m for m in measures if m not in labels or m not in of.rows]:
         raise ValueError(f"the run has no measure {unknown[0]!r}; there are {', '.join(labels)}")
     table = overview_table(of.rows, seed=of.manifest["params"]["seed"])
@@ -263,7 +214,7 @@ def paper_figure(
     from matplotlib import rc_context
 
     _check_width(width)
-    of = read_run(run, systems)
+    of = open_recorded(run).only(systems)
     if measure not in of.rows or not of.rows[measure].notna().any():
         raise ValueError(f"the run has no measure {measure!r}: name a column of its results, such as 'f1'")
     means = mean_table(of.rows, measure, seed=of.manifest["params"]["seed"])

@@ -242,11 +242,11 @@ def evaluate(
     _check_data(data)
     check_workers(workers)
     notes = validate(data)
-    budgets = matched_budgets(systems, llm, seed)
     decides = make_judge(judge, llm) if isinstance(judge, str) else judge
     reads = None if reranker is None else as_reranker(reranker)
+    budgets = matched_budgets(systems, llm, seed=seed, reranker=reads)
     setup = Setup(data, llm, k, embedder, seed, budgets, _training_ids(data, train), reads)
-    declared = declared_capabilities(systems, llm, seed)
+    declared = declared_capabilities(systems, llm, seed=seed, reranker=reads)
     remembering = [setup.make(s, "hash") for s, n in zip(systems, names) if declared[n].scope == "forever"]
     identity = _identity(setup, systems, remembering) if journal is not None else {}
     log = Journal(journal, identity)

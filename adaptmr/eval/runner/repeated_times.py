@@ -9,19 +9,21 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from adaptmr.eval.runner.filling import (
-    conversation_embedder,
+    Making,
     declared_capabilities,
     ingest_conversation,
+    made_for,
+    make_given,
     matched_budgets,
     prepare_questions,
 )
 from .timings import TIME_SOURCES, clock_columns
 from ...llm.tasks import meter_usage
 from ...reader import answer
-from ...systems.base import MemorySystem, get_capabilities, make_system
+from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, QueryType, Question
 
 if TYPE_CHECKING:
@@ -75,10 +77,9 @@ def time_systems(
     llm: Any = None,
     k: int = 10,
     *,
-    embedder: Any = "auto",
-    seed: int = 0,
     repeats: int = 3,
     per_type: int = 4,
+    **making: Unpack[Making],
 ) -> pd.DataFrame:
     """Time the systems of a run again, in random order: a row per system, question and repetition.
 
@@ -93,20 +94,20 @@ def time_systems(
     if repeats < 1 or per_type < 1:
         raise ValueError(f"repeats={repeats} and per_type={per_type} must be 1 or more")
     names = list(dict.fromkeys(frame["system"]))
-    declared = declared_capabilities(names, llm, seed)
+    declared = declared_capabilities(names, llm, **making)
     if solvers := [name for name, capabilities in declared.items() if capabilities.solve is not None]:
         raise ValueError(
             f"solvers can't be timed again, because a question may change what they know: {solvers}; "
             "leave their rows out"
         )
-    budgets = matched_budgets(names, llm, seed)
+    budgets = matched_budgets(names, llm, **making)
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:
         questions = timed_questions(data.questions_on(conversation.id), per_type)
-        chosen = conversation_embedder(conversation, embedder)
+        made_here = made_for(conversation, making)
         pairs: list[tuple[MemorySystem, Question, Question]] = []
         for name in names:
-            system = make_system(name, llm, embedder=chosen, seed=seed)
+            system = make_given(name, llm, **made_here)
             ingest_conversation(system, conversation)
             if name in budgets:
                 get_capabilities(system).match(_spent_by(frame, budgets[name], conversation.id, questions))
@@ -114,7 +115,7 @@ def time_systems(
         for system, asked, visible in pairs:
             _time_question(system, asked, visible, llm, k)  # what is encoded and loaded here is not timed
         for repeat in range(repeats):
-            Random(f"{seed}:{conversation.id}:{repeat}").shuffle(pairs)
+            Random(f"{making.get('seed', 0)}:{conversation.id}:{repeat}").shuffle(pairs)
             for place, (system, asked, visible) in enumerate(pairs):
                 about = (system.name, conversation.id, asked.id, repeat, place)
                 clock = _time_question(system, asked, visible, llm, k)

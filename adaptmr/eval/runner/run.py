@@ -11,12 +11,12 @@ from itertools import product
 from typing import Any
 
 from .asking import Place
-from .filling import System
+from .filling import System, make_given
 from .journal import Journal
 from .progress import RunProgress
 from .saved_states import SavedStates
 from ...llm.spending import Spent
-from ...systems.base import get_capabilities, make_system
+from ...systems.base import get_capabilities
 from ...types import Conversation, Dataset, Question, Usage
 
 # %% auto #0
@@ -49,11 +49,7 @@ class Setup:
 
     def make(self, system: str | System, embedder: Any) -> Any:
         """Return the system, made if only its name is given."""
-        if not isinstance(system, str):
-            return system
-        return make_system(
-            system, self.llm, embedder=embedder, seed=self.seed, reranker=self.reranker
-        )
+        return make_given(system, self.llm, embedder=embedder, seed=self.seed, reranker=self.reranker)
 
     def place(self, conversation: Conversation) -> Place:
         """Return where the questions on a conversation are asked."""
