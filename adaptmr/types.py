@@ -44,7 +44,7 @@ def as_utc(value: datetime | str | None) -> datetime | None:
         except ValueError as e:
             raise ValueError(f"time {value!r} is not ISO 8601, such as 2024-04-20T09:30:00") from e
     if not isinstance(value, datetime):
-        raise TypeError(f"time {value!r} is a {type(value).__name__}, not a datetime")
+        raise TypeError(f"time {value!r} is {kind_of(value)}, not a datetime or a text such as 2024-04-20")
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 # %% ../nbs/00_types.ipynb #bed13900

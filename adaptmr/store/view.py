@@ -18,6 +18,7 @@ import numpy as np
 from .lexical import LexicalIndex
 from .serialization import instant
 from .vectors import ExactIndex, dot_products, top_k
+from ..spelling import kind_of, suggest_names
 from ..text import clean, detect_language
 from ..times.calendar import format_date
 from ..types import Hit, Hits, Memory, as_utc
@@ -30,6 +31,7 @@ __all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'agent_of', 'truncate_text', 'be
 _NOT_GIVEN: Any = object()
 
 
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A condition on what a memory is, whose it is and when it was said; `None` means any.
@@ -72,7 +74,7 @@ class Filter:
             raise ValueError(f"Filter.since {self.since} is after Filter.until {self.until}")
         for name in _COLLECTIONS:
             if (v := getattr(self, name)) is not None:
-                object.__setattr__(self, name, frozenset([v] if isinstance(v, str) else v))
+                object.__setattr__(self, name, _names(name, v))
 
     def _take_one(self, name: str, value: Any, collection: str) -> None:
         """Put a single name into the collection that it is short for."""
@@ -94,6 +96,14 @@ class Filter:
 
 
 _COLLECTIONS = ("sessions", "speakers", "layers", "owners", "tags", "agents")
+
+
+def _names(field: str, given: Any) -> frozenset[str]:
+    """Return the names that a field of a filter was given. Raises `TypeError` for what is none."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"Filter.{field} is {kind_of(given)}, {given!r:.80}, not a name or a list of names")
+    return frozenset(names)
 
 
 def agent_of(meta: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..notices import notice
 from ..retrieval.strategies import STRATEGIES, Router, Strategy, StrategyPlanner
-from ..spelling import did_you_mean
+from ..spelling import did_you_mean, kind_of, suggest_names
 from adaptmr.systems.base import (
     MemorySystem,
     PlannedSystem,
@@ -119,14 +119,21 @@ def forget_module(module: str) -> None:
         _STRATEGIES.pop(name, None)
 
 # %% ../../nbs/systems/01_own.ipynb #aa50196c
+@suggest_names()
 def system(name: str, description: str = "", group: str = "own") -> Callable[[_T], _T]:
     """Register a strategy, a planner, a memory system or a factory as a system.
 
     `description` defaults to the first line of its docstring; `group` says which tables it is meant for.
-    Raises `NameTaken` for a name that is taken, except by the same place in the code.
+    Raises `TypeError` for what can't be a system, and `NameTaken` for a name that is taken, except by the
+    same place in the code.
     """
 
     def register(thing: _T) -> _T:
+        if not callable(thing) and not hasattr(thing, "plan"):
+            raise TypeError(
+                f"system({name!r}) is given {kind_of(thing)}, {thing!r:.80}: "
+                "decorate a strategy, a planner, a class or a function that makes a system"
+            )
         kind: Any = thing if hasattr(thing, "__qualname__") else type(thing)
         _claim(name, kind.__module__, kind.__qualname__)
         register_system(name, description or _describe(thing), group)(_factory_of(thing))
@@ -135,6 +142,7 @@ def system(name: str, description: str = "", group: str = "own") -> Callable[[_T
     return register
 
 
+@suggest_names()
 def strategy(
     *types: QueryType | str, system: str = "", description: str = "", group: str = "own"
 ) -> Callable[[Strategy], Strategy]:
@@ -152,6 +160,11 @@ def strategy(
         raise ValueError(f"{given}; there are {', '.join(map(str, QueryType))}")
 
     def register(function: Strategy) -> Strategy:
+        if not callable(function):
+            raise TypeError(
+                f"strategy(…) is given {kind_of(function)}, {function!r:.80}: "
+                "decorate a function (question, now) that returns a RetrievalPlan"
+            )
         name = system or str(getattr(function, "__name__", ""))
         _claim(name, function.__module__, "strategies")
         replaced = _STRATEGIES.setdefault(name, {})

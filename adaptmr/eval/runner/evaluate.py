@@ -36,7 +36,7 @@ from ...llm.spending import LimitReached, Spending
 from ...llm.tasks import meter_usage
 from ...provenance import code_sha256, texts_sha256
 from ...rerank import Reranker, as_reranker
-from ...spelling import kind_of
+from ...spelling import kind_of, suggest_names
 from ...systems.base import MemorySystem, get_capabilities, known_systems, unknown_system
 from ...systems.contract import check_state, system_name
 from ...types import Conversation, Dataset, Question, Usage
@@ -103,7 +103,7 @@ def _listed(systems: str | System | Iterable[str | System]) -> list[str | System
     return list(systems)
 
 
-def _check_data(data: Any) -> None:
+def check_data(data: Any) -> None:
     """Raise `TypeError`, with the remedy, for something else in the place of a data set."""
     if isinstance(data, Dataset):
         return
@@ -169,6 +169,7 @@ def _identity(setup: Setup, systems: Sequence[str | System], remembering: Iterab
     }
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #db918a77
+@suggest_names()
 def evaluate(
     systems: str | System | Sequence[str | System],
     data: Dataset,
@@ -228,7 +229,7 @@ def evaluate(
     systems = _listed(systems)
     names = _check_arguments(systems, k)
     check_llm(llm)
-    _check_data(data)
+    check_data(data)
     check_workers(workers)
     notes = validate(data)
     budgets = matched_budgets(systems, llm, seed)
