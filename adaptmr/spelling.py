@@ -45,7 +45,8 @@ def kind_of(value: object) -> str:
 
 
 def _with_article(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+    spelt = name[:2].isupper() and name[0] in "FHLMNRSX"  # an LLM, said letter by letter
+    return f"{'an' if spelt or name[0] in 'AEIOaeio' else 'a'} {name}"
 
 # %% ../nbs/00_spelling.ipynb #53e86a31
 class UnknownAttribute(AttributeError):
