@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from datetime import datetime
 from heapq import merge
 from typing import Any, Callable, Collection, Iterable, Sequence
@@ -18,6 +18,7 @@ import numpy as np
 from .lexical import LexicalIndex
 from .serialization import instant
 from .vectors import ExactIndex, dot_products, top_k
+from ..markup import HtmlOutput, html_table
 from ..spelling import kind_of, suggest_names
 from ..text import clean, detect_language
 from ..times.calendar import format_date
@@ -85,6 +86,14 @@ class Filter:
         if (others := getattr(self, collection)) is not None:
             raise ValueError(f"Filter has both {name}={value!r} and {collection}={others!r}; give one")
         object.__setattr__(self, collection, (value,))
+
+    def __repr__(self) -> str:
+        given = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
+        shown = ((n, sorted(v) if isinstance(v, frozenset) else v) for n, v, default in given if v != default)
+        return f"Filter({', '.join(f'{n}={v!r}' for n, v in shown)})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        return html_table([(str(self) or "every active memory",)], ("memories that pass",))
 
     def __str__(self) -> str:
         """Return the conditions in words: `owners ann; tags home, work`."""
