@@ -49,7 +49,8 @@ class Asked:
         said = html_table([(self.question, self.answer.text)], ("question", "answer"))
         if self.plan is None:
             return HtmlOutput(said + self.evidence._repr_html_())
-        planned = f"<p>The plan of {escape(cut_text(self.plan.planner, 100))}, where it differs from the default plan:</p>"
+        planner = escape(cut_text(self.plan.planner, 100))
+        planned = f"<p>The plan of {planner}, where it differs from the default plan:</p>"
         return HtmlOutput(said + self.evidence._repr_html_() + planned + self.plan.diff()._repr_html_())
 
 # %% ../nbs/04_magics.ipynb #cfc53e21
