@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .data.registry import datasets, is_file_name, load
+from .embed.encoders import BUNDLED_EMBEDDERS
 from .llm import LLM, LLMError
-from .markup import HtmlOutput, html_table
+from .markup import HtmlOutput, cut_text, html_table
 from .reader import answer
 from .retrieval.plan import FixedPlanner, Planner, RetrievalPlan
 from .retrieval.strategies import Router, retrieve
@@ -48,7 +49,8 @@ class Asked:
         said = html_table([(self.question, self.answer.text)], ("question", "answer"))
         if self.plan is None:
             return HtmlOutput(said + self.evidence._repr_html_())
-        planned = f"<p>The plan of {escape(self.plan.planner)}, where it differs from the default plan:</p>"
+        planner = escape(cut_text(self.plan.planner, 100))
+        planned = f"<p>The plan of {planner}, where it differs from the default plan:</p>"
         return HtmlOutput(said + self.evidence._repr_html_() + planned + self.plan.diff()._repr_html_())
 
 # %% ../nbs/04_magics.ipynb #cfc53e21
@@ -90,6 +92,10 @@ def _ask_parser() -> _Parser:
 _FAILURES = (ValueError, TypeError, LookupError, OSError, LLMError, StoreError)
 
 
+def _is_planner(value: Any) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "plan", None))
+
+
 class NotebookMemory:
     """The store that `%memory` chose, and what `%%ask` asks it. `variables` are those of the notebook."""
 
@@ -102,7 +108,8 @@ class NotebookMemory:
         """Choose a store, and return it: `%memory SOURCE [CONVERSATION] [--embedder NAME]`.
 
         SOURCE is a variable with a `MemoryStore`, the name of a data set, the file of a store, or a file
-        with a chat. Without one the chosen store is shown.
+        with a chat. Without one the chosen store is shown. For example `%memory demo en1`
+        takes a conversation of a data set, and `%memory memories.db` a file.
         """
         args = _memory_parser().read(line)
         if not args.source:
@@ -117,7 +124,9 @@ class NotebookMemory:
         """Ask the chosen store: `%%ask [--k N] [--type TYPE] [--plan VARIABLE] [--model NAME]`.
 
         TYPE is the type of the question, otherwise it is predicted; VARIABLE holds a plan or a planner; NAME
-        is that of a model behind an OpenAI-compatible server, otherwise rules answer.
+        is that of a model behind an OpenAI-compatible server, otherwise rules answer. The question is on the
+        lines below. The result has the `answer`, the `evidence` and the `plan`. For
+        example `%%ask --k 5`, and below it: Where do I live now?
         """
         args = _ask_parser().read(line)
         question = " ".join(cell.split())
@@ -126,6 +135,32 @@ class NotebookMemory:
         llm = LLM(args.model)
         found = retrieve(question, self._chosen(), args.k, self._planner(args), llm=llm)
         return Asked(question, answer(question, found, llm), found)
+
+    def completions(self, line: str) -> list[str]:
+        """Return what may stand where a line of `%memory` or `%%ask` is being written."""
+        command, *words = line.split()
+        if words and not line[-1].isspace():
+            words.pop()  # what is being written
+        values = {
+            "--type": [str(t) for t in QueryType],
+            "--plan": self._plan_names(),
+            "--model": ["offline"],
+            "--embedder": ["auto", *BUNDLED_EMBEDDERS],
+        }
+        if words and words[-1] in ("--k", *values):
+            return values.get(words[-1], [])
+        known = ("--k", "--type", "--plan", "--model") if command.endswith("ask") else ("--embedder",)
+        options = [name for name in known if name not in words]
+        sources = [*self._store_names(), *datasets()] if command.endswith("memory") and not words else []
+        return [*sources, *options]
+
+    def _store_names(self) -> list[str]:
+        return [n for n, v in self.variables.items() if isinstance(v, MemoryStore) and n[0] != "_"]
+
+    def _plan_names(self) -> list[str]:
+        held = self.variables.items()
+        plans = [n for n, v in held if isinstance(v, RetrievalPlan) or _is_planner(v)]
+        return [n for n in plans if n[0] != "_"]
 
     def close(self) -> None:
         """Close the store if it was opened here."""
@@ -144,8 +179,7 @@ class NotebookMemory:
         if not known and path.is_file() and not is_file_name(path.name):  # not a chat
             return MemoryStore(path, embedder=args.embedder)
         if not known and not is_file_name(args.source):
-            stores = [n for n, v in self.variables.items() if isinstance(v, MemoryStore) and n[0] != "_"]
-            meant = did_you_mean(args.source, [*stores, *datasets()])
+            meant = did_you_mean(args.source, [*self._store_names(), *datasets()])
             raise MagicError(
                 f"%memory: {args.source!r} is no data set, no file and no variable with a MemoryStore{meant}"
                 f"; data sets are {', '.join(datasets())}"
@@ -173,16 +207,19 @@ class NotebookMemory:
         if not args.plan:
             return Router()
         if args.plan not in self.variables:
-            plans = [
-                n for n, v in self.variables.items() if isinstance(v, RetrievalPlan) or hasattr(v, "plan")
-            ]
-            meant = did_you_mean(args.plan, plans)
+            meant = did_you_mean(args.plan, self._plan_names())
             raise MagicError(f"%%ask: there is no variable {args.plan!r} with a plan{meant}")
         plan = self.variables[args.plan]
         return FixedPlanner(plan, plan.planner) if isinstance(plan, RetrievalPlan) else plan
 
 # %% ../nbs/04_magics.ipynb #98205498
 _MEMORIES: dict[int, NotebookMemory] = {}  # by shell
+
+
+def _complete(shell: Any, event: Any) -> list[str]:
+    """Complete a line for IPython, which keeps this after the magics were taken away."""
+    memory = _MEMORIES.get(id(shell))
+    return memory.completions(event.text_until_cursor) if memory else []
 
 
 def add_magics(shell: Any) -> NotebookMemory:
@@ -208,6 +245,8 @@ def add_magics(shell: Any) -> NotebookMemory:
     remove_magics(shell)
     shell.register_magic_function(choose, "line", "memory")
     shell.register_magic_function(ask, "cell", "ask")
+    for command in ("%memory", "%%ask"):
+        shell.set_hook("complete_command", _complete, str_key=command)
     _MEMORIES[id(shell)] = memory
     return memory
 

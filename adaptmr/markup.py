@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -55,12 +56,17 @@ __all__ = ['SHOWN_ROWS', 'HtmlOutput', 'cut_text', 'Cell', 'html_table', 'folded
 
 # %% ../nbs/00_markup.ipynb #d6e3369e
 _MAX_CELL_CHARS = 300
+# a browser breaks lines between words and Chinese characters: a longer word would widen the page
+_LONG_WORD = re.compile(r"([^\s\u2e80-\uffff]{100})(?=[^\s\u2e80-\uffff])")
+_BREAK = "<wbr>"  # a place where a line may be broken
 
 
 def _escape(content: Any) -> str:
     if hasattr(content, "__html__"):
         return content.__html__()
-    return html.escape(str(content).encode("utf-8", "replace").decode("utf-8"))  # no lone surrogates
+    text = str(content).encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
+    pieces = [html.escape(piece) for piece in _LONG_WORD.split(text)]
+    return "".join(piece + _BREAK * (n % 2) for n, piece in enumerate(pieces))  # each second one is long
 
 
 def _attributes(**values: str) -> str:

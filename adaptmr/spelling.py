@@ -5,8 +5,13 @@
 # %% ../nbs/00_spelling.ipynb #88ec79bc
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, iscoroutinefunction, signature
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -22,7 +27,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return ""
 
 # %% auto #0
-__all__ = ['did_you_mean', 'UnknownName', 'kind_of']
+__all__ = ['did_you_mean', 'UnknownName', 'kind_of', 'UnknownAttribute', 'suggest_names']
 
 # %% ../nbs/00_spelling.ipynb #21b94229
 class UnknownName(KeyError):
@@ -36,5 +41,98 @@ def kind_of(value: object) -> str:
     """Return what a value is, in words: "a Conversation", "an Evidence", "the class QARP"."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+    return _with_article(type(value).__name__)
+
+
+def _with_article(name: str) -> str:
+    spelt = name[:2].isupper() and name[0] in "FHLMNRSX"  # an LLM, said letter by letter
+    return f"{'an' if spelt or name[0] in 'AEIOaeio' else 'a'} {name}"
+
+# %% ../nbs/00_spelling.ipynb #53e86a31
+class UnknownAttribute(AttributeError):
+    """A name that a value doesn't have. The message is put together when it is read, as many are caught."""
+
+    def __init__(self, kind: str, name: str, known: tuple[str, ...] = (), place: str = "") -> None:
+        # without `obj`, so that Python adds no guess of its own
+        super().__init__(kind, name, known, place, name=name)
+
+    def __str__(self) -> str:
+        kind, name, known, place = self.args
+        if place:
+            return f"{kind} has no {name!r}: {place}"
+        names = [n for n in known if not n.startswith("_")]
+        return f"{kind} has no {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}"
+
+
+def _form(parameters: Iterable[Parameter]) -> str:
+    """Write what a call takes: `query, store, *, where`."""
+    names: list[str] = []
+    for p in parameters:
+        if p.kind is Parameter.KEYWORD_ONLY and "*" not in names:
+            names.append("*")
+        names.append(str(p.replace(default=Parameter.empty, annotation=Parameter.empty)))  # "**options"
+    return ", ".join(names)
+
+
+def _misfit(function: Callable[..., Any], name: str, values: tuple[Any, ...], given: dict[str, Any]) -> str:
+    """Say what is wrong with the arguments of a call, "" if they are what it takes."""
+    takes = signature(function)
+    try:
+        takes.bind(*values, **given)
+    except TypeError as e:
+        named = [p for p in takes.parameters.values() if p.name != "self"]
+        known = [p.name for p in named if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+        wrong = f": {e}"
+        unknown = [n for n in given if n not in known]
+        if unknown and Parameter.VAR_KEYWORD not in [p.kind for p in named]:
+            wrong = f" has no argument {unknown[0]!r}{did_you_mean(unknown[0], known)}"
+        return f"{name}{wrong}; write {name}({_form(named)})"
+    return ""
+
+
+def _checked(function: Callable[..., Any], name: str, error: type[Exception]) -> Callable[..., Any]:
+    """Wrap a function in one that explains a call whose arguments don't fit."""
+
+    def explain(*values: Any, **given: Any) -> None:
+        if wrong := _misfit(function, name, values, given):
+            raise error(wrong) from None
+
+    @wraps(function)
+    def call(*values: Any, **given: Any) -> Any:
+        try:
+            return function(*values, **given)
+        except TypeError:
+            explain(*values, **given)
+            raise
+
+    @wraps(function)
+    async def call_async(*values: Any, **given: Any) -> Any:
+        explain(*values, **given)
+        return await function(*values, **given)
+
+    return call_async if iscoroutinefunction(function) else call
+
+
+def suggest_names(error: type[Exception] = TypeError, **places: str) -> Callable[[_T], _T]:
+    """Make a decorator: a class or a function says which name was probably meant by one it doesn't know.
+
+    A call with an unknown argument, without a needed one or with too many raises `error`; a look at an
+    attribute that a class's object doesn't have raises `UnknownAttribute`. `places` says of attributes that
+    are often looked for where their contents are.
+    """
+
+    def decorate(thing: _T) -> _T:
+        if not isinstance(thing, type):
+            return _checked(thing, thing.__name__, error)  # type: ignore[attr-defined,arg-type,return-value]
+
+        def __getattr__(self: Any, name: str) -> Any:
+            if hasattr(type(self), name):  # a property failed with an `AttributeError`: show that one
+                return object.__getattribute__(self, name)
+            known = () if name.startswith("_") else tuple(object.__dir__(self))
+            raise UnknownAttribute(_with_article(type(self).__name__), name, known, places.get(name, ""))
+
+        thing.__init__ = _checked(thing.__init__, thing.__name__, error)  # type: ignore[misc]
+        thing.__getattr__ = __getattr__  # type: ignore[attr-defined]
+        return thing
+
+    return decorate

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from enum import Enum
+from enum import Enum, EnumMeta
 from importlib import import_module
+from numbers import Real
 from random import Random
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from .markup import Cell, cut_text, html_table, preview_table, text_table
-from .spelling import UnknownName, did_you_mean
+from .spelling import UnknownName, did_you_mean, kind_of, suggest_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'MESSAGE_KEYS', 'PROMPT_FRAME', 'as_utc', 'QueryType', 'Memory', 'memory_order',
-           'message_text', 'Message', 'read_message', 'Conversation', 'Question', 'Usage', 'Hit', 'hits_html', 'Hits',
-           'Memories', 'escape_tags', 'TraceRow', 'Trace', 'Finding', 'Evidence', 'Answer', 'Dataset']
+           'message_text', 'Message', 'read_message', 'Conversation', 'Question', 'Questions', 'Usage', 'Hit',
+           'hits_html', 'Hits', 'Memories', 'escape_tags', 'TraceRow', 'Trace', 'Finding', 'Evidence', 'Answer',
+           'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -42,11 +45,20 @@ def as_utc(value: datetime | str | None) -> datetime | None:
         except ValueError as e:
             raise ValueError(f"time {value!r} is not ISO 8601, such as 2024-04-20T09:30:00") from e
     if not isinstance(value, datetime):
-        raise TypeError(f"time {value!r} is a {type(value).__name__}, not a datetime")
+        raise TypeError(f"time {value!r} is {kind_of(value)}, not a datetime or a text such as 2024-04-20")
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 # %% ../nbs/00_types.ipynb #bed13900
-class QueryType(str, Enum):
+class _Types(EnumMeta):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_") or name in cls.__members__:  # some versions of Python find members here
+            return super().__getattr__(name)  # type: ignore[misc]
+        known = list(cls.__members__)
+        meant = did_you_mean(name, known)
+        raise AttributeError(f"{name!r} is no type of question{meant}; there are {', '.join(known)}")
+
+
+class QueryType(str, Enum, metaclass=_Types):
     """The type of a question. Its value is the name that files and tables use."""
 
     factual_extraction = "factual_extraction"
@@ -71,6 +83,7 @@ class QueryType(str, Enum):
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)  # the `at` of a memory whose time is not known
 
 
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Memory:
     """One memory, usually one turn of a conversation.
@@ -137,6 +150,30 @@ class Memory:
 
     def _repr_html_(self) -> str:
         return html_table([_memory_row(self)], _MEMORY_COLUMNS)
+
+
+def _check_kind(owner: object, name: str, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Raise `TypeError` where a field holds something of another kind than `wanted` says."""
+    if not isinstance(value := getattr(owner, name), kind):
+        id = getattr(owner, "id", "")
+        of = f" of {id!r:.80}" if id and name != "id" else ""
+        raise TypeError(f"{type(owner).__name__}.{name}{of} is {kind_of(value)}, {value!r:.80}, not {wanted}")
+
+
+def _check_list(owner: object, name: str) -> None:
+    """Raise `TypeError` where a field is no list."""
+    remedy = f"a list: write {name}=[…]"
+    _check_kind(owner, name, Sequence, remedy)
+    if isinstance(text := getattr(owner, name), str):
+        raise TypeError(f"{type(owner).__name__}.{name} is the text {text!r:.80}, not {remedy}")
+
+
+def _check_items(owner: object, name: str, kind: type, wanted: str) -> None:
+    """Raise `TypeError` where a list has something of another kind."""
+    for n, item in enumerate(getattr(owner, name)):
+        if not isinstance(item, kind):
+            at = f"{type(owner).__name__}.{name}[{n}]"
+            raise TypeError(f"{at} is {kind_of(item)}, {item!r:.80}, not {wanted}")
 
 
 def memory_order(memory: Memory) -> tuple[datetime, int, str]:
@@ -232,13 +269,46 @@ def read_message(message: Any) -> Message | None:
     )
 
 # %% ../nbs/00_types.ipynb #60950abb
+_T = TypeVar("_T")
+
+
+def _pick(
+    items: Sequence[_T], key: object, whole: str, what: str, ids: Callable[[_T], tuple[str, ...]]
+) -> _T:
+    """Return the item with a number or an id. Raises `IndexError` or `UnknownName`, with what there is."""
+    if isinstance(key, str):
+        for item in items:
+            if key in ids(item):
+                return item
+        known = [id for item in items for id in ids(item)[:1]]
+        some = f"{', '.join(known[:8])}{' …' if len(known) > 8 else ''}" if known else "none"
+        raise UnknownName(f"{whole} has no {what[:-1]} {key!r}{did_you_mean(key, known)}; there are {some}")
+    if not hasattr(key, "__index__"):
+        raise TypeError(f"{what} of {whole} are found by number, by id or by a slice, not by {kind_of(key)}")
+    try:
+        return items[int(key)]  # type: ignore[call-overload]
+    except IndexError:
+        raise IndexError(f"{whole} has no {what[:-1]} {key}: it has {len(items)}, from 0 on") from None
+
+
+@suggest_names(
+    questions="they are in the data set, data.questions_on(conversation)",
+    messages="what was said is in turns",
+)
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversation:
-    """A conversation: its speakers and its turns in the order they were said."""
+    """A conversation: its speakers and its turns in the order they were said.
+
+    It is read like a list of its turns: `len(c)`, `for turn in c`, `c[0]`, by a turn's source `c["D3:7"]`,
+    and `c[:8]`, a conversation of the first eight. Raises `TypeError` for turns that are no list.
+    """
 
     id: str
     speakers: tuple[str, ...] = ()
     turns: list[Memory] = field(default_factory=list, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_list(self, "turns")
 
     @classmethod
     def from_messages(
@@ -253,6 +323,11 @@ class Conversation:
         Messages stay in their order; instructions (`system`, `developer`) and those without text (tool
         calls) are left out. Raises `ValueError`, which names the message, for one that can't be read.
         """
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+            raise TypeError(
+                f"messages is {kind_of(messages)}, {messages!r:.80}, not a list of messages: "
+                "write [{'role': 'user', 'content': '…'}]"
+            )
         turns: list[Memory] = []
         numbers: dict[str, int] = {}  # of sessions, in order of appearance
         counts: dict[str, int] = {}  # messages by session
@@ -295,10 +370,32 @@ class Conversation:
     @property
     def sessions(self) -> list[str]:
         """The ids of the sessions, in order of first appearance."""
+        _check_items(self, "turns", Memory, "a Memory: Conversation.from_messages makes turns of messages")
         return list(dict.fromkeys(m.session for m in self.turns))
 
     def __len__(self) -> int:
         return len(self.turns)
+
+    def __iter__(self) -> Iterator[Memory]:
+        return iter(self.turns)
+
+    @overload
+    def __getitem__(self, key: int | str) -> Memory: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Conversation: ...
+
+    def __getitem__(self, key: int | str | slice) -> Memory | Conversation:
+        """Return a turn by its number, `source` or id; by a slice the conversation of these turns."""
+        if isinstance(key, slice):
+            return replace(self, turns=list(self.turns[key]))
+        whole = f"conversation {self.id!r}"
+        return _pick(self.turns, key, whole, "turns", lambda m: (m.source, m.id))
+
+    def __contains__(self, turn: object) -> bool:
+        if isinstance(turn, str):
+            return any(turn in (m.source, m.id) for m in self.turns)
+        return turn in self.turns
 
     def __repr__(self) -> str:
         return f"Conversation({self.id!r}: {len(self.sessions)} sessions, {len(self)} turns)"
@@ -309,6 +406,7 @@ class Conversation:
         return html_table([_memory_row(m) for m in self.turns[:8]], _MEMORY_COLUMNS, caption)
 
 # %% ../nbs/00_types.ipynb #22ca48c0
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Question:
     """A question about a conversation, with its gold fields.
@@ -316,6 +414,7 @@ class Question:
     `evidence` names turns by their `source`; `category` is the data set's own name of the question type.
     `parts` maps the part that gold turns play to their sources: of versions of one fact, "current" are those
     of the newest and "stale" those of the older ones. It is empty where all gold turns play the same part.
+    What else a question has to be is checked with its data set, by `Dataset.check`.
     """
 
     id: str
@@ -346,7 +445,28 @@ class Question:
             ("id", "question", "answers", "type", "evidence"),
         )
 
+
+class Questions(list[Question]):
+    """A list of `Question` that is displayed as a table, and whose questions are found by id too."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a question by its number or id; by a slice the questions of these numbers."""
+        if isinstance(key, slice):
+            return Questions(super().__getitem__(key))
+        return _pick(list(self), key, "the data", "questions", lambda q: (q.id,))
+
+    def __repr__(self) -> str:
+        rows = [(q.id, q.text, str(q.type)) for q in self[:_PLAIN_ROWS]]
+        more = [f"… and {len(self) - len(rows)} more"] if len(self) > len(rows) else []
+        return "\n".join([text_table(rows, width=80), *more]) if rows else "no questions"
+
+    def _repr_html_(self) -> str:
+        rows = ((q.id, q.text, " | ".join(q.answers), q.type, q.conversation) for q in self)
+        columns = ("id", "question", "answers", "type", "conversation")
+        return preview_table(rows, len(self), columns, what="questions")
+
 # %% ../nbs/00_types.ipynb #7ef5db4a
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Calls, tokens, seconds and US dollars; `cost_usd` is `None` where a price is not known."""
@@ -385,6 +505,7 @@ class Usage:
         return html_table([list(values.values())], list(values))
 
 # %% ../nbs/00_types.ipynb #cd6dcbd0
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A retrieved memory: its score, its signals, and a note for the reader ("updated; before: …").
@@ -399,6 +520,10 @@ class Hit:
     note: str = ""
     quoted: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_kind(self, "memory", Memory, "a Memory")
+        _check_kind(self, "score", (float, int, Real), "a number")
 
     @property
     def source(self) -> str:
@@ -511,6 +636,7 @@ class Trace(list[TraceRow]):
 _TRACE_COLUMNS = ("step", "in", "out", "ms", "reason")
 
 
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something worked out from the hits: a sentence for the reader, and the answer where it gives one.
@@ -522,7 +648,15 @@ class Finding:
     text: str
     answer: str = ""
 
+    def __post_init__(self) -> None:
+        _check_kind(self, "text", str, "a string")
+        _check_kind(self, "answer", str, "a string")
 
+    def _repr_html_(self) -> str:
+        return html_table([(self.text, self.answer)], ("finding", "answer"))
+
+
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The result of one retrieval.
@@ -544,6 +678,9 @@ class Evidence:
     outdated: list[str] = field(default_factory=list, hash=False)
 
     def __post_init__(self) -> None:
+        _check_list(self, "hits")
+        _check_items(self, "hits", Hit, "a Hit, as retrieve and store.search return")
+        _check_kind(self, "relevance", (float, int, Real), "a number")
         if not (0.0 <= self.relevance <= 1.0) or math.isnan(self.relevance):
             raise ValueError(f"Evidence.relevance {self.relevance!r} must lie in 0..1")
         for name, kind in (("hits", Hits), ("trace", Trace)):
@@ -588,6 +725,12 @@ class Evidence:
     def __iter__(self) -> Iterator[Hit]:
         return iter(self.hits)
 
+    def __getitem__(self, key: int | str | slice) -> Any:
+        """Return a hit by its rank (from 0) or its memory's source or id; by a slice these hits."""
+        if isinstance(key, slice):
+            return Hits(self.hits[key])
+        return _pick(self.hits, key, "the evidence", "hits", lambda h: (h.source, h.memory.id))
+
     def _repr_html_(self) -> str:
         hits = hits_html(self.hits, f"P(evidence found) = {self.relevance:.2f}: {self._verdict}")
         return hits + (Trace(self.trace)._repr_html_() if self.trace else "")
@@ -602,6 +745,7 @@ class Evidence:
         return f"{about}\n{Hits(self.hits)!r}" if self.hits else about
 
 
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The reader's answer; `abstained` when the reader found no answer in the evidence."""
@@ -609,6 +753,10 @@ class Answer:
     text: str
     abstained: bool = False
     usage: Usage = Usage()
+
+    def __post_init__(self) -> None:
+        _check_kind(self, "text", str, "a string")
+        _check_kind(self, "usage", Usage, "a Usage")
 
     def __repr__(self) -> str:
         abstained = ", abstained" if self.abstained else ""
@@ -622,6 +770,7 @@ class Answer:
         )
 
 # %% ../nbs/00_types.ipynb #b5fef2f6
+@suggest_names(turns="each conversation has its own: data[0].turns")
 @dataclass(frozen=True, slots=True, repr=False)
 class Dataset:
     """Conversations and questions, with their origin.
@@ -630,6 +779,10 @@ class Dataset:
     set; `ours` whether its text may be published with a run; `notes` counts what had to be repaired or could
     not be resolved; `rows` says by a turn's or a question's id where it was read (`chat.csv, line 7`);
     `reading` says how the user's own file was read, if told so: names of columns, the time zone.
+
+    It is read like a list of its conversations: `len(data)`, `for c in data`, `data[0]`, by id `data["en1"]`,
+    and `data[:2]`, a data set of the first two with their questions. Questions are found by number and id
+    too: `data.questions["en1/q01"]`. Raises `TypeError` for what is no list of conversations or questions.
     """
 
     name: str
@@ -642,6 +795,13 @@ class Dataset:
     notes: Mapping[str, int] = field(default_factory=dict, hash=False)
     rows: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
     reading: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_kind(self, "name", str, "a string")
+        _check_list(self, "conversations")
+        _check_list(self, "questions")
+        if not isinstance(self.questions, Questions):
+            object.__setattr__(self, "questions", Questions(self.questions))
 
     @property
     def label(self) -> str:
@@ -657,9 +817,16 @@ class Dataset:
         ids = [c.id for c in self.conversations]
         raise UnknownName(f"no conversation {id!r} in {self.name}{did_you_mean(id, ids)}; there are {ids}")
 
-    def questions_on(self, id: str) -> list[Question]:
-        """Return the questions about the conversation with that id."""
-        return [q for q in self.questions if q.conversation == id]
+    def questions_on(self, conversation: str | Conversation) -> Questions:
+        """Return the questions about a conversation, which is given itself or by its id.
+
+        Raises `KeyError`, which lists the existing ids, where there is neither a question nor a conversation.
+        """
+        id = conversation.id if isinstance(conversation, Conversation) else conversation
+        found = Questions(q for q in self.questions if q.conversation == id)
+        if not found:
+            self.conversation(id)
+        return found
 
     def check(self) -> DataCheck:
         """Return what is wrong with the data, row by row: faults, which invalidate scores, and oddities."""
@@ -680,15 +847,40 @@ class Dataset:
         `share` of the conversations are chosen, a number that is rounded; a smaller share chooses some of
         those of a larger one. Raises `ValueError` for a share outside 0 to 1.
         """
-        if not 0.0 <= share <= 1.0:
+        if not isinstance(share, int | float) or not 0.0 <= share <= 1.0:
             raise ValueError(f"share {share!r} of the conversations must lie in 0..1")
         ids = sorted(c.id for c in self.conversations)
         Random(f"training {seed}").shuffle(ids)
         chosen = frozenset(ids[: round(share * len(ids))])
         return frozenset(q.id for q in self.questions if q.conversation in chosen)
 
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __bool__(self) -> bool:
+        return True  # a data set is one, without conversations too
+
     def __iter__(self) -> Iterator[Conversation]:
         return iter(self.conversations)
+
+    def __contains__(self, conversation: object) -> bool:
+        return conversation in self.conversations or any(c.id == conversation for c in self.conversations)
+
+    @overload
+    def __getitem__(self, key: int | str) -> Conversation: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Dataset: ...
+
+    def __getitem__(self, key: int | str | slice) -> Conversation | Dataset:
+        """Return a conversation by its number or id; by a slice the data set of these conversations."""
+        if not isinstance(key, slice):
+            return _pick(self.conversations, key, self.name, "conversations", lambda c: (c.id,))
+        kept = self.conversations[key]
+        ids = {c.id for c in kept}
+        questions = [q for q in self.questions if q.conversation in ids]
+        complete = self.complete and len(kept) == len(self.conversations)
+        return replace(self, conversations=kept, questions=questions, complete=complete)
 
     def __repr__(self) -> str:
         return f"Dataset({self.label})"  # without any text: output is stored in notebooks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from adaptmr.magics import Asked
 from adaptmr.retrieval.differences import differences
 from adaptmr.retrieval.plan import PlanError
 from adaptmr.store.serialization import Event, Events
-from adaptmr.systems.base import SystemNames, known_systems
+from adaptmr.systems.base import PlannedSystem, SystemNames, known_systems
 from adaptmr.types import Hits, Memories, Trace, TraceRow
 
 EVIL = "<script>alert(1)</script> & 'quotes'"
@@ -61,6 +62,10 @@ SHOWN = {
     "recent": lambda: a_store().recent(),
     "systems": lambda: SystemNames({EVIL: EVIL}),
     "asked": lambda: Asked(EVIL, am.Answer(EVIL), EVIDENCE),
+    "questions": lambda: am.Dataset("d", questions=[QUESTION]).questions,
+    "finding": lambda: am.Finding(EVIL, EVIL),
+    "filter": lambda: am.Filter(user=EVIL),
+    "system": lambda: PlannedSystem(EVIL, am.Router(), embedder="hash"),
 }
 
 
@@ -71,6 +76,53 @@ def test_what_a_text_says_is_never_markup(kind):
     assert "<table" in markup and "<script" not in markup and "&lt;script&gt;alert(1)" in markup
     opened = re.findall(r"<(\w+)", markup)
     assert all(markup.count(f"</{tag}>") == opened.count(tag) for tag in set(opened) - {"br"})
+
+
+class Tags(HTMLParser):
+    """The tags of a page with the names of their attributes, but for places where a line may break."""
+
+    def __init__(self, markup):
+        super().__init__()
+        self.found = []
+        self.feed(str(markup))
+
+    def handle_starttag(self, tag, attrs):
+        if tag != "wbr":
+            self.found.append((tag, sorted(name for name, _ in attrs)))
+
+
+def everything(text):
+    """All that shows what a user wrote, with one text in every place."""
+    memory = am.Memory("m", text, text, datetime(2024, 5, 1, tzinfo=UTC), source=text or "s")
+    question = am.Question("q", text, [text], conversation="c")
+    plan = am.RetrievalPlan(hint=f"-{text}", planner=text, queries=(f"-{text}",))
+    trace = [TraceRow(text, 1, 1, 0.0, text)]
+    evidence = am.Evidence([am.Hit(memory, 1.0, note=f"-{text}")], plan=plan, trace=trace)
+    talk = am.Conversation(text, (text,), [memory])
+    data = am.Dataset(text, [talk], [question], ours=True)
+    yield from (memory, question, plan, plan.diff(), evidence, evidence.hits, talk, data, data.questions)
+    yield from (Memories([memory]), am.Answer(text), am.Finding(text, text))
+    yield Asked(text, am.Answer(text), evidence)
+    yield from (am.Router(name=text), SystemNames({text: text}), am.Filter(user=f"-{text}"))
+    yield PlannedSystem(text, am.Router(name=text), embedder="hash")
+
+
+@given(st.one_of(st.text(max_size=30), st.text("<>&'\"/=ab 中!-", max_size=300)))
+def test_no_text_adds_a_tag_to_a_display(text):
+    for shown, usual in zip(everything(f"w{text}"), everything("words"), strict=True):
+        assert Tags(shown._repr_html_()).found == Tags(usual._repr_html_()).found
+
+
+def test_a_display_needs_no_colour_and_no_width():
+    for shown in everything("words"):
+        assert not re.search(r"color|background|width", shown._repr_html_()), "black on a dark page"
+
+
+def test_a_long_word_may_be_broken():
+    key = "k" * 250
+    for shown in everything(key):
+        words = re.split(r"<[^>]*>|\s", str(shown._repr_html_()))
+        assert max(map(len, words)) <= 110, type(shown)
 
 
 @pytest.mark.parametrize("kind", SHOWN)

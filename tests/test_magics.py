@@ -129,6 +129,46 @@ def test_unloading_takes_the_commands_away(shell):
     assert "no memory is chosen" in failure(shell, "%memory")
 
 
+@pytest.mark.filterwarnings("ignore:.*Completer.complete")
+@pytest.mark.parametrize(
+    "line, found",
+    [
+        ("%memory de", {"demo", "demo_assistant"}),
+        ("%memory mi", {"mine"}),
+        ("%memory demo --", {"--embedder"}),
+        ("%memory demo --embedder ha", {"hash"}),
+        ("%%ask --", {"--k", "--type", "--plan", "--model"}),
+        ("%%ask --type kn", {"knowledge_update"}),
+        ("%%ask --plan my", {"my_plan", "my_planner"}),
+        ("%%ask --k 3 --m", {"--model"}),
+    ],
+)
+def test_the_key_tab_completes_a_command(shell, line, found):
+    shell.user_ns |= {"my_plan": am.RetrievalPlan(), "my_planner": am.Router(), "my_text": "x"}
+    with am.MemoryStore(embedder="hash") as store:
+        shell.user_ns["mine"] = store
+        said = set(shell.complete(line.split()[-1], line, len(line))[1])
+        assert found <= said and "my_text" not in said
+
+
+@pytest.mark.filterwarnings("ignore:.*Completer.complete")
+def test_after_unloading_nothing_is_completed(shell):
+    shell.run_line_magic("unload_ext", "adaptmr")
+    assert "--k" not in shell.complete("--", "%%ask --", 8)[1]
+
+
+def test_help_says_what_a_command_takes(shell):
+    assert "--type TYPE" in shell.find_cell_magic("ask").__doc__
+    assert "SOURCE [CONVERSATION]" in shell.find_line_magic("memory").__doc__
+
+
+def test_loading_twice_keeps_the_memory(shell):
+    store = shell.run_cell("%memory demo en1 --embedder hash").result
+    with capture_output() as said:
+        shell.run_line_magic("load_ext", "adaptmr")
+    assert "already loaded" in said.stdout and shell.run_cell("%memory").result is store
+
+
 def test_the_package_does_not_import_ipython():
     code = "import sys, adaptmr, adaptmr.magics; sys.exit('IPython' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

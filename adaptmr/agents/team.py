@@ -25,6 +25,7 @@ from ..memory.team.config import TeamConfig
 from ..memory.team.steps import Transcript
 from ..retrieval.as_of import resolve_as_of
 from ..store.memory_store import MemoryStore
+from ..systems.base import DisplayedSystem
 from ..systems.solver import Solution
 from ..types import Answer, Conversation, Evidence, Hit, Question, Usage
 
@@ -49,7 +50,7 @@ def first_readings() -> tuple[Reading, ...]:
 MATCHED_TURNS = 40  # of a team that is limited by tokens: they are used up before
 
 
-class Team:
+class Team(DisplayedSystem):
     """Players that answer questions together, as a `Solver`.
 
     - `players`: by role, "solver" at least.

@@ -20,7 +20,7 @@ from .validation import DatasetError, validate
 from ..embed.vector_cache import cache_dir
 from ..markup import html_table
 from ..progress import progress_bar
-from ..spelling import UnknownName, did_you_mean, kind_of
+from ..spelling import UnknownName, did_you_mean, kind_of, suggest_names
 from ..types import Dataset, Question
 
 # %% auto #0
@@ -259,6 +259,8 @@ def download(entry: DatasetEntry, folder: Path | None = None, timeout: float = 3
 def _select_split(
     data: Dataset, split: str | Sequence[str], splits: Mapping[str, tuple[str, ...]]
 ) -> Dataset:
+    if not isinstance(split, Sequence):
+        raise TypeError(f"split is {kind_of(split)}, {split!r:.80}, not a name, or a list of names")
     names = [s.strip() for s in split.split(",")] if isinstance(split, str) else list(split)
     wanted: set[str] = set()
     have = [c.id for c in data.conversations]
@@ -355,6 +357,7 @@ def _load_entry(entry: DatasetEntry) -> Dataset:
     return replace(data, notes=dict(sorted({**validate(data), **data.notes}.items())))
 
 
+@suggest_names()
 def load(name: str | Path, split: str | Sequence[str] | None = None, limit: int | None = None) -> Dataset:
     """Load a data set by name: from `ADAPTMR_DATA`, else from the download cache, else from the network.
 

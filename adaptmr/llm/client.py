@@ -34,7 +34,7 @@ from adaptmr.llm.transport import (
     count_tokens,
 )
 from ..markup import Cell, HtmlOutput, html_table
-from ..spelling import kind_of
+from ..spelling import kind_of, suggest_names
 from ..types import Usage
 
 _all_ = [
@@ -293,6 +293,7 @@ class _UsageLog:
         return usage
 
 # %% ../../nbs/llm/03_client.ipynb #d9605686
+@suggest_names()
 class LLM:
     """A chat model behind an OpenAI-compatible server; with `model="offline"` tasks use their rules.
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
+from ..spelling import kind_of
+
 # %% auto #0
 __all__ = ['REDACTED', 'PLACEHOLDERS', 'clean_api_key', 'Endpoint', 'parse_endpoint', 'secret_encodings', 'SecretRedactor',
            'environment_secrets', 'url_secrets']
@@ -62,6 +64,8 @@ def parse_endpoint(url: str | None, where: str) -> Endpoint | None:
     `where` names the parameter or the environment variable. Raises `ValueError`, which doesn't show the URL,
     for one that isn't `http://…` or `https://…`, or that holds a query, white space or control characters.
     """
+    if url is not None and not isinstance(url, str):
+        raise TypeError(f"{where} is {kind_of(url)}, not an address as a string, such as https://host/v1")
     bare = (url or "").strip().strip("\ufeff").strip()
     if not bare:
         return None

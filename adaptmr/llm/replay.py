@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping
 
 from ..files import open_atomic
+from ..spelling import kind_of, suggest_names
 from ..sqlite import ForkSafeConnection, open_database, write_transaction
 
 # %% auto #0
@@ -192,6 +193,7 @@ def _read_calls(path: str | Path) -> list[tuple[str, str, str, str]]:
     return rows
 
 # %% ../../nbs/llm/00_replay.ipynb #17254a3e
+@suggest_names()
 class ReplayCache:
     """Replies by request, in one SQLite file that threads and processes share.
 
@@ -204,6 +206,8 @@ class ReplayCache:
     def __init__(self, path: str | Path = ":memory:", mode: str = "auto") -> None:
         if mode not in self.MODES:
             raise ValueError(f"ReplayCache.mode {mode!r} must be one of {', '.join(self.MODES)}")
+        if not isinstance(path, str | Path):
+            raise TypeError(f"path is {kind_of(path)}, {path!r:.80}, not the name of a file, nor ':memory:'")
         self.path, self.mode, self.used = str(path), mode, set[str]()
         self._table = _CallTable(self.path)
         if mode != "off":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ..llm import LLM
+from ..llm.client import check_llm
 from .classifiers import Classifier, FewShotClassifier, RulesFirst
 from ..retrieval.classify import best_type
 from ..retrieval.columns import asked_at
@@ -23,6 +24,7 @@ from adaptmr.retrieval.strategies import (
     plan_for_type,
     update,
 )
+from ..spelling import suggest_names
 from ..store.protocol import PlannerStore
 from ..types import QueryType, Question
 
@@ -63,6 +65,7 @@ def _classifier(classifier: Classifier | None, llm: LLM | None) -> Classifier:
     return classifier or RulesFirst(FewShotClassifier(llm))
 
 # %% ../../nbs/planning/01_routed.ipynb #2c31a722
+@suggest_names()
 @dataclass(frozen=True)
 class Routed:
     """Plans by the strategy of a question's likeliest type.
@@ -77,6 +80,9 @@ class Routed:
     strategies: dict[QueryType, Strategy] | None = field(default=None, hash=False)
     name: str = "routed"
 
+    def __post_init__(self) -> None:
+        check_llm(self.llm)
+
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the plan of the likeliest type's strategy."""
         question = as_question(query)
@@ -85,6 +91,7 @@ class Routed:
         return plan_for_type(question_type, question, asked_at(question, store), strategies)
 
 # %% ../../nbs/planning/01_routed.ipynb #fdda0003
+@suggest_names()
 @dataclass(frozen=True)
 class Mixture:
     """Plans by the strategies of all types whose probability is above `threshold`, weighted by it.
@@ -96,6 +103,11 @@ class Mixture:
     classifier: Classifier | None = None
     threshold: float = 0.2
     name: str = "mixture"
+
+    def __post_init__(self) -> None:
+        check_llm(self.llm)
+        if not isinstance(self.threshold, int | float) or not 0.0 <= self.threshold <= 1.0:
+            raise ValueError(f"Mixture.threshold {self.threshold!r} must be a probability, 0 to 1")
 
     def plans(self, query: str | Question, store: PlannerStore) -> list[tuple[float, RetrievalPlan]]:
         """Return the plans of the likely types with their weights, likeliest first."""

@@ -13,7 +13,7 @@ from ..llm import LLM, check_llm
 from ..llm.tasks import Task, object_schema, register_task
 from .direct import reply_without_memories
 from .extract import extract_answer
-from ..spelling import kind_of
+from ..spelling import kind_of, suggest_names
 from ..text import clean, detect_language
 from ..times import annotate_dates
 from ..types import Answer, Evidence, Finding, Hit, Question, Usage, as_utc, escape_tags
@@ -222,6 +222,7 @@ ANSWER_DIRECTLY = register_task(
 )
 
 
+@suggest_names()
 def answer(
     question: str, evidence: Evidence, llm: LLM | None = None, *, asked_at: datetime | None = None
 ) -> Answer:
@@ -237,12 +238,12 @@ def answer(
     """
     _check_arguments(question, evidence)
     check_llm(llm)
-    lang = detect_language(question)
-    if known := _answer_unread(question, evidence, llm, asked_at):
+    today, lang = as_utc(asked_at), detect_language(question)
+    if known := _answer_unread(question, evidence, llm, today):
         return known
     if not question.strip() or not evidence.has_relevant or not (evidence.hits or evidence.context.strip()):
         return Answer(ABSTENTION_TEXT[lang], True, Usage())
-    result = ANSWER.run(llm, lang, question=question, evidence=evidence, asked_at=as_utc(asked_at))
+    result = ANSWER.run(llm, lang, question=question, evidence=evidence, asked_at=today)
     return _finish(result.value["answer"], result.value["abstain"], lang, result.usage)
 
 
@@ -276,6 +277,6 @@ def _answer_unread(
         draft = next((f.answer for f in reversed(evidence.findings) if f.answer), "")
         return _finish(draft, draft == ABSTENTION_TEXT[lang], lang, Usage()) if draft else None
     if style == "directly" and question.strip():
-        result = ANSWER_DIRECTLY.run(llm, lang, question=question, asked_at=as_utc(asked_at))
+        result = ANSWER_DIRECTLY.run(llm, lang, question=question, asked_at=asked_at)
         return _finish(result.value["answer"], result.value["abstain"], lang, result.usage)
     return None

@@ -47,7 +47,7 @@ from adaptmr.retrieval.search import (
     widen_window,
 )
 from .state import State
-from ..spelling import kind_of
+from ..spelling import kind_of, suggest_names
 from ..store.protocol import Store
 from ..store.view import Filter
 from ..types import Evidence, Question
@@ -105,6 +105,7 @@ STEPS: tuple[Step, ...] = (
 )
 
 # %% ../../nbs/retrieval/06_execute.ipynb #437bd7ef
+@suggest_names()
 def execute(
     plan: RetrievalPlan,
     query: str | Question,
@@ -212,7 +213,10 @@ def check_single_round(plan: RetrievalPlan) -> None:
 
 
 def check_fit(fit: Fit, encoder: str) -> None:
-    """Raise `FitError` for a fit to another encoder than the store's."""
+    """Raise `FitError` for a fit to another encoder than the store's, `TypeError` for what is no fit."""
+    if not isinstance(fit, Fit):
+        remedy = f"fit_for({encoder!r}) returns the shipped one"
+        raise TypeError(f"fit is {kind_of(fit)}, {fit!r:.80}, not a Fit: {remedy}")
     if fit.embedder not in (encoder, strip_precision(encoder), ANY_EMBEDDER):
         raise FitError(
             f"the fit is for {fit.embedder!r}, and this store's encoder is {encoder!r}: its weights and "

@@ -9,8 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from functools import wraps
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ..llm import LLM
 from ..markup import Cell, html_table
@@ -18,7 +17,7 @@ from ..reader import ANSWER_STYLES
 from ..rerank.scores import Reranker
 from .differences import Differences, differences
 from .signals import SIGNALS
-from ..spelling import did_you_mean, kind_of
+from ..spelling import did_you_mean, kind_of, suggest_names
 from ..store.protocol import PlannerStore
 from ..store.view import Filter
 from ..times import Window
@@ -47,27 +46,11 @@ _NOT_WRITTEN: dict[str, Any] = {  # values that a plan's JSON leaves out
 }
 
 
-_T = TypeVar("_T")
-
-
 class PlanError(ValueError):
     """A field of a `RetrievalPlan` has a value that it cannot have."""
 
 # %% ../../nbs/retrieval/02_plan.ipynb #7f08c322
-def _checks_names(cls: type[_T]) -> type[_T]:
-    """Let an unknown field be a `PlanError`, as a bad value is, where a dataclass raises `TypeError`."""
-    make = cls.__init__
-
-    @wraps(make)
-    def __init__(self: _T, *values: Any, **given: Any) -> None:
-        _check_names(given)
-        make(self, *values, **given)
-
-    cls.__init__ = __init__  # type: ignore[assignment]
-    return cls
-
-
-@_checks_names
+@suggest_names(PlanError)
 @dataclass(frozen=True)
 class RetrievalPlan:
     """How to retrieve: which queries, which scores, which conditions, how many memories.

@@ -39,6 +39,7 @@ from .prompt_limit import FRAME_TOKENS, limit_prompt
 from .queries import decompose
 from .relations import date_in_question, find_relation
 from .rounds import run_request
+from ..spelling import kind_of, suggest_names
 from ..store.protocol import PlannerStore, Store
 from ..store.view import Filter
 from ..times import Window, time_window
@@ -239,6 +240,7 @@ class StrategyPlanner:
         return plan_for_type(made_for[0], question, now) if made_for else self.strategy(question, now)
 
 
+@suggest_names()
 @dataclass(frozen=True)
 class Router:
     """Plans by the strategy of a question's type, which `question_type` predicts (default: `classify`).
@@ -251,6 +253,20 @@ class Router:
     name: str = "router"
     answer_styles: dict[QueryType, str] = field(default_factory=lambda: dict(ANSWER_STYLES_BY_TYPE))
     reranker: Reranker | str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.question_type):
+            raise TypeError(
+                f"Router.question_type is {kind_of(self.question_type)}, {self.question_type!r:.80}, not a "
+                "function that takes a Question and returns its QueryType"
+            )
+        for question_type, strategy in self.strategies.items():
+            QueryType(question_type)
+            if not callable(strategy):
+                raise TypeError(
+                    f"Router.strategies has {kind_of(strategy)}, {strategy!r:.80}, for {question_type}, "
+                    "not a strategy: a function (question, now) that returns a RetrievalPlan"
+                )
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
@@ -285,6 +301,7 @@ def _strategy_name(strategy: Strategy) -> str:
     return str(getattr(strategy, "__name__", type(strategy).__name__))
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
+@suggest_names()
 def retrieve(
     query: str | Question,
     store: Store,
@@ -356,6 +373,7 @@ def _bounded(plan: RetrievalPlan, token_budget: int | None) -> RetrievalPlan:
     return replace(plan, token_budget=room) if plan.token_budget is None or plan.token_budget > room else plan
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #36e16667
+@suggest_names()
 async def aretrieve(
     query: str | Question,
     store: Store,

@@ -11,7 +11,7 @@ import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from datetime import datetime
 from heapq import merge
 from functools import cache
@@ -21,6 +21,8 @@ from typing import Any, Callable, Collection, Iterable, Sequence
 import numpy as np
 
 from .. import text
+from ..markup import HtmlOutput, html_table
+from ..spelling import kind_of, suggest_names
 from .lexical import LexicalIndex
 from .serialization import instant
 from .vectors import ExactIndex, dot_products, top_k
@@ -38,6 +40,7 @@ __all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'agent_of', 'truncate_text', 'be
 _NOT_GIVEN: Any = object()
 
 
+@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A condition on what a memory is, whose it is and when it was said; `None` means any.
@@ -80,7 +83,7 @@ class Filter:
             raise ValueError(f"Filter.since {self.since} is after Filter.until {self.until}")
         for name in _COLLECTIONS:
             if (v := getattr(self, name)) is not None:
-                object.__setattr__(self, name, frozenset([v] if isinstance(v, str) else v))
+                object.__setattr__(self, name, _names(name, v))
 
     def _take_one(self, name: str, value: Any, collection: str) -> None:
         """Put a single name into the collection that it is short for."""
@@ -92,6 +95,14 @@ class Filter:
             raise ValueError(f"Filter has both {name}={value!r} and {collection}={others!r}; give one")
         object.__setattr__(self, collection, (value,))
 
+    def __repr__(self) -> str:
+        given = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
+        shown = ((n, sorted(v) if isinstance(v, frozenset) else v) for n, v, default in given if v != default)
+        return f"Filter({', '.join(f'{n}={v!r}' for n, v in shown)})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        return html_table([(str(self) or "every active memory",)], ("memories that pass",))
+
     def __str__(self) -> str:
         """Return the conditions in words: `owners ann; tags home, work`."""
         found = [f"{name} {getattr(self, name)}" for name in ("since", "until") if getattr(self, name)]
@@ -102,6 +113,14 @@ class Filter:
 
 
 _COLLECTIONS = ("sessions", "speakers", "layers", "owners", "tags", "agents")
+
+
+def _names(field: str, given: Any) -> frozenset[str]:
+    """Return the names that a field of a filter was given. Raises `TypeError` for what is none."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"Filter.{field} is {kind_of(given)}, {given!r:.80}, not a name or a list of names")
+    return frozenset(names)
 
 
 def agent_of(meta: Mapping[str, Any]) -> str:

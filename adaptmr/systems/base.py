@@ -21,7 +21,7 @@ from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.parsed_query import parse_query
 from ..retrieval.plan import Planner, planner_llm
 from ..retrieval.strategies import retrieve
-from ..spelling import did_you_mean, kind_of
+from ..spelling import did_you_mean, kind_of, suggest_names
 from ..types import Conversation, Evidence, Memory, Question, Usage
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from adaptmr.systems.solver import Solution, Solver
 
 # %% auto #0
-__all__ = ['SystemFactory', 'SYSTEMS', 'MemorySystem', 'Capabilities', 'get_capabilities', 'PlannedSystem', 'register_system',
-           'unregister_system', 'known_systems', 'SystemNames', 'make_system', 'uses_llm', 'get_factory',
-           'unknown_system']
+__all__ = ['SystemFactory', 'SYSTEMS', 'MemorySystem', 'Capabilities', 'get_capabilities', 'DisplayedSystem', 'PlannedSystem',
+           'register_system', 'unregister_system', 'known_systems', 'SystemNames', 'make_system', 'uses_llm',
+           'get_factory', 'unknown_system']
 
 # %% ../../nbs/systems/00_base.ipynb #b84efb78
 @runtime_checkable
@@ -121,7 +121,33 @@ def get_capabilities(system: Any) -> Capabilities:
     return Capabilities(**{name: value for name, value in declared.items() if value is not None})
 
 # %% ../../nbs/systems/00_base.ipynb #3dd9ccc3
-class PlannedSystem:
+class DisplayedSystem:
+    """Displays a system: its name, what it plans with, its model, and how many memories it holds."""
+
+    name: str
+
+    def _about(self) -> dict[str, str]:
+        parts = get_capabilities(self)
+        about = {"system": self.name, "class": type(self).__name__.lstrip("_")}
+        if parts.planner is not None:
+            about["planner"] = str(getattr(parts.planner, "name", type(parts.planner).__name__))
+        if parts.llm is not None:
+            about["model"] = str(parts.llm.model)
+        if parts.store is not None:
+            about["memories"] = f"{len(parts.store):,}"
+        return about
+
+    def __repr__(self) -> str:
+        about = self._about()
+        name, kind = about.pop("system"), about.pop("class")
+        return f"{kind}({', '.join([repr(name), *(f'{what}: {value}' for what, value in about.items())])})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        about = self._about()
+        return html_table([list(about.values())], list(about))
+
+
+class PlannedSystem(DisplayedSystem):
     """Combine a `MemoryStore` and a planner under the `MemorySystem` protocol.
 
     With a `reranker`, the best candidates of every plan are read by it.
@@ -200,6 +226,7 @@ class PlannedSystem:
 
 # %% ../../nbs/systems/00_base.ipynb #eef30129
 SystemFactory = Callable[..., "MemorySystem | Solver"]
+_GROUPS = ("main", "ablation", "baseline", "oracle", "team", "own")
 # the modules whose import registers systems, in the order of tables
 _MODULES = (
     "systems.fixed",
@@ -246,7 +273,7 @@ def known_systems(group: str | None = "main") -> dict[str, str]:
     """Return the systems of a group with their descriptions, in the order of tables.
 
     Groups are "main", "ablation", "baseline", "oracle", "team" and "own" (of the user); `None` stands
-    for all systems.
+    for all systems. Raises `ValueError` for a group that isn't one of these nor of any system.
     """
     # ordered by `_MODULES`, not by which module was imported first
     modules = _import_modules()
@@ -255,6 +282,11 @@ def known_systems(group: str | None = "main") -> dict[str, str]:
         name: modules.index(entry.module) if entry.module in modules else len(modules)
         for name, entry in found.items()
     }
+    groups = dict.fromkeys((*_GROUPS, *(entry.group for entry in found.values())))
+    if group is not None and group not in list(groups):
+        meant = did_you_mean(group, groups)
+        there = f"there are {', '.join(groups)}, and None for all"
+        raise ValueError(f"{group!r} is no group of systems{meant}; {there}")
     return {
         name: found[name].description
         for name in sorted(found, key=lambda name: position[name])
@@ -276,6 +308,7 @@ class SystemNames(list[str]):
         return html_table(self.descriptions.items(), ("system", "what it does"))
 
 
+@suggest_names()
 def make_system(
     name: str,
     llm: Any = None,
@@ -303,6 +336,8 @@ def uses_llm(name: str) -> bool:
 # %% ../../nbs/systems/00_base.ipynb #c94e14e7
 def get_factory(name: str) -> SystemFactory:
     """Return the factory of a system. Raises `ValueError` that lists the names for an unknown one."""
+    if not isinstance(name, str):
+        raise TypeError(f"name is {kind_of(name)}, {name!r:.80}, not the name of a system, such as 'adaptmr'")
     if name not in known_systems(None):
         raise ValueError(unknown_system(name))
     return SYSTEMS.get(name).thing

@@ -24,7 +24,7 @@ from adaptmr.retrieval.strategies import (
     MIN_RELEVANCE,
     UNIFIED_WEIGHTS,
 )
-from .base import MemorySystem, PlannedSystem, register_system
+from .base import DisplayedSystem, MemorySystem, PlannedSystem, register_system
 from adaptmr.types import (
     UNDATED,
     Conversation,
@@ -41,7 +41,7 @@ from adaptmr.types import (
 __all__ = ['GATED_PLAN', 'RandomSystem', 'FullContextSystem', 'without_times', 'UndatedSystem', 'NearestSystem']
 
 # %% ../../nbs/systems/01_fixed.ipynb #c54ef1aa
-class _TurnList:
+class _TurnList(DisplayedSystem):
     """Keep turns in a list, for systems that compute nothing from them."""
 
     def __init__(self, name: str) -> None:

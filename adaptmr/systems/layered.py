@@ -19,14 +19,14 @@ from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.parsed_query import parse_query
 from ..retrieval.strategies import Router
 from ..store.memory_store import MemoryStore
-from .base import MemorySystem, register_system
+from .base import DisplayedSystem, MemorySystem, register_system
 from ..types import Conversation, Evidence, Memory, Question, Usage
 
 # %% auto #0
 __all__ = ['TWO_LAYERS', 'LayeredSystem']
 
 # %% ../../nbs/systems/01_layered.ipynb #22aecbca
-class LayeredSystem:
+class LayeredSystem(DisplayedSystem):
     """Keep a conversation in a layered memory, and show what its prompt shows.
 
     `roads` are the ways to find something; `llm` writes the layers. `fit` is used by the road `turns`; by

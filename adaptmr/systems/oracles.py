@@ -21,7 +21,7 @@ from adaptmr.retrieval.strategies import (
     StrategyPlanner,
     retrieve,
 )
-from .base import MemorySystem, PlannedSystem, register_system
+from .base import DisplayedSystem, MemorySystem, PlannedSystem, register_system
 from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order
 
 
@@ -99,7 +99,7 @@ def _oracle_plan(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return OraclePlan(name, embedder=embedder)
 
 # %% ../../nbs/systems/01_oracles.ipynb #6cdf3030
-class OracleEvidence:
+class OracleEvidence(DisplayedSystem):
     """Return the gold turns in order of time; nothing for a question without an answer."""
 
     oracle = True

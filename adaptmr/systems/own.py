@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..registry import call_with_options, describe, required_parameters
 from ..retrieval.strategies import STRATEGIES, Router, Strategy, StrategyPlanner
-from ..spelling import did_you_mean
+from ..spelling import did_you_mean, kind_of, suggest_names
 from .base import SYSTEMS, MemorySystem, PlannedSystem, SystemFactory
 from ..types import QueryType
 
@@ -58,20 +58,28 @@ def _factory_of(thing: Any) -> SystemFactory:
     return make
 
 # %% ../../nbs/systems/01_own.ipynb #aa50196c
+@suggest_names()
 def system(name: str, description: str = "", group: str = "own") -> Callable[[_T], _T]:
     """Register a strategy, a planner, a memory system or a factory as a system.
 
     `description` defaults to the first line of its docstring; `group` says which tables it is meant for.
-    Raises `NameTaken` for a name that is taken, except by the same place in the code.
+    Raises `TypeError` for what can't be a system, and `NameTaken` for a name that is taken, except by the
+    same place in the code.
     """
 
     def register(thing: _T) -> _T:
+        if not callable(thing) and not hasattr(thing, "plan"):
+            raise TypeError(
+                f"system({name!r}) is given {kind_of(thing)}, {thing!r:.80}: "
+                "decorate a strategy, a planner, a class or a function that makes a system"
+            )
         SYSTEMS.register(name, _factory_of(thing), description or describe(thing), group, by=thing)
         return thing
 
     return register
 
 
+@suggest_names()
 def strategy(
     *types: QueryType | str, system: str = "", description: str = "", group: str = "own"
 ) -> Callable[[Strategy], Strategy]:
@@ -89,6 +97,11 @@ def strategy(
         raise ValueError(f"{given}; there are {', '.join(map(str, QueryType))}")
 
     def register(function: Strategy) -> Strategy:
+        if not callable(function):
+            raise TypeError(
+                f"strategy(…) is given {kind_of(function)}, {function!r:.80}: "
+                "decorate a function (question, now) that returns a RetrievalPlan"
+            )
         name = system or str(getattr(function, "__name__", ""))
         made = _RouterFactory({QueryType(t): function for t in types})
         known = SYSTEMS.resolve(name)

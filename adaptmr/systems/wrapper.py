@@ -17,7 +17,8 @@ from ..retrieval.execute import execute
 from ..retrieval.fusion import RRF_K
 from ..retrieval.plan import PlanError, Planner, RetrievalPlan, planner_llm
 from ..retrieval.strategies import as_question
-from .base import MemorySystem, get_capabilities
+from ..spelling import kind_of, suggest_names
+from .base import DisplayedSystem, MemorySystem, get_capabilities
 from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order
 
 # %% auto #0
@@ -84,7 +85,8 @@ class _PooledHits:
         ]
 
 # %% ../../nbs/systems/01_wrapper.ipynb #163c9fcb
-class WrappedSystem:
+@suggest_names()
+class WrappedSystem(DisplayedSystem):
     """Retrieve from another memory system by plan.
 
     `planner` makes the plans. The steps of a plan that ask a model ask `llm`; it defaults to the planner's
@@ -102,6 +104,14 @@ class WrappedSystem:
         pool: int = 30,
         name: str = "",
     ) -> None:
+        if isinstance(inner, type) or not callable(getattr(inner, "retrieve", None)):
+            raise TypeError(
+                f"inner is {kind_of(inner)}, {inner!r:.80}, not a memory system: "
+                "give one with ingest, retrieve and reset, such as adaptmr.make_system('lexical')"
+            )
+        if isinstance(planner, type) or not callable(getattr(planner, "plan", None)):
+            given = f"{kind_of(planner)}, {planner!r:.80}"
+            raise TypeError(f"planner is {given}, not a planner, such as adaptmr.Router()")
         self.inner, self.planner, self.pool = inner, planner, pool
         self.llm = llm if llm is not None else planner_llm(planner)
         self.name = name or f"{inner.name} + {planner.name}"

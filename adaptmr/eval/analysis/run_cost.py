@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
+from ..runner.evaluate import check_data
 from ..runner.journal import journal_keys
 from ..runner.run import row_key
-from ...llm.client import LLM
+from ...llm.client import LLM, check_llm
 from ...markup import html_table
-from ...systems.base import known_systems, uses_llm
+from ...spelling import suggest_names
+from ...systems.base import known_systems, unknown_system, uses_llm
 from ...systems.display_names import offline_name
 from ...types import Dataset
 
@@ -285,6 +287,7 @@ _FREE = "those that fit are free, as the low end of “in all” assumes"
 COLUMNS = ("system", "questions", "calls", "prompt tokens", "completion tokens", "US dollars", "minutes")
 
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #767d7a39
+@suggest_names()
 def estimate(
     systems: Sequence[str],
     data: Dataset,
@@ -301,8 +304,12 @@ def estimate(
     `leave_out` are runs, `<experiment>/<run-id>`, that no rate is taken from. Raises `ValueError` for an
     unknown system.
     """
+    if isinstance(systems, str) or not isinstance(systems, Iterable):
+        systems = [systems]
     if unknown := [s for s in systems if s not in known_systems(None)]:
-        raise ValueError(f"unknown systems {unknown}; there are {list(known_systems(None))}")
+        raise ValueError(unknown_system(*unknown))
+    check_data(data)
+    check_llm(llm)
     llm = llm if llm is not None else LLM()
     runs = _useful(recorded_costs(outputs, leave_out), llm)
     answered = journal_keys(journal) if journal is not None else frozenset()

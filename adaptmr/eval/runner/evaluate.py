@@ -39,7 +39,7 @@ from ...llm.spending import LimitReached, Spending
 from ...llm.tasks import meter_usage
 from ...provenance import code_sha256, texts_sha256
 from ...rerank import Reranker, as_reranker
-from ...spelling import kind_of
+from ...spelling import kind_of, suggest_names
 from ...systems.base import MemorySystem, get_capabilities, known_systems, unknown_system
 from ...systems.contract import check_state, system_name
 from ...types import Conversation, Dataset, Question, Usage
@@ -106,7 +106,7 @@ def _listed(systems: str | System | Iterable[str | System]) -> list[str | System
     return list(systems)
 
 
-def _check_data(data: Any) -> None:
+def check_data(data: Any) -> None:
     """Raise `TypeError`, with the remedy, for something else in the place of a data set."""
     if isinstance(data, Dataset):
         return
@@ -175,6 +175,7 @@ def _identity(setup: Setup, systems: Sequence[str | System], remembering: Iterab
     }
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #db918a77
+@suggest_names()
 def evaluate(
     systems: str | System | Sequence[str | System],
     data: Dataset,
@@ -239,7 +240,7 @@ def evaluate(
     systems = _listed(systems)
     names = _check_arguments(systems, k)
     check_llm(llm)
-    _check_data(data)
+    check_data(data)
     check_workers(workers)
     notes = validate(data)
     decides = make_judge(judge, llm) if isinstance(judge, str) else judge

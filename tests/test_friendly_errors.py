@@ -1,0 +1,252 @@
+"""Errors a user meets in a notebook: a misspelt name, a wrong place, a wrong kind of value."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import pickle
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+import adaptmr as am
+from adaptmr.retrieval.plan import PlanError
+from adaptmr.spelling import UnknownAttribute, UnknownName, suggest_names
+from adaptmr.systems.base import known_systems
+
+TURNS = [
+    am.Memory(f"c/{n}", f"I ate {n} plums.", "Ann", datetime(2024, 5, n, tzinfo=UTC), source=f"S1:{n}")
+    for n in (1, 2, 3)
+]
+TALK = am.Conversation("c", ("Ann",), TURNS)
+OTHER = am.Conversation("other")
+QUESTION = am.Question("c/q1", "How many plums?", ["1"], conversation="c")
+DATA = am.Dataset("toy", [TALK, OTHER], [QUESTION])
+HIT = am.Hit(TURNS[0], 0.5)
+STORE = am.MemoryStore(embedder="hash")
+
+# protocols and exceptions, which nobody calls, and those with a check of their own; `reranker` hands further
+# options to its model
+NOT_DECORATED = {
+    *("DatasetError", "Embedder", "MemoryStore", "MemorySystem", "Planner", "QueryType", "Reranker"),
+    *("VectorIndex", "datasets", "embedder", "read_chat", "reranker"),
+}
+
+
+def public_calls():
+    for name in sorted(set(dir(am)) - NOT_DECORATED):
+        value = getattr(am, name)
+        if not name.startswith("_") and callable(value) and not inspect.ismodule(value):
+            yield name
+
+
+# --- names of arguments
+
+
+@pytest.mark.parametrize("name", [*public_calls()])
+def test_a_misspelt_argument_is_named_with_what_there_is(name):
+    call = getattr(am, name)
+    named = [
+        p.name
+        for p in inspect.signature(call).parameters.values()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and len(p.name) > 2
+    ]
+    wrong = f"{named[-1]}x"
+    with pytest.raises((TypeError, PlanError)) as caught:
+        made = call(**{wrong: 1})
+        if inspect.isawaitable(made):
+            asyncio.run(made)
+    said = str(caught.value)
+    assert said.startswith(f"{name} has no argument {wrong!r}") and f"did you mean {named[-1]!r}" in said
+    assert all(n in said for n in named)
+
+
+def test_the_form_of_a_call_says_what_is_given_by_name_only():
+    with pytest.raises(TypeError, match=r"Memory: missing .*: 'text'; write Memory\(id, text"):
+        am.Memory("m")
+    with pytest.raises(TypeError, match=r"evaluate: too many pos.*write evaluate\(.*, k, \*, embedder"):
+        am.evaluate(["lexical"], DATA, None, 10, "hash")
+    with pytest.raises(TypeError, match=r"retrieve: multiple values for argument 'store'"):
+        am.retrieve("x", STORE, store=STORE)
+    with pytest.raises(TypeError, match="Memory has no argument 'txt'"):
+        replace(TURNS[0], txt="x")
+
+
+def test_what_fails_within_a_call_stays_what_it_is():
+    @suggest_names()
+    def fails(a):
+        raise TypeError("of the call itself")
+
+    @suggest_names()
+    async def waits(a):
+        return a
+
+    @suggest_names()
+    class Holder:
+        @property
+        def broken(self):
+            return self.gone
+
+    with pytest.raises(TypeError, match=r"^of the call itself$"):
+        fails(1)
+    assert asyncio.run(waits(3)) == 3 and inspect.iscoroutinefunction(waits)
+    with pytest.raises(UnknownAttribute, match="no 'gone'"):
+        Holder().broken
+
+
+def test_a_decorated_class_is_copied_and_pickled_as_before():
+    for value in (TURNS[0], TALK, QUESTION, DATA, HIT, am.Filter(user="ann"), am.RetrievalPlan(k=3)):
+        assert copy.deepcopy(value) == value == pickle.loads(pickle.dumps(value)), value
+    error = pickle.loads(pickle.dumps(UnknownAttribute("a Memory", "speakr", ("speaker",))))
+    assert "did you mean 'speaker'" in str(error)
+
+
+# --- attributes
+
+LOOKS = {
+    "near": (lambda: TURNS[0].speakr, r"a Memory has no 'speakr' \(did you mean 'speaker'\?\); it has"),
+    "of a talk": (lambda: TALK.questions, r"a Conversation has no 'questions': .*data\.questions_on"),
+    "of data": (lambda: DATA.question, "did you mean 'questions'"),
+    "turns of data": (lambda: DATA.turns, r"a Dataset has no 'turns': .*data\[0\]\.turns"),
+    "of evidence": (lambda: am.Evidence([HIT]).hit, "an Evidence has no 'hit' .*did you mean 'hits'"),
+    "of an answer": (lambda: am.Answer("x").abstaned, "did you mean 'abstained'"),
+    "of a plan": (lambda: am.RetrievalPlan().weigths, "did you mean 'weights'"),
+    "of a model": (lambda: am.LLM().modle, "an LLM has no 'modle' .*did you mean 'model'"),
+    "of a filter": (lambda: am.Filter().ownrs, "did you mean 'owners'"),
+    "a type": (lambda: am.QueryType.temporal, r"'temporal' is no type.*did you mean 'temporal_reasoning'"),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_missing_attribute_is_named_with_the_nearest(look):
+    make, said = LOOKS[look]
+    with pytest.raises(AttributeError, match=said):
+        make()
+
+
+def test_a_missing_attribute_is_still_missing():
+    assert not hasattr(TURNS[0], "speakr") and getattr(TALK, "questions", None) is None
+    assert not hasattr(TURNS[0], "_ipython_canary_method_should_not_exist_")
+    assert not hasattr(am.QueryType, "temporal") and am.QueryType("multi_hop") is am.QueryType.multi_hop
+
+
+# --- data read like lists
+
+
+def test_a_data_set_is_read_like_a_list_of_conversations():
+    assert len(DATA) == 2 and list(DATA) == [TALK, OTHER] and DATA[0] is DATA["c"] is TALK
+    assert DATA[-1] is OTHER and "c" in DATA and TALK in DATA and "d" not in DATA
+    part = DATA[1:]
+    assert isinstance(part, am.Dataset) and list(part) == [OTHER] and part.questions == []
+    assert part.label == "part of toy: 1 conversations, 0 questions" and DATA[:].complete
+    assert bool(am.Dataset("empty"))
+
+
+def test_a_conversation_is_read_like_a_list_of_turns():
+    assert len(TALK) == 3 and list(TALK) == TURNS and TALK[1] is TALK["S1:2"] is TALK["c/2"] is TURNS[1]
+    assert TURNS[0] in TALK and "S1:3" in TALK and "S1:4" not in TALK
+    assert TALK[:2] == am.Conversation("c", ("Ann",), TURNS[:2])
+
+
+def test_questions_are_found_by_id():
+    assert DATA.questions["c/q1"] is DATA.questions[0] is QUESTION and DATA.questions[:1] == [QUESTION]
+    assert DATA.questions_on(TALK) == DATA.questions_on("c") == [QUESTION] and DATA.questions_on(OTHER) == []
+    assert "How many plums?" in DATA.questions._repr_html_() and "How many plums?" in repr(DATA.questions)
+    many = am.Dataset("many", questions=[am.Question(f"q{n}", "?") for n in range(500)]).questions
+    assert "the first 20 of 500" in many._repr_html_() and "… and 490 more" in repr(many)
+
+
+def test_hits_are_found_in_evidence():
+    evidence = am.Evidence([HIT])
+    assert evidence[0] is evidence["S1:1"] is evidence["c/1"] is HIT and evidence[:1] == [HIT]
+
+
+@pytest.mark.parametrize(
+    "look, kind, said",
+    [
+        (lambda: DATA[2], IndexError, "toy has no conversation 2: it has 2, from 0 on"),
+        (lambda: DATA["othr"], UnknownName, r"'othr' \(did you mean 'other'\?\); there are c, other"),
+        (lambda: DATA[None], TypeError, "by number, by id or by a slice, not by a NoneType"),
+        (lambda: DATA.questions["c/q2"], UnknownName, "no question 'c/q2' .*did you mean 'c/q1'"),
+        (lambda: DATA.questions_on("othr"), UnknownName, "no conversation 'othr' in toy .*'other'"),
+        (lambda: TALK[9], IndexError, "conversation 'c' has no turn 9: it has 3"),
+        (lambda: TALK["S1:9"], UnknownName, "no turn 'S1:9' .*there are S1:1, S1:2, S1:3"),
+        (lambda: OTHER["S1:1"], UnknownName, "there are none"),
+        (lambda: am.Evidence()[0], IndexError, "the evidence has no hit 0: it has 0"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_is(look, kind, said):
+    with pytest.raises(kind, match=said):
+        look()
+
+
+# --- kinds of values
+
+WRONG = {
+    "turns as text": (lambda: am.Conversation("c", turns="hello"), "turns is the text 'hello', not a list"),
+    "turns of texts": (lambda: repr(am.Conversation("c", turns=["hello"])), r"turns\[0\] is a str, 'hello'"),
+    "talk as talks": (lambda: am.Dataset("d", TALK), r"is a Conversation.*write conversations=\[…\]"),
+    "name": (lambda: am.Dataset(3), "Dataset.name is an int, 3, not a string"),
+    "hit of a text": (lambda: am.Hit("x", 1.0), "Hit.memory is a str, 'x', not a Memory"),
+    "score": (lambda: am.Hit(TURNS[0], "x"), "Hit.score is a str, 'x', not a number"),
+    "hits": (lambda: am.Evidence(None), r"Evidence.hits is a NoneType"),
+    "hit": (lambda: am.Evidence(["x"]), r"Evidence.hits\[0\] is a str, 'x', not a Hit"),
+    "relevance": (lambda: am.Evidence([], relevance="x"), "Evidence.relevance is a str, 'x', not a number"),
+    "answer": (lambda: am.Answer(None), "Answer.text is a NoneType, None, not a string"),
+    "finding": (lambda: am.Finding(3), "Finding.text is an int, 3, not a string"),
+    "sessions": (lambda: am.Filter(sessions=3), "Filter.sessions is an int, 3, not a name"),
+    "tags": (lambda: am.Filter(tags=[3]), r"Filter.tags is a list, \[3\], not"),
+    "since": (lambda: am.Filter(since=3), "time 3 is an int, not a datetime or a text such as"),
+    "messages": (lambda: am.Conversation.from_messages("hi"), "messages is a str, 'hi', not a list"),
+    "no messages": (lambda: am.Conversation.from_messages(None), "messages is a NoneType"),
+    "split": (lambda: am.load("demo", split=3), "split is an int, 3, not a name"),
+    "fit": (lambda: am.retrieve("x", STORE, fit="x"), r"fit is a str, 'x', not a Fit: fit_for\('hash'\)"),
+    "now": (lambda: am.answer("x", am.Evidence(), asked_at=3), "time 3 is an int"),
+    "address": (lambda: am.LLM("m", base_url=3), "LLM.base_url is an int, not an address"),
+    "cache": (lambda: am.ReplayCache(3), "path is an int, 3, not the name of a file"),
+    "system by list": (lambda: am.make_system([]), r"name is a list, \[\], not the name of a system"),
+    "a number as system": (lambda: am.system("x")(3), r"system\('x'\) is given an int, 3: decorate"),
+    "a number as strategy": (lambda: am.strategy("multi_hop")(3), "is given an int, 3: decorate a function"),
+    "wrapped": (lambda: am.WrappedSystem("mem0", am.Router()), "inner is a str, 'mem0', not a memory system"),
+    "its planner": (
+        lambda: am.WrappedSystem(am.make_system("lexical"), "router"),
+        "planner is a str, 'router', not a planner",
+    ),
+    "router": (lambda: am.Router("x"), "question_type is a str, 'x', not a function that takes a Question"),
+    "strategies": (lambda: am.Router(strategies={"multi_hop": 3}), "strategies has an int, 3, for multi_hop"),
+    "routed": (lambda: am.Routed("gpt"), r"llm is a str, not a model: write adaptmr\.LLM\('gpt'\)"),
+    "mixture": (lambda: am.Mixture("gpt"), r"llm is a str, not a model: write adaptmr\.LLM\('gpt'\)"),
+    "estimate": (lambda: am.estimate(["lexical"], "demo"), r"data is a str, not a Dataset: load it"),
+    "its model": (lambda: am.estimate(["lexical"], DATA, "gpt"), "llm is a str, not a model"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_kind_is_named_with_the_remedy(wrong):
+    make, said = WRONG[wrong]
+    with pytest.raises(TypeError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: am.systems("ablatoin"), r"'ablatoin' is no .*did you mean 'ablation'\?\); there are main"),
+        (lambda: am.Mixture(threshold=3), "Mixture.threshold 3 must be a probability"),
+        (lambda: am.Router(strategies={"multihop": print}), "did you mean 'multi_hop'"),
+        (lambda: am.estimate("lexicl", DATA), "unknown system 'lexicl' .*did you mean 'lexical'"),
+        (lambda: DATA.training_questions("x", 3), "share 'x' of the conversations must lie in 0..1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_there_is(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+@pytest.mark.parametrize("name", known_systems(None))
+def test_a_system_is_shown_by_what_it_consists_of(name):
+    system = am.make_system(name, embedder="hash")
+    assert name in repr(system) and " at 0x" not in repr(system)
+    assert "<table" in system._repr_html_() and name in system._repr_html_()
