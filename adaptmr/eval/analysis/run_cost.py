@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 from ..report.manifests import finished_runs
 from ..report.run_folder import default_outputs
 from ..runner.journal import journal_keys
-from ..runner.run import row_key
+from ..runner.filling import declared_capabilities, matched_budgets
+from ..runner.run import Setup, row_key
+from ..runner.units import plan_units
+from ..runner.worker_count import check_workers, worker_count
 from ...llm.client import LLM
 from ...markup import html_table
 from ...systems.base import known_systems, uses_llm
@@ -182,13 +185,17 @@ class SystemEstimate:
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """What a run will cost, by system and in all; `cached` are recorded calls that may make it cheaper."""
+    """What a run will cost, by system and in all; `cached` are recorded calls that may make it cheaper.
+
+    `workers` processes ask, and `in_flight` questions at once wait for a model.
+    """
 
     model: str
     label: str
     systems: tuple[SystemEstimate, ...]
     prices: tuple[float, float] | None
-    concurrency: int
+    in_flight: int
+    workers: int = 1
     cached: int = 0
 
     def cost(self, systems: Iterable[SystemEstimate] | None = None) -> Range:
@@ -200,8 +207,8 @@ class RunEstimate:
         return prompt.times(self.prices[0] / 1e6) + completion.times(self.prices[1] / 1e6)
 
     def minutes(self, systems: Iterable[SystemEstimate] | None = None) -> Range:
-        """Return minutes, with `concurrency` questions in flight."""
-        return self.total("seconds", systems).times(1 / 60 / self.concurrency)
+        """Return minutes; questions that are asked at once divide them."""
+        return self.total("seconds", systems).times(1 / 60 / max(self.in_flight, self.workers))
 
     def total(self, measure: str, systems: Iterable[SystemEstimate] | None = None) -> Range:
         """Return the sum over systems of one of `MEASURES`.
@@ -226,6 +233,12 @@ class RunEstimate:
         return (name, questions, *map(str, (*counts, self.cost(part), self.minutes(part))))
 
     @property
+    def _together(self) -> str:
+        if self.workers > self.in_flight:
+            return f"{self.workers} workers, each with one question at a time"
+        return f"{self.in_flight} questions in flight"
+
+    @property
     def notes(self) -> list[str]:
         """Where each number comes from."""
         origins: dict[str, list[str]] = {}
@@ -241,7 +254,7 @@ class RunEstimate:
             *_if(shared, f"sent by an earlier system too, and paid once (recorded): {', '.join(shared)}"),
             *_if(self.cached, f"the call cache has {self.cached:,} calls about these questions: {_FREE}"),
             f"dollars: {price or 'unknown, the price of ' + self.model + ' is in no list'}",
-            f"minutes: {self.concurrency} questions in flight (assumed to divide the time)",
+            f"minutes: {self._together} (assumed to divide the time)",
             "judges, replays, and writing memories with a model come on top",
         ]
 
@@ -269,6 +282,10 @@ def estimate(
     llm: Any = None,
     k: int = 10,
     *,
+    embedder: Any = "auto",
+    seed: int = 0,
+    reranker: Any = None,
+    workers: int | None = None,
     journal: str | Path | None = None,
     outputs: str | Path | None = None,
     leave_out: Collection[str] = (),
@@ -277,8 +294,9 @@ def estimate(
 
     `systems` are names. `outputs` is the folder of the recorded runs (default: that of the checkout);
     `leave_out` are runs, `<experiment>/<run-id>`, that no rate is taken from. Raises `ValueError` for an
-    unknown system.
+    unknown system, and for a number of workers that can't be.
     """
+    check_workers(workers)
     if unknown := [s for s in systems if s not in known_systems(None)]:
         raise ValueError(f"unknown systems {unknown}; there are {list(known_systems(None))}")
     llm = llm if llm is not None else LLM()
@@ -295,8 +313,20 @@ def estimate(
         before.append(name)
     price = (llm.cost(1_000_000, 0), llm.cost(0, 1_000_000))
     known = None if None in price else price
-    threads = 1 if llm.is_offline else getattr(llm, "concurrency", 1)
-    return RunEstimate(llm.model, data.label, tuple(found), known, threads, _cached_calls(llm, data))
+    setup = Setup(data, llm, k, embedder, seed, matched_budgets(systems, llm, seed), reranker=reranker)
+    processes = _workers(workers, setup, systems, sum(s.todo for s in found))
+    in_flight = max(setup.threads, 1)
+    return RunEstimate(
+        llm.model, data.label, tuple(found), known, in_flight, processes, _cached_calls(llm, data)
+    )
+
+
+def _workers(wanted: int | None, setup: Setup, systems: Sequence[str], missing: int) -> int:
+    """Return how many processes `evaluate` would take."""
+    declared = declared_capabilities(systems, setup.llm, setup.seed)
+    in_order = {name for name, c in declared.items() if c.solve is not None and c.scope != "task"}
+    places = [conversation.id for conversation in setup.data.conversations]
+    return worker_count(wanted, setup, systems, plan_units(systems, places, in_order, setup.budgets), missing)
 
 
 def _useful(runs: Sequence[RecordedRun], llm: Any) -> list[RecordedRun]:
