@@ -43,7 +43,7 @@ def _platform_reason() -> str:
     if sys.platform != "linux":
         return f"{sys.platform} can't copy a process that has loaded libraries; this needs Linux"
     if threading.current_thread() is not threading.main_thread():
-        return "this is a thread of the program, and a copy of it could wait forever for what another one holds"
+        return "this is a thread of the program, and a copy could wait forever for what another one holds"
     return ""
 
 
