@@ -1,4 +1,4 @@
-"""Small models with trained weights: the first layers of the packaged MiniLM, taught on questions of the demo data."""
+"""Small models with trained weights: two layers of the packaged MiniLM, as they are or trained on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from adaptmr.embed.minilm import package_file
 from adaptmr.types import Dataset
 
-LAYERS, LENGTH, BATCH = 2, 64, 24
+LAYERS, LENGTH, BATCH = 2, 48, 16
 
 
 def taught_pairs(data: Dataset) -> list[tuple[str, str, str]]:
@@ -33,16 +33,19 @@ def _train(model: Any, loss: Any, pairs: list[Any], steps: int) -> None:
     """Take steps of AdamW on batches of pairs, in an order of the seed 0."""
     import torch
 
-    rng, optimizer = Random(0), torch.optim.AdamW(model.parameters(), lr=2e-4)
+    layers = [weights for name, weights in model.named_parameters() if "embeddings" not in name]
+    rng, optimizer, threads = Random(0), torch.optim.AdamW(layers, lr=3e-4), torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other where the machine is busy
     model.train()
     for _ in range(steps):
         optimizer.zero_grad()
         loss(rng.sample(pairs, BATCH)).backward()
         optimizer.step()
     model.eval()
+    torch.set_num_threads(threads)
 
 
-def train_cross_encoder(folder: Path, pairs: list[tuple[str, str, str]], steps: int = 60) -> str:
+def train_cross_encoder(folder: Path, pairs: list[tuple[str, str, str]], steps: int = 25) -> str:
     """Train two layers to tell a turn that answers from one that doesn't; `steps=0` leaves a random head."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -66,24 +69,12 @@ def train_cross_encoder(folder: Path, pairs: list[tuple[str, str, str]], steps: 
     return str(folder)
 
 
-def train_bi_encoder(folder: Path, pairs: list[tuple[str, str, str]], steps: int = 60) -> str:
-    """Train two layers to give a question and the turn that answers it similar vectors."""
-    import torch
+def save_bi_encoder(folder: Path) -> str:
+    """Save the first two layers as a model of sentence-transformers, as they are."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-    torch.manual_seed(0)
     config = {"num_hidden_layers": LAYERS}
     word = Transformer(str(_first_layers()), max_seq_length=LENGTH, config_kwargs=config)
-    model = SentenceTransformer(modules=[word, Pooling(word.get_embedding_dimension())], device="cpu")
-
-    def encode(texts: list[str]) -> Any:
-        return torch.nn.functional.normalize(model(model.preprocess(texts))["sentence_embedding"])
-
-    def loss(batch: list[tuple[str, str, str]]) -> Any:
-        cosines = encode([pair[0] for pair in batch]) @ encode([pair[1] for pair in batch]).T
-        return torch.nn.functional.cross_entropy(20 * cosines, torch.arange(len(batch)))
-
-    _train(model, loss, pairs, steps)
-    model.save(str(folder))
+    SentenceTransformer(modules=[word, Pooling(word.get_embedding_dimension())]).save(str(folder))
     return str(folder)
