@@ -10,7 +10,8 @@ import server
 
 import adaptmr as am
 from adaptmr.eval.analysis.run_cost import combine_rates, estimate, recorded_costs
-from adaptmr.types import Dataset, Question
+from adaptmr.eval.runner import worker_count
+from adaptmr.types import Conversation, Dataset, Question
 
 PRICES = {"m": {"prompt": 2.0, "completion": 8.0}}
 DATA = Dataset("toy", [], [Question(f"q{i}", f"Where {i}?", conversation="c") for i in range(10)])
@@ -94,6 +95,33 @@ def test_offline_nothing_is_paid(tmp_path):
     recorded(tmp_path, "one", {"unified": (0, 0, 0, 0.5)}, model="offline")
     told = estimate(["unified"], DATA, outputs=tmp_path)
     assert told.total("calls").high == 0 and told.cost().high == 0 and told.minutes().value > 0
+
+
+def test_workers_divide_the_minutes_of_a_run_without_a_model(tmp_path):
+    recorded(tmp_path, "one", {"unified": (0, 0, 0, 6.0), "hybrid": (0, 0, 0, 6.0)}, model="offline")
+    places = [Conversation(c, turns=[]) for c in ("c", "d")]
+    data = Dataset("toy", places, DATA.questions)
+    told = {n: estimate(["unified", "hybrid"], data, workers=n, outputs=tmp_path) for n in (1, 2, 4)}
+    assert {n: t.minutes().value for n, t in told.items()} == {1: 2.0, 2: 1.0, 4: 0.5}
+    assert "4 workers, each with one question at a time" in str(told[4])
+    assert estimate(["unified"], data, outputs=tmp_path).workers == 1, "so few questions are asked here"
+    with pytest.raises(ValueError, match="workers=0"):
+        estimate(["unified"], data, workers=0, outputs=tmp_path)
+
+
+def test_many_answers_are_estimated_for_all_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_count, "available_cores", lambda: 3)
+    recorded(tmp_path, "one", {"unified": (0, 0, 0, 6.0)}, model="offline")
+    places = [Conversation(f"c{i}", turns=[]) for i in range(5)]
+    asked = [Question(f"q{i}", "Where?", conversation=f"c{i % 5}") for i in range(worker_count.WORTH_WORKERS)]
+    told = estimate(["unified"], Dataset("toy", places, asked), outputs=tmp_path)
+    assert told.workers == 3 and told.minutes().value == pytest.approx(6.0 * len(asked) / 60 / 3)
+
+
+def test_workers_share_the_questions_in_flight_to_a_model(tmp_path):
+    recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0)})
+    told = estimate(["unified"], DATA, model(), 5, workers=1, outputs=tmp_path)
+    assert told.minutes().value == pytest.approx(10 * 6 / 2 / 60) and "2 questions in flight" in str(told)
 
 
 def test_ranges_by_hand():

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
+import numpy as np
 import pandas as pd
 import pytest
 from server import Server, answering, ok_json
 
 import adaptmr as am
-from adaptmr.embed import VectorCache
+from adaptmr.embed import VectorCache, encoders
 from adaptmr.embed import embedder as make_embedder
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.units import Schedule, Unit, plan_units
@@ -26,6 +33,7 @@ from adaptmr.eval.runner.workers import WorkerDied
 from adaptmr.experiments import Experiment
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
+from adaptmr.llm.tasks import OUTCOME_COUNTER
 from adaptmr.notices import RunNotice
 from adaptmr.systems.base import make_system, register_system, unregister_system
 from adaptmr.types import Usage
@@ -231,6 +239,209 @@ def test_a_journal_is_continued_with_another_number(data, tmp_path, registered):
     same(run(["unified", name], data, workers=1), resumed)
 
 
+# what several processes share
+
+
+def test_no_worker_loads_the_encoder(tmp_path, monkeypatch, registered):
+    loads, load = [], encoders._load_minilm
+
+    def note_load(precision):
+        loads.append(os.getpid())
+        (tmp_path / f"loaded by {os.getpid()}").touch()
+        return load(precision)
+
+    monkeypatch.setattr(encoders, "_load_minilm", note_load)
+    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
+    few = am.load("demo", split="en1,en2", limit=8)
+    run(["unified", "hybrid", "adaptmr"], few, embedder="minilm", workers=2)
+    assert loads and [p.name for p in tmp_path.glob("loaded by *")] == [f"loaded by {os.getpid()}"]
+
+
+def test_a_worker_has_the_conversations_of_its_parent_and_reads_no_data_again(data, registered, tmp_path):
+    class Seen(Wrapped):
+        def ingest(self, conversation):
+            (tmp_path / f"{conversation.id.replace('/', '-')} {id(conversation)} {os.getpid()}").touch()
+            return super().ingest(conversation)
+
+    name = registered("seen", lambda name, embedder, **_: Seen(name, embedder, lambda c, q: None))
+    run([name], data, workers=2)
+    seen = [path.name.rsplit(" ", 1) for path in tmp_path.iterdir()]
+    assert {where for where, _ in seen} == {f"{c.id.replace('/', '-')} {id(c)}" for c in data.conversations}
+    assert str(os.getpid()) not in {pid for _, pid in seen}
+
+
+def test_fallbacks_in_workers_are_counted_as_in_one_process(data, tmp_path):
+    def reply_or_nonsense(body):
+        return reply(body) if len(json.dumps(body["messages"])) % 2 else ok_json("no JSON at all")
+
+    counts = []
+    for n in (1, 2):
+        with (
+            Server(answering(reply_or_nonsense)) as server,
+            ReplayCache(tmp_path / f"calls{n}.sqlite") as cache,
+        ):
+            OUTCOME_COUNTER.reset()
+            frame = run(["hybrid", "qarp"], data, LLM("m", base_url=server.url, cache=cache), workers=n)
+            counts.append((OUTCOME_COUNTER.snapshot(), frame["ways"].tolist()))
+    OUTCOME_COUNTER.reset()
+    assert counts[0] == counts[1] and any(how == "fallback" for _, how in counts[0][0])
+
+
+def test_rows_say_how_many_questions_were_asked_at_once(data, tmp_path):
+    for n in (1, 2):
+        frame = run(["unified", "hybrid"], data, workers=n)
+        assert set(frame["ms_at_once"]) == {n}
+    with Server(answering(reply)) as server, ReplayCache(tmp_path / "calls.sqlite") as cache:
+        llm = LLM("m", base_url=server.url, cache=cache, concurrency=4)
+        assert set(run(["hybrid"], data, llm, workers=1)["ms_at_once"]) == {4}
+        cache.mode = "replay"
+        assert set(run(["hybrid"], data, llm, workers=2)["ms_at_once"]) == {2}
+
+
+# what a worker says
+
+
+def test_what_a_system_prints_appears_where_the_parent_prints(data, registered):
+    def speak(conversation, question):
+        print("asked", question.text, end="!\n")
+        print("to stderr", file=sys.stderr)
+
+    name, said = registered("prints", wrapped(speak)), []
+    for n in (1, 2):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            run([name], data, workers=n)
+        said.append((sorted(out.getvalue().splitlines()), err.getvalue().count("to stderr\n")))
+    assert said[0] == said[1] == (sorted(f"asked {q.text}!" for q in data.questions), len(data.questions))
+
+
+def test_a_warning_of_a_category_that_can_not_be_sent_is_shown_once(data, registered):
+    class Local(UserWarning):
+        pass
+
+    name = registered("warns", wrapped(lambda c, q: warnings.warn("odd", Local, stacklevel=1)))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        run([name], data, workers=2)
+    assert [(str(w.message), w.category) for w in shown if str(w.message) == "odd"] == [("odd", UserWarning)]
+
+
+def test_a_filter_by_module_acts_on_the_warnings_of_workers(data, registered):
+    name = registered("warns", wrapped(lambda c, q: warnings.warn("mine", DeprecationWarning, stacklevel=1)))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", category=DeprecationWarning, module=f"{__name__}$")
+        run([name], data, workers=2)
+    assert [str(w.message) for w in shown] == ["mine"]
+
+
+def test_the_progress_of_two_workers_counts_every_answer_once(data, monkeypatch, tmp_path):
+    monkeypatch.setenv("ADAPTMR_PROGRESS", str(tmp_path / "progress"))
+    run(["unified", "hybrid"], data, workers=2, progress=None)
+    told = [json.loads(line)["progress"] for line in (tmp_path / "progress").read_text().splitlines()]
+    total = 2 * len(data.questions)
+    assert [p["done"] for p in told] == list(range(total + 1)) and {p["total"] for p in told} == {total}
+
+
+# where workers are started
+
+
+def test_more_workers_than_cores(data):
+    same(run(OFFLINE, data, workers=1), run(OFFLINE, data, workers=8))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_start_method_of_multiprocessing_changes_nothing(data, method):
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        assert set(run(["unified"], data, workers=2)["ms_at_once"]) == {2}
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+def test_where_a_process_can_not_be_copied_one_asks_and_a_notice_says_so(data, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.warns(RunNotice, match="workers=2 was asked for, and 1 asks.*darwin"):
+        assert set(run(["unified"], data, workers=2)["ms_at_once"]) == {1}
+
+
+def test_in_threads_each_run_is_asked_by_one_process(data):
+    alone = run(["unified", "hybrid"], data, workers=1)
+    with pytest.warns(RunNotice, match="a thread of the program"), ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(run, ["unified", "hybrid"], data, workers=2) for _ in range(2)]:
+            same(alone, each.result(timeout=4 * PATIENCE))
+
+
+def test_a_system_that_evaluates_in_a_worker(data, registered):
+    inner = am.load("demo", split="en1,zh2", limit=4)
+
+    def evaluate_too(conversation, question):
+        assert len(run(["unified"], inner, workers=2)) == len(inner.questions)
+
+    name = registered("nested", wrapped(evaluate_too))
+    few = am.load("demo", split="en1,zh2", limit=4)
+    same(run([name], few, workers=1), run([name], few, workers=2))
+
+
+def test_what_the_parent_had_open_before_the_fork(data, registered, tmp_path):
+    store = am.MemoryStore(str(tmp_path / "open.db"), embedder="hash")
+    store.add(["I live in Leeds."])
+    big = np.ones((700, 700), np.float32)
+    expected = float((big @ big).sum())  # in as many threads as BLAS has here
+
+    def use(conversation, question):
+        assert float((big @ big).sum()) == expected
+        assert am.MemoryStore(str(tmp_path / "open.db"), embedder="hash").search("Leeds", k=1)
+
+    frame = run([registered("uses", wrapped(use))], data, workers=2)
+    assert len(frame) == len(data.questions) and store.search("Leeds", k=1)
+    store.close()
+
+
+def test_a_system_with_a_state_that_can_not_be_pickled(data, registered, tmp_path):
+    def make(name, embedder, **_):
+        system = Wrapped(name, embedder, lambda c, q: next(system.numbers))
+        system.lock, system.numbers = threading.Lock(), iter(range(10**6))
+        system.file = (tmp_path / "file").open("w")
+        return system
+
+    name = registered("unpicklable", make)
+    same(run([name], data, workers=1), run([name], data, workers=2))
+
+
+# errors and stops
+
+
+def test_a_program_that_ignores_its_children(data, registered):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert len(run(["unified"], data, workers=2)) == len(data.questions)
+        name = registered("ends", wrapped(lambda c, q: os._exit(3)))
+        with pytest.raises(WorkerDied, match="was ended for an unknown reason"):
+            run([name], data, workers=2)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [(lambda: os.kill(os.getpid(), signal.SIGTERM), "by SIGTERM"), (lambda: os._exit(3), "with code 3")],
+)
+def test_a_worker_that_is_ended_says_how(data, registered, end, told):
+    name = registered("ends", wrapped(lambda c, q: end()))
+    with pytest.raises(WorkerDied, match=f"was ended {told}"):
+        run([name], data, workers=2)
+
+
+def test_a_system_that_exits_ends_the_run_as_in_one_process(data, registered):
+    name = registered("exits", wrapped(lambda c, q: sys.exit(7)))
+    for n in (1, 2):
+        with pytest.raises(SystemExit) as caught:
+            run([name], data, workers=n)
+        assert caught.value.code == 7
+
+
 # where one process asks
 
 
@@ -266,9 +477,6 @@ def test_notices_of_workers_are_shown_here(data, registered):
     with pytest.warns(RunNotice) as shown:
         run([name], data, workers=2)
     assert {str(w.message) for w in shown} == {f"asked about {c.id}" for c in data.conversations}
-
-
-# errors and stops
 
 
 def test_an_error_arrives_with_its_type_message_and_traceback(data, registered):
@@ -370,6 +578,15 @@ def test_an_interrupt_ends_all_within_two_seconds(tmp_path, whom):
     error = program.stderr.read()
     program.wait(PATIENCE)
     assert "KeyboardInterrupt" in error.splitlines()[-1] and monotonic() - begun < 2
+    wait_until_gone(workers)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_workers_end_with_a_parent_that_is_told_to_end(tmp_path, number):
+    program = start("True", tmp_path / "j")
+    workers = two_workers(program)
+    program.send_signal(number)
+    program.wait(PATIENCE)
     wait_until_gone(workers)
 
 

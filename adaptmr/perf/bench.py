@@ -5,11 +5,12 @@
 # %% ../../nbs/perf/02_bench.ipynb #bb447274
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -36,6 +37,7 @@ from .large_file import measure_open_cost, write_synthetic_file
 from .first_query import GOAL_MEMORIES, measure_first_query
 from .layered_memory import GOAL_TURNS, measure_chat
 from .mock_server import concurrency_slowdown, interrupt_seconds, overhead_ms, time_replay
+from .shared_memory import PeakMemory
 from ..retrieval.execute import execute
 from ..retrieval.fusion import fit_provenance
 from ..store.memory_store import MemoryStore
@@ -388,27 +390,45 @@ def measure_comparison(data: Dataset, systems: Sequence[str] | None = None) -> M
 
 # %% ../../nbs/perf/02_bench.ipynb #5b1e60a2
 def measure_workers(data: Dataset, systems: Sequence[str] | None = None, workers: int = 2) -> Measurement:
-    """Measure the comparison by one process and by several, in turns; the goal, 1.7×, applies to LoCoMo."""
+    """Measure the comparison by one process and by several, in turns, and the memory that each takes.
+
+    The goal, 1.7×, applies to LoCoMo.
+    """
     warm_up(data)
-    asked = list(systems or known_systems())
-    spent = time_interleaved(
-        {
-            "comparison, one process": lambda: evaluate(asked, data, progress=False, workers=1),
-            f"comparison, {workers} workers": lambda: evaluate(asked, data, progress=False, workers=workers),
-        },
-        2,
-    )
+    asked, counts = list(systems or known_systems()), (1, workers)
+
+    def compare(n: int) -> None:
+        evaluate(asked, data, progress=False, workers=n)
+
+    memory = {n: _peak_memory(partial(compare, n)) for n in counts}
+    spent = time_interleaved({f"comparison, workers={n}": partial(compare, n) for n in counts}, 2, warmup=0)
     one, several = map(_median, spent.values())
     applies = data.name == "locomo" and workers == 2 and available_cores() >= 2
     where = "" if applies else "the goal, 1.7×, applies to LoCoMo on two cores: "
-    goal = Goal(
+    speed = Goal(
         f"experiment 3 by {workers} workers, speed over one process",
         one / several,
         "×",
         above=1.7 if applies else None,
         note=f"medians of 2; {where}{data.label}",
     )
-    return Measurement(dict(spent), [goal])
+    return Measurement(dict(spent), [speed, _memory_goal(memory[1], memory[workers])])
+
+
+def _peak_memory(work: Callable[[], None]) -> PeakMemory:
+    with PeakMemory() as memory:
+        work()
+    return memory
+
+
+def _memory_goal(one: PeakMemory, several: PeakMemory) -> Goal:
+    name = "experiment 3 by workers, memory of all processes, shared pages counted once"
+    if math.isnan(several.total):
+        return Goal(name, None, "MB", note="only Linux says which pages are shared")
+    parent, *workers = several.processes
+    each = ", ".join(f"{mb:.0f}" for mb in workers)
+    note = f"{one.total:.0f} MB by one process; parent {parent:.0f}, workers {each}"
+    return Goal(name, several.total, "MB", note=note)
 
 # %% ../../nbs/perf/02_bench.ipynb #457fd029
 def measure_llm_overhead(data: Dataset, seconds: float = 0.5) -> Measurement:

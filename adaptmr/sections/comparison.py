@@ -14,7 +14,7 @@ from ..eval.analysis.cost import writing_table
 from ..eval.report import tables
 from ..eval.report.style import NothingToDraw
 from ..eval.runner.filling import matched_budgets
-from ..eval.runner.timings import timed_calls, timing_sentence
+from ..eval.runner.timings import load_clauses, timing_sentence
 from ..markup import HtmlOutput, folded
 from .writing import EvaluatedRun, show_sentences
 from ..systems.base import uses_llm
@@ -83,17 +83,20 @@ def show_writing(experiment: EvaluatedRun) -> HtmlOutput:
     return experiment.table(
         "writing",
         writing_table(experiment.rows, seed=experiment.params["seed"]),
-        "What storing a conversation costs: means, tokens with a 95 % interval; ms is the median",
+        "; ".join([_WRITING_CAPTION, *load_clauses(experiment.rows)]),
         allow=["system"],
         empty="No system asked a model while it stored a conversation.",
     )
+
+
+_WRITING_CAPTION = "What storing a conversation costs: means, tokens with a 95 % interval; ms is the median"
 
 
 def _costs_caption(frame: pd.DataFrame, spent: pd.DataFrame) -> str:
     caption = "Table 2c. What a question costs: means; ms to retrieve is the median"
     if "fallback" in spent:
         caption += "; fallback: the share of the model's results for which a rule was used instead"
-    if clock := timing_sentence(timed_calls(frame)):
+    if clock := timing_sentence(frame):
         caption += f". {clock}"
     return caption
 

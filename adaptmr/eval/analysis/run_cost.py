@@ -18,7 +18,10 @@ from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
 from ..runner.evaluate import check_data
 from ..runner.journal import journal_keys
-from ..runner.run import row_key
+from ..runner.filling import declared_capabilities, matched_budgets
+from ..runner.run import Setup, row_key
+from ..runner.units import plan_units
+from ..runner.worker_count import check_workers, worker_count
 from ...llm.client import LLM, check_llm
 from ...markup import html_table
 from ...spelling import suggest_names
@@ -201,15 +204,17 @@ class SystemEstimate:
 class RunEstimate:
     """What a run will cost, by system and in all.
 
-    `cached` are recorded calls that may make it cheaper; `writing` says what storing a conversation cost
-    systems that ask a model for it, which is in no row.
+    `cached` are recorded calls that may make it cheaper; `workers` processes ask, and `in_flight` questions
+    at once wait for a model; `writing` says what storing a conversation cost systems that ask a model for
+    it, which is in no row.
     """
 
     model: str
     label: str
     systems: tuple[SystemEstimate, ...]
     prices: tuple[float, float] | None
-    concurrency: int
+    in_flight: int
+    workers: int = 1
     cached: int = 0
     writing: tuple[str, ...] = ()
 
@@ -222,8 +227,8 @@ class RunEstimate:
         return prompt.times(self.prices[0] / 1e6) + completion.times(self.prices[1] / 1e6)
 
     def minutes(self, systems: Iterable[SystemEstimate] | None = None) -> Range:
-        """Return minutes, with `concurrency` questions in flight."""
-        return self.total("seconds", systems).times(1 / 60 / self.concurrency)
+        """Return minutes; questions that are asked at once divide them."""
+        return self.total("seconds", systems).times(1 / 60 / max(self.in_flight, self.workers))
 
     def total(self, measure: str, systems: Iterable[SystemEstimate] | None = None) -> Range:
         """Return the sum over systems of one of `MEASURES`.
@@ -248,6 +253,12 @@ class RunEstimate:
         return (name, questions, *map(str, (*counts, self.cost(part), self.minutes(part))))
 
     @property
+    def _together(self) -> str:
+        if self.workers > self.in_flight:
+            return f"{self.workers} workers, each with one question at a time"
+        return f"{self.in_flight} questions in flight"
+
+    @property
     def notes(self) -> list[str]:
         """Where each number comes from."""
         origins: dict[str, list[str]] = {}
@@ -263,7 +274,7 @@ class RunEstimate:
             *_if(shared, f"sent by an earlier system too, and paid once (recorded): {', '.join(shared)}"),
             *_if(self.cached, f"the call cache has {self.cached:,} calls about these questions: {_FREE}"),
             f"dollars: {price or 'unknown, the price of ' + self.model + ' is in no list'}",
-            f"minutes: {self.concurrency} questions in flight (assumed to divide the time)",
+            f"minutes: {self._together} (assumed to divide the time)",
             *(f"not included: {told}" for told in self.writing),
             *_if(not self.writing, "not included: what systems ask a model while they store a conversation"),
             "not included: the calls of a judge that is a model, and of replays of failures",
@@ -294,6 +305,10 @@ def estimate(
     llm: Any = None,
     k: int = 10,
     *,
+    embedder: Any = "auto",
+    seed: int = 0,
+    reranker: Any = None,
+    workers: int | None = None,
     journal: str | Path | None = None,
     outputs: str | Path | None = None,
     leave_out: Collection[str] = (),
@@ -302,8 +317,9 @@ def estimate(
 
     `systems` are names. `outputs` is the folder of the recorded runs (default: that of the checkout);
     `leave_out` are runs, `<experiment>/<run-id>`, that no rate is taken from. Raises `ValueError` for an
-    unknown system.
+    unknown system, and for a number of workers that can't be.
     """
+    check_workers(workers)
     if isinstance(systems, str) or not isinstance(systems, Iterable):
         systems = [systems]
     if unknown := [s for s in systems if s not in known_systems(None)]:
@@ -324,9 +340,26 @@ def estimate(
         before.append(name)
     price = (llm.cost(1_000_000, 0), llm.cost(0, 1_000_000))
     known = None if None in price else price
-    threads = 1 if llm.is_offline else getattr(llm, "concurrency", 1)
-    writing = () if llm.is_offline else _writing_notes(runs, before, len(data.conversations))
-    return RunEstimate(llm.model, data.label, tuple(found), known, threads, _cached_calls(llm, data), writing)
+    budgets = matched_budgets(systems, llm, seed=seed, reranker=reranker)
+    setup = Setup(data, llm, k, embedder, seed, budgets, reranker=reranker)
+    return RunEstimate(
+        llm.model,
+        data.label,
+        tuple(found),
+        known,
+        in_flight=max(setup.threads, 1),
+        workers=_workers(workers, setup, systems, sum(s.todo for s in found)),
+        cached=_cached_calls(llm, data),
+        writing=() if llm.is_offline else _writing_notes(runs, before, len(data.conversations)),
+    )
+
+
+def _workers(wanted: int | None, setup: Setup, systems: Sequence[str], missing: int) -> int:
+    """Return how many processes `evaluate` would take."""
+    declared = declared_capabilities(systems, setup.llm, seed=setup.seed, reranker=setup.reranker)
+    in_order = {name for name, c in declared.items() if c.solve is not None and c.scope != "task"}
+    places = [conversation.id for conversation in setup.data.conversations]
+    return worker_count(wanted, setup, systems, plan_units(systems, places, in_order, setup.budgets), missing)
 
 
 def _writing_notes(

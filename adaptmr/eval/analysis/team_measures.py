@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..runner.timings import timing_sentence
 from ..stats.estimates import format_interval
 from ..stats.intervals import mean_ci, ratio_ci
 from ...memory.team.actions import parse_action
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['ANSWER_MEASURES', 'WORK_MEASURES', 'COST_MEASURES', 'HELD', 'Measure', 'different_searches', 'add_team_columns',
-           'measure_means', 'measure_table', 'cost_table', 'holding_table', 'task_sentences']
+           'measure_means', 'measure_table', 'cost_table', 'cost_caption', 'holding_table', 'task_sentences']
 
 # %% ../../../nbs/eval/analysis/00_team_measures.ipynb #a0148885
 @dataclass(frozen=True)
@@ -140,6 +141,12 @@ def cost_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         return table
     spent = (frame["ms_retrieve"] + frame["ms_answer"]).groupby(frame["system"]).median()
     return table.assign(ms=[round(float(spent[s]), 1) for s in table["system"]])
+
+
+def cost_caption(frame: pd.DataFrame) -> str:
+    """Say what `cost_table` shows, and how its times were taken."""
+    about = "What a task costs: means with 95 % intervals; ms is the median"
+    return ". ".join(filter(None, [about, timing_sentence(frame)]))
 
 # %% ../../../nbs/eval/analysis/00_team_measures.ipynb #70282780
 HELD: Mapping[str, str] = {

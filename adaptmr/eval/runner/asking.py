@@ -42,12 +42,16 @@ def _online(ways: Counter[Any]) -> UsageMeter:
 # %% ../../../nbs/eval/runner/01_asking.ipynb #fa5ec3dd
 @dataclass(frozen=True)
 class Place:
-    """Where questions are asked: on a conversation of a data set, for `k` memories, read by `llm`."""
+    """Where questions are asked: on a conversation of a data set, for `k` memories, read by `llm`.
+
+    `at_once` is how many questions of the run are asked at the same time.
+    """
 
     conversation: Conversation
     dataset: str
     llm: Any
     k: int
+    at_once: int = 1
 
     @cached_property
     def sources(self) -> frozenset[str]:
@@ -80,7 +84,7 @@ def answer_question(
         system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, ways
     )
     row["unlimited"] = bool(get_capabilities(system).unlimited)
-    return {**row, **clock_columns(retrieval.times, reading.times, retrieved, answered)}
+    return {**row, **clock_columns(retrieval.times, reading.times, retrieved, answered, place.at_once)}
 
 # %% ../../../nbs/eval/runner/01_asking.ipynb #8140e816
 def solve_question(
@@ -109,7 +113,7 @@ def solve_question(
         system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, ways
     )
     row["unlimited"] = bool(get_capabilities(system).unlimited)
-    row |= clock_columns(solving.times, CallTimes(), seconds, 0.0)
+    row |= clock_columns(solving.times, CallTimes(), seconds, 0.0, place.at_once)
     check_count_names(system, solution.counts, row, question.id)
     counts = {name: float(count) for name, count in solution.counts.items()}
     return {**row, "solved": {"counts": counts, "transcript": clean(solution.record)}}

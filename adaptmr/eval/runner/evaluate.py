@@ -75,7 +75,8 @@ def _answer(
     state = capabilities.state_version()
     asked = zip(questions, prepare_questions(system, questions))
     check_state(system, state)
-    ask = run.spending.whole(partial(answer_question, system, run.setup.place(conversation), state))
+    place = run.setup.place(conversation, capabilities.one_at_a_time)
+    ask = run.spending.whole(partial(answer_question, system, place, state))
     run_concurrently(ask, asked, 0 if capabilities.one_at_a_time else run.setup.threads, record)
     if run.unanswered(system.name, questions):
         run.spending.check()
@@ -221,8 +222,10 @@ def evaluate(
     cost is in `frame.attrs["judging"]`.
 
     The clock's columns are `ms_retrieve` and `ms_answer`, in milliseconds, without the encoding of the
-    question: all questions are encoded in one batch before. With several questions in flight they wait for
-    each other; calls answered from the record count as long as they took, see `clock_columns`.
+    question: all questions are encoded in one batch before. Several questions at once, in workers or in
+    flight to a model, take longer each: `ms_at_once` says how many there were, and
+    `adaptmr.eval.runner.repeated_times` times them again one after the other. Calls answered from the record
+    count as long as they took, see `clock_columns`.
     `frame.attrs["ingest"]` lists what ingesting each conversation cost, `frame.attrs["late"]` the usage of
     threads that went on after their time limit, which is in no row, `frame.attrs["embedders"]` the encoders
     with their precision, `frame.attrs["notes"]` what is unusual about the data. A system with

@@ -128,7 +128,8 @@ def time_systems(
 def with_repeated_times(frame: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     """Replace the times of a run by the medians over repetitions; `nan` for questions that weren't timed.
 
-    The column `repeats` says over how many repetitions, 0 where a question wasn't timed.
+    The column `repeats` says over how many repetitions, 0 where a question wasn't timed. One question was
+    asked after the other (`ms_at_once`), however many were when the run was made.
     """
     import pandas as pd
 
@@ -137,4 +138,4 @@ def with_repeated_times(frame: pd.DataFrame, times: pd.DataFrame) -> pd.DataFram
     medians = by_question[list(TIMED)].median().reindex(rows)
     repeats = by_question.size().reindex(rows, fill_value=0)
     columns = {column: medians[column].to_numpy(float) for column in TIMED}
-    return frame.assign(**columns, repeats=repeats.to_numpy())
+    return frame.assign(**columns, repeats=repeats.to_numpy(), ms_at_once=1)

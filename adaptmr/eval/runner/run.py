@@ -27,7 +27,7 @@ __all__ = ['Setup', 'ingest_key', 'row_key', 'Run']
 class Setup:
     """What all systems of a run have in common, and which of them has another's budget.
 
-    `train` are the ids of the questions whose scores a solver is told.
+    `train` are the ids of the questions whose scores a solver is told. `workers` is how many processes ask.
     """
 
     data: Dataset
@@ -38,6 +38,7 @@ class Setup:
     budgets: Mapping[str, str]
     train: frozenset[str] = frozenset()
     reranker: Any = None
+    workers: int = 1
 
     @property
     def threads(self) -> int:
@@ -51,9 +52,13 @@ class Setup:
         """Return the system, made if only its name is given."""
         return make_given(system, self.llm, embedder=embedder, seed=self.seed, reranker=self.reranker)
 
-    def place(self, conversation: Conversation) -> Place:
-        """Return where the questions on a conversation are asked."""
-        return Place(conversation, self.data.name, self.llm, self.k)
+    def place(self, conversation: Conversation, one_at_a_time: bool = False) -> Place:
+        """Return where the questions on a conversation are asked.
+
+        `one_at_a_time`: by a system that is asked the next one when it has answered.
+        """
+        threads = 1 if one_at_a_time else max(self.threads, 1)
+        return Place(conversation, self.data.name, self.llm, self.k, self.workers * threads)
 
 
 def ingest_key(system: str, conversation: str) -> str:

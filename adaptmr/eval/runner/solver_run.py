@@ -87,7 +87,7 @@ class SolverRun:
         if not todo:
             return
         self.run.match_budget(self._solver, questions)
-        place = setup.place(conversation)
+        place = setup.place(conversation, one_at_a_time=True)
 
         def solve(asked: tuple[Question, Question]) -> dict[str, Any]:
             return solve_question(self._solver, place, asked[0].id in setup.train, asked)

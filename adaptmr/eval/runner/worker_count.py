@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ __all__ = ['WORTH_WORKERS', 'check_workers', 'available_cores', 'worker_count']
 def _platform_reason() -> str:
     if sys.platform != "linux":
         return f"{sys.platform} can't copy a process that has loaded libraries; this needs Linux"
+    if threading.current_thread() is not threading.main_thread():
+        return "this is a thread of the program, and a copy could wait forever for what another one holds"
     return ""
 
 

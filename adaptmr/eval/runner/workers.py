@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -27,6 +28,7 @@ from .run import Run, ingest_key
 from .shared_encoder import AskingEncoder, EncodingParent
 from .units import Schedule, Unit
 from .worker_pipe import WorkerPipe, pack_error, unpack_error
+from .worker_streams import sent_output
 from ...llm.concurrency import GRACE_SECONDS
 from ...llm.spending import Spent
 from ...llm.tasks import OUTCOME_COUNTER, meter_usage
@@ -86,31 +88,15 @@ def _limit_threads() -> None:
         torch.set_num_threads(1)
 
 
-def _send_warnings(pipe: WorkerPipe) -> None:
-    """Let warnings be shown by the parent."""
-
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
-    ) -> None:
-        pipe.ask("warn", str(message), category, filename, lineno)
-
-    warnings.showwarning = show
-
-
-def _ask_units(pipe: WorkerPipe, run: Run, ask_unit: AskUnit, concurrency: int) -> Share:
-    """Ask one unit after the other, as the parent hands them out; return what this worker counted."""
+def _ask_units(pipe: WorkerPipe, run: Run, ask_unit: AskUnit, n: int) -> Share:
+    """Ask one unit after the other, as one of `n` workers; return what this worker counted."""
     journal = _SentJournal(pipe, run.journal.rows)
     unseen = RunProgress((), journal, run.spending, wanted=False)  # the parent shows the progress
-    own = Run(run.setup, journal, run.states, run.used, unseen)
+    own = Run(replace(run.setup, workers=n), journal, run.states, run.used, unseen)
     llm = run.setup.llm
     OUTCOME_COUNTER.reset()
     if llm is not None:
-        llm.become_share(concurrency)
+        llm.become_share(max(run.setup.threads // n, 1))
     with meter_usage() as whole:
         while (task := pipe.ask("next", own.encoders)) is not None:
             unit, rows = task
@@ -122,25 +108,29 @@ def _ask_units(pipe: WorkerPipe, run: Run, ask_unit: AskUnit, concurrency: int) 
 
 
 def _work(
-    connection: Connection, others: Sequence[Connection], run: Run, ask_unit: AskUnit, concurrency: int
+    connection: Connection, others: Sequence[Connection], run: Run, ask_unit: AskUnit, n: int
 ) -> None:
-    """Be a worker. `others` are the parent's ends of pipes, which would keep the pipes open here."""
+    """Be one of `n` workers. `others` are the parent's ends of pipes; they would keep the pipes open here."""
     gc.freeze()  # collecting garbage would write to, and so copy, all pages shared with the parent
     for other in others:
         other.close()
     pipe = WorkerPipe(connection)
     try:
         _limit_threads()
-        _send_warnings(pipe)
         encode_elsewhere(AskingEncoder(pipe.ask))
-        pipe.ask("bye", _ask_units(pipe, run, ask_unit, concurrency))
+        with sent_output(pipe):
+            share = _ask_units(pipe, run, ask_unit, n)
+        pipe.ask("bye", share)
     except BaseException as error:  # raised in the parent
         if not (pipe.stopped and isinstance(error, KeyboardInterrupt)):
             pipe.ask("failed", pack_error(error))
     finally:
-        for stream in (sys.__stdout__, sys.__stderr__):
+        for stream in (sys.__stdout__, sys.__stderr__):  # which code that was imported before may hold
             if stream is not None:
                 stream.flush()
+        if pipe.stopped:  # end as any process does that is told to
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
         os._exit(0)  # without what the parent does at its exit
 
 # %% ../../../nbs/eval/runner/03_workers.ipynb #c85b7908
@@ -153,7 +143,8 @@ class _Fork:
     def __init__(self, work: Callable[[], None]) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or the copy would write what is waiting, too
-        self.exitcode: int | None = None  # negative: the signal that ended it
+        self.exitcode: int | None = None  # negative: the signal that ended it; of an unknown end, too
+        self.ended = False
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -163,14 +154,20 @@ class _Fork:
 
     def join(self, options: int = 0) -> None:
         """Wait until it has ended; with `os.WNOHANG`, only look whether it has."""
-        if self.exitcode is None:
+        if self.ended:
+            return
+        try:
             pid, status = os.waitpid(self.pid, options)
+        except ChildProcessError:  # the program ignores SIGCHLD, or another part of it has waited
+            self.ended = True
+        else:
+            self.ended = pid != 0
             self.exitcode = os.waitstatus_to_exitcode(status) if pid else None
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it hasn't ended."""
         self.join(os.WNOHANG)
-        if self.exitcode is None:
+        if not self.ended:
             os.kill(self.pid, number)
 
 
@@ -192,7 +189,9 @@ class _Worker:
     def died(self) -> WorkerDied:
         self.process.join()
         code = self.process.exitcode
-        by = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with code {code}"
+        by = "for an unknown reason" if code is None else f"with code {code}"
+        if code is not None and code < 0:
+            by = f"by {signal.Signals(-code).name}"
         what = f"that asked {self.unit}" if self.unit is not None else "that had no unit"
         memory = "; the system does so when memory is short" if code == -signal.SIGKILL else ""
         return WorkerDied(
@@ -214,6 +213,7 @@ class _Pool:
             "put": run.record,
             "forget": run.forget,
             "warn": self._warn,
+            "print": self._print,
         }
         encoder = EncodingParent(run.setup.embedder)
         self._others: dict[str, Callable[..., Any]] = {
@@ -224,14 +224,13 @@ class _Pool:
 
     def start(self, n: int, ask_unit: AskUnit) -> None:
         """Start the workers."""
-        calls = max(self.run.setup.threads // n, 1)
         for _ in range(n):
             ours, theirs = Pipe()
             others = [*(w.connection for w in self.workers), ours]
             with warnings.catch_warnings():
                 # Python warns of threads at a fork; the notebook says what a worker uses of its parent
                 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-                process = _Fork(partial(_work, theirs, others, self.run, ask_unit, calls))
+                process = _Fork(partial(_work, theirs, others, self.run, ask_unit, n))
             theirs.close()
             self.workers.append(_Worker(process, ours))
 
@@ -291,8 +290,15 @@ class _Pool:
             found |= {key: row for key, row in rows.items() if key.startswith(begin)}
         return found
 
-    def _warn(self, text: str, category: type[Warning], filename: str, lineno: int) -> None:
-        warnings.warn_explicit(text, category, filename, lineno, registry=self._shown)
+    def _warn(
+        self, text: str, category: type[Warning], filename: str, lineno: int, module: str | None
+    ) -> None:
+        warnings.warn_explicit(text, category, filename, lineno, module=module, registry=self._shown)
+
+    def _print(self, stream: str, text: str) -> None:
+        if (here := getattr(sys, stream)) is not None:
+            here.write(text)
+            here.flush()
 
     def _add_share(self, share: Share) -> None:
         self.late += share.late
