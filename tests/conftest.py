@@ -1,8 +1,11 @@
 """Shared by all tests: a temporary cache folder, no time limits, and licensed data where it is available."""
 
+import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,3 +29,19 @@ def locomo_file() -> Path:
         if (path := Path(folder) / name).exists():
             return path
     pytest.skip(f"neither locomo10.json nor locomo_dev.json is in ADAPTMR_DATA={folder}")
+
+
+@pytest.fixture(scope="session")
+def official_cases() -> Callable[[str], list[Any]]:
+    """Return a reader of a file of official scores, next to the folder ADAPTMR_DATA; it skips without one."""
+
+    def read(name: str) -> list[Any]:
+        folder = os.environ.get("ADAPTMR_DATA")
+        if not folder:
+            pytest.skip("ADAPTMR_DATA is not set: the official scores are missing")
+        path = Path(folder).parent / "vectors" / name
+        if not path.exists():
+            pytest.skip(f"{path.name} is not in the folder next to ADAPTMR_DATA")
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    return read

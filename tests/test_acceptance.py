@@ -13,6 +13,7 @@ from adaptmr.eval.analysis import acceptance
 from adaptmr.eval.analysis.acceptance import (
     CATEGORY_LINE,
     F1_LINE,
+    VERDICTS,
     acceptance_answers,
     acceptance_table,
     automatic_keys,
@@ -24,8 +25,6 @@ from adaptmr.eval.analysis.acceptance import (
     manual_key_steps,
     quality_lines,
     several,
-    verdict_at_least,
-    verdict_at_most,
 )
 from adaptmr.eval.analysis.filled_memories import as_it_was, fill_memories
 from adaptmr.eval.analysis.road_times import AT_ONCE
@@ -97,7 +96,7 @@ def test_a_key_memory_without_its_trace_is_not_traceable(memories):
     ],
 )
 def test_a_verdict_is_that_of_the_whole_interval(low, high, verdict):
-    assert verdict_at_least(low, high, -0.02) == verdict == verdict_at_most(-high, -low, 0.02)
+    assert VERDICTS.at_least(low, high, -0.02) == verdict == VERDICTS.at_most(-high, -low, 0.02)
 
 
 @pytest.mark.parametrize(

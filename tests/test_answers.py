@@ -1,8 +1,6 @@
 """Answer metrics: official scores, hand-computed values, properties, and unusual input."""
 
-import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,14 +32,8 @@ AWKWARD = [
 ]
 
 
-def test_locomo_f1_agrees_with_official_scores():
-    folder = os.environ.get("ADAPTMR_DATA")
-    if not folder:
-        pytest.skip("ADAPTMR_DATA is not set: the official scores are missing")
-    path = Path(folder).parent / "vectors" / "locomo_official_f1.jsonl"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the folder next to ADAPTMR_DATA")
-    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def test_locomo_f1_agrees_with_official_scores(official_cases):
+    cases = official_cases("locomo_official_f1.jsonl")
     assert len(cases) == 286
     wrong = [
         c for c in cases if abs(m.locomo_f1(c["prediction"], c["answer"], c["category"]) - c["score"]) > 1e-6

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import adaptmr as am
 from adaptmr.eval.analysis import attribution as c
+from adaptmr.eval.analysis import causes
 from adaptmr.eval.analysis import expert_agreement as h
 from adaptmr.eval.analysis.counterfactuals import (
     CAUSE_DESCRIPTIONS,
@@ -648,7 +649,7 @@ def diagnosed(*causes, type="multi_hop"):
 
 def test_shares_add_up():
     given = diagnosed("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable", "HALLUC")
-    table = c.cause_shares(given)
+    table = causes.cause_shares(given)
     whole = table[table.type == "overall"].set_index("cause")
     shares = {"MISS": 0.5, "CONFLICT": 0.125, "OVERLOAD": 0.125, "GEN": 0.25}
     assert whole["mean"].round(9).to_dict() == shares
@@ -659,7 +660,7 @@ def test_shares_add_up():
     assert table[["low", "high"]].isna().all(axis=None) and set(table.level) == {"too few"}, (
         "two conversations"
     )
-    more = c.cause_shares(
+    more = causes.cause_shares(
         diagnosed(*["MISS", "GEN", "MISS|CONFLICT"] * 4).assign(conversation=[f"c{i % 5}" for i in range(12)])
     )
     assert (more["low"] <= more["mean"]).all() and (more["mean"] <= more["high"]).all()
@@ -667,7 +668,7 @@ def test_shares_add_up():
 
 def test_a_share_is_of_the_f1_that_was_lost():
     given = diagnosed("MISS", "GEN").assign(lost=[0.8, 1.0], left=[0.2, 1.0], gain_MISS=[0.6, 0.0])
-    whole = c.cause_shares(given)
+    whole = causes.cause_shares(given)
     whole = whole[whole.type == "overall"].set_index("cause")
     assert whole["mean"].to_dict() == pytest.approx({"MISS": 0.6 / 1.8, "GEN": 1.2 / 1.8})
     assert whole["gain"].to_dict() == pytest.approx({"MISS": 0.3, "GEN": 0.6})
@@ -675,30 +676,30 @@ def test_a_share_is_of_the_f1_that_was_lost():
 
 def test_a_cause_is_reported_only_where_it_can_vary():
     given = diagnosed("MISS", "GEN", "HALLUC")
-    assert c.reported_causes(given, "u") == ["MISS", "GEN"]
+    assert causes.reported_causes(given, "u") == ["MISS", "GEN"]
     seen = given.assign(seen_TEMPORAL=[False, True, False])
-    table = c.cause_shares(seen)
+    table = causes.cause_shares(seen)
     assert list(table["cause"]) == ["MISS", "TEMPORAL", "GEN"] * 2
     temporal = table[table.cause == "TEMPORAL"].iloc[0]
     assert (temporal["mean"], temporal["seen"], temporal["helps"], temporal["n"]) == (0, 1, 0, 2)
     unanswerable = diagnosed("HALLUC", "HALLUC", type="abstention")
-    assert c.cause_shares(unanswerable).empty, "the label of every unanswerable question is no finding"
+    assert causes.cause_shares(unanswerable).empty, "the label of every unanswerable question is no finding"
 
 
 def test_sentences_and_outcomes():
-    table = c.cause_shares(diagnosed("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable"))
-    assert c.cause_sentences(table) == [
+    table = causes.cause_shares(diagnosed("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable"))
+    assert causes.cause_sentences(table) == [
         "u, of the F1 lost in 4 failures whose evidence is known: "
         "50 % – too few MISS (seen in 3, helps in 3); 25 % – too few GEN, which no repair gives back; "
         "12 % – too few CONFLICT (seen in 1, helps in 1); "
         "12 % – too few OVERLOAD (seen in 1, helps in 1). Could not occur: TEMPORAL."
     ]
-    only = c.cause_shares(diagnosed("unstable"))
+    only = causes.cause_shares(diagnosed("unstable"))
     assert only["mean"].isna().all()
-    assert c.cause_sentences(only) == ["u: no stable failure whose evidence is known."]
-    assert len(c.cause_shares(diagnosed())) == 0
+    assert causes.cause_sentences(only) == ["u: no stable failure whose evidence is known."]
+    assert len(causes.cause_shares(diagnosed())) == 0
     labels = ("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable", "MISS+OVERLOAD|MISS+CONFLICT")
-    row = c.outcome_table(diagnosed(*labels, "HALLUC")).iloc[0]
+    row = causes.outcome_table(diagnosed(*labels, "HALLUC")).iloc[0]
     counted = [
         *("failures", "unanswerable", "unstable", "one cause", "ties", "several together"),
         *("nothing helps", "calls, most", "cut short"),

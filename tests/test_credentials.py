@@ -232,9 +232,12 @@ def test_secrets_of_the_environment() -> None:
             "OPENAI_API_KEY": KEY + "\r",
             "OPENAI_BASE_URL": f"https://ann:{quote(PASSWORD)}@h/v1",
             "HTTPS_PROXY": "http://token123@p:1",
+            "RERANK_API_KEY": "rerank-key\r",
+            "RERANK_BASE_URL": "https://bob:rerank-password@r/v1",
         }
     )
     assert {KEY, PASSWORD, f"ann:{PASSWORD}", "token123"} <= set(found)
+    assert {"rerank-key", "rerank-password", "bob:rerank-password"} <= set(found)
     assert (
         url_secrets("https://host/v1") == []
         and clean_api_key(None, "x") is None

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval.analysis.attribution import attribute_failures, evidence_table
+from adaptmr.eval.analysis.attribution import attribute_failures
+from adaptmr.eval.analysis.causes import evidence_table
 from adaptmr.eval.analysis.budget_curves import coverage_curves, measure_coverage, system_similarity
 from adaptmr.eval.analysis.counterfactuals import Failure, apply_interventions, outdated_hits
 from adaptmr.eval.analysis.longmemeval import retrieval_rows

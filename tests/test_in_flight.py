@@ -310,36 +310,26 @@ def test_an_encoder_is_called_by_one_thread_at_a_time(tmp_path):
             inside[0] -= 1
         return np.array(rows, np.float32)
 
-    shared = TextEmbedder(
-        "x",
-        "1",
-        "exact",
-        lambda: encode,
-        dim=3,
-        uses_kind=False,
-        max_chars=99,
-        cache=VectorCache(tmp_path / "v"),
-        batch_size=4,
-        progress=False,
-        allow_encoding=True,
-    )
-    got = {}
+    def embedder(cache):
+        return TextEmbedder(
+            "x",
+            "1",
+            "exact",
+            lambda: encode,
+            dim=3,
+            uses_kind=False,
+            max_chars=99,
+            cache=cache,
+            batch_size=4,
+            progress=False,
+            allow_encoding=True,
+        )
+
+    shared, got = embedder(VectorCache(tmp_path / "v")), {}
     run_concurrently(
         lambda i: shared.encode([f"text {j % 20}" for j in range(i, i + 10)]), range(40), 8, got.__setitem__
     )
-    alone = TextEmbedder(
-        "x",
-        "1",
-        "exact",
-        lambda: encode,
-        dim=3,
-        uses_kind=False,
-        max_chars=99,
-        cache=None,
-        batch_size=4,
-        progress=False,
-        allow_encoding=True,
-    )
+    alone = embedder(None)
     assert (
         all((got[i] == alone.encode([f"text {j % 20}" for j in range(i, i + 10)])).all() for i in range(40))
         and most[0] == 1

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from adaptmr.eval.analysis.promised_costs import (
+    VERDICTS,
     Promise,
     promise_answers,
     promise_table,
-    promise_verdict,
     spending_numbers,
 )
 
@@ -43,7 +43,7 @@ def row(system: str, measure: str, difference: float, share: float, question_typ
     ],
 )
 def test_a_verdict_is_that_of_the_whole_interval(low, high, verdict):
-    assert promise_verdict(low, high, 100) == verdict
+    assert VERDICTS.at_most(low, high, 100) == verdict
 
 
 def test_each_promise_reads_its_own_measure_and_type():

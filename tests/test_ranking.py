@@ -1,9 +1,6 @@
 """Retrieval and abstention metrics: official scores, agreement with scikit-learn, properties, wrong input."""
 
-import json
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +13,8 @@ IDS = st.lists(st.sampled_from([f"D{i}" for i in range(12)]), max_size=12)
 RANKED = (r.recall_any, r.recall_all, r.recall_fraction, r.precision, r.ndcg, r.mrr)
 
 
-def test_longmemeval_metrics_agree_with_official_scores():
-    folder = os.environ.get("ADAPTMR_DATA")
-    if not folder:
-        pytest.skip("ADAPTMR_DATA is not set: the official scores are missing")
-    path = Path(folder).parent / "vectors" / "longmemeval_official_retrieval.jsonl"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the folder next to ADAPTMR_DATA")
-    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def test_longmemeval_metrics_agree_with_official_scores(official_cases):
+    cases = official_cases("longmemeval_official_retrieval.jsonl")
     assert len(cases) == 120
     for case in cases:
         ranked = [case["ids"][i] for i in case["ranking"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -326,22 +327,28 @@ WINDOWS = [  # asked on Saturday 10 August 2024: the memories that k = 3 may ret
 ]
 
 
+@contextmanager
+def filled_stores(said):
+    """A store for each language, with a memory for each (day, text)."""
+    with ExitStack() as stack:
+        stores = {}
+        for language, rows in said.items():
+            who = {"zh": "用户", "en": "User"}[language]
+            stores[language] = stack.enter_context(MemoryStore(embedder=ENCODER[language]))
+            stores[language].add(
+                [
+                    Memory(f"M{i}", text, who, f"{day}T09:00", session=f"S{i}", step=i, source=f"M{i}")
+                    for i, (day, text) in enumerate(rows, 1)
+                ]
+            )
+        yield stores
+
+
 @pytest.fixture(scope="module")
 def year():
     """A store for each language, with nine memories of fourteen months."""
-    stores = {}
-    for language, rows in YEAR.items():
-        who = {"zh": "用户", "en": "User"}[language]
-        stores[language] = MemoryStore(embedder=ENCODER[language])
-        stores[language].add(
-            [
-                Memory(f"M{i}", text, who, f"{day}T09:00", session=f"S{i}", step=i, source=f"M{i}")
-                for i, (day, text) in enumerate(rows, 1)
-            ]
-        )
-    yield stores
-    for store in stores.values():
-        store.close()
+    with filled_stores(YEAR) as stores:
+        yield stores
 
 
 def trace_of(found, step):
@@ -468,19 +475,8 @@ RELATIONS = [
 
 @pytest.fixture(scope="module")
 def lives():
-    stores = {}
-    for language, rows in LIVES.items():
-        who = {"zh": "用户", "en": "User"}[language]
-        stores[language] = MemoryStore(embedder=ENCODER[language])
-        stores[language].add(
-            [
-                Memory(f"M{i}", text, who, f"{day}T09:00", session=f"S{i}", step=i, source=f"M{i}")
-                for i, (day, text) in enumerate(rows, 1)
-            ]
-        )
-    yield stores
-    for store in stores.values():
-        store.close()
+    with filled_stores(LIVES) as stores:
+        yield stores
 
 
 @pytest.mark.parametrize(("language", "question", "said", "line"), RELATIONS, ids=lambda v: str(v)[:40])

@@ -17,7 +17,8 @@ from server import Server, ok, ok_json, status
 
 from adaptmr.agents.episode import Episode, PlayerError
 from adaptmr.agents.model_players import RETRIEVE, SOLVE, VERIFY, ModelRetriever, ModelSolver, ModelVerifier
-from adaptmr.agents.prompts import MIN_TOKENS, Prompt, PromptStyle, build_prompt, system_prompt
+from adaptmr.agents.prompts import MIN_TOKENS, Prompt, PromptStyle, build_prompt
+from adaptmr.agents.role_prompts import system_prompt
 from adaptmr.agents.systems import TEAMS, make_team
 from adaptmr.agents.task_memory import OtherTasks, Reading, TaskMemory, repeats_in_vain
 from adaptmr.agents.team import Team

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .prompts import system_prompt
+from .role_prompts import system_prompt
 from .rule_players import RuleRetriever, RuleSolver, RuleVerifier
 from .view import Move, Player, View
 from ..llm import LLM

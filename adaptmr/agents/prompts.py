@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from .examples import EXAMPLES
+from .role_prompts import system_prompt
 from .view import View
 from ..llm.tokens import count_prompt_tokens, count_tokens
 from ..markup import HtmlOutput, cut_text, html_table
@@ -17,106 +19,7 @@ from ..memory.team.steps import Step, Transcript
 from ..text import detect_language
 
 # %% auto #0
-__all__ = ['CHINESE_ROLES', 'EXAMPLES', 'MIN_TOKENS', 'system_prompt', 'PromptStyle', 'Prompt', 'build_prompt']
-
-# %% ../../nbs/agents/04_prompts.ipynb #d26f35dc
-CHINESE_ROLES: dict[str, RoleContract] = {
-    "solver": RoleContract(
-        "solver",
-        ("逐跳回答问题", "决定下一个动作"),
-        ("说出观察结果里没有的内容", "重复已做过的检索"),
-        ("证据优先于猜测",),
-        ("Search", "Lookup", "Finish"),
-        "一个动作：Search[…]、Lookup[…] 或 Finish[…]",
-    ),
-    "retriever": RoleContract(
-        "retriever",
-        ("建议能补上下一个缺口的检索",),
-        ("回答问题", "建议已做过的检索"),
-        ("已知的名称优先于对它的描述",),
-        ("Search", "Lookup"),
-        "一个动作：Search[…] 或 Lookup[…]",
-    ),
-    "verifier": RoleContract(
-        "verifier",
-        ("用证据检查提出的答案", "说明还缺什么"),
-        ("自己提出答案",),
-        ("矛盾比一致更重要",),
-        (),
-        "接受，或不接受的理由",
-    ),
-}
-_REPLIES: dict[str, dict[str, str]] = {
-    "en": {
-        "solver": (
-            'Reply in JSON: {"thought": "few words", "extracted_info": "what the observation says about '
-            'the question, or nothing", "action": "Search[title] or Lookup[word] or Finish[short answer]"}'
-        ),
-        "retriever": 'Reply in JSON: {"thought": "few words", "action": "Search[title] or Lookup[word]"}',
-        "verifier": (
-            'Reply in JSON: {"reason": "few words", "accept": true or false, '
-            '"action": "Search[title] to do instead, or nothing"}'
-        ),
-    },
-    "zh": {
-        "solver": (
-            '用 JSON 回答：{"thought": "几个词", "extracted_info": "观察结果中与问题有关的内容，'
-            '没有则为空", "action": "Search[标题] 或 Lookup[词] 或 Finish[简短答案]"}'
-        ),
-        "retriever": '用 JSON 回答：{"thought": "几个词", "action": "Search[标题] 或 Lookup[词]"}',
-        "verifier": (
-            '用 JSON 回答：{"reason": "几个词", "accept": true 或 false, '
-            '"action": "应当改做的 Search[标题]，没有则为空"}'
-        ),
-    },
-}
-
-
-def system_prompt(role: RoleContract, language: str = "en") -> str:
-    """Return the role as a system prompt in "en" or "zh", with the form of the reply where it is known."""
-    contract = CHINESE_ROLES.get(role.name, role) if language == "zh" else role
-    reply = _REPLIES[language].get(role.name, "")
-    return "\n".join(filter(None, (contract.prompt(language), reply)))
-
-# %% ../../nbs/agents/04_prompts.ipynb #caee7b97
-EXAMPLES: Mapping[str, tuple[Transcript, ...]] = {
-    "en": (
-        Transcript(
-            "Where was the founder of the Tarn Clock Works born?",
-            (
-                Step("Search", "Tarn Clock Works", "Tarn Clock Works: It was founded by Mira Tolk in 1887."),
-                Step("Search", "Mira Tolk", "Mira Tolk: She was born in Lunby and learnt watchmaking."),
-                Step("Finish", "Lunby", done=True),
-            ),
-        ),
-        Transcript(
-            "Which opened first, the Raske Bridge or the Holm Tunnel?",
-            (
-                Step("Search", "Raske Bridge", "Raske Bridge: The bridge was opened in 1921."),
-                Step("Search", "Holm Tunnel", "Holm Tunnel: The tunnel was opened in 1934."),
-                Step("Finish", "Raske Bridge", done=True),
-            ),
-        ),
-    ),
-    "zh": (
-        Transcript(
-            "澄湖钟表厂的创始人出生在哪里？",
-            (
-                Step("Search", "澄湖钟表厂", "澄湖钟表厂：1887年由顾明笙创立。"),
-                Step("Search", "顾明笙", "顾明笙：出生于云汀镇，曾学习制表。"),
-                Step("Finish", "云汀镇", done=True),
-            ),
-        ),
-        Transcript(
-            "月渡桥和松岭隧道，哪个先开通？",
-            (
-                Step("Search", "月渡桥", "月渡桥：1921年开通。"),
-                Step("Search", "松岭隧道", "松岭隧道：1934年开通。"),
-                Step("Finish", "月渡桥", done=True),
-            ),
-        ),
-    ),
-}
+__all__ = ['MIN_TOKENS', 'PromptStyle', 'Prompt', 'build_prompt']
 
 # %% ../../nbs/agents/04_prompts.ipynb #de01acda
 MIN_TOKENS = 300  # room for the longest role and the question

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from .episode import Episode, Limits, PlayerError
+from .examples import EXAMPLES
 from .hotpot import HotpotEnv
 from .passages import Corpus
-from .prompts import EXAMPLES, PromptStyle
+from .prompts import PromptStyle
 from .state import TeamState, export_store, import_store
 from .task_memory import OtherTasks, Reader, Reading, Setting, TaskMemory, read_by_rule
 from .view import Player

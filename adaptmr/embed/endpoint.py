@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from .names import parse_endpoint_model
-from ..llm.client import price, resolve_server
+from ..llm.client import price
 from ..llm.credentials import Endpoint
+from ..llm.servers import OPENAI_ENDPOINT, model_server
 from ..llm.tasks import meter_vectors
 from ..llm.tokens import count_tokens
-from ..llm.transport import OPENAI_ENDPOINT, BadRequest, LLMError, Transport
+from ..llm.transport import BadRequest, LLMError, Transport
 
 # %% auto #0
 __all__ = ['MAX_TEXTS', 'MAX_TOKENS', 'MAX_TEXT_TOKENS', 'server_id', 'VectorError', 'cut_text', 'split_batches', 'EndpointModel']
@@ -71,7 +72,7 @@ class EndpointModel:
         self, name: str, base_url: str | None = None, api_key: str | None = None, **transport_options: Any
     ) -> None:
         self.model, self.dimensions = parse_endpoint_model(name)
-        address, key = resolve_server(self.model, base_url, api_key)
+        address, key = model_server(self.model, base_url, api_key)
         self.server, self.server_tokens = server_id(address), 0
         options = {"timeout": 60.0, "max_retries": 4, "concurrency": 8, "seed": 0, **transport_options}
         self._transport = Transport(self.model, address, key, **options)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from .call_times import record_call, recorded_seconds
-from .credentials import Endpoint, clean_api_key, parse_endpoint
 from .replay import ReplayCache
+from .servers import model_server
 from .spending import LimitReached, Spending, check_limits
 from adaptmr.llm.transport import (
     AuthError,
@@ -51,9 +51,8 @@ _all_ = [
 ]
 
 # %% auto #0
-__all__ = ['price', 'resolve_server', 'Reply', 'LLM', 'check_llm', 'check_params_limits', 'AuthError', 'BadRequest',
-           'BudgetExceeded', 'EmptyReply', 'LLMError', 'LimitReached', 'ModelNotFound', 'RateLimited', 'ServerError',
-           'count_tokens']
+__all__ = ['price', 'Reply', 'LLM', 'check_llm', 'check_params_limits', 'AuthError', 'BadRequest', 'BudgetExceeded', 'EmptyReply',
+           'LLMError', 'LimitReached', 'ModelNotFound', 'RateLimited', 'ServerError', 'count_tokens']
 
 # %% ../../nbs/llm/03_client.ipynb #6bd04b41
 @memo
@@ -135,20 +134,6 @@ def _resolve_concurrency(concurrency: int | None) -> int:
     if not named.isdecimal():
         raise ValueError(f"ADAPTMR_CONCURRENCY={named!r} must be a whole number, such as 8, or not be set")
     return int(named)
-
-
-def resolve_server(
-    model: str, base_url: str | None, api_key: str | None
-) -> tuple[Endpoint | None, str | None]:
-    """Return the address and the key, from the parameters or else from the environment; `None` if missing.
-
-    The offline model doesn't read the environment. Raises `ValueError`, which shows neither of them.
-    """
-    address, key = parse_endpoint(base_url, "LLM.base_url"), clean_api_key(api_key, "LLM.api_key")
-    if model != "offline":
-        address = address or parse_endpoint(os.environ.get("OPENAI_BASE_URL"), "OPENAI_BASE_URL")
-        key = key or clean_api_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
-    return address, key
 
 # %% ../../nbs/llm/03_client.ipynb #d8faf609
 @dataclass(frozen=True, slots=True)
@@ -326,7 +311,7 @@ class LLM:
     ) -> None:
         concurrency = _resolve_concurrency(concurrency)
         _check_parameters(model, timeout, max_retries, concurrency, token_budget)
-        address, key = resolve_server(model, base_url, api_key)
+        address, key = model_server(model, base_url, api_key, "LLM.")
         self.model, self.base_url, self.cache = model, address.url if address else None, cache
         self.concurrency, self.seed, self.token_budget = concurrency, seed, token_budget
         self._price = price(model, prices)

@@ -155,10 +155,12 @@ class SecretRedactor:
 
 # %% ../../nbs/llm/00_credentials.ipynb #776c0105
 def environment_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the secrets in the environment: the key, and passwords in server and proxy addresses."""
-    found = [environ.get("OPENAI_API_KEY", ""), (environ.get("OPENAI_API_KEY") or "").strip()]
+    """Return the secrets in the environment: the keys, and passwords in server and proxy addresses."""
+    keys = [environ.get(name, "") for name in ("OPENAI_API_KEY", "RERANK_API_KEY")]
+    found = [form for key in keys for form in (key, key.strip())]
     names = (
         "OPENAI_BASE_URL",
+        "RERANK_BASE_URL",
         *(p for name in ("http_proxy", "https_proxy", "all_proxy") for p in (name, name.upper())),
     )
     for name in names:

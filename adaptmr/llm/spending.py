@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # %% auto #0
-__all__ = ['Item', 'Result', 'LimitReached', 'Spent', 'check_limits', 'Spending']
+__all__ = ['Item', 'Result', 'LimitReached', 'Spent', 'check_limits', 'Spending', 'spending_of']
 
 # %% ../../nbs/llm/00_spending.ipynb #ec80d2b2
 class LimitReached(RuntimeError):
@@ -171,3 +171,11 @@ def _finishing() -> Iterator[None]:
         yield
     finally:
         _FINISHING.reset(token)
+
+
+def spending_of(llm: Any) -> Spending | None:
+    """Return what a model has spent, with its limits; `None` without a model that costs something.
+
+    `llm` is an `LLM`, `None`, or an object of the user's with its attribute `is_offline`.
+    """
+    return None if llm is None or llm.is_offline else getattr(llm, "spending", None)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import threading
@@ -17,17 +16,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Mapping
 
-from .credentials import Endpoint, SecretRedactor, clean_api_key, environment_secrets
+from .credentials import Endpoint, SecretRedactor, environment_secrets
 from .deadlines import BrokenBody, DeadlineExceeded, call_with_timeout, make_http_client
 from .responses import Completion, IncompleteStream, read_body, read_stream, read_vectors
+from .servers import OPENAI_ENDPOINT, environment_key
 from .tokens import count_prompt_tokens, count_tokens, resolve_token_counts
 from ..types import Usage
 
 _all_ = ["count_tokens", "count_prompt_tokens"]
 
 # %% auto #0
-__all__ = ['OPENAI_ENDPOINT', 'CANCELLED', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError', 'RateLimited',
-           'RequestCancelled', 'BudgetExceeded', 'EmptyReply', 'Transport', 'count_tokens', 'count_prompt_tokens']
+__all__ = ['CANCELLED', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError', 'RateLimited', 'RequestCancelled',
+           'BudgetExceeded', 'EmptyReply', 'Transport', 'count_tokens', 'count_prompt_tokens']
 
 # %% ../../nbs/llm/02_transport.ipynb #345579a2
 class LLMError(RuntimeError):
@@ -275,9 +275,6 @@ class _AcceptedParameters:
             counts[f"adapted: {_FORMATS[level]}"] += 1
 
 # %% ../../nbs/llm/02_transport.ipynb #00a2cd8b
-OPENAI_ENDPOINT = Endpoint("https://api.openai.com/v1")
-
-
 def _to_record(kwargs: Mapping[str, Any], completion: Completion, redact: SecretRedactor) -> dict[str, Any]:
     """Return the record of a reply to the request `kwargs`, without secrets."""
     prompt_tokens, completion_tokens, source = resolve_token_counts(kwargs, completion)
@@ -373,7 +370,7 @@ class _Server:
         with self._lock:
             if self._idle_clients:
                 return self._idle_clients.pop()
-            key = self._key or clean_api_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
+            key = self._key or environment_key()
             if key is None and self._needs_key:
                 raise AuthError(
                     f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; "

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from .layers import TURN
+from .store_cache import StoreCache
 from ..store.protocol import Store
-from ..store.view import begins_with
 from ..types import Memory, memory_order
 
 # %% auto #0
@@ -21,7 +19,7 @@ __all__ = ['Origins', 'origins_of']
 class Origins:
     """The active memories of a store by their ids; `read` returns the memory of an id in any status.
 
-    `earlier` are those of an earlier state of the store, from which only what is new is different.
+    `earlier` are those of an earlier state of the store, to which `memories` were added.
     """
 
     def __init__(
@@ -30,13 +28,9 @@ class Origins:
         read: Callable[[str], Memory | None] = lambda id: None,
         earlier: Origins | None = None,
     ) -> None:
-        known: dict[str, Memory] = {}
-        if earlier is not None and begins_with(memories, earlier._memories):
-            known = earlier._active
-        self._memories: Sequence[Memory] = memories
         self._read = read
-        more = memories[len(known) :] if known else memories
-        self._active: dict[str, Memory] = known | {m.id: m for m in more}
+        before = {} if earlier is None else earlier._active
+        self._active: dict[str, Memory] = before | {m.id: m for m in memories}
         self._known: dict[str, tuple[Memory, ...]] = {}
 
     def turns(self, memory: Memory) -> tuple[Memory, ...]:
@@ -71,7 +65,7 @@ class Origins:
         return found
 
 # %% ../../nbs/memory/01_origins.ipynb #d4416092
-_TABLES: WeakKeyDictionary[Any, tuple[Any, Origins]] = WeakKeyDictionary()
+_CACHE: StoreCache[Origins] = StoreCache()
 
 
 def origins_of(store: Store, read: Callable[[str], Memory | None] | None = None) -> Origins:
@@ -79,10 +73,5 @@ def origins_of(store: Store, read: Callable[[str], Memory | None] | None = None)
 
     `read` returns the memory of an id in any status; it defaults to the store's `get`, if it has one.
     """
-    version = store.version  # read first: if the store changes meanwhile, the next call makes them again
-    known = _TABLES.get(store)
-    if known is None or known[0] != version:
-        read = read or getattr(store, "get", None) or (lambda id: None)
-        earlier = None if known is None else known[1]
-        known = _TABLES[store] = version, Origins(store.memories, read, earlier)
-    return known[1]
+    found = read or getattr(store, "get", None) or (lambda id: None)
+    return _CACHE.get(store, lambda memories, earlier: Origins(memories, found, earlier))

@@ -12,8 +12,6 @@ from datetime import datetime
 from functools import partial
 from itertools import islice
 from time import perf_counter
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from ..llm.concurrency import run_in_parallel
 from ..llm.tasks import meter_usage
 from ..markup import HtmlOutput, html_table
 from .config import MemoryConfig
+from .layer_rows import layer_rows
 from adaptmr.memory.layers import (
     DERIVED,
     KEY,
@@ -44,8 +43,8 @@ from ..retrieval.signals import LAYER_WEIGHTS
 from ..retrieval.store_part import part_of_rows
 from ..retrieval.strategies import Router, as_question, retrieve
 from ..store.protocol import PlannerStore, Store
-from ..store.view import Filter, begins_with
-from ..types import UNDATED, Evidence, Hit, Memory, Question, TraceRow, Usage
+from ..store.view import Filter
+from ..types import Evidence, Hit, Memory, Question, TraceRow, Usage
 
 # %% auto #0
 __all__ = ['PARTS', 'ROADS', 'LAYERED_ROADS', 'Asked', 'is_manual', 'key_road', 'long_term_road', 'mid_term_road',
@@ -90,7 +89,7 @@ class Asked:
         with store.snapshot():
             visible = request.visible_store()
             memories = visible.memories
-            rows = _rows_of(visible)
+            rows = layer_rows(visible)
             self.question = request.query
             self.dated = replace(as_question(request.query), asked_at=request.moment or rows.newest(owners))
             self.parts = {
@@ -151,50 +150,6 @@ class Asked:
 
 def _owned(memory: Memory, owners: Sequence[str] | None) -> bool:
     return owners is None or memory.owner in owners
-
-
-class _Rows:
-    """The rows of memories by layer and owner, and the newest of each owner; `earlier` ones are continued."""
-
-    def __init__(self, memories: Sequence[Memory], earlier: _Rows | None = None) -> None:
-        self.memories = memories
-        self._groups: dict[tuple[str, str], list[int]] = {}
-        self._newest: dict[str, datetime] = {}
-        start = 0
-        if earlier is not None and begins_with(memories, earlier.memories):
-            start = len(earlier.memories)
-            self._groups = {group: list(rows) for group, rows in earlier._groups.items()}
-            self._newest = dict(earlier._newest)
-        more = memories[start:] if start else memories
-        for row, m in enumerate(more, start):
-            self._groups.setdefault((m.layer, m.owner), []).append(row)
-            self._newest[m.owner] = max(m.at, self._newest.get(m.owner, m.at))
-
-    def newest(self, owners: Sequence[str] | None) -> datetime:
-        """Return the time of the newest memory of some owners (`None`: any); `UNDATED` without one."""
-        times = (at for owner, at in self._newest.items() if owners is None or owner in owners)
-        return max(times, default=UNDATED)
-
-    def of(self, where: Filter) -> np.ndarray:
-        """Return the rows of the memories of a filter's layers and owners: ascending (m,)."""
-        found = [
-            rows
-            for (layer, owner), rows in self._groups.items()
-            if layer in (where.layers or ()) and (where.owners is None or owner in where.owners)
-        ]
-        return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
-
-
-_KNOWN_ROWS: WeakKeyDictionary[Any, tuple[Any, _Rows]] = WeakKeyDictionary()
-
-
-def _rows_of(store: Store) -> _Rows:
-    """Return the rows of a store, within its snapshot; worked out again only for what is new."""
-    known = _KNOWN_ROWS.get(store)
-    if known is None or known[0] != store.version:
-        rows = _Rows(store.memories, None if known is None else known[1])
-        known = _KNOWN_ROWS[store] = store.version, rows
-    return known[1]
 
 # %% ../../nbs/memory/02_roads.ipynb #15fe8a56
 def is_manual(memory: Memory) -> bool:

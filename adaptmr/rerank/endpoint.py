@@ -5,13 +5,12 @@
 # %% ../../nbs/rerank/01_endpoint.ipynb #d63ea9a5
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..llm.client import price
-from ..llm.credentials import Endpoint, clean_api_key, parse_endpoint
+from ..llm.servers import rerank_server
 from ..llm.tokens import count_tokens
 from ..llm.transport import BadRequest, Transport
 from .scores import MalformedScores, PairScores
@@ -20,26 +19,6 @@ from .scores import MalformedScores, PairScores
 __all__ = ['read_scores', 'EndpointScores']
 
 # %% ../../nbs/rerank/01_endpoint.ipynb #7894ed60
-def _resolve_server(base_url: str | None, api_key: str | None) -> tuple[Endpoint, str]:
-    """Return the address and the key ("none": no key), from the parameters or the environment."""
-    named = parse_endpoint(base_url, "base_url") or parse_endpoint(
-        os.environ.get("RERANK_BASE_URL"), "RERANK_BASE_URL"
-    )
-    key = clean_api_key(api_key, "api_key")
-    key = key or clean_api_key(os.environ.get("RERANK_API_KEY"), "RERANK_API_KEY")
-    shared = parse_endpoint(os.environ.get("OPENAI_BASE_URL"), "OPENAI_BASE_URL")
-    if named is None and shared is None:
-        raise ValueError(
-            "a reranker behind a server needs its address: set RERANK_BASE_URL, or pass base_url=…, "
-            "such as http://localhost:8000/v1, so that /rerank follows"
-        )
-    if named in (None, shared):
-        key = key or clean_api_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
-    address = named or shared
-    assert address is not None  # one of them is there
-    return address, key or "none"
-
-
 def read_scores(reply: Any, n: int) -> list[float]:
     """Return the scores of n documents from a server's reply, in the documents' order.
 
@@ -106,7 +85,7 @@ class EndpointScores:
     def _transport(self) -> Transport:
         with self._lock:
             if self._made is None:
-                address, key = _resolve_server(self._base_url, self._api_key)
+                address, key = rerank_server(self._base_url, self._api_key)
                 self._made = Transport(self.model, address, key, **self._options)
             return self._made
 

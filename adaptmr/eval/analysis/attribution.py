@@ -31,7 +31,6 @@ from adaptmr.eval.analysis.counterfactuals import (
     reader_input,
 )
 from .shapley import shapley_values
-from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
 from adaptmr.eval.runner.filling import (
     Making,
     ingest_conversation,
@@ -41,8 +40,6 @@ from adaptmr.eval.runner.filling import (
     prepare_questions,
 )
 from ..runner.rows import score_answer
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci, ratio_ci
 from ...llm import EmptyReply
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage
@@ -66,10 +63,8 @@ IsCorrect = Callable[[Question, Answer], bool]  # whether an answer to a questio
 Score = Callable[[Question, Answer], float]  # how good it is, 0 to 1
 
 # %% auto #0
-__all__ = ['IsCorrect', 'Score', 'CAUSE_COLUMNS', 'Diagnosis', 'diagnose', 'correct_by_score', 'attribute_failures',
-           'explained_failures', 'reported_causes', 'cause_shares', 'outcome_table', 'cause_sentences',
-           'evidence_table', 'CAUSES', 'CAUSE_ORDER', 'UNSTABLE', 'parse_cause_label', 'primary_cause', 'cause_label',
-           'cause_weights']
+__all__ = ['IsCorrect', 'Score', 'Diagnosis', 'diagnose', 'correct_by_score', 'attribute_failures', 'CAUSES', 'CAUSE_ORDER',
+           'UNSTABLE', 'parse_cause_label', 'primary_cause', 'cause_label', 'cause_weights']
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #9d90b7bc
 @dataclass(frozen=True)
@@ -461,158 +456,3 @@ def _explain(
         **{f"gain_{name}": round(d.gains.get(name, math.nan), 9) for name in REPAIRS},
         **{f"seen_{name}": name in d.seen for name in REPAIRS},
     }
-
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #78b7bf6b
-def explained_failures(diagnoses: pd.DataFrame) -> pd.DataFrame:
-    """Return the stable diagnoses whose gains are known: those of questions with gold turns."""
-    return diagnoses[(diagnoses["cause"] != UNSTABLE) & diagnoses["left"].notna()]
-
-
-def reported_causes(diagnoses: pd.DataFrame, system: str) -> list[str]:
-    """Return the causes that can vary among a system's failures, in `CAUSE_ORDER`; "GEN" is the last."""
-    part = explained_failures(diagnoses[diagnoses["system"] == system])
-    return [*(name for name in REPAIRS if part[f"seen_{name}"].any()), "GEN"]
-
-
-def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Compute what each cause takes of the F1 that the failures lost, per system and type, and overall.
-
-    Columns: system, type, label (the type's short name), cause (one of `reported_causes`), mean (its share of
-    the lost F1), low, high, gain (F1 a failure), gain_low, gain_high, seen (failures in which the repair
-    changes what the reader sees), helps (in which its gain is above 0), n (`explained_failures`), unstable,
-    level. Intervals are over conversations; below four of them they are `nan`.
-    """
-    import pandas as pd
-
-    rows = []
-    for system in dict.fromkeys(diagnoses["system"]):
-        causes = reported_causes(diagnoses, system)
-        for question_type, part in split_by_type(diagnoses[diagnoses["system"] == system]):
-            known = explained_failures(part)
-            unstable = int((part["cause"] == UNSTABLE).sum())
-            if known.empty and not unstable:
-                continue  # a type without gold turns
-            lost, conversations = known["lost"].to_numpy(float), known["conversation"].tolist()
-            for cause in causes:
-                taken = known["left" if cause == "GEN" else f"gain_{cause}"].to_numpy(float)
-                share = ratio_ci(taken, lost, conversations, seed=seed)
-                gain = mean_ci(taken, conversations, seed=seed)
-                seen = len(known) if cause == "GEN" else int(known[f"seen_{cause}"].astype(bool).sum())
-                rows.append(
-                    {
-                        "system": system,
-                        "type": question_type,
-                        "label": TYPE_LABELS[question_type],
-                        "cause": cause,
-                        "mean": share.mean,
-                        "low": share.low,
-                        "high": share.high,
-                        "gain": gain.mean,
-                        "gain_low": gain.low,
-                        "gain_high": gain.high,
-                        "seen": seen,
-                        "helps": int((taken > _NO_GAIN).sum()),
-                        "n": len(known),
-                        "unstable": unstable,
-                        "level": share.level,
-                    }
-                )
-    return pd.DataFrame(rows, columns=CAUSE_COLUMNS)
-
-
-_NO_GAIN = 1e-9  # sums of scores may miss 0 by a rounding
-CAUSE_COLUMNS = [
-    *("system", "type", "label", "cause", "mean", "low", "high"),
-    *("gain", "gain_low", "gain_high", "seen", "helps", "n", "unstable", "level"),
-]
-
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #8f519876
-def outcome_table(diagnoses: pd.DataFrame) -> pd.DataFrame:
-    """Count the outcomes of the diagnoses, a row per system.
-
-    Counted are failures: all, those on unanswerable questions, and of the others: unstable, with one cause,
-    ties, doubles and more, none; and those cut short by the limit of calls.
-    """
-    import pandas as pd
-
-    rows = []
-    for system in dict.fromkeys(diagnoses["system"]):
-        failed = diagnoses[diagnoses["system"] == system]
-        part = failed[failed["answerable"].astype(bool)]
-        labels = [parse_cause_label(c) for c in part["cause"] if c not in (UNSTABLE, "GEN")]
-        sizes = [(len(alternatives), len(alternatives[0])) for alternatives in labels]
-        rows.append(
-            {
-                "system": system,
-                "failures": len(failed),
-                "unanswerable": len(failed) - len(part),
-                "unstable": int((part["cause"] == UNSTABLE).sum()),
-                "one cause": sizes.count((1, 1)),
-                "ties": sum(n > 1 for n, _ in sizes),
-                "several together": sum(n == 1 and together > 1 for n, together in sizes),
-                "nothing helps": int((part["cause"] == "GEN").sum()),
-                "calls, mean": round(float(failed["calls"].mean()), 2),
-                "calls, most": int(failed["calls"].max()),
-                "cut short": int((~failed["complete"].astype(bool)).sum()),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def cause_sentences(table: pd.DataFrame) -> list[str]:
-    """Summarise `cause_shares` in a sentence per system.
-
-    It gives the shares over all types, largest first, in how many failures each repair helps, and which
-    causes could not occur.
-    """
-    sentences = []
-    for system in dict.fromkeys(table["system"]):
-        overall = table[(table["system"] == system) & (table["type"] == OVERALL)].to_dict("records")
-        known = sorted((r for r in overall if r["n"]), key=lambda r: -r["mean"])
-        if not known:
-            sentences.append(f"{system}: no stable failure whose evidence is known.")
-            continue
-        absent = [name for name in REPAIRS if name not in {r["cause"] for r in overall}]
-        never = f" Could not occur: {', '.join(absent)}." if absent else ""
-        parts = "; ".join(map(_cause_sentence, known))
-        failures = f"{known[0]['n']} failures whose evidence is known"
-        sentences.append(f"{system}, of the F1 lost in {failures}: {parts}.{never}")
-    return sentences
-
-
-def _cause_sentence(row: Mapping[Any, Any]) -> str:
-    share = format_interval(100 * row["mean"], 100 * row["low"], 100 * row["high"], ".0f", unit=" %")
-    if row["cause"] == "GEN":
-        return f"{share} GEN, which no repair gives back"
-    return f"{share} {row['cause']} (seen in {row['seen']}, helps in {row['helps']})"
-
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #ae44bc4e
-def evidence_table(diagnoses: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Tabulate what each cause takes of the lost F1, by how much of the evidence was retrieved.
-
-    `frame` is what `evaluate` returned. Columns: system, evidence ("all", "some" or "none" of it was
-    retrieved; "behind": not all of it was, and the rest stands behind derived memories that were), n
-    (`explained_failures` with gold turns), then the share of each cause that any system reports, `nan` for
-    one that can't vary for this system.
-    """
-    import pandas as pd
-
-    key = ["system", "conversation", "question"]
-    measured = [c for c in ("recall_fraction", "recall_behind") if c in frame]
-    both = explained_failures(diagnoses).merge(frame[[*key, *measured]], on=key)
-    both = both[both["recall_fraction"].notna()]
-    retrieved = both["recall_fraction"].map(lambda r: "all" if r >= 1 else "some" if r > 0 else "none")
-    if "recall_behind" in both:
-        retrieved = retrieved.mask((retrieved != "all") & (both["recall_behind"] >= 1), "behind")
-    rows: list[dict[str, Any]] = []
-    for system in dict.fromkeys(both["system"]):
-        for evidence in ("all", *(["behind"] if "recall_behind" in both else []), "some", "none"):
-            part = both[(both["system"] == system) & (retrieved == evidence)]
-            lost = float(part["lost"].sum())
-            row: dict[str, Any] = {"system": system, "evidence": evidence, "n": len(part)}
-            for cause in reported_causes(diagnoses, system):
-                taken = float(part["left" if cause == "GEN" else f"gain_{cause}"].sum())
-                row[cause] = taken / lost if lost else math.nan
-            rows.append(row)
-    named = [c for c in CAUSE_ORDER if any(c in row for row in rows)]
-    return pd.DataFrame(rows, columns=["system", "evidence", "n", *named])

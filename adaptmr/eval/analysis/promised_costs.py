@@ -5,13 +5,13 @@
 # %% ../../../nbs/eval/analysis/00_promised_costs.ipynb #6a157205
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..report.tables import OVERALL, TYPE_LABELS
-from ..stats.estimates import TOO_FEW, format_interval
+from ..stats.estimates import format_interval
+from ..stats.limits import LimitVerdicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,22 +39,12 @@ PROMISES = (
     Promise("Less than 30 % more time?", "ms_both", "share", 0.30),
     Promise("At most three times the time on several hops?", "ms_both", "share", 2.0, "multi_hop"),
 )
-KEPT, BROKEN, OPEN = "kept", "broken", "open"
+VERDICTS = LimitVerdicts(holds="kept", fails="broken", undecided="open")
 
 # %% auto #0
-__all__ = ['PROMISES', 'KEPT', 'BROKEN', 'OPEN', 'Promise', 'promise_verdict', 'promise_table', 'promise_answers',
-           'spending_numbers']
+__all__ = ['PROMISES', 'VERDICTS', 'Promise', 'promise_table', 'promise_answers', 'spending_numbers']
 
 # %% ../../../nbs/eval/analysis/00_promised_costs.ipynb #b9e163d5
-def promise_verdict(low: float, high: float, limit: float) -> str:
-    """Return the verdict on an interval and a limit; "too few" without an interval (`nan`)."""
-    if math.isnan(low) or math.isnan(high):
-        return TOO_FEW
-    if high < limit:
-        return KEPT
-    return BROKEN if low >= limit else OPEN
-
-
 def promise_table(
     overheads: pd.DataFrame, systems: Sequence[str], promises: Sequence[Promise] = PROMISES
 ) -> pd.DataFrame:
@@ -89,16 +79,13 @@ def promise_table(
                         "low": low,
                         "high": high,
                         "n": row["n"],
-                        "verdict": promise_verdict(low, high, promise.limit),
+                        "verdict": VERDICTS.at_most(low, high, promise.limit),
                     }
                 )
     columns = ["system", "promise", "label", "of", "limit", "found", "low", "high", "n", "verdict"]
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../../../nbs/eval/analysis/00_promised_costs.ipynb #baa726cc
-_ANSWERS = {KEPT: "Yes.", BROKEN: "No.", OPEN: "Open.", TOO_FEW: "Too few conversations."}
-
-
 def promise_answers(table: pd.DataFrame, system: str) -> list[tuple[str, str, str]]:
     """Return (question, short answer, numbers) for each promise of a system in `promise_table`."""
     answers = []
@@ -107,7 +94,7 @@ def promise_answers(table: pd.DataFrame, system: str) -> list[tuple[str, str, st
         middle, low, high = (scale * float(row[c]) for c in ("found", "low", "high"))
         found = format_interval(middle, low, high, digits, unit=unit)
         numbers = f"{system} over the baseline: {found}, promise {row['verdict']}; n = {row['n']}"
-        answers.append((row["promise"], _ANSWERS[row["verdict"]], numbers))
+        answers.append((row["promise"], VERDICTS.answer(row["verdict"]), numbers))
     return answers
 
 # %% ../../../nbs/eval/analysis/00_promised_costs.ipynb #c82af4f9

@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import lru_cache
 from string import Template
-from typing import Any, Collection, Mapping, NamedTuple, Protocol, Sequence
+from typing import Collection, Mapping, NamedTuple, Protocol, Sequence
 
+from adaptmr.eval.metrics.parsed_answer import (
+    CJK,
+    EMPTY_ZH,
+    OR_WORDS,
+    Date,
+    Number,
+    ParsedAnswer,
+    parse_answer,
+    plain_text,
+    same_value,
+)
 from ...llm import LLM
 from ...llm.tasks import Task, object_schema, register_task
-from ...text import NUMBER_WORDS, clean, detect_language, tokenize
-from ...times import find_times
-from ...times.calendar import parse_number
+from ...text import clean, detect_language
 from ...types import QueryType, Question, Usage
 
 # %% auto #0
@@ -45,218 +51,6 @@ class Judge(Protocol):
     name: str
 
     def judge(self, question: Question, prediction: str, abstained: bool) -> Verdict: ...
-
-# %% ../../../nbs/eval/judges/00_judge.ipynb #6ef1782e
-class _Number(NamedTuple):
-    value: float
-    unit: str = ""  # the unit of time, or "am", "pm"
-    soft: bool = False
-
-
-_NUMBER_WORDS = NUMBER_WORDS | {"hundred": 100, "thousand": 1_000, "million": 1_000_000}
-_UNITS = {  # the words of a unit, what it is counted in, and how many of those it is
-    "day": ("days?|天|日", "day", 1),
-    "week": ("weeks?|wks?|个?星期|个?礼拜|周", "day", 7),
-    "month": ("months?|个?月", "month", 1),
-    "year": ("years?|yrs?|年", "month", 12),
-    "hour": ("hours?|hrs?|个?小时|个?钟头", "minute", 60),
-    "minute": ("minutes?|mins?|分钟", "minute", 1),
-    "am": (r"a\.?m\b\.?", "am", 1),
-    "pm": (r"p\.?m\b\.?", "pm", 1),
-}
-_ZH_DIGITS = "零〇一二两三四五六七八九"
-_ZH_MEASURES = (
-    "个人只次本件张条岁年月天周块元点颗辆名位斤米楼层公小分号日间杯班盒场户口家所双套台支把碗瓶份首遍里克升度门头匹朵棵架艘"
-    "枚笔顿趟页届星礼针勺桌"
-)
-_COUNT = "|".join(sorted(_NUMBER_WORDS, key=len, reverse=True))
-_DIGITS = (
-    r"(?<![a-z\d_.:])(?P<d>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|:[0-5]\d)?)"
-    r"(?P<k>k\b|万|亿)?(?!\d|(?:st|nd|rd|th)\b)"
-)
-_SPELLED = (
-    rf"\b(?P<w>(?:a (?=hundred|thousand|million))?(?:{_COUNT})"
-    rf"(?:(?:[ -]|(?:(?<=hundred)|(?<=thousand)) and )(?:{_COUNT})){{0,8}}|once|twice|thrice)\b"
-)
-_CHINESE = rf"(?<![周期拜第初])(?P<z>[{_ZH_DIGITS}十百千万亿]{{1,12}})(?=[{_ZH_MEASURES}]|\W{{0,3}}\Z)"
-_UNIT = rf"(?:\s?-?(?P<u>{'|'.join(u[0] for u in _UNITS.values())})(?![a-z]))?"
-_NUMBER = re.compile(f"(?:{_DIGITS}|{_SPELLED}|{_CHINESE}){_UNIT}")
-
-
-def _parse_chinese(word: str) -> float:
-    for unit, size in (("亿", 1e8), ("万", 1e4)):
-        high, found, low = word.partition(unit)
-        if found:
-            return _parse_chinese(high or "一") * size + _below(low, size)
-    if len(word) > 2 and word[-2] in "百千" and word[-1] in _ZH_DIGITS:  # 一百二 is 120
-        return parse_number(word[:-1]) + parse_number(word[-1]) * (10 if word[-2] == "百" else 100)
-    return parse_number(word)
-
-
-def _below(low: str, size: float) -> float:
-    """The value of what follows 万 or 亿; a single digit counts tenths of it (三万五 is 35,000)."""
-    if not low:
-        return 0
-    return parse_number(low) * size / 10 if len(low) == 1 and low in _ZH_DIGITS else _parse_chinese(low)
-
-
-def _parse_spelled(words: str) -> int:
-    total = part = 0
-    for n in (_NUMBER_WORDS.get(w, 0) for w in re.findall("[a-z]+", words)):
-        if n >= 1000:
-            total, part = total + (part or 1) * n, 0
-        else:
-            part = (part or 1) * 100 if n == 100 else part + n
-    return {"once": 1, "twice": 2, "thrice": 3}.get(words, total + part)
-
-
-def _parse_number_match(m: re.Match[str]) -> _Number:
-    """Return the number that a match of `_NUMBER` denotes. Raises `ValueError` for no numeral (三五十)."""
-    unit = next((u for u, (words, *_) in _UNITS.items() if m["u"] and re.fullmatch(words, m["u"])), "")
-    if m["d"] and ":" in m["d"]:
-        return _Number(int(m["d"][:-3]) + int(m["d"][-2:]) / 60, unit)
-    if m["d"]:
-        return _Number(float(m["d"].replace(",", "")) * {"k": 1e3, "万": 1e4, "亿": 1e8}.get(m["k"], 1), unit)
-    if m["z"]:
-        return _Number(_parse_chinese(m["z"]), unit, m["z"] == "一")
-    return _Number(_parse_spelled(m["w"]), unit, m["w"] == "one")
-
-# %% ../../../nbs/eval/judges/00_judge.ipynb #42681839
-class _Date(NamedTuple):
-    start: datetime
-    end: datetime
-    grain: str
-    yearless: bool = False
-    rough: bool = False
-
-
-# Any reference time would do, since no relative expression is kept; a leap year has a 29 February.
-_NOW = datetime(2024, 6, 15)
-_MARK = " \ue000 "  # replaces a date in the text
-_WITH_NUMBER = re.compile(rf"\d|[{_ZH_DIGITS}十]+[年月日号]")
-_WITH_YEAR = re.compile(rf"\d{{4}}|[{_ZH_DIGITS}]{{4}}年|\d[/.]\d{{1,2}}[/.]\d\d")
-_RELATIVE = re.compile(r"\b(?:ago|past|next) ?|前$|后$")
-_ROUGH = re.compile(
-    r"(?:the )?(?:early|mid|late|beginning|start|middle|end|first|second|last|latter)\b|"
-    r".*(?:初|中旬|上旬|下旬|底|末|上半|下半)",
-    re.I,
-)
-_YEAR = re.compile(
-    r"(?<![A-Za-z\d_$€£¥.,])(?:19|20)\d\d年?"
-    r"(?![a-z\d%]|[.,:]\d| ?(?:dollars|euros|pounds|yuan|kroner|km|元|块|[月春夏秋冬]))"
-)
-_MONTH_WORDS = "(?:mar|march|may)"
-_MONTH_WORD = re.compile(
-    rf"\b{_MONTH_WORDS}\b(?=\.? \d)|(?<=\d ){_MONTH_WORDS}\b|(?<=\d(?:st|nd|rd|th) ){_MONTH_WORDS}\b"
-)
-
-
-def _without_dates(text: str) -> tuple[str, list[_Date]]:
-    """Replace each date of a text by a mark; return the text and the dates."""
-    found: list[_Date] = []
-    for w in find_times(text, _NOW, prefer="past"):
-        if w.grain == "hour" or not _WITH_NUMBER.search(w.text) or _RELATIVE.search(w.text):
-            continue
-        yearless, rough = not _WITH_YEAR.search(w.text), bool(_ROUGH.match(w.text))
-        found.append(
-            _Date(w.start.replace(tzinfo=None), w.end.replace(tzinfo=None), w.grain, yearless, rough)
-        )
-        text = text.replace(w.text, _MARK, 1)
-    for written in _YEAR.findall(text):  # `find_times` wants an "in" before a year
-        year = int(written[:4])
-        found.append(_Date(datetime(year, 1, 1), datetime(year + 1, 1, 1), "year"))
-    return _YEAR.sub(_MARK, text), found
-
-
-def _same_date(gold: _Date, said: _Date) -> bool:
-    if said.rough and not gold.rough:
-        return False
-    if gold.yearless or said.yearless:
-        return all((a.month, a.day) == (b.month, b.day) for a, b in zip(gold[:2], said[:2]))
-    finer = gold.grain in ("month", "season", "year") and gold.start <= said.start and said.end <= gold.end
-    return gold[:2] == said[:2] or finer
-
-
-def _same_value(gold: _Number | _Date, said: _Number | _Date, slack: float = 0.0) -> bool:
-    """Tell whether two numbers (at most `slack` apart) or two dates are equal."""
-    if isinstance(gold, _Date) or isinstance(said, _Date):
-        return isinstance(gold, _Date) and isinstance(said, _Date) and _same_date(gold, said)
-    if not gold.unit or not said.unit or gold.unit == said.unit:
-        return abs(gold.value - said.value) <= slack + 1e-9
-    (_, base, g), (_, other, s) = _UNITS[gold.unit], _UNITS[said.unit]
-    return base == other and gold.value * g == said.value * s
-
-# %% ../../../nbs/eval/judges/00_judge.ipynb #119966bf
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-_MAX_CHARS = 20_000  # of an answer that are read
-_EMPTY_WORDS, _EMPTY_ZH = (
-    {"yes", "like", "probabl", "answer"},
-    "的了在是和我你他她它们也都就吗呢啊呀吧过着很与及有",
-)
-_PRONOUN = re.compile(
-    r"\b(?:no|any|every|some|each|this|that|which|another|the|only|good|new|old) one\b|"
-    r"\bone (?:of|by|another)\b|\bone-on-one\b"
-)
-_RANGE = re.compile(r"\ue000(\d+)\ue000\s*(?:or|to|-|–|—|~|或者?|还是|到|至)\s*\ue000(\d+)\ue000")
-_OR = re.compile(r"\bor\b|或者|还是")
-_DENIES = re.compile(
-    r"\b(?:no|not|never|none|nothing|nobody|neither|without|cannot)\b|n't\b|"
-    r"不(?!错|久|仅|但|过|同|断)|没|未(?!来)|并非"
-)
-_DENIED = re.compile(
-    r"(?:\b(?:not(?! only| just)|never|no longer|without|except|neither)\b|n't\b|不是|并非|没有)"
-    r"[^,.;:!?，。；：！？、]{0,60}?(?=\bbut\b|而是|[,.;:!?，。；：！？、]|\Z)"
-)
-# "March.2021" is a month and a year; the year of "since 2014" is not what happened in 2014
-_NO_DATE = re.compile(r"(?<=[a-z])\.(?=\d)|\bsince (?=[^,.;]{0,12}\d)")
-
-
-class _ParsedAnswer(NamedTuple):
-    words: list[str]
-    content: Counter[str]
-    values: list[_Number | _Date]
-    denies: bool
-    rest: str
-
-
-def _plain(text: Any) -> str:
-    """Normalise a text: NFKC, lower case, one space between words, at most `_MAX_CHARS` characters."""
-    folded = unicodedata.normalize("NFKC", clean(str(text))[:_MAX_CHARS]).lower().replace("’", "'")
-    return " ".join(unicodedata.normalize("NFKC", folded).split())
-
-
-def _without_numbers(text: str) -> tuple[str, list[_Number]]:
-    """Remove the numbers of a text; return it and the numbers. A range ("two or three") is kept as a word."""
-    numbers: list[_Number] = []
-
-    def mark(m: re.Match[str]) -> str:
-        try:
-            numbers.append(_parse_number_match(m))
-        except ValueError:
-            return m[0]
-        return f" \ue000{len(numbers) - 1}\ue000 "
-
-    marked = _NUMBER.sub(mark, text.lower())
-    ranges = [(int(m[1]), int(m[2])) for m in _RANGE.finditer(marked)]
-    words = re.sub(r"\ue000\d*(?:\ue000)?", " ", marked).split()
-    words += [f"{numbers[i].value:g}to{numbers[j].value:g}" for i, j in ranges]
-    single = [n for i, n in enumerate(numbers) if not any(i in pair for pair in ranges)]
-    return " ".join(words), single
-
-
-@lru_cache(maxsize=1024)
-def _parse_answer(plain: str, without_denied: bool = False) -> _ParsedAnswer:
-    """Parse a normalised text into words, numbers and dates; `without_denied` removes its negated parts."""
-    text = _PRONOUN.sub(" ", _DENIED.sub(" ", plain) if without_denied else plain).replace("\ue000", " ")
-    text = re.sub("年的?([春夏秋冬])天?", r"年\1天", _NO_DATE.sub(" ", text))
-    text, dates = _without_dates(_MONTH_WORD.sub(lambda m: m[0].title(), text))
-    rest, numbers = _without_numbers(text)
-    values: list[_Number | _Date] = [*numbers, *dates]
-    words = [w for w in tokenize(rest, stem=False, stopwords=False) if w not in ("a", "an", "the")]
-    content = [w for w in tokenize(re.sub(f"[{_EMPTY_ZH}]", " ", rest)) if w not in _EMPTY_WORDS]
-    if not content and not values:
-        content = words
-    return _ParsedAnswer(words, Counter(content), values, bool(_DENIES.search(plain)), rest)
 
 # %% ../../../nbs/eval/judges/00_judge.ipynb #70ecec0e
 _ALSO = re.compile(
@@ -305,10 +99,10 @@ class _Comparison(NamedTuple):
     """What a prediction shares with a gold answer, and what it doesn't."""
 
     asked: str
-    gold: _ParsedAnswer
-    answer: _ParsedAnswer
-    missing: list[_Number | _Date]  # values of the gold answer that the prediction lacks
-    others: list[_Number | _Date]  # values of the prediction that neither gold answer nor question has
+    gold: ParsedAnswer
+    answer: ParsedAnswer
+    missing: list[Number | Date]  # values of the gold answer that the prediction lacks
+    others: list[Number | Date]  # values of the prediction that neither gold answer nor question has
     n_values: int  # values of the gold answer that the prediction has
     extra: int  # words and values of the prediction that neither gold answer nor question has
 
@@ -323,7 +117,7 @@ class _Comparison(NamedTuple):
     @property
     def hedges(self) -> bool:
         """Whether the prediction offers alternatives that the gold answer doesn't."""
-        return bool(self.extra and _OR.search(self.answer.rest) and not _OR.search(self.gold.rest))
+        return bool(self.extra and OR_WORDS.search(self.answer.rest) and not OR_WORDS.search(self.gold.rest))
 
     @property
     def contradicts(self) -> bool:
@@ -338,8 +132,8 @@ class _Comparison(NamedTuple):
     @property
     def contains_words(self) -> bool:
         """Whether all words of the gold answer are in the prediction, Chinese ones in the same order."""
-        latin = Counter({w: n for w, n in self.gold.content.items() if not re.match(f"[{_CJK}]", w)})
-        runs = re.split(f"[^{_CJK}]|[{_EMPTY_ZH}]", self.gold.rest)
+        latin = Counter({w: n for w, n in self.gold.content.items() if not re.match(f"[{CJK}]", w)})
+        runs = re.split(f"[^{CJK}]|[{EMPTY_ZH}]", self.gold.rest)
         found = latin <= self.answer.content and all(run in self.answer.rest for run in runs)
         return bool(self.gold.content) and found
 
@@ -350,15 +144,15 @@ _ASKS_UNIT = re.compile(
 
 
 def _wanted_values(
-    question: Question, asked: str, gold: _ParsedAnswer
-) -> list[tuple[_Number | _Date, float]]:
+    question: Question, asked: str, gold: ParsedAnswer
+) -> list[tuple[Number | Date, float]]:
     """The values of a gold answer, with the unit that the question asks for, and how far off each may be."""
     m = _ASKS_UNIT.search(asked)
     unit = (m["unit"] or m.lastgroup or "") if m else ""
     temporal = question.type is QueryType.temporal_reasoning
-    wanted: list[tuple[_Number | _Date, float]] = []
+    wanted: list[tuple[Number | Date, float]] = []
     for value in gold.values:
-        if isinstance(value, _Date):
+        if isinstance(value, Date):
             wanted.append((value, 0.0))
         else:
             value = value._replace(unit=value.unit or unit)
@@ -366,23 +160,23 @@ def _wanted_values(
     return wanted
 
 
-def _compare(question: Question, gold: _ParsedAnswer, answer: _ParsedAnswer) -> _Comparison:
+def _compare(question: Question, gold: ParsedAnswer, answer: ParsedAnswer) -> _Comparison:
     """Compare the values and words of a prediction with those of a gold answer."""
-    asked = _plain(question.text)
-    in_question = _parse_answer(asked)
+    asked = plain_text(question.text)
+    in_question = parse_answer(asked)
     wanted = _wanted_values(question, asked, gold)
-    missing = [v for v, slack in wanted if not any(_same_value(v, w, slack) for w in answer.values)]
+    missing = [v for v, slack in wanted if not any(same_value(v, w, slack) for w in answer.values)]
     n_values = len(wanted) - len(missing)
     others = [
         w
         for w in answer.values
-        if not any(_same_value(v, w, slack) for v, slack in wanted)
-        and not any(_same_value(q, w) for q in in_question.values)
+        if not any(same_value(v, w, slack) for v, slack in wanted)
+        and not any(same_value(q, w) for q in in_question.values)
     ]
-    if gold.content and not any(isinstance(w, _Number) for w in answer.values):
-        missing = [v for v in missing if isinstance(v, _Date) or not v.soft]
+    if gold.content and not any(isinstance(w, Number) for w in answer.values):
+        missing = [v for v in missing if isinstance(v, Date) or not v.soft]
     # words of the question that an answer repeats are not counted, unless it names two things to choose from
-    free: Collection[str] = () if _OR.search(asked) else in_question.content
+    free: Collection[str] = () if OR_WORDS.search(asked) else in_question.content
     extra = sum(n for w, n in (answer.content - gold.content).items() if w not in free) + len(others)
     return _Comparison(asked, gold, answer, missing, others, n_values, extra)
 
@@ -418,8 +212,8 @@ class RuleJudge:
 
     def compare(self, question: Question, prediction: str) -> tuple[str, float]:
         """Return the rule that decides, and the best token F1, 0 to 1; "no gold" without a gold answer."""
-        text = _plain(prediction)
-        found = [self._compare_one(question, _plain(gold), text) for gold in gold_answers(question)]
+        text = plain_text(prediction)
+        found = [self._compare_one(question, plain_text(gold), text) for gold in gold_answers(question)]
         if not found:
             return "no gold", 0.0
         return min((how for how, _ in found), key=_RULES.index), max(f1 for _, f1 in found)
@@ -427,9 +221,9 @@ class RuleJudge:
     def _compare_one(self, question: Question, gold_text: str, text: str) -> tuple[str, float]:
         """Compare a prediction with one gold answer; return the rule that applies, and the token F1.
 
-        Both texts are normalised by `_plain`.
+        Both texts are normalised by `plain_text`.
         """
-        gold, answer = _parse_answer(gold_text), _parse_answer(text)
+        gold, answer = parse_answer(gold_text), parse_answer(text)
         same = gold.words == answer.words and gold.values == answer.values
         if text == gold_text or (same and (gold.words or gold.values)):
             return "match", 1.0
@@ -438,10 +232,10 @@ class RuleJudge:
             gives, after = _polarity(text, strict=False)
             if gives is not None and gives != wants:
                 return "contradicts", 0.0
-            gold, text = _parse_answer(rest), text if gives is None else after
+            gold, text = parse_answer(rest), text if gives is None else after
             if not gold.words and not gold.values:
                 return ("match", 1.0) if gives == wants else ("words", 0.0)
-        answer = _parse_answer(text, without_denied=not gold.denies)
+        answer = parse_answer(text, without_denied=not gold.denies)
         if gold.denies and not answer.denies:
             return "words", 0.0
         compared = _compare(question, gold, answer)

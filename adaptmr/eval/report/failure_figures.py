@@ -96,7 +96,7 @@ def stacked_causes(
 ) -> Figure:
     """Draw a stacked bar for each `x` of the shares of each `part`, in the frame's order.
 
-    Takes one system's rows of `attribution.cause_shares`. Below each bar is the number `n` of failures in
+    Takes one system's rows of `causes.cause_shares`. Below each bar is the number `n` of failures in
     it, and whether those are too few for an interval. Raises `KeyError` for a missing column, `ValueError`
     for two rows in one place.
     """

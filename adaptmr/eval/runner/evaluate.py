@@ -35,7 +35,7 @@ from .worker_count import check_workers, worker_count
 from .workers import ask_in_processes
 from ...llm import check_llm
 from ...llm.concurrency import run_concurrently
-from ...llm.spending import LimitReached, Spending
+from ...llm.spending import LimitReached, spending_of
 from ...llm.tasks import meter_usage
 from ...provenance import code_sha256, texts_sha256
 from ...rerank import Reranker, as_reranker
@@ -255,7 +255,7 @@ def evaluate(
     identity = _identity(setup, systems, remembering) if journal is not None else {}
     log = Journal(journal, identity)
     keys = (row_key(name, question) for name in names for question in data.questions)
-    shown = RunProgress(keys, log, _spending(llm), progress)
+    shown = RunProgress(keys, log, spending_of(llm), progress)
     states = SavedStates(f"{journal}.states" if journal is not None else None, identity)
     try:
         with shown, meter_usage() as whole:
@@ -270,11 +270,6 @@ def evaluate(
         states.close()
     frame = result_frame(run, names, notes, whole.late + late)
     return frame if decides is None else judge_answers(frame, data, decides)
-
-
-def _spending(llm: Any) -> Spending | None:
-    """What the model of a run has spent, and its limits; `None` without a model."""
-    return None if llm is None or llm.is_offline else getattr(llm, "spending", None)
 
 
 def _ask_all(

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...llm.spending import Spent
 from ...notices import notice
@@ -65,6 +65,27 @@ def _set_aside(path: Path, lines: Sequence[bytes], head: str, identity: Mapping[
     )
 
 
+class Entry(NamedTuple):
+    """A line of a journal: a row with its key, or keys to `forget`, and what it `used` and has `spent`."""
+
+    key: str | None
+    row: dict[str, Any]
+    used: Sequence[str]
+    spent: Spent
+    forget: Sequence[str]
+
+
+def read_entry(line: str | bytes) -> Entry:
+    """Read a line of a journal. Raises `ValueError`, `KeyError` or `TypeError` for a damaged one."""
+    entry = json.loads(line)
+    if not isinstance(entry, dict):
+        raise TypeError(f"{entry!r:.80} is no object")
+    spent = Spent(**entry.get("spent", {}))
+    if "forget" in entry or entry.keys() == {"spent"}:
+        return Entry(None, {}, (), spent, list(entry.get("forget", ())))
+    return Entry(entry["key"], dict(entry["row"]), list(entry.get("used", ())), spent, ())
+
+
 def _read_rows(
     path: Path, lines: Sequence[bytes]
 ) -> tuple[dict[str, dict[str, Any]], set[str], Spent]:
@@ -76,17 +97,13 @@ def _read_rows(
     used, spent = set[str](), Spent()
     for number, line in enumerate(lines[1:], 2):
         try:
-            entry = json.loads(line)
-            if not isinstance(entry, dict):
-                raise TypeError(f"{entry!r:.80} is no object")
-            spent += Spent(**entry.get("spent", {}))
-            if "forget" in entry:
-                for key in entry["forget"]:
-                    rows.pop(key, None)
-                continue
-            if entry.keys() != {"spent"}:
-                rows[entry["key"]] = dict(entry["row"])
-                used.update(entry.get("used", ()))
+            entry = read_entry(line)
+            for key in entry.forget:
+                rows.pop(key, None)
+            if entry.key is not None:
+                rows[entry.key] = entry.row
+            used.update(entry.used)
+            spent += entry.spent
         except (ValueError, KeyError, TypeError) as e:
             raise JournalError(
                 f"{path}, line {number}, is damaged ({e!r}); "
@@ -105,13 +122,19 @@ def journal_keys(path: str | Path) -> frozenset[str]:
 class Journal:
     """Rows by key in an append-only file; `path=None` keeps them in memory only.
 
+    `send` takes each line in place of a file: a worker sends its lines to the process that has the file.
     `identity` says which run it is. A file of the same run with other code (the keys in `CODE_KEYS`) is
     renamed, with a `RunNotice`; a file of any other run is left as it is. Raises `JournalError` for the
     latter, and for a damaged line.
     """
 
-    def __init__(self, path: str | Path | None, identity: Mapping[str, Any]) -> None:
-        self.path = Path(path) if path is not None else None
+    def __init__(
+        self,
+        path: str | Path | None,
+        identity: Mapping[str, Any],
+        send: Callable[[str], object] | None = None,
+    ) -> None:
+        self.path, self._write = Path(path) if path is not None else None, send
         self.rows: dict[str, dict[str, Any]] = {}
         self.used: set[str] = set()
         self.spent = Spent()
@@ -127,7 +150,7 @@ class Journal:
         self.rows, self.used, self.spent = _read_rows(self.path, whole)
         if tail:
             os.truncate(self.path, self.path.stat().st_size - len(tail))
-        self._file = self.path.open("ab")
+        self._file, self._write = self.path.open("ab"), self._append
         if not whole:
             self._append(head)
 
@@ -149,8 +172,8 @@ class Journal:
         self.spent += spent
         more = {**({"used": used} if used else {}), **({"spent": asdict(spent)} if spent.calls else {})}
         line = json.dumps({"key": key, "row": row, **more}, ensure_ascii=True)
-        if self.path is not None:
-            self._append(line)
+        if self._write is not None:
+            self._write(line)
         self.rows[key] = json.loads(line)["row"]
         return self.rows[key]
 
@@ -159,14 +182,14 @@ class Journal:
         known = [key for key in keys if key in self.rows]
         for key in known:
             del self.rows[key]
-        if known and self.path is not None:
-            self._append(json.dumps({"forget": known}, ensure_ascii=True))
+        if known and self._write is not None:
+            self._write(json.dumps({"forget": known}, ensure_ascii=True))
 
     def add_spent(self, spent: Spent) -> None:
         """Store what was spent on no row, such as on a question that was interrupted."""
         self.spent += spent
-        if spent.calls and self.path is not None:
-            self._append(json.dumps({"spent": asdict(spent)}))
+        if spent.calls and self._write is not None:
+            self._write(json.dumps({"spent": asdict(spent)}))
 
     def close(self) -> None:
         """Close the file; rows stay in memory."""

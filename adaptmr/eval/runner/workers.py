@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from threadpoolctl import threadpool_limits
 
 from ...embed.encoders import encode_elsewhere
-from .journal import Journal
+from .journal import Journal, read_entry
 from .progress import RunProgress
 from .run import Run, ingest_key
 from .shared_encoder import AskingEncoder, EncodingParent
@@ -57,29 +57,6 @@ class Share(NamedTuple):
     events: Mapping[str, int]
     spent: Spent
 
-
-class _SentJournal(Journal):
-    """The journal as a worker sees it: the rows that it needs; what is written is sent to the parent."""
-
-    def __init__(self, pipe: WorkerPipe, rows: Mapping[str, dict[str, Any]]) -> None:
-        super().__init__(None, {})
-        self._pipe, self.rows = pipe, dict(rows)
-
-    def put(
-        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Spent | None = None
-    ) -> dict[str, Any]:
-        """Store a row; it is on disk when this returns."""
-        self._pipe.ask("put", key, dict(row), sorted(used), spent)
-        self.rows[key] = dict(row)
-        return self.rows[key]
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """Drop the rows with these keys; that is on disk on return."""
-        known = [key for key in keys if key in self.rows]
-        self._pipe.ask("forget", known)
-        for key in known:
-            del self.rows[key]
-
 # %% ../../../nbs/eval/runner/03_workers.ipynb #1f04ecac
 def _limit_threads() -> None:
     """Let this process compute in one thread."""
@@ -90,7 +67,8 @@ def _limit_threads() -> None:
 
 def _ask_units(pipe: WorkerPipe, run: Run, ask_unit: AskUnit, n: int) -> Share:
     """Ask one unit after the other, as one of `n` workers; return what this worker counted."""
-    journal = _SentJournal(pipe, run.journal.rows)
+    journal = Journal(None, {}, send=partial(pipe.ask, "write"))
+    journal.rows.update(run.journal.rows)
     unseen = RunProgress((), journal, run.spending, wanted=False)  # the parent shows the progress
     own = Run(replace(run.setup, workers=n), journal, run.states, run.used, unseen)
     llm = run.setup.llm
@@ -210,8 +188,7 @@ class _Pool:
         self._shown: dict[Any, Any] = {}  # warnings that Python shows once per place
         self._current: tuple[_Worker, int, str, tuple[Any, ...]] | None = None
         self._recording: dict[str, Callable[..., Any]] = {
-            "put": run.record,
-            "forget": run.forget,
+            "write": self._write,
             "warn": self._warn,
             "print": self._print,
         }
@@ -289,6 +266,14 @@ class _Pool:
             begin = ingest_key(system, conversation).removesuffix("ingest")
             found |= {key: row for key, row in rows.items() if key.startswith(begin)}
         return found
+
+    def _write(self, line: str) -> None:
+        """Record a line that a worker has written to its journal."""
+        entry = read_entry(line)
+        if entry.forget:
+            self.run.forget(entry.forget)
+        if entry.key is not None:
+            self.run.record(entry.key, entry.row, entry.used, entry.spent)
 
     def _warn(
         self, text: str, category: type[Warning], filename: str, lineno: int, module: str | None
