@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import checkout
-import test_plugins
 import pytest
+import test_plugins
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +20,12 @@ def root(tmp_path, monkeypatch):
     made = checkout.make(tmp_path / "checkout", FAILS_AT_3)
     monkeypatch.chdir(made)
     return made
+
+
+@pytest.fixture
+def plugin(root):
+    yield root / "present_of_mine.py"
+    test_plugins.forget("present_of_mine")
 
 
 def said(capsys, *words):
@@ -107,9 +113,10 @@ def present(question, now):
 """
 
 
-def test_runs_with_a_plugin_are_found_and_those_with_a_changed_one_are_made(root, capsys, monkeypatch):
+def test_runs_with_a_plugin_are_found_and_those_with_a_changed_one_are_made(
+    root, plugin, capsys, monkeypatch
+):
     (root / "nbs" / "experiments" / "tiny.ipynb").write_text(test_plugins.experiment_notebook())
-    plugin = root / "present_of_mine.py"
     plugin.write_text(PLUGIN % "1.0")
     words = ["sweep", "tiny", "-p", "k", "[2, 3]", "-p", "systems", "[[unified, present]]"]
     status, _, err = said(capsys, *words, "--import", plugin)
