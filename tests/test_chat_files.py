@@ -19,6 +19,7 @@ from adaptmr.data.chat_settings import write_settings
 from adaptmr.data.chat_times import parse_chat_time
 from adaptmr.eval.report.explorer import write_local_explorer
 from adaptmr.experiments import EvidenceMissing, Experiment
+from adaptmr.registry import forget_module
 
 DAY = datetime(2024, 5, 1, 21, 30, tzinfo=UTC)
 
@@ -491,11 +492,12 @@ def tiny(put):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_quotes_nothing_that_was_said(put, tmp_path, capsys):
+def test_a_run_that_fails_quotes_nothing_that_was_said(put, tmp_path, capsys, request):
     folder = tmp_path / f"{CANARY}-folder"
     folder.mkdir()
     write_canary(put).rename(folder / "chat.jsonl")
     put("spoil.py", SPOIL)
+    request.addfinalizer(lambda: forget_module("spoil"))
     out, run = tmp_path / "out", ["run", str(tiny(put)), "-p", "dataset", str(folder / "chat.jsonl")]
     failing = [*run, "-p", "systems", "unified,spoil", "--import", "spoil.py", "--out-dir", str(out)]
     assert main(failing) != 0
