@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help exp1 exp2 exp3 exp4 exp5 exp6 exp7 test test-all lab bench growth fit local-llm clean
+.PHONY: help exp1 exp2 exp3 exp4 exp5 exp6 exp7 test test-all refresh lab bench growth fit local-llm clean
 .PHONY: sync style types notebooks unit slow
 
 help:            ## this list
@@ -48,20 +48,20 @@ exp6: $(READY)   ## what a layered memory costs and gives, and its acceptance li
 exp7: $(READY)   ## what the memories of a team of agents give, on questions over two passages
 	$(BIN)/python -m adaptmr run exp7
 
-test: sync style types notebooks unit  ## the checks to run before a commit: at most eight minutes on two cores
+test: sync style types notebooks unit  ## the checks to run before a commit
 	@echo 'make test: all passed'
 
-test-all: test slow  ## these and the slow ones: replays of all committed runs, the guides, a real model
+test-all: test slow  ## these and the slow ones: every committed run made again, the guides, a real model
 	@echo 'make test-all: all passed'
 
 sync: $(READY)
 	$(BIN)/python tests/check_sync.py
 
 notebooks: $(READY)
-	$(BIN)/python tests/notebooks.py  # tests/test_guides.py runs the guides
+	$(BIN)/nbdev_test --n_workers 2  # without the guides, which tests/test_guides.py runs
 
 unit: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
@@ -71,6 +71,9 @@ style: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy adaptmr
+
+refresh: $(READY) ## run the notebooks and store what they show; look at the difference before a commit
+	$(BIN)/python tests/refresh.py $(NOTEBOOKS)
 
 lab: $(READY)    ## JupyterLab on the notebooks
 	$(BIN)/jupyter lab nbs

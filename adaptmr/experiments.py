@@ -394,7 +394,7 @@ class _RecordedInputs:
 
 # %% ../nbs/04_experiments.ipynb #e149531b
 def _warn_of_other_starts(journal: Path, run: run_folder.RunFolder) -> None:
-    """Show a notice for an earlier start of this run with other code or data, which is not continued."""
+    """Show a notice for an earlier start with other code of the user or data, which is not continued."""
     if journal.exists():
         return
     named = run.run_id.rpartition("-")[0]
@@ -403,8 +403,8 @@ def _warn_of_other_starts(journal: Path, run: run_folder.RunFolder) -> None:
             n = max(0, sum(1 for _ in rows) - 1)
         if n:
             notice(
-                f"{n} answers of an earlier start of {run.experiment} were made with other code or "
-                f"data than today's: they are not continued, the run starts again. They stay in "
+                f"{n} answers of an earlier start of {run.experiment} were made with other code of your own "
+                f"or data than today's: they are not continued, the run starts again. They stay in "
                 f"{other.name}, and are continued with that code and data"
             )
 
@@ -624,7 +624,7 @@ class Experiment:
         _name_own_parts(systems, self.params, self.plugins, self.user_code)
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
-        run_id = run_folder.run_id(self.params, self.data.sha256, run_folder.code_sha256(), self.user_code)
+        run_id = run_folder.run_id(self.params, self.data.sha256, self.user_code)
         earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
         self.inputs = _RecordedInputs(earlier, {**self.params, **read_by}, only_recorded=bool(replayed))
         self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"], **limits)

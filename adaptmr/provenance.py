@@ -115,21 +115,15 @@ def clean_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in to_jsonable(params).items() if k != "out_dir"}
 
 
-def run_id(
-    params: Mapping[str, Any], data_sha256: str, code_sha256: str, user_code: Mapping[str, str] | None = None
-) -> str:
-    """Name a run: a slug of its parameters, and 8 hex digits of a sha256 over parameters, data and code.
+def run_id(params: Mapping[str, Any], data_sha256: str, user_code: Mapping[str, str] | None = None) -> str:
+    """Name a run: a slug of its parameters, and 8 hex digits of a sha256 over what decides it.
 
-    `user_code` holds the hashes of code outside the package (`identity.user_code_hashes`). The order of the
-    parameters changes nothing. Raises `ValueError` for a parameter that looks like a secret.
+    That is its parameters, its data, and `user_code`, the hashes of the user's own parts
+    (`identity.user_code_hashes`). The order of the parameters changes nothing. Raises `ValueError` for a
+    parameter that looks like a secret.
     """
     kept = clean_params(params)
-    parts = {
-        "params": kept,
-        "data": data_sha256,
-        "code": code_sha256,
-        **({"own": dict(user_code)} if user_code else {}),
-    }
+    parts = {"params": kept, "data": data_sha256, **({"own": dict(user_code)} if user_code else {})}
     digest = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
     return f"{slug('-'.join(filter(None, (_word(k, v) for k, v in kept.items()))))}-{digest[:8]}"
 

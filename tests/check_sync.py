@@ -70,9 +70,9 @@ def unclean_notebooks(root: Path = ROOT) -> list[str]:
             if set(cell["metadata"]) - {"tags", "papermill"}:
                 found.append(f"{name}: cell metadata {sorted(cell['metadata'])}, run nbdev_clean")
             if cell.get("execution_count"):
-                found.append(f"{name}: has execution counts, run tests/notebooks.py --write")
+                found.append(f"{name}: has execution counts, run `make refresh`")
             if any(o["output_type"] == "error" for o in cell.get("outputs", [])):
-                found.append(f"{name}: shows an error, run tests/notebooks.py --write")
+                found.append(f"{name}: shows an error, run `make refresh`")
     return found
 
 

@@ -219,3 +219,59 @@ def test_a_run_of_an_own_notebook_is_replayed_when_the_notebook_is_named(root, c
     monkeypatch.setenv("TINY_F1", "0.7")
     status, out, _ = said(capsys, "runs", "replay", folder, "--notebook", own)
     assert status == 1 and "0.5" in out and "0.7" in out
+
+
+# --- check
+
+
+MEASURED = """import os
+import pandas as pd
+import adaptmr as am
+from adaptmr.eval.report.run_folder import open_run
+data = am.load("demo", limit=2)
+run = open_run("tiny", {"dataset": "demo", "limit": 2}, data, out_dir)
+asked = [(q.conversation, q.id, q.type.value) for q in data.questions]
+rows = pd.DataFrame(asked, columns=["conversation", "question", "type"])
+rows = rows.assign(system="a", f1=float(os.environ.get("TINY_F1", "0.5")))
+run.write_results(rows)
+run.write_table(rows[["system", "f1"]], "main")
+run.write_manifest(models=["offline"])
+run"""
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    made = checkout.make(tmp_path / "checkout", MEASURED)
+    notebook = made / "nbs" / "experiments" / "tiny.ipynb"
+    parameters = json.dumps('out_dir = None\ndataset = "demo"\nlimit = 2')
+    notebook.write_text(notebook.read_text().replace(json.dumps(checkout.PARAMETERS), parameters))
+    monkeypatch.chdir(made)
+    return made
+
+
+def test_check_finds_what_todays_code_gives_otherwise_and_renews_it(measured, capsys, monkeypatch):
+    folder = Path(said(capsys, "run", "tiny")[1].strip()).parent
+    assert said(capsys, "runs", "check", folder)[:2] == (
+        0,
+        f"tiny/{folder.name}: the same tables\n1 runs, 0 with differences, 0 not checked\n",
+    )
+    monkeypatch.setenv("TINY_F1", "0.504")  # as another processor may round it
+    assert said(capsys, "runs", "check", folder)[0] == 0
+    monkeypatch.setenv("TINY_F1", "0.7")
+    status, out, _ = said(capsys, "runs", "check", "--all")
+    assert status == 1 and "main.csv: row 1, f1: 0.500 against 0.700" in out and "1 with differences" in out
+    assert said(capsys, "runs", "check", folder, "--renew")[0] == 1, "it differed"
+    assert said(capsys, "runs", "check", folder)[0] == 0 and (folder / "report.html").exists()
+    assert "0.700" in (folder / "tables" / "main.csv").read_text()
+
+
+def test_check_says_which_runs_it_left_out_and_why(measured, capsys):
+    folder = Path(said(capsys, "run", "tiny")[1].strip()).parent
+    (folder / "results.parquet").unlink()
+    asked = {"dataset": "demo", "limit": 2}
+    other = checkout.received(folder.with_name("other"), asked, data={"sha256": "x"})
+    (other / "results.parquet").touch()
+    status, out, _ = said(capsys, "runs", "check", "--all")
+    assert status == 0 and "2 runs, 0 with differences, 2 not checked" in out
+    assert "its results are times" in out and f"tiny/{other.name}: made from" in out
+    assert said(capsys, "runs", "check", folder)[0] == 1, "a run that was named must be checked"

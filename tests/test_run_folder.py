@@ -69,15 +69,16 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(
 @given(st.dictionaries(NAMES, JSON, max_size=5))
 @settings(max_examples=150, deadline=None)
 def test_run_id_is_a_safe_short_name(params):
-    name = run_folder.run_id(params, "data", "code")
+    name = run_folder.run_id(params, "data", {"system mine": "code"})
     assert (
         len(name) <= 69
         and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.+_-")
         and name[0].isalnum()
         and name[-9] == "-"
     )
-    assert name == run_folder.run_id(dict(reversed(list(params.items()))), "data", "code")
-    assert name[-8:] != run_folder.run_id(params, "data", "other code")[-8:]
+    assert name == run_folder.run_id(dict(reversed(params.items())), "data", {"system mine": "code"})
+    assert name[-8:] != run_folder.run_id(params, "data", {"system mine": "other code"})[-8:]
+    assert name[-8:] != run_folder.run_id(params, "other data", {"system mine": "code"})[-8:]
 
 
 @pytest.mark.parametrize(
@@ -85,23 +86,19 @@ def test_run_id_is_a_safe_short_name(params):
     ["openai/gpt-4o-mini", "..", "../../etc", "CON", "我", "", "a" * 500, "a b\tc\n", "\ud800", "\x00"],
 )
 def test_awkward_values_in_a_run_id(value, tmp_path):
-    name = run_folder.run_id({"model": value}, "", "")
+    name = run_folder.run_id({"model": value}, "")
     (tmp_path / name).mkdir()
     assert "/" not in name and not name.startswith(".") and len(name) <= 69
 
 
 def test_run_id_is_the_same_everywhere():
-    assert run_folder.run_id({"k": np.int64(10), "s": ("a", "b")}, "x", "y") == run_folder.run_id(
-        {"s": ["a", "b"], "k": 10, "out_dir": "/elsewhere"}, "x", "y"
+    assert run_folder.run_id({"k": np.int64(10), "s": ("a", "b")}, "x") == run_folder.run_id(
+        {"s": ["a", "b"], "k": 10, "out_dir": "/elsewhere"}, "x"
     )
-    assert run_folder.run_id({"file": "/home/ada/x.json"}, "", "") == run_folder.run_id(
-        {"file": Path("/root/x.json")}, "", ""
+    assert run_folder.run_id({"file": "/home/ada/x.json"}, "") == run_folder.run_id(
+        {"file": Path("/root/x.json")}, ""
     )
-    assert (
-        run_folder.run_id({"k": 1}, "", "")
-        != run_folder.run_id({"k": 1.0}, "", "")
-        != run_folder.run_id({"k": True}, "", "")
-    )
+    assert len({run_folder.run_id({"k": k}, "") for k in (1, 1.0, True)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +108,7 @@ def test_secrets_are_refused(name, tmp_path):
     with pytest.raises(ValueError, match="secret"):
         run_folder.open_run("exp1", {name: "sk-1234"}, OURS, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert run_folder.run_id({"token_budget": 10, "keys": 3}, "", "")  # these are none
+    assert run_folder.run_id({"token_budget": 10, "keys": 3}, "")  # these are none
 
 
 def test_code_sha256_sees_content_not_line_endings(tmp_path):
@@ -366,6 +363,15 @@ def test_a_second_run_with_the_same_results_leaves_the_first_alone(tmp_path):
     assert [p.name for p in (tmp_path / "exp1").iterdir()] == [first.run_id], (
         "no lock and no half folder is left"
     )
+
+
+def test_a_release_gives_a_run_no_other_name_and_the_notice_says_whose_code_differs(tmp_path, monkeypatch):
+    first = a_run(tmp_path)
+    monkeypatch.setattr(run_folder, "code_sha256", lambda: "of the next release")
+    with pytest.warns(RunNotice, match="the same results as the run of 20"):
+        assert a_run(tmp_path).path == first.path
+    with pytest.warns(RunNotice, match="OTHER RESULTS than the run of 20.*, by other code; both are kept"):
+        a_run(tmp_path, 0.6)
 
 
 def test_other_results_under_one_name_are_kept_with_a_notice(tmp_path):

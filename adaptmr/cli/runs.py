@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,16 @@ from .arguments import add_command, add_import, add_json
 from .comparing import MARGIN, MEASURES, compare_runs
 from .experiments import outputs_of, project_root
 from .output import print_facts, print_json, print_table, records
-from .replaying import replay_run, replayable_runs
+from .replaying import check_run, replay_run, replayable_runs
 from ..eval.report.parameters import UsageError
 from ..eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
 from ..eval.stats.contrasts import MEASURE_NAMES
 from ..eval.stats.estimates import format_interval
+from ..plugins import PluginError
 
 # %% auto #0
-__all__ = ['add_runs', 'list_runs', 'show_run', 'print_comparison', 'replay_runs', 'print_report', 'refresh_runs', 'explore_runs',
-           'remove_run']
+__all__ = ['add_runs', 'list_runs', 'show_run', 'print_comparison', 'replay_runs', 'check_runs', 'print_report', 'refresh_runs',
+           'explore_runs', 'remove_run']
 
 # %% ../../nbs/cli/03_runs.ipynb #122acd98
 def add_runs(commands: Any) -> None:
@@ -74,6 +77,18 @@ def add_runs(commands: Any) -> None:
         "--notebook", metavar="FILE", help="your own notebook that made these runs: code that you have read"
     )
     add_import(again, "a plugin of these runs, such as RUN/plugins/mystrat.py: code that you have read")
+
+    check = add_command(
+        runs,
+        "check",
+        "make runs again, and say whether today's code still gives their numbers",
+        "adaptmr runs check --all",
+        check_runs,
+    )
+    check.add_argument("folders", nargs="*", metavar="RUN", help="run folders")
+    check.add_argument("--all", action="store_true", help="every run")
+    check.add_argument("--renew", action="store_true", help="let today's run take its place")
+    add_import(check, "a plugin of these runs, such as RUN/plugins/mystrat.py: code that you have read")
 
     for name, help, call in (
         ("report", "print the path of a run's report, and render it where it is missing", print_report),
@@ -203,19 +218,45 @@ def print_comparison(args: argparse.Namespace) -> int:
 def replay_runs(args: argparse.Namespace) -> int:
     """Repeat recorded runs; 1 when a table differs."""
     root = project_root()
-    if bool(args.folders) == args.all:
-        raise UsageError("name run folders, or give --all")
-    runs = replayable_runs(outputs_of(root)) if args.all else [_open(name) for name in args.folders]
+    runs = _named(args, replayable_runs)
     differing = 0
     for run in runs:
-        differences = replay_run(run.folder, root, args.imports, args.notebook)
-        differing += bool(differences)
-        found = f"{len(differences)} differences" if differences else "the same tables"
-        print(f"{run.name}: {found}")
-        for line in differences[:20]:
-            print(f"  {line}")
+        differing += _print_differences(run, replay_run(run.folder, root, args.imports, args.notebook))
     print(f"{len(runs)} recorded runs, {differing} with differences")
     return int(differing > 0)
+
+
+def _named(args: argparse.Namespace, all_of: Callable[[Path], list[RecordedRun]]) -> list[RecordedRun]:
+    """Return the runs that a command names, or with --all those that `all_of` lists."""
+    if bool(args.folders) == args.all:
+        raise UsageError("name run folders, or give --all")
+    return all_of(outputs_of(project_root())) if args.all else [_open(name) for name in args.folders]
+
+
+def _print_differences(run: RecordedRun, differences: Sequence[str]) -> bool:
+    print(f"{run.name}: {f'{len(differences)} differences' if differences else 'the same tables'}")
+    for line in differences[:20]:
+        print(f"  {line}")
+    return bool(differences)
+
+
+def check_runs(args: argparse.Namespace) -> int:
+    """Make runs again with today's code; 1 when a table differs, or when a run that was named isn't checked.
+
+    What can't be made again here is named with its reason, and counted.
+    """
+    runs, differing, left_out = _named(args, recorded_runs), 0, 0
+    with tempfile.TemporaryDirectory() as cache:
+        for run in runs:
+            try:
+                found = check_run(run, project_root(), Path(cache), args.renew, args.imports)
+            except (UsageError, PluginError) as e:
+                left_out += 1
+                print(f"not checked: {e}")
+            else:
+                differing += _print_differences(run, found)
+    print(f"{len(runs)} runs, {differing} with differences, {left_out} not checked")
+    return int(differing > 0 or (left_out > 0 and not args.all))
 
 
 def print_report(args: argparse.Namespace) -> int:

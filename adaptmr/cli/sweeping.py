@@ -96,7 +96,8 @@ def find_point(
         if run.folder.parent.name != experiment or any(asked[name] != wanted.get(name) for name in asked):
             continue
         data = data or _data_sha256(given.get("dataset"))
-        if run_id(asked, data, code_sha256(), _parts_today(run, plugins)) == run.folder.name:
+        named = run_id(asked, data, _parts_today(run, plugins))
+        if run.folder.name.startswith(named) and run.code_sha256 == code_sha256():
             return run
     return None
 

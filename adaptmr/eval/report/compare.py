@@ -5,11 +5,13 @@
 # %% ../../../nbs/eval/report/00_compare.ipynb #03edc7cb
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 # %% auto #0
-__all__ = ['DERIVED_FILES', 'is_timing', 'compare_tables', 'compare_runs']
+__all__ = ['TOLERANCE', 'DERIVED_FILES', 'is_timing', 'compare_tables', 'compare_runs']
 
 # %% ../../../nbs/eval/report/00_compare.ipynb #1d9142df
 def is_timing(column: str) -> bool:
@@ -17,9 +19,13 @@ def is_timing(column: str) -> bool:
     return bool(re.match(r"ms(_|$)|seconds$|.*_(ms|seconds)$", column))
 
 # %% ../../../nbs/eval/report/00_compare.ipynb #806900b4
-def compare_tables(a: str | Path, b: str | Path) -> list[str]:
+TOLERANCE = 0.005  # between a fresh run on another processor and the recorded one; of counts, this share
+
+
+def compare_tables(a: str | Path, b: str | Path, tolerance: float = 0.0) -> list[str]:
     """Compare the tables of two run folders cell by cell, except for measured times.
 
+    Numbers, also those within text, may differ by `tolerance`, and those above 1 by that share of them.
     Returns one line for each difference; none if the tables are the same.
     """
     one, two = ({p.name: p for p in sorted((Path(f) / "tables").glob("*.csv"))} for f in (a, b))
@@ -29,7 +35,7 @@ def compare_tables(a: str | Path, b: str | Path) -> list[str]:
         )
     found = [f"{n}: only in the {'first' if n in one else 'second'}" for n in sorted(one.keys() ^ two.keys())]
     for name in sorted(one.keys() & two.keys()):
-        found += _compare_cells(name, _read_csv(one[name]), _read_csv(two[name]))
+        found += _compare_cells(name, _read_csv(one[name]), _read_csv(two[name]), tolerance)
     return found
 
 
@@ -39,14 +45,27 @@ def _read_csv(path: Path) -> list[list[str]]:
     return list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
 
 
-def _compare_cells(name: str, old: list[list[str]], new: list[list[str]]) -> list[str]:
+_NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?)")
+
+
+def _is_close(x: str, y: str, tolerance: float) -> bool:
+    if x == y or not tolerance:
+        return x == y
+    parts, others = (_NUMBER.split(cell.replace("−", "-")) for cell in (x, y))
+    return len(parts) == len(others) and all(
+        abs(float(a) - float(b)) <= tolerance * max(1.0, abs(float(a))) + 1e-9 if i % 2 else a == b
+        for i, (a, b) in enumerate(zip(parts, others))
+    )
+
+
+def _compare_cells(name: str, old: list[list[str]], new: list[list[str]], tolerance: float) -> list[str]:
     if old[:1] != new[:1] or len(old) != len(new):
         return [f"{name}: {len(old)} rows of {old[:1]} against {len(new)} rows of {new[:1]}"]
     return [
         f"{name}: row {i}, {column}: {x} against {y}"
         for i, (r, s) in enumerate(zip(old, new))
         for column, x, y in zip(old[0], r, s)
-        if x != y and not is_timing(column)
+        if not is_timing(column) and not _is_close(x, y, tolerance)
     ]
 
 # %% ../../../nbs/eval/report/00_compare.ipynb #aff5f67c
@@ -76,6 +95,12 @@ def _files(run: Path) -> set[str]:
     return {p.relative_to(run).as_posix() for p in paths} - set(DERIVED_FILES)
 
 
+def _is_same(x: Any, y: Any) -> bool:
+    if isinstance(x, float) and isinstance(y, float):
+        return math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-6) or (math.isnan(x) and math.isnan(y))
+    return bool(x == y)
+
+
 def _compare_rows(a: Path, b: Path) -> list[str]:
     if a.read_bytes() == b.read_bytes():
         return []
@@ -93,7 +118,7 @@ def _compare_rows(a: Path, b: Path) -> list[str]:
     found = []
     for name in old.column_names:
         pairs = zip(old[name].to_pylist(), new[name].to_pylist())
-        differing = [i for i, (x, y) in enumerate(pairs) if x != y and not (x != x and y != y)]
+        differing = [i for i, (x, y) in enumerate(pairs) if not _is_same(x, y)]
         if differing:
             found.append(
                 f"results.parquet: column {name} differs in {len(differing)} of {len(old)} rows, "

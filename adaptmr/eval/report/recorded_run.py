@@ -51,6 +51,11 @@ class RecordedRun:
         return self._mapping("numbers")
 
     @property
+    def code_sha256(self) -> str:
+        """The hash of the package's code that made the run."""
+        return str(self._mapping("code").get("sha256", ""))
+
+    @property
     def models(self) -> list[str]:
         """The models of the run; "offline" stands for rules."""
         found = self.manifest.get("models")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...data.registry import attribution
+from ... import __version__
 from .atomic_folder import AtomicFolder
 from .compare import compare_runs, compare_tables, is_timing
 from adaptmr.eval.report.html import (
@@ -332,7 +333,12 @@ def _describe_run(run: RunFolder, usage: Usage) -> dict[str, Any]:
         "params": run.params,
         "redacted": run.redact,
         "data": _describe_data(run.data, run.redact),
-        "code": {"sha256": code_sha256(), "own": dict(run.user_code), **git_state()},
+        "code": {
+            "version": __version__,
+            "sha256": code_sha256(),
+            "own": dict(run.user_code),
+            **git_state(),
+        },
         "timed": run.timed,
         **environment(),
         "usage": spent,
@@ -358,7 +364,8 @@ def _commit_run(run: RunFolder, folder: AtomicFolder) -> Path:
     if not differences:
         return path
     old, found = next(iter(differences.items()))
-    when = (read_manifest(old / "manifest.json").get("when") or {}).get("created", "an unknown date")
+    made = read_manifest(old / "manifest.json")
+    when = (made.get("when") or {}).get("created", "an unknown date")
     if run.timed:
         notice(
             f"{run.experiment}/{run.run_id} was measured on {when} before; "
@@ -367,10 +374,11 @@ def _commit_run(run: RunFolder, folder: AtomicFolder) -> Path:
     elif path in differences:
         notice(f"{run.experiment}/{path.name}: the same results as the run of {when}, which stays as it is")
     else:
+        same_code = (made.get("code") or {}).get("sha256") == code_sha256()
         notice(
-            f"{run.experiment}/{run.run_id}: OTHER RESULTS than the run of {when} with the same parameters, "
-            f"data and code; both are kept, this one as {path.name}. "
-            f"{len(found)} differences, the first: {found[0]}"
+            f"{run.experiment}/{run.run_id}: OTHER RESULTS than the run of {when} with the same parameters "
+            f"and data, by {'the same' if same_code else 'other'} code; both are kept, this one as "
+            f"{path.name}. {len(found)} differences, the first: {found[0]}"
         )
     return path
 
@@ -519,7 +527,7 @@ def open_run(
     if slug(experiment) != experiment:
         raise ValueError(f"experiment {experiment!r} must be a plain name such as {slug(experiment)!r}")
     kept = clean_params(params)
-    name = run_id(kept, data.sha256 if data else "", code_sha256(), user_code)
+    name = run_id(kept, data.sha256 if data else "", user_code)
     folder = AtomicFolder(Path(out_dir or default_outputs()), experiment, name)
     hidden = (data is not None and not data.ours) if redact is None else redact
     return RunFolder(
