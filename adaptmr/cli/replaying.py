@@ -179,12 +179,15 @@ def check_run(
 
 def _check_repeatable(run: RecordedRun) -> None:
     """Raise `UsageError` for a run whose results are times, or whose data aren't here."""
-    from adaptmr.data.registry import load
+    from adaptmr.data.registry import find_file, get_entry, is_file_name, load
 
     if not run.has_results:
         raise UsageError(f"{run.name}: its results are times, which no second run repeats")
+    name = str(run.params.get("dataset"))
     try:
-        data = load(run.params["dataset"], run.params.get("split"), run.params.get("limit"))
+        if not is_file_name(name) and (entry := get_entry(name)).files and find_file(entry) is None:
+            raise FileNotFoundError(f"`adaptmr data get {name}` fetches them")
+        data = load(name)
     except (OSError, ValueError, KeyError) as e:
         raise UsageError(f"{run.name}: its data can't be loaded here: {e}") from e
     if data.sha256 != run.data.get("sha256"):
