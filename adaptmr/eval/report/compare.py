@@ -113,7 +113,7 @@ def _files(run: Path) -> set[str]:
 
 def _is_same(x: Any, y: Any) -> bool:
     if isinstance(x, float) and isinstance(y, float):
-        return math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-6) or (math.isnan(x) and math.isnan(y))
+        return math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-4) or (math.isnan(x) and math.isnan(y))
     return bool(x == y)
 
 
