@@ -589,6 +589,16 @@ def test_stored_vectors_are_read_back(seeds, dim):
     assert again.import_npz(out) == len(vectors) and again.get(list(vectors)).keys() == vectors.keys()
 
 
+def test_recorded_vectors_take_the_place_of_those_made_here(tmp_path):
+    recorded, here = VectorCache(":memory:"), VectorCache(":memory:")
+    key, there = "0" * 64, np.array([1.0, 0.0], "<f2")
+    recorded.put({key: there}, "another processor")
+    here.put({key: there[::-1]}, "this one")
+    recorded.export_npz(tmp_path / "vectors.npz")
+    assert here.import_npz(tmp_path / "vectors.npz") == 1
+    assert np.array_equal(here.get([key])[key], there) and here.made_with([key]) == {"another processor": 1}
+
+
 @given(
     st.lists(
         st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5),

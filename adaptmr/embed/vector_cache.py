@@ -181,14 +181,14 @@ class _VectorTables:
         """Return what the vectors of `keys` were made with, where that is known."""
         return {key.hex(): made for key, made in self._select("SELECT key, made_with FROM made", keys)}
 
-    def put(self, vectors: Mapping[str, np.ndarray], made_with: str) -> None:
-        """Store vectors rounded to float16; a key that is stored already keeps its vector."""
+    def put(self, vectors: Mapping[str, np.ndarray], made_with: str, replace: bool = False) -> None:
+        """Store vectors rounded to float16; without `replace` a key that is stored keeps its vector."""
         rows = [
             {"key": bytes.fromhex(k), "vector": np.asarray(v, dtype="<f2").tobytes(), "made": made_with}
             for k, v in vectors.items()
         ]
         if rows:
-            self.file.write(_PUT, rows)
+            self.file.write((*_DROP, *_PUT) if replace else _PUT, rows)
 
 
 def _is_unit(v: np.ndarray) -> bool:
@@ -323,10 +323,13 @@ class VectorCache:
         return len(wanted)
 
     def import_npz(self, path: str | os.PathLike[str]) -> int:
-        """Add the vectors of an `export_npz` file; return how many. Raises `ValueError` for another file."""
+        """Store the vectors of an `export_npz` file, in place of those with the same keys; return how many.
+
+        Raises `ValueError` for another file.
+        """
         found = _read_npz(path)
         for made_with, part in found.items():
-            self._tables.put(part, made_with)
+            self._tables.put(part, made_with, replace=True)
         return sum(map(len, found.values()))
 
     def __len__(self) -> int:
