@@ -72,17 +72,19 @@ def _compare_cells(name: str, old: list[list[str]], new: list[list[str]], tolera
 def compare_means(a: str | Path, b: str | Path, tolerance: float = 0.0) -> list[str]:
     """Compare the mean results of each system in two run folders; one line for each difference.
 
-    `tolerance` as for `compare_tables`.
+    Columns that only the second has are left out. `tolerance` as for `compare_tables`.
     """
-    return _compare_cells("results.parquet", _means(Path(a)), _means(Path(b)), tolerance)
-
-
-def _means(run: Path) -> list[list[str]]:
     import pandas as pd
 
-    means = pd.read_parquet(run / "results.parquet").groupby("system").mean(numeric_only=True)
-    rows = [[str(system), *(f"{value:.6f}" for value in row)] for system, *row in means.itertuples()]
-    return [["system", *map(str, means.columns)], *rows]
+    one, two = (
+        pd.read_parquet(Path(run) / "results.parquet").groupby("system").mean(numeric_only=True)
+        for run in (a, b)
+    )
+    old, new = (
+        [["system", *means], *([name, *(f"{mean:.4f}" for mean in row)] for name, *row in means.itertuples())]
+        for means in (one, two.filter(list(one)))
+    )
+    return _compare_cells("results.parquet", old, new, tolerance)
 
 # %% ../../../nbs/eval/report/00_compare.ipynb #aff5f67c
 DERIVED_FILES = ("notebook.ipynb", "report.html")

@@ -89,9 +89,7 @@ def run_notebook(notebook: Path, executed: Path, params: dict[str, Any]) -> None
     interrupted = False
     with tempfile.TemporaryFile() as log, _kernel_writes_to(log):
         try:
-            papermill.execute_notebook(
-                str(notebook), str(executed), params, progress_bar=False, kernel_name="python3"
-            )
+            _execute(notebook, executed, params)
         except papermill.PapermillExecutionError:
             raise
         except KeyboardInterrupt:
@@ -104,6 +102,20 @@ def run_notebook(notebook: Path, executed: Path, params: dict[str, Any]) -> None
             gc.collect()  # interrupted tasks warn when they are collected: in here nobody sees it
     if interrupted:
         raise KeyboardInterrupt
+
+
+def _execute(notebook: Path, executed: Path, params: dict[str, Any], again: bool = True) -> None:
+    """Execute a notebook; once more where its kernel didn't start, as when another process took its port."""
+    import papermill
+
+    try:
+        papermill.execute_notebook(
+            str(notebook), str(executed), params, progress_bar=False, kernel_name="python3"
+        )
+    except RuntimeError as e:
+        if not again or not re.match("Kernel didn't respond|Kernel died before replying", str(e)):
+            raise
+        _execute(notebook, executed, params, again=False)
 
 
 @contextlib.contextmanager
