@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# a busy machine is slow, and that is no failure of what a test checks
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# a busy machine is slow, and that is no failure of what a test checks; without a database of examples, what
+# failed before in this folder plays no part
+settings.register_profile(
+    "any machine", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 _CACHE = tempfile.TemporaryDirectory(prefix="adaptmr-tests-", ignore_cleanup_errors=True)

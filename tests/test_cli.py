@@ -227,7 +227,7 @@ def test_nothing_of_this_machine_is_kept(ran):
         str(ran["place"]),
         str(ROOT),
         tempfile.gettempdir() + "/",
-        str(Path.home()) + "/",
+        *({str(Path.home()) + "/"} - {"//"}),  # some users have / as their home
         sys.prefix,
         "file:",
     }

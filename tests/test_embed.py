@@ -152,6 +152,7 @@ def test_minilm_vectors_do_not_depend_on_their_batch(precision):
     assert np.array_equal(e1.encode(texts), e2.encode(texts))
 
 
+@pytest.mark.numbers
 def test_the_number_of_threads_changes_no_vector_and_is_restored():
     import torch
 
@@ -167,6 +168,7 @@ def test_the_number_of_threads_changes_no_vector_and_is_restored():
     assert np.array_equal(*made)
 
 
+@pytest.mark.numbers
 def test_bfloat16_is_near_float32_and_has_other_keys():
     f32, b16 = (embedder(name) for name in ("minilm", "minilm:bfloat16"))
     assert ((f32.encode(ODD) * b16.encode(ODD)).sum(1) > 0.998).all()

@@ -13,6 +13,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
+from adaptmr import resources
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.embed import embedder
 from adaptmr.embed.encoders import HashEmbedder
@@ -406,13 +407,22 @@ def test_the_summary_by_hand():
     assert summarize_held_out([row(True, 1.0, 0.9, True)])["auroc"] is None, "no question without an answer"
 
 
-def test_the_same_bytes_twice_and_the_date_stays(everything, tmp_path):
+class ADay(date):
+    """A day that doesn't end while a test runs."""
+
+    @classmethod
+    def today(cls):
+        return cls(2024, 5, 31)
+
+
+def test_the_same_bytes_twice_and_the_date_stays(everything, tmp_path, monkeypatch):
+    monkeypatch.setattr(resources, "date", ADay)
     fits, scores, gains = everything
     path, data = tmp_path / "fits.json", {"made up": describe_data(made_up())}
     write_fits(path, fits, scores, gains, data)
     first = path.read_bytes()
     written = json.loads(first)
-    assert written["date"] == date.today().isoformat()
+    assert written["date"] == "2024-05-31"
     assert written["held_out"] == scores
     assert written["data"] == data
     assert [Fit(**row) for row in written["fits"]] == sorted(fits, key=lambda f: (f.embedder, f.without)), (
@@ -425,7 +435,7 @@ def test_the_same_bytes_twice_and_the_date_stays(everything, tmp_path):
     write_fits(path, fits, scores, gains, data)
     assert path.read_bytes() == old, "nothing new: the date stays"
     write_fits(path, fits[1:], scores, gains, data)
-    assert json.loads(path.read_bytes())["date"] == date.today().isoformat()
+    assert json.loads(path.read_bytes())["date"] == "2024-05-31"
     assert len(json.loads(path.read_bytes())["fits"]) == len(fits) - 1
     path.unlink()
     write_fits(path, fits, scores, gains, data)

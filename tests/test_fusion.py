@@ -30,6 +30,8 @@ from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory, QueryType
 
+pytestmark = pytest.mark.numbers
+
 DAY0 = datetime(2024, 5, 1, tzinfo=UTC)
 SIX = [
     Memory(f"m{i}", text, who, DAY0 + timedelta(days=i), session="s", step=i)

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import counting_seconds
 from server import Server, answering, ok, ok_json, status
 
 from adaptmr.data.beam import RubricQuestion
@@ -314,10 +315,11 @@ def test_every_gold_answer_is_right(text: str, gold: str) -> None:
     ],
 )
 def test_long_texts_are_judged_within_seconds(text: str) -> None:
+    """Four seconds where counting to a million takes 50 ms."""
     begun = time.process_time()
     RuleJudge().judge(q(text[:10_000], text), text[:-1] + "y", False)
     RuleJudge().judge(TOWN, text, False)
-    assert time.process_time() - begun < 4
+    assert time.process_time() - begun < 80 * counting_seconds()
 
 
 # -- a model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -131,6 +132,26 @@ def test_an_unreadable_retry_after_is_ignored_and_a_date_is_understood() -> None
     ) as s:
         assert model(s, waits).complete(HELLO).text == "x"
     assert 0.375 <= waits[0] <= 0.625 and waits[1] == 0.0
+
+
+@pytest.mark.parametrize(
+    "form", ["%a, %d %b %Y %H:%M:%S GMT", "%a, %d %b %Y %H:%M:%S -0000", "%a %b %d %H:%M:%S %Y"]
+)
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
+def test_a_date_in_retry_after_is_in_gmt_wherever_this_machine_is(
+    form: str, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    until = time.strftime(form, time.gmtime(time.time() + 40))
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        with Server(status(429, headers={"Retry-After": until}), ok("x")) as s:
+            assert model(s, waits).complete(HELLO).text == "x"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert 0 < waits[0] <= 40
 
 
 def test_exhausted_quota_raises_auth_error_without_retry() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import counting_seconds
 
 from adaptmr.data import longmemeval, registry
 from adaptmr.data.json_stream import Element, iter_elements, read_element
@@ -822,7 +823,8 @@ def facts_prompt(text: str) -> str:
 def test_a_file_as_large_as_s(tmp_path):
     """A file as large as LongMemEval_S is loaded and read in well under 1 GB.
 
-    Seconds are printed (`-s`), and bounded loosely, because the machine may be busy.
+    Seconds are printed (`-s`), and bounded loosely, because the machine may be busy: half a second and six
+    where counting to a million takes 40 ms.
     """
     words = " ".join(f"word{i}" for i in range(150))
     with open(tmp_path / "longmemeval_s_cleaned.json", "w", encoding="utf-8") as f:
@@ -869,4 +871,5 @@ print(json.dumps([len(data.questions), n, len(turns), streamed, took, wall_strea
         f"(by the clock {wall_streamed:.3f} and {wall:.2f} s), {megabytes:.0f} MB at most"
     )
     assert (n, turns, first) == (500, 240_000, 480) and size > 250_000_000
-    assert megabytes < 300 and streamed < 0.5 and took < 6.0
+    once = counting_seconds()
+    assert megabytes < 300 and streamed < 12 * once and took < 150 * once

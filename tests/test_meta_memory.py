@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import counting_seconds
 from server import Server, ok_json
 
 from adaptmr.llm import LLM
@@ -569,7 +570,7 @@ def test_a_kind_of_record_defined_elsewhere_is_read():
 
 @pytest.mark.slow
 def test_ten_thousand_tasks_are_searched_in_ten_milliseconds():
-    """The time of this thread: that of a machine without other work."""
+    """Where counting to a million takes 40 ms; in the time of this thread, whatever else the machine does."""
     store = MemoryStore()
     shapes = [f"Who is the {a} of the {b} of <name>?" for a in RELATIONS for b in RELATIONS]
     tasks = [
@@ -588,7 +589,7 @@ def test_ten_thousand_tasks_are_searched_in_ten_milliseconds():
         begun = time.thread_time()
         meta.recall(question)
         times.append(time.thread_time() - begun)
-    assert sorted(times)[len(times) // 2] < 0.010
+    assert sorted(times)[len(times) // 2] < counting_seconds() / 4
 
 
 RELATIONS = ("director", "writer", "spouse", "publisher", "founder", "owner", "award", "composer", "capital")

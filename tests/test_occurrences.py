@@ -22,6 +22,8 @@ from adaptmr.retrieval.strategies import StrategyPlanner, retrieve, temporal
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Finding, Memory, Question
 
+pytestmark = pytest.mark.numbers
+
 NOW = datetime(2024, 8, 10, tzinfo=UTC)
 TEMPORAL = StrategyPlanner(temporal)
 DAY = re.compile(r"\d{4}-\d\d-\d\d")

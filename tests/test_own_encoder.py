@@ -10,6 +10,8 @@ import pytest
 
 from adaptmr.embed import embedder
 
+pytestmark = pytest.mark.numbers
+
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] query passage ask : where do i live now hangzhou cat tea".split()
 
 

@@ -22,6 +22,8 @@ from adaptmr.training.reading_weights import (
     gather_reading,
 )
 
+pytestmark = pytest.mark.numbers
+
 SAMPLE = "hotpotqa_distractor_200.json"
 TOWER = ["Old Salt Tower", ["The Old Salt Tower is a lighthouse.", "It was designed by Ida Moser."]]
 IDA = ["Ida Moser", ["Ida Moser, born in Lindau, was an architect.", "She lived in Bregenz."]]

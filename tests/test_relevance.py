@@ -30,6 +30,8 @@ from adaptmr.retrieval.relevance import (
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
+pytestmark = pytest.mark.numbers
+
 DAY0 = datetime(2024, 5, 1, tzinfo=UTC)
 
 

@@ -28,11 +28,13 @@ NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpo
 
 @lru_cache(maxsize=1)
 def tracked() -> tuple[Path, ...]:
-    """Return the files of the repository, and those that the next `git add` would add."""
+    """Return the files of the repository, and those that the next `git add` would add, except runs."""
     try:
-        return tuple(p for p in tracked_files(ROOT, untracked=True) if p.is_file())
+        committed, found = set(tracked_files(ROOT)), tracked_files(ROOT, untracked=True)
     except NoCheckout as e:
         pytest.skip(str(e))
+    runs = ROOT / "outputs"
+    return tuple(p for p in found if p.is_file() and (p in committed or runs not in p.parents))
 
 
 @lru_cache(maxsize=1)

@@ -547,7 +547,8 @@ def test_quotes_are_found_in_every_file_format(tmp_path):
 # --- manifest -------------------------------------------------------------------------------------------
 
 
-def test_manifest_says_what_is_needed_and_nothing_of_the_machine(tmp_path):
+def test_manifest_says_what_is_needed_and_nothing_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "somebody"))  # it is / for some users, and every text has that
     run = run_folder.open_run(
         "exp1",
         {"data_file": str(Path.home() / "data" / "x.json"), "model": "openai/gpt-4o-mini", "ks": [1, 5]},

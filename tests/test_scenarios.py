@@ -26,6 +26,8 @@ from adaptmr.retrieval.strategies import (
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Finding, Memory, Question
 
+pytestmark = pytest.mark.numbers
+
 DATES = [(1, 5), (2, 10), (3, 15), (4, 20), (5, 1), (6, 8), (7, 12), (8, 3)]
 TEXTS = {
     "zh": [

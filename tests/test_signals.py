@@ -29,6 +29,8 @@ from adaptmr.store.view import indexed_text
 from adaptmr.text import tokenize
 from adaptmr.types import Memory, Question
 
+pytestmark = pytest.mark.numbers
+
 DAY0 = datetime(2024, 5, 1, tzinfo=UTC)
 HASH = embedder("hash")
 

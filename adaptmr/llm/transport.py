@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC
 from functools import partial
 from typing import Any, Callable, Mapping
 
@@ -127,7 +128,9 @@ def _retry_after(error: Any) -> float | None:
         from email.utils import parsedate_to_datetime
 
         try:
-            seconds = parsedate_to_datetime(text or "").timestamp() - time.time()
+            until = parsedate_to_datetime(text or "")
+            # an HTTP date is in GMT; some of its forms don't say so
+            seconds = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time()
         except (ValueError, TypeError):
             return None
     return max(0.0, seconds) if seconds == seconds else None

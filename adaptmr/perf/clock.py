@@ -67,7 +67,7 @@ def resident_megabytes(peak: bool = False) -> float:
     `getrusage` would include the peak of the parent process.
     """
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return float("nan")
     return next(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 # %% auto #0
-__all__ = ['TOLERANCE', 'DERIVED_FILES', 'is_timing', 'compare_tables', 'compare_runs']
+__all__ = ['TOLERANCE', 'DERIVED_FILES', 'is_timing', 'compare_tables', 'compare_means', 'compare_runs']
 
 # %% ../../../nbs/eval/report/00_compare.ipynb #1d9142df
 def is_timing(column: str) -> bool:
@@ -67,6 +67,22 @@ def _compare_cells(name: str, old: list[list[str]], new: list[list[str]], tolera
         for column, x, y in zip(old[0], r, s)
         if not is_timing(column) and not _is_close(x, y, tolerance)
     ]
+
+# %% ../../../nbs/eval/report/00_compare.ipynb #c3d1f0a2
+def compare_means(a: str | Path, b: str | Path, tolerance: float = 0.0) -> list[str]:
+    """Compare the mean results of each system in two run folders; one line for each difference.
+
+    `tolerance` as for `compare_tables`.
+    """
+    return _compare_cells("results.parquet", _means(Path(a)), _means(Path(b)), tolerance)
+
+
+def _means(run: Path) -> list[list[str]]:
+    import pandas as pd
+
+    means = pd.read_parquet(run / "results.parquet").groupby("system").mean(numeric_only=True)
+    rows = [[str(system), *(f"{value:.6f}" for value in row)] for system, *row in means.itertuples()]
+    return [["system", *map(str, means.columns)], *rows]
 
 # %% ../../../nbs/eval/report/00_compare.ipynb #aff5f67c
 DERIVED_FILES = ("notebook.ipynb", "report.html")

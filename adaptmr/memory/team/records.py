@@ -62,7 +62,8 @@ class Record:
     agent: str = ""
 
     def __init_subclass__(cls) -> None:
-        if cls.layer:
+        # a layer belongs to the module that defined it: its notebook, run beside it, takes nothing away
+        if cls.layer and _BY_LAYER.get(cls.layer, cls).__module__ == cls.__module__:
             _BY_LAYER[cls.layer] = cls
 
     def __post_init__(self) -> None:
