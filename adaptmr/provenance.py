@@ -119,10 +119,10 @@ def run_id(params: Mapping[str, Any], data_sha256: str, user_code: Mapping[str, 
     """Name a run: a slug of its parameters, and 8 hex digits of a sha256 over what decides it.
 
     That is its parameters, its data, and `user_code`, the hashes of the user's own parts
-    (`identity.user_code_hashes`). The order of the parameters changes nothing. Raises `ValueError` for a
-    parameter that looks like a secret.
+    (`identity.user_code_hashes`). The order of the parameters changes nothing, nor does one that is `None`,
+    such as one that a later version adds. Raises `ValueError` for a parameter that looks like a secret.
     """
-    kept = clean_params(params)
+    kept = {name: value for name, value in clean_params(params).items() if value is not None}
     parts = {"params": kept, "data": data_sha256, **({"own": dict(user_code)} if user_code else {})}
     digest = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
     return f"{slug('-'.join(filter(None, (_word(k, v) for k, v in kept.items()))))}-{digest[:8]}"

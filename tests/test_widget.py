@@ -1,6 +1,6 @@
 """The annotation tool: keys, clicks on the widgets, and errors while saving."""
 
-import builtins
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -275,14 +275,7 @@ def test_keys_in_the_text_box(tool):
 
 
 def test_missing_ipywidgets_is_reported(tool, monkeypatch):
-    real = builtins.__import__
-    monkeypatch.setattr(
-        builtins,
-        "__import__",
-        lambda name, *args: (
-            (_ for _ in ()).throw(ImportError(name)) if name == "ipywidgets" else real(name, *args)
-        ),
-    )
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)  # to import it is an ImportError
     with pytest.raises(ImportError, match="pip install ipywidgets"):
         tool.show()
     assert tool.handle_key("1") and saved(tool) == {"c/q0": "MISS"}  # the rest doesn't need it
