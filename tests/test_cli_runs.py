@@ -269,7 +269,7 @@ def test_check_says_which_runs_it_left_out_and_why(measured, capsys):
     folder = Path(said(capsys, "run", "tiny")[1].strip()).parent
     (folder / "results.parquet").unlink()
     asked = {"dataset": "demo", "limit": 2}
-    other = checkout.received(folder.with_name("other"), asked, data={"sha256": "x"})
+    other = checkout.received(folder.with_name("other"), asked, data={"sha256": "x"}, systems=["a"])
     (other / "results.parquet").touch()
     status, out, _ = said(capsys, "runs", "check", "--all")
     assert status == 0 and "2 runs, 0 with differences, 2 not checked" in out

@@ -181,7 +181,7 @@ def _check_repeatable(run: RecordedRun) -> None:
     """Raise `UsageError` for a run whose results are times, or whose data aren't here."""
     from adaptmr.data.registry import find_file, get_entry, is_file_name, load
 
-    if not run.has_results:
+    if not (run.has_results and run.manifest.get("systems")):
         raise UsageError(f"{run.name}: its results are times, which no second run repeats")
     name = str(run.params.get("dataset"))
     try:
