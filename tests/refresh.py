@@ -56,8 +56,8 @@ def run(path: Path) -> Any:
         )
     book = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory(prefix="guide-") as folder:
-        for file in GUIDES.iterdir():  # such as recorded calls, which a guide reads from its folder
-            if file.suffix != ".ipynb" and file.is_file():
+        for file in GUIDES.iterdir() if path.parent == GUIDES else ():
+            if file.suffix != ".ipynb" and file.is_file():  # such as recorded calls, which a guide reads
                 (Path(folder) / file.name).write_bytes(file.read_bytes())
         asked = copy.deepcopy(book)
         for cell in asked.cells:

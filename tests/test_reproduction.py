@@ -9,8 +9,7 @@ import yaml
 from committed import NoCheckout, committed_runs
 from expected import ROOT, committed_numbers
 
-from adaptmr.cli.replaying import check_run
-from adaptmr.eval.report.parameters import UsageError
+from adaptmr.cli.replaying import NotCheckable, check_run
 from adaptmr.eval.report.recorded_run import open_recorded
 
 
@@ -54,5 +53,5 @@ def test_todays_code_gives_the_numbers_of_a_committed_run(run, tmp_path_factory,
     cache.mkdir(exist_ok=True)
     try:
         assert check_run(open_recorded(ROOT / "outputs" / run), ROOT, cache) == []
-    except UsageError as e:
+    except NotCheckable as e:
         pytest.skip(str(e))

@@ -19,7 +19,8 @@ from ..eval.report.parameters import UsageError, known_parameters, recorded_para
 from ..eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
 
 # %% auto #0
-__all__ = ['CALLS', 'VECTORS', 'FITS', 'replayable_runs', 'read_run_config', 'missing_records', 'replay_run', 'check_run']
+__all__ = ['CALLS', 'VECTORS', 'FITS', 'replayable_runs', 'read_run_config', 'missing_records', 'replay_run', 'NotCheckable',
+           'check_run']
 
 # %% ../../nbs/cli/02_replaying.ipynb #29e631b5
 CALLS, VECTORS, FITS = "calls.jsonl.gz", "vectors.npz", "fits"  # in the folder of a run
@@ -150,6 +151,10 @@ def replay_run(
         return compare_tables(folder, again)
 
 # %% ../../nbs/cli/02_replaying.ipynb #5be2a1c9
+class NotCheckable(UsageError):
+    """A run can't be made again here: its results are times, or its calls or data are missing."""
+
+
 def check_run(
     run: RecordedRun, root: Path, cache: Path, renew: bool = False, imports: Sequence[str] = ()
 ) -> list[str]:
@@ -158,7 +163,7 @@ def check_run(
     A run that holds calls or vectors is repeated from them; any other afresh, and compared within
     `compare.TOLERANCE`; of one that measures times, the other results are compared. `cache`
     is a folder for the vectors of all that are checked afresh. With `renew`, today's run takes its place.
-    `imports` as for `replay_run`. Raises `UsageError` for a run that can't be repeated here, and what
+    `imports` as for `replay_run`. Raises `NotCheckable` for a run that can't be repeated here, and what
     `replay_run` raises.
     """
     from adaptmr.eval.report.compare import TOLERANCE, compare_means, compare_tables
@@ -178,17 +183,19 @@ def check_run(
 
 
 def _check_repeatable(run: RecordedRun) -> None:
-    """Raise `UsageError` for a run whose results are times, or whose data aren't here."""
+    """Raise `NotCheckable` for a run whose results are times, or whose calls or data aren't here."""
     from adaptmr.data.registry import find_file, get_entry, is_file_name, load
 
     if not (run.has_results and run.manifest.get("systems")):
-        raise UsageError(f"{run.name}: its results are times, which no second run repeats")
+        raise NotCheckable(f"{run.name}: its results are times, which no second run repeats")
+    if missing := missing_records(run):
+        raise NotCheckable(f"{run.name}: its folder lacks {' and '.join(missing)}")
     name = str(run.params.get("dataset"))
     try:
         if not is_file_name(name) and (entry := get_entry(name)).files and find_file(entry) is None:
             raise FileNotFoundError(f"`adaptmr data get {name}` fetches them")
         data = load(name)
     except (OSError, ValueError, KeyError) as e:
-        raise UsageError(f"{run.name}: its data can't be loaded here: {e}") from e
+        raise NotCheckable(f"{run.name}: its data can't be loaded here: {e}") from e
     if data.sha256 != run.data.get("sha256"):
-        raise UsageError(f"{run.name}: made from {run.data.get('label')}, and here is {data.label}")
+        raise NotCheckable(f"{run.name}: made from {run.data.get('label')}, and here is {data.label}")
