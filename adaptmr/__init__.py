@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
     if name not in _HOME_OF:
-        from adaptmr.spelling import did_you_mean
+        from adaptmr.checks import did_you_mean
 
         raise AttributeError(f"adaptmr has no {name!r}{did_you_mean(name, __all__)}; it has {sorted(__all__)}")
     value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
@@ -61,14 +61,14 @@ def __dir__() -> list[str]: return sorted({*__all__, *(name for name in globals(
 
 def load_ipython_extension(shell: Any) -> None:
     """Add the magics `%memory` and `%%ask` to a notebook: what `%load_ext adaptmr` calls."""
-    from adaptmr.magics import add_magics
+    from adaptmr.integrations.magics import add_magics
 
     add_magics(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Take the magics away again, and close the store that they opened."""
-    from adaptmr.magics import remove_magics
+    from adaptmr.integrations.magics import remove_magics
 
     remove_magics(shell)
 

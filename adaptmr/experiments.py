@@ -29,10 +29,10 @@ from .eval.runner.filling import Making
 from .eval.runner.identity import user_code_hashes
 from .eval.runner.repeated_times import time_systems, with_repeated_times
 from .eval.runner.timings import timed_calls
+from .files import notice
 from .llm import LLM
 from .llm.replay import ReplayCache
 from .llm.tasks import prompt_hashes
-from .notices import notice
 from .plugins import Plugin, keep_sources, load_plugins
 from .registry import packages_of, registered
 from .rerank import DEFAULT_RERANKER, MeteredReranker

@@ -5,14 +5,18 @@
 # %% ../nbs/01_files.ipynb #3f1a9c04
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
+from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, TypeVar
 
 # %% auto #0
-__all__ = ['open_atomic', 'write_atomic']
+__all__ = ['open_atomic', 'write_atomic', 'FittedRow', 'load_resource', 'save_resource', 'RunNotice', 'notice']
 
 # %% ../nbs/01_files.ipynb #3f1a9c06
 @contextmanager
@@ -51,3 +55,61 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+# %% ../nbs/01_files.ipynb #c57d63d4
+class FittedRow(Protocol):
+    """Fitted parameters for one encoder, with one conversation left out ("": with none left out)."""
+
+    @property
+    def embedder(self) -> str: ...
+
+    @property
+    def without(self) -> str: ...
+
+
+_Row = TypeVar("_Row", bound=FittedRow)
+
+
+def load_resource(
+    name: str, rows: str, unpack: Callable[[Any], _Row], error: type[Exception]
+) -> tuple[dict[str, Any], dict[tuple[str, str], _Row]]:
+    """Read the file `name` of the package; return its metadata, and its rows by encoder and conversation.
+
+    Raises `error` when the file is damaged.
+    """
+    try:
+        metadata = json.loads(files("adaptmr").joinpath(name).read_text(encoding="utf-8"))
+        return metadata, {(row.embedder, row.without): row for row in map(unpack, metadata.pop(rows))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise error(
+            f"{Path(name).name} of the installed package is damaged ({type(e).__name__}: {e}); "
+            "reinstall adaptmr, or run `make fit`"
+        ) from e
+
+# %% ../nbs/01_files.ipynb #0987236a
+def save_resource(
+    path: Path, name: str, rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]
+) -> None:
+    """Write the metadata, and the rows under `name`. The date stays if the content is unchanged."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}  # a missing or damaged file is written with today's date
+    same = {k: v for k, v in before.items() if k != "date"} == json.loads(
+        json.dumps({**metadata, name: rows})
+    )
+    head = json.dumps({"date": before["date"] if same else date.today().isoformat(), **metadata}, indent=1)
+    write_atomic(path, head[:-2] + f',\n "{name}": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]\n}\n")
+
+# %% ../nbs/01_files.ipynb #5d2b7e04
+class RunNotice(UserWarning):
+    """A message about a run that its user must see."""
+
+
+# Python shows a warning once per place by default; a filter that the user has set takes precedence
+warnings.simplefilter("always", RunNotice, append=True)
+
+
+def notice(text: str) -> None:
+    """Show a `RunNotice`; line breaks in `text` become spaces."""
+    warnings.warn(" ".join(text.split()), RunNotice, stacklevel=2)

@@ -16,7 +16,6 @@ import numpy as np
 from .embed.encoders import EMBEDDERS
 from .eval.runner.identity import code_hash
 from .registry import call_with_options, describe, required_parameters
-from .spelling import suggest_names
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _Encode = Callable[[Sequence[str], str], np.ndarray]
@@ -83,7 +82,6 @@ def _checked(name: str, encode: Callable[..., Any]) -> _Encode:
     return encode_checked
 
 # %% ../nbs/03_own_embedder.ipynb #623afb98
-@suggest_names()
 def register_embedder(name: str, description: str = "") -> Callable[[_T], _T]:
     """Register an embedder: a function of texts, a class with `encode`, or what makes its object.
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from .notices import notice
-from .spelling import did_you_mean
+from .checks import did_you_mean
+from .files import notice
 
 _T = TypeVar("_T")
 

@@ -16,8 +16,8 @@ from numbers import Real
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
+from .checks import UnknownName, did_you_mean, kind_of
 from .markup import Cell, cut_text, html_table, preview_table, text_table
-from .spelling import UnknownName, did_you_mean, kind_of, suggest_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -83,7 +83,6 @@ class QueryType(str, Enum, metaclass=_Types):
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)  # the `at` of a memory whose time is not known
 
 
-@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Memory:
     """One memory, usually one turn of a conversation.
@@ -291,10 +290,6 @@ def _pick(
         raise IndexError(f"{whole} has no {what[:-1]} {key}: it has {len(items)}, from 0 on") from None
 
 
-@suggest_names(
-    questions="they are in the data set, data.questions_on(conversation)",
-    messages="what was said is in turns",
-)
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversation:
     """A conversation: its speakers and its turns in the order they were said.
@@ -406,7 +401,6 @@ class Conversation:
         return html_table([_memory_row(m) for m in self.turns[:8]], _MEMORY_COLUMNS, caption)
 
 # %% ../nbs/00_types.ipynb #22ca48c0
-@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Question:
     """A question about a conversation, with its gold fields.
@@ -466,7 +460,6 @@ class Questions(list[Question]):
         return preview_table(rows, len(self), columns, what="questions")
 
 # %% ../nbs/00_types.ipynb #7ef5db4a
-@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Calls, tokens, seconds and US dollars; `cost_usd` is `None` where a price is not known."""
@@ -505,7 +498,6 @@ class Usage:
         return html_table([list(values.values())], list(values))
 
 # %% ../nbs/00_types.ipynb #cd6dcbd0
-@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A retrieved memory: its score, its signals, and a note for the reader ("updated; before: …").
@@ -636,7 +628,6 @@ class Trace(list[TraceRow]):
 _TRACE_COLUMNS = ("step", "in", "out", "ms", "reason")
 
 
-@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something worked out from the hits: a sentence for the reader, and the answer where it gives one.
@@ -656,7 +647,6 @@ class Finding:
         return html_table([(self.text, self.answer)], ("finding", "answer"))
 
 
-@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The result of one retrieval.
@@ -745,7 +735,6 @@ class Evidence:
         return f"{about}\n{Hits(self.hits)!r}" if self.hits else about
 
 
-@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The reader's answer; `abstained` when the reader found no answer in the evidence."""
@@ -770,7 +759,6 @@ class Answer:
         )
 
 # %% ../nbs/00_types.ipynb #b5fef2f6
-@suggest_names(turns="each conversation has its own: data[0].turns")
 @dataclass(frozen=True, slots=True, repr=False)
 class Dataset:
     """Conversations and questions, with their origin.

@@ -18,8 +18,7 @@ import pytest
 from adaptmr import cli
 from adaptmr.eval.report import atomic_folder
 from adaptmr.eval.report.run_folder import open_run
-from adaptmr.files import write_atomic
-from adaptmr.notices import RunNotice
+from adaptmr.files import RunNotice, write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -423,7 +423,7 @@ def test_a_damaged_file_is_named_with_the_remedy(content, tmp_path, monkeypatch)
     (tmp_path / "planning").mkdir()
     if content is not None:
         (tmp_path / "planning" / "heads.json").write_text(content)
-    monkeypatch.setattr("adaptmr.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("adaptmr.files.files", lambda package: tmp_path)
     classifiers._read_shipped_heads.cache_clear()
     try:
         for read in (shipped_heads, head_provenance, FittedClassifier):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import adaptmr as am
 from adaptmr.eval.stats.estimates import Difference, Interval
-from adaptmr.magics import Asked
+from adaptmr.integrations.magics import Asked
 from adaptmr.retrieval.differences import differences
 from adaptmr.retrieval.plan import PlanError
 from adaptmr.store.serialization import Event, Events

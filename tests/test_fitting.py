@@ -13,7 +13,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from adaptmr import resources
+from adaptmr import files as resources
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.embed import embedder
 from adaptmr.embed.encoders import HashEmbedder

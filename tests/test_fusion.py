@@ -302,7 +302,7 @@ def test_the_fit_that_never_saw_the_conversation(monkeypatch):
 def file(tmp_path, monkeypatch):
     """Stands for fits.json of an installed package; nothing is remembered before or after."""
     (tmp_path / "retrieval").mkdir()
-    monkeypatch.setattr("adaptmr.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("adaptmr.files.files", lambda package: tmp_path)
     fusion._read_shipped_fits.cache_clear()
     yield tmp_path / "retrieval" / "fits.json"
     fusion._read_shipped_fits.cache_clear()

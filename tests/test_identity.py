@@ -20,7 +20,7 @@ from adaptmr.data import registry
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.identity import SourceUnavailable, user_code_hashes
 from adaptmr.experiments import Experiment
-from adaptmr.notices import RunNotice
+from adaptmr.files import RunNotice
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.strategies import StrategyPlanner
 from adaptmr.systems import base

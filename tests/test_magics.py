@@ -170,5 +170,5 @@ def test_loading_twice_keeps_the_memory(shell):
 
 
 def test_the_package_does_not_import_ipython():
-    code = "import sys, adaptmr, adaptmr.magics; sys.exit('IPython' in sys.modules)"
+    code = "import sys, adaptmr, adaptmr.integrations.magics; sys.exit('IPython' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from adaptmr.mcp_server import TOOLS, MemoryTools, make_server
+from adaptmr.integrations.mcp import TOOLS, MemoryTools, make_server
 from adaptmr.store.memory_store import Filter, MemoryStore
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,7 +17,7 @@ import adaptmr as am
 from adaptmr.eval.analysis.plan_change import compare_plans
 from adaptmr.eval.report.notebook_output import save_clean_notebook
 from adaptmr.experiments import Experiment
-from adaptmr.notices import RunNotice
+from adaptmr.files import RunNotice
 from adaptmr.plugins import PluginError, load_plugins, plugins_for_replay
 from adaptmr.registry import ENTRY_POINTS, NameTaken, forget_module, load_packages, packages_of, registered
 from adaptmr.retrieval.strategies import STRATEGIES

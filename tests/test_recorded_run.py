@@ -13,7 +13,7 @@ from adaptmr.cli import main
 from adaptmr.cli.replaying import missing_records
 from adaptmr.eval.report.parameters import UsageError
 from adaptmr.eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
-from adaptmr.notices import RunNotice
+from adaptmr.files import RunNotice
 
 
 @pytest.fixture

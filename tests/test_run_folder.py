@@ -22,7 +22,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from adaptmr import provenance
 from adaptmr.eval.report import html, redaction, run_folder
-from adaptmr.notices import RunNotice
+from adaptmr.files import RunNotice
 from adaptmr.types import Dataset, QueryType, Usage
 
 OURS = Dataset("demo", sha256="ab12", ours=True)

@@ -31,9 +31,9 @@ from adaptmr.eval.runner.journal import Journal, JournalError
 from adaptmr.eval.runner.repeated_times import time_systems
 from adaptmr.eval.runner.rows import PLAN_COLUMNS
 from adaptmr.eval.runner.saved_states import SavedStates
+from adaptmr.files import RunNotice
 from adaptmr.llm import LLM
 from adaptmr.memory.team.steps import Step, Transcript
-from adaptmr.notices import RunNotice
 from adaptmr.reader import answer
 from adaptmr.registry import Registered
 from adaptmr.systems import base

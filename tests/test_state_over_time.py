@@ -18,7 +18,7 @@ import adaptmr as am
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.filling import ingest_conversation
 from adaptmr.eval.runner.saved_states import SavedStates
-from adaptmr.notices import RunNotice
+from adaptmr.files import RunNotice
 from adaptmr.planning.qarp import QARP
 from adaptmr.systems.base import get_capabilities, make_system
 from adaptmr.systems.contract import ContractError

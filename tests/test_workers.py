@@ -31,10 +31,10 @@ from adaptmr.eval.runner.units import Schedule, Unit, plan_units
 from adaptmr.eval.runner.worker_pipe import pack_error, unpack_error
 from adaptmr.eval.runner.workers import WorkerDied
 from adaptmr.experiments import Experiment
+from adaptmr.files import RunNotice
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
 from adaptmr.llm.tasks import OUTCOME_COUNTER
-from adaptmr.notices import RunNotice
 from adaptmr.systems.base import make_system, register_system, unregister_system
 from adaptmr.types import Usage
 
@@ -471,7 +471,7 @@ def test_little_work_is_done_here(data, registered):
 
 
 def test_notices_of_workers_are_shown_here(data, registered):
-    from adaptmr.notices import notice
+    from adaptmr.files import notice
 
     name = registered("speaks", wrapped(lambda c, q: notice(f"asked about {c}")))
     with pytest.warns(RunNotice) as shown:

@@ -23,7 +23,7 @@ from .runs import add_runs
 from .sweeping import add_sweep
 from .system_list import add_systems
 from ..eval.report.parameters import UsageError
-from ..notices import RunNotice
+from ..files import RunNotice
 
 # %% auto #0
 __all__ = ['make_parser', 'main']
@@ -119,7 +119,7 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from adaptmr.mcp_server import serve
+    from adaptmr.integrations.mcp import serve
     from adaptmr.store.errors import StoreError
 
     try:

@@ -22,8 +22,8 @@ from .. import __version__
 from .arguments import add_command, add_json
 from .output import print_json, print_table
 from ..embed.vector_cache import cache_dir
+from ..files import RunNotice
 from ..llm.credentials import clean_api_key, parse_endpoint
-from ..notices import RunNotice
 
 # %% auto #0
 __all__ = ['OK', 'NOTE', 'BROKEN', 'TIMEOUT', 'SLOW', 'EXTRAS', 'Finding', 'add_doctor', 'check_packages', 'check_plugins',

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checks import did_you_mean
 from .read_chat import read_chat
 from .registry import register_file_reader
 from .validation import DatasetError
 from ..files import write_atomic
-from ..spelling import did_you_mean
 from ..types import Dataset
 
 # %% auto #0

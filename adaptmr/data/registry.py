@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
+from ..checks import UnknownName, did_you_mean, kind_of
 from .validation import DatasetError, validate
 from ..embed.vector_cache import cache_dir
 from ..markup import html_table
 from ..progress import progress_bar
-from ..spelling import UnknownName, did_you_mean, kind_of, suggest_names
 from ..types import Dataset, Question
 
 # %% auto #0
@@ -357,7 +357,6 @@ def _load_entry(entry: DatasetEntry) -> Dataset:
     return replace(data, notes=dict(sorted({**validate(data), **data.notes}.items())))
 
 
-@suggest_names()
 def load(name: str | Path, split: str | Sequence[str] | None = None, limit: int | None = None) -> Dataset:
     """Load a data set by name: from `ADAPTMR_DATA`, else from the download cache, else from the network.
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, Mapping, Protocol, Sequence, runtime_checkable
 
 import numpy as np
 
+from ..checks import did_you_mean
 from .endpoint import EndpointModel
 from .hub import hub_reachable, model_revision
 from .minilm import MINILM_DIM, MINILM_SHA256, check_sha256, minilm, package_file
@@ -31,7 +32,6 @@ from adaptmr.embed.names import (
 from .vector_cache import VectorCache, vector_key
 from ..progress import progress_bar
 from ..registry import Registry
-from ..spelling import did_you_mean
 from ..text import clean
 
 # %% auto #0

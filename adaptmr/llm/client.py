@@ -16,6 +16,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
+from ..checks import kind_of
 from .call_times import record_call, recorded_seconds
 from .replay import ReplayCache
 from .servers import model_server
@@ -34,7 +35,6 @@ from adaptmr.llm.transport import (
     count_tokens,
 )
 from ..markup import Cell, HtmlOutput, html_table
-from ..spelling import kind_of, suggest_names
 from ..types import Usage
 
 _all_ = [
@@ -278,7 +278,6 @@ class _UsageLog:
         return usage
 
 # %% ../../nbs/llm/03_client.ipynb #d9605686
-@suggest_names()
 class LLM:
     """A chat model behind an OpenAI-compatible server; with `model="offline"` tasks use their rules.
 

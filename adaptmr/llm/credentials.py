@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
-from ..spelling import kind_of
+from ..checks import kind_of
 
 # %% auto #0
 __all__ = ['REDACTED', 'PLACEHOLDERS', 'clean_api_key', 'Endpoint', 'parse_endpoint', 'secret_encodings', 'SecretRedactor',

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping
 
+from ..checks import kind_of
 from ..files import open_atomic
-from ..spelling import kind_of, suggest_names
 from ..sqlite import ForkSafeConnection, open_database, write_transaction
 
 # %% auto #0
@@ -193,7 +193,6 @@ def _read_calls(path: str | Path) -> list[tuple[str, str, str, str]]:
     return rows
 
 # %% ../../nbs/llm/00_replay.ipynb #17254a3e
-@suggest_names()
 class ReplayCache:
     """Replies by request, in one SQLite file that threads and processes share.
 

@@ -26,7 +26,6 @@ from adaptmr.llm.json_repair import (
     unsupported_schema,
 )
 from ..markup import html_table
-from ..spelling import suggest_names
 from ..text import detect_language
 from ..types import Usage
 
@@ -245,7 +244,6 @@ def _retry_messages(
     ]
 
 # %% ../../nbs/llm/04_tasks.ipynb #6c15d72a
-@suggest_names()
 @dataclass(frozen=True)
 class Task:
     """A task for a model, with a rule that does it offline.

@@ -16,10 +16,10 @@ import numpy as np
 from ..embed import Embedder, embedder
 from ..embed.fit_files import FitFile, own_fit
 from ..embed.names import strip_precision
+from ..files import load_resource
 from ..llm import LLM
 from ..llm.tasks import Task, object_schema, register_task
 from ..reader import QUESTION_IS_DATA, sanitize
-from ..resources import load_resource
 from ..retrieval.classify import best_type, type_probabilities, type_scores
 from ..text import detect_language, find_names, remove_names
 from ..types import QueryType

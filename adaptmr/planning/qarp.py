@@ -18,7 +18,6 @@ from ..reader.direct import needs_no_memory
 from ..retrieval.columns import asked_at
 from ..retrieval.plan import FixedPlanner, PlanError, Planner, RetrievalPlan, plan_schema
 from ..retrieval.strategies import HYBRID_WEIGHTS, UNIFIED_WEIGHTS, Router, as_question
-from ..spelling import suggest_names
 from ..store.protocol import PlannerStore
 from ..text import detect_language
 from ..types import UNDATED, Hit, Memory, Question
@@ -154,7 +153,6 @@ def _thresholds(threshold: float, doubt: float, gate: str) -> dict[str, Any]:
     }
 
 
-@suggest_names()
 @dataclass(frozen=True)
 class QARP:
     """Plans with a model: `retrieve(question, store, planner=QARP(llm))` plans, runs and refines.

@@ -24,7 +24,6 @@ from adaptmr.retrieval.strategies import (
     plan_for_type,
     update,
 )
-from ..spelling import suggest_names
 from ..store.protocol import PlannerStore
 from ..types import QueryType, Question
 
@@ -65,7 +64,6 @@ def _classifier(classifier: Classifier | None, llm: LLM | None) -> Classifier:
     return classifier or RulesFirst(FewShotClassifier(llm))
 
 # %% ../../nbs/planning/01_routed.ipynb #2c31a722
-@suggest_names()
 @dataclass(frozen=True)
 class Routed:
     """Plans by the strategy of a question's likeliest type.
@@ -91,7 +89,6 @@ class Routed:
         return plan_for_type(question_type, question, asked_at(question, store), strategies)
 
 # %% ../../nbs/planning/01_routed.ipynb #fdda0003
-@suggest_names()
 @dataclass(frozen=True)
 class Mixture:
     """Plans by the strategies of all types whose probability is above `threshold`, weighted by it.

@@ -9,11 +9,11 @@ import re
 from datetime import datetime
 from typing import Any, Mapping, Sequence
 
+from ..checks import kind_of
 from ..llm import LLM, check_llm
 from ..llm.tasks import Task, object_schema, register_task
 from .direct import reply_without_memories
 from .extract import extract_answer
-from ..spelling import kind_of, suggest_names
 from ..text import clean, detect_language
 from ..times import annotate_dates
 from ..types import Answer, Evidence, Finding, Hit, Question, Usage, as_utc, escape_tags
@@ -222,7 +222,6 @@ ANSWER_DIRECTLY = register_task(
 )
 
 
-@suggest_names()
 def answer(
     question: str, evidence: Evidence, llm: LLM | None = None, *, asked_at: datetime | None = None
 ) -> Answer:

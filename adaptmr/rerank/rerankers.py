@@ -15,7 +15,6 @@ from ..llm.replay import ReplayCache
 from .cross_encoder import CrossEncoderScores
 from .endpoint import EndpointScores
 from .scores import MeteredReranker, Reranker, metered
-from ..spelling import suggest_names
 
 
 # %% auto #0
@@ -39,7 +38,6 @@ def _open_cache(cache: bool | ReplayCache) -> ReplayCache | None:
     return _cache_file(str(cache_dir() / "rerank.sqlite")) if cache else None
 
 
-@suggest_names()
 def reranker(
     name: str | Reranker = DEFAULT_RERANKER,
     *,

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..checks import kind_of
 from .columns import asked_at, said_at, seconds
 from .parsed_query import query_text
 from .store_part import StorePart, part_of_rows, rows_passing, store_part
-from ..spelling import kind_of
 from ..store.protocol import Store
 from ..store.view import Filter, ListedMemories
 from ..types import Conversation, Memory, Question, as_utc

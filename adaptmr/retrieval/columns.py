@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .parsed_query import cached_content_words, is_assistant
-from ..spelling import suggest_names
 from ..store.lazy_list import LazyMemories
 from ..store.memory_store import MemoryStore
 from ..store.protocol import PlannerStore, Store
@@ -340,7 +339,6 @@ def columns_of(store: PlannerStore, earlier: PlannerStore | None = None) -> Stor
     return columns
 
 
-@suggest_names()
 def warm(store: Store) -> None:
     """Make now what the first `retrieve` from a store needs, so that it needn't be made then.
 

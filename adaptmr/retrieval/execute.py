@@ -11,6 +11,7 @@ from datetime import datetime
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from ..checks import kind_of
 from ..embed.names import strip_precision
 from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
@@ -47,7 +48,6 @@ from adaptmr.retrieval.search import (
     widen_window,
 )
 from .state import State
-from ..spelling import kind_of, suggest_names
 from ..store.protocol import Store
 from ..store.view import Filter
 from ..types import Evidence, Question
@@ -105,7 +105,6 @@ STEPS: tuple[Step, ...] = (
 )
 
 # %% ../../nbs/retrieval/06_execute.ipynb #437bd7ef
-@suggest_names()
 def execute(
     plan: RetrievalPlan,
     query: str | Question,

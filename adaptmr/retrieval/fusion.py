@@ -14,7 +14,7 @@ import numpy as np
 
 from ..embed.fit_files import FitFile, own_fit
 from ..embed.names import strip_precision
-from ..resources import load_resource
+from ..files import load_resource
 from .candidates import Candidates
 from .plan import WEIGHT_SETS
 from .signals import SIGNALS, signal_values

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..embed.fit_files import own_fit
 from ..embed.names import strip_precision
-from ..resources import load_resource
+from ..files import load_resource
 from ..text import content_words, find_names
 
 # %% auto #0

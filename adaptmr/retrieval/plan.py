@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, runtime_checkable
 
+from ..checks import did_you_mean, kind_of
 from ..llm import LLM
 from ..markup import Cell, html_table
 from ..reader import ANSWER_STYLES
 from ..rerank.scores import Reranker
 from .differences import Differences, differences
 from .signals import SIGNALS
-from ..spelling import did_you_mean, kind_of, suggest_names
 from ..store.protocol import PlannerStore
 from ..store.view import Filter
 from ..times import Window
@@ -50,7 +50,6 @@ class PlanError(ValueError):
     """A field of a `RetrievalPlan` has a value that it cannot have."""
 
 # %% ../../nbs/retrieval/02_plan.ipynb #7f08c322
-@suggest_names(PlanError)
 @dataclass(frozen=True)
 class RetrievalPlan:
     """How to retrieve: which queries, which scores, which conditions, how many memories.

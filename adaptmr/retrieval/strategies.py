@@ -14,6 +14,7 @@ from datetime import datetime
 from time import perf_counter
 from typing import Any
 
+from ..checks import kind_of
 from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
 from ..markup import Cell, HtmlOutput, html_table
@@ -39,7 +40,6 @@ from .prompt_limit import FRAME_TOKENS, limit_prompt
 from .queries import decompose
 from .relations import date_in_question, find_relation
 from .rounds import run_request
-from ..spelling import kind_of, suggest_names
 from ..store.protocol import PlannerStore, Store
 from ..store.view import Filter
 from ..times import Window, time_window
@@ -240,7 +240,6 @@ class StrategyPlanner:
         return plan_for_type(made_for[0], question, now) if made_for else self.strategy(question, now)
 
 
-@suggest_names()
 @dataclass(frozen=True)
 class Router:
     """Plans by the strategy of a question's type, which `question_type` predicts (default: `classify`).
@@ -301,7 +300,6 @@ def _strategy_name(strategy: Strategy) -> str:
     return str(getattr(strategy, "__name__", type(strategy).__name__))
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #cd04de3f
-@suggest_names()
 def retrieve(
     query: str | Question,
     store: Store,
@@ -373,7 +371,6 @@ def _bounded(plan: RetrievalPlan, token_budget: int | None) -> RetrievalPlan:
     return replace(plan, token_budget=room) if plan.token_budget is None or plan.token_budget > room else plan
 
 # %% ../../nbs/retrieval/08_strategies.ipynb #36e16667
-@suggest_names()
 async def aretrieve(
     query: str | Question,
     store: Store,

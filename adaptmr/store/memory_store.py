@@ -16,8 +16,8 @@ from typing import Any, Iterable, Iterator, Self, Sequence, overload
 
 import numpy as np
 
+from ..checks import kind_of
 from ..markup import Cell, html_table
-from ..spelling import kind_of
 from .approximate import APPROXIMATE_FROM
 from .backup import write_backup
 from .edits import Edit

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ..spelling import kind_of
+from ..checks import kind_of
 from .serialization import iter_memories
 from ..types import UNDATED, Conversation, Memory, as_utc, read_message
 

@@ -9,8 +9,8 @@ import json
 from datetime import datetime
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
+from ..checks import kind_of
 from ..markup import Cell, HtmlOutput, preview_table
-from ..spelling import kind_of
 from ..types import Conversation, Memory
 
 # %% auto #0

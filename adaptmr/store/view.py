@@ -13,16 +13,16 @@ from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields, replace
 from datetime import datetime
-from heapq import merge
 from functools import cache
+from heapq import merge
 from importlib.metadata import version
 from typing import Any, Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
 from .. import text
+from ..checks import kind_of
 from ..markup import HtmlOutput, html_table
-from ..spelling import kind_of, suggest_names
 from .lexical import LexicalIndex
 from .serialization import instant
 from .vectors import ExactIndex, dot_products, top_k
@@ -40,7 +40,6 @@ __all__ = ['MAX_TEXT_CHARS', 'MODES', 'Filter', 'agent_of', 'truncate_text', 'be
 _NOT_GIVEN: Any = object()
 
 
-@suggest_names()
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A condition on what a memory is, whose it is and when it was said; `None` means any.

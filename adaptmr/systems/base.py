@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ..checks import did_you_mean, kind_of
 from ..llm import LLM, check_llm
 from ..markup import HtmlOutput, html_table, text_table
 from ..registry import Registry
@@ -21,7 +22,6 @@ from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.parsed_query import parse_query
 from ..retrieval.plan import Planner, planner_llm
 from ..retrieval.strategies import retrieve
-from ..spelling import did_you_mean, kind_of, suggest_names
 from ..types import Conversation, Evidence, Memory, Question, Usage
 
 if TYPE_CHECKING:
@@ -308,7 +308,6 @@ class SystemNames(list[str]):
         return html_table(self.descriptions.items(), ("system", "what it does"))
 
 
-@suggest_names()
 def make_system(
     name: str,
     llm: Any = None,

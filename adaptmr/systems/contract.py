@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from numbers import Real
 from typing import Any
 
+from ..checks import kind_of
 from ..memory.team.steps import Transcript
-from ..spelling import kind_of
 from .base import Capabilities, get_capabilities
 from .solver import Solution
 from ..types import Answer, Evidence, Finding, Hit, Memory, Usage

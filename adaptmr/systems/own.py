@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..checks import did_you_mean, kind_of
 from ..registry import call_with_options, describe, required_parameters
 from ..retrieval.strategies import STRATEGIES, Router, Strategy, StrategyPlanner
-from ..spelling import did_you_mean, kind_of, suggest_names
 from .base import SYSTEMS, MemorySystem, PlannedSystem, SystemFactory
 from ..types import QueryType
 
@@ -58,7 +58,6 @@ def _factory_of(thing: Any) -> SystemFactory:
     return make
 
 # %% ../../nbs/systems/01_own.ipynb #aa50196c
-@suggest_names()
 def system(name: str, description: str = "", group: str = "own") -> Callable[[_T], _T]:
     """Register a strategy, a planner, a memory system or a factory as a system.
 
@@ -79,7 +78,6 @@ def system(name: str, description: str = "", group: str = "own") -> Callable[[_T
     return register
 
 
-@suggest_names()
 def strategy(
     *types: QueryType | str, system: str = "", description: str = "", group: str = "own"
 ) -> Callable[[Strategy], Strategy]:

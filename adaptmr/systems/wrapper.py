@@ -11,13 +11,13 @@ from datetime import datetime
 from time import perf_counter
 from typing import Any
 
+from ..checks import kind_of
 from ..llm import LLM
 from ..llm.tasks import meter_usage
 from ..retrieval.execute import execute
 from ..retrieval.fusion import RRF_K
 from ..retrieval.plan import PlanError, Planner, RetrievalPlan, planner_llm
 from ..retrieval.strategies import as_question
-from ..spelling import kind_of, suggest_names
 from .base import DisplayedSystem, MemorySystem, get_capabilities
 from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order
 
@@ -85,7 +85,6 @@ class _PooledHits:
         ]
 
 # %% ../../nbs/systems/01_wrapper.ipynb #163c9fcb
-@suggest_names()
 class WrappedSystem(DisplayedSystem):
     """Retrieve from another memory system by plan.
 

@@ -23,8 +23,8 @@ from adaptmr.eval.metrics.ranking import (
     to_sessions,
 )
 from ..eval.stats.intervals import paired_difference
+from ..files import save_resource
 from ..provenance import texts_sha256
-from ..resources import save_resource
 from ..retrieval.as_of import store_as_of
 from ..retrieval.candidates import Candidates, select_candidates
 from ..retrieval.classify import classify

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..embed import Embedder
-from ..resources import save_resource
+from ..files import save_resource
 from ..retrieval.candidates import select_candidates
 from ..retrieval.columns import asked_at, columns_of
 from ..retrieval.execute import execute

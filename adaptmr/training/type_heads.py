@@ -16,8 +16,8 @@ import numpy as np
 
 from ..embed import Embedder
 from ..embed.minilm import minilm_files
+from ..files import save_resource
 from ..planning.classifiers import ClassifierHead, is_uncertain, question_features, strip_names
-from ..resources import save_resource
 from ..retrieval.classify import type_probabilities
 from ..types import QueryType, Question
 

@@ -24,7 +24,6 @@ from ..runner.units import plan_units
 from ..runner.worker_count import check_workers, worker_count
 from ...llm.client import LLM, check_llm
 from ...markup import html_table
-from ...spelling import suggest_names
 from ...systems.base import known_systems, unknown_system, uses_llm
 from ...systems.display_names import offline_name
 from ...types import Dataset
@@ -298,7 +297,6 @@ _FREE = "those that fit are free, as the low end of “in all” assumes"
 COLUMNS = ("system", "questions", "calls", "prompt tokens", "completion tokens", "US dollars", "minutes")
 
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #767d7a39
-@suggest_names()
 def estimate(
     systems: Sequence[str],
     data: Dataset,

@@ -16,7 +16,6 @@ from .accuracy import JUDGES
 from .judge import Judge, Verdict
 from ...llm import LLM
 from ...registry import call_with_options, describe, required_parameters
-from ...spelling import suggest_names
 from ...types import Question
 
 # %% auto #0
@@ -66,7 +65,6 @@ class _Maker:
         return _OwnJudge(self.name, made.judge, getattr(made, "llm", None))
 
 # %% ../../../nbs/eval/judges/03_own_judge.ipynb #a645dbbe
-@suggest_names()
 def judge(name: str, description: str = "") -> Callable[[_T], _T]:
     """Register a judge under a name: a function, a class with a method `judge`, or what makes its object.
 

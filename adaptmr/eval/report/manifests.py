@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...notices import notice
+from ...files import notice
 
 # %% auto #0
 __all__ = ['read_manifest', 'run_folders', 'finished_runs', 'is_finished']

@@ -16,8 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.registry import attribution
 from ... import __version__
+from ...data.registry import attribution
 from .atomic_folder import AtomicFolder
 from .compare import compare_runs, compare_tables, is_timing
 from adaptmr.eval.report.html import (
@@ -32,9 +32,8 @@ from .latex import latex_text
 from .manifests import is_finished, read_manifest
 from .redaction import drop_text_columns, redaction_problems
 from ..stats.estimates import MIN_DIFFERENCES, MIN_GROUPS, TOO_FEW
-from ...files import write_atomic
+from ...files import notice, write_atomic
 from ...markup import HtmlOutput
-from ...notices import notice
 from adaptmr.provenance import (
     canonical_json,
     clean_params,

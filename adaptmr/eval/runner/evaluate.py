@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...checks import kind_of
 from ...data.validation import validate
 from ...embed.encoders import EMBEDDERS
 from ..judges.accuracy import judge_answers, make_judge
@@ -39,7 +40,6 @@ from ...llm.spending import LimitReached, spending_of
 from ...llm.tasks import meter_usage
 from ...provenance import code_sha256, texts_sha256
 from ...rerank import Reranker, as_reranker
-from ...spelling import kind_of, suggest_names
 from ...systems.base import MemorySystem, get_capabilities, known_systems, unknown_system
 from ...systems.contract import check_state, system_name
 from ...types import Conversation, Dataset, Question, Usage
@@ -176,7 +176,6 @@ def _identity(setup: Setup, systems: Sequence[str | System], remembering: Iterab
     }
 
 # %% ../../../nbs/eval/runner/04_evaluate.ipynb #db918a77
-@suggest_names()
 def evaluate(
     systems: str | System | Sequence[str | System],
     data: Dataset,

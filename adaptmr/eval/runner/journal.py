@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...files import notice
 from ...llm.spending import Spent
-from ...notices import notice
 
 # %% auto #0
 __all__ = ['CODE_KEYS', 'JournalError', 'changed_code', 'journal_keys', 'Journal']

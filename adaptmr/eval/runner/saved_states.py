@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...notices import notice
+from ...files import notice
 from ...systems.base import get_capabilities
 
 # %% auto #0

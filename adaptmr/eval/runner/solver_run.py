@@ -12,7 +12,7 @@ from typing import Any
 from .asking import solve_question
 from .filling import System, prepare_questions, store_conversation
 from .run import Run, ingest_key, row_key
-from ...notices import notice
+from ...files import notice
 from ...types import Conversation, Question
 
 # %% auto #0

@@ -17,8 +17,8 @@ from .filling import System
 from .run import Setup
 from .shared_encoder import encoders_in, given_embedders
 from .units import Unit
+from ...files import notice
 from ...llm import LLM
-from ...notices import notice
 
 WORTH_WORKERS = 1_000  # answers; fewer take one process some seconds
 
