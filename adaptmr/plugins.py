@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .data.registry import datasets, get_parser
-from .eval.runner.source_code import is_installed, is_ours, own_files
+from .eval.runner.identity import is_installed, is_ours, own_files
 from .registry import NameTaken, forget_module, registered
 from .systems.base import known_systems
 

@@ -12,8 +12,7 @@ import pytest
 from adaptmr.data.registry import load
 from adaptmr.embed import embedder
 from adaptmr.llm import LLM
-from adaptmr.llm.json_repair import schema_violation
-from adaptmr.llm.tasks import TASKS
+from adaptmr.llm.tasks import TASKS, schema_violation
 from adaptmr.perf import bench, clock, large_file, mock_server
 from adaptmr.systems import ablations  # noqa: F401  (its import brings every task with it)
 

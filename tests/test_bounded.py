@@ -1,4 +1,4 @@
-"""`adaptmr.llm.deadlines`: servers that send slowly, without end, or compressed bombs."""
+"""`adaptmr.llm.transport`: servers that send slowly, without end, or compressed bombs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from server import (
 )
 
 from adaptmr.llm import LLM, BadRequest, ServerError, deadlines
-from adaptmr.llm.deadlines import DeadlineExceeded, call_with_timeout
+from adaptmr.llm.transport import DeadlineExceeded, call_with_timeout
 
 HELLO = [{"role": "user", "content": "Where do I live now?"}]
 PATIENCE = 6.0  # seconds; without a deadline each of these servers takes twenty or more

@@ -43,7 +43,7 @@ from adaptmr.eval.analysis.road_times import (
     road_time_table,
     time_roads,
 )
-from adaptmr.eval.runner.repeated_times import timed_questions
+from adaptmr.eval.runner.timings import timed_questions
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.prompt import build_prompt
 from adaptmr.systems.layered import LayeredSystem

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 import adaptmr as am
+from adaptmr.eval.runner.asking import ingest_conversation
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.filling import ingest_conversation
 from adaptmr.eval.runner.saved_states import SavedStates
 from adaptmr.files import RunNotice
 from adaptmr.planning.qarp import QARP

@@ -35,8 +35,8 @@ from ..registry import Registry
 from ..text import clean
 
 # %% auto #0
-__all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'EMBEDDERS', 'Embedder', 'HashEmbedder', 'VectorMiss', 'ElsewhereEncoder',
-           'encode_elsewhere', 'TextEmbedder', 'OwnEmbedder', 'embedder', 'shared_cache']
+__all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'EMBEDDERS', 'Embedder', 'HashEmbedder', 'VectorMiss', 'TextEmbedder',
+           'OwnEmbedder', 'embedder', 'shared_cache']
 
 # %% ../../nbs/embed/02_encoders.ipynb #f708280a
 @runtime_checkable
@@ -168,26 +168,6 @@ def _no_vector(embedder: str, missing: Sequence[str], of: int) -> VectorMiss:
     )
 
 # %% ../../nbs/embed/02_encoders.ipynb #28d1f3e6
-class ElsewhereEncoder(Protocol):
-    """Encode for this process, in another one that has loaded the models."""
-
-    def dim(self, embedder: TextEmbedder) -> int:
-        """Return the length of an embedder's vectors."""
-        ...
-
-    def encode(self, embedder: TextEmbedder, texts: Mapping[str, str], kind: str) -> dict[str, np.ndarray]:
-        """Return float16 vectors of texts by cache key, once they are in the cache."""
-        ...
-
-
-_ELSEWHERE: list[ElsewhereEncoder] = []  # at most one
-
-
-def encode_elsewhere(encoder: ElsewhereEncoder) -> None:
-    """Let another process encode what every `TextEmbedder` of this process lacks, from now on."""
-    _ELSEWHERE[:] = [encoder]
-
-
 class TextEmbedder:
     """A model behind a cache; made by `embedder()`, which documents the arguments.
 
@@ -213,7 +193,7 @@ class TextEmbedder:
     ) -> None:
         self.name, self.model = embedder_name(model, precision), model
         self.revision, self.precision, self.cache = revision, precision, cache
-        self._dim, self._uses_kind, self._allow_encoding = dim, uses_kind, allow_encoding
+        self._dim, self._uses_kind, self.allow_encoding = dim, uses_kind, allow_encoding
         self._encoder = _BatchEncoder(
             model, precision, load, max_chars=max_chars, batch_size=batch_size, progress=progress
         )
@@ -225,9 +205,9 @@ class TextEmbedder:
     def dim(self) -> int:
         """The length of a vector. Loads a sentence-transformers model if nothing was encoded before."""
         if self._dim is None:
-            if not self._allow_encoding:
+            if not self.allow_encoding:
                 raise VectorMiss(f"{self.name}: the dimension is unknown until a recorded vector is read")
-            self._dim = _ELSEWHERE[0].dim(self) if _ELSEWHERE else self._encoder.dim()
+            self._dim = self._encoder.dim()
         return self._dim
 
     def key(self, text: str, kind: str = "passage") -> str:
@@ -262,13 +242,10 @@ class TextEmbedder:
         return out
 
     def _encode_missing(self, todo: dict[str, str], kind: str, of: int) -> dict[str, np.ndarray]:
-        if not self._allow_encoding:
+        if not self.allow_encoding:
             raise _no_vector(f"{self.model} ({self.precision}, weights {self.revision[:12]})", list(todo), of)
         start = time.perf_counter()
-        if _ELSEWHERE:
-            made = _ELSEWHERE[0].encode(self, todo, kind)
-        else:
-            made = self._encoder.encode(todo, kind, self.cache)
+        made = self._encoder.encode(todo, kind, self.cache)
         self.encoded += len(todo)
         self.seconds += time.perf_counter() - start
         return made

@@ -13,10 +13,9 @@ import numpy as np
 
 from .names import parse_endpoint_model
 from ..llm.client import price
-from ..llm.credentials import Endpoint
-from ..llm.servers import OPENAI_ENDPOINT, model_server
+from ..llm.credentials import OPENAI_ENDPOINT, Endpoint, model_server
+from ..llm.spending import count_tokens
 from ..llm.tasks import meter_vectors
-from ..llm.tokens import count_tokens
 from ..llm.transport import BadRequest, LLMError, Transport
 
 # %% auto #0

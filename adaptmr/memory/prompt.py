@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from ..markup import HtmlOutput
 from .config import SECTIONS, MemoryConfig
 from .layers import FACT, KEY, PAGE, PROFILE, TOPIC

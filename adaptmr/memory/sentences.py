@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from ..retrieval.parsed_query import is_assistant
 from ..text import CJK, content_words, find_names, split_sentences
 from ..types import Memory

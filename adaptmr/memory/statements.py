@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from .layers import CATEGORIES
 from .sentences import NAME_OR_NUMBER, OVERHEAD, Idf, equal_idf, sentence_parts
 from ..retrieval.pairs import text_facts

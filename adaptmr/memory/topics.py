@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from .config import MemoryConfig
 from .heat import UNUSED, Uses, heat
 from .layers import TOPIC, covered_steps, derive, span_id, step_span

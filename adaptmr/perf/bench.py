@@ -24,7 +24,7 @@ from ..embed.names import supports_language
 from ..embed.vector_cache import VectorCache
 from ..eval.analysis.attribution import attribute_failures
 from ..eval.runner.evaluate import evaluate
-from ..eval.runner.worker_count import available_cores
+from ..eval.runner.parallel import available_cores
 from adaptmr.perf.clock import (
     Goal,
     clustered_vectors,

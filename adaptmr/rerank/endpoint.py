@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..llm.client import price
-from ..llm.servers import rerank_server
-from ..llm.tokens import count_tokens
+from ..llm.credentials import rerank_server
+from ..llm.spending import count_tokens
 from ..llm.transport import BadRequest, Transport
 from .scores import MalformedScores, PairScores
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..llm.call_times import record_call, recorded_seconds
 from ..llm.replay import ReplayCache
+from ..llm.spending import record_call, recorded_seconds
 from ..llm.tasks import TaskResult, count_result
 from ..text import clean
 from ..types import Usage

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from .rendering import render_context
 from ..types import PROMPT_FRAME, Evidence, TraceRow
 

@@ -13,7 +13,7 @@ from ..eval.analysis.budget_curves import coverage_curves, coverage_figure, meas
 from ..eval.analysis.cost import writing_table
 from ..eval.report import tables
 from ..eval.report.style import NothingToDraw
-from ..eval.runner.filling import matched_budgets
+from ..eval.runner.asking import matched_budgets
 from ..eval.runner.timings import load_clauses, timing_sentence
 from ..markup import HtmlOutput, folded
 from .writing import EvaluatedRun, show_sentences

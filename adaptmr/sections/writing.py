@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..eval.report.run_folder import RunFolder
 from ..eval.report.style import NothingToDraw
-from ..eval.runner.filling import Making
+from ..eval.runner.asking import Making
 from ..llm import LLM
 from ..markup import HtmlOutput
 from ..systems.display_names import DisplayNames

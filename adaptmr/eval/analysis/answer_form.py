@@ -15,7 +15,7 @@ import numpy as np
 from ..metrics.answers import answer_tokens
 from ..stats.estimates import format_interval
 from ..stats.intervals import mean_ci
-from ...llm.tokens import count_tokens
+from ...llm.spending import count_tokens
 from ...times import find_times
 
 if TYPE_CHECKING:

@@ -31,15 +31,15 @@ from adaptmr.eval.analysis.counterfactuals import (
     reader_input,
 )
 from .shapley import shapley_values
-from adaptmr.eval.runner.filling import (
+from adaptmr.eval.runner.asking import (
     Making,
     ingest_conversation,
     made_for,
     make_given,
     matched_budgets,
     prepare_questions,
+    score_answer,
 )
-from ..runner.rows import score_answer
 from ...llm import EmptyReply
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage

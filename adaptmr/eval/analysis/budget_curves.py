@@ -26,7 +26,7 @@ from adaptmr.eval.report.style import (
     printable_label,
     series_looks,
 )
-from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
+from ..runner.asking import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..stats.intervals import mean_ci
 from ...llm.transport import count_tokens
 from ...retrieval.rendering import render_context

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
-from ..runner.repeated_times import timed_questions
+from ..runner.asking import conversation_embedder, ingest_conversation, prepare_questions
+from ..runner.timings import timed_questions
 from ...memory.config import MemoryConfig
 from ...systems.layered import LayeredSystem
 from ...types import Conversation, Dataset, Question

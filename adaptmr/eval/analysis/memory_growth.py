@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..runner.filling import conversation_embedder
-from ..runner.repeated_times import timed_questions
+from ..runner.asking import conversation_embedder
+from ..runner.timings import timed_questions
 from ...memory.config import MemoryConfig
 from ...memory.layered import LayeredMemory
 from ...memory.layers import FACT, KEY, PAGE, SUMMARY, TOPIC
