@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.eval.analysis.attribution import attribute_failures
-from adaptmr.eval.analysis.causes import evidence_table
 from adaptmr.eval.analysis.budget_curves import coverage_curves, measure_coverage, system_similarity
+from adaptmr.eval.analysis.causes import evidence_table
 from adaptmr.eval.analysis.counterfactuals import Failure, apply_interventions, outdated_hits
 from adaptmr.eval.analysis.longmemeval import retrieval_rows
-from adaptmr.eval.annotation.cases import sample_failures
-from adaptmr.eval.annotation.files import Label, read_labels, write_labels
+from adaptmr.eval.annotation.labels import Label, read_labels, sample_failures, write_labels
 from adaptmr.eval.metrics import ranking as r
 from adaptmr.eval.report.explorer import explorer_data, explorer_html
 from adaptmr.eval.report.redaction import redaction_problems
