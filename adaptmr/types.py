@@ -82,7 +82,8 @@ class Memory:
     its `at` is `UNDATED`, so that times can be compared, and no date is displayed. `layer` is "" for a turn
     as it was said, otherwise the name of the layer of a derived memory; `derived_from` are the ids of the
     memories that this one was made from, and `owner` says whose memory it is: a user, an agent. Raises
-    `ValueError` for an empty `id` or a `status` other than "active" and "deleted".
+    `TypeError` for a `text` that is no string, `ValueError` for an empty `id` or a `status` other
+    than "active" and "deleted".
     """
 
     id: str
@@ -105,6 +106,8 @@ class Memory:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise ValueError(f"Memory.id {self.id!r} must be a non-empty string")
+        if not isinstance(self.text, str):
+            raise TypeError(f"Memory.text of {self.id!r} is a {type(self.text).__name__}, not a string")
         if self.status not in ("active", "deleted"):
             raise ValueError(f"Memory.status {self.status!r} of {self.id!r} must be 'active' or 'deleted'")
         object.__setattr__(self, "at", as_utc(self.at) or UNDATED)

@@ -89,9 +89,9 @@ def test_what_is_not_there_is_named_with_what_is(look, kind, said):
     [
         (lambda: am.Conversation.from_messages("hi"), TypeError, "messages is a str, 'hi', not a list"),
         (lambda: am.answer("x", am.Evidence(), asked_at=3), TypeError, "time 3 is an int"),
-        (lambda: am.systems("ablatoin"), ValueError, r"'ablatoin' is no .*did you mean 'ablation'\?\); there"),
-        (lambda: am.estimate("lexicl", DATA), ValueError, "unknown system 'lexicl' .*did you mean 'lexical'"),
-        (lambda: am.QueryType("temporal"), ValueError, r"did you mean 'temporal_reasoning'\?\); there are fact"),
+        (lambda: am.systems("ablatoin"), ValueError, r"did you mean 'ablation'\?\); there"),
+        (lambda: am.estimate("lexicl", DATA), ValueError, "did you mean 'lexical'"),
+        (lambda: am.QueryType("temporal"), ValueError, "did you mean 'temporal_reasoning'"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_there_is(make, error, said):
