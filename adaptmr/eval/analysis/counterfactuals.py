@@ -13,7 +13,7 @@ import numpy as np
 
 from ..annotation.labels import CAUSES
 from ...reader import build_context
-from ...retrieval.rendering import render_context, sort_by_time
+from ...retrieval.evidence import render_context, sort_by_time
 from ...retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from ...systems.fixed import without_times
 from ...types import Conversation, Evidence, Hit, Memory, QueryType, Question, memory_order
