@@ -18,10 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .parsed_query import cached_content_words, is_assistant
-from ..store.lazy_list import LazyMemories
 from ..store.memory_store import MemoryStore
 from ..store.protocol import PlannerStore, Store
-from ..store.serialization import instant
 from ..store.view import begins_with, truncate_text
 from ..text import count_words, split_sentences
 from ..types import Memory, Question
@@ -35,7 +33,6 @@ SCORE_ALL_UP_TO = 4_000  # memories of a store that all are scored, and whose wo
 LENGTH_SAMPLE = 100  # memories that the mean length is measured on
 T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EPOCH_INSTANT = instant(_EPOCH)
 
 
 def seconds(t: datetime) -> float:
@@ -198,9 +195,7 @@ class StoreColumns:
 
 
 def _memories_at(memories: Sequence[Memory], rows: np.ndarray) -> list[Memory]:
-    """Return the memories of these rows; a list that reads from a file reads them together."""
-    if isinstance(memories, LazyMemories):
-        return memories.load_rows(rows)
+    """Return the memories of these rows."""
     return [memories[i] for i in rows.tolist()]
 
 
@@ -209,12 +204,8 @@ def _codes(
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Return the codes (n,) of the memories' values of a field, and each value's code, by appearance.
 
-    `known` are the codes of the first memories. A list that reads from a file has columns: no memory of it
-    is read for them.
+    `known` are the codes of the first memories.
     """
-    if isinstance(memories, LazyMemories):
-        values, rows = memories.column(name)
-        return rows, {value: i for i, value in enumerate(values)}
     codes = dict(codes)
     more = [codes.setdefault(getattr(m, name), len(codes)) for m in memories[len(known) :]]
     return np.concatenate([known, np.array(more, np.int64)]), codes
@@ -222,19 +213,11 @@ def _codes(
 
 def _said_at(memories: Sequence[Memory], known: np.ndarray) -> np.ndarray:
     """Return when the memories were said, in seconds since 1970 (n,); `known` are those of the first."""
-    if isinstance(memories, LazyMemories):
-        instants, rows = memories.column("instant")
-        more = ((instants[row] - _EPOCH_INSTANT) / 1_000_000 for row in rows[len(known) :].tolist())
-        return np.concatenate([known, np.fromiter(more, np.float64)])
     return np.concatenate([known, [seconds(m.at) for m in memories[len(known) :]]])
 
 
 def _happened_at(memories: Sequence[Memory], known: np.ndarray, said_at: np.ndarray) -> np.ndarray:
     """Return when what the memories tell of happened: as `_said_at`, and that where it isn't known."""
-    if isinstance(memories, LazyMemories):
-        times, rows = memories.column("event_at")
-        happened = np.array([seconds(t) if t else np.nan for t in times], np.float64)[rows]
-        return np.where(np.isnan(happened), said_at, happened)
     more = memories[len(known) :]
     return np.concatenate([known, [seconds(m.event_at or m.at) for m in more]])
 
