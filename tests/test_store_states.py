@@ -1,4 +1,4 @@
-"""States of a store: each reader holds one, a change makes the next, and what is saved beside the file fits."""
+"""States of a store: a reader holds one, a change makes the next, and what is saved beside the file fits."""
 
 from __future__ import annotations
 

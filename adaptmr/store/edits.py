@@ -137,11 +137,6 @@ def prepare_edit(edit: Edit, dim: int | None) -> PreparedEdit:
         raise ValueError(f"the vector of {edit.id!r} came without the name and the dim of its embedder")
     if vector.shape != (dim,):
         raise ValueError(f"the vector of {edit.id!r} has the shape {vector.shape}, expected ({dim},)")
-    length = float(np.linalg.norm(vector.astype(np.float32)))
-    if not (abs(length - 1) < 0.01 or length == 0):
-        raise ValueError(
-            f"the vector of {edit.id!r} has the length {length:.4g}; it must be 1 (L2-normalised)"
-        )
     return PreparedEdit(edit, row, encode_vectors(vector[None], (1, dim))[0])
 
 # %% ../../nbs/store/03_edits.ipynb #16d0000f

@@ -139,7 +139,7 @@ class _States:
             if self.latest.seq:
                 self.refresh()
 
-# %% ../../nbs/store/10_memory_store.ipynb #3bb90641
+# %% ../../nbs/store/10_memory_store.ipynb #f533eecd
 class MemoryStore:
     """Memories with vector search and BM25, in the SQLite file `path` (":memory:" keeps them in memory only).
 
@@ -524,6 +524,7 @@ class MemoryStore:
                 raise TypeError(f"{edit!r:.200} is a {type_name}, not an Add, Update, SetStatus or Erase")
             if isinstance(edit, Add | Update):
                 to_row(edit.memory)  # what can't be stored is refused before anything is encoded
+                _check_vector(edit)
         return self._apply(several, who, why, since).last_event
 
     def _apply(
@@ -577,7 +578,7 @@ class MemoryStore:
         self._states.written = True
         return added
 
-# %% ../../nbs/store/10_memory_store.ipynb #36237d87
+# %% ../../nbs/store/10_memory_store.ipynb #e6b65a69
 def _open(path: str | os.PathLike[str], timeout: float, embedder: Any) -> tuple[Records, Encoder]:
     """Open a file and choose its embedder; the file is closed again when the embedder can't be used."""
     if not isinstance(path, str | os.PathLike):
@@ -617,6 +618,16 @@ def _with_vectors(
     for n, vector in zip(lacking, encoder.encode([_encoded_text(saying[n].memory) for n in lacking])):
         ready[n] = replace(saying[n], vector=vector)
     return ready, encoder.embedder_id
+
+
+def _check_vector(edit: Add | Update) -> None:
+    """Check the vector that came with an edit. Raises `ValueError`."""
+    if edit.vector is not None:
+        length = float(np.linalg.norm(np.asarray(edit.vector, np.float32)))
+        if not (abs(length - 1) < 0.01 or length == 0):
+            raise ValueError(
+                f"the vector of {edit.id!r} has the length {length:.4g}; it must be 1 (L2-normalised)"
+            )
 
 
 def _encoded_text(m: Memory) -> str:

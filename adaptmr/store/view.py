@@ -237,7 +237,7 @@ def zscores(scores: np.ndarray, where: np.ndarray | None = None) -> np.ndarray:
     spread = float(some.std()) if len(some) else 0.0
     return (scores - some.mean()) / spread if spread > 1e-9 else np.zeros(len(scores))
 
-# %% ../../nbs/store/02_view.ipynb #4f46ced8
+# %% ../../nbs/store/02_view.ipynb #a348edcf
 class View(ListedMemories):
     """Memories in (step, id) order with their vectors, searched by vectors, words or both. It never changes.
 
@@ -335,8 +335,8 @@ class View(ListedMemories):
     def recent(self, n: int) -> list[Memory]:
         """Return the `n` latest memories, the latest first."""
         times, n = self.instants, min(n, len(self))
-        rows = np.flatnonzero(times >= np.partition(times, -n)[-n]) if n else np.zeros(0, np.int64)
-        latest = sorted(rows, key=lambda i: (times[i], *_place(self.memories[i])), reverse=True)
+        latest = np.flatnonzero(times >= np.partition(times, -n)[-n]).tolist() if n else []
+        latest.sort(key=lambda i: (times[i], *_place(self.memories[i])), reverse=True)
         return [self.memories[i] for i in latest[:n]]
 
     def dense(self, vectors: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
