@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import adaptmr as am
 from adaptmr.eval.analysis import attribution as c
 from adaptmr.eval.analysis import causes
-from adaptmr.eval.analysis import expert_agreement as h
-from adaptmr.eval.analysis.counterfactuals import (
+from adaptmr.eval.analysis import causes as h
+from adaptmr.eval.analysis.attribution import (
     CAUSE_DESCRIPTIONS,
     CAUSE_ORDER,
     CAUSES,

@@ -13,7 +13,7 @@ import readme
 from committed import NoCheckout, NoRun, SeveralRuns
 from expected import committed_numbers
 
-from adaptmr.eval.report.answer_box import contrast_answer
+from adaptmr.eval.report.html import contrast_answer
 from adaptmr.eval.stats.contrasts import (
     MEASURE_NAMES,
     contrast_sentence,

@@ -22,6 +22,7 @@ from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import LAYER_WEIGHTS, SIGNALS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank, retrieve
 from adaptmr.retrieval.visible import StorePart, store_part, turns_of
+from adaptmr.store import view
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
 from adaptmr.types import Memory, Question
@@ -435,15 +436,15 @@ class Counting:
         return self.inner.encode(texts, kind=kind)
 
 
-def test_what_was_worked_out_for_a_part_is_not_worked_out_again():
-    encoder, cut = Counting(), []
+def test_what_was_worked_out_for_a_part_is_not_worked_out_again(monkeypatch):
+    encoder, cut, indexed_text = Counting(), [], view.indexed_text
     with MemoryStore(embedder=encoder) as s:
         s.add(ALL)
         plan = replace(WORDS, owners=("maya",), layers=("",))
         execute(plan, "Where does the cat live?", s)
-        part = store_part(s, plan.part)
-        tokenize = part._view.lexical.tokenizer
-        part._view.lexical.tokenizer = lambda text: cut.append(text) or tokenize(text)
+        monkeypatch.setattr(
+            view, "indexed_text", lambda m: cut.append(m.text_with_speaker) or indexed_text(m)
+        )
         encoder.texts.clear()
         s.add(Memory("new", "The cat is back. She is hungry.", "Maya", SEPTEMBER, step=99, owner="maya"))
         s.add(Memory("his", "The dog is back.", "Ravi", SEPTEMBER, step=99, owner="ravi"))

@@ -18,7 +18,6 @@ from ..files import load_resource
 from .candidates import Candidates
 from .plan import WEIGHT_SETS
 from .signals import SIGNALS, signal_values
-from ..store.lazy_list import LazyIds
 from ..store.vectors import top_k
 
 # %% auto #0
@@ -193,7 +192,6 @@ def score_candidates(
     `allowed` (n,) bool says which rows may be returned.
     """
     fused, values = fuse_signals(c, weights, fusion)
-    order = top_k(
-        fused, pool, LazyIds(c.columns.memories, c.rows), None if allowed is None else allowed[c.rows]
-    )
+    ids = [c.columns.memories[i].id for i in c.rows.tolist()]
+    order = top_k(fused, pool, ids, None if allowed is None else allowed[c.rows])
     return ScoredCandidates(c.rows[order], fused[order], {name: v[order] for name, v in values.items()}, c)

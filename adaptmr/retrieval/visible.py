@@ -53,20 +53,15 @@ class StorePart:
         self.embedder, self.version = store.embedder, store.version
         self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
         self._view: View
-        self._word_lock = threading.Lock()  # the index of words is built by the first who needs it
         some, n = [memories[i] for i in rows.tolist()], 0 if earlier is None else len(earlier)
         if earlier is not None and n and versions is None and begins_with(some, earlier.memories):
-            with earlier._word_lock:
-                self._view = earlier._view.continued(some[n:], store.matrix[rows[n:]])
+            self._view = earlier._view.changed((), some[n:], store.matrix[rows[n:]])
         else:
-            vectors = store.matrix[rows]
-            self._view = View(vectors.shape[1], LexicalIndex(self.lexical, self.k1, self.b))
-            if earlier is not None:
-                with earlier._word_lock:
-                    self._view.take_words(earlier._view)
-            self._view.change((), some, vectors)
+            words = LexicalIndex(self.lexical, self.k1, self.b)
+            known = earlier._view if earlier is not None else None
+            self._view = View.of(some, store.matrix[rows], words, known)
             if versions is not None:
-                self._view.change((), list(versions[0]), versions[1])
+                self._view = self._view.changed((), *versions)
 
     def __len__(self) -> int:
         return len(self._view.memories)
@@ -87,7 +82,7 @@ class StorePart:
     @property
     def speakers(self) -> tuple[str, ...]:
         """The speakers, in order of first appearance; a memory without a speaker adds none."""
-        return tuple(dict.fromkeys(m.speaker for m in self.memories if m.speaker))
+        return self._view.speakers
 
     @contextmanager
     def snapshot(self) -> Iterator[StorePart]:
@@ -124,13 +119,11 @@ class StorePart:
 
     def bm25(self, query: str) -> np.ndarray:
         """Return the BM25 of every memory for a query, over these memories alone: (m,) float32."""
-        with self._word_lock:
-            return self._view.bm25(query)
+        return self._view.bm25(query)
 
     def by_word(self, query: str, rows: np.ndarray | None = None) -> tuple[list[str], np.ndarray]:
         """Return the query's words, and what each adds to the BM25 of all memories, or of `rows`: (w, m)."""
-        with self._word_lock:
-            return self._view.by_word(query, rows)
+        return self._view.by_word(query, rows)
 
     def similarity(self, i: Any, j: Any) -> np.ndarray:
         """Return the cosines between the memories of rows `i` (a,) and of rows `j` (b,): (a, b) float32."""
