@@ -117,7 +117,7 @@ def test_times_that_were_measured_again_have_no_first_use():
 
 def test_a_type_with_nothing_but_first_questions():
     """It has no time, says so in a way that a redacted run may hold, and keeps its tokens."""
-    from adaptmr.eval.report.redaction import redaction_problems
+    from adaptmr.eval.report.run_folder import redaction_problems
 
     frame = rows(9)
     frame["type"] = ["preference" if q == "q2" else "multi_hop" for q in frame["question"]]
@@ -330,7 +330,7 @@ def test_pairs_name_systems_that_exist():
 
 def test_on_rows_of_a_real_run():
     import adaptmr as am
-    from adaptmr.eval.report.redaction import redaction_problems
+    from adaptmr.eval.report.run_folder import redaction_problems
 
     frame = am.evaluate(
         ["unified", "gated", "adaptmr"],

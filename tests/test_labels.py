@@ -29,7 +29,7 @@ from adaptmr.eval.annotation.labels import (
     one_line,
     sample_failures,
 )
-from adaptmr.eval.report.redaction import find_quotes, redaction_problems
+from adaptmr.eval.report.run_folder import find_quotes, redaction_problems
 from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
 NOW = datetime(2026, 11, 22, 9, 30, tzinfo=UTC)
