@@ -16,17 +16,17 @@ import adaptmr as am
 from adaptmr.eval.analysis import attribution as c
 from adaptmr.eval.analysis import causes
 from adaptmr.eval.analysis import causes as h
-from adaptmr.eval.annotation.labels import CAUSES
 from adaptmr.eval.analysis.attribution import (
     REPAIRS,
     Failure,
     apply_interventions,
     outdated_hits,
 )
+from adaptmr.eval.annotation.labels import CAUSES
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
+from adaptmr.retrieval.evidence import render_context
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.rendering import render_context
 from adaptmr.systems.fixed import without_times
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
 

@@ -30,7 +30,7 @@ from ...llm import EmptyReply
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage
 from ...reader import answer, build_context
-from ...retrieval.rendering import render_context, sort_by_time
+from ...retrieval.evidence import render_context, sort_by_time
 from ...retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from ...systems.base import MemorySystem, get_capabilities, known_systems
 from ...systems.fixed import without_times
