@@ -106,7 +106,6 @@ WRONG = {
     "since": (lambda: am.Filter(since=3), "time 3 is an int, not a datetime or a text such as"),
     "messages": (lambda: am.Conversation.from_messages("hi"), "messages is a str, 'hi', not a list"),
     "no messages": (lambda: am.Conversation.from_messages(None), "messages is a NoneType"),
-    "split": (lambda: am.load("demo", split=3), "split is an int, 3, not a name"),
     "fit": (lambda: am.retrieve("x", STORE, fit="x"), r"fit is a str, 'x', not a Fit: fit_for\('hash'\)"),
     "now": (lambda: am.answer("x", am.Evidence(), asked_at=3), "time 3 is an int"),
     "address": (lambda: am.LLM("m", base_url=3), "LLM.base_url is an int, not an address"),
