@@ -146,18 +146,9 @@ threading.Event().wait()"""
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc for the kernel's process")
 def test_ctrl_c_is_one_line_and_leaves_no_kernel(tmp_path):
-    """In a process group of its own, and with Ctrl-C not ignored, as a terminal starts it."""
     os.mkfifo(tmp_path / "mark")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "adaptmr", "run", "tiny"],
-        cwd=checkout.make(tmp_path / "checkout", WAITS),
-        env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", "MARK": str(tmp_path / "mark")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    root = checkout.make(tmp_path / "checkout", WAITS)
+    process = checkout.start(root, "run", "tiny", MARK=str(tmp_path / "mark"))
     kernel = Path("/proc") / (tmp_path / "mark").read_text()  # waits until the cell runs
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
