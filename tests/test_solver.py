@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server import Server, ok_json
 
-from adaptmr.eval.report.redaction import drop_text_columns, redaction_problems
+from adaptmr.eval.report.run_folder import drop_text_columns, redaction_problems
 from adaptmr.eval.runner.asking import PLAN_COLUMNS
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.run import JournalError

@@ -19,8 +19,7 @@ from adaptmr.eval.runner.asking import (
     prepare_questions,
     score_answer,
 )
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci, paired_difference
+from ..stats.intervals import format_interval, mean_ci, paired_difference
 from ...llm.tasks import meter_usage
 from ...reader import answer
 from ...types import Conversation, Dataset, Question

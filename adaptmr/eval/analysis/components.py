@@ -14,10 +14,9 @@ from adaptmr.eval.analysis.cost import (
     MEASURE_LABELS,
     add_cost_columns,
     paired_values,
-    split_by_system,
 )
-from ..stats.estimates import format_interval
-from ..stats.intervals import paired_difference
+from ..report.tables import split_by_system
+from ..stats.intervals import format_interval, paired_difference
 
 if TYPE_CHECKING:
     import pandas as pd

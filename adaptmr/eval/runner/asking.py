@@ -29,7 +29,7 @@ from ...llm.spending import CallTimes, count_tokens
 from ...llm.tasks import UsageMeter, meter_usage
 from ...reader import answer, build_context
 from ...retrieval.plan import RetrievalPlan
-from ...retrieval.rendering import render_context
+from ...retrieval.evidence import render_context
 from ...systems.base import Capabilities, MemorySystem, get_capabilities, make_system
 from adaptmr.systems.contract import (
     check_capabilities,
