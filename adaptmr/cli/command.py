@@ -120,7 +120,7 @@ def _fit(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     from adaptmr.integrations.mcp import serve
-    from adaptmr.store.errors import StoreError
+    from adaptmr.store.protocol import StoreError
 
     try:
         serve(args.mcp, args.user, args.model)

@@ -58,8 +58,8 @@ def ask_memories(args: argparse.Namespace) -> int:
     from adaptmr.llm import LLM
     from adaptmr.reader import answer
     from adaptmr.retrieval.strategies import retrieve
-    from adaptmr.store.errors import StoreError
     from adaptmr.store.memory_store import MemoryStore
+    from adaptmr.store.protocol import StoreError
     from adaptmr.store.view import Filter
 
     if not Path(args.file).is_file():
@@ -98,8 +98,8 @@ def ask_memories(args: argparse.Namespace) -> int:
 def add_to_memories(args: argparse.Namespace) -> int:
     """Add texts or a chat to a file of memories, all or nothing, and print how many are new."""
     from adaptmr.data.read_chat import read_chat
-    from adaptmr.store.errors import StoreError
     from adaptmr.store.memory_store import MemoryStore
+    from adaptmr.store.protocol import StoreError
 
     if bool(args.texts) == bool(args.source):
         raise UsageError("add needs either texts or --from CHAT")
