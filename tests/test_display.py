@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import adaptmr as am
 from adaptmr.eval.stats.intervals import Difference, Interval
 from adaptmr.integrations.magics import Asked
-from adaptmr.retrieval.differences import differences
-from adaptmr.retrieval.plan import PlanError
+from adaptmr.retrieval.plan import PlanError, differences
 from adaptmr.store.serialization import Event, Events
 from adaptmr.systems.base import PlannedSystem, SystemNames, known_systems
 from adaptmr.types import Hits, Memories, Trace, TraceRow

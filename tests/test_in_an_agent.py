@@ -15,7 +15,6 @@ import pytest
 
 import adaptmr as am
 from adaptmr.llm.tokens import count_tokens
-from adaptmr.retrieval.composition import compose
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import PlanError
 from adaptmr.retrieval.rounds import run_rounds
@@ -172,8 +171,6 @@ def test_a_filter_gives_what_a_store_of_that_part_alone_gives(where: Filter) -> 
         assert seen(am.retrieve(text, shared, where=where)) == seen(am.retrieve(text, alone)), text
         for run in (execute, run_rounds):
             assert seen(run(WORDS, text, shared, where=where)) == seen(run(WORDS, text, alone)), text
-        composed = compose({"all": WORDS}, text, shared, where=where).evidences["all"]
-        assert seen(composed) == seen(execute(WORDS, text, alone))
 
 
 def test_the_plans_own_part_is_within_the_filter() -> None:

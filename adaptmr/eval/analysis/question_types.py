@@ -16,7 +16,7 @@ from ...data.registry import DatasetUnavailable, load, read_json
 from ..report import figures
 from ..stats.intervals import TOO_FEW, format_interval, mean_ci
 from ...planning.classifiers import Classifier
-from ...retrieval.classify import best_type
+from ...retrieval.query import best_type
 from ...types import QueryType, Question
 
 if TYPE_CHECKING:
