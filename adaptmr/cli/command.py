@@ -104,8 +104,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _fit(args: argparse.Namespace) -> int:
     from adaptmr.plugins import load_plugins
-    from adaptmr.training.models import fit_models
-    from adaptmr.training.user_fits import write_own_fit
+    from adaptmr.training.models import fit_models, write_own_fit
 
     load_plugins(args.imports)
     if args.embedder:

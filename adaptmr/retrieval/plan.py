@@ -15,7 +15,7 @@ from ..checks import did_you_mean, kind_of
 from ..llm import LLM
 from ..markup import Cell, html_table
 from ..reader import ANSWER_STYLES
-from ..rerank.scores import Reranker
+from ..rerank import Reranker
 from .differences import Differences, differences
 from .signals import SIGNALS
 from ..store.protocol import PlannerStore

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..rerank.scores import MalformedScores
+from ..rerank import MalformedScores
 from .fusion import ScoredCandidates, score_candidates
 from .search import merged_hits
 from .state import State

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from ..llm import LLM
 from ..llm.tasks import meter_usage
-from ..rerank.scores import Reranker
+from ..rerank import Reranker
 from .as_of import Request, make_request
 from .execute import execute_request
 from .follow_up import FOLLOW_UP_METHODS, FollowUp, Progress

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..llm import LLM
-from ..rerank.scores import MeteredReranker
+from ..rerank import MeteredReranker
 from .candidates import Candidates, select_candidates
 from .fusion import Fit, ScoredCandidates
 from .parsed_query import ParsedQuery
