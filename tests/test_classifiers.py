@@ -19,7 +19,7 @@ from adaptmr.embed import embedder
 from adaptmr.eval.analysis import question_types
 from adaptmr.llm import LLM
 from adaptmr.llm.tasks import meter_usage
-from adaptmr.llm.transport import count_prompt_tokens
+from adaptmr.llm.tokens import count_prompt_tokens
 from adaptmr.planning import classifiers
 from adaptmr.planning.classifiers import (
     CLASSIFY,
@@ -36,7 +36,7 @@ from adaptmr.planning.classifiers import (
     question_features,
     shipped_heads,
 )
-from adaptmr.retrieval.classify import best_type, type_probabilities
+from adaptmr.retrieval.query import best_type, type_probabilities
 from adaptmr.training.type_heads import (
     accuracy_by_dataset,
     fit_head,

@@ -13,7 +13,7 @@ from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layers import FACT, PAGE, SUMMARY, TOPIC
 from adaptmr.memory.roads import LAYERED_ROADS, Asked, Road
 from adaptmr.reader import sanitize
-from adaptmr.retrieval.rendering import context_line
+from adaptmr.retrieval.evidence import context_line
 from adaptmr.systems.base import MemorySystem, get_capabilities, known_systems, make_system
 from adaptmr.systems.contract import check_evidence, check_usage, system_name
 from adaptmr.systems.layered import LayeredSystem

@@ -23,10 +23,10 @@ from rank_bm25 import BM25Okapi
 import adaptmr as am
 from adaptmr.embed import embedder
 from adaptmr.store.errors import EmbedderMismatch, StoreError
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.records import Records
 from adaptmr.store.serialization import from_dict, from_line, from_row, instant, to_dict, to_line, to_row
-from adaptmr.store.view import indexed_text, zscores
+from adaptmr.store.view import Filter, indexed_text, zscores
 from adaptmr.text import tokenize
 from adaptmr.types import Conversation, Memory
 

@@ -18,7 +18,7 @@ from .present import LayerReader, Present, Proposal
 from .promotion import topics_to_promote
 from .state import Layers
 from .writing import Writer
-from ..retrieval.parsed_query import is_assistant
+from ..retrieval.query import is_assistant
 from ..store.edits import Add, Edit
 from ..store.view import truncate_text
 from ..types import Memory

@@ -17,7 +17,7 @@ from .layers import FACT, KEY, PAGE, PROFILE, TOPIC
 from .repetition import SaidAlready
 from .roads import Recall
 from ..reader import render_finding, sanitize
-from ..retrieval.rendering import context_line
+from ..retrieval.evidence import context_line
 from ..text import clean, detect_language
 from ..types import Evidence, Hit, Memory, Question
 

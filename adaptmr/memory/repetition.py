@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
-from ..retrieval.parsed_query import cached_content_words
+from ..retrieval.query import cached_content_words
 from ..text import split_sentences, tokenize
 
 # %% auto #0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..llm.tokens import count_tokens
-from ..retrieval.parsed_query import is_assistant
+from ..retrieval.query import is_assistant
 from ..text import CJK, content_words, find_names, split_sentences
 from ..types import Memory
 

@@ -14,9 +14,8 @@ from functools import lru_cache
 from ..llm.tokens import count_tokens
 from .layers import CATEGORIES
 from .sentences import NAME_OR_NUMBER, OVERHEAD, Idf, equal_idf, sentence_parts
-from ..retrieval.pairs import text_facts
-from ..retrieval.parsed_query import is_assistant
-from ..retrieval.versions import ATTRIBUTES, states_attribute
+from ..retrieval.query import is_assistant
+from ..retrieval.versions import ATTRIBUTES, states_attribute, text_facts
 from ..text import count_words, split_sentences
 from ..types import Memory
 

@@ -15,10 +15,9 @@ from ..llm.tasks import Task, object_schema, register_task
 from .classifiers import Classifier, FewShotClassifier, RulesFirst
 from ..reader import QUESTION_IS_DATA, sanitize
 from ..reader.direct import needs_no_memory
-from ..retrieval.classify import best_type, classify
 from ..retrieval.columns import asked_at
 from ..retrieval.plan import RetrievalPlan
-from ..retrieval.queries import decompose_query
+from ..retrieval.query import best_type, classify, decompose_query
 from adaptmr.retrieval.strategies import (
     HYBRID_WEIGHTS,
     STRATEGIES,

@@ -18,7 +18,7 @@ from ..embed.encoders import embedder as make_embedder
 from ..embed.fit_files import FitFile, fit_path, write_fit_file
 from ..eval.judges import accuracy
 from ..planning import classifiers
-from ..retrieval import fusion, pairs
+from ..retrieval import fusion, versions
 from ..retrieval.fusion import Fit, shipped_fit_for
 from . import fusion_weights, pair_model, type_heads
 from adaptmr.training.fusion_weights import (
@@ -128,7 +128,7 @@ def fit_models() -> list[Path]:
     fusion_weights.write_fits(paths[0], *fusion_weights.fit_all(samples), described, left_out)
 
     fit_type_heads(paths[1])
-    paths.append(Path(pairs.__file__).with_name("pairs.json"))
+    paths.append(Path(versions.__file__).with_name("pairs.json"))
     fit_pair_models(paths[-1])
     rates = Path(accuracy.__file__).with_name("rates.json")
     try:
