@@ -27,7 +27,6 @@ from ..types import Answer, Conversation, Evidence, Memory, Question, Usage
 
 if TYPE_CHECKING:
     from adaptmr.store.memory_store import MemoryStore
-    from adaptmr.systems.base import Solution, Solver
 
 # %% auto #0
 __all__ = ['SystemFactory', 'SYSTEMS', 'MemorySystem', 'Capabilities', 'get_capabilities', 'DisplayedSystem', 'PlannedSystem',
