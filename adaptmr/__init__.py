@@ -85,7 +85,6 @@ if TYPE_CHECKING:
     from adaptmr.planning.qarp import QARP
     from adaptmr.planning.routed import Mixture, Routed
     from adaptmr.plugins import register_embedder
-    from adaptmr.plugins import register_embedder
     from adaptmr.reader import answer
     from adaptmr.rerank import Reranker, reranker
     from adaptmr.retrieval.execute import execute
