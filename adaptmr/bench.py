@@ -248,9 +248,9 @@ class SyntheticEmbedder:
 
     name, precision, revision, cache = "made-up", "exact", "1", None
 
-    def __init__(self, dim: int = 384, seed: int = 0) -> None:
+    def __init__(self, dim: int = 384, seed: int = 0, topics: int = 500) -> None:
         self.dim, self.seed, self.seconds = dim, seed, 0.0
-        self._topics = np.random.default_rng(seed).standard_normal((500, dim), dtype=np.float32)
+        self._topics = np.random.default_rng(seed).standard_normal((topics, dim), dtype=np.float32)
 
     def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
         """Return float32 (n, dim), unit rows, rounded to float16."""
