@@ -45,7 +45,7 @@ def test_an_erasure_that_waits_for_a_reader_holds_up_nobody_who_writes(tmp_path:
     """Another program erases while this one reads a snapshot, within which it writes: no deadlock."""
     path = tmp_path / "m.db"
     with (
-        MemoryStore(path, embedder="hash", approximate_from=1) as one,
+        MemoryStore(path, embedder="hash") as one,
         MemoryStore(path, embedder="hash", timeout=5) as other,
         MemoryStore(path, embedder="hash") as third,
         ThreadPoolExecutor(1) as pool,
@@ -107,9 +107,8 @@ QUESTIONS = (
 )
 
 
-@pytest.mark.parametrize("approximate_from", [20_000, 30], ids=["small", "large"])
-def test_threads_add_update_delete_erase_and_ask_at_once(tmp_path: Path, approximate_from: int) -> None:
-    with MemoryStore(tmp_path / "m.db", embedder="hash", approximate_from=approximate_from) as store:
+def test_threads_add_update_delete_erase_and_ask_at_once(tmp_path: Path) -> None:
+    with MemoryStore(tmp_path / "m.db", embedder="hash") as store:
         store.add(said(80))
         busy = Busy(store)
         with ThreadPoolExecutor(6) as pool:
@@ -128,14 +127,14 @@ import sys
 sys.path.insert(0, {tests!r})
 from test_agent_concurrency import Busy
 from adaptmr.store.memory_store import MemoryStore
-with MemoryStore({path!r}, embedder="hash", approximate_from=30) as store:
+with MemoryStore({path!r}, embedder="hash") as store:
     Busy(store).write({seed})
 """
 
 
 def test_processes_write_and_erase_while_threads_ask(tmp_path: Path) -> None:
     path = str(tmp_path / "m.db")
-    with MemoryStore(path, embedder="hash", approximate_from=30) as store, ThreadPoolExecutor(3) as pool:
+    with MemoryStore(path, embedder="hash") as store, ThreadPoolExecutor(3) as pool:
         store.add(said(80))
         codes = [WRITE.format(tests=str(Path(__file__).parent), path=path, seed=n) for n in (7, 8)]
         others = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for code in codes]

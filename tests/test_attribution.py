@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import adaptmr as am
 from adaptmr.eval.analysis import attribution as c
 from adaptmr.eval.analysis import causes
-from adaptmr.eval.analysis import expert_agreement as h
-from adaptmr.eval.analysis.counterfactuals import (
+from adaptmr.eval.analysis import causes as h
+from adaptmr.eval.analysis.attribution import (
     CAUSE_DESCRIPTIONS,
     CAUSE_ORDER,
     CAUSES,
@@ -32,8 +32,8 @@ from adaptmr.eval.analysis.counterfactuals import (
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
 from adaptmr.reader import answer
+from adaptmr.retrieval.evidence import render_context
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.rendering import render_context
 from adaptmr.systems.fixed import without_times
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
 

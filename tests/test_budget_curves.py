@@ -17,9 +17,8 @@ from adaptmr.eval.analysis.budget_curves import (
 )
 from adaptmr.eval.report.style import figure_bytes
 from adaptmr.llm.transport import count_tokens
+from adaptmr.retrieval.evidence import rank_prefix, render_context
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.rendering import render_context
-from adaptmr.retrieval.token_budget import rank_prefix
 from adaptmr.systems.base import make_system
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from adaptmr.eval.analysis.categories import (
+from adaptmr.eval.analysis.breakdowns import (
     categories_of,
     category_table,
     has_finer_categories,

@@ -36,7 +36,7 @@ from adaptmr.planning.classifiers import (
     question_features,
     shipped_heads,
 )
-from adaptmr.retrieval.classify import best_type, type_probabilities
+from adaptmr.retrieval.query import best_type, type_probabilities
 from adaptmr.training.type_heads import (
     accuracy_by_dataset,
     fit_head,

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server import Server, answering, ok, status
 
-from adaptmr.eval.report.failed_run import is_redacted, save_failed_notebook
+from adaptmr.eval.report.notebook_output import is_redacted, save_failed_notebook
 from adaptmr.llm import LLM, LLMError, ModelNotFound
 from adaptmr.llm.credentials import (
     SecretRedactor,

@@ -17,7 +17,7 @@ import pytest
 from adaptmr.data.demo import check_demo, demo_traps, parse_demo
 from adaptmr.data.registry import load
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.retrieval.parsed_query import ASSISTANTS
+from adaptmr.retrieval.query import ASSISTANTS
 from adaptmr.text import count_words, detect_language
 from adaptmr.types import QueryType
 

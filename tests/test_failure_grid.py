@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from adaptmr.eval.analysis.failure_grid import (
+from adaptmr.eval.analysis.failures import (
     RESPONSIBLE,
     assign_failures,
     failure_answers,

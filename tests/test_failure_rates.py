@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptmr as am
-from adaptmr.eval.analysis import failure_rates as fa
-from adaptmr.eval.analysis import headroom as ce
-from adaptmr.eval.report import failure_figures as ff
+from adaptmr.eval.analysis import failures as fa
+from adaptmr.eval.analysis import gains as ce
+from adaptmr.eval.report import figures as ff
 from adaptmr.eval.report import figures
 from adaptmr.systems.base import known_systems, make_system
 from adaptmr.systems.oracles import OraclePlan
@@ -391,7 +391,7 @@ def test_ties_go_to_the_cheapest_then_to_the_first():
     ],
 )
 def test_the_controls_must_come_out_as_they_should(gaps, wrong):
-    from adaptmr.eval.analysis.failure_rates import control_sentences, failed_controls
+    from adaptmr.eval.analysis.failures import control_sentences, failed_controls
 
     gates = pd.DataFrame({"system": list(gaps), "gap": list(gaps.values())})
     assert failed_controls(gates) == wrong
@@ -403,7 +403,7 @@ def test_the_controls_must_come_out_as_they_should(gaps, wrong):
 
 def test_real_controls_on_the_gate():
     """Recall: everything finds all of every type, so it has no gap; the gate on F1 would not show that."""
-    from adaptmr.eval.analysis.failure_rates import failed_controls, gate_table
+    from adaptmr.eval.analysis.failures import failed_controls, gate_table
 
     data = am.load("demo", limit=60)
     systems = ["lexical", "random", "full_context", "oracle_evidence"]

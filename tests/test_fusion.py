@@ -24,8 +24,8 @@ from adaptmr.retrieval.fusion import (
     score_candidates,
     shipped_fits,
 )
-from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
 from adaptmr.retrieval.plan import WEIGHT_SETS
+from adaptmr.retrieval.query import ParsedQuery, parse_query
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory, QueryType

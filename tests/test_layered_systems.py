@@ -8,7 +8,7 @@ import pytest
 import adaptmr as am
 from adaptmr.memory.layers import FACT, PAGE, SUMMARY, TOPIC
 from adaptmr.reader import sanitize
-from adaptmr.retrieval.rendering import context_line
+from adaptmr.retrieval.evidence import context_line
 from adaptmr.systems.base import MemorySystem, make_system
 from adaptmr.systems.contract import check_evidence, check_usage
 from adaptmr.types import Conversation, Dataset, Question, Usage

@@ -13,7 +13,7 @@ import pytest
 
 from adaptmr.data.locomo import AUDIT_FILES, parse_locomo, parse_locomo_audited
 from adaptmr.data.registry import DatasetUnavailable, load
-from adaptmr.eval.analysis.locomo_audit import (
+from adaptmr.eval.analysis.breakdowns import (
     ALL_CATEGORIES,
     ANSWERABLE_CATEGORIES,
     AUDITED_F1,

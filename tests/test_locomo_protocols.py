@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from adaptmr.data.locomo import LOCOMO
-from adaptmr.eval.analysis.locomo_protocols import (
+from adaptmr.eval.analysis.breakdowns import (
     CONVMEMORY,
     convmemory_tests,
     protocol_table,

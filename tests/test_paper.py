@@ -21,8 +21,8 @@ import adaptmr as am
 from adaptmr.data.citations import citation_key, dataset_citation, package_citation, system_citation
 from adaptmr.data.registry import datasets
 from adaptmr.eval.report import paper
-from adaptmr.eval.report.latex import latex_text
 from adaptmr.eval.report.parameters import UsageError
+from adaptmr.eval.report.run_folder import latex_text
 from adaptmr.eval.report.style import figure_bytes
 
 SPECIAL = "a_b & 5 % of {x} #1 $2 ^ ~ \\ <|>"

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from adaptmr.eval.analysis.promised_costs import (
+from adaptmr.eval.analysis.cost import (
     VERDICTS,
     Promise,
     promise_answers,

@@ -17,7 +17,7 @@ import adaptmr as am
 from adaptmr.cli import main
 from adaptmr.data.chat_times import find_day_first, parse_chat_time
 from adaptmr.data.registry import DatasetUnavailable, is_file_name
-from adaptmr.eval.report.redaction import find_quotes
+from adaptmr.eval.report.run_folder import find_quotes
 from adaptmr.experiments import Experiment
 
 SAID = [

@@ -25,8 +25,8 @@ from adaptmr.rerank.endpoint import EndpointScores
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import PlanError, RetrievalPlan, plan_schema
-from adaptmr.retrieval.reranking import reranker_signal
 from adaptmr.retrieval.rounds import run_rounds
+from adaptmr.retrieval.search import reranker_signal
 from adaptmr.retrieval.strategies import Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import make_system

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval.analysis.shapley import shapley_values
+from adaptmr.eval.analysis.attribution import shapley_values
 
 PLAYERS = "ABCD"
 SETS = [frozenset(c) for size in range(5) for c in combinations(PLAYERS, size)]

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from server import Server, ok_json
 
 from adaptmr.eval.report import tables
-from adaptmr.eval.report.redaction import drop_text_columns, redaction_problems
+from adaptmr.eval.report.run_folder import drop_text_columns, redaction_problems
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.journal import Journal, JournalError
 from adaptmr.eval.runner.repeated_times import time_systems

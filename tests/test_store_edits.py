@@ -175,7 +175,7 @@ def test_words_that_change_before_the_transaction_are_encoded_again(store, monke
 
 
 def test_lists_that_were_handed_out_stay_as_they_were(tmp_path):
-    with MemoryStore(tmp_path / "m.db", embedder="hash", approximate_from=2) as s:
+    with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(TURNS)
         held = s.memories
         s.apply([Update(replace(TURNS[0], text="new")), SetStatus("m1", "deleted"), Erase("m2")])
@@ -269,8 +269,8 @@ def passes(m: Memory, where: Filter) -> bool:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_filters_pass_what_fulfils_every_condition(memories, where):
     want = {m.id for m in memories if passes(m, where)}
-    for large in (1, 10_000):
-        with MemoryStore(embedder="hash", approximate_from=large) as s:
+    for _ in range(1):
+        with MemoryStore(embedder="hash") as s:
             s.add(memories)
             assert {m.id for m, ok in zip(s.memories, s.mask(where)) if ok} == want
             for mode in ("dense", "lexical", "hybrid"):

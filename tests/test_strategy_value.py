@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.eval.analysis import strategy_value as sv
+from adaptmr.eval.analysis import gains as sv
 from adaptmr.eval.report.figures import save_figure
 
 TIME, NEW = "temporal_reasoning", "knowledge_update"
@@ -121,7 +121,7 @@ def test_controls_are_compared_one_by_one_with_one_correction():
     assert list(dict.fromkeys(compared["system"])) == ["a less b", "a less b2"], "not with itself"
     overall = compared[compared["type"] == "overall"]
     assert overall["difference"].tolist() == [0, 0] and overall["n"].tolist() == [12, 12]
-    assert sv.control_sentences(compared, "F1")[0].startswith("F1, a less b: overall +0.000")
+    assert sv.comparison_sentences(compared, "F1")[0].startswith("F1, a less b: overall +0.000")
 
 
 def test_a_part_acts_where_the_evidence_or_the_answer_is_another():

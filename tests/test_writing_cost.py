@@ -13,7 +13,7 @@ from server import Server, ok_json
 
 import adaptmr as am
 from adaptmr.eval.analysis.cost import usage_outside_rows, writing_table, writing_usage
-from adaptmr.eval.report.compare import compare_runs, is_timing
+from adaptmr.eval.report.recorded_run import compare_runs, is_timing
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.experiments import Experiment
 from adaptmr.llm import LLM

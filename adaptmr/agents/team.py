@@ -24,7 +24,7 @@ from ..memory.meta.meta import MetaMemory
 from ..memory.meta.records import Experience
 from ..memory.team.config import TeamConfig
 from ..memory.team.steps import Transcript
-from ..retrieval.as_of import resolve_as_of
+from ..retrieval.visible import resolve_as_of
 from ..store.memory_store import MemoryStore
 from ..systems.base import DisplayedSystem
 from ..systems.solver import Solution

@@ -34,8 +34,6 @@ OK, NOTE, BROKEN = "ok", "note", "broken"
 TIMEOUT = 3.0  # seconds in which a model's server must answer
 SLOW = 50.0  # texts a second below which encoding is called slow
 EXTRAS = {  # package → what it is for
-    "faiss-cpu": ("scale", "approximate search above 20,000 memories"),
-    "chromadb": ("chroma", "vectors in a database that several programs share"),
     "openvino": ("fast", "faster sentence vectors"),
     "mcp": ("mcp", "`adaptmr serve --mcp`"),
     "langchain-core": ("langchain", "a store as a retriever of LangChain"),

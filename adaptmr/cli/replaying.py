@@ -141,7 +141,7 @@ def replay_run(
     `read_run_config`, also for a folder that lacks what `missing_records` lists, and `PluginError`, see
     `plugins.plugins_for_replay`.
     """
-    from adaptmr.eval.report.compare import compare_tables
+    from adaptmr.eval.report.recorded_run import compare_tables
 
     with tempfile.TemporaryDirectory() as scratch:
         outputs = Path(scratch)
@@ -166,7 +166,7 @@ def check_run(
     `imports` as for `replay_run`. Raises `NotCheckable` for a run that can't be repeated here, and what
     `replay_run` raises.
     """
-    from adaptmr.eval.report.compare import TOLERANCE, compare_means, compare_tables
+    from adaptmr.eval.report.recorded_run import TOLERANCE, compare_means, compare_tables
 
     _check_repeatable(run)
     recorded = any((run.folder / name).is_file() for name in (CALLS, VECTORS))

@@ -90,12 +90,13 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
 
     from adaptmr.eval.analysis.run_cost import EstimateMade
     from adaptmr.eval.report.explorer import report_explorer
-    from adaptmr.eval.report.failed_run import save_failed_notebook, scrub_file
     from adaptmr.eval.report.notebook_output import (
         environment_variables,
         read_notices,
         run_notebook,
         save_clean_notebook,
+        save_failed_notebook,
+        scrub_file,
     )
     from adaptmr.eval.report.run_folder import find_run, refresh_index, render_html
 

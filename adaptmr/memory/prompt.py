@@ -18,8 +18,8 @@ from .config import SECTIONS, MemoryConfig
 from .layers import FACT, KEY, PAGE, PROFILE, TOPIC
 from .roads import Recall
 from ..reader import render_finding, sanitize
-from ..retrieval.parsed_query import cached_content_words
-from ..retrieval.rendering import context_line
+from ..retrieval.evidence import context_line
+from ..retrieval.query import cached_content_words
 from ..text import clean, detect_language, split_sentences, tokenize
 from ..types import Evidence, Hit, Memory, Question
 

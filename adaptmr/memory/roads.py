@@ -32,15 +32,14 @@ from adaptmr.memory.layers import (
     covered_steps,
     is_expired,
 )
-from ..retrieval.as_of import make_request
+from ..retrieval.evidence import readable, render_context
 from ..retrieval.execute import execute
 from ..retrieval.fusion import Fit
-from ..retrieval.parsed_query import query_text
 from ..retrieval.plan import Planner, RetrievalPlan, planner_llm
-from ..retrieval.rendering import readable, render_context
+from ..retrieval.query import query_text
 from ..retrieval.signals import LAYER_WEIGHTS
-from ..retrieval.store_part import part_of_rows, store_part
 from ..retrieval.strategies import Router, as_question, retrieve
+from ..retrieval.visible import make_request, part_of_rows, store_part
 from ..store.protocol import PlannerStore, Store
 from ..store.view import Filter
 from ..types import UNDATED, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order

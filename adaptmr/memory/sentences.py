@@ -14,9 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..llm.tokens import count_tokens
-from ..retrieval.pairs import text_facts
-from ..retrieval.parsed_query import is_assistant
-from ..retrieval.versions import ATTRIBUTES, states_attribute
+from ..retrieval.query import is_assistant
+from ..retrieval.versions import ATTRIBUTES, states_attribute, text_facts
 from ..text import CJK, content_words, count_words, find_names, split_sentences
 from ..types import Memory
 

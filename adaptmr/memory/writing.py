@@ -30,7 +30,7 @@ from adaptmr.memory.layers import (
 )
 from .sentences import Claim
 from .tasks import MemoryTasks
-from ..retrieval.parsed_query import is_assistant
+from ..retrieval.query import is_assistant
 from ..store.edits import Add
 from ..store.view import truncate_text
 from ..types import Memory

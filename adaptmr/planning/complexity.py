@@ -12,8 +12,8 @@ from ..llm import LLM
 from ..llm.tasks import Task, object_schema, register_task
 from ..reader import QUESTION_IS_DATA, sanitize
 from ..reader.direct import needs_no_memory
-from ..retrieval.classify import classify
 from ..retrieval.plan import RetrievalPlan
+from ..retrieval.query import classify
 from ..retrieval.strategies import HYBRID_WEIGHTS, as_question
 from ..store.protocol import PlannerStore
 from ..text import detect_language

@@ -11,10 +11,9 @@ from datetime import datetime
 from ..llm import LLM
 from ..llm.client import check_llm
 from .classifiers import Classifier, FewShotClassifier, RulesFirst
-from ..retrieval.classify import best_type
 from ..retrieval.columns import asked_at
 from ..retrieval.plan import RetrievalPlan
-from ..retrieval.queries import decompose_query
+from ..retrieval.query import best_type, decompose_query
 from adaptmr.retrieval.strategies import (
     STRATEGIES,
     Strategy,

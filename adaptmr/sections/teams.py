@@ -22,9 +22,9 @@ from ..eval.analysis.team_measures import ANSWER_MEASURES, measure_table
 from ..eval.analysis.team_timeline import task_timeline
 from ..eval.analysis.timeline_figure import timeline_figure
 from ..eval.report import figures
-from ..eval.report.answer_box import contrast_answer
+from ..eval.report.html import contrast_answer
 from ..markup import HtmlOutput, folded
-from .writing import EvaluatedRun, show_figure, show_sentences, show_table
+from .comparison import EvaluatedRun, show_figure, show_sentences, show_table
 from ..types import Dataset
 
 if TYPE_CHECKING:

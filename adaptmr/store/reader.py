@@ -212,6 +212,27 @@ class RecordReader(Database):
         vectors = decode_vectors([blob for _, blob in pairs], dim, self.path)
         return [m for m, _ in pairs], vectors.astype(np.float32)
 
+    def active(self) -> tuple[np.ndarray, list[Memory]]:
+        """Return the database keys (n,) of the active memories, and these, in step order, then by id."""
+        with self.reading() as db:
+            rows = db.execute(f"SELECT {_COLUMNS}, key FROM memories WHERE status = 'active'").fetchall()
+        memories = self.to_memories(rows)
+        order = sorted(range(len(rows)), key=lambda i: (memories[i].step, memories[i].id))
+        return np.array([rows[i][-1] for i in order], np.int64), [memories[i] for i in order]
+
+    def vectors_of(self, keys: np.ndarray) -> np.ndarray:
+        """Return the vectors of the memories with these database keys (n,): (n, dim) float32."""
+        sql = "SELECT vector FROM vectors WHERE key = ?"
+        with self.reading() as db:
+            blobs = [fetch_value(db, sql, (key,)) for key in keys.tolist()]
+            return decode_vectors(blobs, int(self.meta.get("dim", 0)), self.path).astype(np.float32)
+
+    def erased_since(self, seq: int) -> bool:
+        """Say whether a memory was erased for good after line `seq` of the log."""
+        sql = "SELECT 1 FROM events WHERE seq > ? AND kind = 'delete' AND id NOT IN (SELECT id FROM memories)"
+        with self.reading() as db:
+            return fetch_value(db, f"{sql} LIMIT 1", (seq,)) is not None
+
     def count(self, status: str = "active") -> int:
         """Count the memories with that status."""
         with self.reading() as db:

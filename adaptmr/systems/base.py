@@ -19,8 +19,8 @@ from ..registry import Registry
 from ..rerank.scores import Reranker
 from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of
 from ..retrieval.fusion import Fit, fit_for
-from ..retrieval.parsed_query import parse_query
 from ..retrieval.plan import Planner, planner_llm
+from ..retrieval.query import parse_query
 from ..retrieval.strategies import retrieve
 from ..types import Conversation, Evidence, Memory, Question, Usage
 

@@ -13,10 +13,9 @@ from time import perf_counter
 from typing import Any
 
 from ..rerank import DEFAULT_RERANKER, Reranker
-from ..retrieval.as_of import make_request, resolve_as_of
-from ..retrieval.parsed_query import query_text
+from ..retrieval.evidence import readable, render_context
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
-from ..retrieval.rendering import readable, render_context
+from ..retrieval.query import query_text
 from adaptmr.retrieval.strategies import (
     CONTENT_LEXICAL_WEIGHTS,
     HYBRID_WEIGHTS,
@@ -24,6 +23,7 @@ from adaptmr.retrieval.strategies import (
     MIN_RELEVANCE,
     UNIFIED_WEIGHTS,
 )
+from ..retrieval.visible import make_request, resolve_as_of
 from .base import DisplayedSystem, MemorySystem, PlannedSystem, register_system
 from adaptmr.types import (
     UNDATED,

@@ -16,7 +16,7 @@ from ..memory.prompt import build_prompt, shown_evidence
 from ..memory.roads import LAYERED_ROADS, ROADS, Asked, Recall, Road, recall
 from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of, passages
 from ..retrieval.fusion import Fit, fit_for
-from ..retrieval.parsed_query import parse_query
+from ..retrieval.query import parse_query
 from ..retrieval.strategies import Router
 from ..store.memory_store import MemoryStore
 from .base import DisplayedSystem, MemorySystem, register_system

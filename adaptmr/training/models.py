@@ -14,7 +14,7 @@ from ..data.registry import load
 from ..embed import choose_embedder, embedder
 from ..eval.judges import accuracy
 from ..planning import classifiers
-from ..retrieval import fusion, pairs
+from ..retrieval import fusion, versions
 from . import fusion_weights, pair_model, type_heads
 from ..types import Conversation, Dataset, Question
 
@@ -106,7 +106,7 @@ def fit_models() -> list[Path]:
     fusion_weights.write_fits(paths[0], *fusion_weights.fit_all(samples), described, left_out)
 
     fit_type_heads(paths[1])
-    paths.append(Path(pairs.__file__).with_name("pairs.json"))
+    paths.append(Path(versions.__file__).with_name("pairs.json"))
     fit_pair_models(paths[-1])
     rates = Path(accuracy.__file__).with_name("rates.json")
     try:

@@ -14,7 +14,7 @@ from ..rerank import Reranker, as_reranker
 from ..retrieval.execute import execute
 from ..retrieval.fusion import Fit, logistic
 from ..retrieval.plan import RERANK_DEPTH, RetrievalPlan
-from ..retrieval.reranking import SIGNAL
+from ..retrieval.search import SIGNAL
 from ..retrieval.strategies import HYBRID_WEIGHTS
 from ..store.memory_store import MemoryStore
 from ..types import Dataset, Evidence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .memory_layers import AT_ONCE, FilledMemory
 from ..report.tables import OVERALL, paired_gains
-from ..stats.estimates import TOO_FEW, format_interval
+from ..stats.intervals import TOO_FEW, format_interval
 from ..stats.limits import LimitVerdicts
 from ...llm.tasks import meter_usage
 from ...memory.layered import LayeredMemory

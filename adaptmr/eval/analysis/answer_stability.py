@@ -17,8 +17,7 @@ import numpy as np
 from ..metrics.answers import answer_tokens
 from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..runner.rows import score_answer
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci, paired_difference
+from ..stats.intervals import format_interval, mean_ci, paired_difference
 from ...llm.tasks import meter_usage
 from ...llm.tokens import count_tokens
 from ...reader import answer

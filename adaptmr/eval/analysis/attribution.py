@@ -7,30 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
+from math import factorial
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
+import numpy as np
+
 from .budget_curves import system_similarity
-from adaptmr.eval.analysis.counterfactuals import (
-    CAUSE_ORDER,
-    CAUSES,
-    INTERVENTIONS,
-    REPAIRS,
-    UNSTABLE,
-    Failure,
-    InterventionSet,
-    Similarity,
-    apply_interventions,
-    cause_label,
-    cause_weights,
-    parse_cause_label,
-    primary_cause,
-    reader_input,
-)
-from .shapley import shapley_values
+from ..annotation.labels import CAUSES
 from adaptmr.eval.runner.filling import (
     Making,
     ingest_conversation,
@@ -43,9 +30,23 @@ from ..runner.rows import score_answer
 from ...llm import EmptyReply
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage
-from ...reader import answer
+from ...reader import answer, build_context
+from ...retrieval.evidence import render_context, sort_by_time
+from ...retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from ...systems.base import MemorySystem, get_capabilities, known_systems
-from ...types import Answer, Conversation, Dataset, Evidence, Question, Usage
+from ...systems.fixed import without_times
+from adaptmr.types import (
+    Answer,
+    Conversation,
+    Dataset,
+    Evidence,
+    Hit,
+    Memory,
+    QueryType,
+    Question,
+    Usage,
+    memory_order,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,8 +64,293 @@ IsCorrect = Callable[[Question, Answer], bool]  # whether an answer to a questio
 Score = Callable[[Question, Answer], float]  # how good it is, 0 to 1
 
 # %% auto #0
-__all__ = ['IsCorrect', 'Score', 'Diagnosis', 'diagnose', 'correct_by_score', 'attribute_failures', 'CAUSES', 'CAUSE_ORDER',
-           'UNSTABLE', 'parse_cause_label', 'primary_cause', 'cause_label', 'cause_weights']
+__all__ = ['IsCorrect', 'Score', 'CAUSE_DESCRIPTIONS', 'CAUSE_ORDER', 'REPAIRS', 'UNSTABLE', 'InterventionSet', 'Similarity',
+           'SAME_FACT_COSINE', 'INTERVENTIONS', 'cause_label', 'parse_cause_label', 'cause_weights', 'primary_cause',
+           'Failure', 'outdated_hits', 'apply_interventions', 'reader_input', 'shapley_values', 'Diagnosis', 'diagnose',
+           'correct_by_score', 'attribute_failures', 'CAUSES']
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #d87be8b6
+CAUSE_DESCRIPTIONS = {
+    "MISS": "evidence was not retrieved: with the missing gold turns added, the answer is right",
+    "TEMPORAL": "order or dates were lost: with the same memories in order of time and dated, "
+    "the answer is right",
+    "CONFLICT": "an outdated version was retrieved with the new one: without it, the answer is right",
+    "HALLUC": "there is no answer and one was made up: with nothing to make it from, the reader abstains",
+    "OVERLOAD": "the evidence was lost among other memories: with only the gold turns that were found, "
+    "the answer is right",
+    "GEN": "an error of the reader: nothing that retrieval could have done helps",
+}
+# in the order in which a pipeline could have prevented them
+CAUSE_ORDER = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD", "HALLUC", "GEN")
+# what can be repaired where there is an answer; HALLUC is the label of every question that has none
+REPAIRS = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD")
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #b6e434d8
+UNSTABLE = "unstable"  # the same evidence got a correct answer the second time
+InterventionSet = frozenset[str]
+
+
+def cause_label(causes: Sequence[InterventionSet]) -> str:
+    """Return the label of alternative causes, in the order of `CAUSE_ORDER`.
+
+    "MISS" is a single cause, "MISS|CONFLICT" a tie, "MISS+CONFLICT" a double, and "GEN" means none.
+    """
+    ordered = [sorted(names, key=CAUSE_ORDER.index) for names in causes]
+    ordered.sort(key=lambda names: [CAUSE_ORDER.index(name) for name in names])
+    return "|".join("+".join(names) for names in ordered) or "GEN"
+
+
+def parse_cause_label(cause: str) -> tuple[tuple[str, ...], ...]:
+    """Return the alternatives of a label, the first in the pipeline first; none for an unstable failure.
+
+    Raises `ValueError` for a label with an unknown cause.
+    """
+    if cause == UNSTABLE:
+        return ()
+    alternatives = tuple(tuple(part.split("+")) for part in cause.split("|"))
+    if unknown := [name for part in alternatives for name in part if name not in CAUSE_ORDER]:
+        raise ValueError(f"cause {cause!r} names {unknown[0]!r}; there are {', '.join(CAUSES)}")
+    return alternatives
+
+
+def cause_weights(cause: str) -> dict[str, float]:
+    """Return the share of each cause in a failure: sum 1, or all 0 for an unstable failure.
+
+    Alternatives have equal shares, and so have the causes within one alternative.
+    """
+    alternatives, weights = parse_cause_label(cause), dict.fromkeys(CAUSES, 0.0)
+    for part in alternatives:
+        for name in part:
+            weights[name] += 1 / len(alternatives) / len(part)
+    return weights
+
+
+def primary_cause(cause: str) -> str:
+    """Return the first cause of a label in `CAUSE_ORDER`; "unstable" for an unstable failure."""
+    names = (name for part in parse_cause_label(cause) for name in part)
+    return min(names, key=CAUSE_ORDER.index, default=UNSTABLE)
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #93855937
+Similarity = Callable[[Sequence[Hit]], "np.ndarray | None"]
+
+
+@dataclass(frozen=True, eq=False)
+class Failure:
+    """Hold a question with what its interventions need.
+
+    `gold` are the gold turns (none for a question without an answer), `turns` all turns by source, and
+    `similarity` gives the cosines of a list of hits.
+    """
+
+    question: Question
+    gold: tuple[Memory, ...]
+    turns: Mapping[str, Memory]
+    similarity: Similarity | None = None
+
+    @classmethod
+    def of(
+        cls, question: Question, conversation: Conversation, similarity: Similarity | None = None
+    ) -> Failure:
+        """Make the failure of a question; `similarity` gives the cosines of hits, (n, n), or `None`."""
+        turns = {m.source or m.id: m for m in conversation.turns}
+        gold = (
+            [turns[s] for s in dict.fromkeys(question.evidence) if s in turns] if question.answerable else []
+        )
+        return cls(question, tuple(gold), turns, similarity)
+
+    def cosines(self, hits: Sequence[Hit]) -> np.ndarray:
+        """Return the cosines of hits with each other, (n, n).
+
+        Without an encoder all are 0, and versions are recognised by their wording only.
+        """
+        known = self.similarity(hits) if self.similarity is not None and hits else None
+        return np.zeros((len(hits), len(hits))) if known is None else np.asarray(known, dtype=float)
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #55d1e771
+_SCORE_STEP = 1e-6  # scores are rounded to this
+
+
+def _source(m: Memory) -> str:
+    return m.source or m.id
+
+
+def _with_turn_times(hit: Hit, failure: Failure) -> Hit:
+    """Give a hit the times of the turn that it is."""
+    turn, memory = failure.turns.get(hit.source), hit.memory
+    if turn is None or (turn.at, turn.event_at, turn.step) == (memory.at, memory.event_at, memory.step):
+        return hit
+    return replace(hit, memory=replace(memory, at=turn.at, event_at=turn.event_at, step=turn.step))
+
+
+def _with_hits(evidence: Evidence, hits: Sequence[Hit], **more: Any) -> Evidence:
+    """Replace the hits, and drop the findings, which were worked out from others."""
+    return replace(evidence, hits=list(hits), findings=[], context=render_context(hits), **more)
+
+
+def _add_gold(evidence: Evidence, failure: Failure) -> Evidence:
+    missing = [m for m in failure.gold if _source(m) not in evidence.sources]
+    if not failure.gold or (not missing and evidence.has_relevant):
+        return evidence
+    top = max((h.score for h in evidence.hits), default=1.0)
+    undated = bool(evidence.hits) and not any(h.memory.dated for h in evidence.hits)
+    # each with a score of its own, so that a reader who goes by scores sees no order of the lines
+    scores = [top + (len(missing) - i) * _SCORE_STEP for i in range(len(missing))]
+    added = [Hit(without_times(m) if undated else m, score) for m, score in zip(missing, scores)]
+    hits = [*added, *evidence.hits]
+    if evidence.plan is not None and evidence.plan.temporal_order:
+        hits = sort_by_time(hits)
+    out = _with_hits(evidence, hits, has_relevant=True)
+    # a system that renders its memories in its own way keeps its text
+    if evidence.context.strip() and evidence.context != render_context(evidence.hits, evidence.findings):
+        return replace(out, context="\n".join((render_context(added), evidence.context)).strip())
+    return out
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #d3193bae
+def _order_by_time(evidence: Evidence, failure: Failure) -> Evidence:
+    if not evidence.hits:
+        return evidence
+    return _with_hits(evidence, sort_by_time([_with_turn_times(h, failure) for h in evidence.hits]))
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #ce46cf5a
+# from this cosine an older turn of the same speaker may state the same fact, where a value has changed
+SAME_FACT_COSINE = 0.5
+_DUPLICATE_COSINE = 0.85  # as in `RetrievalPlan.latest_similarity`
+
+
+def outdated_hits(hits: Sequence[Hit], failure: Failure) -> set[str]:
+    """Return the ids of the hits that are outdated versions of a fact that the question asks for.
+
+    The notebook lists the three rules.
+    """
+    if not hits:
+        return set()
+    newest = max(failure.gold, key=memory_order, default=None)
+    every = [_with_turn_times(h, failure) for h in hits]  # which is older is known, even if it isn't shown
+    if newest is not None and newest.id not in {h.memory.id for h in hits}:
+        every.append(Hit(newest, 0.0))
+    cosines = failure.cosines(every)
+    rows = _possible_versions(every, cosines, failure.question.text)
+    old = _superseded(every, cosines, rows, failure.question.text)
+    if newest is None:
+        return old
+    old -= {newest.id, *(h.memory.id for h in hits if _source(newest) in h.quoted)}
+    value_changed = failure.question.type is QueryType.knowledge_update
+    gold = {m.id for m in failure.gold}
+    at = next(i for i, h in enumerate(every) if h.memory.id == newest.id)
+    for i, hit in enumerate(every):
+        m = hit.memory
+        if memory_order(m) >= memory_order(newest) or _source(newest) in hit.quoted:
+            continue
+        close = m.speaker == newest.speaker and cosines[at, i] >= SAME_FACT_COSINE
+        if (value_changed and (m.id in gold or close)) or (
+            {i, at} <= rows and _same_fact(every, cosines, at, i, failure.question.text)
+        ):
+            old.add(m.id)
+    # an older gold turn is outdated only where a value has changed: elsewhere it is part of the evidence
+    return old if value_changed else old - gold
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #59d2d609
+def _possible_versions(hits: Sequence[Hit], cosines: np.ndarray, text: str) -> set[int]:
+    """Return the indices of hits that state an asked attribute or nearly repeat another hit.
+
+    Only these can be versions; a whole conversation has thousands of other pairs.
+    """
+    asked = asked_attributes(text)
+    repeated = np.asarray(cosines - 2 * np.eye(len(hits))).max(axis=1) > _DUPLICATE_COSINE
+    return {
+        i
+        for i, h in enumerate(hits)
+        if repeated[i] or any(states_attribute(a, h.memory.text, True) for a in asked)
+    }
+
+
+def _superseded(hits: Sequence[Hit], cosines: np.ndarray, rows: set[int], text: str) -> set[str]:
+    """Return the ids of those of the hits in `rows` that `keep_latest` drops."""
+    order = sorted(rows)
+    versions = [hits[i] for i in order]
+    kept = keep_latest(versions, cosines[np.ix_(order, order)], text, threshold=_DUPLICATE_COSINE)
+    return {h.memory.id for h in versions} - {h.memory.id for h in kept}
+
+
+def _same_fact(hits: Sequence[Hit], cosines: np.ndarray, i: int, j: int, text: str) -> bool:
+    """Return whether `group_versions` puts two hits into one group."""
+    pair = cosines[np.ix_([i, j], [i, j])]
+    return len(group_versions([hits[i], hits[j]], pair, text, threshold=_DUPLICATE_COSINE)) == 1
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #28ad6312
+def _remove_outdated(evidence: Evidence, failure: Failure) -> Evidence:
+    old = outdated_hits(evidence.hits, failure)
+    return _with_hits(evidence, [h for h in evidence.hits if h.memory.id not in old]) if old else evidence
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #f45f287e
+def _keep_gold(evidence: Evidence, failure: Failure) -> Evidence:
+    gold = {m.id for m in failure.gold} | {_source(m) for m in failure.gold}
+    kept = [h for h in evidence.hits if h.memory.id in gold or not gold.isdisjoint(h.all_sources)]
+    return _with_hits(evidence, kept) if kept and len(kept) < len(evidence.hits) else evidence
+
+
+def _remove_all(evidence: Evidence, failure: Failure) -> Evidence:
+    if failure.question.answerable:
+        return evidence
+    return replace(evidence, hits=[], has_relevant=False, relevance=0.0, context="")
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #d67ecec6
+INTERVENTIONS: Mapping[str, Callable[[Evidence, Failure], Evidence]] = {
+    "MISS": _add_gold,
+    "CONFLICT": _remove_outdated,
+    "TEMPORAL": _order_by_time,
+    "OVERLOAD": _keep_gold,
+    "HALLUC": _remove_all,
+}
+
+
+def apply_interventions(evidence: Evidence, names: Iterable[str], failure: Failure) -> Evidence:
+    """Apply the interventions of some causes, in the order of `CAUSE_ORDER`.
+
+    Raises `KeyError` for a cause that has no intervention.
+    """
+    names = set(names)
+    if unknown := sorted(names - set(INTERVENTIONS)):
+        raise KeyError(f"no intervention {unknown[0]!r}; there are {list(INTERVENTIONS)}")
+    for name, edit in INTERVENTIONS.items():
+        if name in names:
+            evidence = edit(evidence, failure)
+    return evidence
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #732a5c2c
+def reader_input(evidence: Evidence, offline: bool) -> Hashable:
+    """Return what a reader sees of the evidence: equal inputs get the same answer.
+
+    `offline` says that the reader is the rule-based one.
+    """
+    if not evidence.has_relevant or not (evidence.hits or evidence.context.strip()):
+        return None
+    if not offline:
+        return build_context(evidence)
+    return tuple((h.memory, h.score, h.note) for h in sorted(evidence.hits, key=lambda h: -h.score))
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #cb9b511f
+def shapley_values(
+    players: Sequence[str], value: Callable[[frozenset[str]], float]
+) -> dict[str, float]:
+    """Compute the Shapley value of each player: its mean gain over all orders in which players can join.
+
+    `value` gives the worth of a set of players, in any unit; it is called once for each of the 2ⁿ sets. The
+    values add up to `value(all) - value(none)`. Raises `ValueError` for a player named twice.
+    """
+    if len(set(players)) < len(players):
+        raise ValueError(f"players {list(players)} are named twice: name each once")
+    n = len(players)
+    sets = [frozenset(chosen) for size in range(n + 1) for chosen in combinations(players, size)]
+    worth = {chosen: value(chosen) for chosen in sets}
+
+    def of(player: str) -> float:
+        without = (chosen for chosen in sets if player not in chosen)
+        # the share of the orders in which exactly these come before the player
+        weights = {c: factorial(len(c)) * factorial(n - len(c) - 1) / factorial(n) for c in without}
+        return sum(weight * (worth[c | {player}] - worth[c]) for c, weight in weights.items())
+
+    return {player: of(player) for player in players}
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #9d90b7bc
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from adaptmr.eval.report.style import (
 from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..stats.intervals import mean_ci
 from ...llm.transport import count_tokens
-from ...retrieval.rendering import render_context
-from ...retrieval.token_budget import cut_to_budget, hit_probabilities, line_tokens
+from ...retrieval.evidence import cut_to_budget, hit_probabilities, line_tokens, render_context
 from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, Evidence, Hit, Question
 
@@ -56,7 +55,7 @@ def hits_at_budgets(
     """Yield the hits kept at each budget (tokens), best first.
 
     `similarity` gives the cosines of a list of hits, (n, n), or `None`; `truncate` is a rule of
-    `adaptmr.retrieval.token_budget`.
+    `adaptmr.retrieval.evidence`.
     """
     hits = list(evidence.hits)
     if evidence.plan is not None and evidence.plan.temporal_order:

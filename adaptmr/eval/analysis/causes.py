@@ -5,21 +5,25 @@
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #703a6a8b
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from .counterfactuals import CAUSE_ORDER, REPAIRS, UNSTABLE, parse_cause_label
+from .attribution import CAUSE_ORDER, REPAIRS, UNSTABLE, parse_cause_label, primary_cause
+from ..annotation.labels import CAUSES
 from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci, ratio_ci
+from ..stats.agreement import cohen_kappa, confusion_matrix
+from ..stats.intervals import format_interval, mean_ci, ratio_ci
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['CAUSE_COLUMNS', 'explained_failures', 'reported_causes', 'cause_shares', 'outcome_table', 'cause_sentences',
-           'evidence_table']
+__all__ = ['CAUSE_COLUMNS', 'LABEL_KEY', 'explained_failures', 'reported_causes', 'cause_shares', 'outcome_table',
+           'cause_sentences', 'evidence_table', 'answer_hash', 'hand_labels', 'hand_agreement', 'repeat_sentence',
+           'hand_confusion']
 
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #78b7bf6b
 def explained_failures(diagnoses: pd.DataFrame) -> pd.DataFrame:
@@ -175,3 +179,121 @@ def evidence_table(diagnoses: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame
             rows.append(row)
     named = [c for c in CAUSE_ORDER if any(c in row for row in rows)]
     return pd.DataFrame(rows, columns=["system", "evidence", "n", *named])
+
+# %% ../../../nbs/eval/analysis/02_causes.ipynb #90bf9365
+if TYPE_CHECKING:
+    import pandas as pd
+
+LABEL_KEY = ["system", "conversation", "question"]
+
+# %% ../../../nbs/eval/analysis/02_causes.ipynb #44c27ab0
+def answer_hash(answer: str) -> str:
+    """Return a hash of twelve characters that identifies an answer without revealing it."""
+    return hashlib.sha256(answer.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def hand_labels(dataset: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return the labels that ship for a data set.
+
+    Columns: system, conversation, question, type, answer (its hash), cause, again (the cause by a second
+    reading, empty where there was none), on (the day). With the `frame` of
+    `evaluate`, only those whose answer is the one in the frame; raises `KeyError` when the frame has no
+    predictions, as a redacted one.
+    """
+    import pandas as pd
+
+    with files("adaptmr").joinpath("eval/analysis/expert_labels.csv").open(encoding="utf-8") as f:
+        known = pd.read_csv(f, dtype=str, keep_default_na=False)
+    labels = known[known["dataset"] == dataset].drop(columns="dataset").reset_index(drop=True)
+    if frame is None:
+        return labels
+    given = frame[LABEL_KEY].assign(answer=frame["prediction"].map(answer_hash))
+    return labels.merge(given, on=[*LABEL_KEY, "answer"])
+
+# %% ../../../nbs/eval/analysis/02_causes.ipynb #6f142f60
+def _labelled(diagnoses: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
+    """Return the stable diagnoses that have a label, with it as the column `label`."""
+    return diagnoses[diagnoses["cause"] != UNSTABLE].merge(
+        labels[[*LABEL_KEY, "cause"]].rename(columns={"cause": "label"}), on=LABEL_KEY
+    )
+
+
+def _check_labels(labels: pd.DataFrame) -> None:
+    """Raise `ValueError` for a label that is no cause, and for a failure with two labels."""
+    if unknown := [v for v in labels["cause"] if v not in CAUSES]:
+        raise ValueError(f"label {unknown[0]!r} is none of the causes {', '.join(CAUSES)}")
+    if (repeated := labels.duplicated(LABEL_KEY)).any():
+        example = labels.loc[repeated, LABEL_KEY].iloc[0].tolist()
+        raise ValueError(f"{int(repeated.sum())} labels repeat a failure, such as {example}")
+
+
+def _lenient(cause: str, label: str) -> str:
+    """Return the label if it is any of the causes of a diagnosis, else the primary cause."""
+    return label if any(label in one for one in parse_cause_label(cause)) else primary_cause(cause)
+
+
+def _kappa_rows(both: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
+    for failures, part in (("all", both), ("without HALLUC", both[both["label"] != "HALLUC"])):
+        causes, given = part["cause"].tolist(), part["label"].tolist()
+        readings = {
+            "strict": [primary_cause(c) for c in causes],
+            "lenient": [_lenient(c, label) for c, label in zip(causes, given)],
+        }
+        for reading, predicted in readings.items():
+            it = cohen_kappa(predicted, given, list(CAUSES), groups=part["conversation"].tolist(), seed=seed)
+            yield {
+                "failures": failures,
+                "reading": reading,
+                "kappa": it.kappa,
+                "low": it.low,
+                "high": it.high,
+                "agreement": it.observed,
+                "by_chance": it.expected,
+                "n": it.n,
+            }
+
+
+def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Compute Cohen's κ between diagnoses and labels given by hand, per system and over all.
+
+    `labels` has system, conversation, question and `cause`, one of `CAUSES`; what only one side has is left
+    out, and so are unstable failures. Columns: system (or "all", where there are several), failures, reading,
+    kappa, low, high, agreement, by_chance, n. Raises `ValueError` for another cause, a failure labelled
+    twice, and no failure labelled by both.
+    """
+    import pandas as pd
+
+    _check_labels(labels)
+    both = _labelled(diagnoses, labels)
+    if not len(both):
+        raise ValueError(
+            "no failure has both a diagnosis and a label: "
+            "system, conversation and question must be the same in both"
+        )
+    parts = list(both.groupby("system", sort=False))
+    if len(parts) > 1:
+        parts.insert(0, ("all", both))
+    return pd.DataFrame([{"system": name} | row for name, part in parts for row in _kappa_rows(part, seed)])
+
+
+def repeat_sentence(labels: pd.DataFrame, *, seed: int = 0) -> str:
+    """Say how far the annotator's second reading agrees with the first, where there was one."""
+    twice = labels[labels["again"] != ""]
+    if twice.empty:
+        return "No failure was labelled twice."
+    first, again, groups = (twice[c].tolist() for c in ("cause", "again", "conversation"))
+    it = cohen_kappa(first, again, list(CAUSES), groups=groups, seed=seed)
+    return (
+        f"Labelled again by the same annotator: {it.n} failures, κ {it.kappa:.2f} "
+        f"[{it.low:.2f}, {it.high:.2f}], {100 * it.observed:.0f} % the same."
+    )
+
+# %% ../../../nbs/eval/analysis/02_causes.ipynb #1b3fd2e9
+def hand_confusion(diagnoses: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
+    """Count how often each label (a row, named in the column `label`) met each diagnosis (the columns).
+
+    Of a tie or a double, the primary cause counts.
+    """
+    both = _labelled(diagnoses, labels)
+    counts = confusion_matrix(both["label"].tolist(), [primary_cause(c) for c in both["cause"]], list(CAUSES))
+    return counts.rename_axis(index="label", columns=None).reset_index()

@@ -7,23 +7,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..report.tables import OVERALL, TYPE_LABELS, types_present
-from ..stats.estimates import MIN_GROUPS, TOO_FEW, count_groups, format_interval
-from ..stats.intervals import Interval, mean_ci, paired_difference, ratio_ci
+from adaptmr.eval.stats.intervals import (
+    MIN_GROUPS,
+    TOO_FEW,
+    Interval,
+    count_groups,
+    format_interval,
+    mean_ci,
+    paired_difference,
+    ratio_ci,
+)
+from ..stats.limits import LimitVerdicts
 from ...types import Usage
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'token_label', 'add_cost_columns', 'split_by_system',
-           'writing_usage', 'usage_outside_rows', 'total_usage', 'quantile_ci', 'latency_table', 'spending_table',
-           'writing_table', 'writing_per_turn', 'overhead', 'paired_values', 'accuracy_per_1000', 'wide_table']
+__all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'PROMISES', 'VERDICTS', 'token_label', 'add_cost_columns',
+           'split_by_system', 'writing_usage', 'usage_outside_rows', 'total_usage', 'quantile_ci', 'latency_table',
+           'spending_table', 'writing_table', 'writing_per_turn', 'overhead', 'paired_values', 'accuracy_per_1000',
+           'wide_table', 'Promise', 'promise_table', 'promise_answers', 'spending_numbers']
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
 _REQUIRED = (
@@ -404,3 +414,103 @@ def wide_table(label: str, *tables: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {m: [cell.get(n, "–") for n in names] for m, cell in cells.items()}, index=pd.Index(names, name=label)
     )
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #6a157205
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A limit on what a system may cost more than the baseline.
+
+    `measure` is that of a row of `cost.overhead`, `of` its column: "difference" or "share" (1 is as much
+    again), `limit` in the same unit. `question_type` restricts it to a type.
+    """
+
+    asks: str
+    measure: str
+    of: str
+    limit: float
+    question_type: str = OVERALL
+
+
+PROMISES = (
+    Promise("At most 100 tokens more a question?", "tokens", "difference", 100),
+    Promise("Less than 30 % more tokens?", "tokens", "share", 0.30),
+    Promise("At most 100 ms more a question?", "ms_both", "difference", 100),
+    Promise("Less than 30 % more time?", "ms_both", "share", 0.30),
+    Promise("At most three times the time on several hops?", "ms_both", "share", 2.0, "multi_hop"),
+)
+VERDICTS = LimitVerdicts(holds="kept", fails="broken", undecided="open")
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #b9e163d5
+def promise_table(
+    overheads: pd.DataFrame, systems: Sequence[str], promises: Sequence[Promise] = PROMISES
+) -> pd.DataFrame:
+    """Check each promise for each of the systems: a row per system and promise.
+
+    `overheads` has rows of `cost.overhead`, by type. Columns: system, promise, label (of the question type),
+    of (difference or share), limit, found, low, high (95 % interval, in the limit's unit), n, verdict. A
+    promise without rows, as one on a type that isn't asked, is left out.
+    """
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for system in systems:
+        for promise in promises:
+            known = overheads[
+                (overheads["system"] == system)
+                & (overheads["measure"] == promise.measure)
+                & (overheads["type"] == promise.question_type)
+                & overheads[promise.of].notna()
+            ]
+            for row in known.to_dict("records"):
+                ends = ("low", "high") if promise.of == "difference" else ("share_low", "share_high")
+                low, high = (float(row[end]) for end in ends)
+                rows.append(
+                    {
+                        "system": system,
+                        "promise": promise.asks,
+                        "label": TYPE_LABELS[promise.question_type],
+                        "of": promise.of,
+                        "limit": promise.limit,
+                        "found": float(row[promise.of]),
+                        "low": low,
+                        "high": high,
+                        "n": row["n"],
+                        "verdict": VERDICTS.at_most(low, high, promise.limit),
+                    }
+                )
+    columns = ["system", "promise", "label", "of", "limit", "found", "low", "high", "n", "verdict"]
+    return pd.DataFrame(rows, columns=columns)
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #baa726cc
+def promise_answers(table: pd.DataFrame, system: str) -> list[tuple[str, str, str]]:
+    """Return (question, short answer, numbers) for each promise of a system in `promise_table`."""
+    answers = []
+    for row in table[table["system"] == system].to_dict("records"):
+        scale, unit, digits = (100, " %", "+.0f") if row["of"] == "share" else (1, "", "+.1f")
+        middle, low, high = (scale * float(row[c]) for c in ("found", "low", "high"))
+        found = format_interval(middle, low, high, digits, unit=unit)
+        numbers = f"{system} over the baseline: {found}, promise {row['verdict']}; n = {row['n']}"
+        answers.append((row["promise"], VERDICTS.answer(row["verdict"]), numbers))
+    return answers
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #c82af4f9
+def spending_numbers(
+    waited: pd.DataFrame, spent: pd.DataFrame, systems: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return (label, text) of the median time and the mean tokens of some systems over all questions.
+
+    `waited` and `spent` are `cost.latency_table` and `cost.spending_table`; systems without rows are left
+    out.
+    """
+    numbers = []
+    for name in systems:
+        for row in waited[(waited["system"] == name) & (waited["type"] == OVERALL)].to_dict("records"):
+            numbers.append((f"ms a question of {name}, median", str(row["ms_both_p50"])))
+        for row in spent[(spent["system"] == name) & (spent["type"] == OVERALL)].to_dict("records"):
+            tokens = format_interval(row["tokens"], row["low"], row["high"], ".0f")
+            numbers.append((f"tokens a question of {name}, mean", tokens))
+    return numbers

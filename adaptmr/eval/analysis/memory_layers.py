@@ -22,8 +22,7 @@ from ..metrics.ranking import recall_fraction
 from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
 from ..runner.repeated_times import timed_questions
 from ..runner.rows import score_answer
-from ..stats.estimates import format_interval
-from ..stats.intervals import paired_difference, ratio_ci
+from ..stats.intervals import format_interval, paired_difference, ratio_ci
 from ...llm.tasks import meter_usage
 from ...llm.tokens import count_tokens
 from ...memory.config import MemoryConfig

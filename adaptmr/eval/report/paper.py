@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.citations import citation_key, dataset_citation, package_citation, system_citation
 from .figures import PlacedRows, add_legend, draw_error_bars, label_places, side_by_side
-from .latex import latex_text
 from .recorded_run import RecordedRun, compared_systems, open_recorded
+from .run_folder import latex_text
 from .style import TEXT_COLOR, canvas, house_style, printable_label, series_looks
 from .tables import OVERALL, OVERVIEW_MEASURES, mean_table, overview_table
 from ..stats.contrasts import DIFFERENT, EQUIVALENT, MEASURE_NAMES

@@ -20,7 +20,7 @@ from ..team.board import Board
 from ..team.records import R, Record
 from ...retrieval.execute import execute
 from ...retrieval.plan import RetrievalPlan
-from ...retrieval.store_part import StorePart
+from ...retrieval.visible import StorePart
 from ...store.memory_store import MemoryStore
 from ...store.vectors import ExactIndex, VectorIndex
 from ...store.view import Filter
