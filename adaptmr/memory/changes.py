@@ -16,8 +16,8 @@ import numpy as np
 
 from .layers import PAGE, TOPIC, TURN, Layers, parse_id
 from ..store.edits import Add, Edit, Erase, SetStatus, Update
-from ..store.errors import StoreChanged, StoreError
 from ..store.memory_store import MemoryStore
+from ..store.protocol import StoreChanged, StoreError
 from ..types import Memory
 
 GIVEN_UP = "given up"

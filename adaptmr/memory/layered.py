@@ -27,8 +27,8 @@ from .tasks import MemoryTasks
 from .topics import UNUSED, heat, hit_rate, uses_of
 from .writing import UNNUMBERED, Intake, Writer
 from ..reader import answer
+from ..store.edits import Rollback
 from ..store.memory_store import MemoryStore
-from ..store.rollback import Rollback
 from ..store.serialization import Event
 from ..text import clean
 from ..types import Answer, Memory, Question, Usage, as_utc

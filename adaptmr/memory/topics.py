@@ -17,7 +17,7 @@ from ..llm.tokens import count_tokens
 from .config import MemoryConfig
 from .layers import PAGE, TOPIC, Encode, Layers, covered_steps, derive, span_id, step_span
 from .sentences import jaccard, keyword_set, word_stems
-from ..store.visits import Visits
+from ..store.reader import Visits
 from ..types import Memory
 
 
