@@ -569,8 +569,6 @@ def test_the_three_populations_and_their_sizes():
     everything = retrieval_rows(["lexical"], toy(), (1,), turns="all", embedder="hash")
     assert everything.query("question == 'q1' and level == 'turn'")["recall_any"].item() == 1.0
     assert set(everything["heard"]) == {4} and set(rows["heard"]) == {2}
-    with pytest.raises(ValueError, match="population 'some'"):
-        select_population(rows, "some")
     with pytest.raises(ValueError, match="turns='both'"):
         retrieval_rows(["lexical"], toy(), turns="both", embedder="hash")
     with pytest.raises(ValueError, match="ks"):
