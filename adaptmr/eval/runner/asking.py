@@ -28,9 +28,9 @@ from adaptmr.eval.metrics.ranking import (
 from ...llm.spending import CallTimes, count_tokens
 from ...llm.tasks import UsageMeter, meter_usage
 from ...reader import answer, build_context
-from ...retrieval.plan import RetrievalPlan
 from ...retrieval.evidence import render_context
-from ...systems.base import Capabilities, MemorySystem, get_capabilities, make_system
+from ...retrieval.plan import RetrievalPlan
+from ...systems.base import Capabilities, MemorySystem, Solver, get_capabilities, make_system
 from adaptmr.systems.contract import (
     check_capabilities,
     check_count_names,
@@ -39,7 +39,6 @@ from adaptmr.systems.contract import (
     check_state,
     check_usage,
 )
-from ...systems.solver import Solver
 from ...text import clean, detect_language
 from ...types import Answer, Conversation, Evidence, Question, Usage
 
