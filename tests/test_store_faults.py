@@ -22,9 +22,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adaptmr.store.errors import EmbedderMismatch, StoreCorrupt, StoreError
+from adaptmr.store.edits import Records
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.records import Records
+from adaptmr.store.protocol import EmbedderMismatch, StoreCorrupt, StoreError
 from adaptmr.types import Memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

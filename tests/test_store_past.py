@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from adaptmr.embed import embedder
-from adaptmr.store.edits import Add, Erase, SetStatus, Update
-from adaptmr.store.errors import StoreError
+from adaptmr.store.database import SCHEMA
+from adaptmr.store.edits import Add, Erase, Rollback, SetStatus, Update
 from adaptmr.store.memory_store import Filter, MemoryStore
-from adaptmr.store.rollback import Rollback
-from adaptmr.store.schema import SCHEMA
+from adaptmr.store.protocol import StoreError
 from adaptmr.types import Memory
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -522,7 +521,7 @@ def test_a_damaged_file_of_schema_1_is_left_as_it_is(tmp_path):
 
 @needs_fork
 def test_a_kill_before_any_statement_of_the_upgrade(tmp_path, monkeypatch):
-    import adaptmr.store.schema as schema
+    import adaptmr.store.database as schema
 
     path = tmp_path / "m.db"
     write_schema_1(path)

@@ -19,8 +19,8 @@ import pytest
 import adaptmr as am
 from adaptmr.perf.synthetic import SyntheticEmbedder, synthetic_memories, synthetic_questions
 from adaptmr.retrieval.columns import columns_of, spread_rows
-from adaptmr.store import index_file, memory_store, view
-from adaptmr.store.index_file import IndexFileWarning
+from adaptmr.store import backup, memory_store, view
+from adaptmr.store.backup import IndexFileWarning
 from adaptmr.types import Memory
 
 EMBEDDER = SyntheticEmbedder(dim=32, topics=20)
@@ -221,7 +221,7 @@ def test_words_that_were_cut_by_other_rules_are_counted_again(
         store.add(synthetic_memories(0, 40))
         before = searched(store)
     cut_texts.clear()
-    monkeypatch.setattr(index_file, "text_rules", lambda: "those of another version")
+    monkeypatch.setattr(backup, "text_rules", lambda: "those of another version")
     for wanted in (40, 0):
         with opened(tmp_path / "m.db") as store:
             assert searched(store) == before and len(cut_texts) == wanted
@@ -234,7 +234,7 @@ def test_a_folder_that_can_not_be_written_is_a_warning(
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(index_file, "write_arrays", full)
+    monkeypatch.setattr(backup, "write_arrays", full)
     with opened(tmp_path / "m.db") as store:
         store.add(synthetic_memories(0, 40))
         with pytest.warns(IndexFileWarning, match="No space left"):

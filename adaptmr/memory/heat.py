@@ -15,7 +15,7 @@ from .layers import PAGE, covered_steps
 from ..types import Memory
 
 if TYPE_CHECKING:
-    from adaptmr.store.visits import Visits
+    from adaptmr.store.reader import Visits
 
 # %% auto #0
 __all__ = ['Uses', 'UNUSED', 'Use', 'uses_of', 'hit_rate', 'heat', 'visited']

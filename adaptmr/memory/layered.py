@@ -28,8 +28,8 @@ from .roads import Recall, recall
 from .state import Layers
 from .writing import Writer
 from ..reader import answer
+from ..store.edits import Rollback
 from ..store.memory_store import MemoryStore
-from ..store.rollback import Rollback
 from ..types import Answer, Memory, Question, Usage, as_utc
 
 if TYPE_CHECKING:

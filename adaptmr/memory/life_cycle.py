@@ -14,8 +14,7 @@ from .key_memories import manual_key
 from .layers import FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, TURN
 from .present import Compute, Present, Proposal
 from .writing import Writer
-from ..store.edits import Edit
-from ..store.rollback import Rollback
+from ..store.edits import Edit, Rollback
 from ..text import clean
 from ..types import Memory
 

@@ -15,10 +15,9 @@ import numpy as np
 from .changes import Stored, forget, put
 from .layers import PAGE, TOPIC, TURN, parse_id
 from .state import Layers
-from ..store.edits import Add, Edit, Update
-from ..store.errors import StoreChanged, StoreError
+from ..store.edits import Add, Edit, Rollback, Update
 from ..store.memory_store import MemoryStore
-from ..store.rollback import Rollback
+from ..store.protocol import StoreChanged, StoreError
 from ..store.serialization import Event
 from ..types import Memory
 
