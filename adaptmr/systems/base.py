@@ -238,7 +238,7 @@ _MODULES = (
     "systems.qarp_variants",
     "systems.longmemeval_rag",
     "systems.own",
-    "agents.systems",  # of a higher floor: nothing here may import it before somebody asks
+    "agents.team",  # of a higher floor: nothing here may import it before somebody asks
 )
 
 
