@@ -34,7 +34,7 @@ _HOMES = {
     "systems.own": ("strategy", "system"),
     "systems.wrapper": ("WrappedSystem",),
     "own_embedder": ("register_embedder",),
-    "eval.judges.own_judge": ("judge",),
+    "eval.judges.accuracy": ("judge",),
     "eval.runner.evaluate": ("evaluate",),
     "eval.analysis.run_cost": ("estimate",),
 }
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from adaptmr.data.validation import DatasetError
     from adaptmr.embed import Embedder, embedder
     from adaptmr.eval.analysis.run_cost import estimate
-    from adaptmr.eval.judges.own_judge import judge
+    from adaptmr.eval.judges.accuracy import judge
     from adaptmr.eval.runner.evaluate import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
     from adaptmr.own_embedder import register_embedder

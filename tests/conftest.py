@@ -48,3 +48,40 @@ def official_cases() -> Callable[[str], list[Any]]:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     return read
+
+
+@pytest.fixture(scope="session")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run of exp3 on a part of the demo data, made once for all tests.
+
+    It holds what an experiment writes: results, times, tables, a figure, a notebook and its report. Tests
+    only read it: one that changes something copies it.
+    """
+    from adaptmr.eval.report import figures, tables
+    from adaptmr.eval.report.html import render_html
+    from adaptmr.experiments import Experiment
+
+    outputs = tmp_path_factory.mktemp("outputs")
+    params = {"systems": ["random", "lexical"], "limit": 48, "k": 5, "embedder": "hash"}
+    experiment = Experiment("exp3", params, outputs)
+    frame = experiment.evaluate()
+    experiment.comparison_tables()
+    means = tables.mean_table(frame, "f1")
+    experiment.figure("f1", lambda: figures.grouped_bars(means, "label", ylabel="F1"), "F1 by question type")
+    box = experiment.answer("lexical", figure="f1", limits="A part of the demo data.")
+    run = experiment.finish()
+    cells = [
+        {"cell_type": "markdown", "id": "head", "metadata": {}, "source": "# Which?\n\n## Results"},
+        {
+            "cell_type": "code",
+            "id": "answer",
+            "metadata": {"tags": ["answer"]},
+            "source": "experiment.answer()",
+            "execution_count": 1,
+            "outputs": [{"output_type": "display_data", "data": {"text/html": str(box)}, "metadata": {}}],
+        },
+    ]
+    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (run.path / "notebook.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    render_html(run.path)
+    return run.path

@@ -30,20 +30,6 @@ def test_a_worked_example():
     assert "κ = 0.40" in str(it) and "n = 50" in str(it)
 
 
-def test_kappa_is_lower_where_chance_agreement_is_higher():
-    a, b = annotators({("A", "A"): 45, ("A", "B"): 15, ("B", "A"): 25, ("B", "B"): 15})
-    c, d = annotators({("A", "A"): 25, ("A", "B"): 35, ("B", "A"): 5, ("B", "B"): 35})
-    one, two = cohen_kappa(a, b), cohen_kappa(c, d)
-    assert (
-        one.observed == two.observed == 0.6
-        and one.expected == pytest.approx(0.54)
-        and two.expected == pytest.approx(0.46)
-    )
-    assert one.kappa == pytest.approx(0.06 / 0.46, abs=1e-6) and two.kappa == pytest.approx(
-        0.14 / 0.54, abs=1e-6
-    )
-
-
 @given(PAIRS)
 @settings(max_examples=60, deadline=None)
 def test_kappa_and_confusion_agree_with_sklearn(pairs):
@@ -60,26 +46,6 @@ def test_kappa_and_confusion_agree_with_sklearn(pairs):
     assert (
         confusion_matrix(a, b, "xyz").to_numpy().tolist()
         == metrics.confusion_matrix(a, b, labels=list("xyz")).tolist()
-    )
-
-
-@given(PAIRS, st.randoms())
-@settings(max_examples=60, deadline=None)
-def test_kappa_does_not_depend_on_the_order_of_items_or_annotators(pairs, random):
-    a, b = map(list, zip(*pairs))
-    groups = [f"c{i % 5}" for i in range(len(a))]
-    shuffled = random.sample(range(len(a)), len(a))
-    it = cohen_kappa(a, b, "xyz", groups=groups, resamples=FEW_RESAMPLES)
-    again = cohen_kappa(
-        [a[i] for i in shuffled],
-        [b[i] for i in shuffled],
-        "xyz",
-        groups=[groups[i] for i in shuffled],
-        resamples=FEW_RESAMPLES,
-    )
-    assert str(it) == str(again) and it.low == pytest.approx(again.low, nan_ok=True)
-    assert cohen_kappa(b, a, "xyz", resamples=FEW_RESAMPLES).kappa == pytest.approx(
-        it.kappa, nan_ok=True, abs=1e-8
     )
 
 
@@ -112,17 +78,3 @@ def test_too_few_conversations_have_no_interval(groups):
     assert it.kappa == cohen_kappa(a, b).kappa > 0 and math.isnan(it.low) and math.isnan(it.high)
     assert "– too few" in str(it) and "[" not in str(it)
     assert math.isnan(cohen_kappa(["x", "y", "x"], ["x", "y", "y"]).low), "three items without conversations"
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "more", "match"),
-    [
-        (["x"], [], {}, "one annotator has 1 labels, the other 0"),
-        (["x"], ["y"], {"labels": ["x"]}, "label 'y' is none of"),
-        (["x"], ["x"], {"labels": ["x", "x"]}, "twice"),
-        (["x"], ["x"], {"groups": ["a", "b"]}, "1 items but 2 groups"),
-    ],
-)
-def test_wrong_input_is_rejected(a, b, more, match):
-    with pytest.raises(ValueError, match=match):
-        cohen_kappa(a, b, **more)

@@ -1,9 +1,6 @@
 """Answer metrics: official scores, hand-computed values, properties, and unusual input."""
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -71,19 +68,6 @@ def test_locomo_category_names_and_numbers_agree():
             m.locomo_f1("a", "a", bad)
 
 
-def test_none_is_rejected_as_an_answer():
-    assert m.locomo_f1("not mentioned", None, 5) == 1
-    with pytest.raises(TypeError, match="prediction None"):
-        m.locomo_f1(None, "x", 4)
-    for metric in METRICS:
-        with pytest.raises(TypeError, match="prediction"):
-            metric(None, "x")
-        with pytest.raises(TypeError, match="gold answer"):
-            metric("x", [None])
-        with pytest.raises(ValueError, match="no gold answer"):
-            metric("x", [])
-
-
 @pytest.mark.parametrize("text", AWKWARD, ids=range(len(AWKWARD)))
 def test_unusual_texts_have_finite_scores(text):
     for metric in METRICS:
@@ -92,14 +76,6 @@ def test_unusual_texts_have_finite_scores(text):
     for category in range(1, 6):
         assert 0 <= m.locomo_f1(text, text, category) <= 1
     assert m.abstains(text) in (True, False)
-
-
-def test_texts_of_a_megabyte_are_scored():
-    long, chinese = "word other " * 90_000, "我住在杭州" * 70_000
-    assert m.token_f1(long, "word") == pytest.approx(2 / 180_001)
-    assert m.rouge_l(long, "other word") == pytest.approx(4 / 180_002)
-    assert m.locomo_f1("x, " * 300_000, "x, y", 1) == 0.5
-    assert 0 < m.token_f1(chinese, "杭州") < 1e-3
 
 
 @given(TEXTS, TEXTS)
@@ -113,18 +89,6 @@ def test_bounds_and_symmetry(a, b):
     assert m.token_f1(a, [b, a]) == 1 and m.token_f1(a, [b]) <= m.token_f1(a, [b, "the blue van"])
     for category in range(1, 6):
         assert 0 <= m.locomo_f1(a, b, category) <= 1
-
-
-@given(st.lists(st.sampled_from("abcd"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
-@settings(max_examples=150, deadline=None)
-def test_rouge_l_agrees_with_dynamic_programming(a, b):
-    a, b = [x * 2 for x in a], [x * 2 for x in b]  # 'aa' is no article
-    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
-    want = 2 * table[-1][-1] / (len(a) + len(b)) if a and b else float(a == b)
-    assert m.rouge_l(" ".join(a), " ".join(b)) == pytest.approx(want)
 
 
 def test_bleu_agrees_with_nltk():
@@ -159,10 +123,6 @@ def test_chinese_characters_are_tokens():
     assert m.answer_tokens("カフェ") == ["カ", "フ", "ェ"] and m.answer_tokens("한국") == ["한", "국"]
 
 
-def test_numbers_are_accepted_as_gold_answers():
-    assert m.token_f1("3", 3) == 1 and m.exact_match("3.5", [3.5]) == 1 and m.locomo_f1("2022", 2022, 2) == 1
-
-
 def test_answer_f1():
     assert m.answer_f1("I don't know", ["x"], answerable=False) == 1
     assert m.answer_f1("I don't know", [], answerable=False, abstained=False) == 0
@@ -171,28 +131,6 @@ def test_answer_f1():
         m.answer_f1("I don't know why, but Paris", ["Paris"], answerable=True) > 0
     )  # without the reader's flag, an answerable question is scored by its words
     assert m.answer_f1("Paris", ["Rome", "Paris"], answerable=True) == 1
-
-
-def test_ranking_metrics_can_be_imported_from_answers():
-    from adaptmr.eval.metrics import ranking
-
-    for name in ranking.__all__:
-        assert getattr(m, name) is getattr(ranking, name) and name in m.__all__
-
-
-def test_import_loads_no_heavy_library():
-    code = (
-        "import sys, adaptmr.eval.metrics.answers; "
-        "print([x for x in ('nltk', 'pandas', 'scipy', 'sklearn', 'torch') if x in sys.modules])"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-    )
-    assert out.stdout.strip() == "[]"
 
 
 def test_stems_do_not_depend_on_order():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,11 @@ from adaptmr.eval.judges.calibration import (
     corrected_accuracy,
     effective_n,
     held_out_refusals,
-    paraphrase_cases,
     share_interval,
 )
 from adaptmr.eval.judges.judge import LLMJudge, RuleJudge, Verdict
 from adaptmr.eval.stats.intervals import Interval
 from adaptmr.llm import LLM, AuthError
-from adaptmr.text import detect_language
 from adaptmr.types import Conversation, Dataset, QueryType, Question, Usage
 
 LINE = {
@@ -153,49 +150,6 @@ def test_missing_empty_and_binary_files_are_rejected(tmp_path: Path) -> None:
 # -- right answers, written another way
 
 
-def test_paraphrases_use_every_rule_and_are_right() -> None:
-    demo = load("demo")
-    cases = paraphrase_cases(demo, 250, seed=3)
-    assert cases == paraphrase_cases(replace(demo, questions=demo.questions[::-1]), 250, seed=3)
-    assert len(cases) == 250 == len({(c.question.id, c.kind) for c in cases})
-    assert set(Counter(c.kind for c in cases)) == {
-        "articles",
-        "case",
-        "date",
-        "number",
-        "order",
-        "punctuation",
-        "sentence",
-    }
-    assert {detect_language(c.question.text) for c in cases} == {"en", "zh"} and all(
-        c.correct and c.prediction != c.question.answers[0] for c in cases
-    )
-    assert [
-        c
-        for c in paraphrase_cases(demo, 5_000)
-        if not RuleJudge().judge(c.question, c.prediction, False).correct
-    ] == [], "the rules reject none of them"
-
-
-def test_rubrics_and_unanswerable_questions_are_not_rewritten() -> None:
-    def data(*questions: Question) -> Dataset:
-        return Dataset("d", [Conversation("c")], [replace(q, conversation="c") for q in questions])
-
-    rubric = Question("r", "Any tips?", ["The user likes tea"], QueryType.preference)
-    for other in (rubric, Question("u", "What?", ["tea"], answerable=False), Question("e", "What?", [])):
-        with pytest.raises(ValueError, match="no gold answers"):
-            paraphrase_cases(data(other))
-    assert {c.question.id for c in paraphrase_cases(data(rubric, Question("a", "What?", ["tea"])), 99)} == {
-        "a"
-    }
-    assert not {
-        c.kind for c in paraphrase_cases(data(Question("a", "In what order?", ["Yes, tea, milk"])), 99)
-    } & {"order", "articles", "sentence"}
-    assert paraphrase_cases(data(Question("a", "What?", ["\ud800 tea!"])), 9)
-    with pytest.raises(ValueError, match="n=0"):
-        paraphrase_cases(load("demo"), 0)
-
-
 def test_alternative_gold_answers_are_judged_by_one_another() -> None:
     cases = alternative_gold_cases(load("demo"), 300)
     assert len(cases) == 300 and all(
@@ -254,28 +208,6 @@ def test_rate_without_cases_is_unknown() -> None:
         corrected_accuracy(0.5, 100, found)
 
 
-def test_mixing_right_and_wrong_cases_is_rejected() -> None:
-    for wrong, right in (
-        ([make_case("a", "case", True)], []),
-        ([], [make_case("a", "vague_wrong")]),
-        ([make_case("a", "odd")], []),
-    ):
-        with pytest.raises(ValueError, match="cases must be wrong answers"):
-            calibrate(KeywordJudge(), wrong, right)
-
-
-def test_rates_from_stored_votes() -> None:
-    cases = [
-        replace(make_case("a", "specific_wrong"), votes=v)
-        for v in ((True, True, False), (False, False, True), (), (False,) * 3, (True, False))
-    ]
-    found = calibration_from_votes(cases)
-    assert (found.false_accept_specific.mean, found.false_accept_specific.n) == (
-        0.25,
-        4,
-    ) and found.false_reject.n == found.false_accept_vague.n == 0
-
-
 def test_model_judges_several_answers_at_a_time() -> None:
     def reply(body: dict[str, Any]) -> Any:
         text = body["messages"][-1]["content"]
@@ -324,8 +256,6 @@ def test_the_threshold_does_not_see_the_conversation_that_it_is_measured_on() ->
     assert held_out_refusals(LengthJudge, (0.3, 0.6), wrong, right) == {"a": (0, 2), "b": (0, 2), "c": (5, 5)}
     strict = [make_case("x" * 5, "vague_wrong")]
     assert held_out_refusals(LengthJudge, (0.6, 0.3), strict, right)["c"] == (5, 5), "0.6 accepts wrong ones"
-    with pytest.raises(ValueError, match="two conversations"):
-        held_out_refusals(LengthJudge, (0.3,), wrong, reworded("a", 2))
 
 
 def test_shares_have_the_spread_of_conversations() -> None:
@@ -336,15 +266,6 @@ def test_shares_have_the_spread_of_conversations() -> None:
     assert effective_n(over) < 5 < 150 < effective_n(cases) <= 200
     assert share_interval([False] * 200, talks).high > 0.01, "0 of 200 still has a width"
     assert effective_n(share_interval([False] * 200, talks)) == 200
-
-
-def test_a_refused_share_raises_the_accuracy_and_widens_its_interval() -> None:
-    none, some = (replace(rates(0, 0), false_reject=rate(p, 10_000)) for p in (0.0, 0.2))
-    assert corrected_accuracy(0.4, 500, some).mean == pytest.approx(0.5)  # 0.4 / (1 - 0.2)
-    wide = replace(some, false_reject=Interval(0.2, 0.05, 0.35, 10_000))
-    ends = [corrected_accuracy(0.4, 500, c) for c in (none, some, wide)]
-    widths = [it.high - it.low for it in ends]
-    assert widths[2] > 1.3 * widths[1] > 1.3 * widths[0]
 
 
 def test_the_shipped_rates_of_the_rules_are_those_of_rewordings() -> None:
@@ -374,35 +295,12 @@ def test_corrections_agree_with_hand_computed_ones() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kw", "message"),
-    [
-        ({"share_judged_right": 1.2}, "share_judged_right"),
-        ({"weight": -0.1}, "weight"),
-        ({"answered": 2}, "answered"),
-        ({"n": 0}, "n=0"),
-        ({"answered": 0.3}, "at most"),
-        ({"share_judged_right": float("nan")}, "share_judged_right"),
-    ],
-)
-def test_impossible_shares_are_rejected(kw: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        corrected_accuracy(**{"share_judged_right": 0.5, "n": 10, "calibration": rates(), **kw})
-
-
 @pytest.mark.parametrize("blind", [rates(0.5, 0.5, 0.5), rates(0.9, 0.9, 0.3), rates(1, 1, 0)])
 def test_judge_no_better_than_chance_is_rejected(blind: Calibration) -> None:
     with pytest.raises(
         ValueError, match=r"toy can't tell right from wrong: sensitivity .* specificity .* <= 1"
     ):
         corrected_accuracy(0.5, 100, blind)
-
-
-def test_rate_without_weight_may_be_unknown() -> None:
-    only = replace(rates(0.1), false_accept_vague=Interval(math.nan, math.nan, math.nan, 0))
-    assert corrected_accuracy(0.55, 100, only, 1).mean > 0.4
-    with pytest.raises(ValueError, match="unknown"):
-        corrected_accuracy(0.55, 100, only)
 
 
 @settings(max_examples=60, deadline=None)
@@ -427,20 +325,6 @@ def test_interval_contains_the_mean_and_stays_in_range(
             share * answered, n, rates(specific, vague, rejected), weight, answered=answered, seed=1
         ).mean
         == it.mean
-    )
-
-
-def test_interval_is_wider_with_fewer_answers_or_cases() -> None:
-    def width(n: int, of: int) -> float:
-        it = corrected_accuracy(0.5, n, rates(n=of))
-        return it.high - it.low
-
-    assert width(1_000, 1_000) < width(1_000, 50) and width(1_000, 1_000) < width(50, 1_000)
-    assert (
-        width(10**6, 10**6) < 0.01 and corrected_accuracy(0.5, 100, rates(0.49, 0.49, 0.5, n=20)).high == 1
-    ), "a judge hardly better than chance allows hardly a conclusion"
-    assert corrected_accuracy(0.0, 100, rates(0, 0, 0, n=100)).high > 0.0, (
-        "none of 100 doesn't exclude a small share"
     )
 
 
@@ -589,16 +473,6 @@ def test_judged_accuracy_table() -> None:
     )
 
 
-def test_table_marks_impossible_corrections_and_rejects_rates_of_another_judge() -> None:
-    frame = judge_answers(rows("one"), DATA, KeywordJudge())
-    table = judged_accuracy_table(frame, rates(0.0, 0.97, 0.05, judge="keyword"))
-    assert set(table["if all vague"][:3]) == {"undefined"} and table["corrected"][0].endswith(" – too few")
-    with pytest.raises(ValueError, match=r"judged by \['keyword'\]"):
-        judged_accuracy_table(frame, rates(judge="else"))
-    with pytest.raises(ValueError, match="can't tell right from wrong"):
-        judged_accuracy_table(frame, rates(0.97, 0.97, 0.05, judge="keyword"))
-
-
 # -- the real file
 
 
@@ -610,14 +484,13 @@ def test_error_rates_of_the_rules_on_the_real_file() -> None:
         pytest.skip(f"no judge_calibration.jsonl in ADAPTMR_DATA={folder}")
     cases = calibration_cases(path)
     mine, theirs = (
-        calibrate(RuleJudge(), cases, paraphrase_cases(load("demo"), 200)),
+        calibrate(RuleJudge(), cases, []),
         calibration_from_votes(cases),
     )
     assert len(cases) == 500 and mine.false_accept_specific.n == mine.false_accept_vague.n == 250
     assert (
         mine.false_accept_specific.high < 0.03
         and mine.false_accept_vague.high < 0.06
-        and mine.false_reject.mean <= 0.01
     )
     assert (theirs.false_accept_specific.mean, theirs.false_accept_vague.mean) == (0.128, 0.6)
 

@@ -14,7 +14,6 @@ from server import Server, answering, ok
 
 from adaptmr.eval.analysis import components
 from adaptmr.eval.analysis import cost as e
-from adaptmr.eval.stats import cluster_robust, intervals
 from adaptmr.llm.tasks import OUTCOMES, TASKS
 
 SYSTEMS = {"unified": (1, 500, 10.0), "rules": (1, 510, 12.0), "planner": (2, 900, 50.0)}
@@ -348,111 +347,6 @@ def test_on_rows_of_a_real_run():
     parts = components.component_costs(frame)
     for table in (e.spending_table(frame), extra, e.accuracy_per_1000(frame), parts):
         assert redaction_problems(table, allow=["label", "part", "with", "without"]) == []
-
-
-# --- the statistics underneath ------------------------------------------------------------------------------
-
-
-def test_cluster_mean_by_hand():
-    it = cluster_robust.cluster_mean([1, 1, 0, 0, 1, 0], [2, 2, 2])
-    assert (it.mean, it.df) == (0.5, pytest.approx(2)) and it.se == pytest.approx(
-        np.std([1, 0, 0.5], ddof=1) / math.sqrt(3)
-    )
-    from scipy.stats import ttest_1samp
-
-    v = np.random.default_rng(0).random(9)
-    ours, theirs = cluster_robust.cluster_mean(v, [1] * 9), ttest_1samp(v, 0.3)
-    assert ours.p_value(0.3) == pytest.approx(theirs.pvalue) and ours.interval() == pytest.approx(
-        tuple(theirs.confidence_interval(0.95))
-    )
-    for sizes in ([], [3], [0, 2], [2, 1]):
-        with pytest.raises(ValueError, match="sizes"):
-            cluster_robust.cluster_mean([1.0, 2.0], sizes)
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0]), st.sampled_from("abcdef")),
-        min_size=1,
-        max_size=40,
-    )
-)
-@settings(max_examples=80, deadline=None)
-def test_method_t_has_the_properties_of_the_other(items):
-    a, b, g = zip(*items)
-    it, d, back = (
-        intervals.mean_ci(a, g, method="t", resamples=99),
-        *(intervals.paired_difference(x, y, g, method="t", resamples=99) for x, y in ((a, b), (b, a))),
-    )
-    if len(set(g)) < 4:
-        assert (
-            all(math.isnan(v) for v in (it.low, it.high, d.low, d.high, d.p))
-            and {it.level, d.level} == {"too few"}
-            and d.mean == -back.mean
-        )
-        return
-    assert it.low <= it.mean <= it.high and min(0, *a) <= it.low and it.high <= max(a)
-    assert it == intervals.mean_ci(a[::-1], g[::-1], method="t", resamples=99)
-    if d.level == "too few":
-        assert sum(x != y for x, y in zip(a, b)) < 5 or len({x - y for x, y in zip(a, b)}) == 1
-        assert d.mean == -back.mean and back.level == "too few" and math.isnan(d.p)
-        return
-    assert d.mean == -back.mean and 0 < d.p <= 1
-    if "and" not in d.level:
-        assert (d.low, d.high, d.p) == (
-            -back.high,
-            -back.low,
-            back.p,
-        )  # else the bootstrap is used, which samples at random
-    if d.level == "conversations":
-        assert (d.p < 0.05) == (not d.low <= 0 <= d.high) or abs(d.p - 0.05) < 1e-6
-    assert it.level in ("conversations", "questions", "conversations and questions")
-
-
-def test_methods_are_named():
-    for call in (
-        lambda **k: intervals.mean_ci([1, 0], **k),
-        lambda **k: intervals.paired_difference([1], [0], **k),
-        lambda **k: intervals.ratio_ci([1], [1], **k),
-    ):
-        with pytest.raises(ValueError, match="percentile, t"):
-            call(method="magic")
-    assert intervals.mean_ci([1.0, 0.0, 1.0, 1.0], method=None) == intervals.mean_ci(
-        [1.0, 0.0, 1.0, 1.0], method=intervals.DEFAULT_CI_METHOD
-    )
-
-
-@given(
-    st.lists(
-        st.tuples(st.floats(0, 1), st.integers(0, 900), st.sampled_from("abcdef")), min_size=1, max_size=30
-    ),
-    st.sampled_from(intervals.CI_METHODS),
-)
-@settings(max_examples=60, deadline=None)
-def test_ratios(items, method):
-    v, x, g = zip(*items)
-    it = intervals.ratio_ci(v, x, g, method=method, resamples=99)
-    if not sum(x):
-        assert math.isnan(it.mean) and it.n == 0
-        return
-    assert (
-        it.mean == pytest.approx(sum(v) / sum(x), abs=1e-8)
-        and it.n == len(items)
-        and it.groups == len(set(g))
-    )
-    if len(set(g)) < 4:
-        assert math.isnan(it.low) and math.isnan(it.high) and it.level == "too few"
-        return
-    assert it.low <= it.mean <= it.high
-    assert it == intervals.ratio_ci(v[::-1], x[::-1], g[::-1], method=method, resamples=99)
-
-
-def test_wrong_ratios():
-    with pytest.raises(ValueError, match="2 values over 1"):
-        intervals.ratio_ci([1, 2], [1])
-    with pytest.raises(ValueError, match="negative"):
-        intervals.ratio_ci([1], [-1])
-    assert intervals.ratio_ci([1, math.nan, 1], [2, 2, math.nan]).n == 1
 
 
 def test_calls_by_part_add_up_to_what_a_server_saw():

@@ -9,8 +9,7 @@ import pytest
 
 from adaptmr.agents.hotpot import HotpotEnv
 from adaptmr.agents.passages import Corpus
-from adaptmr.data.demo_multihop import parse_demo_multihop
-from adaptmr.data.hotpotqa import HotpotQuestion
+from adaptmr.data.hotpotqa import HotpotQuestion, parse_demo_multihop
 from adaptmr.data.registry import load
 from adaptmr.data.validation import DatasetError
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adaptmr as am
-from adaptmr.eval.stats.estimates import Difference, Interval
+from adaptmr.eval.stats.intervals import Difference, Interval
 from adaptmr.integrations.magics import Asked
 from adaptmr.retrieval.differences import differences
 from adaptmr.retrieval.plan import PlanError

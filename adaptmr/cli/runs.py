@@ -21,7 +21,7 @@ from .replaying import check_run, replay_run, replayable_runs
 from ..eval.report.parameters import UsageError
 from ..eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
 from ..eval.stats.contrasts import MEASURE_NAMES
-from ..eval.stats.estimates import format_interval
+from ..eval.stats.intervals import format_interval
 from ..plugins import PluginError
 
 # %% auto #0

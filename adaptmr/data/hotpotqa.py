@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib import resources
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from .validation import wrap_errors
 from ..types import Conversation, Dataset, Memory, QueryType, Question
 
 # %% auto #0
-__all__ = ['CATEGORY_TO_TYPE', 'HOTPOTQA', 'HotpotQuestion', 'sentence_source', 'was_seen', 'hotpot_dataset', 'parse_hotpotqa']
+__all__ = ['CATEGORY_TO_TYPE', 'HOTPOTQA', 'DEMO_MULTIHOP', 'HotpotQuestion', 'sentence_source', 'was_seen', 'hotpot_dataset',
+           'parse_hotpotqa', 'parse_demo_multihop']
 
 # %% ../../nbs/data/02_hotpotqa.ipynb #563498c3
 CATEGORY_TO_TYPE: dict[str, QueryType] = {
@@ -140,5 +142,35 @@ HOTPOTQA = register_dataset(
         attribution="Text of HotpotQA (Yang et al., EMNLP 2018, https://hotpotqa.github.io), from Wikipedia, "
         "CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/)",
         seen=was_seen,
+    )
+)
+
+# %% ../../nbs/data/02_hotpotqa.ipynb #63faedf3
+def parse_demo_multihop(folder: Path | None = None) -> Dataset:
+    """Read the questions from the package, or from a folder of files of the same form.
+
+    Questions have the id `en-m01`, memories `en-m01/The_Salt_Orchard#0`. Raises `FileNotFoundError` for a
+    folder without files, and what `hotpot_dataset` raises for files of another form.
+    """
+    place = Path(str(resources.files("adaptmr.data").joinpath("demo_multihop"))) if folder is None else folder
+    files = sorted(place.glob("*.json"))
+    if not files:
+        raise FileNotFoundError(f"{place} holds no questions: install adaptmr again, or name another folder")
+    raws: list[Any] = [raw for file in files for raw in read_json(file)]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    data = hotpot_dataset(raws, "demo_multihop")
+    return replace(data, sha256=digest, complete=folder is None, ours=True)
+
+# %% ../../nbs/data/02_hotpotqa.ipynb #173505eb
+DEMO_MULTIHOP = register_dataset(
+    DatasetEntry(
+        "demo_multihop",
+        parse_demo_multihop,
+        "Apache-2.0",
+        "14 questions of our own that need two of eight passages each, 8 English, 6 Chinese; in the package",
+        splits={
+            "en": tuple(f"en-m{n:02d}" for n in range(1, 9)),
+            "zh": tuple(f"zh-m{n:02d}" for n in range(1, 7)),
+        },
     )
 )

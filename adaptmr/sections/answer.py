@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..eval.report import tables
 from ..eval.report.answer_box import answer_box_html, contrast_answer
 from ..eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
-from ..eval.stats.estimates import format_interval
+from ..eval.stats.intervals import format_interval
 from ..markup import HtmlOutput
 from .writing import EvaluatedRun
 

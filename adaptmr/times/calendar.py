@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Callable
 
 from ..markup import html_table
 from ..text import NUMBER_WORDS, ZH_DIGITS
@@ -76,8 +77,8 @@ def add_clamped(t: datetime, **by: float) -> datetime:
         return datetime.max
 
 # %% auto #0
-__all__ = ['GRAINS', 'MONTHS', 'WEEKDAYS', 'SEASONS', 'SEASONS_ZH', 'Window', 'midnight', 'add_clamped', 'unit_bounds',
-           'season_bounds', 'add_units', 'parse_number', 'format_date']
+__all__ = ['GRAINS', 'MONTHS', 'WEEKDAYS', 'SEASONS', 'SEASONS_ZH', 'DateRange', 'HolidayRule', 'HOLIDAYS', 'Window', 'midnight',
+           'add_clamped', 'unit_bounds', 'season_bounds', 'add_units', 'parse_number', 'format_date']
 
 # %% ../../nbs/times/00_calendar.ipynb #563c8df8
 def unit_bounds(t: datetime, unit: str) -> tuple[datetime, datetime]:
@@ -220,3 +221,159 @@ def _write(t: datetime, grain: str, lang: str) -> str:
     if grain == "hour":
         return f"{day}{t.hour}时" if zh else f"{day} at {t.hour}:00"
     return day
+
+# %% ../../nbs/times/00_calendar.ipynb #61e039c2
+DateRange = tuple[datetime, datetime]
+HolidayRule = Callable[[int], DateRange]
+
+# %% ../../nbs/times/00_calendar.ipynb #5a4f10bb
+def _fixed(month: int, day: int, days: int = 1) -> HolidayRule:
+    """Make the rule of a holiday of `days` days that begins on a fixed date."""
+    return lambda y: (datetime(y, month, day), add_clamped(datetime(y, month, day), days=days))
+
+
+def _weekday_of(month: int, weekday: int, n: int) -> HolidayRule:
+    """Make the rule of the `n`-th such weekday (Monday is 0) of a month; -1 is the last."""
+
+    def of(y: int) -> DateRange:
+        first = datetime(y, month, 1)
+        day = first + timedelta(days=(weekday - first.weekday()) % 7)
+        weeks = n - 1 if n > 0 else ((datetime(y, month + 1, 1) - timedelta(days=1)) - day).days // 7
+        return unit_bounds(day + timedelta(weeks=weeks), "day")
+
+    return of
+
+
+def _from_easter(days: int) -> HolidayRule:
+    """Make the rule of a day `days` after Easter Sunday.
+
+    Easter by Gauss's formula as corrected by Meeus, *Astronomical Algorithms*, chapter 8.
+    """
+
+    def of(y: int) -> DateRange:
+        a, (b, c) = y % 19, divmod(y, 100)
+        (d, e), g = divmod(b, 4), (8 * b + 13) // 25
+        h = (19 * a + b - d - g + 15) % 30
+        i, k = divmod(c, 4)
+        week = (32 + 2 * e + 2 * i - h - k) % 7
+        m = (a + 11 * h + 19 * week) // 433
+        month = (h + week - 7 * m + 90) // 25
+        day = (h + week - 7 * m + 33 * month + 19) % 32
+        return unit_bounds(datetime(y, month, day) + timedelta(days=days), "day")
+
+    return of
+
+# %% ../../nbs/times/00_calendar.ipynb #d780a935
+def _parse_days(days: str) -> tuple[int, ...]:
+    return tuple(map(int, days.split()))
+
+
+# The holidays of the Chinese calendar in 2000 to 2017 and in 2018 to 2035, as month * 100 + day.
+_SPRING_FESTIVAL = _parse_days("""
+    205 124 212 201 122 209 129 218 207 126 214 203 123 210 131 219 208 128
+    216 205 125 212 201 122 210 129 217 206 126 213 203 123 211 131 219 208
+""")
+_DRAGON_BOAT = _parse_days("""
+    606 625 615 604 622 611 531 619 608 528 616 606 623 612 602 620 609 530
+    618 607 625 614 603 622 610 531 619 609 528 616 605 624 612 601 620 610
+""")
+_DOUBLE_SEVENTH = _parse_days("""
+    806 825 815 804 822 811 731 819 807 826 816 806 823 813 802 820 809 828
+    817 807 825 814 804 822 810 829 819 808 826 816 805 824 812 801 820 810
+""")
+_MID_AUTUMN = _parse_days("""
+    912 1001 921 911 928 918 1006 925 914 1003 922 912 930 919 908 927 915 1004
+    924 913 1001 921 910 929 917 1006 925 915 1003 922 912 1001 919 908 927 916
+""")
+_DOUBLE_NINTH = _parse_days("""
+    1006 1025 1014 1004 1022 1011 1030 1019 1007 1026 1016 1005 1023 1013 1002 1021 1009 1028
+    1017 1007 1025 1014 1004 1023 1011 1029 1018 1008 1026 1016 1005 1024 1012 1001 1020 1009
+""")
+
+
+def _lunar(days: tuple[int, ...], long: int = 1, later: int = 0) -> HolidayRule:
+    """Make the rule of a holiday of `long` days that begins `later` days after those of the table."""
+
+    def of(y: int) -> DateRange:
+        if not 2000 <= y <= 2035:
+            raise ValueError(f"holidays of the Chinese calendar are known for 2000 to 2035, not for {y}")
+        first = datetime(y, *divmod(days[y - 2000], 100)) + timedelta(days=later)
+        return first, first + timedelta(days=long)
+
+    return of
+
+
+def _tomb_sweeping(y: int) -> DateRange:
+    """Compute 清明, on 4 or 5 April, by the usual formula, which is valid for 2000 to 2099."""
+    if not 2000 <= y <= 2099:
+        raise ValueError(f"清明 is known for 2000 to 2099, not for {y}")
+    return unit_bounds(datetime(y, 4, int((y - 2000) * 0.2422 + 4.81) - (y - 2000) // 4), "day")
+
+# %% ../../nbs/times/00_calendar.ipynb #69a37f53
+HOLIDAYS: dict[str, HolidayRule] = {
+    "christmas eve": _fixed(12, 24),
+    "christmas day": _fixed(12, 25),
+    "christmas": _fixed(12, 25),
+    "boxing day": _fixed(12, 26),
+    "new year's eve": _fixed(12, 31),
+    "new year's day": _fixed(1, 1),
+    "valentine's day": _fixed(2, 14),
+    "valentine's": _fixed(2, 14),
+    "st. patrick's day": _fixed(3, 17),
+    "st patrick's day": _fixed(3, 17),
+    "april fools' day": _fixed(4, 1),
+    "fourth of july": _fixed(7, 4),
+    "independence day": _fixed(7, 4),
+    "halloween": _fixed(10, 31),
+    "veterans day": _fixed(11, 11),
+    "thanksgiving": _weekday_of(11, 3, 4),
+    "thanksgiving day": _weekday_of(11, 3, 4),
+    "labor day": _weekday_of(9, 0, 1),
+    "memorial day": _weekday_of(5, 0, -1),
+    "mother's day": _weekday_of(5, 6, 2),
+    "father's day": _weekday_of(6, 6, 3),
+    "easter": _from_easter(0),
+    "easter sunday": _from_easter(0),
+    "easter monday": _from_easter(1),
+    "good friday": _from_easter(-2),
+    "chinese new year": _lunar(_SPRING_FESTIVAL, 7),
+    "lunar new year": _lunar(_SPRING_FESTIVAL, 7),
+    "spring festival": _lunar(_SPRING_FESTIVAL, 7),
+    "mid-autumn festival": _lunar(_MID_AUTUMN),
+    "dragon boat festival": _lunar(_DRAGON_BOAT),
+    "春节": _lunar(_SPRING_FESTIVAL, 7),
+    "除夕": _lunar(_SPRING_FESTIVAL, 1, -1),
+    "大年三十": _lunar(_SPRING_FESTIVAL, 1, -1),
+    "大年初一": _lunar(_SPRING_FESTIVAL),
+    "元宵节": _lunar(_SPRING_FESTIVAL, 1, 14),
+    "清明节": _tomb_sweeping,
+    "清明": _tomb_sweeping,
+    "端午节": _lunar(_DRAGON_BOAT),
+    "端午": _lunar(_DRAGON_BOAT),
+    "七夕": _lunar(_DOUBLE_SEVENTH),
+    "中秋节": _lunar(_MID_AUTUMN),
+    "中秋": _lunar(_MID_AUTUMN),
+    "重阳节": _lunar(_DOUBLE_NINTH),
+    "国庆节": _fixed(10, 1, 7),
+    "国庆": _fixed(10, 1, 7),
+    "元旦": _fixed(1, 1),
+    "平安夜": _fixed(12, 24),
+    "圣诞节": _fixed(12, 25),
+    "圣诞": _fixed(12, 25),
+    "跨年夜": _fixed(12, 31),
+    "情人节": _fixed(2, 14),
+    "妇女节": _fixed(3, 8),
+    "三八节": _fixed(3, 8),
+    "愚人节": _fixed(4, 1),
+    "劳动节": _fixed(5, 1),
+    "五一": _fixed(5, 1),
+    "青年节": _fixed(5, 4),
+    "儿童节": _fixed(6, 1),
+    "教师节": _fixed(9, 10),
+    "万圣节": _fixed(10, 31),
+    "双十一": _fixed(11, 11),
+    "感恩节": _weekday_of(11, 3, 4),
+    "母亲节": _weekday_of(5, 6, 2),
+    "父亲节": _weekday_of(6, 6, 3),
+    "复活节": _from_easter(0),
+}

@@ -9,7 +9,7 @@ import re
 from datetime import datetime
 
 from ..text import HAN
-from .calendar import add_units, midnight, parse_number, season_bounds
+from .calendar import HOLIDAYS, add_units, midnight, parse_number, season_bounds
 from adaptmr.times.expressions import (
     TimeContext,
     TimeInterval,
@@ -26,7 +26,6 @@ from adaptmr.times.expressions import (
     rule,
     subinterval,
 )
-from .holidays import HOLIDAYS
 
 ZH_NUMBER = r"(?:\d{1,4}|[零〇一二两三四五六七八九十百]{1,6}|半|几|数)"
 ZH_UNIT = r"(?:天|日|周|个?星期|个?礼拜|个月|个季度|年|个?小时|个?钟头|分钟)"

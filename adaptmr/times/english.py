@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from ..text import NUMBER_WORDS
 from adaptmr.times.calendar import (
+    HOLIDAYS,
     MONTHS,
     SEASONS,
     WEEKDAYS,
@@ -39,7 +40,6 @@ from adaptmr.times.expressions import (
     select_yearly,
     weekend_offset,
 )
-from .holidays import HOLIDAYS
 
 MONTH = (
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|"

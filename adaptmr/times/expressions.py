@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from typing import Callable, NamedTuple
 
 from ..text import HAN
-from .calendar import add_units, format_date, midnight, parse_number, unit_bounds
-from .holidays import HOLIDAYS
+from .calendar import HOLIDAYS, add_units, format_date, midnight, parse_number, unit_bounds
 from .tense import Tense, detect_tense
 
 # %% auto #0

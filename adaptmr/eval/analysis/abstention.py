@@ -14,8 +14,7 @@ import numpy as np
 from ..metrics.ranking import abstention_metrics, auroc
 from ..report.figures import titled_figure
 from ..report.style import PALETTE, TEXT_COLOR
-from ..stats.estimates import MIN_GROUPS, format_interval
-from ..stats.resampling import resample_rows
+from ..stats.intervals import MIN_GROUPS, format_interval, resample_rows
 from ...retrieval.relevance import brier_score, reliability_curve
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .filled_memories import FilledMemory, as_it_was
 from .road_times import AT_ONCE
 from ..report.tables import OVERALL, paired_gains
-from ..stats.estimates import TOO_FEW, format_interval
+from ..stats.intervals import TOO_FEW, format_interval
 from ..stats.limits import LimitVerdicts
 from ...llm.tasks import meter_usage
 from ...memory.layered import LayeredMemory

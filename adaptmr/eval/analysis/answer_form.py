@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..metrics.answers import answer_tokens
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci
+from ..stats.intervals import format_interval, mean_ci
 from ...llm.tokens import count_tokens
 from ...times import find_times
 

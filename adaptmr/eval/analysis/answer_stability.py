@@ -13,8 +13,7 @@ from .answer_form import answer_form
 from ..metrics.answers import answer_tokens
 from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..runner.rows import score_answer
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci, paired_difference
+from ..stats.intervals import format_interval, mean_ci, paired_difference
 from ...llm.tasks import meter_usage
 from ...reader import answer
 from ...types import Conversation, Dataset, Question

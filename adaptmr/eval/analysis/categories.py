@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..report.tables import TYPE_LABELS
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci
+from ..stats.intervals import format_interval, mean_ci
 from ...types import Dataset, QueryType, Question
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .counterfactuals import CAUSE_ORDER, REPAIRS, UNSTABLE, parse_cause_label
 from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci, ratio_ci
+from ..stats.intervals import format_interval, mean_ci, ratio_ci
 
 if TYPE_CHECKING:
     import pandas as pd

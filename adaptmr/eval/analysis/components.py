@@ -16,8 +16,7 @@ from adaptmr.eval.analysis.cost import (
     paired_values,
     split_by_system,
 )
-from ..stats.estimates import format_interval
-from ..stats.intervals import paired_difference
+from ..stats.intervals import format_interval, paired_difference
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..report.tables import OVERALL, TYPE_LABELS, types_present
-from ..stats.estimates import MIN_GROUPS, TOO_FEW, count_groups, format_interval
-from ..stats.intervals import Interval, mean_ci, paired_difference, ratio_ci
+from adaptmr.eval.stats.intervals import (
+    MIN_GROUPS,
+    TOO_FEW,
+    Interval,
+    count_groups,
+    format_interval,
+    mean_ci,
+    paired_difference,
+    ratio_ci,
+)
 from ...types import Usage
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..annotation.cases import CAUSES
+from ..annotation.labels import CAUSES
 from ...reader import build_context
 from ...retrieval.rendering import render_context, sort_by_time
 from ...retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from .counterfactuals import UNSTABLE, parse_cause_label, primary_cause
-from ..annotation.cases import CAUSES
+from ..annotation.labels import CAUSES
 from ..stats.agreement import cohen_kappa, confusion_matrix
 
 if TYPE_CHECKING:

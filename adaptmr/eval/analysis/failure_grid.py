@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .failure_rates import mark_failures
 from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
-from ..stats.estimates import Interval
-from ..stats.intervals import mean_ci
+from ..stats.intervals import Interval, mean_ci
 
 if TYPE_CHECKING:
     import pandas as pd

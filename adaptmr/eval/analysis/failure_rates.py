@@ -15,8 +15,7 @@ import numpy as np
 
 from ..report.tables import TYPE_LABELS, main_table, mean_table, types_present
 from ..stats.contrasts import MEASURE_NAMES
-from ..stats.estimates import MIN_GROUPS, TOO_FEW
-from ..stats.resampling import RESAMPLES, resampled_sums
+from ..stats.intervals import MIN_GROUPS, RESAMPLES, TOO_FEW, resampled_sums
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..report.tables import TYPE_LABELS, mean_table, split_by_type
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci, paired_difference, ratio_ci
+from ..stats.intervals import format_interval, mean_ci, paired_difference, ratio_ci
 
 if TYPE_CHECKING:
     import pandas as pd

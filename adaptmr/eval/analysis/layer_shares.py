@@ -15,8 +15,7 @@ from .filled_memories import FilledMemory
 from ..metrics.answers import answer_tokens
 from ..metrics.ranking import recall_fraction
 from ..runner.rows import score_answer
-from ..stats.estimates import format_interval
-from ..stats.intervals import paired_difference
+from ..stats.intervals import format_interval, paired_difference
 from ...llm.tasks import meter_usage
 from ...llm.tokens import count_tokens
 from ...memory.prompt import Prompt, build_prompt, shown_evidence

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..stats.cluster_robust import cluster_mean
-from ..stats.estimates import MIN_GROUPS, TOO_FEW, Interval
-from ..stats.intervals import mean_ci
+from ..stats.intervals import MIN_GROUPS, TOO_FEW, Interval, cluster_mean, mean_ci
 from ...types import Dataset
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.locomo import LOCOMO
 from ..metrics.ranking import recall_fraction
-from ..stats.estimates import Interval, format_interval
-from ..stats.intervals import mean_ci, ratio_ci
+from ..stats.intervals import Interval, format_interval, mean_ci, ratio_ci
 from ...provenance import params_file
 
 if TYPE_CHECKING:

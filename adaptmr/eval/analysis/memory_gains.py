@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .team_measures import ANSWER_MEASURES, WORK_MEASURES, Measure
-from ..stats.estimates import TOO_FEW, format_interval
-from ..stats.intervals import compare_systems
+from ..stats.intervals import TOO_FEW, compare_systems, format_interval
 
 if TYPE_CHECKING:
     import pandas as pd

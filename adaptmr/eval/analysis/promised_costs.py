@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..report.tables import OVERALL, TYPE_LABELS
-from ..stats.estimates import format_interval
+from ..stats.intervals import format_interval
 from ..stats.limits import LimitVerdicts
 
 if TYPE_CHECKING:

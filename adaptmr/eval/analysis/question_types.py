@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...data.longmemeval import CATEGORY_TO_TYPE
 from ...data.registry import DatasetUnavailable, load, read_json
 from ..report import figures
-from ..stats.estimates import TOO_FEW, format_interval
-from ..stats.intervals import mean_ci
+from ..stats.intervals import TOO_FEW, format_interval, mean_ci
 from ...planning.classifiers import Classifier
 from ...retrieval.classify import best_type
 from ...types import QueryType, Question

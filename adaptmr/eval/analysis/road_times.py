@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .cost import quantile_ci
 from .filled_memories import FilledMemory
 from ..runner.repeated_times import timed_questions
-from ..stats.estimates import format_interval
-from ..stats.intervals import paired_difference, ratio_ci
+from ..stats.intervals import format_interval, paired_difference, ratio_ci
 from ...memory.prompt import build_prompt
 from ...memory.roads import LAYERED_ROADS, Recall, Road, recall
 from ...types import Question

@@ -19,8 +19,7 @@ from adaptmr.eval.report.tables import (
     pivot_by_type,
     split_by_type,
 )
-from ..stats.estimates import format_interval
-from ..stats.intervals import paired_difference
+from ..stats.intervals import format_interval, paired_difference
 
 if TYPE_CHECKING:
     import pandas as pd

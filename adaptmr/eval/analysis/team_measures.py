@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..runner.timings import timing_sentence
-from ..stats.estimates import format_interval
-from ..stats.intervals import mean_ci, ratio_ci
+from ..stats.intervals import format_interval, mean_ci, ratio_ci
 from ...memory.team.actions import parse_action
 from ...memory.team.queries import search_key
 from ...types import Dataset

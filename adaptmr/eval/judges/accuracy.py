@@ -5,16 +5,19 @@
 # %% ../../../nbs/eval/judges/02_accuracy.ipynb #e5eae525
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from ...data.registry import load
 from adaptmr.eval.judges.calibration import (
@@ -30,19 +33,19 @@ from adaptmr.eval.judges.calibration import (
     share_interval,
     wilson_interval,
 )
-from .judge import Judge, LLMJudge, RuleJudge
+from .judge import Judge, LLMJudge, RuleJudge, Verdict
 from ..report.tables import TYPE_LABELS, types_present
-from ..stats.estimates import format_interval
-from ..stats.intervals import Interval, mean_ci
+from ..stats.intervals import Interval, format_interval, mean_ci
 from ...llm import LLM
-from ...registry import Registry
-from ...types import Dataset, Usage
+from ...registry import Registry, call_with_options, describe, required_parameters
+from ...types import Dataset, Question, Usage
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['JUDGES', 'make_judge', 'shipped_rates', 'measure_rates', 'write_rates', 'judge_answers', 'judged_accuracy_table']
+__all__ = ['JUDGES', 'make_judge', 'shipped_rates', 'measure_rates', 'write_rates', 'judge_answers', 'judged_accuracy_table',
+           'judge']
 
 # %% ../../../nbs/eval/judges/02_accuracy.ipynb #0999e00f
 def _make_model_judge(llm: LLM | None = None) -> Judge:
@@ -212,3 +215,60 @@ def judged_accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: i
         "and for each alone."
     )
     return table
+
+# %% ../../../nbs/eval/judges/02_accuracy.ipynb #74391dfb
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+
+@dataclass
+class _OwnJudge:
+    """A judge of the user, whose decisions are checked."""
+
+    name: str
+    decide: Callable[[Question, str, bool], Any]
+    llm: Any = None  # the model that it asks: as many answers are judged at once as the model allows
+
+    def judge(self, question: Question, prediction: str, abstained: bool) -> Verdict:
+        """Decide whether an answer is right. Raises `TypeError` for a decision of another type."""
+        found = self.decide(question, prediction, abstained)
+        if isinstance(found, Verdict):
+            return found
+        if not isinstance(found, (bool, np.bool_)):
+            raise TypeError(
+                f"judge {self.name!r} returned {found!r} for question {question.id!r}: return True, False or "
+                "a Verdict"
+            )
+        return Verdict(bool(found), (bool(found),), how=self.name)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Make the judge that `thing` is or makes."""
+
+    name: str
+    thing: Any
+
+    def __call__(self, llm: LLM | None) -> Judge:
+        if inspect.isfunction(self.thing) and len(required_parameters(self.thing)) == 3:
+            return _OwnJudge(self.name, self.thing)
+        made = call_with_options(self.thing, {"llm": llm}) if callable(self.thing) else self.thing
+        if not callable(getattr(made, "judge", None)):
+            raise TypeError(
+                f"judge {self.name!r}: {self.thing!r} made a {type(made).__name__}, which has no method "
+                "judge(question, prediction, abstained)"
+            )
+        return _OwnJudge(self.name, made.judge, getattr(made, "llm", None))
+
+# %% ../../../nbs/eval/judges/02_accuracy.ipynb #a645dbbe
+def judge(name: str, description: str = "") -> Callable[[_T], _T]:
+    """Register a judge under a name: a function, a class with a method `judge`, or what makes its object.
+
+    `description` defaults to the first line of its docstring. Raises `NameTaken` for a name that is taken,
+    except by the same place in the code.
+    """
+
+    def register(thing: _T) -> _T:
+        JUDGES.register(name, _Maker(name, thing), description or describe(thing), by=thing)
+        return thing
+
+    return register

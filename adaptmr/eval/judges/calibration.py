@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,18 +17,15 @@ import numpy as np
 
 from ...data.locomo import CATEGORY_TO_TYPE
 from .judge import Judge, Verdict
-from ..stats.estimates import MIN_GROUPS
-from ..stats.intervals import Interval, mean_ci
+from ..stats.intervals import MIN_GROUPS, Interval, mean_ci
 from ...llm.concurrency import run_concurrently
 from ...markup import html_table
-from ...text import HAN, NUMBER_WORDS, ZH_DIGITS
-from ...times.calendar import MONTHS, parse_number
-from ...types import Dataset, QueryType, Question, Usage
+from ...types import Dataset, Question, Usage
 
 # %% auto #0
-__all__ = ['WRONG_KINDS', 'MONTE_CARLO_DRAWS', 'CalibrationCase', 'calibration_cases', 'paraphrase_cases',
-           'alternative_gold_cases', 'wilson_interval', 'share_interval', 'run_judge', 'Calibration', 'calibrate',
-           'calibration_from_votes', 'held_out_refusals', 'effective_n', 'corrected_accuracy']
+__all__ = ['WRONG_KINDS', 'MONTE_CARLO_DRAWS', 'CalibrationCase', 'calibration_cases', 'alternative_gold_cases',
+           'wilson_interval', 'share_interval', 'run_judge', 'Calibration', 'calibrate', 'calibration_from_votes',
+           'held_out_refusals', 'effective_n', 'corrected_accuracy']
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #5aee5fc8
 @dataclass(frozen=True, slots=True)
@@ -88,157 +83,7 @@ def _parse_case(r: Any) -> CalibrationCase:
     question = Question(str(r["question_id"]), str(r["question"]), [str(r["gold"])], type, str(category))
     return CalibrationCase(question, prediction, kind, votes=tuple(votes))
 
-# %% ../../../nbs/eval/judges/01_calibration.ipynb #2a1964d9
-_MONTH = "|".join(MONTHS)
-_DAY = re.compile(
-    rf"(?<![-–至到\d])(?<!to )(?:(\d{{1,2}}) ({_MONTH}),? (\d{{4}})|({_MONTH}) (\d{{1,2}}), (\d{{4}})|"
-    r"(\d{4})-(\d\d)-(\d\d)|(\d{4})年(\d{1,2})月(\d{1,2})[日号])(?![-–至到]| to)"
-)
-_HAN = re.compile(f"[{HAN}]")
-
-
-def _year_month_day(m: re.Match[str]) -> tuple[str, int, int]:
-    """Return the year, month and day of a match of `_DAY`."""
-    a, b, c = (x for x in m.groups() if x)
-    if m[1]:  # 7 May 2023
-        return c, MONTHS.index(b) + 1, int(a)
-    if m[4]:  # May 7, 2023
-        return c, MONTHS.index(a) + 1, int(b)
-    return a, int(b), int(c)
-
-
-def _rewrite_date(gold: str, rng: Random) -> str:
-    """Write the first date of a gold answer in another form, chosen at random."""
-    if not (m := _DAY.search(gold)):
-        return gold
-    year, month, day = _year_month_day(m)
-    if _HAN.search(gold):
-        forms = [f"{year}年{month}月{day}日", f"{year}年{month}月{day}号"]
-    else:
-        forms = [f"{day} {MONTHS[month - 1]} {year}", f"{MONTHS[month - 1]} {day}, {year}"]
-    forms.append(f"{year}-{month:02d}-{day:02d}")
-    return gold[: m.start()] + rng.choice([f for f in forms if f != m[0]]) + gold[m.end() :]
-
-# %% ../../../nbs/eval/judges/01_calibration.ipynb #1b374019
-_NUMBER_WORDS = {str(n): word for word, n in NUMBER_WORDS.items() if 2 <= n <= 12}
-_NUMBER_DIGITS = {word: digits for digits, word in _NUMBER_WORDS.items()}
-_NUMERALS = "|".join([*sorted(_NUMBER_WORDS, key=len, reverse=True), *_NUMBER_WORDS.values()])
-_SMALL_NUMBER = re.compile(rf"(?<![\w.,:/$£€-])(?:{_NUMERALS})(?![\w%:/-]|[.,]\d)", re.I)
-_ZH_NUMBER = re.compile(
-    r"(?<![\d第周期十百千])(\d{1,2}|[二三四五六七八九]?十[一二三四五六七八九]?|[三四五六七八九])"
-    r"(?=[个只次本岁天块间杯针])"
-)
-
-
-def _other_zh_numeral(m: re.Match[str]) -> str:
-    """Return the digits of a Chinese numeral, or the Chinese numeral of digits."""
-    if not m[0].isdecimal():
-        return str(parse_number(m[0]))
-    tens, ones = divmod(int(m[0]), 10)
-    if int(m[0]) < 3 or m[0][0] == "0":
-        return m[0]
-    ten = "" if not tens else "十" if tens == 1 else ZH_DIGITS[tens] + "十"
-    return ten + (ZH_DIGITS[ones] if ones else "")
-
-
-def _rewrite_number(gold: str, rng: Random) -> str:
-    """Write the first small number of a gold answer as a word, or in digits if it is one."""
-    if _DAY.search(gold) or any(month in gold for month in MONTHS):
-        return gold
-    if _HAN.search(gold):
-        return _ZH_NUMBER.sub(_other_zh_numeral, gold, count=1)
-    return _SMALL_NUMBER.sub(lambda m: _NUMBER_WORDS.get(m[0]) or _NUMBER_DIGITS[m[0].lower()], gold, count=1)
-
-# %% ../../../nbs/eval/judges/01_calibration.ipynb #dda44403
-_END = " .。!！?？"
-_ARTICLE = re.compile(r"\b(?:the|a|an) ")
-
-
-def _rewrite_order(gold: str, rng: Random) -> str:
-    """Put the first item of a list last. What may not be a plain list is left alone."""
-    parts = [p.strip() for p in re.split(r",\s*(?:and )?|\band\b|、|和", gold.strip(_END))]
-    if (
-        not 2 <= len(parts) <= 8
-        or re.search(r"\d|[;:，；：]", gold)
-        or not all(p and len(p) < 30 and len(p.split()) <= 4 for p in parts)
-    ):
-        return gold
-    return ("、" if _HAN.search(gold) else ", ").join([*parts[1:], parts[0]])
-
-
-def _rewrite_articles(gold: str, rng: Random) -> str:
-    """Drop the articles of an English gold answer, or begin it with one if it has none."""
-    if _HAN.search(gold):
-        return gold
-    return _ARTICLE.sub("", gold) if _ARTICLE.search(gold) else f"the {gold}"
-
-
-_REWRITES: dict[str, Callable[[str, Random], str]] = {
-    "articles": _rewrite_articles,
-    "case": lambda g, rng: g.lower() if g.isupper() else g.upper(),
-    "date": _rewrite_date,
-    "number": _rewrite_number,
-    "order": _rewrite_order,
-    "punctuation": lambda g, rng: g.rstrip(_END) if g[-1] in _END else g + ("。" if _HAN.search(g) else "."),
-    "sentence": lambda g, rng: f"是{g.strip(_END)}。" if _HAN.search(g) else f"It was {g.strip(_END)}.",
-}
-
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #0955b037
-_ORDERED = re.compile(
-    r"\b(?:order|first|last|before|after|then|earlier|later|from|to|or|respectively)\b|顺序|先|后|再|分别|从|到|或",
-    re.I,
-)
-_YES = re.compile(r"\W*(?:yes|no|likely|probably|是|不|没|有)", re.I)
-
-
-def paraphrase_cases(dataset: Dataset, n: int = 200, seed: int = 0) -> list[CalibrationCase]:
-    """Rewrite at most `n` gold answers, each by one rule; the same for the same seed.
-
-    The first gold answers of a data set are used, and the rules take turns. Rubrics (preference questions)
-    and unanswerable questions are left out. Raises `ValueError` for n below 1 or a data set without gold.
-    """
-    if n < 1:
-        raise ValueError(f"n={n} paraphrases: ask for 1 or more")
-    rng = Random(seed)
-    questions = sorted(
-        (
-            q
-            for q in dataset.questions
-            if q.answerable and q.answers and str(q.answers[0]).strip() and q.type is not QueryType.preference
-        ),
-        key=lambda q: (q.conversation, q.id),
-    )
-    if not questions:
-        raise ValueError(f"{dataset.label} has no gold answers to rewrite")
-    rng.shuffle(questions)
-    out: list[CalibrationCase] = []
-    used: Counter[str] = Counter()
-    done: set[tuple[int, str]] = set()
-    for _ in _REWRITES:
-        for i, q in enumerate(questions):
-            if len(out) == n:
-                return out
-            gold = str(q.answers[0])
-            skip = {"order"} if _ORDERED.search(f"{q.text} {gold}") else set()
-            if _YES.match(gold):
-                skip |= {"articles", "sentence", "order"}
-            rewritten = {
-                name: said
-                for name, rewrite in _REWRITES.items()
-                if name not in skip
-                and (i, name) not in done
-                and (said := rewrite(gold, rng)) != gold
-                and said
-            }
-            if not rewritten:
-                continue
-            name = min(rewritten, key=lambda w: (used[w], w))
-            used[name] += 1
-            done.add((i, name))
-            out.append(CalibrationCase(replace(q, answers=[gold]), rewritten[name], name, True))
-    return out
-
-
 def alternative_gold_cases(dataset: Dataset, n: int | None = None, seed: int = 0) -> list[CalibrationCase]:
     """Pair the gold answers of a question: cases of one that is judged by another alone.
 
@@ -327,19 +172,10 @@ class Calibration:
 
 
 def calibrate(
-    judge: Judge, cases: Iterable[CalibrationCase], paraphrases: Iterable[CalibrationCase]
+    judge: Judge, cases: Iterable[CalibrationCase], right: Iterable[CalibrationCase]
 ) -> Calibration:
-    """Measure a judge on wrong answers (`cases`) and on right ones. A rate without cases is unknown (`nan`).
-
-    Raises `ValueError` for a right answer among `cases`, or a wrong one among `paraphrases`.
-    """
-    wrong, right = list(cases), list(paraphrases)
-    bad = [c for c in wrong if c.correct or c.kind not in WRONG_KINDS] + [c for c in right if not c.correct]
-    if bad:
-        raise ValueError(
-            f"case on {bad[0].question.id!r}, {bad[0].kind}: cases must be wrong answers "
-            f"({', '.join(WRONG_KINDS)}), and paraphrases right ones"
-        )
+    """Measure a judge on wrong answers (`cases`) and on right ones; a rate without cases is `nan`."""
+    wrong, right = list(cases), list(right)
     found = run_judge(judge, [(c.question, c.prediction, False) for c in wrong + right])
     accepted = [v.correct for v in found]
     of_kind = ([a for c, a in zip(wrong, accepted) if c.kind == kind] for kind in WRONG_KINDS)
@@ -373,13 +209,10 @@ def held_out_refusals(
 
     `make` returns the judge with a threshold. The threshold is the one of `thresholds` with the largest share
     of accepted right answers of the other conversations less that of accepted wrong ones; the first, if
-    several are. Returns (refused, cases) by conversation. Raises `ValueError` for fewer than two
-    conversations.
+    several are. Returns (refused, cases) by conversation.
     """
     conversations = [c.question.conversation for c in right]
     names = list(dict.fromkeys(conversations))
-    if len(names) < 2:
-        raise ValueError(f"the right answers are of {names}: two conversations or more can be held out")
     accepted: dict[float, np.ndarray] = {}
     for threshold in thresholds:
         answers = [(c.question, c.prediction, False) for c in (*right, *wrong)]

@@ -30,7 +30,7 @@ from adaptmr.eval.report.style import (
     printable_label,
     series_looks,
 )
-from ..stats.estimates import TOO_FEW
+from ..stats.intervals import TOO_FEW
 
 if TYPE_CHECKING:
     import pandas as pd

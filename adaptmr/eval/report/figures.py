@@ -27,7 +27,7 @@ from adaptmr.eval.report.style import (
     series_looks,
     system_colour,
 )
-from ..stats.estimates import TOO_FEW
+from ..stats.intervals import TOO_FEW
 
 if TYPE_CHECKING:
     import pandas as pd

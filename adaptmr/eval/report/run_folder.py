@@ -31,7 +31,7 @@ from adaptmr.eval.report.html import (
 from .latex import latex_text
 from .manifests import is_finished, read_manifest
 from .redaction import drop_text_columns, redaction_problems
-from ..stats.estimates import MIN_DIFFERENCES, MIN_GROUPS, TOO_FEW
+from ..stats.intervals import MIN_DIFFERENCES, MIN_GROUPS, TOO_FEW
 from ...files import notice, write_atomic
 from ...markup import HtmlOutput
 from adaptmr.provenance import (

@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..stats.contrasts import MEASURE_NAMES
-from ..stats.estimates import TOO_FEW, format_interval
-from ..stats.intervals import compare_systems, mean_ci_table
+from ..stats.intervals import TOO_FEW, compare_systems, format_interval, mean_ci_table
 from ...markup import cut_text
 from ...types import QueryType
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .estimates import MIN_GROUPS, count_groups, format_interval
-from .resampling import RESAMPLES, resampled_sums
+from .intervals import MIN_GROUPS, RESAMPLES, count_groups, format_interval, resampled_sums
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .cluster_robust import ClusterMean, stratified_mean
-from adaptmr.eval.stats.estimates import (
+from adaptmr.eval.stats.intervals import (
     MIN_DIFFERENCES,
     MIN_GROUPS,
     TOO_FEW,
+    ClusterMean,
     can_be_tested,
     count_groups,
+    holm,
+    stratified_mean,
 )
-from .intervals import holm
 from ...provenance import params_file
 
 if TYPE_CHECKING:

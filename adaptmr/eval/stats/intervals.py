@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Hashable, Iterator, NamedTuple, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .cluster_robust import stratified_mean
-from adaptmr.eval.stats.estimates import (
-    MIN_GROUPS,
-    TOO_FEW,
-    Difference,
-    Interval,
-    can_be_tested,
-    count_groups,
-    mean_only,
-)
-from .resampling import RESAMPLES, resampled_sums
+from ...markup import HtmlOutput, html_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +24,262 @@ CI_METHODS = ("percentile", "t")
 DEFAULT_CI_METHOD = "t"  # where no method is given; every table depends on it
 
 # %% auto #0
-__all__ = ['CI_METHODS', 'DEFAULT_CI_METHOD', 'mean_ci', 'paired_difference', 'ratio_ci', 'holm', 'mean_ci_table',
-           'compare_systems', 'Difference', 'Interval', 'RESAMPLES']
+__all__ = ['CI_METHODS', 'DEFAULT_CI_METHOD', 'MIN_GROUPS', 'MIN_DIFFERENCES', 'TOO_FEW', 'RESAMPLES', 'Interval', 'Difference',
+           'format_interval', 'count_groups', 'can_be_tested', 'mean_only', 'resample_counts', 'resampled_sums',
+           'resample_rows', 'ClusterMean', 'stratified_mean', 'cluster_mean', 'mean_ci', 'paired_difference',
+           'ratio_ci', 'holm', 'mean_ci_table', 'compare_systems']
+
+# %% ../../../nbs/eval/stats/01_intervals.ipynb #84872dbf
+MIN_GROUPS = 4  # independent groups, usually conversations, below which no interval is given
+MIN_DIFFERENCES = 5  # questions on which two systems must differ before a difference is tested
+TOO_FEW = "too few"  # shown in place of an interval, a p-value and a verdict where there are fewer
+
+# %% ../../../nbs/eval/stats/01_intervals.ipynb #2bc13a77
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and its 95 % interval.
+
+    `n` questions of `groups` conversations. `level` is what was resampled: "conversations and questions", or
+    "questions" where no conversations were given, or "none" when there is nothing to average (then the
+    numbers are `nan`). With `method="t"` it is what was taken to vary: "conversations" or "questions". Where
+    there are too few for an interval, `low` and `high` are `nan` and `level` is "too few".
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    groups: int = 1
+    level: str = "questions"
+
+    def __str__(self) -> str:
+        return f"{format_interval(self.mean, self.low, self.high)} (n={self.n}{_level_suffix(self)})"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        return _interval_html(self, {"mean": f"{self.mean:.3f}"}, ".3f")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference(Interval):
+    """The mean of a - b over the same questions, its interval, and the two-sided `p` for "no difference".
+
+    `p` is `nan` where nothing was tested.
+    """
+
+    p: float = math.nan
+
+    def __str__(self) -> str:
+        shown = format_interval(self.mean, self.low, self.high, "+.3f")
+        tested = "" if math.isnan(self.p) else f", p={self.p:.4f}"
+        return f"{shown}{tested} (n={self.n}{_level_suffix(self)})"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self})"
+
+    def _repr_html_(self) -> HtmlOutput:
+        tested = "not tested" if math.isnan(self.p) else f"{self.p:.4f}"
+        return _interval_html(self, {"mean difference": f"{self.mean:+.3f}"}, "+.3f", {"p": tested})
+
+
+def _interval_html(
+    it: Interval, mean: Mapping[str, str], fmt: str, more: Mapping[str, str] | None = None
+) -> HtmlOutput:
+    """Render an interval as a row: its mean, its ends, and what it was computed from."""
+    ends = TOO_FEW if math.isnan(it.low) or math.isnan(it.high) else f"{it.low:{fmt}} to {it.high:{fmt}}"
+    values = {**mean, "95 % interval": ends, **(more or {}), "questions": it.n, "groups": it.groups}
+    if it.level not in (TOO_FEW, "none"):
+        values["varied"] = it.level
+    return html_table([list(values.values())], list(values))
+
+
+def _level_suffix(interval: Interval) -> str:
+    return "" if interval.level == TOO_FEW else f", {interval.level}"
+
+
+def format_interval(
+    mean: float, low: float, high: float, fmt: str = ".3f", ends: str | None = None, unit: str = ""
+) -> str:
+    """Format a mean and its interval for a table: "0.500 [0.45, 0.55]".
+
+    Without an interval "0.500 – too few", without a mean "–". `fmt` and `ends` (default: `fmt`) are the
+    formats of the mean and of the interval's ends; `unit` is appended to the mean.
+    """
+    if math.isnan(mean):
+        return "–"
+    if math.isnan(low) or math.isnan(high):
+        return f"{mean:{fmt}}{unit} – {TOO_FEW}"
+    return f"{mean:{fmt}}{unit} [{low:{ends or fmt}}, {high:{ends or fmt}}]"
+
+# %% ../../../nbs/eval/stats/01_intervals.ipynb #a4a01dae
+def count_groups(values: Sequence[float] | np.ndarray, groups: Sequence[Hashable] | None) -> int:
+    """Count the independent groups among the known values.
+
+    Groups are conversations; without any, each value is a group of its own.
+    """
+    known = ~np.isnan(np.asarray(values, dtype=float))
+    if groups is None:
+        return int(known.sum())
+    return len({str(group) for group, present in zip(groups, known, strict=True) if present})
+
+
+def can_be_tested(differences: Sequence[float] | np.ndarray) -> bool:
+    """Tell whether enough differences are nonzero, and not all the same, for a paired test."""
+    d = np.asarray(differences, dtype=float)
+    d = d[~np.isnan(d)]
+    return int(np.count_nonzero(d)) >= MIN_DIFFERENCES and bool(d.min() < d.max())
+
+
+def mean_only(values: Sequence[float] | np.ndarray, groups: int) -> Interval:
+    """Return the mean of the known values without an interval, for samples that are too small for one."""
+    v = np.asarray(values, dtype=float)
+    v = v[~np.isnan(v)]
+    if not v.size:
+        return Interval(math.nan, math.nan, math.nan, 0, 0, "none")
+    return Interval(round(math.fsum(v) / v.size, 9), math.nan, math.nan, v.size, groups, TOO_FEW)
+
+# %% ../../../nbs/eval/stats/01_intervals.ipynb #5a1c0e04
+RESAMPLES = 10_000
+
+# %% ../../../nbs/eval/stats/01_intervals.ipynb #5a1c0e06
+_SLICE = 1000  # resamples that are drawn, or summed, at a time: this bounds the memory needed
+
+
+@lru_cache(maxsize=4)
+def resample_counts(sizes: tuple[int, ...], resamples: int, seed: int) -> np.ndarray:
+    """Count how often each question is drawn in each resample: read-only uint16, (resamples, sum(sizes)).
+
+    `sizes` are the numbers of questions of the conversations; the columns are ordered by conversation.
+    """
+    rng, groups = np.random.default_rng(seed), len(sizes)
+    counts = np.empty((resamples, sum(sizes)), dtype=np.uint16)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    for top in range(0, resamples, _SLICE):
+        rows = np.arange(min(_SLICE, resamples - top))
+        times = _draw_counts(rng, rows, groups)  # how often each conversation is drawn
+        for g, size in enumerate(sizes):  # its questions are drawn once for every time that it was
+            drawn = times[:, [g]]
+            if size > 1:
+                drawn = _draw_counts(rng, np.repeat(rows, times[:, g]), size, rows.size)
+            counts[top : top + _SLICE, starts[g] : starts[g + 1]] = drawn
+    counts.flags.writeable = False
+    return counts
+
+
+def _draw_counts(rng: np.random.Generator, rows: np.ndarray, size: int, n: int | None = None) -> np.ndarray:
+    """Draw `size` of `size` things with replacement for each entry of `rows`: counts per row, (n, size)."""
+    n = n or rows.size
+    cells = rows[:, None] * size + rng.integers(0, size, (rows.size, size), dtype=np.int32)
+    return np.bincount(cells.ravel(), minlength=n * size).reshape(n, size)
+
+
+def resampled_sums(columns: np.ndarray, sizes: tuple[int, ...], resamples: int, seed: int) -> np.ndarray:
+    """Sum each column over the questions of each resample: float64 (resamples, columns).
+
+    `columns` is (questions, columns), the questions ordered by conversation; `sizes` counts those of each.
+    """
+    counts = resample_counts(sizes, resamples, seed)
+    return np.concatenate(
+        [counts[i : i + _SLICE].astype(float) @ columns for i in range(0, resamples, _SLICE)]
+    )
+
+# %% ../../../nbs/eval/stats/01_intervals.ipynb #5a1c0e11
+def resample_rows(groups: Sequence[Hashable], resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Draw the row numbers of each resample: conversations with replacement, then the rows of each drawn one.
+
+    `groups` names the conversation of each row. Needs one pass over the drawn rows for each resample.
+    """
+    rng, names = np.random.default_rng(seed), np.asarray(groups)
+    members = [np.flatnonzero(names == name) for name in sorted(set(names.tolist()))]
+    for _ in range(resamples):
+        drawn = [members[i] for i in rng.integers(0, len(members), len(members))]
+        yield np.concatenate([rows[rng.integers(0, len(rows), len(rows))] for rows in drawn])
+
+# %% ../../../nbs/eval/stats/01_intervals.ipynb #ff214a39
+@dataclass(frozen=True, slots=True)
+class ClusterMean:
+    """A mean over clusters, its standard error `se`, and the degrees of freedom `df` of that error.
+
+    `se` is `nan` where it can't be estimated: for a single value, or where no cluster deviates from the mean.
+    """
+
+    mean: float
+    se: float
+    df: float
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return the ends of the interval, `mean` -+ t * `se`; `nan` without an error."""
+        if math.isnan(self.se):
+            return math.nan, math.nan
+        from scipy.special import stdtrit
+
+        reach = float(stdtrit(self.df, (1 + confidence) / 2)) * self.se
+        return self.mean - reach, self.mean + reach
+
+    def p_value(self, null_mean: float = 0.0) -> float:
+        """Return the two-sided p-value for "the mean is `null_mean`", by the same t as the interval.
+
+        Below 0.05 exactly where the 95 % interval excludes `null_mean`; `nan` without an error.
+        """
+        if math.isnan(self.se):
+            return math.nan
+        from scipy.special import stdtr
+
+        return min(1.0, 2 * float(stdtr(self.df, -abs(self.mean - null_mean) / self.se)))
+
+
+def stratified_mean(
+    values: Sequence[float] | np.ndarray, sizes: Sequence[int], strata: Sequence[Hashable]
+) -> ClusterMean:
+    """Estimate a mean over clusters that come from strata of given shares, such as languages.
+
+    `strata` names the stratum of each cluster; otherwise as `cluster_mean`, which it is for one stratum. Each
+    stratum's mean has its own error, so a difference between strata adds none: the variance is the sum of the
+    strata's, weighted by the squares of their shares (Cochran, *Sampling Techniques*, 1977, section 5.4),
+    with Satterthwaite's degrees of freedom. A stratum of one cluster has no error of its own: then the strata
+    are not told apart.
+    """
+    whole, names = cluster_mean(values, sizes), sorted({str(s) for s in strata})
+    counts = [sum(str(s) == name for s in strata) for name in names]
+    if len(names) == 1 or min(counts) < 2:
+        return whole
+    parts = np.split(np.asarray(values, dtype=float), np.cumsum(sizes)[:-1])
+    variance, weighted = 0.0, 0.0
+    for name in names:
+        mine = [i for i, s in enumerate(strata) if str(s) == name]
+        found = cluster_mean(np.concatenate([parts[i] for i in mine]), [sizes[i] for i in mine])
+        share = sum(sizes[i] for i in mine) / sum(sizes)
+        part = 0.0 if math.isnan(found.se) else (share * found.se) ** 2
+        variance += part
+        weighted += part**2 / found.df
+    if not variance:
+        return ClusterMean(whole.mean, math.nan, math.nan)
+    return ClusterMean(whole.mean, math.sqrt(variance), variance**2 / weighted)
+
+
+def cluster_mean(values: Sequence[float] | np.ndarray, sizes: Sequence[int]) -> ClusterMean:
+    """Estimate a mean with its CR2 standard error and Satterthwaite's degrees of freedom.
+
+    `values` are ordered by cluster, and `sizes` counts those of each cluster. With one cluster only, each
+    value is taken as a cluster of its own, and the result is valid for other values of that cluster. Bell and
+    McCaffrey 2002; Imbens and Kolesár 2016.
+    """
+    v, n = np.asarray(values, dtype=float), sum(sizes)
+    mean = math.fsum(v) / n
+    if len(sizes) == 1:
+        sizes = [1] * n
+    if len(sizes) == 1:
+        return ClusterMean(mean, math.nan, math.nan)
+    ends = np.cumsum(sizes)
+    sums = np.array([math.fsum(v[end - size : end]) - size * mean for end, size in zip(ends, sizes)])
+    share = np.asarray(sizes, dtype=float) / n
+    se = math.sqrt(math.fsum(sums**2 / (1 - share))) / n
+    pull = share**2 / (1 - share)
+    df = 1 / (math.fsum(share**2) + math.fsum(pull) ** 2 - math.fsum(pull**2))
+    scale = max(1.0, abs(mean))
+    return ClusterMean(mean, se if se > 1e-12 * scale else math.nan, df)
 
 # %% ../../../nbs/eval/stats/01_intervals.ipynb #ce22f944
 BOTH_LEVELS = "conversations and questions"  # what the bootstrap draws where there are several conversations
@@ -50,15 +296,9 @@ def _by_conversation(
 ) -> tuple[np.ndarray, tuple[int, ...]]:
     """Sort the known values by conversation and size; return them and the sizes of the conversations."""
     v = np.asarray(values, dtype=float)
-    if v.ndim != 1:
-        raise ValueError(f"values have the shape {v.shape}: one number per question is needed")
-    if np.isinf(v).any():
-        raise ValueError(f"{int(np.isinf(v).sum())} of {v.size} values are infinite")
     names = [""] * v.size if groups is None else [str(g) for g in groups]
     number = {name: i for i, name in enumerate(sorted(set(names)))}
     labels = np.asarray([number[name] for name in names], dtype=int)
-    if labels.size != v.size:
-        raise ValueError(f"{v.size} values but {labels.size} groups: every question needs its conversation")
     known = ~np.isnan(v)
     v, labels = v[known], labels[known]
     order = np.lexsort((v, labels))
@@ -78,15 +318,6 @@ def _strata_of(
                 f"conversation {group!r} is in the strata {found[group]!r} and {stratum!r}: one is needed"
             )
     return [found[group] for group in sorted(found)]
-
-
-def _check_options(resamples: int, confidence: float, method: str) -> None:
-    if method not in CI_METHODS:
-        raise ValueError(f"method={method!r} must be one of {', '.join(CI_METHODS)}")
-    if resamples < 1:
-        raise ValueError(f"resamples={resamples} must be 1 or more")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} must lie between 0 and 1, such as 0.95")
 
 
 def _quantiles(means: np.ndarray, confidence: float) -> tuple[float, float]:
@@ -151,7 +382,6 @@ def mean_ci(
     differ at all, the bootstrap replaces it, as `level` says), or `None` for `DEFAULT_CI_METHOD`.
     """
     method = method or DEFAULT_CI_METHOD
-    _check_options(resamples, confidence, method)
     ordered, sizes = _by_conversation(values, groups)
     n_groups = count_groups(values, groups)
     if n_groups < MIN_GROUPS:
@@ -184,13 +414,7 @@ def paired_difference(
     mean, and neither an interval nor a `p`.
     """
     method = method or DEFAULT_CI_METHOD
-    _check_options(resamples, confidence, method)
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if x.shape != y.shape:
-        raise ValueError(
-            f"{x.size} scores against {y.size}: a paired test needs both systems' scores on the same "
-            "questions"
-        )
     gap = np.round(x - y, 12)
     n_groups = count_groups(gap, groups)
     values, sizes = _by_conversation(gap, groups)
@@ -242,13 +466,7 @@ def ratio_ci(
     1977, section 6.4). `strata` as in `paired_difference`.
     """
     method = method or DEFAULT_CI_METHOD
-    _check_options(resamples, confidence, method)
     v, x = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
-    if v.shape != x.shape or (x < 0).any():
-        raise ValueError(
-            f"{v.size} values over {x.size}: a ratio needs both of every question, and no negative "
-            "denominator"
-        )
     pairs, sizes = _pairs_by_conversation(v, x, groups)
     total = math.fsum(pairs[:, 1])
     if not total:
@@ -286,12 +504,9 @@ def _pairs_by_conversation(
 def holm(pvalues: Sequence[float] | np.ndarray) -> np.ndarray:
     """Adjust p-values for how many there are, by Holm's step-down method; the order is kept.
 
-    Holm, Scandinavian Journal of Statistics 6, 1979. `nan` stays `nan` and isn't counted. Raises `ValueError`
-    for a p-value outside 0..1.
+    Holm, Scandinavian Journal of Statistics 6, 1979. `nan` stays `nan` and isn't counted.
     """
     p = np.asarray(pvalues, dtype=float)
-    if p.ndim != 1 or ((p < 0) | (p > 1)).any():
-        raise ValueError(f"p-values must be a list of numbers in 0..1, not {pvalues!r}")
     out, known = np.full(p.size, np.nan), np.flatnonzero(~np.isnan(p))
     order = known[np.argsort(p[known], kind="stable")]
     out[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(order.size, 0, -1)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .estimates import TOO_FEW
+from .intervals import TOO_FEW
 
 # %% auto #0
 __all__ = ['LimitVerdicts']
