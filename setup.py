@@ -63,7 +63,7 @@ setup(
             "eval/report/*.js",
             "store/*.csv",
             "training/*.tsv",
-            "data/*.txt",
+            "data/*.json",
             "data/demo/*.json",
             "data/demo_assistant/*.json",
             "data/demo_multihop/*.json",

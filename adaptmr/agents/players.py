@@ -101,7 +101,7 @@ PLAYER_TASKS: Mapping[str, Task] = {"retriever": RETRIEVE, "solver": SOLVE, "ver
 
 @dataclass(frozen=True)
 class ModelPlayer:
-    """A player of a role that decides as a model thinks best. Without a model it can be made, but not play."""
+    """A player of a role, which does as a model thinks best. Without a model it can be made, but not play."""
 
     llm: LLM | None
     role: RoleContract

@@ -28,7 +28,7 @@ from ...types import Answer, Conversation, Evidence, Question, Usage
 __all__ = ['IN_HOTPOTQA_FORM', 'PLAN_COLUMNS', 'score_answer', 'answer_scores', 'result_row']
 
 # %% ../../../nbs/eval/runner/00_rows.ipynb #3c7cfa1a
-IN_HOTPOTQA_FORM = ("hotpotqa", "demo_multihop")  # data sets that are scored as HotpotQA is
+IN_HOTPOTQA_FORM = ("hotpotqa", "hotpotqa_40", "demo_multihop")  # data sets that are scored as HotpotQA is
 
 
 def score_answer(question: Question, prediction: Answer, dataset: str) -> float:

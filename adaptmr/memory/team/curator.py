@@ -29,7 +29,7 @@ __all__ = ['MAX_ENTITIES', 'MAX_TRIPLES', 'MAX_QUERIES', 'MAX_CHARS', 'MAX_OBSER
 
 # %% ../../../nbs/memory/team/07_curator.ipynb #0eb3ffef
 def require_model(llm: LLM | None, what: str) -> LLM:
-    """Return the model that `what` asks. Raises `LLMError`, which says how to get one, where there is none."""
+    """Return the model that `what` asks. Raises `LLMError`, which says how to get one, without one."""
     if llm is None or llm.is_offline:
         raise LLMError(
             f"{what} needs a model: name one (-p model NAME, or LLM('NAME')), or replay recorded calls: "
@@ -57,7 +57,7 @@ _ARTICLE = re.compile(r"\A(?:the|an?)\s+")
 MAX_ENTITIES, MAX_TRIPLES, MAX_QUERIES = 24, 40, 3
 MAX_CHARS = 120  # of a name, a value, an answer or a query
 MAX_OBSERVATION = 4_000  # characters of an observation that are read
-_NOTHING_READ: Mapping[str, Any] = {
+_NOTHING_READ: dict[str, Any] = {
     "entities": [],
     "facts": [],
     "answer": "",

@@ -119,7 +119,9 @@ class PrivateMemory:
             key = text_key(claim)
             same = next((h for h in self.board.all(Hypothesis) if text_key(h.claim) == key), None)
             if same is not None:
-                joined = {k: _union(getattr(same, k), getattr(new, k)) for k in ("pros", "cons", "risks")}
+                joined: dict[str, Any] = {
+                    k: _union(getattr(same, k), getattr(new, k)) for k in ("pros", "cons", "risks")
+                }
                 return self.board.put_one(replace(new, id=same.id, verified=same.verified, **joined))
             return self._keep(
                 new, self.config.max_hypotheses, lambda h: (h.verified is not None, h.confidence)
@@ -202,7 +204,10 @@ class PrivateMemory:
         """Note whether a message of this kind from a peer helped."""
         with self.board.lock:
             p = self.peer(peer)
-            counts = {"successes": p.successes + helped, "failures": p.failures + (not helped)}
+            counts: dict[str, Any] = {
+                "successes": p.successes + helped,
+                "failures": p.failures + (not helped),
+            }
             helped_with = _union(p.helped_with, (kind,) if helped else ())
             return self.board.put_one(replace(p, turn=turn, helped_with=helped_with, **counts))
 

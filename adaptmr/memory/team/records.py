@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ...markup import html_table
 from ...types import Memory
@@ -82,7 +82,9 @@ def read_record(memory: Memory) -> Record:
     """Return the record that a memory holds. Raises `ValueError` for one that holds none."""
     try:
         kind = _BY_LAYER[memory.layer]
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in memory.meta["record"].items()}
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in memory.meta["record"].items()
+        }
         return kind(id=memory.id, turn=memory.step, **values)
     except (KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"memory {memory.id!r}, {memory.layer!r}, doesn't hold a record ({e!r})") from e
@@ -90,7 +92,7 @@ def read_record(memory: Memory) -> Record:
 # %% ../../../nbs/memory/team/01_records.ipynb #88b952ac
 @dataclass(frozen=True, kw_only=True)
 class Task(Record):
-    """The question of a team, how far it is, and how it ended: `state` is "in_progress", "completed" or "failed"."""
+    """The question of a team and how it ended; `state` is "in_progress", "completed" or "failed"."""
 
     layer: ClassVar[str] = "shared/task"
     question: str
@@ -250,7 +252,7 @@ class EvidencePiece(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningStep(Record):
-    """A conclusion and its premise; `kind` is "deduction", "induction" or "abduction", `evidence` are the ids it rests on."""
+    """A conclusion and its premise, of a `kind` such as "deduction"; `evidence` are the ids it rests on."""
 
     layer: ClassVar[str] = "private/reasoning"
     premise: str

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .board import Board, Found
-from .records import Fact, Hop, Interaction, Search, Task, TeamConfig
+from .records import Fact, Hop, Interaction, Record, Search, Task, TeamConfig
 from .steps import focus, only_rephrased, search_key, sub_question, text_key
 from ...store.memory_store import MemoryStore
 
@@ -261,8 +261,13 @@ class SharedMemory:
     def contributions(self) -> dict[str, dict[str, int]]:
         """Return who contributed what, by name: how many records of each kind, and messages that helped."""
         with self.board.lock:
-            kinds = {"hops": Hop, "facts": Fact, "searches": Search, "messages": Interaction}
-            found = {name: self.board.all(kind) for name, kind in kinds.items()}
+            kinds: dict[str, type[Record]] = {
+                "hops": Hop,
+                "facts": Fact,
+                "searches": Search,
+                "messages": Interaction,
+            }
+            found: dict[str, list[Record]] = {name: self.board.all(kind) for name, kind in kinds.items()}
             agents = sorted({r.agent for records in found.values() for r in records if r.agent})
             counts = {a: {name: sum(r.agent == a for r in rs) for name, rs in found.items()} for a in agents}
             for agent, row in counts.items():
