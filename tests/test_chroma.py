@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.memory.meta.meta import MetaMemory
+from adaptmr.memory.team.meta import MetaMemory
 from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.store import chroma
 from adaptmr.store.chroma import INSTALL_CHROMA, ChromaIndex, chroma_version, connect
@@ -89,7 +89,7 @@ def test_without_the_library_the_error_names_the_remedy(monkeypatch):
 
 
 def test_the_library_is_imported_late():
-    code = "import sys, adaptmr.store.chroma, adaptmr.memory.meta.meta; print('chromadb' in sys.modules)"
+    code = "import sys, adaptmr.store.chroma, adaptmr.memory.team.meta; print('chromadb' in sys.modules)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False"

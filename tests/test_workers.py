@@ -21,6 +21,7 @@ from time import monotonic
 import numpy as np
 import pandas as pd
 import pytest
+from scripted import ScriptedLLM
 from server import Server, answering, ok_json
 
 import adaptmr as am
@@ -158,7 +159,7 @@ def test_rows_do_not_depend_on_the_number_of_workers(data, tmp_path):
 def test_a_team_and_a_budget_taken_from_it(tmp_path):
     data = am.load("demo_multihop", limit=4)
     systems = ["team_full", "one_agent"]
-    frames = [run(systems, data, workers=n, journal=tmp_path / f"j{n}") for n in (1, 2)]
+    frames = [run(systems, data, ScriptedLLM(), workers=n, journal=tmp_path / f"j{n}") for n in (1, 2)]
     same(*frames)
     assert not list(tmp_path.glob("*.states"))
 

@@ -94,10 +94,8 @@ def timeline_figure(steps: pd.DataFrame, title: str) -> Figure:
         ax.set_yticks(range(len(steps)), labels, fontsize=7)
         ax.invert_yaxis()
         ax.set_xlabel("tokens of the prompt")
-        ax.set_title(printable_label(textwrap.fill(title, 90)), fontsize=8)
-        ax.legend(
-            fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.6 / (0.7 + 0.42 * len(steps))), ncols=4
-        )
+        fig.suptitle(printable_label(textwrap.fill(title, 80)), fontsize=8, x=0.01, ha="left")
+        fig.legend(fontsize=7, loc="outside lower center", ncols=4)
     return fig
 
 
