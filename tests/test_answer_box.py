@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from adaptmr.eval.report.answer_box import ANSWER_TAG, answer_box_html, answer_first, contrast_answer
-from adaptmr.eval.report.html import external_resources
+from adaptmr.eval.report.html import (
+    ANSWER_TAG,
+    answer_box_html,
+    answer_first,
+    contrast_answer,
+    external_resources,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = {

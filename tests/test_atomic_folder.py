@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from adaptmr import cli
-from adaptmr.eval.report import atomic_folder
+from adaptmr.eval.report import run_folder
 from adaptmr.eval.report.run_folder import open_run
 from adaptmr.files import RunNotice, write_atomic
 
@@ -115,12 +115,12 @@ def test_the_second_of_two_equal_runs_names_the_process_of_the_first(tmp_path, m
         if locks
         else HOLD.replace(
             "import open_run",
-            "import open_run\nfrom adaptmr.eval.report import atomic_folder\natomic_folder.fcntl = None",
+            "import open_run\nfrom adaptmr.eval.report import run_folder\nrun_folder.fcntl = None",
             1,
         )
     )
     if not locks:
-        monkeypatch.setattr(atomic_folder, "fcntl", None)
+        monkeypatch.setattr(run_folder, "fcntl", None)
     other = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -129,7 +129,7 @@ def test_the_second_of_two_equal_runs_names_the_process_of_the_first(tmp_path, m
         tmp_path / "exp1" / next(p.name for p in (tmp_path / "exp1").iterdir() if p.is_dir()) / "its own"
     ).write_text("x")
     with pytest.raises(
-        atomic_folder.RunLocked, match=rf"exp1/k1-\w+ is being run by process {other.pid}; wait for it"
+        run_folder.RunLocked, match=rf"exp1/k1-\w+ is being run by process {other.pid}; wait for it"
     ):
         a_run(tmp_path)
     assert (next((tmp_path / "exp1").glob(".*.partial")) / "its own").exists(), (
@@ -138,7 +138,7 @@ def test_the_second_of_two_equal_runs_names_the_process_of_the_first(tmp_path, m
     other.kill()
     other.communicate()
     if not locks:
-        with pytest.raises(atomic_folder.RunLocked, match=r"delete .*\.pid") as e:
+        with pytest.raises(run_folder.RunLocked, match=r"delete .*\.pid") as e:
             a_run(tmp_path)
         Path(str(e.value).rpartition("delete ")[2]).unlink()
     assert a_run(tmp_path).name.startswith("k1-"), "the right of a process that is gone is free"

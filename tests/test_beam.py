@@ -14,7 +14,7 @@ import pytest
 from adaptmr.data.beam import CATEGORY_TO_TYPE, RubricQuestion, strip_marker
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.data.validation import DatasetError
-from adaptmr.eval.report.redaction import find_quotes
+from adaptmr.eval.report.run_folder import find_quotes
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.experiments import Experiment
 from adaptmr.retrieval.fusion import fit_for

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptmr as am
-from adaptmr.retrieval.classify import best_type, classify, type_probabilities, type_scores
+from adaptmr.retrieval.query import best_type, classify, type_probabilities, type_scores
 from adaptmr.types import QueryType
 
 TABLE = {

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.llm.transport import count_tokens
-from adaptmr.retrieval.rendering import render_context
-from adaptmr.retrieval.token_budget import (
+from adaptmr.llm.tokens import count_tokens
+from adaptmr.retrieval.evidence import (
     DUPLICATE_SIMILARITY,
     cut_to_budget,
     hit_probabilities,
     line_tokens,
     rank_prefix,
+    render_context,
 )
 from adaptmr.types import Hit, Memory
 

@@ -11,20 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval.analysis.attribution import attribute_failures
+from adaptmr.eval.analysis.attribution import Failure, apply_interventions, attribute_failures, outdated_hits
 from adaptmr.eval.analysis.budget_curves import coverage_curves, measure_coverage, system_similarity
 from adaptmr.eval.analysis.causes import evidence_table
-from adaptmr.eval.analysis.counterfactuals import Failure, apply_interventions, outdated_hits
 from adaptmr.eval.analysis.longmemeval import retrieval_rows
 from adaptmr.eval.annotation.labels import Labels, sample_failures
 from adaptmr.eval.metrics import ranking as r
 from adaptmr.eval.report.explorer import explorer_data, explorer_html
-from adaptmr.eval.report.redaction import redaction_problems
+from adaptmr.eval.report.run_folder import redaction_problems
 from adaptmr.eval.report.tables import comparison_html
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.planning.qarp import QARP
 from adaptmr.systems.contract import ContractError, check_evidence
-from adaptmr.systems.wrapper import WrappedSystem
+from adaptmr.systems.own import WrappedSystem
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question, Usage
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)

@@ -13,17 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adaptmr.llm import LLM
-from adaptmr.llm.transport import count_tokens
+from adaptmr.llm.tokens import count_tokens
 from adaptmr.reader import render_line
-from adaptmr.retrieval.entity_boost import boosted_score, count_shared
+from adaptmr.retrieval.evidence import line_tokens, render_context
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
-from adaptmr.retrieval.llm_steps import refine
 from adaptmr.retrieval.plan import FUSIONS, WEIGHT_SETS, PlanError, RetrievalPlan
-from adaptmr.retrieval.rendering import render_context
 from adaptmr.retrieval.signals import SIGNALS
+from adaptmr.retrieval.steps import boosted_score, count_shared, refine
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, abstention
-from adaptmr.retrieval.token_budget import line_tokens
 from adaptmr.retrieval.versions import asked_attributes, group_versions, keep_latest, states_attribute
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Hit, Memory, Question

@@ -19,8 +19,8 @@ from adaptmr.embed import embedder
 from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.eval.metrics.ranking import auroc
 from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, fit_for, fit_provenance, fuse_signals, shipped_fits
+from adaptmr.retrieval.gate import FEATURES, relevance
 from adaptmr.retrieval.plan import WEIGHT_SETS
-from adaptmr.retrieval.relevance import FEATURES, relevance
 from adaptmr.retrieval.signals import SIGNALS, signal_values
 from adaptmr.retrieval.strategies import MIN_RELEVANCE
 from adaptmr.systems.base import PlannedSystem, known_systems, make_system

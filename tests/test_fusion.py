@@ -24,8 +24,8 @@ from adaptmr.retrieval.fusion import (
     score_candidates,
     shipped_fits,
 )
-from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
 from adaptmr.retrieval.plan import WEIGHT_SETS
+from adaptmr.retrieval.query import ParsedQuery, parse_query
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory, QueryType
@@ -284,7 +284,7 @@ def test_the_fit_that_never_saw_the_conversation(monkeypatch):
         assert fit_for(*asked) is fits[served], asked
     for asked, served in [
         (("a:bfloat16",), ("a", "")),
-        (("a:bfloat16/openvino", "c1"), ("a", "c1")),
+        (("a:bfloat16", "c1"), ("a", "c1")),
         (("a:int8",), (ANY_EMBEDDER, "")),
         (("b:bfloat16", "c1"), (ANY_EMBEDDER, "c1")),
     ]:

@@ -19,15 +19,14 @@ from server import Server, answering, hang, ok, ok_json, status
 from adaptmr.llm import LLM, AuthError, ModelNotFound, ServerError
 from adaptmr.llm.tasks import OUTCOME_COUNTER, meter_usage
 from adaptmr.planning.classifiers import FewShotClassifier
-from adaptmr.planning.complexity import AdaptiveRAG
 from adaptmr.planning.qarp import PLAN, QARP
-from adaptmr.planning.routed import Mixture, Routed
+from adaptmr.planning.routed import AdaptiveRAG, Mixture, Routed
 from adaptmr.reader import answer, render_finding, render_line
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.llm_steps import REFINE, refine, rerank
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.queries import answer_interim
+from adaptmr.retrieval.query import answer_interim
 from adaptmr.retrieval.rounds import run_rounds
+from adaptmr.retrieval.steps import REFINE, refine, rerank
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.retrieval.versions import replaced_note
 from adaptmr.store.memory_store import MemoryStore

@@ -20,9 +20,9 @@ from adaptmr.llm.tasks import OUTCOMES, TASKS, meter_usage
 from adaptmr.planning.classifiers import FewShotClassifier
 from adaptmr.planning.qarp import QARP
 from adaptmr.reader import answer, render_line
-from adaptmr.retrieval.llm_steps import refine
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
+from adaptmr.retrieval.steps import refine
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Memory, QueryType, Usage

@@ -6,7 +6,7 @@ import pytest
 
 import adaptmr as am
 from adaptmr.embed import embedder
-from adaptmr.retrieval.rendering import render_context
+from adaptmr.retrieval.evidence import render_context
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import MAX_TEXT_CHARS
 from adaptmr.types import Memory

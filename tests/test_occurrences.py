@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.retrieval.event_place import Telling, calls_first, find_end
-from adaptmr.retrieval.occurrences import (
+from adaptmr.retrieval.events import (
     MAX_SHOWN,
     AskedOccurrence,
+    EventDate,
     Occurrence,
+    Telling,
+    calls_first,
+    day_window,
+    find_end,
     find_occurrence,
     write_occurrences,
 )
-from adaptmr.retrieval.relations import EventDate, day_window
 from adaptmr.retrieval.strategies import StrategyPlanner, retrieve, temporal
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Finding, Memory, Question

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from adaptmr.retrieval.columns import PASSAGE_WORDS, split_passages
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.passages import GAP, best_passages, show_passages
 from adaptmr.retrieval.plan import RetrievalPlan
+from adaptmr.retrieval.steps import GAP, best_passages, show_passages
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.text import count_words
 from adaptmr.types import Memory

@@ -21,17 +21,16 @@ from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
 from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed
-from adaptmr.retrieval.as_of import resolve_as_of, store_as_of
 from adaptmr.retrieval.columns import columns_of
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import SIGNALS
-from adaptmr.retrieval.store_part import StorePart
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
+from adaptmr.retrieval.visible import StorePart, resolve_as_of, store_as_of
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import known_systems, make_system
-from adaptmr.systems.wrapper import WrappedSystem
+from adaptmr.systems.own import WrappedSystem
 from adaptmr.training.fusion_weights import gather_samples
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
 

@@ -15,16 +15,14 @@ from server import Server, answering, ok, ok_json
 
 from adaptmr.llm import LLM, count_tokens
 from adaptmr.llm.tasks import meter_usage
-from adaptmr.planning.complexity import AdaptiveRAG
 from adaptmr.planning.qarp import QARP
-from adaptmr.planning.routed import Mixture, Routed, strategies_with
+from adaptmr.planning.routed import AdaptiveRAG, Mixture, Routed, strategies_with
 from adaptmr.reader import answer
+from adaptmr.retrieval.evidence import mix_evidence
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
-from adaptmr.retrieval.llm_steps import rerank
-from adaptmr.retrieval.mixture import mix_evidence
 from adaptmr.retrieval.plan import FixedPlanner, PlanError, RetrievalPlan
-from adaptmr.retrieval.queries import (
+from adaptmr.retrieval.query import (
     MAX_QUERIES,
     decompose_by_rule,
     decompose_query,
@@ -32,6 +30,7 @@ from adaptmr.retrieval.queries import (
     is_grounded,
 )
 from adaptmr.retrieval.rounds import run_rounds
+from adaptmr.retrieval.steps import rerank
 from adaptmr.retrieval.strategies import (
     HYBRID_WEIGHTS,
     MIN_RELEVANCE,

@@ -14,7 +14,7 @@ import checkout
 import pytest
 
 import adaptmr as am
-from adaptmr.eval.analysis.plan_change import compare_plans
+from adaptmr.eval.analysis.gains import compare_plans
 from adaptmr.eval.report.notebook_output import save_clean_notebook
 from adaptmr.experiments import Experiment
 from adaptmr.files import RunNotice

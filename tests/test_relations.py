@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adaptmr.retrieval.relations import (
+from adaptmr.retrieval.columns import named_times, told_times
+from adaptmr.retrieval.events import (
     MAX_CHARS,
     AskedRelation,
     EventDate,
@@ -19,9 +20,7 @@ from adaptmr.retrieval.relations import (
     earlier_first,
     event_units,
     find_relation,
-    named_times,
     shared,
-    told_times,
     write_relation,
 )
 from adaptmr.times import Window

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from adaptmr.embed.encoders import HashEmbedder
 from adaptmr.retrieval.candidates import select_candidates
 from adaptmr.retrieval.fusion import Fit, FitError, fit_for
-from adaptmr.retrieval.parsed_query import ParsedQuery, parse_query
-from adaptmr.retrieval.relevance import (
+from adaptmr.retrieval.gate import (
     FEATURES,
     answer_kind,
     brier_score,
@@ -27,6 +26,7 @@ from adaptmr.retrieval.relevance import (
     reliability_curve,
     topic_closeness,
 )
+from adaptmr.retrieval.query import ParsedQuery, parse_query
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from adaptmr import provenance
-from adaptmr.eval.report import html, redaction, run_folder
+from adaptmr.eval.report import html, run_folder
 from adaptmr.files import RunNotice
 from adaptmr.types import Dataset, QueryType, Usage
 
@@ -472,14 +472,14 @@ def test_redacted_runs_refuse_text(tmp_path):
         with pytest.raises(ValueError, match="redacted"):
             run.file(name)
     assert run.files() == []
-    clean = redaction.drop_text_columns(results())
+    clean = run_folder.drop_text_columns(results())
     assert clean.attrs["dropped"] == ["prediction", "text"]
     run.write_results(clean)
     run.write_table(clean.groupby("system", as_index=False)["f1"].mean(), "f1")
     run.write_table(pd.DataFrame({"remark": ["our own words"]}), "ours", allow=["remark"])
     assert run.write_manifest()["redacted"] is True
     secret = ["in Hangzhou since 2019", "Where do I live now?"]
-    assert redaction.find_quotes(run.path, secret, length=15) == []
+    assert run_folder.find_quotes(run.path, secret, length=15) == []
 
 
 @pytest.mark.parametrize(
@@ -537,9 +537,9 @@ def test_quotes_are_found_in_every_file_format(tmp_path):
     pd.DataFrame({"x": [[said]], "n": [1]}).to_parquet(tmp_path / "d.parquet")
     (tmp_path / "e.txt").write_text("nothing of theirs: I took my daughter to school")
     (tmp_path / "f.bin").write_bytes(bytes(range(256)))
-    found = redaction.find_quotes(tmp_path, [said, "short"])
+    found = run_folder.find_quotes(tmp_path, [said, "short"])
     assert [f.split(":")[0] for f in found] == ["a.json", "b.html", "d.parquet", "sub/c.jsonl.gz"]
-    assert redaction.find_quotes(tmp_path / "a.json", [said]) and not redaction.find_quotes(
+    assert run_folder.find_quotes(tmp_path / "a.json", [said]) and not run_folder.find_quotes(
         tmp_path / "e.txt", [said]
     )
 
@@ -555,7 +555,7 @@ def test_manifest_says_what_is_needed_and_nothing_of_the_machine(tmp_path, monke
         THEIRS,
         tmp_path,
     )
-    run.write_results(redaction.drop_text_columns(results()))
+    run.write_results(run_folder.drop_text_columns(results()))
     run.write_manifest(
         models=["openai/gpt-4o-mini"],
         embedder={"name": "minilm", "precision": "bfloat16"},

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.retrieval.selection import SAME_SESSION, cover_order
+from adaptmr.retrieval.aggregation import SAME_SESSION, cover_order
 
 NO_WORDS = np.zeros((0, 3), bool)
 

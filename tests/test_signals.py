@@ -19,8 +19,8 @@ from adaptmr.retrieval.candidates import Candidates, select_candidates
 from adaptmr.retrieval.columns import asked_at, columns_of, seconds
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import score_candidates
-from adaptmr.retrieval.parsed_query import ASSISTANTS, MAX_QUERY_CHARS, ParsedQuery, parse_query, query_text
 from adaptmr.retrieval.plan import RetrievalPlan
+from adaptmr.retrieval.query import ASSISTANTS, MAX_QUERY_CHARS, ParsedQuery, parse_query, query_text
 from adaptmr.retrieval.signals import SIGNALS, Signal, signal_values
 from adaptmr.retrieval.signals import register_signal as register
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from adaptmr.embed import embedder
 from adaptmr.store.edits import Add, Erase, SetStatus, Update
-from adaptmr.store.errors import StoreChanged
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.protocol import StoreChanged
+from adaptmr.store.view import Filter
 from adaptmr.types import Memory
 
 TURNS = [Memory(f"m{i}", f"turn {i} about tea", "Maya", step=i) for i in range(3)]
@@ -54,14 +55,6 @@ def test_a_turn_is_written_as_before_these_fields_existed():
         "status='active', version=1, meta={'k': 1})"
     ), "data sets are identified by it"
     assert repr(SUMMARY).endswith("meta={}, layer='summary', owner='u1', derived_from=('m0', 'm1'))")
-
-
-@pytest.mark.parametrize(
-    "bad", [{"layer": None}, {"owner": 5}, {"derived_from": "m1"}, {"derived_from": [1]}, {"layer": b"x"}]
-)
-def test_fields_of_another_type_are_refused(bad):
-    with pytest.raises(TypeError, match=f"Memory.{next(iter(bad))} of 'a'"):
-        Memory("a", "x", **bad)
 
 
 # --- several changes at once
@@ -175,7 +168,7 @@ def test_words_that_change_before_the_transaction_are_encoded_again(store, monke
 
 
 def test_lists_that_were_handed_out_stay_as_they_were(tmp_path):
-    with MemoryStore(tmp_path / "m.db", embedder="hash", approximate_from=2) as s:
+    with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(TURNS)
         held = s.memories
         s.apply([Update(replace(TURNS[0], text="new")), SetStatus("m1", "deleted"), Erase("m2")])
@@ -269,8 +262,8 @@ def passes(m: Memory, where: Filter) -> bool:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_filters_pass_what_fulfils_every_condition(memories, where):
     want = {m.id for m in memories if passes(m, where)}
-    for large in (1, 10_000):
-        with MemoryStore(embedder="hash", approximate_from=large) as s:
+    for _ in range(1):
+        with MemoryStore(embedder="hash") as s:
             s.add(memories)
             assert {m.id for m, ok in zip(s.memories, s.mask(where)) if ok} == want
             for mode in ("dense", "lexical", "hybrid"):

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adaptmr.store.errors import EmbedderMismatch, StoreCorrupt, StoreError
+from adaptmr.store.edits import Records
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.records import Records
+from adaptmr.store.protocol import EmbedderMismatch, StoreCorrupt, StoreError
 from adaptmr.types import Memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -413,13 +413,12 @@ def test_a_damaged_file_works_or_says_so(tmp_path_factory, store_file, damage):
     ],
     ids=["memories", "search", "recent", "export"],
 )
-@pytest.mark.parametrize("approximate_from", [10_000, 1])
-def test_two_rows_with_one_id_are_damage(tmp_path, stored, read, approximate_from):
+def test_two_rows_with_one_id_are_damage(tmp_path, stored, read):
     path = tmp_path / "m.db"
     path.write_bytes(stored.replace(b"0-1batch 0 says 1", b"0-2batch 0 says 1"))  # the row, not its index
     says = r"m\.db.*more than one memory with the id '0-2'"
     with (
-        MemoryStore(path, embedder="hash", approximate_from=approximate_from) as s,
+        MemoryStore(path, embedder="hash") as s,
         pytest.raises(StoreCorrupt, match=says),
     ):
         read(s)

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from adaptmr.embed import embedder
 from adaptmr.retrieval.columns import columns_of
-from adaptmr.retrieval.composition import compose
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import LAYER_WEIGHTS, SIGNALS
-from adaptmr.retrieval.store_part import StorePart, store_part, turns_of
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank, retrieve
+from adaptmr.retrieval.visible import StorePart, store_part, turns_of
+from adaptmr.store import view
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
 from adaptmr.types import Memory, Question
@@ -436,15 +436,15 @@ class Counting:
         return self.inner.encode(texts, kind=kind)
 
 
-def test_what_was_worked_out_for_a_part_is_not_worked_out_again():
-    encoder, cut = Counting(), []
+def test_what_was_worked_out_for_a_part_is_not_worked_out_again(monkeypatch):
+    encoder, cut, indexed_text = Counting(), [], view.indexed_text
     with MemoryStore(embedder=encoder) as s:
         s.add(ALL)
         plan = replace(WORDS, owners=("maya",), layers=("",))
         execute(plan, "Where does the cat live?", s)
-        part = store_part(s, plan.part)
-        tokenize = part._view.lexical.tokenizer
-        part._view.lexical.tokenizer = lambda text: cut.append(text) or tokenize(text)
+        monkeypatch.setattr(
+            view, "indexed_text", lambda m: cut.append(m.text_with_speaker) or indexed_text(m)
+        )
         encoder.texts.clear()
         s.add(Memory("new", "The cat is back. She is hungry.", "Maya", SEPTEMBER, step=99, owner="maya"))
         s.add(Memory("his", "The dog is back.", "Ravi", SEPTEMBER, step=99, owner="ravi"))
@@ -547,59 +547,3 @@ def test_threads_that_search_while_another_one_writes_see_one_state_each(tmp_pat
         results.append(execute(plan, question, s))
     assert all(summary(found) == wanted[row(found, "part").n_in] for found in results)
     assert row(results[-1], "part").n_in == len(ALL) + len(later)
-
-
-# --- several plans for one question
-
-
-def test_a_composition_keeps_each_plans_evidence(mixed):
-    plans = {
-        "key": replace(RAW, layers=("key",)),
-        "said": replace(WORDS, layers=("",), owners=("maya",)),
-        "summaries": replace(RAW, layers=("summary",)),
-    }
-    question = Question("", "Where does Maya live?", asked_at=SEPTEMBER)
-    found = compose(plans, question, mixed)
-    assert list(found.evidences) == list(plans)
-    for name, plan in plans.items():
-        assert summary(found.evidences[name]) == summary(execute(plan, question, mixed))
-    assert list(found.deciding) == ["said"]
-    assert found.relevance == found.evidences["said"].relevance > 0
-    assert found.usage.seconds == pytest.approx(sum(e.usage.seconds for e in found.evidences.values()))
-    assert "maya-key1" in found._repr_html_()
-
-
-def test_a_composition_is_answered_by_turns_only(mixed):
-    question = Question("", "Who tuned the piano?", asked_at=SEPTEMBER)
-    said = replace(GATED, layers=("",), owners=("maya",))
-    with MemoryStore(embedder="hash") as s:
-        s.add([*HERS, PIANO])
-        found = compose({"key": replace(RAW, layers=("key",)), "said": said}, question, s, fit=SURE)
-    assert ids(found.evidences["key"]) == ["p"] and found.evidences["key"].has_relevant
-    assert not found.has_relevant and found.evidences["said"].hits == []
-    keys = compose({"key": replace(RAW, layers=("key",))}, question, mixed)
-    assert keys.evidences["key"].hits and not keys.has_relevant and keys.relevance == 0
-
-
-def test_all_plans_of_a_composition_see_one_state_of_the_store():
-    class Writing:
-        """An encoder that writes to the store while the first plan runs."""
-
-        def __init__(self):
-            self.inner, self.name, self.store = embedder("hash"), "hash", None
-            self.dim = self.inner.dim
-
-        def encode(self, texts, kind="passage"):
-            if kind == "query" and self.store is not None:
-                store, self.store = self.store, None
-                store.add(Memory("late", "The cat ran away.", "Maya", SEPTEMBER, step=99, owner="maya"))
-            return self.inner.encode(texts, kind=kind)
-
-    encoder = Writing()
-    with MemoryStore(embedder=encoder) as s:
-        s.add(ALL)
-        encoder.store = s
-        plans = {"first": replace(WORDS, owners=("maya",), k=99), "second": replace(WORDS, k=99)}
-        found = compose(plans, "Where is the cat?", s)
-        assert "late" in s and not any("late" in ids(e) for e in found.evidences.values())
-        assert "late" in ids(compose(plans, "Where is the cat?", s).evidences["first"])

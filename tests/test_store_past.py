@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from adaptmr.embed import embedder
-from adaptmr.store.edits import Add, Erase, SetStatus, Update
-from adaptmr.store.errors import StoreError
-from adaptmr.store.memory_store import Filter, MemoryStore
-from adaptmr.store.rollback import Rollback
-from adaptmr.store.schema import SCHEMA
+from adaptmr.store.database import SCHEMA
+from adaptmr.store.edits import Add, Erase, Rollback, SetStatus, Update
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.protocol import StoreError
+from adaptmr.store.view import Filter
 from adaptmr.types import Memory
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -100,11 +100,10 @@ class PastMachine(RuleBasedStateMachine):
         }
     )
 
-    @initialize(large=st.booleans())
-    def start(self, large: bool) -> None:
+    @initialize()
+    def start(self) -> None:
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.path = Path(self.folder.name, "m.db")
-        self.large = 2 if large else 10_000
         self.store, self.other = self.open(), self.open()
         self.now = Model()
         self.states = {0: Model()}
@@ -113,7 +112,7 @@ class PastMachine(RuleBasedStateMachine):
             self.add_one(Memory(id, "a cat"), None)
 
     def open(self) -> MemoryStore:
-        return MemoryStore(self.path, embedder="hash", approximate_from=self.large)
+        return MemoryStore(self.path, embedder="hash")
 
     def teardown(self) -> None:
         self.store.close()
@@ -331,13 +330,13 @@ def test_visits_change_no_view(store, tmp_path):
     with MemoryStore(tmp_path / "m.db", embedder="hash") as other:
         seen = [(s.version, s.memories, s.matrix) for s in (store, other)]
         store.search("tea", mode="lexical")
-        index = store._views.active._word_index()
+        index = store._states.refresh().view.words
         store.visit(["m0", "m0", "m1"])
         other.visit([])
         store.visit(["m0"], query=False)
         for s, (version, memories, matrix) in zip((store, other), seen):
             assert s.version == version and s.memories is memories and np.shares_memory(s.matrix, matrix)
-        assert store._views.active._word_index() is index and len(store.events()) == 3
+        assert store._states.refresh().view.words is index and len(store.events()) == 3
         counts = other.visits(["m0", "m1", "m2"], last=1)
         assert (counts.queries, counts.window) == (2, 1)
         assert counts.total == {"m0": 2, "m1": 1, "m2": 0} and counts.recent == {"m0": 1, "m1": 0, "m2": 0}
@@ -523,7 +522,7 @@ def test_a_damaged_file_of_schema_1_is_left_as_it_is(tmp_path):
 
 @needs_fork
 def test_a_kill_before_any_statement_of_the_upgrade(tmp_path, monkeypatch):
-    import adaptmr.store.schema as schema
+    import adaptmr.store.database as schema
 
     path = tmp_path / "m.db"
     write_schema_1(path)

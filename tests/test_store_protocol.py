@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from adaptmr.retrieval.as_of import store_as_of
-from adaptmr.retrieval.store_part import StorePart
+from adaptmr.retrieval.visible import StorePart, store_as_of
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.protocol import Store
 from adaptmr.types import Memory

@@ -548,7 +548,6 @@ HEAVY = (
     "fastcore",
     "faiss",
     "chromadb",
-    "openvino",
     "mcp",
     "langchain_core",
     "llama_index",
@@ -672,12 +671,12 @@ def test_unified_without_dates_finds_the_same_and_shows_no_time():
 
 
 def test_the_bare_form_works_out_no_relevance(monkeypatch):
-    from adaptmr.retrieval import candidates, gate, relevance, search
+    from adaptmr.retrieval import candidates, gate, search
 
     def forbidden(*args, **more):
         raise AssertionError("unified_bare worked out more than the nearest vectors")
 
-    for module, name in ((gate, "relevance"), (relevance, "relevance"), (search, "score_candidates")):
+    for module, name in ((gate, "relevance"), (search, "score_candidates")):
         monkeypatch.setattr(module, name, forbidden)
     monkeypatch.setattr(candidates.Candidates, "cosine", forbidden)
     talk = am.load("demo", split="en1").conversations[0]

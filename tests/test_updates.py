@@ -17,19 +17,24 @@ from hypothesis import strategies as st
 from adaptmr.data.demo import parse_demo, parse_demo_assistant
 from adaptmr.eval.metrics.ranking import current_before_stale, kept
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.pairs import (
+from adaptmr.retrieval.strategies import update
+from adaptmr.retrieval.versions import (
     PAIR_CLASSES,
     PAIR_FEATURES,
     REPLACES,
+    Comparison,
+    contradicts_note,
+    focus,
     link_features,
+    newest_first,
+    outdated_note,
     pair_features,
     pair_model_for,
     pair_model_provenance,
+    replaced_note,
     text_facts,
+    version_order,
 )
-from adaptmr.retrieval.strategies import update
-from adaptmr.retrieval.updates import Comparison, focus, newest_first, version_order
-from adaptmr.retrieval.versions import contradicts_note, outdated_note, replaced_note
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Hit, Memory, Question
 

@@ -15,9 +15,9 @@ from adaptmr.embed.fit_files import FitFile, FitFileError, fit_path, own_fit, wr
 from adaptmr.experiments import Experiment
 from adaptmr.planning.classifiers import FittedClassifier, HeadError
 from adaptmr.retrieval.fusion import fit_for, shipped_fit_for
-from adaptmr.retrieval.pairs import pair_model_for
+from adaptmr.retrieval.versions import pair_model_for
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.training.user_fits import comparison_rows, fit_embedder
+from adaptmr.training.models import comparison_rows, fit_embedder
 
 
 class Named:

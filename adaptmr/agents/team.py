@@ -23,11 +23,10 @@ from ..memory.team.library import Experience
 from ..memory.team.meta import MetaMemory
 from ..memory.team.records import ROLES, Extraction, TeamConfig, Triple
 from ..memory.team.steps import Step, Transcript
-from ..retrieval.as_of import resolve_as_of
+from ..retrieval.visible import resolve_as_of
 from ..store.memory_store import MemoryStore
 from ..store.serialization import from_dict, to_dict
-from ..systems.base import DisplayedSystem, register_system
-from ..systems.solver import Solution
+from ..systems.base import DisplayedSystem, Solution, register_system
 from ..types import Answer, Conversation, Evidence, Hit, Question, Usage
 
 # %% auto #0

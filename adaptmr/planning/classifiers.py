@@ -20,7 +20,7 @@ from ..files import load_resource
 from ..llm import LLM
 from ..llm.tasks import Task, object_schema, register_task
 from ..reader import QUESTION_IS_DATA, sanitize
-from ..retrieval.classify import best_type, type_probabilities, type_scores
+from ..retrieval.query import best_type, type_probabilities, type_scores
 from ..text import detect_language, find_names, remove_names
 from ..types import QueryType
 
@@ -41,7 +41,7 @@ class Classifier(Protocol):
 
 # %% ../../nbs/planning/00_classifiers.ipynb #20686302
 class RuleClassifier:
-    """The rules of `adaptmr.retrieval.classify`: no model, no vector, no training."""
+    """The rules of `adaptmr.retrieval.query`: no model, no vector, no training."""
 
     name = "rules"
 

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..eval.analysis import breakdowns
 from ..eval.analysis.attribution import attribute_failures
-from ..eval.analysis.cost import total_usage
-from adaptmr.eval.analysis.expert_agreement import (
+from adaptmr.eval.analysis.causes import (
     hand_agreement,
     hand_confusion,
     hand_labels,
     repeat_sentence,
 )
+from ..eval.analysis.cost import total_usage
+from ..eval.judges import accuracy, rubric
 from ..markup import HtmlOutput
-from .writing import EvaluatedRun
+from .comparison import EvaluatedRun
+from ..types import Usage
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['find_causes', 'compare_with_labels']
+__all__ = ['RUBRIC_CASES', 'find_causes', 'compare_with_labels', 'judge_answers', 'judge_rubrics', 'audit_answers']
 
 # %% ../../nbs/sections/01_causes.ipynb #22b0e254
 def find_causes(experiment: EvaluatedRun, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
@@ -71,5 +74,81 @@ def compare_with_labels(experiment: EvaluatedRun, diagnoses: pd.DataFrame) -> Ht
             hand_confusion(diagnoses, labels),
             "Labels by hand (rows) and causes by replay (columns)",
             allow=["label"],
+        )
+    )
+
+# %% ../../nbs/sections/01_causes.ipynb #4ee08d07
+def judge_answers(experiment: EvaluatedRun) -> HtmlOutput:
+    """Show the accuracy by the judge of `params`, its error rates, and the accuracy corrected for them.
+
+    The table by question type is written as `judged`.
+    """
+    judge = accuracy.make_judge(experiment.params.get("judge", "rules"), experiment.llm)
+    rates = accuracy.shipped_rates(judge.name) or accuracy.measure_rates(judge)
+    frame = accuracy.judge_answers(experiment.rows, experiment.data, judge)
+    judging = {k: v for k, v in frame.attrs["judging"].items() if k not in ("judge", "how")}
+    experiment.add_usage(Usage(**judging) + rates.usage)
+    table = accuracy.judged_accuracy_table(frame, rates, seed=experiment.params["seed"])
+    columns, caption = list(table.columns), table.attrs["caption"]
+    experiment.table("judged", table, caption, allow=columns)
+    whole = table[table["label"].isin(["all answerable", "unanswerable"])]
+    caption = f"{caption} By question type: table “judged”"
+    return experiment.table("judged_overall", whole, caption, allow=columns)
+
+# %% ../../nbs/sections/01_causes.ipynb #a0c0554a
+RUBRIC_CASES = 20  # of each kind of answer that a model's credits are measured on; a rule is measured on all
+
+
+def judge_rubrics(experiment: EvaluatedRun) -> HtmlOutput:
+    """Score the answers by the rubrics of their questions, and show the mean score by category.
+
+    The rows get the column `rubric`. With the judge "model" of `params` a model is asked, else the rule;
+    what it credits is measured on answers whose statements are known. A sentence for data without rubrics.
+    """
+    data, seed = experiment.data, experiment.params["seed"]
+    if not any(rubric.rubric_lines(q) for q in data.questions):
+        return HtmlOutput("<p>These data have no rubrics.</p>")
+    by_model = experiment.params.get("judge", "rules") == "model"
+    judge = rubric.RubricJudge(experiment.llm if by_model else None)
+    experiment.frame = frame = rubric.judge_rubrics(experiment.rows, data, judge)
+    cases = rubric.rubric_cases(data, RUBRIC_CASES if by_model else None, seed)
+    rates = rubric.calibrate_rubrics(judge, cases, seed)
+    judging = {k: v for k, v in frame.attrs["rubric_judging"].items() if k not in ("judge", "how")}
+    experiment.add_usage(Usage(**judging) + rates.usage)
+    return experiment.table(
+        "rubrics",
+        breakdowns.measure_by_category(frame, data, "rubric", seed=seed),
+        "Mean score by rubric, by the data set's own types of question, with 95 % intervals. "
+        + rates.sentence(),
+    )
+
+# %% ../../nbs/sections/01_causes.ipynb #6f11113f
+def audit_answers(experiment: EvaluatedRun) -> HtmlOutput:
+    """Score the same answers by the published and by the audited gold answers of LoCoMo.
+
+    Also what a system scores by one that answers perfectly by the other. A sentence for other data sets.
+    """
+    if (other := breakdowns.load_audited(experiment.data)) is None:
+        return HtmlOutput(
+            "<p>These data have one set of gold answers, or the audit of LoCoMo's is not available.</p>"
+        )
+    rows = breakdowns.rescore(experiment.rows, other)
+    table = breakdowns.audit_table(rows, seed=experiment.params["seed"])
+    what, names = "Official F1 by the published and by the audited gold answers", ["system", "category"]
+    experiment.table("keys", table, f"{what}, by category", allow=names)
+    # the difference has its interval; those of the two scores are in the full table only
+    ends = ("published_low", "published_high", "audited_low", "audited_high")
+    over_all = [breakdowns.ANSWERABLE_CATEGORIES, breakdowns.ALL_CATEGORIES]
+    whole = table.loc[table["category"].isin(over_all), [c for c in table if c not in ends]]
+    ceilings = breakdowns.score_ceiling(experiment.data, other)
+    return HtmlOutput(
+        experiment.table(
+            "keys_overall", whole, f"{what}. By category and with every interval: table “keys”", allow=names
+        )
+        + experiment.table(
+            "key_ceilings",
+            ceilings,
+            "The score of a system that answers every question by the other set of gold answers",
+            allow=["category"],
         )
     )

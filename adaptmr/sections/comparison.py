@@ -6,25 +6,34 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..eval.analysis import breakdowns
 from ..eval.analysis.budget_curves import coverage_curves, coverage_figure, measure_coverage
 from ..eval.analysis.cost import writing_table
 from ..eval.report import tables
+from ..eval.report.html import answer_box_html, contrast_answer
+from ..eval.report.run_folder import RunFolder
 from ..eval.report.style import NothingToDraw
-from ..eval.runner.filling import matched_budgets
+from ..eval.runner.filling import Making, matched_budgets
 from ..eval.runner.timings import load_clauses, timing_sentence
+from ..eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
+from ..eval.stats.intervals import format_interval
+from ..llm import LLM
 from ..markup import HtmlOutput, folded
-from .writing import EvaluatedRun, show_sentences
 from ..systems.base import uses_llm
+from ..systems.display_names import DisplayNames
+from ..types import Dataset, Usage
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
 __all__ = ['comparison_tables', 'show_writing', 'coverage', 'gains', 'ablations', 'show_gains', 'show_conclusions',
-           'show_matched_budgets']
+           'show_matched_budgets', 'EvaluatedRun', 'show_table', 'show_figure', 'show_sentences', 'questions_by_type',
+           'systems_table', 'show_plans', 'reply_outcomes', 'show_contrasts', 'show_answer', 'show_cases',
+           'show_categories', 'show_protocols']
 
 # %% ../../nbs/sections/01_comparison.ipynb #0367eab3
 def comparison_tables(experiment: EvaluatedRun) -> HtmlOutput:
@@ -190,4 +199,286 @@ def show_matched_budgets(experiment: EvaluatedRun) -> HtmlOutput:
         tables.matched_budget_table(experiment.rows, budgets),
         "Tokens of retrieval, means a question: a system and the one whose budget it was given",
         allow=["system", "matched to"],
+    )
+
+# %% ../../nbs/sections/01_comparison.ipynb #4c9f44ed
+if TYPE_CHECKING:
+    import pandas as pd
+
+# %% ../../nbs/sections/01_comparison.ipynb #36ff2541
+class EvaluatedRun(Protocol):
+    """What the sections of a report read of an experiment, and where they put what they find."""
+
+    params: dict[str, Any]
+    data: Dataset
+    systems: list[str]
+    display_names: DisplayNames
+    llm: LLM
+    run: RunFolder
+    frame: pd.DataFrame | None
+    tested: pd.DataFrame | None
+    answers: list[tuple[str, str, str]]
+    headline: list[tuple[str, str]]
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows of `evaluate`."""
+
+    @property
+    def making(self) -> Making:
+        """How the run makes its systems from their names."""
+
+    def add_usage(self, usage: Usage) -> None:
+        """Count what was asked in addition to the answers."""
+
+    def ask_besides(self, system: str, data: Dataset, name: str) -> pd.DataFrame:
+        """Ask a system further questions; `name` is that of their journal."""
+
+    def table(
+        self, name: str, frame: pd.DataFrame, caption: str, allow: Sequence[str] = (), empty: str = ""
+    ) -> HtmlOutput:
+        """Show a table and write it."""
+
+    def figure(self, name: str, draw: Callable[[], Any], caption: str = "") -> HtmlOutput:
+        """Show a figure and write it."""
+
+    def gains(self, baseline: str, systems: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
+        """Compute paired gains over a baseline, by measure."""
+
+# %% ../../nbs/sections/01_comparison.ipynb #82d4d838
+def show_table(
+    experiment: EvaluatedRun,
+    name: str,
+    frame: pd.DataFrame,
+    caption: str,
+    allow: Sequence[str] = (),
+    empty: str = "",
+) -> HtmlOutput:
+    """Show a table and write it to the run folder.
+
+    `allow` names columns of text that a redacted run may hold; `empty` is a sentence to show in place of a
+    table without rows.
+    """
+    if empty and frame.empty:
+        return HtmlOutput(f"<p>{html.escape(empty)}</p>")
+    return experiment.run.write_table(frame, name, caption, allow=allow)
+
+
+def show_figure(
+    experiment: EvaluatedRun, name: str, draw: Callable[[], Any], caption: str = ""
+) -> HtmlOutput:
+    """Show a numbered figure and write it to the run folder; a sentence where there is nothing to draw.
+
+    `caption` says what to see; it is the figure's title by default.
+    """
+    try:
+        return experiment.run.show_figure(draw(), name, caption)
+    except NothingToDraw as e:
+        return HtmlOutput(f"<p>No figure “{html.escape(name)}”: {html.escape(str(e))}.</p>")
+
+
+def show_sentences(*parts: Sequence[str]) -> HtmlOutput:
+    """Show computed sentences as a list."""
+    items = "".join(f"<li>{html.escape(sentence)}</li>" for part in parts for sentence in part)
+    return HtmlOutput(f"<ul>{items}</ul>")
+
+# %% ../../nbs/sections/01_comparison.ipynb #c7a3b9c8
+if TYPE_CHECKING:
+    import pandas as pd
+
+# %% ../../nbs/sections/01_comparison.ipynb #c6d0c024
+def questions_by_type(experiment: EvaluatedRun) -> pd.DataFrame:
+    """Count the questions of each type, the unanswerable ones, and the gold turns they need."""
+    import pandas as pd
+
+    rows = pd.DataFrame(
+        [
+            {
+                "type": str(q.type),
+                "answerable": q.answerable,
+                "gold": len(q.evidence) if q.answerable else None,
+            }
+            for q in experiment.data.questions
+        ]
+    )
+    return pd.DataFrame(
+        [
+            {
+                "label": tables.TYPE_LABELS[question_type],
+                "questions": len(part),
+                "unanswerable": int((~part["answerable"]).sum()),
+                "gold turns, mean": part["gold"].astype(float).mean(),
+            }
+            for question_type, part in tables.split_by_type(rows)
+        ]
+    )
+
+
+def systems_table(experiment: EvaluatedRun) -> pd.DataFrame:
+    """List the systems of this run and what each does."""
+    import pandas as pd
+
+    names = experiment.display_names
+    return pd.DataFrame(
+        [{"system": names(name), "what it does": names.describe(name)} for name in experiment.systems]
+    )
+
+# %% ../../nbs/sections/01_comparison.ipynb #e9937174
+def show_plans(experiment: EvaluatedRun, *systems: str) -> HtmlOutput:
+    """Show and write what these systems' plans decided, per question type."""
+    table = tables.plans_table(experiment.rows, experiment.display_names.unique_names(systems))
+    return experiment.table(
+        "plans",
+        table,
+        "What the plans decided, per question type: means; shares of the yes-or-no decisions",
+        allow=["system", "label"],
+    )
+
+
+def reply_outcomes(experiment: EvaluatedRun) -> HtmlOutput:
+    """Show how the model's replies came about, by task; a sentence where no model was asked.
+
+    The table by system and task is written as `replies`.
+    """
+    frame = experiment.rows
+    if (table := tables.reply_outcome_table(frame)).empty:
+        return HtmlOutput("<p>No model was asked: every plan and every answer came from a rule.</p>")
+    what = "How the model's replies came about: shares of n results; fallback: a rule was used instead"
+    experiment.table("replies", table, what, allow=["system", "task"])
+    whole = tables.reply_outcome_table(frame.assign(system="all")).drop(columns="system")
+    return experiment.table(
+        "replies_by_task", whole, f"{what}. Over all systems; the table “replies” has each", allow=["task"]
+    )
+
+# %% ../../nbs/sections/01_comparison.ipynb #7851b6ab
+def show_contrasts(experiment: EvaluatedRun) -> HtmlOutput:
+    """Test the contrasts declared for this run's data and systems; written as the table `contrasts`."""
+    declared = read_contrasts(dataset=experiment.data.name)
+    table = contrast_table(experiment.rows, declared, seed=experiment.params["seed"])
+    experiment.tested = table
+    shown = table.drop(columns="asks").assign(measure=table["measure"].map(lambda m: MEASURE_NAMES.get(m, m)))
+    return experiment.table(
+        "contrasts",
+        shown,
+        "The contrasts declared beforehand: difference with 95 % interval, p (Student's t, with Holm's "
+        "correction, by flipped signs, of equivalence within the margin), and the difference that could "
+        "have been detected",
+        allow=["contrast", "measure"],
+    )
+
+
+def show_answer(
+    experiment: EvaluatedRun,
+    *systems: str,
+    measure: str = "recall_fraction",
+    figure: str = "",
+    limits: str = "",
+    answers: Sequence[tuple[str, str, str]] = (),
+    numbers: Sequence[tuple[str, str]] = (),
+    contrasts: bool = True,
+) -> HtmlOutput:
+    """Show the answer box: the contrasts, the mean of `measure` of some systems, and a figure of the run.
+
+    Its cell has the tag "answer", so the report shows it first. `answers` (question, answer, numbers) are
+    those of the experiment's own question: then the contrasts are folded, and `contrasts` can leave them out.
+    `numbers` (label, text) come after the means. `limits` says in a sentence what the run can't show.
+    The manifest keeps answers and numbers for the index.
+    """
+    if contrasts and experiment.tested is None:
+        show_contrasts(experiment)
+    rows = experiment.tested.to_dict("records") if contrasts and experiment.tested is not None else []
+    tested = [(row["asks"], *contrast_answer(row)) for row in rows]
+    means = tables.mean_table(experiment.rows, measure, seed=experiment.params["seed"])
+    overall = means[means["type"] == tables.OVERALL].set_index("system").to_dict("index")
+    label = MEASURE_NAMES.get(measure, measure)
+    means_of = []
+    for name in experiment.display_names.unique_names(systems):
+        if found := overall.get(name):
+            text = format_interval(found["mean"], found["low"], found["high"], ".3f", ".2f")
+            means_of.append((f"{label} of {name}", text))
+    experiment.answers, experiment.headline = list(answers or tested), [*means_of, *numbers]
+    folder = experiment.run.path / "figures"
+    caption = folder / f"{figure}.txt"
+    return answer_box_html(
+        experiment.answers,
+        experiment.headline,
+        folder / f"{figure}.png",
+        caption.read_text(encoding="utf-8").strip() if caption.exists() else "",
+        limits,
+        more=tested if answers else (),
+    )
+
+# %% ../../nbs/sections/01_comparison.ipynb #f09c39ff
+def show_cases(experiment: EvaluatedRun, system: str, baseline: str, n: int = 3) -> HtmlOutput:
+    """Show the cases where `system` gains most over `baseline`; a sentence in a redacted run."""
+    frame, data = experiment.rows, experiment.data
+    if experiment.run.redact:
+        return HtmlOutput(
+            "<p>The questions hold the data's text, which may not be published. Where the data are at hand, "
+            "<code>adaptmr runs explore</code> with this run's folder shows each of them.</p>"
+        )
+    chosen = tables.largest_gain_cases(frame, system, baseline, n)
+    if not chosen:
+        return HtmlOutput(f"<p>There is no question on which {system} does better than {baseline}.</p>")
+    return HtmlOutput(
+        "<hr>".join(
+            tables.comparison_html(frame, data.conversation(c), q, [baseline, system])
+            for c, q in chosen
+        )
+    )
+
+# %% ../../nbs/sections/01_comparison.ipynb #506b0b10
+def show_categories(experiment: EvaluatedRun) -> HtmlOutput:
+    """Show questions, recall and F1 by the data set's own types, where these are finer than ours.
+
+    Written as the tables `categories`, `categories_recall` and `categories_f1`; else a sentence.
+    """
+    data, k, seed = experiment.data, experiment.params["k"], experiment.params["seed"]
+    if not breakdowns.has_finer_categories(data):
+        return HtmlOutput("<p>The data set's own types of question are the ones above.</p>")
+    own = "by the data set's own types of question"
+    bound = f"The recall@{k} bound is the mean of min(1, {k} / n)"
+    return HtmlOutput(
+        experiment.table(
+            "categories",
+            breakdowns.category_table(data, k),
+            f"The questions {own}. {bound} over n gold turns: what a perfect ranking would have",
+            allow=["label"],
+        )
+        + experiment.table(
+            "categories_recall",
+            breakdowns.recall_by_category(experiment.rows, data, k, seed=seed),
+            f"Recall at k = {k} {own}, with 95 % intervals",
+        )
+        + experiment.table(
+            "categories_f1",
+            breakdowns.measure_by_category(experiment.rows, data, "f1", seed=seed),
+            f"F1 {own}, with 95 % intervals",
+        )
+    )
+
+
+def show_protocols(experiment: EvaluatedRun) -> HtmlOutput:
+    """Show LoCoMo's results by the conversations and questions that others count, and what they published.
+
+    Written as the tables `protocols` and `published`; a sentence for other data sets.
+    """
+    import pandas as pd
+
+    if experiment.data.name != "locomo":
+        return HtmlOutput("<p>This is another data set.</p>")
+    k, seed = experiment.params["k"], experiment.params["seed"]
+    published = pd.DataFrame(breakdowns.read_published())
+    return HtmlOutput(
+        experiment.table(
+            "protocols",
+            breakdowns.protocol_table(experiment.rows, k, seed=seed),
+            f"The same answers by other counts, with 95 % intervals. {breakdowns.PROTOCOL_NOTE}",
+        )
+        + experiment.table(
+            "published",
+            published,
+            "Recall@10 of single turns as published by others, each on what its row names",
+            allow=list(published.columns),
+        )
     )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ..eval.analysis import teams
 from ..eval.analysis.team_timeline import task_timeline, timeline_figure
 from ..eval.report import figures
-from ..eval.report.answer_box import contrast_answer
+from ..eval.report.html import contrast_answer
 from ..markup import HtmlOutput, folded
-from .writing import EvaluatedRun, show_figure, show_sentences, show_table
+from .comparison import EvaluatedRun, show_figure, show_sentences, show_table
 from ..types import Dataset
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..llm import LLM
-from ..planning.complexity import AdaptiveRAG
 from ..planning.qarp import QARP
-from ..planning.routed import Mixture, Routed
-from ..retrieval.parsed_query import query_text
+from ..planning.routed import AdaptiveRAG, Mixture, Routed
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
+from ..retrieval.query import query_text
 from ..retrieval.strategies import HYBRID_WEIGHTS
 from ..store.protocol import PlannerStore
 from .base import MemorySystem, PlannedSystem, register_system

@@ -14,12 +14,12 @@ from typing import Any
 from ..llm import LLM
 from ..llm.tasks import Task, meter_usage, object_schema, register_task
 from ..reader import sanitize
-from ..retrieval.as_of import resolve_as_of
 from ..retrieval.columns import SCORE_ALL_UP_TO, asked_at, columns_of
-from ..retrieval.parsed_query import is_assistant
+from ..retrieval.evidence import render_context, sort_by_time
 from ..retrieval.plan import RetrievalPlan
-from ..retrieval.rendering import render_context, sort_by_time
+from ..retrieval.query import is_assistant
 from ..retrieval.strategies import UNIFIED_WEIGHTS, as_question
+from ..retrieval.visible import resolve_as_of
 from ..store.protocol import PlannerStore
 from .base import MemorySystem, PlannedSystem, register_system
 from ..text import detect_language, split_sentences

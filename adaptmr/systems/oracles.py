@@ -10,9 +10,9 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from ..llm.transport import count_tokens
+from ..llm.tokens import count_tokens
+from ..retrieval.evidence import render_context
 from ..retrieval.plan import FixedPlanner, Planner, RetrievalPlan
-from ..retrieval.rendering import render_context
 from adaptmr.retrieval.strategies import (
     HYBRID_WEIGHTS,
     STRATEGIES,

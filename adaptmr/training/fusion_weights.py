@@ -25,13 +25,10 @@ from adaptmr.eval.metrics.ranking import (
 from ..eval.stats.intervals import paired_difference
 from ..files import save_resource
 from ..provenance import texts_sha256
-from ..retrieval.as_of import store_as_of
 from ..retrieval.candidates import Candidates, select_candidates
-from ..retrieval.classify import classify
 from ..retrieval.columns import asked_at
 from ..retrieval.fusion import ANY_EMBEDDER, Fit, fuse_signals
-from ..retrieval.parsed_query import is_assistant, parse_query, query_text
-from adaptmr.retrieval.relevance import (
+from adaptmr.retrieval.gate import (
     DEPTH,
     FEATURES,
     brier_score,
@@ -40,6 +37,7 @@ from adaptmr.retrieval.relevance import (
     reliability_curve,
     topic_closeness,
 )
+from ..retrieval.query import classify, is_assistant, parse_query, query_text
 from ..retrieval.signals import SIGNALS, signal_values
 from adaptmr.retrieval.strategies import (
     CONTENT_LEXICAL_WEIGHTS,
@@ -47,6 +45,7 @@ from adaptmr.retrieval.strategies import (
     MIN_RELEVANCE,
     UNIFIED_WEIGHTS,
 )
+from ..retrieval.visible import store_as_of
 from ..store.memory_store import MemoryStore
 from ..types import Dataset, Question
 
@@ -279,7 +278,7 @@ def evidence_found(sample: Sample, fit: Fit) -> bool:
 
 
 def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
-    """Fit the coefficients of `adaptmr.retrieval.relevance.probability` for the searches of a fit.
+    """Fit the coefficients of `adaptmr.retrieval.gate.probability` for the searches of a fit.
 
     Raises `ValueError` where evidence was found for all questions or for none.
     """

@@ -23,17 +23,18 @@ from ..retrieval.candidates import select_candidates
 from ..retrieval.columns import asked_at, columns_of
 from ..retrieval.execute import execute
 from ..retrieval.fusion import fit_for
-from adaptmr.retrieval.pairs import (
+from ..retrieval.query import parse_query
+from ..retrieval.strategies import update
+from adaptmr.retrieval.versions import (
+    COMPARED_HITS,
     LINK_FEATURES,
     PAIR_CLASSES,
     PAIR_FEATURES,
     PairModel,
+    compare_hits,
     link_features,
     pair_features,
 )
-from ..retrieval.parsed_query import parse_query
-from ..retrieval.strategies import update
-from ..retrieval.updates import COMPARED_HITS, compare_hits
 from ..store.memory_store import MemoryStore
 from ..text import content_words
 from ..types import Conversation, Dataset, Question

@@ -18,7 +18,7 @@ from ..embed import Embedder
 from ..embed.minilm import minilm_files
 from ..files import save_resource
 from ..planning.classifiers import ClassifierHead, is_uncertain, question_features, strip_names
-from ..retrieval.classify import type_probabilities
+from ..retrieval.query import type_probabilities
 from ..types import QueryType, Question
 
 # %% auto #0

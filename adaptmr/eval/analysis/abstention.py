@@ -15,7 +15,7 @@ from ..metrics.ranking import abstention_metrics, auroc
 from ..report.figures import titled_figure
 from ..report.style import PALETTE, TEXT_COLOR
 from ..stats.intervals import MIN_GROUPS, format_interval, resample_rows
-from ...retrieval.relevance import brier_score, reliability_curve
+from ...retrieval.gate import brier_score, reliability_curve
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,22 +5,34 @@
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #703a6a8b
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from .counterfactuals import CAUSE_ORDER, REPAIRS, UNSTABLE, parse_cause_label
-from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
+from .attribution import CAUSE_ORDER, REPAIRS, UNSTABLE, parse_cause_label, primary_cause
+from ..annotation.labels import CAUSES
+from ..report.tables import OVERALL, TYPE_LABELS, interval_columns, split_by_system
+from ..stats.agreement import cohen_kappa, confusion_matrix
 from ..stats.intervals import format_interval, mean_ci, ratio_ci
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['CAUSE_COLUMNS', 'explained_failures', 'reported_causes', 'cause_shares', 'outcome_table', 'cause_sentences',
-           'evidence_table']
+__all__ = ['CAUSE_COLUMNS', 'LABEL_KEY', 'explained_failures', 'reported_causes', 'cause_shares', 'outcome_table',
+           'cause_sentences', 'evidence_table', 'answer_hash', 'hand_labels', 'hand_agreement', 'repeat_sentence',
+           'hand_confusion']
 
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #78b7bf6b
+CAUSE_COLUMNS = [
+    *("system", "type", "label", "cause", "mean", "low", "high"),
+    *("gain", "gain_low", "gain_high", "seen", "helps", "n", "unstable", "level"),
+]
+_NO_GAIN = 1e-9  # sums of scores may miss 0 by a rounding
+
+
 def explained_failures(diagnoses: pd.DataFrame) -> pd.DataFrame:
     """Return the stable diagnoses whose gains are known: those of questions with gold turns."""
     return diagnoses[(diagnoses["cause"] != UNSTABLE) & diagnoses["left"].notna()]
@@ -30,6 +42,11 @@ def reported_causes(diagnoses: pd.DataFrame, system: str) -> list[str]:
     """Return the causes that can vary among a system's failures, in `CAUSE_ORDER`; "GEN" is the last."""
     part = explained_failures(diagnoses[diagnoses["system"] == system])
     return [*(name for name in REPAIRS if part[f"seen_{name}"].any()), "GEN"]
+
+
+def _taken(rows: pd.DataFrame, cause: str) -> pd.Series:
+    """Return what a cause takes of the F1 that each failure lost."""
+    return rows["left" if cause == "GEN" else f"gain_{cause}"].astype(float)
 
 
 def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
@@ -43,46 +60,24 @@ def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for system in dict.fromkeys(diagnoses["system"]):
-        causes = reported_causes(diagnoses, system)
-        for question_type, part in split_by_type(diagnoses[diagnoses["system"] == system]):
-            known = explained_failures(part)
-            unstable = int((part["cause"] == UNSTABLE).sum())
-            if known.empty and not unstable:
-                continue  # a type without gold turns
-            lost, conversations = known["lost"].to_numpy(float), known["conversation"].tolist()
-            for cause in causes:
-                taken = known["left" if cause == "GEN" else f"gain_{cause}"].to_numpy(float)
-                share = ratio_ci(taken, lost, conversations, seed=seed)
-                gain = mean_ci(taken, conversations, seed=seed)
-                seen = len(known) if cause == "GEN" else int(known[f"seen_{cause}"].astype(bool).sum())
-                rows.append(
-                    {
-                        "system": system,
-                        "type": question_type,
-                        "label": TYPE_LABELS[question_type],
-                        "cause": cause,
-                        "mean": share.mean,
-                        "low": share.low,
-                        "high": share.high,
-                        "gain": gain.mean,
-                        "gain_low": gain.low,
-                        "gain_high": gain.high,
-                        "seen": seen,
-                        "helps": int((taken > _NO_GAIN).sum()),
-                        "n": len(known),
-                        "unstable": unstable,
-                        "level": share.level,
-                    }
-                )
+    for system, question_type, part in split_by_system(diagnoses):
+        known = explained_failures(part)
+        unstable = int((part["cause"] == UNSTABLE).sum())
+        if known.empty and not unstable:
+            continue  # a type without gold turns
+        lost, conversations = known["lost"].to_numpy(float), known["conversation"].tolist()
+        for cause in reported_causes(diagnoses, system):
+            taken = _taken(known, cause).to_numpy()
+            share = ratio_ci(taken, lost, conversations, seed=seed)
+            gain = mean_ci(taken, conversations, seed=seed)
+            seen = len(known) if cause == "GEN" else int(known[f"seen_{cause}"].astype(bool).sum())
+            rows.append(
+                {"system": system, "type": question_type, "label": TYPE_LABELS[question_type], "cause": cause}
+                | {**interval_columns(share), **interval_columns(gain, "gain", "gain_"), "seen": seen}
+                | {"helps": int((taken > _NO_GAIN).sum()), "n": len(known), "unstable": unstable}
+                | {"level": share.level}
+            )
     return pd.DataFrame(rows, columns=CAUSE_COLUMNS)
-
-
-_NO_GAIN = 1e-9  # sums of scores may miss 0 by a rounding
-CAUSE_COLUMNS = [
-    *("system", "type", "label", "cause", "mean", "low", "high"),
-    *("gain", "gain_low", "gain_high", "seen", "helps", "n", "unstable", "level"),
-]
 
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #8f519876
 def outcome_table(diagnoses: pd.DataFrame) -> pd.DataFrame:
@@ -94,8 +89,7 @@ def outcome_table(diagnoses: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for system in dict.fromkeys(diagnoses["system"]):
-        failed = diagnoses[diagnoses["system"] == system]
+    for system, failed in diagnoses.groupby("system", sort=False):
         part = failed[failed["answerable"].astype(bool)]
         labels = [parse_cause_label(c) for c in part["cause"] if c not in (UNSTABLE, "GEN")]
         sizes = [(len(alternatives), len(alternatives[0])) for alternatives in labels]
@@ -169,8 +163,101 @@ def evidence_table(diagnoses: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame
             lost = float(part["lost"].sum())
             row: dict[str, Any] = {"system": system, "evidence": evidence, "n": len(part)}
             for cause in reported_causes(diagnoses, system):
-                taken = float(part["left" if cause == "GEN" else f"gain_{cause}"].sum())
-                row[cause] = taken / lost if lost else math.nan
+                row[cause] = float(_taken(part, cause).sum()) / lost if lost else math.nan
             rows.append(row)
     named = [c for c in CAUSE_ORDER if any(c in row for row in rows)]
     return pd.DataFrame(rows, columns=["system", "evidence", "n", *named])
+
+# %% ../../../nbs/eval/analysis/02_causes.ipynb #44c27ab0
+LABEL_KEY = ["system", "conversation", "question"]
+
+
+def answer_hash(answer: str) -> str:
+    """Return a hash of twelve characters that identifies an answer without revealing it."""
+    return hashlib.sha256(answer.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def hand_labels(dataset: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return the labels that ship for a data set.
+
+    Columns: system, conversation, question, type, answer (its hash), cause, again (the cause by a second
+    reading, empty where there was none), on (the day). With the `frame` of
+    `evaluate`, only those whose answer is the one in the frame; raises `KeyError` when the frame has no
+    predictions, as a redacted one.
+    """
+    import pandas as pd
+
+    with files("adaptmr").joinpath("eval/analysis/expert_labels.csv").open(encoding="utf-8") as f:
+        known = pd.read_csv(f, dtype=str, keep_default_na=False)
+    labels = known[known["dataset"] == dataset].drop(columns="dataset").reset_index(drop=True)
+    if frame is None:
+        return labels
+    given = frame[LABEL_KEY].assign(answer=frame["prediction"].map(answer_hash))
+    return labels.merge(given, on=[*LABEL_KEY, "answer"])
+
+# %% ../../../nbs/eval/analysis/02_causes.ipynb #6f142f60
+def _labelled(diagnoses: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
+    """Return the stable diagnoses that have a label, with it as the column `label`."""
+    given = labels[[*LABEL_KEY, "cause"]].rename(columns={"cause": "label"})
+    return diagnoses[diagnoses["cause"] != UNSTABLE].merge(given, on=LABEL_KEY, validate="one_to_one")
+
+
+def _lenient(cause: str, label: str) -> str:
+    """Return the label if it is any of the causes of a diagnosis, else the primary cause."""
+    return label if any(label in one for one in parse_cause_label(cause)) else primary_cause(cause)
+
+
+def _kappa_rows(both: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
+    for failures, part in (("all", both), ("without HALLUC", both[both["label"] != "HALLUC"])):
+        causes, given = part["cause"].tolist(), part["label"].tolist()
+        readings = {
+            "strict": [primary_cause(c) for c in causes],
+            "lenient": [_lenient(c, label) for c, label in zip(causes, given)],
+        }
+        for reading, predicted in readings.items():
+            it = cohen_kappa(predicted, given, list(CAUSES), groups=part["conversation"].tolist(), seed=seed)
+            yield (
+                {"failures": failures, "reading": reading, "kappa": it.kappa, "low": it.low, "high": it.high}
+                | {"agreement": it.observed, "by_chance": it.expected, "n": it.n}
+            )
+
+
+def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Compute Cohen's κ between diagnoses and labels given by hand, per system and over all.
+
+    `labels` has system, conversation, question and `cause`, one of `CAUSES`; what only one side has is left
+    out, and so are unstable failures. Columns: system (or "all", where there are several), failures, reading,
+    kappa, low, high, agreement, by_chance, n. Raises `ValueError` for no failure labelled by both.
+    """
+    import pandas as pd
+
+    both = _labelled(diagnoses, labels)
+    if both.empty:
+        raise ValueError("no failure has both a diagnosis and a label: are they of the same systems?")
+    parts = list(both.groupby("system", sort=False))
+    if len(parts) > 1:
+        parts.insert(0, ("all", both))
+    return pd.DataFrame([{"system": name} | row for name, part in parts for row in _kappa_rows(part, seed)])
+
+
+def repeat_sentence(labels: pd.DataFrame, *, seed: int = 0) -> str:
+    """Say how far the annotator's second reading agrees with the first, where there was one."""
+    twice = labels[labels["again"] != ""]
+    if twice.empty:
+        return "No failure was labelled twice."
+    first, again, groups = (twice[c].tolist() for c in ("cause", "again", "conversation"))
+    it = cohen_kappa(first, again, list(CAUSES), groups=groups, seed=seed)
+    return (
+        f"Labelled again by the same annotator: {it.n} failures, κ {it.kappa:.2f} "
+        f"[{it.low:.2f}, {it.high:.2f}], {100 * it.observed:.0f} % the same."
+    )
+
+# %% ../../../nbs/eval/analysis/02_causes.ipynb #1b3fd2e9
+def hand_confusion(diagnoses: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
+    """Count how often each label (a row, named in the column `label`) met each diagnosis (the columns).
+
+    Of a tie or a double, the primary cause counts.
+    """
+    both = _labelled(diagnoses, labels)
+    counts = confusion_matrix(both["label"].tolist(), [primary_cause(c) for c in both["cause"]], list(CAUSES))
+    return counts.rename_axis(index="label", columns=None).reset_index()

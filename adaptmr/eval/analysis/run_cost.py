@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
 from ..runner.evaluate import check_data
-from ..runner.journal import journal_keys
 from ..runner.filling import declared_capabilities, matched_budgets
+from ..runner.journal import journal_keys
 from ..runner.run import Setup, row_key
 from ..runner.units import plan_units
 from ..runner.worker_count import check_workers, worker_count

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...data.registry import is_file_name, load
 from ...data.validation import DatasetError
 from .html import read_template, render_page
-from .manifests import read_manifest
+from .recorded_run import read_manifest
 from .tables import TYPE_LABELS, types_present
 from ...files import write_atomic
 from ...markup import HtmlOutput, cut_text

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _all_ = ["PALETTE", "HATCHES", "MARKERS", "lightness", "save_figure", "house_style"]
 
 # %% auto #0
-__all__ = ['grouped_bars', 'heatmap', 'difference_plot', 'line_plot', 'pareto_front', 'pareto_plot', 'PALETTE', 'HATCHES',
-           'MARKERS', 'lightness', 'save_figure', 'house_style']
+__all__ = ['grouped_bars', 'heatmap', 'difference_plot', 'line_plot', 'pareto_front', 'pareto_plot', 'stacked_causes',
+           'headroom_bars', 'PALETTE', 'HATCHES', 'MARKERS', 'lightness', 'save_figure', 'house_style']
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #25b4121c
 def require_columns(frame: pd.DataFrame, *columns: str) -> None:
@@ -554,3 +554,167 @@ def _place_labels(
             ax.plot(
                 [x[i], ex], [y[i], ey], color="#bbbbbb", linewidth=0.7, zorder=1.5, scalex=False, scaley=False
             )
+
+# %% ../../../nbs/eval/report/01_figures.ipynb #ca0f29f7
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# %% ../../../nbs/eval/report/01_figures.ipynb #e3b6a218
+_MIN_LABELLED_SHARE = 0.075  # parts below it are too small for their name
+
+
+def _write_part_name(ax: Axes, name: str, foot: np.ndarray, share: np.ndarray, colour: str) -> None:
+    """Write the name of a part into each bar in which it is large enough."""
+    ink = "white" if lightness(colour) < 55 else TEXT_COLOR
+    look: dict[str, Any] = {"ha": "left", "va": "center", "fontsize": 7.5, "color": ink, "zorder": 5}
+    for i in np.flatnonzero(share >= _MIN_LABELLED_SHARE):
+        ax.text(i - 0.33, foot[i] + share[i] / 2, printable_label(name), **look)
+
+
+def _draw_part_intervals(
+    ax: Axes, offset: float, foot: np.ndarray, numbers: np.ndarray, topmost: np.ndarray
+) -> None:
+    """Draw the interval of a part's share, to the right of the middle by `offset`.
+
+    `numbers` are share, low and high, (places, 3). `topmost` says in which bars the part is the last one:
+    there the share is measured from the top, so the error bar is upside down.
+    """
+    share = np.nan_to_num(numbers[:, 0])
+    shown = ~np.isnan(numbers).any(axis=1) & (share > 0)
+    below, above = np.abs(numbers[:, 1:] - share[:, None]).T
+    ax.errorbar(
+        np.flatnonzero(shown) + offset,
+        np.where(topmost, foot, foot + share)[shown],
+        yerr=np.where(topmost, [above, below], [below, above])[:, shown],
+        fmt="none",
+        ecolor=TEXT_COLOR,
+        elinewidth=1.0,
+        path_effects=halo(2.4),
+        zorder=4,
+    )
+
+
+def _count_label(placed: PlacedRows, place: str, n: int, low: str) -> str:
+    """Name a place with the number of its failures, and say if they are too few for an interval."""
+    rows = (placed.rows[place, part] for part in placed.series if (place, part) in placed.rows)
+    few = n > 0 and all(np.isnan(row[low]) for row in rows)
+    return f"{place}\n(n={n}{f': {TOO_FEW}' if few else ''})"
+
+# %% ../../../nbs/eval/report/01_figures.ipynb #13b0c403
+def stacked_causes(
+    shares: pd.DataFrame,
+    x: str = "label",
+    part: str = "cause",
+    y: str = "mean",
+    low: str = "low",
+    high: str = "high",
+    *,
+    title: str = "",
+    xlabel: str = "",
+    ylabel: str = "share of failures",
+) -> Figure:
+    """Draw a stacked bar for each `x` of the shares of each `part`, in the frame's order.
+
+    Takes one system's rows of `causes.cause_shares`. Below each bar is the number `n` of failures in
+    it, and whether those are too few for an interval. Raises `KeyError` for a missing column, `ValueError`
+    for two rows in one place.
+    """
+    require_columns(shares, x, part, y, low, high, "n")
+    placed = PlacedRows(shares, x, part)
+    numbers = np.array([placed.values(name, y, low, high) for name in placed.series])
+    heights = np.nan_to_num(numbers[:, :, 0])  # (parts, places)
+    tops = np.cumsum(heights, axis=0)
+    feet, topmost = np.vstack([np.zeros_like(tops[:1]), tops[:-1]]), tops > tops[-1] - 1e-6
+    at, handles, apart = np.arange(len(placed.places)), [], 0.23 / max(1, len(placed.series) - 1)
+    with titled_figure(max(5.0, 1.4 + 1.25 * len(at)), 4.3, title, xlabel, ylabel) as (fig, ax):
+        for j, name in enumerate(placed.series):
+            colour = PALETTE[j % len(PALETTE)]
+            handles.append(draw_bars(ax, at, heights[j], 0.72, colour, bottom=feet[j]))
+            _write_part_name(ax, name, feet[j], heights[j], colour)
+            _draw_part_intervals(ax, 0.1 + apart * j, feet[j], numbers[j], topmost[j])
+        counts = [
+            int(next(placed.rows[p, q]["n"] for q in placed.series if (p, q) in placed.rows))
+            for p in placed.places
+        ]
+        label_places(ax, [_count_label(placed, p, n, low) for p, n in zip(placed.places, counts)])
+        for i in np.flatnonzero(np.array(counts) == 0):
+            draw_dash(ax, float(i))
+        ax.set_ylim(0, 1.03)
+        ax.set_yticks(np.arange(0, 1.01, 0.2))
+        add_legend(fig, handles, placed.series)
+    return fig
+
+# %% ../../../nbs/eval/report/01_figures.ipynb #4bf5fc16
+_CEILING_COLUMNS = ("mean", "low", "high", "top", "top_low", "top_high")
+
+
+def _draw_gains(ax: Axes, at: np.ndarray, values: dict[str, np.ndarray], width: float) -> None:
+    """Write the headroom above each bar; where it is negative, draw a line at the ceiling."""
+    gain = values["top"] - values["mean"]
+    for i in np.flatnonzero(~np.isnan(values["mean"])):
+        ax.annotate(
+            f"{np.nan_to_num(gain[i]):+.2f}".replace("0.", "."),
+            (at[i], np.nanmax([values[c][i] for c in ("mean", "top", "top_high", "high")])),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=7,
+            color=TEXT_COLOR,
+        )
+        if gain[i] < 0:
+            ends = [at[i] - width * 0.46, at[i] + width * 0.46]
+            ax.plot(ends, [values["top"][i]] * 2, color="white", linewidth=1.6, zorder=5)
+
+
+def _draw_two_intervals(ax: Axes, at: np.ndarray, values: dict[str, np.ndarray], width: float) -> None:
+    """Draw the interval of a bar, dark and left, and that of its ceiling, light and right."""
+    look: dict[str, Any] = {"elinewidth": 1.2, "path_effects": halo(2.6), "zorder": 4}
+    for side, colour, columns in (
+        (-0.18, TEXT_COLOR, _CEILING_COLUMNS[:3]),
+        (0.18, "#777777", _CEILING_COLUMNS[3:]),
+    ):
+        draw_error_bars(ax, at + side * width, *(values[c] for c in columns), ecolor=colour, **look)
+
+# %% ../../../nbs/eval/report/01_figures.ipynb #2d636125
+def headroom_bars(
+    frame: pd.DataFrame,
+    x: str = "label",
+    hue: str = "system",
+    *,
+    title: str = "",
+    xlabel: str = "",
+    ylabel: str = "F1",
+    headroom_label: str = "headroom of retrieval",
+) -> Figure:
+    """Draw bars of `mean` for each `x` and `hue`, each with the headroom up to `top`.
+
+    Takes the rows of `headroom.headroom_bar_data`. The interval of a bar (`low`, `high`) is dark and left,
+    that of its ceiling (`top_low`, `top_high`) light and right; a dash marks one that isn't known. Raises
+    like `grouped_bars`.
+    """
+    from matplotlib.patches import Patch
+
+    require_columns(frame, x, hue, *_CEILING_COLUMNS)
+    placed = PlacedRows(frame, x, hue)
+    n_places, n_series = len(placed.places), len(placed.series)
+    width, handles = 0.84 / n_series, []
+    hatched: dict[str, Any] = {"edgecolor": EDGE_COLOR, "hatch": "///"}
+    size = max(5.0, 1.2 + n_places * (0.42 * n_series + 0.35)), 4.1
+    with titled_figure(*size, title, xlabel, with_direction(ylabel, "higher")) as (fig, ax):
+        for j, (name, look) in enumerate(zip(placed.series, series_looks(placed.series))):
+            at = side_by_side(n_places, n_series, j, width)
+            values = dict(zip(_CEILING_COLUMNS, placed.values(name, *_CEILING_COLUMNS).T))
+            mean, gain = values["mean"], np.nan_to_num(values["top"] - values["mean"])
+            handles.append(draw_bars(ax, at, mean, width * 0.92, look.colour))
+            foot, gain = np.nan_to_num(mean), np.maximum(gain, 0)
+            ax.bar(at, gain, width * 0.92, bottom=foot, color="white", linewidth=0.6, **hatched)
+            _draw_two_intervals(ax, at, values, width)
+            _draw_gains(ax, at, values, width)
+            for gap in at[np.isnan(mean)]:
+                draw_dash(ax, gap)
+        label_places(ax, placed.places)
+        ax.set_ylim(0, 1.08)
+        add_legend(fig, [*handles, Patch(facecolor="white", **hatched)], [*placed.series, headroom_label])
+    return fig

@@ -15,14 +15,17 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...files import write_atomic
+from ...llm import replay, transport
+from ...llm.credentials import SecretRedactor, environment_secrets
 
 # %% auto #0
-__all__ = ['save_clean_notebook', 'read_notices', 'environment_variables', 'run_notebook']
+__all__ = ['PUBLIC_DATASET', 'REDACTED_MESSAGE', 'save_clean_notebook', 'read_notices', 'environment_variables', 'run_notebook',
+           'is_redacted', 'describe_error', 'scrub_file', 'save_failed_notebook']
 
 # %% ../../../nbs/eval/report/01_notebook_output.ipynb #e17607d7
 def save_clean_notebook(executed: Path, target: Path) -> None:
@@ -147,3 +150,96 @@ def _kernel_writes_to(file: Any) -> Iterator[None]:
         logging.disable(level)
         os.dup2(terminal, 2)
         os.close(terminal)
+
+# %% ../../../nbs/eval/report/01_notebook_output.ipynb #5912d836
+PUBLIC_DATASET = "demo"  # the one data set whose text may be published
+REDACTED_MESSAGE = (
+    "the message is left out, because it may quote data that aren't the package's. "
+    "Run it again with “-p redact false” and an --out-dir of your own to read it"
+)
+
+
+def is_redacted(parameters: Mapping[str, Any]) -> bool:
+    """Whether a run with these parameters is redacted, as `run_folder.open_run` decides later."""
+    chosen, dataset = parameters.get("redact"), parameters.get("dataset", PUBLIC_DATASET)
+    return bool(chosen) if chosen is not None else dataset != PUBLIC_DATASET
+
+
+def describe_error(name: str) -> str:
+    """Describe an error of the model client by the first line of its docstring; "" for other errors."""
+    errors = {
+        value.__name__: value
+        for module in (transport, replay)
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    return (errors[name].__doc__ or "").split("\n")[0] if name in errors else ""
+
+# %% ../../../nbs/eval/report/01_notebook_output.ipynb #ecede4e0
+def scrub_file(path: str | Path) -> None:
+    """Replace the secrets of the environment in a text file."""
+    text = Path(path).read_text(encoding="utf-8")
+    clean = SecretRedactor(*environment_secrets())(text)
+    if clean != text:
+        Path(path).write_text(clean, encoding="utf-8")
+
+
+def save_failed_notebook(
+    executed: str | Path, target: str | Path, number: int | None, name: str, message: str
+) -> str:
+    """Write the notebook of a failed run to `target`, and return what may be shown of the error.
+
+    `number`, `name` and `message` are the failed cell's number, the error's class and its text, as
+    papermill reports them.
+    """
+    notebook = json.loads(Path(executed).read_text(encoding="utf-8"))
+    injected = notebook["metadata"].get("papermill", {}).get("parameters", {})
+    if is_redacted({**_default_parameters(executed), **injected}):
+        message = _redacted_message(name)
+        for cell in notebook["cells"]:
+            if "outputs" in cell:
+                cell["outputs"] = _redact_outputs(cell["outputs"])
+        _drop_folder(notebook, injected)
+    text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    scrub = SecretRedactor(*environment_secrets())
+    Path(target).write_text(scrub(text), encoding="utf-8")
+    return scrub(f"cell [{number}] failed with {name}: {message}")
+
+
+def _drop_folder(notebook: dict[str, Any], injected: dict[str, Any]) -> None:
+    """Leave the name of the user's file in a notebook, and not the folder, which may name a person."""
+    dataset = injected.get("dataset")
+    if not isinstance(dataset, str) or Path(dataset).name == dataset:
+        return
+    injected["dataset"] = Path(dataset).name
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"]).replace(dataset, injected["dataset"])
+
+
+def _default_parameters(notebook: str | Path) -> dict[str, Any]:
+    """The notebook's own parameter values, which papermill gives as source; no computed ones."""
+    import papermill
+
+    values = {}
+    for name, parameter in papermill.inspect_notebook(str(notebook)).items():
+        try:
+            values[name] = ast.literal_eval(str(parameter["default"]))
+        except (ValueError, SyntaxError):
+            continue
+    return values
+
+
+def _redacted_message(name: str) -> str:
+    return " ".join(filter(None, (describe_error(name), REDACTED_MESSAGE)))
+
+
+def _redact_outputs(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a failed cell only the errors' classes; of other cells everything but printed text."""
+    names = [str(o.get("ename", "")) for o in outputs if o.get("output_type") == "error"]
+    if not names:
+        return [o for o in outputs if o.get("output_type") != "stream"]
+    return [_redacted_error(name, _redacted_message(name)) for name in names]
+
+
+def _redacted_error(name: str, text: str) -> dict[str, Any]:
+    return {"output_type": "error", "ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}

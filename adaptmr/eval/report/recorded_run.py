@@ -6,20 +6,25 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .manifests import finished_runs, read_manifest, run_folders
 from .parameters import UsageError
+from ...files import notice
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['RecordedRun', 'compared_systems', 'open_recorded', 'recorded_runs']
+__all__ = ['TOLERANCE', 'DERIVED_FILES', 'RecordedRun', 'compared_systems', 'open_recorded', 'recorded_runs', 'read_manifest',
+           'run_folders', 'finished_runs', 'is_finished', 'is_timing', 'compare_tables', 'compare_means',
+           'compare_runs']
 
 # %% ../../../nbs/eval/report/01_recorded_run.ipynb #dd7fe90f
 @dataclass(frozen=True)
@@ -172,3 +177,189 @@ def recorded_runs(outputs: str | Path) -> list[RecordedRun]:
     A run whose manifest can't be read is named in a `RunNotice` and left out.
     """
     return [RecordedRun(folder, manifest) for folder, manifest in finished_runs(outputs).items()]
+
+# %% ../../../nbs/eval/report/01_recorded_run.ipynb #08fbaf98
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """Read a manifest. Raises `ValueError`, which names the run, for one that is broken or no mapping."""
+    source = Path(path)
+    name = f"{source.parent.name}/{source.name}"
+    try:
+        found = json.loads(source.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{name} is not readable JSON ({e}): run the experiment again") from e
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} holds a {type(found).__name__}, not a manifest: run the experiment again")
+    return found
+
+
+def run_folders(outputs: str | Path) -> list[Path]:
+    """List the folders `<experiment>/<run-id>` below a folder of runs, sorted, finished or not.
+
+    Hidden folders are left out: runs that are being filled are hidden.
+    """
+    return sorted(
+        p
+        for p in Path(outputs).glob("*/*")
+        if p.is_dir() and not p.name.startswith(".") and not p.parent.name.startswith(".")
+    )
+
+
+def finished_runs(outputs: str | Path) -> dict[Path, dict[str, Any]]:
+    """Read the manifests of the finished runs below a folder of runs, sorted by path.
+
+    A manifest that can't be read is named in a `RunNotice` and left out.
+    """
+    found = {}
+    for folder in run_folders(outputs):
+        path = folder / "manifest.json"
+        if not path.exists():
+            continue
+        try:
+            found[folder] = read_manifest(path)
+        except (ValueError, OSError) as e:
+            notice(f"{folder.parent.name}/{folder.name} is left out: {e}")
+    return found
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a folder holds a finished run. A broken manifest, which a `RunNotice` names, counts as none."""
+    path = run / "manifest.json"
+    if not path.exists():
+        return False
+    try:
+        read_manifest(path)
+    except ValueError as e:
+        notice(f"{run.parent.name}/{run.name} counts as unfinished: {e}")
+        return False
+    return True
+
+# %% ../../../nbs/eval/report/01_recorded_run.ipynb #1d9142df
+def is_timing(column: str) -> bool:
+    """Whether a column holds measured times: `ms`, `ms_…`, `…_ms`, `seconds`, `…_seconds`."""
+    return bool(re.match(r"ms(_|$)|seconds$|.*_(ms|seconds)$", column))
+
+# %% ../../../nbs/eval/report/01_recorded_run.ipynb #806900b4
+TOLERANCE = 0.005  # between a fresh run on another processor and the recorded one; of counts, this share
+
+
+def compare_tables(a: str | Path, b: str | Path, tolerance: float = 0.0) -> list[str]:
+    """Compare the tables of two run folders cell by cell, except for measured times.
+
+    Numbers, also those within text, may differ by `tolerance`, and those above 1 by that share of them.
+    Returns one line for each difference; none if the tables are the same.
+    """
+    one, two = ({p.name: p for p in sorted((Path(f) / "tables").glob("*.csv"))} for f in (a, b))
+    if not one and not two:
+        raise FileNotFoundError(
+            f"neither {Path(a).name} nor {Path(b).name} has tables/*.csv: there is nothing to compare"
+        )
+    found = [f"{n}: only in the {'first' if n in one else 'second'}" for n in sorted(one.keys() ^ two.keys())]
+    for name in sorted(one.keys() & two.keys()):
+        found += _compare_cells(name, _read_csv(one[name]), _read_csv(two[name]), tolerance)
+    return found
+
+
+def _read_csv(path: Path) -> list[list[str]]:
+    import csv
+
+    return list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+
+
+_NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?)")
+
+
+def _is_close(x: str, y: str, tolerance: float) -> bool:
+    if x == y or not tolerance:
+        return x == y
+    parts, others = (_NUMBER.split(cell.replace("−", "-")) for cell in (x, y))
+    return len(parts) == len(others) and all(
+        abs(float(a) - float(b)) <= tolerance * max(1.0, abs(float(a))) + 1e-9 if i % 2 else a == b
+        for i, (a, b) in enumerate(zip(parts, others))
+    )
+
+
+def _compare_cells(name: str, old: list[list[str]], new: list[list[str]], tolerance: float) -> list[str]:
+    if old[:1] != new[:1] or len(old) != len(new):
+        return [f"{name}: {len(old)} rows of {old[:1]} against {len(new)} rows of {new[:1]}"]
+    return [
+        f"{name}: row {i}, {column}: {x} against {y}"
+        for i, (r, s) in enumerate(zip(old, new))
+        for column, x, y in zip(old[0], r, s)
+        if not is_timing(column) and not _is_close(x, y, tolerance)
+    ]
+
+# %% ../../../nbs/eval/report/01_recorded_run.ipynb #c3d1f0a2
+def compare_means(a: str | Path, b: str | Path, tolerance: float = 0.0) -> list[str]:
+    """Compare the mean results of each system in two run folders; one line for each difference.
+
+    Columns that only the second has are left out. `tolerance` as for `compare_tables`.
+    """
+    import pandas as pd
+
+    one, two = (
+        pd.read_parquet(Path(run) / "results.parquet").groupby("system").mean(numeric_only=True)
+        for run in (a, b)
+    )
+    old, new = (
+        [["system", *means], *([name, *(f"{mean:.4f}" for mean in row)] for name, *row in means.itertuples())]
+        for means in (one, two.filter(list(one)))
+    )
+    return _compare_cells("results.parquet", old, new, tolerance)
+
+# %% ../../../nbs/eval/report/01_recorded_run.ipynb #aff5f67c
+DERIVED_FILES = ("notebook.ipynb", "report.html")
+
+
+def compare_runs(a: str | Path, b: str | Path) -> list[str]:
+    """Compare two run folders: their files, rows of results and cells of tables.
+
+    Returns one line for each difference; none if the runs are the same.
+    """
+    one, two = (_files(Path(f)) for f in (a, b))
+    found = [
+        f"{name}: only in the {'first' if name in one else 'second'}"
+        for name in sorted(one ^ two)
+        if not name.startswith("tables/")
+    ]
+    if "results.parquet" in one & two:
+        found += _compare_rows(Path(a) / "results.parquet", Path(b) / "results.parquet")
+    if any(name.startswith("tables/") for name in one | two):
+        found += compare_tables(a, b)
+    return found
+
+
+def _files(run: Path) -> set[str]:
+    paths = (p for p in run.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(run).as_posix() for p in paths} - set(DERIVED_FILES)
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    if isinstance(x, float) and isinstance(y, float):
+        return math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-4) or (math.isnan(x) and math.isnan(y))
+    return bool(x == y)
+
+
+def _compare_rows(a: Path, b: Path) -> list[str]:
+    if a.read_bytes() == b.read_bytes():
+        return []
+    import pyarrow.parquet as pq
+
+    try:
+        old, new = pq.read_table(a), pq.read_table(b)
+    except (OSError, ValueError) as e:
+        return [f"results.parquet: one of the two can't be read ({e})"]
+    if old.column_names != new.column_names or len(old) != len(new):
+        return [
+            f"results.parquet: {len(old)} rows of {old.num_columns} columns "
+            f"against {len(new)} rows of {new.num_columns}"
+        ]
+    found = []
+    for name in old.column_names:
+        pairs = zip(old[name].to_pylist(), new[name].to_pylist())
+        differing = [i for i, (x, y) in enumerate(pairs) if not _is_same(x, y)]
+        if differing:
+            found.append(
+                f"results.parquet: column {name} differs in {len(differing)} of {len(old)} rows, "
+                f"the first is row {differing[0] + 1}"
+            )
+    return found

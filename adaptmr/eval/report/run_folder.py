@@ -5,11 +5,14 @@
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #67ca4ba1
 from __future__ import annotations
 
+import gzip
 import hashlib
 import html
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -18,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...data.registry import attribution
-from .atomic_folder import AtomicFolder
-from .compare import compare_runs, compare_tables, is_timing
 from adaptmr.eval.report.html import (
     format_number,
     frame_html,
@@ -28,9 +29,13 @@ from adaptmr.eval.report.html import (
     render_html,
     run_lengths,
 )
-from .latex import latex_text
-from .manifests import is_finished, read_manifest
-from .redaction import drop_text_columns, redaction_problems
+from adaptmr.eval.report.recorded_run import (
+    compare_runs,
+    compare_tables,
+    is_finished,
+    is_timing,
+    read_manifest,
+)
 from ..stats.intervals import MIN_DIFFERENCES, MIN_GROUPS, TOO_FEW
 from ...files import notice, write_atomic
 from ...markup import HtmlOutput
@@ -62,8 +67,304 @@ _all_ = [
 ]
 
 # %% auto #0
-__all__ = ['RUN_MIME_TYPE', 'RunFolder', 'default_outputs', 'open_run', 'find_run', 'code_sha256', 'compare_tables',
-           'redaction_problems', 'refresh_index', 'render_html', 'run_id', 'drop_text_columns']
+__all__ = ['NAME_COLUMNS', 'ID_COLUMNS', 'RUN_MIME_TYPE', 'latex_text', 'redaction_problems', 'drop_text_columns', 'find_quotes',
+           'RunLocked', 'RunLock', 'AtomicFolder', 'RunFolder', 'default_outputs', 'open_run', 'find_run',
+           'code_sha256', 'compare_tables', 'refresh_index', 'render_html', 'run_id']
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #74dcc033
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "\n": " ",
+    "\r": " ",
+    "–": "--",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "·": r"$\cdot$",
+    "…": r"\ldots{}",
+    "→": r"$\rightarrow$",
+    "κ": r"$\kappa$",
+    "“": "``",
+    "”": "''",
+}
+
+
+def latex_text(text: str) -> str:
+    """Write a text so that LaTeX prints it as it is, on one line."""
+    return "".join(_LATEX.get(c, c) for c in text)
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #f8ad5080
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME_COLUMNS = frozenset(
+    """
+    system baseline type category planner fallback embedder model reader judge cause failure verdict
+    level how language dataset data split metric measure ablation variant signal step gate mode
+    predicted_type
+    """.split()
+)
+ID_COLUMNS = frozenset(
+    """
+    id question question_id conversation session memory memory_id source sources evidence retrieved
+    behind gold hits
+    """.split()
+)
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #f8ad5081
+def redaction_problems(frame: pd.DataFrame, allow: Sequence[str] = ()) -> list[str]:
+    """List why this frame may not be written to a redacted run: one line per column.
+
+    `allow` adds columns whose text is ours (labels that a notebook made up), never a data set's.
+    """
+    faults = []
+    for column in frame.columns:
+        texts = [t for v in frame[column] for t in _texts(v) if not is_number(t)]
+        if not texts or column in allow:
+            continue
+        if column in ID_COLUMNS:
+            bad = [
+                t
+                for t in texts
+                if not _ID.fullmatch(t)
+                and not all(_ID.fullmatch(w) and re.search(r"\d", w) for w in t.split(" "))
+            ]
+        elif column in NAME_COLUMNS:
+            bad = [t for t in texts if len(t) > 60 or "\n" in t]
+        elif column == "ways":
+            bad = [t for t in texts if not _WAYS.fullmatch(t)]
+        else:
+            faults.append(f"column {column!r} holds text and isn't on the list of what may be published")
+            continue
+        if bad:
+            kind = "ids" if column in ID_COLUMNS else "short names"
+            faults.append(f"column {column!r} holds {len(bad)} values that are no {kind}")
+    return faults
+
+
+def drop_text_columns(frame: pd.DataFrame, allow: Sequence[str] = ()) -> pd.DataFrame:
+    """The frame without the columns that a redacted run refuses; `.attrs["dropped"]` names them."""
+    dropped = [c for c in frame.columns if redaction_problems(frame[[c]], allow)]
+    out = frame.drop(columns=dropped)
+    out.attrs["dropped"] = dropped
+    return out
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #290e6dfe
+_ID = re.compile(r"[\x21-\x7e]{1,80}")
+_WAYS = re.compile(r"(?:(?:^| )[\w-]{1,30}:(?:model|repaired|retried|fallback)(?:×\d+)?)*", re.ASCII)
+
+
+def _texts(value: Any) -> list[str]:
+    """Every string in a cell, whatever it is wrapped in."""
+    if isinstance(value, Enum):
+        return _texts(value.value)
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, bytes):
+        return [repr(value)]
+    if isinstance(value, Mapping):
+        return [t for pair in value.items() for v in pair for t in _texts(v)]
+    if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "ndarray":
+        return [t for v in value for t in _texts(v)]
+    return []
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #d72359a8
+def find_quotes(folder: str | Path, texts: Iterable[str], length: int = 40) -> list[str]:
+    """List the files below `folder` (or the file itself) that quote these texts.
+
+    Returns one line per file, with the passage. A passage is `length` characters, without regard to white
+    space and escapes; shorter texts are skipped, because they occur by chance.
+    """
+    root = Path(folder)
+    step = max(1, length // 4)
+    wanted = {
+        t[i : i + length]
+        for t in map(_flat, texts)
+        for i in (*range(0, len(t) - length + 1, step), len(t) - length)
+        if i >= 0
+    }
+    found = []
+    for path in sorted(
+        p for p in ([root] if root.is_file() else root.rglob("*")) if p.is_file() and ".git" not in p.parts
+    ):
+        content = _flat(_content(path))
+        hit = next(
+            (
+                content[i : i + length]
+                for i in range(len(content) - length + 1)
+                if content[i : i + length] in wanted
+            ),
+            None,
+        )
+        if hit:
+            found.append(f"{path.relative_to(root) if path != root else path.name}: {hit!r}")
+    return found
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #7b2634c7
+def _flat(text: str) -> str:
+    return re.sub(r"\s+", " ", html.unescape(text.replace("\\n", " ").replace('\\"', '"'))).strip()
+
+
+def _content(path: Path) -> str:
+    if path.suffix == ".parquet":
+        import pandas as pd
+
+        return "\n".join(t for column in pd.read_parquet(path).items() for v in column[1] for t in _texts(v))
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    text = re.sub(
+        r"[A-Za-z0-9+/=]{200,}", " ", raw.decode("utf-8", "replace")
+    )  # pictures hold no text that can be searched
+    return (
+        re.sub(r"\\u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), text)
+        if path.suffix in (".json", ".gz", ".ipynb", ".jsonl")
+        else text
+    )
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #6645eafe
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #096f31c6
+class RunLocked(RuntimeError):
+    """Another process is filling this run; the message says which."""
+
+
+class RunLock:
+    """The right of one process to fill the run `<folder>/<name>`, until `release`.
+
+    Raises `RunLocked` while another process has it.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path, self.run = folder / f".{name}.lock", f"{folder.name}/{name}"
+        self._fd: int | None = self._lock_file() if fcntl is not None else self._create_file()
+        os.ftruncate(self._fd, 0)
+        os.write(self._fd, f"{os.getpid()}\n".encode())
+
+    def _lock_file(self) -> int:
+        while True:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                raise self._locked("The lock ends with that process") from None
+            except OSError:  # a file system without such locks
+                os.close(fd)
+                self.path.unlink(missing_ok=True)
+                return self._create_file()
+            if self._is_current(fd):
+                return fd
+            os.close(fd)  # its holder has just released the lock and deleted the file: try again
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _create_file(self) -> int:
+        self.path = self.path.with_suffix(".pid")
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            raise self._locked(f"If no such process runs any more, delete {self.path}") from None
+
+    def _locked(self, remedy: str) -> RunLocked:
+        try:
+            holder = self.path.read_text(encoding="ascii").strip() or "?"
+        except (OSError, ValueError):
+            holder = "?"
+        return RunLocked(
+            f"{self.run} is being run by process {holder}; "
+            f"wait for it, or run into another folder (--out-dir). {remedy}"
+        )
+
+    def release(self) -> None:
+        """Release the lock; a second time does nothing."""
+        if self._fd is None:
+            return
+        self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = None
+
+# %% ../../../nbs/eval/report/03_run_folder.ipynb #5042fd27
+_OPEN: dict[Path, AtomicFolder] = {}  # the open folders of this process, by their final path
+
+
+class AtomicFolder:
+    """A run's folder while it is filled: `scratch` is where it is filled, `target` its final place."""
+
+    def __init__(self, outputs: Path, experiment: str, name: str) -> None:
+        self.target = (outputs / experiment / name).absolute()
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        self.scratch = self.target.with_name(f".{name}.partial")
+        before = _OPEN.pop(self.target, None)
+        if before is not None:
+            before.discard()
+        self._lock = RunLock(self.target.parent, name)
+        self._owner = os.getpid()
+        for left in (self.scratch, self._aside):
+            shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
+        self.scratch.mkdir()
+        self.is_open = True
+        _OPEN[self.target] = self
+
+    @property
+    def _aside(self) -> Path:
+        return self.target.with_name(f".{self.target.name}.old")
+
+    def discard(self) -> None:
+        """Remove what was written so far, and release the lock."""
+        if self.is_open and self._owner == os.getpid():
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            self._close()
+
+    def _close(self) -> None:
+        self.is_open = False
+        _OPEN.pop(self.target, None)
+        self._lock.release()
+
+    def commit(self, finished: Callable[[Path], bool], same: Callable[[Path, Path], bool]) -> Path:
+        """Move the filled folder to its final place, unless a run with the same results is there.
+
+        `finished` says whether a folder holds a finished run, `same` whether an old one has the results of
+        the new one. Returns the folder that now holds the run, new or old.
+        """
+        candidate, n = self.target, 1
+        try:
+            while candidate.exists() and finished(candidate):
+                if same(candidate, self.scratch):
+                    shutil.rmtree(self.scratch)
+                    return candidate
+                n += 1
+                candidate = self.target.with_name(f"{self.target.name}-{n}")
+            self._move_to(candidate)
+            return candidate
+        finally:
+            self._close()
+
+    def _move_to(self, target: Path) -> None:
+        if target.exists():  # an unfinished run of an old version, which filled runs in place
+            target.rename(self._aside)
+        self.scratch.rename(target)
+        shutil.rmtree(self._aside, ignore_errors=True)
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #a13470ba
 RESULT_KEY = ("system", "conversation", "question")

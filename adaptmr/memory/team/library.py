@@ -25,7 +25,7 @@ from adaptmr.memory.team.curator import (
 from .records import R, Record
 from ...retrieval.execute import execute
 from ...retrieval.plan import RetrievalPlan
-from ...retrieval.store_part import StorePart
+from ...retrieval.visible import StorePart
 from ...store.memory_store import MemoryStore
 from ...store.vectors import ExactIndex, VectorIndex
 from ...store.view import Filter

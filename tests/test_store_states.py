@@ -1,0 +1,375 @@
+"""States of a store: a reader holds one, a change makes the next, and what is saved beside the file fits."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adaptmr as am
+from adaptmr.bench import SyntheticEmbedder, synthetic_memories, synthetic_questions
+from adaptmr.retrieval.columns import columns_of, spread_rows
+from adaptmr.store import backup, memory_store, view
+from adaptmr.store.backup import IndexFileWarning
+from adaptmr.types import Memory
+
+EMBEDDER = SyntheticEmbedder(dim=32, topics=20)
+QUESTIONS = synthetic_questions(3)
+
+
+@pytest.fixture(autouse=True)
+def _small_stores_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_store, "SAVED_FROM", 30)
+
+
+def opened(path: Path) -> am.MemoryStore:
+    return am.MemoryStore(path, embedder=EMBEDDER)
+
+
+def searched(store: am.MemoryStore) -> list[Any]:
+    """What searches find, with their scores."""
+    hits = [store.search(q, mode=mode) for q in QUESTIONS for mode in ("lexical", "hybrid", "dense")]
+    return [[(h.memory.id, h.memory.text, h.score, h.signals) for h in some] for some in hits]
+
+
+def found(store: am.MemoryStore) -> list[Any]:
+    """Everything that queries find, with their scores, and every column that filters and plans read."""
+    columns = columns_of(store)
+    evidence = [am.retrieve(question, store) for question in QUESTIONS]
+    filters = (
+        am.Filter(speakers=["Ana", "Eve"]),
+        am.Filter(session="new"),
+        am.Filter(tags=["a", "b"]),
+        am.Filter(layers=[""]),
+        am.Filter(agent="bot"),
+        am.Filter(since="2023-01-02"),
+    )
+    rows = [columns.session, columns.speaker, columns.said_at, columns.happened_at, columns.previous]
+    return [
+        [(e.hits, e.relevance, e.context) for e in evidence],
+        searched(store),
+        [list(columns.session_code), list(columns.speaker_code)],
+        [r.tolist() for r in (*rows, *(store.mask(where) for where in filters))],
+        [store.bm25(q).tolist() for q in QUESTIONS],
+    ]
+
+
+def later(n: int = 5, step: int = 1000, **more: Any) -> list[Memory]:
+    said = synthetic_memories(500, 500 + n)
+    return [replace(m, id=f"{step}-{i}", step=step + i, **more) for i, m in enumerate(said)]
+
+
+CHANGES: dict[str, Callable[[am.MemoryStore], Any]] = {
+    "appended": lambda s: s.add(later()),
+    "by somebody new": lambda s: s.add(later(3, 1100, speaker="Eve", session="new", tags=("b",))),
+    "an agent's": lambda s: s.add(later(2, 1200, meta={"agent": "bot"}, layer="summary")),
+    "in between": lambda s: s.add([Memory("between", "a b c", "Ana", step=7)]),
+    "updated": lambda s: s.update(replace(s.get("m00000003"), text="quite another text")),
+    "deleted": lambda s: s.delete("m00000010"),
+    "appended after a deletion": lambda s: s.add(later(2, 1400)),
+    "restored": lambda s: s.restore("m00000010"),
+    "erased": lambda s: s.delete("m00000011", soft=False),
+    "erased, the last": lambda s: s.delete("1400-1", soft=False),
+    "an id again": lambda s: s.add(Memory("1400-1", "what has this id now", step=1401)),
+    "rolled back": lambda s: s.rollback(s.last_event - 1).event,
+    "appended at the end": lambda s: s.add(later(6, 1500)),
+}
+
+
+def test_after_each_change_a_store_finds_what_one_that_is_opened_anew_finds(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    with opened(path) as store, opened(path) as other:
+        store.add(synthetic_memories(0, 40))
+        for name, change in CHANGES.items():
+            found(store)
+            assert change(store), name
+            with opened(path) as new:
+                assert found(store) == found(new) == found(other), name
+
+
+def test_what_is_saved_beside_the_file_gives_what_the_database_gives(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    saved = Path(f"{path}.index")
+    with opened(path) as store:
+        store.add(synthetic_memories(0, 40))
+        store.warm()
+    for name, change in CHANGES.items():
+        assert saved.exists(), name
+        with opened(path) as store:
+            assert change(store), name
+            from_file = found(store)
+        held = saved.read_bytes()
+        saved.unlink()
+        with opened(path) as anew:
+            assert found(anew) == from_file, name
+        saved.write_bytes(held)
+
+
+@pytest.fixture
+def cut_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the memories whose words were counted."""
+    ids: list[str] = []
+    make = view.indexed_text
+    monkeypatch.setattr(view, "indexed_text", lambda m: ids.append(m.id) or make(m))
+    return ids
+
+
+def test_only_what_is_new_is_read_and_copied(tmp_path: Path, cut_texts: list[str]) -> None:
+    with opened(tmp_path / "m.db") as store:
+        store.add(synthetic_memories(0, 40))
+        searched(store)
+        store.add(later())
+        searched(store)
+        before, kept = store.matrix, store.memories
+        cut_texts.clear()
+        store.add(later(6, 1500))
+        searched(store)
+        assert cut_texts == [f"1500-{i}" for i in range(6)]
+        assert np.shares_memory(before, store.matrix) and all(a is b for a, b in zip(kept, store.memories))
+        cut_texts.clear()
+        CHANGES["updated"](store)
+        CHANGES["deleted"](store)
+        searched(store)
+        assert cut_texts == ["m00000003"]
+    cut_texts.clear()
+    with opened(tmp_path / "m.db") as again:
+        searched(again)
+        assert not cut_texts
+        again.add(later(2, 1700))
+    with opened(tmp_path / "m.db") as once_more:
+        once_more.bm25("a word")
+        assert cut_texts == ["1700-0", "1700-1"], "few changes don't write the file anew"
+
+
+def test_nothing_of_an_erased_memory_is_in_the_index_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    saved = Path(f"{path}.index")
+    with opened(path) as store:
+        store.add([*synthetic_memories(0, 40), Memory("s", "the plover nests", "Zerlina", step=99)])
+        store.warm()
+        assert all(word in saved.read_bytes() for word in (b"plover", b"zerlina"))
+        vector = store.matrix[-1].astype(np.float16).tobytes()
+        assert vector in saved.read_bytes()
+        with opened(path) as other:
+            other.delete("s", soft=False)
+        assert not saved.exists()
+        searched(store)
+        assert "plover" not in store._states.latest.view.words.counts.numbers
+    after = saved.read_bytes()
+    assert not any(word in after for word in (b"plover", b"zerlina", vector))
+
+
+def damaged(saved: Path, path: Path) -> None:
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[:-3] + b"\xff" + whole[-2:])
+
+
+def cut_short(saved: Path, path: Path) -> None:
+    saved.write_bytes(saved.read_bytes()[:-100])
+
+
+def no_index(saved: Path, path: Path) -> None:
+    saved.write_text("this is not an index file")
+
+
+def of_another_store(saved: Path, path: Path) -> None:
+    with opened(path.with_name("other.db")) as other:
+        other.add(synthetic_memories(100, 140))
+        other.warm()
+    os.replace(f"{path.with_name('other.db')}.index", saved)
+
+
+def of_a_later_state(saved: Path, path: Path) -> None:
+    copy = path.read_bytes()
+    with opened(path) as store:
+        store.delete(where=am.Filter(speaker="Ana"))
+        store.add(later(200))
+        store.warm()
+    path.write_bytes(copy)
+
+
+@pytest.mark.parametrize("fault", [damaged, cut_short, no_index, of_another_store, of_a_later_state])
+def test_an_index_file_that_does_not_fit_is_reported_and_made_again(
+    fault: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "m.db"
+    with opened(path) as store:
+        store.add(synthetic_memories(0, 40))
+        store.warm()
+        before = searched(store)
+    fault(Path(f"{path}.index"), path)
+    with opened(path) as store, pytest.warns(IndexFileWarning, match="is not used, because"):
+        assert searched(store) == before
+    with opened(path) as store:
+        assert searched(store) == before
+
+
+def test_words_that_were_cut_by_other_rules_are_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_texts: list[str]
+) -> None:
+    with opened(tmp_path / "m.db") as store:
+        store.add(synthetic_memories(0, 40))
+        before = searched(store)
+    cut_texts.clear()
+    monkeypatch.setattr(backup, "text_rules", lambda: "those of another version")
+    for wanted in (40, 0):
+        with opened(tmp_path / "m.db") as store:
+            assert searched(store) == before and len(cut_texts) == wanted
+        cut_texts.clear()
+
+
+def test_a_folder_that_can_not_be_written_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(backup, "write_arrays", full)
+    with opened(tmp_path / "m.db") as store:
+        store.add(synthetic_memories(0, 40))
+        with pytest.warns(IndexFileWarning, match="No space left"):
+            store.warm()
+        assert len(searched(store)) == 9
+
+
+# --- snapshots
+
+
+def test_a_question_that_overlaps_another_sees_its_own_additions() -> None:
+    with am.MemoryStore(embedder="hash") as store, ThreadPoolExecutor(1) as other:
+        store.add("I have a cat.")
+        with store.snapshot():
+            added = other.submit(store.add, "I have a dog.").result().ids[0]
+            assert other.submit(lambda: store.search("I have a dog.", 1)[0].memory.id).result() == added
+            assert [m.text for m in store.memories] == ["I have a cat."] == [m.text for m in store.recent()]
+            with store.snapshot():
+                assert len(store.memories) == len(store.matrix) == len(store.bm25("dog")) == 1
+        assert len(store.memories) == 2
+
+
+def test_each_of_many_threads_sees_one_state(tmp_path: Path) -> None:
+    store, stop, wrong = opened(tmp_path / "m.db"), threading.Event(), []
+    store.add(synthetic_memories(0, 40))
+
+    def read() -> None:
+        while not stop.is_set():
+            with store.snapshot():
+                n, version = len(store.memories), store.version
+                sizes = {len(store.matrix), len(store.bm25("a")), len(store.mask(am.Filter()))}
+                if sizes != {n} or store.version != version or store.memories[-1].step != n - 1:
+                    wrong.append((n, sizes))
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(40, 100):
+        store.add(synthetic_memories(i, i + 1))
+        assert store.memories[-1].step == i, "the writer sees its own addition"
+    stop.set()
+    for thread in threads:
+        thread.join()
+    store.close()
+    assert not wrong
+
+
+# --- histories and kills
+
+WORDS = "cat dog tea boat Oslo Rome yesterday 杭州 猫".split()
+
+
+def change_at_random(store: am.MemoryStore, rng: random.Random) -> None:
+    """Make one change of any kind, or read."""
+    ids = [m.id for m in store.memories]
+    what = rng.choice(
+        ["add", "add", "add", "between", "update", "delete", "erase", "rollback", "search", "warm"]
+    )
+    text = " ".join(rng.choices(WORDS, k=5)) + f" {rng.random():.6f}"
+    if what in ("add", "between") or not ids:
+        step = rng.randrange(1000) if what == "between" else store._records.last_step() + 1
+        store.add(
+            [Memory(f"{rng.random()}", f"{text} {i}", step=step + i) for i in range(rng.randrange(1, 4))]
+        )
+    elif what == "update":
+        store.update(replace(store.get(rng.choice(ids)), text=text))
+    elif what in ("delete", "erase"):
+        store.delete(rng.choice(ids), soft=what == "delete")
+    elif what == "rollback":
+        store.rollback(max(0, store.last_event - rng.randrange(4)))
+    elif what == "search":
+        store.search(text, mode=rng.choice(["dense", "lexical", "hybrid"]))
+    else:
+        store.warm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_after_any_history_and_kill_a_search_returns_what_a_fresh_store_returns(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_store, "SAVED_FROM", 3)
+    path, rng = tmp_path / "m.db", random.Random(seed)
+    for n in range(12):
+        child = os.fork()
+        if child == 0:
+            mine = random.Random(1000 * seed + n)
+            while True:
+                with am.MemoryStore(path, embedder="hash") as store:
+                    for _ in range(mine.randrange(1, 30)):
+                        change_at_random(store, mine)
+        time.sleep(0.05 + 0.3 * rng.random())
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with am.MemoryStore(path, embedder="hash") as store, am.MemoryStore(embedder="hash") as fresh:
+            assert store.check() == []
+            for _ in range(3):
+                fresh.add(m for m in store.memories if m.id not in fresh)
+                for query in ("a cat and a dog", "tea in Oslo", "杭州的猫"):
+                    for mode in ("dense", "lexical", "hybrid"):
+                        assert store.search(query, mode=mode) == fresh.search(query, mode=mode)
+                store.add(
+                    Memory(f"after {n} {rng.random()}", f"{rng.choice(WORDS)} after the kill", step=10**6)
+                )
+
+
+# --- what retrieval keeps of a store
+
+
+def test_warming_makes_what_retrieve_needs_of_a_small_store() -> None:
+    encoder = SyntheticEmbedder(dim=32, topics=20)
+    encoded: list[str] = []
+    encode = encoder.encode
+
+    def counting(texts: Sequence[str], kind: str = "passage") -> np.ndarray:
+        encoded.extend(texts if kind == "passage" else ())
+        return encode(texts, kind)
+
+    encoder.encode = counting  # type: ignore[method-assign]
+    with am.MemoryStore(embedder=encoder) as store:
+        store.add([Memory(f"m{i}", f"One sentence {i}. Another one.", step=i) for i in range(5)])
+        encoded.clear()
+        am.warm(store)
+        assert len(encoded) == 6 and store._states.latest.view.has_words
+        encoded.clear()
+        am.retrieve("Which sentence?", store)
+        assert not encoded
+
+
+def test_spread_rows_of_a_growing_store_stay_known() -> None:
+    for most in (2, 7, 100):
+        before = np.zeros(0, np.int64)
+        for n in range(1, 500):
+            rows = spread_rows(n, most)
+            assert min(n, most // 2 - 1) <= len(rows) <= most
+            assert set(rows.tolist()) <= {*before.tolist(), n - 1}, "only a new row can be chosen anew"
+            before = rows
+    assert set((spread_rows(10_000, 100) % 2).tolist()) == {0, 1}, "whoever takes turns"
