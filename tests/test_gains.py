@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptmr.eval.analysis import gains as sv
-from adaptmr.eval.report.figures import save_figure
+from adaptmr.eval.report.style import save_figure
 
 TIME, NEW = "temporal_reasoning", "knowledge_update"
 

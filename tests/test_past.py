@@ -24,7 +24,7 @@ from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
 from adaptmr.retrieval.visible import resolve_as_of, store_as_of
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import known_systems, make_system
-from adaptmr.systems.wrapper import WrappedSystem
+from adaptmr.systems.own import WrappedSystem
 from adaptmr.types import Conversation, Evidence, Hit, Memory, QueryType, Question
 
 MARCH = datetime(2024, 3, 1, tzinfo=UTC)
