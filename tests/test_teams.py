@@ -26,7 +26,7 @@ from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
 from adaptmr.llm.tasks import meter_usage
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.llm.transport import LLMError
 from adaptmr.memory.team.library import Experience, Insight, Trajectory
 from adaptmr.memory.team.meta import MetaMemory

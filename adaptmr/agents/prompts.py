@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
-from ..llm.tokens import count_prompt_tokens, count_tokens
+from ..llm.spending import count_prompt_tokens, count_tokens
 from ..markup import HtmlOutput, cut_text, html_table
 from ..memory.team.board import Found
 from ..memory.team.library import Experience, Trajectory
