@@ -18,7 +18,7 @@ from adaptmr.embed import embedder
 from adaptmr.eval.analysis import question_types
 from adaptmr.llm import LLM
 from adaptmr.llm.tasks import meter_usage
-from adaptmr.llm.transport import count_prompt_tokens
+from adaptmr.llm.tokens import count_prompt_tokens
 from adaptmr.planning import classifiers
 from adaptmr.planning.classifiers import (
     CLASSIFY,

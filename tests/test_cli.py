@@ -19,7 +19,7 @@ import pytest
 import adaptmr
 from adaptmr import cli
 from adaptmr.embed.vector_cache import VectorCache
-from adaptmr.eval.report.run_folder import compare_tables
+from adaptmr.eval.report.recorded_run import compare_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

@@ -8,6 +8,8 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from adaptmr.eval.stats.contrasts import (
@@ -19,7 +21,7 @@ from adaptmr.eval.stats.contrasts import (
     read_contrasts,
     verdict,
 )
-from adaptmr.eval.stats.intervals import paired_difference, stratified_mean
+from adaptmr.eval.stats.intervals import cluster_mean, paired_difference, stratified_mean
 
 TEN = [f"c{i}" for i in range(10)]
 
@@ -51,6 +53,26 @@ def test_flipped_signs_are_counted_exactly():
     assert found.p_flip == pytest.approx(np.mean([t >= abs(sum(sums)) - 1e-9 for t in totals]))
 
 
+def test_the_sign_flip_needs_eight_conversations():
+    seven = paired_test([0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1], list("abcdefg"))
+    assert math.isnan(seven.p_flip) and not math.isnan(seven.p)
+
+
+def test_three_conversations_are_not_tested():
+    found = paired_test([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], list("aabbcc"), margin=0.5)
+    assert found.difference == pytest.approx(0.35)
+    assert all(map(math.isnan, (found.low, found.high, found.p, found.p_flip, found.p_equivalence)))
+
+
+@given(st.permutations(range(24)))
+@settings(max_examples=25, deadline=None)
+def test_the_order_of_the_questions_changes_nothing(order):
+    gaps = np.tile([0.0, 0.25, -0.125, 0.5, 0.0, 1.0], 4)
+    names = np.repeat(list("abcd"), 6)
+    expected = paired_test(gaps, names, margin=0.02)
+    assert paired_test(gaps[list(order)], names[list(order)], margin=0.02) == expected
+
+
 def test_it_agrees_with_the_intervals_of_all_other_tables():
     rng = np.random.default_rng(3)
     a, b, names = rng.random(60), rng.random(60), np.repeat(list("abcdef"), 10)
@@ -59,16 +81,9 @@ def test_it_agrees_with_the_intervals_of_all_other_tables():
     assert found.p == pytest.approx(table.p, abs=1e-8)
 
 
-def test_a_gap_between_languages_is_no_error():
-    rng = np.random.default_rng(0)
-    english, chinese = 0.2 + 0.01 * rng.standard_normal(3), -0.1 + 0.01 * rng.standard_normal(3)
-    gaps, names = np.repeat([*english, *chinese], 10), np.repeat(list("abcdef"), 10)
-    language = ["en"] * 30 + ["zh"] * 30
-    apart, together = paired_test(gaps, names, language), paired_test(gaps, names)
-    assert apart.difference == together.difference and apart.p < 0.001 < together.p
-    by_hand = math.sqrt(english.var(ddof=1) / 3 + chinese.var(ddof=1) / 3) / 2
-    se = stratified_mean(gaps, [10] * 6, ["en"] * 3 + ["zh"] * 3).se
-    assert se == pytest.approx(by_hand)
+def test_a_stratum_of_one_conversation_is_not_told_apart():
+    gaps = [0.1, 0.2, 0.4, 0.3]
+    assert stratified_mean(gaps, [1] * 4, ["en", "en", "en", "zh"]) == cluster_mean(gaps, [1] * 4)
 
 
 @pytest.mark.parametrize(("differ", "expected"), [(0, 0.98**200), (2, stats.binom.cdf(2, 200, 0.02))])

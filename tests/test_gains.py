@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from adaptmr.eval.analysis import gains as sv
-from adaptmr.eval.report.figures import save_figure
+from adaptmr.eval.report.style import save_figure
 
 TIME, NEW = "temporal_reasoning", "knowledge_update"
 

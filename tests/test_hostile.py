@@ -19,9 +19,8 @@ from server import Server, answering, hang, ok, ok_json, status
 from adaptmr.llm import LLM, AuthError, ModelNotFound, ServerError
 from adaptmr.llm.tasks import OUTCOME_COUNTER, meter_usage
 from adaptmr.planning.classifiers import FewShotClassifier
-from adaptmr.planning.complexity import AdaptiveRAG
 from adaptmr.planning.qarp import PLAN, QARP
-from adaptmr.planning.routed import Mixture, Routed
+from adaptmr.planning.routed import AdaptiveRAG, Mixture, Routed
 from adaptmr.reader import answer, render_finding, render_line
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan

@@ -764,7 +764,7 @@ import json, time
 from adaptmr.data.registry import load
 from adaptmr.data.longmemeval import iter_elements
 from pathlib import Path
-from adaptmr.perf.clock import resident_megabytes
+from adaptmr.bench import resident_megabytes
 import os
 load("demo")
 wall, begun = time.perf_counter(), time.process_time()

@@ -29,7 +29,7 @@ from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
 from adaptmr.retrieval.visible import StorePart, resolve_as_of, store_as_of
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import known_systems, make_system
-from adaptmr.systems.wrapper import WrappedSystem
+from adaptmr.systems.own import WrappedSystem
 from adaptmr.training.fusion_weights import gather_samples
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
 

@@ -9,9 +9,8 @@ from server import Server, answering, ok_json
 
 from adaptmr.llm import LLM
 from adaptmr.planning.classifiers import RuleClassifier
-from adaptmr.planning.complexity import AdaptiveRAG
 from adaptmr.planning.qarp import QARP
-from adaptmr.planning.routed import Routed
+from adaptmr.planning.routed import AdaptiveRAG, Routed
 from adaptmr.reader import answer
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan

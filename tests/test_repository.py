@@ -254,8 +254,8 @@ FLOORS = [
     {"agents"},
     {"data"},
     {"eval"},
-    {"training", "perf", "sections"},
-    {"plugins", "own_embedder"},
+    {"training", "bench", "sections"},
+    {"plugins"},
     {"experiments", "integrations"},
     {"cli", "__main__"},
 ]

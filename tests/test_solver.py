@@ -37,8 +37,8 @@ from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.reader import answer
 from adaptmr.registry import Registered
 from adaptmr.systems import base
+from adaptmr.systems.base import Solution, Solver
 from adaptmr.systems.contract import ContractError, check_solution
-from adaptmr.systems.solver import Solution, Solver
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 CITIES = {"c2": "Oslo", "c0": "Lima", "c1": "Rome"}  # in an order that is none of the alphabet's

@@ -22,7 +22,7 @@ from adaptmr.files import RunNotice
 from adaptmr.planning.qarp import QARP
 from adaptmr.systems.base import get_capabilities, make_system
 from adaptmr.systems.contract import ContractError
-from adaptmr.systems.wrapper import WrappedSystem
+from adaptmr.systems.own import WrappedSystem
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 TURNS = [

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from adaptmr.embed import embedder
 from adaptmr.store.edits import Add, Erase, SetStatus, Update
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.protocol import StoreChanged
+from adaptmr.store.view import Filter
 from adaptmr.types import Memory
 
 TURNS = [Memory(f"m{i}", f"turn {i} about tea", "Maya", step=i) for i in range(3)]

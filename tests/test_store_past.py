@@ -24,8 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from adaptmr.embed import embedder
 from adaptmr.store.database import SCHEMA
 from adaptmr.store.edits import Add, Erase, Rollback, SetStatus, Update
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.protocol import StoreError
+from adaptmr.store.view import Filter
 from adaptmr.types import Memory
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

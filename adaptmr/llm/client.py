@@ -21,6 +21,7 @@ from .call_times import record_call, recorded_seconds
 from .replay import ReplayCache
 from .servers import model_server
 from .spending import LimitReached, Spending, check_limits
+from .tokens import count_prompt_tokens, count_tokens
 from adaptmr.llm.transport import (
     AuthError,
     BadRequest,
@@ -31,8 +32,6 @@ from adaptmr.llm.transport import (
     RateLimited,
     ServerError,
     Transport,
-    count_prompt_tokens,
-    count_tokens,
 )
 from ..markup import Cell, HtmlOutput, html_table
 from ..types import Usage

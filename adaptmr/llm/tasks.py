@@ -17,7 +17,7 @@ from string import Template
 from typing import Any, Callable, Mapping
 
 from .call_times import CallTimes, track_call_times
-from .client import LLM, EmptyReply, Reply, check_llm
+from .client import LLM, Reply, check_llm
 from adaptmr.llm.json_repair import (
     coerce_to_schema,
     parse_json,
@@ -25,6 +25,7 @@ from adaptmr.llm.json_repair import (
     schema_violation,
     unsupported_schema,
 )
+from .transport import EmptyReply
 from ..markup import html_table
 from ..text import detect_language
 from ..types import Usage

@@ -18,9 +18,8 @@ from ...llm.call_times import CallTimes
 from ...llm.tasks import UsageMeter, meter_usage
 from ...reader import answer, build_context
 from ...retrieval.evidence import render_context
-from ...systems.base import MemorySystem, get_capabilities
+from ...systems.base import MemorySystem, Solver, get_capabilities
 from ...systems.contract import check_count_names, check_evidence, check_solution, check_state
-from ...systems.solver import Solver
 from ...text import clean
 from ...types import Conversation, Evidence, Question, Usage
 

@@ -13,9 +13,8 @@ from typing import Any, TypedDict, Unpack
 from ...embed import choose_embedder
 from ...embed import embedder as make_embedder
 from ...llm.tasks import meter_usage
-from ...systems.base import Capabilities, MemorySystem, get_capabilities, make_system
+from ...systems.base import Capabilities, MemorySystem, Solver, get_capabilities, make_system
 from ...systems.contract import check_capabilities, check_state, check_usage
-from ...systems.solver import Solver
 from ...types import Conversation, Question, Usage
 
 # %% auto #0

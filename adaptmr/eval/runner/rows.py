@@ -19,7 +19,7 @@ from adaptmr.eval.metrics.ranking import (
     recall_fraction,
     to_sessions,
 )
-from ...llm.transport import count_tokens
+from ...llm.tokens import count_tokens
 from ...retrieval.plan import RetrievalPlan
 from ...text import clean, detect_language
 from ...types import Answer, Conversation, Evidence, Question, Usage
