@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layered_store import START, key_memory, layered_store, layers_of, turns_of
 
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.memory.config import SECTIONS, MemoryConfig
 from adaptmr.memory.layers import AUTO, FACT, PAGE, SUMMARY, TOPIC, derive
 from adaptmr.memory.prompt import INPUT, TITLES, build_prompt, shown_evidence

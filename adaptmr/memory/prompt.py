@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from ..markup import HtmlOutput
 from .config import SECTIONS, MemoryConfig
 from .layers import FACT, KEY, PAGE, PROFILE, TOPIC
