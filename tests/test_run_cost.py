@@ -9,8 +9,7 @@ import pytest
 import server
 
 import adaptmr as am
-from adaptmr.eval.analysis.run_cost import combine_rates, estimate, recorded_costs
-from adaptmr.eval.runner import parallel
+from adaptmr.eval.analysis.run_cost import estimate, recorded_costs
 from adaptmr.eval.runner.run import Journal
 from adaptmr.types import Conversation, Dataset, Question
 
