@@ -23,8 +23,7 @@ import numpy as np
 
 from .data.registry import datasets, get_parser
 from .embed.encoders import EMBEDDERS
-from .eval.runner.identity import code_hash
-from .eval.runner.source_code import is_installed, is_ours, own_files
+from .eval.runner.identity import code_hash, is_installed, is_ours, own_files
 from adaptmr.registry import (
     NameTaken,
     call_with_options,

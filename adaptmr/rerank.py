@@ -17,12 +17,11 @@ import numpy as np
 
 from .embed.names import hub_reachable, model_revision
 from .embed.vector_cache import cache_dir
-from .llm.call_times import record_call, recorded_seconds
 from .llm.client import price
+from .llm.credentials import rerank_server
 from .llm.replay import ReplayCache
-from .llm.servers import rerank_server
+from .llm.spending import count_tokens, record_call, recorded_seconds
 from .llm.tasks import TaskResult, count_result
-from .llm.tokens import count_tokens
 from .llm.transport import BadRequest, Transport
 from .text import clean
 from .types import Usage

@@ -136,6 +136,7 @@ with MemoryStore({path!r}, embedder="hash") as store:
 """
 
 
+@pytest.mark.slow
 def test_processes_write_and_erase_while_threads_ask(tmp_path: Path) -> None:
     path = str(tmp_path / "m.db")
     with MemoryStore(path, embedder="hash") as store, ThreadPoolExecutor(3) as pool:

@@ -16,7 +16,7 @@ from adaptmr.eval.analysis.budget_curves import (
     measure_coverage,
 )
 from adaptmr.eval.report.style import figure_bytes
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.retrieval.evidence import rank_prefix, render_context
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.systems.base import make_system

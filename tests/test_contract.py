@@ -8,7 +8,7 @@ import pytest
 
 from adaptmr.eval.report import tables
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.reader import build_context
 from adaptmr.retrieval.evidence import render_context
 from adaptmr.systems.base import Capabilities, get_capabilities, known_systems, make_system

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.retrieval.evidence import (
     DUPLICATE_SIMILARITY,
     cut_to_budget,

@@ -19,8 +19,8 @@ from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion, sentence_source, was
 from adaptmr.data.registry import datasets, find_file, load, unseen_questions
 from adaptmr.data.validation import DatasetError
 from adaptmr.eval.metrics import hotpotqa as m
+from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.rows import score_answer
 from adaptmr.types import Answer, QueryType, Question
 
 HAS_HOTPOTQA = bool(os.environ.get("ADAPTMR_DATA")) and find_file(HOTPOTQA) is not None

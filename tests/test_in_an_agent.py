@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import adaptmr as am
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import PlanError
 from adaptmr.retrieval.rounds import run_rounds

@@ -22,8 +22,8 @@ from adaptmr.eval.analysis.breakdowns import (
     score_ceiling,
 )
 from adaptmr.eval.metrics.answers import locomo_f1
+from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.rows import score_answer
 from adaptmr.types import Answer, Dataset, Question
 
 

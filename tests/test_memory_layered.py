@@ -257,13 +257,6 @@ def test_a_turn_that_is_there_is_not_added_again(memory: LayeredMemory) -> None:
         memory.add(Memory("page:1", "…", layer=PAGE))
 
 
-def test_a_turn_taken_back_by_a_rollback_can_be_added_again(memory: LayeredMemory) -> None:
-    memory.add(Memory("D1:1", "Hello.", "Maya"))
-    memory.rollback(0)
-    assert memory.add(Memory("D1:1", "Hello again.", "Maya")).status == "active"
-    assert [m.text for m in memory.store.memories] == ["Hello again."]
-
-
 def test_a_conversation_fills_all_layers_and_changes_no_turn() -> None:
     turns = am.load("demo").conversation("en1").turns
     with make(mtm_capacity=5, hit_window=20, key_promotion_min_hits=8) as memory:
@@ -308,14 +301,6 @@ def test_an_answer_is_stored_with_its_question_which_counts_as_a_query(memory: L
     assert after[1] == before[1] + 1 and memory.store.recent(1)[0].text == response.text
 
 
-def test_a_question_of_a_test_changes_nothing(memory: LayeredMemory) -> None:
-    for text in SAID:
-        memory.add(text)
-    before = memory.state_version(), picture(memory)
-    memory.recall(QUESTION), memory.prompt(QUESTION), memory.topics(), memory.events()
-    assert (memory.state_version(), picture(memory)) == before
-
-
 def test_a_pinned_key_memory_is_in_every_prompt_until_it_is_deleted(memory: LayeredMemory) -> None:
     key = memory.pin("No coriander, please.", "constraint", ttl_days=10)
     assert key.meta["priority"] == 1.0 and "No coriander" in memory.prompt("What shall I cook?").text
@@ -324,15 +309,6 @@ def test_a_pinned_key_memory_is_in_every_prompt_until_it_is_deleted(memory: Laye
     assert memory.restore("key", key.id) and memory.keys()["text"].tolist() == ["No coriander, please."]
     again = memory.pin("no coriander PLEASE", "preference", priority=0.5)
     assert again.id == key.id and len(memory.keys()) == 1 and again.meta["priority"] == 0.5
-
-
-def test_there_are_at_most_as_many_pinned_key_memories_as_the_capacity(memory: LayeredMemory) -> None:
-    for n in range(4):
-        memory.pin(f"Rule number {n}.")
-    before = memory.last_event
-    with pytest.raises(ValueError, match="ktm_capacity"):
-        memory.pin("One more.")
-    assert memory.last_event == before and len(memory.keys()) == 4
 
 
 # -- promotion

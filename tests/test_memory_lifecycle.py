@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -87,28 +86,6 @@ def test_nothing_automatic_tells_of_a_deleted_turn(store: MemoryStore) -> None:
         before[i].derived_from in ((), ("t2",)) for i in gone
     ), "what was made of it alone"
     assert store.get("page:1-4").text == TASKS.page_summary([turn(1), turn(3), turn(4)]).text  # type: ignore[union-attr]
-
-
-def test_restoring_a_turn_brings_back_every_word_of_what_its_deletion_took(store: MemoryStore) -> None:
-    before, life = shown(store), life_of(store)
-    delete(life, "t2")
-    assert life.restore("turn", "t2") and shown(store) == before
-    assert not life.restore("turn", "t2") and shown(store) == before, "a second time nothing happens"
-
-
-def test_a_page_goes_with_its_last_turn_and_comes_back_in_any_order(store: MemoryStore) -> None:
-    before, life = shown(store), life_of(store)
-    for order in list(permutations(("t1", "t3", "t4")))[:4]:
-        for id in ("t1", "t2", "t3"):
-            delete(life, id)
-            assert store.get("page:1-4").status == "active"  # type: ignore[union-attr]
-        delete(life, "t4")
-        assert store.get("page:1-4").status == "deleted"  # type: ignore[union-attr]
-        assert store.get("topic:1").text == store.get("page:5-8").text, "one page is left"  # type: ignore[union-attr]
-        assert store.get("topic:1").meta["pages"] == 1  # type: ignore[union-attr]
-        for id in (*order, "t2"):
-            life.restore("turn", id)
-        assert shown(store) == before
 
 
 @settings(max_examples=15, deadline=None)

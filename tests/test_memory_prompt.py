@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layered_store import START, key_memory, layered_store, layers_of, turns_of
 
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.memory.config import SECTIONS, MemoryConfig
 from adaptmr.memory.layers import AUTO, FACT, PAGE, SUMMARY, TOPIC, derive
-from adaptmr.memory.prompt import INPUT, TITLES, SaidAlready, build_prompt, shown_evidence
+from adaptmr.memory.prompt import INPUT, TITLES, build_prompt, shown_evidence
 from adaptmr.memory.roads import LAYERED_ROADS, ROADS, recall
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.text import split_sentences
@@ -45,12 +45,6 @@ def test_the_sections_stand_in_the_documents_order(store, roads, asked, lang):
     assert titles == [TITLES[lang][name] for name in (*SECTIONS, INPUT)]
     assert prompt.text.endswith(f"{TITLES[lang][INPUT]}\n{asked}")
     assert TITLES["zh"]["key"] == "【关键记忆】" and TITLES["zh"][INPUT] == "【用户输入】"
-
-
-def test_sections_without_memories_are_there_and_say_so():
-    with MemoryStore(embedder="hash") as own:
-        prompt = prompt_of(own, "你好")
-        assert prompt.text.count("（无）") == 4 and prompt.text.endswith("你好")
 
 
 def test_a_memory_cannot_begin_a_section():
@@ -161,14 +155,6 @@ def test_a_fact_that_is_also_a_key_memory_and_in_the_summary_stands_once():
         assert prompt.text.count("allergic") == 1 and prompt["key"].lines[0].memory == "key:1"
         assert [line.text.split("] ")[1] for line in prompt["long_term"].lines] == ["Maya: I work at night."]
         assert ("fact:1", "said already") in {(one.memory, one.why) for one in prompt.left_out}
-
-
-def test_the_same_words_of_another_turn_are_the_same_statement_and_similar_words_are_not():
-    said = SaidAlready()
-    said.add("I ran 10 km in Leeds.", ["t1"])
-    assert said.knows("i ran 10 km in leeds", ["t9"])
-    assert not said.knows("I ran 12 km in Leeds.", ["t9"])
-    assert not said.knows("I ran home.", ["t1"])
 
 
 # --- deletion, evidence

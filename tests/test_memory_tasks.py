@@ -38,15 +38,6 @@ def tasks(server=None, **config):
 # -- rules
 
 
-def test_a_summary_by_rule_quotes_within_its_budget():
-    assert summarize(EN, 1).count(".") == 1, "one sentence, whole"
-    whole = summarize(EN, 1000)
-    assert "Maya: " in whole and "peanuts" in whole and "Good morning" in whole
-    short = summarize(EN, 16)
-    assert "Leeds" in short and "sing?" not in short
-    assert "玉林" in summarize(ZH, 25) and "需要" not in summarize(ZH, 25)
-
-
 def test_what_is_in_every_summary_counts_little():
     counts = WordCounts()
     for _ in range(20):

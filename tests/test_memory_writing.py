@@ -6,22 +6,20 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server import Server, ok_json, status
 
-from adaptmr.llm import LLM, ServerError
+from adaptmr.llm import LLM
 from adaptmr.memory.changes import Changes
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layered import LayeredMemory
 from adaptmr.memory.layers import DERIVED, FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, Layers, is_expired
 from adaptmr.memory.long_term import manual_key
-from adaptmr.memory.topics import Use, eviction_order, heat, hit_rate, next_page, promotion_rule
+from adaptmr.memory.topics import Use, eviction_order, next_page
 from adaptmr.types import Memory
 
 SMALL: dict[str, Any] = {"stm_capacity": 2, "page_turns": 2, "rollup_pages": 2, "profile_every": 1}
@@ -151,15 +149,6 @@ def test_a_summary_is_made_again_when_the_topic_has_grown_by_half() -> None:
     assert sorted(made) == [1, 2, 3, 5, 8]
 
 
-def test_the_heat_and_the_hit_rate_of_a_topic() -> None:
-    config = MemoryConfig(heat_visits=0.5, heat_length=0.25, heat_recency=2.0, heat_decay_steps=10)
-    topic = Memory("x", "…", layer=TOPIC, step=30, meta={"pages": 4, "summary_step_range": [1, 30]})
-    assert heat(topic, Use(6), 30, config) == 3 + 1 + 2
-    assert heat(topic, Use(6), 40, config) == pytest.approx(4 + 2 / np.e)
-    assert heat(topic, Use(6, 1), 40, config) == 6.0, "it was asked for just now"
-    assert [hit_rate(Use(9, n), MemoryConfig(hit_window=10)) for n in (0, 1, 4, 10)] == [0, 0.1, 0.4, 1.0]
-
-
 def test_the_least_used_topic_goes_first_then_the_coldest() -> None:
     c = Conversation().talk("run run cat cat job job job job")
     ids = {s: t.id for s, t in zip(("run", "cat", "job"), c.of(TOPIC))}
@@ -234,17 +223,6 @@ def test_a_newer_value_replaces_a_fact_and_a_line_of_the_profile() -> None:
 # -- promotion and key memories
 
 
-def test_promotion_takes_two_of_three_conditions() -> None:
-    config = MemoryConfig(heat_visits=0.0, heat_recency=0.0, heat_length=1.0)
-    for rate, hits, hot in product((True, False), repeat=3):
-        use = Use(hits=8 if hits else 7, recent_hits=7 if rate else 6)
-        topic = Memory("topic:1", "…", layer=TOPIC, meta={"pages": 6 if hot else 5})
-        assert bool(promotion_rule(topic, use, 1, config)) == (rate + hits + hot >= 2)
-        done = replace(topic, meta={**topic.meta, "key_promoted": True})
-        assert not promotion_rule(topic, use, 1, replace(config, enable_auto_key_promotion=False))
-        assert not promotion_rule(done, use, 1, config)
-
-
 def risky(**config: Any) -> Conversation:
     c = Conversation(**config)
     c.say("I'm allergic to the glue on marathon shoes.")
@@ -316,26 +294,6 @@ def test_what_was_missed_is_due_later() -> None:
         assert [p.derived_from for p in late.of(layer)] == [p.derived_from for p in c.of(layer)]
 
 
-def test_a_server_that_is_down_loses_no_turn() -> None:
-    with Server(status(500)) as server:
-        c = Conversation(LLM("m", base_url=server.url, max_retries=0, sleep=lambda s: None, timeout=5))
-        c.talk("run run run")
-        with pytest.raises(ServerError):
-            c.talk("run")
-        assert c.layers.short_term_size == 4 and c.of(PAGE) == []
-
-
-def test_a_model_writes_and_is_named() -> None:
-    def reply(handler: Any, body: dict[str, Any]) -> None:
-        fields = body["response_format"]["json_schema"]["schema"]["properties"]
-        values = {"summary": "Runs.", "keywords": ["run"], "continues": True, "facts": [], "lines": ["x"]}
-        ok_json({name: values[name] for name in fields})(handler, body)
-
-    with Server(reply) as server:
-        c = Conversation(LLM("m", base_url=server.url)).talk("run " * 6)
-    assert {(p.text, p.meta["by"]) for p in c.of(PAGE)} == {("Runs.", "m")} and c.layers.count(TOPIC) == 1
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(sorted(SUBJECTS)), min_size=1, max_size=40), st.integers(0, 10**6))
 def test_layers_that_followed_every_change_equal_those_made_afresh(subjects: list[str], seed: int) -> None:
@@ -352,9 +310,3 @@ def test_layers_that_followed_every_change_equal_those_made_afresh(subjects: lis
     assert seen(afresh) == seen(c.layers) == seen(c.layers.copy())
 
 
-def test_turns_that_were_deleted_are_in_no_page() -> None:
-    c = Conversation().talk("run run run")
-    c.memory.delete("turn", "turn:2")
-    assert [t.id for t in c.layers.short_term] == ["turn:1", "turn:3"]
-    c.talk("run run")
-    assert [p.derived_from for p in c.of(PAGE)] == [("turn:1", "turn:3")]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,23 +13,19 @@ from rerankers import SharedWords
 from server import Server, answering, ok, ok_json
 
 import adaptmr as am
-from adaptmr.embed import embedder
-from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
 from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed
-from adaptmr.retrieval.columns import columns_of
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
-from adaptmr.retrieval.visible import StorePart, resolve_as_of, store_as_of
+from adaptmr.retrieval.visible import resolve_as_of, store_as_of
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import known_systems, make_system
 from adaptmr.systems.own import WrappedSystem
-from adaptmr.training.fusion_weights import gather_samples
-from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
+from adaptmr.types import Conversation, Evidence, Hit, Memory, QueryType, Question
 
 MARCH = datetime(2024, 3, 1, tzinfo=UTC)
 LATER = datetime(2024, 5, 10, tzinfo=UTC)
@@ -104,22 +98,6 @@ def test_the_moment_itself_is_visible(store):
     assert "m4" not in seen(at + timedelta(microseconds=1))
 
 
-def test_another_time_zone_is_the_same_moment(store):
-    from zoneinfo import ZoneInfo
-
-    there = MARCH.astimezone(ZoneInfo("Asia/Shanghai"))
-    assert there == MARCH
-    assert summary(retrieve(Question("", "cat", asked_at=there), store)) == summary(
-        retrieve(Question("", "cat", asked_at=MARCH), store)
-    )
-
-
-def test_a_question_without_a_time_sees_everything(store):
-    assert "m6" in ids(retrieve("Which cat broke a bowl?", store))
-    assert len(ids(execute(replace(WORDS, k=99), "cat", store))) == 7
-    assert "as of" not in [t.step for t in execute(WORDS, "cat", store).trace]
-
-
 @pytest.mark.parametrize("moment", [MARCH, "2024-03-01", "2024-03-01T01:00:00+01:00", datetime(2024, 3, 1)])
 def test_a_text_can_be_asked_as_of_a_moment(store, moment):
     for found in (
@@ -128,28 +106,6 @@ def test_a_text_can_be_asked_as_of_a_moment(store, moment):
         execute(WORDS, "Where do I live now?", store, as_of=moment),
     ):
         assert ids(found) and set(ids(found)) <= {"m0", "m1", "m2", "m3"}
-
-
-def test_as_of_wins_over_the_questions_own_time(store):
-    question = Question("", "Where do I live now?", asked_at=LATER)
-    assert set(ids(retrieve(question, store, as_of=MARCH))) <= {"m0", "m1", "m2", "m3"}
-    assert "m5" in ids(retrieve(replace(question, asked_at=MARCH), store, as_of=LATER))
-
-
-def test_today_stays_the_questions_own(store):
-    seen = []
-
-    class Spy:
-        name = "spy"
-
-        def plan(self, query, store):
-            seen.append(query)
-            return WORDS
-
-    question = Question("", "cat", asked_at=LATER)
-    retrieve(question, store, planner=Spy(), as_of=MARCH)
-    retrieve("cat", store, planner=Spy(), as_of=MARCH)
-    assert seen[0].asked_at == LATER and seen[1].asked_at == MARCH and seen[1].text == "cat"
 
 
 @pytest.mark.parametrize(
@@ -167,29 +123,7 @@ def test_a_value_that_is_no_moment_is_refused(store, moment, error):
         resolve_as_of(5, MARCH)
 
 
-def test_before_anything_was_said(store):
-    found = retrieve(Question("", "Where do I live?", asked_at=datetime(2020, 1, 1)), store)
-    assert found.hits == [] and not found.has_relevant and found.context == "" and found.relevance == 0
-    assert (found.trace[0].step, found.trace[0].n_in, found.trace[0].n_out) == ("as of", 7, 0)
-
-
-def test_a_plan_about_something_said_does_not_need_to_have_happened(store):
-    """What was said in February about May is known in March."""
-    with MemoryStore(embedder="hash") as s:
-        s.add(Memory("plan", "I'll fly to Porto.", "Maya", "2024-02-01", "2024-05-20"))
-        assert ids(execute(WORDS, Question("", "When do I fly to Porto?", asked_at=MARCH), s)) == ["plan"]
-
-
 # --- the trace
-
-
-def test_one_row_says_what_was_hidden(store):
-    found = retrieve(Question("", "cat", asked_at=MARCH), store)
-    rows = [t for t in found.trace if t.step == "as of"]
-    assert [(t.n_in, t.n_out, t.reason) for t in rows] == [
-        (7, 4, "nothing said after 2024-03-01 00:00:00+00:00 is looked at")
-    ]
-    assert next(t for t in found.trace if t.step == "search").n_in == 4, "hidden before anything is scored"
 
 
 # --- hidden memories change no result
@@ -231,13 +165,6 @@ QUESTIONS = st.sampled_from(
 )
 
 
-@given(PLANS, QUESTIONS)
-@settings(max_examples=80, deadline=None)
-def test_the_result_is_that_of_a_store_without_later_memories(store, part_store, plan, text):
-    question = Question("", text, asked_at=MARCH)
-    assert summary(run_rounds(plan, question, store)) == summary(run_rounds(plan, question, part_store))
-
-
 @st.composite
 def talks(draw):
     """Draw memories over ten days, some at one moment, in interleaved sessions, and a moment among them."""
@@ -268,7 +195,7 @@ def talks(draw):
         ]
     ),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_store_at_any_moment_equals_its_earlier_part(talk, text):
     rows, moment = talk
     with MemoryStore(embedder="hash") as whole, MemoryStore(embedder="hash") as part:
@@ -296,67 +223,6 @@ def test_no_signal_looks_ahead(store, part_store, signal):
     one, two = execute(plan, question, store), execute(plan, question, part_store)
     assert [(h.memory.id, h.signals) for h in one.hits] == [(h.memory.id, h.signals) for h in two.hits]
     assert one.hits
-
-
-def test_an_update_said_later_replaces_nothing(store):
-    plan = replace(WORDS, prefer_latest=True, k=99)
-    rows = [
-        ("2024-01-05", "Maya", "I live in Beijing."),
-        ("2024-02-20", "Maya", "I live in Oslo now."),
-        ("2024-05-02", "Maya", "I live in Rome now."),
-    ]
-    with MemoryStore(embedder="hash") as s:
-        s.add(turns(rows))
-        then, now = (
-            execute(plan, Question("", "Where do I live now?", asked_at=t), s) for t in (MARCH, LATER)
-        )
-    assert ids(then) == ["m1"] and then.hits[0].note == "updated; before: I live in Beijing."
-    assert ids(now) == ["m2"]
-
-
-def test_a_large_store_looks_no_further_ahead():
-    rng = np.random.default_rng(3)
-    words = np.array(
-        [
-            "kayak",
-            "oven",
-            "piano",
-            "garden",
-            "violin",
-            "teapot",
-            "sold",
-            "bought",
-            "lost",
-            "found",
-            "red",
-            "blue",
-        ]
-    )
-    rows = [
-        Memory(
-            f"m{i:05}",
-            " ".join(rng.choice(words, 5)),
-            ("Ann", "Bob")[i % 2],
-            MARCH + timedelta(minutes=int(rng.integers(0, 9_000))),
-            step=i,
-            session=f"s{i // 40}",
-        )
-        for i in range(9_000)
-    ]
-    moment = MARCH + timedelta(minutes=6_000)
-    with MemoryStore(embedder="hash") as whole, MemoryStore(embedder="hash") as part:
-        whole.add(rows)
-        part.add([m for m in rows if m.at <= moment])
-        assert len(part) > 4_000
-        for text in ("Who sold the red kayak?", "Did Ann lose a violin?"):
-            question = Question("", text, asked_at=moment)
-            found = execute(WORDS, question, whole)
-            assert summary(found) == summary(execute(WORDS, question, part)) and len(found.hits) == 10
-
-
-def test_a_long_question_is_cut_before_the_view_is_made(store):
-    found = execute(WORDS, "cat " * 2_000, store, as_of=MARCH)
-    assert [t.step for t in found.trace][:2] == ["question", "as of"] and found.trace[0].n_in == 8_000
 
 
 # --- the view of the earlier part
@@ -387,50 +253,6 @@ def test_a_view_is_kept_until_the_store_changes():
         assert len(view) == 4, "one that was handed out stays as it was"
 
 
-def test_a_view_is_freed_with_its_store():
-    from weakref import ref
-
-    s = MemoryStore(embedder="hash")
-    s.add(turns())
-    view = ref(store_as_of(s, MARCH))
-    assert view() is not None
-    s.close()
-    del s
-    gc.collect()
-    assert view() is None
-
-
-def test_a_view_answers_as_a_store_does(store, part_store):
-    view = store_as_of(store, MARCH)
-    assert isinstance(view, StorePart) and len(view) == 4 and repr(view) == "StorePart(4 of 7 memories)"
-    assert view.memories == part_store.memories
-    assert view.speakers == part_store.speakers == ("Maya", "Tom")
-    assert view.recent(2) == part_store.recent(2)
-    assert view.recent(0) == []
-    assert view.matrix.tolist() == part_store.matrix.tolist()
-    assert view.dense("cat").tolist() == part_store.dense("cat").tolist()
-    assert view.bm25("the cat").tolist() == part_store.bm25("the cat").tolist()
-    assert view.similarity([0, 1], [2]).tolist() == part_store.similarity([0, 1], [2]).tolist()
-    assert [a.tolist() for a in view.nearest("cat", 2)] == [a.tolist() for a in part_store.nearest("cat", 2)]
-    assert view.by_word("the cat")[0] == part_store.by_word("the cat")[0]
-    assert view.by_word("the cat")[1].tolist() == part_store.by_word("the cat")[1].tolist()
-    with pytest.raises(ValueError, match="n = -1"):
-        view.recent(-1)
-    with pytest.raises(AttributeError):
-        view.add(turns())
-
-
-def test_a_view_has_the_bm25_parameters_of_its_store():
-    for more in ({"k1": 0.9, "b": 0.1}, {"lexical": "rank_bm25"}):
-        with MemoryStore(embedder="hash", **more) as whole, MemoryStore(embedder="hash", **more) as part:
-            whole.add(turns())
-            part.add(turns()[:4])
-            assert (
-                store_as_of(whole, MARCH).bm25("the cat Snowy").tolist()
-                == part.bm25("the cat Snowy").tolist()
-            )
-
-
 def test_a_write_between_planning_and_searching_is_not_seen():
     class Writer:
         name = "writer"
@@ -447,25 +269,6 @@ def test_a_write_between_planning_and_searching_is_not_seen():
             "m2",
             "m3",
         }
-
-
-def test_columns_are_not_kept_under_a_version_that_came_later():
-    class Written:
-        """A store that is written to while it is read."""
-
-        def __init__(self):
-            self.rows, self.version = turns()[:3], 1
-
-        @property
-        def memories(self):
-            now = list(self.rows)
-            if self.version == 1:
-                self.rows, self.version = turns(), 2
-            return now
-
-    written = Written()
-    columns_of(written)
-    assert len(columns_of(written).said_at) == 7
 
 
 # --- planners
@@ -634,21 +437,6 @@ def test_no_system_shows_what_was_said_later(name):
     system.reset()
 
 
-def test_full_context_is_all_that_had_been_said():
-    system = make_system("full_context")
-    system.ingest(talk())
-    assert system.retrieve(ASKED[0]).sources == ["D0", "D1", "D2", "D3"]
-    assert len(system.retrieve("cat").sources) == 7
-
-
-def test_random_samples_only_what_had_been_said():
-    some, all_ = make_system("random", seed=5), make_system("random", seed=5)
-    some.ingest(Conversation("c1", (), turns()[:4]))
-    all_.ingest(talk())
-    assert some.retrieve(ASKED[0], 3).sources == all_.retrieve(ASKED[0], 3).sources
-    assert sorted(all_.retrieve(ASKED[0], 99).sources) == ["D0", "D1", "D2", "D3"]
-
-
 def test_oracle_evidence_returns_the_gold_whenever_it_was_said():
     """Gold evidence said after the question is an error in the data, which the upper bound must not hide."""
     system = make_system("oracle_evidence")
@@ -699,34 +487,4 @@ def test_a_wrapped_memory_system_returns_nothing_later():
     assert "D5" in system.retrieve(ASKED[0].text, 10).sources
 
 
-def test_evaluation_shows_no_system_the_future():
-    data = Dataset("made up", [talk()], ASKED)
-    frame = evaluate(
-        ["full_context", "unified", "hybrid", "adaptmr", "longmemeval_rag", "random"],
-        data,
-        embedder="hash",
-        k=10,
-    )
-    assert not frame["retrieved"].str.contains("D4|D5|D6").any()
-    assert (frame["retrieved"].str.len() > 0).sum() > len(frame) / 2
-    assert not frame["prediction"].str.contains("Hangzhou").any()
-
-
-def test_nothing_is_fitted_to_the_future():
-    samples = gather_samples(Dataset("made up", [talk()], ASKED), embedder("hash"))
-    assert all(
-        [m.id for m in s.candidates.columns.memories] == ["m0", "m1", "m2", "m3"] and len(s.gold) == 4
-        for s in samples
-    )
-
-
 # --- the data that the numbers come from
-
-
-def test_no_gold_of_the_demo_was_said_after_its_question():
-    data = am.load("demo")
-    for c in data.conversations:
-        at = {m.source: m.at for m in c.turns}
-        for q in data.questions_on(c.id):
-            assert q.asked_at is not None and all(at[e] <= q.asked_at for e in q.evidence), q.id
-            assert max(at.values()) <= q.asked_at, f"{q.id}: the demo asks after the last turn"

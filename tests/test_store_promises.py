@@ -331,12 +331,6 @@ def test_a_store_with_invalid_entities_finds_them_and_the_others(path):
         assert s.get("a").entities == ("kept",) and s.get("a").tags == ()
 
 
-def test_check_names_a_row_that_can_not_be_read(path):
-    change_row(path, at="soon")
-    with MemoryStore(path, embedder="hash") as s:
-        assert [w for w in s.check() if "'a' can't be read" in w and "soon" in w] == s.check() != []
-
-
 @pytest.mark.parametrize(
     ("meta", "named"),
     [
@@ -379,25 +373,3 @@ def test_what_a_killed_process_left_half_written_is_cleared(tmp_path, name):
         assert not index.exists(), "it may hold the vector of what was erased"
         s.export_jsonl(tmp_path / f"{name}.jsonl")
     assert not stale.exists() and fresh.exists(), "a process may be writing the newer one now"
-
-
-def test_sentences_of_texts_that_are_gone_are_dropped():
-    from adaptmr.retrieval.columns import columns_of
-
-    with MemoryStore(embedder="hash") as s:
-        s.add([Memory(f"m{i}", f"Number {i}. A second sentence.", step=i) for i in range(5)])
-        for day in range(30):
-            s.update(Memory("m1", f"Day {day} has begun. It is sunny on day {day}.", step=1))
-            vectors, starts = columns_of(s).sentence_vectors(s.embedder)
-        columns = columns_of(s)
-        assert len(vectors) == 10 and starts.tolist() == [0, 2, 4, 6, 8]
-        kept = {
-            "A second sentence.",
-            "Day 29 has begun.",
-            "It is sunny on day 29.",
-            "Number 0.",
-            "Number 2.",
-            "Number 3.",
-            "Number 4.",
-        }
-        assert set(columns.sentences) == kept

@@ -33,10 +33,9 @@ from adaptmr.embed.names import (
 )
 from .vector_cache import VectorCache, vector_key
 from ..llm.client import price
-from ..llm.credentials import Endpoint
-from ..llm.servers import OPENAI_ENDPOINT, model_server
+from ..llm.credentials import OPENAI_ENDPOINT, Endpoint, model_server
+from ..llm.spending import count_tokens
 from ..llm.tasks import meter_vectors
-from ..llm.tokens import count_tokens
 from ..llm.transport import BadRequest, LLMError, Transport
 from ..progress import progress_bar
 from ..registry import Registry
@@ -44,8 +43,8 @@ from ..text import clean
 
 # %% auto #0
 __all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'EMBEDDERS', 'MAX_TEXTS', 'MAX_TOKENS', 'MAX_TEXT_TOKENS', 'Embedder',
-           'HashEmbedder', 'VectorMiss', 'ElsewhereEncoder', 'encode_elsewhere', 'TextEmbedder', 'OwnEmbedder',
-           'embedder', 'shared_cache', 'server_id', 'VectorError', 'cut_text', 'split_batches', 'EndpointModel']
+           'HashEmbedder', 'VectorMiss', 'TextEmbedder', 'OwnEmbedder', 'embedder', 'shared_cache', 'server_id',
+           'VectorError', 'cut_text', 'split_batches', 'EndpointModel']
 
 # %% ../../nbs/embed/02_encoders.ipynb #1b0997aa
 @runtime_checkable
@@ -110,26 +109,6 @@ class VectorMiss(KeyError):
 _Encode = Callable[[Sequence[str], str], np.ndarray]  # (texts, kind) to rows (texts, dim)
 
 
-class ElsewhereEncoder(Protocol):
-    """Encode for this process, in another one that has loaded the models."""
-
-    def dim(self, embedder: TextEmbedder) -> int:
-        """Return the length of an embedder's vectors."""
-        ...
-
-    def encode(self, embedder: TextEmbedder, texts: Mapping[str, str], kind: str) -> dict[str, np.ndarray]:
-        """Return float16 vectors of texts by cache key, once they are in the cache."""
-        ...
-
-
-_ELSEWHERE: list[ElsewhereEncoder] = []  # at most one
-
-
-def encode_elsewhere(encoder: ElsewhereEncoder) -> None:
-    """Let another process encode what every `TextEmbedder` of this process lacks, from now on."""
-    _ELSEWHERE[:] = [encoder]
-
-
 @dataclass(eq=False, repr=False)
 class TextEmbedder:
     """A model behind a cache; made by `embedder()`, which documents the arguments.
@@ -164,8 +143,7 @@ class TextEmbedder:
         if self.known_dim is None:
             if not self.allow_encoding:
                 raise VectorMiss(f"{self.name}: the dimension is unknown until a recorded vector is read")
-            elsewhere = _ELSEWHERE[0].dim(self) if _ELSEWHERE else None
-            self.known_dim = elsewhere or int(self.load()(["a"], "passage").shape[1])
+            self.known_dim = int(self.load()(["a"], "passage").shape[1])
         return self.known_dim
 
     def key(self, text: str, kind: str = "passage") -> str:
@@ -204,7 +182,7 @@ class TextEmbedder:
                 "Import the run's vectors.npz, or encode with allow_encoding=True"
             )
         start = time.perf_counter()
-        made = _ELSEWHERE[0].encode(self, todo, kind) if _ELSEWHERE else self._encode_batches(todo, kind)
+        made = self._encode_batches(todo, kind)
         self.encoded += len(todo)
         self.seconds += time.perf_counter() - start
         return made

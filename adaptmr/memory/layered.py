@@ -31,7 +31,7 @@ from ..store.edits import Rollback
 from ..store.memory_store import MemoryStore
 from ..store.serialization import Event
 from ..text import clean
-from ..types import Answer, Memory, Question, Usage, as_utc
+from ..types import Memory, Question, Usage, as_utc
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +93,7 @@ def list_events(
 
 # %% auto #0
 __all__ = ['MAX_ANSWER_TOKENS', 'USER_NAME', 'ASSISTANT_NAME', 'USER', 'MemoryEvent', 'MemoryEvents', 'list_events', 'Response',
-           'ask', 'LayeredMemory']
+           'LayeredMemory']
 
 # %% ../../nbs/memory/08_layered.ipynb #65b8c5d4
 @dataclass(frozen=True, repr=False)
@@ -117,18 +117,6 @@ class Response:
 MAX_ANSWER_TOKENS = 512
 USER_NAME, ASSISTANT_NAME = "User", "Assistant"  # speakers, unless names are given
 USER = "user"  # who did it, in the log
-
-
-def ask(recalled: Recall, prompt: Prompt, llm: LLM | None, k: int = 10) -> Answer:
-    """Answer a prompt by a model, or without one by the reader from the evidence that the prompt shows.
-
-    Raises what `LLM.complete` raises.
-    """
-    if llm is None or llm.is_offline:
-        question = recalled.question
-        return answer(question.text, shown_evidence(recalled, prompt, k), asked_at=question.asked_at)
-    reply = llm.complete(prompt.messages, max_tokens=MAX_ANSWER_TOKENS, task="respond")
-    return Answer(reply.text.strip(), False, reply.usage)
 
 
 def _span(memory: Memory) -> str:
@@ -334,11 +322,15 @@ class LayeredMemory:
             recalled = self.recall(Question("", text, asked_at=asked.at))
             prompt = build_prompt(recalled, text, self.config)
             heard = self._intake.add(asked, (*recalled.found(TOPIC), *recalled.found(PAGE)))
-            reply = ask(recalled, prompt, self.llm)
+            if self.llm is None or self.llm.is_offline:
+                reply = answer(text, shown_evidence(recalled, prompt), asked_at=asked.at).text
+            else:
+                told = self.llm.complete(prompt.messages, max_tokens=MAX_ANSWER_TOKENS, task="respond")
+                reply = told.text.strip()
             name = self.assistant or ASSISTANT_NAME
-            said = self._intake.add(self._turn(reply.text, name, asked.at, session))
+            said = self._intake.add(self._turn(reply, name, asked.at, session))
         usage = replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun))
-        return Response(reply.text, prompt, recalled, (heard, said), usage)
+        return Response(reply, prompt, recalled, (heard, said), usage)
 
     # -- what there is
 

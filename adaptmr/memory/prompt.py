@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from ..markup import HtmlOutput
 from .config import SECTIONS, MemoryConfig
 from .layers import FACT, KEY, PAGE, PROFILE, TOPIC
@@ -88,21 +88,13 @@ __all__ = ['REPEATED_SHARE', 'INPUT', 'TITLES', 'INSTRUCTIONS', 'QUOTED_SHARE', 
 
 # %% ../../nbs/memory/07_prompt.ipynb #473fe3d6
 INPUT = "input"
-TITLES: dict[str, dict[str, str]] = {
-    "zh": {
-        "key": "【关键记忆】",
-        "long_term": "【长期记忆】",
-        "mid_term": "【中期记忆】",
-        "short_term": "【短期记忆】",
-        INPUT: "【用户输入】",
-    },
-    "en": {
-        "key": "【Key memories】",
-        "long_term": "【Long-term memory】",
-        "mid_term": "【Mid-term memory】",
-        "short_term": "【Short-term memory】",
-        INPUT: "【User input】",
-    },
+_NAMES = {
+    "en": ("Key memories", "Long-term memory", "Mid-term memory", "Short-term memory", "User input"),
+    "zh": ("关键记忆", "长期记忆", "中期记忆", "短期记忆", "用户输入"),
+}
+TITLES = {
+    lang: {section: f"【{name}】" for section, name in zip((*SECTIONS, INPUT), names)}
+    for lang, names in _NAMES.items()
 }
 INSTRUCTIONS = {
     "en": "You talk with a user whom you know from earlier conversations. What you remember stands before "

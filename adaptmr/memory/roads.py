@@ -97,7 +97,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 
 class Asked:
-    """A question on its roads: the `parts` of the store, the time at which it is asked, the parameters.
+    """A question on its roads: the parts of the store, the time at which it is asked, the parameters.
 
     `question` is as it was given, `dated` has a time: its own, or that of the newest memory of these
     `owners`. `latest` are their latest turns, in order. `planner`, `k`, `fit` and `llm` are for the road
@@ -109,7 +109,6 @@ class Asked:
         query: str | Question,
         store: Store,
         config: MemoryConfig,
-        parts: Iterable[str] = PARTS,
         *,
         now: datetime | None = None,
         owners: Sequence[str] | None = None,
@@ -132,7 +131,7 @@ class Asked:
             self.dated = replace(as_question(request.query), asked_at=self.now)
             self.parts = {
                 name: store_part(visible, Filter(layers=PARTS[name], owners=self.owners))
-                for name in sorted(set(parts))
+                for name in sorted(PARTS)
             }
             said = (m for m in reversed(memories) if m.layer == TURN)
             mine = (m for m in said if owners is None or m.owner in owners)
@@ -263,25 +262,18 @@ def turn_road(asked: Asked) -> Evidence:
     return retrieve(asked.question, asked.parts["turns"], asked.k, planner, asked.fit, llm)
 
 
-@dataclass(frozen=True)
-class Road:
-    """A way to find something, and the parts of the store that it looks at."""
-
-    find: Callable[[Asked], Evidence]
-    parts: tuple[str, ...] = ()
-
-
+Road = Callable[[Asked], Evidence]  # a way to find something
 ROADS: dict[str, Road] = {
-    "key": Road(key_road, ("key",)),
-    "long_term": Road(long_term_road, ("long_term",)),
-    "mid_term": Road(mid_term_road, ("topics", "pages")),
-    "short_term": Road(short_term_road, ("pages",)),
+    "key": key_road,
+    "long_term": long_term_road,
+    "mid_term": mid_term_road,
+    "short_term": short_term_road,
 }
-LAYERED_ROADS: dict[str, Road] = {**ROADS, "turns": Road(turn_road, ("turns",))}
+LAYERED_ROADS: dict[str, Road] = {**ROADS, "turns": turn_road}
 
 # %% auto #0
-__all__ = ['PARTS', 'ROADS', 'LAYERED_ROADS', 'Origins', 'Asked', 'is_manual', 'key_road', 'long_term_road', 'mid_term_road',
-           'short_term_road', 'ShortTexts', 'turn_road', 'Road', 'Recall', 'recall']
+__all__ = ['PARTS', 'Road', 'ROADS', 'LAYERED_ROADS', 'Origins', 'Asked', 'is_manual', 'key_road', 'long_term_road',
+           'mid_term_road', 'short_term_road', 'ShortTexts', 'turn_road', 'Recall', 'recall']
 
 # %% ../../nbs/memory/06_roads.ipynb #75e1031a
 @dataclass(frozen=True)
@@ -390,11 +382,8 @@ def recall(
     begun = perf_counter()
     config = config or MemoryConfig()
     with meter_usage() as meter:
-        parts = [part for road in roads.values() for part in road.parts]
-        asked = Asked(
-            query, store, config, parts, now=now, owners=owners, planner=planner, k=k, fit=fit, llm=llm
-        )
-        outcomes = run_in_parallel([partial(r.find, asked) for r in roads.values()], config.road_seconds)
+        asked = Asked(query, store, config, now=now, owners=owners, planner=planner, k=k, fit=fit, llm=llm)
+        outcomes = run_in_parallel([partial(road, asked) for road in roads.values()], config.road_seconds)
     sections, left_out, trace = {}, {}, []
     for name, outcome in zip(roads, outcomes):
         ms, found = outcome.seconds * 1000, outcome.value

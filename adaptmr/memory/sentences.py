@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from ..retrieval.query import is_assistant
 from ..retrieval.versions import ATTRIBUTES, states_attribute, text_facts
 from ..text import CJK, content_words, count_words, find_names, split_sentences

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from .config import MemoryConfig
 from .layers import PAGE, TOPIC, Encode, Layers, covered_steps, derive, span_id, step_span
 from .sentences import jaccard, keyword_set, word_stems

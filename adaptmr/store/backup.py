@@ -265,7 +265,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f.seek(start + size)
         return about, arrays
 
-# %% ../../nbs/store/06_backup.ipynb #de94b6ed
+# %% ../../nbs/store/06_backup.ipynb #3f23a626
 class IndexFileWarning(UserWarning):
     """The index file of a store can't be used or written; its content is computed again."""
 
@@ -332,10 +332,10 @@ def _join(
     if changed:
         source[[m.id in changed for m in memories]] = -1
     new = np.flatnonzero(source < 0)
-    vectors = arrays["vectors"][source].astype(np.float32)
+    same = np.array_equal(source, np.arange(len(arrays["keys"])))
+    vectors = (arrays["vectors"] if same else arrays["vectors"][source]).astype(np.float32)
     vectors[new] = records.vectors_of(keys[new])
     if not with_words:
         return View.of(memories, vectors, words)
     known = words.with_counts(WordCounts.from_arrays(arrays))
-    same = np.array_equal(source, np.arange(len(arrays["keys"])))
     return View(memories, GrowingRows(vectors), known, None if same else source)

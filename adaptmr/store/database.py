@@ -25,8 +25,7 @@ from adaptmr.store.protocol import (
 )
 
 # %% auto #0
-__all__ = ['SCHEMA', 'APPLICATION_ID', 'create_tables', 'upgrade_tables', 'fetch_value', 'WriteAheadLog', 'read_transaction',
-           'Database']
+__all__ = ['SCHEMA', 'APPLICATION_ID', 'create_tables', 'upgrade_tables', 'fetch_value', 'read_transaction', 'Database']
 
 # %% ../../nbs/store/01_database.ipynb #7418ce97
 SCHEMA = "2"
@@ -122,7 +121,7 @@ def fetch_value(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) ->
     row = db.execute(sql, values).fetchone()
     return row[0] if row else None
 
-# %% ../../nbs/store/01_database.ipynb #7b6747e6
+# %% ../../nbs/store/01_database.ipynb #f09d65b6
 _PRAGMAS = ("PRAGMA foreign_keys=ON", "PRAGMA secure_delete=ON", "PRAGMA synchronous=FULL")
 
 
@@ -146,9 +145,10 @@ def _check_content(db: sqlite3.Connection, path: str, timeout: float, has_log: b
 
     `has_log` says whether the file had a write-ahead log before it was opened. Raises `StoreError`.
     """
-    ours = fetch_value(db, "PRAGMA application_id") == APPLICATION_ID
-    tables = fetch_value(db, "SELECT count(*) FROM sqlite_master")
-    if tables and not ours and fetch_value(db, "PRAGMA application_id") != APPLICATION_ID:
+    with read_transaction(db):
+        ours = fetch_value(db, "PRAGMA application_id") == APPLICATION_ID
+        tables = fetch_value(db, "SELECT count(*) FROM sqlite_master")
+    if tables and not ours:
         raise StoreError(f"{path}: is some other program's database, not a memory store; nothing was changed")
     if not tables:
         enable_wal(db, timeout)
@@ -165,90 +165,7 @@ def _check_content(db: sqlite3.Connection, path: str, timeout: float, has_log: b
     if schema != SCHEMA:
         upgrade_tables(db)
 
-# %% ../../nbs/store/01_database.ipynb #86bf17e0
-class _OpenedFiles:
-    """Which files a database path and its log named when they were opened; none for ":memory:"."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.place = os.path.abspath(path) if path != ":memory:" else ""
-        self._before = _file_id(self.place)
-        self._ids: tuple[Any, Any] = (None, None)
-
-    def record(self) -> None:
-        """Note the files, now that they are open.
-
-        Raises `StoreMoved` when the file was replaced meanwhile.
-        """
-        self._ids = _file_id(self.place), _file_id(f"{self.place}-wal")
-        if self._before not in (None, self._ids[0]):
-            raise StoreMoved(f"{self.path}: was replaced while it was being opened; open it again")
-
-    def moved_reason(self) -> str:
-        """Say what has happened to the files since they were opened; empty when nothing has."""
-        (file, log), now = self._ids, _file_id(self.place)
-        log_now = _file_id(f"{self.place}-wal") if self.place else None
-        if now != file:
-            if now:
-                return "another file has taken its place since it was opened"
-            return "the file was removed or moved away after it was opened"
-        if log is None:
-            self._ids = now, log_now  # SQLite makes it when it is first needed
-        elif log_now != log:
-            return f"its log {self.path}-wal was {'replaced' if log_now else 'removed'} after it was opened"
-        return ""
-
-
-def _file_id(path: str) -> tuple[int, int] | None:
-    """Return device and inode of the file that a path names now; `None` when there is none."""
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
-
-# %% ../../nbs/store/01_database.ipynb #13a8310d
-class WriteAheadLog:
-    """The write-ahead log of the open database `db`, whose connection waits `timeout` seconds for others."""
-
-    def __init__(self, db: sqlite3.Connection, timeout: float) -> None:
-        self._db, self._timeout = db, timeout
-        self.note_version()
-
-    def note_version(self) -> None:
-        """Remember which changes of other connections were there now, while the file was in its place."""
-        self._data_version = fetch_value(self._db, "PRAGMA data_version")
-
-    def empty(self) -> bool:
-        """Copy the log into the file and empty it; return whether nothing prevented that.
-
-        Waits for nobody: whoever empties the log holds the lock for writing.
-        """
-        self._db.execute("PRAGMA busy_timeout=0")
-        try:
-            return not fetch_value(self._db, "PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.OperationalError:
-            return False  # locked by others, or the disk is full: it is still to be done
-        finally:
-            self._db.execute(f"PRAGMA busy_timeout={int(1000 * self._timeout)}")
-
-    def empty_unless_shared(self) -> bool:
-        """Empty the log, unless others have written since `note_version`; return whether it is empty."""
-        if self._db.in_transaction or fetch_value(self._db, "PRAGMA data_version") != self._data_version:
-            return False
-        return self.empty()
-
-    def finish_erasing(self) -> bool:
-        """Empty the log when an erasure isn't complete; return whether all erased data is gone."""
-        if (pending := fetch_value(self._db, "SELECT value FROM meta WHERE name = 'erasing'")) is None:
-            return True
-        if self._db.in_transaction or not self.empty():
-            return False
-        with suppress(sqlite3.OperationalError):  # another process writes: the next one removes the row
-            self._db.execute("DELETE FROM meta WHERE name = 'erasing' AND value = ?", (pending,))
-        return True
-
-# %% ../../nbs/store/01_database.ipynb #bc323de3
+# %% ../../nbs/store/01_database.ipynb #65e59bde
 @contextmanager
 def read_transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Read one state of the database within the block; within another transaction, the state of that one."""
@@ -261,6 +178,15 @@ def read_transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
+
+
+def _file_id(path: str) -> tuple[int, int] | None:
+    """Return device and inode of the file that a path names now; `None` when there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 _PAUSE = 0.01  # seconds between two attempts to complete an erasure
@@ -281,17 +207,66 @@ class Database:
         self._closed = self._warned = False
         has_log = file_size(self.path + "-wal") > 0
         _check_path(self.path)
-        self._files = _OpenedFiles(self.path)
+        self._place = os.path.abspath(self.path) if self.path != ":memory:" else ""
+        before = _file_id(self._place)
         with translate_errors(self.path, timeout):
             self._db = open_database(self.path, timeout=timeout, wal=False, setup=_PRAGMAS)
             try:
                 _check_content(self._db, self.path, timeout, has_log)
-                self._files.record()
-                self._log = WriteAheadLog(self._db, timeout)
-                self._log.finish_erasing()
+                self._files = _file_id(self._place), _file_id(f"{self._place}-wal")
+                if before not in (None, self._files[0]):
+                    raise StoreMoved(f"{self.path}: was replaced while it was being opened; open it again")
+                self._note_version()
+                self._try_erasing()
             except BaseException:
                 self._db.close()
                 raise
+
+    def _moved_reason(self) -> str:
+        """Say what has happened to the files since they were opened; empty when nothing has."""
+        (file, log), now, log_now = self._files, _file_id(self._place), _file_id(f"{self._place}-wal")
+        if now != file:
+            if now:
+                return "another file has taken its place since it was opened"
+            return "the file was removed or moved away after it was opened"
+        if log is None:
+            self._files = now, log_now  # SQLite makes it when it is first needed
+        elif log_now != log:
+            return f"its log {self.path}-wal was {'replaced' if log_now else 'removed'} after it was opened"
+        return ""
+
+    def _note_version(self) -> None:
+        """Remember which changes of other connections were there now, while the file was in its place."""
+        self._version = fetch_value(self._db, "PRAGMA data_version")
+
+    def _empty_log(self) -> bool:
+        """Copy the log into the file and empty it; return whether nothing prevented that.
+
+        Waits for nobody: whoever empties the log holds the lock for writing.
+        """
+        self._db.execute("PRAGMA busy_timeout=0")
+        try:
+            return not fetch_value(self._db, "PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError:
+            return False  # locked by others, or the disk is full: it is still to be done
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout={int(1000 * self.timeout)}")
+
+    def _empty_own_log(self) -> bool:
+        """Empty the log, unless others have written since `_note_version`; return whether it is empty."""
+        if self._db.in_transaction or fetch_value(self._db, "PRAGMA data_version") != self._version:
+            return False
+        return self._empty_log()
+
+    def _try_erasing(self) -> bool:
+        """Empty the log when an erasure isn't complete; return whether all erased data is gone."""
+        if (pending := fetch_value(self._db, "SELECT value FROM meta WHERE name = 'erasing'")) is None:
+            return True
+        if self._db.in_transaction or not self._empty_log():
+            return False
+        with suppress(sqlite3.OperationalError):  # another process writes: the next one removes the row
+            self._db.execute("DELETE FROM meta WHERE name = 'erasing' AND value = ?", (pending,))
+        return True
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -317,13 +292,13 @@ class Database:
                 if not sync:
                     self._db.execute("PRAGMA synchronous=FULL")
             self._check_in_place("what was just written went into the file that was there before")
-            self._log.finish_erasing()
+            self._try_erasing()
 
     def _check_in_place(self, consequence: str) -> None:
-        if not (why := self._files.moved_reason()):
-            self._log.note_version()
+        if not (why := self._moved_reason()):
+            self._note_version()
             return
-        left = "" if self._log.empty_unless_shared() else f" Its log {_LEFT_LOG.format(self.path)}."
+        left = "" if self._empty_own_log() else f" Its log {_LEFT_LOG.format(self.path)}."
         raise StoreMoved(
             f"{self.path}: {why}; {consequence}. export_jsonl('rescued.jsonl') saves what this store still "
             f"reads; then close it, and open what is there now, or put the earlier file back.{left}"
@@ -345,7 +320,7 @@ class Database:
         """
         with self._lock, translate_errors(self.path, self.timeout):
             version = int(fetch_value(self._db, "PRAGMA data_version"))
-            if not self._warned and (why := self._files.moved_reason()):
+            if not self._warned and (why := self._moved_reason()):
                 self._warned = True
                 message = f"{self.path}: {why}; what is read is what the earlier file held"
                 warnings.warn(message, StoreWarning, stacklevel=5)
@@ -359,7 +334,7 @@ class Database:
         deadline = monotonic() + self.timeout
         while True:
             with self._lock, translate_errors(self.path, self.timeout):
-                if self._log.finish_erasing():
+                if self._try_erasing():
                     return True
                 if self._db.in_transaction or monotonic() >= deadline:
                     return False
@@ -373,9 +348,9 @@ class Database:
             self._closed = True
             try:  # every use has reported a damaged file
                 with suppress(StoreError), translate_errors(self.path):
-                    if not (why := self._files.moved_reason()):
-                        self._log.finish_erasing()
-                    elif not self._log.empty_unless_shared():
+                    if not (why := self._moved_reason()):
+                        self._try_erasing()
+                    elif not self._empty_own_log():
                         message = f"{self.path}: {why}; its log {_LEFT_LOG.format(self.path)}"
                         warnings.warn(message, StoreWarning, stacklevel=4)
             finally:

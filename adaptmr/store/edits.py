@@ -29,8 +29,8 @@ from .serialization import COLUMNS, Event, from_sql, to_row, to_sql
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['Edit', 'Add', 'Update', 'SetStatus', 'Erase', 'is_conflict', 'PreparedEdit', 'prepare_edit', 'VectorMissing',
-           'Change', 'event_row', 'is_erase_pending', 'Rollback', 'RollbackPlan', 'plan_rollback', 'Applied', 'Records']
+__all__ = ['Edit', 'Add', 'Update', 'SetStatus', 'Erase', 'is_conflict', 'VectorMissing', 'Change', 'event_row',
+           'is_erase_pending', 'Rollback', 'plan_rollback', 'Applied', 'Records']
 
 # %% ../../nbs/store/03_edits.ipynb #8c2c30f2
 class _OfMemory:
@@ -105,31 +105,7 @@ def _content(m: Memory) -> tuple[Any, ...]:
     what = (m.text, m.speaker, m.at, m.event_at, m.session, m.step, m.source)
     return (*what, m.layer, m.owner, m.derived_from)
 
-# %% ../../nbs/store/03_edits.ipynb #27c15cc9
-class PreparedEdit(NamedTuple):
-    """An edit, and for an `Add` or `Update` its row (the values of `COLUMNS`) and its vector's bytes."""
-
-    edit: Edit
-    row: tuple[Any, ...] = ()
-    vector: bytes | None = None
-
-
-def prepare_edit(edit: Edit, dim: int | None) -> PreparedEdit:
-    """Prepare an edit; vectors have `dim` numbers.
-
-    Raises `TypeError` for what can't be stored, and `ValueError` for a vector of another length.
-    """
-    if isinstance(edit, SetStatus | Erase):
-        return PreparedEdit(edit)
-    row = to_row(edit.memory)
-    if edit.vector is None:
-        return PreparedEdit(edit, row)
-    vector = np.asarray(edit.vector)
-    if vector.shape != (dim,):
-        raise ValueError(f"the vector of {edit.id!r} has the shape {vector.shape}, expected ({dim},)")
-    return PreparedEdit(edit, row, encode_vectors(vector[None], (1, vector.size))[0])
-
-
+# %% ../../nbs/store/03_edits.ipynb #33a15125
 class VectorMissing(ValueError):
     """A memory gets other words than those that its stored vector encodes, and no vector was given."""
 
@@ -149,7 +125,7 @@ _REPLACE = (
     + " WHERE id = :id"
 )
 
-# %% ../../nbs/store/03_edits.ipynb #dd0fc21b
+# %% ../../nbs/store/03_edits.ipynb #e8b30269
 class Change:
     """Carries out edits and writes the log, within an open write transaction `db` of `reader`.
 
@@ -162,6 +138,7 @@ class Change:
     ) -> None:
         self._reader, self._db = reader, db
         self._who, self._why, self._keep_taken = who, why, keep_taken
+        self._dim = int(reader.meta.get("dim", 0))
         self._visits: dict[str, list[int]] = {}  # of erased memories, by id: the numbers of the occasions
 
     def check_unchanged(self, since: int) -> None:
@@ -181,27 +158,38 @@ class Change:
         want, recorded = {"embedder": embedder[0], "dim": str(embedder[1])}, self._reader.meta
         if "embedder" not in recorded:
             self._db.executemany("INSERT INTO meta VALUES (?, ?)", want.items())
+            self._dim = embedder[1]
         elif recorded != {**recorded, **want}:
             raise self._reader.mismatch_error(*embedder)
 
-    def make(self, prepared: PreparedEdit) -> Memory | None:
+    def make(self, edit: Edit) -> Memory | None:
         """Carry out an edit; return the memory as it is then (was, for an `Erase`), `None` for no change.
 
-        Raises `KeyError` for an unknown id, `ValueError` for an `Add` whose id is taken by another memory,
-        and `VectorMissing`.
+        Raises `KeyError` for an unknown id, `ValueError` for an `Add` whose id is taken by another memory and
+        for a vector of another length, `TypeError` for what can't be stored, and `VectorMissing`.
         """
-        edit = prepared.edit
         if isinstance(edit, Add):
-            return self._add(edit.memory, prepared)
+            return self._add(edit.memory, self._encoded(edit))
         if isinstance(edit, Update):
-            return self._update(edit.memory, prepared)
+            return self._update(edit.memory, self._encoded(edit))
         if isinstance(edit, SetStatus):
             return self._set_status(edit.id, edit.status)
         return self._erase(edit.id)
 
-    def insert(self, row: tuple[Any, ...], vector: bytes) -> bool:
-        """Insert a memory (the values of `COLUMNS`) and its vector; return `False` when its id is taken."""
-        cursor = self._db.execute(_INSERT, row)
+    def _encoded(self, edit: Add | Update) -> bytes | None:
+        """Return the bytes of the vector that came with an edit."""
+        if edit.vector is None:
+            return None
+        vector = np.asarray(edit.vector)
+        if vector.shape != (self._dim,):
+            raise ValueError(
+                f"the vector of {edit.id!r} has the shape {vector.shape}, expected ({self._dim},)"
+            )
+        return encode_vectors(vector[None], (1, self._dim))[0]
+
+    def insert(self, memory: Memory, vector: bytes) -> bool:
+        """Insert a memory and its vector; return `False` when its id is taken."""
+        cursor = self._db.execute(_INSERT, to_row(memory))
         if not cursor.rowcount:
             return False
         self._db.execute("INSERT INTO vectors VALUES (?, ?)", (cursor.lastrowid, vector))
@@ -237,9 +225,11 @@ class Change:
             raise KeyError(f"no memory {id!r} in {self._reader.path}")
         return m
 
-    def _add(self, memory: Memory, prepared: PreparedEdit) -> Memory | None:
-        if prepared.vector is not None and self.insert(prepared.row, prepared.vector):
-            self._visit_again(memory.id)
+    def _add(self, memory: Memory, vector: bytes | None) -> Memory | None:
+        if vector is not None and self.insert(memory, vector):
+            for number in self._visits.pop(memory.id, ()):  # erased before, within this change
+                sql = "INSERT INTO visits SELECT key, ? FROM memories WHERE id = ?"
+                self._db.execute(sql, (number, to_sql(memory.id)))
             self.log("add", memory.id)
             return memory
         stored = self._reader.get(memory.id)
@@ -252,17 +242,11 @@ class Change:
             )
         return None
 
-    def _visit_again(self, id: str) -> None:
-        """Give a memory that was erased and is added again within this change the visits that it had."""
-        for number in self._visits.pop(id, ()):
-            sql = "INSERT INTO visits SELECT key, ? FROM memories WHERE id = ?"
-            self._db.execute(sql, (number, to_sql(id)))
-
-    def _update(self, memory: Memory, prepared: PreparedEdit) -> Memory:
-        stored, vector = self._get(memory.id), prepared.vector
+    def _update(self, memory: Memory, vector: bytes | None) -> Memory:
+        stored = self._get(memory.id)
         if vector is None and stored.text_with_speaker != memory.text_with_speaker:
             raise VectorMissing(f"the words of {memory.id!r} change, and there is no vector of the new ones")
-        values = dict(zip(COLUMNS, prepared.row))
+        values = dict(zip(COLUMNS, to_row(memory)))
         until = self.log("update", memory.id)
         self._db.execute(_KEEP, {"until": until, "vector": vector, "id": values["id"]})
         self._db.execute(_REPLACE, values)
@@ -343,68 +327,63 @@ def _read_since(db: sqlite3.Connection, event: int) -> dict[str, _Since]:
         found.setdefault(from_sql(id), _Since(existed=kind != "add")).note(seq, kind)
     return found
 
-# %% ../../nbs/store/03_edits.ipynb #a01d2229
-@dataclass(slots=True)
-class RollbackPlan:
-    """The edits that bring the memories back, and the ids of those that can't be as they were."""
-
-    edits: list[Edit] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-
-
-def plan_rollback(reader: RecordReader, db: sqlite3.Connection, to_event: int) -> RollbackPlan:
+# %% ../../nbs/store/03_edits.ipynb #a201c7d7
+def plan_rollback(
+    reader: RecordReader, db: sqlite3.Connection, to_event: int
+) -> tuple[list[Edit], list[str]]:
     """Plan how to bring the memories back to how they stood after event `to_event`.
 
-    `db` holds a transaction of `reader`. Raises `ValueError` for an event that is not in the log.
+    Returns the edits, and the ids of those that can't be as they were. `db` holds a transaction of `reader`.
+    Raises `ValueError` for an event that is not in the log.
     """
     if not 0 <= to_event <= (last := last_event(db)):
         raise ValueError(f"{reader.path}: there is no event {to_event}; they go from 0 (none) to {last}")
-    since, plan = _read_since(db, to_event), RollbackPlan()
-    stored = reader.find(since)
-    dim = int(reader.meta.get("dim", 0))
+    edits: list[Edit] = []
+    lost: list[str] = []
+    since = _read_since(db, to_event)
+    stored, dim = reader.find(since), int(reader.meta.get("dim", 0))
     for id, what in since.items():
         now = stored.get(id)
         if what.existed and (now is None or what.added):
-            plan.lost.append(id)
+            lost.append(id)
         if now is None:
             continue
-        known = what.updated is None or _plan_update(reader, db, now, what.updated, dim, plan)
-        if not known and not what.added:
-            plan.lost.append(id)
+        if what.updated is not None:
+            back = _replaced(reader, db, now, what.updated, dim)
+            if back is None and not what.added:
+                lost.append(id)
+            elif back is not None and back.vector is not None:
+                edits.append(back)
         status = "deleted" if what.added else what.status or now.status
         if status != now.status:
-            plan.edits.append(SetStatus(id, status))
-    return plan
+            edits.append(SetStatus(id, status))
+    return edits, lost
 
-# %% ../../nbs/store/03_edits.ipynb #cb0d24c9
-def _plan_update(
-    reader: RecordReader,
-    db: sqlite3.Connection,
-    now: Memory,
-    updated: int,
-    dim: int,
-    plan: RollbackPlan,
-) -> bool:
-    """Plan to put back the version that event `updated` replaced, if it differs; `False` if none is kept."""
+
+def _replaced(
+    reader: RecordReader, db: sqlite3.Connection, now: Memory, updated: int, dim: int
+) -> Update | None:
+    """Return the update to the version that event `updated` replaced, `None` when none was kept.
+
+    It comes without a vector where nothing differs.
+    """
     sql = f"SELECT {_COLUMNS}, vector, key FROM memories LEFT JOIN vectors USING (key) WHERE id = ?"
     *row, vector, key = db.execute(sql, (to_sql(now.id),)).fetchone()
     sql = f"SELECT {_COLUMNS} FROM history WHERE key = ? AND until = ?"
     kept = db.execute(sql, (key, updated)).fetchone()
     if kept is None:
-        return False
+        return None
     sql = "SELECT vector FROM history WHERE key = ? AND until >= ? AND vector IS NOT NULL ORDER BY until"
-    earlier = db.execute(sql, (key, updated)).fetchone()
-    then_vector = earlier[0] if earlier else vector
-    if _said(row) != _said(kept) or then_vector != vector:
-        (then,) = reader.to_memories([kept])
-        plan.edits.append(Update(then, reader.to_vector(then_vector, dim)))
-    return True
+    then_vector = fetch_value(db, sql, (key, updated)) or vector
+    (then,) = reader.to_memories([kept])
+    differs = _said(row) != _said(kept) or then_vector != vector
+    return Update(then, reader.to_vector(then_vector, dim) if differs else None)
 
 
 def _said(row: Any) -> list[Any]:
     return [value for name, value in zip(COLUMNS, row) if name not in ("status", "version")]
 
-# %% ../../nbs/store/03_edits.ipynb #4d81113e
+# %% ../../nbs/store/03_edits.ipynb #e040a567
 class Applied(NamedTuple):
     """What edits did: the number of the log's last event, and the memory after each edit.
 
@@ -436,14 +415,13 @@ class Records(RecordReader):
         text of an erased memory is still in the write-ahead log, because a reader of an earlier state kept it
         there for `timeout` seconds; the same `Erase` again continues.
         """
-        prepared = [prepare_edit(edit, embedder[1] if embedder else None) for edit in edits]
         with self.writing() as db:
             change = Change(self, db, who, why, keep_taken)
             if since is not None:
                 change.check_unchanged(since)
-            if embedder and any(p.vector is not None for p in prepared):
+            if embedder and any(getattr(edit, "vector", None) is not None for edit in edits):
                 change.bind_embedder(embedder)
-            made = [change.make(p) for p in prepared]
+            made = [change.make(edit) for edit in edits]
             last = last_event(db)
         erased = [edit.id for edit in edits if isinstance(edit, Erase)]
         if erased and not self.finish_erasing():
@@ -462,16 +440,15 @@ class Records(RecordReader):
         Returns what was changed and what is lost. Raises `ValueError` for an event that is not in the log.
         """
         with self.writing() as db:
-            plan = plan_rollback(self, db, to_event)
+            edits, lost = plan_rollback(self, db, to_event)
             if to_event == (last := last_event(db)):
                 return Rollback(last)
             change = Change(self, db, who, f"rollback to event {to_event}" + (f": {why}" if why else ""))
-            for edit in plan.edits:
-                change.make(prepare_edit(edit, int(self.meta.get("dim", 0))))
+            for edit in edits:
+                change.make(edit)
             event = change.log("rollback", "")
             db.execute("INSERT INTO rollbacks VALUES (?, ?)", (event, to_event))
-        changed = dict.fromkeys(edit.id for edit in plan.edits)
-        return Rollback(event, tuple(changed), tuple(plan.lost))
+        return Rollback(event, tuple(dict.fromkeys(edit.id for edit in edits)), tuple(lost))
 
     def visit(self, ids: Iterable[str], query: bool = True) -> None:
         """Record that the memories with these ids were visited, by one query or without any.
@@ -505,15 +482,14 @@ class Records(RecordReader):
         doesn't add gets an event of its own. Rollbacks and visits belong to a whole store, and are taken over
         only when this one is empty and the log can be taken over as it is.
         """
-        rows = [to_row(m) for m in memories]
-        blobs = encode_vectors(vectors, (len(rows), embedder[1]))
+        blobs = encode_vectors(vectors, (len(memories), embedder[1]))
         added, new = {e.id for e in past.log if e.kind == "add"}, dict.fromkeys(m.id for m in memories)
         with self.writing() as db:
             change, empty = Change(self, db, who, why), not self.has_past()
-            if rows:
+            if memories:
                 change.bind_embedder(embedder)
-            for m, row, blob in zip(memories, rows, blobs):
-                if not change.insert(row, blob):
+            for m, blob in zip(memories, blobs):
+                if not change.insert(m, blob):
                     del new[m.id]
                 elif m.id not in added:
                     change.log("add", m.id)

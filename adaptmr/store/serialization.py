@@ -169,7 +169,7 @@ def _find_non_json(value: Any, where: str, depth: int = 0) -> str:
     found = (_find_non_json(part, f"{where}[{key!r:.60}]", depth + 1) for key, part in parts)
     return next(filter(None, found), "")
 
-# %% ../../nbs/store/00_serialization.ipynb #059cb5f9
+# %% ../../nbs/store/00_serialization.ipynb #4cd1a245
 def from_row(row: Sequence[Any]) -> Memory:
     """Make the memory of a row whose first values are those of `COLUMNS`.
 
@@ -180,21 +180,21 @@ def from_row(row: Sequence[Any]) -> Memory:
     if not isinstance(step, int) or not isinstance(version, int):
         raise TypeError(f"step {step!r:.80} or version {version!r:.80} is no whole number")
     return Memory(
-        from_sql(i),
-        from_sql(text),
-        from_sql(speaker),
+        i if type(i) is str else from_sql(i),  # a call for each text would double the time
+        text if type(text) is str else from_sql(text),
+        speaker if type(speaker) is str else from_sql(speaker),
         datetime.fromisoformat(at),
         datetime.fromisoformat(event_at) if event_at else None,
-        from_sql(session),
+        session if type(session) is str else from_sql(session),
         step,
-        from_sql(source),
+        source if type(source) is str else from_sql(source),
         () if tags == "[]" else _strings(tags),
         () if entities == "[]" else _strings(entities),
         status,
         version,
         {} if meta == "{}" else json.loads(from_sql(meta)),
-        from_sql(layer),
-        from_sql(owner),
+        layer if type(layer) is str else from_sql(layer),
+        owner if type(owner) is str else from_sql(owner),
         () if derived_from == "[]" else json.loads(from_sql(derived_from)),
     )
 

@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from ..metrics.answers import answer_tokens
-from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
-from ..runner.rows import score_answer
+from adaptmr.eval.runner.asking import (
+    Making,
+    ingest_conversation,
+    made_for,
+    make_given,
+    prepare_questions,
+    score_answer,
+)
 from ..stats.intervals import format_interval, mean_ci, paired_difference
+from ...llm.spending import count_tokens
 from ...llm.tasks import meter_usage
-from ...llm.tokens import count_tokens
 from ...reader import answer
 from ...times import find_times
 from ...types import Conversation, Dataset, Question

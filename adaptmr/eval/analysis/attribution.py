@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from .budget_curves import system_similarity
-from adaptmr.eval.runner.filling import (
+from adaptmr.eval.runner.asking import (
     Making,
     ingest_conversation,
     made_for,
     make_given,
     matched_budgets,
     prepare_questions,
+    score_answer,
 )
-from ..runner.rows import score_answer
 from ...llm import EmptyReply
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage

@@ -27,9 +27,9 @@ from adaptmr.eval.report.style import (
     series_looks,
 )
 from ..report.tables import interval_columns
-from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
+from ..runner.asking import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..stats.intervals import mean_ci
-from ...llm.tokens import count_tokens
+from ...llm.spending import count_tokens
 from ...retrieval.evidence import cut_to_budget, hit_probabilities, line_tokens, render_context
 from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, Evidence, Hit, Question

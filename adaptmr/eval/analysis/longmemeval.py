@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..metrics.ranking import longmemeval_metrics, to_sessions
-from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
+from ..runner.asking import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..stats.intervals import mean_ci
 from ...retrieval.plan import Planner, RetrievalPlan, planner_llm, weighted_plans
 from ...store.protocol import PlannerStore

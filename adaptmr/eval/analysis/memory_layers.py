@@ -19,12 +19,16 @@ import numpy as np
 from .cost import quantile_ci
 from ..metrics.answers import answer_tokens
 from ..metrics.ranking import recall_fraction
-from ..runner.filling import conversation_embedder, ingest_conversation, prepare_questions
-from ..runner.repeated_times import timed_questions
-from ..runner.rows import score_answer
+from adaptmr.eval.runner.asking import (
+    conversation_embedder,
+    ingest_conversation,
+    prepare_questions,
+    score_answer,
+)
+from ..runner.timings import timed_questions
 from ..stats.intervals import format_interval, paired_difference, ratio_ci
+from ...llm.spending import count_tokens
 from ...llm.tasks import meter_usage
-from ...llm.tokens import count_tokens
 from ...memory.config import MemoryConfig
 from ...memory.layered import LayeredMemory
 from ...memory.layers import FACT, KEY, PAGE, SUMMARY, TOPIC
