@@ -16,7 +16,6 @@ import adaptmr as am
 from adaptmr.embed import embedder
 from adaptmr.eval.analysis import question_types
 from adaptmr.llm import LLM
-from adaptmr.llm.spending import count_prompt_tokens
 from adaptmr.llm.tasks import meter_usage
 from adaptmr.planning import classifiers
 from adaptmr.planning.classifiers import (

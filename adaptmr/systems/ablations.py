@@ -13,7 +13,7 @@ from typing import Any
 
 from ..llm import LLM
 from ..planning.qarp import QARP, QARP_THRESHOLDS
-from ..retrieval.plan import FixedPlanner, Planner, RetrievalPlan, planner_llm
+from ..retrieval.plan import Planner, RetrievalPlan, planner_llm
 from adaptmr.retrieval.strategies import (
     ANSWER_STYLES_BY_TYPE,
     ENTITY_BOOST,
@@ -27,7 +27,7 @@ from adaptmr.retrieval.strategies import (
     entity_rerank,
 )
 from ..store.protocol import PlannerStore
-from .base import MemorySystem, PlannedSystem, register_planner, register_system
+from .base import register_planner
 from .fixed import GATED_PLAN, always
 from .llm_planned import MULTI_ROUND_PLAN
 from ..types import QueryType, Question

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from ..llm import LLM
 from ..planning.qarp import QARP
 from ..planning.routed import AdaptiveRAG, Mixture, Routed
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.query import query_text
 from ..retrieval.strategies import HYBRID_WEIGHTS
 from ..store.protocol import PlannerStore
-from .base import MemorySystem, PlannedSystem, register_planner, register_system
+from .base import PlannedSystem, register_planner
 from .fixed import always
 from ..types import Question
 
