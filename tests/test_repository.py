@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import check_sync
+import house
 from committed import NoCheckout, tracked_files
 from quotations import long_texts, quoted, texts
 
@@ -237,31 +238,6 @@ def test_notebooks_have_their_form():
 
 # --- floors: a subpackage imports only from lower ones
 
-FLOORS = [
-    {"markup", "checks"},
-    {"types"},
-    {"text", "files", "sqlite", "progress", "provenance"},
-    {"registry"},
-    {"times"},
-    {"llm"},
-    {"embed"},
-    {"rerank", "reader"},
-    {"store"},
-    {"retrieval"},
-    {"planning"},
-    {"memory"},
-    {"systems"},
-    {"agents"},
-    {"data"},
-    {"eval"},
-    {"training", "bench", "sections"},
-    {"plugins"},
-    {"experiments", "integrations"},
-    {"cli", "__main__"},
-]
-FLOOR = {subpackage: i for i, subpackages in enumerate(FLOORS) for subpackage in subpackages}
-
-
 EVAL_FLOORS = [{"metrics", "stats"}, {"report"}, {"annotation"}, {"judges"}, {"runner"}, {"analysis"}]
 EVAL_FLOOR = {subpackage: i for i, subpackages in enumerate(EVAL_FLOORS) for subpackage in subpackages}
 MODULES = sorted(p for p in (ROOT / "adaptmr").rglob("*.py") if p.name != "_modidx.py")
@@ -287,14 +263,19 @@ def imports(path: Path) -> list[str]:
     return found
 
 
+def test_contributing_shows_the_tree_of_the_package():
+    shown = house.MARKED.search(house.PAGE.read_text(encoding="utf-8"))
+    assert shown and shown[0] == house.tree(), "python tests/house.py --write"
+
+
 def test_modules_import_downward():
     faults, seen = [], set()
     for path in MODULES:
         room, *rest = path.relative_to(ROOT / "adaptmr").with_suffix("").parts
         if room == "__init__":
             continue
-        if room not in FLOOR:
-            faults.append(f"{path.name}: {room} has no floor: add it to FLOORS")
+        if room not in house.FLOOR:
+            faults.append(f"{path.name}: {room} has no floor: add it to FLOORS in tests/house.py")
             continue
         for name in imports(path):
             parts = name.split(".")
@@ -303,7 +284,7 @@ def test_modules_import_downward():
                 faults.append(f"{path.name} imports {name}, which users don't have")
             if parts[0] != "adaptmr" or len(parts) < 2 or parts[1] == "__version__":
                 continue
-            if FLOOR.get(parts[1], 0) > FLOOR[room]:
+            if house.FLOOR.get(parts[1], 0) > house.FLOOR[room]:
                 faults.append(f"{path.name}, on the floor of {room}, imports {name} from a higher one")
             if room == parts[1] == "eval" and rest and len(parts) > 2 and parts[2] != rest[0]:
                 below = EVAL_FLOOR.get(parts[2], 99) < EVAL_FLOOR.get(rest[0], 99)
