@@ -265,7 +265,7 @@ def register_system(
 def register_planner(
     name: str,
     description: str,
-    planner: Callable[[str, LLM | None, int], Planner],
+    planner: Callable[..., Planner],
     group: str = "main",
     *,
     with_llm: bool = False,
