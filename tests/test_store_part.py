@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from weakref import ref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.embed import embedder
-from adaptmr.retrieval.columns import columns_of
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
-from adaptmr.retrieval.signals import LAYER_WEIGHTS, SIGNALS
-from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank, retrieve
-from adaptmr.retrieval.visible import StorePart, store_part, turns_of
-from adaptmr.store import view
+from adaptmr.retrieval.signals import LAYER_WEIGHTS
+from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank
+from adaptmr.retrieval.visible import store_part
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
 from adaptmr.types import Memory, Question
@@ -175,61 +171,6 @@ def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone,
     assert n_hits > 20
 
 
-PLANS = st.builds(
-    RetrievalPlan,
-    weights=st.dictionaries(
-        st.sampled_from(["hybrid", *SIGNALS]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1, max_size=4
-    ),
-    fusion=st.sampled_from(["sum", "rrf"]),
-    pool=st.sampled_from([2, 50]),
-    queries=st.sampled_from([(), ("cat",), ("live", "cat")]),
-    multi_step=st.booleans(),
-    temporal_order=st.booleans(),
-    prefer_latest=st.booleans(),
-    latest_rule=st.sampled_from(["attribute", "similarity", "pairs"]),
-    relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]),
-    gate=st.sampled_from(["calibrated", "cosine", "none"]),
-    time_window=st.sampled_from([None, ("2024-02-01", "2024-06-01")]),
-    window_rule=st.sampled_from(["hard", "soft", "yield"]),
-    token_budget=st.sampled_from([None, 30]),
-    relate=st.booleans(),
-    collect=st.booleans(),
-    select=st.sampled_from(["rank", "cover"]),
-    k=st.integers(1, 8),
-    max_rounds=st.sampled_from([1, 3]),
-    confidence_threshold=st.sampled_from([0.7, 1.0]),
-    expand=st.sampled_from([0, 2]),
-    merge=st.sampled_from(["turns", "best", "cover"]),
-)
-MOMENTS = st.sampled_from([None, SEPTEMBER, datetime(2024, 3, 16, tzinfo=UTC)])
-
-
-@given(PLANS, st.sampled_from(ASKED), st.sampled_from(sorted(PARTS)), MOMENTS)
-@settings(max_examples=120, deadline=None)
-def test_the_result_is_that_of_a_store_of_the_part(mixed, alone, plan, text, part, asked_at):
-    question = Question("", text, asked_at=asked_at) if asked_at else text
-    restricted = replace(plan, **PARTS[part])
-    found = run_rounds(restricted, question, mixed)
-    assert summary(found) == summary(run_rounds(restricted, question, alone[part]))
-    if restricted.searches_turns:
-        assert summary(found) == summary(run_rounds(plan, question, alone[part]))
-
-
-WORD = st.sampled_from(
-    ["cat", "Biscuit", "bicycle", "live", "Bristol", "Ravi", "Maya", "July", "?", "arm", "my"]
-)
-
-
-@given(PLANS, st.lists(WORD, max_size=6).map(" ".join), st.sampled_from(["maya", "ravi"]))
-@settings(max_examples=80, deadline=None)
-def test_nobody_finds_what_another_one_said(mixed, plan, text, owner):
-    found = run_rounds(replace(plan, owners=(owner,)), text, mixed)
-    assert {h.memory.owner for h in found.hits} <= {owner}
-    others = [m for m in ALL if m.owner != owner]
-    assert not any(m.text in found.context for m in others)
-    assert not any(m.text in f.text or m.text in f.answer for m in others for f in found.findings)
-
-
 def test_without_a_time_today_is_that_of_the_part(mixed):
     """Ravi spoke last, in October; Maya's part ends on 1 September, and her last month is August."""
     text, weights = "What happened last month?", {"time": 1.0, "recency": 1.0}
@@ -244,42 +185,11 @@ def test_without_a_time_today_is_that_of_the_part(mixed):
 # --- the trace, and what is not restricted
 
 
-def test_one_row_says_what_is_looked_at(mixed):
-    found = execute(replace(WORDS, owners=("maya",), layers=("", "key"), tags=("home",)), "cat", mixed)
-    part = row(found, "part")
-    assert (part.n_in, part.n_out) == (17, 4)
-    assert part.reason == "only layers “”, key; owners maya; tags home"
-    assert row(found, "search").n_in == 4, "hidden before anything is scored"
-
-
 def test_what_was_said_later_is_hidden_first(mixed):
     asked = Question("", "cat", asked_at="2024-03-15")
     found = execute(replace(WORDS, owners=("ravi",)), asked, mixed)
     assert [(t.step, t.n_in, t.n_out) for t in found.trace[:2]] == [("as of", 17, 7), ("part", 7, 2)]
     assert ids(found) and set(ids(found)) <= {"ravi0", "ravi1"}
-
-
-def test_a_plan_without_these_fields_searches_everything(mixed):
-    found = execute(replace(WORDS, k=99), "cat", mixed)
-    assert set(ids(found)) == {m.id for m in ALL} and "part" not in [t.step for t in found.trace]
-
-
-def test_a_part_that_is_everything_is_the_store_itself(mixed):
-    assert store_part(mixed, Filter(owners=("maya", "ravi"))) is mixed
-    with MemoryStore(embedder="hash") as s:
-        s.add(HERS)
-        assert turns_of(s) is s, "no copy where nothing is derived"
-
-
-def test_a_planner_may_restrict_what_retrieve_finds(mixed):
-    class Hers:
-        name = "hers"
-
-        def plan(self, query, store):
-            return replace(WORDS, owners=("maya",))
-
-    found = retrieve("Where do I live?", mixed, planner=Hers())
-    assert found.hits and {h.memory.owner for h in found.hits} == {"maya"}
 
 
 # --- the gate: only turns open it
@@ -311,15 +221,6 @@ def test_a_key_memory_alone_opens_no_gate(seen):
             assert not found.has_relevant and found.hits == [] and found.relevance == without.relevance
         open_ = execute(WORDS, question, s, fit=fit)
         assert open_.hits[0].memory.id == "p" and open_.has_relevant, "without a threshold it is returned"
-
-
-def test_no_turn_among_the_hits_is_no_evidence():
-    question = Question("", "Who tuned the piano?", asked_at=SEPTEMBER)
-    with MemoryStore(embedder="hash") as s:
-        s.add([*HERS, *(replace(PIANO, id=f"p{i}") for i in range(8))])
-        plan = replace(GATED, relevance_low=0.0, pool=3, weights={"lexical": 1.0})
-        found = execute(plan, question, s, fit=SURE)
-        assert not found.has_relevant and "no turn among the hits" in row(found, "gate").reason
 
 
 def test_a_store_without_turns_answers_nothing():
@@ -424,95 +325,7 @@ def test_an_id_that_is_used_again_brings_no_old_words():
         assert not part.bm25("cat").any() and part.bm25("dog")[0] > 0
 
 
-class Counting:
-    """The hash encoder, which keeps what it was asked to encode."""
-
-    def __init__(self):
-        self.inner, self.name = embedder("hash"), "hash"
-        self.dim, self.texts = self.inner.dim, []
-
-    def encode(self, texts, kind="passage"):
-        self.texts += list(texts) if kind == "passage" else []
-        return self.inner.encode(texts, kind=kind)
-
-
-def test_what_was_worked_out_for_a_part_is_not_worked_out_again(monkeypatch):
-    encoder, cut, indexed_text = Counting(), [], view.indexed_text
-    with MemoryStore(embedder=encoder) as s:
-        s.add(ALL)
-        plan = replace(WORDS, owners=("maya",), layers=("",))
-        execute(plan, "Where does the cat live?", s)
-        monkeypatch.setattr(
-            view, "indexed_text", lambda m: cut.append(m.text_with_speaker) or indexed_text(m)
-        )
-        encoder.texts.clear()
-        s.add(Memory("new", "The cat is back. She is hungry.", "Maya", SEPTEMBER, step=99, owner="maya"))
-        s.add(Memory("his", "The dog is back.", "Ravi", SEPTEMBER, step=99, owner="ravi"))
-        execute(plan, "Where does the cat live?", s)
-    assert set(encoder.texts) == {
-        "Maya: The cat is back. She is hungry.",
-        "Ravi: The dog is back.",
-        "The cat is back.",
-        "She is hungry.",
-    }
-    assert len([t for t in cut if "Maya:" in t]) == 1, "of eleven turns, one is new"
-
-
-def test_a_part_is_made_once_for_a_state_of_its_store(mixed):
-    where = Filter(owners=("ravi",))
-    part = store_part(mixed, where)
-    assert isinstance(part, StorePart) and store_part(mixed, Filter(owners=["ravi"])) is part
-    assert part.rows.tolist() == [i for i, m in enumerate(mixed.memories) if m.owner == "ravi"]
-    assert repr(part) == "StorePart(4 of 17 memories)"
-    columns = columns_of(part)
-    execute(replace(WORDS, owners=("ravi",)), "cat", mixed)
-    assert columns_of(store_part(mixed, where)) is columns
-
-
-def test_parts_are_freed_with_their_store():
-    s = MemoryStore(embedder="hash")
-    s.add(ALL)
-    execute(replace(WORDS, owners=("maya",)), "cat", s)
-    part = store_part(s, Filter(owners=("maya",)))
-    kept = [ref(part), ref(turns_of(part))]
-    assert turns_of(part) is not part and all(r() is not None for r in kept)
-    s.close()
-    del s, part
-    gc.collect()
-    assert [r() for r in kept] == [None, None]
-
-
 # --- several threads
-
-
-THREADED = [
-    WORDS,
-    replace(WORDS, owners=("maya",)),
-    replace(WORDS, owners=("maya",), layers=("",), prefer_latest=True),
-    replace(RAW, layers=("key", "summary")),
-    replace(WORDS, tags=("pets", "home"), relevance_threshold=0.5),
-    replace(WORDS, owners=("ravi",), weights={"lexical": 1.0, "sentence": 1.0}),
-]
-
-
-@pytest.mark.parametrize("path", [":memory:", "memories.db"])
-def test_four_threads_find_what_one_finds(tmp_path, path):
-    work = [(plan, text) for text in ASKED if text for plan in THREADED] * 2
-    where = path if path == ":memory:" else tmp_path / path
-    with MemoryStore(where, embedder="hash") as s, MemoryStore(embedder="hash") as one:
-        s.add(ALL)
-        one.add(ALL)
-        wanted = [summary(execute(plan, text, one)) for plan, text in work]
-        start = threading.Barrier(4)
-
-        def run(part):
-            start.wait()
-            return [summary(execute(plan, text, s)) for plan, text in part]
-
-        with ThreadPoolExecutor(4) as pool:
-            quarters = list(pool.map(run, [work[i::4] for i in range(4)]))
-    for i, found in enumerate(quarters):
-        assert found == wanted[i::4]
 
 
 def test_threads_that_search_while_another_one_writes_see_one_state_each(tmp_path):
