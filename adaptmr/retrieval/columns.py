@@ -68,8 +68,8 @@ class StoreColumns:
         self.version, self.memories = version, memories
         self._known = known
         more = memories[len(known.memories) :] if known else memories
-        self.session_code = dict(known.session_code) if known else {}
-        self.speaker_code = dict(known.speaker_code) if known else {}
+        self.session_code: dict[str, int] = dict(known.session_code) if known else {}
+        self.speaker_code: dict[str, int] = dict(known.speaker_code) if known else {}
         self.session = self._column("session", [_code(self.session_code, m.session) for m in more], np.int64)
         self.speaker = self._column("speaker", [_code(self.speaker_code, m.speaker) for m in more], np.int64)
         self.said_at = self._column("said_at", [seconds(m.at) for m in more])
@@ -85,7 +85,7 @@ class StoreColumns:
         self._known = None
 
     def _column(self, name: str, more: Sequence[Any], kind: type = np.float64) -> np.ndarray:
-        values = np.array(more, kind)
+        values: np.ndarray = np.array(more, kind)
         return values if self._known is None else np.concatenate([getattr(self._known, name), values])
 
     @property
@@ -97,7 +97,7 @@ class StoreColumns:
     def words_per_memory(self) -> float:
         """The mean number of words of the memories, of 100 spread evenly in a larger store; 0 without any."""
         n = len(self.memories)
-        rows = np.unique(np.linspace(0, n - 1, min(n, LENGTH_SAMPLE)).astype(int)) if n else []
+        rows = set(np.linspace(0, n - 1, min(n, LENGTH_SAMPLE)).astype(int).tolist()) if n else set()
         counts = [count_words(truncate_text(self.memories[i]).text) for i in rows]
         return sum(counts) / len(counts) if counts else 0.0
 

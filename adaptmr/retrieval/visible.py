@@ -51,13 +51,13 @@ class StorePart:
         self.embedder, self.version = store.embedder, store.version
         self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
         words = LexicalIndex(self.lexical, self.k1, self.b)
-        known = earlier._view if earlier is not None else None
-        self._view = View.of([memories[i] for i in rows.tolist()], store.matrix[rows], words, known)
+        known: View | None = earlier._view if earlier is not None else None
+        self._view: View = View.of([memories[i] for i in rows.tolist()], store.matrix[rows], words, known)
         if versions is not None:
             self._view = self._view.changed((), *versions)
         self.memories: Sequence[Memory] = self._view.memories  # in step order, then by id
         self.matrix, self.speakers = self._view.matrix, self._view.speakers
-        self.recent, self.bm25 = self._view.recent, self._view.bm25
+        self.bm25 = self._view.bm25
         self.by_word, self.similarity, self.mask = self._view.by_word, self._view.similarity, self._view.mask
 
     def __len__(self) -> int:
@@ -70,6 +70,10 @@ class StorePart:
     def snapshot(self) -> Iterator[StorePart]:
         """Return this part: it never changes."""
         yield self
+
+    def recent(self, n: int = 10) -> list[Memory]:
+        """Return the `n` memories said last, the latest first."""
+        return self._view.recent(n)
 
     def dense(self, query: str | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the cosines of all memories, or of `rows`, with a query or a vector (dim,): (m,) float32.

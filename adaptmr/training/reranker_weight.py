@@ -14,7 +14,6 @@ from ..rerank import Reranker, as_reranker
 from ..retrieval.execute import execute
 from ..retrieval.fusion import Fit, logistic
 from ..retrieval.plan import RERANK_DEPTH, RetrievalPlan
-from ..retrieval.search import SIGNAL
 from ..retrieval.strategies import HYBRID_WEIGHTS
 from ..store.memory_store import MemoryStore
 from ..types import Dataset, Evidence
@@ -66,7 +65,7 @@ def fit_reranker_weight(
     plan = RetrievalPlan(
         weights=HYBRID_WEIGHTS, reranker=model.name, rerank_depth=depth, pool=depth, gate="none", k=depth
     )
-    weights = {n: w for n, w in bare.expand_weights(HYBRID_WEIGHTS).items() if n != SIGNAL}
+    weights = {n: w for n, w in bare.expand_weights(HYBRID_WEIGHTS).items() if n != "reranker"}
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for conversation in data.conversations:
         store = MemoryStore(embedder=embedder)
@@ -75,7 +74,7 @@ def fit_reranker_weight(
             found = execute(plan, question, store, fit=bare, reranker=model)
             y = np.array([h.source in question.evidence for h in found.hits], bool)
             if y.any():
-                signal = np.array([h.signals[SIGNAL] for h in found.hits])
+                signal = np.array([h.signals["reranker"] for h in found.hits])
                 parts.append((_fused(found, weights), signal, y))
         store.close()
     if not parts:
@@ -85,5 +84,5 @@ def fit_reranker_weight(
         )
     offset, z, y = map(np.concatenate, zip(*parts))
     weight = offset_weight(offset, z, y)
-    fitted = {name: {**of, SIGNAL: weight} for name, of in fit.weights.items()}
+    fitted = {name: {**of, "reranker": weight} for name, of in fit.weights.items()}
     return replace(fit, weights=fitted, reranker=model.name)
