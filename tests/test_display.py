@@ -204,7 +204,7 @@ def test_the_difference_names_weights_by_path():
     assert this.diff() == [("weights.time", 0.5, None), ("prefer_latest", True, False)]
     assert repr(this.diff(this)) == "no differences" and "no differences" in this.diff(this)._repr_html_()
     assert repr(this.diff()).splitlines()[1].split() == ["weights.time", "0.5", "–"]
-    with pytest.raises(TypeError, match="RetrievalPlan can be compared with another, and not with 'x'"):
+    with pytest.raises(TypeError, match="a RetrievalPlan can't be compared with 'x'"):
         differences(this, "x")
 
 

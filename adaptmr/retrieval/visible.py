@@ -57,8 +57,7 @@ class StorePart:
             self._view = self._view.changed((), *versions)
         self.memories: Sequence[Memory] = self._view.memories  # in step order, then by id
         self.matrix, self.speakers = self._view.matrix, self._view.speakers
-        self.bm25 = self._view.bm25
-        self.by_word, self.similarity, self.mask = self._view.by_word, self._view.similarity, self._view.mask
+        self.mask = self._view.mask
 
     def __len__(self) -> int:
         return len(self.memories)
@@ -92,6 +91,18 @@ class StorePart:
         if not len(self):
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
         return self._view.nearest(self._vector(query), n, where)
+
+    def bm25(self, query: str) -> np.ndarray:
+        """Return the BM25 of every memory for a query, over these memories alone: (m,) float32."""
+        return self._view.bm25(query)
+
+    def by_word(self, query: str, rows: np.ndarray | None = None) -> tuple[list[str], np.ndarray]:
+        """Return the query's words, and what each adds to the BM25 of all memories, or of `rows`: (w, m)."""
+        return self._view.by_word(query, rows)
+
+    def similarity(self, i: Any, j: Any) -> np.ndarray:
+        """Return the cosines between the memories of rows `i` (a,) and of rows `j` (b,): (a, b) float32."""
+        return self._view.similarity(i, j)
 
     def _vector(self, query: str | np.ndarray) -> np.ndarray:
         return self.embedder.encode([query], kind="query")[0] if isinstance(query, str) else query
