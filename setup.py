@@ -63,6 +63,7 @@ setup(
             "eval/report/*.js",
             "store/*.csv",
             "training/*.tsv",
+            "data/*.bib",
             "data/*.txt",
             "data/demo/*.json",
             "data/demo_assistant/*.json",

@@ -31,9 +31,8 @@ _HOMES = {
     "data.registry": ("datasets", "load"),
     "data.validation": ("DatasetError",),
     "systems.base": ("MemorySystem", "make_system"),
-    "systems.own": ("strategy", "system"),
-    "systems.wrapper": ("WrappedSystem",),
-    "own_embedder": ("register_embedder",),
+    "systems.own": ("WrappedSystem", "strategy", "system"),
+    "plugins": ("register_embedder",),
     "eval.judges.accuracy": ("judge",),
     "eval.runner.evaluate": ("evaluate",),
     "eval.analysis.run_cost": ("estimate",),
@@ -83,9 +82,9 @@ if TYPE_CHECKING:
     from adaptmr.eval.judges.accuracy import judge
     from adaptmr.eval.runner.evaluate import evaluate
     from adaptmr.llm import LLM, ReplayCache, Task
-    from adaptmr.own_embedder import register_embedder
     from adaptmr.planning.qarp import QARP
     from adaptmr.planning.routed import Mixture, Routed
+    from adaptmr.plugins import register_embedder
     from adaptmr.reader import answer
     from adaptmr.rerank import Reranker, reranker
     from adaptmr.retrieval.execute import execute
@@ -94,8 +93,7 @@ if TYPE_CHECKING:
     from adaptmr.store.memory_store import Filter, MemoryStore
     from adaptmr.store.vectors import VectorIndex
     from adaptmr.systems.base import MemorySystem, make_system
-    from adaptmr.systems.own import strategy, system
-    from adaptmr.systems.wrapper import WrappedSystem
+    from adaptmr.systems.own import WrappedSystem, strategy, system
     from adaptmr.types import (
         Answer,
         Conversation,

@@ -24,11 +24,11 @@ from .eval.analysis.run_cost import ESTIMATE_VARIABLE, EstimateMade, RunEstimate
 from .eval.judges.accuracy import JUDGES
 from .eval.report import run_folder, tables
 from .eval.report.recorded_run import is_finished, read_manifest
+from .eval.runner.asking import Making
 from .eval.runner.evaluate import evaluate
-from .eval.runner.filling import Making
 from .eval.runner.identity import user_code_hashes
-from .eval.runner.repeated_times import time_systems, with_repeated_times
-from .eval.runner.timings import timed_calls
+from .eval.runner.run import journal_keys
+from .eval.runner.timings import time_systems, timed_calls, with_repeated_times
 from .files import notice
 from .llm import LLM
 from .llm.replay import ReplayCache
@@ -410,10 +410,8 @@ def _warn_of_other_starts(journal: Path, run: run_folder.RunFolder) -> None:
     if journal.exists():
         return
     named = run.run_id.rpartition("-")[0]
-    for other in sorted(journal.parent.glob(f"{named}-????????.jsonl")):
-        with other.open("rb") as rows:
-            n = max(0, sum(1 for _ in rows) - 1)
-        if n:
+    for other in sorted(journal.parent.glob(f"{named}-????????.sqlite")):
+        if n := len(journal_keys(other)):
             notice(
                 f"{n} answers of an earlier start of {run.experiment} were made with other code of your own "
                 f"or data than today's: they are not continued, the run starts again. They stay in "
@@ -510,7 +508,7 @@ def ask_besides(experiment: Experiment, system: str, data: Dataset, name: str) -
 
 
 def _journal_besides(experiment: Experiment, name: str) -> Path:
-    return experiment.journal.with_suffix(f".{name}.jsonl")
+    return experiment.journal.with_suffix(f".{name}.sqlite")
 
 
 def _journals(experiment: Experiment) -> list[Path]:
@@ -644,7 +642,7 @@ class Experiment:
         self.run = run_folder.open_run(
             name, self.params, self.data, out_dir, redact=redact, user_code=self.user_code, timed=timed
         )
-        self.journal = cache_dir() / "journals" / name / f"{self.run.run_id}.jsonl"
+        self.journal = cache_dir() / "journals" / name / f"{self.run.run_id}.sqlite"
         self.frame: pd.DataFrame | None = None
         self.tested: pd.DataFrame | None = None  # the declared contrasts
         self.answers: list[tuple[str, str, str]] = []  # of the answer box: question, answer, numbers

@@ -9,21 +9,34 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from .data.registry import datasets, get_parser
-from .eval.runner.source_code import is_installed, is_ours, own_files
-from .registry import NameTaken, forget_module, registered
+from .embed.encoders import EMBEDDERS
+from .eval.runner.identity import code_hash, is_installed, is_ours, own_files
+from adaptmr.registry import (
+    NameTaken,
+    call_with_options,
+    describe,
+    forget_module,
+    registered,
+    required_parameters,
+)
 from .systems.base import known_systems
 
 # %% auto #0
-__all__ = ['FOLDER', 'PluginError', 'Plugin', 'load_plugins', 'keep_sources', 'plugins_for_replay']
+__all__ = ['FOLDER', 'PluginError', 'Plugin', 'load_plugins', 'keep_sources', 'plugins_for_replay', 'CodedEmbedder',
+           'register_embedder']
 
 # %% ../nbs/03_plugins.ipynb #ffc43b48
 FOLDER = "plugins"  # of a run's folder
@@ -309,3 +322,79 @@ def plugins_for_replay(run: Path, manifest: Mapping[str, Any], given: Sequence[s
                 "new run with the new one"
             )
     return plugins
+
+# %% ../nbs/03_plugins.ipynb #c9d033c5
+_T = TypeVar("_T", bound=Callable[..., Any])
+_Encode = Callable[[Sequence[str], str], np.ndarray]
+
+# %% ../nbs/03_plugins.ipynb #9013f62f
+@dataclass(frozen=True, eq=False)
+class CodedEmbedder:
+    """An embedder that a function or class makes: `thing` is or makes what encodes."""
+
+    name: str
+    thing: Any
+
+    def revision(self) -> str:
+        """Return a hash of the code and its settings.
+
+        Raises `SourceUnavailable` for code that can't be identified.
+        """
+        return code_hash(f"embedder {self.name}", self.thing)
+
+    def load(self) -> _Encode:
+        """Return the function of (texts, kind) that makes the rows, which are checked."""
+        return _checked(self.name, _encode_of(self, self.revision()))
+
+
+@lru_cache(maxsize=8)
+def _encode_of(own: CodedEmbedder, revision: str) -> Callable[..., Any]:
+    """Return the method or function that encodes, made once for each revision of its code."""
+    thing = own.thing
+    if inspect.isfunction(thing) and required_parameters(thing):
+        return thing
+    made = call_with_options(thing, {"name": own.name}) if callable(thing) else thing
+    encode = getattr(made, "encode", None)
+    if not callable(encode):
+        raise TypeError(
+            f"embedder {own.name!r}: {thing!r} made a {type(made).__name__}, which has no method "
+            "encode(texts)"
+        )
+    return encode
+
+
+def _checked(name: str, encode: Callable[..., Any]) -> _Encode:
+    """Wrap a function that encodes: it gets `kind` where it takes one, and its rows are checked."""
+    parameters = inspect.signature(encode).parameters.values()
+    takes_kind = any(p.name == "kind" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def encode_checked(texts: Sequence[str], kind: str) -> np.ndarray:
+        rows = np.asarray(encode(list(texts), **({"kind": kind} if takes_kind else {})), np.float32)
+        if rows.ndim != 2 or len(rows) != len(texts):
+            raise ValueError(
+                f"embedder {name!r} gave an array of shape {rows.shape} for {len(texts)} texts: return one "
+                "row for each"
+            )
+        length = np.sqrt((rows * rows).sum(axis=1))
+        if bad := [i for i, v in enumerate(length) if not 0 < v < np.inf]:
+            raise ValueError(
+                f"embedder {name!r} gave a vector of zeros, or one that isn't finite, for "
+                f"{texts[bad[0]]!r:.80}: give each text a direction, such as a constant first number"
+            )
+        return rows
+
+    return encode_checked
+
+# %% ../nbs/03_plugins.ipynb #623afb98
+def register_embedder(name: str, description: str = "") -> Callable[[_T], _T]:
+    """Register an embedder: a function of texts, a class with `encode`, or what makes its object.
+
+    `description` defaults to the first line of its docstring. Raises `NameTaken` for a name that is taken,
+    except by the same place in the code, or that could be a path, a precision or a model's id.
+    """
+
+    def register(thing: _T) -> _T:
+        EMBEDDERS.register(name, CodedEmbedder(name, thing), description or describe(thing), by=thing)
+        return thing
+
+    return register

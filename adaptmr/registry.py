@@ -19,7 +19,8 @@ _T = TypeVar("_T")
 
 # %% auto #0
 __all__ = ['ENTRY_POINTS', 'NameTaken', 'Registered', 'Registry', 'describe', 'required_parameters', 'call_with_options',
-           'registered', 'registered_by_users', 'forget_module', 'load_installed', 'load_packages', 'packages_of']
+           'registered', 'registered_by_users', 'put_registered', 'forget_module', 'load_installed', 'load_packages',
+           'packages_of']
 
 # %% ../nbs/02_registry.ipynb #4fdba9eb
 class NameTaken(ValueError):
@@ -180,6 +181,13 @@ def registered_by_users() -> dict[str, Registered[Any]]:
     """Return what users and installed packages registered, by kind and name."""
     load_installed()
     return {what: entry for what, entry in _entries().items() if not entry.is_shipped}
+
+
+def put_registered(entries: Mapping[str, Registered[Any]]) -> None:
+    """Register what `registered_by_users` returned in another process, where this one lacks it."""
+    for what, entry in entries.items():
+        kind, name = next((k, what.removeprefix(f"{k} ")) for k in _REGISTRIES if what.startswith(f"{k} "))
+        _REGISTRIES[kind].entries.setdefault(name, entry)
 
 
 def forget_module(module: str) -> None:

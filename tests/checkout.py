@@ -6,6 +6,10 @@ It serves tests of the command line and of run folders received from others.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 PARAMETERS = 'out_dir = None\nfolder = None\nk = 1\nnames = None\nembedder = "auto"'
@@ -59,3 +63,20 @@ def received(folder: Path, params: object, experiment: object = "tiny", **more: 
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
+
+
+def start(root: Path, *arguments: object, **more: str) -> subprocess.Popen[str]:
+    """Start `adaptmr …` as a terminal does: in a process group of its own, and with Ctrl-C not ignored.
+
+    A shell that runs the tests in the background makes them ignore Ctrl-C, and a child would inherit that.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "adaptmr", *map(str, arguments)],
+        cwd=root,
+        env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Callable
 
@@ -252,3 +253,26 @@ def bomb(megabytes: int, code: int = 200) -> Behaviour:
     """Send a good reply of so many megabytes, compressed to a thousandth of that."""
     packed = gzip.compress(json.dumps(completion("0" * megabytes * 10**6)).encode())
     return raw(code, packed, {"Content-Encoding": "gzip"})
+
+
+def minimal_instance(schema: dict[str, Any]) -> Any:
+    """Return the smallest value that fits a task's JSON schema: first choices, empty lists, lower bounds."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("type") == "object":
+        return {name: minimal_instance(part) for name, part in schema.get("properties", {}).items()}
+    if schema.get("type") == "array":
+        return [minimal_instance(schema["items"])] * schema.get("minItems", 0)
+    least = schema.get("minimum", 0)
+    return {"string": "none", "boolean": True, "integer": least, "number": least}.get(schema.get("type", ""))
+
+
+def minimal(seconds: float = 0.0) -> Behaviour:
+    """Reply after some seconds with the smallest value that fits the request's schema."""
+
+    def behave(h: Handler, body: dict[str, Any]) -> None:
+        time.sleep(seconds)
+        schema = body.get("response_format", {}).get("json_schema", {}).get("schema", {"type": "string"})
+        ok(json.dumps(minimal_instance(schema)))(h, body)
+
+    return behave

@@ -115,7 +115,7 @@ def test_the_second_of_two_equal_runs_names_the_process_of_the_first(tmp_path, m
         if locks
         else HOLD.replace(
             "import open_run",
-            "import open_run\nfrom adaptmr.eval.report import run_folder\natomic_folder.fcntl = None",
+            "import open_run\nfrom adaptmr.eval.report import run_folder\nrun_folder.fcntl = None",
             1,
         )
     )

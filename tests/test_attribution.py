@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -19,19 +17,14 @@ from adaptmr.eval.analysis import attribution as c
 from adaptmr.eval.analysis import causes
 from adaptmr.eval.analysis import causes as h
 from adaptmr.eval.analysis.attribution import (
-    CAUSE_DESCRIPTIONS,
-    CAUSE_ORDER,
-    CAUSES,
-    INTERVENTIONS,
     REPAIRS,
     Failure,
     apply_interventions,
     outdated_hits,
-    reader_input,
 )
+from adaptmr.eval.annotation.labels import CAUSES
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
-from adaptmr.reader import answer
 from adaptmr.retrieval.evidence import render_context
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.systems.fixed import without_times
@@ -98,13 +91,6 @@ def has(lines, *words):
 # --- each cause alone, by a reader that needs exactly that
 
 
-def test_every_cause_has_a_meaning_and_an_intervention():
-    assert (
-        set(CAUSES) == set(CAUSE_ORDER) == set(CAUSE_DESCRIPTIONS) == {*INTERVENTIONS, "GEN"}
-        and len(CAUSES) == 6
-    )
-
-
 def test_miss(reader):
     llm, server = reader(lambda lines: "Bergen" if has(lines, "Bergen") else "tea")
     d = c.diagnose(WHERE, found(TEA, SLUGS), TALK, llm)
@@ -116,14 +102,6 @@ def test_miss(reader):
     )
     shown = memories(server.requests[1])
     assert has(shown, "tea", "slugs") and shown[0].endswith("Bergen now."), "the rest is kept, gold on top"
-
-
-def test_a_closed_gate_is_a_miss(reader):
-    llm, server = reader(lambda lines: "Bergen" if has(lines, "Bergen") else "")
-    d = c.diagnose(WHERE, Evidence([], False, 0.1), TALK, llm)
-    assert d.cause == "MISS" and d.calls == 1 == len(server.requests), (
-        "behind a closed gate no model is asked"
-    )
 
 
 def test_temporal(reader):
@@ -151,12 +129,6 @@ def test_conflict(reader):
     assert d.cause == "CONFLICT", "taking out the distractors takes out too much for this reader"
 
 
-def test_halluc_costs_no_call(reader):
-    llm, server = reader(lambda lines: "a yacht")
-    d = c.diagnose(NEVER, found(TEA, SLUGS), TALK, llm)
-    assert d.cause == "HALLUC" and d.calls == len(server.requests) - 1 <= 2
-
-
 def test_overload(reader):
     llm, _ = reader(lambda lines: "Bergen" if len(lines) < 2 else "tea")
     assert c.diagnose(WHERE, found(NEW, TEA, CAT), TALK, llm).cause == "OVERLOAD"
@@ -166,7 +138,6 @@ def test_gen(reader):
     llm, server = reader(lambda lines: "banana")
     d = c.diagnose(WHERE, found(OLD, NEW, TEA), TALK, llm, max_calls=50)
     assert d.cause == "GEN" and d.minimal_repairs == () and d.complete and d.calls == len(server.requests) - 1
-    assert c.cause_weights(d.cause)["GEN"] == 1
 
 
 def test_unstable(reader):
@@ -176,7 +147,6 @@ def test_unstable(reader):
         d.cause == "unstable"
         and d.calls == 0
         and len(server.requests) == 1
-        and not any(c.cause_weights(d.cause).values())
     )
 
 
@@ -188,10 +158,7 @@ def test_a_tie_is_shown_and_shared(reader):
     d = c.diagnose(WHERE, found(OLD, NEW), TALK, llm)
     assert d.cause == "CONFLICT|OVERLOAD"
     assert d.minimal_repairs == (frozenset({"CONFLICT"}), frozenset({"OVERLOAD"}))
-    assert (
-        c.cause_weights(d.cause) == {**dict.fromkeys(CAUSES, 0.0), "CONFLICT": 0.5, "OVERLOAD": 0.5}
-        and c.primary_cause(d.cause) == "CONFLICT"
-    )
+    assert c.primary_cause(d.cause) == "CONFLICT"
 
 
 def test_a_double_and_a_tie_of_doubles(reader):
@@ -201,31 +168,13 @@ def test_a_double_and_a_tie_of_doubles(reader):
     assert c.diagnose(WHERE, found(OLD, TEA), TALK, llm, max_calls=50).cause == "MISS+CONFLICT"
     llm, _ = reader(lambda lines: "Bergen" if has(lines, "Bergen") and not has(lines, "Oslo") else "Oslo")
     d = c.diagnose(WHERE, found(OLD, TEA), TALK, llm, max_calls=50)
-    assert (
-        d.cause == "MISS+CONFLICT|MISS+OVERLOAD"
-        and c.cause_weights(d.cause)["MISS"] == 0.5
-        and c.cause_weights(d.cause)["CONFLICT"] == 0.25
-    )
+    assert d.cause == "MISS+CONFLICT|MISS+OVERLOAD"
 
 
-def test_three_together(reader):
-    both = Question(
-        "q",
-        "Where do I live now, and what do I drink?",
-        ["Bergen, tea"],
-        QueryType.multi_hop,
-        evidence=["D2", "D4"],
-    )
-    llm, _ = reader(
-        lambda lines: "Bergen, tea" if len(lines) == 2 and "Bergen" in lines[0] and "tea" in lines[1] else "x"
-    )
-    d = c.diagnose(both, found(TEA, SLUGS, CAT), TALK, llm, max_calls=50)
-    assert d.cause == "MISS+OVERLOAD", "the gold that was missing is put on top, in order already"
-    late = replace(both, evidence=["D4", "D2"])
-    d = c.diagnose(late, found(SLUGS, CAT), TALK, llm, max_calls=50)
-    assert d.cause == "MISS+TEMPORAL+OVERLOAD" and c.cause_weights(d.cause)["TEMPORAL"] == pytest.approx(
-        1 / 3
-    )
+def test_shapley_values_by_hand():
+    worth = {"": 0.0, "M": 0.4, "O": 0.2, "MO": 0.8}
+    shares = c.shapley_values("MO", lambda some: worth["".join(sorted(some))])
+    assert shares == pytest.approx({"M": 0.5, "O": 0.3}) and c.shapley_values("", lambda some: 1.0) == {}
 
 
 # --- gains: what each repair gives back, graded
@@ -249,22 +198,10 @@ def test_gains_by_hand(reader):
     assert set(d.seen) == {"MISS", "CONFLICT", "OVERLOAD", "TEMPORAL"} and d.complete
 
 
-def test_a_repair_that_helps_below_the_threshold_has_a_gain(reader):
-    long = "somewhere in the old part of Bergen by the sea"
-    llm, _ = reader(lambda lines: long if has(lines, "Bergen") else "tea")
-    d = c.diagnose(WHERE, found(TEA), TALK, llm)
-    assert d.cause == "GEN" and 0 < d.gains["MISS"] < 0.3 and d.repaired == pytest.approx(d.gains["MISS"])
-
-
 def test_an_unanswerable_question_has_no_gains(reader):
     llm, _ = reader(lambda lines: "a yacht")
     d = c.diagnose(NEVER, found(TEA, SLUGS), TALK, llm)
     assert d.cause == "HALLUC" and d.gains == {} and d.seen == () and d.complete
-
-
-def test_without_gold_turns_nothing_can_be_divided():
-    d = c.diagnose(replace(WHERE, answers=["banana"], evidence=[]), found(OLD, TEA), TALK)
-    assert d.gains == {} and d.seen == () and d.complete and math.isnan(d.repaired)
 
 
 def test_gains_need_every_set(reader):
@@ -324,25 +261,6 @@ def test_what_the_reader_cannot_see_is_not_asked(reader):
     assert frozenset({"TEMPORAL"}) not in offline.tried, "the rules don't see an order"
 
 
-@given(st.lists(st.integers(0, 4), unique=True, max_size=5), st.integers(0, 6), st.integers(0, 31))
-@settings(max_examples=10, deadline=None)
-def test_the_budget_is_kept(turns, budget, seed):
-    said = lambda body: reply("Bergen" if hash((seed, tuple(memories(body)))) % 7 == 0 else "x")  # noqa: E731
-    with s.Server(s.answering(said)) as server:
-        d = c.diagnose(
-            WHERE,
-            found(*(TALK.turns[i] for i in turns)),
-            TALK,
-            LLM("m", base_url=server.url, api_key="k"),
-            max_calls=budget,
-        )
-        control = int(bool(turns))
-        assert len(server.requests) - control == d.calls <= budget and (d.complete or d.calls <= budget)
-        assert len({json.dumps(r["messages"]) for r in server.requests}) == len(server.requests), (
-            "nothing is asked twice"
-        )
-
-
 def test_malformed_replies_count_too(reader):
     with s.Server(s.ok("certainly not JSON")) as server:
         d = c.diagnose(
@@ -362,25 +280,6 @@ def test_all_together_comes_first_where_calls_are_few(reader):
         "two alone, since the order is right; then all: the gold and nothing else"
     )
     assert c.diagnose(WHERE, found(OLD, SLUGS, TEA), TALK, llm, max_calls=0).calls == 0
-    with pytest.raises(ValueError, match="max_calls=-1"):
-        c.diagnose(WHERE, found(OLD), TALK, llm, max_calls=-1)
-
-
-def test_it_replays_without_a_server(reader, tmp_path):
-    llm, server = reader(
-        lambda lines: "Bergen" if has(lines, "Bergen") and len(lines) < 3 else "x",
-        cache=ReplayCache(tmp_path / "calls.sqlite"),
-    )
-    live = c.diagnose(WHERE, found(OLD, SLUGS, TEA), TALK, llm)
-    server.__exit__()
-    again = LLM("m", base_url=server.url, api_key="k", cache=ReplayCache(tmp_path / "calls.sqlite", "replay"))
-    replayed = c.diagnose(WHERE, found(OLD, SLUGS, TEA), TALK, again)
-    assert (live.minimal_repairs, live.calls, live.tried, live.ways) == (
-        replayed.minimal_repairs,
-        replayed.calls,
-        replayed.tried,
-        replayed.ways,
-    )
 
 
 # --- the interventions themselves
@@ -397,16 +296,6 @@ def test_a_system_with_words_of_its_own_keeps_them():
         apply_interventions(own, {"MISS"}, Failure.of(WHERE, TALK)).context
         == f"[2024-01-21] Ann: {SAID[2]}\nAnn drinks something hot."
     )
-
-
-def test_unanswerable_questions_have_no_gold_even_where_turns_are_cited():
-    cited = replace(NEVER, evidence=["D0"])
-    case = Failure.of(cited, TALK)
-    for name in ("MISS", "OVERLOAD"):
-        assert apply_interventions(found(TEA), {name}, case) == found(TEA)
-    assert not apply_interventions(found(TEA), {"HALLUC"}, case).has_relevant and apply_interventions(
-        found(TEA), {"HALLUC"}, Failure.of(WHERE, TALK)
-    ) == found(TEA)
 
 
 def test_outdated_versions():
@@ -437,51 +326,12 @@ def test_outdated_versions():
     )
 
 
-ODD = ["", "\x00", "\ud800", "🐱 \u202e", "x" * 1_000_000]
-
-
-@pytest.mark.parametrize("offline", [True, False])
-def test_odd_memories_and_no_gold(offline):
-    turns = [
-        Memory(f"o{i}", t, "", (datetime(1, 1, 1), datetime(9999, 12, 31))[i % 2], step=i, source=f"o{i}")
-        for i, t in enumerate([*ODD, "same", "same"])
-    ]
-    case = Failure.of(replace(WHERE, evidence=["o1", "gone", "o1"]), Conversation("odd", (), turns))
-    for names in [*({n} for n in INTERVENTIONS), set(INTERVENTIONS), set()]:
-        hash(reader_input(apply_interventions(found(*turns), names, case), offline))
-        assert apply_interventions(Evidence([], False), names - {"MISS"}, case).hits == []
-    assert len(case.gold) == 1
-    with pytest.raises(KeyError, match="TELEPATHY"):
-        apply_interventions(found(), {"TELEPATHY"}, case)
-
-
-SETS = st.lists(st.sampled_from(CAUSE_ORDER[:5]), min_size=1, max_size=3, unique=True)
-
-
-@given(SETS, SETS)
-def test_names_can_be_read_back(one, other):
-    sets = list(dict.fromkeys((frozenset(one), frozenset(other))))
-    name = c.cause_label(sets)
-    assert (
-        set(map(frozenset, c.parse_cause_label(name))) == set(sets)
-        and sum(c.cause_weights(name).values()) == pytest.approx(1)
-        and c.cause_label(sets[::-1]) == name
-    )
-    assert c.primary_cause(name) == min({*one, *other}, key=CAUSE_ORDER.index)
-
-
-def test_unknown_names():
-    for bad in ("LUCK", "MISS|LUCK", ""):
-        with pytest.raises(ValueError, match="cause"):
-            c.parse_cause_label(bad)
-
-
 # --- a whole run
 
 
 @pytest.fixture(scope="module")
 def demo():
-    return am.load("demo", split="en1,zh1", limit=30)
+    return am.load("demo", split="en1", limit=24)
 
 
 @pytest.fixture(scope="module")
@@ -499,7 +349,7 @@ def test_every_failure_and_no_other(demo, frame):
     why = c.attribute_failures(frame, demo, named, embedder="hash")
     low = frame[(frame["f1"] < 0.3) & frame["system"].isin(named)]
     assert (
-        set(zip(why.system, why.question)) == set(zip(low.system, low.question)) and len(why) == len(low) > 15
+        set(zip(why.system, why.question)) == set(zip(low.system, low.question)) and len(why) == len(low) > 8
     )
     assert (
         why.equals(c.attribute_failures(frame, demo, named, embedder="hash"))
@@ -513,26 +363,6 @@ def test_every_failure_and_no_other(demo, frame):
     unanswerable = {q.id for q in demo.questions if not q.answerable}
     made_up, without_answer = why["cause"].str.contains("HALLUC"), why["question"].isin(unanswerable)
     assert (made_up == without_answer).all() and made_up.any()
-
-
-def test_the_repairs_repair(demo, frame):
-    why = c.attribute_failures(frame, demo, ["unified"], embedder="hash")
-    system = am.make_system("unified", embedder="hash")
-    right, n = c.correct_by_score(demo.name), 0
-    for conversation in demo.conversations:
-        system.reset()
-        system.ingest(conversation)
-        for q in demo.questions_on(conversation.id):
-            for row in why[why.question == q.id].itertuples():
-                evidence = system.retrieve(q.blind(), 10)
-                for names in c.parse_cause_label(row.cause) if row.cause != "GEN" else ():
-                    if "CONFLICT" in names:
-                        continue  # needs the store's cosines
-                    assert right(
-                        q, answer(q.text, apply_interventions(evidence, names, Failure.of(q, conversation)))
-                    )
-                    n += 1
-    assert n > 3
 
 
 def test_gold_reaches_no_system(demo, frame):
@@ -674,18 +504,6 @@ def test_a_share_is_of_the_f1_that_was_lost():
     assert whole["gain"].to_dict() == pytest.approx({"MISS": 0.3, "GEN": 0.6})
 
 
-def test_a_cause_is_reported_only_where_it_can_vary():
-    given = diagnosed("MISS", "GEN", "HALLUC")
-    assert causes.reported_causes(given, "u") == ["MISS", "GEN"]
-    seen = given.assign(seen_TEMPORAL=[False, True, False])
-    table = causes.cause_shares(seen)
-    assert list(table["cause"]) == ["MISS", "TEMPORAL", "GEN"] * 2
-    temporal = table[table.cause == "TEMPORAL"].iloc[0]
-    assert (temporal["mean"], temporal["seen"], temporal["helps"], temporal["n"]) == (0, 1, 0, 2)
-    unanswerable = diagnosed("HALLUC", "HALLUC", type="abstention")
-    assert causes.cause_shares(unanswerable).empty, "the label of every unanswerable question is no finding"
-
-
 def test_sentences_and_outcomes():
     table = causes.cause_shares(diagnosed("MISS", "MISS|CONFLICT", "MISS+OVERLOAD", "GEN", "unstable"))
     assert causes.cause_sentences(table) == [
@@ -732,16 +550,6 @@ def test_agreement_with_hand_labels():
         counts.loc["GEN"].to_dict() == {**dict.fromkeys(CAUSES, 0), "GEN": 1, "MISS": 1}
         and counts.to_numpy().sum() == 5
     )
-
-
-def test_agreement_is_given_per_system_where_there_are_several():
-    one, other = diagnosed("MISS", "GEN"), diagnosed("MISS", "MISS").assign(system="v")
-    both = pd.concat([one, other], ignore_index=True)
-    hand = both[h.LABEL_KEY].assign(cause=["MISS", "GEN", "GEN", "GEN"])
-    table = h.hand_agreement(both, hand)
-    strict = table[(table["failures"] == "all") & (table["reading"] == "strict")]
-    assert strict["system"].tolist() == ["all", "u", "v"]
-    assert strict["n"].tolist() == [4, 2, 2] and strict["agreement"].tolist() == [0.5, 1.0, 0.0]
 
 
 def test_a_second_reading_is_compared_with_the_first():

@@ -1,4 +1,4 @@
-"""`adaptmr.llm.deadlines`: servers that send slowly, without end, or compressed bombs."""
+"""`adaptmr.llm.transport`: servers that send slowly, without end, or compressed bombs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from server import (
     status,
 )
 
-from adaptmr.llm import LLM, BadRequest, ServerError, deadlines
-from adaptmr.llm.deadlines import DeadlineExceeded, call_with_timeout
+from adaptmr.llm import LLM, BadRequest, ServerError, transport
+from adaptmr.llm.transport import DeadlineExceeded, call_with_timeout
 
 HELLO = [{"role": "user", "content": "Where do I live now?"}]
 PATIENCE = 6.0  # seconds; without a deadline each of these servers takes twenty or more
@@ -108,7 +108,7 @@ def endless_body(h: Any, body: dict[str, Any]) -> None:
     "big", [bomb(20), endless_body, bomb(20, 400)], ids=["bomb", "endless", "bomb in an error"]
 )
 def test_the_size_of_a_body_is_bounded(big: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "MAX_BODY_BYTES", 1_000_000)
+    monkeypatch.setattr(transport, "MAX_BODY_BYTES", 1_000_000)
     with Server(big) as s:
         llm = model(s, timeout=10.0)
         tracemalloc.start()

@@ -1,46 +1,28 @@
-"""The command line: complete and repeatable run folders, named errors, the same results as papermill."""
+"""`adaptmr run`: complete and repeatable run folders, checked parameters, named errors."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
+import checkout
+import numpy as np
 import pandas as pd
 import pytest
 
 import adaptmr
 from adaptmr import cli
-from adaptmr.eval.report.run_folder import compare_tables
+from adaptmr.embed.vector_cache import VectorCache
+from adaptmr.eval.report.recorded_run import compare_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-SMALL = ["-p", "limit", "6", "-p", "embedder", "hash", "-p", "split", "en1"]
-
-
-def start(*command, cwd, cache, **more):
-    env = {
-        **os.environ,
-        "ADAPTMR_CACHE": str(cache),
-        "OMP_NUM_THREADS": "1",
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-        **more,
-    }
-    return subprocess.Popen(
-        [str(c) for c in command], cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def end(process):
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err[-3000:]
-    return out, err
 
 
 def files(folder):
@@ -49,260 +31,160 @@ def files(folder):
     }
 
 
+def said(capsys, *words):
+    status = cli.main([str(w) for w in words])
+    caught = capsys.readouterr()
+    assert "Traceback" not in caught.err
+    return status, caught.out, caught.err
+
+
+def refused(capsys, *words):
+    """Run a command that must be refused as a wrong call, in one line; return the line."""
+    status, out, err = said(capsys, *words)
+    assert status == 2 and out == "" and len(err.strip().split("\n")) == 1, err
+    return err
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    made = checkout.make(tmp_path / "checkout")
+    monkeypatch.chdir(made)
+    return made
+
+
+# --- a whole run, in processes of its own
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """Run one setting three times: as a command, by papermill alone from another folder, as a module."""
     place = tmp_path_factory.mktemp("runs")
     (place / "elsewhere").mkdir()
-    first = start(
-        BIN / "adaptmr",
-        "run",
-        "exp3",
-        *SMALL,
-        "-p",
-        "systems",
-        "[unified, hybrid]",
-        "--out-dir",
-        place / "out",
-        cwd=ROOT,
-        cache=place / "cache1",
-    )
-    alone = start(
-        BIN / "papermill",
-        ROOT / "nbs" / "experiments" / "exp3.ipynb",
-        place / "elsewhere" / "out.ipynb",
-        *SMALL,
-        "-p",
-        "systems",
-        "unified,hybrid",
-        "-p",
-        "out_dir",
-        place / "alone",
-        "--no-progress-bar",
-        cwd=place / "elsewhere",
-        cache=place / "cache2",
-    )
+    small = ["-p", "limit", "6", "-p", "embedder", "hash", "-p", "split", "en1"]
+
+    def start(*command, cwd, cache, **more):
+        env = {**os.environ, "ADAPTMR_CACHE": str(place / cache), **more}
+        words = [str(c) for c in command]
+        return subprocess.Popen(
+            words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    command = [BIN / "adaptmr", "run", "exp3", *small, "-p", "systems", "[unified, hybrid]"]
+    first = start(*command, "--out-dir", place / "out", cwd=ROOT, cache="cache1")
+    notebook = [ROOT / "nbs" / "experiments" / "exp3.ipynb", place / "elsewhere" / "out.ipynb"]
+    given = [*small, "-p", "systems", "unified,hybrid", "-p", "out_dir", place / "alone", "--no-progress-bar"]
+    alone = start(BIN / "papermill", *notebook, *given, cwd=place / "elsewhere", cache="cache2")
     # other order of parameters, other source of them, another seed of Python's hashes
     (place / "small.yaml").write_text("systems: [unified, hybrid]\nsplit: en1\nembedder: hash\n")
-    again = start(
-        sys.executable,
-        "-m",
-        "adaptmr",
-        "run",
-        "exp3",
-        "-f",
-        place / "small.yaml",
-        "-p",
-        "limit",
-        "6",
-        "--out-dir",
-        place / "again",
-        cwd=ROOT,
-        cache=place / "cache3",
-        PYTHONHASHSEED="7",
-    )
-    said, said_again = end(first), end(again)
-    end(alone)
-    folder, folder_again = (Path(out.strip()).parent for out, _ in (said, said_again))
-    return {
-        "place": place,
-        "out": place / "out",
-        "folder": folder,
-        "before": files(folder),
-        "after": files(folder_again),
-        "said": said,
-        "again": folder_again,
-        "alone": place / "alone",
-    }
+    module = [sys.executable, "-m", "adaptmr", "run", "exp3", "-f", place / "small.yaml", "-p", "limit", "6"]
+    last = start(*module, "--out-dir", place / "again", cwd=ROOT, cache="cache3", PYTHONHASHSEED="7")
+    outs = []
+    for process in (first, alone, last):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err[-3000:]
+        outs.append(out)
+    folder, again = (Path(out.strip()).parent for out in (outs[0], outs[2]))
+    return place, folder, again, next((place / "alone" / "exp3").iterdir())
 
 
-def test_the_whole_run_folder_is_made(ran):
-    assert {
-        "report.html",
-        "manifest.json",
-        "results.parquet",
-        "timings.parquet",
-        "notebook.ipynb",
-        "vectors.npz",
-    } - set(ran["before"]) <= {"vectors.npz"}
-    assert {
-        f"tables/{t}.{kind}"
-        for t in ("questions", "systems", "table2", "abstention")
-        for kind in ("csv", "tex", "txt")
-    } <= set(ran["before"])
-    assert {
-        f"figures/{f}.{kind}" for f in ("recall", "coverage") for kind in ("png", "svg", "pdf", "txt")
-    } <= set(ran["before"])
-    assert [n for n in ran["before"] if n.endswith(".csv")] == [
-        n.replace(".tex", ".csv") for n in ran["before"] if n.endswith(".tex")
+@pytest.mark.slow
+def test_the_same_run_has_the_same_place_and_the_same_bytes_and_papermill_gives_the_same_tables(ran):
+    place, folder, again, alone = ran
+    assert again.relative_to(place / "again") == folder.relative_to(place / "out")
+    before, after, by_papermill = files(folder), files(again), files(alone)
+    timeless = [
+        n
+        for n in before
+        if n == "results.parquet"
+        or (n.startswith(("tables/", "figures/")) and n not in ("tables/costs.csv", "tables/costs.tex"))
     ]
-    assert (ran["out"] / "index.csv").exists() and (ran["out"] / "index.html").exists()
-    assert (
-        ran["folder"].parent == ran["out"] / "exp3" and ran["said"][0] == f"{ran['folder'] / 'report.html'}\n"
-    )
+    assert len(timeless) > 12 and set(before) == set(after)
+    assert [n for n in timeless if not before[n] == after[n] == by_papermill[n]] == []
+    assert compare_tables(folder, alone) == []
 
 
-def test_what_the_manifest_and_the_index_say(ran):
-    manifest = json.loads(ran["before"]["manifest.json"])
-    assert manifest["params"] == {
-        "model": "offline",
-        "dataset": "demo",
-        "split": ["en1"],
-        "systems": ["unified", "hybrid"],
-        "k": 10,
-        "limit": 6,
-        "seed": 0,
-        "embedder": "hash",
-        "judge": "rules",
-        "redact": None,
-    }
-    assert (
-        manifest["experiment"] == "exp3"
-        and manifest["run_id"] == ran["folder"].name
-        and manifest["rows"] == 12
-        and manifest["systems"] == ["unified", "hybrid"]
-    )
-    assert manifest["data"]["label"] == "part of demo: 1 conversations, 6 questions" and manifest[
-        "embedder"
-    ] == {"hash": "exact"}
-    assert manifest["usage"]["calls"] == 0 and manifest["redacted"] is False and len(manifest["numbers"]) == 4
-    with (ran["out"] / "index.csv").open(encoding="utf-8") as f:
-        rows = list(csv.DictReader(f))
-    assert len(rows) == 1 and ran["folder"].name in rows[0].values()
-    assert ran["folder"].name in (ran["out"] / "index.html").read_text(encoding="utf-8")
-
-
-def test_results_are_those_of_the_package(ran):
-    frame = adaptmr.evaluate(
-        ["unified", "hybrid"],
-        adaptmr.load("demo", split="en1", limit=6),
-        k=10,
-        embedder="hash",
-        progress=False,
-    )
-    kept = pd.read_parquet(ran["folder"] / "results.parquet")
-    key = ["system", "question"]
+@pytest.mark.slow
+def test_the_results_are_those_of_the_package(ran):
+    data = adaptmr.load("demo", split="en1", limit=6)
+    frame = adaptmr.evaluate(["unified", "hybrid"], data, k=10, embedder="hash", progress=False)
+    columns = ["system", "question", "retrieved", "prediction", "f1", "recall_fraction"]
     one, two = (
-        f.sort_values(key, ignore_index=True)[
-            ["system", "question", "retrieved", "prediction", "f1", "recall_fraction"]
-        ]
-        for f in (frame, kept)
+        f.sort_values(["system", "question"], ignore_index=True)[columns]
+        for f in (frame, pd.read_parquet(ran[1] / "results.parquet"))
     )
     pd.testing.assert_frame_equal(one, two, check_dtype=False)
 
 
-def timeless(made):
-    """List the files whose bytes must never change: results, tables and figures, but no table of times."""
-    names = [
-        n
-        for n in made
-        if n == "results.parquet"
-        or (n.startswith(("tables/", "figures/")) and n not in ("tables/costs.csv", "tables/costs.tex"))
-    ]
-    assert len(names) > 12
-    return names
-
-
-def test_the_same_run_has_the_same_place_and_the_same_bytes(ran):
-    assert ran["again"].relative_to(ran["place"] / "again") == ran["folder"].relative_to(ran["out"]), (
-        "the same name below the folder of runs"
-    )
-    assert (
-        set(ran["after"]) == set(ran["before"])
-        and [n for n in timeless(ran["before"]) if ran["after"][n] != ran["before"][n]] == []
-    )
-
-
-def test_papermill_alone_gives_the_same_tables(ran):
-    alone = next((ran["alone"] / "exp3").iterdir())
-    made = files(alone)
-    assert [n for n in timeless(ran["before"]) if made[n] != ran["before"][n]] == [] and compare_tables(
-        ran["folder"], alone
-    ) == []
-    assert (ran["place"] / "elsewhere" / "out.ipynb").exists() and "manifest.json" in made
-
-
-def test_nothing_of_this_machine_is_kept(ran):
-    places = {
-        str(ran["place"]),
-        str(ROOT),
-        tempfile.gettempdir() + "/",
-        *({str(Path.home()) + "/"} - {"//"}),  # some users have / as their home
-        sys.prefix,
-        "file:",
-    }
-    for name, data in ran["before"].items():
+@pytest.mark.slow
+def test_nothing_of_this_machine_is_kept_and_the_report_is_self_contained(ran):
+    place, folder = ran[:2]
+    homes = {str(Path.home()) + "/"} - {"//"}  # some users have / as their home
+    places = {str(place), str(ROOT), tempfile.gettempdir() + "/", *homes, sys.prefix, "file:"}
+    for name, data in files(folder).items():
         if name.endswith((".png", ".npz")):
             continue
         text = data.decode("utf-8", "replace")
-        for place in places:
-            assert place not in text, (
-                f"{name} holds {place}: …{text[max(0, text.find(place) - 80) :][:200]!r}"
-            )
-        assert not re.search(r"out_dir\s*=\s*['\"]", text), name
+        assert [p for p in places if p in text] == [] and not re.search(r"out_dir\s*=\s*['\"]", text), name
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#|mailto:)[^"']*["']""", page)
+    assert "part of demo: 1 conversations, 6 questions" in page and "import adaptmr" not in page
+    notebook = json.loads((folder / "notebook.ipynb").read_text(encoding="utf-8"))
+    outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
+    assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
 
 
-def test_the_executed_notebook_is_clean_and_holds_its_results(ran):
-    notebook = json.loads(ran["before"]["notebook.ipynb"])
-    assert "papermill" not in notebook["metadata"] and not [
-        c for c in notebook["cells"] if {"papermill", "execution"} & set(c["metadata"])
-    ]
-    assert not [
-        o
-        for c in notebook["cells"]
-        for o in c.get("outputs", [])
-        if o["output_type"] == "error" or (o["output_type"] == "stream" and o["name"] == "stderr")
-    ]
-    injected = [c for c in notebook["cells"] if "injected-parameters" in c["metadata"].get("tags", [])]
-    assert len(injected) == 1 and "limit = 6" in "".join(injected[0]["source"])
-    assert sum("text/html" in o.get("data", {}) for c in notebook["cells"] for o in c.get("outputs", [])) >= 8
+def test_a_run_is_complete_and_a_second_one_writes_nothing(root, capsys):
+    status, out, _ = said(capsys, "run", "tiny", "-p", "k", "3")
+    folder = Path(out.strip()).parent
+    assert status == 0 and out == f"{folder / 'report.html'}\n" and folder.parent == root / "outputs" / "tiny"
+    made = files(folder)
+    assert {"report.html", "manifest.json", "notebook.ipynb", "tables/main.csv"} <= set(made)
+    assert folder.name in (root / "outputs" / "index.csv").read_text(encoding="utf-8")
+    assert said(capsys, "run", "tiny", "-p", "k", "3")[1] == out and files(folder) == made
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert cli.read_run_config(folder, root)[1] == manifest["params"] and manifest["params"]["k"] == 3
 
 
-def test_the_report_is_self_contained(ran):
-    page = ran["before"]["report.html"].decode("utf-8")
-    assert not re.search(r"""(?:src|href)=["'](?!data:|#|mailto:)[^"']*["']""", page), (
-        "one file, nothing fetched"
-    )
-    assert (
-        "part of demo: 1 conversations, 6 questions" in page
-        and "Table 2" in page
-        and "import adaptmr" not in page
-        and "Experiment(" not in page
-    )
+def test_a_cell_that_fails_is_shown_without_a_traceback_and_kept(tmp_path, capsys, monkeypatch):
+    root = checkout.make(tmp_path / "checkout", "raise ValueError('no data set of that name')")
+    monkeypatch.chdir(root)
+    status, _, err = said(capsys, "run", "tiny")
+    assert status == 1 and "no data set of that name" in err and (root / "outputs/failed.ipynb").exists()
 
 
-# --- what is wrong is named, and the status is 2
+# --- what is wrong is named before anything runs
 
 
-def shown_by(capsys, *arguments):
-    status = cli.main([str(a) for a in arguments])
-    caught = capsys.readouterr()
-    assert "Traceback" not in caught.err
-    return status, caught.err
-
-
-@pytest.mark.parametrize(
-    "arguments, names",
-    [
-        (["run", "exp99"], ["exp99", "exp3"]),
-        (["run", "exp3", "-p", "topk", "5"], ["topk", "-p", "systems"]),
-        (["run", "exp3", "-p", "k", "[1"], ["-p k", "YAML"]),
-        (["run", "exp3", "-f", "nowhere.yaml"], ["nowhere.yaml"]),
-        (["run"], ["experiment"]),
-        ([], ["COMMAND"]),
-        (["fly"], ["fly"]),
-        (["run", "exp3", "-p", "k"], ["-p"]),
-        (["runs"], ["WHAT"]),
-        (["runs", "replay"], ["--all"]),
-        (["run", "../exp3"], ["../exp3"]),
-        (["run", ""], ["unknown experiment"]),
-    ],
-    ids=lambda v: " ".join(v) if isinstance(v, list) else None,
-)
-def test_a_wrong_call(capsys, monkeypatch, arguments, names):
+def test_a_wrong_call(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    status, said = shown_by(capsys, *arguments)
-    assert status == 2 and all(n in said for n in names), said
+    (tmp_path / "taken").touch()
+    for words, names in {
+        "run exp99": ["'exp99'", "exp3"],
+        "run exp3 -p topk 5": ["topk", "-p", "systems"],
+        "run exp3 -p k [1": ["-p k", "YAML"],
+        "run exp3 -f nowhere.yaml": ["nowhere.yaml"],
+        "run": ["EXPERIMENT"],
+        "": ["command"],
+        "fly": ["fly"],
+        "sweeep": ["did you mean 'sweep'"],
+        "run exp3 -p k": ["-p"],
+        "run exp3 --estimat": ["--estimate"],
+        "runs": ["command"],
+        "runs replay": ["--all"],
+        "run ../exp3": ["../exp3"],
+        f"run exp3 --out-dir {tmp_path / 'taken'}": ["taken", "--out-dir"],
+        f"run exp3 -f {tmp_path}": [tmp_path.name],
+        "run exp1 -p dataset nowhere": ["no data set 'nowhere'"],
+        "run exp1 -p plugins [./nowhere.py]": ["there is no file ./nowhere.py"],
+        "data get dmo": ["did you mean 'demo'"],
+    }.items():
+        message = refused(capsys, *words.split())
+        assert all(n.lower() in message.lower() for n in names), message
+
+
+BOMB = "a: &a [lol, lol]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(20)
+)
 
 
 @pytest.mark.parametrize(
@@ -310,148 +192,126 @@ def test_a_wrong_call(capsys, monkeypatch, arguments, names):
     [
         ("k: [1", ["YAML"]),
         ("- 1\n- 2\n", ["list"]),
-        ("just words", ["str"]),
         ("topk: 5\n", ["topk"]),
-        ("k: 3\n 2: 3\n", ["YAML"]),
-        (b"\xff\xfe\x00", []),
         ("k: !!python/object/apply:os.system ['true']\n", ["YAML"]),
-        ("a: &a [*a]\n", ["'a'"]),
+        (BOMB, ["line 2", "'a'", "alias"]),
+        ("k: 1\nnames: [a]\nk: 2\n", ["'k'", "line 3", "second time"]),
+        ("<<: {k: 1}\n", ["<<"]),
+        ("k: " + "[" * 10_000, ["nested too deeply"]),
+        ("# " + "x" * 2_000_000, ["bytes"]),
+        ("k: {a: 1}\n", ["'k'", "dict"]),
+        ("k: 2024-02-01\n", ["'k'", "date"]),
+        ("k: .nan\n", ["'k'"]),
+        ("\udcff\udcfe", []),
     ],
-    ids=repr,
+    ids=lambda v: v[:12] if isinstance(v, str) else None,
 )
-def test_a_broken_file_of_parameters_is_named(capsys, monkeypatch, tmp_path, text, names):
-    monkeypatch.chdir(ROOT)
-    (tmp_path / "mine.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    status, said = shown_by(
-        capsys, "run", "exp3", "-f", tmp_path / "mine.yaml", "--out-dir", tmp_path / "out"
-    )
-    assert status == 2 and "mine.yaml" in said and all(n in said for n in names), said
-    assert not (tmp_path / "out").exists(), "nothing was begun"
+def test_a_broken_or_ambiguous_file_of_parameters_is_named(root, tmp_path, capsys, text, names):
+    (tmp_path / "mine.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    message = refused(capsys, "run", "tiny", "-f", tmp_path / "mine.yaml")
+    assert "mine.yaml" in message and all(n in message for n in names) and not (root / "outputs").exists()
 
 
-def test_a_folder_in_the_place_of_a_file_and_a_file_in_the_place_of_a_folder(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
-    status, said = shown_by(capsys, "run", "exp3", "-f", tmp_path)
-    assert status == 2 and tmp_path.name in said
-    (tmp_path / "taken").write_text("")
-    status, said = shown_by(capsys, "run", "exp3", "--out-dir", tmp_path / "taken")
-    assert status == 2 and "taken" in said
-
-
-def test_outside_of_a_checkout_it_says_what_to_do(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        cli.experiments, "__file__", str(tmp_path / "site-packages" / "adaptmr" / "cli" / "experiments.py")
-    )
-    status, said = shown_by(capsys, "run", "exp3")
-    assert status == 2 and "clone the repository" in said
-
-
-def test_from_any_folder_of_the_checkout(monkeypatch):
+def test_later_sources_of_parameters_win(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT / "nbs" / "retrieval")
     assert cli.project_root() == ROOT and "exp3" in cli.experiment_names(ROOT)
-
-
-def test_later_sources_of_parameters_win(tmp_path):
     (tmp_path / "a.yaml").write_text("k: 3\nseed: 5\n")
     (tmp_path / "b.yaml").write_text("k: 4\n")
     (tmp_path / "empty.yaml").write_text("# nothing\n")
-    got = cli.gather_params(
-        ROOT,
-        "exp3",
-        [str(tmp_path / n) for n in ("a.yaml", "b.yaml", "empty.yaml")],
-        [("limit", "7"), ("limit", "8"), ("systems", "[unified]"), ("split", "en1")],
-    )
-    assert (got["k"], got["seed"], got["limit"], got["systems"], got["split"]) == (
-        4,
-        5,
-        8,
-        ["unified"],
-        "en1",
-    )
+    sources = [str(tmp_path / n) for n in ("a.yaml", "b.yaml", "empty.yaml")]
+    pairs = [("limit", "7"), ("limit", "8"), ("systems", "[unified]"), ("split", "en1")]
+    got = cli.gather_params(ROOT, "exp3", sources, pairs)
+    assert [got[n] for n in ("k", "seed", "limit", "systems", "split")] == [4, 5, 8, ["unified"], "en1"]
     base = cli.gather_params(ROOT, "exp3", [], [])
     assert base["k"] == 10 and base["model"] == "offline"
 
 
-def test_lists_and_help(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert cli.main(["data"]) == 0 and {"demo", "locomo"} <= set(capsys.readouterr().out.split())
-    assert (
-        cli.main(["runs", "list"]) == 0
-        and cli.main(["--help"]) == 0
-        and "run an experiment" in capsys.readouterr().out
-    )
-
-
-def test_a_cell_that_fails_is_shown_without_a_traceback_and_kept(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
-    (tmp_path / "nbs" / "experiments").mkdir(parents=True)
-    (tmp_path / "settings.ini").write_text("")
-    cells = [
-        {
-            "cell_type": "code",
-            "id": "a",
-            "metadata": {"tags": ["parameters"]},
-            "source": "out_dir = None\nk = 1",
-            "outputs": [],
-            "execution_count": None,
-        },
-        {
-            "cell_type": "code",
-            "id": "b",
-            "metadata": {},
-            "source": "raise ValueError('no data set of that name')",
-            "outputs": [],
-            "execution_count": None,
-        },
-    ]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    (tmp_path / "nbs" / "experiments" / "bad.ipynb").write_text(
-        json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
-    )
+def test_outside_of_a_checkout_it_says_what_to_do(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    status, said = shown_by(capsys, "run", "bad", "-p", "k", "3")
-    assert (
-        status in (1, 2)
-        and "no data set of that name" in said
-        and (tmp_path / "outputs" / "failed.ipynb").exists()
-    )
+    elsewhere = tmp_path / "site-packages" / "adaptmr" / "cli" / "experiments.py"
+    monkeypatch.setattr(cli.experiments, "__file__", str(elsewhere))
+    assert "clone the repository" in refused(capsys, "run", "exp3")
 
 
-# --- the parameters tag
-
-
-def test_the_parameters_tag_survives_nbdev_clean(tmp_path):
-    import papermill
-
-    shutil.copy(ROOT / "settings.ini", tmp_path)
-    shutil.copytree(ROOT / "nbs", tmp_path / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-    (tmp_path / "adaptmr").mkdir()
-    (tmp_path / "adaptmr" / "__init__.py").write_text('__version__ = "0.1.0"\n')
-    before = files(tmp_path / "nbs")
-    done = subprocess.run([BIN / "nbdev_clean"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for notebook in sorted((tmp_path / "nbs" / "experiments").glob("*.ipynb")):
-        known = papermill.inspect_notebook(str(notebook))
-        assert {"out_dir", "seed"} <= set(known), f"{notebook.name}: nbdev_clean took the tag away"
-    after = files(tmp_path / "nbs")
-    assert [
-        n for n in before if n.endswith(".ipynb") and "guides/" not in n and before[n] != after[n]
-    ] == [], "committed notebooks are clean already"
+# --- a received run: this checkout's notebook with plain values, and no received code
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "params, why",
     [
-        (["--out-dir", "afile"], "--out-dir"),
-        (["-p", "dataset", "nowhere"], "no data set 'nowhere'"),
-        (["-p", "plugins", "[./nowhere.py]"], "there is no file ./nowhere.py"),
+        *(
+            ({name: "ran"}, "sent/manifest.json")
+            for name in (
+                "__import__('os').system('touch ran'); z",
+                "k, z = __import__('os').system('touch ran'), z",
+                *("lambda", "None", "k ", "", "1k", "ｋ", "k\u0000", "out_dir", "folder"),
+            )
+        ),
+        *(({"k": value}, "must be text, a number") for value in ({"a": 1}, [[1]], float("nan"))),
+        *((value, "must map names to values") for value in (None, [], "k")),
+        ({"embedder": "nbs"}, "is a folder here"),
     ],
+    ids=lambda v: repr(v)[:40],
 )
-def test_what_cannot_work_is_said_before_a_notebook_is_run(capsys, monkeypatch, tmp_path, words, said):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "afile").touch()
-    monkeypatch.setattr("adaptmr.cli.running.execute_notebook", None)
-    assert cli.main(["run", "exp1", *words]) == 2
-    message = capsys.readouterr().err
-    assert said in message and len(message.strip().splitlines()) == 1
+def test_recorded_parameters_that_no_run_wrote_are_refused(root, tmp_path, capsys, params, why):
+    folder = checkout.received(tmp_path / "sent", params)
+    before = files(tmp_path)
+    assert why in refused(capsys, "runs", "replay", folder)
+    assert files(tmp_path) == before, "nothing was run and nothing written"
+
+
+def test_an_experiment_that_this_checkout_does_not_have_and_a_broken_manifest_are_refused(
+    root, tmp_path, capsys
+):
+    for n, experiment in enumerate(("../../x", "/etc/x", "tiny.ipynb", "", None, 5, ["tiny"], "Tiny")):
+        folder = checkout.received(tmp_path / f"sent{n}", {"k": 1}, experiment)
+        assert "none of this checkout's, which are tiny" in refused(capsys, "runs", "replay", folder)
+    for text in ("[]", "null", '"x"', "{half", "", "\x00", "[" * 100_000):
+        (folder / "manifest.json").write_text(text)
+        assert f"{folder.name}/manifest.json" in refused(capsys, "runs", "replay", folder)
+    assert "nowhere" in refused(capsys, "runs", "replay", tmp_path / "nowhere")
+
+
+def test_a_replay_runs_this_checkouts_notebook_and_not_the_received_one(root, tmp_path, capsys):
+    """The values would be code if they weren't quoted."""
+    names = ["'; __import__('os').system('true') #", '"""', "\\", "{k}", "$(true)"]
+    folder = checkout.received(tmp_path / "sent", {"k": 3, "names": names})
+    hostile = checkout.cell("r", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (folder / "notebook.ipynb").write_text(checkout.notebook(hostile))
+    (folder / "tables").mkdir()
+    (folder / "tables" / "main.csv").write_text("system,f1\na,0.500\n")
+    before = files(folder)
+    assert said(capsys, "runs", "replay", folder)[0] == 0
+    assert files(folder) == before and not (tmp_path / "ran").exists() and not (root / "outputs").exists()
+
+
+def test_a_damaged_run_folder_does_not_affect_other_runs(root, capsys):
+    good = checkout.received(root / "outputs" / "tiny" / "good", {"k": 3})
+    (good / "calls.jsonl.gz").write_bytes(b"")
+    (good / "tables").mkdir()
+    (good / "tables" / "main.csv").write_text("system,f1\na,0.500\n")
+    odd = {"half": '{"models": ["m', "list": "[]", "odd": '{"models": [{}], "params": 3}'}
+    for name, text in odd.items():
+        (root / "outputs" / "tiny" / name).mkdir()
+        (root / "outputs" / "tiny" / name / "manifest.json").write_text(text)
+    status, out, err = said(capsys, "runs", "list")
+    assert status == 0 and out.split() == ["outputs/tiny/good", "outputs/tiny/odd"]
+    assert all(f"tiny/{name} is left out" in err for name in ("half", "list"))
+    status, out, err = said(capsys, "runs", "replay", "--all")
+    assert status == 0 and "tiny/good: the same tables" in out and "tiny/half is left out" in err
+
+
+def test_vectors_that_are_pickles_are_not_unpickled(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    for name in ("vectors_2", "keys_2"):
+        arrays = {"keys_2": np.zeros((1, 32), np.uint8), "vectors_2": np.array([[1, 0]], np.float16)}
+        np.savez(tmp_path / "vectors.npz", **{**arrays, name: np.array([Evil()], dtype=object)})
+        with pytest.raises(ValueError, match="not a vectors file"):
+            VectorCache(":memory:").import_npz(tmp_path / "vectors.npz")
+    with zipfile.ZipFile(tmp_path / "vectors.npz", "w") as z:
+        z.writestr("../ran", b"x")
+    assert VectorCache(":memory:").import_npz(tmp_path / "vectors.npz") == 0, "it isn't unpacked"
+    assert not (tmp_path / "ran").exists() and not (tmp_path.parent / "ran").exists()

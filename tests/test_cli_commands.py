@@ -8,15 +8,18 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import checkout
 import pytest
 
 import adaptmr as am
 from adaptmr.cli import doctor, main
-from adaptmr.cli.command import make_parser
+from adaptmr.cli.command import cli
 from adaptmr.data import registry
 from adaptmr.data.registry import DatasetEntry, register_dataset
 from adaptmr.registry import forget_module
@@ -70,39 +73,87 @@ def said(capsys, *words):
 COMMANDS = "run runs sweep ask add data systems fit serve doctor completion".split()
 
 
-def test_the_help_shows_every_command(capsys):
+def test_the_help_shows_every_command_and_the_version(capsys):
     status, out, _ = said(capsys, "--help")
-    assert status == 0 and [c for c in COMMANDS if f"\n    {c}" not in out] == []
-
-
-def test_the_version(capsys):
+    assert status == 0 and [c for c in COMMANDS if f"\n  {c}" not in out] == []
+    assert "..." not in out.partition("Commands:")[2]
     assert said(capsys, "--version")[:2] == (0, f"adaptmr {am.__version__}\n")
 
 
-def parsers(parser, path=()):
-    """Yield each command's words and parser, groups included."""
-    for action in parser._actions:
-        for name, sub in (getattr(action, "choices", None) or {}).items() if action.nargs == "A..." else ():
-            yield (*path, name), sub
-            yield from parsers(sub, (*path, name))
+def commands(group, path=()):
+    """Yield the words of each command that is no group, and of `adaptmr data`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
 
 
-@pytest.mark.parametrize("words", [w for w, _ in parsers(make_parser())], ids=" ".join)
-def test_every_command_has_an_example_that_it_accepts(words, capsys):
-    status, out, _ = said(capsys, *words, "--help")
-    assert status == 0 and f"adaptmr {' '.join(words[:1])}" in out.partition("example:\n")[2]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_the_commands(shell, capsys):
-    status, out, _ = said(capsys, "completion", shell)
-    assert status == 0 and all(c in out for c in COMMANDS) and "--against" in out
+def test_every_command_has_an_example(capsys):
+    for words in commands(cli):
+        status, out, _ = said(capsys, *words, "--help")
+        assert status == 0 and f"adaptmr {' '.join(words)}" in out.partition("example:\n")[2], words
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_reads_its_completion(capsys, tmp_path):
+def test_a_shell_completes_commands_and_options(capsys, tmp_path, monkeypatch):
+    assert "_ADAPTMR_COMPLETE=zsh_complete" in said(capsys, "completion", "zsh")[1]
     (tmp_path / "completion.sh").write_text(said(capsys, "completion", "bash")[1])
     subprocess.run(["bash", "-n", tmp_path / "completion.sh"], check=True)
+    monkeypatch.setenv("_ADAPTMR_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    monkeypatch.setenv("COMP_WORDS", "adaptmr runs compare --ag")
+    assert said(capsys)[1] == "plain,--against\n"
+
+
+# --- the terminal
+
+
+def test_ctrl_c_anywhere_is_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt("12 answers are in the journal")
+
+    monkeypatch.setattr("adaptmr.cli.data_sets.datasets", interrupted)
+    status, _, err = said(capsys, "data")
+    assert status == 130 and err == "adaptmr: interrupted: 12 answers are in the journal\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    """As with `adaptmr data | head -1`, but the pipe is closed from the start: timing plays no part."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "adaptmr", "data"]
+    done = subprocess.run(words, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 141 and done.stderr == ""
+
+
+def test_a_home_that_cannot_be_written_is_explained(tmp_path, monkeypatch, capsys):
+    """A file in the place of the home folder: nobody, root neither, can write below it."""
+    (tmp_path / "home").write_text("")
+    monkeypatch.chdir(checkout.make(tmp_path / "checkout"))
+    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "home" / "cache"))
+    status, out, err = said(capsys, "run", "tiny")
+    assert status == 2 and out == "" and err.count("\n") == 1
+    assert "can't be written" in err and "set ADAPTMR_CACHE" in err
+
+
+WAITS = """import os, threading
+with open(os.environ['MARK'], 'w') as f: f.write(str(os.getpid()))
+threading.Event().wait()"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc for the kernel's process")
+def test_ctrl_c_is_one_line_and_leaves_no_kernel(tmp_path):
+    os.mkfifo(tmp_path / "mark")
+    root = checkout.make(tmp_path / "checkout", WAITS)
+    process = checkout.start(root, "run", "tiny", MARK=str(tmp_path / "mark"))
+    kernel = Path("/proc") / (tmp_path / "mark").read_text()  # waits until the cell runs
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err == "adaptmr: interrupted\n" and out == "", err
+    assert not kernel.exists() or "Z" in (kernel / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 # --- data
@@ -291,15 +342,13 @@ def test_the_models_of_the_server_are_listed_and_the_key_is_not_shown(served, mo
     assert not any(secret in repr(found) for secret in ("sk-secret", "word"))
 
 
-@pytest.mark.parametrize(
-    "reply", [(401, b""), (200, b"<html>"), (200, b"{}"), (200, b'{"data": [1]}')], ids=str
-)
-def test_a_server_that_does_not_list_models_is_broken(served, monkeypatch, reply):
+def test_a_server_that_does_not_list_models_is_broken(served, monkeypatch):
     url, replies, _ = served
-    replies["/v1/models"] = reply
     monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
-    (broken,) = [f for f in doctor.check_model() if f.state == doctor.BROKEN]
-    assert broken.remedy
+    for reply in (401, b""), (200, b"<html>"), (200, b"{}"), (200, b'{"data": [1]}'):
+        replies["/v1/models"] = reply
+        (broken,) = [f for f in doctor.check_model() if f.state == doctor.BROKEN]
+        assert broken.remedy
 
 
 def test_a_bad_key_is_broken_and_not_shown(monkeypatch):

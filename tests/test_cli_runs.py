@@ -1,4 +1,4 @@
-"""The commands `adaptmr runs …`: paired comparisons, what can't be compared, and removing only runs."""
+"""`adaptmr runs …` and `adaptmr sweep`: paired comparisons, what can't be compared, checks, sweeps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 import checkout
 import cli_runs
 import pytest
+import test_plugins
 
-from adaptmr.cli import main
-from adaptmr.cli.comparing import compare_runs
+from adaptmr.cli import experiments, main
+from adaptmr.cli.experiments import grid
+from adaptmr.cli.runs import compare_runs
 from adaptmr.eval.report.parameters import UsageError
 from adaptmr.eval.report.recorded_run import open_recorded
 
@@ -83,22 +85,19 @@ def test_two_systems_of_one_run_are_compared(root, capsys):
         assert status == 2 and out == "" and ("--against" in err or "missing" in err)
 
 
-@pytest.mark.parametrize(
-    "other, why",
-    [
-        ({"sha256": "d2"}, ["other data", "data d1", "data d2"]),
-        ({"k": 5}, ["another k: 10 and 5"]),
-        ({"limit": 3}, ["another limit: None and 3"]),
-        ({"k": 5, "split": ["c1"]}, ["another k", "another split"]),
-    ],
-    ids=str,
-)
-def test_it_is_said_why_runs_cannot_be_compared(root, capsys, other, why):
+def test_it_is_said_why_runs_cannot_be_compared(root, capsys):
     frame = cli_runs.results({"a": 0.2})
     cli_runs.make(root, "one", frame)
-    cli_runs.make(root, "two", frame, **other)
-    status, out, err = said(capsys, "runs", "compare", "tiny/one", "tiny/two")
-    assert status == 2 and out == "" and all(w in err for w in why), err
+    for n, (other, why) in enumerate(
+        (
+            ({"sha256": "d2"}, ["other data", "data d1", "data d2"]),
+            ({"limit": 3}, ["another limit: None and 3"]),
+            ({"k": 5, "split": ["c1"]}, ["another k: 10 and 5", "another split"]),
+        )
+    ):
+        cli_runs.make(root, f"two{n}", frame, **other)
+        status, out, err = said(capsys, "runs", "compare", "tiny/one", f"tiny/two{n}")
+        assert status == 2 and out == "" and all(w in err for w in why), err
 
 
 def test_other_questions_no_shared_system_and_no_results_are_named(root, capsys):
@@ -125,12 +124,12 @@ def test_a_question_without_a_value_is_left_out(root):
     assert found.loc["overall", "n"] == 23 and found.loc["factual_extraction", "n"] == 11
 
 
-def test_a_measure_that_is_not_there_and_a_margin_out_of_range(root):
-    run = open_recorded(cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.3})))
-    with pytest.raises(UsageError, match="no measure 'beauty'"):
-        compare_runs(run, run, system="a", against="b", measures=["beauty"])
-    with pytest.raises(UsageError, match="margin"):
-        compare_runs(run, run, system="a", against="b", margin=-1.0)
+def test_a_measure_that_is_not_there_and_a_margin_out_of_range(root, capsys):
+    folder = cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.3}))
+    words = ["runs", "compare", folder, "--system", "a", "--against", "b"]
+    for more, why in ((["--measure", "beauty"], "no measure 'beauty'"), (["--margin", "-1"], "margin")):
+        status, _, err = said(capsys, *words, *more)
+        assert status == 2 and why in err
 
 
 # --- list, show, report, index
@@ -155,31 +154,24 @@ def test_show_prints_parameters_systems_numbers_and_notes(root, capsys):
         assert shown in out, out
 
 
-def test_the_report_is_rendered_where_it_is_missing(root, capsys):
-    made = Path(said(capsys, "run", "tiny")[1].strip())
-    written = made.read_bytes()
-    assert said(capsys, "runs", "report", made.parent) == (0, f"{made}\n", "")
-    made.unlink()
-    assert said(capsys, "runs", "report", made.parent)[:2] == (0, f"{made}\n")
-    assert made.read_bytes() == written
-
-
-def test_the_index_lists_the_runs(root, capsys):
-    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}))
-    status, out, _ = said(capsys, "runs", "index")
-    assert status == 0 and Path(out.strip()) == root / "outputs" / "index.html"
-    assert "one" in (root / "outputs" / "index.csv").read_text()
+def test_the_report_is_rendered_where_it_is_missing(root, capsys, demo_run):
+    folder = root / "outputs" / "exp3" / demo_run.name
+    shutil.copytree(demo_run, folder)
+    report = folder / "report.html"
+    assert said(capsys, "runs", "report", folder) == (0, f"{report}\n", "")
+    report.unlink()
+    assert said(capsys, "runs", "report", folder)[:2] == (0, f"{report}\n") and report.stat().st_size > 1000
 
 
 # --- rm
 
 
-@pytest.mark.parametrize("answer, kept", [("y\n", False), ("n\n", True), ("\n", True), ("", True)], ids=repr)
-def test_rm_asks(root, capsys, monkeypatch, answer, kept):
-    folder = cli_runs.make(root, "one", cli_runs.results({"a": 0.2}))
-    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    status, _, err = said(capsys, "runs", "rm", folder)
-    assert "remove" in err and folder.exists() is kept and status == int(kept)
+def test_rm_asks(root, capsys, monkeypatch):
+    for n, (answer, kept) in enumerate((("y\n", False), ("n\n", True), ("", True))):
+        folder = cli_runs.make(root, f"run{n}", cli_runs.results({"a": 0.2}))
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        status, _, err = said(capsys, "runs", "rm", folder)
+        assert "remove" in err and folder.exists() is kept and status == int(kept)
 
 
 def test_rm_removes_one_run_and_refreshes_the_index(root, capsys):
@@ -206,6 +198,7 @@ def test_rm_refuses_what_is_no_run_folder(root, capsys):
 # --- a run of one's own notebook
 
 
+@pytest.mark.slow
 def test_a_run_of_an_own_notebook_is_replayed_when_the_notebook_is_named(root, capsys, monkeypatch):
     own = root.parent / "own.ipynb"
     text = (root / "nbs" / "experiments" / "tiny.ipynb").read_text()
@@ -249,6 +242,7 @@ def measured(tmp_path, monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_check_finds_what_todays_code_gives_otherwise_and_renews_it(measured, capsys, monkeypatch):
     folder = Path(said(capsys, "run", "tiny")[1].strip()).parent
     assert said(capsys, "runs", "check", folder)[:2] == (
@@ -265,13 +259,124 @@ def test_check_finds_what_todays_code_gives_otherwise_and_renews_it(measured, ca
     assert "0.700" in (folder / "tables" / "main.csv").read_text()
 
 
-def test_check_says_which_runs_it_left_out_and_why(measured, capsys):
-    folder = Path(said(capsys, "run", "tiny")[1].strip()).parent
-    (folder / "results.parquet").unlink()
+def test_check_says_which_runs_it_left_out_and_why(root, capsys, demo_run):
+    timed = root / "outputs" / "exp3" / demo_run.name
+    shutil.copytree(demo_run, timed)
+    (timed / "results.parquet").unlink()
     asked = {"dataset": "demo", "limit": 2}
-    other = checkout.received(folder.with_name("other"), asked, data={"sha256": "x"}, systems=["a"])
+    other = checkout.received(timed.with_name("other"), asked, data={"sha256": "x"}, systems=["a"])
     (other / "results.parquet").touch()
     status, out, _ = said(capsys, "runs", "check", "--all")
     assert status == 0 and "2 runs, 0 with differences, 2 not checked" in out
-    assert "its results are times" in out and f"tiny/{other.name}: made from" in out
-    assert said(capsys, "runs", "check", folder)[0] == 1, "a run that was named must be checked"
+    assert "its results are times" in out and "exp3/other: made from" in out
+    assert said(capsys, "runs", "check", timed)[0] == 1, "a run that was named must be checked"
+
+
+# --- sweep
+
+FAILS_AT_3 = "assert k != 3, 'k may not be three'\n" + checkout.RUN
+
+
+@pytest.fixture
+def sweeping(tmp_path, monkeypatch):
+    made = checkout.make(tmp_path / "sweeping", FAILS_AT_3)
+    monkeypatch.chdir(made)
+    return made
+
+
+@pytest.fixture
+def plugin(sweeping):
+    yield sweeping / "present_of_mine.py"
+    test_plugins.forget("present_of_mine")
+
+
+def rows_of(out, n):
+    """Return the words of the first `n` rows of the table, without its heading."""
+    return [line.split() for line in out.splitlines()[1 : n + 1]]
+
+
+def test_the_grid():
+    assert grid([("k", "[5, 10]"), ("names", "[[a, b], [c]]"), ("seed", "0")]) == [
+        {"k": 5, "names": ["a", "b"], "seed": 0},
+        {"k": 5, "names": ["c"], "seed": 0},
+        {"k": 10, "names": ["a", "b"], "seed": 0},
+        {"k": 10, "names": ["c"], "seed": 0},
+    ]
+    assert grid([]) == [{}]
+    for pairs in ([("k", "[]")], [("k", "5"), ("k", "6")], [("k", "[5")]):
+        with pytest.raises(UsageError, match="k"):
+            grid(pairs)
+
+
+@pytest.mark.slow
+def test_a_sweep_is_made_once(sweeping, capsys, monkeypatch):
+    words = ["sweep", "tiny", "-p", "k", "[1, 2]"]
+    status, out, _ = said(capsys, *words)
+    runs = {p.name for p in (sweeping / "outputs" / "tiny").iterdir()}
+    assert status == 0 and len(runs) == 2 and all(r in out for r in runs)
+    assert rows_of(out, 2) == [["1", "made"], ["2", "made"]]
+    monkeypatch.setattr(experiments, "run_experiment", None)  # nothing is run again
+    status, out, err = said(capsys, *words)
+    assert status == 0 and rows_of(out, 2) == [["1", "there"], ["2", "there"]]
+    assert err.count("there already") == 2
+    status, out, _ = said(capsys, "sweep", "tiny", "-p", "k", "1", "-p", "names", "[null]")
+    assert status == 0 and rows_of(out, 1) == [["1", "None", "there"]], "the default, given"
+
+
+@pytest.mark.slow
+def test_other_code_other_parameters_and_other_names_are_other_points(sweeping, capsys, monkeypatch):
+    said(capsys, "sweep", "tiny", "-p", "k", "[1]")
+    asked = []
+
+    def run(experiment, files, pairs, *more):
+        asked.append(pairs)
+        raise ValueError("not run in this test")
+
+    monkeypatch.setattr(experiments, "run_experiment", run)
+    assert said(capsys, "sweep", "tiny", "-p", "k", "2")[0] == 1 and len(asked) == 1
+    assert said(capsys, "sweep", "tiny", "-p", "names", "[[a]]")[0] == 1 and len(asked) == 2
+    monkeypatch.setattr("adaptmr.provenance.code_sha256", lambda: "changed")
+    assert said(capsys, "sweep", "tiny", "-p", "k", "1")[0] == 1 and len(asked) == 3
+
+
+@pytest.mark.slow
+def test_a_point_that_fails_stops_no_other(sweeping, capsys):
+    status, out, err = said(capsys, "sweep", "tiny", "-p", "k", "[3, 4]")
+    assert status == 1 and "k may not be three" in err
+    assert rows_of(out, 2) == [["3", "failed"], ["4", "made"]]
+
+
+def test_a_wrong_parameter_is_found_before_anything_runs(sweeping, capsys):
+    status, _, err = said(capsys, "sweep", "tiny", "-p", "k", "[1, 2]", "-p", "mood", "good")
+    assert status == 2 and "mood" in err and not (sweeping / "outputs").exists()
+
+
+PLUGIN = """
+import adaptmr as am
+
+@am.system("present")
+def present(question, now):
+    "Recent memories weigh more."
+    return am.RetrievalPlan(weights={"hybrid": 1.0, "time": %s})
+"""
+
+
+@pytest.mark.slow
+def test_runs_with_a_plugin_are_found_and_those_with_a_changed_one_are_made(
+    sweeping, plugin, capsys, monkeypatch
+):
+    (sweeping / "nbs" / "experiments" / "tiny.ipynb").write_text(test_plugins.experiment_notebook())
+    plugin.write_text(PLUGIN % "1.0")
+    words = ["sweep", "tiny", "-p", "k", "[2, 3]", "-p", "systems", "[[unified, present]]"]
+    status, _, err = said(capsys, *words, "--import", plugin)
+    assert status == 0 and "there already" not in err, err
+    asked = []
+    monkeypatch.setattr(experiments, "run_experiment", lambda *given: asked.append(given) or 1 / 0)
+    status, _, err = said(capsys, *words, "--import", plugin)
+    assert status == 0 and err.count("there already") == 2 and not asked
+    status, _, err = said(capsys, *words, "-p", "plugins", f"[[{plugin}]]")
+    assert status == 0 and err.count("there already") == 2, "named by the parameter"
+    plugin.write_text(PLUGIN % "0.5")
+    with pytest.raises(ZeroDivisionError):
+        main([str(w) for w in (*words, "--import", plugin)])
+    assert len(asked) == 1

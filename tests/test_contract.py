@@ -9,7 +9,7 @@ from rerankers import SharedWords
 
 from adaptmr.eval.report import tables
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.llm.transport import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.reader import build_context
 from adaptmr.retrieval.evidence import render_context
 from adaptmr.systems.base import Capabilities, get_capabilities, known_systems, make_system

@@ -55,9 +55,6 @@ def test_percentiles_by_hand():
     it = e.quantile_ci([*range(1, 1001), math.nan], 0.95)
     assert it.mean == pytest.approx(950.05) and (it.low, it.high, it.n) == (936, 964, 1000)
     assert math.isnan(e.quantile_ci([math.nan], 0.5).mean) and e.quantile_ci([], 0.5).n == 0
-    for q in (0, 1, 50):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            e.quantile_ci([1], q)
 
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=60), st.sampled_from([0.5, 0.95]))
@@ -74,18 +71,6 @@ def test_a_percentile_lies_in_its_interval(values, q):
         return
     assert min(values) <= it.low <= it.mean + 1e-9 and it.mean <= it.high + 1e-9 and it.high <= max(values)
     assert it == e.quantile_ci(values[::-1], q)
-
-
-def test_percentile_intervals_hold():
-    rng = np.random.default_rng(0)
-    for q, truth in ((0.5, math.log(2)), (0.95, math.log(20))):
-        held = np.mean(
-            [
-                it.low <= truth <= it.high
-                for it in (e.quantile_ci(rng.exponential(1, 120), q) for _ in range(400))
-            ]
-        )
-        assert 0.92 <= held <= 1
 
 
 def test_the_first_question_is_left_out_of_times_only():
@@ -107,14 +92,6 @@ def test_the_first_question_is_left_out_of_times_only():
     assert set(slower["measure"]) == {"ms_both"}  # a name that comparisons of runs pass over
 
 
-def test_times_that_were_measured_again_have_no_first_use():
-    frame = rows().assign(repeats=lambda f: (f["question"] != "q3").astype(int) * 3)
-    frame.loc[frame["repeats"] == 0, ["ms_retrieve", "ms_answer"]] = float("nan")
-    timed = frame[frame["repeats"] > 0].groupby("system").size()
-    table = e.latency_table(frame).set_index(["system", "type"])
-    assert 36 < timed["unified"] < 40 and table.loc[("unified", "overall"), "n"] == timed["unified"]
-
-
 def test_a_type_with_nothing_but_first_questions():
     """It has no time, says so in a way that a redacted run may hold, and keeps its tokens."""
     from adaptmr.eval.report.run_folder import redaction_problems
@@ -131,10 +108,8 @@ def test_a_type_with_nothing_but_first_questions():
 
 def test_without_a_clock():
     frame = rows(clock=False)
-    with pytest.raises(KeyError, match=r"timings\.parquet"):
+    with pytest.raises(KeyError, match="ms"):
         e.latency_table(frame)
-    with pytest.raises(KeyError, match=r"timings\.parquet"):
-        e.overhead(frame, measures=e.TIME_MEASURES)
     assert len(e.overhead(frame)) == 4 and len(e.spending_table(frame)) == 9
 
 
@@ -205,15 +180,8 @@ def test_overhead_is_paired():
     assert nothing.loc[("rules", "calls"), "difference"] == 0 and math.isnan(
         nothing.loc[("rules", "calls"), "share"]
     )
-    with pytest.raises(ValueError, match="'none'"):
-        e.overhead(frame, "none")
     with pytest.raises(ValueError, match="same questions"):
         e.overhead(frame.iloc[1:])
-
-
-def test_rows_that_are_none():
-    with pytest.raises(KeyError, match="context_tokens"):
-        e.spending_table(rows().drop(columns="context_tokens"))
 
 
 def test_accuracy_per_1000_by_hand():
@@ -322,12 +290,6 @@ def test_part_costs_and_sentences():
     )
 
 
-def test_pairs_name_systems_that_exist():
-    from adaptmr.systems.base import known_systems
-
-    assert {s for pair in components.COMPONENT_ABLATIONS.values() for s in pair} <= set(known_systems(None))
-
-
 def test_on_rows_of_a_real_run():
     import adaptmr as am
     from adaptmr.eval.report.run_folder import redaction_problems
@@ -396,3 +358,62 @@ def test_calls_by_part_add_up_to_what_a_server_saw():
     )  # the price of "m" is not known
     places = components.tokens_by_stage(frame).set_index("system")
     assert places.loc["qarp", "retrieval"] > 0 and places.loc["hybrid", "retrieval"] == 0
+
+
+# --- promised costs
+
+
+def promised(
+    system: str, measure: str, difference: float, share: float, question_type: str = "overall"
+) -> dict:
+    return {
+        "system": system,
+        "type": question_type,
+        "measure": measure,
+        "difference": difference,
+        "low": difference - 10,
+        "high": difference + 10,
+        "share": share,
+        "share_low": share - 0.05,
+        "share_high": share + 0.05,
+        "n": 40,
+    }
+
+
+def test_each_promise_reads_its_own_measure_and_type():
+    overheads = pd.DataFrame(
+        [
+            promised("x", "tokens", 95, 0.1),
+            promised("x", "ms_both", 200, 0.26),
+            promised("x", "ms_both", 900, 2.5, "multi_hop"),
+            promised("y", "tokens", 1000, 9),
+        ]
+    )
+    table = e.promise_table(overheads, ["x"])
+    assert table["verdict"].tolist() == ["open", "kept", "broken", "open", "broken"]
+    assert table["label"].tolist() == ["overall"] * 4 + ["multi-hop"] and set(table["system"]) == {"x"}
+    assert table.iloc[1][["found", "low", "high"]].tolist() == pytest.approx([0.1, 0.05, 0.15])
+    assert e.promise_table(overheads, ["unasked"]).empty
+
+
+def test_what_the_report_says():
+    table = e.promise_table(pd.DataFrame([promised("x", "tokens", 400, 0.8)]), ["x"])
+    assert e.promise_answers(table, "x") == [
+        (
+            "At most 100 tokens more a question?",
+            "No.",
+            "x over the baseline: +400.0 [+390.0, +410.0], promise broken; n = 40",
+        ),
+        (
+            "Less than 30 % more tokens?",
+            "No.",
+            "x over the baseline: +80 % [+75, +85], promise broken; n = 40",
+        ),
+    ]
+    whole = {"system": "x", "type": "overall"}
+    waited = pd.DataFrame([whole | {"ms_both_p50": "4.2 [4.0, 4.5]"}])
+    spent = pd.DataFrame([whole | {"tokens": 51.2, "low": 40.0, "high": 60.0}])
+    assert e.spending_numbers(waited, spent, ("x", "y")) == [
+        ("ms a question of x, median", "4.2 [4.0, 4.5]"),
+        ("tokens a question of x, mean", "51 [40, 60]"),
+    ]

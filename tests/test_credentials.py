@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server import Server, answering, ok, status
+from server import Server, answering, minimal_instance, ok, status
 
 from adaptmr.eval.report.notebook_output import is_redacted, save_failed_notebook
 from adaptmr.llm import LLM, LLMError, ModelNotFound
@@ -32,7 +32,6 @@ from adaptmr.llm.credentials import (
     url_secrets,
 )
 from adaptmr.llm.replay import ReplayCache
-from adaptmr.perf.mock_server import minimal_instance
 
 ROOT = Path(__file__).resolve().parent.parent
 HELLO = [{"role": "user", "content": "Where do I live now?"}]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.llm.transport import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.retrieval.evidence import (
     DUPLICATE_SIMILARITY,
     cut_to_budget,

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from adaptmr.data.demo import check_demo, demo_traps, parse_demo
+from adaptmr.data.demo import demo_traps, parse_demo
 from adaptmr.data.registry import load
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.retrieval.query import ASSISTANTS
@@ -22,23 +22,49 @@ from adaptmr.text import count_words, detect_language
 from adaptmr.types import QueryType
 
 
-def test_the_demo_set_is_valid_and_large_enough():
-    report = check_demo()
-    assert report.problems == []
-    assert list(report.sizes) == ["en1", "en2", "en3", "en4", "zh1", "zh2"]
-    assert all(
-        s["sessions"] >= 12 and s["turns"] >= 150 and s["questions"] >= 30 for s in report.sizes.values()
-    )
-    assert sum(s["questions"] for s in report.sizes.values()) >= 180
-    assert (
-        set(report.types)
-        == {"factual_extraction", "temporal_reasoning", "knowledge_update", "multi_hop", "abstention"}
-        and min(report.types.values()) >= 30
-    )
-    assert report.answers_in_evidence >= 0.9, (
-        f"factual answers not in the words of their evidence: {report.not_in_evidence}"
-    )
-    assert "no problems" in report._repr_html_()
+TYPES = {"factual_extraction", "temporal_reasoning", "knowledge_update", "multi_hop", "abstention"}
+
+
+def raw_files(folder: str) -> list[dict]:
+    place = resources.files("adaptmr.data").joinpath(folder)
+    return [json.loads(f.read_text(encoding="utf-8")) for f in sorted(place.iterdir(), key=lambda f: f.name)]
+
+
+@pytest.mark.parametrize(
+    "folder, ids, least",
+    [
+        ("demo", ["en1", "en2", "en3", "en4", "zh1", "zh2"], (12, 150, 30, 30)),
+        ("demo_assistant", ["en5", "zh3"], (12, 80, 50, 20)),
+    ],
+)
+def test_the_annotations_are_sound_and_the_sets_large_enough(folder, ids, least):
+    """What every data set must hold is checked by `load`; this is what these sets promise besides."""
+    raws = raw_files(folder)
+    min_sessions, min_turns, min_questions, min_of_type = least
+    assert [raw["id"] for raw in raws] == ids
+    found = missed = 0
+    for raw in raws:
+        texts = {t["id"]: t["text"].casefold() for s in raw["sessions"] for t in s["turns"]}
+        assert len(raw["sessions"]) >= min_sessions and len(texts) >= min_turns
+        assert len(raw["questions"]) >= min_questions
+        assert len({q["text"] for q in raw["questions"]}) == len(raw["questions"]), "no question twice"
+        times = [s["at"] for s in raw["sessions"]]
+        assert times == sorted(set(times)), "each session is later than the one before"
+        for s in raw["sessions"]:
+            assert {t["speaker"] for t in s["turns"]} == set(raw["speakers"])
+            assert all(t["id"].startswith(s["id"] + ":") and t["text"].strip() for t in s["turns"])
+        for q in raw["questions"]:
+            evidence, distractors, stale = set(q["evidence"]), set(q["distractors"]), set(q.get("stale", ()))
+            assert evidence | distractors <= set(texts) and not evidence & distractors, q["id"]
+            assert stale <= distractors and (not stale or q["type"] == "knowledge_update"), q["id"]
+            assert len(evidence) >= {"abstention": 0, "multi_hop": 2}.get(q["type"], 1), q["id"]
+            if q["type"] in ("factual_extraction", "knowledge_update"):
+                said = " ".join(texts[e] for e in evidence)
+                literal = any(a.casefold() in said for a in q["answers"])
+                found, missed = found + literal, missed + (not literal)
+    types = Counter(q["type"] for raw in raws for q in raw["questions"])
+    assert set(types) == TYPES and min(types.values()) >= min_of_type
+    assert found >= 0.9 * (found + missed), "most answers are in the words of their evidence"
 
 
 def test_the_loaded_demo_set_is_consistent():
@@ -124,16 +150,8 @@ GOOD = {
 }
 
 
-def check(tmp_path, **changes):
-    (tmp_path / "x1.json").write_text(
-        json.dumps({**json.loads(json.dumps(GOOD)), **changes}), encoding="utf-8"
-    )
-    return check_demo(tmp_path, min_sessions=2, min_turns=4, min_questions=2, min_of_type=0)
-
-
 def test_a_valid_file_of_ones_own(tmp_path):
-    report = check(tmp_path)
-    assert report.problems == [] and report.answers_in_evidence == 1.0
+    (tmp_path / "x1.json").write_text(json.dumps(GOOD), encoding="utf-8")
     data = parse_demo(tmp_path)
     assert [q.asked_at for q in data.questions] == [
         datetime(2024, 1, 3, 9, tzinfo=UTC),
@@ -142,48 +160,7 @@ def test_a_valid_file_of_ones_own(tmp_path):
     assert not data.complete and [q.id for q in data.questions] == ["x1/q01", "x1/q02"]
 
 
-def edited_questions(**q):
-    return [{**GOOD["questions"][0], **q}, GOOD["questions"][1]]
-
-
-@pytest.mark.parametrize(
-    "changes, problem",
-    [
-        ({"sessions": GOOD["sessions"][:1]}, "1 sessions, fewer than 2"),
-        (
-            {"sessions": [GOOD["sessions"][0], {**GOOD["sessions"][1], "at": "2024-01-01T09:00:00"}]},
-            "S2 is not later",
-        ),
-        (
-            {
-                "sessions": [
-                    GOOD["sessions"][0],
-                    {**GOOD["sessions"][1], "turns": GOOD["sessions"][0]["turns"]},
-                ]
-            },
-            "turn id S1:1 occurs 2 times",
-        ),
-        ({"speakers": ["A", "C"]}, "not both speakers"),
-        ({"questions": edited_questions(evidence=["S9:1"])}, "evidence S9:1 is not a turn"),
-        ({"questions": edited_questions(distractors=["S1:1"])}, "both evidence and distractor"),
-        ({"questions": edited_questions(evidence=[])}, "no evidence"),
-        ({"questions": edited_questions(type="multi_hop")}, "one piece of evidence"),
-        ({"questions": edited_questions(type="riddle")}, "unknown type riddle"),
-        ({"questions": edited_questions(answers=[" "])}, "no answer"),
-        ({"questions": edited_questions(id="x1-q02")}, "question id x1-q02 occurs 2 times"),
-        ({"questions": edited_questions(text="Dog?")}, "'Dog?' occurs 2 times"),
-        ({"questions": edited_questions(trap="")}, "no trap"),
-    ],
-)
-def test_problems_are_found(tmp_path, changes, problem):
-    assert any(problem in p for p in check(tmp_path, **changes).problems)
-
-
-def test_a_folder_without_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no files"):
-        check_demo(tmp_path)
-
-
+@pytest.mark.slow
 def test_it_loads_from_a_zipped_package(tmp_path):
     """The files are read as package resources, not by path."""
     root = resources.files("adaptmr")
@@ -207,13 +184,6 @@ def test_it_loads_from_a_zipped_package(tmp_path):
 # --- the chats with an assistant
 
 
-def test_the_chats_with_an_assistant_are_sound():
-    folder = resources.files("adaptmr.data").joinpath("demo_assistant")
-    report = check_demo(folder, min_sessions=12, min_turns=80, min_questions=50, min_of_type=20)
-    assert report.problems == [] and report.answers_in_evidence == 1.0
-    assert set(report.sizes) == {"en5", "zh3"}
-
-
 def test_their_messages_are_those_of_a_user_and_an_assistant():
     data = load("demo_assistant")
     assert data.ours and data.complete and data.label == "demo_assistant: 2 conversations, 116 questions"
@@ -227,6 +197,7 @@ def test_their_messages_are_those_of_a_user_and_an_assistant():
         assert words[True] > 200 > 2 * words[False]
 
 
+@pytest.mark.slow
 def test_the_fitted_fusion_is_no_worse_than_any_plain_search_on_them():
     """No weight was fitted to these chats, nor chosen by them."""
     frame = evaluate(["unified", "lexical", "zscore", "hybrid"], load("demo_assistant"), progress=False)

@@ -16,7 +16,7 @@ from adaptmr.eval.report.run_folder import redaction_problems
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.planning.qarp import QARP
 from adaptmr.systems.contract import ContractError, check_evidence
-from adaptmr.systems.wrapper import WrappedSystem
+from adaptmr.systems.own import WrappedSystem
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question, Usage
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)

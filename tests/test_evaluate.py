@@ -16,9 +16,9 @@ import pytest
 
 import adaptmr as am
 from adaptmr.eval.report.run_folder import open_run
+from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.journal import Journal, JournalError
-from adaptmr.eval.runner.rows import score_answer
+from adaptmr.eval.runner.run import Journal, JournalError
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question, Usage
 
 FIRST = [
@@ -600,7 +600,7 @@ def test_ranks_are_by_score_also_when_hits_are_shown_in_order_of_time():
     ]
     shown = Evidence([Hit(m, score) for m, score in zip(turns, (0.1, 0.2, 0.9))])
     question = Question("q", "x?", ["x"], evidence=["D3"], conversation="c")
-    from adaptmr.eval.runner.rows import result_row
+    from adaptmr.eval.runner.asking import result_row
 
     row = result_row("s", question, shown, Answer("x"), Conversation("c", (), turns), "toy", 10)
     assert row["mrr"] == 1.0 and row["ndcg"] == 1.0 and row["retrieved"] == "D1 D2 D3"

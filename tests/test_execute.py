@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adaptmr.llm import LLM
-from adaptmr.llm.transport import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.reader import render_line
 from adaptmr.retrieval.evidence import line_tokens, render_context
 from adaptmr.retrieval.execute import execute

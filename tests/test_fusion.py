@@ -229,7 +229,7 @@ def test_the_fit_that_never_saw_the_conversation(monkeypatch):
         assert fit_for(*asked) is fits[served], asked
     for asked, served in [
         (("a:bfloat16",), ("a", "")),
-        (("a:bfloat16/openvino", "c1"), ("a", "c1")),
+        (("a:bfloat16", "c1"), ("a", "c1")),
         (("a:int8",), (ANY_EMBEDDER, "")),
         (("b:bfloat16", "c1"), (ANY_EMBEDDER, "c1")),
     ]:

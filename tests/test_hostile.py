@@ -14,15 +14,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from server import Server, answering, hang, ok, ok_json, status
+from server import Server, answering, ok, ok_json
 
-from adaptmr.llm import LLM, AuthError, ModelNotFound, ServerError
+from adaptmr.llm import LLM
 from adaptmr.llm.tasks import OUTCOME_COUNTER, meter_usage
 from adaptmr.planning.classifiers import FewShotClassifier
-from adaptmr.planning.complexity import AdaptiveRAG
 from adaptmr.planning.qarp import PLAN, QARP
-from adaptmr.planning.routed import Mixture, Routed
-from adaptmr.reader import answer, render_finding, render_line
+from adaptmr.planning.routed import AdaptiveRAG, Mixture, Routed
+from adaptmr.reader import render_finding, render_line
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.query import answer_interim
@@ -267,30 +266,6 @@ def test_words_of_an_obedient_model_do_not_get_into_the_context(store, flow, how
         assert_memories_between_tags(s)
 
 
-def test_there_are_enough_hostile_memories_and_they_are_found(store):
-    assert len(set(HOSTILE)) >= 20 and sum(bool(re.search(r"[\u4e00-\u9fff]", text)) for text in HOSTILE) >= 3
-    assert len(store) == len(HOSTILE) + 3, "every memory is stored"
-    found = execute(RetrievalPlan(weights=HYBRID_WEIGHTS, k=40), ASKED, store)
-    assert {h.memory.id for h in found.hits} >= {
-        f"M{i + 3}" for i in range(len(HOSTILE)) if "spare key" in HOSTILE[i]
-    }
-
-
-@pytest.mark.parametrize("how", OBEDIENT_REPLIES)
-def test_one_hostile_memory_does_not_change_the_others(store, how):
-    true = Hit(store.get("M0"), 1.0)
-    with Server(answering(OBEDIENT_REPLIES[how])) as server:
-        llm = model(server)
-        for i in range(3, len(store)):
-            bad = Hit(store.get(f"M{i}"), 1.0)
-            left = refine(ASKED, [true, bad], [0.5, 0.5], llm)
-            assert all(
-                h.memory in (true.memory, bad.memory) and h.note in ("", replaced_note(TRUE))
-                for h in left.hits
-            )
-        assert_memories_between_tags(server)
-
-
 def test_a_model_that_obeys_a_memory_can_only_drop_memories():
     hits = [
         Hit(Memory(str(i), text, "Ann", f"2024-01-0{i}", step=i, source=f"T{i}"), 1.0)
@@ -328,13 +303,6 @@ def test_an_interim_answer_must_be_in_the_memories():
     ):
         with Server(ok_json({"answer": said})) as s:
             assert answer_interim(ASKED, hits, model(s)) == carried
-
-
-def test_an_invented_answer_becomes_an_abstention(store):
-    found = retrieve(ASKED, store, 3)
-    with Server(answering(OBEDIENT_REPLIES["every string"])) as s:
-        assert answer(ASKED, found, model(s)).abstained
-        assert_memories_between_tags(s)
 
 
 # -- nonsensical replies -------------------------------------------------------------------------------
@@ -451,7 +419,7 @@ def test_any_reply_gives_a_valid_plan(store):
     unified = RetrievalPlan(weights={"dense": 1.0}, planner="qarp", refine=True, fallback="unified")
     directly = RetrievalPlan(k=0, answer_as="directly", planner="qarp")
     before = OUTCOME_COUNTER.snapshot()
-    server, current, replies = server_of_replies(GOOD["plan"], 500, 1)
+    server, current, replies = server_of_replies(GOOD["plan"], 150, 1)
     with server as s, meter_usage() as meter:
         planner = QARP(model(s))
         for i, text in enumerate(replies):
@@ -477,9 +445,9 @@ def test_any_reply_gives_a_valid_plan(store):
         )
     outcomes = {how: meter.outcomes["plan", how] for how in ("model", "repaired", "retried", "fallback")}
     assert (
-        sum(outcomes.values()) == 500
-        and outcomes["model"] > 20 < outcomes["repaired"]
-        and outcomes["fallback"] > 100
+        sum(outcomes.values()) == 150
+        and outcomes["model"] > 5 < outcomes["repaired"]
+        and outcomes["fallback"] > 30
     ), outcomes
     assert {
         how: n for how, n in OUTCOME_COUNTER.rates(before)["plan"].items() if how in outcomes
@@ -546,65 +514,7 @@ def test_any_reply_to_any_task_gives_a_valid_result(store, task, use):
     assert meter.outcomes[task, "model"] and meter.outcomes[task, "fallback"], meter.outcomes
 
 
-def test_integers_may_be_written_as_floats():
-    with Server(
-        ok(
-            '{"relevant": true, "drop": [{"number": 2.0, "why": "x"}], '
-            '"updated": [{"newer": 3.0, "older": 1.0}]}'
-        )
-    ) as s:
-        left = refine(ASKED, HITS, [0.5] * 6, model(s))
-        assert [h.memory.id for h in left.hits] == ["3", "4", "5", "6"] and left.how == "model"
-    with Server(ok('{"best": [2.0]}')) as s:
-        assert [h.memory.id for h in rerank(ASKED, HITS, 2000, model(s))[0]] == list("213456")
-
-
 # -- errors of a server ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("bad", "error", "says"),
-    [
-        (hang, ServerError, "time-out after 1 attempts"),
-        (status(401), AuthError, "OPENAI_API_KEY"),
-        (status(403), AuthError, "refuses the key"),
-        (status(404, "no such model"), ModelNotFound, "no such model"),
-        (status(500), ServerError, "500"),
-    ],
-)
-@pytest.mark.parametrize("planner", [QARP, Routed, AdaptiveRAG, Mixture])
-def test_a_failing_server_is_an_error_and_not_a_fallback(store, planner, bad, error, says):
-    before = OUTCOME_COUNTER.snapshot()
-    with Server(bad) as s:
-        llm = LLM("m", base_url=s.url, timeout=0.3, max_retries=0)
-        for ask in (lambda: planner(llm).plan(OPEN, store), lambda: retrieve(OPEN, store, 3, planner(llm))):
-            with pytest.raises(error, match=says) as e:
-                ask()
-            assert f"127.0.0.1:{s.server_address[1]}" in str(e.value), "the message names the server"
-            if bad is hang:
-                break
-    assert not any(row["fallback"] for row in OUTCOME_COUNTER.rates(before).values())
-
-
-def test_a_very_long_memory_does_not_crowd_out_others():
-    long = "The spare key is somewhere. " * 2000
-
-    def limited(body):
-        if sum(len(m["content"]) for m in body["messages"]) > 16_000:
-            return status(400, "maximum context length is 4096")
-        return ok_json(fill_schema(schema_of(body), text="spare key"))
-
-    with MemoryStore(embedder="hash") as s, Server(answering(limited)) as server:
-        s.add(
-            [Memory("1", TRUE, "Ann", "2024-01-01", step=1), Memory("2", long, "Ann", "2024-02-01", step=2)]
-        )
-        plan = QARP(model(server)).plan(ASKED, s)
-        assert plan.fallback is None, "the planner sees the beginning of each memory only"
-        plan = replace(plan, relevance_low=0.0, relevance_threshold=0.0, refine=True)
-        assert run_rounds(plan, ASKED, s, llm=model(server)).trace[-1].reason.startswith("model"), (
-            "and so does the refinement"
-        )
-        assert all(long not in m["content"] for body in server.requests for m in body["messages"])
 
 
 # -- Chinese -------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion, sentence_source, was
 from adaptmr.data.registry import datasets, find_file, load, unseen_questions
 from adaptmr.data.validation import DatasetError
 from adaptmr.eval.metrics import hotpotqa as m
+from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.rows import score_answer
 from adaptmr.types import Answer, QueryType, Question
 
 HAS_HOTPOTQA = bool(os.environ.get("ADAPTMR_DATA")) and find_file(HOTPOTQA) is not None
@@ -124,9 +124,9 @@ def test_an_id_that_is_a_number_is_read_as_text(folder: Path) -> None:
         ({"type": "riddle"}, "question 'q1' can't be read.*unknown question type 'riddle'"),
         ({"context": [["Hill"]]}, "question 'q1' can't be read"),
         ({"context": [SALT, SALT, IDA]}, "sources given twice"),
-        ({"answer": " "}, "answers that are not text"),
-        ({"answer": 3}, "answers that are not text"),
-        ({"question": ""}, "questions without a text"),
+        ({"answer": " "}, "questions with a wrong answers"),
+        ({"answer": 3}, "questions with a wrong answers"),
+        ({"question": ""}, "questions with a wrong text"),
     ],
 )
 def test_a_faulty_question_is_named(folder: Path, change: dict[str, Any], message: str) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 import adaptmr as am
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import PlanError
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.view import Filter
 from adaptmr.types import Evidence, Memory, Question
 
 WORDS = am.RetrievalPlan(weights=HYBRID_WEIGHTS)

@@ -20,7 +20,6 @@ from adaptmr.eval.judges.judge import (
     Verdict,
 )
 from adaptmr.eval.judges.rubric import (
-    MAX_LINES,
     RUBRIC_CASE_KINDS,
     RubricJudge,
     RubricVerdict,
@@ -135,19 +134,6 @@ def test_rules_judge_pairs_correctly(question: str, gold: str, prediction: str, 
     assert right(q(question, gold), prediction) is verdict, RuleJudge().compare(q(question, gold), prediction)
 
 
-def test_contradicting_number_is_wrong_despite_shared_words() -> None:
-    gold, prediction = (
-        "She ran 5 miles with Tom along the river at dawn",
-        "She ran 6 miles with Tom along the river at dawn",
-    )
-    how, f1 = RuleJudge().compare(q("What did she do?", gold), prediction)
-    assert how == "contradicts" and f1 > 0.8 and not right(q("What did she do?", gold), prediction)
-    assert not right(q("What did she do?", gold, gold.replace("5 miles ", "")), prediction), (
-        "even if another gold answer has no number"
-    )
-    assert right(q("How many?", "5", "6"), "6"), "but a number that another gold answer has is right"
-
-
 @pytest.mark.parametrize("unit", ["days", "weeks", "months"])
 def test_counts_of_time_may_be_off_by_one_in_temporal_questions(unit: str) -> None:
     asked = q(f"How many {unit} passed?", "7", type=QueryType.temporal_reasoning)
@@ -172,15 +158,6 @@ def test_abstaining_is_right_only_for_unanswerable_questions() -> None:
     assert not RuleJudge().judge(TOWN, "Bristol", True).correct
 
 
-def test_gold_word_within_a_long_text_is_wrong() -> None:
-    essay = " ".join(f"word{i} thing{i}" for i in range(900))
-    assert (
-        right(TOWN, "Bristol, by the old docks")
-        and not right(TOWN, f"{essay} Bristol {essay}")
-        and not right(WHEN, f"{essay} 7 May 2023")
-    )
-
-
 def test_threshold_applies_to_token_f1() -> None:
     asked = q("What did she bake?", "lemon cake")
     how, f1 = RuleJudge().compare(asked, "lemon cake tin cover")
@@ -191,19 +168,6 @@ def test_threshold_applies_to_token_f1() -> None:
         and right(asked, "lemon tart", threshold=0.5)
         and not right(asked, "lemon tart", threshold=0.51)
     )
-
-
-@settings(max_examples=150, deadline=None)
-@given(ANYTHING, ANYTHING, ANYTHING, st.sampled_from(list(QueryType)), st.booleans(), st.booleans())
-def test_judges_accept_any_text(
-    text: str, gold: str, prediction: str, question_type: QueryType, answerable: bool, abstained: bool
-) -> None:
-    question = Question("q", text, [gold, gold + prediction], question_type, answerable=answerable)
-    verdict = RuleJudge().judge(question, prediction, abstained)
-    assert verdict == RuleJudge().judge(question, prediction, abstained) and verdict.votes == (
-        verdict.correct,
-    )
-    assert LLMJudge(LLM()).judge(question, prediction, abstained).correct == verdict.correct
 
 
 PIECES = [
@@ -290,14 +254,6 @@ def test_consistent_model_gives_three_equal_votes(question: Question, verdict: b
             and found.usage.tokens == 45
         )
         assert len({json.dumps(r["messages"]) for r in s.requests}) == 3, "three ways of asking"
-
-
-@pytest.mark.parametrize(("yes", "votes"), [(True, (True, True, False)), (False, (False, False, True))])
-def test_model_that_always_replies_yes_or_no_gets_a_split_vote(yes: bool, votes: tuple[bool, ...]) -> None:
-    with Server(ok_json({"yes": yes})) as s:
-        found = model(s).judge(TOWN, "York", False)
-        assert found.votes == votes and found.correct is yes
-        assert model(s, 1).judge(TOWN, "York", False).votes == (yes,) and len(s.requests) == 4
 
 
 def test_prompts_that_are_sent() -> None:
@@ -457,21 +413,6 @@ def test_one_request_holds_all_statements_of_a_rubric() -> None:
         user = s.requests[0]["messages"][-1]["content"]
         assert "1. the sprint ends on 5 April\n2. the review moves to Berlin\n3. Ada leads it" in user
         assert "LLM response should" not in user and "Reply with 3 words" in user
-
-
-def test_chinese_questions_are_judged_in_chinese() -> None:
-    with Server(ok_json({"made": ["full", "none"]})) as s:
-        assert rubric_model(s).judge(ZH_SPRINT, "四月五日。", False).credits == (1.0, 0.0)
-        system, user = (m["content"] for m in s.requests[0]["messages"])
-        assert "逐条" in system and "共有 2 个要点" in user
-
-
-def test_long_rubrics_take_several_requests() -> None:
-    long = replace(SPRINT, rubric=tuple(f"fact number {i}" for i in range(MAX_LINES + 2)))
-    with Server(answering(all_full)) as s:
-        verdict = rubric_model(s).judge(long, "all of them", False)
-        assert verdict.credits == (1.0,) * (MAX_LINES + 2) and verdict.how == "model×2"
-        assert len(s.requests) == 2 and verdict.usage.calls == 2
 
 
 @pytest.mark.parametrize(

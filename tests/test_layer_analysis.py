@@ -1,53 +1,71 @@
-"""What each road of a layered memory adds and takes, and how a memory grows."""
+"""What exp6 measures: roads left out, times, growth, the stability of answers, and the acceptance list."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pandas as pd
 import pytest
-from layered_store import turns_of
 
 import adaptmr as am
-from adaptmr.eval.analysis.filled_memories import as_it_was, fill_memories
-from adaptmr.eval.analysis.layer_shares import (
+from adaptmr.eval.analysis.acceptance import (
+    CATEGORY_LINE,
+    F1_LINE,
+    VERDICTS,
+    acceptance_answers,
+    acceptance_table,
+    deletion_steps,
+    function_lines,
+    is_traceable,
+    latency_line,
+    manual_key_steps,
+    quality_lines,
+    several,
+)
+from adaptmr.eval.analysis.answer_stability import (
+    answer_form,
+    answerable_at_half,
+    ask_at_half,
+    first_half,
+    form_table,
+    pair_answers,
+    stability_table,
+)
+from adaptmr.eval.analysis.cost import writing_per_turn
+from adaptmr.eval.analysis.memory_layers import (
     ALL,
+    AT_ONCE,
+    COMPRESSED,
     FAMILIES,
+    PROMPT,
+    TURNS,
     TURNS_ALONE,
+    WAYS,
+    WHOLE,
     answer_words,
     contribution_table,
     contributions,
-    layer_rows,
-    rows_without,
-    sources_behind,
-    take_roads,
-    variants,
-)
-from adaptmr.eval.analysis.memory_growth import (
-    COMPRESSED,
-    WHOLE,
-    count_lines,
-    grow,
+    fill_memories,
     growth_answer,
     growth_sentences,
     largest_deviation,
     long_conversation,
-)
-from adaptmr.eval.analysis.road_times import (
-    AT_ONCE,
-    PROMPT,
-    TURNS,
-    WAYS,
     more_than_turns,
     road_time_table,
+    rows_by_road,
+    rows_without,
+    take_roads,
     time_roads,
+    variants,
 )
-from adaptmr.eval.runner.repeated_times import timed_questions
-from adaptmr.memory.config import MemoryConfig
+from adaptmr.memory.layered import LayeredMemory
+from adaptmr.memory.layers import KEY
 from adaptmr.memory.prompt import build_prompt
 from adaptmr.systems.layered import LayeredSystem
-from adaptmr.types import Question
+from adaptmr.types import Conversation, Memory, Question
 
 
 @pytest.fixture(scope="module")
@@ -57,25 +75,15 @@ def data():
 
 @pytest.fixture(scope="module")
 def memories(data):
-    return fill_memories(data, embedder="hash", per_type=2)
-
-
-@pytest.fixture(scope="module")
-def rows(memories, data):
-    return layer_rows(memories, data.name)[0]
+    return fill_memories(data, embedder="hash", per_type=1)
 
 
 # --- leaving out a road
 
 
-def test_each_road_is_left_out_once_and_pmemo_searches_no_turns():
-    assert FAMILIES["layered"] == (*FAMILIES["pmemo"], "turns")
+def test_leaving_out_a_road_is_the_same_as_never_taking_it(memories):
     assert set(variants(FAMILIES["layered"])) == {ALL, *FAMILIES["layered"], TURNS_ALONE}
     assert TURNS_ALONE not in variants(FAMILIES["pmemo"])
-    assert variants(FAMILIES["pmemo"])["key"] == ("long_term", "mid_term", "short_term")
-
-
-def test_leaving_out_a_road_is_the_same_as_never_taking_it(memories):
     memory = memories[0]
     roads = {name: road for name, road in memory.system.roads.items() if name != "mid_term"}
     other = LayeredSystem("layered", roads, memory.system.config, embedder="hash")
@@ -84,21 +92,6 @@ def test_leaving_out_a_road_is_the_same_as_never_taking_it(memories):
         left_out = take_roads(memory.system.recall(asked), tuple(roads))
         one, two = (build_prompt(f, asked, memory.system.config) for f in (left_out, other.recall(asked)))
         assert one.text == two.text
-
-
-def test_what_a_prompt_shows_stands_behind_it(memories):
-    found = memories[0].system.recall(memories[0].visible[0])
-    prompt = build_prompt(found, found.question, memories[0].system.config)
-    behind = sources_behind(found, prompt)
-    assert set(prompt.turn_sources.values()) < set(behind) and len(behind) == len(set(behind))
-    assert set(behind) <= {m.source for m in memories[0].conversation.turns}
-
-
-def test_the_words_of_the_best_gold_answer_are_counted():
-    asked = Question("q", "?", ["the red house", "a blue boat"])
-    assert answer_words(asked, "A BLUE car, a red bike!") == 0.5
-    assert answer_words(asked, "blue boat") == 1 and answer_words(asked, "") == 0
-    assert math.isnan(answer_words(Question("q", "?", [], answerable=False), "blue"))
 
 
 def test_a_contribution_is_the_difference_on_the_same_questions():
@@ -117,51 +110,32 @@ def test_a_contribution_is_the_difference_on_the_same_questions():
     first, second = contribution_table(rows, contributions(rows)).to_dict("records")
     assert (first["contribution of"], first["tokens"], first["F1"]) == ("all roads: means", "100", "0.500")
     assert second["gold turns shown"].startswith("+0.525 [") and second["F1"] == "0"
+    asked = Question("q", "?", ["the red house", "a blue boat"])
+    assert answer_words(asked, "A BLUE car, a red bike!") == 0.5 and answer_words(asked, "blue boat") == 1
+    assert math.isnan(answer_words(Question("q", "?", [], answerable=False), "blue"))
 
 
-def test_the_turns_carry_a_layered_memory(rows, memories):
+def test_measuring_shows_that_turns_carry_a_memory_and_leaves_it_as_it_was(memories, data):
+    before = [m.system.state_version() for m in memories]
+    rows, _ = rows_by_road(memories, data.name)
     assert len(rows) == sum(len(m.questions) for m in memories) * (7 + 5)
     means = rows.groupby(["system", "without"])["shown"].mean()
     assert means["layered", ALL] > means["layered", "turns"] == means["pmemo", ALL]
     assert (rows["behind"] >= rows["shown"])[rows["shown"].notna()].all()
-    tokens = rows.groupby(["system", "without"])["tokens"].mean()
-    assert tokens["layered", TURNS_ALONE] < tokens["layered", ALL]
     alone, full = (rows_without(rows, w, "layered") for w in (TURNS_ALONE, ALL))
-    assert alone["prediction"].tolist() == full["prediction"].tolist(), "the rules read turns alone"
-
-
-def test_measuring_leaves_the_memories_as_they_were(memories):
-    before = [m.system.state_version() for m in memories]
-    layer_rows(memories[:1], "demo")
-    time_roads(memories[:1], repeats=1, per_type=1)
+    assert alone["prediction"].tolist() == full["prediction"].tolist(), "the reader reads turns alone"
+    times = time_roads(memories[:1], repeats=1, per_type=1)
+    assert set(times["way"]) == {*WAYS, PROMPT} and not times.duplicated(["way", "question"]).any()
     assert [m.system.state_version() for m in memories] == before
     texts = {m.id: m.text for m in memories[0].system.store.memories}
-    with pytest.raises(RuntimeError), as_it_was(memories[0]):
-        memories[0].system.memory.pin("Answer in French.")
+    with pytest.raises(RuntimeError), memories[0].as_it_was() as memory:
+        memory.pin("Answer in French.")
         raise RuntimeError
     assert {m.id: m.text for m in memories[0].system.store.memories} == texts
 
 
-# --- times
-
-
-def test_every_way_is_timed_on_the_same_questions(memories):
-    times = time_roads(memories[:1], repeats=2, per_type=1)
-    assert set(times["way"]) == {*WAYS, PROMPT} and not times.duplicated(["way", "question"]).any()
-    asked = {q.id for q in timed_questions(memories[0].questions, 1)}
-    assert len(asked) == 5 and (times.groupby("way")["question"].agg(set) == asked).all()
-    assert (times["ms"] > 0).all()
-    for wrong in ({"repeats": 0}, {"per_type": 0}):
-        with pytest.raises(ValueError, match="1 or more"):
-            time_roads(memories, **wrong)
-
-
 def test_more_time_is_a_ratio_of_sums():
-    ms = (
-        {AT_ONCE: 12.0, PROMPT: 1.0}
-        | {way: 2.5 for way in WAYS if way not in (AT_ONCE, TURNS)}
-        | {TURNS: 10.0}
-    )
+    ms = dict.fromkeys(WAYS, 2.5) | {AT_ONCE: 12.0, PROMPT: 1.0, TURNS: 10.0}
     times = pd.DataFrame(
         [
             {"way": way, "conversation": f"c{c}", "question": f"q{c}", "ms": base * (1 + c)}
@@ -186,45 +160,15 @@ def test_a_long_conversation_repeats_what_there_is(data):
     turns, new = long_conversation(data, 400)
     assert new == len(talk) == 182 and len(turns) == 400, "those in the language of the first"
     assert [m.step for m in turns] == list(range(1, 401)) and len({m.source for m in turns}) == 400
-    assert [turns[i].text for i in (182, 364)] == [talk.turns[0].text] * 2
     assert all(a.at <= b.at for a, b in pairwise(turns))
     assert (turns[182].at - turns[181].at).total_seconds() == 86400
-    assert long_conversation(data, 100)[1] == 100
-
-
-def test_compression_gives_up_pages_and_keeps_topics_short():
-    configs = {
-        name: MemoryConfig(
-            max_topic_pages=4, tail_pages=2, topic_threshold=0, enable_compression=name == COMPRESSED
-        )
-        for name in (COMPRESSED, WHOLE)
-    }
-    turns = turns_of(120)
-    growth = grow(turns, [Question("q", "Where was I?")], embedder="hash", every=40, configs=configs)
-    assert growth["turn"].tolist() == [40, 80, 120] * 2
-    small, whole = (growth[growth["memory"] == name] for name in configs)
-    assert (
-        whole["pages in use"].tolist() == whole["pages written"].tolist() == small["pages written"].tolist()
-    )
-    assert (small["pages of the largest topic"] <= 4).all() and whole["pages of the largest topic"].iloc[
-        -1
-    ] > 4
-    assert (small["pages in use"] < small["pages written"]).iloc[-1]
-    lines = count_lines(growth)
-    assert len(lines) == 4 * 3 and (lines["low"] == lines["high"]).all()
-    with pytest.raises(ValueError, match="no questions"):
-        grow(turns, [], embedder="hash")
 
 
 def test_level_means_within_a_tenth_from_turn_200_on():
     row = {"memory": COMPRESSED, "topics": 3, "pages written": 40, "pages in use": 30}
     row |= {"pages of the largest topic": 9}
-    growth = pd.DataFrame(
-        [
-            row | {"turn": turn, "tokens": t}
-            for turn, t in ((100, 10.0), (200, 90.0), (300, 110.0), (400, 100.0))
-        ]
-    )
+    marks = ((100, 10.0), (200, 90.0), (300, 110.0), (400, 100.0))
+    growth = pd.DataFrame([row | {"turn": turn, "tokens": t} for turn, t in marks])
     assert largest_deviation(growth, COMPRESSED) == 0.1 and growth_answer(growth)[1] == "Yes."
     assert growth_answer(growth)[2] == (
         "100 tokens from turn 200 to 400, at most 10 % from that at any mark; 30 of 40 pages in use"
@@ -232,3 +176,158 @@ def test_level_means_within_a_tenth_from_turn_200_on():
     steeper = growth.assign(tokens=[10.0, 80.0, 120.0, 100.0])
     assert growth_answer(steeper)[1] == "No." and "is not level" in growth_sentences(steeper)[0]
     assert math.isnan(largest_deviation(growth, WHOLE))
+
+
+# --- the form and the stability of answers
+
+
+def said(system: str, *answers: str, types: str = "aabb") -> list[dict[str, Any]]:
+    return [
+        {
+            "system": system,
+            "conversation": f"c{n}",
+            "question": f"q{n}",
+            "type": kind,
+            "prediction": text,
+            "abstained": not text,
+            "f1": float(bool(text)),
+        }
+        for n, (text, kind) in enumerate(zip(answers, types))
+    ]
+
+
+def test_the_forms_of_answers():
+    for text, form in (
+        ("", "no answer"),
+        ("?!", "no answer"),
+        ("7 May 2023", "date"),
+        ("二〇二三年五月", "date"),
+        ("pottery, swimming and a camping trip", "list"),
+        ("a half marathon", "phrase"),
+        ("She moved to Leeds.", "sentence"),
+        ("one line\nand another", "sentence"),
+        ("we met in 2023 when the whole street had been flooded", "phrase"),
+    ):
+        assert answer_form(text) == form and answer_form(text, abstained=True) == "no answer"
+    table = form_table(pd.DataFrame([*said("x", "Leeds", "York", "", "7 May 2023"), *said("y", *[""] * 4)]))
+    x, y = table.to_dict("records")
+    assert (x["n"], x["phrase"], x["date"], x["list"]) == (4, 0.5, 0.25, 0.0)
+    assert x["no answer"].startswith("0.25 [") and x["usual form"].startswith("0.75 ["), "ties by FORMS"
+    assert y["no answer"] == "1.00 [1.00, 1.00]" and y["tokens"] == "–"
+
+
+def test_answers_are_the_same_by_their_words():
+    before = pd.DataFrame(said("x", "The Leeds", "7 May 2023", "", "York"))
+    after = pd.DataFrame(said("x", "leeds", "8 May 2023", "Bath", ""))
+    pairs = pair_answers(before, after)
+    assert pairs["same"].tolist() == [1, 0, 0, 0] and pairs["same_form"].tolist() == [1, 1, 0, 0]
+    assert pairs["found"].tolist() == [0, 0, 1, 0] and pairs["lost"].tolist() == [0, 0, 0, 1]
+    row = stability_table(pairs).iloc[0]
+    assert [row[c] for c in ("n", "lost", "found", "F1 before", "F1 after")] == [4, 0.25, 0.25, 0.75, 0.75]
+    assert row["same answer"].startswith("0.25 [") and row["F1 change"] == "+0.000 – too few"
+    with pytest.raises(ValueError, match=r"\['x', 'c1', 'q1'\] was asked before and not after"):
+        pair_answers(before, before[:1])
+
+
+def test_half_a_conversation_is_stored_and_asked_about():
+    turns = [Memory(f"c/{i}", f"Turn {i}.", "Ann", step=i, source=f"S:{i}") for i in range(1, 6)]
+    asked = [
+        Question("early", "?", ["a"], evidence=["S:1", "S:2"]),
+        Question("both", "?", ["a"], evidence=["S:2", "S:3"]),
+        Question("no gold", "?", ["a"]),
+        Question("not answerable", "?", [], evidence=["S:1"], answerable=False),
+    ]
+    assert [q.id for q in answerable_at_half(Conversation("c", ("Ann",), turns), asked)] == ["early"]
+    data = am.load("demo", split="en1")
+    (talk,) = data.conversations
+    early = ask_at_half(["unified"], data, embedder="hash")
+    half = [first_half(talk)]
+    part = replace(data, conversations=half, questions=answerable_at_half(talk, data.questions))
+    whole = am.evaluate(["unified"], part, embedder="hash", progress=False)
+    assert (pair_answers(early, whole)["same"] == 1).all()
+    per_turn = writing_per_turn(whole, early).set_index("system")
+    assert per_turn.loc["unified", "turns"] == len(talk) // 2 and per_turn.loc["unified", "ms_a_turn"] > 0
+
+
+# --- the acceptance list
+
+
+def test_what_works_leaves_no_trace_and_what_does_not_is_found_out(memories, monkeypatch):
+    before = [{m.id: m.text for m in one.system.store.memories} for one in memories]
+    lines, _ = function_lines(memories)
+    assert [line["verdict"] for line in lines] == ["reached"] * 3
+    assert lines[0]["found"] == lines[2]["found"] == "12 of 12 steps on 2 conversations"
+    assert [{m.id: m.text for m in one.system.store.memories} for one in memories] == before
+    with monkeypatch.context() as patch:
+        patch.setattr(LayeredMemory, "restore", lambda self, *args: True)
+        with memories[0].as_it_was() as memory:
+            steps = deletion_steps(memory)
+        assert not steps["turn restored"] and not steps["topic restored"] and steps["turn deleted"]
+    monkeypatch.setattr(LayeredMemory, "delete", lambda self, *args, **options: True)
+    with memories[0].as_it_was() as memory:
+        steps = manual_key_steps(memory)
+    assert not steps["deleted"] and steps["added"] and steps["changed"]
+    line = function_lines(memories)[0][2]
+    failed = "failed: turn deleted, nothing left of it, topic deleted, not erased by one call"
+    assert line["verdict"] == "not reached" and line["found"].endswith(failed)
+
+
+def test_a_key_memory_without_its_trace_is_not_traceable(memories):
+    memory = memories[0].system.memory
+    key = next(m for m in memory.store.memories if m.layer == KEY)
+    assert is_traceable(key, memory) and not is_traceable(replace(key, derived_from=()), memory)
+    trace = key.meta["trace"]
+    wrong = {"rule": "", "session_ids": ["topic:none"], "page_ids": trace["session_ids"]}
+    for name, value in wrong.items():
+        assert not is_traceable(replace(key, meta={**key.meta, "trace": {**trace, name: value}}), memory)
+
+
+def test_a_verdict_is_that_of_the_whole_interval():
+    for low, high, verdict in (
+        (0.1, 0.2, "reached"),
+        (-0.02, 0.2, "undecided"),
+        (-0.2, -0.02, "not reached"),
+        (math.nan, math.nan, "too few"),
+    ):
+        assert VERDICTS.at_least(low, high, -0.02) == verdict == VERDICTS.at_most(-high, -low, 0.02)
+    yes, no, open_, few = "reached", "not reached", "undecided", "too few"
+    for verdicts, verdict in (
+        ([yes, yes, no], yes),
+        ([yes, no, open_], open_),
+        ([yes, no, few], open_),
+        ([no, no, open_], no),
+        ([few, few, few], few),
+        ([yes], no),
+    ):
+        assert several(verdicts) == verdict
+
+
+def scores(gains: dict[str, float]) -> pd.DataFrame:
+    """Six conversations with two questions of each type; `gains` are those of the system `mine` by type."""
+    return pd.DataFrame(
+        [
+            {"system": s, "conversation": f"c{c}", "question": f"c{c}{t}{q}", "type": t}
+            | {"f1": 0.4 + (s == "mine") * (gain + 0.001 * c)}
+            for s in ("base", "mine")
+            for c in range(6)
+            for t, gain in gains.items()
+            for q in range(2)
+        ]
+    )
+
+
+def test_quality_is_read_from_paired_differences():
+    frame = scores({"temporal_reasoning": 0.1, "open_domain": -0.1, "abstention": 0.2})
+    lines = quality_lines(frame, ["mine"], ["base"])
+    assert [(x["criterion"], x["verdict"]) for x in lines] == [
+        (F1_LINE, "reached"),
+        (CATEGORY_LINE, "reached"),
+    ]
+    assert lines[0]["found"].startswith("+0.069 [") and "3, open-domain: -0.098 [" in lines[1]["found"]
+    worse = quality_lines(scores({"temporal_reasoning": 0.1, "abstention": -0.3}), ["mine"], ["base"])
+    assert [x["verdict"] for x in worse] == ["not reached", "not reached"]
+    more = pd.DataFrame([{"way": AT_ONCE, "more": 0.5, "low": 0.4, "high": 0.6}])
+    answers = acceptance_answers(acceptance_table(lines, [latency_line(more)]), "base")
+    assert [answer for _, answer, _ in answers] == ["Yes.", "Yes.", "No."]
+    assert answers[0][0] == "mine: Is F1 not below the baseline's?"
+    assert answers[2][2] == "layered less turns alone: +50 % [+40, +60], not reached"

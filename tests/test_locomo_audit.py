@@ -22,8 +22,8 @@ from adaptmr.eval.analysis.breakdowns import (
     score_ceiling,
 )
 from adaptmr.eval.metrics.answers import locomo_f1
+from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.rows import score_answer
 from adaptmr.types import Answer, Dataset, Question
 
 
@@ -96,15 +96,6 @@ def test_what_was_not_audited_is_left_out_and_counted(put):
     )
 
 
-def test_evidence_that_is_no_turn_changes_nothing(put):
-    data = parse_locomo_audited(put(finding(correct_evidence=["D9:9"])))
-    assert (
-        data.questions[0].evidence == ["D1:2"]
-        and data.notes["audit_unresolved"] == 1
-        and "audit_evidence" not in data.notes
-    )
-
-
 def test_findings_about_something_else(put, tmp_path):
     with pytest.raises(
         ValueError, match=r"locomo_known_errors\.json: the finding on c1/q0 quotes another question"
@@ -169,10 +160,6 @@ def test_rows_that_were_not_audited_have_no_audited_score(put):
     assert (
         again[AUDITED_F1].isna().tolist() == [False] * 3 + [True] * 3 and audit_table(again)["n"].max() == 3
     )
-    with pytest.raises(ValueError, match="none of the 3 rows"):
-        rescore(again[again["conversation"] == "c2"], parse_locomo_audited(path))
-    with pytest.raises(ValueError, match="no prediction, answers"):
-        rescore(again.drop(columns=["prediction", "answers"]), parse_locomo_audited(path))
     assert audit_table(again[again[AUDITED_F1].isna()]).empty
 
 
@@ -210,8 +197,6 @@ def test_ceilings_by_hand():
     )
     assert table["n"].tolist() == [1, 1, 1, 1, 3, 4] and table["changed"].tolist() == [1, 1, 0, 0, 2, 2]
     assert table.loc[ALL_CATEGORIES, "published"] == pytest.approx((0.5 + 0.5 + 0.4 + 1) / 4)
-    with pytest.raises(ValueError, match="share no question"):
-        score_ceiling(published, Dataset("other"))
 
 
 def test_the_dev_file():

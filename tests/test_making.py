@@ -15,8 +15,8 @@ from adaptmr.eval.analysis.answer_stability import ask_at_half
 from adaptmr.eval.analysis.attribution import attribute_failures
 from adaptmr.eval.analysis.budget_curves import measure_coverage
 from adaptmr.eval.analysis.longmemeval import retrieval_rows
-from adaptmr.eval.runner.filling import Making, declared_capabilities, make_given
-from adaptmr.eval.runner.repeated_times import time_systems
+from adaptmr.eval.runner.asking import Making, declared_capabilities, make_given
+from adaptmr.eval.runner.timings import time_systems
 from adaptmr.experiments import Experiment
 
 SYSTEM = ["hybrid_reranked"]

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from adaptmr.integrations.mcp import TOOLS, MemoryTools, make_server
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.view import Filter
 
 ROOT = Path(__file__).resolve().parent.parent
 NOW = datetime(2024, 9, 1, tzinfo=UTC)

@@ -18,8 +18,7 @@ import adaptmr as am
 from adaptmr.llm import LLM, ServerError
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layered import LayeredMemory
-from adaptmr.memory.layers import DERIVED, KEY, PAGE, TOPIC
-from adaptmr.store.memory_store import MemoryStore
+from adaptmr.memory.layers import DERIVED, KEY, PAGE
 from adaptmr.types import Memory
 
 # every step happens within a few turns; the roads may take as long as a busy machine makes them
@@ -73,7 +72,7 @@ def picture(memory: LayeredMemory) -> Any:
     memories = {m.id: replace(m, version=1) for m in memory.store.memories}
     columns = ["hit_count_total", "hit_count_window", "heat", "key_promoted"]
     counters = memory.topics()[columns].to_dict("index")
-    short_term = [m.id for m in memory._present.stored()[0].layers.short_term]
+    short_term = [m.id for m in memory.present.now().short_term]
     return memories, counters, short_term, memory.prompt(QUESTION).text
 
 
@@ -163,14 +162,14 @@ class AnyLife(RuleBasedStateMachine):
     def a_second_reader_sees_the_same_layers(self) -> None:
         if hasattr(self, "memory"):
             other = LayeredMemory(self.memory.store, self.memory.config, user="Maya")
-            mine, its = (m._present.stored()[0].layers for m in (self.memory, other))
+            mine, its = (m.present.now() for m in (self.memory, other))
             assert [m.id for m in mine.short_term] == [m.id for m in its.short_term]
             for layer in DERIVED:
                 assert mine.of(layer, status=None) == its.of(layer, status=None)
 
 
 AnyLife.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnyLife = AnyLife.TestCase
 
@@ -187,6 +186,41 @@ def test_many_lives() -> None:
     )
 
 
+# -- parameters
+
+
+def test_the_names_of_the_document_work_and_what_is_wrong_is_named(tmp_path: Any) -> None:
+    path = tmp_path / "memory.yaml"
+    path.write_text("STM_CAPACITY: 4\nsection_tokens: {key: 99}\n")
+    config = MemoryConfig.from_yaml(path)
+    assert (config.stm_capacity, config.section_tokens["key"]) == (4, 99)
+    assert config.section_tokens["mid_term"] == MemoryConfig().section_tokens["mid_term"]
+    assert config.source_weights == {"key": 1.2, "long_term": 0.9, "mid_term": 1.0}
+    path.write_text("")
+    assert MemoryConfig.from_yaml(path) == MemoryConfig()
+    for text, wanted in (
+        ("stm_capacty: 4", "stm_capacty"),
+        ("stm_capacity: 4\nSTM_CAPACITY: 5", "given twice"),
+        ("- 4", "write one `name: value` a line"),
+        ("a: [", "write one `name: value` a line"),
+        ("stm_capacity: 0", "greater than or equal to 1"),
+        ("stm_capacity: true", "valid integer"),
+        ("key_promotion_hit_rate: 35", "less than or equal to 1"),
+        ("key_promotion_hit_rate: .nan", "finite number"),
+        ("enable_compression: 1", "valid boolean"),
+        ("source_weights: {KTM: 1}", "give key, long_term, mid_term"),
+        ("source_weights: {key: 11}", "from 0 to 10"),
+        ("score_weights: 1", "score_weights"),
+        ("tail_pages: 12", "fewer than max_topic_pages"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=wanted) as e:
+            MemoryConfig.from_yaml(path)
+        assert str(path) in str(e.value)
+    with pytest.raises(AttributeError):
+        MemoryConfig().stm_capacity = 3  # type: ignore[misc]
+
+
 # -- turns
 
 
@@ -201,18 +235,16 @@ def test_turns_get_numbers_and_ids_in_their_order(memory: LayeredMemory) -> None
     assert memory.add(Memory("D1:3", "Hm.", step=3)).step == 8, "a number that is taken becomes the next one"
 
 
-@pytest.mark.parametrize("user", ["", "Maya", "a.c", "7"])
-@pytest.mark.parametrize("n", [3, 8])
-def test_a_number_is_not_given_again_when_its_turn_is_erased(tmp_path: Any, user: str, n: int) -> None:
+def test_a_number_is_not_given_again_when_its_turn_is_erased(tmp_path: Any) -> None:
     config, path = MemoryConfig(**SMALL), tmp_path / "m.db"
-    with LayeredMemory(path, config, user=user, embedder="hash") as memory:
-        turns = [memory.add(SAID[i % 6]) for i in range(n)]
+    with LayeredMemory(path, config, user="a.7", embedder="hash") as memory:
+        turns = [memory.add(SAID[i % 6]) for i in range(8)]
         other = LayeredMemory(memory.store, config, user="Tom")
         other.delete("turn", other.add(Memory("turn:Tom:99", "Hello.", step=99)).id, soft=False, confirm=True)
         for turn in turns[1:]:
             memory.delete("turn", turn.id, soft=False, confirm=True)
-    with LayeredMemory(path, config, user=user, embedder="hash") as memory:
-        assert memory.add("Hello.").step == n + 1
+    with LayeredMemory(path, config, user="a.7", embedder="hash") as memory:
+        assert memory.add("Hello.").step == 9
 
 
 def test_a_turn_that_is_there_is_not_added_again(memory: LayeredMemory) -> None:
@@ -223,13 +255,6 @@ def test_a_turn_that_is_there_is_not_added_again(memory: LayeredMemory) -> None:
         memory.add(Memory("D1:1", "Good bye.", "Maya"))
     with pytest.raises(ValueError, match="'page:1' is a page, not a turn"):
         memory.add(Memory("page:1", "…", layer=PAGE))
-
-
-def test_a_turn_taken_back_by_a_rollback_can_be_added_again(memory: LayeredMemory) -> None:
-    memory.add(Memory("D1:1", "Hello.", "Maya"))
-    memory.rollback(0)
-    assert memory.add(Memory("D1:1", "Hello again.", "Maya")).status == "active"
-    assert [m.text for m in memory.store.memories] == ["Hello again."]
 
 
 def test_a_conversation_fills_all_layers_and_changes_no_turn() -> None:
@@ -256,24 +281,13 @@ def test_two_users_in_one_store_never_meet(memory: LayeredMemory) -> None:
     assert set(memory.topics().index).isdisjoint(other.topics().index)
     with pytest.raises(KeyError, match="of 'Maya'"):
         memory.delete("key", other.keys().index[0])
+    memory.add(Memory("D1:1", "My secret is 42.", "Maya"))
+    with pytest.raises(ValueError, match="'D1:1' is taken by a memory of another user") as refused:
+        other.add(Memory("D1:1", "My secret is 42.", "Maya"))
+    assert "secret" not in str(refused.value)
 
 
 # -- answers
-
-
-@pytest.mark.parametrize("is_deleted", [False, True])
-@pytest.mark.parametrize("text", ["My secret is 42.", "Hello."])
-def test_the_id_of_another_users_turn_gives_nothing_of_it_away(
-    memory: LayeredMemory, text: str, is_deleted: bool
-) -> None:
-    turn = memory.add(Memory("D1:1", "My secret is 42.", "Maya"))
-    if is_deleted:
-        memory.delete("turn", turn.id)
-    kept = memory.store.get(turn.id)
-    other = LayeredMemory(memory.store, memory.config, user="Tom")
-    with pytest.raises(ValueError, match="'D1:1' is taken by a memory of another user") as refused:
-        other.add(Memory("D1:1", text, "Maya"))
-    assert "secret" not in str(refused.value) and memory.store.get(turn.id) == kept
 
 
 def test_an_answer_is_stored_with_its_question_which_counts_as_a_query(memory: LayeredMemory) -> None:
@@ -287,14 +301,6 @@ def test_an_answer_is_stored_with_its_question_which_counts_as_a_query(memory: L
     assert after[1] == before[1] + 1 and memory.store.recent(1)[0].text == response.text
 
 
-def test_a_question_of_a_test_changes_nothing(memory: LayeredMemory) -> None:
-    for text in SAID:
-        memory.add(text)
-    before = memory.state_version(), picture(memory)
-    memory.recall(QUESTION), memory.prompt(QUESTION), memory.topics(), memory.events()
-    assert (memory.state_version(), picture(memory)) == before
-
-
 def test_a_pinned_key_memory_is_in_every_prompt_until_it_is_deleted(memory: LayeredMemory) -> None:
     key = memory.pin("No coriander, please.", "constraint", ttl_days=10)
     assert key.meta["priority"] == 1.0 and "No coriander" in memory.prompt("What shall I cook?").text
@@ -303,15 +309,6 @@ def test_a_pinned_key_memory_is_in_every_prompt_until_it_is_deleted(memory: Laye
     assert memory.restore("key", key.id) and memory.keys()["text"].tolist() == ["No coriander, please."]
     again = memory.pin("no coriander PLEASE", "preference", priority=0.5)
     assert again.id == key.id and len(memory.keys()) == 1 and again.meta["priority"] == 0.5
-
-
-def test_there_are_at_most_as_many_pinned_key_memories_as_the_capacity(memory: LayeredMemory) -> None:
-    for n in range(4):
-        memory.pin(f"Rule number {n}.")
-    before = memory.last_event
-    with pytest.raises(ValueError, match="ktm_capacity"):
-        memory.pin("One more.")
-    assert memory.last_event == before and len(memory.keys()) == 4
 
 
 # -- promotion
@@ -334,12 +331,6 @@ def test_a_topic_is_promoted_once() -> None:
             memory.delete("key", id)
         hot(memory)
         assert memory.keys().empty, "what the user has deleted does not come back"
-
-
-def test_promotion_can_be_switched_off() -> None:
-    with make(topic_threshold=0.3, mtm_capacity=200, enable_auto_key_promotion=False) as memory:
-        hot(memory)
-        assert memory.keys().empty and not memory.topics()["key_promoted"].any()
 
 
 def test_a_rollback_takes_a_promotion_and_its_counts_back() -> None:
@@ -389,18 +380,6 @@ def test_the_events_say_which_step_did_what_to_which_layer(memory: LayeredMemory
 
 
 # -- saving
-
-
-def test_an_expired_key_memory_of_the_user_makes_room_for_another() -> None:
-    with make(ktm_capacity=2) as memory:
-        memory.pin("No alcohol, I take antibiotics.", ttl_days=10, at="2024-05-01")
-        memory.pin("Answer briefly.", at="2024-05-02")
-        with pytest.raises(ValueError, match="delete one first"):
-            memory.pin("No coriander.", at="2024-05-10")
-        memory.pin("No coriander.", at="2024-05-12")
-        assert set(memory.keys()["text"]) == {"Answer briefly.", "No coriander."}
-        memory.rollback(memory.last_event - 3)
-        assert set(memory.keys()["text"]) == {"No alcohol, I take antibiotics.", "Answer briefly."}
 
 
 def test_the_last_events_are_those_of_the_user_in_the_number_that_was_asked_for(
@@ -574,12 +553,3 @@ def test_a_deletion_whose_text_a_model_cannot_make_again_changes_nothing() -> No
         assert memory.pages()["text"].tolist() == ["A short summary."]
 
 
-def test_a_store_that_is_given_may_hold_a_memory_already() -> None:
-    with MemoryStore(embedder="hash") as store:
-        first = LayeredMemory(store, MemoryConfig(**SMALL))
-        for text in SAID:
-            first.add(text)
-        second = LayeredMemory(store, MemoryConfig(**SMALL))
-        assert repr(second) == repr(first) and second.topics().equals(first.topics())
-        second.add("More.")
-        assert first.add("And more.").step == 8 and TOPIC in {m.layer for m in store.memories}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -12,17 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.memory.cascade import affected, parts_of
-from adaptmr.memory.changes import GIVEN_UP, retired_because
+from adaptmr.memory.changes import GIVEN_UP, Changes, MemoryBusy, Present, retired_because
 from adaptmr.memory.config import MemoryConfig
-from adaptmr.memory.key_memories import manual_key
-from adaptmr.memory.layers import KEY, PAGE, SUMMARY, TOPIC, derive, span_id, step_span
-from adaptmr.memory.life_cycle import LifeCycle
-from adaptmr.memory.long_term import make_fact, make_profile, make_summary
-from adaptmr.memory.present import MemoryBusy, Present, Proposal
-from adaptmr.memory.state import Layers
+from adaptmr.memory.layered import LayeredMemory
+from adaptmr.memory.layers import KEY, PAGE, SUMMARY, TOPIC, Layers, derive, span_id, step_span
+from adaptmr.memory.long_term import make_fact, make_profile, make_summary, manual_key
 from adaptmr.memory.tasks import MemoryTasks
 from adaptmr.memory.topics import join_topic, new_topic
-from adaptmr.memory.writing import Writer
 from adaptmr.store.edits import Add, SetStatus, Update
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
@@ -53,7 +48,7 @@ def filled() -> MemoryStore:
     meta = {"category": "goal", "source": "auto", "priority": 0.5, "confidence": 0.9}
     key = derive(KEY, "key:auto", "I bought the cello in Leeds.", [turns[1]], meta=meta)
     made = [*turns, first, second, topic, make_summary([first, second], written, ""), *facts, key]
-    profile = make_profile(Layers(made), [f.text_with_speaker for f in facts], facts, "rule")
+    profile = make_profile(Layers(), [f.text_with_speaker for f in facts], facts, "rule")
     store.apply([Add(m) for m in (*made, profile, manual_key("Never mention the cello."))])
     return store
 
@@ -64,11 +59,8 @@ def store() -> Iterator[MemoryStore]:
         yield store
 
 
-def life_of(
-    store: MemoryStore, config: MemoryConfig | None = None, present: Present | None = None
-) -> LifeCycle:
-    writer = Writer(config or TASKS.config, lambda texts: store.embedder.encode(list(texts)), store.get)
-    return LifeCycle(present or Present(store), writer)
+def life_of(store: MemoryStore) -> LayeredMemory:
+    return LayeredMemory(store)
 
 
 def shown(store: MemoryStore) -> dict[str, Memory]:
@@ -80,8 +72,8 @@ def automatic(store: MemoryStore) -> list[Memory]:
     return [m for m in store.memories if m.meta.get("source") != "manual"]
 
 
-def delete(life: LifeCycle, id: str, kind: str = "turn") -> bool:
-    return life.delete(kind, id, soft=True, confirm=False)
+def delete(life: LayeredMemory, id: str, kind: str = "turn") -> bool:
+    return life.delete(kind, id)
 
 
 def test_nothing_automatic_tells_of_a_deleted_turn(store: MemoryStore) -> None:
@@ -94,29 +86,6 @@ def test_nothing_automatic_tells_of_a_deleted_turn(store: MemoryStore) -> None:
         before[i].derived_from in ((), ("t2",)) for i in gone
     ), "what was made of it alone"
     assert store.get("page:1-4").text == TASKS.page_summary([turn(1), turn(3), turn(4)]).text  # type: ignore[union-attr]
-
-
-def test_restoring_a_turn_brings_back_every_word_of_what_its_deletion_took(store: MemoryStore) -> None:
-    before, life = shown(store), life_of(store)
-    delete(life, "t2")
-    assert life.restore("turn", "t2") and shown(store) == before
-    assert not life.restore("turn", "t2") and shown(store) == before, "a second time nothing happens"
-
-
-@pytest.mark.parametrize("order", list(permutations(("t1", "t3", "t4")))[:4])
-def test_a_page_goes_with_its_last_turn_and_comes_back_in_any_order(order: tuple[str, ...]) -> None:
-    with filled() as store:
-        before, life = shown(store), life_of(store)
-        for id in ("t1", "t2", "t3"):
-            delete(life, id)
-            assert store.get("page:1-4").status == "active"  # type: ignore[union-attr]
-        delete(life, "t4")
-        assert store.get("page:1-4").status == "deleted"  # type: ignore[union-attr]
-        assert store.get("topic:1").text == store.get("page:5-8").text, "one page is left"  # type: ignore[union-attr]
-        assert store.get("topic:1").meta["pages"] == 1  # type: ignore[union-attr]
-        for id in (*order, "t2"):
-            life.restore("turn", id)
-        assert shown(store) == before
 
 
 @settings(max_examples=15, deadline=None)
@@ -150,7 +119,7 @@ def test_a_deleted_page_counts_no_more_and_its_turns_stay(store: MemoryStore) ->
     delete(life, "page:1-4", "page")
     assert "cello" not in store.get("topic:1").text + store.get("summary:1-8").text  # type: ignore[union-attr]
     assert "t2" in store and "key:auto" in shown(store), "they were made of the turn, not of the page"
-    assert Present(store).stored()[0].layers.short_term == [], "its turns don't become a page again"
+    assert Present(store).now().short_term == [], "its turns don't become a page again"
     life.restore("page", "page:1-4")
     assert shown(store) == before
 
@@ -159,9 +128,8 @@ def test_a_given_up_page_still_counts_for_its_topic(store: MemoryStore) -> None:
     present = Present(store)
     edits = [Update(_marked(store, "page:1-4")), SetStatus("page:1-4", "deleted")]
     store.apply(edits)
-    stored, _ = present.stored()
     topic = store.get("topic:1")
-    assert topic and [m.id for m in parts_of(topic, stored)] == ["page:1-4", "page:5-8"]
+    assert topic and [m.id for m in parts_of(topic, present.now(), store.get)] == ["page:1-4", "page:5-8"]
     delete(life_of(store), "t2")
     assert "cello" not in store.get("topic:1").text and "boat" in store.get("topic:1").text  # type: ignore[union-attr]
     life_of(store).restore("turn", "t2")
@@ -216,31 +184,12 @@ def test_a_topic_and_all_turns_of_a_page_go_and_come_back_in_any_order(
     assert shown(store) == before
 
 
-def test_a_topic_whose_other_pages_were_deleted_one_by_one_leaves_given_up_pages_so(
-    store: MemoryStore,
-) -> None:
-    store.apply([Update(_marked(store, "page:1-4")), SetStatus("page:1-4", "deleted")])
-    life = life_of(store)
-    delete(life, "page:5-8", "page")
-    before = shown(store)
-    delete(life, "topic:1", "topic")
-    life.restore("topic", "topic:1")
-    assert shown(store) == before
-
-
 def test_an_evicted_topic_comes_back_with_the_pages_that_went_with_it(store: MemoryStore) -> None:
     before, life = shown(store), life_of(store)
     for id in ("topic:1", "page:1-4", "page:5-8"):
         store.apply([Update(_marked(store, id)), SetStatus(id, "deleted")])
     life.restore("topic", "topic:1")
     assert shown(store) == before
-
-
-def test_a_topic_that_is_made_again_names_all_pages_that_it_tells(store: MemoryStore) -> None:
-    assert store.get("topic:1").derived_from == ("page:1-4",)  # type: ignore[union-attr]
-    delete(life_of(store), "t1")
-    topic = store.get("topic:1")
-    assert topic and "flute" in topic.text and topic.derived_from == ("page:1-4", "page:5-8")
 
 
 def test_what_has_nothing_left_is_restored_by_its_sources_only(store: MemoryStore) -> None:
@@ -258,7 +207,7 @@ def test_a_summary_of_summaries_follows(store: MemoryStore) -> None:
     given_up = [replace(p, status="deleted", meta={**p.meta, "retired": GIVEN_UP}) for p in parts]
     store.apply([Add(m) for m in (*given_up, merged)])
     before, life = shown(store), life_of(store)
-    layers = Present(store).stored()[0].layers
+    layers = Present(store).now()
     order = affected(layers, ["t1"])
     assert order.index("page:1-4") < order.index("summary:1") < order.index(merged.id)
     assert "boat" in store.get(merged.id).text  # type: ignore[union-attr]
@@ -304,56 +253,46 @@ def test_an_erased_turn_leaves_no_trace(store: MemoryStore, tmp_path: Any) -> No
     assert {"t2", "page:1-4"} <= set(store.rollback(start).lost), "a rollback says what it can't bring back"
 
 
-@pytest.mark.parametrize(
-    ("act", "error", "message"),
-    [
-        (lambda life: life.delete("turn", "t2", False, False), ValueError, "add confirm=True"),
-        (lambda life: life.delete("page", "t2", True, False), ValueError, "'t2' is a turn, not a page"),
-        (lambda life: life.delete("note", "t2", True, False), ValueError, "kind 'note' is unknown"),
-        (lambda life: life.delete("turn", "t99", True, False), KeyError, "no memory 't99'"),
-        (lambda life: life.restore("turn", "t99"), KeyError, "no memory 't99'"),
-        (lambda life: life.change("t2", " "), ValueError, "the new text of 't2' is empty"),
-    ],
-)
-def test_a_refused_act_changes_nothing(
-    store: MemoryStore, act: Any, error: type[Exception], message: str
-) -> None:
-    before, events = shown(store), store.last_event
-    with pytest.raises(error, match=message):
-        act(life_of(store))
+def test_a_refused_act_changes_nothing(store: MemoryStore) -> None:
+    before, events, life = shown(store), store.last_event, life_of(store)
+    strict = LayeredMemory(store, MemoryConfig(enable_soft_delete=False))
+    for act, error, message in (
+        (lambda: life.delete("turn", "t2", False), ValueError, "add confirm=True"),
+        (lambda: life.delete("page", "t2"), ValueError, "'t2' is a turn, not a page"),
+        (lambda: life.delete("note", "t2"), ValueError, "kind 'note' is unknown"),
+        (lambda: life.delete("turn", "t99"), KeyError, "no memory 't99'"),
+        (lambda: life.restore("turn", "t99"), KeyError, "no memory 't99'"),
+        (lambda: life.change("t2", " "), ValueError, "the new text of 't2' is empty"),
+        (lambda: strict.delete("turn", "t2"), ValueError, "must say that it is final"),
+    ):
+        with pytest.raises(error, match=message):
+            act()
     assert shown(store) == before and store.last_event == events
-
-
-def test_soft_deletion_can_be_switched_off(store: MemoryStore) -> None:
-    life = life_of(store, MemoryConfig(enable_soft_delete=False))
-    with pytest.raises(ValueError, match="must say that it is final"):
-        delete(life, "t2")
-    assert life.delete("turn", "t2", soft=False, confirm=True) and "t2" not in store
 
 
 def test_an_outdated_change_is_worked_out_again(store: MemoryStore) -> None:
     present, other = Present(store), life_of(store)
     calls = []
 
-    def compute(stored: Any) -> Proposal:
-        calls.append(stored.layers.last_step)
+    def compute(changes: Changes) -> None:
+        calls.append(changes.layers.last_step)
         if len(calls) == 1:
             delete(other, "t8")  # somebody else is faster
-        return Proposal([SetStatus("t1", "deleted")])
+        changes.set_status("t1", "deleted")
 
-    present.change_slowly(compute, "test")
+    present.change(compute, "test", slowly=True)
     assert len(calls) == 2 and {"t1", "t8"}.isdisjoint(shown(store))
 
 
 def test_a_change_that_is_always_outdated_ends_in_an_error(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adaptmr.memory.present.MAX_TRIES", 3)
+    monkeypatch.setattr("adaptmr.memory.changes.MAX_TRIES", 3)
     numbers = iter(range(100))
 
-    def compute(stored: Any) -> Proposal:
+    def compute(changes: Changes) -> None:
         store.add(Memory(f"other{next(numbers)}", "…"))
-        return Proposal([SetStatus("t1", "deleted")])
+        changes.set_status("t1", "deleted")
 
     with pytest.raises(MemoryBusy, match="others wrote 3 times meanwhile; nothing was changed, try again"):
         Present(store).change(compute, "test")
@@ -361,9 +300,8 @@ def test_a_change_that_is_always_outdated_ends_in_an_error(
 
 
 def test_the_layers_follow_every_change_as_if_they_were_read_afresh(store: MemoryStore) -> None:
-    present = Present(store)
-    life = life_of(store, present=present)
-    start = store.last_event
+    life = life_of(store)
+    present, start = life.present, store.last_event
     delete(life, "t2")
     delete(life, "topic:1", "topic")
     life.delete("turn", "t5", soft=False, confirm=True)
@@ -371,12 +309,12 @@ def test_the_layers_follow_every_change_as_if_they_were_read_afresh(store: Memor
     life.rollback(start + 3)
     assert _state(present) == _state(Present(store))
     life.rollback(8)  # only the turns were there
-    assert [m.id for m in present.stored()[0].layers.short_term] == [f"t{i}" for i in (1, 2, 3, 4, 6, 7, 8)]
+    assert [m.id for m in present.now().short_term] == [f"t{i}" for i in (1, 2, 3, 4, 6, 7, 8)]
     assert _state(present) == _state(Present(store))
 
 
 def _state(present: Present) -> Any:
-    layers = present.stored()[0].layers
+    layers = present.now()
     kinds = ("page", "topic", "summary", "fact", "profile", "key")
     derived = {k: [(m.id, m.status, m.text) for m in layers.of(k, status=None)] for k in kinds}
     return derived, [m.id for m in layers.short_term], layers.words, layers.last_step

@@ -21,7 +21,7 @@ from adaptmr.eval.runner.identity import code_hash
 from adaptmr.experiments import Experiment
 from adaptmr.plugins import load_plugins
 from adaptmr.registry import NameTaken, forget_module, registered
-from adaptmr.store.errors import EmbedderMismatch
+from adaptmr.store.protocol import EmbedderMismatch
 
 ROOT = Path(__file__).resolve().parent.parent
 JUDGE = """

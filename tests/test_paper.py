@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from readme import ROOT, full_run
 
 import adaptmr as am
-from adaptmr.data.citations import citation_key, dataset_citation, package_citation, system_citation
+from adaptmr.data.registry import citation
 from adaptmr.data.registry import datasets
 from adaptmr.eval.report import paper
 from adaptmr.eval.report.parameters import UsageError
@@ -202,40 +202,33 @@ def test_faults_are_named(tmp_path: Path) -> None:
         paper.paper_table(run, width="wide")
 
 
-def test_every_data_set_of_others_has_a_citation() -> None:
-    own = {name for name in datasets() if name.startswith("demo")}
-    keys = {name: citation_key(dataset_citation(name)) for name in datasets()}
-    assert own and all(bool(key) == (name not in own) for name, key in keys.items())
-    assert all(balanced(dataset_citation(name)) for name in datasets()) and balanced(package_citation())
+def key_of(entry: str) -> str:
+    return entry.partition("{")[2].partition(",")[0]
 
 
-def test_published_systems_are_cited_and_variants_share_the_entry(tmp_path: Path) -> None:
+def test_data_sets_and_published_systems_have_a_citation_and_variants_share_it(tmp_path: Path) -> None:
+    others = {name for name in datasets() if not name.startswith("demo")}
+    assert {name for name in datasets() if citation(name)} == others and citation("longmemeval_s")
     published = {"rrf", "ircot", "flare", "adaptive_rag", "longmemeval_rag"}
-    assert {name for name in am.systems() if system_citation(name)} <= published
-    assert all(balanced(system_citation(name)) and system_citation(name) for name in published)
-    assert system_citation("flare by rule") == system_citation("flare")
+    assert {name for name in am.systems() if citation(name)} <= {*published, "adaptmr"}
+    assert citation("flare by rule") == citation("flare")
+    for name in (*others, *published):
+        entry = citation(name)
+        year = re.search(r"year = \{(\d{4})\}", entry)
+        assert balanced(entry) and year and year[1] in key_of(entry), "the key names the year"
+        assert key_of(entry).startswith(re.search(r"author = \{(\w+),", entry)[1].lower())  # type: ignore[index]
+        assert "booktitle = {" in entry and "title = {" in entry and entry.startswith("@inproceedings")
     run = tiny_run(tmp_path, systems=["ircot by rule", "ircot", "b"])
     rows = pd.read_parquet(run / "results.parquet")
     rows["system"] = rows["system"].replace("a_1", "ircot")
     also = rows[rows["system"] == "ircot"].assign(system="ircot by rule")
     pd.concat([rows, also]).to_parquet(run / "results.parquet")
-    assert [citation_key(entry) for entry in paper.citations(run)] == ["adaptmr", "trivedi2023ircot"]
-
-
-def test_an_entry_has_authors_a_title_a_venue_and_a_year() -> None:
-    systems = ("rrf", "ircot", "flare", "adaptive_rag")
-    entries = [*map(dataset_citation, ("locomo", "longmemeval", "hotpotqa", "beam", "msc"))]
-    for entry in [*entries, *map(system_citation, systems)]:
-        key = citation_key(entry)
-        year = re.search(r"year = \{(\d{4})\}", entry)
-        assert year and year[1] in key, "the key names the year"
-        assert key.startswith(re.search(r"author = \{(\w+),", entry)[1].lower()), "and the first author"  # type: ignore[index]
-        assert "booktitle = {" in entry and "title = {" in entry and entry.startswith("@inproceedings")
+    assert [key_of(entry) for entry in paper.citations(run)] == ["adaptmr", "trivedi2023ircot"]
 
 
 def test_the_citation_of_the_package_is_that_of_citation_cff() -> None:
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    entry = package_citation().replace("{", "").replace("}", "")
+    entry = citation("adaptmr").replace("{", "").replace("}", "")
     for part in (cff["title"], cff["version"], cff["repository-code"], cff["authors"][0]["name"]):
         assert part in entry
 

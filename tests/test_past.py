@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,19 +13,19 @@ from rerankers import SharedWords
 from server import Server, answering, ok, ok_json
 
 import adaptmr as am
-from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
 from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
+from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
 from adaptmr.retrieval.visible import resolve_as_of, store_as_of
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import known_systems, make_system
-from adaptmr.systems.wrapper import WrappedSystem
-from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
+from adaptmr.systems.own import WrappedSystem
+from adaptmr.types import Conversation, Evidence, Hit, Memory, QueryType, Question
 
 MARCH = datetime(2024, 3, 1, tzinfo=UTC)
 LATER = datetime(2024, 5, 10, tzinfo=UTC)
@@ -53,6 +52,14 @@ def turns(rows=ROWS):
 def store():
     with MemoryStore(embedder="hash") as s:
         s.add(turns())
+        yield s
+
+
+@pytest.fixture(scope="module")
+def part_store():
+    """Make a store that holds only what had been said by March."""
+    with MemoryStore(embedder="hash") as s:
+        s.add([m for m in turns() if m.at <= MARCH])
         yield s
 
 
@@ -91,12 +98,6 @@ def test_the_moment_itself_is_visible(store):
     assert "m4" not in seen(at + timedelta(microseconds=1))
 
 
-def test_a_question_without_a_time_sees_everything(store):
-    assert "m6" in ids(retrieve("Which cat broke a bowl?", store))
-    assert len(ids(execute(replace(WORDS, k=99), "cat", store))) == 7
-    assert "as of" not in [t.step for t in execute(WORDS, "cat", store).trace]
-
-
 @pytest.mark.parametrize("moment", [MARCH, "2024-03-01", "2024-03-01T01:00:00+01:00", datetime(2024, 3, 1)])
 def test_a_text_can_be_asked_as_of_a_moment(store, moment):
     for found in (
@@ -105,28 +106,6 @@ def test_a_text_can_be_asked_as_of_a_moment(store, moment):
         execute(WORDS, "Where do I live now?", store, as_of=moment),
     ):
         assert ids(found) and set(ids(found)) <= {"m0", "m1", "m2", "m3"}
-
-
-def test_as_of_wins_over_the_questions_own_time(store):
-    question = Question("", "Where do I live now?", asked_at=LATER)
-    assert set(ids(retrieve(question, store, as_of=MARCH))) <= {"m0", "m1", "m2", "m3"}
-    assert "m5" in ids(retrieve(replace(question, asked_at=MARCH), store, as_of=LATER))
-
-
-def test_today_stays_the_questions_own(store):
-    seen = []
-
-    class Spy:
-        name = "spy"
-
-        def plan(self, query, store):
-            seen.append(query)
-            return WORDS
-
-    question = Question("", "cat", asked_at=LATER)
-    retrieve(question, store, planner=Spy(), as_of=MARCH)
-    retrieve("cat", store, planner=Spy(), as_of=MARCH)
-    assert seen[0].asked_at == LATER and seen[1].asked_at == MARCH and seen[1].text == "cat"
 
 
 @pytest.mark.parametrize(
@@ -147,16 +126,43 @@ def test_a_value_that_is_no_moment_is_refused(store, moment, error):
 # --- the trace
 
 
-def test_one_row_says_what_was_hidden(store):
-    found = retrieve(Question("", "cat", asked_at=MARCH), store)
-    rows = [t for t in found.trace if t.step == "as of"]
-    assert [(t.n_in, t.n_out, t.reason) for t in rows] == [
-        (7, 4, "nothing said after 2024-03-01 00:00:00+00:00 is looked at")
-    ]
-    assert next(t for t in found.trace if t.step == "search").n_in == 4, "hidden before anything is scored"
-
-
 # --- hidden memories change no result
+
+PLANS = st.builds(
+    RetrievalPlan,
+    weights=st.dictionaries(
+        st.sampled_from(["hybrid", *SIGNALS]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1, max_size=4
+    ),
+    fusion=st.sampled_from(["sum", "rrf"]),
+    pool=st.sampled_from([2, 50]),
+    queries=st.sampled_from([(), ("cat",), ("live", "cat")]),
+    multi_step=st.booleans(),
+    interim=st.booleans(),
+    temporal_order=st.booleans(),
+    prefer_latest=st.booleans(),
+    latest_rule=st.sampled_from(["attribute", "similarity"]),
+    relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]),
+    k=st.integers(1, 8),
+    gate=st.sampled_from(["calibrated", "cosine"]),
+    time_window=st.sampled_from([None, ("2024-02-01", "2024-06-01")]),
+    window_rule=st.sampled_from(["hard", "soft"]),
+    token_budget=st.sampled_from([None, 30]),
+    refine=st.booleans(),
+    max_rounds=st.sampled_from([1, 3]),
+    confidence_threshold=st.sampled_from([0.7, 1.0]),
+    follow=st.sampled_from(["gap", "thought", "draft"]),
+    expand=st.sampled_from([0, 2]),
+    merge=st.sampled_from(["turns", "best", "cover"]),
+)
+QUESTIONS = st.sampled_from(
+    [
+        "Where do I live now?",
+        "What did Zoltan say about the lake?",
+        "Is the cat called Snowy?",
+        "When did I move?",
+        "",
+    ]
+)
 
 
 @st.composite
@@ -189,7 +195,7 @@ def talks(draw):
         ]
     ),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_store_at_any_moment_equals_its_earlier_part(talk, text):
     rows, moment = talk
     with MemoryStore(embedder="hash") as whole, MemoryStore(embedder="hash") as part:
@@ -210,36 +216,41 @@ def test_any_store_at_any_moment_equals_its_earlier_part(talk, text):
             )
 
 
-def test_an_update_said_later_replaces_nothing(store):
-    plan = replace(WORDS, prefer_latest=True, k=99)
-    rows = [
-        ("2024-01-05", "Maya", "I live in Beijing."),
-        ("2024-02-20", "Maya", "I live in Oslo now."),
-        ("2024-05-02", "Maya", "I live in Rome now."),
-    ]
-    with MemoryStore(embedder="hash") as s:
-        s.add(turns(rows))
-        then, now = (
-            execute(plan, Question("", "Where do I live now?", asked_at=t), s) for t in (MARCH, LATER)
-        )
-    assert ids(then) == ["m1"] and then.hits[0].note == "updated; before: I live in Beijing."
-    assert ids(now) == ["m2"]
+@pytest.mark.parametrize("signal", sorted(set(SIGNALS) - {"given"}))
+def test_no_signal_looks_ahead(store, part_store, signal):
+    plan = RetrievalPlan(weights={signal: 1.0}, k=99, prefer_latest=signal == "time")
+    question = Question("", "Where do I live now, and when did the cat break a bowl?", asked_at=MARCH)
+    one, two = execute(plan, question, store), execute(plan, question, part_store)
+    assert [(h.memory.id, h.signals) for h in one.hits] == [(h.memory.id, h.signals) for h in two.hits]
+    assert one.hits
 
 
 # --- the view of the earlier part
 
 
-def test_a_view_is_freed_with_its_store():
-    from weakref import ref
+def test_without_later_memories_the_store_itself_is_used(store):
+    assert store_as_of(store, None) is store
+    assert store_as_of(store, LATER) is store
+    assert store_as_of(store, store.memories[-1].at) is store
 
-    s = MemoryStore(embedder="hash")
-    s.add(turns())
-    view = ref(store_as_of(s, MARCH))
-    assert view() is not None
-    s.close()
-    del s
-    gc.collect()
-    assert view() is None
+
+def test_a_view_is_kept_until_the_store_changes():
+    with MemoryStore(embedder="hash") as s:
+        s.add(turns())
+        view = store_as_of(s, MARCH)
+        assert store_as_of(s, MARCH) is view
+        assert store_as_of(s, MARCH + timedelta(hours=1)) is view, (
+            "another moment at which the same had been said"
+        )
+        assert store_as_of(s, MARCH - timedelta(days=1)) is not view and store_as_of(s, MARCH) is view
+        assert store_as_of(view, MARCH) is view
+        assert len(store_as_of(view, MARCH - timedelta(days=1))) == 3
+        assert store_as_of(view, MARCH - timedelta(days=1)).total == 7
+        s.delete("m0")
+        assert [m.id for m in store_as_of(s, MARCH).memories] == ["m1", "m2", "m3"]
+        s.add(Memory("new", "I own a boat.", "Maya", "2024-01-01", step=99))
+        assert [m.id for m in store_as_of(s, MARCH).memories] == ["m1", "m2", "m3", "new"]
+        assert len(view) == 4, "one that was handed out stays as it was"
 
 
 def test_a_write_between_planning_and_searching_is_not_seen():
@@ -426,6 +437,13 @@ def test_no_system_shows_what_was_said_later(name):
     system.reset()
 
 
+def test_oracle_evidence_returns_the_gold_whenever_it_was_said():
+    """Gold evidence said after the question is an error in the data, which the upper bound must not hide."""
+    system = make_system("oracle_evidence")
+    system.ingest(talk())
+    assert system.retrieve(replace(ASKED[0], evidence=["D0", "D5"])).sources == ["D0", "D5"]
+
+
 def test_a_reply_that_came_later_is_no_part_of_the_round():
     rows = [
         ("2024-02-01", "user", "I adopted a cat, what should it eat?"),
@@ -469,16 +487,4 @@ def test_a_wrapped_memory_system_returns_nothing_later():
     assert "D5" in system.retrieve(ASKED[0].text, 10).sources
 
 
-def test_evaluation_shows_no_system_the_future():
-    data = Dataset("made up", [talk()], ASKED)
-    frame = evaluate(
-        ["full_context", "unified", "hybrid", "adaptmr", "longmemeval_rag", "random"],
-        data,
-        embedder="hash",
-        k=10,
-    )
-    assert not frame["retrieved"].str.contains("D4|D5|D6").any()
-    assert (frame["retrieved"].str.len() > 0).sum() > len(frame) / 2
-    assert not frame["prediction"].str.contains("Hangzhou").any()
-
-
+# --- the data that the numbers come from

@@ -15,9 +15,8 @@ from server import Server, answering, ok, ok_json
 
 from adaptmr.llm import LLM, count_tokens
 from adaptmr.llm.tasks import meter_usage
-from adaptmr.planning.complexity import AdaptiveRAG
 from adaptmr.planning.qarp import QARP
-from adaptmr.planning.routed import Mixture, Routed, strategies_with
+from adaptmr.planning.routed import AdaptiveRAG, Mixture, Routed, strategies_with
 from adaptmr.reader import answer
 from adaptmr.retrieval.evidence import mix_evidence
 from adaptmr.retrieval.execute import execute

@@ -16,7 +16,8 @@ from adaptmr.retrieval import plan as plans
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import SIGNALS
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.view import Filter
 from adaptmr.types import Evidence, Memory, QueryType
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

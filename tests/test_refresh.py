@@ -38,9 +38,3 @@ def test_a_notebook_that_fails_is_left_as_it_is(tmp_path: Path, capsys: pytest.C
     path.write_text(before := book("1", "1 / 0"))
     assert not refresh.refresh(path)
     assert path.read_text() == before and "ZeroDivisionError" in capsys.readouterr().out
-
-
-def test_every_notebook_but_the_experiments_is_refreshed() -> None:
-    found = {p.relative_to(refresh.NOTEBOOKS).as_posix() for p in refresh.paths()}
-    assert {"00_types.ipynb", "guides/first_steps.ipynb"} <= found
-    assert not [name for name in found if name.startswith("experiments/")]

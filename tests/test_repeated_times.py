@@ -9,7 +9,7 @@ import pytest
 
 import adaptmr as am
 from adaptmr.embed.encoders import HashEmbedder
-from adaptmr.eval.runner.repeated_times import time_systems, timed_questions, with_repeated_times
+from adaptmr.eval.runner.timings import time_systems, timed_questions, with_repeated_times
 from adaptmr.types import Dataset, QueryType, Question
 
 SYSTEMS = ["unified_bare", "unified", "lexical"]

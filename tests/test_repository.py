@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import check_sync
+import house
 from committed import NoCheckout, tracked_files
 from quotations import long_texts, quoted, texts
 
@@ -38,22 +38,27 @@ def tracked() -> tuple[Path, ...]:
 
 
 @lru_cache(maxsize=1)
-def contents() -> tuple[tuple[str, str], ...]:
+def contents(part: str) -> tuple[tuple[str, str], ...]:
+    """Return the name and the text of each file: of the committed runs, or of all others."""
     return tuple(
         (p.relative_to(ROOT).as_posix(), "\n".join(texts(p.name, p.read_bytes())))
         for p in tracked()
-        if p.suffix != ".png"
+        if p.suffix != ".png" and (ROOT / "outputs" in p.parents) == (part == "runs")
     )
+
+
+PARTS = pytest.mark.parametrize("part", ["source", pytest.param("runs", marks=pytest.mark.slow)])
 
 
 # --- licensed text
 
 
-def test_no_text_of_locomo(locomo_file):
+@PARTS
+def test_no_text_of_locomo(locomo_file, part):
     data = json.loads(locomo_file.read_bytes())
     kept = [{**c["conversation"], "qa": c["qa"]} for c in data]
     assert len(long_texts(kept)) > 1000, "there are texts to search for"
-    assert quoted(long_texts(kept), contents()) == []
+    assert quoted(long_texts(kept), contents(part)) == []
 
 
 def test_text_of_hotpotqa_is_in_runs_only():
@@ -63,7 +68,7 @@ def test_text_of_hotpotqa_is_in_runs_only():
         pytest.skip("ADAPTMR_DATA names no folder with a file of HotpotQA")
     kept = [[q["question"], *(s for _, sentences in q["context"] for s in sentences)] for q in read(path[0])]
     assert len(long_texts(kept)) > 1000, "there are texts to search for"
-    assert quoted(long_texts(kept), [c for c in contents() if not c[0].startswith("outputs/")]) == []
+    assert quoted(long_texts(kept), contents("source")) == []
 
 
 def test_quotations_are_found(tmp_path):
@@ -118,10 +123,11 @@ KEYS = re.compile(
 )
 
 
-def test_no_local_path():
+@PARTS
+def test_no_local_path(part):
     found = [
         f"{name}: {text[max(0, m.start() - 30) : m.end() + 30]!r}"
-        for name, text in contents()
+        for name, text in contents(part)
         if name not in (".ci/run", "tests/test_repository.py")
         for m in PLACES.finditer(text)
         if not name.startswith("tests/") or "/root/" not in m[0]
@@ -129,10 +135,11 @@ def test_no_local_path():
     assert found == []
 
 
-def test_no_key():
+@PARTS
+def test_no_key(part):
     assert [
         f"{name}: {m[0][:12]}…"
-        for name, text in contents()
+        for name, text in contents(part)
         for m in KEYS.finditer(text)
         if not name.startswith("tests/")
     ] == []
@@ -143,46 +150,15 @@ def test_no_generated_file_is_committed():
         r"(?:^|/)(?:__pycache__|\.ipynb_checkpoints|\.venv|node_modules|[^/]+\.egg-info)/|"
         r"\.(?:pyc|db|db-wal|sqlite|safetensors|bin|part)$|(?:^|/)failed\.ipynb$"
     )
-    assert [n for n, _ in contents() if bad.search(n)] == []
-    assert [n for n, _ in contents() if (ROOT / n).stat().st_size > 5_000_000] == []
+    names = [p.relative_to(ROOT).as_posix() for p in tracked()]
+    assert [n for n in names if bad.search(n) or (ROOT / n).stat().st_size > 5_000_000] == []
 
 
 # --- notebooks and package
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """A copy of the checkout that a test may damage."""
-    to = tmp_path_factory.mktemp("copy")
-    shutil.copy(ROOT / "settings.ini", to)
-    for folder in ("nbs", "adaptmr"):
-        shutil.copytree(
-            ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
-        )
-    return to
-
-
 def test_the_package_matches_its_notebooks_and_they_are_clean():
     assert check_sync.export_differences(ROOT) + check_sync.unclean_notebooks(ROOT) == []
-
-
-def test_export_differences_are_reported(copy):
-    edited, removed, orphan = (
-        copy / "adaptmr" / "text.py",
-        copy / "adaptmr" / "systems" / "fixed.py",
-        copy / "adaptmr" / "store" / "leftover.py",
-    )
-    for path, change in (
-        (edited, lambda p: p.write_text(p.read_text(encoding="utf-8") + "\nx = 1\n", encoding="utf-8")),
-        (removed, Path.unlink),
-        (orphan, lambda p: p.write_text("x = 1\n")),
-    ):
-        change(path)
-    assert check_sync.export_differences(copy) == [
-        "adaptmr/store/leftover.py: no notebook exports it",
-        "adaptmr/systems/fixed.py: not exported yet, run nbdev_export",
-        "adaptmr/text.py: differs from its notebook, run nbdev_export",
-    ]
 
 
 def test_unclean_notebooks_are_reported(tmp_path):
@@ -220,208 +196,98 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(ROOT / "nbs").as_posix())
-def test_the_form_of_a_notebook(path):
+def exports(cell) -> bool:
+    source = "".join(cell["source"])
+    return cell["cell_type"] == "code" and bool(re.search(r"^#\| ?(?:default_exp|export)", source, re.M))
+
+
+def faults_of_form(path: Path) -> list[str]:
+    """List what a notebook's form should be and isn't."""
     notebook = read(path)
-    assert notebook["nbformat"] == 4 and notebook["metadata"]["kernelspec"]["name"] == "python3"
     cells = notebook["cells"]
-    first = "".join(cells[0]["source"])
-    head = re.match(r"# \S[^\n]*\n\n> \S[^\n]+(?:\n|$)", first)
-    assert cells[0]["cell_type"] == "markdown" and head, (
-        "a notebook begins with a title and a one-line subtitle"
-    )
-    assert (
-        sum(
-            len(re.findall(r"^# ", "".join(c["source"]), re.M)) for c in cells if c["cell_type"] == "markdown"
-        )
-        == 1
-    ), "one title"
-    tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
-    exports = [
-        c
-        for c in cells
-        if c["cell_type"] == "code" and re.search(r"^#\| ?(?:default_exp|export)", "".join(c["source"]), re.M)
-    ]
+    prose = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    tagged = ["".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", [])]
+    exported = sum(map(exports, cells))
+    wanted = {
+        "kernel python3": notebook["metadata"]["kernelspec"]["name"] == "python3",
+        "a title and a one-line subtitle": re.match(r"# \S[^\n]*\n\n> \S[^\n]+(?:\n|$)", prose[0]),
+        "one title": sum(len(re.findall(r"^# ", text, re.M)) for text in prose) == 1,
+        "a quarter of the cells in prose": len(prose) >= len(cells) / 4,
+    }
     if "experiments" in path.parts:
-        assert len(tagged) == 1 and not exports, "an experiment has parameters and no module"
-        source = "".join(tagged[0]["source"])
-        wanted = {"out_dir", "seed"} | ({"dataset"} if path.name.startswith("exp") else set())
-        assert wanted <= {
-            t.id
-            for n in ast.parse(source).body
-            if isinstance(n, ast.Assign)
-            for t in n.targets
-            if isinstance(t, ast.Name)
+        names = re.findall(r"^(\w+) *(?::[^=\n]*)?=", "".join(tagged), re.M)
+        wanted |= {
+            "parameters, out_dir and seed among them, and no module": {"out_dir", "seed"} <= {*names}
+            and len(tagged) == 1
+            and not exported,
+            "no functions, classes or loops": not [
+                c for c in code if re.search(r"^(?:def|class|for|while) ", c, re.M)
+            ],
+            "skip_exec: true in its last cell, so that tests write no run": "skip_exec: true"
+            in "".join(cells[-1]["source"]),
         }
-        code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-        assert not [c for c in code if re.search(r"^(?:def|class|for|while) ", c, re.M)], (
-            "an experiment defines no functions, classes or loops"
-        )
-        assert "skip_exec: true" in "".join(cells[-1]["source"]), (
-            "without it, tests that run the experiment would write into the checkout's outputs"
-        )
-    else:
-        assert not tagged
-        if "guides" not in path.parts:
-            assert len([c for c in exports if "default_exp" in "".join(c["source"])]) == 1
-    prose = sum(c["cell_type"] == "markdown" for c in cells)
-    assert prose >= len(cells) / 4, f"{prose} of {len(cells)} cells are prose"
+    elif "guides" not in path.parts:
+        wanted["one default_exp"] = sum("default_exp" in c for c in code) == 1
+    return [f"{path.relative_to(ROOT / 'nbs')}: {what}" for what, holds in wanted.items() if not holds]
+
+
+def test_notebooks_have_their_form():
+    assert [fault for path in NOTEBOOKS for fault in faults_of_form(path)] == []
 
 
 # --- floors: a subpackage imports only from lower ones
 
-FLOORS = [
-    {"markup", "checks"},
-    {"types"},
-    {"text", "files", "sqlite", "progress", "provenance"},
-    {"registry"},
-    {"times"},
-    {"llm"},
-    {"embed"},
-    {"rerank", "reader"},
-    {"store"},
-    {"retrieval"},
-    {"planning"},
-    {"memory"},
-    {"systems"},
-    {"agents"},
-    {"data"},
-    {"eval"},
-    {"training", "perf", "sections"},
-    {"plugins", "own_embedder"},
-    {"experiments", "integrations"},
-    {"cli", "__main__"},
-]
-FLOOR = {subpackage: i for i, subpackages in enumerate(FLOORS) for subpackage in subpackages}
+EVAL_FLOORS = [{"metrics", "stats"}, {"report"}, {"annotation"}, {"judges"}, {"runner"}, {"analysis"}]
+EVAL_FLOOR = {subpackage: i for i, subpackages in enumerate(EVAL_FLOORS) for subpackage in subpackages}
+MODULES = sorted(p for p in (ROOT / "adaptmr").rglob("*.py") if p.name != "_modidx.py")
 
 
-def imports(path: Path) -> set[tuple[str, bool]]:
-    """Return the subpackages that a module imports, each with whether only type checkers see the import."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def imports(path: Path) -> list[str]:
+    """Return what a module imports by full names, without what only type checkers see."""
     package = list(path.relative_to(ROOT).with_suffix("").parts)[:-1]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     for_types = {
-        id(n)
-        for t in ast.walk(tree)
-        if isinstance(t, ast.If) and "TYPE_CHECKING" in ast.unparse(t.test)
-        for n in ast.walk(t)
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
     }
-    found = set()
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [a.name for a in node.names]
-        elif isinstance(node, ast.ImportFrom):
+            found += [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and id(node) not in for_types:
             base = package[: len(package) - node.level + 1] if node.level else []
-            module = [*base, *(node.module.split(".") if node.module else [])]
-            names = [
-                ".".join([*module, a.name]) if len(module) == 1 else ".".join(module) for a in node.names
-            ]
-        else:
-            continue
-        found |= {(n.split(".")[1], id(node) in for_types) for n in names if n.startswith("adaptmr.")}
+            found += [".".join([*base, *filter(None, [node.module]), a.name]) for a in node.names]
     return found
 
 
-MODULES = sorted(
-    p
-    for p in (ROOT / "adaptmr").rglob("*.py")
-    if p.name not in ("_modidx.py",) and p != ROOT / "adaptmr" / "__init__.py"
-)
+def test_contributing_shows_the_tree_of_the_package():
+    shown = house.MARKED.search(house.PAGE.read_text(encoding="utf-8"))
+    assert shown and shown[0] == house.tree(), "python tests/house.py --write"
 
 
-def test_every_subpackage_has_a_floor():
-    subpackages = {p.relative_to(ROOT / "adaptmr").with_suffix("").parts[0] for p in MODULES}
-    assert subpackages <= set(FLOOR), f"add {sorted(subpackages - set(FLOOR))} to a floor"
-
-
-def test_imports_are_found():
-    assert {"types", "text", "retrieval"} - {
-        subpackage for subpackage, _ in imports(ROOT / "adaptmr" / "retrieval" / "signals.py")
-    } <= {"types"}
-    assert ("systems", False) in imports(ROOT / "adaptmr" / "eval" / "runner" / "evaluate.py") and (
-        "retrieval",
-        False,
-    ) in imports(ROOT / "adaptmr" / "systems" / "base.py")
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT / "adaptmr").as_posix())
-def test_modules_import_downward(path):
-    own = path.relative_to(ROOT / "adaptmr").with_suffix("").parts[0]
-    upward = sorted(
-        subpackage
-        for subpackage, for_types in imports(path)
-        if not for_types and subpackage in FLOOR and FLOOR[subpackage] > FLOOR[own]
-    )
-    assert upward == [], f"{own} is on floor {FLOOR[own]} and imports from a higher one"
-    unknown = sorted(
-        subpackage
-        for subpackage, _ in imports(path)
-        if subpackage not in FLOOR and subpackage != "__version__"
-    )
-    assert unknown == []
-
-
-EVAL_FLOORS = [
-    {"metrics", "stats"},
-    {"report"},
-    {"annotation"},
-    {"judges"},
-    {"runner"},
-    {"analysis"},
-]
-EVAL_FLOOR = {subpackage: i for i, subpackages in enumerate(EVAL_FLOORS) for subpackage in subpackages}
-EVAL_MODULES = sorted((ROOT / "adaptmr" / "eval").glob("*/*.py"))
-
-
-def eval_subpackages(path: Path) -> set[str]:
-    """Return the subpackages of `eval` that a module imports from."""
-    package = list(path.relative_to(ROOT).with_suffix("").parts)[:-1]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = [*base, *(node.module.split(".") if node.module else [])]
-            for name in node.names:
-                if module[:2] == ["adaptmr", "eval"]:
-                    found.add([*module, name.name][2])
-    return found
-
-
-@pytest.mark.parametrize("path", EVAL_MODULES, ids=lambda p: p.relative_to(ROOT / "adaptmr").as_posix())
-def test_subpackages_of_eval_import_downward(path):
-    own = path.parent.name
-    upward = {
-        subpackage
-        for subpackage in eval_subpackages(path)
-        if subpackage != own and EVAL_FLOOR[subpackage] >= EVAL_FLOOR[own]
-    }
-    assert upward == set(), f"eval/{own} is on floor {EVAL_FLOOR[own]}"
-
-
-def test_the_package_needs_no_nbdev():
+def test_modules_import_downward():
+    faults, seen = [], set()
     for path in MODULES:
-        names = {
-            n.name.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Import)
-            for n in node.names
-        }
-        names |= {
-            node.module.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.ImportFrom) and node.module
-        }
-        assert not names & {"nbdev", "fastcore", "execnb", "ghapi", "fastgit"}, path
-
-
-def test_links_and_make_targets_of_the_readme_exist():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    linked = [
-        t for t in re.findall(r"\]\(([^)#\s]+)\)", readme) if "://" not in t and not t.startswith("mailto:")
-    ]
-    assert [t for t in linked if not (ROOT / t).exists()] == []
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert [
-        t
-        for t in re.findall(r"`make ([a-z0-9-]+)`|^make ([a-z0-9-]+)", readme, re.M)
-        if not re.search(rf"^{''.join(t)}:", makefile, re.M)
-    ] == []
+        room, *rest = path.relative_to(ROOT / "adaptmr").with_suffix("").parts
+        if room == "__init__":
+            continue
+        if room not in house.FLOOR:
+            faults.append(f"{path.name}: {room} has no floor: add it to FLOORS in tests/house.py")
+            continue
+        for name in imports(path):
+            parts = name.split(".")
+            seen.add((room, parts[1] if len(parts) > 1 else ""))
+            if parts[0] in ("nbdev", "fastcore", "execnb", "ghapi", "fastgit"):
+                faults.append(f"{path.name} imports {name}, which users don't have")
+            if parts[0] != "adaptmr" or len(parts) < 2 or parts[1] == "__version__":
+                continue
+            if house.FLOOR.get(parts[1], 0) > house.FLOOR[room]:
+                faults.append(f"{path.name}, on the floor of {room}, imports {name} from a higher one")
+            if room == parts[1] == "eval" and rest and len(parts) > 2 and parts[2] != rest[0]:
+                below = EVAL_FLOOR.get(parts[2], 99) < EVAL_FLOOR.get(rest[0], 99)
+                faults += [] if below else [f"{path.name}, of eval/{rest[0]}, imports {name}"]
+    assert faults == []
+    assert {("eval", "systems"), ("systems", "retrieval")} <= seen, "imports are found"

@@ -10,7 +10,7 @@ import server
 
 import adaptmr as am
 from adaptmr.eval.analysis.run_cost import combine_rates, estimate, recorded_costs
-from adaptmr.eval.runner import worker_count
+from adaptmr.eval.runner import parallel
 from adaptmr.types import Conversation, Dataset, Question
 
 PRICES = {"m": {"prompt": 2.0, "completion": 8.0}}
@@ -110,10 +110,10 @@ def test_workers_divide_the_minutes_of_a_run_without_a_model(tmp_path):
 
 
 def test_many_answers_are_estimated_for_all_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_count, "available_cores", lambda: 3)
+    monkeypatch.setattr(parallel, "available_cores", lambda: 3)
     recorded(tmp_path, "one", {"unified": (0, 0, 0, 6.0)}, model="offline")
     places = [Conversation(f"c{i}", turns=[]) for i in range(5)]
-    asked = [Question(f"q{i}", "Where?", conversation=f"c{i % 5}") for i in range(worker_count.WORTH_WORKERS)]
+    asked = [Question(f"q{i}", "Where?", conversation=f"c{i % 5}") for i in range(parallel.WORTH_WORKERS)]
     told = estimate(["unified"], Dataset("toy", places, asked), outputs=tmp_path)
     assert told.workers == 3 and told.minutes().value == pytest.approx(6.0 * len(asked) / 60 / 3)
 

@@ -10,7 +10,7 @@ import threading
 import checkout
 import pytest
 import server
-from test_terminal import command
+from checkout import start as command
 
 from adaptmr.progress import Progress, ProgressLine, follow_progress, progress_sink
 

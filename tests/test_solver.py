@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 import threading
-import warnings
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,21 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server import Server, ok_json
 
-from adaptmr.eval.report import tables
 from adaptmr.eval.report.run_folder import drop_text_columns, redaction_problems
+from adaptmr.eval.runner.asking import PLAN_COLUMNS
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.journal import Journal, JournalError
-from adaptmr.eval.runner.repeated_times import time_systems
-from adaptmr.eval.runner.rows import PLAN_COLUMNS
-from adaptmr.eval.runner.saved_states import SavedStates
+from adaptmr.eval.runner.run import JournalError
+from adaptmr.eval.runner.timings import time_systems
 from adaptmr.files import RunNotice
 from adaptmr.llm import LLM
 from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.reader import answer
 from adaptmr.registry import Registered
 from adaptmr.systems import base
+from adaptmr.systems.base import Solution, Solver
 from adaptmr.systems.contract import ContractError, check_solution
-from adaptmr.systems.solver import Solution, Solver
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 CITIES = {"c2": "Oslo", "c0": "Lima", "c1": "Rome"}  # in an order that is none of the alphabet's
@@ -111,18 +101,6 @@ class Learner:
     def learn(self, question: Question, scores: Any) -> None:
         self.note("learn", question.text, dict(scores))
         self.memory.append(f"{question.text} gave {scores['f1']:.3f}")
-
-    def save_state(self, path: Path) -> None:
-        path.write_text(json.dumps([self.memory, self.turns]), encoding="utf-8")
-
-    def load_state(self, path: Path) -> None:
-        self.memory, self.turns = json.loads(path.read_text(encoding="utf-8"))
-
-
-class Forgetful(Learner):
-    """The same solver, which can't save what it knows."""
-
-    save_state = load_state = None  # type: ignore[assignment]
 
 
 def run(systems: Any, data: Dataset = DATA, **more: Any) -> pd.DataFrame:
@@ -243,17 +221,6 @@ def test_only_the_scores_of_training_questions_are_told() -> None:
     assert known(frame) == [2, 3, 6, 7, 9, 11], "what it was told, it remembers"
 
 
-def test_nothing_is_told_without_training_questions_and_learn_is_optional() -> None:
-    solver = Learner("run")
-    run([solver])
-    assert not [e for e in solver.events if e[0] == "learn"]
-
-    class Unteachable(Learner):
-        learn = None  # type: ignore[assignment]
-
-    assert run([Unteachable("run")], train=["c2/q0"]).train.sum() == 1
-
-
 def test_training_questions_must_exist() -> None:
     with pytest.raises(ValueError, match="train names 1 questions that the data lacks, such as 'c9/q0'"):
         run([Learner()], train=["c2/q0", "c9/q0"])
@@ -271,92 +238,9 @@ def test_what_learning_spends_is_in_its_row() -> None:
     assert frame.ways.tolist() == ["", "answer:model", "", "", "", ""]
 
 
-# --- runs that are killed
+# --- runs that are interrupted
 
 TRAIN = ("c2/q0", "c0/q1")
-CHILD = """
-import sys
-sys.path.insert(0, {tests!r})
-from test_solver import TRAIN, Learner, run
-run(["lexical", Learner({scope!r}, {log!r}, ("from before",))], train=TRAIN, journal={journal!r})
-"""
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_killed_and_resumed_it_gives_the_frame_of_a_run_that_was_not(scope: str, tmp_path: Path) -> None:
-    whole = run(["lexical", Learner(scope, known=("from before",))], train=TRAIN)
-    journal, log = tmp_path / "j.jsonl", tmp_path / "log"
-    code = CHILD.format(tests=os.path.dirname(__file__), scope=scope, log=str(log), journal=str(journal))
-    for dots in (2, 3):  # questions that are asked before the next kill
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        with child.stdout:
-            assert child.stdout.read(dots) == b"." * dots
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
-    frame = run(["lexical", Learner(scope, str(log), ("from before",))], train=TRAIN, journal=journal)
-    pd.testing.assert_frame_equal(plain(frame), plain(whole))
-    asked = Counter(e[1] for e in logged(log) if e[0] == "solve")
-    assert set(asked) == {q.text for q in ASKED}
-    assert sum(asked.values()) <= len(ASKED) + 2, "at each kill at most the question in hand is asked again"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["j.jsonl", "log"], "no state is left"
-
-
-class Killed(BaseException):
-    """As good as a SIGKILL: nothing in the package handles it."""
-
-
-@contextmanager
-def dying_at(write: int) -> Iterator[list[str]]:
-    """Die before the n-th time that a state is saved, a row is written, or a state is deleted."""
-    done: list[str] = []
-    writes = ((SavedStates, "save"), (Journal, "put"), (SavedStates, "discard"), (Journal, "forget"))
-
-    def counted(name: str, write_it: Any) -> Any:
-        def call(*args: Any, **more: Any) -> Any:
-            if len(done) == write:
-                raise Killed
-            done.append(name)
-            return write_it(*args, **more)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in writes:
-            patch.setattr(owner, name, counted(name, getattr(owner, name)))
-        yield done
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what takes long in a start and changes no row: hashing the code, waiting for the disk."""
-    monkeypatch.setattr("adaptmr.eval.runner.evaluate.code_sha256", lambda: "")
-    monkeypatch.setattr("adaptmr.eval.runner.evaluate.user_code_hashes", lambda *_, **__: {})
-    monkeypatch.setattr("os.fsync", lambda _: None)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    "make, scope",
-    [(Learner, "task"), (Learner, "run"), (Learner, "forever"), (Forgetful, "task"), (Forgetful, "run")],
-)
-def test_between_any_two_writes_it_may_be_killed(make: Any, scope: str, tmp_path: Path) -> None:
-    data = replace(DATA, conversations=TALKS[:2], questions=ASKED[:4])
-    whole = plain(run([make(scope)], data, train=TRAIN))
-    with dying_at(10**9) as done:
-        run([make(scope)], data, train=TRAIN, journal=tmp_path / "whole")
-    assert {"save", "put"} <= set(done)
-    for n in range(len(done)):
-        journal = tmp_path / f"{n}.jsonl"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RunNotice)
-            for later in (0, 3):  # killed there, and a little later again
-                with dying_at(n + later), pytest.raises(Killed):
-                    run([make(scope)], data, train=TRAIN, journal=journal)
-                    raise Killed  # it was over before
-            frame = run([make(scope)], data, train=TRAIN, journal=journal)
-        pd.testing.assert_frame_equal(plain(frame), whole)
-    assert not list(tmp_path.glob("*.states"))
 
 
 class Fragile(Learner):
@@ -371,95 +255,28 @@ class Fragile(Learner):
         return super().solve(question)
 
 
-class FragileForgetful(Fragile):
-    save_state = load_state = None  # type: ignore[assignment]
-
-
 def interrupted(solver: Fragile, journal: Path, after: int) -> None:
     solver.left = after
     with pytest.raises(ConnectionError):
-        run([solver], journal=journal)
+        run([solver], train=TRAIN, journal=journal)
     solver.left = 10**9
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("after", range(len(ASKED)))
-def test_stopped_at_any_question_only_what_is_left_is_asked(scope: str, after: int, tmp_path: Path) -> None:
-    whole = run([Fragile(scope)])
-    interrupted(Fragile(scope), tmp_path / "j", after)
-    again = Fragile(scope)
-    frame = run([again], journal=tmp_path / "j")
-    pd.testing.assert_frame_equal(plain(frame), plain(whole))
-    assert [e[1] for e in again.events if e[0] == "solve"] == [q.text for q in ASKED[after:]]
-    stored = {e[1] for e in again.events if e[0] == "ingest"}
-    assert stored == {q.conversation for q in ASKED[after:]} - {ASKED[after].conversation}
-    assert [i["calls"] for i in frame.attrs["ingest"]] == [1, 1, 1]
-
-
-def test_the_same_object_goes_on_where_it_failed(tmp_path: Path) -> None:
-    solver = Fragile("run")
-    interrupted(solver, tmp_path / "j", 3)
-    solver.memory.append("something from elsewhere")
-    frame = run([solver], journal=tmp_path / "j")
-    pd.testing.assert_frame_equal(plain(frame), plain(run([Fragile("run")])))
-
-
-@pytest.mark.parametrize("scope, asked_again", [("task", ASKED[2:]), ("run", ASKED)])
-def test_without_a_saved_state_it_is_asked_again_from_the_first_question_of_its_scope(
-    scope: str, asked_again: list[Question], tmp_path: Path
+@pytest.mark.parametrize("scope, first_again", [("task", 2), ("run", 0)])
+def test_interrupted_it_is_asked_again_from_the_first_question_of_its_scope(
+    scope: str, first_again: int, tmp_path: Path
 ) -> None:
-    interrupted(FragileForgetful(scope), tmp_path / "j", 3)
-    again = FragileForgetful(scope)
-    with pytest.warns(RunNotice, match="the state of .learner. after its .* steps was not saved"):
-        frame = run([again], journal=tmp_path / "j")
-    assert [e[1] for e in again.events if e[0] == "solve"] == [q.text for q in asked_again]
-    pd.testing.assert_frame_equal(plain(frame), plain(run([Fragile(scope)])))
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_a_damaged_state_is_named_and_it_begins_again_with_what_it_knew(scope: str, tmp_path: Path) -> None:
-    whole = run([Fragile(scope, known=("from before",))])
-    interrupted(Fragile(scope, known=("from before",)), tmp_path / "j", 3)
-    rows = {json.loads(line)["key"] for line in (tmp_path / "j").read_text().splitlines()[1:]}
-    states = SavedStates(
-        tmp_path / "j.states", json.loads((tmp_path / "j").read_text().split("\n")[0])["run"]
-    )
-    (latest,) = states._files(f"{states._key('learner', 'learner/c0/c0/q0')}-*.state")
-    latest.write_bytes(latest.read_bytes()[:-1])
-    assert "learner/c0/c0/q0" in rows
-    again = Fragile(scope, known=("from before",))
-    with warnings.catch_warnings(record=True) as notices:
-        warnings.simplefilter("always")
-        frame = run([again], journal=tmp_path / "j")
-    said = [str(n.message) for n in notices if issubclass(n.category, RunNotice)]
-    assert len(said) == 1 and "it is damaged" in said[0] and "from the first one of its scope" in said[0]
-    pd.testing.assert_frame_equal(plain(frame), plain(whole))
-    assert not (tmp_path / "j.states").exists()
-
-
-def test_a_finished_run_is_read_from_its_journal(tmp_path: Path) -> None:
-    first = run([Learner("run")], train=TRAIN, journal=tmp_path / "j")
-    again = Learner("run")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    whole, again = run([Learner(scope)], train=TRAIN), Fragile(scope)
+    interrupted(again, tmp_path / "j", 3)
+    again.events.clear()
+    again.memory.append("something from elsewhere")
+    with pytest.warns(RunNotice, match="'learner' was interrupted"):
         frame = run([again], train=TRAIN, journal=tmp_path / "j")
-    pd.testing.assert_frame_equal(frame, first)
-    assert not [e for e in again.events if e[0] in ("solve", "ingest")]
-
-
-# --- what identifies a run
-
-
-def test_what_a_solver_knows_at_the_beginning_identifies_the_run(tmp_path: Path) -> None:
-    run([Learner("forever")], journal=tmp_path / "j")
-    wiser = Learner("forever")
-    wiser.memory.append("from another run")
-    with pytest.raises(JournalError, match="belongs to another run"):
-        run([wiser], journal=tmp_path / "j")
-    wiser = Learner("run")
-    run([wiser], journal=tmp_path / "k")
-    wiser.memory.append("from another run")
-    run([wiser], journal=tmp_path / "k")
+    assert [e[1] for e in again.events if e[0] == "solve"] == [q.text for q in ASKED[first_again:]]
+    pd.testing.assert_frame_equal(plain(frame), plain(whole))
+    again.events.clear()
+    pd.testing.assert_frame_equal(run([again], train=TRAIN, journal=tmp_path / "j"), frame)
+    assert not again.events, "a finished run is read from its journal"
 
 
 def test_training_questions_identify_the_run(tmp_path: Path) -> None:
@@ -468,17 +285,10 @@ def test_training_questions_identify_the_run(tmp_path: Path) -> None:
         run([Learner()], train=["c2/q1"], journal=tmp_path / "j")
 
 
-def test_remembering_forever_needs_a_state_that_can_be_saved(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'learner' remembers from run to run.*give it save_state"):
-        run([Forgetful("forever")], journal=tmp_path / "j")
+def test_no_journal_continues_a_solver_that_remembers_from_run_to_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'learner' remembers from run to run"):
+        run([Learner("forever")], journal=tmp_path / "j")
     assert not (tmp_path / "j").exists()
-    assert len(run([Forgetful("forever")])) == len(ASKED), "without a journal there is nothing to identify"
-
-
-def test_runs_without_solvers_have_the_identity_that_they_had(tmp_path: Path) -> None:
-    run(["lexical"], journal=tmp_path / "j")
-    identity = json.loads((tmp_path / "j").read_text().split("\n")[0])["run"]
-    assert set(identity) == set("systems data texts code model k embedder seed own".split())
 
 
 # --- the contract
@@ -649,13 +459,6 @@ def test_a_redacted_run_holds_no_transcript() -> None:
     assert "Oslo" not in safe.to_csv()
 
 
-def test_reports_take_frames_with_counts_that_some_systems_lack() -> None:
-    frame = run(["lexical", Learner()], train=["c0/q0"])
-    for table in (tables.overview_table(frame), tables.main_table(frame), tables.system_costs(frame)):
-        assert len(table) > 0 and "learner" in table.to_csv()
-    assert tables.unlimited_line(frame) == ""
-
-
 # --- HotpotQA's official scores
 
 
@@ -682,15 +485,6 @@ def test_hotpotqas_official_scores_are_columns_of_its_own_data() -> None:
     assert not {"sp_f1", "joint_f1"} & set(run(["lexical"]).columns)
 
 
-def test_a_question_without_an_answer_has_scores_too() -> None:
-    asked = [Question("q", "Where is Bob?", [], "abstention", answerable=False, conversation="c2")]
-    frame = run(["lexical", Theirs()], Dataset("toy", TALKS[:1], asked), train=["q"])
-    solved = frame.iloc[1]
-    assert (solved.em, solved.f1, solved.abstained) == (0.0, 0.0, False), "it answered"
-    refused = Theirs(replace(GOOD, answer=Answer("", abstained=True)))
-    assert run([refused], Dataset("toy", TALKS[:1], asked)).em.tolist() == [1.0]
-
-
 # --- orders and training questions
 
 
@@ -707,15 +501,6 @@ def test_orders_and_splits_depend_on_ids_and_seed_alone(n: int, seed: int, other
     of = {q.conversation for q in asked if q.id in train}
     assert train == {q.id for q in asked if q.conversation in of}, "whole conversations"
     assert data.training_questions(share / 2, seed) <= train
-
-
-def test_five_seeds_give_five_orders_and_splits() -> None:
-    talks = [Conversation(f"c{i}") for i in range(50)]
-    data = Dataset("toy", talks, [Question(f"q{i}", "Where?", conversation=f"c{i}") for i in range(50)])
-    assert len({tuple(c.id for c in data.shuffled(seed)) for seed in range(5)}) == 5
-    assert len({data.training_questions(0.5, seed) for seed in range(5)}) == 5
-    with pytest.raises(ValueError, match=r"share 1.5 of the conversations must lie in 0..1"):
-        data.training_questions(1.5, 0)
 
 
 # --- what is for systems that retrieve

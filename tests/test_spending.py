@@ -161,7 +161,7 @@ def test_an_unknown_price_is_refused_before_the_run(tmp_path, monkeypatch):
 
 def test_a_solver_stops_between_two_questions(tmp_path, data):
     from adaptmr.memory.team.steps import Transcript
-    from adaptmr.systems.solver import Solution
+    from adaptmr.systems.base import Solution
     from adaptmr.types import Answer, Evidence, Usage
 
     class Asking:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import warnings
-from collections import Counter
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import adaptmr as am
+from adaptmr.eval.runner.asking import ingest_conversation
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.filling import ingest_conversation
-from adaptmr.eval.runner.saved_states import SavedStates
-from adaptmr.files import RunNotice
 from adaptmr.planning.qarp import QARP
 from adaptmr.systems.base import get_capabilities, make_system
 from adaptmr.systems.contract import ContractError
-from adaptmr.systems.wrapper import WrappedSystem
+from adaptmr.systems.own import WrappedSystem
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 TURNS = [
@@ -206,17 +197,8 @@ class Paying:
         self.turns = list(conversation.turns)
         return Usage(calls=len(self.turns), prompt_tokens=7)
 
-    def save_state(self, path):
-        path.write_text(json.dumps([m.id for m in self.turns]), encoding="utf-8")
-
-    def load_state(self, path):
-        self.note("load")
-        known = {m.id: m for c in am.load("demo", split="en1,zh2") for m in c.turns}
-        self.turns = [known[id] for id in json.loads(path.read_text(encoding="utf-8"))]
-
     def retrieve(self, question, k):
         self.note("ask", question.conversation, question.text)
-        print(".", end="", flush=True)
         return Evidence([Hit(m, 1.0) for m in self.turns[:k]])
 
 
@@ -241,112 +223,10 @@ def logged(path):
     return [tuple(json.loads(line)) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
-def interrupted(data, folder, after):
-    """Run until a question fails; return the journal."""
-    fragile = Fragile(str(folder / "log"))
-    fragile.left = after
-    with pytest.raises(ConnectionError):
-        run([fragile], data, journal=folder / "j.jsonl")
-    return folder / "j.jsonl"
-
-
-@pytest.mark.parametrize("after", [0, 3, 8])
-def test_a_resumed_run_ingests_nothing_again(after, data, tmp_path):
-    whole = run([Fragile(str(tmp_path / "whole"))], data)
-    journal = interrupted(data, tmp_path, after)
-    frame = run([Fragile(str(tmp_path / "log"))], data, journal=journal)
-    log = logged(tmp_path / "log")
-    assert Counter(e for e in log if e[0] == "ingest") == {("ingest", c.id): 1 for c in data.conversations}
-    assert log.count(("load",)) == 1 and len([e for e in log if e[0] == "ask"]) == len(data.questions)
-    pd.testing.assert_frame_equal(without_times(frame), without_times(whole))
-    assert [i["calls"] for i in frame.attrs["ingest"]] == [len(c) for c in data.conversations]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["j.jsonl", "log", "whole"], "no state is left"
-
-
-def test_a_state_is_only_there_while_it_is_needed(data, tmp_path):
-    journal = interrupted(data, tmp_path, 8)
-    (state,) = (tmp_path / "j.jsonl.states").iterdir()
-    assert state.suffix == ".state", "of the second conversation: the first one's questions are answered"
-    assert journal.exists()
-
-
-def test_a_damaged_state_is_named_and_the_conversation_ingested_again(data, tmp_path):
-    journal = interrupted(data, tmp_path, 3)
-    (state,) = (tmp_path / "j.jsonl.states").iterdir()
-    state.write_bytes(state.read_bytes()[:-1])
-    with pytest.warns(RunNotice, match="'paying' on 'en1'.*is not used: it is damaged"):
-        frame = run([Fragile(str(tmp_path / "log"))], data, journal=journal)
-    assert logged(tmp_path / "log").count(("ingest", "en1")) == 2 and len(frame) == len(data.questions)
-    assert not (tmp_path / "j.jsonl.states").exists()
-
-
-def test_a_state_that_the_system_refuses_is_named_and_other_errors_are_raised(tmp_path):
-    class Choosy(Remembering):
-        error = ValueError("an older format")
-
-        def save_state(self, path):
-            path.write_text("x", encoding="utf-8")
-
-        def load_state(self, path):
-            self.turns = ["half"]
-            raise self.error
-
-    states = SavedStates(tmp_path / "s", {"k": 1})
-    states.save(Choosy(), "c")
-    with pytest.warns(RunNotice, match="not used: ValueError: an older format"):
-        assert not states.load(Choosy(), "c")
-    assert not states.load(Choosy(), "c"), "the file is gone"
-    states.save(Choosy(), "c")
-    Choosy.error = ZeroDivisionError("a fault of the system")
-    with pytest.raises(ZeroDivisionError):
-        states.load(Choosy(), "c")
-
-
-def test_a_state_of_another_run_is_not_found(data, tmp_path):
-    folder = tmp_path / "s"
-    system = Paying(str(tmp_path / "log"))
-    system.turns = list(data.conversations[0].turns)
-    mine, other = SavedStates(folder, {"code": "a"}), SavedStates(folder, {"code": "b"})
-    mine.save(system, "en1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not other.load(system, "en1") and not mine.load(system, "zh2")
-    other.discard("paying", "en1")
-    assert mine.load(Paying(str(tmp_path / "log")), "en1")
-    nowhere = SavedStates(None, {})
-    nowhere.save(system, "en1")
-    assert not nowhere.load(system, "en1")
-
-
-def test_a_second_state_replaces_the_first_and_a_killed_write_leaves_nothing(tmp_path):
-    folder = tmp_path / "s"
-    system = Paying(str(tmp_path / "log"))
-    states = SavedStates(folder, {})
-    for n in (1, 2):
-        system.turns = TURNS[:n]
-        states.save(system, "c")
-    (only,) = folder.iterdir()
-    assert only.read_text(encoding="utf-8") == json.dumps(["c/0", "c/1"])
-    (folder / ".part-killed").mkdir()
-    (folder / ".part-killed" / "state").write_text("half", encoding="utf-8")
-    SavedStates(folder, {})
-    assert list(folder.iterdir()) == [only]
-
-
-def test_a_system_that_writes_nothing_is_an_error(tmp_path):
-    class Idle(Remembering):
-        def save_state(self, path):
-            pass
-
-    with pytest.raises(ValueError, match="'remembering': save_state wrote no file"):
-        SavedStates(tmp_path / "s", {}).save(Idle(), "c")
-
-
 def test_what_ingesting_cost_is_measured_once(data, tmp_path):
-    """A system that can't save is ingested again, and the first price stands."""
+    """A resumed run ingests again, and the first price stands."""
 
     class Cheaper(Fragile):
-        save_state = load_state = None
         price = 9
 
         def ingest(self, conversation):
@@ -361,28 +241,3 @@ def test_what_ingesting_cost_is_measured_once(data, tmp_path):
     frame = run([again], data, journal=tmp_path / "j")
     assert logged(tmp_path / "log").count(("ingest", "en1")) == 2
     assert [i["calls"] for i in frame.attrs["ingest"]] == [9, 1]
-
-
-CHILD = """
-import sys
-sys.path.insert(0, {tests!r})
-import adaptmr as am
-from test_state_over_time import Paying, run
-run([Paying({log!r})], am.load("demo", split="en1,zh2", limit=12), journal={journal!r})
-"""
-
-
-def test_killed_and_resumed_each_conversation_is_ingested_once(data, tmp_path):
-    journal, log = tmp_path / "j.jsonl", tmp_path / "log"
-    code = CHILD.format(tests=os.path.dirname(__file__), log=str(log), journal=str(journal))
-    for dots in (2, 1, 4):  # questions that are asked before the next kill
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        with child.stdout:
-            assert child.stdout.read(dots) == b"." * dots
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
-    run([Paying(str(log))], data, journal=journal)
-    ingested = Counter(e for e in logged(log) if e[0] == "ingest")
-    assert ingested == {("ingest", c.id): 1 for c in data.conversations}
-    asked = {e for e in logged(log) if e[0] == "ask"}
-    assert len(asked) == len(data.questions)

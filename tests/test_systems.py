@@ -548,7 +548,6 @@ HEAVY = (
     "fastcore",
     "faiss",
     "chromadb",
-    "openvino",
     "mcp",
     "langchain_core",
     "llama_index",

@@ -1,4 +1,4 @@
-"""`adaptmr.llm.tasks` and `adaptmr.llm.json_repair`: defects of replies and how each is handled."""
+"""`adaptmr.llm.tasks` and `adaptmr.llm.tasks`: defects of replies and how each is handled."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from hypothesis import strategies as st
 from server import Server, completion, ok, ok_json, raw, status
 
 from adaptmr.llm import LLM, AuthError, BudgetExceeded, ModelNotFound, ServerError, tasks
-from adaptmr.llm.json_repair import (
-    coerce_to_schema,
-    parse_json,
-    repair_json,
-    schema_violation,
-    unsupported_schema,
-)
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
 from adaptmr.llm.tasks import (
     OUTCOME_COUNTER,
     OUTCOMES,
     OutcomeCounter,
     Task,
+    coerce_to_schema,
     get_task,
+    parse_json,
     prompt_hashes,
     register_task,
+    repair_json,
+    schema_violation,
+    unsupported_schema,
 )
 
 SCHEMA = {

@@ -25,7 +25,7 @@ from adaptmr.agents.team import Team
 from adaptmr.agents.view import Move, View
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
-from adaptmr.llm.tokens import count_tokens
+from adaptmr.llm.spending import count_tokens
 from adaptmr.llm.transport import LLMError
 from adaptmr.memory.meta.meta import MetaMemory
 from adaptmr.memory.meta.records import Experience, Insight, Trajectory

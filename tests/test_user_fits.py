@@ -17,7 +17,7 @@ from adaptmr.planning.classifiers import FittedClassifier, HeadError
 from adaptmr.retrieval.fusion import fit_for, shipped_fit_for
 from adaptmr.retrieval.versions import pair_model_for
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.training.user_fits import comparison_rows, fit_embedder
+from adaptmr.training.models import comparison_rows, fit_embedder
 
 
 class Named:

@@ -43,11 +43,6 @@ def saved(tool):
     return Labels(tool.labels.path).causes()
 
 
-def type_keys(tool, text):
-    for i in range(len(text)):
-        tool.handle_text(text[:i], text[: i + 1])
-
-
 def test_each_label_is_saved_before_the_next_key(tool):
     for i, key in enumerate("1264"):
         assert tool.case.id == f"c/q{i}" and tool.handle_key(key) and len(saved(tool)) == i + 1
@@ -72,13 +67,6 @@ def test_moving_and_relabelling(tool):
         and saved(tool)["c/q1"] == "CONFLICT"
         and Labels(tool.labels.path)["c/q1"].note == "a note"
     )
-
-
-def test_undo_shows_its_case(tool):
-    type_keys(tool, "12u")
-    assert tool.case.id == "c/q1" and saved(tool) == {"c/q0": "MISS"}
-    type_keys(tool, "uu")
-    assert tool.case.id == "c/q0" and saved(tool) == {} and tool.failed and "nothing to undo" in tool.message
 
 
 def test_notes_are_saved(tool):
@@ -106,26 +94,6 @@ def test_file_and_tool_agree_after_any_keys(tmp_path_factory, keys):
         tool.handle_key(key)
         assert 0 <= tool.at < 3
     assert Labels(labels.path).causes() == labels.causes() and tool.done == len(labels.causes())
-
-
-def test_failed_save_gives_a_message_and_keeps_the_case(tool, monkeypatch):
-    Labels(tool.labels.path, by="Bob").set("c/q3", "GEN")
-    for act in (lambda: tool.handle_key("1"), lambda: tool.note("x")):
-        assert (
-            not act()
-            and tool.failed
-            and "another program" in tool.message
-            and tool.case.id == "c/q0"
-            and tool.done == 0
-        )
-    assert saved(tool) == {"c/q3": "GEN"}
-    fresh = widget.Annotator(cases(), Labels(tool.labels.path))
-    monkeypatch.setattr(
-        "adaptmr.files.os.replace",
-        lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
-    )
-    assert not fresh.handle_key("1") and "not saved" in fresh.message and fresh.done == 1
-    assert not fresh.label("NOPE") and "none of MISS" in fresh.message
 
 
 # --- HTML of a case

@@ -13,7 +13,7 @@ from server import Server, ok_json
 
 import adaptmr as am
 from adaptmr.eval.analysis.cost import usage_outside_rows, writing_table, writing_usage
-from adaptmr.eval.report.recorded_run import compare_runs, is_timing
+from adaptmr.eval.report.recorded_run import compare_runs
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.experiments import Experiment
 from adaptmr.llm import LLM
@@ -98,21 +98,6 @@ def test_the_rows_have_what_their_conversation_cost():
     assert frame.groupby(["system", "conversation"]).ms_ingest.nunique().eq(1).all()
 
 
-def test_without_a_model_only_the_time_is_there():
-    frame = run(["lexical", Summarizing()])
-    assert not set(COUNTS) & set(frame)
-    assert (frame.ms_ingest > 0).all() and (frame.ms_ingest_cached == 0).all()
-    assert all(map(is_timing, ["ms_ingest", "ms_ingest_cached"])) and not any(map(is_timing, COUNTS))
-
-
-def test_the_larger_of_two_counts_is_taken():
-    with Server(REPLY) as s:
-        less = run([Summarizing(model(s), Usage())])
-        more = run([Summarizing(model(s), Usage(calls=5, prompt_tokens=100, cost_usd=0.25))])
-    assert less.ingest_calls.tolist() == [2, 2, 4, 4] and more.ingest_calls.tolist() == [10, 10, 20, 20]
-    assert more.ingest_cost_usd.tolist() == [0.5, 0.5, 1.0, 1.0]
-
-
 def test_a_replay_has_the_same_costs_and_the_recorded_times(tmp_path):
     cache = ReplayCache(tmp_path / "calls")
     with Server(REPLY) as s:
@@ -186,14 +171,6 @@ def test_an_experiment_shows_it_and_repeats(tmp_path, monkeypatch, registered):
     results = pd.read_parquet(first / "results.parquet")
     assert set(COUNTS) <= set(results) and not {"ms_ingest", "behind", "recall_behind"} & set(results)
     assert {"ms_ingest", "ms_ingest_cached"} <= set(pd.read_parquet(first / "timings.parquet"))
-
-
-def test_an_experiment_without_a_model_has_no_such_table(tmp_path, monkeypatch, registered):
-    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
-    path = experiment(tmp_path / "runs")
-    assert not (path / "tables" / "writing.csv").exists()
-    assert not set(COUNTS) & set(pd.read_parquet(path / "results.parquet"))
-    assert [w["calls"] for w in json.loads((path / "manifest.json").read_text())["writing"]] == [0, 0]
 
 
 # --- usage that comes too late for a row

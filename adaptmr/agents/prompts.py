@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from .examples import EXAMPLES
 from .role_prompts import system_prompt
 from .view import View
-from ..llm.tokens import count_prompt_tokens, count_tokens
+from ..llm.spending import count_prompt_tokens, count_tokens
 from ..markup import HtmlOutput, cut_text, html_table
 from ..memory.meta.records import Experience, Trajectory
 from ..memory.team.roles import RoleContract

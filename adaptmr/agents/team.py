@@ -26,8 +26,7 @@ from ..memory.team.config import TeamConfig
 from ..memory.team.steps import Transcript
 from ..retrieval.visible import resolve_as_of
 from ..store.memory_store import MemoryStore
-from ..systems.base import DisplayedSystem
-from ..systems.solver import Solution
+from ..systems.base import DisplayedSystem, Solution
 from ..types import Answer, Conversation, Evidence, Hit, Question, Usage
 
 # %% auto #0

@@ -1,9 +1,14 @@
 """The command `adaptmr`: run experiments, look at runs, ask and fill memories, check data and machine."""
 
 from adaptmr.cli.command import main
-from adaptmr.cli.experiments import experiment_names, gather_params, project_root
+from adaptmr.cli.experiments import (
+    execute_notebook,
+    experiment_names,
+    gather_params,
+    project_root,
+    run_experiment,
+)
 from adaptmr.cli.replaying import read_run_config, replay_run
-from adaptmr.cli.running import execute_notebook, run_experiment
 
 __all__ = [
     "execute_notebook",

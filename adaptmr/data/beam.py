@@ -124,7 +124,7 @@ def _question(
     )
 
 # %% ../../nbs/data/02_beam.ipynb #9d72e1b3
-def parse_beam(path: Path | None, prefix: str = "beam") -> Dataset:
+def parse_beam(path: Path, prefix: str = "beam") -> Dataset:
     """Read the chats of one size from a folder `…/<number>/{chat.json, probing_questions…}`.
 
     The id of a conversation is `prefix` with the number of its folder (`beam-3`). Memories have the id
@@ -132,7 +132,7 @@ def parse_beam(path: Path | None, prefix: str = "beam") -> Dataset:
     `beam-3/knowledge_update-1`. `notes` counts gold ids that name no message. Raises `ValueError` that names
     the file of another form.
     """
-    if path is None or not path.is_dir():
+    if not path.is_dir():
         raise ValueError(f"{path}: BEAM is read from a folder with a folder for each chat")
     folders = sorted((p for p in path.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
     if not folders:

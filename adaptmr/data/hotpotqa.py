@@ -118,10 +118,8 @@ def hotpot_dataset(raws: Iterable[Mapping[str, Any]], name: str = "hotpotqa") ->
     return Dataset(name, conversations, questions, notes=dict(sorted((+notes).items())))
 
 
-def parse_hotpotqa(path: Path | None) -> Dataset:
+def parse_hotpotqa(path: Path) -> Dataset:
     """Read a file of HotpotQA's distractor setting; see `hotpot_dataset`."""
-    if path is None:
-        raise ValueError("HotpotQA is read from a file")
     return hotpot_dataset(read_json(path))
 
 

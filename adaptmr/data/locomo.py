@@ -112,7 +112,7 @@ def _question(
     )
 
 # %% ../../nbs/data/02_locomo.ipynb #7f93bcdf
-def parse_locomo(path: Path | None) -> Dataset:
+def parse_locomo(path: Path) -> Dataset:
     """Read a file of LoCoMo's official schema (`locomo10.json`, or some of its conversations).
 
     Memories have the id `conv-26/D3:7`, the source `D3:7` and the session `session_3`; questions
@@ -120,8 +120,6 @@ def parse_locomo(path: Path | None) -> Dataset:
     counts what was corrected, could not be resolved or is missing. Raises `DatasetError` that names a
     conversation or question of another form.
     """
-    if path is None:
-        raise ValueError("LoCoMo is read from a file")
     conversations, questions = [], []
     notes: dict[str, int] = {}
     for n, raw in enumerate(read_json(path), 1):
@@ -160,7 +158,7 @@ AUDIT_FILES = ("locomo_known_errors.json", "locomo_dev_known_errors.json")
 _AUDIT_COUNTS = 99, 57  # wrong answers, and wrong citations of right ones, in all ten conversations
 
 
-def parse_locomo_audited(path: Path | None) -> Dataset:
+def parse_locomo_audited(path: Path) -> Dataset:
     """Read LoCoMo with the audited key: answers and evidence are corrected by the findings of the audit.
 
     The findings are a file next to `path`, see `AUDIT_FILES`. `notes` adds `audit_answers` (corrected),
@@ -170,7 +168,6 @@ def parse_locomo_audited(path: Path | None) -> Dataset:
     questions.
     """
     data = parse_locomo(path)
-    assert path is not None
     audit_file = next((p for name in AUDIT_FILES if (p := path.with_name(name)).is_file()), None)
     if audit_file is None:
         raise DatasetUnavailable(

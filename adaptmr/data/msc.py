@@ -92,15 +92,13 @@ def _conversation(id: str, raw: Mapping[str, Any], notes: Counter[str]) -> Conve
     return Conversation(id, tuple(dict.fromkeys(m.speaker for m in turns)) or _SPEAKERS, turns)
 
 # %% ../../nbs/data/02_msc.ipynb #61625849
-def parse_msc(path: Path | None) -> Dataset:
+def parse_msc(path: Path) -> Dataset:
     """Read MSC's conversations from a file of JSON lines, or a folder of such files; no questions.
 
     Memories have the id `msc-0/S2:5` and the source `S2:5`; their times are distances from
     `LAST_SESSION_TIME`. `notes` counts sessions without a time and turns of silence. Raises `ValueError` that
     names the file and line of another form.
     """
-    if path is None:
-        raise ValueError("MSC is read from a file")
     notes: Counter[str] = Counter()
     conversations: list[Conversation] = []
     for where, raw in _lines(path):

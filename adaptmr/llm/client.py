@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from ..checks import kind_of
-from .call_times import record_call, recorded_seconds
+from .credentials import model_server
 from .replay import ReplayCache
-from .servers import model_server
-from .spending import LimitReached, Spending, check_limits
+from .spending import LimitReached, Spending, check_limits, record_call, recorded_seconds
 from adaptmr.llm.transport import (
     AuthError,
     BadRequest,
@@ -308,6 +307,7 @@ class LLM:
         prices: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
+        self._given = {name: value for name, value in locals().items() if name != "self"}
         concurrency = _resolve_concurrency(concurrency)
         _check_parameters(model, timeout, max_retries, concurrency, token_budget)
         address, key = model_server(model, base_url, api_key, "LLM.")
@@ -343,20 +343,24 @@ class LLM:
         with self._transport.lock:
             return dict(sorted(self._transport.counts.items()))
 
-    def become_share(self, concurrency: int) -> None:
-        """In a forked process: make at most `concurrency` calls at once, and count usage and events anew."""
-        self.concurrency = concurrency
-        self._transport.become_share(concurrency)
-        self._usage_log = _UsageLog(self._transport.count)
+    def for_process(self, concurrency: int) -> LLM:
+        """Return the same model for another process, which makes at most `concurrency` calls at once."""
+        return LLM(**{**self._given, "concurrency": concurrency})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._given
+
+    def __setstate__(self, given: dict[str, Any]) -> None:
+        self.__init__(**given)  # type: ignore[misc]
 
     def add_share(self, usage: Usage, event_counts: Mapping[str, int]) -> None:
-        """Count what a forked process used, see `become_share`."""
+        """Count what another process used, see `for_process`."""
         self._usage_log.add_total(usage)
         with self._transport.lock:
             self._transport.counts.update(event_counts)
 
     def count_tokens(self, text: str) -> int:
-        """Estimate the tokens of a text, see `adaptmr.llm.tokens.count_tokens`."""
+        """Estimate the tokens of a text, see `adaptmr.llm.spending.count_tokens`."""
         return count_tokens(text)
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:

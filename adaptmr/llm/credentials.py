@@ -17,8 +17,9 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 from ..checks import kind_of
 
 # %% auto #0
-__all__ = ['REDACTED', 'PLACEHOLDERS', 'clean_api_key', 'Endpoint', 'parse_endpoint', 'secret_encodings', 'SecretRedactor',
-           'environment_secrets', 'url_secrets']
+__all__ = ['REDACTED', 'PLACEHOLDERS', 'OPENAI_ENDPOINT', 'clean_api_key', 'Endpoint', 'parse_endpoint', 'secret_encodings',
+           'SecretRedactor', 'environment_secrets', 'url_secrets', 'environment_address', 'environment_key',
+           'model_server', 'rerank_server']
 
 # %% ../../nbs/llm/00_credentials.ipynb #12172392
 def clean_api_key(key: str | None, where: str) -> str | None:
@@ -173,3 +174,55 @@ def url_secrets(url: str) -> list[str]:
     user_info = url.strip().rpartition("://")[2].partition("/")[0].rpartition("@")[0]
     user, _, password = user_info.partition(":")
     return Endpoint("", unquote(user), unquote(password)).secrets
+
+# %% ../../nbs/llm/00_credentials.ipynb #fc593789
+OPENAI_ENDPOINT = Endpoint("https://api.openai.com/v1")
+
+# %% ../../nbs/llm/00_credentials.ipynb #d8f264c2
+def environment_address(variable: str = "OPENAI_BASE_URL") -> Endpoint | None:
+    """Return the address in an environment variable, `None` without one.
+
+    Raises `ValueError`, which doesn't show it, for one that is no address.
+    """
+    return parse_endpoint(os.environ.get(variable), variable)
+
+
+def environment_key(variable: str = "OPENAI_API_KEY") -> str | None:
+    """Return the key in an environment variable, `None` without one.
+
+    Raises `ValueError`, which doesn't show it, for one that a header can't hold.
+    """
+    return clean_api_key(os.environ.get(variable), variable)
+
+
+def model_server(
+    model: str, base_url: str | None, api_key: str | None, owner: str = ""
+) -> tuple[Endpoint | None, str | None]:
+    """Return the address and the key of a chat model's or an encoder's server; `None` for what is missing.
+
+    The model "offline" doesn't read the environment. `owner` stands before a parameter's name in errors, such
+    as "LLM.". Raises `ValueError`, which shows neither address nor key.
+    """
+    address, key = parse_endpoint(base_url, f"{owner}base_url"), clean_api_key(api_key, f"{owner}api_key")
+    if model == "offline":
+        return address, key
+    return address or environment_address(), key or environment_key()
+
+# %% ../../nbs/llm/00_credentials.ipynb #03c7c859
+def rerank_server(base_url: str | None, api_key: str | None) -> tuple[Endpoint, str]:
+    """Return the address and the key ("none": no key) of a reranker's server.
+
+    Raises `ValueError` without an address, and for a bad one, which isn't shown.
+    """
+    address = parse_endpoint(base_url, "base_url") or environment_address("RERANK_BASE_URL")
+    key = clean_api_key(api_key, "api_key") or environment_key("RERANK_API_KEY")
+    shared = environment_address()
+    address = address or shared
+    if address is None:
+        raise ValueError(
+            "a reranker behind a server needs its address: set RERANK_BASE_URL, or pass base_url=…, "
+            "such as http://localhost:8000/v1, so that /rerank follows"
+        )
+    if address == shared:
+        key = key or environment_key()
+    return address, key or "none"

@@ -54,7 +54,7 @@ class ReplayMiss(KeyError):
             "The prompt, a parameter or the data changed since the run was recorded; "
             "use mode='auto' to call the model, or load the run's own calls.jsonl.gz"
         )
-        super().__init__(key)
+        super().__init__(key, task, request, where, held)
 
     def __str__(self) -> str:
         return self.message  # KeyError would show the repr of the key
@@ -218,6 +218,15 @@ class ReplayCache:
         cache = cls(":memory:", mode)
         cache.load(calls)
         return cache
+
+    def __getstate__(self) -> tuple[str, str, list[tuple[Any, ...]]]:
+        """For another process: the file, or all calls of a cache in memory."""
+        held = self._table.query("SELECT * FROM calls") if self.path == ":memory:" else []
+        return self.path, self.mode, held
+
+    def __setstate__(self, state: tuple[str, str, list[tuple[Any, ...]]]) -> None:
+        self.__init__(*state[:2])  # type: ignore[misc]
+        self._table.replace(state[2])
 
     key = staticmethod(request_key)
 

@@ -5,18 +5,101 @@
 # %% ../../nbs/llm/00_spending.ipynb #0ac8a669
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from threading import Lock
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # %% auto #0
-__all__ = ['Item', 'Result', 'LimitReached', 'Spent', 'check_limits', 'Spending', 'spending_of']
+__all__ = ['Item', 'Result', 'count_tokens', 'count_prompt_tokens', 'CallTimes', 'track_call_times', 'recorded_seconds',
+           'record_call', 'LimitReached', 'Spent', 'check_limits', 'Spending', 'spending_of']
+
+# %% ../../nbs/llm/00_spending.ipynb #7413af9e
+_WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
+
+
+def count_tokens(text: str) -> int:
+    """Estimate the tokens in `text`: one per CJK character, one per four other characters (rounded up)."""
+    wide = len(_WIDE.findall(text))
+    return wide + (len(text) - wide + 3) // 4
+
+
+def count_prompt_tokens(messages: Sequence[Mapping[str, str]]) -> int:
+    """Estimate the tokens of a list of messages: their contents, and four tokens each for the roles."""
+    return sum(count_tokens(m.get("content", "")) + 4 for m in messages)
+
+# %% ../../nbs/llm/00_spending.ipynb #9b598a66
+@dataclass
+class CallTimes:
+    """Times of the calls in a block: how many were `measured`, have a `recorded` time, or an `unknown` one.
+
+    `recorded_seconds` is the sum of the recorded times; `nan` as soon as one is unknown.
+    """
+
+    measured: int = 0
+    recorded: int = 0
+    unknown: int = 0
+    recorded_seconds: float = 0.0
+    closed: bool = field(default=False, repr=False, compare=False)  # whether the block is over
+
+    def seconds(self, elapsed: float) -> float:
+        """Add the recorded times to the `elapsed` seconds; `nan` where one of them is unknown.
+
+        Replayed calls count one after the other, also if they were made in parallel.
+        """
+        return elapsed + self.recorded_seconds
+
+
+_LISTENING: ContextVar[tuple[CallTimes, ...]] = ContextVar("call times", default=())
+_LOCK = Lock()  # threads whose contexts are copies share their `CallTimes`
+
+
+@contextmanager
+def track_call_times() -> Iterator[CallTimes]:
+    """Collect the times of the calls in a `with` block; blocks may be nested.
+
+    They are the calls of this thread and of threads with a copy of its context, up to the end of the block.
+    """
+    times = CallTimes()
+    token = _LISTENING.set((*_LISTENING.get(), times))
+    try:
+        yield times
+    finally:
+        _LISTENING.reset(token)
+        with _LOCK:
+            times.closed = True
+
+
+def recorded_seconds(record: Mapping[str, Any]) -> float:
+    """Return what a recorded call took, in seconds; `nan` if the record has no valid time."""
+    value = record.get("seconds")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return nan
+    return float(value) if isfinite(value) and value >= 0 else nan
+
+
+def record_call(from_record: bool, seconds: float) -> None:
+    """Add one call to every open block: made now, or replayed with recorded `seconds` (`nan`: unknown)."""
+    with _LOCK:
+        for times in _LISTENING.get():
+            if times.closed:
+                continue  # the call of a thread that went on after the block
+            if not from_record:
+                times.measured += 1
+            else:
+                if isfinite(seconds):
+                    times.recorded += 1
+                else:
+                    times.unknown += 1
+                times.recorded_seconds += seconds
 
 # %% ../../nbs/llm/00_spending.ipynb #ec80d2b2
 class LimitReached(RuntimeError):

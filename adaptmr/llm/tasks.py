@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -16,15 +17,8 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import Any, Callable, Mapping
 
-from .call_times import CallTimes, track_call_times
 from .client import LLM, EmptyReply, Reply, check_llm
-from adaptmr.llm.json_repair import (
-    coerce_to_schema,
-    parse_json,
-    repair_json,
-    schema_violation,
-    unsupported_schema,
-)
+from .spending import CallTimes, track_call_times
 from ..markup import html_table
 from ..text import detect_language
 from ..types import Usage
@@ -32,9 +26,386 @@ from ..types import Usage
 _all_ = ["repair_json"]
 
 # %% auto #0
-__all__ = ['OUTCOMES', 'OUTCOME_COUNTER', 'TASKS', 'OutcomeCounter', 'UsageMeter', 'meter_usage', 'meter_vectors',
-           'object_schema', 'TaskResult', 'count_result', 'Task', 'register_task', 'get_task', 'run_task',
-           'prompt_hashes', 'repair_json']
+__all__ = ['OUTCOMES', 'OUTCOME_COUNTER', 'TASKS', 'unsupported_schema', 'schema_violation', 'coerce_to_schema', 'parse_json',
+           'repair_json', 'OutcomeCounter', 'UsageMeter', 'meter_usage', 'meter_vectors', 'object_schema', 'TaskResult',
+           'count_result', 'Task', 'register_task', 'get_task', 'run_task', 'prompt_hashes']
+
+# %% ../../nbs/llm/04_tasks.ipynb #d9f0ff5e
+_KEYWORDS = {
+    "type",
+    "enum",
+    "const",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "anyOf",
+    "title",
+    "description",
+    "default",
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (Mapping,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def unsupported_schema(schema: Mapping[str, Any], path: str = "schema") -> str:
+    """Return why a schema is not supported: an unknown keyword or type, or an unbounded string or array.
+
+    The empty string means that the schema is supported. `path` names the schema in the message.
+    """
+    extra = set(schema) - _KEYWORDS
+    if extra:
+        return f"{path} uses {sorted(extra)[0]!r}; supported: {', '.join(sorted(_KEYWORDS))}"
+    json_types = schema.get("type", [])
+    for json_type in [json_types] if isinstance(json_types, str) else json_types:
+        if json_type not in _TYPES:
+            return f"{path} has the unknown type {json_type!r}"
+        if json_type == "string" and not {"maxLength", "enum", "const"} & set(schema):
+            return f"{path} is a string without maxLength or enum"
+        if json_type == "array" and not {"maxItems", "items"} <= set(schema):
+            return f"{path} is an array without maxItems or items"
+    if not json_types and not {"enum", "const", "anyOf"} & set(schema):
+        return f"{path} has no type"
+    for name, part in schema.get("properties", {}).items():
+        if problem := unsupported_schema(part, f"{path}.{name}"):
+            return problem
+    if "items" in schema and (problem := unsupported_schema(schema["items"], f"{path}[]")):
+        return problem
+    return next((p for s in schema.get("anyOf", []) if (p := unsupported_schema(s, path))), "")
+
+# %% ../../nbs/llm/04_tasks.ipynb #b2e48c31
+def _has_type(value: Any, json_type: str) -> bool:
+    if isinstance(value, bool):
+        return json_type == "boolean"  # to Python True is an int
+    if json_type == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES[json_type])
+
+
+def _string_violation(value: str, schema: Mapping[str, Any], path: str) -> str:
+    if schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+        return ""
+    low, high = schema.get("minLength", 0), schema.get("maxLength", "any")
+    return f"{path} has {len(value)} characters; allowed are {low} to {high}"
+
+
+def _number_violation(value: float, schema: Mapping[str, Any], path: str) -> str:
+    if schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        return ""
+    low, high = schema.get("minimum", "any"), schema.get("maximum", "any")
+    return f"{path} is {value}; allowed are {low} to {high}"
+
+
+def _array_violation(value: list[Any], schema: Mapping[str, Any], path: str) -> str:
+    if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
+        low, high = schema.get("minItems", 0), schema.get("maxItems", "any")
+        return f"{path} has {len(value)} items; allowed are {low} to {high}"
+    items = schema.get("items", {})
+    problems = (schema_violation(v, items, f"{path}[{i}]") for i, v in enumerate(value))
+    return next(filter(None, problems), "")
+
+
+def _object_violation(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
+    parts = schema.get("properties", {})
+    missing = [k for k in schema.get("required", []) if k not in value]
+    if missing:
+        return f"{path} lacks {', '.join(map(repr, missing))}"
+    extra = [k for k in value if k not in parts]
+    if extra and schema.get("additionalProperties") is False:
+        return f"{path} has {extra[0]!r}, which is not asked for"
+    problems = (schema_violation(v, parts[k], f"{path}.{k}") for k, v in value.items() if k in parts)
+    return next(filter(None, problems), "")
+
+
+def schema_violation(value: Any, schema: Mapping[str, Any], path: str = "the reply") -> str:
+    """Return where and why `value` violates `schema`, in words that a model can act on; "" if it is valid."""
+    json_types = schema.get("type", [])
+    json_types = [json_types] if isinstance(json_types, str) else json_types
+    if json_types and not any(_has_type(value, k) for k in json_types):
+        return f"{path} must be of type {' or '.join(json_types)}, not {json.dumps(value, default=str)[:60]}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{path} must be one of {json.dumps(schema['enum'], ensure_ascii=False)}, not {value!r}"
+    if "const" in schema and value != schema["const"]:
+        return f"{path} must be {schema['const']!r}"
+    if "anyOf" in schema and all(schema_violation(value, s, path) for s in schema["anyOf"]):
+        return schema_violation(value, schema["anyOf"][0], path)
+    if isinstance(value, str):
+        return _string_violation(value, schema, path)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _number_violation(value, schema, path)
+    if isinstance(value, list):
+        return _array_violation(value, schema, path)
+    return _object_violation(value, schema, path) if isinstance(value, Mapping) else ""
+
+# %% ../../nbs/llm/04_tasks.ipynb #b77f3cdf
+_BOOLEANS = {"true": True, "yes": True, "false": False, "no": False, "是": True, "否": False}
+
+
+def _coerce_string(value: str, schema: Mapping[str, Any]) -> Any:
+    json_type, word = schema.get("type"), value.strip()
+    if json_type == "boolean":
+        return _BOOLEANS.get(word.lower(), value)
+    if json_type in ("number", "integer") and re.fullmatch(r"[+-]?\d{1,15}(\.\d{1,15})?", word):
+        number = float(word)
+        return int(number) if number.is_integer() else number
+    if "enum" in schema and value not in schema["enum"]:
+        return next((e for e in schema["enum"] if str(e).lower() == word.lower()), value)
+    return value[: schema.get("maxLength", len(value))] if json_type == "string" else value
+
+
+def coerce_to_schema(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Convert `value` to the types of `schema` where the conversion is unambiguous.
+
+    Other values stay as they are; `schema_violation` then reports them.
+    """
+    json_type = schema.get("type")
+    if json_type == "array":
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        part = schema.get("items", {})
+        return [coerce_to_schema(v, part) for v in items[: schema.get("maxItems", len(items))]]
+    if isinstance(value, str):
+        return _coerce_string(value, schema)
+    if json_type == "string" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if json_type == "integer" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if json_type == "object" and isinstance(value, Mapping):
+        parts = schema.get("properties", {})
+        closed = schema.get("additionalProperties") is False
+        return {
+            k: coerce_to_schema(v, parts.get(k, {})) for k, v in value.items() if k in parts or not closed
+        }
+    return value
+
+# %% ../../nbs/llm/04_tasks.ipynb #28c57d6b
+_OPEN = {'"': '"', "'": "'", "“": "”", "‘": "’", "`": "`"}
+_LITERALS: dict[str, Any] = {
+    "true": True,
+    "false": False,
+    "null": None,
+    "none": None,
+    "yes": True,
+    "no": False,
+    "nan": None,
+    "undefined": None,
+}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_MISSING = object()
+_PLAIN = {close: re.compile(rf"[^\\{close}]+") for close in _OPEN.values()}
+_HEX = re.compile(r"[0-9a-fA-F]{4}")
+_AFTER = re.compile(r"\s*(?:[,;:：}\]=]|$|//|/\*|```)")
+_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,2})?")
+
+# %% ../../nbs/llm/04_tasks.ipynb #d4b2a96e
+class _Scanner:
+    """Reads white space, comments, quoted strings and bare words of `text` from the position `at`."""
+
+    def __init__(self, text: str, at: int) -> None:
+        self.text, self.at, self.end, self.open_comment = text, at, len(text), False
+
+    def comment(self) -> int:
+        """Return the end of the comment that begins here; -1 if none begins here, or if it has no end.
+
+        `open_comment` remembers a missing end, so that it is searched for only once.
+        """
+        begin = self.text[self.at : self.at + 2]
+        if begin == "//" and self.text[self.at - 1 : self.at] != ":":  # not the // of an address
+            end = self.text.find("\n", self.at)
+            return end if end >= 0 else self.end
+        if begin != "/*" or self.open_comment:
+            return -1
+        end = self.text.find("*/", self.at + 2)
+        self.open_comment = end < 0
+        return end + 2 if end >= 0 else -1
+
+    def skip(self) -> str:
+        """Skip white space and comments; return the next character ("" at the end)."""
+        while self.at < self.end:
+            if self.text[self.at].isspace() or self.text[self.at] == "\ufeff":
+                self.at += 1
+            elif (end := self.comment()) >= 0:
+                self.at = end
+            else:
+                return self.text[self.at]
+        return ""
+
+    def string(self, close: str) -> str:
+        """Read a quoted string that ends with the quote `close`, or with the text."""
+        out: list[str] = []
+        self.at += 1
+        while self.at < self.end:
+            c = self.text[self.at]
+            if c == "\\" and self.at + 1 < self.end:
+                e, self.at = self.text[self.at + 1], self.at + 2
+                if e == "u" and (m := _HEX.match(self.text, self.at)):
+                    out.append(chr(int(m[0], 16)))
+                    self.at += 4
+                else:
+                    out.append(_ESCAPES.get(e, e))
+            elif c == close and _AFTER.match(self.text, self.at + 1):
+                self.at += 1
+                break
+            else:
+                end = m.end() if (m := _PLAIN[close].match(self.text, self.at)) else self.at + 1
+                out.append(self.text[self.at : end])
+                self.at = end
+        text = "".join(out)
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins surrogate pairs
+
+    def bare(self, stops: str = ",;}]\n") -> Any:
+        """Read up to one of `stops` or a comment: a literal, a number or a word without quotes."""
+        start = self.at
+        while self.at < self.end and self.text[self.at] not in stops and self.comment() < 0:
+            self.at += 1
+        word = self.text[start : self.at].strip()
+        if word.lower() in _LITERALS:
+            return _LITERALS[word.lower()]
+        if _NUMBER.fullmatch(word):
+            return float(word) if any(x in word for x in ".eE") else int(word)
+        return word
+
+# %% ../../nbs/llm/04_tasks.ipynb #7e7a9842
+class _LenientParser:
+    """Builds the values of a text from the tokens of a `_Scanner`."""
+
+    def __init__(self, text: str, at: int) -> None:
+        self.scan = _Scanner(text, at)
+
+    def value(self, depth: int = 0) -> Any:
+        """Read the next value; `_MISSING` if there is none. Raises `ValueError` beyond a depth of 40."""
+        c = self.scan.skip()
+        if depth > 40:
+            raise ValueError("nested more than 40 deep")
+        if c == "{":
+            return self.object(depth)
+        if c == "[":
+            return self.array(depth)
+        if c in _OPEN:
+            return self.scan.string(_OPEN[c])
+        return self.scan.bare() if c and c not in ",:}]" else _MISSING
+
+    def object(self, depth: int) -> dict[str, Any]:
+        """Read an object from its opening brace; a key without a value is dropped."""
+        found: dict[str, Any] = {}
+        self.scan.at += 1
+        while (c := self.scan.skip()) not in ("", "}"):
+            if c in ",;":
+                self.scan.at += 1
+                continue
+            start = self.scan.at
+            key = self.scan.string(_OPEN[c]) if c in _OPEN else self.scan.bare(":=,}")
+            if self.scan.skip() not in (":", "：", "="):
+                if self.scan.at == start:
+                    self.scan.at += 1
+                continue
+            self.scan.at += 1
+            value = self.value(depth + 1)
+            if value is not _MISSING and str(key):
+                found.setdefault(str(key), value)
+        self.scan.at += 1
+        return found
+
+    def array(self, depth: int) -> list[Any]:
+        """Read an array from its opening bracket."""
+        found: list[Any] = []
+        self.scan.at += 1
+        while (c := self.scan.skip()) not in ("", "]", "}"):
+            if c in ",:;":
+                self.scan.at += 1
+                continue
+            value = self.value(depth + 1)
+            if value is not _MISSING:
+                found.append(value)
+        if c == "]":
+            self.scan.at += 1
+        return found
+
+# %% ../../nbs/llm/04_tasks.ipynb #33aa8c41
+_BEGIN, _END = re.compile(r"<think(?:ing)?>"), re.compile(r"</think(?:ing)?>")
+_MAX_CHARS, _MAX_ATTEMPTS = 100_000, 20
+
+
+def _strip_thinking(text: str) -> str:
+    """Remove what is between `<think>` tags, in one pass: where no closing tag follows, the search ends."""
+    kept, at = [], 0
+    while (begin := _BEGIN.search(text, at)) and (end := _END.search(text, begin.end())):
+        kept.append(text[at : begin.start()])
+        at = end.end()
+    return "".join(kept) + text[at:]
+
+
+def _replace_surrogates(value: Any) -> Any:
+    """Replace lone surrogates: "\\ud800" is legal JSON, but can't be encoded as UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_replace_surrogates(v) for v in value]
+    if isinstance(value, dict):
+        return {_replace_surrogates(k): _replace_surrogates(v) for k, v in value.items()}
+    return value
+
+
+def _loads_strict(text: str) -> Any:
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    return _replace_surrogates(json.loads(text, parse_constant=refuse))
+
+# %% ../../nbs/llm/04_tasks.ipynb #eb550fe4
+def parse_json(text: str) -> Any:
+    """Parse `text` as strict JSON.
+
+    Raises `ValueError` for anything else, including NaN and too deep nesting.
+    """
+    try:
+        return _loads_strict(text)
+    except RecursionError as e:
+        raise ValueError("nested too deep") from e
+
+
+def repair_json(text: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Parse the JSON object in a model's reply, and repair common defects.
+
+    Accepted are code fences, reasoning and prose around the object, wrong quotes, trailing commas, Python
+    literals and cut ends. Of several objects the first one with any of `keys` is taken, else the first that
+    is not empty. Only the first 100,000 characters are read, in linear time. Raises `ValueError` when there
+    is no object.
+    """
+    text = _strip_thinking(text[:_MAX_CHARS])
+    try:
+        whole = _loads_strict(text.strip().strip("\ufeff"))
+        if isinstance(whole, dict):
+            return whole
+    except (ValueError, RecursionError):
+        pass
+    first: dict[str, Any] | None = None
+    at, tried = text.find("{"), 0
+    while at >= 0 and tried < _MAX_ATTEMPTS:
+        tried += 1
+        try:
+            found = _LenientParser(text, at).object(0)
+        except ValueError:
+            found = {}
+        if found and (not keys or any(k in found for k in keys)):
+            return found
+        first = first or found or None
+        at = text.find("{", at + 1)
+    if first is None:
+        raise ValueError(f"no JSON object in the reply {text[:80]!r}")
+    return first
 
 # %% ../../nbs/llm/04_tasks.ipynb #8fb85e62
 OUTCOMES = ("model", "repaired", "retried", "fallback", "offline")
@@ -58,6 +429,11 @@ class OutcomeCounter:
         """Copy the present counts, for `rates(since=…)`."""
         with self._lock:
             return Counter(self._counts)
+
+    def add(self, counts: Counter[tuple[str, str]]) -> None:
+        """Add what another process has counted."""
+        with self._lock:
+            self._counts.update(counts)
 
     def rates(self, since: Counter[tuple[str, str]] | None = None) -> dict[str, dict[str, float]]:
         """Return a row for each task, sorted: `n`, the count of each outcome, and `fallback_rate`.
@@ -148,7 +524,6 @@ def meter_vectors(tokens: Mapping[str, int], per_call: int, sent: bool, price: f
             calls, n = -(-len(new) // per_call), sum(tokens[key] for key in new)
             cost = None if price is None else round(n * price / 1e6, 9)
             meter.usage += Usage(calls, 0 if sent else calls, n, 0, 0.0, cost)
-
 
 # %% ../../nbs/llm/04_tasks.ipynb #7dd3056c
 def object_schema(**parts: Mapping[str, Any]) -> dict[str, Any]:

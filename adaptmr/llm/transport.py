@@ -5,30 +5,318 @@
 # %% ../../nbs/llm/02_transport.ipynb #d358423a
 from __future__ import annotations
 
+import base64
 import json
 import random
 import re
 import threading
 import time
 from collections import Counter
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import UTC
-from functools import partial
-from typing import Any, Callable, Mapping
+from functools import cache, partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
 
-from .credentials import Endpoint, SecretRedactor, environment_secrets
-from .deadlines import BrokenBody, DeadlineExceeded, call_with_timeout, make_http_client
-from .responses import Completion, IncompleteStream, read_body, read_stream, read_vectors
-from .servers import OPENAI_ENDPOINT, environment_key
-from .tokens import count_prompt_tokens, count_tokens, resolve_token_counts
+import numpy as np
+
+from adaptmr.llm.credentials import (
+    OPENAI_ENDPOINT,
+    Endpoint,
+    SecretRedactor,
+    environment_key,
+    environment_secrets,
+)
+from .spending import count_prompt_tokens, count_tokens
 from ..types import Usage
 
 _all_ = ["count_tokens", "count_prompt_tokens"]
 
 # %% auto #0
-__all__ = ['CANCELLED', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError', 'RateLimited', 'RequestCancelled',
-           'BudgetExceeded', 'EmptyReply', 'Transport', 'count_tokens', 'count_prompt_tokens']
+__all__ = ['Result', 'MAX_BODY_BYTES', 'CANCELLED', 'IncompleteStream', 'Completion', 'read_body', 'read_stream', 'Vectors',
+           'read_vectors', 'resolve_token_counts', 'DeadlineExceeded', 'call_with_timeout', 'BrokenBody',
+           'BodyTooLarge', 'make_http_client', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError',
+           'RateLimited', 'RequestCancelled', 'BudgetExceeded', 'EmptyReply', 'Transport', 'count_tokens',
+           'count_prompt_tokens']
+
+# %% ../../nbs/llm/02_transport.ipynb #3eadeed5
+class IncompleteStream(Exception):
+    """A stream that ended without a finish reason; its partial text is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One reply of a server: its text (`None` if there is none), its refusal, and why it ended.
+
+    `prompt_tokens` and `completion_tokens` are the server's counts, unchecked. `fault` says why a reply can't
+    be read ("" if it can).
+    """
+
+    text: str | None = None
+    refusal: str = ""
+    finish_reason: str = ""
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    fault: str = ""
+
+
+def _integer(digits: str) -> int | float:
+    # Python refuses to convert integers of more than 4,300 digits
+    return int(digits) if len(digits) <= 40 else float(digits)
+
+
+def _decoded(body: bytes) -> str:
+    return body.decode(json.detect_encoding(body), "replace").removeprefix("\ufeff")
+
+
+def read_body(body: bytes) -> Completion:
+    """Parse the body of a chat completion. Bytes that are not text become U+FFFD.
+
+    Raises `json.JSONDecodeError` for a body that is not a chat completion.
+    """
+    text = _decoded(body)
+    try:
+        whole = json.loads(text, parse_int=_integer)
+    except RecursionError:
+        return Completion(fault="its body is nested too deep to read")
+    choices = whole.get("choices", "none") if isinstance(whole, dict) else "none"
+    if choices is not None and not isinstance(choices, list):
+        raise json.JSONDecodeError("the body is not a chat completion", text[:80], 0)
+    choice = _mapping((choices or [None])[0])
+    message, usage = _mapping(choice.get("message")), _mapping(whole.get("usage"))
+    content, refusal = message.get("content"), message.get("refusal")
+    return Completion(
+        content if isinstance(content, str) and content else None,
+        str(refusal or ""),
+        str(choice.get("finish_reason") or ""),
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+    )
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+# %% ../../nbs/llm/02_transport.ipynb #f6d9b814
+def read_stream(chunks: Any) -> Completion:
+    """Join the chunks of the `openai` package's stream.
+
+    Raises `IncompleteStream` if no finish reason comes.
+    """
+    text, refusal, finish, usage = list[str](), list[str](), "", None
+    try:
+        with chunks:
+            for chunk in chunks:
+                usage = getattr(chunk, "usage", None) or usage
+                for choice in chunk.choices or ():
+                    text.append(getattr(choice.delta, "content", None) or "")
+                    refusal.append(getattr(choice.delta, "refusal", None) or "")
+                    finish = choice.finish_reason or finish
+    except json.JSONDecodeError:
+        raise
+    except (RecursionError, ValueError) as e:
+        return Completion(fault=f"a part of its stream can't be read ({type(e).__name__})")
+    joined = "".join(text)
+    if not finish:
+        raise IncompleteStream(f"the stream ended after {len(joined)} characters without a finish reason")
+    return Completion(
+        joined or None,
+        "".join(refusal),
+        finish,
+        getattr(usage, "prompt_tokens", None),
+        getattr(usage, "completion_tokens", None),
+    )
+
+# %% ../../nbs/llm/02_transport.ipynb #11e1d699
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """The vectors of a reply, float32 (n, dim), in the order of the texts, and the server's count of tokens.
+
+    `fault` says why they can't be used ("" if they can); then there are none.
+    """
+
+    rows: np.ndarray
+    prompt_tokens: Any = None
+    fault: str = ""
+
+
+def read_vectors(body: bytes, n: int, dimensions: int | None = None) -> Vectors:
+    """Parse the body of a reply to a request for the vectors of `n` texts, of length `dimensions` if given.
+
+    Raises `json.JSONDecodeError` for a body that is not such a reply.
+    """
+    text = _decoded(body)
+    whole = _mapping(json.loads(text, parse_int=_integer))
+    entries = whole.get("data")
+    if not isinstance(entries, list):
+        raise json.JSONDecodeError("the body holds no list of vectors", text[:80], 0)
+    try:
+        rows = _sorted_rows([_mapping(e) for e in entries], n, dimensions)
+    except ValueError as e:
+        return Vectors(np.empty((0, 0), np.float32), fault=str(e))
+    return Vectors(rows, _mapping(whole.get("usage")).get("prompt_tokens"))
+
+
+def _sorted_rows(entries: Sequence[dict[str, Any]], n: int, dimensions: int | None) -> np.ndarray:
+    """Return the vectors (n, dim) sorted by index. Raises `ValueError` that says what is wrong."""
+    if len(entries) != n:
+        raise ValueError(f"{len(entries)} vectors for {n} texts")
+    indices = [e.get("index", i) for i, e in enumerate(entries)]
+    whole = all(isinstance(i, int) and not isinstance(i, bool) for i in indices)
+    if not whole or sorted(indices) != list(range(n)):
+        raise ValueError(f"the indices of its vectors are not 0 to {n - 1}, each once")
+    found = [_row(i, e.get("embedding")) for i, e in sorted(zip(indices, entries), key=lambda pair: pair[0])]
+    lengths = sorted({len(row) for row in found})
+    if len(lengths) > 1:
+        raise ValueError(f"vectors of {lengths[0]} and of {lengths[-1]} numbers in one reply")
+    if lengths and dimensions is not None and lengths[0] != dimensions:
+        raise ValueError(f"vectors of {lengths[0]} numbers, where {dimensions} are expected")
+    return np.stack(found) if found else np.empty((0, dimensions or 0), np.float32)
+
+
+def _row(index: int, value: Any) -> np.ndarray:
+    """Return one vector, given as numbers or as little-endian float32 in base64."""
+    try:
+        if isinstance(value, str):
+            row = np.frombuffer(base64.b64decode(value, validate=True), "<f4").astype(np.float32)
+        else:
+            row = np.array(value, np.float32)
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"vector {index} is neither a list of numbers nor float32 in base64") from e
+    if row.ndim != 1 or not len(row):
+        raise ValueError(f"vector {index} is no list of numbers")
+    if not np.isfinite(row).all():
+        raise ValueError(f"vector {index} holds NaN or an infinite number")
+    return row
+
+# %% ../../nbs/llm/02_transport.ipynb #87ebda5b
+_MAX_TEMPLATE_TOKENS = 4096  # that a server's chat template may add to a prompt
+_MAX_REASONING_TOKENS = 200_000  # that a model may spend beyond `max_tokens`
+
+
+def resolve_token_counts(request: Mapping[str, Any], completion: Completion) -> tuple[int, int, str]:
+    """Return the tokens of prompt and completion, and where the counts are from.
+
+    The source is "" for the server's counts, "estimated" where it gave none, and "implausible" where its
+    counts were replaced by the estimate.
+    """
+    text = completion.text or ""
+    estimates = count_prompt_tokens(request["messages"]), count_tokens(text)
+    if completion.prompt_tokens is None or completion.completion_tokens is None:
+        return *estimates, "estimated"
+    prompt = json.dumps([request["messages"], request.get("response_format")], ensure_ascii=False)
+    prompt_bytes, reply_bytes = (len(t.encode("utf-8", "replace")) for t in (prompt, text))
+    allowed = request.get("max_tokens", request.get("max_completion_tokens", 0))
+    ranges = (
+        (1, prompt_bytes + _MAX_TEMPLATE_TOKENS),
+        (int(bool(text)), reply_bytes + allowed + _MAX_REASONING_TOKENS),
+    )
+    for value, (low, high) in zip((completion.prompt_tokens, completion.completion_tokens), ranges):
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            return *estimates, "implausible"
+    return completion.prompt_tokens, completion.completion_tokens, ""
+
+# %% ../../nbs/llm/02_transport.ipynb #16ad14d9
+Result = TypeVar("Result")
+# Size limit of a reply's body after decompression; a model's longest replies are less than a tenth of it.
+MAX_BODY_BYTES = 10_000_000
+
+# %% ../../nbs/llm/02_transport.ipynb #129483b6
+class DeadlineExceeded(Exception):
+    """An attempt that wasn't finished at its deadline."""
+
+
+def call_with_timeout(timeout: float, function: Callable[[], Result], cancel: Callable[[], Any]) -> Result:
+    """Call `function()` in a thread and return what it returns, or raise what it raises.
+
+    Raises `DeadlineExceeded` when it hasn't finished after `timeout` seconds. Then, or when the caller is
+    interrupted, `cancel()` is called; it must make `function` end soon, as its thread can't be killed.
+    """
+    done: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+    context = copy_context()
+
+    def attempt() -> None:
+        try:
+            done.put((True, context.run(function)))
+        except BaseException as e:
+            done.put((False, e))  # raised in the caller's thread
+
+    Thread(target=attempt, name="model call", daemon=True).start()
+    finished = False
+    try:
+        succeeded, value = done.get(timeout=timeout)
+        finished = True
+    except Empty:
+        pass
+    finally:
+        if not finished:
+            cancel()
+    if not finished:
+        raise DeadlineExceeded(f"not over after {timeout:g} s")
+    if succeeded:
+        return value  # type: ignore[no-any-return]
+    raise value
+
+# %% ../../nbs/llm/02_transport.ipynb #9cc7ad36
+class BrokenBody(Exception):
+    """A body that could not be read to its end."""
+
+
+class BodyTooLarge(BrokenBody):
+    """A body larger than the limit."""
+
+
+def _iter_body(response: Any, limit: int) -> Iterator[bytes]:
+    """Yield the decompressed body in chunks. Raises `BodyTooLarge` after `limit` bytes."""
+    size = 0
+    try:
+        for chunk in response.iter_bytes():
+            size += len(chunk)
+            if size > limit:
+                raise BodyTooLarge(f"the reply has more than {limit:,} bytes")
+            yield chunk
+    except BrokenBody:
+        raise
+    except Exception as e:  # the HTTP library's exception classes differ between its versions
+        raise BrokenBody(f"{type(e).__name__}: {e}") from None
+    finally:
+        response.close()
+
+
+@cache
+def _client_class() -> type[Any]:
+    import openai
+
+    class BoundedClient(openai.DefaultHttpxClient):
+        """The HTTP client of the `openai` package, with a limit on what it reads."""
+
+        def send(self, request: Any, *, stream: bool = False, **more: Any) -> Any:
+            """Send a request; the body of the response is limited, when it is read at once or streamed."""
+            response = super().send(request, stream=True, **more)
+            chunks = _iter_body(response, MAX_BODY_BYTES)
+            of_the_encoding = ("content-encoding", "content-length", "transfer-encoding")
+            headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in of_the_encoding]
+            return type(response)(
+                response.status_code,
+                headers=headers,
+                content=chunks if stream else b"".join(chunks),
+                request=request,
+                extensions=response.extensions,
+            )
+
+    return BoundedClient
+
+
+def make_http_client(timeout: float, auth: tuple[str, str] | None = None) -> Any:
+    """Make an HTTP client for `openai.OpenAI` that bounds the size of a reply and follows no redirect.
+
+    It reads at most `MAX_BODY_BYTES` bytes. `timeout` (seconds) is for each read and write; `auth` is user
+    and password for basic authentication.
+    """
+    return _client_class()(timeout=timeout, auth=auth, follow_redirects=False)
 
 # %% ../../nbs/llm/02_transport.ipynb #345579a2
 class LLMError(RuntimeError):
@@ -70,8 +358,11 @@ class EmptyReply(LLMError):
     """
 
     def __init__(self, message: str, usage: Usage) -> None:
-        super().__init__(message)
+        super().__init__(message, usage)
         self.usage = usage
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 # %% ../../nbs/llm/02_transport.ipynb #e01cd442
 _BOUNDS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "pattern"})
@@ -318,13 +609,6 @@ class _Server:
         )
         self._key, self._needs_key = key, address is None  # a local server may accept any key
         self._idle_clients, self._lock, self._redact = list[Any](), threading.Lock(), SecretRedactor()
-        self._left_clients: list[Any] = []  # whose connections another process uses: never used nor closed
-
-    def leave_connections(self) -> None:
-        """Use new connections from now on; the open ones belong to the process that was forked."""
-        with self._lock:
-            self._left_clients += self._idle_clients
-            self._idle_clients = []
 
     def attempt(self, ask: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | _Failure:
         """Make one attempt, `ask(client)`; return the record of the reply, or why there is none.
@@ -424,13 +708,6 @@ class Transport:
         """Count one event."""
         with self.lock:
             self.counts[event] += 1
-
-    def become_share(self, concurrency: int) -> None:
-        """In a forked process: use own connections, at most `concurrency` at a time, and count anew."""
-        self._server.leave_connections()
-        self._slots = threading.BoundedSemaphore(concurrency)
-        with self.lock:
-            self.counts.clear()
 
     def send(self, request: Mapping[str, Any], stream: bool = False) -> dict[str, Any]:
         """Send `request` and return the record of its reply; adapt and retry as described above.

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from ..llm import LLM
 from ..llm.client import check_llm
+from ..llm.tasks import Task, object_schema, register_task
 from .classifiers import Classifier, FewShotClassifier, RulesFirst
+from ..reader import QUESTION_IS_DATA, sanitize
+from ..reader.direct import needs_no_memory
 from ..retrieval.columns import asked_at
 from ..retrieval.plan import RetrievalPlan
-from ..retrieval.query import best_type, decompose_query
+from ..retrieval.query import best_type, classify, decompose_query
 from adaptmr.retrieval.strategies import (
+    HYBRID_WEIGHTS,
     STRATEGIES,
     Strategy,
     abstention,
@@ -24,10 +29,11 @@ from adaptmr.retrieval.strategies import (
     update,
 )
 from ..store.protocol import PlannerStore
+from ..text import detect_language
 from ..types import QueryType, Question
 
 # %% auto #0
-__all__ = ['strategies_with', 'Routed', 'Mixture']
+__all__ = ['COMPLEXITY', 'strategies_with', 'Routed', 'Mixture', 'AdaptiveRAG']
 
 # %% ../../nbs/planning/01_routed.ipynb #f0102b50
 def strategies_with(llm: LLM | None) -> dict[QueryType, Strategy]:
@@ -127,3 +133,71 @@ class Mixture:
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the plan with the greatest weight."""
         return self.plans(query, store)[0][1]
+
+# %% ../../nbs/planning/01_routed.ipynb #8f0fbcc5
+_HARD = (QueryType.multi_hop, QueryType.open_domain)
+
+
+def _level_by_rule(question: str) -> dict[str, Any]:
+    if needs_no_memory(question):
+        return {"level": "A"}
+    return {"level": "C" if classify(question) in _HARD else "B"}
+
+
+COMPLEXITY = register_task(
+    Task(
+        name="complexity",
+        prompts={
+            "en": (
+                "How much has to be looked up in the record of earlier conversations to answer the "
+                "question?\nA: nothing, it asks for no memory.\n"
+                "B: one thing, said in one place.\nC: several things, which have to be brought together or "
+                "lead to one another.\n"
+                f"{QUESTION_IS_DATA['en']}\n"
+                'Question: Good morning!\nJSON: {"level": "A"}\nQuestion: What is my dog called?\nJSON: '
+                '{"level": "B"}\n'
+                'Question: Which of my friends have visited the town where I was born?\nJSON: {"level": "C"}',
+                "Question: $question\nJSON:",
+            ),
+            "zh": (
+                "回答这个问题，需要在以往的对话记录里查找多少内容？\nA：不需要，问题与记忆无关。\nB：一件事，"
+                "在一处说过。\n"
+                "C：几件事，需要综合起来，或者由一件找到另一件。\n"
+                f"{QUESTION_IS_DATA['zh']}\n"
+                '问题：早上好！\nJSON：{"level": "A"}\n问题：我的狗叫什么名字？\nJSON：{"level": "B"}\n'
+                '问题：我的哪些朋友去过我出生的地方？\nJSON：{"level": "C"}',
+                "问题：$question\nJSON：",
+            ),
+        },
+        schema=object_schema(level={"type": "string", "enum": ["A", "B", "C"]}),
+        rule=_level_by_rule,
+        render=lambda lang, question: {"question": sanitize(question)},
+        max_tokens=16,
+    )
+)
+
+# %% ../../nbs/planning/01_routed.ipynb #21a7bc7c
+@dataclass(frozen=True)
+class AdaptiveRAG:
+    """Plans by the complexity of a question.
+
+    `llm` judges it, and thinks between the rounds of level C; without it, rules do.
+
+    `rounds` bounds level C (the original allows more; three is what the other systems here get).
+    """
+
+    llm: LLM | None = None
+    rounds: int = 3
+    name: str = "adaptive_rag"
+
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
+        """Return the plan of the question's level, which its `planner` names.
+
+        Raises what `LLM.complete` raises.
+        """
+        text = as_question(query).text
+        level = COMPLEXITY.run(self.llm, detect_language(text), question=text).value["level"]
+        plan = RetrievalPlan(weights=HYBRID_WEIGHTS, planner=f"{self.name}: level {level}")
+        if level == "A":
+            return replace(plan, k=0, answer_as="directly")
+        return replace(plan, max_rounds=self.rounds, follow="thought") if level == "C" else plan

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..llm.tokens import count_tokens
+from ..llm.spending import count_tokens
 from ..reader import fence_hits, render_finding, render_line, sanitize
 from .fusion import logistic
 from ..store.view import truncate_text

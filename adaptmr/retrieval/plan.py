@@ -15,7 +15,7 @@ from ..checks import did_you_mean, kind_of
 from ..llm import LLM
 from ..markup import Cell, HtmlOutput, cut_text, html_table, text_table
 from ..reader import ANSWER_STYLES
-from ..rerank.scores import Reranker
+from ..rerank import Reranker
 from .signals import SIGNALS
 from ..store.protocol import PlannerStore
 from ..store.view import Filter

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..llm import LLM
 from ..llm.tasks import Task, meter_usage, object_schema, register_task
 from ..reader import MEMORIES_ARE_DATA, answer, build_context, sanitize, today_line
-from ..rerank.scores import Reranker
+from ..rerank import Reranker
 from .execute import execute_request
 from .fusion import Fit
 from .plan import RetrievalPlan

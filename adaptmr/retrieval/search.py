@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..llm import LLM
-from ..rerank.scores import MalformedScores, MeteredReranker
+from ..rerank import MalformedScores, MeteredReranker
 from .candidates import Candidates, select_candidates
 from .columns import SCORE_ALL_UP_TO, asked_at, columns_of, seconds, told_times
 from .evidence import readable

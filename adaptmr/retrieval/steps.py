@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..llm import LLM
+from ..llm.spending import count_prompt_tokens, count_tokens
 from ..llm.tasks import Task, object_schema, register_task
-from ..llm.transport import count_prompt_tokens, count_tokens
 from ..reader import MEMORIES_ARE_DATA, fence_hits, sanitize
 from .columns import split_passages
 from adaptmr.retrieval.evidence import (

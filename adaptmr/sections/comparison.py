@@ -16,7 +16,7 @@ from ..eval.report import tables
 from ..eval.report.html import answer_box_html, contrast_answer
 from ..eval.report.run_folder import RunFolder
 from ..eval.report.style import NothingToDraw
-from ..eval.runner.filling import Making, matched_budgets
+from ..eval.runner.asking import Making, matched_budgets
 from ..eval.runner.timings import load_clauses, timing_sentence
 from ..eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
 from ..eval.stats.intervals import format_interval

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from ..llm import LLM
-from ..planning.qarp import QARP
+from ..planning.qarp import QARP, QARP_THRESHOLDS
 from ..retrieval.plan import FixedPlanner, Planner, RetrievalPlan, planner_llm
 from adaptmr.retrieval.strategies import (
     ANSWER_STYLES_BY_TYPE,
@@ -34,7 +34,7 @@ from ..types import QueryType, Question
 
 # %% auto #0
 __all__ = ['PlanEdit', 'QARP_EDITS', 'STRATEGY_TYPES', 'STRATEGY_PARTS', 'PART_VARIANTS', 'STRATEGY_SYSTEMS', 'VARIANTS',
-           'EditedPlanner', 'edited_strategies', 'get_variants']
+           'QARP_VARIANTS', 'EditedPlanner', 'edited_strategies', 'get_variants', 'StrictRouter']
 
 # %% ../../nbs/systems/02_ablations.ipynb #157f62b9
 PlanEdit = Callable[[RetrievalPlan], RetrievalPlan]
@@ -296,3 +296,67 @@ def get_variants(full: str) -> Sequence[str]:
     if full not in VARIANTS:
         raise KeyError(f"no family {full!r}; there are {list(VARIANTS)}")
     return (full, *VARIANTS[full])
+
+# %% ../../nbs/systems/02_ablations.ipynb #5c471729
+@dataclass(frozen=True)
+class StrictRouter:
+    """Plans as the router does, but refuses below the document's thresholds.
+
+    `gate` says what they are compared with. `weights` replace those of the plans where they are given.
+    """
+
+    gate: str = "calibrated"
+    weights: Mapping[str, float] | None = None
+    name: str = "strict router"
+
+    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
+        """Return the router's plan with 0.80 for abstention and 0.65 for every other strategy."""
+        plan = Router().plan(query, store)
+        threshold = QARP_THRESHOLDS[plan.planner == "abstention"]
+        return replace(
+            plan,
+            gate=self.gate,
+            relevance_threshold=threshold,
+            relevance_low=threshold,
+            weights=self.weights or plan.weights,
+        )
+
+# %% ../../nbs/systems/02_ablations.ipynb #dd0ef243
+QARP_VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qarp with cosine gate": (
+        "qarp, refusing where the best cosine is below the planner's threshold",
+        {"gate": "cosine", "doubt": 1.0, "offline": StrictRouter("cosine")},
+    ),
+    "qarp with strict threshold": (
+        "qarp, refusing wherever the relevance is below the planner's threshold",
+        {"doubt": 1.0, "offline": StrictRouter()},
+    ),
+    "qarp with chained steps": (
+        "qarp, each step's query extended by what the step before found",
+        {"chained": True},
+    ),
+    "qarp with fallback on rules": (
+        "qarp, planned by rules where the model's plan can't be used",
+        {"fallback": Router()},
+    ),
+    "qarp as documented": (
+        "qarp over plain vectors, without the question's own words, with the cosine gate",
+        {
+            "gate": "cosine",
+            "doubt": 1.0,
+            "weights": UNIFIED_WEIGHTS,
+            "keep_question": False,
+            "offline": StrictRouter("cosine", UNIFIED_WEIGHTS),
+        },
+    ),
+}
+
+
+def _register(variant: str, description: str, options: Mapping[str, Any]) -> None:
+    @register_system(variant, description, group="ablation")
+    def _make(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySystem:
+        return PlannedSystem(name, QARP(llm, name=name, **options), embedder=embedder)
+
+
+for _variant, (_description, _options) in QARP_VARIANTS.items():
+    _register(_variant, _description, _options)

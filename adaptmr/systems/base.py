@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ..checks import did_you_mean, kind_of
 from ..llm import LLM, check_llm
 from ..markup import HtmlOutput, html_table, text_table
+from ..memory.team.steps import Transcript
 from ..registry import Registry
-from ..rerank.scores import Reranker
+from ..rerank import Reranker
 from ..retrieval.columns import SCORE_ALL_UP_TO, columns_of
 from ..retrieval.fusion import Fit, fit_for
 from ..retrieval.plan import Planner, planner_llm
 from ..retrieval.query import parse_query
 from ..retrieval.strategies import retrieve
-from ..types import Conversation, Evidence, Memory, Question, Usage
+from ..types import Answer, Conversation, Evidence, Memory, Question, Usage
 
 if TYPE_CHECKING:
     from adaptmr.store.memory_store import MemoryStore
-    from adaptmr.systems.solver import Solution, Solver
 
 # %% auto #0
 __all__ = ['SystemFactory', 'SYSTEMS', 'MemorySystem', 'Capabilities', 'get_capabilities', 'DisplayedSystem', 'PlannedSystem',
            'register_system', 'unregister_system', 'known_systems', 'SystemNames', 'make_system', 'uses_llm',
-           'get_factory', 'unknown_system']
+           'get_factory', 'unknown_system', 'Solution', 'Solver']
 
 # %% ../../nbs/systems/00_base.ipynb #b84efb78
 @runtime_checkable
@@ -39,7 +39,7 @@ class MemorySystem(Protocol):
     """Store conversations and retrieve the memories that a question needs.
 
     These four members are all that a system must have; `adaptmr.systems.contract` checks what they return.
-    A system that answers questions itself is a `Solver` (`adaptmr.systems.solver`).
+    A system that answers questions itself is a `Solver` (`adaptmr.systems.base`).
     `Capabilities` lists the optional members that `evaluate` takes into account.
     """
 
@@ -230,12 +230,10 @@ _GROUPS = ("main", "ablation", "baseline", "oracle", "team", "own")
 # the modules whose import registers systems, in the order of tables
 _MODULES = (
     "systems.fixed",
-    "systems.adaptive",
     "systems.llm_planned",
     "systems.layered",
     "systems.oracles",
     "systems.ablations",
-    "systems.qarp_variants",
     "systems.longmemeval_rag",
     "systems.own",
     "agents.systems",  # of a higher floor: nothing here may import it before somebody asks
@@ -347,3 +345,44 @@ def unknown_system(*names: object) -> str:
     known = known_systems(None)
     unknown = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in names)
     return f"unknown system {unknown}; there are {', '.join(known_systems())}"
+
+# %% ../../nbs/systems/00_base.ipynb #17c646fc
+@dataclass(frozen=True)
+class Solution:
+    """The result of one question to a solver.
+
+    - `evidence`: its hits are the sentences that the solver was shown, in the order in which they were first
+      shown; its usage is that of all players' calls.
+    - `transcript`: the steps that were taken.
+    - `counts`: finite numbers by name, each a column of the results.
+    - `record`: a text, usually JSON of all turns; the column `transcript` of the results.
+    """
+
+    answer: Answer
+    evidence: Evidence
+    transcript: Transcript
+    counts: Mapping[str, float] = field(default_factory=dict, hash=False)
+    record: str = ""
+
+# %% ../../nbs/systems/00_base.ipynb #8ab96ef6
+@runtime_checkable
+class Solver(Protocol):
+    """Store conversations and answer questions on them.
+
+    `adaptmr.systems.contract` checks what these members return. `adaptmr.systems.base.Capabilities` lists
+    optional members; `scope` and `learn` are for solvers alone.
+    """
+
+    name: str
+
+    def ingest(self, conversation: Conversation) -> Usage:
+        """Store a conversation and return what that cost."""
+        ...
+
+    def solve(self, question: Question) -> Solution:
+        """Answer a question, which has no gold fields."""
+        ...
+
+    def reset(self) -> None:
+        """Delete everything that was stored."""
+        ...

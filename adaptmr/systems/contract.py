@@ -13,8 +13,7 @@ from typing import Any
 
 from ..checks import kind_of
 from ..memory.team.steps import Transcript
-from .base import Capabilities, get_capabilities
-from .solver import Solution
+from .base import Capabilities, Solution, get_capabilities
 from ..types import Answer, Evidence, Finding, Hit, Memory, Usage
 
 # %% auto #0

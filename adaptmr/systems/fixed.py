@@ -22,6 +22,7 @@ from adaptmr.retrieval.strategies import (
     LEXICAL_WEIGHTS,
     MIN_RELEVANCE,
     UNIFIED_WEIGHTS,
+    Router,
 )
 from ..retrieval.visible import make_request, resolve_as_of
 from .base import DisplayedSystem, MemorySystem, PlannedSystem, register_system
@@ -230,3 +231,8 @@ GATED_PLAN = RetrievalPlan(
 @register_system("gated", "hybrid, which returns nothing where the evidence is unlikely to be there")
 def _gated(name: str, embedder: Any, **_: Any) -> MemorySystem:
     return PlannedSystem(name, FixedPlanner(replace(GATED_PLAN, planner=name), name), embedder=embedder)
+
+# %% ../../nbs/systems/01_fixed.ipynb #ccee5845
+@register_system("adaptmr", "rules classify the question, its type chooses the strategy")
+def _adaptmr(name: str, embedder: Any, **_: Any) -> MemorySystem:
+    return PlannedSystem(name, Router(name=name), embedder=embedder)

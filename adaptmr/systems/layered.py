@@ -86,9 +86,9 @@ class LayeredSystem(DisplayedSystem):
 
     def prepare(self, questions: Iterable[Question]) -> None:
         """Encode questions in one batch, and take the parts of the store that the roads look at."""
-        asked = self._ask("")
+        asked = Asked("", self.store, self.config, owners=(self.memory.user,))
         texts: dict[str, None] = {}
-        turns = asked.parts.get("turns")
+        turns = asked.parts["turns"] if "turns" in self.roads else None
         for question in questions:
             texts[parse_query(question.text, ()).text] = None
             if turns is not None:
@@ -100,10 +100,6 @@ class LayeredSystem(DisplayedSystem):
             columns_of(turns).sentence_vectors(self.store.embedder)
         if texts:
             self.store.embedder.encode(list(texts), kind="query")
-
-    def _ask(self, query: str | Question) -> Asked:
-        parts = [part for road in self.roads.values() for part in road.parts]
-        return Asked(query, self.store, self.config, parts, owners=(self.memory.user,))
 
     def recall(self, question: Question | str, k: int = 10) -> Recall:
         """Return what the roads find for a question, the road `turns` at most `k`; nothing is counted."""

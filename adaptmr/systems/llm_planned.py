@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..llm import LLM
-from ..planning.complexity import AdaptiveRAG
 from ..planning.qarp import QARP
-from ..planning.routed import Mixture, Routed
+from ..planning.routed import AdaptiveRAG, Mixture, Routed
 from ..retrieval.plan import FixedPlanner, RetrievalPlan
 from ..retrieval.query import query_text
 from ..retrieval.strategies import HYBRID_WEIGHTS

@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from ..llm.transport import count_tokens
+from ..llm.spending import count_tokens
 from ..retrieval.evidence import render_context
 from ..retrieval.plan import FixedPlanner, Planner, RetrievalPlan
 from adaptmr.retrieval.strategies import (

@@ -6,18 +6,42 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from time import perf_counter
 from typing import Any, TypeVar
 
 from ..checks import did_you_mean, kind_of
+from ..llm import LLM
+from ..llm.tasks import meter_usage
 from ..registry import call_with_options, describe, required_parameters
-from ..retrieval.strategies import STRATEGIES, Router, Strategy, StrategyPlanner
-from .base import SYSTEMS, MemorySystem, PlannedSystem, SystemFactory
-from ..types import QueryType
+from ..retrieval.execute import execute
+from ..retrieval.fusion import RRF_K
+from ..retrieval.plan import PlanError, Planner, RetrievalPlan, planner_llm
+from ..retrieval.strategies import STRATEGIES, Router, Strategy, StrategyPlanner, as_question
+from adaptmr.systems.base import (
+    SYSTEMS,
+    DisplayedSystem,
+    MemorySystem,
+    PlannedSystem,
+    SystemFactory,
+    get_capabilities,
+)
+from adaptmr.types import (
+    Conversation,
+    Evidence,
+    Hit,
+    Memory,
+    QueryType,
+    Question,
+    TraceRow,
+    Usage,
+    memory_order,
+)
 
 # %% auto #0
-__all__ = ['system', 'strategy']
+__all__ = ['system', 'strategy', 'WrappedSystem']
 
 # %% ../../nbs/systems/01_own.ipynb #1fcf4508
 _OPTIONS = ("name", "llm", "embedder", "seed", "reranker")  # what a factory may take, see `make_system`
@@ -122,3 +146,167 @@ class _RouterFactory:
     def __call__(self, name: str, embedder: Any = "auto", **_: Any) -> MemorySystem:
         router = Router(strategies={**STRATEGIES, **self.replaced}, name=name)
         return PlannedSystem(name, router, embedder=embedder)
+
+# %% ../../nbs/systems/01_own.ipynb #451b5209
+class _IngestedTurns:
+    """The ingested turns, as the `PlannerStore` of a planner."""
+
+    def __init__(self, memories: Iterable[Memory] = ()) -> None:
+        self._memories = list(memories)
+        self._known = {m.id for m in self._memories}
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        """The turns, in the order in which they were ingested."""
+        return self._memories
+
+    @property
+    def version(self) -> int:
+        """The number of turns, which grows with every change."""
+        return len(self._memories)
+
+    def add(self, turns: Iterable[Memory]) -> None:
+        """Append the turns that are not there yet."""
+        new = {m.id: m for m in turns if m.id not in self._known}
+        self._memories.extend(new.values())
+        self._known |= new.keys()
+
+    def recent(self, n: int = 10) -> list[Memory]:
+        """Return the `n` latest turns, the latest last."""
+        return sorted(self._memories, key=memory_order)[-n:] if n else []
+
+    def until(self, moment: datetime | None) -> _IngestedTurns:
+        """Return the turns said up to a moment; for `None` all of them."""
+        return self if moment is None else _IngestedTurns(m for m in self._memories if m.at <= moment)
+
+# %% ../../nbs/systems/01_own.ipynb #56fe3bae
+class _PooledHits:
+    """Collect the hits of several queries: the first hit on each memory, and its sum of reciprocal ranks."""
+
+    def __init__(self) -> None:
+        self.hits: dict[str, Hit] = {}
+        self.scores: dict[str, float] = {}
+
+    def add(self, evidence: Evidence, until: datetime | None) -> None:
+        """Add the hits of one query, without those after `until`."""
+        in_time = (h for h in evidence.hits if until is None or h.memory.at <= until)
+        for rank, hit in enumerate(in_time, 1):
+            id = hit.memory.id
+            self.hits.setdefault(id, hit)
+            self.scores[id] = self.scores.get(id, 0.0) + 1 / (RRF_K + rank)
+
+    def scored(self) -> list[Memory]:
+        """Return the memories, each with its score as `meta["given"]`."""
+        memories = (h.memory for h in self.hits.values())
+        return [replace(m, meta={**m.meta, "given": self.scores[m.id]}) for m in memories]
+
+    def with_provenance(self, hits: Iterable[Hit]) -> list[Hit]:
+        """Return hits on these memories with the turns that the other system's hits quote and stand on."""
+        return [
+            replace(h, quoted=self.hits[h.memory.id].quoted, behind=self.hits[h.memory.id].behind)
+            for h in hits
+        ]
+
+# %% ../../nbs/systems/01_own.ipynb #163c9fcb
+class WrappedSystem(DisplayedSystem):
+    """Retrieve from another memory system by plan.
+
+    `planner` makes the plans. The steps of a plan that ask a model ask `llm`; it defaults to the planner's
+    own model. `pool` is the number of memories that each query asks for. The relevance that the gate
+    compares is computed from the memories that the other system returned, not from all that it holds.
+    """
+
+    def __init__(
+        self,
+        inner: MemorySystem,
+        planner: Planner,
+        *,
+        llm: LLM | None = None,
+        embedder: Any = "auto",
+        pool: int = 30,
+        name: str = "",
+    ) -> None:
+        if isinstance(inner, type) or not callable(getattr(inner, "retrieve", None)):
+            raise TypeError(
+                f"inner is {kind_of(inner)}, {inner!r:.80}, not a memory system: "
+                "give one with ingest, retrieve and reset, such as adaptmr.make_system('lexical')"
+            )
+        if isinstance(planner, type) or not callable(getattr(planner, "plan", None)):
+            given = f"{kind_of(planner)}, {planner!r:.80}"
+            raise TypeError(f"planner is {given}, not a planner, such as adaptmr.Router()")
+        self.inner, self.planner, self.pool = inner, planner, pool
+        self.llm = llm if llm is not None else planner_llm(planner)
+        self.name = name or f"{inner.name} + {planner.name}"
+        self._embedder, self._ingested = embedder, _IngestedTurns()
+
+    def reset(self) -> None:
+        """Delete everything, in the other system, too."""
+        self.inner.reset()
+        self._ingested = _IngestedTurns()
+
+    def ingest(self, conversation: Conversation) -> Usage:
+        """Ingest a conversation into the other system; return its usage."""
+        self._ingested.add(conversation.turns)
+        return self.inner.ingest(conversation)
+
+    @property
+    def observe(self) -> Callable[[Memory], Usage] | None:
+        """Take in the next turn, where the other system observes turns; `None` where it doesn't."""
+        return self._observe if get_capabilities(self.inner).observe is not None else None
+
+    def _observe(self, turn: Memory) -> Usage:
+        self._ingested.add([turn])
+        observe = get_capabilities(self.inner).observe
+        assert observe is not None
+        return observe(turn)
+
+    def state_version(self) -> tuple[Any, int]:
+        """Return the other system's version, and the number of turns."""
+        return get_capabilities(self.inner).state_version(), self._ingested.version
+
+    def retrieve(self, question: Question | str, k: int = 10) -> Evidence:
+        """Plan, send each query to the other system, and run the plan over what it returned.
+
+        Raises `PlanError` for a plan of several rounds.
+        """
+        begun, question = perf_counter(), as_question(question)
+        with meter_usage() as meter:
+            plan = self.planner.plan(question, self._ingested.until(question.asked_at)).sized(k)
+            if plan.max_rounds > 1 or plan.expand:
+                raise PlanError(
+                    f"max_rounds={plan.max_rounds}, expand={plan.expand}: "
+                    "over another system a plan has one round"
+                )
+            queries = plan.queries or (question.text,)
+            pooled, unmetered = self._search(question, queries)
+            evidence = self._run(plan, question, pooled)
+        reason = f"{self.inner.name}: {' | '.join(queries)}"
+        row = TraceRow("ask", len(queries), len(pooled.hits), 0.0, reason)
+        seconds = meter.times.seconds(perf_counter() - begun)
+        return replace(
+            evidence,
+            plan=plan,
+            trace=[row, *evidence.trace],
+            usage=replace(meter.usage + unmetered, seconds=seconds),
+        )
+
+    def _search(self, question: Question, queries: Iterable[str]) -> tuple[_PooledHits, Usage]:
+        """Send the queries to the other system; return its hits, and its usage outside our tasks."""
+        pooled, unmetered = _PooledHits(), Usage()
+        for query in queries:
+            with meter_usage() as meter:
+                found = self.inner.retrieve(replace(question, text=query), self.pool)
+            if not meter.usage.calls:
+                unmetered += found.usage  # of a model that was not called through our tasks
+            pooled.add(found, question.asked_at)
+        return pooled, unmetered
+
+    def _run(self, plan: RetrievalPlan, question: Question, pooled: _PooledHits) -> Evidence:
+        """Run a plan over the pooled hits, ranked by their scores in the other system."""
+        from adaptmr.store.memory_store import MemoryStore
+
+        over_hits = replace(plan, queries=(), multi_step=False, weights={"given": 1.0})
+        with MemoryStore(embedder=self._embedder) as store:
+            store.add(pooled.scored())
+            found = execute(over_hits, question, store, llm=self.llm)
+        return replace(found, hits=pooled.with_provenance(found.hits))

@@ -29,8 +29,8 @@ from ..types import as_utc
 _all_ = ["Window", "format_date"]
 
 # %% auto #0
-__all__ = ['find_times', 'find_compared_events', 'time_window', 'annotate_dates', 'interval_between', 'shift_interval',
-           'nth_unit', 'apply_preposition', 'align_year', 'Window', 'format_date']
+__all__ = ['interval_between', 'shift_interval', 'nth_unit', 'apply_preposition', 'align_year', 'find_times',
+           'find_compared_events', 'time_window', 'annotate_dates', 'Window', 'format_date']
 
 # %% ../../nbs/times/05_finder.ipynb #8d4b717e
 _WORDS = re.compile("[a-z]+")
@@ -95,6 +95,79 @@ def _find_simple(
         if (not out or f.start >= out[-1].end) and not any(a < f.start < b for a, b in titles):
             out.append(f)
     return out
+
+# %% ../../nbs/times/05_finder.ipynb #0cdab3ef
+def interval_between(first: datetime, last: datetime, unit: str, note: str | None) -> TimeInterval:
+    """Return the interval from the start of the `unit` of `first` to the end of the `unit` of `last`."""
+    a, b = calendar_interval(first, unit), calendar_interval(last, unit)
+    return TimeInterval(a.start, b.end, a.grain, note)
+
+
+def shift_interval(s: TimeInterval, n: tuple[int, int] | None, unit: str, sign: int) -> TimeInterval:
+    """Return the time `n` units before (`sign` -1) or after (1) `s`; with sign 0 the unit that `s` is in.
+
+    `n` is a range; `None` is the one adjacent unit: "the week before". `unit` may be a weekday.
+    """
+    note, u = None if s.note is None else "", unit.lower()
+    count = n[0] if n else 1
+    base = midnight(s.start if sign <= 0 else s.end - timedelta(microseconds=1))
+    if re.fullmatch(WEEKDAY, u):
+        t = nearest_weekday(base, sign, parse_weekday(u))
+        return calendar_interval(add_units(t, sign * (count - 1), "week"), "day", note)
+    if sign == 0:
+        return calendar_interval(base, u, note)
+    if u == "weekend":
+        same_week = sign > 0 and base.weekday() < 5  # the weekend after a weekday is that of its week
+        return calendar_interval(add_units(base, sign * count - same_week, u), u, note)
+    if n is None and u not in ("day", "night", "hour", "minute"):
+        edge = base if sign < 0 else base + timedelta(days=1)
+        start, end = sorted((edge, midnight(add_units(edge, sign, u))))
+        return TimeInterval(start, end, calendar_interval(base, u).grain, note)
+    low, high = n or (1, 1)
+    first, last = sorted((add_units(base, sign * low, u), add_units(base, sign * high, u)))
+    return interval_between(first, last, u, note)
+
+
+def nth_unit(s: TimeInterval, n: str, unit: str) -> TimeInterval:
+    """Return the first, second, third, fourth or last `unit` of `s`; `unit` may be a weekday.
+
+    The first week is the first seven days, the last week the last seven.
+    """
+    which, u = ("first", "second", "third", "fourth", "last").index(n.lower()), unit.lower()
+    note, last = None if s.note is None else "", n.lower() == "last"
+    if u in ("day", "month"):
+        return calendar_interval(add_units(s.end, -1, u) if last else add_units(s.start, which, u), u, note)
+    if u == "week":
+        start = s.end - timedelta(days=7) if last else s.start + timedelta(days=7 * which)
+        return TimeInterval(start, start + timedelta(days=7), "week", note)
+    weekday = 5 if u == "weekend" else parse_weekday(u)
+    if last:
+        t = nearest_weekday(s.end, -1, weekday)
+    else:
+        t = nearest_weekday(s.start - timedelta(days=1), 1, weekday) + timedelta(days=7 * which)
+    return calendar_interval(t, "weekend" if u == "weekend" else "day", note)
+
+
+def apply_preposition(s: TimeInterval, word: str, now: TimeContext) -> TimeInterval:
+    """Return the time since, before, after or up to `s`, by the preposition; the note names `s`."""
+    tonight, note = unit_bounds(now.time, "day")[1], s.note
+    if s.note == "":
+        note = format_date(Window(s.start, s.end, "", s.grain), lang="en" if word.isascii() else "zh")
+    if word in ("since", "以来", "至今", "起", "开始"):
+        return s._replace(end=tonight, note=note)
+    if word in ("before", "prior to", "之前", "以前", "前"):
+        return s._replace(start=datetime.min, end=s.start, note=note)
+    if word in ("after", "之后", "以后", "后"):
+        return s._replace(start=s.end, end=tonight if s.end < tonight else datetime.max, note=note)
+    return s._replace(start=datetime.min, note=note)
+
+
+def align_year(s: TimeInterval, other: TimeInterval, sign: int) -> TimeInterval:
+    """Move `s`, which has no year, to its last occurrence before (-1) or first after (1) `other.start`."""
+    years = other.start.year - s.start.year
+    moved = add_units(s.start, years, "year")
+    years += sign * ((moved > other.start) if sign < 0 else (moved < other.start))
+    return s._replace(start=add_units(s.start, years, "year"), end=add_units(s.end, years, "year"))
 
 # %% ../../nbs/times/05_finder.ipynb #d978afa6
 _PART = re.compile(
@@ -443,76 +516,3 @@ def _annotation(f: TimeMention, text: str, exact: bool) -> str:
     note = "" if exact else f.interval.note
     note = note or format_date(_window(f, text, None), lang=lang)
     return f" ({note})" if lang == "en" else f"（{note}）"
-
-# %% ../../nbs/times/05_finder.ipynb #0cdab3ef
-def interval_between(first: datetime, last: datetime, unit: str, note: str | None) -> TimeInterval:
-    """Return the interval from the start of the `unit` of `first` to the end of the `unit` of `last`."""
-    a, b = calendar_interval(first, unit), calendar_interval(last, unit)
-    return TimeInterval(a.start, b.end, a.grain, note)
-
-
-def shift_interval(s: TimeInterval, n: tuple[int, int] | None, unit: str, sign: int) -> TimeInterval:
-    """Return the time `n` units before (`sign` -1) or after (1) `s`; with sign 0 the unit that `s` is in.
-
-    `n` is a range; `None` is the one adjacent unit: "the week before". `unit` may be a weekday.
-    """
-    note, u = None if s.note is None else "", unit.lower()
-    count = n[0] if n else 1
-    base = midnight(s.start if sign <= 0 else s.end - timedelta(microseconds=1))
-    if re.fullmatch(WEEKDAY, u):
-        t = nearest_weekday(base, sign, parse_weekday(u))
-        return calendar_interval(add_units(t, sign * (count - 1), "week"), "day", note)
-    if sign == 0:
-        return calendar_interval(base, u, note)
-    if u == "weekend":
-        same_week = sign > 0 and base.weekday() < 5  # the weekend after a weekday is that of its week
-        return calendar_interval(add_units(base, sign * count - same_week, u), u, note)
-    if n is None and u not in ("day", "night", "hour", "minute"):
-        edge = base if sign < 0 else base + timedelta(days=1)
-        start, end = sorted((edge, midnight(add_units(edge, sign, u))))
-        return TimeInterval(start, end, calendar_interval(base, u).grain, note)
-    low, high = n or (1, 1)
-    first, last = sorted((add_units(base, sign * low, u), add_units(base, sign * high, u)))
-    return interval_between(first, last, u, note)
-
-
-def nth_unit(s: TimeInterval, n: str, unit: str) -> TimeInterval:
-    """Return the first, second, third, fourth or last `unit` of `s`; `unit` may be a weekday.
-
-    The first week is the first seven days, the last week the last seven.
-    """
-    which, u = ("first", "second", "third", "fourth", "last").index(n.lower()), unit.lower()
-    note, last = None if s.note is None else "", n.lower() == "last"
-    if u in ("day", "month"):
-        return calendar_interval(add_units(s.end, -1, u) if last else add_units(s.start, which, u), u, note)
-    if u == "week":
-        start = s.end - timedelta(days=7) if last else s.start + timedelta(days=7 * which)
-        return TimeInterval(start, start + timedelta(days=7), "week", note)
-    weekday = 5 if u == "weekend" else parse_weekday(u)
-    if last:
-        t = nearest_weekday(s.end, -1, weekday)
-    else:
-        t = nearest_weekday(s.start - timedelta(days=1), 1, weekday) + timedelta(days=7 * which)
-    return calendar_interval(t, "weekend" if u == "weekend" else "day", note)
-
-
-def apply_preposition(s: TimeInterval, word: str, now: TimeContext) -> TimeInterval:
-    """Return the time since, before, after or up to `s`, by the preposition; the note names `s`."""
-    tonight, note = unit_bounds(now.time, "day")[1], s.note
-    if s.note == "":
-        note = format_date(Window(s.start, s.end, "", s.grain), lang="en" if word.isascii() else "zh")
-    if word in ("since", "以来", "至今", "起", "开始"):
-        return s._replace(end=tonight, note=note)
-    if word in ("before", "prior to", "之前", "以前", "前"):
-        return s._replace(start=datetime.min, end=s.start, note=note)
-    if word in ("after", "之后", "以后", "后"):
-        return s._replace(start=s.end, end=tonight if s.end < tonight else datetime.max, note=note)
-    return s._replace(start=datetime.min, note=note)
-
-
-def align_year(s: TimeInterval, other: TimeInterval, sign: int) -> TimeInterval:
-    """Move `s`, which has no year, to its last occurrence before (-1) or first after (1) `other.start`."""
-    years = other.start.year - s.start.year
-    moved = add_units(s.start, years, "year")
-    years += sign * ((moved > other.start) if sign < 0 else (moved < other.start))
-    return s._replace(start=add_units(s.start, years, "year"), end=add_units(s.end, years, "year"))

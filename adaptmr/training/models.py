@@ -5,21 +5,43 @@
 # %% ../../nbs/training/01_models.ipynb #11b89f5b
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..data.registry import load
 from ..embed import choose_embedder, embedder
+from ..embed.encoders import embedder as make_embedder
+from ..embed.fit_files import FitFile, fit_path, write_fit_file
 from ..eval.judges import accuracy
 from ..planning import classifiers
 from ..retrieval import fusion, versions
+from ..retrieval.fusion import Fit, shipped_fit_for
 from . import fusion_weights, pair_model, type_heads
+from adaptmr.training.fusion_weights import (
+    Sample,
+    describe_data,
+    fit_encoder,
+    gather_samples,
+    held_out_rows,
+    summarize_held_out,
+)
+from .pair_model import read_pairs, topic_cosines
+from adaptmr.training.type_heads import (
+    WRITTEN,
+    accuracy_by_dataset,
+    fit_heads,
+    make_examples,
+    written_questions,
+)
 from ..types import Conversation, Dataset, Question
 
 # %% auto #0
-__all__ = ['readable_conversations', 'fit_type_heads', 'fit_pair_models', 'fit_models']
+__all__ = ['readable_conversations', 'fit_type_heads', 'fit_pair_models', 'fit_models', 'default_data', 'fit_embedder',
+           'comparison_rows', 'write_own_fit']
 
 # %% ../../nbs/training/01_models.ipynb #40a67934
 def readable_conversations(data: Dataset, encoder: str) -> list[Conversation]:
@@ -116,3 +138,103 @@ def fit_models() -> list[Path]:
     else:
         paths.append(rates)
     return paths
+
+# %% ../../nbs/training/01_models.ipynb #530f7d0b
+def default_data() -> list[Dataset]:
+    """Load the data that an encoder is fitted to: the demo set, and the local part of LoCoMo if any."""
+    found = [load("demo")]
+    if os.environ.get("ADAPTMR_DATA"):
+        try:
+            found.append(load("locomo", split="dev"))
+        except FileNotFoundError:
+            pass  # the folder holds other data sets
+    return found
+
+
+def _fit_row(fit: Fit) -> dict[str, Any]:
+    return {
+        "embedder": fit.embedder,
+        "without": fit.without,
+        "weights": {name: dict(weights) for name, weights in fit.weights.items()},
+        "relevance": dict(fit.relevance),
+        "seen": dict(fit.seen),
+    }
+
+
+def _scores(samples: Sequence[Sample], encoder: str) -> dict[str, Any]:
+    """Score the searches by data set with what the package has for an encoder, each conversation left out."""
+    fits = {s.conversation: shipped_fit_for(encoder, s.conversation) for s in samples}
+    rows = held_out_rows(samples, fits)
+    return {
+        name: summarize_held_out([r for r in rows if r["dataset"] == name])
+        for name in sorted({r["dataset"] for r in rows})
+    }
+
+
+def fit_embedder(encoder: Any, data: Sequence[Dataset]) -> FitFile:
+    """Fit all that is fitted to an encoder; its `about` holds the data and the held-out scores.
+
+    `encoder` is an `Embedder`, or its name. "before" are the scores with what the package has for it,
+    "after" those with the fit, and "types" the accuracy of the heads and of the rules. Raises `ValueError`
+    for data without evidence, or with which no two classes can be told apart.
+    """
+    if isinstance(encoder, str):
+        encoder = make_embedder(encoder)
+    samples = [s for part in data for s in gather_samples(part, encoder)]
+    fits, after, _ = fit_encoder(samples, encoder.name)
+    asked = {part.name: part.questions for part in data}
+    examples = make_examples({**asked, WRITTEN: written_questions()}, encoder)
+    heads, by_head, _, _ = fit_heads(examples)
+    by_rules = accuracy_by_dataset(examples, examples.rules)
+    return FitFile(
+        encoder.name,
+        [_fit_row(f) for f in fits],
+        [head.to_dict() for head in heads],
+        topic_cosines([p for p in read_pairs() if p.language == "en"], encoder)[1],
+        {
+            "data": {part.name: {**describe_data(part), "label": part.label} for part in data},
+            "vectors": {name: str(getattr(encoder, name, "")) for name in ("precision", "revision")},
+            "before": _scores(samples, encoder.name),
+            "after": after,
+            "types": {
+                name: {"rules": by_rules[name]["accuracy"], "head": by_head[name]["accuracy"]}
+                for name in asked
+            },
+        },
+    )
+
+# %% ../../nbs/training/01_models.ipynb #1cbb290a
+def comparison_rows(fitted: FitFile) -> list[dict[str, Any]]:
+    """Return a row for each data set and measure: its value before and after the fit, held out."""
+    rows = []
+    for name, after in fitted.about["after"].items():
+        before = fitted.about["before"][name]
+        for measure in ("recall@10", "brier", "auroc"):
+            rows.append(
+                {"data": name, "measure": measure, "before": before[measure], "after": after[measure]}
+            )
+        types = fitted.about["types"][name]
+        rows.append({"data": name, "measure": "types", "before": types["rules"], "after": types["head"]})
+    return rows
+
+
+def write_own_fit(
+    name: str, data: Sequence[str] = (), out: str | Path | None = None
+) -> tuple[Path, list[str]]:
+    """Fit the encoder `name`, write its file, and return the path and the lines of a report.
+
+    `data` names data sets or files (default: `default_data`); `out` is the file (default: where it is found).
+    """
+    encoder = make_embedder(name)
+    fitted = fit_embedder(encoder, [load(d) for d in data] or default_data())
+    path = Path(out).expanduser() if out else fit_path(encoder.name)
+    write_fit_file(path, fitted)
+    lines = [f"{'data':20} {'measure':10} {'before':>8} {'after':>8}   (held out, a conversation at a time)"]
+    for row in comparison_rows(fitted):
+        before, after = ("" if row[k] is None else f"{row[k]:.4f}" for k in ("before", "after"))
+        lines.append(f"{row['data']:20} {row['measure']:10} {before:>8} {after:>8}")
+    if path != fit_path(encoder.name):
+        lines.append(
+            f"It acts once it is {fit_path(encoder.name)}; ADAPTMR_FITS may name another folder for that file"
+        )
+    return path, [*lines, f"fit {fitted.sha256} for {encoder.name}: {path}"]

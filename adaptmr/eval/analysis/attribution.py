@@ -12,21 +12,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from math import factorial
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from .budget_curves import system_similarity
-from ..annotation.labels import CAUSES
-from adaptmr.eval.runner.filling import (
+from adaptmr.eval.runner.asking import (
     Making,
     ingest_conversation,
     made_for,
     make_given,
     matched_budgets,
     prepare_questions,
+    score_answer,
 )
-from ..runner.rows import score_answer
 from ...llm import EmptyReply
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage
@@ -51,78 +50,34 @@ from adaptmr.types import (
 if TYPE_CHECKING:
     import pandas as pd
 
-_all_ = [
-    "CAUSES",
-    "CAUSE_ORDER",
-    "UNSTABLE",
-    "parse_cause_label",
-    "primary_cause",
-    "cause_label",
-    "cause_weights",
-]
-IsCorrect = Callable[[Question, Answer], bool]  # whether an answer to a question is correct
-Score = Callable[[Question, Answer], float]  # how good it is, 0 to 1
-
-# %% auto #0
-__all__ = ['IsCorrect', 'Score', 'CAUSE_DESCRIPTIONS', 'CAUSE_ORDER', 'REPAIRS', 'UNSTABLE', 'InterventionSet', 'Similarity',
-           'SAME_FACT_COSINE', 'INTERVENTIONS', 'cause_label', 'parse_cause_label', 'cause_weights', 'primary_cause',
-           'Failure', 'outdated_hits', 'apply_interventions', 'reader_input', 'shapley_values', 'Diagnosis', 'diagnose',
-           'correct_by_score', 'attribute_failures', 'CAUSES']
-
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #d87be8b6
-CAUSE_DESCRIPTIONS = {
-    "MISS": "evidence was not retrieved: with the missing gold turns added, the answer is right",
-    "TEMPORAL": "order or dates were lost: with the same memories in order of time and dated, "
-    "the answer is right",
-    "CONFLICT": "an outdated version was retrieved with the new one: without it, the answer is right",
-    "HALLUC": "there is no answer and one was made up: with nothing to make it from, the reader abstains",
-    "OVERLOAD": "the evidence was lost among other memories: with only the gold turns that were found, "
-    "the answer is right",
-    "GEN": "an error of the reader: nothing that retrieval could have done helps",
-}
 # in the order in which a pipeline could have prevented them
 CAUSE_ORDER = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD", "HALLUC", "GEN")
 # what can be repaired where there is an answer; HALLUC is the label of every question that has none
 REPAIRS = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD")
-
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #b6e434d8
 UNSTABLE = "unstable"  # the same evidence got a correct answer the second time
 InterventionSet = frozenset[str]
+IsCorrect = Callable[[Question, Answer], bool]  # whether an answer to a question is correct
+Similarity = Callable[[Sequence[Hit]], "np.ndarray | None"]  # the cosines of hits, (n, n)
 
+# %% auto #0
+__all__ = ['CAUSE_ORDER', 'REPAIRS', 'UNSTABLE', 'InterventionSet', 'IsCorrect', 'Similarity', 'SAME_FACT_COSINE',
+           'INTERVENTIONS', 'cause_label', 'parse_cause_label', 'primary_cause', 'Failure', 'outdated_hits',
+           'apply_interventions', 'reader_input', 'shapley_values', 'Diagnosis', 'diagnose', 'correct_by_score',
+           'attribute_failures']
 
-def cause_label(causes: Sequence[InterventionSet]) -> str:
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #b6e434d8
+def cause_label(causes: Iterable[InterventionSet]) -> str:
     """Return the label of alternative causes, in the order of `CAUSE_ORDER`.
 
     "MISS" is a single cause, "MISS|CONFLICT" a tie, "MISS+CONFLICT" a double, and "GEN" means none.
     """
-    ordered = [sorted(names, key=CAUSE_ORDER.index) for names in causes]
-    ordered.sort(key=lambda names: [CAUSE_ORDER.index(name) for name in names])
-    return "|".join("+".join(names) for names in ordered) or "GEN"
+    ordered = sorted(sorted(map(CAUSE_ORDER.index, names)) for names in causes)
+    return "|".join("+".join(CAUSE_ORDER[i] for i in names) for names in ordered) or "GEN"
 
 
 def parse_cause_label(cause: str) -> tuple[tuple[str, ...], ...]:
-    """Return the alternatives of a label, the first in the pipeline first; none for an unstable failure.
-
-    Raises `ValueError` for a label with an unknown cause.
-    """
-    if cause == UNSTABLE:
-        return ()
-    alternatives = tuple(tuple(part.split("+")) for part in cause.split("|"))
-    if unknown := [name for part in alternatives for name in part if name not in CAUSE_ORDER]:
-        raise ValueError(f"cause {cause!r} names {unknown[0]!r}; there are {', '.join(CAUSES)}")
-    return alternatives
-
-
-def cause_weights(cause: str) -> dict[str, float]:
-    """Return the share of each cause in a failure: sum 1, or all 0 for an unstable failure.
-
-    Alternatives have equal shares, and so have the causes within one alternative.
-    """
-    alternatives, weights = parse_cause_label(cause), dict.fromkeys(CAUSES, 0.0)
-    for part in alternatives:
-        for name in part:
-            weights[name] += 1 / len(alternatives) / len(part)
-    return weights
+    """Return the alternatives of a label, the first in the pipeline first; none for an unstable failure."""
+    return () if cause == UNSTABLE else tuple(tuple(part.split("+")) for part in cause.split("|"))
 
 
 def primary_cause(cause: str) -> str:
@@ -131,15 +86,12 @@ def primary_cause(cause: str) -> str:
     return min(names, key=CAUSE_ORDER.index, default=UNSTABLE)
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #93855937
-Similarity = Callable[[Sequence[Hit]], "np.ndarray | None"]
-
-
 @dataclass(frozen=True, eq=False)
 class Failure:
     """Hold a question with what its interventions need.
 
     `gold` are the gold turns (none for a question without an answer), `turns` all turns by source, and
-    `similarity` gives the cosines of a list of hits.
+    `similarity` gives the cosines of a list of hits, or `None`.
     """
 
     question: Question
@@ -151,12 +103,10 @@ class Failure:
     def of(
         cls, question: Question, conversation: Conversation, similarity: Similarity | None = None
     ) -> Failure:
-        """Make the failure of a question; `similarity` gives the cosines of hits, (n, n), or `None`."""
-        turns = {m.source or m.id: m for m in conversation.turns}
-        gold = (
-            [turns[s] for s in dict.fromkeys(question.evidence) if s in turns] if question.answerable else []
-        )
-        return cls(question, tuple(gold), turns, similarity)
+        """Make the failure of a question on a conversation."""
+        turns = {_source(m): m for m in conversation.turns}
+        cited = dict.fromkeys(question.evidence) if question.answerable else ()
+        return cls(question, tuple(turns[s] for s in cited if s in turns), turns, similarity)
 
     def cosines(self, hits: Sequence[Hit]) -> np.ndarray:
         """Return the cosines of hits with each other, (n, n).
@@ -166,9 +116,6 @@ class Failure:
         known = self.similarity(hits) if self.similarity is not None and hits else None
         return np.zeros((len(hits), len(hits))) if known is None else np.asarray(known, dtype=float)
 
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #55d1e771
-_SCORE_STEP = 1e-6  # scores are rounded to this
-
 
 def _source(m: Memory) -> str:
     return m.source or m.id
@@ -176,15 +123,18 @@ def _source(m: Memory) -> str:
 
 def _with_turn_times(hit: Hit, failure: Failure) -> Hit:
     """Give a hit the times of the turn that it is."""
-    turn, memory = failure.turns.get(hit.source), hit.memory
-    if turn is None or (turn.at, turn.event_at, turn.step) == (memory.at, memory.event_at, memory.step):
+    turn = failure.turns.get(hit.source)
+    if turn is None:
         return hit
-    return replace(hit, memory=replace(memory, at=turn.at, event_at=turn.event_at, step=turn.step))
+    return replace(hit, memory=replace(hit.memory, at=turn.at, event_at=turn.event_at, step=turn.step))
 
 
 def _with_hits(evidence: Evidence, hits: Sequence[Hit], **more: Any) -> Evidence:
     """Replace the hits, and drop the findings, which were worked out from others."""
     return replace(evidence, hits=list(hits), findings=[], context=render_context(hits), **more)
+
+# %% ../../../nbs/eval/analysis/01_attribution.ipynb #55d1e771
+_SCORE_STEP = 1e-6  # scores are rounded to this
 
 
 def _add_gold(evidence: Evidence, failure: Failure) -> Evidence:
@@ -224,60 +174,48 @@ def outdated_hits(hits: Sequence[Hit], failure: Failure) -> set[str]:
     """
     if not hits:
         return set()
-    newest = max(failure.gold, key=memory_order, default=None)
+    newest, text = max(failure.gold, key=memory_order, default=None), failure.question.text
     every = [_with_turn_times(h, failure) for h in hits]  # which is older is known, even if it isn't shown
     if newest is not None and newest.id not in {h.memory.id for h in hits}:
         every.append(Hit(newest, 0.0))
     cosines = failure.cosines(every)
-    rows = _possible_versions(every, cosines, failure.question.text)
-    old = _superseded(every, cosines, rows, failure.question.text)
+    rows = _possible_versions(every, cosines, text)
+    versions, among = [every[i] for i in rows], cosines[np.ix_(rows, rows)]
+    kept = keep_latest(versions, among, text, threshold=_DUPLICATE_COSINE)
+    old = {h.memory.id for h in versions} - {h.memory.id for h in kept}
     if newest is None:
         return old
     old -= {newest.id, *(h.memory.id for h in hits if _source(newest) in h.quoted)}
     value_changed = failure.question.type is QueryType.knowledge_update
     gold = {m.id for m in failure.gold}
     at = next(i for i, h in enumerate(every) if h.memory.id == newest.id)
+
+    def is_same_fact(i: int) -> bool:
+        pair = cosines[np.ix_([at, i], [at, i])]
+        return len(group_versions([every[at], every[i]], pair, text, threshold=_DUPLICATE_COSINE)) == 1
+
     for i, hit in enumerate(every):
         m = hit.memory
         if memory_order(m) >= memory_order(newest) or _source(newest) in hit.quoted:
             continue
         close = m.speaker == newest.speaker and cosines[at, i] >= SAME_FACT_COSINE
-        if (value_changed and (m.id in gold or close)) or (
-            {i, at} <= rows and _same_fact(every, cosines, at, i, failure.question.text)
-        ):
+        if (value_changed and (m.id in gold or close)) or ({i, at} <= set(rows) and is_same_fact(i)):
             old.add(m.id)
     # an older gold turn is outdated only where a value has changed: elsewhere it is part of the evidence
     return old if value_changed else old - gold
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #59d2d609
-def _possible_versions(hits: Sequence[Hit], cosines: np.ndarray, text: str) -> set[int]:
+def _possible_versions(hits: Sequence[Hit], cosines: np.ndarray, text: str) -> list[int]:
     """Return the indices of hits that state an asked attribute or nearly repeat another hit.
 
     Only these can be versions; a whole conversation has thousands of other pairs.
     """
     asked = asked_attributes(text)
     repeated = np.asarray(cosines - 2 * np.eye(len(hits))).max(axis=1) > _DUPLICATE_COSINE
-    return {
-        i
-        for i, h in enumerate(hits)
-        if repeated[i] or any(states_attribute(a, h.memory.text, True) for a in asked)
-    }
+    stated = [any(states_attribute(a, h.memory.text, True) for a in asked) for h in hits]
+    return [i for i in range(len(hits)) if repeated[i] or stated[i]]
 
 
-def _superseded(hits: Sequence[Hit], cosines: np.ndarray, rows: set[int], text: str) -> set[str]:
-    """Return the ids of those of the hits in `rows` that `keep_latest` drops."""
-    order = sorted(rows)
-    versions = [hits[i] for i in order]
-    kept = keep_latest(versions, cosines[np.ix_(order, order)], text, threshold=_DUPLICATE_COSINE)
-    return {h.memory.id for h in versions} - {h.memory.id for h in kept}
-
-
-def _same_fact(hits: Sequence[Hit], cosines: np.ndarray, i: int, j: int, text: str) -> bool:
-    """Return whether `group_versions` puts two hits into one group."""
-    pair = cosines[np.ix_([i, j], [i, j])]
-    return len(group_versions([hits[i], hits[j]], pair, text, threshold=_DUPLICATE_COSINE)) == 1
-
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #28ad6312
 def _remove_outdated(evidence: Evidence, failure: Failure) -> Evidence:
     old = outdated_hits(evidence.hits, failure)
     return _with_hits(evidence, [h for h in evidence.hits if h.memory.id not in old]) if old else evidence
@@ -305,13 +243,7 @@ INTERVENTIONS: Mapping[str, Callable[[Evidence, Failure], Evidence]] = {
 
 
 def apply_interventions(evidence: Evidence, names: Iterable[str], failure: Failure) -> Evidence:
-    """Apply the interventions of some causes, in the order of `CAUSE_ORDER`.
-
-    Raises `KeyError` for a cause that has no intervention.
-    """
-    names = set(names)
-    if unknown := sorted(names - set(INTERVENTIONS)):
-        raise KeyError(f"no intervention {unknown[0]!r}; there are {list(INTERVENTIONS)}")
+    """Apply the interventions of some causes, in the order of `CAUSE_ORDER`."""
     for name, edit in INTERVENTIONS.items():
         if name in names:
             evidence = edit(evidence, failure)
@@ -330,16 +262,12 @@ def reader_input(evidence: Evidence, offline: bool) -> Hashable:
     return tuple((h.memory, h.score, h.note) for h in sorted(evidence.hits, key=lambda h: -h.score))
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #cb9b511f
-def shapley_values(
-    players: Sequence[str], value: Callable[[frozenset[str]], float]
-) -> dict[str, float]:
+def shapley_values(players: Sequence[str], value: Callable[[InterventionSet], float]) -> dict[str, float]:
     """Compute the Shapley value of each player: its mean gain over all orders in which players can join.
 
     `value` gives the worth of a set of players, in any unit; it is called once for each of the 2ⁿ sets. The
-    values add up to `value(all) - value(none)`. Raises `ValueError` for a player named twice.
+    values add up to `value(all) - value(none)`.
     """
-    if len(set(players)) < len(players):
-        raise ValueError(f"players {list(players)} are named twice: name each once")
     n = len(players)
     sets = [frozenset(chosen) for size in range(n + 1) for chosen in combinations(players, size)]
     worth = {chosen: value(chosen) for chosen in sets}
@@ -382,16 +310,6 @@ class Diagnosis:
     gains: Mapping[str, float] = field(default_factory=dict)
     seen: tuple[str, ...] = ()
 
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #fcdc967d
-class _Outcome(NamedTuple):
-    """Whether an answer is correct, and its score, 0 to 1."""
-
-    correct: bool
-    score: float
-
-
-_Judge = Callable[[Question, Answer], _Outcome]
-
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #e11b4f18
 class _OutOfCalls(Exception):
     """Signal that the limit of calls is reached."""
@@ -419,46 +337,39 @@ class _CallLimitedLLM:
         return reply
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #2e9c2fb5
-class _CounterfactualReplay:
-    """Ask one failed question again with interventions; remember the score for each reader input."""
+class _Replay:
+    """Ask one failed question again with interventions; remember the outcome for each reader input.
+
+    An outcome is whether the answer is correct, and its score (0 to 1).
+    """
 
     def __init__(
-        self, evidence: Evidence, failure: Failure, llm: Any, judge: _Judge, control: float, max_calls: int
+        self, evidence: Evidence, failure: Failure, llm: Any, judge: Callable, control: float, max_calls: int
     ) -> None:
         self.evidence, self.failure, self.judge = evidence, failure, judge
         self.offline = llm is None or llm.is_offline
         self.llm = None if self.offline else _CallLimitedLLM(llm, max_calls)
         self.ways: Counter[tuple[str, str]] = Counter()
         self._views: dict[InterventionSet, Any] = {}
-        self.outcomes = {self.reader_view(frozenset()): _Outcome(False, control)}
+        self.outcomes: dict[Hashable, tuple[bool, float]] = {self.view(frozenset()): (False, control)}
+        self.repaired: dict[InterventionSet, bool | None] = {}  # of the search; `None`: could not be tried
 
-    @property
-    def calls_left(self) -> int | None:
-        return None if self.llm is None else self.llm.max_calls - self.llm.calls
-
-    def reader_view(self, names: InterventionSet) -> Any:
+    def view(self, names: InterventionSet) -> Any:
         """Return what the reader sees with these interventions."""
         if names not in self._views:
             edited = apply_interventions(self.evidence, names, self.failure)
             self._views[names] = reader_input(edited, self.offline)
         return self._views[names]
 
-    def outcome(self, names: InterventionSet) -> _Outcome | None:
-        """Return whether the answer is correct with these interventions, and its score.
-
-        `None` if no calls are left.
-        """
-        key, question = self.reader_view(names), self.failure.question
+    def outcome(self, names: InterventionSet) -> tuple[bool, float] | None:
+        """Return the outcome with these interventions; `None` if no calls are left."""
+        key, question = self.view(names), self.failure.question
         if key in self.outcomes:
             return self.outcomes[key]
+        edited = apply_interventions(self.evidence, names, self.failure)
         try:
             with meter_usage() as meter:
-                given = answer(
-                    question.text,
-                    apply_interventions(self.evidence, names, self.failure),
-                    self.llm,  # type: ignore[arg-type]
-                    asked_at=question.asked_at,
-                )
+                given = answer(question.text, edited, self.llm, asked_at=question.asked_at)  # type: ignore[arg-type]
         except _OutOfCalls:
             return None
         self.ways += Counter({way: n for way, n in meter.outcomes.items() if way[1] != "offline"})
@@ -467,17 +378,38 @@ class _CounterfactualReplay:
         self.outcomes[key] = self.judge(question, given)
         return self.outcomes[key]
 
-    def repairs(self, names: InterventionSet) -> bool | None:
-        """Return whether the answer is correct with these interventions; `None` if no calls are left."""
-        found = self.outcome(names)
-        return None if found is None else found.correct
-
     def minimal(self, names: InterventionSet) -> InterventionSet:
         """Return the set without interventions that change nothing for the reader after the others."""
         for name in reversed(CAUSE_ORDER):
-            if name in names and self.reader_view(names - {name}) == self.reader_view(names):
+            if name in names and self.view(names - {name}) == self.view(names):
                 names -= {name}
         return names
+
+    def minimal_repairs(self) -> tuple[InterventionSet, ...]:
+        """Return the repairing sets of the smallest size found, in the order of the pipeline."""
+        found = self._try([frozenset({name}) for name in INTERVENTIONS]) or self._try_several()
+        size = min(map(len, found), default=0)
+        smallest = [names for names in found if len(names) == size]
+        return tuple(sorted(smallest, key=lambda names: sorted(map(CAUSE_ORDER.index, names))))
+
+    def _try(self, sets: Sequence[InterventionSet]) -> set[InterventionSet]:
+        for names in sets:
+            known = self.outcome(names)
+            self.repaired[names] = None if known is None else known[0]
+        return {self.minimal(names) for names in sets if self.repaired[names]}
+
+    def _try_several(self) -> set[InterventionSet]:
+        pairs = [frozenset(pair) for pair in combinations(INTERVENTIONS, 2)]
+        every = frozenset(INTERVENTIONS)
+        views = {self.view(names) for names in (*pairs, every)}
+        if self.llm is None or len(views - set(self.outcomes)) <= self.llm.max_calls - self.llm.calls:
+            return self._try(pairs) or self._try([every])
+        return self._try([every, *pairs])
+
+    def tried(self) -> tuple[InterventionSet, ...]:
+        """Return the sets whose outcome is known, each reduced to what changes the reader's input."""
+        known = [names for names, repairs in self.repaired.items() if repairs is not None]
+        return tuple(dict.fromkeys(least for names in known if (least := self.minimal(names))))
 
     def seen_repairs(self) -> tuple[str, ...]:
         """Return those of `REPAIRS` that change what the reader sees, alone or after others."""
@@ -485,7 +417,7 @@ class _CounterfactualReplay:
         def is_seen(name: str) -> bool:
             others = [r for r in REPAIRS if r != name]
             before = (frozenset(some) for size in range(len(REPAIRS)) for some in combinations(others, size))
-            return any(self.reader_view(some | {name}) != self.reader_view(some) for some in before)
+            return any(self.view(some | {name}) != self.view(some) for some in before)
 
         return tuple(name for name in REPAIRS if is_seen(name))
 
@@ -497,43 +429,10 @@ class _CounterfactualReplay:
         scores: dict[InterventionSet, float] = {}
         for size in (0, len(seen), *range(1, len(seen))):
             for names in map(frozenset, combinations(seen, size)):
-                found = self.outcome(names)
-                if found is None:
+                if (known := self.outcome(names)) is None:
                     return {}
-                scores[names] = found.score
+                scores[names] = known[1]
         return {**dict.fromkeys(REPAIRS, 0.0), **shapley_values(seen, scores.__getitem__)}
-
-# %% ../../../nbs/eval/analysis/01_attribution.ipynb #55815792
-class _RepairSearch:
-    """Search for the smallest sets of interventions that repair an answer."""
-
-    def __init__(self, replay: _CounterfactualReplay) -> None:
-        self.replay = replay
-        self.outcomes: dict[InterventionSet, bool | None] = {}
-
-    def minimal_repairs(self) -> tuple[InterventionSet, ...]:
-        """Return the repairing sets of the smallest size found, in the order of the pipeline."""
-        repaired = self._try([frozenset({name}) for name in INTERVENTIONS]) or self._try_several()
-        size = min(map(len, repaired), default=0)
-        smallest = [names for names in repaired if len(names) == size]
-        return tuple(sorted(smallest, key=lambda names: sorted(map(CAUSE_ORDER.index, names))))
-
-    def tried(self) -> tuple[InterventionSet, ...]:
-        """Return the sets whose outcome is known, each reduced to what changes the reader's input."""
-        known = [names for names, outcome in self.outcomes.items() if outcome is not None]
-        return tuple(dict.fromkeys(least for names in known if (least := self.replay.minimal(names))))
-
-    def _try(self, sets: Sequence[InterventionSet]) -> set[InterventionSet]:
-        self.outcomes.update((names, self.replay.repairs(names)) for names in sets)
-        return {self.replay.minimal(names) for names in sets if self.outcomes[names]}
-
-    def _try_several(self) -> set[InterventionSet]:
-        pairs = [frozenset(pair) for pair in combinations(INTERVENTIONS, 2)]
-        every, left = frozenset(INTERVENTIONS), self.replay.calls_left
-        views = {self.replay.reader_view(names) for names in (*pairs, every)}
-        if left is None or len(views - set(self.replay.outcomes)) <= left:
-            return self._try(pairs) or self._try([every])
-        return self._try([every, *pairs])
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #a57f9bb6
 def diagnose(
@@ -544,47 +443,41 @@ def diagnose(
     is_correct: IsCorrect | None = None,
     max_calls: int = 15,
     similarity: Similarity | None = None,
-    score: Score | None = None,
+    dataset: str = "",
 ) -> Diagnosis:
     """Find the smallest set of interventions with which the same reader answers `question` correctly.
 
-    `is_correct` judges an answer (default: `correct_by_score()`), and `score` grades it (default:
-    `score_answer` without a data set); `max_calls` limits the model calls beyond the control, which is the
-    answer that failed and costs nothing with recorded calls; the rule-based reader (`llm=None` or offline)
-    has no limit. `similarity` gives the cosines of hits, (n, n). The result is deterministic if the reader
-    is. 15 calls are enough for every set of the four repairs. Raises `ValueError` for `max_calls` below 0,
-    and what the reader raises.
+    `is_correct` judges an answer (default: `correct_by_score()`), which is graded by the measure of
+    `dataset`; `max_calls` limits the model calls beyond the control, which is the answer that failed and
+    costs nothing with recorded calls; the rule-based reader (`llm=None` or offline) has no limit.
+    `similarity` gives the cosines of hits. The result is deterministic if the reader is. 15 calls are enough
+    for every set of the four repairs. Raises what the reader raises.
     """
-    if max_calls < 0:
-        raise ValueError(f"max_calls={max_calls!r} must be 0 or more")
     is_correct = is_correct or correct_by_score()
-    grade = score or (lambda asked, given: score_answer(asked, given, ""))
     failure = Failure.of(question, conversation, similarity)
     control = answer(question.text, evidence, llm, asked_at=question.asked_at)
-    unrepaired = float(grade(question, control))
-    if is_correct(question, control):
-        return Diagnosis((), UNSTABLE, 0, (), score=unrepaired)
 
-    def judge(asked: Question, given: Answer) -> _Outcome:
-        return _Outcome(bool(is_correct(asked, given)), float(grade(asked, given)))
+    def judge(asked: Question, given: Answer) -> tuple[bool, float]:
+        return bool(is_correct(asked, given)), float(score_answer(asked, given, dataset))
 
-    replay = _CounterfactualReplay(evidence, failure, llm, judge, unrepaired, max_calls)
-    search = _RepairSearch(replay)
-    repairs = search.minimal_repairs()
+    correct, score = judge(question, control)
+    if correct:
+        return Diagnosis((), UNSTABLE, 0, (), score=score)
+    replay = _Replay(evidence, failure, llm, judge, score, max_calls)
+    repairs = replay.minimal_repairs()
     seen = replay.seen_repairs() if failure.gold else ()
     gains = replay.gains(seen) if failure.gold else {}
     everything = replay.outcome(frozenset(seen)) if gains else None
-    limited = replay.llm
     return Diagnosis(
         repairs,
         cause_label(repairs),
-        limited.calls if limited else 0,
-        search.tried(),
-        None not in search.outcomes.values() and bool(gains or not failure.gold),
-        limited.usage if limited else Usage(),
+        replay.llm.calls if replay.llm else 0,
+        replay.tried(),
+        None not in replay.repaired.values() and bool(gains or not failure.gold),
+        replay.llm.usage if replay.llm else Usage(),
         str(UsageMeter(outcomes=replay.ways)),
-        unrepaired,
-        math.nan if everything is None else everything.score,
+        score,
+        math.nan if everything is None else everything[1],
         gains,
         seen,
     )
@@ -621,15 +514,19 @@ def attribute_failures(
     """
     import pandas as pd
 
-    names = [s if isinstance(s, str) else s.name for s in systems]
-    matched = _matched_systems(frame, dict(zip(names, systems)), llm, making)
+    given = {s if isinstance(s, str) else s.name: s for s in systems}
+    present = list(dict.fromkeys(frame["system"]))
+    if missing := [name for name in given if name not in present]:
+        raise ValueError(f"the frame has no rows of {missing[0]!r}; it has {present}")
+    known = [given.get(name, name) for name in present if name in given or name in known_systems(None)]
+    matched = matched_budgets(known, llm, **making)
     failed = _failed_questions(frame, threshold, value)
     judge = is_correct or correct_by_score(data.name, threshold)
     k = frame.attrs.get("k", 10) if k is None else k
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:
         made_here: Making | None = None
-        for system, name in zip(systems, names):
+        for name, system in given.items():
             todo = [q for q in data.questions_on(conversation.id) if (name, conversation.id, q.id) in failed]
             if not todo:
                 continue
@@ -637,14 +534,21 @@ def attribute_failures(
             made = make_given(system, llm, **made_here)
             ingest_conversation(made, conversation)
             if name in matched:
-                spent = _retrieval_tokens(frame, data, matched[name], conversation.id)
-                get_capabilities(made).match(spent)
-            similarity = system_similarity(made)
-            explain = partial(
-                _explain, made, conversation, llm, k, judge, max_calls, failed, similarity, data.name
+                part = frame[(frame["system"] == matched[name]) & (frame["conversation"] == conversation.id)]
+                tokens = dict(zip(part["question"], part["retrieval_tokens"]))
+                texts = {q.text: int(tokens[q.id]) for q in data.questions_on(conversation.id)}
+                get_capabilities(made).match(texts)
+            diagnosed = partial(
+                diagnose,
+                conversation=conversation,
+                llm=llm,
+                is_correct=judge,
+                max_calls=max_calls,
+                similarity=system_similarity(made),
+                dataset=data.name,
             )
             run_concurrently(
-                explain,
+                partial(_explain, made, k, failed, diagnosed),
                 zip(todo, prepare_questions(made, todo)),
                 _n_threads(made, llm),
                 lambda _, row: rows.append(row),
@@ -653,6 +557,19 @@ def attribute_failures(
     place = {key: i for i, key in enumerate(failed)}
     rows.sort(key=lambda r: place[r["system"], r["conversation"], r["question"]])
     return pd.DataFrame(rows, columns=DIAGNOSIS_COLUMNS)
+
+
+def _failed_questions(frame: pd.DataFrame, threshold: float, value: str) -> dict[tuple[str, str, str], Any]:
+    """Return the failures by system, conversation and question, each with the sources that were retrieved."""
+    below = frame[frame[value].astype(float) < threshold]
+    keys = zip(*(below[c].astype(str).tolist() for c in ("system", "conversation", "question")))
+    return dict(zip(keys, below["retrieved"].tolist() if "retrieved" in below else [None] * len(below)))
+
+
+def _n_threads(system: MemorySystem, llm: Any) -> int:
+    if llm is None or llm.is_offline or get_capabilities(system).one_at_a_time:
+        return 0
+    return getattr(llm, "concurrency", 1)
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #bdfb8c0e
 DIAGNOSIS_COLUMNS = [
@@ -663,82 +580,30 @@ DIAGNOSIS_COLUMNS = [
     *(f"{what}_{name}" for what in ("gain", "seen") for name in REPAIRS),
 ]
 
-
-def _matched_systems(
-    frame: pd.DataFrame, given: Mapping[str, str | MemorySystem], llm: Any, making: Making
-) -> dict[str, str]:
-    """Return the systems whose token budget is another's, with that other, in the frame's order.
-
-    Raises `ValueError` for a given system that the frame has no rows of.
-    """
-    present = list(dict.fromkeys(frame["system"]))
-    if missing := [name for name in given if name not in present]:
-        raise ValueError(f"the frame has no rows of {missing[0]!r}; it has {present}")
-    known = [given.get(name, name) for name in present if name in given or name in known_systems(None)]
-    return matched_budgets(known, llm, **making)
-
-
-def _failed_questions(frame: pd.DataFrame, threshold: float, value: str) -> dict[tuple[str, str, str], Any]:
-    """Return the failures by system, conversation and question, each with the sources that were retrieved."""
-    below = frame[frame[value].astype(float) < threshold]
-    keys = zip(*(below[c].astype(str).tolist() for c in ("system", "conversation", "question")))
-    sources = below["retrieved"].tolist() if "retrieved" in below else [None] * len(below)
-    return dict(zip(keys, sources))
-
-
-def _n_threads(system: MemorySystem, llm: Any) -> int:
-    if llm is None or llm.is_offline or get_capabilities(system).one_at_a_time:
-        return 0
-    return getattr(llm, "concurrency", 1)
-
-
-def _retrieval_tokens(frame: pd.DataFrame, data: Dataset, system: str, conversation: str) -> dict[str, int]:
-    """Return the tokens that a system's retrieval used on a conversation's questions, by their text."""
-    part = frame[(frame["system"] == system) & (frame["conversation"] == conversation)]
-    tokens = dict(zip(part["question"], part["retrieval_tokens"]))
-    return {q.text: int(tokens[q.id]) for q in data.questions_on(conversation)}
-
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #9575cb4f
 def _explain(
     system: MemorySystem,
-    conversation: Conversation,
-    llm: Any,
     k: int,
-    is_correct: IsCorrect,
-    max_calls: int,
     failed: Mapping[tuple[str, str, str], Any],
-    similarity: Similarity,
-    dataset: str,
+    diagnosed: Callable[..., Diagnosis],
     asked: tuple[Question, Question],
 ) -> dict[str, Any]:
     """Retrieve for one failed question again and diagnose it: one row of `attribute_failures`."""
     question, visible = asked
-    found, expected = system.retrieve(visible, k), failed[system.name, conversation.id, question.id]
+    found, expected = system.retrieve(visible, k), failed[system.name, question.conversation, question.id]
     if expected is not None and " ".join(found.sources) != str(expected):
         raise ValueError(
-            f"{system.name!r} finds other memories for question {question.id!r} on {conversation.id!r} "
-            "than the frame has: give the data, model, k, embedder, seed and reranker that it was made with"
+            f"{system.name!r} finds other memories for question {question.id!r} on "
+            f"{question.conversation!r} than the frame has: "
+            "give the data, model, k, embedder, seed and reranker that it was made with"
         )
-    grade = partial(score_answer, dataset=dataset)
-    d = diagnose(question, found, conversation, llm, is_correct, max_calls, similarity, grade)
-    return {
-        "system": system.name,
-        "conversation": conversation.id,
-        "question": question.id,
-        "type": str(question.type),
-        "cause": d.cause,
-        "first": primary_cause(d.cause),
-        "alternatives": len(d.minimal_repairs),
-        "tried": " ".join(cause_label([t]) for t in d.tried),
-        "complete": d.complete,
-        "calls": d.calls,
-        "prompt_tokens": d.usage.prompt_tokens,
-        "completion_tokens": d.usage.completion_tokens,
-        "cost_usd": d.usage.cost_usd,
-        "ways": d.ways,
-        "answerable": question.answerable,
-        "lost": 1 - d.score,
-        "left": 1 - d.repaired,
-        **{f"gain_{name}": round(d.gains.get(name, math.nan), 9) for name in REPAIRS},
-        **{f"seen_{name}": name in d.seen for name in REPAIRS},
-    }
+    d = diagnosed(question, found)
+    row = (
+        *(system.name, question.conversation, question.id, str(question.type), d.cause),
+        *(primary_cause(d.cause), len(d.minimal_repairs), " ".join(cause_label([t]) for t in d.tried)),
+        *(d.complete, d.calls, d.usage.prompt_tokens, d.usage.completion_tokens, d.usage.cost_usd, d.ways),
+        *(question.answerable, 1 - d.score, 1 - d.repaired),
+        *(round(d.gains.get(name, math.nan), 9) for name in REPAIRS),
+        *(name in d.seen for name in REPAIRS),
+    )
+    return dict(zip(DIAGNOSIS_COLUMNS, row))

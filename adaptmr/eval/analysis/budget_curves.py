@@ -26,9 +26,10 @@ from adaptmr.eval.report.style import (
     printable_label,
     series_looks,
 )
-from ..runner.filling import Making, ingest_conversation, made_for, make_given, prepare_questions
+from ..report.tables import interval_columns
+from ..runner.asking import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..stats.intervals import mean_ci
-from ...llm.transport import count_tokens
+from ...llm.spending import count_tokens
 from ...retrieval.evidence import cut_to_budget, hit_probabilities, line_tokens, render_context
 from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, Evidence, Hit, Question
@@ -83,14 +84,10 @@ def measure_coverage(
     is how many memories each system is asked for. Columns: system, conversation, question, type, budget
     (`nan`: a system without a ranking, shown whole), kept (hits), tokens (of the context), recall (0 to 1)
     and, where a kept hit has turns behind it, recall_behind, which counts these turns, too.
-    Raises `NothingToDraw` for no questions with gold turns, and `ValueError` for budgets that aren't
-    positive, increasing whole numbers.
+    Raises `NothingToDraw` for no questions with gold turns.
     """
     import pandas as pd
 
-    budgets = _check_budgets(budgets)
-    if depth < 1:
-        raise ValueError(f"depth={depth!r} must be 1 or more: how many memories each system is asked for")
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:
         questions = [q for q in data.questions_on(conversation.id) if q.answerable and q.evidence]
@@ -112,23 +109,13 @@ def measure_coverage(
             made.reset()
     if not rows:
         raise NothingToDraw(f"{data.label}: no question has gold turns, so there is nothing to cover")
-    names = [s if isinstance(s, str) else s.name for s in systems]
+    order = {s if isinstance(s, str) else s.name: i for i, s in enumerate(systems)}
+    rows.sort(key=lambda row: order[row["system"]])
     frame = pd.DataFrame(rows).astype({"budget": float})
-    if not frame.pop("behind").any():
-        frame = frame.drop(columns="recall_behind")
-    frame["system"] = pd.Categorical(frame["system"], names)
-    frame = frame.sort_values(["system"], kind="stable").astype({"system": str}).reset_index(drop=True)
-    frame.attrs["label"] = data.label
-    return frame
+    behind = frame.pop("behind").any()
+    return frame if behind else frame.drop(columns="recall_behind")
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #2d14619d
-def _check_budgets(budgets: Sequence[int]) -> list[int]:
-    whole = all(isinstance(b, (int, np.integer)) and not isinstance(b, bool) and b > 0 for b in budgets)
-    if not len(budgets) or not whole or list(budgets) != sorted(set(budgets)):
-        raise ValueError(f"budgets={budgets!r} must be rising whole numbers above 0")
-    return [int(b) for b in budgets]
-
-
 def system_similarity(system: Any) -> Callable[[Sequence[Hit]], np.ndarray | None]:
     """Return the cosines of hits, (n, n), in a system's store.
 
@@ -176,22 +163,11 @@ def coverage_curves(
     """
     import pandas as pd
 
-    require_columns(frame, *by, "system", "conversation", "budget", "tokens", value)
     keys, rows = [*by, "system", "budget"], []
     for key, part in frame.groupby(keys, sort=False, dropna=False):
         it = mean_ci(part[value].to_numpy(float), part["conversation"].tolist(), seed=seed)
-        rows.append(
-            {
-                **dict(zip(keys, key)),
-                "tokens": float(part["tokens"].mean()),
-                "mean": it.mean,
-                "low": it.low,
-                "high": it.high,
-                "n": it.n,
-                "groups": it.groups,
-                "level": it.level,
-            }
-        )
+        row = {**dict(zip(keys, key)), "tokens": float(part["tokens"].mean()), **interval_columns(it)}
+        rows.append({**row, "n": it.n, "groups": it.groups, "level": it.level})
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #c57aa838
@@ -200,19 +176,11 @@ def coverage_figure(
 ) -> Figure:
     """Draw coverage against context tokens: a curve with a 95 % band for each system of `coverage_curves`.
 
-    A system without a ranking is a labelled point. Raises `KeyError` for a missing column and `ValueError`
-    for two rows in one place, or nothing to draw.
+    A system without a ranking is a labelled point. Raises `NothingToDraw` for a table without rows.
     """
     require_columns(curves, "system", "budget", "tokens", "mean", "low", "high")
-    if (repeated := curves.duplicated(["system", "budget"])).any():
-        example = curves.loc[repeated, "system"].iloc[0]
-        raise ValueError(
-            f"{int(repeated.sum())} rows repeat a system and budget, such as {example!r}: "
-            "draw one group at a time"
-        )
-    with titled_figure(
-        7.2, 4.4, title, "tokens of context (mean)", with_direction(ylabel, "higher")
-    ) as (fig, ax):
+    names = "tokens of context (mean)", with_direction(ylabel, "higher")
+    with titled_figure(7.2, 4.4, title, *names) as (fig, ax):
         ax.set_xscale("log")
         handles, labels = _draw_curves(ax, curves)
         _draw_points(ax, curves)

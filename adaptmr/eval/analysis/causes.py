@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .attribution import CAUSE_ORDER, REPAIRS, UNSTABLE, parse_cause_label, primary_cause
 from ..annotation.labels import CAUSES
-from ..report.tables import OVERALL, TYPE_LABELS, split_by_type
+from ..report.tables import OVERALL, TYPE_LABELS, interval_columns, split_by_system
 from ..stats.agreement import cohen_kappa, confusion_matrix
 from ..stats.intervals import format_interval, mean_ci, ratio_ci
 
@@ -26,6 +26,13 @@ __all__ = ['CAUSE_COLUMNS', 'LABEL_KEY', 'explained_failures', 'reported_causes'
            'hand_confusion']
 
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #78b7bf6b
+CAUSE_COLUMNS = [
+    *("system", "type", "label", "cause", "mean", "low", "high"),
+    *("gain", "gain_low", "gain_high", "seen", "helps", "n", "unstable", "level"),
+]
+_NO_GAIN = 1e-9  # sums of scores may miss 0 by a rounding
+
+
 def explained_failures(diagnoses: pd.DataFrame) -> pd.DataFrame:
     """Return the stable diagnoses whose gains are known: those of questions with gold turns."""
     return diagnoses[(diagnoses["cause"] != UNSTABLE) & diagnoses["left"].notna()]
@@ -35,6 +42,11 @@ def reported_causes(diagnoses: pd.DataFrame, system: str) -> list[str]:
     """Return the causes that can vary among a system's failures, in `CAUSE_ORDER`; "GEN" is the last."""
     part = explained_failures(diagnoses[diagnoses["system"] == system])
     return [*(name for name in REPAIRS if part[f"seen_{name}"].any()), "GEN"]
+
+
+def _taken(rows: pd.DataFrame, cause: str) -> pd.Series:
+    """Return what a cause takes of the F1 that each failure lost."""
+    return rows["left" if cause == "GEN" else f"gain_{cause}"].astype(float)
 
 
 def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
@@ -48,46 +60,24 @@ def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for system in dict.fromkeys(diagnoses["system"]):
-        causes = reported_causes(diagnoses, system)
-        for question_type, part in split_by_type(diagnoses[diagnoses["system"] == system]):
-            known = explained_failures(part)
-            unstable = int((part["cause"] == UNSTABLE).sum())
-            if known.empty and not unstable:
-                continue  # a type without gold turns
-            lost, conversations = known["lost"].to_numpy(float), known["conversation"].tolist()
-            for cause in causes:
-                taken = known["left" if cause == "GEN" else f"gain_{cause}"].to_numpy(float)
-                share = ratio_ci(taken, lost, conversations, seed=seed)
-                gain = mean_ci(taken, conversations, seed=seed)
-                seen = len(known) if cause == "GEN" else int(known[f"seen_{cause}"].astype(bool).sum())
-                rows.append(
-                    {
-                        "system": system,
-                        "type": question_type,
-                        "label": TYPE_LABELS[question_type],
-                        "cause": cause,
-                        "mean": share.mean,
-                        "low": share.low,
-                        "high": share.high,
-                        "gain": gain.mean,
-                        "gain_low": gain.low,
-                        "gain_high": gain.high,
-                        "seen": seen,
-                        "helps": int((taken > _NO_GAIN).sum()),
-                        "n": len(known),
-                        "unstable": unstable,
-                        "level": share.level,
-                    }
-                )
+    for system, question_type, part in split_by_system(diagnoses):
+        known = explained_failures(part)
+        unstable = int((part["cause"] == UNSTABLE).sum())
+        if known.empty and not unstable:
+            continue  # a type without gold turns
+        lost, conversations = known["lost"].to_numpy(float), known["conversation"].tolist()
+        for cause in reported_causes(diagnoses, system):
+            taken = _taken(known, cause).to_numpy()
+            share = ratio_ci(taken, lost, conversations, seed=seed)
+            gain = mean_ci(taken, conversations, seed=seed)
+            seen = len(known) if cause == "GEN" else int(known[f"seen_{cause}"].astype(bool).sum())
+            rows.append(
+                {"system": system, "type": question_type, "label": TYPE_LABELS[question_type], "cause": cause}
+                | {**interval_columns(share), **interval_columns(gain, "gain", "gain_"), "seen": seen}
+                | {"helps": int((taken > _NO_GAIN).sum()), "n": len(known), "unstable": unstable}
+                | {"level": share.level}
+            )
     return pd.DataFrame(rows, columns=CAUSE_COLUMNS)
-
-
-_NO_GAIN = 1e-9  # sums of scores may miss 0 by a rounding
-CAUSE_COLUMNS = [
-    *("system", "type", "label", "cause", "mean", "low", "high"),
-    *("gain", "gain_low", "gain_high", "seen", "helps", "n", "unstable", "level"),
-]
 
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #8f519876
 def outcome_table(diagnoses: pd.DataFrame) -> pd.DataFrame:
@@ -99,8 +89,7 @@ def outcome_table(diagnoses: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for system in dict.fromkeys(diagnoses["system"]):
-        failed = diagnoses[diagnoses["system"] == system]
+    for system, failed in diagnoses.groupby("system", sort=False):
         part = failed[failed["answerable"].astype(bool)]
         labels = [parse_cause_label(c) for c in part["cause"] if c not in (UNSTABLE, "GEN")]
         sizes = [(len(alternatives), len(alternatives[0])) for alternatives in labels]
@@ -174,19 +163,15 @@ def evidence_table(diagnoses: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame
             lost = float(part["lost"].sum())
             row: dict[str, Any] = {"system": system, "evidence": evidence, "n": len(part)}
             for cause in reported_causes(diagnoses, system):
-                taken = float(part["left" if cause == "GEN" else f"gain_{cause}"].sum())
-                row[cause] = taken / lost if lost else math.nan
+                row[cause] = float(_taken(part, cause).sum()) / lost if lost else math.nan
             rows.append(row)
     named = [c for c in CAUSE_ORDER if any(c in row for row in rows)]
     return pd.DataFrame(rows, columns=["system", "evidence", "n", *named])
 
-# %% ../../../nbs/eval/analysis/02_causes.ipynb #90bf9365
-if TYPE_CHECKING:
-    import pandas as pd
-
+# %% ../../../nbs/eval/analysis/02_causes.ipynb #44c27ab0
 LABEL_KEY = ["system", "conversation", "question"]
 
-# %% ../../../nbs/eval/analysis/02_causes.ipynb #44c27ab0
+
 def answer_hash(answer: str) -> str:
     """Return a hash of twelve characters that identifies an answer without revealing it."""
     return hashlib.sha256(answer.encode("utf-8", "surrogatepass")).hexdigest()[:12]
@@ -213,18 +198,8 @@ def hand_labels(dataset: str, frame: pd.DataFrame | None = None) -> pd.DataFrame
 # %% ../../../nbs/eval/analysis/02_causes.ipynb #6f142f60
 def _labelled(diagnoses: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     """Return the stable diagnoses that have a label, with it as the column `label`."""
-    return diagnoses[diagnoses["cause"] != UNSTABLE].merge(
-        labels[[*LABEL_KEY, "cause"]].rename(columns={"cause": "label"}), on=LABEL_KEY
-    )
-
-
-def _check_labels(labels: pd.DataFrame) -> None:
-    """Raise `ValueError` for a label that is no cause, and for a failure with two labels."""
-    if unknown := [v for v in labels["cause"] if v not in CAUSES]:
-        raise ValueError(f"label {unknown[0]!r} is none of the causes {', '.join(CAUSES)}")
-    if (repeated := labels.duplicated(LABEL_KEY)).any():
-        example = labels.loc[repeated, LABEL_KEY].iloc[0].tolist()
-        raise ValueError(f"{int(repeated.sum())} labels repeat a failure, such as {example}")
+    given = labels[[*LABEL_KEY, "cause"]].rename(columns={"cause": "label"})
+    return diagnoses[diagnoses["cause"] != UNSTABLE].merge(given, on=LABEL_KEY, validate="one_to_one")
 
 
 def _lenient(cause: str, label: str) -> str:
@@ -241,16 +216,10 @@ def _kappa_rows(both: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
         }
         for reading, predicted in readings.items():
             it = cohen_kappa(predicted, given, list(CAUSES), groups=part["conversation"].tolist(), seed=seed)
-            yield {
-                "failures": failures,
-                "reading": reading,
-                "kappa": it.kappa,
-                "low": it.low,
-                "high": it.high,
-                "agreement": it.observed,
-                "by_chance": it.expected,
-                "n": it.n,
-            }
+            yield (
+                {"failures": failures, "reading": reading, "kappa": it.kappa, "low": it.low, "high": it.high}
+                | {"agreement": it.observed, "by_chance": it.expected, "n": it.n}
+            )
 
 
 def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
@@ -258,18 +227,13 @@ def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int =
 
     `labels` has system, conversation, question and `cause`, one of `CAUSES`; what only one side has is left
     out, and so are unstable failures. Columns: system (or "all", where there are several), failures, reading,
-    kappa, low, high, agreement, by_chance, n. Raises `ValueError` for another cause, a failure labelled
-    twice, and no failure labelled by both.
+    kappa, low, high, agreement, by_chance, n. Raises `ValueError` for no failure labelled by both.
     """
     import pandas as pd
 
-    _check_labels(labels)
     both = _labelled(diagnoses, labels)
-    if not len(both):
-        raise ValueError(
-            "no failure has both a diagnosis and a label: "
-            "system, conversation and question must be the same in both"
-        )
+    if both.empty:
+        raise ValueError("no failure has both a diagnosis and a label: are they of the same systems?")
     parts = list(both.groupby("system", sort=False))
     if len(parts) > 1:
         parts.insert(0, ("all", both))

@@ -14,8 +14,8 @@ from adaptmr.eval.analysis.cost import (
     MEASURE_LABELS,
     add_cost_columns,
     paired_values,
-    split_by_system,
 )
+from ..report.tables import split_by_system
 from ..stats.intervals import format_interval, paired_difference
 
 if TYPE_CHECKING:

@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..report.tables import OVERALL, TYPE_LABELS, types_present
+from adaptmr.eval.report.tables import (
+    OVERALL,
+    TYPE_LABELS,
+    interval_columns,
+    split_by_system,
+    split_by_type,
+)
 from adaptmr.eval.stats.intervals import (
     MIN_GROUPS,
     TOO_FEW,
@@ -31,17 +37,11 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'PROMISES', 'VERDICTS', 'token_label', 'add_cost_columns',
-           'split_by_system', 'writing_usage', 'usage_outside_rows', 'total_usage', 'quantile_ci', 'latency_table',
-           'spending_table', 'writing_table', 'writing_per_turn', 'overhead', 'paired_values', 'accuracy_per_1000',
-           'wide_table', 'Promise', 'promise_table', 'promise_answers', 'spending_numbers']
+           'writing_usage', 'usage_outside_rows', 'total_usage', 'quantile_ci', 'latency_table', 'spending_table',
+           'writing_table', 'writing_per_turn', 'overhead', 'paired_values', 'accuracy_per_1000', 'wide_table',
+           'promise_table', 'promise_answers', 'spending_numbers']
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
-_REQUIRED = (
-    *("system", "conversation", "question", "type", "f1"),
-    *("calls", "prompt_tokens", "completion_tokens", "context_tokens", "cost_usd"),
-)
-
-
 def token_label(frame: pd.DataFrame) -> str:
     """Say what `tokens` means for these rows: those counted by the model, or those of the context."""
     return (
@@ -56,10 +56,7 @@ def add_cost_columns(frame: pd.DataFrame) -> pd.DataFrame:
 
     Times are `nan` on the first row of each type, system and conversation, since that question pays for what
     is loaded on first use. Times that are medians over repetitions (column `repeats`) have no such first use.
-    Raises `KeyError` for rows without the columns that are needed.
     """
-    if missing := [c for c in _REQUIRED if c not in frame.columns]:
-        raise KeyError(f"the frame has no column {missing}: give the rows of evaluate")
     counted = frame["prompt_tokens"] + frame["completion_tokens"]
     out = frame.assign(tokens=counted if counted.any() else frame["context_tokens"])
     if not {"ms_retrieve", "ms_answer"} <= set(out.columns):
@@ -68,23 +65,11 @@ def add_cost_columns(frame: pd.DataFrame) -> pd.DataFrame:
     out = out.assign(**{c: out[c].where(warm) for c in ("ms_retrieve", "ms_answer")})
     return out.assign(ms=lambda f: f["ms_retrieve"] + f["ms_answer"])
 
-
-def split_by_system(frame: pd.DataFrame, by_type: bool) -> list[tuple[str, str, pd.DataFrame]]:
-    """Split rows by system and type: (system, type, rows).
-
-    Systems are in the frame's order, types in that of the tables, all types together last (or alone).
-    """
-    types = [*(types_present(frame) if by_type else ()), OVERALL]
-    parts = []
-    for system in dict.fromkeys(frame["system"]):
-        rows = frame[frame["system"] == system]
-        for question_type in types:
-            part = rows if question_type == OVERALL else rows[rows["type"] == question_type]
-            if len(part):
-                parts.append((system, question_type, part))
-    return parts
-
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #54421b90
+def _summed(costs: Iterable[Mapping[str, Any]]) -> Usage:
+    return sum((Usage(**{f.name: cost[f.name] for f in fields(Usage)}) for cost in costs), Usage())
+
+
 def writing_usage(frame: pd.DataFrame) -> pd.DataFrame:
     """Sum what storing the conversations of a run cost, a row per system, from `frame.attrs["ingest"]`.
 
@@ -95,9 +80,8 @@ def writing_usage(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for system in dict.fromkeys(frame["system"]) if len(frame) else ():
         mine = [cost for cost in frame.attrs.get("ingest", ()) if cost["system"] == system]
-        usage = sum((Usage(**{f.name: cost[f.name] for f in fields(Usage)}) for cost in mine), Usage())
-        turns = sum(cost["turns"] for cost in mine)
-        rows.append({"system": system, "conversations": len(mine), "turns": turns, **asdict(usage)})
+        counts = {"conversations": len(mine), "turns": sum(cost["turns"] for cost in mine)}
+        rows.append({"system": system, **counts, **asdict(_summed(mine))})
     return pd.DataFrame(rows)
 
 
@@ -108,8 +92,7 @@ def usage_outside_rows(frame: pd.DataFrame) -> Usage:
     counted apart, as in `total_usage`.
     """
     costs = [*frame.attrs.get("ingest", ()), *filter(None, [frame.attrs.get("late")])]
-    usage = sum((Usage(**{f.name: cost[f.name] for f in fields(Usage)}) for cost in costs), Usage())
-    return replace(usage, cached_calls=0)
+    return replace(_summed(costs), cached_calls=0)
 
 
 def total_usage(rows: pd.DataFrame) -> Usage:
@@ -129,27 +112,24 @@ def total_usage(rows: pd.DataFrame) -> Usage:
 def quantile_ci(
     values: Sequence[float] | np.ndarray, q: float, groups: Sequence[Hashable] | None = None
 ) -> Interval:
-    """Compute the `q`-quantile (0 to 1) with its 95 % interval from order statistics.
+    """Compute the `q`-quantile (between 0 and 1) with its 95 % interval from order statistics.
 
     `mean` of the result is the quantile; the ends are values that occur. `groups` names each value's
     conversation; below four of them (or four values, where none are named) there is no interval. With few
     values the interval ends at the least or the greatest of them, and covers the truth less often (Conover,
-    *Practical Nonparametric Statistics*, 1999, section 3.2). Raises `ValueError` for a `q` outside 0 to 1.
+    *Practical Nonparametric Statistics*, 1999, section 3.2).
     """
-    if not 0 < q < 1:
-        raise ValueError(f"q={q} must lie between 0 and 1, such as 0.95")
     v = np.sort(np.asarray(values, dtype=float))
     v = v[~np.isnan(v)]
     if not v.size:
         return Interval(math.nan, math.nan, math.nan, 0, 0, "none")
+    middle = float(np.quantile(v, q))
     if (n_groups := count_groups(values, groups)) < MIN_GROUPS:
-        return Interval(float(np.quantile(v, q)), math.nan, math.nan, v.size, n_groups, TOO_FEW)
+        return Interval(middle, math.nan, math.nan, v.size, n_groups, TOO_FEW)
     from scipy.stats import binom
 
     low, high = int(binom.ppf(0.025, v.size, q)), int(binom.ppf(0.975, v.size, q))
-    return Interval(
-        float(np.quantile(v, q)), float(v[max(0, low - 1)]), float(v[min(v.size - 1, high)]), v.size, n_groups
-    )
+    return Interval(middle, float(v[max(0, low - 1)]), float(v[min(v.size - 1, high)]), v.size, n_groups)
 
 
 def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -161,19 +141,10 @@ def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     rows = add_cost_columns(frame)
-    if "ms" not in rows:
-        raise KeyError(
-            "the frame has no column 'ms_retrieve' or 'ms_answer': "
-            "give the rows of evaluate, or join timings.parquet"
-        )
     table = []
-    for system, question_type, part in split_by_system(rows, by_type=True):
-        row: dict[str, Any] = {
-            "system": system,
-            "type": question_type,
-            "label": TYPE_LABELS[question_type],
-            "n": int(part["ms"].notna().sum()),
-        }
+    for system, question_type, part in split_by_system(rows):
+        row: dict[str, Any] = {"system": system, "type": question_type, "label": TYPE_LABELS[question_type]}
+        row["n"] = int(part["ms"].notna().sum())
         for name, column in (("retrieve", "ms_retrieve"), ("answer", "ms_answer"), ("both", "ms")):
             for q in (0.5, 0.95):
                 it = quantile_ci(part[column].to_numpy(float), q, part["conversation"].tolist())
@@ -183,6 +154,12 @@ def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #a6698256
+def _tokens(part: pd.DataFrame, tokens: pd.Series, seed: int) -> dict[str, float]:
+    """Return the mean tokens of some rows, with the interval, as columns."""
+    it = mean_ci(tokens.to_numpy(float), part["conversation"].tolist(), seed=seed)
+    return {name: round(value, 1) for name, value in interval_columns(it, "tokens").items()}
+
+
 def spending_table(frame: pd.DataFrame, *, by_type: bool = True, seed: int = 0) -> pd.DataFrame:
     """Tabulate the mean spending per question, by system and question type, and overall.
 
@@ -193,28 +170,16 @@ def spending_table(frame: pd.DataFrame, *, by_type: bool = True, seed: int = 0) 
 
     table = []
     for system, question_type, part in split_by_system(add_cost_columns(frame), by_type):
-        it = mean_ci(part["tokens"].to_numpy(float), part["conversation"].tolist(), seed=seed)
         cost = part["cost_usd"].astype(float)
         known = cost.notna()
-        retrieval_calls = None
-        if "retrieval_calls" in part:
-            retrieval_calls = round(float(part["retrieval_calls"].mean()), 3)
-        table.append(
-            {
-                "system": system,
-                "type": question_type,
-                "label": TYPE_LABELS[question_type],
-                "n": len(part),
-                "calls": round(float(part["calls"].mean()), 3),
-                "retrieval calls": retrieval_calls,
-                "tokens": round(it.mean, 1),
-                "low": round(it.low, 1),
-                "high": round(it.high, 1),
-                "context tokens": round(float(part["context_tokens"].mean()), 1),
-                "usd per 1000": round(1000 * float(cost.mean()), 4) if known.all() else None,
-                "price known": round(float(known.mean()), 4),
-            }
-        )
+        row = {"system": system, "type": question_type, "label": TYPE_LABELS[question_type], "n": len(part)}
+        row["calls"] = round(float(part["calls"].mean()), 3)
+        asked = "retrieval_calls" in part
+        row["retrieval calls"] = round(float(part["retrieval_calls"].mean()), 3) if asked else None
+        row |= _tokens(part, part["tokens"], seed)
+        row["context tokens"] = round(float(part["context_tokens"].mean()), 1)
+        row["usd per 1000"] = round(1000 * float(cost.mean()), 4) if known.all() else None
+        table.append({**row, "price known": round(float(known.mean()), 4)})
     return pd.DataFrame(table)
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #a1c0de02
@@ -229,23 +194,14 @@ def writing_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     columns = ["system", "n", "calls", "tokens", "low", "high", "usd", "ms"]
     if "ingest_calls" not in frame:
         return pd.DataFrame(columns=columns)
-    stored = frame.drop_duplicates(["system", "conversation"])
     table = []
-    for system in dict.fromkeys(stored["system"]):
-        part = stored[stored["system"] == system]
-        tokens = (part["ingest_prompt_tokens"] + part["ingest_completion_tokens"]).to_numpy(float)
-        it = mean_ci(tokens, part["conversation"].tolist(), seed=seed)
+    for system, part in frame.drop_duplicates(["system", "conversation"]).groupby("system", sort=False):
         usd = part["ingest_cost_usd"].astype(float)
-        row = {
-            "system": system,
-            "n": len(part),
-            "calls": round(float(part["ingest_calls"].mean()), 3),
-            "tokens": round(it.mean, 1),
-            "low": round(it.low, 1),
-            "high": round(it.high, 1),
-            "usd": None if usd.isna().any() else round(float(usd.mean()), 6),
-            "ms": round(float(part["ms_ingest"].median()), 1) if "ms_ingest" in part else math.nan,
-        }
+        row: dict[str, Any] = {"system": system, "n": len(part)}
+        row["calls"] = round(float(part["ingest_calls"].mean()), 3)
+        row |= _tokens(part, part["ingest_prompt_tokens"] + part["ingest_completion_tokens"], seed)
+        row["usd"] = None if usd.isna().any() else round(float(usd.mean()), 6)
+        row["ms"] = round(float(part["ms_ingest"].median()), 1) if "ms_ingest" in part else math.nan
         table.append(row)
     return pd.DataFrame(table, columns=columns)
 
@@ -289,20 +245,15 @@ def overhead(
 
     `measures` are `COUNT_MEASURES`, or `TIME_MEASURES` (milliseconds). Columns: system, type, label, measure,
     baseline, difference, low, high (95 % interval), share, share_low, share_high (the difference as a share
-    of what the baseline spends; `nan` where that is 0), n. Raises `ValueError` for a baseline without rows,
-    or systems that weren't asked the same questions.
+    of what the baseline spends; `nan` where that is 0), n. Raises `ValueError` for systems that weren't asked
+    the same questions.
     """
     import pandas as pd
 
     rows = add_cost_columns(frame)
-    if baseline not in set(rows["system"]):
-        raise ValueError(
-            f"baseline {baseline!r} is none of the systems {list(dict.fromkeys(rows['system']))}"
-        )
     chosen = [s for s in (systems or dict.fromkeys(rows["system"])) if s != baseline]
     table = []
-    for question_type in [*(types_present(rows) if by_type else ()), OVERALL]:
-        part = rows if question_type == OVERALL else rows[rows["type"] == question_type]
+    for question_type, part in split_by_type(rows) if by_type else [(OVERALL, rows)]:
         for system in chosen:
             for column in measures:
                 a, b, groups, strata = paired_values(part, system, baseline, column)
@@ -310,21 +261,11 @@ def overhead(
                 ratio = ratio_ci(a, b, groups, strata, seed=seed)
                 if math.isnan(d.low):
                     ratio = replace(ratio, low=math.nan, high=math.nan)
+                share = {name: end - 1 for name, end in interval_columns(ratio, "share", "share_").items()}
                 table.append(
-                    {
-                        "system": system,
-                        "type": question_type,
-                        "label": TYPE_LABELS[question_type],
-                        "measure": MEASURE_LABELS.get(column, column),
-                        "baseline": baseline,
-                        "difference": d.mean,
-                        "low": d.low,
-                        "high": d.high,
-                        "share": ratio.mean - 1,
-                        "share_low": ratio.low - 1,
-                        "share_high": ratio.high - 1,
-                        "n": d.n,
-                    }
+                    {"system": system, "type": question_type, "label": TYPE_LABELS[question_type]}
+                    | {"measure": MEASURE_LABELS.get(column, column), "baseline": baseline}
+                    | {**interval_columns(d, "difference"), **share, "n": d.n}
                 )
     return pd.DataFrame(table)
 
@@ -334,24 +275,15 @@ def paired_values(
 ) -> tuple[np.ndarray, np.ndarray, list[str], list[str] | None]:
     """Return a column of two systems on the same questions, with the questions' conversations and languages.
 
-    The last is `None` where the frame doesn't say them.
-    Raises `ValueError` where the questions differ, and `KeyError` for a missing column (`ms` needs times).
+    The last is `None` where the frame doesn't say them. Raises `ValueError` where the questions differ, and
+    `KeyError` for a missing column (`ms` needs times).
     """
-    if column not in frame:
-        raise KeyError(
-            f"the frame has no column {column!r}: "
-            "give the rows of evaluate, or join timings.parquet to the results"
-        )
-    keys = ["conversation", "question"]
     a, b = (
-        frame[frame["system"] == s].set_index(keys)[column].astype(float).sort_index()
+        frame[frame["system"] == s].set_index(["conversation", "question"])[column].astype(float).sort_index()
         for s in (system, other)
     )
     if not len(a) or not a.index.equals(b.index):
-        raise ValueError(
-            f"{system!r} and {other!r} were not asked the same questions ({len(a)} and {len(b)}): "
-            "an overhead needs that"
-        )
+        raise ValueError(f"{system!r} and {other!r} were not asked the same questions")
     conversations = a.index.get_level_values(0).tolist()
     spoken = dict(zip(frame["conversation"], frame["language"])) if "language" in frame else {}
     languages = [spoken[c] for c in conversations] if spoken else None
@@ -371,25 +303,12 @@ def accuracy_per_1000(
     table = []
     for system, question_type, part in split_by_system(add_cost_columns(frame), by_type):
         part = part[part[value].notna()]
-        it = ratio_ci(
-            1000 * part[value].to_numpy(float),
-            part["tokens"].to_numpy(float),
-            part["conversation"].tolist(),
-            seed=seed,
-        )
+        got, spent = 1000 * part[value].to_numpy(float), part["tokens"].to_numpy(float)
+        it = ratio_ci(got, spent, part["conversation"].tolist(), seed=seed)
         table.append(
-            {
-                "system": system,
-                "type": question_type,
-                "label": TYPE_LABELS[question_type],
-                value: round(float(part[value].mean()), 6),
-                "tokens": round(float(part["tokens"].mean()), 1),
-                "per_1000": it.mean,
-                "low": it.low,
-                "high": it.high,
-                "n": len(part),
-                "level": it.level,
-            }
+            {"system": system, "type": question_type, "label": TYPE_LABELS[question_type]}
+            | {value: round(float(part[value].mean()), 6), "tokens": round(float(part["tokens"].mean()), 1)}
+            | {**interval_columns(it, "per_1000"), "n": len(part), "level": it.level}
         )
     return pd.DataFrame(table)
 
@@ -416,72 +335,37 @@ def wide_table(label: str, *tables: pd.DataFrame) -> pd.DataFrame:
     )
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #6a157205
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True)
-class Promise:
-    """A limit on what a system may cost more than the baseline.
-
-    `measure` is that of a row of `cost.overhead`, `of` its column: "difference" or "share" (1 is as much
-    again), `limit` in the same unit. `question_type` restricts it to a type.
-    """
-
-    asks: str
-    measure: str
-    of: str
-    limit: float
-    question_type: str = OVERALL
-
-
+# what may be more than the baseline's: the question, the measure of `overhead`, its column ("difference", or
+# "share", of which 1 is as much again), the limit in its unit, and the type of questions
 PROMISES = (
-    Promise("At most 100 tokens more a question?", "tokens", "difference", 100),
-    Promise("Less than 30 % more tokens?", "tokens", "share", 0.30),
-    Promise("At most 100 ms more a question?", "ms_both", "difference", 100),
-    Promise("Less than 30 % more time?", "ms_both", "share", 0.30),
-    Promise("At most three times the time on several hops?", "ms_both", "share", 2.0, "multi_hop"),
+    ("At most 100 tokens more a question?", "tokens", "difference", 100, OVERALL),
+    ("Less than 30 % more tokens?", "tokens", "share", 0.30, OVERALL),
+    ("At most 100 ms more a question?", "ms_both", "difference", 100, OVERALL),
+    ("Less than 30 % more time?", "ms_both", "share", 0.30, OVERALL),
+    ("At most three times the time on several hops?", "ms_both", "share", 2.0, "multi_hop"),
 )
 VERDICTS = LimitVerdicts(holds="kept", fails="broken", undecided="open")
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #b9e163d5
-def promise_table(
-    overheads: pd.DataFrame, systems: Sequence[str], promises: Sequence[Promise] = PROMISES
-) -> pd.DataFrame:
-    """Check each promise for each of the systems: a row per system and promise.
+def promise_table(overheads: pd.DataFrame, systems: Sequence[str]) -> pd.DataFrame:
+    """Check each of `PROMISES` for each of the systems: a row per system and promise.
 
-    `overheads` has rows of `cost.overhead`, by type. Columns: system, promise, label (of the question type),
+    `overheads` has rows of `overhead`, by type. Columns: system, promise, label (of the question type),
     of (difference or share), limit, found, low, high (95 % interval, in the limit's unit), n, verdict. A
     promise without rows, as one on a type that isn't asked, is left out.
     """
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for system in systems:
-        for promise in promises:
-            known = overheads[
-                (overheads["system"] == system)
-                & (overheads["measure"] == promise.measure)
-                & (overheads["type"] == promise.question_type)
-                & overheads[promise.of].notna()
-            ]
-            for row in known.to_dict("records"):
-                ends = ("low", "high") if promise.of == "difference" else ("share_low", "share_high")
-                low, high = (float(row[end]) for end in ends)
-                rows.append(
-                    {
-                        "system": system,
-                        "promise": promise.asks,
-                        "label": TYPE_LABELS[promise.question_type],
-                        "of": promise.of,
-                        "limit": promise.limit,
-                        "found": float(row[promise.of]),
-                        "low": low,
-                        "high": high,
-                        "n": row["n"],
-                        "verdict": VERDICTS.at_most(low, high, promise.limit),
-                    }
-                )
+        mine = overheads[overheads["system"] == system]
+        for asks, measure, of, limit, question_type in PROMISES:
+            known = mine[(mine["measure"] == measure) & (mine["type"] == question_type) & mine[of].notna()]
+            ends = ["low", "high"] if of == "difference" else ["share_low", "share_high"]
+            for found, low, high, n in known[[of, *ends, "n"]].itertuples(index=False):
+                verdict = VERDICTS.at_most(low, high, limit)
+                label = TYPE_LABELS[question_type]
+                rows.append((system, asks, label, of, limit, found, low, high, n, verdict))
     columns = ["system", "promise", "label", "of", "limit", "found", "low", "high", "n", "verdict"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -5,7 +5,6 @@
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #8a9baaa5
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,46 +27,37 @@ TARGET_ACCURACY = 0.85
 # %% auto #0
 __all__ = ['TARGET_ACCURACY', 'QUESTION_SETS', 'ALL_TYPES', 'ANSWERABLE_TYPES', 'longmemeval_questions', 'question_sets',
            'predict_types', 'type_accuracy_table', 'type_accuracy_sentences', 'type_confusion_table',
-           'type_confusion_figure', 'routing_cost_table']
+           'type_confusion_figure']
 
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #352211b5
-_FILES = ("longmemeval_oracle.json", "longmemeval_oracle_sample.json")
-
-
-def _find_longmemeval() -> Path:
-    folder = os.environ.get("ADAPTMR_DATA")
-    for name in _FILES if folder else ():
-        if (path := Path(str(folder)).expanduser() / name).is_file():
-            return path
-    raise DatasetUnavailable(
-        f"LongMemEval is not on this machine: put {_FILES[0]} into a folder that ADAPTMR_DATA names"
-    )
-
-
-def _parse_question(row: Mapping[str, Any]) -> Question:
-    answerable = not row["question_id"].endswith("_abs")
-    return Question(
-        row["question_id"],
-        row["question"],
-        category=row["question_type"],
-        conversation=row["question_id"],
-        type=CATEGORY_TO_TYPE[row["question_type"]] if answerable else QueryType.abstention,
-        answerable=answerable,
-    )
-
-
 def longmemeval_questions(path: Path | None = None) -> list[Question]:
     """Read LongMemEval's questions with their types, from a file or the folder `ADAPTMR_DATA`.
 
     The conversations are not read; each question has a conversation of its own. Raises `DatasetUnavailable`
-    where there is no file, and `ValueError` for a file of another format.
+    where there is no file.
     """
-    path = path or _find_longmemeval()
-    rows = read_json(path)
-    try:
-        return [_parse_question(row) for row in rows]
-    except (KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"{path.name} is not a file of LongMemEval: {type(e).__name__}: {e}") from e
+    names = ("longmemeval_oracle.json", "longmemeval_oracle_sample.json")
+    folder = os.environ.get("ADAPTMR_DATA")
+    places = [Path(folder).expanduser() / name for name in names] if folder else []
+    path = path or next((file for file in places if file.is_file()), None)
+    if path is None:
+        raise DatasetUnavailable(
+            f"LongMemEval is not on this machine: put {names[0]} into a folder that ADAPTMR_DATA names"
+        )
+    questions = []
+    for row in read_json(path):
+        answerable = not row["question_id"].endswith("_abs")
+        questions.append(
+            Question(
+                row["question_id"],
+                row["question"],
+                category=row["question_type"],
+                conversation=row["question_id"],
+                type=CATEGORY_TO_TYPE[row["question_type"]] if answerable else QueryType.abstention,
+                answerable=answerable,
+            )
+        )
+    return questions
 
 
 QUESTION_SETS: Mapping[str, Callable[[], list[Question]]] = {
@@ -116,19 +106,8 @@ def predict_types(
                     made[q.conversation] = given if isinstance(given, Classifier) else given(q.conversation)
                 p = made[q.conversation].probabilities(q.text)
                 best = best_type(p)
-                rows.append(
-                    {
-                        "dataset": name,
-                        "conversation": q.conversation,
-                        "question": q.id,
-                        "type": str(q.type),
-                        "category": q.category,
-                        "classifier": made[q.conversation].name,
-                        "guessed": str(best),
-                        "p": round(p[best], 6),
-                        "right": best == q.type,
-                    }
-                )
+                about = (name, q.conversation, q.id, str(q.type), q.category, made[q.conversation].name)
+                rows.append((*about, str(best), round(p[best], 6), best == q.type))
     columns = ["dataset", "conversation", "question", "type", "category", "classifier", "guessed", "p"]
     return pd.DataFrame(rows, columns=[*columns, "right"])
 
@@ -146,8 +125,7 @@ def type_accuracy_table(predictions: pd.DataFrame, by: str = "type") -> pd.DataF
     import pandas as pd
 
     rows = []
-    for name in dict.fromkeys(predictions["dataset"]):
-        here = predictions[predictions["dataset"] == name]
+    for name, here in predictions.groupby("dataset", sort=False):
         order = list(map(str, QueryType)) if by == "type" else sorted(set(here[by]))
         parts = {t: here[here[by] == t] for t in order if t in set(here[by])}
         parts[ALL_TYPES] = here
@@ -156,17 +134,7 @@ def type_accuracy_table(predictions: pd.DataFrame, by: str = "type") -> pd.DataF
             for classifier in dict.fromkeys(here["classifier"]):
                 mine = part[part["classifier"] == classifier]
                 it = mean_ci(mine["right"].to_numpy(float), mine["conversation"].tolist())
-                rows.append(
-                    {
-                        "dataset": name,
-                        "type": question_type,
-                        "classifier": classifier,
-                        "n": it.n,
-                        "mean": it.mean,
-                        "low": it.low,
-                        "high": it.high,
-                    }
-                )
+                rows.append((name, question_type, classifier, it.n, it.mean, it.low, it.high))
     return pd.DataFrame(rows, columns=["dataset", "type", "classifier", "n", "mean", "low", "high"])
 
 
@@ -179,110 +147,40 @@ def type_accuracy_sentences(table: pd.DataFrame, target: float = TARGET_ACCURACY
     out = []
     for row in table[table["type"] == ALL_TYPES].to_dict("records"):
         found = format_interval(row["mean"], row["low"], row["high"], ".1%")
-        verdict = _compare(row["low"], row["high"], target)
-        out.append(
-            f"{row['dataset']}, {row['classifier']}: {found} of {row['n']} right: {verdict} {target:.0%}"
-        )
+        verdict = "may or may not reach"
+        if not row["low"] < row["high"]:
+            verdict = f"{TOO_FEW} to say whether it reaches"
+        elif row["low"] >= target:
+            verdict = "reaches"
+        elif row["high"] < target:
+            verdict = "falls short of"
+        about = f"{row['dataset']}, {row['classifier']}"
+        out.append(f"{about}: {found} of {row['n']} right: {verdict} {target:.0%}")
     return out
-
-
-def _compare(low: float, high: float, target: float) -> str:
-    if not low < high:
-        return f"{TOO_FEW} to say whether it reaches"
-    if low >= target:
-        return "reaches"
-    return "falls short of" if high < target else "may or may not reach"
 
 # %% ../../../nbs/eval/analysis/00_question_types.ipynb #ee796ff6
 def type_confusion_table(predictions: pd.DataFrame, classifier: str, dataset: str) -> pd.DataFrame:
     """Count what each type was predicted as: a row per type and prediction, both in `QueryType`'s order.
 
-    Columns: type, guessed, count, n (of the type), share = count / n. Raises `ValueError` for a classifier or
-    dataset without predictions.
+    Columns: type, guessed, count, n (of the type), share = count / n.
     """
     import pandas as pd
 
     mine = predictions[(predictions["classifier"] == classifier) & (predictions["dataset"] == dataset)]
-    there = sorted(set(zip(predictions["classifier"], predictions["dataset"])))
-    if mine.empty:
-        raise ValueError(f"no guesses of {classifier!r} on {dataset!r}; there are {there}")
     order = [str(t) for t in QueryType if str(t) in {*mine["type"], *mine["guessed"]}]
-    rows: list[dict[str, Any]] = []
+    rows = []
     for question_type in (t for t in order if t in set(mine["type"])):
         predicted = mine.loc[mine["type"] == question_type, "guessed"]
-        rows += [
-            {
-                "type": question_type,
-                "guessed": g,
-                "count": int((predicted == g).sum()),
-                "n": len(predicted),
-                "share": float((predicted == g).mean()),
-            }
-            for g in order
-        ]
-    return pd.DataFrame(rows)
+        for g in order:
+            same = predicted == g
+            rows.append((question_type, g, int(same.sum()), len(predicted), float(same.mean())))
+    return pd.DataFrame(rows, columns=["type", "guessed", "count", "n", "share"])
 
 
 def type_confusion_figure(predictions: pd.DataFrame, classifier: str, dataset: str) -> Figure:
     """Draw the matrix of `type_confusion_table`: shares of each type's questions."""
     cells = type_confusion_table(predictions, classifier, dataset)
-    labelled = cells.assign(
-        type=[f"{question_type} ({n})" for question_type, n in zip(cells["type"], cells["n"])]
-    )
-    return figures.heatmap(
-        labelled,
-        "guessed",
-        "type",
-        "share",
-        None,
-        None,
-        limits=(0, 1),
-        title=f"{dataset}: {classifier}",
-        xlabel="taken for",
-        ylabel="is",
-    )
-
-# %% ../../../nbs/eval/analysis/00_question_types.ipynb #35c6fc48
-def routing_cost_table(
-    frame: pd.DataFrame, system: str = "adaptmr", oracle: str = "oracle_type", *, seed: int = 0
-) -> pd.DataFrame:
-    """Compute what each confusion of strategies costs: the differences of a system to its oracle.
-
-    `frame` has a row per system × question (`evaluate`). A row per gold type and strategy `taken`, in
-    `QueryType`'s order, where it is another than the `wanted` one: `n` questions, their `share` of the
-    type's, and for `recall` (recall_fraction) and `f1` the mean difference system − oracle, its 95 % interval
-    over conversations (`nan` below four), and its `…_total`: the part of the difference over all questions
-    that this row makes. Raises `ValueError` where one of the two systems is missing.
-    """
-    import pandas as pd
-
-    both = {name: frame[frame["system"] == name].set_index("question") for name in (system, oracle)}
-    if missing := [name for name, rows in both.items() if rows.empty]:
-        raise ValueError(f"no rows of {missing}; there are {sorted(set(frame['system']))}")
-    mine, told = both[system], both[oracle].reindex(both[system].index)
-    paired = pd.DataFrame(
-        {
-            "type": mine["type"],
-            "conversation": mine["conversation"],
-            "wanted": told["planner"],
-            "taken": mine["planner"],
-            "recall": mine["recall_fraction"] - told["recall_fraction"],
-            "f1": mine["f1"] - told["f1"],
-        }
-    )
-    rows = []
-    for question_type in (t for t in map(str, QueryType) if t in set(paired["type"])):
-        whole = paired[paired["type"] == question_type]
-        for (wanted, taken), part in whole.groupby(["wanted", "taken"], sort=True):
-            if wanted == taken:
-                continue
-            row = {"type": question_type, "wanted": wanted, "taken": taken, "n": len(part)}
-            row["share"] = len(part) / len(whole)
-            for measure in ("recall", "f1"):
-                it = mean_ci(part[measure].to_numpy(float), part["conversation"].tolist(), seed=seed)
-                counted = int(paired[measure].notna().sum())
-                row |= {measure: it.mean, f"{measure}_low": it.low, f"{measure}_high": it.high}
-                row[f"{measure}_total"] = float(part[measure].sum()) / counted if counted else math.nan
-            rows.append(row)
-    intervals = [f"{m}{end}" for m in ("recall", "f1") for end in ("", "_low", "_high", "_total")]
-    return pd.DataFrame(rows, columns=["type", "wanted", "taken", "n", "share", *intervals])
+    cells["type"] = [f"{question_type} ({n})" for question_type, n in zip(cells["type"], cells["n"])]
+    title = f"{dataset}: {classifier}"
+    names: dict[str, Any] = {"title": title, "xlabel": "taken for", "ylabel": "is"}
+    return figures.heatmap(cells, "guessed", "type", "share", None, None, limits=(0, 1), **names)

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
+from ..runner.asking import declared_capabilities, matched_budgets
 from ..runner.evaluate import check_data
-from ..runner.journal import journal_keys
-from ..runner.filling import declared_capabilities, matched_budgets
-from ..runner.run import Setup, row_key
-from ..runner.units import plan_units
-from ..runner.worker_count import check_workers, worker_count
+from ..runner.parallel import check_workers, plan_units, worker_count
+from ..runner.run import Setup, journal_keys, row_key
 from ...llm.client import LLM, check_llm
 from ...markup import html_table
 from ...systems.base import known_systems, unknown_system, uses_llm
@@ -356,8 +354,8 @@ def _workers(wanted: int | None, setup: Setup, systems: Sequence[str], missing: 
     """Return how many processes `evaluate` would take."""
     declared = declared_capabilities(systems, setup.llm, seed=setup.seed, reranker=setup.reranker)
     in_order = {name for name, c in declared.items() if c.solve is not None and c.scope != "task"}
-    places = [conversation.id for conversation in setup.data.conversations]
-    return worker_count(wanted, setup, systems, plan_units(systems, places, in_order, setup.budgets), missing)
+    units = plan_units(systems, len(setup.data), in_order, setup.budgets)
+    return worker_count(wanted, setup, systems, units, missing)
 
 
 def _writing_notes(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...data.citations import citation_key, dataset_citation, package_citation, system_citation
+from ...data.registry import citation
 from .figures import PlacedRows, add_legend, draw_error_bars, label_places, side_by_side
 from .recorded_run import RecordedRun, compared_systems, open_recorded
 from .run_folder import latex_text
@@ -89,7 +89,7 @@ def methods_sentence(run: str | Path) -> str:
     """Return the sentences of a methods section, in LaTeX, with `\\cite` of `citations`."""
     of = open_recorded(run)
     manifest, params = of.manifest, of.manifest["params"]
-    keys = ",".join(citation_key(entry) for entry in citations(run))
+    keys = ",".join(entry.partition("{")[2].partition(",")[0] for entry in citations(run))
     encoders = " and ".join(f"{name} ({how})" for name, how in manifest["embedder"].items())
     code = manifest["code"]
     commit = code.get("git_commit")
@@ -108,8 +108,8 @@ def methods_sentence(run: str | Path) -> str:
 def citations(run: str | Path) -> list[str]:
     """Return BibTeX entries: of this package, of the run's data set, of systems that others published."""
     of = open_recorded(run)
-    entries = [package_citation(), dataset_citation(str(of.data["name"]))]
-    entries += [system_citation(name) for name in of.systems]
+    entries = [citation("adaptmr"), citation(str(of.data["name"]))]
+    entries += [citation(name) for name in of.systems]
     return [entry for entry in dict.fromkeys(entries) if entry]
 
 # %% ../../../nbs/eval/report/04_paper.ipynb #0779d89b

@@ -11,7 +11,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..stats.contrasts import MEASURE_NAMES
-from ..stats.intervals import TOO_FEW, compare_systems, format_interval, mean_ci_table
+from adaptmr.eval.stats.intervals import (
+    TOO_FEW,
+    Interval,
+    compare_systems,
+    format_interval,
+    mean_ci_table,
+)
 from ...markup import cut_text
 from ...types import QueryType
 
@@ -53,12 +59,31 @@ def split_by_type(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Split the rows by question type, in the order of `types_present`; all rows last, as `OVERALL`."""
     return [(t, frame[frame["type"] == t]) for t in types_present(frame)] + [(OVERALL, frame)]
 
+
+def split_by_system(frame: pd.DataFrame, by_type: bool = True) -> list[tuple[str, str, pd.DataFrame]]:
+    """Split the rows by system and type: (system, type, rows), without those that have no rows.
+
+    Systems are in the frame's order, types in that of the tables, all types together last (or alone).
+    """
+    types = [*(types_present(frame) if by_type else ()), OVERALL]
+    parts = []
+    for system in dict.fromkeys(frame["system"]):
+        rows = frame[frame["system"] == system]
+        split = ((t, rows if t == OVERALL else rows[rows["type"] == t]) for t in types)
+        parts += [(system, t, part) for t, part in split if len(part)]
+    return parts
+
+
+def interval_columns(it: Interval, name: str = "mean", ends: str = "") -> dict[str, float]:
+    """Return an interval as columns of a row: `name`, and `low` and `high` with the prefix `ends`."""
+    return {name: it.mean, f"{ends}low": it.low, f"{ends}high": it.high}
+
 # %% auto #0
-__all__ = ['OVERALL', 'MAX_CASE_CHARS', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'VERSION_MEASURES', 'types_present',
-           'pivot_by_type', 'split_by_type', 'mean_table', 'reply_outcome_table', 'fallback_rates', 'plans_table',
-           'main_table', 'overview_table', 'unlimited_line', 'system_costs', 'versions_table', 'paired_gains',
-           'gain_table', 'gain_sentences', 'accuracy_and_tokens', 'matched_budget_table', 'overall_gains',
-           'largest_gain_cases', 'comparison_html']
+__all__ = ['OVERALL', 'MAX_CASE_CHARS', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'types_present', 'pivot_by_type',
+           'split_by_type', 'split_by_system', 'interval_columns', 'mean_table', 'reply_outcome_table',
+           'fallback_rates', 'plans_table', 'main_table', 'overview_table', 'unlimited_line', 'system_costs',
+           'paired_gains', 'gain_table', 'gain_sentences', 'accuracy_and_tokens', 'matched_budget_table',
+           'overall_gains', 'largest_gain_cases', 'comparison_html']
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #0cdf900c
 def mean_table(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
@@ -274,30 +299,6 @@ def system_costs(frame: pd.DataFrame) -> pd.DataFrame:
     # where one time is not known, the median of the others would be that of a selection
     known = frame["ms_retrieve"].notna().groupby(frame["system"], sort=False).all()
     return table.assign(ms=each["ms_retrieve"].median().where(known).round(2))
-
-# %% ../../../nbs/eval/report/02_tables.ipynb #83384088
-VERSION_MEASURES = (("current_before_stale", "current before stale"), ("kept", "kept"))
-
-
-def versions_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Compute how systems treat facts that changed, as text cells: a row per system, a column per measure.
-
-    A column's name says on how many questions it rests; a measure that is defined on none has dashes.
-    """
-    import pandas as pd
-
-    order = list(dict.fromkeys(frame["system"]))
-    columns: dict[str, list[str]] = {}
-    for value, label in VERSION_MEASURES:
-        cells: dict[str, str] = {}
-        n = 0
-        if value in frame and frame[value].notna().any():
-            tidy = mean_table(frame, value, seed=seed)
-            for r in tidy[tidy["type"] == OVERALL].to_dict("records"):
-                cells[r["system"]] = format_interval(r["mean"], r["low"], r["high"], ".3f", ".2f")
-                n = max(n, r["n"])
-        columns[f"{label} (n={n})"] = [cells.get(s, "–") for s in order]
-    return pd.DataFrame(columns, index=pd.Index(order, name="system"))
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #051e29f1
 _GAIN_COLUMNS = ["system", "type", "baseline", "difference", "low", "high", "n"]

@@ -6,26 +6,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from .filling import larger_usage
-from .rows import answer_scores, result_row
-from .timings import clock_columns
-from ...llm.call_times import CallTimes
+from ...embed import choose_embedder
+from ...embed import embedder as make_embedder
+from ..metrics.answers import answer_f1, exact_match, locomo_f1
+from ..metrics.hotpotqa import answer_agreement, hotpot_f1, joint_agreement, support_agreement
+from adaptmr.eval.metrics.ranking import (
+    current_before_stale,
+    kept,
+    ranking_metrics,
+    recall_all,
+    recall_any,
+    recall_fraction,
+    to_sessions,
+)
+from ...llm.spending import CallTimes, count_tokens
 from ...llm.tasks import UsageMeter, meter_usage
 from ...reader import answer, build_context
 from ...retrieval.evidence import render_context
-from ...systems.base import MemorySystem, get_capabilities
-from ...systems.contract import check_count_names, check_evidence, check_solution, check_state
-from ...systems.solver import Solver
-from ...text import clean
-from ...types import Conversation, Evidence, Question, Usage
+from ...retrieval.plan import RetrievalPlan
+from ...systems.base import Capabilities, MemorySystem, Solver, get_capabilities, make_system
+from adaptmr.systems.contract import (
+    check_capabilities,
+    check_count_names,
+    check_evidence,
+    check_solution,
+    check_state,
+    check_usage,
+)
+from ...text import clean, detect_language
+from ...types import Answer, Conversation, Evidence, Question, Usage
 
 # %% auto #0
-__all__ = ['Place', 'answer_question', 'solve_question']
+__all__ = ['System', 'IN_HOTPOTQA_FORM', 'PLAN_COLUMNS', 'TIME_SOURCES', 'Place', 'answer_question', 'solve_question',
+           'larger_usage', 'Making', 'make_given', 'conversation_embedder', 'made_for', 'store_conversation',
+           'ingest_conversation', 'prepare_questions', 'declared_capabilities', 'matched_budgets', 'score_answer',
+           'answer_scores', 'result_row', 'clock_columns']
 
 # %% ../../../nbs/eval/runner/01_asking.ipynb #ffe48cd3
 def _with_reader_context(evidence: Evidence, llm: Any) -> Evidence:
@@ -117,3 +138,295 @@ def solve_question(
     check_count_names(system, solution.counts, row, question.id)
     counts = {name: float(count) for name, count in solution.counts.items()}
     return {**row, "solved": {"counts": counts, "transcript": clean(solution.record)}}
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #af89240e
+System = MemorySystem | Solver  # whatever `evaluate` can ask
+
+
+def larger_usage(reported: Usage, metered: Usage) -> Usage:
+    """Return the larger of two counts of the same calls, the system's own and the meter's."""
+    return max(reported, metered, key=lambda u: (u.calls, u.tokens))
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #652fdc28
+class Making(TypedDict, total=False):
+    """How systems are made from their names: the arguments of `evaluate` that decide it, beside the model.
+
+    `embedder`, `seed` and `reranker` are those of `make_system`; `embedder` may also map what "auto" would
+    choose to the `Embedder` to use instead. What is left out has the default of `make_system`.
+    """
+
+    embedder: Any
+    seed: int
+    reranker: Any
+
+
+def make_given(system: str | System, llm: Any = None, **making: Unpack[Making]) -> Any:
+    """Return a system that is given as an object; make one that is given by its name."""
+    return make_system(system, llm, **making) if isinstance(system, str) else system
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #4ee2b784
+def conversation_embedder(conversation: Conversation, embedder: Any) -> Any:
+    """Choose the `Embedder` of a conversation; `embedder` is what `evaluate` takes."""
+    by_language = choose_embedder([m.text for m in conversation.turns])
+    if isinstance(embedder, Mapping):
+        embedder = embedder.get(by_language, by_language)
+    elif embedder == "auto":
+        embedder = by_language
+    return make_embedder(embedder) if isinstance(embedder, str) else embedder
+
+
+def made_for(conversation: Conversation, making: Making) -> Making:
+    """Return how systems are made for a conversation, with its `Embedder`."""
+    return {**making, "embedder": conversation_embedder(conversation, making.get("embedder", "auto"))}
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #61a01d96
+def _store_turns(system: System, conversation: Conversation) -> Iterator[Usage]:
+    """Let a system store a conversation, at once or turn by turn; yield what each step cost."""
+    observe = get_capabilities(system).observe
+    if observe is None:
+        yield check_usage(system.name, system.ingest(conversation))
+        return
+    yield check_usage(system.name, system.ingest(replace(conversation, turns=[])))
+    for turn in conversation.turns:
+        yield check_usage(system.name, observe(turn), "observe")
+
+
+def store_conversation(system: System, conversation: Conversation) -> Usage:
+    """Give a system a conversation beside what it has; return what that cost.
+
+    A system with `observe` gets the conversation without its turns by `ingest`, then each turn, in order. The
+    usage is that of the tasks that ran, or what the system reports if that is more; `seconds` are those of
+    the clock, and the recorded times of calls that were answered from the record. Raises `ContractError` for
+    a usage that is none.
+    """
+    begun = perf_counter()
+    with meter_usage() as meter:
+        reported = sum(_store_turns(system, conversation), Usage())
+    cost = larger_usage(reported, meter.usage)
+    return replace(cost, seconds=meter.times.seconds(perf_counter() - begun))
+
+
+def ingest_conversation(system: System, conversation: Conversation) -> Usage:
+    """Empty a system and give it a conversation, see `store_conversation`; return what that cost."""
+    system.reset()
+    return store_conversation(system, conversation)
+
+
+def prepare_questions(system: System, questions: Sequence[Question]) -> list[Question]:
+    """Return the questions as a system may see them: without gold fields, except for oracles.
+
+    A system with a `prepare` method then prepares them, which may change nothing in it (`ContractError`).
+    Raises `ValueError` for a system that asks for the gold fields and whose name doesn't begin with "oracle".
+    """
+    capabilities = get_capabilities(system)
+    if capabilities.oracle and not system.name.startswith("oracle"):
+        raise ValueError(
+            f"system {system.name!r} wants the gold fields; only one whose name begins with “oracle” "
+            "gets them"
+        )
+    visible = [q if capabilities.oracle else q.blind() for q in questions]
+    state = capabilities.state_version()
+    capabilities.prepare(visible)
+    check_state(system, state)
+    return visible
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #9c7ed021
+def declared_capabilities(
+    systems: Sequence[str | System], llm: Any = None, **making: Unpack[Making]
+) -> dict[str, Capabilities]:
+    """Return what each system declares, by its name; no encoder is loaded for it.
+
+    Raises `ContractError` for a combination of members that isn't possible.
+    """
+    light: Making = {**making, "embedder": "hash"}
+    made = [make_given(s, llm, **light) for s in systems]
+    found = {system.name: get_capabilities(system) for system in made}
+    for name, capabilities in found.items():
+        check_capabilities(name, capabilities)
+    return found
+
+
+def matched_budgets(
+    systems: Sequence[str | System], llm: Any = None, **making: Unpack[Making]
+) -> dict[str, str]:
+    """Map each system whose budget is another's to that other system.
+
+    Raises `ValueError` where the other system isn't asked before it.
+    """
+    found: dict[str, str] = {}
+    earlier: list[str] = []
+    for name, capabilities in declared_capabilities(systems, llm, **making).items():
+        if other := capabilities.matches:
+            if other not in earlier:
+                raise ValueError(
+                    f"system {name!r} may spend what {other!r} spends, which isn't asked before it; "
+                    f"put {other!r} before {name!r} in systems"
+                )
+            found[name] = other
+        earlier.append(name)
+    return found
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #3c7cfa1a
+IN_HOTPOTQA_FORM = ("hotpotqa", "demo_multihop")  # data sets that are scored as HotpotQA is
+
+
+def score_answer(question: Question, prediction: Answer, dataset: str) -> float:
+    """Score an answer, 0 to 1: by the official rule on data in LoCoMo's or HotpotQA's form."""
+    gold = question.answers[0] if question.answers else ""
+    if dataset in ("locomo", "locomo_audited"):
+        return locomo_f1(prediction.text, gold, question.category)
+    if dataset in IN_HOTPOTQA_FORM:
+        return hotpot_f1(prediction.text, gold)
+    return answer_f1(
+        prediction.text, question.answers, answerable=question.answerable, abstained=prediction.abstained
+    )
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #aeada7fe
+def answer_scores(
+    question: Question, evidence: Evidence, prediction: Answer, dataset: str
+) -> dict[str, float]:
+    """Compute all scores of an answer by column, 0 to 1: `f1`, `em`, and HotpotQA's on data in its form."""
+    em = (
+        exact_match(prediction.text, question.answers) if question.answerable else float(prediction.abstained)
+    )
+    found = {"f1": score_answer(question, prediction, dataset), "em": em}
+    if dataset not in IN_HOTPOTQA_FORM:
+        return found
+    gold = question.answers[0] if question.answers else ""
+    support = support_agreement(evidence.sources, question.evidence)
+    joint = joint_agreement(answer_agreement(prediction.text, gold), support)
+    return {
+        **found,
+        "sp_em": support.em,
+        "sp_precision": support.precision,
+        "sp_recall": support.recall,
+        "sp_f1": support.f1,
+        "joint_em": joint.em,
+        "joint_f1": joint.f1,
+    }
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #5473d615
+PLAN_COLUMNS = (
+    "plan_admitted",
+    "plan_queries",
+    "plan_steps",
+    "plan_order",
+    "plan_latest",
+    "plan_threshold",
+)
+
+
+def _plan_columns(plan: Any) -> dict[str, float | None]:
+    if not isinstance(plan, RetrievalPlan):
+        return dict.fromkeys(PLAN_COLUMNS)
+    admitted = plan.answer_as != "directly"  # whether the planner wants any memories
+    queries = (len(plan.queries) or 1) * admitted
+    values = (
+        admitted,
+        queries,
+        plan.multi_step or plan.merge == "cover",
+        plan.temporal_order,
+        plan.prefer_latest,
+        plan.relevance_threshold,
+    )
+    return dict(zip(PLAN_COLUMNS, map(float, values)))
+
+
+def _usage_columns(usage: Usage) -> dict[str, Any]:
+    """Return the usage without clock times and cache hits, so that a repeated run has the same rows."""
+    return {k: v for k, v in asdict(usage).items() if k not in ("seconds", "cached_calls")}
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #e529978e
+_LANGUAGE_TURNS = 20  # turns of a conversation that its language is read from
+
+
+def _language(conversation: Conversation) -> str:
+    return detect_language(" ".join(m.text[:200] for m in conversation.turns[:_LANGUAGE_TURNS]))
+
+
+def result_row(
+    system: str,
+    question: Question,
+    evidence: Evidence,
+    prediction: Answer,
+    conversation: Conversation,
+    dataset: str,
+    k: int,
+    ways: str = "",
+) -> dict[str, Any]:
+    """Collect all results of one system on one question, without clock times; the notebook lists the columns.
+
+    `evidence.context` must be what the reader was given, and `evidence.usage` what retrieval used. `k` is the
+    number of memories that was asked for; `ways` says how the model's replies came about, see `UsageMeter`.
+    """
+    gold = question.evidence if question.answerable else []
+    session = {m.source: m.session for m in conversation.turns}
+    sessions, gold_sessions = (
+        to_sessions(evidence.sources, session),
+        {session[s] for s in gold if s in session},
+    )
+    # a plan may show its hits in order of time; ranking measures judge the order of their scores
+    ranking = sorted(evidence.hits, key=lambda h: -h.score)
+    by_score, depth = [h.sources for h in ranking], max(k, len(ranking)) or None
+    return {
+        "system": system,
+        "conversation": conversation.id,
+        "question": question.id,
+        "type": str(question.type),
+        "category": question.category,
+        "answerable": question.answerable,
+        "gold_turns": len(gold),
+        "planner": evidence.plan.planner if evidence.plan else "",
+        "fallback": (evidence.plan.fallback if evidence.plan else None) or "",
+        "hits": len(evidence.hits),
+        "has_relevant": evidence.has_relevant,
+        "relevance": evidence.relevance,
+        **ranking_metrics(by_score, gold, depth),
+        "recall_behind": recall_fraction([h.all_sources for h in ranking], gold, depth),
+        "current_before_stale": current_before_stale(
+            by_score, question.parts.get("current", ()), question.parts.get("stale", ())
+        ),
+        "kept": kept(evidence.sources, evidence.outdated, gold, question.parts.get("stale", ())),
+        "session_any": recall_any(sessions, gold_sessions),
+        "session_all": recall_all(sessions, gold_sessions),
+        **answer_scores(question, evidence, prediction, dataset),
+        "abstained": prediction.abstained,
+        "context_tokens": count_tokens(evidence.context),
+        **_usage_columns(evidence.usage + prediction.usage),
+        "retrieval_calls": evidence.usage.calls,
+        "retrieval_tokens": evidence.usage.tokens,
+        "ways": ways,
+        **_plan_columns(evidence.plan),
+        "language": _language(conversation),
+        "text": clean(question.text),
+        "answers": clean(" | ".join(map(str, question.answers))),
+        "prediction": clean(prediction.text),
+        "trace": clean("\n".join(f"{row.step}: {row.reason}" for row in evidence.trace)),
+        "retrieved": " ".join(evidence.sources),
+        "behind": " ".join(s for s in evidence.sources_behind if s not in evidence.sources),
+        "evidence": " ".join(question.evidence),
+    }
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #fb2d5d1c
+TIME_SOURCES = ("measured", "recorded", "unknown")
+
+
+def clock_columns(
+    retrieving: CallTimes, answering: CallTimes, retrieved: float, answered: float, at_once: int = 1
+) -> dict[str, float]:
+    """Build the clock's columns of one row: milliseconds, and how many calls they rest on.
+
+    `retrieved` and `answered` are seconds by the clock; `retrieving` and `answering` are the calls made
+    meanwhile, whose recorded times are added; `at_once` is how many questions were asked at the same time.
+
+    Columns: `ms_retrieve`, `ms_answer`, `ms_recorded` (the part of both that comes from the record) in
+    milliseconds, `nan` where a record has no time; `ms_calls_measured`, `ms_calls_recorded`,
+    `ms_calls_unknown`: how many calls those times rest on; `ms_at_once`, as given.
+    """
+    return {
+        "ms_retrieve": retrieving.seconds(retrieved) * 1000,
+        "ms_answer": answering.seconds(answered) * 1000,
+        "ms_recorded": (retrieving.recorded_seconds + answering.recorded_seconds) * 1000,
+        **{f"ms_calls_{s}": getattr(retrieving, s) + getattr(answering, s) for s in TIME_SOURCES},
+        "ms_at_once": at_once,
+    }

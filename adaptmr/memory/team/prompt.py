@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...llm.tokens import count_tokens
+from ...llm.spending import count_tokens
 from ...markup import cut_text
 from .board import Found
 from .private import PrivateMemory, WorkingContext

@@ -1,1 +1,0 @@
-"""Speed and size: benchmarks against goals, growth to a million memories."""

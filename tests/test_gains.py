@@ -1,0 +1,135 @@
+"""What strategies are worth: the matrix, the combination held out, the rule of 10 and 5 points."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptmr.eval.analysis import gains as sv
+from adaptmr.eval.report.style import save_figure
+
+TIME, NEW = "temporal_reasoning", "knowledge_update"
+
+
+def rows(system, scores, question_type):
+    """Two questions of a type on each conversation, in order."""
+    return [
+        {
+            "system": system,
+            "type": question_type,
+            "conversation": f"c{i // 2}",
+            "question": f"{question_type}{i}",
+            "f1": float(score),
+        }
+        for i, score in enumerate(scores)
+    ]
+
+
+TOY = pd.DataFrame(
+    [
+        *rows("a", [1, 1, 0, 0, 0, 0], TIME),
+        *rows("b", [0, 0, 1, 0, 1, 0], TIME),
+        *rows("a", [1, 0, 1, 0, 1, 0], NEW),
+        *rows("b", [1, 0, 1, 0, 1, 0], NEW),
+    ]
+)
+
+
+def test_the_best_of_each_type_is_marked_and_ties_are_not_decided():
+    matrix = sv.strategy_matrix(TOY, ["b", "a"])
+    assert list(dict.fromkeys(matrix["system"])) == ["b", "a"], "in the order that was asked for"
+    means = {(r.system, r.type): (r.mean, r.best) for r in matrix.itertuples()}
+    assert means["a", TIME] == (pytest.approx(1 / 3), False) == means["b", TIME], "equal: neither is best"
+    worse = TOY.assign(f1=TOY["f1"].where(TOY["system"].eq("b") | TOY["type"].eq(NEW), 0.0))
+    best = {(r.system, r.label): r.best for r in sv.strategy_matrix(worse, ["a", "b"]).itertuples()}
+    assert best == {
+        ("a", "temporal"): False,
+        ("b", "temporal"): True,
+        ("a", "update"): False,
+        ("b", "update"): False,
+        ("a", "overall"): False,
+        ("b", "overall"): True,
+    }
+    table = sv.strategy_matrix_table(sv.strategy_matrix(worse, ["a", "b"]))
+    assert table.loc["b", "temporal (n=6)"].endswith(" best")
+    assert not table.loc["a", "temporal (n=6)"].endswith(" best")
+
+
+def test_the_figure_frames_the_best_cells_and_is_the_same_bytes(tmp_path):
+    worse = TOY.assign(f1=TOY["f1"].where(TOY["system"].eq("b"), 0.0))
+    matrix = sv.strategy_matrix(worse, ["a", "b"])
+    figure = sv.strategy_matrix_figure(matrix, "t")
+    assert [patch.get_xy() for patch in figure.axes[0].patches] == [(0, 1), (1, 1), (2, 1)]
+    one, two = (
+        [p.read_bytes() for p in save_figure(sv.strategy_matrix_figure(matrix), tmp_path / str(i), "x")]
+        for i in range(2)
+    )
+    assert one == two
+
+
+def test_the_best_strategy_is_chosen_on_other_conversations():
+    # time: a wins c0 by 2:0, b wins c1 and c2 by 1:0 each; without c0 b is better, without c1 or c2 a is
+    held_out = sv.combine_best(TOY, ["a", "b"])
+    of_time = held_out[held_out["type"] == TIME]
+    assert of_time["f1"].tolist() == [0, 0, 0, 0, 0, 0], "on every conversation the other one is chosen"
+    assert set(held_out["system"]) == {sv.COMBINED} and len(held_out) == 12
+    on_all = sv.combine_best(TOY, ["a", "b"], held_out=False)
+    assert on_all[on_all["type"] == TIME]["f1"].tolist() == [1, 1, 0, 0, 0, 0], "equal means: the first"
+    with pytest.raises(ValueError, match="one conversation can't be held out"):
+        sv.combine_best(TOY[TOY["conversation"] == "c0"], ["a", "b"])
+
+
+def test_a_type_that_no_other_conversation_has_takes_the_best_of_all_types_there():
+    only = TOY[(TOY["type"] == TIME) | (TOY["conversation"] == "c0")]
+    found = sv.combine_best(only, ["a", "b"])
+    assert found[found["type"] == NEW]["f1"].tolist() == [1, 0]  # b, which is better on c1 and c2
+
+
+@given(st.floats(-1, 1))
+def test_the_rule(gap):
+    assert sv.judge_gap(gap) == (
+        "worth it" if gap >= 0.1 else "not worth it" if gap < 0.05 else "weak: more data needed"
+    )
+    assert sv.judge_gap(math.nan) == "not measured"
+
+
+def test_the_gap_by_hand():
+    frame = pd.concat([TOY, TOY[TOY["system"] == "a"].assign(system="oracle", f1=1.0)])
+    gap = sv.oracle_gap(frame, "oracle", "a").set_index("label")
+    assert gap["gap"].round(9).tolist() == [round(4 / 6, 9), 0.5, round(7 / 12, 9)]
+    assert gap["n"].tolist() == [6, 6, 12] and set(gap["verdict"]) == {"worth it"}
+    (sentence,) = sv.gap_sentences(frame, [("oracle", "a")])
+    assert "oracle over a: +58.3 points" in sentence and "adapting is worth it" in sentence
+    assert "Largest on temporal: +66.7 points" in sentence
+    near, far = sv.reach_sentences(frame, "a", ["a", "oracle"])
+    assert "less than the 10 points" in near and "not less than the 10 points" in far
+    with pytest.raises(ValueError, match="no rows of 'nobody'"):
+        sv.oracle_gap(frame, "nobody", "a")
+    with pytest.raises(ValueError, match="not asked the same questions"):
+        sv.oracle_gap(frame[:-1], "oracle", "a")
+
+
+def test_controls_are_compared_one_by_one_with_one_correction():
+    frame = pd.concat([TOY, TOY.assign(system=TOY["system"] + "2")])
+    compared = sv.compare_with_controls(frame, "a", ["b", "b2", "a"])
+    assert list(dict.fromkeys(compared["system"])) == ["a less b", "a less b2"], "not with itself"
+    overall = compared[compared["type"] == "overall"]
+    assert overall["difference"].tolist() == [0, 0] and overall["n"].tolist() == [12, 12]
+    assert sv.comparison_sentences(compared, "F1")[0].startswith("F1, a less b: overall +0.000")
+
+
+def test_a_part_acts_where_the_evidence_or_the_answer_is_another():
+    full = TOY[TOY["system"] == "a"].assign(retrieved="m1 m2", context_tokens=9, prediction="yes")
+    other = full.assign(system="other").reset_index(drop=True)
+    other.loc[0, "retrieved"] = "m2 m1"
+    other.loc[1, "context_tokens"] = 8
+    other.loc[[1, 6], "prediction"] = "no"
+    frame = pd.concat([full, full.assign(system="same"), other.iloc[::-1]])
+    same, acting = sv.acting_table(frame, "a", ["same", "other"]).to_dict("records")
+    assert (same["evidence"], same["answer"], same["share"], same["most"]) == (0, 0, 0, "–")
+    assert (acting["evidence"], acting["answer"], acting["n"]) == (2, 2, 12)
+    assert acting["share"] == pytest.approx(3 / 12) and acting["most"] == "temporal"
