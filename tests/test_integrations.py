@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import importlib
 import json
-import pickle
 import socket
 import sys
 from dataclasses import replace
@@ -127,16 +125,19 @@ def test_langchain_gives_what_retrieve_finds(
 
 
 @needs_langchain
-def test_langchain_asks_without_blocking_the_event_loop(
+def test_langchain_asks_without_blocking_the_event_loop_by_its_planner_and_budget(
     store: am.MemoryStore, langchain: ModuleType
 ) -> None:
-    retriever = langchain.LangChainRetriever(store=store, k=2)
+    before = CountingRouter.asked
+    retriever = langchain.LangChainRetriever(store=store, k=2, planner=CountingRouter())
 
     async def ask() -> list[Any]:
         return [await retriever.ainvoke(QUESTIONS[0]), *await retriever.abatch(QUESTIONS)]
 
     first, second = (retriever.invoke(q) for q in QUESTIONS)
     assert asyncio.run(ask()) == [first, first, second] and first and second
+    assert CountingRouter.asked == before + 5
+    assert langchain.LangChainRetriever(store=store, token_budget=1).invoke("live") == []
 
 
 @needs_langchain
@@ -151,20 +152,11 @@ def test_a_call_of_langchain_may_change_number_user_and_time(
     assert (then["a1"], now["a1"]) == ("I live in Bergen.", "I live in Oslo.")
     with pytest.raises(TypeError, match="'top_k'; it may have k, as_of, where"):
         retriever.invoke("live", top_k=1)
-    with pytest.raises(ValueError, match="where"):
-        langchain.LangChainRetriever(store=store, where={"user": "ann"})
-
-
-@needs_langchain
-def test_a_lost_or_misplaced_user_opens_nothing_in_langchain(
-    store: am.MemoryStore, langchain: ModuleType
-) -> None:
-    retriever = langchain.LangChainRetriever(store=store, where=am.Filter(user="ann"))
     with pytest.raises(TypeError, match="where=None in a call would open the memories of all users"):
         retriever.invoke("live", where=None)
     with pytest.raises(TypeError, match="where=None"):
         asyncio.run(retriever.ainvoke("live", where=None))
-    for misplaced in ({"user": "ann"}, {"filter": am.Filter(user="ann")}, {"search_kwargs": {"k": 1}}):
+    for misplaced in ({"user": "ann"}, {"where": {"user": "ann"}}, {"search_kwargs": {"k": 1}}):
         with pytest.raises(ValueError, match=next(iter(misplaced))):
             langchain.LangChainRetriever(store=store, **misplaced)
 
@@ -182,15 +174,6 @@ def test_langchain_may_configure_the_user_of_a_chain(store: am.MemoryStore, lang
 
 
 @needs_langchain
-def test_a_tool_of_langchain_searches_the_memories(store: am.MemoryStore, langchain: ModuleType) -> None:
-    from langchain_core.tools import create_retriever_tool
-
-    retriever = langchain.LangChainRetriever(store=store, k=1, where=am.Filter(user="ann"))
-    tool = create_retriever_tool(retriever, "memory", "What the user said.")
-    assert tool.invoke({"query": QUESTIONS[1]}) == "My cat is called Momo."
-
-
-@needs_langchain
 def test_a_document_of_langchain_can_be_sent_and_saved(store: am.MemoryStore, langchain: ModuleType) -> None:
     """A text may end in half a character, where a program cut it."""
     from langchain_core.documents import Document
@@ -203,21 +186,6 @@ def test_a_document_of_langchain_can_be_sent_and_saved(store: am.MemoryStore, la
         (d.id, d.page_content, d.metadata) for d in documents
     ]
     assert all((d.page_content + str(d.metadata)).encode() for d in documents)
-
-
-def test_an_open_store_says_that_it_can_not_be_sent_to_a_process(store: am.MemoryStore) -> None:
-    for send in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError, match=r"open the file there: MemoryStore\(':memory:'\)"):
-            send(store)
-
-
-@needs_langchain
-def test_langchain_uses_the_planner_and_the_budget(store: am.MemoryStore, langchain: ModuleType) -> None:
-    before = CountingRouter.asked
-    planned = langchain.LangChainRetriever(store=store, planner=CountingRouter())
-    planned.invoke("live")
-    assert CountingRouter.asked == before + 1
-    assert langchain.LangChainRetriever(store=store, token_budget=1).invoke("live") == []
 
 
 @needs_langchain
@@ -257,18 +225,6 @@ def test_llamaindex_gives_what_retrieve_finds(
 
 
 @needs_llamaindex
-def test_llamaindex_asks_without_blocking_the_event_loop(
-    store: am.MemoryStore, llamaindex: ModuleType
-) -> None:
-    retriever = llamaindex.LlamaIndexRetriever(store, 2)
-
-    async def ask() -> list[Any]:
-        return await asyncio.gather(*(retriever.aretrieve(q) for q in QUESTIONS))
-
-    assert asyncio.run(ask()) == [retriever.retrieve(q) for q in QUESTIONS]
-
-
-@needs_llamaindex
 def test_llamaindex_tells_its_callbacks_and_its_nodes_can_be_saved(
     store: am.MemoryStore, llamaindex: ModuleType
 ) -> None:
@@ -293,13 +249,18 @@ def test_llamaindex_tells_its_callbacks_and_its_nodes_can_be_saved(
 
 
 @needs_llamaindex
-def test_llamaindex_passes_its_options_on(store: am.MemoryStore, llamaindex: ModuleType) -> None:
-    made = llamaindex.LlamaIndexRetriever
-    then = {n.node_id: n.text for n in made(store, as_of="2024-07-01").retrieve("live")}
-    assert then["a1"] == "I live in Bergen."
-    before = CountingRouter.asked
-    made(store, planner=CountingRouter()).retrieve("live")
-    assert CountingRouter.asked == before + 1
+def test_llamaindex_passes_its_options_on_and_does_not_block_the_event_loop(
+    store: am.MemoryStore, llamaindex: ModuleType
+) -> None:
+    made, before = llamaindex.LlamaIndexRetriever, CountingRouter.asked
+    retriever = made(store, as_of="2024-07-01", planner=CountingRouter())
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(retriever.aretrieve(q) for q in QUESTIONS))
+
+    assert asyncio.run(ask()) == [retriever.retrieve(q) for q in QUESTIONS]
+    assert {n.node_id: n.text for n in retriever.retrieve("live")}["a1"] == "I live in Bergen."
+    assert CountingRouter.asked == before + 5
     assert made(store, token_budget=1).retrieve("live") == []
 
 

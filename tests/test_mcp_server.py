@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from adaptmr.cli import main
 from adaptmr.integrations.mcp import TOOLS, MemoryTools, make_server
-from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.view import Filter
+from adaptmr.store.memory_store import Filter, MemoryStore
 
 ROOT = Path(__file__).resolve().parent.parent
 NOW = datetime(2024, 9, 1, tzinfo=UTC)
@@ -99,35 +99,24 @@ def test_forget_needs_to_know_what(store: MemoryStore) -> None:
 
 
 def test_without_the_package_the_error_names_the_extra(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'adaptmr\[mcp\]'"):
-        make_server(tools_over(store))
-
-
-@pytest.mark.skipif(find_spec("mcp") is not None, reason="the package mcp is installed")
-def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(tmp_path / "m.db")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2 and done.stderr.startswith("adaptmr: an MCP server needs the package mcp")
+    assert main(["serve", "--mcp", str(tmp_path / "m.db")]) == 2
+    assert "pip install 'adaptmr[mcp]'" in capsys.readouterr().err
 
 
 @needs_mcp
+@pytest.mark.slow
 def test_the_official_client_uses_the_tools_over_stdio(store: MemoryStore, tmp_path: Path) -> None:
-    from mcp import ClientSession, StdioServerParameters, stdio_client
+    from mcp import ClientSession, stdio_client
 
     path = tmp_path / "m.db"
     store.export_jsonl(tmp_path / "m.jsonl")
     with MemoryStore(path, embedder="hash") as file:
         file.import_jsonl(tmp_path / "m.jsonl")
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"],
-        env=dict(os.environ),
-        cwd=ROOT,
-    )
+    server = served(path, "--user", "ann")
 
     async def talk() -> None:
         async with stdio_client(server) as (reads, writes), ClientSession(reads, writes) as client:
@@ -180,6 +169,7 @@ def filled(path: Path) -> Path:
 
 
 @needs_mcp
+@pytest.mark.slow
 def test_whatever_a_client_sends_it_gets_an_error_with_the_remedy(tmp_path: Path) -> None:
     from mcp import ClientSession, stdio_client
 
@@ -242,6 +232,7 @@ def test_a_model_is_told_what_each_argument_means_and_a_program_what_is_changed(
 
 
 @needs_mcp
+@pytest.mark.slow
 def test_a_server_that_is_killed_has_written_whole_memories_or_none(tmp_path: Path) -> None:
     path = filled(tmp_path / "m.db")
     command = [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
@@ -279,6 +270,7 @@ def send(server: subprocess.Popen[str], calls: list[dict[str, Any]]) -> None:
 
 
 @needs_mcp
+@pytest.mark.slow
 def test_a_server_ends_with_its_client_and_survives_what_is_no_message(tmp_path: Path) -> None:
     path = filled(tmp_path / "m.db")
     command = [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]

@@ -14,7 +14,7 @@ from layered_store import START, key_memory, layered_store, layers_of, turns_of
 
 from adaptmr.llm.tasks import Task, meter_usage, object_schema, run_task
 from adaptmr.memory.config import MemoryConfig
-from adaptmr.memory.layers import AUTO, FACT, KEY, PAGE, SUMMARY, TOPIC
+from adaptmr.memory.layers import AUTO, FACT, KEY, PAGE, TOPIC
 from adaptmr.memory.roads import LAYERED_ROADS, ROADS, Asked, Origins, Recall, recall
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Memory, Question
@@ -67,27 +67,6 @@ def test_pages_are_those_of_the_topics_found(store):
     (topic,) = found.found(TOPIC)
     others = [m for m in store.memories if m.layer == PAGE and m.meta["topic"] == topic]
     assert len(pages) == min(CONFIG.top_k_mtm_pages, len(others))
-
-
-def test_a_page_quotes_its_turns_and_a_summary_has_them_behind_it(store):
-    found = recall(store, ASKED, CONFIG, roads=ROADS)
-    page = next(h for h in found.hits("mid_term") if h.memory.layer == PAGE)
-    assert page.quoted == page.behind == tuple(page.memory.derived_from) and len(page.quoted) == 6
-    topic = next(h for h in found.hits("mid_term") if h.memory.id == page.memory.meta["topic"])
-    assert not topic.sources and set(topic.behind) > set(page.behind)
-    found = recall(store, ASKED, replace(CONFIG, top_k_ltm=100), roads=ROADS)
-    summary = next(h for h in found.hits("long_term") if h.memory.layer == SUMMARY)
-    assert len(summary.behind) == 24 and not summary.sources
-
-
-def test_the_latest_turns_are_read_in_order_with_those_in_no_page(store):
-    turns = turns_of(100)
-    found = recall(store, ASKED, CONFIG, roads=ROADS)
-    assert ids(found, "short_term") == [m.id for m in turns[96:]], "96 turns are in pages"
-    with MemoryStore(embedder="hash") as waiting:  # the last page would begin with turn 97, and isn't full
-        said = turns_of(103)
-        waiting.add([*said, *layers_of(said[:100], CONFIG)])
-        assert ids(recall(waiting, ASKED, CONFIG, roads=ROADS), "short_term") == [m.id for m in said[96:]]
 
 
 # --- key memories

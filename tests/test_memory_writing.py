@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layered import LayeredMemory
 from adaptmr.memory.layers import DERIVED, FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, Layers, is_expired
 from adaptmr.memory.long_term import manual_key
-from adaptmr.memory.topics import Use, eviction_order, next_page
+from adaptmr.memory.topics import Use, eviction_order, next_page, promotion_rule
 from adaptmr.types import Memory
 
 SMALL: dict[str, Any] = {"stm_capacity": 2, "page_turns": 2, "rollup_pages": 2, "profile_every": 1}
@@ -221,6 +222,15 @@ def test_a_newer_value_replaces_a_fact_and_a_line_of_the_profile() -> None:
 
 
 # -- promotion and key memories
+
+
+def test_promotion_takes_two_of_three_conditions() -> None:
+    config = MemoryConfig(heat_visits=0.0, heat_recency=0.0, heat_length=1.0)
+    for rate, hits, hot in product((True, False), repeat=3):
+        use = Use(hits=8 if hits else 7, recent_hits=7 if rate else 6)
+        topic = Memory("topic:1", "…", layer=TOPIC, meta={"pages": 6 if hot else 5})
+        assert bool(promotion_rule(topic, use, 1, config)) == (rate + hits + hot >= 2)
+        assert not promotion_rule(topic, use, 1, replace(config, enable_auto_key_promotion=False))
 
 
 def risky(**config: Any) -> Conversation:

@@ -321,6 +321,18 @@ def test_the_same_plan_told_after_its_day_lies_behind():
     assert found.start.date().isoformat() == "2025-10-19"
 
 
+def test_ranges_weekends_and_deadlines():
+    for said, text, start, end in (
+        ("2024-02-22", "I'll be away from Tuesday to Friday.", "2024-02-27", "2024-03-02"),
+        ("2024-02-20", "We walked from Friday to Monday.", "2024-02-16", "2024-02-20"),
+        ("2024-02-20", "the weekend after 18 March 2023", "2023-03-25", "2023-03-27"),
+        ("2024-02-20", "the weekend after 17 March 2023", "2023-03-18", "2023-03-20"),
+        ("2024-02-20", "报告12月12日前交", "MIN", "2024-12-12"),
+    ):
+        [w] = find_times(text, datetime.fromisoformat(said))
+        assert (w.start, w.end) == (at(start), at(end)), text
+
+
 def test_prefer_decides_when_the_tense_does_not():
     [past], [future] = (find_times("12 September", TUESDAY, prefer=prefer) for prefer in ("past", "future"))
     assert (past.start, future.start) == (at("2023-09-12"), at("2024-09-12"))

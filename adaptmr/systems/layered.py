@@ -101,14 +101,16 @@ class LayeredSystem(DisplayedSystem):
         if texts:
             self.store.embedder.encode(list(texts), kind="query")
 
-    def recall(self, question: Question | str, k: int = 10) -> Recall:
+    def recall(
+        self, question: Question | str, k: int = 10, roads: Mapping[str, Road] | None = None
+    ) -> Recall:
         """Return what the roads find for a question, the road `turns` at most `k`; nothing is counted."""
         return recall(
             self.store,
             question,
             self.config,
             owners=(self.memory.user,),
-            roads=self.roads,
+            roads=self.roads if roads is None else roads,
             planner=self.router,
             k=k,
             fit=self.fit,

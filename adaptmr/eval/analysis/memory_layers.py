@@ -33,7 +33,7 @@ from ...memory.config import MemoryConfig
 from ...memory.layered import LayeredMemory
 from ...memory.layers import FACT, KEY, PAGE, SUMMARY, TOPIC
 from ...memory.prompt import Prompt, build_prompt, shown_evidence
-from ...memory.roads import LAYERED_ROADS, ROADS, Recall, recall
+from ...memory.roads import LAYERED_ROADS, ROADS, Recall
 from ...reader import answer
 from ...store.memory_store import MemoryStore
 from ...systems.layered import LayeredSystem
@@ -229,21 +229,12 @@ WAYS = {AT_ONCE: LAYERED_ROADS, **{f"{name} alone": {name: road} for name, road 
 
 def _time(memory: FilledMemory, way: str, asked: Question, k: int) -> dict[str, float]:
     """Time a recall, and after that on all roads the prompt: milliseconds by way."""
-    system, begun = memory.system, perf_counter()
-    found = recall(
-        system.store,
-        asked,
-        system.config,
-        owners=(system.memory.user,),
-        roads=WAYS[way],
-        planner=system.router,
-        k=k,
-        fit=system.fit,
-    )
+    begun = perf_counter()
+    found = memory.system.recall(asked, k, WAYS[way])
     times = {way: (perf_counter() - begun) * 1000}
     if way == AT_ONCE:
         begun = perf_counter()
-        build_prompt(found, asked, system.config)
+        build_prompt(found, asked, memory.system.config)
         times[PROMPT] = (perf_counter() - begun) * 1000
     return times
 
