@@ -22,9 +22,54 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['TOLERANCE', 'DERIVED_FILES', 'RecordedRun', 'compared_systems', 'open_recorded', 'recorded_runs', 'read_manifest',
-           'run_folders', 'finished_runs', 'is_finished', 'is_timing', 'compare_tables', 'compare_means',
+__all__ = ['TOLERANCE', 'DERIVED_FILES', 'read_manifest', 'run_folders', 'finished_runs', 'is_finished', 'RecordedRun',
+           'compared_systems', 'open_recorded', 'recorded_runs', 'is_timing', 'compare_tables', 'compare_means',
            'compare_runs']
+
+# %% ../../../nbs/eval/report/01_recorded_run.ipynb #08fbaf98
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """Read a manifest. Raises `ValueError`, which names the run, for one that is broken or no mapping."""
+    source = Path(path)
+    name = f"{source.parent.name}/{source.name}"
+    try:
+        found = json.loads(source.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{name} is not readable JSON ({e}): run the experiment again") from e
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} holds a {type(found).__name__}, not a manifest: run the experiment again")
+    return found
+
+
+def run_folders(outputs: str | Path) -> list[Path]:
+    """List the folders `<experiment>/<run-id>` below a folder of runs, sorted, finished or not.
+
+    Hidden folders are left out: runs that are being filled are hidden.
+    """
+    return sorted(p for p in Path(outputs).glob("[!.]*/[!.]*") if p.is_dir())
+
+
+def finished_runs(outputs: str | Path) -> dict[Path, dict[str, Any]]:
+    """Read the manifests of the finished runs below a folder of runs, sorted by path.
+
+    A manifest that can't be read is named in a `RunNotice` and left out.
+    """
+    return {f: m for f in run_folders(outputs) if (m := _finished(f, "is left out")) is not None}
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a folder holds a finished run. A broken manifest, which a `RunNotice` names, counts as none."""
+    return _finished(run, "counts as unfinished") is not None
+
+
+def _finished(run: Path, consequence: str) -> dict[str, Any] | None:
+    """Return the manifest of a run, `None` where there is none or it can't be read."""
+    if not (run / "manifest.json").exists():
+        return None
+    try:
+        return read_manifest(run / "manifest.json")
+    except (ValueError, OSError) as e:
+        notice(f"{run.parent.name}/{run.name} {consequence}: {e}")
+        return None
 
 # %% ../../../nbs/eval/report/01_recorded_run.ipynb #dd7fe90f
 @dataclass(frozen=True)
@@ -161,51 +206,6 @@ def recorded_runs(outputs: str | Path) -> list[RecordedRun]:
     A run whose manifest can't be read is named in a `RunNotice` and left out.
     """
     return [RecordedRun(folder, manifest) for folder, manifest in finished_runs(outputs).items()]
-
-# %% ../../../nbs/eval/report/01_recorded_run.ipynb #08fbaf98
-def read_manifest(path: str | Path) -> dict[str, Any]:
-    """Read a manifest. Raises `ValueError`, which names the run, for one that is broken or no mapping."""
-    source = Path(path)
-    name = f"{source.parent.name}/{source.name}"
-    try:
-        found = json.loads(source.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"{name} is not readable JSON ({e}): run the experiment again") from e
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} holds a {type(found).__name__}, not a manifest: run the experiment again")
-    return found
-
-
-def run_folders(outputs: str | Path) -> list[Path]:
-    """List the folders `<experiment>/<run-id>` below a folder of runs, sorted, finished or not.
-
-    Hidden folders are left out: runs that are being filled are hidden.
-    """
-    return sorted(p for p in Path(outputs).glob("[!.]*/[!.]*") if p.is_dir())
-
-
-def finished_runs(outputs: str | Path) -> dict[Path, dict[str, Any]]:
-    """Read the manifests of the finished runs below a folder of runs, sorted by path.
-
-    A manifest that can't be read is named in a `RunNotice` and left out.
-    """
-    return {f: m for f in run_folders(outputs) if (m := _finished(f, "is left out")) is not None}
-
-
-def is_finished(run: Path) -> bool:
-    """Whether a folder holds a finished run. A broken manifest, which a `RunNotice` names, counts as none."""
-    return _finished(run, "counts as unfinished") is not None
-
-
-def _finished(run: Path, consequence: str) -> dict[str, Any] | None:
-    """Return the manifest of a run, `None` where there is none or it can't be read."""
-    if not (run / "manifest.json").exists():
-        return None
-    try:
-        return read_manifest(run / "manifest.json")
-    except (ValueError, OSError) as e:
-        notice(f"{run.parent.name}/{run.name} {consequence}: {e}")
-        return None
 
 # %% ../../../nbs/eval/report/01_recorded_run.ipynb #1d9142df
 def is_timing(column: str) -> bool:
