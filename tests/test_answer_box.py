@@ -60,16 +60,6 @@ def test_the_box_holds_answers_numbers_picture_and_limits(tmp_path):
     assert "What this can't show: Two languages." in box and external_resources(box) == []
 
 
-def test_a_run_without_contrasts_says_so(tmp_path):
-    box = answer_box_html([], picture=tmp_path / "none.png")
-    assert "No test compares" in box and "<img" not in box
-
-
-def test_further_answers_are_folded():
-    box = answer_box_html([("Own?", "Yes.", "n = 5")], more=[("Declared?", "No.", "n = 6")])
-    assert box.index("Own?") < box.index("<details>") < box.index("Declared?")
-
-
 def test_the_box_comes_first_in_a_page():
     title, story, box = ({"metadata": {"tags": tags}} for tags in ([], ["parameters"], [ANSWER_TAG]))
     assert answer_first([title, story, box]) == [title, box, story]

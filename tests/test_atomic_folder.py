@@ -18,7 +18,7 @@ import pytest
 from adaptmr import cli
 from adaptmr.eval.report import run_folder
 from adaptmr.eval.report.run_folder import open_run
-from adaptmr.files import RunNotice, write_atomic
+from adaptmr.files import RunNotice
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,6 +68,7 @@ def killed_at(n, work):
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f1", [0.5, 0.6], ids=["the same results", "other results"])
 def test_a_run_killed_at_any_step_leaves_the_finished_one_whole(tmp_path, f1):
     first = a_run(tmp_path)
@@ -88,15 +89,6 @@ def test_a_run_killed_at_any_step_leaves_the_finished_one_whole(tmp_path, f1):
     assert sorted(p.name for p in (tmp_path / "exp1").iterdir()) == [first.name] + [f"{first.name}-2"] * (
         f1 != 0.5
     ), "what the killed ones left is gone"
-
-
-def test_a_first_run_killed_at_any_step_is_not_there_or_whole(tmp_path):
-    whole, n = set(tree(a_run(tmp_path / "once"))), 0
-    while killed_at(n := n + 1, lambda: a_run(tmp_path / "out")):
-        for folder in (tmp_path / "out" / "exp1").glob("[!.]*"):
-            assert set(tree(folder)) == whole, n
-            shutil.rmtree(folder)
-    assert n > 15
 
 
 HOLD = """
@@ -145,17 +137,6 @@ def test_the_second_of_two_equal_runs_names_the_process_of_the_first(tmp_path, m
     assert len(list((tmp_path / "exp1").iterdir())) == 1
 
 
-def test_a_file_is_whole_or_not_there(tmp_path):
-    target = tmp_path / "manifest.json"
-    write_atomic(target, "old")
-    n = 0
-    while killed_at(n := n + 1, lambda: write_atomic(target, "new" * 10_000)):
-        assert target.read_text() in ("old", "new" * 10_000)
-    assert n > 1
-    with pytest.raises(OSError):
-        write_atomic(tmp_path / "nowhere" / "x", "y")
-
-
 # --- what git sees
 
 
@@ -169,6 +150,7 @@ def git(root, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_after_an_experiment_git_sees_at_most_new_folders(tmp_path, monkeypatch, capsys):
     root = checkout.make(tmp_path / "checkout")
     shutil.copy(ROOT / ".gitignore", root)
@@ -204,17 +186,4 @@ def test_after_an_experiment_git_sees_at_most_new_folders(tmp_path, monkeypatch,
         (root / "outputs" / "tiny" / left).write_text("{}")
     assert git(root, "status", "--porcelain") == f"?? outputs/tiny/{first.name}-2/\n", (
         "what a killed run leaves isn't seen"
-    )
-
-
-def test_a_run_that_lost_its_report_gets_it_again(tmp_path, monkeypatch):
-    monkeypatch.chdir(checkout.make(tmp_path / "checkout"))
-    first = cli.run_experiment("tiny")
-    before = tree(first)
-    for name in ("notebook.ipynb", "report.html"):
-        (first / name).unlink()
-    assert (
-        cli.run_experiment("tiny") == first
-        and set(tree(first)) == set(before)
-        and tree(first)["manifest.json"] == before["manifest.json"]
     )

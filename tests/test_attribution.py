@@ -26,7 +26,6 @@ from adaptmr.eval.annotation.labels import CAUSES
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
 from adaptmr.retrieval.evidence import render_context
-from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.systems.fixed import without_times
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question
 
@@ -49,9 +48,6 @@ TALK = Conversation(
 OLD, SLUGS, NEW, CAT, TEA = TALK.turns
 WHERE = Question(
     "q1", "Where do I live now?", ["Bergen"], QueryType.knowledge_update, evidence=["D2"], conversation="c"
-)
-NEVER = Question(
-    "q2", "Did I ever mention a boat?", type=QueryType.abstention, answerable=False, conversation="c"
 )
 
 
@@ -143,11 +139,7 @@ def test_gen(reader):
 def test_unstable(reader):
     llm, server = reader(lambda lines: "Bergen")
     d = c.diagnose(WHERE, found(OLD), TALK, llm)
-    assert (
-        d.cause == "unstable"
-        and d.calls == 0
-        and len(server.requests) == 1
-    )
+    assert d.cause == "unstable" and d.calls == 0 and len(server.requests) == 1
 
 
 # --- ties, doubles, all together
@@ -196,12 +188,6 @@ def test_gains_by_hand(reader):
     assert d.gains == pytest.approx({"MISS": 5 / 6, "CONFLICT": 1 / 12, "OVERLOAD": 1 / 12, "TEMPORAL": 0})
     assert (d.score, d.repaired) == (0, 1) and sum(d.gains.values()) == pytest.approx(1)
     assert set(d.seen) == {"MISS", "CONFLICT", "OVERLOAD", "TEMPORAL"} and d.complete
-
-
-def test_an_unanswerable_question_has_no_gains(reader):
-    llm, _ = reader(lambda lines: "a yacht")
-    d = c.diagnose(NEVER, found(TEA, SLUGS), TALK, llm)
-    assert d.cause == "HALLUC" and d.gains == {} and d.seen == () and d.complete
 
 
 def test_gains_need_every_set(reader):
@@ -261,17 +247,6 @@ def test_what_the_reader_cannot_see_is_not_asked(reader):
     assert frozenset({"TEMPORAL"}) not in offline.tried, "the rules don't see an order"
 
 
-def test_malformed_replies_count_too(reader):
-    with s.Server(s.ok("certainly not JSON")) as server:
-        d = c.diagnose(
-            WHERE, found(OLD, SLUGS, TEA), TALK, LLM("m", base_url=server.url, api_key="k"), max_calls=5
-        )
-        assert d.calls == 5 == len(server.requests) - 2, "the control is asked for again, too"
-        assert d.cause == "GEN" and not d.complete and d.tried == () and "answer:fallback" in d.ways, (
-            "a rule in the model's place says nothing of the model"
-        )
-
-
 def test_all_together_comes_first_where_calls_are_few(reader):
     llm, server = reader(lambda lines: "x")
     d = c.diagnose(WHERE, found(OLD, SLUGS, TEA), TALK, llm, max_calls=4)
@@ -283,11 +258,6 @@ def test_all_together_comes_first_where_calls_are_few(reader):
 
 
 # --- the interventions themselves
-
-
-def test_gold_takes_its_place_in_time_where_the_plan_orders():
-    ordered = found(OLD, TEA, plan=RetrievalPlan(temporal_order=True))
-    assert apply_interventions(ordered, {"MISS"}, Failure.of(WHERE, TALK)).sources == ["D0", "D2", "D4"]
 
 
 def test_a_system_with_words_of_its_own_keeps_them():
@@ -494,14 +464,6 @@ def test_shares_add_up():
         diagnosed(*["MISS", "GEN", "MISS|CONFLICT"] * 4).assign(conversation=[f"c{i % 5}" for i in range(12)])
     )
     assert (more["low"] <= more["mean"]).all() and (more["mean"] <= more["high"]).all()
-
-
-def test_a_share_is_of_the_f1_that_was_lost():
-    given = diagnosed("MISS", "GEN").assign(lost=[0.8, 1.0], left=[0.2, 1.0], gain_MISS=[0.6, 0.0])
-    whole = causes.cause_shares(given)
-    whole = whole[whole.type == "overall"].set_index("cause")
-    assert whole["mean"].to_dict() == pytest.approx({"MISS": 0.6 / 1.8, "GEN": 1.2 / 1.8})
-    assert whole["gain"].to_dict() == pytest.approx({"MISS": 0.3, "GEN": 0.6})
 
 
 def test_sentences_and_outcomes():

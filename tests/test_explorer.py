@@ -20,7 +20,6 @@ from adaptmr.eval.report.explorer import (
     explorer_data,
     explorer_html,
     report_explorer,
-    run_explorer,
     write_local_explorer,
 )
 from adaptmr.eval.report.html import external_resources, frame_html, render_page
@@ -65,22 +64,10 @@ def test_texts_are_held_once_and_rows_refer_to_them():
     assert second["rows"][0][1] is None and second["gold"] == [] and not second["answerable"]
 
 
-def test_a_long_turn_is_cut():
-    shown = explorer_data(FRAME, DATA)
-    text = next(t for t in shown["turns"] if t[0] == "S1:3")[3]
-    assert len(text) == 500 and text.endswith("…")
-
-
 def test_the_steps_of_a_trace_are_shown():
     shown = explorer_data(FRAME.assign(trace="search: 3 → 2\ngate: open"), DATA)
     steps = shown["traces"][shown["questions"][0]["rows"][0][6]]
     assert [shown["steps"][i] for i in steps] == ["search: 3 → 2", "gate: open"]
-
-
-def test_questions_that_the_data_lack_are_left_out():
-    fewer = Dataset("example", DATA.conversations, QUESTIONS[:1])
-    assert [q["id"] for q in explorer_data(FRAME, fewer)["questions"]] == ["q1"]
-    assert explorer_html(explorer_data(FRAME, Dataset("example", DATA.conversations, []))) == ""
 
 
 def test_text_can_not_end_the_element_that_holds_it():
@@ -110,10 +97,6 @@ def test_the_report_of_a_redacted_run_has_no_explorer():
     assert report_explorer(_committed("locomo")) == ""
 
 
-def test_a_folder_without_results_has_no_explorer(tmp_path):
-    assert run_explorer(tmp_path) == "" and write_local_explorer(tmp_path) is None
-
-
 def test_the_page_of_a_redacted_run_is_not_committed():
     lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert f"outputs/*/*/{LOCAL_EXPLORER}" in lines
@@ -137,6 +120,7 @@ def _explored(actions: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @in_a_browser
 def test_a_cell_of_a_table_opens_the_questions_behind_it(tmp_path):
     opened = """() => {
@@ -149,6 +133,7 @@ def test_a_cell_of_a_table_opens_the_questions_behind_it(tmp_path):
     assert _explored(opened, tmp_path) == [-1, "1", "0", "2 of 2 questions", "pick"]
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @in_a_browser
 def test_the_filters_and_the_arrow_keys_choose_questions(tmp_path):
@@ -169,6 +154,7 @@ def test_the_filters_and_the_arrow_keys_choose_questions(tmp_path):
     assert (count, gold) == ("1 of 2 questions", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @in_a_browser
 def test_it_runs_in_a_browser(tmp_path):

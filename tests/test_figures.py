@@ -158,13 +158,6 @@ def test_series_differ_without_colour():
     assert len(looks) == 12
 
 
-def test_lightness():
-    assert f.lightness("#000000") == pytest.approx(0, abs=1e-9) and f.lightness("#ffffff") == pytest.approx(
-        100, abs=0.01
-    )
-    assert f.lightness("#777777") == pytest.approx(50.03, abs=0.1)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_pareto_labels_do_not_collide(seed):
     rng = np.random.default_rng(seed)
@@ -188,22 +181,6 @@ def test_pareto_labels_do_not_collide(seed):
     assert not [1 for px, py in points for b in boxes if b.x0 < px < b.x1 and b.y0 < py < b.y1]
 
 
-def test_pareto_of_one_point_and_of_equal_points():
-    same = pd.DataFrame(
-        {
-            "system": ["a", "b", "c"],
-            "tokens": [5, 5, 5],
-            "mean": [0.5] * 3,
-            "low": [0.4] * 3,
-            "high": [0.6] * 3,
-        }
-    )
-    for data in (same.head(1), same):
-        fig = f.pareto_plot(data, "tokens")
-        boxes = [t.get_window_extent(fig.canvas.get_renderer()) for t in fig.axes[0].texts]
-        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_pareto_front(points):
@@ -217,14 +194,6 @@ def test_pareto_front(points):
     assert front.any()
 
 
-def test_pareto_front_without_numbers():
-    assert f.pareto_front([1, math.nan], [0.5, 0.9]).tolist() == [True, False]
-    with pytest.raises(ValueError, match="no row"):
-        f.pareto_plot(one_type().assign(tokens=math.nan), "tokens")
-    with pytest.raises(ValueError, match="logarithmic"):
-        f.pareto_plot(one_type().assign(tokens=0), "tokens", log=True)
-
-
 def test_difference_plot_shows_zero_and_what_leaves_it_out():
     ax = f.difference_plot(differences(), ["system", "type"]).axes[0]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["a · x", "b · y", "c · z"]
@@ -232,18 +201,6 @@ def test_difference_plot_shows_zero_and_what_leaves_it_out():
     filled = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() in ("o", "s")]
     assert [c != "white" for c in filled] == [True, True, False]
     assert len(f.difference_plot(differences().assign(difference=math.nan)).axes[0].texts) == 3
-
-
-def test_wrong_frames_are_named():
-    data = means()
-    with pytest.raises(ValueError, match="no rows"):
-        f.grouped_bars(data.head(0), "type")
-    with pytest.raises(ValueError, match="repeat a place"):
-        f.grouped_bars(pd.concat([data, data]), "type")
-    with pytest.raises(KeyError, match="topic"):
-        f.heatmap(data, "topic", "system")
-    with pytest.raises(ValueError, match="nothing to draw"):
-        f.heatmap(data.assign(mean=math.nan), "type", "system")
 
 
 def test_text_that_the_font_lacks_is_an_error(tmp_path):

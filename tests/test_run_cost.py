@@ -9,8 +9,7 @@ import pytest
 import server
 
 import adaptmr as am
-from adaptmr.eval.analysis.run_cost import combine_rates, estimate, recorded_costs
-from adaptmr.eval.runner import parallel
+from adaptmr.eval.analysis.run_cost import estimate, recorded_costs
 from adaptmr.types import Conversation, Dataset, Question
 
 PRICES = {"m": {"prompt": 2.0, "completion": 8.0}}
@@ -49,12 +48,6 @@ def test_totals_by_hand_and_no_call(tmp_path):
     assert told.minutes().value == pytest.approx(10 * 36 / 2 / 60)
     assert told.systems[0].origin == "recorded in exp3/one" and "recorded in exp3/one" in str(told)
     assert estimate(["unified"], DATA, llm, outputs=tmp_path, leave_out={"exp3/one"}).rows[0][2] == "unknown"
-
-
-def test_another_k_adds_its_context_to_the_prompt(tmp_path):
-    recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0)})
-    told = estimate(["unified"], DATA, model(), 10, outputs=tmp_path)
-    assert told.total("prompt_tokens").value == 10 * (100 + 50) and "assumed to grow with k" in str(told)
 
 
 def test_what_another_system_sends_too_is_paid_once_with_a_cache(tmp_path):
@@ -107,26 +100,6 @@ def test_workers_divide_the_minutes_of_a_run_without_a_model(tmp_path):
     assert estimate(["unified"], data, outputs=tmp_path).workers == 1, "so few questions are asked here"
     with pytest.raises(ValueError, match="workers=0"):
         estimate(["unified"], data, workers=0, outputs=tmp_path)
-
-
-def test_many_answers_are_estimated_for_all_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "available_cores", lambda: 3)
-    recorded(tmp_path, "one", {"unified": (0, 0, 0, 6.0)}, model="offline")
-    places = [Conversation(f"c{i}", turns=[]) for i in range(5)]
-    asked = [Question(f"q{i}", "Where?", conversation=f"c{i % 5}") for i in range(parallel.WORTH_WORKERS)]
-    told = estimate(["unified"], Dataset("toy", places, asked), outputs=tmp_path)
-    assert told.workers == 3 and told.minutes().value == pytest.approx(6.0 * len(asked) / 60 / 3)
-
-
-def test_workers_share_the_questions_in_flight_to_a_model(tmp_path):
-    recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0)})
-    told = estimate(["unified"], DATA, model(), 5, workers=1, outputs=tmp_path)
-    assert told.minutes().value == pytest.approx(10 * 6 / 2 / 60) and "2 questions in flight" in str(told)
-
-
-def test_ranges_by_hand():
-    both = combine_rates([10.0, 14.0, 11.0], [1.0, 0.5, 0.0], 2.0)
-    assert (both.value, both.low, both.high) == (11.0, 4.0, 30.0)
 
 
 def test_the_committed_runs_can_be_read():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...data.registry import citation
 from .figures import PlacedRows, add_legend, draw_error_bars, label_places, side_by_side
 from .recorded_run import RecordedRun, compared_systems, open_recorded
-from .run_folder import latex_text
+from .run_folder import booktabs, latex_text
 from .style import TEXT_COLOR, canvas, house_style, printable_label, series_looks
 from .tables import OVERALL, OVERVIEW_MEASURES, mean_table, overview_table
 from ..stats.contrasts import DIFFERENT, EQUIVALENT, MEASURE_NAMES
@@ -159,37 +159,25 @@ def paper_table(
     marks = _marks(of.contrasts, list(names.values()))
     cells: dict[Any, dict[Any, str]] = table.to_dict("index")
     body = [
-        " & ".join(
-            [
-                _marked(system, marks.get((system, ""), "")),
-                *(_marked(cells[system][columns[m]], marks.get((system, names[m]), "")) for m in measures),
-            ]
-        )
-        + r" \\"
+        [
+            _marked(system, marks.get((system, ""), "")),
+            *(_marked(cells[system][columns[m]], marks.get((system, names[m]), "")) for m in measures),
+        ]
         for system in of.systems
     ]
     notes = [
         rf"\textsuperscript{{{x}{_SIGNS.get(c['verdict'], '')}}} {latex_text(_contrast_words(c))}."
         for x, c in zip(_LETTERS, of.contrasts)
     ]
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            rf"\begin{{{_WIDTHS[width]}}}[t]",
-            r"\centering\small",
-            rf"\caption{{{latex_text(paper_caption(run, systems))}}}",
-            rf"\label{{tab:{of.manifest['experiment']}-{of.manifest['run_id'].rpartition('-')[2]}}}",
-            rf"\begin{{tabular}}{{l{'r' * len(measures)}}}",
-            r"\toprule",
-            " & ".join(["system", *(latex_text(columns[m]) for m in measures)]) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *([r"\par\smallskip\raggedright\footnotesize", *notes] if notes else []),
-            rf"\end{{{_WIDTHS[width]}}}",
-            "",
-        ]
+    return booktabs(
+        [" & ".join(["system", *(latex_text(columns[m]) for m in measures)]) + r" \\"],
+        body,
+        "l" + "r" * len(measures),
+        paper_caption(run, systems),
+        f"{of.manifest['experiment']}-{of.manifest['run_id'].rpartition('-')[2]}",
+        environment=_WIDTHS[width],
+        size=r"\small",
+        notes=[r"\par\smallskip\raggedright\footnotesize", *notes] if notes else [],
     )
 
 # %% ../../../nbs/eval/report/04_paper.ipynb #20335546

@@ -5,6 +5,7 @@
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #67ca4ba1
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import html
@@ -59,58 +60,82 @@ if TYPE_CHECKING:
 _all_ = [
     "code_sha256",
     "compare_tables",
-    "redaction_problems",
     "refresh_index",
     "render_html",
     "run_id",
-    "drop_text_columns",
 ]
 
 # %% auto #0
-__all__ = ['NAME_COLUMNS', 'ID_COLUMNS', 'RUN_MIME_TYPE', 'latex_text', 'redaction_problems', 'drop_text_columns', 'find_quotes',
-           'RunLocked', 'RunLock', 'AtomicFolder', 'RunFolder', 'default_outputs', 'open_run', 'find_run',
-           'code_sha256', 'compare_tables', 'refresh_index', 'render_html', 'run_id']
+__all__ = ['NAME_COLUMNS', 'ID_COLUMNS', 'RUN_MIME_TYPE', 'latex_text', 'booktabs', 'redaction_problems', 'drop_text_columns',
+           'find_quotes', 'RunLocked', 'RunLock', 'AtomicFolder', 'RunFolder', 'default_outputs', 'open_run',
+           'find_run', 'code_sha256', 'compare_tables', 'refresh_index', 'render_html', 'run_id']
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #74dcc033
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "\n": " ",
-    "\r": " ",
-    "–": "--",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "·": r"$\cdot$",
-    "…": r"\ldots{}",
-    "→": r"$\rightarrow$",
-    "κ": r"$\kappa$",
-    "“": "``",
-    "”": "''",
-}
+_LATEX = str.maketrans(
+    {
+        **{c: f"\\{c}" for c in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "\n": " ",
+        "\r": " ",
+        "–": "--",
+        "≥": r"$\geq$",
+        "≤": r"$\leq$",
+        "×": r"$\times$",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "·": r"$\cdot$",
+        "…": r"\ldots{}",
+        "→": r"$\rightarrow$",
+        "κ": r"$\kappa$",
+        "“": "``",
+        "”": "''",
+    }
+)
 
 
 def latex_text(text: str) -> str:
     """Write a text so that LaTeX prints it as it is, on one line."""
-    return "".join(_LATEX.get(c, c) for c in text)
+    return text.translate(_LATEX)
+
+
+def booktabs(
+    heads: Sequence[str],
+    body: Sequence[Sequence[str]],
+    sides: str,
+    caption: str,
+    label: str,
+    *,
+    environment: str = "table",
+    size: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a LaTeX table. `heads` are whole lines, `body` cells that are LaTeX, `caption` is text."""
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            rf"\begin{{{environment}}}[t]",
+            rf"\centering{size}",
+            rf"\caption{{{latex_text(caption)}}}",
+            rf"\label{{tab:{label}}}",
+            rf"\begin{{tabular}}{{{sides}}}",
+            r"\toprule",
+            *heads,
+            r"\midrule",
+            *(" & ".join(row) + r" \\" for row in body),
+            r"\bottomrule",
+            r"\end{tabular}",
+            *notes,
+            rf"\end{{{environment}}}",
+            "",
+        ]
+    )
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #f8ad5080
-if TYPE_CHECKING:
-    import pandas as pd
-
 NAME_COLUMNS = frozenset(
     """
     system baseline type category planner fallback embedder model reader judge cause failure verdict
@@ -124,6 +149,30 @@ ID_COLUMNS = frozenset(
     behind gold hits
     """.split()
 )
+_ID = re.compile(r"[\x21-\x7e]{1,80}")
+_WAYS = re.compile(r"(?:(?:^| )[\w-]{1,30}:(?:model|repaired|retried|fallback)(?:×\d+)?)*", re.ASCII)
+
+
+def _is_id(text: str) -> bool:
+    """Whether a text is an id, or several with a digit each."""
+    several = (_ID.fullmatch(word) and re.search(r"\d", word) for word in text.split(" "))
+    return _ID.fullmatch(text) is not None or all(several)
+
+
+def _column_problem(column: Any, values: Iterable[Any]) -> str:
+    """Say why a column may not be written to a redacted run; "" for one that may."""
+    texts = [t for v in values for t in _texts(v) if not is_number(t)]
+    if column in ID_COLUMNS:
+        bad, kind = [t for t in texts if not _is_id(t)], "ids"
+    elif column in NAME_COLUMNS:
+        bad, kind = [t for t in texts if len(t) > 60 or "\n" in t], "short names"
+    elif column == "ways":
+        bad, kind = [t for t in texts if not _WAYS.fullmatch(t)], "short names"
+    elif texts:
+        return f"column {column!r} holds text and isn't on the list of what may be published"
+    else:
+        return ""
+    return f"column {column!r} holds {len(bad)} values that are no {kind}" if bad else ""
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #f8ad5081
 def redaction_problems(frame: pd.DataFrame, allow: Sequence[str] = ()) -> list[str]:
@@ -131,43 +180,18 @@ def redaction_problems(frame: pd.DataFrame, allow: Sequence[str] = ()) -> list[s
 
     `allow` adds columns whose text is ours (labels that a notebook made up), never a data set's.
     """
-    faults = []
-    for column in frame.columns:
-        texts = [t for v in frame[column] for t in _texts(v) if not is_number(t)]
-        if not texts or column in allow:
-            continue
-        if column in ID_COLUMNS:
-            bad = [
-                t
-                for t in texts
-                if not _ID.fullmatch(t)
-                and not all(_ID.fullmatch(w) and re.search(r"\d", w) for w in t.split(" "))
-            ]
-        elif column in NAME_COLUMNS:
-            bad = [t for t in texts if len(t) > 60 or "\n" in t]
-        elif column == "ways":
-            bad = [t for t in texts if not _WAYS.fullmatch(t)]
-        else:
-            faults.append(f"column {column!r} holds text and isn't on the list of what may be published")
-            continue
-        if bad:
-            kind = "ids" if column in ID_COLUMNS else "short names"
-            faults.append(f"column {column!r} holds {len(bad)} values that are no {kind}")
-    return faults
+    found = (_column_problem(column, frame[column]) for column in frame.columns if column not in allow)
+    return list(filter(None, found))
 
 
 def drop_text_columns(frame: pd.DataFrame, allow: Sequence[str] = ()) -> pd.DataFrame:
-    """The frame without the columns that a redacted run refuses; `.attrs["dropped"]` names them."""
+    """Return the frame without the columns that a redacted run refuses; `.attrs["dropped"]` names them."""
     dropped = [c for c in frame.columns if redaction_problems(frame[[c]], allow)]
     out = frame.drop(columns=dropped)
     out.attrs["dropped"] = dropped
     return out
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #290e6dfe
-_ID = re.compile(r"[\x21-\x7e]{1,80}")
-_WAYS = re.compile(r"(?:(?:^| )[\w-]{1,30}:(?:model|repaired|retried|fallback)(?:×\d+)?)*", re.ASCII)
-
-
 def _texts(value: Any) -> list[str]:
     """Every string in a cell, whatever it is wrapped in."""
     if isinstance(value, Enum):
@@ -198,19 +222,12 @@ def find_quotes(folder: str | Path, texts: Iterable[str], length: int = 40) -> l
         if i >= 0
     }
     found = []
-    for path in sorted(
-        p for p in ([root] if root.is_file() else root.rglob("*")) if p.is_file() and ".git" not in p.parts
-    ):
+    for path in [root] if root.is_file() else sorted(root.rglob("*")):
+        if not path.is_file() or ".git" in path.parts:
+            continue
         content = _flat(_content(path))
-        hit = next(
-            (
-                content[i : i + length]
-                for i in range(len(content) - length + 1)
-                if content[i : i + length] in wanted
-            ),
-            None,
-        )
-        if hit:
+        passages = (content[i : i + length] for i in range(len(content) - length + 1))
+        if hit := next((passage for passage in passages if passage in wanted), None):
             found.append(f"{path.relative_to(root) if path != root else path.name}: {hit!r}")
     return found
 
@@ -315,20 +332,14 @@ class AtomicFolder:
         self.target = (outputs / experiment / name).absolute()
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self.scratch = self.target.with_name(f".{name}.partial")
-        before = _OPEN.pop(self.target, None)
-        if before is not None:
+        if before := _OPEN.pop(self.target, None):
             before.discard()
         self._lock = RunLock(self.target.parent, name)
         self._owner = os.getpid()
-        for left in (self.scratch, self._aside):
-            shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
         self.scratch.mkdir()
         self.is_open = True
         _OPEN[self.target] = self
-
-    @property
-    def _aside(self) -> Path:
-        return self.target.with_name(f".{self.target.name}.old")
 
     def discard(self) -> None:
         """Remove what was written so far, and release the lock."""
@@ -355,29 +366,25 @@ class AtomicFolder:
                     return candidate
                 n += 1
                 candidate = self.target.with_name(f"{self.target.name}-{n}")
-            self._move_to(candidate)
+            shutil.rmtree(candidate, ignore_errors=True)  # an unfinished run
+            self.scratch.rename(candidate)
             return candidate
         finally:
             self._close()
-
-    def _move_to(self, target: Path) -> None:
-        if target.exists():  # an unfinished run of an old version, which filled runs in place
-            target.rename(self._aside)
-        self.scratch.rename(target)
-        shutil.rmtree(self._aside, ignore_errors=True)
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #a13470ba
 RESULT_KEY = ("system", "conversation", "question")
 
 
-def _arrow(frame: pd.DataFrame) -> Any:
-    """The frame as an Arrow table of plain types: text, integers, floats, bools, and lists of them."""
+def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
+    """Write a frame as plain types: text, integers, floats, bools, and lists of them."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    names = list(frame.columns)
-    arrays = [_arrow_column(name, frame[name]) for name in names]
-    schema = pa.schema([pa.field(name, array.type) for name, array in zip(names, arrays)])
-    return pa.Table.from_arrays(arrays, schema=schema)
+    arrays = [_arrow_column(name, frame[name]) for name in frame.columns]
+    schema = pa.schema([pa.field(name, array.type) for name, array in zip(frame.columns, arrays)])
+    table = pa.Table.from_arrays(arrays, schema=schema)
+    pq.write_table(table, path, compression="zstd", compression_level=3, store_schema=False, version="2.6")
 
 
 def _arrow_column(name: Any, column: pd.Series) -> Any:
@@ -399,33 +406,12 @@ def _arrow_column(name: Any, column: pd.Series) -> Any:
     except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
         raise TypeError(f"column {name!r} mixes types of values ({e}): give it one type") from e
 
-
-def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(
-        _arrow(frame), path, compression="zstd", compression_level=3, store_schema=False, version="2.6"
-    )
-
-
-def _sort_results(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The rows sorted by `keys`. Raises `ValueError` when two rows have the same keys."""
-    plain = {k: frame[k].map(lambda v: v.value if isinstance(v, Enum) else v) for k in keys}
-    frame = frame.assign(**plain)
-    twice = frame.duplicated(keys)
-    if twice.any():
-        same = tuple(frame.loc[twice, keys].iloc[0])
-        raise ValueError(
-            f"{int(twice.sum())} rows of the results have the same {keys}, such as {same}: "
-            "name more columns with key="
-        )
-    return frame.sort_values(keys, kind="stable", ignore_index=True)
-
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #90e22ec6
 _Column = tuple[str, str]  # group ("" for none) and name
+_Row = dict[_Column, Any]
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #90e22ec9
-def _columns_and_rows(frame: pd.DataFrame) -> tuple[list[_Column], list[dict[_Column, Any]]]:
+def _columns_and_rows(frame: pd.DataFrame) -> tuple[list[_Column], list[_Row]]:
     """The columns and rows of a table; its index becomes columns, unless it only numbers the rows."""
     import pandas as pd
 
@@ -441,43 +427,20 @@ def _columns_and_rows(frame: pd.DataFrame) -> tuple[list[_Column], list[dict[_Co
     return columns, rows
 
 
-def _tex(columns: list[_Column], rows: list[dict[_Column, Any]], name: str, caption: str, digits: int) -> str:
+def _tex(columns: list[_Column], rows: list[_Row], name: str, caption: str, digits: int) -> str:
+    """The table in LaTeX, with a row of headings over groups of columns and a rule below each group."""
     sides = "".join("r" if all(is_number(r[c]) for r in rows) else "l" for c in columns)
-    heads = " & ".join(latex_text(c.replace("_", " ")) for _, c in columns) + r" \\"
+    heads, first = [" & ".join(latex_text(c.replace("_", " ")) for _, c in columns) + r" \\"], 1
+    groups = [group for group, _ in columns]
+    if any(groups):
+        spans, rules = [], []
+        for group, width in run_lengths(groups):
+            spans.append(rf"\multicolumn{{{width}}}{{c}}{{{latex_text(group)}}}")
+            rules += [rf"\cmidrule(lr){{{first}-{first + width - 1}}}"] if group else []
+            first += width
+        heads = [" & ".join(spans) + r" \\", " ".join(rules), *heads]
     cells = [[latex_text(format_number(r[c], digits)) or "--" for c in columns] for r in rows]
-    body = [" & ".join(row) + r" \\" for row in cells]
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            r"\begin{table}[t]",
-            r"\centering",
-            rf"\caption{{{latex_text(caption)}}}",
-            rf"\label{{tab:{name}}}",
-            rf"\begin{{tabular}}{{{sides}}}",
-            r"\toprule",
-            *_tex_groups([group for group, _ in columns]),
-            heads,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def _tex_groups(groups: list[str]) -> list[str]:
-    """A row of headings over groups of columns, and a rule below each; nothing without groups."""
-    if not any(groups):
-        return []
-    spans, rules, first = [], [], 1
-    for group, width in run_lengths(groups):
-        spans.append(rf"\multicolumn{{{width}}}{{c}}{{{latex_text(group)}}}")
-        if group:
-            rules.append(rf"\cmidrule(lr){{{first}-{first + width - 1}}}")
-        first += width
-    return [" & ".join(spans) + r" \\", " ".join(rules)]
+    return booktabs(heads, cells, sides, caption, name)
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #90e22ec8
 _FEW = (
@@ -490,20 +453,14 @@ def _is_interval_end(column: str) -> bool:
     return re.search(r"(^|_)(low|high)$", column) is not None
 
 
-def _explain_missing(columns: Sequence[_Column], rows: Sequence[Mapping[_Column, Any]]) -> str:
+def _explain_missing(columns: Sequence[_Column], rows: Sequence[_Row]) -> str:
     """What a table's caption says of its missing intervals; empty where none is missing."""
     ends = [c for c in columns if _is_interval_end(c[1])]
-    missing = any(format_number(row[c]) == "" for row in rows for c in ends) or any(
-        TOO_FEW in str(v) for row in rows for v in row.values()
-    )
-    return _FEW if missing else ""
+    missing = any(format_number(row[c]) == "" for row in rows for c in ends)
+    return _FEW if missing or any(TOO_FEW in str(v) for row in rows for v in row.values()) else ""
 
 
-def _write_csv(
-    path: Path, columns: list[_Column], rows: list[dict[_Column, Any]], label: str, digits: int
-) -> None:
-    import csv
-
+def _write_csv(path: Path, columns: list[_Column], rows: list[_Row], label: str, digits: int) -> None:
     names = [": ".join(filter(None, c)) for c in columns]
     extra = {"data": label} if label and "data" not in names else {}
     with path.open("w", encoding="utf-8", errors="replace", newline="") as out:
@@ -523,13 +480,11 @@ def write_results(run: RunFolder, frame: pd.DataFrame, key: Sequence[str] = RESU
     """
     run.check_open()
     keys = [k for k in key if k in frame.columns]
-    if not keys:
-        raise ValueError(
-            f"the results have none of the columns {list(key)}: "
-            "name those that distinguish the rows with key="
-        )
+    frame = frame.assign(**{k: frame[k].map(lambda v: v.value if isinstance(v, Enum) else v) for k in keys})
+    if not keys or frame.duplicated(keys).any():
+        raise ValueError(f"rows of the results have the same {keys or key}: name more columns with key=")
     systems = list(dict.fromkeys(map(str, frame["system"]))) if "system" in keys else []
-    frame = _sort_results(frame, keys)
+    frame = frame.sort_values(keys, kind="stable", ignore_index=True)
     clock = [c for c in frame.columns if is_timing(c)]
     results = frame[keys + sorted(c for c in frame.columns if c not in clock and c not in keys)]
     run.refuse_text(results, "results.parquet")
@@ -666,19 +621,16 @@ def _commit_run(run: RunFolder, folder: AtomicFolder) -> Path:
     old, found = next(iter(differences.items()))
     made = read_manifest(old / "manifest.json")
     when = (made.get("when") or {}).get("created", "an unknown date")
+    named, kept = f"{run.experiment}/{run.run_id}", "stays as it is"
     if run.timed:
-        notice(
-            f"{run.experiment}/{run.run_id} was measured on {when} before; "
-            f"that run stays as it is, and this one is {path.name}"
-        )
+        notice(f"{named} was measured on {when} before; that run {kept}, and this one is {path.name}")
     elif path in differences:
-        notice(f"{run.experiment}/{path.name}: the same results as the run of {when}, which stays as it is")
+        notice(f"{run.experiment}/{path.name}: the same results as the run of {when}, which {kept}")
     else:
-        same_code = (made.get("code") or {}).get("sha256") == code_sha256()
+        code = "the same" if (made.get("code") or {}).get("sha256") == code_sha256() else "other"
         notice(
-            f"{run.experiment}/{run.run_id}: OTHER RESULTS than the run of {when} with the same parameters "
-            f"and data, by {'the same' if same_code else 'other'} code; both are kept, this one as "
-            f"{path.name}. {len(found)} differences, the first: {found[0]}"
+            f"{named}: OTHER RESULTS than the run of {when} with the same parameters and data, by {code} "
+            f"code; both are kept, this one as {path.name}. {len(found)} differences, the first: {found[0]}"
         )
     return path
 
