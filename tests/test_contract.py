@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from rerankers import SharedWords
+from scripted import ScriptedLLM
 
 from adaptmr.eval.report import tables
 from adaptmr.eval.runner.evaluate import evaluate
@@ -257,7 +258,7 @@ def test_every_system_of_ours_keeps_to_the_contract(name, k):
 
 @pytest.mark.parametrize("name", known_systems("team"))
 def test_every_solver_of_ours_keeps_to_the_contract(name):
-    solver = make_system(name, embedder="hash")
+    solver = make_system(name, ScriptedLLM(), embedder="hash")
     assert system_name(solver) == name
     check_capabilities(name, get_capabilities(solver))
     check_usage(name, solver.ingest(TALK))

@@ -189,9 +189,9 @@ def test_a_wrong_declaration_is_named(tmp_path, text, message):
 
 
 def test_contrasts_of_one_data_set_are_tested_there_and_nowhere_else(tmp_path):
-    every, there = read_contrasts(), read_contrasts(dataset="hotpotqa")
+    every, there = read_contrasts(), read_contrasts(dataset="hotpotqa_40")
     own = [c for c in there if c.dataset]
-    assert {c.dataset for c in own} == {"hotpotqa"} and there == [*every, *own]
+    assert {c.dataset for c in own} == {"hotpotqa_40"} and there == [*every, *own]
     assert 3 <= len(own) <= 6 and all(c.asks.endswith("?") and 0 < c.margin <= 0.05 for c in own)
     assert read_contrasts(dataset="demo_multihop") == every
     others = {s for c in every for s in (c.system, c.baseline)}
@@ -201,17 +201,17 @@ def test_contrasts_of_one_data_set_are_tested_there_and_nowhere_else(tmp_path):
     assert read_contrasts(file) == [] and [c.label for c in read_contrasts(file, "mine")] == ["a − b"]
 
 
-def test_a_team_of_rules_is_tested_under_its_name_and_a_plan_by_rule_is_not():
+def test_a_team_is_tested_under_its_name_and_a_plan_by_rule_is_not():
     rows = [
         {"system": s, "conversation": f"q{i}", "question": f"q{i}", "f1": (i % 3) / 4 + gain * (i % 2)}
         for s, gain in (
-            ("team_full by rule", 0.5),
-            ("team_bare by rule", 0.0),
+            ("team_full", 0.5),
+            ("team_bare", 0.0),
             ("qarp by rule", 0.5),
             ("hybrid", 0.0),
         )
         for i in range(12)
     ]
-    table = contrast_table(pd.DataFrame(rows), read_contrasts(dataset="hotpotqa"))
-    assert table["contrast"].tolist() == ["team_full by rule − team_bare by rule"]
+    table = contrast_table(pd.DataFrame(rows), read_contrasts(dataset="hotpotqa_40"))
+    assert table["contrast"].tolist() == ["team_full − team_bare"]
     assert table["verdict"].tolist() == ["different"]

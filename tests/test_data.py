@@ -28,7 +28,6 @@ from adaptmr.data.registry import (
     find_file,
     load,
     register_dataset,
-    unseen_questions,
 )
 from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
@@ -264,16 +263,6 @@ def test_split(entry, own_folder):
         load("toy", split="gone")
     with pytest.raises(KeyError):
         load("toy", split="")
-
-
-def test_the_split_of_unseen_questions_is_there_where_a_list_is_kept(entry, own_folder):
-    (own_folder / "toy.json").write_bytes(OFFICIAL)
-    assert unseen_questions(load("toy")) is None
-    with pytest.raises(KeyError, match=r"'unseen'.*splits dev, gone"):
-        load("toy", split="unseen")
-    register_dataset(replace(entry, seen=lambda question: question.conversation != "c2"))
-    assert unseen_questions(load("toy")) == {f"c2/q{i}" for i in range(6)}
-    assert load("toy", split="unseen") == load("toy", split="c2")
 
 
 def test_limit_samples_evenly_and_a_smaller_sample_is_a_subset(entry, own_folder):

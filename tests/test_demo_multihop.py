@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptmr.agents.hotpot import HotpotEnv
-from adaptmr.agents.passages import Corpus
+from adaptmr.agents.hotpot import Corpus, HotpotEnv
 from adaptmr.data.hotpotqa import HotpotQuestion, parse_demo_multihop
 from adaptmr.data.registry import load
 from adaptmr.data.validation import DatasetError

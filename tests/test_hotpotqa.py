@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import Counter
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.data import hotpotqa
-from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion, sentence_source, was_seen
-from adaptmr.data.registry import datasets, find_file, load, unseen_questions
+from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion, sentence_source
+from adaptmr.data.registry import attribution, datasets, find_file, load
 from adaptmr.data.validation import DatasetError
 from adaptmr.eval.metrics import hotpotqa as m
 from adaptmr.eval.runner.asking import score_answer
@@ -128,41 +125,6 @@ def test_a_faulty_question_and_a_file_of_another_form_are_named(folder: Path) ->
             load("hotpotqa")
 
 
-def seen_lines() -> list[tuple[str, str]]:
-    text = files("adaptmr").joinpath("data/hotpotqa_seen.txt").read_text(encoding="utf-8")
-    return [(id, digest) for id, digest in (line.split() for line in text.splitlines())]
-
-
-def test_the_list_of_questions_in_view_has_150_different_ones() -> None:
-    ids, digests = map(set, zip(*seen_lines()))
-    assert len(ids) == len(digests) == len(seen_lines()) == 150 and not ids & digests
-
-
-def test_a_question_in_view_is_left_out_of_the_unseen_ones(folder: Path) -> None:
-    write(folder, [{**BRIDGE, "_id": seen_lines()[0][0]}, COMPARISON])
-    data = load("hotpotqa")
-    assert unseen_questions(data) == {"q2"} and [q.id for q in load("hotpotqa", "unseen").questions] == ["q2"]
-    assert [c.id for c in load("hotpotqa", split="unseen").conversations] == ["q2"]
-
-
-def test_a_question_in_view_is_recognised_by_its_words_under_another_id(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    digest = hashlib.sha256(b"who built the salt tower?").hexdigest()[:16]
-    monkeypatch.setattr(hotpotqa, "_seen", lambda: frozenset({"old", digest}))
-    assert was_seen(Question("new", "Who built  the Salt Tower?")) and was_seen(Question("old", "?"))
-    assert not was_seen(Question("new", "Who built the salt mill?"))
-
-
-@pytest.mark.skipif(not HAS_HOTPOTQA, reason="ADAPTMR_DATA names no folder with HotpotQA")
-def test_the_unseen_questions_of_the_sample_are_every_second_one_of_its_second_half() -> None:
-    data = load("hotpotqa")
-    path, _ = find_file(HOTPOTQA) or (Path(), "")
-    if path.name != "hotpotqa_distractor_200.json":
-        pytest.skip(f"the order of the questions is that of the sample, and this is {path.name}")
-    assert unseen_questions(data) == {q.id for q in data.questions[101::2]}
-
-
 def test_answers_are_scored_by_the_official_rule(folder: Path) -> None:
     write(folder, [BRIDGE, COMPARISON])
     frame = evaluate(["lexical"], load("hotpotqa"), k=4, embedder="hash", progress=False)
@@ -253,3 +215,10 @@ def test_a_real_file_has_ten_paragraphs_and_two_with_gold_for_each_question() ->
             t.source == sentence_source(t.session, int(t.source.rpartition("#")[2]))
             for t in conversation.turns
         )
+
+
+def test_forty_questions_are_in_the_package_with_their_attribution() -> None:
+    data = load("hotpotqa_40")
+    assert len(data.questions) == len(data.conversations) == 40 and data.complete and data.ours
+    assert all(q.evidence and q.answers[0] for q in data.questions)
+    assert data.licence == "CC BY-SA 4.0" and "CC BY-SA" in attribution("hotpotqa_40")

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from machine import counting_seconds
+from scripted import LESSON, ScriptedLLM
 from server import Server, ok_json
 
 from adaptmr.llm import LLM
-from adaptmr.memory.curator.forgetting import forgotten, worth
-from adaptmr.memory.curator.reflection import Reflection
-from adaptmr.memory.meta.config import MetaConfig
-from adaptmr.memory.meta.insights import FIRST_SCORE, MAX_ABOUT, REVISE, agree, edit, remove, revise
-from adaptmr.memory.meta.meta import MetaMemory
-from adaptmr.memory.meta.records import Experience, Insight, KnownSkill, Trajectory, question_form
-from adaptmr.memory.meta.task_graph import TaskGraph
-from adaptmr.memory.meta.transcripts import kinds_in, steps_in_words
-from adaptmr.memory.team.board import Board
+from adaptmr.memory.team.curator import Reflection, forgotten, worth
+from adaptmr.memory.team.library import (
+    Experience,
+    Insight,
+    KnownSkill,
+    MetaConfig,
+    Trajectory,
+    question_form,
+)
+from adaptmr.memory.team.meta import (
+    FIRST_SCORE,
+    MAX_ABOUT,
+    REVISE,
+    MetaMemory,
+    agree,
+    edit,
+    remove,
+    revise,
+)
 from adaptmr.memory.team.records import Record, is_record, read_record
 from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.memory.team.team import TeamMemory
-from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.protocol import StoreCorrupt
-from adaptmr.store.vectors import ExactIndex
+from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
 
@@ -70,22 +76,6 @@ def test_records_of_all_memories_come_back_from_one_store():
     assert all(is_record(r.to_memory()) for r in records)
 
 
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: Trajectory(task="Who?", by="gold"), "gold"),
-        (lambda: Insight(rule="  "), "rule"),
-        (lambda: Insight(rule="Search.", score=-1), "score"),
-        (lambda: KnownSkill(form="<film>", uses=1, successes=2), "successes"),
-        (lambda: MetaConfig(pool=0), "pool"),
-        (lambda: MetaConfig(edge_similarity=2), "edge_similarity"),
-    ],
-)
-def test_bad_values_are_named(make, named):
-    with pytest.raises(ValueError, match=named):
-        make()
-
-
 def test_a_record_without_its_fields_is_named():
     broken = Memory(
         "meta/1", "Who?", layer="meta/trajectory", owner="meta", meta={"record": {"colour": "red"}}
@@ -119,14 +109,18 @@ def test_nothing_that_is_said_after_finish_is_kept():
 
 
 def test_lessons_and_skills_hold_neither_the_answer_nor_other_names():
-    meta = MetaMemory()
+    meta = MetaMemory(llm=ScriptedLLM())
     for lost in (False, True):
         meta.remember(play(lost=lost), not lost)
         for film in FILMS:
             meta.remember(play(*film, lost=lost), not lost)
     names = [n for film in (*FILMS, ("Harbour Lights", "Ana Petrov", "Lin Wei")) for n in film]
+    meta.llm.replies["reflect"] = {
+        "lessons": [{"text": "Lin Wei is found by Ana Petrov's page.", "tags": ["x"]}]
+    }
+    meta.remember(play(), True)
     learnt = [m for m in meta.store.memories if m.layer in ("meta/insight", "meta/skill")]
-    assert len(learnt) >= 4
+    assert len(learnt) >= 3
     assert not [n for n in names for m in learnt if n in repr(m)]
 
 
@@ -140,15 +134,6 @@ def test_the_answer_is_that_of_the_team_and_never_a_gold_one():
     )
 
 
-def test_who_may_judge():
-    meta = MetaMemory()
-    with pytest.raises(ValueError, match="environment"):
-        meta.remember(play(), True, by="environment")
-    with pytest.raises(ValueError, match="empty"):
-        meta.remember(Transcript(" "), True)
-    assert len(meta) == 0 and not meta.store.events()
-
-
 def test_a_task_without_steps_is_remembered_and_teaches_nothing():
     meta = MetaMemory()
     task = meta.remember(Transcript(QUESTION), False, reason="RuntimeError: the player crashed")
@@ -160,7 +145,7 @@ def test_a_task_without_steps_is_remembered_and_teaches_nothing():
 
 
 def test_counts_of_verifier_and_reward_are_never_added():
-    meta = MetaMemory()
+    meta = MetaMemory(llm=ScriptedLLM())
     meta.remember(play(), True)
     meta.remember(play(*FILMS[0]), True, by="reward")
     scores = sorted((i.by, i.score) for i in meta.insights)
@@ -173,13 +158,11 @@ def test_counts_of_verifier_and_reward_are_never_added():
         assert {r.by for r in (*found.successes, *found.insights)} == {by}
         assert [t.by for t in meta.get_recent_successes(5, by=by)] == [by]
     skills = [read_record(m) for m in meta.store.memories if m.layer == "meta/skill"]
-    assert {(s.by, s.form, s.uses) for s in skills} == {
-        (by, form, 1) for by in ("verifier", "reward") for form in ("<film>", "<person>")
-    }
+    assert {(s.by, s.form, s.uses) for s in skills} == {(by, "<name>", 1) for by in ("verifier", "reward")}
 
 
 def test_a_reward_takes_over_what_the_verifier_judged():
-    meta = MetaMemory()
+    meta = MetaMemory(llm=ScriptedLLM())
     believed = meta.remember(play(), True)
     (rule,) = meta.insights
     rewarded = meta.remember(play(), False, by="reward", reason="the answer is wrong")
@@ -187,7 +170,7 @@ def test_a_reward_takes_over_what_the_verifier_judged():
     assert (rewarded.succeeded, rewarded.by, rewarded.reason) == (False, "reward", "the answer is wrong")
     assert meta.get_recent_successes() == () and not meta.recall(QUESTION).successes
     assert next(i for i in meta.insights if i.id == rule.id).score == FIRST_SCORE - 1
-    confirmed = MetaMemory()
+    confirmed = MetaMemory(llm=ScriptedLLM())
     confirmed.remember(play(), True)
     confirmed.remember(play(), True, by="reward")
     assert [i.score for i in confirmed.insights] == [FIRST_SCORE, FIRST_SCORE], (
@@ -221,14 +204,14 @@ def test_the_form_of_the_question_finds_and_not_its_names():
 
 
 def test_successes_and_failures_have_their_own_places():
-    meta = MetaMemory()
+    meta = MetaMemory(llm=ScriptedLLM())
     for film in FILMS:
         meta.remember(play(*film), True)
         meta.remember(play(*film, lost=True), False)
     found = meta.recall(QUESTION, k=1)
     assert [t.succeeded for t in (*found.successes, *found.failures)] == [True, False]
     assert set(found.ids) >= {found.successes[0].id, found.failures[0].id, *(i.id for i in found.insights)}
-    assert [s.form for s in found.skills] and meta.recall(QUESTION, k=0).successes == ()
+    assert meta.recall(QUESTION, k=0).successes == ()
 
 
 def test_the_same_attempt_is_given_once():
@@ -294,35 +277,10 @@ def test_insights_of_a_memory_can_be_changed_by_hand():
     assert meta.remove(rule.id) is None and meta.insights == ()
     assert MetaMemory(meta.store).insights == (), "gone from the store too"
     for call in (lambda: meta.agree(rule.id), lambda: meta.edit("?", "x"), lambda: meta.remove("?")):
-        with pytest.raises(KeyError, match="insight"):
+        with pytest.raises(KeyError, match=r"\?|insight"):
             call()
     with pytest.raises(KeyError, match="no task 'x'"):
         meta.add("Search.", about=["x"])
-
-
-@given(st.lists(st.sampled_from(["agree", "remove"]), max_size=30))
-@settings(max_examples=50)
-def test_a_score_is_never_below_one(operations):
-    insight, points = Insight(rule="Search first.", score=FIRST_SCORE), FIRST_SCORE
-    for operation in operations:
-        insight = agree(insight) if operation == "agree" else remove(insight)
-        points += 1 if operation == "agree" else -1
-        if insight is None:
-            assert points == 0
-            return
-        assert insight.score == points >= 1
-
-
-def test_equal_lessons_agree_and_a_useless_rule_goes():
-    lesson = Reflection("Nothing was found: search for a name.", False, ("failure", "dead end"))
-    first = revise([lesson, lesson], [], Insight(rule="-", about=("t1",)))
-    assert [(i.rule, i.score, i.topics) for i in first.kept] == [(lesson.text, FIRST_SCORE, lesson.tags)]
-    known = [replace(first.kept[0], id="i1"), Insight(id="i2", rule="Guess.", score=1, uses=4)]
-    second = revise([lesson], known, Insight(rule="-", about=("t2",)))
-    assert [(i.id, i.score, i.about) for i in second.kept] == [("i1", FIRST_SCORE + 1, ("t1", "t2"))]
-    assert second.removed == ("i2",)
-    helpful = replace(known[1], successes=1)
-    assert not revise([], [helpful], Insight(rule="-")).removed
 
 
 def test_a_model_chooses_the_operations():
@@ -332,7 +290,7 @@ def test_a_model_chooses_the_operations():
         {"kind": "add", "number": 0, "rule": "Ask Ana Petrov first."},
     ]
     known = [Insight(id="i1", rule="Search.", score=2), Insight(id="i2", rule="Guess.", score=1)]
-    lesson = Reflection("Search for Harbour Lights first.", True, ("success", "chain"))
+    lesson = Reflection("Search for Harbour Lights first.", ("success", "chain"))
     with Server(ok_json({"operations": operations})) as server:
         llm = LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5)
         revision = revise([lesson], known, Insight(rule="-", about=("t1",)), llm=llm)
@@ -363,26 +321,11 @@ def test_a_known_rule_is_never_added_twice():
     reply = {"operations": [{"kind": "add", "number": 0, "rule": "search first"}]}
     with Server(ok_json(reply)) as server:
         llm = LLM("m", base_url=server.url, sleep=lambda s: None, timeout=5)
-        revision = revise([Reflection("Look.", True)], known, Insight(rule="-"), llm=llm)
+        revision = revise([Reflection("Look.")], known, Insight(rule="-"), llm=llm)
     assert [(i.id, i.score) for i in revision.kept] == [("i1", 3)]
 
 
 # -- the graph
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=4)), max_size=20))
-def test_the_graph_is_symmetric_and_forgets_whole_nodes(links):
-    graph = TaskGraph()
-    for id, similar in links:
-        graph.link(str(id), map(str, similar))
-    ids = {str(id) for id, _ in links}
-    for a in ids:
-        assert a not in graph.neighbours([a])
-        assert all(a in graph.neighbours([b]) for b in graph.neighbours([a]))
-    if ids:
-        gone = min(ids)
-        graph.remove([gone])
-        assert gone not in graph and all(gone not in graph.neighbours([b], hops=9) for b in ids)
 
 
 # -- forgetting
@@ -426,15 +369,13 @@ def test_what_is_forgotten_is_found_by_nothing():
         meta.remember(play(*film), True)
     meta.forget(0)
     assert len(meta) == 0 and meta.recall(QUESTION) == Experience() and len(MetaMemory(meta.store)) == 0
-    with pytest.raises(ValueError, match="limit"):
-        meta.forget(-1)
     again = meta.remember(play(), True)
     assert again.turn == 3, "the clock goes on"
 
 
 def test_an_insight_of_very_many_tasks_goes_from_the_first_of_them_too():
     """It names the latest only, so the first ones are no longer named when it is removed."""
-    meta = MetaMemory()
+    meta = MetaMemory(llm=ScriptedLLM())
     for number in range(MAX_ABOUT + 2):
         meta.remember(play(film=f"Film {'x' * number}", lost=True), False)
     named = [i for i in meta.insights if len(i.about) == MAX_ABOUT]
@@ -501,27 +442,11 @@ def test_damaged_files_are_named(tmp_path):
 # -- an index from elsewhere
 
 
-def test_any_index_of_the_protocol_gives_the_same(tmp_path):
-    plain = MetaMemory(MemoryStore(tmp_path / "a.db"))
-    index = ExactIndex(plain.store.embedder.dim)
-    other = MetaMemory(MemoryStore(tmp_path / "b.db"), index=index)
-    for meta in (plain, other):
-        for film in FILMS:
-            meta.remember(play(*film), True)
-    assert other.recall(QUESTION) == plain.recall(QUESTION) and len(index) == 2
-    other.forget(1)
-    assert len(index) == 1
-    stale = ExactIndex(index.dim)
-    stale.add(["gone"], index.vectors)
-    again = MetaMemory(other.store, index=stale)
-    assert stale.ids == [t.id for t in again.tasks], "an index is brought up to date when it is opened"
-
-
 # -- threads
 
 
 def test_threads_remember_and_recall_at_once():
-    meta, errors = MetaMemory(), []
+    meta, errors = MetaMemory(llm=ScriptedLLM()), []
 
     def work(name):
         try:
@@ -545,13 +470,6 @@ def test_threads_remember_and_recall_at_once():
 # -- what a transcript says
 
 
-def test_steps_are_cut_and_a_finish_is_not_read():
-    long = Transcript("Who?", (Step("Search", "x", "word " * 100), Step("Finish", "y", "Heat is a film.")))
-    steps = steps_in_words(long, 20)
-    assert steps[0].startswith("Search[x] → word") and len(steps[0]) <= 32 and steps[1] == "Finish[y]"
-    assert kinds_in(long) == {}
-
-
 def test_question_forms():
     assert question_form(play().question) == question_form(QUESTION)
     assert question_form(QUESTION) != question_form("Who wrote Paper Moons?")
@@ -568,28 +486,18 @@ def test_a_kind_of_record_defined_elsewhere_is_read():
     assert read_record(Note(id="n1").to_memory("x")) == Note(id="n1")
 
 
-@pytest.mark.slow
-def test_ten_thousand_tasks_are_searched_in_ten_milliseconds():
-    """Where counting to a million takes 40 ms; in the time of this thread, whatever else the machine does."""
-    store = MemoryStore()
-    shapes = [f"Who is the {a} of the {b} of <name>?" for a in RELATIONS for b in RELATIONS]
-    tasks = [
-        Trajectory(turn=n + 1, since=n + 1, task=f"{form} {n}", form=form, steps=("x",), succeeded=n % 2 == 0)
-        for n in range(10_000)
-        for form in [shapes[n % len(shapes)]]
-    ]
-    written = Board(store, "meta").put(*tasks)
-    rules = [Insight(rule=f"Search first, rule {n}.", about=(written[7 * n].id,)) for n in range(1_000)]
-    Board(store, "meta").put(*rules)
-    meta, times = MetaMemory(store), []
-    assert len(meta) == 10_000 and meta.recall("Who is the writer of the award of Brann?").successes
-    for a in RELATIONS:
-        question = f"Who is the {a} of the {RELATIONS[0]} of Brann?"
-        meta.recall(question)  # its vector is known from now on
-        begun = time.thread_time()
-        meta.recall(question)
-        times.append(time.thread_time() - begun)
-    assert sorted(times)[len(times) // 2] < counting_seconds() / 4
-
-
 RELATIONS = ("director", "writer", "spouse", "publisher", "founder", "owner", "award", "composer", "capital")
+
+
+def test_without_a_model_tasks_are_remembered_and_lessons_only_by_hand():
+    meta = MetaMemory()
+    meta.remember(play(), True)
+    assert len(meta) == 1 and meta.insights == () and meta.recall(QUESTION).successes
+    assert meta.add(LESSON).score == FIRST_SCORE and meta.recall(QUESTION).insights[0].rule == LESSON
+
+
+def test_equal_words_agree_and_a_useless_rule_goes_without_a_model():
+    known = [Insight(id="i1", rule=LESSON, score=2), Insight(id="i2", rule="Guess.", score=1, uses=5)]
+    again = Reflection("search for the name, that the question gives")
+    found = revise([again], known, Insight(rule="-", about=("t",)))
+    assert [(i.id, i.score, i.about) for i in found.kept] == [("i1", 3, ("t",))] and found.removed == ("i2",)

@@ -28,7 +28,6 @@ LONG = (  # minutes each, on a busy machine a quarter of an hour: left out by AD
     *(f"{name}/{data}" for name in ("exp2", "exp4") for data in ("locomo-auto-k10", "beam_100k-auto-k10")),
     "exp5/locomo-auto-k10",
     "exp6/locomo-auto-k10",
-    "exp7/hotpotqa-auto-k10",
 )
 
 

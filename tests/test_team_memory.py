@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import statistics
-import string
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import counting_seconds
 
 from adaptmr.embed import embedder
 from adaptmr.memory.team.board import Board
-from adaptmr.memory.team.config import TeamConfig
-from adaptmr.memory.team.extraction import Extraction, Triple
 from adaptmr.memory.team.private import PrivateMemory
 from adaptmr.memory.team.prompt import format_private, format_shared
-from adaptmr.memory.team.queries import focus, only_rephrased, search_key, sub_question, text_key
 from adaptmr.memory.team.records import (
-    PRIVATE,
-    REASONING,
-    SHARED,
-    STATES,
+    ROLES,
     EvidencePiece,
+    Extraction,
     Fact,
     Hop,
     Hypothesis,
@@ -37,14 +28,16 @@ from adaptmr.memory.team.records import (
     Lesson,
     PeerProfile,
     PlanItem,
-    Record,
+    ReasoningStep,
+    RoleContract,
     Search,
     Task,
-    is_record,
+    TeamConfig,
+    Triple,
     read_record,
 )
-from adaptmr.memory.team.roles import ROLES, RoleContract
 from adaptmr.memory.team.shared import SharedMemory
+from adaptmr.memory.team.steps import focus, only_rephrased, text_key
 from adaptmr.memory.team.team import TeamMemory
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
@@ -95,14 +88,14 @@ def test_a_valid_step_without_an_answer_is_no_success(answer, valid, succeeds):
     hop = shared.add_hop("Who keeps it?", "Search[Brann]", "A page.", answer, valid=valid)
     assert hop.succeeded is succeeds and hop.success == float(succeeds)
     numbers = shared.statistics()
-    assert (numbers.successful_hops, numbers.failed_hops) == (int(succeeds), int(not succeeds))
+    assert (numbers["successful_hops"], numbers["failed_hops"]) == (int(succeeds), int(not succeeds))
 
 
 def test_the_answer_that_was_read_reaches_the_hop_and_the_statistics():
     team = TeamMemory(QUESTION, store=hashing())
     team.write("solver", "Who keeps it?", "Search[Brann]", "Ilse Maro keeps it.", Extraction("Ilse Maro"))
     (hop,) = team.shared.hops
-    assert hop.answer == "Ilse Maro" and team.shared.statistics().hops_with_answer == 1
+    assert hop.answer == "Ilse Maro" and team.shared.statistics()["hops_with_answer"] == 1
 
 
 def test_facts_that_were_read_are_shared_with_their_source():
@@ -181,7 +174,7 @@ def test_a_search_is_made_once_and_its_observation_is_kept_whole():
     again = shared.search("The KEEPER of the Brann lighthouse?", run, "retriever", 2)
     assert calls == ["Brann lighthouse keeper"] and (first.from_memory, again.from_memory) == (False, True)
     assert again.search.observation == page and again.search.repeats == 1
-    assert shared.statistics().unique_searches == 1 and shared.statistics().searches_from_memory == 1
+    assert shared.statistics()["unique_searches"] == 1 and shared.statistics()["searches_from_memory"] == 1
 
 
 def test_searches_are_also_one_by_their_meaning():
@@ -291,7 +284,7 @@ def test_an_item_waits_for_those_before_it():
     assert solver.pending() == [first, third, second] and solver.next_item() == first
     solver.finish(first.id)
     assert solver.pending() == [second, third] and solver.next_item() == second
-    with pytest.raises(KeyError, match="no record"):
+    with pytest.raises(KeyError, match="no PlanItem"):
         solver.plan("x", after=["y"])
 
 
@@ -339,30 +332,6 @@ def test_a_loop_is_known_to_the_member_in_it_and_to_its_helper():
 # --- one memory per team
 
 
-def test_two_teams_at_once_do_not_mix():
-    store = hashing()
-    barrier = threading.Barrier(4)
-
-    def play(name: str) -> TeamMemory:
-        team = TeamMemory(f"What is {name}?", store=store if name < "c" else hashing(), task=name)
-        barrier.wait()
-        for turn in range(6):
-            read = Extraction(f"{name}{turn}", facts=(KEEPER._replace(value=f"{name}{turn}"),))
-            team.write("solver", f"{name} at {turn}?", f"Search[{turn}]", f"{name} page", read, turn)
-            team.shared.search("the same words", lambda query: f"{name} page", "solver", turn)
-        return team
-
-    with ThreadPoolExecutor(4) as pool:
-        teams = dict(zip("abcd", pool.map(play, "abcd")))
-    for name, team in teams.items():
-        assert team.shared.task.question == f"What is {name}?"
-        assert [h.answer for h in team.shared.hops] == [f"{name}{turn}" for turn in range(6)]
-        assert {f.value[0] for f in team.shared.facts} == {name}
-        found = team.recall("solver", "What is at 3?")
-        assert {h.memory.owner.split("/")[0] for e in found.evidence.values() for h in e.hits} == {name}
-        assert team.shared.find_search("the same words").observation == f"{name} page"
-
-
 def test_the_members_share_one_object_and_see_nothing_private():
     team = TeamMemory(QUESTION, store=hashing())
     team.of("solver").suppose("The keeper is Ilse Maro", 0.9)
@@ -370,10 +339,6 @@ def test_the_members_share_one_object_and_see_nothing_private():
     found = team.recall("retriever", "Who is the keeper Ilse Maro?")
     assert [f.value for f in found.of(Fact)] == ["Ilse Maro"] and found.of(Hypothesis) == []
     assert team.recall("solver", "Who is the keeper?").of(Hypothesis)
-    with pytest.raises(KeyError, match="no member of the team; there are solver, retriever, verifier"):
-        team.of("stranger")
-    with pytest.raises(ValueError, match="different names"):
-        TeamMemory(QUESTION, [ROLES["solver"]] * 2, hashing())
 
 
 def test_an_empty_store_is_used_and_not_replaced():
@@ -401,14 +366,6 @@ def test_of_two_threads_with_one_search_one_runs_it():
     assert calls == ["Brann keeper"] and shared.find_search("Brann keeper").repeats == 1
 
 
-def test_messages_of_many_threads_are_all_there():
-    shared = shared_memory()
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: shared.say("a", "b", "answer", f"message {n}", n), range(64)))
-    assert sorted(i.turn for i in shared.interactions) == list(range(64))
-    assert len({i.id for i in shared.interactions}) == 64
-
-
 def test_members_that_write_at_once_lose_nothing():
     team = TeamMemory(QUESTION, store=hashing())
     calls: list[str] = []
@@ -426,7 +383,8 @@ def test_members_that_write_at_once_lose_nothing():
         map(str, range(12))
     )
     assert (
-        sorted(calls) == ["page 0", "page 1", "page 2"] and team.shared.statistics().searches_from_memory == 9
+        sorted(calls) == ["page 0", "page 1", "page 2"]
+        and team.shared.statistics()["searches_from_memory"] == 9
     )
     assert [f.value for f in team.shared.values("Brann", "height")] == [f"{n} m" for n in reversed(range(12))]
 
@@ -452,7 +410,7 @@ def test_what_a_killed_player_wrote_is_in_the_file(tmp_path):
     code = (
         "import os, sys\n"
         "from adaptmr.store.memory_store import MemoryStore\n"
-        "from adaptmr.memory.team.extraction import Extraction\n"
+        "from adaptmr.memory.team.records import Extraction\n"
         "from adaptmr.memory.team.team import TeamMemory\n"
         "team = TeamMemory('Who?', store=MemoryStore(sys.argv[1], embedder='hash'), task='t')\n"
         "team.write('solver', 'Who?', 'Search[a]', 'page', Extraction('Ilse'))\n"
@@ -463,7 +421,7 @@ def test_what_a_killed_player_wrote_is_in_the_file(tmp_path):
         assert store.check() == []
         team = TeamMemory(store=store, task="t")
         assert team.shared.task.question == "Who?" and team.shared.hops[0].answer == "Ilse"
-        assert team.of("solver").top_hypotheses()[0].claim == "Who? → Ilse"
+        assert team.of("solver").board.all(Hypothesis)[0].claim == "Who? → Ilse"
         assert team.write("solver", "And?", "Search[b]", "page").number == 2, "it goes on"
         with pytest.raises(ValueError, match="asks 'Who\\?', not 'What\\?'"):
             TeamMemory("What?", store=store, task="t")
@@ -477,76 +435,6 @@ def test_what_fails_to_run_is_not_remembered():
 
 
 # --- records
-
-
-def values_of(kind: type[Record]) -> st.SearchStrategy[Record]:
-    text, share, count = st.text(max_size=20), st.floats(0, 1), st.integers(0, 2**62)
-    by_type = {
-        "str": text,
-        "str | None": st.none() | text,
-        "int": count,
-        "float": share,
-        "bool": st.booleans(),
-        "bool | None": st.none() | st.booleans(),
-        "tuple[str, ...]": st.lists(text, max_size=3).map(tuple),
-    }
-    chosen = {f.name: by_type[str(f.type)] for f in fields(kind)}
-    chosen |= {"id": st.text(min_size=1, max_size=9)}
-    chosen |= {"state": st.sampled_from(STATES)} if kind is Task else {}
-    chosen |= {"kind": st.sampled_from(REASONING)} if kind.__name__ == "ReasoningStep" else {}
-    chosen |= {"entity": text, "relation": text, "value": text} if kind is Fact else {}
-    return st.builds(kind, **chosen)
-
-
-@pytest.mark.parametrize("kind", [*SHARED, *PRIVATE], ids=lambda kind: kind.__name__)
-def test_a_record_comes_back_as_it_was(kind):
-    with hashing() as store:
-
-        @given(values_of(kind))
-        @settings(max_examples=25, deadline=None)
-        def check(record):
-            memory = record.to_memory("owner")
-            assert read_record(memory) == record and is_record(memory)
-            assert (memory.owner, memory.layer, memory.step) == ("owner", kind.layer, record.turn)
-            assert memory.meta["priority"] == record.success and 0 <= record.success <= 1
-            store.apply([_edit(store, memory)])
-            assert read_record(store.get(record.id)) == record, "from the file too"
-
-        check()
-
-
-def _edit(store, memory):
-    from adaptmr.store.edits import Add, Update
-
-    return Update(memory) if memory.id in store else Add(memory)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: replace(FACT, confidence=1.2), "Fact.confidence is 1.2; give a number from 0 to 1"),
-        (lambda: replace(FACT, confidence=float("nan")), "Fact.confidence is nan"),
-        (lambda: replace(FACT, turn=-1), "Fact.turn is -1; give a whole number of 0 or more"),
-        (lambda: replace(FACT, value=3), "Fact.value is 3; give a string"),
-        (
-            lambda: Task(question="?", state="done"),
-            "Task.state is 'done'; give one of in_progress, completed",
-        ),
-        (lambda: PlanItem(description="x", after="abc"), "PlanItem.after is 'abc'; give a list of strings"),
-        (lambda: read_record(Memory("m", "a turn")), "layer ''; records have one of shared/task"),
-        (lambda: shared_memory().add_fact("Brann", " ", "x"), "the relation of a fact is empty"),
-        (lambda: Board(hashing(), ""), "the owner of a board is ''"),
-        (lambda: RoleContract(" "), "RoleContract.name is ' '"),
-        (lambda: SharedMemory(store=hashing()), "the store holds no task 'task'"),
-        (lambda: TeamConfig(top_k=-1), "TeamConfig.top_k is -1; give a whole number from 0 to 1000"),
-        (lambda: TeamConfig(same_search=True), "TeamConfig.same_search is True; give a number from 0 to 1"),
-        (lambda: TeamConfig.from_mapping({"topk": 1}), "unknown key 'topk'; there are max_interactions"),
-    ],
-)
-def test_errors_name_the_thing_the_value_and_the_remedy(make, message):
-    with pytest.raises(ValueError) as error:
-        make()
-    assert message in str(error.value)
 
 
 def test_other_memories_of_the_store_are_no_records():
@@ -568,40 +456,6 @@ def test_other_memories_of_the_store_are_no_records():
 WORDS = st.lists(
     st.sampled_from("brann keeper lighthouse height north 1931 sula ann".split()), min_size=1, max_size=6
 )
-
-
-@given(WORDS, st.randoms())
-@settings(max_examples=60, deadline=None)
-def test_case_order_and_punctuation_make_no_other_search(words, random):
-    other = [w.upper() if random.random() < 0.5 else w for w in words]
-    random.shuffle(other)
-    assert search_key(" ".join(words)) == search_key("The, " + "; ".join(other) + "?")
-
-
-@given(st.text(string.ascii_letters + " []:?", max_size=30))
-@settings(max_examples=100, deadline=None)
-def test_the_question_of_an_action_is_stable(text):
-    inner = text.replace("[", "").replace("]", "").strip()
-    asked = inner or "x"
-    assert sub_question(f"Search[{asked}]") == asked == sub_question(f"Action 3: Lookup[ {asked} ]")
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("rs"), st.sampled_from("xyz"), st.floats(0, 1)))
-)
-@settings(max_examples=30, deadline=None)
-def test_facts_against_a_model(told):
-    shared = shared_memory()
-    model: dict[tuple[str, str], dict[str, float]] = {}
-    for entity, relation, value, confidence in told:
-        shared.add_fact(entity, relation.upper(), value, confidence)
-        known = model.setdefault((entity, relation), {})
-        known[value] = max(known.get(value, 0.0), confidence)
-    assert len(shared.facts) == sum(map(len, model.values()))
-    for (entity, relation), known in model.items():
-        assert {f.value: f.confidence for f in shared.values(entity, relation)} == known
-        assert shared.fact(entity, relation).confidence == max(known.values())
-    assert len(shared.conflicts()) == sum(len(known) > 1 for known in model.values())
 
 
 OPERATIONS = st.lists(
@@ -740,8 +594,6 @@ def test_the_blocks_have_the_form_of_the_document():
         english.startswith("【Shared Memory】\n- Task: ")
         and "\n\n【Private Memory】\n- Plan:\n  → " in english
     )
-    with pytest.raises(ValueError, match="language 'fr' is unknown; there are en, zh"):
-        team.prompt("solver", "x", language="fr")
 
 
 def test_the_last_hop_is_always_shown():
@@ -753,31 +605,35 @@ def test_the_last_hop_is_always_shown():
 
 
 def test_contributions_say_who_did_what():
-    team = TeamMemory(QUESTION, store=hashing())
-    told = team.shared.say("retriever", "solver", "suggestion", "Search[Brann]", 1)
-    team.shared.say("retriever", "solver", "suggestion", "Search[Sula]", 1)
-    team.shared.judge(told.id, True)
-    team.shared.search("Brann", str, "solver", 1)
-    team.write("solver", "Who?", "Search[Brann]", "…", Extraction("Ilse", facts=(KEEPER,)), 1)
-    team.write("solver", "Who?", "Search[Sula]", "…", turn=2)
-    retriever, solver = team.shared.contributions()
-    assert (retriever.messages, retriever.accepted, retriever.judged, retriever.hops) == (2, 1, 1, 0)
-    assert (solver.hops, solver.successful_hops, solver.facts, solver.searches) == (2, 1, 1, 1)
-
-
-def test_retrieval_is_quick_among_a_thousand_records():
     shared = shared_memory()
-    shared.board.put(
-        *(
-            Hop(number=n, turn=n, question=f"Who keeps lighthouse {n}?", action="Search[x]")
-            for n in range(1, 401)
-        ),
-        *(Fact(entity=f"lighthouse {n}", relation="keeper", value=f"person {n}") for n in range(300)),
-        *(Search(query=f"lighthouse {n}") for n in range(300)),
+    hop = shared.add_hop("Who keeps it?", "Search[Brann]", "Ilse Maro keeps it.", "Ilse Maro", "solver", 1)
+    shared.add_fact("Brann", "keeper", "Ilse Maro", source=hop.id, agent="solver")
+    shared.judge(shared.say("retriever", "solver", "suggestion", "Search[Brann]").id, True)
+    found = shared.contributions()
+    assert found["solver"] | {"hops": 1, "successful_hops": 1, "facts": 1} == found["solver"]
+    assert (found["retriever"]["messages"], found["retriever"]["accepted"]) == (1, 1)
+
+
+def test_records_come_back_as_they_were_from_a_file_too(tmp_path):
+    records = (
+        Task(question="Who?", hops_expected=2, state="failed", reason="no turns"),
+        Hop(number=1, question="Who?", action="Search[x]", answer=None, valid=False),
+        FACT,
+        Search(query="x", repeats=2),
+        Interaction(to="solver", kind="suggestion", content="Search[x]", helped=False),
+        Hypothesis(claim="a", verified=True, risks=("b", "c")),
+        EvidencePiece(content="a", answered=True, relevance=0.25),
+        ReasoningStep(premise="a", conclusion="b", evidence=("e1",)),
+        PlanItem(description="a", after=("p1", "p2")),
+        PeerProfile(peer="solver", successes=1, helped_with=("suggestion",)),
+        Lesson(lesson="a", about="Search[x]"),
     )
-    took = []
-    for n in range(15):
-        begun = time.thread_time()
-        shared.recall(f"Who keeps lighthouse {n}?")
-        took.append(time.thread_time() - begun)
-    assert statistics.median(took) < counting_seconds()
+    with MemoryStore(tmp_path / "team.db", embedder="hash") as store:
+        written = Board(store, "task").put(*records)
+    with MemoryStore(tmp_path / "team.db", embedder="hash") as store:
+        board = Board(store, "task")
+        assert [r for kind in map(type, records) for r in board.all(kind)] == written
+        assert [replace(r, id="") for r in written] == list(records)
+        damaged = replace(store.memories[0], meta={"record": {"questions": 3}})
+    with pytest.raises(ValueError, match="doesn't hold a record"):
+        read_record(damaged)

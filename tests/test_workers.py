@@ -8,6 +8,7 @@ import signal
 
 import pandas as pd
 import pytest
+from scripted import ScriptedLLM
 from server import Server, answering, ok_json
 
 import adaptmr as am
@@ -84,7 +85,7 @@ def test_rows_do_not_depend_on_the_number_of_workers(data, tmp_path):
     """Offline, with a system that waits for another's budget, and with solvers that remember."""
     same(*(run(SYSTEMS, data, workers=n, journal=tmp_path / f"j{n}") for n in (1, 2)))
     team = am.load("demo_multihop", limit=2)
-    same(*(run(["team_full", "one_agent"], team, workers=n) for n in (1, 2)))
+    same(*(run(["team_full", "one_agent"], team, ScriptedLLM(), workers=n) for n in (1, 2)))
 
 
 def test_with_a_model_calls_usage_and_outcomes_are_those_of_one_process(data, tmp_path):

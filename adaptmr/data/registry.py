@@ -26,9 +26,9 @@ from ..progress import progress_bar
 from ..types import Dataset, Question
 
 # %% auto #0
-__all__ = ['UNSEEN', 'DatasetEntry', 'DatasetUnavailable', 'register_file_reader', 'register_dataset', 'is_file_name',
-           'find_own_file', 'get_parser', 'DatasetNames', 'datasets', 'attribution', 'citation', 'find_file',
-           'download', 'unseen_questions', 'fetch', 'load', 'read_json']
+__all__ = ['DatasetEntry', 'DatasetUnavailable', 'register_file_reader', 'register_dataset', 'is_file_name', 'find_own_file',
+           'get_parser', 'DatasetNames', 'datasets', 'attribution', 'citation', 'find_file', 'download', 'fetch',
+           'load', 'read_json']
 
 # %% ../../nbs/data/01_registry.ipynb #0e1c47e1
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class DatasetEntry:
     `parse` sets, over all files it read, stays. `files` are the accepted paths, of a file or a folder, the
     official one first; `sha256` and `size` (bytes) are those of the official file: without them no file is
     called complete. `attribution` is the line that the licence asks for where the text is shown.
-    `splits` maps names to lists of conversation ids. `seen` says of a question whether rules of this
-    package were written with it in view; such a data set has a conversation for each question.
+    `splits` maps names to lists of conversation ids.
     """
 
     name: str
@@ -54,7 +53,6 @@ class DatasetEntry:
     size: int = 0
     attribution: str = ""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    seen: Callable[[Question], bool] | None = field(default=None, repr=False)
 
 
 class DatasetUnavailable(OSError):
@@ -314,23 +312,6 @@ def _sample_questions(data: Dataset, limit: int) -> Dataset:
     asked = {q.conversation for q in questions}
     return replace(data, conversations=[c for c in data.conversations if c.id in asked], questions=questions)
 
-# %% ../../nbs/data/01_registry.ipynb #f9b76f7c
-UNSEEN = "unseen"  # the split of the questions that no rule was written on
-
-
-def unseen_questions(data: Dataset) -> frozenset[str] | None:
-    """Return the ids of the questions that no rule was written on; `None` where no list of them is kept."""
-    entry = _entries().get(data.name)
-    if entry is None or entry.seen is None:
-        return None
-    return frozenset(q.id for q in data.questions if not entry.seen(q))
-
-
-def _splits(entry: DatasetEntry, data: Dataset) -> Mapping[str, tuple[str, ...]]:
-    if (unseen := unseen_questions(data)) is None:
-        return entry.splits
-    return {**entry.splits, UNSEEN: tuple(q.conversation for q in data.questions if q.id in unseen)}
-
 # %% ../../nbs/data/01_registry.ipynb #df173086
 def fetch(name: str) -> tuple[Path, bool]:
     """Return the path of a data set's file, and whether it had to be downloaded; nothing is overwritten.
@@ -367,8 +348,7 @@ def load(name: str | Path, split: str | Sequence[str] | None = None, limit: int 
     A path (`./chat.csv`) is a file of your own, see `adaptmr.read_chat`.
 
     - `split`: conversation ids, names of splits, or ids of questions (whose conversations are meant); a list,
-      or one string with commas. Default: all. "unseen" has the questions that no rule of this package was
-      written on, where they are known.
+      or one string with commas. Default: all.
     - `limit`: the maximal number of questions, spread over conversations and question types, the same ones
       every time; conversations without a chosen question are left out.
 
@@ -384,7 +364,7 @@ def load(name: str | Path, split: str | Sequence[str] | None = None, limit: int 
     else:
         entry = get_entry(str(name))
         data = _load_entry(entry)
-        splits = _splits(entry, data)
+        splits = entry.splits
     size = len(data.conversations), len(data.questions)
     if split is not None:
         data = _select_split(data, split, splits)

@@ -26,9 +26,9 @@ from ..types import Usage
 _all_ = ["repair_json"]
 
 # %% auto #0
-__all__ = ['OUTCOMES', 'OUTCOME_COUNTER', 'TASKS', 'unsupported_schema', 'schema_violation', 'coerce_to_schema', 'parse_json',
-           'repair_json', 'OutcomeCounter', 'UsageMeter', 'meter_usage', 'meter_vectors', 'object_schema', 'TaskResult',
-           'count_result', 'Task', 'register_task', 'get_task', 'run_task', 'prompt_hashes']
+__all__ = ['OUTCOMES', 'BY_RULE', 'OUTCOME_COUNTER', 'TASKS', 'unsupported_schema', 'schema_violation', 'coerce_to_schema',
+           'parse_json', 'repair_json', 'OutcomeCounter', 'UsageMeter', 'meter_usage', 'meter_vectors', 'object_schema',
+           'TaskResult', 'count_result', 'Task', 'register_task', 'get_task', 'run_task', 'prompt_hashes']
 
 # %% ../../nbs/llm/04_tasks.ipynb #d9f0ff5e
 _KEYWORDS = {
@@ -409,6 +409,7 @@ def repair_json(text: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
 
 # %% ../../nbs/llm/04_tasks.ipynb #8fb85e62
 OUTCOMES = ("model", "repaired", "retried", "fallback", "offline")
+BY_RULE = "rule"  # why a recorded reply ended: a rule gave it in the place of the model, so it is a fallback
 
 
 class OutcomeCounter:
@@ -676,8 +677,8 @@ class Task:
         if value is None:
             messages = _retry_messages(messages, reply, problem, self.schema, lang)
             reply, error, spent = self._ask(llm, messages)
-            value, _, second_problem = self._parse(reply, error, inputs)
-            outcome, usage = "retried", usage + spent
+            value, found, second_problem = self._parse(reply, error, inputs)
+            outcome, usage = "fallback" if found == "fallback" else "retried", usage + spent
             raw = reply.text if reply else raw
             problem = problem if value is not None else second_problem
         if value is None:
@@ -695,7 +696,8 @@ class Task:
             )
         except EmptyReply as e:
             return None, str(e), e.usage
-        return reply, "", reply.usage
+        unasked = reply.finish_reason == BY_RULE and not reply.usage.prompt_tokens
+        return reply, "", Usage() if unasked else reply.usage
 
     def _parse(
         self, reply: Reply | None, error: str, inputs: Mapping[str, Any]
@@ -704,7 +706,11 @@ class Task:
             own = self.validate or (lambda value, inputs: "")
             return schema_violation(value, self.schema) or own(value, inputs) or ""
 
-        return (None, "", error) if reply is None else _parse_reply(reply.text, self.schema, find_problem)
+        if reply is None:
+            return None, "", error
+        if reply.finish_reason == BY_RULE:
+            return json.loads(reply.text), "fallback", ""
+        return _parse_reply(reply.text, self.schema, find_problem)
 
     def _by_rule(
         self, outcome: str, usage: Usage, error: str, inputs: Mapping[str, Any], raw: str = ""

@@ -236,7 +236,7 @@ _MODULES = (
     "systems.ablations",
     "systems.longmemeval_rag",
     "systems.own",
-    "agents.systems",  # of a higher floor: nothing here may import it before somebody asks
+    "agents.team",  # of a higher floor: nothing here may import it before somebody asks
 )
 
 

@@ -267,7 +267,7 @@ def matched_budgets(
     return found
 
 # %% ../../../nbs/eval/runner/01_asking.ipynb #3c7cfa1a
-IN_HOTPOTQA_FORM = ("hotpotqa", "demo_multihop")  # data sets that are scored as HotpotQA is
+IN_HOTPOTQA_FORM = ("hotpotqa", "hotpotqa_40", "demo_multihop")  # data sets that are scored as HotpotQA is
 
 
 def score_answer(question: Question, prediction: Answer, dataset: str) -> float:

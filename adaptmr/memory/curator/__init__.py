@@ -1,1 +1,0 @@
-"""Curates the memory of a team: facts from observations, lessons, links, forgetting, and when to inject."""
