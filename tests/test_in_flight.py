@@ -240,7 +240,7 @@ def test_an_encoder_is_called_by_one_thread_at_a_time(tmp_path):
             "1",
             "exact",
             lambda: encode,
-            dim=3,
+            known_dim=3,
             uses_kind=False,
             max_chars=99,
             cache=cache,

@@ -82,7 +82,7 @@ def wrapped():
 
 
 def test_rows_do_not_depend_on_the_number_of_workers(data, tmp_path):
-    """Offline, with a system that waits for another's budget, and with solvers that remember."""
+    """Offline, with a system that waits for another's budget."""
     same(*(run(SYSTEMS, data, workers=n, journal=tmp_path / f"j{n}") for n in (1, 2)))
     team = am.load("demo_multihop", limit=2)
     same(*(run(["team_full", "one_agent"], team, ScriptedLLM(), workers=n) for n in (1, 2)))
