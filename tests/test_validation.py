@@ -84,7 +84,6 @@ FAULTS = {
     "questions with a wrong id": (data(questions=[asked(id=None)]), "question number 1: id is None"),
     "question ids given twice": (data(questions=[asked(), asked()]), "conversation 'c': 'q1' occurs 2 times"),
     "questions on an unknown conversation": (data(questions=[asked(conversation="d")]), "question 'q1': 'd'"),
-    "questions of another type": (data(questions=[f"Who {SECRET}?"]), "question number 1 is a str"),
     "questions with a wrong answerable": (
         data(questions=[asked(answerable=None)]),
         "answerable is None: it should be a valid boolean",
@@ -123,6 +122,13 @@ def test_validate_and_evaluate_name_a_fault_with_its_row(fault_type):
     assert f"- {fault_type} (1): " in str(error) and row in str(error) and error.counts == {fault_type: 1}
     assert str(error).startswith("toy has "), "the message names the data set"
     assert SECRET not in str(error), "it quotes ids only, because messages are copied into logs"
+
+
+def test_what_is_no_question_and_no_memory_is_named_and_not_quoted():
+    with pytest.raises(DatasetError, match="question number 1 is a str") as caught:
+        validate(data([turn(1), SECRET], [SECRET]))
+    assert caught.value.counts == {"questions of another type": 1, "turns of another type": 1}
+    assert SECRET not in str(caught.value)
 
 
 def test_all_faults_are_reported_at_once_in_a_short_message():
