@@ -17,7 +17,6 @@ from adaptmr.embed import VectorCache, embedder
 from adaptmr.embed.encoders import EMBEDDERS
 from adaptmr.eval.judges.accuracy import JUDGES, make_judge
 from adaptmr.eval.judges.judge import Verdict
-from adaptmr.eval.runner.identity import code_hash
 from adaptmr.experiments import Experiment
 from adaptmr.files import RunNotice
 from adaptmr.plugins import load_plugins
@@ -172,24 +171,12 @@ def test_other_code_never_gets_the_vectors_of_the_old(own, tmp_path):
     assert first.encode(["a"]).tolist() == [[1.0, 0.0]] != second.encode(["a"]).tolist()
 
 
-def test_the_hash_of_code_does_not_depend_on_its_folder(own, tmp_path):
-    hashes = []
-    for folder in ("here", "there"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "of_mine.py").write_text(PLUGIN)
-        load_plugins([str(tmp_path / folder / "of_mine.py")])
-        hashes.append(code_hash("embedder letters", EMBEDDERS.get("letters").thing))
-        forget_module("of_mine")
-        sys.modules.pop("of_mine")
-    assert hashes[0] == hashes[1]
-
-
 def test_rows_that_cannot_be_vectors(own):
     for n, (encode, said) in enumerate(
         (
             (lambda texts: [[1.0, 0.0]], r"gave an array of shape \(1, 2\) for 2 texts"),
             (lambda texts: [[float(text == "a")] for text in texts], "gave a vector of zeros, .* for 'b'"),
-            (lambda texts: [[1.0 if text == "a" else float("nan")] for text in texts], "isn't finite, for 'b'"),
+            (lambda texts: [[1.0], [float("nan")]], "isn't finite, for 'b'"),
         )
     ):
         am.register_embedder(f"faulty{n}")(encode)
@@ -309,12 +296,6 @@ print(json.dumps(Experiment("own", params, out_dir="out").user_code))
     shown = python(tmp_path, "-c", listed)
     assert "brings-all" in shown and "2.5: embedder letters, judge contains, system newest words" in shown
     assert "broken can't be imported (ZeroDivisionError" in shown and "update the package" in shown
-
-
-def test_packages_are_imported_when_a_name_is_looked_up(tmp_path):
-    install(tmp_path)
-    code = "import sys; import adaptmr as am; am.embedder('hash'); print('brings_all' in sys.modules)"
-    assert python(tmp_path, "-c", code).strip() == "False"
 
 
 # --- in worker processes
