@@ -165,12 +165,3 @@ def test_an_experiment_shows_the_own_types_and_rubrics_and_none_of_the_text(fold
     ]
     assert run.redact and find_quotes(run.path, texts, length=20) == []
     assert "rubric" in pd.read_parquet(run.path / "results.parquet")
-
-
-def test_data_without_rubrics_or_finer_types_get_a_sentence(folder: Path) -> None:
-    params = {"systems": "lexical", "embedder": "hash", "limit": 6, "split": "en1"}
-    experiment = Experiment("exp0", params, out_dir=folder / "out")
-    experiment.evaluate()
-    assert experiment.judge_rubrics()._repr_html_() == "<p>These data have no rubrics.</p>"
-    assert "are the ones above" in experiment.categories()._repr_html_()
-    assert "rubric" not in experiment.rows

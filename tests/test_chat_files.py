@@ -6,7 +6,6 @@ import json
 import re
 from datetime import UTC, datetime
 
-import checkout
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -18,7 +17,6 @@ from adaptmr.data.chat_times import parse_chat_time
 from adaptmr.data.read_chat import write_settings
 from adaptmr.eval.report.explorer import write_local_explorer
 from adaptmr.experiments import EvidenceMissing, Experiment
-from adaptmr.registry import forget_module
 
 DAY = datetime(2024, 5, 1, 21, 30, tzinfo=UTC)
 
@@ -67,12 +65,6 @@ def test_times_of_spreadsheets_programs_and_countries():
     for text in ("12345", "May 2024", "1 May 1 2024", "21:30 CEST"):
         with pytest.raises(ValueError):
             parse_chat_time(text)
-
-
-def test_days_of_a_spreadsheet_are_counted(put):
-    data = am.read_chat(put("a.csv", "at,text\n45413.5,Hi\n45414,Ho\n"))
-    assert data.notes == {"times_read_as_days_of_a_spreadsheet": 2}
-    assert data.conversations[0].turns[0].at == datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
 # --- tables
@@ -350,20 +342,6 @@ def test_an_experiment_on_evidence_says_that_there_is_none(put, tmp_path):
 # --- private by default
 
 CANARY = "zanzibarine"
-SPOIL = '''
-import adaptmr as am
-
-@am.system("spoil")
-def spoil(question, now):
-    "It fails, and quotes."
-    raise ValueError(f"can't plan {question.text}")
-'''
-TINY = """from adaptmr.experiments import EvidenceMissing, Experiment
-params = {"dataset": dataset, "systems": systems, "plugins": plugins, "embedder": "hash", "redact": redact}
-experiment = Experiment("tiny", params, out_dir)
-print(experiment.data.conversations[0].turns)
-experiment.evaluate()
-experiment.finish()"""
 
 
 def write_canary(put):
@@ -388,29 +366,6 @@ def holding(folder, word):
         return path.read_bytes().decode("utf-8", "replace")
 
     return [p.name for p in sorted(folder.rglob("*")) if p.is_file() and word.lower() in text(p).lower()]
-
-
-def tiny(put):
-    parameters = "dataset = None\nsystems = 'unified'\nplugins = None\nredact = None\nout_dir = None\n"
-    cells = checkout.cell("p", parameters, ("parameters",)), checkout.cell("r", TINY)
-    return put("tiny.ipynb", checkout.notebook(*cells))
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_quotes_nothing_that_was_said(put, tmp_path, capsys, request):
-    folder = tmp_path / f"{CANARY}-folder"
-    folder.mkdir()
-    write_canary(put).rename(folder / "chat.jsonl")
-    put("spoil.py", SPOIL)
-    request.addfinalizer(lambda: forget_module("spoil"))
-    out, run = tmp_path / "out", ["run", str(tiny(put)), "-p", "dataset", str(folder / "chat.jsonl")]
-    failing = [*run, "-p", "systems", "unified,spoil", "--import", "spoil.py", "--out-dir", str(out)]
-    assert main(failing) != 0
-    assert CANARY not in capsys.readouterr().err and (out / "failed.ipynb").exists()
-    assert holding(out, CANARY) == []
-    assert main([*failing, "-p", "redact", "false"]) != 0
-    told = capsys.readouterr().err
-    assert f"can't plan Who knew lamp 0 of {CANARY}" in told, "the way to read it works"
 
 
 @pytest.mark.slow

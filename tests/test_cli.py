@@ -236,22 +236,6 @@ def test_a_replay_runs_this_checkouts_notebook_and_not_the_received_one(root, tm
     assert files(folder) == before and not (tmp_path / "ran").exists() and not (root / "outputs").exists()
 
 
-def test_a_damaged_run_folder_does_not_affect_other_runs(root, capsys):
-    good = checkout.received(root / "outputs" / "tiny" / "good", {"k": 3})
-    (good / "calls.jsonl.gz").write_bytes(b"")
-    (good / "tables").mkdir()
-    (good / "tables" / "main.csv").write_text("system,f1\na,0.500\n")
-    odd = {"half": '{"models": ["m', "list": "[]", "odd": '{"models": [{}], "params": 3}'}
-    for name, text in odd.items():
-        (root / "outputs" / "tiny" / name).mkdir()
-        (root / "outputs" / "tiny" / name / "manifest.json").write_text(text)
-    status, out, err = said(capsys, "runs", "list")
-    assert status == 0 and out.split() == ["outputs/tiny/good", "outputs/tiny/odd"]
-    assert all(f"tiny/{name} is left out" in err for name in ("half", "list"))
-    status, out, err = said(capsys, "runs", "replay", "--all")
-    assert status == 0 and "tiny/good: the same tables" in out and "tiny/half is left out" in err
-
-
 def test_vectors_that_are_pickles_are_not_unpickled(tmp_path):
     class Evil:
         def __reduce__(self):

@@ -100,15 +100,6 @@ def test_it_is_said_why_runs_cannot_be_compared(root, capsys):
         assert status == 2 and why in err, err
 
 
-def test_a_question_without_a_value_is_left_out(root):
-    frame = cli_runs.results({"a": 0.2})
-    first = open_recorded(cli_runs.make(root, "one", frame))
-    frame.loc[frame["question"] == "c1/q0", "recall_fraction"] = float("nan")
-    second = open_recorded(cli_runs.make(root, "two", frame))
-    found = compare_runs(first, second, measures=["recall_fraction"]).set_index("type")
-    assert found.loc["overall", "n"] == 23 and found.loc["factual_extraction", "n"] == 11
-
-
 # --- list, show, report, index
 
 

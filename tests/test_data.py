@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptmr.data import registry
@@ -147,11 +147,6 @@ def test_without_a_network_or_an_address(entry, tmp_path):
         download(entry)
 
 
-def test_a_silent_server_times_out(entry, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as s, pytest.raises(DatasetUnavailable, match="timed out"):
-        download(replace(entry, url=f"http://127.0.0.1:{s.getsockname()[1]}/"), tmp_path, timeout=0.05)
-
-
 def test_a_download_with_another_hash_is_never_used(entry, server, tmp_path):
     register_dataset(replace(entry, url=server[0] + "/other"))
     told = rf"sha256 [0-9a-f]{{64}}, not {entry.sha256}; they are kept as .*toy\.json\.rejected"
@@ -226,25 +221,6 @@ def test_limit_samples_evenly_and_a_smaller_sample_is_a_subset(entry, own_folder
     seven = [q.id for q in load("toy", limit=7).questions]
     assert seven == [q.id for q in whole.questions if q.id in ids[6]], "in the order of the file"
     assert load("toy", limit=11).complete and load("toy", limit=99) == whole
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(list(QueryType))), max_size=40), st.integers(1, 45)
-)
-@settings(max_examples=60, deadline=None)
-def test_limit_takes_that_many_questions_evenly(rows, limit):
-    data = Dataset(
-        "d",
-        [Conversation(f"c{i}") for i in range(4)],
-        [Question(f"q{i}", "?", type=t, conversation=f"c{c}") for i, (c, t) in enumerate(rows)],
-    )
-    part = registry._sample_questions(data, limit)
-    assert len(part.questions) == min(limit, len(rows))
-    per = Counter(q.conversation for q in part.questions)
-    left = Counter(q.conversation for q in data.questions) - per
-    assert all(per[c] >= max(per.values()) - 1 for c in left), (
-        "a conversation with questions left has at most one fewer than any other"
-    )
 
 
 # ---------------------------------------------------------------- LoCoMo

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import zipfile
 from collections import Counter
 from datetime import UTC, datetime
 from importlib import resources
@@ -104,23 +101,6 @@ def test_a_valid_file_of_ones_own(tmp_path):
     times = [datetime(2024, 1, 3, 9, tzinfo=UTC), datetime(2024, 2, 1, tzinfo=UTC)]
     assert [q.asked_at for q in data.questions] == times
     assert not data.complete and [q.id for q in data.questions] == ["x1/q01", "x1/q02"]
-
-
-@pytest.mark.slow
-def test_it_loads_from_a_zipped_package(tmp_path):
-    """The files are read as package resources, not by path."""
-    root = resources.files("adaptmr")
-    with zipfile.ZipFile(tmp_path / "adaptmr.zip", "w") as z:
-        for f in sorted(root.rglob("*")):
-            if f.suffix in (".py", ".json", ".yaml") and "__pycache__" not in f.parts:
-                z.write(f, f"adaptmr/{f.relative_to(root).as_posix()}")
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import adaptmr.data.demo as d; "
-        "print(d.__file__.count('.zip'), len(d.parse_demo().conversations))"
-    )
-    command = [sys.executable, "-I", "-c", code, str(tmp_path / "adaptmr.zip")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.split() == ["1", "6"], done.stderr
 
 
 # --- the chats with an assistant

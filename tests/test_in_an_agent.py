@@ -15,7 +15,6 @@ import pytest
 import adaptmr as am
 from adaptmr.llm.spending import count_tokens
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
@@ -137,28 +136,6 @@ def test_random_queries_of_two_users_never_leak() -> None:
 def test_ten_thousand_random_queries_of_two_users_never_leak() -> None:
     for seed in range(2, 6):
         check_queries(2_500, seed)
-
-
-def test_a_filter_gives_what_a_store_of_that_part_alone_gives() -> None:
-    memories = said(random.Random(3), 60)
-    shared = store_of(memories)
-    for where in (
-        Filter(user="ann"),
-        Filter(agent="pets"),
-        Filter(session="S3"),
-        Filter(speaker="ASSISTANT"),
-        Filter(tags="home"),
-        Filter(since="2024-01-10", until="2024-02-10"),
-        Filter(user="bob", agent="travel", tags=["work"], until="2024-02-20"),
-        Filter(user="nobody"),
-    ):
-        some = [m for m, passes in zip(shared.memories, shared.mask(where)) if passes]
-        assert 0 < len(some) < 40 or where == Filter(user="nobody")
-        alone = store_of(some)
-        for text in ("Where do I live now?", "Did I sell the cat before I moved to Oslo?"):
-            assert seen(am.retrieve(text, shared, where=where)) == seen(am.retrieve(text, alone)), text
-            for run in (execute, run_rounds):
-                assert seen(run(WORDS, text, shared, where=where)) == seen(run(WORDS, text, alone)), text
 
 
 @dataclass

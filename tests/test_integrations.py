@@ -145,17 +145,6 @@ def test_a_call_of_langchain_may_change_number_user_and_time(
 
 
 @needs_langchain
-def test_langchain_may_configure_the_user_of_a_chain(store: am.MemoryStore, langchain: ModuleType) -> None:
-    from langchain_core.runnables import ConfigurableField
-
-    retriever = langchain.LangChainRetriever(store=store, where=am.Filter(user="ann"))
-    chain = retriever.configurable_fields(where=ConfigurableField(id="where"))
-    assert {d.id for d in chain.invoke("live")} == {"a1", "a2"}
-    bob = {"configurable": {"where": am.Filter(user="bob")}}
-    assert [d.id for d in chain.invoke("live", config=bob)] == ["b1"]
-
-
-@needs_langchain
 def test_a_document_of_langchain_can_be_sent_and_saved(store: am.MemoryStore, langchain: ModuleType) -> None:
     """A text may end in half a character, where a program cut it."""
     from langchain_core.documents import Document
@@ -168,29 +157,6 @@ def test_a_document_of_langchain_can_be_sent_and_saved(store: am.MemoryStore, la
         (d.id, d.page_content, d.metadata) for d in documents
     ]
     assert all((d.page_content + str(d.metadata)).encode() for d in documents)
-
-
-@needs_langchain
-def test_langchain_retrieves_in_a_chain_and_tells_its_callbacks(
-    store: am.MemoryStore, langchain: ModuleType
-) -> None:
-    from langchain_core.callbacks import BaseCallbackHandler
-    from langchain_core.prompts import ChatPromptTemplate
-    from langchain_core.runnables import RunnablePassthrough
-
-    ids: list[str] = []
-
-    class Watch(BaseCallbackHandler):
-        def on_retriever_end(self, documents: Any, **_: Any) -> None:
-            ids.extend(d.id for d in documents)
-
-    retriever = langchain.LangChainRetriever(store=store, k=1, where=am.Filter(user="ann"))
-    prompt = ChatPromptTemplate.from_template("Known: {known}\nQuestion: {question}")
-    known = retriever | (lambda documents: "\n".join(d.page_content for d in documents))
-    chain = {"known": known, "question": RunnablePassthrough()} | prompt
-    asked = chain.invoke(QUESTIONS[1], config={"callbacks": [Watch()]}).to_string()
-    assert "Known: My cat is called Momo.\nQuestion: What is my cat called?" in asked
-    assert ids == ["a2"]
 
 
 @needs_llamaindex

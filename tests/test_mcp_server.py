@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -206,41 +204,6 @@ def test_a_model_is_told_what_each_argument_means_and_a_program_what_is_changed(
 
 def command(path: Path) -> list[str]:
     return [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
-
-
-@needs_mcp
-@pytest.mark.slow
-def test_a_server_that_is_killed_has_written_whole_memories_or_none(tmp_path: Path) -> None:
-    path = filled(tmp_path / "m.db")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen(command(path), text=True, cwd=ROOT, **pipes)  # type: ignore[call-overload]
-    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-    calls = [{"id": 0, "method": "initialize", "params": about}, {"method": "notifications/initialized"}]
-    for n in range(1, 201):
-        arguments = {"text": f"Number {n}: {'I bought a cat. ' * 50}end", "at": "2024-05-03"}
-        calls.append({"id": n, "method": "tools/call", "params": {"name": "add", "arguments": arguments}})
-    writing = threading.Thread(target=send, args=(server, calls), daemon=True)
-    writing.start()
-    acknowledged: list[str] = []
-    while len(acknowledged) < 10:
-        reply = json.loads(server.stdout.readline())
-        if reply.get("id"):
-            acknowledged.append(json.loads(reply["result"]["content"][0]["text"])["id"])
-    server.kill()
-    server.wait()
-    writing.join()
-    with MemoryStore(path) as file:
-        assert file.check() == [] and all(file.get(i) is not None for i in acknowledged)
-        assert all(m.text.endswith("end") for m in file.memories if m.text.startswith("Number"))
-
-
-def send(server: subprocess.Popen[str], calls: list[dict[str, Any]]) -> None:
-    """Write calls to a server, which may end meanwhile."""
-    assert server.stdin is not None
-    with suppress(OSError):
-        for call in calls:
-            server.stdin.write(json.dumps({"jsonrpc": "2.0", **call}) + "\n")
-            server.stdin.flush()
 
 
 @needs_mcp

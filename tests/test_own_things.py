@@ -121,14 +121,6 @@ def test_a_judge_that_cannot_be_is_named(own):
         am.judge("rules")(make_judge)
 
 
-def test_evaluate_takes_a_judge_by_its_name(own):
-    am.judge("last")(lambda question, prediction, abstained: question.id == data.questions[-1].id)
-    data = am.load("demo", split="en1", limit=4)
-    frame = am.evaluate(["lexical"], data, embedder="hash", judge="last", progress=False)
-    assert frame["correct"].tolist() == [False, False, False, True] and set(frame["judge"]) == {"last"}
-    assert "correct" not in am.evaluate(["lexical"], data, embedder="hash", progress=False)
-
-
 # --- embedders
 
 
@@ -182,15 +174,6 @@ def test_rows_that_cannot_be_vectors(own):
         am.register_embedder(f"faulty{n}")(encode)
         with pytest.raises(ValueError, match=f"embedder 'faulty{n}' .*{said}"):
             embedder(f"faulty{n}", cache=False).encode(["a", "b"])
-
-
-def test_names_that_no_embedder_can_have(own):
-    for name in ("minilm", "openai:mine", "a/b", "a@2"):
-        with pytest.raises(NameTaken):
-            am.register_embedder(name)(len)
-    am.register_embedder("mine")(lambda texts: [[1.0] for _ in texts])
-    with pytest.raises(ValueError, match="mine is registered, and has no precisions"):
-        embedder("mine:bfloat16")
 
 
 # --- one mechanism

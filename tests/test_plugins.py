@@ -14,7 +14,6 @@ import checkout
 import pytest
 
 import adaptmr as am
-from adaptmr.eval.analysis.gains import compare_plans
 from adaptmr.eval.report.notebook_output import save_clean_notebook
 from adaptmr.experiments import Experiment
 from adaptmr.files import RunNotice
@@ -300,15 +299,3 @@ def test_an_installed_package_brings_systems_and_a_broken_one_is_named(tmp_path,
         assert packages_of(["system brought", "system hybrid"]) == {"brings_one": ""}
     finally:
         forget("brings_one")
-
-
-def test_a_changed_plan_is_compared_by_question_type():
-    plan = am.RetrievalPlan(weights={"lexical": 1.0})
-    data = am.load("demo", split="en1", limit=12)
-    nothing = am.RetrievalPlan(weights={"lexical": 1.0}, relevance_threshold=1.0, relevance_low=1.0)
-    table = compare_plans(plan, nothing, data, k=5, embedder="hash")
-    asked = [q for q in data.questions if q.answerable and q.evidence]
-    assert table.loc["overall", "n"] == len(asked) and (table["after"] == 0).all()
-    assert table.loc["overall", "difference"] == pytest.approx(-table.loc["overall", "before"]) != 0
-    same = compare_plans(plan, lambda question, now: plan, data, k=5, embedder="hash")
-    assert (same["difference"] == 0).all() and same["before"].equals(table["before"])
