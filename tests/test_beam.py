@@ -9,14 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from adaptmr.data.beam import CATEGORY_TO_TYPE, RubricQuestion, strip_marker
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.data.validation import DatasetError
-from adaptmr.eval.report.run_folder import find_quotes
-from adaptmr.experiments import Experiment
 from adaptmr.systems.base import PlannedSystem, make_system
 from adaptmr.types import QueryType
 
@@ -147,21 +144,3 @@ def test_the_real_chats_have_two_questions_of_each_type() -> None:
         assert sorted(categories) == sorted([*CATEGORY_TO_TYPE, *CATEGORY_TO_TYPE])
         assert not any("->->" in m.text[-20:] for m in talk.turns)
     assert sum(bool(q.evidence) for q in data.questions) == 179
-
-
-def test_an_experiment_shows_the_own_types_and_rubrics_and_none_of_the_text(folder: Path) -> None:
-    write_chat(folder / "beam_100k" / "1")
-    params = {"dataset": "beam_100k", "systems": "lexical", "embedder": "hash"}
-    experiment = Experiment("exp0", params, out_dir=folder / "out")
-    experiment.evaluate()
-    assert "are the ones above" in experiment.categories()._repr_html_(), "each type has one category here"
-    shown = experiment.judge_rubrics()._repr_html_()
-    assert "Rubrics judged by rule" in shown and "knowledge update" in shown
-    scores = experiment.rows.set_index("category")["rubric"]
-    assert scores.isna()["summarization"] and 0 <= scores["knowledge_update"] <= 1
-    run = experiment.finish()
-    texts = [m.text for m in experiment.data.conversations[0].turns] + [
-        q.text for q in experiment.data.questions
-    ]
-    assert run.redact and find_quotes(run.path, texts, length=20) == []
-    assert "rubric" in pd.read_parquet(run.path / "results.parquet")

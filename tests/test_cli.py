@@ -119,6 +119,7 @@ def test_nothing_of_this_machine_is_kept_and_the_report_is_self_contained(ran):
     assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
 
 
+@pytest.mark.slow
 def test_a_run_is_complete_and_a_second_one_writes_nothing(root, capsys):
     status, out, _ = said(capsys, "run", "tiny", "-p", "k", "3")
     folder = Path(out.strip()).parent
@@ -223,6 +224,7 @@ def test_an_experiment_that_is_not_here_and_a_broken_manifest_are_refused(root, 
         assert f"{folder.name}/manifest.json" in refused(capsys, "runs", "replay", folder)
 
 
+@pytest.mark.slow
 def test_a_replay_runs_this_checkouts_notebook_and_not_the_received_one(root, tmp_path, capsys):
     """The values would be code if they weren't quoted."""
     names = ["'; __import__('os').system('true') #", '"""', "\\", "{k}", "$(true)"]

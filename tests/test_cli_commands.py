@@ -308,30 +308,6 @@ def test_a_server_that_does_not_list_models_is_broken(served, monkeypatch):
     assert broken and "secret" not in repr(broken)
 
 
-def test_the_cache_and_the_data(tmp_path, monkeypatch):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "big").write_bytes(b"0" * 2_500_000)
-    assert "2.5 MB" in findings(doctor.check_cache)["cache"].found
-    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache" / "big" / "below"))
-    assert findings(doctor.check_cache)["cache"].state == doctor.BROKEN
-    assert "demo" in findings(doctor.check_data_sets)["data sets"].found
-    monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path / "nowhere"))
-    assert findings(doctor.check_data_sets)["data sets"].state == doctor.BROKEN
-
-
-def test_packages_with_versions_and_a_missing_one(monkeypatch):
-    found = findings(doctor.check_packages)
-    assert found["adaptmr"].found == am.__version__ and found["numpy"].found
-
-    def missing(name):
-        raise doctor.PackageNotFoundError(name)
-
-    monkeypatch.setattr(doctor, "version", missing)
-    found = findings(doctor.check_packages)
-    assert found["numpy"].state == doctor.BROKEN and found["numpy"].remedy == "pip install numpy"
-    assert found["mcp (extra)"].state == doctor.NOTE and "adaptmr[mcp]" in found["mcp (extra)"].remedy
-
-
 def test_the_exit_status_and_the_document_of_doctor(capsys, monkeypatch):
     status, out, _ = said(capsys, "doctor", "--json")
     found = json.loads(out)

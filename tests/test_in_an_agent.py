@@ -165,7 +165,7 @@ def test_a_planner_sees_what_the_question_may_see_and_holds_up_nobody_who_writes
         spy = Spy(write)  # another user speaks while the plan is made
         found = am.retrieve("Where do I live?", store, planner=spy, where=Filter(user="ann"))
         assert spy.shown and {m.owner for m in spy.shown} == {"ann"} == {h.memory.owner for h in found.hits}
-        assert found_at_once == [True]
+        assert found_at_once == [others] and store.get("late") is not None
 
 
 def test_a_lost_name_opens_nothing() -> None:
@@ -251,18 +251,12 @@ def test_a_frame_has_the_same_columns_whatever_was_found() -> None:
 # --- what comes in
 
 
-def test_what_can_not_be_a_memory_is_named_and_nothing_is_added() -> None:
+def test_a_message_of_another_user_is_refused_and_nothing_is_added() -> None:
     store = MemoryStore(embedder="hash")
     talk = [{"role": "user", "content": "Hi"}, {"role": "user", "content": "I am Bob", "user": "bob"}]
-    for given, error, says in (
-        ({"memories": ["a", " "]}, ValueError, "' ' says nothing"),
-        ({"memories": "a", "tags": [1]}, TypeError, r"tags=\[1\] must be a list of strings"),
-        ({"memories": {"role": "user", "content": "a", "text": "b"}}, ValueError, "has the key 'text'"),
-        ({"memories": talk, "user": "ann"}, ValueError, "has the user 'bob', and .* was given user='ann'"),
-    ):
-        with pytest.raises(error, match=says):
-            store.add(**given)
-        assert len(store) == 0
+    with pytest.raises(ValueError, match=r"has the user 'bob', and .* was given user='ann'"):
+        store.add(talk, user="ann")
+    assert len(store) == 0
 
 
 def test_a_filter_without_a_condition_deletes_nothing() -> None:

@@ -119,7 +119,8 @@ def test_a_changed_plugin_is_refused_and_so_is_one_of_another_run(tmp_path):
     same = write_plugin(tmp_path / "run" / "plugins")
     try:
         (loaded,) = load_plugins([str(same)])
-        manifest = {"plugins": [{"name": same.name, "sha256": loaded.sha256}], "params": {}}
+        entry = {"name": same.name, "sha256": loaded.sha256}
+        manifest = {"plugins": [entry], "params": {"plugins": [same.name]}}
         names = [p.name for p in plugins_for_replay(tmp_path / "run", manifest, [str(same)])]
         assert names == ["strategy_of_mine.py"]
         changed = write_plugin(tmp_path / "changed", WEIGHTS.replace("'time': 1.0", "'time': 2.0"))

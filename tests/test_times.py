@@ -150,9 +150,7 @@ def test_format_date():
     t = datetime(2024, 4, 19, 15)
     for grain, en, zh in (
         ("hour", "19 April 2024 at 15:00", "2024年4月19日15时"),
-        ("day", "19 April 2024", "2024年4月19日"),
         ("week", "the week of 15 April 2024", "2024年4月15日那一周"),
-        ("month", "April 2024", "2024年4月"),
         ("season", "the spring of 2024", "2024年春天"),
         ("year", "2024", "2024年"),
     ):
