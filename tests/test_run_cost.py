@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pandas as pd
 import pytest
@@ -60,9 +62,10 @@ def test_what_another_system_sends_too_is_paid_once_with_a_cache(tmp_path):
 
 def test_answers_in_the_journal_and_calls_in_the_cache_cost_nothing(tmp_path):
     recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0)})
-    journal = tmp_path / "j.jsonl"
-    rows = [{"key": f"unified/c/q{i}", "row": {}} for i in range(4)]
-    journal.write_text("\n".join(map(json.dumps, [{"run": {}}, *rows])) + "\n")
+    journal = tmp_path / "journal.sqlite"
+    with closing(sqlite3.connect(journal)) as db, db:
+        db.execute("CREATE TABLE rows (key TEXT)")
+        db.executemany("INSERT INTO rows VALUES (?)", [(f"unified/c/q{i}",) for i in range(4)])
     cache = am.ReplayCache()
     for i in (7, 8, 9):
         message = {"role": "user", "content": f"x\nQuestion: Where {i}?\nJSON:"}
