@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptmr.retrieval.aggregation import (
-    MAX_ITEMS,
     MIN_BEST,
+    SAME_SESSION,
     collect_items,
     collection_asked,
     count_values,
+    cover_order,
     included,
     item_values,
     list_finding,
@@ -48,11 +49,6 @@ def test_what_is_asked(question, asked):
     assert collection_asked(question) == asked
 
 
-@given(st.text(max_size=200))
-def test_any_text_can_be_asked(text):
-    assert collection_asked(text) in ("", "most", "count", "list")
-
-
 # --- inclusion
 
 
@@ -67,18 +63,9 @@ def test_what_is_like_the_best_one_is_included():
     assert included([0.5, 0.09, *[0.3] * 6], [1.0, *[0.0] * 7], alike) == [0], "below a fifth of the best"
 
 
-def test_without_any_word_of_the_question_only_likeness_counts():
-    assert included([0.5, 0.5, 0.5], [0.0, 0.0, 0.0], [1.0, 0.3, 0.2]) == [0]
-    assert included([0.5, 0.5, 0.5], [0.1, 0.1, 0.1], [1.0, 0.3, 0.2]) == [0, 1, 2]
-
-
 def test_nothing_is_included_where_even_the_best_is_unlikely():
     assert included([MIN_BEST - 1e-4, MIN_BEST - 1e-4], [1.0, 1.0], [1.0, 0.5]) == []
     assert included([MIN_BEST, MIN_BEST], [1.0, 1.0], [1.0, 0.5]) == [0, 1]
-
-
-def test_a_list_has_an_end():
-    assert included([0.5] * 30, [1.0] * 30, [1.0] * 30) == list(range(MAX_ITEMS))
 
 
 # --- duplicates
@@ -138,20 +125,36 @@ def test_a_list_in_chinese():
     assert found.text == "找到 2 项：2024-01-05 我吃了拉面；2024-02-05 今天吃凉皮"
 
 
-def test_undated_memories_are_listed_without_a_date():
-    undated = [
-        Hit(Memory(f"m{i}", t, "Maya", step=i), 0.0) for i, t in enumerate(("a red kite", "blue boats"))
-    ]
-    assert finding("Which toys do I have?", "list", undated).text == "2 found: a red kite; blue boats"
+# --- hits that cover most
 
 
-def test_one_item_is_no_list():
-    assert finding("How many kites?", "count", [hit(0, "a kite")]) is None
-    assert finding("How many kites?", "count", [hit(0, "a red kite"), hit(1, "the red kite")]) is None
-    assert finding("How many kites?", "count", []) is None
+def plain(scores, sessions, n, **more):
+    return cover_order(scores, np.zeros((0, len(scores)), bool), np.ones(0), sessions, n, **more)
 
 
-def test_a_long_sentence_is_cut():
-    long = "We ate " + "very " * 30 + "much"
-    text = finding("How often did we eat?", "count", [hit(0, long), hit(1, "We ate soup.")]).text
-    assert "…" in text and len(text) < 140
+def test_another_session_comes_before_a_slightly_better_hit():
+    cost = SAME_SESSION * np.log(2)  # of a second hit of the session
+    assert plain([2.0, 1.9, 1.9 - cost + 0.01], ["a", "a", "b"], 2) == [0, 2]
+    assert plain([2.0, 1.9, 1.9 - cost - 0.01], ["a", "a", "b"], 2) == [0, 1]
+    assert plain([2.0, 1.9, 0.0], ["a", "a", "b"], 3, same_session=0.0) == [0, 1, 2]
+
+
+def test_a_word_that_is_not_covered_yet_counts():
+    words = np.array([[True, True, False], [False, False, True]])
+    order = cover_order([2.0, 1.5, 1.0], words, np.array([1.0, 3.0]), ["a", "b", "c"], 3, same_session=0.0)
+    # the rare word adds 2 · 3/4 to the third and 2 · 1/4 to the others: 2.5, 2.0, 2.5
+    assert order == [0, 2, 1]
+    assert cover_order([2.0, 1.5, 1.0], words, np.ones(2), ["a", "b", "c"], 2, new_words=0.0) == [0, 1]
+
+
+@given(
+    st.lists(st.tuples(st.floats(-5, 5), st.sampled_from("abc"), st.booleans()), max_size=8),
+    st.integers(0, 8),
+)
+def test_fewer_are_the_beginning_of_more(hits, n):
+    scores = [score for score, _, _ in hits]
+    sessions = [session for _, session, _ in hits]
+    words = np.array([[has for _, _, has in hits]], bool).reshape(1, len(hits))
+    whole = cover_order(scores, words, np.ones(1), sessions, len(hits))
+    assert sorted(whole) == list(range(len(hits)))
+    assert cover_order(scores, words, np.ones(1), sessions, n) == whole[:n]

@@ -8,18 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from adaptmr.eval.analysis.attribution import Failure, apply_interventions, attribute_failures, outdated_hits
+from adaptmr.eval.analysis.attribution import Failure, attribute_failures, outdated_hits
 from adaptmr.eval.analysis.budget_curves import coverage_curves, measure_coverage, system_similarity
 from adaptmr.eval.analysis.causes import evidence_table
-from adaptmr.eval.analysis.longmemeval import retrieval_rows
-from adaptmr.eval.annotation.labels import Labels, sample_failures
-from adaptmr.eval.metrics import ranking as r
-from adaptmr.eval.report.explorer import explorer_data, explorer_html
 from adaptmr.eval.report.run_folder import redaction_problems
-from adaptmr.eval.report.tables import comparison_html
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.planning.qarp import QARP
 from adaptmr.systems.contract import ContractError, check_evidence
@@ -84,18 +77,6 @@ def test_a_turn_shows_itself_and_a_derived_memory_what_it_quotes():
     page, _, summary = HITS
     assert page.sources == ("S1:1", "S1:2") and page.all_sources == ("S1:1", "S1:2", "S1:3")
     assert summary.sources == () and summary.all_sources == ("S2:1",)
-
-
-def test_sources_are_listed_once_in_the_order_of_the_hits():
-    found = Evidence([*HITS, Hit(TURNS[0], 0.1)])
-    assert found.sources == ["S1:1", "S1:2", "S1:4"]
-    assert found.sources_behind == ["S1:1", "S1:2", "S1:3", "S1:4", "S2:1"]
-    assert Evidence([Hit(m, 1.0) for m in TURNS]).sources == [m.source for m in TURNS]
-
-
-def test_what_most_hits_do_not_have_is_not_in_their_text():
-    plain, quoting = repr(Hit(TURNS[0], 1.0)), repr(HITS[0])
-    assert plain.endswith("note='')") and quoting.endswith("behind=('S1:1', 'S1:2', 'S1:3'))")
 
 
 # --- at the door
@@ -172,46 +153,7 @@ def test_versions_and_what_was_taken_for_outdated():
     assert run(Dropping(), data=data).iloc[0].kept == 0.0, "the only valid gold was dropped with the page"
 
 
-# --- ranking metrics of places with several ids
-
-PLACES = st.lists(st.lists(st.sampled_from([f"D{i}" for i in range(9)]), max_size=3).map(tuple), max_size=8)
-WANTED = st.lists(st.sampled_from([f"D{i}" for i in range(9)]), min_size=1, max_size=6)
-
-
-@given(PLACES, WANTED, st.integers(1, 10))
-@settings(max_examples=200, deadline=None)
-def test_metrics_of_places_keep_their_bounds(places, gold, k):
-    at = r.ranking_metrics(places, gold, k)
-    assert all(0 <= v <= 1 + 1e-12 for v in at.values())
-    assert (at["mrr"] > 0) == (at["recall_any"] == 1) == (at["ndcg"] > 0) == (at["precision"] > 0)
-    flat = [id for place in places[:k] for id in place]
-    assert at["recall_fraction"] == r.recall_fraction(flat, gold)
-    assert r.ndcg([tuple(dict.fromkeys(gold))], gold, k) == 1, "all at the first place"
-
-
-@given(st.lists(st.sampled_from([f"D{i}" for i in range(9)]), max_size=9), WANTED, st.integers(1, 10))
-@settings(max_examples=200, deadline=None)
-def test_places_with_one_id_have_the_scores_of_ids(found, gold, k):
-    assert r.ranking_metrics([(id,) for id in found], gold, k) == r.ranking_metrics(found, gold, k)
-    versions = (gold[:1], gold[1:2])
-    one = r.current_before_stale([(id,) for id in found], *versions, k)
-    two = r.current_before_stale(found, *versions, k)
-    assert one == two or (math.isnan(one) and math.isnan(two))
-
-
 # --- analysis
-
-
-def failure(question=ASKED):
-    return Failure.of(question, DATA.conversations[0])
-
-
-def test_interventions_go_by_what_is_shown():
-    evidence = Evidence(HITS)
-    added = apply_interventions(evidence, ["MISS"], failure())
-    assert [h.memory.id for h in added.hits[:2]] == ["c/S1:3", "c/S2:1"], "S1:1 is quoted"
-    few = apply_interventions(evidence, ["OVERLOAD"], failure())
-    assert [h.memory.id for h in few.hits] == ["page-1", "summary-1"], "made from gold: no distractors"
 
 
 def test_a_memory_that_quotes_the_newest_version_is_not_outdated():
@@ -251,48 +193,6 @@ def test_coverage_counts_what_is_shown_and_what_is_behind():
     assert system_similarity(Derived())(HITS) is None
 
 
-def test_longmemevals_ranking_lists_what_is_quoted():
-    turns = [replace(m, source=f"s{i}_{i}", session=f"s{i}", speaker="user") for i, m in enumerate(TURNS)]
-    asked = [replace(ASKED, evidence=["s0_0"])]
-    data = Dataset("longmemeval_oracle", [Conversation("c", ("user",), turns)], asked)
-    quoting = Derived([Hit(PAGE, 1.0, quoted=("s0_0", "s1_1")), Hit(SUMMARY, 0.5, behind=("s2_2",))])
-    rows = retrieval_rows([quoting], data, ks=(1,), embedder="hash")
-    assert set(rows["ranked"]) == {2} and rows[rows.level == "turn"]["recall_any"].tolist() == [1.0]
-
-
-# --- what people see
-
-
-def test_an_annotator_sees_which_gold_is_only_behind():
-    frame = run(Derived()).assign(f1=0.0)
-    (case,) = sample_failures(frame, DATA, "derived")
-    assert [(t.source, t.mark) for t in case.turns] == [
-        ("S1:1", "✓"),
-        ("S1:2", "·"),
-        ("S1:4", "·"),
-        ("S1:3", "≈"),
-        ("S2:1", "≈"),
-    ]
-    plain = frame.drop(columns=["behind", "recall_behind"])
-    assert [t.mark for t in sample_failures(plain, DATA, "derived")[0].turns] == ["✓", "·", "·", "✗", "✗"]
-
-
-def test_the_explorer_lists_what_is_behind():
-    shown = explorer_data(run("lexical", Derived()), DATA)
-    of_turns, derived = shown["questions"][0]["rows"]
-    named = lambda row: [shown["turns"][i][0] for i in shown["rankings"][row[7]]]  # noqa: E731
-    assert named(derived) == ["S1:3", "S2:1"] and named(of_turns) == []
-    assert len(explorer_data(run("lexical"), DATA)["questions"][0]["rows"][0]) == 7
-    assert "behind a derived memory" in explorer_html(shown)
-
-
-def test_a_case_side_by_side_names_gold_behind():
-    frame = run("lexical", Derived())
-    shown = comparison_html(frame, DATA.conversations[0], "q", ["derived", "lexical"])
-    assert shown.count("Gold behind derived memories") == 1
-    assert "<code>S1:3</code>, <code>S2:1</code>" in shown
-
-
 # --- a plan over another system's derived memories
 
 
@@ -307,7 +207,3 @@ def test_a_wrapped_system_keeps_the_provenance_of_its_hits():
     assert isinstance(frame, pd.DataFrame) and frame.recall_behind.notna().all()
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.csv"])
-def test_the_marks_of_such_cases_survive_a_file_of_labels(name, tmp_path):
-    (case,) = sample_failures(run(Derived()).assign(f1=0.0), DATA, "derived")
-    assert Labels(Labels(tmp_path / name, [case]).path).cases[case.id].turns == case.turns

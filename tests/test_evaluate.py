@@ -18,7 +18,8 @@ import adaptmr as am
 from adaptmr.eval.report.run_folder import open_run
 from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.run import Journal, JournalError
+from adaptmr.eval.runner.run import Journal, JournalError, journal_keys
+from adaptmr.llm.spending import Spent
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question, Usage
 
 FIRST = [
@@ -353,101 +354,47 @@ run(["lexical", Logging({log!r}), "random"], am.load("demo", split="en1,zh2", li
 """
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_goes_on_where_it_stopped(data, tmp_path):
-    journal, log = tmp_path / "deep" / "j.jsonl", tmp_path / "asked.jsonl"
-    whole = run(["lexical", Logging(), "random"], data)
-    done = 0
-    for dots in (
-        3,
-        1,
-        9,
-    ):  # after so many more questions of the foreign system, whatever the child is doing at that moment
-        before = set(Journal_keys(journal))
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                CHILD.format(tests=os.path.dirname(__file__), log=str(log), journal=str(journal)),
-            ],
-            stdout=subprocess.PIPE,
-        )
+    journal, log = tmp_path / "deep" / "j", tmp_path / "asked.jsonl"
+    whole, kept = run(["lexical", Logging(), "random"], data), frozenset()
+    code = CHILD.format(tests=os.path.dirname(__file__), log=str(log), journal=str(journal))
+    for dots in (3, 1, 9):  # after so many more questions, whatever the child is doing at that moment
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         with child.stdout:
             assert child.stdout.read(dots) == b"." * dots
         child.send_signal(signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
-        kept = set(Journal_keys(journal))
-        assert (
-            before <= kept
-            and len([k for k in kept if k.startswith("logging/") and not k.endswith("/ingest")])
-            >= done + dots - 1
-        )
-        done += dots - 1
-    journaled = {k.split("/", 2)[2] for k in Journal_keys(journal) if k.startswith("logging/")}
-    earlier = [tuple(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
+        before, kept = kept, journal_keys(journal)
+        answered = [k for k in kept - before if k.startswith("logging/") and not k.endswith("/ingest")]
+        assert before <= kept and len(answered) >= dots - 1
     last = Logging(str(log))  # what its constructor takes is part of the run's identity
+    earlier = [tuple(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
     frame = run(["lexical", last, "random"], data, journal=journal)
     pd.testing.assert_frame_equal(plain(frame), plain(whole))
-    assert {i["system"]: i["turns"] for i in frame.attrs["ingest"]} == {
-        i["system"]: i["turns"] for i in whole.attrs["ingest"]
-    }
-    text = {q.id: (q.conversation, q.text) for q in data.questions}
-    assert not {text[id] for id in journaled if id in text} & set(last.asked), (
-        "what is in the journal is not asked again"
-    )
     asked = Counter(earlier + last.asked)
-    assert set(asked) == set(text.values()) and sum(asked.values()) - len(asked) <= 3, (
-        "at most the one in hand at each kill is asked again"
-    )
+    assert sum(asked.values()) - len(asked) <= 3, "at most the one in hand at each kill is asked again"
     again = Logging(str(log))
     pd.testing.assert_frame_equal(run(["lexical", again, "random"], data, journal=journal), frame)
     assert again.asked == [], "a finished journal answers without the system, clock columns included"
 
 
-def Journal_keys(path):
-    """The keys of the whole lines of a journal."""
-    if not path.exists():
-        return []
-    return [json.loads(line)["key"] for line in path.read_bytes().split(b"\n")[1:-1]]
-
-
-def test_a_row_is_on_disk_when_put_returns(tmp_path):
-    log = Journal(tmp_path / "j", {"a": 1})
-    log.put("x", {"text": "lone \ud800 and\nnewline", "v": 0.1})
-    assert Journal_keys(tmp_path / "j") == ["x"], "without closing it"
-    log.close()
-    assert Journal(tmp_path / "j", {"a": 1}).rows == {"x": {"text": "lone \ud800 and\nnewline", "v": 0.1}}
-
-
-def test_a_journal_cut_at_any_byte_goes_on(tmp_path):
-    log = Journal(tmp_path / "j", {"run": "this"})
-    for i in range(3):
-        log.put(f"k{i}", {"v": i, "t": "é我"})
-    log.close()
-    whole = (tmp_path / "j").read_bytes()
-    for cut in range(len(whole) + 1):
-        (tmp_path / "c").write_bytes(whole[:cut])
-        log = Journal(tmp_path / "c", {"run": "this"})
-        assert len(log.rows) == max(0, whole[:cut].count(b"\n") - 1)
-        for i in range(3):
-            if f"k{i}" not in log.rows:
-                log.put(f"k{i}", {"v": i, "t": "é我"})
-        log.close()
-        assert (tmp_path / "c").read_bytes() == whole
-
-
-def test_a_torn_last_line_is_asked_again(data, tmp_path):
-    run([Logging()], data, journal=tmp_path / "j")
-    keys, whole = set(Journal_keys(tmp_path / "j")), (tmp_path / "j").read_bytes()
-    (tmp_path / "j").write_bytes(whole[:-40])
-    assert len(keys - set(Journal_keys(tmp_path / "j"))) == 1
-    again = Logging()
-    run([again], data, journal=tmp_path / "j")
-    assert len(again.asked) == 1 and set(Journal_keys(tmp_path / "j")) == keys
+def test_a_row_is_in_the_file_when_put_returns_whoever_else_writes(tmp_path):
+    one, two = (Journal(tmp_path / "j", {"a": 1}) for _ in range(2))
+    row = {"text": "lone \ud800 and\nnewline", "v": 0.1}
+    one.put("x", row)
+    two.put("y", {"v": 1}, used=["call 1"], spent=Spent(1, 2, 3))
+    assert journal_keys(tmp_path / "j") == {"x", "y"}, "without closing it"
+    two.forget(["y"])
+    again = Journal(tmp_path / "j", {"a": 1})
+    assert again.rows == {"x": row} and (again.used, again.spent) == ({"call 1"}, Spent(1, 2, 3))
+    for journal in (one, two, again):
+        journal.close()
 
 
 def test_a_journal_of_another_run_is_refused(data, tmp_path):
     run(["random"], data, journal=tmp_path / "j")
-    before = (tmp_path / "j").read_bytes()
+    before = journal_keys(tmp_path / "j")
     fewer = replace(data, questions=data.questions[:-1])
     for systems, d, more in (
         (["lexical"], data, {}),
@@ -459,9 +406,9 @@ def test_a_journal_of_another_run_is_refused(data, tmp_path):
     ):
         with pytest.raises(JournalError, match="belongs to another run"):
             run(systems, d, journal=tmp_path / "j", **more)
-    assert (tmp_path / "j").read_bytes() == before, "and it is left as it was"
+    assert journal_keys(tmp_path / "j") == before, "and it is left as it was"
     (tmp_path / "notes").write_text("my shopping list\nmilk\n")
-    with pytest.raises(JournalError, match="belongs to another run"):
+    with pytest.raises(JournalError, match=r"is damaged, or no journal.*Move it away"):
         run(["random"], data, journal=tmp_path / "notes")
     assert (tmp_path / "notes").read_text() == "my shopping list\nmilk\n"
 
@@ -477,52 +424,6 @@ def test_a_journal_of_other_texts_is_refused(tmp_path):
     run(["lexical"], toy("What did Ann adopt?"), journal=tmp_path / "j")
     with pytest.raises(JournalError):
         run(["lexical"], toy("Who adopted a cat?"), journal=tmp_path / "j")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b'{"key": "random',
-        b"\x00\x00\x00",
-        b"\xff\xfe",
-        b"5",
-        b"{}",
-        b"[]",
-        b"null",
-        b"",
-        b'{"key": "x"}',
-        b'{"row": {}}',
-    ],
-    ids=repr,
-)
-def test_a_damaged_line_in_the_middle_is_named(data, tmp_path, damage):
-    run(["random"], data, journal=tmp_path / "j")
-    lines = (tmp_path / "j").read_bytes().split(b"\n")
-    lines[4] = damage
-    (tmp_path / "j").write_bytes(b"\n".join(lines))
-    with pytest.raises(JournalError, match=r"line 5, is damaged.*delete that line"):
-        run(["random"], data, journal=tmp_path / "j")
-    del lines[4]
-    (tmp_path / "j").write_bytes(b"\n".join(lines))
-    assert len(run(["random"], data, journal=tmp_path / "j")) == len(data.questions), "the remedy works"
-
-
-def test_two_runs_of_one_journal_do_not_tear_it(tmp_path):
-    one, two = Journal(tmp_path / "j", {"a": 1}), None
-    one.put("k1", {"v": 1})
-    try:
-        two = Journal(tmp_path / "j", {"a": 1})
-    except JournalError:
-        pass  # refusing the second is fine too
-    one.put("k2", {"v": "a longer row" * 9})
-    if two is not None:
-        two.put("k3", {"v": 3})
-        two.close()
-    one.put("k4", {"v": 4})
-    one.close()
-    assert set(Journal(tmp_path / "j", {"a": 1}).rows) == {"k1", "k2", "k4"} | (
-        {"k3"} if two is not None else set()
-    )
 
 
 # --- what is kept

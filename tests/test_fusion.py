@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from adaptmr.retrieval import fusion
 from adaptmr.retrieval.candidates import select_candidates
@@ -19,7 +16,6 @@ from adaptmr.retrieval.fusion import (
     Fit,
     FitError,
     fit_for,
-    fit_provenance,
     fuse_signals,
     score_candidates,
     shipped_fits,
@@ -28,7 +24,7 @@ from adaptmr.retrieval.plan import WEIGHT_SETS
 from adaptmr.retrieval.query import ParsedQuery, parse_query
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.types import Memory, QueryType
+from adaptmr.types import Memory
 
 pytestmark = pytest.mark.numbers
 
@@ -80,12 +76,6 @@ def test_a_sum_by_hand(store):
     )
 
 
-def test_a_signal_of_weight_nothing_is_not_computed(store):
-    c = given_(store)
-    _, values = fuse_signals(c, {"dense": 0.0, "lexical": 1.0})
-    assert set(values) == {"lexical"} == set(c.signals)
-
-
 def test_best_first_with_each_ones_signals(store):
     c = given_(store, dense=[1, 9, 3, 4, 5, 6], time=[6, 5, 4, 3, 2, 1])
     found = score_candidates(c, {"dense": 1.0, "time": 0.1}, 3)
@@ -133,29 +123,6 @@ def test_reciprocal_ranks_by_hand(store):
     )
 
 
-def test_ranks_tell_no_difference_below_what_is_rounded(store):
-    c = given_(store, dense=[1, 1 + 1e-9, 1, 1, 1, 1 - 1e-9])
-    assert len(set(fuse_signals(c, {"dense": 1.0}, "rrf")[0].tolist())) == 1
-
-
-@given(
-    st.lists(st.integers(-3, 3), min_size=6, max_size=6),
-    st.lists(st.integers(-3, 3), min_size=6, max_size=6),
-    st.floats(0.1, 50),
-)
-@settings(max_examples=60, deadline=None)
-def test_ranks_by_their_definition_whatever_the_scale(one, other, scale):
-    with MemoryStore(embedder="hash") as s:
-        s.add(SIX)
-        total, _ = fuse_signals(
-            given_(s, dense=np.array(one) * scale, time=other), {"dense": 1.0, "time": 2.0}, "rrf"
-        )
-    expected = [
-        sum(w / (60 + 1 + sum(y > v[i] for y in v)) for w, v in ((1, one), (2, other))) for i in range(6)
-    ]
-    assert total == pytest.approx(expected, abs=6e-7)
-
-
 # --- ties, and the order in which things were put in
 
 
@@ -181,14 +148,6 @@ def test_ties_go_by_id_whatever_the_order_of_insertion(how):
             ]
 
 
-def test_ties_go_by_id_and_not_by_row():
-    with MemoryStore(embedder="hash") as s:
-        s.add([Memory(i, "the same", "Ann", step=n) for n, i in enumerate(["c", "a", "d", "b"])])
-        c = given_(s, dense=[1, 1, 1, 1])
-        for pool, ids in ((4, "abcd"), (2, "ab"), (1, "a")):
-            assert "".join(s.memories[i].id for i in score_candidates(c, {"dense": 1.0}, pool).rows) == ids
-
-
 def test_the_order_of_weights_changes_no_byte(store):
     c = select_candidates(
         parse_query("Which bicycle did Ann buy?", store.speakers, prefer_recent=True), store, 50
@@ -196,15 +155,6 @@ def test_the_order_of_weights_changes_no_byte(store):
     weights = fit_for("hash").expand_weights({"hybrid": 1.0, "entity": 0.3, "time": 0.5})
     one, two = score_candidates(c, weights, 6), score_candidates(c, dict(reversed(weights.items())), 6)
     assert one.rows.tolist() == two.rows.tolist() and one.scores.tobytes() == two.scores.tobytes()
-
-
-def test_an_empty_store():
-    with MemoryStore(embedder="hash") as s:
-        c = select_candidates(parse_query("anything", ()), s, 50)
-        for how in ("sum", "rrf"):
-            found = score_candidates(c, fit_for("hash").expand_weights({"hybrid": 1.0}), 10, fusion=how)
-            assert len(found.rows) == len(found.scores) == 0
-            assert all(v.shape == (0,) for v in found.signals.values())
 
 
 # --- named sets
@@ -230,11 +180,6 @@ def test_named_sets_are_replaced_by_what_was_fitted():
     }
     assert FIT.expand_weights({"dense": 1.0}) == {"dense": 1.0}
     assert FIT.expand_weights({}) == {}, "signals alone need no fit"
-
-
-@pytest.mark.parametrize("question_type", [str(t) for t in QueryType if t != "multi_hop"])
-def test_a_type_without_weights_of_its_own_has_those_of_all(question_type):
-    assert FIT.expand_weights({question_type: 1.0}) == FIT.expand_weights({"hybrid": 1.0})
 
 
 def test_nothing_fitted_is_an_error_that_names_it():
@@ -298,69 +243,3 @@ def test_the_fit_that_never_saw_the_conversation(monkeypatch):
     assert fit_for("a", "c1").without == ""
 
 
-@pytest.fixture
-def file(tmp_path, monkeypatch):
-    """Stands for fits.json of an installed package; nothing is remembered before or after."""
-    (tmp_path / "retrieval").mkdir()
-    monkeypatch.setattr("adaptmr.files.files", lambda package: tmp_path)
-    fusion._read_shipped_fits.cache_clear()
-    yield tmp_path / "retrieval" / "fits.json"
-    fusion._read_shipped_fits.cache_clear()
-
-
-def test_fits_are_read_once(file):
-    rows = [
-        {"embedder": "a", "without": "c", "weights": {"hybrid": {"dense": 1}}, "relevance": {}},
-        {"embedder": "a"},
-    ]
-    file.write_text(json.dumps({"date": "2026-01-01", "fits": rows}))
-    assert shipped_fits() == {("a", "c"): Fit("a", "c", {"hybrid": {"dense": 1}}), ("a", ""): Fit("a")}
-    file.unlink()
-    assert fit_provenance() == {"date": "2026-01-01"}, "all that the file says but the fits"
-    assert fit_for("a", "c").weights == {"hybrid": {"dense": 1}}
-    assert fit_for("a", "c").label == "fit for a, without c"
-    assert hash(fit_for("a"))
-
-
-def test_what_a_fit_saw_is_read(file):
-    seen = {"fewest": 20, "most": 30, "speakers": 1, "base": 0.5}
-    file.write_text(json.dumps({"fits": [{"embedder": "a", "seen": seen}]}))
-    assert fit_for("a").seen == seen
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"3",
-        b"{}",
-        b'{"fits": 3}',
-        b'{"fits": null}',
-        b'{"fits": [3]}',
-        b'{"fits": [{}]}',
-        b'{"fits": ["ab"]}',
-        b'{"fits": [{"embedder": "a", "weight": {}}]}',
-        b'{"fits": [{"embedder": ["a"]}]}',
-        b"\xff\xfe",
-        b'{"fits": [{"embedder": "a"',
-    ],
-)
-def test_a_damaged_file_is_named_with_the_remedy(file, content):
-    if content is not None:
-        file.write_bytes(content)
-    for _ in range(2):
-        for read in (shipped_fits, fit_provenance):
-            with pytest.raises(FitError, match=r"fits\.json.*damaged.*(reinstall adaptmr|make fit)"):
-                read()
-    with pytest.raises(FitError):
-        fit_for("hash")
-    file.write_text('{"fits": [{"embedder": "*"}]}')
-    assert fit_for("hash").embedder == ANY_EMBEDDER, "a damage is not remembered"
-
-
-def test_the_shipped_file_is_there_again_after_all_that():
-    assert len(shipped_fits()) > 20 and fit_for("hash").embedder == "hash"

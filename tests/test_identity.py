@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import adaptmr as am
 from adaptmr.data import registry
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.identity import SourceUnavailable, user_code_hashes
+from adaptmr.eval.runner.run import journal_keys
 from adaptmr.experiments import Experiment
 from adaptmr.files import RunNotice
 from adaptmr.retrieval.plan import RetrievalPlan
@@ -73,9 +75,10 @@ def test_a_run_cut_off_and_changed_is_begun_again(tmp_path):
     (tmp_path / "beside.py").write_text(FIRST)
     killed, asked = start(tmp_path, tmp_path / "j", kill=4)
     assert killed.returncode == -signal.SIGKILL and asked == 4
-    begun = (tmp_path / "j").read_bytes()
+    begun = journal_keys(tmp_path / "j")
+    for name in ("j", "j-wal"):
+        shutil.copyfile(tmp_path / name, tmp_path / name.replace("j", "j2", 1))
     whole = start(tmp_path, tmp_path / "whole")[0].stdout
-    (tmp_path / "j2").write_bytes(begun)
     same, asked = start(tmp_path, tmp_path / "j2")
     assert same.stdout == whole and asked == 5 and "RunNotice" not in same.stderr, same.stderr[-2000:]
     (tmp_path / "beside.py").write_text(LAST)
@@ -88,7 +91,7 @@ def test_a_run_cut_off_and_changed_is_begun_again(tmp_path):
         "RunNotice: the code changed since" in changed.stderr
         and "(system mine): its 4 rows are not continued" in changed.stderr
     )
-    assert (tmp_path / "j.other-code-1").read_bytes() == begun
+    assert journal_keys(tmp_path / "j.other-code-1") == begun
 
 
 @pytest.fixture
@@ -347,6 +350,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import test_identity as t
 from adaptmr.systems.base import PlannedSystem
+from adaptmr.eval.runner.run import journal_keys
 from adaptmr.eval.runner.identity import user_code_hashes
 mine = PlannedSystem("mine", t.Careful(weights={"a", "b", "c"}))
 print(user_code_hashes([mine, PlannedSystem("other", t.Plain(.3))]))

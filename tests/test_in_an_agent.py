@@ -19,7 +19,8 @@ from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import PlanError
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.view import Filter
 from adaptmr.types import Evidence, Memory
 
 WORDS = am.RetrievalPlan(weights=HYBRID_WEIGHTS)

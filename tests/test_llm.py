@@ -20,7 +20,6 @@ from server import (
     ok,
     raw,
     status,
-    stream,
     waits_for,
 )
 
@@ -233,46 +232,6 @@ def test_an_empty_reply_replays_as_empty() -> None:
         model(s, cache=cache).complete(HELLO)
     with pytest.raises(EmptyReply):
         LLM("m", cache=cache).complete(HELLO)
-
-
-def test_the_chunks_of_a_stream_are_joined_and_counted() -> None:
-    with Server(stream("I live in Hangzhou")) as s:
-        r = model(s).complete(HELLO, stream=True)
-    assert r.text == "I live in Hangzhou " and r.usage.tokens == 10 and s.requests[0]["stream"] is True
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_stream_that_is_cut_off_is_retried_and_never_returned(cut: bool) -> None:
-    with Server(stream("I live", end=False, cut=cut), stream("I live in Hangzhou")) as s:
-        llm = model(s)
-        assert llm.complete(HELLO, stream=True).text == "I live in Hangzhou " and len(s.requests) == 2
-        assert sum(v for k, v in llm.event_counts.items() if k.startswith("retry")) == 1
-    with Server(stream("I live", end=False, cut=cut)) as s, pytest.raises(ServerError):
-        model(s, max_retries=1).complete(HELLO, stream=True)
-
-
-def test_a_stream_without_usage_is_estimated_and_counted() -> None:
-    with Server(stream("four word reply here", usage=False)) as s:
-        llm = model(s)
-        r = llm.complete(HELLO, stream=True)
-    assert llm.event_counts["estimated usage"] == 1 and r.usage.completion_tokens == count_tokens(
-        "four word reply here "
-    )
-
-
-def test_stream_options_are_dropped_for_a_server_that_refuses_them() -> None:
-    with Server(
-        answering(
-            lambda b: (
-                status(400, "Unknown parameter: stream_options") if "stream_options" in b else stream("yes")
-            )
-        )
-    ) as s:
-        llm = model(s)
-        assert (
-            llm.complete(HELLO, stream=True).text == "yes "
-            and llm.event_counts["adapted: no stream_options"] == 1
-        )
 
 
 @pytest.mark.parametrize(

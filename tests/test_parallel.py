@@ -181,6 +181,6 @@ def test_a_stop_of_the_outer_run_reaches_the_inner_threads():
 
         done = threading.Event()
         with pytest.raises(ValueError):
-            run_concurrently(work, ["asks", "fails"], 2, lambda x, y: None, grace_seconds=0.05)
+            run_concurrently(work, ["asks", "fails"], 2, lambda x, y: None)
         free.set()
         assert done.wait(PATIENCE) and isinstance(refused[0], RequestCancelled) and not s.requests

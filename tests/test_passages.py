@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from adaptmr.retrieval.columns import PASSAGE_WORDS, split_passages
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.steps import GAP, best_passages, show_passages
+from adaptmr.retrieval.steps import GAP, best_passages
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.text import count_words
 from adaptmr.types import Memory
@@ -46,11 +46,6 @@ def test_passages_stand_in_their_order_with_gaps_between_them() -> None:
 def test_chinese_passages_are_chosen_by_their_words() -> None:
     shown = best_passages(ZH.text, ["我的皮艇在哪里？"], 1)
     assert "皮艇" in shown and "面包" not in shown and "税务" not in shown
-
-
-def test_short_texts_and_enough_passages_change_nothing() -> None:
-    assert show_passages(SHORT, ["kayak"], 1) is SHORT
-    assert show_passages(LONG, ["kayak"], 5) is LONG
 
 
 @settings(max_examples=80, deadline=None)

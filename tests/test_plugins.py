@@ -14,8 +14,6 @@ import checkout
 import pytest
 
 import adaptmr as am
-from adaptmr.eval.analysis.gains import compare_plans
-from adaptmr.eval.report.notebook_output import save_clean_notebook
 from adaptmr.experiments import Experiment
 from adaptmr.files import RunNotice
 from adaptmr.plugins import PluginError, load_plugins, plugins_for_replay
@@ -109,6 +107,7 @@ def test_a_plugin_is_in_the_tables_the_manifest_and_the_folder_of_the_run(record
     assert len(files) > 3 and [p.name for p in files if here in p.read_text(encoding="utf-8")] == []
 
 
+@pytest.mark.slow
 def test_a_replay_works_elsewhere_with_the_kept_source(recorded, tmp_path):
     root, run = recorded
     sent = tmp_path / "sent"
@@ -155,6 +154,7 @@ def test_a_changed_plugin_is_refused_and_so_is_one_of_another_run(recorded, tmp_
         forget("strategy_of_mine", "weights_of_mine")
 
 
+@pytest.mark.slow
 def test_a_notebook_of_ones_own_runs_by_its_path(tmp_path):
     (tmp_path / "mine.ipynb").write_text(experiment_notebook())
     write_plugin(tmp_path)
@@ -198,14 +198,6 @@ def test_a_faulty_plugin_is_one_message(tmp_path, text, said):
         load_plugins([str(tmp_path / "faulty_plugin.py")])
     assert said in str(e.value) and str(e.value).startswith("faulty_plugin.py") and "\n" not in str(e.value)
     assert "faulty_plugin" not in sys.modules
-
-
-def test_the_command_says_what_is_wrong_before_anything_runs(recorded, tmp_path):
-    root, _ = recorded
-    (tmp_path / "faulty_plugin.py").write_text("import adaptmr\n")
-    status, _, err = command(root, "run", "tiny", "--import", tmp_path / "faulty_plugin.py")
-    assert status == 2 and "faulty_plugin.py registers nothing" in err and len(err.strip().split("\n")) == 1
-    assert not (root / "outputs" / "failed.ipynb").exists()
 
 
 @pytest.mark.parametrize(
@@ -254,21 +246,6 @@ def test_a_changed_text_is_read_anew_and_makes_another_run(plugin, tmp_path, mon
     assert second.run.run_id != first.run.run_id
     weights = make_system("present", embedder="hash").planner.strategy(am.Question("", "x"), None).weights
     assert weights == {"hybrid": 1.0, "time": 2.0}, "what a plugin imports is read anew, too"
-
-
-def test_a_plugin_that_nobody_asks_is_named(plugin, tmp_path):
-    asked = {"plugins": str(plugin), "systems": "unified", "split": "en1", "limit": 2, "embedder": "hash"}
-    said = r"has the system present, and this run asks for none of it: .*-p systems unified,present"
-    with pytest.warns(RunNotice, match=said):
-        Experiment("lesson", asked, out_dir=tmp_path / "out")
-    assert "present" not in known_systems() and "present" in known_systems("own")
-
-
-def test_an_injected_plugin_is_written_without_its_folder(tmp_path):
-    injected = checkout.cell("i", 'k = 1\nplugins = ["/home/me/mine.py", "a.b"]', ("injected-parameters",))
-    (tmp_path / "a.ipynb").write_text(checkout.notebook(injected))
-    save_clean_notebook(tmp_path / "a.ipynb", tmp_path / "b.ipynb")
-    assert 'plugins = [\\"mine.py\\", \\"a.b\\"]' in (tmp_path / "b.ipynb").read_text()
 
 
 def test_everything_that_can_be_registered_makes_a_system():
@@ -364,15 +341,3 @@ def test_an_installed_package_brings_systems_and_a_broken_one_is_named(tmp_path,
         assert packages_of(["system brought", "system hybrid"]) == {"brings_one": ""}
     finally:
         forget("brings_one")
-
-
-def test_a_changed_plan_is_compared_by_question_type():
-    plan = am.RetrievalPlan(weights={"lexical": 1.0})
-    data = am.load("demo", split="en1", limit=12)
-    nothing = am.RetrievalPlan(weights={"lexical": 1.0}, relevance_threshold=1.0, relevance_low=1.0)
-    table = compare_plans(plan, nothing, data, k=5, embedder="hash")
-    asked = [q for q in data.questions if q.answerable and q.evidence]
-    assert table.loc["overall", "n"] == len(asked) and (table["after"] == 0).all()
-    assert table.loc["overall", "difference"] == pytest.approx(-table.loc["overall", "before"]) != 0
-    same = compare_plans(plan, lambda question, now: plan, data, k=5, embedder="hash")
-    assert (same["difference"] == 0).all() and same["before"].equals(table["before"])

@@ -59,16 +59,16 @@ def test_nothing_is_encoded_for_the_first_time_while_the_clock_runs(data, frame,
         seen.update(texts)
         return encode(self, texts, kind=kind)
 
-    from adaptmr.eval.runner import repeated_times
+    from adaptmr.eval.runner import timings
 
-    shuffle = repeated_times.Random.shuffle
+    shuffle = timings.Random.shuffle
 
     def started(self, pairs):
         clock.append(True)
         shuffle(self, pairs)
 
     monkeypatch.setattr(HashEmbedder, "encode", spy)
-    monkeypatch.setattr(repeated_times.Random, "shuffle", started)
+    monkeypatch.setattr(timings.Random, "shuffle", started)
     time_systems(frame, data, embedder="hash", repeats=2, per_type=2)
     assert clock and seen and late == []
 

@@ -10,6 +10,7 @@ import server
 
 import adaptmr as am
 from adaptmr.eval.analysis.run_cost import estimate, recorded_costs
+from adaptmr.eval.runner.run import Journal
 from adaptmr.types import Conversation, Dataset, Question
 
 PRICES = {"m": {"prompt": 2.0, "completion": 8.0}}
@@ -61,8 +62,10 @@ def test_what_another_system_sends_too_is_paid_once_with_a_cache(tmp_path):
 def test_answers_in_the_journal_and_calls_in_the_cache_cost_nothing(tmp_path):
     recorded(tmp_path, "one", {"unified": (1, 100, 10, 6.0)})
     journal = tmp_path / "j.jsonl"
-    rows = [{"key": f"unified/c/q{i}", "row": {}} for i in range(4)]
-    journal.write_text("\n".join(map(json.dumps, [{"run": {}}, *rows])) + "\n")
+    log = Journal(journal, {})
+    for i in range(4):
+        log.put(f"unified/c/q{i}", {})
+    log.close()
     cache = am.ReplayCache()
     for i in (7, 8, 9):
         message = {"role": "user", "content": f"x\nQuestion: Where {i}?\nJSON:"}

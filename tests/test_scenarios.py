@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from adaptmr.data.registry import load
 from adaptmr.reader import answer
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.strategies import (
     UNIFIED_WEIGHTS,
@@ -24,7 +21,7 @@ from adaptmr.retrieval.strategies import (
     temporal,
 )
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.types import Finding, Memory, Question
+from adaptmr.types import Memory, Question
 
 pytestmark = pytest.mark.numbers
 
@@ -133,18 +130,6 @@ def test_c_the_new_address_replaces_the_old_one(scenario):
     assert "M2" in ask(scenario, "C").sources, "looking for a job is no address"
 
 
-def test_c_unified_retrieval_fails(scenario):
-    _, questions, store = scenario
-    plain = execute(RetrievalPlan(weights=UNIFIED_WEIGHTS, k=8), questions["C"], store)
-    assert plain.sources[0] == "M1"
-    assert plain.sources.index("M1") < plain.sources.index("M4"), (
-        "the old address is worded like the question"
-    )
-    assert store.search(questions["C"], k=1)[0].memory.id == "M1"
-    assert plain.has_relevant
-    assert not any(h.note for h in plain.hits)
-
-
 def test_c_the_strategy_is_what_helps(scenario):
     _, questions, store = scenario
     plan = Router().plan(Question("", questions["C"], asked_at=NOW), store)
@@ -198,13 +183,6 @@ def test_the_same_whatever_the_order_of_insertion(scenario, which):
     )
 
 
-def test_the_plans_are_data(scenario):
-    for which in "ABCDE":
-        plan = ask(scenario, which).plan
-        assert RetrievalPlan.from_json(plan.to_json()) == plan
-        assert json.loads(plan.to_json())["planner"] == plan.planner
-
-
 # --- the first thing that somebody tries: a few memories of one user
 
 DRINKS = {
@@ -242,45 +220,6 @@ def test_a_few_memories_of_one_user_answer(language, who, n):
         found = retrieve(LIKE[language], store)
     assert found.has_relevant and found.hits and found.hits[0].memory.text == DRINKS[language][1]
     assert "fewer than the" in next(t for t in found.trace if t.step == "gate").reason
-
-
-def cut(conversation, question, n):
-    """`n` turns of a conversation that end with the newest gold turn of a question."""
-    turns = conversation.turns
-    last = max(i for i, m in enumerate(turns) if m.source in question.evidence)
-    first = max(0, last - n + 1)
-    return turns[first : first + n]
-
-
-@pytest.mark.parametrize("speakers", [True, False])
-@pytest.mark.parametrize("name", ["en1", "en4", "zh1"])
-def test_no_question_is_refused_whose_evidence_is_one_of_three_memories(name, speakers):
-    data = load("demo")
-    conversation, refused = data.conversation(name), []
-    for question in data.questions_on(name):
-        if not question.answerable or not question.evidence:
-            continue
-        with MemoryStore(embedder="hash") as store:
-            store.add([m if speakers else replace(m, speaker="") for m in cut(conversation, question, 3)])
-            if not retrieve(question.blind(), store).has_relevant:
-                refused.append(question.text)
-    assert refused == []
-
-
-def test_on_a_whole_conversation_nothing_is_drawn_anywhere():
-    data = load("demo")
-    with MemoryStore(embedder="hash") as store:
-        store.add(data.conversation("en4").turns)  # the shortest
-        for question in data.questions_on("en4"):
-            fit = fit_for("hash", "en4")
-            one, two = (
-                retrieve(question.blind(), store, fit=replace(fit, seen=seen)) for seen in (fit.seen, {})
-            )
-            assert (one.relevance, one.has_relevant, one.context) == (
-                two.relevance,
-                two.has_relevant,
-                two.context,
-            )
 
 
 # --- a window that the question names filters first
@@ -392,20 +331,6 @@ def test_what_happened_in_a_window_counts_whenever_it_was_told(language, questio
     assert found.sources == [source]
 
 
-def test_a_time_that_the_memory_names_keeps_it_out_of_another_window():
-    rows = [
-        ("2024-07-05", "Last May I climbed the Kollen."),
-        ("2024-07-09", "I learned to juggle."),
-        ("2024-08-02", "The trains were late again."),
-    ]
-    with MemoryStore(embedder="minilm") as store:
-        store.add([Memory(f"M{i}", t, "User", d, step=i, source=f"M{i}") for i, (d, t) in enumerate(rows)])
-        did = retrieve(Question("", "What did I do in July?", asked_at=NOW), store, k=3)
-        said = retrieve(Question("", "What did we talk about in July?", asked_at=NOW), store, k=3)
-    assert did.sources == ["M1", "M2"], "the climb was in May; the trains were told within the grace"
-    assert said.sources == ["M0", "M1"]
-
-
 def test_a_window_with_an_open_beginning_is_soft(year):
     """How things were before a change is told by the memory of the change, which lies outside."""
     found = retrieve(Question("", "What did I do before March 2024?", asked_at=NOW), year["en"], k=9)
@@ -509,45 +434,7 @@ def test_no_finding_rather_than_a_wrong_one(lives, language, question, reason):
     assert found.findings == [] and reason in trace_of(found, "relate").reason
 
 
-def test_no_finding_for_memories_that_were_cut(lives):
-    found = retrieve(Question("", RELATIONS[0][1], asked_at=NOW), lives["en"], k=1, planner=TEMPORAL)
-    assert len(found.hits) == 1 and found.findings == []
-    assert "is told by a memory that was cut" in trace_of(found, "relate").reason
-
-
-def test_the_time_since_an_event_needs_the_time_of_the_question(lives):
-    found = retrieve("How many days ago did I hand in my thesis?", lives["en"], planner=TEMPORAL)
-    assert (
-        found.findings == [] and "the time of the question is not known" in trace_of(found, "relate").reason
-    )
-
-
 # --- each field that the temporal strategy sets is seen to act
-
-RESETS = [
-    ("year", "en", "What did we talk about last month?", "time_window", None),
-    ("year", "en", "What did we talk about last month?", "window_rule", "soft"),
-    ("year", "en", "What did we talk about last month?", "window_by", "happened"),  # "better than last month"
-    ("year", "en", "What did we talk about last month?", "relevance_threshold", 0.9),
-    ("year", "zh", "上个月我们聊了什么？", "time_window", None),
-    ("year", "zh", "上个月我们聊了什么？", "window_rule", "soft"),
-    ("year", "en", "What did I do between 3 and 9 May?", "window_grace", 0),
-    ("year", "zh", "5月3日到9日之间我做了什么？", "window_grace", 0),
-    ("year", "en", "When did I buy the piano in 2024?", "temporal_order", False),
-    ("lives", "en", RELATIONS[0][1], "relate", False),
-    ("lives", "en", RELATIONS[0][1], "queries", ()),
-    ("lives", "zh", RELATIONS[3][1], "relate", False),
-    ("lives", "zh", RELATIONS[3][1], "queries", ()),
-]
-
-
-@pytest.mark.parametrize(("stores", "language", "question", "name", "value"), RESETS)
-def test_each_field_of_the_temporal_strategy_acts(request, stores, language, question, name, value):
-    store, query = request.getfixturevalue(stores)[language], Question("", question, asked_at=NOW)
-    plan = TEMPORAL.plan(query, store)
-    assert getattr(plan, name) != value
-    reset = replace(plan, **{name: value})
-    assert execute(plan, query, store).context != execute(reset, query, store).context
 
 
 def test_a_window_with_a_topic_yields_to_a_far_better_match_outside(year):
@@ -683,17 +570,6 @@ def test_where_there_is_nothing_to_count_there_is_no_list(said):
     assert findings(said, "nothing") == []
 
 
-def test_a_question_for_one_fact_is_not_collected(said):
-    found = several(said, "fact")
-    assert not found.plan.collect and found.findings == [] and found.plan.queries == ()
-
-
-def test_what_two_have_in_common_is_searched_for_each(said):
-    found = several(said, "common")
-    assert len(found.plan.queries) == 3 and not found.plan.multi_step
-    assert {"m4", "m5"} <= set(found.sources), "both hobbies of the other one"
-
-
 def test_two_are_compared_and_both_are_found(said):
     found = several(said, "compare")
     assert len(found.plan.queries) == 3
@@ -712,38 +588,6 @@ def test_a_chain_finds_the_friend_then_her_town_and_shows_the_step(said):
 def test_each_item_of_a_sum_is_searched_for(said):
     found = several(said, "sum", k=3)
     assert len(found.plan.queries) == 4 and sorted(found.sources) == ["m10", "m11", "m9"]
-
-
-@pytest.mark.parametrize(
-    ("field", "reset", "which"),
-    [
-        ("queries", (), "chain"),
-        ("multi_step", False, "chain"),
-        ("merge", "turns", "compare"),
-        ("collect", False, "count"),
-    ],
-)
-def test_each_field_of_the_plan_acts(said, field, reset, which):
-    full, without = several(said, which), several(said, which, **{field: reset})
-    assert getattr(full.plan, field) != reset
-    assert (full.context, full.sources) != (without.context, without.sources)
-
-
-def test_the_same_findings_whatever_the_order_of_insertion(said):
-    language, store = said
-    with MemoryStore(embedder=ENCODER[language]) as other:
-        for m in reversed(list(store.memories)):
-            other.add(m)
-        for which in ASKED:
-            assert several(said, which).findings == several((language, other), which).findings
-
-
-def test_a_finding_is_no_answer_of_the_rule_reader(said):
-    found = several(said, "count")
-    assert all(isinstance(f, Finding) and f.answer == "" for f in found.findings)
-    without = replace(found, findings=[])
-    question = ASKED["count"][said[0]]
-    assert answer(question, found) == answer(question, without)
 
 
 # --- unsaid things: what was said in other words is known, what was not said is not
@@ -800,60 +644,6 @@ TOLD = {
         "我在用软件学葡萄牙语。",
         "我看书要戴眼镜。",
         "我周末去给流浪汉发饭，做志愿者。",
-    ],
-}
-SAID_IN_OTHER_WORDS = {
-    "en": [
-        "Did I tell you about my pet?",
-        "Did I ever mention any siblings?",
-        "Have I told you about a food allergy?",
-        "Did I say which instrument I play?",
-        "Have I ever told you about my vehicle?",
-        "Did I mention an injury?",
-        "Did I tell you about our wedding?",
-        "Have I mentioned giving up cigarettes?",
-        "Did I tell you that I resigned from my job?",
-        "Did I mention that we are having babies?",
-        "Have I told you about my swimming lessons?",
-        "Did I ever complain about the cost of my flat?",
-        "Did I tell you that I am afraid of planes?",
-        "Did I mention that I am a vegetarian?",
-        "Have I told you what my ancestors did for a living?",
-        "Did I say that I like astronomy?",
-        "Did I mention any noises I make when I sleep?",
-        "Did I tell you that I never graduated?",
-        "Did I mention a competition that I won?",
-        "Have I told you about a theft?",
-        "Did I say which foreign language I study?",
-        "Did I mention my eyesight?",
-        "Have I talked about charity work?",
-        "Did I ever say in which city my home is?",
-    ],
-    "zh": [
-        "我有没有跟你说过我的宠物？",
-        "我提到过我的兄弟姐妹吗？",
-        "我跟你说过我对什么食物过敏吗？",
-        "我有没有说过我会什么乐器？",
-        "我跟你讲过我的座驾吗？",
-        "我有没有提过我受过伤？",
-        "我跟你说过我们结婚的事吗？",
-        "我有没有提过不再抽烟？",
-        "我有没有告诉过你我辞职了？",
-        "我跟你说过我们要生孩子了吗？",
-        "我跟你讲过学游泳的事吗？",
-        "我有没有抱怨过住的地方太贵？",
-        "我有没有说过我怕坐飞机？",
-        "我跟你说过我吃素吗？",
-        "我有没有讲过我家祖辈是做什么的？",
-        "我有没有说过我喜欢天文？",
-        "我提到过我睡觉有什么声音吗？",
-        "我有没有告诉过你我没毕业？",
-        "我跟你说过我赢了比赛吗？",
-        "我有没有提过丢东西的事？",
-        "我说过我在学哪门外语吗？",
-        "我有没有提过我的视力？",
-        "我跟你聊过做公益吗？",
-        "我有没有说过我家在哪个城市？",
     ],
 }
 NEVER_SAID = {
@@ -926,27 +716,8 @@ def known(questions, store):
     return [q for q in questions if retrieve(q, store, planner=planner).has_relevant]
 
 
-def test_most_of_what_was_said_in_other_words_is_known(told):
-    """Question i asks for memory i; hardly any shares a word with it."""
-    language, store = told
-    assert len(known(SAID_IN_OTHER_WORDS[language], store)) >= {"en": 20, "zh": 18}[language], "of 24"
-
-
 def test_most_of_what_was_never_said_is_refused(told):
     language, store = told
     assert len(known(NEVER_SAID[language], store)) <= 4, "of 24"
 
 
-@pytest.mark.parametrize("text", ["我有没有跟你说过我养猫？", "Did I tell you about my pet?"])
-def test_a_pet_is_known_by_the_cat(scenario, text):
-    language, _, store = scenario
-    if text.isascii() == (language == "en"):
-        found = retrieve(text, store, planner=StrategyPlanner(abstention))
-        assert found.has_relevant and found.sources[0] == "M3"
-
-
-@pytest.mark.parametrize("text", ["我有没有跟你说过我的血型？", "Did I tell you my blood type?"])
-def test_a_blood_type_is_not_known(scenario, text):
-    language, _, store = scenario
-    if text.isascii() == (language == "en"):
-        assert not retrieve(text, store, planner=StrategyPlanner(abstention)).has_relevant

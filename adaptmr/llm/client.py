@@ -225,13 +225,13 @@ class _TokenBudget:
 
 
 def _send_within_budget(
-    transport: Transport, budget: _TokenBudget, limit: int | None, request: Mapping[str, Any], stream: bool
+    transport: Transport, budget: _TokenBudget, limit: int | None, request: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Send `request` and return the record of the reply, unless it may exceed the `limit` of the budget."""
     need, spent = count_prompt_tokens(request["messages"]) + request["max_tokens"], 0
     budget.reserve(need, limit)
     try:
-        record = transport.send(request, stream)
+        record = transport.send(request)
         spent = record["prompt_tokens"] + record["completion_tokens"]
         return record
     finally:
@@ -307,7 +307,8 @@ class LLM:
         prices: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
-        self._given = {name: value for name, value in locals().items() if name != "self"}
+        given = {name: value for name, value in locals().items() if name != "self"}
+        self._given = lambda: given  # a function: nobody who shows the attributes shows a key
         concurrency = _resolve_concurrency(concurrency)
         _check_parameters(model, timeout, max_retries, concurrency, token_budget)
         address, key = model_server(model, base_url, api_key, "LLM.")
@@ -345,10 +346,10 @@ class LLM:
 
     def for_process(self, concurrency: int) -> LLM:
         """Return the same model for another process, which makes at most `concurrency` calls at once."""
-        return LLM(**{**self._given, "concurrency": concurrency})
+        return LLM(**{**self._given(), "concurrency": concurrency})
 
     def __getstate__(self) -> dict[str, Any]:
-        return self._given
+        return self._given()
 
     def __setstate__(self, given: dict[str, Any]) -> None:
         self.__init__(**given)  # type: ignore[misc]
@@ -392,14 +393,12 @@ class LLM:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int = 512,
         temperature: float = 0.0,
-        stream: bool = False,
         task: str = "",
     ) -> Reply:
         """Return the model's reply to `messages` (each with `role` and `content`).
 
         With `schema` (a JSON schema) the server is asked to keep to it; the reply is not checked here. `task`
-        names the task in the cache and in errors. `stream` changes the transport only: a stream that ends
-        early is retried.
+        names the task in the cache and in errors.
 
         Raises `AuthError`, `ModelNotFound`, `BadRequest`, `BudgetExceeded`, `ServerError`, `EmptyReply` (all
         `LLMError`), `LimitReached`, and `ReplayMiss` from a cache in mode `replay`.
@@ -410,7 +409,7 @@ class LLM:
         cached = record is not None
         if record is None:
             self.spending.check()
-            record = _send_within_budget(self._transport, self._budget, self.token_budget, request, stream)
+            record = _send_within_budget(self._transport, self._budget, self.token_budget, request)
             self.spending.add(record["prompt_tokens"], record["completion_tokens"])
             if self.cache is not None:
                 record = self.cache.put(request, record, task)

@@ -190,161 +190,9 @@ def coerce_to_schema(value: Any, schema: Mapping[str, Any]) -> Any:
         }
     return value
 
-# %% ../../nbs/llm/04_tasks.ipynb #28c57d6b
-_OPEN = {'"': '"', "'": "'", "“": "”", "‘": "’", "`": "`"}
-_LITERALS: dict[str, Any] = {
-    "true": True,
-    "false": False,
-    "null": None,
-    "none": None,
-    "yes": True,
-    "no": False,
-    "nan": None,
-    "undefined": None,
-}
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_MISSING = object()
-_PLAIN = {close: re.compile(rf"[^\\{close}]+") for close in _OPEN.values()}
-_HEX = re.compile(r"[0-9a-fA-F]{4}")
-_AFTER = re.compile(r"\s*(?:[,;:：}\]=]|$|//|/\*|```)")
-_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,2})?")
-
-# %% ../../nbs/llm/04_tasks.ipynb #d4b2a96e
-class _Scanner:
-    """Reads white space, comments, quoted strings and bare words of `text` from the position `at`."""
-
-    def __init__(self, text: str, at: int) -> None:
-        self.text, self.at, self.end, self.open_comment = text, at, len(text), False
-
-    def comment(self) -> int:
-        """Return the end of the comment that begins here; -1 if none begins here, or if it has no end.
-
-        `open_comment` remembers a missing end, so that it is searched for only once.
-        """
-        begin = self.text[self.at : self.at + 2]
-        if begin == "//" and self.text[self.at - 1 : self.at] != ":":  # not the // of an address
-            end = self.text.find("\n", self.at)
-            return end if end >= 0 else self.end
-        if begin != "/*" or self.open_comment:
-            return -1
-        end = self.text.find("*/", self.at + 2)
-        self.open_comment = end < 0
-        return end + 2 if end >= 0 else -1
-
-    def skip(self) -> str:
-        """Skip white space and comments; return the next character ("" at the end)."""
-        while self.at < self.end:
-            if self.text[self.at].isspace() or self.text[self.at] == "\ufeff":
-                self.at += 1
-            elif (end := self.comment()) >= 0:
-                self.at = end
-            else:
-                return self.text[self.at]
-        return ""
-
-    def string(self, close: str) -> str:
-        """Read a quoted string that ends with the quote `close`, or with the text."""
-        out: list[str] = []
-        self.at += 1
-        while self.at < self.end:
-            c = self.text[self.at]
-            if c == "\\" and self.at + 1 < self.end:
-                e, self.at = self.text[self.at + 1], self.at + 2
-                if e == "u" and (m := _HEX.match(self.text, self.at)):
-                    out.append(chr(int(m[0], 16)))
-                    self.at += 4
-                else:
-                    out.append(_ESCAPES.get(e, e))
-            elif c == close and _AFTER.match(self.text, self.at + 1):
-                self.at += 1
-                break
-            else:
-                end = m.end() if (m := _PLAIN[close].match(self.text, self.at)) else self.at + 1
-                out.append(self.text[self.at : end])
-                self.at = end
-        text = "".join(out)
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins surrogate pairs
-
-    def bare(self, stops: str = ",;}]\n") -> Any:
-        """Read up to one of `stops` or a comment: a literal, a number or a word without quotes."""
-        start = self.at
-        while self.at < self.end and self.text[self.at] not in stops and self.comment() < 0:
-            self.at += 1
-        word = self.text[start : self.at].strip()
-        if word.lower() in _LITERALS:
-            return _LITERALS[word.lower()]
-        if _NUMBER.fullmatch(word):
-            return float(word) if any(x in word for x in ".eE") else int(word)
-        return word
-
-# %% ../../nbs/llm/04_tasks.ipynb #7e7a9842
-class _LenientParser:
-    """Builds the values of a text from the tokens of a `_Scanner`."""
-
-    def __init__(self, text: str, at: int) -> None:
-        self.scan = _Scanner(text, at)
-
-    def value(self, depth: int = 0) -> Any:
-        """Read the next value; `_MISSING` if there is none. Raises `ValueError` beyond a depth of 40."""
-        c = self.scan.skip()
-        if depth > 40:
-            raise ValueError("nested more than 40 deep")
-        if c == "{":
-            return self.object(depth)
-        if c == "[":
-            return self.array(depth)
-        if c in _OPEN:
-            return self.scan.string(_OPEN[c])
-        return self.scan.bare() if c and c not in ",:}]" else _MISSING
-
-    def object(self, depth: int) -> dict[str, Any]:
-        """Read an object from its opening brace; a key without a value is dropped."""
-        found: dict[str, Any] = {}
-        self.scan.at += 1
-        while (c := self.scan.skip()) not in ("", "}"):
-            if c in ",;":
-                self.scan.at += 1
-                continue
-            start = self.scan.at
-            key = self.scan.string(_OPEN[c]) if c in _OPEN else self.scan.bare(":=,}")
-            if self.scan.skip() not in (":", "：", "="):
-                if self.scan.at == start:
-                    self.scan.at += 1
-                continue
-            self.scan.at += 1
-            value = self.value(depth + 1)
-            if value is not _MISSING and str(key):
-                found.setdefault(str(key), value)
-        self.scan.at += 1
-        return found
-
-    def array(self, depth: int) -> list[Any]:
-        """Read an array from its opening bracket."""
-        found: list[Any] = []
-        self.scan.at += 1
-        while (c := self.scan.skip()) not in ("", "]", "}"):
-            if c in ",:;":
-                self.scan.at += 1
-                continue
-            value = self.value(depth + 1)
-            if value is not _MISSING:
-                found.append(value)
-        if c == "]":
-            self.scan.at += 1
-        return found
-
-# %% ../../nbs/llm/04_tasks.ipynb #33aa8c41
-_BEGIN, _END = re.compile(r"<think(?:ing)?>"), re.compile(r"</think(?:ing)?>")
-_MAX_CHARS, _MAX_ATTEMPTS = 100_000, 20
-
-
-def _strip_thinking(text: str) -> str:
-    """Remove what is between `<think>` tags, in one pass: where no closing tag follows, the search ends."""
-    kept, at = [], 0
-    while (begin := _BEGIN.search(text, at)) and (end := _END.search(text, begin.end())):
-        kept.append(text[at : begin.start()])
-        at = end.end()
-    return "".join(kept) + text[at:]
+# %% ../../nbs/llm/04_tasks.ipynb #b0bdf0bf
+_THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.S)
+_MAX_CHARS = 20_000
 
 
 def _replace_surrogates(value: Any) -> Any:
@@ -358,54 +206,36 @@ def _replace_surrogates(value: Any) -> Any:
     return value
 
 
-def _loads_strict(text: str) -> Any:
+def parse_json(text: str) -> Any:
+    """Parse `text` as strict JSON. Raises `ValueError` for anything else, including NaN."""
+
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
-    return _replace_surrogates(json.loads(text, parse_constant=refuse))
-
-# %% ../../nbs/llm/04_tasks.ipynb #eb550fe4
-def parse_json(text: str) -> Any:
-    """Parse `text` as strict JSON.
-
-    Raises `ValueError` for anything else, including NaN and too deep nesting.
-    """
     try:
-        return _loads_strict(text)
+        return _replace_surrogates(json.loads(text, parse_constant=refuse))
     except RecursionError as e:
         raise ValueError("nested too deep") from e
 
 
 def repair_json(text: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Parse the JSON object in a model's reply, and repair common defects.
+    """Return the JSON object in a model's reply, repaired where that is needed.
 
-    Accepted are code fences, reasoning and prose around the object, wrong quotes, trailing commas, Python
-    literals and cut ends. Of several objects the first one with any of `keys` is taken, else the first that
-    is not empty. Only the first 100,000 characters are read, in linear time. Raises `ValueError` when there
-    is no object.
+    Of several objects the first one with any of `keys` is taken, else the first that is not empty. Raises
+    `ValueError` when there is no object.
     """
-    text = _strip_thinking(text[:_MAX_CHARS])
+    import json_repair
+
+    text = text[:_MAX_CHARS]
+    text = _THINKING.sub("", text) if "</think" in text else text
     try:
-        whole = _loads_strict(text.strip().strip("\ufeff"))
-        if isinstance(whole, dict):
-            return whole
+        found: Any = _replace_surrogates(json_repair.loads(text, skip_json_loads=False))
     except (ValueError, RecursionError):
-        pass
-    first: dict[str, Any] | None = None
-    at, tried = text.find("{"), 0
-    while at >= 0 and tried < _MAX_ATTEMPTS:
-        tried += 1
-        try:
-            found = _LenientParser(text, at).object(0)
-        except ValueError:
-            found = {}
-        if found and (not keys or any(k in found for k in keys)):
-            return found
-        first = first or found or None
-        at = text.find("{", at + 1)
-    if first is None:
+        found = None
+    objects = [o for o in (found if isinstance(found, list) else [found]) if isinstance(o, dict) and o]
+    if not objects:
         raise ValueError(f"no JSON object in the reply {text[:80]!r}")
-    return first
+    return next((o for o in objects if any(k in o for k in keys)), objects[0])
 
 # %% ../../nbs/llm/04_tasks.ipynb #8fb85e62
 OUTCOMES = ("model", "repaired", "retried", "fallback", "offline")

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import UTC
@@ -36,17 +36,12 @@ from ..types import Usage
 _all_ = ["count_tokens", "count_prompt_tokens"]
 
 # %% auto #0
-__all__ = ['Result', 'MAX_BODY_BYTES', 'CANCELLED', 'IncompleteStream', 'Completion', 'read_body', 'read_stream', 'Vectors',
-           'read_vectors', 'resolve_token_counts', 'DeadlineExceeded', 'call_with_timeout', 'BrokenBody',
-           'BodyTooLarge', 'make_http_client', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError',
-           'RateLimited', 'RequestCancelled', 'BudgetExceeded', 'EmptyReply', 'Transport', 'count_tokens',
-           'count_prompt_tokens']
+__all__ = ['Result', 'MAX_BODY_BYTES', 'CANCELLED', 'Completion', 'read_body', 'Vectors', 'read_vectors', 'resolve_token_counts',
+           'DeadlineExceeded', 'call_with_timeout', 'BrokenBody', 'make_http_client', 'LLMError', 'AuthError',
+           'ModelNotFound', 'BadRequest', 'ServerError', 'RateLimited', 'RequestCancelled', 'BudgetExceeded',
+           'EmptyReply', 'Transport', 'count_tokens', 'count_prompt_tokens']
 
 # %% ../../nbs/llm/02_transport.ipynb #3eadeed5
-class IncompleteStream(Exception):
-    """A stream that ended without a finish reason; its partial text is not used."""
-
-
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One reply of a server: its text (`None` if there is none), its refusal, and why it ended.
@@ -99,36 +94,6 @@ def read_body(body: bytes) -> Completion:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-# %% ../../nbs/llm/02_transport.ipynb #f6d9b814
-def read_stream(chunks: Any) -> Completion:
-    """Join the chunks of the `openai` package's stream.
-
-    Raises `IncompleteStream` if no finish reason comes.
-    """
-    text, refusal, finish, usage = list[str](), list[str](), "", None
-    try:
-        with chunks:
-            for chunk in chunks:
-                usage = getattr(chunk, "usage", None) or usage
-                for choice in chunk.choices or ():
-                    text.append(getattr(choice.delta, "content", None) or "")
-                    refusal.append(getattr(choice.delta, "refusal", None) or "")
-                    finish = choice.finish_reason or finish
-    except json.JSONDecodeError:
-        raise
-    except (RecursionError, ValueError) as e:
-        return Completion(fault=f"a part of its stream can't be read ({type(e).__name__})")
-    joined = "".join(text)
-    if not finish:
-        raise IncompleteStream(f"the stream ended after {len(joined)} characters without a finish reason")
-    return Completion(
-        joined or None,
-        "".join(refusal),
-        finish,
-        getattr(usage, "prompt_tokens", None),
-        getattr(usage, "completion_tokens", None),
-    )
 
 # %% ../../nbs/llm/02_transport.ipynb #11e1d699
 @dataclass(frozen=True, slots=True)
@@ -265,25 +230,21 @@ class BrokenBody(Exception):
     """A body that could not be read to its end."""
 
 
-class BodyTooLarge(BrokenBody):
-    """A body larger than the limit."""
-
-
-def _iter_body(response: Any, limit: int) -> Iterator[bytes]:
-    """Yield the decompressed body in chunks. Raises `BodyTooLarge` after `limit` bytes."""
-    size = 0
+def _read_body(response: Any, limit: int) -> bytes:
+    """Read the decompressed body. Raises `BrokenBody` after `limit` bytes, and where it can't be read."""
+    body = bytearray()
     try:
         for chunk in response.iter_bytes():
-            size += len(chunk)
-            if size > limit:
-                raise BodyTooLarge(f"the reply has more than {limit:,} bytes")
-            yield chunk
+            body += chunk
+            if len(body) > limit:
+                raise BrokenBody(f"the reply has more than {limit:,} bytes")
     except BrokenBody:
         raise
     except Exception as e:  # the HTTP library's exception classes differ between its versions
         raise BrokenBody(f"{type(e).__name__}: {e}") from None
     finally:
         response.close()
+    return bytes(body)
 
 
 @cache
@@ -294,18 +255,12 @@ def _client_class() -> type[Any]:
         """The HTTP client of the `openai` package, with a limit on what it reads."""
 
         def send(self, request: Any, *, stream: bool = False, **more: Any) -> Any:
-            """Send a request; the body of the response is limited, when it is read at once or streamed."""
+            """Send a request and read the response up to the limit."""
             response = super().send(request, stream=True, **more)
-            chunks = _iter_body(response, MAX_BODY_BYTES)
+            body = _read_body(response, MAX_BODY_BYTES)
             of_the_encoding = ("content-encoding", "content-length", "transfer-encoding")
             headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in of_the_encoding]
-            return type(response)(
-                response.status_code,
-                headers=headers,
-                content=chunks if stream else b"".join(chunks),
-                request=request,
-                extensions=response.extensions,
-            )
+            return type(response)(response.status_code, headers=headers, content=body, request=request)
 
     return BoundedClient
 
@@ -457,7 +412,7 @@ def _to_failure(error: Exception, redact: SecretRedactor) -> _Failure:
     if isinstance(error, openai.APIConnectionError):
         what = "broken reply" if isinstance(error.__cause__, BrokenBody) else "connection"
         return _Failure(what, message, connection_refused=_connection_refused(error))
-    return _Failure("stream cut off" if isinstance(error, IncompleteStream) else "broken reply", message)
+    return _Failure("broken reply", message)
 
 # %% ../../nbs/llm/02_transport.ipynb #8e37f94c
 def _permanent_error(failure: _Failure, where: str, url: str, path: str) -> LLMError:
@@ -530,7 +485,7 @@ class _AcceptedParameters:
         self.use_max_completion_tokens = False
         self.dropped_params: set[str] = set()
 
-    def request_kwargs(self, request: Mapping[str, Any], level: int, stream: bool) -> dict[str, Any]:
+    def request_kwargs(self, request: Mapping[str, Any], level: int) -> dict[str, Any]:
         """Return the arguments that ask this server for `request`, with the response format of `level`."""
         kwargs = {k: v for k, v in request.items() if k != "schema" and k not in self.dropped_params}
         if self.use_max_completion_tokens:
@@ -538,10 +493,6 @@ class _AcceptedParameters:
         shape = _response_format(request["schema"], level) if "schema" in request else None
         if shape:
             kwargs["response_format"] = shape
-        if stream:
-            kwargs["stream"] = True
-            if "stream_options" not in self.dropped_params:
-                kwargs["stream_options"] = {"include_usage": True}
         return kwargs
 
     def adapt(self, message: str, kwargs: Mapping[str, Any], counts: Counter[str]) -> bool:
@@ -550,7 +501,7 @@ class _AcceptedParameters:
         Returns whether one was found; a change is counted in `counts`.
         """
         rename = "max_tokens" in kwargs and _WRONG_MAX_TOKENS.search(message) is not None
-        optional = (n for n in ("temperature", "seed", "stream_options") if n in kwargs)
+        optional = (n for n in ("temperature", "seed") if n in kwargs)
         drop = next((n for n in optional if re.search(rf"\b{n}\b", message)), None)
         if rename:
             if not self.use_max_completion_tokens:
@@ -627,19 +578,16 @@ class _Server:
             outcome = call_with_timeout(self.timeout, partial(ask, client), client.close)
         except DeadlineExceeded as e:
             return _to_failure(e, self._redact)
-        except (openai.APIError, IncompleteStream, BrokenBody, json.JSONDecodeError) as e:
+        except (openai.APIError, BrokenBody, json.JSONDecodeError) as e:
             outcome = _to_failure(e, self._redact)
         with self._lock:
             self._idle_clients.append(client)
         return outcome
 
-    def complete(self, kwargs: dict[str, Any], stream: bool, client: Any) -> dict[str, Any]:
+    def complete(self, kwargs: dict[str, Any], client: Any) -> dict[str, Any]:
         """Ask for a reply; return its record."""
         chat = client.chat.completions
-        if stream:
-            completion = read_stream(chat.create(**kwargs))
-        else:
-            completion = read_body(chat.with_raw_response.create(**kwargs).content)
+        completion = read_body(chat.with_raw_response.create(**kwargs).content)
         record = _to_record(kwargs, completion, self._redact)
         if record["text"] != completion.text:
             self._count("secret in a reply")
@@ -709,7 +657,7 @@ class Transport:
         with self.lock:
             self.counts[event] += 1
 
-    def send(self, request: Mapping[str, Any], stream: bool = False) -> dict[str, Any]:
+    def send(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send `request` and return the record of its reply; adapt and retry as described above.
 
         `request` has `model`, `messages`, `max_tokens`, `temperature`, and optionally `schema` and `seed`.
@@ -720,8 +668,8 @@ class Transport:
         """
         start, n_failed, level, refusal = time.perf_counter(), 0, self._accepted.format_level, ""
         while True:
-            kwargs = self._accepted.request_kwargs(request, level, stream)
-            outcome = self._attempt(partial(self._server.complete, kwargs, stream))
+            kwargs = self._accepted.request_kwargs(request, level)
+            outcome = self._attempt(partial(self._server.complete, kwargs))
             if isinstance(outcome, dict):
                 with self.lock:
                     self._accepted.remember_format(level, self.counts)

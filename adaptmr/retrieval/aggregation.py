@@ -212,40 +212,32 @@ def cover_order(
     word_weights: np.ndarray,
     sessions: Sequence[Hashable],
     n: int,
-    similarity: np.ndarray | None = None,
     *,
     new_words: float = NEW_WORDS,
     same_session: float = SAME_SESSION,
-    same_text: float = 0.0,
 ) -> list[int]:
     """Return the positions of the `n` hits that cover most, in the order of choice.
 
     - `scores`: log-odds of being evidence, in rank order: (m,).
     - `words`: which rare words of the question each hit has, bool (e, m), and their `word_weights` (e,).
     - `sessions`: the session of each hit: (m,).
-    - `similarity`: the cosines of the hits with each other, (m, m), for `same_text`, the log-odds that the
-      largest cosine with a chosen hit costs.
 
     Ties go by rank, and the first choices are those of any larger `n`.
     """
-    m = len(scores)
-    total = float(word_weights.sum()) or 1.0
-    own, nearest = np.asarray(scores, float), np.zeros(m)
+    total, own = float(word_weights.sum()) or 1.0, np.asarray(scores, float)
     covered = np.zeros(len(word_weights), bool)
     seen: dict[Hashable, int] = {}
-    left = list(range(m))
+    left = list(range(len(scores)))
     chosen: list[int] = []
     while left and len(chosen) < n:
         fresh = new_words * (word_weights * ~covered) @ words / total
         repeated = same_session * np.log1p([seen.get(s, 0) for s in sessions])
-        worth = np.round(own + fresh - repeated - same_text * nearest, 9)
+        worth = np.round(own + fresh - repeated, 9)
         best = max(left, key=lambda i: (worth[i], -i))
         left.remove(best)
         chosen.append(best)
         covered |= words[:, best]
         seen[sessions[best]] = seen.get(sessions[best], 0) + 1
-        if similarity is not None:
-            nearest = np.maximum(nearest, similarity[best])
     return chosen
 
 # %% ../../nbs/retrieval/11_aggregation.ipynb #854f2cea
@@ -281,7 +273,5 @@ def collect(state: State) -> State:
     )
     things = [word for query in state.queries[1:] for word in tokenize(query)]
     finding = list_finding(state.text, collection_asked(state.text), items, things)
-    found = (finding,) if finding else ()
-    n = len(state.hits)
-    reason = f"{len(items)} listed" if found else "no list: fewer than two"
-    return state.after("collect", n, n, reason, findings=(*state.findings, *found))
+    reason = f"{len(items)} listed" if finding else "no list: fewer than two"
+    return state.with_finding("collect", finding, reason)

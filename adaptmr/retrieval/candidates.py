@@ -18,81 +18,13 @@ from ..store.view import zscores
 from ..types import Memory
 
 # %% auto #0
-__all__ = ['BACKGROUND_ROWS', 'ROLE_PRIOR', 'CandidateRows', 'WordMatches', 'Candidates', 'select_candidates']
+__all__ = ['BACKGROUND_ROWS', 'ROLE_PRIOR', 'WordMatches', 'Candidates', 'select_candidates']
 
-# %% ../../nbs/retrieval/04_candidates.ipynb #1eaf0fc2
+# %% ../../nbs/retrieval/04_candidates.ipynb #b03ef27f
 BACKGROUND_ROWS = 1_000
 ROLE_PRIOR = 10  # memories of a role at which its deviations count half: those of a few are hardly known
 
 
-def _standardized(values: np.ndarray, background: np.ndarray) -> np.ndarray:
-    """Return values in standard deviations of the background; of all, where that has a single value."""
-    scaled = zscores(values, background)
-    return scaled if scaled.any() else zscores(values)
-
-
-class CandidateRows:
-    """Rows of a store, their neighbours, and the scale that their scores are measured on.
-
-    `rows` (m,) are ascending positions in `store.memories`; `previous` and `following` (m,) positions among
-    the candidates of the turns before and after in the same session, -1 where there is none; `background`
-    (m,) bool marks the rows that a scale is measured on; `is_complete` says whether every memory of the
-    store is a candidate.
-    """
-
-    def __init__(self, store: Store, rows: np.ndarray, background: np.ndarray | None = None) -> None:
-        self.store, self.rows, self.columns = store, rows, columns_of(store)
-        self.is_complete = len(rows) == len(self.columns.session)
-        self.background = np.ones(len(rows), bool) if background is None else background
-        self.previous, self.following = self.columns.previous, self.columns.following
-        if not self.is_complete:
-            self.previous = self._positions(self.previous[rows])
-            self.following = self._positions(self.following[rows])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def _positions(self, wanted: np.ndarray) -> np.ndarray:
-        if not len(self.rows):
-            return wanted
-        at = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
-        return np.where((wanted >= 0) & (self.rows[at] == wanted), at, -1)
-
-    def standardize(self, values: np.ndarray) -> np.ndarray:
-        """Return values (m,) in standard deviations from the mean, both of the `background`.
-
-        Mean and deviation are those of all rows where the background has a single value; zeros when all are
-        equal.
-        """
-        return _standardized(values, self.background)
-
-    def standardize_by_role(self, values: np.ndarray) -> np.ndarray:
-        """Return values (m,) in standard deviations from the mean of their role: assistants, or others.
-
-        They are multiplied by n / (n + `ROLE_PRIOR`) for a role with n memories in the store.
-        """
-        out = np.zeros(len(values))
-        for role, n in self._roles:
-            out[role] = _standardized(values[role], self.background[role]) * n / (n + ROLE_PRIOR)
-        return out
-
-    @cached_property
-    def _roles(self) -> tuple[tuple[np.ndarray, int], ...]:
-        """The rows of each role (m,) bool, assistants first, and its number of memories in the store."""
-        by_assistant = self.columns.by_assistant
-        n = int(by_assistant.sum())
-        of_rows = by_assistant[self.rows]
-        return (of_rows, n), (~of_rows, len(by_assistant) - n)
-
-    def values_at(self, values: np.ndarray, place: np.ndarray, none: float = 0.0) -> np.ndarray:
-        """Return `values` (m,) of the candidates at `place` (m,), `none` where that is -1."""
-        return np.append(values, none)[place]
-
-    def memory_values(self, of: Callable[[Memory, frozenset[str]], float]) -> np.ndarray:
-        """Return `of(memory, speakers)` of the rows: (m,)."""
-        return self.columns.memory_values(of, self.rows)
-
-# %% ../../nbs/retrieval/04_candidates.ipynb #b03ef27f
 class WordMatches:
     """Which of `rows` (m,) hold which of a query's content words (e, sorted), and how much each word counts.
 
@@ -109,10 +41,9 @@ class WordMatches:
         """Return which of the words `of(memory)` holds, for each row: bool (e, m)."""
         place = {word: i for i, word in enumerate(self.words)}
         out = np.zeros((len(self.words), len(self._rows)), bool)
-        wanted = frozenset(place)
         for j, words in enumerate(self._columns.memory_facts(of, self._rows)):
-            if not wanted.isdisjoint(words):
-                out[[place[word] for word in wanted & words], j] = True
+            if found := place.keys() & words:
+                out[[place[word] for word in found], j] = True
         return out
 
     @cached_property
@@ -135,27 +66,67 @@ class WordMatches:
         return self.idf @ matches / total if total > 0 else np.zeros(matches.shape[1:])
 
 # %% ../../nbs/retrieval/04_candidates.ipynb #29bf04a7
-class Candidates(CandidateRows):
-    """The rows of a store that a query is matched with, and what the signals share (m rows).
+class Candidates:
+    """The rows of a store that a query is matched with, their neighbours, and what the signals share.
 
-    `words` says which of the query's words the rows hold; `signals` holds the values of signals that were
-    computed, by name.
+    `rows` (m,) are ascending positions in `store.memories`; `previous` and `following` (m,) positions among
+    the candidates of the turns before and after in the same session, -1 where there is none; `background`
+    (m,) bool marks the rows that a scale is measured on; `is_complete` says whether every memory of the
+    store is a candidate. `words` says which of the query's words the rows hold; `signals` holds the values of
+    signals that were computed, by name.
     """
 
     def __init__(
         self, query: ParsedQuery, store: Store, rows: np.ndarray, background: np.ndarray | None = None
     ) -> None:
-        super().__init__(store, rows, background)
-        self.query = query
+        self.query, self.store, self.rows, self.columns = query, store, rows, columns_of(store)
+        self.is_complete = len(rows) == len(self.columns.session)
+        self.background = np.ones(len(rows), bool) if background is None else background
+        self.previous, self.following = self.columns.previous, self.columns.following
+        if not self.is_complete:
+            self.previous = self._positions(self.previous[rows])
+            self.following = self._positions(self.following[rows])
         self.words = WordMatches(query.content_words, self.columns, rows, self.background)
         self.signals: dict[str, np.ndarray] = {}
         self._vectors: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _positions(self, wanted: np.ndarray) -> np.ndarray:
+        if not len(self.rows):
+            return wanted
+        at = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
+        return np.where((wanted >= 0) & (self.rows[at] == wanted), at, -1)
 
     def with_signal(self, name: str, values: np.ndarray) -> Candidates:
         """Return the candidates with other values (m,) of a signal, and all else that is known of them."""
         other = copy(self)
         other.signals = {**self.signals, name: values}
         return other
+
+    def standardize(self, values: np.ndarray) -> np.ndarray:
+        """Return values (m,) in standard deviations from the mean, both of the `background`.
+
+        Mean and deviation are those of all rows where the background has a single value; zeros when all are
+        equal.
+        """
+        return _standardized(values, self.background)
+
+    def standardize_by_role(self, values: np.ndarray) -> np.ndarray:
+        """Return values (m,) in standard deviations from the mean of their role: assistants, or others.
+
+        They are multiplied by n / (n + `ROLE_PRIOR`) for a role with n memories in the store.
+        """
+        by_assistant, out = self.columns.by_assistant, np.zeros(len(values))
+        for role in (by_assistant, ~by_assistant):
+            mine, n = role[self.rows], int(role.sum())
+            out[mine] = _standardized(values[mine], self.background[mine]) * n / (n + ROLE_PRIOR)
+        return out
+
+    def memory_values(self, of: Callable[[Memory, frozenset[str]], float]) -> np.ndarray:
+        """Return `of(memory, speakers)` of the rows: (m,)."""
+        return self.columns.memory_values(of, self.rows)
 
     def vector(self, text: str) -> np.ndarray:
         """Return the vector of a text of the query: (dim,)."""
@@ -197,10 +168,14 @@ class Candidates(CandidateRows):
 
     @cached_property
     def base_scores(self) -> np.ndarray:
-        """Meaning plus words, each in standard deviations: what a turn's neighbours and session are scored
-        by. (m,)
-        """
+        """Meaning plus words, each in deviations: what a turn's neighbours and session are scored by. (m,)"""
         return self.standardize(self.content) + self.standardize(self.lexical)
+
+
+def _standardized(values: np.ndarray, background: np.ndarray) -> np.ndarray:
+    """Return values in standard deviations of the background; of all, where that has a single value."""
+    scaled = zscores(values, background)
+    return scaled if scaled.any() else zscores(values)
 
 # %% ../../nbs/retrieval/04_candidates.ipynb #fceee0f5
 def select_candidates(

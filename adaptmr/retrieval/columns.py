@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from math import log
@@ -27,15 +26,15 @@ from ..times.finder import find_times
 from ..types import Memory, Question
 
 # %% auto #0
-__all__ = ['SCORE_ALL_UP_TO', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'seconds', 'spread_rows', 'StoreColumns', 'passages',
-           'split_passages', 'memory_content', 'said_at', 'columns_of', 'warm', 'known_sentences', 'asked_at',
-           'named_times', 'ToldTimes', 'told_times']
+__all__ = ['SCORE_ALL_UP_TO', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'seconds', 'spread_rows', 'StoreColumns', 'memory_content',
+           'passages', 'split_passages', 'columns_of', 'warm', 'asked_at', 'named_times', 'ToldTimes', 'told_times']
 
 # %% ../../nbs/retrieval/02_columns.ipynb #4277a8ba
 SCORE_ALL_UP_TO = 4_000  # memories of a store that all are scored, and whose words are counted
 LENGTH_SAMPLE = 100  # memories that the mean length is measured on
 T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNKNOWN = object()
 
 
 def seconds(t: datetime) -> float:
@@ -58,27 +57,36 @@ def spread_rows(n: int, most: int) -> np.ndarray:
     return rows[rows < n]
 
 
-@dataclass(eq=False)
 class StoreColumns:
     """The memories of one version of a store as arrays (n,).
 
-    `session` and `speaker` are codes; `said_at` and `happened_at` are seconds since 1970.
+    `session` and `speaker` are codes; `said_at` and `happened_at` are seconds since 1970. What `known`, the
+    columns of memories with which these begin, has worked out is taken over.
     """
 
-    version: Any
-    memories: Sequence[Memory]
-    session: np.ndarray
-    session_code: dict[str, int]
-    said_at: np.ndarray
-    happened_at: np.ndarray
-    speaker: np.ndarray
-    speaker_code: dict[str, int]
-    sentences: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    _values: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
-    _facts: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
-    _sentence_vectors: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
-    _counted: tuple[np.ndarray, Counter[str]] | None = field(default=None, repr=False)
-    _of_rows: dict[Any, tuple[bytes, Any]] = field(default_factory=dict, repr=False)
+    def __init__(self, version: Any, memories: Sequence[Memory], known: StoreColumns | None = None) -> None:
+        self.version, self.memories = version, memories
+        self._known = known
+        more = memories[len(known.memories) :] if known else memories
+        self.session_code: dict[str, int] = dict(known.session_code) if known else {}
+        self.speaker_code: dict[str, int] = dict(known.speaker_code) if known else {}
+        self.session = self._column("session", [_code(self.session_code, m.session) for m in more], np.int64)
+        self.speaker = self._column("speaker", [_code(self.speaker_code, m.speaker) for m in more], np.int64)
+        self.said_at = self._column("said_at", [seconds(m.at) for m in more])
+        self.happened_at = self._column("happened_at", [seconds(m.event_at or m.at) for m in more])
+        self.sentences: dict[str, np.ndarray] = known.sentences if known else {}
+        self._sentence_vectors: tuple[np.ndarray, np.ndarray] | None = None
+        self._facts: dict[Any, np.ndarray] = {}
+        self._values: dict[Any, np.ndarray] = {}
+        if known:
+            self._facts = {of: _lengthened(v, len(memories), _UNKNOWN) for of, v in known._facts.items()}
+        if known and len(self.speaker_code) == len(known.speaker_code):  # the values depend on the speakers
+            self._values = {of: _lengthened(v, len(memories), np.nan) for of, v in known._values.items()}
+        self._known = None
+
+    def _column(self, name: str, more: Sequence[Any], kind: type = np.float64) -> np.ndarray:
+        values: np.ndarray = np.array(more, kind)
+        return values if self._known is None else np.concatenate([getattr(self._known, name), values])
 
     @property
     def speakers(self) -> tuple[str, ...]:
@@ -89,51 +97,35 @@ class StoreColumns:
     def words_per_memory(self) -> float:
         """The mean number of words of the memories, of 100 spread evenly in a larger store; 0 without any."""
         n = len(self.memories)
-        rows = np.unique(np.linspace(0, n - 1, min(n, LENGTH_SAMPLE)).astype(int)) if n else np.zeros(0, int)
-        some = _memories_at(self.memories, rows)
-        return sum(count_words(truncate_text(m).text) for m in some) / len(some) if len(some) else 0.0
+        rows = set(np.linspace(0, n - 1, min(n, LENGTH_SAMPLE)).astype(int).tolist()) if n else set()
+        counts = [count_words(truncate_text(self.memories[i]).text) for i in rows]
+        return sum(counts) / len(counts) if counts else 0.0
 
     @cached_property
     def by_assistant(self) -> np.ndarray:
         """Which memories an assistant said: bool (n,)."""
-        codes = [code for name, code in self.speaker_code.items() if is_assistant(name)]
-        return np.isin(self.speaker, codes)
+        return np.isin(self.speaker, [code for name, code in self.speaker_code.items() if is_assistant(name)])
 
     def memory_values(self, of: Callable[[Memory, frozenset[str]], float], rows: np.ndarray) -> np.ndarray:
         """Return `of(memory, speakers)` of these rows, computed once each: float64, the shape of `rows`."""
         known = self._values.setdefault(of, np.full(len(self.memories), np.nan))
         speakers = frozenset(self.speaker_code)
-        missing = rows[np.isnan(known[rows])]
-        for i, m in zip(missing.tolist(), _memories_at(self.memories, missing)):
-            known[i] = of(truncate_text(m), speakers)
+        for i in rows[np.isnan(known[rows])].tolist():
+            known[i] = of(truncate_text(self.memories[i]), speakers)
         return known[rows]
 
     def memory_facts(self, of: Callable[[Memory], T], rows: np.ndarray) -> list[T]:
         """Return `of(memory)` of each of these rows, computed once each."""
         known = self._facts.setdefault(of, np.full(len(self.memories), _UNKNOWN, object))
-        missing = rows[[fact is _UNKNOWN for fact in known[rows]]]
-        for i, m in zip(missing.tolist(), _memories_at(self.memories, missing)):
-            known[i] = of(truncate_text(m))
+        for i in rows[[fact is _UNKNOWN for fact in known[rows]]].tolist():
+            known[i] = of(truncate_text(self.memories[i]))
         return known[rows].tolist()
-
-    def rows_fact(self, of: Callable[[np.ndarray, Store], T], rows: np.ndarray, store: Store) -> T:
-        """Return `of(rows, store)`, computed once for the same rows; it depends on their memories alone."""
-        known, key = self._of_rows.get(of), rows.tobytes()
-        if known is None or known[0] != key:
-            known = self._of_rows[of] = key, of(rows, store)
-        return known[1]
 
     @cached_property
     def document_frequency(self) -> tuple[int, Counter[str]]:
         """How many memories were counted (`SCORE_ALL_UP_TO` at most), and how many of them hold each word."""
         rows = spread_rows(len(self.memories), SCORE_ALL_UP_TO)
-        counted, counts = self._counted if self._counted is not None else (rows[:0], Counter())
-        if not np.array_equal(rows[: len(counted)], counted):
-            counted, counts = rows[:0], Counter()
-        counts = Counter(counts)
-        for words in self.memory_facts(memory_content, rows[len(counted) :]):
-            counts.update(words)
-        self._counted = rows, counts
+        counts = Counter(word for words in self.memory_facts(memory_content, rows) for word in words)
         return len(rows), counts
 
     def word_idf(self, word: str) -> float:
@@ -144,7 +136,7 @@ class StoreColumns:
     def sentence_vectors(self, embedder: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return sentence vectors (s, dim) in row order, and the position of each row's first one (n,)."""
         if self._sentence_vectors is None:
-            parts = [_sentences(truncate_text(m).text) for m in self.memories]
+            parts = [passages(m) for m in self.memories]
             sentences = [s for part in parts for s in part]
             new = list(dict.fromkeys(s for s in sentences if s not in self.sentences))
             known = self.sentences | dict(zip(new, embedder.encode(new) if new else ()))
@@ -153,38 +145,14 @@ class StoreColumns:
             self._sentence_vectors = vectors, np.cumsum([0, *map(len, parts)])[:-1]
         return self._sentence_vectors
 
-    def continued(
-        self, version: Any, memories: Sequence[Memory], said_at: np.ndarray | None = None
-    ) -> StoreColumns:
-        """Return the columns of `memories`, which begin with these; what is known of these is taken over.
-
-        `said_at` (n,) are the times of all of them, where they are known.
-        """
-        n = len(memories)
-        session, sessions = _codes(memories, "session", self.session, self.session_code)
-        speaker, speakers = _codes(memories, "speaker", self.speaker, self.speaker_code)
-        said_at = _said_at(memories, self.said_at) if said_at is None else said_at
-        new = StoreColumns(
-            version,
-            memories,
-            session,
-            sessions,
-            said_at,
-            _happened_at(memories, self.happened_at, said_at),
-            speaker,
-            speakers,
-            self.sentences,
-            _facts={of: _lengthened(known, n, _UNKNOWN) for of, known in self._facts.items()},
-            _counted=self._counted,
-            _of_rows=dict(self._of_rows),
-        )
-        if len(speakers) == len(self.speaker_code):  # the values depend on the speakers
-            new._values = {of: _lengthened(known, n, np.nan) for of, known in self._values.items()}
-        return new
-
     @cached_property
     def _neighbours(self) -> tuple[np.ndarray, np.ndarray]:
-        return _neighbours(self.session)
+        order = np.argsort(self.session, kind="stable")  # sessions may be interleaved
+        same = self.session[order][1:] == self.session[order][:-1]
+        before, after = order[:-1][same], order[1:][same]
+        previous, following = np.full((2, len(self.session)), -1)
+        previous[after], following[before] = before, after
+        return previous, following
 
     @property
     def previous(self) -> np.ndarray:
@@ -197,39 +165,21 @@ class StoreColumns:
         return self._neighbours[1]
 
 
-def _memories_at(memories: Sequence[Memory], rows: np.ndarray) -> list[Memory]:
-    """Return the memories of these rows."""
-    return [memories[i] for i in rows.tolist()]
-
-
-def _codes(
-    memories: Sequence[Memory], name: str, known: np.ndarray, codes: Mapping[str, int]
-) -> tuple[np.ndarray, dict[str, int]]:
-    """Return the codes (n,) of the memories' values of a field, and each value's code, by appearance.
-
-    `known` are the codes of the first memories.
-    """
-    codes = dict(codes)
-    more = [codes.setdefault(getattr(m, name), len(codes)) for m in memories[len(known) :]]
-    return np.concatenate([known, np.array(more, np.int64)]), codes
-
-
-def _said_at(memories: Sequence[Memory], known: np.ndarray) -> np.ndarray:
-    """Return when the memories were said, in seconds since 1970 (n,); `known` are those of the first."""
-    return np.concatenate([known, [seconds(m.at) for m in memories[len(known) :]]])
-
-
-def _happened_at(memories: Sequence[Memory], known: np.ndarray, said_at: np.ndarray) -> np.ndarray:
-    """Return when what the memories tell of happened: as `_said_at`, and that where it isn't known."""
-    more = memories[len(known) :]
-    return np.concatenate([known, [seconds(m.event_at or m.at) for m in more]])
-
-
-_UNKNOWN = object()
+def _code(codes: dict[str, int], value: str) -> int:
+    return codes.setdefault(value, len(codes))
 
 
 def _lengthened(values: np.ndarray, n: int, unknown: Any) -> np.ndarray:
     return np.concatenate([values, np.full(n - len(values), unknown, values.dtype)])
+
+
+def memory_content(m: Memory) -> frozenset[str]:
+    """Return the content words of a memory's text, and its entities."""
+    return frozenset((*cached_content_words(m.text), *m.entities))
+
+
+_CAPTION = re.compile(r"\[image: ([^\]\n]*)\]")  # a picture's caption counts as a sentence
+PASSAGE_WORDS = 80  # a message of more words is cut into passages of about so many
 
 
 def passages(memory: Memory) -> tuple[str, ...]:
@@ -237,10 +187,9 @@ def passages(memory: Memory) -> tuple[str, ...]:
     return _sentences(truncate_text(memory).text)
 
 
-_CAPTION = re.compile(r"\[image: ([^\]\n]*)\]")  # a picture's caption counts as a sentence
-
-
-PASSAGE_WORDS = 80  # a message of more words is cut into passages of about so many
+def split_passages(text: str) -> tuple[str, ...]:
+    """Cut a text of more than `PASSAGE_WORDS` words into passages of about so many; a shorter one is one."""
+    return _sentences(text) if count_words(text) > PASSAGE_WORDS else (text,)
 
 
 @lru_cache(maxsize=200_000)
@@ -248,11 +197,6 @@ def _sentences(text: str) -> tuple[str, ...]:
     """Cut a text into sentences, and one of more than `PASSAGE_WORDS` words into passages of them."""
     found = tuple(s for s in split_sentences(_CAPTION.sub(r"\n\1\n", text)) if len(s) > 2) or (text,)
     return found if count_words(text) <= PASSAGE_WORDS else tuple(_passages(found))
-
-
-def split_passages(text: str) -> tuple[str, ...]:
-    """Cut a text of more than `PASSAGE_WORDS` words into passages of about so many; a shorter one is one."""
-    return _sentences(text) if count_words(text) > PASSAGE_WORDS else (text,)
 
 
 def _passages(sentences: Iterable[str]) -> Iterator[str]:
@@ -269,37 +213,8 @@ def _passages(sentences: Iterable[str]) -> Iterator[str]:
     if passage:
         yield " ".join(passage)
 
-
-def memory_content(m: Memory) -> frozenset[str]:
-    return frozenset((*cached_content_words(m.text), *m.entities))
-
 # %% ../../nbs/retrieval/02_columns.ipynb #e62f4373
 _COLUMNS: WeakKeyDictionary[Any, StoreColumns] = WeakKeyDictionary()
-_SAID_AT: WeakKeyDictionary[Any, tuple[Any, Sequence[Memory], np.ndarray]] = WeakKeyDictionary()
-
-
-def said_at(store: PlannerStore) -> np.ndarray:
-    """Return when the memories of a store were said, in seconds since 1970: (n,), computed once a version.
-
-    It costs a fifth of all columns.
-    """
-    version = store.version
-    columns = _COLUMNS.get(store)
-    if columns is not None and columns.version == version:
-        return columns.said_at
-    return _store_said_at(store, version, store.memories)
-
-
-def _store_said_at(store: PlannerStore, version: Any, memories: Sequence[Memory]) -> np.ndarray:
-    known = _SAID_AT.get(store)
-    if known is None or known[0] != version or known[1] is not memories:
-        earlier = known[2] if known is not None and begins_with(memories, known[1]) else np.zeros(0)
-        known = _SAID_AT[store] = version, memories, _said_at(memories, earlier)
-    return known[2]
-
-
-_NOTHING, _NO_CODES = np.zeros(0), np.zeros(0, np.int64)
-_NO_COLUMNS = StoreColumns(None, [], _NO_CODES, {}, _NOTHING, _NOTHING, _NO_CODES, {})
 
 
 def columns_of(store: PlannerStore, earlier: PlannerStore | None = None) -> StoreColumns:
@@ -308,18 +223,15 @@ def columns_of(store: PlannerStore, earlier: PlannerStore | None = None) -> Stor
     Where memories were only added at the end since the last call, or since `earlier`, a store that the last
     call was about, what was computed for the others is kept.
     """
-    known = _COLUMNS.get(store)
+    known = _COLUMNS.get(store) or (_COLUMNS.get(earlier) if earlier is not None else None)
     # The version is read first: if the store changes between the two lines, the next call computes again.
-    version = store.version
-    memories = store.memories
-    if known is not None and known.version == version:
-        return known
-    if known is None and earlier is not None:
-        known = _COLUMNS.get(earlier)
+    version, memories = store.version, store.memories
+    if store in _COLUMNS and _COLUMNS[store].version == version:
+        return _COLUMNS[store]
     if known is not None and begins_with(memories, known.memories):
-        columns = known.continued(version, memories)
+        columns = StoreColumns(version, memories, known)
     else:
-        columns = _NO_COLUMNS.continued(version, memories, _store_said_at(store, version, memories))
+        columns = StoreColumns(version, memories)
         columns.sentences = known.sentences if known is not None else {}
     _COLUMNS[store] = columns
     return columns
@@ -338,22 +250,6 @@ def warm(store: Store) -> None:
         columns.sentence_vectors(store.embedder)
 
 
-def known_sentences(store: PlannerStore) -> dict[str, np.ndarray]:
-    """Return the vectors (dim,) of sentences that were computed for a store, by their text."""
-    known = _COLUMNS.get(store)
-    return known.sentences if known is not None else {}
-
-
-def _neighbours(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows before and after each row in its session (sessions may be interleaved), -1 for none."""
-    order = np.argsort(session, kind="stable")
-    same = session[order][1:] == session[order][:-1]
-    before, after = order[:-1][same], order[1:][same]
-    previous, following = np.full((2, len(session)), -1)
-    previous[after], following[before] = before, after
-    return previous, following
-
-# %% ../../nbs/retrieval/02_columns.ipynb #f48ce205
 def asked_at(query: str | Question, store: PlannerStore) -> datetime:
     """Return when a question is asked: its own `asked_at`, else when the newest memory was said."""
     if isinstance(query, Question) and query.asked_at is not None:
@@ -385,7 +281,7 @@ def _deadline(w: Window) -> Window:
         return w
     return Window(w.end - timedelta(days=1), w.end, w.text, "day")
 
-# %% ../../nbs/retrieval/02_columns.ipynb #24981c62
+
 class ToldTimes(NamedTuple):
     """What a memory says about when things happened.
 

@@ -11,7 +11,6 @@ from datetime import datetime
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from ..checks import kind_of
 from ..embed.names import strip_precision
 from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
@@ -50,7 +49,7 @@ from ..store.view import Filter
 from ..types import Evidence, Question
 
 # %% auto #0
-__all__ = ['STEPS', 'Step', 'execute', 'execute_request', 'named_reranker', 'check_single_round', 'check_fit']
+__all__ = ['STEPS', 'Step', 'execute', 'execute_request', 'named_reranker', 'check_fit']
 
 # %% ../../nbs/retrieval/14_execute.ipynb #482dcdd4
 class Step(NamedTuple):
@@ -60,41 +59,37 @@ class Step(NamedTuple):
     when: Callable[[State], Any]
 
 
-def _always(state: State) -> bool:
-    return True
+def _searches(state: State) -> bool:
+    return state.plan.answer_as != "directly"
 
 
 def _has_hard_window(state: State) -> bool:
     return bool(state.plan.time_window and state.plan.window_rule != "soft" and len(state.store.memories))
 
 
-def _reranks(state: State) -> bool:
-    return bool(state.reranker and state.hits and "reranker" not in state.plan.without)
-
-
-def _searches(state: State) -> bool:
-    return state.plan.answer_as != "directly"
-
-
 STEPS: tuple[Step, ...] = (
+    # what is looked at
     Step(cut_question, lambda s: s.length > len(s.text)),
     Step(note_hidden, lambda s: s.hidden),
     Step(restrict_to_part, lambda s: s.plan.part),
     Step(restrict_to_window, _has_hard_window),
+    # candidates, signals, fusion
     Step(search_nothing, lambda s: not _searches(s)),
     Step(search, _searches),
     Step(widen_window, lambda s: s.plan.window_rule == "yield" and s.allowed is not None),
-    Step(rerank_candidates, _reranks),
+    Step(rerank_candidates, lambda s: s.reranker and s.hits and "reranker" not in s.plan.without),
     Step(boost_shared, lambda s: s.plan.entity_boost and s.hits),
     Step(cut_texts, lambda s: s.long_texts),
+    # the gate
     Step(gate, lambda s: _searches(s) and s.plan.searches_turns),
     Step(skip_gate, lambda s: _searches(s) and not s.plan.searches_turns),
+    # steps: what is shown, in which order
     Step(rerank_hits, lambda s: s.plan.rerank_tokens and s.hits),
     Step(keep_newest, lambda s: s.plan.prefer_latest and s.hits),
     Step(collect, lambda s: s.plan.collect and s.hits and collection_asked(s.text)),
     Step(select_cover, lambda s: s.plan.select == "cover" and s.hits),
     Step(shorten_texts, lambda s: s.plan.passages and s.hits),
-    Step(cut, _always),
+    Step(cut, lambda s: True),
     Step(relate_events, lambda s: s.plan.relate and s.hits),
     Step(place_event, lambda s: s.plan.relate and s.hits and find_occurrence(s.text)),
     Step(order_by_time, lambda s: s.plan.temporal_order and s.hits),
@@ -129,8 +124,6 @@ def execute(
     another encoder, `PlanError` for a plan of several rounds (`max_rounds`, `expand`: see
     `adaptmr.retrieval.rounds`) or another reranker, and what `LLM.complete` and a reranker raise.
     """
-    if not isinstance(plan, RetrievalPlan):
-        raise TypeError(f"plan is {kind_of(plan)}, not a RetrievalPlan: execute(plan, question, store)")
     check_llm(llm)
     request = make_request(query, store, as_of, where)
     return execute_request(plan, request, fit=fit, llm=llm, reranker=reranker)
@@ -145,27 +138,28 @@ def execute_request(
     reranker: Reranker | str | None = None,
 ) -> Evidence:
     """Run one round of a plan for a `Request`; otherwise as `execute`."""
-    check_single_round(plan)
-    encoder = request.store.embedder.name
-    fit = fit or fit_for(encoder)
-    check_fit(fit, encoder)
+    if plan.max_rounds != 1 or plan.expand:
+        raise PlanError(
+            f"max_rounds={plan.max_rounds}, expand={plan.expand}: the executor runs one round; "
+            "use adaptmr.retrieval.rounds.run_rounds"
+        )
+    fit = fit or fit_for(request.store.embedder.name)
+    check_fit(fit, request.store.embedder.name)
     model = named_reranker(plan, reranker)
     begun = perf_counter()
-    with meter_usage() as meter, request.visible() as visible:
-        now = asked_at(request.query, visible.store)
-        hidden = request.hidden if visible.store is not request.store else ""
+    with meter_usage() as meter, request.visible() as (store, total):
         state = State(
             plan,
             request.text,
             request.length,
-            visible.store,
+            store,
             fit,
-            now,
+            asked_at(request.query, store),
             request.moment,
             llm,
             model,
-            hidden,
-            visible.total,
+            request.hidden if store is not request.store else "",
+            total,
         )
         for step in STEPS:
             if step.when(state):
@@ -198,24 +192,10 @@ def named_reranker(plan: RetrievalPlan, given: Reranker | str | None) -> Metered
     return found
 
 
-def check_single_round(plan: RetrievalPlan) -> None:
-    """Raise `PlanError` for a plan of several rounds."""
-    for name, single in (("max_rounds", 1), ("expand", 0)):
-        if getattr(plan, name) != single:
-            raise PlanError(
-                f"{name}={getattr(plan, name)!r}: the executor runs one round; "
-                f"leave {name} at {single!r}, or use adaptmr.retrieval.rounds.run_rounds"
-            )
-
-
 def check_fit(fit: Fit, encoder: str) -> None:
-    """Raise `FitError` for a fit to another encoder than the store's, `TypeError` for what is no fit."""
-    if not isinstance(fit, Fit):
-        remedy = f"fit_for({encoder!r}) returns the shipped one"
-        raise TypeError(f"fit is {kind_of(fit)}, {fit!r:.80}, not a Fit: {remedy}")
+    """Raise `FitError` for a fit to another encoder than the store's."""
     if fit.embedder not in (encoder, strip_precision(encoder), ANY_EMBEDDER):
         raise FitError(
             f"the fit is for {fit.embedder!r}, and this store's encoder is {encoder!r}: its weights and "
-            f"probabilities "
-            f"don't hold here. Use fit_for({encoder!r}), or fit one"
+            f"probabilities don't hold here. Use fit_for({encoder!r}), or fit one"
         )

@@ -74,41 +74,30 @@ class Fit:
                 parts: Mapping[str, float] = {name: 1.0}
             elif name not in self.weights and (name not in WEIGHT_SETS or "hybrid" not in self.weights):
                 raise FitError(
-                    f"{self.label} has no weights {name!r}; name signals in the plan, or fit some (`adaptmr "
-                    f"fit`)"
+                    f"{self.label} has no weights {name!r}; name signals in the plan, or fit (`adaptmr fit`)"
                 )
             else:
                 parts = self.weights.get(name) or self.weights["hybrid"]
             for part, value in parts.items():
                 if part not in SIGNALS and part != "intercept":
-                    raise FitError(
-                        f"{self.label} weighs {part!r}, which is no signal (any more); fit again (`adaptmr "
-                        f"fit`)"
-                    )
+                    raise FitError(f"{self.label} weighs {part!r}, which is no signal: `adaptmr fit` again")
                 out[part] = out.get(part, 0.0) + weight * value
         return out
 
 # %% ../../nbs/retrieval/06_fusion.ipynb #ac9c0d36
 @lru_cache(maxsize=1)
-def _read_shipped_fits() -> tuple[dict[str, Any], dict[tuple[str, str], Fit]]:
+def _shipped() -> tuple[dict[str, Any], dict[tuple[str, str], Fit]]:
     return load_resource("retrieval/fits.json", "fits", lambda row: Fit(**row), FitError)
 
 
 def shipped_fits() -> dict[tuple[str, str], Fit]:
-    """Return the fits that come with the package, by encoder and by the conversation left out.
-
-    Raises `FitError` when their file is damaged.
-    """
-    return _read_shipped_fits()[1]
+    """Return the fits that come with the package, by encoder and by the conversation left out."""
+    return _shipped()[1]
 
 
 def fit_provenance() -> dict[str, Any]:
-    """Return where the shipped fits come from, and how well they do.
-
-    The keys are `date`, `method`, `data`, `held_out` (scores with a conversation left out),
-    `data_set_left_out` (scores with a data set left out) and `kinds` (gains by type of question).
-    """
-    return _read_shipped_fits()[0]
+    """Return where the shipped fits come from, and how well they do on what was left out."""
+    return _shipped()[0]
 
 
 @lru_cache(maxsize=16)

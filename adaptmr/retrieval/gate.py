@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,42 +25,28 @@ from .query import parse_query
 from .search import State
 from .signals import signal_values
 from .visible import StorePart, turns_of
-from ..store.protocol import Store
 from ..text import detect_language, find_names
 from ..types import Hit
 
 # %% auto #0
-__all__ = ['CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'FEATURES', 'DEPTH', 'USUAL_SAMPLE', 'MIN_COVERED', 'CHECK', 'GateVerdict',
-           'gate', 'skip_gate', 'seen_by_gate', 'verdict_without_turns', 'turns_among_hits', 'gate_verdict',
-           'second_check', 'relevance_features', 'answer_kind', 'holds_kind', 'question_topic', 'topic_closeness',
-           'probability', 'fit_applicability', 'relevance', 'reliability_curve', 'brier_score', 'is_relevant']
+__all__ = ['CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'FEATURES', 'DEPTH', 'USUAL_SAMPLE', 'MIN_COVERED', 'CHECK', 'gate',
+           'skip_gate', 'seen_by_gate', 'gate_verdict', 'second_check', 'relevance_features', 'answer_kind',
+           'holds_kind', 'question_topic', 'topic_closeness', 'probability', 'fit_applicability', 'relevance',
+           'reliability_curve', 'brier_score', 'is_relevant']
 
 # %% ../../nbs/retrieval/08_gate.ipynb #d445f342
 CHECKED_HITS = 5  # hits that the second check reads
 MIN_FIT_APPLICABILITY = 0.5  # from this applicability on, a low probability closes the gate
 
 
-class GateVerdict(NamedTuple):
-    """Whether to return anything, the relevance, and why."""
-
-    is_open: bool
-    relevance: float
-    reason: str
-
-
 def gate(state: State) -> State:
     """Drop all hits if the gate is closed."""
-    verdict = GateVerdict(False, 0.0, "nothing found")
+    is_open, probability, reason = False, 0.0, "nothing found"
     if state.hits:
         seen = seen_by_gate(state)
-        verdict = gate_verdict(state, seen) if len(seen) else verdict_without_turns(state)
-    return state.with_hits(
-        "gate",
-        state.hits if verdict.is_open else [],
-        verdict.reason,
-        has_relevant=verdict.is_open,
-        relevance=verdict.relevance,
-    )
+        is_open, probability, reason = gate_verdict(state, seen) if len(seen) else _without_turns(state)
+    hits = state.hits if is_open else []
+    return state.with_hits("gate", hits, reason, has_relevant=is_open, relevance=probability)
 
 
 def skip_gate(state: State) -> State:
@@ -78,23 +63,17 @@ def seen_by_gate(state: State) -> Candidates:
     return everywhere.candidates(parse_query(state.text, columns_of(turns).speakers, now=state.now))
 
 
-def verdict_without_turns(state: State) -> GateVerdict:
+def _without_turns(state: State) -> tuple[bool, float, str]:
     """Return the verdict on hits from a store without any turn: closed, unless the gate is always open."""
     always = state.plan.gate == "none" or state.plan.relevance_threshold == 0
-    return GateVerdict(always, 0.0, f"{'open; ' if always else ''}only derived memories: no turn to judge by")
+    return always, 0.0, f"{'open; ' if always else ''}only derived memories: no turn to judge by"
 
 
-def turns_among_hits(state: State, seen: Candidates) -> tuple[list[Hit], np.ndarray]:
-    """Return the best `CHECKED_HITS` turns among the hits, and which of the candidates they are (h,)."""
-    best = [(h, row) for h, row in zip(state.hits, state.rows) if not h.memory.layer][:CHECKED_HITS]
-    rows = seen.rows
-    if seen.store is not state.store and isinstance(seen.store, StorePart):
-        rows = seen.store.rows[rows]  # those of the store that the hits are from
-    return [h for h, _ in best], np.flatnonzero(np.isin(rows, [row for _, row in best]))
+def gate_verdict(state: State, seen: Candidates) -> tuple[bool, float, str]:
+    """Compare the relevance with the plan's thresholds; between them the second check decides.
 
-
-def gate_verdict(state: State, seen: Candidates) -> GateVerdict:
-    """Compare the relevance with the plan's thresholds; between them the second check decides."""
+    Return whether the gate is open, the relevance, and why.
+    """
     plan, fit = state.plan, state.fit
     value = probability = relevance(seen, fit)
     applicability, why = fit_applicability(seen, fit)
@@ -112,19 +91,17 @@ def gate_verdict(state: State, seen: Candidates) -> GateVerdict:
         value = float(seen.content.max())
         what = f"cosine = {value:.2f}"
     if plan.gate == "none" or plan.relevance_threshold == 0:
-        return GateVerdict(True, probability, f"open; {what}")
+        return True, probability, f"open; {what}"
     if value >= plan.relevance_threshold:
-        return GateVerdict(True, probability, f"{what} reaches {plan.relevance_threshold}")
+        return True, probability, f"{what} reaches {plan.relevance_threshold}"
     model_checks = plan.check and state.llm is not None
     if not applies and len(seen.columns.memories) <= CHECKED_HITS and not model_checks:
-        return GateVerdict(True, probability, f"{what}: gate open")
+        return True, probability, f"{what}: gate open"
     if applies and value < plan.relevance_low:
-        return GateVerdict(False, probability, f"{what} is below {plan.relevance_low}")
+        return False, probability, f"{what} is below {plan.relevance_low}"
     passes, how = second_check(state, seen)
     reading = "lies between" if value >= plan.relevance_low else "does not decide"
-    return GateVerdict(
-        passes, probability, f"{what} {reading}; second check ({how}): {'yes' if passes else 'no'}"
-    )
+    return passes, probability, f"{what} {reading}; second check ({how}): {'yes' if passes else 'no'}"
 
 
 def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
@@ -132,9 +109,13 @@ def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
 
     Return the verdict, and how it was reached.
     """
-    hits, best = turns_among_hits(state, seen)
-    if not hits:
+    turns = [(h, row) for h, row in zip(state.hits, state.rows) if not h.memory.layer][:CHECKED_HITS]
+    if not turns:
         return False, "no turn among the hits"
+    rows, hits = seen.rows, [h for h, _ in turns]
+    if seen.store is not state.store and isinstance(seen.store, StorePart):
+        rows = seen.store.rows[rows]  # those of the store that the hits are from
+    best = np.flatnonzero(np.isin(rows, [row for _, row in turns]))
     covered = float(seen.words.coverage(seen.words.in_memories[:, best]).max(initial=0.0))
     model = state.llm if state.plan.check else None
     closeness, near = None, ""
@@ -231,7 +212,7 @@ def _answer_share(c: Candidates, best: np.ndarray) -> float:
 
 # %% ../../nbs/retrieval/08_gate.ipynb #61ff9fb8
 USUAL_SAMPLE = 200  # sentences that the usual best cosine of a store is measured on
-_USUAL: WeakKeyDictionary[StoreColumns, tuple[float, float]] = WeakKeyDictionary()
+_USUAL: WeakKeyDictionary[StoreColumns, tuple[float, float]] = WeakKeyDictionary()  # once a store
 
 
 def _standout(c: Candidates) -> float:
@@ -241,23 +222,22 @@ def _standout(c: Candidates) -> float:
 
 
 def _usual_best(c: Candidates) -> tuple[float, float]:
-    """Mean and deviation of a sentence's best cosine with those of other memories; computed once a store.
+    """Mean and deviation of a sentence's best cosine with those of other memories.
 
     In a store too large to score whole: those of whole turns.
     """
-    if not c.is_complete:
-        return c.columns.rows_fact(_usual_of_turns, c.rows[c.background], c.store)
     if c.columns not in _USUAL:
-        vectors, starts = c.columns.sentence_vectors(c.store.embedder)
-        memory = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(vectors))))
-        some = _spread_evenly(len(vectors))
-        _USUAL[c.columns] = _usual(vectors[some] @ vectors.T, memory[some], memory)
+        if c.is_complete:
+            vectors, starts = c.columns.sentence_vectors(c.store.embedder)
+            rows = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(vectors))))
+            some = _spread_evenly(len(vectors))
+            cosines = vectors[some] @ vectors.T
+        else:
+            rows = c.rows[c.background]
+            some = _spread_evenly(len(rows))
+            cosines = np.array(c.store.similarity(rows[some], rows))
+        _USUAL[c.columns] = _usual(cosines, rows[some], rows)
     return _USUAL[c.columns]
-
-
-def _usual_of_turns(rows: np.ndarray, store: Store) -> tuple[float, float]:
-    some = rows[_spread_evenly(len(rows))]
-    return _usual(np.array(store.similarity(some, rows)), some, rows)
 
 
 def _usual(cosines: np.ndarray, some: np.ndarray, others: np.ndarray) -> tuple[float, float]:

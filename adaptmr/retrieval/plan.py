@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -19,14 +19,13 @@ from ..rerank import Reranker
 from .signals import SIGNALS
 from ..store.protocol import PlannerStore
 from ..store.view import Filter
-from ..times import Window
 from ..types import QueryType, Question, as_utc
 
 # %% auto #0
 __all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'WINDOW_TIMES', 'SELECTIONS',
-           'PART_FIELDS', 'RERANK_DEPTH', 'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner', 'PlannerWithLLM',
-           'MultiPlanner', 'planner_llm', 'PlannerWithReranker', 'planner_reranker', 'weighted_plans', 'FixedPlanner',
-           'FieldDifference', 'Differences', 'show_value', 'differences']
+           'PART_FIELDS', 'RERANK_DEPTH', 'Check', 'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner',
+           'MultiPlanner', 'planner_llm', 'planner_reranker', 'weighted_plans', 'FixedPlanner', 'FieldDifference',
+           'Differences', 'show_value', 'differences']
 
 # %% ../../nbs/retrieval/00_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
@@ -137,8 +136,18 @@ class RetrievalPlan:
     fallback: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in _checked_values(self).items():
-            object.__setattr__(self, name, value)  # a frozen dataclass sets its own fields so
+        for f in fields(self):
+            value = getattr(self, f.name)
+            try:
+                checked = _CHECKS[f.name](value)
+            except (TypeError, ValueError) as e:
+                raise PlanError(f"{f.name}={_short(value)} {e}") from e
+            object.__setattr__(self, f.name, checked)  # a frozen dataclass sets its own fields so
+        if self.relevance_low > self.relevance_threshold:
+            raise PlanError(
+                f"relevance_low={self.relevance_low} lies above "
+                f"relevance_threshold={self.relevance_threshold}; it is the lower of the two"
+            )
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -160,7 +169,11 @@ class RetrievalPlan:
 
     def to_json(self) -> str:
         """Return the plan as canonical JSON (sorted keys), which `from_json` reads."""
-        return _plan_to_json(self)
+        values = {k: v for k, v in asdict(self).items() if k not in _NOT_WRITTEN or v != _NOT_WRITTEN[k]}
+        values["weights"] = dict(sorted(self.weights.items()))
+        if self.time_window:
+            values["time_window"] = [t.isoformat() for t in self.time_window]
+        return json.dumps(values, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | Mapping[str, Any]) -> RetrievalPlan:
@@ -168,7 +181,19 @@ class RetrievalPlan:
 
         Raises `PlanError` on broken JSON, an unknown field or a bad value.
         """
-        return cls(**_parse_fields(text))
+        values = text
+        if isinstance(text, str):
+            try:
+                values = json.loads(text)
+            except (ValueError, RecursionError) as e:
+                raise PlanError(f"the plan is not JSON: {e}") from e
+        if not isinstance(values, Mapping):
+            raise PlanError(f"the plan is a {type(values).__name__}, not an object")
+        known = [f.name for f in fields(cls)]
+        if unknown := sorted(set(values).difference(known), key=str):
+            meant = did_you_mean(unknown[0], known)
+            raise PlanError(f"unknown plan field {unknown[0]!r}{meant}; the fields are {sorted(known)}")
+        return cls(**values)
 
     def diff(self, other: RetrievalPlan | None = None) -> Differences:
         """List the fields in which this plan differs from another (by default the plan without any change).
@@ -184,125 +209,16 @@ class RetrievalPlan:
         return f"RetrievalPlan({', '.join(changed)})"
 
     def _repr_html_(self) -> str:
-        return _plan_html(self)
-
-# %% ../../nbs/retrieval/00_plan.ipynb #b7b3ce29
-def _plan_to_json(plan: RetrievalPlan) -> str:
-    values = {k: v for k, v in asdict(plan).items() if k not in _NOT_WRITTEN or v != _NOT_WRITTEN[k]}
-    values["weights"] = dict(sorted(plan.weights.items()))
-    if plan.time_window:
-        values["time_window"] = [t.isoformat() for t in plan.time_window]
-    return json.dumps(values, sort_keys=True, ensure_ascii=False)
-
-
-def _parse_fields(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a plan in JSON (text or object). Raises `PlanError` for an unknown one."""
-    values = text
-    if isinstance(text, str):
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as e:
-            raise PlanError(f"the plan is not JSON: {e}") from e
-    if not isinstance(values, Mapping):
-        raise PlanError(f"the plan is a {type(values).__name__}, not an object")
-    _check_names(values)
-    return values
-
-
-def _check_names(values: Iterable[str]) -> None:
-    """Raise `PlanError` for a name that is no field of a plan."""
-    known = [f.name for f in fields(RetrievalPlan)]
-    if unknown := sorted(set(values).difference(known), key=str):
-        meant = did_you_mean(unknown[0], known)
-        raise PlanError(f"unknown plan field {unknown[0]!r}{meant}; the fields are {sorted(known)}")
-
-
-def _plan_html(plan: RetrievalPlan) -> str:
-    """Return a table of the fields that differ from the default plan, with the weights and `k`."""
-    default = RetrievalPlan()
-    values = [(f.name, getattr(plan, f.name), getattr(default, f.name)) for f in fields(plan)]
-    return html_table(
-        (Cell(name, heading=True), Cell(value))
-        for name, value, usual in values
-        if value != usual or name in ("weights", "k")
-    )
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = {d.field.partition(".")[0] for d in self.diff()} | {"weights", "k"}
+        shown = ((name, value) for name, value in values.items() if name in changed)
+        return html_table((Cell(name, heading=True), Cell(value)) for name, value in shown)
 
 # %% ../../nbs/retrieval/00_plan.ipynb #768e63c7
-_INTS = (
-    ("pool", 1, 1_000_000),
-    ("max_rounds", 1, 20),
-    ("expand", 0, 20),
-    ("rerank_tokens", 0, 1_000_000),
-    ("rerank_depth", 1, 1_000),
-    ("passages", 0, 1_000),
-    ("window_grace", 0, 3660),
-    ("k", 0, 1_000_000),
-)
-_CHOICES = (
-    ("merge", MERGES),
-    ("fusion", FUSIONS),
-    ("gate", GATES),
-    ("latest_rule", LATEST_RULES),
-    ("window_rule", WINDOW_RULES),
-    ("window_by", WINDOW_TIMES),
-    ("select", SELECTIONS),
-    ("answer_as", ANSWER_STYLES),
-    ("follow", FOLLOWS),
-)
-_BOOLS = (
-    "multi_step",
-    "interim",
-    "temporal_order",
-    "prefer_latest",
-    "check",
-    "refine",
-    "relate",
-    "collect",
-)
-_UNITS = (
-    "latest_similarity",
-    "relevance_threshold",
-    "relevance_low",
-    "confidence_threshold",
-    "entity_boost",
-)
 _MAX_WEIGHT = 1_000_000
+Check = Callable[[Any], Any]
 
 
-def _checked_values(plan: RetrievalPlan) -> dict[str, Any]:
-    """Return the values that a plan's fields get: checked, and in their canonical form."""
-    if not isinstance(plan.queries, (list, tuple)):
-        raise PlanError(f"queries={_short(plan.queries)} must be a list of strings")
-    values: dict[str, Any] = {
-        "queries": tuple(_text("queries", q) for q in plan.queries),
-        "weights": _weights(plan.weights),
-        "without": _signals(plan.without),
-        "time_window": _window(plan.time_window),
-        **{name: _names(name, getattr(plan, name)) for name in PART_FIELDS},
-    }
-    for name in _BOOLS:
-        _bool(name, getattr(plan, name))
-    for name, low, high in _INTS:
-        values[name] = _int(name, getattr(plan, name), low, high)
-    for name in _UNITS:
-        values[name] = _unit(name, getattr(plan, name))
-    for name, allowed in _CHOICES:
-        _choice(name, getattr(plan, name), allowed)
-    if plan.token_budget is not None:
-        values["token_budget"] = _int("token_budget", plan.token_budget, 1, 10_000_000)
-    if plan.relevance_low > plan.relevance_threshold:
-        raise PlanError(
-            f"relevance_low={plan.relevance_low} lies above relevance_threshold={plan.relevance_threshold}; "
-            "it is the lower of the two"
-        )
-    for name in ("hint", "planner"):
-        _text(name, getattr(plan, name))
-    if plan.fallback is not None:
-        _text("fallback", plan.fallback)
-    _check_reranker(plan)
-    return values
-
-# %% ../../nbs/retrieval/00_plan.ipynb #a992d5fd
 def _short(value: Any) -> str:
     if isinstance(value, int) and abs(value) > 10**15:
         return "a huge number"
@@ -310,77 +226,90 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 200 else shown[:199] + "…"
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise PlanError(f"{name}={_short(value)} must be a string")
-    return value
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise PlanError(f"{name}={_short(value)} must be true or false")
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(what)
 
 
-def _int(name: str, value: Any, low: int, high: int) -> int:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not low <= value <= high or value != int(value):
-        raise PlanError(f"{name}={_short(value)} must be a whole number from {low} to {high}")
-    return int(value)
+def _instance(kind: type, what: str) -> Check:
+    def check(value: Any) -> Any:
+        _require(isinstance(value, kind), f"must be {what}")
+        return value
+
+    return check
 
 
-def _unit(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise PlanError(f"{name}={_short(value)} must be a number from 0 to 1")
+_text, _bool = _instance(str, "a string"), _instance(bool, "true or false")
+
+
+def _int(low: int, high: int) -> Check:
+    def check(value: Any) -> int:
+        fits = _is_number(value) and low <= value <= high and value == int(value)
+        _require(fits, f"must be a whole number from {low} to {high}")
+        return int(value)
+
+    return check
+
+
+def _unit(value: Any) -> float:
+    _require(_is_number(value) and 0 <= value <= 1, "must be a number from 0 to 1")
     return float(value) + 0.0  # no negative zero
 
 
-def _check_reranker(plan: RetrievalPlan) -> None:
-    if plan.reranker is not None and not _text("reranker", plan.reranker).strip():
-        raise PlanError(f"reranker={plan.reranker!r} must be the name of a reranker, or None for none")
+def _choice(allowed: tuple[str, ...]) -> Check:
+    def check(value: Any) -> str:
+        if value not in allowed:
+            raise ValueError(f"must be one of {allowed}{did_you_mean(value, allowed)}")
+        return str(value)
+
+    return check
 
 
-def _choice(name: str, value: Any, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        meant = did_you_mean(value, allowed)
-        raise PlanError(f"{name}={_short(value)} must be one of {tuple(allowed)}{meant}")
+def _optional(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
 
-# %% ../../nbs/retrieval/00_plan.ipynb #cb963aab
+
+def _queries(value: Any) -> tuple[str, ...]:
+    is_list = isinstance(value, (list, tuple)) and all(isinstance(q, str) for q in value)
+    _require(is_list, "must be a list of strings")
+    return tuple(value)
+
+
 def _weights(value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise PlanError(f"weights={_short(value)} must map signals to numbers")
+    known = (*WEIGHT_SETS, *SIGNALS)
+    _require(isinstance(value, Mapping), "must map signals to numbers")
     for name, weight in value.items():
-        if name not in SIGNALS and name not in WEIGHT_SETS:
-            raise PlanError(
-                f"weights names the unknown signal {name!r}{did_you_mean(name, (*WEIGHT_SETS, *SIGNALS))}; "
-                f"there are {', '.join([*WEIGHT_SETS, *SIGNALS])}"
-            )
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not number or not -_MAX_WEIGHT <= weight <= _MAX_WEIGHT:
-            raise PlanError(
-                f"weights[{name!r}]={_short(weight)} must be a number from {-_MAX_WEIGHT} to {_MAX_WEIGHT}"
-            )
-    return {name: float(value[name]) for name in (*WEIGHT_SETS, *SIGNALS) if value.get(name)}
+        if name not in known:
+            meant = did_you_mean(name, known)
+            raise ValueError(f"names the unknown signal {name!r}{meant}; there are {', '.join(known)}")
+        fits = _is_number(weight) and -_MAX_WEIGHT <= weight <= _MAX_WEIGHT
+        _require(fits, f"must have numbers from {-_MAX_WEIGHT} to {_MAX_WEIGHT}, for {name!r} too")
+    return {name: float(value[name]) for name in known if value.get(name)}
 
 
 def _signals(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise PlanError(f"without={_short(value)} must be a list of signals")
-    if unknown := [name for name in value if not isinstance(name, str) or name not in SIGNALS]:
-        raise PlanError(
-            f"without names the unknown signal {_short(unknown[0])}; there are {', '.join(SIGNALS)}"
-        )
+    _require(isinstance(value, (list, tuple)), "must be a list of signals")
+    unknown = [name for name in value if not isinstance(name, str) or name not in SIGNALS]
+    _require(not unknown, f"names an unknown signal; there are {', '.join(SIGNALS)}")
     return tuple(name for name in SIGNALS if name in value)
 
 
-def _names(name: str, value: Any) -> tuple[str, ...] | None:
-    """Return names in a canonical order, each once; `None` for any."""
-    if value is None:
-        return None
-    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(v, str) for v in value):
-        raise PlanError(f"{name}={_short(value)} must be a list of names, or None for any")
-    if not value:
-        raise PlanError(f"{name}={_short(value)} names nothing, so nothing could be found; None means any")
+def _names(value: Any) -> tuple[str, ...]:
+    """Return names in a canonical order, each once."""
+    is_list = isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(v, str) for v in value)
+    _require(is_list, "must be a list of names, or None for any")
+    _require(bool(value), "names nothing, so nothing could be found; None means any")
     return tuple(sorted(set(value)))
+
+
+def _reranker(value: Any) -> str:
+    is_name = isinstance(value, str) and bool(value.strip())
+    _require(is_name, "must be the name of a reranker, or None for none")
+    return str(value)
 
 
 def _in_utc(t: datetime) -> datetime:
@@ -390,18 +319,49 @@ def _in_utc(t: datetime) -> datetime:
         return t.replace(tzinfo=UTC)  # the first and the last day there are
 
 
-def _window(value: Any) -> tuple[datetime, datetime] | None:
-    if value is None:
-        return None
-    if isinstance(value, Window):
-        value = (value.start, value.end)
+def _window(value: Any) -> tuple[datetime, datetime]:
     try:
         start, end = (t and _in_utc(t) for t in map(as_utc, value))
     except (TypeError, ValueError) as e:
-        raise PlanError(f"time_window={_short(value)} must be a pair of times") from e
+        raise ValueError("must be a pair of times") from e
     if start is None or end is None or start >= end:
-        raise PlanError(f"time_window={_short(value)} must start before it ends")
+        raise ValueError("must start before it ends")
     return start, end
+
+
+_CHECKS: dict[str, Check] = {
+    "queries": _queries,
+    **dict.fromkeys(("multi_step", "interim", "temporal_order", "prefer_latest"), _bool),
+    **dict.fromkeys(("check", "refine", "relate", "collect"), _bool),
+    "merge": _choice(MERGES),
+    "pool": _int(1, 1_000_000),
+    "weights": _weights,
+    "without": _signals,
+    "fusion": _choice(FUSIONS),
+    "entity_boost": _unit,
+    "reranker": _optional(_reranker),
+    "rerank_depth": _int(1, 1_000),
+    **dict.fromkeys(PART_FIELDS, _optional(_names)),
+    "time_window": _optional(_window),
+    "window_rule": _choice(WINDOW_RULES),
+    "window_by": _choice(WINDOW_TIMES),
+    "window_grace": _int(0, 3660),
+    "latest_similarity": _unit,
+    "latest_rule": _choice(LATEST_RULES),
+    "gate": _choice(GATES),
+    **dict.fromkeys(("relevance_threshold", "relevance_low", "confidence_threshold"), _unit),
+    "max_rounds": _int(1, 20),
+    "follow": _choice(FOLLOWS),
+    "expand": _int(0, 20),
+    "rerank_tokens": _int(0, 1_000_000),
+    "passages": _int(0, 1_000),
+    "select": _choice(SELECTIONS),
+    "answer_as": _choice(ANSWER_STYLES),
+    "k": _int(0, 1_000_000),
+    "token_budget": _optional(_int(1, 10_000_000)),
+    **dict.fromkeys(("hint", "planner"), _text),
+    "fallback": _optional(_text),
+}
 
 # %% ../../nbs/retrieval/00_plan.ipynb #813b9f8a
 _LLM_FIELDS = ("queries", "multi_step", "temporal_order", "prefer_latest", "relevance_threshold", "hint")
@@ -421,10 +381,8 @@ def plan_schema(names: Iterable[str] = _LLM_FIELDS) -> dict[str, Any]:
     """
     types = {f.name: str(f.type) for f in fields(RetrievalPlan)}
     names = list(names)
-    for name in names:
-        if types.get(name) not in _SCHEMAS:
-            available = [n for n, t in types.items() if t in _SCHEMAS]
-            raise PlanError(f"no JSON schema for the plan field {name!r}; fields that have one: {available}")
+    if none := [name for name in names if types.get(name) not in _SCHEMAS]:
+        raise PlanError(f"no JSON schema for the plan field {none[0]!r}")
     return {
         "type": "object",
         "properties": {n: dict(_SCHEMAS[types[n]]) for n in names},
@@ -445,14 +403,6 @@ class Planner(Protocol):
 
 
 @runtime_checkable
-class PlannerWithLLM(Protocol):
-    """A planner that asks a model; the run of its plans uses that model too."""
-
-    @property
-    def llm(self) -> LLM | None: ...
-
-
-@runtime_checkable
 class MultiPlanner(Protocol):
     """A planner that proposes several plans for one question."""
 
@@ -462,21 +412,13 @@ class MultiPlanner(Protocol):
 
 
 def planner_llm(planner: object) -> LLM | None:
-    """Return the model that a planner asks; `None` for one that asks none."""
-    return planner.llm if isinstance(planner, PlannerWithLLM) else None
-
-
-@runtime_checkable
-class PlannerWithReranker(Protocol):
-    """A planner whose plans name a reranker, which it holds."""
-
-    @property
-    def reranker(self) -> Reranker | str | None: ...
+    """Return the model that a planner asks, its `llm`; the run of its plans uses it too."""
+    return getattr(planner, "llm", None)
 
 
 def planner_reranker(planner: object) -> Reranker | str | None:
-    """Return the reranker that a planner holds; `None` for one that has none."""
-    return planner.reranker if isinstance(planner, PlannerWithReranker) else None
+    """Return the reranker that a planner's plans name and that it holds as `reranker`."""
+    return getattr(planner, "reranker", None)
 
 
 def weighted_plans(
@@ -484,18 +426,13 @@ def weighted_plans(
 ) -> Sequence[tuple[float, RetrievalPlan]]:
     """Return a planner's plans with their weights; the weight of an only plan is 1."""
     if isinstance(planner, type) or not callable(getattr(planner, "plan", None)):
-        raise TypeError(f"planner is {kind_of(planner)}, not a planner: {_planner_remedy(planner)}")
+        remedy = "give an object with a method plan, such as adaptmr.QARP(llm), or leave planner out"
+        if isinstance(planner, RetrievalPlan):
+            remedy = "give FixedPlanner(plan), or run the plan with adaptmr.execute(plan, question, store)"
+        raise TypeError(f"planner is {kind_of(planner)}, not a planner: {remedy}")
     if isinstance(planner, MultiPlanner):
         return planner.plans(query, store)
     return [(1.0, planner.plan(query, store))]
-
-
-def _planner_remedy(planner: object) -> str:
-    if isinstance(planner, RetrievalPlan):
-        return "give FixedPlanner(plan), or run the plan with adaptmr.execute(plan, question, store)"
-    if isinstance(planner, type):
-        return f"make an object of it, {planner.__name__}(…)"
-    return "give an object with a method plan, such as adaptmr.QARP(llm), or leave planner out"
 
 
 @dataclass(frozen=True)
@@ -517,9 +454,6 @@ class FieldDifference(NamedTuple):
     other: Any
 
 
-_COLUMNS = ("field", "this", "other")
-
-
 class Differences(list[FieldDifference]):
     """The fields in which two values differ, displayed as a table; empty where they are equal."""
 
@@ -527,13 +461,13 @@ class Differences(list[FieldDifference]):
         return [(d.field, show_value(d.this), show_value(d.other)) for d in self]
 
     def __repr__(self) -> str:
-        return text_table(self._rows(), _COLUMNS) if self else "no differences"
+        return text_table(self._rows(), FieldDifference._fields) if self else "no differences"
 
     def _repr_html_(self) -> HtmlOutput:
         if not self:
             return HtmlOutput("<p>no differences</p>")
         rows = [(Cell(name, heading=True), this, other) for name, this, other in self._rows()]
-        return html_table(rows, _COLUMNS)
+        return html_table(rows, FieldDifference._fields)
 
 
 def show_value(value: Any) -> str:
@@ -546,14 +480,11 @@ def show_value(value: Any) -> str:
         return cut_text(" · ".join(map(show_value, value)), 200)
     return cut_text(str(value), 200)
 
-# %% ../../nbs/retrieval/00_plan.ipynb #3d398101
+
 def differences(this: Any, other: Any) -> Differences:
     """List the fields in which two dataclass values of one type differ. Raises `TypeError` for two types."""
     if type(this) is not type(other):
-        raise TypeError(
-            f"a {type(this).__name__} can be compared with another, and not with {other!r:.80} "
-            f"(of class {type(other).__name__})"
-        )
+        raise TypeError(f"a {type(this).__name__} can't be compared with {other!r:.80}")
     pairs = ((f.name, getattr(this, f.name), getattr(other, f.name)) for f in fields(this))
     return Differences(found for name, a, b in pairs for found in _compare(name, a, b))
 

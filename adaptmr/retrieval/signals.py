@@ -184,25 +184,25 @@ def _names_time(m: Memory, speakers: frozenset[str]) -> float:
 @register_signal("previous")
 def previous(c: Candidates) -> np.ndarray:
     """The base score (meaning plus words) of the turn before."""
-    return c.values_at(c.base_scores, c.previous)
+    return _at(c.base_scores, c.previous)
 
 
 @register_signal("following")
 def following(c: Candidates) -> np.ndarray:
     """The base score of the turn after."""
-    return c.values_at(c.base_scores, c.following)
+    return _at(c.base_scores, c.following)
 
 
 @register_signal("previous2")
 def previous2(c: Candidates) -> np.ndarray:
     """The base score of the turn two before."""
-    return c.values_at(c.values_at(c.base_scores, c.previous), c.previous)
+    return _at(_at(c.base_scores, c.previous), c.previous)
 
 
 @register_signal("following2")
 def following2(c: Candidates) -> np.ndarray:
     """The base score of the turn two after."""
-    return c.values_at(c.values_at(c.base_scores, c.following), c.following)
+    return _at(_at(c.base_scores, c.following), c.following)
 
 
 @register_signal("session")
@@ -221,11 +221,16 @@ def session(c: Candidates) -> np.ndarray:
 @register_signal("reply")
 def reply(c: Candidates) -> np.ndarray:
     """The base score, 0 at least, of the turn before where that ends with a question; else 0."""
-    return np.maximum(0.0, c.values_at(c.base_scores * c.memory_values(_ends_asking), c.previous))
+    return np.maximum(0.0, _at(c.base_scores * c.memory_values(_ends_asking), c.previous))
 
 
 def _ends_asking(m: Memory, speakers: frozenset[str]) -> float:
     return float(m.text.rstrip().endswith(("?", "？")))
+
+
+def _at(values: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Return the values (m,) of the candidates at `place` (m,), 0 where that is -1."""
+    return np.append(values, 0.0)[place]
 
 # %% ../../nbs/retrieval/05_signals.ipynb #7590e23e
 _SELF = re.compile(r"\b(?:i|me|my|mine|myself|we|our|ours|us)\b|我|咱", re.IGNORECASE)

@@ -250,18 +250,9 @@ class Router:
     reranker: Reranker | str | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.question_type):
-            raise TypeError(
-                f"Router.question_type is {kind_of(self.question_type)}, {self.question_type!r:.80}, not a "
-                "function that takes a Question and returns its QueryType"
-            )
-        for question_type, strategy in self.strategies.items():
-            QueryType(question_type)
-            if not callable(strategy):
-                raise TypeError(
-                    f"Router.strategies has {kind_of(strategy)}, {strategy!r:.80}, for {question_type}, "
-                    "not a strategy: a function (question, now) that returns a RetrievalPlan"
-                )
+        for what in (self.question_type, *self.strategies.values()):
+            if not callable(what):
+                raise TypeError(f"Router was given {kind_of(what)}, {what!r:.80}, where it needs a function")
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         question = as_question(query)
@@ -283,13 +274,12 @@ class Router:
 
     def _changes(self, question_type: QueryType) -> HtmlOutput:
         """Say how the plan for a type differs from the default plan, for a question that names nothing."""
+        args = question_type, Question("", ""), UNDATED, self.strategies, self.answer_styles
         try:
-            args = question_type, Question("", ""), UNDATED, self.strategies, self.answer_styles
             changed = [d for d in plan_for_type(*args).diff() if d.field != "planner"]
-            found = [f"{d.field} = {show_value(d.this)}" for d in changed]
         except Exception as e:  # whatever a user's strategy raises
-            found = [f"not without a question ({type(e).__name__}: {e})"]
-        return HtmlOutput("<br>".join(map(html.escape, found)))
+            return HtmlOutput(html.escape(f"not without a question ({type(e).__name__}: {e})"))
+        return HtmlOutput("<br>".join(html.escape(f"{d.field} = {show_value(d.this)}") for d in changed))
 
 
 def _strategy_name(strategy: Strategy) -> str:
@@ -346,54 +336,25 @@ def _plans(planner: Planner, request: Request) -> Sequence[tuple[float, Retrieva
     """Return the plans that a planner makes of what the request may see, with their weights."""
     if request.where is None:
         return weighted_plans(planner, request.query, request.visible_store())
-    with request.visible() as visible:  # no memory that another thread adds meanwhile is seen
-        return weighted_plans(planner, request.query, visible.store)
+    with request.visible() as (store, _):  # no memory that another thread adds meanwhile is seen
+        return weighted_plans(planner, request.query, store)
 
 
 def _edited(
     plan: RetrievalPlan, k: int, token_budget: int | None, reranker: MeteredReranker | None
 ) -> RetrievalPlan:
-    """Return the plan for `k` memories, within a token budget, and read by a reranker where one is given."""
-    bounded = _bounded(plan.sized(k), token_budget)
-    return bounded if reranker is None else replace(bounded, reranker=reranker.name)
-
-
-def _bounded(plan: RetrievalPlan, token_budget: int | None) -> RetrievalPlan:
-    """Return the plan with the token budget of a prompt, unless its own is smaller."""
-    if token_budget is None:
-        return plan
-    given = replace(plan, token_budget=token_budget).token_budget  # raises for a value that can't be one
-    room = max(1, (given or 0) - FRAME_TOKENS)
-    return replace(plan, token_budget=room) if plan.token_budget is None or plan.token_budget > room else plan
+    """Return the plan for `k` memories, within the token budget of a prompt, and read by a given reranker."""
+    plan = plan.sized(k)
+    if token_budget is not None:
+        given = replace(plan, token_budget=token_budget).token_budget  # raises for a value that can't be one
+        room = max(1, (given or 0) - FRAME_TOKENS)
+        plan = replace(plan, token_budget=min(room, plan.token_budget or room))
+    return plan if reranker is None else replace(plan, reranker=reranker.name)
 
 # %% ../../nbs/retrieval/16_strategies.ipynb #36e16667
-async def aretrieve(
-    query: str | Question,
-    store: Store,
-    k: int = 10,
-    planner: Planner | None = None,
-    fit: Fit | None = None,
-    llm: LLM | None = None,
-    *,
-    reranker: Reranker | str | None = None,
-    as_of: datetime | str | None = None,
-    where: Filter | None = None,
-    token_budget: int | None = None,
-) -> Evidence:
-    """Retrieve as `retrieve` does, in a thread, so that an event loop goes on meanwhile.
+async def aretrieve(query: str | Question, store: Store, *args: Any, **more: Any) -> Evidence:
+    """Retrieve as `retrieve` does, with its arguments, in a thread, so that an event loop goes on meanwhile.
 
     A cancelled call returns at once; its thread ends by itself, and changes nothing.
     """
-    return await asyncio.to_thread(
-        retrieve,
-        query,
-        store,
-        k,
-        planner,
-        fit,
-        llm,
-        reranker=reranker,
-        as_of=as_of,
-        where=where,
-        token_budget=token_budget,
-    )
+    return await asyncio.to_thread(retrieve, query, store, *args, **more)

@@ -171,9 +171,7 @@ class LongMemEvalRAG(PlannedSystem):
         ][:k]
         hits = sort_by_time(turns) if found.plan is not None and found.plan.temporal_order else turns
         row = TraceRow("rounds", len(best), len(hits), reason="keys to the turns of their rounds")
-        return replace(
-            found, hits=hits, findings=[], context=render_context(hits), trace=[*found.trace, row]
-        )
+        return replace(found, hits=hits, findings=[], context=render_context(hits), trace=[*found.trace, row])
 
 
 @register_system(

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 
 from .answers import answer_tokens, exact_match
 
 # %% auto #0
-__all__ = ['Agreement', 'answer_agreement', 'hotpot_f1', 'support_agreement', 'joint_agreement', 'hotpotqa_scores',
-           'answer_grader']
+__all__ = ['Agreement', 'answer_agreement', 'hotpot_f1', 'support_agreement', 'joint_agreement', 'hotpotqa_scores']
 
 # %% ../../../nbs/eval/metrics/02_hotpotqa.ipynb #59a58be7
 @dataclass(frozen=True, slots=True)
@@ -80,13 +78,3 @@ def hotpotqa_scores(
     said, support = answer_agreement(prediction, answer), support_agreement(found, gold)
     parts = {"": said, "sp_": support, "joint_": joint_agreement(said, support)}
     return {f"{part}{name}": getattr(a, name) for part, a in parts.items() for name in ("em", "f1")}
-
-# %% ../../../nbs/eval/metrics/02_hotpotqa.ipynb #eae722f6
-def answer_grader(answer: str) -> Callable[[str], dict[str, float]]:
-    """Return a function that grades answers against a gold answer: their `em` and `f1`, each 0 to 1."""
-    return partial(_grade, answer)
-
-# %% ../../../nbs/eval/metrics/02_hotpotqa.ipynb #be728e10
-def _grade(gold: str, prediction: str) -> dict[str, float]:
-    agreement = answer_agreement(prediction, gold)
-    return {"em": agreement.em, "f1": agreement.f1}

@@ -22,9 +22,54 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['TOLERANCE', 'DERIVED_FILES', 'RecordedRun', 'compared_systems', 'open_recorded', 'recorded_runs', 'read_manifest',
-           'run_folders', 'finished_runs', 'is_finished', 'is_timing', 'compare_tables', 'compare_means',
+__all__ = ['TOLERANCE', 'DERIVED_FILES', 'read_manifest', 'run_folders', 'finished_runs', 'is_finished', 'RecordedRun',
+           'compared_systems', 'open_recorded', 'recorded_runs', 'is_timing', 'compare_tables', 'compare_means',
            'compare_runs']
+
+# %% ../../../nbs/eval/report/01_recorded_run.ipynb #08fbaf98
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """Read a manifest. Raises `ValueError`, which names the run, for one that is broken or no mapping."""
+    source = Path(path)
+    name = f"{source.parent.name}/{source.name}"
+    try:
+        found = json.loads(source.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{name} is not readable JSON ({e}): run the experiment again") from e
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} holds a {type(found).__name__}, not a manifest: run the experiment again")
+    return found
+
+
+def run_folders(outputs: str | Path) -> list[Path]:
+    """List the folders `<experiment>/<run-id>` below a folder of runs, sorted, finished or not.
+
+    Hidden folders are left out: runs that are being filled are hidden.
+    """
+    return sorted(p for p in Path(outputs).glob("[!.]*/[!.]*") if p.is_dir())
+
+
+def finished_runs(outputs: str | Path) -> dict[Path, dict[str, Any]]:
+    """Read the manifests of the finished runs below a folder of runs, sorted by path.
+
+    A manifest that can't be read is named in a `RunNotice` and left out.
+    """
+    return {f: m for f in run_folders(outputs) if (m := _finished(f, "is left out")) is not None}
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a folder holds a finished run. A broken manifest, which a `RunNotice` names, counts as none."""
+    return _finished(run, "counts as unfinished") is not None
+
+
+def _finished(run: Path, consequence: str) -> dict[str, Any] | None:
+    """Return the manifest of a run, `None` where there is none or it can't be read."""
+    if not (run / "manifest.json").exists():
+        return None
+    try:
+        return read_manifest(run / "manifest.json")
+    except (ValueError, OSError) as e:
+        notice(f"{run.parent.name}/{run.name} {consequence}: {e}")
+        return None
 
 # %% ../../../nbs/eval/report/01_recorded_run.ipynb #dd7fe90f
 @dataclass(frozen=True)
@@ -40,35 +85,25 @@ class RecordedRun:
         """The run in a message: `exp3/demo-…`."""
         return f"{self.folder.parent.name}/{self.folder.name}"
 
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """The parameters of the run."""
-        return self._mapping("params")
+    def _part(self, name: str) -> Mapping[str, Any]:
+        """Return a part of the manifest; an empty one where what somebody sent is no mapping."""
+        found = self.manifest.get(name)
+        return found if isinstance(found, dict) else {}
 
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """What the manifest says of the data."""
-        return self._mapping("data")
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """The main numbers of the run, by their names."""
-        return self._mapping("numbers")
+    params = property(lambda self: self._part("params"), doc="The parameters of the run.")
+    data = property(lambda self: self._part("data"), doc="What the manifest says of the data.")
+    numbers = property(lambda self: self._part("numbers"), doc="The main numbers of the run, by name.")
 
     @property
     def code_sha256(self) -> str:
         """The hash of the package's code that made the run."""
-        return str(self._mapping("code").get("sha256", ""))
+        return str(self._part("code").get("sha256", ""))
 
     @property
     def models(self) -> list[str]:
         """The models of the run; "offline" stands for rules."""
         found = self.manifest.get("models")
         return list(map(str, found)) if isinstance(found, list) else []
-
-    def _mapping(self, part: str) -> Mapping[str, Any]:
-        found = self.manifest.get(part)
-        return found if isinstance(found, dict) else {}
 
     @property
     def has_results(self) -> bool:
@@ -81,9 +116,8 @@ class RecordedRun:
 
         Raises `UsageError` for a run that has none.
         """
-        found = self._results
         place = {name: i for i, name in enumerate(self.systems)}
-        found = found[found["system"].isin(place)]
+        found = self._results[self._results["system"].isin(place)]
         return found.sort_values("system", key=lambda s: s.map(place), kind="stable", ignore_index=True)
 
     @cached_property
@@ -91,10 +125,10 @@ class RecordedRun:
         import pandas as pd
 
         path = self.folder / "results.parquet"
-        if not path.is_file():
-            raise UsageError(f"{self.name} holds no results by question: {path} is not there")
         try:
             found = pd.read_parquet(path)
+        except FileNotFoundError:
+            raise UsageError(f"{self.name} holds no results by question: {path} is not there") from None
         except (OSError, ValueError) as e:
             raise UsageError(f"{self.name}: {path.name} can't be read ({e}): run it again") from e
         if missing := {"system", "conversation", "question", "type"} - set(found):
@@ -107,8 +141,7 @@ class RecordedRun:
         """The systems that are looked at, in the order of the run. Raises as `rows`."""
         if self.chosen is not None:
             return list(self.chosen)
-        there = list(dict.fromkeys(self._results["system"]))
-        listed = self.manifest.get("systems")
+        there, listed = list(dict.fromkeys(self._results["system"])), self.manifest.get("systems")
         first = [name for name in listed if name in there] if isinstance(listed, list) else []
         return list(dict.fromkeys([*first, *there]))
 
@@ -129,8 +162,7 @@ class RecordedRun:
         if not table.is_file():
             return []
         with table.open(encoding="utf-8", newline="") as file:
-            tested = list(csv.DictReader(file))
-        return [contrast for contrast in tested if set(compared_systems(contrast)) <= set(self.systems)]
+            return [c for c in csv.DictReader(file) if set(compared_systems(c)) <= set(self.systems)]
 
 
 def compared_systems(contrast: Mapping[str, str]) -> list[str]:
@@ -155,13 +187,10 @@ def open_recorded(run: str | Path, outputs: Path | None = None) -> RecordedRun:
 
 def _find_folder(run: str | Path, outputs: Path | None) -> Path:
     places = [Path(run).expanduser(), *([outputs / run] if outputs else [])]
-    if folder := next((place.resolve() for place in places if place.is_dir()), None):
-        return folder
-    begun = [
-        folder
-        for folder in (run_folders(outputs) if outputs and str(run) else [])
-        if f"{folder.parent.name}/{folder.name}".startswith(str(run)) or folder.name.startswith(str(run))
-    ]
+    begun = [place for place in places if place.is_dir()][:1]
+    for folder in run_folders(outputs) if not begun and outputs and str(run) else []:
+        name = f"{folder.parent.name}/{folder.name}"
+        begun += [folder] if name.startswith(str(run)) or folder.name.startswith(str(run)) else []
     if len(begun) == 1:
         return begun[0].resolve()
     if not begun:
@@ -177,61 +206,6 @@ def recorded_runs(outputs: str | Path) -> list[RecordedRun]:
     A run whose manifest can't be read is named in a `RunNotice` and left out.
     """
     return [RecordedRun(folder, manifest) for folder, manifest in finished_runs(outputs).items()]
-
-# %% ../../../nbs/eval/report/01_recorded_run.ipynb #08fbaf98
-def read_manifest(path: str | Path) -> dict[str, Any]:
-    """Read a manifest. Raises `ValueError`, which names the run, for one that is broken or no mapping."""
-    source = Path(path)
-    name = f"{source.parent.name}/{source.name}"
-    try:
-        found = json.loads(source.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"{name} is not readable JSON ({e}): run the experiment again") from e
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} holds a {type(found).__name__}, not a manifest: run the experiment again")
-    return found
-
-
-def run_folders(outputs: str | Path) -> list[Path]:
-    """List the folders `<experiment>/<run-id>` below a folder of runs, sorted, finished or not.
-
-    Hidden folders are left out: runs that are being filled are hidden.
-    """
-    return sorted(
-        p
-        for p in Path(outputs).glob("*/*")
-        if p.is_dir() and not p.name.startswith(".") and not p.parent.name.startswith(".")
-    )
-
-
-def finished_runs(outputs: str | Path) -> dict[Path, dict[str, Any]]:
-    """Read the manifests of the finished runs below a folder of runs, sorted by path.
-
-    A manifest that can't be read is named in a `RunNotice` and left out.
-    """
-    found = {}
-    for folder in run_folders(outputs):
-        path = folder / "manifest.json"
-        if not path.exists():
-            continue
-        try:
-            found[folder] = read_manifest(path)
-        except (ValueError, OSError) as e:
-            notice(f"{folder.parent.name}/{folder.name} is left out: {e}")
-    return found
-
-
-def is_finished(run: Path) -> bool:
-    """Whether a folder holds a finished run. A broken manifest, which a `RunNotice` names, counts as none."""
-    path = run / "manifest.json"
-    if not path.exists():
-        return False
-    try:
-        read_manifest(path)
-    except ValueError as e:
-        notice(f"{run.parent.name}/{run.name} counts as unfinished: {e}")
-        return False
-    return True
 
 # %% ../../../nbs/eval/report/01_recorded_run.ipynb #1d9142df
 def is_timing(column: str) -> bool:
@@ -349,17 +323,12 @@ def _compare_rows(a: Path, b: Path) -> list[str]:
     except (OSError, ValueError) as e:
         return [f"results.parquet: one of the two can't be read ({e})"]
     if old.column_names != new.column_names or len(old) != len(new):
-        return [
-            f"results.parquet: {len(old)} rows of {old.num_columns} columns "
-            f"against {len(new)} rows of {new.num_columns}"
-        ]
+        sizes = (f"{len(table)} rows of {table.num_columns} columns" for table in (old, new))
+        return [f"results.parquet: {' against '.join(sizes)}"]
     found = []
     for name in old.column_names:
         pairs = zip(old[name].to_pylist(), new[name].to_pylist())
-        differing = [i for i, (x, y) in enumerate(pairs) if not _is_same(x, y)]
-        if differing:
-            found.append(
-                f"results.parquet: column {name} differs in {len(differing)} of {len(old)} rows, "
-                f"the first is row {differing[0] + 1}"
-            )
+        if differing := [i for i, (x, y) in enumerate(pairs) if not _is_same(x, y)]:
+            where = f"{len(differing)} of {len(old)} rows, the first is row {differing[0] + 1}"
+            found.append(f"results.parquet: column {name} differs in {where}")
     return found
