@@ -180,7 +180,7 @@ def test_accuracy_per_1000_by_hand():
 
 def test_every_task_and_every_way_has_its_place():
     for name in (
-        "planning.complexity",
+        "planning.routed",
         "planning.qarp",
         "planning.classifiers",
         "reader",

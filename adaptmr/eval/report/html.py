@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['LONG_TABLE', 'ANSWER_TAG', 'external_resources', 'format_number', 'is_number', 'run_lengths', 'frame_html',
-           'show_frame', 'render_html', 'refresh_index', 'contrast_answer', 'answer_box_html', 'answer_first']
+           'show_frame', 'contrast_answer', 'answer_box_html', 'answer_first', 'render_html', 'refresh_index']
 
 # %% ../../../nbs/eval/report/01_html.ipynb #ae60b553
 class _ResourceFinder(HTMLParser):
@@ -206,6 +206,73 @@ def _interval_below(text: str) -> str:
         return text
     number, interval = map(html.escape, found.groups())
     return HtmlOutput(f"{number}<br><small>{interval}</small>")
+
+# %% ../../../nbs/eval/report/01_html.ipynb #29b8436c
+def contrast_answer(row: Mapping[Hashable, Any]) -> tuple[str, str]:
+    """Return the short answer to what a row of `contrast_table` asks, and the numbers behind it."""
+    measure = MEASURE_NAMES.get(row["measure"], str(row["measure"]))
+    ends = "" if row["low"] != row["low"] else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    numbers = f"{row['contrast']} in {measure}: {row['difference']:+.3f}{ends}, {row['verdict']}"
+    where = f"n = {row['n']}, {row['conversations']} conversations"
+    if row["verdict"] == EQUIVALENT:
+        return "No.", f"{numbers} within ±{row['margin']:g}; {where}"
+    if row["verdict"] == DIFFERENT:
+        return ("Yes." if row["difference"] > 0 else "No, it costs."), f"{numbers}; {where}"
+    if row["verdict"] == UNDECIDED and row["detectable"] == row["detectable"]:
+        return "Undecided.", f"{numbers}; {where}, which could have shown {row['detectable']:.3f}"
+    return "Undecided.", f"{numbers}; {where}"
+
+# %% ../../../nbs/eval/report/01_html.ipynb #d08e6316
+def answer_box_html(
+    answers: Sequence[tuple[str, str, str]],
+    numbers: Sequence[tuple[str, str]] = (),
+    picture: str | Path | None = None,
+    caption: str = "",
+    limits: str = "",
+    more: Sequence[tuple[str, str, str]] = (),
+) -> HtmlOutput:
+    """Return the box: questions with a short answer and its numbers, a few numbers, a PNG, and a caveat.
+
+    `answers` are triples of texts, `numbers` pairs of a label and a text. The answers in `more` are folded.
+    """
+    said = _answer_list(answers) if answers else "<p>No test compares the systems of this run.</p>"
+    if more:
+        title = "<summary>The contrasts declared for all experiments</summary>"
+        said += f"<details>{title}{_answer_list(more)}</details>"
+    shown = "".join(
+        f"<li><b>{html.escape(value)}</b><br><small>{html.escape(label)}</small></li>"
+        for label, value in numbers
+    )
+    picture_html = ""
+    if picture is not None and Path(picture).exists():
+        data = base64.b64encode(Path(picture).read_bytes()).decode("ascii")
+        words = html.escape(caption)
+        picture_html = (
+            f'<figure><div class="frame"><img src="data:image/png;base64,{data}" alt="{words}"></div>'
+            f"<figcaption>{words}</figcaption></figure>"
+        )
+    caveat = f"<p><small>What this can't show: {html.escape(limits)}</small></p>" if limits else ""
+    return HtmlOutput(
+        f'<section class="answer-box">{said}'
+        f'<ul class="numbers">{shown}</ul>{picture_html}{caveat}</section>'
+    )
+
+
+def _answer_list(answers: Iterable[tuple[str, str, str]]) -> str:
+    parts = []
+    for question, short, detail in answers:
+        numbers = f"<small>{html.escape(detail)}</small>"
+        parts.append(f"<dt>{html.escape(question)}</dt><dd><b>{html.escape(short)}</b> {numbers}</dd>")
+    return f"<dl>{''.join(parts)}</dl>"
+
+# %% ../../../nbs/eval/report/01_html.ipynb #fda363be
+ANSWER_TAG = "answer"
+
+
+def answer_first(cells: Sequence[Any]) -> list[Any]:
+    """Put the cells of a notebook with the tag `answer` behind the first cell, which has the title."""
+    tagged = [c for c in cells[1:] if ANSWER_TAG in c["metadata"].get("tags", [])]
+    return [*cells[:1], *tagged, *(c for c in cells[1:] if c not in tagged)]
 
 # %% ../../../nbs/eval/report/01_html.ipynb #84abd3ca
 def render_html(run_path: str | Path, explorer: str = "") -> Path:
@@ -480,70 +547,3 @@ def _experiment_title(run: Path) -> str:
         return run.parent.name
     prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     return _heading(prose) or run.parent.name
-
-# %% ../../../nbs/eval/report/01_html.ipynb #29b8436c
-def contrast_answer(row: Mapping[Hashable, Any]) -> tuple[str, str]:
-    """Return the short answer to what a row of `contrast_table` asks, and the numbers behind it."""
-    measure = MEASURE_NAMES.get(row["measure"], str(row["measure"]))
-    ends = "" if row["low"] != row["low"] else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
-    numbers = f"{row['contrast']} in {measure}: {row['difference']:+.3f}{ends}, {row['verdict']}"
-    where = f"n = {row['n']}, {row['conversations']} conversations"
-    if row["verdict"] == EQUIVALENT:
-        return "No.", f"{numbers} within ±{row['margin']:g}; {where}"
-    if row["verdict"] == DIFFERENT:
-        return ("Yes." if row["difference"] > 0 else "No, it costs."), f"{numbers}; {where}"
-    if row["verdict"] == UNDECIDED and row["detectable"] == row["detectable"]:
-        return "Undecided.", f"{numbers}; {where}, which could have shown {row['detectable']:.3f}"
-    return "Undecided.", f"{numbers}; {where}"
-
-# %% ../../../nbs/eval/report/01_html.ipynb #d08e6316
-def answer_box_html(
-    answers: Sequence[tuple[str, str, str]],
-    numbers: Sequence[tuple[str, str]] = (),
-    picture: str | Path | None = None,
-    caption: str = "",
-    limits: str = "",
-    more: Sequence[tuple[str, str, str]] = (),
-) -> HtmlOutput:
-    """Return the box: questions with a short answer and its numbers, a few numbers, a PNG, and a caveat.
-
-    `answers` are triples of texts, `numbers` pairs of a label and a text. The answers in `more` are folded.
-    """
-    said = _answer_list(answers) if answers else "<p>No test compares the systems of this run.</p>"
-    if more:
-        title = "<summary>The contrasts declared for all experiments</summary>"
-        said += f"<details>{title}{_answer_list(more)}</details>"
-    shown = "".join(
-        f"<li><b>{html.escape(value)}</b><br><small>{html.escape(label)}</small></li>"
-        for label, value in numbers
-    )
-    picture_html = ""
-    if picture is not None and Path(picture).exists():
-        data = base64.b64encode(Path(picture).read_bytes()).decode("ascii")
-        words = html.escape(caption)
-        picture_html = (
-            f'<figure><div class="frame"><img src="data:image/png;base64,{data}" alt="{words}"></div>'
-            f"<figcaption>{words}</figcaption></figure>"
-        )
-    caveat = f"<p><small>What this can't show: {html.escape(limits)}</small></p>" if limits else ""
-    return HtmlOutput(
-        f'<section class="answer-box">{said}'
-        f'<ul class="numbers">{shown}</ul>{picture_html}{caveat}</section>'
-    )
-
-
-def _answer_list(answers: Iterable[tuple[str, str, str]]) -> str:
-    parts = []
-    for question, short, detail in answers:
-        numbers = f"<small>{html.escape(detail)}</small>"
-        parts.append(f"<dt>{html.escape(question)}</dt><dd><b>{html.escape(short)}</b> {numbers}</dd>")
-    return f"<dl>{''.join(parts)}</dl>"
-
-# %% ../../../nbs/eval/report/01_html.ipynb #fda363be
-ANSWER_TAG = "answer"
-
-
-def answer_first(cells: Sequence[Any]) -> list[Any]:
-    """Put the cells of a notebook with the tag `answer` behind the first cell, which has the title."""
-    tagged = [c for c in cells[1:] if ANSWER_TAG in c["metadata"].get("tags", [])]
-    return [*cells[:1], *tagged, *(c for c in cells[1:] if c not in tagged)]
