@@ -96,7 +96,7 @@ def _embedder_reason(embedder: Any) -> str:
 
 
 def _model_reason(llm: Any) -> str:
-    if llm is not None and not isinstance(llm, LLM):
+    if llm is not None and type(llm) is not LLM:
         return "the model is an object of your own, which may not be copied"
     if llm is None or llm.is_offline:
         return ""
