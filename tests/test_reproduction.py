@@ -24,7 +24,7 @@ def test_the_committed_runs_scored_what_is_expected():
         assert numbers == pytest.approx(expected[run], abs=1e-4), run
 
 
-WHOLE = ("demo", "hotpotqa")  # recorded with all calls and vectors, so checked exactly, in about a minute each
+WHOLE = ("demo", "hotpotqa")  # recorded with all calls and vectors: checked exactly, in a minute each
 
 
 def runs() -> list[str]:
