@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 import adaptmr as am
@@ -28,7 +27,7 @@ def talk(data) -> Conversation:
 
 @pytest.fixture(scope="module")
 def questions(data, talk) -> list[Question]:
-    return data.questions_on(talk.id)
+    return data.questions_on(talk.id)[:16]
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +36,6 @@ def systems(talk) -> dict[str, MemorySystem]:
     for system in made.values():
         check_usage(system.name, system.ingest(talk))
     return made
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("k", [1, 3, 10])
-def test_they_keep_to_the_contract(systems, questions, talk, name, k):
-    sources = {m.source for m in talk.turns}
-    for question in questions[:12]:
-        check_evidence(systems[name], systems[name].retrieve(question.blind(), k), k, sources, question.id)
-    check_evidence(systems[name], systems[name].retrieve("", k), k, sources)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_questions_of_a_test_change_nothing(systems, questions, name):
-    system = systems[name]
-    version = system.state_version()
-    system.prepare([q.blind() for q in questions])
-    first = {q.id: system.retrieve(q.blind(), 10) for q in questions[:8]}
-    again = {q.id: system.retrieve(q.blind(), 10) for q in reversed(questions[:8])}
-    assert {id: (e.hits, e.context) for id, e in first.items()} == {
-        id: (again[id].hits, again[id].context) for id in first
-    }
-    assert system.state_version() == version
 
 
 def test_observing_changes_the_state_and_counts_queries(talk):
@@ -117,3 +94,15 @@ def test_a_state_is_saved_and_loaded(systems, questions, tmp_path):
     assert not other.retrieve("Where do I live?", 10).hits
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_they_keep_to_the_contract_and_questions_of_a_test_change_nothing(systems, questions, talk, name):
+    system, sources = systems[name], {m.source for m in talk.turns}
+    version = system.state_version()
+    system.prepare([q.blind() for q in questions])
+    for k in (1, 3, 10):
+        check_evidence(system, system.retrieve("", k), k, sources)
+        for question in questions[:8]:
+            found, again = (system.retrieve(question.blind(), k) for _ in range(2))
+            check_evidence(system, found, k, sources, question.id)
+            assert (found.hits, found.context) == (again.hits, again.context)
+    assert system.state_version() == version

@@ -63,39 +63,15 @@ def test_a_memory_cannot_begin_a_section():
 
 @given(
     budgets=st.fixed_dictionaries({name: st.integers(0, 400) for name in SECTIONS}),
-    asked=st.sampled_from([ASKED, "violin", "小提琴在哪里？", "Where was Tom on day 17?"]),
+    asked=st.sampled_from([ASKED, "小提琴在哪里？", "Where was Tom on day 17?"]),
     roads=st.sampled_from([ROADS, LAYERED_ROADS]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_section_is_over_its_budget(store, budgets, asked, roads):
     config = replace(CONFIG, section_tokens=budgets)
     prompt = prompt_of(store, asked, config, roads)
     for name in SECTIONS:
         assert count_tokens(prompt[name].text) == prompt.tokens[name] <= budgets[name]
-
-
-def test_a_turn_longer_than_its_section_is_cut_and_not_called_word_for_word():
-    long = "word " * 500
-    with MemoryStore(embedder="hash") as own:
-        own.add([Memory("t1", "short", "Maya", START, step=1), Memory("t2", long, "Tom", START, step=2)])
-        config = replace(CONFIG, section_tokens={"short_term": 50})
-        prompt = prompt_of(own, "word?", config)
-        (line,) = prompt["short_term"].lines
-        assert (
-            line.text.endswith("…") and prompt["short_term"].tokens in (49, 50) and "t2" not in prompt.turns
-        )
-        assert {(one.memory, one.section) for one in prompt.left_out} >= {
-            ("t2", "short_term"),
-            ("t1", "short_term"),
-        }
-
-
-def test_the_latest_turns_have_no_hole():
-    texts = ["first", "word " * 40, "third", "fourth"]
-    with MemoryStore(embedder="hash") as own:
-        own.add([Memory(f"t{i}", t, "Maya", START, step=i) for i, t in enumerate(texts)])
-        prompt = prompt_of(own, "?", replace(CONFIG, section_tokens={"short_term": 40}))
-        assert [line.turn for line in prompt["short_term"].lines] == ["t2", "t3"]
 
 
 # --- nothing twice
@@ -112,8 +88,8 @@ def sentences_of(prompt, layers: dict[str, str]) -> list[str]:
     return found
 
 
-@given(n=st.integers(8, 90), day=st.integers(1, 90), roads=st.sampled_from([ROADS, LAYERED_ROADS]))
-@settings(max_examples=25, deadline=None)
+@given(n=st.integers(8, 60), day=st.integers(1, 60), roads=st.sampled_from([ROADS, LAYERED_ROADS]))
+@settings(max_examples=12, deadline=None)
 def test_nothing_is_said_twice(n, day, roads):
     turns = turns_of(n)
     made = layers_of(turns, CONFIG)
@@ -128,33 +104,6 @@ def test_nothing_is_said_twice(n, day, roads):
     derived = [s for m in made if m.layer != "key" for s in sentences_of(prompt, {m.id: m.layer})]
     shown = {s.lower() for t in turns if t.id in prompt.turns for s in split_sentences(t.text)}
     assert not shown & set(derived)
-
-
-def test_a_turn_among_the_latest_is_not_quoted_by_its_page():
-    turns = turns_of(6)
-    page = derive(PAGE, "page:1", "A page.", turns, meta={"topic": "topic:1"})
-    with MemoryStore(embedder="hash") as own:
-        own.add([*turns, page, derive(TOPIC, "topic:1", "A topic.", [page])])
-        prompt = prompt_of(own)
-        assert [line.turn for line in prompt["short_term"].lines] == ["t3", "t4", "t5", "t6"]
-        assert [line.turn for line in prompt["mid_term"].lines] == ["t1", "t2"]
-        assert "A page." not in prompt.text and "A topic." not in prompt.text
-
-
-def test_a_fact_that_is_also_a_key_memory_and_in_the_summary_stands_once():
-    turns = [
-        Memory("t1", "I am allergic to peanuts. I work at night.", "Maya", START, step=1),
-        *turns_of(20)[1:],
-    ]
-    fact = derive(FACT, "fact:1", "I am allergic to peanuts.", turns[:1], speaker="Maya")
-    summary = derive(SUMMARY, "summary:1", "Maya: I am allergic to peanuts. I work at night.", turns[:2])
-    pin = key_memory("key:1", "Maya is allergic to peanuts.", AUTO, turns[:1])
-    with MemoryStore(embedder="hash") as own:
-        own.add([*turns, fact, summary, pin])
-        prompt = prompt_of(own, "May Maya eat peanuts?")
-        assert prompt.text.count("allergic") == 1 and prompt["key"].lines[0].memory == "key:1"
-        assert [line.text.split("] ")[1] for line in prompt["long_term"].lines] == ["Maya: I work at night."]
-        assert ("fact:1", "said already") in {(one.memory, one.why) for one in prompt.left_out}
 
 
 # --- deletion, evidence
@@ -179,13 +128,11 @@ def test_the_evidence_is_what_the_prompt_shows(store, roads):
 
 def test_the_size_stays_flat_when_the_conversation_grows():
     sizes = {}
-    for n in (200, 400, 800):
+    for n in (200, 600):
         with layered_store(n, CONFIG) as own:
             for roads in (ROADS, LAYERED_ROADS):
-                total = sum(
-                    sum(prompt_of(own, f"What did Maya pay at the {what}?", roads=roads).tokens.values())
-                    for what in ("violin", "harbour", "garden")
-                )
+                asked = [f"What did Maya pay at the {what}?" for what in ("violin", "harbour", "garden")]
+                total = sum(sum(prompt_of(own, q, roads=roads).tokens.values()) for q in asked)
                 sizes.setdefault(len(roads), []).append(total)
     for total in sizes.values():
         assert max(total) <= 1.1 * total[0] and min(total) >= 0.9 * total[0], sizes
@@ -194,3 +141,40 @@ def test_the_size_stays_flat_when_the_conversation_grows():
 # --- in a notebook
 
 
+def test_a_long_turn_is_cut_and_the_latest_have_no_hole():
+    def latest(budget, *texts):
+        with MemoryStore(embedder="hash") as own:
+            own.add([Memory(f"t{i}", text, "Maya", START, step=i) for i, text in enumerate(texts)])
+            return prompt_of(own, "?", replace(CONFIG, section_tokens={"short_term": budget}))
+
+    prompt = latest(50, "short", "word " * 500)
+    (line,) = prompt["short_term"].lines
+    assert line.text.endswith("…") and prompt["short_term"].tokens in (49, 50) and "t1" not in prompt.turns
+    left_out = {(one.memory, one.section) for one in prompt.left_out}
+    assert left_out >= {("t0", "short_term"), ("t1", "short_term")}
+    prompt = latest(40, "first", "word " * 40, "third", "fourth")
+    assert [line.turn for line in prompt["short_term"].lines] == ["t2", "t3"]
+
+
+def test_a_turn_among_the_latest_is_not_quoted_by_its_page_nor_a_key_memory_by_a_fact():
+    turns = turns_of(6)
+    page = derive(PAGE, "page:1", "A page.", turns, meta={"topic": "topic:1"})
+    with MemoryStore(embedder="hash") as own:
+        own.add([*turns, page, derive(TOPIC, "topic:1", "A topic.", [page])])
+        prompt = prompt_of(own)
+        assert [line.turn for line in prompt["short_term"].lines] == ["t3", "t4", "t5", "t6"]
+        assert [line.turn for line in prompt["mid_term"].lines] == ["t1", "t2"]
+        assert "A page." not in prompt.text and "A topic." not in prompt.text
+    turns = [
+        Memory("t1", "I am allergic to peanuts. I work at night.", "Maya", START, step=1),
+        *turns_of(20)[1:],
+    ]
+    fact = derive(FACT, "fact:1", "I am allergic to peanuts.", turns[:1], speaker="Maya")
+    summary = derive(SUMMARY, "summary:1", "Maya: I am allergic to peanuts. I work at night.", turns[:2])
+    pin = key_memory("key:1", "Maya is allergic to peanuts.", AUTO, turns[:1])
+    with MemoryStore(embedder="hash") as own:
+        own.add([*turns, fact, summary, pin])
+        prompt = prompt_of(own, "May Maya eat peanuts?")
+        assert prompt.text.count("allergic") == 1 and prompt["key"].lines[0].memory == "key:1"
+        assert [line.text.split("] ")[1] for line in prompt["long_term"].lines] == ["Maya: I work at night."]
+        assert ("fact:1", "said already") in {(one.memory, one.why) for one in prompt.left_out}

@@ -69,35 +69,23 @@ def test_statements_about_oneself():
     assert best_statements(by_assistant, 5) == [] and find_facts(by_assistant, 5) == []
 
 
-def test_facts_are_told_in_order_and_know_their_turn():
-    facts = find_facts(EN, 2)
-    assert [f.turn.id for f in facts] == ["t1", "t3"]
-    assert "peanuts" in facts[1].text and facts[1].category == "risk"
-    assert find_facts(EN, 0) == []
-
-
-def test_promotion_by_rule_keeps_to_the_floor_and_to_three():
-    turns = [Memory(f"t{i}", f"I love {x} so much.", speaker="Maya") for i, x in enumerate("abcdef")]
-    assert len(tasks().promotion("", turns)) == 3
-    assert tasks(confidence_floor=0.95).promotion("", turns) == []
-    [key] = tasks().promotion("", EN[2:])
-    assert (key.category, key.turn.id, key.by) == ("risk", "t3", "rule")
-
-
 # -- a model
 
 
 def test_replies_of_a_model():
     fact = {"text": "Maya lives in Leeds.", "category": "persona", "confidence": 0.9, "turn": 1}
-    with Server(
-        ok_json({"summary": "Maya lives in Leeds."}),
-        ok_json({"keywords": ["Leeds", "peanuts"]}),
-        ok_json({"continues": True}),
-        ok_json({"summary": "All about Leeds."}),
-        ok_json({"summary": "Maya in Leeds.", "facts": [fact]}),
-        ok_json({"keys": [{**fact, "turn": 3}, {**fact, "confidence": 0.3}]}),
-        ok_json({"lines": ["Maya lives in Leeds."]}),
-    ) as server, meter_usage() as meter:
+    with (
+        Server(
+            ok_json({"summary": "Maya lives in Leeds."}),
+            ok_json({"keywords": ["Leeds", "peanuts"]}),
+            ok_json({"continues": True}),
+            ok_json({"summary": "All about Leeds."}),
+            ok_json({"summary": "Maya in Leeds.", "facts": [fact]}),
+            ok_json({"keys": [{**fact, "turn": 3}, {**fact, "confidence": 0.3}]}),
+            ok_json({"lines": ["Maya lives in Leeds."]}),
+        ) as server,
+        meter_usage() as meter,
+    ):
         t = tasks(server)
         written = t.page_summary(EN)
         assert (written.text, written.by) == ("Maya lives in Leeds.", "m")
@@ -116,25 +104,17 @@ def test_replies_of_a_model():
 
 
 def test_malformed_replies_are_repaired_or_replaced_by_the_selection():
-    for reply, outcome in (
-        (ok("no idea"), "fallback"),
-        (ok_json({"summary": ""}), "fallback"),
-        (ok_json({"text": "a summary"}), "fallback"),
-        (ok("```json\n{'summary': 'Leeds',}\n```"), "repaired"),
+    selected = (tasks().page_summary(EN).text, "rule")
+    for reply, outcome, wanted in (
+        (ok("no idea"), "fallback", selected),
+        (ok_json({"summary": ""}), "fallback", selected),
+        (ok("```json\n{'summary': 'Leeds',}\n```"), "repaired", ("Leeds", "m")),
     ):
         with Server(reply) as server, meter_usage() as meter:
-            written = tasks(server).page_summary(EN)
+            assert tasks(server).page_summary(EN) == wanted
         assert meter.outcomes["page_summary", outcome] == 1
-        selected = (tasks().page_summary(EN).text, "rule")
-        assert written == (selected if outcome == "fallback" else ("Leeds", "m"))
     with Server(ok_json({"summary": "x" * 2 * MAX_SUMMARY_CHARS})) as server:
         assert len(tasks(server).page_summary(EN).text) == MAX_SUMMARY_CHARS
-    bad = {"text": "x", "category": "hobby", "confidence": 0.9, "turn": 1}
-    with Server(ok_json({"keys": [bad]})) as server:
-        assert [c.by for c in tasks(server).promotion("", EN)] == ["rule", "rule"]
-
-
-def test_a_fact_of_a_turn_that_there_is_not_is_asked_for_again():
     fact = {"text": "x", "category": "persona", "confidence": 0.9, "turn": 4}
     with Server(
         ok_json({"summary": "s", "facts": [fact]}), ok_json({"summary": "s", "facts": [{**fact, "turn": 2}]})
@@ -155,3 +135,13 @@ def test_turns_are_data_and_their_language_chooses_the_prompt():
         tasks(server).rollup(nasty)
         user = server.requests[0]["messages"][1]["content"]
     assert user.count("</memories>") == 1 and "$n ${x}" in user and "At most 6 facts" in user
+
+
+def test_facts_and_promotion_by_rule():
+    facts = find_facts(EN, 2)
+    assert [(f.turn.id, f.category) for f in facts] == [("t1", "persona"), ("t3", "risk")]
+    turns = [Memory(f"t{i}", f"I love {x} so much.", speaker="Maya") for i, x in enumerate("abcdef")]
+    assert len(tasks().promotion("", turns)) == 3
+    assert tasks(confidence_floor=0.95).promotion("", turns) == []
+    [key] = tasks().promotion("", EN[2:])
+    assert (key.category, key.turn.id, key.by) == ("risk", "t3", "rule")

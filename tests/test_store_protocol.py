@@ -38,76 +38,50 @@ def memories() -> list[Memory]:
     ]
 
 
-@pytest.fixture(params=[whole, earlier], ids=["MemoryStore", "StorePart"])
-def store(request) -> Store:
-    return request.param()
+@pytest.mark.parametrize("make", [whole, earlier], ids=["MemoryStore", "StorePart"])
+class TestStores:
+    """What every store must do."""
 
+    def test_its_members_are_those_of_the_protocol(self, make):
+        store = make()
+        assert isinstance(store, Store) and type(store) is {whole: MemoryStore, earlier: StorePart}[make]
+        for name in MEMBERS:
+            wanted = inspect.getattr_static(Store, name)
+            if not isinstance(wanted, property):
+                own = inspect.signature(getattr(type(store), name)).parameters.values()
+                theirs = inspect.signature(wanted).parameters.values()
+                assert [(p.name, p.default) for p in own] == [(p.name, p.default) for p in theirs], name
 
-def test_the_two_stores_are_different_classes():
-    assert isinstance(whole(), MemoryStore) and isinstance(earlier(), StorePart)
+    def test_rows_and_arrays_belong_together(self, make):
+        store = make()
+        assert len(store) == len(store.memories) == 4
+        assert [m.id for m in store.memories] == ["m0", "m1", "m2", "m3"]
+        assert store.matrix.shape == (4, store.embedder.dim) and not store.matrix.flags.writeable
+        assert store.speakers == ("Tom", "Maya") and [m.id for m in store.recent(2)] == ["m3", "m2"]
+        assert (store.lexical, store.k1, store.b) == ("bm25s", 1.5, 0.75)
 
+    def test_scores(self, make):
+        store, rows = make(), np.array([2, 0])
+        cosines = store.dense("a cat")
+        assert cosines.shape == (4,) and cosines.dtype == np.float32
+        assert (store.dense("a cat", rows) == cosines[rows]).all()
+        assert (store.dense(store.embedder.encode(["a cat"], kind="query")[0]) == cosines).all()
+        best, scores = store.nearest("a cat", 3, np.array([True, True, True, False]))
+        assert set(best.tolist()) == {0, 1, 2}
+        assert (scores == cosines[best]).all() and (np.diff(scores) <= 0).all()
+        words, shares = store.by_word("cat Hangzhou")
+        assert len(words) == 2 and words[0] == "cat" and shares.shape == (2, 4)
+        assert store.by_word("cat Hangzhou", rows)[1].tolist() == shares[:, rows].tolist()
+        assert store.bm25("cat Hangzhou") == pytest.approx(shares.sum(0), abs=1e-5)
+        similarity = store.similarity([0, 1], [1, 2, 3])
+        assert similarity.shape == (2, 3) and similarity[1, 0] == pytest.approx(1, abs=1e-3)
+        other = whole()
+        assert (cosines == other.dense("a cat")).all() and (store.bm25("a cat") == other.bm25("a cat")).all()
 
-def test_every_member_of_the_protocol_is_there(store):
-    assert isinstance(store, Store)
-    assert len(MEMBERS) >= 12
-    assert [name for name in MEMBERS if not hasattr(store, name)] == []
-
-
-@pytest.mark.parametrize("implementation", [MemoryStore, StorePart])
-def test_parameters_are_those_of_the_protocol(implementation):
-    for name in MEMBERS:
-        wanted = inspect.getattr_static(Store, name)
-        if isinstance(wanted, property):
-            continue
-        parameters = {
-            cls: [(p.name, p.default) for p in inspect.signature(getattr(cls, name)).parameters.values()]
-            for cls in (Store, implementation)
-        }
-        assert parameters[implementation] == parameters[Store], name
-
-
-def test_rows_and_arrays_belong_together(store):
-    n, dim = len(store), store.embedder.dim
-    assert n == len(store.memories) == 4
-    assert [m.id for m in store.memories] == ["m0", "m1", "m2", "m3"]
-    assert store.matrix.shape == (n, dim)
-    assert store.matrix.dtype == np.float32 and not store.matrix.flags.writeable
-    assert store.speakers == ("Tom", "Maya")
-    assert [m.id for m in store.recent(2)] == ["m3", "m2"]
-    assert (store.lexical, store.k1, store.b) == ("bm25s", 1.5, 0.75)
-
-
-def test_scores_have_the_shapes_of_the_protocol(store):
-    rows = np.array([2, 0])
-    cosines = store.dense("a cat")
-    assert cosines.shape == (4,) and cosines.dtype == np.float32
-    assert (store.dense("a cat", rows) == cosines[rows]).all()
-    vector = store.embedder.encode(["a cat"], kind="query")[0]
-    assert (store.dense(vector) == cosines).all()
-
-    best, scores = store.nearest("a cat", 3, np.array([True, True, True, False]))
-    assert set(best.tolist()) == {0, 1, 2}
-    assert (scores == cosines[best]).all() and (np.diff(scores) <= 0).all()
-
-    words, shares = store.by_word("cat Hangzhou")
-    assert len(words) == 2 and words[0] == "cat" and shares.shape == (2, 4)
-    assert store.by_word("cat Hangzhou", rows)[1].tolist() == shares[:, rows].tolist()
-    assert store.bm25("cat Hangzhou") == pytest.approx(shares.sum(0), abs=1e-5)
-
-    similarity = store.similarity([0, 1], [1, 2, 3])
-    assert similarity.shape == (2, 3) and similarity[1, 0] == pytest.approx(1, abs=1e-3)
-
-
-def test_both_stores_rank_the_same_memories_alike():
-    one, other = whole(), earlier()
-    assert (one.dense("a cat") == other.dense("a cat")).all()
-    assert (one.bm25("a cat") == other.bm25("a cat")).all()
-    assert (one.similarity([0], [1, 2]) == other.similarity([0], [1, 2])).all()
-
-
-def test_rows_stay_within_a_snapshot(store):
-    with store.snapshot() as held:
-        before = held.version
-        if isinstance(store, MemoryStore):
-            store.add([Memory("new", "Something else.", step=-1)])
-        assert held.version == before and held.memories[0].id == "m0" and len(held.matrix) == 4
+    def test_rows_stay_within_a_snapshot(self, make):
+        store = make()
+        with store.snapshot() as held:
+            before = held.version
+            if isinstance(store, MemoryStore):
+                store.add([Memory("new", "Something else.", step=-1)])
+            assert held.version == before and held.memories[0].id == "m0" and len(held.matrix) == 4
