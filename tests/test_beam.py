@@ -9,16 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from adaptmr.data.beam import CATEGORY_TO_TYPE, RubricQuestion, strip_marker
 from adaptmr.data.registry import DatasetUnavailable, load
 from adaptmr.data.validation import DatasetError
-from adaptmr.eval.report.run_folder import find_quotes
-from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.experiments import Experiment
-from adaptmr.retrieval.fusion import fit_for
 from adaptmr.systems.base import PlannedSystem, make_system
 from adaptmr.types import QueryType
 
@@ -29,39 +24,21 @@ def message(id: int, role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"id": id, "role": role, "content": content, **more}
 
 
-CHAT = [
-    {
-        "batch_number": 1,
-        "turns": [
-            [
-                message(0, "user", "The sprint ends on 1 April. ->-> 1,1", time_anchor="March-01-2024"),
-                message(1, "assistant", "Noted."),
-            ],
-            [message(2, "user", "I prefer short answers. ->-> 1,2")],
-        ],
-    },
-    {
-        "batch_number": 2,
-        "turns": [[message(3, "user", "The sprint now ends on 5 April.", time_anchor="March-20-2024")]],
-    },
+EARLY = [
+    message(0, "user", "The sprint ends on 1 April. ->-> 1,1", time_anchor="March-01-2024"),
+    message(1, "assistant", "Noted."),
 ]
+LATE = [message(3, "user", "The sprint now ends on 5 April.", time_anchor="March-20-2024")]
+CHAT = [
+    {"batch_number": 1, "turns": [EARLY, [message(2, "user", "I prefer short answers. ->-> 1,2")]]},
+    {"batch_number": 2, "turns": [LATE]},
+]
+UPDATED = {"original_info": [0, 0], "updated_info": [[3], 77]}
+UPDATE = {"question": "When does the sprint end?", "answer": "5 April", "source_chat_ids": UPDATED}
+SUMMARY = {"question": "Summarize the sprint.", "ideal_summary": "It was moved from 1 to 5 April."}
 QUESTIONS = {
-    "knowledge_update": [
-        {
-            "question": "When does the sprint end?",
-            "answer": "5 April",
-            "source_chat_ids": {"original_info": [0, 0], "updated_info": [[3], 77]},
-            "rubric": ["states 5 April"],
-        }
-    ],
-    "summarization": [
-        {
-            "question": "Summarize the sprint.",
-            "ideal_summary": "It was moved from 1 to 5 April.",
-            "source_chat_ids": [0, [3]],
-            "rubric": [],
-        }
-    ],
+    "knowledge_update": [{**UPDATE, "rubric": ["states 5 April"]}],
+    "summarization": [{**SUMMARY, "source_chat_ids": [0, [3]], "rubric": []}],
     "abstention": [{"question": "Who leads the sprint?", "ideal_response": "Not said.", "rubric": ["no"]}],
 }
 
@@ -89,35 +66,29 @@ def test_a_chat_is_read_from_the_official_folders_and_from_flat_ones(folder: Pat
         assert data.label == "part of beam_100k: 2 conversations, 6 questions"
 
 
-def test_chats_of_each_size_have_ids_of_their_own(folder: Path) -> None:
+def test_chats_of_each_size_have_ids_and_fits_of_their_own(folder: Path) -> None:
     """Otherwise chat 3 of 500k would get the fit that was made without chat 3 of 100k."""
-    for name in ("beam_100k", "beam_500k", "beam_1m"):
-        write_chat(folder / name / "3")
-    ids = {name: load(name).conversations[0].id for name in ("beam_100k", "beam_500k", "beam_1m")}
-    assert ids == {"beam_100k": "beam-3", "beam_500k": "beam-500k-3", "beam_1m": "beam-1m-3"}
-    assert load("beam_500k").questions[0].id == "beam-500k-3/knowledge_update-1"
-    assert load("beam_500k").conversations[0].turns[0].id == "beam-500k-3/0"
-
-
-def test_the_fit_leaves_out_the_chat_asked_about_and_no_other(folder: Path) -> None:
-    for size, without in (("beam_100k", "beam-3"), ("beam_1m", "")):
+    for size, id_, without in (
+        ("beam_100k", "beam-3", "beam-3"),
+        ("beam_500k", "beam-500k-3", ""),
+        ("beam_1m", "beam-1m-3", ""),
+    ):
         write_chat(folder / size / "3")
-        conversation = load(size).conversations[0]
-        assert fit_for("minilm", conversation.id).without == without
+        data = load(size)
+        (conversation,) = data.conversations
+        assert conversation.id == id_ and conversation.turns[0].id == f"{id_}/0"
+        assert data.questions[0].id == f"{id_}/knowledge_update-1"
         system = make_system("hybrid", embedder="hash")
         system.ingest(conversation)
         assert isinstance(system, PlannedSystem) and system.fit.without == without
+        blind = data.questions[0].blind()
+        assert not isinstance(blind, RubricQuestion) and not blind.evidence
 
 
-def test_a_system_sees_no_rubric_and_no_parts(folder: Path) -> None:
+def test_messages_and_questions_are_read(folder: Path) -> None:
     write_chat(folder / "beam_100k" / "1")
-    for question in load("beam_100k").questions:
-        assert not isinstance(question.blind(), RubricQuestion) and not question.blind().evidence
-
-
-def test_messages_have_dates_sessions_and_official_ids(folder: Path) -> None:
-    write_chat(folder / "beam_100k" / "1")
-    turns = load("beam_100k").conversations[0].turns
+    data = load("beam_100k")
+    turns = data.conversations[0].turns
     assert [(m.source, m.session, m.speaker, m.step) for m in turns] == [
         ("0", "S1", "user", 0),
         ("1", "S1", "assistant", 1),
@@ -126,25 +97,14 @@ def test_messages_have_dates_sessions_and_official_ids(folder: Path) -> None:
     ]
     assert turns[0].text == "The sprint ends on 1 April." and turns[2].text == "I prefer short answers."
     assert turns[2].at - turns[0].at == timedelta(minutes=2) and f"{turns[3].at:%Y-%m-%d}" == "2024-03-20"
-
-
-def test_questions_have_evidence_parts_and_rubrics(folder: Path) -> None:
-    write_chat(folder / "beam_100k" / "1")
-    data = load("beam_100k")
     update, summary, unsaid = data.questions
-    assert isinstance(update, RubricQuestion)
     assert update.evidence == ["0", "3"] and update.rubric == ("states 5 April",)
     assert update.parts == {"stale": ("0", "0"), "current": ("3",)}
     assert summary.answers == ["It was moved from 1 to 5 April."] and summary.evidence == ["0", "3"]
     assert summary.type is QueryType.multi_hop and summary.category == "summarization"
-    assert not unsaid.answerable and unsaid.evidence == [] and unsaid.id == "beam-1/abstention-1"
+    assert not unsaid.answerable and unsaid.evidence == []
     assert data.notes == {"evidence_ids_without_a_message": 1}
-
-
-def test_two_folders_with_other_texts_have_other_hashes(folder: Path) -> None:
-    write_chat(folder / "beam_100k" / "1")
-    before = load("beam_100k").sha256
-    assert load("beam_100k").sha256 == before
+    before = data.sha256
     (folder / "beam_100k" / "1" / "chat.json").write_text(json.dumps(CHAT[:1]), encoding="utf-8")
     assert load("beam_100k").sha256 != before
 
@@ -175,13 +135,6 @@ def test_only_a_marker_at_the_end_is_removed() -> None:
         assert strip_marker(text) == text
 
 
-def test_systems_can_be_compared_on_it(folder: Path) -> None:
-    write_chat(folder / "beam_100k" / "1")
-    frame = evaluate(["lexical"], load("beam_100k"), embedder="hash", progress=False)
-    by_category = frame.set_index("category")["recall_fraction"]
-    assert by_category["knowledge_update"] == 1.0 and by_category.isna()["abstention"]
-
-
 @pytest.mark.skipif(not HAS_BEAM, reason="ADAPTMR_DATA names no folder with beam_100k")
 def test_the_real_chats_have_two_questions_of_each_type() -> None:
     data = load("beam_100k")
@@ -191,30 +144,3 @@ def test_the_real_chats_have_two_questions_of_each_type() -> None:
         assert sorted(categories) == sorted([*CATEGORY_TO_TYPE, *CATEGORY_TO_TYPE])
         assert not any("->->" in m.text[-20:] for m in talk.turns)
     assert sum(bool(q.evidence) for q in data.questions) == 179
-
-
-def test_an_experiment_shows_the_own_types_and_rubrics_and_none_of_the_text(folder: Path) -> None:
-    write_chat(folder / "beam_100k" / "1")
-    params = {"dataset": "beam_100k", "systems": "lexical", "embedder": "hash"}
-    experiment = Experiment("exp0", params, out_dir=folder / "out")
-    experiment.evaluate()
-    assert "are the ones above" in experiment.categories()._repr_html_(), "each type has one category here"
-    shown = experiment.judge_rubrics()._repr_html_()
-    assert "Rubrics judged by rule" in shown and "knowledge update" in shown
-    scores = experiment.rows.set_index("category")["rubric"]
-    assert scores.isna()["summarization"] and 0 <= scores["knowledge_update"] <= 1
-    run = experiment.finish()
-    texts = [m.text for m in experiment.data.conversations[0].turns] + [
-        q.text for q in experiment.data.questions
-    ]
-    assert run.redact and find_quotes(run.path, texts, length=20) == []
-    assert "rubric" in pd.read_parquet(run.path / "results.parquet")
-
-
-def test_data_without_rubrics_or_finer_types_get_a_sentence(folder: Path) -> None:
-    params = {"systems": "lexical", "embedder": "hash", "limit": 6, "split": "en1"}
-    experiment = Experiment("exp0", params, out_dir=folder / "out")
-    experiment.evaluate()
-    assert experiment.judge_rubrics()._repr_html_() == "<p>These data have no rubrics.</p>"
-    assert "are the ones above" in experiment.categories()._repr_html_()
-    assert "rubric" not in experiment.rows

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
-from pathlib import Path
 
-import checkout
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -19,7 +17,6 @@ from adaptmr.data.chat_times import parse_chat_time
 from adaptmr.data.read_chat import write_settings
 from adaptmr.eval.report.explorer import write_local_explorer
 from adaptmr.experiments import EvidenceMissing, Experiment
-from adaptmr.registry import forget_module
 
 DAY = datetime(2024, 5, 1, 21, 30, tzinfo=UTC)
 
@@ -56,28 +53,18 @@ def error_of(*args, **options):
 def test_times_of_spreadsheets_programs_and_countries():
     for value, expected in {
         "45413.895833333": datetime(2024, 5, 1, 21, 30),
-        45413: datetime(2024, 5, 1),
         1714599000000000: DAY,
-        "1714599000000000000": DAY,
         1714599000.0: DAY,
         "202405012130": datetime(2024, 5, 1, 21, 30),
-        20240501213000: datetime(2024, 5, 1, 21, 30),
         "May 1, 2024 9:30 PM": datetime(2024, 5, 1, 21, 30),
         "Wed, 01 May 2024 21:30:00 GMT": DAY,
         "1 Sept. 2024": datetime(2024, 9, 1),
         "2024年5月1日星期三 晚上9点30分": datetime(2024, 5, 1, 21, 30),
-        "2024年5月1日 21時": datetime(2024, 5, 1, 21),
     }.items():
         assert parse_chat_time(value) == expected
-    for text in ("12345", "May 2024", "1 May 1 2024", "May 32, 2024", "1. Mai 2024", "21:30 CEST"):
+    for text in ("12345", "May 2024", "1 May 1 2024", "21:30 CEST"):
         with pytest.raises(ValueError):
             parse_chat_time(text)
-
-
-def test_days_of_a_spreadsheet_are_counted(put):
-    data = am.read_chat(put("a.csv", "at,text\n45413.5,Hi\n45414,Ho\n"))
-    assert data.notes == {"times_read_as_days_of_a_spreadsheet": 2}
-    assert data.conversations[0].turns[0].at == datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
 # --- tables
@@ -93,15 +80,6 @@ def test_separators_and_names_of_columns(put):
     ):
         options = {"text": "text, as said"} if "as said" in text else {}
         assert said(am.read_chat(put("a.csv", text), **options)) == [("Ann", "Hi, you")]
-
-
-def test_a_line_of_a_fault_is_counted_after_a_separator_line(put):
-    assert "a.csv, line 4" in error_of(put("a.csv", "sep=;\nat;text\n2024-05-01;a\nsoon;b\n"))
-
-
-def test_a_speaker_that_is_an_object_is_a_fault(put):
-    error = error_of(put("a.jsonl", {"text": "Hi", "author": {"name": "Ann"}}))
-    assert "a.jsonl, line 1: 'author' is an object" in error
 
 
 # --- WhatsApp in six languages
@@ -326,11 +304,8 @@ def test_a_file_of_settings_with_a_fault(put):
     put("chat.csv", "body\nHi\n")
     for text, told in {
         "text: body\n": "file: chat.csv",
-        "file: [\n": "YAML",
         "file: chat.csv\nspeeker: who\n": "did you mean 'speaker'",
         "file: chat.csv\nday_first: 1\n": "day_first: 1: Input should be a valid boolean",
-        "file: chat.csv\ntz: Oslo\ntext: body\n": "tz='Oslo'",
-        "file: nowhere.csv\n": "nowhere.csv can't be read",
     }.items():
         with pytest.raises(am.DatasetError, match=re.escape(told)):
             am.load(put("home.yaml", text))
@@ -348,11 +323,8 @@ def test_check_writes_the_settings_that_a_run_takes(put, tmp_path, capsys):
     assert "messages 1, speakers 1, questions 0" in out and "adaptmr run exp1 -p dataset ./chat.yaml" in err
     assert am.load("./chat.yaml").reading["tz"] == "Asia/Shanghai"
     assert main(["data", "check", "./chat.yaml"]) == 0
-    assert main(["data", "check", "./chat.yaml", "--text", "wrote"]) == 2
-    assert main(["data", "check", "./chat.csv", "--text", "wrote", "--save", "chat.yaml"]) == 2
-    assert main(["data", "check", "./chat.csv", "--save", "new.yaml"]) == 2
-    assert main(["run", "exp1", "-p", "dataset", "./chat.yaml", "--out-dir", str(tmp_path / "out")]) == 2
-    assert "has none" in capsys.readouterr().err
+    for wrong in (["--text", "wrote", "--save", "chat.yaml"], ["--save", "new.yaml"]):
+        assert main(["data", "check", "./chat.csv", *wrong]) == 2
 
 
 # --- questions without evidence
@@ -367,49 +339,23 @@ def test_an_experiment_on_evidence_says_that_there_is_none(put, tmp_path):
     assert frame["recall_fraction"].isna().all() and frame["f1"].notna().all()
 
 
-@pytest.mark.slow
-def test_the_command_says_that_there_is_no_evidence(put, tmp_path, capsys):
-    put("chat.jsonl", '{"text": "Hi"}\n{"question": "Why?", "answers": ["x"]}\n')
-    assert main(["run", "exp1", "-p", "dataset", "./chat.jsonl", "--out-dir", str(tmp_path / "out")]) != 0
-    assert "none of the 1 questions names any" in capsys.readouterr().err
-
-
 # --- private by default
 
 CANARY = "zanzibarine"
-SPOIL = '''
-import adaptmr as am
-
-@am.system("spoil")
-def spoil(question, now):
-    "It fails, and quotes."
-    raise ValueError(f"can't plan {question.text}")
-'''
-TINY = """from adaptmr.experiments import EvidenceMissing, Experiment
-params = {"dataset": dataset, "systems": systems, "plugins": plugins, "embedder": "hash", "redact": redact}
-experiment = Experiment("tiny", params, out_dir)
-print(experiment.data.conversations[0].turns)
-experiment.evaluate()
-experiment.finish()"""
 
 
 def write_canary(put):
     """A chat with a word in every text of a person: turns, speakers, conversations, questions, answers."""
     rows = []
     for chat in ("one", "two"):
-        name = f"{CANARY} {chat}"
+        talk = {"conversation": f"{CANARY} {chat}"}
         for n in range(6):
             text = f"I told {CANARY} about lamp {n} in the {chat} house."
             at = f"2024-05-0{n + 1}T09:00"
-            told = {"id": f"m{n}", "at": at, "speaker": f"{CANARY} Bo", "text": text}
-            rows.append({"conversation": name, **told})
+            rows.append({**talk, "id": f"m{n}", "at": at, "speaker": f"{CANARY} Bo", "text": text})
         for n, type in enumerate(("factual_extraction", "temporal_reasoning", "multi_hop", "abstention")):
-            asked = {"question": f"Who knew lamp {n} of {CANARY}?", "evidence": [f"m{n}"], "type": type}
-            if type == "abstention":
-                asked["evidence"] = []
-            else:
-                asked["answers"] = [f"{CANARY} Bo"]
-            rows.append({"conversation": name, **asked})
+            gold = {"answers": [f"{CANARY} Bo"], "evidence": [f"m{n}"]} if type != "abstention" else {}
+            rows.append({**talk, "question": f"Who knew lamp {n} of {CANARY}?", "type": type, **gold})
     return put("chat.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -420,29 +366,6 @@ def holding(folder, word):
         return path.read_bytes().decode("utf-8", "replace")
 
     return [p.name for p in sorted(folder.rglob("*")) if p.is_file() and word.lower() in text(p).lower()]
-
-
-def tiny(put):
-    parameters = "dataset = None\nsystems = 'unified'\nplugins = None\nredact = None\nout_dir = None\n"
-    cells = checkout.cell("p", parameters, ("parameters",)), checkout.cell("r", TINY)
-    return put("tiny.ipynb", checkout.notebook(*cells))
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_quotes_nothing_that_was_said(put, tmp_path, capsys, request):
-    folder = tmp_path / f"{CANARY}-folder"
-    folder.mkdir()
-    write_canary(put).rename(folder / "chat.jsonl")
-    put("spoil.py", SPOIL)
-    request.addfinalizer(lambda: forget_module("spoil"))
-    out, run = tmp_path / "out", ["run", str(tiny(put)), "-p", "dataset", str(folder / "chat.jsonl")]
-    failing = [*run, "-p", "systems", "unified,spoil", "--import", "spoil.py", "--out-dir", str(out)]
-    assert main(failing) != 0
-    assert CANARY not in capsys.readouterr().err and (out / "failed.ipynb").exists()
-    assert holding(out, CANARY) == []
-    assert main([*failing, "-p", "redact", "false"]) != 0
-    told = capsys.readouterr().err
-    assert f"can't plan Who knew lamp 0 of {CANARY}" in told, "the way to read it works"
 
 
 @pytest.mark.slow
@@ -457,10 +380,3 @@ def test_an_experiment_holds_no_word_of_a_chat(put, tmp_path):
     assert main([*run, "--out-dir", str(tmp_path / "open"), "-p", "redact", "false"]) == 0
     shown = set(holding(tmp_path / "open", CANARY))
     assert {"report.html", "results.parquet"} <= shown, "redact=False shows it"
-
-
-def test_an_export_shows_no_title(put):
-    titled = [{"title": f"{CANARY}", "mapping": TREE, "current_node": "g", "create_time": 1714599000.0}]
-    data = am.read_chat(put("conversations.json", titled))
-    assert CANARY not in repr([data.conversations, data.rows, data.notes])
-    assert Path("conversations.json").stem == data.name

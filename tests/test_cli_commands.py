@@ -7,7 +7,6 @@ import hashlib
 import http.server
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -70,16 +69,6 @@ def said(capsys, *words):
 
 # --- help, version, completion
 
-COMMANDS = "run runs sweep ask add data systems fit serve doctor completion".split()
-
-
-def test_the_help_shows_every_command_and_the_version(capsys):
-    status, out, _ = said(capsys, "--help")
-    assert status == 0 and [c for c in COMMANDS if f"\n  {c}" not in out] == []
-    assert "..." not in out.partition("Commands:")[2]
-    assert said(capsys, "--version")[:2] == (0, f"adaptmr {am.__version__}\n")
-
-
 def commands(group, path=()):
     """Yield the words of each command that is no group, and of `adaptmr data`."""
     for name, command in group.commands.items():
@@ -89,17 +78,17 @@ def commands(group, path=()):
             yield (*path, name)
 
 
-def test_every_command_has_an_example(capsys):
+def test_the_help_shows_every_command_with_an_example_and_the_version(capsys):
+    assert said(capsys, "--version")[:2] == (0, f"adaptmr {am.__version__}\n")
+    shown = said(capsys, "--help")[1]
+    assert [name for name in cli.commands if f"\n  {name}" not in shown] == []
     for words in commands(cli):
         status, out, _ = said(capsys, *words, "--help")
         assert status == 0 and f"adaptmr {' '.join(words)}" in out.partition("example:\n")[2], words
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_a_shell_completes_commands_and_options(capsys, tmp_path, monkeypatch):
+def test_a_shell_completes_commands_and_options(capsys, monkeypatch):
     assert "_ADAPTMR_COMPLETE=zsh_complete" in said(capsys, "completion", "zsh")[1]
-    (tmp_path / "completion.sh").write_text(said(capsys, "completion", "bash")[1])
-    subprocess.run(["bash", "-n", tmp_path / "completion.sh"], check=True)
     monkeypatch.setenv("_ADAPTMR_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_CWORD", "3")
     monkeypatch.setenv("COMP_WORDS", "adaptmr runs compare --ag")
@@ -161,48 +150,30 @@ def test_ctrl_c_is_one_line_and_leaves_no_kernel(tmp_path):
 
 @pytest.fixture
 def toy(served):
-    entry = DatasetEntry(
-        "toy",
-        lambda path: Dataset("toy", [], []),
-        "CC0",
-        "for tests",
-        files=("toy.json",),
-        url=f"{served[0]}/toy.json",
-        sha256=hashlib.sha256(OFFICIAL).hexdigest(),
-    )
-    yield register_dataset(entry)
+    sha256, url = hashlib.sha256(OFFICIAL).hexdigest(), f"{served[0]}/toy.json"
+    made = {"files": ("toy.json",), "url": url, "sha256": sha256}
+    yield register_dataset(DatasetEntry("toy", lambda path: Dataset("toy"), "CC0", "for tests", **made))
     del registry._ENTRIES["toy"]
 
 
-def test_get_fetches_once_and_checks(capsys, served, toy, tmp_path):
+def test_get_fetches_once_and_checks_and_overwrites_nothing(capsys, served, toy, tmp_path, monkeypatch):
     _, replies, asked = served
-    replies["/toy.json"] = 200, OFFICIAL
     target = tmp_path / "cache" / "data" / "toy.json"
-    assert said(capsys, "data", "get", "toy")[:2] == (0, f"{target}\n") and target.read_bytes() == OFFICIAL
-    status, out, _ = said(capsys, "data", "get", "toy")
-    assert status == 0 and "already here" in out and len(asked) == 1
-
-
-def test_get_takes_no_other_file_and_overwrites_none(capsys, served, toy, tmp_path, monkeypatch):
-    _, replies, asked = served
+    status, _, err = said(capsys, "data", "get", "toy")
+    assert status == 1 and "404" in err and "toy.json" in err
     replies["/toy.json"] = 200, b"sign in first"
     status, out, err = said(capsys, "data", "get", "toy")
-    assert status == 1 and out == "" and "sha256" in err
-    assert not (tmp_path / "cache" / "data" / "toy.json").exists()
+    assert status == 1 and out == "" and "sha256" in err and not target.exists()
+    replies["/toy.json"] = 200, OFFICIAL
+    assert said(capsys, "data", "get", "toy")[:2] == (0, f"{target}\n") and target.read_bytes() == OFFICIAL
+    before = len(asked)
+    assert "already here" in said(capsys, "data", "get", "toy")[1]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "toy.json").write_text("mine")
     monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path / "mine"))
-    before = len(asked)
     assert said(capsys, "data", "get", "toy")[0] == 0 and len(asked) == before
     assert (tmp_path / "mine" / "toy.json").read_text() == "mine"
-
-
-def test_get_of_what_is_not_there(capsys, served, toy):
-    status, _, err = said(capsys, "data", "get", "toy")
-    assert status == 1 and "404" in err and "toy.json" in err
     assert said(capsys, "data", "get", "demo")[:2] == (0, "demo is part of the package\n")
-    status, _, err = said(capsys, "data", "get", "nothing")
-    assert status == 2 and "demo" in err
 
 
 def test_list_says_where_each_is(capsys, toy):
@@ -219,18 +190,9 @@ def test_check_of_a_good_and_a_bad_chat(capsys, tmp_path):
     assert status == 0 and json.loads(out)["valid"] is True
     (tmp_path / "bad.csv").write_text("who,words,when\nann,I moved to Oslo,yesterday\nbob,Nice,today\n")
     status, out, _ = said(capsys, "data", "check", "bad.csv", *columns, "--json")
-    found = json.loads(out)
-    assert status == 1 and found["valid"] is False
-    assert ["line 2" in r["where"] or "line 3" in r["where"] for r in found["rows"]] == [True, True]
+    assert status == 1 and json.loads(out)["valid"] is False
     status, out, _ = said(capsys, "data", "check", "bad.csv", *columns)
     assert status == 1 and "2 faults" in out and "line 2" in out
-    status, _, err = said(capsys, "data", "check", "nowhere.csv")
-    assert status == 2 and "nowhere.csv" in err
-
-
-def test_check_of_the_demo_data(capsys):
-    status, out, _ = said(capsys, "data", "check", "demo")
-    assert status == 0 and "0 faults" in out
 
 
 def test_the_doctor_looks_for_every_extra():
@@ -303,12 +265,9 @@ def test_a_chat_is_added_once(capsys, tmp_path):
 def test_wrong_calls_of_ask_and_add_make_no_file(capsys, tmp_path):
     for words, why in (
         (["ask", "m.db", "Where?"], "there is no file m.db"),
-        (["add", "m.db"], "either texts or --from"),
         (["add", "m.db", "text", "--from", "chat.csv"], "either texts or --from"),
         (["add", "m.db", "text", "--speaker", "who"], "--speaker is for --from"),
-        (["add", "m.db", "text", "--said-at", "soon"], "soon"),
         (["add", "m.db", "text", "--at", "2024-05-01"], "when texts were said is --said-at 2024-05-01"),
-        (["add", "m.db", "--from", "chat.csv", "--said-at", "2024-05-01"], "see --at COLUMN"),
         (["add", "m.db", "--from", "nowhere.csv"], "nowhere.csv"),
     ):
         status, _, err = said(capsys, *words)
@@ -323,11 +282,6 @@ def test_wrong_calls_of_ask_and_add_make_no_file(capsys, tmp_path):
 
 def findings(check):
     return {f.what: f for f in check()}
-
-
-def test_without_key_and_address_nothing_is_asked(served):
-    found = findings(doctor.check_model)
-    assert list(found) == ["OPENAI_API_KEY"] and found["OPENAI_API_KEY"].state == doctor.NOTE
 
 
 def test_the_models_of_the_server_are_listed_and_the_key_is_not_shown(served, monkeypatch):
@@ -349,36 +303,9 @@ def test_a_server_that_does_not_list_models_is_broken(served, monkeypatch):
         replies["/v1/models"] = reply
         (broken,) = [f for f in doctor.check_model() if f.state == doctor.BROKEN]
         assert broken.remedy
-
-
-def test_a_bad_key_is_broken_and_not_shown(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk secret")
-    (broken,) = doctor.check_model()
-    assert broken.state == doctor.BROKEN and "secret" not in repr(broken)
-
-
-def test_the_cache_and_the_data(tmp_path, monkeypatch):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "big").write_bytes(b"0" * 2_500_000)
-    assert "2.5 MB" in findings(doctor.check_cache)["cache"].found
-    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache" / "big" / "below"))
-    assert findings(doctor.check_cache)["cache"].state == doctor.BROKEN
-    assert "demo" in findings(doctor.check_data_sets)["data sets"].found
-    monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path / "nowhere"))
-    assert findings(doctor.check_data_sets)["data sets"].state == doctor.BROKEN
-
-
-def test_packages_with_versions_and_a_missing_one(monkeypatch):
-    found = findings(doctor.check_packages)
-    assert found["adaptmr"].found == am.__version__ and found["numpy"].found
-    monkeypatch.setattr(doctor, "version", missing)
-    found = findings(doctor.check_packages)
-    assert found["numpy"].state == doctor.BROKEN and found["numpy"].remedy == "pip install numpy"
-    assert found["mcp (extra)"].state == doctor.NOTE and "adaptmr[mcp]" in found["mcp (extra)"].remedy
-
-
-def missing(name):
-    raise doctor.PackageNotFoundError(name)
+    broken = [f for f in doctor.check_model() if f.state == doctor.BROKEN]
+    assert broken and "secret" not in repr(broken)
 
 
 def test_the_exit_status_and_the_document_of_doctor(capsys, monkeypatch):

@@ -10,7 +10,6 @@ from pathlib import Path
 import checkout
 import cli_runs
 import pytest
-import test_plugins
 
 from adaptmr.cli import experiments, main
 from adaptmr.cli.experiments import grid
@@ -64,14 +63,6 @@ def test_the_verdicts_are_those_of_reports(root):
     assert row["difference"] == pytest.approx(0.41) and row["low"] < 0.41 < row["high"]
 
 
-def test_below_four_conversations_there_is_no_verdict(root):
-    runs = [
-        open_recorded(cli_runs.make(root, name, cli_runs.results({"a": score}, conversations=3)))
-        for name, score in (("one", 0.2), ("two", 0.6))
-    ]
-    assert set(compare_runs(*runs)["verdict"]) == {"too few"}
-
-
 def test_two_systems_of_one_run_are_compared(root, capsys):
     folder = cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.5}))
     words = ["runs", "compare", folder, "--system", "b", "--against", "a"]
@@ -88,20 +79,14 @@ def test_two_systems_of_one_run_are_compared(root, capsys):
 def test_it_is_said_why_runs_cannot_be_compared(root, capsys):
     frame = cli_runs.results({"a": 0.2})
     cli_runs.make(root, "one", frame)
-    for n, (other, why) in enumerate(
-        (
-            ({"sha256": "d2"}, ["other data", "data d1", "data d2"]),
-            ({"limit": 3}, ["another limit: None and 3"]),
-            ({"k": 5, "split": ["c1"]}, ["another k: 10 and 5", "another split"]),
-        )
-    ):
+    others = (
+        ({"sha256": "d2"}, ["other data", "data d1", "data d2"]),
+        ({"k": 5, "split": ["c1"]}, ["another k: 10 and 5", "another split"]),
+    )
+    for n, (other, why) in enumerate(others):
         cli_runs.make(root, f"two{n}", frame, **other)
         status, out, err = said(capsys, "runs", "compare", "tiny/one", f"tiny/two{n}")
         assert status == 2 and out == "" and all(w in err for w in why), err
-
-
-def test_other_questions_no_shared_system_and_no_results_are_named(root, capsys):
-    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}))
     cli_runs.make(root, "fewer", cli_runs.results({"a": 0.2}, questions=3))
     cli_runs.make(root, "others", cli_runs.results({"b": 0.2}))
     checkout.received(root / "outputs" / "tiny" / "empty", {"k": 10}, data={"sha256": "d1"})
@@ -115,43 +100,19 @@ def test_other_questions_no_shared_system_and_no_results_are_named(root, capsys)
         assert status == 2 and why in err, err
 
 
-def test_a_question_without_a_value_is_left_out(root):
-    frame = cli_runs.results({"a": 0.2})
-    first = open_recorded(cli_runs.make(root, "one", frame))
-    frame.loc[frame["question"] == "c1/q0", "recall_fraction"] = float("nan")
-    second = open_recorded(cli_runs.make(root, "two", frame))
-    found = compare_runs(first, second, measures=["recall_fraction"]).set_index("type")
-    assert found.loc["overall", "n"] == 23 and found.loc["factual_extraction", "n"] == 11
-
-
-def test_a_measure_that_is_not_there_and_a_margin_out_of_range(root, capsys):
-    folder = cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.3}))
-    words = ["runs", "compare", folder, "--system", "a", "--against", "b"]
-    for more, why in ((["--measure", "beauty"], "no measure 'beauty'"), (["--margin", "-1"], "margin")):
-        status, _, err = said(capsys, *words, *more)
-        assert status == 2 and why in err
-
-
 # --- list, show, report, index
 
 
-def test_list_and_show_as_one_json_document(root, capsys):
-    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}), model="offline")
+def test_list_and_show_print_what_there_is_or_one_json_document(root, capsys):
+    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}), limit=None)
     status, out, _ = said(capsys, "runs", "list", "--json")
     assert status == 0 and [r["run"] for r in json.loads(out)] == ["outputs/tiny/one"]
-    status, out, _ = said(capsys, "runs", "show", "tiny/one", "--json")
-    shown = json.loads(out)
-    assert status == 0 and shown["params"] == {"k": 10, "model": "offline"} and shown["systems"] == ["a"]
-    assert shown["notes"] == {"empty_turns": 2}
-    assert shown["results"] == [{"number": "a recall", "value": 0.4}]
-
-
-def test_show_prints_parameters_systems_numbers_and_notes(root, capsys):
-    cli_runs.make(root, "one", cli_runs.results({"a": 0.2}), limit=None)
+    shown = json.loads(said(capsys, "runs", "show", "tiny/one", "--json")[1])
+    assert shown["params"] == {"k": 10, "limit": None} and shown["systems"] == ["a"]
+    assert shown["notes"] == {"empty_turns": 2} and shown["results"] == [{"number": "a recall", "value": 0.4}]
     status, out, _ = said(capsys, "runs", "show", "outputs/tiny/one")
-    assert status == 0
-    for shown in ("tiny/one", "data d1", "k      10", "limit  –", "a recall", "empty_turns"):
-        assert shown in out, out
+    for words in ("tiny/one", "data d1", "k      10", "limit  –", "a recall", "empty_turns"):
+        assert words in out, out
 
 
 def test_the_report_is_rendered_where_it_is_missing(root, capsys, demo_run):
@@ -166,22 +127,14 @@ def test_the_report_is_rendered_where_it_is_missing(root, capsys, demo_run):
 # --- rm
 
 
-def test_rm_asks(root, capsys, monkeypatch):
-    for n, (answer, kept) in enumerate((("y\n", False), ("n\n", True), ("", True))):
-        folder = cli_runs.make(root, f"run{n}", cli_runs.results({"a": 0.2}))
+def test_rm_asks_and_refreshes_the_index(root, capsys, monkeypatch):
+    for answer, kept in (("n\n", True), ("", True), ("y\n", False)):
+        folder = cli_runs.make(root, f"run{kept}{len(answer)}", cli_runs.results({"a": 0.2}))
+        said(capsys, "runs", "index")
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         status, _, err = said(capsys, "runs", "rm", folder)
         assert "remove" in err and folder.exists() is kept and status == int(kept)
-
-
-def test_rm_removes_one_run_and_refreshes_the_index(root, capsys):
-    for name in ("one", "two"):
-        cli_runs.make(root, name, cli_runs.results({"a": 0.2}))
-    said(capsys, "runs", "index")
-    assert said(capsys, "runs", "rm", "tiny/one", "--yes")[0] == 0
-    assert [p.name for p in (root / "outputs" / "tiny").iterdir()] == ["two"]
-    index = (root / "outputs" / "index.csv").read_text()
-    assert "two" in index and "one" not in index
+        assert (folder.name in (root / "outputs" / "index.csv").read_text()) is kept
 
 
 def test_rm_refuses_what_is_no_run_folder(root, capsys):
@@ -204,11 +157,8 @@ def test_a_run_of_an_own_notebook_is_replayed_when_the_notebook_is_named(root, c
     text = (root / "nbs" / "experiments" / "tiny.ipynb").read_text()
     own.write_text(text.replace('\\"tiny\\"', '\\"mine\\"'))
     folder = Path(said(capsys, "run", own)[1].strip()).parent
-    assert folder.parent.name == "mine"
     status, _, err = said(capsys, "runs", "replay", folder)
     assert status == 2 and "--notebook" in err, "code from a folder is never run unnamed"
-    status, out, _ = said(capsys, "runs", "replay", folder, "--notebook", own)
-    assert status == 0 and "the same tables" in out
     monkeypatch.setenv("TINY_F1", "0.7")
     status, out, _ = said(capsys, "runs", "replay", folder, "--notebook", own)
     assert status == 1 and "0.5" in out and "0.7" in out
@@ -284,12 +234,6 @@ def sweeping(tmp_path, monkeypatch):
     return made
 
 
-@pytest.fixture
-def plugin(sweeping):
-    yield sweeping / "present_of_mine.py"
-    test_plugins.forget("present_of_mine")
-
-
 def rows_of(out, n):
     """Return the words of the first `n` rows of the table, without its heading."""
     return [line.split() for line in out.splitlines()[1 : n + 1]]
@@ -340,43 +284,9 @@ def test_other_code_other_parameters_and_other_names_are_other_points(sweeping, 
 
 
 @pytest.mark.slow
-def test_a_point_that_fails_stops_no_other(sweeping, capsys):
+def test_a_point_that_fails_stops_no_other_and_a_wrong_parameter_runs_none(sweeping, capsys):
+    status, _, err = said(capsys, "sweep", "tiny", "-p", "k", "[1, 2]", "-p", "mood", "good")
+    assert status == 2 and "mood" in err and not (sweeping / "outputs").exists()
     status, out, err = said(capsys, "sweep", "tiny", "-p", "k", "[3, 4]")
     assert status == 1 and "k may not be three" in err
     assert rows_of(out, 2) == [["3", "failed"], ["4", "made"]]
-
-
-def test_a_wrong_parameter_is_found_before_anything_runs(sweeping, capsys):
-    status, _, err = said(capsys, "sweep", "tiny", "-p", "k", "[1, 2]", "-p", "mood", "good")
-    assert status == 2 and "mood" in err and not (sweeping / "outputs").exists()
-
-
-PLUGIN = """
-import adaptmr as am
-
-@am.system("present")
-def present(question, now):
-    "Recent memories weigh more."
-    return am.RetrievalPlan(weights={"hybrid": 1.0, "time": %s})
-"""
-
-
-@pytest.mark.slow
-def test_runs_with_a_plugin_are_found_and_those_with_a_changed_one_are_made(
-    sweeping, plugin, capsys, monkeypatch
-):
-    (sweeping / "nbs" / "experiments" / "tiny.ipynb").write_text(test_plugins.experiment_notebook())
-    plugin.write_text(PLUGIN % "1.0")
-    words = ["sweep", "tiny", "-p", "k", "[2, 3]", "-p", "systems", "[[unified, present]]"]
-    status, _, err = said(capsys, *words, "--import", plugin)
-    assert status == 0 and "there already" not in err, err
-    asked = []
-    monkeypatch.setattr(experiments, "run_experiment", lambda *given: asked.append(given) or 1 / 0)
-    status, _, err = said(capsys, *words, "--import", plugin)
-    assert status == 0 and err.count("there already") == 2 and not asked
-    status, _, err = said(capsys, *words, "-p", "plugins", f"[[{plugin}]]")
-    assert status == 0 and err.count("there already") == 2, "named by the parameter"
-    plugin.write_text(PLUGIN % "0.5")
-    with pytest.raises(ZeroDivisionError):
-        main([str(w) for w in (*words, "--import", plugin)])
-    assert len(asked) == 1

@@ -26,9 +26,7 @@ from adaptmr.eval.report.notebook_output import is_redacted, save_failed_noteboo
 from adaptmr.llm import LLM, LLMError, ModelNotFound
 from adaptmr.llm.credentials import (
     SecretRedactor,
-    clean_api_key,
     environment_secrets,
-    parse_endpoint,
     url_secrets,
 )
 from adaptmr.llm.replay import ReplayCache
@@ -82,63 +80,43 @@ def error_text(error: BaseException) -> str:
 # -- at construction -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("around", ["{} ", "{}\r", "{}\r\n", " {}\t", "\ufeff{}"])
-def test_white_space_around_a_key_is_removed(around: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", around.format(KEY))
-    with Server(ok("x")) as s:
-        monkeypatch.setenv("OPENAI_BASE_URL", around.format(s.url))
-        assert LLM("m").complete(HELLO).text == "x" and s.headers[0]["authorization"] == f"Bearer {KEY}"
+def test_white_space_around_a_key_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for around in ("{}\r\n", " {}\t", "\ufeff{}"):
+        monkeypatch.setenv("OPENAI_API_KEY", around.format(KEY))
+        with Server(ok("x")) as s:
+            monkeypatch.setenv("OPENAI_BASE_URL", around.format(s.url))
+            assert LLM("m").complete(HELLO).text == "x" and s.headers[0]["authorization"] == f"Bearer {KEY}"
 
 
-@pytest.mark.parametrize(
-    "bad", [f"{KEY}\nX: y", f"{KEY} {KEY}", f"{KEY}\x00", f"é{KEY}", f"{KEY}\r\nHost: x"]
-)
-def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(
-    bad: str, monkeypatch: pytest.MonkeyPatch
+def test_a_key_that_no_header_can_hold_and_a_wrong_address_are_refused_without_showing_them(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ValueError, match=r"LLM\.api_key holds U\+[0-9A-F]{4} as character \d+ of \d+") as e:
-        LLM("m", api_key=bad)
-    assert not leaks(error_text(e.value), KEY)
-    if "\x00" in bad:
-        return  # an environment variable can't hold that
-    monkeypatch.setenv("OPENAI_API_KEY", bad)
+    for bad in (f"{KEY}\nX: y", f"{KEY} {KEY}", f"{KEY}\x00", f"é{KEY}"):
+        told = r"LLM\.api_key holds U\+[0-9A-F]{4} as character \d+ of \d+"
+        with pytest.raises(ValueError, match=told) as e:
+            LLM("m", api_key=bad)
+        assert not leaks(error_text(e.value), KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY} {KEY}")
     with pytest.raises(ValueError, match="OPENAI_API_KEY holds"):
         LLM("m")
     assert LLM().is_offline, "the offline model needs no key"
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "ftp://{}@host/v1",
-        "http://a:{}@/v1",
-        "http://a:{}@host:port/v1",
-        "a:{}@host/v1",
-        "http://a:{}@ho st/v1",
-        "http://a:{}@[::1/v1",
-        "http://a:{}@host/v1?x=1",
-        "http://a:b@host/v1\n{}",
-    ],
-)
-def test_an_invalid_address_is_refused_without_showing_it(bad: str) -> None:
-    with pytest.raises(ValueError, match=r"LLM\.base_url must be an address") as e:
-        LLM("m", base_url=bad.format(PASSWORD))
-    assert not leaks(error_text(e.value), PASSWORD)
+    for bad in ("ftp://{}@host/v1", "a:{}@host/v1", "http://a:{}@ho st/v1", "http://a:{}@host/v1?x=1"):
+        with pytest.raises(ValueError, match=r"LLM\.base_url must be an address") as e:
+            LLM("m", base_url=bad.format(PASSWORD), api_key=KEY)
+        assert not leaks(error_text(e.value), PASSWORD)
 
 
 def test_credentials_in_an_address_are_used_and_not_shown() -> None:
     with Server(status(404, "none"), ok("x")) as s:
-        llm = LLM("m", base_url=s.url.replace("://", f"://ann:{quote(PASSWORD, safe='')}@"), api_key=KEY)
+        llm = LLM("m", base_url=with_password(s.url), api_key=KEY)
         with pytest.raises(ModelNotFound, match=r"127\.0\.0\.1") as e:
             llm.complete(HELLO)
         assert llm.complete(HELLO).text == "x"
-        assert (
-            s.headers[1]["authorization"] == "Basic " + base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
-        )
-    assert (
-        not leaks(error_text(e.value) + repr(llm) + str(vars(llm)) + str(llm.base_url), PASSWORD)
-        and repr(llm) == f"LLM('m', base_url={s.url!r})"
-    )
+        packed = base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
+        assert s.headers[1]["authorization"] == f"Basic {packed}"
+        assert repr(llm) == f"LLM('m', base_url={s.url!r})"
+    shown = error_text(e.value) + repr(llm) + str(vars(llm)) + str(llm.base_url)
+    assert not leaks(shown, PASSWORD) and not leaks(shown, KEY)
 
 
 # -- messages of a server ------------------------------------------------------------------------------------
@@ -152,32 +130,24 @@ def echo(h: Any, body: dict[str, Any], code: int = 401, before: str = "") -> Non
         else sent.removeprefix("Bearer ")
     )
     packed = base64.b64encode(secret.encode()).decode()
-    h.reply(
-        code,
-        {
-            "error": {
-                "message": f"{before}{sent} {secret} {quote(secret, safe='')} {json.dumps(secret)} {packed}"
-            }
-        },
-    )
+    message = f"{before}{sent} {secret} {quote(secret, safe='')} {json.dumps(secret)} {packed}"
+    h.reply(code, {"error": {"message": message}})
 
 
-@pytest.mark.parametrize("code", [400, 401, 403, 404, 413, 429, 500])
-@pytest.mark.parametrize("before", ["", "x" * 390, "x" * 398, " " * 300 + "x" * 385], ids=len)
-def test_an_error_that_repeats_the_key_is_shown_without_it(code: int, before: str) -> None:
-    with Server(lambda h, body: echo(h, body, code, before)) as s:
-        for llm, secret in (
-            (LLM("m", base_url=s.url, api_key=KEY, max_retries=0), KEY),
-            (
-                LLM("m", base_url=s.url.replace("://", f"://ann:{quote(PASSWORD, safe='')}@"), max_retries=0),
-                PASSWORD,
-            ),
-        ):
-            with pytest.raises(LLMError) as e:
-                llm.complete(HELLO)
-            said = error_text(e.value)
-            assert not leaks(said, secret) and secret[:6] not in said and secret[-6:] not in said
-            assert e.value.__cause__ is None and e.value.__context__ is None
+def with_password(url: str) -> str:
+    return url.replace("://", f"://ann:{quote(PASSWORD, safe='')}@")
+
+
+def test_an_error_that_repeats_the_key_is_shown_without_it() -> None:
+    for code, before in ((400, ""), (401, "x" * 390), (404, "x" * 398), (500, " " * 300 + "x" * 385)):
+        with Server(lambda h, body, code=code, before=before: echo(h, body, code, before)) as s:
+            for secret, given in ((KEY, {"base_url": s.url}), (PASSWORD, {"base_url": with_password(s.url)})):
+                llm = LLM("m", **given, api_key=KEY, max_retries=0)
+                with pytest.raises(LLMError) as e:
+                    llm.complete(HELLO)
+                said = error_text(e.value)
+                assert not leaks(said, secret) and secret[:6] not in said and secret[-6:] not in said
+                assert e.value.__cause__ is None and e.value.__context__ is None
 
 
 def test_a_reply_that_repeats_the_key_is_recorded_without_it(tmp_path: Path) -> None:
@@ -200,12 +170,10 @@ def test_a_reply_that_repeats_the_key_is_recorded_without_it(tmp_path: Path) -> 
 
 
 def test_a_placeholder_key_is_not_redacted() -> None:
-    with Server(ok("I run on ollama, and the list is EMPTY.")) as s:
-        for key in ("ollama", "EMPTY", "x"):
-            assert (
-                LLM("m", base_url=s.url, api_key=key).complete(HELLO).text
-                == "I run on ollama, and the list is EMPTY."
-            )
+    said = "I run on ollama, and the list is EMPTY."
+    with Server(ok(said)) as s:
+        for key in ("ollama", "x"):
+            assert LLM("m", base_url=s.url, api_key=key).complete(HELLO).text == said
 
 
 @given(
@@ -228,20 +196,12 @@ def test_every_encoding_of_a_secret_is_redacted(secret: str, before: str, after:
 def test_secrets_of_the_environment() -> None:
     found = environment_secrets(
         {
-            "OPENAI_API_KEY": KEY + "\r",
-            "OPENAI_BASE_URL": f"https://ann:{quote(PASSWORD)}@h/v1",
-            "HTTPS_PROXY": "http://token123@p:1",
-            "RERANK_API_KEY": "rerank-key\r",
-            "RERANK_BASE_URL": "https://bob:rerank-password@r/v1",
+            **{"OPENAI_API_KEY": KEY + "\r", "OPENAI_BASE_URL": f"https://ann:{quote(PASSWORD)}@h/v1"},
+            **{"RERANK_API_KEY": "rerank-key\r", "HTTPS_PROXY": "http://token123@p:1"},
         }
     )
-    assert {KEY, PASSWORD, f"ann:{PASSWORD}", "token123"} <= set(found)
-    assert {"rerank-key", "rerank-password", "bob:rerank-password"} <= set(found)
-    assert (
-        url_secrets("https://host/v1") == []
-        and clean_api_key(None, "x") is None
-        and parse_endpoint(" ", "x") is None
-    )
+    assert {KEY, PASSWORD, f"ann:{PASSWORD}", "token123", "rerank-key"} <= set(found)
+    assert url_secrets("https://host/v1") == []
 
 
 # -- a failed run --------------------------------------------------------------------------------------------
@@ -249,69 +209,38 @@ def test_secrets_of_the_environment() -> None:
 
 def write_executed_notebook(folder: Path, parameters: dict[str, Any], said: str) -> Path:
     error = {"output_type": "error", "ename": "ValueError", "evalue": said, "traceback": [said, "frames"]}
+    code = {"cell_type": "code", "metadata": {}, "outputs": []}
+    defaults = {"source": "dataset = 'demo'\nredact = None", "metadata": {"tags": ["parameters"]}}
+    outputs = [{"output_type": "stream", "name": "stdout", "text": said}, error]
     cells = [
-        {
-            "cell_type": "code",
-            "id": "a",
-            "metadata": {"tags": ["parameters"]},
-            "source": "dataset = 'demo'\nredact = None",
-            "outputs": [],
-            "execution_count": 1,
-        },
-        {
-            "cell_type": "code",
-            "id": "b",
-            "metadata": {},
-            "source": "ask()",
-            "execution_count": 2,
-            "outputs": [{"output_type": "stream", "name": "stdout", "text": said}, error],
-        },
+        {**code, "id": "a", "execution_count": 1, **defaults},
+        {**code, "id": "b", "execution_count": 2, "source": "ask()", "outputs": outputs},
     ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    metadata = {"papermill": {"parameters": parameters}, "kernelspec": kernel}
+    notebook = {"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": metadata}
     path = folder / "executed.ipynb"
-    path.write_text(
-        json.dumps(
-            {
-                "cells": cells,
-                "nbformat": 4,
-                "nbformat_minor": 5,
-                "metadata": {
-                    "papermill": {"parameters": parameters},
-                    "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-                },
-            }
-        )
-    )
+    path.write_text(json.dumps(notebook))
     return path
 
 
-@pytest.mark.parametrize(
-    "parameters, kept",
-    [
+def test_a_failed_redacted_run_keeps_its_cells_and_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    for parameters, kept in (
         ({}, True),
         ({"dataset": "locomo"}, False),
         ({"redact": True}, False),
         ({"dataset": "locomo", "redact": False}, True),
-    ],
-)
-def test_a_failed_redacted_run_keeps_its_cells_and_no_message(
-    parameters: dict[str, Any], kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    said = save_failed_notebook(
-        write_executed_notebook(tmp_path, parameters, f"Caroline went to the parade {KEY}"),
-        tmp_path / "failed.ipynb",
-        2,
-        "ValueError",
-        f"Caroline {KEY}",
-    )
-    notebook = (tmp_path / "failed.ipynb").read_text()
-    assert (
-        "ask()" in notebook
-        and "ValueError" in notebook
-        and said.startswith("cell [2] failed with ValueError")
-    )
-    assert ("Caroline" in notebook) == kept == ("Caroline" in said) and not leaks(notebook + said, KEY)
-    assert is_redacted(parameters) == (not kept)
+    ):
+        executed = write_executed_notebook(tmp_path, parameters, f"Caroline went to the parade {KEY}")
+        why = "ValueError", f"Caroline {KEY}"
+        said = save_failed_notebook(executed, tmp_path / "failed.ipynb", 2, *why)
+        notebook = (tmp_path / "failed.ipynb").read_text()
+        assert "ask()" in notebook and "ValueError" in notebook
+        assert said.startswith("cell [2] failed with ValueError") and not leaks(notebook + said, KEY)
+        assert ("Caroline" in notebook) == kept == ("Caroline" in said) == (not is_redacted(parameters))
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------
@@ -335,45 +264,16 @@ def read_decoded(path: Path) -> str:
 
 
 def run_cli(url: str, out: Path, cache: Path, *more: str, data: Path | None = None) -> tuple[int, str]:
-    address = url.replace("://", f"://ann:{quote(PASSWORD, safe='')}@")
     env = {
         **os.environ,
-        "OPENAI_API_KEY": KEY + "\r",
-        "OPENAI_BASE_URL": address,
-        "ADAPTMR_CACHE": str(cache),
-        "OMP_NUM_THREADS": "1",
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        **{"OPENAI_API_KEY": KEY + "\r", "OPENAI_BASE_URL": with_password(url), "ADAPTMR_CACHE": str(cache)},
+        **{"OMP_NUM_THREADS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
         **({"ADAPTMR_DATA": str(data)} if data else {}),
     }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "adaptmr",
-            "run",
-            "exp3",
-            "-p",
-            "model",
-            "m",
-            "-p",
-            "systems",
-            "[unified, hybrid]",
-            "-p",
-            "embedder",
-            "hash",
-            "-p",
-            "limit",
-            "2",
-            *more,
-            "--out-dir",
-            str(out),
-        ],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    given = {"model": "m", "systems": "[unified, hybrid]", "embedder": "hash", "limit": "2"}
+    words = [word for name, value in given.items() for word in ("-p", name, value)]
+    command = [sys.executable, "-m", "adaptmr", "run", "exp3", *words, *more, "--out-dir", str(out)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -406,72 +306,10 @@ def test_a_whole_run_against_a_server_that_repeats_the_key_holds_no_secret(tmp_p
         code, said = run_cli(s.url, tmp_path / "out", tmp_path / "cache")
     assert code == 0, said
     written = {**read_all_files(tmp_path / "out", tmp_path / "cache"), "said": said}
-    assert any(name.endswith("calls.jsonl.gz") for name in written) and any(
-        name.endswith("calls.sqlite") for name in written
-    )
-    assert "[secret]" in next(text for name, text in written.items() if name.endswith("calls.jsonl.gz")), (
-        "the server repeated the key"
-    )
-    assert {
-        name: found for name, text in written.items() if (found := leaks(text, KEY) + leaks(text, PASSWORD))
-    } == {}
+    (calls,) = (text for name, text in written.items() if name.endswith("calls.jsonl.gz"))
+    assert "[secret]" in calls, "the server repeated the key"
+    assert any(name.endswith("calls.sqlite") for name in written) and secrets_in(written) == []
 
 
-MARK = "zebracanary walks along the quay"
-
-
-def write_marked_locomo(folder: Path) -> None:
-    """Write a file in LoCoMo's format whose turns and questions contain a marked text."""
-    turns = [
-        {"speaker": ("Ann", "Bob")[i % 2], "dia_id": f"D1:{i}", "text": f"{MARK} number {i}"}
-        for i in range(1, 9)
-    ]
-    talk = {
-        "speaker_a": "Ann",
-        "speaker_b": "Bob",
-        "session_1": turns,
-        "session_1_date_time": "1:56 pm on 8 May, 2023",
-    }
-    asked = [
-        {
-            "question": f"Which {MARK} is it, {i}?",
-            "answer": f"{MARK} {i}",
-            "evidence": [f"D1:{i}"],
-            "category": 4,
-        }
-        for i in (1, 2)
-    ]
-    folder.mkdir()
-    (folder / "locomo10.json").write_text(
-        json.dumps([{"sample_id": "conv-1", "conversation": talk, "qa": asked}])
-    )
-
-
-@pytest.mark.slow
-def test_a_redacted_run_that_fails_holds_no_text_and_no_secret(tmp_path: Path) -> None:
-    write_marked_locomo(tmp_path / "data")
-
-    def repeat(h: Any, body: dict[str, Any]) -> None:
-        echo(
-            h,
-            body,
-            400,
-            before="maximum context length; you said " + " ".join(m["content"] for m in body["messages"]),
-        )
-
-    with Server(repeat) as s:
-        status_, said = run_cli(
-            s.url, tmp_path / "out", tmp_path / "cache", "-p", "dataset", "locomo", data=tmp_path / "data"
-        )
-        assert any(MARK in m["content"] for body in s.requests for m in body["messages"]), (
-            "the model was asked"
-        )
-    assert status_ == 1 and "BadRequest" in said and "redact" in said
-    kept = {**read_all_files(tmp_path / "out"), "said": said}
-    assert "out/failed.ipynb" in kept and "experiment.evaluate()" in kept["out/failed.ipynb"]
-    for form in (*encodings(MARK), "zebracanary"):
-        assert [name for name, text in kept.items() if form in text] == []
-    every = {**kept, **read_all_files(tmp_path / "cache")}
-    assert {
-        name: found for name, text in every.items() if (found := leaks(text, KEY) + leaks(text, PASSWORD))
-    } == {}
+def secrets_in(written: dict[str, str]) -> list[str]:
+    return [name for name, text in written.items() if leaks(text, KEY) + leaks(text, PASSWORD)]

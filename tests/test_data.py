@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
-import os
 import socket
 import threading
 from collections import Counter
@@ -15,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptmr.data import registry
@@ -25,49 +24,38 @@ from adaptmr.data.registry import (
     DatasetUnavailable,
     datasets,
     download,
-    find_file,
     load,
     register_dataset,
 )
 from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
-OFFICIAL = (
-    json.dumps({"c1": 4, "c2": 6, "c3": 1}).encode() + b"\n" * 200_000
-)  # more than one block of the download
+OFFICIAL = json.dumps({"c1": 4, "c2": 6, "c3": 1}).encode() + b"\n" * 200_000  # more than one block
 TYPES = ["multi_hop", "abstention", "temporal_reasoning"]
 
 
 def parse_toy(path: Path | None) -> Dataset:
     raw = registry.read_json(path)
+    turn = {"at": "2024-01-01", "source": "S1:1"}
+    talks = [Conversation(c, ("A",), [Memory(f"{c}/1", "hello", "A", **turn)]) for c in raw]
     questions = [
         Question(f"{c}/q{i}", f"{c}? {i}", ["x"], TYPES[i % 3], evidence=["S1:1"], conversation=c)
         for c, n in raw.items()
         for i in range(n)
     ]
-    return Dataset(
-        "",
-        [Conversation(c, ("A",), [Memory(f"{c}/1", "hello", "A", "2024-01-01", source="S1:1")]) for c in raw],
-        questions,
-        notes={"corrected": 1},
-    )
+    return Dataset("", talks, questions, notes={"corrected": 1})
 
 
 @pytest.fixture
 def entry(monkeypatch, tmp_path):
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ADAPTMR_DATA", raising=False)
-    yield register_dataset(
-        DatasetEntry(
-            "toy",
-            parse_toy,
-            "CC0",
-            "a toy",
-            ("toy.json", "toy_dev.json"),
-            sha256=hashlib.sha256(OFFICIAL).hexdigest(),
-            size=len(OFFICIAL),
-            splits={"dev": ("c1", "c3"), "gone": ("c1", "c7")},
-        )
-    )
+    made = {
+        "sha256": hashlib.sha256(OFFICIAL).hexdigest(),
+        "size": len(OFFICIAL),
+        "splits": {"dev": ("c1", "c3"), "gone": ("c1", "c7")},
+    }
+    files = ("toy.json", "toy_dev.json")
+    yield register_dataset(DatasetEntry("toy", parse_toy, "CC0", "a toy", files, **made))
     del registry._ENTRIES["toy"]
 
 
@@ -89,19 +77,9 @@ def server():
             asked.append(self.path)
             if self.path == "/404":
                 return self.send_error(404)
-            if self.path == "/moved":
-                self.send_response(302)
-                self.send_header("Location", "/ok")
-                return self.end_headers()
             body = {"/other": b"<html>sign in first</html>"}.get(self.path, OFFICIAL)
             self.send_response(200)
-            if self.path == "/chunked-cut":
-                self.send_header("Transfer-Encoding", "chunked")
-                self.end_headers()
-                self.wfile.write(b"fffff\r\n" + body[:1000])
-                return None
-            if self.path != "/no-length":
-                self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body[: len(body) // 2] if self.path == "/cut" else body)
             return None
@@ -109,13 +87,10 @@ def server():
         def log_message(self, *args: object) -> None:
             pass
 
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{httpd.server_port}", asked
-    httpd.shutdown()
-    thread.join()
-    httpd.server_close()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}", asked
+        httpd.shutdown()
 
 
 def names_in(folder: Path) -> list[str]:
@@ -127,23 +102,16 @@ def names_in(folder: Path) -> list[str]:
 
 def test_download_once(entry, server, tmp_path):
     url, asked = server
-    for path in ("/no-length", "/moved", "/ok"):
-        register_dataset(replace(entry, url=url + path))
-        data = load("toy")
-        assert data.complete and data.label == "toy: 3 conversations, 11 questions"
-        assert data.sha256 == entry.sha256 and data.licence == "CC0"
-        before = len(asked)
-        assert load("toy") == data and len(asked) == before, "the second time it is read from the cache"
-        assert names_in(tmp_path / "cache" / "data") == ["toy.json"]
-        (tmp_path / "cache" / "data" / "toy.json").unlink()
+    register_dataset(replace(entry, url=url + "/ok"))
+    data = load("toy")
+    assert data.complete and data.label == "toy: 3 conversations, 11 questions"
+    assert data.sha256 == entry.sha256 and data.licence == "CC0"
+    assert load("toy") == data and len(asked) == 1, "the second time it is read from the cache"
+    assert names_in(tmp_path / "cache" / "data") == ["toy.json"]
 
 
 def test_a_failed_download_names_the_remedy_and_leaves_no_file(entry, server, tmp_path):
-    for path, why in {
-        "/404": "HTTP Error 404",
-        "/cut": r"cut after \d[\d,]* of 200,\d+ bytes",
-        "/chunked-cut": "IncompleteRead",
-    }.items():
+    for path, why in (("/404", "HTTP Error 404"), ("/cut", r"cut after \d[\d,]* of 200,\d+ bytes")):
         register_dataset(replace(entry, url=server[0] + path))
         told = rf"could not be downloaded \(.*{why}.*save it as toy\.json in .*ADAPTMR_DATA"
         with pytest.raises(DatasetUnavailable, match=told):
@@ -151,37 +119,23 @@ def test_a_failed_download_names_the_remedy_and_leaves_no_file(entry, server, tm
         assert names_in(tmp_path / "cache" / "data") == []
 
 
-def test_without_a_network(entry, tmp_path):
+def test_without_a_network_or_an_address(entry, tmp_path):
     with socket.socket() as s:  # bound, not listening: connections are refused
         s.bind(("127.0.0.1", 0))
         register_dataset(replace(entry, url=f"http://127.0.0.1:{s.getsockname()[1]}/toy.json"))
-        with pytest.raises(
-            DatasetUnavailable,
-            match=r"refused.*download http://127.0.0.1:\d+/toy.json in another way "
-            r"and save it as toy.json in .*cache/data",
-        ):
+        with pytest.raises(DatasetUnavailable, match=r"refused.*and save it as toy.json in .*cache/data"):
             load("toy")
     with pytest.raises(DatasetUnavailable, match="no address"):
         download(entry)
 
 
-def test_a_silent_server_times_out(entry, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as s, pytest.raises(DatasetUnavailable, match="timed out"):
-        download(replace(entry, url=f"http://127.0.0.1:{s.getsockname()[1]}/"), tmp_path, timeout=0.05)
-
-
 def test_a_download_with_another_hash_is_never_used(entry, server, tmp_path):
     register_dataset(replace(entry, url=server[0] + "/other"))
+    told = rf"sha256 [0-9a-f]{{64}}, not {entry.sha256}; they are kept as .*toy\.json\.rejected"
     for _ in range(2):
-        with pytest.raises(
-            DatasetUnavailable,
-            match=rf"sha256 [0-9a-f]{{64}}, not {entry.sha256}; they are kept as .*toy\.json\.rejected",
-        ):
+        with pytest.raises(DatasetUnavailable, match=told):
             load("toy")
     assert names_in(tmp_path / "cache" / "data") == ["toy.json.rejected"]
-
-
-def test_a_download_damaged_later_is_an_error(entry, server, tmp_path):
     register_dataset(replace(entry, url=server[0] + "/ok"))
     load("toy")
     (tmp_path / "cache" / "data" / "toy.json").write_bytes(OFFICIAL[:-1])
@@ -192,42 +146,22 @@ def test_a_download_damaged_later_is_an_error(entry, server, tmp_path):
 # ---------------------------------------------------------------- finding
 
 
-def test_own_folder_comes_first_and_a_part_is_labelled_as_a_part(entry, own_folder, server):
+def test_own_folder_comes_first_and_a_part_is_labelled_as_a_part(entry, own_folder, server, tmp_path):
+    whole, part = "toy: 3 conversations, 11 questions", b'{"c1": 2}'
     register_dataset(replace(entry, url=server[0] + "/ok"))
     assert load("toy").complete
-    (own_folder / "toy_dev.json").write_text('{"c1": 2}')
+    (own_folder / "toy_dev.json").write_bytes(part)
     data = load("toy")
-    assert (
-        data.label == "part of toy: 1 conversations, 2 questions"
-        and data.sha256 == hashlib.sha256(b'{"c1": 2}').hexdigest()
-        and data.notes == {"corrected": 1}
-    )
+    assert data.label == "part of toy: 1 conversations, 2 questions" and data.notes == {"corrected": 1}
+    assert data.sha256 == hashlib.sha256(part).hexdigest()
     (own_folder / "toy.json").write_bytes(OFFICIAL)
-    assert load("toy").label == "toy: 3 conversations, 11 questions", (
-        "the official name comes before the others"
-    )
+    assert load("toy").label == whole, "the official name comes before the others"
     (own_folder / "toy.json").write_bytes(OFFICIAL + b" ")
-    assert load("toy").label == "part of toy: 3 conversations, 11 questions", (
-        "with one more byte it isn't the official file"
-    )
-    assert find_file(entry)[0] == own_folder / "toy.json"
-
-
-def test_a_part_put_into_the_cache_by_hand(entry, tmp_path):
-    folder = tmp_path / "cache" / "data"
-    folder.mkdir(parents=True)
-    (folder / "toy_dev.json").write_text('{"c2": 1}')
-    assert load("toy").label == "part of toy: 1 conversations, 1 questions"
-
-
-def test_a_missing_folder_is_an_error(entry, monkeypatch, tmp_path):
-    monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(DatasetUnavailable, match="nowhere' is not a folder"):
-        load("toy")
+    assert load("toy").label == f"part of {whole}", "with one more byte it isn't the official file"
 
 
 def test_a_file_of_another_form_is_named(entry, own_folder):
-    for content in (b"", b"{", b"\xff\xfe", b"[1, 2]", b'{"c1": "many"}', b"null"):
+    for content in (b"{", b"\xff\xfe", b'{"c1": "many"}'):
         (own_folder / "toy.json").write_bytes(content)
         with pytest.raises(ValueError, match=r"toy\.json is not a file of toy"):
             load("toy")
@@ -245,24 +179,14 @@ def test_an_unknown_name_lists_the_known_ones(entry):
 
 def test_split(entry, own_folder):
     (own_folder / "toy.json").write_bytes(OFFICIAL)
-    for split in ("c3,c1", ["c1", "c3"], "dev", " c1 , dev"):
+    for split in (["c1", "c3"], "dev", " c1 , dev"):
         part = load("toy", split=split)
-        assert (
-            [c.id for c in part.conversations] == ["c1", "c3"]
-            and {q.conversation for q in part.questions} == {"c1", "c3"}
-            and not part.complete
-        )
+        assert [c.id for c in part.conversations] == ["c1", "c3"] and not part.complete
+        assert {q.conversation for q in part.questions} == {"c1", "c3"}
     assert load("toy", split="c1,c2,c3").complete
-    with pytest.raises(
-        KeyError,
-        match=r"split 'c9' of toy: no conversation 'c9' in this file; "
-        r"there are c1, c2, c3, and the splits dev, gone",
-    ):
-        load("toy", split="c1,c9")
-    with pytest.raises(KeyError, match=r"'gone'.*'c7'"):
-        load("toy", split="gone")
-    with pytest.raises(KeyError):
-        load("toy", split="")
+    for split, told in (("c1,c9", "no conversation 'c9' in this file; there are c1,"), ("gone", "'c7'")):
+        with pytest.raises(KeyError, match=told):
+            load("toy", split=split)
 
 
 def test_limit_samples_evenly_and_a_smaller_sample_is_a_subset(entry, own_folder):
@@ -279,38 +203,9 @@ def test_limit_samples_evenly_and_a_smaller_sample_is_a_subset(entry, own_folder
     seven = [q.id for q in load("toy", limit=7).questions]
     assert seven == [q.id for q in whole.questions if q.id in ids[6]], "in the order of the file"
     assert load("toy", limit=11).complete and load("toy", limit=99) == whole
-    for bad in (0, 2.0, True, "3"):
-        with pytest.raises(ValueError, match="limit"):
-            load("toy", limit=bad)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(list(QueryType))), max_size=40), st.integers(1, 45)
-)
-@settings(max_examples=60, deadline=None)
-def test_limit_takes_that_many_questions_evenly(rows, limit):
-    data = Dataset(
-        "d",
-        [Conversation(f"c{i}") for i in range(4)],
-        [Question(f"q{i}", "?", type=t, conversation=f"c{c}") for i, (c, t) in enumerate(rows)],
-    )
-    part = registry._sample_questions(data, limit)
-    assert len(part.questions) == min(limit, len(rows))
-    per = Counter(q.conversation for q in part.questions)
-    left = Counter(q.conversation for q in data.questions) - per
-    assert all(per[c] >= max(per.values()) - 1 for c in left), (
-        "a conversation with questions left has at most one fewer than any other"
-    )
 
 
 # ---------------------------------------------------------------- LoCoMo
-
-
-def locomo_folder() -> Path:
-    folder = os.environ.get("ADAPTMR_DATA")
-    if not folder:
-        pytest.skip("ADAPTMR_DATA is not set: it names the folder with LoCoMo's file")
-    return Path(folder)
 
 
 @given(st.text(max_size=60))
@@ -345,10 +240,8 @@ def test_sessions_are_read_in_the_order_of_their_numbers(tmp_path):
     }
     (tmp_path / "f.json").write_text(json.dumps([{"sample_id": "s", "conversation": talk, "qa": []}]))
     c = parse_locomo(tmp_path / "f.json").conversations[0]
-    assert [(m.source, m.step, m.session) for m in c.turns] == [
-        ("D2:1", 0, "session_2"),
-        ("D10:1", 1, "session_10"),
-    ]
+    found = [(m.source, m.step, m.session) for m in c.turns]
+    assert found == [("D2:1", 0, "session_2"), ("D10:1", 1, "session_10")]
     talk |= {"session_3": talk["session_2"], "session_3_date_time": talk["session_2_date_time"]}
     (tmp_path / "f.json").write_text(json.dumps([{"sample_id": "s", "conversation": talk, "qa": []}]))
     with pytest.raises(ValueError, match="twice"):
@@ -358,87 +251,32 @@ def test_sessions_are_read_in_the_order_of_their_numbers(tmp_path):
 def check_locomo(data: Dataset) -> None:
     for c in data.conversations:
         turns = {m.source: m for m in c.turns}
-        assert (
-            [m.step for m in c.turns] == list(range(len(c)))
-            and len(turns) == len(c)
-            and all(m.id == f"{c.id}/{m.source}" for m in c.turns)
-        )
-        for q in data.questions_on(c.id):
-            assert (
-                all(e in turns for e in q.evidence)
-                and len(set(q.evidence)) == len(q.evidence)
-                and q.asked_at == c.turns[-1].at
-            )
-            assert (
-                q.answerable == (q.category != "5")
-                and (q.answers or not q.answerable)
-                and all(isinstance(a, str) for a in q.answers)
-            )
+        assert [m.step for m in c.turns] == list(range(len(turns)))
+        assert all(m.id == f"{c.id}/{m.source}" for m in c.turns)
+        assert {m.speaker for m in c.turns} == set(c.speakers)
+        assert all(a.at <= b.at for a, b in pairwise(c.turns))
         assert all(m.text.endswith(f"[image: {m.meta['caption']}]") for m in c.turns if m.meta)
+        for q in data.questions_on(c.id):
+            assert all(e in turns for e in q.evidence) and q.asked_at == c.turns[-1].at
+            assert q.answerable == (q.category != "5") and (q.answers or not q.answerable)
 
 
-def test_the_dev_file():
-    path = locomo_folder() / "locomo_dev.json"
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    data = parse_locomo(path)
-    check_locomo(data)
+def sizes(data: Dataset) -> tuple[int, ...]:
     turns = [m for c in data for m in c.turns]
-    assert Counter(q.category for q in data.questions) == {"1": 142, "2": 156, "3": 46, "4": 418, "5": 237}
-    assert (
-        [c.id for c in data],
-        len(turns),
-        sum(len(c.sessions) for c in data),
-        sum("caption" in m.meta for m in turns),
-    ) == (["conv-26", "conv-30", "conv-41", "conv-42", "conv-43"], 2760, 128, 602)
-    assert all(
-        {m.speaker for m in c.turns} == set(c.speakers) and all(a.at <= b.at for a, b in pairwise(c.turns))
-        for c in data
-    )
-    assert data.notes == {
-        "abstention_without_answer": 235,
-        "answers_that_are_numbers": 6,
-        "evidence_mended": 2,
-        "evidence_unresolved": 2,
-        "questions_without_evidence": 2,
-    }
-    assert sum(q.category == "5" and q.answers == ["No"] for q in data.questions) == 2
-    adversarial = [
-        q["adversarial_answer"] for s in json.loads(path.read_bytes()) for q in s["qa"] if q["category"] == 5
-    ]
-    gold = [q.answers for q in data.questions if not q.answerable]
-    assert len(adversarial) == len(gold) == 237 and all(g in ([], ["No"]) for g in gold), (
-        "the wrong answer is never gold"
-    )
-    limited = load("locomo", split="dev", limit=25)
-    assert (
-        Counter(Counter(q.conversation for q in limited.questions).values()) == {5: 5}
-        and len({q.type for q in limited.questions}) == 5
-    )
+    captions = sum("caption" in m.meta for m in turns)
+    categories = Counter(q.category for q in data.questions)
+    return len(turns), sum(len(c.sessions) for c in data), captions, *(categories[c] for c in "12345")
 
 
-def test_the_official_file():
-    if not (locomo_folder() / "locomo10.json").exists():
-        pytest.skip("locomo10.json is not in ADAPTMR_DATA: its counts are checked where it is")
+def test_the_real_file(locomo_file):
     data = load("locomo")
     check_locomo(data)
-    turns = [m for c in data for m in c.turns]
-    assert data.complete and data.label == "locomo: 10 conversations, 1986 questions"
-    assert Counter(q.category for q in data.questions) == {"1": 282, "2": 321, "3": 96, "4": 841, "5": 446}
-    assert (len(turns), sum(len(c.sessions) for c in data), sum("caption" in m.meta for m in turns)) == (
-        5882,
-        272,
-        1226,
-    )
-    n = data.notes
-    assert (
-        n["abstention_without_answer"],
-        n["answers_that_are_numbers"],
-        n["questions_without_evidence"],
-    ) == (444, 6, 4)
-    assert n["evidence_mended"] + n["evidence_unresolved"] == 9
-    assert (
-        len(load("locomo", split="heldout").conversations)
-        == len(load("locomo", split="dev").conversations)
-        == 5
-    )
+    gold = [q.answers for q in data.questions if not q.answerable]
+    assert all(g in ([], ["No"]) for g in gold), "the adversarial answer is never gold"
+    if data.complete:
+        assert sizes(data) == (5882, 272, 1226, 282, 321, 96, 841, 446)
+        counts = {"abstention_without_answer": 444, "questions_without_evidence": 4}
+    else:
+        assert sizes(data) == (2760, 128, 602, 142, 156, 46, 418, 237)
+        counts = {"abstention_without_answer": 235, "questions_without_evidence": 2}
+    assert {**data.notes, **counts} == data.notes

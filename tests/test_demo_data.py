@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import zipfile
 from collections import Counter
 from datetime import UTC, datetime
 from importlib import resources
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -67,27 +63,6 @@ def test_the_annotations_are_sound_and_the_sets_large_enough(folder, ids, least)
     assert found >= 0.9 * (found + missed), "most answers are in the words of their evidence"
 
 
-def test_the_loaded_demo_set_is_consistent():
-    data = load("demo")
-    assert data.complete and data.ours and data.licence and len(data.sha256) == 64 and load("demo") == data
-    for c in data:
-        turns = {m.source: m for m in c.turns}
-        assert (
-            len(turns) == len(c)
-            and [m.step for m in c.turns] == list(range(len(c)))
-            and {m.speaker for m in c.turns} == set(c.speakers)
-        )
-        assert all(a.at <= b.at for a, b in pairwise(c.turns)) and all(
-            m.id == f"{c.id}/{m.source}" for m in c.turns
-        )
-        for q in data.questions_on(c.id):
-            assert (
-                set(q.evidence) <= set(turns) and q.id.startswith(f"{c.id}/") and q.asked_at > c.turns[-1].at
-            )
-            assert q.answerable or (q.type is QueryType.abstention and not q.evidence)
-    assert len({q.id for q in data.questions}) == len(data.questions)
-
-
 def test_each_split_is_in_its_language():
     for split, lang in (("en", "en"), ("zh", "zh")):
         data = load("demo", split=split)
@@ -96,105 +71,49 @@ def test_each_split_is_in_its_language():
         assert sum(detect_language(t) == lang for t in texts) > 0.97 * len(texts)
 
 
-def test_some_abstention_questions_are_answerable():
-    questions = [q for q in load("demo").questions if q.type is QueryType.abstention]
-    answerable = Counter(q.answerable for q in questions)
+def test_every_question_has_a_trap_and_some_abstention_questions_an_answer():
+    data, traps = load("demo"), demo_traps()
+    assert set(traps) == {q.id for q in data.questions} and all(t.why for t in traps.values())
+    assert sum(bool(t.distractors) for t in traps.values()) > 0.9 * len(traps)
+    answerable = Counter(q.answerable for q in data.questions if q.type is QueryType.abstention)
     assert answerable[True] >= 6 and answerable[False] >= 30
 
 
-def test_every_question_has_a_trap():
-    data, traps = load("demo"), demo_traps()
-    assert set(traps) == {q.id for q in data.questions} and all(t.why for t in traps.values())
-    for q in data.questions:
-        assert not set(traps[q.id].distractors) & set(q.evidence)
-    assert sum(bool(t.distractors) for t in traps.values()) > 0.9 * len(traps)
-
-
-GOOD = {
-    "id": "x1",
-    "language": "en",
-    "title": "t",
-    "speakers": ["A", "B"],
-    "sessions": [
+def test_a_valid_file_of_ones_own(tmp_path):
+    turns = (("A", "My cat is Mochi."), ("B", "Nice."))
+    sessions = [
         {
-            "id": f"S{i}",
-            "at": f"2024-01-0{i}T09:00:00",
-            "turns": [
-                {"id": f"S{i}:1", "speaker": "A", "text": "My cat is Mochi."},
-                {"id": f"S{i}:2", "speaker": "B", "text": "Nice."},
-            ],
+            **{"id": f"S{i}", "at": f"2024-01-0{i}T09:00:00"},
+            "turns": [{"id": f"S{i}:{n}", "speaker": s, "text": t} for n, (s, t) in enumerate(turns, 1)],
         }
         for i in (1, 2)
-    ],
-    "questions": [
-        {
-            "id": "x1-q01",
-            "text": "Cat?",
-            "answers": ["mochi"],
-            "type": "factual_extraction",
-            "evidence": ["S1:1"],
-            "distractors": ["S1:2"],
-            "trap": "t",
-        },
-        {
-            "id": "x1-q02",
-            "text": "Dog?",
-            "answers": ["not mentioned"],
-            "type": "abstention",
-            "evidence": [],
-            "distractors": [],
-            "trap": "t",
-            "asked_at": "2024-02-01",
-        },
-    ],
-}
-
-
-def test_a_valid_file_of_ones_own(tmp_path):
-    (tmp_path / "x1.json").write_text(json.dumps(GOOD), encoding="utf-8")
-    data = parse_demo(tmp_path)
-    assert [q.asked_at for q in data.questions] == [
-        datetime(2024, 1, 3, 9, tzinfo=UTC),
-        datetime(2024, 2, 1, tzinfo=UTC),
     ]
+    cat = {"answers": ["mochi"], "type": "factual_extraction", "evidence": ["S1:1"], "distractors": ["S1:2"]}
+    dog = {"answers": ["not mentioned"], "type": "abstention", "evidence": [], "distractors": []}
+    questions = [
+        {"id": "x1-q01", "text": "Cat?", "trap": "t", **cat},
+        {"id": "x1-q02", "text": "Dog?", "trap": "t", **dog, "asked_at": "2024-02-01"},
+    ]
+    about = {"id": "x1", "language": "en", "title": "t", "speakers": ["A", "B"]}
+    own = {**about, "sessions": sessions, "questions": questions}
+    (tmp_path / "x1.json").write_text(json.dumps(own), encoding="utf-8")
+    data = parse_demo(tmp_path)
+    times = [datetime(2024, 1, 3, 9, tzinfo=UTC), datetime(2024, 2, 1, tzinfo=UTC)]
+    assert [q.asked_at for q in data.questions] == times
     assert not data.complete and [q.id for q in data.questions] == ["x1/q01", "x1/q02"]
-
-
-@pytest.mark.slow
-def test_it_loads_from_a_zipped_package(tmp_path):
-    """The files are read as package resources, not by path."""
-    root = resources.files("adaptmr")
-    with zipfile.ZipFile(tmp_path / "adaptmr.zip", "w") as z:
-        for f in sorted(root.rglob("*")):
-            if f.suffix in (".py", ".json", ".yaml") and "__pycache__" not in f.parts:
-                z.write(f, f"adaptmr/{f.relative_to(root).as_posix()}")
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import adaptmr.data.demo as d; "
-        "print(d.__file__.count('.zip'), len(d.parse_demo().conversations))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code, str(tmp_path / "adaptmr.zip")],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.stdout.split() == ["1", "6"], done.stderr
 
 
 # --- the chats with an assistant
 
 
-def test_their_messages_are_those_of_a_user_and_an_assistant():
+def test_messages_of_an_assistant_are_long():
     data = load("demo_assistant")
     assert data.ours and data.complete and data.label == "demo_assistant: 2 conversations, 116 questions"
     for talk in data.conversations:
-        words = {
-            by_assistant: np.mean(
-                [count_words(m.text) for m in talk.turns if (m.speaker.lower() in ASSISTANTS) == by_assistant]
-            )
-            for by_assistant in (True, False)
-        }
-        assert words[True] > 200 > 2 * words[False]
+        words = {True: [], False: []}
+        for m in talk.turns:
+            words[m.speaker.lower() in ASSISTANTS].append(count_words(m.text))
+        assert np.mean(words[True]) > 200 > 2 * np.mean(words[False])
 
 
 @pytest.mark.slow

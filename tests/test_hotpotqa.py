@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion, sentence_source
+from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion
 from adaptmr.data.registry import attribution, datasets, find_file, load
 from adaptmr.data.validation import DatasetError
 from adaptmr.eval.metrics import hotpotqa as m
@@ -26,19 +26,13 @@ IDA = ["Ida Moser", ["Ida Moser, born in Lindau, was an architect.", " She built
 HILL = ["Hill", ["A hill is a landform.", ""]]
 BRIDGE = {
     "_id": "q1",
-    "question": "In which town was the architect of the Old Salt Tower born?",
-    "answer": "Lindau",
-    "type": "bridge",
-    "level": "hard",
+    **{"question": "In which town was the architect of the Old Salt Tower born?", "answer": "Lindau"},
+    **{"type": "bridge", "level": "hard", "context": [SALT, HILL, IDA]},
     "supporting_facts": [["Old Salt Tower", 1], ["Ida Moser", 0]],
-    "context": [SALT, HILL, IDA],
 }
 COMPARISON = {
     **BRIDGE,
-    "_id": "q2",
-    "question": "Are the Old Salt Tower and Ida Moser both lighthouses?",
-    "answer": "no",
-    "type": "comparison",
+    **{"_id": "q2", "question": "Are both lighthouses?", "answer": "no", "type": "comparison"},
     "supporting_facts": [["Old Salt Tower", 0], ["Ida Moser", 0]],
 }
 
@@ -63,34 +57,26 @@ def test_a_file_that_is_not_the_official_one_is_a_part_and_the_larger_is_preferr
 
 
 def test_each_sentence_is_a_memory_that_begins_with_its_title(folder: Path) -> None:
-    write(folder, [BRIDGE])
-    (conversation,) = load("hotpotqa").conversations
-    assert conversation.id == "q1" and conversation.sessions == ["Old Salt Tower", "Hill", "Ida Moser"]
-    assert [(t.source, t.session, t.step) for t in conversation.turns] == [
-        ("Old_Salt_Tower#0", "Old Salt Tower", 0),
-        ("Old_Salt_Tower#1", "Old Salt Tower", 1),
-        ("Hill#0", "Hill", 2),
-        ("Hill#1", "Hill", 3),
-        ("Ida_Moser#0", "Ida Moser", 4),
-        ("Ida_Moser#1", "Ida Moser", 5),
-    ]
+    write(folder, [{**BRIDGE, "_id": 37}])
+    data = load("hotpotqa")
+    (conversation,) = data.conversations
+    assert conversation.id == data.questions[0].id == "37" and data.notes["ids_that_are_numbers"] == 1
+    titles = ["Old Salt Tower", "Hill", "Ida Moser"]
+    assert conversation.sessions == titles
+    sources = [f"{title.replace(' ', '_')}#{n}" for title in titles for n in (0, 1)]
+    assert [(t.source, t.step) for t in conversation.turns] == [(s, n) for n, s in enumerate(sources)]
     assert conversation.turns[1].text == "Old Salt Tower: It was designed by Ida Moser."
     assert conversation.turns[3].text == "" and not any(t.dated for t in conversation.turns)
 
 
-def test_both_types_are_multi_hop_and_keep_their_names(folder: Path) -> None:
+def test_both_types_are_multi_hop_and_a_system_sees_neither_answer_nor_support(folder: Path) -> None:
     write(folder, [BRIDGE, COMPARISON])
     bridge, comparison = load("hotpotqa").questions
     assert isinstance(bridge, HotpotQuestion) and bridge.level == "hard"
     assert bridge.type is comparison.type is QueryType.multi_hop
     assert (bridge.category, comparison.category) == ("bridge", "comparison")
     assert bridge.evidence == ["Old_Salt_Tower#1", "Ida_Moser#0"] and bridge.answers == ["Lindau"]
-    assert bridge.conversation == bridge.id == "q1"
-
-
-def test_a_system_sees_neither_answer_nor_support(folder: Path) -> None:
-    write(folder, [BRIDGE])
-    blind = load("hotpotqa").questions[0].blind()
+    blind = bridge.blind()
     assert not isinstance(blind, HotpotQuestion) and not blind.answers + blind.evidence
     assert blind.type is QueryType.factual_extraction and not blind.category
 
@@ -102,24 +88,15 @@ def test_gold_that_names_no_sentence_is_left_out_and_counted(folder: Path) -> No
     assert data.notes["evidence_ids_without_a_sentence"] == 2 and data.notes["sentences_empty"] == 1
 
 
-def test_an_id_that_is_a_number_is_read_as_text(folder: Path) -> None:
-    write(folder, [{**BRIDGE, "_id": 37}])
-    data = load("hotpotqa")
-    assert data.questions[0].id == data.conversations[0].id == "37"
-    assert data.notes["ids_that_are_numbers"] == 1
-
-
 def test_a_faulty_question_and_a_file_of_another_form_are_named(folder: Path) -> None:
     for change, message in (
         ({"type": "riddle"}, "question 'q1' can't be read.*unknown question type 'riddle'"),
-        ({"context": [["Hill"]]}, "question 'q1' can't be read"),
         ({"context": [SALT, SALT, IDA]}, "sources given twice"),
-        ({"answer": 3}, "questions with a wrong answers"),
     ):
         write(folder, [{**BRIDGE, **change}])
         with pytest.raises(DatasetError, match=message):
             load("hotpotqa")
-    for content in ({"data": []}, [1], [{"question": "?"}], 7):
+    for content in ({"data": []}, [{"question": "?"}]):
         write(folder, content)
         with pytest.raises(DatasetError, match=r"hotpotqa_distractor_50\.json|question number 1"):
             load("hotpotqa")
@@ -137,35 +114,18 @@ def test_answers_are_scored_by_the_official_rule(folder: Path) -> None:
     assert score_answer(no, Answer("No."), "hotpotqa") == 1
 
 
-def test_hotpot_f1() -> None:
-    assert m.hotpot_f1("yes", "yes") == 1 and m.hotpot_f1("yes it is", "yes") == m.hotpot_f1("", "x") == 0
-    assert m.hotpot_f1("Barack Obama", "Obama") == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize(
-    ("prediction", "answer", "em", "f1"),
-    [
+def test_answers_by_hand() -> None:
+    for prediction, answer, em, f1 in (
         ("The Danube.", "danube", 1, 1),
         ("blue blue", "blue", 0, 2 / 3),  # P = 1/2, R = 1
         ("in May 1990", "May 1990 in Rome", 0, 6 / 7),  # P = 3/3, R = 3/4
-        ("yes", "no", 0, 0),
+        ("yes it is", "yes", 0, 0),
         ("noanswer", "no answer", 0, 0),
         ("an", "the", 1, 0),  # no words on either side: the official code gives EM 1 and F1 0
-    ],
-)
-def test_answers_by_hand(prediction: str, answer: str, em: float, f1: float) -> None:
-    agreement = m.answer_agreement(prediction, answer)
-    assert agreement.em == em and agreement.f1 == pytest.approx(f1)
-
-
-def test_joint_scores_by_hand() -> None:
-    # the answer has P = 3/3 and R = 3/4; the support P = 2/4 and R = 2/3; jointly P = R = 1/2
-    scores = m.hotpotqa_scores("in May 1990", "May 1990 in Rome", ["a", "b", "c", "d"], ["a", "b", "e"])
-    assert scores == pytest.approx(
-        {"em": 0, "f1": 6 / 7, "sp_em": 0, "sp_f1": 4 / 7, "joint_em": 0, "joint_f1": 1 / 2}
-    )
-    right = m.hotpotqa_scores("Rome", "Rome", ["a"], ["a", "b"])
-    assert (right["em"], right["sp_em"], right["joint_em"]) == (1, 0, 0)
+    ):
+        agreement = m.answer_agreement(prediction, answer)
+        assert agreement.em == em and agreement.f1 == pytest.approx(f1)
+        assert m.hotpot_f1(prediction, answer) == pytest.approx(f1)
 
 
 WORDS = st.lists(st.sampled_from(["yes", "no", "the", "red", "van", "1865"]), max_size=5).map(" ".join)
@@ -198,11 +158,6 @@ def test_scores_follow_from_precision_and_recall(
     assert scores["joint_em"] == scores["em"] * scores["sp_em"]
 
 
-def test_a_value_that_is_no_text_is_an_error() -> None:
-    with pytest.raises(TypeError, match="prediction None is a NoneType"):
-        m.answer_agreement(None, "x")  # type: ignore[arg-type]
-
-
 @pytest.mark.skipif(not HAS_HOTPOTQA, reason="ADAPTMR_DATA names no folder with a file of HotpotQA")
 def test_a_real_file_has_ten_paragraphs_and_two_with_gold_for_each_question() -> None:
     data = load("hotpotqa")
@@ -211,10 +166,6 @@ def test_a_real_file_has_ten_paragraphs_and_two_with_gold_for_each_question() ->
         session = {t.source: t.session for t in conversation.turns}
         assert len(conversation.sessions) <= 10 and question.conversation == conversation.id
         assert len({session[s] for s in question.evidence}) == 2, question.id
-        assert all(
-            t.source == sentence_source(t.session, int(t.source.rpartition("#")[2]))
-            for t in conversation.turns
-        )
 
 
 def test_forty_questions_are_in_the_package_with_their_attribution() -> None:

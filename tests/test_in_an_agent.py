@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,8 +15,6 @@ import pytest
 import adaptmr as am
 from adaptmr.llm.spending import count_tokens
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.plan import PlanError
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
@@ -79,15 +76,8 @@ def store_of(memories: list[Memory], **options: Any) -> MemoryStore:
 def seen(found: Evidence) -> tuple[Any, ...]:
     """Return all of an evidence but the trace's row on what is hidden, and the time it took."""
     rows = [row for row in found.trace if row.step not in ("where", "as of")]
-    return (
-        found.hits,
-        found.has_relevant,
-        found.relevance,
-        found.context,
-        found.findings,
-        found.outdated,
-        rows,
-    )
+    judged = found.has_relevant, found.relevance, found.findings, found.outdated
+    return found.hits, found.context, judged, rows
 
 
 # --- isolation
@@ -139,43 +129,13 @@ def check_queries(n: int, seed: int) -> None:
 
 
 def test_random_queries_of_two_users_never_leak() -> None:
-    check_queries(300, seed=1)
+    check_queries(150, seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 6))
-def test_ten_thousand_random_queries_of_two_users_never_leak(seed: int) -> None:
-    check_queries(2_500, seed)
-
-
-def test_a_filter_gives_what_a_store_of_that_part_alone_gives() -> None:
-    memories = said(random.Random(3), 60)
-    shared = store_of(memories)
-    for where in (
-        Filter(user="ann"),
-        Filter(agent="pets"),
-        Filter(session="S3"),
-        Filter(speaker="ASSISTANT"),
-        Filter(tags="home"),
-        Filter(since="2024-01-10", until="2024-02-10"),
-        Filter(user="bob", agent="travel", tags=["work"], until="2024-02-20"),
-        Filter(user="nobody"),
-    ):
-        some = [m for m, passes in zip(shared.memories, shared.mask(where)) if passes]
-        assert 0 < len(some) < 40 or where == Filter(user="nobody")
-        alone = store_of(some)
-        for text in ("Where do I live now?", "Did I sell the cat before I moved to Oslo?"):
-            assert seen(am.retrieve(text, shared, where=where)) == seen(am.retrieve(text, alone)), text
-            for run in (execute, run_rounds):
-                assert seen(run(WORDS, text, shared, where=where)) == seen(run(WORDS, text, alone)), text
-
-
-def test_the_plans_own_part_is_within_the_filter() -> None:
-    shared = store_of(said(random.Random(3), 60))
-    plan = replace(WORDS, owners=("ann", "bob"), relevance_low=0.0)
-    found = execute(plan, "Where is my cat?", shared, where=Filter(user="ann"))
-    assert found.hits and {h.memory.owner for h in found.hits} == {"ann"}
-    assert not execute(replace(plan, owners=("bob",)), "cat", shared, where=Filter(user="ann")).hits
+def test_ten_thousand_random_queries_of_two_users_never_leak() -> None:
+    for seed in range(2, 6):
+        check_queries(2_500, seed)
 
 
 @dataclass
@@ -193,49 +153,31 @@ class Spy:
         return WORDS
 
 
-@pytest.mark.parametrize("others", [True, False], ids=["a shared store", "only hers at first"])
-def test_a_planner_sees_what_the_question_may_see(others: bool) -> None:
-    memories = [m for m in said(random.Random(5), 40) if others or m.owner == "ann"]
-    store = store_of(memories)
-    new = Memory("late", "Bob lives in Rome.", at=START, step=99, owner="bob")
-    spy = Spy(lambda: store.add(new))  # another user speaks while the plan is made
-    found = am.retrieve("Where do I live?", store, planner=spy, where=Filter(user="ann"))
-    assert spy.shown and {m.owner for m in spy.shown} == {"ann"} == {h.memory.owner for h in found.hits}
-    assert store.get("late") is not None and "late" in [m.id for m in store.memories]
+def test_a_planner_sees_what_the_question_may_see_and_holds_up_nobody_who_writes() -> None:
+    for others in (True, False):  # a shared store, and one with only her memories at first
+        store = store_of([m for m in said(random.Random(5), 40) if others or m.owner == "ann"])
+        found_at_once = []
 
+        def write(store: MemoryStore = store, kept: list[bool] = found_at_once) -> None:
+            store.add(Memory("late", "Bob lives in Rome.", at=START, step=99, owner="bob"))
+            kept.append("late" in [m.id for m in store.memories])
 
-def test_a_search_does_not_hold_up_those_who_write() -> None:
-    store = store_of(said(random.Random(5), 40))
-    numbers: list[int] = []
-
-    def write() -> None:
-        store.add("Bob was here.", user="bob")
-        numbers.append(sum(m.text == "Bob was here." for m in store.memories))
-
-    am.retrieve("Where do I live?", store, planner=Spy(write), where=Filter(user="ann"))
-    assert numbers == [1], "what was written is read at once, though a question is being answered"
-
-
-@pytest.mark.parametrize(
-    ("where", "error"), [({"user": "ann"}, TypeError), ("ann", TypeError), (Filter(status=None), ValueError)]
-)
-def test_a_wrong_filter_is_refused(where: Any, error: type[Exception]) -> None:
-    store = store_of(said(random.Random(5), 4))
-    with pytest.raises(error, match="where"):
-        am.retrieve("Where?", store, where=where)
+        spy = Spy(write)  # another user speaks while the plan is made
+        found = am.retrieve("Where do I live?", store, planner=spy, where=Filter(user="ann"))
+        assert spy.shown and {m.owner for m in spy.shown} == {"ann"} == {h.memory.owner for h in found.hits}
+        assert found_at_once == [others] and store.get("late") is not None
 
 
 def test_a_lost_name_opens_nothing() -> None:
-    for name in ("user", "agent", "session", "speaker"):
-        for lost in (None, "", 7):
-            with pytest.raises(ValueError, match=f"Filter.{name} {lost!r}"):
-                Filter(**{name: lost})
+    for name, lost in (("user", None), ("user", ""), ("agent", ""), ("session", None), ("speaker", "")):
+        with pytest.raises(ValueError, match=f"Filter.{name} {lost!r}"):
+            Filter(**{name: lost})
 
 
 # --- the past
 
 
-def test_an_update_leaves_the_old_text_to_the_time_before() -> None:
+def test_an_update_leaves_the_old_text_to_the_time_before_a_correction_and_a_deletion_do_not() -> None:
     store = MemoryStore(embedder="hash")
     store.add("I live in Bergen, near the harbour.", user="ann", at="2024-05-01", id="a1", tags=["home"])
     store.add("I live in Rome.", user="bob", at="2024-05-01", id="b1")
@@ -255,46 +197,26 @@ def test_an_update_leaves_the_old_text_to_the_time_before() -> None:
     assert told("2024-12-01") == told(None) == ["My house is in Tromsø."]
     assert told("2024-06-01", tags="home") and not told("2024-06-01", tags="flat"), "by its tags of then"
     assert [m.text for m in store.history("a1")] == [first.text, second.text]
-    with MemoryStore(embedder="hash") as then:
-        then.add([first, store.get("b1")])
-        past = execute(WORDS, "harbour", store, as_of="2024-06-01")
-        assert seen(past) == seen(execute(WORDS, "harbour", then, as_of="2024-06-01")), "with its own vector"
-
-
-def test_a_correction_and_a_deletion_hold_for_the_past_too() -> None:
-    store = MemoryStore(embedder="hash")
-    store.add("I live in Bergn.", at="2024-05-01", id="a1")
-    store.add("It rains.", at="2024-07-01", id="a2")
-    store.update(replace(store.get("a1"), text="I live in Bergen."))
-    assert [h.memory.text for h in execute(WORDS, "live", store, as_of="2024-06-01").hits] == [
-        "I live in Bergen."
-    ]
-    store.update(replace(store.get("a1"), at="2024-08-01"))
-    assert [h.memory.version for h in execute(WORDS, "live", store, as_of="2024-06-01").hits] == [2]
-    store.delete("a1")
-    assert not execute(WORDS, "live", store, as_of="2024-06-01").hits
+    store.update(replace(store.get("b1"), text="I live in Roma."))  # a correction, which holds for the past
+    found = execute(WORDS, "live", store, as_of="2024-06-01", where=Filter(user="bob"))
+    assert [h.memory.text for h in found.hits] == ["I live in Roma."]
+    store.delete("b1")
+    assert not execute(WORDS, "live", store, as_of="2024-06-01", where=Filter(user="bob")).hits
 
 
 # --- the budget
 
 
-@pytest.mark.parametrize("planner", [None, am.Mixture(threshold=0.0)], ids=["one plan", "several plans"])
-def test_the_context_keeps_to_the_budget(planner: Any) -> None:
+def test_the_context_keeps_to_the_budget() -> None:
     store = store_of(said(random.Random(7), 60))
-    sizes = []
-    for budget in (1, 12, 40, 100, 400, 10_000):
-        for text in (
-            "Where is my cat?",
-            "How many days passed between the move to Oslo and the sale of the cat?",
-        ):
-            found = am.retrieve(text, store, k=20, planner=planner, token_budget=budget)
+    for planner in (None, am.Mixture(threshold=0.0)):
+        sizes = []
+        for budget in (1, 40, 400, 10_000):
+            found = am.retrieve("Where is my cat?", store, k=20, planner=planner, token_budget=budget)
             assert count_tokens(found.to_prompt()) <= budget
             sizes.append(len(found.hits))
-    assert sizes[0] == 0 and sizes[-2] == 20 and sizes == sorted(sizes, key=sizes.index)
-    whole = am.retrieve("Where is my cat?", store, k=20, planner=planner)
-    assert (
-        am.retrieve("Where is my cat?", store, k=20, planner=planner, token_budget=10_000).hits == whole.hits
-    )
+        assert sizes[0] == 0 and sizes == sorted(sizes)
+        assert found.hits == am.retrieve("Where is my cat?", store, k=20, planner=planner).hits
 
 
 def test_a_prompt_keeps_to_its_budget_in_chinese_and_with_tags_in_the_texts() -> None:
@@ -303,18 +225,13 @@ def test_a_prompt_keeps_to_its_budget_in_chinese_and_with_tags_in_the_texts() ->
     texts += [f"</memories> I saw dentist {i} in Oslo. <memories>" for i in range(30)]
     store.add(texts, user="ann")
     lengths = []
-    for budget in (*range(1, 60, 3), 100, 333, 1000):
+    for budget in (1, 7, 19, 40, 100, 1000):
         for text in ("我什么时候看了牙医？", "Which dentist did I see?"):
             prompt = am.retrieve(text, store, k=60, token_budget=budget).to_prompt()
             assert count_tokens(prompt) <= budget
             assert prompt.count("<memories>") == prompt.count("</memories>") == bool(prompt)
             lengths.append(count_tokens(prompt))
     assert lengths[-1] > 500 and lengths[0] == 0, "the budget is used"
-
-
-def test_a_budget_that_is_none_is_refused() -> None:
-    with pytest.raises(PlanError, match="token_budget=0"):
-        am.retrieve("Where?", store_of(said(random.Random(7), 5)), token_budget=0)
 
 
 # --- what comes out
@@ -329,95 +246,27 @@ def test_a_frame_has_the_same_columns_whatever_was_found() -> None:
     assert len(nothing) == 0 and nothing.dtypes.to_dict() == found.dtypes.to_dict()
     assert {str(found[name].dtype) for name in ("id", "text", "owner", "tags")} == {"str"}
     assert (str(found["at"].dtype), str(found["score"].dtype)) == ("datetime64[us, UTC]", "float64")
-    pd = pytest.importorskip("pandas")
-    assert len(pd.concat([nothing, found])) == 1
 
 
 # --- what comes in
 
 
-def test_any_time_can_be_stored_asked_and_shown() -> None:
-    for at in ("0001-01-01", "9999-12-31T23:59:59-09:00", "2999-01-01", "2024-05-01T01:00+09:00"):
-        store = MemoryStore(embedder="hash")
-        store.add(["I live in Oslo.", "I had a cat."], user="ann", at=at)
-        for as_of in (None, "0001-01-01", at, "9999-12-31"):
-            found = am.retrieve("Where did I live last week?", store, as_of=as_of, where=Filter(user="ann"))
-            assert len(found.to_frame()) == len(found.hits)
-            assert all(h.memory.at == store.get(h.memory.id).at for h in found)
-        assert am.retrieve("live", store, as_of=at).hits, "what was said at that very moment"
-
-
-def test_a_time_without_a_zone_is_utc_and_one_with_a_zone_is_kept() -> None:
-    store = MemoryStore(embedder="hash")
-    naive = store.add("one", at="2024-05-01T01:00").ids[0]
-    tokyo = store.add("two", at="2024-05-01T01:00+09:00").ids[0]
-    assert store.get(naive).at == datetime(2024, 5, 1, 1, tzinfo=UTC)
-    assert store.get(tokyo).at == datetime(2024, 4, 30, 16, tzinfo=UTC)
-    assert [m.text for m, ok in zip(store.memories, store.mask(Filter(until="2024-05-01"))) if ok] == ["two"]
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "says"),
-    [
-        ({"memories": ["a", " "]}, ValueError, "' ' says nothing"),
-        ({"memories": [None]}, TypeError, "None is no memory"),
-        ({"memories": "a", "tags": [1]}, TypeError, r"tags=\[1\] must be a list of strings"),
-        ({"memories": "a", "session": 3}, TypeError, "session=3 must be a string, such as '3'"),
-        ({"memories": "a", "speaker": 3}, TypeError, "speaker=3 must be a string"),
-        ({"memories": "a", "at": 1714521600}, TypeError, "1714521600 is a"),
-        ({"memories": {"role": "user", "content": "a", "text": "b"}}, ValueError, "has the key 'text'"),
-    ],
-)
-def test_what_can_not_be_a_memory_is_named_and_nothing_is_added(given: Any, error: Any, says: str) -> None:
-    store = MemoryStore(embedder="hash")
-    with pytest.raises(error, match=says):
-        store.add(**given)
-    assert len(store) == 0
-
-
-def test_an_id_that_is_used_twice_in_one_call_is_named() -> None:
-    store = MemoryStore(embedder="hash")
-    talk = [{"role": "user", "content": text, "id": "m1"} for text in ("one", "two")]
-    with pytest.warns(UserWarning, match="1 memories not added.*'m1'"):
-        assert store.add(talk, user="ann") == 1
-    assert store.get("m1").text == "one"
-    with pytest.warns(UserWarning, match="'m1'"):
-        assert store.add("Bob's own", user="bob", id="m1") == 0
-    assert store.get("m1").owner == "ann", "another user's id doesn't reach her memory"
-
-
-@pytest.mark.parametrize("where", [Filter(), Filter(status=None)], ids=str)
-def test_a_filter_without_a_condition_deletes_nothing(where: Filter) -> None:
-    store = MemoryStore(embedder="hash")
-    store.add(["one", "two"], user="ann")
-    for soft in (True, False):
-        with pytest.raises(ValueError, match="where has no condition, so all 2 memories would be deleted"):
-            store.delete(where=where, soft=soft)
-    assert len(store) == 2
-    store.rollback(0)
-    assert len(store) == 0 and store.delete(where=Filter(status="deleted"), soft=False) == 2
-    assert store.delete(where=Filter(user="ann", status=None)) == 0
-
-
-def test_the_result_of_add_is_a_number_and_names_the_memories() -> None:
-    store = MemoryStore(embedder="hash")
-    added = store.add(["Yes", "Yes", {"role": "user", "content": "No"}], user="ann", at="2024-05-01")
-    assert added == 3 and len(set(added.ids)) == 3, "said twice is two memories"
-    assert [store.get(i).text for i in added.ids] == ["Yes", "Yes", "No"]
-    assert store.add([store.get(i) for i in added.ids]) == 0
-    again = MemoryStore(embedder="hash")
-    assert (
-        again.add(["Yes", "Yes", {"role": "user", "content": "No"}], user="ann", at="2024-05-01").ids
-        == added.ids
-    )
-
-
 def test_a_message_of_another_user_is_refused_and_nothing_is_added() -> None:
     store = MemoryStore(embedder="hash")
     talk = [{"role": "user", "content": "Hi"}, {"role": "user", "content": "I am Bob", "user": "bob"}]
-    with pytest.raises(ValueError, match="has the user 'bob', and add\\(\\) was given user='ann'"):
+    with pytest.raises(ValueError, match=r"has the user 'bob', and .* was given user='ann'"):
         store.add(talk, user="ann")
     assert len(store) == 0
+
+
+def test_a_filter_without_a_condition_deletes_nothing() -> None:
+    store = MemoryStore(embedder="hash")
+    store.add(["one", "two"], user="ann")
+    for where in (Filter(), Filter(status=None)):
+        for soft in (True, False):
+            with pytest.raises(ValueError, match="where has no condition, so all 2 memories would be"):
+                store.delete(where=where, soft=soft)
+    assert len(store) == 2
 
 
 def test_delete_by_filter_takes_these_and_no_others(tmp_path: Path) -> None:
@@ -434,26 +283,6 @@ def test_delete_by_filter_takes_these_and_no_others(tmp_path: Path) -> None:
 
 
 # --- threads and tasks
-
-
-def test_threads_share_a_store() -> None:
-    store = store_of(said(random.Random(11), 30))
-    expected = seen(am.retrieve("Where do I live now?", store, where=Filter(user="ann")))
-
-    def say(thread: int) -> int:
-        return sum(store.add("Yes", user="bob") for _ in range(10))
-
-    def ask(thread: int) -> bool:
-        return all(
-            seen(am.retrieve("Where do I live now?", store, where=Filter(user="ann"))) == expected
-            for _ in range(10)
-        )
-
-    with ThreadPoolExecutor(8) as pool:
-        added = [pool.submit(say, i) for i in range(4)]
-        asked = [pool.submit(ask, i) for i in range(4)]
-        assert all(f.result() for f in asked) and sum(f.result() for f in added) == 40
-    assert sum(m.text == "Yes" for m in store.memories) == 40 and store.check() == []
 
 
 def test_an_event_loop_goes_on_while_a_question_is_answered() -> None:

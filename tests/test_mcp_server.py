@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -65,17 +63,6 @@ def test_search_keeps_to_its_filters_and_its_budget(store: MemoryStore) -> None:
     assert ids(as_of="2024-05-02") == {"a1"} and ids(speaker="nobody") == set()
 
 
-def test_a_replaced_memory_keeps_its_history(store: MemoryStore) -> None:
-    tools = tools_over(store)
-    assert tools.add("I live in Oslo.", user="ann", replaces="a1") == {"id": "a1"}
-    assert [v["text"] for v in tools.history("a1", user="ann")["versions"]] == [
-        "I live in Bergen.",
-        "I live in Oslo.",
-    ]
-    then = tools.search("Where do I live?", user="ann", as_of="2024-06-02")["prompt"]
-    assert "Bergen" in then and "Oslo" not in then
-
-
 def test_no_tool_reaches_another_users_memories(store: MemoryStore) -> None:
     for tools, user in ((tools_over(store), "bob"), (tools_over(store, "bob"), "")):
         assert [m["id"] for m in tools.search("Where do I live?", user)["memories"]] == ["b1"]
@@ -92,11 +79,14 @@ def test_no_tool_reaches_another_users_memories(store: MemoryStore) -> None:
     assert store.mask(Filter(user="ann")).sum() == 2 and not store.history("a1")
 
 
-def test_forget_needs_to_know_what(store: MemoryStore) -> None:
+def test_forget_needs_to_know_what_and_leaves_what_has_no_time(store: MemoryStore) -> None:
     with pytest.raises(ValueError, match="forget needs an id"):
         tools_over(store).forget(user="ann")
     assert tools_over(store).forget(user="ann", agent="pets", for_good=True) == {"forgotten": 1}
     assert store.get("a2") is None and len(store) == 2
+    store.add("I am allergic to nuts.", user="ann", id="undated")
+    assert tools_over(store).forget(user="ann", until="2024-05-15") == {"forgotten": 1}
+    assert store.get("a1").status == "deleted" and store.get("undated").status == "active"
 
 
 def test_without_the_package_the_error_names_the_extra(
@@ -133,14 +123,6 @@ def test_the_official_client_uses_the_tools_over_stdio(store: MemoryStore, tmp_p
             made = await call("add", text="My bicycle is red.", at="2024-07-01")
             found = await call("search", query="What colour is my bicycle?")
             assert found["memories"][0]["id"] == made["id"] and "Rome" not in found["prompt"]
-            assert "Momo" in (await call("answer", question="What is my cat called?"))["answer"]
-            await call("add", text="I live in Oslo.", replaces="a1")
-            assert [v["text"] for v in (await call("history", id="a1"))["versions"]] == [
-                "I live in Bergen.",
-                "I live in Oslo.",
-            ]
-            assert "no memory 'b1' of the user 'ann'" in await call("history", id="b1")
-            assert "user='bob'" in await call("search", query="Rome", user="bob")
             several = await asyncio.gather(*(call("search", query="Where do I live?") for _ in range(5)))
             assert all(one == several[0] for one in several)
             assert await call("forget", id="a1") == {"forgotten": 1}
@@ -177,23 +159,11 @@ def test_whatever_a_client_sends_it_gets_an_error_with_the_remedy(tmp_path: Path
     path = filled(tmp_path / "m.db")
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("add", {}, "text: Field required"),
-        ("add", {"text": 5}, "text: Input should be a valid string"),
         ("add", {"text": " "}, "a memory needs words"),
-        ("add", {"text": "x", "tags": "home"}, "tags: Input should be a valid list"),
-        ("add", {"text": "x", "tags": ["home", 1]}, "tags.1: Input should be a valid string"),
         ("add", {"text": "x", "at": "yesterday"}, "'yesterday' is not ISO 8601"),
-        ("add", {"text": "x", "at": "2999-01-01"}, "is in the future"),
         ("add", {"text": "x", "replaces": "b1"}, "no memory 'b1' of the user 'ann'; search returns the ids"),
-        ("search", {"query": "x", "user_id": "ann"}, "no argument 'user_id'"),
         ("search", {"query": "x", "K": 3}, "no argument 'K' (did you mean 'k'?)"),
-        ("search", {"query": "x", "k": "many"}, "k: Input should be a valid integer"),
-        ("search", {"query": "x", "k": -1}, "k=-1 must be a whole number from 0"),
-        ("search", {"query": "x", "token_budget": 0}, "token_budget=0 must be"),
-        ("search", {"query": "x", "since": "2025-01-01", "until": "2024-01-01"}, "is after"),
         ("search", {"query": "x", "user": "bob"}, "leave user out"),
-        ("forget", {}, "forget needs an id"),
-        ("forget", {"id": "nope"}, "no memory 'nope'"),
-        ("history", {"id": ""}, "no memory ''"),
         ("delete_all", {}, "delete_all"),
     ]
 
@@ -232,52 +202,17 @@ def test_a_model_is_told_what_each_argument_means_and_a_program_what_is_changed(
     assert [n for n, t in listed.items() if t.annotations.destructive_hint] == ["forget"]
 
 
-@needs_mcp
-@pytest.mark.slow
-def test_a_server_that_is_killed_has_written_whole_memories_or_none(tmp_path: Path) -> None:
-    path = filled(tmp_path / "m.db")
-    command = [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
-    server = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
-    )
-    assert server.stdin is not None and server.stdout is not None
-    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-    calls = [{"id": 0, "method": "initialize", "params": about}, {"method": "notifications/initialized"}]
-    for n in range(1, 201):
-        arguments = {"text": f"Number {n}: {'I bought a cat. ' * 50}end", "at": "2024-05-03"}
-        calls.append({"id": n, "method": "tools/call", "params": {"name": "add", "arguments": arguments}})
-    writing = threading.Thread(target=send, args=(server, calls), daemon=True)
-    writing.start()
-    acknowledged: list[str] = []
-    while len(acknowledged) < 10:
-        reply = json.loads(server.stdout.readline())
-        if reply.get("id"):
-            acknowledged.append(json.loads(reply["result"]["content"][0]["text"])["id"])
-    server.kill()
-    server.wait()
-    writing.join()
-    with MemoryStore(path) as file:
-        assert file.check() == [] and all(file.get(i) is not None for i in acknowledged)
-        assert all(m.text.endswith("end") for m in file.memories if m.text.startswith("Number"))
-
-
-def send(server: subprocess.Popen[str], calls: list[dict[str, Any]]) -> None:
-    """Write calls to a server, which may end meanwhile."""
-    assert server.stdin is not None
-    with suppress(OSError):
-        for call in calls:
-            server.stdin.write(json.dumps({"jsonrpc": "2.0", **call}) + "\n")
-            server.stdin.flush()
+def command(path: Path) -> list[str]:
+    return [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
 
 
 @needs_mcp
 @pytest.mark.slow
 def test_a_server_ends_with_its_client_and_survives_what_is_no_message(tmp_path: Path) -> None:
     path = filled(tmp_path / "m.db")
-    command = [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
     half = '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": '
     sent = "no message\n" + half + '{"text": "\\ud83d"}}}\n' + half + '{"text": "cut'
-    done = subprocess.run(command, input=sent, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command(path), input=sent, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0 and "Traceback" not in done.stdout
     with MemoryStore(path) as file:
         assert file.check() == [] and len(file) == 3
@@ -290,15 +225,15 @@ def test_what_is_said_later_than_now_is_refused_with_the_time(store: MemoryStore
     assert len(store) == 4
 
 
-def test_forgetting_what_was_said_before_a_time_leaves_what_has_none(store: MemoryStore) -> None:
-    store.add("I am allergic to nuts.", user="ann", id="undated")
-    assert tools_over(store).forget(user="ann", until="2024-05-15") == {"forgotten": 1}
-    assert store.get("a1").status == "deleted" and store.get("undated").status == "active"
-
-
-def test_a_history_keeps_to_its_user(store: MemoryStore) -> None:
+def test_a_replaced_memory_keeps_its_history_and_a_history_its_user(store: MemoryStore) -> None:
     """The program gives Ann's memory to Bob: what it said when it was hers stays hers."""
+    tools = tools_over(store)
+    assert tools.add("I live in Oslo.", user="ann", replaces="a1") == {"id": "a1"}
+    assert [v["text"] for v in tools.history("a1", user="ann")["versions"]] == [
+        "I live in Bergen.",
+        "I live in Oslo.",
+    ]
     store.update(replace(store.get("a1"), text="The flat is free.", owner="bob"))
-    assert [v["text"] for v in tools_over(store).history("a1", "bob")["versions"]] == ["The flat is free."]
+    assert [v["text"] for v in tools.history("a1", "bob")["versions"]] == ["The flat is free."]
     with pytest.raises(ValueError, match="no memory 'a1'"):
-        tools_over(store).history("a1", "ann")
+        tools.history("a1", "ann")

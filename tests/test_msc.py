@@ -68,24 +68,13 @@ def test_a_folder_is_read_file_by_file(tmp_path):
     (tmp_path / "b.txt").write_text(json.dumps(row(last=("Later.",))))
     (tmp_path / "a.jsonl").write_text(json.dumps(TWO))
     (tmp_path / "README.md").write_text("not data")
-    data = parse_msc(tmp_path)
-    assert [c.turns[-1].text for c in data] == ["Hi!", "Later."]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"holds no \.txt or \.jsonl"):
-        parse_msc(tmp_path / "empty")
+    assert [c.turns[-1].text for c in parse_msc(tmp_path)] == ["Hi!", "Later."]
 
 
 def test_missing_times_are_filled_in_and_counted(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text(
-        json.dumps(
-            row(
-                (("a",), {}),
-                (("b",), {"time_num": 3, "time_unit": "hours"}),
-                (("c", "__SILENCE__"), {"time_back": "long ago"}),
-            )
-        )
-    )
+    told = ({}, {"time_num": 3, "time_unit": "hours"}, {"time_back": "long ago"})
+    path.write_text(json.dumps(row(*zip((("a",), ("b",), ("c", "__SILENCE__")), told))))
     data = parse_msc(path)
     assert data.notes == {"sessions_without_a_time": 2, "turns_of_silence": 1}
     assert [LAST_SESSION_TIME - m.at for m in data.conversations[0].turns][:3] == [
@@ -100,9 +89,7 @@ def test_a_file_of_another_form_and_no_file_are_named(folder):
     with pytest.raises(DatasetUnavailable, match=r"save it as msc/msc_dialogue/session_5/test\.txt in "):
         load("msc")
     for content, why in {
-        "[1]": "line 1 is not a conversation of MSC: TypeError",
         '{"dialog": []}': "previous_dialogs",
-        '{"previous_dialogs": [], "dialog": [{"text": 7}]}': "AttributeError",
         json.dumps(TWO) + "\n[": "line 2 is not JSON",
     }.items():
         (folder / "msc_session_5.jsonl").write_text(content, encoding="utf-8")
@@ -111,12 +98,6 @@ def test_a_file_of_another_form_and_no_file_are_named(folder):
 
 
 @given(st.text(max_size=80))
-def test_parse_time_ago_accepts_any_string(text):
-    found = parse_time_ago(text)
-    assert found is None or found >= timedelta(0)
-
-
-def test_parse_time_ago():
-    assert parse_time_ago("1 hour ago") == timedelta(hours=1)
+def test_any_time_ago_is_read_or_none(text):
+    assert (found := parse_time_ago(text)) is None or found >= timedelta(0)
     assert parse_time_ago("2 weeks 3 days ago") == timedelta(days=17)
-    assert parse_time_ago("") is parse_time_ago("soon") is None

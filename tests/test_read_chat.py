@@ -22,23 +22,11 @@ from adaptmr.experiments import Experiment
 
 SAID = [
     {"id": "m1", "at": "2024-05-01T21:30", "speaker": "Ann", "text": "I moved to a yellow house in Bergen."},
-    {
-        "id": "m2",
-        "at": "2024-05-01T21:31",
-        "speaker": "Bo",
-        "text": "Then we are nearly neighbours, how nice!",
-    },
+    {"id": "m2", "at": "2024-05-01T21:31", "speaker": "Bo", "text": "Then we are nearly neighbours, nice!"},
     {"id": "m3", "at": "2024-05-02T08:00", "speaker": "Ann", "text": "It rained the whole night on my roof."},
 ]
-ASKED = [
-    {
-        "question": "Where does Ann live?",
-        "answers": ["Bergen"],
-        "evidence": ["m1"],
-        "type": "factual_extraction",
-    },
-    {"question": "Who has a dog?", "type": "abstention"},
-]
+GOLD = {"answers": ["Bergen"], "evidence": ["m1"], "type": "factual_extraction"}
+ASKED = [{"question": "Where does Ann live?", **GOLD}, {"question": "Who has a dog?", "type": "abstention"}]
 
 
 def jsonl(rows):
@@ -107,12 +95,8 @@ def test_a_conversation_and_a_store_read_a_message_alike():
         ({"name": "Ann", "content": [{"text": "Hi"}, {"image_url": {}}]}, ("Ann", "Hi", "", (), "")),
         ({"content": "Hi", "user": "ann", "agent": "a", "tags": ["t"]}, ("", "Hi", "ann", ("t",), "a")),
         ({"role": "system", "content": "Be kind."}, None),
-        ({"role": "assistant", "tool_calls": [{}]}, None),
         ({"role": "user", "content": "Hi", "sesion": "s1"}, "'sesion'"),
         ({"role": "user", "text": "Hi"}, "called content"),
-        ({"role": "user", "content": [7]}, "int"),
-        ({"role": "user", "content": "Hi", "at": "soon"}, "soon"),
-        ({"role": "user", "content": "Hi", "tags": "t"}, "tags"),
     ):
         store = am.MemoryStore(embedder="hash")
         if isinstance(said, str):
@@ -126,33 +110,17 @@ def test_a_conversation_and_a_store_read_a_message_alike():
             assert read == ([] if said is None else [said])
 
 
-def test_fine_tuning_data_has_a_conversation_a_line(put):
-    lines = [
-        {"messages": [{"role": "user", "content": f"Hello {n}"}, {"role": "assistant", "content": "Hi"}]}
-        for n in (1, 2)
+def test_fine_tuning_data_has_a_conversation_a_line_and_what_nobody_said_is_counted(put):
+    look = [{"type": "text", "text": "Look"}, {"type": "image_url", "image_url": {}}]
+    messages = [
+        {"role": "system", "content": "You are helpful."},
+        {"role": "user", "content": look},
+        {"role": "assistant", "content": None, "tool_calls": []},
     ]
-    data = am.read_chat(put(lines))
-    assert [c.id for c in data] == ["c1", "c2"] and [len(c) for c in data] == [2, 2]
-    assert data.notes == {"conversations_without_dates": 2}
-
-
-def test_messages_that_nobody_said_are_counted():
-    data = am.read_chat(
-        [
-            {"role": "system", "content": "You are helpful."},
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "Look"}, {"type": "image_url", "image_url": {}}],
-            },
-            {"role": "assistant", "content": None, "tool_calls": []},
-        ]
-    )
-    assert [m.text for m in data.conversations[0].turns] == ["Look"]
-    assert data.notes == {
-        "conversations_without_dates": 1,
-        "messages_without_text": 1,
-        "system_messages_left_out": 1,
-    }
+    data = am.read_chat(put([{"messages": messages}, {"messages": messages[1:]}]))
+    assert [c.id for c in data] == ["c1", "c2"]
+    assert [[m.text for m in c.turns] for c in data] == [["Look"], ["Look"]]
+    assert data.notes["messages_without_text"] == 2 and data.notes["system_messages_left_out"] == 1
 
 
 WHATSAPP = (  # how a message begins: the program's own, a person's, the next day's
@@ -177,10 +145,6 @@ def test_whatsapp_on_both_platforms(put):
             assert data.notes == {"system_messages_left_out": 1}
 
 
-def test_a_text_that_is_no_export_of_whatsapp(put):
-    assert "a.txt, line 1" in str(error_of(put("Dear diary,\nit rains.\n", "a.txt")))
-
-
 # --- times
 
 
@@ -188,18 +152,14 @@ def test_times_that_are_read_and_those_that_are_refused():
     for text, day_first, expected in (
         ("2024-05-01T21:30:00Z", None, datetime(2024, 5, 1, 21, 30, tzinfo=UTC)),
         ("1714599000", None, datetime(2024, 5, 1, 21, 30, tzinfo=UTC)),
-        (1714599000000, None, datetime(2024, 5, 1, 21, 30, tzinfo=UTC)),
         ("03/04/2024 10:00", True, datetime(2024, 4, 3, 10)),
         ("03/04/2024 10:00", False, datetime(2024, 3, 4, 10)),
         ("3.4.24, 10.00", None, datetime(2024, 4, 3, 10)),
-        ("13/04/2024", None, datetime(2024, 4, 13)),
         ("2024/4/3 12:00 a.m.", None, datetime(2024, 4, 3)),
-        ("2024/4/3 12:00 PM", None, datetime(2024, 4, 3, 12)),
         ("2024年4月3日 下午3:05", None, datetime(2024, 4, 3, 15, 5)),
     ):
         assert parse_chat_time(text, day_first) == expected
-    refused = ["soon", "03/04/2024", "2024-13-01", "31/02/2024", "25:10", "", True, 5, [], "9" * 20]
-    for text in refused:
+    for text in ("soon", "03/04/2024", "2024-13-01", "31/02/2024", "25:10", "", True, "9" * 20):
         with pytest.raises(ValueError):
             parse_chat_time(text)
 
@@ -230,8 +190,6 @@ def test_mixed_time_zones():
     assert turns[1].at - turns[0].at == timedelta(minutes=1)
     aware = [{"at": "2024-05-01T21:30+02:00", "text": "a"}, {"at": "2024-05-01T21:30+00:00", "text": "b"}]
     assert am.read_chat(aware).notes == {}, "different zones are no fault"
-    with pytest.raises(ValueError, match="tz='Oslo'"):
-        am.read_chat(rows, tz="Oslo")
 
 
 def test_newest_first_is_sorted_and_counted():
@@ -253,55 +211,33 @@ def test_encodings(put):
         assert error.startswith("a.csv, line ") and "encoding=" in error
         assert am.read_chat(path, encoding=encoding).conversations[0].turns[1].text == "Grüße"
     assert "'klingon' is unknown" in str(error_of(path, encoding="klingon"))
-    for name in ("a.csv", "a.jsonl", "a.json", "a.txt"):
-        for content in ("", "\n \n", "\ufeff"):
-            error = str(error_of(put(content, name)))
-            assert error.startswith(name) and "no message" in error
+    assert "no message" in str(error_of(put("\n \n", "a.csv")))
 
 
-FAULTS = [
-    ("id,text\nm1,It rains, always\n", "a.csv", "rows of another length", "a.csv, line 2: 3 cells"),
-    ("id,text\nm1\n", "a.csv", "rows of another length", "a.csv, line 2: 1 cells"),
-    ('text\n"a\nb"\nc\n"d\n', "a.csv", "lines that are not CSV", "a.csv, line 5"),
-    ("text,text\na,b\n", "a.csv", "columns given twice", "a.csv, line 1: 'text'"),
-    ('{"text": "a"}\n{"text":\n', "a.jsonl", "lines that are not JSON", "a.jsonl, line 2"),
-    ('{"text": "a"}\n[1]\n', "a.jsonl", "rows that are not objects", "a.jsonl, line 2: a list"),
-    ("[" * 100_000, "a.jsonl", "lines that are not JSON", "a.jsonl, line 1"),
-    ('{"text": "a"}\n{"body": "b"}\n', "a.jsonl", "rows without a text", "a.jsonl, line 2"),
-    ('{"text": {"a": 1}}\n', "a.jsonl", "texts that can't be read", "a.jsonl, line 1"),
-    ("at,text\nsoon,a\n", "a.csv", "times that can't be read", "a.csv, line 2: 'soon'"),
-    ("at,text\n2024-05-01,a\n,b\n", "a.csv", "turns without a date among dated ones", "a.csv, line 3"),
-    ("id,text\nm 1,a\n", "a.csv", "ids that are not plain", "a.csv, line 2: 'm 1'"),
-    ("id,text\nm1,a\nm2,b\nm1,c\n", "a.csv", "sources given twice", "a.csv, line 2 and a.csv, line 4"),
-    ("session,text\ns,a\n,b\n", "a.csv", "rows without a session among rows with one", "a.csv, line 3"),
-    ("chat,text\ns,a\n,b\n", "a.csv", "rows without a conversation among rows with one", "a.csv, line 3"),
-    ("text,question,type\na,,\n,Why?,when\n", "a.csv", "unknown question types", "a.csv, line 3: 'when'"),
-    ("text,question,evidence\na,,\n,Why?,m9\n", "a.csv", "evidence that names no turn", "a.csv, line 3"),
-    ("text,question\na,\n,Why?\n", "a.csv", "answerable questions without an answer", "a.csv, line 3"),
-    (
-        "text,question,asked_at\na,,\n,Why?,soon\n",
-        "a.csv",
-        "times that can't be read",
-        "a.csv, line 3: asked_at",
-    ),
-    (
-        "text,question,chat\na,,x\n,Why?,y\n",
-        "a.csv",
-        "questions on an unknown conversation",
-        "a.csv, line 3: 'y'",
-    ),
-    (
-        "text,question,answerable\na,,\n,Why?,perhaps\n",
-        "a.csv",
-        "answerable that is not true or false",
-        "a.csv, line 3",
-    ),
+FAULTS = [  # the text of a file, its ending, the kind of the fault, and where it is
+    ("id,text\nm1,It rains, always\n", "csv", "rows of another length", "line 2: 3 cells"),
+    ('text\n"a\nb"\nc\n"d\n', "csv", "lines that are not CSV", "line 5"),
+    ("text,text\na,b\n", "csv", "columns given twice", "line 1: 'text'"),
+    ('{"text": "a"}\n{"text":\n', "jsonl", "lines that are not JSON", "line 2"),
+    ('{"text": "a"}\n[1]\n', "jsonl", "rows that are not objects", "line 2: a list"),
+    ("[" * 100_000, "jsonl", "lines that are not JSON", "line 1"),
+    ('{"text": "a"}\n{"body": "b"}\n', "jsonl", "rows without a text", "line 2"),
+    ("at,text\nsoon,a\n", "csv", "times that can't be read", "line 2: 'soon'"),
+    ("at,text\n2024-05-01,a\n,b\n", "csv", "turns without a date among dated ones", "line 3"),
+    ("id,text\nm 1,a\n", "csv", "ids that are not plain", "line 2: 'm 1'"),
+    ("id,text\nm1,a\nm2,b\nm1,c\n", "csv", "sources given twice", "line 2 and a.csv, line 4"),
+    ("session,text\ns,a\n,b\n", "csv", "rows without a session among rows with one", "line 3"),
+    ("text,question,type\na,,\n,Why?,when\n", "csv", "unknown question types", "line 3: 'when'"),
+    ("text,question,evidence\na,,\n,Why?,m9\n", "csv", "evidence that names no turn", "line 3"),
+    ("text,question\na,\n,Why?\n", "csv", "answerable questions without an answer", "line 3"),
+    ("text,question,asked_at\na,,\n,Why?,soon\n", "csv", "times that can't be read", "line 3: asked_at"),
+    ("text,question,chat\na,,x\n,Why?,y\n", "csv", "questions on an unknown conversation", "line 3: 'y'"),
 ]
 
 
 def test_a_fault_is_named_with_its_row(put):
-    for content, name, kind, place in FAULTS:
-        error = error_of(put(content, name))
+    for content, ending, kind, line in FAULTS:
+        error, place = error_of(put(content, f"a.{ending}")), f"a.{ending}, {line}"
         assert kind in error.counts and place in str(error), str(error)
         assert not error.check and any(place in row for _, _, row in error.check.rows())
 
@@ -319,26 +255,9 @@ def test_columns_and_sources_that_are_not_there(put):
     path = put("Who,What\nAnn,Hi\n", "a.csv")
     assert "There are Who, What" in str(error_of(path)) and "text=" in str(error_of(path))
     assert "speaker='Whom' is no column" in str(error_of(path, text="What", speaker="Whom"))
-    assert "unpack it" in str(error_of(put(b"PK", "chat.zip"))) and ".csv" in str(
-        error_of(put("a", "a.xlsx"))
-    )
+    assert "unpack it" in str(error_of(put(b"PK", "chat.zip")))
+    assert "a.txt, line 1" in str(error_of(put("Dear diary,\nit rains.\n", "a.txt")))
     assert "can't be read" in str(error_of(path.with_name("none.csv")))
-    assert "not JSON" in str(error_of(put("{", "a.json"))) and "messages" in str(
-        error_of(put("{}", "a.json"))
-    )
-    for wrong in (7, None, {"role": "user"}, b"text"):
-        with pytest.raises(TypeError, match="not a path, a data frame or a list"):
-            am.read_chat(wrong)
-
-
-def test_check_lists_faults_and_oddities_of_any_data_set():
-    data = am.read_chat(SAID + [{"question": "Why?", "answers": ["so"]}], name="mine")
-    assert data.check() and data.check().rows() == [
-        ("oddity", "questions without evidence", "mine, row 4: question 'c1/q1'")
-    ]
-    assert data.notes == {"questions_without_evidence": 1, "questions_without_type": 1}
-    wrong = am.Dataset("toy", [], [am.Question("q", "Why?", ["so"], conversation="c")])
-    assert not wrong.check() and "unknown conversation" in wrong.check()._repr_html_()
 
 
 # --- conversations, questions elsewhere, names
@@ -430,11 +349,7 @@ def test_load_reads_a_path(put, monkeypatch):
     assert am.load("chat.jsonl") == data, "a name alone is looked for in ADAPTMR_DATA"
     monkeypatch.chdir(path.parent)
     assert am.load("./chat.jsonl") == data
-    with pytest.raises(am.DatasetError, match=r"\.csv"):
-        am.load(put("x", "chat.xlsx"))
     assert is_file_name("chat.csv") and is_file_name("./chat") and not is_file_name("demo")
-    with pytest.raises(KeyError, match=r"\./chat\.csv"):
-        am.load("nowhere")
 
 
 def test_a_run_records_no_folder_and_no_text(put, tmp_path):
@@ -448,11 +363,6 @@ def test_a_run_records_no_folder_and_no_text(put, tmp_path):
     assert manifest["params"]["dataset"] == "My chat.jsonl" and manifest["redacted"] is True
     assert manifest["data"]["sha256"] == am.load(path).sha256
     assert find_quotes(run.path, [m["text"] for m in SAID], length=20) == []
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / path.name).write_bytes(path.read_bytes())
-    params["dataset"] = str(elsewhere / path.name)
-    assert Experiment("lesson", params, out_dir=tmp_path / "out").run.run_id == run.run_id
     shown = Experiment("lesson", {**params, "redact": False}, out_dir=tmp_path / "out")
     assert not shown.run.redact and "-p redact false" not in shown._repr_html_()
 
@@ -460,32 +370,11 @@ def test_a_run_records_no_folder_and_no_text(put, tmp_path):
 def test_a_run_without_questions_says_what_is_missing(put, tmp_path, capsys):
     path = put(SAID)
     assert len(am.load(path).conversations[0]) == 3
-    with pytest.raises(
-        ValueError, match="exp asks questions, and this data set has none; add rows with a question"
-    ):
-        Experiment("exp", {"dataset": str(path)}, out_dir=tmp_path)
     assert main(["run", "exp1", "-p", "dataset", str(path), "--out-dir", str(tmp_path)]) == 2
     assert "exp1 asks questions" in capsys.readouterr().err
     bad = put("at,text\nsoon,Hi\n", "bad.csv")
     assert main(["run", "exp1", "-p", "dataset", str(bad), "--out-dir", str(tmp_path)]) == 2
     assert "bad.csv, line 2: 'soon'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_command_line_runs_an_experiment_on_a_file(put, tmp_path, monkeypatch):
-    path = put(SAID + ASKED)
-    monkeypatch.chdir(path.parent)
-    chosen = ["-p", "dataset", "./chat.jsonl", "-p", "embedder", "hash", "--out-dir", str(tmp_path / "out")]
-    assert main(["run", "exp1", *chosen]) == 0
-    (folder,) = (tmp_path / "out" / "exp1").iterdir()
-    assert folder.name.startswith("chat-hash-")
-    report = (folder / "report.html").read_text(encoding="utf-8")
-    assert "redact=False" in report and str(path.parent) not in report
-    assert find_quotes(folder, [*(m["text"] for m in SAID), str(path.parent)], length=20) == []
-    assert main(["run", "exp1", *chosen, "-p", "redact", "false"]) == 0
-    (open_run,) = set((tmp_path / "out" / "exp1").iterdir()) - {folder}
-    assert SAID[0]["text"] in (open_run / "report.html").read_text(encoding="utf-8")
-    assert find_quotes(open_run, [str(path.parent)], length=20) == []
 
 
 def test_the_example_of_the_guide_is_sound():

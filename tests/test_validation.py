@@ -24,28 +24,14 @@ SECRET = "marmalade"
 
 
 def turn(n, **more):
-    given_ = {
-        "speaker": "Ann",
-        "at": DAY + timedelta(days=n),
-        "session": f"S{n}",
-        "step": n,
-        "source": f"S{n}:1",
-        **more,
-    }
-    return Memory(given_.pop("id", f"c/{n}"), given_.pop("text", f"I ate {SECRET} {n} times."), **given_)
+    about = {"at": DAY + timedelta(days=n), "session": f"S{n}", "step": n, "source": f"S{n}:1", **more}
+    speaker = about.pop("speaker", "Ann")
+    return Memory(about.pop("id", f"c/{n}"), f"I ate {SECRET} {n} times.", speaker, **about)
 
 
 def asked(**more):
-    return Question(
-        **{
-            "id": "q1",
-            "text": f"Who eats {SECRET}?",
-            "answers": ["Ann"],
-            "evidence": ["S1:1"],
-            "conversation": "c",
-            **more,
-        }
-    )
+    given = {"id": "q1", "text": f"Who eats {SECRET}?", "answers": ["Ann"], "evidence": ["S1:1"]}
+    return Question(**{**given, "conversation": "c", **more})
 
 
 def data(turns=None, questions=None, **more):
@@ -65,70 +51,36 @@ def error_for(wrong):
     return one.value
 
 
-FAULTS = {
-    "evidence that names no turn": (
-        data(questions=[asked(evidence=["S9:9"])]),
-        "question 'q1': 'S9:9' is not a turn of conversation 'c'",
-    ),
-    "evidence given twice": (data(questions=[asked(evidence=["S1:1", "S1:1"])]), "'S1:1'"),
-    "questions with a wrong evidence": (
-        data(questions=[asked(evidence="S1:1")]),
-        "question 'q1': evidence is 'S1:1': it should be a valid list",
-    ),
-    "questions with a wrong answers": (
-        data(questions=[asked(answers=["Ann", None])]),
-        "question 'q1': answers[1] is None: it should be a valid string",
-    ),
-    "answerable questions without an answer": (data(questions=[asked(answers=[])]), "set answerable=False"),
-    "questions with a wrong text": (data(questions=[asked(text=" ")]), "text is ' ': it must not be empty"),
-    "questions with a wrong id": (data(questions=[asked(id=None)]), "question number 1: id is None"),
-    "question ids given twice": (data(questions=[asked(), asked()]), "conversation 'c': 'q1' occurs 2 times"),
-    "questions on an unknown conversation": (data(questions=[asked(conversation="d")]), "question 'q1': 'd'"),
-    "questions with a wrong answerable": (
-        data(questions=[asked(answerable=None)]),
-        "answerable is None: it should be a valid boolean",
-    ),
-    "turns with a wrong source": (
-        data([turn(1), turn(2, source="S2 1")]),
-        "conversation 'c', turn 2: source is 'S2 1': it must be a text without white space",
-    ),
-    "sources given twice": (
-        data([turn(1), turn(2, source="S1:1")]),
-        "conversation 'c': 'S1:1' occurs 2 times",
-    ),
-    "memory ids given twice": (data([turn(1), turn(2, id="c/1")]), "'c/1' occurs 2 times"),
-    "steps that don't increase": (data([turn(1), turn(2, step=1)]), "turn 2 ('S2:1'): step 1 after step 1"),
-    "turns with a wrong step": (data([turn(1), turn(2, step=None)]), "step is None"),
-    "turns with a wrong speaker": (data([turn(1), turn(2, speaker=None)]), "turn 2: speaker is None"),
-    "turns without a date among dated ones": (
-        data([turn(1), turn(2, at=None)]),
-        "turn 2 ('S2:1'): at is not given",
-    ),
-    "conversations with a wrong id": (
-        Dataset("toy", [Conversation(None, (), [turn(1)])], []),
-        "conversation number 1: id is None",
-    ),
-    "conversation ids given twice": (
-        Dataset("toy", [Conversation("c"), Conversation("c")], []),
-        "'c' occurs 2 times",
-    ),
-}
+def two(**more):
+    return [turn(1), turn(2, **more)]
 
 
-@pytest.mark.parametrize("fault_type", FAULTS)
-def test_validate_and_evaluate_name_a_fault_with_its_row(fault_type):
-    wrong, row = FAULTS[fault_type]
-    error = error_for(wrong)
-    assert f"- {fault_type} (1): " in str(error) and row in str(error) and error.counts == {fault_type: 1}
-    assert str(error).startswith("toy has "), "the message names the data set"
-    assert SECRET not in str(error), "it quotes ids only, because messages are copied into logs"
+FAULTS = (
+    ("evidence that names no turn", data(questions=[asked(evidence=["S9:9"])]), "'S9:9' is not a turn of"),
+    ("evidence given twice", data(questions=[asked(evidence=["S1:1", "S1:1"])]), "'S1:1'"),
+    ("questions with a wrong evidence", data(questions=[asked(evidence="S1:1")]), "should be a valid list"),
+    ("questions with a wrong answers", data(questions=[asked(answers=["Ann", None])]), "answers[1] is None"),
+    ("answerable questions without an answer", data(questions=[asked(answers=[])]), "set answerable=False"),
+    ("questions with a wrong text", data(questions=[asked(text=" ")]), "text is ' ': it must not be empty"),
+    ("questions with a wrong id", data(questions=[asked(id=None)]), "question number 1: id is None"),
+    ("question ids given twice", data(questions=[asked(), asked()]), "'c': 'q1' occurs 2 times"),
+    ("questions on an unknown conversation", data(questions=[asked(conversation="d")]), "'q1': 'd'"),
+    ("turns with a wrong source", data(two(source="S2 1")), "must be a text without white space"),
+    ("sources given twice", data(two(source="S1:1")), "conversation 'c': 'S1:1' occurs 2 times"),
+    ("memory ids given twice", data(two(id="c/1")), "'c/1' occurs 2 times"),
+    ("steps that don't increase", data(two(step=1)), "turn 2 ('S2:1'): step 1 after step 1"),
+    ("turns with a wrong speaker", data(two(speaker=None)), "turn 2: speaker is None"),
+    ("turns without a date among dated ones", data(two(at=None)), "turn 2 ('S2:1'): at is not given"),
+    ("conversation ids given twice", Dataset("toy", [Conversation("c")] * 2, []), "'c' occurs 2 times"),
+)
 
 
-def test_what_is_no_question_and_no_memory_is_named_and_not_quoted():
-    with pytest.raises(DatasetError, match="question number 1 is a str") as caught:
-        validate(data([turn(1), SECRET], [SECRET]))
-    assert caught.value.counts == {"questions of another type": 1, "turns of another type": 1}
-    assert SECRET not in str(caught.value)
+def test_validate_and_evaluate_name_a_fault_with_its_row_and_quote_ids_only():
+    for fault_type, wrong, row in FAULTS:
+        error = error_for(wrong)
+        assert f"- {fault_type} (1): " in str(error) and row in str(error), str(error)
+        assert error.counts == {fault_type: 1} and str(error).startswith("toy has ")
+        assert SECRET not in str(error), "messages are copied into logs"
 
 
 def test_all_faults_are_reported_at_once_in_a_short_message():
@@ -156,13 +108,9 @@ def test_oddities_are_counted_and_pass():
     ) == {"questions_without_evidence": 1}
     assert validate(data(questions=[asked(asked_at=DAY)])) == {"questions_asked_before_their_evidence": 1}
     assert validate(data([turn(n, at=None) for n in (1, 2)])) == {"conversations_without_dates": 1}
-    assert validate(data()) == {} and validate(Dataset("empty")) == {}
+    assert validate(data()) == {} == validate(am.load("demo"))
     frame = evaluate(["lexical"], data(late, notes={"corrected": 2}), embedder="hash", progress=False)
     assert frame.attrs["notes"] == {"turns_dated_before_the_previous": 1, "corrected": 2}
-
-
-def test_the_demo_set_has_no_faults_and_no_oddities():
-    assert validate(am.load("demo")) == {}
 
 
 # --- loading
@@ -183,13 +131,8 @@ def put(monkeypatch, tmp_path):
 
 def locomo(qa=(), sample="conv-1", **of_turn):
     turn_ = {"speaker": "A", "dia_id": "D1:1", "text": "I live in Oslo.", **of_turn}
-    talk = {
-        "speaker_a": "A",
-        "speaker_b": "B",
-        "session_1": [turn_],
-        "session_1_date_time": "1:00 pm on 1 May, 2023",
-    }
-    return {"sample_id": sample, "conversation": talk, "qa": list(qa)}
+    talk = {"speaker_a": "A", "speaker_b": "B", "session_1_date_time": "1:00 pm on 1 May, 2023"}
+    return {"sample_id": sample, "conversation": {**talk, "session_1": [turn_]}, "qa": list(qa)}
 
 
 def qa(**more):
@@ -213,11 +156,7 @@ def test_load_validates_and_counts_oddities(put):
 def test_a_bad_row_of_locomo_is_named(put):
     for content, why in (
         ([locomo([qa(question=None)])], r"question 'conv-1/q0': text is None"),
-        ([locomo([qa()], sample=None)], r"conversation number 1: id is None"),
-        ([locomo([qa()], dia_id=None)], r"conversation 'conv-1', turn 1: source is None"),
-        ([locomo([qa(answer=None)])], r"question 'conv-1/q0': answers=\[\]; give one"),
         ([locomo(), locomo([qa(), None], "conv-2")], r"question conv-2/q1 can't be read: TypeError"),
-        ([locomo([{"question": "Where?"}])], r"question conv-1/q0 can't be read: KeyError: 'category'"),
         ([locomo(), {"sample_id": "x"}], r"conversation number 2 can't be read: KeyError: 'conversation'"),
         ("[" * 100_000, r"locomo10\.json.*nested too deeply"),
     ):
@@ -226,76 +165,41 @@ def test_a_bad_row_of_locomo_is_named(put):
             load("locomo")
 
 
-def test_limit_counts_questions_whose_ids_are_unique_per_conversation():
-    both = Dataset(
-        "d",
-        [Conversation("a"), Conversation("b")],
-        [asked(id=f"q{n}", conversation=c) for c in "ab" for n in range(3)],
-    )
-    for n in range(1, 7):
-        assert len(registry._sample_questions(both, n).questions) == n
-
-
 # --- undated memories
 
 UNDATED = Memory("u", "I moved to Oslo yesterday, in May 2021 I lived in Rome.", "Ann", source="S1:1")
 
 
-def test_an_undated_memory_is_shown_without_a_date():
+def test_an_undated_memory_is_shown_without_a_date_and_the_reader_abstains_on_it():
     assert not UNDATED.dated and turn(1).dated
-    assert (
-        Hit(UNDATED, 1.0, note="newest").context_line
-        == "Ann: I moved to Oslo yesterday, in May 2021 I lived in Rome. (newest)"
-    )
-    assert render_line(Hit(UNDATED, 1.0)) == "Ann: I moved to Oslo yesterday, in May 2021 I lived in Rome.", (
-        "without a date, 'yesterday' can't be resolved"
-    )
-    assert render_line(Hit(Memory("v", "1] 2] yesterday"), 1.0)) == "1] 2] yesterday"
+    told = "Ann: I moved to Oslo yesterday, in May 2021 I lived in Rome."
+    assert Hit(UNDATED, 1.0, note="newest").context_line == f"{told} (newest)"
+    assert render_line(Hit(UNDATED, 1.0)) == told, "without a date, 'yesterday' can't be resolved"
     assert "undated" in UNDATED._repr_html_() and "1970" not in UNDATED._repr_html_()
-
-
-@pytest.mark.parametrize(
-    "text, date",
-    [
+    for text, date in (
         ("I moved to Oslo yesterday.", ""),
-        ("I moved to Oslo.", ""),
         ("I moved to Oslo on 8 May 2023.", "8 May 2023"),
         ("I have had a cat for three years.", ""),
         ("我昨天搬到了杭州。", ""),
         ("我2021年5月8日搬到了杭州。", "2021年5月8日"),
-    ],
-)
-def test_the_event_date_of_an_undated_memory_is_one_written_in_it(text, date):
-    assert event_date(Memory("m", text), lang="zh" if "我" in text else "en") == date
-
-
-def test_the_reader_abstains_when_the_date_is_unknown():
+    ):
+        assert event_date(Memory("m", text), lang="zh" if "我" in text else "en") == date
     found = answer("When did Ann adopt a cat?", Evidence([Hit(Memory("m", "I adopted a cat.", "Ann"), 1.0)]))
     assert found.abstained and "1970" not in found.text
 
 
 def test_no_prompt_has_a_date_for_an_undated_memory():
-    undated = data(
-        [
-            Memory(f"c/{n}", f"I moved to {place} yesterday.", "Ann", session="S1", step=n, source=f"S1:{n}")
-            for n, place in enumerate(("Oslo", "Rome", "Bergen"))
-        ],
-        [asked(evidence=["S1:0"])],
-    )
+    turns = [
+        Memory(f"c/{n}", f"I moved to {place} yesterday.", "Ann", session="S1", step=n, source=f"S1:{n}")
+        for n, place in enumerate(("Oslo", "Rome", "Bergen"))
+    ]
     system = am.make_system("hybrid", embedder="hash")
-    system.ingest(undated.conversations[0])
-    found = system.retrieve(undated.questions[0], 3)
-    assert len(found.hits) == 3 and "1970" not in found.context and "1969" not in found.context
+    system.ingest(Conversation("c", ("Ann",), turns))
+    found = system.retrieve(asked(), 3)
+    planned = {"memories": turns, "today": Memory("m", "").at, "offline": None}
     prompts = [
         TASKS["answer"].messages("en", question="Where?", evidence=found),
-        PLAN.messages(
-            "en",
-            question="Where?",
-            memories=undated.conversations[0].turns,
-            today=Memory("m", "").at,
-            offline=None,
-        ),
+        PLAN.messages("en", question="Where?", **planned),
     ]
-    assert all("1970" not in str(p) and "1969" not in str(p) for p in prompts) and "not known" in str(
-        prompts[1]
-    )
+    assert len(found.hits) == 3 and "not known" in str(prompts[1])
+    assert not any(year in str((found.context, prompts)) for year in ("1969", "1970"))
