@@ -48,36 +48,30 @@ def layers_of(turns: Sequence[Memory], config: MemoryConfig, prefix: str = "") -
     topics: dict[str, list[Memory]] = {}
     pages: list[Memory] = []
     owner = turns[0].owner if turns else ""
+
+    def make(
+        layer: str, id: object, text: str, sources: Sequence[Memory], **more: str | dict[str, str]
+    ) -> Memory:
+        out.append(derive(layer, f"{prefix}{layer}:{id}", text, sources, owner=owner, **more))
+        return out[-1]
+
     for i in range(0, max(0, len(turns) - config.stm_capacity) // 6 * 6, 6):
         part = turns[i : i + 6]
         subject = f"{SUBJECTS[part[0].step // 6 % 7]}-{part[0].step // 336}"  # of a fortnight
-        text = f"{part[0].speaker}: {part[0].text} They like it."
-        meta = {"topic": f"{prefix}topic:{subject}"}
-        page = derive(PAGE, f"{prefix}page:{part[0].step}", text, part, meta=meta, owner=owner)
-        pages.append(page)
-        topics.setdefault(subject, []).append(page)
-        fact = derive(
-            FACT,
-            f"{prefix}fact:{part[1].step}",
-            part[1].text,
-            part[1:2],
-            speaker=part[1].speaker,
-            owner=owner,
-        )
-        out += [page, fact]
+        text, meta = f"{part[0].speaker}: {part[0].text} They like it.", {"topic": f"{prefix}topic:{subject}"}
+        pages.append(make(PAGE, part[0].step, text, part, meta=meta))
+        topics.setdefault(subject, []).append(pages[-1])
+        make(FACT, part[1].step, part[1].text, part[1:2], speaker=part[1].speaker)
         if len(pages) % 4 == 0:
-            text = " ".join(p.text for p in pages[-4:])
-            out.append(derive(SUMMARY, f"{prefix}summary:{len(pages)}", text, pages[-4:], owner=owner))
+            make(SUMMARY, len(pages), " ".join(p.text for p in pages[-4:]), pages[-4:])
     for subject, members in topics.items():
-        text = f"They talk about the {subject.split('-')[0]}. {members[-1].text}"
-        out.append(derive(TOPIC, f"{prefix}topic:{subject}", text, members, owner=owner))
-    if facts := [m for m in out if m.layer == FACT]:
-        text = "\n".join(m.text_with_speaker for m in facts[:4])
-        out.append(derive(PROFILE, f"{prefix}profile", text, facts[:4], owner=owner))
+        make(TOPIC, subject, f"They talk about the {subject.split('-')[0]}. {members[-1].text}", members)
+    if facts := [m for m in out if m.layer == FACT][:4]:
+        text = "\n".join(m.text_with_speaker for m in facts)
+        out.append(derive(PROFILE, f"{prefix}profile", text, facts, owner=owner))
     if len(turns) > 3:
         out.append(key_memory(f"{prefix}key:auto", turns[2].text, AUTO, turns[2:3], owner))
-    out.append(key_memory(f"{prefix}key:pin", "Answer in two sentences.", owner=owner))
-    return out
+    return [*out, key_memory(f"{prefix}key:pin", "Answer in two sentences.", owner=owner)]
 
 
 def layered_store(n: int, config: MemoryConfig | None = None, embedder: object = "hash") -> MemoryStore:

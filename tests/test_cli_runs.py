@@ -13,9 +13,7 @@ import pytest
 
 from adaptmr.cli import experiments, main
 from adaptmr.cli.experiments import grid
-from adaptmr.cli.runs import compare_runs
 from adaptmr.eval.report.parameters import UsageError
-from adaptmr.eval.report.recorded_run import open_recorded
 
 
 @pytest.fixture
@@ -44,23 +42,8 @@ def test_the_systems_of_both_runs_are_compared_by_question_type_and_overall(root
     of_a = {r["type"]: r for r in rows if r["system"] == "a"}
     assert set(of_a) == {"factual_extraction", "multi_hop", "overall"}
     assert of_a["overall"]["difference"] == pytest.approx(0.2), "second minus first: 0.6/2 − 0.2/2"
+    assert {r["type"]: r["verdict"] for r in rows if r["system"] == "b"}["overall"] != "different"
     assert (of_a["overall"]["n"], of_a["multi_hop"]["n"], of_a["overall"]["conversations"]) == (24, 12, 6)
-
-
-def test_the_verdicts_are_those_of_reports(root):
-    first = open_recorded(cli_runs.make(root, "one", cli_runs.results({"a": 0.2, "b": 0.5})))
-    moved = cli_runs.results({"a": 0.6, "b": 0.5})
-    at = moved["conversation"].eq("c1") & moved["system"].eq("a")
-    moved.loc[at, "recall_fraction"] += 0.06  # so that the differences vary
-    second = open_recorded(cli_runs.make(root, "two", moved))
-    found = compare_runs(first, second, measures=["recall_fraction"], margin=0.5)
-    verdicts = found.set_index(["system", "type"])["verdict"]
-    assert verdicts["a", "overall"] == "equivalent", "0.41 lies within 0.5"
-    narrow = compare_runs(first, second, measures=["recall_fraction"], margin=0.02)
-    verdicts = narrow.set_index(["system", "type"])["verdict"]
-    assert verdicts["a", "overall"] == "different" and verdicts["b", "overall"] == "undecided"
-    row = narrow.set_index(["system", "type"]).loc[("a", "overall")]
-    assert row["difference"] == pytest.approx(0.41) and row["low"] < 0.41 < row["high"]
 
 
 def test_two_systems_of_one_run_are_compared(root, capsys):
@@ -265,22 +248,6 @@ def test_a_sweep_is_made_once(sweeping, capsys, monkeypatch):
     assert err.count("there already") == 2
     status, out, _ = said(capsys, "sweep", "tiny", "-p", "k", "1", "-p", "names", "[null]")
     assert status == 0 and rows_of(out, 1) == [["1", "None", "there"]], "the default, given"
-
-
-@pytest.mark.slow
-def test_other_code_other_parameters_and_other_names_are_other_points(sweeping, capsys, monkeypatch):
-    said(capsys, "sweep", "tiny", "-p", "k", "[1]")
-    asked = []
-
-    def run(experiment, files, pairs, *more):
-        asked.append(pairs)
-        raise ValueError("not run in this test")
-
-    monkeypatch.setattr(experiments, "run_experiment", run)
-    assert said(capsys, "sweep", "tiny", "-p", "k", "2")[0] == 1 and len(asked) == 1
-    assert said(capsys, "sweep", "tiny", "-p", "names", "[[a]]")[0] == 1 and len(asked) == 2
-    monkeypatch.setattr("adaptmr.provenance.code_sha256", lambda: "changed")
-    assert said(capsys, "sweep", "tiny", "-p", "k", "1")[0] == 1 and len(asked) == 3
 
 
 @pytest.mark.slow

@@ -225,27 +225,19 @@ def test_evidence_ids_and_times_of_sessions(text):
 
 
 def test_sessions_are_read_in_the_order_of_their_numbers(tmp_path):
-    def session(n: int) -> dict:
-        return {
-            f"session_{n}": [{"speaker": "A", "dia_id": f"D{n}:1", "text": f"lone \ud83d {n}"}],
-            f"session_{n}_date_time": f"1:00 pm on {n} May, 2023",
-        }
+    def talk(*numbers: tuple[str, int]) -> Path:
+        made: dict = {"speaker_a": "A", "speaker_b": "B", "session_11_date_time": "1:00 pm on 11 May, 2023"}
+        for name, n in numbers:
+            made[f"session_{name}"] = [{"speaker": "A", "dia_id": f"D{n}:1", "text": f"lone \ud83d {n}"}]
+            made[f"session_{name}_date_time"] = f"1:00 pm on {n} May, 2023"
+        (tmp_path / "f.json").write_text(json.dumps([{"sample_id": "s", "conversation": made, "qa": []}]))
+        return tmp_path / "f.json"
 
-    talk = {
-        "speaker_a": "A",
-        "speaker_b": "B",
-        **session(10),
-        **session(2),
-        "session_11_date_time": "1:00 pm on 11 May, 2023",
-    }
-    (tmp_path / "f.json").write_text(json.dumps([{"sample_id": "s", "conversation": talk, "qa": []}]))
-    c = parse_locomo(tmp_path / "f.json").conversations[0]
+    c = parse_locomo(talk(("10", 10), ("2", 2))).conversations[0]
     found = [(m.source, m.step, m.session) for m in c.turns]
     assert found == [("D2:1", 0, "session_2"), ("D10:1", 1, "session_10")]
-    talk |= {"session_3": talk["session_2"], "session_3_date_time": talk["session_2_date_time"]}
-    (tmp_path / "f.json").write_text(json.dumps([{"sample_id": "s", "conversation": talk, "qa": []}]))
     with pytest.raises(ValueError, match="twice"):
-        parse_locomo(tmp_path / "f.json")
+        parse_locomo(talk(("2", 2), ("3", 2)))
 
 
 def check_locomo(data: Dataset) -> None:

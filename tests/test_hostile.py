@@ -18,14 +18,14 @@ from server import Server, answering, ok, ok_json
 from adaptmr.llm import LLM
 from adaptmr.llm.tasks import OUTCOME_COUNTER, meter_usage
 from adaptmr.planning.classifiers import FewShotClassifier
-from adaptmr.planning.qarp import PLAN, QARP
+from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import AdaptiveRAG, Mixture, Routed
 from adaptmr.reader import render_finding, render_line
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.query import answer_interim
 from adaptmr.retrieval.rounds import run_rounds
-from adaptmr.retrieval.steps import REFINE, refine, rerank
+from adaptmr.retrieval.steps import refine, rerank
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.retrieval.versions import replaced_note
 from adaptmr.store.memory_store import MemoryStore
@@ -255,37 +255,6 @@ LISTS = [[], [[]], [None], [1, "a"], ["q"] * 10_000, [{"number": 1e300, "why": N
 ODD = [None, True, -1, 2.0, 1e308, 10**400, "", "\x00", "\ud83d", "是", {}, "q" * 100_000, *LISTS]
 
 
-PROSE = ["I can't help with that.", "", "null", "{}", "[]", "{", '"', "{{{{", "<think>{}</think>", INVENTED]
-
-
-CHARACTERS = [*range(1, 128), *range(0x4E00, 0x4E20), 0xD800, 0x1F600]
-
-
-def reply(good, draw):
-    """Return a random reply to a task for which `good` would be a valid one."""
-    text, keys = json.dumps(good, ensure_ascii=False), list(good)
-    odd = {**good, draw.choice(keys): draw.choice(ODD)}
-    number = draw.choice(["NaN", "-Infinity", "1e999", "9" * 5000, "-0", "0x1F", ".5"])
-    return draw.choice(
-        [
-            lambda: draw.choice(PROSE),
-            lambda: f"Sure!\n```json\n{text}\n```\nDone.",
-            lambda: text[: draw.randrange(len(text))],
-            lambda: json.dumps([good, good]),
-            lambda: json.dumps(odd, ensure_ascii=draw.random() < 0.5),
-            lambda: json.dumps({**good, "x" * draw.randrange(1, 3000): INVENTED}),
-            lambda: json.dumps({k: v for k, v in good.items() if k != draw.choice(keys)}),
-            lambda: "[" * 1000 + "]" * 1000,
-            lambda: json.dumps({**good, keys[0]: ["q"] * 10_000}),
-            lambda: text.replace("0.65", number).replace("true", "NaN"),
-            lambda: text.replace('"', "'").replace("true", "True"),
-            lambda: text + text,
-            lambda: text,
-            lambda: "".join(chr(draw.choice(CHARACTERS)) for _ in range(draw.randrange(200))),
-        ]
-    )()
-
-
 HITS = [
     Hit(Memory(str(i), f"memory {i}", "Ann", f"2024-01-0{i}", step=i, source=f"T{i}"), 1.0 / i)
     for i in range(1, 7)
@@ -335,12 +304,14 @@ def _level_is_valid(llm, store):
     ],
 )
 def test_any_reply_to_any_task_gives_a_valid_result(store, task, use):
-    draw, current = random.Random(2), [""]
+    good, current = GOOD[task], [""]
+    odd = [{**good, name: value} for name in good for value in random.Random(name).sample(ODD, 7)]
+    replies = [good, {**good, "x" * 3000: INVENTED}, [good, good], *odd]
     before = OUTCOME_COUNTER.snapshot()
     with Server(answering(lambda body: ok(current[0]))) as s, meter_usage() as meter:
         llm = model(s)
-        for _ in range(60):
-            current[0] = reply(GOOD[task], draw)
+        for text in (*map(json.dumps, replies), "I can't help with that.", '"', "[" * 1000 + "]" * 1000):
+            current[0] = text
             use(llm, store)
         longest = max(len(m["content"]) for body in s.requests for m in body["messages"])
         assert longest < 6000, "no reply makes the next prompt too long"
@@ -348,25 +319,3 @@ def test_any_reply_to_any_task_gives_a_valid_result(store, task, use):
     assert outcomes["model"] and outcomes["fallback"], outcomes
     counted = OUTCOME_COUNTER.rates(before)[task]
     assert {how: counted.get(how, 0) for how in outcomes} == outcomes, "every fallback is counted"
-
-
-# -- Chinese -------------------------------------------------------------------------------------------------
-
-
-def test_a_chinese_question_has_chinese_prompts_with_english_memories(store):
-    asked = "我把备用钥匙放在哪里？"
-    good = {**GOOD["plan"], "queries": ["the key"], "multi_step": False, "relevance_threshold": 0.0}
-
-    def decide(body):
-        plans = "queries" in schema_of(body)["properties"]
-        return ok_json(good if plans else {"relevant": True, "drop": [], "updated": []})
-
-    with Server(answering(decide)) as s:
-        found = retrieve(asked, store, 5, QARP(model(s)))
-        prompts = [body["messages"][0]["content"] for body in s.requests]
-        first = s.requests[0]["messages"][1]["content"]
-    assert prompts == [PLAN.prompts["zh"][0], REFINE.prompts["zh"][0]]
-    assert asked in first and "今天是 2024-" in first and found.plan.queries == (asked, "the key")
-    with Server(ok("我不知道。")) as s:
-        assert QARP(model(s)).plan(asked, store).fallback == "unified"
-        assert "这个回答不能用" in s.requests[1]["messages"][-1]["content"]

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections import Counter
 from contextlib import closing
@@ -19,14 +16,13 @@ from time import monotonic
 
 import pandas as pd
 import pytest
-from server import Server, answering, hang, ok, ok_json
+from server import Server, answering, ok, ok_json
 
 import adaptmr as am
 from adaptmr.embed import TextEmbedder, VectorCache
 from adaptmr.eval.report import tables
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM, LLMError
-from adaptmr.eval.runner.run import journal_keys
 from adaptmr.llm.concurrency import run_concurrently
 from adaptmr.llm.tasks import Task
 from adaptmr.llm.transport import CANCELLED, RequestCancelled
@@ -210,61 +206,6 @@ def test_an_encoder_is_called_by_one_thread_at_a_time(tmp_path):
     run_concurrently(lambda i: shared.encode(some(i)), range(40), 8, got.__setitem__)
     assert all((got[i] == alone.encode(some(i))).all() for i in range(40)) and most[0] == 1
     assert shared.encoded + shared.from_cache == 400
-
-
-# --- interrupts
-
-CHILD = """
-import signal, sys
-import adaptmr as am
-from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.llm import LLM, ReplayCache
-# a shell that starts the tests in the background makes them ignore interrupts
-signal.signal(signal.SIGINT, signal.default_int_handler)
-folder, url = sys.argv[1:]
-llm = LLM("m", base_url=url, cache=ReplayCache(folder + "/calls.sqlite"), concurrency=4)
-data, options = am.load("demo", split="en1", limit=20), {"embedder": "hash", "progress": False}
-frame = evaluate(["lexical", "random"], data, llm, journal=folder + "/journal", **options)
-frame.drop(columns=[c for c in frame if c.startswith("ms_")]).to_json(folder + "/frame.json", orient="split")
-"""
-
-
-@pytest.mark.slow
-def test_an_interrupt_stops_the_run_and_the_next_run_repeats_no_recorded_call(tmp_path):
-    enough = threading.Event()
-
-    def hanging(h, body):
-        if len(s.requests) > 10:
-            if s._open >= 4:
-                enough.set()
-            hang(h, body)
-        else:
-            answering(reply_by_hash)(h, body)
-
-    def child():
-        command = [sys.executable, "-c", CHILD, str(tmp_path), s.url]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-    with Server(hanging) as s:
-        first = child()
-        assert enough.wait(60), first.stderr.read()
-        begun = monotonic()
-        first.send_signal(signal.SIGINT)
-        _, said = first.communicate(timeout=30)
-        assert first.returncode != 0 and said.rstrip().endswith("KeyboardInterrupt")
-        assert monotonic() - begun < 5
-        kept = journal_keys(tmp_path / "journal")
-        assert len(kept) >= 5 and not (tmp_path / "frame.json").exists()
-        s.script[:] = [answering(reply_by_hash)]
-        second = child()
-        _, said = second.communicate(timeout=60)
-        assert second.returncode == 0, said
-        distinct = {json.dumps(r, sort_keys=True) for r in s.requests}
-        assert len(s.requests) <= len(distinct) + 4, "at most what was under way is asked again"
-        assert kept < journal_keys(tmp_path / "journal")
-    with Server(answering(reply_by_hash)) as s:
-        whole = run(["lexical", "random"], am.load("demo", split="en1", limit=20), model(s))
-    assert (tmp_path / "frame.json").read_text("utf-8") == without_times(whole).to_json(orient="split")
 
 
 # --- usage

@@ -229,7 +229,7 @@ def test_only_a_few_haystacks_are_in_memory(put):
         peaks,
     )
     cache = data.conversations[0]._read.func
-    assert cache.cache_info().currsize == longmemeval._CACHE_SIZE and cache.cache_info().misses == 54
+    assert cache.cache_info().currsize == longmemeval._CACHE_SIZE and cache.cache_info().misses == 27
 
 
 def test_evaluate_reads_each_haystack_once(put):

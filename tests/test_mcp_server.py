@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from adaptmr.cli import main
-from adaptmr.integrations.mcp import TOOLS, MemoryTools, make_server
+from adaptmr.integrations.mcp import MemoryTools, make_server
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
 
@@ -98,41 +97,7 @@ def test_without_the_package_the_error_names_the_extra(
     assert "pip install 'adaptmr[mcp]'" in capsys.readouterr().err
 
 
-@needs_mcp
-@pytest.mark.slow
-def test_the_official_client_uses_the_tools_over_stdio(store: MemoryStore, tmp_path: Path) -> None:
-    from mcp import ClientSession, stdio_client
-
-    path = tmp_path / "m.db"
-    store.export_jsonl(tmp_path / "m.jsonl")
-    with MemoryStore(path, embedder="hash") as file:
-        file.import_jsonl(tmp_path / "m.jsonl")
-    server = served(path, "--user", "ann")
-
-    async def talk() -> None:
-        async with stdio_client(server) as (reads, writes), ClientSession(reads, writes) as client:
-            await client.initialize()
-            listed = (await client.list_tools()).tools
-            assert [t.name for t in listed] == list(TOOLS) and all(t.description for t in listed)
-
-            async def call(tool: str, **arguments: Any) -> Any:
-                result = await client.call_tool(tool, arguments)
-                text = result.content[0].text
-                return text if result.is_error else json.loads(text)
-
-            made = await call("add", text="My bicycle is red.", at="2024-07-01")
-            found = await call("search", query="What colour is my bicycle?")
-            assert found["memories"][0]["id"] == made["id"] and "Rome" not in found["prompt"]
-            several = await asyncio.gather(*(call("search", query="Where do I live?") for _ in range(5)))
-            assert all(one == several[0] for one in several)
-            assert await call("forget", id="a1") == {"forgotten": 1}
-
-    asyncio.run(talk())
-    with MemoryStore(path) as file:
-        assert file.get("a1").status == "deleted" and len(file) == 3 and file.check() == []
-
-
-# --- a client that errs, a server that is killed
+# --- over stdio
 
 
 def served(path: Path, *options: str) -> Any:
@@ -153,7 +118,7 @@ def filled(path: Path) -> Path:
 
 @needs_mcp
 @pytest.mark.slow
-def test_whatever_a_client_sends_it_gets_an_error_with_the_remedy(tmp_path: Path) -> None:
+def test_the_official_client_gets_answers_and_errors_with_the_remedy(tmp_path: Path) -> None:
     from mcp import ClientSession, stdio_client
 
     path = filled(tmp_path / "m.db")

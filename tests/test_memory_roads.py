@@ -10,10 +10,10 @@ from datetime import timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layered_store import START, key_memory, layered_store, layers_of, turns_of
+from layered_store import START, key_memory, layered_store, turns_of
 
 from adaptmr.memory.config import MemoryConfig
-from adaptmr.memory.layers import AUTO, FACT, KEY, PAGE, TOPIC
+from adaptmr.memory.layers import AUTO, FACT, PAGE, TOPIC
 from adaptmr.memory.roads import LAYERED_ROADS, ROADS, Asked, Origins, Recall, recall
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Memory, Question
@@ -80,17 +80,6 @@ def test_what_was_deleted_is_on_no_road():
         assert {road: ids(again, road) for road in roads} == roads
 
 
-def test_owners_see_their_own_memories_only():
-    maya, tom = turns_of(30, "maya", "m"), turns_of(30, "tom", "t")
-    with MemoryStore(embedder="hash") as store:
-        store.add([*maya, *layers_of(maya, CONFIG, "m-"), *tom, *layers_of(tom, CONFIG, "t-")])
-        for owners in (["maya"], ["tom"], None):
-            found = recall(store, ASKED, CONFIG, owners=owners) if owners else recall(store, ASKED, CONFIG)
-            hits = [h for e in found.sections.values() for h in e.hits]
-            assert {h.memory.owner for h in hits} == set(owners or ("maya", "tom"))
-            assert {h.memory.layer for h in hits} >= {"", KEY, PAGE, TOPIC} and len(found.sections) == 5
-
-
 def test_what_was_said_later_is_not_seen(store):
     moment = START + timedelta(hours=50)
     found = recall(store, Question("q", ASKED, asked_at=moment), CONFIG)
@@ -98,13 +87,6 @@ def test_what_was_said_later_is_not_seen(store):
     assert hits and all(h.memory.at <= moment for h in hits)
     assert ids(found, "short_term")[-1] == "t50"
     assert all(int(s[1:]) <= 50 for h in hits for s in (*h.quoted, *h.behind))
-
-
-def test_an_empty_store_gives_empty_sections():
-    with MemoryStore(embedder="hash") as store:
-        found = recall(store, ASKED, CONFIG)
-        assert not found.left_out and not any(found.hits(r) for r in LAYERED_ROADS)
-        assert not found.has_relevant and not found.evidence(10).hits
 
 
 # --- one ranking

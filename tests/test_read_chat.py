@@ -173,6 +173,8 @@ def test_dates_in_order_are_read_as_they_were_written(moments, day_first):
     if found is not None and any(m.day > 12 for m in moments):
         assert found is day_first
     assert [parse_chat_time(t, day_first) for t in texts] == moments
+    assert find_day_first(["09/04/2024", "10/04/2024", "01/05/2024"]) is True, "only so they are in order"
+    assert find_day_first(["04/09/2024", "04/10/2024", "05/01/2024"]) is False
 
 
 def test_an_ambiguous_file_asks(put):

@@ -73,13 +73,6 @@ def test_a_system_observes_every_turn_once_in_order_then_the_questions_come():
     assert cost["seconds"] > 0 and set(frame.retrieved) == {"S1:3 S1:2"}
 
 
-def test_ingesting_at_once_and_observing_give_the_same_memory():
-    at_once, observed = Remembering(), Remembering()
-    cost = at_once.ingest(TALK)
-    assert ingest_conversation(observed, TALK).calls == cost.calls == 8
-    assert at_once.turns == observed.turns
-
-
 def test_a_plan_over_an_observing_system_lets_it_observe():
     inner = Remembering()
     wrapped = WrappedSystem(inner, QARP(), embedder="hash")

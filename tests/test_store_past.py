@@ -65,17 +65,16 @@ class PastMachine(RuleBasedStateMachine):
     `states[n]` is the model as it stood after event n, with the visits up to the next event.
     """
 
-    ids = st.sampled_from(IDS)
-    fields = st.fixed_dictionaries(
-        {
+    values = st.fixed_dictionaries(
+        {},
+        optional={
             "text": st.sampled_from(WORDS),
             "speaker": st.sampled_from(["", "Maya"]),
             "step": st.integers(0, 3),
             "tags": st.lists(st.sampled_from(["x", "y"]), max_size=2),
-            "layer": st.sampled_from(["", "summary"]),
             "derived_from": st.lists(st.sampled_from(IDS), max_size=2),
             "meta": st.sampled_from([{}, {"n": 1}, {"n": True}]),
-        }
+        },
     )
 
     @initialize()
@@ -83,11 +82,10 @@ class PastMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.path = Path(self.folder.name, "m.db")
         self.store, self.other = self.open(), self.open()
-        self.now = Model()
-        self.states = {0: Model()}
+        self.now, self.states = Model(), {0: Model()}
         self.added: dict[str, tuple[Memory, np.ndarray]] = {}  # as they were when they were added
         for id in ("a", "b"):
-            self.add_one(Memory(id, "a cat"), None)
+            self.put(id, {}, None)
 
     def open(self) -> MemoryStore:
         return MemoryStore(self.path, embedder="hash")
@@ -101,52 +99,34 @@ class PastMachine(RuleBasedStateMachine):
         """Keep the model under the number of the event that has just been made."""
         self.states[max(self.states) + 1] = self.now.copy()
 
-    def draw_id(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.now.memories)))
+    @rule(id=st.sampled_from(IDS), values=values, own_vector=st.sampled_from([None, None, *WORDS]))
+    def add_or_update(self, id, values, own_vector) -> None:
+        self.put(id, values, own_vector)
 
-    @rule(id=ids, values=fields, own_vector=st.sampled_from([None, *WORDS]))
-    def add(self, id, values, own_vector) -> None:
-        if id not in self.now.memories:
-            self.add_one(Memory(id, **values), own_vector)
-
-    def add_one(self, m: Memory, own_vector: str | None) -> None:
+    def put(self, id, values, own_vector) -> None:
         vector = None if own_vector is None else encoded(Memory("x", own_vector))
-        self.now.memories[m.id] = m
-        self.now.vectors[m.id] = encoded(m) if vector is None else vector
-        self.added[m.id] = m, self.now.vectors[m.id]
+        old = self.now.memories.get(id)
+        m = replace(old or Memory(id, "a cat"), **values)
+        if vector is not None or old is None or m.text_with_speaker != old.text_with_speaker:
+            self.now.vectors[id] = encoded(m) if vector is None else vector
+        self.now.memories[id] = m if old is None else replace(m, version=old.version + 1)
         self.note()
-        self.store.apply(Add(m, vector))
+        if old is None:
+            self.added[id] = m, self.now.vectors[id]
+            self.store.apply(Add(m, vector))
+        else:
+            self.other.apply(Update(m, vector))
 
     @precondition(lambda self: self.now.memories)
-    @rule(data=st.data(), values=fields, one=st.booleans(), own_vector=st.sampled_from([None, None, *WORDS]))
-    def update(self, data, values, one, own_vector) -> None:
-        id = self.draw_id(data)
-        old, m = self.now.memories[id], Memory(id, **values)
-        if one:  # only one field changes
-            name = data.draw(st.sampled_from(sorted(values)))
-            m = replace(old, **{name: values[name]})
-        vector = None if own_vector is None else encoded(Memory("x", own_vector))
-        if vector is None and m.text_with_speaker != old.text_with_speaker:
-            self.now.vectors[id] = encoded(m)
-        elif vector is not None:
-            self.now.vectors[id] = vector
-        self.now.memories[id] = replace(m, version=old.version + 1, status=old.status)
-        self.note()
-        self.other.apply(Update(m, vector))
-
-    @precondition(lambda self: self.now.memories)
-    @rule(data=st.data(), status=st.sampled_from(["active", "deleted"]))
-    def set_status(self, data, status) -> None:
-        id = self.draw_id(data)
-        self.store.apply(SetStatus(id, status))
-        if self.now.memories[id].status != status:
-            self.now.memories[id] = replace(self.now.memories[id], status=status)
-            self.note()
-
-    @precondition(lambda self: self.now.memories)
-    @rule(data=st.data())
-    def erase(self, data) -> None:
-        id = self.draw_id(data)
+    @rule(data=st.data(), act=st.sampled_from(["active", "deleted", "deleted", "erase"]))
+    def delete_restore_or_erase(self, data, act) -> None:
+        id = data.draw(st.sampled_from(sorted(self.now.memories)))
+        if act != "erase":
+            self.store.apply(SetStatus(id, act))
+            if self.now.memories[id].status != act:
+                self.now.memories[id] = replace(self.now.memories[id], status=act)
+                self.note()
+            return
         self.store.apply(Erase(id))
         for state in [self.now, *self.states.values()]:
             state.visits = [(query, tuple(i for i in ids if i != id)) for query, ids in state.visits]
@@ -169,40 +149,35 @@ class PastMachine(RuleBasedStateMachine):
         """Go back to several events, one after the other: all but the first are rollbacks of rollbacks."""
         states = st.sampled_from(sorted(self.states))
         for target in data.draw(st.lists(states, min_size=1, max_size=6)):
-            self.rollback_to(target, by_other)
+            self.rollback_to(target, self.other if by_other else self.store)
             self.agree()
 
-    def rollback_to(self, target: int, by_other: bool) -> None:
+    def rollback_to(self, target: int, by: MemoryStore) -> None:
         last, then = self.store.last_event, self.states[target]
-        done = (self.other if by_other else self.store).rollback(target, who="ann")
+        done = by.rollback(target, who="ann")
         if target == last:
             assert done == Rollback(last)
             return
-        lost = {i for i in then.memories if i not in self.now.memories or self.born(i) > target}
+        born = {e.id: e.seq for e in self.store.events() if e.kind == "add"}  # of what has that id now
+        lost = {i for i in then.memories if i not in self.now.memories or born[i] > target}
         assert set(done.lost) == lost and done.event == self.store.last_event == self.store.version
         assert self.store.events(1)[0].kind == "rollback"
         changed = set()
         for id, m in self.now.memories.items():
             stays = id in then.memories and id not in lost
             wanted, vector = (then.memories[id], then.vectors[id]) if stays else self.added[id]
-            wanted = wanted if stays else replace(wanted, status="deleted")
-            same = repr(replace(wanted, version=1, status="active")) == repr(
-                replace(m, version=1, status="active")
-            )
-            if not (same and (self.now.vectors[id] == vector).all()):
-                self.now.vectors[id] = vector
-                wanted = replace(wanted, version=m.version + 1)
+            status = wanted.status if stays else "deleted"
+            same = repr(replace(wanted, version=m.version, status=m.status)) == repr(m)
+            if same and (self.now.vectors[id] == vector).all():
+                wanted = replace(m, status=status)
             else:
-                wanted = replace(m, status=wanted.status)
+                self.now.vectors[id] = vector
+                wanted = replace(wanted, status=status, version=m.version + 1)
             changed |= {id} if wanted != m else set()
             self.now.memories[id] = wanted
         assert set(done.changed) == changed
         self.now.visits = list(then.visits)
         self.states[done.event] = self.now.copy()
-
-    def born(self, id: str) -> int:
-        """Return the number of the event that added the memory that has this id now."""
-        return max(e.seq for e in self.store.events() if (e.kind, e.id) == ("add", id))
 
     @rule()
     def move(self) -> None:
@@ -222,19 +197,13 @@ class PastMachine(RuleBasedStateMachine):
         active = [m for m in self.now.memories.values() if m.status == "active"]
         active.sort(key=lambda m: (m.step, m.id))
         for s in (self.store, self.other):
-            assert list(s.memories) == active
             assert repr(list(s.memories)) == repr(active), "True is not 1"
             for row, m in zip(s.matrix, active):
                 assert (row == self.now.vectors[m.id]).all()
             assert {m.id for m in active} == {h.memory.id for h in s.search(QUERY, 9, "hybrid")}
         deleted = {h.memory.id for h in self.store.search(QUERY, 9, "lexical", Filter(status="deleted"))}
         assert deleted == self.now.memories.keys() - {m.id for m in active}
-        self.same_visits()
-        assert self.store.check() == []
-
-    def same_visits(self) -> None:
-        visits = self.now.visits
-        counts = self.store.visits(self.now.memories, last=2)
+        visits, counts = self.now.visits, self.store.visits(self.now.memories, last=2)
         asked = [n for n, (query, _) in enumerate(visits) if query]
         recent = visits[asked[-2] if len(asked) >= 2 else 0 :]
         assert (counts.queries, counts.window) == (len(asked), min(2, len(asked)))
@@ -242,6 +211,7 @@ class PastMachine(RuleBasedStateMachine):
             wanted = Counter(i for _, ids in some for i in ids)
             assert found == {i: wanted[i] for i in self.now.memories}
         assert counts.latest.keys() == {i for i, n in counts.total.items() if n}
+        assert self.store.check() == []
 
 
 TestPast = PastMachine.TestCase
@@ -402,34 +372,6 @@ def test_a_file_of_schema_1_is_brought_up_to_date(tmp_path):
         back, kept = s.rollback(3), old_memories()
         assert back.lost == ("m1",), "the words before that update were not kept"
         assert back.changed == ("m2", "s1") and s.memories == [*kept[:2], replace(kept[2], status="active")]
-
-
-@pytest.mark.slow
-@needs_fork
-def test_a_kill_before_any_statement_of_the_upgrade(tmp_path):
-    import adaptmr.store.database as schema
-
-    path = tmp_path / "m.db"
-    write_schema_1(path)
-    original = path.read_bytes()
-    for n in range(100):
-        path.write_bytes(original)
-
-        def work(tell, n: int = n) -> None:
-            real = schema.write_transaction
-            schema.write_transaction = lambda db: die_before_statement(n, db, ("",)) or real(db)
-            MemoryStore(path, embedder="hash")
-
-        status, _ = ended(*in_child(work))
-        with closing(sqlite3.connect(path)) as db:
-            now = db.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()[0]
-        assert_upgraded(path)
-        assert status == -signal.SIGKILL
-        if now == "2":  # the transaction had ended
-            break
-        for file in tmp_path.glob("m.db-*"):
-            file.unlink()
-    assert n > 15, f"only {n} statements"
 
 
 # --- killed processes, threads and processes

@@ -35,23 +35,18 @@ COUNTS = ["ingest_calls", "ingest_prompt_tokens", "ingest_completion_tokens", "i
 
 
 def talk(name: str, n: int) -> Conversation:
-    turns = [
-        Memory(f"{name}/{i}", f"Turn {i} of {name}.", "Ann", session="S", step=i, source=f"S:{i}")
-        for i in range(n)
-    ]
+    turns = [Memory(f"{name}/{i}", f"Turn {i} of {name}.", "Ann", step=i, source=f"S:{i}") for i in range(n)]
     return Conversation(name, ("Ann",), turns)
 
 
-DATA = Dataset(
-    "toy",
-    [talk("a", 2), talk("b", 4)],
-    [
-        Question(f"{c}{i}", f"What was said in {c}, {i}?", ["Turn"], evidence=["S:0"], conversation=c)
-        for c in "ab"
-        for i in range(2)
-    ],
-    ours=True,
-)
+ASKED = [
+    Question(f"{c}{i}", f"What, {i}?", ["Turn"], evidence=["S:0"], conversation=c)
+    for c in "ab"
+    for i in (0, 1)
+]
+
+
+DATA = Dataset("toy", [talk("a", 2), talk("b", 4)], ASKED, ours=True)
 
 
 class Summarizing:
@@ -85,19 +80,6 @@ def model(server: Server, **more) -> LLM:
     return LLM("m", base_url=server.url, sleep=lambda s: None, **more)
 
 
-def test_the_rows_have_what_their_conversation_cost():
-    with Server(REPLY) as s:
-        frame = run(["lexical", Summarizing(model(s))])
-    mine = frame[frame.system == "summarizing"]
-    assert mine.ingest_calls.tolist() == [2, 2, 4, 4], "one call a turn, the same on every question"
-    assert mine.ingest_prompt_tokens.tolist() == [20, 20, 40, 40]
-    assert mine.ingest_completion_tokens.tolist() == [6, 6, 12, 12]
-    assert mine.ingest_cost_usd.isna().all(), "the price of m is not known"
-    assert (frame[frame.system == "lexical"][COUNTS] == 0).all(axis=None)
-    assert (frame.calls == 0).all() and (frame.ms_ingest > 0).all(), "questions cost nothing here"
-    assert frame.groupby(["system", "conversation"]).ms_ingest.nunique().eq(1).all()
-
-
 def test_a_replay_has_the_same_costs_and_the_recorded_times(tmp_path):
     cache = ReplayCache(tmp_path / "calls")
     with Server(REPLY) as s:
@@ -110,20 +92,6 @@ def test_a_replay_has_the_same_costs_and_the_recorded_times(tmp_path):
     recorded = sum(r["reply"]["seconds"] for r in cache.records())
     costs = pd.DataFrame(again.attrs["ingest"])
     assert costs["seconds"].sum() >= recorded and costs["calls"].tolist() == [2, 4]
-
-
-def test_the_table_by_hand():
-    with Server(REPLY) as s:
-        frame = run([Summarizing(model(s)), "lexical"])
-    table = writing_table(frame).set_index("system")
-    assert table.loc["summarizing", ["n", "calls", "tokens"]].tolist() == [2, 3.0, 39.0], "(26 + 52) / 2"
-    assert table.loc["lexical", ["n", "calls", "tokens", "usd"]].tolist() == [2, 0.0, 0.0, 0.0]
-    assert table.loc["summarizing", "usd"] is None or math.isnan(table.loc["summarizing", "usd"])
-    assert table["low"].isna().all(), "two conversations are too few for an interval"
-    sums = writing_usage(frame).set_index("system")
-    assert sums.loc["summarizing", ["conversations", "turns", "calls"]].tolist() == [2, 6, 6]
-    assert usage_outside_rows(frame).calls == 6 and usage_outside_rows(frame).prompt_tokens == 60
-    assert writing_table(run(["lexical"])).empty and usage_outside_rows(run(["lexical"])).calls == 0
 
 
 # --- an experiment
@@ -147,6 +115,7 @@ def experiment(folder: Path, **more):
     return made.finish().path
 
 
+@pytest.mark.slow
 def test_an_experiment_shows_it_and_repeats(tmp_path, monkeypatch, registered):
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
 
@@ -210,3 +179,24 @@ def test_the_usage_of_a_thread_that_was_too_late_is_in_no_row_but_not_lost():
     late = frame.attrs["late"]
     assert (late["calls"], late["prompt_tokens"], late["completion_tokens"]) == (1, 10, 3)
     assert usage_outside_rows(frame).calls == 1
+
+
+def test_the_rows_and_the_table_have_what_their_conversation_cost():
+    with Server(REPLY) as s:
+        frame = run(["lexical", Summarizing(model(s))])
+    mine = frame[frame.system == "summarizing"]
+    assert mine.ingest_calls.tolist() == [2, 2, 4, 4], "one call a turn, the same on every question"
+    assert mine.ingest_prompt_tokens.tolist() == [20, 20, 40, 40]
+    assert mine.ingest_completion_tokens.tolist() == [6, 6, 12, 12]
+    assert mine.ingest_cost_usd.isna().all(), "the price of m is not known"
+    assert (frame[frame.system == "lexical"][COUNTS] == 0).all(axis=None)
+    assert (frame.calls == 0).all() and (frame.ms_ingest > 0).all(), "questions cost nothing here"
+    assert frame.groupby(["system", "conversation"]).ms_ingest.nunique().eq(1).all()
+    table = writing_table(frame).set_index("system")
+    assert table.loc["summarizing", ["n", "calls", "tokens"]].tolist() == [2, 3.0, 39.0], "(26 + 52) / 2"
+    assert table.loc["lexical", ["n", "calls", "tokens", "usd"]].tolist() == [2, 0.0, 0.0, 0.0]
+    assert table.loc["summarizing", "usd"] is None or math.isnan(table.loc["summarizing", "usd"])
+    assert table["low"].isna().all(), "two conversations are too few for an interval"
+    sums = writing_usage(frame).set_index("system")
+    assert sums.loc["summarizing", ["conversations", "turns", "calls"]].tolist() == [2, 6, 6]
+    assert usage_outside_rows(frame).calls == 6 and usage_outside_rows(frame).prompt_tokens == 60

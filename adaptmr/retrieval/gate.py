@@ -29,101 +29,10 @@ from ..text import detect_language, find_names
 from ..types import Hit
 
 # %% auto #0
-__all__ = ['CHECKED_HITS', 'MIN_FIT_APPLICABILITY', 'FEATURES', 'DEPTH', 'USUAL_SAMPLE', 'MIN_COVERED', 'CHECK', 'gate',
-           'skip_gate', 'seen_by_gate', 'gate_verdict', 'second_check', 'relevance_features', 'answer_kind',
-           'holds_kind', 'question_topic', 'topic_closeness', 'probability', 'fit_applicability', 'relevance',
-           'reliability_curve', 'brier_score', 'is_relevant']
-
-# %% ../../nbs/retrieval/08_gate.ipynb #d445f342
-CHECKED_HITS = 5  # hits that the second check reads
-MIN_FIT_APPLICABILITY = 0.5  # from this applicability on, a low probability closes the gate
-
-
-def gate(state: State) -> State:
-    """Drop all hits if the gate is closed."""
-    is_open, probability, reason = False, 0.0, "nothing found"
-    if state.hits:
-        seen = seen_by_gate(state)
-        is_open, probability, reason = gate_verdict(state, seen) if len(seen) else _without_turns(state)
-    hits = state.hits if is_open else []
-    return state.with_hits("gate", hits, reason, has_relevant=is_open, relevance=probability)
-
-
-def skip_gate(state: State) -> State:
-    """Keep what a plan found that searches derived memories only: the relevance speaks of turns."""
-    reason = "not applied: only derived memories were searched, and relevance is known of turns alone"
-    return state.with_hits("gate", state.hits, reason, has_relevant=bool(state.hits), relevance=0.0)
-
-
-def seen_by_gate(state: State) -> Candidates:
-    """Return the candidates of the relevance: those of the plain question over all turns of the store."""
-    turns, everywhere = turns_of(state.store), state.everywhere()
-    if turns is not state.store:
-        everywhere = replace(everywhere, store=turns, searches=())
-    return everywhere.candidates(parse_query(state.text, columns_of(turns).speakers, now=state.now))
-
-
-def _without_turns(state: State) -> tuple[bool, float, str]:
-    """Return the verdict on hits from a store without any turn: closed, unless the gate is always open."""
-    always = state.plan.gate == "none" or state.plan.relevance_threshold == 0
-    return always, 0.0, f"{'open; ' if always else ''}only derived memories: no turn to judge by"
-
-
-def gate_verdict(state: State, seen: Candidates) -> tuple[bool, float, str]:
-    """Compare the relevance with the plan's thresholds; between them the second check decides.
-
-    Return whether the gate is open, the relevance, and why.
-    """
-    plan, fit = state.plan, state.fit
-    value = probability = relevance(seen, fit)
-    applicability, why = fit_applicability(seen, fit)
-    label = (
-        fit.label
-        if fit.embedder in (state.store.embedder.name, ANY_EMBEDDER)
-        else f"{fit.label}, used for {state.store.embedder.name}"
-    )
-    what = f"P = {probability:.2f} ({label}{'; ' + why if why else ''})"
-    applies = applicability >= MIN_FIT_APPLICABILITY or plan.gate == "cosine"
-    if not applies:  # the gate is open too if the fit's own probability reaches the threshold
-        own = relevance(seen, replace(fit, seen={}))
-        value, what = max(probability, own), f"{what[:-1]}; before shrinking {own:.2f})"
-    if plan.gate == "cosine":
-        value = float(seen.content.max())
-        what = f"cosine = {value:.2f}"
-    if plan.gate == "none" or plan.relevance_threshold == 0:
-        return True, probability, f"open; {what}"
-    if value >= plan.relevance_threshold:
-        return True, probability, f"{what} reaches {plan.relevance_threshold}"
-    model_checks = plan.check and state.llm is not None
-    if not applies and len(seen.columns.memories) <= CHECKED_HITS and not model_checks:
-        return True, probability, f"{what}: gate open"
-    if applies and value < plan.relevance_low:
-        return False, probability, f"{what} is below {plan.relevance_low}"
-    passes, how = second_check(state, seen)
-    reading = "lies between" if value >= plan.relevance_low else "does not decide"
-    return passes, probability, f"{what} {reading}; second check ({how}): {'yes' if passes else 'no'}"
-
-
-def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
-    """Check by a model, or by the question's words and topic, whether the best hits answer the question.
-
-    Return the verdict, and how it was reached.
-    """
-    turns = [(h, row) for h, row in zip(state.hits, state.rows) if not h.memory.layer][:CHECKED_HITS]
-    if not turns:
-        return False, "no turn among the hits"
-    rows, hits = seen.rows, [h for h, _ in turns]
-    if seen.store is not state.store and isinstance(seen.store, StorePart):
-        rows = seen.store.rows[rows]  # those of the store that the hits are from
-    best = np.flatnonzero(np.isin(rows, [row for _, row in turns]))
-    covered = float(seen.words.coverage(seen.words.in_memories[:, best]).max(initial=0.0))
-    model = state.llm if state.plan.check else None
-    closeness, near = None, ""
-    if wanted := state.fit.seen.get("closeness"):
-        reached = topic_closeness(seen)
-        closeness, near = reached - wanted, f", topic at {reached:.2f} of {wanted:.2f}"
-    passes, how = is_relevant(state.text, hits, covered, closeness, model)
-    return passes, f"{how}; {covered:.0%} of the question's rare words{near}"
+__all__ = ['FEATURES', 'DEPTH', 'USUAL_SAMPLE', 'MIN_COVERED', 'CHECK', 'CHECKED_HITS', 'MIN_FIT_APPLICABILITY',
+           'relevance_features', 'answer_kind', 'holds_kind', 'question_topic', 'topic_closeness', 'probability',
+           'fit_applicability', 'relevance', 'reliability_curve', 'brier_score', 'is_relevant', 'gate', 'skip_gate',
+           'seen_by_gate', 'gate_verdict', 'second_check']
 
 # %% ../../nbs/retrieval/08_gate.ipynb #e14181db
 FEATURES = ("speaker", "contrast", "answer", "standout", "coverage")
@@ -412,3 +321,94 @@ def is_relevant(
     lang = detect_language(question)
     result = CHECK.run(llm, lang, question=question, hits=hits, covered=covered, closeness=closeness)
     return result.value["relevant"], result.outcome
+
+# %% ../../nbs/retrieval/08_gate.ipynb #d445f342
+CHECKED_HITS = 5  # hits that the second check reads
+MIN_FIT_APPLICABILITY = 0.5  # from this applicability on, a low probability closes the gate
+
+
+def gate(state: State) -> State:
+    """Drop all hits if the gate is closed."""
+    is_open, probability, reason = False, 0.0, "nothing found"
+    if state.hits:
+        seen = seen_by_gate(state)
+        is_open, probability, reason = gate_verdict(state, seen) if len(seen) else _without_turns(state)
+    hits = state.hits if is_open else []
+    return state.with_hits("gate", hits, reason, has_relevant=is_open, relevance=probability)
+
+
+def skip_gate(state: State) -> State:
+    """Keep what a plan found that searches derived memories only: the relevance speaks of turns."""
+    reason = "not applied: only derived memories were searched, and relevance is known of turns alone"
+    return state.with_hits("gate", state.hits, reason, has_relevant=bool(state.hits), relevance=0.0)
+
+
+def seen_by_gate(state: State) -> Candidates:
+    """Return the candidates of the relevance: those of the plain question over all turns of the store."""
+    turns, everywhere = turns_of(state.store), state.everywhere()
+    if turns is not state.store:
+        everywhere = replace(everywhere, store=turns, searches=())
+    return everywhere.candidates(parse_query(state.text, columns_of(turns).speakers, now=state.now))
+
+
+def _without_turns(state: State) -> tuple[bool, float, str]:
+    """Return the verdict on hits from a store without any turn: closed, unless the gate is always open."""
+    always = state.plan.gate == "none" or state.plan.relevance_threshold == 0
+    return always, 0.0, f"{'open; ' if always else ''}only derived memories: no turn to judge by"
+
+
+def gate_verdict(state: State, seen: Candidates) -> tuple[bool, float, str]:
+    """Compare the relevance with the plan's thresholds; between them the second check decides.
+
+    Return whether the gate is open, the relevance, and why.
+    """
+    plan, fit = state.plan, state.fit
+    value = probability = relevance(seen, fit)
+    applicability, why = fit_applicability(seen, fit)
+    label = (
+        fit.label
+        if fit.embedder in (state.store.embedder.name, ANY_EMBEDDER)
+        else f"{fit.label}, used for {state.store.embedder.name}"
+    )
+    what = f"P = {probability:.2f} ({label}{'; ' + why if why else ''})"
+    applies = applicability >= MIN_FIT_APPLICABILITY or plan.gate == "cosine"
+    if not applies:  # the gate is open too if the fit's own probability reaches the threshold
+        own = relevance(seen, replace(fit, seen={}))
+        value, what = max(probability, own), f"{what[:-1]}; before shrinking {own:.2f})"
+    if plan.gate == "cosine":
+        value = float(seen.content.max())
+        what = f"cosine = {value:.2f}"
+    if plan.gate == "none" or plan.relevance_threshold == 0:
+        return True, probability, f"open; {what}"
+    if value >= plan.relevance_threshold:
+        return True, probability, f"{what} reaches {plan.relevance_threshold}"
+    model_checks = plan.check and state.llm is not None
+    if not applies and len(seen.columns.memories) <= CHECKED_HITS and not model_checks:
+        return True, probability, f"{what}: gate open"
+    if applies and value < plan.relevance_low:
+        return False, probability, f"{what} is below {plan.relevance_low}"
+    passes, how = second_check(state, seen)
+    reading = "lies between" if value >= plan.relevance_low else "does not decide"
+    return passes, probability, f"{what} {reading}; second check ({how}): {'yes' if passes else 'no'}"
+
+
+def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
+    """Check by a model, or by the question's words and topic, whether the best hits answer the question.
+
+    Return the verdict, and how it was reached.
+    """
+    turns = [(h, row) for h, row in zip(state.hits, state.rows) if not h.memory.layer][:CHECKED_HITS]
+    if not turns:
+        return False, "no turn among the hits"
+    rows, hits = seen.rows, [h for h, _ in turns]
+    if seen.store is not state.store and isinstance(seen.store, StorePart):
+        rows = seen.store.rows[rows]  # those of the store that the hits are from
+    best = np.flatnonzero(np.isin(rows, [row for _, row in turns]))
+    covered = float(seen.words.coverage(seen.words.in_memories[:, best]).max(initial=0.0))
+    model = state.llm if state.plan.check else None
+    closeness, near = None, ""
+    if wanted := state.fit.seen.get("closeness"):
+        reached = topic_closeness(seen)
+        closeness, near = reached - wanted, f", topic at {reached:.2f} of {wanted:.2f}"
+    passes, how = is_relevant(state.text, hits, covered, closeness, model)
+    return passes, f"{how}; {covered:.0%} of the question's rare words{near}"

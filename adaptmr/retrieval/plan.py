@@ -23,9 +23,9 @@ from ..types import QueryType, Question, as_utc
 
 # %% auto #0
 __all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'WINDOW_TIMES', 'SELECTIONS',
-           'PART_FIELDS', 'RERANK_DEPTH', 'Check', 'PlanError', 'RetrievalPlan', 'plan_schema', 'Planner',
-           'MultiPlanner', 'planner_llm', 'planner_reranker', 'weighted_plans', 'FixedPlanner', 'FieldDifference',
-           'Differences', 'show_value', 'differences']
+           'PART_FIELDS', 'RERANK_DEPTH', 'Check', 'PlanError', 'RetrievalPlan', 'FieldDifference', 'Differences',
+           'show_value', 'differences', 'plan_schema', 'Planner', 'MultiPlanner', 'planner_llm', 'planner_reranker',
+           'weighted_plans', 'FixedPlanner']
 
 # %% ../../nbs/retrieval/00_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
@@ -363,6 +363,57 @@ _CHECKS: dict[str, Check] = {
     "fallback": _optional(_text),
 }
 
+# %% ../../nbs/retrieval/00_plan.ipynb #a09b6edc
+class FieldDifference(NamedTuple):
+    """A field, by its path, and its value on either side; `None` where a side has no such entry."""
+
+    field: str
+    this: Any
+    other: Any
+
+
+class Differences(list[FieldDifference]):
+    """The fields in which two values differ, displayed as a table; empty where they are equal."""
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [(d.field, show_value(d.this), show_value(d.other)) for d in self]
+
+    def __repr__(self) -> str:
+        return text_table(self._rows(), FieldDifference._fields) if self else "no differences"
+
+    def _repr_html_(self) -> HtmlOutput:
+        if not self:
+            return HtmlOutput("<p>no differences</p>")
+        rows = [(Cell(name, heading=True), this, other) for name, this, other in self._rows()]
+        return html_table(rows, FieldDifference._fields)
+
+
+def show_value(value: Any) -> str:
+    """Return a value as a table shows it: a time without its zone, a list by its parts, nothing as "–"."""
+    if value is None or value in ((), ""):
+        return "–"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    if isinstance(value, (tuple, list)):
+        return cut_text(" · ".join(map(show_value, value)), 200)
+    return cut_text(str(value), 200)
+
+
+def differences(this: Any, other: Any) -> Differences:
+    """List the fields in which two dataclass values of one type differ. Raises `TypeError` for two types."""
+    if type(this) is not type(other):
+        raise TypeError(f"a {type(this).__name__} can't be compared with {other!r:.80}")
+    pairs = ((f.name, getattr(this, f.name), getattr(other, f.name)) for f in fields(this))
+    return Differences(found for name, a, b in pairs for found in _compare(name, a, b))
+
+
+def _compare(path: str, a: Any, b: Any) -> Iterator[FieldDifference]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in dict.fromkeys((*a, *b)):
+            yield from _compare(f"{path}.{key}", a.get(key), b.get(key))
+    elif a != b or isinstance(a, bool) != isinstance(b, bool):
+        yield FieldDifference(path, a, b)
+
 # %% ../../nbs/retrieval/00_plan.ipynb #813b9f8a
 _LLM_FIELDS = ("queries", "multi_step", "temporal_order", "prefer_latest", "relevance_threshold", "hint")
 _SCHEMAS: dict[str, dict[str, Any]] = {
@@ -444,54 +495,3 @@ class FixedPlanner:
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         return self.fixed
-
-# %% ../../nbs/retrieval/00_plan.ipynb #a09b6edc
-class FieldDifference(NamedTuple):
-    """A field, by its path, and its value on either side; `None` where a side has no such entry."""
-
-    field: str
-    this: Any
-    other: Any
-
-
-class Differences(list[FieldDifference]):
-    """The fields in which two values differ, displayed as a table; empty where they are equal."""
-
-    def _rows(self) -> list[tuple[str, str, str]]:
-        return [(d.field, show_value(d.this), show_value(d.other)) for d in self]
-
-    def __repr__(self) -> str:
-        return text_table(self._rows(), FieldDifference._fields) if self else "no differences"
-
-    def _repr_html_(self) -> HtmlOutput:
-        if not self:
-            return HtmlOutput("<p>no differences</p>")
-        rows = [(Cell(name, heading=True), this, other) for name, this, other in self._rows()]
-        return html_table(rows, FieldDifference._fields)
-
-
-def show_value(value: Any) -> str:
-    """Return a value as a table shows it: a time without its zone, a list by its parts, nothing as "–"."""
-    if value is None or value in ((), ""):
-        return "–"
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M}"
-    if isinstance(value, (tuple, list)):
-        return cut_text(" · ".join(map(show_value, value)), 200)
-    return cut_text(str(value), 200)
-
-
-def differences(this: Any, other: Any) -> Differences:
-    """List the fields in which two dataclass values of one type differ. Raises `TypeError` for two types."""
-    if type(this) is not type(other):
-        raise TypeError(f"a {type(this).__name__} can't be compared with {other!r:.80}")
-    pairs = ((f.name, getattr(this, f.name), getattr(other, f.name)) for f in fields(this))
-    return Differences(found for name, a, b in pairs for found in _compare(name, a, b))
-
-
-def _compare(path: str, a: Any, b: Any) -> Iterator[FieldDifference]:
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in dict.fromkeys((*a, *b)):
-            yield from _compare(f"{path}.{key}", a.get(key), b.get(key))
-    elif a != b or isinstance(a, bool) != isinstance(b, bool):
-        yield FieldDifference(path, a, b)
