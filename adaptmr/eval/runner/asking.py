@@ -43,101 +43,10 @@ from ...text import clean, detect_language
 from ...types import Answer, Conversation, Evidence, Question, Usage
 
 # %% auto #0
-__all__ = ['System', 'IN_HOTPOTQA_FORM', 'PLAN_COLUMNS', 'TIME_SOURCES', 'Place', 'answer_question', 'solve_question',
-           'larger_usage', 'Making', 'make_given', 'conversation_embedder', 'made_for', 'store_conversation',
-           'ingest_conversation', 'prepare_questions', 'declared_capabilities', 'matched_budgets', 'score_answer',
-           'answer_scores', 'result_row', 'clock_columns']
-
-# %% ../../../nbs/eval/runner/01_asking.ipynb #ffe48cd3
-def _with_reader_context(evidence: Evidence, llm: Any) -> Evidence:
-    """Set the context that the reader is given: a model reads the system's own, the rule reads the hits."""
-    by_rule = llm is None or llm.is_offline
-    own = render_context(evidence.hits, evidence.findings)
-    return replace(evidence, context=own if by_rule else build_context(evidence))
-
-
-def _online(ways: Counter[Any]) -> UsageMeter:
-    """A meter with the outcomes of those tasks that asked a model."""
-    return UsageMeter(outcomes=Counter({way: n for way, n in ways.items() if way[1] != "offline"}))
-
-# %% ../../../nbs/eval/runner/01_asking.ipynb #fa5ec3dd
-@dataclass(frozen=True)
-class Place:
-    """Where questions are asked: on a conversation of a data set, for `k` memories, read by `llm`.
-
-    `at_once` is how many questions of the run are asked at the same time.
-    """
-
-    conversation: Conversation
-    dataset: str
-    llm: Any
-    k: int
-    at_once: int = 1
-
-    @cached_property
-    def sources(self) -> frozenset[str]:
-        """The sources of the conversation's turns."""
-        return frozenset(m.source for m in self.conversation.turns)
-
-
-def answer_question(
-    system: MemorySystem, place: Place, state: Any, asked: tuple[Question, Question]
-) -> dict[str, Any]:
-    """Retrieve and read for one question; return its row.
-
-    `state` is the version of the system's state, `asked` the whole question and what the system sees.
-    """
-    question, visible = asked
-    begun = perf_counter()
-    with meter_usage() as retrieval:
-        evidence = system.retrieve(visible, place.k)
-    retrieved = perf_counter() - begun
-    evidence = check_evidence(system, evidence, place.k, place.sources, question.id)
-    check_state(system, state, question.id)
-    evidence = _with_reader_context(evidence, place.llm)
-    begun = perf_counter()
-    with meter_usage() as reading:
-        prediction = answer(question.text, evidence, place.llm, asked_at=question.asked_at)
-    answered = perf_counter() - begun
-    evidence = replace(evidence, usage=larger_usage(evidence.usage, retrieval.usage))
-    ways = str(_online(retrieval.outcomes + reading.outcomes))
-    row = result_row(
-        system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, ways
-    )
-    row["unlimited"] = bool(get_capabilities(system).unlimited)
-    return {**row, **clock_columns(retrieval.times, reading.times, retrieved, answered, place.at_once)}
-
-# %% ../../../nbs/eval/runner/01_asking.ipynb #8140e816
-def solve_question(
-    system: Solver, place: Place, learns: bool, asked: tuple[Question, Question]
-) -> dict[str, Any]:
-    """Let a solver answer one question, and learn its scores if it `learns`; return its row.
-
-    `asked` is the whole question and what the solver sees. The solver's counts and record are under the
-    row's key `solved`.
-    """
-    question, visible = asked
-    begun = perf_counter()
-    with meter_usage() as solving:
-        solution = system.solve(visible)
-    seconds = perf_counter() - begun
-    solution = check_solution(system, solution, place.sources, question.id)
-    learn = get_capabilities(system).learn
-    with meter_usage() as learning:
-        if learns and learn is not None:
-            learn(visible, answer_scores(question, solution.evidence, solution.answer, place.dataset))
-    spent = larger_usage(solution.evidence.usage + solution.answer.usage, solving.usage) + learning.usage
-    evidence = replace(_with_reader_context(solution.evidence, place.llm), usage=spent)
-    prediction = replace(solution.answer, usage=Usage())
-    ways = str(_online(solving.outcomes + learning.outcomes))
-    row = result_row(
-        system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, ways
-    )
-    row["unlimited"] = bool(get_capabilities(system).unlimited)
-    row |= clock_columns(solving.times, CallTimes(), seconds, 0.0, place.at_once)
-    check_count_names(system, solution.counts, row, question.id)
-    counts = {name: float(count) for name, count in solution.counts.items()}
-    return {**row, "solved": {"counts": counts, "transcript": clean(solution.record)}}
+__all__ = ['System', 'IN_HOTPOTQA_FORM', 'PLAN_COLUMNS', 'TIME_SOURCES', 'larger_usage', 'Making', 'make_given',
+           'conversation_embedder', 'made_for', 'store_conversation', 'ingest_conversation', 'prepare_questions',
+           'declared_capabilities', 'matched_budgets', 'score_answer', 'answer_scores', 'result_row', 'clock_columns',
+           'Place', 'answer_question', 'solve_question']
 
 # %% ../../../nbs/eval/runner/01_asking.ipynb #af89240e
 System = MemorySystem | Solver  # whatever `evaluate` can ask
@@ -430,3 +339,94 @@ def clock_columns(
         **{f"ms_calls_{s}": getattr(retrieving, s) + getattr(answering, s) for s in TIME_SOURCES},
         "ms_at_once": at_once,
     }
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #ffe48cd3
+def _with_reader_context(evidence: Evidence, llm: Any) -> Evidence:
+    """Set the context that the reader is given: a model reads the system's own, the rule reads the hits."""
+    by_rule = llm is None or llm.is_offline
+    own = render_context(evidence.hits, evidence.findings)
+    return replace(evidence, context=own if by_rule else build_context(evidence))
+
+
+def _online(ways: Counter[Any]) -> UsageMeter:
+    """A meter with the outcomes of those tasks that asked a model."""
+    return UsageMeter(outcomes=Counter({way: n for way, n in ways.items() if way[1] != "offline"}))
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #fa5ec3dd
+@dataclass(frozen=True)
+class Place:
+    """Where questions are asked: on a conversation of a data set, for `k` memories, read by `llm`.
+
+    `at_once` is how many questions of the run are asked at the same time.
+    """
+
+    conversation: Conversation
+    dataset: str
+    llm: Any
+    k: int
+    at_once: int = 1
+
+    @cached_property
+    def sources(self) -> frozenset[str]:
+        """The sources of the conversation's turns."""
+        return frozenset(m.source for m in self.conversation.turns)
+
+
+def answer_question(
+    system: MemorySystem, place: Place, state: Any, asked: tuple[Question, Question]
+) -> dict[str, Any]:
+    """Retrieve and read for one question; return its row.
+
+    `state` is the version of the system's state, `asked` the whole question and what the system sees.
+    """
+    question, visible = asked
+    begun = perf_counter()
+    with meter_usage() as retrieval:
+        evidence = system.retrieve(visible, place.k)
+    retrieved = perf_counter() - begun
+    evidence = check_evidence(system, evidence, place.k, place.sources, question.id)
+    check_state(system, state, question.id)
+    evidence = _with_reader_context(evidence, place.llm)
+    begun = perf_counter()
+    with meter_usage() as reading:
+        prediction = answer(question.text, evidence, place.llm, asked_at=question.asked_at)
+    answered = perf_counter() - begun
+    evidence = replace(evidence, usage=larger_usage(evidence.usage, retrieval.usage))
+    ways = str(_online(retrieval.outcomes + reading.outcomes))
+    row = result_row(
+        system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, ways
+    )
+    row["unlimited"] = bool(get_capabilities(system).unlimited)
+    return {**row, **clock_columns(retrieval.times, reading.times, retrieved, answered, place.at_once)}
+
+# %% ../../../nbs/eval/runner/01_asking.ipynb #8140e816
+def solve_question(
+    system: Solver, place: Place, learns: bool, asked: tuple[Question, Question]
+) -> dict[str, Any]:
+    """Let a solver answer one question, and learn its scores if it `learns`; return its row.
+
+    `asked` is the whole question and what the solver sees. The solver's counts and record are under the
+    row's key `solved`.
+    """
+    question, visible = asked
+    begun = perf_counter()
+    with meter_usage() as solving:
+        solution = system.solve(visible)
+    seconds = perf_counter() - begun
+    solution = check_solution(system, solution, place.sources, question.id)
+    learn = get_capabilities(system).learn
+    with meter_usage() as learning:
+        if learns and learn is not None:
+            learn(visible, answer_scores(question, solution.evidence, solution.answer, place.dataset))
+    spent = larger_usage(solution.evidence.usage + solution.answer.usage, solving.usage) + learning.usage
+    evidence = replace(_with_reader_context(solution.evidence, place.llm), usage=spent)
+    prediction = replace(solution.answer, usage=Usage())
+    ways = str(_online(solving.outcomes + learning.outcomes))
+    row = result_row(
+        system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, ways
+    )
+    row["unlimited"] = bool(get_capabilities(system).unlimited)
+    row |= clock_columns(solving.times, CallTimes(), seconds, 0.0, place.at_once)
+    check_count_names(system, solution.counts, row, question.id)
+    counts = {name: float(count) for name, count in solution.counts.items()}
+    return {**row, "solved": {"counts": counts, "transcript": clean(solution.record)}}

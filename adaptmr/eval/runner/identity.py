@@ -32,8 +32,176 @@ from ...systems.base import get_factory, make_system
 from ...types import Dataset
 
 # %% auto #0
-__all__ = ['PACKAGE', 'SourceUnavailable', 'user_code_hashes', 'code_hash', 'is_ours', 'is_installed', 'file_of', 'functions_of',
-           'own_files', 'file_sha256', 'code_text', 'is_current', 'globals_of']
+__all__ = ['PACKAGE', 'is_ours', 'is_installed', 'file_of', 'functions_of', 'own_files', 'file_sha256', 'code_text', 'is_current',
+           'globals_of', 'SourceUnavailable', 'user_code_hashes', 'code_hash']
+
+# %% ../../../nbs/eval/runner/01_identity.ipynb #18884b8f
+PACKAGE = "adaptmr"
+
+
+def is_ours(module: str | None) -> bool:
+    """Return whether a module, by its name, belongs to this package."""
+    return module is not None and (module == PACKAGE or module.startswith(f"{PACKAGE}."))
+
+
+@lru_cache
+def _installed_in() -> tuple[Path, ...]:
+    named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple(
+        {Path(p).resolve() for p in [*named, *site.getsitepackages(), site.getusersitepackages()] if p}
+    )
+
+
+def is_installed(path: Path) -> bool:
+    """Return whether a file belongs to Python or to an installed package."""
+    return any(path.resolve().is_relative_to(folder) for folder in _installed_in())
+
+
+def file_of(thing: Any) -> Path | None:
+    """Find the file of a function or a class; `None` if it was defined in a notebook or by `exec`."""
+    code = getattr(thing, "__code__", None)
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    named = [code.co_filename] if code is not None else [f.__code__.co_filename for f in functions_of(thing)]
+    if not named:
+        named = [str(getattr(module, "__file__", None) or "")]
+    return next((path for path in map(Path, named) if path.name and path.is_file()), None)
+
+
+def functions_of(cls: Any) -> list[FunctionType]:
+    """List the functions that a class defines, by name: methods of all kinds and properties."""
+    found = []
+    for _, value in sorted(vars(cls).items()) if isinstance(cls, type) else ():
+        for part in (
+            value,
+            getattr(value, "__func__", None),
+            *(getattr(value, name, None) for name in ("fget", "fset", "fdel", "func")),
+        ):
+            if isinstance(part, FunctionType) and part not in found:
+                found.append(part)
+    return found
+
+# %% ../../../nbs/eval/runner/01_identity.ipynb #783be977
+def own_files(path: Path) -> dict[Path, bytes]:
+    """Read a file and all of the user's own files that it imports, directly or through others.
+
+    Line ends are those of Unix. Files of Python, of installed packages and of this package are not included.
+    """
+    return dict(_with_imports(path.resolve(), set()))
+
+
+def file_sha256(path: Path) -> str:
+    """Hash a file and all of the user's own files that it imports (sha256, hexadecimal).
+
+    Files of Python, of installed packages and of this package are not included. The hash is the same
+    wherever the file's folder lies.
+    """
+    folder = path.resolve().parent
+    found = {_name_from(folder, p): text for p, text in own_files(path).items()}
+    digest = hashlib.sha256()
+    for name, text in sorted(found.items()):
+        digest.update(f"{name}\0{len(text)}\0".encode("utf-8", "surrogatepass") + text)
+    return digest.hexdigest()
+
+
+def _name_from(folder: Path, path: Path) -> str:
+    """Name a file by its path below a folder, or by that of its own folder's name."""
+    if path.is_relative_to(folder):
+        return path.relative_to(folder).as_posix()
+    return f"{path.parent.name}/{path.name}"
+
+
+def _with_imports(path: Path, seen: set[Path]) -> Iterator[tuple[Path, bytes]]:
+    seen.add(path)
+    text = path.read_bytes().replace(b"\r\n", b"\n")
+    yield path, text
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return  # not Python, such as a compiled module
+    for node in ast.walk(tree):
+        for other in _imported(node, path):
+            if other not in seen:
+                yield from _with_imports(other, seen)
+
+
+def _imported(node: ast.AST, path: Path) -> list[Path]:
+    """List the user's own files that a statement imports."""
+    names: list[tuple[Path | None, str]]
+    if isinstance(node, ast.Import):
+        names = [(None, alias.name) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        base = path.parents[node.level - 1] if node.level else None
+        names = [(base, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names]
+    else:
+        return []
+    return [found for base, name in names for found in _files_of(base, name.split("."))]
+
+
+def _files_of(base: Path | None, parts: list[str]) -> list[Path]:
+    if base is None:
+        if parts[0] == PACKAGE or parts[0] in sys.stdlib_module_names:
+            return []
+        spec = PathFinder.find_spec(parts[0])
+        where = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+        if not where or is_installed(Path(where)):
+            return []
+        base = Path(where).parent.parent if Path(where).name == "__init__.py" else Path(where).parent
+    found = []
+    for part in parts:
+        found += [p.resolve() for p in (base / f"{part}.py", base / part / "__init__.py") if p.is_file()]
+        base = base / part
+    return found
+
+# %% ../../../nbs/eval/runner/01_identity.ipynb #8c091f8e
+def code_text(function: FunctionType) -> str:
+    """Return the text that identifies a function: its source in a notebook, or else its bytecode."""
+    code = function.__code__
+    if not Path(code.co_filename).is_file():
+        try:
+            return inspect.getsource(function)
+        except (OSError, TypeError):
+            pass
+    return _bytecode(code)
+
+
+def _bytecode(code: CodeType) -> str:
+    constants = [
+        _bytecode(c)
+        if isinstance(c, CodeType)
+        else repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
+        for c in code.co_consts
+    ]
+    return "\n".join([code.co_code.hex(), " ".join(code.co_names), *constants])
+
+
+@lru_cache(maxsize=64)
+def _codes(path: Path, changed: int) -> frozenset[CodeType]:
+    try:
+        todo = [compile(path.read_bytes(), str(path), "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found = []
+    while todo:
+        code = todo.pop()
+        found.append(code)
+        todo += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return frozenset(found)
+
+
+def is_current(function: FunctionType, path: Path) -> bool:
+    """Return whether a loaded function is the one that its file contains now."""
+    return function.__code__ in _codes(path, path.stat().st_mtime_ns)
+
+
+def globals_of(function: FunctionType) -> dict[str, Any]:
+    """Map the names of the globals that a function uses, nested functions included, to their values."""
+    names: set[str] = set()
+    todo = [function.__code__]
+    while todo:
+        code = todo.pop()
+        names.update(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        todo += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
 
 # %% ../../../nbs/eval/runner/01_identity.ipynb #32a38d10
 class SourceUnavailable(ValueError):
@@ -324,171 +492,3 @@ def _describe_part(name: str, thing: Any) -> tuple[str, bool]:
     except SourceUnavailable as e:
         raise SourceUnavailable(f"{name}: {e}") from e
     return _sha(text.encode()), description.code.any_user_code
-
-# %% ../../../nbs/eval/runner/01_identity.ipynb #18884b8f
-PACKAGE = "adaptmr"
-
-
-def is_ours(module: str | None) -> bool:
-    """Return whether a module, by its name, belongs to this package."""
-    return module is not None and (module == PACKAGE or module.startswith(f"{PACKAGE}."))
-
-
-@lru_cache
-def _installed_in() -> tuple[Path, ...]:
-    named = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(
-        {Path(p).resolve() for p in [*named, *site.getsitepackages(), site.getusersitepackages()] if p}
-    )
-
-
-def is_installed(path: Path) -> bool:
-    """Return whether a file belongs to Python or to an installed package."""
-    return any(path.resolve().is_relative_to(folder) for folder in _installed_in())
-
-
-def file_of(thing: Any) -> Path | None:
-    """Find the file of a function or a class; `None` if it was defined in a notebook or by `exec`."""
-    code = getattr(thing, "__code__", None)
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    named = [code.co_filename] if code is not None else [f.__code__.co_filename for f in functions_of(thing)]
-    if not named:
-        named = [str(getattr(module, "__file__", None) or "")]
-    return next((path for path in map(Path, named) if path.name and path.is_file()), None)
-
-
-def functions_of(cls: Any) -> list[FunctionType]:
-    """List the functions that a class defines, by name: methods of all kinds and properties."""
-    found = []
-    for _, value in sorted(vars(cls).items()) if isinstance(cls, type) else ():
-        for part in (
-            value,
-            getattr(value, "__func__", None),
-            *(getattr(value, name, None) for name in ("fget", "fset", "fdel", "func")),
-        ):
-            if isinstance(part, FunctionType) and part not in found:
-                found.append(part)
-    return found
-
-# %% ../../../nbs/eval/runner/01_identity.ipynb #783be977
-def own_files(path: Path) -> dict[Path, bytes]:
-    """Read a file and all of the user's own files that it imports, directly or through others.
-
-    Line ends are those of Unix. Files of Python, of installed packages and of this package are not included.
-    """
-    return dict(_with_imports(path.resolve(), set()))
-
-
-def file_sha256(path: Path) -> str:
-    """Hash a file and all of the user's own files that it imports (sha256, hexadecimal).
-
-    Files of Python, of installed packages and of this package are not included. The hash is the same
-    wherever the file's folder lies.
-    """
-    folder = path.resolve().parent
-    found = {_name_from(folder, p): text for p, text in own_files(path).items()}
-    digest = hashlib.sha256()
-    for name, text in sorted(found.items()):
-        digest.update(f"{name}\0{len(text)}\0".encode("utf-8", "surrogatepass") + text)
-    return digest.hexdigest()
-
-
-def _name_from(folder: Path, path: Path) -> str:
-    """Name a file by its path below a folder, or by that of its own folder's name."""
-    if path.is_relative_to(folder):
-        return path.relative_to(folder).as_posix()
-    return f"{path.parent.name}/{path.name}"
-
-
-def _with_imports(path: Path, seen: set[Path]) -> Iterator[tuple[Path, bytes]]:
-    seen.add(path)
-    text = path.read_bytes().replace(b"\r\n", b"\n")
-    yield path, text
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return  # not Python, such as a compiled module
-    for node in ast.walk(tree):
-        for other in _imported(node, path):
-            if other not in seen:
-                yield from _with_imports(other, seen)
-
-
-def _imported(node: ast.AST, path: Path) -> list[Path]:
-    """List the user's own files that a statement imports."""
-    names: list[tuple[Path | None, str]]
-    if isinstance(node, ast.Import):
-        names = [(None, alias.name) for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        base = path.parents[node.level - 1] if node.level else None
-        names = [(base, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names]
-    else:
-        return []
-    return [found for base, name in names for found in _files_of(base, name.split("."))]
-
-
-def _files_of(base: Path | None, parts: list[str]) -> list[Path]:
-    if base is None:
-        if parts[0] == PACKAGE or parts[0] in sys.stdlib_module_names:
-            return []
-        spec = PathFinder.find_spec(parts[0])
-        where = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-        if not where or is_installed(Path(where)):
-            return []
-        base = Path(where).parent.parent if Path(where).name == "__init__.py" else Path(where).parent
-    found = []
-    for part in parts:
-        found += [p.resolve() for p in (base / f"{part}.py", base / part / "__init__.py") if p.is_file()]
-        base = base / part
-    return found
-
-# %% ../../../nbs/eval/runner/01_identity.ipynb #8c091f8e
-def code_text(function: FunctionType) -> str:
-    """Return the text that identifies a function: its source in a notebook, or else its bytecode."""
-    code = function.__code__
-    if not Path(code.co_filename).is_file():
-        try:
-            return inspect.getsource(function)
-        except (OSError, TypeError):
-            pass
-    return _bytecode(code)
-
-
-def _bytecode(code: CodeType) -> str:
-    constants = [
-        _bytecode(c)
-        if isinstance(c, CodeType)
-        else repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
-        for c in code.co_consts
-    ]
-    return "\n".join([code.co_code.hex(), " ".join(code.co_names), *constants])
-
-
-@lru_cache(maxsize=64)
-def _codes(path: Path, changed: int) -> frozenset[CodeType]:
-    try:
-        todo = [compile(path.read_bytes(), str(path), "exec", dont_inherit=True)]
-    except (SyntaxError, ValueError):
-        return frozenset()
-    found = []
-    while todo:
-        code = todo.pop()
-        found.append(code)
-        todo += [c for c in code.co_consts if isinstance(c, CodeType)]
-    return frozenset(found)
-
-
-def is_current(function: FunctionType, path: Path) -> bool:
-    """Return whether a loaded function is the one that its file contains now."""
-    return function.__code__ in _codes(path, path.stat().st_mtime_ns)
-
-
-def globals_of(function: FunctionType) -> dict[str, Any]:
-    """Map the names of the globals that a function uses, nested functions included, to their values."""
-    names: set[str] = set()
-    todo = [function.__code__]
-    while todo:
-        code = todo.pop()
-        names.update(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-        todo += [c for c in code.co_consts if isinstance(c, CodeType)]
-    return {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}

@@ -301,7 +301,7 @@ def ask_in_processes(run: Run, units: Sequence[Unit], n: int, ask_unit: Callable
             for s in (unit.system, unit.matches)
             if s
         )
-        rows = {key: row for key, row in run.journal.rows.items() if key.startswith(begins)}
+        rows = {key: row for key, row in list(run.journal.rows.items()) if key.startswith(begins)}
         return _Job(own, registered, environment, rows)
 
     shares = Parallel(n, return_as="generator_unordered", pre_dispatch=n + 1, max_nbytes=None)(
