@@ -20,6 +20,7 @@ settings.load_profile("any machine")
 _CACHE = tempfile.TemporaryDirectory(prefix="adaptmr-tests-", ignore_cleanup_errors=True)
 # set before the package is imported, so that no test reads or fills the user's cache
 os.environ["ADAPTMR_CACHE"] = _CACHE.name
+os.environ.pop("ADAPTMR_PROGRESS", None)  # a user may have switched it off
 
 
 @pytest.fixture(scope="session")

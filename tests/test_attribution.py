@@ -502,7 +502,7 @@ def test_agreement_with_hand_labels():
     )
     for bad, match in (
         (hand.assign(cause="LUCK"), "LUCK"),
-        (pd.concat([hand, hand]), "repeat"),
+        (pd.concat([hand, hand]), "not unique"),
         (hand.assign(system="v"), "no failure"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -483,6 +483,7 @@ def test_what_is_held_out_is_what_the_fits_give():
     assert abs(summarize_held_out(rows)["brier"] - everyone["brier"]) < 0.1
 
 
+@pytest.mark.slow
 def test_one_of_them_is_fitted_again_to_the_same_numbers(locomo_file):
     """Fit the hashing encoder's again; the others run the same code, and take a minute and a half."""
     try:

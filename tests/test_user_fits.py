@@ -97,6 +97,7 @@ def test_scores_are_compared_for_each_measure(fitted: FitFile) -> None:
     assert all(0 <= r[when] <= 1 for r in rows for when in ("before", "after"))
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_file_and_prints_the_scores(
     fits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,7 +192,7 @@ def coerce_to_schema(value: Any, schema: Mapping[str, Any]) -> Any:
 
 # %% ../../nbs/llm/04_tasks.ipynb #b0bdf0bf
 _THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.S)
-_MAX_CHARS = 20_000
+_MAX_CHARS = 8_000  # of a reply that is repaired: the time of a repair grows with the square of the length
 
 
 def _replace_surrogates(value: Any) -> Any:
@@ -218,6 +218,20 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deep") from e
 
 
+def _first_object(text: str) -> Any:
+    decoder = json.JSONDecoder(parse_constant=lambda name: None)  # NaN isn't JSON, and means that there is none
+    return decoder.raw_decode(text, max(text.find("{"), 0))[0]
+
+
+def _objects(read: Callable[[str], Any], text: str) -> list[dict[str, Any]]:
+    """Return the objects that `read` finds in a text, without empty ones."""
+    try:
+        found = _replace_surrogates(read(text))
+    except (ValueError, RecursionError):
+        return []
+    return [o for o in (found if isinstance(found, list) else [found]) if isinstance(o, dict) and o]
+
+
 def repair_json(text: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the JSON object in a model's reply, repaired where that is needed.
 
@@ -226,13 +240,10 @@ def repair_json(text: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     """
     import json_repair
 
-    text = text[:_MAX_CHARS]
     text = _THINKING.sub("", text) if "</think" in text else text
-    try:
-        found: Any = _replace_surrogates(json_repair.loads(text, skip_json_loads=False))
-    except (ValueError, RecursionError):
-        found = None
-    objects = [o for o in (found if isinstance(found, list) else [found]) if isinstance(o, dict) and o]
+    objects = _objects(_first_object, text)
+    if not any(k in o for o in objects for k in keys or o):
+        objects += _objects(json_repair.loads, text[:_MAX_CHARS])
     if not objects:
         raise ValueError(f"no JSON object in the reply {text[:80]!r}")
     return next((o for o in objects if any(k in o for k in keys)), objects[0])
