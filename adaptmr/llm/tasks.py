@@ -219,7 +219,7 @@ def parse_json(text: str) -> Any:
 
 
 def _first_object(text: str) -> Any:
-    decoder = json.JSONDecoder(parse_constant=lambda name: None)  # NaN isn't JSON, and means that there is none
+    decoder = json.JSONDecoder(parse_constant=lambda name: None)  # NaN means that there is none
     return decoder.raw_decode(text, max(text.find("{"), 0))[0]
 
 
