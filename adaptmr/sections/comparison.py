@@ -201,10 +201,6 @@ def show_matched_budgets(experiment: EvaluatedRun) -> HtmlOutput:
         allow=["system", "matched to"],
     )
 
-# %% ../../nbs/sections/01_comparison.ipynb #4c9f44ed
-if TYPE_CHECKING:
-    import pandas as pd
-
 # %% ../../nbs/sections/01_comparison.ipynb #36ff2541
 class EvaluatedRun(Protocol):
     """What the sections of a report read of an experiment, and where they put what they find."""
@@ -281,10 +277,6 @@ def show_sentences(*parts: Sequence[str]) -> HtmlOutput:
     """Show computed sentences as a list."""
     items = "".join(f"<li>{html.escape(sentence)}</li>" for part in parts for sentence in part)
     return HtmlOutput(f"<ul>{items}</ul>")
-
-# %% ../../nbs/sections/01_comparison.ipynb #c7a3b9c8
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% ../../nbs/sections/01_comparison.ipynb #c6d0c024
 def questions_by_type(experiment: EvaluatedRun) -> pd.DataFrame:

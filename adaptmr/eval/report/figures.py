@@ -555,12 +555,6 @@ def _place_labels(
                 [x[i], ex], [y[i], ey], color="#bbbbbb", linewidth=0.7, zorder=1.5, scalex=False, scaley=False
             )
 
-# %% ../../../nbs/eval/report/01_figures.ipynb #ca0f29f7
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 # %% ../../../nbs/eval/report/01_figures.ipynb #e3b6a218
 _MIN_LABELLED_SHARE = 0.075  # parts below it are too small for their name
 

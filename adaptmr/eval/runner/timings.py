@@ -141,10 +141,6 @@ def with_repeated_times(frame: pd.DataFrame, times: pd.DataFrame) -> pd.DataFram
     columns = {column: medians[column].to_numpy(float) for column in TIMED}
     return frame.assign(**columns, repeats=repeats.to_numpy(), ms_at_once=1)
 
-# %% ../../../nbs/eval/runner/05_timings.ipynb #98a773d7
-if TYPE_CHECKING:
-    import pandas as pd
-
 # %% ../../../nbs/eval/runner/05_timings.ipynb #8f3764ef
 def timed_calls(frame: pd.DataFrame) -> dict[str, int]:
     """Count the calls of a run that were `measured`, have `recorded` times, or have an `unknown` time."""
