@@ -279,12 +279,9 @@ class Library:
         self._read()
 
     def _read(self) -> None:
-        store = self.board.store
-        with store.snapshot():
-            for memory, vector in zip(store.memories, store.matrix):
-                if memory.owner == self.board.owner:
-                    self._vectors[memory.id] = vector
+        with self.board.store.snapshot():
             records = [r for kind in KINDS for r in self.board.all(kind)]
+            self._read_vectors(records)
         for record in records:
             self._note(record)
         if self._index is not None:
@@ -292,14 +289,18 @@ class Library:
         known = set(self._index.ids) if self._index is not None else set()
         self._add_vectors([id for id in self.tasks if id not in known])
 
+    def _read_vectors(self, records: Iterable[Record]) -> None:
+        store, ids = self.board.store, {r.id for r in records}
+        with store.snapshot():
+            self._vectors.update({m.id: v for m, v in zip(store.memories, store.matrix) if m.id in ids})
+
     def put(self, *records: R, drop: Iterable[str] = ()) -> list[R]:
         """Write records, new ones and changed ones, and delete those with the ids in `drop`, at once."""
         gone = list(drop)
         written = self.board.put(*records, drop=gone)
         self._forget(gone)
-        vectors = self.board.store.embedder.encode([r.text for r in written]) if written else ()
-        for record, vector in zip(written, vectors):
-            self._vectors[record.id] = vector
+        self._read_vectors(written)
+        for record in written:
             self._note(record)
         self._add_vectors([r.id for r in written if isinstance(r, Trajectory)])
         return [cast(R, r) for r in written]
