@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..eval.analysis import teams
-from ..eval.analysis.team_timeline import task_timeline, timeline_figure
+from ..eval.analysis.teams import task_timeline, timeline_figure
 from ..eval.report import figures
 from ..eval.report.html import contrast_answer
 from ..markup import HtmlOutput, folded
