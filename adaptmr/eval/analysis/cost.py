@@ -9,9 +9,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from adaptmr.eval.report.tables import (
     OVERALL,
@@ -32,9 +33,6 @@ from adaptmr.eval.stats.intervals import (
 )
 from ..stats.limits import LimitVerdicts
 from ...types import Usage
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'PROMISES', 'VERDICTS', 'COMPONENT_TASKS', 'COMPONENT_ABLATIONS',
@@ -77,8 +75,6 @@ def writing_usage(frame: pd.DataFrame) -> pd.DataFrame:
 
     Columns: system, conversations, turns, and the fields of `Usage`; the cost is unknown if any is.
     """
-    import pandas as pd
-
     rows = []
     for system in dict.fromkeys(frame["system"]) if len(frame) else ():
         mine = [cost for cost in frame.attrs.get("ingest", ()) if cost["system"] == system]
@@ -140,8 +136,6 @@ def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
     The columns are n, and p50 and p95 of retrieval, of the answer and of both, with their intervals as text.
     Raises `KeyError` where no times were recorded (`results.parquet` has none; `timings.parquet` has).
     """
-    import pandas as pd
-
     rows = add_cost_columns(frame)
     table = []
     for system, question_type, part in split_by_system(rows):
@@ -168,8 +162,6 @@ def spending_table(frame: pd.DataFrame, *, by_type: bool = True, seed: int = 0) 
     The columns are calls, retrieval's part of them, tokens (with interval), context tokens, US dollars per
     1,000 questions (`None`: not known), and the share of questions whose price is known.
     """
-    import pandas as pd
-
     table = []
     for system, question_type, part in split_by_system(add_cost_columns(frame), by_type):
         cost = part["cost_usd"].astype(float)
@@ -191,8 +183,6 @@ def writing_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Columns: system, n (conversations), calls, tokens (prompt and completion) with their interval, US dollars
     (`None`: not known), `ms`, the median of the times (`nan` where times are not in the frame).
     """
-    import pandas as pd
-
     columns = ["system", "n", "calls", "tokens", "low", "high", "usd", "ms"]
     if "ingest_calls" not in frame:
         return pd.DataFrame(columns=columns)
@@ -214,8 +204,6 @@ def writing_per_turn(frame: pd.DataFrame, timed: pd.DataFrame) -> pd.DataFrame:
     Calls and tokens are those of the run whose rows `frame` has, ms those of `timed`, rows of a filling in
     which nothing was left to encode (both with `attrs["ingest"]`); `nan` for a system that `timed` lacks.
     """
-    import pandas as pd
-
     whole, again = writing_usage(frame), writing_usage(timed)
     ms = {row["system"]: 1000 * row["seconds"] / row["turns"] for row in again.to_dict("records")}
     tokens = whole["prompt_tokens"] + whole["completion_tokens"]
@@ -250,8 +238,6 @@ def overhead(
     of what the baseline spends; `nan` where that is 0), n. Raises `ValueError` for systems that weren't asked
     the same questions.
     """
-    import pandas as pd
-
     rows = add_cost_columns(frame)
     chosen = [s for s in (systems or dict.fromkeys(rows["system"])) if s != baseline]
     table = []
@@ -300,8 +286,6 @@ def accuracy_per_1000(
     Columns are the means of `value` and `tokens`, and `per_1000`, `low`, `high`: the ratio of sums with its
     interval.
     """
-    import pandas as pd
-
     table = []
     for system, question_type, part in split_by_system(add_cost_columns(frame), by_type):
         part = part[part[value].notna()]
@@ -320,8 +304,6 @@ def wide_table(label: str, *tables: pd.DataFrame) -> pd.DataFrame:
 
     Cells are "difference [low, high]"; one without an interval reads "+1.0 – too few".
     """
-    import pandas as pd
-
     table = pd.concat(tables, ignore_index=True)
     names = list(dict.fromkeys(table[label]))
     cells: dict[str, dict[Any, str]] = {str(m): {} for m in dict.fromkeys(table["measure"])}
@@ -356,8 +338,6 @@ def promise_table(overheads: pd.DataFrame, systems: Sequence[str]) -> pd.DataFra
     of (difference or share), limit, found, low, high (95 % interval, in the limit's unit), n, verdict. A
     promise without rows, as one on a type that isn't asked, is left out.
     """
-    import pandas as pd
-
     rows: list[tuple[Any, ...]] = []
     for system in systems:
         mine = overheads[overheads["system"] == system]
@@ -402,9 +382,6 @@ def spending_numbers(
     return numbers
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #4e99ce1a
-if TYPE_CHECKING:
-    import pandas as pd
-
 COMPONENT_TASKS: Mapping[str, tuple[str, ...]] = {
     "classifier": ("classify", "complexity"),
     "plan": ("plan",),
@@ -443,8 +420,6 @@ def calls_by_component(frame: pd.DataFrame) -> pd.DataFrame:
     all calls, n. The answer's component includes drafts that rounds ask for. A last row, `other`, holds what
     `calls` counts beyond that, if anything. Empty where no model was called.
     """
-    import pandas as pd
-
     table = []
     for system, _, part in split_by_system(frame, by_type=False):
         calls, questions, tasks = Counter[str](), Counter[str](), defaultdict[str, set[str]](set)
@@ -478,8 +453,6 @@ def calls_by_component(frame: pd.DataFrame) -> pd.DataFrame:
 
 def tokens_by_stage(frame: pd.DataFrame) -> pd.DataFrame:
     """Tabulate the mean tokens of retrieval and of the reader, per system that called a model."""
-    import pandas as pd
-
     table = []
     for system, _, part in split_by_system(frame, by_type=False):
         total = int((part["prompt_tokens"] + part["completion_tokens"]).sum())
@@ -509,8 +482,6 @@ def component_costs(
     `pairs` gives (with, without) of each component; those with a system that has no rows are left out.
     `measures` may be `TIME_MEASURES`. Columns: part, with, without, measure, difference, low, high, n.
     """
-    import pandas as pd
-
     rows = add_cost_columns(frame)
     there, table = set(rows["system"]), []
     for part, (full, without) in pairs.items():
@@ -537,8 +508,6 @@ def component_costs(
 
 def component_sentences(*costs: pd.DataFrame) -> list[str]:
     """Summarise tables of `component_costs` in a sentence per component."""
-    import pandas as pd
-
     sentences = []
     for part, rows in pd.concat(costs).groupby("part", sort=False):
         changes = ", ".join(_describe_change(r) for r in rows.to_dict("records"))

@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 from itertools import cycle
 from random import Random
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from .cost import quantile_ci
 from ..metrics.answers import answer_tokens
@@ -41,9 +42,6 @@ from ...store.memory_store import MemoryStore
 from ...systems.layered import LayeredSystem
 from ...text import detect_language
 from ...types import Conversation, Dataset, Memory, Question, Usage
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -151,8 +149,6 @@ def rows_by_road(
     without (what is left out), conversation, question, type, and those of `MEASURES`, prediction and
     abstained. Returns what the reader used, too.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     with meter_usage() as meter:
         for memory in memories:
@@ -178,8 +174,6 @@ def contributions(rows: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
 
     Columns: system, road, measure, difference (all roads less those without it), low, high, n.
     """
-    import pandas as pd
-
     table = []
     key = ["conversation", "question"]
     for system, without in dict.fromkeys(zip(rows["system"], rows["without"])):
@@ -200,8 +194,6 @@ def contribution_table(rows: pd.DataFrame, gained: pd.DataFrame) -> pd.DataFrame
     The first row of each system has the means with all roads. The difference of variants which never differ
     is 0, without an interval.
     """
-    import pandas as pd
-
     table = []
     for system in dict.fromkeys(rows["system"]):
         full = rows_without(rows, ALL, system)
@@ -253,8 +245,6 @@ def time_roads(
     The first `per_type` questions of each type are asked on each conversation, `repeats` times after once
     without a clock. Columns: way, conversation, question, ms.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for memory in memories:
         chosen = {q.id for q in timed_questions(memory.questions, per_type)}
@@ -277,8 +267,6 @@ def more_than_turns(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Columns: way, n, more, low, high (95 % interval; a share, 1 is twice the time). Ways that are compared on
     too few conversations or questions have no interval.
     """
-    import pandas as pd
-
     wide = times.pivot(index=["conversation", "question"], columns="way", values="ms")
     groups = wide.index.get_level_values("conversation").tolist()
     base = wide[TURNS].to_numpy(float)
@@ -299,8 +287,6 @@ def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     ms_more is the time that a way takes more than the turns alone, as a share of that; ms_share what a road
     takes of the sum of all by themselves.
     """
-    import pandas as pd
-
     more = {row["way"]: row for row in more_than_turns(times, seed=seed).to_dict("records")}
     alone = [f"{name} alone" for name in LAYERED_ROADS]
     total = times.loc[times["way"].isin(alone), "ms"].sum()
@@ -398,8 +384,6 @@ def grow(
     pages, summaries, facts and key memories, and tokens, low, high: of the prompt, the mean and the range
     over the questions, at least one.
     """
-    import pandas as pd
-
     rows = []
     chosen = conversation_embedder(Conversation("", (), list(turns)), embedder)
     for name, config in configs.items():
@@ -473,9 +457,6 @@ def count_lines(growth: pd.DataFrame) -> pd.DataFrame:
     return counts.assign(low=counts["mean"], high=counts["mean"])[["counted", "turn", "mean", "low", "high"]]
 
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #36583002
-if TYPE_CHECKING:
-    import pandas as pd
-
 REACHED, NOT_REACHED, UNDECIDED = "reached", "not reached", "undecided"
 VERDICTS = LimitVerdicts(REACHED, NOT_REACHED, UNDECIDED)
 F1_MARGIN = 0.02  # `params/contrasts.yaml`: the largest difference in F1 that would not matter
@@ -662,8 +643,6 @@ def latency_line(more: pd.DataFrame, system: str = "layered") -> dict[str, Any]:
 
 def acceptance_table(*lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the list as a table: part, criterion, system, baseline, found, verdict."""
-    import pandas as pd
-
     return pd.DataFrame([line for part in lines for line in part])
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from ..report.style import NothingToDraw, canvas, house_style, printable_label
 from ..runner.timings import timing_sentence
@@ -30,7 +31,7 @@ from ...memory.team.steps import parse_action, search_key
 from ...types import Dataset
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from matplotlib.figure import Figure
 
 # %% auto #0
 __all__ = ['ANSWER_MEASURES', 'WORK_MEASURES', 'COST_MEASURES', 'HELD', 'MEMORY_STEPS', 'CONTROLS', 'COMPARED', 'ORDERS',
@@ -104,8 +105,6 @@ def measure_means(
     Columns: system, measure (its label), mean, low, high, n. A measure that the frame or a system lacks has
     no row. Rows that `learn` was told about (`train`) don't count.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     tested = frame[~frame["train"].astype(bool)] if "train" in frame else frame
     for system in dict.fromkeys(tested["system"]):
@@ -126,8 +125,6 @@ def measure_table(
 
     Columns: system, n (questions), and the label of each measure that some system has.
     """
-    import pandas as pd
-
     means = measure_means(frame, measures, seed=seed)
     digits = {m.label: m.digits for m in measures}
     cells = {
@@ -175,8 +172,6 @@ def holding_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Takes rows with the columns of `add_team_columns`; systems without hops are left out. Columns: system,
     tasks, a total for each of `HELD`, answered (share of hops, with 95 % interval), working.
     """
-    import pandas as pd
-
     rows = []
     for system in dict.fromkeys(frame["system"]):
         part = frame[frame["system"] == system]
@@ -258,8 +253,6 @@ def pair_differences(
     `names` maps a system to its name in the frame. Columns: step (the pair's name), measure, without, having
     (the means), difference, low, high, n. A measure that one of the two lacks has no row.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for pair in pairs:
         without, having = names(pair.without), names(pair.having)
@@ -287,8 +280,6 @@ def pair_differences(
 
 def difference_table(differences: pd.DataFrame) -> pd.DataFrame:
     """Tabulate differences as text cells: a row per step, a column per measure."""
-    import pandas as pd
-
     cells = {
         (r["step"], r["measure"]): format_interval(r["difference"], r["low"], r["high"], "+.3f", "+.2f")
         for r in differences.to_dict("records")
@@ -375,8 +366,6 @@ def ask_in_orders(
     order, and the order's number, and returns the rows of `evaluate` for one system whose memory is empty
     at first.
     """
-    import pandas as pd
-
     parts = []
     for order in range(1, orders + 1):
         asked = data.shuffled(ORDERS * seed + order)
@@ -411,8 +400,6 @@ def curve(differences: pd.DataFrame, places: int = MAX_PLACES, *, seed: int = 0)
 
     A place holds as many tasks as any other, up to one, and two at least where there are so many.
     """
-    import pandas as pd
-
     last = int(differences["position"].max())
     places = max(1, min(places, last // 2))
     at = ((differences["position"] - 1) * places) // last
@@ -441,8 +428,6 @@ def learning_table(differences: pd.DataFrame, label: str = "F1", *, seed: int = 
 
     Columns: measure (the label), what, mean, low, high, n, over (what `n` counts).
     """
-    import pandas as pd
-
     orders = [part for _, part in differences.groupby("order")]
     growth = [
         slope_of(part["position"].to_numpy(float), part["difference"].to_numpy(float))
@@ -477,8 +462,6 @@ MEASURES: Mapping[str, str] = {"f1": "F1", "turns": "turns"}
 
 def learning_summary(rows: pd.DataFrame, baseline: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     """Tabulate mean difference and growth of F1, and of the turns, where both have them."""
-    import pandas as pd
-
     known = [c for c in MEASURES if c in rows and c in baseline and not baseline[c].isna().all()]
     tables = [learning_table(order_differences(rows, baseline, c), MEASURES[c], seed=seed) for c in known]
     return pd.concat(tables, ignore_index=True)
@@ -505,10 +488,6 @@ def learning_answer(table: pd.DataFrame) -> tuple[str, str, str]:
     return "Does the memory across tasks help later tasks more?", short, " ".join(learning_sentences(f1))
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #3c00bdc4
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
 # the parts of a prompt, as what they show, with the colour in which they are drawn
 MEMORIES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "task": (("role", "examples", "task"), "#bdbdbd"),
@@ -525,8 +504,6 @@ def task_timeline(record: str, *, texts: bool = True) -> pd.DataFrame:
     Columns: turn, player, action, read (the answer), notes, and the tokens of the prompt for each of
     `MEMORIES`. Raises `ValueError` for a record that isn't one.
     """
-    import pandas as pd
-
     turns = json.loads(record) if record else []
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"a record must be a JSON list of turns; this is {record[:40]!r}")
