@@ -306,7 +306,7 @@ class WrappedSystem(DisplayedSystem):
         from adaptmr.store.memory_store import MemoryStore
 
         over_hits = replace(plan, queries=(), multi_step=False, weights={"given": 1.0})
-        with MemoryStore(embedder=self._embedder) as store:
+        with MemoryStore(embedder=self._embedder, warm=False) as store:
             store.add(pooled.scored())
             found = execute(over_hits, question, store, llm=self.llm)
         return replace(found, hits=pooled.with_provenance(found.hits))
