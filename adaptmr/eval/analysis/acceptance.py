@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from .memory_layers import AT_ONCE, FilledMemory
 from ..report.tables import OVERALL, paired_gains
+from ..stats.contrasts import LimitVerdicts
 from ..stats.intervals import TOO_FEW, format_interval
-from ..stats.limits import LimitVerdicts
 from ...llm.tasks import meter_usage
 from ...memory.layered import LayeredMemory
 from ...memory.layers import AUTO, KEY, PAGE, TOPIC, TURN
