@@ -21,7 +21,6 @@ from adaptmr.eval.report.tables import (
     split_by_system,
     split_by_type,
 )
-from ..stats.contrasts import LimitVerdicts
 from adaptmr.eval.stats.intervals import (
     MIN_GROUPS,
     TOO_FEW,
@@ -32,6 +31,7 @@ from adaptmr.eval.stats.intervals import (
     paired_difference,
     ratio_ci,
 )
+from ..stats.contrasts import LimitVerdicts
 from ...types import Usage
 
 # %% auto #0
