@@ -106,7 +106,7 @@ def _texts(value: Any, separator: str) -> list[str]:
 
 def _cell(row: Row, names: Iterable[str]) -> Any:
     """The value in the first of these columns that a row has, in any case; `None` without one."""
-    lower = {str(column).lower(): value for column, value in reversed(row.values.items())}
+    lower = {str(column).lower(): value for column, value in reversed(list(row.values.items()))}
     return next((lower[name] for name in names if name in lower), None)
 
 # %% ../../nbs/data/03_read_chat.ipynb #49ef4fda
