@@ -28,10 +28,10 @@ __all__ = ['TURNS', 'StorePart', 'part_of_rows', 'rows_passing', 'store_part', '
            'Request', 'make_request']
 
 # %% ../../nbs/retrieval/03_visible.ipynb #16c00006
-class StorePart:
-    """The memories `rows` (m,) of a store, ascending, as a read-only store of their own.
+class StorePart(View):
+    """The memories `places` (m,) of a store, ascending, as a read-only store of their own.
 
-    `rows` refer to `store.memories`; `total` says how many memories there are in all. `where` is a filter
+    `places` refer to `store.memories`; `total` says how many memories there are in all. `where` is a filter
     that all of them pass. `earlier` is the same part of an earlier state of the store: its words are taken
     over. `versions` are earlier versions of other memories of the store, with their vectors (v, dim), which
     the part holds too. Make it within the store's `snapshot()`; see `store_part` and `part_of_rows`.
@@ -40,27 +40,21 @@ class StorePart:
     def __init__(
         self,
         store: Store,
-        rows: np.ndarray,
+        places: np.ndarray,
         where: Filter,
         earlier: StorePart | None = None,
         versions: tuple[Sequence[Memory], np.ndarray] | None = None,
     ) -> None:
-        memories = store.memories
-        self.rows, self.where = rows, where
-        self.total: int = getattr(store, "total", len(memories))
+        memories = [store.memories[i] for i in places.tolist()]
+        words = LexicalIndex(store.lexical, store.k1, store.b)
+        view = View.of(memories, store.matrix[places], words, earlier)
+        if versions is not None:
+            view = view.changed((), *versions)
+        super().__init__(view.memories, view.rows, *view._state())
+        self.places, self.where = places, where
+        self.total: int = getattr(store, "total", len(store.memories))
         self.embedder, self.version = store.embedder, store.version
         self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
-        words = LexicalIndex(self.lexical, self.k1, self.b)
-        known: View | None = earlier._view if earlier is not None else None
-        self._view: View = View.of([memories[i] for i in rows.tolist()], store.matrix[rows], words, known)
-        if versions is not None:
-            self._view = self._view.changed((), *versions)
-        self.memories: Sequence[Memory] = self._view.memories  # in step order, then by id
-        self.matrix, self.speakers = self._view.matrix, self._view.speakers
-        self.mask = self._view.mask
-
-    def __len__(self) -> int:
-        return len(self.memories)
 
     def __repr__(self) -> str:
         return f"StorePart({len(self)} of {self.total} memories)"
@@ -70,42 +64,24 @@ class StorePart:
         """Return this part: it never changes."""
         yield self
 
-    def recent(self, n: int = 10) -> list[Memory]:
-        """Return the `n` memories said last, the latest first."""
-        return self._view.recent(n)
-
     def dense(self, query: str | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the cosines of all memories, or of `rows`, with a query or a vector (dim,): (m,) float32.
-
-        For several vectors (q, dim): (q, m).
-        """
-        return self._view.dense(self._vector(query), rows) if len(self) else np.zeros(0, np.float32)
+        """Return cosines as `View.dense` does, also with the text of a query."""
+        return super().dense(self._vector(query), rows)
 
     def nearest(
         self, query: str | np.ndarray, n: int, where: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the `n` memories nearest to a query or a vector (dim,): rows and cosines (n,).
+        """Return the nearest rows as `View.nearest` does, also to the text of a query."""
+        return super().nearest(self._vector(query), n, where)
 
-        Best first, ties by id; `where` (m,) bool restricts them.
-        """
-        if not len(self):
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        return self._view.nearest(self._vector(query), n, where)
-
-    def bm25(self, query: str) -> np.ndarray:
-        """Return the BM25 of every memory for a query, over these memories alone: (m,) float32."""
-        return self._view.bm25(query)
-
-    def by_word(self, query: str, rows: np.ndarray | None = None) -> tuple[list[str], np.ndarray]:
-        """Return the query's words, and what each adds to the BM25 of all memories, or of `rows`: (w, m)."""
-        return self._view.by_word(query, rows)
-
-    def similarity(self, i: Any, j: Any) -> np.ndarray:
-        """Return the cosines between the memories of rows `i` (a,) and of rows `j` (b,): (a, b) float32."""
-        return self._view.similarity(i, j)
+    def recent(self, n: int = 10) -> list[Memory]:
+        """Return the `n` latest memories, the latest first."""
+        return super().recent(n)
 
     def _vector(self, query: str | np.ndarray) -> np.ndarray:
-        return self.embedder.encode([query], kind="query")[0] if isinstance(query, str) else query
+        if isinstance(query, str):
+            return self.embedder.encode([query], kind="query")[0] if len(self) else np.zeros(0, np.float32)
+        return query
 
 # %% ../../nbs/retrieval/03_visible.ipynb #16c00008
 _MAX_CACHED = 20_000  # memories in the kept parts of one store; as many as the store has, if that is more
