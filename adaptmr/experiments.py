@@ -10,7 +10,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from .data.registry import is_file_name, load
 from .embed import embedder as make_embedder
@@ -69,9 +71,6 @@ from adaptmr.sections.comparison import (
 from .systems.base import known_systems
 from .systems.display_names import DisplayNames
 from .types import Dataset, Usage
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['load_asked', 'EvidenceMissing', 'check_evidence', 'Experiment']
@@ -439,8 +438,6 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
 
     Returns one row per system and question, with the systems' display names.
     """
-    import pandas as pd
-
     if os.environ.get(ESTIMATE_VARIABLE):
         raise EstimateMade(str(estimate_answers(experiment)))
     _warn_of_other_starts(experiment.journal, experiment.run)

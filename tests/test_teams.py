@@ -24,8 +24,8 @@ from adaptmr.agents.team import TEAMS, Team, make_team
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
-from adaptmr.llm.tasks import meter_usage
 from adaptmr.llm.spending import count_tokens
+from adaptmr.llm.tasks import meter_usage
 from adaptmr.llm.transport import LLMError
 from adaptmr.memory.team.library import Experience, Insight, Trajectory
 from adaptmr.memory.team.meta import MetaMemory

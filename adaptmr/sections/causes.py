@@ -5,7 +5,7 @@
 # %% ../../nbs/sections/01_causes.ipynb #5b515e8b
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pandas as pd
 
 from ..eval.analysis import breakdowns
 from ..eval.analysis.attribution import attribute_failures
@@ -20,9 +20,6 @@ from ..eval.judges import accuracy, rubric
 from ..markup import HtmlOutput
 from .comparison import EvaluatedRun
 from ..types import Usage
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['RUBRIC_CASES', 'find_causes', 'compare_with_labels', 'judge_answers', 'judge_rubrics', 'audit_answers']

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import pandas as pd
 
 from ..eval.analysis import breakdowns
 from ..eval.analysis.budget_curves import coverage_curves, coverage_figure, measure_coverage
@@ -25,9 +27,6 @@ from ..markup import HtmlOutput, folded
 from ..systems.base import uses_llm
 from ..systems.display_names import DisplayNames
 from ..types import Dataset, Usage
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['comparison_tables', 'show_writing', 'coverage', 'gains', 'ablations', 'show_gains', 'show_conclusions',
@@ -281,8 +280,6 @@ def show_sentences(*parts: Sequence[str]) -> HtmlOutput:
 # %% ../../nbs/sections/01_comparison.ipynb #c6d0c024
 def questions_by_type(experiment: EvaluatedRun) -> pd.DataFrame:
     """Count the questions of each type, the unanswerable ones, and the gold turns they need."""
-    import pandas as pd
-
     rows = pd.DataFrame(
         [
             {
@@ -308,8 +305,6 @@ def questions_by_type(experiment: EvaluatedRun) -> pd.DataFrame:
 
 def systems_table(experiment: EvaluatedRun) -> pd.DataFrame:
     """List the systems of this run and what each does."""
-    import pandas as pd
-
     names = experiment.display_names
     return pd.DataFrame(
         [{"system": names(name), "what it does": names.describe(name)} for name in experiment.systems]
@@ -455,8 +450,6 @@ def show_protocols(experiment: EvaluatedRun) -> HtmlOutput:
 
     Written as the tables `protocols` and `published`; a sentence for other data sets.
     """
-    import pandas as pd
-
     if experiment.data.name != "locomo":
         return HtmlOutput("<p>This is another data set.</p>")
     k, seed = experiment.params["k"], experiment.params["seed"]

@@ -5,18 +5,15 @@
 # %% ../../nbs/sections/01_teams.ipynb #8a4fb78e
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pandas as pd
 
 from ..eval.analysis import teams
-from ..eval.analysis.team_timeline import task_timeline, timeline_figure
+from ..eval.analysis.teams import task_timeline, timeline_figure
 from ..eval.report import figures
 from ..eval.report.html import contrast_answer
 from ..markup import HtmlOutput, folded
 from .comparison import EvaluatedRun, show_figure, show_sentences, show_table
 from ..types import Dataset
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['LEARNING', 'FORGETTING', 'show_timeline', 'show_learning', 'team_report_answers']
@@ -51,8 +48,6 @@ def show_learning(experiment: EvaluatedRun, *, seed: int = 0) -> tuple[HtmlOutpu
 
     In a run without these two teams nothing is asked, and the table is empty.
     """
-    import pandas as pd
-
     frame = experiment.rows
     names = experiment.display_names
     if not {LEARNING, FORGETTING} <= set(experiment.systems):

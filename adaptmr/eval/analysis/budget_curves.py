@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import pandas as pd
 
 from ..metrics.ranking import recall_fraction
 from adaptmr.eval.report.figures import (
@@ -35,7 +36,6 @@ from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, Evidence, Hit, Question
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -86,8 +86,6 @@ def measure_coverage(
     and, where a kept hit has turns behind it, recall_behind, which counts these turns, too.
     Raises `NothingToDraw` for no questions with gold turns.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:
         questions = [q for q in data.questions_on(conversation.id) if q.answerable and q.evidence]
@@ -161,8 +159,6 @@ def coverage_curves(
     Columns: by…, system, budget (`nan`: without a ranking), tokens (mean used), mean, low, high (recall with
     its 95 % interval), n (questions), groups (conversations), level (what was taken to vary).
     """
-    import pandas as pd
-
     keys, rows = [*by, "system", "budget"], []
     for key, part in frame.groupby(keys, sort=False, dropna=False):
         it = mean_ci(part[value].to_numpy(float), part["conversation"].tolist(), seed=seed)

@@ -9,9 +9,10 @@ import html
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from adaptmr.eval.report.tables import (
     OVERALL,
@@ -24,9 +25,6 @@ from adaptmr.eval.report.tables import (
 )
 from ..stats.contrasts import MEASURE_NAMES
 from ..stats.intervals import MIN_GROUPS, RESAMPLES, TOO_FEW, Interval, mean_ci, resampled_sums
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'CONTROLS', 'RESPONSIBLE', 'mark_failures', 'failure_rates', 'failure_table',
@@ -232,8 +230,6 @@ def gate_table(
     frame: pd.DataFrame, systems: Sequence[str] | None = None, value: str = "f1", *, seed: int = 0
 ) -> pd.DataFrame:
     """Tabulate the gate of each system, which shows whether a failure pattern is common to all systems."""
-    import pandas as pd
-
     gates = [decision_gate(frame, s, value, seed=seed) for s in systems or dict.fromkeys(frame["system"])]
     columns = ["system", "best", "worst", "gap", "low", "high", "verdict", "n", "left_out"]
     rows = [
@@ -299,8 +295,6 @@ def failure_grid(frame: pd.DataFrame, threshold: float = 0.3, *, seed: int = 0) 
     Columns: system, type, label, responsible, mean (the share of the failures), low, high, n (failures),
     count (of those, the ones in this row).
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for system, question_type, part in split_by_system(assign_failures(frame, threshold)):
         for name in RESPONSIBLE:

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from ..metrics.ranking import recall_fraction
 from ..report import figures
@@ -30,7 +31,6 @@ from ...systems.base import PlannedSystem
 from ...types import Dataset
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 # %% auto #0
@@ -73,8 +73,6 @@ def measure_headroom(
     `nan`, those of the share where the difference has none. Raises `ValueError` for a system without rows
     and for systems that weren't asked the same questions.
     """
-    import pandas as pd
-
     rows = []
     for question_type, part in split_by_type(_paired_scores(frame, base, ceiling, value)):
         b, t = part["base"].to_numpy(float), part["top"].to_numpy(float)
@@ -129,8 +127,6 @@ def headroom_table(
     seed: int = 0,
 ) -> pd.DataFrame:
     """Format `measure_headroom` of some systems as text cells, a row per system and question type."""
-    import pandas as pd
-
     return pd.DataFrame(
         [
             {"system": system, "label": r["label"], "now": r["base"], **_format_row(r), "n": r["n"]}
@@ -265,8 +261,6 @@ def combine_best(
     type that no other conversation has takes the best system of all types there. Equal means: the first of
     `systems`. Raises `ValueError` for a single conversation that should be held out.
     """
-    import pandas as pd
-
     part = frame[frame["system"].isin(systems)]
     conversations = list(dict.fromkeys(part["conversation"]))
     if held_out and len(conversations) == 1:
@@ -309,8 +303,6 @@ def oracle_gap(
     conversations), n, verdict (`judge_gap`), allowed (the verdicts at the interval's ends, if they differ).
     Raises `ValueError` for systems without rows, or that weren't asked the same questions.
     """
-    import pandas as pd
-
     found = []
     for question_type, part in split_by_type(_paired_scores(frame, base, ceiling, value)):
         top, low = (part[side].to_numpy(float) for side in ("top", "base"))
@@ -355,8 +347,6 @@ def compare_with_controls(
 
     Rows and columns are those of `tables.paired_gains`; `system` reads "qarp less token_matched".
     """
-    import pandas as pd
-
     compared = [
         paired_gains(frame, control, [system], value, seed=seed).assign(system=f"{system} less {control}")
         for control in controls
@@ -401,8 +391,6 @@ def acting_table(frame: pd.DataFrame, full: str, variants: Sequence[str]) -> pd.
     Columns: variant, evidence (other memories, another order or another context), answer (another answer),
     share (of the n questions, where either differs), most (the question type with the most of them), n.
     """
-    import pandas as pd
-
     key = ["conversation", "question"]
     given = ["retrieved", "context_tokens"]
     whole = frame[frame["system"] == full].set_index(key)
@@ -461,8 +449,6 @@ def compare_plans(
     `difference` with its 95 % interval between conversations, `low` to `high` (see `paired_gains`), on how
     many questions it is `better` and `worse`, and `n`. Questions without gold turns don't count.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     planners = {"before": _planner(before), "after": _planner(after)}
     for conversation in data:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from adaptmr.eval.report.style import (
     EDGE_COLOR,
@@ -30,7 +31,6 @@ from adaptmr.eval.report.style import (
 from ..stats.intervals import TOO_FEW
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.container import BarContainer
     from matplotlib.figure import Figure

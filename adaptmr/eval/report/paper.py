@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from ...data.registry import citation
 from .figures import PlacedRows, add_legend, draw_error_bars, label_places, side_by_side
 from .recorded_run import RecordedRun, compared_systems, open_recorded
@@ -20,7 +22,6 @@ from ..stats.contrasts import DIFFERENT, EQUIVALENT, MEASURE_NAMES
 from ..stats.intervals import DEFAULT_CI_METHOD, mean_ci
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import html
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import pandas as pd
 
 from ..stats.contrasts import MEASURE_NAMES
 from adaptmr.eval.stats.intervals import (
@@ -20,9 +22,6 @@ from adaptmr.eval.stats.intervals import (
 )
 from ...markup import cut_text
 from ...types import QueryType
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _Key = TypeVar("_Key", bound=Hashable)
 OVERALL = "overall"
@@ -93,8 +92,6 @@ def mean_table(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFram
     Intervals are over conversations (`stats.bootstrap`). Rows where the value is not defined (recall
     without gold evidence) don't count.
     """
-    import pandas as pd
-
     known = frame[frame[value].notna()]
     typed = mean_ci_table(known, value, ["system", "type"], seed=seed)
     overall = mean_ci_table(known, value, ["system"], seed=seed).assign(type=OVERALL)
@@ -116,8 +113,6 @@ def reply_outcome_table(frame: pd.DataFrame) -> pd.DataFrame:
     `n` results, and the shares that were clean, repaired, asked again, or given by a rule (fallback).
     Empty where no model was asked.
     """
-    import pandas as pd
-
     rows = [
         {
             "system": system,
@@ -173,8 +168,6 @@ def plans_table(frame: pd.DataFrame, systems: Sequence[str]) -> pd.DataFrame:
 
     Means of the number of queries and of the threshold, shares of the yes-or-no decisions.
     """
-    import pandas as pd
-
     planned = frame[frame["plan_queries"].notna() & frame["system"].isin(systems)]
     return pd.DataFrame(
         [
@@ -203,8 +196,6 @@ def main_table(
     The second level of each type's column says on how many questions it rests. A measure that is defined on
     none of them has one column of dashes.
     """
-    import pandas as pd
-
     order = list(dict.fromkeys(frame["system"]))
     columns: dict[tuple[str, str], list[str]] = {}
     for value, label in measures:
@@ -240,8 +231,6 @@ def overview_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
 
     A column's name says on how many questions it rests: the ranking measures need gold turns.
     """
-    import pandas as pd
-
     order = list(dict.fromkeys(frame["system"]))
     columns: dict[str, Any] = {}
     for value, label in OVERVIEW_MEASURES:
@@ -280,8 +269,6 @@ def system_costs(frame: pd.DataFrame) -> pd.DataFrame:
     Where a model was asked, `fallback` is the share of its results, over all tasks, that could not be
     used, so that a rule was used instead.
     """
-    import pandas as pd
-
     each = frame.groupby("system", sort=False)
     columns = {
         "calls": each["calls"].mean().round(2),
@@ -316,8 +303,6 @@ def paired_gains(
 
     Each row has the mean difference, its interval and n.
     """
-    import pandas as pd
-
     chosen = [s for s in (systems or dict.fromkeys(frame["system"])) if s != baseline]
     part = frame[frame["system"].isin([baseline, *chosen]) & frame[value].notna()]
     if part.empty and baseline in set(frame["system"]):  # such as recall where no question has gold turns
@@ -336,8 +321,6 @@ def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
 
     Cells are "difference [low, high]"; a difference without an interval reads "+0.100 – too few".
     """
-    import pandas as pd
-
     counts = dict(zip(gained["type"], gained["n"]))
     cells = {
         (r["system"], r["type"]): format_interval(r["difference"], r["low"], r["high"], "+.3f", "+.2f")
@@ -424,8 +407,6 @@ def matched_budget_table(frame: pd.DataFrame, pairs: Mapping[str, str]) -> pd.Da
 
     Both on the questions where the other spent any, with their ratio.
     """
-    import pandas as pd
-
     spent = frame.pivot(index=["conversation", "question"], columns="system", values="retrieval_tokens")
     rows = []
     for system, other in pairs.items():
@@ -445,8 +426,6 @@ def matched_budget_table(frame: pd.DataFrame, pairs: Mapping[str, str]) -> pd.Da
 
 def overall_gains(lost: Mapping[str, Mapping[str, pd.DataFrame]], value: str) -> pd.DataFrame:
     """Join the overall rows of several tables of `paired_gains`, by full method and measure."""
-    import pandas as pd
-
     parts = [by_measure[value][by_measure[value]["type"] == OVERALL] for by_measure in lost.values()]
     return pd.concat(parts, ignore_index=True).drop_duplicates(["system", "baseline"], ignore_index=True)
 
