@@ -402,7 +402,7 @@ def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
         return False, "no turn among the hits"
     rows, hits = seen.rows, [h for h, _ in turns]
     if seen.store is not state.store and isinstance(seen.store, StorePart):
-        rows = seen.store.places[rows]  # those of the store that the hits are from
+        rows = seen.store.rows[rows]  # those of the store that the hits are from
     best = np.flatnonzero(np.isin(rows, [row for _, row in turns]))
     covered = float(seen.words.coverage(seen.words.in_memories[:, best]).max(initial=0.0))
     model = state.llm if state.plan.check else None

@@ -28,60 +28,43 @@ __all__ = ['TURNS', 'StorePart', 'part_of_rows', 'rows_passing', 'store_part', '
            'Request', 'make_request']
 
 # %% ../../nbs/retrieval/03_visible.ipynb #16c00006
-class StorePart(View):
-    """The memories `places` (m,) of a store, ascending, as a read-only store of their own.
+class StorePart(Store):
+    """The memories `rows` (m,) of a store, ascending, as a read-only store of their own.
 
-    `places` refer to `store.memories`; `total` says how many memories there are in all. `where` is a filter
+    `rows` refer to `store.memories`; `total` says how many memories there are in all. `where` is a filter
     that all of them pass. `earlier` is the same part of an earlier state of the store: its words are taken
     over. `versions` are earlier versions of other memories of the store, with their vectors (v, dim), which
     the part holds too. Make it within the store's `snapshot()`; see `store_part` and `part_of_rows`.
     """
 
+    embedder: Any = None
+    version: int = 0
+
     def __init__(
         self,
         store: Store,
-        places: np.ndarray,
+        rows: np.ndarray,
         where: Filter,
         earlier: StorePart | None = None,
         versions: tuple[Sequence[Memory], np.ndarray] | None = None,
     ) -> None:
-        memories = [store.memories[i] for i in places.tolist()]
-        words = LexicalIndex(store.lexical, store.k1, store.b)
-        view = View.of(memories, store.matrix[places], words, earlier)
-        if versions is not None:
-            view = view.changed((), *versions)
-        super().__init__(view.memories, view.rows, *view._state())
-        self.places, self.where = places, where
-        self.total: int = getattr(store, "total", len(store.memories))
+        memories = store.memories
+        self.rows, self.where = rows, where
+        self.total: int = getattr(store, "total", len(memories))
         self.embedder, self.version = store.embedder, store.version
         self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
+        words = LexicalIndex(self.lexical, self.k1, self.b)
+        known = earlier.current() if earlier is not None else None
+        self._view = View.of([memories[i] for i in rows.tolist()], store.matrix[rows], words, known)
+        if versions is not None:
+            self._view = self._view.changed((), *versions)
+
+    def current(self) -> View:
+        """Return the memories of this part: it never changes."""
+        return self._view
 
     def __repr__(self) -> str:
         return f"StorePart({len(self)} of {self.total} memories)"
-
-    @contextmanager
-    def snapshot(self) -> Iterator[StorePart]:
-        """Return this part: it never changes."""
-        yield self
-
-    def dense(self, query: str | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return cosines as `View.dense` does, also with the text of a query."""
-        return super().dense(self._vector(query), rows)
-
-    def nearest(
-        self, query: str | np.ndarray, n: int, where: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nearest rows as `View.nearest` does, also to the text of a query."""
-        return super().nearest(self._vector(query), n, where)
-
-    def recent(self, n: int = 10) -> list[Memory]:
-        """Return the `n` latest memories, the latest first."""
-        return super().recent(n)
-
-    def _vector(self, query: str | np.ndarray) -> np.ndarray:
-        if isinstance(query, str):
-            return self.embedder.encode([query], kind="query")[0] if len(self) else np.zeros(0, np.float32)
-        return query
 
 # %% ../../nbs/retrieval/03_visible.ipynb #16c00008
 _MAX_CACHED = 20_000  # memories in the kept parts of one store; as many as the store has, if that is more
