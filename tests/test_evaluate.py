@@ -19,7 +19,6 @@ from adaptmr.eval.report.run_folder import open_run
 from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.run import Journal, JournalError, journal_keys
-from adaptmr.llm.spending import Spent
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, QueryType, Question, Usage
 
 FIRST = [
@@ -383,11 +382,11 @@ def test_a_row_is_in_the_file_when_put_returns_whoever_else_writes(tmp_path):
     one, two = (Journal(tmp_path / "j", {"a": 1}) for _ in range(2))
     row = {"text": "lone \ud800 and\nnewline", "v": 0.1}
     one.put("x", row)
-    two.put("y", {"v": 1}, used=["call 1"], spent=Spent(1, 2, 3))
+    two.put("y", {"v": 1}, used=["call 1"], spent=Usage(1, 0, 2, 3))
     assert journal_keys(tmp_path / "j") == {"x", "y"}, "without closing it"
     two.forget(["y"])
     again = Journal(tmp_path / "j", {"a": 1})
-    assert again.rows == {"x": row} and (again.used, again.spent) == ({"call 1"}, Spent(1, 2, 3))
+    assert again.rows == {"x": row} and (again.used, again.spent) == ({"call 1"}, Usage(1, 0, 2, 3))
     for journal in (one, two, again):
         journal.close()
 

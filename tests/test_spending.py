@@ -13,7 +13,8 @@ import adaptmr as am
 from adaptmr.eval.runner import evaluate as evaluation
 from adaptmr.eval.runner.run import journal_keys
 from adaptmr.llm.client import check_params_limits
-from adaptmr.llm.spending import LimitReached, Spent
+from adaptmr.llm.spending import LimitReached
+from adaptmr.types import Usage
 
 PRICES = {"m": {"prompt": 2.0, "completion": 8.0}}  # dollars per million: a call costs 60e-6
 CALL = (10 * 2.0 + 5 * 8.0) / 1e6
@@ -49,7 +50,7 @@ def test_tokens_and_dollars_by_hand(data):
         model = llm(s.url, cache=am.ReplayCache())
         run(data, model)
         sent = len(s.requests)
-        assert model.spending.total == Spent(sent, 10 * sent, 5 * sent)
+        assert model.spending.total == Usage(sent, 0, 10 * sent, 5 * sent)
         assert model.spending.cost_usd == pytest.approx(CALL * sent)
         run(data, model)
         assert len(s.requests) == sent and model.spending.total.calls == sent, "a recorded reply is free"

@@ -9,7 +9,6 @@ import os
 import pickle
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,8 +21,7 @@ from .run import Journal, Run, Setup, ingest_key
 from ...files import notice
 from ...llm import LLM
 from ...llm.concurrency import close_quietly
-from ...llm.spending import Spent
-from ...llm.tasks import OUTCOME_COUNTER, meter_usage
+from ...llm.tasks import meter_usage
 from ...registry import put_registered, registered_by_users
 from ...types import Usage
 
@@ -152,8 +150,7 @@ class _Share(NamedTuple):
     rows: _Rows
     forgotten: list[str]
     late: Usage
-    outcomes: Counter[tuple[str, str]]
-    spent: Spent
+    spent: Usage
     model: tuple[Usage, dict[str, int], set[str]] | None  # usage, events, keys of recorded calls
     vectors: list[str]
     error: Exception | None
@@ -218,7 +215,7 @@ def _work(job: _Job, unit: Unit, ask_unit: Callable[[Run, Unit], None]) -> _Shar
     os.environ.update(job.environment)
     put_registered(pickle.loads(job.registered))
     setup = replace(job.setup, embedder=_local(job.setup.embedder))
-    caches, before = _caches(setup.embedder), OUTCOME_COUNTER.snapshot()
+    caches = _caches(setup.embedder)
     for cache in caches:
         cache.reset_used()
     journal = Journal(None, {})
@@ -234,7 +231,6 @@ def _work(job: _Job, unit: Unit, ask_unit: Callable[[Run, Unit], None]) -> _Shar
         {key: row for key, row in journal.rows.items() if job.rows.get(key) is not row},
         [key for key in job.rows if key not in journal.rows],
         whole.late,
-        OUTCOME_COUNTER.snapshot() - before,
         journal.spent + run.spending.take(str(journal.path)),
         None if llm is None else (llm.usage, llm.event_counts, llm.cache.used if llm.cache else set()),
         [key for cache in caches for key in cache.used],
@@ -270,9 +266,8 @@ def _take(run: Run, share: _Share) -> None:
     run.forget(share.forgotten)
     for key, row in share.rows.items():
         run.record(key, row, spent=spent)
-        spent = Spent()
+        spent = Usage()
     run.spending.include(spent)
-    OUTCOME_COUNTER.add(share.outcomes)
     if share.error is not None:
         raise share.error
 

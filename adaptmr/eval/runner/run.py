@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .asking import Place, System, conversation_embedder, make_given
 from ...files import notice
-from ...llm.spending import LimitReached, Spending, Spent, spending_of
+from ...llm.spending import LimitReached, Spending, spending_of
 from ...progress import Progress, progress_sink
 from ...sqlite import open_database
 from ...systems.base import get_capabilities
@@ -118,7 +118,7 @@ class Journal:
         self.path = Path(path) if path is not None else None
         self.rows: dict[str, dict[str, Any]] = {}
         self.used: set[str] = set()
-        self.spent = Spent()
+        self.spent = Usage()
         self._db: sqlite3.Connection | None = None
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ class Journal:
             if key is not None:
                 self.rows[key] = dict(json.loads(row))
             self.used.update(json.loads(used))
-            self.spent += Spent(**json.loads(spent))
+            self.spent += Usage(**json.loads(spent))
 
     def _write(self, sql: str, values: Sequence[Any]) -> None:
         if self._db is not None:
@@ -171,13 +171,13 @@ class Journal:
         key: str | None,
         row: Mapping[str, Any] | None,
         used: Iterable[str] = (),
-        spent: Spent | None = None,
+        spent: Usage | None = None,
     ) -> None:
         """Store a row, the keys of the recorded calls and vectors that it used, and what was spent on it.
 
         Without a key and a row, only what was used and spent. The file has it when this returns.
         """
-        text, spent = json.dumps(row), spent or Spent()
+        text, spent = json.dumps(row), spent or Usage()
         values = (key, text, json.dumps(sorted(used)), json.dumps(asdict(spent) if spent.calls else {}))
         self._write("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", values)
         self.used.update(used)
@@ -253,13 +253,13 @@ class Run:
         return LimitReached(f"{limit}. {lost if self.journal.path is None else kept}")
 
     def record(
-        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Spent | None = None
+        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Usage | None = None
     ) -> None:
         """Write a row to the journal, with what was used and spent since the last one, and show the progress.
 
         `used` and `spent` are what another process used and spent for the row.
         """
-        self.spending.include(spent or Spent())
+        self.spending.include(spent or Usage())
         self.journal.put(key, row, {*self.used(), *used}, self.spending.take(str(self.journal.path)))
         self.done += key in self._keys
         self._label = row.get("system", "")
