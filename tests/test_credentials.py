@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server import Server, answering, minimal_instance, ok, status
+from server import Server, answering, minimal_instance, no_model_server, ok, status
 
 from adaptmr.eval.report.notebook_output import is_redacted, save_failed_notebook
 from adaptmr.llm import LLM, LLMError, ModelNotFound
@@ -38,9 +38,7 @@ KEY, PASSWORD = "sk-canary+7Qx/9zLw", "pw-canary=4Rt&8y"
 
 @pytest.fixture(autouse=True)
 def _no_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxies = [p for name in ("http_proxy", "https_proxy", "all_proxy") for p in (name, name.upper())]
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", *proxies):
-        monkeypatch.delenv(name, raising=False)
+    no_model_server(monkeypatch)
 
 
 def encodings(secret: str) -> list[str]:
