@@ -31,7 +31,7 @@ from adaptmr.eval.stats.intervals import (
     paired_difference,
     ratio_ci,
 )
-from ..stats.limits import LimitVerdicts
+from ..stats.contrasts import LimitVerdicts
 from ...types import Usage
 
 # %% auto #0

@@ -29,7 +29,7 @@ from adaptmr.eval.runner.asking import (
 )
 from ..runner.timings import timed_questions
 from ..stats.intervals import TOO_FEW, format_interval, paired_difference, ratio_ci
-from ..stats.limits import LimitVerdicts
+from ..stats.contrasts import LimitVerdicts
 from ...llm.spending import count_tokens
 from ...llm.tasks import meter_usage
 from ...memory.config import MemoryConfig

@@ -14,8 +14,15 @@ from typing import Any, TypedDict, Unpack
 
 from ...embed import choose_embedder
 from ...embed import embedder as make_embedder
-from ..metrics.answers import answer_f1, exact_match, locomo_f1
-from ..metrics.hotpotqa import answer_agreement, hotpot_f1, joint_agreement, support_agreement
+from adaptmr.eval.metrics.answers import (
+    answer_agreement,
+    answer_f1,
+    exact_match,
+    hotpot_f1,
+    joint_agreement,
+    locomo_f1,
+    support_agreement,
+)
 from adaptmr.eval.metrics.ranking import (
     current_before_stale,
     kept,
