@@ -201,7 +201,8 @@ def mine(planner):
 def test_settings_of_planners_count():
     assert mine(Careful()) == mine(Careful(0.3)) != mine(Careful(0.4))
     assert mine(Careful(weights={"a": 1, "b": 2})) == mine(Careful(weights={"b": 2, "a": 1}))
-    others = ({}, {"a": 1}, {"a": 2}, {"b": 1}, {"a": np.ones(2)}, {"a": np.zeros(2)}, {"a": mine}, {"a": None})
+    values = (1, 2, np.ones(2), np.zeros(2), mine, None)
+    others = [{}, {"b": 1}, *({"a": value} for value in values)]
     assert len({mine(Careful(weights=weights)) for weights in others}) == len(others)
     assert mine(Plain(0.3)) == mine(Plain(0.3)) != mine(Plain(0.4))
     changed = Plain(0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import partial
 from time import monotonic
 
 import pytest
@@ -77,8 +78,8 @@ def test_usage_in_threads_is_in_the_meters_of_the_caller():
 def test_pools_of_any_number_count_in_the_meters_of_their_caller():
     for threads in (0, 1, 3):
         with Server(REPLY) as s, meter_usage() as meter:
-            llm = model(s)
-            run_concurrently(lambda x: NOTE.run(llm, text=x), "abcd", threads, lambda x, result: None)
+            ask = partial(NOTE.run, model(s), None)
+            run_concurrently(lambda x, ask=ask: ask(text=x), "abcd", threads, lambda x, result: None)
         assert spent(meter.usage) == (4, 40, 12) and meter.times.measured == 4
     with meter_usage() as meter:
         run_in_parallel([lambda: [NOTE.run(None, text="x") for _ in range(50)]] * 8, PATIENCE)

@@ -80,6 +80,7 @@ def wrapped():
     unregister_system("wrapped")
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_number_of_workers(data, tmp_path):
     """Offline, with a system that waits for another's budget."""
     same(*(run(SYSTEMS, data, workers=n, journal=tmp_path / f"j{n}") for n in (1, 2)))
