@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import warnings
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
