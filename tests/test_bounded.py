@@ -9,17 +9,7 @@ from typing import Any
 
 import openai  # noqa: F401 - its import takes a second, which is not the server's
 import pytest
-from server import (
-    Server,
-    bomb,
-    chunked,
-    completion,
-    dripping_body,
-    dripping_headers,
-    ok,
-    raw,
-    status,
-)
+from server import Server, bomb, chunked, completion, dripping_body, dripping_headers, ok, raw, status
 
 from adaptmr.llm import LLM, BadRequest, ServerError, transport
 

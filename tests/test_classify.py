@@ -148,5 +148,3 @@ def test_probabilities(text):
     assert set(p) == set(QueryType) and math.isclose(sum(p.values()), 1) and all(v >= 0 for v in p.values())
     assert classify(text) == best_type(p) == classify(text) and p[classify(text)] == max(p.values())
     assert all(v >= 0 for v in type_scores(text).values())
-
-

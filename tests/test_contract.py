@@ -12,11 +12,7 @@ from adaptmr.llm.spending import count_tokens
 from adaptmr.reader import build_context
 from adaptmr.retrieval.evidence import render_context
 from adaptmr.systems.base import Capabilities, get_capabilities
-from adaptmr.systems.contract import (
-    ContractError,
-    check_usage,
-    system_name,
-)
+from adaptmr.systems.contract import ContractError, check_usage, system_name
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -123,21 +119,6 @@ def test_capabilities_are_read_from_attributes_and_methods():
         get_capabilities(Theirs()).match({})
 
 
-def test_all_that_is_wrong_is_said_at_once():
-    made_up = [Hit(Memory(f"fact-{n}", "x"), float("inf")) for n in range(12)]
-    with pytest.raises(ContractError) as e:
-        run(Theirs(Evidence([*made_up, made_up[0]], usage=Usage(calls=-1))))
-    for part in (
-        "13 hits for k = 10",
-        "12 hits are no turns",
-        "'fact-0', 'fact-1', 'fact-2' and 9 more",
-        "more than once: 'fact-0'",
-        "13 scores",
-        "usage.calls=-1",
-    ):
-        assert part in str(e.value)
-
-
 @pytest.mark.parametrize(
     "usage, said",
     [
@@ -192,12 +173,6 @@ def test_returning_more_than_k_buys_no_recall_and_by_nature_is_said():
         tables.unlimited_line(frame) == "; not held to k: theirs, which returns all there is"
         and tables.unlimited_line(within) == ""
     )
-
-
-def test_a_context_that_is_left_out_is_rendered_from_the_hits_and_counted():
-    frame = run(Theirs(), k=4)
-    shown = "\n".join(f"[{m.at:%Y-%m-%d}] Ann: {m.text}" for m in TURNS[:4])
-    assert frame.context_tokens.tolist() == [count_tokens(shown)] * 3 and count_tokens(shown) == 50
 
 
 class Model:

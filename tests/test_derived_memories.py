@@ -142,9 +142,12 @@ def test_versions_and_what_was_taken_for_outdated():
     data = replace(DATA, questions=[asked])
     both = Hit(PAGE, 0.9, quoted=(old, new))
     assert run(Derived([both]), data=data).iloc[0].current_before_stale == 1.0, "as for a turn with both"
-    assert run(Derived([replace(both, quoted=(old,)), Hit(TURNS[4], 0.5)]), data=data).iloc[
-        0
-    ].current_before_stale == 0.0
+    assert (
+        run(Derived([replace(both, quoted=(old,)), Hit(TURNS[4], 0.5)]), data=data)
+        .iloc[0]
+        .current_before_stale
+        == 0.0
+    )
 
     class Dropping(Derived):
         def retrieve(self, question, k=10):
@@ -205,5 +208,3 @@ def test_a_wrapped_system_keeps_the_provenance_of_its_hits():
     assert {"page-1", "summary-1"} <= set(kept)
     frame = evaluate([wrapped], DATA, k=3, embedder="hash", progress=False)
     assert isinstance(frame, pd.DataFrame) and frame.recall_behind.notna().all()
-
-

@@ -241,5 +241,3 @@ def test_the_fit_that_never_saw_the_conversation(monkeypatch):
     with pytest.raises(FitError, match="no fit for any encoder; run `make fit`"):
         fit_for("b")
     assert fit_for("a", "c1").without == ""
-
-

@@ -287,14 +287,7 @@ def test_the_analysis_of_a_question() -> None:
     assert [
         analyze_question(t).asks_for
         for t in ("Is it?", "Whose is it?", "How often?", "what year was it", "", "???")
-    ] == [
-        "yesno",
-        "who",
-        "long",
-        "when",
-        "what",
-        "what",
-    ]
+    ] == ["yesno", "who", "long", "when", "what", "what"]
 
 
 @pytest.mark.parametrize(

@@ -223,11 +223,7 @@ def test_count_between(a, b, unit, counted):
             (on("2024-08-11"),),
             Finding("“visit Rome” 2024-08-11: 3 weeks ago", "3 weeks ago"),
         ),
-        (
-            "我戒烟到现在多久了？",
-            (on("2023-01-01", "year"),),
-            Finding("“戒烟”2023年：约1年前", "约1年"),
-        ),
+        ("我戒烟到现在多久了？", (on("2023-01-01", "year"),), Finding("“戒烟”2023年：约1年前", "约1年")),
         (
             "Did I move before or after I married?",
             (on("2024-06-01", "month"), on("2024-03-02")),
@@ -294,5 +290,3 @@ def test_write_relation(question, dates, finding):
 )
 def test_dates_that_do_not_settle_it_give_no_finding(question, dates):
     assert write_relation(find_relation(question), dates, NOW, "en") is None
-
-

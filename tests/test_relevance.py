@@ -253,5 +253,3 @@ def test_brier_by_hand():
     assert brier_score([1.0, 0.0], [True, False]) == 0
     assert brier_score([1.0, 0.0], [False, True]) == 1
     assert np.isnan(brier_score([], []))
-
-

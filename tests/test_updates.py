@@ -274,5 +274,3 @@ def test_focus_keeps_the_clauses_that_the_question_is_about():
     assert "two caps" in focus(text, frozenset({"tomato"}), lambda w: 1.0)
     assert "fence" not in focus(text, frozenset({"tomato"}), lambda w: 1.0)
     assert focus("One short text.", frozenset({"text"}), lambda w: 1.0) == "One short text."
-
-
