@@ -109,11 +109,6 @@ def test_the_size_of_a_body_is_bounded(big: Any, monkeypatch: pytest.MonkeyPatch
     assert most < 12_000_000, "the body was not read to its end"
 
 
-def test_a_reply_of_two_megabytes_is_read() -> None:
-    with Server(bomb(2)) as s:
-        assert len(model(s, timeout=10.0).complete(HELLO).text) == 2_000_000
-
-
 def test_a_redirection_is_an_error_and_not_followed() -> None:
     with (
         Server(ok("x")) as other,
@@ -122,20 +117,6 @@ def test_a_redirection_is_an_error_and_not_followed() -> None:
         with pytest.raises(BadRequest, match=r"308, a redirection.*Correct base_url"):
             model(s, timeout=5.0, api_key="sk-123456").complete(HELLO)
         assert other.requests == []
-
-
-def test_a_connection_is_kept_for_the_next_call() -> None:
-    ports = []
-
-    def behave(h: Any, body: dict[str, Any]) -> None:
-        ports.append(h.client_address[1])
-        h.reply(200, completion("x"))
-
-    with Server(behave) as s:
-        llm = model(s, timeout=5.0)
-        for _ in range(3):
-            llm.complete(HELLO)
-    assert len(set(ports)) == 1
 
 
 def test_a_compressed_reply_is_read() -> None:

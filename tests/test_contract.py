@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from scripted import ScriptedLLM
 
 from adaptmr.eval.report import tables
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm.spending import count_tokens
 from adaptmr.reader import build_context
 from adaptmr.retrieval.evidence import render_context
-from adaptmr.systems.base import Capabilities, get_capabilities
-from adaptmr.systems.contract import ContractError, check_usage, system_name
+from adaptmr.systems.base import Capabilities, Solver, get_capabilities, known_systems, make_system
+from adaptmr.systems.contract import (
+    ContractError,
+    check_count_names,
+    check_solution,
+    check_usage,
+    system_name,
+)
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -199,3 +207,14 @@ def test_what_is_counted_is_what_the_prompt_holds(said, monkeypatch):
     frame = run(theirs, llm=Model())
     expected = said if said.strip() else lines
     assert set(prompts) == {expected} and set(frame.context_tokens) == {count_tokens(expected)}
+
+
+@pytest.mark.parametrize("name", known_systems("team"))
+def test_every_solver_of_ours_keeps_to_the_contract(name):
+    system = make_system(name, ScriptedLLM(), embedder="hash")
+    assert system_name(system) == name and isinstance(system, Solver)
+    check_usage(name, system.ingest(TALK))
+    for question in ASKED[:2]:
+        solution = check_solution(system, system.solve(question.blind()), KNOWN, question.id)
+        check_count_names(system, solution.counts, {"f1", "em", "hits"}, question.id)
+        assert json.loads(solution.record) and solution.transcript.question == question.text

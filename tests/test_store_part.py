@@ -23,7 +23,6 @@ from adaptmr.types import Memory, Question
 
 SEPTEMBER = datetime(2024, 9, 10, tzinfo=UTC)
 WORDS = RetrievalPlan(weights=HYBRID_WEIGHTS)
-RAW = RetrievalPlan(weights={"cosine": 1.0, "recency": 1.0, "priority": 1.0, "layer": 1.0})
 MAYA = [
     ("Maya", "2024-01-05", "I live in Leeds, near the canal.", "home"),
     ("Tom", "2024-01-05", "Do you like living in Leeds?", "home"),
