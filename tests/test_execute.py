@@ -27,18 +27,11 @@ from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Hit, Memory
 
 DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
-TEXTS = [
-    "I live in Beijing, near the drum tower.",
-    "I have a cat called Snowy.",
-    "I started a pottery course.",
-    "I moved to Hangzhou last week.",
-    "The pottery teacher is called Mr. Lin.",
-    "My cat broke a bowl.",
-    "I sold my old bicycle.",
-    "I ran 5 km.",
-    "I ran 10 km.",
-    "Good night.",
-]
+TEXTS = (
+    "I live in Beijing, near the drum tower.|I have a cat called Snowy.|I started a pottery course.|"
+    "I moved to Hangzhou last week.|The pottery teacher is called Mr. Lin.|My cat broke a bowl.|"
+    "I sold my old bicycle.|I ran 5 km.|I ran 10 km.|Good night."
+).split("|")
 TURNS = [
     Memory(
         f"m{i}",

@@ -45,18 +45,11 @@ from adaptmr.systems.base import known_systems, make_system
 from adaptmr.systems.fixed import GATED_PLAN
 from adaptmr.types import Conversation, Evidence, Hit, Memory, QueryType, Question, Usage
 
-SAID = [
-    "I live in Beijing.",
-    "My sister is called Nadia.",
-    "I had soup for lunch.",
-    "Nadia keeps bees behind the barn.",
-    "The weather was fine.",
-    "I moved to Hangzhou.",
-    "I adopted a cat called Biscuit.",
-    "My brother plays chess.",
-    "I like soup.",
-    "I started running.",
-]
+SAID = (
+    "I live in Beijing.|My sister is called Nadia.|I had soup for lunch.|Nadia keeps bees behind the barn.|"
+    "The weather was fine.|I moved to Hangzhou.|I adopted a cat called Biscuit.|My brother plays chess.|"
+    "I like soup.|I started running."
+).split("|")
 NOW, LINKED = "Where do I live now?", "Which animals does my sister keep?"
 PLANNED = {
     "needs_memory": True,

@@ -27,16 +27,10 @@ pytestmark = pytest.mark.numbers
 
 DATES = [(1, 5), (2, 10), (3, 15), (4, 20), (5, 1), (6, 8), (7, 12), (8, 3)]
 TEXTS = {
-    "zh": [
-        "我住在北京朝阳区",
-        "我最近在找杭州的工作",
-        "我养了一只叫小白的猫",
-        "我搬到杭州西湖区了",
-        "推荐一下杭州的日料店",
-        "我最近开始跑步了，每天5公里",
-        "推荐一下杭州的川菜馆",
-        "今天跑了10公里，比上个月进步不少",
-    ],
+    "zh": (
+        "我住在北京朝阳区 我最近在找杭州的工作 我养了一只叫小白的猫 我搬到杭州西湖区了 推荐一下杭州的日料店 "
+        "我最近开始跑步了，每天5公里 推荐一下杭州的川菜馆 今天跑了10公里，比上个月进步不少"
+    ).split(),
     "en": [
         "I live in Beijing, in Chaoyang district.",
         "I have been looking for a job in Hangzhou recently.",
@@ -164,26 +158,15 @@ def test_e_what_was_said_is_known(scenario):
 # --- the first thing that somebody tries: a few memories of one user
 
 DRINKS = {
-    "en": [
-        "I live in Oslo, near the harbour.",
-        "My favourite drink is oolong tea.",
-        "I have a dog called Rufus.",
-        "I work as a nurse.",
-        "My sister lives in Rome.",
-        "I am allergic to peanuts.",
-        "I play the cello on Sundays.",
-        "My car is a red Volvo.",
-    ],
-    "zh": [
-        "我住在成都。",
-        "我最喜欢喝乌龙茶。",
-        "我养了一只叫阿福的狗。",
-        "我是一名护士。",
-        "我姐姐住在北京。",
-        "我对花生过敏。",
-        "我周日拉大提琴。",
-        "我的车是一辆红色的沃尔沃。",
-    ],
+    "en": (
+        "I live in Oslo, near the harbour.|My favourite drink is oolong tea.|I have a dog called Rufus.|"
+        "I work as a nurse.|My sister lives in Rome.|I am allergic to peanuts.|I play the cello on Sundays.|"
+        "My car is a red Volvo."
+    ).split("|"),
+    "zh": (
+        "我住在成都。 我最喜欢喝乌龙茶。 我养了一只叫阿福的狗。 我是一名护士。 我姐姐住在北京。 "
+        "我对花生过敏。 我周日拉大提琴。 我的车是一辆红色的沃尔沃。"
+    ).split(),
 }
 LIKE = {"en": "What do I like to drink?", "zh": "我喜欢喝什么？"}
 
@@ -548,64 +531,34 @@ def test_each_item_of_a_sum_is_searched_for(said):
 # --- unsaid things: what was said in other words is known, what was not said is not
 
 TOLD = {
-    "en": [
-        "I live in Oslo, near the harbour.",
-        "I have got a cat, her name is Snowball.",
-        "My sister Ruth is a midwife in Leeds.",
-        "I am allergic to peanuts.",
-        "I play the cello on Sundays.",
-        "My car is a red Volvo.",
-        "I broke my wrist when I fell off a ladder.",
-        "We got married in Siena in 2015.",
-        "I quit smoking two years ago.",
-        "I gave notice at the bank in March.",
-        "We are expecting twins in October.",
-        "I learned to swim only last summer.",
-    ],
-    "zh": [
-        "我住在成都，离锦里不远。",
-        "我养了一只叫小白的猫。",
-        "我姐姐在苏州当助产士。",
-        "我对花生过敏。",
-        "我周日拉大提琴。",
-        "我的车是一辆红色的沃尔沃。",
-        "我从梯子上摔下来，手腕骨折了。",
-        "我们2015年在大理办的婚礼。",
-        "我两年前把烟戒了。",
-        "三月份我从银行离职了。",
-        "我们十月份要迎来一对双胞胎。",
-        "我去年夏天才学会游泳。",
-    ],
+    "en": (
+        "I live in Oslo, near the harbour.|I have got a cat, her name is Snowball.|"
+        "My sister Ruth is a midwife in Leeds.|I am allergic to peanuts.|I play the cello on Sundays.|"
+        "My car is a red Volvo.|I broke my wrist when I fell off a ladder.|We got married in Siena in 2015.|"
+        "I quit smoking two years ago.|I gave notice at the bank in March.|"
+        "We are expecting twins in October.|I learned to swim only last summer."
+    ).split("|"),
+    "zh": (
+        "我住在成都，离锦里不远。 我养了一只叫小白的猫。 我姐姐在苏州当助产士。 我对花生过敏。 "
+        "我周日拉大提琴。 我的车是一辆红色的沃尔沃。 我从梯子上摔下来，手腕骨折了。 "
+        "我们2015年在大理办的婚礼。 我两年前把烟戒了。 三月份我从银行离职了。 我们十月份要迎来一对双胞胎。 "
+        "我去年夏天才学会游泳。"
+    ).split(),
 }
 NEVER_SAID = {
-    "en": [
-        "Did I tell you my blood type?",
-        "Did I ever mention my shoe size?",
-        "Have I told you about my tattoo?",
-        "Did I say which football club I support?",
-        "Have I ever told you about my dentist?",
-        "Did I mention a lottery ticket?",
-        "Did I tell you about the earthquake?",
-        "Have I mentioned my tax return?",
-        "Did I tell you my password?",
-        "Did I mention a marathon?",
-        "Have I told you about my garden pond?",
-        "Did I ever complain about the weather in Madrid?",
-    ],
-    "zh": [
-        "我有没有跟你说过我的血型？",
-        "我提到过我穿多大码的鞋吗？",
-        "我跟你说过我的纹身吗？",
-        "我有没有说过我支持哪支球队？",
-        "我跟你讲过我的牙医吗？",
-        "我有没有提过彩票？",
-        "我跟你说过地震的事吗？",
-        "我有没有提过报税？",
-        "我有没有告诉过你我的密码？",
-        "我跟你说过跑马拉松吗？",
-        "我跟你讲过院子里的鱼塘吗？",
-        "我有没有抱怨过哈尔滨的天气？",
-    ],
+    "en": (
+        "Did I tell you my blood type?|Did I ever mention my shoe size?|Have I told you about my tattoo?|"
+        "Did I say which football club I support?|Have I ever told you about my dentist?|"
+        "Did I mention a lottery ticket?|Did I tell you about the earthquake?|"
+        "Have I mentioned my tax return?|Did I tell you my password?|Did I mention a marathon?|"
+        "Have I told you about my garden pond?|Did I ever complain about the weather in Madrid?"
+    ).split("|"),
+    "zh": (
+        "我有没有跟你说过我的血型？ 我提到过我穿多大码的鞋吗？ 我跟你说过我的纹身吗？ "
+        "我有没有说过我支持哪支球队？ 我跟你讲过我的牙医吗？ 我有没有提过彩票？ 我跟你说过地震的事吗？ "
+        "我有没有提过报税？ 我有没有告诉过你我的密码？ 我跟你说过跑马拉松吗？ 我跟你讲过院子里的鱼塘吗？ "
+        "我有没有抱怨过哈尔滨的天气？"
+    ).split(),
 }
 
 

@@ -46,17 +46,11 @@ DERIVED = [
     ("key", "2024-04-20", "Maya lives in Bristol now.", "home", 0.7),
     ("summary", "2024-08-30", "Maya moved, adopted a cat and broke her arm.", "home", None),
 ]
-ASKED = [
-    "Where do I live now?",
-    "What is the cat called?",
-    "What did Maya do in July?",
-    "Did Maya adopt the cat before she moved to Bristol?",
-    "Which animals does the sister of Maya keep?",
-    "Did Maya ever mention her blood type?",
-    "What did I buy last month?",
-    "How many pets does Maya have?",
-    "",
-]
+ASKED = (
+    "Where do I live now?|What is the cat called?|What did Maya do in July?|"
+    "Did Maya adopt the cat before she moved to Bristol?|Which animals does the sister of Maya keep?|"
+    "Did Maya ever mention her blood type?|What did I buy last month?|How many pets does Maya have?|"
+).split("|")
 
 
 def turns(rows, owner, first):

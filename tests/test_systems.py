@@ -37,18 +37,11 @@ DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def talk(id="c1", n=14):
-    said = [
-        "I live in Oslo, near the harbour.",
-        "How nice, is it loud there?",
-        "I adopted a cat called Snowy.",
-        "What colour is Snowy?",
-        "Snowy is white.",
-        "I moved to Bergen last week.",
-        "Congratulations on the move!",
-        "I started a pottery course.",
-        "Who teaches the pottery course?",
-        "Mr. Lin teaches it.",
-    ]
+    said = (
+        "I live in Oslo, near the harbour.|How nice, is it loud there?|I adopted a cat called Snowy.|"
+        "What colour is Snowy?|Snowy is white.|I moved to Bergen last week.|Congratulations on the move!|"
+        "I started a pottery course.|Who teaches the pottery course?|Mr. Lin teaches it."
+    ).split("|")
     turns = [
         Memory(
             f"{id}/D{i // 4 + 1}:{i % 4}",
