@@ -9,7 +9,18 @@ from typing import Any
 
 import openai  # noqa: F401 - its import takes a second, which is not the server's
 import pytest
-from server import Server, bomb, chunked, completion, dripping_body, dripping_headers, ok, raw, status
+from server import (
+    Server,
+    bomb,
+    chunked,
+    completion,
+    dripping_body,
+    dripping_headers,
+    no_model_server,
+    ok,
+    raw,
+    status,
+)
 
 from adaptmr.llm import LLM, BadRequest, ServerError, transport
 
@@ -19,9 +30,7 @@ PATIENCE = 6.0  # seconds; without a deadline each of these servers takes twenty
 
 @pytest.fixture(autouse=True)
 def _no_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxies = [p for name in ("http_proxy", "https_proxy", "all_proxy") for p in (name, name.upper())]
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", *proxies):
-        monkeypatch.delenv(name, raising=False)
+    no_model_server(monkeypatch)
 
 
 def model(server: Server, **kw: Any) -> LLM:
@@ -109,6 +118,11 @@ def test_the_size_of_a_body_is_bounded(big: Any, monkeypatch: pytest.MonkeyPatch
     assert most < 12_000_000, "the body was not read to its end"
 
 
+def test_a_reply_of_two_megabytes_is_read() -> None:
+    with Server(bomb(2)) as s:
+        assert len(model(s, timeout=10.0).complete(HELLO).text) == 2_000_000
+
+
 def test_a_redirection_is_an_error_and_not_followed() -> None:
     with (
         Server(ok("x")) as other,
@@ -117,6 +131,20 @@ def test_a_redirection_is_an_error_and_not_followed() -> None:
         with pytest.raises(BadRequest, match=r"308, a redirection.*Correct base_url"):
             model(s, timeout=5.0, api_key="sk-123456").complete(HELLO)
         assert other.requests == []
+
+
+def test_a_connection_is_kept_for_the_next_call() -> None:
+    ports = []
+
+    def behave(h: Any, body: dict[str, Any]) -> None:
+        ports.append(h.client_address[1])
+        h.reply(200, completion("x"))
+
+    with Server(behave) as s:
+        llm = model(s, timeout=5.0)
+        for _ in range(3):
+            llm.complete(HELLO)
+    assert len(set(ports)) == 1
 
 
 def test_a_compressed_reply_is_read() -> None:
