@@ -20,8 +20,8 @@ from adaptmr.llm.tasks import OUTCOMES, TASKS, meter_usage
 from adaptmr.planning.classifiers import FewShotClassifier
 from adaptmr.planning.qarp import QARP
 from adaptmr.reader import answer, render_line
+from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.steps import refine
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.store.memory_store import MemoryStore
@@ -81,8 +81,8 @@ def ask_all(llm, store):
     with meter_usage() as meter:
         evidence = {
             "qarp": retrieve(NOW, store, 3, QARP(llm)),
-            "rounds": run_rounds(ROUNDS, LINKED, store, llm=llm),
-            "rerank": run_rounds(RERANK, NOW, store, llm=llm),
+            "rounds": execute(ROUNDS, LINKED, store, llm=llm),
+            "rerank": execute(RERANK, NOW, store, llm=llm),
         }
         type_probabilities = FewShotClassifier(llm).probabilities(NOW)
         text = answer(NOW, evidence["rerank"], llm).text

@@ -33,8 +33,8 @@ from adaptmr.memory.team.meta import (
 from adaptmr.memory.team.records import Record, is_record, read_record
 from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.memory.team.team import TeamMemory
+from adaptmr.store.database import StoreCorrupt
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.protocol import StoreCorrupt
 from adaptmr.types import Memory
 
 

@@ -23,6 +23,7 @@ from .aggregation import collection_asked
 from .columns import asked_at
 from .events import date_in_question, find_occurrence, find_relation
 from .evidence import FRAME_TOKENS, limit_prompt, mix_evidence
+from .execute import run_request
 from .fusion import Fit
 from adaptmr.retrieval.plan import (
     PlanError,
@@ -34,7 +35,6 @@ from adaptmr.retrieval.plan import (
     weighted_plans,
 )
 from .query import classify, decompose, query_text
-from .rounds import run_request
 from .visible import Request, make_request
 from ..store.protocol import PlannerStore, Store
 from ..store.view import Filter
