@@ -19,8 +19,7 @@ from .prompts import EXAMPLES, Player, PromptStyle
 from .task_memory import OtherTasks, Reader, Reading, Setting, TaskMemory
 from ..llm import LLM
 from ..memory.team.curator import extract
-from ..memory.team.library import Experience
-from ..memory.team.meta import MetaMemory
+from ..memory.team.meta import Experience, MetaMemory
 from ..memory.team.records import ROLES, Extraction, TeamConfig, Triple
 from ..memory.team.steps import Step, Transcript
 from ..retrieval.visible import resolve_as_of
@@ -272,8 +271,7 @@ def _import_store(text: str, embedder: Any) -> MemoryStore:
 
 def _reading(values: Mapping[str, Any]) -> Reading:
     read = dict(values["extraction"])
-    read["facts"] = tuple(Triple(*fact) for fact in read["facts"])
-    read |= {name: tuple(read[name]) for name in ("next_queries", "entities")}
+    read |= {"facts": tuple(Triple(*f) for f in read["facts"]), "next_queries": tuple(read["next_queries"])}
     return Reading(values["task"], values["observation"], Extraction(**read))
 
 
