@@ -10,8 +10,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from . import provenance
 from .data.registry import is_file_name, load
 from .embed import embedder as make_embedder
 from .embed import shared_cache
@@ -69,9 +72,6 @@ from adaptmr.sections.comparison import (
 from .systems.base import known_systems
 from .systems.display_names import DisplayNames
 from .types import Dataset, Usage
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['load_asked', 'EvidenceMissing', 'check_evidence', 'Experiment']
@@ -439,8 +439,6 @@ def evaluate_systems(experiment: Experiment) -> pd.DataFrame:
 
     Returns one row per system and question, with the systems' display names.
     """
-    import pandas as pd
-
     if os.environ.get(ESTIMATE_VARIABLE):
         raise EstimateMade(str(estimate_answers(experiment)))
     _warn_of_other_starts(experiment.journal, experiment.run)
@@ -634,7 +632,7 @@ class Experiment:
         _name_own_parts(systems, self.params, self.plugins, self.user_code)
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
-        run_id = run_folder.run_id(self.params, self.data.sha256, self.user_code)
+        run_id = provenance.run_id(self.params, self.data.sha256, self.user_code)
         earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
         self.inputs = _RecordedInputs(earlier, {**self.params, **read_by}, only_recorded=bool(replayed))
         self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"], **limits)

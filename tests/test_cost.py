@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from server import Server, answering, ok
 
-from adaptmr.eval.analysis import components
 from adaptmr.eval.analysis import cost as e
 from adaptmr.llm.tasks import OUTCOMES, TASKS
 
@@ -187,7 +186,7 @@ def test_every_task_and_every_way_has_its_place():
         "retrieval.rounds",
     ):
         import_module(f"adaptmr.{name}")
-    placed = [t for tasks in components.COMPONENT_TASKS.values() for t in tasks]
+    placed = [t for tasks in e.COMPONENT_TASKS.values() for t in tasks]
     retrieval = {
         name
         for name, task in TASKS.items()
@@ -196,7 +195,7 @@ def test_every_task_and_every_way_has_its_place():
     assert len(placed) == len(set(placed)) and len(retrieval) > 10 and retrieval <= set(placed), (
         retrieval - set(placed)
     )
-    assert set(components.CALLS_PER_OUTCOME) == set(OUTCOMES) - {"offline"}
+    assert set(e.CALLS_PER_OUTCOME) == set(OUTCOMES) - {"offline"}
 
 
 def test_calls_are_counted_as_they_were_made():
@@ -208,7 +207,7 @@ def test_calls_are_counted_as_they_were_made():
         "",
     ]
     frame.loc[frame["system"] == "planner", "calls"] = [3, 5, 1, 2]
-    table = components.calls_by_component(frame)
+    table = e.calls_by_component(frame)
     planner = table[table["system"] == "planner"].set_index("part")
     assert (
         planner["all calls"].to_dict() == {"plan": 2, "rounds": 3, "answer": 4, "other": 2}
@@ -219,37 +218,37 @@ def test_calls_are_counted_as_they_were_made():
         0.75,
         0.25,
     ]
-    assert components.calls_by_component(rows(asked=False)).empty and list(
-        components.calls_by_component(rows(asked=False)).columns
+    assert e.calls_by_component(rows(asked=False)).empty and list(
+        e.calls_by_component(rows(asked=False)).columns
     )[:2] == ["system", "part"]
     strange = frame.assign(ways="somebody-else:model", calls=1)
-    assert set(components.calls_by_component(strange)["part"]) == {"other"} and set(
-        components.calls_by_component(strange)["tasks"]
+    assert set(e.calls_by_component(strange)["part"]) == {"other"} and set(
+        e.calls_by_component(strange)["tasks"]
     ) == {"somebody-else"}
 
 
 def test_tokens_by_place():
-    table = components.tokens_by_stage(rows()).set_index("system")
+    table = e.tokens_by_stage(rows()).set_index("system")
     assert (
         table.loc["planner", ["retrieval", "reader", "share of retrieval"]].tolist() == [300, 600, 0.3333]
         and table.loc["unified", "retrieval"] == 0
     )
-    assert components.tokens_by_stage(rows(asked=False)).empty
+    assert e.tokens_by_stage(rows(asked=False)).empty
 
 
 def test_part_costs_and_sentences():
     pairs = {"the plan": ("planner", "rules"), "nobody": ("planner", "missing")}
-    costs = components.component_costs(rows(), pairs)
+    costs = e.component_costs(rows(), pairs)
     assert costs.set_index("measure")["difference"].to_dict() == {"tokens": 390, "calls": 1, "F1": 0} and set(
         costs["part"]
     ) == {"the plan"}
-    times = components.component_costs(rows(), pairs, measures=e.TIME_MEASURES)
-    sentences = components.component_sentences(costs, times)
+    times = e.component_costs(rows(), pairs, measures=e.TIME_MEASURES)
+    sentences = e.component_sentences(costs, times)
     assert len(sentences) == 1
     for there in ("planner less rules", "+390 tokens – too few", "+0 F1 – too few", " ms ["):
         assert there in sentences[0]
-    none = components.component_costs(rows(), {})
-    assert none.empty and components.component_sentences(none) == []
+    none = e.component_costs(rows(), {})
+    assert none.empty and e.component_sentences(none) == []
     shown = e.wide_table("part", costs)
     assert shown.loc["the plan", "tokens"] == "+390.0 – too few"
     assert e.wide_table("system", e.overhead(rows())).loc["planner", "tokens"].endswith("– too few (+80 %)")
@@ -273,10 +272,10 @@ def test_on_rows_of_a_real_run():
     extra = e.overhead(frame)
     assert (
         len(e.latency_table(frame)) >= 6
-        and components.calls_by_component(frame).empty
+        and e.calls_by_component(frame).empty
         and set(extra["measure"]) == {"tokens", "calls"}
     )
-    parts = components.component_costs(frame)
+    parts = e.component_costs(frame)
     for table in (e.spending_table(frame), extra, e.accuracy_per_1000(frame), parts):
         assert redaction_problems(table, allow=["label", "part", "with", "without"]) == []
 
@@ -317,7 +316,7 @@ def test_calls_by_part_add_up_to_what_a_server_saw():
             embedder="hash",
             progress=False,
         )
-    table = components.calls_by_component(frame)
+    table = e.calls_by_component(frame)
     assert table["all calls"].sum() == frame["calls"].sum() == len(seen) > 30 and "other" not in set(
         table["part"]
     )
@@ -326,7 +325,7 @@ def test_calls_by_part_add_up_to_what_a_server_saw():
     assert (
         e.spending_table(frame, by_type=False)["usd per 1000"].isna().all()
     )  # the price of "m" is not known
-    places = components.tokens_by_stage(frame).set_index("system")
+    places = e.tokens_by_stage(frame).set_index("system")
     assert places.loc["qarp", "retrieval"] > 0 and places.loc["hybrid", "retrieval"] == 0
 
 

@@ -23,7 +23,7 @@ from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion
 from adaptmr.data.msc import LAST_SESSION_TIME, parse_msc, parse_time_ago
 from adaptmr.data.registry import DatasetUnavailable, attribution, datasets, find_file, load
 from adaptmr.data.validation import DatasetError
-from adaptmr.eval.metrics import hotpotqa as m
+from adaptmr.eval.metrics import answers as m
 from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.retrieval.query import ASSISTANTS
@@ -370,13 +370,13 @@ def test_scores_follow_from_precision_and_recall(
     said: str, gold: str, found: set[str], right: set[str]
 ) -> None:
     p, r, f1 = official(said, gold)
-    scores = m.hotpotqa_scores(said, gold, found, right)
-    assert scores["f1"] == pytest.approx(f1) and all(0 <= s <= 1 for s in scores.values())
+    answer, support = m.answer_agreement(said, gold), m.support_agreement(found, right)
+    joint = m.joint_agreement(answer, support)
+    assert answer.f1 == pytest.approx(f1)
     sp_p, sp_r = (len(found & right) / len(s) if s else 0 for s in (found, right))
     joint_p, joint_r = p * sp_p, r * sp_r
     expected = 2 * joint_p * joint_r / (joint_p + joint_r) if joint_p + joint_r else 0
-    assert scores["joint_f1"] == pytest.approx(expected)
-    assert scores["joint_em"] == scores["em"] * scores["sp_em"]
+    assert joint.f1 == pytest.approx(expected) and joint.em == answer.em * support.em
 
 
 @pytest.mark.skipif(not HAS_HOTPOTQA, reason="ADAPTMR_DATA names no folder with a file of HotpotQA")

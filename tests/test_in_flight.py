@@ -23,9 +23,9 @@ from adaptmr.embed import TextEmbedder, VectorCache
 from adaptmr.eval.report import tables
 from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.llm import LLM, LLMError
-from adaptmr.llm.concurrency import run_concurrently
+from adaptmr.llm.concurrency import CANCELLED, run_concurrently
 from adaptmr.llm.tasks import Task
-from adaptmr.llm.transport import CANCELLED, RequestCancelled
+from adaptmr.llm.transport import RequestCancelled
 from adaptmr.types import Evidence, Hit, Usage
 
 PATIENCE = 20.0  # seconds that a test waits for something that should happen at once

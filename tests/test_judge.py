@@ -30,7 +30,7 @@ from adaptmr.eval.judges.rubric import (
     word_credit,
 )
 from adaptmr.llm import LLM
-from adaptmr.llm.tasks import OUTCOME_COUNTER, TASKS
+from adaptmr.llm.tasks import TASKS, meter_usage
 from adaptmr.text import content_words
 from adaptmr.types import Conversation, Dataset, QueryType, Question, Usage
 
@@ -283,14 +283,13 @@ def test_prompts_that_are_sent() -> None:
     ["I would say that this is fine.", '{"yes": "perhaps"}', '{"verdict": true}', "[true]", '{"yes": 1}'],
 )
 def test_unusable_reply_falls_back_to_the_rules_and_is_counted(bad: str) -> None:
-    before = OUTCOME_COUNTER.snapshot()
-    with Server(ok(bad)) as s:
+    with Server(ok(bad)) as s, meter_usage() as meter:
         assert model(s).judge(TOWN, "in Bristol", False).votes == (True, True, True)
         found = model(s).judge(TOWN, "in Leeds", False)
         assert found.votes == (False, False, False) and found.how == "fallback×3" and len(s.requests) == 12, (
             "each was asked twice"
         )
-    assert OUTCOME_COUNTER.rates(before)["judge_update"]["fallback"] == 6
+    assert meter.outcomes["judge_update", "fallback"] == 6
 
 
 def test_answer_with_instructions_is_not_accepted() -> None:
@@ -419,14 +418,11 @@ def test_one_request_holds_all_statements_of_a_rubric() -> None:
     "bad", ["They look fine.", '{"made": ["full"]}', '{"made": ["yes", "yes", "no"]}', '{"made": "full"}']
 )
 def test_unusable_rubric_replies_are_asked_again_and_fall_back(bad: str) -> None:
-    before = OUTCOME_COUNTER.snapshot()
     with Server(ok(bad)) as s:
         verdict = rubric_model(s).judge(SPRINT, "The sprint ends on 5 April.", False)
         assert verdict.credits == (1.0, 0.0, 0.0) and verdict.how == "fallback×1" and len(s.requests) == 2
     with Server(ok(bad), ok_json({"made": ["none"] * 3})) as s:
         assert rubric_model(s).judge(SPRINT, "On 5 April.", False).how == "retried×1"
-    counted = OUTCOME_COUNTER.rates(before)["judge_rubric"]
-    assert (counted["fallback"], counted["retried"]) == (1, 1)
 
 
 def test_an_answer_with_a_verdict_in_it_is_not_believed() -> None:

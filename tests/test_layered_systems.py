@@ -82,18 +82,6 @@ def test_a_pin_steers_every_answer_and_opens_no_gate(talk):
     assert (after.has_relevant, after.relevance) == (before.has_relevant, before.relevance)
 
 
-def test_a_state_is_saved_and_loaded(systems, questions, tmp_path):
-    path = tmp_path / "state"
-    systems["pmemo"].save_state(path)
-    other = make_system("pmemo", embedder="hash")
-    other.load_state(path)
-    for question in questions[:5]:
-        one, two = (s.retrieve(question.blind(), 10) for s in (systems["pmemo"], other))
-        assert (one.hits, one.context) == (two.hits, two.context)
-    other.reset()
-    assert not other.retrieve("Where do I live?", 10).hits
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_they_keep_to_the_contract_and_questions_of_a_test_change_nothing(systems, questions, talk, name):
     system, sources = systems[name], {m.source for m in talk.turns}

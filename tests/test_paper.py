@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from readme import ROOT, full_run
 
 import adaptmr as am
-from adaptmr.data.registry import citation
-from adaptmr.data.registry import datasets
+from adaptmr.data.registry import citation, datasets
 from adaptmr.eval.report import paper
 from adaptmr.eval.report.run_folder import latex_text
 from adaptmr.eval.report.style import figure_bytes

@@ -10,11 +10,11 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import checkout
 import numpy as np
 import pytest
 
 import adaptmr as am
-import checkout
 from adaptmr.embed import VectorCache, embedder
 from adaptmr.embed.encoders import EMBEDDERS
 from adaptmr.eval.judges.accuracy import JUDGES, make_judge

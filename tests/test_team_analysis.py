@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from adaptmr.data.registry import load
-from adaptmr.eval.analysis.team_timeline import choose_task, task_timeline, timeline_figure
 from adaptmr.eval.analysis.teams import (
     ANSWER_MEASURES,
     CONTROLS,
@@ -18,6 +17,7 @@ from adaptmr.eval.analysis.teams import (
     WHOLE,
     add_team_columns,
     ask_in_orders,
+    choose_task,
     cost_table,
     curve,
     difference_table,
@@ -31,7 +31,9 @@ from adaptmr.eval.analysis.teams import (
     slope_of,
     step_sentences,
     task_sentences,
+    task_timeline,
     team_answers,
+    timeline_figure,
 )
 from adaptmr.eval.report.style import NothingToDraw
 

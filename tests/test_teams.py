@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -475,25 +474,6 @@ def test_a_reward_replaces_the_judgement_and_comes_by_learn_only():
     team(FIRST).learn(question, {"f1": 1.0})  # nothing to remember it in
 
 
-def test_a_state_goes_on_exactly(tmp_path):
-    made, other = (make_team("team_shuffled", ScriptedLLM(), embedder="hash") for _ in range(2))
-    made.ingest(talk())
-    made.solve(Question("", QUESTION))
-    made.save_state(tmp_path / "state")
-    other.load_state(tmp_path / "state")
-    again = tmp_path / "again"
-    other.save_state(again)
-    assert again.read_bytes() == (tmp_path / "state").read_bytes()
-    for t in (made, other):
-        t.learn(Question("", QUESTION), {"f1": 0.0})
-        t.ingest(talk("brann", OTHER_PAGES))
-    solutions = [t.solve(Question("", OTHER_QUESTION)) for t in (made, other)]
-    assert solutions[0].record == solutions[1].record and solutions[0].counts == solutions[1].counts
-    with pytest.raises(ValueError, match="holds no state of a team"):
-        other.load_state(Path(__file__))
-    with pytest.raises(ValueError, match="other memories"):
-        bare = team(FIRST, meta=False, shuffled=True)
-        bare.load_state(tmp_path / "state")
 
 
 # --- no gold
@@ -510,7 +490,7 @@ DATA = Dataset(
 
 
 @pytest.mark.parametrize("name", ["team_full", "team_shuffled"])
-def test_no_gold_answer_is_in_any_memory(name, tmp_path, monkeypatch):
+def test_no_gold_answer_is_in_any_memory(name, monkeypatch):
     stores, states = list[Any](), list[str]()
     begin, save = Team.begin, Team.learn
 
@@ -521,8 +501,7 @@ def test_no_gold_answer_is_in_any_memory(name, tmp_path, monkeypatch):
     def after(self: Team, question: Question, scores: Mapping[str, float]) -> None:
         assert question.answers == [] and not question.evidence
         save(self, question, scores)
-        self.save_state(tmp_path / f"{len(states)}")
-        states.append((tmp_path / f"{len(states)}").read_text())
+        states.append(json.dumps([m.text + json.dumps(dict(m.meta)) for m in self.meta.store.memories]))
 
     monkeypatch.setattr(Team, "begin", spy)
     monkeypatch.setattr(Team, "learn", after)
@@ -532,7 +511,7 @@ def test_no_gold_answer_is_in_any_memory(name, tmp_path, monkeypatch):
     assert len(states) == 2 and len(held) > 20
     assert MARKER not in json.dumps([m.text + json.dumps(dict(m.meta)) for m in held])
     assert all(MARKER not in text for text in (*states, *frame["transcript"]))
-    assert [json.loads(states[1])["latest"]["question"]] == [OTHER_QUESTION]
+    assert OTHER_QUESTION in states[1]
 
 
 # --- the teams that are compared
@@ -555,7 +534,7 @@ def test_the_memories_of_the_teams(name):
     assert found == expected and known_systems("team")[name]
     declared = get_capabilities(made)
     assert (declared.matches == "team_full") is (name == "one_agent")
-    assert declared.one_at_a_time is (declared.scope == "run") is (declared.save_state is not None)
+    assert declared.one_at_a_time is (declared.scope == "run")
 
 
 def test_every_team_answers_through_evaluate():

@@ -5,11 +5,8 @@
 # %% ../../nbs/agents/05_team.ipynb #1d288387
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .episode import Episode, Limits, PlayerError
@@ -24,7 +21,6 @@ from ..memory.team.records import ROLES, Extraction, TeamConfig, Triple
 from ..memory.team.steps import Step, Transcript
 from ..retrieval.visible import resolve_as_of
 from ..store.memory_store import MemoryStore
-from ..store.serialization import from_dict, to_dict
 from ..systems.base import DisplayedSystem, Solution, register_system
 from ..types import Answer, Conversation, Evidence, Hit, Question, Usage
 
@@ -82,8 +78,6 @@ class Team(DisplayedSystem):
         self.scope = "forever" if self.meta is not None else "run" if meta or shuffled else "task"
         self._own_meta = meta is True
         self.one_at_a_time = self.scope != "task"
-        self.save_state: Callable[[Path], None] | None = self._save if self.scope == "run" else None
-        self.load_state: Callable[[Path], None] | None = self._load if self.scope == "run" else None
         self._budgets: Mapping[str, int] = {}
         self.reset()
 
@@ -214,70 +208,6 @@ class Team(DisplayedSystem):
             episode.counts,
             episode.record,
         )
-
-    # -- what stays
-
-    def _save(self, path: Path) -> None:
-        """Write all that stays between questions to a new file; the same state gives the same bytes."""
-        transcript, facts = self._latest or (None, ())
-        values = {
-            "conversation": self._conversation.id,
-            "speakers": list(self._conversation.speakers),
-            "turns": [to_dict(m) for m in self._conversation.turns],
-            "readings": [asdict(r) for r in self._readings],
-            "latest": asdict(transcript) if transcript is not None else None,
-            "facts": facts,
-            "lessons": _export_store(self.meta.store) if self.meta is not None else "",
-        }
-        path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
-
-    def _load(self, path: Path) -> None:
-        """Replace all that stays between questions by what `_save` wrote. Raises `ValueError`."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            turns, speakers = [from_dict(m) for m in values["turns"]], tuple(values["speakers"])
-            conversation = Conversation(values["conversation"], speakers, turns)
-            readings = tuple(map(_reading, values["readings"]))
-            facts = tuple(Triple(*fact) for fact in values["facts"])
-            latest = (_transcript(values["latest"]), facts) if values["latest"] is not None else None
-            lessons = values["lessons"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no state of a team: {error!r}") from error
-        if bool(lessons) != self._own_meta:
-            raise ValueError(f"{path} is the state of a team with other memories than {self.name!r}")
-        if self._own_meta:
-            self.meta = MetaMemory(_import_store(lessons, self._embedder), llm=self.llm)
-        self.ingest(conversation)
-        self._readings, self._latest = readings, latest
-
-
-def _export_store(store: MemoryStore) -> str:
-    """Return all that a store holds as a text."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "store"
-        store.export_jsonl(path)
-        return path.read_text(encoding="utf-8")
-
-
-def _import_store(text: str, embedder: Any) -> MemoryStore:
-    """Return a store in memory with what `_export_store` returned. Raises `ValueError` for another text."""
-    store = MemoryStore(embedder=embedder)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "store"
-        path.write_text(text, encoding="utf-8")
-        store.import_jsonl(path)
-    return store
-
-
-def _reading(values: Mapping[str, Any]) -> Reading:
-    read = dict(values["extraction"])
-    read |= {"facts": tuple(Triple(*f) for f in read["facts"]), "next_queries": tuple(read["next_queries"])}
-    return Reading(values["task"], values["observation"], Extraction(**read))
-
-
-def _transcript(values: Mapping[str, Any]) -> Transcript:
-    steps = (Step(**{**step, "shown": tuple(step["shown"])}) for step in values["steps"])
-    return Transcript(values["question"], tuple(steps))
 
 # %% ../../nbs/agents/05_team.ipynb #29ed09e8
 # for a small model: a prompt in all, the two blocks of memory, and an observation

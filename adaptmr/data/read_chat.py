@@ -9,16 +9,14 @@ import hashlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, tzinfo
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checks import did_you_mean
-from .chat_exports import export_rows, is_whatsapp, whatsapp_rows
 from adaptmr.data.chat_rows import (
     USUAL_NAMES,
     Row,
@@ -29,7 +27,7 @@ from adaptmr.data.chat_rows import (
     json_rows,
     jsonl_rows,
     list_rows,
-    parse_json,
+    whatsapp_rows,
 )
 from .chat_times import find_day_first, is_spreadsheet_day, parse_chat_time, time_zone
 from .registry import register_file_reader
@@ -50,25 +48,31 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['SUFFIXES', 'DEFAULT_GAP_HOURS', 'SETTINGS_SUFFIXES', 'read_chat', 'read_settings', 'write_settings']
+__all__ = ['DEFAULT_GAP_HOURS', 'SETTINGS_SUFFIXES', 'read_chat', 'read_settings', 'write_settings']
 
 # %% ../../nbs/data/03_read_chat.ipynb #adca72f7
-_ROWS_OF = {
+_ROWS_OF: Mapping[str, Callable[[str, str, DataCheck], Iterator[Row]]] = {
     ".csv": csv_rows,
     ".tsv": csv_rows,
     ".jsonl": jsonl_rows,
     ".ndjson": jsonl_rows,
+    ".json": json_rows,
+    ".txt": whatsapp_rows,
 }
-SUFFIXES = (*_ROWS_OF, ".json", ".txt")
 
 
-def _read_file(
-    path: Path, encoding: str | None, found: DataCheck, notes: Counter[str]
-) -> tuple[list[Row], bytes]:
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        unpack = "unpack it first; " if suffix == ".zip" else ""
-        raise DatasetError(f"{path.name}: {unpack}a chat log is a file of {', '.join(SUFFIXES)} (WhatsApp)")
+def _read_source(
+    source: Any, name: str, encoding: str | None, found: DataCheck
+) -> tuple[list[Row], bytes | None]:
+    """The rows of a file, a data frame or a list, and the file's bytes."""
+    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+        return list(frame_rows(source, name)), None
+    if not isinstance(source, (str, Path)):
+        return list(list_rows(source, name, found)), None
+    path = Path(source).expanduser()
+    if (rows_of := _ROWS_OF.get(path.suffix.lower())) is None:
+        unpack = "unpack it first; " if path.suffix.lower() == ".zip" else ""
+        raise DatasetError(f"{path.name}: {unpack}a chat log is a file of {', '.join(_ROWS_OF)} (WhatsApp)")
     try:
         data = path.read_bytes()
     except OSError as e:
@@ -76,31 +80,7 @@ def _read_file(
     text = decode(data, path.name, encoding)
     if not text.strip():
         raise DatasetError(f"{path.name} is empty: it holds no message")
-    if suffix == ".json":
-        value = parse_json(text, path.name)
-        exported = export_rows(value, path.name, notes)
-        return list(json_rows(value, path.name, found) if exported is None else exported), data
-    if suffix != ".txt":
-        return list(_ROWS_OF[suffix](text, path.name, found)), data
-    if not is_whatsapp(text):
-        raise DatasetError(
-            f"{path.name}, line 1: it doesn't begin as an export of WhatsApp does, with “31/12/2023, 21:15 - "
-            "Ann: Hi”; write other chats as CSV with the columns speaker, at and text"
-        )
-    return list(whatsapp_rows(text, path.name, notes)), data
-
-
-def _read_source(
-    source: Any, name: str, encoding: str | None, found: DataCheck, notes: Counter[str]
-) -> tuple[list[Row], bytes | None]:
-    """The rows of a file, a data frame or a list, and the file's bytes."""
-    if isinstance(source, (str, Path)):
-        return _read_file(Path(source).expanduser(), encoding, found, notes)
-    if hasattr(source, "to_dict") and hasattr(source, "columns"):
-        return list(frame_rows(source, name)), None
-    if isinstance(source, Iterable) and not isinstance(source, (bytes, Mapping)):
-        return list(list_rows(source, name, found)), None
-    raise TypeError(f"{name} is a {type(source).__name__}, not a path, a data frame or a list of messages")
+    return list(rows_of(text, path.name, found)), data
 
 # %% ../../nbs/data/03_read_chat.ipynb #290aa38d
 _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,60}")
@@ -123,157 +103,11 @@ def _texts(value: Any, separator: str) -> list[str]:
     values = value if isinstance(value, (list, tuple)) else re.split(separator, _plain(value))
     return [text for v in values if (text := _plain(v))]
 
-# %% ../../nbs/data/03_read_chat.ipynb #0be3bc89
-@dataclass
-class _Reading:
-    """What is known while rows are read: columns, settings, and what was found."""
 
-    columns: Mapping[str, str]
-    zone: tzinfo
-    zone_given: bool
-    day_first: bool | None
-    found: DataCheck
-    notes: Counter[str]
-    naive: list[tuple[str, Any]] = field(default_factory=list)  # times without a zone: place and value
-    aware: int = 0
-
-    def value(self, row: Row, name: str) -> Any:
-        """The value of a message's field in its column; `None` without such a column."""
-        column = self.columns.get(name)
-        return row.values.get(column) if column else None
-
-    def id(self, value: Any, place: str) -> str:
-        """An id as text, "" for none; one that reports can't show is a fault."""
-        text = _plain(value)
-        if text and not _PLAIN_ID.fullmatch(text):
-            self.found.fault(
-                "ids that are not plain",
-                f"{place}: {quoted(value)}; write at most 60 ASCII characters without spaces, such as m12",
-            )
-        return text
-
-    def parse(self, value: Any, place: str) -> datetime | None:
-        """A time as it was written, perhaps without a zone; `None` for none, and for a fault."""
-        if not _given(value):
-            return None
-        try:
-            return parse_chat_time(value, self.day_first)
-        except (ValueError, OverflowError) as e:
-            self.found.fault("times that can't be read", f"{place}: {e}")
-            return None
-
-    def time(self, row: Row) -> datetime | None:
-        """The time of a message."""
-        value = self.value(row, "at")
-        at = self.parse(value, row.place)
-        if at is None:
-            return None
-        if is_spreadsheet_day(value):
-            self.notes["times_read_as_days_of_a_spreadsheet"] += 1
-        if at.tzinfo is None:
-            self.naive.append((row.place, value))
-            return at.replace(tzinfo=self.zone)
-        self.aware += 1
-        return at
-
-    def message(self, row: Row) -> dict[str, Any] | None:
-        """A row as a message; `None` for one that nobody said, which is counted, and for a fault."""
-        if row.values.get("role") in INSTRUCTION_ROLES:
-            self.notes["system_messages_left_out"] += 1
-            return None
-        if self.columns["text"] not in row.values:
-            there = ", ".join(map(str, row.values)) or "nothing"
-            self.found.fault(
-                "rows without a text", f"{row.place}: it has no {self.columns['text']!r}, only {there}"
-            )
-            return None
-        content = self.value(row, "text")
-        try:
-            text = message_text(
-                str(content) if isinstance(content, (int, float)) and _given(content) else content
-            )
-        except TypeError as e:
-            self.found.fault("texts that can't be read", f"{row.place}: {e}")
-            return None
-        if not _given(text):
-            self.notes["messages_without_text"] += 1
-            return None
-        speaker = self.value(row, "speaker")
-        if isinstance(speaker, (Mapping, list)):
-            self.found.fault(
-                "speakers that are not a name",
-                f"{row.place}: {self.columns.get('speaker')!r} is an object or a list; write a name",
-            )
-        names = {name: self.value(row, name) for name in ("session", "conversation")}
-        return {
-            "role": str(speaker).strip() if _given(speaker) else str(row.values.get("role") or "").strip(),
-            "content": text,
-            "at": self.time(row),
-            "id": self.id(self.value(row, "id"), row.place),
-            "place": row.place,
-            **{name: str(value).strip() if _given(value) else "" for name, value in names.items()},
-        }
-
-    def conversations(
-        self, rows: Iterable[Row], gap_hours: float
-    ) -> tuple[list[Conversation], dict[str, str], dict[str, str]]:
-        """The conversations, the place of each turn by its id, and the conversations' ids by their names."""
-        by_name: dict[str, list[dict[str, Any]]] = {}
-        for message in filter(None, map(self.message, rows)):
-            by_name.setdefault(message["conversation"], []).append(message)
-        self._check_zones()
-        self._check_all_or_none([m for part in by_name.values() for m in part], "conversation")
-        ids = self._conversation_ids(list(by_name))
-        conversations: list[Conversation] = []
-        places: dict[str, str] = {}
-        for name, messages in by_name.items():
-            self._check_all_or_none(messages, "session")
-            if self.found.faults:
-                continue  # they are reported once all rows are read
-            messages = self._in_order(messages)
-            said = [{key: m[key] for key in m.keys() & MESSAGE_KEYS} for m in messages]
-            conversations.append(Conversation.from_messages(said, ids[name], gap_hours))
-            for turn, message in zip(conversations[-1].turns, messages, strict=True):
-                _add_place(places, turn.id, message["place"])
-        return conversations, places, ids
-
-    def _check_zones(self) -> None:
-        if self.aware and not self.zone_given:
-            for place, value in self.naive:
-                self.found.fault(
-                    "times without a zone among times with one",
-                    f"{place}: {quoted(value)}; add its zone, or say which is meant, as in tz='Europe/Oslo'",
-                )
-
-    def _check_all_or_none(self, messages: list[dict[str, Any]], name: str) -> None:
-        if any(m[name] for m in messages):
-            for m in messages:
-                if not m[name]:
-                    self.found.fault(
-                        f"rows without a {name} among rows with one",
-                        f"{m['place']}: give every row its {name}, or none",
-                    )
-
-    def _conversation_ids(self, names: list[str]) -> dict[str, str]:
-        """The id of each named conversation: its name if all are plain, else c1, c2, …"""
-        if all(map(_PLAIN_ID.fullmatch, names)):
-            return dict(zip(names, names))
-        if names != [""]:
-            self.notes["conversations_renamed"] += len(names)
-        return {name: f"c{n}" for n, name in enumerate(names, 1)}
-
-    def _in_order(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages in the order of their times, if all have one; those that came too late are counted."""
-        times = [m["at"] for m in messages]
-        late = all(times) and sum(after < before for before, after in pairwise(times))
-        if not late:
-            return messages
-        self.notes["rows_dated_before_the_previous_and_sorted"] += late
-        return sorted(messages, key=lambda m: m["at"])
-
-
-def _add_place(places: dict[str, str], id: str, place: str) -> None:
-    places[id] = f"{places[id]} and {place}" if id in places else place
+def _cell(row: Row, names: Iterable[str]) -> Any:
+    """The value in the first of these columns that a row has, in any case; `None` without one."""
+    lower = {str(column).lower(): value for column, value in reversed(list(row.values.items()))}
+    return next((lower[name] for name in names if name in lower), None)
 
 # %% ../../nbs/data/03_read_chat.ipynb #49ef4fda
 _QUESTION_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -298,93 +132,217 @@ _TYPES = {name: type for type, names in _OTHER_TYPES.items() for name in (type.v
 _TRUTH = dict.fromkeys(("true", "yes", "1", "是"), True) | dict.fromkeys(("false", "no", "0", "否"), False)
 
 
-@lru_cache(maxsize=1024)
-def _question_columns(columns: tuple[Any, ...]) -> Mapping[str, str]:
-    lower = {c.lower(): c for c in reversed(columns) if isinstance(c, str)}
-    found = {field: [lower[n] for n in names if n in lower] for field, names in _QUESTION_NAMES.items()}
-    return {field: there[0] for field, there in found.items() if there}
+def _asks(row: Row) -> bool:
+    return _given(_cell(row, _QUESTION_NAMES["question"]))
 
-
-def _of_question(row: Row, field: str) -> Any:
-    """The value of a question's field in a row; `None` without such a column."""
-    column = _question_columns(tuple(row.values)).get(field)
-    return None if column is None else row.values[column]
-
-
+# %% ../../nbs/data/03_read_chat.ipynb #0be3bc89
 @dataclass
-class _Questions:
-    """Reads questions on conversations: their ids by name, and the time of the last turn by id."""
+class _Reading:
+    """What is known while rows are read: columns, settings, and what was found."""
 
-    reading: _Reading
-    ids: Mapping[str, str]
-    ends: Mapping[str, datetime | None]
-    asked: Counter[str] = field(default_factory=Counter)
-    places: dict[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str]
+    zone: tzinfo
+    zone_given: bool
+    day_first: bool | None
+    found: DataCheck
+    naive: list[tuple[str, Any]] = field(default_factory=list)  # times without a zone: place and value
+    aware: int = 0
+    ids: dict[str, str] = field(default_factory=dict)  # of the conversations, by their names
+    ends: dict[str, datetime | None] = field(default_factory=dict)  # when they ended, by their ids
+    asked: Counter[str] = field(default_factory=Counter)  # questions on each
+    places: dict[str, str] = field(default_factory=dict)  # of turns and questions, by their ids
+
+    def value(self, row: Row, name: str) -> Any:
+        """The value of a message's field in its column; `None` without such a column."""
+        return row.values.get(self.columns.get(name))
+
+    def id(self, value: Any, place: str) -> str:
+        """An id as text, "" for none; one that reports can't show is a fault."""
+        text = _plain(value)
+        if text and not _PLAIN_ID.fullmatch(text):
+            self.found.fault(
+                "ids that are not plain",
+                f"{place}: {quoted(value)}; write at most 60 ASCII characters without spaces, such as m12",
+            )
+        return text
+
+    def placed(self, id: str, place: str) -> None:
+        """Note where a turn or a question stands."""
+        self.places[id] = f"{self.places[id]} and {place}" if id in self.places else place
+
+    def parse(self, value: Any, place: str) -> datetime | None:
+        """A time as it was written, perhaps without a zone; `None` for none, and for a fault."""
+        if not _given(value):
+            return None
+        try:
+            return parse_chat_time(value, self.day_first)
+        except (ValueError, OverflowError) as e:
+            self.found.fault("times that can't be read", f"{place}: {e}")
+            return None
+
+    def time(self, row: Row) -> datetime | None:
+        """The time of a message."""
+        value = self.value(row, "at")
+        at = self.parse(value, row.place)
+        if at is None:
+            return None
+        self.found.notes["times_read_as_days_of_a_spreadsheet"] += is_spreadsheet_day(value)
+        if at.tzinfo is None:
+            self.naive.append((row.place, value))
+            return at.replace(tzinfo=self.zone)
+        self.aware += 1
+        return at
+
+    def message(self, row: Row) -> dict[str, Any] | None:
+        """A row as a message; `None` for one that nobody said, which is counted, and for a fault."""
+        if row.values.get("role") in INSTRUCTION_ROLES:
+            self.found.notes["system_messages_left_out"] += 1
+            return None
+        if self.columns["text"] not in row.values:
+            there = ", ".join(map(str, row.values)) or "nothing"
+            self.found.fault(
+                "rows without a text", f"{row.place}: it has no {self.columns['text']!r}, only {there}"
+            )
+            return None
+        content = self.value(row, "text")
+        try:
+            text = message_text(
+                str(content) if isinstance(content, (int, float)) and _given(content) else content
+            )
+        except TypeError as e:
+            self.found.fault("texts that can't be read", f"{row.place}: {e}")
+            return None
+        if not _given(text):
+            self.found.notes["messages_without_text"] += 1
+            return None
+        speaker = self.value(row, "speaker")
+        if isinstance(speaker, (Mapping, list)):
+            self.found.fault(
+                "speakers that are not a name",
+                f"{row.place}: {self.columns.get('speaker')!r} is an object or a list; write a name",
+            )
+        names = {name: self.value(row, name) for name in ("session", "conversation")}
+        return {
+            "role": str(speaker).strip() if _given(speaker) else str(row.values.get("role") or "").strip(),
+            "content": text,
+            "at": self.time(row),
+            "id": self.id(self.value(row, "id"), row.place),
+            "place": row.place,
+            **{name: str(value).strip() if _given(value) else "" for name, value in names.items()},
+        }
+
+    def conversations(self, rows: Iterable[Row], gap_hours: float) -> Iterator[Conversation]:
+        """The conversations in rows of messages, as far as they have no faults."""
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for message in filter(None, map(self.message, rows)):
+            by_name.setdefault(message["conversation"], []).append(message)
+        for place, value in self.naive if self.aware and not self.zone_given else ():
+            self.found.fault(
+                "times without a zone among times with one",
+                f"{place}: {quoted(value)}; add its zone, or say which is meant, as in tz='Europe/Oslo'",
+            )
+        self._check_all_or_none([m for part in by_name.values() for m in part], "conversation")
+        if all(map(_PLAIN_ID.fullmatch, by_name)):
+            self.ids = {name: name for name in by_name}
+        else:
+            self.ids = {name: f"c{n}" for n, name in enumerate(by_name, 1)}
+            self.found.notes["conversations_renamed"] += len(by_name) if list(by_name) != [""] else 0
+        self.ends = dict.fromkeys(self.ids.values())
+        for name, messages in by_name.items():
+            self._check_all_or_none(messages, "session")
+            if self.found.faults:
+                continue  # they are reported once all rows are read
+            messages = self._in_order(messages)
+            said = [{key: m[key] for key in m.keys() & MESSAGE_KEYS} for m in messages]
+            conversation = Conversation.from_messages(said, self.ids[name], gap_hours)
+            for turn, message in zip(conversation.turns, messages, strict=True):
+                self.placed(turn.id, message["place"])
+            last = conversation.turns[-1]
+            self.ends[conversation.id] = last.at if last.dated else None
+            yield conversation
+
+    def _check_all_or_none(self, messages: list[dict[str, Any]], name: str) -> None:
+        missing = [m["place"] for m in messages if not m[name]]
+        for place in missing if len(missing) < len(messages) else ():
+            self.found.fault(
+                f"rows without a {name} among rows with one", f"{place}: give every row its {name}, or none"
+            )
+
+    def _in_order(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages in the order of their times, if all have one; those that came too late are counted."""
+        times = [m["at"] for m in messages]
+        if not all(times):
+            return messages
+        late = sum(after < before for before, after in pairwise(times))
+        self.found.notes["rows_dated_before_the_previous_and_sorted"] += late
+        return sorted(messages, key=lambda m: m["at"])
 
     def question(self, row: Row) -> Question:
         """A row as a question, with an id of its conversation; faults and assumptions are noted."""
-        place = row.place
+        place, of = row.place, {name: _cell(row, names) for name, names in _QUESTION_NAMES.items()}
         conversation = self._conversation(_plain(self._named(row, "conversation")), place)
         self.asked[conversation] += 1
-        name = self.reading.id(self._named(row, "id"), place) or f"q{self.asked[conversation]}"
-        id, type = f"{conversation}/{name}", self._type(_of_question(row, "type"), place)
-        _add_place(self.places, id, place)
-        at = self.reading.parse(_of_question(row, "asked_at"), f"{place}: asked_at")
+        name = self.id(self._named(row, "id"), place) or f"q{self.asked[conversation]}"
+        self.placed(f"{conversation}/{name}", place)
+        at = self.parse(of["asked_at"], f"{place}: asked_at")
         if at is not None and at.tzinfo is None:
-            at = at.replace(tzinfo=self.reading.zone)
+            at = at.replace(tzinfo=self.zone)
+        self.found.notes["questions_without_type"] += not _given(of["type"])
+        remedy = f"one of {', '.join(map(str, QueryType))}, and types of your own into the column category"
+        type = self._choice(
+            of["type"], _TYPES, QueryType.factual_extraction, "unknown question types", place, remedy
+        )
+        answerable = self._choice(
+            of["answerable"],
+            _TRUTH,
+            type is not QueryType.abstention,
+            "answerable that is not true or false",
+            place,
+            "true or false",
+        )
         return Question(
-            id,
-            str(_of_question(row, "question")).strip(),
-            _texts(_of_question(row, "answers"), r"\|"),
+            f"{conversation}/{name}",
+            str(of["question"]).strip(),
+            _texts(of["answers"], r"\|"),
             type,
-            _plain(_of_question(row, "category")),
-            _texts(_of_question(row, "evidence"), r"[\s,;，、；]+"),
+            _plain(of["category"]),
+            _texts(of["evidence"], r"[\s,;，、；]+"),
             at or self.ends.get(conversation),
-            self._answerable(_of_question(row, "answerable"), type, place),
+            answerable,
             conversation,
         )
 
     def _named(self, row: Row, field: str) -> Any:
         """A field's value, in the column that the messages have it in, or in one with a usual name."""
-        names = (self.reading.columns.get(field), *USUAL_NAMES[field])
-        return next((value for name in names if name and _given(value := row.values.get(name))), None)
+        names = (self.columns.get(field), *USUAL_NAMES[field])
+        return next((value for name in names if _given(value := row.values.get(name))), None)
 
     def _conversation(self, name: str, place: str) -> str:
-        known, found = list(self.ends), self.reading.found
+        known = list(self.ends)
         if not name:
             if len(known) > 1:
-                found.fault(
+                self.found.fault(
                     "questions without a conversation",
                     f"{place}: name one of {len(known)}, such as {quoted(known[0])}",
                 )
             return known[0] if known else ""
         if name not in self.ids:
-            there = ", ".join(map(quoted, list(self.ids)[:3])) or "none"
-            found.fault("questions on an unknown conversation", f"{place}: {quoted(name)}; there are {there}")
+            there = (
+                f"{place}: {quoted(name)}; there are {', '.join(map(quoted, list(self.ids)[:3])) or 'none'}"
+            )
+            self.found.fault("questions on an unknown conversation", there)
         return self.ids.get(name, name)
 
-    def _type(self, value: Any, place: str) -> QueryType:
+    def _choice(
+        self, value: Any, known: Mapping[str, Any], default: Any, fault: str, place: str, remedy: str
+    ) -> Any:
+        """What a word in a cell means; the default for none, and for an unknown one, which is a fault."""
         if not _given(value):
-            self.reading.notes["questions_without_type"] += 1
-            return QueryType.factual_extraction
-        type = _TYPES.get(re.sub(r"[\s-]+", "_", str(value).strip().lower()))
-        if type is None:
-            self.reading.found.fault(
-                "unknown question types",
-                f"{place}: {quoted(value)}; write one of {', '.join(map(str, QueryType))}, "
-                "and types of your own into the column category",
-            )
-        return type or QueryType.factual_extraction
-
-    def _answerable(self, value: Any, type: QueryType, place: str) -> bool:
-        if not _given(value):
-            return type is not QueryType.abstention
-        truth = _TRUTH.get(_plain(value).lower())
-        if truth is None:
-            self.reading.found.fault(
-                "answerable that is not true or false", f"{place}: {quoted(value)}; write true or false"
-            )
-        return truth is not False
+            return default
+        word = re.sub(r"[\s-]+", "_", _plain(value).lower())
+        if word not in known:
+            self.found.fault(fault, f"{place}: {quoted(value)}; write {remedy}")
+        return known.get(word, default)
 
 # %% ../../nbs/data/03_read_chat.ipynb #76f0f527
 DEFAULT_GAP_HOURS = 6.0
@@ -420,32 +378,20 @@ def read_chat(
 
     `Dataset.notes` counts what was left out or assumed, `Dataset.reading` has the options that were given.
     Raises `DatasetError`, which names the file, the row and the remedy for every fault and has all of them in
-    `check`, `ValueError` for an unknown `tz`, and `TypeError` for another kind of `source`.
+    `check`, and `ValueError` for an unknown `tz`.
     """
     path = Path(source) if isinstance(source, (str, Path)) else None
     name = name or (path.stem if path else "chat")
-    found, notes = DataCheck(path.name if path else name), Counter[str]()
-    zone = time_zone(tz)
-    named = {
-        "text": text,
-        "speaker": speaker,
-        "at": at,
-        "session": session,
-        "conversation": conversation,
-        "id": id,
-    }
-    others = {"encoding": encoding, "tz": tz, "day_first": day_first}
-    options: dict[str, Any] = {
-        key: value for key, value in {**named, **others}.items() if value is not None
-    }
-    if gap_hours != DEFAULT_GAP_HOURS:
-        options["gap_hours"] = gap_hours
-    rows, data = _read_source(source, name, encoding, found, notes)
-    asked = [row for row in rows if _given(_of_question(row, "question"))]
-    said = [row for row in rows if not _given(_of_question(row, "question"))]
+    found, zone = DataCheck(path.name if path else name), time_zone(tz)
+    named = dict(zip(USUAL_NAMES, (text, speaker, at, session, conversation, id)))
+    options: dict[str, Any] = {**named, "encoding": encoding, "tz": tz, "day_first": day_first}
+    options["gap_hours"] = gap_hours if gap_hours != DEFAULT_GAP_HOURS else None
+    options = {key: value for key, value in options.items() if value is not None}
+    rows, data = _read_source(source, name, encoding, found)
+    asked, said = [row for row in rows if _asks(row)], [row for row in rows if not _asks(row)]
     contents = [data]
     if questions is not None:
-        more, data = _read_source(questions, "questions", encoding, found, notes)
+        more, data = _read_source(questions, "questions", encoding, found)
         asked += _asked_rows(more, found)
         contents.append(data)
     if not said:
@@ -455,19 +401,21 @@ def read_chat(
     columns = find_columns(list(there), named, found.name)
     if day_first is None and "at" in columns:
         day_first = find_day_first(row.values.get(columns["at"]) for row in said)
-    reading = _Reading(columns, zone, tz is not None, day_first, found, notes)
-    conversations, places, ids = reading.conversations(said, gap_hours)
-    ends = {c.id: c.turns[-1].at if c.turns and c.turns[-1].dated else None for c in conversations}
-    asking = _Questions(reading, ids, ends)
-    read = list(map(asking.question, asked))
+    reading = _Reading(columns, zone, tz is not None, day_first, found)
+    conversations = list(reading.conversations(said, gap_hours))
+    read = list(map(reading.question, asked))
     found.raise_faults()
-    result = Dataset(name, conversations, read, rows={**places, **asking.places}, reading=options)
-    return _finished(result, contents, found.name, notes)
+    result = Dataset(name, conversations, read, rows=reading.places, reading=options)
+    checked = check(replace(result, name=found.name))
+    checked.raise_faults()
+    notes = {**{oddity: len(rows) for oddity, rows in checked.oddities.items()}, **+found.notes}
+    digest = _sha256(result, contents)
+    return replace(result, sha256=digest, notes=dict(sorted(notes.items())))
 
 
 def _asked_rows(rows: list[Row], found: DataCheck) -> list[Row]:
     """The rows of a file of questions that have one; the others are faults."""
-    asked = [row for row in rows if _given(_of_question(row, "question"))]
+    asked = [row for row in rows if _asks(row)]
     if rows and not asked:
         there = ", ".join(map(str, rows[0].values)) or "none"
         found.fault(
@@ -476,25 +424,21 @@ def _asked_rows(rows: list[Row], found: DataCheck) -> list[Row]:
         )
         return []
     for row in rows:
-        if not _given(_of_question(row, "question")):
+        if not _asks(row):
             found.fault("questions without a text", f"{row.place}: the column question is empty")
     return asked
 
 
-def _finished(data: Dataset, contents: list[bytes | None], file: str, notes: Counter[str]) -> Dataset:
-    """The data set with its hash and its notes. Raises `DatasetError` if it has faults."""
-    checked = check(replace(data, name=file))
-    checked.raise_faults()
-    counted = {name: len(rows) for name, rows in checked.oddities.items()}
+def _sha256(data: Dataset, contents: list[bytes | None]) -> str:
+    """The hash of the files and of how they were read; of the texts where not all are files."""
     files = [c for c in contents if c is not None]
-    whole = len(files) == len(contents)
-    if whole and data.reading:
-        files.append(canonical_json(data.reading).encode())
-    digest = hashlib.sha256(b"\0".join(files)).hexdigest() if whole else texts_sha256(data)
-    return replace(data, sha256=digest, notes=dict(sorted({**counted, **notes}.items())))
+    if len(files) < len(contents):
+        return texts_sha256(data)
+    options = [canonical_json(data.reading).encode()] if data.reading else []
+    return hashlib.sha256(b"\0".join(files + options)).hexdigest()
 
 
-register_file_reader(read_chat, SUFFIXES)
+register_file_reader(read_chat, _ROWS_OF)
 
 # %% ../../nbs/data/03_read_chat.ipynb #3413d2d4
 SETTINGS_SUFFIXES = (".yaml", ".yml")
@@ -539,12 +483,11 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         create_model("Settings", __config__=ConfigDict(strict=True, extra="forbid"), **fields)(**found)
     except ValidationError as e:
-        name, error = str(e.errors()[0]["loc"][0]), e.errors()[0]
+        error = e.errors()[0]
+        name, why = str(error["loc"][0]), f"{error['input']!r}: {error['msg']}"
         if error["type"] == "extra_forbidden":
-            why = f"{name!r} is no setting{did_you_mean(name, kinds)}; there are {', '.join(kinds)}"
-        else:
-            why = f"{name}: {error['input']!r}: {error['msg']}"
-        raise DatasetError(f"{path.name}: {why}") from e
+            why = f"it is no setting{did_you_mean(name, kinds)}; there are {', '.join(kinds)}"
+        raise DatasetError(f"{path.name}: {name}: {why}") from e
     return dict(found)
 
 
@@ -558,16 +501,12 @@ def write_settings(path: str | Path, file: str | Path, options: Mapping[str, Any
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"{path} is there already: give another name, or delete it")
-    beside = {"file": file, **{name: value for name, value in options.items() if name == "questions"}}
-    paths = {name: _relative(Path(value), path.parent) for name, value in beside.items()}
-    settings = {"file": paths["file"], **options, **paths}
+    settings = {"file": file, **options}
+    for name in settings.keys() & {"file", "questions"}:
+        full, folder = Path(settings[name]).expanduser().resolve(), path.parent.resolve()
+        inside = full.is_relative_to(folder)  # the path is whole if it lies elsewhere
+        settings[name] = full.relative_to(folder).as_posix() if inside else str(full)
     write_atomic(path, yaml.safe_dump(settings, allow_unicode=True, sort_keys=False))
-
-
-def _relative(file: Path, folder: Path) -> str:
-    """The path of a file as seen from a folder; whole if it lies elsewhere."""
-    file, folder = file.expanduser().resolve(), folder.resolve()
-    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else str(file)
 
 
 register_file_reader(read_settings, SETTINGS_SUFFIXES)

@@ -50,11 +50,15 @@ def quoted(value: Any) -> str:
 
 @dataclass
 class DataCheck:
-    """The faults of a data set by type and its oddities by name, with their rows; true without a fault."""
+    """The faults of a data set by type and its oddities by name, with their rows; true without a fault.
+
+    `notes` counts what the reader of a file left out or assumed.
+    """
 
     name: str
     faults: dict[str, list[str]] = field(default_factory=dict)
     oddities: dict[str, list[str]] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
 
     def fault(self, fault_type: str, row: str) -> None:
         """Add a row with a fault, which makes a score invalid."""

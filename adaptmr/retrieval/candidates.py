@@ -5,7 +5,7 @@
 # %% ../../nbs/retrieval/04_candidates.ipynb #cc03402b
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import cached_property
 
@@ -77,7 +77,12 @@ class Candidates:
     """
 
     def __init__(
-        self, query: ParsedQuery, store: Store, rows: np.ndarray, background: np.ndarray | None = None
+        self,
+        query: ParsedQuery,
+        store: Store,
+        rows: np.ndarray,
+        background: np.ndarray | None = None,
+        vectors: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.query, self.store, self.rows, self.columns = query, store, rows, columns_of(store)
         self.is_complete = len(rows) == len(self.columns.session)
@@ -88,7 +93,7 @@ class Candidates:
             self.following = self._positions(self.following[rows])
         self.words = WordMatches(query.content_words, self.columns, rows, self.background)
         self.signals: dict[str, np.ndarray] = {}
-        self._vectors: dict[str, np.ndarray] = {}
+        self._vectors: dict[str, np.ndarray] = dict(vectors or {})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -128,10 +133,15 @@ class Candidates:
         """Return `of(memory, speakers)` of the rows: (m,)."""
         return self.columns.memory_values(of, self.rows)
 
+    def encode(self, texts: Iterable[str]) -> None:
+        """Make the vectors of several texts of the query at once, which is quicker than one after another."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        if new:
+            self._vectors.update(zip(new, self.store.embedder.encode(new, kind="query")))
+
     def vector(self, text: str) -> np.ndarray:
         """Return the vector of a text of the query: (dim,)."""
-        if text not in self._vectors:
-            self._vectors[text] = self.store.embedder.encode([text], kind="query")[0]
+        self.encode([text])
         return self._vectors[text]
 
     def cosine(self, text: str) -> np.ndarray:
@@ -193,14 +203,16 @@ def select_candidates(
     n = len(store.memories)
     if n <= score_all:
         return Candidates(query, store, np.arange(n))
-    nearest = [store.nearest(text, pool, allowed)[0] for text in dict.fromkeys((query.content, query.text))]
+    texts = list(dict.fromkeys((query.content, query.text)))
+    vectors = dict(zip(texts, store.embedder.encode(texts, kind="query")))
+    nearest = [store.nearest(vector, pool, allowed)[0] for vector in vectors.values()]
     inside = np.arange(n) if allowed is None else np.flatnonzero(allowed)
     by_words = _best(store.bm25(query.content)[inside], inside, pool)
     found = np.unique(np.concatenate([*nearest, by_words]))
     background = spread_rows(n, BACKGROUND_ROWS)
     rows = np.unique(np.concatenate([*_with_neighbours(found, columns_of(store)), background]))
     rows = rows[rows >= 0]
-    return Candidates(query, store, rows, np.isin(rows, background))
+    return Candidates(query, store, rows, np.isin(rows, background), vectors)
 
 
 def _with_neighbours(rows: np.ndarray, columns: StoreColumns) -> list[np.ndarray]:

@@ -157,9 +157,9 @@ def fuse_signals(
     `weights` name signals; "intercept" is added to every sum. With "rrf" a candidate's rank is one more
     than the number of candidates with a larger value.
     """
-    values = {
-        name: signal_values(c, name) for name, weight in weights.items() if weight and name != "intercept"
-    }
+    weighed = [name for name, weight in weights.items() if weight and name != "intercept"]
+    c.encode(getattr(c.query, of) for name in weighed if len(c) and (of := SIGNALS[name].compares))
+    values = {name: signal_values(c, name) for name in weighed}
     total = np.full(len(c), weights.get("intercept", 0.0) if fusion == "sum" else 0.0)
     for name, v in values.items():
         if fusion == "sum":

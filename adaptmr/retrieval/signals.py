@@ -34,7 +34,8 @@ class Signal:
 
     `function` gives m values for m candidates. Before they are weighed they are put into standard deviations
     over the store (`scale` "store") or over the messages of the same role ("role"), or used as they are
-    ("raw"). `fitted` says whether weights are fitted to it.
+    ("raw"). `fitted` says whether weights are fitted to it. `compares` names the attribute of the query whose
+    vector it needs, "text" or "content" (without names): those of all signals are made at once.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Signal:
     scale: str
     description: str
     fitted: bool = True
+    compares: str = ""
 
 
 SIGNALS: dict[str, Signal] = {}
@@ -53,7 +55,7 @@ _SCALES: dict[str, Callable[[Candidates, np.ndarray], np.ndarray]] = {
 
 
 def register_signal(
-    name: str, scale: str = "raw", fitted: bool = True
+    name: str, scale: str = "raw", fitted: bool = True, compares: str = ""
 ) -> Callable[[SignalFunction], SignalFunction]:
     """Register a function of `Candidates` as the signal `name`; its docstring becomes the description.
 
@@ -63,7 +65,7 @@ def register_signal(
         raise ValueError(f"signal {name!r} has the unknown scale {scale!r}; there are {', '.join(_SCALES)}")
 
     def keep(function: SignalFunction) -> SignalFunction:
-        SIGNALS[name] = Signal(name, function, scale, (function.__doc__ or "").strip(), fitted)
+        SIGNALS[name] = Signal(name, function, scale, (function.__doc__ or "").strip(), fitted, compares)
         return function
 
     return keep
@@ -77,19 +79,19 @@ def signal_values(c: Candidates, name: str) -> np.ndarray:
     return c.signals[name]
 
 # %% ../../nbs/retrieval/05_signals.ipynb #f72c5134
-@register_signal("dense", scale="store")
+@register_signal("dense", scale="store", compares="text")
 def dense(c: Candidates) -> np.ndarray:
     """Cosine of the query with "speaker: text"."""
     return c.cosine(c.query.text)
 
 
-@register_signal("content", scale="store")
+@register_signal("content", scale="store", compares="content")
 def content(c: Candidates) -> np.ndarray:
     """Cosine of the query without person names."""
     return c.content
 
 
-@register_signal("sentence", scale="store")
+@register_signal("sentence", scale="store", compares="content")
 def sentence(c: Candidates) -> np.ndarray:
     """Cosine of the turn's best sentence with the query without names."""
     return c.sentence
@@ -181,31 +183,31 @@ def _names_time(m: Memory, speakers: frozenset[str]) -> float:
     return float(bool(_TIME_CUE.search(m.text)))
 
 # %% ../../nbs/retrieval/05_signals.ipynb #0c034b3f
-@register_signal("previous")
+@register_signal("previous", compares="content")
 def previous(c: Candidates) -> np.ndarray:
     """The base score (meaning plus words) of the turn before."""
     return _at(c.base_scores, c.previous)
 
 
-@register_signal("following")
+@register_signal("following", compares="content")
 def following(c: Candidates) -> np.ndarray:
     """The base score of the turn after."""
     return _at(c.base_scores, c.following)
 
 
-@register_signal("previous2")
+@register_signal("previous2", compares="content")
 def previous2(c: Candidates) -> np.ndarray:
     """The base score of the turn two before."""
     return _at(_at(c.base_scores, c.previous), c.previous)
 
 
-@register_signal("following2")
+@register_signal("following2", compares="content")
 def following2(c: Candidates) -> np.ndarray:
     """The base score of the turn two after."""
     return _at(_at(c.base_scores, c.following), c.following)
 
 
-@register_signal("session")
+@register_signal("session", compares="content")
 def session(c: Candidates) -> np.ndarray:
     """The mean base score of the best three turns of the memory's session."""
     _, codes = np.unique(c.columns.session[c.rows], return_inverse=True)
@@ -218,7 +220,7 @@ def session(c: Candidates) -> np.ndarray:
     return ((sums[starts + three] - sums[starts]) / three)[codes]
 
 
-@register_signal("reply")
+@register_signal("reply", compares="content")
 def reply(c: Candidates) -> np.ndarray:
     """The base score, 0 at least, of the turn before where that ends with a question; else 0."""
     return np.maximum(0.0, _at(c.base_scores * c.memory_values(_ends_asking), c.previous))
@@ -276,7 +278,7 @@ def _given(m: Memory, speakers: frozenset[str]) -> float:
     return float(m.meta.get("given", 0.0))
 
 # %% ../../nbs/retrieval/05_signals.ipynb #48ed5736
-@register_signal("cosine", fitted=False)
+@register_signal("cosine", fitted=False, compares="text")
 def cosine(c: Candidates) -> np.ndarray:
     """Cosine of the query with "speaker: text", as it is: -1 to 1."""
     return c.cosine(c.query.text)

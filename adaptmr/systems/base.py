@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -85,9 +84,6 @@ class Capabilities:
       system gets a conversation without its turns by `ingest`, then each turn, in order.
     - `state_version()`: a value that changes whenever anything changes that later retrievals depend on
       (memories, counters of visits); `retrieve` and `prepare` must not change it, `solve` may.
-    - `save_state(path)` and `load_state(path)`: write all that was stored to one new file; replace all that
-      is stored by such a file's content, without changing the file. A file that can't be used is a
-      `ValueError` or an `OSError`.
     - `solve(question)`: answer a question; a system that has it is a `Solver`, and `retrieve` isn't used.
     - `scope`: when a solver is emptied: before each conversation ("task"), once before the first one of a run
       ("run"), or never ("forever").
@@ -105,8 +101,6 @@ class Capabilities:
     prepare: Callable[[Iterable[Question]], None] = _prepare_nothing
     observe: Callable[[Memory], Usage] | None = None
     state_version: Callable[[], Any] = _no_version
-    save_state: Callable[[Path], None] | None = None
-    load_state: Callable[[Path], None] | None = None
     solve: Callable[[Question], Solution] | None = None
     scope: str = "task"
     learn: Callable[[Question, Mapping[str, float]], None] | None = None
@@ -174,7 +168,7 @@ class PlannedSystem(DisplayedSystem):
 
         if self.store is not None:
             self.store.close()
-        self.store = MemoryStore(embedder=self._embedder)
+        self.store = MemoryStore(embedder=self._embedder, warm=False)
         self._first_conversation = ""
 
     @property

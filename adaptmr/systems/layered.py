@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..llm import LLM
@@ -124,14 +123,6 @@ class LayeredSystem(DisplayedSystem):
     def state_version(self) -> tuple[int, int]:
         """Return numbers that change with every change of the memory and every query that it counts."""
         return self.memory.state_version()
-
-    def save_state(self, path: Path) -> None:
-        """Write all that is stored to one file."""
-        self.memory.save(path)
-
-    def load_state(self, path: Path) -> None:
-        """Replace all that is stored by what such a file holds."""
-        self.memory.load(path)
 
 # %% ../../nbs/systems/01_layered.ipynb #996cfc8a
 # a summary of 100 pages, at most once in 600 turns: as good as none

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from ..metrics.ranking import abstention_metrics, auroc
 from ..report.figures import titled_figure
@@ -18,7 +19,6 @@ from ..stats.intervals import MIN_GROUPS, format_interval, resample_rows
 from ...retrieval.gate import brier_score, reliability_curve
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 # %% auto #0
@@ -68,8 +68,6 @@ def abstention_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Columns: precision, recall and F1 with 95 % intervals as text, and the numbers of declined, unanswerable
     and all questions.
     """
-    import pandas as pd
-
     def measure(name: str) -> Callable[[Arrays], float]:
         return lambda part: abstention_metrics(part["answerable"], part["abstained"])[name]
 
@@ -105,8 +103,6 @@ def relevance_table(frame: pd.DataFrame, system: str = "hybrid", *, seed: int = 
     The measures are the AUROC of answerable against unanswerable questions and of found against missed
     evidence, the Brier score, and the Brier score of a constant: the share found.
     """
-    import pandas as pd
-
     rows = mark_found(frame, system)
     share = float(rows["found"].mean())
     measures: dict[str, Callable[[Arrays], float]] = {

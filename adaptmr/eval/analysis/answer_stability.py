@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
+import pandas as pd
 
 from ..metrics.answers import answer_tokens
 from adaptmr.eval.runner.asking import (
@@ -29,9 +30,6 @@ from ...llm.tasks import meter_usage
 from ...reader import answer
 from ...times import find_times
 from ...types import Conversation, Dataset, Question
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NO_ANSWER, DATE, LIST, SENTENCE, PHRASE = FORMS = ("no answer", "date", "list", "sentence", "phrase")
 _MORE_WORDS = 2  # beside the time, in an answer that is still a date
@@ -79,8 +77,6 @@ def form_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Columns: system, n, the share without an answer, tokens (median, and 5th to 95th percentile), the shares
     of the other forms, and usual form: the share in the most frequent form of the question type.
     """
-    import pandas as pd
-
     table = []
     for system in dict.fromkeys(frame["system"]):
         part = frame[frame["system"] == system]
@@ -134,8 +130,6 @@ def ask_at_half(
     conversation, question, type, prediction, abstained, f1. As in the rows of `evaluate`, `attrs["ingest"]`
     has what storing each half cost; `attrs["usage"]` is what all of it used.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     stored: list[dict[str, Any]] = []
     with meter_usage() as meter:
@@ -195,8 +189,6 @@ def stability_table(pairs: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Columns: system, n, same answer and same form (shares), lost, found (shares), F1 before, F1 after, and
     F1 change, the mean with its 95 % interval over conversations.
     """
-    import pandas as pd
-
     table = []
     for system in dict.fromkeys(pairs["system"]):
         part = pairs[pairs["system"] == system]

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from math import factorial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
+import pandas as pd
 
 from .budget_curves import system_similarity
 from adaptmr.eval.runner.asking import (
@@ -46,9 +47,6 @@ from adaptmr.types import (
     Usage,
     memory_order,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # in the order in which a pipeline could have prevented them
 CAUSE_ORDER = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD", "HALLUC", "GEN")
@@ -512,8 +510,6 @@ def attribute_failures(
     it changes what the reader sees). Raises `ValueError` for a system that the frame doesn't have, and for
     one that now finds other memories than the frame says.
     """
-    import pandas as pd
-
     given = {s if isinstance(s, str) else s.name: s for s in systems}
     present = list(dict.fromkeys(frame["system"]))
     if missing := [name for name in given if name not in present]:

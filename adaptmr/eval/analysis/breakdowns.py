@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ...data.locomo import LOCOMO
 from ...data.registry import DatasetUnavailable, load
@@ -23,9 +24,6 @@ from ..report.tables import TYPE_LABELS, interval_columns
 from ..stats.intervals import Interval, format_interval, mean_ci, paired_difference, ratio_ci
 from ...provenance import params_file
 from ...types import Dataset, QueryType, Question
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['AUDITED_F1', 'ALL_CATEGORIES', 'ANSWERABLE_CATEGORIES', 'SPLIT_SEEDS', 'CONVMEMORY', 'PROTOCOL_NOTE',
@@ -52,8 +50,6 @@ def category_table(data: Dataset, k: int) -> pd.DataFrame:
 
     `gold turns, mean` and `recall@k bound` are means over the answerable questions with gold turns.
     """
-    import pandas as pd
-
     rows = []
     for category in categories_of(data):
         part = [q for q in data.questions if q.category == category]
@@ -77,8 +73,6 @@ def measure_by_category(frame: pd.DataFrame, data: Dataset, value: str, *, seed:
 
     Categories in which the value is known for no question are left out.
     """
-    import pandas as pd
-
     known = frame[frame[value].notna()]
     systems = list(dict.fromkeys(frame["system"]))
     columns = {}
@@ -97,8 +91,6 @@ def measure_by_category(frame: pd.DataFrame, data: Dataset, value: str, *, seed:
 
 def recall_by_category(frame: pd.DataFrame, data: Dataset, k: int, *, seed: int = 0) -> pd.DataFrame:
     """Tabulate recall by category, as `measure_by_category` does, below the bound at `k`."""
-    import pandas as pd
-
     table = measure_by_category(frame, data, "recall_fraction", seed=seed)
     bounds = []
     for column in table:
@@ -169,8 +161,6 @@ def audit_table(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     published), each with its 95 % interval over conversations (columns `…_low`, `…_high`). Only rows that
     have both scores count.
     """
-    import pandas as pd
-
     known = frame[frame[AUDITED_F1].notna()]
     rows = []
     for system in dict.fromkeys(known["system"]):
@@ -195,8 +185,6 @@ def score_ceiling(published: Dataset, audited: Dataset) -> pd.DataFrame:
     differs), published (audited answers, scored by the published ones), audited (published answers, scored by
     the audited ones), own_published and own_audited (answers scored by themselves).
     """
-    import pandas as pd
-
     other = {(q.conversation, q.id): q for q in audited.questions}
     pairs = [(q, other[q.conversation, q.id]) for q in published.questions if (q.conversation, q.id) in other]
 
@@ -248,8 +236,6 @@ def protocol_table(frame: pd.DataFrame, k: int, *, seed: int = 0) -> pd.DataFram
     Recall at `k` and F1 on the development conversations and on all ten, recall with category 5, and
     ConvMemory's protocol; a column that needs conversations which are not there is left out.
     """
-    import pandas as pd
-
     cited = [
         recall_fraction(found.split(), gold.split())
         for found, gold in zip(frame["retrieved"], frame["evidence"])

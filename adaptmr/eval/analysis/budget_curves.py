@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import pandas as pd
 
 from ..metrics.ranking import recall_fraction
 from adaptmr.eval.report.figures import (
     add_legend,
     draw_error_bars,
+    draw_line,
     require_columns,
     titled_figure,
     unique_values,
@@ -35,7 +37,6 @@ from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, Evidence, Hit, Question
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -86,8 +87,6 @@ def measure_coverage(
     and, where a kept hit has turns behind it, recall_behind, which counts these turns, too.
     Raises `NothingToDraw` for no questions with gold turns.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:
         questions = [q for q in data.questions_on(conversation.id) if q.answerable and q.evidence]
@@ -161,8 +160,6 @@ def coverage_curves(
     Columns: by…, system, budget (`nan`: without a ranking), tokens (mean used), mean, low, high (recall with
     its 95 % interval), n (questions), groups (conversations), level (what was taken to vary).
     """
-    import pandas as pd
-
     keys, rows = [*by, "system", "budget"], []
     for key, part in frame.groupby(keys, sort=False, dropna=False):
         it = mean_ci(part[value].to_numpy(float), part["conversation"].tolist(), seed=seed)
@@ -199,20 +196,11 @@ def _draw_curves(ax: Axes, curves: pd.DataFrame) -> tuple[list[Any], list[str]]:
     labels = [name for name in unique_values(curves, "system") if (budgeted["system"] == name).any()]
     for j, (name, look) in enumerate(zip(labels, series_looks(labels))):
         part = budgeted[(budgeted["system"] == name) & (budgeted["tokens"] > 0)].sort_values("budget")
-        at, middle, low, high = (part[c].to_numpy(float) for c in ("tokens", "mean", "low", "high"))
+        numbers = part[["tokens", "mean", "low", "high"]].to_numpy(float).T
         # the first lines are the widest, so that those drawn over them don't hide them
         width = (len(labels) - 1 - j) / max(1, len(labels) - 1)
-        handles += ax.plot(
-            at,
-            middle,
-            color=look.colour,
-            marker=look.marker,
-            linestyle=look.dashes,
-            linewidth=1.4 + 1.8 * width,
-            markersize=5.5 + 3.5 * width,
-            markeredgecolor="white",
-        )
-        ax.fill_between(at, low, high, color=look.colour, alpha=0.09, linewidth=0)
+        more = {"width": 1.4 + 1.8 * width, "marker": 5.5 + 3.5 * width, "band": 0.09}
+        handles.append(draw_line(ax, look, numbers, **more))
     return handles, labels
 
 

@@ -9,16 +9,15 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from .attribution import CAUSE_ORDER, REPAIRS, UNSTABLE, parse_cause_label, primary_cause
 from ..annotation.labels import CAUSES
 from ..report.tables import OVERALL, TYPE_LABELS, interval_columns, split_by_system
 from ..stats.agreement import cohen_kappa, confusion_matrix
 from ..stats.intervals import format_interval, mean_ci, ratio_ci
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['CAUSE_COLUMNS', 'LABEL_KEY', 'explained_failures', 'reported_causes', 'cause_shares', 'outcome_table',
@@ -57,8 +56,6 @@ def cause_shares(diagnoses: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     changes what the reader sees), helps (in which its gain is above 0), n (`explained_failures`), unstable,
     level. Intervals are over conversations; below four of them they are `nan`.
     """
-    import pandas as pd
-
     rows = []
     for system, question_type, part in split_by_system(diagnoses):
         known = explained_failures(part)
@@ -86,8 +83,6 @@ def outcome_table(diagnoses: pd.DataFrame) -> pd.DataFrame:
     Counted are failures: all, those on unanswerable questions, and of the others: unstable, with one cause,
     ties, doubles and more, none; and those cut short by the limit of calls.
     """
-    import pandas as pd
-
     rows = []
     for system, failed in diagnoses.groupby("system", sort=False):
         part = failed[failed["answerable"].astype(bool)]
@@ -147,8 +142,6 @@ def evidence_table(diagnoses: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame
     (`explained_failures` with gold turns), then the share of each cause that any system reports, `nan` for
     one that can't vary for this system.
     """
-    import pandas as pd
-
     key = ["system", "conversation", "question"]
     measured = [c for c in ("recall_fraction", "recall_behind") if c in frame]
     both = explained_failures(diagnoses).merge(frame[[*key, *measured]], on=key)
@@ -185,8 +178,6 @@ def hand_labels(dataset: str, frame: pd.DataFrame | None = None) -> pd.DataFrame
     `evaluate`, only those whose answer is the one in the frame; raises `KeyError` when the frame has no
     predictions, as a redacted one.
     """
-    import pandas as pd
-
     with files("adaptmr").joinpath("eval/analysis/expert_labels.csv").open(encoding="utf-8") as f:
         known = pd.read_csv(f, dtype=str, keep_default_na=False)
     labels = known[known["dataset"] == dataset].drop(columns="dataset").reset_index(drop=True)
@@ -229,8 +220,6 @@ def hand_agreement(diagnoses: pd.DataFrame, labels: pd.DataFrame, *, seed: int =
     out, and so are unstable failures. Columns: system (or "all", where there are several), failures, reading,
     kappa, low, high, agreement, by_chance, n. Raises `ValueError` for no failure labelled by both.
     """
-    import pandas as pd
-
     both = _labelled(diagnoses, labels)
     if both.empty:
         raise ValueError("no failure has both a diagnosis and a label: are they of the same systems?")

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from adaptmr.eval.report.tables import (
     OVERALL,
     TYPE_LABELS,
     interval_columns,
+    paired_values,
     split_by_system,
     split_by_type,
 )
@@ -29,17 +32,15 @@ from adaptmr.eval.stats.intervals import (
     paired_difference,
     ratio_ci,
 )
-from ..stats.limits import LimitVerdicts
+from ..stats.contrasts import LimitVerdicts
 from ...types import Usage
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 # %% auto #0
-__all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'PROMISES', 'VERDICTS', 'token_label', 'add_cost_columns',
-           'writing_usage', 'usage_outside_rows', 'total_usage', 'quantile_ci', 'latency_table', 'spending_table',
-           'writing_table', 'writing_per_turn', 'overhead', 'paired_values', 'accuracy_per_1000', 'wide_table',
-           'promise_table', 'promise_answers', 'spending_numbers']
+__all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'PROMISES', 'VERDICTS', 'COMPONENT_TASKS', 'COMPONENT_ABLATIONS',
+           'CALLS_PER_OUTCOME', 'token_label', 'add_cost_columns', 'writing_usage', 'usage_outside_rows', 'total_usage',
+           'quantile_ci', 'latency_table', 'spending_table', 'writing_table', 'writing_per_turn', 'overhead',
+           'accuracy_per_1000', 'wide_table', 'promise_table', 'promise_answers', 'spending_numbers',
+           'calls_by_component', 'tokens_by_stage', 'component_costs', 'component_sentences']
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
 def token_label(frame: pd.DataFrame) -> str:
@@ -75,8 +76,6 @@ def writing_usage(frame: pd.DataFrame) -> pd.DataFrame:
 
     Columns: system, conversations, turns, and the fields of `Usage`; the cost is unknown if any is.
     """
-    import pandas as pd
-
     rows = []
     for system in dict.fromkeys(frame["system"]) if len(frame) else ():
         mine = [cost for cost in frame.attrs.get("ingest", ()) if cost["system"] == system]
@@ -138,8 +137,6 @@ def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
     The columns are n, and p50 and p95 of retrieval, of the answer and of both, with their intervals as text.
     Raises `KeyError` where no times were recorded (`results.parquet` has none; `timings.parquet` has).
     """
-    import pandas as pd
-
     rows = add_cost_columns(frame)
     table = []
     for system, question_type, part in split_by_system(rows):
@@ -166,8 +163,6 @@ def spending_table(frame: pd.DataFrame, *, by_type: bool = True, seed: int = 0) 
     The columns are calls, retrieval's part of them, tokens (with interval), context tokens, US dollars per
     1,000 questions (`None`: not known), and the share of questions whose price is known.
     """
-    import pandas as pd
-
     table = []
     for system, question_type, part in split_by_system(add_cost_columns(frame), by_type):
         cost = part["cost_usd"].astype(float)
@@ -189,8 +184,6 @@ def writing_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Columns: system, n (conversations), calls, tokens (prompt and completion) with their interval, US dollars
     (`None`: not known), `ms`, the median of the times (`nan` where times are not in the frame).
     """
-    import pandas as pd
-
     columns = ["system", "n", "calls", "tokens", "low", "high", "usd", "ms"]
     if "ingest_calls" not in frame:
         return pd.DataFrame(columns=columns)
@@ -212,8 +205,6 @@ def writing_per_turn(frame: pd.DataFrame, timed: pd.DataFrame) -> pd.DataFrame:
     Calls and tokens are those of the run whose rows `frame` has, ms those of `timed`, rows of a filling in
     which nothing was left to encode (both with `attrs["ingest"]`); `nan` for a system that `timed` lacks.
     """
-    import pandas as pd
-
     whole, again = writing_usage(frame), writing_usage(timed)
     ms = {row["system"]: 1000 * row["seconds"] / row["turns"] for row in again.to_dict("records")}
     tokens = whole["prompt_tokens"] + whole["completion_tokens"]
@@ -248,8 +239,6 @@ def overhead(
     of what the baseline spends; `nan` where that is 0), n. Raises `ValueError` for systems that weren't asked
     the same questions.
     """
-    import pandas as pd
-
     rows = add_cost_columns(frame)
     chosen = [s for s in (systems or dict.fromkeys(rows["system"])) if s != baseline]
     table = []
@@ -269,26 +258,6 @@ def overhead(
                 )
     return pd.DataFrame(table)
 
-# %% ../../../nbs/eval/analysis/00_cost.ipynb #0b07c9c2
-def paired_values(
-    frame: pd.DataFrame, system: str, other: str, column: str
-) -> tuple[np.ndarray, np.ndarray, list[str], list[str] | None]:
-    """Return a column of two systems on the same questions, with the questions' conversations and languages.
-
-    The last is `None` where the frame doesn't say them. Raises `ValueError` where the questions differ, and
-    `KeyError` for a missing column (`ms` needs times).
-    """
-    a, b = (
-        frame[frame["system"] == s].set_index(["conversation", "question"])[column].astype(float).sort_index()
-        for s in (system, other)
-    )
-    if not len(a) or not a.index.equals(b.index):
-        raise ValueError(f"{system!r} and {other!r} were not asked the same questions")
-    conversations = a.index.get_level_values(0).tolist()
-    spoken = dict(zip(frame["conversation"], frame["language"])) if "language" in frame else {}
-    languages = [spoken[c] for c in conversations] if spoken else None
-    return a.to_numpy(), b.to_numpy(), conversations, languages
-
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #478db288
 def accuracy_per_1000(
     frame: pd.DataFrame, value: str = "f1", *, by_type: bool = False, seed: int = 0
@@ -298,8 +267,6 @@ def accuracy_per_1000(
     Columns are the means of `value` and `tokens`, and `per_1000`, `low`, `high`: the ratio of sums with its
     interval.
     """
-    import pandas as pd
-
     table = []
     for system, question_type, part in split_by_system(add_cost_columns(frame), by_type):
         part = part[part[value].notna()]
@@ -318,8 +285,6 @@ def wide_table(label: str, *tables: pd.DataFrame) -> pd.DataFrame:
 
     Cells are "difference [low, high]"; one without an interval reads "+1.0 – too few".
     """
-    import pandas as pd
-
     table = pd.concat(tables, ignore_index=True)
     names = list(dict.fromkeys(table[label]))
     cells: dict[str, dict[Any, str]] = {str(m): {} for m in dict.fromkeys(table["measure"])}
@@ -354,8 +319,6 @@ def promise_table(overheads: pd.DataFrame, systems: Sequence[str]) -> pd.DataFra
     of (difference or share), limit, found, low, high (95 % interval, in the limit's unit), n, verdict. A
     promise without rows, as one on a type that isn't asked, is left out.
     """
-    import pandas as pd
-
     rows: list[tuple[Any, ...]] = []
     for system in systems:
         mine = overheads[overheads["system"] == system]
@@ -398,3 +361,142 @@ def spending_numbers(
             tokens = format_interval(row["tokens"], row["low"], row["high"], ".0f")
             numbers.append((f"tokens a question of {name}, mean", tokens))
     return numbers
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #4e99ce1a
+COMPONENT_TASKS: Mapping[str, tuple[str, ...]] = {
+    "classifier": ("classify", "complexity"),
+    "plan": ("plan",),
+    "splitting": ("decompose", "interim"),
+    "expansion": ("expand",),
+    "rounds": ("confidence", "follow_up", "thought", "draft"),
+    "refinement": ("refine", "rerank", "check", "update"),
+    "answer": ("answer", "answer_directly"),
+}
+COMPONENT_ABLATIONS: Mapping[str, tuple[str, str]] = {
+    "classifier, by rules": ("adaptmr", "gated"),
+    "classifier, asking": ("routed", "adaptmr"),
+    "plan by a model": ("qarp", "qarp planned by rules"),
+    "refinement": ("qarp", "qarp w/o refinement"),
+    "rounds": ("multi_round", "hybrid"),
+    "expansion": ("rounds + expansion", "multi_round"),
+}
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #f69f8ea2
+CALLS_PER_OUTCOME = {"model": 1, "repaired": 1, "retried": 2, "fallback": 2}
+_COMPONENT_OF_TASK = {task: part for part, tasks in COMPONENT_TASKS.items() for task in tasks}
+
+
+def _task_calls(ways: str) -> Iterator[tuple[str, int]]:
+    """Yield the tasks of a row's column `ways`, such as "answer:model plan:retried×2", with their calls."""
+    for way in ways.split():
+        task, _, outcome = way.rpartition(":")
+        name, _, times = outcome.partition("×")
+        yield task, CALLS_PER_OUTCOME[name] * int(times or 1)
+
+
+def calls_by_component(frame: pd.DataFrame) -> pd.DataFrame:
+    """Count the model calls of each component of `COMPONENT_TASKS`, per system that called a model.
+
+    Columns: system, part (the component), tasks, calls (mean per question), share of questions (with any),
+    all calls, n. The answer's component includes drafts that rounds ask for. A last row, `other`, holds what
+    `calls` counts beyond that, if anything. Empty where no model was called.
+    """
+    table = []
+    for system, _, part in split_by_system(frame, by_type=False):
+        calls, questions, tasks = Counter[str](), Counter[str](), defaultdict[str, set[str]](set)
+        for ways in part.get("ways", ()):
+            of_question = Counter[str]()
+            for task, n_calls in _task_calls(ways):
+                component = _COMPONENT_OF_TASK.get(task, "other")
+                of_question[component] += n_calls
+                tasks[component].add(task)
+            calls.update(of_question)
+            questions.update(of_question.keys())
+        if rest := int(part["calls"].sum()) - calls.total():
+            calls["other"] += rest
+        table += [
+            {
+                "system": system,
+                "part": component,
+                "tasks": ", ".join(sorted(tasks[component])),
+                "calls": round(calls[component] / len(part), 4),
+                "share of questions": round(questions[component] / len(part), 4),
+                "all calls": calls[component],
+                "n": len(part),
+            }
+            for component in [*COMPONENT_TASKS, "other"]
+            if calls[component]
+        ]
+    return pd.DataFrame(
+        table, columns=["system", "part", "tasks", "calls", "share of questions", "all calls", "n"]
+    )
+
+
+def tokens_by_stage(frame: pd.DataFrame) -> pd.DataFrame:
+    """Tabulate the mean tokens of retrieval and of the reader, per system that called a model."""
+    table = []
+    for system, _, part in split_by_system(frame, by_type=False):
+        total = int((part["prompt_tokens"] + part["completion_tokens"]).sum())
+        retrieval = int(part["retrieval_tokens"].sum())
+        if total:
+            table.append(
+                {
+                    "system": system,
+                    "retrieval": round(retrieval / len(part), 1),
+                    "reader": round((total - retrieval) / len(part), 1),
+                    "share of retrieval": round(retrieval / total, 4),
+                    "n": len(part),
+                }
+            )
+    return pd.DataFrame(table, columns=["system", "retrieval", "reader", "share of retrieval", "n"])
+
+# %% ../../../nbs/eval/analysis/00_cost.ipynb #6915d4db
+def component_costs(
+    frame: pd.DataFrame,
+    pairs: Mapping[str, tuple[str, str]] = COMPONENT_ABLATIONS,
+    *,
+    measures: Sequence[str] = (*COUNT_MEASURES, "f1"),
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Compare systems with and without each component: mean paired differences per question; long form.
+
+    `pairs` gives (with, without) of each component; those with a system that has no rows are left out.
+    `measures` may be `TIME_MEASURES`. Columns: part, with, without, measure, difference, low, high, n.
+    """
+    rows = add_cost_columns(frame)
+    there, table = set(rows["system"]), []
+    for part, (full, without) in pairs.items():
+        if not {full, without} <= there:
+            continue
+        for column in measures:
+            a, b, groups, strata = paired_values(rows, full, without, column)
+            d = paired_difference(a, b, groups, strata, seed=seed)
+            table.append(
+                {
+                    "part": part,
+                    "with": full,
+                    "without": without,
+                    "measure": MEASURE_LABELS.get(column, column),
+                    "difference": d.mean,
+                    "low": d.low,
+                    "high": d.high,
+                    "n": d.n,
+                }
+            )
+    columns = ["part", "with", "without", "measure", "difference", "low", "high", "n"]
+    return pd.DataFrame(table, columns=columns)
+
+
+def component_sentences(*costs: pd.DataFrame) -> list[str]:
+    """Summarise tables of `component_costs` in a sentence per component."""
+    sentences = []
+    for part, rows in pd.concat(costs).groupby("part", sort=False):
+        changes = ", ".join(_describe_change(r) for r in rows.to_dict("records"))
+        pair = f"{rows['with'].iloc[0]} less {rows['without'].iloc[0]}"
+        sentences.append(f"{part} ({pair}): {changes} a question.")
+    return sentences
+
+
+def _describe_change(row: Mapping[Any, Any]) -> str:
+    unit = " ms" if row["measure"] == "ms_both" else f" {row['measure']}"
+    return format_interval(row["difference"], row["low"], row["high"], "+.3g", unit=unit)

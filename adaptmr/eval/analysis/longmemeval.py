@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
+
+import pandas as pd
 
 from ..metrics.ranking import longmemeval_metrics, to_sessions
 from ..runner.asking import Making, ingest_conversation, made_for, make_given, prepare_questions
@@ -17,9 +19,6 @@ from ...retrieval.plan import Planner, RetrievalPlan, planner_llm, weighted_plan
 from ...store.protocol import PlannerStore
 from ...systems.base import MemorySystem, PlannedSystem
 from ...types import Conversation, Dataset, Evidence, Question
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CUTOFFS = (1, 3, 5, 10, 30, 50)
 RETRIEVAL_MEASURES = ("recall_any", "recall_all", "ndcg_any")
@@ -136,8 +135,6 @@ def retrieval_rows(
     measures recall_any, recall_all, ndcg_any (0 to 1, `nan` without gold). One haystack is held at a time.
     Raises `ValueError` for another corpus.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:
         questions = data.questions_on(conversation.id)
@@ -216,8 +213,6 @@ def retrieval_table(
     `no_gold` how many more of the population have nothing to find at this level (the official table has none
     of those), `whole` how many questions the population has in the whole data set.
     """
-    import pandas as pd
-
     columns = ["population", "level", "k", "system", "measure", "mean", "low", "high"]
     out = []
     for population in populations:

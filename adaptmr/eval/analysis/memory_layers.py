@@ -5,20 +5,22 @@
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #a98ec9c0
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import cycle
 from random import Random
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from .cost import quantile_ci
 from ..metrics.answers import answer_tokens
 from ..metrics.ranking import recall_fraction
+from ..report.tables import OVERALL, paired_gains
 from adaptmr.eval.runner.asking import (
     conversation_embedder,
     ingest_conversation,
@@ -26,22 +28,20 @@ from adaptmr.eval.runner.asking import (
     score_answer,
 )
 from ..runner.timings import timed_questions
-from ..stats.intervals import format_interval, paired_difference, ratio_ci
+from ..stats.intervals import TOO_FEW, format_interval, paired_difference, ratio_ci
+from ..stats.contrasts import LimitVerdicts
 from ...llm.spending import count_tokens
 from ...llm.tasks import meter_usage
 from ...memory.config import MemoryConfig
 from ...memory.layered import LayeredMemory
-from ...memory.layers import FACT, KEY, PAGE, SUMMARY, TOPIC
+from ...memory.layers import AUTO, FACT, KEY, PAGE, SUMMARY, TOPIC, TURN
 from ...memory.prompt import Prompt, build_prompt, shown_evidence
-from ...memory.roads import LAYERED_ROADS, ROADS, Recall
+from ...memory.roads import LAYERED_ROADS, ROADS, Origins, Recall
 from ...reader import answer
 from ...store.memory_store import MemoryStore
 from ...systems.layered import LayeredSystem
 from ...text import detect_language
 from ...types import Conversation, Dataset, Memory, Question, Usage
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,6 @@ def rows_by_road(
     without (what is left out), conversation, question, type, and those of `MEASURES`, prediction and
     abstained. Returns what the reader used, too.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     with meter_usage() as meter:
         for memory in memories:
@@ -176,8 +174,6 @@ def contributions(rows: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
 
     Columns: system, road, measure, difference (all roads less those without it), low, high, n.
     """
-    import pandas as pd
-
     table = []
     key = ["conversation", "question"]
     for system, without in dict.fromkeys(zip(rows["system"], rows["without"])):
@@ -198,8 +194,6 @@ def contribution_table(rows: pd.DataFrame, gained: pd.DataFrame) -> pd.DataFrame
     The first row of each system has the means with all roads. The difference of variants which never differ
     is 0, without an interval.
     """
-    import pandas as pd
-
     table = []
     for system in dict.fromkeys(rows["system"]):
         full = rows_without(rows, ALL, system)
@@ -217,10 +211,14 @@ def contribution_table(rows: pd.DataFrame, gained: pd.DataFrame) -> pd.DataFrame
 
 # %% auto #0
 __all__ = ['ALL', 'TURNS_ALONE', 'FAMILIES', 'MEASURES', 'AT_ONCE', 'PROMPT', 'TURNS', 'WAYS', 'LONG_TURNS', 'EVERY',
-           'LEVEL_FROM', 'LEVEL_WITHIN', 'COMPRESSED', 'WHOLE', 'CONFIGS', 'FilledMemory', 'fill_memories', 'variants',
-           'take_roads', 'sources_behind', 'answer_words', 'rows_by_road', 'rows_without', 'contributions',
-           'contribution_table', 'time_roads', 'more_than_turns', 'road_time_table', 'long_conversation', 'grow',
-           'grow_on', 'largest_deviation', 'growth_sentences', 'growth_answer', 'token_lines', 'count_lines']
+           'LEVEL_FROM', 'LEVEL_WITHIN', 'COMPRESSED', 'WHOLE', 'CONFIGS', 'REACHED', 'NOT_REACHED', 'UNDECIDED',
+           'VERDICTS', 'F1_MARGIN', 'MORE_TIME', 'WANTED_CATEGORIES', 'CATEGORY_TYPES', 'MANUAL_KEYS', 'AUTOMATIC_KEYS',
+           'DELETION', 'F1_LINE', 'CATEGORY_LINE', 'LATENCY', 'FilledMemory', 'fill_memories', 'variants', 'take_roads',
+           'sources_behind', 'answer_words', 'rows_by_road', 'rows_without', 'contributions', 'contribution_table',
+           'time_roads', 'more_than_turns', 'road_time_table', 'long_conversation', 'grow', 'grow_on',
+           'largest_deviation', 'growth_sentences', 'growth_answer', 'token_lines', 'count_lines', 'manual_key_steps',
+           'is_traceable', 'deletion_steps', 'function_lines', 'several', 'quality_lines', 'latency_line',
+           'acceptance_table', 'acceptance_answers']
 
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #8bfd0c20
 AT_ONCE, PROMPT, TURNS = "all roads at once", "prompt of five sections", "turns alone"
@@ -247,8 +245,6 @@ def time_roads(
     The first `per_type` questions of each type are asked on each conversation, `repeats` times after once
     without a clock. Columns: way, conversation, question, ms.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for memory in memories:
         chosen = {q.id for q in timed_questions(memory.questions, per_type)}
@@ -271,8 +267,6 @@ def more_than_turns(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Columns: way, n, more, low, high (95 % interval; a share, 1 is twice the time). Ways that are compared on
     too few conversations or questions have no interval.
     """
-    import pandas as pd
-
     wide = times.pivot(index=["conversation", "question"], columns="way", values="ms")
     groups = wide.index.get_level_values("conversation").tolist()
     base = wide[TURNS].to_numpy(float)
@@ -293,8 +287,6 @@ def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     ms_more is the time that a way takes more than the turns alone, as a share of that; ms_share what a road
     takes of the sum of all by themselves.
     """
-    import pandas as pd
-
     more = {row["way"]: row for row in more_than_turns(times, seed=seed).to_dict("records")}
     alone = [f"{name} alone" for name in LAYERED_ROADS]
     total = times.loc[times["way"].isin(alone), "ms"].sum()
@@ -392,8 +384,6 @@ def grow(
     pages, summaries, facts and key memories, and tokens, low, high: of the prompt, the mean and the range
     over the questions, at least one.
     """
-    import pandas as pd
-
     rows = []
     chosen = conversation_embedder(Conversation("", (), list(turns)), embedder)
     for name, config in configs.items():
@@ -465,3 +455,208 @@ def count_lines(growth: pd.DataFrame) -> pd.DataFrame:
     counts = growth.melt(["memory", "turn"], ["pages in use", "topics"], "counted", "mean")
     counts["counted"] += ", " + counts["memory"]
     return counts.assign(low=counts["mean"], high=counts["mean"])[["counted", "turn", "mean", "low", "high"]]
+
+# %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #36583002
+REACHED, NOT_REACHED, UNDECIDED = "reached", "not reached", "undecided"
+VERDICTS = LimitVerdicts(REACHED, NOT_REACHED, UNDECIDED)
+F1_MARGIN = 0.02  # `params/contrasts.yaml`: the largest difference in F1 that would not matter
+MORE_TIME = 0.30
+WANTED_CATEGORIES = 2
+# a LoCoMo category of the list and the question types that stand for it, the first that is there
+CATEGORY_TYPES: Mapping[str, tuple[str, ...]] = {
+    "2, time": ("temporal_reasoning",),
+    "3, open-domain": ("open_domain", "preference"),
+    "5, adversarial": ("abstention",),
+}
+MANUAL_KEYS = "Manual key memories: add, query, change, delete"
+AUTOMATIC_KEYS = "Automatic key memories: triggered and traceable"
+DELETION = "Soft deletion and restoration"
+F1_LINE = f"F1 not below the baseline (margin {F1_MARGIN})"
+CATEGORY_LINE = "At least two of the categories 2, 3 and 5 improve"
+LATENCY = f"Latency under control: at most {100 * MORE_TIME:.0f} % more"
+_QUESTIONS = {
+    MANUAL_KEYS: "Can the user add, query, change and delete key memories?",
+    AUTOMATIC_KEYS: "Are automatic key memories triggered, and can they be traced?",
+    DELETION: "Do soft deletion and restoration work?",
+    F1_LINE: "Is F1 not below the baseline's?",
+    CATEGORY_LINE: "Do two of the categories 2, 3 and 5 improve?",
+    LATENCY: "Is recall on all roads at most 30 % slower than on one?",
+}
+_PINNED, _CORRECTED = "Answer in two short sentences.", "Answer in three short sentences."
+
+
+def _line(part: str, criterion: str, system: str, baseline: str, found: str, verdict: str) -> dict[str, Any]:
+    columns = ("part", "criterion", "system", "baseline", "found", "verdict")
+    return dict(zip(columns, (part, criterion, system, baseline, found, verdict)))
+
+
+def manual_key_steps(memory: LayeredMemory) -> dict[str, bool]:
+    """Add, query, change, delete and restore a key memory; say which steps worked. It changes the memory."""
+
+    def shows(text: str) -> bool:
+        return any(text in line.text for line in memory.prompt("What shall we talk about?")["key"].lines)
+
+    moment = memory.last_event
+    pinned = memory.pin(_PINNED)
+    steps = {"added": memory.keys().loc[pinned.id, "source"] == "manual", "queried": shows(_PINNED)}
+    memory.change(pinned.id, _CORRECTED)
+    steps["changed"] = shows(_CORRECTED) and not shows(_PINNED)
+    memory.delete("key", pinned.id)
+    steps["deleted"] = not shows(_CORRECTED) and pinned.id not in memory.keys().index
+    memory.restore("key", pinned.id)
+    steps["restored"] = shows(_CORRECTED)
+    steps["logged"] = len(memory.events(memory.last_event - moment)) >= 4
+    return {name: bool(held) for name, held in steps.items()}
+
+
+def is_traceable(key: Memory, memory: LayeredMemory) -> bool:
+    """Say whether a key memory's trace leads to topics, pages and turns that are stored, and says why."""
+    trace = key.meta.get("trace", {})
+    sources = {TOPIC: trace.get("session_ids"), PAGE: trace.get("page_ids"), TURN: key.derived_from}
+    found = {layer: [memory.store.get(id) for id in ids or ()] for layer, ids in sources.items()}
+    known = all(m is not None and m.layer == layer for layer, memories in found.items() for m in memories)
+    return bool(trace.get("rule")) and all(found.values()) and known
+
+
+def deletion_steps(memory: LayeredMemory) -> dict[str, bool]:
+    """Delete and restore a turn and a topic; say which steps worked. It changes the memory.
+
+    The turn is the first that a page was made of. No steps for a memory without pages.
+    """
+
+    def texts() -> dict[str, str]:
+        return {m.id: m.text for m in memory.store.memories}
+
+    pages = [m for m in memory.store.memories if m.layer == PAGE]
+    if not pages:
+        return {}
+    ids = {"turn": pages[0].derived_from[0], "topic": str(pages[0].meta["topic"])}
+    before = texts()
+    steps = {}
+    for kind, id in ids.items():
+        memory.delete(kind, id)
+        steps[f"{kind} deleted"] = id not in texts()
+        if kind == "turn":
+            left = memory.store.memories
+            origins = Origins(left, memory.store.get)
+            steps["nothing left of it"] = not any(id == t.id for m in left for t in origins.turns(m))
+        memory.restore(kind, id)
+        steps[f"{kind} restored"] = texts() == before
+    try:
+        memory.delete("turn", ids["turn"], soft=False)
+        steps["not erased by one call"] = False
+    except ValueError:
+        steps["not erased by one call"] = texts() == before
+    return steps
+
+
+def _steps_line(
+    memories: Sequence[FilledMemory],
+    system: str,
+    criterion: str,
+    take: Callable[[LayeredMemory], Mapping[str, bool]],
+) -> dict[str, Any]:
+    held: list[bool] = []
+    failed: dict[str, None] = {}
+    for filled in memories:
+        with filled.as_it_was() as memory:
+            steps = take(memory)
+        held += steps.values()
+        failed |= dict.fromkeys(name for name, worked in steps.items() if not worked)
+    found = f"{sum(held)} of {len(held)} steps on {len(memories)} conversations"
+    found += f"; failed: {', '.join(failed)}" if failed else ""
+    return _line("works", criterion, system, "", found, REACHED if held and all(held) else NOT_REACHED)
+
+
+def function_lines(
+    memories: Sequence[FilledMemory], system: str = "layered"
+) -> tuple[list[dict[str, Any]], Usage]:
+    """Check on each memory what must work, and roll it back: a line of the list per criterion.
+
+    `system` is the name in the list. Returns what was used, too: a model makes texts again after a deletion.
+    """
+    stored = [m.system.memory for m in memories]
+    keys = [
+        [k for k in m.store.memories if k.layer == KEY and k.meta.get("source") == AUTO] for m in stored
+    ]
+    made, triggered = sum(map(len, keys)), sum(map(bool, keys))
+    traced = sum(is_traceable(k, memory) for memory, found in zip(stored, keys) for k in found)
+    told = f"{made} on {triggered} of {len(memories)} conversations, {traced} traced to topic, "
+    told += "pages and turns"
+    held = REACHED if made and traced == made else NOT_REACHED
+    with meter_usage() as meter:
+        lines = [
+            _steps_line(memories, system, MANUAL_KEYS, manual_key_steps),
+            _line("works", AUTOMATIC_KEYS, system, "", told, held),
+            _steps_line(memories, system, DELETION, deletion_steps),
+        ]
+    return lines, meter.usage
+
+
+def several(verdicts: Sequence[str], wanted: int = WANTED_CATEGORIES) -> str:
+    """Return the verdict on "at least `wanted` of these are reached"."""
+    open_ones = sum(v in (UNDECIDED, TOO_FEW) for v in verdicts)
+    reached = sum(v == REACHED for v in verdicts)
+    if reached >= wanted:
+        return REACHED
+    if reached + open_ones < wanted:
+        return NOT_REACHED
+    return TOO_FEW if all(v == TOO_FEW for v in verdicts) else UNDECIDED
+
+
+def _gain(row: Mapping[Any, Any]) -> str:
+    return format_interval(row["difference"], row["low"], row["high"], "+.3f", "+.2f")
+
+
+def quality_lines(
+    frame: pd.DataFrame, systems: Sequence[str], baselines: Sequence[str], *, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Check F1 over all questions and by category: two lines per system and baseline.
+
+    `frame` has the rows of `evaluate`; a gain is the system's F1 less the baseline's, question by question.
+    """
+    lines = []
+    for system, baseline in ((s, b) for s in systems for b in baselines):
+        gained = paired_gains(frame, baseline, [system], "f1", seed=seed)
+        by_type = {str(row["type"]): row for row in gained.to_dict("records")}
+        whole = by_type[OVERALL]
+        held = VERDICTS.at_least(whole["low"], whole["high"], -F1_MARGIN)
+        lines.append(_line("quality", F1_LINE, system, baseline, _gain(whole), held))
+        rows = {
+            name: next((by_type[t] for t in types if t in by_type), None)
+            for name, types in CATEGORY_TYPES.items()
+        }
+        known = {name: row for name, row in rows.items() if row is not None}
+        each = [VERDICTS.at_least(r["low"], r["high"], 0.0) for r in known.values()]
+        told = "; ".join(f"{name}: {_gain(row)}" for name, row in known.items())
+        lines.append(_line("quality", CATEGORY_LINE, system, baseline, told, several(each)))
+    return lines
+
+
+def latency_line(more: pd.DataFrame, system: str = "layered") -> dict[str, Any]:
+    """Check the time of all roads at once, from `memory_layers.more_than_turns`; `system` is as above."""
+    row = more[more["way"] == AT_ONCE].iloc[0]
+    found = format_interval(100 * row["more"], 100 * row["low"], 100 * row["high"], "+.0f", unit=" %")
+    held = VERDICTS.at_most(row["low"], row["high"], MORE_TIME)
+    return _line("quality", LATENCY, system, "turns alone", found, held)
+
+
+def acceptance_table(*lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the list as a table: part, criterion, system, baseline, found, verdict."""
+    return pd.DataFrame([line for part in lines for line in part])
+
+
+def acceptance_answers(table: pd.DataFrame, baseline: str) -> list[tuple[str, str, str]]:
+    """Return (question, short answer, numbers) for each line, and of F1 those against one baseline."""
+    answers = []
+    for row in table.to_dict("records"):
+        compared = row["criterion"] in (F1_LINE, CATEGORY_LINE)
+        if compared and row["baseline"] != baseline:
+            continue
+        asked, against = _QUESTIONS[row["criterion"]], f" less {row['baseline']}" if row["baseline"] else ""
+        verdict = "" if row["verdict"] == TOO_FEW else f", {row['verdict']}"
+        numbers = f"{row['system']}{against}: {row['found']}{verdict}"
+        answers.append(
+            (f"{row['system']}: {asked}" if compared else asked, VERDICTS.answer(row["verdict"]), numbers)
+        )
+    return answers

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from ...data.longmemeval import CATEGORY_TO_TYPE
 from ...data.registry import DatasetUnavailable, load, read_json
 from ..report import figures
@@ -19,7 +21,6 @@ from ...retrieval.query import best_type
 from ...types import QueryType, Question
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 TARGET_ACCURACY = 0.85
@@ -95,8 +96,6 @@ def predict_types(
     without it. Columns: dataset, conversation, question, type, category (the data set's own type),
     classifier, guessed, p (of the prediction), right.
     """
-    import pandas as pd
-
     rows = []
     for given in classifiers:
         made: dict[str, Classifier] = {}
@@ -122,8 +121,6 @@ def type_accuracy_table(predictions: pd.DataFrame, by: str = "type") -> pd.DataF
     abstention" cover several types. Columns: dataset, type, classifier, n, mean, and its 95 % interval low,
     high over conversations (`nan` below four of them).
     """
-    import pandas as pd
-
     rows = []
     for name, here in predictions.groupby("dataset", sort=False):
         order = list(map(str, QueryType)) if by == "type" else sorted(set(here[by]))
@@ -164,8 +161,6 @@ def type_confusion_table(predictions: pd.DataFrame, classifier: str, dataset: st
 
     Columns: type, guessed, count, n (of the type), share = count / n.
     """
-    import pandas as pd
-
     mine = predictions[(predictions["classifier"] == classifier) & (predictions["dataset"] == dataset)]
     order = [str(t) for t in QueryType if str(t) in {*mine["type"], *mine["guessed"]}]
     rows = []

@@ -26,7 +26,7 @@ from ...systems.base import known_systems, unknown_system, uses_llm
 from ...systems.display_names import offline_name
 from ...types import Dataset
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a look at `adaptmr.estimate` takes no heavy library
     import pandas as pd
 
 ESTIMATE_VARIABLE = "ADAPTMR_ESTIMATE"  # if set, an experiment stops at its first question with an estimate

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
+from ..report.style import NothingToDraw, canvas, house_style, printable_label
 from ..runner.timings import timing_sentence
 from adaptmr.eval.stats.intervals import (
     MIN_GROUPS,
@@ -28,15 +31,15 @@ from ...memory.team.steps import parse_action, search_key
 from ...types import Dataset
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from matplotlib.figure import Figure
 
 # %% auto #0
 __all__ = ['ANSWER_MEASURES', 'WORK_MEASURES', 'COST_MEASURES', 'HELD', 'MEMORY_STEPS', 'CONTROLS', 'COMPARED', 'ORDERS',
-           'MAX_PLACES', 'WHOLE', 'GROWTH', 'MEASURES', 'Measure', 'different_searches', 'add_team_columns',
+           'MAX_PLACES', 'WHOLE', 'GROWTH', 'MEASURES', 'MEMORIES', 'Measure', 'different_searches', 'add_team_columns',
            'measure_means', 'measure_table', 'cost_table', 'cost_caption', 'holding_table', 'task_sentences', 'Pair',
            'pair_differences', 'difference_table', 'difference_sentence', 'step_sentences', 'team_answers',
            'ask_in_orders', 'order_differences', 'curve', 'slope_of', 'learning_table', 'learning_summary',
-           'learning_sentences', 'learning_answer']
+           'learning_sentences', 'learning_answer', 'task_timeline', 'choose_task', 'timeline_figure']
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #1a48448d
 class Measure(NamedTuple):
@@ -102,8 +105,6 @@ def measure_means(
     Columns: system, measure (its label), mean, low, high, n. A measure that the frame or a system lacks has
     no row. Rows that `learn` was told about (`train`) don't count.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     tested = frame[~frame["train"].astype(bool)] if "train" in frame else frame
     for system in dict.fromkeys(tested["system"]):
@@ -124,8 +125,6 @@ def measure_table(
 
     Columns: system, n (questions), and the label of each measure that some system has.
     """
-    import pandas as pd
-
     means = measure_means(frame, measures, seed=seed)
     digits = {m.label: m.digits for m in measures}
     cells = {
@@ -173,8 +172,6 @@ def holding_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     Takes rows with the columns of `add_team_columns`; systems without hops are left out. Columns: system,
     tasks, a total for each of `HELD`, answered (share of hops, with 95 % interval), working.
     """
-    import pandas as pd
-
     rows = []
     for system in dict.fromkeys(frame["system"]):
         part = frame[frame["system"] == system]
@@ -256,8 +253,6 @@ def pair_differences(
     `names` maps a system to its name in the frame. Columns: step (the pair's name), measure, without, having
     (the means), difference, low, high, n. A measure that one of the two lacks has no row.
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for pair in pairs:
         without, having = names(pair.without), names(pair.having)
@@ -285,8 +280,6 @@ def pair_differences(
 
 def difference_table(differences: pd.DataFrame) -> pd.DataFrame:
     """Tabulate differences as text cells: a row per step, a column per measure."""
-    import pandas as pd
-
     cells = {
         (r["step"], r["measure"]): format_interval(r["difference"], r["low"], r["high"], "+.3f", "+.2f")
         for r in differences.to_dict("records")
@@ -373,8 +366,6 @@ def ask_in_orders(
     order, and the order's number, and returns the rows of `evaluate` for one system whose memory is empty
     at first.
     """
-    import pandas as pd
-
     parts = []
     for order in range(1, orders + 1):
         asked = data.shuffled(ORDERS * seed + order)
@@ -409,8 +400,6 @@ def curve(differences: pd.DataFrame, places: int = MAX_PLACES, *, seed: int = 0)
 
     A place holds as many tasks as any other, up to one, and two at least where there are so many.
     """
-    import pandas as pd
-
     last = int(differences["position"].max())
     places = max(1, min(places, last // 2))
     at = ((differences["position"] - 1) * places) // last
@@ -439,8 +428,6 @@ def learning_table(differences: pd.DataFrame, label: str = "F1", *, seed: int = 
 
     Columns: measure (the label), what, mean, low, high, n, over (what `n` counts).
     """
-    import pandas as pd
-
     orders = [part for _, part in differences.groupby("order")]
     growth = [
         slope_of(part["position"].to_numpy(float), part["difference"].to_numpy(float))
@@ -475,8 +462,6 @@ MEASURES: Mapping[str, str] = {"f1": "F1", "turns": "turns"}
 
 def learning_summary(rows: pd.DataFrame, baseline: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     """Tabulate mean difference and growth of F1, and of the turns, where both have them."""
-    import pandas as pd
-
     known = [c for c in MEASURES if c in rows and c in baseline and not baseline[c].isna().all()]
     tables = [learning_table(order_differences(rows, baseline, c), MEASURES[c], seed=seed) for c in known]
     return pd.concat(tables, ignore_index=True)
@@ -501,3 +486,88 @@ def learning_answer(table: pd.DataFrame) -> tuple[str, str, str]:
     growth = f1.set_index("what").loc[GROWTH]
     short = "Yes." if growth["low"] > 0 else "No, less." if growth["high"] < 0 else "Not shown."
     return "Does the memory across tasks help later tasks more?", short, " ".join(learning_sentences(f1))
+
+# %% ../../../nbs/eval/analysis/00_teams.ipynb #3c00bdc4
+# the parts of a prompt, as what they show, with the colour in which they are drawn
+MEMORIES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "task": (("role", "examples", "task"), "#bdbdbd"),
+    "shared memory": (("shared",), "#0072b2"),
+    "private memory": (("private",), "#f2c440"),
+    "memory across tasks": (("past", "insights"), "#8a2b0e"),
+}
+_NOTES = (("served", True, "served from memory"), ("valid", False, "not allowed"), ("loop", True, "loop"))
+
+# %% ../../../nbs/eval/analysis/00_teams.ipynb #d6485cec
+def task_timeline(record: str, *, texts: bool = True) -> pd.DataFrame:
+    """Tabulate the record of a task, a JSON list of turns; without `texts` nothing of the data is in it.
+
+    Columns: turn, player, action, read (the answer), notes, and the tokens of the prompt for each of
+    `MEMORIES`. Raises `ValueError` for a record that isn't one.
+    """
+    turns = json.loads(record) if record else []
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f"a record must be a JSON list of turns; this is {record[:40]!r}")
+    return pd.DataFrame([_row(turn, texts) for turn in turns])
+
+
+def _row(turn: Mapping[str, Any], texts: bool) -> dict[str, Any]:
+    action, read = str(turn.get("action") or ""), str(turn.get("answer_read") or "")
+    return {
+        "turn": int(turn["turn"]),
+        "player": str(turn["agent"]),
+        "action": (action or str(turn.get("why") or "")) if texts else action.partition("[")[0],
+        "read": read if texts or not read else "an answer",
+        "notes": ", ".join(text for name, value, text in _NOTES if turn.get(name, not value) is value),
+        **{
+            f"{memory} tokens": sum(int(turn.get("shown", {}).get(part, 0)) for part in parts)
+            for memory, (parts, _) in MEMORIES.items()
+        },
+    }
+
+# %% ../../../nbs/eval/analysis/00_teams.ipynb #edd41da3
+def choose_task(frame: pd.DataFrame, system: str, baseline: str, language: str = "en") -> str | None:
+    """Return the id of the question at which a team gains most F1 over another; of equals, the shortest.
+
+    Only questions of the language count, since the figures' font has no Chinese. `None` where there is none
+    with a record.
+    """
+    key = ["conversation", "question"]
+    mine = frame[(frame["system"] == system) & (frame["language"] == language)]
+    base = frame[frame["system"] == baseline].set_index(key)["f1"]
+    ranks = [
+        (base[row["conversation"], row["question"]] - row["f1"], row["turns"], row["question"])
+        for row in mine.to_dict("records")
+        if row.get("transcript") and isinstance(row["transcript"], str)
+    ]
+    return min(ranks)[2] if ranks else None
+
+# %% ../../../nbs/eval/analysis/00_teams.ipynb #cb600a9a
+def timeline_figure(steps: pd.DataFrame, title: str) -> Figure:
+    """Draw the moves of a task from the top down, each with its prompt as a bar, by memory.
+
+    `steps` are those of `task_timeline`. Raises `NothingToDraw` for a task without steps, and `ValueError`
+    for text that the font lacks.
+    """
+    if steps.empty:
+        raise NothingToDraw("the task has no steps")
+    with house_style():
+        fig, ax = canvas(7.2, 0.7 + 0.42 * len(steps))
+        left = steps["turn"].astype(float) * 0.0
+        for memory, (_, colour) in MEMORIES.items():
+            tokens = steps[f"{memory} tokens"]
+            ax.barh(range(len(steps)), tokens, left=left, height=0.3, color=colour, label=memory)
+            left = left + tokens
+        labels = [_label(row) for row in steps.to_dict("records")]
+        ax.set_yticks(range(len(steps)), labels, fontsize=7)
+        ax.invert_yaxis()
+        ax.set_xlabel("tokens of the prompt")
+        fig.suptitle(printable_label(textwrap.fill(title, 80)), fontsize=8, x=0.01, ha="left")
+        fig.legend(fontsize=7, loc="outside lower center", ncols=4)
+    return fig
+
+
+def _label(row: Mapping[Any, Any]) -> str:
+    said = [f"{row['turn']} {row['player']}: {row['action'] or 'no action'}"]
+    said += [f"→ {row['read']}"] if row["read"] else []
+    said += [f"({row['notes']})"] if row["notes"] else []
+    return printable_label("\n".join(textwrap.shorten(text, 60, placeholder=" …") for text in said))

@@ -10,55 +10,13 @@ import re
 import string
 import unicodedata
 from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Callable, Sequence
-
-# retrieval's measures can be imported from here too: am.eval.metrics.ndcg
-from adaptmr.eval.metrics.ranking import (
-    Place,
-    abstention_metrics,
-    auroc,
-    current_before_stale,
-    kept,
-    longmemeval_metrics,
-    longmemeval_turn_to_session,
-    mrr,
-    nanmean_count,
-    ndcg,
-    precision,
-    ranking_metrics,
-    recall_all,
-    recall_any,
-    recall_fraction,
-    set_f1,
-    to_sessions,
-)
-
-_all_ = [
-    "Place",
-    "abstention_metrics",
-    "auroc",
-    "current_before_stale",
-    "kept",
-    "nanmean_count",
-    "longmemeval_metrics",
-    "longmemeval_turn_to_session",
-    "mrr",
-    "ndcg",
-    "precision",
-    "ranking_metrics",
-    "recall_all",
-    "recall_any",
-    "recall_fraction",
-    "set_f1",
-    "to_sessions",
-]
 
 # %% auto #0
 __all__ = ['LOCOMO_CATEGORIES', 'answer_tokens', 'exact_match', 'token_f1', 'bleu1', 'rouge_l', 'locomo_f1', 'abstains',
-           'answer_f1', 'Place', 'abstention_metrics', 'auroc', 'current_before_stale', 'kept', 'nanmean_count',
-           'longmemeval_metrics', 'longmemeval_turn_to_session', 'mrr', 'ndcg', 'precision', 'ranking_metrics',
-           'recall_all', 'recall_any', 'recall_fraction', 'set_f1', 'to_sessions']
+           'answer_f1', 'Agreement', 'answer_agreement', 'hotpot_f1', 'support_agreement', 'joint_agreement']
 
 # %% ../../../nbs/eval/metrics/01_answers.ipynb #8eca6858
 # ideographs (with extensions), kana, hangul; _EAST_ASIAN also has CJK punctuation and full-width forms
@@ -280,3 +238,56 @@ def answer_f1(
     if not answerable:
         return float(abstains(prediction) if abstained is None else abstained)
     return 0.0 if abstained else token_f1(prediction, answers)
+
+# %% ../../../nbs/eval/metrics/01_answers.ipynb #59a58be7
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far a prediction agrees with the gold: exact match, precision and recall, each 0 to 1."""
+
+    em: float
+    precision: float
+    recall: float
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall; 0 where both are 0."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
+
+# %% ../../../nbs/eval/metrics/01_answers.ipynb #5763c074
+_ALL_OR_NOTHING = {"yes", "no", "noanswer"}
+
+
+def answer_agreement(prediction: str, answer: str) -> Agreement:
+    """Compare an answer with the gold answer by HotpotQA's official rule (Yang et al., EMNLP 2018).
+
+    Precision and recall are those of SQuAD's words, but *yes*, *no* and *noanswer* agree only with
+    themselves. A text without words has precision and recall 0, even against another. A text with East Asian
+    characters is split as `answer_tokens` splits it, which the official code does not do. Raises `TypeError`
+    for a value that is no text.
+    """
+    em = exact_match(prediction, answer)
+    said, gold = (answer_tokens(str(text), articles=False) for text in (prediction, answer))
+    if not em and not _ALL_OR_NOTHING.isdisjoint((" ".join(said), " ".join(gold))):
+        return Agreement(em, 0.0, 0.0)
+    common = sum((Counter(said) & Counter(gold)).values())
+    return Agreement(em, common / len(said), common / len(gold)) if common else Agreement(em, 0.0, 0.0)
+
+
+def hotpot_f1(prediction: str, answer: str) -> float:
+    """Compute HotpotQA's official answer F1, 0 to 1; see `answer_agreement`."""
+    return answer_agreement(prediction, answer).f1
+
+# %% ../../../nbs/eval/metrics/01_answers.ipynb #708874bf
+def support_agreement(found: Collection[str], gold: Collection[str]) -> Agreement:
+    """Compare the ids of the sentences that a system names as support with the gold ones, as two sets."""
+    a, b = frozenset(found), frozenset(gold)
+    right = len(a & b)
+    return Agreement(float(a == b), right / len(a) if a else 0.0, right / len(b) if b else 0.0)
+
+
+def joint_agreement(answer: Agreement, support: Agreement) -> Agreement:
+    """Multiply the agreement of an answer with that of its support, which gives the joint scores."""
+    return Agreement(
+        answer.em * support.em, answer.precision * support.precision, answer.recall * support.recall
+    )

@@ -135,9 +135,7 @@ def _without_dates(text: str) -> tuple[str, list[Date]]:
         if w.grain == "hour" or not _WITH_NUMBER.search(w.text) or _RELATIVE.search(w.text):
             continue
         yearless, rough = not _WITH_YEAR.search(w.text), bool(_ROUGH.match(w.text))
-        found.append(
-            Date(w.start.replace(tzinfo=None), w.end.replace(tzinfo=None), w.grain, yearless, rough)
-        )
+        found.append(Date(w.start.replace(tzinfo=None), w.end.replace(tzinfo=None), w.grain, yearless, rough))
         text = text.replace(w.text, _MARK, 1)
     for written in _YEAR.findall(text):  # `find_times` wants an "in" before a year
         year = int(written[:4])

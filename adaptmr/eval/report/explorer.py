@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from ...data.registry import is_file_name, load
 from ...data.validation import DatasetError
@@ -18,9 +20,6 @@ from .tables import TYPE_LABELS, types_present
 from ...files import write_atomic
 from ...markup import HtmlOutput, cut_text
 from ...types import Dataset, Memory, Question
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # %% auto #0
 __all__ = ['RIGHT_FROM', 'MAX_TURN_CHARS', 'LOCAL_EXPLORER', 'explorer_data', 'explorer_html', 'run_explorer', 'report_explorer',
@@ -164,8 +163,6 @@ def run_explorer(run_path: str | Path, dataset: str | None = None) -> HtmlOutput
     "" for a run without results by question. Raises what `load` raises where the data are not at hand, and
     `DatasetError` for a file of the user that is not the one of the run.
     """
-    import pandas as pd
-
     folder = Path(run_path)
     if not (folder / "results.parquet").exists():
         return HtmlOutput("")
@@ -211,8 +208,6 @@ def write_local_explorer(run_path: str | Path) -> Path | None:
 # %% ../../../nbs/eval/report/03_explorer.ipynb #3f338c39
 def _causes(folder: Path) -> dict[tuple[str, str, str], str]:
     """Return the causes of failures that a run wrote, by system, conversation and question."""
-    import pandas as pd
-
     table = folder / "tables" / "diagnoses.csv"
     if not table.exists():
         return {}

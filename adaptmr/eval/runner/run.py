@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from .asking import Place, System, conversation_embedder, make_given
 from ...files import notice
-from ...llm.spending import LimitReached, Spending, Spent, spending_of
+from ...llm.spending import LimitReached, Spending, spending_of
 from ...progress import Progress, progress_sink
 from ...sqlite import open_database
 from ...systems.base import get_capabilities
@@ -75,13 +76,10 @@ def row_key(system: str, question: Question) -> str:
     return f"{system}/{question.conversation}/{question.id}"
 
 # %% auto #0
-__all__ = ['Setup', 'ingest_key', 'row_key', 'JournalError', 'changed_code', 'journal_keys', 'Journal', 'Run', 'result_frame']
+__all__ = ['Setup', 'ingest_key', 'row_key', 'JournalError', 'journal_keys', 'Journal', 'Run', 'result_frame']
 
 # %% ../../../nbs/eval/runner/02_run.ipynb #2dcf1f7e
-_CODE_KEYS = (
-    "code",
-    "own",
-)  # the parts of an identity that are code: where only these differ, a run restarts
+_CODE_KEYS = ("code", "own")  # what of an identity is code: where only this differs, a run restarts
 _TABLE = "CREATE TABLE IF NOT EXISTS rows (key TEXT UNIQUE, row TEXT, used TEXT, spent TEXT)"
 
 
@@ -89,7 +87,7 @@ class JournalError(ValueError):
     """A journal belongs to another run, or is damaged."""
 
 
-def changed_code(before: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+def _changed_code(before: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
     """Name the code that changed between two identities of the same run; "" for those of two runs."""
     same, other = ({k: v for k, v in run.items() if k not in _CODE_KEYS} for run in (before, identity))
     if same != other:
@@ -118,8 +116,9 @@ class Journal:
         self.path = Path(path) if path is not None else None
         self.rows: dict[str, dict[str, Any]] = {}
         self.used: set[str] = set()
-        self.spent = Spent()
+        self.spent = Usage()
         self._db: sqlite3.Connection | None = None
+        self._lock = Lock()  # another thread may read rows while one writes
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -139,7 +138,7 @@ class Journal:
         if (before := json.loads(text)) == identity:
             return db
         db.close()
-        changed = changed_code(before, identity)
+        changed = _changed_code(before, identity)
         if not changed:
             raise JournalError(
                 f"{path} belongs to another run: {str(before)[:300]}, not {str(identity)[:300]}. Move it away"
@@ -160,36 +159,41 @@ class Journal:
             if key is not None:
                 self.rows[key] = dict(json.loads(row))
             self.used.update(json.loads(used))
-            self.spent += Spent(**json.loads(spent))
-
-    def _write(self, sql: str, values: Sequence[Any]) -> None:
-        if self._db is not None:
-            self._db.execute(sql, values)
+            self.spent += Usage(**json.loads(spent))
 
     def put(
         self,
         key: str | None,
         row: Mapping[str, Any] | None,
         used: Iterable[str] = (),
-        spent: Spent | None = None,
+        spent: Usage | None = None,
     ) -> None:
         """Store a row, the keys of the recorded calls and vectors that it used, and what was spent on it.
 
         Without a key and a row, only what was used and spent. The file has it when this returns.
         """
-        text, spent = json.dumps(row), spent or Spent()
+        text, spent = json.dumps(row), spent or Usage()
         values = (key, text, json.dumps(sorted(used)), json.dumps(asdict(spent) if spent.calls else {}))
-        self._write("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", values)
+        if self._db is not None:
+            self._db.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", values)
         self.used.update(used)
         self.spent += spent
         if key is not None:
-            self.rows[key] = json.loads(text)  # as it will be read again
+            with self._lock:
+                self.rows[key] = json.loads(text)  # as it will be read again
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop the rows with these keys, which are about to be made again; what they spent stays counted."""
         for key in keys:
-            if self.rows.pop(key, None) is not None:
-                self._write("UPDATE rows SET key = NULL, row = NULL WHERE key = ?", (key,))
+            with self._lock:
+                known = self.rows.pop(key, None) is not None
+            if known and self._db is not None:
+                self._db.execute("UPDATE rows SET key = NULL, row = NULL WHERE key = ?", (key,))
+
+    def rows_on(self, begins: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the rows whose keys begin with one of these texts; any thread may ask for them."""
+        with self._lock:
+            return {key: row for key, row in self.rows.items() if key.startswith(tuple(begins))}
 
     def close(self) -> None:
         """Close the file; rows stay in memory."""
@@ -253,13 +257,13 @@ class Run:
         return LimitReached(f"{limit}. {lost if self.journal.path is None else kept}")
 
     def record(
-        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Spent | None = None
+        self, key: str, row: Mapping[str, Any], used: Iterable[str] = (), spent: Usage | None = None
     ) -> None:
         """Write a row to the journal, with what was used and spent since the last one, and show the progress.
 
         `used` and `spent` are what another process used and spent for the row.
         """
-        self.spending.include(spent or Spent())
+        self.spending.include(spent or Usage())
         self.journal.put(key, row, {*self.used(), *used}, self.spending.take(str(self.journal.path)))
         self.done += key in self._keys
         self._label = row.get("system", "")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['MIN_FLIPPED', 'MAX_EXACT', 'SAMPLED_FLIPS', 'POWER', 'DIFFERENT', 'EQUIVALENT', 'UNDECIDED', 'CONTRAST_COLUMNS',
            'MEASURE_NAMES', 'Contrast', 'read_contrasts', 'PairedTest', 'paired_test', 'verdict', 'contrast_table',
-           'contrast_sentence']
+           'contrast_sentence', 'LimitVerdicts']
 
 # %% ../../../nbs/eval/stats/02_contrasts.ipynb #2b5bc67e
 @dataclass(frozen=True)
@@ -320,3 +320,33 @@ def contrast_sentence(row: Mapping[Hashable, Any]) -> str:
     if row["verdict"] == UNDECIDED and not math.isnan(row["detectable"]):
         return f"{found}; a difference of {row['detectable']:.3f} could have been detected ({where})."
     return f"{found} ({where})."
+
+# %% ../../../nbs/eval/stats/02_contrasts.ipynb #40842b69
+@dataclass(frozen=True, slots=True)
+class LimitVerdicts:
+    """The words for what an interval says about a limit, and the rule that chooses among them."""
+
+    holds: str
+    fails: str
+    undecided: str
+
+    def at_most(self, low: float, high: float, limit: float) -> str:
+        """Return the verdict on an interval that should lie below a limit; "too few" without one (`nan`)."""
+        if math.isnan(low) or math.isnan(high):
+            return TOO_FEW
+        if high < limit:
+            return self.holds
+        return self.fails if low >= limit else self.undecided
+
+    def at_least(self, low: float, high: float, limit: float) -> str:
+        """Return the verdict on an interval that should lie above a limit; "too few" without one (`nan`)."""
+        return self.at_most(-high, -low, -limit)
+
+    def answer(self, verdict: str) -> str:
+        """Return the short answer for the top of a report, such as "Yes."."""
+        return {
+            self.holds: "Yes.",
+            self.fails: "No.",
+            self.undecided: "Open.",
+            TOO_FEW: "Too few conversations.",
+        }[verdict]
