@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +22,8 @@ from adaptmr.types import Hit, Memory
 
 
 ASKED = {
-    "count": "How many restaurants have I mentioned?|How often did Ann run?|我提到过几家餐厅？|小李一共参加过多少次比赛？",
+    "count": "How many restaurants have I mentioned?|How often did Ann run?|我提到过几家餐厅？"
+    "|小李一共参加过多少次比赛？",
     "list": "Which cities did Ann visit?|What kinds of birds have I seen?|List all my pets.|我去过哪些城市？",
     "most": "Which cuisine did I mention most often?|哪种菜系我提到的次数最多？",
     "": "How many weeks did the move take?|How much did it cost?|Which bus did I take?|What is his name?"

@@ -17,7 +17,6 @@ from adaptmr.embed import embedder
 from adaptmr.eval.analysis import question_types
 from adaptmr.llm import LLM
 from adaptmr.llm.tasks import meter_usage
-from adaptmr.planning import classifiers
 from adaptmr.planning.classifiers import (
     RULES_THRESHOLD,
     Classifier,
@@ -29,7 +28,6 @@ from adaptmr.planning.classifiers import (
     RulesFirst,
     head_for,
     head_provenance,
-    question_features,
     shipped_heads,
 )
 from adaptmr.retrieval.query import best_type, type_probabilities

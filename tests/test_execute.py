@@ -178,23 +178,6 @@ def test_a_memory_found_twice_keeps_its_better_score(store):
     assert single and both.hits[0].memory.id == "m1" and both.hits[0].score == best
 
 
-def test_one_step_feeds_the_next():
-    turns = [
-        Memory("a", "The course is given by Lindqvist.", "Maya", step=0),
-        Memory("b", "Lindqvist wrote a book about glaze.", "Maya", step=1),
-        *(Memory(f"f{i}", f"I bought bread number {i}.", "Maya", step=2 + i) for i in range(8)),
-    ]
-    with MemoryStore(embedder="hash") as s:
-        s.add(turns)
-        plan = replace(LEXICAL, queries=("who gives the course", "what was written"), k=2)
-        assert ids(execute(replace(plan, multi_step=True), "x", s)) == ["a", "b"]
-        scores = [
-            {h.memory.id: h.score for h in execute(replace(plan, multi_step=m, k=10), "x", s).hits}
-            for m in (True, False)
-        ]
-        assert scores[0]["b"] > scores[1]["b"], "the second query knows the name that the first one found"
-
-
 CHAIN = [
     "The course is given by Lindqvist.",
     "Lindqvist was taught by Amara.",
@@ -267,26 +250,6 @@ def test_a_hard_window_keeps_what_lies_in_it(store):
         replace(WORDS, time_window=(TURNS[1].at, TURNS[2].at), window_rule="hard"), "pottery", store
     )
     assert ids(bounds) == ["m1"], "the start lies in it, the end does not"
-
-
-def test_a_window_looks_at_when_it_happened_too():
-    with MemoryStore(embedder="hash") as s:
-        s.add(
-            [
-                Memory("said later", "The wedding", at=DAY0, event_at=DAY0 - timedelta(days=700)),
-                Memory("other", "The wedding cake", at=DAY0, step=1),
-            ]
-        )
-        found = execute(
-            replace(
-                WORDS,
-                time_window=(DAY0 - timedelta(days=701), DAY0 - timedelta(days=699)),
-                window_rule="hard",
-            ),
-            "wedding",
-            s,
-        )
-        assert ids(found) == ["said later"]
 
 
 # --- gate

@@ -18,11 +18,8 @@ from adaptmr.retrieval.fusion import (
     fit_for,
     fuse_signals,
     score_candidates,
-    shipped_fits,
 )
-from adaptmr.retrieval.plan import WEIGHT_SETS
 from adaptmr.retrieval.query import ParsedQuery, parse_query
-from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 

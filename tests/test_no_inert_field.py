@@ -20,7 +20,6 @@ from adaptmr.retrieval.strategies import STRATEGIES, StrategyPlanner, entity_rer
 from adaptmr.retrieval.visible import make_request
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.systems.base import get_capabilities, known_systems, make_system
-from adaptmr.text import detect_language
 from adaptmr.types import Memory, QueryType, Question
 
 PROVENANCE = {"planner", "fallback"}  # they say who made a plan, and act on nothing

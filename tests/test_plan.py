@@ -21,7 +21,6 @@ from adaptmr.retrieval.plan import (
     WEIGHT_SETS,
     WINDOW_RULES,
     WINDOW_TIMES,
-    FixedPlanner,
     PlanError,
     RetrievalPlan,
     plan_schema,

@@ -37,11 +37,9 @@ from adaptmr.systems.ablations import (
     STRATEGY_PARTS,
     STRATEGY_SYSTEMS,
     STRATEGY_TYPES,
-    VARIANTS,
     EditedPlanner,
-    get_variants,
 )
-from adaptmr.systems.base import known_systems, make_system
+from adaptmr.systems.base import make_system
 from adaptmr.systems.fixed import GATED_PLAN
 from adaptmr.types import Conversation, Evidence, Hit, Memory, QueryType, Question, Usage
 
@@ -481,7 +479,7 @@ def reading(rate, draw):
 @pytest.fixture(scope="module")
 def long_talk():
     draw = random.Random(3)
-    words = "garden kettle harbour violin lesson weekend mountain recipe letter window market train candle".split()
+    words = "garden kettle harbour violin lesson weekend mountain recipe letter window market train".split()
     turns = [
         Memory(
             f"L{i}",

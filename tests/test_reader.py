@@ -16,7 +16,6 @@ from server import Server, ok, ok_json, status
 from adaptmr.llm import LLM, AuthError
 from adaptmr.reader import ABSTENTION_TEXT, ANSWER, answer, build_context, render_line
 from adaptmr.reader.extract import event_date, extract_answer
-from adaptmr.reader.spans import analyze_question
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.types import Evidence, Hit, Memory
 

@@ -31,7 +31,8 @@ Which came last, the wedding or the move?|order|wedding;move||later
 Did I move before or after I married?|order|move;married||side
 Did I move before I married?|order|move;married||before
 Did I move after I married?|order|move;married||after
-How many days passed between when I sent the form and when the reply came?|gap|sent the form;the reply came|day|
+How many days passed between when I sent the form and when the reply came?\
+|gap|sent the form;the reply came|day|
 How many days lie between the deadline for flour, eggs, and milk and the day I want to rest?\
 |gap|the deadline for flour, eggs, and milk;want to rest|day|
 How many weeks from the offer to my first day?|gap|the offer;my first day|week|
@@ -54,7 +55,8 @@ In which order did I paint, bake and sew?|sequence|paint;bake;sew||
 # the last three: no unit of time, a list of what was told, one event named twice
 NO_RELATION = """
 When did I move?|How many days a week do I swim?|How long is the bridge?|Do I usually run before I eat?
-Who was the first to leave, Ann or Bob?|What did I do before the wedding?|我每周跑几天？|谁先到的，小王还是小李？|我什么时候搬的家？||?
+Who was the first to leave, Ann or Bob?|What did I do before the wedding?
+我每周跑几天？|谁先到的，小王还是小李？|我什么时候搬的家？||?
 How many cats did I see between the two walls|Can you list the order in which I brought up my plans?
 How many days passed between the offer and the offer?"""
 

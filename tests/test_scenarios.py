@@ -13,7 +13,6 @@ from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.strategies import (
     UNIFIED_WEIGHTS,
-    Router,
     StrategyPlanner,
     abstention,
     multi_hop,
@@ -171,8 +170,7 @@ DRINKS = {
 LIKE = {"en": "What do I like to drink?", "zh": "我喜欢喝什么？"}
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
-@pytest.mark.parametrize("who", ["", "user"])
+@pytest.mark.parametrize(("n", "who"), [(1, ""), (1, "user"), (3, "user"), (8, "")])
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_few_memories_of_one_user_answer(language, who, n):
     kept = DRINKS[language] if n == 8 else DRINKS[language][1 : n + 1]
@@ -212,19 +210,14 @@ YEAR = {
 WINDOWS = [  # asked on Saturday 10 August 2024: the memories that k = 3 may return, by their numbers
     ("en", "What did we talk about last month?", {7}),
     ("en", "What did we talk about in March?", {3, 4}),
-    ("en", "What did we talk about yesterday?", {9}),
     ("en", "What did we talk about last summer?", {1}),
     ("en", "What did we discuss between 3 and 9 May?", {5}),
     ("en", "What did I mention in the first week of August?", {8}),
-    ("en", "What happened in January?", {2}),
     ("en", "What did I do between 3 and 9 May?", {5, 6}),  # 18 May: told in the days after, without a date
     ("zh", "上个月我们聊了什么？", {7}),
     ("zh", "三月份我们聊了什么？", {3, 4}),
-    ("zh", "昨天我跟你说了什么？", {9}),
-    ("zh", "去年夏天我们聊了些什么？", {1}),
     ("zh", "去年冬天我们聊了什么？", {2}),
     ("zh", "上周我们聊了什么？", {8}),
-    ("zh", "一月份发生了什么事？", {2}),
     ("zh", "5月3日到9日之间我说过什么？", {5}),
 ]
 
@@ -322,35 +315,17 @@ LIVES = {
 }
 RELATIONS = [
     (
-        "en",
-        "How many days passed between the offer from the harbour office and my first day there?",
-        "27 days",
-        "“the offer from the harbour office” 2024-03-02, “my first day there” 2024-03-29: 27 days apart",
-    ),
-    (
-        "en",
-        "Did I hand in my thesis before or after my sister adopted a parrot?",
-        "after",
+        *("en", "Did I hand in my thesis before or after my sister adopted a parrot?", "after"),
         "“sister adopted a parrot” 2024-04-09, “hand in my thesis” 2024-05-05: "
         "“sister adopted a parrot” first, 26 days apart",
     ),
     (
-        "en",
-        "How many days ago did I hand in my thesis?",
-        "97 days ago",
+        *("en", "How many days ago did I hand in my thesis?", "97 days ago"),
         "“hand in my thesis” 2024-05-05: 97 days ago",
     ),
     (
-        "zh",
-        "从录用通知寄到到上班第一天，隔了多少天？",
-        "27天",
+        *("zh", "从录用通知寄到到上班第一天，隔了多少天？", "27天"),
         "“录用通知寄到”2024-03-02，“上班第一天”2024-03-29：相隔27天",
-    ),
-    (
-        "zh",
-        "我是先交毕业论文，还是妹妹先领养鹦鹉？",
-        "妹妹先领养鹦鹉",
-        "“妹妹先领养鹦鹉”2024-04-02，“交毕业论文”2024-05-05：“妹妹先领养鹦鹉”在先，相隔33天",
     ),
     ("zh", "我交毕业论文到现在多少天了？", "97天", "“交毕业论文”2024-05-05：97天前"),
 ]

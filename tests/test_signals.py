@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
@@ -112,7 +111,7 @@ def test_who_a_question_is_about():
         assert parse_query("What did I say?", (name.title(), "Ann")).speakers == {"Ann"}
 
 
-WHEN = "When did Ann move?|How long did it take?|What year was it?|which day|我是什么时候搬家的？|哪年搬的？|住了多久？"
+WHEN = "When did Ann move?|How long did it take?|What year was it?|which day|我是什么时候搬家的？|住了多久？"
 NOT_WHEN = "Whenever you like|What did Ann buy?|我住在哪里？|"
 
 
@@ -357,19 +356,6 @@ def test_the_form_of_a_message_is_compared_with_messages_of_its_role():
     assert signal_values(c, "names") == pytest.approx(once), "3 names of an assistant are as many as 1"
     assert signal_values(c, "question") == pytest.approx(once)
     assert signal_values(c, "first_person") == pytest.approx(once)
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4), st.floats(0.01, 100), st.floats(-100, 100))
-@settings(max_examples=100, deadline=None)
-def test_standardizing_by_role_removes_what_one_role_adds(values, factor, shift):
-    c, x = over(NOTHING, with_assistant()), np.array(values)
-    longer = np.where(c.columns.by_assistant, x * factor + shift, x)
-    for role in (c.columns.by_assistant, ~c.columns.by_assistant):
-        assume(x[role].std() > 1e-2 and longer[role].std() > 1e-2)
-    assert c.standardize_by_role(longer) == pytest.approx(c.standardize_by_role(x), abs=1e-5)
-    assert c.standardize_by_role(x)[c.columns.by_assistant] == pytest.approx(
-        np.sign(x[[1, 3]] - x[[1, 3]].mean()) / 6
-    )
 
 
 # --- the same conversation in two languages

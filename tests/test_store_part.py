@@ -13,7 +13,7 @@ from adaptmr.embed import embedder
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.signals import LAYER_WEIGHTS, SIGNALS
+from adaptmr.retrieval.signals import LAYER_WEIGHTS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank
 from adaptmr.retrieval.visible import store_part, turns_of
 from adaptmr.store import view
@@ -160,61 +160,6 @@ def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone,
             assert summary(found) == summary(wanted), (strategy.__name__, text)
             n_hits += len(found.hits)
     assert n_hits > 20
-
-
-PLANS = st.builds(
-    RetrievalPlan,
-    weights=st.dictionaries(
-        st.sampled_from(["hybrid", *SIGNALS]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1, max_size=4
-    ),
-    fusion=st.sampled_from(["sum", "rrf"]),
-    pool=st.sampled_from([2, 50]),
-    queries=st.sampled_from([(), ("cat",), ("live", "cat")]),
-    multi_step=st.booleans(),
-    temporal_order=st.booleans(),
-    prefer_latest=st.booleans(),
-    latest_rule=st.sampled_from(["attribute", "similarity", "pairs"]),
-    relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]),
-    gate=st.sampled_from(["calibrated", "cosine", "none"]),
-    time_window=st.sampled_from([None, ("2024-02-01", "2024-06-01")]),
-    window_rule=st.sampled_from(["hard", "soft", "yield"]),
-    token_budget=st.sampled_from([None, 30]),
-    relate=st.booleans(),
-    collect=st.booleans(),
-    select=st.sampled_from(["rank", "cover"]),
-    k=st.integers(1, 8),
-    max_rounds=st.sampled_from([1, 3]),
-    confidence_threshold=st.sampled_from([0.7, 1.0]),
-    expand=st.sampled_from([0, 2]),
-    merge=st.sampled_from(["turns", "best", "cover"]),
-)
-MOMENTS = st.sampled_from([None, SEPTEMBER, datetime(2024, 3, 16, tzinfo=UTC)])
-
-
-@given(PLANS, st.sampled_from(ASKED), st.sampled_from(sorted(PARTS)), MOMENTS)
-@settings(max_examples=30, deadline=None)
-def test_the_result_is_that_of_a_store_of_the_part(mixed, alone, plan, text, part, asked_at):
-    question = Question("", text, asked_at=asked_at) if asked_at else text
-    restricted = replace(plan, **PARTS[part])
-    found = execute(restricted, question, mixed)
-    assert summary(found) == summary(execute(restricted, question, alone[part]))
-    if restricted.searches_turns:
-        assert summary(found) == summary(execute(plan, question, alone[part]))
-
-
-WORD = st.sampled_from(
-    ["cat", "Biscuit", "bicycle", "live", "Bristol", "Ravi", "Maya", "July", "?", "arm", "my"]
-)
-
-
-@given(PLANS, st.lists(WORD, max_size=6).map(" ".join), st.sampled_from(["maya", "ravi"]))
-@settings(max_examples=30, deadline=None)
-def test_nobody_finds_what_another_one_said(mixed, plan, text, owner):
-    found = execute(replace(plan, owners=(owner,)), text, mixed)
-    assert {h.memory.owner for h in found.hits} <= {owner}
-    others = [m for m in ALL if m.owner != owner]
-    assert not any(m.text in found.context for m in others)
-    assert not any(m.text in f.text or m.text in f.answer for m in others for f in found.findings)
 
 
 def test_without_a_time_today_is_that_of_the_part(mixed):

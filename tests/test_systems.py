@@ -13,8 +13,7 @@ from rerankers import SharedWords
 
 import adaptmr as am
 from adaptmr.embed.encoders import HashEmbedder
-from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.fusion import ANY_EMBEDDER, Fit, FitError, fit_for
+from adaptmr.retrieval.fusion import ANY_EMBEDDER, fit_for
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS
 from adaptmr.systems.base import (
@@ -194,38 +193,6 @@ def test_a_system_of_your_own():
     assert am.systems() == NAMES
 
 
-def test_meaning_and_words_are_fused_in_two_ways():
-    """The two differ in nothing but how they add up, and each does what its name says."""
-    plans = {
-        name: made(name).planner.plan("x", None) for name in ("unified", "lexical", "rrf", "zscore", "hybrid")
-    }
-    assert dict(plans["rrf"].weights) == dict(plans["zscore"].weights) == {"content": 1.0, "lexical": 1.0}
-    assert (
-        plans["rrf"] == replace(plans["zscore"], fusion="rrf", planner="rrf")
-        and plans["hybrid"].weights == HYBRID_WEIGHTS
-    )
-    assert dict(plans["unified"].weights) == {"dense": 1.0} and dict(plans["lexical"].weights) == {
-        "lexical": 1.0
-    }
-    for name in ("rrf", "zscore"):
-        system_ = made(name)
-        system_.ingest(talk())
-        hits = system_.retrieve("Is the cat called Snowy?", 14).hits
-        for h in hits:
-            assert set(h.signals) == {"content", "lexical"}
-        if name == "zscore":
-            assert all(h.score == pytest.approx(sum(h.signals.values()), abs=3e-6) for h in hits)
-        else:
-            places = {
-                s: {h.memory.id: 1 + sum(o.signals[s] > h.signals[s] for o in hits) for h in hits}
-                for s in ("content", "lexical")
-            }
-            assert all(
-                h.score == pytest.approx(sum(1 / (60 + places[s][h.memory.id]) for s in places), abs=1e-6)
-                for h in hits
-            )
-
-
 # --- whose weights
 
 
@@ -278,23 +245,24 @@ def test_what_search_needs_is_made_while_taking_in():
 
 
 def test_gold_labels_reach_only_oracles():
-    data = Dataset("toy", [talk()], ASKED[:5])
-    swapped = replace(data, questions=[nonsense(q, i) for i, q in enumerate(ASKED[:5])])
+    names = [*NAMES, "oracle_plan"]  # ablations differ from these in their plans alone
+    data = Dataset("toy", [talk()], ASKED[:4])
+    swapped = replace(data, questions=[nonsense(q, i) for i, q in enumerate(ASKED[:4])])
     known = "id text answers type category evidence asked_at answerable conversation parts"
     assert {f.name for f in fields(Question)} == set(known.split()), (
         "a new field of Question: is it gold? If so, swap it here and hide it in Question.blind"
     )
     one, two = (
-        am.evaluate(EVERY, d, k=5, embedder="hash", reranker=SharedWords(), progress=False)
+        am.evaluate(names, d, k=5, embedder="hash", reranker=SharedWords(), progress=False)
         for d in (data, swapped)
     )
     seen = (
-        "system conversation text retrieved prediction has_relevant relevance hits planner fallback abstained "
-        "context_tokens calls prompt_tokens completion_tokens"
+        "system conversation text retrieved prediction has_relevant relevance hits planner fallback "
+        "abstained context_tokens calls prompt_tokens completion_tokens"
     ).split()
     blind = ~one["system"].isin(ORACLES)
-    assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(EVERY) - 3) * 5
-    assert set(one.loc[blind, "system"]) == set(EVERY) - ORACLES >= {"rrf", "zscore", "hybrid", "adaptmr"}
+    assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(names) - 3) * 4
+    assert set(one.loc[blind, "system"]) == set(names) - ORACLES >= {"rrf", "zscore", "hybrid", "adaptmr"}
     for oracle in ORACLES - {"oracle_type"}:
         of_oracle = one["system"] == oracle
         assert not one.loc[of_oracle, "retrieved"].equals(two.loc[of_oracle, "retrieved"]), (
@@ -325,15 +293,7 @@ def test_what_a_system_under_test_sees():
     am.evaluate([Spy()], Dataset("toy", [talk()], ASKED), embedder="hash", progress=False)
     assert len(shown) == 2 * len(ASKED)
     for q, gold in zip(shown, ASKED * 2):
-        assert (q.text, q.asked_at, q.conversation) == (gold.text, gold.asked_at, gold.conversation)
-        assert (q.id, q.answers, q.category, q.evidence, q.answerable, q.type) == (
-            "",
-            [],
-            "",
-            [],
-            True,
-            QueryType.factual_extraction,
-        )
+        assert q == Question("", gold.text, asked_at=gold.asked_at, conversation=gold.conversation)
 
 
 # --- the public API

@@ -19,7 +19,6 @@ from adaptmr.retrieval.versions import (
     Comparison,
     contradicts_note,
     focus,
-    link_features,
     newest_first,
     outdated_note,
     pair_features,
@@ -58,7 +57,8 @@ How much is my dance course?|My dance course costs 30 euros a month.\
 Am I still going to Vienna in May?|In May I'm going to Vienna for a week.\
 |Vienna in May is cancelled, I'm not going any more.
 五月我还去厦门吗？|五月我要去厦门玩一周。|五月去厦门的事取消了，不去了。
-How do I like my tea?|I like my tea with lots of sugar.|I no longer like sugar in my tea, I drink it plain now.
+How do I like my tea?|I like my tea with lots of sugar.\
+|I no longer like sugar in my tea, I drink it plain now.
 我喝茶喜欢怎么喝？|我喝茶喜欢多放糖。|我现在喝茶不再放糖了，只喝清茶。"""
 BOTH_HOLD = """
 Which sports do I do?|I play squash twice a week.|On Saturdays I also go rowing with a friend.
