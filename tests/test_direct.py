@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adaptmr.llm import LLM
 from adaptmr.reader import ABSTENTION_TEXT, answer, build_context
-from adaptmr.reader.direct import evaluate_sum, needs_no_memory, reply_without_memories
+from adaptmr.reader.answering import evaluate_sum, needs_no_memory, reply_without_memories
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.types import Evidence, Finding, Hit, Memory, Usage
 

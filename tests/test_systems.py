@@ -246,8 +246,8 @@ def test_what_search_needs_is_made_while_taking_in():
 
 def test_gold_labels_reach_only_oracles():
     names = [*NAMES, "oracle_plan"]  # ablations differ from these in their plans alone
-    data = Dataset("toy", [talk()], ASKED[:4])
-    swapped = replace(data, questions=[nonsense(q, i) for i, q in enumerate(ASKED[:4])])
+    data = Dataset("toy", [talk()], ASKED[:5])
+    swapped = replace(data, questions=[nonsense(q, i) for i, q in enumerate(ASKED[:5])])
     known = "id text answers type category evidence asked_at answerable conversation parts"
     assert {f.name for f in fields(Question)} == set(known.split()), (
         "a new field of Question: is it gold? If so, swap it here and hide it in Question.blind"
@@ -261,7 +261,7 @@ def test_gold_labels_reach_only_oracles():
         "abstained context_tokens calls prompt_tokens completion_tokens"
     ).split()
     blind = ~one["system"].isin(ORACLES)
-    assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(names) - 3) * 4
+    assert one.loc[blind, seen].equals(two.loc[blind, seen]) and blind.sum() == (len(names) - 3) * 5
     assert set(one.loc[blind, "system"]) == set(names) - ORACLES >= {"rrf", "zscore", "hybrid", "adaptmr"}
     for oracle in ORACLES - {"oracle_type"}:
         of_oracle = one["system"] == oracle
