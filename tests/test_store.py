@@ -17,8 +17,8 @@ from rank_bm25 import BM25Okapi
 
 import adaptmr as am
 from adaptmr.embed import embedder
+from adaptmr.store.database import EmbedderMismatch, StoreError
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.protocol import EmbedderMismatch, StoreError
 from adaptmr.store.serialization import from_dict, from_line, from_row, to_dict, to_line, to_row
 from adaptmr.store.view import Filter, zscores
 from adaptmr.text import tokenize

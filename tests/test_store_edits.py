@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adaptmr.embed import embedder
+from adaptmr.store.database import StoreChanged
 from adaptmr.store.edits import Add, Erase, SetStatus, Update
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.protocol import StoreChanged
 from adaptmr.store.view import Filter
 from adaptmr.types import Memory
 
@@ -104,7 +104,7 @@ def test_all_or_nothing(store, bad, error):
 def test_words_that_change_before_the_transaction_are_encoded_again(store, monkeypatch):
     """Another writer changes the words after it was decided that the update keeps them."""
     once = [True]
-    real = store._records.apply
+    real = store.carry_out
 
     def late(*args):
         if once and once.pop():
@@ -112,7 +112,7 @@ def test_words_that_change_before_the_transaction_are_encoded_again(store, monke
                 other.update(replace(TURNS[0], text="in between"))
         return real(*args)
 
-    monkeypatch.setattr(store._records, "apply", late)
+    monkeypatch.setattr(store, "carry_out", late)
     store.update(replace(TURNS[0], tags=["kept its words"]))
     assert store.get("m0").version == 3 and (store.matrix[0] == encoded(TURNS[0])).all()
 

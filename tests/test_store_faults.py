@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from killing import ended, in_child, needs_fork
 
+from adaptmr.store.database import StoreCorrupt, StoreError
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.protocol import StoreCorrupt, StoreError
 from adaptmr.types import Memory
 
 
@@ -85,7 +85,7 @@ def test_a_writer_that_keeps_the_lock(tmp_path):
 def test_a_full_disk(tmp_path):
     with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
         s.add(batch("one"))
-        db = s._records._db
+        db = s._db
         pages = db.execute("PRAGMA page_count").fetchone()[0]
         db.execute(f"PRAGMA max_page_count={pages + 3}")
         with pytest.raises(StoreError, match=r"m\.db.*full.*nothing was changed"):

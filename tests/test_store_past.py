@@ -1,4 +1,4 @@
-"""The past of a store: rollbacks, visits, backups of both, and files of the first schema."""
+"""The past of a store: rollbacks, visits, and backups of both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import tempfile
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from killing import die, die_before_statement, ended, in_child, needs_fork
 
 from adaptmr.embed import embedder
-from adaptmr.store.database import SCHEMA
 from adaptmr.store.edits import Add, Erase, Rollback, SetStatus, Update
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
@@ -299,79 +297,10 @@ def test_a_backup_goes_into_a_store_with_a_past_of_its_own(store, tmp_path):
         assert (s.matrix[[m.id for m in s.memories].index("m0")] == encoded(TURNS[0])).all()
 
 
-# --- files of schema 1
-
-SCHEMA_1 = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE memories (key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, speaker TEXT NOT NULL,
-    at TEXT NOT NULL, event_at TEXT, session TEXT NOT NULL, step INTEGER NOT NULL, source TEXT NOT NULL,
-    tags TEXT NOT NULL, entities TEXT NOT NULL, status TEXT NOT NULL CHECK (status IN ('active', 'deleted')),
-    version INTEGER NOT NULL, meta TEXT NOT NULL, instant INTEGER NOT NULL);
-CREATE INDEX memories_recent ON memories (status, instant, step);
-CREATE TABLE vectors (key INTEGER PRIMARY KEY REFERENCES memories (key) ON DELETE CASCADE, vector BLOB NOT NULL);
-CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ('add', 'delete', 'restore', 'update')), id TEXT NOT NULL,
-    who TEXT NOT NULL, why TEXT NOT NULL);
-CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'the event log is append-only'); END;
-CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'the event log is append-only'); END;
-INSERT INTO meta VALUES ('schema', '1'), ('embedder', 'hash'), ('dim', '64');
-PRAGMA application_id=0x41644D52;
-"""  # noqa: E501
-
-
-def write_schema_1(path: Path) -> None:
-    """Write a store as versions of schema 1 did: three memories, one of them updated, one deleted."""
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("PRAGMA journal_mode=WAL")
-    db.executescript(SCHEMA_1)
-    for key, m in enumerate(TURNS, 1):
-        row = (key, m.id, m.text, m.speaker, m.at.isoformat(), None, "", m.step, "", '["t"]', "[]")
-        row += ("deleted" if m.id == "m2" else "active", 2 if m.id == "m1" else 1, '{"k": 1}', 0)
-        db.execute(f"INSERT INTO memories VALUES ({', '.join('?' * len(row))})", row)
-        db.execute("INSERT INTO vectors VALUES (?, ?)", (key, encoded(m).astype("<f2").tobytes()))
-    for kind, id in (("add", "m0"), ("add", "m1"), ("add", "m2"), ("update", "m1"), ("delete", "m2")):
-        sql = "INSERT INTO events (at, kind, id, who, why) VALUES (?, ?, ?, 'ann', '')"
-        db.execute(sql, ("2024-01-01T00:00:00+00:00", kind, id))
-    db.close()
-
-
-def old_memories() -> list[Memory]:
-    kept = [replace(m, tags=("t",), meta={"k": 1}) for m in TURNS]
-    return [kept[0], replace(kept[1], version=2), replace(kept[2], status="deleted")]
-
-
-def assert_upgraded(path: Path) -> None:
-    with MemoryStore(path, embedder="hash") as s:
-        assert s._records.meta["schema"] == SCHEMA == "2" and s.check() == []
-        assert [s.get(m.id) for m in TURNS] == old_memories() and s.memories == old_memories()[:2]
-        assert [(e.seq, e.kind, e.who) for e in s.events()] == [
-            (n, kind, "ann") for n, kind in enumerate(("add", "add", "add", "update", "delete"), 1)
-        ]
-        assert (s.matrix == [encoded(m) for m in TURNS[:2]]).all()
-
-
-def layout(path: Path) -> dict[str, list]:
-    """Return the columns, constraints and triggers of a file's tables."""
-    with closing(sqlite3.connect(path)) as db:
-        objects = db.execute("SELECT name, type, tbl_name FROM sqlite_master ORDER BY name").fetchall()
-        found = {name: db.execute(f"PRAGMA table_info({name})").fetchall() for name, *_ in objects}
-    return {**found, "objects": objects}
-
-
-def test_a_file_of_schema_1_is_brought_up_to_date(tmp_path):
-    path = tmp_path / "m.db"
-    write_schema_1(path)
-    assert_upgraded(path)
-    MemoryStore(tmp_path / "new.db", embedder="hash").close()
-    assert layout(path) == layout(tmp_path / "new.db"), "a file that was brought up to date is like a new one"
-    with MemoryStore(path, embedder="hash") as s:
-        for sql in ("UPDATE events SET who = 'x'", "DELETE FROM events"):
-            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-                s._records._db.execute(sql)
-        s.add(Memory("s1", "a summary", layer="summary", owner="u1", derived_from=["m0"]))
-        back, kept = s.rollback(3), old_memories()
-        assert back.lost == ("m1",), "the words before that update were not kept"
-        assert back.changed == ("m2", "s1") and s.memories == [*kept[:2], replace(kept[2], status="active")]
+def test_the_log_is_append_only(store):
+    for sql in ("UPDATE events SET who = 'x'", "DELETE FROM events"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            store._db.execute(sql)
 
 
 # --- killed processes, threads and processes
@@ -385,7 +314,7 @@ def state(path: Path) -> tuple:
             sorted(repr(h.memory) for h in everything),
             [(e.seq, e.kind, e.id) for e in s.events()],
             s.matrix.tolist(),
-            s._records.past().rollbacks,
+            s.past().rollbacks,
             s.visits().queries,
             s.visits().total,
         )
@@ -419,7 +348,7 @@ def test_a_kill_before_any_write_changes_nothing_or_all(tmp_path, change):
 
         def work(tell, n: int = n) -> None:
             s = MemoryStore(path, embedder="hash")
-            die_before_statement(n, s._records._db)
+            die_before_statement(n, s._db)
             change(s)
             die()  # what was acknowledged stays
 

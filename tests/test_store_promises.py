@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from adaptmr.store.database import ErasePending, StoreMoved, StoreWarning
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.store.protocol import ErasePending, StoreMoved, StoreWarning
 from adaptmr.types import Memory
 
 SECRET = "xyzzy-4711"
@@ -217,7 +217,7 @@ def test_a_log_that_others_have_written_into_is_not_emptied(path, backup):
 
 def test_what_is_written_while_the_file_is_replaced_is_not_acknowledged(path, backup):
     s = MemoryStore(path, embedder="hash")
-    s._records._db.set_trace_callback(
+    s._db.set_trace_callback(
         lambda sql: os.replace(backup, path) if sql == "COMMIT" and backup.exists() else None
     )
     with pytest.raises(StoreMoved, match="just written went into the file that was there before"):

@@ -23,7 +23,7 @@ from .output import example, imports_option
 from .runs import runs
 from ..eval.report.parameters import UsageError
 from ..files import RunNotice
-from ..store.protocol import StoreError
+from ..store.database import StoreError
 
 # %% auto #0
 __all__ = ['cli', 'fit', 'serve', 'completion', 'main']

@@ -364,5 +364,5 @@ def read_json(path: Path) -> Any:
 
 
 def add_turn(turns: list[Memory], conversation: str, source: str, text: str, **fields: Any) -> None:
-    """Append a turn with the id `conversation/source` and the next number; `fields` are others of `Memory`."""
+    """Append a turn with the id `conversation/source` and the next number; `fields` are of `Memory`."""
     turns.append(Memory(f"{conversation}/{source}", text, source=source, step=len(turns), **fields))

@@ -21,8 +21,8 @@ from ..markup import HtmlOutput, cut_text, html_table
 from ..reader import answer
 from ..retrieval.plan import FixedPlanner, Planner, RetrievalPlan
 from ..retrieval.strategies import Router, retrieve
+from ..store.database import StoreError
 from ..store.memory_store import MemoryStore
-from ..store.protocol import StoreError
 from ..types import Answer, Evidence, QueryType
 
 # %% auto #0

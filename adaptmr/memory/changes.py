@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from .layers import PAGE, TOPIC, TURN, Layers, parse_id
+from ..store.database import StoreChanged, StoreError
 from ..store.edits import Add, Edit, Erase, SetStatus, Update
 from ..store.memory_store import MemoryStore
-from ..store.protocol import StoreChanged, StoreError
 from ..types import Memory
 
 GIVEN_UP = "given up"

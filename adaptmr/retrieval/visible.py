@@ -28,7 +28,7 @@ __all__ = ['TURNS', 'StorePart', 'part_of_rows', 'rows_passing', 'store_part', '
            'Request', 'make_request']
 
 # %% ../../nbs/retrieval/03_visible.ipynb #16c00006
-class StorePart:
+class StorePart(Store):
     """The memories `rows` (m,) of a store, ascending, as a read-only store of their own.
 
     `rows` refer to `store.memories`; `total` says how many memories there are in all. `where` is a filter
@@ -36,6 +36,9 @@ class StorePart:
     over. `versions` are earlier versions of other memories of the store, with their vectors (v, dim), which
     the part holds too. Make it within the store's `snapshot()`; see `store_part` and `part_of_rows`.
     """
+
+    embedder: Any = None
+    version: int = 0
 
     def __init__(
         self,
@@ -51,61 +54,17 @@ class StorePart:
         self.embedder, self.version = store.embedder, store.version
         self.lexical, self.k1, self.b = store.lexical, store.k1, store.b
         words = LexicalIndex(self.lexical, self.k1, self.b)
-        known: View | None = earlier._view if earlier is not None else None
-        self._view: View = View.of([memories[i] for i in rows.tolist()], store.matrix[rows], words, known)
+        known = earlier.current() if earlier is not None else None
+        self._view = View.of([memories[i] for i in rows.tolist()], store.matrix[rows], words, known)
         if versions is not None:
             self._view = self._view.changed((), *versions)
-        self.memories: Sequence[Memory] = self._view.memories  # in step order, then by id
-        self.matrix, self.speakers = self._view.matrix, self._view.speakers
-        self.mask = self._view.mask
 
-    def __len__(self) -> int:
-        return len(self.memories)
+    def current(self) -> View:
+        """Return the memories of this part: it never changes."""
+        return self._view
 
     def __repr__(self) -> str:
         return f"StorePart({len(self)} of {self.total} memories)"
-
-    @contextmanager
-    def snapshot(self) -> Iterator[StorePart]:
-        """Return this part: it never changes."""
-        yield self
-
-    def recent(self, n: int = 10) -> list[Memory]:
-        """Return the `n` memories said last, the latest first."""
-        return self._view.recent(n)
-
-    def dense(self, query: str | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the cosines of all memories, or of `rows`, with a query or a vector (dim,): (m,) float32.
-
-        For several vectors (q, dim): (q, m).
-        """
-        return self._view.dense(self._vector(query), rows) if len(self) else np.zeros(0, np.float32)
-
-    def nearest(
-        self, query: str | np.ndarray, n: int, where: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the `n` memories nearest to a query or a vector (dim,): rows and cosines (n,).
-
-        Best first, ties by id; `where` (m,) bool restricts them.
-        """
-        if not len(self):
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        return self._view.nearest(self._vector(query), n, where)
-
-    def bm25(self, query: str) -> np.ndarray:
-        """Return the BM25 of every memory for a query, over these memories alone: (m,) float32."""
-        return self._view.bm25(query)
-
-    def by_word(self, query: str, rows: np.ndarray | None = None) -> tuple[list[str], np.ndarray]:
-        """Return the query's words, and what each adds to the BM25 of all memories, or of `rows`: (w, m)."""
-        return self._view.by_word(query, rows)
-
-    def similarity(self, i: Any, j: Any) -> np.ndarray:
-        """Return the cosines between the memories of rows `i` (a,) and of rows `j` (b,): (a, b) float32."""
-        return self._view.similarity(i, j)
-
-    def _vector(self, query: str | np.ndarray) -> np.ndarray:
-        return self.embedder.encode([query], kind="query")[0] if isinstance(query, str) else query
 
 # %% ../../nbs/retrieval/03_visible.ipynb #16c00008
 _MAX_CACHED = 20_000  # memories in the kept parts of one store; as many as the store has, if that is more

@@ -28,8 +28,8 @@ from .view import View, text_rules
 from ..types import Memory, as_utc
 
 # %% auto #0
-__all__ = ['STALE_AFTER', 'FORMAT', 'READABLE', 'partial_file', 'remove_parts', 'write_jsonl', 'read_jsonl', 'Backup',
-           'write_backup', 'read_backup', 'write_arrays', 'read_arrays', 'IndexFileWarning', 'save_view', 'load_view']
+__all__ = ['STALE_AFTER', 'FORMAT', 'partial_file', 'remove_parts', 'write_jsonl', 'read_jsonl', 'Backup', 'write_backup',
+           'read_backup', 'write_arrays', 'read_arrays', 'IndexFileWarning', 'save_view', 'load_view']
 
 # %% ../../nbs/store/06_backup.ipynb #78aeea14
 STALE_AFTER = 600  # seconds after which an unfinished file counts as abandoned
@@ -72,7 +72,6 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
 
 # %% ../../nbs/store/06_backup.ipynb #af4eb5b5
 FORMAT = 2
-READABLE = (1, FORMAT)  # format 1 has no derived memories, earlier versions, rollbacks and visits
 
 
 class Backup(NamedTuple):
@@ -148,9 +147,8 @@ def _to_text(vector: np.ndarray) -> str:
 
 def _read_head(value: Any) -> dict[str, Any]:
     head = {"format": None, "embedder": None, "dim": 0, **value}
-    if head["format"] not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        raise ValueError(f"has format {head['format']!r}; this version reads {known}")
+    if head["format"] != FORMAT:
+        raise ValueError(f"has format {head['format']!r}; this version reads {FORMAT}")
     return head
 
 

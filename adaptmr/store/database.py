@@ -15,56 +15,108 @@ from time import monotonic, sleep
 from typing import Any
 
 from ..sqlite import enable_wal, open_database, write_transaction
-from adaptmr.store.protocol import (
-    StoreError,
-    StoreMoved,
-    StoreWarning,
-    corrupt_error,
-    file_size,
-    translate_errors,
-)
 
 # %% auto #0
-__all__ = ['SCHEMA', 'APPLICATION_ID', 'create_tables', 'upgrade_tables', 'fetch_value', 'read_transaction', 'Database']
+__all__ = ['SCHEMA', 'APPLICATION_ID', 'StoreError', 'StoreCorrupt', 'EmbedderMismatch', 'StoreMoved', 'StoreChanged',
+           'ErasePending', 'StoreWarning', 'translate_errors', 'corrupt_error', 'file_size', 'create_tables',
+           'fetch_value', 'read_transaction', 'Database']
+
+# %% ../../nbs/store/01_database.ipynb #171f2882
+class StoreError(RuntimeError):
+    """A store can't be opened, read or written."""
+
+
+class StoreCorrupt(StoreError):
+    """The file is not a database, or a damaged one."""
+
+
+class EmbedderMismatch(StoreError, ValueError):
+    """The file holds another embedder's vectors: cosines between the two would mean nothing."""
+
+
+class StoreMoved(StoreError):
+    """The path names another file than the one that was opened, or none, so a write would be lost."""
+
+
+class StoreChanged(StoreError):
+    """The store was changed since the state on which edits were based; none of them was carried out."""
+
+
+class ErasePending(StoreError):
+    """A memory is deleted, but a reader of an earlier state keeps its text in the write-ahead log."""
+
+
+class StoreWarning(UserWarning):
+    """A store continues, but its file is not as expected."""
+
+# %% ../../nbs/store/01_database.ipynb #a3a8503a
+@contextmanager
+def translate_errors(path: str, timeout: float = 0) -> Iterator[None]:
+    """Turn errors of sqlite3 within the block into a `StoreError` that names the file `path`.
+
+    `timeout` is how many seconds SQLite waits for a lock; it is part of the message.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as e:
+        raise corrupt_error(path, str(e)) from e  # sqlite3 quotes a damaged name in its message
+    except sqlite3.Error as e:
+        code = getattr(e, "sqlite_errorname", "") or ""
+        if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "decode to UTF-8" in str(e):
+            raise corrupt_error(path, str(e)) from e
+        why = f"{e}; nothing was changed"
+        if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            why = (
+                f"another process held the store for more than {timeout:g} s; nothing was changed, try again"
+            )
+        if code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")):
+            why = f"can't be opened for writing ({e}); SQLite must be able to write the file and its folder"
+        if "closed database" in str(e):
+            why = "the store is closed; open it again"
+        raise StoreError(f"{path}: {why}") from e
+
+
+def corrupt_error(path: str, why: str) -> StoreCorrupt:
+    """Make the error for a damaged file."""
+    return StoreCorrupt(
+        f"{path}: is not a memory store, or a damaged one ({why}). It was left as it is. "
+        "Make a new store and fill it from a backup: MemoryStore('new.db').import_jsonl('backup.jsonl'); "
+        "without a backup, "
+        f"`sqlite3 {path} .recover` saves what is readable"
+    )
+
+
+def file_size(path: str) -> int:
+    """Return the bytes of a file, 0 when there is none."""
+    # not opened: closing a file that SQLite has open would drop all of the process's locks on it
+    return os.stat(path).st_size if "\0" not in path and os.path.isfile(path) else 0
 
 # %% ../../nbs/store/01_database.ipynb #7418ce97
 SCHEMA = "2"
 APPLICATION_ID = 0x41644D52  # "AdMR", in the file's header: it marks the file as a memory store
 
 _FIELDS = (
-    "id TEXT NOT NULL{unique}, text TEXT NOT NULL, speaker TEXT NOT NULL, at TEXT NOT NULL, event_at TEXT, "
-    "session TEXT NOT NULL, step INTEGER NOT NULL, source TEXT NOT NULL, tags TEXT NOT NULL, "
-    "entities TEXT NOT NULL, status TEXT NOT NULL CHECK (status IN ('active', 'deleted')), "
-    "version INTEGER NOT NULL, meta TEXT NOT NULL, instant INTEGER NOT NULL"
+    "text TEXT NOT NULL, speaker TEXT NOT NULL, at TEXT NOT NULL, event_at TEXT, session TEXT NOT NULL, "
+    "step INTEGER NOT NULL, source TEXT NOT NULL, tags TEXT NOT NULL, entities TEXT NOT NULL, "
+    "status TEXT NOT NULL CHECK (status IN ('active', 'deleted')), version INTEGER NOT NULL, "
+    "meta TEXT NOT NULL, instant INTEGER NOT NULL, layer TEXT NOT NULL DEFAULT '', "
+    "owner TEXT NOT NULL DEFAULT '', derived_from TEXT NOT NULL DEFAULT '[]'"
 )
-_FIELDS_SINCE_2 = (
-    "layer TEXT NOT NULL DEFAULT ''",
-    "owner TEXT NOT NULL DEFAULT ''",
-    "derived_from TEXT NOT NULL DEFAULT '[]'",
-)
-_MEMORIES = (
-    f"CREATE TABLE memories (key INTEGER PRIMARY KEY, {', '.join([_FIELDS, *_FIELDS_SINCE_2])})".format(
-        unique=" UNIQUE"
-    ),
+_TABLES = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    f"CREATE TABLE memories (key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, {_FIELDS})",
     "CREATE INDEX memories_recent ON memories (status, instant, step)",
     "CREATE TABLE vectors (key INTEGER PRIMARY KEY REFERENCES memories (key) ON DELETE CASCADE, "
     "vector BLOB NOT NULL)",
-)
-_EVENTS = (
-    "CREATE TABLE {name} (seq INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL, "
+    "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at TEXT NOT NULL, "
     "kind TEXT NOT NULL CHECK (kind IN ('add', 'delete', 'restore', 'update', 'rollback')), "
-    "id TEXT NOT NULL, who TEXT NOT NULL, why TEXT NOT NULL)"
-)
-_APPEND_ONLY = (
+    "id TEXT NOT NULL, who TEXT NOT NULL, why TEXT NOT NULL)",
     "CREATE TRIGGER events_stay BEFORE UPDATE ON events "
     "BEGIN SELECT RAISE(ABORT, 'the event log is append-only'); END",
     "CREATE TRIGGER events_last BEFORE DELETE ON events "
     "BEGIN SELECT RAISE(ABORT, 'the event log is append-only'); END",
-)
-_SINCE_2 = (
     "CREATE TABLE history (key INTEGER NOT NULL REFERENCES memories (key) ON DELETE CASCADE, "
-    f"until INTEGER NOT NULL, {', '.join([_FIELDS, *_FIELDS_SINCE_2])}, vector BLOB, "
-    "PRIMARY KEY (key, until))".format(unique=""),
+    f"until INTEGER NOT NULL, id TEXT NOT NULL, {_FIELDS}, vector BLOB, PRIMARY KEY (key, until))",
     "CREATE TABLE rollbacks (event INTEGER PRIMARY KEY, to_event INTEGER NOT NULL)",
     "CREATE TABLE occasions (number INTEGER PRIMARY KEY, at TEXT NOT NULL, after INTEGER NOT NULL, "
     "queries INTEGER NOT NULL)",
@@ -75,25 +127,6 @@ _SINCE_2 = (
 )
 
 # %% ../../nbs/store/01_database.ipynb #41a1fa1b
-_TABLES = (
-    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    *_MEMORIES,
-    _EVENTS.format(name="events"),
-    *_APPEND_ONLY,
-    *_SINCE_2,
-)
-_UPGRADE = (  # from schema 1
-    *(f"ALTER TABLE memories ADD COLUMN {column}" for column in _FIELDS_SINCE_2),
-    _EVENTS.format(name="events_2"),
-    "INSERT INTO events_2 SELECT seq, at, kind, id, who, why FROM events ORDER BY seq",
-    "DROP TABLE events",
-    "ALTER TABLE events_2 RENAME TO events",
-    *_APPEND_ONLY,
-    *_SINCE_2,
-    "UPDATE meta SET value = '2' WHERE name = 'schema'",
-)
-
-
 def create_tables(db: sqlite3.Connection) -> None:
     """Make the tables of an empty file, unless another process has made them meanwhile."""
     with write_transaction(db):
@@ -102,18 +135,6 @@ def create_tables(db: sqlite3.Connection) -> None:
                 db.execute(statement)
             db.execute("INSERT INTO meta VALUES ('schema', ?)", (SCHEMA,))
             db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-
-
-def upgrade_tables(db: sqlite3.Connection) -> None:
-    """Bring a file of schema 1 up to date, unless that has been done."""
-    with write_transaction(db):
-        if _read_schema(db) == "1":
-            for statement in _UPGRADE:
-                db.execute(statement)
-
-
-def _read_schema(db: sqlite3.Connection) -> str | None:
-    return fetch_value(db, "SELECT value FROM meta WHERE name = 'schema'")
 
 
 def fetch_value(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
@@ -141,7 +162,7 @@ def _check_path(path: str) -> None:
 
 
 def _check_content(db: sqlite3.Connection, path: str, timeout: float, has_log: bool) -> None:
-    """Check that the open file is a complete store; make the tables of an empty one, update old ones.
+    """Check that the open file is a complete store; make the tables of an empty one.
 
     `has_log` says whether the file had a write-ahead log before it was opened. Raises `StoreError`.
     """
@@ -153,17 +174,15 @@ def _check_content(db: sqlite3.Connection, path: str, timeout: float, has_log: b
     if not tables:
         enable_wal(db, timeout)
         create_tables(db)
-    if (schema := _read_schema(db)) not in ("1", SCHEMA):
+    if (schema := fetch_value(db, "SELECT value FROM meta WHERE name = 'schema'")) != SCHEMA:
         raise StoreError(
-            f"{path}: has schema {schema}, this version of adaptmr reads 1 and {SCHEMA}; "
+            f"{path}: has schema {schema}, this version of adaptmr reads {SCHEMA}; "
             "use the version that wrote it, or its export_jsonl"
         )
     # SQLite notices missing pages. Half a page it fills with zeros, which is right only while there is a log
     # to write back.
     if not has_log and file_size(path) % fetch_value(db, "PRAGMA page_size"):
         raise corrupt_error(path, "its last page is cut off")
-    if schema != SCHEMA:
-        upgrade_tables(db)
 
 # %% ../../nbs/store/01_database.ipynb #65e59bde
 @contextmanager
@@ -205,6 +224,7 @@ class Database:
         self.path, self.timeout = os.fsdecode(os.fspath(path)), timeout
         self._lock = threading.RLock()
         self._closed = self._warned = False
+        self._written = 0  # transactions of this connection
         has_log = file_size(self.path + "-wal") > 0
         _check_path(self.path)
         self._place = os.path.abspath(self.path) if self.path != ":memory:" else ""
@@ -289,6 +309,7 @@ class Database:
                 with write_transaction(self._db):
                     yield self._db
             finally:
+                self._written += 1
                 if not sync:
                     self._db.execute("PRAGMA synchronous=FULL")
             self._check_in_place("what was just written went into the file that was there before")
@@ -313,8 +334,8 @@ class Database:
         with self.reading() as db:
             return dict(db.execute("SELECT name, value FROM meta"))
 
-    def data_version(self) -> int:
-        """Return a number that changes when *another* connection has written; takes microseconds.
+    def data_version(self) -> tuple[int, int]:
+        """Return numbers of which one changes with each write, of others and of this one; takes microseconds.
 
         Warns, once, when the file isn't in its place any more.
         """
@@ -324,7 +345,7 @@ class Database:
                 self._warned = True
                 message = f"{self.path}: {why}; what is read is what the earlier file held"
                 warnings.warn(message, StoreWarning, stacklevel=5)
-            return version
+            return version, self._written
 
     def finish_erasing(self) -> bool:
         """Complete a pending erasure; return whether all erased data is gone.

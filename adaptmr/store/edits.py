@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .database import fetch_value
-from .protocol import ErasePending, StoreChanged
+from .database import ErasePending, StoreChanged, fetch_value
 from adaptmr.store.reader import (
     EarlierVersion,
     Past,
@@ -397,7 +396,7 @@ class Applied(NamedTuple):
 class Records(RecordReader):
     """Memories, vectors and events in the SQLite file `path`, changed together; see `Database` for errors."""
 
-    def apply(
+    def carry_out(
         self,
         edits: Sequence[Edit],
         embedder: tuple[str, int] | None = None,
@@ -437,7 +436,10 @@ class Records(RecordReader):
     def rollback(self, to_event: int, who: str = "", why: str = "") -> Rollback:
         """Bring the memories back to how they stood after event `to_event` (0: before the first).
 
-        Returns what was changed and what is lost. Raises `ValueError` for an event that is not in the log.
+        Text, fields, status and vector are as they were; a memory that was added later is deleted, and comes
+        back when the rollback is rolled back: `rollback` to the event before it. Version numbers go on
+        growing. Visits since then don't count any more. What can't come back is named in the result. Raises
+        `ValueError` for an event that is not in the log.
         """
         with self.writing() as db:
             edits, lost = plan_rollback(self, db, to_event)
@@ -451,10 +453,11 @@ class Records(RecordReader):
         return Rollback(event, tuple(dict.fromkeys(edit.id for edit in edits)), tuple(lost))
 
     def visit(self, ids: Iterable[str], query: bool = True) -> None:
-        """Record that the memories with these ids were visited, by one query or without any.
+        """Record that one query was asked and found the memories with these ids, which may be none.
 
-        A memory that was erased meanwhile is left out. It survives the end of the process, and a power cut
-        only when something else was written since. Raises `KeyError` for an id that was never there.
+        With `query=False` they were visited without a query. Changes neither a memory nor `version`. A memory
+        that was erased meanwhile is left out. Survives the end of the process, but a loss of power only with
+        the next change of a memory. Raises `KeyError` for an id that was never there.
         """
         wanted = list(dict.fromkeys(ids))
         if not wanted and not query:

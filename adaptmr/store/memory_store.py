@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, overload
+from weakref import proxy
 
 import numpy as np
 
@@ -35,29 +36,30 @@ from adaptmr.store.backup import (
     save_view,
     write_backup,
 )
+from .database import EmbedderMismatch, StoreChanged, StoreError
 from adaptmr.store.edits import (
     Add,
     Applied,
     Edit,
     Erase,
     Records,
-    Rollback,
     SetStatus,
     Update,
     VectorMissing,
     is_conflict,
 )
 from .lexical import LexicalIndex
-from .protocol import EmbedderMismatch, StoreChanged, StoreError
-from .reader import Past, Visits, last_event
-from .serialization import Added, Events, Item, Shared, make_memories, to_row
+from .protocol import Store
+from .reader import Past, last_event
+from .serialization import Added, Item, Shared, make_memories, to_row
 from .vectors import GrowingRows
 from .view import MODES, Filter, ListedMemories, View, truncate_text
 from ..text import clean, detect_language
 from ..types import Conversation, Hits, Memories, Memory
 
 # %% auto #0
-__all__ = ['LANGUAGE_SAMPLE', 'MAX_UNSUPPORTED_SHARE', 'SAVED_FROM', 'Encoder', 'State', 'MemoryStore']
+__all__ = ['LANGUAGE_SAMPLE', 'MAX_UNSUPPORTED_SHARE', 'SAVED_FROM', 'WARM_FROM', 'AFTER_ADD', 'Encoder', 'State',
+           'StatefulRecords', 'MemoryStore']
 
 # %% ../../nbs/store/10_memory_store.ipynb #1ed77db5
 LANGUAGE_SAMPLE = 200  # latest memories whose language is checked
@@ -166,7 +168,7 @@ class Encoder:
         Returns whether there are any memories.
         """
         latest, name = [*added[-LANGUAGE_SAMPLE:]], self._embedder.name
-        latest += [m.text_with_speaker for m in self._records.recent(LANGUAGE_SAMPLE - len(latest))]
+        latest += [m.text_with_speaker for m in self._records.latest(LANGUAGE_SAMPLE - len(latest))]
         unsupported = _count_unsupported(name, latest)
         if not self._warned and unsupported and unsupported >= MAX_UNSUPPORTED_SHARE * len(latest):
             self._warned = True
@@ -219,71 +221,65 @@ _HELD: ContextVar[Mapping[Any, State]] = ContextVar("held", default=MappingProxy
 SAVED_FROM = 20_000  # memories of a store whose vectors and words are saved beside its file
 
 # %% ../../nbs/store/10_memory_store.ipynb #440e4d9a
-class _States:
-    """The latest state of the store in `records`, read again when the file has changed.
+class StatefulRecords(Records):
+    """Records whose latest state is at hand; it is read again when the file has changed.
 
-    `encoder` is checked before vectors are read; `words` has the engine of BM25 and its parameters.
+    `words` has the engine of BM25 and its parameters.
     """
 
-    def __init__(self, records: Records, encoder: Encoder, words: LexicalIndex) -> None:
-        self._records, self._encoder, self._words = records, encoder, words
-        self.lock = threading.RLock()
-        self.latest = State(0, View([], GrowingRows(np.zeros((0, 0), np.float32)), words))
-        self.written = True  # this process has written since the file was read
-        self._data_version = -1
+    _encoder: Encoder
+
+    def __init__(self, path: str | os.PathLike[str], timeout: float, words: LexicalIndex) -> None:
+        super().__init__(path, timeout)
+        self._words = words
+        self._state_lock = threading.RLock()
+        self._latest = State(0, View([], GrowingRows(np.zeros((0, 0), np.float32)), words))
+        self._seen: Any = None  # the `data_version` of the latest state
         self._by_status: dict[str | None, View] = {}
-        self._index_path = Path(f"{records.path}.index") if records.path != ":memory:" else None
+        self._index_path = Path(f"{self.path}.index") if self.path != ":memory:" else None
         self._saved = [0, False]  # the line of the log that the index file is of, and whether it has words
 
     def refresh(self) -> State:
         """Return the state of the file as it is now."""
-        with self.lock:
-            seen = self._records.data_version()
-            if seen == self._data_version and not self.written:
-                return self.latest
-            # first: a write from now on sets `written` again, and an error below leaves the -1
-            self.written, self._data_version = False, -1
-            with self._records.reading() as db:  # one state for all that is read here
-                if (seq := last_event(db)) != self.latest.seq:
+        with self._state_lock:
+            if (seen := self.data_version()) == self._seen:
+                return self._latest
+            with self.reading() as db:  # one state for all that is read here
+                if (seq := last_event(db)) != self._latest.seq:
                     self._encoder.check()
                     self._by_status.clear()
-                    self.latest = State(seq, self._read())
-            self._data_version = seen
-            return self.latest
+                    self._latest = State(seq, self._read())
+            self._seen = seen
+            return self._latest
 
     def _read(self) -> View:
-        since, view = self.latest
-        if not since:
-            return self._read_all()
-        changed = self._records.changes(since)[1]
-        memories, vectors = self._records.load(changed, "active")
-        view = view.changed(set(changed), memories, vectors)
-        return view.without_unused_words() if self._records.erased_since(since) else view
-
-    def _read_all(self) -> View:
-        if self._index_path and (loaded := load_view(self._index_path, self._records, self._words)):
+        since, view = self._latest
+        if since:
+            changed = self.changes(since)[1]
+            view = view.changed(set(changed), *self.load(changed, "active"))
+            return view.without_unused_words() if self.erased_since(since) else view
+        if self._index_path and (loaded := load_view(self._index_path, self, self._words)):
             view, *self._saved = loaded
             return view
-        memories, vectors = self._records.load(status="active")
-        return View.of(memories, vectors, self._words)
+        return View.of(*self.load(status="active"), self._words)
 
     def of_status(self, status: str | None) -> View:
         """Return the view of the memories of one status, or of all for `None`."""
-        with self.lock:
+        with self._state_lock:
             self.refresh()
             if status not in self._by_status:
-                self._by_status[status] = View.of(*self._records.load(status=status), self._words)
+                self._by_status[status] = View.of(*self.load(status=status), self._words)
             return self._by_status[status]
 
     def save(self) -> None:
         """Save a large store's vectors and words beside the file, when more than a hundredth has changed."""
-        if self._index_path is None or len(self.latest.view) < SAVED_FROM:
+        if self._index_path is None or len(self._latest.view) < SAVED_FROM:
             return
         try:
             seq, view = self.refresh()
             lacking = not self._index_path.exists() or (view.has_words and not self._saved[1])
             if (lacking or seq - self._saved[0] > max(100, len(view) // 100)) and save_view(
-                self._index_path, self._records, view, seq
+                self._index_path, self, view, seq
             ):
                 self._saved = [seq, view.has_words]
         except (OSError, StoreError) as e:
@@ -292,18 +288,22 @@ class _States:
             )
             warnings.warn(message, IndexFileWarning, stacklevel=4)
 
-    def after_erase(self) -> None:
+    def forget_erased(self) -> None:
         """Drop what was erased from memory, and the file that holds its vector and words."""
-        with self.lock:
-            self.written, self._saved = True, [0, False]
+        with self._state_lock:
+            self._saved = [0, False]
             if self._index_path is not None:
                 self._index_path.unlink(missing_ok=True)
                 remove_parts(self._index_path, older_than=0)
-            if self.latest.seq:
+            if self._latest.seq:
                 self.refresh()
 
 # %% ../../nbs/store/10_memory_store.ipynb #07fd5a84
-class MemoryStore:
+WARM_FROM = 50  # new memories, and a tenth of all: what fewer need is made by the next question
+AFTER_ADD: list[Callable[[MemoryStore], None]] = []  # what is done for the questions to come: see `warm`
+
+
+class MemoryStore(Store, StatefulRecords):
     """Memories with vector search and BM25, in the SQLite file `path` (":memory:" keeps them in memory only).
 
     - `embedder`: a name that `adaptmr.embed.embedder` accepts, an `Embedder`, or "auto": the file's own,
@@ -311,6 +311,7 @@ class MemoryStore:
       a language its embedder can't read warns, once.
     - `lexical`: "bm25s" or "rank_bm25", the same function; `k1`, `b` are BM25's parameters.
     - `timeout`: seconds to wait for another process that writes.
+    - `warm`: whether `add`, given many memories, also makes what the first question would have to make.
 
     Opening reads only the file's header and encodes nothing. Raises `StoreCorrupt`, `EmbedderMismatch` or
     another `StoreError`, each naming the file and the remedy. A store may be used from several threads and
@@ -326,86 +327,43 @@ class MemoryStore:
         k1: float = 1.5,
         b: float = 0.75,
         timeout: float = 30.0,
+        warm: bool = True,
     ) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                f"path is {kind_of(path)}, not the name of a file: write MemoryStore('memories.db'), or "
+                "MemoryStore() for one in memory; store.add(…) fills it"
+            )
         words = LexicalIndex(lexical, k1, b)  # a bad argument is refused before there is a file
         self.lexical, self.k1, self.b = lexical, k1, b
-        self._records, self._encoder = _open(path, timeout, embedder)
-        self.path = self._records.path
-        self._states = _States(self._records, self._encoder, words)
         self._placing = threading.Lock()  # held while memories get their steps
+        self._warm_after_add = warm
+        super().__init__(path, timeout, words)
+        try:  # by a proxy: without a circle, a store that nobody holds is freed at once
+            self._encoder = Encoder(proxy(self), embedder)
+        except BaseException:
+            super().close()
+            raise
 
-    # What the store holds. `version` changes with every write: results are cached under it.
+    # What the store holds.
 
     @property
     def embedder(self) -> Any:
         """The embedder, made at first use."""
-        with self._states.lock:
+        with self._state_lock:
             return self._encoder.embedder
 
-    def get(self, id: str) -> Memory | None:
-        """Return the memory with that id, a deleted one too (see its `status`); `None` when there is none."""
-        return self._records.get(id)
-
-    def recent(self, n: int = 10) -> Memories:
-        """Return the `n` latest active memories, the latest first."""
-        held = _HELD.get().get(self)
-        return Memories(
-            self._records.recent(_count(n, "n")) if held is None else held.view.recent(_count(n, "n"))
-        )
-
-    def events(self, limit: int | None = None) -> Events:
-        """Return the log in order (seq, at, kind, id, who, why): all of it, or its last `limit` lines."""
-        return Events(self._records.events(None if limit is None else _count(limit, "limit")))
-
     @property
-    def last_event(self) -> int:
-        """The number of the log's last line, 0 for an empty log: what `apply` takes as `since`.
+    def version(self) -> int:
+        """A number that grows with every change, whoever made it: results are cached under it."""
+        return self._state().seq
 
-        Read it before the memories on which the edits depend; within `snapshot()`, `version` is that number.
-        """
-        return self._records.last_event()
-
-    def history(self, id: str) -> Memories:
-        """Return the earlier versions of a memory that updates replaced, the oldest first.
-
-        Raises `KeyError` for an unknown id.
-        """
-        return Memories(self._records.history(id))
-
-    def versions_at(self, moment: datetime) -> tuple[list[Memory], np.ndarray]:
-        """Return earlier versions that stood at a moment, and their vectors (n, dim), in step order.
-
-        Of each active memory that was said after the moment as it is now, that is the last version that had
-        been said by then.
-        """
-        return self._records.versions_at(moment)
-
-    def ever_made_of(self, ids: Iterable[str]) -> list[str]:
-        """Return the sorted ids of what was ever made of the memories with these ids, directly or not.
-
-        Memories of any status count, and their earlier versions.
-        """
-        return self._records.ever_made_of(ids)
-
-    def visits(self, ids: Iterable[str] | None = None, last: int | None = None) -> Visits:
-        """Count the visits of the memories with these ids, or of all that were visited; see `Visits`.
-
-        `recent` counts those of the `last` latest queries. Raises `KeyError` for an unknown id.
-        """
-        return self._records.visits(ids, None if last is None else _count(last, "last"))
-
-    def check(self) -> list[str]:
-        """Read the whole file and list what is wrong with it, in words; empty when nothing is."""
-        return self._records.check()
-
-    def __len__(self) -> int:
-        return self._records.count()
-
-    def __contains__(self, id: object) -> bool:
-        return isinstance(id, str) and self.get(id) is not None
+    def current(self) -> View:
+        """Return the memories as they are now, or as this thread's snapshot holds them."""
+        return self._state().view
 
     def _state(self) -> State:
-        return _HELD.get().get(self) or self._states.refresh()
+        return _HELD.get().get(self) or self.refresh()
 
     @contextmanager
     def snapshot(self) -> Iterator[Self]:
@@ -419,25 +377,16 @@ class MemoryStore:
         finally:
             _HELD.reset(token)
 
-    @property
-    def version(self) -> int:
-        """A number that grows with every change, whoever made it: results are cached under it."""
-        return self._state().seq
+    def recent(self, n: int = 10) -> Memories:
+        """Return the `n` latest active memories, the latest first."""
+        held, n = _HELD.get().get(self), _count(n, "n")
+        return Memories(self.latest(n) if held is None else held.view.recent(n))
 
-    @property
-    def memories(self) -> Sequence[Memory]:
-        """The active memories in step order, then by id: row i of every array below. Not to be changed."""
-        return self._state().view.memories
+    def __len__(self) -> int:
+        return self.count()
 
-    @property
-    def matrix(self) -> np.ndarray:
-        """Their vectors: float32 (n, dim), contiguous, read-only."""
-        return self._state().view.matrix
-
-    @property
-    def speakers(self) -> tuple[str, ...]:
-        """The speakers in order of first appearance; a memory without a speaker adds none."""
-        return self._state().view.speakers
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self.get(id) is not None
 
     def warm(self) -> None:
         """Make now what a first search needs: the words of all memories are counted.
@@ -445,8 +394,8 @@ class MemoryStore:
         Those of a large store are saved with its vectors beside the file, so that the next opening is quick
         too; closing the store saves them as well. `adaptmr.warm` makes what `retrieve` needs besides.
         """
-        self._states.refresh().view.bm25("")
-        self._states.save()
+        self.refresh().view.bm25("")
+        self.save()
 
     def export_jsonl(self, path: str | os.PathLike[str]) -> int:
         """Write everything to a text file, one JSON object a line; return the number of memories.
@@ -454,12 +403,12 @@ class MemoryStore:
         That is memories (deleted ones too) with their vectors, the log, earlier versions, rollbacks and
         visits. The file is complete or not there.
         """
-        return write_backup(path, self._records)
+        return write_backup(path, self)
 
     def close(self) -> None:
         """Save what a large store has in memory beside its file, and close it; a second call does nothing."""
-        self._states.save()
-        self._records.close()
+        self.save()
+        super().close()
 
     def __enter__(self) -> Self:
         return self
@@ -473,52 +422,11 @@ class MemoryStore:
             f"MemoryStore({self.path!r})"
         )
 
-    # How it is searched. Shapes: n memories, vectors of dim numbers.
+    # How it is searched; see `Store` for scores as arrays.
 
-    def dense(self, query: str | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return cosines of every memory, or of those in `rows` (m,), with a query or a vector (dim,).
-
-        (n,) float32, or (m,); for several vectors (q, dim): (q, n).
-        """
-        view = self._state().view
-        vector = self._vector(query, view) if isinstance(query, str) else query
-        return np.zeros(0, np.float32) if vector is None else view.dense(vector, rows)
-
-    def nearest(
-        self, query: str | np.ndarray, n: int, where: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the `n` memories nearest to a query or a vector (dim,), best first, ties by id.
-
-        Gives rows of `memories` and cosines (n,) float32; `where` (n,) bool restricts the choice. Call it
-        within `snapshot()` when others write.
-        """
-        view = self._state().view
-        vector = self._vector(query, view) if isinstance(query, str) else query
-        if vector is None:
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        return view.nearest(vector, _count(n, "n"), where)
-
-    def _vector(self, query: str, view: View) -> np.ndarray | None:
-        return self._encoder.encode([query], "query")[0] if len(view) else None
-
-    def bm25(self, query: str) -> np.ndarray:
-        """Return BM25 of every memory for a query: (n,) float32.
-
-        The first call after a change counts the words of what is new.
-        """
-        return self._state().view.bm25(query)
-
-    def by_word(self, query: str, rows: np.ndarray | None = None) -> tuple[list[str], np.ndarray]:
-        """Return the query's different words and the BM25 share of each: (w, n), or (w, m) for `rows`."""
-        return self._state().view.by_word(query, rows)
-
-    def similarity(self, i: Any, j: Any) -> np.ndarray:
-        """Return cosines between the memories of rows `i` (a,) and of rows `j` (b,): (a, b) float32."""
-        return self._state().view.similarity(i, j)
-
-    def mask(self, where: Filter) -> np.ndarray:
-        """Return which of `memories` pass the filter: (n,) bool."""
-        return self._state().view.mask(where)
+    def encode_query(self, query: str) -> np.ndarray:
+        """Return the vector of a query: (dim,) float32, rounded as stored ones."""
+        return self._encoder.encode([query], "query")[0]
 
     def search(self, query: str, k: int = 10, mode: str = "dense", where: Filter | None = None) -> Hits:
         """Return the `k` best memories for a query, best first, ties by id; fewer when fewer pass `where`.
@@ -534,15 +442,15 @@ class MemoryStore:
         if not isinstance(where, Filter | None):
             raise TypeError(f"where {where!r:.80} is a {type(where).__name__}, not a Filter")
         k, where = _count(k, "k"), where or Filter()
-        view = self._state().view if where.status == "active" else self._states.of_status(where.status)
-        vector = self._vector(query, view) if mode != "lexical" else None
+        view = self.current() if where.status == "active" else self.of_status(where.status)
         if not len(view):
             return Hits()
+        vector = self.encode_query(query) if mode != "lexical" else None
         return view.search(query, vector, k, mode, where)
 
     def __repr__(self) -> str:
         try:
-            counts = f"{len(self)} memories, {self._records.count('deleted')} deleted"
+            counts = f"{len(self)} memories, {self.count('deleted')} deleted"
             return f"MemoryStore({self.path!r}: {counts}, {self._encoder.label}, {self.lexical})"
         except StoreError as e:
             return f"MemoryStore({self.path!r}: {e})"
@@ -579,15 +487,19 @@ class MemoryStore:
         """
         shared = Shared(user, agent, session, speaker, at, tags)
         with self._placing:
-            made = make_memories(memories, shared, id, self._records.last_step)
-            return Added(self._add(made, who, why), (m.id for m in made))
+            made = make_memories(memories, shared, id, self.last_step)
+            added = Added(self._add(made, who, why), (m.id for m in made))
+        if self._warm_after_add and added >= max(WARM_FROM, len(self) // 10):
+            for prepare in AFTER_ADD:
+                prepare(self)
+        return added
 
     def _add(self, memories: Sequence[Memory], who: str, why: str) -> int:
         batch: dict[str, Memory] = {}
         for m in memories:
             to_row(m)  # what can't be stored is refused before anything is encoded
             batch.setdefault(m.id, m)
-        stored = self._records.find(batch)
+        stored = self.find(batch)
         differing = [m.id for m in memories if batch[m.id] != m]
         differing += [id for id, m in stored.items() if is_conflict(m, batch[id])]
         if differing:
@@ -640,9 +552,9 @@ class MemoryStore:
                 "delete(where=Filter(status='deleted'), soft=False) erases it"
             )
         while True:
-            with self._records.reading() as db:
+            with self.reading() as db:
                 since = last_event(db)
-                memories, _ = self._records.load(status=where.status)
+                memories, _ = self.load(status=where.status)
             passing = [m.id for m, passes in zip(memories, ListedMemories(memories).mask(where)) if passes]
             edits = [SetStatus(i, "deleted") if soft else Erase(i) for i in passing]
             if not edits:
@@ -694,38 +606,15 @@ class MemoryStore:
         self, edits: Sequence[Edit], who: str, why: str, since: int | None = None, keep_taken: bool = False
     ) -> Applied:
         """Encode what has no vector, and carry out the edits."""
-        erases = any(isinstance(edit, Erase) for edit in edits)
         while True:
-            ready, embedder = _with_vectors(edits, self._records, self._encoder)
+            ready, embedder = _with_vectors(edits, self, self._encoder)
             try:
-                return self._records.apply(ready, embedder, who, why, since, keep_taken)
+                return self.carry_out(ready, embedder, who, why, since, keep_taken)
             except VectorMissing:  # another process has changed the words meanwhile
                 continue
             finally:  # after an error too: a memory may be deleted, and not erased yet
-                self._states.written = True
-                if erases:
-                    self._states.after_erase()
-
-    def rollback(self, to_event: int, who: str = "", why: str = "") -> Rollback:
-        """Bring all memories back to how they stood after event `to_event` (0: before the first).
-
-        Text, fields, status and vector are as they were; a memory that was added later is deleted, and comes
-        back when the rollback is rolled back: `rollback` to the event before it. Version numbers go on
-        growing. Visits since then don't count any more. What can't come back is named in the result. Raises
-        `ValueError` for an event that is not in the log.
-        """
-        done = self._records.rollback(_count(to_event, "to_event"), who, why)
-        self._states.written = True
-        return done
-
-    def visit(self, ids: Iterable[str], query: bool = True) -> None:
-        """Record that one query was asked and found the memories with these ids, which may be none.
-
-        With `query=False` they were visited without a query. Changes neither a memory nor `version`. A memory
-        that was erased meanwhile is left out. Survives the end of the process, but a loss of power only with
-        the next change of a memory. Raises `KeyError` for an id that was never there.
-        """
-        self._records.visit(ids, query)
+                if any(isinstance(edit, Erase) for edit in edits):
+                    self.forget_erased()
 
     def import_jsonl(self, path: str | os.PathLike[str], *, who: str = "") -> int:
         """Add what such a file holds, all or none; return how many memories were new.
@@ -737,26 +626,9 @@ class MemoryStore:
         memory, `{"id": …, "text": …}`. Raises `ValueError` that names the file and the line that is broken,
         or says that lines are missing.
         """
-        added = _import(path, who, self._records, self._encoder)
-        self._states.written = True
-        return added
+        return _import(path, who, self, self._encoder)
 
 # %% ../../nbs/store/10_memory_store.ipynb #e6b65a69
-def _open(path: str | os.PathLike[str], timeout: float, embedder: Any) -> tuple[Records, Encoder]:
-    """Open a file and choose its embedder; the file is closed again when the embedder can't be used."""
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(
-            f"path is {kind_of(path)}, not the name of a file: write MemoryStore('memories.db'), or "
-            "MemoryStore() for one in memory; store.add(…) fills it"
-        )
-    records = Records(path, timeout)
-    try:
-        return records, Encoder(records, embedder)
-    except BaseException:
-        records.close()
-        raise
-
-
 def _with_vectors(
     edits: Sequence[Edit], records: Records, encoder: Encoder
 ) -> tuple[Sequence[Edit], tuple[str, int] | None]:

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .database import Database, fetch_value
-from .protocol import EmbedderMismatch, corrupt_error
-from .serialization import COLUMNS, Event, from_row, from_sql, instant, to_sql
-from ..types import Memory
+from .database import Database, EmbedderMismatch, corrupt_error, fetch_value
+from .serialization import COLUMNS, Event, Events, from_row, from_sql, instant, to_sql
+from ..types import Memories, Memory
 
 T = TypeVar("T")
 _COLUMNS = ", ".join(COLUMNS)
@@ -269,9 +268,7 @@ class RecordReader(Database):
     """
 
     def get(self, id: str) -> Memory | None:
-        """Return the memory with that id, a deleted one too; `None` when there is none."""
-        if not isinstance(id, str):
-            raise TypeError(f"id {id!r} is a {type(id).__name__}, not a string")
+        """Return the memory with that id, a deleted one too (see its `status`); `None` when there is none."""
         return self.find([id]).get(id)
 
     def find(self, ids: Iterable[str]) -> dict[str, Memory]:
@@ -350,19 +347,19 @@ class RecordReader(Database):
         with self.reading() as db:
             return int(fetch_value(db, "SELECT count(*) FROM memories WHERE status = ?", (status,)))
 
-    def recent(self, n: int) -> list[Memory]:
+    def latest(self, n: int) -> list[Memory]:
         """Return the `n` latest active memories, the latest first."""
         order = "ORDER BY instant DESC, step DESC, id DESC LIMIT ?"
         sql = f"SELECT {_COLUMNS} FROM memories WHERE status = 'active' {order}"
         with self.reading() as db:
             return self.to_memories(db.execute(sql, (n,)).fetchall())
 
-    def events(self, limit: int | None = None, since: int = 0) -> list[Event]:
-        """Return the log after line `since`, oldest first: all of it, or its last `limit` lines."""
-        sql = "SELECT seq, at, kind, id, who, why FROM events WHERE seq > ? ORDER BY seq DESC LIMIT ?"
+    def events(self, limit: int | None = None) -> Events:
+        """Return the log in order (seq, at, kind, id, who, why): all of it, or its last `limit` lines."""
+        sql = "SELECT seq, at, kind, id, who, why FROM events ORDER BY seq DESC LIMIT ?"
         with self.reading() as db:
-            rows = db.execute(sql, (since, -1 if limit is None else limit)).fetchall()
-        return self._decoded(_to_event, reversed(rows))
+            rows = db.execute(sql, (-1 if limit is None else limit,)).fetchall()
+        return Events(self._decoded(_to_event, reversed(rows)))
 
     def changes(self, since: int = 0) -> tuple[int, list[str]]:
         """Return the number of the log's last line, and the memories' different ids after line `since`."""
@@ -371,17 +368,24 @@ class RecordReader(Database):
             ids = self._decoded(lambda r: from_sql(r[0]), db.execute(sql, (since,)))
             return last_event(db), ids
 
+    @property
     def last_event(self) -> int:
-        """Return the number of the log's last line, 0 when the log is empty."""
+        """The number of the log's last line, 0 for an empty log: what `apply` takes as `since`.
+
+        Read it before the memories on which the edits depend; within `snapshot()`, `version` is that number.
+        """
         with self.reading() as db:
             return last_event(db)
 
-    def history(self, id: str) -> list[Memory]:
-        """See `MemoryStore.history`."""
+    def history(self, id: str) -> Memories:
+        """Return the earlier versions of a memory that updates replaced, the oldest first.
+
+        Raises `KeyError` for an unknown id.
+        """
         with self.reading() as db:
             (key,) = find_keys(db, [id], self.path)
             sql = f"SELECT {_COLUMNS} FROM history WHERE key = ? ORDER BY until"
-            return self._decoded(from_row, db.execute(sql, (key,)))
+            return Memories(self._decoded(from_row, db.execute(sql, (key,))))
 
     def last_step(self) -> int:
         """Return the highest step of any memory, -1 without one."""
@@ -389,7 +393,11 @@ class RecordReader(Database):
             return int(fetch_value(db, "SELECT coalesce(max(step), -1) FROM memories"))
 
     def versions_at(self, moment: datetime) -> tuple[list[Memory], np.ndarray]:
-        """See `MemoryStore.versions_at`."""
+        """Return earlier versions that stood at a moment, and their vectors (n, dim), in step order.
+
+        Of each active memory that was said after the moment as it is now, that is the last version that had
+        been said by then.
+        """
         with self.reading() as db:
             dim = int(self.meta.get("dim", 0))
             rows = db.execute(_VERSIONS_AT, {"moment": instant(moment)}).fetchall()
@@ -400,7 +408,10 @@ class RecordReader(Database):
         return [replace(memories[i], status="active") for i in order], vectors[order]
 
     def ever_made_of(self, ids: Iterable[str]) -> list[str]:
-        """See `MemoryStore.ever_made_of`."""
+        """Return the sorted ids of what was ever made of the memories with these ids, directly or not.
+
+        Memories of any status count, and their earlier versions.
+        """
         with self.reading() as db:
             links = self._decoded(_to_link, db.execute(_LINKS))
         made: dict[str, set[str]] = {}
@@ -415,7 +426,10 @@ class RecordReader(Database):
         return sorted(found)
 
     def visits(self, ids: Iterable[str] | None = None, last: int | None = None) -> Visits:
-        """See `MemoryStore.visits`."""
+        """Count the visits of the memories with these ids, or of all that were visited; see `Visits`.
+
+        `recent` counts those of the `last` latest queries. Raises `KeyError` for an unknown id.
+        """
         with self.reading() as db:
             wanted = list(dict.fromkeys(ids)) if ids is not None else None
             keys = dict(zip(find_keys(db, wanted, self.path), wanted)) if wanted is not None else None

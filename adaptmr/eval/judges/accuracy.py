@@ -32,7 +32,6 @@ from adaptmr.eval.judges.calibration import (
     wilson_interval,
 )
 from .judge import Judge, LLMJudge, RuleJudge, Verdict, judge_rows
-from ..report.tables import TYPE_LABELS, types_present
 from ..stats.intervals import Interval, format_interval, mean_ci
 from ...llm import LLM
 from ...registry import Registry, call_with_options, describe, required_parameters
@@ -162,6 +161,8 @@ def judged_accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: i
     Raises `ValueError` for a frame that another judge has judged.
     """
     import pandas as pd
+
+    from adaptmr.eval.report.tables import TYPE_LABELS, types_present
 
     if others := set(frame["judge"]) - {calibration.judge}:
         raise ValueError(f"the frame was judged by {sorted(others)}, the rates are {calibration.judge!r}'s")
