@@ -77,12 +77,8 @@ def test_rows_by_hand():
     assert a < two < long
     frame = measure_coverage([Listed()], tiny(), budgets=(5, a, two, 500), embedder="hash")
     assert frame["recall"].tolist() == [0, 0.5, 1, 1]
-    assert frame["kept"].tolist() == [0, 1, 2, 4] and frame["tokens"].tolist() == [
-        0,
-        a,
-        two,
-        cost(0, 1, 2, 3),
-    ]
+    assert frame["kept"].tolist() == [0, 1, 2, 4]
+    assert frame["tokens"].tolist() == [0, a, two, cost(0, 1, 2, 3)]
     assert set(frame["type"]) == {"factual_extraction"} and frame["budget"].dtype == float
     prefix = measure_coverage([Listed()], tiny(), budgets=(two,), embedder="hash", truncate=rank_prefix)
     assert prefix["recall"].tolist() == [0.5], "the prefix stops at the long second turn"
@@ -92,12 +88,10 @@ def test_a_system_without_a_ranking_is_a_point():
     system = Listed()
     system.whole = True
     frame = measure_coverage([system], tiny(), budgets=(5, 500), embedder="hash")
-    assert (
-        len(frame) == 1
-        and frame["budget"].isna().all()
-        and frame["recall"].item() == 1
-        and frame["kept"].item() == 4
-    )
+    assert len(frame) == 1
+    assert frame["budget"].isna().all()
+    assert frame["recall"].item() == 1
+    assert frame["kept"].item() == 4
 
 
 def test_only_questions_with_gold_turns_count():
@@ -147,13 +141,8 @@ def test_no_budget_is_exceeded_and_everyone_is_asked_the_same(measured):
     ranked = measured[measured["budget"].notna()]
     assert (ranked["tokens"] <= ranked["budget"]).all() and measured["recall"].between(0, 1).all()
     asked = measured.groupby("system", sort=False)["question"].agg(frozenset)
-    assert asked.nunique() == 1 and list(asked.index) == [
-        "unified",
-        "hybrid",
-        "random",
-        "full_context",
-        "oracle_evidence",
-    ]
+    assert asked.nunique() == 1
+    assert list(asked.index) == ["unified", "hybrid", "random", "full_context", "oracle_evidence"]
     assert ranked.groupby(["system", "conversation", "question"]).size().eq(len(BUDGETS)).all()
     assert set(measured.loc[measured["budget"].isna(), "system"]) == {"full_context", "oracle_evidence"}
     assert measured.loc[measured["budget"].isna(), "recall"].eq(1).all()
@@ -169,9 +158,8 @@ def test_rows_are_what_the_system_returns():
     for row in frame.itertuples():
         question = next(q for q in data.questions if q.id == row.question)
         found = system.retrieve(question.blind(), 10)
-        assert row.tokens == count_tokens(found.context) and row.recall == len(
-            set(found.sources) & set(question.evidence)
-        ) / len(set(question.evidence))
+        assert row.tokens == count_tokens(found.context)
+        assert row.recall == len(set(found.sources) & set(question.evidence)) / len(set(question.evidence))
 
 
 # --- curves and the figure
@@ -197,11 +185,9 @@ def test_curves_by_hand():
         ["a", 40.0, 0.5, 4, 2],
         ["all", 40.0, 1.0, 4, 2],
     ]
-    assert (
-        curves["budget"].isna().tolist() == [False, True]
-        and curves[["low", "high"]].isna().all(axis=None)
-        and set(curves["level"]) == {"too few"}
-    )
+    assert curves["budget"].isna().tolist() == [False, True]
+    assert curves[["low", "high"]].isna().all(axis=None)
+    assert set(curves["level"]) == {"too few"}
     four = coverage_curves(pd.concat([frame_of(), point]).assign(conversation=list("abcd") * 2))
     assert four["low"][0] <= 0.5 <= four["high"][0] and four["low"][1] == 1
     assert list(coverage_curves(frame_of(type=["x", "y", "x", "y"]), by=["type"])["mean"]) == [0.25, 0.75]

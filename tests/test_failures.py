@@ -67,10 +67,10 @@ def test_rates_by_hand():
     assert fa.failure_rates(frame, 0.31).set_index("type").loc["overall", "mean"] == 0.75
     assert fa.failure_rates(frame.assign(judged=1.0), value="judged")["mean"].sum() == 0
     table = fa.failure_table(frame)
-    assert (
-        list(table.index) == ["u"]
-        and table[("failures: F1 below 0.3", "overall (n=4)")].iloc[0] == "0.500 – too few"
-    ), "two conversations"
+    assert list(table.index) == ["u"]
+    assert table[("failures: F1 below 0.3", "overall (n=4)")].iloc[0] == "0.500 – too few", (
+        "two conversations"
+    )
 
 
 # --- the gate
@@ -91,11 +91,9 @@ def test_verdicts(levels, n, verdict):
     frame = exact(levels, n)
     gate = fa.decision_gate(frame, "s", resamples=400)
     means = frame.groupby("type")["f1"].mean()
-    assert (
-        gate.verdict == verdict
-        and gate.gap == pytest.approx(means.max() - means.min())
-        and gate.low <= gate.gap <= gate.high
-    )
+    assert gate.verdict == verdict
+    assert gate.gap == pytest.approx(means.max() - means.min())
+    assert gate.low <= gate.gap <= gate.high
     assert fa.GATE_VERDICTS[verdict][1] in gate.sentence and gate.n == len(frame) and gate.groups == 4
 
 
@@ -104,9 +102,8 @@ def test_chance_does_not_open_the_gate():
         fa.decision_gate(answers(dict.fromkeys(FIVE, 0.5), n=40, seed=seed), "unified", resamples=200)
         for seed in range(12)
     ]
-    assert all(g.verdict != "≥ 10 points" for g in opened) and sum(g.gap >= 0.1 for g in opened) >= 9, (
-        "on the points alone it would open"
-    )
+    assert all(g.verdict != "≥ 10 points" for g in opened)
+    assert sum(g.gap >= 0.1 for g in opened) >= 9, "on the points alone it would open"
 
 
 def test_a_type_in_one_conversation_only():
@@ -114,11 +111,9 @@ def test_a_type_in_one_conversation_only():
     few = pd.concat([frame, answers({"preference": 0.5}, n=2, conversations=1)])
     gate = fa.decision_gate(few, "unified", resamples=300)
     assert gate.low <= gate.gap <= gate.high and not math.isnan(gate.low + gate.high)
-    assert (
-        gate.left_out == ("preference",)
-        and gate.n == 60
-        and gate.sentence.endswith("fewer than 4 conversations ask for it: preference.")
-    )
+    assert gate.left_out == ("preference",)
+    assert gate.n == 60
+    assert gate.sentence.endswith("fewer than 4 conversations ask for it: preference.")
     assert fa.gate_table(few).loc[0, "left_out"] == "preference"
 
 
@@ -190,21 +185,16 @@ def test_headroom_by_hand():
         -1.0,
     ], "less than nothing is shown as it is"
     for r in table.itertuples():
-        assert r.base + r.retrieval + r.reader == pytest.approx(1) and math.isnan(
-            r.retrieval_low + r.share_low + r.reader_high
-        )
+        assert r.base + r.retrieval + r.reader == pytest.approx(1)
+        assert math.isnan(r.retrieval_low + r.share_low + r.reader_high)
     for r in ce.measure_headroom(many(TOY, 10), "u").itertuples():
         assert r.retrieval_low <= r.retrieval <= r.retrieval_high and r.reader_low <= r.reader
-    assert (
-        "– too few" in ce.headroom_table(TOY, ["u"]).loc[0, "retrieval could close"]
-        and "nan" not in ce.headroom_sentences(TOY, ["u"])[0]
-    )
+    assert "– too few" in ce.headroom_table(TOY, ["u"]).loc[0, "retrieval could close"]
+    assert "nan" not in ce.headroom_sentences(TOY, ["u"])[0]
     assert table.loc["overall", "n"] == 8 and len(ce.headroom_table(TOY, ["u"])) == 3
     sentence = ce.headroom_sentences(TOY, ["u"])[0]
-    assert (
-        "would add +0.000" in sentence
-        and "Most headroom on multi-hop (+0.250), least on preference (-0.250)" in sentence
-    )
+    assert "would add +0.000" in sentence
+    assert "Most headroom on multi-hop (+0.250), least on preference (-0.250)" in sentence
 
 
 # --- figures
@@ -233,9 +223,8 @@ def test_stacked_parts_reach_one_and_keep_their_intervals():
 
     ax = ff.stacked_causes(shares()).axes[0]
     bars = [c for c in ax.containers if isinstance(c, BarContainer)]
-    assert (
-        bars[-1][0].get_y() + bars[-1][0].get_height() == pytest.approx(1) and bars[0][1].get_height() == 0.6
-    )
+    assert bars[-1][0].get_y() + bars[-1][0].get_height() == pytest.approx(1)
+    assert bars[0][1].get_height() == 0.6
     spans = [
         np.round(sorted(p[1] for p in seg), 6).tolist()
         for c in ax.containers
@@ -249,7 +238,8 @@ def test_stacked_parts_reach_one_and_keep_their_intervals():
         "factual\n(n=20)",
         "temporal\n(n=30)",
         "none\n(n=0)",
-    ] and "–" in {t.get_text() for t in ax.texts}
+    ]
+    assert "–" in {t.get_text() for t in ax.texts}
     with pytest.raises(KeyError, match="n"):
         ff.stacked_causes(shares().drop(columns="n"))
 
@@ -279,11 +269,9 @@ def test_no_plan_finds_more(frame):
         assert (recall["oracle_plan"] >= recall[other] - 1e-9).all()
     assert recall["oracle_plan"].mean() > recall["unified"].mean()
     mine = frame[frame["system"] == "oracle_plan"]
-    assert (
-        (mine[~mine["answerable"]]["hits"] == 0).any()
-        and mine["calls"].sum() == 0
-        and mine["hits"].max() <= 10
-    )
+    assert (mine[~mine["answerable"]]["hits"] == 0).any()
+    assert mine["calls"].sum() == 0
+    assert mine["hits"].max() <= 10
 
 
 def test_ties_go_to_the_cheapest_then_to_the_first():
@@ -298,9 +286,8 @@ def test_ties_go_to_the_cheapest_then_to_the_first():
         each[name] = super(OraclePlan, system).retrieve(q.blind(), 3)
     hit = [e for e in each.values() if "D1:2" in e.sources]
     assert "D1:2" in best.sources and len(best.context) <= min(len(e.context) for e in hit) + 20
-    assert best.trace[-1].step == "plans" and best.trace[-1].reason.startswith(
-        f"by the gold turns: {best.plan.planner} found 1 of 1"
-    )
+    assert best.trace[-1].step == "plans"
+    assert best.trace[-1].reason.startswith(f"by the gold turns: {best.plan.planner} found 1 of 1")
     blank = Question("q", "What is the cat called?", ["Snowy"], type=QueryType.open_domain)
     assert system.retrieve(blank, 3).plan.planner == "hybrid", (
         "answerable, with no gold to choose by: the first"
@@ -410,6 +397,5 @@ def test_sentences_on_the_grid():
 
 def test_a_system_without_failures():
     grid = fa.failure_grid(grid_frame([("q0", "multi_hop", 1.0, 1.0, 1.0)]))
-    assert (
-        grid.empty and fa.grid_sentence(grid, "search") == "search has no failure on an answerable question."
-    )
+    assert grid.empty
+    assert fa.grid_sentence(grid, "search") == "search has no failure on an answerable question."

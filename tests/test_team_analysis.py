@@ -105,9 +105,8 @@ def test_a_memory_is_compared_with_the_team_without_it_question_by_question():
     f1 = found[(found["step"] == "private memory") & (found["measure"] == "F1")].iloc[0]
     paired = np.array([1, 1, 0.5, 0, 0.5, 0.5])
     half = 2.5706 * paired.std(ddof=1) / math.sqrt(6)
-    assert f1["difference"] == pytest.approx(paired.mean()) and f1["low"] == pytest.approx(
-        paired.mean() - half, abs=1e-4
-    )
+    assert f1["difference"] == pytest.approx(paired.mean())
+    assert f1["low"] == pytest.approx(paired.mean() - half, abs=1e-4)
     assert difference_table(found)["step"].tolist() == ["private memory"], "the others lack a team"
     better, alike = step_sentences(found)
     assert "better" in better and "too few that differ" in alike
@@ -162,10 +161,8 @@ def test_a_task_turn_by_turn_and_without_the_datas_text():
     assert steps["shared memory tokens"].tolist() == [0, 30, 0] and steps["read"][1] == "Ida Moser"
     assert steps["memory across tasks tokens"].tolist() == [0, 0, 20]
     hidden = task_timeline(json.dumps(TURNS), texts=False)
-    assert (
-        not {"Salt", "Ida"} & set(hidden.to_csv().replace("[", " ").split())
-        and hidden["read"][1] == "an answer"
-    )
+    assert not {"Salt", "Ida"} & set(hidden.to_csv().replace("[", " ").split())
+    assert hidden["read"][1] == "an answer"
     for damaged in ("", "{}", "[]"):
         with pytest.raises(ValueError, match="list of turns"):
             task_timeline(damaged)
