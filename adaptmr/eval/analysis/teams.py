@@ -9,13 +9,14 @@ import json
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ..report.style import NothingToDraw, canvas, house_style, printable_label
+from ..report.tables import interval_columns, mean_of
 from ..runner.timings import timing_sentence
 from adaptmr.eval.stats.intervals import (
     MIN_GROUPS,
@@ -107,14 +108,11 @@ def measure_means(
     """
     rows: list[dict[str, Any]] = []
     tested = frame[~frame["train"].astype(bool)] if "train" in frame else frame
-    for system in dict.fromkeys(tested["system"]):
-        part = tested[tested["system"] == system]
+    for system, part in tested.groupby("system", sort=False):
         for measure in measures:
-            if measure.column not in part or part[measure.column].isna().all():
-                continue
-            it = mean_ci(part[measure.column].to_numpy(float), part["conversation"].tolist(), seed=seed)
-            ends = {"mean": it.mean, "low": it.low, "high": it.high, "n": it.n}
-            rows.append({"system": system, "measure": measure.label, **ends})
+            if measure.column in part and part[measure.column].notna().any():
+                it = mean_of(part, measure.column, seed=seed)
+                rows.append({"system": system, "measure": measure.label, **interval_columns(it), "n": it.n})
     return pd.DataFrame(rows, columns=["system", "measure", "mean", "low", "high", "n"])
 
 
@@ -126,20 +124,15 @@ def measure_table(
     Columns: system, n (questions), and the label of each measure that some system has.
     """
     means = measure_means(frame, measures, seed=seed)
-    digits = {m.label: m.digits for m in measures}
+    digits = {m.label: f",.{m.digits}f" for m in measures}
     cells = {
-        (r["system"], r["measure"]): format_interval(
-            r["mean"], r["low"], r["high"], f",.{digits[r['measure']]}f"
-        )
+        (r["system"], r["measure"]): format_interval(r["mean"], r["low"], r["high"], digits[r["measure"]])
         for r in means.to_dict("records")
     }
-    known = set(means["measure"])
-    labels = [m.label for m in measures if m.label in known]
+    known = [label for label in digits if label in set(means["measure"])]
     counted = means.groupby("system", sort=False)["n"].max().astype(int)
-    return pd.DataFrame(
-        {"system": list(counted.index), "n": list(counted)}
-        | {label: [cells.get((s, label), "–") for s in counted.index] for label in labels}
-    )
+    columns = {label: [cells.get((s, label), "–") for s in counted.index] for label in known}
+    return pd.DataFrame({"system": list(counted.index), "n": list(counted), **columns})
 
 
 def cost_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
@@ -173,28 +166,17 @@ def holding_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     tasks, a total for each of `HELD`, answered (share of hops, with 95 % interval), working.
     """
     rows = []
-    for system in dict.fromkeys(frame["system"]):
-        part = frame[frame["system"] == system]
+    for system, part in frame.groupby("system", sort=False):
         if "hops" not in part or part["hops"].isna().all():
             continue
         totals = {
             label: int(np.nansum(part[name].to_numpy(float))) for name, label in HELD.items() if name in part
         }
-        share = ratio_ci(
-            part["hops_answered"].to_numpy(float),
-            part["hops"].to_numpy(float),
-            part["conversation"].tolist(),
-            seed=seed,
-        )
-        rows.append(
-            {
-                "system": system,
-                "tasks": len(part),
-                **totals,
-                "answered": format_interval(share.mean, max(share.low, 0.0), min(share.high, 1.0), ".2f"),
-                "working": ", ".join(label for label, total in totals.items() if total) or "nothing",
-            }
-        )
+        answered, hops = (part[name].to_numpy(float) for name in ("hops_answered", "hops"))
+        share = ratio_ci(answered, hops, part["conversation"].tolist(), seed=seed)
+        shown = format_interval(share.mean, max(share.low, 0.0), min(share.high, 1.0), ".2f")
+        working = ", ".join(label for label, total in totals.items() if total) or "nothing"
+        rows.append({"system": system, "tasks": len(part), **totals, "answered": shown, "working": working})
     return pd.DataFrame(rows, columns=["system", "tasks", *HELD.values(), "answered", "working"])
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #d1f1677a
@@ -202,14 +184,9 @@ def task_sentences(data: Dataset) -> list[str]:
     """Say how many tasks of each category there are, and of how many passages and sentences each."""
     kinds = Counter(q.category for q in data.questions)
     listed = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
-    passages, sentences, gold = (
-        np.mean(values)
-        for values in (
-            [len(data.conversation(q.conversation).sessions) for q in data.questions],
-            [len(data.conversation(q.conversation)) for q in data.questions],
-            [len(q.evidence) for q in data.questions],
-        )
-    )
+    talks = [data.conversation(q.conversation) for q in data.questions]
+    passages, sentences = np.mean([len(c.sessions) for c in talks]), np.mean([len(c) for c in talks])
+    gold = np.mean([len(q.evidence) for q in data.questions])
     return [
         f"{len(data.questions)} tasks ({listed}).",
         f"Means of a task: {passages:.1f} passages, {sentences:.1f} sentences, {gold:.1f} of them gold.",
@@ -253,7 +230,8 @@ def pair_differences(
     `names` maps a system to its name in the frame. Columns: step (the pair's name), measure, without, having
     (the means), difference, low, high, n. A measure that one of the two lacks has no row.
     """
-    rows: list[dict[str, Any]] = []
+    columns = ["step", "measure", "without", "having", "difference", "low", "high", "n"]
+    rows: list[dict[Hashable, Any]] = []
     for pair in pairs:
         without, having = names(pair.without), names(pair.having)
         both = frame[frame["system"].isin([without, having])]
@@ -264,18 +242,10 @@ def pair_differences(
                 continue
             means = both.groupby("system")[measure.column].mean()
             (found,) = compare_systems(both, measure.column, without, seed=seed).to_dict("records")
-            rows.append(
-                {
-                    "step": pair.name,
-                    "measure": measure.label,
-                    "without": round(float(means[without]), 9),
-                    "having": round(float(means[having]), 9),
-                    **{name: found[name] for name in ("difference", "low", "high", "n")},
-                }
-            )
-    return pd.DataFrame(
-        rows, columns=["step", "measure", "without", "having", "difference", "low", "high", "n"]
-    )
+            found |= {"step": pair.name, "measure": measure.label}
+            found |= {"without": round(float(means[without]), 9), "having": round(float(means[having]), 9)}
+            rows.append(found)
+    return pd.DataFrame(rows, columns=columns)
 
 
 def difference_table(differences: pd.DataFrame) -> pd.DataFrame:
@@ -285,10 +255,8 @@ def difference_table(differences: pd.DataFrame) -> pd.DataFrame:
         for r in differences.to_dict("records")
     }
     steps, measures = (list(dict.fromkeys(differences[c])) for c in ("step", "measure"))
-    return pd.DataFrame(
-        {"step": steps}
-        | {measure: [cells.get((step, measure), "–") for step in steps] for measure in measures}
-    )
+    columns = {measure: [cells.get((step, measure), "–") for step in steps] for measure in measures}
+    return pd.DataFrame({"step": steps, **columns})
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #53a97cdd
 _BETTER: Mapping[str, str] = {m.label: m.better for m in COMPARED}
@@ -408,8 +376,8 @@ def curve(differences: pd.DataFrame, places: int = MAX_PLACES, *, seed: int = 0)
         part = differences[at == place]
         by_order = part.groupby("order")["difference"].mean()
         it = mean_ci(by_order.to_numpy(float), by_order.index.tolist(), seed=seed)
-        ends = {"mean": it.mean, "low": it.low, "high": it.high, "n": len(part)}
-        rows.append({"position": float(part["position"].mean()), **ends})
+        place_at = float(part["position"].mean())
+        rows.append({"position": place_at, **interval_columns(it), "n": len(part)})
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #d9cacfdc
@@ -428,21 +396,15 @@ def learning_table(differences: pd.DataFrame, label: str = "F1", *, seed: int = 
 
     Columns: measure (the label), what, mean, low, high, n, over (what `n` counts).
     """
-    orders = [part for _, part in differences.groupby("order")]
     growth = [
         slope_of(part["position"].to_numpy(float), part["difference"].to_numpy(float))
         * float(part["position"].max() - part["position"].min())
-        for part in orders
+        for _, part in differences.groupby("order")
     ]
-    whole = mean_ci(
-        differences["difference"].to_numpy(float), differences["conversation"].tolist(), seed=seed
-    )
-    grown = _over_orders(np.round(growth, 9))
+    whole, grown = mean_of(differences, "difference", seed=seed), _over_orders(np.round(growth, 9))
     rows = [
-        {"measure": label, "what": WHOLE, "mean": whole.mean, "low": whole.low, "high": whole.high}
-        | {"n": whole.groups, "over": "questions"},
-        {"measure": label, "what": GROWTH, "mean": grown.mean, "low": grown.low, "high": grown.high}
-        | {"n": len(growth), "over": "orders"},
+        {"measure": label, "what": what, **interval_columns(it), "n": it.groups, "over": over}
+        for what, it, over in ((WHOLE, whole, "questions"), (GROWTH, grown, "orders"))
     ]
     return pd.DataFrame(rows)
 

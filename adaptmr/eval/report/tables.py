@@ -19,6 +19,7 @@ from adaptmr.eval.stats.intervals import (
     Interval,
     compare_systems,
     format_interval,
+    mean_ci,
     mean_ci_table,
 )
 from ...markup import cut_text
@@ -95,15 +96,20 @@ def paired_values(
     return a.to_numpy(), b.to_numpy(), conversations, languages
 
 
+def mean_of(rows: pd.DataFrame, column: str, *, seed: int = 0) -> Interval:
+    """Compute the mean of a column of rows of `evaluate` with its 95 % interval over conversations."""
+    return mean_ci(rows[column].to_numpy(float), rows["conversation"].tolist(), seed=seed)
+
+
 def interval_columns(it: Interval, name: str = "mean", ends: str = "") -> dict[str, float]:
     """Return an interval as columns of a row: `name`, and `low` and `high` with the prefix `ends`."""
     return {name: it.mean, f"{ends}low": it.low, f"{ends}high": it.high}
 
 # %% auto #0
 __all__ = ['Paired', 'OVERALL', 'MAX_CASE_CHARS', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'types_present',
-           'pivot_by_type', 'split_by_type', 'split_by_system', 'paired_values', 'interval_columns', 'mean_table',
-           'reply_outcome_table', 'fallback_rates', 'plans_table', 'main_table', 'overview_table', 'unlimited_line',
-           'system_costs', 'paired_gains', 'gain_table', 'gain_sentences', 'accuracy_and_tokens',
+           'pivot_by_type', 'split_by_type', 'split_by_system', 'paired_values', 'mean_of', 'interval_columns',
+           'mean_table', 'reply_outcome_table', 'fallback_rates', 'plans_table', 'main_table', 'overview_table',
+           'unlimited_line', 'system_costs', 'paired_gains', 'gain_table', 'gain_sentences', 'accuracy_and_tokens',
            'matched_budget_table', 'overall_gains', 'largest_gain_cases', 'comparison_html']
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #0cdf900c
