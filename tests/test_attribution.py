@@ -93,46 +93,48 @@ def test_miss(reader):
     assert has(shown, "tea", "slugs") and shown[0].endswith("Bergen now."), "the rest is kept, gold on top"
 
 
-def test_temporal(reader):
-    first = Question(
-        "q",
-        "Which came first, the cat or the slugs?",
-        ["slugs"],
-        QueryType.temporal_reasoning,
-        evidence=["D1", "D3"],
-    )
-    llm, _ = reader(lambda lines: "slugs" if "slugs" in lines[0] else "cat")
-    assert c.diagnose(first, found(CAT, SLUGS), TALK, llm).cause == "TEMPORAL"
-    lost = replace(SLUGS, at=datetime(1970, 1, 1), step=0)
-    llm, _ = reader(lambda lines: "slugs" if has(lines, "2024-01-11", "2024-01-31") else "cat")
-    assert c.diagnose(first, found(lost, CAT), TALK, llm).cause == "TEMPORAL", (
-        "dates that a system lost come back"
-    )
+FIRST = Question(
+    "q",
+    "Which came first, the cat or the slugs?",
+    ["slugs"],
+    QueryType.temporal_reasoning,
+    evidence=["D1", "D3"],
+)
+UNDATED = replace(SLUGS, at=datetime(1970, 1, 1), step=0)
 
 
-def test_conflict(reader):
-    llm, _ = reader(
-        lambda lines: "Oslo" if has(lines, "Oslo") else "Bergen" if has(lines, "Bergen", "tea") else ""
-    )
-    d = c.diagnose(WHERE, found(OLD, NEW, TEA), TALK, llm)
-    assert d.cause == "CONFLICT", "taking out the distractors takes out too much for this reader"
-
-
-def test_overload(reader):
-    llm, _ = reader(lambda lines: "Bergen" if len(lines) < 2 else "tea")
-    assert c.diagnose(WHERE, found(NEW, TEA, CAT), TALK, llm).cause == "OVERLOAD"
+@pytest.mark.parametrize(
+    ("cause", "question", "turns", "says"),
+    [
+        ("TEMPORAL", FIRST, (CAT, SLUGS), lambda lines: "slugs" if "slugs" in lines[0] else "cat"),
+        # dates that a system lost come back
+        (
+            "TEMPORAL",
+            FIRST,
+            (UNDATED, CAT),
+            lambda x: "slugs" if has(x, "2024-01-11", "2024-01-31") else "cat",
+        ),
+        # taking out the distractors takes out too much for this reader
+        (
+            "CONFLICT",
+            WHERE,
+            (OLD, NEW, TEA),
+            lambda x: "Bergen" if has(x, "Bergen", "tea") > has(x, "Oslo") else "",
+        ),
+        ("OVERLOAD", WHERE, (NEW, TEA, CAT), lambda lines: "Bergen" if len(lines) < 2 else "tea"),
+        ("unstable", WHERE, (OLD,), lambda lines: "Bergen"),
+    ],
+)
+def test_each_cause_alone_by_a_reader_that_needs_exactly_that(reader, cause, question, turns, says):
+    llm, server = reader(says)
+    d = c.diagnose(question, found(*turns), TALK, llm)
+    assert d.cause == cause and d.calls == len(server.requests) - 1
 
 
 def test_gen(reader):
     llm, server = reader(lambda lines: "banana")
     d = c.diagnose(WHERE, found(OLD, NEW, TEA), TALK, llm, max_calls=50)
     assert d.cause == "GEN" and d.minimal_repairs == () and d.complete and d.calls == len(server.requests) - 1
-
-
-def test_unstable(reader):
-    llm, server = reader(lambda lines: "Bergen")
-    d = c.diagnose(WHERE, found(OLD), TALK, llm)
-    assert d.cause == "unstable" and d.calls == 0 and len(server.requests) == 1
 
 
 # --- ties, doubles, all together
@@ -363,23 +365,6 @@ def test_a_system_with_another_ones_budget_gets_it_again(demo):
         rows = am.evaluate(["qarp", "token_matched"], few, llm, embedder="hash", progress=False)
         why = c.attribute_failures(rows, few, ["token_matched", "qarp"], llm, embedder="hash", max_calls=1)
     assert set(why["system"]) == {"token_matched", "qarp"} and (why["calls"] <= 1).all()
-
-
-def test_an_experiment_keeps_its_diagnoses(tmp_path):
-    from adaptmr.experiments import Experiment
-
-    e = Experiment(
-        "t",
-        {"systems": "unified", "split": "en1", "limit": 6, "embedder": "hash", "redact": True},
-        out_dir=tmp_path,
-    )
-    with pytest.raises(RuntimeError, match="nothing is evaluated"):
-        e.causes("unified")
-    low = int((e.evaluate()["f1"] < 0.5).sum())
-    assert len(e.causes("unified", threshold=0.5)) == low
-    assert (e.run.path / "tables" / "diagnoses.csv").read_text().count("\n") == low + 1
-    assert e.show_sentences(["a < b"], [])._repr_html_() == "<ul><li>a &lt; b</li></ul>"
-    assert "manifest.json" in e.finish().files()
 
 
 def test_with_a_model_in_threads(demo, tmp_path):

@@ -15,11 +15,9 @@ from adaptmr.eval.analysis.budget_curves import (
     hits_at_budgets,
     measure_coverage,
 )
-from adaptmr.eval.report.style import figure_bytes
 from adaptmr.llm.spending import count_tokens
 from adaptmr.retrieval.evidence import rank_prefix, render_context
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.systems.base import make_system
 from adaptmr.types import Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 LINES = [
@@ -148,20 +146,6 @@ def test_no_budget_is_exceeded_and_everyone_is_asked_the_same(measured):
     assert measured.loc[measured["budget"].isna(), "recall"].eq(1).all()
 
 
-def test_rows_are_what_the_system_returns():
-    data = am.load("demo", split="en1", limit=12)
-    frame = measure_coverage(
-        [make_system("hybrid", embedder="hash")], data, budgets=(100_000,), embedder="hash", depth=10
-    )
-    system = make_system("hybrid", embedder="hash")
-    system.ingest(data.conversations[0])
-    for row in frame.itertuples():
-        question = next(q for q in data.questions if q.id == row.question)
-        found = system.retrieve(question.blind(), 10)
-        assert row.tokens == count_tokens(found.context)
-        assert row.recall == len(set(found.sources) & set(question.evidence)) / len(set(question.evidence))
-
-
 # --- curves and the figure
 
 
@@ -212,21 +196,3 @@ def test_the_figure_shows_every_system_apart(measured):
     )
     part = curves[curves["system"] == "hybrid"]
     assert any(np.allclose(line.get_xydata(), part[["tokens", "mean"]]) for line in drawn)
-
-
-def test_the_figure_takes_many_systems_and_none_that_rank():
-    many = pd.concat(
-        [
-            frame_of(system=[f"s{i}"] * 4, budget=[float(b)] * 4, tokens=[b] * 4)
-            for i in range(14)
-            for b in (50, 100)
-        ]
-    )
-    lines = [
-        line for line in coverage_figure(coverage_curves(many)).axes[0].lines if len(line.get_xdata()) == 2
-    ]
-    assert (
-        len({(to_hex(line.get_color()), line.get_marker(), str(line.get_linestyle())) for line in lines})
-        == 14
-    )
-    assert figure_bytes(coverage_figure(coverage_curves(frame_of(budget=[np.nan] * 4))))

@@ -22,9 +22,8 @@ from adaptmr.eval.analysis.breakdowns import (
     score_ceiling,
 )
 from adaptmr.eval.metrics.answers import locomo_f1
-from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.types import Answer, Dataset, Question
+from adaptmr.types import Dataset, Question
 
 
 def talk(sample):
@@ -118,15 +117,6 @@ def test_the_registry_says_what_is_missing(put, tmp_path, monkeypatch):
         load("locomo_audited")
 
 
-def test_both_keys_are_scored_by_the_official_rule():
-    q = Question("q", "?", ["30 euros"], category="4")
-    assert (
-        score_answer(q, Answer("the 30 euros"), "locomo_audited")
-        == score_answer(q, Answer("the 30 euros"), "locomo")
-        == 1.0
-    )
-
-
 def test_the_same_answers_on_both_keys(put):
     path = put(finding(), finding(i=1))
     published, audited = parse_locomo(path), parse_locomo_audited(path)
@@ -158,22 +148,12 @@ def test_rows_that_were_not_audited_have_no_audited_score(put):
 
 def test_ceilings_by_hand():
     def key(*golds):
-        return Dataset(
-            "k",
-            [],
-            [
-                Question(
-                    f"q{i}",
-                    "?",
-                    [g] if g else [],
-                    "abstention" if c == "5" else "multi_hop",
-                    c,
-                    answerable=c != "5",
-                    conversation="c",
-                )
-                for i, (c, g) in enumerate(golds)
-            ],
-        )
+        asked = [
+            Question(f"q{i}", "?", [g] if g else [], kind, c, answerable=c != "5", conversation="c")
+            for i, (c, g) in enumerate(golds)
+            for kind in ["abstention" if c == "5" else "multi_hop"]
+        ]
+        return Dataset("k", [], asked)
 
     published = key(("1", "bees, rowing"), ("2", "May 2023"), ("3", "no; she said so"), ("5", ""))
     audited = key(("1", "bees"), ("2", "June 2023"), ("3", "no; she said so"), ("5", ""))

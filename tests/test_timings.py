@@ -18,7 +18,7 @@ from adaptmr.eval.report import tables
 from adaptmr.eval.runner.timings import timed_calls, timing_sentence
 from adaptmr.experiments import Experiment
 from adaptmr.llm import LLM
-from adaptmr.llm.replay import ReplayCache, request_key
+from adaptmr.llm.replay import ReplayCache
 from adaptmr.llm.tasks import meter_usage
 
 DELAY = 0.08  # seconds that the model takes for each reply
@@ -90,18 +90,10 @@ def test_a_record_without_a_time_makes_a_time_unknown(tmp_path: Path) -> None:
 def test_usage_of_a_recorded_call_has_its_seconds() -> None:
     cache = ReplayCache()
     request = {"model": "m", "messages": HELLO, "max_tokens": 512, "temperature": 0.0}
-    cache.put(
-        request,
-        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1, "seconds": 29.497},
-    )
-    cache.put(
-        {**request, "max_tokens": 9},
-        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1},
-    )
-    cache.put(
-        {**request, "max_tokens": 8},
-        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1, "seconds": -3},
-    )
+    reply = {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1}
+    cache.put(request, {**reply, "seconds": 29.497})
+    cache.put({**request, "max_tokens": 9}, reply)
+    cache.put({**request, "max_tokens": 8}, {**reply, "seconds": -3})
     llm = LLM("m", cache=cache)
     with meter_usage() as meter:
         assert 29.497 <= llm.complete(HELLO).usage.seconds < 30.5
@@ -114,14 +106,7 @@ def test_usage_of_a_recorded_call_has_its_seconds() -> None:
     assert math.isnan(meter.times.seconds(1.0))
 
 
-def test_a_call_is_recorded_with_its_seconds() -> None:
-    cache = ReplayCache()
-    with Server(minimal(DELAY)) as server:
-        LLM("m", base_url=server.url, cache=cache).complete(HELLO)
-    (record,) = cache.records()
-    assert DELAY <= record["reply"]["seconds"] < 20 and record["key"] == request_key(record["request"])
-
-
+@pytest.mark.slow
 def test_a_repeated_experiment_states_the_source_of_its_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,16 +117,9 @@ def test_a_repeated_experiment_states_the_source_of_its_times(
         experiment.evaluate()
         experiment.comparison_tables()
         path = experiment.finish().path
-        manifest, caption = (
-            json.loads((path / "manifest.json").read_text()),
-            (path / "tables" / "costs.txt").read_text(),
-        )
-        return (
-            manifest,
-            pd.read_parquet(path / "timings.parquet"),
-            caption,
-            (path / "calls.jsonl.gz").read_bytes(),
-        )
+        manifest, caption = path / "manifest.json", path / "tables" / "costs.txt"
+        times, calls = pd.read_parquet(path / "timings.parquet"), (path / "calls.jsonl.gz").read_bytes()
+        return json.loads(manifest.read_text()), times, caption.read_text(), calls
 
     with Server(minimal(DELAY)) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
@@ -183,16 +161,14 @@ def test_a_caption_says_how_many_questions_were_asked_at_once() -> None:
     assert "(1 with 1, 2 with 2): don't compare them" in mixed
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_table_of_costs_says_that_its_times_are_contended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
-    params = {"split": "en1", "limit": 5, "embedder": "hash", "systems": "unified,hybrid", "workers": workers}
+    params = {"split": "en1", "limit": 5, "embedder": "hash", "systems": "unified,hybrid", "workers": 2}
     experiment = Experiment("timed", params, out_dir=tmp_path)
     experiment.evaluate()
     experiment.comparison_tables()
-    caption = (experiment.run.path / "tables" / "costs.txt").read_text()
-    assert ("2 questions were asked at once" in caption) == (workers == 2)
+    assert "2 questions were asked at once" in (experiment.run.path / "tables" / "costs.txt").read_text()
     times = experiment.time_again(repeats=1, per_type=1)
     assert set(times["ms_at_once"]) == {1}, "timed again one after the other"
