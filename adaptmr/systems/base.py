@@ -168,7 +168,7 @@ class PlannedSystem(DisplayedSystem):
 
         if self.store is not None:
             self.store.close()
-        self.store = MemoryStore(embedder=self._embedder)
+        self.store = MemoryStore(embedder=self._embedder, warm=False)
         self._first_conversation = ""
 
     @property
@@ -224,7 +224,6 @@ _GROUPS = ("main", "ablation", "baseline", "oracle", "team", "own")
 # the modules whose import registers systems, in the order of tables
 _MODULES = (
     "systems.fixed",
-    "systems.llm_planned",
     "systems.layered",
     "systems.oracles",
     "systems.ablations",

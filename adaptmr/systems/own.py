@@ -279,7 +279,7 @@ class WrappedSystem(DisplayedSystem):
 
         over_hits = replace(plan, queries=(), multi_step=False, weights={"given": 1.0})
         memories = [replace(h.memory, meta={**h.memory.meta, "given": h.score}) for h in pooled.values()]
-        with MemoryStore(embedder=self._embedder) as store:
+        with MemoryStore(embedder=self._embedder, warm=False) as store:
             store.add(memories)
             found = execute(over_hits, question, store, llm=self.llm)
         theirs = (pooled[h.memory.id] for h in found.hits)
