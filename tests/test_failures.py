@@ -80,8 +80,8 @@ def test_rates_by_hand():
     ("levels", "n", "verdict"),
     [
         ({"multi_hop": 0.8, "abstention": 0.4}, 200, "≥ 10 points"),
-        ({"multi_hop": 0.576, "abstention": 0.5}, 40_000, "5–10 points"),
-        ({"multi_hop": 0.5, "abstention": 0.508}, 40_000, "< 5 points"),
+        ({"multi_hop": 0.576, "abstention": 0.5}, 12_000, "5–10 points"),
+        ({"multi_hop": 0.5, "abstention": 0.508}, 12_000, "< 5 points"),
         ({"multi_hop": 0.6, "abstention": 0.5}, 400, "undecided"),
         ({"multi_hop": 0.55, "abstention": 0.5}, 400, "undecided"),
         (dict.fromkeys(FIVE, 0.5), 60, "undecided"),
@@ -222,7 +222,7 @@ def test_headroom_above_and_below_zero():
 
 @pytest.fixture(scope="module")
 def frame():
-    data = am.load("demo", split="en2,zh2", limit=40)
+    data = am.load("demo", split="en2,zh2", limit=20)
     return am.evaluate(
         ["unified", "hybrid", "adaptmr", "oracle_type", "oracle_plan", "oracle_evidence"],
         data,

@@ -119,12 +119,11 @@ def test_same_bytes_whatever_the_order(tmp_path):
 def test_tables_and_figures_have_captions(tmp_path):
     run = run_folder.open_run("exp1", {}, THEIRS, tmp_path)
     titled = figures.grouped_bars(means(), "type", title="F1 by type")
-    run.show_figure(titled, "titled")
     run.show_figure(titled, "captioned", "Our 50 % of it; κ → “x”")
     run.show_figure(figures.grouped_bars(means(), "type", xlabel="type", ylabel="F1"), "plain")
     run.show_figure(figures.grouped_bars(means(), "type"), "bare")
     texts = {p.stem: p.read_text(encoding="utf-8") for p in (run.path / "figures").glob("*.txt")}
-    wanted = {"titled": "F1 by type", "captioned": "Our 50 % of it; κ → “x”", "plain": "F1 by type"}
+    wanted = {"captioned": "Our 50 % of it; κ → “x”", "plain": "F1 by type"}
     wanted["bare"] = "bare"
     assert texts == {name: f"{text} · {LABEL}\n" for name, text in wanted.items()}
     said, want = "κ of 50 % & “two” → one_2", r"$\kappa$ of 50 \% \& ``two'' $\rightarrow$ one\_2"

@@ -57,13 +57,8 @@ def rows_of(**f1):
     """Rows of systems with these F1, question by question."""
     return pd.DataFrame(
         [
-            {
-                "system": system,
-                "conversation": f"q{i}",
-                "question": f"q{i}",
-                "f1": value,
-                "em": float(value == 1),
-            }
+            {"system": system, "conversation": f"q{i}", "question": f"q{i}", "f1": value}
+            | {"em": float(value == 1)}
             | {"repeated_searches": 2.0 * (system == "team_private"), "turns": 3.0, "language": "en"}
             | {"prompt_tokens": 100, "completion_tokens": 10, "calls": 2, "transcript": json.dumps(TURNS)}
             | {"hops": 2.0, "hops_answered": 1.0, "facts": 1.0, "lessons": 0.0, "text": "In which town?"}

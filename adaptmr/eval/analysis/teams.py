@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..report.style import NothingToDraw, canvas, house_style, printable_label
-from ..report.tables import interval_columns, mean_of
+from ..report.tables import interval_columns, mean_of, text_cells
 from ..runner.timings import timing_sentence
 from adaptmr.eval.stats.intervals import (
     MIN_GROUPS,
@@ -250,13 +250,7 @@ def pair_differences(
 
 def difference_table(differences: pd.DataFrame) -> pd.DataFrame:
     """Tabulate differences as text cells: a row per step, a column per measure."""
-    cells = {
-        (r["step"], r["measure"]): format_interval(r["difference"], r["low"], r["high"], "+.3f", "+.2f")
-        for r in differences.to_dict("records")
-    }
-    steps, measures = (list(dict.fromkeys(differences[c])) for c in ("step", "measure"))
-    columns = {measure: [cells.get((step, measure), "–") for step in steps] for measure in measures}
-    return pd.DataFrame({"step": steps, **columns})
+    return text_cells(differences, "step", "measure", "difference", "+.3f", "+.2f").reset_index()
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #53a97cdd
 _BETTER: Mapping[str, str] = {m.label: m.better for m in COMPARED}
