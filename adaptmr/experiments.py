@@ -478,30 +478,6 @@ def add_usage(experiment: Experiment, usage: Usage) -> None:
     experiment.extra_usage += usage
 
 
-def ask_besides(experiment: Experiment, system: str, data: Dataset, name: str) -> pd.DataFrame:
-    """Ask a system questions in addition to the run's own, under the run's conditions; return the rows.
-
-    They have a journal, called by `name`, so that an interrupted run continues them too.
-    """
-    rows = evaluate(
-        [system],
-        data,
-        experiment.llm,
-        experiment.params["k"],
-        **experiment.making,
-        journal=_journal_besides(experiment, name),
-        used=experiment.inputs.newly_used_keys,
-        progress=False,
-    )
-    experiment.used_keys |= set(rows.attrs.pop("used"))
-    experiment.extra_usage += total_usage(rows)
-    return rows
-
-
-def _journal_besides(experiment: Experiment, name: str) -> Path:
-    return experiment.journal.with_suffix(f".{name}.sqlite")
-
-
 def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     """Write results, calls, vectors and the manifest, and return the run folder."""
     frame, run, inputs = experiment.rows, experiment.run, experiment.inputs
@@ -538,9 +514,7 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         timed_calls=timed_calls(frame),
         wire=experiment.llm.event_counts,
     )
-    besides = _journal_besides(experiment, "*")
-    for journal in (experiment.journal, *besides.parent.glob(besides.name)):
-        journal.unlink(missing_ok=True)
+    experiment.journal.unlink(missing_ok=True)
     return run
 
 # %% ../nbs/04_experiments.ipynb #e1495326
@@ -665,7 +639,7 @@ class Experiment:
         )
 
     evaluate, time_again = evaluate_systems, time_again
-    add_usage, ask_besides, finish = add_usage, ask_besides, finish_run
+    add_usage, finish = add_usage, finish_run
     # what a report shows: the functions of `sections`
     table, figure, show_sentences = show_table, show_figure, staticmethod(show_sentences)
     questions_by_type, systems_table = questions_by_type, systems_table
