@@ -176,7 +176,7 @@ class AnyLife(RuleBasedStateMachine):
 
 
 AnyLife.TestCase.settings = settings(
-    max_examples=5, stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=3, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnyLife = AnyLife.TestCase
 
