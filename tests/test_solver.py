@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -145,19 +143,6 @@ def test_a_solver_forever_is_never_emptied() -> None:
     assert known(run([solver])) == [3, 4, 6, 7, 9, 10]
     assert ("reset",) not in solver.events
     assert known(run([solver])) == [12, 13, 15, 16, 18, 19], "the next run begins with what it knows"
-
-
-def test_one_question_at_a_time_even_where_a_model_allows_many() -> None:
-    threads = set()
-
-    class Watched(Learner):
-        def solve(self, question: Question) -> Solution:
-            threads.add(threading.current_thread())
-            return super().solve(question)
-
-    llm = SimpleNamespace(model="fake", is_offline=False, concurrency=4)
-    assert known(run([Watched("run")], llm=llm)) == [2, 3, 5, 6, 8, 9]
-    assert threads == {threading.current_thread()}
 
 
 @pytest.mark.parametrize("scope", SCOPES)
