@@ -16,7 +16,7 @@ from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import LAYER_WEIGHTS, SIGNALS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank
-from adaptmr.retrieval.visible import store_part, turns_of
+from adaptmr.retrieval.visible import store_part
 from adaptmr.store import view
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
@@ -155,8 +155,9 @@ def row(found, step):
 # --- the same result as a store of the part alone
 
 
-@pytest.mark.parametrize("part", ["her turns", "his", "turns", "pets and home", "her pets, said"])
-@pytest.mark.parametrize("asked_at", [None, SEPTEMBER], ids=["no time", "September"])
+@pytest.mark.parametrize(
+    ("part", "asked_at"), [("her turns", None), ("his", SEPTEMBER), ("pets and home", SEPTEMBER)]
+)
 def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone, part, asked_at):
     n_hits = 0
     for strategy in (*dict.fromkeys(STRATEGIES.values()), entity_rerank):
@@ -200,7 +201,7 @@ MOMENTS = st.sampled_from([None, SEPTEMBER, datetime(2024, 3, 16, tzinfo=UTC)])
 
 
 @given(PLANS, st.sampled_from(ASKED), st.sampled_from(sorted(PARTS)), MOMENTS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_result_is_that_of_a_store_of_the_part(mixed, alone, plan, text, part, asked_at):
     question = Question("", text, asked_at=asked_at) if asked_at else text
     restricted = replace(plan, **PARTS[part])
@@ -216,7 +217,7 @@ WORD = st.sampled_from(
 
 
 @given(PLANS, st.lists(WORD, max_size=6).map(" ".join), st.sampled_from(["maya", "ravi"]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_nobody_finds_what_another_one_said(mixed, plan, text, owner):
     found = run_rounds(replace(plan, owners=(owner,)), text, mixed)
     assert {h.memory.owner for h in found.hits} <= {owner}
@@ -237,13 +238,6 @@ def test_without_a_time_today_is_that_of_the_part(mixed):
 
 
 # --- the trace, and what is not restricted
-
-
-def test_a_part_that_is_everything_is_the_store_itself(mixed):
-    assert store_part(mixed, Filter(owners=("maya", "ravi"))) is mixed
-    with MemoryStore(embedder="hash") as s:
-        s.add(HERS)
-        assert turns_of(s) is s, "no copy where nothing is derived"
 
 
 # --- the gate: only turns open it
@@ -325,7 +319,7 @@ def changes(draw):
 
 
 @given(changes())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_after_any_changes_a_part_is_what_a_new_store_would_be(history):
     where = Filter(owners=("maya",), layers=("",))
     plan = replace(WORDS, owners=("maya",), k=99)
@@ -402,16 +396,3 @@ def test_what_was_worked_out_for_a_part_is_not_worked_out_again(monkeypatch):
         "She is hungry.",
     }
     assert len([t for t in cut if "Maya:" in t]) == 1, "of eleven turns, one is new"
-
-
-# --- several threads
-
-
-THREADED = [
-    WORDS,
-    replace(WORDS, owners=("maya",)),
-    replace(WORDS, owners=("maya",), layers=("",), prefer_latest=True),
-    replace(RAW, layers=("key", "summary")),
-    replace(WORDS, tags=("pets", "home"), relevance_threshold=0.5),
-    replace(WORDS, owners=("ravi",), weights={"lexical": 1.0, "sentence": 1.0}),
-]
