@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from . import provenance
 from .data.registry import is_file_name, load
 from .embed import embedder as make_embedder
 from .embed import shared_cache
@@ -631,7 +632,7 @@ class Experiment:
         _name_own_parts(systems, self.params, self.plugins, self.user_code)
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")
         self.systems = list(self.display_names.systems)
-        run_id = run_folder.run_id(self.params, self.data.sha256, self.user_code)
+        run_id = provenance.run_id(self.params, self.data.sha256, self.user_code)
         earlier = Path(replayed or Path(out_dir or run_folder.default_outputs()) / name / run_id)
         self.inputs = _RecordedInputs(earlier, {**self.params, **read_by}, only_recorded=bool(replayed))
         self.llm = LLM(self.params["model"], cache=self.inputs.calls, seed=self.params["seed"], **limits)

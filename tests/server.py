@@ -41,11 +41,8 @@ class Handler(BaseHTTPRequestHandler):
     def reply(self, code: int, payload: Any, headers: dict[str, str] | None = None) -> None:
         raw = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         self.send_response(code)
-        for k, v in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(raw)),
-            **(headers or {}),
-        }.items():
+        usual = {"Content-Type": "application/json", "Content-Length": str(len(raw))}
+        for k, v in {**usual, **(headers or {})}.items():
             self.send_header(k, v)
         self.end_headers()
         self.wfile.write(raw)
@@ -98,20 +95,19 @@ class Server(ThreadingHTTPServer):
 def completion(
     text: Any, finish: str = "stop", prompt: int = 10, done: int = 5, **message: Any
 ) -> dict[str, Any]:
+    said = {"role": "assistant", "content": text, **message}
     return {
-        "id": "c1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": finish,
-                "message": {"role": "assistant", "content": text, **message},
-            }
-        ],
+        **{"id": "c1", "object": "chat.completion", "created": 1, "model": "m"},
+        "choices": [{"index": 0, "finish_reason": finish, "message": said}],
         "usage": {"prompt_tokens": prompt, "completion_tokens": done, "total_tokens": prompt + done},
     }
+
+
+def no_model_server(monkeypatch: Any) -> None:
+    """Take away what the environment says of a model's server and of proxies."""
+    proxies = [p for name in ("http_proxy", "https_proxy", "all_proxy") for p in (name, name.upper())]
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", *proxies):
+        monkeypatch.delenv(name, raising=False)
 
 
 def raw(code: int, payload: Any, headers: dict[str, str] | None = None) -> Behaviour:
@@ -171,50 +167,13 @@ def half_json(h: Handler, body: dict[str, Any]) -> None:
     h.reply(200, raw_[: len(raw_) // 2])
 
 
-def stream(text: str, end: bool = True, usage: bool = True, cut: bool = False) -> Behaviour:
-    """Send server-sent events, one per word.
-
-    `end` adds the finish reason and [DONE]; `cut` hangs up in the middle of an event.
-    """
-
-    def behave(h: Handler, body: dict[str, Any]) -> None:
-        h.send_response(200)
-        h.send_header("Content-Type", "text/event-stream")
-        h.send_header("Connection", "close")
-        h.end_headers()
-
-        def send(choices: list[Any], **more: Any) -> None:
-            chunk = {
-                "id": "c1",
-                "object": "chat.completion.chunk",
-                "created": 1,
-                "model": "m",
-                "choices": choices,
-                **more,
-            }
-            h.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-
-        for word in text.split(" "):
-            send([{"index": 0, "delta": {"content": word + " "}, "finish_reason": None}])
-        if end:
-            send([{"index": 0, "delta": {}, "finish_reason": "stop"}])
-            if usage and "stream_options" in body:
-                send([], usage={"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10})
-            h.wfile.write(b"data: [DONE]\n\n")
-        elif cut:
-            h.wfile.write(b'data: {"id": "c1", "choi')
-        h.hang_up()
-
-    return behave
-
-
-def chunked(h: Handler, pieces: Any, pause: float = 0.0, content_type: str = "application/json") -> None:
+def chunked(h: Handler, pieces: Any, pause: float = 0.0) -> None:
     """Send a body of unknown length piece by piece, with `pause` seconds between two pieces.
 
     Stops when the client hangs up or the test ends.
     """
     h.send_response(200)
-    h.send_header("Content-Type", content_type)
+    h.send_header("Content-Type", "application/json")
     h.send_header("Connection", "close")
     h.end_headers()
     for piece in pieces:
@@ -238,15 +197,6 @@ def dripping_headers(h: Handler, body: dict[str, Any]) -> None:
         if h.server.released.wait(0.05):
             break
     h.hang_up()
-
-
-def endless_stream(h: Handler, body: dict[str, Any]) -> None:
-    """Send server-sent events without end, one every 20 ms."""
-    choice = {"index": 0, "delta": {"content": "a "}, "finish_reason": None}
-    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
-    chunked(
-        h, (b"data: " + json.dumps(event).encode() + b"\n\n" for _ in range(1000)), 0.02, "text/event-stream"
-    )
 
 
 def bomb(megabytes: int, code: int = 200) -> Behaviour:

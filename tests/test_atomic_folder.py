@@ -100,39 +100,19 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("locks", [True, False], ids=["flock", "without locks"])
-def test_the_second_of_two_equal_runs_names_the_process_of_the_first(tmp_path, monkeypatch, locks):
-    code = (
-        HOLD
-        if locks
-        else HOLD.replace(
-            "import open_run",
-            "import open_run\nfrom adaptmr.eval.report import run_folder\nrun_folder.fcntl = None",
-            1,
-        )
-    )
-    if not locks:
-        monkeypatch.setattr(run_folder, "fcntl", None)
+def test_the_second_of_two_equal_runs_names_the_process_of_the_first(tmp_path):
     other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert other.stdout.readline() == b"holds\n"
-    (
-        tmp_path / "exp1" / next(p.name for p in (tmp_path / "exp1").iterdir() if p.is_dir()) / "its own"
-    ).write_text("x")
-    with pytest.raises(
-        run_folder.RunLocked, match=rf"exp1/k1-\w+ is being run by process {other.pid}; wait for it"
-    ):
+    (partial,) = (tmp_path / "exp1").glob(".*.partial")
+    (partial / "its own").write_text("x")
+    named = rf"exp1/k1-\w+ is being run by process {other.pid}; wait for it"
+    with pytest.raises(run_folder.RunLocked, match=named):
         a_run(tmp_path)
-    assert (next((tmp_path / "exp1").glob(".*.partial")) / "its own").exists(), (
-        "the first one's files are left alone"
-    )
+    assert (partial / "its own").exists(), "the first one's files are left alone"
     other.kill()
     other.communicate()
-    if not locks:
-        with pytest.raises(run_folder.RunLocked, match=r"delete .*\.pid") as e:
-            a_run(tmp_path)
-        Path(str(e.value).rpartition("delete ")[2]).unlink()
     assert a_run(tmp_path).name.startswith("k1-"), "the right of a process that is gone is free"
     assert len(list((tmp_path / "exp1").iterdir())) == 1
 

@@ -16,6 +16,7 @@ from server import (
     completion,
     dripping_body,
     dripping_headers,
+    no_model_server,
     ok,
     raw,
     status,
@@ -29,9 +30,7 @@ PATIENCE = 6.0  # seconds; without a deadline each of these servers takes twenty
 
 @pytest.fixture(autouse=True)
 def _no_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxies = [p for name in ("http_proxy", "https_proxy", "all_proxy") for p in (name, name.upper())]
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", *proxies):
-        monkeypatch.delenv(name, raising=False)
+    no_model_server(monkeypatch)
 
 
 def model(server: Server, **kw: Any) -> LLM:

@@ -39,7 +39,7 @@ from adaptmr.training.type_heads import (
     fit_heads,
     held_out_probabilities,
     make_examples,
-    score_left_out,
+    score_sets_left_out,
     without_set,
     write_heads,
     written_questions,
@@ -328,10 +328,10 @@ def test_a_set_is_scored_by_heads_that_never_saw_it(small):
     shuffled = replace(mixed, types=np.where(mixed.dataset == "a", "abstention", mixed.types))
     heads = [fit_head(without_set(e, "a")).to_dict() for e in (mixed, shuffled)]
     assert heads[0] == heads[1]
-    scores = score_left_out(mixed, small)
+    scores = score_sets_left_out(mixed, small)
     assert {name: s["n"] for name, s in scores.items()} == {"a": 27, "b": 27, "made up": 54}
     assert min(s["accuracy"] for s in scores.values()) > 0.9
-    assert score_left_out(small) == {}, "one set can't be left out"
+    assert score_sets_left_out(small) == {}, "one set can't be left out"
 
 
 GOOD = {"embedder": "hash", "without": "", "kinds": ["abstention", "multi_hop"], "weights": "AAAAAAAAAAA="}

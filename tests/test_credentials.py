@@ -18,17 +18,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from server import Server, answering, minimal_instance, ok, status
+from server import Server, answering, minimal_instance, no_model_server, ok, status
 
 from adaptmr.eval.report.notebook_output import is_redacted, save_failed_notebook
 from adaptmr.llm import LLM, LLMError, ModelNotFound
-from adaptmr.llm.credentials import (
-    SecretRedactor,
-    environment_secrets,
-    url_secrets,
-)
+from adaptmr.llm.credentials import SecretRedactor, environment_secrets, url_secrets
 from adaptmr.llm.replay import ReplayCache
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,30 +34,15 @@ KEY, PASSWORD = "sk-canary+7Qx/9zLw", "pw-canary=4Rt&8y"
 
 @pytest.fixture(autouse=True)
 def _no_env(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxies = [p for name in ("http_proxy", "https_proxy", "all_proxy") for p in (name, name.upper())]
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", *proxies):
-        monkeypatch.delenv(name, raising=False)
+    no_model_server(monkeypatch)
 
 
 def encodings(secret: str) -> list[str]:
-    """Return a secret as it is, escaped for JSON and URLs, and its part in base64 at each offset.
-
-    Written without the module's own code.
-    """
-    whole = [
-        base64.b64encode(b"x" * offset + secret.encode() + b"x" * tail).decode()
-        for offset in range(3)
-        for tail in range(3)
-    ]
-    inner = {code[4 : 4 + (len(secret) // 3 - 1) * 4] for code in whole}
-    return [
-        secret,
-        quote(secret, safe=""),
-        quote(secret),
-        json.dumps(secret)[1:-1],
-        *inner,
-        *(i.replace("+", "-").replace("/", "_") for i in inner),
-    ]
+    """Return a secret as it is, escaped for JSON and URLs, and its part in base64 at each offset."""
+    packed = [b"x" * offset + secret.encode() + b"x" * tail for offset in range(3) for tail in range(3)]
+    inner = {base64.b64encode(p).decode()[4 : 4 + (len(secret) // 3 - 1) * 4] for p in packed}
+    safe = {i.replace("+", "-").replace("/", "_") for i in inner}
+    return [secret, quote(secret, safe=""), quote(secret), json.dumps(secret)[1:-1], *inner, *safe]
 
 
 def leaks(text: str, secret: str) -> list[str]:
@@ -124,11 +105,9 @@ def test_credentials_in_an_address_are_used_and_not_shown() -> None:
 
 def echo(h: Any, body: dict[str, Any], code: int = 401, before: str = "") -> None:
     sent = h.headers["Authorization"]
-    secret = (
-        base64.b64decode(sent.split()[1]).decode().split(":", 1)[1]
-        if sent.startswith("Basic")
-        else sent.removeprefix("Bearer ")
-    )
+    secret = sent.removeprefix("Bearer ")
+    if sent.startswith("Basic"):
+        secret = base64.b64decode(sent.split()[1]).decode().split(":", 1)[1]
     packed = base64.b64encode(secret.encode()).decode()
     message = f"{before}{sent} {secret} {quote(secret, safe='')} {json.dumps(secret)} {packed}"
     h.reply(code, {"error": {"message": message}})
@@ -152,15 +131,11 @@ def test_an_error_that_repeats_the_key_is_shown_without_it() -> None:
 
 def test_a_reply_that_repeats_the_key_is_recorded_without_it(tmp_path: Path) -> None:
     cache = ReplayCache(tmp_path / "calls.sqlite")
-    said = (
-        f"Your key is {KEY}, in base64 {base64.b64encode(KEY.encode()).decode()}, and you live in Hangzhou."
-    )
+    said = f"Your key is {KEY}, in base64 {base64.b64encode(KEY.encode()).decode()}. You live in Hangzhou."
     with Server(ok(said, finish=KEY), ok(None, refusal=f"No, {KEY}")) as s:
         llm = LLM("m", base_url=s.url, api_key=KEY, cache=cache)
-        assert (
-            llm.complete(HELLO).text.endswith("you live in Hangzhou.")
-            and llm.event_counts["secret in a reply"] == 1
-        )
+        assert llm.complete(HELLO).text.endswith("You live in Hangzhou.")
+        assert llm.event_counts["secret in a reply"] == 1
         with pytest.raises(LLMError) as e:
             llm.complete([{"role": "user", "content": "again"}])
     cache.dump(tmp_path / "calls.jsonl.gz")
@@ -176,30 +151,23 @@ def test_a_placeholder_key_is_not_redacted() -> None:
             assert LLM("m", base_url=s.url, api_key=key).complete(HELLO).text == said
 
 
-@given(
-    st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=12, max_size=40),
-    st.text(max_size=50),
-    st.text(max_size=50),
-)
+PRINTABLE = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=12, max_size=40)
+
+
+@settings(max_examples=30)
+@given(PRINTABLE, st.text(max_size=50), st.text(max_size=50))
 def test_every_encoding_of_a_secret_is_redacted(secret: str, before: str, after: str) -> None:
     scrub = SecretRedactor(secret)
     packed = base64.b64encode((before + secret + after).encode("utf-8", "replace")).decode()
     text = f"{before}{secret}|{quote(secret, safe='')}|{json.dumps(secret)}|{packed}{after}"
-    assert not [
-        s
-        for s in encodings(secret)
-        if len(s) > 7 and s in scrub(text) and s not in scrub("") + before + after
-    ]
+    assert not [s for s in encodings(secret) if len(s) > 7 and s in scrub(text) and s not in before + after]
     assert scrub.excerpt("y" * 95 + " " + secret, 100) == "y" * 95 + " [sec"
 
 
 def test_secrets_of_the_environment() -> None:
-    found = environment_secrets(
-        {
-            **{"OPENAI_API_KEY": KEY + "\r", "OPENAI_BASE_URL": f"https://ann:{quote(PASSWORD)}@h/v1"},
-            **{"RERANK_API_KEY": "rerank-key\r", "HTTPS_PROXY": "http://token123@p:1"},
-        }
-    )
+    environ = {"OPENAI_API_KEY": KEY + "\r", "OPENAI_BASE_URL": f"https://ann:{quote(PASSWORD)}@h/v1"}
+    environ |= {"RERANK_API_KEY": "rerank-key\r", "HTTPS_PROXY": "http://token123@p:1"}
+    found = environment_secrets(environ)
     assert {KEY, PASSWORD, f"ann:{PASSWORD}", "token123", "rerank-key"} <= set(found)
     assert url_secrets("https://host/v1") == []
 
@@ -209,18 +177,18 @@ def test_secrets_of_the_environment() -> None:
 
 def write_executed_notebook(folder: Path, parameters: dict[str, Any], said: str) -> Path:
     error = {"output_type": "error", "ename": "ValueError", "evalue": said, "traceback": [said, "frames"]}
-    code = {"cell_type": "code", "metadata": {}, "outputs": []}
-    defaults = {"source": "dataset = 'demo'\nredact = None", "metadata": {"tags": ["parameters"]}}
-    outputs = [{"output_type": "stream", "name": "stdout", "text": said}, error]
+    told = {"output_type": "stream", "name": "stdout", "text": said}
+    tagged = {"metadata": {"tags": ["parameters"]}, "outputs": []}
+    defaults = {"source": "dataset = 'demo'\nredact = None", **tagged}
+    asked = {"source": "ask()", "metadata": {}, "outputs": [told, error]}
     cells = [
-        {**code, "id": "a", "execution_count": 1, **defaults},
-        {**code, "id": "b", "execution_count": 2, "source": "ask()", "outputs": outputs},
+        {"cell_type": "code", "id": f"c{n}", "execution_count": n, **cell}
+        for n, cell in enumerate((defaults, asked), 1)
     ]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"papermill": {"parameters": parameters}, "kernelspec": kernel}
-    notebook = {"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": metadata}
     path = folder / "executed.ipynb"
-    path.write_text(json.dumps(notebook))
+    path.write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": metadata}))
     return path
 
 
@@ -263,35 +231,22 @@ def read_decoded(path: Path) -> str:
     return text
 
 
-def run_cli(url: str, out: Path, cache: Path, *more: str, data: Path | None = None) -> tuple[int, str]:
+def run_cli(url: str, out: Path, cache: Path) -> tuple[int, str]:
     env = {
         **os.environ,
         **{"OPENAI_API_KEY": KEY + "\r", "OPENAI_BASE_URL": with_password(url), "ADAPTMR_CACHE": str(cache)},
         **{"OMP_NUM_THREADS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
-        **({"ADAPTMR_DATA": str(data)} if data else {}),
     }
     given = {"model": "m", "systems": "[unified, hybrid]", "embedder": "hash", "limit": "2"}
     words = [word for name, value in given.items() for word in ("-p", name, value)]
-    command = [sys.executable, "-m", "adaptmr", "run", "exp3", *words, *more, "--out-dir", str(out)]
+    command = [sys.executable, "-m", "adaptmr", "run", "exp3", *words, "--out-dir", str(out)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 
-def read_all_files(*folders: Path) -> dict[str, str]:
-    return {
-        p.relative_to(f.parent).as_posix(): read_decoded(p)
-        for f in folders
-        for p in sorted(f.rglob("*"))
-        if p.is_file()
-    }
-
-
 def reply_with_secrets(body: dict[str, Any]) -> Any:
-    value = (
-        minimal_instance(body["response_format"]["json_schema"]["schema"])
-        if "response_format" in body
-        else {}
-    )
+    schema = body["response_format"]["json_schema"]["schema"] if "response_format" in body else {}
+    value = minimal_instance(schema) if schema else {}
 
     def behave(h: Any, body: dict[str, Any]) -> None:
         said = {"answer": f"It is {h.headers['Authorization']} {KEY} {PASSWORD}"} if "answer" in value else {}
@@ -305,11 +260,8 @@ def test_a_whole_run_against_a_server_that_repeats_the_key_holds_no_secret(tmp_p
     with Server(answering(reply_with_secrets)) as s:
         code, said = run_cli(s.url, tmp_path / "out", tmp_path / "cache")
     assert code == 0, said
-    written = {**read_all_files(tmp_path / "out", tmp_path / "cache"), "said": said}
-    (calls,) = (text for name, text in written.items() if name.endswith("calls.jsonl.gz"))
-    assert "[secret]" in calls, "the server repeated the key"
-    assert any(name.endswith("calls.sqlite") for name in written) and secrets_in(written) == []
-
-
-def secrets_in(written: dict[str, str]) -> list[str]:
-    return [name for name, text in written.items() if leaks(text, KEY) + leaks(text, PASSWORD)]
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    written = {**{p.name: read_decoded(p) for p in files}, "said": said}
+    assert "[secret]" in written["calls.jsonl.gz"], "the server repeated the key"
+    assert any(name.endswith("calls.sqlite") for name in written)
+    assert [n for n, text in written.items() if leaks(text, KEY) + leaks(text, PASSWORD)] == []

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from adaptmr.data.beam import CATEGORY_TO_TYPE, RubricQuestion, strip_marker
 from adaptmr.data.demo import demo_traps, parse_demo
-from adaptmr.data.hotpotqa import HOTPOTQA, HotpotQuestion
+from adaptmr.data.hotpotqa import HotpotQuestion
 from adaptmr.data.msc import LAST_SESSION_TIME, parse_msc, parse_time_ago
-from adaptmr.data.registry import DatasetUnavailable, attribution, datasets, find_file, load
+from adaptmr.data.registry import DatasetUnavailable, attribution, datasets, find_file, get_entry, load
 from adaptmr.data.validation import DatasetError
 from adaptmr.eval.metrics import answers as m
 from adaptmr.eval.runner.asking import score_answer
@@ -248,7 +248,7 @@ def test_any_time_ago_is_read_or_none(text):
 
 # --- HotpotQA
 
-HAS_HOTPOTQA = bool(os.environ.get("ADAPTMR_DATA")) and find_file(HOTPOTQA) is not None
+HAS_HOTPOTQA = bool(os.environ.get("ADAPTMR_DATA")) and find_file(get_entry("hotpotqa")) is not None
 SALT = ["Old Salt Tower", ["The Old Salt Tower is a lighthouse.", " It was designed by Ida Moser."]]
 IDA = ["Ida Moser", ["Ida Moser, born in Lindau, was an architect.", " She built three lighthouses."]]
 HILL = ["Hill", ["A hill is a landform.", ""]]
@@ -454,8 +454,8 @@ def test_each_split_is_in_its_language():
 
 def test_every_question_has_a_trap_and_some_abstention_questions_an_answer():
     data, traps = load("demo"), demo_traps()
-    assert set(traps) == {q.id for q in data.questions} and all(t.why for t in traps.values())
-    assert sum(bool(t.distractors) for t in traps.values()) > 0.9 * len(traps)
+    assert set(traps) == {q.id for q in data.questions} and all(why for _, why in traps.values())
+    assert sum(bool(sources) for sources, _ in traps.values()) > 0.9 * len(traps)
     answerable = Counter(q.answerable for q in data.questions if q.type is QueryType.abstention)
     assert answerable[True] >= 6 and answerable[False] >= 30
 

@@ -230,7 +230,8 @@ def test_no_bar_is_drawn_for_an_interval_that_is_missing():
             seg
             for c in ax.containers
             if isinstance(c, ErrorbarContainer)
-            for seg in c.lines[2][0].get_segments()
+            for bars in c.lines[2]
+            for seg in bars.get_segments()
         ]
     assert [t.get_text() for t in ax.texts] == ["too few"] * 3
     assert all("nan" not in t.get_text() for t in f.heatmap(data, "type", "system").axes[0].texts)

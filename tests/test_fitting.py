@@ -27,7 +27,7 @@ from adaptmr.training import fusion_weights
 from adaptmr.training.fusion_weights import (
     FITTED_SIGNALS,
     cross_validate_types,
-    describe_data,
+    fitted_data,
     fit_all,
     fit_weights,
     gather_samples,
@@ -339,7 +339,7 @@ class ADay(date):
 def test_the_same_bytes_twice_and_the_date_stays(everything, tmp_path, monkeypatch):
     monkeypatch.setattr(resources, "date", ADay)
     fits, scores, gains = everything
-    path, data = tmp_path / "fits.json", {"made up": describe_data(made_up())}
+    path, data = tmp_path / "fits.json", {"made up": fitted_data(made_up())}
     write_fits(path, fits, scores, gains, data)
     first = path.read_bytes()
     written = json.loads(first)
@@ -454,18 +454,18 @@ def test_scores_with_a_data_set_left_out(samples):
 
 
 def test_the_fits_were_made_from_this_demo():
-    assert describe_data(load("demo")) == FILE["data"]["demo"], "the demo has changed since: run `make fit`"
+    assert fitted_data(load("demo")) == FILE["data"]["demo"], "the demo has changed since: run `make fit`"
 
 
 def test_the_fits_were_made_from_this_locomo(locomo_file):
-    got = describe_data(load("locomo", split="dev"))
+    got = fitted_data(load("locomo", split="dev"))
     assert got == FILE["data"]["locomo"], "LoCoMo is read otherwise since: run `make fit`"
 
 
 @pytest.mark.skipif(not os.environ.get("ADAPTMR_DATA"), reason="ADAPTMR_DATA names no folder of data sets")
 def test_the_fits_were_made_from_this_beam():
     try:
-        got = describe_data(load("beam_100k", split="dev"))
+        got = fitted_data(load("beam_100k", split="dev"))
     except DatasetUnavailable as e:
         pytest.skip(str(e))
     assert got == FILE["data"]["beam_100k"], "BEAM is read otherwise since: run `make fit`"

@@ -24,7 +24,6 @@ from adaptmr.reader import render_finding, render_line
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.query import answer_interim
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.steps import refine, rerank
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.retrieval.versions import replaced_note
@@ -114,7 +113,7 @@ class AlwaysMultiHop:
 
 def run_plan(store, llm, **fields):
     """Carry out a plan in rounds."""
-    return run_rounds(RetrievalPlan(**{"weights": HYBRID_WEIGHTS, **fields}), ASKED, store, llm=llm)
+    return execute(RetrievalPlan(**{"weights": HYBRID_WEIGHTS, **fields}), ASKED, store, llm=llm)
 
 
 PLANS = {

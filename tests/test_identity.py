@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import adaptmr as am
@@ -69,6 +68,7 @@ def start(folder, journal, kill=0):
     return done, len(log.read_text())
 
 
+@pytest.mark.slow
 def test_a_run_cut_off_and_changed_is_begun_again(tmp_path):
     """`mine.py` stays as it is; what it imports, `beside.py`, changes."""
     (tmp_path / "mine.py").write_text(MINE)
@@ -84,13 +84,10 @@ def test_a_run_cut_off_and_changed_is_begun_again(tmp_path):
     (tmp_path / "beside.py").write_text(LAST)
     changed, asked = start(tmp_path, tmp_path / "j")
     alone, _ = start(tmp_path, tmp_path / "alone")
-    assert asked == 8 and changed.stdout == alone.stdout != whole and alone.returncode == 0, changed.stderr[
-        -2000:
-    ]
-    assert (
-        "RunNotice: the code changed since" in changed.stderr
-        and "(system mine): its 4 rows are not continued" in changed.stderr
-    )
+    assert alone.returncode == 0, alone.stderr[-2000:]
+    assert asked == 8 and changed.stdout == alone.stdout != whole, changed.stderr[-2000:]
+    assert "RunNotice: the code changed since" in changed.stderr
+    assert "(system mine): its 4 rows are not continued" in changed.stderr
     assert journal_keys(tmp_path / "j.other-code-1") == begun
 
 
@@ -122,27 +119,40 @@ STRATEGY = (
 LESSON = {"systems": "mine,lexical", "split": "en1", "limit": 4, "embedder": "hash"}
 
 
-def test_a_changed_strategy_has_another_run_id(tmp_path, monkeypatch, registered):
+@pytest.fixture
+def lesson(tmp_path, monkeypatch, registered):
+    """Gives a function that starts an experiment with a user's strategy of this pool."""
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
 
-    def lesson(pool):
+    class Stopping(PlannedSystem):
+        def retrieve(self, question, k=10):
+            if self.stops and self.asked == 2:
+                raise KeyboardInterrupt
+            self.asked += 1
+            return super().retrieve(question, k)
+
+    def start(pool, stops=False):
         strategy = module(tmp_path, STRATEGY.format(pool), monkeypatch)
-        registered("mine", "a strategy")(
-            lambda name, embedder, **_: PlannedSystem(
-                name, StrategyPlanner(strategy.mine, "mine"), embedder=embedder
-            )
-        )
+
+        def make(name, embedder, **_):
+            made = Stopping(name, StrategyPlanner(strategy.mine, "mine"), embedder=embedder)
+            made.stops, made.asked = stops, 0
+            return made
+
+        registered("mine", "a strategy")(make)
         return Experiment("lesson", LESSON, out_dir=tmp_path / "out")
 
+    return start
+
+
+def test_a_changed_strategy_has_another_run_id(lesson):
     one = lesson(30)
     one.evaluate()
     first = one.finish()
     kept = {p: p.read_bytes() for p in first.path.rglob("*") if p.is_file()}
     two = lesson(3)
-    assert (
-        two.run.run_id != one.run.run_id
-        and two.run.run_id.rpartition("-")[0] == one.run.run_id.rpartition("-")[0]
-    )
+    assert two.run.run_id != one.run.run_id
+    assert two.run.run_id.rpartition("-")[0] == one.run.run_id.rpartition("-")[0]
     two.evaluate()
     assert two.finish().path != first.path and {p: p.read_bytes() for p in kept} == kept
     manifest = json.loads((first.path / "manifest.json").read_text())
@@ -150,31 +160,11 @@ def test_a_changed_strategy_has_another_run_id(tmp_path, monkeypatch, registered
     assert lesson(30).run.run_id == one.run.run_id, "the same code has the same name"
 
 
-def test_an_earlier_start_with_other_code_gets_a_notice(tmp_path, monkeypatch, registered):
-    monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
-
-    class Slow(PlannedSystem):
-        def retrieve(self, question, k=10):
-            if self.stops and len(self.asked) == 2:
-                raise KeyboardInterrupt
-            self.asked.append(question)
-            return super().retrieve(question, k)
-
-    def lesson(pool, stops):
-        strategy = module(tmp_path, STRATEGY.format(pool), monkeypatch)
-
-        def make(name, embedder, **_):
-            made = Slow(name, StrategyPlanner(strategy.mine, "mine"), embedder=embedder)
-            made.stops, made.asked = stops, []
-            return made
-
-        registered("mine", "a strategy")(make)
-        return Experiment("lesson", LESSON, out_dir=tmp_path / "out")
-
+def test_an_earlier_start_with_other_code_gets_a_notice(lesson):
     with pytest.raises(KeyboardInterrupt):
-        lesson(30, True).evaluate()
+        lesson(30, stops=True).evaluate()
     with pytest.warns(RunNotice, match=r"\d answers of an earlier start of lesson were made with other code"):
-        lesson(3, False).evaluate()
+        lesson(3).evaluate()
 
 
 # --- what counts, and what doesn't
@@ -209,27 +199,11 @@ def mine(planner):
 
 
 def test_settings_of_planners_count():
-    assert mine(Careful()) == mine(Careful(0.3)) != mine(Careful(0.4)) and mine(
-        Careful(weights={"a": 1, "b": 2})
-    ) == mine(Careful(weights={"b": 2, "a": 1}))
-    assert (
-        len(
-            {
-                mine(Careful(weights=w))
-                for w in (
-                    {},
-                    {"a": 1},
-                    {"a": 2},
-                    {"b": 1},
-                    {"a": np.ones(2)},
-                    {"a": np.zeros(2)},
-                    {"a": mine},
-                    {"a": None},
-                )
-            }
-        )
-        == 8
-    )
+    assert mine(Careful()) == mine(Careful(0.3)) != mine(Careful(0.4))
+    assert mine(Careful(weights={"a": 1, "b": 2})) == mine(Careful(weights={"b": 2, "a": 1}))
+    values = (1, 2, np.ones(2), np.zeros(2), mine, None)
+    others = [{}, {"b": 1}, *({"a": value} for value in values)]
+    assert len({mine(Careful(weights=weights)) for weights in others}) == len(others)
     assert mine(Plain(0.3)) == mine(Plain(0.3)) != mine(Plain(0.4))
     changed = Plain(0.3)
     changed.extra = 2
@@ -245,20 +219,16 @@ def test_a_system_is_identified_by_what_its_constructor_takes():
             super().__init__("own", Careful())
             self.depth, self.asked = depth, 0
 
-    one, two, asked = Own(1), Own(2), Own(1)
-    asked.asked = 7
-    assert user_code_hashes([one]) != user_code_hashes([two]) and user_code_hashes([one]) == user_code_hashes(
-        [asked]
-    )
+    one, two, asked = (user_code_hashes([Own(depth)]) for depth in (1, 2, 1))
+    assert one == asked != two
+    busy = Own(1)
+    busy.asked = 7
+    assert user_code_hashes([busy]) == one
 
 
 def test_what_is_the_packages_adds_nothing():
-    assert (
-        user_code_hashes(
-            list(known_systems(None)), loader="demo", embedder=am.embedder("hash"), model=am.LLM("offline")
-        )
-        == {}
-    )
+    parts = {"loader": "demo", "embedder": am.embedder("hash"), "model": am.LLM("offline")}
+    assert user_code_hashes(list(known_systems(None)), **parts) == {}
     assert user_code_hashes(["unified"], embedder={"minilm": am.embedder("hash")}) == {}
 
 
@@ -272,49 +242,28 @@ def test_embedders_loaders_and_models_count(registered):
         def encode(self, texts, kind="passage"):
             return np.ones((len(texts), 4), np.float32) / 2
 
-    class Model(am.LLM):
-        pass
-
-    assert user_code_hashes(["unified"], embedder=Encoder(1)) != user_code_hashes(
-        ["unified"], embedder=Encoder(2)
-    ) and user_code_hashes([], embedder=Encoder(1)).keys() == {"embedder"}
-    assert user_code_hashes([], model=Model("offline")).keys() == {"model"}
+    one, two = (user_code_hashes(["unified"], embedder=Encoder(scale)) for scale in (1, 2))
+    assert one != two and one.keys() == {"embedder"}
+    assert user_code_hashes([], model=type("Model", (am.LLM,), {})("offline")).keys() == {"model"}
     found = []
     for n in (1, 2):
-        registry.register_dataset(
-            registry.DatasetEntry("own", lambda path, n=n: am.load("demo", limit=n), "ours")
-        )
+        entry = registry.DatasetEntry("own", lambda path, n=n: am.load("demo", limit=n), "ours")
+        registry.register_dataset(entry)
         found.append(user_code_hashes([], loader="own")["data own"])
     assert found[0] != found[1]
 
 
-def defined(text, **names):
-    """What a notebook's cell defines: without a file."""
-    exec(text, names)
-    return names["mine"]
-
-
 def test_what_a_function_uses_counts(registered):
     def hashed(text, **names):
-        strategy = defined(text, RetrievalPlan=RetrievalPlan, **names)
-        return mine(StrategyPlanner(strategy, "mine"))
+        names["RetrievalPlan"] = RetrievalPlan
+        exec(text, names)  # as a notebook's cell: without a file
+        return mine(StrategyPlanner(names["mine"], "mine"))
 
-    strategy = (
-        "def helper(n): return n * STEP\ndef mine(question, now): return RetrievalPlan(pool=helper({}))"
-    )
-    assert hashed(strategy.format(5), STEP=1) == hashed(strategy.format(5), STEP=1)
-    assert (
-        len(
-            {
-                hashed(strategy.format(5), STEP=1),
-                hashed(strategy.format(6), STEP=1),
-                hashed(strategy.format(5), STEP=2),
-                hashed(strategy.replace("n * STEP", "n + STEP").format(5), STEP=1),
-            }
-        )
-        == 4
-    )
-    assert hashed(strategy.format(5), STEP=1) == hashed(strategy.format(5), STEP=1, unused=4)
+    text = "def helper(n): return n * STEP\ndef mine(question, now): return RetrievalPlan(pool=helper({}))"
+    five, six, other = text.format(5), text.format(6), text.replace("n * STEP", "n + STEP").format(5)
+    assert hashed(five, STEP=1) == hashed(five, STEP=1) == hashed(five, STEP=1, unused=4)
+    found = {hashed(five, STEP=1), hashed(six, STEP=1), hashed(five, STEP=2), hashed(other, STEP=1)}
+    assert len(found) == 4
 
 
 def test_a_file_that_was_edited_but_not_imported_again_is_not_what_runs(tmp_path, monkeypatch):
@@ -323,26 +272,26 @@ def test_a_file_that_was_edited_but_not_imported_again_is_not_what_runs(tmp_path
     (tmp_path / "strategy.py").write_text(STRATEGY.format(6) + "# longer\n")
     stale = mine(StrategyPlanner(old.mine, "mine"))
     new = module(tmp_path, STRATEGY.format(6) + "# longer\n", monkeypatch)
-    assert len({before, stale, mine(StrategyPlanner(new.mine, "mine"))}) == 3, (
-        "the old code doesn't get the new file's name"
-    )
+    assert len({before, stale, mine(StrategyPlanner(new.mine, "mine"))}) == 3
 
 
 def test_code_that_cannot_be_identified_must_declare_a_version():
-    blob = type(
-        "Blob",
-        (),
-        {"name": "blob", "ingest": print, "retrieve": print, "reset": print, "__module__": "nowhere"},
-    )
-    with pytest.raises(
-        SourceUnavailable, match=r"system blob: 'Blob' has neither a file nor a source.*declare a version"
-    ):
+    members = {"name": "blob", "ingest": print, "retrieve": print, "reset": print, "__module__": "nowhere"}
+    blob = type("Blob", (), members)
+    told = r"system blob: 'Blob' has neither a file nor a source.*declare a version"
+    with pytest.raises(SourceUnavailable, match=told):
         user_code_hashes([blob()])
     found = []
     for version in ("1", "2"):
         blob.version = version
         found.append(user_code_hashes([blob()])["system blob"])
     assert found[0] != found[1]
+    system = type("Blob", (PlannedSystem,), {"__module__": "nowhere"})("blob", Careful(), embedder="hash")
+    data = am.load("demo", split="en1", limit=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        frame = evaluate([system], data, embedder="hash", progress=False)
+    assert len(frame) == 2, "without a journal no source is needed"
 
 
 CODE = """
@@ -350,35 +299,15 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import test_identity as t
 from adaptmr.systems.base import PlannedSystem
-from adaptmr.eval.runner.run import journal_keys
-from adaptmr.eval.runner.identity import user_code_hashes
 mine = PlannedSystem("mine", t.Careful(weights={"a", "b", "c"}))
-print(user_code_hashes([mine, PlannedSystem("other", t.Plain(.3))]))
+print(t.user_code_hashes([mine, PlannedSystem("other", t.Plain(.3))]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_describe_the_same_thing_alike():
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", CODE, str(Path(__file__).parent)],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2", "3")
-    }
+    said, command = set(), [sys.executable, "-c", CODE, str(Path(__file__).parent)]
+    for seed in ("1", "2", "3"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        said.add(subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout)
     assert len(said) == 1 and "system other" in said.pop()
-
-
-def test_evaluate_without_a_journal_needs_no_source():
-    blob = type("Blob", (PlannedSystem,), {"__module__": "nowhere"})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        frame = evaluate(
-            [blob("blob", Careful(), embedder="hash")],
-            am.load("demo", split="en1", limit=2),
-            embedder="hash",
-            progress=False,
-        )
-    assert isinstance(frame, pd.DataFrame) and len(frame) == 2

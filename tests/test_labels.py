@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -18,22 +17,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.eval.annotation import labels as lab
 from adaptmr.eval.annotation.labels import (
     CAUSES,
     AnnotationCase,
     Label,
     LabelError,
     Labels,
-    Turn,
+    ShownTurn,
+    disagreements,
+    label_confusion,
     one_line,
+    sample_blind,
     sample_failures,
 )
 from adaptmr.eval.report.run_folder import find_quotes, redaction_problems
 from adaptmr.types import Conversation, Dataset, Memory, QueryType, Question
 
 NOW = datetime(2026, 11, 22, 9, 30, tzinfo=UTC)
-AWKWARD_TEXTS = [
+AWKWARD = [
     '=HYPERLINK("http://x.org")',
     "+1 555",
     "-5 °C",
@@ -42,249 +43,213 @@ AWKWARD_TEXTS = [
     "''",
     'a;b,c\t"d"',
     "我住在杭州",
-    "مرحبا",
     "🙂",
+]
+AWKWARD += [
+    "مرحبا",
     "\ud800 lone",
     "NUL\x00NUL",
     "a\r\nb\u2028c",
     "",
     "x" * 5000,
-    "<script>alert(1)</script>",
     "✓ D1:1 fake",
     "#N/A",
-    "1:30",
     "003",
 ]
 
 
 def case(i=1, text="When?", **more):
-    fields = {
+    turns = (
+        ShownTurn("D1:9", "[2024-03-02] Ada: Rome.", False, True),
+        ShownTurn("D1:3", "[2024-06-01] Ada: moved.", True, False),
+    )
+    given_ = {
         "reference": ("in June",),
         "prediction": "in March",
         "f1": 0.125,
         "gold": ("D1:3",),
-        "turns": (
-            Turn("D1:9", "[2024-03-02] Ada: Rome.", False, True),
-            Turn("D1:3", "[2024-06-01] Ada: moved.", True, False),
-        ),
+        "turns": turns,
     }
     return AnnotationCase(
-        f"c1/q{i}", "unified", "c1", f"q{i}", "temporal_reasoning", text, **{**fields, **more}
+        f"c1/q{i}", "unified", "c1", f"q{i}", "temporal_reasoning", text, **{**given_, **more}
     )
 
 
-def make_labels(tmp_path, n=4, name="a.json", by="Ada"):
+def start(tmp_path, n=4, name="a.json", by="Ada"):
     return Labels(tmp_path / name, [case(i) for i in range(1, n + 1)], by=by, now=lambda: NOW)
 
 
 # --- sampling failures
 
 
-def failures(sizes=(("c1", 30), ("c2", 10), ("c3", 3)), f1=0.1, question_type=QueryType.multi_hop):
+def failures(systems=("unified",), **sizes):
     """A frame of failures and its data; of the two gold turns D1:1 was missed and D1:2 retrieved."""
-
-    def turn(name, i):
-        return Memory(
-            f"{name}/{i}", f"turn {i} of {name}", "Ada", datetime(2024, 1, i, tzinfo=UTC), source=f"D1:{i}"
-        )
-
-    conversations = [Conversation(name, ("Ada",), [turn(name, i) for i in range(1, 9)]) for name, _ in sizes]
-    questions = [
-        Question(
-            f"q{i}", f"what is {i}?", [f"answer {i}"], question_type, "x", ["D1:1", "D1:2"], conversation=name
-        )
-        for name, n in sizes
-        for i in range(n)
-    ]
-    frame = pd.DataFrame(
-        [
-            {
-                "system": "unified",
-                "conversation": q.conversation,
-                "question": q.id,
-                "type": str(q.type),
-                "f1": f1,
-                "prediction": "no",
-                "retrieved": "D1:2 D1:5",
-            }
-            for q in questions
+    talks, questions = [], []
+    for name, n in sizes.items():
+        turns = [
+            Memory(f"{name}/{i}", f"turn {i}", "Ada", datetime(2024, 1, i, tzinfo=UTC), source=f"D1:{i}")
+            for i in range(1, 9)
         ]
-    )
-    return frame, Dataset("demo", conversations, questions, ours=True)
+        talks.append(Conversation(name, ("Ada",), turns))
+        questions += [
+            Question(
+                f"q{i}", f"what is {i}?", ["x"], QueryType.multi_hop, "x", ["D1:1", "D1:2"], conversation=name
+            )
+            for i in range(n)
+        ]
+    found = {"f1": 0.1, "prediction": "no", "retrieved": "D1:2 D1:5"}
+    rows = [
+        {"system": s, "conversation": q.conversation, "question": q.id, "type": str(q.type), **found}
+        for s in systems
+        for q in questions
+    ]
+    return pd.DataFrame(rows), Dataset("demo", talks, questions, ours=True)
 
 
 def test_failures_are_sampled_evenly_over_conversations():
-    frame, data = failures()
+    frame, data = failures(c1=30, c2=10, c3=3)
     cases = sample_failures(frame, data, "unified", per_type=15)
     assert Counter(x.conversation for x in cases) == {"c1": 6, "c2": 6, "c3": 3}
-    assert max(Counter(x.conversation for x in cases[:6]).values()) == 2  # the first few are as even as all
+    assert max(Counter(x.conversation for x in cases[:6]).values()) == 2, "the first few are as even as all"
     assert len({x.id for x in cases}) == 15 and len(sample_failures(frame, data, "unified")) == 40
     assert cases == sample_failures(frame.sample(frac=1, random_state=5), data, "unified", per_type=15)
-    assert {x.id for x in cases} != {
-        x.id for x in sample_failures(frame, data, "unified", per_type=15, seed=1)
-    }
-    assert [x.id for x in cases] == [x.id for x in sample_failures(frame, data, "unified", per_type=30)][
-        :15
-    ]  # a larger sample contains the smaller one
+    assert cases == sample_failures(frame, data, "unified", per_type=30)[:15], "a larger sample contains it"
+    other = sample_failures(frame, data, "unified", per_type=15, seed=1)
+    assert {x.id for x in cases} != {x.id for x in other}
 
 
-def test_case_shows_retrieved_and_missed_turns():
-    frame, data = failures((("c1", 1),))
-    found = sample_failures(frame, data, "unified")[0]
+def test_a_case_shows_retrieved_and_missed_turns():
+    frame, data = failures(c1=1)
+    (found,) = sample_failures(frame, data, "unified")
     assert [(t.source, t.mark) for t in found.turns] == [("D1:2", "✓"), ("D1:5", "·"), ("D1:1", "✗")]
-    assert (
-        found.turns[0].line == "[2024-01-02] Ada: turn 2 of c1"
-        and found.gold == ("D1:1", "D1:2")
-        and found.id == "c1/q0"
-    )
-    short = sample_failures(frame, data, "unified", turns=1)[0]
+    assert found.turns[0].line == "[2024-01-02] Ada: turn 2"
+    assert found.gold == ("D1:1", "D1:2") and found.id == "c1/q0"
+    (short,) = sample_failures(frame, data, "unified", turns=1)
     assert short.unshown == 1 and [(t.source, t.mark) for t in short.turns] == [("D1:2", "✓"), ("D1:1", "✗")]
-    unknown_turn = sample_failures(frame.assign(retrieved="D9:9"), data, "unified")[0]
-    assert "no such turn" in unknown_turn.turns[0].line and not unknown_turn.turns[0].gold
+    (unknown,) = sample_failures(frame.assign(retrieved="D9:9"), data, "unified")
+    assert "no such turn" in unknown.turns[0].line and not unknown.turns[0].gold
+    with pytest.raises(KeyError, match="redacted run"):
+        sample_failures(frame.drop(columns="prediction"), data, "unified")
+
+
+def test_blind_cases_hide_the_system_and_lose_nothing():
+    names = ["unified", "lexical", "random"]
+    frame, data = failures(names, c1=4, c2=4)
+    cases, key = sample_blind(frame, data, names, per_type=3)
+    assert {c.system for c in cases} == {""} and list(key) == [c.id for c in cases] and len(key) == 9
+    drawn = {name: sample_failures(frame, data, name, per_type=3) for name in names}
+    alone = {(name, c.question, c.conversation) for name, some in drawn.items() for c in some}
+    assert {(key[c.id], c.question, c.conversation) for c in cases} == alone
+    order = [key[c.id] for c in cases]
+    assert order != sorted(order, key=names.index), "mixed"
+    again, same = sample_blind(frame.sample(frac=1, random_state=1), data, names[::-1], per_type=3)
+    assert same == key and again == cases, "neither the rows' order nor the systems' shows"
 
 
 # --- the file
 
-TEXT = (st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(AWKWARD_TEXTS)).map(one_line)
+TEXT = (st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(AWKWARD)).map(one_line)
+ROW = st.tuples(TEXT, TEXT, TEXT, TEXT, st.sampled_from(["", *CAUSES]), st.booleans(), st.booleans())
 
 
-@given(
-    st.lists(
-        st.tuples(TEXT, TEXT, TEXT, TEXT, st.sampled_from(["", *CAUSES]), st.booleans(), st.booleans()),
-        min_size=1,
-        max_size=4,
-    )
-)
-@settings(max_examples=12)
-def test_json_and_csv_round_trip(rows):
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("a.json", "a.csv"):
-            labels = Labels(
-                Path(folder) / name,
-                [
-                    case(
-                        i,
-                        text,
-                        prediction=answer,
-                        reference=tuple(filter(None, [answer, note])),
-                        f1=round(i / 7, 3),
-                        turns=(Turn("S1:1", line, gold or not found, found),),
-                    )
-                    for i, (text, answer, note, line, _, gold, found) in enumerate(rows)
-                ],
-                by="Zoë",
-                now=lambda: NOW,
-            )
-            for i, row in enumerate(rows):
-                labels.set(f"c1/q{i}", row[4], row[2])
-            back = Labels(labels.path)
-            assert back.cases == labels.cases and all(back[i] == labels[i] for i in labels.cases)
+@given(st.lists(ROW, min_size=1, max_size=3))
+@settings(max_examples=8)
+def test_json_and_csv_round_trip(tmp_path_factory, rows):
+    cases = [
+        case(
+            i,
+            text,
+            prediction=answer,
+            reference=tuple(filter(None, [answer, note])),
+            f1=round(i / 7, 3),
+            turns=(ShownTurn("S1:1", line, gold or not found, found),),
+        )
+        for i, (text, answer, note, line, _, gold, found) in enumerate(rows)
+    ]
+    for name in ("a.json", "a.csv"):
+        labels = Labels(tmp_path_factory.mktemp("labels") / name, cases, by="Zoë", now=lambda: NOW)
+        for i, row in enumerate(rows):
+            labels.set(f"c1/q{i}", row[4], row[2])
+        back = Labels(labels.path)
+        assert back.cases == labels.cases and all(back[i] == labels[i] for i in labels.cases)
 
 
 def test_csv_survives_a_spreadsheet(tmp_path):
-    labels = Labels(
-        tmp_path / "a.csv",
-        [case(i, t) for i, t in enumerate(map(one_line, AWKWARD_TEXTS), 1)],
-        by="Ada",
-        now=lambda: NOW,
-    )
+    cases = [case(i, one_line(text)) for i, text in enumerate(AWKWARD, 1)]
+    labels = Labels(tmp_path / "a.csv", cases, by="Ada", now=lambda: NOW)
     labels.set("c1/q1", "GEN", "=SUM(A1)")
     raw = labels.path.read_bytes()
-    assert raw.startswith(b"\xef\xbb\xbf")  # Excel takes it for UTF-8
-    assert pd.read_csv(labels.path)["case"].tolist() == list(
-        labels.cases
-    )  # and pandas reads it despite the mark
+    assert raw.startswith(b"\xef\xbb\xbf"), "Excel takes it for UTF-8"
+    assert pd.read_csv(labels.path)["case"].tolist() == list(labels.cases), "pandas reads it all the same"
     rows = list(csv.DictReader(io.StringIO(raw.decode("utf-8-sig"))))
-    assert not [
-        v for row in rows for v in row.values() if v[:1] in "=+-@\t\r" and v
-    ]  # no cell that a spreadsheet would run
-    with (tmp_path / "b.csv").open(
-        "w", encoding="utf-8", newline=""
-    ) as out:  # semicolons, no mark, Unix lines: what another program saves
+    assert not [v for row in rows for v in row.values() if v[:1] in "=+-@\t\r" and v], "no formula"
+    with (tmp_path / "b.csv").open("w", encoding="utf-8", newline="") as out:  # as another program saves it
         writer = csv.DictWriter(out, rows[0].keys(), delimiter=";", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     back = Labels(tmp_path / "b.csv")
-    assert (
-        list(back.cases.values()) == list(labels.cases.values())
-        and back.causes() == {"c1/q1": "GEN"}
-        and back["c1/q1"].note == "=SUM(A1)"
-    )
+    assert back.cases == labels.cases and back.causes() == {"c1/q1": "GEN"}
+    assert back["c1/q1"].note == "=SUM(A1)"
     assert back.copy_to(tmp_path / "c.json").read_bytes() == labels.copy_to(tmp_path / "d.json").read_bytes()
 
 
 def test_labels_are_saved_and_can_be_undone(tmp_path):
-    labels = make_labels(tmp_path)
-    assert labels.path.exists() and (labels.done, len(labels)) == (
-        0,
-        4,
-    )  # the file exists before the first label, for an editor
+    labels = start(tmp_path)
+    assert labels.path.exists() and (labels.done, len(labels)) == (0, 4), "an editor can be used at once"
     labels.set("c1/q1", "MISS")
     labels.set("c1/q2", "GEN", "  two\nlines ")
     assert Labels(labels.path)["c1/q2"] == Label("GEN", "two lines", "Ada", "2026-11-22T09:30:00+00:00")
     labels.set("c1/q1", "CONFLICT")
-    assert [labels.undo(), labels.undo(), labels.undo(), labels.undo()] == ["c1/q1", "c1/q2", "c1/q1", None]
+    assert [labels.undo() for _ in range(4)] == ["c1/q1", "c1/q2", "c1/q1", None]
     assert Labels(labels.path).causes() == {}
     labels.set("c1/q3", "MISS", "why")
     labels.set("c1/q3", "TEMPORAL")
-    assert (
-        labels["c1/q3"].note == "why"
-        and labels.progress()["left"].tolist() == [3]
-        and labels.progress(goal=1)["left"].tolist() == [0]
-    )
+    assert labels["c1/q3"].note == "why"
+    assert [labels.progress(goal)["left"].tolist() for goal in (20, 1)] == [[3], [0]]
     labels.set("c1/q3", "")
-    assert (
-        labels.causes() == {} and labels["c1/q3"] == Label("", "why") and list(tmp_path.glob("*.tmp")) == []
-    )
+    assert labels.causes() == {} and labels["c1/q3"] == Label("", "why")
+    assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_existing_file_is_continued(tmp_path):
-    make_labels(tmp_path).set("c1/q2", "MISS")
-    more = Labels(tmp_path / "a.json", [case(i) for i in range(1, 7)], by="Bob", now=lambda: NOW)
+def test_an_existing_file_is_continued(tmp_path):
+    start(tmp_path).set("c1/q2", "MISS")
+    more = start(tmp_path, 6, by="Bob")
     assert more.causes() == {"c1/q2": "MISS"} and more["c1/q2"].by == "Ada"
     more.set("c1/q6", "GEN")
-    assert [(k, v.by) for k, v in ((k, Labels(tmp_path / "a.json")[k]) for k in more.causes())] == [
-        ("c1/q2", "Ada"),
-        ("c1/q6", "Bob"),
-    ]
+    again = Labels(tmp_path / "a.json")
+    assert {id: again[id].by for id in again.causes()} == {"c1/q2": "Ada", "c1/q6": "Bob"}
     with pytest.raises(LabelError, match=r"5 cases .*'c1/q2'"):
-        Labels(tmp_path / "a.json", [case(1)])
+        start(tmp_path, 1)
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         Labels(tmp_path / "nothing.json")
     with pytest.raises(LabelError, match="ends in"):
-        Labels(tmp_path / "a.xlsx", [case(1)])
+        start(tmp_path, name="a.xlsx")
 
 
-def damage(path, old, new, count=1):
-    text = path.read_text(encoding="utf-8-sig")
-    assert text.count(old) >= 1, old
-    path.write_text(text.replace(old, new, count), encoding="utf-8-sig" if path.suffix == ".csv" else "utf-8")
+def test_damaged_files_are_rejected_with_the_place(tmp_path):
+    for n, (ending, old, new, message) in enumerate(
+        (
+            ("csv", ",GEN,", ",Genn,", "line 4: cause 'Genn' .did you mean 'GEN'.*is none of MISS"),
+            ("csv", "2026-11-22T09:30:00+00:00", "22.11.26", "line 4: date '22.11.26'.*2026-11-22"),
+            ("csv", "c1/q3", "c1/q2", "line 6: case 'c1/q2' is there already"),
+            ("csv", "0.125", "much", "line 2: the case .* is damaged .*much"),
+            ("csv", "✗ D1:3", "D1:3", "line 2: the turn 'D1:3"),
+            ("json", '"cause": "GEN"', '"cause": "7"', "case 2: cause '7' is none"),
+            ("json", "c1/q3", "c1/q2", "case 3: case 'c1/q2' is there already"),
+            ("json", '"f1": 0.125', '"f1": "much"', "case 1: the case .* is damaged"),
+        )
+    ):
+        labels = start(tmp_path, name=f"{n}.{ending}")
+        labels.set("c1/q2", "GEN")
+        text = labels.path.read_text(encoding="utf-8-sig")
+        assert old in text
+        labels.path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        with pytest.raises(LabelError, match=rf"{n}\.{ending}, {message}"):
+            Labels(labels.path)
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "message"),
-    [
-        ("a.csv", ",GEN,", ",Genn,", "line 4: cause 'Genn' is none of MISS.*write GEN"),
-        ("a.csv", "2026-11-22T09:30:00+00:00", "22.11.26", "line 4: date '22.11.26'.*2026-11-22"),
-        ("a.csv", "c1/q3", "c1/q2", "line 6: case 'c1/q2' is there already"),
-        ("a.csv", "0.125", "much", "line 2: the case .* is damaged .*much"),
-        ("a.csv", "✗ D1:3", "D1:3", "line 2: the turn 'D1:3"),
-        ("a.json", '"cause": "GEN"', '"cause": "7"', "case 2: cause '7' is none"),
-        ("a.json", "c1/q3", "c1/q2", "case 3: case 'c1/q2' is there already"),
-        ("a.json", '"f1": 0.125', '"f1": "much"', "case 1: the case .* is damaged"),
-    ],
-)
-def test_damaged_files_are_rejected_with_the_place(name, old, new, message, tmp_path):
-    labels = make_labels(tmp_path, name=name)
-    labels.set("c1/q2", "GEN")
-    damage(labels.path, old, new)
-    with pytest.raises(LabelError, match=f"{name}, {message}"):
-        Labels(labels.path)
-
-
-@pytest.mark.parametrize(
-    ("name", "raw", "message"),
-    [
+def test_other_files_are_rejected_and_not_overwritten(tmp_path):
+    for name, raw, message in (
         ("a.json", b"{half", "line 1: not JSON"),
         ("a.json", b"[]", "no list"),
         ("a.json", b'{"cases": [{"case": "x"}]}', "case 1: .*damaged"),
@@ -292,35 +257,30 @@ def test_damaged_files_are_rejected_with_the_place(name, old, new, message, tmp_
         ("a.json", b'{"cases": [3]}', "damaged"),
         ("a.csv", b"", "no column 'case'"),
         ("a.csv", b"case,cause\r\nx,MISS\r\n", "no column 'type'"),
-        ("a.csv", b"\xe4\xf6", "UTF-8"),
-    ],
-)
-def test_other_files_are_rejected_and_not_overwritten(name, raw, message, tmp_path):
-    (tmp_path / name).write_bytes(raw)
-    with pytest.raises(LabelError, match=message):
-        Labels(tmp_path / name)
-    with pytest.raises(LabelError, match=message):
-        Labels(tmp_path / name, [case(1)])
-    assert (tmp_path / name).read_bytes() == raw  # not overwritten
+    ):
+        (tmp_path / name).write_bytes(raw)
+        for cases in (None, [case(1)]):
+            with pytest.raises(LabelError, match=message):
+                Labels(tmp_path / name, cases)
+        assert (tmp_path / name).read_bytes() == raw
 
 
 # --- no saved label is lost
 
 
-def test_change_by_another_program_is_not_overwritten(tmp_path):
-    one, two = make_labels(tmp_path), make_labels(tmp_path)
+def test_a_change_by_another_program_is_not_overwritten(tmp_path):
+    one, two = start(tmp_path), start(tmp_path)
     two.set("c1/q1", "GEN")
     with pytest.raises(LabelError, match="another program"):
         one.set("c1/q2", "MISS")
     assert one.causes() == {} and one.undo() is None and Labels(one.path).causes() == {"c1/q1": "GEN"}
-    labels = Labels(one.path, by="Ada")
-    labels.path.unlink()
+    two.path.unlink()
     with pytest.raises(LabelError, match="another program"):
-        labels.set("c1/q2", "MISS")
+        two.set("c1/q2", "MISS")
 
 
-def test_full_disk_loses_no_label(tmp_path, monkeypatch):
-    labels = make_labels(tmp_path)
+def test_a_full_disk_loses_no_label(tmp_path, monkeypatch):
+    labels = start(tmp_path)
     labels.set("c1/q1", "MISS")
 
     def full(fd):
@@ -329,9 +289,7 @@ def test_full_disk_loses_no_label(tmp_path, monkeypatch):
     monkeypatch.setattr("adaptmr.files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         labels.set("c1/q2", "GEN")
-    assert (
-        labels.causes() == {"c1/q1": "MISS"} == Labels(labels.path).causes()
-    )  # memory holds the same as the disk
+    assert labels.causes() == {"c1/q1": "MISS"} == Labels(labels.path).causes(), "memory is as the disk"
     with pytest.raises(OSError, match="No space"):
         labels.undo()
     monkeypatch.undo()
@@ -357,7 +315,7 @@ while True:
 @pytest.mark.parametrize(("name", "seen"), [("a.json", 3), ("a.json", 40), ("a.csv", 75)])
 def test_labels_survive_a_kill_while_saving(name, seen, tmp_path):
     """Each label that `set` returned is in the file, whenever the process is killed; at most one more is."""
-    path = tmp_path / name
+    path, order = tmp_path / name, list(CAUSES)
     for _ in range(2):  # the second time, what the first kill left is there
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
@@ -369,19 +327,14 @@ def test_labels_survive_a_kill_while_saving(name, seen, tmp_path):
         printed += process.stdout.read().splitlines()
         process.wait()
         process.stdout.close()
-        acknowledged = int([s for s in printed if s.strip().isdigit()][-1])
-        causes, order = Labels(path).causes(), list(CAUSES)
-        for i in range(60):
-            last = [n for n in range(acknowledged) if n % 60 == i]
-            allowed = {order[last[-1] // 60 % 6]} if last else set()
-            if acknowledged % 60 == i:
-                allowed.add(order[acknowledged // 60 % 6])
-            if last:
-                assert causes[f"c1/q{i}"] in allowed
+        told = int([s for s in printed if s.strip().isdigit()][-1])
+        causes = Labels(path).causes()
+        for i in range(min(60, told)):
+            last = max(n for n in range(told) if n % 60 == i)
+            allowed = {order[last // 60 % 6], order[told // 60 % 6] if told % 60 == i else ""}
+            assert causes[f"c1/q{i}"] in allowed
         path.unlink()
-        (path.with_name(name + ".tmp")).write_bytes(
-            b"half of a fi"
-        )  # what a kill may leave behind does no harm
+        Path(f"{path}.tmp").write_bytes(b"half of a fi")  # what a kill may leave behind does no harm
 
 
 # --- publishing labels, and two annotators
@@ -389,70 +342,33 @@ def test_labels_survive_a_kill_while_saving(name, seen, tmp_path):
 
 def test_redacted_labels_hold_no_text(tmp_path):
     question = "where did Ada leave the small green suitcase of her aunt"
-    labels = Labels(
-        tmp_path / "a.json", [case(i, question) for i in range(1, 5)], by="Ada Lovelace", now=lambda: NOW
-    )
+    cases = [case(i, question) for i in range(1, 5)]
+    labels = Labels(tmp_path / "a.json", cases, by="Ada Lovelace", now=lambda: NOW)
     labels.set("c1/q1", "MISS", "she says that the suitcase of her aunt is green")
     labels.set("c1/q2", "GEN")
     frame = labels.redacted()
-    assert (
-        redaction_problems(frame) == []
-        and len(frame) == 2
-        and list(frame.columns) == ["system", "conversation", "question", "type", "f1", "cause", "on"]
-    )
+    assert redaction_problems(frame) == [] and len(frame) == 2 and frame["on"][0] == "2026-11-22"
     frame.to_csv(tmp_path / "r.csv")
     assert find_quotes(tmp_path / "r.csv", [question], 20) == []
-    assert (
-        not {"Ada", "suitcase"} & set((tmp_path / "r.csv").read_text().replace(",", " ").split())
-        and frame["on"][0] == "2026-11-22"
-    )
-    assert redaction_problems(make_labels(tmp_path, name="none.json").redacted()) == []
+    assert not {"Ada", "suitcase"} & set((tmp_path / "r.csv").read_text().replace(",", " ").split())
+    assert redaction_problems(start(tmp_path, name="none.json").redacted()) == []
 
 
 def test_disagreements_and_confusion_of_two_annotators(tmp_path):
-    a, b = make_labels(tmp_path, 12), make_labels(tmp_path, 12, "b.csv", "Bob")
+    a, b = start(tmp_path, 12), start(tmp_path, 12, "b.csv", "Bob")
     for i in range(1, 11):
         a.set(f"c1/q{i}", "MISS" if i <= 7 else "GEN")
         b.set(f"c1/q{i}", "MISS" if i <= 4 else "GEN", f"note {i}")
     a.set("c1/q11", "HALLUC")
-    table = lab.disagreements(a, b)
-    assert (
-        table["case"].tolist() == ["c1/q5", "c1/q6", "c1/q7"]
-        and set(table["a"]) == {"MISS"}
-        and table["note_b"].tolist() == ["note 5", "note 6", "note 7"]
-    )
+    table = disagreements(a, b)
+    assert table["case"].tolist() == ["c1/q5", "c1/q6", "c1/q7"] and set(table["a"]) == {"MISS"}
+    assert table["note_b"].tolist() == ["note 5", "note 6", "note 7"]
     assert table.attrs == {"n": 10, "agreed": 7, "kappa": pytest.approx(0.24 / 0.54), "only_one": 1}
-    confusion = lab.label_confusion(a, b)
-    assert (
-        confusion.loc["MISS", "GEN"] == 3
-        and confusion.loc["GEN", "GEN"] == 3
-        and confusion.to_numpy().sum() == 10
-        and confusion.shape == (6, 6)
-    )
-    assert lab.disagreements(b, a)["a"].tolist() == ["GEN"] * 3 and lab.disagreements(a, a).empty
+    confusion = label_confusion(a, b)
+    assert confusion.loc["MISS", "GEN"] == confusion.loc["GEN", "GEN"] == 3
+    assert confusion.to_numpy().sum() == 10 and confusion.shape == (6, 6)
+    assert disagreements(b, a)["a"].tolist() == ["GEN"] * 3 and disagreements(a, a).empty
     with pytest.raises(LabelError, match="different cases, such as 'c1/q10'"):
-        lab.disagreements(a, make_labels(tmp_path, 2, "c.json"))
-    nobody = make_labels(tmp_path, 12, "d.json")
-    assert (
-        math.isnan(lab.disagreements(a, nobody).attrs["kappa"])
-        and lab.disagreements(a, nobody).attrs["n"] == 0
-    )
-
-
-def test_blind_cases_hide_the_system_and_lose_nothing():
-    import adaptmr as am
-    from adaptmr.eval.annotation.labels import sample_blind, sample_failures
-
-    data = am.load("demo", split="en1,zh1", limit=40)
-    names = ["unified", "lexical", "random"]
-    frame = am.evaluate(names, data, embedder="hash", progress=False)
-    cases, key = sample_blind(frame, data, names, per_type=3)
-    assert {c.system for c in cases} == {""} and not any(name in c.id for c in cases for name in names)
-    assert list(key) == [c.id for c in cases] and len(set(key)) == len(cases)
-    drawn = {name: sample_failures(frame, data, name, per_type=3) for name in names}
-    alone = {(name, c.question, c.prediction) for name, some in drawn.items() for c in some}
-    assert {(key[c.id], c.question, c.prediction) for c in cases} == alone
-    order = [key[c.id] for c in cases]
-    assert order != sorted(order, key=names.index), "mixed"
-    again, same = sample_blind(frame.sample(frac=1, random_state=1), data, names[::-1], per_type=3)
-    assert same == key and again == cases, "neither the rows' order nor the systems' shows"
+        disagreements(a, start(tmp_path, 2, "c.json"))
+    nobody = disagreements(a, start(tmp_path, 12, "d.json"))
+    assert math.isnan(nobody.attrs["kappa"]) and nobody.attrs["n"] == 0

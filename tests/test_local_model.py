@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from local_llm import NAME, Missing, local_server, require_installed
@@ -20,8 +21,8 @@ from adaptmr.llm.tasks import OUTCOMES, TASKS, meter_usage
 from adaptmr.planning.classifiers import FewShotClassifier
 from adaptmr.planning.qarp import QARP
 from adaptmr.reader import answer, render_line
+from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.steps import refine
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, retrieve
 from adaptmr.store.memory_store import MemoryStore
@@ -57,12 +58,8 @@ def url():
 @pytest.fixture(scope="module")
 def store():
     with MemoryStore(embedder="hash") as s:
-        s.add(
-            [
-                Memory(f"M{i}", text, "Maya", at, session=f"S{i}", step=i, source=f"T{i}")
-                for i, (at, text) in enumerate(SAID, 1)
-            ]
-        )
+        for i, (at, text) in enumerate(SAID, 1):
+            s.add(Memory(f"M{i}", text, "Maya", at, session=f"S{i}", step=i, source=f"T{i}"))
         yield s
 
 
@@ -81,8 +78,8 @@ def ask_all(llm, store):
     with meter_usage() as meter:
         evidence = {
             "qarp": retrieve(NOW, store, 3, QARP(llm)),
-            "rounds": run_rounds(ROUNDS, LINKED, store, llm=llm),
-            "rerank": run_rounds(RERANK, NOW, store, llm=llm),
+            "rounds": execute(ROUNDS, LINKED, store, llm=llm),
+            "rerank": execute(RERANK, NOW, store, llm=llm),
         }
         type_probabilities = FewShotClassifier(llm).probabilities(NOW)
         text = answer(NOW, evidence["rerank"], llm).text
@@ -102,173 +99,96 @@ def first(url, store, cache):
 def to_bytes(found):
     """Return the evidence without its times, as bytes."""
     u = found.usage
-    return json.dumps(
-        [
-            [(h.memory.id, h.memory.text, h.score, dict(h.signals), h.note) for h in found.hits],
-            found.has_relevant,
-            found.relevance,
-            found.plan.to_json(),
-            [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace],
-            found.context,
-            u.calls,
-            u.prompt_tokens,
-            u.completion_tokens,
-        ]
-    ).encode()
+    hits = [(h.memory.id, h.memory.text, h.score, dict(h.signals), h.note) for h in found.hits]
+    trace = [(t.step, t.n_in, t.n_out, t.reason) for t in found.trace]
+    about = [found.has_relevant, found.relevance, found.plan.to_json(), found.context]
+    return json.dumps([hits, trace, about, u.calls, u.prompt_tokens, u.completion_tokens]).encode()
 
 
 def test_every_result_has_a_known_outcome(first):
-    assert {task for task, outcome in first.outcomes if outcome == "offline"} <= {"check"}, (
-        "a model was asked wherever the plans need one"
-    )
-    assert (
-        {"plan", "refine", "answer", "classify", "thought", "rerank"}
-        <= {task for task, _ in first.outcomes}
-        <= set(TASKS)
-    )
+    asked = {task for task, _ in first.outcomes}
+    assert {task for task, outcome in first.outcomes if outcome == "offline"} <= {"check"}
+    assert {"plan", "refine", "answer", "classify", "thought", "rerank"} <= asked <= set(TASKS)
     assert {outcome for _, outcome in first.outcomes} <= set(OUTCOMES)
     assert first.outcomes["plan", "fallback"] == 0, "the server follows the schema"
 
 
-def test_the_plan_is_valid(first):
+def test_plan_rounds_reranking_and_classification_are_valid(first, store):
     plan = first.evidence["qarp"].plan
-    assert (
-        plan.planner == "qarp"
-        and plan.refine
-        and plan.fallback is None
-        and RetrievalPlan.from_json(plan.to_json()) == plan
-    )
+    assert plan.planner == "qarp" and plan.refine and plan.fallback is None
+    assert RetrievalPlan.from_json(plan.to_json()) == plan
     assert 1 <= len(plan.queries or (NOW,)) <= 5 and all(0 < len(q) <= 120 for q in plan.queries)
-
-
-def test_retrieved_memories_are_as_stored(first, store):
     for found in first.evidence.values():
-        assert found.context == "\n".join(render_line(h) for h in found.hits) and all(
-            h.memory == store.get(h.memory.id) for h in found.hits
-        )
+        assert found.context == "\n".join(render_line(h) for h in found.hits)
+        assert all(h.memory == store.get(h.memory.id) for h in found.hits)
         assert found.trace and found.has_relevant == bool(found.hits)
-
-
-def test_the_rounds_are_traced_and_repeat_no_memory(first):
     found = first.evidence["rounds"]
-    rounds = [t for t in found.trace if t.step.startswith("round ")]
-    assert (
-        1 <= len(rounds) <= 2
-        and len({h.memory.id for h in found.hits}) == len(found.hits) <= 3
-        and len(found.plan.queries) <= 3
-    )
+    assert 1 <= len([t for t in found.trace if t.step.startswith("round ")]) <= 2
+    assert len({h.memory.id for h in found.hits}) == len(found.hits) <= 3 >= len(found.plan.queries)
     reasons = " ".join(t.reason for t in found.trace if "round" in t.step)
     assert all(h.source in reasons for h in found.hits), "each hit is named in the round that found it"
-
-
-def test_rerank_orders_and_drops_nothing_itself(first):
-    found = first.evidence["rerank"]
-    row = next(t for t in found.trace if t.step == "rerank")
-    assert (
-        row.n_in == row.n_out == len(SAID)
-        and row.reason.startswith("read ")
-        and len(found.hits) == 4 == len({h.memory.id for h in found.hits})
-    )
-
-
-def test_the_few_shot_classifier_gives_probabilities(first):
-    assert (
-        set(first.type_probabilities) == set(QueryType)
-        and min(first.type_probabilities.values()) >= 0
-        and sum(first.type_probabilities.values()) == pytest.approx(1)
-    )
+    row = next(t for t in first.evidence["rerank"].trace if t.step == "rerank")
+    assert row.n_in == row.n_out == len(SAID) and row.reason.startswith("read ")
+    assert len({h.memory.id for h in first.evidence["rerank"].hits}) == 4
+    chances = first.type_probabilities
+    assert set(chances) == set(QueryType) and min(chances.values()) >= 0
+    assert sum(chances.values()) == pytest.approx(1)
 
 
 def test_usage_is_counted_by_the_server(first, cache):
-    assert (
-        first.usage.calls >= 6
-        and first.usage.prompt_tokens > 100 * first.usage.calls
-        and first.usage.completion_tokens > first.usage.calls
-    )
+    usage = first.usage
+    assert usage.calls >= 6 and usage.prompt_tokens > 100 * usage.calls < 100 * usage.completion_tokens
     replies = [record["reply"] for record in cache.records()]
-    assert (
-        all(r["prompt_tokens"] > 0 < r["completion_tokens"] for r in replies)
-        and len(replies) <= first.usage.calls
-    )
+    assert all(r["prompt_tokens"] > 0 < r["completion_tokens"] for r in replies)
+    assert len(replies) <= usage.calls
     assert all(found.usage.calls > 0 < found.usage.prompt_tokens for found in first.evidence.values())
 
 
 def test_replayed_without_a_server_everything_is_the_same(first, store, cache, tmp_path):
     cache.dump(tmp_path / "calls.jsonl.gz")
-    replaying = LLM(
-        NAME,
-        base_url="http://127.0.0.1:9/v1",
-        cache=ReplayCache.from_file(tmp_path / "calls.jsonl.gz", "replay"),
-        max_retries=0,
-    )
-    again = ask_all(replaying, store)
+    recorded = ReplayCache.from_file(tmp_path / "calls.jsonl.gz", "replay")
+    llm = LLM(NAME, base_url="http://127.0.0.1:9/v1", cache=recorded, max_retries=0)
+    again = ask_all(llm, store)
     for name, found in first.evidence.items():
         assert to_bytes(again.evidence[name]) == to_bytes(found), name
-    assert (again.type_probabilities, again.answer, again.outcomes) == (
-        first.type_probabilities,
-        first.answer,
-        first.outcomes,
-    )
+    assert again.type_probabilities == first.type_probabilities
+    assert (again.answer, again.outcomes) == (first.answer, first.outcomes)
     assert again.usage.cached_calls == again.usage.calls == first.usage.calls
 
 
 def test_refinement_drops_memories_and_adds_none(url, store, cache):
     hits = list(store.search(NOW, k=4))
-    left = refine(
-        NOW, hits, [0.5] * len(hits), LLM(NAME, base_url=url, cache=cache, timeout=120), "the latest address"
-    )
-    assert (
-        left.how in OUTCOMES
-        and {h.memory.id for h in left.hits} <= {h.memory.id for h in hits}
-        and left.relevant == bool(left.hits)
-    )
+    llm = LLM(NAME, base_url=url, cache=cache, timeout=120)
+    left = refine(NOW, hits, [0.5] * len(hits), llm, "the latest address")
+    assert left.how in OUTCOMES and left.relevant == bool(left.hits)
+    assert {h.memory.id for h in left.hits} <= {h.memory.id for h in hits}
+
+
+def say_hi(url, **more):
+    return LLM(NAME, base_url=url, **more).complete([{"role": "user", "content": "Say hi."}], max_tokens=4)
 
 
 def test_a_wrong_key_is_an_error_not_a_fallback_and_a_stopped_server_too(url, store):
     with local_server(key="right") as guarded:
         with pytest.raises(AuthError, match="OPENAI_API_KEY"):
             QARP(LLM(NAME, base_url=guarded, api_key="wrong")).plan(NOW, store)
-        assert (
-            LLM(NAME, base_url=guarded, api_key="right")
-            .complete([{"role": "user", "content": "Say hi."}], max_tokens=4)
-            .usage.prompt_tokens
-            > 0
-        )
+        assert say_hi(guarded, api_key="right").usage.prompt_tokens > 0
     with pytest.raises(ServerError, match="connection refused"):
         QARP(LLM(NAME, base_url=guarded, api_key="right")).plan(NOW, store)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_the_server_ends_with_the_process_that_started_it(url, tmp_path):
-    import os
-    import signal
-    from pathlib import Path
-
-    code = (
-        "from local_llm import local_server\n"
-        "with local_server() as url:\n    print(url, flush=True)\n    input()"
-    )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def test_the_server_ends_with_the_process_that_started_it(url):
+    code = "from local_llm import *\nwith local_server() as url:\n    print(url, flush=True)\n    input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", code]
+    owner = subprocess.Popen(command, cwd=Path(__file__).parent, text=True, **pipes)
     base = owner.stdout.readline().strip()
-    assert (
-        LLM(NAME, base_url=base).complete([{"role": "user", "content": "Hi"}], max_tokens=2).usage.calls == 1
-    )
-    os.kill(owner.pid, signal.SIGKILL)
+    assert say_hi(base).usage.calls == 1
+    owner.kill()
     owner.communicate()
     end = time.monotonic() + 10
-    while time.monotonic() < end:
-        try:
-            LLM(NAME, base_url=base, max_retries=0, timeout=2).complete(
-                [{"role": "user", "content": "Hi"}], max_tokens=2
-            )
-        except ServerError:
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail(f"the server at {base} outlived the process that started it")
+    with pytest.raises(ServerError):
+        while time.monotonic() < end:
+            say_hi(base, max_retries=0, timeout=2)
+            time.sleep(0.05)

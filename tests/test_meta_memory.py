@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+import math
 import threading
 from dataclasses import replace
 
@@ -11,29 +11,27 @@ from scripted import LESSON, ScriptedLLM
 from server import Server, ok_json
 
 from adaptmr.llm import LLM
-from adaptmr.memory.team.curator import Reflection, forgotten, worth
-from adaptmr.memory.team.library import (
-    Experience,
-    Insight,
-    KnownSkill,
-    MetaConfig,
-    Trajectory,
-    question_form,
-)
+from adaptmr.memory.team.curator import Reflection
 from adaptmr.memory.team.meta import (
     FIRST_SCORE,
     MAX_ABOUT,
     REVISE,
+    Experience,
+    Insight,
+    MetaConfig,
     MetaMemory,
+    Skill,
+    Trajectory,
     agree,
+    best_skills,
+    count_skills,
     edit,
     remove,
     revise,
 )
-from adaptmr.memory.team.records import Record, is_record, read_record
+from adaptmr.memory.team.records import is_record, read_record
 from adaptmr.memory.team.steps import Step, Transcript
 from adaptmr.memory.team.team import TeamMemory
-from adaptmr.store.database import StoreCorrupt
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
@@ -70,7 +68,7 @@ def test_records_of_all_memories_come_back_from_one_store():
             id="t", turn=3, since=3, task="Who?", form="Who?", steps=("a",), succeeded=True, similar=("s",)
         ),
         Insight(id="i", rule="Search first.", about=("t",), topics=("chain",), by="reward", score=4),
-        KnownSkill(id="k", form="<film> director", uses=3, successes=2),
+        Skill(id="k", form="<film> director", uses=3, successes=2),
     )
     assert [read_record(r.to_memory("meta")) for r in records] == list(records)
     assert all(is_record(r.to_memory()) for r in records)
@@ -86,15 +84,6 @@ def test_a_record_without_its_fields_is_named():
     store.add(broken)
     with pytest.raises(ValueError, match=r"meta/1.*Trajectory"):
         MetaMemory(store)
-
-
-def test_an_insight_of_more_tasks_is_relied_on_more_and_a_rewarded_success_most():
-    rule = Insight(rule="Search first.")
-    assert rule.success == 0.5 and replace(rule, score=3).success == 0.75
-    believed = Trajectory(task="Who?", succeeded=True)
-    assert (
-        replace(believed, by="reward").success > believed.success > replace(believed, succeeded=False).success
-    )
 
 
 # -- what comes in
@@ -122,16 +111,6 @@ def test_lessons_and_skills_hold_neither_the_answer_nor_other_names():
     learnt = [m for m in meta.store.memories if m.layer in ("meta/insight", "meta/skill")]
     assert len(learnt) >= 3
     assert not [n for n in names for m in learnt if n in repr(m)]
-
-
-def test_the_answer_is_that_of_the_team_and_never_a_gold_one():
-    meta = MetaMemory()
-    assert meta.remember(play(lost=True), False).answer == "Ana Petrov", (
-        "what the team said, though it is wrong"
-    )
-    assert (
-        meta.remember(Transcript("Who?", (Step("Search", "x", "y"),)), False, reason="crashed").answer is None
-    )
 
 
 def test_a_task_without_steps_is_remembered_and_teaches_nothing():
@@ -179,10 +158,6 @@ def test_a_reward_takes_over_what_the_verifier_judged():
 
 
 # -- recall
-
-
-def test_an_empty_memory_gives_an_empty_experience():
-    assert MetaMemory().recall(QUESTION) == Experience() and not Experience() and Experience().ids == ()
 
 
 def test_recent_successes_are_successes_only_the_latest_first():
@@ -236,19 +211,6 @@ def test_a_neighbour_in_the_graph_teaches_what_a_search_does_not_reach():
     last = meta.remember(Transcript("Which castle stands in Turku?", (Step("Search", "c", "d"),)), True)
     assert last.similar == (first.id,)
     assert rule.id in meta.recall("Which castle stands in Visby?").ids
-    alone = MetaMemory(MemoryStore(), MetaConfig(pool=1, hops=0))
-    alone.store.add(meta.store.memories)
-    alone = MetaMemory(alone.store, alone.config)
-    assert last in alone.recall("Which castle stands in Visby?").successes
-    assert first not in alone.recall("Which castle stands in Visby?").successes
-
-
-def test_recall_changes_nothing():
-    meta = MetaMemory()
-    meta.remember(play(), True)
-    before = meta.store.last_event
-    assert meta.recall(QUESTION) == meta.recall(QUESTION)
-    assert meta.store.last_event == before
 
 
 # -- insights
@@ -266,21 +228,13 @@ def test_points_of_an_insight():
     assert len(rule.about) == MAX_ABOUT and rule.about[-1] == f"task {2 * MAX_ABOUT - 1}"
 
 
-def test_insights_of_a_memory_can_be_changed_by_hand():
+def test_a_point_less_and_an_insight_is_gone():
     meta = MetaMemory()
-    task = meta.remember(Transcript("Who keeps Brann?", (Step("Finish", "Ilse"),)), True)
-    rule = meta.add("Search first.", about=[task.id])
-    assert meta.agree(rule.id).score == FIRST_SCORE + 1
-    assert meta.edit(rule.id, "Search for names first.").rule == "Search for names first."
-    for left in range(FIRST_SCORE + 1, 0, -1):
-        assert meta.remove(rule.id).score == left
-    assert meta.remove(rule.id) is None and meta.insights == ()
-    assert MetaMemory(meta.store).insights == (), "gone from the store too"
-    for call in (lambda: meta.agree(rule.id), lambda: meta.edit("?", "x"), lambda: meta.remove("?")):
-        with pytest.raises(KeyError, match=r"\?|insight"):
-            call()
-    with pytest.raises(KeyError, match="no task 'x'"):
-        meta.add("Search.", about=["x"])
+    rule = meta.add("Search first.")
+    assert meta.remove(rule.id).score == FIRST_SCORE - 1 and meta.remove(rule.id) is None
+    assert meta.insights == () == MetaMemory(meta.store).insights, "gone from the store too"
+    with pytest.raises(KeyError):
+        meta.remove(rule.id)
 
 
 def test_a_model_chooses_the_operations():
@@ -325,9 +279,6 @@ def test_a_known_rule_is_never_added_twice():
     assert [(i.id, i.score) for i in revision.kept] == [("i1", 3)]
 
 
-# -- the graph
-
-
 # -- forgetting
 
 
@@ -339,9 +290,7 @@ def test_failures_are_not_forgotten_first():
     gone = meta.forget(1)
     assert failure.id not in gone and len(meta) == 1, "the older one goes, which succeeded"
     success = Trajectory(id="a", task="Who?", succeeded=True)
-    assert worth(success.strength, 9) == worth(replace(success, succeeded=False).strength, 9)
-    old, young = Trajectory(id="s", task="a", succeeded=True, since=1), Trajectory(id="f", task="b", since=2)
-    assert forgotten([(r.id, r.strength) for r in (old, young)], now=9, limit=1) == ("s",)
+    assert success.worth(9) == replace(success, succeeded=False).worth(9)
 
 
 def test_what_helped_stays():
@@ -360,7 +309,28 @@ def test_what_was_shown_in_vain_loses_worth():
     meta.remember(play(*FILMS[1], lost=True), False, shown=Experience(successes=(second,)))
     held = {t.id: t for t in meta.tasks}
     assert (held[second.id].uses, held[second.id].successes) == (1, 0)
-    assert worth(held[second.id].strength, 3) < worth(replace(held[first.id], since=2).strength, 3)
+    assert held[second.id].worth(3) < replace(held[first.id], since=2).worth(3)
+
+
+def test_worth_by_hand():
+    """In MemoryBank's program a strong memory is forgotten faster than a weak one."""
+    helped, useless = Skill(form="a", since=6, uses=2, successes=2), Skill(form="b", since=10, uses=8)
+    assert helped.worth(12) == pytest.approx(math.exp(-6 / 15)) and helped.worth(0) == 1
+    assert useless.worth(12) == pytest.approx(math.exp(-2 / 5) * 0.2)
+
+
+def test_skills_are_counted_by_success():
+    film = Step("Search", "Harbour Lights", "Harbour Lights is a film.")
+    again, nothing = replace(film, argument="the Harbour Lights"), Step("Search", "spouse", "Not found.")
+    known: dict[str, Skill] = {}
+    played = Transcript("Who?", (film, again, nothing))
+    for turn in (1, 2):
+        task = Trajectory(task="Who?", succeeded=True, turn=turn)
+        told = count_skills(known, played, {"Harbour Lights": "film"}, task)
+        known |= {s.form: s for s in told}
+    counts = {form: (s.uses, s.successes) for form, s in known.items()}
+    assert counts == {"<film>": (2, 2), "spouse": (2, 0)}, "a repeat counts once"
+    assert best_skills(known.values(), 5) == [known["<film>"]]
 
 
 def test_what_is_forgotten_is_found_by_nothing():
@@ -373,18 +343,16 @@ def test_what_is_forgotten_is_found_by_nothing():
     assert again.turn == 3, "the clock goes on"
 
 
-def test_an_insight_of_very_many_tasks_goes_from_the_first_of_them_too():
+def test_an_insight_of_very_many_tasks_goes_from_the_first_of_them_too(monkeypatch):
     """It names the latest only, so the first ones are no longer named when it is removed."""
+    monkeypatch.setattr("adaptmr.memory.team.meta.MAX_ABOUT", 3)
     meta = MetaMemory(llm=ScriptedLLM())
-    for number in range(MAX_ABOUT + 2):
+    for number in range(5):
         meta.remember(play(film=f"Film {'x' * number}", lost=True), False)
-    named = [i for i in meta.insights if len(i.about) == MAX_ABOUT]
-    assert named, "a lesson that all these tasks have taught"
-    for insight in named:
-        while meta.remove(insight.id) is not None:
-            pass
-    shown = meta.recall("Who is married to the director of Film x?").insights
-    assert not {i.id for i in shown} & {i.id for i in named}
+    (insight,) = [i for i in meta.insights if len(i.about) == 3]
+    while meta.remove(insight.id) is not None:
+        pass
+    assert insight.id not in {i.id for i in meta.recall("Who is married to the director of Film x?").insights}
 
 
 # -- the store
@@ -395,51 +363,21 @@ def test_a_file_keeps_it(tmp_path):
         meta = MetaMemory(store)
         meta.remember(play(), True)
         meta.remember(play(*FILMS[0], lost=True), False)
-        said = meta.recall(QUESTION)
+        said, tasks = meta.recall(QUESTION), meta.tasks
     with MemoryStore(tmp_path / "meta.db") as store:
         again = MetaMemory(store)
-        assert again.recall(QUESTION) == said and again.tasks == meta.tasks
+        assert again.recall(QUESTION) == said and again.tasks == tasks
         assert again.remember(play(*FILMS[1]), True).turn == 3
 
 
 def test_it_shares_a_store_with_a_team():
     store = MemoryStore()
-    team = TeamMemory(QUESTION, store=store)
+    team = TeamMemory(QUESTION, store)
     meta = MetaMemory(store)
     meta.remember(play(), True)
     team.shared.add_fact("Brann", "height", "31 m")
     assert meta.recall(QUESTION).successes and len(MetaMemory(store)) == 1
     assert len(team.shared.facts) == 1
-
-
-def test_save_and_load(tmp_path):
-    meta = MetaMemory()
-    meta.remember(play(), True, by="reward")
-    meta.save(tmp_path / "meta.jsonl")
-    again = MetaMemory.load(tmp_path / "meta.jsonl")
-    assert again.tasks == meta.tasks and again.insights == meta.insights
-    assert again.recall(QUESTION) == meta.recall(QUESTION)
-
-
-def test_damaged_files_are_named(tmp_path):
-    path = tmp_path / "meta.jsonl"
-    meta = MetaMemory()
-    meta.remember(play(), True)
-    meta.save(path)
-    text = path.read_text(encoding="utf-8")
-    for damaged in (text[:-20], text.replace("{", "[", 1), "\n".join(text.splitlines()[:-1])):
-        path.write_text(damaged, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"meta\.jsonl"):
-            MetaMemory.load(path)
-    file = tmp_path / "meta.db"
-    file.write_bytes(b"no database" * 100)
-    with pytest.raises(StoreCorrupt, match=r"meta\.db"):
-        MetaMemory(MemoryStore(file))
-    with pytest.raises((ValueError, OSError, sqlite3.Error)):
-        MetaMemory.load(tmp_path / "missing.jsonl")
-
-
-# -- an index from elsewhere
 
 
 # -- threads
@@ -465,28 +403,6 @@ def test_threads_remember_and_recall_at_once():
     assert sorted(t.turn for t in meta.tasks) == list(range(1, 13))
     assert [i.score for i in meta.insights] == [FIRST_SCORE + 11], "no agreement is lost"
     assert MetaMemory(meta.store).tasks == meta.tasks
-
-
-# -- what a transcript says
-
-
-def test_question_forms():
-    assert question_form(play().question) == question_form(QUESTION)
-    assert question_form(QUESTION) != question_form("Who wrote Paper Moons?")
-
-
-def test_a_kind_of_record_defined_elsewhere_is_read():
-    class Note(Record):
-        layer = "test/note"
-
-        @property
-        def text(self):
-            return "note"
-
-    assert read_record(Note(id="n1").to_memory("x")) == Note(id="n1")
-
-
-RELATIONS = ("director", "writer", "spouse", "publisher", "founder", "owner", "award", "composer", "capital")
 
 
 def test_without_a_model_tasks_are_remembered_and_lessons_only_by_hand():

@@ -14,8 +14,8 @@ from server import Server, answering, ok_json
 
 from adaptmr.llm import LLM
 from adaptmr.reader import ANSWER
+from adaptmr.retrieval.execute import run_request
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan, planner_llm, weighted_plans
-from adaptmr.retrieval.rounds import run_request
 from adaptmr.retrieval.strategies import STRATEGIES, StrategyPlanner, entity_rerank
 from adaptmr.retrieval.visible import make_request
 from adaptmr.store.memory_store import MemoryStore

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import partial
 from time import monotonic
 
 import pytest
 from server import Server, ok_json
 
 from adaptmr.llm import LLM
-from adaptmr.llm.concurrency import CANCELLED, Outcome, run_concurrently, run_in_parallel
+from adaptmr.llm.concurrency import CANCELLED, run_concurrently, run_in_parallel
 from adaptmr.llm.tasks import Task, meter_usage, object_schema
 from adaptmr.llm.transport import RequestCancelled
 from adaptmr.types import Usage
@@ -50,17 +51,12 @@ def test_each_function_has_an_outcome_in_the_order_given():
     assert "0.05 s" in str(slow.error) and slow.seconds >= 0.05 and quick.seconds < PATIENCE
 
 
-def test_they_run_at_once_and_nothing_is_shared_by_mistake():
+def test_they_run_at_once_and_one_that_itself_times_out_is_not_late():
     barrier = threading.Barrier(4)
     outcomes = run_in_parallel([lambda i=i: (barrier.wait(PATIENCE), i)[1] for i in range(4)], math.inf)
     assert [o.value for o in outcomes] == [0, 1, 2, 3], "each waits for the other three"
-    assert run_in_parallel([], 1.0) == []
-
-
-def test_a_function_that_itself_times_out_is_not_late():
     (outcome,) = run_in_parallel([lambda: (_ for _ in ()).throw(TimeoutError("its own"))], PATIENCE)
-    assert not outcome.late and str(outcome.error) == "its own"
-    assert Outcome("x").failed is False
+    assert not outcome.late and str(outcome.error) == "its own" and run_in_parallel([], 1.0) == []
 
 
 # --- usage
@@ -79,23 +75,15 @@ def test_usage_in_threads_is_in_the_meters_of_the_caller():
     assert spent(inner.late) == spent(outer.late) == (0, 0, 0)
 
 
-def test_many_threads_lose_no_count():
-    def work() -> None:
-        for _ in range(50):
-            NOTE.run(None, text="x")
-
+def test_pools_of_any_number_count_in_the_meters_of_their_caller():
+    for threads in (0, 1, 3):
+        with Server(REPLY) as s, meter_usage() as meter:
+            ask = partial(NOTE.run, model(s), None)
+            run_concurrently(lambda x, ask=ask: ask(text=x), "abcd", threads, lambda x, result: None)
+        assert spent(meter.usage) == (4, 40, 12) and meter.times.measured == 4
     with meter_usage() as meter:
-        run_in_parallel([work] * 8, PATIENCE)
-    assert meter.outcomes == {(NOTE.name, "offline"): 400}
-
-
-@pytest.mark.parametrize("threads", [0, 1, 3])
-def test_a_pool_counts_in_the_meters_of_its_caller(threads):
-    with Server(REPLY) as s, meter_usage() as meter:
-        run_concurrently(
-            lambda x: NOTE.run(model(s), text=x), ["a", "b", "c", "d"], threads, lambda x, result: None
-        )
-    assert spent(meter.usage) == (4, 40, 12) and meter.times.measured == 4
+        run_in_parallel([lambda: [NOTE.run(None, text="x") for _ in range(50)]] * 8, PATIENCE)
+    assert meter.outcomes == {(NOTE.name, "offline"): 400}, "no count is lost"
 
 
 class Hanging:
@@ -130,7 +118,7 @@ def test_what_a_late_function_uses_is_counted_once_and_it_asks_nothing_more():
         hanging = Hanging(model(s))
         with meter_usage() as outer:
             with meter_usage() as inner:
-                (outcome,) = run_in_parallel([hanging], 2.0)  # enough for one call
+                (outcome,) = run_in_parallel([hanging], 1.0)  # enough for one call
                 assert hanging.begun.is_set() and arrived.wait(PATIENCE)
             assert outcome.late and spent(inner.usage) == (1, 10, 3) == spent(outer.usage)
             answered.set()

@@ -19,7 +19,6 @@ from adaptmr.planning.qarp import QARP
 from adaptmr.planning.routed import Mixture, Routed
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import FixedPlanner, RetrievalPlan
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, Router, retrieve
 from adaptmr.retrieval.visible import store_as_of
@@ -97,7 +96,7 @@ def test_a_text_can_be_asked_as_of_a_moment(store):
     for moment in (MARCH, "2024-03-01", "2024-03-01T01:00:00+01:00", datetime(2024, 3, 1)):
         for found in (
             retrieve("Where do I live now?", store, as_of=moment),
-            run_rounds(replace(WORDS, max_rounds=2), "Where do I live now?", store, as_of=moment),
+            execute(replace(WORDS, max_rounds=2), "Where do I live now?", store, as_of=moment),
             execute(WORDS, "Where do I live now?", store, as_of=moment),
         ):
             assert ids(found) and set(ids(found)) <= {"m0", "m1", "m2", "m3"}

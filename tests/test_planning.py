@@ -20,13 +20,12 @@ from adaptmr.reader import answer
 from adaptmr.retrieval.evidence import mix_evidence
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
-from adaptmr.retrieval.plan import PlanError, RetrievalPlan
+from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.query import (
     MAX_QUERIES,
     decompose_by_rule,
     is_grounded,
 )
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.strategies import (
     HYBRID_WEIGHTS,
     MIN_RELEVANCE,
@@ -298,7 +297,7 @@ class TestRounds:
             confidence=[{"confidence": c} for c in sure],
             query=[{"query": "Nadia bees"}, {"query": "barn honey"}],
         ) as s:
-            found = run_rounds(PLAN, LINKED, store, llm=model(s))
+            found = execute(PLAN, LINKED, store, llm=model(s))
             tasks = Counter("query" if "query" in asked(b) else asked(b)[0] for b in s.requests)
         judged = min(searches, 2)
         assert tasks == Counter({"abstain": judged, "confidence": judged, "query": searches - 1})
@@ -312,7 +311,7 @@ class TestRounds:
     @pytest.mark.parametrize("again", ["", "   ", LINKED])
     def test_it_ends_when_there_is_nothing_new_to_ask(self, store, again):
         with replying(abstain=ANSWERED, confidence={"confidence": 0.0}, query={"query": again}) as s:
-            found = run_rounds(PLAN, LINKED, store, llm=model(s))
+            found = execute(PLAN, LINKED, store, llm=model(s))
         assert found.plan.queries == ()
         assert "nothing more to ask" in found.trace[0].reason
         assert found.usage.calls == 3
@@ -323,7 +322,7 @@ class TestRounds:
             confidence={"confidence": 0.0},
             query=[{"query": "Nadia keeps bees"}, {"query": "chess"}],
         ) as s:
-            found = run_rounds(replace(PLAN, k=4, merge="cover"), LINKED, store, llm=model(s))
+            found = execute(replace(PLAN, k=4, merge="cover"), LINKED, store, llm=model(s))
         reasons = {t.step: t.reason for t in found.trace}
         assert "T1" in reasons["round 1"]
         assert "“Nadia keeps bees” brought" in reasons["round 2"]
@@ -345,7 +344,7 @@ class TestRounds:
     def test_thoughts_and_drafts_take_one_call_a_round(self, store, follow, reply, calls):
         second = {**reply, next(iter(reply)): "behind the barn"}
         with replying(**{next(iter(reply)): [reply, second]}) as s:
-            found = run_rounds(replace(PLAN, follow=follow), LINKED, store, llm=model(s))
+            found = execute(replace(PLAN, follow=follow), LINKED, store, llm=model(s))
             assert len(s.requests) == calls == found.usage.calls
             assert len(found.plan.queries or [LINKED]) == (3 if calls == 2 else 1)
 
@@ -361,7 +360,7 @@ class TestRounds:
     ):
         with replying(**replies) as s:
             llm = model(s)
-            found = run_rounds(replace(PLAN, follow=follow), LINKED, store, llm=llm)
+            found = execute(replace(PLAN, follow=follow), LINKED, store, llm=llm)
             given = answer(LINKED, found, llm)
             assert len(s.requests) == retrieval_calls == found.usage.calls
         assert (given.text, given.abstained, given.usage) == ("bees", False, Usage())
@@ -372,7 +371,7 @@ class TestRounds:
         """What is refined after the last round is not what the draft was read from."""
         dropped = {"relevant": True, "drop": [{"number": 1, "why": "no"}], "updated": []}
         with replying(abstain=ANSWERED, confidence={"confidence": 1}, relevant=dropped) as s:
-            found = run_rounds(replace(PLAN, refine=True), LINKED, store, llm=model(s))
+            found = execute(replace(PLAN, refine=True), LINKED, store, llm=model(s))
         assert len(found.hits) == 1 and found.findings == [] and found.plan.answer_as == ""
 
     def test_what_an_earlier_round_found_stays(self, store):
@@ -383,7 +382,7 @@ class TestRounds:
             confidence={"confidence": 0.0},
             query=[{"query": "soup for lunch"}, {"query": "chess brother"}],
         ) as s:
-            found = run_rounds(plan, LINKED, store, llm=model(s))
+            found = execute(plan, LINKED, store, llm=model(s))
         rounds = [
             execute(replace(plan, max_rounds=1, queries=found.plan.queries[:n]), LINKED, store).sources
             for n in (1, 2, 3)
@@ -395,7 +394,7 @@ class TestRounds:
 
     def test_expansion_merges_by_the_best_score(self, store):
         with replying(queries={"queries": ["Nadia keeps bees", " Nadia  keeps bees", LINKED, "soup"]}) as s:
-            found = run_rounds(
+            found = execute(
                 replace(PLAN, max_rounds=1, expand=3, merge="best", k=10), LINKED, store, llm=model(s)
             )
             assert len(s.requests) == 1
@@ -410,11 +409,6 @@ class TestRounds:
         for h in found.hits:
             assert h.score == max(scores[h.memory.id] for scores in alone if h.memory.id in scores)
         assert found.hits == sorted(found.hits, key=lambda h: -h.score)
-
-    def test_the_executor_takes_one_round_only(self, store):
-        for plan in (PLAN, replace(PLAN, max_rounds=1, expand=1)):
-            with pytest.raises(PlanError, match="the executor runs one round"):
-                execute(plan, LINKED, store)
 
 
 # -- mixtures
@@ -751,7 +745,7 @@ def test_families_name_systems_that_are_there():
     names = known_systems(None)
     for full in VARIANTS:
         assert set(get_variants(full)) <= set(names) and get_variants(full)[0] == full
-    with pytest.raises(KeyError, match="no family 'nonsense'"):
+    with pytest.raises(KeyError, match="nonsense"):
         get_variants("nonsense")
 
 

@@ -13,8 +13,8 @@ import pytest
 import adaptmr as am
 from adaptmr.reader import answer
 from adaptmr.retrieval import plan as plans
+from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import SIGNALS
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.store.view import Filter
@@ -166,7 +166,7 @@ def check_plans(n: int, seed: int) -> None:
         user, other = rng.sample(sorted(SECRETS), 2)
         plan, text, more = random_plan(rng), rng.choice(ASKED), random_conditions(rng)
         as_of = START + timedelta(days=rng.randrange(60)) if rng.random() < 0.4 else None
-        found = run_rounds(plan, text, shared, where=Filter(user=user, **more), as_of=as_of)
+        found = execute(plan, text, shared, where=Filter(user=user, **more), as_of=as_of)
         case = (text, user, more, as_of, plan)
         assert {h.memory.owner for h in found.hits} <= {user}, case
         given = answer(text, found)
@@ -174,7 +174,7 @@ def check_plans(n: int, seed: int) -> None:
         asked = " ".join((text, *plan.queries))
         assert not [s for s in SECRETS[other] if s in shown and s not in asked], case
         where = Filter(**more) if more else None
-        hers = run_rounds(plan, text, alone[user], where=where, as_of=as_of)
+        hers = execute(plan, text, alone[user], where=where, as_of=as_of)
         assert told(found) == told(hers), case
 
 

@@ -19,7 +19,7 @@ import house
 from committed import NoCheckout, tracked_files
 from quotations import long_texts, quoted, texts
 
-from adaptmr.data.hotpotqa import HOTPOTQA
+from adaptmr.data.registry import get_entry
 from adaptmr.data.registry import find_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +67,7 @@ WITH_ATTRIBUTION = "adaptmr/data/hotpotqa_40.json"  # in its entry in the regist
 @pytest.mark.slow
 def test_text_of_hotpotqa_is_in_runs_and_in_the_part_that_ships_only():
     """Its licence allows quoting with attribution, which runs have, and the entry of the part that ships."""
-    path = find_file(HOTPOTQA) if os.environ.get("ADAPTMR_DATA") else None
+    path = find_file(get_entry("hotpotqa")) if os.environ.get("ADAPTMR_DATA") else None
     if path is None:
         pytest.skip("ADAPTMR_DATA names no folder with a file of HotpotQA")
     kept = [[q["question"], *(s for _, sentences in q["context"] for s in sentences)] for q in read(path[0])]

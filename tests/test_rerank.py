@@ -30,7 +30,6 @@ from adaptmr.rerank import (
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import PlanError, RetrievalPlan, plan_schema
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.search import reranker_signal
 from adaptmr.retrieval.strategies import Router, retrieve
 from adaptmr.store.memory_store import MemoryStore
@@ -225,7 +224,7 @@ def test_retrieve_router_and_system_rerank(store):
     system = make_system("hybrid_reranked", embedder="hash", reranker=told)
     system.ingest(am.Conversation("c", ("Maya",), list(store.memories)))
     assert system.retrieve(QUERY, 3).sources[0] == "m4"
-    rounds = run_rounds(replace(PLAN, reranker="given", max_rounds=2), QUERY, store, reranker=told)
+    rounds = execute(replace(PLAN, reranker="given", max_rounds=2), QUERY, store, reranker=told)
     assert rounds.sources[0] == "m4"
 
 

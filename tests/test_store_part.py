@@ -13,7 +13,6 @@ from adaptmr.embed import embedder
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.rounds import run_rounds
 from adaptmr.retrieval.signals import LAYER_WEIGHTS, SIGNALS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank
 from adaptmr.retrieval.visible import store_part
@@ -164,8 +163,8 @@ def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone,
         for text in ASKED:
             question = Question("", text, asked_at=asked_at) if asked_at else text
             plan = StrategyPlanner(strategy).plan(question, alone[part])
-            wanted = run_rounds(plan, question, alone[part])
-            found = run_rounds(replace(plan, **PARTS[part]), question, mixed)
+            wanted = execute(plan, question, alone[part])
+            found = execute(replace(plan, **PARTS[part]), question, mixed)
             assert summary(found) == summary(wanted), (strategy.__name__, text)
             n_hits += len(found.hits)
     assert n_hits > 20
@@ -205,10 +204,10 @@ MOMENTS = st.sampled_from([None, SEPTEMBER, datetime(2024, 3, 16, tzinfo=UTC)])
 def test_the_result_is_that_of_a_store_of_the_part(mixed, alone, plan, text, part, asked_at):
     question = Question("", text, asked_at=asked_at) if asked_at else text
     restricted = replace(plan, **PARTS[part])
-    found = run_rounds(restricted, question, mixed)
-    assert summary(found) == summary(run_rounds(restricted, question, alone[part]))
+    found = execute(restricted, question, mixed)
+    assert summary(found) == summary(execute(restricted, question, alone[part]))
     if restricted.searches_turns:
-        assert summary(found) == summary(run_rounds(plan, question, alone[part]))
+        assert summary(found) == summary(execute(plan, question, alone[part]))
 
 
 WORD = st.sampled_from(
@@ -219,7 +218,7 @@ WORD = st.sampled_from(
 @given(PLANS, st.lists(WORD, max_size=6).map(" ".join), st.sampled_from(["maya", "ravi"]))
 @settings(max_examples=15, deadline=None)
 def test_nobody_finds_what_another_one_said(mixed, plan, text, owner):
-    found = run_rounds(replace(plan, owners=(owner,)), text, mixed)
+    found = execute(replace(plan, owners=(owner,)), text, mixed)
     assert {h.memory.owner for h in found.hits} <= {owner}
     others = [m for m in ALL if m.owner != owner]
     assert not any(m.text in found.context for m in others)

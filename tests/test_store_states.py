@@ -300,7 +300,9 @@ def test_after_any_history_and_kill_a_search_returns_what_a_fresh_store_returns(
 # --- what retrieval keeps of a store
 
 
-def test_warming_makes_what_retrieve_needs_of_a_small_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_many_memories_or_warming_makes_what_retrieve_needs_of_a_small_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     encoder, encoded = SyntheticEmbedder(dim=32, topics=20), []
     encode = encoder.encode
 
@@ -310,12 +312,14 @@ def test_warming_makes_what_retrieve_needs_of_a_small_store(monkeypatch: pytest.
 
     monkeypatch.setattr(encoder, "encode", counting)
     with am.MemoryStore(embedder=encoder) as store:
-        store.add([Memory(f"m{i}", f"One sentence {i}. Another one.", step=i) for i in range(5)])
-        am.warm(store)
-        assert store._latest.view.has_words
-        encoded.clear()
-        am.retrieve("Which sentence?", store)
-        assert not encoded
+        memories = [Memory(f"m{i}", f"One sentence {i}. Another one.", step=i) for i in range(65)]
+        for new, makes_it in ((memories[:5], am.warm), (memories[5:], lambda _: None)):
+            store.add(new)
+            makes_it(store)
+            assert store._latest.view.has_words
+            encoded.clear()
+            am.retrieve("Which sentence?", store)
+            assert not encoded
 
 
 def test_spread_rows_of_a_growing_store_stay_known() -> None:

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.embed import embedder
-from adaptmr.memory.team.board import Board
-from adaptmr.memory.team.private import PrivateMemory
-from adaptmr.memory.team.prompt import format_private, format_shared
+from adaptmr.llm.spending import count_tokens
 from adaptmr.memory.team.records import (
     ROLES,
+    Board,
     EvidencePiece,
     Extraction,
     Fact,
@@ -36,9 +35,8 @@ from adaptmr.memory.team.records import (
     Triple,
     read_record,
 )
-from adaptmr.memory.team.shared import SharedMemory
 from adaptmr.memory.team.steps import focus, only_rephrased, text_key
-from adaptmr.memory.team.team import TeamMemory
+from adaptmr.memory.team.team import PrivateMemory, SharedMemory, TeamMemory, format_private, format_shared
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
@@ -57,6 +55,13 @@ def shared_memory(config: TeamConfig | None = None) -> SharedMemory:
 
 def private_memory(config: TeamConfig | None = None, agent: str = "solver") -> PrivateMemory:
     return PrivateMemory(RoleContract(agent), hashing(), config=config)
+
+
+def shown(team: TeamMemory, agent: str, *asked: str) -> str:
+    """Return the two blocks that a member is shown."""
+    found = team.recall(agent, *asked)
+    own = format_private(team.private[agent], found, team.shared.interactions)
+    return f"{format_shared(team.shared, found)}\n\n{own}"
 
 
 class Meanings:
@@ -84,55 +89,39 @@ class Meanings:
     [("Ilse Maro", True, True), (None, True, False), ("", True, False), ("Ilse Maro", False, False)],
 )
 def test_a_valid_step_without_an_answer_is_no_success(answer, valid, succeeds):
-    shared = shared_memory()
-    hop = shared.add_hop("Who keeps it?", "Search[Brann]", "A page.", answer, valid=valid)
+    hop = shared_memory().add_hop("Who keeps it?", "Search[Brann]", "A page.", answer, valid=valid)
     assert hop.succeeded is succeeds and hop.success == float(succeeds)
-    numbers = shared.statistics()
-    assert (numbers["successful_hops"], numbers["failed_hops"]) == (int(succeeds), int(not succeeds))
 
 
-def test_the_answer_that_was_read_reaches_the_hop_and_the_statistics():
-    team = TeamMemory(QUESTION, store=hashing())
-    team.write("solver", "Who keeps it?", "Search[Brann]", "Ilse Maro keeps it.", Extraction("Ilse Maro"))
-    (hop,) = team.shared.hops
-    assert hop.answer == "Ilse Maro" and team.shared.statistics()["hops_with_answer"] == 1
-
-
-def test_facts_that_were_read_are_shared_with_their_source():
-    team = TeamMemory(QUESTION, store=hashing())
+def test_what_was_read_reaches_the_hop_and_facts_are_shared_with_their_source():
+    team = TeamMemory(QUESTION, hashing())
     hop = team.write(
         "solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro", facts=(KEEPER,))
     )
-    fact = team.shared.fact("brann LIGHTHOUSE", "Keeper")
+    (fact,) = team.shared.values("brann LIGHTHOUSE", "Keeper")
     assert (fact.value, fact.confidence, fact.source, fact.agent) == ("Ilse Maro", 1.0, hop.id, "solver")
     assert team.recall("retriever", "Who keeps the Brann lighthouse?").of(Fact) == [fact], "others find it"
+    assert hop.answer == "Ilse Maro" and team.shared.hops == [hop]
 
 
 def test_what_an_invalid_step_says_is_no_fact():
-    team = TeamMemory(QUESTION, store=hashing())
+    team = TeamMemory(QUESTION, hashing())
     team.write("solver", "Who?", "Search[Brann", "Invalid.", Extraction("Ilse", facts=(KEEPER,)), valid=False)
-    assert team.shared.facts == [] == team.of("solver").board.all(Hypothesis)
-    (lesson,) = team.of("solver").board.all(Lesson)
+    assert team.shared.facts == [] == team.private["solver"].board.all(Hypothesis)
+    (lesson,) = team.private["solver"].board.all(Lesson)
     assert (lesson.about, lesson.lesson) == ("Search[Brann", "could not be carried out")
-    (piece,) = team.of("solver").board.all(EvidencePiece)
+    (piece,) = team.private["solver"].board.all(EvidencePiece)
     assert piece.content == "Invalid." and not piece.answered
 
 
-def test_a_comparison_does_not_overwrite():
-    shared = shared_memory()
-    for entity, height in (("Brann", "31 m"), ("Sula", "28 m")):
-        shared.add_fact(entity, "height", height)
-    assert [shared.fact(e, "height").value for e in ("Brann", "Sula")] == ["31 m", "28 m"]
-    assert shared.conflicts() == []
-
-
-def test_conflicting_values_are_kept_and_shown():
+def test_conflicting_values_are_kept_and_shown_and_a_comparison_overwrites_nothing():
     shared = shared_memory()
     for value, confidence in (("29 m", 0.4), ("31 m", 0.9), ("30 m", 0.4)):
         shared.add_fact("Brann", "height", value, confidence)
-    assert shared.fact("Brann", "height").value == "31 m"
-    assert [f.value for f in shared.conflicts()[0]] == ["31 m", "29 m", "30 m"]
-    shown = str(format_shared(shared, shared.recall("How tall is Brann?"), compact=False))
+    shared.add_fact("Sula", "height", "28 m")
+    assert [f.value for f in shared.values("Brann", "height")] == ["31 m", "29 m", "30 m"]
+    assert [f.value for f in shared.values("Sula", "height")] == ["28 m"]
+    shown = format_shared(shared, shared.recall("How tall is Brann?"))
     assert "31 m (0.90), but also 29 m (0.40); 30 m (0.40)" in shown
 
 
@@ -158,7 +147,7 @@ def test_a_query_has_two_fields_at_most():
 
 
 def test_the_query_of_the_plan_is_the_focused_one():
-    team = TeamMemory(QUESTION, store=hashing())
+    team = TeamMemory(QUESTION, hashing())
     team.write("solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro", facts=(KEEPER,)))
     found = team.recall("solver", "Search[birthplace of the keeper]", "Ilse Maro")
     assert found.query == "birthplace of the keeper Ilse Maro"
@@ -174,7 +163,6 @@ def test_a_search_is_made_once_and_its_observation_is_kept_whole():
     again = shared.search("The KEEPER of the Brann lighthouse?", run, "retriever", 2)
     assert calls == ["Brann lighthouse keeper"] and (first.from_memory, again.from_memory) == (False, True)
     assert again.search.observation == page and again.search.repeats == 1
-    assert shared.statistics()["unique_searches"] == 1 and shared.statistics()["searches_from_memory"] == 1
 
 
 def test_searches_are_also_one_by_their_meaning():
@@ -211,18 +199,16 @@ def test_recent_successes_are_what_succeeded():
     for turn in (2, 3, 4):
         solver.observe(f"Found {turn}.", "Who?", turn, action=f"Search[{turn}]", answered=turn != 3)
     assert [e.content for e in solver.get_recent_successes()] == ["Found 4.", "Found 2."]
-    assert solver.get_recent_successes(0) == [] == private_memory().get_recent_successes()
 
 
 def test_lessons_of_failures_stay_when_hypotheses_go():
-    solver = private_memory(TeamConfig(max_hypotheses=3, max_lessons=2))
+    solver = private_memory(TeamConfig(max_hypotheses=2, max_lessons=2))
     lesson = solver.learn("repeating it leads nowhere", 1, about="Search[Brann]")
-    refuted = solver.verify(solver.suppose("The keeper is Odd", 0.0, 1).id, False)
     for n in range(8):
         solver.suppose(f"The keeper is number {n}", 0.5 + n / 20, 2)
     assert solver.board.all(Lesson) == [lesson]
     kept = [h.claim for h in solver.board.all(Hypothesis)]
-    assert kept == [refuted.claim, "The keeper is number 6", "The keeper is number 7"]
+    assert kept == ["The keeper is number 6", "The keeper is number 7"]
     for turn in (2, 3):
         solver.learn(f"lesson {turn}", turn)
     assert [x.lesson for x in solver.board.all(Lesson)] == ["lesson 2", "lesson 3"], "the oldest goes"
@@ -241,11 +227,11 @@ def test_the_relevance_of_evidence_is_computed():
 
 
 def test_the_success_of_a_record_is_its_own_and_not_a_peers():
-    team = TeamMemory(QUESTION, store=hashing())
+    team = TeamMemory(QUESTION, hashing())
     team.write("solver", "Who keeps it?", "Search[Brann]", "…", Extraction("Ilse Maro"))
     team.write("solver", "Who keeps Sula?", "Search[Sula]", "…")
     for turn in range(9):
-        team.of("verifier").rate_peer("solver", False, "decision", turn)
+        team.private["verifier"].rate_peer("solver", False, "decision", turn)
     hits = team.recall("solver", "Who keeps it?").evidence[Hop].hits
     assert {h.memory.text: h.signals["priority"] for h in hits} == {
         "Who keeps it? → Ilse Maro": 1.0,
@@ -264,32 +250,20 @@ def test_the_rate_of_a_peer_weighs_all_that_happened():
 
 
 def test_the_next_action_comes_from_what_was_read():
-    team = TeamMemory(QUESTION, store=hashing())
-    assert team.of("solver").next_item() is None, "nothing was read yet"
+    team = TeamMemory(QUESTION, hashing())
+    assert not team.private["solver"].pending(), "nothing was read yet"
     team.write(
         "solver", "Who?", "Search[Brann]", "…", Extraction("I", next_queries=("Maro birthplace", "Maro age"))
     )
-    assert [i.description for i in team.of("solver").pending()] == ["Maro birthplace", "Maro age"]
+    assert [i.description for i in team.private["solver"].pending()] == ["Maro birthplace", "Maro age"]
     team.write("solver", "Where born?", "Search[birthplace of Maro]", "…", Extraction("Tromsø"))
-    assert team.of("solver").next_item().description == "Maro age", "what was answered is done"
+    assert team.private["solver"].pending()[0].description == "Maro age", "what was answered is done"
     team.write("solver", "How old?", "Search[Maro age]", "Invalid.", Extraction("9"), valid=False)
-    assert team.of("solver").next_item().description == "Maro age", "a step that failed has done nothing"
-
-
-def test_an_item_waits_for_those_before_it():
-    solver = private_memory()
-    first = solver.plan("find the keeper")
-    second = solver.plan("find the birthplace", after=[first.id])
-    third = solver.plan("check the date")
-    assert solver.pending() == [first, third, second] and solver.next_item() == first
-    solver.finish(first.id)
-    assert solver.pending() == [second, third] and solver.next_item() == second
-    with pytest.raises(KeyError, match="no PlanItem"):
-        solver.plan("x", after=["y"])
+    assert team.private["solver"].pending()[0].description == "Maro age", "a failed step does nothing"
 
 
 def test_the_expected_hops_follow_the_queries():
-    team = TeamMemory(QUESTION, store=hashing())
+    team = TeamMemory(QUESTION, hashing())
     assert team.shared.task.hops_expected == 0
     team.write("solver", "Who?", "Search[a]", "…", Extraction("I", next_queries=("b one", "c two")))
     assert team.shared.task.hops_expected == 3
@@ -302,52 +276,41 @@ def test_the_expected_hops_follow_the_queries():
 
 def test_the_role_is_written_once():
     solver = PrivateMemory(ROLES["solver"], hashing())
-    block = str(format_private(solver, solver.recall("Who?"), compact=False))
+    block = format_private(solver, solver.recall("Who?"))
     assert all(duty in ROLES["solver"].prompt() and duty not in block for duty in ROLES["solver"].duties)
 
 
 def test_the_context_is_what_the_team_said_and_no_log_of_its_own():
-    team = TeamMemory(QUESTION, store=hashing(), config=TeamConfig(max_interactions=2, max_observations=1))
+    team = TeamMemory(QUESTION, hashing(), config=TeamConfig(max_interactions=2))
     for turn in range(4):
         team.shared.say("retriever", "solver", "suggestion", f"Search[{turn}]", turn)
-        team.of("solver").observe(f"seen {turn}", "Who?", turn)
     team.shared.say("verifier", "retriever", "question", "why?", 5)
-    context = team.of("solver").context(team.shared.interactions)
-    assert [i.content for i in context.interactions] == ["Search[2]", "Search[3]"]
-    assert context.observations == ("seen 3",)
-    assert team.of("solver").board.all(Interaction) == []
+    assert "- Messages: retriever→solver: Search[3]; retriever→solver: Search[2]" in shown(team, "solver")
+    assert "Search[1]" not in shown(team, "solver") and "why?" not in shown(team, "solver")
+    assert team.private["solver"].board.all(Interaction) == []
 
 
 def test_a_loop_is_known_to_the_member_in_it_and_to_its_helper():
-    team = TeamMemory(QUESTION, store=hashing())
+    team = TeamMemory(QUESTION, hashing())
     team.note_loop("solver", "Search[Brann]", 4)
-    (lesson,) = team.of("solver").board.all(Lesson)
+    (lesson,) = team.private["solver"].board.all(Lesson)
     assert (
         lesson.about == "Search[Brann]"
-        and "repeats Search[Brann]" in team.of("verifier").peer("solver").status
+        and "repeats Search[Brann]" in team.private["verifier"].peer("solver").status
     )
-    assert "Search[Brann]" in team.of("verifier").next_item().description
+    assert "Search[Brann]" in team.private["verifier"].pending()[0].description
 
 
 # --- one memory per team
 
 
 def test_the_members_share_one_object_and_see_nothing_private():
-    team = TeamMemory(QUESTION, store=hashing())
-    team.of("solver").suppose("The keeper is Ilse Maro", 0.9)
+    team = TeamMemory(QUESTION, hashing())
+    team.private["solver"].suppose("The keeper is Ilse Maro", 0.9)
     team.shared.add_fact("Brann", "keeper", "Ilse Maro")
     found = team.recall("retriever", "Who is the keeper Ilse Maro?")
     assert [f.value for f in found.of(Fact)] == ["Ilse Maro"] and found.of(Hypothesis) == []
     assert team.recall("solver", "Who is the keeper?").of(Hypothesis)
-
-
-def test_an_empty_store_is_used_and_not_replaced():
-    store = hashing()
-    team = TeamMemory(QUESTION, store=store)
-    assert team.shared.board.store is store and len(store) == 1
-    loner = PrivateMemory(RoleContract("loner"), empty := hashing())
-    loner.suppose("x")
-    assert loner.board.store is empty and len(empty) == 1
 
 
 def test_of_two_threads_with_one_search_one_runs_it():
@@ -361,20 +324,23 @@ def test_of_two_threads_with_one_search_one_runs_it():
             others[0].join(0.2)  # it waits for this search, so it is still there
         return "page"
 
+    with pytest.raises(TimeoutError):
+        shared.search("Brann keeper", lambda query: (_ for _ in ()).throw(TimeoutError()))
     shared.search("Brann keeper", run)
     others[0].join()
-    assert calls == ["Brann keeper"] and shared.find_search("Brann keeper").repeats == 1
+    assert calls == ["Brann keeper"], "what fails to run is not remembered"
+    assert shared.find_search("Brann keeper").repeats == 1
 
 
 def test_members_that_write_at_once_lose_nothing():
-    team = TeamMemory(QUESTION, store=hashing())
+    team = TeamMemory(QUESTION, hashing())
     calls: list[str] = []
 
     def step(n: int) -> None:
         team.shared.search(f"page {n % 3}", lambda query: calls.append(query) or "page", "solver", n)
         team.write("solver", f"What is {n}?", f"Search[{n}]", "…", Extraction(str(n)), n)
         team.shared.add_fact("Brann", "height", f"{n} m", n / 20)
-        assert team.prompt("retriever", f"What is {n}?").count("✓") > 0
+        assert "✓" in shown(team, "retriever", f"What is {n}?")
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(step, range(12)))
@@ -382,10 +348,8 @@ def test_members_that_write_at_once_lose_nothing():
     assert [h.number for h in hops] == list(range(1, 13)) and {h.answer for h in hops} == set(
         map(str, range(12))
     )
-    assert (
-        sorted(calls) == ["page 0", "page 1", "page 2"]
-        and team.shared.statistics()["searches_from_memory"] == 9
-    )
+    assert sorted(calls) == ["page 0", "page 1", "page 2"]
+    assert sum(s.repeats for s in team.shared.board.all(Search)) == 9
     assert [f.value for f in team.shared.values("Brann", "height")] == [f"{n} m" for n in reversed(range(12))]
 
 
@@ -398,13 +362,14 @@ def test_a_crash_fails_the_task_and_leaves_it_readable():
         shared.add_fact("Brann", "height", "31 m")
         raise ConnectionError("the server is gone")
     assert (shared.task.state, shared.task.reason) == ("failed", "ConnectionError: the server is gone")
-    assert shared.fact("Brann", "height").value == "31 m"
-    assert "failed: ConnectionError" in str(format_shared(shared, shared.recall("How tall?")))
+    assert shared.facts[0].value == "31 m"
+    assert "failed: ConnectionError" in format_shared(shared, shared.recall("How tall?"))
     with shared.attempt():
         shared.complete("31 m")
     assert (shared.task.state, shared.task.answer, shared.task.reason) == ("completed", "31 m", "")
 
 
+@pytest.mark.slow
 def test_what_a_killed_player_wrote_is_in_the_file(tmp_path):
     path = tmp_path / "team.db"
     code = (
@@ -412,26 +377,19 @@ def test_what_a_killed_player_wrote_is_in_the_file(tmp_path):
         "from adaptmr.store.memory_store import MemoryStore\n"
         "from adaptmr.memory.team.records import Extraction\n"
         "from adaptmr.memory.team.team import TeamMemory\n"
-        "team = TeamMemory('Who?', store=MemoryStore(sys.argv[1], embedder='hash'), task='t')\n"
+        "team = TeamMemory('Who?', MemoryStore(sys.argv[1], embedder='hash'), task='t')\n"
         "team.write('solver', 'Who?', 'Search[a]', 'page', Extraction('Ilse'))\n"
         "os._exit(9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], timeout=120).returncode == 9
     with MemoryStore(path, embedder="hash") as store:
         assert store.check() == []
-        team = TeamMemory(store=store, task="t")
+        team = TeamMemory("", store, task="t")
         assert team.shared.task.question == "Who?" and team.shared.hops[0].answer == "Ilse"
-        assert team.of("solver").board.all(Hypothesis)[0].claim == "Who? → Ilse"
+        assert team.private["solver"].board.all(Hypothesis)[0].claim == "Who? → Ilse"
         assert team.write("solver", "And?", "Search[b]", "page").number == 2, "it goes on"
         with pytest.raises(ValueError, match="asks 'Who\\?', not 'What\\?'"):
-            TeamMemory("What?", store=store, task="t")
-
-
-def test_what_fails_to_run_is_not_remembered():
-    shared = shared_memory()
-    with pytest.raises(TimeoutError):
-        shared.search("Brann", lambda query: (_ for _ in ()).throw(TimeoutError()))
-    assert shared.search("Brann", lambda query: "page").from_memory is False
+            TeamMemory("What?", store, task="t")
 
 
 # --- records
@@ -453,11 +411,6 @@ def test_other_memories_of_the_store_are_no_records():
 
 # --- properties
 
-WORDS = st.lists(
-    st.sampled_from("brann keeper lighthouse height north 1931 sula ann".split()), min_size=1, max_size=6
-)
-
-
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(["add", "change", "drop", "restore", "back", "other"]), st.integers(0, 5)),
     max_size=14,
@@ -465,7 +418,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_board_of_an_owner_sees_the_same_records(operations):
     store = hashing()
     writer, reader, other = Board(store, "a"), Board(store, "a"), Board(store, "b")
@@ -490,58 +443,40 @@ def test_every_board_of_an_owner_sees_the_same_records(operations):
         assert all(f.id.startswith("a/") for f in reader.all(Fact))
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
-def test_no_limit_is_passed(confidences, limit):
-    solver = private_memory(TeamConfig(max_hypotheses=limit, max_evidence=limit, max_reasoning=limit))
-    for n, confidence in enumerate(confidences):
-        newest = solver.suppose(f"claim {n}", confidence, n)
+def test_no_limit_is_passed():
+    solver = private_memory(TeamConfig(max_hypotheses=3, max_evidence=3, max_reasoning=3))
+    for n in range(6):
+        newest = solver.suppose(f"claim {n}", n % 4 / 4, n)
         solver.conclude(f"premise {n}", "conclusion", n)
         solver.observe(f"page {n}", "Who?", n)
         assert newest in solver.board.all(Hypothesis), "what comes in is there"
-    for kind in (Hypothesis, EvidencePiece):
-        assert len(solver.board.all(kind)) == min(limit, len(confidences))
-    best = max(confidences[:-1], default=None)
-    if limit > 1 and best is not None:
-        assert best in [h.confidence for h in solver.board.all(Hypothesis)]
+    for kind in (Hypothesis, EvidencePiece, ReasoningStep):
+        assert len(solver.board.all(kind)) == 3
+    assert "claim 3" in [h.claim for h in solver.board.all(Hypothesis)], "the most probable"
 
 
-@given(
-    st.lists(st.text(max_size=300), max_size=6),
-    st.integers(30, 300),
-    st.booleans(),
-    st.sampled_from(["en", "zh", ""]),
-)
-@settings(max_examples=40, deadline=None)
-def test_blocks_keep_to_their_budget(texts, budget, compact, language):
-    team = TeamMemory("Who? " + "".join(texts[:1]), store=hashing())
+@given(st.lists(st.text(max_size=300), max_size=4), st.integers(30, 300))
+@settings(max_examples=10, deadline=None)
+def test_blocks_keep_to_their_budget(texts, budget):
+    config = TeamConfig(shared_tokens=budget, private_tokens=budget)
+    team = TeamMemory("Who? " + "".join(texts[:1]), hashing(), config=config)
     for n, text in enumerate(texts):
         read = Extraction(text, facts=(Triple("e" + text, "r", "v" + text),))
         team.write("solver", f"q{n} {text}", f"Search[{text}]", text, read, n, valid=n % 2 == 0)
-    found = team.recall("solver")
-    shape = {"compact": compact, "language": language, "tokens": budget}
-    for block in (
-        format_shared(team.shared, found, **shape),
-        format_private(team.of("solver"), found, **shape),
-    ):
-        assert block.tokens <= budget and block.text.startswith("【")
-        assert ("left out" in block.text or "未列出" in block.text) or not block.left_out
+    for block in shown(team, "solver").split("\n\n"):
+        assert count_tokens(block) <= budget and block.startswith("【")
 
 
 def test_no_section_pushes_out_another():
-    team = TeamMemory(QUESTION, store=hashing())
+    team = TeamMemory(QUESTION, hashing(), config=TeamConfig(shared_tokens=170))
     for n in range(3):
         read = Extraction("a" * 100, facts=(KEEPER._replace(entity=f"Brann {n}"),))
         team.write("solver", f"What is {n}? " + "x" * 60, "Search[Brann]", "y" * 5_000, read, n)
         team.shared.search(f"Brann {n}", lambda query: "page", "solver", n)
-    block = format_shared(
-        team.shared, team.recall("solver", "Brann"), compact=False, language="en", tokens=220
-    )
+    block = format_shared(team.shared, team.recall("solver", "Brann"))
     for section in ("Task", "Progress", "Reasoning chain", "Known facts", "Searched already"):
-        assert f"- {section}" in block.text
-    assert (
-        block.left_out and f"({block.left_out} more left out)" in block.text and "y" * 300 not in block.text
-    )
+        assert f"- {section}" in block
+    assert "more left out)" in block and "y" * 300 not in block
 
 
 @pytest.mark.parametrize(
@@ -566,7 +501,7 @@ def test_the_score_is_the_weighted_sum(config):
 
 
 def test_the_blocks_have_the_form_of_the_document():
-    team = TeamMemory("布兰灯塔的看守人出生在哪里？", store=hashing())
+    team = TeamMemory("布兰灯塔的看守人出生在哪里？", hashing())
     read = Extraction(
         "伊尔莎",
         confidence=0.8,
@@ -575,7 +510,7 @@ def test_the_blocks_have_the_form_of_the_document():
     )
     team.write("solver", "谁看守布兰灯塔？", "Search[布兰灯塔]", "布兰灯塔由伊尔莎看守。", read, 1)
     team.shared.search("布兰灯塔", str)
-    shared, own = team.prompt("solver", "伊尔莎 出生地").split("\n\n")
+    shared, own = shown(team, "solver", "伊尔莎 出生地").split("\n\n")
     assert shared.splitlines() == [
         "【共享记忆】",
         "- 任务：布兰灯塔的看守人出生在哪里？",
@@ -589,29 +524,14 @@ def test_the_blocks_have_the_form_of_the_document():
         "- 计划：→ 伊尔莎 出生地",
         "- 假设：~0.80 谁看守布兰灯塔？ → 伊尔莎",
     ]
-    english = team.prompt("solver", "伊尔莎 出生地", language="en", compact=False)
-    assert (
-        english.startswith("【Shared Memory】\n- Task: ")
-        and "\n\n【Private Memory】\n- Plan:\n  → " in english
-    )
 
 
 def test_the_last_hop_is_always_shown():
-    team = TeamMemory(QUESTION, store=hashing(), config=TeamConfig(top_k=1, recency_weight=0))
+    team = TeamMemory(QUESTION, hashing(), config=TeamConfig(top_k=1, recency_weight=0))
     team.write("solver", "Who keeps the Brann lighthouse?", "Search[Brann]", "…", Extraction("Ilse Maro"), 1)
     team.write("solver", "xyzzy", "Search[xyzzy]", "…", turn=2)
-    shown = team.prompt("solver", "Who keeps the Brann lighthouse?")
-    assert "1 ✓ Who keeps" in shown and "2 ✗ xyzzy Search[xyzzy] → nothing found" in shown
-
-
-def test_contributions_say_who_did_what():
-    shared = shared_memory()
-    hop = shared.add_hop("Who keeps it?", "Search[Brann]", "Ilse Maro keeps it.", "Ilse Maro", "solver", 1)
-    shared.add_fact("Brann", "keeper", "Ilse Maro", source=hop.id, agent="solver")
-    shared.judge(shared.say("retriever", "solver", "suggestion", "Search[Brann]").id, True)
-    found = shared.contributions()
-    assert found["solver"] | {"hops": 1, "successful_hops": 1, "facts": 1} == found["solver"]
-    assert (found["retriever"]["messages"], found["retriever"]["accepted"]) == (1, 1)
+    block = format_shared(team.shared, team.recall("solver", "Who keeps the Brann lighthouse?"))
+    assert "1 ✓ Who keeps" in block and "2 ✗ xyzzy Search[xyzzy] → nothing found" in block
 
 
 def test_records_come_back_as_they_were_from_a_file_too(tmp_path):
@@ -621,10 +541,10 @@ def test_records_come_back_as_they_were_from_a_file_too(tmp_path):
         FACT,
         Search(query="x", repeats=2),
         Interaction(to="solver", kind="suggestion", content="Search[x]", helped=False),
-        Hypothesis(claim="a", verified=True, risks=("b", "c")),
+        Hypothesis(claim="a", confidence=0.25),
         EvidencePiece(content="a", answered=True, relevance=0.25),
         ReasoningStep(premise="a", conclusion="b", evidence=("e1",)),
-        PlanItem(description="a", after=("p1", "p2")),
+        PlanItem(description="a", done=True),
         PeerProfile(peer="solver", successes=1, helped_with=("suggestion",)),
         Lesson(lesson="a", about="Search[x]"),
     )

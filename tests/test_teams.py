@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import Scripted, ScriptedLLM
-from server import Server, ok_json, status
+from server import Server, ok_json
 
 from adaptmr.agents.episode import Episode, PlayerError
 from adaptmr.agents.players import RETRIEVE, SOLVE, VERIFY, ModelPlayer
@@ -27,13 +27,10 @@ from adaptmr.llm.replay import ReplayCache
 from adaptmr.llm.spending import count_tokens
 from adaptmr.llm.tasks import meter_usage
 from adaptmr.llm.transport import LLMError
-from adaptmr.memory.team.library import Experience, Insight, Trajectory
-from adaptmr.memory.team.meta import MetaMemory
-from adaptmr.memory.team.private import PrivateMemory
+from adaptmr.memory.team.meta import Experience, Insight, MetaMemory, Trajectory
 from adaptmr.memory.team.records import ROLES, EvidencePiece, Extraction, Lesson, ReasoningStep, Triple
-from adaptmr.memory.team.shared import SharedMemory
 from adaptmr.memory.team.steps import Action, Step, parse_action
-from adaptmr.memory.team.team import TeamMemory
+from adaptmr.memory.team.team import PrivateMemory, SharedMemory, TeamMemory
 from adaptmr.systems.base import get_capabilities, known_systems, make_system
 from adaptmr.types import Conversation, Dataset, Memory, Question
 
@@ -100,22 +97,15 @@ def test_an_action_that_is_repeated_in_vain_is_noted_and_another_one_is_done():
     episode = play(FIRST, "Search[the velm bridge]", "Finish[Orlby]", verifier=(SECOND, ""))
     assert [str(s) for s in episode.transcript.steps] == [FIRST, SECOND, "Finish[Orlby]"]
     memory = episode.memory.team
-    assert "Search[the velm bridge]" in [x.about for x in memory.of("solver").board.all(Lesson)]
-    assert memory.of("verifier").peer("solver").status == "repeats Search[the velm bridge]"
-    assert any("loop" in item.description for item in memory.of("verifier").pending())
+    assert "Search[the velm bridge]" in [x.about for x in memory.private["solver"].board.all(Lesson)]
+    assert memory.private["verifier"].peer("solver").status == "repeats Search[the velm bridge]"
+    assert any("loop" in item.description for item in memory.private["verifier"].pending())
     (asked, _) = views(episode, "verifier")
     assert (str(asked.suggestion), asked.proposal) == ("Search[the velm bridge]", "")
     assert "repeats Search[the velm bridge] in vain" in asked.messages[1]["content"]
     assert episode.counts["loops"] == 1 and [r.agent for r in episode.rows if r.loop] == ["solver"]
     (done,) = (r for r in episode.rows if r.observation is not None and r.agent == "verifier")
     assert done.action == SECOND
-
-
-@pytest.mark.parametrize("named", ["", FIRST, "Finish[Orlby]"], ids=["nothing", "the same", "an answer"])
-def test_without_a_better_action_the_solvers_is_done(named):
-    episode = play(FIRST, FIRST, "Finish[Orlby]", verifier=(named, ""))
-    assert [str(s) for s in episode.transcript.steps] == [FIRST, "Finish[Orlby]"]
-    assert episode.counts["served_searches"] == 1, "from memory: no search is made twice"
 
 
 @pytest.mark.parametrize(
@@ -152,13 +142,6 @@ def test_what_is_repeated_in_vain(doing, steps, in_vain):
     assert repeats_in_vain(doing, steps) is in_vain
 
 
-def test_a_suggestion_that_was_searched_for_is_dropped():
-    episode = play(FIRST, SECOND, "Finish[Orlby]", retriever=(FIRST,))
-    assert [str(v.suggestion) for v in views(episode, "solver")] == [FIRST, "None", "None"]
-    (message,) = episode.memory.team.shared.interactions
-    assert message.content == FIRST and message.helped is True
-
-
 # --- limits
 
 
@@ -176,23 +159,12 @@ def test_without_memory_the_best_answer_is_that_of_the_last_page():
     assert bare.transcript.answer != "Orlby" == play(*script, max_turns=3).transcript.answer
 
 
-def test_a_team_that_knows_nothing_ends_without_an_answer():
-    episode = play("Search[Nowhere]", "Search[Nobody]", max_turns=3, verifier=("",))
-    assert episode.turn == 3 and episode.transcript.answer is None and not episode.success
-    assert episode.memory.team.shared.task.reason == "the turns are used up"
-
-
 def test_an_objection_costs_a_turn_and_the_last_one_changes_nothing():
     episode = play("Finish[Velm]", verifier=(FIRST, SECOND, "Search[Osk Tunnel]"), max_turns=3)
     assert [str(s) for s in episode.transcript.steps] == [FIRST, SECOND, "Finish[Velm]"]
     assert not episode.success and "objects" in episode.reason
-    lessons = [x.about for x in episode.memory.team.of("solver").board.all(Lesson)]
+    lessons = [x.about for x in episode.memory.team.private["solver"].board.all(Lesson)]
     assert "Finish[Velm]" in lessons, "the solver knows what was doubted"
-
-
-def test_a_verifier_that_only_repeats_itself_ends_the_task_without_success():
-    episode = play(FIRST, "Finish[Velm]", verifier=(FIRST,), max_turns=8)
-    assert episode.turn == 2 and episode.transcript.answer == "Velm" and not episode.success
 
 
 def test_a_verifier_that_doubts_without_another_action_ends_the_task_without_success():
@@ -249,19 +221,6 @@ def test_what_is_not_the_players_fault_passes(error):
         team(error).solve(Question("", QUESTION))
 
 
-def test_what_is_no_move_is_the_players_failure():
-    with pytest.raises(PlayerError, match="the solver failed in turn 1 with AttributeError"):
-        made = team("")
-        made.players["solver"].act = lambda view: "Search[Velm Bridge]"
-        made.begin(QUESTION).play()
-
-
-def test_a_text_without_an_action_is_answered():
-    episode = play(Move(None, "", raw="Let me think."), FIRST, "Finish[Orlby]")
-    assert [s.valid for s in episode.transcript.steps] == [False, True, True]
-    assert episode.counts["invalid"] == 1 and episode.memory.team.shared.facts
-
-
 # --- threads
 
 
@@ -314,33 +273,30 @@ HEADINGS = {
 }
 
 
-def prompt_of(view: View, style: PromptStyle, role: str = "solver") -> Prompt:
+def prompt_of(view: View, style: PromptStyle, role: str = "solver", language: str = "en") -> Prompt:
     blocks = {"shared": "【Shared Memory】\n- a", "private": "【Private Memory】\n- b"}
-    if style.language == "zh":
+    if language == "zh":
         blocks = {"shared": "【共享记忆】\n- a", "private": "【私有记忆】\n- b"}
     return build_prompt(ROLES[role], view, style=style, **blocks)
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("compact", [True, False])
-def test_the_parts_have_the_order_of_the_document(language, compact):
-    view = View(QUESTION, 3, 5, last=PAGE, suggestion=Action("Search", "Edda Quill"), experience=EXPERIENCE)
-    prompt = prompt_of(view, PromptStyle(language=language, compact=compact))
+@pytest.mark.parametrize(("language", "question"), [("en", QUESTION), ("zh", "月渡桥的设计者出生在哪里？")])
+def test_the_parts_have_the_order_of_the_document(language, question):
+    view = View(question, 3, 5, last=PAGE, suggestion=Action("Search", "Edda Quill"), experience=EXPERIENCE)
+    prompt = prompt_of(view, PromptStyle(), language=language)
     system, user = (m["content"] for m in prompt.messages)
     assert system == system_prompt(ROLES["solver"], language)
     at = [user.index(heading) for heading in HEADINGS[language]]
     assert at == sorted(at), "shared, private, line, examples, past, insights, task"
     end = user[at[-1] :]
-    order = [end.index(part) for part in (QUESTION, str(PAGE), PAGE.observation, "Search[Edda Quill]")]
+    order = [end.index(part) for part in (question, str(PAGE), PAGE.observation, "Search[Edda Quill]")]
     assert order == sorted(order)
     assert prompt.shown == {name: count_tokens(getattr(prompt, name)) for name in prompt.shown}
     assert list(prompt.shown) == ["role", "shared", "private", "examples", "past", "insights", "task"]
 
 
-def test_compact_prompts_are_shorter_and_what_never_changes_can_come_first():
+def test_what_never_changes_can_come_first():
     view = View(QUESTION, last=PAGE, experience=EXPERIENCE)
-    whole, compact = (prompt_of(view, PromptStyle(compact=c)) for c in (False, True))
-    assert compact.shown["examples"] < whole.shown["examples"] and compact.task == whole.task
     first = prompt_of(view, PromptStyle(fixed_first=True))
     later = prompt_of(View(OTHER_QUESTION, 4, 2), PromptStyle(fixed_first=True))
     assert first.messages[0] == later.messages[0] and "## Successful" in first.messages[0]["content"]
@@ -418,20 +374,12 @@ def test_the_replies_of_a_team_are_in_its_record_and_its_thoughts_in_its_memory(
         episode = made.begin(QUESTION)
         episode.play()
     assert [json.loads(r.raw) for r in episode.rows] == replies
-    thoughts = [s.conclusion for s in episode.memory.team.of("solver").board.all(ReasoningStep)]
+    thoughts = [s.conclusion for s in episode.memory.team.private["solver"].board.all(ReasoningStep)]
     assert "find her | born in Orlby" in thoughts
     assert episode.usage.calls == 3 and all(r["max_tokens"] <= 110 for r in server.requests)
     systems = {r["messages"][0]["content"] for r in server.requests}
     assert len(systems) == 1, "what a server keeps of earlier prompts"
     assert all(sum(count_tokens(m["content"]) for m in r["messages"]) <= 680 for r in server.requests)
-
-
-def test_a_server_that_is_gone_stops_the_task():
-    with Server(status(401)) as server:
-        made = team("")
-        made.players = {"solver": ModelPlayer(LLM("m", base_url=server.url, cache=None), ROLES["solver"])}
-        with pytest.raises(LLMError):
-            made.solve(Question("", QUESTION))
 
 
 @pytest.mark.parametrize("task", [RETRIEVE, SOLVE, VERIFY], ids=lambda t: t.name)
@@ -505,24 +453,13 @@ def two_tasks(**options: Any) -> tuple[Team, list[View]]:
     return made, made.players["solver"].views
 
 
-def test_the_memory_of_a_task_ends_with_it():
-    _, seen = two_tasks()
-    text = json.dumps([v.messages for v in seen])
-    assert "Velm" not in text and "Orlby" not in text and not any(v.experience for v in seen)
-
-
 @pytest.mark.parametrize(("curator", "turns"), [(False, [1, 2, 3]), (True, [2, 3])])
 def test_experience_comes_from_the_memory_across_tasks_and_with_a_curator_when_it_is_needed(curator, turns):
     made, seen = two_tasks(meta=True, curator=curator)
     assert [v.turn for v in seen if v.experience.successes] == turns
     assert ("Velm" in json.dumps([v.messages for v in seen])) is True, "the past success is shown"
-    assert len(made.meta) == 2
-
-
-def test_an_experience_that_helped_is_reinforced():
-    made, _ = two_tasks(meta=True)
     first, second = made.meta.tasks
-    assert (first.uses, first.successes) == (1, 1) and second.uses == 0
+    assert (first.uses, first.successes) == (1, 1) and second.uses == 0, "what helped is reinforced"
 
 
 def test_a_reward_replaces_the_judgement_and_comes_by_learn_only():
@@ -537,17 +474,6 @@ def test_a_reward_replaces_the_judgement_and_comes_by_learn_only():
     team(FIRST).learn(question, {"f1": 1.0})  # nothing to remember it in
 
 
-def test_a_memory_that_was_handed_over_is_never_emptied():
-    meta = MetaMemory()
-    made = team(FIRST, SECOND, "Finish[Orlby]", meta=meta)
-    made.solve(Question("", QUESTION))
-    made.reset()
-    assert made.scope == "forever" and made.meta is meta and len(meta) == 1
-
-
-def test_a_question_on_other_passages_is_an_error():
-    with pytest.raises(ValueError, match="has the passages of 'velm'; ingest those of 'brann' first"):
-        team(FIRST).solve(Question("", OTHER_QUESTION, conversation="brann"))
 
 
 # --- no gold
@@ -637,7 +563,7 @@ def test_a_shuffled_memory_holds_no_fact_of_its_own_task_and_as_many():
             episode = made.begin(question)
             episode.play()
             counts[shuffled] = len(episode.memory.team.shared.facts)
-            shared, private = episode.memory.team.shared, episode.memory.team.of("solver").board
+            shared, private = episode.memory.team.shared, episode.memory.team.private["solver"].board
             told = [f.text for f in shared.facts] + [h.answer or "" for h in shared.hops]
             told += [e.content for e in private.all(EvidencePiece)]
             told += [s.conclusion for s in private.all(ReasoningStep)]
@@ -719,13 +645,13 @@ def a_search_is_made_once() -> None:
 
 def evidence_is_what_was_found() -> None:
     memory = two_hops().memory.team
-    (first, _) = memory.of("retriever").board.all(EvidencePiece)
+    (first, _) = memory.private["retriever"].board.all(EvidencePiece)
     assert first.content.startswith("Velm Bridge → ") and "Edda Quill" in first.content
-    assert any("Edda Quill" in e.content for e in memory.of("solver").board.all(EvidencePiece))
+    assert any("Edda Quill" in e.content for e in memory.private["solver"].board.all(EvidencePiece))
 
 
 def thoughts_are_kept() -> None:
-    steps = two_hops().memory.team.of("solver").board.all(ReasoningStep)
+    steps = two_hops().memory.team.private["solver"].board.all(ReasoningStep)
     assert "Edda Quill is the designer" in [s.conclusion for s in steps]
 
 
@@ -754,7 +680,7 @@ def replies_are_in_the_record() -> None:
 
 
 def recent_successes_are_found() -> None:
-    successes = two_hops().memory.team.of("solver").get_recent_successes(1)
+    successes = two_hops().memory.team.private["solver"].get_recent_successes(1)
     assert [e.answered for e in successes] == [True]
 
 
@@ -774,7 +700,7 @@ def _with_first(change: Callable[[str], str]) -> Callable[[Any], Callable[..., A
 LONG = "## Successful Examples " + "Question: Who was it? Search[a] → Finish[b] " * 20
 FAULTS: list[tuple[Check, Callable[[pytest.MonkeyPatch], None]]] = [
     (answers_are_kept, written(answer=None)),
-    (the_bridge_is_known_in_the_next_hop, written(bridge="", next_queries=(), entities=())),
+    (the_bridge_is_known_in_the_next_hop, written(bridge="", next_queries=())),
     (facts_grow, written(facts=())),
     (a_search_is_made_once, replaced(SharedMemory, "find_search", _silent())),
     (

@@ -1,19 +1,18 @@
 """The annotation tool: keys, clicks on the widgets, and errors while saving."""
 
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.eval.annotation import widget
-from adaptmr.eval.annotation.labels import AnnotationCase, Labels, Turn
+from adaptmr.eval.annotation.labels import AnnotationCase, Labels, ShownTurn
 
 
 def cases(n=4):
     turns = (
-        Turn("D1:9", "[2024-03-02] Ada: Rome.", False, True),
-        Turn("D1:4", "[2024-03-03] Ada: yes.", True, True),
-        Turn("D1:3", "moved", True, False),
+        ShownTurn("D1:9", "[2024-03-02] Ada: Rome.", False, True),
+        ShownTurn("D1:4", "[2024-03-03] Ada: yes.", True, True),
+        ShownTurn("D1:3", "moved", True, False),
     )
     return [
         AnnotationCase(
@@ -120,7 +119,17 @@ def test_html_of_a_case():
 def test_html_in_the_data_is_escaped(text):
     page = widget.annotation_html(
         AnnotationCase(
-            text, text, text, text, text, text, (text,), text, 0.0, (text,), (Turn(text, text, True, True),)
+            text,
+            text,
+            text,
+            text,
+            text,
+            text,
+            (text,),
+            text,
+            0.0,
+            (text,),
+            (ShownTurn(text, text, True, True),),
         )
     )
     from html.parser import HTMLParser

@@ -20,12 +20,12 @@ from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
 from adaptmr.systems.base import make_system, register_system, unregister_system
 
-SYSTEMS = ["unified", "layered", "qarp", "token_matched"]
+SYSTEMS = ["unified", "qarp", "token_matched"]
 
 
 @pytest.fixture(scope="module")
 def data():
-    return am.load("demo", split="en1,zh2", limit=8)
+    return am.load("demo", split="en1,zh2", limit=6)
 
 
 def run(systems, data, llm=None, **more):
@@ -80,13 +80,13 @@ def wrapped():
     unregister_system("wrapped")
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_number_of_workers(data, tmp_path):
     """Offline, with a system that waits for another's budget."""
     same(*(run(SYSTEMS, data, workers=n, journal=tmp_path / f"j{n}") for n in (1, 2)))
-    with pytest.warns(RunNotice, match="the model is an object of your own"):
-        run(["hybrid"], data, ScriptedLLM(), workers=2)
 
 
+@pytest.mark.slow
 def test_with_a_model_calls_usage_and_outcomes_are_those_of_one_process(data, tmp_path):
     frames, counts = [], []
     for n in (1, 2):
@@ -121,6 +121,7 @@ def test_a_run_folder_is_the_same(tmp_path, monkeypatch):
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 def test_an_error_keeps_what_was_answered_and_the_run_goes_on_with_another_number(data, tmp_path, wrapped):
     def fail(conversation):
         if conversation.endswith("zh2") and (tmp_path / "fails").exists():
@@ -156,6 +157,8 @@ def test_a_notice_says_why_one_process_asks(data):
     system = make_system("hybrid", embedder="hash")
     with pytest.warns(RunNotice, match="'hybrid' is an object"):
         run([system], data, workers=2)
+    with pytest.warns(RunNotice, match="the model is an object of your own"):
+        run(["hybrid"], data, ScriptedLLM(), workers=2)
     with Server(answering(reply)) as server:
         with pytest.warns(RunNotice, match="calls at once"):
             run(["hybrid"], data, LLM("m", base_url=server.url, concurrency=1), workers=2)

@@ -15,10 +15,9 @@ from .task_memory import TaskMemory, repeats_in_vain
 from ..embed import VectorMiss
 from ..llm.replay import ReplayError, ReplayMiss
 from ..llm.transport import LLMError
-from ..memory.team.board import Found
 from ..memory.team.curator import trigger
-from ..memory.team.library import Experience
-from ..memory.team.records import Interaction
+from ..memory.team.meta import Experience
+from ..memory.team.records import Found, Interaction
 from ..memory.team.steps import Action, Step, Transcript, parse_action
 from ..types import Usage
 
@@ -144,7 +143,7 @@ class Episode:
         What a player raises is a `PlayerError`. Whatever is raised, the task is marked as failed with the
         reason, and its memory stays readable.
         """
-        with self.memory.attempt():
+        with self.memory.team.shared.attempt():
             try:
                 while not self._over:
                     self._play_turn()

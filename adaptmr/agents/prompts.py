@@ -11,9 +11,8 @@ from typing import Protocol
 
 from ..llm.spending import count_prompt_tokens, count_tokens
 from ..markup import HtmlOutput, cut_text, html_table
-from ..memory.team.board import Found
-from ..memory.team.library import Experience, Trajectory
-from ..memory.team.records import RoleContract
+from ..memory.team.meta import Experience
+from ..memory.team.records import Found, RoleContract
 from ..memory.team.steps import Action, Step, Transcript
 from ..text import detect_language
 from ..types import Usage
@@ -177,17 +176,13 @@ class PromptStyle:
     """How prompts are written.
 
     - `tokens`: of the whole prompt at most, as estimated.
-    - `compact`: examples and past successes without what was observed.
     - `examples`: how many examples there are, 0 to 2.
     - `fixed_first`: the examples stand in the system message, so that it is all that never changes.
-    - `language`: "en" or "zh", by default that of the question.
     """
 
     tokens: int = 1_600
-    compact: bool = True
     examples: int = 2
     fixed_first: bool = False
-    language: str = ""
 
 # %% ../../nbs/agents/01_prompts.ipynb #fd8af0be
 _WORDS: dict[str, dict[str, str]] = {
@@ -228,24 +223,12 @@ _SEPARATOR = "=" * 60
 _PAST_CHARS = 400  # of one past success, whose steps are long where they were many
 
 
-def _example_text(example: Transcript, compact: bool, words: Mapping[str, str]) -> str:
-    question = words["question"].format(example.question)
-    if compact:
-        return f"{question} " + " → ".join(map(str, example.steps))
-    return "\n".join([question, *_step_lines(example.steps, words)])
-
-
 def _step_lines(steps: Sequence[Step], words: Mapping[str, str], first: int = 1) -> list[str]:
     lines = []
     for n, step in enumerate(steps, first):
         lines.append(words["action"].format(n, step))
         lines += [words["observation"].format(n, step.observation)] if step.observation else []
     return lines
-
-
-def _past_text(past: Trajectory, compact: bool, words: Mapping[str, str]) -> str:
-    text = (" → " if compact else "\n").join((words["question"].format(past.task), *past.steps))
-    return cut_text(text, _PAST_CHARS)
 
 
 def _insight_lines(experience: Experience, words: Mapping[str, str]) -> list[str]:
@@ -328,7 +311,7 @@ def build_prompt(
     the last one.
     """
     style = style or PromptStyle()
-    language = style.language or detect_language(view.question)
+    language = detect_language(view.question)
     words = _WORDS[language]
     steps = tuple(steps) if steps is not None else (view.last,) if view.last is not None else ()
     base = Prompt(
@@ -338,8 +321,13 @@ def build_prompt(
         fixed_first=style.fixed_first,
     )
     base = _fit_task(base, lambda kept: _task_lines(role, view, words, kept), steps, style.tokens)
-    examples = [_example_text(e, style.compact, words) for e in EXAMPLES[language][: style.examples]]
-    past = [_past_text(t, style.compact, words) for t in view.experience.successes]
+    asked = words["question"].format
+    examples = [
+        f"{asked(e.question)} {' → '.join(map(str, e.steps))}" for e in EXAMPLES[language][: style.examples]
+    ]
+    past = [
+        cut_text(" → ".join((asked(t.task), *t.steps)), _PAST_CHARS) for t in view.experience.successes
+    ]
     optional = (("insights", _insight_lines(view.experience, words)), ("past", past), ("examples", examples))
     for part, entries in reversed(optional) if style.fixed_first else optional:
         base = _fill(base, part, words[part], entries, style.tokens)

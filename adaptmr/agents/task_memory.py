@@ -5,17 +5,15 @@
 # %% ../../nbs/agents/03_task_memory.ipynb #7773199f
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..memory.team.board import Found
 from ..memory.team.curator import entity_key
-from ..memory.team.prompt import format_private, format_shared
 from adaptmr.memory.team.records import (
     EvidencePiece,
     Extraction,
+    Found,
     Interaction,
     Record,
     RoleContract,
@@ -31,7 +29,7 @@ from adaptmr.memory.team.steps import (
     sub_question,
     text_key,
 )
-from ..memory.team.team import TeamMemory
+from ..memory.team.team import TeamMemory, format_private, format_shared
 from ..store.memory_store import MemoryStore
 from ..types import Evidence, Hit
 
@@ -151,19 +149,13 @@ class TaskMemory:
         others: OtherTasks | None = None,
     ) -> None:
         self.question, self.setting, self.others = question, setting, others
-        self.team = TeamMemory(question, members, MemoryStore(embedder=embedder), config=config)
+        self.team = TeamMemory(question, MemoryStore(embedder=embedder), members, config=config)
         self.readings: list[Reading] = []
         self._links: dict[str, list[str]] = {}  # the evidence for each bridging entity, by ids
         self.bridge = ""  # the entity that leads on from the latest step, as the curator sees it
         self._reader = read
         self._read = Extraction()  # of the latest step
         self._answers: list[Extraction] = []  # that were written, the latest last
-
-    @contextmanager
-    def attempt(self) -> Iterator[TaskMemory]:
-        """Mark the task as failed if the block raises, and let the error pass."""
-        with self.team.shared.attempt():
-            yield self
 
     # -- reading
 
@@ -174,7 +166,7 @@ class TaskMemory:
         if self.setting.shared:
             found = self.team.shared.recall(question, entity)
         if self.setting.private:
-            private = self.team.of(agent).recall(question, entity, task)
+            private = self.team.private[agent].recall(question, entity, task)
             found = Found(private.query, found.evidence) | self._with_linked(agent, private)
         return found
 
@@ -182,13 +174,13 @@ class TaskMemory:
         """Return the blocks of its memories that this member is shown; "" for one with nothing in it."""
         if self.setting.whole:
             return {}
-        shared, private = self.team.shared, self.team.of(agent)
+        shared, private = self.team.shared, self.team.private[agent]
         blocks = {}
         if self.setting.shared:
-            blocks["shared"] = str(format_shared(shared, found))
+            blocks["shared"] = format_shared(shared, found)
         if self.setting.private:
             messages = shared.interactions if self.setting.shared else ()
-            block = str(format_private(private, found, messages))
+            block = format_private(private, found, messages)
             blocks["private"] = block if "\n" in block else ""  # its title alone says nothing
         return blocks
 
@@ -231,47 +223,42 @@ class TaskMemory:
     def note_thought(self, agent: str, action: str, thought: str, turn: int) -> None:
         """Note what a member thought about what an action had shown."""
         if self.setting.private and thought:
-            self.team.of(agent).conclude(
-                sub_question(action), thought, turn, kind="abduction", confidence=0.5
-            )
+            known = self.team.private[agent]
+            known.conclude(sub_question(action), thought, turn, kind="abduction", confidence=0.5)
 
     def judge(self, message: Interaction, step: Step, turn: int) -> None:
         """Note whether a suggestion that was carried out found something, for both members."""
         helped = step.valid and not is_dead_end(step)
         self.team.shared.judge(message.id, helped)
-        self.team.of(message.to).rate_peer(message.agent, helped, message.kind, turn)
+        self.team.private[message.to].rate_peer(message.agent, helped, message.kind, turn)
         if self.setting.private:
             kept = self._answers[-1]
             outcome = f"{_asked(step)} → {kept.answer or kept.bridge or '?'}"
-            self.team.of(message.agent).observe(
+            self.team.private[message.agent].observe(
                 outcome, self.question, turn, action=str(step), answered=helped
             )
 
     def note_loop(self, agent: str, action: str, turn: int, by: str) -> None:
         """Note that a member repeats an action in vain, for itself and for the member that is to help."""
-        if not self.setting.private:
-            return
-        if by != agent:
+        if self.setting.private:
             self.team.note_loop(agent, action, turn, by)
-        else:
-            self.team.of(agent).learn("repeating it leads nowhere; do something else", turn, about=action)
 
     def note_objection(self, by: str, to: str, answer: str, why: str, turn: int) -> None:
         """Note that a member doubts an answer, for itself and for the one that gave it."""
         if self.setting.remembers:
             self.team.shared.say(by, to, "objection", why or answer, turn)
             for agent in (by, to):
-                self.team.of(agent).learn(why or "is not supported", turn, about=f"Finish[{answer}]")
+                self.team.private[agent].learn(why or "is not supported", turn, about=f"Finish[{answer}]")
 
     def _link(self, agent: str, bridge: str, turn: int) -> None:
         linked = self._links.setdefault(entity_key(bridge), []) if bridge else []
-        for piece in self.team.of(agent).board.all(EvidencePiece):
+        for piece in self.team.private[agent].board.all(EvidencePiece):
             if piece.turn == turn and piece.id not in linked:
                 linked.append(piece.id)
 
     def _with_linked(self, agent: str, found: Found) -> Found:
         """Add the evidence that the curator linked to the bridging entity, as far as it wasn't found."""
-        board = self.team.of(agent).board
+        board = self.team.private[agent].board
         hits = list(found.evidence[EvidencePiece].hits) if EvidencePiece in found.evidence else []
         there = {h.memory.id for h in hits} | {""}
         for id in self._links.get(entity_key(self.bridge), ()):

@@ -16,8 +16,7 @@ from .prompts import EXAMPLES, Player, PromptStyle
 from .task_memory import OtherTasks, Reader, Reading, Setting, TaskMemory
 from ..llm import LLM
 from ..memory.team.curator import extract
-from ..memory.team.library import Experience
-from ..memory.team.meta import MetaMemory
+from ..memory.team.meta import Experience, MetaMemory
 from ..memory.team.records import ROLES, Extraction, TeamConfig, Triple
 from ..memory.team.steps import Step, Transcript
 from ..retrieval.visible import resolve_as_of

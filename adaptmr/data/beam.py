@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .registry import DatasetEntry, read_json, register_dataset
+from .registry import DatasetEntry, add_turn, read_json, register_dataset
 from .validation import wrap_errors
 from ..types import Conversation, Dataset, Memory, QueryType, Question
 
@@ -52,7 +52,7 @@ _PACE = timedelta(minutes=1)  # between two messages of a session: the file has 
 
 
 def _memories(conversation: str, batches: Sequence[Mapping[str, Any]]) -> list[Memory]:
-    out: list[Memory] = []
+    turns: list[Memory] = []
     for n, batch in enumerate(batches, 1):
         messages = [m for group in batch["turns"] for m in group]
         anchors = [m["time_anchor"] for m in messages if m.get("time_anchor")]
@@ -60,19 +60,9 @@ def _memories(conversation: str, batches: Sequence[Mapping[str, Any]]) -> list[M
             raise ValueError(f"batch {n} has no time_anchor")
         start = parse_anchor(anchors[0])
         for i, message in enumerate(messages):
-            source = str(message["id"])
-            out.append(
-                Memory(
-                    f"{conversation}/{source}",
-                    strip_marker(message["content"]),
-                    message["role"],
-                    start + i * _PACE,
-                    session=f"S{n}",
-                    step=len(out),
-                    source=source,
-                )
-            )
-    return out
+            fields = {"speaker": message["role"], "at": start + i * _PACE, "session": f"S{n}"}
+            add_turn(turns, conversation, str(message["id"]), strip_marker(message["content"]), **fields)
+    return turns
 
 # %% ../../nbs/data/02_beam.ipynb #f25e0ee6
 @dataclass(frozen=True, slots=True)
@@ -164,11 +154,8 @@ def _question_file(folder: Path) -> Path:
     return nested if nested.exists() else folder / f"{_QUESTIONS}.json"
 
 
-for _name, _official, _prefix in (
-    ("100k", "100K", "beam"),
-    ("500k", "500K", "beam-500k"),
-    ("1m", "1M", "beam-1m"),
-):
+for _name, _prefix in (("100k", "beam"), ("500k", "beam-500k"), ("1m", "beam-1m")):
+    _official = _name.upper()
     register_dataset(
         DatasetEntry(
             f"beam_{_name}",

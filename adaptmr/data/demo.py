@@ -7,46 +7,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from .registry import DatasetEntry, register_dataset
+from .registry import DatasetEntry, add_turn, register_dataset
 from ..types import Conversation, Dataset, Memory, QueryType, Question, as_utc
 
 # %% auto #0
-__all__ = ['parse_demo', 'Trap', 'demo_traps', 'parse_demo_assistant']
+__all__ = ['parse_demo', 'demo_traps', 'parse_demo_assistant']
 
 # %% ../../nbs/data/02_demo.ipynb #46be4f35
-def _raw(folder: Traversable | None) -> dict[str, tuple[bytes, dict[str, Any]]]:
-    place = folder or resources.files("adaptmr.data").joinpath("demo")
-    files = sorted((f for f in place.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
+def _raw(folder: Traversable) -> list[tuple[bytes, dict[str, Any]]]:
+    """The content of each file of a folder, as bytes and parsed."""
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
     if not files:
-        raise FileNotFoundError(f"the demo set has no files in {place}: install adaptmr again")
-    return {f.name: (b := f.read_bytes(), json.loads(b)) for f in files}
+        raise FileNotFoundError(f"the demo set has no files in {folder}: install adaptmr again")
+    return [(content := f.read_bytes(), json.loads(content)) for f in files]
+
+
+def _in_package(name: str) -> Traversable:
+    return resources.files("adaptmr.data").joinpath(name)
 
 
 def _conversation(raw: dict[str, Any]) -> Conversation:
     turns: list[Memory] = []
     for s in raw["sessions"]:
-        at = as_utc(s["at"])
-        if at is None:
-            raise ValueError(f"session {s['id']} of {raw['id']} has no time")
         for t in s["turns"]:
-            turns.append(
-                Memory(
-                    f"{raw['id']}/{t['id']}",
-                    t["text"],
-                    t["speaker"],
-                    at,
-                    session=s["id"],
-                    step=len(turns),
-                    source=t["id"],
-                )
-            )
+            add_turn(turns, raw["id"], t["id"], t["text"], speaker=t["speaker"], at=s["at"], session=s["id"])
     return Conversation(raw["id"], tuple(raw["speakers"]), turns)
 
 
@@ -59,9 +50,9 @@ def parse_demo(folder: Traversable | None = None) -> Dataset:
 
     Memories have the id `en1/S4:3` and the source `S4:3`, questions `en1/q07`.
     """
-    files = _raw(folder)
+    files = _raw(folder or _in_package("demo"))
     conversations, questions = [], []
-    for _, raw in files.values():
+    for _, raw in files:
         conversation = _conversation(raw)
         conversations.append(conversation)
         for q in raw["questions"]:
@@ -80,30 +71,25 @@ def parse_demo(folder: Traversable | None = None) -> Dataset:
                     {"current": tuple(q["evidence"]), "stale": tuple(q["stale"])} if "stale" in q else {},
                 )
             )
-    digest = hashlib.sha256(b"".join(b for b, _ in files.values())).hexdigest()
+    digest = hashlib.sha256(b"".join(content for content, _ in files)).hexdigest()
     return Dataset("demo", conversations, questions, sha256=digest, complete=folder is None, ours=True)
 
 
-@dataclass(frozen=True)
-class Trap:
-    """Why a demo question is hard: the sources of misleading turns, and how unified retrieval fails."""
+def demo_traps() -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return the trap of each demo question by its id, as its authors noted it; no system sees it.
 
-    distractors: tuple[str, ...]
-    why: str
-
-
-def demo_traps() -> dict[str, Trap]:
-    """Return the trap of each demo question by its id, as annotated by the authors; no system sees it."""
+    A trap is the sources of misleading turns, and how unified retrieval fails.
+    """
     return {
-        _question_id(raw["id"], q["id"]): Trap(tuple(q["distractors"]), q["trap"])
-        for _, raw in _raw(None).values()
+        _question_id(raw["id"], q["id"]): (tuple(q["distractors"]), q["trap"])
+        for _, raw in _raw(_in_package("demo"))
         for q in raw["questions"]
     }
 
 
 def parse_demo_assistant(folder: Path | None = None) -> Dataset:
     """Read the chats with an assistant from the package, or from a folder of files of the same form."""
-    data = parse_demo(folder or resources.files("adaptmr.data").joinpath("demo_assistant"))
+    data = parse_demo(folder or _in_package("demo_assistant"))
     return replace(data, name="demo_assistant", complete=folder is None)
 
 

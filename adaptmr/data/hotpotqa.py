@@ -13,13 +13,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from .registry import DatasetEntry, read_json, register_dataset
+from .registry import DatasetEntry, add_turn, read_json, register_dataset
 from .validation import wrap_errors
 from ..types import Conversation, Dataset, Memory, QueryType, Question
 
 # %% auto #0
-__all__ = ['CATEGORY_TO_TYPE', 'HOTPOTQA', 'HOTPOTQA_40', 'DEMO_MULTIHOP', 'HotpotQuestion', 'sentence_source', 'hotpot_dataset',
-           'parse_hotpotqa', 'parse_hotpotqa_40', 'parse_demo_multihop']
+__all__ = ['CATEGORY_TO_TYPE', 'HotpotQuestion', 'sentence_source', 'hotpot_dataset', 'parse_hotpotqa', 'parse_hotpotqa_40',
+           'parse_demo_multihop']
 
 # %% ../../nbs/data/02_hotpotqa.ipynb #563498c3
 CATEGORY_TO_TYPE: dict[str, QueryType] = {
@@ -41,20 +41,12 @@ def sentence_source(title: str, sentence: int) -> str:
 
 # %% ../../nbs/data/02_hotpotqa.ipynb #d15a38cd
 def _memories(conversation: str, paragraphs: Sequence[Sequence[Any]]) -> list[Memory]:
-    out: list[Memory] = []
+    turns: list[Memory] = []
     for title, sentences in paragraphs:
         for n, sentence in enumerate(sentences):
-            source, text = sentence_source(title, n), sentence.strip()
-            out.append(
-                Memory(
-                    f"{conversation}/{source}",
-                    f"{title}: {text}" if text else "",
-                    session=title,
-                    step=len(out),
-                    source=source,
-                )
-            )
-    return out
+            text = f"{title}: {sentence.strip()}" if sentence.strip() else ""
+            add_turn(turns, conversation, sentence_source(title, n), text, session=title)
+    return turns
 
 # %% ../../nbs/data/02_hotpotqa.ipynb #93997b30
 def _question(
@@ -106,11 +98,24 @@ def parse_hotpotqa(path: Path) -> Dataset:
     return hotpot_dataset(read_json(path))
 
 
+def _in_package(name: str, files: Sequence[Path]) -> Dataset:
+    """The questions in files of the package, which may be shown whole."""
+    data = hotpot_dataset((raw for file in files for raw in read_json(file)), name)
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return replace(data, sha256=digest, ours=True)
+
+
+def parse_hotpotqa_40(path: Path | None = None) -> Dataset:
+    """Read the questions of HotpotQA that are in the package: those whose model calls are recorded."""
+    return _in_package("hotpotqa_40", [path or _FOLDER / "hotpotqa_40.json"])
+
+
+_FOLDER = Path(str(resources.files("adaptmr.data")))
 _ATTRIBUTION = (
     "Text of HotpotQA (Yang et al., EMNLP 2018, https://hotpotqa.github.io), from Wikipedia, "
     "CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/)"
 )
-HOTPOTQA = register_dataset(
+register_dataset(
     DatasetEntry(
         "hotpotqa",
         parse_hotpotqa,
@@ -127,17 +132,7 @@ HOTPOTQA = register_dataset(
         attribution=_ATTRIBUTION,
     )
 )
-
-
-def parse_hotpotqa_40(path: Path | None = None) -> Dataset:
-    """Read the questions of HotpotQA that are in the package: those whose model calls are recorded."""
-    path = path or Path(str(resources.files("adaptmr.data").joinpath("hotpotqa_40.json")))
-    data = hotpot_dataset(read_json(path), "hotpotqa_40")
-    # its licence lets it be shown whole, with the attribution
-    return replace(data, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), ours=True)
-
-
-HOTPOTQA_40 = register_dataset(
+register_dataset(
     DatasetEntry(
         "hotpotqa_40",
         parse_hotpotqa_40,
@@ -154,17 +149,13 @@ def parse_demo_multihop(folder: Path | None = None) -> Dataset:
     Questions have the id `en-m01`, memories `en-m01/The_Salt_Orchard#0`. Raises `FileNotFoundError` for a
     folder without files, and what `hotpot_dataset` raises for files of another form.
     """
-    place = Path(str(resources.files("adaptmr.data").joinpath("demo_multihop"))) if folder is None else folder
-    files = sorted(place.glob("*.json"))
+    files = sorted((folder or _FOLDER / "demo_multihop").glob("*.json"))
     if not files:
-        raise FileNotFoundError(f"{place} holds no questions: install adaptmr again, or name another folder")
-    raws: list[Any] = [raw for file in files for raw in read_json(file)]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    data = hotpot_dataset(raws, "demo_multihop")
-    return replace(data, sha256=digest, complete=folder is None, ours=True)
+        raise FileNotFoundError(f"{folder or _FOLDER} holds no questions: install adaptmr again")
+    return replace(_in_package("demo_multihop", files), complete=folder is None)
 
 # %% ../../nbs/data/02_hotpotqa.ipynb #173505eb
-DEMO_MULTIHOP = register_dataset(
+register_dataset(
     DatasetEntry(
         "demo_multihop",
         parse_demo_multihop,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .registry import DatasetEntry, DatasetUnavailable, read_json, register_dataset
+from .registry import DatasetEntry, DatasetUnavailable, add_turn, read_json, register_dataset
 from .validation import wrap_errors
 from ..types import Conversation, Dataset, Memory, QueryType, Question
 
@@ -45,69 +45,44 @@ def parse_session_time(text: str) -> datetime:
 
 # %% ../../nbs/data/02_locomo.ipynb #43a360fb
 def _turns(sample: str, talk: dict[str, Any]) -> list[Memory]:
-    out: list[Memory] = []
-    for n in sorted(
-        int(k.removeprefix("session_"))
-        for k, v in talk.items()
-        if re.fullmatch(r"session_\d+", k) and isinstance(v, list)
-    ):
+    turns: list[Memory] = []
+    found = (re.fullmatch(r"session_(\d+)", key) for key, value in talk.items() if isinstance(value, list))
+    for n in sorted(int(m[1]) for m in found if m):
         at = parse_session_time(talk[f"session_{n}_date_time"])
         for t in talk[f"session_{n}"]:
             caption = (t.get("blip_caption") or "").strip()
             text = f"{t['text']} [image: {caption}]".strip() if caption else t["text"]
-            out.append(
-                Memory(
-                    f"{sample}/{t['dia_id']}",
-                    text,
-                    t["speaker"],
-                    at,
-                    session=f"session_{n}",
-                    step=len(out),
-                    source=t["dia_id"],
-                    meta={"caption": caption} if caption else {},
-                )
-            )
-    return out
+            fields = {"speaker": t["speaker"], "at": at, "session": f"session_{n}"}
+            add_turn(turns, sample, t["dia_id"], text, meta={"caption": caption} if caption else {}, **fields)
+    return turns
 
 
 def _question(
-    sample: str,
-    i: int,
-    raw: dict[str, Any],
-    turns: set[str],
-    asked_at: datetime | None,
-    notes: dict[str, int],
+    id: str, sample: str, raw: dict[str, Any], turns: list[Memory], notes: Counter[str]
 ) -> Question:
-    def note(what: str, n: int = 1) -> None:
-        notes[what] = notes.get(what, 0) + n
-
-    question_type = CATEGORY_TO_TYPE[raw["category"]]
+    type, known = CATEGORY_TO_TYPE[raw["category"]], {m.source for m in turns}
+    unanswerable = type is QueryType.abstention
     evidence: list[str] = []
     for text in raw["evidence"]:
         ids = parse_evidence_ids(text)
-        known = [e for e in ids if e in turns]
-        evidence += [e for e in known if e not in evidence]
-        if not known or len(known) < len(ids):
-            note("evidence_unresolved")
-        elif known != [text]:
-            note("evidence_mended")
-    if not raw["evidence"]:
-        note("questions_without_evidence")
+        evidence += [e for e in ids if e in known and e not in evidence]
+        unresolved = not ids or not known.issuperset(ids)
+        notes["evidence_unresolved"] += unresolved
+        notes["evidence_mended"] += not unresolved and ids != [text]
+    notes["questions_without_evidence"] += not raw["evidence"]
     answer = raw.get("answer")
     if answer is None:
-        unanswerable = question_type is QueryType.abstention
-        note("abstention_without_answer" if unanswerable else "questions_without_answer")
-    elif not isinstance(answer, str):
-        note("answers_that_are_numbers")
+        notes["abstention_without_answer" if unanswerable else "questions_without_answer"] += 1
+    notes["answers_that_are_numbers"] += answer is not None and not isinstance(answer, str)
     return Question(
-        f"{sample}/q{i}",
+        id,
         raw["question"],
         [] if answer is None else [str(answer)],
-        question_type,
+        type,
         str(raw["category"]),
         evidence,
-        asked_at,
-        question_type is not QueryType.abstention,
+        turns[-1].at if turns else None,
+        not unanswerable,
         sample,
     )
 
@@ -121,19 +96,18 @@ def parse_locomo(path: Path) -> Dataset:
     conversation or question of another form.
     """
     conversations, questions = [], []
-    notes: dict[str, int] = {}
+    notes: Counter[str] = Counter()
     for n, raw in enumerate(read_json(path), 1):
         with wrap_errors(f"conversation number {n}"):
             sample, talk, asked = raw["sample_id"], raw["conversation"], list(raw["qa"])
             turns = _turns(sample, talk)
-            known = {m.source for m in turns}
-            if len(known) < len(turns):
+            if len({m.source for m in turns}) < len(turns):
                 raise ValueError(f"{sample} has a turn id twice")
             conversations.append(Conversation(sample, (talk["speaker_a"], talk["speaker_b"]), turns))
         for i, q in enumerate(asked):
             with wrap_errors(f"question {sample}/q{i}"):
-                questions.append(_question(sample, i, q, known, turns[-1].at if turns else None, notes))
-    return Dataset("locomo", conversations, questions, notes=dict(sorted(notes.items())))
+                questions.append(_question(f"{sample}/q{i}", sample, q, turns, notes))
+    return Dataset("locomo", conversations, questions, notes=dict(sorted((+notes).items())))
 
 
 LOCOMO = register_dataset(
@@ -174,33 +148,30 @@ def parse_locomo_audited(path: Path) -> Dataset:
             f"the audited key needs the audit's findings: put {' or '.join(AUDIT_FILES)} into {path.parent}, "
             f"next to {path.name}"
         )
-    findings = {(f["sample_id"], int(f["qa_index"])): f for f in read_json(audit_file)}
-    audited = {sample for sample, _ in findings}
-    counts: Counter[str] = Counter(audit_conversations_left_out=sum(c.id not in audited for c in data))
+    findings = {f"{f['sample_id']}/q{int(f['qa_index'])}": f for f in read_json(audit_file)}
+    audited = {id.rpartition("/q")[0] for id in findings}
     kept = [c for c in data if c.id in audited]
+    counts: Counter[str] = Counter(audit_conversations_left_out=len(data) - len(kept))
     turns = {c.id: {m.source for m in c.turns} for c in kept}
     questions = []
     for q in data.questions:
+        if q.id in findings:
+            q = _corrected(q, findings[q.id], turns[q.conversation], counts, audit_file.name)
         if q.conversation in audited:
-            finding = findings.get((q.conversation, int(q.id.rpartition("/q")[2])))
-            questions.append(_corrected(q, finding, turns[q.conversation], counts, audit_file.name))
-    whole = (counts["audit_answers"], counts["audit_citations"]) == _AUDIT_COUNTS
-    digest = hashlib.sha256(path.read_bytes() + b"\0" + audit_file.read_bytes()).hexdigest()
+            questions.append(q)
     return replace(
         data,
         conversations=kept,
         questions=questions,
-        sha256=digest,
-        complete=whole,
+        sha256=hashlib.sha256(path.read_bytes() + b"\0" + audit_file.read_bytes()).hexdigest(),
+        complete=(counts["audit_answers"], counts["audit_citations"]) == _AUDIT_COUNTS,
         notes=dict(sorted({**data.notes, **+counts}.items())),
     )
 
 # %% ../../nbs/data/02_locomo.ipynb #5132e6b2
 def _corrected(
-    question: Question, finding: dict[str, Any] | None, turns: set[str], counts: Counter[str], file_name: str
+    question: Question, finding: dict[str, Any], turns: set[str], counts: Counter[str], file_name: str
 ) -> Question:
-    if finding is None:
-        return question
     if finding["question"].split() != question.text.split():
         raise ValueError(
             f"{file_name}: the finding on {question.id} quotes another question than the file has"

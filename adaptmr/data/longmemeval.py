@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .registry import DatasetEntry, register_dataset
+from .registry import DatasetEntry, add_turn, register_dataset
 from ..types import Conversation, Dataset, Memory, QueryType, Question
 
 # %% auto #0
@@ -34,6 +35,9 @@ CATEGORY_TO_TYPE: dict[str, QueryType] = {
 _UNANSWERABLE = "_abs"
 
 # %% ../../nbs/data/02_longmemeval.ipynb #010eafae
+_TIMESTAMP = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?: \([^()]*\))?(?: (\d{1,2}):(\d{2}))?")
+
+
 def parse_timestamp(text: str) -> datetime:
     """Parse a time such as `2023/05/30 (Tue) 23:40` or `2023/05/30`. Raises `ValueError` for another form."""
     if not (m := _TIMESTAMP.fullmatch(text.strip())):
@@ -46,9 +50,6 @@ def parse_question_time(text: str) -> datetime:
     """Parse the time of a question; a day without a time is its last minute, after all turns of that day."""
     at = parse_timestamp(text)
     return at if ":" in text else at.replace(hour=23, minute=59)
-
-# %% ../../nbs/data/02_longmemeval.ipynb #0f0b34b6
-_TIMESTAMP = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?: \([^()]*\))?(?: (\d{1,2}):(\d{2}))?")
 
 # %% ../../nbs/data/02_longmemeval.ipynb #72e48eac
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,7 @@ def conversation_id(question: str) -> str:
     return f"lme-{hashlib.sha256(question.encode('utf-8', 'surrogatepass')).hexdigest()[:10]}"
 
 # %% ../../nbs/data/02_longmemeval.ipynb #f9b32906
-@dataclass(frozen=True, slots=True)
-class _Session:
+class _Session(NamedTuple):
     name: str
     original_id: str  # its name in the file
     at: datetime
@@ -84,22 +84,12 @@ def _sessions(raw: Mapping[str, Any]) -> tuple[list[_Session], bool]:
 
 
 def _memories(conversation: str, raw: Mapping[str, Any]) -> list[Memory]:
-    out: list[Memory] = []
+    turns: list[Memory] = []
     for s in _sessions(raw)[0]:
         for n, turn in enumerate(s.turns, 1):
-            source = f"{s.name}:{n}"
-            out.append(
-                Memory(
-                    f"{conversation}/{source}",
-                    turn["content"],
-                    turn["role"],
-                    s.at,
-                    session=s.name,
-                    step=len(out),
-                    source=source,
-                )
-            )
-    return out
+            fields = {"speaker": turn["role"], "at": s.at, "session": s.name}
+            add_turn(turns, conversation, f"{s.name}:{n}", turn["content"], **fields)
+    return turns
 
 # %% ../../nbs/data/02_longmemeval.ipynb #d93bc657
 class Element(NamedTuple):
@@ -206,57 +196,45 @@ class Haystack(Conversation):
         return f"Haystack({self.id!r}: {len(self._sizes)} sessions, {len(self)} turns)"
 
 # %% ../../nbs/data/02_longmemeval.ipynb #65e6b92e
-def _question(raw: Mapping[str, Any], notes: dict[str, int]) -> tuple[HaystackQuestion, tuple[int, ...]]:
+def _question(raw: Mapping[str, Any], notes: Counter[str]) -> tuple[HaystackQuestion, tuple[int, ...]]:
     """Return a question, and the number of turns of each session of its haystack."""
-
-    def note(what: str, n: int = 1) -> None:
-        if n:
-            notes[what] = notes.get(what, 0) + n
-
-    id, asked = raw["question_id"], parse_question_time(raw["question_date"])
-    if raw["question_type"] not in CATEGORY_TO_TYPE:
+    id, asked, category = raw["question_id"], parse_question_time(raw["question_date"]), raw["question_type"]
+    if category not in CATEGORY_TO_TYPE:
         raise ValueError(
-            f"question {id!r} has the unknown type {raw['question_type']!r}; "
-            f"there are {', '.join(CATEGORY_TO_TYPE)}"
+            f"question {id!r} has the unknown type {category!r}; there are {', '.join(CATEGORY_TO_TYPE)}"
         )
     sessions, in_order = _sessions(raw)
-    gold, answer = set(raw["answer_session_ids"]), raw.get("answer")
-    answerable = not id.endswith(_UNANSWERABLE)
-    if nameless := [t for s in sessions for t in s.turns if not isinstance(t["role"], str)]:
+    turns = [(s, f"{s.name}:{n}", turn) for s in sessions for n, turn in enumerate(s.turns, 1)]
+    if nameless := [turn["role"] for _, _, turn in turns if not isinstance(turn["role"], str)]:
         raise ValueError(
-            f"question {id!r} has a turn by {nameless[0]['role']!r}, which must be a name such as 'user'"
+            f"question {id!r} has a turn by {nameless[0]!r}, which must be a name such as 'user'"
         )
-    labelled = [
-        (f"{s.name}:{n}", t["role"])
-        for s in sessions
-        for n, t in enumerate(s.turns, 1)
-        if t.get("has_answer")
-    ]
-
-    note("haystacks_out_of_order", not in_order)
-    note("sessions_after_the_question", sum(s.at > asked for s in sessions))
-    note(
-        "questions_asked_before_their_evidence",
-        any(s.at > asked for s in sessions for t in s.turns if t.get("has_answer")),
+    labelled = [(s, source, turn) for s, source, turn in turns if turn.get("has_answer")]
+    names, gold, answer = {s.original_id for s in sessions}, set(raw["answer_session_ids"]), raw.get("answer")
+    answerable = not id.endswith(_UNANSWERABLE)
+    by_user = any(turn["role"] == "user" for _, _, turn in labelled)
+    notes.update(
+        {
+            "haystacks_out_of_order": not in_order,
+            "sessions_after_the_question": sum(s.at > asked for s in sessions),
+            "questions_asked_before_their_evidence": any(s.at > asked for s, _, _ in labelled),
+            "session_ids_twice": len(sessions) - len(names),
+            "sessions_empty": sum(not s.turns for s in sessions),
+            "turns_empty": sum(not turn["content"].strip() for _, _, turn in turns),
+            "answer_sessions_missing": len(gold - names),
+            "questions_without_labelled_turns": answerable and not labelled,
+            "questions_without_evidence_by_the_user": answerable and not by_user,
+            "questions_without_answer": answer is None,
+            "answers_that_are_numbers": answer is not None and not isinstance(answer, str),
+        }
     )
-    note("session_ids_twice", len(sessions) - len({s.original_id for s in sessions}))
-    note("sessions_empty", sum(not s.turns for s in sessions))
-    note("turns_empty", sum(not t["content"].strip() for s in sessions for t in s.turns))
-    note("answer_sessions_missing", len(gold - {s.original_id for s in sessions}))
-    note("questions_without_labelled_turns", answerable and not labelled)
-    note(
-        "questions_without_evidence_by_the_user",
-        answerable and not any(role == "user" for _, role in labelled),
-    )
-    note("questions_without_answer", answer is None)
-    note("answers_that_are_numbers", answer is not None and not isinstance(answer, str))
     question = HaystackQuestion(
         id,
         raw["question"],
         [] if answer is None else [str(answer)],
-        CATEGORY_TO_TYPE[raw["question_type"]] if answerable else QueryType.abstention,
-        raw["question_type"],
-        [source for source, _ in labelled],
+        CATEGORY_TO_TYPE[category] if answerable else QueryType.abstention,
+        category,
+        [source for _, source, _ in labelled],
         asked,
         answerable,
         conversation_id(id),
@@ -273,7 +251,7 @@ def parse_longmemeval(path: Path) -> Dataset:
     haystack and a few megabytes. Raises `ValueError` for a file of another form, naming the question or the
     byte.
     """
-    notes, read = dict[str, int](), lru_cache(_CACHE_SIZE)(partial(_turns, path))
+    notes, read = Counter[str](), lru_cache(_CACHE_SIZE)(partial(_turns, path))
     conversations: list[Conversation] = []
     questions: list[Question] = []
     for e in iter_elements(path):
@@ -288,7 +266,7 @@ def parse_longmemeval(path: Path) -> Dataset:
         conversations.append(Haystack(id, partial(read, id, e.start, e.size), sizes))
     if len({c.id for c in conversations}) < len(conversations):
         raise ValueError(f"{path} has a question's id twice")
-    return Dataset("longmemeval", conversations, questions, notes=dict(sorted(notes.items())))
+    return Dataset("longmemeval", conversations, questions, notes=dict(sorted((+notes).items())))
 
 # %% ../../nbs/data/02_longmemeval.ipynb #e0a14974
 _REVISION = "98d7416c24c778c2fee6e6f3006e7a073259d48f"

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from .registry import DatasetEntry, register_dataset
+from .registry import DatasetEntry, add_turn, register_dataset
 from ..types import Conversation, Dataset, Memory
 
 # %% auto #0
@@ -77,18 +77,8 @@ def _conversation(id: str, raw: Mapping[str, Any], notes: Counter[str]) -> Conve
             if turn["text"].strip() == _SILENCE:
                 notes["turns_of_silence"] += 1
             else:
-                who, source = turn.get("id") or _SPEAKERS[(t - 1) % 2], f"S{s}:{t}"
-                turns.append(
-                    Memory(
-                        f"{id}/{source}",
-                        turn["text"],
-                        who,
-                        at,
-                        session=f"S{s}",
-                        step=len(turns),
-                        source=source,
-                    )
-                )
+                who = turn.get("id") or _SPEAKERS[(t - 1) % 2]
+                add_turn(turns, id, f"S{s}:{t}", turn["text"], speaker=who, at=at, session=f"S{s}")
     return Conversation(id, tuple(dict.fromkeys(m.speaker for m in turns)) or _SPEAKERS, turns)
 
 # %% ../../nbs/data/02_msc.ipynb #61625849

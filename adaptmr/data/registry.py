@@ -13,7 +13,9 @@ import os
 import pkgutil
 import urllib.request
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -23,12 +25,12 @@ from .validation import DatasetError, validate
 from ..embed.vector_cache import cache_dir
 from ..markup import html_table
 from ..progress import progress_bar
-from ..types import Dataset, Question
+from ..types import Dataset, Memory, Question
 
 # %% auto #0
-__all__ = ['DatasetEntry', 'DatasetUnavailable', 'register_file_reader', 'register_dataset', 'is_file_name', 'find_own_file',
-           'get_parser', 'DatasetNames', 'datasets', 'attribution', 'citation', 'find_file', 'download', 'fetch',
-           'load', 'read_json']
+__all__ = ['DatasetEntry', 'DatasetUnavailable', 'register_file_reader', 'register_dataset', 'get_entry', 'is_file_name',
+           'find_own_file', 'get_parser', 'DatasetNames', 'datasets', 'attribution', 'citation', 'find_file',
+           'download', 'fetch', 'load', 'read_json', 'add_turn']
 
 # %% ../../nbs/data/01_registry.ipynb #0e1c47e1
 @dataclass(frozen=True)
@@ -71,39 +73,29 @@ def register_dataset(entry: DatasetEntry) -> DatasetEntry:
 
 # %% ../../nbs/data/01_registry.ipynb #9e6ff627
 _ENTRIES: dict[str, DatasetEntry] = {}
-_SEEN: set[str] = set()
 _FILE_READERS: dict[str, Callable[[Path], Dataset]] = {}  # by the ending of the file's name
 
 
-def _entries() -> dict[str, DatasetEntry]:
+@cache
+def _import_data_sets() -> None:
     # in a notebook there is no __file__: only what the notebook registers is known
-    folder = [str(Path(__file__).parent)] if "__file__" in globals() else []
-    for module in pkgutil.iter_modules(folder):
-        if module.name != "registry" and module.name not in _SEEN:
-            _SEEN.add(module.name)
-            importlib.import_module(f"adaptmr.data.{module.name}")
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)] if "__file__" in globals() else []):
+        importlib.import_module(f"adaptmr.data.{module.name}")
+
+
+def _entries() -> dict[str, DatasetEntry]:
+    _import_data_sets()
     return _ENTRIES
 
 
 def get_entry(name: str) -> DatasetEntry:
     """Return the entry of a data set. Raises `KeyError`, which lists the known names, for an unknown one."""
-    try:
-        return _entries()[name]
-    except KeyError:
-        raise UnknownName(
-            f"no data set {name!r}{did_you_mean(name, _entries())}; "
-            f"there are {', '.join(sorted(_entries()))}, "
-            "and files of your own, such as ./chat.csv or ./chat.jsonl"
-        ) from None
-
-
-def _file_reader(path: Path) -> Callable[[Path], Dataset]:
-    try:
-        return _FILE_READERS[path.suffix.lower()]
-    except KeyError:
-        raise DatasetError(
-            f"{path} can't be read: a data set is a file of {', '.join(_FILE_READERS)}"
-        ) from None
+    if name in _entries():
+        return _ENTRIES[name]
+    raise UnknownName(
+        f"no data set {name!r}{did_you_mean(name, _ENTRIES)}; there are {', '.join(sorted(_ENTRIES))}, "
+        "and files of your own, such as ./chat.csv or ./chat.jsonl"
+    )
 
 # %% ../../nbs/data/01_registry.ipynb #c97cc4f6
 def is_file_name(name: str | Path) -> bool:
@@ -126,12 +118,18 @@ def find_own_file(name: str | Path) -> Path:
     )
 
 # %% ../../nbs/data/01_registry.ipynb #d6577735
-def get_parser(name: str) -> Callable[..., Dataset]:
+def get_parser(name: str | Path) -> Callable[..., Dataset]:
     """Return the function that reads a data set, given by its name or as a file.
 
-    Raises `KeyError`, which lists the known names, for an unknown one.
+    Raises `KeyError`, which lists the known names, for an unknown one, and `DatasetError` for a file with an
+    unknown ending.
     """
-    return _file_reader(Path(name)) if is_file_name(name) else get_entry(name).parse
+    if not is_file_name(name):
+        return get_entry(str(name)).parse
+    read = _FILE_READERS.get(Path(name).suffix.lower())
+    if read is None:
+        raise DatasetError(f"{name} can't be read: a data set is a file of {', '.join(_FILE_READERS)}")
+    return read
 
 # %% ../../nbs/data/01_registry.ipynb #529bf7b9
 class DatasetNames(list):
@@ -174,6 +172,7 @@ def _sha256(path: Path) -> str:
 
 
 def _folders() -> list[Path]:
+    """The folder of the user, if one is named, and that of downloads."""
     own = os.environ.get("ADAPTMR_DATA")
     if own and not Path(own).expanduser().is_dir():
         raise DatasetUnavailable(
@@ -183,12 +182,8 @@ def _folders() -> list[Path]:
 
 
 def _where_to_put(entry: DatasetEntry) -> str:
-    own = os.environ.get("ADAPTMR_DATA")
-    here = (
-        f"{Path(own).expanduser()} (ADAPTMR_DATA)"
-        if own
-        else f"{cache_dir() / 'data'}, or any folder that ADAPTMR_DATA names"
-    )
+    *own, cache = _folders()
+    here = f"{own[0]} (ADAPTMR_DATA)" if own else f"{cache}, or any folder that ADAPTMR_DATA names"
     return f"download {entry.url or entry.files[0]} in another way and save it as {entry.files[0]} in {here}"
 
 # %% ../../nbs/data/01_registry.ipynb #5a75d67d
@@ -197,39 +192,38 @@ def find_file(entry: DatasetEntry) -> tuple[Path, str] | None:
 
     Raises `DatasetUnavailable` for a damaged download.
     """
-    for folder in _folders():
-        for name in entry.files:
-            path = folder / name
-            if not path.exists():
-                continue
-            found = _sha256(path)
-            downloaded = name == entry.files[0] and folder == cache_dir() / "data"
-            if downloaded and entry.sha256 and found != entry.sha256:
-                raise DatasetUnavailable(
-                    f"{path} has sha256 {found}, not {entry.sha256}: it is damaged, or another version. "
-                    "Delete it to fetch it again, or move it to a folder that ADAPTMR_DATA names "
-                    "to use it as a part of the data set"
-                )
-            return path, found
-    return None
+    *_, cache = folders = _folders()
+    path = next((p for folder in folders for name in entry.files if (p := folder / name).exists()), None)
+    if path is None:
+        return None
+    found = _sha256(path)
+    if path == cache / entry.files[0] and entry.sha256 and found != entry.sha256:
+        raise DatasetUnavailable(
+            f"{path} has sha256 {found}, not {entry.sha256}: it is damaged, or another version. "
+            "Delete it to fetch it again, or move it to a folder that ADAPTMR_DATA names "
+            "to use it as a part of the data set"
+        )
+    return path, found
 
 # %% ../../nbs/data/01_registry.ipynb #9a2aedd0
-def download(entry: DatasetEntry, folder: Path | None = None, timeout: float = 30.0) -> Path:
-    """Download an entry's official file, check it, and return its path.
+_TIMEOUT = 30.0  # seconds without data
 
-    `folder` is `data` in the cache folder by default. Raises `DatasetUnavailable` when there is no network,
-    no such file, a lost connection (`timeout` seconds without data) or a wrong sha256; the message names the
-    file to download and the folder to save it in.
+
+def download(entry: DatasetEntry) -> Path:
+    """Download an entry's official file into the cache folder, check it, and return its path.
+
+    Raises `DatasetUnavailable` when there is no network, no such file, a lost connection or a wrong sha256;
+    the message names the file to download and the folder to save it in.
     """
     if not entry.url:
         raise DatasetUnavailable(f"{entry.name} has no address to fetch it from: {_where_to_put(entry)}")
-    folder = folder or cache_dir() / "data"
-    folder.mkdir(parents=True, exist_ok=True)
-    part, target = folder / f"{entry.files[0]}.{os.getpid()}.part", folder / entry.files[0]
+    target = cache_dir() / "data" / entry.files[0]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
     digest, got = hashlib.sha256(), 0
     try:
         request = urllib.request.Request(entry.url, headers={"User-Agent": "adaptmr"})
-        with urllib.request.urlopen(request, timeout=timeout) as reply, open(part, "wb") as out:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply, open(part, "wb") as out:
             expected = int(reply.headers.get("Content-Length") or entry.size)
             options = {"desc": f"fetching {entry.name}", "unit": "B", "unit_scale": True, "leave": False}
             with progress_bar(total=expected or None, **options) as bar:
@@ -240,24 +234,21 @@ def download(entry: DatasetEntry, folder: Path | None = None, timeout: float = 3
                     bar.update(len(block))
         if got < expected:
             raise EOFError(f"the connection was cut after {got:,} of {expected:,} bytes")
-        if entry.sha256 and digest.hexdigest() != entry.sha256:
-            aside = target.with_name(target.name + ".rejected")
-            part.replace(aside)
-            raise DatasetUnavailable(
-                f"{entry.name}: {entry.url} gave {got:,} bytes with sha256 {digest.hexdigest()}, "
-                f"not {entry.sha256}; they are kept as {aside}. Either {_where_to_put(entry)}, "
-                "or use them as a part of the data set: save them as "
-                f"{entry.files[0]} in a folder that ADAPTMR_DATA names"
-            )
-        part.replace(target)
+        right = not entry.sha256 or digest.hexdigest() == entry.sha256
+        part.replace(target if right else target.with_name(f"{target.name}.rejected"))
     except (OSError, EOFError, ValueError, http.client.HTTPException) as e:
-        if isinstance(e, DatasetUnavailable):
-            raise
         raise DatasetUnavailable(
             f"{entry.name} is not on this machine and could not be downloaded ({e}): {_where_to_put(entry)}"
         ) from e
     finally:
         part.unlink(missing_ok=True)
+    if not right:
+        raise DatasetUnavailable(
+            f"{entry.name}: {entry.url} gave {got:,} bytes with sha256 {digest.hexdigest()}, "
+            f"not {entry.sha256}; they are kept as {target}.rejected. Either {_where_to_put(entry)}, "
+            f"or use them as a part of the data set: save them as {target.name} in a folder that "
+            "ADAPTMR_DATA names"
+        )
     return target
 
 # %% ../../nbs/data/01_registry.ipynb #47118a8e
@@ -265,35 +256,29 @@ def _select_split(
     data: Dataset, split: str | Sequence[str], splits: Mapping[str, tuple[str, ...]]
 ) -> Dataset:
     names = [s.strip() for s in split.split(",")] if isinstance(split, str) else list(split)
-    wanted: set[str] = set()
     have = [c.id for c in data.conversations]
     asked = {q.id: q.conversation for q in data.questions}
+    wanted: set[str] = set()
     for n in names:
         ids = splits.get(n, (n if n in have else asked.get(n, n),))
-        missing = [i for i in ids if i not in have]
-        if missing:
+        if missing := [i for i in ids if i not in have]:
             named = f", and the splits {', '.join(splits)}" if splits else ""
             raise UnknownName(
                 f"split {n!r} of {data.name}: no conversation {', '.join(map(repr, missing))} in this file; "
                 f"there are {', '.join(have)}{named}"
             )
         wanted.update(ids)
-    return replace(
-        data,
-        conversations=[c for c in data.conversations if c.id in wanted],
-        questions=[q for q in data.questions if q.conversation in wanted],
-    )
+    return _only(data, wanted, [q for q in data.questions if q.conversation in wanted])
 
 
-def _round_robin(queues: Iterable[list[Question]]) -> list[Question]:
-    rest, out = [list(q) for q in queues], []
-    while rest := [q for q in rest if q]:
-        out += [q.pop(0) for q in rest]
-    return out
+def _only(data: Dataset, conversations: set[str], questions: list[Question]) -> Dataset:
+    talks = [c for c in data.conversations if c.id in conversations]
+    return replace(data, conversations=talks, questions=questions)
 
 
-def _id_hash(question: Question) -> bytes:
-    return hashlib.sha256(question.id.encode("utf-8", "replace")).digest()
+def _in_turn(queues: Iterable[list[Question]]) -> list[Question]:
+    """The first question of each list, then the second of each that has one, and so on."""
+    return [q for row in zip_longest(*queues) for q in row if q is not None]
 
 
 def _sample_questions(data: Dataset, limit: int) -> Dataset:
@@ -302,15 +287,17 @@ def _sample_questions(data: Dataset, limit: int) -> Dataset:
     queues = []
     for i, c in enumerate(data.conversations):
         by_type: dict[str, list[Question]] = {}
-        for q in sorted(data.questions_on(c.id), key=_id_hash):
+        in_any_order = sorted(
+            data.questions_on(c.id), key=lambda q: hashlib.sha256(q.id.encode("utf-8", "replace")).digest()
+        )
+        for q in in_any_order:
             by_type.setdefault(q.type, []).append(q)
         of_type = [by_type[t] for t in sorted(by_type)]
         at = i % max(len(of_type), 1)  # each conversation begins with another question type
-        queues.append(_round_robin(of_type[at:] + of_type[:at]))
-    chosen = {(q.conversation, q.id) for q in _round_robin(queues)[:limit]}
+        queues.append(_in_turn(of_type[at:] + of_type[:at]))
+    chosen = {(q.conversation, q.id) for q in _in_turn(queues)[:limit]}
     questions = [q for q in data.questions if (q.conversation, q.id) in chosen]
-    asked = {q.conversation for q in questions}
-    return replace(data, conversations=[c for c in data.conversations if c.id in asked], questions=questions)
+    return _only(data, {q.conversation for q in questions}, questions)
 
 # %% ../../nbs/data/01_registry.ipynb #df173086
 def fetch(name: str) -> tuple[Path, bool]:
@@ -357,27 +344,25 @@ def load(name: str | Path, split: str | Sequence[str] | None = None, limit: int 
     an unknown name or split, `DatasetUnavailable` when the file can't be found or downloaded, `DatasetError`
     (a `ValueError`) for a file of another form, and for one with faults, all of which it lists.
     """
-    if is_file_name(name):
-        path = find_own_file(name)
-        data = _file_reader(path)(path)
-        splits: Mapping[str, tuple[str, ...]] = {}
-    else:
-        entry = get_entry(str(name))
-        data = _load_entry(entry)
-        splits = entry.splits
-    size = len(data.conversations), len(data.questions)
+    own = is_file_name(name)
+    whole = get_parser(name)(find_own_file(name)) if own else _load_entry(get_entry(str(name)))
+    data = whole
     if split is not None:
-        data = _select_split(data, split, splits)
+        data = _select_split(data, split, {} if own else get_entry(str(name)).splits)
     if limit is not None:
         data = _sample_questions(data, limit)
-    return data if (len(data.conversations), len(data.questions)) == size else replace(data, complete=False)
+    same = (len(data.conversations), len(data.questions)) == (len(whole.conversations), len(whole.questions))
+    return data if same else replace(data, complete=False)
 
 
 def read_json(path: Path) -> Any:
     """Parse a JSON file. Raises `DatasetError` that names the file and the position of the error."""
     try:
         return json.loads(path.read_bytes())
-    except ValueError as e:
-        raise DatasetError(f"{path} is not JSON: {e}") from e
-    except RecursionError as e:
-        raise DatasetError(f"{path}: its values are nested too deeply to be a data set") from e
+    except (ValueError, RecursionError) as e:
+        raise DatasetError(f"{path} is not JSON, or nested too deeply: {e}") from e
+
+
+def add_turn(turns: list[Memory], conversation: str, source: str, text: str, **fields: Any) -> None:
+    """Append a turn with the id `conversation/source` and the next number; `fields` are of `Memory`."""
+    turns.append(Memory(f"{conversation}/{source}", text, source=source, step=len(turns), **fields))

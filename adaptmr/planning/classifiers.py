@@ -222,16 +222,12 @@ class ClassifierHead:
 
 # %% ../../nbs/planning/00_classifiers.ipynb #23e83136
 @lru_cache(maxsize=1)
-def _read_shipped_heads() -> tuple[dict[str, Any], dict[tuple[str, str], ClassifierHead]]:
-    return load_resource("planning/heads.json", "heads", ClassifierHead.from_dict, HeadError)
-
-
-def shipped_heads() -> dict[tuple[str, str], ClassifierHead]:
-    """Return the heads that come with the package, by encoder and by the conversation left out.
+def shipped_heads() -> tuple[dict[str, Any], dict[tuple[str, str], ClassifierHead]]:
+    """Return where the heads of the package come from, and these by encoder and the conversation left out.
 
     Raises `HeadError` when their file is damaged.
     """
-    return _read_shipped_heads()[1]
+    return load_resource("planning/heads.json", "heads", ClassifierHead.from_dict, HeadError)
 
 
 def head_provenance() -> dict[str, Any]:
@@ -240,7 +236,7 @@ def head_provenance() -> dict[str, Any]:
     The keys are `date`, `method`, `data`, `held_out` (accuracy), `tried` (options), and `sure` (a curve
     over the thresholds of `RulesFirst`).
     """
-    return _read_shipped_heads()[0]
+    return shipped_heads()[0]
 
 
 @lru_cache(maxsize=16)
@@ -258,12 +254,13 @@ def head_for(encoder: str, conversation: str = "") -> ClassifierHead:
         heads = _own_heads(own)
         if made := heads.get(conversation) or heads.get(""):
             return made
-    fitted_to = encoder if (encoder, "") in shipped_heads() else strip_precision(encoder)
-    found = shipped_heads().get((fitted_to, conversation)) or shipped_heads().get((fitted_to, ""))
+    _, shipped = shipped_heads()
+    fitted_to = encoder if (encoder, "") in shipped else strip_precision(encoder)
+    found = shipped.get((fitted_to, conversation)) or shipped.get((fitted_to, ""))
     if found is None:
         raise HeadError(
             f"no head for encoder {encoder!r}; there are heads for "
-            f"{', '.join(sorted({e for e, _ in shipped_heads()}))}. Fit one: adaptmr fit --embedder NAME"
+            f"{', '.join(sorted({e for e, _ in shipped}))}. Fit one: adaptmr fit --embedder NAME"
         )
     return found
 
@@ -313,15 +310,8 @@ class RulesFirst:
             raise ValueError(f"RulesFirst.threshold {threshold!r} must lie in 0..1")
         self.fallback, self.threshold, self.name = fallback, threshold, f"rules, then {fallback.name}"
 
-    def needs_fallback(self, question: str) -> bool:
-        """Say whether no rule matches a question, or the rules are uncertain about it."""
-        return self._is_uncertain(type_probabilities(question))
-
     def probabilities(self, question: str) -> dict[QueryType, float]:
         """Return the probabilities of the rules, or those of `fallback`."""
         by_rule = type_probabilities(question)
-        return self.fallback.probabilities(question) if self._is_uncertain(by_rule) else by_rule
-
-    def _is_uncertain(self, probabilities: Mapping[QueryType, float]) -> bool:
-        row = np.array([[probabilities[question_type] for question_type in QueryType]])
-        return bool(is_uncertain(row, self.threshold)[0])
+        row = np.array([[by_rule[question_type] for question_type in QueryType]])
+        return self.fallback.probabilities(question) if is_uncertain(row, self.threshold)[0] else by_rule

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +19,8 @@ from ..types import Finding, Hit, memory_order
 
 # %% auto #0
 __all__ = ['MIN_SHARE', 'MIN_COVERAGE', 'MIN_SHARE_ALIKE', 'MIN_LIKENESS', 'MIN_BEST', 'MAX_ITEMS', 'SAME_COSINE', 'SAME_WORDS',
-           'NEW_WORDS', 'SAME_SESSION', 'collection_asked', 'included', 'merge_items', 'item_values', 'count_values',
-           'Item', 'collect_items', 'list_finding', 'cover_order', 'question_words', 'select_cover', 'collect']
+           'Item', 'NEW_WORDS', 'SAME_SESSION', 'collection_asked', 'included', 'merge_items', 'item_values',
+           'count_values', 'collect_items', 'list_finding', 'cover_order', 'question_words', 'select_cover', 'collect']
 
 # %% ../../nbs/retrieval/11_aggregation.ipynb #4dea5e55
 _MEASURES = "seconds|minutes|hours|days|weeks|months|years|euros?|dollars|pounds|kilometres|miles|percent"
@@ -137,10 +136,7 @@ def count_values(values: Sequence[Sequence[str]], times: Sequence[int] = ()) -> 
 _EXCERPT_CHARS = 80
 
 
-class Item(NamedTuple):
-    """One thing of a list: the hits that tell it, in order of time."""
-
-    hits: list[Hit]
+Item = list[Hit]  # one thing of a list: the hits that tell it, in order of time
 
 
 def collect_items(
@@ -159,10 +155,9 @@ def collect_items(
     chosen = included(probabilities, coverage, similarity[0])
     groups = merge_items([hits[i].memory.text for i in chosen], similarity[np.ix_(chosen, chosen)])
     items = [
-        Item(sorted((hits[chosen[i]] for i in group), key=lambda h: memory_order(h.memory)))
-        for group in groups
+        sorted((hits[chosen[i]] for i in group), key=lambda h: memory_order(h.memory)) for group in groups
     ]
-    return sorted(items, key=lambda item: memory_order(item.hits[0].memory))
+    return sorted(items, key=lambda item: memory_order(item[0].memory))
 
 
 def list_finding(
@@ -178,8 +173,8 @@ def list_finding(
     shown = ("；" if zh else "; ").join(_item_line(question, item) for item in items)
     text = f"找到 {len(items)} 项：{shown}" if zh else f"{len(items)} found: {shown}"
     if asked == "most":
-        exclude = [h.memory.speaker for item in items for h in item.hits] + list(find_names(question))
-        values = [item_values(item.hits[0].memory.text, things, exclude) for item in items]
+        exclude = [h.memory.speaker for item in items for h in item] + list(find_names(question))
+        values = [item_values(item[0].memory.text, things, exclude) for item in items]
         counts = count_values(values, [len(_days(item)) or 1 for item in items])
         if counts:
             by_value = ("、" if zh else ", ").join(f"{value} {n}" for value, n in counts[:MAX_ITEMS])
@@ -190,7 +185,7 @@ def list_finding(
 def _item_line(question: str, item: Item) -> str:
     """Return the dates of an item and an excerpt of its first telling."""
     words = set(content_words(question))
-    sentences = split_sentences(item.hits[0].memory.text) or [item.hits[0].memory.text]
+    sentences = split_sentences(item[0].memory.text) or [item[0].memory.text]
     best = max(sentences, key=lambda s: (len(words & set(content_words(s))), -sentences.index(s)))
     short = best.rstrip(".。!！") if len(best) <= _EXCERPT_CHARS else best[: _EXCERPT_CHARS - 1] + "…"
     return f"{', '.join(_days(item))} {short}".strip()
@@ -198,7 +193,7 @@ def _item_line(question: str, item: Item) -> str:
 
 def _days(item: Item) -> list[str]:
     """Return the days on which an item was told, each once."""
-    dated = (h.memory for h in item.hits if h.memory.dated or h.memory.event_at)
+    dated = (h.memory for h in item if h.memory.dated or h.memory.event_at)
     return list(dict.fromkeys(f"{m.event_at or m.at:%Y-%m-%d}" for m in dated))
 
 # %% ../../nbs/retrieval/11_aggregation.ipynb #83e72690

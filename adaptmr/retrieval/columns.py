@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .query import cached_content_words, is_assistant
-from ..store.memory_store import MemoryStore
-from ..store.protocol import PlannerStore, Store
+from ..store.protocol import PlannerStore
 from ..store.view import begins_with, truncate_text
 from ..text import count_words, split_sentences
 from ..times.calendar import Window
@@ -27,7 +26,7 @@ from ..types import Memory, Question
 
 # %% auto #0
 __all__ = ['SCORE_ALL_UP_TO', 'LENGTH_SAMPLE', 'T', 'PASSAGE_WORDS', 'seconds', 'spread_rows', 'StoreColumns', 'memory_content',
-           'passages', 'split_passages', 'columns_of', 'warm', 'asked_at', 'named_times', 'ToldTimes', 'told_times']
+           'passages', 'split_passages', 'columns_of', 'asked_at', 'named_times', 'ToldTimes', 'told_times']
 
 # %% ../../nbs/retrieval/02_columns.ipynb #4277a8ba
 SCORE_ALL_UP_TO = 4_000  # memories of a store that all are scored, and whose words are counted
@@ -235,19 +234,6 @@ def columns_of(store: PlannerStore, earlier: PlannerStore | None = None) -> Stor
         columns.sentences = known.sentences if known is not None else {}
     _COLUMNS[store] = columns
     return columns
-
-
-def warm(store: Store) -> None:
-    """Make now what the first `retrieve` from a store needs, so that it needn't be made then.
-
-    That is what `MemoryStore.warm` makes, and the vectors of the sentences of a store of up to
-    `SCORE_ALL_UP_TO` memories. Memories that are added later need the same again, for themselves alone.
-    """
-    if isinstance(store, MemoryStore):
-        store.warm()
-    columns = columns_of(store)
-    if len(columns.memories) <= SCORE_ALL_UP_TO:
-        columns.sentence_vectors(store.embedder)
 
 
 def asked_at(query: str | Question, store: PlannerStore) -> datetime:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from .evidence import render_context
 from .fusion import ANY_EMBEDDER, Fit, FitError, fit_for
 from .gate import gate, skip_gate
 from .plan import PlanError, RetrievalPlan
+from .rounds import run_rounds
 from adaptmr.retrieval.search import (
     State,
     cut_question,
@@ -49,7 +51,7 @@ from ..store.view import Filter
 from ..types import Evidence, Question
 
 # %% auto #0
-__all__ = ['STEPS', 'Step', 'execute', 'execute_request', 'named_reranker', 'check_fit']
+__all__ = ['STEPS', 'Step', 'execute', 'run_request']
 
 # %% ../../nbs/retrieval/14_execute.ipynb #482dcdd4
 class Step(NamedTuple):
@@ -108,7 +110,7 @@ def execute(
     as_of: datetime | str | None = None,
     where: Filter | None = None,
 ) -> Evidence:
-    """Run one round of a plan for a question over a `MemoryStore`.
+    """Run a plan for a question over a `MemoryStore`, in as many rounds as it allows and needs.
 
     `fit` holds the fitted weights that a plan names, and the coefficients of relevance; it defaults to the
     shipped one for the store's encoder, and the trace names it. `llm` is the model for the steps that ask
@@ -120,16 +122,16 @@ def execute(
     more. Several threads may call this on one store: each sees one state of it.
 
     Returns `Evidence` with at most `plan.k` hits (none when the gate closes), the relevance, the context
-    for the reader, the trace, and in `usage` the time and the calls it took. Raises `FitError` for a fit to
-    another encoder, `PlanError` for a plan of several rounds (`max_rounds`, `expand`: see
-    `adaptmr.retrieval.rounds`) or another reranker, and what `LLM.complete` and a reranker raise.
+    for the reader, the trace, and in `usage` the time and the calls it took; its `plan` is the one of the
+    last round. Raises `FitError` for a fit to another encoder, `PlanError` for another reranker than the
+    plan names, and what `LLM.complete` and a reranker raise.
     """
     check_llm(llm)
     request = make_request(query, store, as_of, where)
-    return execute_request(plan, request, fit=fit, llm=llm, reranker=reranker)
+    return run_request(plan, request, fit=fit, llm=llm, reranker=reranker)
 
 
-def execute_request(
+def run_request(
     plan: RetrievalPlan,
     request: Request,
     *,
@@ -137,15 +139,28 @@ def execute_request(
     llm: LLM | None = None,
     reranker: Reranker | str | None = None,
 ) -> Evidence:
-    """Run one round of a plan for a `Request`; otherwise as `execute`."""
-    if plan.max_rounds != 1 or plan.expand:
-        raise PlanError(
-            f"max_rounds={plan.max_rounds}, expand={plan.expand}: the executor runs one round; "
-            "use adaptmr.retrieval.rounds.run_rounds"
+    """Run a plan for a `Request`; otherwise as `execute`."""
+    encoder = request.store.embedder.name
+    fit, model = fit or fit_for(encoder), _named_reranker(plan, reranker)
+    if fit.embedder not in (encoder, strip_precision(encoder), ANY_EMBEDDER):
+        raise FitError(
+            f"the fit is for {fit.embedder!r}, and this store's encoder is {encoder!r}: its weights and "
+            f"probabilities don't hold here. Use fit_for({encoder!r}), or fit one"
         )
-    fit = fit or fit_for(request.store.embedder.name)
-    check_fit(fit, request.store.embedder.name)
-    model = named_reranker(plan, reranker)
+    run_once = partial(_run_once, request, fit, model)
+    if plan.max_rounds > 1 or plan.expand:
+        return run_rounds(plan, request, run_once, llm)
+    return run_once(plan, llm)
+
+
+def _run_once(
+    request: Request,
+    fit: Fit,
+    reranker: MeteredReranker | None,
+    plan: RetrievalPlan,
+    llm: LLM | None = None,
+) -> Evidence:
+    """Run one round of a plan: every step that its fields ask for."""
     begun = perf_counter()
     with meter_usage() as meter, request.visible() as (store, total):
         state = State(
@@ -157,7 +172,7 @@ def execute_request(
             asked_at(request.query, store),
             request.moment,
             llm,
-            model,
+            reranker,
             request.hidden if store is not request.store else "",
             total,
         )
@@ -176,12 +191,9 @@ def execute_request(
         list(state.outdated),
     )
 
-# %% ../../nbs/retrieval/14_execute.ipynb #382a5b83
-def named_reranker(plan: RetrievalPlan, given: Reranker | str | None) -> MeteredReranker | None:
-    """Return the reranker that a plan names: the given one, or one made by its name; `None` for none.
 
-    Raises `PlanError` where the given one has another name.
-    """
+def _named_reranker(plan: RetrievalPlan, given: Reranker | str | None) -> MeteredReranker | None:
+    """Return the reranker that a plan names: the given one, or one made by its name; `None` for none."""
     if plan.reranker is None:
         return None
     found = as_reranker(plan.reranker if given is None else given)
@@ -190,12 +202,3 @@ def named_reranker(plan: RetrievalPlan, given: Reranker | str | None) -> Metered
             f"reranker={plan.reranker!r}: the reranker given is {found.name!r}; give the one named"
         )
     return found
-
-
-def check_fit(fit: Fit, encoder: str) -> None:
-    """Raise `FitError` for a fit to another encoder than the store's."""
-    if fit.embedder not in (encoder, strip_precision(encoder), ANY_EMBEDDER):
-        raise FitError(
-            f"the fit is for {fit.embedder!r}, and this store's encoder is {encoder!r}: its weights and "
-            f"probabilities don't hold here. Use fit_for({encoder!r}), or fit one"
-        )

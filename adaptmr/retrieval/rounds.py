@@ -14,20 +14,15 @@ from typing import Any, NamedTuple
 from ..llm import LLM
 from ..llm.tasks import Task, meter_usage, object_schema, register_task
 from ..reader import MEMORIES_ARE_DATA, answer, build_context, sanitize, today_line
-from ..rerank import Reranker
-from .execute import execute_request
-from .fusion import Fit
 from .plan import RetrievalPlan
 from .query import cached_content_words, expand_query
-from .visible import Request, make_request
-from ..store.protocol import Store
-from ..store.view import Filter
+from .visible import Request
 from ..text import detect_language, find_names
-from ..types import Evidence, Finding, Question, TraceRow
+from ..types import Evidence, Finding, TraceRow
 
 # %% auto #0
 __all__ = ['CONFIDENCE', 'FOLLOW_UP', 'THOUGHT', 'DRAFT', 'MIN_CONFIDENCE', 'FollowUpMethod', 'FOLLOW_UP_METHODS', 'coverage',
-           'Progress', 'FollowUp', 'follow_gap', 'follow_thought', 'follow_draft', 'run_rounds', 'run_request']
+           'Progress', 'FollowUp', 'follow_gap', 'follow_thought', 'follow_draft', 'run_rounds']
 
 # %% ../../nbs/retrieval/15_rounds.ipynb #689649e0
 def coverage(question: str, found: Evidence) -> float:
@@ -277,37 +272,14 @@ FOLLOW_UP_METHODS: dict[str, FollowUpMethod] = {
 
 # %% ../../nbs/retrieval/15_rounds.ipynb #cc734fff
 def run_rounds(
-    plan: RetrievalPlan,
-    query: str | Question,
-    store: Store,
-    *,
-    fit: Fit | None = None,
-    llm: LLM | None = None,
-    reranker: Reranker | str | None = None,
-    as_of: datetime | str | None = None,
-    where: Filter | None = None,
+    plan: RetrievalPlan, request: Request, run_once: Callable[..., Evidence], llm: LLM | None = None
 ) -> Evidence:
-    """Run a plan in as many rounds as it allows and needs.
+    """Run a plan in as many rounds as it allows and needs, each by `run_once(plan, llm)`.
 
     The question is expanded into `plan.expand` more queries. Each round then searches, judges the result by
-    `plan.follow`, and adds a query, at most `plan.max_rounds` times. Takes, returns and raises what
-    `execute` does; `evidence.plan` is the plan with all its queries and a single round.
+    `plan.follow`, and adds a query, at most `plan.max_rounds` times. `evidence.plan` is the plan with all its
+    queries and a single round.
     """
-    request = make_request(query, store, as_of, where)
-    return run_request(plan, request, fit=fit, llm=llm, reranker=reranker)
-
-
-def run_request(
-    plan: RetrievalPlan,
-    request: Request,
-    *,
-    fit: Fit | None = None,
-    llm: LLM | None = None,
-    reranker: Reranker | str | None = None,
-) -> Evidence:
-    """Run a plan in rounds for a `Request`; otherwise as `run_rounds`."""
-    if plan.max_rounds == 1 and not plan.expand:
-        return execute_request(plan, request, fit=fit, llm=llm, reranker=reranker)
     begun, text = perf_counter(), request.text
     if plan.merge == "turns":
         # the notes of "turns" quote queries, and a model's words must not reach the reader
@@ -325,9 +297,7 @@ def run_request(
         settled: tuple[str, list[str]] | None = None
         for number in range(1, plan.max_rounds):
             start = perf_counter()
-            found = execute_request(
-                replace(search_only, queries=queries), request, fit=fit, reranker=reranker
-            )
+            found = run_once(replace(search_only, queries=queries))
             progress = Progress(text, found, queries, plan.confidence_threshold, drafts, request.moment)
             step = FOLLOW_UP_METHODS[plan.follow](progress, llm)
             drafts = (*drafts, step.draft) if step.draft else drafts
@@ -335,20 +305,21 @@ def run_request(
             then = "nothing more to ask" if ended else f"next: “{step.query}”"
             told = step.reason if step.stop else f"{step.reason}; {then}"
             reason = f"{_describe_new(queries, found, seen)}; {told}"
-            n = len(seen | {h.memory.id for h in found.hits})
-            rows.append(TraceRow(f"round {number}", len(seen), n, (perf_counter() - start) * 1000, reason))
-            seen |= {h.memory.id for h in found.hits}
+            ids = [h.memory.id for h in found.hits]
+            ms, before = (perf_counter() - start) * 1000, len(seen)
+            seen.update(ids)
+            rows.append(TraceRow(f"round {number}", before, len(seen), ms, reason))
             if step.stop and step.draft:
-                settled = step.draft, [h.memory.id for h in found.hits]
+                settled = step.draft, ids
             if ended:
                 break
             queries = (*queries, step.query)
         final = replace(plan, queries=queries if queries != (text,) else (), max_rounds=1, expand=0)
-        found = execute_request(final, request, fit=fit, llm=llm, reranker=reranker)
-        n = len(seen | {h.memory.id for h in found.hits})
-        if plan.max_rounds > 1 and n > len(seen):
+        found = run_once(final, llm)
+        ids = [h.memory.id for h in found.hits]
+        if plan.max_rounds > 1 and (n := len(seen.union(ids))) > len(seen):
             rows.append(TraceRow("last round", len(seen), n, 0.0, _describe_new(queries, found, seen)))
-        if settled and settled[1] == [h.memory.id for h in found.hits]:
+        if settled and settled[1] == ids:
             # the draft is the answer; a finding without a text is not shown to a reader
             drafted = replace(final, answer_as="drafted")
             found = replace(found, findings=[*found.findings, Finding("", settled[0])], plan=drafted)

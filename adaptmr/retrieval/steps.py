@@ -71,9 +71,9 @@ def order_versions(state: State) -> State:
     compared = compare_hits(
         state.hits, state.rows, state.searches[0].candidates, pair_model_for(state.fit.without)
     )
-    versions = newest_first(state.hits, compared, state.plan.k, detect_language(state.text), decide)
-    reason = f"by {state.plan.latest_rule}: {versions.reason}"
-    return state.with_hits("latest", versions.hits, reason, outdated=versions.outdated)
+    lang = detect_language(state.text)
+    hits, outdated, reason = newest_first(state.hits, compared, state.plan.k, lang, decide)
+    return state.with_hits("latest", hits, f"by {state.plan.latest_rule}: {reason}", outdated=outdated)
 
 
 def cut(state: State) -> State:

@@ -9,20 +9,23 @@ import asyncio
 import html
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from time import perf_counter
 from typing import Any
 
 from ..checks import kind_of
+from ..embed.names import is_endpoint
 from ..llm import LLM, check_llm
 from ..llm.tasks import meter_usage
 from ..markup import Cell, HtmlOutput, html_table
 from ..rerank import MeteredReranker, Reranker, as_reranker
 from .aggregation import collection_asked
-from .columns import asked_at
+from .columns import SCORE_ALL_UP_TO, asked_at
 from .events import date_in_question, find_occurrence, find_relation
 from .evidence import FRAME_TOKENS, limit_prompt, mix_evidence
+from .execute import run_request
 from .fusion import Fit
 from adaptmr.retrieval.plan import (
     PlanError,
@@ -34,8 +37,8 @@ from adaptmr.retrieval.plan import (
     weighted_plans,
 )
 from .query import classify, decompose, query_text
-from .rounds import run_request
 from .visible import Request, make_request
+from ..store.memory_store import AFTER_ADD, MemoryStore
 from ..store.protocol import PlannerStore, Store
 from ..store.view import Filter
 from ..times import Window, time_window
@@ -45,7 +48,7 @@ from ..types import UNDATED, Evidence, QueryType, Question, as_utc
 __all__ = ['HYBRID_WEIGHTS', 'UNIFIED_WEIGHTS', 'LEXICAL_WEIGHTS', 'CONTENT_LEXICAL_WEIGHTS', 'MIN_RELEVANCE', 'ENTITY_BOOST',
            'WINDOW_GRACE', 'REFUSED_BELOW', 'CHECKED_BELOW', 'Strategy', 'STRATEGIES', 'ANSWER_STYLES_BY_TYPE',
            'fitted_weights', 'factual', 'entity_rerank', 'temporal', 'update', 'multi_hop', 'abstention',
-           'plan_for_type', 'as_question', 'StrategyPlanner', 'Router', 'retrieve', 'aretrieve']
+           'plan_for_type', 'as_question', 'StrategyPlanner', 'Router', 'retrieve', 'aretrieve', 'warm']
 
 # %% ../../nbs/retrieval/16_strategies.ipynb #3c59e420
 HYBRID_WEIGHTS: dict[str, float] = {"hybrid": 1.0}
@@ -358,3 +361,23 @@ async def aretrieve(query: str | Question, store: Store, *args: Any, **more: Any
     A cancelled call returns at once; its thread ends by itself, and changes nothing.
     """
     return await asyncio.to_thread(retrieve, query, store, *args, **more)
+
+# %% ../../nbs/retrieval/16_strategies.ipynb #7fcb5975
+def warm(store: Store) -> None:
+    """Make now what the first `retrieve` from a store would have to make, by asking a question of no one.
+
+    `MemoryStore.add` does so for many memories in a store of up to `SCORE_ALL_UP_TO`, unless a server makes
+    the vectors; call this after opening a file.
+    """
+    if isinstance(store, MemoryStore):
+        store.warm()
+    retrieve("What was said?", store)
+
+
+def _warm_after_add(store: MemoryStore) -> None:
+    if len(store) <= SCORE_ALL_UP_TO and not is_endpoint(store.embedder.name):
+        with suppress(Exception):  # the memories are stored; the next question says what is wrong
+            warm(store)
+
+
+AFTER_ADD.append(_warm_after_add)

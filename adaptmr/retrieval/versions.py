@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,10 +29,9 @@ from ..types import Hit, Memory, memory_order
 __all__ = ['Idf', 'PAIR_FEATURES', 'PAIR_CLASSES', 'REPLACES', 'CONTRADICTS', 'LINK_FEATURES', 'MAX_BEHIND', 'ATTRIBUTES',
            'COMPARED_HITS', 'STATED_LINK', 'ORDER_LINK', 'LIFT_LINK', 'BEYOND_LINK', 'DECLARED_LINK', 'DECLARED',
            'DECLARED_HITS', 'CONTRADICTED', 'CONTRADICTED_SHARED', 'UpdateDecision', 'UPDATE', 'TextFacts',
-           'text_facts', 'pair_features', 'PairModel', 'link_features', 'pair_model_provenance', 'pair_model_for',
-           'Attribute', 'asked_attributes', 'states_attribute', 'group_versions', 'keep_latest', 'replaced_note',
-           'outdated_note', 'contradicts_note', 'focus', 'Comparison', 'compare_hits', 'version_order', 'VersionedHits',
-           'newest_first', 'is_update']
+           'text_facts', 'pair_features', 'PairModel', 'link_features', 'pair_model_for', 'Attribute',
+           'asked_attributes', 'states_attribute', 'group_versions', 'keep_latest', 'replaced_note', 'outdated_note',
+           'contradicts_note', 'focus', 'Comparison', 'compare_hits', 'version_order', 'newest_first', 'is_update']
 
 # %% ../../nbs/retrieval/09_versions.ipynb #096e7427
 _FACTS: dict[str, re.Pattern[str]] = {
@@ -281,25 +280,21 @@ def _shipped() -> tuple[dict[str, Any], dict[tuple[str, str], PairModel]]:
     return metadata, {key: replace(m, cosines=cosines) for key, m in models.items()}
 
 
-def pair_model_provenance() -> dict[str, Any]:
-    """Return where the shipped pair model comes from, and how well it does on pairs that it didn't see."""
-    return _shipped()[0]
-
-
 def pair_model_for(conversation: str = "") -> PairModel:
     """Return the shipped pair model that was fitted without a conversation, where there is one."""
     models = _shipped()[1]
     return models.get(("*", conversation)) or models["*", ""]
 
 # %% ../../nbs/retrieval/09_versions.ipynb #c78dc725
-class Attribute:
+class Attribute(NamedTuple):
     """Something that has one value at a time.
 
-    `asked` matches a question that asks for it, `stated` a memory that states it.
+    `asked` matches, in any case, a question that asks for it, `stated` a memory that states it.
     """
 
-    def __init__(self, name: str, asked: str, stated: str) -> None:
-        self.name, self.asked, self.stated = name, re.compile(asked, re.I), re.compile(stated, re.I)
+    name: str
+    asked: str
+    stated: str
 
 
 ATTRIBUTES = (
@@ -371,7 +366,7 @@ _QUANTITY = re.compile(
 
 def asked_attributes(query: str) -> tuple[Attribute, ...]:
     """Return the attributes that a question asks for."""
-    return tuple(a for a in ATTRIBUTES if a.asked.search(query))
+    return tuple(a for a in ATTRIBUTES if re.search(a.asked, query, re.I))
 
 
 def states_attribute(attribute: Attribute, text: str, of_others: bool = False) -> bool:
@@ -382,7 +377,7 @@ def states_attribute(attribute: Attribute, text: str, of_others: bool = False) -
     """
     sentences = (s for s in re.split(r"(?<=[.!?。！？])\s*", text) if s)
     return any(
-        attribute.stated.search(s)
+        re.search(attribute.stated, s, re.I)
         and not _WISH.search(s)
         and (of_others or not _OTHERS.search(s))
         and not s.rstrip().endswith(("?", "？"))
@@ -641,19 +636,12 @@ UpdateDecision = Callable[[Memory, Memory, bool], bool]
 _MODEL_HITS = 6  # a model is asked about pairs among so many best hits
 
 
-@dataclass(frozen=True)
-class VersionedHits:
-    """Hits with the newest versions first, the sources of those declared outdated, and a sentence on them."""
-
-    hits: list[Hit]
-    outdated: tuple[str, ...]
-    reason: str
-
-
 def newest_first(
     hits: Sequence[Hit], found: Comparison, k: int, language: str, decide: UpdateDecision | None = None
-) -> VersionedHits:
+) -> tuple[list[Hit], tuple[str, ...], str]:
     """Order hits so that the newest version of what is asked comes first; mark versions and contradictions.
+
+    Return them, the sources of those declared outdated, and a sentence on both.
 
     Among the first `k` a likely replacement is enough; a hit from behind them needs `LIFT_LINK`. With
     `decide` a model says which of the proposed pairs among the best hits are updates. Scores are handed
@@ -683,7 +671,7 @@ def newest_first(
     older = sorted({int(found.pairs[p, 0]) for p in declared})
     outdated = tuple(source for i in older for source in hits[i].sources)
     reason = f"{len(outdated)} outdated, {len(opposed)} contradictions, {moved} moved"
-    return VersionedHits(out, outdated, reason)
+    return out, outdated, reason
 
 
 def _decided(

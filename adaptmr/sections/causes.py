@@ -5,6 +5,8 @@
 # %% ../../nbs/sections/01_causes.ipynb #5b515e8b
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
 
 from ..eval.analysis import breakdowns
@@ -18,14 +20,16 @@ from adaptmr.eval.analysis.causes import (
 from ..eval.analysis.cost import total_usage
 from ..eval.judges import accuracy, rubric
 from ..markup import HtmlOutput
-from .comparison import EvaluatedRun
 from ..types import Usage
+
+if TYPE_CHECKING:
+    from adaptmr.experiments import Experiment
 
 # %% auto #0
 __all__ = ['RUBRIC_CASES', 'find_causes', 'compare_with_labels', 'judge_answers', 'judge_rubrics', 'audit_answers']
 
 # %% ../../nbs/sections/01_causes.ipynb #22b0e254
-def find_causes(experiment: EvaluatedRun, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
+def find_causes(experiment: Experiment, *systems: str, threshold: float = 0.3) -> pd.DataFrame:
     """Attribute failures to causes by replaying each failure with one thing changed.
 
     Returns a row per failure, which is written as the table `diagnoses`. Raises `RuntimeError` before
@@ -49,7 +53,7 @@ def find_causes(experiment: EvaluatedRun, *systems: str, threshold: float = 0.3)
     return found
 
 # %% ../../nbs/sections/01_causes.ipynb #299fd518
-def compare_with_labels(experiment: EvaluatedRun, diagnoses: pd.DataFrame) -> HtmlOutput:
+def compare_with_labels(experiment: Experiment, diagnoses: pd.DataFrame) -> HtmlOutput:
     """Compare the diagnoses with the labels that people gave to the same answers.
 
     Written as the tables `hand_agreement` and `hand_confusion`.
@@ -75,7 +79,7 @@ def compare_with_labels(experiment: EvaluatedRun, diagnoses: pd.DataFrame) -> Ht
     )
 
 # %% ../../nbs/sections/01_causes.ipynb #4ee08d07
-def judge_answers(experiment: EvaluatedRun) -> HtmlOutput:
+def judge_answers(experiment: Experiment) -> HtmlOutput:
     """Show the accuracy by the judge of `params`, its error rates, and the accuracy corrected for them.
 
     The table by question type is written as `judged`.
@@ -96,7 +100,7 @@ def judge_answers(experiment: EvaluatedRun) -> HtmlOutput:
 RUBRIC_CASES = 20  # of each kind of answer that a model's credits are measured on; a rule is measured on all
 
 
-def judge_rubrics(experiment: EvaluatedRun) -> HtmlOutput:
+def judge_rubrics(experiment: Experiment) -> HtmlOutput:
     """Score the answers by the rubrics of their questions, and show the mean score by category.
 
     The rows get the column `rubric`. With the judge "model" of `params` a model is asked, else the rule;
@@ -120,7 +124,7 @@ def judge_rubrics(experiment: EvaluatedRun) -> HtmlOutput:
     )
 
 # %% ../../nbs/sections/01_causes.ipynb #6f11113f
-def audit_answers(experiment: EvaluatedRun) -> HtmlOutput:
+def audit_answers(experiment: Experiment) -> HtmlOutput:
     """Score the same answers by the published and by the audited gold answers of LoCoMo.
 
     Also what a system scores by one that answers perfectly by the other. A sentence for other data sets.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -16,77 +16,65 @@ from ..eval.analysis.budget_curves import coverage_curves, coverage_figure, meas
 from ..eval.analysis.cost import writing_table
 from ..eval.report import tables
 from ..eval.report.html import answer_box_html, contrast_answer
-from ..eval.report.run_folder import RunFolder
 from ..eval.report.style import NothingToDraw
-from ..eval.runner.asking import Making, matched_budgets
+from ..eval.runner.asking import matched_budgets
 from ..eval.runner.timings import load_clauses, timing_sentence
 from ..eval.stats.contrasts import MEASURE_NAMES, contrast_table, read_contrasts
 from ..eval.stats.intervals import format_interval
-from ..llm import LLM
 from ..markup import HtmlOutput, folded
 from ..systems.base import uses_llm
-from ..systems.display_names import DisplayNames
-from ..types import Dataset, Usage
+
+if TYPE_CHECKING:
+    from adaptmr.experiments import Experiment
 
 # %% auto #0
 __all__ = ['comparison_tables', 'show_writing', 'coverage', 'gains', 'ablations', 'show_gains', 'show_conclusions',
-           'show_matched_budgets', 'EvaluatedRun', 'show_table', 'show_figure', 'show_sentences', 'questions_by_type',
-           'systems_table', 'show_plans', 'reply_outcomes', 'show_contrasts', 'show_answer', 'show_cases',
-           'show_categories', 'show_protocols']
+           'show_matched_budgets', 'show_table', 'show_figure', 'show_sentences', 'questions_by_type', 'systems_table',
+           'show_plans', 'reply_outcomes', 'show_contrasts', 'show_answer', 'show_cases', 'show_categories',
+           'show_protocols']
 
 # %% ../../nbs/sections/01_comparison.ipynb #0367eab3
-def comparison_tables(experiment: EvaluatedRun) -> HtmlOutput:
+def comparison_tables(experiment: Experiment) -> HtmlOutput:
     """Show Table 2: all measures over all questions, and folded by question type, and the costs.
 
     Those by question type are also written as one table, `table2`, without measured times, which only
     `costs` holds. Two more are there where a run has something to show in them: recall with the turns behind
     derived memories, and the cost of storing a conversation.
     """
-    frame, run, seed = experiment.rows, experiment.run, experiment.params["seed"]
-    f1, recall = tables.MAIN_MEASURES
-    spent = tables.system_costs(frame)
-    whole = tables.main_table(frame, seed=seed)
+    frame, write, seed = experiment.rows, experiment.table, experiment.params["seed"]
+    f1, recall = ([measure] for measure in tables.MAIN_MEASURES)
+    spent, whole = tables.system_costs(frame), tables.main_table(frame, seed=seed)
     for name in spent.columns.drop("ms"):
         whole["a question", name] = spent[name]
-    run.write_table(
-        whole,
-        "table2",
-        "Systems by question type: F1 and recall with 95 % intervals, and the cost of a question",
-    )
-    f1_table = tables.main_table(frame, [f1], seed=seed)
-    recall_table = tables.main_table(frame, [recall], seed=seed)
+    caption = "Systems by question type: F1 and recall with 95 % intervals, and the cost of a question"
+    write("table2", whole, caption)
     at_k = f"at k = {experiment.params['k']}, with 95 % intervals"
-    overview_caption = f"Table 2. All questions, {at_k}; tokens are those that the reader is given"
+    caption = f"Table 2. All questions, {at_k}; tokens are those that the reader is given"
+    overall = tables.overview_table(frame, seed=seed)
     return HtmlOutput(
-        run.write_table(
-            tables.overview_table(frame, seed=seed),
-            "table2_overall",
-            overview_caption + tables.unlimited_line(frame),
-        )
+        write("table2_overall", overall, caption + tables.unlimited_line(frame))
         + folded(
             "By question type, and what a question costs",
-            run.write_table(recall_table, "table2_recall", f"Table 2a. Recall {at_k}"),
-            run.write_table(f1_table, "table2_f1", "Table 2b. F1 with 95 % intervals"),
-            run.write_table(spent, "costs", _costs_caption(frame, spent)),
+            write("table2_recall", tables.main_table(frame, recall, seed=seed), f"Table 2a. Recall {at_k}"),
+            write("table2_f1", tables.main_table(frame, f1, seed=seed), "Table 2b. F1 with 95 % intervals"),
+            write("costs", spent, _costs_caption(frame, spent)),
             *_tables_of_derived(experiment),
         )
     )
 
 
-def _tables_of_derived(experiment: EvaluatedRun) -> list[HtmlOutput]:
+def _tables_of_derived(experiment: Experiment) -> list[HtmlOutput]:
     """Write what a run with derived memories has to show besides; nothing for other runs."""
     frame, shown = experiment.rows, []
     if "recall_behind" in frame:
         measure = ("recall_behind", "recall@k, derived memories included")
         table = tables.main_table(frame, [measure], seed=experiment.params["seed"])
         what = "Recall, counting gold turns that are shown or stand behind a derived memory that is"
-        shown.append(
-            experiment.run.write_table(table, "table2_recall_behind", f"{what}, with 95 % intervals")
-        )
+        shown.append(experiment.table("table2_recall_behind", table, f"{what}, with 95 % intervals"))
     return [*shown, show_writing(experiment)] if "ingest_calls" in frame else shown
 
 
-def show_writing(experiment: EvaluatedRun) -> HtmlOutput:
+def show_writing(experiment: Experiment) -> HtmlOutput:
     """Show and write what storing a conversation costs, by system; a sentence where no model was asked."""
     return experiment.table(
         "writing",
@@ -109,7 +97,7 @@ def _costs_caption(frame: pd.DataFrame, spent: pd.DataFrame) -> str:
     return caption
 
 # %% ../../nbs/sections/01_comparison.ipynb #50cefe9f
-def coverage(experiment: EvaluatedRun) -> HtmlOutput:
+def coverage(experiment: Experiment) -> HtmlOutput:
     """Draw how much of the evidence each system shows for a number of tokens, and write the curves.
 
     Systems whose retrieval asks a model are left out, because their tokens are not the context's alone
@@ -143,7 +131,7 @@ def coverage(experiment: EvaluatedRun) -> HtmlOutput:
 
 # %% ../../nbs/sections/01_comparison.ipynb #d3e4a8bf
 def gains(
-    experiment: EvaluatedRun, baseline: str, systems: Sequence[str] | None = None
+    experiment: Experiment, baseline: str, systems: Sequence[str] | None = None
 ) -> dict[str, pd.DataFrame]:
     """Compute paired gains over a baseline in recall and in F1, without systems that don't search."""
     names = experiment.display_names
@@ -157,14 +145,14 @@ def gains(
 
 
 def ablations(
-    experiment: EvaluatedRun, families: Mapping[str, Sequence[str]]
+    experiment: Experiment, families: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, pd.DataFrame]]:
     """Compute the paired differences of each full method's variants to it, in recall and in F1."""
     return {full: experiment.gains(full, variants) for full, variants in families.items()}
 
 
 def show_gains(
-    experiment: EvaluatedRun, name: str, gained: pd.DataFrame, caption: str, empty: str = ""
+    experiment: Experiment, name: str, gained: pd.DataFrame, caption: str, empty: str = ""
 ) -> HtmlOutput:
     """Show and write a table of gains with a row per system; the sentence `empty` where there are none.
 
@@ -179,16 +167,11 @@ def show_gains(
 
 def show_conclusions(*gained: Mapping[str, pd.DataFrame]) -> HtmlOutput:
     """Show in sentences what tables of gains show, by baseline and measure."""
-    return show_sentences(
-        *(
-            tables.gain_sentences(frame, measure)
-            for by_measure in gained
-            for measure, frame in by_measure.items()
-        )
-    )
+    shown = [(frame, measure) for by_measure in gained for measure, frame in by_measure.items()]
+    return show_sentences(*(tables.gain_sentences(frame, measure) for frame, measure in shown))
 
 # %% ../../nbs/sections/01_comparison.ipynb #6f3faa7f
-def show_matched_budgets(experiment: EvaluatedRun) -> HtmlOutput:
+def show_matched_budgets(experiment: Experiment) -> HtmlOutput:
     """Show what each system with a matched budget and its reference spent on retrieval."""
     if not experiment.rows["retrieval_calls"].sum():
         return HtmlOutput("<p>No model was asked, so there were no tokens to match.</p>")
@@ -200,49 +183,9 @@ def show_matched_budgets(experiment: EvaluatedRun) -> HtmlOutput:
         allow=["system", "matched to"],
     )
 
-# %% ../../nbs/sections/01_comparison.ipynb #36ff2541
-class EvaluatedRun(Protocol):
-    """What the sections of a report read of an experiment, and where they put what they find."""
-
-    params: dict[str, Any]
-    data: Dataset
-    systems: list[str]
-    display_names: DisplayNames
-    llm: LLM
-    run: RunFolder
-    frame: pd.DataFrame | None
-    tested: pd.DataFrame | None
-    answers: list[tuple[str, str, str]]
-    headline: list[tuple[str, str]]
-
-    @property
-    def rows(self) -> pd.DataFrame:
-        """The rows of `evaluate`."""
-
-    @property
-    def making(self) -> Making:
-        """How the run makes its systems from their names."""
-
-    def add_usage(self, usage: Usage) -> None:
-        """Count what was asked in addition to the answers."""
-
-    def ask_besides(self, system: str, data: Dataset, name: str) -> pd.DataFrame:
-        """Ask a system further questions; `name` is that of their journal."""
-
-    def table(
-        self, name: str, frame: pd.DataFrame, caption: str, allow: Sequence[str] = (), empty: str = ""
-    ) -> HtmlOutput:
-        """Show a table and write it."""
-
-    def figure(self, name: str, draw: Callable[[], Any], caption: str = "") -> HtmlOutput:
-        """Show a figure and write it."""
-
-    def gains(self, baseline: str, systems: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
-        """Compute paired gains over a baseline, by measure."""
-
 # %% ../../nbs/sections/01_comparison.ipynb #82d4d838
 def show_table(
-    experiment: EvaluatedRun,
+    experiment: Experiment,
     name: str,
     frame: pd.DataFrame,
     caption: str,
@@ -260,7 +203,7 @@ def show_table(
 
 
 def show_figure(
-    experiment: EvaluatedRun, name: str, draw: Callable[[], Any], caption: str = ""
+    experiment: Experiment, name: str, draw: Callable[[], Any], caption: str = ""
 ) -> HtmlOutput:
     """Show a numbered figure and write it to the run folder; a sentence where there is nothing to draw.
 
@@ -278,32 +221,23 @@ def show_sentences(*parts: Sequence[str]) -> HtmlOutput:
     return HtmlOutput(f"<ul>{items}</ul>")
 
 # %% ../../nbs/sections/01_comparison.ipynb #c6d0c024
-def questions_by_type(experiment: EvaluatedRun) -> pd.DataFrame:
+def questions_by_type(experiment: Experiment) -> pd.DataFrame:
     """Count the questions of each type, the unanswerable ones, and the gold turns they need."""
-    rows = pd.DataFrame(
-        [
-            {
-                "type": str(q.type),
-                "answerable": q.answerable,
-                "gold": len(q.evidence) if q.answerable else None,
-            }
-            for q in experiment.data.questions
-        ]
-    )
-    return pd.DataFrame(
-        [
-            {
-                "label": tables.TYPE_LABELS[question_type],
-                "questions": len(part),
-                "unanswerable": int((~part["answerable"]).sum()),
-                "gold turns, mean": part["gold"].astype(float).mean(),
-            }
-            for question_type, part in tables.split_by_type(rows)
-        ]
-    )
+    asked = experiment.data.questions
+    columns = {
+        "type": [str(q.type) for q in asked],
+        "answerable": [q.answerable for q in asked],
+        "gold": [len(q.evidence) if q.answerable else None for q in asked],
+    }
+    rows = []
+    for question_type, part in tables.split_by_type(pd.DataFrame(columns).astype({"gold": float})):
+        row = {"label": tables.TYPE_LABELS[question_type], "questions": len(part)}
+        row["unanswerable"] = int((~part["answerable"]).sum())
+        rows.append({**row, "gold turns, mean": part["gold"].mean()})
+    return pd.DataFrame(rows)
 
 
-def systems_table(experiment: EvaluatedRun) -> pd.DataFrame:
+def systems_table(experiment: Experiment) -> pd.DataFrame:
     """List the systems of this run and what each does."""
     names = experiment.display_names
     return pd.DataFrame(
@@ -311,7 +245,7 @@ def systems_table(experiment: EvaluatedRun) -> pd.DataFrame:
     )
 
 # %% ../../nbs/sections/01_comparison.ipynb #e9937174
-def show_plans(experiment: EvaluatedRun, *systems: str) -> HtmlOutput:
+def show_plans(experiment: Experiment, *systems: str) -> HtmlOutput:
     """Show and write what these systems' plans decided, per question type."""
     table = tables.plans_table(experiment.rows, experiment.display_names.unique_names(systems))
     return experiment.table(
@@ -322,7 +256,7 @@ def show_plans(experiment: EvaluatedRun, *systems: str) -> HtmlOutput:
     )
 
 
-def reply_outcomes(experiment: EvaluatedRun) -> HtmlOutput:
+def reply_outcomes(experiment: Experiment) -> HtmlOutput:
     """Show how the model's replies came about, by task; a sentence where no model was asked.
 
     The table by system and task is written as `replies`.
@@ -338,7 +272,7 @@ def reply_outcomes(experiment: EvaluatedRun) -> HtmlOutput:
     )
 
 # %% ../../nbs/sections/01_comparison.ipynb #7851b6ab
-def show_contrasts(experiment: EvaluatedRun) -> HtmlOutput:
+def show_contrasts(experiment: Experiment) -> HtmlOutput:
     """Test the contrasts declared for this run's data and systems; written as the table `contrasts`."""
     declared = read_contrasts(dataset=experiment.data.name)
     table = contrast_table(experiment.rows, declared, seed=experiment.params["seed"])
@@ -355,7 +289,7 @@ def show_contrasts(experiment: EvaluatedRun) -> HtmlOutput:
 
 
 def show_answer(
-    experiment: EvaluatedRun,
+    experiment: Experiment,
     *systems: str,
     measure: str = "recall_fraction",
     figure: str = "",
@@ -396,7 +330,7 @@ def show_answer(
     )
 
 # %% ../../nbs/sections/01_comparison.ipynb #f09c39ff
-def show_cases(experiment: EvaluatedRun, system: str, baseline: str, n: int = 3) -> HtmlOutput:
+def show_cases(experiment: Experiment, system: str, baseline: str, n: int = 3) -> HtmlOutput:
     """Show the cases where `system` gains most over `baseline`; a sentence in a redacted run."""
     frame, data = experiment.rows, experiment.data
     if experiment.run.redact:
@@ -415,7 +349,7 @@ def show_cases(experiment: EvaluatedRun, system: str, baseline: str, n: int = 3)
     )
 
 # %% ../../nbs/sections/01_comparison.ipynb #506b0b10
-def show_categories(experiment: EvaluatedRun) -> HtmlOutput:
+def show_categories(experiment: Experiment) -> HtmlOutput:
     """Show questions, recall and F1 by the data set's own types, where these are finer than ours.
 
     Written as the tables `categories`, `categories_recall` and `categories_f1`; else a sentence.
@@ -445,7 +379,7 @@ def show_categories(experiment: EvaluatedRun) -> HtmlOutput:
     )
 
 
-def show_protocols(experiment: EvaluatedRun) -> HtmlOutput:
+def show_protocols(experiment: Experiment) -> HtmlOutput:
     """Show LoCoMo's results by the conversations and questions that others count, and what they published.
 
     Written as the tables `protocols` and `published`; a sentence for other data sets.

@@ -5,6 +5,8 @@
 # %% ../../nbs/sections/01_teams.ipynb #8a4fb78e
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
 
 from ..eval.analysis import teams
@@ -12,15 +14,18 @@ from ..eval.analysis.teams import task_timeline, timeline_figure
 from ..eval.report import figures
 from ..eval.report.html import contrast_answer
 from ..markup import HtmlOutput, folded
-from .comparison import EvaluatedRun, show_figure, show_sentences, show_table
+from .comparison import show_figure, show_sentences, show_table
 from ..types import Dataset
+
+if TYPE_CHECKING:
+    from adaptmr.experiments import Experiment
 
 # %% auto #0
 __all__ = ['LEARNING', 'FORGETTING', 'show_timeline', 'show_learning', 'team_report_answers']
 
 # %% ../../nbs/sections/01_teams.ipynb #9e98f442
 def show_timeline(
-    experiment: EvaluatedRun, frame: pd.DataFrame, system: str, question: str | None, name: str
+    experiment: Experiment, frame: pd.DataFrame, system: str, question: str | None, name: str
 ) -> HtmlOutput:
     """Show what a system did at a question, as a figure and folded as a table; both are written.
 
@@ -43,7 +48,7 @@ def show_timeline(
 LEARNING, FORGETTING = "team_meta", "team_shared"  # with a memory across tasks, and the same without
 
 
-def show_learning(experiment: EvaluatedRun, *, seed: int = 0) -> tuple[HtmlOutput, pd.DataFrame]:
+def show_learning(experiment: Experiment, *, seed: int = 0) -> tuple[HtmlOutput, pd.DataFrame]:
     """Ask `team_meta` in shuffled orders and show how it learns; return what is shown, and its table.
 
     In a run without these two teams nothing is asked, and the table is empty.
@@ -91,7 +96,7 @@ def show_learning(experiment: EvaluatedRun, *, seed: int = 0) -> tuple[HtmlOutpu
 
 # %% ../../nbs/sections/01_teams.ipynb #e76a4e2c
 def team_report_answers(
-    experiment: EvaluatedRun, steps: pd.DataFrame, controls: pd.DataFrame, learned: pd.DataFrame
+    experiment: Experiment, steps: pd.DataFrame, controls: pd.DataFrame, learned: pd.DataFrame
 ) -> list[tuple[str, str, str]]:
     """Return what a report on teams says first: (question, short answer, numbers).
 

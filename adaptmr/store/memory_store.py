@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -58,7 +58,8 @@ from ..text import clean, detect_language
 from ..types import Conversation, Hits, Memories, Memory
 
 # %% auto #0
-__all__ = ['LANGUAGE_SAMPLE', 'MAX_UNSUPPORTED_SHARE', 'SAVED_FROM', 'Encoder', 'State', 'StatefulRecords', 'MemoryStore']
+__all__ = ['LANGUAGE_SAMPLE', 'MAX_UNSUPPORTED_SHARE', 'SAVED_FROM', 'WARM_FROM', 'AFTER_ADD', 'Encoder', 'State',
+           'StatefulRecords', 'MemoryStore']
 
 # %% ../../nbs/store/10_memory_store.ipynb #1ed77db5
 LANGUAGE_SAMPLE = 200  # latest memories whose language is checked
@@ -298,6 +299,10 @@ class StatefulRecords(Records):
                 self.refresh()
 
 # %% ../../nbs/store/10_memory_store.ipynb #07fd5a84
+WARM_FROM = 50  # new memories, and a tenth of all: what fewer need is made by the next question
+AFTER_ADD: list[Callable[[MemoryStore], None]] = []  # what is done for the questions to come: see `warm`
+
+
 class MemoryStore(Store, StatefulRecords):
     """Memories with vector search and BM25, in the SQLite file `path` (":memory:" keeps them in memory only).
 
@@ -306,6 +311,7 @@ class MemoryStore(Store, StatefulRecords):
       a language its embedder can't read warns, once.
     - `lexical`: "bm25s" or "rank_bm25", the same function; `k1`, `b` are BM25's parameters.
     - `timeout`: seconds to wait for another process that writes.
+    - `warm`: whether `add`, given many memories, also makes what the first question would have to make.
 
     Opening reads only the file's header and encodes nothing. Raises `StoreCorrupt`, `EmbedderMismatch` or
     another `StoreError`, each naming the file and the remedy. A store may be used from several threads and
@@ -321,6 +327,7 @@ class MemoryStore(Store, StatefulRecords):
         k1: float = 1.5,
         b: float = 0.75,
         timeout: float = 30.0,
+        warm: bool = True,
     ) -> None:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(
@@ -330,6 +337,7 @@ class MemoryStore(Store, StatefulRecords):
         words = LexicalIndex(lexical, k1, b)  # a bad argument is refused before there is a file
         self.lexical, self.k1, self.b = lexical, k1, b
         self._placing = threading.Lock()  # held while memories get their steps
+        self._warm_after_add = warm
         super().__init__(path, timeout, words)
         try:  # by a proxy: without a circle, a store that nobody holds is freed at once
             self._encoder = Encoder(proxy(self), embedder)
@@ -480,7 +488,11 @@ class MemoryStore(Store, StatefulRecords):
         shared = Shared(user, agent, session, speaker, at, tags)
         with self._placing:
             made = make_memories(memories, shared, id, self.last_step)
-            return Added(self._add(made, who, why), (m.id for m in made))
+            added = Added(self._add(made, who, why), (m.id for m in made))
+        if self._warm_after_add and added >= max(WARM_FROM, len(self) // 10):
+            for prepare in AFTER_ADD:
+                prepare(self)
+        return added
 
     def _add(self, memories: Sequence[Memory], who: str, why: str) -> int:
         batch: dict[str, Memory] = {}

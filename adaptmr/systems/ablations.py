@@ -34,10 +34,11 @@ from ..types import QueryType, Question
 
 # %% auto #0
 __all__ = ['PlanEdit', 'QARP_EDITS', 'STRATEGY_TYPES', 'STRATEGY_PARTS', 'PART_VARIANTS', 'STRATEGY_SYSTEMS', 'VARIANTS',
-           'QARP_VARIANTS', 'EditedPlanner', 'edited_strategies', 'get_variants', 'StrictRouter']
+           'QARP_VARIANTS', 'EditedPlanner', 'get_variants', 'StrictRouter']
 
 # %% ../../nbs/systems/02_ablations.ipynb #305de603
 PlanEdit = Callable[[RetrievalPlan], RetrievalPlan]
+_MakePlanner = Callable[[str, "LLM | None", int], Planner]  # from a system's name, its model and a seed
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,24 @@ class EditedPlanner:
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
         """Return the other planner's plan, edited."""
         return replace(self.edit(self.planner.plan(query, store)), planner=self.name)
+
+
+def _fixed(plan: RetrievalPlan) -> _MakePlanner:
+    return lambda name, llm, seed: always(name, plan)
+
+
+def _edited_qarp(edit: PlanEdit) -> _MakePlanner:
+    return lambda name, llm, seed: EditedPlanner(QARP(llm), edit, name)
+
+
+def _edited_router(edit: PlanEdit) -> _MakePlanner:
+    return lambda name, llm, seed: EditedPlanner(Router(), edit, name)
+
+
+def _register(variants: Mapping[str, tuple[str, _MakePlanner]], with_llm: bool = False) -> None:
+    """Register systems by name, each with a description and what makes its planner."""
+    for name, (description, planner) in variants.items():
+        register_planner(name, description, planner, "ablation", with_llm=with_llm)
 
 # %% ../../nbs/systems/02_ablations.ipynb #421ed44a
 def _base_gate(plan: RetrievalPlan) -> RetrievalPlan:
@@ -82,29 +101,15 @@ QARP_EDITS: dict[str, PlanEdit] = {
 _UNPLANNED_PLAN = RetrievalPlan(
     weights=HYBRID_WEIGHTS, relevance_threshold=0.65, relevance_low=MIN_RELEVANCE, refine=True
 )
-
-
-register_planner(
-    "qarp w/o planning",
-    "qarp's refinement of a plain search",
-    lambda name, llm, seed: always(name, _UNPLANNED_PLAN),
-    "ablation",
-    with_llm=True,
-)
-register_planner(
-    "qarp planned by rules",
-    "qarp's refinement of what a rules' plan finds",
-    lambda name, llm, seed: EditedPlanner(QARP(), lambda plan: plan, name),
-    "ablation",
-    with_llm=True,
-)
-for _part, _edit in QARP_EDITS.items():
-    register_planner(
-        f"qarp w/o {_part}",
-        f"qarp without {_part}",
-        lambda name, llm, seed, edit=_edit: EditedPlanner(QARP(llm), edit, name),
-        "ablation",
-    )
+_WITHOUT_PLANNING: dict[str, tuple[str, _MakePlanner]] = {
+    "qarp w/o planning": ("qarp's refinement of a plain search", _fixed(_UNPLANNED_PLAN)),
+    "qarp planned by rules": (
+        "qarp's refinement of what a rules' plan finds",
+        lambda name, llm, seed: EditedPlanner(QARP(), lambda plan: plan, name),
+    ),
+}
+_register(_WITHOUT_PLANNING, with_llm=True)
+_register({f"qarp w/o {part}": (f"qarp without {part}", _edited_qarp(e)) for part, e in QARP_EDITS.items()})
 
 # %% ../../nbs/systems/02_ablations.ipynb #1d85e846
 STRATEGY_TYPES: dict[str, tuple[QueryType, ...]] = {
@@ -117,94 +122,69 @@ STRATEGY_TYPES: dict[str, tuple[QueryType, ...]] = {
 _REMOVABLE = tuple(strategy for strategy in STRATEGY_TYPES if strategy != "factual")  # that is no condition
 
 
-def _gated_strategy(question: Question, now: datetime) -> RetrievalPlan:
-    return GATED_PLAN
-
-
-def _unified_strategy(question: Question, now: datetime) -> RetrievalPlan:
-    return RetrievalPlan(weights=UNIFIED_WEIGHTS, planner="unified")
-
-
-def _random_type(seed: int) -> Callable[[Question], QueryType]:
+def _random_router(name: str, llm: LLM | None, seed: int) -> Router:
     types = list(STRATEGIES)
 
     def choose(question: Question) -> QueryType:
         key = f"{seed}:{question.text}".encode("utf-8", "surrogatepass")
         return types[hashlib.sha256(key).digest()[0] % len(types)]
 
-    return choose
+    return Router(question_type=choose, name=name)
 
 
-register_planner(
-    "adaptmr w/o classifier",
-    "the strategy is chosen at random",
-    lambda name, llm, seed: Router(question_type=_random_type(seed), name=name),
-    "ablation",
-)
-
-
-def _swapped(name: str, strategy: str, other: Strategy) -> Router:
-    """Return `adaptmr` with another plan for the questions of a strategy, and no answer style for them."""
+def _swapped(strategy: str, other: Strategy) -> _MakePlanner:
+    """Plan as `adaptmr`, but otherwise, and in no answer style, for the questions of a strategy."""
     types = STRATEGY_TYPES[strategy]
     styles = {t: style for t, style in ANSWER_STYLES_BY_TYPE.items() if t not in types}
-    return Router(strategies={**STRATEGIES, **dict.fromkeys(types, other)}, name=name, answer_styles=styles)
+    strategies = {**STRATEGIES, **dict.fromkeys(types, other)}
+    return lambda name, llm, seed: Router(strategies=strategies, name=name, answer_styles=styles)
 
 
-_SWAPS: list[tuple[str, str, str, Strategy]] = [
-    *(
-        (
-            f"adaptmr w/o {part} strategy",
+def _gated(question: Question, now: datetime) -> RetrievalPlan:
+    return GATED_PLAN
+
+
+def _unified(question: Question, now: datetime) -> RetrievalPlan:
+    return RetrievalPlan(weights=UNIFIED_WEIGHTS, planner="unified")
+
+
+_ROUTERS: dict[str, tuple[str, _MakePlanner]] = {
+    "adaptmr w/o classifier": ("the strategy is chosen at random", _random_router),
+    **{
+        f"adaptmr w/o {part} strategy": (
             f"adaptmr, gated in place of its {part} strategy",
-            part,
-            _gated_strategy,
+            _swapped(part, _gated),
         )
         for part in _REMOVABLE
-    ),
-    *(
-        (
-            f"adaptmr, unified for {part}",
+    },
+    **{
+        f"adaptmr, unified for {part}": (
             f"adaptmr, unified retrieval in place of its {part} strategy",
-            part,
-            _unified_strategy,
+            _swapped(part, _unified),
         )
         for part in _REMOVABLE
-    ),
-    (
-        "adaptmr, entity rerank for factual",
+    },
+    "adaptmr, entity rerank for factual": (
         "adaptmr, similarity with shared names and words in place of its factual strategy",
-        "factual",
-        entity_rerank,
+        _swapped("factual", entity_rerank),
     ),
-]
-for _system, _description, _part, _strategy in _SWAPS:
-    register_planner(
-        _system,
-        _description,
-        lambda name, llm, seed, part=_part, other=_strategy: _swapped(name, part, other),
-        "ablation",
-    )
-_ROUTER_EDITS: dict[str, tuple[str, PlanEdit]] = {
-    "shared words": (
+    "adaptmr w/o shared words": (
         "adaptmr without the signal that counts shared names and words",
-        lambda plan: replace(plan, without=("entity",)),
+        _edited_router(lambda plan: replace(plan, without=("entity",))),
     ),
-    "answer styles": (
+    "adaptmr w/o answer styles": (
         "adaptmr, whose reader is asked in the same way for every question type",
-        lambda plan: replace(plan, answer_as=""),
+        _edited_router(lambda plan: replace(plan, answer_as="")),
     ),
 }
-for _part, (_description, _edit) in _ROUTER_EDITS.items():
-    register_planner(
-        f"adaptmr w/o {_part}",
-        _description,
-        lambda name, llm, seed, edit=_edit: EditedPlanner(Router(), edit, name),
-        "ablation",
-    )
-register_planner(
-    "entity_rerank",
-    "similarity × (1 + 0.3 for each shared name or word), of the best 2·k",
-    lambda name, llm, seed: always(name, RetrievalPlan(weights={"cosine": 1.0}, entity_boost=ENTITY_BOOST)),
-    "ablation",
+_register(_ROUTERS)
+_register(
+    {
+        "entity_rerank": (
+            "similarity × (1 + 0.3 for each shared name or word), of the best 2·k",
+            _fixed(RetrievalPlan(weights={"cosine": 1.0}, entity_boost=ENTITY_BOOST)),
+        )
+    }
 )
 
 # %% ../../nbs/systems/02_ablations.ipynb #82c79d95
@@ -226,33 +206,29 @@ STRATEGY_PARTS: dict[str, dict[str, PlanEdit]] = {
         "w/o second check": lambda plan: replace(plan, relevance_threshold=plan.relevance_low, check=False),
     },
 }
-PART_VARIANTS = tuple(
-    f"adaptmr, {strategy} {part}" for strategy, parts in STRATEGY_PARTS.items() for part in parts
-)
 
 
-def edited_strategies(strategy: str, edit: PlanEdit) -> dict[QueryType, Strategy]:
-    """Return the strategies by question type, with the plans of one of them edited.
-
-    `strategy` is a key of `STRATEGY_TYPES`; `edit` maps its plan to another.
-    """
+def _edited_strategy(strategy: str, edit: PlanEdit) -> _MakePlanner:
+    """Plan as `adaptmr`, with the plans of one strategy (a key of `STRATEGY_TYPES`) edited."""
+    types = STRATEGY_TYPES[strategy]
 
     def edited(question: Question, now: datetime) -> RetrievalPlan:
-        return edit(STRATEGIES[STRATEGY_TYPES[strategy][0]](question, now))
+        return edit(STRATEGIES[types[0]](question, now))
 
-    return {**STRATEGIES, **dict.fromkeys(STRATEGY_TYPES[strategy], edited)}
+    strategies = {**STRATEGIES, **dict.fromkeys(types, edited)}
+    return lambda name, llm, seed: Router(strategies=strategies, name=name)
 
 
-for _name, _parts in STRATEGY_PARTS.items():
-    for _part, _edit in _parts.items():
-        register_planner(
-            f"adaptmr, {_name} {_part}",
-            f"adaptmr, its {_name} strategy {_part}",
-            lambda name, llm, seed, strategy=_name, edit=_edit: Router(
-                strategies=edited_strategies(strategy, edit), name=name
-            ),
-            "ablation",
-        )
+_PARTS: dict[str, tuple[str, _MakePlanner]] = {
+    f"adaptmr, {strategy} {part}": (
+        f"adaptmr, its {strategy} strategy {part}",
+        _edited_strategy(strategy, edit),
+    )
+    for strategy, parts in STRATEGY_PARTS.items()
+    for part, edit in parts.items()
+}
+PART_VARIANTS = tuple(_PARTS)
+_register(_PARTS)
 
 # %% ../../nbs/systems/02_ablations.ipynb #128c59fd
 STRATEGY_SYSTEMS: dict[str, tuple[QueryType, ...]] = {
@@ -260,48 +236,34 @@ STRATEGY_SYSTEMS: dict[str, tuple[QueryType, ...]] = {
 }
 
 
-for _system, _types in STRATEGY_SYSTEMS.items():
-    register_planner(
-        _system,
-        f"the strategy for {_types[0].replace('_', ' ')}, for every question",
-        lambda name, llm, seed, type_=_types[0]: StrategyPlanner(STRATEGIES[type_], name),
-        "ablation",
-    )
+def _one_strategy(question_type: QueryType) -> _MakePlanner:
+    return lambda name, llm, seed: StrategyPlanner(STRATEGIES[question_type], name)
+
+
+_register(
+    {
+        system: (f"the strategy for {t.replace('_', ' ')}, for every question", _one_strategy(t))
+        for system, (t, *_) in STRATEGY_SYSTEMS.items()
+    }
+)
 
 # %% ../../nbs/systems/02_ablations.ipynb #e8d738c7
-register_planner(
-    "rounds + expansion",
-    "up to three rounds, the first with three more queries",
-    lambda name, llm, seed: always(name, replace(MULTI_ROUND_PLAN, expand=3)),
-    "ablation",
-    with_llm=True,
-)
-register_planner(
-    "expansion alone",
-    "one round with three more queries",
-    lambda name, llm, seed: always(name, replace(MULTI_ROUND_PLAN, expand=3, max_rounds=1)),
-    "ablation",
-    with_llm=True,
-)
+_EXPANDED = replace(MULTI_ROUND_PLAN, expand=3)
+_ROUNDS: dict[str, tuple[str, _MakePlanner]] = {
+    "rounds + expansion": ("up to three rounds, the first with three more queries", _fixed(_EXPANDED)),
+    "expansion alone": ("one round with three more queries", _fixed(replace(_EXPANDED, max_rounds=1))),
+}
+_register(_ROUNDS, with_llm=True)
 
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "qarp": ("qarp w/o planning", "qarp planned by rules", *(f"qarp w/o {part}" for part in QARP_EDITS)),
-    "adaptmr": (
-        "adaptmr w/o classifier",
-        *(f"adaptmr w/o {strategy} strategy" for strategy in _REMOVABLE),
-        *(f"adaptmr, unified for {strategy}" for strategy in _REMOVABLE),
-        "adaptmr, entity rerank for factual",
-        "adaptmr w/o shared words",
-        "adaptmr w/o answer styles",
-    ),
+    "qarp": (*_WITHOUT_PLANNING, *(f"qarp w/o {part}" for part in QARP_EDITS)),
+    "adaptmr": tuple(_ROUTERS),
     "rounds + expansion": ("multi_round", "expansion alone", "hybrid"),
 }
 
 
 def get_variants(full: str) -> Sequence[str]:
-    """Return a full method and its variants. Raises `KeyError` that lists the methods for another name."""
-    if full not in VARIANTS:
-        raise KeyError(f"no family {full!r}; there are {list(VARIANTS)}")
+    """Return a full method and its variants, see `VARIANTS`."""
     return (full, *VARIANTS[full])
 
 # %% ../../nbs/systems/02_ablations.ipynb #8ffd144e
@@ -329,40 +291,36 @@ class StrictRouter:
         )
 
 # %% ../../nbs/systems/02_ablations.ipynb #c2cd256c
-QARP_VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+def _qarp(**options: Any) -> _MakePlanner:
+    return lambda name, llm, seed: QARP(llm, name=name, **options)
+
+
+QARP_VARIANTS: dict[str, tuple[str, _MakePlanner]] = {
     "qarp with cosine gate": (
         "qarp, refusing where the best cosine is below the planner's threshold",
-        {"gate": "cosine", "doubt": 1.0, "offline": StrictRouter("cosine")},
+        _qarp(gate="cosine", doubt=1.0, offline=StrictRouter("cosine")),
     ),
     "qarp with strict threshold": (
         "qarp, refusing wherever the relevance is below the planner's threshold",
-        {"doubt": 1.0, "offline": StrictRouter()},
+        _qarp(doubt=1.0, offline=StrictRouter()),
     ),
     "qarp with chained steps": (
         "qarp, each step's query extended by what the step before found",
-        {"chained": True},
+        _qarp(chained=True),
     ),
     "qarp with fallback on rules": (
         "qarp, planned by rules where the model's plan can't be used",
-        {"fallback": Router()},
+        _qarp(fallback=Router()),
     ),
     "qarp as documented": (
         "qarp over plain vectors, without the question's own words, with the cosine gate",
-        {
-            "gate": "cosine",
-            "doubt": 1.0,
-            "weights": UNIFIED_WEIGHTS,
-            "keep_question": False,
-            "offline": StrictRouter("cosine", UNIFIED_WEIGHTS),
-        },
+        _qarp(
+            gate="cosine",
+            doubt=1.0,
+            weights=UNIFIED_WEIGHTS,
+            keep_question=False,
+            offline=StrictRouter("cosine", UNIFIED_WEIGHTS),
+        ),
     ),
 }
-
-
-for _variant, (_description, _options) in QARP_VARIANTS.items():
-    register_planner(
-        _variant,
-        _description,
-        lambda name, llm, seed, options=_options: QARP(llm, name=name, **options),
-        "ablation",
-    )
+_register(QARP_VARIANTS)

@@ -168,7 +168,7 @@ class PlannedSystem(DisplayedSystem):
 
         if self.store is not None:
             self.store.close()
-        self.store = MemoryStore(embedder=self._embedder)
+        self.store = MemoryStore(embedder=self._embedder, warm=False)
         self._first_conversation = ""
 
     @property

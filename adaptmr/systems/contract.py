@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -22,27 +22,23 @@ __all__ = ['SCOPES', 'ContractError', 'system_name', 'check_capabilities', 'chec
 
 # %% ../../nbs/systems/00_contract.ipynb #b088fc80
 class ContractError(ValueError):
-    """Signal an object without the members of `MemorySystem`, or one that returned something invalid.
+    """An object lacks members of `MemorySystem`, or returned something invalid; the message names it."""
 
-    The message begins with the system's name.
-    """
+
+SCOPES = ("task", "run", "forever")
 
 
 def system_name(system: Any) -> str:
     """Return the name of a memory system or a solver. Raises `ContractError` that names what it lacks."""
     name = getattr(system, "name", None)
-    shown = repr(name) if isinstance(name, str) and name else f"of class {type(system).__name__}"
+    is_named = isinstance(name, str) and bool(name.strip())
     asked = "solve" if callable(getattr(system, "solve", None)) else "retrieve"
-    methods = ("ingest", asked, "reset")
-    lacks = [f"{method}()" for method in methods if not callable(getattr(system, method, None))]
-    if not isinstance(name, str) or not name.strip():
-        lacks.insert(0, "a name, a string that isn't empty")
+    methods = [m for m in ("ingest", asked, "reset") if not callable(getattr(system, m, None))]
+    lacks = ["a name, a string that isn't empty"] * (not is_named) + [f"{method}()" for method in methods]
     if lacks:
+        shown = repr(name) if is_named else f"of class {type(system).__name__}"
         raise ContractError(f"system {shown} is no MemorySystem: it lacks {', '.join(lacks)}")
     return str(name)
-
-
-SCOPES = ("task", "run", "forever")
 
 
 def check_capabilities(name: str, capabilities: Capabilities) -> None:
@@ -54,28 +50,45 @@ def check_capabilities(name: str, capabilities: Capabilities) -> None:
         faults.append("a solver gets no gold fields, so it can't be an oracle")
     if capabilities.solve is None and (capabilities.scope != "task" or capabilities.learn is not None):
         faults.append("scope and learn are for a solver: no question changes a system that retrieves")
-    if faults:
-        raise ContractError(f"system {name!r}: {'; '.join(faults)}")
+    _raise_faults(faults, name)
 
-# %% ../../nbs/systems/00_contract.ipynb #4c26321c
+
+def _raise_faults(faults: list[str], name: str, question: str = "", method: str = "") -> None:
+    if faults:
+        where = f", {method}" * bool(method) + f", question {question!r}" * bool(question)
+        raise ContractError(f"system {name!r}{where}: {'; '.join(faults)}")
+
+
+def _wrong_types(*parts: tuple[str, Any, type]) -> list[str]:
+    """Return what is wrong with values that must be of a type; each part is a name, a value and its type."""
+    return [
+        f"{what} is {kind_of(value)}, not of type {kind.__name__}"
+        for what, value, kind in parts
+        if not isinstance(value, kind)
+    ]
+
+# %% ../../nbs/systems/00_contract.ipynb #5a1b98da
+def check_usage(name: str, usage: Any, method: str = "ingest") -> Usage:
+    """Return what `ingest` (or `observe`) returned if it is a valid `Usage`.
+
+    Raises `ContractError`, which names the system and the method, otherwise.
+    """
+    _raise_faults(_usage_faults(usage), name, method=method)
+    return usage
+
+
 def _usage_faults(usage: Any) -> list[str]:
-    if not isinstance(usage, Usage):
-        return [f"the usage is a {type(usage).__name__}, not a Usage"]
-    counts = {
-        "calls": usage.calls,
-        "cached_calls": usage.cached_calls,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-    }
+    if wrong := _wrong_types(("the usage", usage, Usage)):
+        return wrong
+    counts = ("calls", "cached_calls", "prompt_tokens", "completion_tokens")
     faults = [
         f"usage.{name}={n!r} must be a whole number, 0 or more"
-        for name, n in counts.items()
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0
+        for name in counts
+        if type(n := getattr(usage, name)) is not int or n < 0
     ]
     # a time that was not recorded is nan, a price that is not known is None
-    amounts = {} if _is_nan(usage.seconds) else {"seconds": usage.seconds}
-    if usage.cost_usd is not None:
-        amounts["cost_usd"] = usage.cost_usd
+    seconds = 0.0 if isinstance(usage.seconds, float) and math.isnan(usage.seconds) else usage.seconds
+    amounts = {"seconds": seconds, "cost_usd": 0.0 if usage.cost_usd is None else usage.cost_usd}
     return faults + [
         f"usage.{name}={x!r} must be a number, 0 or more"
         for name, x in amounts.items()
@@ -85,54 +98,6 @@ def _usage_faults(usage: Any) -> list[str]:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-# %% ../../nbs/systems/00_contract.ipynb #5a1b98da
-def check_usage(name: str, usage: Any, method: str = "ingest") -> Usage:
-    """Return what `ingest` (or `observe`) returned if it is a valid `Usage`.
-
-    Raises `ContractError`, which names the system and the method, otherwise.
-    """
-    if faults := _usage_faults(usage):
-        raise ContractError(f"system {name!r}, {method}: {'; '.join(faults)}")
-    return usage
-
-# %% ../../nbs/systems/00_contract.ipynb #2812b029
-_MAX_NAMED = 3  # ids that a message names
-
-
-def _listed(names: Collection[str]) -> str:
-    few = ", ".join(map(repr, list(names)[:_MAX_NAMED]))
-    return f"{few} and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else few
-
-
-def _hit_faults(hits: list[Any], sources: Collection[str]) -> list[str]:
-    invalid = [h for h in hits if not isinstance(h, Hit) or not isinstance(h.memory, Memory)]
-    if invalid:
-        found = type(invalid[0]).__name__
-        return [f"hits holds a {found} that is no Hit of a Memory ({len(invalid)} of {len(hits)})"]
-    faults = []
-    turns = [h for h in hits if not h.memory.layer]
-    if unknown := list(dict.fromkeys(h.source for h in turns if h.source not in sources)):
-        faults.append(
-            f"{len(unknown)} hits are no turns of the conversation: {_listed(unknown)}; "
-            "the source of a hit's memory is its turn's, and a memory made from turns has a layer"
-        )
-    named = (source for h in hits for source in (*h.quoted, *h.behind))
-    if unknown := list(dict.fromkeys(source for source in named if source not in sources)):
-        faults.append(
-            f"{len(unknown)} sources that hits quote or stand on are no turns of the conversation: "
-            f"{_listed(unknown)}"
-        )
-    if repeated := [source for source, n in Counter(h.source for h in hits).items() if n > 1]:
-        faults.append(f"{len(repeated)} turns are returned more than once: {_listed(repeated)}")
-    if infinite := [h for h in hits if not _is_finite(h.score)]:
-        first = infinite[0]
-        faults.append(f"{len(infinite)} scores are no finite numbers: {first.score!r} of {first.source!r}")
-    return faults
 
 # %% ../../nbs/systems/00_contract.ipynb #0270df31
 def check_evidence(
@@ -148,35 +113,51 @@ def check_evidence(
     """
     faults = [f"it returned {kind_of(evidence)}, not an Evidence: return Evidence([Hit(memory, score), …])"]
     if isinstance(evidence, Evidence):
-        faults = _evidence_faults(evidence, k, sources, get_capabilities(system).unlimited)
-    _raise_faults(faults, system, question)
+        faults = _evidence_faults(evidence, sources, k if not get_capabilities(system).unlimited else None)
+    _raise_faults(faults, system.name, question)
     return evidence
 
-# %% ../../nbs/systems/00_contract.ipynb #cb1438a2
-def _raise_faults(faults: list[str], system: Any, question: str) -> None:
-    if faults:
-        place = f"system {system.name!r}" + (f", question {question!r}" if question else "")
-        raise ContractError(f"{place}: {'; '.join(faults)}")
 
-
-def _evidence_faults(evidence: Evidence, k: int, sources: Collection[str], unlimited: bool) -> list[str]:
-    faults = []
-    if isinstance(evidence.hits, (list, tuple)):
-        if len(evidence.hits) > k and not unlimited:
-            faults.append(
-                f"{len(evidence.hits)} hits for k = {k}; return at most k, "
-                "or say unlimited = True if it returns all there is"
-            )
-        faults += _hit_faults(list(evidence.hits), sources)
-    else:
-        faults.append(f"hits is a {type(evidence.hits).__name__}, not a list")
-    if not isinstance(evidence.context, str):
-        faults.append(f"context is a {type(evidence.context).__name__}, not a string")
-    if not all(isinstance(f, Finding) for f in evidence.findings):
-        faults.append("findings must be a list of Finding")
-    if not isinstance(evidence.has_relevant, bool):
-        faults.append(f"has_relevant is {evidence.has_relevant!r}, not true or false")
+def _evidence_faults(evidence: Evidence, sources: Collection[str], k: int | None = None) -> list[str]:
+    findings = [("a finding", finding, Finding) for finding in evidence.findings]
+    faults = _hit_faults(evidence.hits, sources, k)
+    faults += _wrong_types(
+        ("context", evidence.context, str), ("has_relevant", evidence.has_relevant, bool), *findings
+    )
     return faults + _usage_faults(evidence.usage)
+
+
+def _hit_faults(hits: Any, sources: Collection[str], k: int | None) -> list[str]:
+    if not isinstance(hits, (list, tuple)):
+        return [f"hits is {kind_of(hits)}, not a list"]
+    others = [h for h in hits if not isinstance(h, Hit) or not isinstance(h.memory, Memory)]
+    if others:
+        return [f"hits holds {kind_of(others[0])} that is no Hit of a Memory ({len(others)} of {len(hits)})"]
+    found = {
+        "hits are no turns of the conversation (a memory made from turns has a layer)": _unknown(
+            (h.source for h in hits if not h.memory.layer), sources
+        ),
+        "sources that hits quote or stand on are no turns of the conversation": _unknown(
+            (source for h in hits for source in (*h.quoted, *h.behind)), sources
+        ),
+        "turns are returned more than once": [
+            source for source, n in Counter(h.source for h in hits).items() if n > 1
+        ],
+        "scores are no finite numbers, those of": [h.source for h in hits if not _is_finite(h.score)],
+    }
+    faults = [f"{len(names)} {what}: {_listed(names)}" for what, names in found.items() if names]
+    if k is not None and len(hits) > k:
+        advice = "return at most k, or say unlimited = True if it returns all there is"
+        faults.insert(0, f"{len(hits)} hits for k = {k}; {advice}")
+    return faults
+
+
+def _unknown(named: Iterable[str], sources: Collection[str]) -> list[str]:
+    return [source for source in dict.fromkeys(named) if source not in sources]
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(map(repr, names[:most])) + f" and {len(names) - most} more" * (len(names) > most)
 
 # %% ../../nbs/systems/00_contract.ipynb #3920f9b7
 def check_solution(system: Any, solution: Any, sources: Collection[str], question: str = "") -> Solution:
@@ -187,55 +168,44 @@ def check_solution(system: Any, solution: Any, sources: Collection[str], questio
     conversation's turns. Raises `ContractError`, which names the system, the question and everything that is
     wrong.
     """
-    faults = [f"it returned a {type(solution).__name__}, not a Solution"]
+    faults = _wrong_types(("what it returned", solution, Solution))
     if isinstance(solution, Solution):
-        faults = _answer_faults(solution.answer) + _count_faults(solution.counts)
+        faults = _wrong_types(
+            ("answer", solution.answer, Answer),
+            ("evidence", solution.evidence, Evidence),
+            ("transcript", solution.transcript, Transcript),
+            ("record", solution.record, str),
+        )
+        if isinstance(solution.answer, Answer):
+            text, abstained, usage = solution.answer.text, solution.answer.abstained, solution.answer.usage
+            faults += _wrong_types(("answer.text", text, str), ("answer.abstained", abstained, bool))
+            faults += _usage_faults(usage)
         if isinstance(solution.evidence, Evidence):
-            faults += _evidence_faults(solution.evidence, 0, sources, unlimited=True)
-        else:
-            faults.append(f"evidence is a {type(solution.evidence).__name__}, not an Evidence")
-        if not isinstance(solution.transcript, Transcript):
-            faults.append(f"transcript is a {type(solution.transcript).__name__}, not a Transcript")
-        if not isinstance(solution.record, str):
-            faults.append(f"record is a {type(solution.record).__name__}, not a string")
-    _raise_faults(faults, system, question)
+            faults += _evidence_faults(solution.evidence, sources)
+        faults += _count_faults(solution.counts)
+    _raise_faults(faults, system.name, question)
     return solution
-
-
-def check_count_names(system: Any, counts: Collection[str], columns: Collection[str], question: str) -> None:
-    """Check that no count has the name of a column. Raises `ContractError`, which names the counts."""
-    if taken := [name for name in counts if _is_column(name, columns)]:
-        said = f"counts have the names of columns that every row has: {_listed(taken)}; rename them"
-        _raise_faults([said], system, question)
-
-# %% ../../nbs/systems/00_contract.ipynb #90069314
-_SOLVER_COLUMNS = ("train", "transcript")
-_RESERVED = ("ingest_", "ms_")  # the beginnings of the names of columns that come with the frame
-
-
-def _is_column(name: str, columns: Collection[str]) -> bool:
-    return name in columns or name in _SOLVER_COLUMNS or name.startswith(_RESERVED)
-
-
-def _answer_faults(answer: Any) -> list[str]:
-    if not isinstance(answer, Answer):
-        return [f"answer is a {type(answer).__name__}, not an Answer"]
-    faults = _usage_faults(answer.usage)
-    if not isinstance(answer.text, str):
-        faults.append(f"answer.text is {answer.text!r}, not a string")
-    if not isinstance(answer.abstained, bool):
-        faults.append(f"answer.abstained is {answer.abstained!r}, not true or false")
-    return faults
 
 
 def _count_faults(counts: Any) -> list[str]:
     if not isinstance(counts, Mapping):
-        return [f"counts is a {type(counts).__name__}, not a mapping of names to numbers"]
+        return [f"counts is {kind_of(counts)}, not a mapping of names to numbers"]
     return [
         f"counts[{name!r}]={value!r} must be a finite number, and its name a string"
         for name, value in counts.items()
         if not isinstance(name, str) or not name or not _is_finite(value)
     ]
+
+
+_RESERVED = ("ingest_", "ms_")  # the beginnings of the names of columns that come with the frame
+
+
+def check_count_names(system: Any, counts: Collection[str], columns: Collection[str], question: str) -> None:
+    """Check that no count has the name of a column. Raises `ContractError`, which names the counts."""
+    known = {*columns, "train", "transcript"}
+    if taken := [name for name in counts if name in known or name.startswith(_RESERVED)]:
+        said = f"counts have the names of columns that every row has: {_listed(taken)}; rename them"
+        _raise_faults([said], system.name, question)
 
 # %% ../../nbs/systems/00_contract.ipynb #6e0b52d2
 def check_state(system: Any, before: Any, question: str = "") -> None:
@@ -246,8 +216,8 @@ def check_state(system: Any, before: Any, question: str = "") -> None:
     """
     after = get_capabilities(system).state_version()
     if after != before:
-        place = f"system {system.name!r}" + (f", question {question!r}" if question else "")
-        raise ContractError(
-            f"{place}: its state changed from {before!r} to {after!r} while questions were asked; "
+        said = (
+            f"its state changed from {before!r} to {after!r} while questions were asked; "
             "the questions of a test may change nothing, only observe and ingest do"
         )
+        _raise_faults([said], system.name, question)

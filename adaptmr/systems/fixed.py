@@ -112,14 +112,10 @@ class FullContextSystem(_TurnList):
         return self._evidence(turns, "all", "nothing is left out")
 
 
-@register_system("random", "k turns sampled at random")
-def _random(name: str, seed: int, **_: Any) -> MemorySystem:
-    return RandomSystem(name, seed)
-
-
-@register_system("full_context", "every turn, in order, whatever it costs")
-def _full_context(name: str, **_: Any) -> MemorySystem:
-    return FullContextSystem(name)
+register_system("random", "k turns sampled at random")(lambda name, seed, **_: RandomSystem(name, seed))
+register_system("full_context", "every turn, in order, whatever it costs")(
+    lambda name, **_: FullContextSystem(name)
+)
 
 # %% ../../nbs/systems/01_fixed.ipynb #97d2eaef
 def always(name: str, plan: RetrievalPlan) -> FixedPlanner:

@@ -21,7 +21,7 @@ from ..retrieval.query import is_assistant
 from ..retrieval.strategies import UNIFIED_WEIGHTS, as_question
 from ..retrieval.visible import resolve_as_of
 from ..store.protocol import PlannerStore
-from .base import MemorySystem, PlannedSystem, register_system
+from .base import PlannedSystem, register_system
 from ..text import detect_language, split_sentences
 from ..times import annotate_dates, time_window
 from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage
@@ -174,10 +174,8 @@ class LongMemEvalRAG(PlannedSystem):
         return replace(found, hits=hits, findings=[], context=render_context(hits), trace=[*found.trace, row])
 
 
-@register_system(
+register_system(
     "longmemeval_rag",
     "rounds found by keys with facts in them, within the question's time: LongMemEval's own baseline",
     group="baseline",
-)
-def _longmemeval_rag(name: str, llm: LLM | None, embedder: Any, **_: Any) -> MemorySystem:
-    return LongMemEvalRAG(name, llm, embedder)
+)(lambda name, llm, embedder, **_: LongMemEvalRAG(name, llm, embedder))

@@ -21,7 +21,7 @@ from adaptmr.retrieval.strategies import (
     StrategyPlanner,
     retrieve,
 )
-from .base import DisplayedSystem, MemorySystem, PlannedSystem, register_system
+from .base import DisplayedSystem, PlannedSystem, register_planner, register_system
 from ..types import Conversation, Evidence, Hit, Memory, Question, TraceRow, Usage, memory_order
 
 
@@ -31,11 +31,12 @@ class _OracleSystem(PlannedSystem):
     oracle = True
 
 
-@register_system("oracle_type", "adaptmr, given the gold type of the question")
-def _oracle_type(name: str, embedder: Any, **_: Any) -> MemorySystem:
-    return _OracleSystem(
-        name, Router(question_type=lambda question: question.type, name=name), embedder=embedder
-    )
+register_planner(
+    "oracle_type",
+    "adaptmr, given the gold type of the question",
+    lambda name, llm, seed: Router(question_type=lambda question: question.type, name=name),
+    system=_OracleSystem,
+)
 
 # %% auto #0
 __all__ = ['OraclePlan', 'OracleEvidence']
@@ -92,11 +93,9 @@ class OraclePlan(_OracleSystem):
         )
 
 
-@register_system(
+register_system(
     "oracle_plan", "the best of all plans for each question, given the gold turns", group="oracle"
-)
-def _oracle_plan(name: str, embedder: Any, **_: Any) -> MemorySystem:
-    return OraclePlan(name, embedder=embedder)
+)(lambda name, embedder, **_: OraclePlan(name, embedder=embedder))
 
 # %% ../../nbs/systems/01_oracles.ipynb #6cdf3030
 class OracleEvidence(DisplayedSystem):
@@ -135,6 +134,4 @@ class OracleEvidence(DisplayedSystem):
         )
 
 
-@register_system("oracle_evidence", "the gold turns themselves")
-def _oracle_evidence(name: str, **_: Any) -> MemorySystem:
-    return OracleEvidence(name)
+register_system("oracle_evidence", "the gold turns themselves")(lambda name, **_: OracleEvidence(name))

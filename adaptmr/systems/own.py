@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -149,63 +148,25 @@ class _RouterFactory:
 
 # %% ../../nbs/systems/01_own.ipynb #451b5209
 class _IngestedTurns:
-    """The ingested turns, as the `PlannerStore` of a planner."""
+    """The ingested turns, in their order, as the `PlannerStore` of a planner."""
 
-    def __init__(self, memories: Iterable[Memory] = ()) -> None:
-        self._memories = list(memories)
-        self._known = {m.id for m in self._memories}
+    def __init__(self, turns: Iterable[Memory] = ()) -> None:
+        self._by_id = {m.id: m for m in turns}
+
+    def add(self, turns: Iterable[Memory]) -> None:
+        for m in turns:
+            self._by_id.setdefault(m.id, m)
 
     @property
     def memories(self) -> Sequence[Memory]:
-        """The turns, in the order in which they were ingested."""
-        return self._memories
+        return list(self._by_id.values())
 
     @property
     def version(self) -> int:
-        """The number of turns, which grows with every change."""
-        return len(self._memories)
-
-    def add(self, turns: Iterable[Memory]) -> None:
-        """Append the turns that are not there yet."""
-        new = {m.id: m for m in turns if m.id not in self._known}
-        self._memories.extend(new.values())
-        self._known |= new.keys()
+        return len(self._by_id)
 
     def recent(self, n: int = 10) -> list[Memory]:
-        """Return the `n` latest turns, the latest last."""
-        return sorted(self._memories, key=memory_order)[-n:] if n else []
-
-    def until(self, moment: datetime | None) -> _IngestedTurns:
-        """Return the turns said up to a moment; for `None` all of them."""
-        return self if moment is None else _IngestedTurns(m for m in self._memories if m.at <= moment)
-
-# %% ../../nbs/systems/01_own.ipynb #56fe3bae
-class _PooledHits:
-    """Collect the hits of several queries: the first hit on each memory, and its sum of reciprocal ranks."""
-
-    def __init__(self) -> None:
-        self.hits: dict[str, Hit] = {}
-        self.scores: dict[str, float] = {}
-
-    def add(self, evidence: Evidence, until: datetime | None) -> None:
-        """Add the hits of one query, without those after `until`."""
-        in_time = (h for h in evidence.hits if until is None or h.memory.at <= until)
-        for rank, hit in enumerate(in_time, 1):
-            id = hit.memory.id
-            self.hits.setdefault(id, hit)
-            self.scores[id] = self.scores.get(id, 0.0) + 1 / (RRF_K + rank)
-
-    def scored(self) -> list[Memory]:
-        """Return the memories, each with its score as `meta["given"]`."""
-        memories = (h.memory for h in self.hits.values())
-        return [replace(m, meta={**m.meta, "given": self.scores[m.id]}) for m in memories]
-
-    def with_provenance(self, hits: Iterable[Hit]) -> list[Hit]:
-        """Return hits on these memories with the turns that the other system's hits quote and stand on."""
-        return [
-            replace(h, quoted=self.hits[h.memory.id].quoted, behind=self.hits[h.memory.id].behind)
-            for h in hits
-        ]
+        return sorted(self._by_id.values(), key=memory_order)[-n:] if n else []
 
 # %% ../../nbs/systems/01_own.ipynb #163c9fcb
 class WrappedSystem(DisplayedSystem):
@@ -252,13 +213,15 @@ class WrappedSystem(DisplayedSystem):
     @property
     def observe(self) -> Callable[[Memory], Usage] | None:
         """Take in the next turn, where the other system observes turns; `None` where it doesn't."""
-        return self._observe if get_capabilities(self.inner).observe is not None else None
+        inner = get_capabilities(self.inner).observe
+        if inner is None:
+            return None
 
-    def _observe(self, turn: Memory) -> Usage:
-        self._ingested.add([turn])
-        observe = get_capabilities(self.inner).observe
-        assert observe is not None
-        return observe(turn)
+        def observe(turn: Memory) -> Usage:
+            self._ingested.add([turn])
+            return inner(turn)
+
+        return observe
 
     def state_version(self) -> tuple[Any, int]:
         """Return the other system's version, and the number of turns."""
@@ -270,43 +233,55 @@ class WrappedSystem(DisplayedSystem):
         Raises `PlanError` for a plan of several rounds.
         """
         begun, question = perf_counter(), as_question(question)
+        moment, turns = question.asked_at, self._ingested
+        if moment is not None:
+            turns = _IngestedTurns(m for m in turns.memories if m.at <= moment)
         with meter_usage() as meter:
-            plan = self.planner.plan(question, self._ingested.until(question.asked_at)).sized(k)
+            plan = self.planner.plan(question, turns).sized(k)
             if plan.max_rounds > 1 or plan.expand:
                 raise PlanError(
                     f"max_rounds={plan.max_rounds}, expand={plan.expand}: "
                     "over another system a plan has one round"
                 )
             queries = plan.queries or (question.text,)
-            pooled, unmetered = self._search(question, queries)
-            evidence = self._run(plan, question, pooled)
-        reason = f"{self.inner.name}: {' | '.join(queries)}"
-        row = TraceRow("ask", len(queries), len(pooled.hits), 0.0, reason)
-        seconds = meter.times.seconds(perf_counter() - begun)
+            hits, unmetered = self._search(question, queries)
+            evidence = self._run(plan, question, hits)
+        row = TraceRow("ask", len(queries), len(hits), 0.0, f"{self.inner.name}: {' | '.join(queries)}")
         return replace(
             evidence,
             plan=plan,
             trace=[row, *evidence.trace],
-            usage=replace(meter.usage + unmetered, seconds=seconds),
+            usage=replace(meter.usage + unmetered, seconds=meter.times.seconds(perf_counter() - begun)),
         )
 
-    def _search(self, question: Question, queries: Iterable[str]) -> tuple[_PooledHits, Usage]:
-        """Send the queries to the other system; return its hits, and its usage outside our tasks."""
-        pooled, unmetered = _PooledHits(), Usage()
+    def _search(self, question: Question, queries: Iterable[str]) -> tuple[dict[str, Hit], Usage]:
+        """Send the queries to the other system; return its hits by memory, and its usage outside our tasks.
+
+        The score of a hit is the sum of its reciprocal ranks.
+        """
+        hits: dict[str, Hit] = {}
+        unmetered = Usage()
         for query in queries:
             with meter_usage() as meter:
                 found = self.inner.retrieve(replace(question, text=query), self.pool)
             if not meter.usage.calls:
                 unmetered += found.usage  # of a model that was not called through our tasks
-            pooled.add(found, question.asked_at)
-        return pooled, unmetered
+            moment = question.asked_at
+            in_time = (h for h in found.hits if moment is None or h.memory.at <= moment)
+            for rank, hit in enumerate(in_time, 1):
+                known = hits.get(hit.memory.id) or replace(hit, score=0.0)
+                hits[hit.memory.id] = replace(known, score=known.score + 1 / (RRF_K + rank))
+        return hits, unmetered
 
-    def _run(self, plan: RetrievalPlan, question: Question, pooled: _PooledHits) -> Evidence:
-        """Run a plan over the pooled hits, ranked by their scores in the other system."""
+    def _run(self, plan: RetrievalPlan, question: Question, pooled: Mapping[str, Hit]) -> Evidence:
+        """Run a plan over hits of the other system, ranked by their scores there."""
         from adaptmr.store.memory_store import MemoryStore
 
         over_hits = replace(plan, queries=(), multi_step=False, weights={"given": 1.0})
-        with MemoryStore(embedder=self._embedder) as store:
-            store.add(pooled.scored())
+        memories = [replace(h.memory, meta={**h.memory.meta, "given": h.score}) for h in pooled.values()]
+        with MemoryStore(embedder=self._embedder, warm=False) as store:
+            store.add(memories)
             found = execute(over_hits, question, store, llm=self.llm)
-        return replace(found, hits=pooled.with_provenance(found.hits))
+        theirs = (pooled[h.memory.id] for h in found.hits)
+        hits = [replace(h, quoted=t.quoted, behind=t.behind) for h, t in zip(found.hits, theirs)]
+        return replace(found, hits=hits)

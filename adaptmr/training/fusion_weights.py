@@ -54,8 +54,8 @@ __all__ = ['POOL_SIZE', 'FITTED_SIGNALS', 'INVERSE_PENALTY', 'RELEVANCE_INVERSE_
            'MIN_TYPE_GAIN', 'N_FOLDS', 'WITHOUT_MEANING', 'FAR', 'HELD_OUT_MEASURES', 'PLAIN_SEARCHES', 'Sample',
            'gather_samples', 'fit_weights', 'fit_type_weights', 'sample_recall', 'held_out_groups',
            'cross_validate_types', 'evidence_found', 'fit_relevance', 'store_statistics', 'make_fit', 'held_out_rows',
-           'summarize_held_out', 'score_left_out', 'gate_price', 'gate_curve', 'type_gains_table', 'describe_data',
-           'fit_all', 'fit_encoder', 'write_fits']
+           'summarize_held_out', 'summarize_by_data', 'score_left_out', 'gate_price', 'gate_curve', 'type_gains_table',
+           'fitted_data', 'fit_all', 'fit_encoder', 'fit_row', 'write_fits']
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #287484e4
 POOL_SIZE = 200  # candidates of a question that the regression is fitted to, besides the evidence
@@ -93,11 +93,6 @@ class Sample:
     def x(self) -> np.ndarray:
         """The signals of the candidates in `pool`: (p, signals)."""
         return np.stack([signal_values(self.candidates, name)[self.pool] for name in FITTED_SIGNALS], 1)
-
-    @cached_property
-    def closeness(self) -> float:
-        """How close the best sentence comes to the question's topic."""
-        return topic_closeness(self.candidates)
 
     @cached_property
     def about_other(self) -> Sample | None:
@@ -139,15 +134,8 @@ def gather_samples(data: Dataset, embedder: Any) -> list[Sample]:
         embedder.encode([t for p in queries for t in (p.text, p.content)], kind="query")  # in one batch
         for question, query, view in zip(questions, queries, views):
             gold = np.array([m.source in question.evidence for m in view.memories], bool)
-            out.append(
-                Sample(
-                    question,
-                    data.name,
-                    str(classify(question.text)),
-                    select_candidates(query, view, POOL_SIZE),
-                    gold,
-                )
-            )
+            found = select_candidates(query, view, POOL_SIZE)
+            out.append(Sample(question, data.name, str(classify(question.text)), found, gold))
     return out
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #ad3c88d3
@@ -171,18 +159,21 @@ def _rounded(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: round(w, 4) + 0.0 for name, w in weights.items()}
 
 
+def _pooled(samples: Iterable[Sample]) -> tuple[np.ndarray, np.ndarray]:
+    """The signals of all candidates to fit to, and which of them are evidence."""
+    used = [s for s in samples if s.has_evidence]
+    if not used:
+        raise ValueError("no question with evidence to fit to; give questions with evidence in the store")
+    return np.concatenate([s.x for s in used]), np.concatenate([s.gold[s.pool] for s in used])
+
+
 def fit_weights(samples: Iterable[Sample]) -> dict[str, float]:
     """Fit log-odds per unit of each signal, and "intercept", by logistic regression of "is evidence".
 
     Raises `ValueError` when no sample has evidence.
     """
-    used = [s for s in samples if s.has_evidence]
-    if not used:
-        raise ValueError("no question with evidence to fit to; give questions with evidence in the store")
-    x, y = np.concatenate([s.x for s in used]), np.concatenate([s.gold[s.pool] for s in used])
-    return _rounded(
-        _calibrated(_logistic(x, y, FITTED_SIGNALS, INVERSE_PENALTY), x, y, FITTED_SIGNALS)
-    )
+    x, y = _pooled(samples)
+    return _rounded(_calibrated(_logistic(x, y, FITTED_SIGNALS, INVERSE_PENALTY), x, y, FITTED_SIGNALS))
 
 
 def _calibrated(
@@ -197,15 +188,9 @@ def _calibrated(
 
 def fit_type_weights(samples: Iterable[Sample], hybrid: Mapping[str, float]) -> dict[str, float]:
     """Fit the weights of one type of question as a correction to `hybrid`, the weights of all."""
-    used = [s for s in samples if s.has_evidence]
-    x = np.concatenate([s.x for s in used])
+    x, y = _pooled(samples)
     general = x @ [hybrid[name] for name in FITTED_SIGNALS]
-    found = _logistic(
-        np.column_stack([x, general]),
-        np.concatenate([s.gold[s.pool] for s in used]),
-        (*FITTED_SIGNALS, "hybrid"),
-        INVERSE_PENALTY,
-    )
+    found = _logistic(np.column_stack([x, general]), y, (*FITTED_SIGNALS, "hybrid"), INVERSE_PENALTY)
     share = found.pop("hybrid")
     return _rounded(
         {name: w + share * hybrid[name] if name in FITTED_SIGNALS else w for name, w in found.items()}
@@ -247,22 +232,18 @@ def cross_validate_types(
         return str(s.question.type) if gold_types else s.predicted_type
 
     out: dict[str, list[tuple[Sample, float, float]]] = {}
+    used = [s for s in samples if s.has_evidence]
     for held in held_out_groups(samples):
-        train = [s for s in samples if s.conversation not in held]
-        if not any(s.has_evidence for s in train):
+        train = [s for s in used if s.conversation not in held]
+        if not train:
             continue
         hybrid = fit_weights(train)
-        for question_type in sorted({type_of(s) for s in samples}):
-            mine = [s for s in train if type_of(s) == question_type and s.has_evidence]
-            if len(mine) < MIN_TYPE_QUESTIONS:
-                continue
-            own = fit_type_weights(mine, hybrid)
-            asked = [
-                s
-                for s in samples
-                if s.conversation in held and type_of(s) == question_type and s.has_evidence
-            ]
-            if asked:
+        for question_type in sorted({type_of(s) for s in used}):
+            of_type = [s for s in used if type_of(s) == question_type]
+            mine = [s for s in of_type if s.conversation not in held]
+            asked = [s for s in of_type if s.conversation in held]
+            if len(mine) >= MIN_TYPE_QUESTIONS and asked:
+                own = fit_type_weights(mine, hybrid)
                 out.setdefault(question_type, []).extend(
                     (s, sample_recall(s, hybrid), sample_recall(s, own)) for s in asked
                 )
@@ -288,15 +269,10 @@ def fit_relevance(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
             f"evidence was found for {int(y.sum())} of {len(y)} questions: there are no two classes to fit"
         )
     others = [s.about_other for s in samples if s.about_other is not None]
-    x = np.array([relevance_features(s.candidates, fit) for s in samples])
-    x_others = np.array([relevance_features(s.candidates, fit) for s in others]).reshape(-1, len(FEATURES))
-    found = _logistic(
-        np.concatenate([x, x_others]),
-        np.concatenate([y, np.zeros(len(others), bool)]),
-        FEATURES,
-        RELEVANCE_INVERSE_PENALTY,
-    )
-    return _rounded(_calibrated(found, x, y, FEATURES))
+    x = np.array([relevance_features(s.candidates, fit) for s in (*samples, *others)])
+    classes = np.concatenate([y, np.zeros(len(others), bool)])
+    found = _logistic(x, classes, FEATURES, RELEVANCE_INVERSE_PENALTY)
+    return _rounded(_calibrated(found, x[: len(y)], y, FEATURES))
 
 
 WITHOUT_MEANING = frozenset({"hash", ANY_EMBEDDER})  # the first compares spellings, the second is any encoder
@@ -319,7 +295,7 @@ def store_statistics(samples: Sequence[Sample], fit: Fit) -> dict[str, float]:
         near: dict[str, list[float]] = {}
         for s in samples:
             if s.has_evidence:
-                near.setdefault(s.dataset, []).append(s.closeness)
+                near.setdefault(s.dataset, []).append(topic_closeness(s.candidates))
         least = min(float(np.quantile(values, FAR)) for values in near.values())
         closeness["closeness"] = round(least, 4)
     return {
@@ -353,15 +329,13 @@ def held_out_rows(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> list[di
     """Return one row per sample, scored by its fit of `fits` (by conversation left out)."""
     rows = []
     for s in samples:
-        fit, nan = fits[s.conversation], float("nan")
+        fit, evidence = fits[s.conversation], s.question.evidence if s.has_evidence else []
         scores, _ = fuse_signals(s.candidates, fit.expand_weights({"hybrid": 1.0}))
         ranked = s.sources(scores)
-        recall = recall_fraction(ranked, s.question.evidence, DEPTH) if s.has_evidence else nan
-        has_own = s.has_evidence and s.predicted_type in fit.weights
-        own = sample_recall(s, fit.weights[s.predicted_type]) if has_own else recall
         session = {m.source: m.session for m in s.candidates.columns.memories}
-        sessions = to_sessions(ranked, session)
-        gold = {session[e] for e in s.question.evidence if e in session}
+        sessions, gold = to_sessions(ranked, session), {session[e] for e in evidence if e in session}
+        recall = recall_fraction(ranked, evidence, DEPTH)
+        own = fit.weights.get(s.predicted_type) if s.has_evidence else None
         rows.append(
             {
                 "dataset": s.dataset,
@@ -371,11 +345,11 @@ def held_out_rows(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> list[di
                 "kind": s.predicted_type,
                 "type": str(s.question.type),
                 "answerable": s.question.answerable,
-                "recall@5": recall_fraction(ranked, s.question.evidence, 5) if s.has_evidence else nan,
+                "recall@5": recall_fraction(ranked, evidence, 5),
                 "recall@10": recall,
-                "own@10": own,
-                "session_any@5": recall_any(sessions, gold, 5) if s.has_evidence else nan,
-                "session_all@5": recall_all(sessions, gold, 5) if s.has_evidence else nan,
+                "own@10": sample_recall(s, own) if own else recall,
+                "session_any@5": recall_any(sessions, gold, 5),
+                "session_all@5": recall_all(sessions, gold, 5),
                 "relevance": relevance(s.candidates, fit),
                 "found": bool(recall > 0),
             }
@@ -393,21 +367,28 @@ def summarize_held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     probabilities = [r["relevance"] for r in rows]
     answerable = [r["answerable"] for r in rows]
-    out: dict[str, Any] = {
-        name: round(nanmean_count([r[name] for r in rows])[0], 4) for name in HELD_OUT_MEASURES
-    }
+
+    def mean(name: str, of: Iterable[Mapping[str, Any]] = rows) -> float:
+        return round(nanmean_count([r[name] for r in of])[0], 4)
+
+    known = [r for r in rows if not math.isnan(r["recall@10"])]
     by_type = {
-        t: round(nanmean_count([r["recall@10"] for r in rows if r["type"] == t])[0], 4)
-        for t in sorted({r["type"] for r in rows if r["recall@10"] == r["recall@10"]})
+        t: mean("recall@10", [r for r in known if r["type"] == t]) for t in sorted({r["type"] for r in known})
     }
     return {
-        **out,
-        "n": nanmean_count([r["recall@10"] for r in rows])[1],
+        **{name: mean(name) for name in HELD_OUT_MEASURES},
+        "n": len(known),
         "auroc": round(auroc(answerable, probabilities), 4) if len(set(answerable)) == 2 else None,
         "brier": round(brier_score(probabilities, [r["found"] for r in rows]), 4),
         "questions": len(rows),
         "recall@10 by type": by_type,
     }
+
+
+def summarize_by_data(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what `summarize_held_out` returns for the rows of each data set."""
+    names = sorted({r["dataset"] for r in rows})
+    return {name: summarize_held_out([r for r in rows if r["dataset"] == name]) for name in names}
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #fe4e815c
 PLAIN_SEARCHES: dict[str, dict[str, float]] = {
@@ -450,10 +431,8 @@ def gate_price(rows: Sequence[Mapping[str, Any]], threshold: float) -> dict[str,
     "recall lost" is of answerable questions, "refused" the share of unanswerable questions; `None` without
     any.
     """
-    answerable = [r for r in rows if r["recall@10"] == r["recall@10"]]
-    unanswerable = [r for r in rows if not r["answerable"]]
-    lost = [r["recall@10"] if r["relevance"] < threshold else 0.0 for r in answerable]
-    refused = [r["relevance"] < threshold for r in unanswerable]
+    lost = [r["recall@10"] * (r["relevance"] < threshold) for r in rows if not math.isnan(r["recall@10"])]
+    refused = [r["relevance"] < threshold for r in rows if not r["answerable"]]
     return {
         "recall lost": round(float(np.mean(lost)), 4) if lost else None,
         "refused": round(float(np.mean(refused)), 4) if refused else None,
@@ -466,23 +445,20 @@ def gate_curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None
     "f1" is the mean of the F1 of opening for answerable and of closing for unanswerable questions.
     """
     out = []
+    answerable = np.array([r["answerable"] for r in rows], bool)
     for step in range(1, 20):
         threshold = step / 20
-        opened = [r["relevance"] >= threshold for r in rows]
-        answerable = [bool(r["answerable"]) for r in rows]
-        both = (
-            _f1(opened, answerable),
-            _f1([not x for x in opened], [not x for x in answerable]),
-        )
+        opened = np.array([r["relevance"] >= threshold for r in rows], bool)
+        both = _f1(opened, answerable), _f1(~opened, ~answerable)
         price = gate_price(rows, threshold)
         out.append({"threshold": threshold, **price, "f1": round(float(np.mean(both)), 4)})
     return out
 
 
-def _f1(said: Sequence[bool], true: Sequence[bool]) -> float:
+def _f1(said: np.ndarray, true: np.ndarray) -> float:
     """The F1 of a yes; 0 where neither says yes."""
-    total = sum(said) + sum(true)
-    return 2 * sum(a and b for a, b in zip(said, true)) / total if total else 0.0
+    total = int(said.sum() + true.sum())
+    return 2 * int((said & true).sum()) / total if total else 0.0
 
 # %% ../../nbs/training/00_fusion_weights.ipynb #8e426b9f
 def type_gains_table(samples: Sequence[Sample], shipped: Collection[str]) -> list[dict[str, Any]]:
@@ -496,36 +472,27 @@ def type_gains_table(samples: Sequence[Sample], shipped: Collection[str]) -> lis
     out = []
     for gold_types in (False, True):
         tried = cross_validate_types(samples, gold_types)
-        for question_type, rows in {
-            **dict(sorted(tried.items())),
-            "all": [row for part in tried.values() for row in part],
-        }.items():
-            gain = paired_difference(
-                [own for _, _, own in rows],
-                [plain for _, plain, _ in rows],
-                [s.conversation for s, _, _ in rows],
-            )
+        together = [row for part in tried.values() for row in part]
+        for question_type, rows in {**dict(sorted(tried.items())), "all": together}.items():
+            asked, plain, own = (list(column) for column in zip(*rows)) if rows else ([], [], [])
+            gain = paired_difference(own, plain, [s.conversation for s in asked])
+            low, high = (None if math.isnan(end) else round(end, 4) for end in (gain.low, gain.high))
             out.append(
                 {
                     "kind": question_type,
                     "known": "told" if gold_types else "guessed",
                     "n": gain.n,
-                    "hybrid": round(nanmean_count([plain for _, plain, _ in rows])[0], 4),
+                    "hybrid": round(nanmean_count(plain)[0], 4),
                     "gain": round(gain.mean, 4),
-                    "low": _bound(gain.low),
-                    "high": _bound(gain.high),
+                    "low": low,
+                    "high": high,
                     "ships": question_type in shipped and not gold_types,
                 }
             )
     return out
 
-
-def _bound(value: float) -> float | None:
-    """Return a bound of an interval as JSON has it: rounded, `None` for nan."""
-    return None if math.isnan(value) else round(value, 4)
-
 # %% ../../nbs/training/00_fusion_weights.ipynb #64e7d578
-def describe_data(data: Dataset) -> dict[str, Any]:
+def fitted_data(data: Dataset) -> dict[str, Any]:
     """Describe the data of a fit: conversations, number of questions, sha256 of all turns and questions."""
     return {
         "conversations": [c.id for c in data],
@@ -558,12 +525,13 @@ def fit_encoder(
     whole = make_fit(samples, encoder, "", by_type)
     held = {c: make_fit(samples, encoder, c, by_type) for c in sorted({s.conversation for s in samples})}
     rows = held_out_rows(samples, held)
-    scores = {
-        name: summarize_held_out([r for r in rows if r["dataset"] == name])
-        for name in sorted({r["dataset"] for r in rows})
-    }
     gains = type_gains_table(samples, whole.weights) if by_type else []
-    return [whole, *held.values()], scores, [{"embedder": encoder, **row} for row in gains]
+    return [whole, *held.values()], summarize_by_data(rows), [{"embedder": encoder, **row} for row in gains]
+
+
+def fit_row(fit: Fit) -> dict[str, Any]:
+    """Return a fit as JSON has it."""
+    return {name: getattr(fit, name) for name in ("embedder", "without", "weights", "relevance", "seen")}
 
 
 def write_fits(
@@ -580,16 +548,7 @@ def write_fits(
 
     The date of a file whose content stays the same is kept.
     """
-    rows = [
-        {
-            "embedder": f.embedder,
-            "without": f.without,
-            "weights": {k: dict(w) for k, w in f.weights.items()},
-            "relevance": dict(f.relevance),
-            "seen": dict(f.seen),
-        }
-        for f in sorted(fits, key=lambda f: (f.embedder, f.without))
-    ]
+    rows = [fit_row(f) for f in sorted(fits, key=lambda f: (f.embedder, f.without))]
     provenance = {
         "method": "logistic regression, leave one conversation out, or one data set",
         "data": data,

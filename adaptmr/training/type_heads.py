@@ -23,7 +23,7 @@ from ..types import QueryType, Question
 # %% auto #0
 __all__ = ['WRITTEN', 'HEAD_C', 'RULE_FEATURE_SCALE', 'HEAD_OPTIONS', 'written_questions', 'Examples', 'make_examples',
            'fit_head', 'held_out_probabilities', 'accuracy_by_dataset', 'without_set', 'head_probabilities',
-           'score_left_out', 'fit_heads', 'threshold_curve', 'write_heads']
+           'score_sets_left_out', 'fit_heads', 'threshold_curve', 'write_heads']
 
 # %% ../../nbs/training/00_type_heads.ipynb #5c9cf130
 WRITTEN = "written"  # the name of the set, and of its only conversation
@@ -70,9 +70,6 @@ def make_examples(sets: Mapping[str, Sequence[Question]], encoder: Embedder) -> 
         raise ValueError("no questions to fit to; give sets of questions with their types")
     texts, owner = [q.text for _, q in rows], np.array([name for name, _ in rows])
     share = {name: len(rows) / len(set(owner)) / int((owner == name).sum()) for name in set(owner)}
-    rules = np.array(
-        [[p[question_type] for question_type in QueryType] for p in map(type_probabilities, texts)]
-    )
     return Examples(
         encoder.name,
         question_features(texts, encoder),
@@ -80,7 +77,7 @@ def make_examples(sets: Mapping[str, Sequence[Question]], encoder: Embedder) -> 
         np.array([q.conversation for _, q in rows]),
         owner,
         np.array([share[name] for name in owner]),
-        rules,
+        np.array([[p[t] for t in QueryType] for p in map(type_probabilities, texts)]),
     )
 
 # %% ../../nbs/training/00_type_heads.ipynb #e60fda02
@@ -102,17 +99,11 @@ def fit_head(
     x, y = examples.x[train].astype(np.float64), examples.types[train]
     if len(set(y)) < 2:
         raise ValueError(f"{len(y)} questions of {len(set(y))} type to fit to; at least two types are needed")
-    middle = x[:, :dim].mean(0)
-    scale = np.concatenate(
-        [
-            np.full(dim, 1 / (x[:, :dim] - middle).std()),
-            np.full(len(QueryType), RULE_FEATURE_SCALE if rules else 0.0),
-        ]
-    )
-    middle = np.concatenate([middle, np.zeros(len(QueryType))])
-    model = LogisticRegression(
-        C=HEAD_C, max_iter=1000, tol=1e-3, class_weight="balanced" if balanced else None
-    )
+    middle, scale = np.zeros(x.shape[1]), np.full(x.shape[1], RULE_FEATURE_SCALE if rules else 0.0)
+    middle[:dim] = x[:, :dim].mean(0)
+    scale[:dim] = 1 / (x[:, :dim] - middle[:dim]).std()
+    weights_of = "balanced" if balanced else None
+    model = LogisticRegression(C=HEAD_C, max_iter=1000, tol=1e-3, class_weight=weights_of)
     model.fit((x - middle) * scale, y, sample_weight=examples.weight[train])
     w, b = model.coef_, model.intercept_
     if len(model.classes_) == 2:
@@ -173,7 +164,7 @@ def head_probabilities(examples: Examples, head: ClassifierHead) -> np.ndarray:
     )
 
 
-def score_left_out(
+def score_sets_left_out(
     examples: Examples, unseen: Examples | None = None, *, rules: bool = True, balanced: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Score heads on sets that they were not fitted to: those of `examples` in turn, and those of `unseen`.
@@ -194,7 +185,7 @@ def score_left_out(
     return {name: {**score, "rules": by_rule[name]["accuracy"]} for name, score in scores.items()}
 
 # %% ../../nbs/training/00_type_heads.ipynb #8373fd0b
-HEAD_OPTIONS = tuple(
+HEAD_OPTIONS: tuple[dict[str, Any], ...] = tuple(
     {"rules": rules, "balanced": balanced} for rules in (True, False) for balanced in (False, True)
 )
 
@@ -209,17 +200,14 @@ def fit_heads(
     tried: list[dict[str, Any]] = []
     results = []
     for options in HEAD_OPTIONS:
-        made = {
-            name: fit_head(examples, name, rules=options["rules"], balanced=options["balanced"])
-            for name in sorted(set(examples.conversation))
-        }
+        made = {name: fit_head(examples, name, **options) for name in sorted(set(examples.conversation))}
         p = held_out_probabilities(examples, made)
         scores = accuracy_by_dataset(examples, p)
         tried.append({"embedder": examples.embedder, **options, **_means(scores)})
         results.append((options, made, p, scores))
     options, made, p, scores = results[max(range(len(tried)), key=lambda i: (tried[i]["mean"], -i))]
     return (
-        [fit_head(examples, rules=options["rules"], balanced=options["balanced"]), *made.values()],
+        [fit_head(examples, **options), *made.values()],
         {**options, **scores},
         tried,
         threshold_curve(examples, p),
@@ -275,11 +263,8 @@ def write_heads(
         "data": dict(data),
         "held_out": {name: scores for name, (_, scores, _, _) in fitted.items()},
         "left_out": {
-            name: score_left_out(
-                sets[name],
-                (unseen or {}).get(name),
-                rules=scores["rules"],
-                balanced=scores["balanced"],
+            name: score_sets_left_out(
+                sets[name], (unseen or {}).get(name), **{key: scores[key] for key in HEAD_OPTIONS[0]}
             )
             for name, (_, scores, _, _) in fitted.items()
         },

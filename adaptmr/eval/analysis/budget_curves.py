@@ -15,6 +15,7 @@ from ..metrics.ranking import recall_fraction
 from adaptmr.eval.report.figures import (
     add_legend,
     draw_error_bars,
+    draw_line,
     require_columns,
     titled_figure,
     unique_values,
@@ -195,20 +196,11 @@ def _draw_curves(ax: Axes, curves: pd.DataFrame) -> tuple[list[Any], list[str]]:
     labels = [name for name in unique_values(curves, "system") if (budgeted["system"] == name).any()]
     for j, (name, look) in enumerate(zip(labels, series_looks(labels))):
         part = budgeted[(budgeted["system"] == name) & (budgeted["tokens"] > 0)].sort_values("budget")
-        at, middle, low, high = (part[c].to_numpy(float) for c in ("tokens", "mean", "low", "high"))
+        numbers = part[["tokens", "mean", "low", "high"]].to_numpy(float).T
         # the first lines are the widest, so that those drawn over them don't hide them
         width = (len(labels) - 1 - j) / max(1, len(labels) - 1)
-        handles += ax.plot(
-            at,
-            middle,
-            color=look.colour,
-            marker=look.marker,
-            linestyle=look.dashes,
-            linewidth=1.4 + 1.8 * width,
-            markersize=5.5 + 3.5 * width,
-            markeredgecolor="white",
-        )
-        ax.fill_between(at, low, high, color=look.colour, alpha=0.09, linewidth=0)
+        more = {"width": 1.4 + 1.8 * width, "marker": 5.5 + 3.5 * width, "band": 0.09}
+        handles.append(draw_line(ax, look, numbers, **more))
     return handles, labels
 
 

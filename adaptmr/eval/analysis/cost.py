@@ -18,6 +18,7 @@ from adaptmr.eval.report.tables import (
     OVERALL,
     TYPE_LABELS,
     interval_columns,
+    paired_values,
     split_by_system,
     split_by_type,
 )
@@ -38,7 +39,7 @@ from ...types import Usage
 __all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'PROMISES', 'VERDICTS', 'COMPONENT_TASKS', 'COMPONENT_ABLATIONS',
            'CALLS_PER_OUTCOME', 'token_label', 'add_cost_columns', 'writing_usage', 'usage_outside_rows', 'total_usage',
            'quantile_ci', 'latency_table', 'spending_table', 'writing_table', 'writing_per_turn', 'overhead',
-           'paired_values', 'accuracy_per_1000', 'wide_table', 'promise_table', 'promise_answers', 'spending_numbers',
+           'accuracy_per_1000', 'wide_table', 'promise_table', 'promise_answers', 'spending_numbers',
            'calls_by_component', 'tokens_by_stage', 'component_costs', 'component_sentences']
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
@@ -256,26 +257,6 @@ def overhead(
                     | {**interval_columns(d, "difference"), **share, "n": d.n}
                 )
     return pd.DataFrame(table)
-
-# %% ../../../nbs/eval/analysis/00_cost.ipynb #0b07c9c2
-def paired_values(
-    frame: pd.DataFrame, system: str, other: str, column: str
-) -> tuple[np.ndarray, np.ndarray, list[str], list[str] | None]:
-    """Return a column of two systems on the same questions, with the questions' conversations and languages.
-
-    The last is `None` where the frame doesn't say them. Raises `ValueError` where the questions differ, and
-    `KeyError` for a missing column (`ms` needs times).
-    """
-    a, b = (
-        frame[frame["system"] == s].set_index(["conversation", "question"])[column].astype(float).sort_index()
-        for s in (system, other)
-    )
-    if not len(a) or not a.index.equals(b.index):
-        raise ValueError(f"{system!r} and {other!r} were not asked the same questions")
-    conversations = a.index.get_level_values(0).tolist()
-    spoken = dict(zip(frame["conversation"], frame["language"])) if "language" in frame else {}
-    languages = [spoken[c] for c in conversations] if spoken else None
-    return a.to_numpy(), b.to_numpy(), conversations, languages
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #478db288
 def accuracy_per_1000(

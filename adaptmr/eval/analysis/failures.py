@@ -24,7 +24,7 @@ from adaptmr.eval.report.tables import (
     types_present,
 )
 from ..stats.contrasts import MEASURE_NAMES
-from ..stats.intervals import MIN_GROUPS, RESAMPLES, TOO_FEW, Interval, mean_ci, resampled_sums
+from ..stats.intervals import MIN_GROUPS, RESAMPLES, TOO_FEW, mean_ci, resampled_sums
 
 # %% auto #0
 __all__ = ['GAP_THRESHOLDS', 'GATE_VERDICTS', 'CONTROLS', 'RESPONSIBLE', 'mark_failures', 'failure_rates', 'failure_table',
@@ -135,9 +135,10 @@ class GateResult:
     value: str = "f1"
     left_out: tuple[str, ...] = ()
 
-    @property
-    def _points(self) -> str:
-        return f"{100 * self.gap:.1f} points of {MEASURE_NAMES.get(self.value, self.value)}"
+    def _found(self, without: str) -> str:
+        """Say the gap in points, with its interval or the words `without` it."""
+        spread = without if math.isnan(self.low) else f" [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        return f"{100 * self.gap:.1f} points of {MEASURE_NAMES.get(self.value, self.value)}{spread}"
 
     @property
     def sentence(self) -> str:
@@ -146,8 +147,7 @@ class GateResult:
         consequence = GATE_VERDICTS[self.verdict][1]
         if self.best == self.worst:
             return f"{self.system}: asked one question type only ({best}), so there is no gap. {consequence}"
-        spread = "–" if math.isnan(self.low) else f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
-        found = f"{self.system}: best on {best}, worst on {worst}, a gap of {self._points} {spread}"
+        found = f"{self.system}: best on {best}, worst on {worst}, a gap of {self._found(' –')}"
         found = f"{found}: {self.verdict}. {consequence}"
         if not self.left_out:
             return found
@@ -157,12 +157,11 @@ class GateResult:
     @property
     def answer(self) -> tuple[str, str, str]:
         """Answer whether the system fails differently by question type: question, short answer, numbers."""
-        spread = "" if math.isnan(self.low) else f" [{100 * self.low:.1f}, {100 * self.high:.1f}]"
         return (
             f"Does {self.system} fail differently for different question types?",
             GATE_VERDICTS[self.verdict][0],
             f"best on {TYPE_LABELS[self.best]}, worst on {TYPE_LABELS[self.worst]}: "
-            f"{self._points}{spread}; n = {self.n}, {self.groups} conversations",
+            f"{self._found('')}; n = {self.n}, {self.groups} conversations",
         )
 
     def _repr_html_(self) -> str:
@@ -232,12 +231,9 @@ def gate_table(
     """Tabulate the gate of each system, which shows whether a failure pattern is common to all systems."""
     gates = [decision_gate(frame, s, value, seed=seed) for s in systems or dict.fromkeys(frame["system"])]
     columns = ["system", "best", "worst", "gap", "low", "high", "verdict", "n", "left_out"]
-    rows = [
-        (g.system, TYPE_LABELS[g.best], TYPE_LABELS[g.worst], g.gap, g.low, g.high, g.verdict, g.n)
-        + (", ".join(TYPE_LABELS[t] for t in g.left_out),)
-        for g in gates
-    ]
-    return pd.DataFrame(rows, columns=columns)
+    table = pd.DataFrame([vars(g) for g in gates], columns=columns)
+    table[["best", "worst"]] = table[["best", "worst"]].replace(TYPE_LABELS)
+    return table.assign(left_out=[", ".join(TYPE_LABELS[t] for t in g.left_out) for g in gates])
 
 # %% ../../../nbs/eval/analysis/00_failures.ipynb #5b9f01d5
 _NO_GAP, _GAP = GAP_THRESHOLDS
@@ -308,39 +304,30 @@ def failure_grid(frame: pd.DataFrame, threshold: float = 0.3, *, seed: int = 0) 
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../../../nbs/eval/analysis/00_failures.ipynb #3c780539
+def _fails_with_gold(frame: pd.DataFrame, threshold: float, seed: int) -> tuple[str, list[str], int]:
+    """Return the share of the answerable questions that the reader fails with the gold evidence, in per cent.
+
+    With it, the ends of its interval (none where there is no interval) and the number of questions.
+    """
+    given = frame[(frame["system"] == _GOLD_SYSTEM) & frame["recall_fraction"].notna()]
+    failed = mark_failures(given, threshold)["failed"].to_numpy(float)
+    it = mean_ci(failed, given["conversation"].tolist(), seed=seed)
+    ends = [] if math.isnan(it.low) else [f"[{100 * it.low:.0f}, {100 * it.high:.0f}]"]
+    return f"{100 * it.mean:.0f} %", ends, it.n
+
+
 def reader_sentence(frame: pd.DataFrame, threshold: float = 0.3, *, seed: int = 0) -> str:
     """Say how often the reader fails an answerable question with the gold evidence in hand."""
-    it = _fails_with_gold(frame, threshold, seed)
-    if not it.n:
+    share, ends, n = _fails_with_gold(frame, threshold, seed)
+    if not n:
         return (
             f"{_GOLD_SYSTEM} is not in this run: how often the reader fails with the gold evidence "
             "is not known."
         )
-    share = " ".join((f"{100 * it.mean:.0f} %", *_percent_ends(it)))
     return (
-        f"With the gold evidence in hand, the reader fails {share} of the answerable questions (n = {it.n}): "
-        "no retrieval can answer these with this reader."
+        f"With the gold evidence in hand, the reader fails {' '.join((share, *ends))} of the answerable "
+        f"questions (n = {n}): no retrieval can answer these with this reader."
     )
-
-
-def _fails_with_gold(frame: pd.DataFrame, threshold: float, seed: int) -> Interval:
-    """Estimate the share of the answerable questions that the reader fails with the gold evidence."""
-    given = frame[(frame["system"] == _GOLD_SYSTEM) & frame["recall_fraction"].notna()]
-    failed = mark_failures(given, threshold)["failed"].to_numpy(float)
-    return mean_ci(failed, given["conversation"].tolist(), seed=seed)
-
-
-def _percent_ends(it: Interval) -> list[str]:
-    """Write the ends of an interval in per cent, as a list that is empty where there is no interval."""
-    return [] if math.isnan(it.low) else [f"[{100 * it.low:.0f}, {100 * it.high:.0f}]"]
-
-
-def grid_sentence(grid: pd.DataFrame, system: str) -> str:
-    """Say whose the failures of a system are, overall, largest share first."""
-    _, shares, n = _largest_first(grid, system)
-    if not n:
-        return f"{system} has no failure on an answerable question."
-    return f"{system}: of {n} failures on answerable questions, {shares}."
 
 
 def _largest_first(grid: pd.DataFrame, system: str) -> tuple[str, str, int]:
@@ -351,6 +338,14 @@ def _largest_first(grid: pd.DataFrame, system: str) -> tuple[str, str, int]:
     return (rows[0]["responsible"], shares, rows[0]["n"]) if rows else ("", "", 0)
 
 
+def grid_sentence(grid: pd.DataFrame, system: str) -> str:
+    """Say whose the failures of a system are, overall, largest share first."""
+    _, shares, n = _largest_first(grid, system)
+    if not n:
+        return f"{system} has no failure on an answerable question."
+    return f"{system}: of {n} failures on answerable questions, {shares}."
+
+
 def failure_answers(
     frame: pd.DataFrame, grid: pd.DataFrame, system: str, threshold: float = 0.3, *, seed: int = 0
 ) -> list[tuple[str, str, str]]:
@@ -359,11 +354,10 @@ def failure_answers(
     `grid` is that of `failure_grid`. What is not known (no gold evidence in the run, no failure) is left out.
     """
     answers = []
-    it = _fails_with_gold(frame, threshold, seed)
-    if it.n:
-        asked = "How often does the reader fail with the gold evidence in hand?"
-        numbers = "; ".join((*_percent_ends(it), f"n = {it.n} answerable questions"))
-        answers.append((asked, f"{100 * it.mean:.0f} %.", numbers))
+    share, ends, asked = _fails_with_gold(frame, threshold, seed)
+    if asked:
+        question = "How often does the reader fail with the gold evidence in hand?"
+        answers.append((question, f"{share}.", "; ".join((*ends, f"n = {asked} answerable questions"))))
     most, shares, n = _largest_first(grid, system)
     if n:
         numbers = f"{shares}; n = {n} failures on answerable questions"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +18,11 @@ from ..report.style import NothingToDraw
 from adaptmr.eval.report.tables import (
     OVERALL,
     TYPE_LABELS,
+    Paired,
     interval_columns,
     mean_table,
     paired_gains,
+    paired_values,
     pivot_by_type,
     split_by_type,
 )
@@ -40,24 +42,16 @@ __all__ = ['COMBINED', 'WORTH_IT', 'NOT_WORTH_IT', 'measure_headroom', 'headroom
            'reach_sentences', 'acting_table', 'parts_answer', 'compare_plans']
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #53d3da65
-def _paired_scores(frame: pd.DataFrame, base: str, ceiling: str, value: str) -> pd.DataFrame:
-    """Return conversation, question and type, with the score of `base` and, as `top`, that of `ceiling`.
+def _pairs(frame: pd.DataFrame, base: str, ceiling: str, value: str) -> Iterator[tuple[str, Paired]]:
+    """Yield by question type, all types last, the scores of two systems on the same questions.
 
-    Raises `ValueError` for a system without rows, and for systems that weren't asked the same questions.
+    They are those of the base and of the ceiling, with the questions' conversations and languages. Raises
+    `ValueError` for a system without rows, and for systems that weren't asked the same questions.
     """
     if missing := [s for s in (base, ceiling) if s not in set(frame["system"])]:
-        raise ValueError(
-            f"the frame has no rows of {missing[0]!r}; it has {list(dict.fromkeys(frame['system']))}"
-        )
-    key = ["conversation", "question", "type", *(["language"] if "language" in frame else [])]
-    low, top = (
-        frame.loc[frame["system"] == s, [*key, value]].rename(columns={value: name})
-        for s, name in ((base, "base"), (ceiling, "top"))
-    )
-    both = top.merge(low, on=key, validate="one_to_one")
-    if not len(both) == len(low) == len(top):
-        raise ValueError(f"{base!r} and {ceiling!r} were not asked the same questions")
-    return both
+        raise ValueError(f"the frame has no rows of {missing[0]!r}")
+    for question_type, part in split_by_type(frame[frame["system"].isin([base, ceiling])]):
+        yield question_type, paired_values(part, base, ceiling, value)
 
 
 def measure_headroom(
@@ -74,10 +68,7 @@ def measure_headroom(
     and for systems that weren't asked the same questions.
     """
     rows = []
-    for question_type, part in split_by_type(_paired_scores(frame, base, ceiling, value)):
-        b, t = part["base"].to_numpy(float), part["top"].to_numpy(float)
-        groups = part["conversation"].tolist()
-        languages = part["language"].tolist() if "language" in part else None
+    for question_type, (b, t, groups, languages) in _pairs(frame, base, ceiling, value):
         retrieval = paired_difference(t, b, groups, languages, seed=seed)
         reader = mean_ci(1 - t, groups, seed=seed)
         share = (math.nan,) * 3
@@ -96,17 +87,7 @@ def measure_headroom(
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #c24e6c7a
-def _measured_rows(
-    frame: pd.DataFrame, systems: Sequence[str], ceiling: str, value: str, seed: int
-) -> dict[str, list[dict[Hashable, Any]]]:
-    """Return the rows of `measure_headroom` by system, the overall one last."""
-    return {
-        system: measure_headroom(frame, system, ceiling, value, seed=seed).to_dict("records")
-        for system in systems
-    }
-
-
-def _format_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
+def _format_row(row: Mapping[Any, Any]) -> dict[str, str]:
     """Write the headroom, the reader's loss and the headroom's share as text with their intervals."""
     return {
         name: format_interval(row[column], row[f"{ends}_low"], row[f"{ends}_high"], digits)
@@ -118,19 +99,12 @@ def _format_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
     }
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #e02c50c3
-def headroom_table(
-    frame: pd.DataFrame,
-    systems: Sequence[str],
-    ceiling: str = "oracle_evidence",
-    value: str = "f1",
-    *,
-    seed: int = 0,
-) -> pd.DataFrame:
+def headroom_table(frame: pd.DataFrame, systems: Sequence[str], *, seed: int = 0) -> pd.DataFrame:
     """Format `measure_headroom` of some systems as text cells, a row per system and question type."""
+    rows = (r for s in systems for r in measure_headroom(frame, s, seed=seed).to_dict("records"))
     return pd.DataFrame(
         [
-            {"system": system, "label": r["label"], "now": r["base"], **_format_row(r), "n": r["n"]}
-            for system, rows in _measured_rows(frame, systems, ceiling, value, seed).items()
+            {"system": r["system"], "label": r["label"], "now": r["base"], **_format_row(r), "n": r["n"]}
             for r in rows
         ]
     )
@@ -145,7 +119,7 @@ def headroom_answers(
     """
     out = []
     for ceiling, question in questions.items():
-        whole = _measured_rows(frame, [system], ceiling, value, seed)[system][-1]
+        whole = measure_headroom(frame, system, ceiling, value, seed=seed).to_dict("records")[-1]
         gain, _, share = _format_row(whole).values()
         measure = {"f1": "F1", "recall_fraction": "recall"}.get(value, value)
         detail = f"{ceiling} − {system} in {measure}: {share} of what is missing; n = {whole['n']}"
@@ -153,21 +127,15 @@ def headroom_answers(
     return out
 
 
-def headroom_sentences(
-    frame: pd.DataFrame,
-    systems: Sequence[str],
-    ceiling: str = "oracle_evidence",
-    value: str = "f1",
-    *,
-    seed: int = 0,
-) -> list[str]:
+def headroom_sentences(frame: pd.DataFrame, systems: Sequence[str], *, seed: int = 0) -> list[str]:
     """Summarise `measure_headroom` in a sentence per system.
 
     It says how much retrieval could gain, what share of the gap that is, and on which types it is largest
     and smallest.
     """
     out = []
-    for system, (*by_type, whole) in _measured_rows(frame, systems, ceiling, value, seed).items():
+    for system in systems:
+        *by_type, whole = measure_headroom(frame, system, seed=seed).to_dict("records")
         if math.isnan(whole["retrieval_share"]):
             out.append(f"{system} is perfect: there is no headroom.")
             continue
@@ -197,11 +165,9 @@ def headroom_bar_data(
     question type.
     """
     tidy = mean_table(frame[frame["system"].isin([*systems, ceiling])], value, seed=seed)
-    top = tidy[tidy["system"] == ceiling].set_index("type")
+    top = tidy[tidy["system"] == ceiling].set_index("type")[["mean", "low", "high"]]
     bars = tidy[tidy["system"].isin(systems)]
-    columns = {"top": "mean", "top_low": "low", "top_high": "high"}
-    added = {name: bars["type"].map(top[column]) for name, column in columns.items()}
-    return bars.assign(**added).reset_index(drop=True)
+    return bars.join(top.set_axis(["top", "top_low", "top_high"], axis=1), on="type").reset_index(drop=True)
 
 # %% ../../../nbs/eval/analysis/00_gains.ipynb #bde82bef
 def strategy_matrix(
@@ -304,12 +270,9 @@ def oracle_gap(
     Raises `ValueError` for systems without rows, or that weren't asked the same questions.
     """
     found = []
-    for question_type, part in split_by_type(_paired_scores(frame, base, ceiling, value)):
-        top, low = (part[side].to_numpy(float) for side in ("top", "base"))
-        languages = part["language"].tolist() if "language" in part else None
-        d = paired_difference(top, low, part["conversation"].tolist(), languages, seed=seed)
-        verdict = judge_gap(d.mean)
-        ends = [] if math.isnan(d.low) else [judge_gap(d.low), judge_gap(d.high)]
+    for question_type, (low, top, groups, languages) in _pairs(frame, base, ceiling, value):
+        d = paired_difference(top, low, groups, languages, seed=seed)
+        verdict, ends = judge_gap(d.mean), [] if math.isnan(d.low) else [judge_gap(d.low), judge_gap(d.high)]
         others = [other for other in dict.fromkeys(ends) if other != verdict]
         found.append(
             {"ceiling": ceiling, "base": base, "type": question_type, "label": TYPE_LABELS[question_type]}
@@ -319,13 +282,11 @@ def oracle_gap(
     return pd.DataFrame(found)
 
 
-def gap_sentences(
-    frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], value: str = "f1", *, seed: int = 0
-) -> list[str]:
+def gap_sentences(frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], *, seed: int = 0) -> list[str]:
     """Say for each pair (oracle, system) how large the gap is, its verdict, and where it is largest."""
     out = []
     for ceiling, base in pairs:
-        *by_type, whole = oracle_gap(frame, ceiling, base, value, seed=seed).to_dict("records")
+        *by_type, whole = oracle_gap(frame, ceiling, base, seed=seed).to_dict("records")
         most = max(by_type, key=lambda r: -math.inf if math.isnan(r["gap"]) else r["gap"])
         allowed = f" (its interval allows: {whole['allowed']})" if whole["allowed"] else ""
         out.append(

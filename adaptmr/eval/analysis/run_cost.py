@@ -12,9 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
@@ -27,6 +25,9 @@ from ...markup import html_table
 from ...systems.base import known_systems, unknown_system, uses_llm
 from ...systems.display_names import offline_name
 from ...types import Dataset
+
+if TYPE_CHECKING:  # a look at `adaptmr.estimate` takes no heavy library
+    import pandas as pd
 
 ESTIMATE_VARIABLE = "ADAPTMR_ESTIMATE"  # if set, an experiment stops at its first question with an estimate
 MEASURES = ("calls", "prompt_tokens", "completion_tokens", "seconds")
@@ -83,6 +84,8 @@ def _writing(run: RecordedRun) -> dict[str, tuple[float, float]]:
 
 @lru_cache(maxsize=64)
 def _read_rows(folder: Path) -> pd.DataFrame | None:
+    import pandas as pd
+
     if not (folder / "results.parquet").exists() or not (folder / "timings.parquet").exists():
         return None
     keys = ["system", "conversation", "question"]

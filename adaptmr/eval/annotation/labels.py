@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...checks import did_you_mean
 from ..stats.agreement import cohen_kappa, confusion_matrix
 from ...files import open_atomic
 from ...text import clean
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # %% auto #0
-__all__ = ['CAUSES', 'Turn', 'AnnotationCase', 'one_line', 'sample_failures', 'sample_blind', 'LabelError', 'Label', 'Labels',
-           'disagreements', 'label_confusion']
+__all__ = ['CAUSES', 'ShownTurn', 'AnnotationCase', 'one_line', 'sample_failures', 'sample_blind', 'LabelError', 'Label',
+           'Labels', 'disagreements', 'label_confusion']
 
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #c9148a99
 CAUSES: Mapping[str, str] = {
@@ -41,7 +42,7 @@ CAUSES: Mapping[str, str] = {
 
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #621b8bfe
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ShownTurn:
     """A turn as an annotator sees it; `line` has date, speaker and text.
 
     `gold` says whether it holds evidence, `found` whether it was retrieved, `behind` whether only a memory
@@ -84,7 +85,7 @@ class AnnotationCase:
     prediction: str
     f1: float
     gold: tuple[str, ...] = ()
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ShownTurn, ...] = ()
     unshown: int = 0
 
 
@@ -97,24 +98,17 @@ def one_line(text: Any, limit: int = 900) -> str:
 def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int, dated: bool) -> AnnotationCase:
     """Build the case of one row of `evaluate`, with at most `max_turns` of its retrieved turns.
 
-    Turns are shown with their dates if `dated`.
-
-    Raises `ValueError` for a question or a conversation that `data` doesn't have.
+    Turns are shown with their dates if `dated`. Raises `KeyError` for a conversation or a question that
+    `data` doesn't have.
     """
-    conversation = next((c for c in data.conversations if c.id == row["conversation"]), None)
-    question = next(
-        (q for q in data.questions if (q.conversation, q.id) == (row["conversation"], row["question"])), None
-    )
-    if conversation is None or question is None:
-        raise ValueError(
-            f"{data.label} has no question {row['question']!r} on {row['conversation']!r}: "
-            "give the data that was evaluated"
-        )
+    conversation = data.conversation(row["conversation"])
+    question = {q.id: q for q in data.questions_on(conversation.id)}[row["question"]]
     hits = {m.source: Hit(m, 0.0) for m in conversation.turns}
     line_of = {s: hit.context_line if dated else hit.memory.text_with_speaker for s, hit in hits.items()}
     retrieved, gold = str(row["retrieved"]).split(), tuple(question.evidence)
     behind = set(str(row.get("behind", "")).split())
     shown = [*((s, True) for s in retrieved[:max_turns]), *((s, False) for s in gold if s not in retrieved)]
+    lines = [one_line(line_of.get(source, "(no such turn in the data)")) for source, _ in shown]
     own_id = question.id.startswith(f"{conversation.id}/")
     return AnnotationCase(
         id=question.id if own_id else f"{conversation.id}/{question.id}",
@@ -128,14 +122,8 @@ def _make_case(row: Mapping[str, Any], data: Dataset, max_turns: int, dated: boo
         f1=round(float(row["f1"]), 3),
         gold=gold,
         turns=tuple(
-            Turn(
-                source,
-                one_line(line_of.get(source, "(no such turn in the data)")),
-                source in gold,
-                found,
-                not found and source in behind,
-            )
-            for source, found in shown
+            ShownTurn(source, line, source in gold, found, not found and source in behind)
+            for (source, found), line in zip(shown, lines)
         ),
         unshown=max(0, len(retrieved) - max_turns),
     )
@@ -148,8 +136,7 @@ def _random_key(seed: int, *parts: Any) -> str:
 
 def _take_in_turn(groups: Sequence[Sequence[Any]]) -> list[Any]:
     """Take one item from each group in turn, until none is left."""
-    longest = max(map(len, groups), default=0)
-    return [group[i] for i in range(longest) for group in groups if i < len(group)]
+    return [item for row in zip_longest(*groups) for item in row if item is not None]
 
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #caa8c0a0
 def sample_failures(
@@ -168,28 +155,20 @@ def sample_failures(
     They are spread evenly over conversations. `frame` is what `evaluate` gives on `data`; at most `turns`
     retrieved turns are shown for each. `undated` names systems that show their reader no dates: their turns
     have none here either, since an annotator has to see what the reader saw. Raises `ValueError` for a system
-    that isn't in the frame, a `per_type` or `threshold` out of range, and rows that don't belong to `data`;
-    `KeyError` for a frame without predictions, such as a redacted one.
+    that isn't in the frame; `KeyError` for rows that don't belong to `data`, and for a frame without
+    predictions, such as a redacted one.
     """
-    if not isinstance(per_type, int) or per_type < 1:
-        raise ValueError(f"per_type={per_type!r} must be a whole number, 1 or more")
-    if not 0 < threshold <= 1:
-        raise ValueError(f"threshold={threshold!r} must lie above 0 and at most at 1, such as 0.3")
     needed = ("system", "conversation", "question", "type", "f1", "prediction", "retrieved")
     if missing := [c for c in needed if c not in frame.columns]:
         raise KeyError(
             f"the frame has no column {missing}: a redacted run holds no text to read; "
             "evaluate again, or take a run of your own data"
         )
-    names = list(dict.fromkeys(frame["system"]))
-    if system not in names:
-        raise ValueError(f"no rows of system {system!r}; there are {names}")
-    failed = frame[(frame["system"] == system) & (frame["f1"] < threshold)]
-    shuffled = sorted(
-        failed.to_dict("records"), key=lambda r: _random_key(seed, r["conversation"], r["question"])
-    )
+    if system not in set(frame["system"]):
+        raise ValueError(f"no rows of system {system!r}; there are {list(dict.fromkeys(frame['system']))}")
+    failed = frame[(frame["system"] == system) & (frame["f1"] < threshold)].to_dict("records")
     by_type: dict[str, dict[str, list[Any]]] = {}
-    for row in shuffled:
+    for row in sorted(failed, key=lambda r: _random_key(seed, r["conversation"], r["question"])):
         by_type.setdefault(str(row["type"]), {}).setdefault(str(row["conversation"]), []).append(row)
     cases = []
     for question_type in map(str, QueryType):
@@ -201,26 +180,15 @@ def sample_failures(
 
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #9ed306d9
 def sample_blind(
-    frame: pd.DataFrame,
-    data: Dataset,
-    systems: Sequence[str],
-    per_type: int = 40,
-    threshold: float = 0.3,
-    seed: int = 0,
-    *,
-    turns: int = 30,
-    undated: Collection[str] = (),
+    frame: pd.DataFrame, data: Dataset, systems: Sequence[str], *, seed: int = 0, **options: Any
 ) -> tuple[list[AnnotationCase], dict[str, str]]:
     """Sample failures of several systems for an annotator who must not know which system failed.
 
-    Each system's are drawn by `sample_failures`, with the same arguments and errors; then all are shuffled.
+    Each system's are drawn by `sample_failures`, with the same `options` and errors; then all are shuffled.
     Returns the cases, without a system and with a number for an id, and the key: the system by a case's id.
     """
-    shown: dict[str, Any] = {"turns": turns, "undated": undated}
     drawn = [
-        case
-        for system in systems
-        for case in sample_failures(frame, data, system, per_type, threshold, seed, **shown)
+        case for system in systems for case in sample_failures(frame, data, system, seed=seed, **options)
     ]
     drawn.sort(key=lambda case: _random_key(seed, "blind", case.system, case.id))
     ids = [f"case-{i:0{len(str(len(drawn)))}}" for i in range(1, len(drawn) + 1)]
@@ -245,9 +213,8 @@ class Label:
 def _check_label(label: Label, where: str) -> None:
     """Raise `LabelError` for an unknown cause, a note above 2,000 characters, or a day that is none."""
     if label.cause and label.cause not in CAUSES:
-        near = get_close_matches(label.cause.strip().upper(), CAUSES, 1, 0.5)
-        remedy = f"write {near[0]}" if near else "write one of them, or leave it empty"
-        raise LabelError(f"{where}: cause {label.cause!r} is none of {', '.join(CAUSES)}: {remedy}")
+        near = did_you_mean(label.cause, CAUSES)
+        raise LabelError(f"{where}: cause {label.cause!r}{near} is none of {', '.join(CAUSES)}")
     if len(label.note) > 2000:
         raise LabelError(f"{where}: the note has {len(label.note):,} characters: keep it below 2,000")
     try:
@@ -280,7 +247,7 @@ def _from_entry(entry: Mapping[str, Any], where: str) -> tuple[AnnotationCase, L
             id=entry["case"],
             reference=tuple(entry["reference"]),
             gold=tuple(entry["gold"]),
-            turns=tuple(Turn(**turn) for turn in entry["turns"]),
+            turns=tuple(ShownTurn(**turn) for turn in entry["turns"]),
             f1=float(entry["f1"]),
             unshown=int(entry.get("unshown") or 0),
             **{k: entry[k] for k in _TEXTS[1:]},
@@ -289,14 +256,11 @@ def _from_entry(entry: Mapping[str, Any], where: str) -> tuple[AnnotationCase, L
         raise LabelError(
             f"{where}: the case {str(entry)[:60]!r} is damaged ({e!r}): restore it, or export again"
         ) from e
-    label = Label(**{k: str(entry.get(k) or "") for k in Label.__slots__})
-    return case, replace(label, cause=label.cause.strip(), on=label.on.strip())
+    label = Label(**{k: str(entry.get(k) or "").strip() for k in Label.__slots__})
+    _check_label(label, where)
+    return case, label
 
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #1d1a839f
-def _turn_line(turn: Mapping[str, Any]) -> str:
-    return f"{Turn(**turn).mark} {turn['source']} {turn['line']}"
-
-
 def _parse_turn(line: str) -> dict[str, Any]:
     mark, source, *said = line.split(" ", 2)
     if mark not in ("✓", "·", "≈", "✗"):
@@ -309,14 +273,17 @@ def _is_formula(cell: str) -> bool:
     return cell.lstrip("'").startswith(("=", "+", "-", "@", "\t", "\r"))
 
 
-def _to_csv(entries: Iterable[Mapping[str, Any]]) -> str:
+def _to_csv(pairs: Iterable[tuple[AnnotationCase, Label]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, _COLUMNS, lineterminator="\r\n")
     writer.writeheader()
-    for entry in entries:
-        turns = "\n".join(map(_turn_line, entry["turns"]))
-        joined = {"turns": turns, "gold": " ".join(entry["gold"]), "reference": "\n".join(entry["reference"])}
-        cells = {column: str(value) for column, value in {**entry, **joined}.items()}
+    for case, label in pairs:
+        joined = {
+            "turns": "\n".join(f"{turn.mark} {turn.source} {turn.line}" for turn in case.turns),
+            "gold": " ".join(case.gold),
+            "reference": "\n".join(case.reference),
+        }
+        cells = {column: str(value) for column, value in {**_to_entry(case, label), **joined}.items()}
         writer.writerow({column: f"'{c}" if _is_formula(c) else c for column, c in cells.items()})
     return "\ufeff" + out.getvalue()
 
@@ -360,15 +327,13 @@ def _read_labels(raw: bytes, name: str) -> dict[str, tuple[AnnotationCase, Label
 
     Raises `LabelError`, naming place, value and remedy, for anything that can't be used.
     """
-    parse = _from_csv if name.endswith(".csv") else _from_json
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise LabelError(f"{name} is not UTF-8 ({e.reason} at byte {e.start}): save it as UTF-8") from e
     found: dict[str, tuple[AnnotationCase, Label]] = {}
-    for where, entry in parse(text, name):
+    for where, entry in _from_csv(text, name) if name.endswith(".csv") else _from_json(text, name):
         case, label = _from_entry(entry, where)
-        _check_label(label, where)
         if case.id in found:
             raise LabelError(f"{where}: case {case.id!r} is there already: delete one of the two")
         found[case.id] = case, label
@@ -377,18 +342,16 @@ def _read_labels(raw: bytes, name: str) -> dict[str, tuple[AnnotationCase, Label
 
 def _write_labels(path: Path, pairs: Iterable[tuple[AnnotationCase, Label]]) -> bytes:
     """Write cases and labels to a file, in one step; return its bytes."""
-    entries = [_to_entry(*pair) for pair in pairs]
     if path.suffix == ".csv":
-        text = _to_csv(entries)
+        text = _to_csv(pairs)
     elif path.suffix == ".json":
-        document = {"labels": 1, "causes": CAUSES, "cases": entries}
+        document = {"labels": 1, "causes": CAUSES, "cases": [_to_entry(*pair) for pair in pairs]}
         text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
     else:
         raise LabelError(f"{path.name}: a file of labels ends in .json or .csv")
-    raw = text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_atomic(path, sync_folder=True) as out:
-        out.write(raw)
+        out.write(raw := text.encode())
     return raw
 
 # %% ../../../nbs/eval/annotation/02_labels.ipynb #71377a56
@@ -432,12 +395,10 @@ class Labels:
         return f"Labels({self.path.name!r}: {self.done} of {len(self)} labelled)"
 
     def __getitem__(self, case: str) -> Label:
-        """A case's label. Raises `LabelError` with the nearest ids for a case that isn't there."""
-        if case in self.cases:
-            return self._labels[case]
-        near = get_close_matches(str(case), self.cases, 3, 0.4) or list(self.cases)[:3]
-        known = f"there are {', '.join(map(repr, near))} and others" if near else "it has none"
-        raise LabelError(f"there is no case {case!r} in {self.path.name}; {known}")
+        """A case's label. Raises `LabelError` for a case that isn't there."""
+        if case not in self.cases:
+            raise LabelError(f"there is no case {case!r} in {self.path.name}{did_you_mean(case, self.cases)}")
+        return self._labels[case]
 
     @property
     def done(self) -> int:
@@ -505,13 +466,12 @@ class Labels:
         """
         import pandas as pd
 
-        shown = ("system", "conversation", "question", "type", "f1")
         rows = [
-            (*(getattr(case, name) for name in shown), label.cause, label.on[:10])
+            (case.system, case.conversation, case.question, case.type, case.f1, label.cause, label.on[:10])
             for case, label in self._pairs()
             if label.cause
         ]
-        return pd.DataFrame(rows, columns=[*shown, "cause", "on"])
+        return pd.DataFrame(rows, columns="system conversation question type f1 cause on".split())
 
     def _on_disk(self) -> bytes | None:
         return self.path.read_bytes() if self.path.exists() else None
@@ -540,35 +500,33 @@ def disagreements(a: Labels, b: Labels) -> pd.DataFrame:
     """
     import pandas as pd
 
-    one, two = a.causes(), b.causes()
-    if a.cases.keys() != b.cases.keys():
-        different = sorted(a.cases.keys() ^ b.cases.keys())
+    if different := sorted(a.cases.keys() ^ b.cases.keys()):
         raise LabelError(
             f"{a.path.name} and {b.path.name} are about different cases, such as {different[0]!r}: "
             "export once, and give both annotators the same"
         )
-    both = [id for id in a.cases if id in one and id in two]
+    both, one, two = _labelled_by_both(a, b)
     order = {cause: i for i, cause in enumerate(CAUSES)}
-    apart = sorted((id for id in both if one[id] != two[id]), key=lambda id: (order[one[id]], order[two[id]]))
+    apart = [(id, x, y) for id, x, y in zip(both, one, two) if x != y]
     rows = [
-        {
-            "case": id,
-            "type": a.cases[id].type,
-            "a": one[id],
-            "b": two[id],
-            "note_a": a[id].note,
-            "note_b": b[id].note,
-        }
-        for id in apart
+        (id, a.cases[id].type, x, y, a[id].note, b[id].note)
+        for id, x, y in sorted(apart, key=lambda row: (order[row[1]], order[row[2]]))
     ]
     table = pd.DataFrame(rows, columns=["case", "type", "a", "b", "note_a", "note_b"])
     table.attrs.update(
         n=len(both),
         agreed=len(both) - len(apart),
-        kappa=cohen_kappa([one[i] for i in both], [two[i] for i in both], list(CAUSES)).kappa,
-        only_one=len(one.keys() ^ two.keys()),
+        kappa=cohen_kappa(one, two, list(CAUSES)).kappa,
+        only_one=len(a.causes().keys() ^ b.causes().keys()),
     )
     return table
+
+
+def _labelled_by_both(a: Labels, b: Labels) -> tuple[list[str], list[str], list[str]]:
+    """The cases that both labelled, and the causes that each gave."""
+    one, two = a.causes(), b.causes()
+    both = [id for id in a.cases if id in one and id in two]
+    return both, [one[id] for id in both], [two[id] for id in both]
 
 
 def label_confusion(a: Labels, b: Labels) -> pd.DataFrame:
@@ -576,6 +534,5 @@ def label_confusion(a: Labels, b: Labels) -> pd.DataFrame:
 
     Only cases that both labelled count; agreement is on the diagonal.
     """
-    one, two = a.causes(), b.causes()
-    both = [id for id in one if id in two]
-    return confusion_matrix([one[id] for id in both], [two[id] for id in both], list(CAUSES))
+    _, one, two = _labelled_by_both(a, b)
+    return confusion_matrix(one, two, list(CAUSES))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from .labels import CAUSES, AnnotationCase, LabelError, Labels
 from ...markup import Cell, html_table
@@ -19,12 +18,11 @@ KEY_BINDINGS = {str(i): cause for i, cause in enumerate(CAUSES, 1)}
 __all__ = ['KEY_BINDINGS', 'annotation_html', 'Annotator']
 
 # %% ../../../nbs/eval/annotation/03_widget.ipynb #ae96d33b
-_FILL = {"✓": "background:#e2f3e5", "≈": "background:#fdf3d8", "✗": "background:#fbe3e0", "·": ""}
-_TITLE = {
-    "✓": "gold, retrieved",
-    "≈": "gold, only behind a retrieved memory",
-    "✗": "gold, not retrieved",
-    "·": "retrieved",
+_MARKS = {  # what a mark means, and how its turn is shown
+    "✓": ("gold, retrieved", "background:#e2f3e5"),
+    "≈": ("gold, only behind a retrieved memory", "background:#fdf3d8"),
+    "✗": ("gold, not retrieved", "background:#fbe3e0"),
+    "·": ("retrieved", ""),
 }
 
 
@@ -37,34 +35,33 @@ def annotation_html(case: AnnotationCase) -> str:
     def cell(text: object, style: str = "") -> Cell:
         return Cell(text, f"text-align:left;vertical-align:top;padding:2px 8px;{style}")
 
-    reference = " | ".join(case.reference) or "(none: it can't be answered from the conversation)"
-    rows = [
-        ("question", case.text),
-        ("accepted", reference),
-        ("answered", case.prediction or "(nothing)"),
-        ("F1", f"{case.f1:.2f}"),
-    ]
-    head = [
-        (cell(name, "color:#5b6775"), cell(text, "font-weight:600" if name == "question" else ""))
-        for name, text in rows
-    ]
+    rows = {
+        "question": cell(case.text, "font-weight:600"),
+        "accepted": cell(" | ".join(case.reference) or "(none: it can't be answered from the conversation)"),
+        "answered": cell(case.prediction or "(nothing)"),
+        "F1": cell(f"{case.f1:.2f}"),
+    }
     found = sum(t.gold and t.found for t in case.turns)
     gold = f"{found} of {len(case.gold)} gold turns retrieved" if case.gold else "there are no gold turns"
     more = f"; {case.unshown} more turns were retrieved" if case.unshown else ""
-    body = [[cell(v, _FILL[t.mark]) for v in (t.mark, t.source, t.line)] for t in case.turns]
+    body = [[cell(v, _MARKS[t.mark][1]) for v in (t.mark, t.source, t.line)] for t in case.turns]
     look = "border-collapse:collapse;line-height:1.45"
     return (
-        html_table(head, style=look)
+        html_table([(cell(name, "color:#5b6775"), said) for name, said in rows.items()], style=look)
         + f"<p style='margin:.6em 0 .2em;color:#5b6775'>{html.escape(case.type)}, "
         + f"{html.escape(case.id)}: {gold}{more}</p>"
-        + html_table(body, row_titles=[_TITLE[t.mark] for t in case.turns], style=look)
+        + html_table(body, row_titles=[_MARKS[t.mark][0] for t in case.turns], style=look)
     )
 
-# %% ../../../nbs/eval/annotation/03_widget.ipynb #b1f58a3b
-class _Position:
-    """Which of the cases is shown; at first, the first one without a label.
+# %% ../../../nbs/eval/annotation/03_widget.ipynb #fafc76d3
+_MAX_KEYS = 8  # more characters than this at once were pasted, not typed
 
-    Raises `LabelError` for a case that isn't in `labels`, or for no cases.
+
+class Annotator:
+    """The annotation tool for `cases`, with their `labels`; in a notebook, make it a cell's last line.
+
+    `at` is the number of the case that is shown, from 0; `message` describes the last action, `failed` says
+    whether it failed. Raises `LabelError` for a case that isn't in `labels`, or for no cases.
     """
 
     def __init__(self, cases: Sequence[AnnotationCase], labels: Labels) -> None:
@@ -72,65 +69,8 @@ class _Position:
             raise LabelError("there are no cases: export some failures first")
         for case in cases:
             labels[case.id]
-        self.cases, self.labels, self.at = list(cases), labels, 0
-        self.to_unlabelled(0)
-
-    def to_unlabelled(self, start: int) -> None:
-        """Move to the first case without a label, searching from `start` on and then from 0; else stay."""
-        n = len(self.cases)
-        around = (i % n for i in range(start, start + n))
-        self.at = next((i for i in around if not self.labels[self.cases[i].id].cause), self.at)
-
-    def to_case(self, id: str) -> None:
-        """Move to the case of that id; stay where it isn't among the cases."""
-        self.at = next((i for i, case in enumerate(self.cases) if case.id == id), self.at)
-
-    def by_steps(self, steps: int) -> None:
-        """Move by `steps` cases (back, below 0), stopping at the first and the last."""
-        self.at = min(max(0, self.at + steps), len(self.cases) - 1)
-
-# %% ../../../nbs/eval/annotation/03_widget.ipynb #3dbcc8d5
-_MAX_KEYS = 8  # more characters than this at once were pasted, not typed
-
-
-def _added_keys(before: str, text: str) -> str:
-    """Return what was added at the end of a text box; "" for a deletion or a change elsewhere."""
-    return text[len(before) :] if text.startswith(before) else ""
-
-# %% ../../../nbs/eval/annotation/03_widget.ipynb #5bb252df
-_P = ParamSpec("_P")
-
-
-def _report_failure(
-    action: Callable[Concatenate[Annotator, _P], bool],
-) -> Callable[Concatenate[Annotator, _P], bool]:
-    """Make an action of the tool return `False`, with a message, where its label can't be saved."""
-
-    @wraps(action)
-    def reporting(tool: Annotator, *args: _P.args, **kwargs: _P.kwargs) -> bool:
-        try:
-            return action(tool, *args, **kwargs)
-        except (LabelError, OSError) as e:
-            return tool._report(f"not saved: {e}", failed=True)
-
-    return reporting
-
-# %% ../../../nbs/eval/annotation/03_widget.ipynb #fafc76d3
-class Annotator:
-    """The annotation tool for `cases`, with their `labels`; in a notebook, make it a cell's last line.
-
-    `message` describes the last action, `failed` says whether it failed. Raises `LabelError` for a case that
-    isn't in `labels`, or for no cases.
-    """
-
-    def __init__(self, cases: Sequence[AnnotationCase], labels: Labels) -> None:
-        self._position = _Position(cases, labels)
-        self.cases, self.labels, self.message, self.failed = self._position.cases, labels, "", False
-
-    @property
-    def at(self) -> int:
-        """The number of the case that is shown, from 0."""
-        return self._position.at
+        self.cases, self.labels, self.at, self.message, self.failed = list(cases), labels, 0, "", False
+        self._to_unlabelled(0)
 
     @property
     def case(self) -> AnnotationCase:
@@ -142,49 +82,69 @@ class Annotator:
         """How many of the cases are labelled."""
         return sum(bool(self.labels[c.id].cause) for c in self.cases)
 
+    def _to_unlabelled(self, start: int) -> None:
+        """Move to the first case without a label, searching from `start` on and then from 0; else stay."""
+        n = len(self.cases)
+        around = (i % n for i in range(start, start + n))
+        self.at = next((i for i in around if not self.labels[self.cases[i].id].cause), self.at)
+
     def _report(self, message: str, failed: bool = False) -> bool:
         self.message, self.failed = message, failed
         return not failed
 
-    @_report_failure
+    def _change(self, make: Callable[[], str]) -> bool:
+        """Make a change, and report what it returns; `False`, with a message, where it can't be saved."""
+        try:
+            return self._report(make())
+        except (LabelError, OSError) as e:
+            return self._report(f"not saved: {e}", failed=True)
+
     def label(self, cause: str, note: str | None = None) -> bool:
         """Label the case with a cause (or its key), save, and move to the next without one.
 
         Returns `False`, with a message, where that fails.
         """
         cause, case = KEY_BINDINGS.get(cause, cause), self.case
-        self.labels.set(case.id, cause, note)
-        self._position.to_unlabelled(self.at + 1)
-        last = "" if self.done < len(self.cases) else ". That was the last one: all cases are labelled"
-        return self._report(f"{case.id}: {cause}, saved{last}")
 
-    @_report_failure
+        def make() -> str:
+            self.labels.set(case.id, cause, note)
+            self._to_unlabelled(self.at + 1)
+            last = "" if self.done < len(self.cases) else ". That was the last one: all cases are labelled"
+            return f"{case.id}: {cause}, saved{last}"
+
+        return self._change(make)
+
     def note(self, text: str) -> bool:
         """Save a note on the case that is shown; `False`, with a message, where that fails."""
         label = self.labels[self.case.id]
-        if " ".join(text.split()) == label.note:
-            return True
-        self.labels.set(self.case.id, label.cause, text)
-        return self._report(f"{self.case.id}: note saved")
 
-    @_report_failure
+        def make() -> str:
+            self.labels.set(self.case.id, label.cause, text)
+            return f"{self.case.id}: note saved"
+
+        return " ".join(text.split()) == label.note or self._change(make)
+
     def undo(self) -> bool:
         """Undo the last change, save, and show its case; `False`, with a message, where that fails."""
-        case = self.labels.undo()
-        if case is None:
-            return self._report("there is nothing to undo", failed=True)
-        self._position.to_case(case)
-        return self._report(f"{case}: undone, saved")
+
+        def make() -> str:
+            case = self.labels.undo()
+            if case is None:
+                raise LabelError("there is nothing to undo")
+            self.at = next((i for i, shown in enumerate(self.cases) if shown.id == case), self.at)
+            return f"{case}: undone, saved"
+
+        return self._change(make)
 
     def go(self, steps: int) -> bool:
         """Move by `steps` cases (back, below 0), stopping at the first and the last."""
-        self._position.by_steps(steps)
+        self.at = min(max(0, self.at + steps), len(self.cases) - 1)
         return self._report("")
 
     def handle_key(self, key: str, note: str | None = None) -> bool:
         """Handle a key: 1 to 6 a cause, u undo, n next, b back; others give a message."""
         if key in KEY_BINDINGS:
-            return self.label(KEY_BINDINGS[key], note)
+            return self.label(key, note)
         actions = {"u": self.undo, "n": lambda: self.go(1), "b": lambda: self.go(-1)}
         if key.lower() in actions:
             return actions[key.lower()]()
@@ -194,10 +154,11 @@ class Annotator:
     def handle_text(self, before: str, text: str, note: str | None = None) -> int:
         """Handle the keys that were added at the end of a text box; return how many.
 
-        `before` and `text` are its whole text before and after the change. Text that was pasted, more than 8
-        characters at once, is not handled. A key that fails ends the handling of those after it.
+        `before` and `text` are its whole text before and after the change; a deletion or a change elsewhere
+        adds none. Text that was pasted, more than 8 characters at once, is not handled. A key that fails ends
+        the handling of those after it.
         """
-        keys = _added_keys(before, text)
+        keys = text[len(before) :] if text.startswith(before) else ""
         if len(keys) > _MAX_KEYS:
             self._report(f"{len(keys)} characters at once: type keys one by one", failed=True)
             return 0
@@ -224,25 +185,18 @@ def _widget(tool: Annotator) -> Any:
             "the annotation tool needs ipywidgets: pip install ipywidgets, then reload the page. "
             "Without it, fill in the column “cause” of the file in an editor"
         ) from e
-    wide = w.Layout(width="100%")
-    bar = w.IntProgress(max=len(tool.cases), layout=w.Layout(width="60%"), style={"bar_color": "#0072b2"})
-    count, shown, message = w.HTML(), w.HTML(layout=wide), w.HTML()
+    narrow, auto = w.Layout(width="60%"), w.Layout(width="auto")
+    bar = w.IntProgress(max=len(tool.cases), layout=narrow, style={"bar_color": "#0072b2"})
+    count, shown, message = w.HTML(), w.HTML(layout=w.Layout(width="100%")), w.HTML()
     buttons = [
-        w.Button(description=f"{key} {cause}", tooltip=CAUSES[cause], layout=w.Layout(width="auto"))
+        w.Button(description=f"{key} {cause}", tooltip=CAUSES[cause], layout=auto)
         for key, cause in KEY_BINDINGS.items()
     ]
-    note = w.Text(
-        placeholder="a note, if you like, before the cause",
-        continuous_update=False,
-        layout=w.Layout(width="60%"),
-        description="note",
-    )
-    keys = w.Text(
-        placeholder="keys: click here, then 1 to 6, u, n, b",
-        layout=w.Layout(width="18em"),
-        description="keys",
-    )
-    moves = [w.Button(description=name, layout=w.Layout(width="auto")) for name in ("back", "next", "undo")]
+    asks = "a note, if you like, before the cause"
+    note = w.Text(placeholder=asks, continuous_update=False, layout=narrow, description="note")
+    asks = "keys: click here, then 1 to 6, u, n, b"
+    keys = w.Text(placeholder=asks, layout=w.Layout(width="18em"), description="keys")
+    moves = [w.Button(description=name, layout=auto) for name in ("back", "next", "undo")]
     refreshing = []  # not empty while `refresh` changes the note box, not the annotator
 
     def refresh() -> None:
@@ -250,7 +204,7 @@ def _widget(tool: Annotator) -> Any:
         bar.value = tool.done
         count.value = f"<b>{tool.done} of {len(tool.cases)}</b> labelled; this is number {tool.at + 1}"
         shown.value = annotation_html(tool.case)
-        for button, cause in zip(buttons, KEY_BINDINGS.values()):
+        for button, cause in zip(buttons, CAUSES):
             button.button_style = "success" if cause == label.cause else ""
         refreshing.append(True)
         note.value = label.note
@@ -258,8 +212,8 @@ def _widget(tool: Annotator) -> Any:
         colour = "#a3251b" if tool.failed else "#5b6775"
         message.value = f"<span style='color:{colour}'>{html.escape(tool.message)}</span>"
 
-    def click(cause: str) -> None:
-        tool.label(cause, note.value)
+    def step(act: Callable[[], bool]) -> None:
+        act()
         refresh()
         keys.focus()
 
@@ -268,30 +222,18 @@ def _widget(tool: Annotator) -> Any:
         refresh()
 
     def annotated(change: dict[str, Any]) -> None:
-        if refreshing:
-            return
-        tool.note(change["new"])
-        refresh()
+        if not refreshing:
+            tool.note(change["new"])
+            refresh()
 
-    for button, cause in zip(buttons, KEY_BINDINGS.values()):
-        button.on_click(lambda _, cause=cause: click(cause))
-
-    def step(act: Callable[[], bool]) -> None:
-        act()
-        refresh()
-        keys.focus()
-
+    for button, cause in zip(buttons, CAUSES):
+        button.on_click(lambda _, cause=cause: step(lambda: tool.label(cause, note.value)))
     for button, act in zip(moves, (lambda: tool.go(-1), lambda: tool.go(1), tool.undo)):
         button.on_click(lambda _, act=act: step(act))
     keys.observe(press, "value")
     note.observe(annotated, "value")
-    meanings = w.HTML(
-        "".join(
-            f"<div><b>{key} {cause}</b>: {html.escape(CAUSES[cause])}</div>"
-            for key, cause in KEY_BINDINGS.items()
-        )
-    )
-    help = w.Accordion([meanings], titles=["What the causes mean"], selected_index=None)
+    meanings = (f"<div><b>{k} {c}</b>: {html.escape(CAUSES[c])}</div>" for k, c in KEY_BINDINGS.items())
+    help = w.Accordion([w.HTML("".join(meanings))], titles=["What the causes mean"], selected_index=None)
     refresh()
     return w.VBox(
         [w.HBox([bar, count]), shown, w.HBox(buttons), w.HBox([note]), w.HBox([keys, *moves, message]), help]

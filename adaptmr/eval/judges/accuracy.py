@@ -9,9 +9,8 @@ import inspect
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -29,16 +28,14 @@ from adaptmr.eval.judges.calibration import (
     corrected_accuracy,
     effective_n,
     held_out_refusals,
-    run_judge,
     share_interval,
     wilson_interval,
 )
-from .judge import Judge, LLMJudge, RuleJudge, Verdict
-from ..report.tables import TYPE_LABELS, types_present
+from .judge import Judge, LLMJudge, RuleJudge, Verdict, judge_rows
 from ..stats.intervals import Interval, format_interval, mean_ci
 from ...llm import LLM
 from ...registry import Registry, call_with_options, describe, required_parameters
-from ...types import Dataset, Question, Usage
+from ...types import Dataset, Question
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,44 +126,21 @@ def write_rates(path: Path) -> Calibration:
 def judge_answers(frame: pd.DataFrame, data: Dataset, judge: Judge) -> pd.DataFrame:
     """Add the columns `correct`, `votes` (such as "110") and `judge` to the rows of `evaluate`.
 
-    `attrs["judging"]` holds what judging cost, and counts `Verdict.how`. Raises `KeyError` for a missing
-    column (a redacted run has no predictions) and for a question that the data doesn't have.
+    `attrs["judging"]` holds what judging cost, and counts `Verdict.how`. Raises what `judge_rows` raises.
     """
-    missing = [c for c in ("conversation", "question", "prediction", "abstained") if c not in frame]
-    if missing:
-        raise KeyError(
-            f"the frame has no column {missing}; a run without the data's text can't be judged: "
-            "judge it before it is redacted"
-        )
-    questions = {(q.conversation, q.id): q for q in data.questions}
-    predictions, abstained = map(str, frame["prediction"]), map(bool, frame["abstained"])
-    keys = list(zip(frame["conversation"], frame["question"], predictions, abstained))
-    for c, q, *_ in keys:
-        if (c, q) not in questions:
-            raise KeyError(
-                f"question {q!r} on conversation {c!r} is not in {data.label}: "
-                "judge a run with the data it was made from"
-            )
-    distinct = list(dict.fromkeys(keys))
-    answers = [(questions[c, q], prediction, flag) for c, q, prediction, flag in distinct]
-    verdict = dict(zip(distinct, run_judge(judge, answers)))
+    verdicts, record = judge_rows(frame, data, judge)
     out = frame.assign(
-        correct=[verdict[k].correct for k in keys],
-        votes=["".join("01"[v] for v in verdict[k].votes) for k in keys],
+        correct=[v.correct for v in verdicts],
+        votes=["".join("01"[vote] for vote in v.votes) for v in verdicts],
         judge=judge.name,
     )
-    usage = sum((v.usage for v in verdict.values()), Usage())
-    how = dict(sorted(Counter(v.how for v in verdict.values()).items()))
-    out.attrs = {**frame.attrs, "judging": {"judge": judge.name, **asdict(usage), "how": how}}
+    out.attrs = {**frame.attrs, "judging": record}
     return out
 
 # %% ../../../nbs/eval/judges/02_accuracy.ipynb #9cf49f74
 def _corrected_cell(it: Interval, calibration: Calibration, weight: float, answered: float, seed: int) -> str:
     """Format the corrected accuracy of a share judged right, `it`; `answered` is the share not abstained."""
-    if any(
-        math.isnan(r.mean)
-        for r in (calibration.false_accept_specific, calibration.false_accept_vague, calibration.false_reject)
-    ):
+    if any(math.isnan(rate.mean) for rate in calibration.rates):
         return "unknown"
     known = not math.isnan(it.low)
     try:
@@ -187,6 +161,8 @@ def judged_accuracy_table(frame: pd.DataFrame, calibration: Calibration, seed: i
     Raises `ValueError` for a frame that another judge has judged.
     """
     import pandas as pd
+
+    from adaptmr.eval.report.tables import TYPE_LABELS, types_present
 
     if others := set(frame["judge"]) - {calibration.judge}:
         raise ValueError(f"the frame was judged by {sorted(others)}, the rates are {calibration.judge!r}'s")

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from ...data.locomo import CATEGORY_TO_TYPE
-from .judge import Judge, Verdict
+from .judge import Judge, run_judge
 from ..stats.intervals import MIN_GROUPS, Interval, mean_ci
-from ...llm.concurrency import run_concurrently
 from ...markup import html_table
 from ...types import Dataset, Question, Usage
 
 # %% auto #0
 __all__ = ['WRONG_KINDS', 'MONTE_CARLO_DRAWS', 'CalibrationCase', 'calibration_cases', 'alternative_gold_cases',
-           'wilson_interval', 'share_interval', 'run_judge', 'Calibration', 'calibrate', 'calibration_from_votes',
+           'wilson_interval', 'share_interval', 'Calibration', 'calibrate', 'calibration_from_votes',
            'held_out_refusals', 'effective_n', 'corrected_accuracy']
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #5aee5fc8
@@ -126,19 +125,6 @@ def share_interval(found: Sequence[bool], conversations: Sequence[str]) -> Inter
 def _format_rate(it: Interval) -> str:
     return "unknown" if math.isnan(it.mean) else f"{it.mean:.1%} [{it.low:.1%}, {it.high:.1%}] (n={it.n})"
 
-
-def run_judge(judge: Judge, answers: Sequence[tuple[Question, str, bool]]) -> list[Verdict]:
-    """Judge each (question, answer, abstained), as many at once as the judge's model allows."""
-    llm = getattr(judge, "llm", None)
-    found: dict[int, Verdict] = {}
-    run_concurrently(
-        lambda i: judge.judge(*answers[i]),
-        range(len(answers)),
-        0 if llm is None or llm.is_offline else llm.concurrency,
-        found.__setitem__,
-    )
-    return [found[i] for i in range(len(answers))]
-
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #26754719
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -154,21 +140,29 @@ class Calibration:
     false_reject: Interval
     usage: Usage = field(default_factory=Usage)
 
+    @property
+    def rates(self) -> tuple[Interval, Interval, Interval]:
+        """Of specific and of vague wrong answers accepted, and of right ones rejected."""
+        return self.false_accept_specific, self.false_accept_vague, self.false_reject
+
     def sentence(self) -> str:
         """Describe the rates in one sentence, for every table that uses the judge."""
+        specific, vague, rejected = map(_format_rate, self.rates)
         return (
-            f"Judge {self.judge}: accepts {_format_rate(self.false_accept_specific)} of specific and "
-            f"{_format_rate(self.false_accept_vague)} of vague wrong answers, "
-            f"refuses {_format_rate(self.false_reject)} of right answers written another way."
+            f"Judge {self.judge}: accepts {specific} of specific and {vague} of vague wrong answers, "
+            f"refuses {rejected} of right answers written another way."
         )
 
     def _repr_html_(self) -> str:
-        rows = (
-            ("specific wrong answers accepted", self.false_accept_specific),
-            ("vague wrong answers accepted", self.false_accept_vague),
-            ("right answers refused", self.false_reject),
-        )
-        return html_table([(name, _format_rate(it)) for name, it in rows], caption=f"Judge {self.judge}")
+        names = ("specific wrong answers accepted", "vague wrong answers accepted", "right answers refused")
+        return html_table(zip(names, map(_format_rate, self.rates)), caption=f"Judge {self.judge}")
+
+
+def _wrong_rates(judged: Iterable[tuple[str, bool]]) -> list[Interval]:
+    """The shares of wrong answers accepted, specific and vague ones, from (kind, accepted)."""
+    judged = list(judged)
+    of_kind = ([accepted for kind, accepted in judged if kind == wrong] for wrong in WRONG_KINDS)
+    return [wilson_interval(sum(accepted), len(accepted)) for accepted in of_kind]
 
 
 def calibrate(
@@ -177,10 +171,8 @@ def calibrate(
     """Measure a judge on wrong answers (`cases`) and on right ones; a rate without cases is `nan`."""
     wrong, right = list(cases), list(right)
     found = run_judge(judge, [(c.question, c.prediction, False) for c in wrong + right])
-    accepted = [v.correct for v in found]
-    of_kind = ([a for c, a in zip(wrong, accepted) if c.kind == kind] for kind in WRONG_KINDS)
-    specific, vague = (wilson_interval(sum(x), len(x)) for x in of_kind)
-    refused = [not a for a in accepted[len(wrong) :]]
+    specific, vague = _wrong_rates((c.kind, v.correct) for c, v in zip(wrong, found))
+    refused = [not v.correct for v in found[len(wrong) :]]
     rejected = share_interval(refused, [c.question.conversation for c in right])
     return Calibration(judge.name, specific, vague, rejected, sum((v.usage for v in found), Usage()))
 
@@ -189,14 +181,8 @@ def calibration_from_votes(
     cases: Iterable[CalibrationCase], name: str = "gpt-4o-mini (votes on file)"
 ) -> Calibration:
     """Compute the rates of the judge whose votes the cases hold; what it rejects is unknown."""
-    known = [(c.kind, sum(c.votes) * 2 > len(c.votes)) for c in cases if c.votes]
-    specific, vague = ([a for k, a in known if k == kind] for kind in WRONG_KINDS)
-    return Calibration(
-        name,
-        wilson_interval(sum(specific), len(specific)),
-        wilson_interval(sum(vague), len(vague)),
-        wilson_interval(0, 0),
-    )
+    specific, vague = _wrong_rates((c.kind, sum(c.votes) * 2 > len(c.votes)) for c in cases if c.votes)
+    return Calibration(name, specific, vague, wilson_interval(0, 0))
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #595336d2
 def held_out_refusals(
@@ -211,35 +197,22 @@ def held_out_refusals(
     of accepted right answers of the other conversations less that of accepted wrong ones; the first, if
     several are. Returns (refused, cases) by conversation.
     """
-    conversations = [c.question.conversation for c in right]
-    names = list(dict.fromkeys(conversations))
-    accepted: dict[float, np.ndarray] = {}
-    for threshold in thresholds:
-        answers = [(c.question, c.prediction, False) for c in (*right, *wrong)]
-        accepted[threshold] = np.array([v.correct for v in run_judge(make(threshold), answers)])
-    of = np.array(conversations)
+    conversations = np.array([c.question.conversation for c in right])
+    answers = [(c.question, c.prediction, False) for c in (*right, *wrong)]
+    accepted = {t: np.array([v.correct for v in run_judge(make(t), answers)]) for t in thresholds}
+    counts = {}
+    for name in sorted(set(conversations.tolist())):
+        here = conversations == name
 
-    def refused(name: str) -> int:
-        def balance(threshold: float) -> float:
-            known, others = accepted[threshold][: len(right)], accepted[threshold][len(right) :]
-            return float(known[of != name].mean()) - float(others.mean() if len(others) else 0.0)
+        def balance(threshold: float, others: np.ndarray = ~here) -> float:
+            known, of_wrong = accepted[threshold][: len(right)], accepted[threshold][len(right) :]
+            return float(known[others].mean()) - float(of_wrong.mean() if len(of_wrong) else 0.0)
 
-        chosen = accepted[max(thresholds, key=balance)]
-        return int((~chosen[: len(right)][of == name]).sum())
-
-    return {name: (refused(name), conversations.count(name)) for name in sorted(names)}
+        chosen = accepted[max(thresholds, key=balance)][: len(right)]
+        counts[name] = int((~chosen[here]).sum()), int(here.sum())
+    return counts
 
 # %% ../../../nbs/eval/judges/01_calibration.ipynb #9918f1d5
-def _mean_rates(calibration: Calibration) -> tuple[float, float, float]:
-    """Return the shares of specific and vague wrong answers accepted, and of right ones rejected.
-
-    0 where a rate is unknown.
-    """
-    specific, vague = calibration.false_accept_specific, calibration.false_accept_vague
-    rates = (r.mean if r.n else 0.0 for r in (specific, vague, calibration.false_reject))
-    return next(rates), next(rates), next(rates)
-
-
 def effective_n(rate: Interval) -> float:
     """Return the number of independent cases whose share has an interval of this width; at most `rate.n`."""
     spread = (rate.high - rate.low) / (2 * 1.96)
@@ -254,14 +227,12 @@ def _error_rates(calibration: Calibration, weight: float) -> tuple[float, float]
     `weight`, 0 to 1, is the share of specific ones among wrong answers. Raises `ValueError` where a rate that
     has weight is unknown, or the judge is no better than chance.
     """
-    weights = (weight, 1 - weight, 1)
-    rates = (calibration.false_accept_specific, calibration.false_accept_vague, calibration.false_reject)
-    if any(math.isnan(rate.mean) for rate, w in zip(rates, weights) if w):
+    if any(math.isnan(rate.mean) for rate, w in zip(calibration.rates, (weight, 1 - weight, 1)) if w):
         raise ValueError(
             f"judge {calibration.judge}: a rate is unknown, so that nothing can be corrected. "
             "Calibrate it on wrong and on right answers"
         )
-    specific, vague, rejected = _mean_rates(calibration)
+    specific, vague, rejected = (r.mean if r.n else 0.0 for r in calibration.rates)
     accepted = weight * specific + (1 - weight) * vague
     if not 1 - rejected - accepted > 0:
         raise ValueError(
@@ -282,14 +253,11 @@ def _draw_accuracy(
     def draw(p: float, of: float) -> np.ndarray:
         return rng.beta(p * of + 0.5, (1 - p) * of + 0.5, MONTE_CARLO_DRAWS)
 
-    specific, vague, rejected = _mean_rates(calibration)
-    numbers = (calibration.false_accept_specific, calibration.false_accept_vague, calibration.false_reject)
-    n_specific, n_vague, n_rejected = map(effective_n, numbers)
     a = draw(answered, n) if answered < 1 else np.ones(MONTE_CARLO_DRAWS)
     s = a * draw(min(1.0, share / answered) if answered else 0.0, n * answered)
-    specific_draws = weight * draw(specific, n_specific)
-    fa = specific_draws + (1 - weight) * draw(vague, n_vague)
-    denominator = 1 - draw(rejected, n_rejected) - fa
+    specific, vague, rejected = (draw(r.mean if r.n else 0.0, effective_n(r)) for r in calibration.rates)
+    fa = weight * specific + (1 - weight) * vague
+    denominator = 1 - rejected - fa
     # a draw in which the judge is no better than chance carries no information: any accuracy is possible
     anywhere = np.where(np.arange(MONTE_CARLO_DRAWS) % 2, np.inf, -np.inf)
     better = denominator > 0
@@ -311,14 +279,8 @@ def corrected_accuracy(
     they are not independent); `weight`, 0 to 1, is the share of specific ones among wrong answers, which sets
     the false-accept rate between the vague (0) and the specific one (1); `answered` the share that didn't
     abstain. The interval is a parametric bootstrap over the share and the judge's rates, clipped to [0, 1].
-    Raises `ValueError` for a judge whose sensitivity and specificity don't exceed 1 together, or are unknown,
-    and for shares outside 0 to 1.
+    Raises `ValueError` for a judge whose sensitivity and specificity don't exceed 1 together, or are unknown.
     """
-    for name, x in (("share_judged_right", share_judged_right), ("weight", weight), ("answered", answered)):
-        if not 0 <= x <= 1:
-            raise ValueError(f"{name}={x!r} must lie in 0..1")
-    if not n > 0 or share_judged_right > answered + 1e-9:
-        raise ValueError(f"n={n} must be more than 0, and the share judged right at most {answered=}")
     accepted, rejected = _error_rates(calibration, weight)
     p = _draw_accuracy(share_judged_right, n, calibration, weight, answered, np.random.default_rng(seed))
     low, high = np.clip(np.quantile(p, [0.025, 0.975], method="nearest"), 0, 1)

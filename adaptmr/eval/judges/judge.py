@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from string import Template
-from typing import Collection, Mapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Protocol, Sequence
 
 from adaptmr.eval.metrics.parsed_answer import (
     CJK,
@@ -23,12 +23,17 @@ from adaptmr.eval.metrics.parsed_answer import (
     same_value,
 )
 from ...llm import LLM
+from ...llm.concurrency import run_concurrently
 from ...llm.tasks import Task, object_schema, register_task
 from ...text import clean, detect_language
-from ...types import QueryType, Question, Usage
+from ...types import Dataset, QueryType, Question, Usage
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # %% auto #0
-__all__ = ['CRITERIA', 'Verdict', 'Judge', 'gold_answers', 'RuleJudge', 'criterion_of', 'wrap_in_tags', 'LLMJudge']
+__all__ = ['CRITERIA', 'Verdict', 'Judge', 'gold_answers', 'RuleJudge', 'criterion_of', 'wrap_in_tags', 'LLMJudge', 'run_judge',
+           'judge_rows']
 
 # %% ../../../nbs/eval/judges/00_judge.ipynb #9fd3483e
 @dataclass(frozen=True, slots=True)
@@ -88,64 +93,17 @@ def gold_answers(question: Question) -> list[str]:
         out += [text, *(g.strip() for g in m.groups() if g)] if m else [text]
     return list(dict.fromkeys(t for t in out if t))
 
-# %% ../../../nbs/eval/judges/00_judge.ipynb #44ce6853
+# %% ../../../nbs/eval/judges/00_judge.ipynb #9c6b0f7a
 _ASKS_VALUE = re.compile(
     r"\bwhen\b|\b(?:what|which) (?:date|day|year|month|time|age|number|amount|price)\b|"
     r"\bhow (?:many|much|long|old|often|far)\b|什么时候|何时|几|多少|多久|多大|哪一?[天年月]"
 )
-
-
-class _Comparison(NamedTuple):
-    """What a prediction shares with a gold answer, and what it doesn't."""
-
-    asked: str
-    gold: ParsedAnswer
-    answer: ParsedAnswer
-    missing: list[Number | Date]  # values of the gold answer that the prediction lacks
-    others: list[Number | Date]  # values of the prediction that neither gold answer nor question has
-    n_values: int  # values of the gold answer that the prediction has
-    extra: int  # words and values of the prediction that neither gold answer nor question has
-
-    @property
-    def f1(self) -> float:
-        """Token F1, 0 to 1, each value counting as one token."""
-        words = (self.gold.content & self.answer.content).total()
-        said = self.n_values + words + self.extra
-        wanted = self.n_values + len(self.missing) + self.gold.content.total()
-        return 2 * (self.n_values + words) / max(1, said + wanted)
-
-    @property
-    def hedges(self) -> bool:
-        """Whether the prediction offers alternatives that the gold answer doesn't."""
-        return bool(self.extra and OR_WORDS.search(self.answer.rest) and not OR_WORDS.search(self.gold.rest))
-
-    @property
-    def contradicts(self) -> bool:
-        """Whether a value is missing and another of its type, number or date, replaces it."""
-        return any(type(v) is type(w) for v in self.missing for w in self.others)
-
-    @property
-    def values_suffice(self) -> bool:
-        """Whether values alone decide: the gold answer has nothing else, or the question asks for one."""
-        return bool(self.gold.values) and (not self.gold.content or bool(_ASKS_VALUE.search(self.asked)))
-
-    @property
-    def contains_words(self) -> bool:
-        """Whether all words of the gold answer are in the prediction, Chinese ones in the same order."""
-        latin = Counter({w: n for w, n in self.gold.content.items() if not re.match(f"[{CJK}]", w)})
-        runs = re.split(f"[^{CJK}]|[{EMPTY_ZH}]", self.gold.rest)
-        found = latin <= self.answer.content and all(run in self.answer.rest for run in runs)
-        return bool(self.gold.content) and found
-
-# %% ../../../nbs/eval/judges/00_judge.ipynb #9c6b0f7a
 _ASKS_UNIT = re.compile(
     r"how many (?P<unit>day|week|month)s|[几多]少?个?(?:(?P<day>天)|(?P<week>周|星期|礼拜)|(?P<month>月))"
 )
 
 
-def _wanted_values(
-    question: Question, asked: str, gold: ParsedAnswer
-) -> list[tuple[Number | Date, float]]:
+def _wanted_values(question: Question, asked: str, gold: ParsedAnswer) -> list[tuple[Number | Date, float]]:
     """The values of a gold answer, with the unit that the question asks for, and how far off each may be."""
     m = _ASKS_UNIT.search(asked)
     unit = (m["unit"] or m.lastgroup or "") if m else ""
@@ -160,13 +118,19 @@ def _wanted_values(
     return wanted
 
 
-def _compare(question: Question, gold: ParsedAnswer, answer: ParsedAnswer) -> _Comparison:
-    """Compare the values and words of a prediction with those of a gold answer."""
+def _contains_words(answer: ParsedAnswer, gold: ParsedAnswer) -> bool:
+    latin = Counter({w: n for w, n in gold.content.items() if not re.match(f"[{CJK}]", w)})
+    runs = re.split(f"[^{CJK}]|[{EMPTY_ZH}]", gold.rest)
+    return bool(gold.content) and latin <= answer.content and all(run in answer.rest for run in runs)
+
+
+def _compare(question: Question, gold: ParsedAnswer, answer: ParsedAnswer, most: int) -> tuple[str, float]:
+    """The rule that applies to a prediction with at most `most` words more, and its token F1, 0 to 1."""
     asked = plain_text(question.text)
     in_question = parse_answer(asked)
     wanted = _wanted_values(question, asked, gold)
     missing = [v for v, slack in wanted if not any(same_value(v, w, slack) for w in answer.values)]
-    n_values = len(wanted) - len(missing)
+    n_values, n_words = len(wanted) - len(missing), (gold.content & answer.content).total()
     others = [
         w
         for w in answer.values
@@ -175,10 +139,20 @@ def _compare(question: Question, gold: ParsedAnswer, answer: ParsedAnswer) -> _C
     ]
     if gold.content and not any(isinstance(w, Number) for w in answer.values):
         missing = [v for v in missing if isinstance(v, Date) or not v.soft]
-    # words of the question that an answer repeats are not counted, unless it names two things to choose from
     free: Collection[str] = () if OR_WORDS.search(asked) else in_question.content
     extra = sum(n for w, n in (answer.content - gold.content).items() if w not in free) + len(others)
-    return _Comparison(asked, gold, answer, missing, others, n_values, extra)
+    n_said, n_gold = n_values + n_words + extra, n_values + len(missing) + gold.content.total()
+    f1 = 2 * (n_values + n_words) / max(1, n_said + n_gold)
+
+    hedges = extra and OR_WORDS.search(answer.rest) and not OR_WORDS.search(gold.rest)
+    if not missing and extra <= most:
+        if gold.values and (not gold.content or _ASKS_VALUE.search(asked)):
+            return "values", f1
+        if not hedges and _contains_words(answer, gold):
+            return "contains", f1
+    if any(type(v) is type(w) for v in missing for w in others):
+        return "contradicts", f1
+    return "hedges" if hedges else "words", f1
 
 # %% ../../../nbs/eval/judges/00_judge.ipynb #51c73ae9
 _RULES = ("match", "values", "contradicts", "contains", "hedges", "words")  # the first that applies decides
@@ -193,10 +167,10 @@ class RuleJudge:
     words that the gold answer doesn't have.
     """
 
+    name = "rules"
+
     def __init__(self, threshold: float = 0.55, max_extra_words: int = 25) -> None:
-        if not 0 < threshold <= 1:
-            raise ValueError(f"RuleJudge.threshold {threshold!r} must be more than 0 and at most 1")
-        self.threshold, self.max_extra_words, self.name = threshold, max_extra_words, "rules"
+        self.threshold, self.max_extra_words = threshold, max_extra_words
 
     def judge(self, question: Question, prediction: str, abstained: bool) -> Verdict:
         """Decide whether `prediction` answers `question`, by the rules listed in `eval.judges.judge`.
@@ -219,10 +193,7 @@ class RuleJudge:
         return min((how for how, _ in found), key=_RULES.index), max(f1 for _, f1 in found)
 
     def _compare_one(self, question: Question, gold_text: str, text: str) -> tuple[str, float]:
-        """Compare a prediction with one gold answer; return the rule that applies, and the token F1.
-
-        Both texts are normalised by `plain_text`.
-        """
+        """Compare a prediction with one gold answer, both normalised by `plain_text`."""
         gold, answer = parse_answer(gold_text), parse_answer(text)
         same = gold.words == answer.words and gold.values == answer.values
         if text == gold_text or (same and (gold.words or gold.values)):
@@ -238,18 +209,7 @@ class RuleJudge:
         answer = parse_answer(text, without_denied=not gold.denies)
         if gold.denies and not answer.denies:
             return "words", 0.0
-        compared = _compare(question, gold, answer)
-        return self._rule(compared), compared.f1
-
-    def _rule(self, compared: _Comparison) -> str:
-        if not compared.missing and compared.extra <= self.max_extra_words:
-            if compared.values_suffice:
-                return "values"
-            if not compared.hedges and compared.contains_words:
-                return "contains"
-        if compared.contradicts:
-            return "contradicts"
-        return "hedges" if compared.hedges else "words"
+        return _compare(question, gold, answer, self.max_extra_words)
 
 # %% ../../../nbs/eval/judges/00_judge.ipynb #2bd1b179
 CRITERIA = {
@@ -381,3 +341,42 @@ class LLMJudge:
         outcomes = Counter(r.outcome for r in results)
         how = " ".join(f"{outcome}×{n}" for outcome, n in sorted(outcomes.items()))
         return Verdict(sum(votes) * 2 > len(votes), votes, sum((r.usage for r in results), Usage()), how)
+
+# %% ../../../nbs/eval/judges/00_judge.ipynb #3c3caca4
+def run_judge(judge: Any, answers: Sequence[tuple[Question, str, bool]]) -> list[Any]:
+    """Judge each (question, answer, abstained), as many at once as the judge's model allows."""
+    llm = getattr(judge, "llm", None)
+    at_once = 0 if llm is None or llm.is_offline else llm.concurrency
+    found: dict[int, Any] = {}
+    run_concurrently(lambda i: judge.judge(*answers[i]), range(len(answers)), at_once, found.__setitem__)
+    return [found[i] for i in range(len(answers))]
+
+
+def judge_rows(
+    frame: pd.DataFrame, data: Dataset, judge: Any, judged: Callable[[Question], Any] = lambda question: True
+) -> tuple[list[Any], dict[str, Any]]:
+    """Judge the rows of `evaluate` whose questions `judged` accepts, equal ones once.
+
+    Returns the verdict of each row, `None` where it wasn't judged, and a record of the judge: its name, what
+    judging cost, and how often each `how` occurs. Raises `KeyError` for a missing column (a redacted run has
+    no predictions) and for a question that the data doesn't have.
+    """
+    columns = ("conversation", "question", "prediction", "abstained")
+    if missing := [c for c in columns if c not in frame]:
+        raise KeyError(
+            f"the frame has no column {missing}; a run without the data's text can't be judged: "
+            "judge it before it is redacted"
+        )
+    questions = {(q.conversation, q.id): q for q in data.questions}
+    keys = [(c, q, str(said), bool(abstained)) for c, q, said, abstained in zip(*map(frame.get, columns))]
+    if unknown := next((key for key in keys if key[:2] not in questions), None):
+        raise KeyError(
+            f"question {unknown[1]!r} on conversation {unknown[0]!r} is not in {data.label}: "
+            "judge a run with the data it was made from"
+        )
+    distinct = [key for key in dict.fromkeys(keys) if judged(questions[key[:2]])]
+    found = run_judge(judge, [(questions[key[:2]], *key[2:]) for key in distinct])
+    how = dict(sorted(Counter(v.how for v in found).items()))
+    cost = asdict(sum((v.usage for v in found), Usage()))
+    verdicts = dict(zip(distinct, found))
+    return [verdicts.get(key) for key in keys], {"judge": judge.name, **cost, "how": how}

@@ -9,14 +9,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from .judge import wrap_in_tags
+from .judge import judge_rows, run_judge, wrap_in_tags
 from ..stats.intervals import Interval, mean_ci
 from ...llm import LLM
-from ...llm.concurrency import run_concurrently
 from ...llm.tasks import Task, object_schema, register_task
 from ...markup import html_table
 from ...text import clean, content_words, detect_language
@@ -31,16 +30,16 @@ __all__ = ['FULL_SHARE', 'PART_SHARE', 'CREDITS', 'MAX_LINES', 'JUDGE_RUBRIC', '
            'calibrate_rubrics']
 
 # %% ../../../nbs/eval/judges/01_rubric.ipynb #c8da4452
-def rubric_lines(question: Question) -> tuple[str, ...]:
-    """Return the statements of a question's rubric, each without its introduction; () without a rubric."""
-    lines = (_INTRODUCTION.sub("", clean(str(line))).strip() for line in getattr(question, "rubric", ()))
-    return tuple(line for line in lines if line)
-
-# %% ../../../nbs/eval/judges/01_rubric.ipynb #1f9b3d50
 _INTRODUCTION = re.compile(
     r"\s*(?:the )?(?:LLM )?(?:response|answer) should (?:state|mention|contain|include|say)(?: that)?:\s*",
     re.I,
 )
+
+
+def rubric_lines(question: Question) -> tuple[str, ...]:
+    """Return the statements of a question's rubric, each without its introduction; () without a rubric."""
+    lines = (_INTRODUCTION.sub("", clean(str(line))).strip() for line in getattr(question, "rubric", ()))
+    return tuple(line for line in lines if line)
 
 # %% ../../../nbs/eval/judges/01_rubric.ipynb #3ae9c114
 FULL_SHARE = 0.8  # of a statement's content words, for 1
@@ -171,35 +170,12 @@ def judge_rubrics(frame: pd.DataFrame, data: Dataset, judge: RubricJudge) -> pd.
     """Add the column `rubric` (0 to 1, `nan` without a rubric) to the rows of `evaluate`.
 
     `attrs["rubric_judging"]` holds the judge's name, what judging cost, and counts `RubricVerdict.how`.
-    Raises `KeyError` for a missing column and for a question that the data doesn't have.
+    Raises what `judge_rows` raises.
     """
-    columns = ("conversation", "question", "prediction", "abstained")
-    if missing := [c for c in columns if c not in frame]:
-        raise KeyError(f"the frame has no column {missing}: judge a run before its texts are left out")
-    questions = {(q.conversation, q.id): q for q in data.questions}
-    keys = list(zip(*(frame[c] for c in columns)))
-    if unknown := [key for key in keys if key[:2] not in questions]:
-        raise KeyError(f"question {unknown[0][1]!r} on {unknown[0][0]!r} is not in {data.label}")
-    distinct = [key for key in dict.fromkeys(keys) if rubric_lines(questions[key[:2]])]
-    answers = [(questions[c, q], str(said), bool(flag)) for c, q, said, flag in distinct]
-    verdicts = dict(zip(distinct, _judge_all(judge, answers)))
-    out = frame.assign(rubric=[verdicts[key].score if key in verdicts else math.nan for key in keys])
-    usage = sum((v.usage for v in verdicts.values()), Usage())
-    how = dict(sorted(Counter(v.how for v in verdicts.values()).items()))
-    out.attrs = {**frame.attrs, "rubric_judging": {"judge": judge.name, **asdict(usage), "how": how}}
+    verdicts, record = judge_rows(frame, data, judge, rubric_lines)
+    out = frame.assign(rubric=[math.nan if v is None else v.score for v in verdicts])
+    out.attrs = {**frame.attrs, "rubric_judging": record}
     return out
-
-
-def _judge_all(judge: RubricJudge, answers: Sequence[tuple[Question, str, bool]]) -> list[RubricVerdict]:
-    """Judge each (question, answer, abstained), as many at once as the judge's model allows."""
-    found: dict[int, RubricVerdict] = {}
-    run_concurrently(
-        lambda i: judge.judge(*answers[i]),
-        range(len(answers)),
-        0 if judge.llm is None else judge.llm.concurrency,
-        found.__setitem__,
-    )
-    return [found[i] for i in range(len(answers))]
 
 # %% ../../../nbs/eval/judges/01_rubric.ipynb #dd55a47c
 @dataclass(frozen=True, slots=True)
@@ -231,21 +207,22 @@ def rubric_cases(dataset: Dataset, n: int | None = None, seed: int = 0) -> list[
         raise ValueError(f"{dataset.label} has no rubrics to make answers from")
     rng = Random(seed)
     rng.shuffle(questions)
-    gold, half, denied, other = (list[RubricCase]() for _ in RUBRIC_CASE_KINDS)
+    cases: dict[str, list[RubricCase]] = {kind: [] for kind in RUBRIC_CASE_KINDS}
+    gold, half, denied, other = RUBRIC_CASE_KINDS
     for q in questions:
-        lines = rubric_lines(q)
+        lines, made = rubric_lines(q), {}
+        none = (0.0,) * len(lines)
         if q.type is not QueryType.preference:
             said = str(q.answers[0])
-            gold.append(RubricCase(q, said, RUBRIC_CASE_KINDS[0], (1.0,) * len(lines)))
-            said = _DENIALS[detect_language(said)] + said
-            denied.append(RubricCase(q, said, RUBRIC_CASE_KINDS[2], (0.0,) * len(lines)))
+            made[gold] = said, (1.0,) * len(lines)
+            made[denied] = _DENIALS[detect_language(said)] + said, none
         if len(lines) > 1:
-            stated = tuple(float(i % 2 == 0) for i in range(len(lines)))
-            half.append(RubricCase(q, _join(lines[::2]), RUBRIC_CASE_KINDS[1], stated))
+            made[half] = _join(lines[::2]), tuple(float(i % 2 == 0) for i in range(len(lines)))
         if others := [o for o in questions if o.conversation == q.conversation and o.category != q.category]:
-            said = str(rng.choice(others).answers[0])
-            other.append(RubricCase(q, said, RUBRIC_CASE_KINDS[3], (0.0,) * len(lines)))
-    return [case for cases in (gold, half, denied, other) for case in cases[:n]]
+            made[other] = str(rng.choice(others).answers[0]), none
+        for kind, (said, expected) in made.items():
+            cases[kind].append(RubricCase(q, said, kind, expected))
+    return [case for of_kind in cases.values() for case in of_kind[:n]]
 
 
 def _join(lines: Sequence[str]) -> str:
@@ -292,7 +269,7 @@ def _format(it: Interval) -> str:
 
 def calibrate_rubrics(judge: RubricJudge, cases: Sequence[RubricCase], seed: int = 0) -> RubricRates:
     """Measure what a judge credits on answers whose statements are known, see `rubric_cases`."""
-    found = _judge_all(judge, [(c.question, c.prediction, False) for c in cases])
+    found = run_judge(judge, [(c.question, c.prediction, False) for c in cases])
     given: dict[tuple[str, bool], list[tuple[float, str]]] = {}
     for case, verdict in zip(cases, found):
         for expected, credit in zip(case.expected, verdict.credits, strict=True):

@@ -18,6 +18,7 @@ from adaptmr.eval.report.style import (
     MARKERS,
     PALETTE,
     TEXT_COLOR,
+    Look,
     NothingToDraw,
     canvas,
     halo,
@@ -42,6 +43,9 @@ __all__ = ['grouped_bars', 'heatmap', 'difference_plot', 'line_plot', 'pareto_fr
            'headroom_bars', 'PALETTE', 'HATCHES', 'MARKERS', 'lightness', 'save_figure', 'house_style']
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #25b4121c
+_ENDS = ("mean", "low", "high")
+
+
 def require_columns(frame: pd.DataFrame, *columns: str) -> None:
     """Raise `KeyError` for a column that the frame lacks, and `NothingToDraw` for a frame without rows."""
     missing = [c for c in columns if c not in frame.columns]
@@ -57,20 +61,15 @@ def unique_values(frame: pd.DataFrame, column: str) -> list[Any]:
 
 
 class PlacedRows:
-    """The rows of a tidy frame by their place on the axis (`x`) and their series (`hue`).
+    """The rows of a tidy frame by their place on the axis (`x`) and their series (`hue`), in its order.
 
-    Places and series are in the frame's order. Raises `ValueError` for two rows with the same place and
-    series, because they would be drawn over each other.
+    Raises `ValueError` for two rows with the same place and series: they would be drawn over each other.
     """
 
     def __init__(self, frame: pd.DataFrame, x: str, hue: str) -> None:
         self.places, self.series = unique_values(frame, x), unique_values(frame, hue)
-        twice = frame.duplicated([x, hue])
-        if twice.any():
-            raise ValueError(
-                f"{int(twice.sum())} rows repeat a place, such as "
-                f"{tuple(frame.loc[twice, [x, hue]].iloc[0])}: give one row per {x} and {hue}"
-            )
+        if frame.duplicated([x, hue]).any():
+            raise ValueError(f"rows repeat a place: give one row per {x} and {hue}")
         self.rows = {(row[x], row[hue]): row for _, row in frame.iterrows()}
 
     def values(self, series: Any, *columns: str) -> np.ndarray:
@@ -79,15 +78,12 @@ class PlacedRows:
         return np.array([[np.nan if row is None else float(row[c]) for c in columns] for row in rows])
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #bc10a1f6
-def with_direction(label: str, better: str) -> str:
-    """Add to the label of an axis where it gets better: "higher" or "lower" values, "" for neither.
+_DIRECTIONS = {"higher": "{}   better →", "lower": "← better   {}", "": "{}"}
 
-    Raises `ValueError` for another word.
-    """
-    if better not in ("higher", "lower", ""):
-        raise ValueError(f'better={better!r} must be "higher", "lower" or ""')
-    arrow = {"higher": "better →", "lower": "← better", "": ""}[better]
-    return "   ".join(filter(None, (arrow, label) if better == "lower" else (label, arrow)))
+
+def with_direction(label: str, better: str) -> str:
+    """Add to the label of an axis where it gets better: "higher" or "lower" values, "" for neither."""
+    return _DIRECTIONS[better].format(label).strip()
 
 
 @contextmanager
@@ -149,9 +145,19 @@ def draw_bars(
     return ax.bar(at, height, width, color=colour, linewidth=0.5, edgecolor=edge, **look)
 
 
-def side_by_side(n_places: int, n_series: int, j: int, width: float) -> np.ndarray:
-    """Return the positions of the bars of series `j`: the bars of all series are centred on their place."""
-    return np.arange(n_places) + (j - (n_series - 1) / 2) * width
+def side_by_side(placed: PlacedRows, width: float) -> list[np.ndarray]:
+    """Return the positions of each series' bars of that width: together they are centred on their place."""
+    n = len(placed.series)
+    return [np.arange(len(placed.places)) + (j - (n - 1) / 2) * width for j in range(n)]
+
+
+def draw_line(ax: Axes, look: Look, numbers: np.ndarray, *, width: float, marker: float, band: float) -> Any:
+    """Draw a series with its band of this opacity and return its handle; `numbers` are x, y, low and high."""
+    at, middle, low, high = numbers
+    style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dashes}
+    (line,) = ax.plot(at, middle, linewidth=width, markersize=marker, markeredgecolor="white", **style)
+    ax.fill_between(at, low, high, color=look.colour, alpha=band, linewidth=0)
+    return line
 
 
 def label_places(ax: Axes, labels: Sequence[Any]) -> None:
@@ -163,40 +169,33 @@ def label_places(ax: Axes, labels: Sequence[Any]) -> None:
 def grouped_bars(
     frame: pd.DataFrame,
     x: str,
-    y: str = "mean",
     hue: str = "system",
-    low: str = "low",
-    high: str = "high",
     *,
     title: str = "",
     xlabel: str = "",
     ylabel: str = "",
-    ylim: tuple[float, float] | None = (0, 1),
     better: str = "",
 ) -> Figure:
-    """Draw bars of `y` for each `x`, side by side for each `hue`, with intervals.
+    """Draw bars of `mean` for each `x`, side by side for each `hue`, with intervals from `low` to `high`.
 
-    `better` says whether "higher" or "lower" is better.
-
-    A row that is missing or `nan` leaves a gap marked with a dash; a bar without an interval has a dash on
-    top. Raises `KeyError` for a missing column (also of the interval) and `ValueError` for two rows in one
-    place.
+    `better` says whether "higher" or "lower" is better. A row that is missing or `nan` leaves a gap marked
+    with a dash; a bar without an interval has a dash on top. Raises `KeyError` for a missing column and
+    `ValueError` for two rows in one place.
     """
-    require_columns(frame, x, y, hue, low, high)
+    require_columns(frame, x, hue, *_ENDS)
     placed = PlacedRows(frame, x, hue)
-    n_places, n_series = len(placed.places), len(placed.series)
-    width, handles = 0.82 / n_series, []
-    size = max(5.0, 1.2 + n_places * (0.32 * n_series + 0.35)), 3.9
+    width, handles = 0.82 / len(placed.series), []
+    size = max(5.0, 1.2 + len(placed.places) * (0.32 * len(placed.series) + 0.35)), 3.9
     with titled_figure(*size, title, xlabel, with_direction(ylabel, better)) as (fig, ax):
-        for j, (name, look) in enumerate(zip(placed.series, series_looks(placed.series))):
-            at, numbers = side_by_side(n_places, n_series, j, width), placed.values(name, y, low, high)
+        looks = series_looks(placed.series)
+        for name, look, at in zip(placed.series, looks, side_by_side(placed, width)):
+            numbers = placed.values(name, *_ENDS)
             handles.append(draw_bars(ax, at, numbers[:, 0], width * 0.92, look.colour, hatch=look.hatch))
             draw_error_bars(ax, at, *numbers.T, ecolor=TEXT_COLOR, elinewidth=1.3, path_effects=halo(2.9))
             for gap in at[np.isnan(numbers[:, 0])]:
                 draw_dash(ax, gap)
         label_places(ax, placed.places)
-        if ylim:
-            ax.set_ylim(*ylim)
+        ax.set_ylim(0, 1)
         add_legend(fig, handles, placed.series)
     return fig
 
@@ -229,14 +228,14 @@ def heatmap(
     numbers = np.column_stack([placed.values(a, value)[:, 0] for a in across])
 
     def text(d: Any, a: Any) -> str:
-        if (d, a) not in rows or np.isnan(rows[d, a][value]):
+        row = rows.get((d, a))
+        if row is None or np.isnan(row[value]):
             return ""
-        row = rows[d, a]
+        number = format(row[value], fmt)
         if not low or not high:
-            return format(row[value], fmt)
-        return format(row[value], fmt) + (
-            "\n–" if np.isnan(row[low]) or np.isnan(row[high]) else f"\n[{row[low]:{fmt}}, {row[high]:{fmt}}]"
-        )
+            return number
+        known = not np.isnan(row[low]) and not np.isnan(row[high])
+        return number + (f"\n[{row[low]:{fmt}}, {row[high]:{fmt}}]" if known else "\n–")
 
     with titled_figure(2.4 + 1.25 * len(across), 1.3 + 0.62 * len(down), title) as (fig, ax):
         ax.set_facecolor("#f4f4f4")
@@ -275,8 +274,6 @@ def difference_plot(
     frame: pd.DataFrame,
     label: str | Sequence[str] = "system",
     value: str = "difference",
-    low: str = "low",
-    high: str = "high",
     *,
     title: str = "",
     xlabel: str = "difference",
@@ -290,22 +287,15 @@ def difference_plot(
     band around zero.
     """
     names = [label] if isinstance(label, str) else list(label)
-    require_columns(frame, *names, value, low, high)
+    require_columns(frame, *names, value, "low", "high")
+    numbers = frame[[value, "low", "high"]].to_numpy(float)
     with titled_figure(6.4, 1.2 + 0.36 * len(frame), title, with_direction(xlabel, better)) as (fig, ax):
-        _show_dwarfed(ax, frame[[value, low, high]].to_numpy(float))
+        _show_dwarfed(ax, numbers)
         ax.axvline(0, color=TEXT_COLOR, linewidth=1)
-        for i, (_, row) in enumerate(frame.iterrows()):
-            v, bottom, top = (float(row[c]) for c in (value, low, high))
-            if np.isnan(v):
-                ax.text(0, i, " not measured", va="center", color="#888888", fontsize=8)
-            elif np.isnan(bottom) or np.isnan(top):
-                _draw_untested(ax, v, i)
-            else:
-                _draw_difference(ax, v, i, bottom, top, bottom > 0 or top < 0)
-        ax.set_yticks(
-            range(len(frame)),
-            [printable_label(" · ".join(str(row[n]) for n in names)) for _, row in frame.iterrows()],
-        )
+        for i, row in enumerate(numbers):
+            _draw_difference(ax, i, *map(float, row))
+        labels = frame[names].astype(str).agg(" · ".join, axis=1)
+        ax.set_yticks(range(len(frame)), map(printable_label, labels))
         ax.set_ylim(len(frame) - 0.4, -0.6)
         ax.grid(visible=False, axis="y")
         ax.margins(x=0.08)
@@ -331,69 +321,47 @@ def _show_dwarfed(ax: Axes, numbers: np.ndarray) -> None:
     ax.set_xlabel(f"{ax.get_xlabel()} (logarithmic beyond ±{band:,.6g})")
 
 
-def _draw_untested(ax: Axes, value: float, i: int) -> None:
-    """Draw a difference without an interval in row `i`: an open point that is labelled "too few"."""
-    look: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "#777777", "markeredgewidth": 1.5}
-    ax.plot([value], [i], "o", markersize=7, **look)
-    offset: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-    ax.annotate(TOO_FEW, (value, i), color="#666666", fontsize=8, path_effects=halo(2.5), **offset)
-
-
-def _draw_difference(ax: Axes, value: float, i: int, low: float, high: float, shown: bool) -> None:
+def _draw_difference(ax: Axes, i: int, value: float, low: float, high: float) -> None:
     """Draw a difference with its interval in row `i`: filled and dark where it is shown, a square below zero.
 
-    Colours are those of systems, so they don't tell it.
+    Without an interval it is an open point that is labelled "too few". Colours are those of systems, so they
+    don't tell it.
     """
+    if np.isnan(value):
+        ax.text(0, i, " not measured", va="center", color="#888888", fontsize=8)
+        return
+    shown, tested = low > 0 or high < 0, not np.isnan(low + high)
     colour = TEXT_COLOR if shown else "#777777"
-    ax.errorbar(
-        [value],
-        [i],
-        xerr=[[max(0.0, value - low)], [max(0.0, high - value)]],
-        fmt="s" if shown and value < 0 else "o",
-        color=colour,
-        markerfacecolor=colour if shown else "white",
-        markersize=7,
-        markeredgewidth=1.5,
-        elinewidth=1.8,
-        capsize=3,
-    )
+    look: dict[str, Any] = {"color": colour, "markerfacecolor": colour if shown else "white", "markersize": 7}
+    look |= {"fmt": "s" if shown and value < 0 else "o", "markeredgewidth": 1.5}
+    reach = [[max(0.0, value - low)], [max(0.0, high - value)]] if tested else None
+    ax.errorbar([value], [i], xerr=reach, elinewidth=1.8, capsize=3, **look)
+    if not tested:
+        offset: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+        ax.annotate(TOO_FEW, (value, i), color="#666666", fontsize=8, path_effects=halo(2.5), **offset)
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #636d6b22
 def line_plot(
     frame: pd.DataFrame,
     x: str,
-    y: str = "mean",
     hue: str = "system",
-    low: str = "low",
-    high: str = "high",
     *,
     title: str = "",
     xlabel: str = "",
     ylabel: str = "",
     better: str = "",
 ) -> Figure:
-    """Draw `y` over a numeric `x`, one line with markers and a band `low` to `high` for each `hue`.
+    """Draw `mean` over a numeric `x`, a line with markers and a band from `low` to `high` for each `hue`.
 
     `better` says whether "higher" or "lower" is better.
     """
-    require_columns(frame, x, y, hue, low, high)
+    require_columns(frame, x, hue, *_ENDS)
     series = PlacedRows(frame, x, hue).series
     with titled_figure(6.4, 3.9, title, xlabel or x, with_direction(ylabel, better)) as (fig, ax):
         handles = []
         for name, look in zip(series, series_looks(series)):
-            part = frame[frame[hue] == name].sort_values(x)
-            at, middle, bottom, top = (part[c].to_numpy(float) for c in (x, y, low, high))
-            handles += ax.plot(
-                at,
-                middle,
-                color=look.colour,
-                marker=look.marker,
-                linestyle=look.dashes,
-                linewidth=1.8,
-                markersize=6,
-                markeredgecolor="white",
-            )
-            ax.fill_between(at, bottom, top, color=look.colour, alpha=0.13, linewidth=0)
+            numbers = frame.loc[frame[hue] == name, [x, *_ENDS]].sort_values(x).to_numpy(float).T
+            handles.append(draw_line(ax, look, numbers, width=1.8, marker=6, band=0.13))
         values = np.unique(frame[x].to_numpy(float))
         if values.size <= 12:
             ax.set_xticks(values, [f"{v:g}" for v in values])
@@ -415,10 +383,6 @@ def pareto_front(cost: Sequence[float] | np.ndarray, quality: Sequence[float] | 
 def pareto_plot(
     frame: pd.DataFrame,
     x: str,
-    y: str = "mean",
-    label: str = "system",
-    low: str = "low",
-    high: str = "high",
     *,
     title: str = "",
     xlabel: str = "",
@@ -426,21 +390,21 @@ def pareto_plot(
     log: bool = False,
     labelled: Collection[str] | None = None,
 ) -> Figure:
-    """Draw a labelled point for each row, its interval of `y`, and the Pareto front.
+    """Draw a labelled point for each `system`, its `mean` with the interval over the cost `x`, and the front.
 
     `log=True` for costs over several powers of ten (they must be positive). With `labelled` only those names
-    and those on the front have labels and intervals: the others are small, grey and in the background.
+    and those on the Pareto front have labels and intervals: the others are small, grey and behind.
     """
-    require_columns(frame, x, y, label, low, high)
-    rows = frame.dropna(subset=[x, y]).sort_values([x, y, label], kind="stable")
+    require_columns(frame, x, "system", *_ENDS)
+    rows = frame.dropna(subset=[x, "mean"]).sort_values([x, "mean", "system"], kind="stable")
     if not len(rows):
-        raise ValueError(f"no row has both {x} and {y}")
+        raise ValueError(f"no row has both {x} and mean")
     if log and (rows[x] <= 0).any():
         raise ValueError(f"{x} has values of 0 or less: they have no place on a logarithmic axis")
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    names = with_direction(xlabel or x, "lower"), with_direction(ylabel or y, "higher")
-    best = pareto_front(rows[x].to_numpy(float), rows[y].to_numpy(float))
+    names = with_direction(xlabel or x, "lower"), with_direction(ylabel or "mean", "higher")
+    best = pareto_front(rows[x].to_numpy(float), rows["mean"].to_numpy(float))
     with titled_figure(6.8, 4.4, title, *names) as (fig, ax):
         if log:
             ax.set_xscale("log")
@@ -448,47 +412,23 @@ def pareto_plot(
             ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
         ax.margins(0.14, 0.16)
-        front = rows[best]
-        ax.step(front[x], front[y], where="post", color="#999999", linewidth=1.3, linestyle="--", zorder=1)
-        corners = np.repeat(front[[x, y]].to_numpy(float), 2, axis=0)
+        front = rows.loc[best, [x, "mean"]].to_numpy(float)
+        ax.step(*front.T, where="post", color="#999999", linewidth=1.3, linestyle="--", zorder=1)
+        corners = np.repeat(front, 2, axis=0)
         steps = np.column_stack([corners[1:, 0], corners[:-1, 1]])  # the front as drawn: across, then up
-        named = np.isin(rows[label], [*(rows[label] if labelled is None else labelled)]) | best
-        ax.plot(rows.loc[~named, x], rows.loc[~named, y], "o", color="#bbbbbb", markersize=4, zorder=1.5)
+        named = np.isin(rows["system"], [*(rows["system"] if labelled is None else labelled)]) | best
+        ax.plot(rows.loc[~named, x], rows.loc[~named, "mean"], "o", color="#bbbbbb", markersize=4, zorder=1.5)
         rows, best = rows[named], best[named]
-        draw_error_bars(
-            ax,
-            *(rows[c].to_numpy(float) for c in (x, y, low, high)),
-            mark=False,
-            ecolor="#aaaaaa",
-            elinewidth=1,
-            capsize=2,
-            zorder=2,
-        )
-        for at, height, name, on in zip(rows[x], rows[y], rows[label], best):
+        at, middle, low, high = rows[[x, *_ENDS]].to_numpy(float).T
+        look: dict[str, Any] = {"ecolor": "#aaaaaa", "elinewidth": 1, "capsize": 2, "zorder": 2}
+        draw_error_bars(ax, at, middle, low, high, mark=False, **look)
+        for cost, height, name, on in zip(at, middle, rows["system"], best):
             colour = system_colour(name)
-            ax.plot(
-                [at],
-                [height],
-                linestyle="none",
-                marker="o",
-                markersize=8,
-                color=colour,
-                markeredgewidth=1.5,
-                zorder=3,
-                markerfacecolor=colour if on else "white",
-            )
-        bars = [
-            np.array([[cost, bottom], [cost, top]])
-            for cost, bottom, top in rows[[x, low, high]].dropna().to_numpy(float)
-        ]
-        _place_labels(
-            fig,
-            ax,
-            rows[x].to_numpy(float),
-            rows[y].to_numpy(float),
-            [printable_label(v) for v in rows[label]],
-            [*bars, *(steps[i : i + 2] for i in range(len(steps) - 1))],
-        )
+            point: dict[str, Any] = {"color": colour, "markerfacecolor": colour if on else "white"}
+            ax.plot(cost, height, "o", markersize=8, markeredgewidth=1.5, zorder=3, **point)
+        bars = [np.array([[c, b], [c, t]]) for c, b, t in zip(at, low, high) if not np.isnan(b + t)]
+        drawn = [*bars, *(steps[i : i + 2] for i in range(len(steps) - 1))]
+        _place_labels(fig, ax, at, middle, [printable_label(v) for v in rows["system"]], drawn)
     return fig
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #5638f366
@@ -518,32 +458,19 @@ def _place_labels(
     ]
     for i, text in enumerate(labels):
         (px, py), own = points[i], taken[i]
-        note = ax.annotate(
-            text,
-            (x[i], y[i]),
-            xytext=(0, 0),
-            textcoords="offset points",
-            va="bottom",
-            fontsize=8.5,
-            color=TEXT_COLOR,
-            zorder=4,
-            path_effects=halo(2),
-        )
+        look: dict[str, Any] = {"va": "bottom", "fontsize": 8.5, "color": TEXT_COLOR, "zorder": 4}
+        look |= {"xytext": (0, 0), "textcoords": "offset points", "path_effects": halo(2)}
+        note = ax.annotate(text, (x[i], y[i]), **look)
         width, height = np.asarray(note.get_window_extent(renderer).size) + 4
         least, place = np.inf, own
         for radius, turn in _LABEL_OFFSETS:
-            left = (
-                px + radius * scale * np.cos(turn) - width * (1 - np.cos(turn)) / 2
-            )  # the label's near edge faces its point
+            # the label's near edge faces its point
+            left = px + radius * scale * np.cos(turn) - width * (1 - np.cos(turn)) / 2
             base = py + radius * scale * np.sin(turn) - height / 2
             box = Bbox.from_bounds(left, base, width, height)
             outside = box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1
-            cost = (
-                100 * outside
-                + 10 * sum(box.overlaps(b) for b in taken)
-                + 2 * sum(box.overlaps(b) for b in thin)
-                + radius / 20
-            )
+            crossed = 10 * sum(box.overlaps(b) for b in taken) + 2 * sum(box.overlaps(b) for b in thin)
+            cost = 100 * outside + crossed + radius / 20
             if cost < least:
                 least, place = cost, box
         note.set_position(((place.x0 + 2 - px) / scale, (place.y0 + 2 - py) / scale))
@@ -551,161 +478,124 @@ def _place_labels(
         end = np.clip([px, py], place.min, place.max)
         if np.hypot(*(end - [px, py])) > 14 * scale:  # far from its point: a thin leader
             ex, ey = ax.transData.inverted().transform(end)
-            ax.plot(
-                [x[i], ex], [y[i], ey], color="#bbbbbb", linewidth=0.7, zorder=1.5, scalex=False, scaley=False
-            )
+            line: dict[str, Any] = {"color": "#bbbbbb", "linewidth": 0.7, "zorder": 1.5}
+            ax.plot([x[i], ex], [y[i], ey], scalex=False, scaley=False, **line)
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #e3b6a218
 _MIN_LABELLED_SHARE = 0.075  # parts below it are too small for their name
 
 
-def _write_part_name(ax: Axes, name: str, foot: np.ndarray, share: np.ndarray, colour: str) -> None:
-    """Write the name of a part into each bar in which it is large enough."""
+def _draw_part(
+    ax: Axes,
+    name: str,
+    colour: str,
+    foot: np.ndarray,
+    numbers: np.ndarray,
+    topmost: np.ndarray,
+    offset: float,
+) -> BarContainer:
+    """Draw a part of each stacked bar with its name, where it is large enough, and its share's interval.
+
+    `numbers` are share, low and high, (places, 3). The interval is to the right of the middle by `offset`.
+    `topmost` says in which bars the part is the last one: there the share is measured from the top, so the
+    error bar is upside down.
+    """
+    share, at = np.nan_to_num(numbers[:, 0]), np.arange(len(foot))
+    bars = draw_bars(ax, at, share, 0.72, colour, bottom=foot)
     ink = "white" if lightness(colour) < 55 else TEXT_COLOR
     look: dict[str, Any] = {"ha": "left", "va": "center", "fontsize": 7.5, "color": ink, "zorder": 5}
     for i in np.flatnonzero(share >= _MIN_LABELLED_SHARE):
         ax.text(i - 0.33, foot[i] + share[i] / 2, printable_label(name), **look)
-
-
-def _draw_part_intervals(
-    ax: Axes, offset: float, foot: np.ndarray, numbers: np.ndarray, topmost: np.ndarray
-) -> None:
-    """Draw the interval of a part's share, to the right of the middle by `offset`.
-
-    `numbers` are share, low and high, (places, 3). `topmost` says in which bars the part is the last one:
-    there the share is measured from the top, so the error bar is upside down.
-    """
-    share = np.nan_to_num(numbers[:, 0])
     shown = ~np.isnan(numbers).any(axis=1) & (share > 0)
     below, above = np.abs(numbers[:, 1:] - share[:, None]).T
-    ax.errorbar(
-        np.flatnonzero(shown) + offset,
-        np.where(topmost, foot, foot + share)[shown],
-        yerr=np.where(topmost, [above, below], [below, above])[:, shown],
-        fmt="none",
-        ecolor=TEXT_COLOR,
-        elinewidth=1.0,
-        path_effects=halo(2.4),
-        zorder=4,
-    )
-
-
-def _count_label(placed: PlacedRows, place: str, n: int, low: str) -> str:
-    """Name a place with the number of its failures, and say if they are too few for an interval."""
-    rows = (placed.rows[place, part] for part in placed.series if (place, part) in placed.rows)
-    few = n > 0 and all(np.isnan(row[low]) for row in rows)
-    return f"{place}\n(n={n}{f': {TOO_FEW}' if few else ''})"
+    reach = np.where(topmost, [above, below], [below, above])[:, shown]
+    rim: dict[str, Any] = {"ecolor": TEXT_COLOR, "elinewidth": 1.0, "path_effects": halo(2.4), "zorder": 4}
+    ends = np.where(topmost, foot, foot + share)[shown]
+    ax.errorbar(at[shown] + offset, ends, yerr=reach, fmt="none", **rim)
+    return bars
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #13b0c403
 def stacked_causes(
-    shares: pd.DataFrame,
-    x: str = "label",
-    part: str = "cause",
-    y: str = "mean",
-    low: str = "low",
-    high: str = "high",
-    *,
-    title: str = "",
-    xlabel: str = "",
-    ylabel: str = "share of failures",
+    shares: pd.DataFrame, *, title: str = "", xlabel: str = "", ylabel: str = "share of failures"
 ) -> Figure:
-    """Draw a stacked bar for each `x` of the shares of each `part`, in the frame's order.
+    """Draw a stacked bar for each `label` of the shares of each `cause`, in the frame's order.
 
     Takes one system's rows of `causes.cause_shares`. Below each bar is the number `n` of failures in
     it, and whether those are too few for an interval. Raises `KeyError` for a missing column, `ValueError`
     for two rows in one place.
     """
-    require_columns(shares, x, part, y, low, high, "n")
-    placed = PlacedRows(shares, x, part)
-    numbers = np.array([placed.values(name, y, low, high) for name in placed.series])
+    require_columns(shares, "label", "cause", *_ENDS, "n")
+    placed = PlacedRows(shares, "label", "cause")
+    numbers = np.array([placed.values(name, *_ENDS) for name in placed.series])
     heights = np.nan_to_num(numbers[:, :, 0])  # (parts, places)
     tops = np.cumsum(heights, axis=0)
     feet, topmost = np.vstack([np.zeros_like(tops[:1]), tops[:-1]]), tops > tops[-1] - 1e-6
-    at, handles, apart = np.arange(len(placed.places)), [], 0.23 / max(1, len(placed.series) - 1)
-    with titled_figure(max(5.0, 1.4 + 1.25 * len(at)), 4.3, title, xlabel, ylabel) as (fig, ax):
-        for j, name in enumerate(placed.series):
-            colour = PALETTE[j % len(PALETTE)]
-            handles.append(draw_bars(ax, at, heights[j], 0.72, colour, bottom=feet[j]))
-            _write_part_name(ax, name, feet[j], heights[j], colour)
-            _draw_part_intervals(ax, 0.1 + apart * j, feet[j], numbers[j], topmost[j])
-        counts = [
-            int(next(placed.rows[p, q]["n"] for q in placed.series if (p, q) in placed.rows))
-            for p in placed.places
+    apart = 0.23 / max(1, len(placed.series) - 1)
+    size = max(5.0, 1.4 + 1.25 * len(placed.places)), 4.3
+    with titled_figure(*size, title, xlabel, ylabel) as (fig, ax):
+        handles = [
+            _draw_part(
+                ax, name, PALETTE[j % len(PALETTE)], feet[j], numbers[j], topmost[j], 0.1 + apart * j
+            )
+            for j, name in enumerate(placed.series)
         ]
-        label_places(ax, [_count_label(placed, p, n, low) for p, n in zip(placed.places, counts)])
-        for i in np.flatnonzero(np.array(counts) == 0):
-            draw_dash(ax, float(i))
+        labels = []
+        for i, (place, rows) in enumerate(shares.groupby("label", sort=False)):
+            n, few = int(rows["n"].iloc[0]), bool(rows["low"].isna().all())
+            labels.append(f"{place}\n(n={n}{f': {TOO_FEW}' if n and few else ''})")
+            if not n:
+                draw_dash(ax, float(i))
+        label_places(ax, labels)
         ax.set_ylim(0, 1.03)
         ax.set_yticks(np.arange(0, 1.01, 0.2))
         add_legend(fig, handles, placed.series)
     return fig
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #4bf5fc16
-_CEILING_COLUMNS = ("mean", "low", "high", "top", "top_low", "top_high")
+_CEILING = ("top", "top_low", "top_high")
 
 
-def _draw_gains(ax: Axes, at: np.ndarray, values: dict[str, np.ndarray], width: float) -> None:
+def _draw_gains(ax: Axes, at: np.ndarray, numbers: np.ndarray, width: float) -> None:
     """Write the headroom above each bar; where it is negative, draw a line at the ceiling."""
-    gain = values["top"] - values["mean"]
-    for i in np.flatnonzero(~np.isnan(values["mean"])):
-        ax.annotate(
-            f"{np.nan_to_num(gain[i]):+.2f}".replace("0.", "."),
-            (at[i], np.nanmax([values[c][i] for c in ("mean", "top", "top_high", "high")])),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=7,
-            color=TEXT_COLOR,
-        )
-        if gain[i] < 0:
-            ends = [at[i] - width * 0.46, at[i] + width * 0.46]
-            ax.plot(ends, [values["top"][i]] * 2, color="white", linewidth=1.6, zorder=5)
-
-
-def _draw_two_intervals(ax: Axes, at: np.ndarray, values: dict[str, np.ndarray], width: float) -> None:
-    """Draw the interval of a bar, dark and left, and that of its ceiling, light and right."""
-    look: dict[str, Any] = {"elinewidth": 1.2, "path_effects": halo(2.6), "zorder": 4}
-    for side, colour, columns in (
-        (-0.18, TEXT_COLOR, _CEILING_COLUMNS[:3]),
-        (0.18, "#777777", _CEILING_COLUMNS[3:]),
-    ):
-        draw_error_bars(ax, at + side * width, *(values[c] for c in columns), ecolor=colour, **look)
+    look: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "fontsize": 7}
+    for x, row in zip(at, numbers):
+        mean, _, high, top, _, top_high = row
+        if np.isnan(mean):
+            continue
+        gain = f"{np.nan_to_num(top - mean):+.2f}".replace("0.", ".")
+        ax.annotate(gain, (x, np.nanmax([mean, top, top_high, high])), color=TEXT_COLOR, **look)
+        if top < mean:
+            ax.plot([x - width * 0.46, x + width * 0.46], [top] * 2, color="white", linewidth=1.6, zorder=5)
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #2d636125
 def headroom_bars(
-    frame: pd.DataFrame,
-    x: str = "label",
-    hue: str = "system",
-    *,
-    title: str = "",
-    xlabel: str = "",
-    ylabel: str = "F1",
-    headroom_label: str = "headroom of retrieval",
+    frame: pd.DataFrame, *, title: str = "", ylabel: str = "F1", headroom_label: str = "headroom of retrieval"
 ) -> Figure:
-    """Draw bars of `mean` for each `x` and `hue`, each with the headroom up to `top`.
+    """Draw bars of `mean` for each `label` and `system`, each with the headroom up to `top`.
 
-    Takes the rows of `headroom.headroom_bar_data`. The interval of a bar (`low`, `high`) is dark and left,
+    Takes the rows of `gains.headroom_bar_data`. The interval of a bar (`low`, `high`) is dark and left,
     that of its ceiling (`top_low`, `top_high`) light and right; a dash marks one that isn't known. Raises
     like `grouped_bars`.
     """
     from matplotlib.patches import Patch
 
-    require_columns(frame, x, hue, *_CEILING_COLUMNS)
-    placed = PlacedRows(frame, x, hue)
-    n_places, n_series = len(placed.places), len(placed.series)
-    width, handles = 0.84 / n_series, []
+    require_columns(frame, "label", "system", *_ENDS, *_CEILING)
+    placed = PlacedRows(frame, "label", "system")
+    width, handles = 0.84 / len(placed.series), []
     hatched: dict[str, Any] = {"edgecolor": EDGE_COLOR, "hatch": "///"}
-    size = max(5.0, 1.2 + n_places * (0.42 * n_series + 0.35)), 4.1
-    with titled_figure(*size, title, xlabel, with_direction(ylabel, "higher")) as (fig, ax):
-        for j, (name, look) in enumerate(zip(placed.series, series_looks(placed.series))):
-            at = side_by_side(n_places, n_series, j, width)
-            values = dict(zip(_CEILING_COLUMNS, placed.values(name, *_CEILING_COLUMNS).T))
-            mean, gain = values["mean"], np.nan_to_num(values["top"] - values["mean"])
+    bars: dict[str, Any] = {"elinewidth": 1.2, "path_effects": halo(2.6), "zorder": 4}
+    size = max(5.0, 1.2 + len(placed.places) * (0.42 * len(placed.series) + 0.35)), 4.1
+    with titled_figure(*size, title, "", with_direction(ylabel, "higher")) as (fig, ax):
+        looks = series_looks(placed.series)
+        for name, look, at in zip(placed.series, looks, side_by_side(placed, width)):
+            numbers = placed.values(name, *_ENDS, *_CEILING)
+            mean, top = numbers[:, 0], numbers[:, 3]
             handles.append(draw_bars(ax, at, mean, width * 0.92, look.colour))
-            foot, gain = np.nan_to_num(mean), np.maximum(gain, 0)
+            foot, gain = np.nan_to_num(mean), np.maximum(np.nan_to_num(top - mean), 0)
             ax.bar(at, gain, width * 0.92, bottom=foot, color="white", linewidth=0.6, **hatched)
-            _draw_two_intervals(ax, at, values, width)
-            _draw_gains(ax, at, values, width)
+            draw_error_bars(ax, at - 0.18 * width, *numbers[:, :3].T, ecolor=TEXT_COLOR, **bars)
+            draw_error_bars(ax, at + 0.18 * width, *numbers[:, 3:].T, ecolor="#777777", **bars)
+            _draw_gains(ax, at, numbers, width)
             for gap in at[np.isnan(mean)]:
                 draw_dash(ax, gap)
         label_places(ax, placed.places)

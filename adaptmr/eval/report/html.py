@@ -36,10 +36,8 @@ __all__ = ['LONG_TABLE', 'ANSWER_TAG', 'external_resources', 'format_number', 'i
 class _ResourceFinder(HTMLParser):
     """Collect what a browser would load or run without a click."""
 
-    _ATTRIBUTES = frozenset(
-        ("src", "srcset", "poster", "data", "background", "action", "formaction", "code", "codebase")
-    )
-    _TAGS = frozenset(("script", "iframe", "embed", "object", "base", "applet"))
+    _ATTRIBUTES = frozenset("src srcset poster data background action formaction code codebase".split())
+    _TAGS = frozenset("script iframe embed object base applet".split())
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -47,22 +45,18 @@ class _ResourceFinder(HTMLParser):
         self._in_style = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_style = tag == "style"
         if tag in self._TAGS:
             self.found.append(f"<{tag}>")
-        self._in_style = tag == "style"
         for name, value in attrs:
-            self._check_attribute(tag, name, (value or "").strip())
-
-    def _check_attribute(self, tag: str, name: str, text: str) -> None:
-        loads = name in self._ATTRIBUTES or (name in ("href", "xlink:href") and tag not in ("a", "area"))
-        if loads and text and not text.startswith(("data:", "#")):
-            self.found.append(f"<{tag} {name}={text[:80]!r}>")
-        if name == "style":
-            self._check_css(text)
-        if name.startswith("on") or (tag == "a" and text.lower().startswith("javascript:")):
-            self.found.append(f"<{tag} {name}=…>")
-        if tag == "meta" and name == "http-equiv" and text.lower() == "refresh":
-            self.found.append("<meta http-equiv='refresh'>")
+            text = (value or "").strip()
+            loads = name in self._ATTRIBUTES or (name in ("href", "xlink:href") and tag not in ("a", "area"))
+            runs = name.startswith("on") or (tag == "a" and text.lower().startswith("javascript:"))
+            leaves = tag == "meta" and name == "http-equiv" and text.lower() == "refresh"
+            if runs or leaves or (loads and text and not text.startswith(("data:", "#"))):
+                self.found.append(f"<{tag} {name}={text[:80]!r}>")
+            if name == "style":
+                self._check_css(text)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
@@ -117,10 +111,8 @@ def format_number(value: Any, digits: int = 3) -> str:
 
     Values too small for that many decimals get two significant digits; `nan` and `None` are empty.
     """
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str):
+        return value or ""
     if isinstance(value, bool) or type(value).__name__ == "bool":
         return "yes" if value else "no"
     try:
@@ -131,9 +123,8 @@ def format_number(value: Any, digits: int = 3) -> str:
         return ""
     if v.is_integer() and not isinstance(value, float):
         return str(int(value))
-    if v and abs(v) < 0.5 * 10 ** (1 - digits):
-        return f"{v:.2g}"
-    return f"{v + 0.0:.{digits}f}"
+    small = v and abs(v) < 0.5 * 10 ** (1 - digits)
+    return f"{v:.2g}" if small else f"{v + 0.0:.{digits}f}"
 
 
 def is_number(value: Any) -> bool:
@@ -162,8 +153,11 @@ def frame_html(
     is folded: its caption opens it.
     """
     rows, columns = list(rows), list(columns)
+    if not rows:
+        return HtmlOutput(f"<p>{html.escape(caption or 'This table')}: there are no rows.</p>")
     numeric = {c: all(is_number(r.get(c)) for r in rows) for c in columns}
-    groups = run_lengths("" if isinstance(c, str) else c[0] for c in columns)
+    pairs = {c: ("", c) if isinstance(c, str) else c for c in columns}
+    groups = run_lengths(group for group, _ in pairs.values())
 
     def cell(column: Any, text: Any) -> Cell:
         # aligned by style, too: Jupyter has style sheets of its own
@@ -173,13 +167,10 @@ def frame_html(
         text = format_number(row.get(column), digits) or ("–" if row.get(column) != "" else "")
         return _interval_below(text) if len(columns) > 5 else text
 
-    names = {c: (c if isinstance(c, str) else c[1]).replace("_", " ") for c in columns}
-    if not rows:
-        return HtmlOutput(f"<p>{html.escape(caption or 'This table')}: there are no rows.</p>")
     folded = len(rows) > LONG_TABLE
     table = html_table(
         [[cell(c, value(r, c)) for c in columns] for r in rows],
-        [cell(c, names[c]) for c in columns],
+        [cell(c, name.replace("_", " ")) for c, (_, name) in pairs.items()],
         "" if folded else caption,
         groups=groups if any(group for group, _ in groups) else (),
         css_class="wide",
@@ -243,18 +234,14 @@ def answer_box_html(
         f"<li><b>{html.escape(value)}</b><br><small>{html.escape(label)}</small></li>"
         for label, value in numbers
     )
-    picture_html = ""
+    drawn = ""
     if picture is not None and Path(picture).exists():
-        data = base64.b64encode(Path(picture).read_bytes()).decode("ascii")
-        words = html.escape(caption)
-        picture_html = (
-            f'<figure><div class="frame"><img src="data:image/png;base64,{data}" alt="{words}"></div>'
-            f"<figcaption>{words}</figcaption></figure>"
-        )
+        data, words = base64.b64encode(Path(picture).read_bytes()).decode("ascii"), html.escape(caption)
+        image = f'<img src="data:image/png;base64,{data}" alt="{words}">'
+        drawn = f'<figure><div class="frame">{image}</div><figcaption>{words}</figcaption></figure>'
     caveat = f"<p><small>What this can't show: {html.escape(limits)}</small></p>" if limits else ""
     return HtmlOutput(
-        f'<section class="answer-box">{said}'
-        f'<ul class="numbers">{shown}</ul>{picture_html}{caveat}</section>'
+        f'<section class="answer-box">{said}<ul class="numbers">{shown}</ul>{drawn}{caveat}</section>'
     )
 
 
@@ -296,7 +283,7 @@ def render_html(run_path: str | Path, explorer: str = "") -> Path:
     notebook = _static_notebook(nbformat.read(source, as_version=4))
     body, headings = _number_headings(_convert(notebook, folder))
     values = {
-        "title": _title(notebook) or str(manifest.get("experiment", folder.parent.name)),
+        "title": _heading(_prose(notebook.cells)) or str(manifest.get("experiment", folder.parent.name)),
         "body": HtmlOutput(body),
         "headings": headings,
         **_manifest_values(manifest),
@@ -378,8 +365,8 @@ def _number_headings(body: str) -> tuple[str, list[str]]:
     return re.sub(r"<h2>(.*?)</h2>", numbered, body, flags=re.S), headings
 
 
-def _title(notebook: Any) -> str:
-    return _heading("\n".join(c.source for c in notebook.cells if c.cell_type == "markdown"))
+def _prose(cells: Iterable[Any]) -> str:
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
 def _heading(prose: str) -> str:
@@ -545,5 +532,4 @@ def _experiment_title(run: Path) -> str:
         cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, RecursionError):
         return run.parent.name
-    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    return _heading(prose) or run.parent.name
+    return _heading(_prose(cells)) or run.parent.name

@@ -235,8 +235,8 @@ def _draw_types(fig: Figure, ax: Axes, means: pd.DataFrame, label: str) -> None:
     places = [f"{r.label}\n(n={r.n})" for r in means.itertuples()]
     placed = PlacedRows(means.assign(place=places), "place", "system")
     handles = []
-    for j, (name, look) in enumerate(zip(placed.series, series_looks(placed.series))):
-        at = side_by_side(len(placed.places), len(placed.series), j, 0.8 / len(placed.series))
+    positions = side_by_side(placed, 0.8 / len(placed.series))
+    for name, look, at in zip(placed.series, series_looks(placed.series), positions):
         numbers = placed.values(name, "mean", "low", "high")
         draw_error_bars(ax, at, *numbers.T, mark=False, ecolor=TEXT_COLOR, elinewidth=0.8)
         middle, edge = numbers[:, 0], TEXT_COLOR

@@ -5,9 +5,9 @@
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #67ca4ba1
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
-import hashlib
 import html
 import json
 import os
@@ -20,19 +20,18 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from ... import __version__
 from ...data.registry import attribution
 from adaptmr.eval.report.html import (
     format_number,
     frame_html,
     is_number,
-    refresh_index,
-    render_html,
     run_lengths,
 )
 from adaptmr.eval.report.recorded_run import (
     compare_runs,
-    compare_tables,
     is_finished,
     is_timing,
     read_manifest,
@@ -57,18 +56,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-_all_ = [
-    "code_sha256",
-    "compare_tables",
-    "refresh_index",
-    "render_html",
-    "run_id",
-]
-
 # %% auto #0
 __all__ = ['NAME_COLUMNS', 'ID_COLUMNS', 'RUN_MIME_TYPE', 'latex_text', 'booktabs', 'redaction_problems', 'drop_text_columns',
-           'find_quotes', 'RunLocked', 'RunLock', 'AtomicFolder', 'RunFolder', 'default_outputs', 'open_run',
-           'find_run', 'code_sha256', 'compare_tables', 'refresh_index', 'render_html', 'run_id']
+           'find_quotes', 'RunLocked', 'lock_run', 'AtomicFolder', 'RunFolder', 'default_outputs', 'open_run',
+           'find_run']
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #74dcc033
 _LATEX = str.maketrans(
@@ -242,84 +233,41 @@ def _content(path: Path) -> str:
 
         return "\n".join(t for column in pd.read_parquet(path).items() for v in column[1] for t in _texts(v))
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    text = re.sub(
-        r"[A-Za-z0-9+/=]{200,}", " ", raw.decode("utf-8", "replace")
-    )  # pictures hold no text that can be searched
-    return (
-        re.sub(r"\\u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), text)
-        if path.suffix in (".json", ".gz", ".ipynb", ".jsonl")
-        else text
-    )
-
-# %% ../../../nbs/eval/report/03_run_folder.ipynb #6645eafe
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    # pictures hold no text that can be searched
+    text = re.sub(r"[A-Za-z0-9+/=]{200,}", " ", raw.decode("utf-8", "replace"))
+    if path.suffix not in (".json", ".gz", ".ipynb", ".jsonl"):
+        return text
+    return re.sub(r"\\u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), text)
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #096f31c6
 class RunLocked(RuntimeError):
     """Another process is filling this run; the message says which."""
 
 
-class RunLock:
-    """The right of one process to fill the run `<folder>/<name>`, until `release`.
+def lock_run(folder: Path, name: str) -> Callable[[], None]:
+    """Take the right to fill the run `<folder>/<name>`; return what gives it back, which a kill does, too.
 
     Raises `RunLocked` while another process has it.
     """
+    lock = FileLock(folder / f".{name}.lock", timeout=0, thread_local=False)
+    holder = folder / f".{name}.pid"
+    try:
+        lock.acquire()
+    except Timeout:
+        process = holder.read_text(encoding="ascii").strip() if holder.exists() else "?"
+        raise RunLocked(
+            f"{folder.name}/{name} is being run by process {process}; "
+            "wait for it, or run into another folder (--out-dir)"
+        ) from None
+    holder.write_text(f"{os.getpid()}\n", encoding="ascii")
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.path, self.run = folder / f".{name}.lock", f"{folder.name}/{name}"
-        self._fd: int | None = self._lock_file() if fcntl is not None else self._create_file()
-        os.ftruncate(self._fd, 0)
-        os.write(self._fd, f"{os.getpid()}\n".encode())
+    def release() -> None:
+        holder.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError):  # Windows keeps what is open
+            Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
-    def _lock_file(self) -> int:
-        while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                raise self._locked("The lock ends with that process") from None
-            except OSError:  # a file system without such locks
-                os.close(fd)
-                self.path.unlink(missing_ok=True)
-                return self._create_file()
-            if self._is_current(fd):
-                return fd
-            os.close(fd)  # its holder has just released the lock and deleted the file: try again
-
-    def _is_current(self, fd: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), os.stat(self.path))
-        except FileNotFoundError:
-            return False
-
-    def _create_file(self) -> int:
-        self.path = self.path.with_suffix(".pid")
-        try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            raise self._locked(f"If no such process runs any more, delete {self.path}") from None
-
-    def _locked(self, remedy: str) -> RunLocked:
-        try:
-            holder = self.path.read_text(encoding="ascii").strip() or "?"
-        except (OSError, ValueError):
-            holder = "?"
-        return RunLocked(
-            f"{self.run} is being run by process {holder}; "
-            f"wait for it, or run into another folder (--out-dir). {remedy}"
-        )
-
-    def release(self) -> None:
-        """Release the lock; a second time does nothing."""
-        if self._fd is None:
-            return
-        self.path.unlink(missing_ok=True)
-        os.close(self._fd)
-        self._fd = None
+    return release
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #5042fd27
 _OPEN: dict[Path, AtomicFolder] = {}  # the open folders of this process, by their final path
@@ -332,25 +280,28 @@ class AtomicFolder:
         self.target = (outputs / experiment / name).absolute()
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self.scratch = self.target.with_name(f".{name}.partial")
-        if before := _OPEN.pop(self.target, None):
+        if (before := _OPEN.get(self.target)) is not None:
             before.discard()
-        self._lock = RunLock(self.target.parent, name)
+        self._release = lock_run(self.target.parent, name)
         self._owner = os.getpid()
         shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
         self.scratch.mkdir()
-        self.is_open = True
         _OPEN[self.target] = self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run can still be written to."""
+        return _OPEN.get(self.target) is self
 
     def discard(self) -> None:
         """Remove what was written so far, and release the lock."""
-        if self.is_open and self._owner == os.getpid():
+        if self._owner == os.getpid():
             shutil.rmtree(self.scratch, ignore_errors=True)
             self._close()
 
     def _close(self) -> None:
-        self.is_open = False
-        _OPEN.pop(self.target, None)
-        self._lock.release()
+        del _OPEN[self.target]
+        self._release()
 
     def commit(self, finished: Callable[[Path], bool], same: Callable[[Path, Path], bool]) -> Path:
         """Move the filled folder to its final place, unless a run with the same results is there.
@@ -401,10 +352,7 @@ def _arrow_column(name: Any, column: pd.Series) -> Any:
     kind = pa.float64() if numbers or not known else pa.infer_type(known)
     if pa.types.is_null(kind) or (pa.types.is_list(kind) and pa.types.is_null(kind.value_type)):
         kind = pa.list_(pa.string()) if known else pa.float64()
-    try:
-        return pa.array(values, type=kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-        raise TypeError(f"column {name!r} mixes types of values ({e}): give it one type") from e
+    return pa.array(values, type=kind)
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #90e22ec6
 _Column = tuple[str, str]  # group ("" for none) and name
@@ -495,12 +443,6 @@ def write_results(run: RunFolder, frame: pd.DataFrame, key: Sequence[str] = RESU
     return results
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #19a8bcc4
-def _record(run: RunFolder, kind: str, name: str) -> None:
-    """Note in the manifest that a table or figure of this name was written."""
-    if name not in run.written[kind]:
-        run.written[kind].append(name)
-
-
 def write_table(
     run: RunFolder,
     frame: pd.DataFrame,
@@ -526,34 +468,23 @@ def write_table(
     full = " · ".join(t for t in (caption, _explain_missing(columns, rows), run.label) if t)
     for kind, text in (("tex", _tex(columns, rows, name, full, digits)), ("txt", (full or name) + "\n")):
         (folder / f"{name}.{kind}").write_text(text, encoding="utf-8", errors="replace", newline="\n")
-    _record(run, "tables", name)
+    run.record("tables", name)
     return frame_html(rows, columns, full, digits)
 
 
 def show_figure(run: RunFolder, fig: Figure, name: str, caption: str = "") -> HtmlOutput:
-    """Write a figure as `write_figure` does, and return it for a page: numbered, with its caption."""
-    from adaptmr.eval.report import style
-
-    write_figure(run, fig, name, caption)
-    return style.figure_html(
-        fig, caption or style.caption_of(fig) or name, run.written["figures"].index(name) + 1
-    )
-
-
-def write_figure(run: RunFolder, fig: Figure, name: str, caption: str = "") -> Figure:
     """Write `figures/<name>.png`, `.svg`, `.pdf` and `.txt`, the caption with the data's label.
 
-    Without a `caption` it is the figure's own title, or its axes' labels. Returns the figure, for the
-    notebook to show.
+    Without a `caption` it is the figure's own title, or its axes' labels. Returns the figure for a page:
+    numbered, with its caption.
     """
     from adaptmr.eval.report import style
 
     run.check_open()
     caption = caption or style.caption_of(fig) or name
-    full = " · ".join(t for t in (caption, run.label) if t)
-    style.save_figure(fig, run.path / "figures", name, full)
-    _record(run, "figures", name)
-    return fig
+    style.save_figure(fig, run.path / "figures", name, " · ".join(filter(None, (caption, run.label))))
+    run.record("figures", name)
+    return style.figure_html(fig, caption, run.written["figures"].index(name) + 1)
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #0ee3ecb1
 def _describe_data(data: Dataset | None, redact: bool) -> dict[str, Any] | None:
@@ -570,12 +501,6 @@ def _describe_data(data: Dataset | None, redact: bool) -> dict[str, Any] | None:
         **({"reading": dict(data.reading)} if data.reading else {}),
         **({"attribution": line} if line else {}),
     }
-
-
-def _prompt_sha256(prompt: str) -> str:
-    if re.fullmatch(r"[0-9a-f]{8,64}", prompt):
-        return prompt
-    return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()
 
 
 def _describe_run(run: RunFolder, usage: Usage) -> dict[str, Any]:
@@ -621,11 +546,11 @@ def _commit_run(run: RunFolder, folder: AtomicFolder) -> Path:
     old, found = next(iter(differences.items()))
     made = read_manifest(old / "manifest.json")
     when = (made.get("when") or {}).get("created", "an unknown date")
-    named, kept = f"{run.experiment}/{run.run_id}", "stays as it is"
+    named = f"{run.experiment}/{run.run_id}"
     if run.timed:
-        notice(f"{named} was measured on {when} before; that run {kept}, and this one is {path.name}")
+        notice(f"{named} was measured on {when} before; that run stays as it is, and this one is {path.name}")
     elif path in differences:
-        notice(f"{run.experiment}/{path.name}: the same results as the run of {when}, which {kept}")
+        notice(f"{run.experiment}/{path.name}: the same results as the run of {when}, which stays as it is")
     else:
         code = "the same" if (made.get("code") or {}).get("sha256") == code_sha256() else "other"
         notice(
@@ -639,8 +564,6 @@ def write_manifest(
     run: RunFolder,
     *,
     models: Sequence[str] = (),
-    embedder: Mapping[str, Any] | None = None,
-    prompts: Mapping[str, str] | None = None,
     seeds: Mapping[str, int] | None = None,
     usage: Usage | None = None,
     numbers: Mapping[str, float] | None = None,
@@ -650,23 +573,14 @@ def write_manifest(
 
     A finished run of this name stays as it is: if it has the same results, this run is dropped, and if it
     has others, this run becomes `<run-id>-2`. A `RunNotice` says which. `models` are the names of the
-    models asked; `embedder` has `name` and `precision`; `prompts` maps a task's name to its prompt or the
-    prompt's sha256, and only the sha256 is kept; `numbers` are the main results, which the index shows;
-    `more` is kept as it is. Returns what the manifest holds. Raises `RuntimeError` for a run that is
-    finished.
+    models asked; `numbers` are the main results, which the index shows; `more` is kept as it is, such as
+    `embedder`, with its name and precision, and `prompts`, the sha256 of each task's prompt. Returns what the
+    manifest holds. Raises `RuntimeError` for a run that is finished.
     """
     run.check_open()
-    manifest = to_jsonable(
-        {
-            **more,
-            "models": list(models),
-            "embedder": embedder,
-            "prompts": {task: _prompt_sha256(prompt) for task, prompt in (prompts or {}).items()},
-            "seeds": dict(seeds or {}),
-            "numbers": dict(numbers or {}),
-            **_describe_run(run, usage or Usage()),
-        }
-    )
+    listed = {"models": list(models), "seeds": dict(seeds or {}), "numbers": dict(numbers or {})}
+    unset: dict[str, Any] = {"embedder": None, "prompts": {}}
+    manifest = to_jsonable({**unset, **more, **listed, **_describe_run(run, usage or Usage())})
     text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     write_atomic(run.path / "manifest.json", text + "\n")
     if run.atomic_folder is not None:
@@ -722,6 +636,11 @@ class RunFolder:
                 "nothing can be added to it. Open the run anew"
             )
 
+    def record(self, kind: str, name: str) -> None:
+        """Note for the manifest that a table or figure of this name was written."""
+        if name not in self.written[kind]:
+            self.written[kind].append(name)
+
     def file(self, name: str) -> Path:
         """Return the path for another file of the run.
 
@@ -751,7 +670,7 @@ class RunFolder:
         }
 
     write_results, write_table = write_results, write_table
-    write_figure, show_figure, write_manifest = write_figure, show_figure, write_manifest
+    show_figure, write_manifest = show_figure, write_manifest
 
 # %% ../../../nbs/eval/report/03_run_folder.ipynb #d3c4d7ff
 def default_outputs() -> Path:

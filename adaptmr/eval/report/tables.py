@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from ..stats.contrasts import MEASURE_NAMES
@@ -23,6 +24,7 @@ from adaptmr.eval.stats.intervals import (
 from ...markup import cut_text
 from ...types import QueryType
 
+Paired = tuple[np.ndarray, np.ndarray, list[str], list[str] | None]
 _Key = TypeVar("_Key", bound=Hashable)
 OVERALL = "overall"
 MAX_CASE_CHARS = 200  # of a turn or an answer in a case
@@ -73,16 +75,36 @@ def split_by_system(frame: pd.DataFrame, by_type: bool = True) -> list[tuple[str
     return parts
 
 
+def paired_values(
+    frame: pd.DataFrame, system: str, other: str, column: str
+) -> Paired:
+    """Return a column of two systems on the same questions, with the questions' conversations and languages.
+
+    The last is `None` where the frame doesn't say them. Raises `ValueError` where the questions differ, and
+    `KeyError` for a missing column (`ms` needs times).
+    """
+    a, b = (
+        frame[frame["system"] == s].set_index(["conversation", "question"])[column].astype(float).sort_index()
+        for s in (system, other)
+    )
+    if not len(a) or not a.index.equals(b.index):
+        raise ValueError(f"{system!r} and {other!r} were not asked the same questions")
+    conversations = a.index.get_level_values(0).tolist()
+    spoken = dict(zip(frame["conversation"], frame["language"])) if "language" in frame else {}
+    languages = [spoken[c] for c in conversations] if spoken else None
+    return a.to_numpy(), b.to_numpy(), conversations, languages
+
+
 def interval_columns(it: Interval, name: str = "mean", ends: str = "") -> dict[str, float]:
     """Return an interval as columns of a row: `name`, and `low` and `high` with the prefix `ends`."""
     return {name: it.mean, f"{ends}low": it.low, f"{ends}high": it.high}
 
 # %% auto #0
-__all__ = ['OVERALL', 'MAX_CASE_CHARS', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'types_present', 'pivot_by_type',
-           'split_by_type', 'split_by_system', 'interval_columns', 'mean_table', 'reply_outcome_table',
-           'fallback_rates', 'plans_table', 'main_table', 'overview_table', 'unlimited_line', 'system_costs',
-           'paired_gains', 'gain_table', 'gain_sentences', 'accuracy_and_tokens', 'matched_budget_table',
-           'overall_gains', 'largest_gain_cases', 'comparison_html']
+__all__ = ['Paired', 'OVERALL', 'MAX_CASE_CHARS', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'types_present',
+           'pivot_by_type', 'split_by_type', 'split_by_system', 'paired_values', 'interval_columns', 'mean_table',
+           'reply_outcome_table', 'fallback_rates', 'plans_table', 'main_table', 'overview_table', 'unlimited_line',
+           'system_costs', 'paired_gains', 'gain_table', 'gain_sentences', 'accuracy_and_tokens',
+           'matched_budget_table', 'overall_gains', 'largest_gain_cases', 'comparison_html']
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #0cdf900c
 def mean_table(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
@@ -113,15 +135,11 @@ def reply_outcome_table(frame: pd.DataFrame) -> pd.DataFrame:
     `n` results, and the shares that were clean, repaired, asked again, or given by a rule (fallback).
     Empty where no model was asked.
     """
-    rows = [
-        {
-            "system": system,
-            "task": task,
-            "n": (n := sum(how.values())),
-            **{label: round(how[name] / n, 4) for label, name in _USED.items()},
-        }
-        for (system, task), how in _counted(frame, lambda system, task: (system, task)).items()
-    ]
+    rows = []
+    for (system, task), how in _counted(frame, lambda system, task: (system, task)).items():
+        n = sum(how.values())
+        shares = {label: round(how[name] / n, 4) for label, name in _USED.items()}
+        rows.append({"system": system, "task": task, "n": n, **shares})
     return pd.DataFrame(rows, columns=["system", "task", "n", *_USED])
 
 
@@ -138,18 +156,16 @@ def _counted(frame: pd.DataFrame, of: Callable[[str, str], _Key]) -> dict[_Key, 
 
     Systems are in the frame's order, tasks sorted.
     """
-    found: dict[str, dict[str, Counter[str]]] = {
-        s: defaultdict(Counter) for s in dict.fromkeys(frame["system"])
-    }
+    found: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for system, ways in zip(frame["system"], frame["ways"]) if "ways" in frame else ():
         for way in ways.split():
             task, _, how = way.rpartition(":")
             name, _, times = how.partition("×")
-            found[system][task][name] += int(times or 1)
-    counted: dict[_Key, Counter[str]] = defaultdict(Counter)
-    for system, tasks in found.items():
-        for task in sorted(tasks):
-            counted[of(system, task)].update(tasks[task])
+            found[system, task][name] += int(times or 1)
+    place = {system: i for i, system in enumerate(dict.fromkeys(frame["system"]))}
+    counted: defaultdict[_Key, Counter[str]] = defaultdict(Counter)
+    for system, task in sorted(found, key=lambda pair: (place[pair[0]], pair[1])):
+        counted[of(system, task)].update(found[system, task])
     return dict(counted)
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #f895f4fd
@@ -169,20 +185,13 @@ def plans_table(frame: pd.DataFrame, systems: Sequence[str]) -> pd.DataFrame:
     Means of the number of queries and of the threshold, shares of the yes-or-no decisions.
     """
     planned = frame[frame["plan_queries"].notna() & frame["system"].isin(systems)]
-    return pd.DataFrame(
-        [
-            {
-                "system": system,
-                "label": TYPE_LABELS[question_type],
-                "n": len(part),
-                **part[list(_DECIDED)].astype(float).mean().round(3).rename(_DECIDED),
-            }
-            for system in systems
-            for question_type, part in split_by_type(planned[planned["system"] == system])
-            if len(part)
-        ],
-        columns=["system", "label", "n", *_DECIDED.values()],
-    )
+    rows = []
+    for system in systems:
+        for question_type, part in split_by_type(planned[planned["system"] == system]):
+            means = part[list(_DECIDED)].astype(float).mean().round(3).rename(_DECIDED)
+            if len(part):
+                rows.append({"system": system, "label": TYPE_LABELS[question_type], "n": len(part), **means})
+    return pd.DataFrame(rows, columns=["system", "label", "n", *_DECIDED.values()])
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #d2e62a9f
 MAIN_MEASURES = (("f1", "F1"), ("recall_fraction", "recall@k"))
@@ -200,21 +209,25 @@ def main_table(
     columns: dict[tuple[str, str], list[str]] = {}
     for value, label in measures:
         tidy = mean_table(frame, value, seed=seed)
-        cells = {
-            (r["system"], r["type"]): format_interval(r["mean"], r["low"], r["high"], ".3f", ".2f")
-            for r in tidy.to_dict("records")
-        }
-        counts: dict[str, Any] = {str(r.type): r.n for r in tidy.itertuples()}
-        if not counts:
+        if tidy.empty:
             columns[label, f"{TYPE_LABELS[OVERALL]} (n=0)"] = ["–"] * len(order)
         for question_type in [*types_present(frame), OVERALL]:
-            if question_type in counts:
-                columns[label, f"{TYPE_LABELS[question_type]} (n={counts[question_type]})"] = [
-                    cells.get((s, question_type), "–") for s in order
-                ]
+            part = tidy[tidy["type"] == question_type]
+            if len(part):
+                named = f"{TYPE_LABELS[question_type]} (n={part['n'].iloc[-1]})"
+                columns[label, named] = _mean_cells(part, order)
     table = pd.DataFrame(columns, index=pd.Index(order, name="system"))
     table.columns = pd.MultiIndex.from_tuples(list(columns))
     return table
+
+
+def _mean_cells(means: pd.DataFrame, order: Sequence[str]) -> list[str]:
+    """Return the means of systems in this order as text, a dash for one that has none."""
+    cells = {
+        r["system"]: format_interval(r["mean"], r["low"], r["high"], ".3f", ".2f")
+        for r in means.to_dict("records")
+    }
+    return [cells.get(name, "–") for name in order]
 
 
 OVERVIEW_MEASURES = (
@@ -234,13 +247,9 @@ def overview_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     order = list(dict.fromkeys(frame["system"]))
     columns: dict[str, Any] = {}
     for value, label in OVERVIEW_MEASURES:
-        means = mean_ci_table(frame[frame[value].notna()], value, seed=seed).set_index("system")
+        means = mean_ci_table(frame[frame[value].notna()], value, seed=seed)
         n = int(means["n"].max()) if len(means) else 0
-        cells = {
-            name: format_interval(r["mean"], r["low"], r["high"], ".3f", ".2f")
-            for name, r in means.to_dict("index").items()
-        }
-        columns[f"{label} (n={n})"] = [cells.get(s, "–") for s in order]
+        columns[f"{label} (n={n})"] = _mean_cells(means, order)
     tokens = frame.groupby("system")["context_tokens"].mean().round().astype(int)
     columns["tokens"] = [int(tokens[s]) for s in order]
     return pd.DataFrame(columns, index=pd.Index(order, name="system"))
@@ -248,16 +257,11 @@ def overview_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
 
 def unlimited_line(frame: pd.DataFrame) -> str:
     """Name the systems that return all they have, whatever k is, for a caption; empty without any."""
-    names = (
-        list(dict.fromkeys(frame.loc[frame["unlimited"].astype(bool), "system"]))
-        if "unlimited" in frame
-        else []
-    )
-    return (
-        f"; not held to k: {', '.join(names)}, which return{'s' if len(names) == 1 else ''} all there is"
-        if names
-        else ""
-    )
+    if "unlimited" not in frame or not frame["unlimited"].any():
+        return ""
+    names = list(dict.fromkeys(frame.loc[frame["unlimited"].astype(bool), "system"]))
+    verb = "returns" if len(names) == 1 else "return"
+    return f"; not held to k: {', '.join(names)}, which {verb} all there is"
 
 
 def system_costs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -396,9 +400,8 @@ def accuracy_and_tokens(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     rows = rows[rows["type"] == OVERALL][["system", "mean", "low", "high", "n"]].reset_index(drop=True)
     asked = frame["prompt_tokens"] + frame["completion_tokens"]
     tokens = (asked if asked.any() else frame["context_tokens"]).groupby(frame["system"]).mean()
-    rows["tokens"] = (
-        rows["system"].map(tokens).round(1).clip(lower=1.0)
-    )  # a system that returns nothing has a place on a logarithmic axis, too
+    # a system that returns nothing has a place on a logarithmic axis, too
+    rows["tokens"] = rows["system"].map(tokens).round(1).clip(lower=1.0)
     return rows.assign(front=pareto_front(rows["tokens"].to_numpy(), rows["mean"].to_numpy()))
 
 
@@ -411,16 +414,9 @@ def matched_budget_table(frame: pd.DataFrame, pairs: Mapping[str, str]) -> pd.Da
     rows = []
     for system, other in pairs.items():
         both = spent.loc[spent[other] > 0, [system, other]]
-        rows.append(
-            {
-                "system": system,
-                "tokens": round(float(both[system].mean()), 1),
-                "matched to": other,
-                "its tokens": round(float(both[other].mean()), 1),
-                "ratio": round(float(both[system].sum() / both[other].sum()), 4),
-                "n": len(both),
-            }
-        )
+        means = (round(float(both[name].mean()), 1) for name in (system, other))
+        ratio = round(float(both[system].sum() / both[other].sum()), 4)
+        rows.append((system, next(means), other, next(means), ratio, len(both)))
     return pd.DataFrame(rows, columns=["system", "tokens", "matched to", "its tokens", "ratio", "n"])
 
 
@@ -438,9 +434,8 @@ def largest_gain_cases(frame: pd.DataFrame, system: str, baseline: str, n: int =
     """
     key = ["conversation", "question"]
     a, b = (frame[frame["system"] == s].set_index(key) for s in (system, baseline))
-    gain = (
-        a["f1"] - b["f1"] + 0.5 * (a["recall_fraction"].fillna(0) - b["recall_fraction"].fillna(0))
-    ).round(6)
+    recall = a["recall_fraction"].fillna(0) - b["recall_fraction"].fillna(0)
+    gain = (a["f1"] - b["f1"] + 0.5 * recall).round(6)
     best = sorted((-value, str(c), str(q)) for (c, q), value in zip(gain.index, gain.tolist()) if value > 0)
     chosen: dict[str, tuple[str, str]] = {}
     for _, conversation, question in best:

@@ -50,16 +50,16 @@ from ...text import clean, detect_language
 from ...types import Answer, Conversation, Evidence, Question, Usage
 
 # %% auto #0
-__all__ = ['System', 'IN_HOTPOTQA_FORM', 'PLAN_COLUMNS', 'TIME_SOURCES', 'larger_usage', 'Making', 'make_given',
-           'conversation_embedder', 'made_for', 'store_conversation', 'ingest_conversation', 'prepare_questions',
-           'declared_capabilities', 'matched_budgets', 'score_answer', 'answer_scores', 'result_row', 'clock_columns',
-           'Place', 'answer_question', 'solve_question']
+__all__ = ['System', 'IN_HOTPOTQA_FORM', 'PLAN_COLUMNS', 'TIME_SOURCES', 'Making', 'make_given', 'conversation_embedder',
+           'made_for', 'store_conversation', 'ingest_conversation', 'prepare_questions', 'declared_capabilities',
+           'matched_budgets', 'score_answer', 'answer_scores', 'result_row', 'clock_columns', 'Place',
+           'answer_question', 'solve_question']
 
 # %% ../../../nbs/eval/runner/01_asking.ipynb #af89240e
 System = MemorySystem | Solver  # whatever `evaluate` can ask
 
 
-def larger_usage(reported: Usage, metered: Usage) -> Usage:
+def _larger_usage(reported: Usage, metered: Usage) -> Usage:
     """Return the larger of two counts of the same calls, the system's own and the meter's."""
     return max(reported, metered, key=lambda u: (u.calls, u.tokens))
 
@@ -118,7 +118,7 @@ def store_conversation(system: System, conversation: Conversation) -> Usage:
     begun = perf_counter()
     with meter_usage() as meter:
         reported = sum(_store_turns(system, conversation), Usage())
-    cost = larger_usage(reported, meter.usage)
+    cost = _larger_usage(reported, meter.usage)
     return replace(cost, seconds=meter.times.seconds(perf_counter() - begun))
 
 
@@ -222,14 +222,8 @@ def answer_scores(
     }
 
 # %% ../../../nbs/eval/runner/01_asking.ipynb #5473d615
-PLAN_COLUMNS = (
-    "plan_admitted",
-    "plan_queries",
-    "plan_steps",
-    "plan_order",
-    "plan_latest",
-    "plan_threshold",
-)
+_OF_PLANS = ("admitted", "queries", "steps", "order", "latest", "threshold")
+PLAN_COLUMNS = tuple(f"plan_{name}" for name in _OF_PLANS)
 
 
 def _plan_columns(plan: Any) -> dict[str, float | None]:
@@ -277,10 +271,8 @@ def result_row(
     """
     gold = question.evidence if question.answerable else []
     session = {m.source: m.session for m in conversation.turns}
-    sessions, gold_sessions = (
-        to_sessions(evidence.sources, session),
-        {session[s] for s in gold if s in session},
-    )
+    sessions = to_sessions(evidence.sources, session)
+    gold_sessions = {session[s] for s in gold if s in session}
     # a plan may show its hits in order of time; ranking measures judge the order of their scores
     ranking = sorted(evidence.hits, key=lambda h: -h.score)
     by_score, depth = [h.sources for h in ranking], max(k, len(ranking)) or None
@@ -354,11 +346,6 @@ def _with_reader_context(evidence: Evidence, llm: Any) -> Evidence:
     own = render_context(evidence.hits, evidence.findings)
     return replace(evidence, context=own if by_rule else build_context(evidence))
 
-
-def _online(ways: Counter[Any]) -> UsageMeter:
-    """A meter with the outcomes of those tasks that asked a model."""
-    return UsageMeter(outcomes=Counter({way: n for way, n in ways.items() if way[1] != "offline"}))
-
 # %% ../../../nbs/eval/runner/01_asking.ipynb #fa5ec3dd
 @dataclass(frozen=True)
 class Place:
@@ -377,6 +364,22 @@ class Place:
     def sources(self) -> frozenset[str]:
         """The sources of the conversation's turns."""
         return frozenset(m.source for m in self.conversation.turns)
+
+
+def _row(
+    system: System,
+    place: Place,
+    question: Question,
+    evidence: Evidence,
+    prediction: Answer,
+    outcomes: Counter[tuple[str, str]],
+) -> dict[str, Any]:
+    """Return the row of a question asked at a place; `outcomes` are those of the tasks that ran."""
+    online = UsageMeter(outcomes=Counter({way: n for way, n in outcomes.items() if way[1] != "offline"}))
+    row = result_row(
+        system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, str(online)
+    )
+    return {**row, "unlimited": bool(get_capabilities(system).unlimited)}
 
 
 def answer_question(
@@ -398,12 +401,8 @@ def answer_question(
     with meter_usage() as reading:
         prediction = answer(question.text, evidence, place.llm, asked_at=question.asked_at)
     answered = perf_counter() - begun
-    evidence = replace(evidence, usage=larger_usage(evidence.usage, retrieval.usage))
-    ways = str(_online(retrieval.outcomes + reading.outcomes))
-    row = result_row(
-        system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, ways
-    )
-    row["unlimited"] = bool(get_capabilities(system).unlimited)
+    evidence = replace(evidence, usage=_larger_usage(evidence.usage, retrieval.usage))
+    row = _row(system, place, question, evidence, prediction, retrieval.outcomes + reading.outcomes)
     return {**row, **clock_columns(retrieval.times, reading.times, retrieved, answered, place.at_once)}
 
 # %% ../../../nbs/eval/runner/01_asking.ipynb #8140e816
@@ -425,14 +424,10 @@ def solve_question(
     with meter_usage() as learning:
         if learns and learn is not None:
             learn(visible, answer_scores(question, solution.evidence, solution.answer, place.dataset))
-    spent = larger_usage(solution.evidence.usage + solution.answer.usage, solving.usage) + learning.usage
+    spent = _larger_usage(solution.evidence.usage + solution.answer.usage, solving.usage) + learning.usage
     evidence = replace(_with_reader_context(solution.evidence, place.llm), usage=spent)
     prediction = replace(solution.answer, usage=Usage())
-    ways = str(_online(solving.outcomes + learning.outcomes))
-    row = result_row(
-        system.name, question, evidence, prediction, place.conversation, place.dataset, place.k, ways
-    )
-    row["unlimited"] = bool(get_capabilities(system).unlimited)
+    row = _row(system, place, question, evidence, prediction, solving.outcomes + learning.outcomes)
     row |= clock_columns(solving.times, CallTimes(), seconds, 0.0, place.at_once)
     check_count_names(system, solution.counts, row, question.id)
     counts = {name: float(count) for name, count in solution.counts.items()}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -75,13 +76,10 @@ def row_key(system: str, question: Question) -> str:
     return f"{system}/{question.conversation}/{question.id}"
 
 # %% auto #0
-__all__ = ['Setup', 'ingest_key', 'row_key', 'JournalError', 'changed_code', 'journal_keys', 'Journal', 'Run', 'result_frame']
+__all__ = ['Setup', 'ingest_key', 'row_key', 'JournalError', 'journal_keys', 'Journal', 'Run', 'result_frame']
 
 # %% ../../../nbs/eval/runner/02_run.ipynb #2dcf1f7e
-_CODE_KEYS = (
-    "code",
-    "own",
-)  # the parts of an identity that are code: where only these differ, a run restarts
+_CODE_KEYS = ("code", "own")  # what of an identity is code: where only this differs, a run restarts
 _TABLE = "CREATE TABLE IF NOT EXISTS rows (key TEXT UNIQUE, row TEXT, used TEXT, spent TEXT)"
 
 
@@ -89,7 +87,7 @@ class JournalError(ValueError):
     """A journal belongs to another run, or is damaged."""
 
 
-def changed_code(before: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+def _changed_code(before: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
     """Name the code that changed between two identities of the same run; "" for those of two runs."""
     same, other = ({k: v for k, v in run.items() if k not in _CODE_KEYS} for run in (before, identity))
     if same != other:
@@ -120,6 +118,7 @@ class Journal:
         self.used: set[str] = set()
         self.spent = Usage()
         self._db: sqlite3.Connection | None = None
+        self._lock = Lock()  # another thread may read rows while one writes
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -139,7 +138,7 @@ class Journal:
         if (before := json.loads(text)) == identity:
             return db
         db.close()
-        changed = changed_code(before, identity)
+        changed = _changed_code(before, identity)
         if not changed:
             raise JournalError(
                 f"{path} belongs to another run: {str(before)[:300]}, not {str(identity)[:300]}. Move it away"
@@ -162,10 +161,6 @@ class Journal:
             self.used.update(json.loads(used))
             self.spent += Usage(**json.loads(spent))
 
-    def _write(self, sql: str, values: Sequence[Any]) -> None:
-        if self._db is not None:
-            self._db.execute(sql, values)
-
     def put(
         self,
         key: str | None,
@@ -179,17 +174,26 @@ class Journal:
         """
         text, spent = json.dumps(row), spent or Usage()
         values = (key, text, json.dumps(sorted(used)), json.dumps(asdict(spent) if spent.calls else {}))
-        self._write("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", values)
+        if self._db is not None:
+            self._db.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", values)
         self.used.update(used)
         self.spent += spent
         if key is not None:
-            self.rows[key] = json.loads(text)  # as it will be read again
+            with self._lock:
+                self.rows[key] = json.loads(text)  # as it will be read again
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop the rows with these keys, which are about to be made again; what they spent stays counted."""
         for key in keys:
-            if self.rows.pop(key, None) is not None:
-                self._write("UPDATE rows SET key = NULL, row = NULL WHERE key = ?", (key,))
+            with self._lock:
+                known = self.rows.pop(key, None) is not None
+            if known and self._db is not None:
+                self._db.execute("UPDATE rows SET key = NULL, row = NULL WHERE key = ?", (key,))
+
+    def rows_on(self, begins: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the rows whose keys begin with one of these texts; any thread may ask for them."""
+        with self._lock:
+            return {key: row for key, row in self.rows.items() if key.startswith(tuple(begins))}
 
     def close(self) -> None:
         """Close the file; rows stay in memory."""
