@@ -124,7 +124,8 @@ def _check_fields(m: Memory) -> None:
     if m.meta and not _comes_back(dict(m.meta)):
         raise TypeError(
             f"Memory.meta of {m.id!r} would not come back as it is: {m.meta!r:.200}; it can hold strings, "
-            f"numbers, True, False, None, lists, and dicts of these with strings as keys, {_DEEPEST} levels deep"
+            "numbers, True, False, None, lists, and dicts of these with strings as keys, at most "
+            f"{_DEEPEST} levels deep"
         )
 
 
