@@ -46,22 +46,16 @@ def test_the_detectable_difference_is_the_one_that_is_found_four_times_in_five()
     assert found.detectable == pytest.approx(reach / math.sqrt(10), abs=1e-6)
 
 
-def test_flipped_signs_are_counted_exactly():
+def test_flipped_signs_are_counted_exactly_from_eight_conversations():
     sums = [0.5, 0.25, -0.125, 1.0, 0.75, 0.0, 0.25, -0.5, 1.25, 0.5]
     found = paired_test(np.repeat(np.array(sums) / 2, 2), np.repeat(TEN, 2))
     totals = [abs(sum(s * x for s, x in zip(signs, sums))) for signs in product((1, -1), repeat=10)]
     assert found.p_flip == pytest.approx(np.mean([t >= abs(sum(sums)) - 1e-9 for t in totals]))
-
-
-def test_the_sign_flip_needs_eight_conversations():
     seven = paired_test([0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1], list("abcdefg"))
     assert math.isnan(seven.p_flip) and not math.isnan(seven.p)
-
-
-def test_three_conversations_are_not_tested():
-    found = paired_test([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], list("aabbcc"), margin=0.5)
-    assert found.difference == pytest.approx(0.35)
-    assert all(map(math.isnan, (found.low, found.high, found.p, found.p_flip, found.p_equivalence)))
+    three = paired_test([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], list("aabbcc"), margin=0.5)
+    assert three.difference == pytest.approx(0.35)
+    assert all(map(math.isnan, (three.low, three.high, three.p, three.p_flip, three.p_equivalence)))
 
 
 @given(st.permutations(range(24)))
@@ -86,29 +80,19 @@ def test_a_stratum_of_one_conversation_is_not_told_apart():
     assert stratified_mean(gaps, [1] * 4, ["en", "en", "en", "zh"]) == cluster_mean(gaps, [1] * 4)
 
 
-@pytest.mark.parametrize(("differ", "expected"), [(0, 0.98**200), (2, stats.binom.cdf(2, 200, 0.02))])
-def test_systems_that_hardly_differ_are_equivalent_by_counting(differ, expected):
-    gaps = np.zeros(200)
-    gaps[:differ] = 1.0
-    found = paired_test(gaps, np.repeat(TEN, 20), margin=0.02)
-    assert found.p == 1 and found.p_equivalence == pytest.approx(expected, abs=1e-8)
-    assert math.isnan(found.low) and math.isnan(found.detectable)
+def test_systems_that_hardly_differ_are_equivalent_by_counting():
+    for differ, expected in ((0, 0.98**200), (2, stats.binom.cdf(2, 200, 0.02))):
+        gaps = (np.arange(200) < differ).astype(float)
+        found = paired_test(gaps, np.repeat(TEN, 20), margin=0.02)
+        assert found.p == 1 and found.p_equivalence == pytest.approx(expected, abs=1e-8)
+        assert math.isnan(found.low) and math.isnan(found.detectable)
 
 
-@pytest.mark.parametrize(
-    ("p", "q", "word"),
-    [
-        (0.01, 0.5, "different"),
-        (0.01, 0.01, "equivalent"),
-        (0.5, 0.01, "equivalent"),
-        (0.5, 0.5, "undecided"),
-        (0.05, 0.05, "undecided"),
-        (math.nan, 0.01, "too few"),
-        (0.01, math.nan, "too few"),
-    ],
-)
-def test_verdicts(p, q, word):
-    assert verdict(p, q) == word
+def test_verdicts():
+    words = {"different": [(0.01, 0.5)], "equivalent": [(0.01, 0.01), (0.5, 0.01)]}
+    words |= {"undecided": [(0.5, 0.5), (0.05, 0.05)], "too few": [(math.nan, 0.01), (0.01, math.nan)]}
+    for word, pairs in words.items():
+        assert [verdict(p, q) for p, q in pairs] == [word] * len(pairs)
 
 
 def _frame(gains: dict[str, np.ndarray], n: int = 20) -> pd.DataFrame:
@@ -139,12 +123,8 @@ def test_the_table_corrects_for_the_contrasts_that_could_be_tested():
     smaller = table["p"].min()
     assert table["p_holm"].min() == pytest.approx(2 * smaller)
     assert (table["detectable"] > 0).all()
-
-
-def test_other_questions_are_an_error_that_names_the_contrast():
-    frame = _frame({"a": 0 * GAIN, "b": GAIN}).iloc[:-1]
     with pytest.raises(ValueError, match="b − a: the two systems were not asked the same questions"):
-        contrast_table(frame, [Contrast("b", "a", "f1", 0.02)])
+        contrast_table(_frame({"a": 0 * GAIN, "b": GAIN}).iloc[:-1], declared)
 
 
 def test_sentences_say_the_verdict_with_its_numbers():
@@ -170,20 +150,17 @@ def test_the_declared_contrasts_can_be_read():
     assert all(c.asks.endswith("?") and 0 < c.margin <= 0.05 for c in declared)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_wrong_declaration_is_named(tmp_path):
+    file = tmp_path / "contrasts.yaml"
+    for text, message in (
         ("- {system: a, baseline: b}", "contrast 1 needs baseline, margin, measure, system"),
         ("- {system: a, baseline: a, measure: f1, margin: 0.1}", "with itself"),
         ("- {system: a, baseline: b, measure: f1, margin: -1}", "margin=-1"),
         ("- {system: a, baseline: b, measure: f1, margin: 0.1, star: true}", "contrast 1 needs"),
-    ],
-)
-def test_a_wrong_declaration_is_named(tmp_path, text, message):
-    file = tmp_path / "contrasts.yaml"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        read_contrasts(file)
+    ):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            read_contrasts(file)
     with pytest.raises(FileNotFoundError, match="no declared contrasts"):
         read_contrasts(tmp_path / "none.yaml")
 
@@ -204,12 +181,7 @@ def test_contrasts_of_one_data_set_are_tested_there_and_nowhere_else(tmp_path):
 def test_a_team_is_tested_under_its_name_and_a_plan_by_rule_is_not():
     rows = [
         {"system": s, "conversation": f"q{i}", "question": f"q{i}", "f1": (i % 3) / 4 + gain * (i % 2)}
-        for s, gain in (
-            ("team_full", 0.5),
-            ("team_bare", 0.0),
-            ("qarp by rule", 0.5),
-            ("hybrid", 0.0),
-        )
+        for s, gain in (("team_full", 0.5), ("team_bare", 0.0), ("qarp by rule", 0.5), ("hybrid", 0.0))
         for i in range(12)
     ]
     table = contrast_table(pd.DataFrame(rows), read_contrasts(dataset="hotpotqa_40"))

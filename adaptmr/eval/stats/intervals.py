@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _all_ = ["Difference", "Interval", "RESAMPLES"]
-CI_METHODS = ("percentile", "t")
 DEFAULT_CI_METHOD = "t"  # where no method is given; every table depends on it
 
 # %% auto #0
-__all__ = ['CI_METHODS', 'DEFAULT_CI_METHOD', 'MIN_GROUPS', 'MIN_DIFFERENCES', 'TOO_FEW', 'RESAMPLES', 'Interval', 'Difference',
+__all__ = ['DEFAULT_CI_METHOD', 'MIN_GROUPS', 'MIN_DIFFERENCES', 'TOO_FEW', 'RESAMPLES', 'Interval', 'Difference',
            'format_interval', 'count_groups', 'can_be_tested', 'mean_only', 'resample_counts', 'resampled_sums',
            'resample_rows', 'ClusterMean', 'stratified_mean', 'cluster_mean', 'mean_ci', 'paired_difference',
            'ratio_ci', 'holm', 'mean_ci_table', 'compare_systems']
@@ -59,10 +58,10 @@ class Interval:
         return f"{type(self).__name__}({self})"
 
     def _repr_html_(self) -> HtmlOutput:
-        return _interval_html(self, {"mean": f"{self.mean:.3f}"}, ".3f")
+        return _interval_html(self, "mean", ".3f")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Difference(Interval):
     """The mean of a - b over the same questions, its interval, and the two-sided `p` for "no difference".
 
@@ -76,23 +75,18 @@ class Difference(Interval):
         tested = "" if math.isnan(self.p) else f", p={self.p:.4f}"
         return f"{shown}{tested} (n={self.n}{_level_suffix(self)})"
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self})"
-
     def _repr_html_(self) -> HtmlOutput:
         tested = "not tested" if math.isnan(self.p) else f"{self.p:.4f}"
-        return _interval_html(self, {"mean difference": f"{self.mean:+.3f}"}, "+.3f", {"p": tested})
+        return _interval_html(self, "mean difference", "+.3f", p=tested)
 
 
-def _interval_html(
-    it: Interval, mean: Mapping[str, str], fmt: str, more: Mapping[str, str] | None = None
-) -> HtmlOutput:
+def _interval_html(it: Interval, name: str, fmt: str, **more: str) -> HtmlOutput:
     """Render an interval as a row: its mean, its ends, and what it was computed from."""
     ends = TOO_FEW if math.isnan(it.low) or math.isnan(it.high) else f"{it.low:{fmt}} to {it.high:{fmt}}"
-    values = {**mean, "95 % interval": ends, **(more or {}), "questions": it.n, "groups": it.groups}
+    row = {name: f"{it.mean:{fmt}}", "95 % interval": ends, **more, "questions": it.n, "groups": it.groups}
     if it.level not in (TOO_FEW, "none"):
-        values["varied"] = it.level
-    return html_table([list(values.values())], list(values))
+        row["varied"] = it.level
+    return html_table([list(row.values())], list(row))
 
 
 def _level_suffix(interval: Interval) -> str:
@@ -292,17 +286,17 @@ def _resampled_means(values: np.ndarray, sizes: tuple[int, ...], resamples: int,
 
 
 def _by_conversation(
-    values: Sequence[float] | np.ndarray, groups: Sequence[Hashable] | None
+    groups: Sequence[Hashable] | None, *columns: Sequence[float] | np.ndarray
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Sort the known values by conversation and size; return them and the sizes of the conversations."""
-    v = np.asarray(values, dtype=float)
-    names = [""] * v.size if groups is None else [str(g) for g in groups]
-    number = {name: i for i, name in enumerate(sorted(set(names)))}
-    labels = np.asarray([number[name] for name in names], dtype=int)
-    known = ~np.isnan(v)
-    v, labels = v[known], labels[known]
-    order = np.lexsort((v, labels))
-    return v[order], tuple(int(c) for c in np.bincount(labels) if c)
+    """Sort the rows of the columns that have no `nan` by conversation and size.
+
+    Returns float64 (questions, columns), and the sizes of the conversations.
+    """
+    values = [np.asarray(column, dtype=float).tolist() for column in columns]
+    names = [""] * len(values[0]) if groups is None else [str(g) for g in groups]
+    rows = sorted(row for row in zip(names, *values, strict=True) if not any(map(math.isnan, row[1:])))
+    sizes = tuple(Counter(name for name, *_ in rows).values())
+    return np.array([row[1:] for row in rows], dtype=float).reshape(-1, len(columns)), sizes
 
 
 def _strata_of(
@@ -378,11 +372,12 @@ def mean_ci(
     `MIN_GROUPS` groups there is a mean and no interval. The order of the questions changes nothing.
 
     `method` is "percentile" (the cluster bootstrap: Efron and Tibshirani, *An Introduction to the Bootstrap*,
-    1993, chapter 13), "t" (`cluster_robust.cluster_mean`, without resampling; where conversations don't
+    1993, chapter 13), "t" (`cluster_mean`, without resampling; where conversations don't
     differ at all, the bootstrap replaces it, as `level` says), or `None` for `DEFAULT_CI_METHOD`.
     """
     method = method or DEFAULT_CI_METHOD
-    ordered, sizes = _by_conversation(values, groups)
+    rows, sizes = _by_conversation(groups, values)
+    ordered = rows[:, 0]
     n_groups = count_groups(values, groups)
     if n_groups < MIN_GROUPS:
         return mean_only(values, n_groups)
@@ -406,7 +401,7 @@ def paired_difference(
 
     `a[i]` and `b[i]` score the same question; where either is `nan` the question is left out. `strata` names
     a stratum of each question's conversation, such as its language: with `method="t"` a difference between
-    strata is then no error (`cluster_robust.stratified_mean`); the bootstrap doesn't use it. With the
+    strata is then no error (`stratified_mean`); the bootstrap doesn't use it. With the
     bootstrap, `p` = 2 * min(share of resampled differences <= 0, share >= 0), both counted with one added
     (Davison and Hinkley 1997, section 4.4), at most 1; with `method="t"` (see `mean_ci`), `p` is Student's.
     Swapping `a` and `b` changes the signs and keeps `p`, exactly. Below `MIN_GROUPS` groups or
@@ -417,11 +412,11 @@ def paired_difference(
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     gap = np.round(x - y, 12)
     n_groups = count_groups(gap, groups)
-    values, sizes = _by_conversation(gap, groups)
+    rows, sizes = _by_conversation(groups, gap)
     if n_groups < MIN_GROUPS or not can_be_tested(gap):
         only = mean_only(gap, n_groups)
         return Difference(only.mean + 0.0, math.nan, math.nan, only.n, only.groups, only.level)
-    mirror, _ = _by_conversation(-gap, groups)
+    values, mirror = rows[:, 0], _by_conversation(groups, -gap)[0][:, 0]
     swapped = tuple(values) < tuple(mirror)  # both directions share one set of resamples, so a swap is exact
     layers = _strata_of(~np.isnan(gap), groups, strata)
     it, p = _test_mean(mirror if swapped else values, sizes, layers, resamples, seed, confidence, method)
@@ -467,7 +462,7 @@ def ratio_ci(
     """
     method = method or DEFAULT_CI_METHOD
     v, x = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
-    pairs, sizes = _pairs_by_conversation(v, x, groups)
+    pairs, sizes = _by_conversation(groups, v, x)
     total = math.fsum(pairs[:, 1])
     if not total:
         return Interval(math.nan, math.nan, math.nan, 0, 0, "none")
@@ -485,20 +480,6 @@ def ratio_ci(
     low, high = _quantiles(drawn[:, 0] / drawn[:, 1], confidence)
     level = BOTH_LEVELS if len(sizes) > 1 else "questions"
     return Interval(mean, *_around(mean, low, high), n, n_groups, level)
-
-
-def _pairs_by_conversation(
-    v: np.ndarray, x: np.ndarray, groups: Sequence[Hashable] | None
-) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Sort the known pairs (v, x) by conversation and size.
-
-    Returns float64 (questions, 2), and the sizes of the conversations.
-    """
-    names = [""] * v.size if groups is None else [str(g) for g in groups]
-    triples = zip(names, v.tolist(), x.tolist(), strict=True)
-    rows = sorted(row for row in triples if not math.isnan(row[1] + row[2]))
-    sizes = tuple(Counter(name for name, _, _ in rows).values())
-    return np.array([row[1:] for row in rows], dtype=float).reshape(-1, 2), sizes
 
 # %% ../../../nbs/eval/stats/01_intervals.ipynb #4e8f8e8d
 def holm(pvalues: Sequence[float] | np.ndarray) -> np.ndarray:
