@@ -248,7 +248,7 @@ def save_view(path: Path, records: RecordReader, view: View, seq: int) -> bool:
         key = {from_sql(id): key for id, key in found}
         about = {**_identity(records, seq), "rules": text_rules()}
     keys = np.array([key[id] for id in view.ids], np.int64)
-    words = view.words.counts.to_arrays() if view.has_words else {}
+    words: dict[str, Any] = view.words.counts.to_arrays() if view.has_words else {}
     remove_parts(path)
     with open_atomic(path, partial_file(path)) as f:
         np.savez(f, about=json.dumps(about), keys=keys, vectors=view.matrix.astype(np.float16), **words)
