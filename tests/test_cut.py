@@ -89,15 +89,6 @@ def test_everything_that_the_prefix_keeps_is_kept(hits, budget, k):
         assert all(tokens[i] > room for i in range(len(p)) if i not in kept), "what is left out doesn't fit"
 
 
-@given(HITS, st.integers(0, 30), st.integers(0, 99))
-def test_a_budget_for_the_k_best_keeps_the_k_best(hits, k, seed):
-    p, tokens = split(hits, falling=False)
-    enough = ceil(tokens[:k].sum())
-    for rule in (cut_to_budget, rank_prefix):
-        for budget in (enough, None):
-            assert rule(p, tokens, budget, k, cosines(seed, len(p))).tolist() == list(range(min(k, len(p))))
-
-
 # --- duplicates
 
 

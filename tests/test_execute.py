@@ -27,18 +27,11 @@ from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Evidence, Hit, Memory
 
 DAY0 = datetime(2024, 1, 1, tzinfo=UTC)
-TEXTS = [
-    "I live in Beijing, near the drum tower.",
-    "I have a cat called Snowy.",
-    "I started a pottery course.",
-    "I moved to Hangzhou last week.",
-    "The pottery teacher is called Mr. Lin.",
-    "My cat broke a bowl.",
-    "I sold my old bicycle.",
-    "I ran 5 km.",
-    "I ran 10 km.",
-    "Good night.",
-]
+TEXTS = (
+    "I live in Beijing, near the drum tower.|I have a cat called Snowy.|I started a pottery course.|"
+    "I moved to Hangzhou last week.|The pottery teacher is called Mr. Lin.|My cat broke a bowl.|"
+    "I sold my old bicycle.|I ran 5 km.|I ran 10 km.|Good night."
+).split("|")
 TURNS = [
     Memory(
         f"m{i}",
@@ -158,14 +151,6 @@ def test_an_empty_store_knows_nothing():
             assert row(found, "gate").reason == "nothing found"
 
 
-def test_an_empty_question_is_answered_with_something_or_nothing_but_no_error(store):
-    for text in ("", "  ", "?", "\x00", "\ud800"):
-        found = execute(WORDS, text, store)
-        assert 0 <= found.relevance <= 1
-        assert len(found.hits) <= 10
-        assert ids(found) == ids(execute(WORDS, text, store))
-
-
 # --- several queries
 
 
@@ -193,23 +178,6 @@ def test_a_memory_found_twice_keeps_its_better_score(store):
     assert single and both.hits[0].memory.id == "m1" and both.hits[0].score == best
 
 
-def test_one_step_feeds_the_next():
-    turns = [
-        Memory("a", "The course is given by Lindqvist.", "Maya", step=0),
-        Memory("b", "Lindqvist wrote a book about glaze.", "Maya", step=1),
-        *(Memory(f"f{i}", f"I bought bread number {i}.", "Maya", step=2 + i) for i in range(8)),
-    ]
-    with MemoryStore(embedder="hash") as s:
-        s.add(turns)
-        plan = replace(LEXICAL, queries=("who gives the course", "what was written"), k=2)
-        assert ids(execute(replace(plan, multi_step=True), "x", s)) == ["a", "b"]
-        scores = [
-            {h.memory.id: h.score for h in execute(replace(plan, multi_step=m, k=10), "x", s).hits}
-            for m in (True, False)
-        ]
-        assert scores[0]["b"] > scores[1]["b"], "the second query knows the name that the first one found"
-
-
 CHAIN = [
     "The course is given by Lindqvist.",
     "Lindqvist was taught by Amara.",
@@ -235,11 +203,6 @@ def test_all_interim_results_are_carried_and_shown(chain):
     last = {h.memory.id: h.score for h in found.hits}["c2"]
     both = execute(replace(LEXICAL, k=9), f"{HOPS[2]} Lindqvist Amara", chain)
     assert last == {h.memory.id: h.score for h in both.hits}["c2"], "the third query has both names"
-
-
-def test_a_step_shows_no_word_that_is_neither_asked_nor_said(chain):
-    plan = replace(LEXICAL, queries=("course given by zorkmid", "who taught him"), multi_step=True)
-    assert [f.text for f in execute(plan, "x", chain).findings] == ["step 1: Lindqvist"]
 
 
 def test_merge_question_keeps_the_best_five_of_the_question(store):
@@ -287,26 +250,6 @@ def test_a_hard_window_keeps_what_lies_in_it(store):
         replace(WORDS, time_window=(TURNS[1].at, TURNS[2].at), window_rule="hard"), "pottery", store
     )
     assert ids(bounds) == ["m1"], "the start lies in it, the end does not"
-
-
-def test_a_window_looks_at_when_it_happened_too():
-    with MemoryStore(embedder="hash") as s:
-        s.add(
-            [
-                Memory("said later", "The wedding", at=DAY0, event_at=DAY0 - timedelta(days=700)),
-                Memory("other", "The wedding cake", at=DAY0, step=1),
-            ]
-        )
-        found = execute(
-            replace(
-                WORDS,
-                time_window=(DAY0 - timedelta(days=701), DAY0 - timedelta(days=699)),
-                window_rule="hard",
-            ),
-            "wedding",
-            s,
-        )
-        assert ids(found) == ["said later"]
 
 
 # --- gate
@@ -389,18 +332,6 @@ def test_what_is_not_known_does_not_close_the_gate_on_three_memories():
     assert 0.5 < found.relevance < 0.8
 
 
-def test_above_five_memories_the_second_check_decides():
-    plan = replace(WORDS, relevance_threshold=0.9, relevance_low=0.9)
-    known, unknown = (
-        execute(plan, q, small_store(8), fit=replace(fixed(0.05), seen=SEEN))
-        for q in ("red kayak", "submarine licence")
-    )
-    assert known.has_relevant
-    assert "does not decide; second check (offline; 100% of" in row(known, "gate").reason
-    assert not unknown.has_relevant
-    assert "does not decide; second check (offline; 0% of" in row(unknown, "gate").reason
-
-
 def test_a_plan_with_check_asks_the_model_before_it_opens_the_gate(monkeypatch):
     """A plan that wants a model's second check gets it, however few memories there are."""
     asked = []
@@ -469,34 +400,8 @@ def test_latest_by_attribute(store):
     assert {"m7", "m8"} <= set(ids(found)), "5 km and 10 km are two runs"
 
 
-def test_latest_by_similarity_merges_what_merely_sounds_alike(store):
-    found = execute(
-        replace(WORDS, prefer_latest=True, latest_rule="similarity", latest_similarity=0.6),
-        "How far did I run?",
-        store,
-    )
-    assert "m7" not in ids(found)
-    assert next(h for h in found.hits if h.memory.id == "m8").note == "updated; before: I ran 5 km."
-    apart = execute(
-        replace(WORDS, prefer_latest=True, latest_rule="similarity", latest_similarity=1.0),
-        "How far did I run?",
-        store,
-    )
-    assert len(apart.hits) == 10 and not any(h.note for h in apart.hits)
-
-
 def hit(i, text, speaker="Maya", day=0, score=1.0):
     return Hit(Memory(f"h{i}", text, speaker, DAY0 + timedelta(days=day), step=i), score)
-
-
-def test_the_newest_takes_the_best_rank():
-    hits = [
-        hit(0, "I live in Oslo.", day=0, score=3.0),
-        hit(1, "A cat.", score=2.0),
-        hit(2, "I moved to Bergen.", day=9, score=1.0),
-    ]
-    kept = keep_latest(hits, np.eye(3), "Where do I live?")
-    assert [(h.memory.id, h.score) for h in kept] == [("h2", 3.0), ("h1", 2.0)]
 
 
 def test_what_is_not_a_version():
@@ -519,17 +424,6 @@ def test_what_is_not_a_version():
 # --- order and budget
 
 
-def test_order_of_time(store):
-    found = execute(replace(WORDS, temporal_order=True, k=4), "pottery cat", store)
-    plain = execute(replace(WORDS, k=4), "pottery cat", store)
-    assert ids(found) == sorted(ids(plain)) != ids(plain), "the same four, by time"
-    assert (row(found, "order").n_in, row(found, "order").n_out, row(found, "order").reason) == (
-        4,
-        4,
-        "by time",
-    )
-
-
 @given(st.integers(1, 200))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_budget_holds(store, budget):
@@ -548,21 +442,6 @@ def test_the_budget_holds(store, budget):
         "what is left out would not have fitted"
     )
     assert row(found, "cut").reason == f"k = 10, {budget} tokens"
-
-
-def test_a_memory_too_long_is_stepped_over():
-    with MemoryStore(embedder="hash") as s:
-        s.add(
-            [
-                Memory("long", "cat " * 200, "Maya"),
-                Memory("short", "The cat sleeps.", "Maya", step=1),
-                *(Memory(f"other{i}", "Good night.", "Maya", step=2 + i) for i in range(4)),
-            ]
-        )
-        found = execute(replace(LEXICAL, token_budget=25), "cat", s)
-        assert ids(execute(LEXICAL, "cat", s))[0] == "long"
-        assert "long" not in ids(found)
-        assert "short" in ids(found)
 
 
 # --- a store too large to score whole
@@ -648,7 +527,7 @@ PLANS = st.builds(
     st.sampled_from(["Where do I live now?", "What did I say about my cat?", "10 km", "", "我住在哪里？"]),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_plan_gives_the_same_bytes_twice_and_however_the_store_was_filled(store, plan, text, generator):
     found = execute(plan, text, store)
     assert frozen(execute(plan, text, store)) == frozen(found)

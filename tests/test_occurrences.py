@@ -33,75 +33,49 @@ DAY = re.compile(r"\d{4}-\d\d-\d\d")
 # --- what a question asks
 
 
-@pytest.mark.parametrize(
-    ("question", "which", "event", "wants_date"),
-    [
-        ("When did I first try sourdough?", "first", "try sourdough", True),
-        ("When did I last see my uncle?", "last", "see my uncle", True),
-        ("When was the first time I cooked for Ann?", "first", "cooked for Ann", True),
-        ("When was the last time that we went to Leeds?", "last", "went to Leeds", True),
-        ("When was my most recent dentist appointment?", "last", "dentist appointment", True),
-        ("On what date was Tom's first lesson at the pool?", "first", "Tom's lesson at the pool", True),
-        ("When did I swim 2 km in one go for the first time?", "first", "swim 2 km in one go", True),
-        ("What was the latest film I saw with Tom?", "last", "film I saw with Tom", False),
-        ("What was the earliest letter that I wrote to Ann?", "first", "letter that I wrote to Ann", False),
-        ("Where did Ann go on her last hike?", "last", "Ann go on her hike", False),
-        ("What did I do after the wedding?", "after", "the wedding", False),
-        ("What happened before I moved to Leeds?", "before", "moved to Leeds", False),
-        ("What did Ann do right after her exam?", "after", "her exam", False),
-        ("我第一次吃榴莲是什么时候？", "first", "吃榴莲", True),
-        ("我什么时候第一次跑完十公里？", "first", "跑完十公里", True),
-        ("我最早的一次面试是哪天？", "first", "面试", True),
-        ("我上次去看牙是哪天？", "last", "去看牙", True),
-        ("小周最近一次回老家是几号？", "last", "小周回老家", True),
-        ("我最后一次见外婆是在什么时候？", "last", "见外婆", True),
-        ("我最近一次爬山去的是哪座山？", "last", "爬山去", False),
-        ("婚礼之后我做了什么？", "after", "婚礼", False),
-        ("我搬家之前做了什么？", "before", "搬家", False),
-        ("我考完试以后去了哪里？", "after", "考完试", False),
-    ],
-)
-def test_find_occurrence(question, which, event, wants_date):
-    assert find_occurrence(question) == AskedOccurrence(which, event, wants_date)
+# what is asked, of which event; “*”: and when it was
+ASKED = """
+When did I first try sourdough?|first*|try sourdough
+When did I last see my uncle?|last*|see my uncle
+When was the first time I cooked for Ann?|first*|cooked for Ann
+When was the last time that we went to Leeds?|last*|went to Leeds
+When was my most recent dentist appointment?|last*|dentist appointment
+On what date was Tom's first lesson at the pool?|first*|Tom's lesson at the pool
+When did I swim 2 km in one go for the first time?|first*|swim 2 km in one go
+What was the latest film I saw with Tom?|last|film I saw with Tom
+What was the earliest letter that I wrote to Ann?|first|letter that I wrote to Ann
+Where did Ann go on her last hike?|last|Ann go on her hike
+What did I do after the wedding?|after|the wedding
+What happened before I moved to Leeds?|before|moved to Leeds
+What did Ann do right after her exam?|after|her exam
+我第一次吃榴莲是什么时候？|first*|吃榴莲
+我什么时候第一次跑完十公里？|first*|跑完十公里
+我最早的一次面试是哪天？|first*|面试
+我上次去看牙是哪天？|last*|去看牙
+小周最近一次回老家是几号？|last*|小周回老家
+我最后一次见外婆是在什么时候？|last*|见外婆
+我最近一次爬山去的是哪座山？|last|爬山去
+婚礼之后我做了什么？|after|婚礼
+我搬家之前做了什么？|before|搬家
+我考完试以后去了哪里？|after|考完试"""
+NOT_ASKED = """
+When did I move?|What did I do last week?|What did I do in the last week of June?|Where was I last summer?
+What happened in the last 3 days?|What is her first name?|What did we eat on the first day of the trip?
+Did the milk last until Sunday?|How long did the first lesson last?|Who came first in the race?
+Was Bob the first to leave?|At first, what did I think of Leeds?|Which came last, the wedding or the move?
+Did I move before I married?|What did I do before March 2024?|What do I like after a swim?
+我上周做了什么？|我上次那个周末的计划呢|婚礼最后定在哪天？|我最近在忙什么？|他们先后去了哪里？|我最喜欢的歌是什么？
+我是先搬家还是先结婚的？|三月之前我做了什么？|之前我做了什么？||?|first|第一次"""
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        "When did I move?",
-        "What did I do last week?",
-        "What did I do in the last week of June?",
-        "Where was I last summer?",
-        "What happened in the last 3 days?",
-        "What is her first name?",
-        "What did we eat on the first day of the trip?",
-        "Did the milk last until Sunday?",
-        "How long did the first lesson last?",
-        "Who came first in the race?",
-        "Was Bob the first to leave?",
-        "At first, what did I think of Leeds?",
-        "Which came last, the wedding or the move?",
-        "Did I move before I married?",
-        "What did I do before March 2024?",
-        "What do I like after a swim?",  # a habit
-        "我上周做了什么？",
-        "我上次那个周末的计划呢",
-        "婚礼最后定在哪天？",
-        "我最近在忙什么？",
-        "他们先后去了哪里？",
-        "我最喜欢的歌是什么？",
-        "我是先搬家还是先结婚的？",
-        "三月之前我做了什么？",
-        "之前我做了什么？",
-        "",
-        "?",
-        "first",
-        "第一次",
-        "when did i first " + "swim and " * 200,
-    ],
-)
-def test_questions_for_no_occurrence(question):
-    assert find_occurrence(question) is None
+def test_find_occurrence():
+    for line in ASKED.strip().split("\n"):
+        question, which, event = line.split("|")
+        asked = AskedOccurrence(which.removesuffix("*"), event, which.endswith("*"))
+        assert find_occurrence(question) == asked
+    for question in NOT_ASKED.strip().replace("\n", "|").split("|"):
+        assert find_occurrence(question) is None, question
+    assert find_occurrence("when did i first " + "swim and " * 200) is None
 
 
 @given(st.text(max_size=700))
@@ -122,53 +96,31 @@ SWIMS = [told("2024-05-19", "I swam again."), told("2024-03-02", "I swam."), tol
 SWIM = "When did I {} swim?"
 
 
-@pytest.mark.parametrize(
-    ("question", "occurrences", "lang", "finding"),
-    [
-        (
-            SWIM.format("first"),
-            SWIMS,
-            "en",
-            Finding(
-                "“swim”: first 2024-03-02 (“I swam”), "
-                "later 2024-05-19 (“I swam again”), 2024-07-28 (“We swam”)",
-                "2 March 2024",
-            ),
-        ),
-        (
-            SWIM.format("last"),
-            SWIMS,
-            "en",
-            Finding(
-                "“swim”: last 2024-07-28 (“We swam”), "
-                "earlier 2024-03-02 (“I swam”), 2024-05-19 (“I swam again”)",
-                "28 July 2024",
-            ),
-        ),
-        (
-            "我第一次游泳是什么时候？",
-            [told("2024-05-19", "又去游泳了"), told("2024-03-02", "去游泳了。")],
-            "zh",
-            Finding("“游泳”：最早2024-03-02（“去游泳了”），此后2024-05-19（“又去游泳了”）", "2024年3月2日"),
-        ),
-        (
-            "我上次游泳是哪天？",
-            [told("2024-05-19", "又去游泳了"), told("2024-03-02", "去游泳了。")],
-            "zh",
-            Finding("“游泳”：最近2024-05-19（“又去游泳了”），此前2024-03-02（“去游泳了”）", "2024年5月19日"),
-        ),
-        (
-            "What was the latest film I saw?",
-            [told("2024-05-19", "We saw Alien."), told("2024-03-02", "I saw Heat.")],
-            "en",
-            Finding(
-                "“film I saw”: last 2024-05-19 (“We saw Alien”), earlier 2024-03-02 (“I saw Heat”)",
-            ),
-        ),
-    ],
-)
-def test_write_occurrences(question, occurrences, lang, finding):
-    assert write_occurrences(find_occurrence(question), occurrences, lang) == finding
+ZH_SWIMS = [told("2024-05-19", "又去游泳了"), told("2024-03-02", "去游泳了。")]
+WRITTEN = {
+    SWIM.format("first"): (
+        "“swim”: first 2024-03-02 (“I swam”), later 2024-05-19 (“I swam again”), 2024-07-28 (“We swam”)",
+        "2 March 2024",
+    ),
+    SWIM.format("last"): (
+        "“swim”: last 2024-07-28 (“We swam”), earlier 2024-03-02 (“I swam”), 2024-05-19 (“I swam again”)",
+        "28 July 2024",
+    ),
+    "我第一次游泳是什么时候？": (
+        "“游泳”：最早2024-03-02（“去游泳了”），此后2024-05-19（“又去游泳了”）",
+        "2024年3月2日",
+    ),
+    "我上次游泳是哪天？": (
+        "“游泳”：最近2024-05-19（“又去游泳了”），此前2024-03-02（“去游泳了”）",
+        "2024年5月19日",
+    ),
+}
+
+
+@pytest.mark.parametrize("question", WRITTEN)
+def test_write_occurrences(question):
+    lang, swims = ("en", SWIMS) if question.isascii() else ("zh", ZH_SWIMS)
+    assert write_occurrences(find_occurrence(question), swims, lang) == Finding(*WRITTEN[question])
 
 
 def test_without_a_clear_end_nothing_is_said():
@@ -221,59 +173,24 @@ def ask(stores, language, question, **more):
     return retrieve(Question("", question, asked_at=NOW), stores[language], planner=TEMPORAL, **more)
 
 
-@pytest.mark.parametrize(
-    ("language", "question", "days", "said"),
-    [
-        (
-            "en",
-            "When did I first swim in the marine lake?",
-            ["2024-03-02", "2024-05-19", "2024-07-28"],
-            "2 March 2024",
-        ),
-        (
-            "en",
-            "When did I last swim in the marine lake?",
-            ["2024-07-28", "2024-03-02", "2024-05-19"],
-            "28 July 2024",
-        ),
-        ("en", "When was my last appointment with my dentist?", ["2024-06-02"], "2 June 2024"),
-        (
-            "en",
-            "What did I do after my appointment with my dentist?",
-            ["2024-06-02", "2024-07-28", "2024-08-02"],
-            "",
-        ),
-        (
-            "en",
-            "What did I do before my sister adopted a parrot?",
-            ["2024-08-02", "2024-05-19", "2024-06-02", "2024-07-28"],
-            "",
-        ),
-        (
-            "zh",
-            "我第一次去海湖游泳是什么时候？",
-            ["2024-03-02", "2024-05-19", "2024-07-28"],
-            "2024年3月2日",
-        ),
-        (
-            "zh",
-            "我最近一次去海湖游泳是哪天？",
-            ["2024-07-28", "2024-03-02", "2024-05-19"],
-            "2024年7月28日",
-        ),
-        ("zh", "我上次去看牙医是什么时候？", ["2024-06-02"], "2024年6月2日"),
-        ("zh", "我看牙医之后做了什么？", ["2024-06-02", "2024-07-28", "2024-08-02"], ""),
-        (
-            "zh",
-            "妹妹领养鹦鹉之前我做了什么？",
-            ["2024-08-02", "2024-05-19", "2024-06-02", "2024-07-28"],
-            "",
-        ),
-    ],
-)
-def test_occurrences_are_a_finding(stores, language, question, days, said):
-    (finding,) = ask(stores, language, question).findings
-    assert DAY.findall(finding.text) == days and finding.answer == said
+FOUND = """
+When did I first swim in the marine lake?|2024-03-02 2024-05-19 2024-07-28|2 March 2024
+When did I last swim in the marine lake?|2024-07-28 2024-03-02 2024-05-19|28 July 2024
+When was my last appointment with my dentist?|2024-06-02|2 June 2024
+What did I do after my appointment with my dentist?|2024-06-02 2024-07-28 2024-08-02|
+What did I do before my sister adopted a parrot?|2024-08-02 2024-05-19 2024-06-02 2024-07-28|
+我第一次去海湖游泳是什么时候？|2024-03-02 2024-05-19 2024-07-28|2024年3月2日
+我最近一次去海湖游泳是哪天？|2024-07-28 2024-03-02 2024-05-19|2024年7月28日
+我上次去看牙医是什么时候？|2024-06-02|2024年6月2日
+我看牙医之后做了什么？|2024-06-02 2024-07-28 2024-08-02|
+妹妹领养鹦鹉之前我做了什么？|2024-08-02 2024-05-19 2024-06-02 2024-07-28|"""
+
+
+@pytest.mark.parametrize("row", FOUND.strip().split("\n"))
+def test_occurrences_are_a_finding(stores, row):
+    question, days, said = row.split("|")
+    (finding,) = ask(stores, "en" if question.isascii() else "zh", question).findings
+    assert DAY.findall(finding.text) == days.split() and finding.answer == said
 
 
 # --- which memory is the first or the last one

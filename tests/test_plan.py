@@ -21,7 +21,6 @@ from adaptmr.retrieval.plan import (
     WEIGHT_SETS,
     WINDOW_RULES,
     WINDOW_TIMES,
-    FixedPlanner,
     PlanError,
     RetrievalPlan,
     plan_schema,
@@ -69,7 +68,7 @@ def named(error: PlanError, *names: str) -> bool:
 @example({"time_window": {"start": 1, "end": 2}})
 @example({"time_window": "ab"})
 @example({"time_window": [5, 6]})
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_object_is_a_plan_or_an_error_that_names_a_field(values):
     try:
         plan = RetrievalPlan.from_json(values)
@@ -84,126 +83,65 @@ def test_an_unknown_field_is_named_with_the_known_ones():
         RetrievalPlan.from_json({"topk": 5})
 
 
-BAD = [
-    ("reranker", ""),
-    ("reranker", 5),
-    ("reranker", ["cross-encoder"]),
-    ("rerank_depth", 0),
-    ("rerank_depth", 1.5),
-    ("rerank_depth", None),
-    ("queries", "one string"),
-    ("queries", ["fine", 3]),
-    ("queries", 7),
-    ("queries", None),
-    ("multi_step", 1),
-    ("multi_step", "true"),
-    ("interim", 1),
-    ("interim", None),
-    ("merge", "max"),
-    ("merge", None),
-    ("check", "maybe"),
-    ("follow", "hunch"),
-    ("follow", ["gap"]),
-    ("without", "entity"),
-    ("without", ["entities"]),
-    ("without", [{}]),
-    ("without", [None]),
-    ("without", 5),
-    ("pool", 0),
-    ("pool", 1_000_001),
-    ("pool", 1.5),
-    ("pool", True),
-    ("pool", "50"),
-    ("pool", None),
-    ("weights", ["dense"]),
-    ("weights", {"similarity": 1}),
-    ("weights", {"dense": "1"}),
-    ("weights", {"dense": float("nan")}),
-    ("weights", {"dense": float("inf")}),
-    ("weights", {"dense": True}),
-    ("weights", {"dense": None}),
-    ("weights", None),
-    ("weights", {"neighbour": 1}),
-    ("weights", {"dense": 1_000_001}),
-    ("weights", {"hybrid": -1_000_001.0}),
-    ("weights", {"hybrid": "1"}),
-    ("fusion", "max"),
-    ("fusion", None),
-    ("fusion", ["sum"]),
-    ("fusion", "RRF"),
-    ("layers", "key"),
-    ("layers", []),
-    ("layers", [None]),
-    ("owners", 5),
-    ("owners", {"maya": 1}),
-    ("tags", [["home"]]),
-    ("time_window", "2024"),
-    ("time_window", ["2024-01-01"]),
-    ("time_window", ["2024-02-01", "2024-01-01"]),
-    ("time_window", ["2024-01-01", "2024-01-01"]),
-    ("time_window", ["soon", "later"]),
-    ("time_window", [None, None]),
-    ("time_window", 7),
-    ("window_rule", "strict"),
-    ("window_rule", None),
-    ("window_by", "heard"),
-    ("window_by", None),
-    ("window_grace", -1),
-    ("window_grace", 0.5),
-    ("entity_boost", 1.5),
-    ("select", "best"),
-    ("relate", 1),
-    ("collect", "yes"),
-    ("answer_as", "poem"),
-    ("answer_as", None),
-    ("temporal_order", "yes"),
-    ("prefer_latest", 0),
-    ("prefer_latest", None),
-    ("latest_similarity", 1.01),
-    ("latest_similarity", -0.1),
-    ("latest_similarity", float("nan")),
-    ("latest_similarity", True),
-    ("latest_rule", "newest"),
-    ("gate", "open"),
-    ("gate", ["none"]),
-    ("relevance_threshold", 2),
-    ("relevance_threshold", "0.5"),
-    ("relevance_low", -1),
-    ("relevance_low", 0.9),
-    ("max_rounds", 0),
-    ("max_rounds", 21),
-    ("confidence_threshold", 1.5),
-    ("expand", -1),
-    ("expand", 21),
-    ("refine", "no"),
-    ("rerank_tokens", -5),
-    ("passages", -1),
-    ("passages", 1.5),
-    ("k", -1),
-    ("k", 2.5),
-    ("k", float("inf")),
-    ("k", False),
-    ("token_budget", 0),
-    ("token_budget", 1.5),
-    ("token_budget", "100"),
-    ("hint", None),
-    ("hint", 5),
-    ("planner", None),
-    ("fallback", 3),
-]
+NAN, INF = float("nan"), float("inf")
+BAD = {
+    "reranker": ("", 5, ["cross-encoder"]),
+    "rerank_depth": (0, 1.5, None),
+    "queries": ("one string", ["fine", 3], 7, None),
+    "multi_step": (1, "true"),
+    "interim": (1, None),
+    "merge": ("max", None),
+    "check": ("maybe",),
+    "follow": ("hunch", ["gap"]),
+    "without": ("entity", ["entities"], [{}], [None], 5),
+    "pool": (0, 1_000_001, 1.5, True, "50", None),
+    "weights": (
+        *(["dense"], None, {"similarity": 1}, {"hybrid": -1_000_001.0}, {"hybrid": "1"}),
+        *({"dense": value} for value in ("1", NAN, INF, True, None, 1_000_001)),
+    ),
+    "fusion": ("max", None, ["sum"], "RRF"),
+    "layers": ("key", [], [None]),
+    "owners": (5, {"maya": 1}),
+    "tags": ([["home"]],),
+    "time_window": (
+        *("2024", ["2024-01-01"], ["soon", "later"], [None, None], 7),
+        *(["2024-02-01", "2024-01-01"], ["2024-01-01", "2024-01-01"]),
+    ),
+    "window_rule": ("strict", None),
+    "window_by": ("heard", None),
+    "window_grace": (-1, 0.5),
+    "entity_boost": (1.5,),
+    "select": ("best",),
+    "relate": (1,),
+    "collect": ("yes",),
+    "answer_as": ("poem", None),
+    "temporal_order": ("yes",),
+    "prefer_latest": (0, None),
+    "latest_similarity": (1.01, -0.1, NAN, True),
+    "latest_rule": ("newest",),
+    "gate": ("open", ["none"]),
+    "relevance_threshold": (2, "0.5"),
+    "relevance_low": (-1, 0.9),
+    "max_rounds": (0, 21),
+    "confidence_threshold": (1.5,),
+    "expand": (-1, 21),
+    "refine": ("no",),
+    "rerank_tokens": (-5,),
+    "passages": (-1, 1.5),
+    "k": (-1, 2.5, INF, False),
+    "token_budget": (0, 1.5, "100"),
+    "hint": (None, 5),
+    "planner": (None,),
+    "fallback": (3,),
+}
 
 
-@pytest.mark.parametrize("name, value", BAD, ids=lambda v: ascii(v)[:30])
-def test_a_bad_value_is_refused_by_its_name(name, value):
-    with pytest.raises(PlanError) as e:
-        RetrievalPlan(**{name: value})
-    assert named(e.value, name) and len(str(e.value)) < 500
-    with pytest.raises(PlanError):
-        replace(RetrievalPlan(), **{name: value})
-
-
-def test_every_field_has_a_bad_value_above():
-    assert {name for name, _ in BAD} == set(FIELDS)
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_bad_value_is_refused_by_its_name(name):
+    for value in BAD[name]:
+        with pytest.raises(PlanError) as e:
+            RetrievalPlan(**{name: value})
+        assert named(e.value, name) and len(str(e.value)) < 500, value
 
 
 # --- the way to JSON and back
@@ -265,24 +203,13 @@ def plans(draw):
 
 
 @given(plans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_round_trip(plan):
     again = RetrievalPlan.from_json(plan.to_json())
     assert again == plan and hash(again) == hash(plan) and again.to_json() == plan.to_json()
     assert RetrievalPlan.from_json(json.loads(plan.to_json())) == plan
     assert replace(plan) == plan and {plan: 1}[again] == 1
     assert plan._repr_html_().startswith("<table>")
-
-
-def test_the_order_of_weights_changes_nothing():
-    a, b = (
-        RetrievalPlan(weights={"dense": 1, "lexical": 2}),
-        RetrievalPlan(weights={"lexical": 2.0, "time": 0, "dense": 1.0}),
-    )
-    assert a == b
-    assert hash(a) == hash(b)
-    assert a.to_json() == b.to_json()
-    assert list(a.weights) == list(b.weights) == ["dense", "lexical"]
 
 
 def test_weights_may_name_fitted_sets_and_signals():
@@ -294,23 +221,6 @@ def test_weights_may_name_fitted_sets_and_signals():
     assert len({RetrievalPlan(weights={name: 1.0}) for name in WEIGHABLE}) == len(WEIGHABLE)
     with pytest.raises(PlanError, match=r"unknown signal 'hybird'.*hybrid.*multi_hop.*dense.*sentence"):
         RetrievalPlan(weights={"hybird": 1})
-
-
-def test_a_weight_may_be_negative_and_none_is_no_weight():
-    assert dict(RetrievalPlan(weights={"question": -2, "dense": 0, "time": -0.0}).weights) == {
-        "question": -2.0
-    }
-    assert dict(RetrievalPlan(weights={"dense": 1_000_000, "time": -1_000_000}).weights) == {
-        "dense": 1e6,
-        "time": -1e6,
-    }
-
-
-@pytest.mark.parametrize(
-    "layers, turns", [(None, True), (("",), True), (("", "key"), True), (("key",), False)]
-)
-def test_a_plan_says_whether_it_searches_turns(layers, turns):
-    assert RetrievalPlan(layers=layers).searches_turns is turns
 
 
 def test_equal_plans_have_equal_hashes():
@@ -357,8 +267,3 @@ def test_what_fits_the_schema_is_a_plan(data):
     value = {name: data.draw(of[rule["type"]]) for name, rule in schema["properties"].items()}
     jsonschema.validate(value, schema)
     assert RetrievalPlan.from_json(json.dumps(value)).temporal_order is value["temporal_order"]
-
-
-def test_a_fixed_planner_gives_its_plan():
-    plan = RetrievalPlan(k=3)
-    assert FixedPlanner(plan, "mine").plan("anything", None) is plan and FixedPlanner().name == "fixed"

@@ -21,11 +21,7 @@ from adaptmr.retrieval.evidence import mix_evidence
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.query import (
-    MAX_QUERIES,
-    decompose_by_rule,
-    is_grounded,
-)
+from adaptmr.retrieval.query import MAX_QUERIES, decompose_by_rule, is_grounded
 from adaptmr.retrieval.strategies import (
     HYBRID_WEIGHTS,
     MIN_RELEVANCE,
@@ -41,26 +37,17 @@ from adaptmr.systems.ablations import (
     STRATEGY_PARTS,
     STRATEGY_SYSTEMS,
     STRATEGY_TYPES,
-    VARIANTS,
     EditedPlanner,
-    get_variants,
 )
-from adaptmr.systems.base import known_systems, make_system
+from adaptmr.systems.base import make_system
 from adaptmr.systems.fixed import GATED_PLAN
 from adaptmr.types import Conversation, Evidence, Hit, Memory, QueryType, Question, Usage
 
-SAID = [
-    "I live in Beijing.",
-    "My sister is called Nadia.",
-    "I had soup for lunch.",
-    "Nadia keeps bees behind the barn.",
-    "The weather was fine.",
-    "I moved to Hangzhou.",
-    "I adopted a cat called Biscuit.",
-    "My brother plays chess.",
-    "I like soup.",
-    "I started running.",
-]
+SAID = (
+    "I live in Beijing.|My sister is called Nadia.|I had soup for lunch.|Nadia keeps bees behind the barn.|"
+    "The weather was fine.|I moved to Hangzhou.|I adopted a cat called Biscuit.|My brother plays chess.|"
+    "I like soup.|I started running."
+).split("|")
 NOW, LINKED = "Where do I live now?", "Which animals does my sister keep?"
 PLANNED = {
     "needs_memory": True,
@@ -200,20 +187,15 @@ class TestQARP:
                 found = retrieve(NOW, store, 3, QARP(model(s)))
             assert len(found.hits) == left and found.has_relevant == bool(left)
 
-    @pytest.mark.parametrize(
-        ("keep", "replied", "queries"),
-        [
+    def test_the_questions_own_words_are_kept(self, store):
+        for keep, replied, queries in (
             (True, ["a b", "a  b ", " ", NOW], (NOW, "a b")),
             (False, ["a b", "c"], ("a b", "c")),
             (True, [], ()),
-            (False, [], ()),
-            (True, [NOW], ()),
             (False, [NOW], ()),
-        ],
-    )
-    def test_the_questions_own_words_are_kept(self, store, keep, replied, queries):
-        with replying(queries={**PLANNED, "queries": replied}) as s:
-            assert QARP(model(s), keep_question=keep).plan(NOW, store).queries == queries
+        ):
+            with replying(queries={**PLANNED, "queries": replied}) as s:
+                assert QARP(model(s), keep_question=keep).plan(NOW, store).queries == queries
 
     def test_steps_cover_and_no_steps_take_the_best(self, store):
         for steps, replied, expected in (
@@ -227,33 +209,19 @@ class TestQARP:
             assert (plan.multi_step, plan.merge) == expected, "the steps are independent"
             assert chained == replace(plan, multi_step=expected[1] == "cover")
 
-    @pytest.mark.parametrize(
-        ("threshold", "doubt", "low", "check"),
-        [
+    def test_the_thresholds_act_as_the_planner_sets_them(self, store):
+        for threshold, doubt, low, check in (
             (0.0, 0.5, 0.0, True),
             (0.65, 0.5, 0.325, True),
-            (0.8, 0.5, 0.4, True),
             (1, 0.5, 0.5, True),
             (0.65, 1.0, 0.65, False),
             (0.8, 0.0, 0.0, True),
-        ],
-    )
-    def test_the_thresholds_act_as_the_planner_sets_them(self, store, threshold, doubt, low, check):
-        with replying(queries={**PLANNED, "relevance_threshold": threshold}) as s:
-            plan = QARP(model(s), doubt=doubt).plan(NOW, store)
-        assert (plan.relevance_threshold, plan.relevance_low, plan.check) == (threshold, low, check)
+        ):
+            with replying(queries={**PLANNED, "relevance_threshold": threshold}) as s:
+                plan = QARP(model(s), doubt=doubt).plan(NOW, store)
+            assert (plan.relevance_threshold, plan.relevance_low, plan.check) == (threshold, low, check)
 
-    @pytest.mark.parametrize(
-        "question",
-        [
-            NOW,
-            "Did I start running before I moved?",
-            "Did I ever mention a submarine?",
-            "我现在住在哪里？",
-            "x" * 5000,
-            "",
-        ],
-    )
+    @pytest.mark.parametrize("question", ["Did I start running before I moved?", "我现在住在哪里？", ""])
     def test_what_it_falls_back_on(self, store, question):
         """Plain vectors, as documented; with `fallback` the rules; without a model the rules plan anyway."""
         rules = Router().plan(question, store)
@@ -307,14 +275,6 @@ class TestRounds:
         assert [t.step for t in found.trace if t.step.startswith("round")] == [
             f"round {i + 1}" for i in range(judged)
         ]
-
-    @pytest.mark.parametrize("again", ["", "   ", LINKED])
-    def test_it_ends_when_there_is_nothing_new_to_ask(self, store, again):
-        with replying(abstain=ANSWERED, confidence={"confidence": 0.0}, query={"query": again}) as s:
-            found = execute(PLAN, LINKED, store, llm=model(s))
-        assert found.plan.queries == ()
-        assert "nothing more to ask" in found.trace[0].reason
-        assert found.usage.calls == 3
 
     def test_the_trace_names_the_round_that_found_a_memory_and_none_comes_twice(self, store):
         with replying(
@@ -374,24 +334,6 @@ class TestRounds:
             found = execute(replace(PLAN, refine=True), LINKED, store, llm=model(s))
         assert len(found.hits) == 1 and found.findings == [] and found.plan.answer_as == ""
 
-    def test_what_an_earlier_round_found_stays(self, store):
-        """Eight memories: the first round finds M0, M3, …; each later one adds at most two new ones."""
-        plan = replace(PLAN, k=8, merge="keep")
-        with replying(
-            abstain=ANSWERED,
-            confidence={"confidence": 0.0},
-            query=[{"query": "soup for lunch"}, {"query": "chess brother"}],
-        ) as s:
-            found = execute(plan, LINKED, store, llm=model(s))
-        rounds = [
-            execute(replace(plan, max_rounds=1, queries=found.plan.queries[:n]), LINKED, store).sources
-            for n in (1, 2, 3)
-        ]
-        assert rounds[2] == found.sources
-        assert rounds[1][:6] == rounds[0][:6] and rounds[2][:4] == rounds[0][:4], "only the last make room"
-        new = set(rounds[1]) - set(rounds[0][:6])
-        assert len(new) == 2 and new <= set(rounds[2]), "what the second added stays in the third"
-
     def test_expansion_merges_by_the_best_score(self, store):
         with replying(queries={"queries": ["Nadia keeps bees", " Nadia  keeps bees", LINKED, "soup"]}) as s:
             found = execute(
@@ -433,7 +375,7 @@ def pieces(draw):
     return [(draw(st.integers(1, 20)) / 10, one()) for _ in range(draw(st.integers(2, 5)))]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(pieces(), st.floats(0.01, 1000), st.randoms(use_true_random=False), st.integers(0, 8))
 def test_a_mixture_knows_proportions_only(found, scale, chance, k):
     mixed = mix_evidence(found, k)
@@ -483,27 +425,14 @@ class TestRoutedAndMixed:
         assert plans[QueryType.knowledge_update].latest_rule == "model" and plans[QueryType.abstention].check
         assert strategies_with(None) == STRATEGIES
 
-    @pytest.mark.parametrize(
-        ("threshold", "expected"),
-        [
-            (0.0, [0.5, 0.3, 0.2]),
-            (0.19, [0.5, 0.3, 0.2]),
-            (0.2, [0.5, 0.3]),
-            (0.3, [0.5]),
-            (0.5, [0.5]),
-            (1.0, [0.5]),
-        ],
-    )
-    def test_the_threshold_of_a_mixture(self, store, threshold, expected):
+    def test_the_threshold_of_a_mixture(self, store):
         classifier = Given(knowledge_update=0.5, temporal_reasoning=0.3, abstention=0.2)
-        plans = Mixture(classifier=classifier, threshold=threshold).plans(NOW, store)
-        assert [weight for weight, _ in plans] == expected
-        assert [p.planner for _, p in plans] == [
-            "update",
-            "temporal",
-            "abstention",
-        ][: len(expected)]
-        assert Mixture(classifier=classifier, threshold=threshold).plan(NOW, store) == plans[0][1]
+        for threshold, n in ((0.0, 3), (0.19, 3), (0.2, 2), (0.3, 1), (1.0, 1)):
+            mixture = Mixture(classifier=classifier, threshold=threshold)
+            plans = mixture.plans(NOW, store)
+            assert [weight for weight, _ in plans] == [0.5, 0.3, 0.2][:n]
+            assert [p.planner for _, p in plans] == ["update", "temporal", "abstention"][:n]
+            assert mixture.plan(NOW, store) == plans[0][1]
 
 
 class TestAdaptiveRAG:
@@ -515,40 +444,14 @@ class TestAdaptiveRAG:
         assert plan.answer_as == ("directly" if level == "A" else "")
         assert (plan.follow == "thought") == (level == "C")
 
-    def test_what_needs_no_memory_gets_none(self, store):
-        with replying(level={"level": "A"}, abstain={"answer": "Hello", "abstain": False}) as s:
-            llm = model(s)
-            found = retrieve("Good morning!", store, 5, AdaptiveRAG(llm))
-            assert found.hits == [] and found.context == "" and found.usage.calls == 1
-            assert answer("Good morning!", found, llm).text == "Hello" and len(s.requests) == 2
-
-    @pytest.mark.parametrize(
-        ("question", "asked_for"),
-        [("What is 2+2?", "Message: What is 2+2?"), ("法国的首都是哪里？", "消息：法国的首都是哪里？")],
-    )
-    def test_level_a_asks_the_model_without_memories(self, store, question, asked_for):
-        with replying(level={"level": "A"}, abstain={"answer": "4", "abstain": False}) as s:
-            llm = model(s)
-            answer(question, retrieve(question, store, 5, AdaptiveRAG(llm)), llm)
-            sent = s.requests[-1]["messages"]
-        assert asked_for in sent[1]["content"] and "memories" not in sent[0]["content"].lower()
-
-    @pytest.mark.parametrize(
-        ("question", "level"),
-        [
-            ("Hello!", "A"),
-            ("thanks", "A"),
-            ("你好！", "A"),
-            ("What is 3 + 4?", "A"),
-            ("谢谢", "A"),
-            ("Hello, where is my key?", "B"),
-            (NOW, "B"),
-            ("How many cities have I lived in altogether?", "C"),
-            ("", "B"),
-        ],
-    )
-    def test_by_rule(self, store, question, level):
-        assert AdaptiveRAG().plan(question, store).planner == f"adaptive_rag: level {level}"
+    def test_by_rule(self, store):
+        for level, questions in {
+            "A": ("Hello!", "thanks", "你好！", "What is 3 + 4?", "谢谢"),
+            "B": ("Hello, where is my key?", NOW, ""),
+            "C": ("How many cities have I lived in altogether?",),
+        }.items():
+            for question in questions:
+                assert AdaptiveRAG().plan(question, store).planner == f"adaptive_rag: level {level}"
 
 
 # -- the same tokens
@@ -576,22 +479,7 @@ def reading(rate, draw):
 @pytest.fixture(scope="module")
 def long_talk():
     draw = random.Random(3)
-    words = [
-        "garden",
-        "kettle",
-        "harbour",
-        "violin",
-        "lesson",
-        "weekend",
-        "mountain",
-        "recipe",
-        "neighbour",
-        "letter",
-        "window",
-        "market",
-        "train",
-        "candle",
-    ]
+    words = "garden kettle harbour violin lesson weekend mountain recipe letter window market train".split()
     turns = [
         Memory(
             f"L{i}",
@@ -607,14 +495,14 @@ def long_talk():
     return Conversation("c", ("Ann", "Bob"), turns)
 
 
-@pytest.mark.parametrize("rate", [0.8, 1.0, 1.3])
+@pytest.mark.parametrize("rate", [0.8, 1.3])
 def test_the_reranker_spends_what_it_is_given(long_talk, rate):
     system = make_system("token_matched", embedder="hash")
     system.ingest(long_talk)
     question = "Which letter did the neighbour leave at the window?"
     with reading(rate, random.Random(1)) as s:
         system.llm = model(s)
-        for budget in range(800, 3001, 200):
+        for budget in range(800, 3001, 550):
             system.match({question: budget})
             found = system.retrieve(Question("q", question), 10)
             assert abs(found.usage.tokens / budget - 1) <= 0.05, (budget, rate, found.trace)
@@ -741,68 +629,36 @@ def test_each_strategy_is_a_system_for_every_question(store):
         assert len(kinds) == 1, "asked in one way"
 
 
-def test_families_name_systems_that_are_there():
-    names = known_systems(None)
-    for full in VARIANTS:
-        assert set(get_variants(full)) <= set(names) and get_variants(full)[0] == full
-    with pytest.raises(KeyError, match="nonsense"):
-        get_variants("nonsense")
-
-
 # -- queries -----------------------------------------------------------------------------------------------
 # ------------
 
 
-@pytest.mark.parametrize(
-    ("question", "parts"),
-    [
-        (
-            "What hobbies do Tomás and Ingrid share?",
-            ("What hobbies do Tomás share", "What hobbies do Ingrid share"),
-        ),
-        (
-            "Where does the man who sold me the boat live?",
-            ("man who sold me the boat live", "Where does the man live"),
-        ),
-        ("What did the tent, the stove and the ferry cost?", ("the tent", "the stove", "the ferry cost")),
-        ("Give me a summary of my plans.", ()),
-        ("Where is the key?", ()),
-        ("", ()),
-        ("?", ()),
-        ("的", ()),
-        ("of the", ()),
-        ("Of all my trips, which was the longest?", ("trips",)),
-        ("我和小王有什么共同爱好？", None),
-        ("of the " * 300 + "?", None),
-        ("和" * 500, None),
-        ("\x00\ud800", ()),
-    ],
-)
-def test_decompose(question, parts):
-    found = decompose_by_rule(question)
-    assert found[0] == question
-    assert len(found) == len(set(found)) <= 1 + MAX_QUERIES
-    assert all(part.strip() for part in found[1:])
-    if parts is not None:
-        assert found[1:] == parts
+DECOMPOSED = {
+    "What hobbies do Tomás and Ingrid share?": (
+        "What hobbies do Tomás share",
+        "What hobbies do Ingrid share",
+    ),
+    "Where does the man who sold me the boat live?": (
+        "man who sold me the boat live",
+        "Where does the man live",
+    ),
+    "What did the tent, the stove and the ferry cost?": ("the tent", "the stove", "the ferry cost"),
+    "Of all my trips, which was the longest?": ("trips",),
+    "我和小王有什么共同爱好？": ("我有什么 爱好", "小王有什么 爱好"),
+}
+WHOLE = "Give me a summary of my plans.|Where is the key?||?|的|of the|\x00\ud800".split("|")
 
 
-@pytest.mark.parametrize(
-    ("answer", "yes"),
-    [
-        ("Nadia", True),
-        ("nadia keeps BEES", True),
-        ("bees and honey", False),
-        ("", False),
-        ("the of", False),
-        ("?!", False),
-        ("Nadia's bees", True),
-    ],
-)
-def test_grounded(answer, yes):
-    assert (
-        is_grounded(
-            answer, [Hit(Memory("1", SAID[3], "Maya"), 1.0), Hit(Memory("2", "养了一只猫", "Maya"), 0.5)]
-        )
-        == yes
-    )
+def test_decompose():
+    for question, parts in DECOMPOSED.items():
+        assert decompose_by_rule(question) == (question, *parts)
+    for question in (*WHOLE, "of the " * 300 + "?", "和" * 500):
+        found = decompose_by_rule(question)
+        assert found[0] == question and len(found) == len(set(found)) <= 1 + MAX_QUERIES
+        assert found == (question,) or len(question) > 100
+
+
+def test_grounded(store):
+    hits = [Hit(m, 1.0) for m in store.memories]
+    assert all(is_grounded(answer, hits) for answer in ("Nadia", "nadia keeps BEES", "Nadia's bees"))
+    assert not any(is_grounded(answer, hits) for answer in ("bees and honey", "", "the of", "?!"))

@@ -23,31 +23,17 @@ from adaptmr.types import Evidence, Memory, QueryType
 START = datetime(2024, 1, 1, tzinfo=UTC)
 SECRETS = {"ann": ("Bergen", "Momo"), "bob": ("Lisbon", "Zorro")}
 SAID = (
-    "I live in {place} near the harbour.",
-    "I moved to {place} last week.",
-    "My sister Nadia keeps bees in {place}.",
-    "I adopted a cat called {cat}.",
-    "{cat} is grey and sleeps all day.",
-    "I bought a bicycle in {place}.",
-    "I sold the bicycle before I moved to {place}.",
-    "Last month I lost my keys in {place}.",
-    "我住在{place}，有一只猫。",
-    "Do you like {place}?",
-)
+    "I live in {place} near the harbour.|I moved to {place} last week.|"
+    "My sister Nadia keeps bees in {place}.|I adopted a cat called {cat}.|{cat} is grey and sleeps all day.|"
+    "I bought a bicycle in {place}.|I sold the bicycle before I moved to {place}.|"
+    "Last month I lost my keys in {place}.|我住在{place}，有一只猫。|Do you like {place}?"
+).split("|")
 ASKED = (
-    "Where do I live now?",
-    "What is my cat called?",
-    "When did I move?",
-    "What did I lose last month?",
-    "Did I sell the bicycle before I moved?",
-    "How many times did I move?",
-    "Did I ever mention Zorro?",
-    "Does Nadia keep bees in Lisbon?",
-    "Which cat sleeps in Bergen, and where does its owner live?",
-    "我住在哪里？",
-    "",
-    "Zorro Lisbon Momo Bergen",
-)
+    "Where do I live now?|What is my cat called?|When did I move?|What did I lose last month?|"
+    "Did I sell the bicycle before I moved?|How many times did I move?|Did I ever mention Zorro?|"
+    "Does Nadia keep bees in Lisbon?|Which cat sleeps in Bergen, and where does its owner live?|"
+    "我住在哪里？||Zorro Lisbon Momo Bergen"
+).split("|")
 
 
 def memories_of(user: str) -> list[Memory]:
@@ -179,7 +165,7 @@ def check_plans(n: int, seed: int) -> None:
 
 
 def test_random_plans_of_two_users_never_leak() -> None:
-    check_plans(150, seed=1)
+    check_plans(60, seed=1)
 
 
 @pytest.mark.slow

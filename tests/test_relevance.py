@@ -171,23 +171,6 @@ def test_what_the_other_one_did_is_less_likely_to_be_there():
             assert right > wrong, (encoder, own)
 
 
-def test_what_was_said_is_likelier_to_be_there_than_what_was_not():
-    store = stored(
-        ("Ann", "I adopted a cat called Snowy."),
-        ("Ann", "I started a pottery course."),
-        ("Ann", "My trip to Porto was lovely."),
-        ("Ann", "It rained."),
-        ("Ann", "Good night."),
-    )
-    for known, unknown in (
-        ("pottery course", "submarine licence"),
-        ("What is the cat called?", "What is the submarine called?"),
-    ):
-        assert relevance(
-            select_candidates(parse_query(known, store.speakers), store, 50), fit_for("hash")
-        ) > relevance(select_candidates(parse_query(unknown, store.speakers), store, 50), fit_for("hash"))
-
-
 # --- where it is known
 
 SEEN = {"fewest": 100, "most": 600, "speakers": 2, "base": 0.8}
@@ -253,5 +236,3 @@ def test_brier_by_hand():
     assert brier_score([1.0, 0.0], [True, False]) == 0
     assert brier_score([1.0, 0.0], [False, True]) == 1
     assert np.isnan(brier_score([], []))
-
-

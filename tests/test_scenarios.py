@@ -13,7 +13,6 @@ from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.strategies import (
     UNIFIED_WEIGHTS,
-    Router,
     StrategyPlanner,
     abstention,
     multi_hop,
@@ -27,16 +26,10 @@ pytestmark = pytest.mark.numbers
 
 DATES = [(1, 5), (2, 10), (3, 15), (4, 20), (5, 1), (6, 8), (7, 12), (8, 3)]
 TEXTS = {
-    "zh": [
-        "我住在北京朝阳区",
-        "我最近在找杭州的工作",
-        "我养了一只叫小白的猫",
-        "我搬到杭州西湖区了",
-        "推荐一下杭州的日料店",
-        "我最近开始跑步了，每天5公里",
-        "推荐一下杭州的川菜馆",
-        "今天跑了10公里，比上个月进步不少",
-    ],
+    "zh": (
+        "我住在北京朝阳区 我最近在找杭州的工作 我养了一只叫小白的猫 我搬到杭州西湖区了 推荐一下杭州的日料店 "
+        "我最近开始跑步了，每天5公里 推荐一下杭州的川菜馆 今天跑了10公里，比上个月进步不少"
+    ).split(),
     "en": [
         "I live in Beijing, in Chaoyang district.",
         "I have been looking for a job in Hangzhou recently.",
@@ -130,13 +123,6 @@ def test_c_the_new_address_replaces_the_old_one(scenario):
     assert "M2" in ask(scenario, "C").sources, "looking for a job is no address"
 
 
-def test_c_the_strategy_is_what_helps(scenario):
-    _, questions, store = scenario
-    plan = Router().plan(Question("", questions["C"], asked_at=NOW), store)
-    without = execute(replace(plan, prefer_latest=False), questions["C"], store)
-    assert {"M1", "M4"} <= set(without.sources), "both contradict each other again"
-
-
 def test_d_both_restaurants_are_collected(scenario):
     found = ask(scenario, "D", k=2)
     assert found.plan.planner == "multi_hop" and found.plan.collect and len(found.plan.queries) == 2
@@ -168,50 +154,23 @@ def test_e_what_was_said_is_known(scenario):
     assert found.plan.planner == "abstention" and found.has_relevant and found.sources[0] == "M3"
 
 
-@pytest.mark.parametrize("which", "ABCDE")
-def test_the_same_whatever_the_order_of_insertion(scenario, which):
-    language, questions, _store = scenario
-    with MemoryStore(embedder=ENCODER[language]) as other:
-        for m in reversed(memories(language)):
-            other.add(m)
-        one, two = ask(scenario, which), retrieve(Question("", questions[which], asked_at=NOW), other)
-    assert (one.hits, one.relevance, one.context, one.trace) == (
-        two.hits,
-        two.relevance,
-        two.context,
-        two.trace,
-    )
-
-
 # --- the first thing that somebody tries: a few memories of one user
 
 DRINKS = {
-    "en": [
-        "I live in Oslo, near the harbour.",
-        "My favourite drink is oolong tea.",
-        "I have a dog called Rufus.",
-        "I work as a nurse.",
-        "My sister lives in Rome.",
-        "I am allergic to peanuts.",
-        "I play the cello on Sundays.",
-        "My car is a red Volvo.",
-    ],
-    "zh": [
-        "我住在成都。",
-        "我最喜欢喝乌龙茶。",
-        "我养了一只叫阿福的狗。",
-        "我是一名护士。",
-        "我姐姐住在北京。",
-        "我对花生过敏。",
-        "我周日拉大提琴。",
-        "我的车是一辆红色的沃尔沃。",
-    ],
+    "en": (
+        "I live in Oslo, near the harbour.|My favourite drink is oolong tea.|I have a dog called Rufus.|"
+        "I work as a nurse.|My sister lives in Rome.|I am allergic to peanuts.|I play the cello on Sundays.|"
+        "My car is a red Volvo."
+    ).split("|"),
+    "zh": (
+        "我住在成都。 我最喜欢喝乌龙茶。 我养了一只叫阿福的狗。 我是一名护士。 我姐姐住在北京。 "
+        "我对花生过敏。 我周日拉大提琴。 我的车是一辆红色的沃尔沃。"
+    ).split(),
 }
 LIKE = {"en": "What do I like to drink?", "zh": "我喜欢喝什么？"}
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
-@pytest.mark.parametrize("who", ["", "user"])
+@pytest.mark.parametrize(("n", "who"), [(1, ""), (1, "user"), (3, "user"), (8, "")])
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_few_memories_of_one_user_answer(language, who, n):
     kept = DRINKS[language] if n == 8 else DRINKS[language][1 : n + 1]
@@ -251,19 +210,14 @@ YEAR = {
 WINDOWS = [  # asked on Saturday 10 August 2024: the memories that k = 3 may return, by their numbers
     ("en", "What did we talk about last month?", {7}),
     ("en", "What did we talk about in March?", {3, 4}),
-    ("en", "What did we talk about yesterday?", {9}),
     ("en", "What did we talk about last summer?", {1}),
     ("en", "What did we discuss between 3 and 9 May?", {5}),
     ("en", "What did I mention in the first week of August?", {8}),
-    ("en", "What happened in January?", {2}),
     ("en", "What did I do between 3 and 9 May?", {5, 6}),  # 18 May: told in the days after, without a date
     ("zh", "上个月我们聊了什么？", {7}),
     ("zh", "三月份我们聊了什么？", {3, 4}),
-    ("zh", "昨天我跟你说了什么？", {9}),
-    ("zh", "去年夏天我们聊了些什么？", {1}),
     ("zh", "去年冬天我们聊了什么？", {2}),
     ("zh", "上周我们聊了什么？", {8}),
-    ("zh", "一月份发生了什么事？", {2}),
     ("zh", "5月3日到9日之间我说过什么？", {5}),
 ]
 
@@ -361,42 +315,19 @@ LIVES = {
 }
 RELATIONS = [
     (
-        "en",
-        "How many days passed between the offer from the harbour office and my first day there?",
-        "27 days",
-        "“the offer from the harbour office” 2024-03-02, “my first day there” 2024-03-29: 27 days apart",
-    ),
-    (
-        "en",
-        "Did I hand in my thesis before or after my sister adopted a parrot?",
-        "after",
+        *("en", "Did I hand in my thesis before or after my sister adopted a parrot?", "after"),
         "“sister adopted a parrot” 2024-04-09, “hand in my thesis” 2024-05-05: "
         "“sister adopted a parrot” first, 26 days apart",
     ),
     (
-        "en",
-        "How many days ago did I hand in my thesis?",
-        "97 days ago",
+        *("en", "How many days ago did I hand in my thesis?", "97 days ago"),
         "“hand in my thesis” 2024-05-05: 97 days ago",
     ),
     (
-        "zh",
-        "从录用通知寄到到上班第一天，隔了多少天？",
-        "27天",
+        *("zh", "从录用通知寄到到上班第一天，隔了多少天？", "27天"),
         "“录用通知寄到”2024-03-02，“上班第一天”2024-03-29：相隔27天",
     ),
-    (
-        "zh",
-        "我是先交毕业论文，还是妹妹先领养鹦鹉？",
-        "妹妹先领养鹦鹉",
-        "“妹妹先领养鹦鹉”2024-04-02，“交毕业论文”2024-05-05：“妹妹先领养鹦鹉”在先，相隔33天",
-    ),
-    (
-        "zh",
-        "我交毕业论文到现在多少天了？",
-        "97天",
-        "“交毕业论文”2024-05-05：97天前",
-    ),
+    ("zh", "我交毕业论文到现在多少天了？", "97天", "“交毕业论文”2024-05-05：97天前"),
 ]
 
 
@@ -496,10 +427,7 @@ ASKED = {
         "en": "Of the museums I mentioned, which one did I visit most often?",
         "zh": "我去过的博物馆里，我去得最多的是哪一个？",
     },
-    "common": {
-        "en": "What hobbies do I and Piotr have in common?",
-        "zh": "我和小王有什么共同爱好？",
-    },
+    "common": {"en": "What hobbies do I and Piotr have in common?", "zh": "我和小王有什么共同爱好？"},
     "compare": {"en": "Did Piotr or Leona go hiking?", "zh": "小王和小陈都喜欢徒步吗？"},
     "chain": {
         "en": "What is the town where the friend I met at pottery lives called?",
@@ -544,20 +472,11 @@ def findings(said, which):
 def test_what_is_counted_or_listed_stands_in_the_context_with_its_dates(said, which):
     (listed,) = several(said, which).findings
     assert listed.text.startswith(FOUND[said[0]]) and listed.answer == ""
-    assert several(said, which).context.startswith(
-        {"en": "[worked out] ", "zh": "[推算] "}[said[0]] + listed.text
-    )
-
-
-def test_what_is_told_twice_is_one_item_with_two_dates(said):
-    (text,) = findings(said, "count")
-    assert "2024-02-26, 2024-03-15" in text, "the railway museum, told twice in the same words"
-    assert text.count("2024-") == 3 and "2024-03-06" in text
-
-
-def test_the_list_is_in_order_of_time(said):
-    (text,) = findings(said, "list")
-    assert text.index("2024-02-26") < text.index("2024-03-06")
+    mark = {"en": "[worked out] ", "zh": "[推算] "}[said[0]]
+    assert several(said, which).context.startswith(mark + listed.text)
+    assert "2024-02-26, 2024-03-15" in listed.text, "the railway museum, told twice in the same words"
+    assert listed.text.count("2024-") == 3
+    assert listed.text.index("2024-02-26") < listed.text.index("2024-03-06"), "in order of time"
 
 
 def test_most_often_counts_the_days_of_each_value(said):
@@ -568,12 +487,6 @@ def test_most_often_counts_the_days_of_each_value(said):
 def test_where_there_is_nothing_to_count_there_is_no_list(said):
     assert several(said, "nothing").plan.collect
     assert findings(said, "nothing") == []
-
-
-def test_two_are_compared_and_both_are_found(said):
-    found = several(said, "compare")
-    assert len(found.plan.queries) == 3
-    assert "m4" in found.sources and {"m0", "m1"} & set(found.sources)
 
 
 def test_a_chain_finds_the_friend_then_her_town_and_shows_the_step(said):
@@ -593,118 +506,40 @@ def test_each_item_of_a_sum_is_searched_for(said):
 # --- unsaid things: what was said in other words is known, what was not said is not
 
 TOLD = {
-    "en": [
-        "I live in Oslo, near the harbour.",
-        "I have got a cat, her name is Snowball.",
-        "My sister Ruth is a midwife in Leeds.",
-        "I am allergic to peanuts.",
-        "I play the cello on Sundays.",
-        "My car is a red Volvo.",
-        "I broke my wrist when I fell off a ladder.",
-        "We got married in Siena in 2015.",
-        "I quit smoking two years ago.",
-        "I gave notice at the bank in March.",
-        "We are expecting twins in October.",
-        "I learned to swim only last summer.",
-        "My landlord raised the rent again.",
-        "I am scared of flying.",
-        "I do not eat meat any more.",
-        "My grandfather was a watchmaker.",
-        "I bought a telescope to look at Saturn.",
-        "I snore, says my wife.",
-        "I dropped out of university.",
-        "I won the chess tournament at the library.",
-        "My laptop was stolen on the train.",
-        "I am learning Portuguese with an app.",
-        "I wear glasses for reading.",
-        "I volunteer at the soup kitchen.",
-    ],
-    "zh": [
-        "我住在成都，离锦里不远。",
-        "我养了一只叫小白的猫。",
-        "我姐姐在苏州当助产士。",
-        "我对花生过敏。",
-        "我周日拉大提琴。",
-        "我的车是一辆红色的沃尔沃。",
-        "我从梯子上摔下来，手腕骨折了。",
-        "我们2015年在大理办的婚礼。",
-        "我两年前把烟戒了。",
-        "三月份我从银行离职了。",
-        "我们十月份要迎来一对双胞胎。",
-        "我去年夏天才学会游泳。",
-        "房东又涨房租了。",
-        "我不敢坐飞机。",
-        "我已经不吃肉了。",
-        "我爷爷是修钟表的。",
-        "我买了一台望远镜看土星。",
-        "我老婆说我打呼噜。",
-        "我大学没念完就退学了。",
-        "我在图书馆的象棋比赛里得了冠军。",
-        "我的笔记本电脑在火车上被偷了。",
-        "我在用软件学葡萄牙语。",
-        "我看书要戴眼镜。",
-        "我周末去给流浪汉发饭，做志愿者。",
-    ],
+    "en": (
+        "I live in Oslo, near the harbour.|I have got a cat, her name is Snowball.|"
+        "My sister Ruth is a midwife in Leeds.|I am allergic to peanuts.|I play the cello on Sundays.|"
+        "My car is a red Volvo.|I broke my wrist when I fell off a ladder.|We got married in Siena in 2015.|"
+        "I quit smoking two years ago.|I gave notice at the bank in March.|"
+        "We are expecting twins in October.|I learned to swim only last summer."
+    ).split("|"),
+    "zh": (
+        "我住在成都，离锦里不远。 我养了一只叫小白的猫。 我姐姐在苏州当助产士。 我对花生过敏。 "
+        "我周日拉大提琴。 我的车是一辆红色的沃尔沃。 我从梯子上摔下来，手腕骨折了。 "
+        "我们2015年在大理办的婚礼。 我两年前把烟戒了。 三月份我从银行离职了。 我们十月份要迎来一对双胞胎。 "
+        "我去年夏天才学会游泳。"
+    ).split(),
 }
 NEVER_SAID = {
-    "en": [
-        "Did I tell you my blood type?",
-        "Did I ever mention my shoe size?",
-        "Have I told you about my tattoo?",
-        "Did I say which football club I support?",
-        "Have I ever told you about my dentist?",
-        "Did I mention a lottery ticket?",
-        "Did I tell you about the earthquake?",
-        "Have I mentioned my tax return?",
-        "Did I tell you my password?",
-        "Did I mention a marathon?",
-        "Have I told you about my garden pond?",
-        "Did I ever complain about the weather in Madrid?",
-        "Did I tell you that I voted?",
-        "Did I mention my star sign?",
-        "Have I told you about my stamp collection?",
-        "Did I say that I own a boat?",
-        "Did I mention a recipe for soup dumplings?",
-        "Did I tell you about my uncle in Canada?",
-        "Did I mention a concert that I missed?",
-        "Have I told you about a parking fine?",
-        "Did I say which perfume I use?",
-        "Did I mention my height?",
-        "Have I talked about my favourite film?",
-        "Did I ever say when my passport expires?",
-    ],
-    "zh": [
-        "我有没有跟你说过我的血型？",
-        "我提到过我穿多大码的鞋吗？",
-        "我跟你说过我的纹身吗？",
-        "我有没有说过我支持哪支球队？",
-        "我跟你讲过我的牙医吗？",
-        "我有没有提过彩票？",
-        "我跟你说过地震的事吗？",
-        "我有没有提过报税？",
-        "我有没有告诉过你我的密码？",
-        "我跟你说过跑马拉松吗？",
-        "我跟你讲过院子里的鱼塘吗？",
-        "我有没有抱怨过哈尔滨的天气？",
-        "我有没有说过我投了票？",
-        "我跟你说过我的星座吗？",
-        "我有没有讲过我集邮？",
-        "我有没有说过我有一条船？",
-        "我提到过小笼包的做法吗？",
-        "我有没有告诉过你加拿大的舅舅？",
-        "我跟你说过错过的演唱会吗？",
-        "我有没有提过违停罚单？",
-        "我说过我用哪款香水吗？",
-        "我有没有提过我的身高？",
-        "我跟你聊过最喜欢的电影吗？",
-        "我有没有说过护照什么时候到期？",
-    ],
+    "en": (
+        "Did I tell you my blood type?|Did I ever mention my shoe size?|Have I told you about my tattoo?|"
+        "Did I say which football club I support?|Have I ever told you about my dentist?|"
+        "Did I mention a lottery ticket?|Did I tell you about the earthquake?|"
+        "Have I mentioned my tax return?|Did I tell you my password?|Did I mention a marathon?|"
+        "Have I told you about my garden pond?|Did I ever complain about the weather in Madrid?"
+    ).split("|"),
+    "zh": (
+        "我有没有跟你说过我的血型？ 我提到过我穿多大码的鞋吗？ 我跟你说过我的纹身吗？ "
+        "我有没有说过我支持哪支球队？ 我跟你讲过我的牙医吗？ 我有没有提过彩票？ 我跟你说过地震的事吗？ "
+        "我有没有提过报税？ 我有没有告诉过你我的密码？ 我跟你说过跑马拉松吗？ 我跟你讲过院子里的鱼塘吗？ "
+        "我有没有抱怨过哈尔滨的天气？"
+    ).split(),
 }
 
 
 @pytest.fixture(scope="module", params=["zh", "en"])
 def told(request):
-    """The language, and a store with 24 memories of one user."""
+    """The language, and a store with a dozen memories of one user."""
     with MemoryStore(embedder=ENCODER[request.param]) as store:
         texts = TOLD[request.param]
         store.add([Memory(f"m{i:02}", text, "user", step=i) for i, text in enumerate(texts)])
@@ -718,6 +553,4 @@ def known(questions, store):
 
 def test_most_of_what_was_never_said_is_refused(told):
     language, store = told
-    assert len(known(NEVER_SAID[language], store)) <= 4, "of 24"
-
-
+    assert len(known(NEVER_SAID[language], store)) <= 2, "of 12"

@@ -13,7 +13,7 @@ from adaptmr.embed import embedder
 from adaptmr.retrieval.execute import execute
 from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
-from adaptmr.retrieval.signals import LAYER_WEIGHTS, SIGNALS
+from adaptmr.retrieval.signals import LAYER_WEIGHTS
 from adaptmr.retrieval.strategies import HYBRID_WEIGHTS, STRATEGIES, StrategyPlanner, entity_rerank
 from adaptmr.retrieval.visible import store_part, turns_of
 from adaptmr.store import view
@@ -23,7 +23,6 @@ from adaptmr.types import Memory, Question
 
 SEPTEMBER = datetime(2024, 9, 10, tzinfo=UTC)
 WORDS = RetrievalPlan(weights=HYBRID_WEIGHTS)
-RAW = RetrievalPlan(weights={"cosine": 1.0, "recency": 1.0, "priority": 1.0, "layer": 1.0})
 MAYA = [
     ("Maya", "2024-01-05", "I live in Leeds, near the canal.", "home"),
     ("Tom", "2024-01-05", "Do you like living in Leeds?", "home"),
@@ -47,17 +46,11 @@ DERIVED = [
     ("key", "2024-04-20", "Maya lives in Bristol now.", "home", 0.7),
     ("summary", "2024-08-30", "Maya moved, adopted a cat and broke her arm.", "home", None),
 ]
-ASKED = [
-    "Where do I live now?",
-    "What is the cat called?",
-    "What did Maya do in July?",
-    "Did Maya adopt the cat before she moved to Bristol?",
-    "Which animals does the sister of Maya keep?",
-    "Did Maya ever mention her blood type?",
-    "What did I buy last month?",
-    "How many pets does Maya have?",
-    "",
-]
+ASKED = (
+    "Where do I live now?|What is the cat called?|What did Maya do in July?|"
+    "Did Maya adopt the cat before she moved to Bristol?|Which animals does the sister of Maya keep?|"
+    "Did Maya ever mention her blood type?|What did I buy last month?|How many pets does Maya have?|"
+).split("|")
 
 
 def turns(rows, owner, first):
@@ -154,7 +147,7 @@ def row(found, step):
 # --- the same result as a store of the part alone
 
 
-@pytest.mark.parametrize("part", ["her turns", "his", "turns", "pets and home", "her pets, said"])
+@pytest.mark.parametrize("part", ["her turns", "his", "her pets, said"])
 @pytest.mark.parametrize("asked_at", [None, SEPTEMBER], ids=["no time", "September"])
 def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone, part, asked_at):
     n_hits = 0
@@ -167,61 +160,6 @@ def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone,
             assert summary(found) == summary(wanted), (strategy.__name__, text)
             n_hits += len(found.hits)
     assert n_hits > 20
-
-
-PLANS = st.builds(
-    RetrievalPlan,
-    weights=st.dictionaries(
-        st.sampled_from(["hybrid", *SIGNALS]), st.sampled_from([0.3, 1.0, -1.0]), min_size=1, max_size=4
-    ),
-    fusion=st.sampled_from(["sum", "rrf"]),
-    pool=st.sampled_from([2, 50]),
-    queries=st.sampled_from([(), ("cat",), ("live", "cat")]),
-    multi_step=st.booleans(),
-    temporal_order=st.booleans(),
-    prefer_latest=st.booleans(),
-    latest_rule=st.sampled_from(["attribute", "similarity", "pairs"]),
-    relevance_threshold=st.sampled_from([0.0, 0.5, 1.0]),
-    gate=st.sampled_from(["calibrated", "cosine", "none"]),
-    time_window=st.sampled_from([None, ("2024-02-01", "2024-06-01")]),
-    window_rule=st.sampled_from(["hard", "soft", "yield"]),
-    token_budget=st.sampled_from([None, 30]),
-    relate=st.booleans(),
-    collect=st.booleans(),
-    select=st.sampled_from(["rank", "cover"]),
-    k=st.integers(1, 8),
-    max_rounds=st.sampled_from([1, 3]),
-    confidence_threshold=st.sampled_from([0.7, 1.0]),
-    expand=st.sampled_from([0, 2]),
-    merge=st.sampled_from(["turns", "best", "cover"]),
-)
-MOMENTS = st.sampled_from([None, SEPTEMBER, datetime(2024, 3, 16, tzinfo=UTC)])
-
-
-@given(PLANS, st.sampled_from(ASKED), st.sampled_from(sorted(PARTS)), MOMENTS)
-@settings(max_examples=30, deadline=None)
-def test_the_result_is_that_of_a_store_of_the_part(mixed, alone, plan, text, part, asked_at):
-    question = Question("", text, asked_at=asked_at) if asked_at else text
-    restricted = replace(plan, **PARTS[part])
-    found = execute(restricted, question, mixed)
-    assert summary(found) == summary(execute(restricted, question, alone[part]))
-    if restricted.searches_turns:
-        assert summary(found) == summary(execute(plan, question, alone[part]))
-
-
-WORD = st.sampled_from(
-    ["cat", "Biscuit", "bicycle", "live", "Bristol", "Ravi", "Maya", "July", "?", "arm", "my"]
-)
-
-
-@given(PLANS, st.lists(WORD, max_size=6).map(" ".join), st.sampled_from(["maya", "ravi"]))
-@settings(max_examples=30, deadline=None)
-def test_nobody_finds_what_another_one_said(mixed, plan, text, owner):
-    found = execute(replace(plan, owners=(owner,)), text, mixed)
-    assert {h.memory.owner for h in found.hits} <= {owner}
-    others = [m for m in ALL if m.owner != owner]
-    assert not any(m.text in found.context for m in others)
-    assert not any(m.text in f.text or m.text in f.answer for m in others for f in found.findings)
 
 
 def test_without_a_time_today_is_that_of_the_part(mixed):
@@ -324,7 +262,7 @@ def changes(draw):
 
 
 @given(changes())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_after_any_changes_a_part_is_what_a_new_store_would_be(history):
     where = Filter(owners=("maya",), layers=("",))
     plan = replace(WORDS, owners=("maya",), k=99)
@@ -355,18 +293,6 @@ def test_after_any_changes_a_part_is_what_a_new_store_would_be(history):
             fresh = execute(plan, "Does the cat sleep?", new)
             assert [(h.memory.id, h.score) for h in found] == [(h.memory.id, h.score) for h in fresh]
             assert found.relevance == fresh.relevance
-
-
-def test_an_id_that_is_used_again_brings_no_old_words():
-    where = Filter(layers=("",))
-    with MemoryStore(embedder="hash") as s:
-        s.add([Memory("a", "The cat sleeps.", step=1), PIANO])
-        s.add(Memory(f"b{i}", "It rains.", step=i) for i in range(2, 6))
-        assert store_part(s, where).bm25("cat")[0] > 0
-        s.delete("a", soft=False)
-        s.add(Memory("a", "The dog barks.", step=1))
-        part = store_part(s, where)
-        assert not part.bm25("cat").any() and part.bm25("dog")[0] > 0
 
 
 class Counting:
@@ -404,13 +330,3 @@ def test_what_was_worked_out_for_a_part_is_not_worked_out_again(monkeypatch):
 
 
 # --- several threads
-
-
-THREADED = [
-    WORDS,
-    replace(WORDS, owners=("maya",)),
-    replace(WORDS, owners=("maya",), layers=("",), prefer_latest=True),
-    replace(RAW, layers=("key", "summary")),
-    replace(WORDS, tags=("pets", "home"), relevance_threshold=0.5),
-    replace(WORDS, owners=("ravi",), weights={"lexical": 1.0, "sentence": 1.0}),
-]

@@ -19,7 +19,6 @@ from adaptmr.retrieval.versions import (
     Comparison,
     contradicts_note,
     focus,
-    link_features,
     newest_first,
     outdated_note,
     pair_features,
@@ -44,70 +43,30 @@ OTHERS = {
     ],
     "zh": ["猫今早把花瓶碰下来了。", "中午喝了饺子汤。", "我哥在地下室画船。", "雨下得太大，地下室都湿了。"],
 }
-# question, older memory, newer memory: the newer one replaces the older one
-REPLACED = {
-    "address en": (
-        "Where do I live now?",
-        "I live in Turin, near the market.",
-        "I've moved, I live in Genoa now.",
-    ),
-    "address zh": ("我现在住在哪里？", "我住在西安，离菜市场近。", "我搬家了，现在住在兰州。"),
-    "job en": (
-        "Where do I work now?",
-        "I work at a bakery in the old town.",
-        "I've left the bakery, I work at a bookshop now.",
-    ),
-    "job zh": ("我现在在哪里上班？", "我在老城的面包店上班。", "我离开面包店了，现在在书店上班。"),
-    "frequency en": (
-        "How often do I play squash?",
-        "I play squash twice a week.",
-        "I'm playing squash four times a week now.",
-    ),
-    "frequency zh": ("我多久打一次壁球？", "我每周打两次壁球。", "我现在每周打四次壁球。"),
-    "price en": (
-        "How much is my dance course?",
-        "My dance course costs 30 euros a month.",
-        "The price of my dance course went up to 42 euros a month.",
-    ),
-    "price zh": (
-        "我的舞蹈课多少钱？",
-        "我的舞蹈课一个月三百块。",
-        "我的舞蹈课涨价了，现在一个月四百二十块。",
-    ),
-    "plan cancelled en": (
-        "Am I still going to Vienna in May?",
-        "In May I'm going to Vienna for a week.",
-        "Vienna in May is cancelled, I'm not going any more.",
-    ),
-    "plan cancelled zh": ("五月我还去厦门吗？", "五月我要去厦门玩一周。", "五月去厦门的事取消了，不去了。"),
-    "preference en": (
-        "How do I like my tea?",
-        "I like my tea with lots of sugar.",
-        "I no longer like sugar in my tea, I drink it plain now.",
-    ),
-    "preference zh": ("我喝茶喜欢怎么喝？", "我喝茶喜欢多放糖。", "我现在喝茶不再放糖了，只喝清茶。"),
-}
-# question, two memories that both hold
-BOTH_HOLD = {
-    "addition en": (
-        "Which sports do I do?",
-        "I play squash twice a week.",
-        "On Saturdays I also go rowing with a friend.",
-    ),
-    "addition zh": ("我做哪些运动？", "我每周打两次壁球。", "周六我还和朋友去划船。"),
-    "repeated event en": (
-        "Which races did I run?",
-        "I ran the harbour race in the rain.",
-        "I ran another race, the one around the lake.",
-    ),
-    "repeated event zh": ("我跑过哪些比赛？", "我冒雨跑了海港那场比赛。", "我又跑了一场，是环湖那场比赛。"),
-    "another person en": (
-        "Where do I live?",
-        "I live in Turin, near the market.",
-        "My sister lives in Genoa with her two boys.",
-    ),
-    "another person zh": ("我住在哪里？", "我住在西安，离菜市场近。", "我妹妹带着两个孩子住在兰州。"),
-}
+# question | older memory | newer memory; the newer one replaces the older one
+REPLACED = """
+Where do I live now?|I live in Turin, near the market.|I've moved, I live in Genoa now.
+我现在住在哪里？|我住在西安，离菜市场近。|我搬家了，现在住在兰州。
+Where do I work now?|I work at a bakery in the old town.|I've left the bakery, I work at a bookshop now.
+我现在在哪里上班？|我在老城的面包店上班。|我离开面包店了，现在在书店上班。
+How often do I play squash?|I play squash twice a week.|I'm playing squash four times a week now.
+我多久打一次壁球？|我每周打两次壁球。|我现在每周打四次壁球。
+How much is my dance course?|My dance course costs 30 euros a month.\
+|The price of my dance course went up to 42 euros a month.
+我的舞蹈课多少钱？|我的舞蹈课一个月三百块。|我的舞蹈课涨价了，现在一个月四百二十块。
+Am I still going to Vienna in May?|In May I'm going to Vienna for a week.\
+|Vienna in May is cancelled, I'm not going any more.
+五月我还去厦门吗？|五月我要去厦门玩一周。|五月去厦门的事取消了，不去了。
+How do I like my tea?|I like my tea with lots of sugar.\
+|I no longer like sugar in my tea, I drink it plain now.
+我喝茶喜欢怎么喝？|我喝茶喜欢多放糖。|我现在喝茶不再放糖了，只喝清茶。"""
+BOTH_HOLD = """
+Which sports do I do?|I play squash twice a week.|On Saturdays I also go rowing with a friend.
+我做哪些运动？|我每周打两次壁球。|周六我还和朋友去划船。
+Which races did I run?|I ran the harbour race in the rain.|I ran another race, the one around the lake.
+我跑过哪些比赛？|我冒雨跑了海港那场比赛。|我又跑了一场，是环湖那场比赛。
+Where do I live?|I live in Turin, near the market.|My sister lives in Genoa with her two boys.
+我住在哪里？|我住在西安，离菜市场近。|我妹妹带着两个孩子住在兰州。"""
 CONTRADICTION = {
     "en": (
         "Have I ever taken a sailing course?",
@@ -135,10 +94,10 @@ def ask(language: str, question: str, older: str, newer: str, gap: float = 60, *
         return execute(plan, question, store)
 
 
-@pytest.mark.parametrize("case", REPLACED)
+@pytest.mark.parametrize("case", REPLACED.strip().split("\n"))
 def test_the_newest_version_comes_first_and_says_what_it_replaced(case):
-    language = case[-2:]
-    question, older, newer = REPLACED[case]
+    language = "en" if case.isascii() else "zh"
+    question, older, newer = case.split("|")
     found = ask(language, question, older, newer)
     sources = found.sources
     assert sources.index("m4") < sources.index("m1"), "the older version stays, behind the newer one"
@@ -148,10 +107,9 @@ def test_the_newest_version_comes_first_and_says_what_it_replaced(case):
     assert notes["m1"] == outdated_note(found.hits[sources.index("m4")].memory, language)
 
 
-@pytest.mark.parametrize("case", BOTH_HOLD)
+@pytest.mark.parametrize("case", BOTH_HOLD.strip().split("\n"))
 def test_what_still_holds_is_never_called_outdated(case):
-    question, older, newer = BOTH_HOLD[case]
-    found = ask(case[-2:], question, older, newer)
+    found = ask("en" if case.isascii() else "zh", *case.split("|"))
     assert found.outdated == [] and {"m1", "m4"} <= set(found.sources)
     assert all(h.note == "" for h in found.hits)
 
@@ -214,9 +172,9 @@ HITS = [Hit(memory(0, "old", 0), 2.0), Hit(memory(2, "other", 1), 1.0), Hit(memo
     ],
 )
 def test_the_more_likely_a_link_the_more_it_does(link, k, order, outdated):
-    found = newest_first(HITS, comparison(link, pairs=((0, 2),)), k, "en")
-    assert [h.source for h in found.hits] == order and found.outdated == outdated
-    assert [h.score for h in found.hits] == [2.0, 1.0, 0.0], "scores follow the ranks"
+    hits, marked, _ = newest_first(HITS, comparison(link, pairs=((0, 2),)), k, "en")
+    assert [h.source for h in hits] == order and marked == outdated
+    assert [h.score for h in hits] == [2.0, 1.0, 0.0], "scores follow the ranks"
 
 
 def test_a_model_decides_what_the_pair_model_proposes():
@@ -226,10 +184,10 @@ def test_a_model_decides_what_the_pair_model_proposes():
         asked.append((older.id, newer.id, proposed))
         return False
 
-    found = newest_first(HITS, comparison(0.5, pairs=((0, 2),)), 3, "en", decide)
-    assert asked == [("m0", "m1", True)] and found.outdated == ()
-    assert [h.source for h in found.hits] == ["m0", "m2", "m1"]
-    assert newest_first(HITS, comparison(0.06, pairs=((0, 2),)), 3, "en", lambda *_: True).outdated == ("m0",)
+    hits, outdated, _ = newest_first(HITS, comparison(0.5, pairs=((0, 2),)), 3, "en", decide)
+    assert asked == [("m0", "m1", True)] and outdated == ()
+    assert [h.source for h in hits] == ["m0", "m2", "m1"]
+    assert newest_first(HITS, comparison(0.06, pairs=((0, 2),)), 3, "en", lambda *_: True)[1] == ("m0",)
     newest_first(HITS, comparison(0.01, pairs=((0, 2),)), 3, "en", decide)
     assert len(asked) == 1, "a pair that isn't proposed is never asked about"
 
@@ -244,18 +202,6 @@ def test_a_number_knows_what_it_counts():
     x = dict(zip(PAIR_FEATURES, pair_features(texts, pairs, zero, zero, lambda w: 1.0).T))
     assert x["new_number"].tolist() == [1, 1] and x["new_number_same_unit"].tolist() == [1, 0]
     assert x["older_shared"].tolist() == pytest.approx([0.5, 0.0])
-
-
-def test_a_link_is_likelier_the_surer_the_pair_model_and_the_nearer_to_the_question():
-    model = pair_model_for()
-    p = np.array([[0.1, 0.1, 0.8, 0.0], [0.8, 0.1, 0.1, 0.0]])
-    same = np.array([-1.0, -1.0])
-    sure = model.links(link_features(p, np.array([0.5, 0.5]), same, same))
-    assert sure[0] > sure[1]
-    near = model.links(link_features(p[[0, 0]], np.array([0.8, 0.0]), same, same))
-    assert near[0] > near[1]
-    behind = model.links(link_features(p[[0, 0]], np.array([0.5, 0.5]), same, np.array([0.0, -3.0])))
-    assert behind[0] > behind[1]
 
 
 def test_probabilities_add_up_and_know_a_changed_number():
@@ -274,5 +220,3 @@ def test_focus_keeps_the_clauses_that_the_question_is_about():
     assert "two caps" in focus(text, frozenset({"tomato"}), lambda w: 1.0)
     assert "fence" not in focus(text, frozenset({"tomato"}), lambda w: 1.0)
     assert focus("One short text.", frozenset({"text"}), lambda w: 1.0) == "One short text."
-
-

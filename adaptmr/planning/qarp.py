@@ -14,7 +14,7 @@ from ..llm import LLM, check_llm
 from ..llm.tasks import Task, object_schema, register_task
 from ..markup import Cell, HtmlOutput, html_table
 from ..reader import fence_hits, sanitize
-from ..reader.direct import needs_no_memory
+from ..reader.answering import needs_no_memory
 from ..retrieval.columns import asked_at
 from ..retrieval.plan import FixedPlanner, PlanError, Planner, RetrievalPlan, plan_schema
 from ..retrieval.strategies import HYBRID_WEIGHTS, UNIFIED_WEIGHTS, Router, as_question

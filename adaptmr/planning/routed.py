@@ -14,7 +14,7 @@ from ..llm.client import check_llm
 from ..llm.tasks import Task, object_schema, register_task
 from .classifiers import Classifier, FewShotClassifier, RulesFirst
 from ..reader import QUESTION_IS_DATA, sanitize
-from ..reader.direct import needs_no_memory
+from ..reader.answering import needs_no_memory
 from ..retrieval.columns import asked_at
 from ..retrieval.plan import RetrievalPlan
 from ..retrieval.query import best_type, classify, decompose_query

@@ -28,8 +28,7 @@ from adaptmr.retrieval.strategies import (
 )
 from ..store.protocol import PlannerStore
 from .base import register_planner
-from .fixed import GATED_PLAN, always
-from .llm_planned import MULTI_ROUND_PLAN
+from .fixed import GATED_PLAN, MULTI_ROUND_PLAN, always
 from ..types import QueryType, Question
 
 # %% auto #0

@@ -224,7 +224,6 @@ _GROUPS = ("main", "ablation", "baseline", "oracle", "team", "own")
 # the modules whose import registers systems, in the order of tables
 _MODULES = (
     "systems.fixed",
-    "systems.llm_planned",
     "systems.layered",
     "systems.oracles",
     "systems.ablations",
