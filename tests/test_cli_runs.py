@@ -10,10 +10,14 @@ from pathlib import Path
 import checkout
 import cli_runs
 import pytest
+from cli_runs import refused, said
 
-from adaptmr.cli import experiments, main
+from adaptmr.cli import experiments
 from adaptmr.cli.experiments import grid
+from adaptmr.cli.replaying import missing_records
 from adaptmr.eval.report.parameters import UsageError
+from adaptmr.eval.report.recorded_run import RecordedRun, open_recorded, recorded_runs
+from adaptmr.files import RunNotice
 
 
 @pytest.fixture
@@ -21,13 +25,6 @@ def root(tmp_path, monkeypatch):
     made = checkout.make(tmp_path / "checkout")
     monkeypatch.chdir(made)
     return made
-
-
-def said(capsys, *words):
-    status = main([str(w) for w in words])
-    caught = capsys.readouterr()
-    assert "Traceback" not in caught.err
-    return status, caught.out, caught.err
 
 
 # --- compare
@@ -55,8 +52,8 @@ def test_two_systems_of_one_run_are_compared(root, capsys):
     status, out, _ = said(capsys, *words)
     assert status == 0 and "within tiny/one" in out and "b − a" in out
     for wrong in ([], ["--system", "a"], ["--system", "a", "--against", "missing"]):
-        status, out, err = said(capsys, "runs", "compare", folder, *wrong)
-        assert status == 2 and out == "" and ("--against" in err or "missing" in err)
+        err = refused(capsys, "runs", "compare", folder, *wrong)
+        assert "--against" in err or "missing" in err
 
 
 def test_it_is_said_why_runs_cannot_be_compared(root, capsys):
@@ -68,8 +65,8 @@ def test_it_is_said_why_runs_cannot_be_compared(root, capsys):
     )
     for n, (other, why) in enumerate(others):
         cli_runs.make(root, f"two{n}", frame, **other)
-        status, out, err = said(capsys, "runs", "compare", "tiny/one", f"tiny/two{n}")
-        assert status == 2 and out == "" and all(w in err for w in why), err
+        err = refused(capsys, "runs", "compare", "tiny/one", f"tiny/two{n}")
+        assert all(w in err for w in why), err
     cli_runs.make(root, "fewer", cli_runs.results({"a": 0.2}, questions=3))
     cli_runs.make(root, "others", cli_runs.results({"b": 0.2}))
     checkout.received(root / "outputs" / "tiny" / "empty", {"k": 10}, data={"sha256": "d1"})
@@ -79,8 +76,7 @@ def test_it_is_said_why_runs_cannot_be_compared(root, capsys):
         ("empty", "results.parquet"),
         ("nowhere", "no run folder"),
     ):
-        status, _, err = said(capsys, "runs", "compare", "tiny/one", f"tiny/{name}")
-        assert status == 2 and why in err, err
+        assert why in refused(capsys, "runs", "compare", "tiny/one", f"tiny/{name}")
 
 
 # --- list, show, report, index
@@ -126,8 +122,7 @@ def test_rm_refuses_what_is_no_run_folder(root, capsys):
     shutil.copytree(folder, renamed)
     (root / "plain").mkdir()
     for path in (root, root / "plain", folder.parent, renamed, root / "nowhere"):
-        status, _, err = said(capsys, "runs", "rm", path, "--yes")
-        assert status == 2 and "run folder" in err, err
+        assert "run folder" in refused(capsys, "runs", "rm", path, "--yes")
     assert folder.exists() and renamed.exists() and (root / "settings.ini").exists()
 
 
@@ -140,8 +135,7 @@ def test_a_run_of_an_own_notebook_is_replayed_when_the_notebook_is_named(root, c
     text = (root / "nbs" / "experiments" / "tiny.ipynb").read_text()
     own.write_text(text.replace('\\"tiny\\"', '\\"mine\\"'))
     folder = Path(said(capsys, "run", own)[1].strip()).parent
-    status, _, err = said(capsys, "runs", "replay", folder)
-    assert status == 2 and "--notebook" in err, "code from a folder is never run unnamed"
+    assert "--notebook" in refused(capsys, "runs", "replay", folder), "code is never run unnamed"
     monkeypatch.setenv("TINY_F1", "0.7")
     status, out, _ = said(capsys, "runs", "replay", folder, "--notebook", own)
     assert status == 1 and "0.5" in out and "0.7" in out
@@ -178,10 +172,8 @@ def measured(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_check_finds_what_todays_code_gives_otherwise_and_renews_it(measured, capsys, monkeypatch):
     folder = Path(said(capsys, "run", "tiny")[1].strip()).parent
-    assert said(capsys, "runs", "check", folder)[:2] == (
-        0,
-        f"tiny/{folder.name}: the same tables\n1 runs, 0 with differences, 0 not checked\n",
-    )
+    same = f"tiny/{folder.name}: the same tables\n1 runs, 0 with differences, 0 not checked\n"
+    assert said(capsys, "runs", "check", folder)[:2] == (0, same)
     monkeypatch.setenv("TINY_F1", "0.504")  # as another processor may round it
     assert said(capsys, "runs", "check", folder)[0] == 0
     monkeypatch.setenv("TINY_F1", "0.7")
@@ -223,12 +215,8 @@ def rows_of(out, n):
 
 
 def test_the_grid():
-    assert grid([("k", "[5, 10]"), ("names", "[[a, b], [c]]"), ("seed", "0")]) == [
-        {"k": 5, "names": ["a", "b"], "seed": 0},
-        {"k": 5, "names": ["c"], "seed": 0},
-        {"k": 10, "names": ["a", "b"], "seed": 0},
-        {"k": 10, "names": ["c"], "seed": 0},
-    ]
+    points = [{"k": k, "names": names, "seed": 0} for k in (5, 10) for names in (["a", "b"], ["c"])]
+    assert grid([("k", "[5, 10]"), ("names", "[[a, b], [c]]"), ("seed", "0")]) == points
     assert grid([]) == [{}]
     for pairs in ([("k", "[]")], [("k", "5"), ("k", "6")], [("k", "[5")]):
         with pytest.raises(UsageError, match="k"):
@@ -257,3 +245,86 @@ def test_a_point_that_fails_stops_no_other_and_a_wrong_parameter_runs_none(sweep
     status, out, err = said(capsys, "sweep", "tiny", "-p", "k", "[3, 4]")
     assert status == 1 and "k may not be three" in err
     assert rows_of(out, 2) == [["3", "failed"], ["4", "made"]]
+
+
+# --- a recorded run
+
+
+def make_two(root):
+    """Write the runs tiny/k1-a and tiny/k1-b, and return the folder of runs."""
+    for name in ("k1-a", "k1-b"):
+        cli_runs.make(root, name, cli_runs.results({"b": 0.2, "a": 0.5}))
+    return root / "outputs"
+
+
+def test_systems_are_in_the_order_of_the_run_or_the_one_asked_for(root):
+    run = open_recorded(make_two(root) / "tiny" / "k1-a")
+    assert run.systems == ["b", "a"] == list(dict.fromkeys(run.rows["system"]))
+    one = run.only(["a"])
+    assert set(one.rows["system"]) == {"a"} and run.only(None).systems == ["b", "a"]
+    assert one.rows["recall_fraction"].mean() == pytest.approx(0.5)
+    with pytest.raises(UsageError, match="no system 'c'; there are b, a"):
+        run.only(["c"])
+
+
+def test_contrasts_need_both_systems(root):
+    folder = make_two(root) / "tiny" / "k1-a"
+    (folder / "tables").mkdir()
+    (folder / "tables" / "contrasts.csv").write_text("contrast,verdict\na − b,different\na − c,undecided\n")
+    run = open_recorded(folder)
+    assert [c["contrast"] for c in run.contrasts] == ["a − b"]
+    assert run.only(["a"]).contrasts == []
+
+
+def test_the_beginning_of_a_name_is_enough_where_it_fits_one_run(root):
+    outputs = make_two(root)
+    for name in ("tiny/k1-a", "k1-a", "tiny/k1-a/"):
+        assert open_recorded(name, outputs).name == "tiny/k1-a"
+    with pytest.raises(UsageError, match="fits 2 runs: tiny/k1-a, tiny/k1-b; write more"):
+        open_recorded("tiny/k1", outputs)
+    with pytest.raises(UsageError, match="there is no run folder k1"):
+        open_recorded("k1")
+
+
+def test_a_broken_run_is_said_in_one_line_by_every_command(root, capsys):
+    broken = make_two(root) / "tiny" / "k1-b"
+    half = '{"experiment": "ti'
+    for manifest, why in ((half, "not readable JSON"), ("[]", "holds a list"), (None, "has no")):
+        if manifest is None:
+            (broken / "manifest.json").unlink()
+        else:
+            (broken / "manifest.json").write_text(manifest)
+            with pytest.warns(RunNotice, match="k1-b is left out"):
+                assert [run.name for run in recorded_runs(root / "outputs")] == ["tiny/k1-a"]
+        for words in (["show"], ["compare"], ["replay"], ["report"], ["explore"], ["rm", "--yes"]):
+            assert why in refused(capsys, "runs", words[0], broken, *words[1:]), words
+    assert broken.is_dir()
+
+
+def test_rm_without_asking_takes_whole_names_only(root, capsys):
+    outputs = make_two(root)
+    cli_runs.make(root, "other", cli_runs.results({"a": 0.2}))
+    for name, why in (("tiny/k1-", "fits 2 runs"), ("k1-", "fits 2 runs"), ("oth", "tiny/other")):
+        assert why in refused(capsys, "runs", "rm", name, "--yes")
+    assert (outputs / "tiny" / "other").is_dir()
+    assert said(capsys, "runs", "rm", "tiny/other", "--yes")[0] == 0
+
+
+def test_what_a_replay_needs_is_listed(tmp_path):
+    manifest = {
+        "models": ["m"],
+        "usage": {"calls": 3},
+        "params": {"embedder": "openai:e", "reranker": "endpoint:r"},
+        "code": {"own": {"fit openai:e": "0123", "system mine": "4567"}},
+    }
+    run = RecordedRun(tmp_path, manifest)
+    missing = " ".join(missing_records(run))
+    assert "calls of m, endpoint:r" in missing and "vectors of openai:e" in missing and "fit 0123" in missing
+    assert "redacted" not in missing
+    assert "redacted" in " ".join(missing_records(RecordedRun(tmp_path, {**manifest, "redacted": True})))
+    for name in ("calls.jsonl.gz", "vectors.npz"):
+        (tmp_path / name).touch()
+    assert len(missing_records(run)) == 1
+    silent = {**manifest, "usage": {"calls": 0}, "params": {}, "code": {}}
+    (tmp_path / "calls.jsonl.gz").unlink()
+    assert missing_records(RecordedRun(tmp_path, silent)) == []

@@ -10,7 +10,6 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,12 +19,7 @@ from adaptmr.integrations.metadata import hit_metadata
 from adaptmr.retrieval.strategies import Router
 from adaptmr.types import Hit, Memory
 
-needs_langchain = pytest.mark.skipif(
-    find_spec("langchain_core") is None, reason='not installed: pip install "adaptmr[langchain]"'
-)
-needs_llamaindex = pytest.mark.skipif(
-    find_spec("llama_index") is None, reason='not installed: pip install "adaptmr[llamaindex]"'
-)
+LIBRARIES = {"langchain": "langchain_core", "llamaindex": "llama_index"}
 QUESTIONS = ["Where do I live?", "What is my cat called?"]
 
 
@@ -49,14 +43,36 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-@pytest.fixture
-def langchain() -> ModuleType:
-    return importlib.import_module("adaptmr.integrations.langchain")
+class Retriever:
+    """The retriever of one library, used in the same way as that of the other; its finds are plain values."""
+
+    def __init__(self, name: str) -> None:
+        if find_spec(LIBRARIES[name]) is None:
+            pytest.skip(f'not installed: pip install "adaptmr[{name}]"')
+        self.module = importlib.import_module(f"adaptmr.integrations.{name}")
+        self.is_langchain = name == "langchain"
+
+    def make(self, store: am.MemoryStore, **options: Any) -> Any:
+        if self.is_langchain:
+            return self.module.LangChainRetriever(store=store, **options)
+        return self.module.LlamaIndexRetriever(store, **options)
+
+    def documents(self, made: Any, question: str) -> list[Any]:
+        found = made.invoke(question) if self.is_langchain else made.retrieve(question)
+        assert self.plain(asyncio.run((made.ainvoke if self.is_langchain else made.aretrieve)(question))) == (
+            self.plain(found)
+        ), "without blocking the event loop"
+        return found
+
+    def plain(self, documents: list[Any]) -> list[tuple[str, str, dict[str, Any]]]:
+        if self.is_langchain:
+            return [(d.id, d.page_content, d.metadata) for d in documents]
+        return [(n.node_id, n.text, n.metadata) for n in documents]
 
 
-@pytest.fixture
-def llamaindex() -> ModuleType:
-    return importlib.import_module("adaptmr.integrations.llamaindex")
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> Retriever:
+    return Retriever(request.param)
 
 
 class CountingRouter(Router):
@@ -86,50 +102,54 @@ def test_the_metadata_of_a_hit_is_plain_and_says_why() -> None:
     assert json.loads(json.dumps(said)) == said
 
 
-@pytest.mark.parametrize("name, library", [("langchain", "langchain_core"), ("llamaindex", "llama_index")])
-def test_without_its_library_a_retriever_names_the_extra(
-    name: str, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in [m for m in sys.modules if m.split(".")[0] == library]:
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_without_its_library_a_retriever_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [m for m in sys.modules if m.split(".")[0] == LIBRARIES[name]]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, LIBRARIES[name], None)
     monkeypatch.delitem(sys.modules, f"adaptmr.integrations.{name}", raising=False)
     with pytest.raises(ModuleNotFoundError, match=rf'pip install "adaptmr\[{name}\]"'):
         importlib.import_module(f"adaptmr.integrations.{name}")
 
 
-@needs_langchain
-def test_langchain_gives_what_retrieve_finds(
-    store: am.MemoryStore, langchain: ModuleType, no_network: None
-) -> None:
-    ann = am.Filter(user="ann")
-    retriever = langchain.LangChainRetriever(store=store, k=2, where=ann)
-    wanted = [expected(store, q, k=2, where=ann) for q in QUESTIONS]
-    assert all(len(found) == 2 for found in wanted)
-
-    def plain(documents: list[Any]) -> list[tuple[str, str, dict[str, Any]]]:
-        return [(d.id, d.page_content, d.metadata) for d in documents]
-
-    assert [plain(retriever.invoke(q)) for q in QUESTIONS] == wanted
-    assert [plain(found) for found in retriever.batch(QUESTIONS)] == wanted
-
-
-@needs_langchain
-def test_langchain_asks_without_blocking_the_event_loop_by_its_planner_and_budget(
-    store: am.MemoryStore, langchain: ModuleType
-) -> None:
+def test_a_retriever_gives_what_retrieve_finds(store: am.MemoryStore, library: Retriever) -> None:
+    for options in ({"k": 2, "where": am.Filter(user="ann")}, {"as_of": "2024-07-01"}, {"token_budget": 1}):
+        made = library.make(store, **options)
+        for question in QUESTIONS:
+            wanted = expected(store, question, **options)
+            assert library.plain(library.documents(made, question)) == wanted
+            assert len(wanted) == (0 if "token_budget" in options else options.get("k", 3))
     before = CountingRouter.asked
-    retriever = langchain.LangChainRetriever(store=store, k=2, planner=CountingRouter())
-    expected = [retriever.invoke(q) for q in QUESTIONS]
-    assert asyncio.run(retriever.abatch(QUESTIONS)) == expected and CountingRouter.asked == before + 4
-    assert langchain.LangChainRetriever(store=store, token_budget=1).invoke("live") == []
+    library.documents(library.make(store, planner=CountingRouter()), "live")
+    assert CountingRouter.asked == before + 2
 
 
-@needs_langchain
+def test_what_is_found_can_be_sent_and_saved(store: am.MemoryStore, library: Retriever) -> None:
+    """A text may end in half a character, where a program cut it."""
+    store.add("I laughed \ud83d", user="ann", speaker="Ann \ud83d", id="cut")
+    found = library.documents(library.make(store, where=am.Filter(user="ann")), "laughed")
+    if library.is_langchain:
+        again = [type(d).model_validate_json(d.model_dump_json()) for d in found]
+    else:
+        again = [type(n.node).from_json(n.node.to_json()) for n in found]
+    assert library.plain(again) == library.plain(found) and "cut" in [id for id, *_ in library.plain(found)]
+    assert all((text + str(about)).encode() for _, text, about in library.plain(found))
+
+
+@pytest.fixture
+def langchain() -> Retriever:
+    return Retriever("langchain")
+
+
+@pytest.fixture
+def llamaindex() -> Retriever:
+    return Retriever("llamaindex")
+
+
 def test_a_call_of_langchain_may_change_number_user_and_time(
-    store: am.MemoryStore, langchain: ModuleType
+    store: am.MemoryStore, langchain: Retriever
 ) -> None:
-    retriever = langchain.LangChainRetriever(store=store, where=am.Filter(user="ann"))
+    retriever = langchain.make(store, where=am.Filter(user="ann"))
     assert len(retriever.invoke("live", k=1)) == 1
     assert [d.id for d in retriever.invoke("live", where=am.Filter(user="bob"))] == ["b1"]
     then = {d.id: d.page_content for d in retriever.invoke("live", as_of="2024-07-01")}
@@ -141,77 +161,21 @@ def test_a_call_of_langchain_may_change_number_user_and_time(
     with pytest.raises(TypeError, match="where=None"):
         asyncio.run(retriever.ainvoke("live", where=None))
     with pytest.raises(ValueError, match="user"):
-        langchain.LangChainRetriever(store=store, user="ann")
+        langchain.make(store, user="ann")
 
 
-@needs_langchain
-def test_a_document_of_langchain_can_be_sent_and_saved(store: am.MemoryStore, langchain: ModuleType) -> None:
-    """A text may end in half a character, where a program cut it."""
-    from langchain_core.documents import Document
-
-    store.add("I laughed \ud83d", user="ann", speaker="Ann \ud83d", id="cut")
-    documents = langchain.LangChainRetriever(store=store, where=am.Filter(user="ann")).invoke("laughed")
-    assert "cut" in [d.id for d in documents]
-    again = [Document.model_validate_json(d.model_dump_json()) for d in documents]
-    assert [(d.id, d.page_content, d.metadata) for d in again] == [
-        (d.id, d.page_content, d.metadata) for d in documents
-    ]
-    assert all((d.page_content + str(d.metadata)).encode() for d in documents)
-
-
-@needs_llamaindex
-def test_llamaindex_gives_what_retrieve_finds(
-    store: am.MemoryStore, llamaindex: ModuleType, no_network: None
-) -> None:
-    ann = am.Filter(user="ann")
-    retriever = llamaindex.LlamaIndexRetriever(store, 2, where=ann)
-    for question in QUESTIONS:
-        nodes = retriever.retrieve(question)
-        plain = [(n.node_id, n.text, n.metadata) for n in nodes]
-        assert plain == expected(store, question, k=2, where=ann) and len(nodes) == 2
-        assert [n.score for n in nodes] == [n.metadata["score"] for n in nodes]
-
-
-@needs_llamaindex
-def test_llamaindex_tells_its_callbacks_and_its_nodes_can_be_saved(
-    store: am.MemoryStore, llamaindex: ModuleType
+def test_a_query_engine_of_llamaindex_answers_without_the_network_and_is_told_to_callbacks(
+    store: am.MemoryStore, llamaindex: Retriever, no_network: None
 ) -> None:
     from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
-    from llama_index.core.schema import TextNode
-
-    store.add("I laughed \ud83d", user="ann", id="cut")
-    watch = LlamaDebugHandler(print_trace_on_end=False)
-    retriever = llamaindex.LlamaIndexRetriever(
-        store, where=am.Filter(user="ann"), callback_manager=CallbackManager([watch])
-    )
-    nodes = retriever.retrieve("laughed")
-    assert len(watch.get_event_pairs()) == 1 and "cut" in [n.node_id for n in nodes]
-    again = [TextNode.from_json(n.node.to_json()) for n in nodes]
-    assert [(n.node_id, n.text, n.metadata, n.hash) for n in again] == [
-        (n.node_id, n.node.text, n.metadata, n.node.hash) for n in nodes
-    ]
-
-
-@needs_llamaindex
-def test_llamaindex_passes_its_options_on_and_does_not_block_the_event_loop(
-    store: am.MemoryStore, llamaindex: ModuleType
-) -> None:
-    before = CountingRouter.asked
-    retriever = llamaindex.LlamaIndexRetriever(store, as_of="2024-07-01", planner=CountingRouter())
-    found = retriever.retrieve("live")
-    assert asyncio.run(retriever.aretrieve("live")) == found and CountingRouter.asked == before + 2
-    assert {n.node_id: n.text for n in found}["a1"] == "I live in Bergen."
-    assert llamaindex.LlamaIndexRetriever(store, token_budget=1).retrieve("live") == []
-
-
-@needs_llamaindex
-def test_a_query_engine_of_llamaindex_answers_without_the_network(
-    store: am.MemoryStore, llamaindex: ModuleType, no_network: None
-) -> None:
     from llama_index.core.llms import MockLLM
     from llama_index.core.query_engine import RetrieverQueryEngine
 
-    retriever = llamaindex.LlamaIndexRetriever(store, 1, where=am.Filter(user="ann"))
+    watch = LlamaDebugHandler(print_trace_on_end=False)
+    told = {"callback_manager": CallbackManager([watch])}
+    retriever = llamaindex.make(store, k=1, where=am.Filter(user="ann"), **told)
+    (node,) = retriever.retrieve(QUESTIONS[1])
+    assert node.score == node.metadata["score"] and len(watch.get_event_pairs()) == 1
     answer = RetrieverQueryEngine.from_args(retriever, llm=MockLLM()).query(QUESTIONS[1])
     assert [n.node_id for n in answer.source_nodes] == ["a2"]
     prompt = str(answer)  # this model repeats it

@@ -55,11 +55,10 @@ def test_search_keeps_to_its_filters_and_its_budget(store: MemoryStore) -> None:
     def ids(**where: Any) -> set[str]:
         return {m["id"] for m in tools.search("live in Bergen cat", user="ann", **where)["memories"]}
 
-    assert ids() == {"a1", "a2"} and ids(tags=["home"]) == ids(session="s1") == ids(until="2024-05-02") == {
-        "a1"
-    }
-    assert ids(agent="pets") == ids(since="2024-05-15") == {"a2"} and ids(token_budget=1) == set()
-    assert ids(as_of="2024-05-02") == {"a1"} and ids(speaker="nobody") == set()
+    of_a1 = {"tags": ["home"]}, {"session": "s1"}, {"until": "2024-05-02"}, {"as_of": "2024-05-02"}
+    assert ids() == {"a1", "a2"} and all(ids(**where) == {"a1"} for where in of_a1)
+    assert ids(agent="pets") == ids(since="2024-05-15") == {"a2"}
+    assert ids(token_budget=1) == ids(speaker="nobody") == set()
 
 
 def test_no_tool_reaches_another_users_memories(store: MemoryStore) -> None:
@@ -167,17 +166,14 @@ def test_a_model_is_told_what_each_argument_means_and_a_program_what_is_changed(
     assert [n for n, t in listed.items() if t.annotations.destructive_hint] == ["forget"]
 
 
-def command(path: Path) -> list[str]:
-    return [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
-
-
 @needs_mcp
 @pytest.mark.slow
 def test_a_server_ends_with_its_client_and_survives_what_is_no_message(tmp_path: Path) -> None:
     path = filled(tmp_path / "m.db")
     half = '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": '
     sent = "no message\n" + half + '{"text": "\\ud83d"}}}\n' + half + '{"text": "cut'
-    done = subprocess.run(command(path), input=sent, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    command = [sys.executable, "-m", "adaptmr", "serve", "--mcp", str(path), "--user", "ann"]
+    done = subprocess.run(command, input=sent, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0 and "Traceback" not in done.stdout
     with MemoryStore(path) as file:
         assert file.check() == [] and len(file) == 3
@@ -194,10 +190,8 @@ def test_a_replaced_memory_keeps_its_history_and_a_history_its_user(store: Memor
     """The program gives Ann's memory to Bob: what it said when it was hers stays hers."""
     tools = tools_over(store)
     assert tools.add("I live in Oslo.", user="ann", replaces="a1") == {"id": "a1"}
-    assert [v["text"] for v in tools.history("a1", user="ann")["versions"]] == [
-        "I live in Bergen.",
-        "I live in Oslo.",
-    ]
+    said = [v["text"] for v in tools.history("a1", user="ann")["versions"]]
+    assert said == ["I live in Bergen.", "I live in Oslo."]
     store.update(replace(store.get("a1"), text="The flat is free.", owner="bob"))
     assert [v["text"] for v in tools.history("a1", "bob")["versions"]] == ["The flat is free."]
     with pytest.raises(ValueError, match="no memory 'a1'"):

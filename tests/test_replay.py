@@ -161,7 +161,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     cache = ReplayCache(tmp_path / "c.db")
     cache.put(ask(), {"text": "x"})
     for text in ("{half", "[]"):
-        cache._table.query("UPDATE calls SET reply = ?", (text,))
+        cache._query("UPDATE calls SET reply = ?", (text,))
         with pytest.raises(ReplayError, match=r"damaged record in .*c\.db"):
             cache.get(ask())
 

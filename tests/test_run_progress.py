@@ -29,26 +29,22 @@ experiment.finish()"""
 class Answers:
     """Answers calls until `hangs_after`; `hanging` is set by the call after that."""
 
-    def __init__(self, hangs_after=None):
+    def __init__(self, hangs_after=99):
         self.n, self.hangs_after, self.hanging = 0, hangs_after, threading.Event()
 
     def __call__(self, body):
         self.n += 1
-        if self.hangs_after is not None and self.n > self.hangs_after:
+        if self.n > self.hangs_after:
             self.hanging.set()
             return server.hang
         return server.ok_json({"answer": f"{self.n}", "abstain": False})
 
 
 def start(root, address, *more):
-    outputs = root / "outputs"
-    surroundings = {
-        "ADAPTMR_CACHE": str(root / "cache"),
-        "OPENAI_BASE_URL": address,
-        "OPENAI_API_KEY": "k",
-        "ADAPTMR_CONCURRENCY": "1",
-    }
-    return command(root, "run", "tiny", "-p", "model", "m", "--out-dir", outputs, *more, **surroundings)
+    surroundings = {"OPENAI_BASE_URL": address, "OPENAI_API_KEY": "k", "ADAPTMR_CONCURRENCY": "1"}
+    surroundings["ADAPTMR_CACHE"] = str(root / "cache")
+    words = ("run", "tiny", "-p", "model", "m", "--out-dir", root / "outputs", *more)
+    return command(root, *words, **surroundings)
 
 
 def finish(process):
@@ -66,6 +62,7 @@ def root(tmp_path):
     return made
 
 
+@pytest.mark.slow
 def test_a_run_from_its_limit_over_ctrl_c_to_its_report(root):
     with server.Server(server.answering(Answers())) as s:
         code, out, err = finish(start(root, s.url, "-p", "max_tokens", "45"))
@@ -95,17 +92,15 @@ def test_a_run_from_its_limit_over_ctrl_c_to_its_report(root):
     assert '"max_tokens"' not in (folder / "manifest.json").read_text(), "it is no part of the run"
 
 
-def test_an_estimate_asks_nobody_and_writes_nothing(root):
+@pytest.mark.slow
+def test_an_estimate_asks_nobody_and_dollars_without_a_price_are_refused(root):
     with server.Server(server.status(500)) as s:
         code, out, err = finish(start(root, s.url, "--estimate"))
         assert code == 0 and s.requests == [], err
-    assert "questions: counted on the data (part of demo" in out and "in all" in out
+        assert "questions: counted on the data (part of demo" in out and "in all" in out
+        code, _, err = finish(start(root, s.url, "-p", "max_cost_usd", "1"))
+        assert code == 2 and err.count("\n") == 1 and "price of 'm' is not known" in err
     assert not (root / "outputs").exists()
-
-
-def test_dollars_without_a_price_are_refused_before_the_run(root):
-    code, _, err = finish(start(root, "http://127.0.0.1:9/v1", "-p", "max_cost_usd", "1"))
-    assert code == 2 and err.count("\n") == 1 and "price of 'm' is not known" in err
 
 
 def test_in_a_terminal_one_line_is_written_over_and_gone_at_the_end():
@@ -136,14 +131,13 @@ def test_elsewhere_there_is_a_plain_line_each_tenth_or_each_30_seconds():
     assert [row.split()[1] for row in log.getvalue().splitlines()] == ["70", "73"]
 
 
-def test_progress_of_another_process_is_followed_to_its_last_line(tmp_path):
+def test_progress_of_another_process_is_followed_and_none_is_shown_where_none_is_wanted(
+    tmp_path, monkeypatch, capsys
+):
     shown = io.StringIO()
     with follow_progress(tmp_path / "p.jsonl", shown):
         progress_sink().say("resuming: 1 of 2 answers")
     assert shown.getvalue() == "adaptmr: resuming: 1 of 2 answers\n"
-
-
-def test_no_progress_where_none_is_wanted(monkeypatch, capsys):
     monkeypatch.setenv("ADAPTMR_PROGRESS", "off")
     progress_sink().say("nobody reads this")
     progress_sink(False).say("nor this")

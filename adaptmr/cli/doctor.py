@@ -5,11 +5,8 @@
 # %% ../../nbs/cli/01_doctor.ipynb #0fd586de
 from __future__ import annotations
 
-import json
 import os
 import time
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -22,7 +19,7 @@ from .. import __version__
 from .output import as_json, example, imports_option, print_json, print_table
 from ..embed.vector_cache import cache_dir
 from ..files import RunNotice
-from ..llm.credentials import clean_api_key, parse_endpoint
+from ..llm.credentials import OPENAI_ENDPOINT, environment_address, environment_key
 
 # %% auto #0
 __all__ = ['OK', 'NOTE', 'BROKEN', 'TIMEOUT', 'SLOW', 'EXTRAS', 'GROUPS', 'Finding', 'check_packages', 'check_plugins',
@@ -51,16 +48,14 @@ class Finding(NamedTuple):
 def check_packages() -> Iterator[Finding]:
     """Yield the package, its dependencies (a missing one is broken), and each extra."""
     yield Finding("adaptmr", OK, __version__)
-    for name in _dependencies():
-        try:
-            yield Finding(name, OK, version(name))
-        except PackageNotFoundError:
-            yield Finding(name, BROKEN, "not installed", f"pip install {name}")
+    looked_for = [(name, name, BROKEN, "not installed", name) for name in _dependencies()]
     for name, (extra, use) in EXTRAS.items():
+        looked_for.append((name, f"{name} (extra)", NOTE, f"not installed: {use}", f"'adaptmr[{extra}]'"))
+    for name, what, state, found, install in looked_for:
         try:
-            yield Finding(f"{name} (extra)", OK, version(name))
+            yield Finding(what, OK, version(name))
         except PackageNotFoundError:
-            yield Finding(f"{name} (extra)", NOTE, f"not installed: {use}", f"pip install 'adaptmr[{extra}]'")
+            yield Finding(what, state, found, f"pip install {install}")
 
 
 def check_plugins() -> Iterator[Finding]:
@@ -93,8 +88,7 @@ def _dependencies() -> list[str]:
 def check_model() -> Iterator[Finding]:
     """Yield whether a key and an address are set, and whether the server answers and with which models."""
     try:
-        key = clean_api_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY")
-        endpoint = parse_endpoint(os.environ.get("OPENAI_BASE_URL"), "OPENAI_BASE_URL")
+        key, endpoint = environment_key(), environment_address()
     except ValueError as e:
         yield Finding("model", BROKEN, str(e), "set the variable again")
         return
@@ -102,28 +96,23 @@ def check_model() -> Iterator[Finding]:
     yield Finding("OPENAI_API_KEY", OK if key or endpoint else NOTE, "set" if key else "not set", remedy)
     if not key and endpoint is None:
         return
-    url = endpoint.url if endpoint else "https://api.openai.com/v1"
-    host = urlsplit(url).netloc
-    request = urllib.request.Request(f"{url.rstrip('/')}/models", headers={"User-Agent": "adaptmr"})
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
-    elif endpoint and endpoint.auth:
-        import base64
+    import openai
 
-        user_and_password = base64.b64encode(":".join(endpoint.auth).encode()).decode()
-        request.add_header("Authorization", f"Basic {user_and_password}")
+    server = endpoint or OPENAI_ENDPOINT
+    what, found = f"models of {urlsplit(server.url).netloc}", ""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
-            models = [str(model["id"]) for model in json.load(reply)["data"]]
-    except urllib.error.HTTPError as e:
-        found = f"the server answers {e.code}"
-        yield Finding(f"models of {host}", BROKEN, found, "check OPENAI_API_KEY and OPENAI_BASE_URL")
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        found = f"no list of models ({getattr(e, 'reason', type(e).__name__)})"
-        yield Finding(f"models of {host}", BROKEN, found, "start the server, or check OPENAI_BASE_URL")
-    else:
-        shown = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
-        yield Finding(f"models of {host}", OK, shown or "none")
+        client = openai.DefaultHttpxClient(timeout=TIMEOUT, auth=None if key else server.auth)
+        reply = client.get(f"{server.url.rstrip('/')}/models", headers=headers)
+        found = f"the server answers {reply.status_code}" if reply.is_error else ""
+        models = [] if found else [str(model["id"]) for model in reply.json()["data"]]
+    except Exception as e:  # of the HTTP library, which differ between its versions, or of the reply's form
+        found = f"no list of models ({type(e).__name__})"
+    if found:
+        yield Finding(what, BROKEN, found, "start the server, or check OPENAI_BASE_URL and OPENAI_API_KEY")
+        return
+    shown = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
+    yield Finding(what, OK, shown or "none")
 
 # %% ../../nbs/cli/01_doctor.ipynb #8dfe8ef3
 def check_cache() -> Iterator[Finding]:
@@ -199,10 +188,10 @@ def describe_systems(group: str | None = "main") -> list[dict[str, str]]:
     """Return the name, group and description of each system of a group; `None` for all."""
     from adaptmr.systems.base import known_systems
 
-    groups = {name: each for each in GROUPS for name in known_systems(each)}
     return [
-        {"name": name, "group": groups.get(name, group or ""), "description": description}
-        for name, description in known_systems(group).items()
+        {"name": name, "group": each, "description": description}
+        for each in (GROUPS if group is None else (group,))
+        for name, description in known_systems(each).items()
     ]
 
 

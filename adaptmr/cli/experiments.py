@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,11 +110,11 @@ def gather_params(
     notebook = find_notebook(root, experiment)
     known = known_parameters(notebook)
     params: dict[str, Any] = {}
-    base, own = (root / "params" / f"{name}.yaml" for name in ("base", experiment))
-    defaults = [base] if is_own_notebook(experiment) else [base, own]
+    names = ("base",) if is_own_notebook(experiment) else ("base", experiment)
+    defaults = [root / "params" / f"{name}.yaml" for name in names]
     for path in [*(p for p in defaults if p.exists()), *map(Path, files)]:
         values = read_params(path)
-        if path == base:
+        if path == defaults[0]:
             values = {k: v for k, v in values.items() if k in known}  # not every experiment takes them all
         check_names(values, known, str(path))
         check_values(values, str(path))
@@ -270,13 +271,14 @@ def _with_own_file(experiment: str, params: dict[str, Any]) -> dict[str, Any]:
     try:
         load_asked(experiment, path, params.get("split"), params.get("limit"))
     except DatasetError as e:
-        settings = dataset.lower().endswith((".yaml", ".yml"))
-        raise UsageError(f"{e}{'' if settings else _how_it_is_read(dataset)}") from e
+        raise UsageError(f"{e}{_how_it_is_read(dataset)}") from e
     return {**params, "dataset": path}
 
 
 def _how_it_is_read(dataset: str) -> str:
     """Lines that say how columns, a time zone or an encoding of a chat are named."""
+    if dataset.lower().endswith((".yaml", ".yml")):
+        return ""  # it says so itself
     file = Path(dataset)
     return (
         "\nHow a file is read (columns of other names, time zone, order of day and month, encoding) is said "
@@ -330,10 +332,8 @@ def notebook_defaults(notebook: Path) -> dict[str, Any]:
 
     found = {}
     for name, described in papermill.inspect_notebook(str(notebook)).items():
-        try:
+        with suppress(ValueError, SyntaxError):
             found[name] = ast.literal_eval(described["default"])
-        except (ValueError, SyntaxError):
-            continue
     return found
 
 

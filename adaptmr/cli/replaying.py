@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,13 @@ def read_run_config(
     doesn't have or that are no plain values.
     """
     where, manifest = f"{folder.name}/manifest.json", open_recorded(folder).manifest
-    if own_notebook is not None:
-        notebook = find_notebook(root, str(own_notebook))
-        return notebook, recorded_params(manifest, known_parameters(notebook), where)
     name, known = manifest.get("experiment"), experiment_names(root)
-    if not isinstance(name, str) or name not in known:
+    if own_notebook is None and (not isinstance(name, str) or name not in known):
         raise UsageError(
             f"{where}: experiment {str(name)[:80]!r} is none of this checkout's, which are "
             f"{', '.join(known)}; for a run of your own notebook, name it: --notebook own.ipynb"
         )
-    notebook = root / "nbs" / "experiments" / f"{name}.ipynb"
+    notebook = find_notebook(root, str(own_notebook or name))
     return notebook, recorded_params(manifest, known_parameters(notebook), where)
 
 # %% ../../nbs/cli/02_replaying.ipynb #b2b642a0
@@ -84,14 +82,13 @@ def _missing_fits(run: RecordedRun) -> list[str]:
     found = []
     for part, sha256 in (own if isinstance(own, dict) else {}).items():
         kind, _, encoder = str(part).partition(" ")
-        if kind == "fit":
-            path = run.folder / FITS / fit_path(encoder).name
-            try:
-                here = read_fit_file(path).sha256 if path.is_file() else ""
-            except FitFileError:
-                here = ""
-            if here != sha256:
-                found.append(f"its own fit {sha256} for {encoder} ({FITS}/{path.name})")
+        if kind != "fit":
+            continue
+        path, here = run.folder / FITS / fit_path(encoder).name, ""
+        with suppress(FitFileError, FileNotFoundError):
+            here = read_fit_file(path).sha256
+        if here != sha256:
+            found.append(f"its own fit {sha256} for {encoder} ({FITS}/{path.name})")
     return found
 
 # %% ../../nbs/cli/02_replaying.ipynb #13bdf5ad

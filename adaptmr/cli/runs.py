@@ -57,18 +57,7 @@ def list_runs(as_json: bool) -> int:
     outputs = outputs_of(project_root())
     found = {run.folder.relative_to(outputs.parent).as_posix(): run for run in recorded_runs(outputs)}
     if as_json:
-        print_json(
-            [
-                {
-                    "run": name,
-                    "params": run.params,
-                    "data": run.data.get("label", ""),
-                    "systems": run.manifest.get("systems") or [],
-                    "numbers": run.numbers,
-                }
-                for name, run in found.items()
-            ]
-        )
+        print_json([{"run": name, **_facts(run), "numbers": run.numbers} for name, run in found.items()])
         return 0
     for name in found:
         print(name)
@@ -84,22 +73,18 @@ def show_run(run: str, as_json: bool) -> int:
     """Show parameters, systems, main table and notes of a run."""
     shown = _open(run)
     columns, rows = _main_table(shown)
-    facts = {
-        "experiment": shown.manifest.get("experiment"),
-        "data": shown.data.get("label", ""),
-        "models": shown.models,
-        "systems": shown.manifest.get("systems") or [],
-    }
+    facts = {"experiment": shown.manifest.get("experiment"), "models": shown.models, **_facts(shown)}
+    params = facts.pop("params")
     answers, notes = shown.manifest.get("answers") or [], shown.data.get("notes") or {}
     if as_json:
         table = [dict(zip(columns, row)) for row in rows]
         told = {"results": table, "answers": answers, "notes": notes}
-        print_json({"run": shown.name, "params": shown.params, **facts, **told})
+        print_json({"run": shown.name, "params": params, **facts, **told})
         return 0
     print(shown.name)
     print_facts({name: ", ".join(v) if isinstance(v, list) else v for name, v in facts.items()})
     print("\nparameters")
-    print_facts({name: "–" if value is None else value for name, value in shown.params.items()})
+    print_facts({name: "–" if value is None else value for name, value in params.items()})
     if rows:
         print("\nresults")
         print_table(columns, rows)
@@ -109,6 +94,11 @@ def show_run(run: str, as_json: bool) -> int:
         print("\nnotes on the data")
         print_facts(notes)
     return 0
+
+
+def _facts(run: RecordedRun) -> dict[str, Any]:
+    systems = run.manifest.get("systems") or []
+    return {"params": run.params, "data": run.data.get("label", ""), "systems": systems}
 
 
 def _main_table(run: RecordedRun) -> tuple[list[str], list[list[Any]]]:
