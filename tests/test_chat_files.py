@@ -237,8 +237,8 @@ anything = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                "mapping message author role content parts parent current_node chat_messages text sender type ts "
-                "messages name guild channel chats list date from create_time x".split()
+                "mapping message author role content parts parent current_node chat_messages text sender "
+                "type ts messages name guild channel chats list date from create_time x".split()
             ),
             inner,
             max_size=5,
