@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
@@ -79,61 +80,55 @@ __all__ = ['load_asked', 'EvidenceMissing', 'check_evidence', 'Experiment']
 # %% ../nbs/04_experiments.ipynb #e149531c
 LIMITS = ("max_cost_usd", "max_tokens")  # of what a run may spend; they are no part of its id
 _DEFAULTS: Mapping[str, Any] = {
-    "model": "offline",
-    "dataset": "demo",
-    "split": None,
-    "systems": None,
-    "k": 10,
-    "limit": None,
-    "seed": 0,
-    "embedder": "auto",
-    "workers": None,
-    "redact": None,
-}
-_PARAM_CHECKS: Mapping[str, tuple[Any, str]] = {
-    "model": (lambda v: isinstance(v, str) and v, "the name of a model, or offline"),
-    "dataset": (
-        lambda v: isinstance(v, str) and v,
-        "the name of a data set, or the path of a file of your own",
-    ),
-    "embedder": (lambda v: isinstance(v, str) and v, "auto, or the name of an encoder"),
-    "judge": (lambda v: isinstance(v, str) and v, "the name of a judge"),
-    "k": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
-    "limit": (lambda v: v is None or (_is_int(v) and v > 0), "a whole number above 0, or null for all"),
-    "seed": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
-    "workers": (lambda v: v is None or (_is_int(v) and v > 0), "a whole number above 0, or null"),
-    "redact": (lambda v: v is None or isinstance(v, bool), "true, false, or null for what is not ours"),
-    "split": (lambda v: v is None or _name_list(v), "conversations by id, or null for all"),
-    "systems": (lambda v: v is None or _name_list(v), "names of systems, or null for all"),
-    "replayed": (lambda v: v is None or _name_list(v), "names of systems, or null for the usual ones"),
-    "plugins": (lambda v: v is None or _name_list(v), "files or modules to import, or null for none"),
-    "reranker": (
-        lambda v: v is None or (isinstance(v, str) and v.strip()),
-        "the name of a reranker or the path of its folder, or null for none",
-    ),
+    **{"model": "offline", "dataset": "demo", "split": None, "systems": None, "k": 10, "limit": None},
+    **{"seed": 0, "embedder": "auto", "workers": None, "redact": None},
 }
 
 
-RERANKED = "hybrid_reranked"  # the system that a run with a reranker adds
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_int(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _name_list(value: Any) -> list[str]:
     """A list of names, given as a list or as one string with commas; empty for anything else."""
     if isinstance(value, str):
         value = value.split(",")
-    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) and v.strip() for v in value):
+    if not isinstance(value, (list, tuple)) or not all(map(_is_name, value)):
         return []
     return [v.strip() for v in value]
 
 
+# what a value must be if it isn't `None`; then whether it may be, and the words for all of it
+_PARAM_CHECKS: Mapping[str, tuple[Callable[[Any], Any], bool, str]] = {
+    "model": (_is_name, False, "the name of a model, or offline"),
+    "dataset": (_is_name, False, "the name of a data set, or the path of a file of your own"),
+    "embedder": (_is_name, False, "auto, or the name of an encoder"),
+    "judge": (_is_name, False, "the name of a judge"),
+    "k": (_is_int, False, "a whole number, 0 or more"),
+    "limit": (partial(_is_int, least=1), True, "a whole number above 0, or null for all"),
+    "seed": (_is_int, False, "a whole number, 0 or more"),
+    "workers": (partial(_is_int, least=1), True, "a whole number above 0, or null"),
+    "redact": (lambda v: isinstance(v, bool), True, "true, false, or null for what is not ours"),
+    "split": (_name_list, True, "conversations by id, or null for all"),
+    "systems": (_name_list, True, "names of systems, or null for all"),
+    "replayed": (_name_list, True, "names of systems, or null for the usual ones"),
+    "plugins": (_name_list, True, "files or modules to import, or null for none"),
+    "reranker": (_is_name, True, "the name of a reranker or the path of its folder, or null for none"),
+}
+
+
+RERANKED = "hybrid_reranked"  # the system that a run with a reranker adds
+
+
 def _check_params(params: Mapping[str, Any]) -> None:
-    for name, (fits, what) in _PARAM_CHECKS.items():
-        if name in params and not fits(params[name]):
-            raise ValueError(f"{name}={params[name]!r} must be {what}")
+    for name, (fits, optional, what) in _PARAM_CHECKS.items():
+        value = params.get(name)
+        if name in params and not (optional if value is None else fits(value)):
+            raise ValueError(f"{name}={value!r} must be {what}")
 
 # %% ../nbs/04_experiments.ipynb #ac921a9f
 def _system_names(systems: Any) -> list[str]:
@@ -351,10 +346,8 @@ class _RecordedInputs:
         """
         found = read_manifest(earlier / "manifest.json").get("embedder") or {}
         possible = {*BUNDLED_EMBEDDERS, self._asked}
-        if (
-            not isinstance(found, dict)
-            or not {name if name in possible else strip_precision(str(name)) for name in found} <= possible
-        ):
+        names = found if isinstance(found, dict) else ["?"]
+        if not {name if name in possible else strip_precision(str(name)) for name in names} <= possible:
             raise ValueError(
                 f"{earlier.name}/manifest.json: embedder {found!r} must map names among {sorted(possible)} "
                 "to their precision"
@@ -485,36 +478,6 @@ def add_usage(experiment: Experiment, usage: Usage) -> None:
     experiment.extra_usage += usage
 
 
-def ask_besides(experiment: Experiment, system: str, data: Dataset, name: str) -> pd.DataFrame:
-    """Ask a system questions in addition to the run's own, under the run's conditions; return the rows.
-
-    They have a journal, called by `name`, so that an interrupted run continues them too.
-    """
-    rows = evaluate(
-        [system],
-        data,
-        experiment.llm,
-        experiment.params["k"],
-        **experiment.making,
-        journal=_journal_besides(experiment, name),
-        used=experiment.inputs.newly_used_keys,
-        progress=False,
-    )
-    experiment.used_keys |= set(rows.attrs.pop("used"))
-    experiment.extra_usage += total_usage(rows)
-    return rows
-
-
-def _journal_besides(experiment: Experiment, name: str) -> Path:
-    return experiment.journal.with_suffix(f".{name}.sqlite")
-
-
-def _journals(experiment: Experiment) -> list[Path]:
-    """The journal of the run, and those of what it asked besides."""
-    besides = _journal_besides(experiment, "*")
-    return [experiment.journal, *sorted(besides.parent.glob(besides.name))]
-
-
 def finish_run(experiment: Experiment) -> run_folder.RunFolder:
     """Write results, calls, vectors and the manifest, and return the run folder."""
     frame, run, inputs = experiment.rows, experiment.run, experiment.inputs
@@ -551,8 +514,7 @@ def finish_run(experiment: Experiment) -> run_folder.RunFolder:
         timed_calls=timed_calls(frame),
         wire=experiment.llm.event_counts,
     )
-    for journal in _journals(experiment):
-        journal.unlink(missing_ok=True)
+    experiment.journal.unlink(missing_ok=True)
     return run
 
 # %% ../nbs/04_experiments.ipynb #e1495326
@@ -582,9 +544,8 @@ def _how_it_was_read(data: Dataset) -> str:
     """What was left out or assumed when the user's file was read, and the options it was read with."""
     counts = ", ".join(f"{what.replace('_', ' ')}: {n:,}" for what, n in data.notes.items())
     options = ", ".join(f"{name} = {html.escape(str(value))}" for name, value in data.reading.items())
-    lines = [
-        f"{what}: {told}" for what, told in (("When it was read", counts), ("Read with", options)) if told
-    ]
+    pairs = (("When it was read", counts), ("Read with", options))
+    lines = [f"{what}: {told}" for what, told in pairs if told]
     return f"<p><small>{'<br>'.join(lines)}</small></p>" if lines else ""
 
 
@@ -678,7 +639,7 @@ class Experiment:
         )
 
     evaluate, time_again = evaluate_systems, time_again
-    add_usage, ask_besides, finish = add_usage, ask_besides, finish_run
+    add_usage, finish = add_usage, finish_run
     # what a report shows: the functions of `sections`
     table, figure, show_sentences = show_table, show_figure, staticmethod(show_sentences)
     questions_by_type, systems_table = questions_by_type, systems_table

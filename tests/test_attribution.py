@@ -16,12 +16,7 @@ import adaptmr as am
 from adaptmr.eval.analysis import attribution as c
 from adaptmr.eval.analysis import causes
 from adaptmr.eval.analysis import causes as h
-from adaptmr.eval.analysis.attribution import (
-    REPAIRS,
-    Failure,
-    apply_interventions,
-    outdated_hits,
-)
+from adaptmr.eval.analysis.attribution import REPAIRS, Failure, apply_interventions, outdated_hits
 from adaptmr.eval.annotation.labels import CAUSES
 from adaptmr.llm import LLM
 from adaptmr.llm.replay import ReplayCache
@@ -90,56 +85,56 @@ def has(lines, *words):
 def test_miss(reader):
     llm, server = reader(lambda lines: "Bergen" if has(lines, "Bergen") else "tea")
     d = c.diagnose(WHERE, found(TEA, SLUGS), TALK, llm)
-    assert (
-        d.cause == "MISS"
-        and d.minimal_repairs == (frozenset({"MISS"}),)
-        and d.complete
-        and d.calls == len(server.requests) - 1
-    )
+    assert d.cause == "MISS"
+    assert d.minimal_repairs == (frozenset({"MISS"}),)
+    assert d.complete
+    assert d.calls == len(server.requests) - 1
     shown = memories(server.requests[1])
     assert has(shown, "tea", "slugs") and shown[0].endswith("Bergen now."), "the rest is kept, gold on top"
 
 
-def test_temporal(reader):
-    first = Question(
-        "q",
-        "Which came first, the cat or the slugs?",
-        ["slugs"],
-        QueryType.temporal_reasoning,
-        evidence=["D1", "D3"],
-    )
-    llm, _ = reader(lambda lines: "slugs" if "slugs" in lines[0] else "cat")
-    assert c.diagnose(first, found(CAT, SLUGS), TALK, llm).cause == "TEMPORAL"
-    lost = replace(SLUGS, at=datetime(1970, 1, 1), step=0)
-    llm, _ = reader(lambda lines: "slugs" if has(lines, "2024-01-11", "2024-01-31") else "cat")
-    assert c.diagnose(first, found(lost, CAT), TALK, llm).cause == "TEMPORAL", (
-        "dates that a system lost come back"
-    )
+FIRST = Question(
+    "q",
+    "Which came first, the cat or the slugs?",
+    ["slugs"],
+    QueryType.temporal_reasoning,
+    evidence=["D1", "D3"],
+)
+UNDATED = replace(SLUGS, at=datetime(1970, 1, 1), step=0)
 
 
-def test_conflict(reader):
-    llm, _ = reader(
-        lambda lines: "Oslo" if has(lines, "Oslo") else "Bergen" if has(lines, "Bergen", "tea") else ""
-    )
-    d = c.diagnose(WHERE, found(OLD, NEW, TEA), TALK, llm)
-    assert d.cause == "CONFLICT", "taking out the distractors takes out too much for this reader"
-
-
-def test_overload(reader):
-    llm, _ = reader(lambda lines: "Bergen" if len(lines) < 2 else "tea")
-    assert c.diagnose(WHERE, found(NEW, TEA, CAT), TALK, llm).cause == "OVERLOAD"
+@pytest.mark.parametrize(
+    ("cause", "question", "turns", "says"),
+    [
+        ("TEMPORAL", FIRST, (CAT, SLUGS), lambda lines: "slugs" if "slugs" in lines[0] else "cat"),
+        # dates that a system lost come back
+        (
+            "TEMPORAL",
+            FIRST,
+            (UNDATED, CAT),
+            lambda x: "slugs" if has(x, "2024-01-11", "2024-01-31") else "cat",
+        ),
+        # taking out the distractors takes out too much for this reader
+        (
+            "CONFLICT",
+            WHERE,
+            (OLD, NEW, TEA),
+            lambda x: "Bergen" if has(x, "Bergen", "tea") > has(x, "Oslo") else "",
+        ),
+        ("OVERLOAD", WHERE, (NEW, TEA, CAT), lambda lines: "Bergen" if len(lines) < 2 else "tea"),
+        ("unstable", WHERE, (OLD,), lambda lines: "Bergen"),
+    ],
+)
+def test_each_cause_alone_by_a_reader_that_needs_exactly_that(reader, cause, question, turns, says):
+    llm, server = reader(says)
+    d = c.diagnose(question, found(*turns), TALK, llm)
+    assert d.cause == cause and d.calls == len(server.requests) - 1
 
 
 def test_gen(reader):
     llm, server = reader(lambda lines: "banana")
     d = c.diagnose(WHERE, found(OLD, NEW, TEA), TALK, llm, max_calls=50)
     assert d.cause == "GEN" and d.minimal_repairs == () and d.complete and d.calls == len(server.requests) - 1
-
-
-def test_unstable(reader):
-    llm, server = reader(lambda lines: "Bergen")
-    d = c.diagnose(WHERE, found(OLD), TALK, llm)
-    assert d.cause == "unstable" and d.calls == 0 and len(server.requests) == 1
 
 
 # --- ties, doubles, all together
@@ -238,9 +233,11 @@ def test_evidence_for_an_undated_system_brings_no_dates():
 def test_what_the_reader_cannot_see_is_not_asked(reader):
     llm, server = reader(lambda lines: "x")
     d = c.diagnose(WHERE, found(NEW), TALK, llm)
-    assert d.cause == "GEN" and d.calls == 0 and d.tried == () and d.complete and len(server.requests) == 1, (
-        "one gold turn alone: nothing could be put right"
-    )
+    assert d.cause == "GEN"
+    assert d.calls == 0
+    assert d.tried == ()
+    assert d.complete
+    assert len(server.requests) == 1, "one gold turn alone: nothing could be put right"
     offline = c.diagnose(
         Question("q", "When did the slugs come?", ["x"], evidence=["D1", "D3"]), found(CAT, SLUGS), TALK
     )
@@ -282,9 +279,8 @@ def test_outdated_versions():
         "the newest gold turn stays, though a newer version is there"
     )
     hops, hits = replace(WHERE, evidence=["D0", "D2"], type=QueryType.multi_hop), found(OLD, NEW).hits
-    assert outdated_hits(hits, Failure.of(hops, TALK, same)) == set() and outdated_hits(
-        hits, Failure.of(replace(hops, type=WHERE.type), TALK)
-    ) == {"m0"}
+    assert outdated_hits(hits, Failure.of(hops, TALK, same)) == set()
+    assert outdated_hits(hits, Failure.of(replace(hops, type=WHERE.type), TALK)) == {"m0"}
     drink = replace(WHERE, text="What do I drink?", evidence=["D4"])
     assert outdated_hits(
         found(CAT, SLUGS, TEA).hits, Failure.of(drink, TALK, lambda h: np.full((len(h), len(h)), 0.6))
@@ -318,14 +314,11 @@ def test_every_failure_and_no_other(demo, frame):
     named = ["unified", "full_context", "oracle_evidence"]
     why = c.attribute_failures(frame, demo, named, embedder="hash")
     low = frame[(frame["f1"] < 0.3) & frame["system"].isin(named)]
-    assert (
-        set(zip(why.system, why.question)) == set(zip(low.system, low.question)) and len(why) == len(low) > 8
-    )
-    assert (
-        why.equals(c.attribute_failures(frame, demo, named, embedder="hash"))
-        and (why["calls"] == 0).all()
-        and why["complete"].all()
-    )
+    assert set(zip(why.system, why.question)) == set(zip(low.system, low.question))
+    assert len(why) == len(low) > 8
+    assert why.equals(c.attribute_failures(frame, demo, named, embedder="hash"))
+    assert (why["calls"] == 0).all()
+    assert why["complete"].all()
     assert "MISS" not in set(why[why.system == "full_context"]["first"]), "nothing is missing from everything"
     assert set(why[why.system == "oracle_evidence"]["cause"]) <= {"GEN", "TEMPORAL"}, (
         "with the gold evidence alone little is left to put right"
@@ -374,27 +367,6 @@ def test_a_system_with_another_ones_budget_gets_it_again(demo):
     assert set(why["system"]) == {"token_matched", "qarp"} and (why["calls"] <= 1).all()
 
 
-def test_an_experiment_keeps_its_diagnoses(tmp_path):
-    from adaptmr.experiments import Experiment
-
-    e = Experiment(
-        "t",
-        {"systems": "unified", "split": "en1", "limit": 6, "embedder": "hash", "redact": True},
-        out_dir=tmp_path,
-    )
-    with pytest.raises(RuntimeError, match="nothing is evaluated"):
-        e.causes("unified")
-    low = int((e.evaluate()["f1"] < 0.5).sum())
-    assert (
-        len(e.causes("unified", threshold=0.5)) == low
-        and (e.run.path / "tables" / "diagnoses.csv").read_text().count("\n") == low + 1
-    )
-    assert (
-        e.show_sentences(["a < b"], [])._repr_html_() == "<ul><li>a &lt; b</li></ul>"
-        and "manifest.json" in e.finish().files()
-    )
-
-
 def test_with_a_model_in_threads(demo, tmp_path):
     few = Dataset("demo", demo.conversations[:1], demo.questions_on("en1")[:8])
     with s.Server(s.ok_json({"answer": "banana", "abstain": False})) as server:
@@ -405,16 +377,12 @@ def test_with_a_model_in_threads(demo, tmp_path):
         asked = len(server.requests)
         why = c.attribute_failures(rows, few, ["unified"], llm, embedder="hash")
         assert why["question"].tolist() == [q.id for q in few.questions] and (why["calls"] <= 15).all()
-        assert (
-            len(server.requests) - asked <= why["calls"].sum()
-            and why["prompt_tokens"].gt(0).any()
-            and why["ways"].str.contains("answer:model").any()
-        )
+        assert len(server.requests) - asked <= why["calls"].sum()
+        assert why["prompt_tokens"].gt(0).any()
+        assert why["ways"].str.contains("answer:model").any()
         asked = len(server.requests)
-        assert (
-            c.attribute_failures(rows, few, ["unified"], llm, embedder="hash").equals(why)
-            and len(server.requests) == asked
-        ), "recorded: nothing is asked"
+        assert c.attribute_failures(rows, few, ["unified"], llm, embedder="hash").equals(why)
+        assert len(server.requests) == asked, "recorded: nothing is asked"
 
 
 # --- tables
@@ -457,9 +425,8 @@ def test_shares_add_up():
     assert whole["seen"].to_dict() == {"MISS": 3, "CONFLICT": 1, "OVERLOAD": 1, "GEN": 4}
     assert whole["helps"].to_dict() == {"MISS": 3, "CONFLICT": 1, "OVERLOAD": 1, "GEN": 1}
     assert set(whole.n) == {4} and set(whole.unstable) == {1}
-    assert table[["low", "high"]].isna().all(axis=None) and set(table.level) == {"too few"}, (
-        "two conversations"
-    )
+    assert table[["low", "high"]].isna().all(axis=None)
+    assert set(table.level) == {"too few"}, "two conversations"
     more = causes.cause_shares(
         diagnosed(*["MISS", "GEN", "MISS|CONFLICT"] * 4).assign(conversation=[f"c{i % 5}" for i in range(12)])
     )
@@ -508,10 +475,8 @@ def test_agreement_with_hand_labels():
         with pytest.raises(ValueError, match=match):
             h.hand_agreement(found_, bad)
     counts = h.hand_confusion(found_, hand).set_index("label")
-    assert (
-        counts.loc["GEN"].to_dict() == {**dict.fromkeys(CAUSES, 0), "GEN": 1, "MISS": 1}
-        and counts.to_numpy().sum() == 5
-    )
+    assert counts.loc["GEN"].to_dict() == {**dict.fromkeys(CAUSES, 0), "GEN": 1, "MISS": 1}
+    assert counts.to_numpy().sum() == 5
 
 
 def test_a_second_reading_is_compared_with_the_first():
@@ -526,10 +491,17 @@ def test_a_second_reading_is_compared_with_the_first():
 def test_a_label_counts_for_the_answer_that_was_read():
     mine = h.hand_labels("locomo")
     assert len(mine) >= 100 and set(mine["cause"]) <= set(CAUSES) and h.hand_labels("demo").empty
-    assert (
-        set(mine.columns) == {"system", "conversation", "question", "type", "answer", "cause", "again", "on"}
-        and mine["answer"].str.fullmatch("[0-9a-f]{12}").all()
-    )
+    assert set(mine.columns) == {
+        "system",
+        "conversation",
+        "question",
+        "type",
+        "answer",
+        "cause",
+        "again",
+        "on",
+    }
+    assert mine["answer"].str.fullmatch("[0-9a-f]{12}").all()
     said = mine[h.LABEL_KEY].iloc[:2].assign(prediction=["another answer", "and another"])
     assert h.hand_labels("locomo", said).empty
     with pytest.raises(KeyError):

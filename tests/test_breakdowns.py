@@ -88,19 +88,11 @@ def rows(conversations: list[str]) -> pd.DataFrame:
     made = []
     for system in ("open", "gated"):
         for c in conversations:
-            asked = {
-                "question": f"{c}/1",
-                "recall_fraction": 0.5,
-                "retrieved": "D1:1 D7:7",
-                "evidence": "D1:1 D2:2",
-            }
+            asked = {"question": f"{c}/1", "recall_fraction": 0.5}
+            asked |= {"retrieved": "D1:1 D7:7", "evidence": "D1:1 D2:2"}
             found = "D3:3" if system == "open" else ""
-            twisted = {
-                "question": f"{c}/2",
-                "recall_fraction": math.nan,
-                "retrieved": found,
-                "evidence": "D3:3",
-            }
+            twisted = {"question": f"{c}/2", "recall_fraction": math.nan}
+            twisted |= {"retrieved": found, "evidence": "D3:3"}
             made += [{"system": system, "conversation": c, "f1": 0.25, **q} for q in (asked, twisted)]
     return pd.DataFrame(made)
 

@@ -120,7 +120,6 @@ def _explored(actions: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @in_a_browser
 def test_a_cell_of_a_table_opens_the_questions_behind_it(tmp_path):
     opened = """() => {
@@ -133,7 +132,6 @@ def test_a_cell_of_a_table_opens_the_questions_behind_it(tmp_path):
     assert _explored(opened, tmp_path) == [-1, "1", "0", "2 of 2 questions", "pick"]
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @in_a_browser
 def test_the_filters_and_the_arrow_keys_choose_questions(tmp_path):
@@ -154,7 +152,6 @@ def test_the_filters_and_the_arrow_keys_choose_questions(tmp_path):
     assert (count, gold) == ("1 of 2 questions", 1)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @in_a_browser
 def test_it_runs_in_a_browser(tmp_path):

@@ -67,10 +67,10 @@ def test_rates_by_hand():
     assert fa.failure_rates(frame, 0.31).set_index("type").loc["overall", "mean"] == 0.75
     assert fa.failure_rates(frame.assign(judged=1.0), value="judged")["mean"].sum() == 0
     table = fa.failure_table(frame)
-    assert (
-        list(table.index) == ["u"]
-        and table[("failures: F1 below 0.3", "overall (n=4)")].iloc[0] == "0.500 – too few"
-    ), "two conversations"
+    assert list(table.index) == ["u"]
+    assert table[("failures: F1 below 0.3", "overall (n=4)")].iloc[0] == "0.500 – too few", (
+        "two conversations"
+    )
 
 
 # --- the gate
@@ -80,8 +80,8 @@ def test_rates_by_hand():
     ("levels", "n", "verdict"),
     [
         ({"multi_hop": 0.8, "abstention": 0.4}, 200, "≥ 10 points"),
-        ({"multi_hop": 0.576, "abstention": 0.5}, 40_000, "5–10 points"),
-        ({"multi_hop": 0.5, "abstention": 0.508}, 40_000, "< 5 points"),
+        ({"multi_hop": 0.576, "abstention": 0.5}, 12_000, "5–10 points"),
+        ({"multi_hop": 0.5, "abstention": 0.508}, 12_000, "< 5 points"),
         ({"multi_hop": 0.6, "abstention": 0.5}, 400, "undecided"),
         ({"multi_hop": 0.55, "abstention": 0.5}, 400, "undecided"),
         (dict.fromkeys(FIVE, 0.5), 60, "undecided"),
@@ -91,22 +91,10 @@ def test_verdicts(levels, n, verdict):
     frame = exact(levels, n)
     gate = fa.decision_gate(frame, "s", resamples=400)
     means = frame.groupby("type")["f1"].mean()
-    assert (
-        gate.verdict == verdict
-        and gate.gap == pytest.approx(means.max() - means.min())
-        and gate.low <= gate.gap <= gate.high
-    )
+    assert gate.verdict == verdict
+    assert gate.gap == pytest.approx(means.max() - means.min())
+    assert gate.low <= gate.gap <= gate.high
     assert fa.GATE_VERDICTS[verdict][1] in gate.sentence and gate.n == len(frame) and gate.groups == 4
-
-
-def test_chance_does_not_open_the_gate():
-    opened = [
-        fa.decision_gate(answers(dict.fromkeys(FIVE, 0.5), n=40, seed=seed), "unified", resamples=200)
-        for seed in range(12)
-    ]
-    assert all(g.verdict != "≥ 10 points" for g in opened) and sum(g.gap >= 0.1 for g in opened) >= 9, (
-        "on the points alone it would open"
-    )
 
 
 def test_a_type_in_one_conversation_only():
@@ -114,19 +102,14 @@ def test_a_type_in_one_conversation_only():
     few = pd.concat([frame, answers({"preference": 0.5}, n=2, conversations=1)])
     gate = fa.decision_gate(few, "unified", resamples=300)
     assert gate.low <= gate.gap <= gate.high and not math.isnan(gate.low + gate.high)
-    assert (
-        gate.left_out == ("preference",)
-        and gate.n == 60
-        and gate.sentence.endswith("fewer than 4 conversations ask for it: preference.")
-    )
+    assert gate.left_out == ("preference",)
+    assert gate.n == 60
+    assert gate.sentence.endswith("fewer than 4 conversations ask for it: preference.")
     assert fa.gate_table(few).loc[0, "left_out"] == "preference"
 
 
-@pytest.mark.parametrize("conversations", [1, 2, 3])
-def test_too_few_conversations_open_no_gate(conversations):
-    gate = fa.decision_gate(
-        answers({"multi_hop": 1.0, "abstention": 0.2}, conversations=conversations), "unified"
-    )
+def test_too_few_conversations_open_no_gate():
+    gate = fa.decision_gate(answers({"multi_hop": 1.0, "abstention": 0.2}, conversations=3), "unified")
     assert gate.verdict == "too few" and math.isnan(gate.low) and math.isnan(gate.high) and gate.gap > 0.5
     assert "points of F1 –: too few. There is no interval" in gate.sentence and "nan" not in gate.sentence
 
@@ -176,56 +159,34 @@ TOY = pd.DataFrame(
 def test_headroom_by_hand():
     table = ce.measure_headroom(TOY, "u").set_index("type")
     hop, like = table.loc["multi_hop"], table.loc["preference"]
-    assert hop[["base", "retrieval", "reader", "retrieval_share", "reader_share"]].round(9).tolist() == [
-        0.5,
-        0.25,
-        0.25,
-        0.5,
-        0.5,
-    ]
-    assert like[["base", "retrieval", "reader", "retrieval_share"]].round(9).tolist() == [
-        0.75,
-        -0.25,
-        0.5,
-        -1.0,
-    ], "less than nothing is shown as it is"
+    columns = ["base", "retrieval", "reader", "retrieval_share", "reader_share"]
+    assert hop[columns].round(9).tolist() == [0.5, 0.25, 0.25, 0.5, 0.5]
+    shown = like[columns[:4]].round(9).tolist()
+    assert shown == [0.75, -0.25, 0.5, -1.0], "less than nothing is shown as it is"
     for r in table.itertuples():
-        assert r.base + r.retrieval + r.reader == pytest.approx(1) and math.isnan(
-            r.retrieval_low + r.share_low + r.reader_high
-        )
+        assert r.base + r.retrieval + r.reader == pytest.approx(1)
+        assert math.isnan(r.retrieval_low + r.share_low + r.reader_high)
     for r in ce.measure_headroom(many(TOY, 10), "u").itertuples():
         assert r.retrieval_low <= r.retrieval <= r.retrieval_high and r.reader_low <= r.reader
-    assert (
-        "– too few" in ce.headroom_table(TOY, ["u"]).loc[0, "retrieval could close"]
-        and "nan" not in ce.headroom_sentences(TOY, ["u"])[0]
-    )
+    assert "– too few" in ce.headroom_table(TOY, ["u"]).loc[0, "retrieval could close"]
+    assert "nan" not in ce.headroom_sentences(TOY, ["u"])[0]
     assert table.loc["overall", "n"] == 8 and len(ce.headroom_table(TOY, ["u"])) == 3
     sentence = ce.headroom_sentences(TOY, ["u"])[0]
-    assert (
-        "would add +0.000" in sentence
-        and "Most headroom on multi-hop (+0.250), least on preference (-0.250)" in sentence
-    )
+    assert "would add +0.000" in sentence
+    assert "Most headroom on multi-hop (+0.250), least on preference (-0.250)" in sentence
 
 
 # --- figures
 
 
 def shares():
-    return pd.DataFrame(
-        [
-            {
-                "label": label,
-                "cause": cause,
-                "mean": v,
-                "low": max(0.0, v - 0.1),
-                "high": min(1.0, v + 0.1),
-                "n": n,
-            }
-            for label, n in (("factual", 20), ("temporal", 30), ("none", 0))
-            for cause, v in (("MISS", 0.6), ("CONFLICT", 0.0), ("GEN", 0.4))
-            for v in ([v] if n else [math.nan])
-        ]
-    )
+    rows = [
+        {"label": label, "cause": cause, "mean": v if n else math.nan, "n": n}
+        for label, n in (("factual", 20), ("temporal", 30), ("none", 0))
+        for cause, v in (("MISS", 0.6), ("CONFLICT", 0.0), ("GEN", 0.4))
+    ]
+    low, high = (lambda d: (d["mean"] - 0.1).clip(0)), (lambda d: (d["mean"] + 0.1).clip(upper=1))
+    return pd.DataFrame(rows).assign(low=low, high=high)
 
 
 def test_stacked_parts_reach_one_and_keep_their_intervals():
@@ -233,9 +194,8 @@ def test_stacked_parts_reach_one_and_keep_their_intervals():
 
     ax = ff.stacked_causes(shares()).axes[0]
     bars = [c for c in ax.containers if isinstance(c, BarContainer)]
-    assert (
-        bars[-1][0].get_y() + bars[-1][0].get_height() == pytest.approx(1) and bars[0][1].get_height() == 0.6
-    )
+    assert bars[-1][0].get_y() + bars[-1][0].get_height() == pytest.approx(1)
+    assert bars[0][1].get_height() == 0.6
     spans = [
         np.round(sorted(p[1] for p in seg), 6).tolist()
         for c in ax.containers
@@ -245,11 +205,9 @@ def test_stacked_parts_reach_one_and_keep_their_intervals():
     assert spans == [[0.5, 0.7], [0.5, 0.7], [0.5, 0.7], [0.5, 0.7]], (
         "the lowest part from its foot; the topmost, of 0.3 to 0.5, from the top"
     )
-    assert [t.get_text() for t in ax.get_xticklabels()] == [
-        "factual\n(n=20)",
-        "temporal\n(n=30)",
-        "none\n(n=0)",
-    ] and "–" in {t.get_text() for t in ax.texts}
+    labels = [t.get_text() for t in ax.get_xticklabels()]
+    assert labels == ["factual\n(n=20)", "temporal\n(n=30)", "none\n(n=0)"]
+    assert "–" in {t.get_text() for t in ax.texts}
     with pytest.raises(KeyError, match="n"):
         ff.stacked_causes(shares().drop(columns="n"))
 
@@ -264,7 +222,7 @@ def test_headroom_above_and_below_zero():
 
 @pytest.fixture(scope="module")
 def frame():
-    data = am.load("demo", split="en2,zh2", limit=40)
+    data = am.load("demo", split="en2,zh2", limit=20)
     return am.evaluate(
         ["unified", "hybrid", "adaptmr", "oracle_type", "oracle_plan", "oracle_evidence"],
         data,
@@ -279,11 +237,9 @@ def test_no_plan_finds_more(frame):
         assert (recall["oracle_plan"] >= recall[other] - 1e-9).all()
     assert recall["oracle_plan"].mean() > recall["unified"].mean()
     mine = frame[frame["system"] == "oracle_plan"]
-    assert (
-        (mine[~mine["answerable"]]["hits"] == 0).any()
-        and mine["calls"].sum() == 0
-        and mine["hits"].max() <= 10
-    )
+    assert (mine[~mine["answerable"]]["hits"] == 0).any()
+    assert mine["calls"].sum() == 0
+    assert mine["hits"].max() <= 10
 
 
 def test_ties_go_to_the_cheapest_then_to_the_first():
@@ -298,9 +254,8 @@ def test_ties_go_to_the_cheapest_then_to_the_first():
         each[name] = super(OraclePlan, system).retrieve(q.blind(), 3)
     hit = [e for e in each.values() if "D1:2" in e.sources]
     assert "D1:2" in best.sources and len(best.context) <= min(len(e.context) for e in hit) + 20
-    assert best.trace[-1].step == "plans" and best.trace[-1].reason.startswith(
-        f"by the gold turns: {best.plan.planner} found 1 of 1"
-    )
+    assert best.trace[-1].step == "plans"
+    assert best.trace[-1].reason.startswith(f"by the gold turns: {best.plan.planner} found 1 of 1")
     blank = Question("q", "What is the cat called?", ["Snowy"], type=QueryType.open_domain)
     assert system.retrieve(blank, 3).plan.planner == "hybrid", (
         "answerable, with no gold to choose by: the first"
@@ -314,38 +269,19 @@ def test_ties_go_to_the_cheapest_then_to_the_first():
 # --- the controls of the gate
 
 
-@pytest.mark.parametrize(
-    ("gaps", "wrong"),
-    [
+def test_the_controls_must_come_out_as_they_should():
+    for gaps, wrong in (
         ({"unified": 0.4, "random": 0.02, "full_context": 0.0, "oracle_evidence": 0.0}, []),
         ({"random": 0.099, "full_context": 0.049}, []),
         ({"random": 0.1}, ["random"]),
         ({"full_context": 0.05, "oracle_evidence": 0.2}, ["full_context", "oracle_evidence"]),
-        ({"unified": 0.4}, []),
-    ],
-)
-def test_the_controls_must_come_out_as_they_should(gaps, wrong):
-    from adaptmr.eval.analysis.failures import control_sentences, failed_controls
-
-    gates = pd.DataFrame({"system": list(gaps), "gap": list(gaps.values())})
-    assert failed_controls(gates) == wrong
-    said = control_sentences(gates)
-    assert len(said) == len(set(gaps) - {"unified"}) + bool(wrong)
-    assert sum("NOT as it must be" in sentence for sentence in said) == len(wrong)
-    assert ("don't count" in " ".join(said)) == bool(wrong)
-
-
-def test_real_controls_on_the_gate():
-    """Recall: everything finds all of every type, so it has no gap; the gate on F1 would not show that."""
-    from adaptmr.eval.analysis.failures import failed_controls, gate_table
-
-    data = am.load("demo", limit=60)
-    systems = ["lexical", "random", "full_context", "oracle_evidence"]
-    frame = am.evaluate(systems, data, embedder="hash", progress=False)
-    gates = gate_table(frame, systems, "recall_fraction").set_index("system")
-    assert gates.loc["full_context", "gap"] == gates.loc["oracle_evidence", "gap"] == 0
-    assert gates.loc["lexical", "gap"] > 0.1
-    assert not {"full_context", "oracle_evidence"} & set(failed_controls(gates.reset_index()))
+    ):
+        gates = pd.DataFrame({"system": list(gaps), "gap": list(gaps.values())})
+        assert fa.failed_controls(gates) == wrong
+        said = fa.control_sentences(gates)
+        assert len(said) == len(set(gaps) - {"unified"}) + bool(wrong)
+        assert sum("NOT as it must be" in sentence for sentence in said) == len(wrong)
+        assert ("don't count" in " ".join(said)) == bool(wrong)
 
 
 # --- whose failure: evidence complete or not, by reader right or wrong with the gold evidence
@@ -375,13 +311,8 @@ CASES = [
 
 def test_each_failure_has_its_cell():
     found = fa.assign_failures(grid_frame(CASES)).set_index("question")
-    assert dict(found["responsible"]) == {
-        "q0": "retrieval",
-        "q1": "retrieval",
-        "q2": "both",
-        "q3": "reader",
-        "q4": "overload",
-    }
+    whose = ["retrieval", "retrieval", "both", "reader", "overload"]
+    assert dict(found["responsible"]) == {f"q{i}": name for i, name in enumerate(whose)}
 
 
 def test_shares_are_of_the_failures_and_add_up():
@@ -406,10 +337,3 @@ def test_sentences_on_the_grid():
     assert "is not in this run" in fa.reader_sentence(without)
     with pytest.raises(ValueError, match="no 'oracle_evidence'"):
         fa.assign_failures(without)
-
-
-def test_a_system_without_failures():
-    grid = fa.failure_grid(grid_frame([("q0", "multi_hop", 1.0, 1.0, 1.0)]))
-    assert (
-        grid.empty and fa.grid_sentence(grid, "search") == "search has no failure on an answerable question."
-    )

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from adaptmr.eval.analysis import gains as sv
-from adaptmr.eval.report.style import save_figure
 
 TIME, NEW = "temporal_reasoning", "knowledge_update"
 
@@ -14,13 +13,8 @@ TIME, NEW = "temporal_reasoning", "knowledge_update"
 def rows(system, scores, question_type):
     """Two questions of a type on each conversation, in order."""
     return [
-        {
-            "system": system,
-            "type": question_type,
-            "conversation": f"c{i // 2}",
-            "question": f"{question_type}{i}",
-            "f1": float(score),
-        }
+        {"system": system, "type": question_type, "conversation": f"c{i // 2}"}
+        | {"question": f"{question_type}{i}", "f1": float(score)}
         for i, score in enumerate(scores)
     ]
 
@@ -42,29 +36,17 @@ def test_the_best_of_each_type_is_marked_and_ties_are_not_decided():
     assert means["a", TIME] == (pytest.approx(1 / 3), False) == means["b", TIME], "equal: neither is best"
     worse = TOY.assign(f1=TOY["f1"].where(TOY["system"].eq("b") | TOY["type"].eq(NEW), 0.0))
     best = {(r.system, r.label): r.best for r in sv.strategy_matrix(worse, ["a", "b"]).itertuples()}
-    assert best == {
-        ("a", "temporal"): False,
-        ("b", "temporal"): True,
-        ("a", "update"): False,
-        ("b", "update"): False,
-        ("a", "overall"): False,
-        ("b", "overall"): True,
-    }
+    assert [cell for cell, is_best in best.items() if is_best] == [("b", "temporal"), ("b", "overall")]
     table = sv.strategy_matrix_table(sv.strategy_matrix(worse, ["a", "b"]))
     assert table.loc["b", "temporal (n=6)"].endswith(" best")
     assert not table.loc["a", "temporal (n=6)"].endswith(" best")
 
 
-def test_the_figure_frames_the_best_cells_and_is_the_same_bytes(tmp_path):
+def test_the_figure_frames_the_best_cells():
     worse = TOY.assign(f1=TOY["f1"].where(TOY["system"].eq("b"), 0.0))
     matrix = sv.strategy_matrix(worse, ["a", "b"])
     figure = sv.strategy_matrix_figure(matrix, "t")
     assert [patch.get_xy() for patch in figure.axes[0].patches] == [(0, 1), (1, 1), (2, 1)]
-    one, two = (
-        [p.read_bytes() for p in save_figure(sv.strategy_matrix_figure(matrix), tmp_path / str(i), "x")]
-        for i in range(2)
-    )
-    assert one == two
 
 
 def test_the_best_strategy_is_chosen_on_other_conversations():

@@ -235,8 +235,8 @@ def test_half_a_conversation_is_stored_and_asked_about():
 def test_what_works_leaves_no_trace_and_what_does_not_is_found_out(memories, monkeypatch):
     before = [{m.id: m.text for m in one.system.store.memories} for one in memories]
     lines, _ = function_lines(memories)
-    assert [line["verdict"] for line in lines] == ["reached"] * 3
-    assert lines[0]["found"] == lines[2]["found"] == "12 of 12 steps on 2 conversations"
+    assert [line.verdict for line in lines] == ["reached"] * 3
+    assert lines[0].found == lines[2].found == "12 of 12 steps on 2 conversations"
     assert [{m.id: m.text for m in one.system.store.memories} for one in memories] == before
     with monkeypatch.context() as patch:
         patch.setattr(LayeredMemory, "restore", lambda self, *args: True)
@@ -249,7 +249,7 @@ def test_what_works_leaves_no_trace_and_what_does_not_is_found_out(memories, mon
     assert not steps["deleted"] and steps["added"] and steps["changed"]
     line = function_lines(memories)[0][2]
     failed = "failed: turn deleted, nothing left of it, topic deleted, not erased by one call"
-    assert line["verdict"] == "not reached" and line["found"].endswith(failed)
+    assert line.verdict == "not reached" and line.found.endswith(failed)
 
 
 def test_a_key_memory_without_its_trace_is_not_traceable(memories):
@@ -295,13 +295,10 @@ def scores(gains: dict[str, float]) -> pd.DataFrame:
 def test_quality_is_read_from_paired_differences():
     frame = scores({"temporal_reasoning": 0.1, "open_domain": -0.1, "abstention": 0.2})
     lines = quality_lines(frame, ["mine"], ["base"])
-    assert [(x["criterion"], x["verdict"]) for x in lines] == [
-        (F1_LINE, "reached"),
-        (CATEGORY_LINE, "reached"),
-    ]
-    assert lines[0]["found"].startswith("+0.069 [") and "3, open-domain: -0.098 [" in lines[1]["found"]
+    assert [(x.criterion, x.verdict) for x in lines] == [(F1_LINE, "reached"), (CATEGORY_LINE, "reached")]
+    assert lines[0].found.startswith("+0.069 [") and "3, open-domain: -0.098 [" in lines[1].found
     worse = quality_lines(scores({"temporal_reasoning": 0.1, "abstention": -0.3}), ["mine"], ["base"])
-    assert [x["verdict"] for x in worse] == ["not reached", "not reached"]
+    assert [x.verdict for x in worse] == ["not reached", "not reached"]
     more = pd.DataFrame([{"way": AT_ONCE, "more": 0.5, "low": 0.4, "high": 0.6}])
     answers = acceptance_answers(acceptance_table(lines, [latency_line(more)]), "base")
     assert [answer for _, answer, _ in answers] == ["Yes.", "Yes.", "No."]

@@ -22,9 +22,8 @@ from adaptmr.eval.analysis.breakdowns import (
     score_ceiling,
 )
 from adaptmr.eval.metrics.answers import locomo_f1
-from adaptmr.eval.runner.asking import score_answer
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.types import Answer, Dataset, Question
+from adaptmr.types import Dataset, Question
 
 
 def talk(sample):
@@ -74,26 +73,23 @@ def test_answers_and_evidence_are_corrected_where_the_audit_says_so(put):
     price, colour, who = data.questions
     assert (price.answers, price.evidence) == (["30 euros"], ["D1:1"])
     assert (colour.answers, colour.evidence) == (["red"], ["D1:2"]), "a wrong citation of a right answer"
-    assert who == published.questions[2] and [q.id for q in data.questions] == [
-        q.id for q in published.questions
-    ]
+    assert who == published.questions[2]
+    assert [q.id for q in data.questions] == [q.id for q in published.questions]
     assert {n: v for n, v in data.notes.items() if n.startswith("audit")} == {
         "audit_answers": 1,
         "audit_citations": 1,
         "audit_evidence": 2,
     }
-    assert not data.complete and data.sha256 and data.sha256 != parse_locomo_audited(put(finding())).sha256, (
-        "another key is other data"
-    )
+    assert not data.complete
+    assert data.sha256
+    assert data.sha256 != parse_locomo_audited(put(finding())).sha256, "another key is other data"
 
 
 def test_what_was_not_audited_is_left_out_and_counted(put):
     data = parse_locomo_audited(put(finding(), samples=("c1", "c2")))
-    assert (
-        [c.id for c in data] == ["c1"]
-        and {q.conversation for q in data.questions} == {"c1"}
-        and data.notes["audit_conversations_left_out"] == 1
-    )
+    assert [c.id for c in data] == ["c1"]
+    assert {q.conversation for q in data.questions} == {"c1"}
+    assert data.notes["audit_conversations_left_out"] == 1
 
 
 def test_findings_about_something_else(put, tmp_path):
@@ -114,21 +110,11 @@ def test_findings_about_something_else(put, tmp_path):
 def test_the_registry_says_what_is_missing(put, tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTMR_DATA", str(tmp_path))
     put(finding())
-    assert load("locomo_audited").label == "part of locomo_audited: 1 conversations, 3 questions" and load(
-        "locomo"
-    ).questions[0].answers == ["20 euros"]
+    assert load("locomo_audited").label == "part of locomo_audited: 1 conversations, 3 questions"
+    assert load("locomo").questions[0].answers == ["20 euros"]
     (tmp_path / AUDIT_FILES[0]).unlink()
     with pytest.raises(DatasetUnavailable, match="findings"):
         load("locomo_audited")
-
-
-def test_both_keys_are_scored_by_the_official_rule():
-    q = Question("q", "?", ["30 euros"], category="4")
-    assert (
-        score_answer(q, Answer("the 30 euros"), "locomo_audited")
-        == score_answer(q, Answer("the 30 euros"), "locomo")
-        == 1.0
-    )
 
 
 def test_the_same_answers_on_both_keys(put):
@@ -143,10 +129,8 @@ def test_the_same_answers_on_both_keys(put):
         assert r["key_changed"] == (r["question"] != "c1/q2")
     assert again.attrs == frame.attrs and AUDITED_F1 not in frame and again["f1"].equals(frame["f1"])
     table = audit_table(again).set_index(["system", "category"])
-    assert (
-        table.loc[("lexical", ALL_CATEGORIES), ["n", "changed"]].tolist() == [3, 2]
-        and table.loc[("lexical", ANSWERABLE_CATEGORIES), "n"] == 2
-    )
+    assert table.loc[("lexical", ALL_CATEGORIES), ["n", "changed"]].tolist() == [3, 2]
+    assert table.loc[("lexical", ANSWERABLE_CATEGORIES), "n"] == 2
     row = table.loc[("lexical", ALL_CATEGORIES)]
     assert math.isclose(row["audited"] - row["published"], row["difference"], abs_tol=1e-9)
     assert row.filter(regex="low|high").isna().all(), "one conversation has no interval"
@@ -157,41 +141,27 @@ def test_rows_that_were_not_audited_have_no_audited_score(put):
     again = rescore(
         evaluate(["lexical"], parse_locomo(path), embedder="hash", progress=False), parse_locomo_audited(path)
     )
-    assert (
-        again[AUDITED_F1].isna().tolist() == [False] * 3 + [True] * 3 and audit_table(again)["n"].max() == 3
-    )
+    assert again[AUDITED_F1].isna().tolist() == [False] * 3 + [True] * 3
+    assert audit_table(again)["n"].max() == 3
     assert audit_table(again[again[AUDITED_F1].isna()]).empty
 
 
 def test_ceilings_by_hand():
     def key(*golds):
-        return Dataset(
-            "k",
-            [],
-            [
-                Question(
-                    f"q{i}",
-                    "?",
-                    [g] if g else [],
-                    "abstention" if c == "5" else "multi_hop",
-                    c,
-                    answerable=c != "5",
-                    conversation="c",
-                )
-                for i, (c, g) in enumerate(golds)
-            ],
-        )
+        asked = [
+            Question(f"q{i}", "?", [g] if g else [], kind, c, answerable=c != "5", conversation="c")
+            for i, (c, g) in enumerate(golds)
+            for kind in ["abstention" if c == "5" else "multi_hop"]
+        ]
+        return Dataset("k", [], asked)
 
     published = key(("1", "bees, rowing"), ("2", "May 2023"), ("3", "no; she said so"), ("5", ""))
     audited = key(("1", "bees"), ("2", "June 2023"), ("3", "no; she said so"), ("5", ""))
     table = score_ceiling(published, audited).set_index("category")
-    assert table.loc["1", ["published", "audited"]].tolist() == [0.5, 1.0] and table.loc[
-        "2", ["published", "audited"]
-    ].tolist() == [0.5, 0.5]
-    assert (
-        table.loc["5", "published"] == table.loc["5", "own_audited"] == 1.0
-        and table.loc["1", "own_published"] == 1.0
-    )
+    assert table.loc["1", ["published", "audited"]].tolist() == [0.5, 1.0]
+    assert table.loc["2", ["published", "audited"]].tolist() == [0.5, 0.5]
+    assert table.loc["5", "published"] == table.loc["5", "own_audited"] == 1.0
+    assert table.loc["1", "own_published"] == 1.0
     assert table.loc["3", "published"] == table.loc["3", "own_published"] == pytest.approx(0.4), (
         "the key is cut at its semicolon, the answer is not"
     )
@@ -220,13 +190,10 @@ def test_the_dev_file():
     changed = Counter(
         a.category for a, p in zip(audited.questions, published.questions) if a.answers != p.answers
     )
-    assert changed == {"1": 13, "2": 10, "3": 6, "4": 22} and all(
-        a.answerable == p.answerable for a, p in zip(audited.questions, published.questions)
-    )
+    assert changed == {"1": 13, "2": 10, "3": 6, "4": 22}
+    assert all(a.answerable == p.answerable for a, p in zip(audited.questions, published.questions))
     table = score_ceiling(published, audited).set_index("category")
-    assert (
-        table.loc[ANSWERABLE_CATEGORIES, ["n", "changed"]].tolist() == [762, 51]
-        and 0.94 < table.loc[ANSWERABLE_CATEGORIES, "published"] < 0.96
-    )
+    assert table.loc[ANSWERABLE_CATEGORIES, ["n", "changed"]].tolist() == [762, 51]
+    assert 0.94 < table.loc[ANSWERABLE_CATEGORIES, "published"] < 0.96
     assert table.loc["5", "audited"] == 1.0
     assert isinstance(table, pd.DataFrame) and (table["own_published"] >= table["published"]).all()

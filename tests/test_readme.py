@@ -9,9 +9,7 @@ import pytest
 import readme
 from committed import NoCheckout, NoRun, SeveralRuns
 
-from adaptmr.eval.stats.contrasts import (
-    read_contrasts,
-)
+from adaptmr.eval.stats.contrasts import read_contrasts
 from adaptmr.systems.base import known_systems
 
 TEXT = (readme.ROOT / "README.md").read_text(encoding="utf-8")

@@ -62,8 +62,7 @@ def test_the_same_tables_come_without_the_server(sent: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
-    [("vectors.npz", "the vectors of openai:toy (vectors.npz)"), ("fits", "its own fit")],
+    ("lost", "said"), [("vectors.npz", "the vectors of openai:toy (vectors.npz)"), ("fits", "its own fit")]
 )
 def test_what_the_folder_lacks_is_said(sent: Path, tmp_path: Path, lost: str, said: str) -> None:
     if (sent / lost).is_dir():

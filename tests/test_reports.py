@@ -79,7 +79,6 @@ def test_sentences_and_full_tables_are_fine():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @in_a_browser
 @each_report
 def test_a_report_fits_phone_and_laptop_without_an_error(path, tmp_path):
@@ -87,7 +86,6 @@ def test_a_report_fits_phone_and_laptop_without_an_error(path, tmp_path):
         assert found["errors"] == [] and found["wide"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @in_a_browser
 def test_the_index_fits_phone_and_laptop(tmp_path):
@@ -109,7 +107,6 @@ def _page(body: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @in_a_browser
 def test_the_browser_sees_what_is_wrong(tmp_path):
     wide = open_page(_page("<div style='width:3000px'>x</div><script>missing()</script>"), tmp_path)
@@ -117,7 +114,6 @@ def test_the_browser_sees_what_is_wrong(tmp_path):
         assert "missing is not defined" in wide[width]["errors"][0] and len(wide[width]["wide"]) >= 2
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @in_a_browser
 def test_a_table_is_sorted_by_its_numbers_and_unknown_ones_come_last(tmp_path):

@@ -18,7 +18,7 @@ from adaptmr.eval.report import tables
 from adaptmr.eval.runner.timings import timed_calls, timing_sentence
 from adaptmr.experiments import Experiment
 from adaptmr.llm import LLM
-from adaptmr.llm.replay import ReplayCache, request_key
+from adaptmr.llm.replay import ReplayCache
 from adaptmr.llm.tasks import meter_usage
 
 DELAY = 0.08  # seconds that the model takes for each reply
@@ -53,11 +53,9 @@ def test_a_replay_has_the_times_of_the_run(concurrency: int) -> None:
         asked = len(server.requests)
     again = run(cache, "http://127.0.0.1:9/v1", concurrency)
     calls = again["calls"].to_numpy()
-    assert (
-        calls.sum() >= asked > 8
-        and timed_calls(first)["measured"] == asked
-        and timed_calls(again) == {"measured": 0, "recorded": calls.sum(), "unknown": 0}
-    )
+    assert calls.sum() >= asked > 8
+    assert timed_calls(first)["measured"] == asked
+    assert timed_calls(again) == {"measured": 0, "recorded": calls.sum(), "unknown": 0}
     for frame in (first, again):
         assert (frame[CLOCK].sum(axis=1) >= 1000 * DELAY * 0.99 * calls).all(), (
             "each call counts with the time that the model took"
@@ -65,9 +63,8 @@ def test_a_replay_has_the_times_of_the_run(concurrency: int) -> None:
     recorded = {r["key"]: 1000 * r["reply"]["seconds"] for r in cache.records()}
     assert again["ms_recorded"].sum() >= sum(recorded.values()) - 0.01
     medians = [f.groupby("system")["ms_retrieve"].median() for f in (first, again)]
-    assert (
-        medians[1]["qarp"] == pytest.approx(medians[0]["qarp"], rel=0.5) and medians[1]["qarp"] > 1000 * DELAY
-    )
+    assert medians[1]["qarp"] == pytest.approx(medians[0]["qarp"], rel=0.5)
+    assert medians[1]["qarp"] > 1000 * DELAY
 
 
 def test_a_record_without_a_time_makes_a_time_unknown(tmp_path: Path) -> None:
@@ -79,11 +76,9 @@ def test_a_record_without_a_time_makes_a_time_unknown(tmp_path: Path) -> None:
     assert timed_calls(old) == {"measured": 0, "recorded": 0, "unknown": old["calls"].sum()}
     mixed = run(without_times(cache, tmp_path / "mixed.jsonl.gz", 3), "http://127.0.0.1:9/v1")
     counts = timed_calls(mixed)
-    assert (
-        counts["recorded"]
-        and counts["unknown"]
-        and mixed.loc[mixed["ms_calls_unknown"] == 0, CLOCK].notna().all(axis=None)
-    )
+    assert counts["recorded"]
+    assert counts["unknown"]
+    assert mixed.loc[mixed["ms_calls_unknown"] == 0, CLOCK].notna().all(axis=None)
     assert mixed.loc[mixed["ms_calls_unknown"] > 0, "ms_recorded"].isna().all()
     for frame in (old, mixed):  # tables of times accept unknown ones
         spent = tables.system_costs(frame)["ms"]
@@ -95,41 +90,23 @@ def test_a_record_without_a_time_makes_a_time_unknown(tmp_path: Path) -> None:
 def test_usage_of_a_recorded_call_has_its_seconds() -> None:
     cache = ReplayCache()
     request = {"model": "m", "messages": HELLO, "max_tokens": 512, "temperature": 0.0}
-    cache.put(
-        request,
-        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1, "seconds": 29.497},
-    )
-    cache.put(
-        {**request, "max_tokens": 9},
-        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1},
-    )
-    cache.put(
-        {**request, "max_tokens": 8},
-        {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1, "seconds": -3},
-    )
+    reply = {"text": "x", "finish": "stop", "prompt_tokens": 9, "completion_tokens": 1}
+    cache.put(request, {**reply, "seconds": 29.497})
+    cache.put({**request, "max_tokens": 9}, reply)
+    cache.put({**request, "max_tokens": 8}, {**reply, "seconds": -3})
     llm = LLM("m", cache=cache)
     with meter_usage() as meter:
-        assert 29.497 <= llm.complete(HELLO).usage.seconds < 30.5 and llm.usage.seconds == pytest.approx(
-            29.5, abs=1
-        )
+        assert 29.497 <= llm.complete(HELLO).usage.seconds < 30.5
+        assert llm.usage.seconds == pytest.approx(29.5, abs=1)
         assert meter.times.seconds(1.0) == pytest.approx(30.497)
         for tokens in (9, 8):
             assert math.isnan(llm.complete(HELLO, max_tokens=tokens).usage.seconds)
-    assert (
-        math.isnan(llm.usage.seconds)
-        and (meter.times.recorded, meter.times.unknown) == (1, 2)
-        and math.isnan(meter.times.seconds(1.0))
-    )
+    assert math.isnan(llm.usage.seconds)
+    assert (meter.times.recorded, meter.times.unknown) == (1, 2)
+    assert math.isnan(meter.times.seconds(1.0))
 
 
-def test_a_call_is_recorded_with_its_seconds() -> None:
-    cache = ReplayCache()
-    with Server(minimal(DELAY)) as server:
-        LLM("m", base_url=server.url, cache=cache).complete(HELLO)
-    (record,) = cache.records()
-    assert DELAY <= record["reply"]["seconds"] < 20 and record["key"] == request_key(record["request"])
-
-
+@pytest.mark.slow
 def test_a_repeated_experiment_states_the_source_of_its_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,32 +117,21 @@ def test_a_repeated_experiment_states_the_source_of_its_times(
         experiment.evaluate()
         experiment.comparison_tables()
         path = experiment.finish().path
-        manifest, caption = (
-            json.loads((path / "manifest.json").read_text()),
-            (path / "tables" / "costs.txt").read_text(),
-        )
-        return (
-            manifest,
-            pd.read_parquet(path / "timings.parquet"),
-            caption,
-            (path / "calls.jsonl.gz").read_bytes(),
-        )
+        manifest, caption = path / "manifest.json", path / "tables" / "costs.txt"
+        times, calls = pd.read_parquet(path / "timings.parquet"), (path / "calls.jsonl.gz").read_bytes()
+        return json.loads(manifest.read_text()), times, caption.read_text(), calls
 
     with Server(minimal(DELAY)) as s:
         monkeypatch.setenv("OPENAI_BASE_URL", s.url)
         manifest, timings, caption, calls = run_experiment("first")
     n = manifest["timed_calls"]["measured"]
-    assert (
-        n == manifest["wire"]["sent"] > 8
-        and manifest["timed_calls"]["unknown"] == 0
-        and f"{n} calls to the model were measured in this run" in caption
-    )
+    assert n == manifest["wire"]["sent"] > 8
+    assert manifest["timed_calls"]["unknown"] == 0
+    assert f"{n} calls to the model were measured in this run" in caption
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     again, timings_again, caption_again, calls_again = run_experiment("again")
-    assert (
-        again["timed_calls"] == {"measured": 0, "recorded": manifest["usage"]["calls"], "unknown": 0}
-        and calls_again == calls
-    )
+    assert again["timed_calls"] == {"measured": 0, "recorded": manifest["usage"]["calls"], "unknown": 0}
+    assert calls_again == calls
     assert (
         f"{manifest['usage']['calls']} were answered from the record and count as long as they took"
         in caption_again
@@ -181,12 +147,10 @@ def test_timing_sentence() -> None:
     assert timing_sentence(pd.DataFrame(quiet)) == timing_sentence(pd.DataFrame({"f1": [1.0]})) == ""
     calls = {"ms_calls_measured": [1, 0], "ms_calls_recorded": [1860, 1], "ms_calls_unknown": [2, 0]}
     sentence = timing_sentence(pd.DataFrame(calls | quiet))
-    assert (
-        "1 calls" in sentence
-        and "1,861 were answered from the record" in sentence
-        and "2 are in the record without a time" in sentence
-        and "at once" not in sentence
-    )
+    assert "1 calls" in sentence
+    assert "1,861 were answered from the record" in sentence
+    assert "2 are in the record without a time" in sentence
+    assert "at once" not in sentence
 
 
 def test_a_caption_says_how_many_questions_were_asked_at_once() -> None:
@@ -197,16 +161,14 @@ def test_a_caption_says_how_many_questions_were_asked_at_once() -> None:
     assert "(1 with 1, 2 with 2): don't compare them" in mixed
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_table_of_costs_says_that_its_times_are_contended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ADAPTMR_CACHE", str(tmp_path / "cache"))
-    params = {"split": "en1", "limit": 5, "embedder": "hash", "systems": "unified,hybrid", "workers": workers}
+    params = {"split": "en1", "limit": 5, "embedder": "hash", "systems": "unified,hybrid", "workers": 2}
     experiment = Experiment("timed", params, out_dir=tmp_path)
     experiment.evaluate()
     experiment.comparison_tables()
-    caption = (experiment.run.path / "tables" / "costs.txt").read_text()
-    assert ("2 questions were asked at once" in caption) == (workers == 2)
+    assert "2 questions were asked at once" in (experiment.run.path / "tables" / "costs.txt").read_text()
     times = experiment.time_again(repeats=1, per_type=1)
     assert set(times["ms_at_once"]) == {1}, "timed again one after the other"

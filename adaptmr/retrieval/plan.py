@@ -23,9 +23,9 @@ from ..types import QueryType, Question, as_utc
 
 # %% auto #0
 __all__ = ['WEIGHT_SETS', 'FUSIONS', 'MERGES', 'GATES', 'LATEST_RULES', 'FOLLOWS', 'WINDOW_RULES', 'WINDOW_TIMES', 'SELECTIONS',
-           'PART_FIELDS', 'RERANK_DEPTH', 'Check', 'PlanError', 'RetrievalPlan', 'FieldDifference', 'Differences',
-           'show_value', 'differences', 'plan_schema', 'Planner', 'MultiPlanner', 'planner_llm', 'planner_reranker',
-           'weighted_plans', 'FixedPlanner']
+           'PART_FIELDS', 'RERANK_DEPTH', 'PlanError', 'RetrievalPlan', 'FieldDifference', 'Differences', 'show_value',
+           'differences', 'plan_schema', 'Planner', 'MultiPlanner', 'planner_llm', 'planner_reranker', 'weighted_plans',
+           'FixedPlanner']
 
 # %% ../../nbs/retrieval/00_plan.ipynb #d849461a
 WEIGHT_SETS = ("hybrid", *map(str, QueryType))
@@ -139,7 +139,7 @@ class RetrievalPlan:
         for f in fields(self):
             value = getattr(self, f.name)
             try:
-                checked = _CHECKS[f.name](value)
+                checked = _checked(f.name, str(f.type), value)
             except (TypeError, ValueError) as e:
                 raise PlanError(f"{f.name}={_short(value)} {e}") from e
             object.__setattr__(self, f.name, checked)  # a frozen dataclass sets its own fields so
@@ -216,14 +216,58 @@ class RetrievalPlan:
 
 # %% ../../nbs/retrieval/00_plan.ipynb #768e63c7
 _MAX_WEIGHT = 1_000_000
-Check = Callable[[Any], Any]
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "merge": MERGES,
+    "fusion": FUSIONS,
+    "window_rule": WINDOW_RULES,
+    "window_by": WINDOW_TIMES,
+    "latest_rule": LATEST_RULES,
+    "gate": GATES,
+    "follow": FOLLOWS,
+    "select": SELECTIONS,
+    "answer_as": ANSWER_STYLES,
+}
+_WHOLE_NUMBERS: dict[str, tuple[int, int]] = {  # the least and the greatest
+    "pool": (1, 1_000_000),
+    "rerank_depth": (1, 1_000),
+    "window_grace": (0, 3660),
+    "max_rounds": (1, 20),
+    "expand": (0, 20),
+    "rerank_tokens": (0, 1_000_000),
+    "passages": (0, 1_000),
+    "k": (0, 1_000_000),
+    "token_budget": (1, 10_000_000),
+}
+
+
+def _checked(name: str, kind: str, value: Any) -> Any:
+    """Return a field's value in canonical form; `kind` is its annotation. Raises `ValueError`."""
+    if value is None and kind.endswith("None"):
+        return None
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise ValueError(f"must be one of {_CHOICES[name]}{did_you_mean(value, _CHOICES[name])}")
+    elif name in _WHOLE_NUMBERS:
+        low, high = _WHOLE_NUMBERS[name]
+        fits = _is_number(value) and low <= value <= high and value == int(value)
+        _require(fits, f"must be a whole number from {low} to {high}")
+        return int(value)
+    elif name in _FORMS:
+        return _FORMS[name](value)
+    elif kind == "float":
+        _require(_is_number(value) and 0 <= value <= 1, "must be a number from 0 to 1")
+        return float(value) + 0.0  # no negative zero
+    elif kind == "bool":
+        _require(isinstance(value, bool), "must be true or false")
+    else:
+        _require(isinstance(value, str), "must be a string")
+    return value
 
 
 def _short(value: Any) -> str:
     if isinstance(value, int) and abs(value) > 10**15:
         return "a huge number"
-    shown = f"{value:.6g}" if isinstance(value, float) else repr(value)
-    return shown if len(shown) <= 200 else shown[:199] + "…"
+    return cut_text(f"{value:.6g}" if isinstance(value, float) else repr(value), 200)
 
 
 def _is_number(value: Any) -> bool:
@@ -233,44 +277,6 @@ def _is_number(value: Any) -> bool:
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise ValueError(what)
-
-
-def _instance(kind: type, what: str) -> Check:
-    def check(value: Any) -> Any:
-        _require(isinstance(value, kind), f"must be {what}")
-        return value
-
-    return check
-
-
-_text, _bool = _instance(str, "a string"), _instance(bool, "true or false")
-
-
-def _int(low: int, high: int) -> Check:
-    def check(value: Any) -> int:
-        fits = _is_number(value) and low <= value <= high and value == int(value)
-        _require(fits, f"must be a whole number from {low} to {high}")
-        return int(value)
-
-    return check
-
-
-def _unit(value: Any) -> float:
-    _require(_is_number(value) and 0 <= value <= 1, "must be a number from 0 to 1")
-    return float(value) + 0.0  # no negative zero
-
-
-def _choice(allowed: tuple[str, ...]) -> Check:
-    def check(value: Any) -> str:
-        if value not in allowed:
-            raise ValueError(f"must be one of {allowed}{did_you_mean(value, allowed)}")
-        return str(value)
-
-    return check
-
-
-def _optional(check: Check) -> Check:
-    return lambda value: None if value is None else check(value)
 
 
 def _queries(value: Any) -> tuple[str, ...]:
@@ -292,14 +298,12 @@ def _weights(value: Any) -> dict[str, float]:
 
 
 def _signals(value: Any) -> tuple[str, ...]:
-    _require(isinstance(value, (list, tuple)), "must be a list of signals")
-    unknown = [name for name in value if not isinstance(name, str) or name not in SIGNALS]
-    _require(not unknown, f"names an unknown signal; there are {', '.join(SIGNALS)}")
+    known = isinstance(value, (list, tuple)) and all(isinstance(v, str) and v in SIGNALS for v in value)
+    _require(known, f"must be a list of signals; there are {', '.join(SIGNALS)}")
     return tuple(name for name in SIGNALS if name in value)
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """Return names in a canonical order, each once."""
     is_list = isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(v, str) for v in value)
     _require(is_list, "must be a list of names, or None for any")
     _require(bool(value), "names nothing, so nothing could be found; None means any")
@@ -329,38 +333,13 @@ def _window(value: Any) -> tuple[datetime, datetime]:
     return start, end
 
 
-_CHECKS: dict[str, Check] = {
+_FORMS: dict[str, Callable[[Any], Any]] = {
     "queries": _queries,
-    **dict.fromkeys(("multi_step", "interim", "temporal_order", "prefer_latest"), _bool),
-    **dict.fromkeys(("check", "refine", "relate", "collect"), _bool),
-    "merge": _choice(MERGES),
-    "pool": _int(1, 1_000_000),
     "weights": _weights,
     "without": _signals,
-    "fusion": _choice(FUSIONS),
-    "entity_boost": _unit,
-    "reranker": _optional(_reranker),
-    "rerank_depth": _int(1, 1_000),
-    **dict.fromkeys(PART_FIELDS, _optional(_names)),
-    "time_window": _optional(_window),
-    "window_rule": _choice(WINDOW_RULES),
-    "window_by": _choice(WINDOW_TIMES),
-    "window_grace": _int(0, 3660),
-    "latest_similarity": _unit,
-    "latest_rule": _choice(LATEST_RULES),
-    "gate": _choice(GATES),
-    **dict.fromkeys(("relevance_threshold", "relevance_low", "confidence_threshold"), _unit),
-    "max_rounds": _int(1, 20),
-    "follow": _choice(FOLLOWS),
-    "expand": _int(0, 20),
-    "rerank_tokens": _int(0, 1_000_000),
-    "passages": _int(0, 1_000),
-    "select": _choice(SELECTIONS),
-    "answer_as": _choice(ANSWER_STYLES),
-    "k": _int(0, 1_000_000),
-    "token_budget": _optional(_int(1, 10_000_000)),
-    **dict.fromkeys(("hint", "planner"), _text),
-    "fallback": _optional(_text),
+    "reranker": _reranker,
+    **dict.fromkeys(PART_FIELDS, _names),
+    "time_window": _window,
 }
 
 # %% ../../nbs/retrieval/00_plan.ipynb #a09b6edc

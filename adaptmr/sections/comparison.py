@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..eval.analysis import breakdowns
+from ..eval.analysis import breakdowns, teams
 from ..eval.analysis.budget_curves import coverage_curves, coverage_figure, measure_coverage
 from ..eval.analysis.cost import writing_table
+from ..eval.analysis.teams import task_timeline, timeline_figure
 from ..eval.report import tables
 from ..eval.report.html import answer_box_html, contrast_answer
 from ..eval.report.style import NothingToDraw
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ['comparison_tables', 'show_writing', 'coverage', 'gains', 'ablations', 'show_gains', 'show_conclusions',
            'show_matched_budgets', 'show_table', 'show_figure', 'show_sentences', 'questions_by_type', 'systems_table',
            'show_plans', 'reply_outcomes', 'show_contrasts', 'show_answer', 'show_cases', 'show_categories',
-           'show_protocols']
+           'show_protocols', 'show_timeline', 'team_report_answers']
 
 # %% ../../nbs/sections/01_comparison.ipynb #0367eab3
 def comparison_tables(experiment: Experiment) -> HtmlOutput:
@@ -401,3 +402,41 @@ def show_protocols(experiment: Experiment) -> HtmlOutput:
             allow=list(published.columns),
         )
     )
+
+# %% ../../nbs/sections/01_comparison.ipynb #8a4fb78e
+if TYPE_CHECKING:
+    from adaptmr.experiments import Experiment
+
+# %% ../../nbs/sections/01_comparison.ipynb #9e98f442
+def show_timeline(
+    experiment: Experiment, frame: pd.DataFrame, system: str, question: str | None, name: str
+) -> HtmlOutput:
+    """Show what a system did at a question, as a figure and folded as a table; both are written.
+
+    `question` is what `choose_task` chose; for `None` there is a sentence.
+    """
+    if question is None:
+        return show_sentences(["No task with a record can be drawn: the figures' font has no Chinese."])
+    texts = not experiment.run.redact
+    (row,) = frame[(frame["system"] == system) & (frame["question"] == question)].to_dict("records")
+    steps = task_timeline(row["transcript"], texts=texts)
+    title = str(row["text"]) if texts else f"{system}, question {question}"
+    about = f"{system} at question {question}: what was done, and the prompt of each move, by memory"
+    words = ["player", "action", "read", "notes"]
+    return HtmlOutput(
+        show_figure(experiment, name, lambda: timeline_figure(steps, title), about)
+        + folded("Turn by turn", show_table(experiment, name, steps, about, allow=words))
+    )
+
+# %% ../../nbs/sections/01_comparison.ipynb #e76a4e2c
+def team_report_answers(
+    experiment: Experiment, steps: pd.DataFrame, controls: pd.DataFrame
+) -> list[tuple[str, str, str]]:
+    """Return what a report on teams says first: (question, short answer, numbers).
+
+    These are the verdicts of the contrasts that were tested, else what `team_answers` reads from the
+    differences.
+    """
+    rows = experiment.tested.to_dict("records") if experiment.tested is not None else []
+    tested = [(row["asks"], *contrast_answer(row)) for row in rows]
+    return tested or teams.team_answers(steps, controls)

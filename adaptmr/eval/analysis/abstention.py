@@ -77,12 +77,8 @@ def abstention_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
             name: _cell(*bootstrap_ci(part, ["answerable", "abstained"], measure(name), seed=seed))
             for name in ("precision", "recall", "f1")
         }
-        counts = {
-            "declined": int(part["abstained"].sum()),
-            "unanswerable": int((~part["answerable"]).sum()),
-            "n": len(part),
-        }
-        rows.append({"system": system, **cells, **counts})
+        counts = {"declined": int(part["abstained"].sum()), "unanswerable": int((~part["answerable"]).sum())}
+        rows.append({"system": system, **cells, **counts, "n": len(part)})
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/eval/analysis/00_abstention.ipynb #1d1191ef
@@ -109,9 +105,7 @@ def relevance_table(frame: pd.DataFrame, system: str = "hybrid", *, seed: int = 
         "AUROC, answerable or not": lambda p: auroc(p["answerable"].tolist(), p["relevance"].tolist()),
         "AUROC, found or not": lambda p: auroc(p["found"].tolist(), p["relevance"].tolist()),
         "Brier score": lambda p: brier_score(p["relevance"].tolist(), p["found"].tolist()),
-        "Brier score of the share found": lambda p: brier_score(
-            [share] * len(p["found"]), p["found"].tolist()
-        ),
+        "Brier score of the share found": lambda p: brier_score([share] * len(rows), p["found"].tolist()),
     }
     columns = ("answerable", "found", "relevance")
     cells = {name: _cell(*bootstrap_ci(rows, columns, f, seed=seed)) for name, f in measures.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Unpack
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..metrics.answers import answer_tokens
+from ..report.tables import mean_of
 from adaptmr.eval.runner.asking import (
     Making,
     ingest_conversation,
@@ -24,7 +25,7 @@ from adaptmr.eval.runner.asking import (
     prepare_questions,
     score_answer,
 )
-from ..stats.intervals import format_interval, mean_ci, paired_difference
+from ..stats.intervals import format_interval, paired_difference
 from ...llm.spending import count_tokens
 from ...llm.tasks import meter_usage
 from ...reader import answer
@@ -59,7 +60,7 @@ def answer_form(text: str, abstained: bool = False) -> str:
     return LIST if len(parts) > 1 and all(0 < n <= _PART_WORDS for n in parts) else PHRASE
 
 
-def _usual_forms(types: Sequence[str], forms: Sequence[str]) -> np.ndarray:
+def _usual_forms(types: Iterable[str], forms: Sequence[str]) -> np.ndarray:
     """Say for each answer of one system whether it has the most frequent form of its question type, 1 or 0.
 
     Of equally frequent forms, the first in `FORMS` counts.
@@ -78,23 +79,18 @@ def form_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     of the other forms, and usual form: the share in the most frequent form of the question type.
     """
     table = []
-    for system in dict.fromkeys(frame["system"]):
-        part = frame[frame["system"] == system]
+    for system, part in frame.groupby("system", sort=False):
         said = list(zip(part["prediction"].tolist(), part["abstained"].tolist()))
         forms = np.array([answer_form(text, bool(no)) for text, no in said])
         lengths = [count_tokens(text) for (text, _), form in zip(said, forms) if form != NO_ANSWER]
-        groups = part["conversation"].tolist()
-        shares = {NO_ANSWER: (forms == NO_ANSWER).astype(float)}
-        shares["usual form"] = _usual_forms(part["type"].tolist(), forms.tolist())
-        texts = {}
-        for label, values in shares.items():
-            it = mean_ci(values, groups, seed=seed)
-            texts[label] = format_interval(it.mean, it.low, it.high, ".2f")
-        row: dict[str, Any] = {"system": system, "n": len(part), NO_ANSWER: texts[NO_ANSWER]}
+        shares = part.assign(none=forms == NO_ANSWER, usual=_usual_forms(part["type"], forms.tolist()))
+        none, usual = (mean_of(shares, column, seed=seed) for column in ("none", "usual"))
+        row: dict[str, Any] = {"system": system, "n": len(part)}
+        row[NO_ANSWER] = format_interval(none.mean, none.low, none.high, ".2f")
         low, middle, high = np.quantile(lengths or [0], (0.05, 0.5, 0.95))
         row["tokens"] = f"{middle:.0f} ({low:.0f}–{high:.0f})" if lengths else "–"
         row |= {form: round(float((forms == form).mean()), 3) for form in FORMS[1:]}
-        table.append(row | {"usual form": texts["usual form"]})
+        table.append(row | {"usual form": format_interval(usual.mean, usual.low, usual.high, ".2f")})
     return pd.DataFrame(table)
 
 # %% auto #0
@@ -190,22 +186,16 @@ def stability_table(pairs: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     F1 change, the mean with its 95 % interval over conversations.
     """
     table = []
-    for system in dict.fromkeys(pairs["system"]):
-        part = pairs[pairs["system"] == system]
-        groups = part["conversation"].tolist()
-        shares = {
-            label: mean_ci(part[column].to_numpy(float), groups, seed=seed)
-            for label, column in (("same answer", "same"), ("same form", "same_form"))
-        }
-        change = paired_difference(part["f1_after"], part["f1_before"], groups, seed=seed)
+    for system, part in pairs.groupby("system", sort=False):
+        row: dict[str, Any] = {"system": system, "n": len(part)}
+        for label, column in (("same answer", "same"), ("same form", "same_form")):
+            it = mean_of(part, column, seed=seed)
+            row[label] = format_interval(it.mean, it.low, it.high, ".2f")
         means = {"lost": "lost", "found": "found", "F1 before": "f1_before", "F1 after": "f1_after"}
-        table.append(
-            {
-                "system": system,
-                "n": len(part),
-                **{label: format_interval(it.mean, it.low, it.high, ".2f") for label, it in shares.items()},
-                **{label: round(float(part[column].mean()), 3) for label, column in means.items()},
-                "F1 change": format_interval(change.mean, change.low, change.high, "+.3f", "+.2f"),
-            }
-        )
+        row |= {label: round(float(part[column].mean()), 3) for label, column in means.items()}
+        groups = part["conversation"].tolist()
+        after, before = (part[column].to_numpy(float) for column in ("f1_after", "f1_before"))
+        change = paired_difference(after, before, groups, seed=seed)
+        row["F1 change"] = format_interval(change.mean, change.low, change.high, "+.3f", "+.2f")
+        table.append(row)
     return pd.DataFrame(table)

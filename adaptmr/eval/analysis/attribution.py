@@ -121,8 +121,7 @@ def _source(m: Memory) -> str:
 
 def _with_turn_times(hit: Hit, failure: Failure) -> Hit:
     """Give a hit the times of the turn that it is."""
-    turn = failure.turns.get(hit.source)
-    if turn is None:
+    if (turn := failure.turns.get(hit.source)) is None:
         return hit
     return replace(hit, memory=replace(hit.memory, at=turn.at, event_at=turn.event_at, step=turn.step))
 
@@ -310,7 +309,7 @@ class Diagnosis:
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #e11b4f18
 class _OutOfCalls(Exception):
-    """Signal that the limit of calls is reached."""
+    """The limit of calls is reached."""
 
 
 class _CallLimitedLLM:

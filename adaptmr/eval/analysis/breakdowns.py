@@ -20,8 +20,8 @@ from ...data.locomo import LOCOMO
 from ...data.registry import DatasetUnavailable, load
 from ..metrics.answers import locomo_f1
 from ..metrics.ranking import recall_fraction
-from ..report.tables import TYPE_LABELS, interval_columns
-from ..stats.intervals import Interval, format_interval, mean_ci, paired_difference, ratio_ci
+from ..report.tables import TYPE_LABELS, interval_columns, mean_of
+from ..stats.intervals import Interval, format_interval, paired_difference, ratio_ci
 from ...provenance import params_file
 from ...types import Dataset, QueryType, Question
 
@@ -78,14 +78,10 @@ def measure_by_category(frame: pd.DataFrame, data: Dataset, value: str, *, seed:
     columns = {}
     for category in categories_of(data):
         part = known[known["category"] == category]
-        if part.empty:
-            continue
-        cells = []
-        for system in systems:
-            of = part[part["system"] == system]
-            it = mean_ci(of[value].to_numpy(float), of["conversation"].tolist(), seed=seed)
-            cells.append(format_interval(it.mean, it.low, it.high, ".3f", ".2f"))
-        columns[f"{category} (n={part['question'].nunique()})"] = cells
+        if len(part):
+            means = (mean_of(part[part["system"] == system], value, seed=seed) for system in systems)
+            cells = [format_interval(it.mean, it.low, it.high, ".3f", ".2f") for it in means]
+            columns[f"{category} (n={part['question'].nunique()})"] = cells
     return pd.DataFrame(columns, index=pd.Index(systems, name="system"))
 
 
@@ -165,14 +161,13 @@ def audit_table(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     rows = []
     for system in dict.fromkeys(known["system"]):
         for category, part in _by_category(known[known["system"] == system]):
-            groups = part["conversation"].tolist()
-            one, other = part["f1"].to_numpy(float), part[AUDITED_F1].to_numpy(float)
-            changed = int(part["key_changed"].astype(bool).sum())
-            difference = paired_difference(other, one, groups, seed=seed)
+            scores = (part[AUDITED_F1].to_numpy(float), part["f1"].to_numpy(float))
+            difference = paired_difference(*scores, part["conversation"].tolist(), seed=seed)
             rows.append(
-                {"system": system, "category": category, "n": len(part), "changed": changed}
-                | interval_columns(mean_ci(one, groups, seed=seed), "published", "published_")
-                | interval_columns(mean_ci(other, groups, seed=seed), "audited", "audited_")
+                {"system": system, "category": category, "n": len(part)}
+                | {"changed": int(part["key_changed"].astype(bool).sum())}
+                | interval_columns(mean_of(part, "f1", seed=seed), "published", "published_")
+                | interval_columns(mean_of(part, AUDITED_F1, seed=seed), "audited", "audited_")
                 | interval_columns(difference, "difference", "difference_")
             )
     return pd.DataFrame(rows)
@@ -236,27 +231,20 @@ def protocol_table(frame: pd.DataFrame, k: int, *, seed: int = 0) -> pd.DataFram
     Recall at `k` and F1 on the development conversations and on all ten, recall with category 5, and
     ConvMemory's protocol; a column that needs conversations which are not there is left out.
     """
-    cited = [
-        recall_fraction(found.split(), gold.split())
-        for found, gold in zip(frame["retrieved"], frame["evidence"])
-    ]
-    rows = frame.assign(recall_cited=cited)
-    present = set(frame["conversation"])
-    dev = set(LOCOMO.splits["dev"])
+    pairs = zip(frame["retrieved"], frame["evidence"])
+    rows = frame.assign(recall_cited=[recall_fraction(found.split(), gold.split()) for found, gold in pairs])
+    present, dev = set(frame["conversation"]), set(LOCOMO.splits["dev"])
     whole = {c for split in LOCOMO.splits.values() for c in split}
     parts = {
-        name: rows[rows["conversation"].isin(ids)]
+        name: rows[rows["conversation"].isin(ids)].groupby("system")
         for name, ids in (("dev", dev), ("all", whole))
         if ids <= present
     }
     measures = {"recall_fraction": f"recall@{k}", "recall_cited": f"recall@{k} with category 5", "f1": "F1"}
     columns = {
-        f"{label}, {name}": {
-            s: mean_ci(g[value].to_numpy(float), g["conversation"].tolist(), seed=seed)
-            for s, g in part.groupby("system")
-        }
+        f"{label}, {name}": {system: mean_of(part, value, seed=seed) for system, part in systems}
         for value, label in measures.items()
-        for name, part in parts.items()
+        for name, systems in parts.items()
     }
     if whole <= present:
         columns[CONVMEMORY] = {s: _over_splits(g, sorted(whole), seed) for s, g in rows.groupby("system")}
@@ -290,8 +278,7 @@ def read_published(path: str | Path | None = None) -> list[dict[str, Any]]:
     file = Path(path) if path else params_file("published.yaml")
     entries = yaml.safe_load(file.read_text(encoding="utf-8"))
     for e in entries:
-        if set(e) != {"name", "value", "needs", "scope", "source"} or not all(e.values()):
-            raise ValueError(f"{file.name}: {e} must have name, value, needs, scope and source")
-        if not 0 < e["value"] < 1:
-            raise ValueError(f"{file.name}: {e['name']!r}: the value must be between 0 and 1")
+        whole = set(e) == {"name", "value", "needs", "scope", "source"} and all(e.values())
+        if not whole or not 0 < e["value"] < 1:
+            raise ValueError(f"{file.name}: {e} must have name, value (0 to 1), needs, scope and source")
     return sorted(entries, key=lambda e: (-e["value"], e["name"]))

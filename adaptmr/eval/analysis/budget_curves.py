@@ -135,19 +135,13 @@ def system_similarity(system: Any) -> Callable[[Sequence[Hit]], np.ndarray | Non
 
 
 def _row(system: str, question: Question, budget: int | None, kept: Sequence[Hit]) -> dict[str, Any]:
-    shown = Evidence(list(kept))
-    return {
-        "system": system,
-        "conversation": question.conversation,
-        "question": question.id,
-        "type": str(question.type),
-        "budget": budget,
-        "kept": len(kept),
-        "tokens": count_tokens(render_context(kept)),
-        "recall": recall_fraction(shown.sources, question.evidence),
-        "recall_behind": recall_fraction(shown.sources_behind, question.evidence),
-        "behind": len(shown.sources_behind) > len(shown.sources),
-    }
+    shown, gold = Evidence(list(kept)), question.evidence
+    row: dict[str, Any] = {"system": system, "conversation": question.conversation, "question": question.id}
+    row |= {"type": str(question.type), "budget": budget, "kept": len(kept)}
+    row["tokens"] = count_tokens(render_context(kept))
+    row["recall"] = recall_fraction(shown.sources, gold)
+    row["recall_behind"] = recall_fraction(shown.sources_behind, gold)
+    return {**row, "behind": len(shown.sources_behind) > len(shown.sources)}
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #4cbb7bcd
 def coverage_curves(
@@ -213,18 +207,9 @@ def _draw_points(ax: Axes, curves: pd.DataFrame) -> None:
         ax.plot(*([v] for v in place), ls="none", marker=marker, color=TEXT_COLOR, markersize=10, zorder=4)
         ends = (np.array([row[c]]) for c in ("tokens", "mean", "low", "high"))
         draw_error_bars(ax, *ends, ecolor=TEXT_COLOR, capsize=3, zorder=4)
-        ax.annotate(
-            printable_label(f"{row['system']}\n{row['tokens']:,.0f} tokens"),
-            place,
-            xytext=(0, -9),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=8,
-            color=TEXT_COLOR,
-            path_effects=halo(2.5),
-            zorder=5,
-        )
+        look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8, "color": TEXT_COLOR, "zorder": 5}
+        look |= {"xytext": (0, -9), "textcoords": "offset points", "path_effects": halo(2.5)}
+        ax.annotate(printable_label(f"{row['system']}\n{row['tokens']:,.0f} tokens"), place, **look)
 
 
 def _set_token_ticks(ax: Axes, curves: pd.DataFrame) -> None:

@@ -88,21 +88,15 @@ def outcome_table(diagnoses: pd.DataFrame) -> pd.DataFrame:
         part = failed[failed["answerable"].astype(bool)]
         labels = [parse_cause_label(c) for c in part["cause"] if c not in (UNSTABLE, "GEN")]
         sizes = [(len(alternatives), len(alternatives[0])) for alternatives in labels]
-        rows.append(
-            {
-                "system": system,
-                "failures": len(failed),
-                "unanswerable": len(failed) - len(part),
-                "unstable": int((part["cause"] == UNSTABLE).sum()),
-                "one cause": sizes.count((1, 1)),
-                "ties": sum(n > 1 for n, _ in sizes),
-                "several together": sum(n == 1 and together > 1 for n, together in sizes),
-                "nothing helps": int((part["cause"] == "GEN").sum()),
-                "calls, mean": round(float(failed["calls"].mean()), 2),
-                "calls, most": int(failed["calls"].max()),
-                "cut short": int((~failed["complete"].astype(bool)).sum()),
-            }
-        )
+        row: dict[str, Any] = {"system": system, "failures": len(failed)}
+        row["unanswerable"] = len(failed) - len(part)
+        row["unstable"] = int((part["cause"] == UNSTABLE).sum())
+        row |= {"one cause": sizes.count((1, 1)), "ties": sum(n > 1 for n, _ in sizes)}
+        row["several together"] = sum(n == 1 and together > 1 for n, together in sizes)
+        row["nothing helps"] = int((part["cause"] == "GEN").sum())
+        row["calls, mean"] = round(float(failed["calls"].mean()), 2)
+        row["calls, most"] = int(failed["calls"].max())
+        rows.append({**row, "cut short": int((~failed["complete"].astype(bool)).sum())})
     return pd.DataFrame(rows)
 
 

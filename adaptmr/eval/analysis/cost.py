@@ -18,21 +18,21 @@ from adaptmr.eval.report.tables import (
     OVERALL,
     TYPE_LABELS,
     interval_columns,
+    mean_of,
     paired_values,
     split_by_system,
     split_by_type,
 )
+from ..stats.contrasts import LimitVerdicts
 from adaptmr.eval.stats.intervals import (
     MIN_GROUPS,
     TOO_FEW,
     Interval,
     count_groups,
     format_interval,
-    mean_ci,
     paired_difference,
     ratio_ci,
 )
-from ..stats.contrasts import LimitVerdicts
 from ...types import Usage
 
 # %% auto #0
@@ -45,11 +45,8 @@ __all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'PROMISES', 'VER
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
 def token_label(frame: pd.DataFrame) -> str:
     """Say what `tokens` means for these rows: those counted by the model, or those of the context."""
-    return (
-        "tokens that the model counted"
-        if (frame["prompt_tokens"] + frame["completion_tokens"]).any()
-        else "tokens of context (no model was asked)"
-    )
+    asked = (frame["prompt_tokens"] + frame["completion_tokens"]).any()
+    return "tokens that the model counted" if asked else "tokens of context (no model was asked)"
 
 
 def add_cost_columns(frame: pd.DataFrame) -> pd.DataFrame:
@@ -153,7 +150,7 @@ def latency_table(frame: pd.DataFrame) -> pd.DataFrame:
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #a6698256
 def _tokens(part: pd.DataFrame, tokens: pd.Series, seed: int) -> dict[str, float]:
     """Return the mean tokens of some rows, with the interval, as columns."""
-    it = mean_ci(tokens.to_numpy(float), part["conversation"].tolist(), seed=seed)
+    it = mean_of(part.assign(tokens=tokens), "tokens", seed=seed)
     return {name: round(value, 1) for name, value in interval_columns(it, "tokens").items()}
 
 
@@ -326,9 +323,8 @@ def promise_table(overheads: pd.DataFrame, systems: Sequence[str]) -> pd.DataFra
             known = mine[(mine["measure"] == measure) & (mine["type"] == question_type) & mine[of].notna()]
             ends = ["low", "high"] if of == "difference" else ["share_low", "share_high"]
             for found, low, high, n in known[[of, *ends, "n"]].itertuples(index=False):
-                verdict = VERDICTS.at_most(low, high, limit)
-                label = TYPE_LABELS[question_type]
-                rows.append((system, asks, label, of, limit, found, low, high, n, verdict))
+                about = (system, asks, TYPE_LABELS[question_type], of, limit)
+                rows.append((*about, found, low, high, n, VERDICTS.at_most(low, high, limit)))
     columns = ["system", "promise", "label", "of", "limit", "found", "low", "high", "n", "verdict"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -414,22 +410,14 @@ def calls_by_component(frame: pd.DataFrame) -> pd.DataFrame:
             questions.update(of_question.keys())
         if rest := int(part["calls"].sum()) - calls.total():
             calls["other"] += rest
-        table += [
-            {
-                "system": system,
-                "part": component,
-                "tasks": ", ".join(sorted(tasks[component])),
-                "calls": round(calls[component] / len(part), 4),
-                "share of questions": round(questions[component] / len(part), 4),
-                "all calls": calls[component],
-                "n": len(part),
-            }
-            for component in [*COMPONENT_TASKS, "other"]
-            if calls[component]
-        ]
-    return pd.DataFrame(
-        table, columns=["system", "part", "tasks", "calls", "share of questions", "all calls", "n"]
-    )
+        for component in (name for name in (*COMPONENT_TASKS, "other") if calls[name]):
+            row: dict[str, Any] = {"system": system, "part": component}
+            row["tasks"] = ", ".join(sorted(tasks[component]))
+            row["calls"] = round(calls[component] / len(part), 4)
+            row["share of questions"] = round(questions[component] / len(part), 4)
+            table.append({**row, "all calls": calls[component], "n": len(part)})
+    columns = ["system", "part", "tasks", "calls", "share of questions", "all calls", "n"]
+    return pd.DataFrame(table, columns=columns)
 
 
 def tokens_by_stage(frame: pd.DataFrame) -> pd.DataFrame:
@@ -439,15 +427,8 @@ def tokens_by_stage(frame: pd.DataFrame) -> pd.DataFrame:
         total = int((part["prompt_tokens"] + part["completion_tokens"]).sum())
         retrieval = int(part["retrieval_tokens"].sum())
         if total:
-            table.append(
-                {
-                    "system": system,
-                    "retrieval": round(retrieval / len(part), 1),
-                    "reader": round((total - retrieval) / len(part), 1),
-                    "share of retrieval": round(retrieval / total, 4),
-                    "n": len(part),
-                }
-            )
+            mine, readers = (round(tokens / len(part), 1) for tokens in (retrieval, total - retrieval))
+            table.append((system, mine, readers, round(retrieval / total, 4), len(part)))
     return pd.DataFrame(table, columns=["system", "retrieval", "reader", "share of retrieval", "n"])
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #6915d4db
@@ -466,23 +447,10 @@ def component_costs(
     rows = add_cost_columns(frame)
     there, table = set(rows["system"]), []
     for part, (full, without) in pairs.items():
-        if not {full, without} <= there:
-            continue
-        for column in measures:
-            a, b, groups, strata = paired_values(rows, full, without, column)
-            d = paired_difference(a, b, groups, strata, seed=seed)
-            table.append(
-                {
-                    "part": part,
-                    "with": full,
-                    "without": without,
-                    "measure": MEASURE_LABELS.get(column, column),
-                    "difference": d.mean,
-                    "low": d.low,
-                    "high": d.high,
-                    "n": d.n,
-                }
-            )
+        for column in measures if {full, without} <= there else ():
+            d = paired_difference(*paired_values(rows, full, without, column), seed=seed)
+            about = (part, full, without, MEASURE_LABELS.get(column, column))
+            table.append((*about, d.mean, d.low, d.high, d.n))
     columns = ["part", "with", "without", "measure", "difference", "low", "high", "n"]
     return pd.DataFrame(table, columns=columns)
 

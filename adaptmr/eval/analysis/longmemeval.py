@@ -165,26 +165,15 @@ def _rows(
     ks: Sequence[int],
 ) -> list[dict[str, Any]]:
     """Score one ranking at every level and k: the rows of `retrieval_rows` for one question."""
-    about = {
-        "system": system,
-        "conversation": question.conversation,
-        "question": question.id,
-        "category": question.category,
-        "answerable": question.answerable,
-        "by_user": any(e in by_user for e in question.evidence),
-    }
     sources = {m.source for m in corpus.turns}
     n_turns, n_sessions = sum(e in sources for e in question.evidence), len(_answer_sessions(question))
+    gold = dict.fromkeys(LEVELS, n_turns) | {"answer_session": n_sessions}
+    about: dict[str, Any] = {"system": system, "conversation": question.conversation, "question": question.id}
+    about |= {"category": question.category, "answerable": question.answerable}
+    about["by_user"] = any(e in by_user for e in question.evidence)
+    sizes = {"ranked": len(ranking), "heard": len(corpus)}
     return [
-        {
-            **about,
-            "level": level,
-            "k": k,
-            "gold": n_sessions if level == "answer_session" else n_turns,
-            "ranked": len(ranking),
-            "heard": len(corpus),
-            **measures,
-        }
+        {**about, "level": level, "k": k, "gold": gold[level], **sizes, **measures}
         for k in ks
         for level, measures in score_ranking(ranking, question, corpus, k).items()
     ]

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import cycle
 from random import Random
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ import pandas as pd
 from .cost import quantile_ci
 from ..metrics.answers import answer_tokens
 from ..metrics.ranking import recall_fraction
-from ..report.tables import OVERALL, paired_gains
+from ..report.tables import OVERALL, interval_columns, paired_gains
 from adaptmr.eval.runner.asking import (
     conversation_embedder,
     ingest_conversation,
@@ -28,8 +28,8 @@ from adaptmr.eval.runner.asking import (
     score_answer,
 )
 from ..runner.timings import timed_questions
-from ..stats.intervals import TOO_FEW, format_interval, paired_difference, ratio_ci
 from ..stats.contrasts import LimitVerdicts
+from ..stats.intervals import TOO_FEW, format_interval, paired_difference, ratio_ci
 from ...llm.spending import count_tokens
 from ...llm.tasks import meter_usage
 from ...memory.config import MemoryConfig
@@ -183,8 +183,8 @@ def contributions(rows: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         for measure in MEASURES if without != ALL else ():
             with_it, without_it = (frame[measure].to_numpy(float) for frame in (full, part))
             d = paired_difference(with_it, without_it, groups, seed=seed)
-            found = {"difference": d.mean, "low": d.low, "high": d.high, "n": d.n}
-            table.append({"system": system, "road": without, "measure": measure, **found})
+            about = {"system": system, "road": without, "measure": measure}
+            table.append({**about, **interval_columns(d, "difference"), "n": d.n})
     return pd.DataFrame(table)
 
 
@@ -216,9 +216,9 @@ __all__ = ['ALL', 'TURNS_ALONE', 'FAMILIES', 'MEASURES', 'AT_ONCE', 'PROMPT', 'T
            'DELETION', 'F1_LINE', 'CATEGORY_LINE', 'LATENCY', 'FilledMemory', 'fill_memories', 'variants', 'take_roads',
            'sources_behind', 'answer_words', 'rows_by_road', 'rows_without', 'contributions', 'contribution_table',
            'time_roads', 'more_than_turns', 'road_time_table', 'long_conversation', 'grow', 'grow_on',
-           'largest_deviation', 'growth_sentences', 'growth_answer', 'token_lines', 'count_lines', 'manual_key_steps',
-           'is_traceable', 'deletion_steps', 'function_lines', 'several', 'quality_lines', 'latency_line',
-           'acceptance_table', 'acceptance_answers']
+           'largest_deviation', 'growth_sentences', 'growth_answer', 'token_lines', 'count_lines', 'Line',
+           'manual_key_steps', 'is_traceable', 'deletion_steps', 'function_lines', 'several', 'quality_lines',
+           'latency_line', 'acceptance_table', 'acceptance_answers']
 
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #8bfd0c20
 AT_ONCE, PROMPT, TURNS = "all roads at once", "prompt of five sections", "turns alone"
@@ -296,15 +296,11 @@ def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
         values, groups = part["ms"].to_numpy(float), part["conversation"].tolist()
         quantiles = {f"ms_p{100 * q:.0f}": quantile_ci(values, q, groups) for q in (0.5, 0.95)}
         over, low, high = (100 * float(more[way][end]) for end in ("more", "low", "high"))
-        table.append(
-            {
-                "way": way,
-                "n": len(part),
-                **{name: format_interval(it.mean, it.low, it.high, ".1f") for name, it in quantiles.items()},
-                "ms_more": "–" if way == TURNS else format_interval(over, low, high, "+.0f", unit=" %"),
-                "ms_share": f"{100 * part['ms'].sum() / total:.0f} %" if way in alone else "–",
-            }
-        )
+        row = {"way": way, "n": len(part)}
+        row |= {name: format_interval(it.mean, it.low, it.high, ".1f") for name, it in quantiles.items()}
+        row["ms_more"] = "–" if way == TURNS else format_interval(over, low, high, "+.0f", unit=" %")
+        row["ms_share"] = f"{100 * part['ms'].sum() / total:.0f} %" if way in alone else "–"
+        table.append(row)
     return pd.DataFrame(table)
 
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #bc0bbfc5
@@ -406,10 +402,15 @@ def grow_on(data: Dataset, *, embedder: Any = "auto", per_type: int = 2) -> pd.D
     return grow(said, questions, embedder=embedder).assign(new=new)
 
 
+def _level_tokens(growth: pd.DataFrame, memory: str) -> pd.DataFrame:
+    """Return the marks of a memory from which on its prompt should be level."""
+    return growth[(growth["memory"] == memory) & (growth["turn"] >= LEVEL_FROM)]
+
+
 def largest_deviation(growth: pd.DataFrame, memory: str) -> float:
     """Return the largest distance of a mark's tokens from the marks' mean, as a share; `nan` for no marks."""
-    part = growth[(growth["memory"] == memory) & (growth["turn"] >= LEVEL_FROM)]["tokens"].to_numpy(float)
-    return round(float(np.abs(part / part.mean() - 1).max()), 9) if part.size else float("nan")
+    tokens = _level_tokens(growth, memory)["tokens"].to_numpy(float)
+    return round(float(np.abs(tokens / tokens.mean() - 1).max()), 9) if tokens.size else float("nan")
 
 
 def growth_sentences(growth: pd.DataFrame) -> list[str]:
@@ -422,7 +423,7 @@ def growth_sentences(growth: pd.DataFrame) -> list[str]:
             f"{str(memory).capitalize()}: after {last['turn']} turns {last['topics']} topics, "
             f"{last['pages in use']} of {last['pages written']} pages in use, the largest topic has "
             f"{last['pages of the largest topic']}. From turn {LEVEL_FROM} on the prompt {level}: "
-            f"{part[part['turn'] >= LEVEL_FROM]['tokens'].mean():.0f} tokens, at most "
+            f"{_level_tokens(growth, str(memory))['tokens'].mean():.0f} tokens, at most "
             f"{100 * deviation:.0f} % from that."
         )
     in_use = [part["pages in use"].tolist() for _, part in growth.groupby("memory")]
@@ -432,10 +433,9 @@ def growth_sentences(growth: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def growth_answer(growth: pd.DataFrame, memory: str = COMPRESSED) -> tuple[str, str, str]:
+def growth_answer(growth: pd.DataFrame) -> tuple[str, str, str]:
     """Return (question, short answer, numbers) on whether the prompt is level, for the top of a report."""
-    deviation = largest_deviation(growth, memory)
-    part = growth[(growth["memory"] == memory) & (growth["turn"] >= LEVEL_FROM)]
+    deviation, part = largest_deviation(growth, COMPRESSED), _level_tokens(growth, COMPRESSED)
     numbers = (
         f"{part['tokens'].mean():.0f} tokens from turn {LEVEL_FROM} to {part['turn'].max()}, at most "
         f"{100 * deviation:.0f} % from that at any mark; {part.iloc[-1]['pages in use']} of "
@@ -485,9 +485,15 @@ _QUESTIONS = {
 _PINNED, _CORRECTED = "Answer in two short sentences.", "Answer in three short sentences."
 
 
-def _line(part: str, criterion: str, system: str, baseline: str, found: str, verdict: str) -> dict[str, Any]:
-    columns = ("part", "criterion", "system", "baseline", "found", "verdict")
-    return dict(zip(columns, (part, criterion, system, baseline, found, verdict)))
+class Line(NamedTuple):
+    """A line of the acceptance list: what is asked of a system, what was found, and the verdict."""
+
+    part: str
+    criterion: str
+    system: str
+    baseline: str
+    found: str
+    verdict: str
 
 
 def manual_key_steps(memory: LayeredMemory) -> dict[str, bool]:
@@ -555,39 +561,35 @@ def _steps_line(
     system: str,
     criterion: str,
     take: Callable[[LayeredMemory], Mapping[str, bool]],
-) -> dict[str, Any]:
-    held: list[bool] = []
-    failed: dict[str, None] = {}
+) -> Line:
+    steps: list[tuple[str, bool]] = []
     for filled in memories:
         with filled.as_it_was() as memory:
-            steps = take(memory)
-        held += steps.values()
-        failed |= dict.fromkeys(name for name, worked in steps.items() if not worked)
-    found = f"{sum(held)} of {len(held)} steps on {len(memories)} conversations"
-    found += f"; failed: {', '.join(failed)}" if failed else ""
-    return _line("works", criterion, system, "", found, REACHED if held and all(held) else NOT_REACHED)
+            steps += take(memory).items()
+    failed = ", ".join(dict.fromkeys(name for name, worked in steps if not worked))
+    found = f"{sum(worked for _, worked in steps)} of {len(steps)} steps on {len(memories)} conversations"
+    found += f"; failed: {failed}" if failed else ""
+    return Line("works", criterion, system, "", found, REACHED if steps and not failed else NOT_REACHED)
 
 
 def function_lines(
     memories: Sequence[FilledMemory], system: str = "layered"
-) -> tuple[list[dict[str, Any]], Usage]:
+) -> tuple[list[Line], Usage]:
     """Check on each memory what must work, and roll it back: a line of the list per criterion.
 
     `system` is the name in the list. Returns what was used, too: a model makes texts again after a deletion.
     """
-    stored = [m.system.memory for m in memories]
-    keys = [
-        [k for k in m.store.memories if k.layer == KEY and k.meta.get("source") == AUTO] for m in stored
-    ]
-    made, triggered = sum(map(len, keys)), sum(map(bool, keys))
-    traced = sum(is_traceable(k, memory) for memory, found in zip(stored, keys) for k in found)
+    made, traced, triggered = 0, 0, 0
+    for memory in (m.system.memory for m in memories):
+        keys = [k for k in memory.store.memories if k.layer == KEY and k.meta.get("source") == AUTO]
+        made, triggered = made + len(keys), triggered + bool(keys)
+        traced += sum(is_traceable(k, memory) for k in keys)
     told = f"{made} on {triggered} of {len(memories)} conversations, {traced} traced to topic, "
-    told += "pages and turns"
     held = REACHED if made and traced == made else NOT_REACHED
     with meter_usage() as meter:
         lines = [
             _steps_line(memories, system, MANUAL_KEYS, manual_key_steps),
-            _line("works", AUTOMATIC_KEYS, system, "", told, held),
+            Line("works", AUTOMATIC_KEYS, system, "", f"{told}pages and turns", held),
             _steps_line(memories, system, DELETION, deletion_steps),
         ]
     return lines, meter.usage
@@ -610,7 +612,7 @@ def _gain(row: Mapping[Any, Any]) -> str:
 
 def quality_lines(
     frame: pd.DataFrame, systems: Sequence[str], baselines: Sequence[str], *, seed: int = 0
-) -> list[dict[str, Any]]:
+) -> list[Line]:
     """Check F1 over all questions and by category: two lines per system and baseline.
 
     `frame` has the rows of `evaluate`; a gain is the system's F1 less the baseline's, question by question.
@@ -621,27 +623,27 @@ def quality_lines(
         by_type = {str(row["type"]): row for row in gained.to_dict("records")}
         whole = by_type[OVERALL]
         held = VERDICTS.at_least(whole["low"], whole["high"], -F1_MARGIN)
-        lines.append(_line("quality", F1_LINE, system, baseline, _gain(whole), held))
+        lines.append(Line("quality", F1_LINE, system, baseline, _gain(whole), held))
         rows = {
-            name: next((by_type[t] for t in types if t in by_type), None)
+            name: by_type[there[0]]
             for name, types in CATEGORY_TYPES.items()
+            if (there := [t for t in types if t in by_type])
         }
-        known = {name: row for name, row in rows.items() if row is not None}
-        each = [VERDICTS.at_least(r["low"], r["high"], 0.0) for r in known.values()]
-        told = "; ".join(f"{name}: {_gain(row)}" for name, row in known.items())
-        lines.append(_line("quality", CATEGORY_LINE, system, baseline, told, several(each)))
+        each = [VERDICTS.at_least(r["low"], r["high"], 0.0) for r in rows.values()]
+        told = "; ".join(f"{name}: {_gain(row)}" for name, row in rows.items())
+        lines.append(Line("quality", CATEGORY_LINE, system, baseline, told, several(each)))
     return lines
 
 
-def latency_line(more: pd.DataFrame, system: str = "layered") -> dict[str, Any]:
+def latency_line(more: pd.DataFrame, system: str = "layered") -> Line:
     """Check the time of all roads at once, from `memory_layers.more_than_turns`; `system` is as above."""
     row = more[more["way"] == AT_ONCE].iloc[0]
     found = format_interval(100 * row["more"], 100 * row["low"], 100 * row["high"], "+.0f", unit=" %")
     held = VERDICTS.at_most(row["low"], row["high"], MORE_TIME)
-    return _line("quality", LATENCY, system, "turns alone", found, held)
+    return Line("quality", LATENCY, system, "turns alone", found, held)
 
 
-def acceptance_table(*lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def acceptance_table(*lines: Sequence[Line]) -> pd.DataFrame:
     """Return the list as a table: part, criterion, system, baseline, found, verdict."""
     return pd.DataFrame([line for part in lines for line in part])
 
@@ -654,9 +656,8 @@ def acceptance_answers(table: pd.DataFrame, baseline: str) -> list[tuple[str, st
         if compared and row["baseline"] != baseline:
             continue
         asked, against = _QUESTIONS[row["criterion"]], f" less {row['baseline']}" if row["baseline"] else ""
+        asked = f"{row['system']}: {asked}" if compared else asked
         verdict = "" if row["verdict"] == TOO_FEW else f", {row['verdict']}"
         numbers = f"{row['system']}{against}: {row['found']}{verdict}"
-        answers.append(
-            (f"{row['system']}: {asked}" if compared else asked, VERDICTS.answer(row["verdict"]), numbers)
-        )
+        answers.append((asked, VERDICTS.answer(row["verdict"]), numbers))
     return answers

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..report.recorded_run import RecordedRun, recorded_runs
@@ -130,10 +131,9 @@ def combine_rates(means: Sequence[float], errors: Sequence[float], margin: float
     """Combine the rates of runs: their median; their ends, twice the standard `errors` wider, by `margin`."""
     if not means:
         return UNKNOWN
-    ordered = sorted(means)
-    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
     low = min(mean - 2 * error for mean, error in zip(means, errors)) / margin
-    return Range(middle, max(0.0, low), max(mean + 2 * error for mean, error in zip(means, errors)) * margin)
+    high = max(mean + 2 * error for mean, error in zip(means, errors)) * margin
+    return Range(median(means), max(0.0, low), high)
 
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #bcaeeff0
 def _preferred(runs: Sequence[RecordedCosts], dataset: str, model: str) -> list[RecordedCosts]:
@@ -148,19 +148,15 @@ def _scaled(run: RecordedCosts, rows: pd.DataFrame, k: int) -> pd.DataFrame:
     return rows.assign(prompt_tokens=(rows["prompt_tokens"] + more * (rows["calls"] > 0)).clip(lower=0))
 
 
-def _mean_and_error(values: pd.Series, n: int) -> tuple[float, float]:
-    """Return the mean, and the standard error of predicting that of `n` other questions."""
-    known = values.dropna()
-    if known.empty:
-        return math.nan, 0.0
-    spread = float(known.std()) if len(known) > 1 else float(known.mean())
-    return float(known.mean()), spread * math.sqrt(1 / max(n, 1) + 1 / len(known))
-
-
 def _rate(parts: Iterable[pd.DataFrame], measure: str, n: int, margin: float) -> Range:
-    pairs = [_mean_and_error(rows[measure], n) for rows in parts]
-    known = [(mean, error) for mean, error in pairs if not math.isnan(mean)]
-    return combine_rates([m for m, _ in known], [e for _, e in known], margin)
+    """Combine the runs' means of a measure, with the standard errors of predicting `n` other questions."""
+    means, errors = [], []
+    for known in (rows[measure].dropna() for rows in parts):
+        if len(known):
+            spread = float(known.std()) if len(known) > 1 else float(known.mean())
+            means.append(float(known.mean()))
+            errors.append(spread * math.sqrt(1 / max(n, 1) + 1 / len(known)))
+    return combine_rates(means, errors, margin)
 
 
 def _repeated(runs: Sequence[RecordedCosts], system: str, before: Collection[str]) -> float:
@@ -323,7 +319,8 @@ def estimate(
     check_data(data)
     check_llm(llm)
     llm = llm if llm is not None else LLM()
-    runs = _useful(recorded_costs(outputs, leave_out), llm)
+    # offline runs say something about rules, others about a model
+    runs = [r for r in recorded_costs(outputs, leave_out) if (r.model == "offline") == llm.is_offline]
     answered = journal_keys(journal) if journal is not None else frozenset()
     found, before = [], list[str]()
     for system in systems:
@@ -373,11 +370,6 @@ def _writing_notes(
                 f"(recorded in {name})"
             )
     return tuple(notes)
-
-
-def _useful(runs: Sequence[RecordedCosts], llm: Any) -> list[RecordedCosts]:
-    """Return the runs that say something about this model: offline ones for rules, others for a model."""
-    return [run for run in runs if (run.model == "offline") == llm.is_offline]
 
 
 def _rates(

@@ -30,27 +30,23 @@ RIGHT_FROM = 0.3  # the F1 from which an answer counts as right, as in the analy
 MAX_TURN_CHARS = 500  # of a turn's text that is shown
 
 
-class _Positions:
+class _Positions(dict[Hashable, int]):
     """The position of each value in a list of different values, in order of first use."""
 
     def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._position: dict[Hashable, int] = {}
+        super().__init__()
+        self.values_in_order: list[Any] = []
 
     def of(self, key: Hashable, value: Any) -> int:
-        if key not in self._position:
-            self._position[key] = len(self.values)
-            self.values.append(value)
-        return self._position[key]
+        if key not in self:
+            self[key] = len(self)
+            self.values_in_order.append(value)
+        return self[key]
 
 
 def _shown_turn(m: Memory) -> list[str]:
-    return [
-        m.source or m.id,
-        f"{m.at:%Y-%m-%d}" if m.dated else "",
-        m.speaker,
-        cut_text(m.text, MAX_TURN_CHARS),
-    ]
+    day = f"{m.at:%Y-%m-%d}" if m.dated else ""
+    return [m.source or m.id, day, m.speaker, cut_text(m.text, MAX_TURN_CHARS)]
 
 
 def _known(value: Any) -> float | None:
@@ -109,24 +105,21 @@ def explorer_data(
             continue
         rows = {str(r["system"]): row(r) for r in part.to_dict("records")}
         if set(rows) == set(names):
-            gold = [turn(str(conversation), s) for s in _gold(question) if (conversation, s) in memory]
+            cited = question.evidence if question.answerable else ()
+            gold = [turn(str(conversation), s) for s in cited if (conversation, s) in memory]
             questions.append(_question(question, types, gold, [rows[name] for name in names]))
     return {
         "threshold": RIGHT_FROM,
         "systems": names,
         "types": [TYPE_LABELS[t] for t in types],
-        "causes": why.values,
-        "answers": answers.values,
-        "turns": turns.values,
-        "rankings": rankings.values,
-        "steps": steps.values,
-        "traces": traces.values,
+        "causes": why.values_in_order,
+        "answers": answers.values_in_order,
+        "turns": turns.values_in_order,
+        "rankings": rankings.values_in_order,
+        "steps": steps.values_in_order,
+        "traces": traces.values_in_order,
         "questions": questions,
     }
-
-
-def _gold(question: Question) -> list[str]:
-    return list(question.evidence) if question.answerable else []
 
 
 def _question(question: Question, types: list[str], gold: list[int], rows: list[Any]) -> dict[str, Any]:

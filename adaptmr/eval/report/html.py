@@ -276,9 +276,7 @@ def render_html(run_path: str | Path, explorer: str = "") -> Path:
     folder = Path(run_path)
     source = folder / "notebook.ipynb"
     if not source.exists():
-        raise FileNotFoundError(
-            f"{folder.name} has no notebook.ipynb: run the experiment with papermill into this folder first"
-        )
+        raise FileNotFoundError(f"{folder.name} has no notebook.ipynb: run the experiment into this folder")
     manifest = read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else {}
     notebook = _static_notebook(nbformat.read(source, as_version=4))
     body, headings = _number_headings(_convert(notebook, folder))
@@ -515,21 +513,17 @@ def _answers(manifest: Mapping[str, Any]) -> HtmlOutput:
 def _first_numbers(manifest: Mapping[str, Any]) -> HtmlOutput:
     """The first numbers of a run's answer box, with intervals; without a box its first main results."""
     means = [(name, format_number(value)) for name, value in (manifest.get("numbers") or {}).items()]
-    numbers = (manifest.get("headline") or means)[:MAX_NUMBERS]
-    lines = [
+    shown = (
         f"<b class='unbroken'>{html.escape(text)}</b> <small>{html.escape(name)}</small>"
-        for name, text in numbers
-    ]
-    return HtmlOutput("<br>".join(lines) or "–")
+        for name, text in (manifest.get("headline") or means)[:MAX_NUMBERS]
+    )
+    return HtmlOutput("<br>".join(shown) or "–")
 
 
 def _experiment_title(run: Path) -> str:
     """The name of an experiment with the heading of a run's notebook, which is the question it asks."""
-    source = run / "notebook.ipynb"
-    if not source.exists():
-        return run.parent.name
     try:
-        cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
-    except (ValueError, KeyError, RecursionError):
+        cells = json.loads((run / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError, RecursionError):
         return run.parent.name
     return _heading(_prose(cells)) or run.parent.name

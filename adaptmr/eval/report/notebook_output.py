@@ -97,12 +97,11 @@ def run_notebook(notebook: Path, executed: Path, params: dict[str, Any]) -> None
             raise
         except KeyboardInterrupt:
             interrupted = True
+            gc.collect()  # interrupted tasks warn when they are collected: in here nobody sees it
         except Exception:
             log.seek(0)
             print(log.read().decode("utf-8", "replace"), file=sys.stderr)
             raise
-        if interrupted:
-            gc.collect()  # interrupted tasks warn when they are collected: in here nobody sees it
     if interrupted:
         raise KeyboardInterrupt
 
@@ -235,11 +234,11 @@ def _redacted_message(name: str) -> str:
 
 def _redact_outputs(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of a failed cell only the errors' classes; of other cells everything but printed text."""
-    names = [str(o.get("ename", "")) for o in outputs if o.get("output_type") == "error"]
-    if not names:
-        return [o for o in outputs if o.get("output_type") != "stream"]
-    return [_redacted_error(name, _redacted_message(name)) for name in names]
-
-
-def _redacted_error(name: str, text: str) -> dict[str, Any]:
-    return {"output_type": "error", "ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
+    if all(out.get("output_type") != "error" for out in outputs):
+        return [out for out in outputs if out.get("output_type") != "stream"]
+    names = [str(out.get("ename", "")) for out in outputs if out.get("output_type") == "error"]
+    texts = {name: _redacted_message(name) for name in names}
+    return [
+        {"output_type": "error", "ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
+        for name, text in texts.items()
+    ]

@@ -224,9 +224,7 @@ def compare_tables(a: str | Path, b: str | Path, tolerance: float = 0.0) -> list
     """
     one, two = ({p.name: p for p in sorted((Path(f) / "tables").glob("*.csv"))} for f in (a, b))
     if not one and not two:
-        raise FileNotFoundError(
-            f"neither {Path(a).name} nor {Path(b).name} has tables/*.csv: there is nothing to compare"
-        )
+        raise FileNotFoundError(f"no tables/*.csv in {Path(a).name} and {Path(b).name}: nothing to compare")
     found = [f"{n}: only in the {'first' if n in one else 'second'}" for n in sorted(one.keys() ^ two.keys())]
     for name in sorted(one.keys() & two.keys()):
         found += _compare_cells(name, _read_csv(one[name]), _read_csv(two[name]), tolerance)
@@ -234,8 +232,6 @@ def compare_tables(a: str | Path, b: str | Path, tolerance: float = 0.0) -> list
 
 
 def _read_csv(path: Path) -> list[list[str]]:
-    import csv
-
     return list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
 
 

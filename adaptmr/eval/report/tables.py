@@ -19,6 +19,7 @@ from adaptmr.eval.stats.intervals import (
     Interval,
     compare_systems,
     format_interval,
+    mean_ci,
     mean_ci_table,
 )
 from ...markup import cut_text
@@ -46,14 +47,26 @@ def types_present(frame: pd.DataFrame) -> list[str]:
     return [str(t) for t in QueryType if str(t) in present]
 
 
-def pivot_by_type(table: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Pivot a column of a tidy table to a row per system and a column per question type.
+def _pivot(table: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFrame:
+    """Pivot a column, with rows and columns in the order of the table."""
+    wide = table.pivot(index=down, columns=across, values=value)
+    rows, columns = (list(dict.fromkeys(table[c])) for c in (down, across))
+    return wide.reindex(index=rows, columns=columns).rename_axis(columns=None)
 
-    Both are in the order of the table."""
-    wide = table.pivot(index="system", columns="label", values=value)
-    return wide.reindex(
-        index=list(dict.fromkeys(table["system"])), columns=list(dict.fromkeys(table["label"]))
-    ).rename_axis(columns=None)
+
+def pivot_by_type(table: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Pivot a column of a tidy table to a row per system and a column per question type, in its order."""
+    return _pivot(table, "system", "label", value)
+
+
+def text_cells(
+    table: pd.DataFrame, down: str, across: str, value: str, digits: str, ends: str
+) -> pd.DataFrame:
+    """Write a column with its interval as text, pivoted; a dash where there is no row."""
+    cells = [
+        format_interval(r[value], r["low"], r["high"], digits, ends) for r in table.to_dict("records")
+    ]
+    return _pivot(table.assign(cell=cells), down, across, "cell").fillna("–")
 
 
 def split_by_type(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -95,16 +108,21 @@ def paired_values(
     return a.to_numpy(), b.to_numpy(), conversations, languages
 
 
+def mean_of(rows: pd.DataFrame, column: str, *, seed: int = 0) -> Interval:
+    """Compute the mean of a column of rows of `evaluate` with its 95 % interval over conversations."""
+    return mean_ci(rows[column].to_numpy(float), rows["conversation"].tolist(), seed=seed)
+
+
 def interval_columns(it: Interval, name: str = "mean", ends: str = "") -> dict[str, float]:
     """Return an interval as columns of a row: `name`, and `low` and `high` with the prefix `ends`."""
     return {name: it.mean, f"{ends}low": it.low, f"{ends}high": it.high}
 
 # %% auto #0
 __all__ = ['Paired', 'OVERALL', 'MAX_CASE_CHARS', 'TYPE_LABELS', 'MAIN_MEASURES', 'OVERVIEW_MEASURES', 'types_present',
-           'pivot_by_type', 'split_by_type', 'split_by_system', 'paired_values', 'interval_columns', 'mean_table',
-           'reply_outcome_table', 'fallback_rates', 'plans_table', 'main_table', 'overview_table', 'unlimited_line',
-           'system_costs', 'paired_gains', 'gain_table', 'gain_sentences', 'accuracy_and_tokens',
-           'matched_budget_table', 'overall_gains', 'largest_gain_cases', 'comparison_html']
+           'pivot_by_type', 'text_cells', 'split_by_type', 'split_by_system', 'paired_values', 'mean_of',
+           'interval_columns', 'mean_table', 'reply_outcome_table', 'fallback_rates', 'plans_table', 'main_table',
+           'overview_table', 'unlimited_line', 'system_costs', 'paired_gains', 'gain_table', 'gain_sentences',
+           'accuracy_and_tokens', 'matched_budget_table', 'overall_gains', 'largest_gain_cases', 'comparison_html']
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #0cdf900c
 def mean_table(frame: pd.DataFrame, value: str, *, seed: int = 0) -> pd.DataFrame:
@@ -326,15 +344,8 @@ def gain_table(gained: pd.DataFrame) -> pd.DataFrame:
     Cells are "difference [low, high]"; a difference without an interval reads "+0.100 – too few".
     """
     counts = dict(zip(gained["type"], gained["n"]))
-    cells = {
-        (r["system"], r["type"]): format_interval(r["difference"], r["low"], r["high"], "+.3f", "+.2f")
-        for r in gained.to_dict("records")
-    }
-    systems, types = (list(dict.fromkeys(gained[c])) for c in ("system", "type"))
-    return pd.DataFrame(
-        {f"{TYPE_LABELS[t]} (n={counts[t]})": [cells.get((s, t), "–") for s in systems] for t in types},
-        index=pd.Index(systems, name="system"),
-    )
+    wide = text_cells(gained, "system", "type", "difference", "+.3f", "+.2f")
+    return wide.set_axis([f"{TYPE_LABELS[t]} (n={counts[t]})" for t in wide.columns], axis=1)
 
 # %% ../../../nbs/eval/report/02_tables.ipynb #7dd249f2
 _VERBS = {"recall_fraction": ("finds", "find"), "f1": ("scores", "score")}

@@ -43,8 +43,9 @@ class Record:
     agent: str = ""
 
     def __init_subclass__(cls) -> None:
-        # a layer belongs to the module that defined it: its notebook, run beside it, takes nothing away
-        if cls.layer and _BY_LAYER.get(cls.layer, cls).__module__ == cls.__module__:
+        # a notebook that defines a kind again, beside the module, takes nothing away
+        held = _BY_LAYER.get(cls.layer, cls)
+        if cls.layer and (held.__module__ == "__main__" or cls.__module__ != "__main__"):
             _BY_LAYER[cls.layer] = cls
 
     @property
