@@ -184,10 +184,13 @@ def registered_by_users() -> dict[str, Registered[Any]]:
 
 
 def put_registered(entries: Mapping[str, Registered[Any]]) -> None:
-    """Register what `registered_by_users` returned in another process, where this one lacks it."""
+    """Register what `registered_by_users` returned in another process, in place of what is here.
+
+    A process that worked before may hold what has been registered anew since then.
+    """
     for what, entry in entries.items():
         kind, name = next((k, what.removeprefix(f"{k} ")) for k in _REGISTRIES if what.startswith(f"{k} "))
-        _REGISTRIES[kind].entries.setdefault(name, entry)
+        _REGISTRIES[kind].entries[name] = entry
 
 
 def forget_module(module: str) -> None:

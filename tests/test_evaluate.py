@@ -99,6 +99,7 @@ def test_columns_and_order(data):
 def test_the_order_of_systems_is_that_of_the_rows_and_changes_nothing_else(data):
     one, two = run(["lexical", "random"], data), run(["random", "lexical"], data)
     assert list(two.system.unique()) == ["random", "lexical"]
+    pd.testing.assert_frame_equal(plain(run("random", data)), plain(run(["random"], data)))
     sorted_two = plain(two).sort_values("system", kind="stable", ignore_index=True)
     pd.testing.assert_frame_equal(plain(one), sorted_two)
     alone = plain(one[one.system == "random"]).reset_index(drop=True)
@@ -159,11 +160,6 @@ def test_arguments_are_checked_before_anything_runs(data, tmp_path):
     assert not (tmp_path / "j").exists()
     with pytest.raises(ValueError, match=r"logging.*gold"):
         run([type("Curious", (Logging,), {"oracle": True})()], data)
-
-
-def test_a_single_system_needs_no_list(data):
-    alone, listed = (run(given, data, k=3) for given in ("lexical", ["lexical"]))
-    assert alone.system.unique().tolist() == ["lexical"] and alone.f1.tolist() == listed.f1.tolist()
 
 
 def test_data_without_questions_or_turns_and_with_faults():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptmr.agents.hotpot import Corpus, HotpotEnv, Passage, fold_title
+from adaptmr.agents.hotpot import Corpus, HotpotEnv, Passage
 from adaptmr.memory.team.steps import Action, TeamStep, parse_action
 from adaptmr.types import Conversation, Memory
 
@@ -88,14 +88,6 @@ def test_a_title_is_found_in_any_form(query: str) -> None:
     assert CORPUS.find(query) is TOWER
 
 
-def test_a_title_goes_before_words_and_is_found_without_content_words() -> None:
-    both = Corpus((Passage("A", ("Titanic Titanic Titanic.",)), Passage("Titanic", ("A ship.",))))
-    assert both.find("titanic") is both.passages[1]
-    assert CORPUS.find("the who") is WHO, "a title of stopwords has no words to be found by"
-    twins = Corpus((Passage("US", ("A country.",)), Passage("us", ("A pronoun.",))))
-    assert [twins.find(q).sentences[0] for q in ("US", "us")] == ["A country.", "A pronoun."]
-
-
 @pytest.mark.parametrize("others", [0, 1, 2, 5])
 def test_words_find_a_passage_in_a_corpus_of_any_size(others: int) -> None:
     """BM25's idf is 0 or negative in very small corpora: sharing a word decides, not the score's sign."""
@@ -161,20 +153,6 @@ def test_lookup_steps_through_the_sentences_with_a_word() -> None:
     ]
 
 
-def test_another_word_or_another_passage_begins_anew() -> None:
-    first = "(Result 1/2) The Old Salt Tower is a lighthouse."
-    seen = observations(
-        "Search[Old Salt Tower]",
-        "Lookup[tower]",
-        "Lookup[Ida]",
-        "Lookup[tower]",
-        "Search[Old Salt Tower]",
-        "Lookup[tower]",
-    )
-    assert seen[1] == seen[3] == seen[5] == first and seen[2].startswith("(Result 1/1)")
-    assert observations("Search[Ida Moser]", "Lookup[zebra]")[1] == 'No sentence of "Ida Moser" with "zebra".'
-
-
 def test_a_search_without_result_leaves_the_passage_open() -> None:
     assert observations("Search[Ida Moser]", "Search[zzz]", "Lookup[Lindau]")[2].startswith("(Result 1/1)")
 
@@ -199,12 +177,6 @@ def test_after_the_end_nothing_happens() -> None:
     assert env.transcript == before
 
 
-def test_the_last_step_ends_the_episode_with_an_empty_answer() -> None:
-    env = play("nonsense", "Search[Lindau]", "Search[Lindau]", max_steps=2)
-    assert len(env.transcript.steps) == 2 and env.done and env.transcript.answer is None
-    assert env.transcript.steps[1].observation.startswith("Ida Moser:")
-
-
 def test_repeated_searches_are_counted_in_any_spelling() -> None:
     transcript = play("Search[Ida Moser]", "Search[“ida  moser”]", "Search[Lindau]", "Lookup[a]").transcript
     assert transcript.n_repeated_searches == 1
@@ -217,16 +189,6 @@ def test_repeated_searches_are_counted_in_any_spelling() -> None:
     assert transcript.shown == IDA.sources, "each sentence once"
 
 
-TEXTS = ["Search[Old Salt Tower]", "Lookup[tower]", "hm", "Search[zzz]", "Finish[Secretville]"]
-
-
-def test_two_environments_over_one_corpus_do_not_mix() -> None:
-    a, b = HotpotEnv(CORPUS, "first?"), HotpotEnv(CORPUS, "second?")
-    a.step("Search[Old Salt Tower]")
-    assert not b.step("Lookup[tower]").valid
-    b.step("Search[西湖]")
-    assert a.step("Lookup[tower]").observation.startswith("(Result 1/2) The Old Salt")
-    assert [len(e.transcript.steps) for e in (a, b)] == [2, 2] and b.transcript.question == "second?"
 
 
 ARGUMENTS = st.text(max_size=20) | st.sampled_from(["tower", "Ida Moser", "西湖", "[", "]", "a]b", "Long"])
@@ -248,22 +210,3 @@ def test_any_text_is_answered_within_the_limit_and_changes_no_corpus(texts: list
     assert play(*texts, max_steps=5, observation_chars=200).transcript == env.transcript
     assert repr(CORPUS) == before and CORPUS.find("born in Lindau") is IDA
     assert str(env.transcript) and env._repr_html_() and repr(env)
-
-
-@given(
-    st.sampled_from(["Search", "lookup", "FINISH"]),
-    st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"))),
-)
-def test_an_argument_without_brackets_is_kept_as_it_is(verb: str, argument: str) -> None:
-    if any(c in "[]［］【】〔〕「」" for c in argument) or not argument.strip():
-        return
-    assert parse_action(f"{verb}[{argument}]") == Action(verb.capitalize(), argument.strip())
-
-
-def test_a_lone_surrogate_and_a_very_long_line_are_texts_too() -> None:
-    assert observations("Search[\ud800]")[0].startswith("Could not find")
-    assert not play("Action:" + " " * 200_000 + "Search[x", "[" * 200_000).transcript.steps[0].valid
-
-
-def test_titles_are_folded_alike() -> None:
-    assert fold_title("“Ｅｄ_Wood” ") == "ed wood"

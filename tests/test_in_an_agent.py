@@ -207,18 +207,6 @@ def test_an_update_leaves_the_old_text_to_the_time_before_a_correction_and_a_del
 # --- the budget
 
 
-def test_the_context_keeps_to_the_budget() -> None:
-    store = store_of(said(random.Random(7), 60))
-    for planner in (None, am.Mixture(threshold=0.0)):
-        sizes = []
-        for budget in (1, 40, 400, 10_000):
-            found = am.retrieve("Where is my cat?", store, k=20, planner=planner, token_budget=budget)
-            assert count_tokens(found.to_prompt()) <= budget
-            sizes.append(len(found.hits))
-        assert sizes[0] == 0 and sizes == sorted(sizes)
-        assert found.hits == am.retrieve("Where is my cat?", store, k=20, planner=planner).hits
-
-
 def test_a_prompt_keeps_to_its_budget_in_chinese_and_with_tags_in_the_texts() -> None:
     store = MemoryStore(embedder="hash")
     texts = [f"我昨天去了北京的医院看牙医，医生说没事，第{i}次。" for i in range(30)]
@@ -235,17 +223,6 @@ def test_a_prompt_keeps_to_its_budget_in_chinese_and_with_tags_in_the_texts() ->
 
 
 # --- what comes out
-
-
-def test_a_frame_has_the_same_columns_whatever_was_found() -> None:
-    store = MemoryStore(embedder="hash")
-    store.add("I laughed \ud83d", user="ann", speaker="Ann\0", at="2024-05-01", tags=["fun", "home"])
-    found = am.retrieve("laughed", store, where=Filter(user="ann")).to_frame()
-    assert found["text"].tolist() == ["I laughed ?"] and found["speaker"].tolist() == ["Ann"]
-    nothing = am.retrieve("laughed", store, where=Filter(user="bob")).to_frame()
-    assert len(nothing) == 0 and nothing.dtypes.to_dict() == found.dtypes.to_dict()
-    assert {str(found[name].dtype) for name in ("id", "text", "owner", "tags")} == {"str"}
-    assert (str(found["at"].dtype), str(found["score"].dtype)) == ("datetime64[us, UTC]", "float64")
 
 
 # --- what comes in

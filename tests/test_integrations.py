@@ -70,7 +70,7 @@ class Retriever:
         return [(n.node_id, n.text, n.metadata) for n in documents]
 
 
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(params=["langchain", pytest.param("llamaindex", marks=pytest.mark.slow)])  # a slow import
 def library(request: pytest.FixtureRequest) -> Retriever:
     return Retriever(request.param)
 
@@ -164,6 +164,7 @@ def test_a_call_of_langchain_may_change_number_user_and_time(
         langchain.make(store, user="ann")
 
 
+@pytest.mark.slow
 def test_a_query_engine_of_llamaindex_answers_without_the_network_and_is_told_to_callbacks(
     store: am.MemoryStore, llamaindex: Retriever, no_network: None
 ) -> None:

@@ -11,13 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.memory.cascade import affected, parts_of
-from adaptmr.memory.changes import GIVEN_UP, Changes, MemoryBusy, Present, retired_because
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layered import LayeredMemory
-from adaptmr.memory.layers import KEY, PAGE, SUMMARY, TOPIC, Layers, derive, span_id, step_span
-from adaptmr.memory.long_term import make_fact, make_profile, make_summary, manual_key
+from adaptmr.memory.layers import (
+    GIVEN_UP,
+    KEY,
+    PAGE,
+    SUMMARY,
+    TOPIC,
+    Changes,
+    Layers,
+    MemoryBusy,
+    Present,
+    derive,
+    retired_because,
+    span_id,
+    step_span,
+)
 from adaptmr.memory.tasks import MemoryTasks
-from adaptmr.memory.topics import join_topic, new_topic
+from adaptmr.memory.writing import join_topic, make_fact, make_profile, make_summary, manual_key, new_topic
 from adaptmr.store.edits import Add, SetStatus, Update
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
@@ -297,7 +309,7 @@ def test_an_outdated_change_is_worked_out_again_but_not_for_ever(
 
     present.change(compute, "test", slowly=True)
     assert len(calls) == 2 and {"t1", "t8"}.isdisjoint(shown(store))
-    monkeypatch.setattr("adaptmr.memory.changes.MAX_TRIES", 3)
+    monkeypatch.setattr("adaptmr.memory.layers.MAX_TRIES", 3)
     with pytest.raises(MemoryBusy, match="others wrote 3 times meanwhile; nothing was changed, try again"):
         Present(store).change(always_late, "test")
     assert "t3" in shown(store)

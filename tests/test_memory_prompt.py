@@ -98,11 +98,11 @@ def test_nothing_is_said_twice(n, day, roads):
         prompt = prompt_of(own, f"What did Maya pay on day {day} at the violin?", CONFIG, roads)
     said = sentences_of(prompt, {m.id: m.layer for m in made})
     assert len(said) == len(set(said)), [s for s in said if said.count(s) > 1]
-    whole = [line.turn for s in prompt.sections for line in s.lines if line.turn]
+    whole = [line.memory for s in prompt.sections for line in s.lines if line.memory in prompt.turn_sources]
     assert len(whole) == len(set(whole)), "a turn stands once"
     # what a turn that is shown says, no memory but a key memory says again
     derived = [s for m in made if m.layer != "key" for s in sentences_of(prompt, {m.id: m.layer})]
-    shown = {s.lower() for t in turns if t.id in prompt.turns for s in split_sentences(t.text)}
+    shown = {s.lower() for t in turns if t.id in prompt.turn_sources for s in split_sentences(t.text)}
     assert not shown & set(derived)
 
 
@@ -120,7 +120,7 @@ def test_the_evidence_is_what_the_prompt_shows(store, roads):
         assert evidence.context == prompt.memory_text and len(evidence.hits) <= 10
         for source in evidence.sources:
             assert texts[source] in evidence.context
-        assert {h.memory.id for h in evidence.hits if not h.memory.layer} <= prompt.turns
+        assert {h.memory.id for h in evidence.hits if not h.memory.layer} <= set(prompt.turn_sources)
 
 
 # --- size
@@ -149,11 +149,12 @@ def test_a_long_turn_is_cut_and_the_latest_have_no_hole():
 
     prompt = latest(50, "short", "word " * 500)
     (line,) = prompt["short_term"].lines
-    assert line.text.endswith("…") and prompt["short_term"].tokens in (49, 50) and "t1" not in prompt.turns
+    assert line.text.endswith("…") and prompt["short_term"].tokens in (49, 50)
+    assert "t1" not in prompt.turn_sources
     left_out = {(one.memory, one.section) for one in prompt.left_out}
     assert left_out >= {("t0", "short_term"), ("t1", "short_term")}
     prompt = latest(40, "first", "word " * 40, "third", "fourth")
-    assert [line.turn for line in prompt["short_term"].lines] == ["t2", "t3"]
+    assert [line.memory for line in prompt["short_term"].lines] == ["t2", "t3"]
 
 
 def test_a_turn_among_the_latest_is_not_quoted_by_its_page_nor_a_key_memory_by_a_fact():
@@ -162,8 +163,8 @@ def test_a_turn_among_the_latest_is_not_quoted_by_its_page_nor_a_key_memory_by_a
     with MemoryStore(embedder="hash") as own:
         own.add([*turns, page, derive(TOPIC, "topic:1", "A topic.", [page])])
         prompt = prompt_of(own)
-        assert [line.turn for line in prompt["short_term"].lines] == ["t3", "t4", "t5", "t6"]
-        assert [line.turn for line in prompt["mid_term"].lines] == ["t1", "t2"]
+        assert [line.memory for line in prompt["short_term"].lines] == ["t3", "t4", "t5", "t6"]
+        assert [line.memory for line in prompt["mid_term"].lines] == ["t1", "t2"]
         assert "A page." not in prompt.text and "A topic." not in prompt.text
     turns = [
         Memory("t1", "I am allergic to peanuts. I work at night.", "Maya", START, step=1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -11,14 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from adaptmr.memory.changes import Changes
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layered import LayeredMemory
-from adaptmr.memory.layers import DERIVED, FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, Layers
-from adaptmr.memory.topics import Use, eviction_order, next_page, promotion_rule
+from adaptmr.memory.layers import FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, Changes, Layers
+from adaptmr.memory.writing import Use, eviction_order, next_page, promotion_rule
 from adaptmr.types import Memory
 
 SMALL: dict[str, Any] = {"stm_capacity": 2, "page_turns": 2, "rollup_pages": 2, "profile_every": 1}
@@ -78,19 +74,6 @@ class Conversation:
 
     def promote(self, uses: Mapping[str, Use]) -> Changes:
         return self.memory.present.change(lambda changes: self.memory._writer.promote(changes, uses), "test")
-
-
-def seen(layers: Layers) -> Any:
-    """All that layers say, for comparison."""
-    return (
-        [[replace(m, version=1) for m in layers.of(name, None)] for name in DERIVED],
-        layers.short_term,
-        layers.words,
-        layers.last_step,
-        layers.latest_page and layers.latest_page.id,
-        {m.id: set(layers.made_of(m.id)) for name in DERIVED for m in layers.of(name, None)},
-        {t.id: [p.id for p in layers.pages_of(t.id, None)] for t in layers.of(TOPIC, None)},
-    )
 
 
 # -- pages and topics
@@ -240,22 +223,6 @@ def test_expired_key_memories_go_first() -> None:
 
 
 # -- the whole
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.lists(st.sampled_from(sorted(SUBJECTS)), min_size=1, max_size=30), st.integers(0, 10**6))
-def test_layers_that_followed_every_change_equal_those_made_afresh(subjects: list[str], seed: int) -> None:
-    c = Conversation(mtm_capacity=2, max_topic_pages=3, tail_pages=1, ltm_capacity=6)
-    c.talk(" ".join(subjects))
-    store = c.memory.store
-    events = store.events()
-    assert [e.kind for e in events if e.id.startswith("turn:")] == ["add"] * len(subjects), "turns stay"
-    memories = [m for id in {e.id for e in events} if (m := store.get(id)) is not None]
-    random.Random(seed).shuffle(memories)
-    afresh = Layers()
-    for m in (*memories, *memories):
-        afresh.put(m)
-    assert seen(afresh) == seen(c.layers) == seen(c.layers.copy())
 
 
 def test_eviction_takes_the_least_used_topic_then_the_coldest_and_no_turns() -> None:

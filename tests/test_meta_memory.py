@@ -31,7 +31,6 @@ from adaptmr.memory.team.meta import (
 )
 from adaptmr.memory.team.records import is_record, read_record
 from adaptmr.memory.team.steps import TeamStep, Transcript
-from adaptmr.memory.team.team import TeamMemory
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
@@ -191,21 +190,6 @@ def test_successes_and_failures_have_their_own_places():
     assert meta.recall(QUESTION, k=0).successes == ()
 
 
-def test_the_same_attempt_is_given_once():
-    meta = MetaMemory()
-    for _ in range(3):
-        meta.remember(play(), True)
-    assert len(meta) == 3 and len(meta.recall(QUESTION, k=3).successes) == 1
-
-
-def test_an_insight_for_all_tasks_is_given_to_any():
-    meta = MetaMemory()
-    rule = meta.add("Read the question twice.", by="reward")
-    assert meta.recall(QUESTION).insights == (rule,)
-    meta.remember(play(), True)
-    assert rule.id in meta.recall("How tall is Brann?").ids
-
-
 def test_a_neighbour_in_the_graph_teaches_what_a_search_does_not_reach():
     meta = MetaMemory(config=MetaConfig(pool=1, edge_similarity=0.0))
     first = meta.remember(
@@ -306,16 +290,6 @@ def test_what_helped_stays():
     assert {t.id: (t.uses, t.successes, t.since) for t in meta.tasks}[old.id] == (1, 1, 3)
 
 
-def test_what_was_shown_in_vain_loses_worth():
-    meta = MetaMemory()
-    first = meta.remember(play(), True)
-    second = meta.remember(play(*FILMS[0]), True)
-    meta.remember(play(*FILMS[1], lost=True), False, shown=Experience(successes=(second,)))
-    held = {t.id: t for t in meta.tasks}
-    assert (held[second.id].uses, held[second.id].successes) == (1, 0)
-    assert held[second.id].worth(3) < replace(held[first.id], since=2).worth(3)
-
-
 def test_worth_by_hand():
     """In MemoryBank's program a strong memory is forgotten faster than a weak one."""
     helped, useless = Skill(form="a", since=6, uses=2, successes=2), Skill(form="b", since=10, uses=8)
@@ -347,18 +321,6 @@ def test_what_is_forgotten_is_found_by_nothing():
     assert again.turn == 3, "the clock goes on"
 
 
-def test_an_insight_of_very_many_tasks_goes_from_the_first_of_them_too(monkeypatch):
-    """It names the latest only, so the first ones are no longer named when it is removed."""
-    monkeypatch.setattr("adaptmr.memory.team.meta.MAX_ABOUT", 3)
-    meta = MetaMemory(llm=ScriptedLLM())
-    for number in range(5):
-        meta.remember(play(film=f"Film {'x' * number}", lost=True), False)
-    (insight,) = [i for i in meta.insights if len(i.about) == 3]
-    while meta.remove(insight.id) is not None:
-        pass
-    assert insight.id not in {i.id for i in meta.recall("Who is married to the director of Film x?").insights}
-
-
 # -- the store
 
 
@@ -372,16 +334,6 @@ def test_a_file_keeps_it(tmp_path):
         again = MetaMemory(store)
         assert again.recall(QUESTION) == said and again.tasks == tasks
         assert again.remember(play(*FILMS[1]), True).turn == 3
-
-
-def test_it_shares_a_store_with_a_team():
-    store = MemoryStore()
-    team = TeamMemory(QUESTION, store)
-    meta = MetaMemory(store)
-    meta.remember(play(), True)
-    team.shared.add_fact("Brann", "height", "31 m")
-    assert meta.recall(QUESTION).successes and len(MetaMemory(store)) == 1
-    assert len(team.shared.facts) == 1
 
 
 # -- threads

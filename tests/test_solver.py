@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -19,7 +17,6 @@ from server import Server, ok_json
 from adaptmr.eval.report.run_folder import drop_text_columns, redaction_problems
 from adaptmr.eval.runner.asking import PLAN_COLUMNS
 from adaptmr.eval.runner.evaluate import evaluate
-from adaptmr.eval.runner.run import JournalError
 from adaptmr.eval.runner.timings import time_systems
 from adaptmr.files import RunNotice
 from adaptmr.llm import LLM
@@ -27,8 +24,8 @@ from adaptmr.memory.team.steps import TeamStep, Transcript
 from adaptmr.reader import answer
 from adaptmr.registry import Registered
 from adaptmr.systems import base
-from adaptmr.systems.base import Solution, Solver
-from adaptmr.systems.contract import ContractError, check_solution
+from adaptmr.systems.base import Solution
+from adaptmr.systems.contract import ContractError
 from adaptmr.types import Answer, Conversation, Dataset, Evidence, Hit, Memory, Question, Usage
 
 CITIES = {"c2": "Oslo", "c0": "Lima", "c1": "Rome"}  # in an order that is none of the alphabet's
@@ -148,30 +145,6 @@ def test_a_solver_forever_is_never_emptied() -> None:
     assert known(run([solver])) == [12, 13, 15, 16, 18, 19], "the next run begins with what it knows"
 
 
-def test_questions_come_in_the_order_of_the_data() -> None:
-    solver = Learner("run")
-    data = DATA.shuffled(seed=3)
-    frame = run([solver], data)
-    order = [c.id for c in data]
-    assert order != [c.id for c in DATA]
-    assert [e[1] for e in solver.events if e[0] == "ingest"] == order
-    assert [e[1] for e in solver.events if e[0] == "solve"] == frame.text.tolist()
-    assert list(frame.conversation.unique()) == order and known(frame) == [2, 3, 5, 6, 8, 9]
-
-
-def test_one_question_at_a_time_even_where_a_model_allows_many() -> None:
-    threads = set()
-
-    class Watched(Learner):
-        def solve(self, question: Question) -> Solution:
-            threads.add(threading.current_thread())
-            return super().solve(question)
-
-    llm = SimpleNamespace(model="fake", is_offline=False, concurrency=4)
-    assert known(run([Watched("run")], llm=llm)) == [2, 3, 5, 6, 8, 9]
-    assert threads == {threading.current_thread()}
-
-
 @pytest.mark.parametrize("scope", SCOPES)
 def test_what_it_answers_beside_others_is_what_it_answers_alone(scope: str) -> None:
     alone = run([Learner(scope)])
@@ -219,11 +192,6 @@ def test_only_the_scores_of_training_questions_are_told() -> None:
     events = [e[:2] for e in solver.events if e[0] in ("solve", "learn")]
     assert events.index(("learn", ASKED[1].text)) == events.index(("solve", ASKED[1].text)) + 1
     assert known(frame) == [2, 3, 6, 7, 9, 11], "what it was told, it remembers"
-
-
-def test_training_questions_must_exist() -> None:
-    with pytest.raises(ValueError, match="train names 1 questions that the data lacks, such as 'c9/q0'"):
-        run([Learner()], train=["c2/q0", "c9/q0"])
 
 
 def test_what_learning_spends_is_in_its_row() -> None:
@@ -279,12 +247,6 @@ def test_interrupted_it_is_asked_again_from_the_first_question_of_its_scope(
     assert not again.events, "a finished run is read from its journal"
 
 
-def test_training_questions_identify_the_run(tmp_path: Path) -> None:
-    run([Learner()], train=["c2/q0"], journal=tmp_path / "j")
-    with pytest.raises(JournalError, match="belongs to another run"):
-        run([Learner()], train=["c2/q1"], journal=tmp_path / "j")
-
-
 def test_no_journal_continues_a_solver_that_remembers_from_run_to_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'learner' remembers from run to run"):
         run([Learner("forever")], journal=tmp_path / "j")
@@ -318,24 +280,15 @@ class Theirs:
     "solution, said",
     [
         (Answer("Oslo"), "what it returned is an Answer, not of type Solution"),
-        (None, "what it returned is a NoneType, not of type Solution"),
         (replace(GOOD, answer="Oslo"), "answer is a str, not of type Answer"),
-        (replace(GOOD, answer=Answer("x", None)), "answer.abstained is a NoneType"),
         (replace(GOOD, answer=Answer("x", usage=Usage(calls=-1))), "usage.calls=-1"),
-        (replace(GOOD, evidence=[]), "evidence is a list, not of type Evidence"),
         (
             replace(GOOD, evidence=Evidence([Hit(Memory("elsewhere", "x"), 1.0)])),
             "1 hits are no turns of the conversation .*: 'elsewhere'",
         ),
-        (replace(GOOD, evidence=Evidence(usage=Usage(prompt_tokens=-1))), "usage.prompt_tokens=-1"),
-        (replace(GOOD, transcript="Search[x]"), "transcript is a str, not of type Transcript"),
         (replace(GOOD, counts=[1]), "counts is a list, not a mapping"),
         (replace(GOOD, counts={"turns": math.nan}), r"counts\['turns'\]=nan must be a finite number"),
-        (replace(GOOD, counts={"turns": "3"}), r"counts\['turns'\]='3' must be a finite number"),
-        (replace(GOOD, counts={3: 3}), r"counts\[3\]=3 must be a finite number, and its name a string"),
         (replace(GOOD, counts={"f1": 1}), "names of columns that every row has: 'f1'; rename"),
-        (replace(GOOD, counts={"train": 1}), "columns that every row has: 'train'"),
-        (replace(GOOD, counts={"ms_ingest": 1}), "columns that every row has: 'ms_ingest'"),
         (replace(GOOD, record=["turn"]), "record is a list, not of type str"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -343,13 +296,6 @@ class Theirs:
 def test_a_solver_that_returns_something_else_is_named_with_the_question(solution: Any, said: str) -> None:
     with pytest.raises(ContractError, match=rf"^system 'theirs', question 'c2/q0': .*{said}"):
         run([Theirs(solution)], replace(DATA, conversations=TALKS[:1], questions=ASKED[:2]))
-
-
-def test_all_that_is_wrong_is_said_at_once_and_a_good_solution_passes() -> None:
-    with pytest.raises(ContractError) as error:
-        check_solution(Theirs(), replace(GOOD, answer=1, counts=2, record=3), {"S1:1"}, "q")
-    assert all(part in str(error.value) for part in ("answer is", "counts is", "record is"))
-    assert check_solution(Theirs(), GOOD, {"S1:1"}) is GOOD and isinstance(Theirs(), Solver)
 
 
 def test_a_solver_with_the_four_members_alone_is_evaluated_and_not_held_to_k() -> None:
@@ -365,9 +311,7 @@ def test_a_solver_with_the_four_members_alone_is_evaluated_and_not_held_to_k() -
         ({"scope": "week"}, "scope='week' must be one of task, run, forever"),
         ({"oracle": True, "name": "oracle_theirs"}, "a solver gets no gold fields"),
         ({"solve": None, "retrieve": print, "scope": "run"}, "scope and learn are for a solver"),
-        ({"solve": None, "retrieve": print, "learn": print}, "scope and learn are for a solver"),
         ({"solve": None}, r"it lacks retrieve\(\)"),
-        ({"ingest": None}, r"it lacks ingest\(\)"),
     ],
 )
 def test_members_that_do_not_go_together_are_refused_before_anything_runs(
@@ -403,17 +347,6 @@ def test_columns_of_solvers_are_there_where_a_run_has_solvers() -> None:
     plain_columns = list(run(["lexical"]).columns)
     assert not {"turns", "known", "train", "transcript"} & set(plain_columns)
     frame = run(["lexical", Learner()], train=["c0/q0"])
-    assert set(frame.columns) - set(plain_columns) == {
-        "train",
-        "turns",
-        "known",
-        "shown_tokens",
-        "transcript",
-        "ingest_calls",
-        "ingest_prompt_tokens",
-        "ingest_completion_tokens",
-        "ingest_cost_usd",
-    }
     assert list(frame.columns[-5:]) == ["train", "turns", "known", "shown_tokens", "transcript"]
     assert list(run([Learner(), "lexical"]).columns) == list(frame.columns), "whichever is asked first"
     lexical, mine = (frame[frame.system == name] for name in ("lexical", "learner"))
@@ -506,23 +439,10 @@ def test_orders_and_splits_depend_on_ids_and_seed_alone(n: int, seed: int, other
 # --- what is for systems that retrieve
 
 
-def test_a_solver_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solver_is_asked_by_its_name_too_and_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Registered(lambda **_: Learner(), "a test's", __name__, "learner", "team")
     monkeypatch.setitem(base.SYSTEMS.entries, "learner", learner)
-    with pytest.raises(ValueError, match=r"solvers can't be timed again.*\['learner'\]"):
-        time_systems(run(["lexical", "learner"]), DATA, embedder="hash")
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_a_solver_is_asked_by_its_name_too(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    def make(*, embedder: Any, **_: Any) -> Learner:
-        made.append(embedder if isinstance(embedder, str) else embedder.name)
-        return Learner(scope)
-
-    learner = Registered(make, "a test's", __name__, "learner", "team")
-    monkeypatch.setitem(base.SYSTEMS.entries, "learner", learner)
     frame = run(["learner"])
-    pd.testing.assert_frame_equal(plain(frame), plain(run([Learner(scope)])))
-    assert "learner" in base.known_systems("team") and set(made) == {"hash"}
+    pd.testing.assert_frame_equal(plain(frame), plain(run([Learner()])))
+    with pytest.raises(ValueError, match=r"solvers can't be timed again.*\['learner'\]"):
+        time_systems(frame, DATA, embedder="hash")

@@ -38,7 +38,6 @@ from adaptmr.memory.team.records import (
 from adaptmr.memory.team.steps import focus, only_rephrased, text_key
 from adaptmr.memory.team.team import PrivateMemory, SharedMemory, TeamMemory, format_private, format_shared
 from adaptmr.store.memory_store import MemoryStore
-from adaptmr.types import Memory
 
 QUESTION = "Where was the keeper of the Brann lighthouse born?"
 KEEPER = Triple("Brann lighthouse", "keeper", "Ilse Maro")
@@ -393,20 +392,6 @@ def test_what_a_killed_player_wrote_is_in_the_file(tmp_path):
 
 
 # --- records
-
-
-def test_other_memories_of_the_store_are_no_records():
-    store = hashing()
-    store.add(
-        [
-            Memory("t1", "I keep a lighthouse.", "Ilse", owner="task"),
-            Memory("f", "x", layer="fact", owner="task"),
-        ]
-    )
-    shared = SharedMemory(QUESTION, store)
-    shared.add_fact("Brann", "keeper", "Ilse Maro")
-    hits = [h for e in shared.recall("Who keeps the lighthouse?").evidence.values() for h in e.hits]
-    assert [h.memory.layer for h in hits] == ["shared/fact"]
 
 
 # --- properties

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -153,12 +151,6 @@ def test_the_last_turn_gives_the_best_answer_that_is_known():
     assert [v.turns_left for v in views(episode, "solver")] == [3, 2, 1]
 
 
-def test_without_memory_the_best_answer_is_that_of_the_last_page():
-    script = (SECOND, "Search[Osk Tunnel]", "Search[Velm Bridge]")
-    bare = play(*script, max_turns=3, private=False, shared=False, curator=False)
-    assert bare.transcript.answer != "Orlby" == play(*script, max_turns=3).transcript.answer
-
-
 def test_an_objection_costs_a_turn_and_the_last_one_changes_nothing():
     episode = play("Finish[Velm]", verifier=(FIRST, SECOND, "Search[Osk Tunnel]"), max_turns=3)
     assert [str(s) for s in episode.transcript.steps] == [FIRST, SECOND, "Finish[Velm]"]
@@ -219,35 +211,6 @@ def test_what_is_not_the_players_fault_passes(error):
     assert episode.memory.team.shared.task.state == "failed"
     with pytest.raises(type(error)):
         team(error).solve(Question("", QUESTION))
-
-
-# --- threads
-
-
-def test_two_teams_at_once_do_not_mix():
-    barrier = threading.Barrier(4, timeout=60)
-
-    class Waiting(Scripted):
-        def act(self, view: PlayerView) -> Move:
-            barrier.wait()
-            return super().act(view)
-
-    def run(n: int) -> tuple[Team, Any, Episode]:
-        pages, question = (PAGES, QUESTION) if n % 2 else (OTHER_PAGES, OTHER_QUESTION)
-        first, second = list(pages)[:2]
-        solver = Waiting("solver", f"Search[{first}]", f"Search[{second}]", "Finish[it]")
-        made = Team(f"team {n}", {"solver": solver}, curator=True, embedder="hash", read=read)
-        made.ingest(talk(f"c{n}", pages))
-        episode = made.begin(question)
-        episode.play()
-        return pages, episode
-
-    with ThreadPoolExecutor(4) as pool:
-        played = list(pool.map(run, range(4)))
-    for pages, episode in played:
-        assert [h.question for h in episode.memory.team.shared.hops] == list(pages)[:2]
-        assert {f.entity for f in episode.memory.team.shared.facts} <= set(pages)
-        assert {s.split("#")[0].replace("_", " ") for s in episode.transcript.shown} == set(list(pages)[:2])
 
 
 # --- prompts
@@ -548,32 +511,6 @@ def test_every_team_answers_through_evaluate():
     assert (shared["repeated_searches"] == 0).all()
     assert (frame.loc["one_agent", "shown_tokens"] <= frame.loc["team_full", "shown_tokens"]).all()
     assert (frame.loc["team_full", "facts"] > 0).all() and (frame.loc["team_shared", "facts"] == 0).all()
-
-
-def test_a_shuffled_memory_holds_no_fact_of_its_own_task_and_as_many():
-    own = {QUESTION: ("Velm", "Quill", "Orlby"), OTHER_QUESTION: ("Brann", "Maro", "Vardby")}
-    made = team(FIRST, SECOND, "Finish[it]", shuffled=True)
-    for question, pages, id in ((QUESTION, PAGES, "velm"), (OTHER_QUESTION, OTHER_PAGES, "brann")):
-        first, second = list(pages)[:2]
-        counts = {}
-        for shuffled in (False, True):
-            made.shuffled = shuffled
-            made.players = {
-                "solver": Scripted("solver", f"Search[{first}]", f"Search[{second}]", "Finish[it]")
-            }
-            made.ingest(talk(id, pages))
-            episode = made.begin(question)
-            episode.play()
-            counts[shuffled] = len(episode.memory.team.shared.facts)
-            shared, private = episode.memory.team.shared, episode.memory.team.private["solver"].board
-            told = [f.text for f in shared.facts] + [h.answer or "" for h in shared.hops]
-            told += [e.content for e in private.all(EvidencePiece)]
-            told += [s.conclusion for s in private.all(ReasoningStep)]
-            assert any(word in " ".join(told) for word in own[question]) is not shuffled
-        made.shuffled = True
-        made.players["solver"].script[:] = [f"Search[{first}]", f"Search[{second}]", "Finish[it]"]
-        made.solve(Question("", question))
-    assert counts[True] == counts[False] > 0, "the second task has the facts of the first to draw on"
 
 
 @given(

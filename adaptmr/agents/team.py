@@ -102,13 +102,8 @@ class Team(DisplayedSystem):
         """Answer a question by the passages.
 
         What a player raises gives an empty answer, with the reason in the record. What a model's server
-        raises passes. Raises `ValueError` for a question on another conversation.
+        raises passes.
         """
-        if question.conversation not in ("", self._conversation.id):
-            raise ValueError(
-                f"team {self.name!r} has the passages of {self._conversation.id!r}; ingest those of "
-                f"{question.conversation!r} first"
-            )
         episode = self.begin(question)
         try:
             episode.play()
@@ -236,10 +231,8 @@ TEAMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def make_team(name: str, llm: LLM | None = None, *, embedder: Any = "auto", **options: Any) -> Team:
     """Make a team of `TEAMS`; `options` are further ones of `Team`, or others than its own.
 
-    It plays with a model only. Raises `ValueError` for an unknown name.
+    It plays with a model only. Raises `KeyError` for an unknown name.
     """
-    if name not in TEAMS:
-        raise ValueError(f"unknown team {name!r}; there are {', '.join(TEAMS)}")
     roles = {"solver": ROLES["solver"]} if name == "one_agent" else ROLES
     settings = {"players": make_players(llm, roles), **SHORT, **TEAMS[name][1], **options}
     return Team(name, llm=llm, embedder=embedder, **settings)

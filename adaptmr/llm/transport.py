@@ -416,9 +416,10 @@ class Transport:
             kwargs = self._accepted(request, level)
             outcome = self._ask(partial(self._complete, kwargs), "/chat/completions", (400, 422))
             if not isinstance(outcome, _Failure):
-                if level > self._format_level:
-                    self._format_level = level
-                    self.count(f"adapted: {_FORMATS[level]}")
+                with self.lock:
+                    if level > self._format_level:
+                        self._format_level = level
+                        self.counts[f"adapted: {_FORMATS[level]}"] += 1
                 return {**outcome, "seconds": round(time.perf_counter() - start, 3)}
             refusal = refusal or outcome.message[:400]
             if self._adapt(outcome.message, kwargs):

@@ -12,34 +12,32 @@ from dataclasses import replace
 from graphlib import TopologicalSorter
 from typing import Any
 
-from adaptmr.memory.changes import (
+from adaptmr.memory.layers import (
     DELETED,
     EMPTY,
+    FACT,
     GIVEN_UP,
     GIVEN_UP_WITH_TOPIC,
-    RETIRED,
-    WITH_TOPIC,
-    Changes,
-    is_undone,
-    retired_because,
-    with_meta,
-)
-from adaptmr.memory.layers import (
-    FACT,
     KEY,
     MANUAL,
     PAGE,
     PROFILE,
+    RETIRED,
     SUMMARY,
     TOPIC,
     TURN,
+    WITH_TOPIC,
+    Changes,
     Layers,
     covered_steps,
     derive,
+    is_undone,
+    retired_because,
+    with_meta,
 )
 from .sentences import Idf
 from .tasks import MemoryTasks, Written
-from .topics import topic_keywords
+from .writing import topic_keywords
 from ..types import Memory
 
 

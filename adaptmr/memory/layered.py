@@ -17,15 +17,35 @@ from ..llm import LLM
 from ..llm.tasks import meter_usage
 from ..markup import HtmlOutput, cut_text, html_table
 from .cascade import Cascade
-from .changes import Changes, Present, is_undone, retired_because
 from .config import MemoryConfig
-from .layers import DERIVED, FACT, KEY, PAGE, PROFILE, SUMMARY, TOPIC, covered_steps, parse_id
-from .long_term import manual_key, urgency
+from adaptmr.memory.layers import (
+    DERIVED,
+    FACT,
+    KEY,
+    PAGE,
+    PROFILE,
+    SUMMARY,
+    TOPIC,
+    Changes,
+    Present,
+    covered_steps,
+    is_undone,
+    parse_id,
+    retired_because,
+)
 from .prompt import Prompt, build_prompt, shown_evidence
 from .roads import Recall, recall
 from .tasks import MemoryTasks
-from .topics import UNUSED, heat, hit_rate, uses_of
-from .writing import UNNUMBERED, Intake, Writer
+from adaptmr.memory.writing import (
+    UNNUMBERED,
+    UNUSED,
+    Writer,
+    heat,
+    hit_rate,
+    manual_key,
+    urgency,
+    uses_of,
+)
 from ..reader import answer
 from ..store.edits import Rollback
 from ..store.memory_store import MemoryStore
@@ -95,7 +115,7 @@ def list_events(
 __all__ = ['MAX_ANSWER_TOKENS', 'USER_NAME', 'ASSISTANT_NAME', 'USER', 'MemoryEvent', 'MemoryEvents', 'list_events', 'Response',
            'LayeredMemory']
 
-# %% ../../nbs/memory/08_layered.ipynb #65b8c5d4
+# %% ../../nbs/memory/08_layered.ipynb #4b31d95a
 @dataclass(frozen=True, repr=False)
 class Response:
     """An answer, the prompt that it was given to, what was recalled, and the two turns as stored."""
@@ -154,14 +174,14 @@ class LayeredMemory:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.config, self.llm, self.user, self.assistant = config or MemoryConfig(), llm, user, assistant
-        self._embedder, self._clock = embedder, clock
-        self._use(path if isinstance(path, MemoryStore) else MemoryStore(path, embedder=embedder))
+        self._clock = clock
+        store = path if isinstance(path, MemoryStore) else MemoryStore(path, embedder=embedder)
+        self.store, self.present = store, Present(store, user)
+        self._tasks = MemoryTasks(self.config, llm)
+        self._writer = Writer(
+            self.present, self._tasks, lambda texts: store.embedder.encode(list(texts)), assistant
+        )
 
-    def _use(self, store: MemoryStore) -> None:
-        self.store, self.present = store, Present(store, self.user)
-        self._tasks = MemoryTasks(self.config, self.llm)
-        self._writer = Writer(self._tasks, lambda texts: store.embedder.encode(list(texts)))
-        self._intake = Intake(self.present, self._writer, self.assistant)
 
     # -- turns
 
@@ -171,21 +191,21 @@ class LayeredMemory:
         """Store a turn with all that it sets off; return it as stored, with its number and id.
 
         A text is a turn of `speaker` (default: the user) at `at` (default: now). A turn whose id is there
-        stays as it is. Raises `ValueError` as `Intake.add` does, and with a model what `LLM.complete` raises;
+        stays as it is. Raises `ValueError` as `Writer.add` does, and with a model what `LLM.complete` raises;
         the turn is stored then.
         """
-        return self._intake.add(self._turn(turn, speaker, at, session))
+        return self._writer.add(self._turn(turn, speaker, at, session))
 
     def observe(self, turn: Memory) -> Usage:
         """Store a turn with all that it sets off; return what that cost."""
         begun = perf_counter()
         with meter_usage() as meter:
-            self._intake.add(turn)
+            self._writer.add(turn)
         return replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun))
 
     def complete(self) -> int:
         """Write what is due and not there, such as after a model's failure; return the number of changes."""
-        return self._intake.complete()
+        return self._writer.complete()
 
     def _turn(self, turn: Memory | str, speaker: str, at: datetime | str | None, session: str) -> Memory:
         if isinstance(turn, Memory):
@@ -321,14 +341,14 @@ class LayeredMemory:
         with meter_usage() as meter:
             recalled = self.recall(Question("", text, asked_at=asked.at))
             prompt = build_prompt(recalled, text, self.config)
-            heard = self._intake.add(asked, (*recalled.found(TOPIC), *recalled.found(PAGE)))
+            heard = self._writer.add(asked, (*recalled.found(TOPIC), *recalled.found(PAGE)))
             if self.llm is None or self.llm.is_offline:
                 reply = answer(text, shown_evidence(recalled, prompt), asked_at=asked.at).text
             else:
                 told = self.llm.complete(prompt.messages, max_tokens=MAX_ANSWER_TOKENS, task="respond")
                 reply = told.text.strip()
             name = self.assistant or ASSISTANT_NAME
-            said = self._intake.add(self._turn(reply, name, asked.at, session))
+            said = self._writer.add(self._turn(reply, name, asked.at, session))
         usage = replace(meter.usage, seconds=meter.times.seconds(perf_counter() - begun))
         return Response(reply, prompt, recalled, (heard, said), usage)
 
@@ -409,27 +429,6 @@ class LayeredMemory:
     def state_version(self) -> tuple[int, int]:
         """Return two numbers that change with every change and every query that is counted."""
         return self.store.last_event, self.store.visits((), last=0).queries
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that is stored to one file, which `load` reads."""
-        self.store.export_jsonl(path)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace all that is stored by the content of a file that `save` wrote.
-
-        Raises `ValueError` for a broken file, and for a memory in a file that is not empty; nothing is
-        changed then.
-        """
-        if self.store.path != ":memory:" and self.store.last_event:
-            raise ValueError(f"{self.store.path} holds a memory already; load into a new file")
-        loaded = MemoryStore(self.store.path, embedder=self._embedder)
-        try:
-            loaded.import_jsonl(path)
-        except BaseException:
-            loaded.close()
-            raise
-        self.store.close()
-        self._use(loaded)
 
     def close(self) -> None:
         """Close the store."""

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from .sentences import TextWords
+from ..store.database import StoreChanged, StoreError
+from ..store.edits import Add, Edit, Erase, SetStatus, Update
+from ..store.memory_store import MemoryStore
 from ..text import clean, tokenize
 from ..types import Memory, memory_order
 
@@ -110,7 +116,9 @@ def is_expired(memory: Memory, now: datetime | None) -> bool:
 
 # %% auto #0
 __all__ = ['TURN', 'PAGE', 'TOPIC', 'SUMMARY', 'FACT', 'PROFILE', 'KEY', 'DERIVED', 'LONG_TERM', 'CATEGORIES', 'MANUAL', 'AUTO',
-           'Encode', 'covered_steps', 'step_span', 'span_id', 'text_id', 'parse_id', 'derive', 'is_expired', 'Layers']
+           'Encode', 'GIVEN_UP', 'DELETED', 'WITH_TOPIC', 'GIVEN_UP_WITH_TOPIC', 'EMPTY', 'RETIRED', 'Read',
+           'MAX_TRIES', 'Compute', 'covered_steps', 'step_span', 'span_id', 'text_id', 'parse_id', 'derive',
+           'is_expired', 'Layers', 'retired_because', 'is_undone', 'with_meta', 'Changes', 'MemoryBusy', 'Present']
 
 # %% ../../nbs/memory/01_layers.ipynb #6c73adb8
 Encode = Callable[[Sequence[str]], np.ndarray]  # texts to vectors (n, dim) of length 1, as the store's
@@ -271,3 +279,237 @@ def _covered(m: Memory) -> tuple[tuple[int, int], str]:
 
 def _until(m: Memory) -> tuple[int, str]:
     return covered_steps(m)[1], m.id
+
+# %% ../../nbs/memory/01_layers.ipynb #98820026
+GIVEN_UP = "given up"
+DELETED = "deleted"
+WITH_TOPIC = "deleted with its topic"
+GIVEN_UP_WITH_TOPIC = "given up, then deleted with its topic"
+EMPTY = "nothing left"
+RETIRED = "retired"  # the key in `meta`
+
+
+def retired_because(memory: Memory) -> str:
+    """Return why a derived memory is out of use, one of the reasons above; "" where none is noted."""
+    return str(memory.meta.get(RETIRED, ""))
+
+
+def is_undone(memory: Memory) -> bool:
+    """Say whether a derived memory stands as if it had never been made, because a rollback took it back."""
+    return memory.layer != TURN and memory.status == "deleted" and not retired_because(memory)
+
+
+def with_meta(memory: Memory, **values: Any) -> Memory:
+    """Return a memory with these values in its `meta`; `None` takes a key out."""
+    meta = {k: v for k, v in {**memory.meta, **values}.items() if v is not None or k not in values}
+    return replace(memory, meta=meta)
+
+
+Read = Callable[[str], Memory | None]  # the memory with an id, as `MemoryStore.get` returns it
+
+
+def _follow(layers: Layers, memory: Memory, vector: np.ndarray | None, get: Read) -> None:
+    """Bring layers up to date with a memory; one that a rollback took back is forgotten, as if never made."""
+    if not is_undone(memory):
+        layers.put(memory, vector)
+    elif layers.get(memory.id) is not None:
+        _forget(layers, memory, get)
+
+
+def _forget(layers: Layers, memory: Memory, get: Read) -> None:
+    """Take a memory out of layers; the turns of a page are in no page again."""
+    layers.remove(memory.id)
+    if memory.layer == PAGE:
+        for turn in filter(None, map(get, memory.derived_from)):
+            layers.put(turn)
+
+
+class Changes:
+    """Edits that are not written yet: the memories and layers are shown as they will stand.
+
+    `before` are the layers as they stand in `store`; `number` is the highest turn number that was ever given,
+    to a turn that is deleted or taken back as well. `why` is noted in the log; `id` is what it is about.
+    """
+
+    def __init__(self, store: MemoryStore, before: Layers, number: int = 0) -> None:
+        self.store, self.before, self.number = store, before, number
+        self.edits: list[Edit] = []
+        self.why = self.id = ""
+        self._changed: dict[str, Memory | None] = {}
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The layers as they will stand."""
+        return self.before.copy()
+
+    def get(self, id: str) -> Memory | None:
+        """Return the memory with that id as it will stand, in any status; `None` for none."""
+        return self._changed[id] if id in self._changed else self.store.get(id)
+
+    def turns(self, ids: Iterable[str]) -> list[Memory]:
+        """Return the turns with these ids that are active, in their order."""
+        found = map(self.get, ids)
+        return [m for m in found if m is not None and m.status == "active" and m.layer == TURN]
+
+    def put(self, memory: Memory, vector: np.ndarray | None = None) -> Memory:
+        """Add a memory, or bring the one with its id to its text, fields and status; return it as it will be.
+
+        `vector` is that of its text, (dim,). Nothing is written where nothing changes.
+        """
+        old = self.get(memory.id)
+        if old is None:
+            self._note(Add(memory, vector), memory, vector)
+            return memory
+        if replace(memory, version=old.version, status=old.status) != old:
+            new = replace(memory, version=old.version + 1, status=old.status)
+            self._note(Update(memory, vector), new, vector)
+        return self.set_status(memory.id, memory.status)
+
+    def set_status(self, id: str, status: str) -> Memory:
+        """Make a memory "active" or "deleted". Raises `KeyError` for an unknown id."""
+        old = self.known(id)
+        new = replace(old, status=status)
+        if old != new:
+            self._note(SetStatus(id, status), new)
+        return new
+
+    def give_up(self, *memories: Memory) -> None:
+        """Take derived memories out of use, by a rule."""
+        for m in memories:
+            self.put(replace(with_meta(self.known(m.id), **{RETIRED: GIVEN_UP}), status="deleted"))
+
+    def erase(self, id: str) -> None:
+        """Remove a memory for good."""
+        memory = self.known(id)
+        self._changed[id] = None
+        self.edits.append(Erase(id))
+        _forget(self.layers, memory, self.get)
+
+    def known(self, id: str) -> Memory:
+        """Return the memory with that id as it will stand. Raises `KeyError` for none."""
+        if (memory := self.get(id)) is None:
+            raise KeyError(f"no memory {id!r}")
+        return memory
+
+    def _note(self, edit: Edit, memory: Memory, vector: np.ndarray | None = None) -> None:
+        self.edits.append(edit)
+        self._changed[memory.id] = memory
+        _follow(self.layers, memory, vector, self.get)
+
+# %% ../../nbs/memory/01_layers.ipynb #79a4c705
+MAX_TRIES = 1_000  # of one change; each time somebody else has written, so the whole has moved on
+Compute = Callable[[Changes], None]  # fills the changes with edits
+
+
+class MemoryBusy(StoreError):
+    """Others have changed the memory each time before edits could be applied; nothing was changed."""
+
+
+class Present:
+    """The layers of one owner as they stand in a store, and the changes made to it.
+
+    `layers` and `number`, the highest turn number that was ever given, are those after event `event`.
+    """
+
+    def __init__(self, store: MemoryStore, owner: str = "") -> None:
+        self.store, self.owner = store, owner
+        self._lock = threading.RLock()
+        self.layers, self.number = Layers(owner), 0
+        self.event = store.last_event  # read first: what is written meanwhile is taken in again
+        with store.snapshot():
+            memories = store.memories
+            for i, m in enumerate(memories):
+                if m.owner == owner:
+                    self._put(m, store.matrix[i] if m.layer in (TOPIC, PAGE) else None)
+            active = {m.id for m in memories}
+        self._take_in(e.id for e in store.events() if e.id not in active)  # what is out of use
+
+    def now(self) -> Layers:
+        """Return a copy of the layers as they are now, which no later change touches."""
+        with self.reading() as layers:
+            return layers.copy()
+
+    @contextmanager
+    def reading(self) -> Iterator[Layers]:
+        """Hold the layers as they are now within the block, for reading only; other threads wait."""
+        with self._lock:
+            self._refresh()
+            yield self.layers
+
+    def change(self, compute: Compute, who: str, slowly: bool = False) -> Changes:
+        """Apply what `compute` fills in, all or none; it is asked again when others were faster.
+
+        Within one process changes wait for each other; `slowly`: others may write while `compute` works, as
+        it asks a model. Raises `MemoryBusy` after `MAX_TRIES`, and what `compute` and `MemoryStore.apply`
+        raise; then nothing was changed.
+        """
+        for _ in range(MAX_TRIES):
+            with nullcontext() if slowly else self._lock:
+                with self.reading() as layers:
+                    changes = Changes(self.store, layers.copy() if slowly else layers, self.number)
+                    event = self.event
+                if self._try(compute, changes, event, who):
+                    return changes
+        raise MemoryBusy(
+            f"{self.store.path}: others wrote {MAX_TRIES} times meanwhile; nothing was changed, try again"
+        )
+
+    def _try(self, compute: Compute, changes: Changes, event: int, who: str) -> bool:
+        """Work out changes and apply them; `False` when others have changed the state after `event`.
+
+        `changes.get` shows what others have just written, which the layers don't: an error, or that there is
+        nothing to do, counts only if nobody has.
+        """
+        try:
+            compute(changes)
+        except (KeyError, ValueError):
+            if self.store.last_event == event:
+                raise
+            return False
+        if not changes.edits:
+            return self.store.last_event == event
+        with self._lock:
+            try:
+                self.store.apply(changes.edits, who, changes.why, since=event)
+            except StoreChanged:
+                return False
+            self._refresh()
+            for edit in changes.edits:
+                if isinstance(edit, Add | Update) and edit.vector is not None:
+                    now = self.layers.get(edit.id)
+                    if now is not None and now.text_with_speaker == edit.memory.text_with_speaker:
+                        self.layers.put(now, edit.vector)
+        return True
+
+    def _refresh(self) -> None:
+        """Take in what has changed."""
+        last = self.store.last_event
+        n = last - self.event
+        while self.event < last:
+            found = self.store.events(limit=n)
+            if len(found) == n and found[0].seq > self.event + 1:  # others have written since
+                n *= 2
+                continue
+            self._take_in(e.id for e in found if e.seq > self.event)
+            self.event = found[-1].seq
+
+    def _take_in(self, ids: Iterable[str]) -> None:
+        """Bring the layers up to date with the memories of these ids, as they are now."""
+        for id in filter(None, dict.fromkeys(ids)):
+            memory = self.store.get(id)
+            if memory is not None:
+                self._put(memory)
+                continue
+            told = parse_id(id)  # erased; the turn numbers in its id stay given
+            if told is not None and told[0] == self.owner:
+                self.number = max(self.number, told[1])
+            known = self.layers.get(id)
+            if known is not None:
+                _forget(self.layers, known, self.store.get)
+            else:
+                self.layers.remove(id)  # a turn in a page
+
+    def _put(self, memory: Memory, vector: np.ndarray | None = None) -> None:
+        if memory.owner == self.owner and memory.layer == TURN:
+            self.number = max(self.number, memory.step)
+        _follow(self.layers, memory, vector, self.store.get)

@@ -19,7 +19,6 @@ from ..llm import LLM
 from ..llm.concurrency import run_in_parallel
 from ..llm.tasks import meter_usage
 from ..markup import HtmlOutput, html_table
-from .changes import Read
 from .config import MemoryConfig
 from adaptmr.memory.layers import (
     DERIVED,
@@ -29,6 +28,7 @@ from adaptmr.memory.layers import (
     PAGE,
     TOPIC,
     TURN,
+    Read,
     covered_steps,
     is_expired,
 )
