@@ -80,7 +80,10 @@ ASK = [
 ]
 # values that no planner sets, so that the walk covers every field
 BY_HAND = [
-    RetrievalPlan(weights={"lexical": 1.0}, queries=("the red bicycle", "restaurant"), merge="question"),
+    *(
+        RetrievalPlan(weights={"lexical": 1.0}, queries=("the red bicycle", "restaurant"), merge=merge)
+        for merge in ("question", "keep")
+    ),
     RetrievalPlan(weights={"content": 1.0, "lexical": 1.0}, pool=3),
     RetrievalPlan(weights={"hybrid": 1.0}, token_budget=40),
     RetrievalPlan(prefer_latest=True, latest_rule="similarity", latest_similarity=0.3),
@@ -100,6 +103,13 @@ BY_HAND = [
     RetrievalPlan(weights={"hybrid": 1.0}, tags=("a", "b")),
     RetrievalPlan(weights={"hybrid": 1.0}, reranker="shortest first", rerank_depth=6),
 ]
+
+
+# ablations and baselines that set a field that no other system sets
+ALSO = (
+    *("rounds + expansion", "qarp with chained steps", "qarp with cosine gate", "hybrid_passages"),
+    *("adaptmr w/o shared words", "adaptmr, update by attribute", "longmemeval_rag"),
+)
 
 
 class ShortestFirst:
@@ -176,8 +186,8 @@ def llm() -> Iterator[LLM]:
 
 
 def planners(llm: LLM) -> Iterator[Any]:
-    """Every planner of the package: of each system with and without a model, of each strategy, by hand."""
-    for name in known_systems(None):
+    """The planners of the package: of systems with and without a model, of each strategy, by hand."""
+    for name in (*known_systems(), *ALSO):
         planner = get_capabilities(make_system(name, llm, embedder="hash")).planner
         if planner is not None:
             yield planner
