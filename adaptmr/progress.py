@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 # %% auto #0
 __all__ = ['PROGRESS_VARIABLE', 'progress_bar', 'Progress', 'ProgressSink', 'ProgressLine', 'is_watched', 'ProgressFile',
@@ -86,8 +86,8 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}"
 
 # %% ../nbs/01_progress.ipynb #84446723
-class ProgressSink(Protocol):
-    """Where progress is shown."""
+class ProgressSink:
+    """Where progress is shown; this one shows nothing."""
 
     def say(self, line: str) -> None:
         """Show a line that stays."""
@@ -102,7 +102,7 @@ class ProgressSink(Protocol):
         """Take away what doesn't stay."""
 
 
-class ProgressLine:
+class ProgressLine(ProgressSink):
     """Shows progress on a stream: one line that is written over if `live`, plain lines otherwise.
 
     `delay` are the seconds from the first progress to the first line: by default 2 if `live`, else 10.
@@ -165,7 +165,7 @@ def is_watched(stream: TextIO) -> bool:
 PROGRESS_VARIABLE = "ADAPTMR_PROGRESS"
 
 
-class ProgressFile:
+class ProgressFile(ProgressSink):
     """Writes progress to a file, as lines of JSON."""
 
     def __init__(self, path: str | Path) -> None:
@@ -179,28 +179,9 @@ class ProgressFile:
 
     interrupted = show  # the process that follows says it
 
-    def close(self) -> None:
-        """Nothing stays open."""
-
     def _put(self, entry: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
-
-
-class _NoProgress:
-    """Shows nothing."""
-
-    def say(self, line: str) -> None:
-        """Show nothing."""
-
-    def show(self, progress: Progress) -> None:
-        """Show nothing."""
-
-    def interrupted(self, progress: Progress) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def progress_sink(wanted: bool | None = None) -> ProgressSink:
@@ -210,7 +191,7 @@ def progress_sink(wanted: bool | None = None) -> ProgressSink:
     """
     where = os.environ.get(PROGRESS_VARIABLE, "")
     if wanted is False or (wanted is None and where == "off"):
-        return _NoProgress()
+        return ProgressSink()
     if where not in ("", "off"):
         return ProgressFile(where)
     return ProgressLine(sys.stderr, delay=0.0 if wanted else None)

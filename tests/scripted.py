@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from adaptmr.agents.prompts import Move, View
+from adaptmr.agents.prompts import Move, PlayerView
 from adaptmr.llm import LLM
 from adaptmr.llm.client import Reply
 from adaptmr.memory.team.records import ROLES
@@ -72,9 +72,9 @@ class Scripted:
     """A player that makes these moves in turn, the last one again and again, and keeps what it was shown."""
 
     def __init__(self, role: str, *script: str | Move | Exception) -> None:
-        self.role, self.script, self.views = ROLES[role], list(script) or [""], list[View]()
+        self.role, self.script, self.views = ROLES[role], list(script) or [""], list[PlayerView]()
 
-    def act(self, view: View) -> Move:
+    def act(self, view: PlayerView) -> Move:
         self.views.append(view)
         move = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(move, BaseException):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptmr as am
@@ -50,19 +50,36 @@ def error_of(*args, **options):
 # --- times
 
 
-def test_times_of_spreadsheets_programs_and_countries():
+def test_times_of_programs_and_countries_and_what_is_none():
     for value, expected in {
-        "45413.895833333": datetime(2024, 5, 1, 21, 30),
+        "2024-05-01T21:30:00Z": DAY,
+        "1714599000": DAY,
         1714599000000000: DAY,
         1714599000.0: DAY,
+        "Wed, 01 May 2024 21:30:00 GMT": DAY,
+        "45413.895833333": datetime(2024, 5, 1, 21, 30),
         "202405012130": datetime(2024, 5, 1, 21, 30),
         "May 1, 2024 9:30 PM": datetime(2024, 5, 1, 21, 30),
-        "Wed, 01 May 2024 21:30:00 GMT": DAY,
-        "1 Sept. 2024": datetime(2024, 9, 1),
         "2024年5月1日星期三 晚上9点30分": datetime(2024, 5, 1, 21, 30),
+        "2024年5月1日 下午9:30": datetime(2024, 5, 1, 21, 30),
+        "1.5.24, 21.30": datetime(2024, 5, 1, 21, 30),
+        "2024/5/1 12:00 a.m.": datetime(2024, 5, 1),
+        "1 Sept. 2024": datetime(2024, 9, 1),
     }.items():
         assert parse_chat_time(value) == expected
-    for text in ("12345", "May 2024", "1 May 1 2024", "21:30 CEST"):
+    assert parse_chat_time("03/04/2024 10:00", day_first=True) == datetime(2024, 4, 3, 10)
+    assert parse_chat_time("03/04/2024 10:00", day_first=False) == datetime(2024, 3, 4, 10)
+    for text in (
+        "12345",
+        "May 2024",
+        "1 May 1 2024",
+        "21:30 CEST",
+        "soon",
+        "03/04/2024",
+        "31/02/2024",
+        "",
+        True,
+    ):
         with pytest.raises(ValueError):
             parse_chat_time(text)
 
@@ -134,9 +151,12 @@ def test_remarks_of_android(put):
         assert data.conversations[0].turns[0].at == datetime(2024, 1, 13, 21, 15, tzinfo=UTC)
 
 
-def test_the_caption_of_a_picture_is_read(put):
-    text = "13/01/24, 21:15 - Ann: IMG.jpg (file attached)\nOur new house\n[x]\n"
-    assert said(am.read_chat(put("c.txt", text))) == [("Ann", "Our new house\n[x]")]
+def test_the_caption_of_a_picture_is_read_and_a_message_may_have_several_lines(put):
+    for ends in ("\n", "\r\n"):
+        text = "13/01/24, 21:15 - Ann: IMG.jpg (file attached)\nOur new house\n- to: [x]\n".replace(
+            "\n", ends
+        )
+        assert said(am.read_chat(put("c.txt", text))) == [("Ann", "Our new house\n- to: [x]")]
 
 
 # --- exports in JSON
@@ -180,59 +200,55 @@ def test_chatgpt_reads_the_branch_that_was_shown(put):
 def test_claude_telegram_discord_and_slack(put):
     at = "2024-05-01T21:30:00Z"
     thought = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Hi"}, {"type": "tool_use"}]
-    claude = [{"name": "T", "chat_messages": [
-        {"sender": "human", "created_at": at, "text": "Hi", "content": thought},
-        {"sender": "assistant", "created_at": at, "text": "", "content": []},
-    ]}]
-    data = am.read_chat(put("claude.json", claude))
-    assert said(data) == [("human", "Hi")] and data.notes == {"messages_without_text": 1}
-
-    words = ["Hi ", {"type": "bold", "text": "you"}, "!"]
-    message = {"id": 7, "type": "message", "from": "Ann", "date": "2024-05-02T05:30:00"}
-    message["date_unixtime"] = "1714599000"
-    chat = {"name": "Ann", "type": "personal_chat", "messages": [
-        {**message, "type": "service", "text": ""},
-        {**message, "text": words},
-        {**message, "id": 8, "text": ""},
-    ]}
-    for export in (chat, {"about": "", "chats": {"list": [chat]}}):
-        data = am.read_chat(put("result.json", export))
-        assert said(data) == [("Ann", "Hi you!")] and data.conversations[0].turns[0].source == "7"
-        assert data.conversations[0].turns[0].at == DAY
-        assert data.notes == {"media_left_out": 1, "system_messages_left_out": 1}
-
-    message = {"type": "Default", "timestamp": at, "author": {"name": "ann", "nickname": "Ann"}}
-    discord = {"guild": {}, "channel": {}, "messages": [
-        {**message, "id": "1", "content": "Hi"},
-        {**message, "id": "2", "content": ""},
-        {**message, "type": "Call"},
-    ]}
-    data = am.read_chat(put("discord.json", discord))
-    assert said(data) == [("Ann", "Hi")]
-    assert data.notes == {"media_left_out": 1, "system_messages_left_out": 1}
-
-    message = {"type": "message", "user": "U1", "ts": "1714599000.0001"}
-    slack = [{**message, "text": "a &lt; b"}, {**message, "subtype": "channel_join", "text": "joined"}]
-    data = am.read_chat(put("slack.json", slack))
-    assert said(data) == [("U1", "a < b")] and data.conversations[0].turns[0].at.date() == DAY.date()
-    assert data.notes == {"system_messages_left_out": 1}
+    claude = {"sender": "human", "created_at": at, "text": "Hi", "content": thought}
+    telegram = {
+        "id": 7,
+        "type": "message",
+        "from": "Ann",
+        "date": "2024-05-02T05:30:00",
+        "date_unixtime": "1714599000",
+    }
+    words = {**telegram, "text": ["Hi ", {"type": "bold", "text": "you"}, "!"]}
+    service = {**telegram, "type": "service", "text": ""}
+    chat = {"name": "Ann", "type": "personal_chat", "messages": [service, words, {**telegram, "text": ""}]}
+    discord = {"type": "Default", "timestamp": at, "author": {"name": "ann", "nickname": "Ann"}, "id": "1"}
+    talk = [{**discord, "content": "Hi"}, {**discord, "content": ""}, {**discord, "type": "Call"}]
+    slack = {"type": "message", "user": "U1", "ts": "1714599000.0001", "text": "a &lt; b"}
+    both = {"media_left_out": 1, "system_messages_left_out": 1}
+    for export, expected, notes in (
+        (
+            [{"chat_messages": [claude, {**claude, "text": "", "content": []}]}],
+            ("human", "Hi"),
+            {"messages_without_text": 1},
+        ),
+        (chat, ("Ann", "Hi you!"), both),
+        ({"about": "", "chats": {"list": [chat]}}, ("Ann", "Hi you!"), both),
+        ({"guild": {}, "channel": {}, "messages": talk}, ("Ann", "Hi"), both),
+        ([slack, {**slack, "subtype": "channel_join"}], ("U1", "a < b"), {"system_messages_left_out": 1}),
+    ):
+        data = am.read_chat(put("export.json", export))
+        assert said(data) == [expected] and data.notes == notes
+        assert data.conversations[0].turns[0].at.replace(microsecond=0) == DAY
 
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(
-            "mapping message author role content parts parent current_node chat_messages text sender type ts "
-            "messages name guild channel chats list date from create_time x".split()
-        ),
-        inner,
-        max_size=5,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                "mapping message author role content parts parent current_node chat_messages text sender "
+                "type ts messages name guild channel chats list date from create_time x".split()
+            ),
+            inner,
+            max_size=5,
+        )
     ),
     max_leaves=20,
 )
 
 
+@settings(max_examples=40)
 @given(anything)
 def test_any_json_is_read_or_refused_with_a_message(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("chat") / "a.json"

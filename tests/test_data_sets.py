@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptmr.data.beam import CATEGORY_TO_TYPE, RubricQuestion, strip_marker
-from adaptmr.data.demo import demo_traps, parse_demo
+from adaptmr.data.beam import CATEGORY_TO_TYPE, RubricQuestion
+from adaptmr.data.demo import demo_traps
 from adaptmr.data.hotpotqa import HotpotQuestion
 from adaptmr.data.msc import LAST_SESSION_TIME, parse_msc, parse_time_ago
-from adaptmr.data.registry import DatasetUnavailable, attribution, datasets, find_file, get_entry, load
+from adaptmr.data.registry import DatasetUnavailable, attribution, find_file, get_entry, load
 from adaptmr.data.validation import DatasetError
 from adaptmr.eval.metrics import answers as m
 from adaptmr.eval.runner.asking import score_answer
@@ -36,19 +36,14 @@ from adaptmr.types import Answer, QueryType, Question
 HAS_BEAM = bool(os.environ.get("ADAPTMR_DATA")) and Path(os.environ["ADAPTMR_DATA"], "beam_100k").is_dir()
 
 
-def message(id: int, role: str, content: str, **more: Any) -> dict[str, Any]:
+def message(id: int, content: str, role: str = "user", **more: Any) -> dict[str, Any]:
     return {"id": id, "role": role, "content": content, **more}
 
 
-EARLY = [
-    message(0, "user", "The sprint ends on 1 April. ->-> 1,1", time_anchor="March-01-2024"),
-    message(1, "assistant", "Noted."),
-]
-LATE = [message(3, "user", "The sprint now ends on 5 April.", time_anchor="March-20-2024")]
-CHAT = [
-    {"batch_number": 1, "turns": [EARLY, [message(2, "user", "I prefer short answers. ->-> 1,2")]]},
-    {"batch_number": 2, "turns": [LATE]},
-]
+FIRST = message(0, "The sprint ends on 1 April. ->-> 1,1", time_anchor="March-01-2024")
+EARLY = [[FIRST, message(1, "Noted.", "assistant")], [message(2, "I prefer a -> b. ->-> 1,2")]]
+LATE = [[message(3, "The sprint now ends on 5 April.", time_anchor="March-20-2024")]]
+CHAT = [{"turns": EARLY}, {"turns": LATE}]
 UPDATED = {"original_info": [0, 0], "updated_info": [[3], 77]}
 UPDATE = {"question": "When does the sprint end?", "answer": "5 April", "source_chat_ids": UPDATED}
 SUMMARY = {"question": "Summarize the sprint.", "ideal_summary": "It was moved from 1 to 5 April."}
@@ -84,16 +79,12 @@ def test_a_chat_is_read_from_the_official_folders_and_from_flat_ones(folder: Pat
 
 def test_chats_of_each_size_have_ids_and_fits_of_their_own(folder: Path) -> None:
     """Otherwise chat 3 of 500k would get the fit that was made without chat 3 of 100k."""
-    for size, id_, without in (
-        ("beam_100k", "beam-3", "beam-3"),
-        ("beam_500k", "beam-500k-3", ""),
-        ("beam_1m", "beam-1m-3", ""),
-    ):
+    for size, id, without in (("beam_100k", "beam-3", "beam-3"), ("beam_1m", "beam-1m-3", "")):
         write_chat(folder / size / "3")
         data = load(size)
         (conversation,) = data.conversations
-        assert conversation.id == id_ and conversation.turns[0].id == f"{id_}/0"
-        assert data.questions[0].id == f"{id_}/knowledge_update-1"
+        assert conversation.id == id and conversation.turns[0].id == f"{id}/0"
+        assert data.questions[0].id == f"{id}/knowledge_update-1"
         system = make_system("hybrid", embedder="hash")
         system.ingest(conversation)
         assert isinstance(system, PlannedSystem) and system.fit.without == without
@@ -105,13 +96,14 @@ def test_messages_and_questions_are_read(folder: Path) -> None:
     write_chat(folder / "beam_100k" / "1")
     data = load("beam_100k")
     turns = data.conversations[0].turns
-    assert [(m.source, m.session, m.speaker, m.step) for m in turns] == [
-        ("0", "S1", "user", 0),
-        ("1", "S1", "assistant", 1),
-        ("2", "S1", "user", 2),
-        ("3", "S2", "user", 3),
+    assert [(m.source, m.session, m.step) for m in turns] == [
+        ("0", "S1", 0),
+        ("1", "S1", 1),
+        ("2", "S1", 2),
+        ("3", "S2", 3),
     ]
-    assert turns[0].text == "The sprint ends on 1 April." and turns[2].text == "I prefer short answers."
+    assert [m.speaker for m in turns] == ["user", "assistant", "user", "user"]
+    assert turns[0].text == "The sprint ends on 1 April." and turns[2].text == "I prefer a -> b."
     assert turns[2].at - turns[0].at == timedelta(minutes=2) and f"{turns[3].at:%Y-%m-%d}" == "2024-03-20"
     update, summary, unsaid = data.questions
     assert update.evidence == ["0", "3"] and update.rubric == ("states 5 April",)
@@ -131,9 +123,9 @@ def test_a_file_of_beam_of_another_form_and_no_file_are_named(folder: Path) -> N
     (folder / "beam_100k").mkdir()
     with pytest.raises(DatasetError, match="has no folder 1, 2"):
         load("beam_100k")
-    undated = [{"turns": [[message(0, "user", "Hi.", time_anchor="15 March")]]}]
+    undated = [{"turns": [[message(0, "Hi.", time_anchor="15 March")]]}]
     for chat, questions, why in (
-        ([{"turns": [[message(0, "user", "Hi.")]]}], QUESTIONS, "batch 1 has no time_anchor"),
+        ([{"turns": [[message(0, "Hi.")]]}], QUESTIONS, "batch 1 has no time_anchor"),
         (undated, QUESTIONS, "does not match"),
         (CHAT, {"riddles": [{"question": "?"}]}, "unknown question type 'riddles'"),
         (CHAT, {"abstention": [{}]}, "probing_questions.json can't be read: KeyError: 'question'"),
@@ -142,13 +134,6 @@ def test_a_file_of_beam_of_another_form_and_no_file_are_named(folder: Path) -> N
         write_chat(folder / "beam_100k" / "1", chat=chat, questions=questions)
         with pytest.raises(DatasetError, match=why):
             load("beam_100k")
-
-
-def test_only_a_marker_at_the_end_is_removed() -> None:
-    for text in ("Yes. ->-> 1,14", "Yes.\n->->  2,N/A", "Yes. ->-> 2,3)"):
-        assert strip_marker(text) == "Yes."
-    for text in ("a ->-> b", "->-> 1,2 is a marker"):
-        assert strip_marker(text) == text
 
 
 @pytest.mark.skipif(not HAS_BEAM, reason="ADAPTMR_DATA names no folder with beam_100k")
@@ -193,14 +178,16 @@ def test_the_file_is_found_wherever_the_archive_was_unpacked(folder):
     one, two = data.conversations
     assert (one.id, two.id, one.speakers) == ("msc-0", "msc-1", ("Speaker 1", "Speaker 2"))
     assert one.sessions == ["S1", "S2", "S3"] and "bees" not in repr(one.turns), "personas are not read"
-    assert [(m.source, m.speaker, m.text) for m in one.turns] == [
-        ("S1:1", "Speaker 1", "One."),
-        ("S1:2", "Speaker 2", "Two."),
-        ("S1:3", "Speaker 1", "Three."),
-        ("S2:1", "Speaker 1", "Four."),
-        ("S3:1", "Speaker 1", "Hello again."),
-        ("S3:2", "Speaker 2", "Hi!"),
-    ]
+    said = {
+        "S1:1": "One.",
+        "S1:2": "Two.",
+        "S1:3": "Three.",
+        "S2:1": "Four.",
+        "S3:1": "Hello again.",
+        "S3:2": "Hi!",
+    }
+    assert {m.source: m.text for m in one.turns} == said
+    assert [m.speaker[-1] for m in one.turns] == list("121112")
     week = timedelta(days=7)
     assert [LAST_SESSION_TIME - m.at for m in one.turns][::3] == [week + timedelta(hours=5), week]
     assert one.turns[-1].at == LAST_SESSION_TIME and [m.step for m in one.turns] == list(range(6))
@@ -269,14 +256,6 @@ def write(folder: Path, questions: Any, name: str = "hotpotqa_distractor_50.json
     (folder / name).write_text(json.dumps(questions), encoding="utf-8")
 
 
-def test_a_file_that_is_not_the_official_one_is_a_part_and_the_larger_is_preferred(folder: Path) -> None:
-    write(folder, [BRIDGE], "hotpotqa_distractor_50.json")
-    write(folder, [BRIDGE, COMPARISON], "hotpotqa_distractor_200.json")
-    data = load("hotpotqa")
-    assert "hotpotqa" in datasets() and data.licence == "CC BY-SA 4.0" and not data.complete
-    assert data.label == "part of hotpotqa: 2 conversations, 2 questions"
-
-
 def test_each_sentence_is_a_memory_that_begins_with_its_title(folder: Path) -> None:
     write(folder, [{**BRIDGE, "_id": 37}])
     data = load("hotpotqa")
@@ -300,9 +279,6 @@ def test_both_types_are_multi_hop_and_a_system_sees_neither_answer_nor_support(f
     blind = bridge.blind()
     assert not isinstance(blind, HotpotQuestion) and not blind.answers + blind.evidence
     assert blind.type is QueryType.factual_extraction and not blind.category
-
-
-def test_gold_that_names_no_sentence_is_left_out_and_counted(folder: Path) -> None:
     write(folder, [{**BRIDGE, "supporting_facts": [["Hill", 0], ["Hill", 0], ["Hill", 2], ["Dale", 0]]}])
     data = load("hotpotqa")
     assert data.questions[0].evidence == ["Hill#0"]
@@ -458,30 +434,6 @@ def test_every_question_has_a_trap_and_some_abstention_questions_an_answer():
     assert sum(bool(sources) for sources, _ in traps.values()) > 0.9 * len(traps)
     answerable = Counter(q.answerable for q in data.questions if q.type is QueryType.abstention)
     assert answerable[True] >= 6 and answerable[False] >= 30
-
-
-def test_a_valid_file_of_ones_own(tmp_path):
-    turns = (("A", "My cat is Mochi."), ("B", "Nice."))
-    sessions = [
-        {
-            **{"id": f"S{i}", "at": f"2024-01-0{i}T09:00:00"},
-            "turns": [{"id": f"S{i}:{n}", "speaker": s, "text": t} for n, (s, t) in enumerate(turns, 1)],
-        }
-        for i in (1, 2)
-    ]
-    cat = {"answers": ["mochi"], "type": "factual_extraction", "evidence": ["S1:1"], "distractors": ["S1:2"]}
-    dog = {"answers": ["not mentioned"], "type": "abstention", "evidence": [], "distractors": []}
-    questions = [
-        {"id": "x1-q01", "text": "Cat?", "trap": "t", **cat},
-        {"id": "x1-q02", "text": "Dog?", "trap": "t", **dog, "asked_at": "2024-02-01"},
-    ]
-    about = {"id": "x1", "language": "en", "title": "t", "speakers": ["A", "B"]}
-    own = {**about, "sessions": sessions, "questions": questions}
-    (tmp_path / "x1.json").write_text(json.dumps(own), encoding="utf-8")
-    data = parse_demo(tmp_path)
-    times = [datetime(2024, 1, 3, 9, tzinfo=UTC), datetime(2024, 2, 1, tzinfo=UTC)]
-    assert [q.asked_at for q in data.questions] == times
-    assert not data.complete and [q.id for q in data.questions] == ["x1/q01", "x1/q02"]
 
 
 # --- the chats with an assistant

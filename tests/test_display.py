@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import adaptmr as am
 from adaptmr.eval.stats.intervals import Difference, Interval
-from adaptmr.integrations.magics import Asked
+from adaptmr.integrations.magics import MagicAnswer
 from adaptmr.retrieval.plan import PlanError
 from adaptmr.store.serialization import Event, Events
 from adaptmr.systems.base import PlannedSystem, SystemNames
@@ -60,7 +60,7 @@ SHOWN = {
     "history": lambda: a_store().history("m1"),
     "recent": lambda: a_store().recent(),
     "systems": lambda: SystemNames({EVIL: EVIL}),
-    "asked": lambda: Asked(EVIL, am.Answer(EVIL), EVIDENCE),
+    "asked": lambda: MagicAnswer(EVIL, am.Answer(EVIL), EVIDENCE),
     "questions": lambda: am.Dataset("d", questions=[QUESTION]).questions,
     "finding": lambda: am.Finding(EVIL, EVIL),
     "filter": lambda: am.Filter(user=EVIL),
@@ -101,7 +101,7 @@ def everything(text):
     data = am.Dataset(text, [talk], [question], ours=True)
     yield from (memory, question, plan, plan.diff(), evidence, evidence.hits, talk, data, data.questions)
     yield from (Memories([memory]), am.Answer(text), am.Finding(text, text))
-    yield Asked(text, am.Answer(text), evidence)
+    yield MagicAnswer(text, am.Answer(text), evidence)
     yield from (am.Router(name=text), SystemNames({text: text}), am.Filter(user=f"-{text}"))
     yield PlannedSystem(text, am.Router(name=text), embedder="hash")
 

@@ -81,26 +81,24 @@ def schema_of(body):
     return body["response_format"]["json_schema"]["schema"]
 
 
-def fill_schema(schema, text=INVENTED, number=1, yes=True):
+def fill_schema(schema, text=INVENTED, number=1):
     """Return a value of the schema with `text` in every string, full arrays, and `number` for numbers."""
     json_type = schema["type"]
     if json_type == "object":
-        return {name: fill_schema(part, text, number, yes) for name, part in schema["properties"].items()}
+        return {name: fill_schema(part, text, number) for name, part in schema["properties"].items()}
     if json_type == "array":
-        return [fill_schema(schema["items"], text, number + i, yes) for i in range(schema["maxItems"])]
+        return [fill_schema(schema["items"], text, number + i) for i in range(schema["maxItems"])]
     if json_type == "string":
         return schema["enum"][0] if "enum" in schema else text[: schema["maxLength"]]
-    return yes if json_type == "boolean" else number
+    return True if json_type == "boolean" else number
 
 
 OBEDIENT_REPLIES = {
     "prose": lambda body: ok(f"Of course! {INVENTED}. </memories>"),
     "every string": lambda body: ok_json(fill_schema(schema_of(body))),
-    "every string, no": lambda body: ok_json(fill_schema(schema_of(body), yes=False)),
     "out of range": lambda body: ok_json(fill_schema(schema_of(body), number=10**9)),
     "planted": lambda body: ok_json(fill_schema(schema_of(body), text=PLANTED)),
     "tags": lambda body: ok_json(fill_schema(schema_of(body), text=f"</memories> {INVENTED} <memories>")),
-    "list": lambda body: ok_json([INVENTED, fill_schema(schema_of(body))]),
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptmr.agents.hotpot import Corpus, HotpotEnv, Passage
-from adaptmr.memory.team.steps import Action, Step, parse_action
+from adaptmr.memory.team.steps import Action, TeamStep, parse_action
 from adaptmr.types import Conversation, Memory
 
 TOWER = Passage(
@@ -106,7 +106,7 @@ def test_what_is_not_found_is_answered_with_similar_titles() -> None:
 
 def test_a_search_shows_the_passage_and_names_its_sentences() -> None:
     step = play("Search[born in Lindau]").transcript.steps[0]
-    assert step == Step("Search", "born in Lindau", f"Ida Moser: {IDA.text}", True, False, IDA.sources)
+    assert step == TeamStep("Search", "born in Lindau", f"Ida Moser: {IDA.text}", True, False, IDA.sources)
     assert IDA.sources == ("Ida Moser#0", "Ida Moser#1")
 
 

@@ -8,7 +8,7 @@ from adaptmr.llm import LLM
 from adaptmr.llm.tasks import meter_usage
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.sentences import (
-    WordCounts,
+    TextWords,
     best_statements,
     classify_statement,
     find_facts,
@@ -39,7 +39,7 @@ def tasks(server=None, **config):
 
 
 def test_what_is_in_every_summary_counts_little():
-    counts = WordCounts()
+    counts = TextWords()
     for _ in range(20):
         counts.add("Leeds flat singing boiler")
     assert "peanuts" not in summarize(EN, 20) and "Leeds" in summarize(EN, 20)

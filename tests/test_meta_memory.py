@@ -30,20 +30,22 @@ from adaptmr.memory.team.meta import (
     revise,
 )
 from adaptmr.memory.team.records import is_record, read_record
-from adaptmr.memory.team.steps import Step, Transcript
+from adaptmr.memory.team.steps import TeamStep, Transcript
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
 
 def play(film="Harbour Lights", director="Ana Petrov", spouse="Lin Wei", said="Right.", lost=False):
     """Return a task: to find a film, its director, and whom the director is married to."""
-    found = Step("Search", film, f"{film} is a drama film directed by {director}.")
-    person = Step("Search", director, f"{director} (born 1960) is a director. She is married to {spouse}.")
-    nothing = Step("Search", "film spouse", "Could not find it.")
+    found = TeamStep("Search", film, f"{film} is a drama film directed by {director}.")
+    person = TeamStep(
+        "Search", director, f"{director} (born 1960) is a director. She is married to {spouse}."
+    )
+    nothing = TeamStep("Search", "film spouse", "Could not find it.")
     steps = (
         found,
         nothing if lost else person,
-        Step("Finish", director if lost else spouse, said, done=True),
+        TeamStep("Finish", director if lost else spouse, said, done=True),
     )
     return Transcript(f"Who is married to the director of {film}?", steps)
 
@@ -171,7 +173,7 @@ def test_recent_successes_are_successes_only_the_latest_first():
 
 def test_the_form_of_the_question_finds_and_not_its_names():
     meta = MetaMemory()
-    same_name = Transcript("How tall is the lighthouse of Paper Moons?", (Step("Search", "a", "b"),))
+    same_name = Transcript("How tall is the lighthouse of Paper Moons?", (TeamStep("Search", "a", "b"),))
     meta.remember(same_name, True)
     meta.remember(play(), True)
     assert meta.recall(QUESTION, k=1).successes[0].task == play().question
@@ -190,9 +192,11 @@ def test_successes_and_failures_have_their_own_places():
 
 def test_a_neighbour_in_the_graph_teaches_what_a_search_does_not_reach():
     meta = MetaMemory(config=MetaConfig(pool=1, edge_similarity=0.0))
-    first = meta.remember(Transcript("Which river flows through Oslo?", (Step("Search", "a", "b"),)), True)
+    first = meta.remember(
+        Transcript("Which river flows through Oslo?", (TeamStep("Search", "a", "b"),)), True
+    )
     rule = meta.add("Look at a map.", about=[first.id])
-    last = meta.remember(Transcript("Which castle stands in Turku?", (Step("Search", "c", "d"),)), True)
+    last = meta.remember(Transcript("Which castle stands in Turku?", (TeamStep("Search", "c", "d"),)), True)
     assert last.similar == (first.id,)
     assert rule.id in meta.recall("Which castle stands in Visby?").ids
 
@@ -294,8 +298,8 @@ def test_worth_by_hand():
 
 
 def test_skills_are_counted_by_success():
-    film = Step("Search", "Harbour Lights", "Harbour Lights is a film.")
-    again, nothing = replace(film, argument="the Harbour Lights"), Step("Search", "spouse", "Not found.")
+    film = TeamStep("Search", "Harbour Lights", "Harbour Lights is a film.")
+    again, nothing = replace(film, argument="the Harbour Lights"), TeamStep("Search", "spouse", "Not found.")
     known: dict[str, Skill] = {}
     played = Transcript("Who?", (film, again, nothing))
     for turn in (1, 2):

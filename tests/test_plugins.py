@@ -19,7 +19,6 @@ from adaptmr.embed import VectorCache, embedder
 from adaptmr.embed.encoders import EMBEDDERS
 from adaptmr.eval.judges.accuracy import JUDGES, make_judge
 from adaptmr.eval.judges.judge import Verdict
-from adaptmr.eval.report.notebook_output import save_clean_notebook
 from adaptmr.experiments import Experiment
 from adaptmr.files import RunNotice
 from adaptmr.plugins import PluginError, load_plugins, plugins_for_replay
@@ -221,13 +220,6 @@ def test_a_plugin_that_nobody_asks_is_named(plugin, tmp_path):
     with pytest.warns(RunNotice, match=said):
         Experiment("lesson", asked, out_dir=tmp_path / "out")
     assert "present" not in known_systems() and "present" in known_systems("own")
-
-
-def test_an_injected_plugin_is_written_without_its_folder(tmp_path):
-    injected = checkout.cell("i", 'k = 1\nplugins = ["/home/me/mine.py", "a.b"]', ("injected-parameters",))
-    (tmp_path / "a.ipynb").write_text(checkout.notebook(injected))
-    save_clean_notebook(tmp_path / "a.ipynb", tmp_path / "b.ipynb")
-    assert 'plugins = [\\"mine.py\\", \\"a.b\\"]' in (tmp_path / "b.ipynb").read_text()
 
 
 def test_everything_that_can_be_registered_makes_a_system(own):
@@ -473,12 +465,6 @@ def test_judge_and_embedder_are_part_of_a_run(several, tmp_path, monkeypatch):
         assert started().run.run_id != experiment.run.run_id
     with pytest.raises(ValueError, match="unknown judge 'contain'"):
         Experiment("own", {**asked, "judge": "contain"}, out_dir=tmp_path / "out")
-
-
-def test_a_plugin_whose_judge_nobody_asks_is_named(several, tmp_path):
-    several.write_text(JUDGE)
-    with pytest.warns(RunNotice, match=r"none of it: name one, as in -p judge contains"):
-        Experiment("own", {**PARAMS, "plugins": [str(several)], "embedder": "hash"}, out_dir=tmp_path)
 
 
 # --- installed packages

@@ -74,18 +74,19 @@ def test_all_forms_give_the_same_conversation(put):
     expected = am.read_chat(SAID).conversations
     messages = [{"role": m["speaker"], "content": m["text"], "at": m["at"], "id": m["id"]} for m in SAID]
     frame = pd.DataFrame(SAID)
-    table = frame.to_csv(index=False)
-    assert am.read_chat(put(SAID)).conversations == expected
-    assert am.read_chat(put(json.dumps(SAID), "a.json")).conversations == expected
-    assert am.read_chat(put(json.dumps({"messages": messages}), "b.json")).conversations == expected
-    assert am.read_chat(put(table, "a.csv")).conversations == expected
-    assert am.read_chat(put(frame.to_csv(index=False, sep="\t"), "a.tsv")).conversations == expected
-    assert am.read_chat(frame).conversations == am.read_chat(messages).conversations == expected
-    renamed = frame.set_axis(["Nr", "When", "Who", "What"], axis=1)
-    given_names = {"id": "Nr", "at": "When", "speaker": "Who", "text": "What"}
-    assert am.read_chat(renamed, **given_names).conversations == expected
-    stamped = frame.assign(at=pd.to_datetime(frame["at"]))
-    assert am.read_chat(stamped).conversations == expected
+    renamed = {"id": "Nr", "at": "When", "speaker": "Who", "text": "What"}
+    for source in (
+        put(SAID),
+        put(json.dumps(SAID), "a.json"),
+        put(json.dumps({"messages": messages}), "b.json"),
+        put(frame.to_csv(index=False), "a.csv"),
+        put(frame.to_csv(index=False, sep="\t"), "a.tsv"),
+        frame,
+        frame.assign(at=pd.to_datetime(frame["at"])),
+        messages,
+    ):
+        assert am.read_chat(source).conversations == expected
+    assert am.read_chat(frame.rename(columns=renamed), **renamed).conversations == expected
     assert [am.Conversation.from_messages(messages)] == expected
 
 
@@ -123,45 +124,7 @@ def test_fine_tuning_data_has_a_conversation_a_line_and_what_nobody_said_is_coun
     assert data.notes["messages_without_text"] == 2 and data.notes["system_messages_left_out"] == 1
 
 
-WHATSAPP = (  # how a message begins: the program's own, a person's, the next day's
-    ("12/31/23, 9:14 PM - ", "12/31/23, 9:15 PM - ", "1/1/24, 12:05 AM - "),
-    ("31/12/2023, 21:14 - ", "31/12/2023, 21:15 - ", "01/01/2024, 00:05 - "),
-    ("31.12.23, 21:14 - ", "31.12.23, 21:15 - ", "01.01.24, 00:05 - "),
-    ("[12/31/23, 9:14:00 PM] \u200e", "[12/31/23, 9:15:00\u202fPM] ", "\u200e[1/1/24, 12:05:00\u202fAM] "),
-    ("[31.12.23, 21:14:00] \u200e", "[31.12.23, 21:15:00] ", "[01.01.24, 00:05:00] "),
-    ("[2023/12/31 下午9:14:00] ", "[2023/12/31 下午9:15:00] ", "[2024/1/1 上午12:05:00] "),
-)
-
-
-def test_whatsapp_on_both_platforms(put):
-    for own, first, second in WHATSAPP:
-        text = f"{own}Ann created group “Home”\n{first}Ann: I moved.\n- to: Bergen\n{second}Bo: Hi\n"
-        for ends in ("\n", "\r\n"):
-            data = am.read_chat(put(text.replace("\n", ends), "_chat.txt"))
-            assert [(m.speaker, m.text, m.at) for m in data.conversations[0].turns] == [
-                ("Ann", "I moved.\n- to: Bergen", datetime(2023, 12, 31, 21, 15, tzinfo=UTC)),
-                ("Bo", "Hi", datetime(2024, 1, 1, 0, 5, tzinfo=UTC)),
-            ]
-            assert data.notes == {"system_messages_left_out": 1}
-
-
 # --- times
-
-
-def test_times_that_are_read_and_those_that_are_refused():
-    for text, day_first, expected in (
-        ("2024-05-01T21:30:00Z", None, datetime(2024, 5, 1, 21, 30, tzinfo=UTC)),
-        ("1714599000", None, datetime(2024, 5, 1, 21, 30, tzinfo=UTC)),
-        ("03/04/2024 10:00", True, datetime(2024, 4, 3, 10)),
-        ("03/04/2024 10:00", False, datetime(2024, 3, 4, 10)),
-        ("3.4.24, 10.00", None, datetime(2024, 4, 3, 10)),
-        ("2024/4/3 12:00 a.m.", None, datetime(2024, 4, 3)),
-        ("2024年4月3日 下午3:05", None, datetime(2024, 4, 3, 15, 5)),
-    ):
-        assert parse_chat_time(text, day_first) == expected
-    for text in ("soon", "03/04/2024", "2024-13-01", "31/02/2024", "25:10", "", True, "9" * 20):
-        with pytest.raises(ValueError):
-            parse_chat_time(text)
 
 
 @given(st.lists(st.datetimes(datetime(2000, 1, 1), datetime(2090, 1, 1)), min_size=2), st.booleans())
@@ -183,7 +146,7 @@ def test_an_ambiguous_file_asks(put):
     assert am.read_chat(path, day_first=True).conversations[0].turns[0].at == datetime(2024, 4, 3, tzinfo=UTC)
 
 
-def test_mixed_time_zones():
+def test_mixed_time_zones_and_the_newest_first():
     rows = [{"at": "2024-05-01T21:30+02:00", "text": "a"}, {"at": "2024-05-01T21:31", "text": "b"}]
     error = error_of(rows, name="mine")
     assert error.counts == {"times without a zone among times with one": 1}
@@ -192,11 +155,8 @@ def test_mixed_time_zones():
     assert turns[1].at - turns[0].at == timedelta(minutes=1)
     aware = [{"at": "2024-05-01T21:30+02:00", "text": "a"}, {"at": "2024-05-01T21:30+00:00", "text": "b"}]
     assert am.read_chat(aware).notes == {}, "different zones are no fault"
-
-
-def test_newest_first_is_sorted_and_counted():
     data = am.read_chat(SAID[::-1])
-    assert data.conversations == am.read_chat(SAID).conversations
+    assert data.conversations == am.read_chat(SAID).conversations, "newest first is sorted and counted"
     assert data.notes == {"rows_dated_before_the_previous_and_sorted": 2}
 
 
@@ -332,9 +292,9 @@ def test_any_bytes_are_read_or_refused_with_a_message(tmp_path_factory, data, su
 
 def test_a_long_chat_is_read_in_linear_time(put):
     start = datetime(2024, 1, 1)
-    rows = [f"{start + timedelta(hours=7 * n):%d/%m/%Y %H:%M},Ann,message {n}" for n in range(20_000)]
+    rows = [f"{start + timedelta(hours=7 * n):%d/%m/%Y %H:%M},Ann,message {n}" for n in range(5_000)]
     data = am.read_chat(put("at,speaker,text\n" + "\n".join(rows), "long.csv"))
-    assert len(data.conversations[0]) == len(data.conversations[0].sessions) == 20_000
+    assert len(data.conversations[0]) == len(data.conversations[0].sessions) == 5_000
 
 
 # --- a path is a data set
@@ -349,8 +309,6 @@ def test_load_reads_a_path(put, monkeypatch):
         am.load("chat.jsonl")
     monkeypatch.setenv("ADAPTMR_DATA", str(path.parent))
     assert am.load("chat.jsonl") == data, "a name alone is looked for in ADAPTMR_DATA"
-    monkeypatch.chdir(path.parent)
-    assert am.load("./chat.jsonl") == data
     assert is_file_name("chat.csv") and is_file_name("./chat") and not is_file_name("demo")
 
 

@@ -64,6 +64,7 @@ def test_no_text_of_locomo(locomo_file, part):
 WITH_ATTRIBUTION = "adaptmr/data/hotpotqa_40.json"  # in its entry in the registry
 
 
+@pytest.mark.slow
 def test_text_of_hotpotqa_is_in_runs_and_in_the_part_that_ships_only():
     """Its licence allows quoting with attribution, which runs have, and the entry of the part that ships."""
     path = find_file(get_entry("hotpotqa")) if os.environ.get("ADAPTMR_DATA") else None

@@ -20,7 +20,7 @@ from adaptmr.eval.runner.evaluate import evaluate
 from adaptmr.eval.runner.timings import time_systems
 from adaptmr.files import RunNotice
 from adaptmr.llm import LLM
-from adaptmr.memory.team.steps import Step, Transcript
+from adaptmr.memory.team.steps import TeamStep, Transcript
 from adaptmr.reader import answer
 from adaptmr.registry import Registered
 from adaptmr.systems import base
@@ -82,8 +82,8 @@ class Learner:
         self.memory.append(f"asked {question.text}")
         id, text, source = self.turns[0]
         steps = (
-            Step("Search", question.text, text, shown=(source,)),
-            Step("Finish", " | ".join(self.memory), done=True),
+            TeamStep("Search", question.text, text, shown=(source,)),
+            TeamStep("Finish", " | ".join(self.memory), done=True),
         )
         hit = Hit(Memory(id, text, source=source), 1.0)
         usage = Usage(calls=2, prompt_tokens=30, completion_tokens=5)

@@ -375,18 +375,6 @@ def test_a_broken_line_is_named_and_nothing_is_imported(store, tmp_path):
         s.import_jsonl(path)
 
 
-def test_export_replaces_whole_files_only(store, tmp_path, monkeypatch):
-    path = tmp_path / "b.jsonl"
-    store.export_jsonl(path)
-    before = path.read_bytes()
-    monkeypatch.setattr(
-        "adaptmr.store.backup.to_line", lambda value: b"half" if "event" not in value else 1 / 0
-    )
-    with pytest.raises(ZeroDivisionError):
-        store.export_jsonl(path)
-    assert path.read_bytes() == before and [f.name for f in tmp_path.iterdir()] == ["b.jsonl"]
-
-
 # --- threads and the rest
 
 
@@ -494,28 +482,3 @@ def test_a_closed_store_says_so_and_an_open_one_shows_itself(store):
         with pytest.raises(StoreError, match="closed"):
             use()
     assert "closed" in repr(store)
-
-
-def test_odd_texts(tmp_path):
-    memories = [
-        Memory(
-            f"{name} {t[:5]}", t, t[:9], session=t[:3], source=t[:4], tags=(t[:5], "t"), meta={"note": t[:7]}
-        )
-        for name, t in ODD.items()
-    ]
-    path, backup = tmp_path / "odd.db", tmp_path / "odd.jsonl"
-    with MemoryStore(path, embedder="hash") as s:
-        assert s.add(memories) == len(ODD)
-        for mode in ("dense", "lexical", "hybrid"):
-            for query in ("a\0b", "half \ud83d", "שלום"):
-                assert len(s.search(query, k=5, mode=mode)) == 5
-        assert s.search("杭州", 1, "lexical")[0].memory.text == ODD["chinese"]
-        stored = list(s.memories)
-        assert {m.id: replace(m, step=0) for m in stored} == {m.id: replace(m, step=0) for m in memories}
-        s.export_jsonl(backup)
-    with MemoryStore(path, embedder="hash") as s, MemoryStore(embedder="hash") as other:
-        assert s.memories == stored and s.check() == []
-        assert other.import_jsonl(backup) == len(ODD) and other.memories == stored
-        s.delete(memories[5].id)
-        assert s.restore(memories[5].id)
-        s._repr_html_().encode()

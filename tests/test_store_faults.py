@@ -95,25 +95,6 @@ def test_a_full_disk(tmp_path):
         assert s.add(batch("two")) == 4
 
 
-def test_an_interrupted_add_is_rolled_back(tmp_path, monkeypatch):
-    import adaptmr.store.edits as edits
-
-    real = edits.event_row
-
-    def interrupted(kind, id, *rest):
-        if id == "two-2":
-            raise KeyboardInterrupt
-        return real(kind, id, *rest)
-
-    with MemoryStore(tmp_path / "m.db", embedder="hash") as s:
-        s.add(batch("one"))
-        monkeypatch.setattr(edits, "event_row", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            s.add(batch("two"))
-        monkeypatch.undo()
-        assert len(s) == 4 and s.check() == [] and s.add(batch("two")) == 4
-
-
 # --- files that are no store, or no longer one
 
 
@@ -159,7 +140,7 @@ def test_a_file_cut_short(tmp_path, stored):
     st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=300)), min_size=1, max_size=4)
 )
 @example(damage=[(19684, b"\x00\x01")])  # two rows with one id
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_works_or_says_so(tmp_path_factory, store_file, damage):
     path = tmp_path_factory.mktemp("damaged") / "m.db"
     data = bytearray(store_file.read_bytes())

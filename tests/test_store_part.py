@@ -147,8 +147,9 @@ def row(found, step):
 # --- the same result as a store of the part alone
 
 
-@pytest.mark.parametrize("part", ["her turns", "his", "her pets, said"])
-@pytest.mark.parametrize("asked_at", [None, SEPTEMBER], ids=["no time", "September"])
+@pytest.mark.parametrize(
+    ("part", "asked_at"), [("her turns", None), ("his", SEPTEMBER), ("her pets, said", SEPTEMBER)]
+)
 def test_every_strategy_finds_what_it_finds_in_a_store_of_the_part(mixed, alone, part, asked_at):
     n_hits = 0
     for strategy in (*dict.fromkeys(STRATEGIES.values()), entity_rerank):
@@ -327,6 +328,3 @@ def test_what_was_worked_out_for_a_part_is_not_worked_out_again(monkeypatch):
         "She is hungry.",
     }
     assert len([t for t in cut if "Maya:" in t]) == 1, "of eleven turns, one is new"
-
-
-# --- several threads

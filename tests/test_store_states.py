@@ -150,7 +150,7 @@ def test_nothing_of_an_erased_memory_is_in_the_index_file(tmp_path: Path) -> Non
 
 def damaged(saved: Path, path: Path) -> None:
     whole = saved.read_bytes()
-    saved.write_bytes(whole[:-3] + b"\xff" + whole[-2:])
+    saved.write_bytes(whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:])
 
 
 def no_index(saved: Path, path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_folder_that_can_not_be_written_is_a_warning(
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(backup, "write_arrays", full)
+    monkeypatch.setattr(backup, "open_atomic", full)
     with opened(tmp_path / "m.db") as store:
         store.add(synthetic_memories(0, 40))
         with pytest.warns(IndexFileWarning, match="No space left"):

@@ -30,7 +30,7 @@ from adaptmr.memory.team.records import (
     ReasoningStep,
     RoleContract,
     Search,
-    Task,
+    TeamTask,
     TeamConfig,
     Triple,
     read_record,
@@ -521,7 +521,7 @@ def test_the_last_hop_is_always_shown():
 
 def test_records_come_back_as_they_were_from_a_file_too(tmp_path):
     records = (
-        Task(question="Who?", hops_expected=2, state="failed", reason="no turns"),
+        TeamTask(question="Who?", hops_expected=2, state="failed", reason="no turns"),
         Hop(number=1, question="Who?", action="Search[x]", answer=None, valid=False),
         FACT,
         Search(query="x", repeats=2),

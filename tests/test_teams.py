@@ -16,7 +16,7 @@ from server import Server, ok_json
 
 from adaptmr.agents.episode import Episode, PlayerError
 from adaptmr.agents.players import RETRIEVE, SOLVE, VERIFY, ModelPlayer
-from adaptmr.agents.prompts import Move, Prompt, PromptStyle, View, build_prompt, system_prompt
+from adaptmr.agents.prompts import Move, PlayerPrompt, PromptStyle, PlayerView, player_prompt, system_prompt
 from adaptmr.agents.task_memory import OtherTasks, Reading, TaskMemory, repeats_in_vain
 from adaptmr.agents.team import TEAMS, Team, make_team
 from adaptmr.eval.runner.evaluate import evaluate
@@ -27,7 +27,7 @@ from adaptmr.llm.tasks import meter_usage
 from adaptmr.llm.transport import LLMError
 from adaptmr.memory.team.meta import Experience, Insight, MetaMemory, Trajectory
 from adaptmr.memory.team.records import ROLES, EvidencePiece, Extraction, Lesson, ReasoningStep, Triple
-from adaptmr.memory.team.steps import Action, Step, parse_action
+from adaptmr.memory.team.steps import Action, TeamStep, parse_action
 from adaptmr.memory.team.team import PrivateMemory, SharedMemory, TeamMemory
 from adaptmr.systems.base import get_capabilities, known_systems, make_system
 from adaptmr.types import Conversation, Dataset, Memory, Question
@@ -47,7 +47,7 @@ FIRST, SECOND = "Search[Velm Bridge]", "Search[Edda Quill]"
 _STATED = re.compile(r"([A-Z]\w+ [A-Z]\w+) was (designed by|born in) ([A-Z]\w+(?: [A-Z]\w+)?)")
 
 
-def read(question: str, step: Step) -> Extraction:
+def read(question: str, step: TeamStep) -> Extraction:
     """What a model would read in these pages."""
     facts = tuple(Triple(*found) for found in _STATED.findall(step.observation))
     if not facts:
@@ -84,7 +84,7 @@ def play(*solver: str | Move | Exception, question: str = QUESTION, **options: A
     return episode
 
 
-def views(episode: Episode, role: str) -> list[View]:
+def views(episode: Episode, role: str) -> list[PlayerView]:
     return episode.players[role].views
 
 
@@ -117,9 +117,9 @@ def test_a_loop_of_two_actions_is_noticed_with_memory_only(setting, loops):
     assert episode.counts["repeated_searches"] == (setting.get("shared") is False)
 
 
-PAGE = Step("Search", "Velm Bridge", "Velm Bridge: It was designed by Edda Quill.")
-FOUND = Step("Lookup", "designed", "(Result 1/1) It was designed by Edda Quill.")
-NO_MORE = Step("Lookup", "designed", 'No more sentences of "Velm Bridge" with "designed".')
+PAGE = TeamStep("Search", "Velm Bridge", "Velm Bridge: It was designed by Edda Quill.")
+FOUND = TeamStep("Lookup", "designed", "(Result 1/1) It was designed by Edda Quill.")
+NO_MORE = TeamStep("Lookup", "designed", 'No more sentences of "Velm Bridge" with "designed".')
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ NO_MORE = Step("Lookup", "designed", 'No more sentences of "Velm Bridge" with "d
         (Action("Lookup", "Designed"), [PAGE, FOUND, NO_MORE], True),
         (Action("Lookup", "opened"), [PAGE, FOUND, NO_MORE], False),
         (Action("Lookup", "designed"), [PAGE, NO_MORE, PAGE], False),
-        (Action("Finish", "Orlby"), [PAGE, Step("Finish", "Orlby")], False),
-        ("I don't know.", [Step("", "I don't know.", "That is no action.", False)], True),
+        (Action("Finish", "Orlby"), [PAGE, TeamStep("Finish", "Orlby")], False),
+        ("I don't know.", [TeamStep("", "I don't know.", "That is no action.", False)], True),
         ("I don't know.", [PAGE], False),
     ],
 )
@@ -236,16 +236,20 @@ HEADINGS = {
 }
 
 
-def prompt_of(view: View, style: PromptStyle, role: str = "solver", language: str = "en") -> Prompt:
+def prompt_of(
+    view: PlayerView, style: PromptStyle, role: str = "solver", language: str = "en"
+) -> PlayerPrompt:
     blocks = {"shared": "【Shared Memory】\n- a", "private": "【Private Memory】\n- b"}
     if language == "zh":
         blocks = {"shared": "【共享记忆】\n- a", "private": "【私有记忆】\n- b"}
-    return build_prompt(ROLES[role], view, style=style, **blocks)
+    return player_prompt(ROLES[role], view, style=style, **blocks)
 
 
 @pytest.mark.parametrize(("language", "question"), [("en", QUESTION), ("zh", "月渡桥的设计者出生在哪里？")])
 def test_the_parts_have_the_order_of_the_document(language, question):
-    view = View(question, 3, 5, last=PAGE, suggestion=Action("Search", "Edda Quill"), experience=EXPERIENCE)
+    view = PlayerView(
+        question, 3, 5, last=PAGE, suggestion=Action("Search", "Edda Quill"), experience=EXPERIENCE
+    )
     prompt = prompt_of(view, PromptStyle(), language=language)
     system, user = (m["content"] for m in prompt.messages)
     assert system == system_prompt(ROLES["solver"], language)
@@ -259,9 +263,9 @@ def test_the_parts_have_the_order_of_the_document(language, question):
 
 
 def test_what_never_changes_can_come_first():
-    view = View(QUESTION, last=PAGE, experience=EXPERIENCE)
+    view = PlayerView(QUESTION, last=PAGE, experience=EXPERIENCE)
     first = prompt_of(view, PromptStyle(fixed_first=True))
-    later = prompt_of(View(OTHER_QUESTION, 4, 2), PromptStyle(fixed_first=True))
+    later = prompt_of(PlayerView(OTHER_QUESTION, 4, 2), PromptStyle(fixed_first=True))
     assert first.messages[0] == later.messages[0] and "## Successful" in first.messages[0]["content"]
     assert "## Successful" not in first.messages[1]["content"]
 
@@ -276,19 +280,19 @@ def test_what_never_changes_can_come_first():
     steps=st.integers(0, 4),
 )
 def test_no_prompt_passes_its_budget(observation, question, blocks, tokens, role, fixed_first, steps):
-    last = Step("Search", "x", observation)
-    view = View(
+    last = TeamStep("Search", "x", observation)
+    view = PlayerView(
         question, 2, 2, last=last, suggestion=Action("Search", "y"), proposal="z", experience=EXPERIENCE
     )
     style = PromptStyle(tokens=tokens, fixed_first=fixed_first)
-    prompt = build_prompt(
+    prompt = player_prompt(
         ROLES[role], view, shared=blocks[0], private=blocks[1], steps=[last] * steps, style=style
     )
     assert prompt.tokens <= tokens
 
 
 def test_a_short_budget_keeps_the_task_and_drops_the_examples_first():
-    view = View(QUESTION, last=PAGE, experience=EXPERIENCE)
+    view = PlayerView(QUESTION, last=PAGE, experience=EXPERIENCE)
     short, whole = (prompt_of(view, PromptStyle(tokens=n)) for n in (300, 2_000))
     assert short.task == whole.task and PAGE.observation in short.task
     assert (short.insights, short.past) == (whole.insights, whole.past)
@@ -300,9 +304,9 @@ def test_a_short_budget_keeps_the_task_and_drops_the_examples_first():
 REPLY = {"thought": "her page", "extracted_info": "born in Orlby", "action": "Finish[Orlby]"}
 
 
-def asked(role: str = "solver", question: str = QUESTION) -> View:
-    view = View(question, 2, 3, last=PAGE, proposal="Orlby" if role == "verifier" else "")
-    return replace(view, messages=build_prompt(ROLES[role], view).messages)
+def asked(role: str = "solver", question: str = QUESTION) -> PlayerView:
+    view = PlayerView(question, 2, 3, last=PAGE, proposal="Orlby" if role == "verifier" else "")
+    return replace(view, messages=player_prompt(ROLES[role], view).messages)
 
 
 def test_a_model_is_sent_the_prompt_of_the_view_and_its_reply_is_kept():
@@ -406,7 +410,7 @@ def test_every_move_is_in_the_record():
 # --- what stays between tasks
 
 
-def two_tasks(**options: Any) -> tuple[Team, list[View]]:
+def two_tasks(**options: Any) -> tuple[Team, list[PlayerView]]:
     """A team after a task with a success, and what its solver sees of another task."""
     made = team(FIRST, SECOND, "Finish[Orlby]", **options)
     made.solve(Question("", QUESTION))
@@ -590,7 +594,7 @@ def thoughts_are_kept() -> None:
     assert "Edda Quill is the designer" in [s.conclusion for s in steps]
 
 
-def memory_part(view: View) -> str:
+def memory_part(view: PlayerView) -> str:
     """What stands before the line that separates memory from task."""
     return view.messages[1]["content"].rpartition("=" * 60)[0]
 

@@ -19,48 +19,11 @@ from adaptmr.text import (
 )
 
 ANY = st.text(alphabet=st.characters(exclude_categories=()), max_size=200)  # with lone surrogates and NULs
-MIXED = st.lists(
-    st.sampled_from(
-        [
-            "I",
-            " ",
-            "Caroline",
-            "'s",
-            "’s",
-            "West Lake",
-            "我",
-            "小王",
-            "叫",
-            "跑步",
-            "。",
-            ". ",
-            "!",
-            "…",
-            "Dr.",
-            "3.5",
-            "\n",
-            "“",
-            "”",
-            "(",
-            "\0",
-            "\ud83d",
-            "🙂",
-            "مرحبا",
-            "é",
-            "İ",
-            "ß",
-            "ｆｕｌｌ",
-            "don't",
-            "O'Brien",
-            "名叫",
-            "《",
-            "》",
-            "running",
-            "2023",
-        ]
-    ),
-    max_size=25,
-).map("".join)
+PIECES = (
+    "I Caroline 's ’s 我 小王 叫 跑步 。 ! … Dr. 3.5 “ ” ( \0 \ud83d 🙂 مرحبا é İ ß ｆｕｌｌ don't O'Brien "
+    "名叫 《 》 running 2023"
+).split(" ")
+MIXED = st.lists(st.sampled_from([*PIECES, " ", ". ", "\n", "West Lake"]), max_size=25).map("".join)
 TEXTS = st.one_of(ANY, MIXED)
 
 
@@ -89,7 +52,7 @@ def test_tokenize(text, tokens):
     assert tokenize(text) == tokens
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_tokenize_any_string(text):
     for stem in (True, False):
@@ -127,7 +90,7 @@ def test_detect_language(text, lang):
     assert detect_language(text) == lang
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_clean(text):
     out = clean(text)
@@ -155,7 +118,7 @@ def test_split_sentences(text, sentences):
     assert split_sentences(text) == sentences
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_sentences_contain_the_whole_text(text):
     parts = split_sentences(text)
@@ -215,7 +178,7 @@ def test_remove_names(text, people, left):
     assert remove_names(text, people) == left
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     TEXTS,
     st.lists(
@@ -242,18 +205,7 @@ def test_content_words():
     assert "runner" in content_words("Runners run") and len(content_words("run run running")) == 1
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "A ",
-        "小王",
-        "(Aa ",
-        "“",
-        "U.S. ",
-        "\ud83d",
-        "İ",
-    ],
-)
+@pytest.mark.parametrize("piece", ["A ", "小王", "(Aa ", "“", "U.S. ", "\ud83d", "İ"])
 def test_a_megabyte_takes_linear_time(piece):
     def seconds(n):
         text, began = (piece * (n // len(piece) + 1))[:n], time.process_time()
@@ -263,7 +215,7 @@ def test_a_megabyte_takes_linear_time(piece):
         return time.process_time() - began
 
     seconds(1_000)
-    small, large = (min(seconds(n) for _ in range(3)) for n in (20_000, 200_000))
+    small, large = (min(seconds(n) for _ in range(3)) for n in (10_000, 100_000))
     assert large < 50 * max(small, 1e-3) or large < 3, (
-        f"{small:.4f} s for 20 kB, {large:.3f} s for 200 kB: expected ten times as long, not a hundred"
+        f"{small:.4f} s for 10 kB, {large:.3f} s for 100 kB: expected ten times as long, not a hundred"
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .hotpot import HotpotEnv
-from .prompts import Move, Player, Prompt, PromptStyle, View, build_prompt
+from .prompts import Move, Player, PlayerPrompt, PromptStyle, PlayerView, player_prompt
 from .task_memory import TaskMemory, repeats_in_vain
 from ..embed import VectorMiss
 from ..llm.replay import ReplayError, ReplayMiss
@@ -18,7 +18,7 @@ from ..llm.transport import LLMError
 from ..memory.team.curator import trigger
 from ..memory.team.meta import Experience
 from ..memory.team.records import Found, Interaction
-from ..memory.team.steps import Action, Step, Transcript, parse_action
+from ..memory.team.steps import Action, TeamStep, Transcript, parse_action
 from ..types import Usage
 
 # %% auto #0
@@ -96,7 +96,7 @@ class Episode:
         self.experience = experience or Experience()
         self.limits, self.style = limits or Limits(), style
         self.turn, self.usage, self.shown_tokens = 0, Usage(), 0
-        self.steps: list[Step] = []  # those that memory served are among them, not in the transcript
+        self.steps: list[TeamStep] = []  # those that memory served are among them, not in the transcript
         self.rows: list[TurnRow] = []
         self.success, self.reason = False, "the task is not over"
         self._over = self._out_of_tokens = False
@@ -263,11 +263,11 @@ class Episode:
 
     def _view(
         self, agent: str, player: Player, suggestion: Action | None, proposal: str
-    ) -> tuple[View, Prompt, str]:
+    ) -> tuple[PlayerView, PlayerPrompt, str]:
         asked = str(suggestion or (self.steps[-1] if self.steps else ""))
         found = self.memory.found(agent, "" if proposal else asked, proposal)
         experience, why = self._injected(str(suggestion or ""))
-        view = View(
+        view = PlayerView(
             self.memory.question,
             self.turn,
             self._left,
@@ -284,12 +284,12 @@ class Episode:
             prompt = self._prompt(player, view)
         return replace(view, messages=prompt.messages), prompt, why
 
-    def _prompt(self, player: Player, view: View) -> Prompt:
+    def _prompt(self, player: Player, view: PlayerView) -> PlayerPrompt:
         blocks = self.memory.blocks(player.role.name, view.found)
         steps = self.steps if self.memory.setting.whole else None
-        return build_prompt(player.role, view, steps=steps, style=self.style, **blocks)
+        return player_prompt(player.role, view, steps=steps, style=self.style, **blocks)
 
-    def _is_last(self, prompt: Prompt) -> bool:
+    def _is_last(self, prompt: PlayerPrompt) -> bool:
         """Whether the tokens are not enough for another prompt like this one."""
         allowed = self.limits.tokens
         return allowed is not None and self.shown_tokens + 2 * prompt.tokens > allowed
@@ -312,7 +312,7 @@ class Episode:
 
     # -- act, write
 
-    def _carry_out(self, doing: Action | str, row: TurnRow) -> Step:
+    def _carry_out(self, doing: Action | str, row: TurnRow) -> TeamStep:
         """Carry out an action, or take its result from memory; read and write what it showed."""
         if isinstance(doing, Action) and doing.verb == "Search" and self.memory.setting.shared:
             step = self._search(doing, row)
@@ -323,8 +323,8 @@ class Episode:
         row.observation, row.valid, row.answer_read = step.observation, step.valid, read.answer
         return step
 
-    def _search(self, action: Action, row: TurnRow) -> Step:
-        made: list[Step] = []
+    def _search(self, action: Action, row: TurnRow) -> TeamStep:
+        made: list[TeamStep] = []
 
         def run(query: str) -> str:
             made.append(self.env.step(str(action)))
@@ -334,7 +334,7 @@ class Episode:
         if made:
             return made[0]
         self.env.reopen(search.query)
-        return Step("Search", action.argument, search.observation)
+        return TeamStep("Search", action.argument, search.observation)
 
 
 def _doing(move: Move) -> Action | str:

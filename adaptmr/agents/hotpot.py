@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from ..markup import cut_text, html_table
-from ..memory.team.steps import Action, Step, Transcript, parse_action
+from ..memory.team.steps import Action, TeamStep, Transcript, parse_action
 from ..store.lexical import LexicalIndex
 from ..text import clean, tokenize
 from ..types import Conversation
@@ -155,7 +155,7 @@ class HotpotEnv:
         """Whether the episode is over."""
         return self.transcript.done
 
-    def step(self, text: str) -> Step:
+    def step(self, text: str) -> TeamStep:
         """Carry out the action in a player's text; return what it showed.
 
         A text without an action, and an action that is not possible, are answered with what is; they count
@@ -164,10 +164,12 @@ class HotpotEnv:
         action = parse_action(text)
         verb, argument = (action.verb, action.argument) if action else ("", clean(text))
         if self.done:
-            return Step(verb, argument, "The episode is over.", False, True)
+            return TeamStep(verb, argument, "The episode is over.", False, True)
         seen, shown, valid = self._reply(action)
         steps = self.transcript.steps
-        step = Step(verb, argument, seen, valid, verb == "Finish" or len(steps) + 1 == self.max_steps, shown)
+        step = TeamStep(
+            verb, argument, seen, valid, verb == "Finish" or len(steps) + 1 == self.max_steps, shown
+        )
         self.transcript = Transcript(self.transcript.question, (*steps, step))
         return step
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .prompts import Move, View, system_prompt
+from .prompts import Move, PlayerView, system_prompt
 from ..llm import LLM
 from ..llm.tasks import Task, object_schema, register_task
 from ..memory.team.curator import require_model
@@ -27,7 +27,7 @@ _UNUSABLE = "the reply can't be used"
 
 
 class PlayerTask(Task):
-    """A task whose prompt is that of the view (`View.messages`)."""
+    """A task whose prompt is that of the view (`PlayerView.messages`)."""
 
     def messages(self, lang: str, **inputs: Any) -> list[dict[str, str]]:
         """Return the messages of the view."""
@@ -106,7 +106,7 @@ class ModelPlayer:
     llm: LLM | None
     role: RoleContract
 
-    def act(self, view: View) -> Move:
+    def act(self, view: PlayerView) -> Move:
         """Ask the model. Raises `LLMError` without one, and what `LLM.complete` raises."""
         llm = require_model(self.llm, f"the {self.role.name} of a team")
         result = PLAYER_TASKS[self.role.name].run(llm, detect_language(view.question), view=view)

@@ -13,16 +13,17 @@ from ..llm.spending import count_prompt_tokens, count_tokens
 from ..markup import HtmlOutput, cut_text, html_table
 from ..memory.team.meta import Experience
 from ..memory.team.records import Found, RoleContract
-from ..memory.team.steps import Action, Step, Transcript
+from ..memory.team.steps import Action, TeamStep, Transcript
 from ..text import detect_language
 from ..types import Usage
 
 # %% auto #0
-__all__ = ['CHINESE_ROLES', 'EXAMPLES', 'View', 'Move', 'Player', 'system_prompt', 'PromptStyle', 'Prompt', 'build_prompt']
+__all__ = ['CHINESE_ROLES', 'EXAMPLES', 'PlayerView', 'Move', 'Player', 'system_prompt', 'PromptStyle', 'PlayerPrompt',
+           'player_prompt']
 
 # %% ../../nbs/agents/01_prompts.ipynb #7863f02d
 @dataclass(frozen=True)
-class View:
+class PlayerView:
     """What a player sees before it acts.
 
     - `last`: the latest step of the team, with its observation; `None` before the first.
@@ -36,7 +37,7 @@ class View:
     question: str
     turn: int = 1
     turns_left: int = 1
-    last: Step | None = None
+    last: TeamStep | None = None
     suggestion: Action | None = None
     proposal: str = ""
     found: Found = field(default_factory=lambda: Found(""))
@@ -67,7 +68,7 @@ class Player(Protocol):
         """What the player is there for."""
         ...
 
-    def act(self, view: View) -> Move:
+    def act(self, view: PlayerView) -> Move:
         """Return what the player does, by nothing but the view."""
         ...
 
@@ -133,8 +134,8 @@ def system_prompt(role: RoleContract, language: str = "en") -> str:
 # %% ../../nbs/agents/01_prompts.ipynb #a0c79891
 def _two_searches(question: str, pages: Mapping[str, str], answer: str) -> Transcript:
     """Return the transcript of a task: a search for each page, by its title, and the answer."""
-    searches = [Step("Search", title, f"{title}{text}") for title, text in pages.items()]
-    return Transcript(question, (*searches, Step("Finish", answer, done=True)))
+    searches = [TeamStep("Search", title, f"{title}{text}") for title, text in pages.items()]
+    return Transcript(question, (*searches, TeamStep("Finish", answer, done=True)))
 
 
 EXAMPLES: Mapping[str, tuple[Transcript, ...]] = {
@@ -223,7 +224,7 @@ _SEPARATOR = "=" * 60
 _PAST_CHARS = 400  # of one past success, whose steps are long where they were many
 
 
-def _step_lines(steps: Sequence[Step], words: Mapping[str, str], first: int = 1) -> list[str]:
+def _step_lines(steps: Sequence[TeamStep], words: Mapping[str, str], first: int = 1) -> list[str]:
     lines = []
     for n, step in enumerate(steps, first):
         lines.append(words["action"].format(n, step))
@@ -240,7 +241,9 @@ def _insight_lines(experience: Experience, words: Mapping[str, str]) -> list[str
     ]
 
 
-def _task_lines(role: RoleContract, view: View, words: Mapping[str, str], steps: Sequence[Step]) -> list[str]:
+def _task_lines(
+    role: RoleContract, view: PlayerView, words: Mapping[str, str], steps: Sequence[TeamStep]
+) -> list[str]:
     last = view.turns_left <= 1 and role.name != "verifier"
     lines = [
         words["task"],
@@ -257,7 +260,7 @@ def _task_lines(role: RoleContract, view: View, words: Mapping[str, str], steps:
 
 # %% ../../nbs/agents/01_prompts.ipynb #8ee5a54b
 @dataclass(frozen=True)
-class Prompt:
+class PlayerPrompt:
     """The parts of a prompt in their order; a part that is "" is left out."""
 
     role: str = ""
@@ -296,15 +299,15 @@ class Prompt:
         return html_table(rows, ("part", "tokens", "text"), f"{self.tokens} tokens in all")
 
 
-def build_prompt(
+def player_prompt(
     role: RoleContract,
-    view: View,
+    view: PlayerView,
     *,
     shared: str = "",
     private: str = "",
-    steps: Sequence[Step] | None = None,
+    steps: Sequence[TeamStep] | None = None,
     style: PromptStyle | None = None,
-) -> Prompt:
+) -> PlayerPrompt:
     """Write the prompt of a player, `style.tokens` long at most.
 
     `shared` and `private` are the blocks of its memories; `steps` are the steps that it is shown, by default
@@ -314,7 +317,7 @@ def build_prompt(
     language = detect_language(view.question)
     words = _WORDS[language]
     steps = tuple(steps) if steps is not None else (view.last,) if view.last is not None else ()
-    base = Prompt(
+    base = PlayerPrompt(
         role=system_prompt(role, language),
         shared=shared,
         private=private,
@@ -334,11 +337,11 @@ def build_prompt(
     return base
 
 # %% ../../nbs/agents/01_prompts.ipynb #fcf8c9df
-def _with(prompt: Prompt, part: str, text: str) -> Prompt:
-    return Prompt(**{**vars(prompt), part: text})
+def _with(prompt: PlayerPrompt, part: str, text: str) -> PlayerPrompt:
+    return PlayerPrompt(**{**vars(prompt), part: text})
 
 
-def _fill(prompt: Prompt, part: str, title: str, entries: Sequence[str], budget: int) -> Prompt:
+def _fill(prompt: PlayerPrompt, part: str, title: str, entries: Sequence[str], budget: int) -> PlayerPrompt:
     """Add the entries of a part, the first ones first, as long as the whole fits."""
     taken: list[str] = []
     for entry in entries:
@@ -350,8 +353,11 @@ def _fill(prompt: Prompt, part: str, title: str, entries: Sequence[str], budget:
 
 
 def _fit_task(
-    prompt: Prompt, lines: Callable[[Sequence[Step]], list[str]], steps: Sequence[Step], budget: int
-) -> Prompt:
+    prompt: PlayerPrompt,
+    lines: Callable[[Sequence[TeamStep]], list[str]],
+    steps: Sequence[TeamStep],
+    budget: int,
+) -> PlayerPrompt:
     """Add the task with as many of the latest steps as fit; what is still too long is cut."""
     for first in range(max(1, len(steps))):
         whole = _with(prompt, "task", "\n".join(lines(steps[first:])))
@@ -367,7 +373,7 @@ def _fit_task(
     return _fit_blocks(whole, budget)
 
 
-def _fit_blocks(prompt: Prompt, budget: int) -> Prompt:
+def _fit_blocks(prompt: PlayerPrompt, budget: int) -> PlayerPrompt:
     """Cut the blocks of memory where they leave no room for a task, the private one first."""
     for part in ("private", "shared"):
         room = budget - _with(prompt, part, "").tokens

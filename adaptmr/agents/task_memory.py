@@ -22,7 +22,7 @@ from adaptmr.memory.team.records import (
 )
 from adaptmr.memory.team.steps import (
     Action,
-    Step,
+    TeamStep,
     is_dead_end,
     search_key,
     searched,
@@ -52,7 +52,7 @@ class Setting:
         return self.private or self.shared
 
 # %% ../../nbs/agents/03_task_memory.ipynb #577a5c3a
-def repeats_in_vain(text: Action | str, steps: Sequence[Step]) -> bool:
+def repeats_in_vain(text: Action | str, steps: Sequence[TeamStep]) -> bool:
     """Say whether these steps show already that an action, or a text without one, leads nowhere."""
     if isinstance(text, str):
         return any(not s.action and s.argument == text for s in steps)
@@ -69,7 +69,7 @@ def repeats_in_vain(text: Action | str, steps: Sequence[Step]) -> bool:
     return False
 
 # %% ../../nbs/agents/03_task_memory.ipynb #db73bd8c
-Reader = Callable[[str, Step], Extraction]  # of the task's question and a step
+Reader = Callable[[str, TeamStep], Extraction]  # of the task's question and a step
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class TaskMemory:
             blocks["private"] = block if "\n" in block else ""  # its title alone says nothing
         return blocks
 
-    def remembered(self, steps: Sequence[Step]) -> Sequence[Step]:
+    def remembered(self, steps: Sequence[TeamStep]) -> Sequence[TeamStep]:
         """Return those of the task's steps that the team still knows: all, or without memory the last."""
         return steps if self.setting.remembers else steps[-1:]
 
@@ -197,7 +197,7 @@ class TaskMemory:
 
     # -- writing
 
-    def write(self, agent: str, step: Step, turn: int) -> Extraction:
+    def write(self, agent: str, step: TeamStep, turn: int) -> Extraction:
         """Read a step of a member and write what the setting wants; return what was read."""
         told = step.valid and not is_dead_end(step)
         self._read = self._reader(self.question, step) if told else Extraction()
@@ -226,7 +226,7 @@ class TaskMemory:
             known = self.team.private[agent]
             known.conclude(sub_question(action), thought, turn, kind="abduction", confidence=0.5)
 
-    def judge(self, message: Interaction, step: Step, turn: int) -> None:
+    def judge(self, message: Interaction, step: TeamStep, turn: int) -> None:
         """Note whether a suggestion that was carried out found something, for both members."""
         helped = step.valid and not is_dead_end(step)
         self.team.shared.judge(message.id, helped)
@@ -269,6 +269,6 @@ class TaskMemory:
         return found | Found(found.query, linked)
 
 
-def _asked(step: Step) -> str:
+def _asked(step: TeamStep) -> str:
     """Return the sub-question of a step: what its action asks for."""
     return sub_question(str(step)) or step.argument

@@ -18,7 +18,7 @@ from ..llm import LLM
 from ..memory.team.curator import extract
 from ..memory.team.meta import Experience, MetaMemory
 from ..memory.team.records import ROLES, Extraction, TeamConfig, Triple
-from ..memory.team.steps import Step, Transcript
+from ..memory.team.steps import TeamStep, Transcript
 from ..retrieval.visible import resolve_as_of
 from ..store.memory_store import MemoryStore
 from ..systems.base import DisplayedSystem, Solution, register_system
@@ -170,7 +170,7 @@ class Team(DisplayedSystem):
             style=self.style,
         )
 
-    def _read_by_model(self, question: str, step: Step) -> Extraction:
+    def _read_by_model(self, question: str, step: TeamStep) -> Extraction:
         return extract(question, str(step), step.observation, self.llm)
 
     def _other_readings(self) -> tuple[Reading, ...]:

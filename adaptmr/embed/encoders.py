@@ -44,7 +44,7 @@ from ..text import clean
 # %% auto #0
 __all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'EMBEDDERS', 'MAX_TEXTS', 'MAX_TOKENS', 'MAX_TEXT_TOKENS', 'Embedder',
            'HashEmbedder', 'VectorMiss', 'TextEmbedder', 'OwnEmbedder', 'embedder', 'shared_cache', 'server_id',
-           'VectorError', 'cut_text', 'split_batches', 'EndpointModel']
+           'VectorError', 'cut_for_encoder', 'split_batches', 'EndpointModel']
 
 # %% ../../nbs/embed/02_encoders.ipynb #1b0997aa
 @runtime_checkable
@@ -428,7 +428,7 @@ MAX_TOKENS = 100_000  # in a request, as `count_tokens` estimates
 MAX_TEXT_TOKENS = 5_000  # in a text: an estimate of CJK characters may be too low by half
 
 
-def cut_text(text: str) -> str:
+def cut_for_encoder(text: str) -> str:
     """Cut a text at its end to about `MAX_TEXT_TOKENS` tokens; an empty one becomes a space."""
     while (n := count_tokens(text)) > MAX_TEXT_TOKENS:
         text = text[: len(text) * MAX_TEXT_TOKENS // n]
@@ -473,14 +473,16 @@ class EndpointModel:
 
     def meter(self, texts: Mapping[str, str], sent: bool) -> None:
         """Count the vectors of texts (by key) in the open meters; `sent` says if any was asked for."""
-        meter_vectors({k: count_tokens(cut_text(t)) for k, t in texts.items()}, MAX_TEXTS, sent, self.price)
+        meter_vectors(
+            {k: count_tokens(cut_for_encoder(t)) for k, t in texts.items()}, MAX_TEXTS, sent, self.price
+        )
 
     def __call__(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
         """Return the vectors, float32 (n, dim), as the server gives them; `kind` is not sent.
 
         Raises `VectorError` for a reply that can't be used, and what `Transport.embed` raises.
         """
-        batches = split_batches([cut_text(t) for t in texts], self._most)
+        batches = split_batches([cut_for_encoder(t) for t in texts], self._most)
         return np.concatenate([self._ask(batch) for batch in batches])
 
     def _ask(self, batch: list[str]) -> np.ndarray:

@@ -26,11 +26,11 @@ from ..store.memory_store import MemoryStore
 from ..types import Answer, Evidence, QueryType
 
 # %% auto #0
-__all__ = ['Asked', 'MagicError', 'NotebookMemory', 'add_magics', 'remove_magics']
+__all__ = ['MagicAnswer', 'MagicError', 'NotebookMemory', 'add_magics', 'remove_magics']
 
 # %% ../../nbs/integrations/02_magics.ipynb #46f55376
 @dataclass(frozen=True)
-class Asked:
+class MagicAnswer:
     """A question to a memory, with its answer and its evidence; a notebook shows both and the plan."""
 
     question: str
@@ -120,7 +120,7 @@ class NotebookMemory:
         self.store, self._ours = store, store is not given
         return store
 
-    def ask(self, line: str, cell: str) -> Asked:
+    def ask(self, line: str, cell: str) -> MagicAnswer:
         """Ask the chosen store: `%%ask [--k N] [--type TYPE] [--plan VARIABLE] [--model NAME]`.
 
         TYPE is the type of the question, otherwise it is predicted; VARIABLE holds a plan or a planner; NAME
@@ -134,7 +134,7 @@ class NotebookMemory:
             raise MagicError("%%ask: write a question on the lines below it")
         llm = LLM(model)
         found = retrieve(question, self._chosen(), k, self._planner(type, plan), llm=llm)
-        return Asked(question, answer(question, found, llm), found)
+        return MagicAnswer(question, answer(question, found, llm), found)
 
     def completions(self, line: str) -> list[str]:
         """Return what may stand where a line of `%memory` or `%%ask` is being written."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .sentences import WordCounts
+from .sentences import TextWords
 from ..store.database import StoreChanged, StoreError
 from ..store.edits import Add, Edit, Erase, SetStatus, Update
 from ..store.memory_store import MemoryStore
@@ -132,7 +132,7 @@ class Layers:
     """
 
     owner: str = ""
-    words: WordCounts = field(default_factory=WordCounts)  # of the texts of pages: what is rare here
+    words: TextWords = field(default_factory=TextWords)  # of the texts of pages: what is rare here
     _derived: dict[str, Memory] = field(default_factory=dict)
     _groups: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)  # by layer and status
     _pages: dict[str, dict[str, None]] = field(default_factory=dict)  # topic id to the ids of its pages

@@ -29,7 +29,7 @@ _SPEAKER = re.compile(r"([^\s:：,.!?，。！？]+(?: [^\s:：,.!?，。！？]
 
 
 @dataclass
-class WordCounts:
+class TextWords:
     """In how many texts each content word occurs."""
 
     texts: int = 0
@@ -47,9 +47,9 @@ class WordCounts:
         """Return ln((n + 1) / (df + 1)) + 1: from 1, for a word of every text, upward."""
         return math.log((self.texts + 1) / (self.counts[word] + 1)) + 1
 
-    def copy(self) -> WordCounts:
+    def copy(self) -> TextWords:
         """Return counts that can be changed without changing these."""
-        return WordCounts(self.texts, self.counts.copy())
+        return TextWords(self.texts, self.counts.copy())
 
 
 def equal_idf(word: str) -> float:
@@ -129,7 +129,7 @@ def summarize(memories: Sequence[Memory], tokens: int, idf: Idf = equal_idf) -> 
     return " ".join(parts)
 
 # %% auto #0
-__all__ = ['Idf', 'QUESTION_FACTOR', 'ASSISTANT_FACTOR', 'NAME_OR_NUMBER', 'OVERHEAD', 'TOLD', 'STATED_BONUS', 'WordCounts',
+__all__ = ['Idf', 'QUESTION_FACTOR', 'ASSISTANT_FACTOR', 'NAME_OR_NUMBER', 'OVERHEAD', 'TOLD', 'STATED_BONUS', 'TextWords',
            'equal_idf', 'sentence_parts', 'summarize', 'word_stems', 'find_keywords', 'keyword_set', 'jaccard', 'Claim',
            'classify_statement', 'best_statements', 'supersedes', 'find_facts']
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from .fusion import logistic
-from .search import State
+from .search import SearchState
 from ..text import HAN, content_words, detect_language, find_names, split_sentences, tokenize
 from ..types import Finding, Hit, memory_order
 
@@ -236,7 +236,7 @@ def cover_order(
     return chosen
 
 # %% ../../nbs/retrieval/11_aggregation.ipynb #854f2cea
-def question_words(state: State) -> tuple[np.ndarray, np.ndarray]:
+def question_words(state: SearchState) -> tuple[np.ndarray, np.ndarray]:
     """Return which of the first query's rare words each hit has, bool (e, n), and their idf (e,)."""
     seen = state.searches[0].candidates
     rows = np.array(state.rows, dtype=np.int64)
@@ -245,7 +245,7 @@ def question_words(state: State) -> tuple[np.ndarray, np.ndarray]:
     return seen.words.in_memories[:, place] & known, seen.words.idf
 
 
-def select_cover(state: State) -> State:
+def select_cover(state: SearchState) -> SearchState:
     """Put first the hits that cover most of the question and of the sessions."""
     words, idf = question_words(state)
     sessions = [h.memory.session for h in state.hits]
@@ -256,7 +256,7 @@ def select_cover(state: State) -> State:
     return state.with_hits("select", [state.hits[i] for i in order], f"by what each adds; {raised} others")
 
 
-def collect(state: State) -> State:
+def collect(state: SearchState) -> SearchState:
     """Add a finding that lists what the question counts or lists, if two things or more are found."""
     words, idf = question_words(state)
     coverage = idf @ words / total if (total := float(idf.sum())) else np.ones(len(state.hits))

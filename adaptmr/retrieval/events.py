@@ -17,7 +17,7 @@ import numpy as np
 from .columns import columns_of, named_times
 from .fusion import logistic
 from .query import is_assistant
-from .search import State
+from .search import SearchState
 from ..store.view import truncate_text
 from adaptmr.text import (
     HAN,
@@ -486,7 +486,7 @@ class EventMatch(NamedTuple):
     value: float
 
 
-def match_event(state: State, event: str) -> EventMatch | str:
+def match_event(state: SearchState, event: str) -> EventMatch | str:
     """Return the memory that tells of an event, with the date of the event; or why none is sure."""
     if named := date_in_question(event, state.now):
         return EventMatch("", named, 0.0)
@@ -519,13 +519,13 @@ def match_event(state: State, event: str) -> EventMatch | str:
     return first
 
 
-def relate_events(state: State) -> State:
+def relate_events(state: SearchState) -> SearchState:
     """Work out the relation in time of the events that the question names, where their dates settle it."""
     finding, reason = find_finding(state)
     return state.with_finding("relate", finding, reason)
 
 
-def find_finding(state: State) -> tuple[Finding | None, str]:
+def find_finding(state: SearchState) -> tuple[Finding | None, str]:
     """Return the finding on the events' relation, and the trace's sentence; `None` with the reason."""
     asked = find_relation(state.text)
     if asked is None:
@@ -749,7 +749,7 @@ class Telling(NamedTuple):
     is_plan: bool
 
 
-def tellings_of(state: State, event: str) -> list[Telling]:
+def tellings_of(state: SearchState, event: str) -> list[Telling]:
     """Return the memories found that tell of an event, or may, the best match first."""
     found = state.searches[0]
     without_names = remove_names(event, columns_of(state.store).speakers) or event
@@ -805,7 +805,7 @@ def find_end(asked: AskedOccurrence, tellings: Sequence[Telling]) -> tuple[list[
 
 
 def find_around(
-    state: State, asked: AskedOccurrence, tellings: Sequence[Telling]
+    state: SearchState, asked: AskedOccurrence, tellings: Sequence[Telling]
 ) -> tuple[EventDate | None, list[Occurrence], str]:
     """Return the date of the event and the other hits as occurrences; `None` with the reason."""
     kept = {h.memory.id for h in state.hits}
@@ -825,7 +825,7 @@ def find_around(
     return date, others, ""
 
 
-def place_event(state: State) -> State:
+def place_event(state: SearchState) -> SearchState:
     """Say when the first or last time of an event was, or what lay around it, where the dates settle it."""
     asked, lang = find_occurrence(state.text), detect_language(state.text)
     assert asked is not None  # the condition of this step

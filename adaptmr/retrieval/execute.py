@@ -25,7 +25,7 @@ from .gate import gate, skip_gate
 from .plan import PlanError, RetrievalPlan
 from .rounds import run_rounds
 from adaptmr.retrieval.search import (
-    State,
+    SearchState,
     cut_question,
     cut_texts,
     note_hidden,
@@ -57,15 +57,15 @@ __all__ = ['STEPS', 'Step', 'execute', 'run_request']
 class Step(NamedTuple):
     """A step of the executor, and when it runs."""
 
-    run: Callable[[State], State]
-    when: Callable[[State], Any]
+    run: Callable[[SearchState], SearchState]
+    when: Callable[[SearchState], Any]
 
 
-def _searches(state: State) -> bool:
+def _searches(state: SearchState) -> bool:
     return state.plan.answer_as != "directly"
 
 
-def _has_hard_window(state: State) -> bool:
+def _has_hard_window(state: SearchState) -> bool:
     return bool(state.plan.time_window and state.plan.window_rule != "soft" and len(state.store.memories))
 
 
@@ -163,7 +163,7 @@ def _run_once(
     """Run one round of a plan: every step that its fields ask for."""
     begun = perf_counter()
     with meter_usage() as meter, request.visible() as (store, total):
-        state = State(
+        state = SearchState(
             plan,
             request.text,
             request.length,

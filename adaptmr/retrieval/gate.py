@@ -22,7 +22,7 @@ from .columns import StoreColumns, columns_of
 from .evidence import QUESTION_AND_MEMORIES, render_numbered
 from .fusion import ANY_EMBEDDER, Fit, fuse_signals, logistic
 from .query import parse_query
-from .search import State
+from .search import SearchState
 from .signals import signal_values
 from .visible import StorePart, turns_of
 from ..text import detect_language, find_names
@@ -327,7 +327,7 @@ CHECKED_HITS = 5  # hits that the second check reads
 MIN_FIT_APPLICABILITY = 0.5  # from this applicability on, a low probability closes the gate
 
 
-def gate(state: State) -> State:
+def gate(state: SearchState) -> SearchState:
     """Drop all hits if the gate is closed."""
     is_open, probability, reason = False, 0.0, "nothing found"
     if state.hits:
@@ -337,13 +337,13 @@ def gate(state: State) -> State:
     return state.with_hits("gate", hits, reason, has_relevant=is_open, relevance=probability)
 
 
-def skip_gate(state: State) -> State:
+def skip_gate(state: SearchState) -> SearchState:
     """Keep what a plan found that searches derived memories only: the relevance speaks of turns."""
     reason = "not applied: only derived memories were searched, and relevance is known of turns alone"
     return state.with_hits("gate", state.hits, reason, has_relevant=bool(state.hits), relevance=0.0)
 
 
-def seen_by_gate(state: State) -> Candidates:
+def seen_by_gate(state: SearchState) -> Candidates:
     """Return the candidates of the relevance: those of the plain question over all turns of the store."""
     turns, everywhere = turns_of(state.store), state.everywhere()
     if turns is not state.store:
@@ -351,13 +351,13 @@ def seen_by_gate(state: State) -> Candidates:
     return everywhere.candidates(parse_query(state.text, columns_of(turns).speakers, now=state.now))
 
 
-def _without_turns(state: State) -> tuple[bool, float, str]:
+def _without_turns(state: SearchState) -> tuple[bool, float, str]:
     """Return the verdict on hits from a store without any turn: closed, unless the gate is always open."""
     always = state.plan.gate == "none" or state.plan.relevance_threshold == 0
     return always, 0.0, f"{'open; ' if always else ''}only derived memories: no turn to judge by"
 
 
-def gate_verdict(state: State, seen: Candidates) -> tuple[bool, float, str]:
+def gate_verdict(state: SearchState, seen: Candidates) -> tuple[bool, float, str]:
     """Compare the relevance with the plan's thresholds; between them the second check decides.
 
     Return whether the gate is open, the relevance, and why.
@@ -392,7 +392,7 @@ def gate_verdict(state: State, seen: Candidates) -> tuple[bool, float, str]:
     return passes, probability, f"{what} {reading}; second check ({how}): {'yes' if passes else 'no'}"
 
 
-def second_check(state: State, seen: Candidates) -> tuple[bool, str]:
+def second_check(state: SearchState, seen: Candidates) -> tuple[bool, str]:
     """Check by a model, or by the question's words and topic, whether the best hits answer the question.
 
     Return the verdict, and how it was reached.

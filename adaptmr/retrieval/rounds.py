@@ -22,7 +22,7 @@ from ..types import Evidence, Finding, TraceRow
 
 # %% auto #0
 __all__ = ['CONFIDENCE', 'FOLLOW_UP', 'THOUGHT', 'DRAFT', 'MIN_CONFIDENCE', 'FollowUpMethod', 'FOLLOW_UP_METHODS', 'coverage',
-           'Progress', 'FollowUp', 'follow_gap', 'follow_thought', 'follow_draft', 'run_rounds']
+           'RoundState', 'FollowUp', 'follow_gap', 'follow_thought', 'follow_draft', 'run_rounds']
 
 # %% ../../nbs/retrieval/15_rounds.ipynb #689649e0
 def coverage(question: str, found: Evidence) -> float:
@@ -202,7 +202,7 @@ def _follow_up_by_rule(question: str, found: Evidence) -> str:
     return " ".join(dict.fromkeys((*names, *missing, *new_names[:2])))
 
 # %% ../../nbs/retrieval/15_rounds.ipynb #000e56ab
-class Progress(NamedTuple):
+class RoundState(NamedTuple):
     """How far the rounds have come.
 
     - `question`, and `asked_at`: its time (`None`: not known).
@@ -237,10 +237,10 @@ class FollowUp(NamedTuple):
     draft: str = ""
 
 
-FollowUpMethod = Callable[[Progress, "LLM | None"], FollowUp]
+FollowUpMethod = Callable[[RoundState, "LLM | None"], FollowUp]
 
 
-def follow_gap(progress: Progress, llm: LLM | None = None) -> FollowUp:
+def follow_gap(progress: RoundState, llm: LLM | None = None) -> FollowUp:
     """Draft an answer, stop if its confidence reaches the threshold, else query what is missing."""
     draft = answer(progress.question, progress.found, llm, asked_at=progress.asked_at).text
     confidence = float(progress.run(CONFIDENCE, llm, draft=draft)["confidence"])
@@ -250,14 +250,14 @@ def follow_gap(progress: Progress, llm: LLM | None = None) -> FollowUp:
     return FollowUp(False, query, f"confidence {confidence:.2f} is below {progress.threshold:g}", draft)
 
 
-def follow_thought(progress: Progress, llm: LLM | None = None) -> FollowUp:
+def follow_thought(progress: RoundState, llm: LLM | None = None) -> FollowUp:
     """Think one step and search with it; stop when the answer is reached."""
     reply = progress.run(THOUGHT, llm, thoughts=tuple(progress.queries[1:]))
     reason = "the answer is reached" if reply["done"] else "one step further"
     return FollowUp(reply["done"], reply["thought"].strip(), reason)
 
 
-def follow_draft(progress: Progress, llm: LLM | None = None) -> FollowUp:
+def follow_draft(progress: RoundState, llm: LLM | None = None) -> FollowUp:
     """Draft the answer, and search with the draft where it is a guess."""
     reply = progress.run(DRAFT, llm, thoughts=tuple(progress.queries[1:]))
     reason = "sure of the draft" if reply["sure"] else "the draft is a guess"
@@ -298,7 +298,7 @@ def run_rounds(
         for number in range(1, plan.max_rounds):
             start = perf_counter()
             found = run_once(replace(search_only, queries=queries))
-            progress = Progress(text, found, queries, plan.confidence_threshold, drafts, request.moment)
+            progress = RoundState(text, found, queries, plan.confidence_threshold, drafts, request.moment)
             step = FOLLOW_UP_METHODS[plan.follow](progress, llm)
             drafts = (*drafts, step.draft) if step.draft else drafts
             ended = step.stop or not step.query or step.query in queries

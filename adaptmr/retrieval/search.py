@@ -28,9 +28,9 @@ from ..text import detect_language, find_names
 from ..types import Finding, Hit, Memory, TraceRow
 
 # %% auto #0
-__all__ = ['QUESTION_LEADS', 'KEPT_SHARE', 'INTERIM_HITS', 'WINDOW_YIELD', 'Origin', 'State', 'Turn', 'take_turns', 'rows_kept',
-           'merge', 'cut_question', 'note_hidden', 'restrict_to_part', 'restrict_to_window', 'inside_window',
-           'search_nothing', 'interim_answer', 'run_queries', 'step_findings', 'search', 'merged_hits',
+__all__ = ['QUESTION_LEADS', 'KEPT_SHARE', 'INTERIM_HITS', 'WINDOW_YIELD', 'Origin', 'SearchState', 'MatchedTurn', 'take_turns',
+           'rows_kept', 'merge', 'cut_question', 'note_hidden', 'restrict_to_part', 'restrict_to_window',
+           'inside_window', 'search_nothing', 'interim_answer', 'run_queries', 'step_findings', 'search', 'merged_hits',
            'best_match_notes', 'cut_texts', 'widen_window', 'reranker_signal', 'fuse_reranker', 'rerank_candidates']
 
 # %% ../../nbs/retrieval/07_search.ipynb #11a38764
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class State:
+class SearchState:
     """What the steps of one retrieval hand on to each other.
 
     `store` holds the memories that the question may see, of `total`; `hidden` says in words what it doesn't.
@@ -101,22 +101,22 @@ class State:
                 return found.candidates
         return select_candidates(query, self.store, self.plan.pool, self.allowed)
 
-    def everywhere(self) -> State:
+    def everywhere(self) -> SearchState:
         """Return the state unrestricted to a part of the store, with the searches that hold there."""
         searches = (s for s in self.searches if self.allowed is None or s.candidates.is_complete)
         return replace(self, allowed=None, searches=tuple(searches))
 
-    def after(self, step: str, n_in: int, n_out: int, reason: str, **changes: Any) -> State:
+    def after(self, step: str, n_in: int, n_out: int, reason: str, **changes: Any) -> SearchState:
         """Return the state with `changes` and a trace row for `step`; its time is that since the last row."""
         now = perf_counter()
         row = TraceRow(step, n_in, n_out, (now - self.clock) * 1000, reason)
         return replace(self, trace=(*self.trace, row), clock=now, **changes)
 
-    def with_hits(self, step: str, hits: Sequence[Hit], reason: str, **changes: Any) -> State:
+    def with_hits(self, step: str, hits: Sequence[Hit], reason: str, **changes: Any) -> SearchState:
         """Return the state with other hits, and a trace row that counts those before and those now."""
         return self.after(step, len(self.hits), len(hits), reason, hits=hits, **changes)
 
-    def with_finding(self, step: str, finding: Finding | None, reason: str) -> State:
+    def with_finding(self, step: str, finding: Finding | None, reason: str) -> SearchState:
         """Return the state with one more finding, if there is one, and a trace row."""
         n, findings = len(self.hits), (*self.findings, *([finding] if finding else []))
         return self.after(step, n, n, reason, findings=findings)
@@ -126,7 +126,7 @@ QUESTION_LEADS = 5  # best hits of the first query that come before all others
 KEPT_SHARE = 4  # each later query adds at most this part of the `k` memories: a quarter
 
 
-class Turn(NamedTuple):
+class MatchedTurn(NamedTuple):
     """A row that a search found: the position of the search, the rank there, and the row."""
 
     search: int
@@ -134,12 +134,12 @@ class Turn(NamedTuple):
     row: int
 
 
-def take_turns(found: Sequence[Sequence[int]], question_leads: bool = False) -> list[Turn]:
+def take_turns(found: Sequence[Sequence[int]], question_leads: bool = False) -> list[MatchedTurn]:
     """Return all that was found, the searches taking turns; `found` holds the rows of each, best first.
 
     With `question_leads` the first search takes every second turn after its best `QUESTION_LEADS`.
     """
-    by_search = [[Turn(i, rank, row) for rank, row in enumerate(rows)] for i, rows in enumerate(found)]
+    by_search = [[MatchedTurn(i, rank, row) for rank, row in enumerate(rows)] for i, rows in enumerate(found)]
     if not question_leads:
         return _round_robin(by_search)
     own, others = by_search[0], _round_robin(by_search[1:])
@@ -158,7 +158,7 @@ def take_turns(found: Sequence[Sequence[int]], question_leads: bool = False) -> 
     return out + repeated
 
 
-def _round_robin(by_search: Sequence[Sequence[Turn]]) -> list[Turn]:
+def _round_robin(by_search: Sequence[Sequence[MatchedTurn]]) -> list[MatchedTurn]:
     return sorted((turn for turns in by_search for turn in turns), key=lambda turn: (turn.rank, turn.search))
 
 
@@ -196,19 +196,19 @@ def merge(searches: Sequence[ScoredCandidates], how: str, k: int) -> dict[int, t
     return dict(order)  # equal scores stay in turn
 
 # %% ../../nbs/retrieval/07_search.ipynb #86f6f3c9
-def cut_question(state: State) -> State:
+def cut_question(state: SearchState) -> SearchState:
     """Note that only the beginning of the question is read."""
     reason = "characters: what lies beyond is not read"
     return state.after("question", state.length, len(state.text), reason)
 
 
-def note_hidden(state: State) -> State:
+def note_hidden(state: SearchState) -> SearchState:
     """Note how many memories are hidden: said after the time of the question, or not passing its filter."""
     step = "where" if state.hidden.startswith("only ") else "as of"
     return state.after(step, state.total, len(state.store.memories), state.hidden)
 
 
-def restrict_to_part(state: State) -> State:
+def restrict_to_part(state: SearchState) -> SearchState:
     """Go on with the part of the store that the plan's layers, owners and tags name."""
     named = ((name, getattr(state.plan, name)) for name in PART_FIELDS)
     what = "; ".join(f"{name} {', '.join(v or '“”' for v in values)}" for name, values in named if values)
@@ -220,7 +220,7 @@ def restrict_to_part(state: State) -> State:
     return state.after("part", n_in, n_out, f"only {what}", store=part, now=now)
 
 
-def restrict_to_window(state: State) -> State:
+def restrict_to_window(state: SearchState) -> SearchState:
     """Restrict the search to memories of what was said, or what happened, within the plan's time window."""
     inside, n, plan = inside_window(state), len(state.store.memories), state.plan
     if not inside.any():
@@ -230,7 +230,7 @@ def restrict_to_window(state: State) -> State:
     return state.after("window", n, int(inside.sum()), f"kept what {what}", allowed=inside)
 
 
-def inside_window(state: State) -> np.ndarray:
+def inside_window(state: SearchState) -> np.ndarray:
     """Return which memories lie in the plan's time window: bool (n,).
 
     In a store too large to score whole, what happened is known by `event_at` alone: texts are not read.
@@ -250,7 +250,7 @@ def inside_window(state: State) -> np.ndarray:
     return np.where(columns.happened_at == columns.said_at, told, happened)
 
 
-def search_nothing(state: State) -> State:
+def search_nothing(state: SearchState) -> SearchState:
     """Note that the plan wants no memories: the question is answered directly."""
     n = len(state.store.memories)
     return state.after("admission", n, 0, "the question needs no memory: nothing is searched")
@@ -259,7 +259,7 @@ def search_nothing(state: State) -> State:
 INTERIM_HITS = 5  # hits that a model reads for an interim answer
 
 
-def interim_answer(state: State, query: str, found: ScoredCandidates) -> str:
+def interim_answer(state: SearchState, query: str, found: ScoredCandidates) -> str:
     """Return the interim answer to a query: by a model, or by rule from the best memory; "" without one."""
     hits = [Hit(truncate_text(state.store.memories[i]), 0.0) for i in found.rows[:INTERIM_HITS]]
     if state.plan.interim:
@@ -270,7 +270,7 @@ def interim_answer(state: State, query: str, found: ScoredCandidates) -> str:
     return " ".join(dict.fromkeys(new)) or answer_interim(query, hits[:1])
 
 
-def run_queries(state: State) -> tuple[list[ScoredCandidates], list[tuple[str, str]]]:
+def run_queries(state: SearchState) -> tuple[list[ScoredCandidates], list[tuple[str, str]]]:
     """Search for each query in turn. Return the scored candidates, and the queries with interim answers."""
     plan, speakers = state.plan, columns_of(state.store).speakers
     weights = {name: w for name, w in state.weights.items() if name != "reranker"}  # nothing is read yet
@@ -288,7 +288,7 @@ def run_queries(state: State) -> tuple[list[ScoredCandidates], list[tuple[str, s
     return searches, hops
 
 
-def step_findings(state: State, hops: Sequence[tuple[str, str]]) -> list[Finding]:
+def step_findings(state: SearchState, hops: Sequence[tuple[str, str]]) -> list[Finding]:
     """Return a finding for each hop, in the question's language; the last query's has the answer."""
     asked = Hit(Memory("question", state.text), 0.0)
     step = "第{}步：{}" if detect_language(state.text) == "zh" else "step {}: {}"
@@ -299,7 +299,7 @@ def step_findings(state: State, hops: Sequence[tuple[str, str]]) -> list[Finding
     return out
 
 # %% ../../nbs/retrieval/07_search.ipynb #edc3b269
-def search(state: State) -> State:
+def search(state: SearchState) -> SearchState:
     """Run the queries, merge what they found, and make hits of the rows."""
     searches, hops = run_queries(state)
     found, plan, n = merged_hits(state, searches), state.plan, len(state.queries)
@@ -317,7 +317,7 @@ def search(state: State) -> State:
     )
 
 
-def merged_hits(state: State, searches: Sequence[ScoredCandidates]) -> dict[str, Any]:
+def merged_hits(state: SearchState, searches: Sequence[ScoredCandidates]) -> dict[str, Any]:
     """Merge what searches found; return the fields of the state that hold it, the hits among them."""
     merged = merge(searches, state.plan.merge, state.plan.k)
     notes = best_match_notes(state, searches)
@@ -334,7 +334,7 @@ def merged_hits(state: State, searches: Sequence[ScoredCandidates]) -> dict[str,
     }
 
 
-def best_match_notes(state: State, searches: Sequence[ScoredCandidates]) -> dict[int, str]:
+def best_match_notes(state: SearchState, searches: Sequence[ScoredCandidates]) -> dict[int, str]:
     """Return notes by row: the best match of each query of a plan that orders events."""
     plan, queries = state.plan, state.queries
     if len(queries) == 1 or not plan.temporal_order or plan.merge != "turns":
@@ -346,7 +346,7 @@ def best_match_notes(state: State, searches: Sequence[ScoredCandidates]) -> dict
     return notes
 
 
-def cut_texts(state: State) -> State:
+def cut_texts(state: SearchState) -> SearchState:
     """Note how many of the hits are too long to be read whole."""
     what = f"{state.long_texts} longer than {MAX_TEXT_CHARS:,} characters"
     reason = f"{what}: what lies beyond is not read, and not shown"
@@ -356,7 +356,7 @@ def cut_texts(state: State) -> State:
 WINDOW_YIELD = 1.5  # log-odds by which a match outside a window must be better for the window to yield
 
 
-def widen_window(state: State) -> State:
+def widen_window(state: SearchState) -> SearchState:
     """Search everywhere if the best match outside the window is far better than the best one inside."""
     everywhere = search(replace(state.everywhere(), findings=()))
     outside, inside = (max((h.score for h in s.hits), default=0.0) for s in (everywhere, state))
@@ -382,7 +382,7 @@ def reranker_signal(scores: np.ndarray, n: int) -> np.ndarray:
 
 # %% ../../nbs/retrieval/07_search.ipynb #0869bc9c
 def fuse_reranker(
-    found: ScoredCandidates, scores: np.ndarray, state: State
+    found: ScoredCandidates, scores: np.ndarray, state: SearchState
 ) -> ScoredCandidates:
     """Return what a search found, with a reranker's scores of its first candidates as one more signal."""
     signal, n = reranker_signal(scores, len(found.rows)), len(scores)
@@ -397,7 +397,7 @@ def fuse_reranker(
     return ScoredCandidates(found.rows[order], found.scores, signals, candidates)
 
 # %% ../../nbs/retrieval/07_search.ipynb #990896b1
-def rerank_candidates(state: State) -> State:
+def rerank_candidates(state: SearchState) -> SearchState:
     """Let the plan's reranker read the best candidates of each search, and merge the searches again."""
     assert state.reranker is not None  # the condition of this step
     read, searches, problems = 0, [], []

@@ -25,7 +25,7 @@ from adaptmr.retrieval.evidence import (
 )
 from .fusion import logistic
 from .query import cached_content_words
-from .search import State
+from .search import SearchState
 from adaptmr.retrieval.versions import (
     compare_hits,
     is_update,
@@ -43,13 +43,13 @@ __all__ = ['BOOSTED_PER_HIT', 'GAP', 'RERANK', 'MIN_HIT_RATIO', 'REFINE', 'reran
            'rerank', 'Refinement', 'refine']
 
 # %% ../../nbs/retrieval/12_steps.ipynb #2e62fad5
-def rerank_hits(state: State) -> State:
+def rerank_hits(state: SearchState) -> SearchState:
     """Rerank the hits with a model, within the plan's `rerank_tokens`."""
     hits, reason = rerank(state.text, list(state.hits), state.plan.rerank_tokens, state.llm)
     return state.after("rerank", len(hits), len(hits), reason, hits=hits)
 
 
-def keep_newest(state: State) -> State:
+def keep_newest(state: SearchState) -> SearchState:
     """Show the newest of several versions of one fact first; its note says what it replaced.
 
     The rules "attribute" and "similarity" drop the older ones, "pairs" and "model" put them behind.
@@ -64,7 +64,7 @@ def keep_newest(state: State) -> State:
     return state.with_hits("latest", kept, f"versions of one fact by {rule}", outdated=outdated)
 
 
-def order_versions(state: State) -> State:
+def order_versions(state: SearchState) -> SearchState:
     """Put the newest version of what is asked first, by the pair model, or by a model that it proposes to."""
     model = state.llm if state.plan.latest_rule == "model" else None
     decide = None if model is None else partial(is_update, llm=model)
@@ -76,7 +76,7 @@ def order_versions(state: State) -> State:
     return state.with_hits("latest", hits, f"by {state.plan.latest_rule}: {reason}", outdated=outdated)
 
 
-def cut(state: State) -> State:
+def cut(state: SearchState) -> SearchState:
     """Keep at most `k` hits within the token budget, and attach their signals."""
     plan, kept, budget = state.plan, list(state.hits[: state.plan.k]), ""
     if plan.token_budget is not None:
@@ -93,12 +93,12 @@ def cut(state: State) -> State:
     return state.with_hits("cut", kept, f"k = {plan.k}{budget}")
 
 
-def order_by_time(state: State) -> State:
+def order_by_time(state: SearchState) -> SearchState:
     """Put the hits in the order in which things happened."""
     return state.with_hits("order", sort_by_time(state.hits), "by time")
 
 
-def refine_hits(state: State) -> State:
+def refine_hits(state: SearchState) -> SearchState:
     """Keep the hits that help to answer, by a model or by rule."""
     confidences = [float(logistic(h.score)) for h in state.hits]
     refined = refine(state.text, list(state.hits), confidences, state.llm, state.plan.hint)
@@ -122,7 +122,7 @@ def count_shared(question: str, memory: Memory) -> int:
     return len(named.intersection(names)) + found
 
 
-def boost_shared(state: State) -> State:
+def boost_shared(state: SearchState) -> SearchState:
     """Move up, among the best 2·k, the hits that share names and words with the question.
 
     A score is multiplied by 1 + boost × shared, a negative one divided by it, and rounded to 1e-6.
@@ -164,7 +164,7 @@ def best_passages(text: str, queries: Sequence[str], n: int) -> str:
     return " ".join([*shown, *[GAP] * (last < len(passages) - 1)])
 
 
-def shorten_texts(state: State) -> State:
+def shorten_texts(state: SearchState) -> SearchState:
     """Show of each long memory only the passages that match the queries or the question best."""
     asked, n = tuple(dict.fromkeys((state.text, *state.queries))), 0
     hits = []

@@ -29,7 +29,7 @@ from ..types import Memory, as_utc
 
 # %% auto #0
 __all__ = ['STALE_AFTER', 'FORMAT', 'partial_file', 'remove_parts', 'write_jsonl', 'read_jsonl', 'Backup', 'write_backup',
-           'read_backup', 'write_arrays', 'read_arrays', 'IndexFileWarning', 'save_view', 'load_view']
+           'read_backup', 'IndexFileWarning', 'save_view', 'load_view']
 
 # %% ../../nbs/store/06_backup.ipynb #78aeea14
 STALE_AFTER = 600  # seconds after which an unfinished file counts as abandoned
@@ -125,8 +125,9 @@ def read_backup(path: str | os.PathLike[str]) -> Backup:
                 head = _read_head(line["store"])
             else:
                 _read_line(line, found, head.get("dim"))
-        except (ValueError, TypeError, AttributeError) as e:
-            raise ValueError(f"{os.fspath(path)}, line {n} {e}; nothing was imported") from e
+        except (ValueError, TypeError, AttributeError, KeyError) as e:
+            why = f"has no {e}" if isinstance(e, KeyError) else e
+            raise ValueError(f"{os.fspath(path)}, line {n} {why}; nothing was imported") from e
     past = found.past
     counts = {"memories": len(found.memories), "events": len(past.log), "versions": len(past.versions)}
     counts |= {"rollbacks": len(past.rollbacks), "visits": len(past.occasions)}
@@ -159,11 +160,14 @@ def _read_line(line: dict[str, Any], found: Backup, dim: int | None) -> None:
         past.log.append(_event(line["event"]))
     elif "version" in line:
         vector = _vector(line["vector"], dim) if "vector" in line else None
-        past.versions.append(EarlierVersion(from_dict(line["version"]), _number(line, "until"), vector))
+        past.versions.append(EarlierVersion(from_dict(line["version"]), int(line["until"]), vector))
     elif "rollback" in line:
-        past.rollbacks[_number(line, "rollback")] = _number(line, "to")
+        past.rollbacks[int(line["rollback"])] = int(line["to"])
     elif "visit" in line:
-        past.occasions.append(_occasion(line["visit"]))
+        one = line["visit"]
+        past.occasions.append(
+            Occasion(_time(one["at"]), int(one["after"]), bool(one.get("query")), tuple(one["ids"]))
+        )
     else:
         m = from_dict(line.get("memory", line))
         if m.id in found.memories:
@@ -171,6 +175,19 @@ def _read_line(line: dict[str, Any], found: Backup, dim: int | None) -> None:
         found.memories[m.id] = m
         if "memory" in line and "vector" in line:
             found.vectors[m.id] = _vector(line["vector"], dim)
+
+
+def _event(value: dict[str, Any]) -> Event:
+    if value["kind"] not in EVENT_KINDS:
+        raise ValueError(f"has an event of kind {value['kind']!r}; there are {', '.join(EVENT_KINDS)}")
+    said = (str(value.get(name) or "") for name in ("who", "why"))
+    return Event(int(value.get("seq", 0)), _time(value["at"]), value["kind"], str(value["id"]), *said)
+
+
+def _time(value: Any) -> datetime:
+    at = as_utc(value)
+    assert isinstance(at, datetime)
+    return at
 
 
 def _find_contradiction(found: Backup) -> str:
@@ -191,37 +208,6 @@ def _find_contradiction(found: Backup) -> str:
     return ""
 
 
-def _number(value: Any, name: str) -> int:
-    if not isinstance(number := value.get(name), int):
-        raise ValueError(f"has {name!r} = {number!r:.60}, not a whole number")
-    return number
-
-
-def _time(value: Any) -> datetime:
-    at = as_utc(value)
-    assert isinstance(at, datetime)
-    return at
-
-
-def _event(value: Any) -> Event:
-    if not isinstance(value, dict):
-        raise ValueError("has an event that is no object")
-    if wrong := [f for f in ("at", "kind", "id") if not isinstance(value.get(f), str)]:
-        raise ValueError(f"has an event without {wrong[0]!r}")
-    if value["kind"] not in EVENT_KINDS:
-        raise ValueError(f"has an event of kind {value['kind']!r}; there are {', '.join(EVENT_KINDS)}")
-    seq = _number(value, "seq") if "seq" in value else 0
-    said = (str(value.get(name) or "") for name in ("who", "why"))
-    return Event(seq, _time(value["at"]), value["kind"], value["id"], *said)
-
-
-def _occasion(value: Any) -> Occasion:
-    ids = value.get("ids")
-    if not isinstance(value.get("at"), str) or not isinstance(ids, list):
-        raise ValueError("has a visit without 'at' or 'ids'")
-    return Occasion(_time(value["at"]), _number(value, "after"), bool(value.get("query")), tuple(ids))
-
-
 def _vector(text: Any, dim: int | None) -> np.ndarray:
     try:
         v = np.frombuffer(base64.b64decode(text, validate=True), "<f2").astype(np.float32)
@@ -232,36 +218,6 @@ def _vector(text: Any, dim: int | None) -> np.ndarray:
     if v.any() and not abs(float(v @ v) - 1) < 0.02:
         raise ValueError("has a vector whose length is not 1")
     return v
-
-# %% ../../nbs/store/06_backup.ipynb #acd17ee2
-def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays, and `about` (JSON), which identifies them; the file is complete or not there."""
-    sums = {name: zlib.crc32(np.ascontiguousarray(a).view(np.uint8).data) for name, a in arrays.items()}
-    header = json.dumps({**about, "arrays": sums}).encode()
-    remove_parts(path)
-    with open_atomic(path, partial_file(path)) as f:
-        for a in (np.frombuffer(header, np.uint8), *arrays.values()):
-            np.save(f, a, allow_pickle=False)
-
-
-def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read such a file: `about`, and the arrays, mapped into memory, read-only.
-
-    Raises `ValueError` when it is another file, cut short or damaged.
-    """
-    with open(path, "rb") as f:
-        about = json.loads(np.load(f).tobytes())
-        arrays = {}
-        for name, wanted in about.pop("arrays").items():
-            np.lib.format.read_magic(f)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(f)
-            start, size = f.tell(), int(np.prod(shape)) * dtype.itemsize
-            a = np.memmap(f, dtype, "r", start, shape) if size else np.zeros(shape, dtype)
-            if zlib.crc32(a.view(np.uint8).data) != wanted:
-                raise ValueError(f"its {name} are damaged")
-            arrays[name] = a
-            f.seek(start + size)
-        return about, arrays
 
 # %% ../../nbs/store/06_backup.ipynb #e31f195b
 class IndexFileWarning(UserWarning):
@@ -292,8 +248,10 @@ def save_view(path: Path, records: RecordReader, view: View, seq: int) -> bool:
         key = {from_sql(id): key for id, key in found}
         about = {**_identity(records, seq), "rules": text_rules()}
     keys = np.array([key[id] for id in view.ids], np.int64)
-    words = view.words.counts.to_arrays() if view.has_words else {}
-    write_arrays(path, about, {"keys": keys, "vectors": view.matrix.astype(np.float16), **words})
+    words: dict[str, Any] = view.words.counts.to_arrays() if view.has_words else {}
+    remove_parts(path)
+    with open_atomic(path, partial_file(path)) as f:
+        np.savez(f, about=json.dumps(about), keys=keys, vectors=view.matrix.astype(np.float16), **words)
     if records.erased_since(seq):
         path.unlink(missing_ok=True)  # of a memory that was erased during the write, nothing may be left
     return True
@@ -309,7 +267,9 @@ def load_view(path: Path, records: RecordReader, words: LexicalIndex) -> tuple[V
     if not path.exists():
         return None
     try:
-        about, arrays = read_arrays(path)
+        with np.load(path) as file:  # an archive, which has a checksum of each array
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays.pop("about")))
         with records.reading():
             if {**about, **_identity(records, about["seq"])} != about:
                 raise ValueError("it belongs to another store or another state")

@@ -89,40 +89,21 @@ def to_row(m: Memory) -> tuple[Any, ...]:
     Raises `TypeError` for what is not a `Memory` or not JSON, `ValueError` for a number beyond 63 bits.
     """
     _check_fields(m)
-    try:
-        tags, entities, meta = _json(m.tags), _json(m.entities), _json(dict(m.meta))
-        derived_from = _json(m.derived_from)
-    except (TypeError, ValueError) as e:
-        raise TypeError(f"Memory.meta, tags and entities of {m.id!r} must be JSON: {e}") from e
-    return (
-        to_sql(m.id),
-        to_sql(m.text),
-        to_sql(m.speaker),
-        m.at.isoformat(),
-        m.event_at.isoformat() if m.event_at else None,
-        to_sql(m.session),
-        int(m.step),
-        to_sql(m.source),
-        tags,
-        entities,
-        m.status,
-        int(m.version),
-        meta,
-        to_sql(m.layer),
-        to_sql(m.owner),
-        derived_from,
-        instant(m.at),
-    )
+    return (*(_to_value(getattr(m, name)) for name in _FIELDS), instant(m.at))
+
+
+def _to_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return to_sql(value)
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return to_sql(_encode(value if isinstance(value, tuple) else dict(value)))
 
 # %% ../../nbs/store/00_serialization.ipynb #42a9749f
 _DEEPEST = 100  # levels of lists and objects in a memory's meta; JSON parsers fail at about a thousand
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # one encoder: making it takes longer than its work
-
-
-def _json(value: Any) -> str | bytes:
-    if not value:
-        return "{}" if isinstance(value, dict) else "[]"
-    return to_sql(_encode(value))
 
 
 def _check_fields(m: Memory) -> None:
@@ -139,35 +120,26 @@ def _check_fields(m: Memory) -> None:
         if not all(isinstance(v, str) for v in getattr(m, name)):
             raise TypeError(f"Memory.{name} of {m.id!r} is {getattr(m, name)!r:.80}, not all of it strings")
     if not isinstance(m.meta, Mapping):
+        raise TypeError(f"Memory.meta of {m.id!r} is {m.meta!r:.80}, a {type(m.meta).__name__}, no mapping")
+    if m.meta and not _comes_back(dict(m.meta)):
         raise TypeError(
-            f"Memory.meta of {m.id!r} is {m.meta!r:.80}, a {type(m.meta).__name__}, not a mapping"
+            f"Memory.meta of {m.id!r} would not come back as it is: {m.meta!r:.200}; it can hold strings, "
+            "numbers, True, False, None, lists, and dicts of these with strings as keys, at most "
+            f"{_DEEPEST} levels deep"
         )
-    if m.meta and (refused := _find_non_json(dict(m.meta), "meta")):
-        raise TypeError(f"Memory.meta of {m.id!r} would not come back as it is: {refused}")
 
 
-def _find_non_json(value: Any, where: str, depth: int = 0) -> str:
-    """Describe the first part of a value that JSON would change, with its place; empty when there is none."""
-    if depth > _DEEPEST:
-        return f"{where[:80]}… lies more than {_DEEPEST} levels deep"
-    parts: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        parts = value.items()
-        for key in value:
-            if not isinstance(key, str):
-                kind = type(key).__name__
-                return (
-                    f"{where} has the key {key!r:.60}, a {kind}; keys are strings, such as {str(key)!r:.60}"
-                )
-    elif isinstance(value, list):
-        parts = enumerate(value)
-    elif not (value is None or isinstance(value, (str, int, float))):
-        return (
-            f"{where} is {value!r:.60}, a {type(value).__name__}; "
-            "it can hold strings, numbers, True, False, None, lists, and dicts of these"
-        )
-    found = (_find_non_json(part, f"{where}[{key!r:.60}]", depth + 1) for key, part in parts)
-    return next(filter(None, found), "")
+def _comes_back(value: Any) -> bool:
+    """Return whether a value that is written as JSON and read again is the same."""
+    try:
+        return _depth(value) <= _DEEPEST and json.loads(_encode(value)) == value
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _depth(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if parts is None else 1 + max(map(_depth, parts), default=0)
 
 # %% ../../nbs/store/00_serialization.ipynb #4cd1a245
 def from_row(row: Sequence[Any]) -> Memory:
@@ -175,36 +147,31 @@ def from_row(row: Sequence[Any]) -> Memory:
 
     Raises `ValueError` or `TypeError` for values that `to_row` never returns.
     """
-    i, text, speaker, at, event_at, session, step, source, tags, entities, status, version, meta = row[:13]
-    layer, owner, derived_from = row[13:16]
+    at, event_at, step, tags, entities, status, version, meta = (row[n] for n in (3, 4, 6, 8, 9, 10, 11, 12))
     if not isinstance(step, int) or not isinstance(version, int):
         raise TypeError(f"step {step!r:.80} or version {version!r:.80} is no whole number")
+    id, text, speaker, session, source, layer, owner = (
+        v if type(v) is str else from_sql(v)  # a call for each text would double the time
+        for v in (*row[:3], row[5], row[7], row[13], row[14])
+    )
     return Memory(
-        i if type(i) is str else from_sql(i),  # a call for each text would double the time
-        text if type(text) is str else from_sql(text),
-        speaker if type(speaker) is str else from_sql(speaker),
+        id,
+        text,
+        speaker,
         datetime.fromisoformat(at),
         datetime.fromisoformat(event_at) if event_at else None,
-        session if type(session) is str else from_sql(session),
+        session,
         step,
-        source if type(source) is str else from_sql(source),
-        () if tags == "[]" else _strings(tags),
-        () if entities == "[]" else _strings(entities),
+        source,
+        () if tags == "[]" else json.loads(from_sql(tags)),
+        () if entities == "[]" else json.loads(from_sql(entities)),
         status,
         version,
         {} if meta == "{}" else json.loads(from_sql(meta)),
-        layer if type(layer) is str else from_sql(layer),
-        owner if type(owner) is str else from_sql(owner),
-        () if derived_from == "[]" else json.loads(from_sql(derived_from)),
+        layer,
+        owner,
+        () if row[15] == "[]" else json.loads(from_sql(row[15])),
     )
-
-
-def _strings(value: str | bytes) -> tuple[str, ...]:
-    """Return the strings of a JSON list; what else an early version of the package let in is left out."""
-    values = json.loads(from_sql(value))
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r:.80} is no list of strings")
-    return tuple(v for v in values if isinstance(v, str))
 
 # %% ../../nbs/store/00_serialization.ipynb #c91f4bff
 def to_line(value: Mapping[str, Any]) -> bytes:
@@ -228,21 +195,19 @@ def from_line(line: bytes) -> dict[str, Any]:
 def to_dict(m: Memory) -> dict[str, Any]:
     """Convert a memory to JSON types; fields with their default value are left out, but for id, text, at."""
     to_row(m)  # refuses what could not be read back
-    values = {name: getattr(m, name) for name in _FIELDS}
-    values |= {
-        "at": m.at.isoformat(),
-        "event_at": m.event_at.isoformat() if m.event_at else None,
-        "tags": list(m.tags),
-        "entities": list(m.entities),
-        "meta": dict(m.meta),
-        "derived_from": list(m.derived_from),
-    }
-    default = {"status": "active", "version": 1}
+    plain = Memory(m.id, m.text)
+    values = {name: getattr(m, name) for name in _FIELDS} | {"meta": dict(m.meta)}
     return {
-        k: v
-        for k, v in values.items()
-        if k in ("id", "text", "at") or ((v or k in default) and v != default.get(k))
+        name: _to_json(value)
+        for name, value in values.items()
+        if name in ("id", "text", "at") or value != getattr(plain, name)
     }
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def from_dict(value: Mapping[str, Any]) -> Memory:

@@ -12,7 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Protocol, Sequence
 
 from adaptmr.eval.metrics.parsed_answer import (
-    CJK,
+    CJK_RANGES,
     EMPTY_ZH,
     OR_WORDS,
     Date,
@@ -119,8 +119,8 @@ def _wanted_values(question: Question, asked: str, gold: ParsedAnswer) -> list[t
 
 
 def _contains_words(answer: ParsedAnswer, gold: ParsedAnswer) -> bool:
-    latin = Counter({w: n for w, n in gold.content.items() if not re.match(f"[{CJK}]", w)})
-    runs = re.split(f"[^{CJK}]|[{EMPTY_ZH}]", gold.rest)
+    latin = Counter({w: n for w, n in gold.content.items() if not re.match(f"[{CJK_RANGES}]", w)})
+    runs = re.split(f"[^{CJK_RANGES}]|[{EMPTY_ZH}]", gold.rest)
     return bool(gold.content) and latin <= answer.content and all(run in answer.rest for run in runs)
 
 

@@ -17,7 +17,7 @@ from ...times import find_times
 from ...times.calendar import parse_number
 
 # %% auto #0
-__all__ = ['CJK', 'EMPTY_ZH', 'OR_WORDS', 'Number', 'Date', 'same_value', 'ParsedAnswer', 'plain_text', 'parse_answer']
+__all__ = ['CJK_RANGES', 'EMPTY_ZH', 'OR_WORDS', 'Number', 'Date', 'same_value', 'ParsedAnswer', 'plain_text', 'parse_answer']
 
 # %% ../../../nbs/eval/metrics/00_parsed_answer.ipynb #6ef1782e
 class Number(NamedTuple):
@@ -163,7 +163,7 @@ def same_value(gold: Number | Date, said: Number | Date, slack: float = 0.0) -> 
 
 # %% ../../../nbs/eval/metrics/00_parsed_answer.ipynb #119966bf
 # characters of Chinese and Japanese, and Chinese ones without content
-CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _MAX_CHARS = 20_000  # of an answer that are read
 _EMPTY_WORDS, EMPTY_ZH = (
     {"yes", "like", "probabl", "answer"},

@@ -10,10 +10,10 @@ from typing import Callable, Collection, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 
-Place = str | Sequence[str]  # what one rank of a ranking holds: an id, or several
+Rank = str | Sequence[str]  # what one rank of a ranking holds: an id, or several
 
 # %% auto #0
-__all__ = ['Place', 'recall_any', 'recall_all', 'recall_fraction', 'precision', 'mrr', 'ndcg', 'ranking_metrics', 'nanmean_count',
+__all__ = ['Rank', 'recall_any', 'recall_all', 'recall_fraction', 'precision', 'mrr', 'ndcg', 'ranking_metrics', 'nanmean_count',
            'to_sessions', 'longmemeval_metrics', 'longmemeval_turn_to_session', 'set_f1', 'current_before_stale',
            'kept', 'auroc', 'abstention_metrics']
 
@@ -39,11 +39,11 @@ def _gold(gold: Collection[str]) -> set[str]:
     return set(gold)
 
 
-def _ids(place: Place) -> tuple[str, ...]:
+def _ids(place: Rank) -> tuple[str, ...]:
     return (place,) if isinstance(place, str) else tuple(place)
 
 
-def _new_gold(retrieved: Sequence[Place], gold: set[str], k: int | None) -> list[int]:
+def _new_gold(retrieved: Sequence[Rank], gold: set[str], k: int | None) -> list[int]:
     """Count the gold ids that each of the first `k` places is the first to hold."""
     left = set(gold)
     out = []
@@ -54,25 +54,25 @@ def _new_gold(retrieved: Sequence[Place], gold: set[str], k: int | None) -> list
     return out
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #7cb429c4
-def recall_any(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
+def recall_any(retrieved: Sequence[Rank], gold: Collection[str], k: int | None = None) -> float:
     """Return 1.0 if at least one gold id is among the first `k`, else 0.0; `nan` without gold."""
     wanted = _gold(gold)
     return float(any(_new_gold(retrieved, wanted, k))) if wanted else math.nan
 
 
-def recall_all(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
+def recall_all(retrieved: Sequence[Rank], gold: Collection[str], k: int | None = None) -> float:
     """Return 1.0 if every gold id is among the first `k`, else 0.0; `nan` without gold."""
     wanted = _gold(gold)
     return float(sum(_new_gold(retrieved, wanted, k)) == len(wanted)) if wanted else math.nan
 
 
-def recall_fraction(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
+def recall_fraction(retrieved: Sequence[Rank], gold: Collection[str], k: int | None = None) -> float:
     """Compute the share of the gold ids that are among the first `k`, 0 to 1; `nan` without gold."""
     wanted = _gold(gold)
     return sum(_new_gold(retrieved, wanted, k)) / len(wanted) if wanted else math.nan
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #46a3d7ca
-def precision(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
+def precision(retrieved: Sequence[Rank], gold: Collection[str], k: int | None = None) -> float:
     """Compute the share of the first `k` places that hold gold, 0 to 1; `nan` without gold.
 
     Divides by `k` even when fewer came back (trec_eval's P@k); with `k=None` by what came back, and an empty
@@ -86,7 +86,7 @@ def precision(retrieved: Sequence[Place], gold: Collection[str], k: int | None =
     return sum(map(bool, relevant)) / places if places else 0.0
 
 
-def mrr(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
+def mrr(retrieved: Sequence[Rank], gold: Collection[str], k: int | None = None) -> float:
     """Compute 1 / rank of the first gold id among the first `k`, 0.0 if there is none; `nan` without gold.
 
     Voorhees, TREC-8 QA track, 1999.
@@ -97,7 +97,7 @@ def mrr(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None)
     return next((1 / rank for rank, hit in enumerate(_new_gold(retrieved, wanted, k), 1) if hit), 0.0)
 
 
-def ndcg(retrieved: Sequence[Place], gold: Collection[str], k: int | None = None) -> float:
+def ndcg(retrieved: Sequence[Rank], gold: Collection[str], k: int | None = None) -> float:
     """Compute the nDCG of the first `k`, 0 to 1; the gain of a place is its gold ids; `nan` without gold.
 
     DCG = sum of gain / log2(rank + 1), divided by the DCG of the best order (Järvelin and Kekäläinen, ACM
@@ -119,7 +119,7 @@ def _dcg(gains: Sequence[int]) -> float:
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #67f1c469
 def ranking_metrics(
-    retrieved: Sequence[Place], gold: Collection[str], k: int | None = None
+    retrieved: Sequence[Rank], gold: Collection[str], k: int | None = None
 ) -> dict[str, float]:
     """Compute all ranking metrics at `k`, by name; all `nan` without gold."""
     return {
@@ -207,7 +207,7 @@ def set_f1(found: Collection[str], gold: Collection[str]) -> float:
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #02b6418f
 def current_before_stale(
-    retrieved: Sequence[Place], current: Collection[str], stale: Collection[str], k: int | None = None
+    retrieved: Sequence[Rank], current: Collection[str], stale: Collection[str], k: int | None = None
 ) -> float:
     """Return 1.0 if a turn with the newest version is ranked above all with an older one in the first `k`.
 

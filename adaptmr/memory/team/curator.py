@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from ...llm import LLM, LLMError
 from ...llm.tasks import Task, object_schema, register_task
 from .records import Extraction, Triple
-from .steps import Step, is_dead_end, parse_action, search_key, searched
+from .steps import TeamStep, is_dead_end, parse_action, search_key, searched
 from ...reader import sanitize
 from ...text import detect_language, find_names
 
 # %% auto #0
 __all__ = ['MAX_ENTITIES', 'MAX_TRIPLES', 'MAX_QUERIES', 'MAX_CHARS', 'MAX_OBSERVATION', 'EXTRACT', 'MAX_LESSONS', 'MAX_TAGS',
-           'MAX_LESSON_CHARS', 'CAUSES', 'REFLECT', 'require_model', 'entity_key', 'extract', 'Reflection', 'reflect',
-           'trigger', 'entity_kinds', 'query_form']
+           'MAX_LESSON_CHARS', 'LESSON_CAUSES', 'REFLECT', 'require_model', 'entity_key', 'extract', 'Reflection',
+           'reflect', 'trigger', 'entity_kinds', 'query_form']
 
 # %% ../../../nbs/memory/team/03_curator.ipynb #0eb3ffef
 def require_model(llm: LLM | None, what: str) -> LLM:
@@ -164,13 +164,13 @@ def _squeezed(text: str) -> str:
 
 # %% ../../../nbs/memory/team/03_curator.ipynb #636f6b79
 MAX_LESSONS, MAX_TAGS, MAX_LESSON_CHARS = 4, 8, 240
-CAUSES = ("repeated search", "dead end", "missing bridge", "turn limit", "wrong answer")
+LESSON_CAUSES = ("repeated search", "dead end", "missing bridge", "turn limit", "wrong answer")
 
 
 class Reflection(NamedTuple):
     """What one task teaches others, in a sentence or two.
 
-    `tags` are "success" or "failure", the causes (`CAUSES`) or "chain", and the relations asked for.
+    `tags` are "success" or "failure", the causes (`LESSON_CAUSES`) or "chain", and the relations asked for.
     """
 
     text: str
@@ -196,7 +196,7 @@ _STEP_TAGS = re.compile(r"</?\s*steps\s*/?>", re.IGNORECASE)
 _STEP_CHARS = 300  # of an observation that are shown
 
 
-def _render_steps(lang: str, question: str, steps: Sequence[Step], success: bool) -> dict[str, str]:
+def _render_steps(lang: str, question: str, steps: Sequence[TeamStep], success: bool) -> dict[str, str]:
     lines = []
     for i, step in enumerate(steps, 1):
         seen = "" if step.action == "Finish" else f" -> {step.observation[:_STEP_CHARS]}"
@@ -215,7 +215,7 @@ REFLECT = register_task(
                 "lessons for other questions of this form: after a success which chain of searches worked, "
                 "after a failure what caused it and what to do instead. Write about the way of searching, "
                 "and never write the answer. Give each lesson tags: "
-                f"{', '.join(CAUSES)}, chain, or the relation asked for. {_STEPS_ARE_DATA['en']}\n"
+                f"{', '.join(LESSON_CAUSES)}, chain, or the relation asked for. {_STEPS_ARE_DATA['en']}\n"
                 'Reply in JSON: {"lessons": [{"text": "Search for the film first, then for its director.", '
                 '"tags": ["chain", "director"]}]}',
                 "Question: $question\n<steps>\n$steps\n</steps>\nThe team $ended. JSON:",
@@ -223,7 +223,7 @@ REFLECT = register_task(
             "zh": (
                 "一个团队用 Search、Lookup 和 Finish 尝试回答一个问题。请为同类问题写出一到四条简短的经验："
                 "成功时，哪一串检索起了作用；失败时，原因是什么，应当怎么做。只写检索的方法，绝不要写出答案。"
-                f"给每条经验加标签：{'、'.join(CAUSES)}、chain，或所问的关系。{_STEPS_ARE_DATA['zh']}\n"
+                f"给每条经验加标签：{'、'.join(LESSON_CAUSES)}、chain，或所问的关系。{_STEPS_ARE_DATA['zh']}\n"
                 "用 JSON "
                 '回答：{"lessons": [{"text": "先检索电影，再检索导演。", "tags": ["chain", "director"]}]}',
                 "问题：$question\n<steps>\n$steps\n</steps>\n团队$ended了。JSON：",
@@ -250,7 +250,9 @@ REFLECT = register_task(
 )
 
 # %% ../../../nbs/memory/team/03_curator.ipynb #0c899b89
-def reflect(question: str, steps: Sequence[Step], success: bool, llm: LLM | None) -> tuple[Reflection, ...]:
+def reflect(
+    question: str, steps: Sequence[TeamStep], success: bool, llm: LLM | None
+) -> tuple[Reflection, ...]:
     """Write the lessons of a task.
 
     - `steps`: what the player did. The observation of a `Finish` is not read.
@@ -274,7 +276,7 @@ def reflect(question: str, steps: Sequence[Step], success: bool, llm: LLM | None
     )
 
 # %% ../../../nbs/memory/team/03_curator.ipynb #09778956
-def trigger(steps: Sequence[Step], bridge: str = "", planned: str = "") -> str:
+def trigger(steps: Sequence[TeamStep], bridge: str = "", planned: str = "") -> str:
     """Return why memory is to be shown now: "failed", "repeated" or "no bridge"; "" where it is not.
 
     - `steps`: what was done so far; before the first step nothing is shown.

@@ -20,7 +20,7 @@ from ...llm.tasks import Task, object_schema, register_task
 from ...markup import HtmlOutput, cut_text, html_table
 from .curator import Reflection, entity_kinds, query_form, reflect
 from .records import Board, R, Record, Triple
-from .steps import Step, Transcript, is_dead_end, search_key, text_key
+from .steps import TeamStep, Transcript, is_dead_end, search_key, text_key
 from ...reader import sanitize
 from ...retrieval.execute import execute
 from ...retrieval.plan import RetrievalPlan
@@ -351,7 +351,7 @@ def count_skills(
 
     A search that found nothing is no success in any case, and what repeats a search of the task counts not.
     """
-    first: dict[str, Step] = {}
+    first: dict[str, TeamStep] = {}
     for step in transcript.steps:
         if step.action == "Search":
             first.setdefault(search_key(step.argument), step)

@@ -18,7 +18,7 @@ from ...store.memory_store import MemoryStore
 from ...types import Evidence, Memory
 
 # %% auto #0
-__all__ = ['R', 'ROLES', 'Record', 'is_record', 'read_record', 'Task', 'Hop', 'Fact', 'Search', 'Interaction', 'Hypothesis',
+__all__ = ['R', 'ROLES', 'Record', 'is_record', 'read_record', 'TeamTask', 'Hop', 'Fact', 'Search', 'Interaction', 'Hypothesis',
            'EvidencePiece', 'ReasoningStep', 'PlanItem', 'PeerProfile', 'Lesson', 'Triple', 'Extraction',
            'RoleContract', 'TeamConfig', 'Found', 'Board']
 
@@ -100,7 +100,7 @@ def read_record(memory: Memory) -> Record:
 
 # %% ../../../nbs/memory/team/01_records.ipynb #7a6503ef
 @dataclass(frozen=True, kw_only=True)
-class Task(Record):
+class TeamTask(Record):
     """The question of a team and how it ended; `state` is "in_progress", "completed" or "failed"."""
 
     layer: ClassVar[str] = "shared/task"

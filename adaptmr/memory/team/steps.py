@@ -14,7 +14,7 @@ from ...markup import Cell, cut_text, html_table
 from ...text import CJK, clean, content_words, tokenize
 
 # %% auto #0
-__all__ = ['VERBS', 'Action', 'parse_action', 'sub_question', 'focus', 'search_key', 'text_key', 'only_rephrased', 'Step',
+__all__ = ['VERBS', 'Action', 'parse_action', 'sub_question', 'focus', 'search_key', 'text_key', 'only_rephrased', 'TeamStep',
            'searched', 'repeated_searches', 'is_dead_end', 'Transcript']
 
 # %% ../../../nbs/memory/team/00_steps.ipynb #4ca79f2f
@@ -124,7 +124,7 @@ def _telling_words(query: str) -> Iterable[str]:
 
 # %% ../../../nbs/memory/team/00_steps.ipynb #0d02c72f
 @dataclass(frozen=True, slots=True)
-class Step:
+class TeamStep:
     """One turn: the action (a verb, "" where a text held none), its argument, and what it showed.
 
     `valid` says whether the action was allowed, `done` whether the episode is over after it; `shown` are the
@@ -142,12 +142,12 @@ class Step:
         return f"{self.action}[{self.argument}]" if self.action else self.argument
 
 # %% ../../../nbs/memory/team/00_steps.ipynb #b7910fc3
-def searched(steps: Iterable[Step]) -> frozenset[str]:
+def searched(steps: Iterable[TeamStep]) -> frozenset[str]:
     """Return the keys (`search_key`) of the queries that were searched for with a valid action."""
     return frozenset(search_key(s.argument) for s in steps if s.valid and s.action == "Search")
 
 
-def repeated_searches(steps: Iterable[Step]) -> dict[str, int]:
+def repeated_searches(steps: Iterable[TeamStep]) -> dict[str, int]:
     """Return the queries that were searched for more than once, as first written, with their counts."""
     queries = [s.argument for s in steps if s.action == "Search"]
     counts = Counter(map(search_key, queries))
@@ -162,7 +162,7 @@ _NOTHING = re.compile(
 )
 
 
-def is_dead_end(step: Step) -> bool:
+def is_dead_end(step: TeamStep) -> bool:
     """Say whether a step was invalid or found nothing; a `Finish` is never one."""
     return step.action != "Finish" and (not step.valid or bool(_NOTHING.search(step.observation)))
 
@@ -172,7 +172,7 @@ class Transcript:
     """A question and the steps that were taken to answer it."""
 
     question: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TeamStep, ...] = ()
 
     @property
     def done(self) -> bool:

@@ -31,7 +31,7 @@ from adaptmr.memory.team.records import (
     Record,
     RoleContract,
     Search,
-    Task,
+    TeamTask,
     TeamConfig,
     Triple,
 )
@@ -64,30 +64,30 @@ class SharedMemory:
         self.board = Board(store, task, config)
         self.config = self.board.config
         self._searching = threading.RLock()
-        known = self.board.all(Task)
+        known = self.board.all(TeamTask)
         if not known:
-            self.board.put_one(Task(question=question))
+            self.board.put_one(TeamTask(question=question))
         elif question not in ("", known[0].question):
             raise ValueError(f"the task {task!r} of this store asks {known[0].question!r}, not {question!r}")
 
     # -- the task
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TeamTask:
         """The question, how far the team is, and how it ended."""
-        return self.board.all(Task)[0]
+        return self.board.all(TeamTask)[0]
 
-    def expect(self, queries_left: int) -> Task:
+    def expect(self, queries_left: int) -> TeamTask:
         """Note how many queries are still open: as many more hops are expected."""
         with self.board.lock:
             return self.board.put_one(replace(self.task, hops_expected=len(self.hops) + queries_left))
 
-    def complete(self, answer: str) -> Task:
+    def complete(self, answer: str) -> TeamTask:
         """Note the final answer."""
         with self.board.lock:
             return self.board.put_one(replace(self.task, state="completed", answer=answer, reason=""))
 
-    def fail(self, reason: str) -> Task:
+    def fail(self, reason: str) -> TeamTask:
         """Note that the task failed, and why."""
         with self.board.lock:
             return self.board.put_one(replace(self.task, state="failed", reason=reason))
