@@ -29,7 +29,7 @@ from adaptmr.memory.team.meta import (
     remove,
     revise,
 )
-from adaptmr.memory.team.records import is_record, read_record
+from adaptmr.memory.team.records import read_record
 from adaptmr.memory.team.steps import TeamStep, Transcript
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
@@ -71,8 +71,7 @@ def test_records_of_all_memories_come_back_from_one_store():
         Insight(id="i", rule="Search first.", about=("t",), topics=("chain",), by="reward", score=4),
         Skill(id="k", form="<film> director", uses=3, successes=2),
     )
-    assert [read_record(r.to_memory("meta")) for r in records] == list(records)
-    assert all(is_record(r.to_memory()) for r in records)
+    assert [read_record(r.to_memory("meta"), type(r)) for r in records] == list(records)
 
 
 def test_a_record_without_its_fields_is_named():
@@ -80,7 +79,7 @@ def test_a_record_without_its_fields_is_named():
         "meta/1", "Who?", layer="meta/trajectory", owner="meta", meta={"record": {"colour": "red"}}
     )
     with pytest.raises(ValueError, match=r"meta/1.*Trajectory"):
-        read_record(broken)
+        read_record(broken, Trajectory)
     store = MemoryStore()
     store.add(broken)
     with pytest.raises(ValueError, match=r"meta/1.*Trajectory"):
@@ -137,7 +136,7 @@ def test_counts_of_verifier_and_reward_are_never_added():
         found = meta.recall(QUESTION, by=by)
         assert {r.by for r in (*found.successes, *found.insights)} == {by}
         assert [t.by for t in meta.get_recent_successes(5, by=by)] == [by]
-    skills = [read_record(m) for m in meta.store.memories if m.layer == "meta/skill"]
+    skills = [read_record(m, Skill) for m in meta.store.memories if m.layer == "meta/skill"]
     assert {(s.by, s.form, s.uses) for s in skills} == {(by, "<name>", 1) for by in ("verifier", "reward")}
 
 

@@ -479,7 +479,7 @@ def test_the_score_is_the_weighted_sum(config):
         parts = {
             "cosine": float(np.dot(*embedder("hash").encode(["Who keeps lighthouse 3?", hit.memory.text]))),
             "turn_recency": 0.5 ** ((newest - hit.memory.step) / 4),
-            "priority": read_record(hit.memory).confidence,
+            "priority": read_record(hit.memory, Fact).confidence,
         }
         assert hit.score == pytest.approx(sum(config.weights[n] * v for n, v in parts.items()), abs=2e-3)
     assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
@@ -541,4 +541,4 @@ def test_records_come_back_as_they_were_from_a_file_too(tmp_path):
         assert [replace(r, id="") for r in written] == list(records)
         damaged = replace(store.memories[0], meta={"record": {"questions": 3}})
     with pytest.raises(ValueError, match="doesn't hold a record"):
-        read_record(damaged)
+        read_record(damaged, type(records[0]))

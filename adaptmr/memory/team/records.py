@@ -18,14 +18,11 @@ from ...store.memory_store import MemoryStore
 from ...types import Evidence, Memory
 
 # %% auto #0
-__all__ = ['R', 'ROLES', 'Record', 'is_record', 'read_record', 'TeamTask', 'Hop', 'Fact', 'Search', 'Interaction', 'Hypothesis',
+__all__ = ['R', 'ROLES', 'Record', 'read_record', 'TeamTask', 'Hop', 'Fact', 'Search', 'Interaction', 'Hypothesis',
            'EvidencePiece', 'ReasoningStep', 'PlanItem', 'PeerProfile', 'Lesson', 'Triple', 'Extraction',
            'RoleContract', 'TeamConfig', 'Found', 'Board']
 
 # %% ../../../nbs/memory/team/01_records.ipynb #20b54740
-_BY_LAYER: dict[str, type[Record]] = {}  # the kinds of records that were defined, here or elsewhere
-
-
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What all records have: an id ("" before it is stored), the turn, and the agent that made it.
@@ -41,12 +38,6 @@ class Record:
     id: str = ""
     turn: int = 0
     agent: str = ""
-
-    def __init_subclass__(cls) -> None:
-        # a notebook that defines a kind again, beside the module, takes nothing away
-        held = _BY_LAYER.get(cls.layer, cls)
-        if cls.layer and (held.__module__ == "__main__" or cls.__module__ != "__main__"):
-            _BY_LAYER[cls.layer] = cls
 
     @property
     def text(self) -> str:
@@ -83,20 +74,15 @@ class Record:
 R = TypeVar("R", bound=Record)
 
 
-def is_record(memory: Memory) -> bool:
-    """Say whether a memory holds a record."""
-    return memory.layer in _BY_LAYER
-
-
-def read_record(memory: Memory) -> Record:
-    """Return the record that a memory holds. Raises `ValueError` for one that holds none."""
+def read_record(memory: Memory, kind: type[R]) -> R:
+    """Return the record of a kind that a memory holds. Raises `ValueError` for one that holds none."""
     try:
         values: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in memory.meta["record"].items()
         }
-        return _BY_LAYER[memory.layer](id=memory.id, turn=memory.step, **values)
+        return kind(id=memory.id, turn=memory.step, **values)
     except (KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"memory {memory.id!r}, {memory.layer!r}, doesn't hold a record ({e!r})") from e
+        raise ValueError(f"memory {memory.id!r} doesn't hold a record of {kind.__name__} ({e!r})") from e
 
 # %% ../../../nbs/memory/team/01_records.ipynb #7a6503ef
 @dataclass(frozen=True, kw_only=True)
@@ -392,7 +378,7 @@ class Found:
     def of(self, kind: type[R]) -> list[R]:
         """Return the records of a kind, the best first."""
         hits = self.evidence[kind].hits if kind in self.evidence else []
-        return [cast(R, read_record(h.memory)) for h in hits]
+        return [read_record(h.memory, kind) for h in hits]
 
     def __or__(self, other: Found) -> Found:
         """Return what both found, for one query."""
@@ -428,10 +414,14 @@ class Board:
 
     def by_id(self, kind: type[R]) -> dict[str, R]:
         """Return the records of a kind by their ids, in the order in which they were written."""
-        with self.lock:
+        with self.lock, self.store.snapshot():
             if self._version != self.store.version:
-                self._read()
-            return cast(dict[str, R], dict(self._records.get(kind, {})))
+                self._version, self._records = self.store.version, {}
+            if kind not in self._records:
+                mine = [m for m in self.store.memories if (m.owner, m.layer) == (self.owner, kind.layer)]
+                in_order = sorted(mine, key=lambda m: m.id[-8:])
+                self._records[kind] = {m.id: read_record(m, kind) for m in in_order}
+            return cast(dict[str, R], dict(self._records[kind]))
 
     def get(self, id: str, kind: type[R]) -> R:
         """Return the record of a kind with that id. Raises `KeyError` for an unknown one."""
@@ -481,11 +471,3 @@ class Board:
         """Return the cosine of two texts, 0 at least, rounded to 1e-6."""
         a, b = self.store.embedder.encode([first, second])
         return max(0.0, min(1.0, round(float(a @ b), 6)))
-
-    def _read(self) -> None:
-        with self.store.snapshot():
-            mine = [m for m in self.store.memories if m.owner == self.owner and is_record(m)]
-            self._version = self.store.version
-        self._records = {}
-        for record in map(read_record, sorted(mine, key=lambda m: m.id[-8:])):
-            self._records.setdefault(type(record), {})[record.id] = record
