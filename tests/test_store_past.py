@@ -257,6 +257,19 @@ def test_a_memory_that_the_same_edits_erase_and_add_keeps_its_visits(store):
     assert store.visits().total == {} and store.check() == []
 
 
+def test_visits_undone_by_a_rollback_stay_so_when_another_goes_back_to_it(store):
+    seen = store.last_event
+    store.visit(["m0"])
+    store.delete("m1")
+    store.visit(["m2"])
+    back = store.rollback(seen).event
+    assert store.visits().total == {"m0": 1}
+    store.delete("m1")
+    store.visit(["m2"])
+    store.rollback(back)
+    assert store.visits().total == {"m0": 1}
+
+
 def test_what_was_ever_made_of_a_memory(store):
     page = Memory("page", "tea", layer="page", derived_from=("m0",))
     topic = Memory("topic \ud83d", "tea and tea", layer="topic", derived_from=("m1", "page"))
