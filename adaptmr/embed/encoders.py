@@ -211,6 +211,10 @@ class TextEmbedder:
                 bar.update(len(part))
         return made
 
+    def __reduce__(self) -> Any:  # in another process, it is made by name, with its vectors in the same file
+        cache = self.cache.path if self.cache is not None else None
+        return _remake, (self.name, self.revision, cache, self.batch_size, self.allow_encoding)
+
     def __repr__(self) -> str:
         where = f"cached in {self.cache.path}" if self.cache is not None else "not cached"
         size = f"{self.known_dim} dimensions, " if self.known_dim else ""
@@ -402,6 +406,13 @@ def _find_revision(model: str, name: str, load: Callable[[], Any] | None) -> str
 
 # %% ../../nbs/embed/02_encoders.ipynb #e89f395d
 _CACHES: dict[str, VectorCache] = {}
+
+
+def _remake(name: str, revision: str, cache: str | None, batch_size: int, allow_encoding: bool) -> Embedder:
+    held: bool | VectorCache = False
+    if cache is not None:
+        held = shared_cache() if cache == shared_cache().path else VectorCache(cache)
+    return embedder(name, cache=held, revision=revision, batch_size=batch_size, allow_encoding=allow_encoding)
 
 
 def shared_cache() -> VectorCache:

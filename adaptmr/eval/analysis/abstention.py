@@ -105,7 +105,9 @@ def relevance_table(frame: pd.DataFrame, system: str = "hybrid", *, seed: int = 
         "AUROC, answerable or not": lambda p: auroc(p["answerable"].tolist(), p["relevance"].tolist()),
         "AUROC, found or not": lambda p: auroc(p["found"].tolist(), p["relevance"].tolist()),
         "Brier score": lambda p: brier_score(p["relevance"].tolist(), p["found"].tolist()),
-        "Brier score of the share found": lambda p: brier_score([share] * len(rows), p["found"].tolist()),
+        "Brier score of the share found": lambda p: (
+            brier_score([share] * len(p["found"]), p["found"].tolist())
+        ),
     }
     columns = ("answerable", "found", "relevance")
     cells = {name: _cell(*bootstrap_ci(rows, columns, f, seed=seed)) for name, f in measures.items()}

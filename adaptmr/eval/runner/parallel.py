@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...embed import HashEmbedder, TextEmbedder, VectorCache, shared_cache
-from ...embed import embedder as make_embedder
 from ...embed.names import is_endpoint
 from .asking import System
 from .run import Journal, Run, Setup, ingest_key
@@ -145,30 +144,6 @@ class _Share(NamedTuple):
     error: Exception | None
 
 
-def _make_encoder(name: str, revision: str, cache: str | None, allow_encoding: bool) -> Any:
-    """Make a `TextEmbedder` in another process, whose vectors are in the file `cache`."""
-    kept: Any = False
-    if cache is not None:
-        kept = shared_cache() if cache == shared_cache().path else VectorCache(cache)
-    return make_embedder(name, cache=kept, revision=revision, allow_encoding=allow_encoding)
-
-
-def _portable(embedder: Any) -> Any:
-    """Return what `evaluate` takes as `embedder` in a form that another process can use."""
-    if isinstance(embedder, Mapping):
-        return {name: _portable(e) for name, e in embedder.items()}
-    if not isinstance(embedder, TextEmbedder):
-        return embedder
-    cache = embedder.cache.path if embedder.cache is not None else None
-    return partial(_make_encoder, embedder.name, embedder.revision, cache, embedder.allow_encoding)
-
-
-def _local(embedder: Any) -> Any:
-    if isinstance(embedder, dict):
-        return {name: _local(e) for name, e in embedder.items()}
-    return embedder() if isinstance(embedder, partial) else embedder
-
-
 def _caches(embedder: Any) -> list[VectorCache]:
     """List the vector caches of what `evaluate` takes as `embedder`."""
     given = embedder.values() if isinstance(embedder, Mapping) else [embedder]
@@ -198,7 +173,6 @@ def _work(
     """Ask one unit in this process; `rows` are those that it needs, `registered` what users registered."""
     os.environ.update(environment)
     put_registered(pickle.loads(registered))
-    setup = replace(setup, embedder=_local(setup.embedder))
     caches = _caches(setup.embedder)
     for cache in caches:
         cache.reset_used()
@@ -273,7 +247,7 @@ def ask_in_processes(run: Run, units: Sequence[Unit], n: int, ask_unit: Callable
         places = [setup.data.conversations[i] for i in unit.conversations]
         questions = [q for c in places for q in setup.data.questions_on(c.id)]
         data = replace(setup.data, conversations=places, questions=questions, rows={})
-        own = replace(setup, data=data, llm=llm, embedder=_portable(setup.embedder), workers=n)
+        own = replace(setup, data=data, llm=llm, workers=n)
         asked = [(s, c.id) for c in places for s in (unit.system, unit.matches) if s]
         rows = run.journal.rows_on([ingest_key(*place).removesuffix("ingest") for place in asked])
         return own, rows, replace(unit, conversations=tuple(range(len(places))))
