@@ -15,7 +15,6 @@ from scipy import stats
 from adaptmr.eval.stats.contrasts import (
     CONTRAST_COLUMNS,
     Contrast,
-    contrast_sentence,
     contrast_table,
     paired_test,
     read_contrasts,
@@ -125,21 +124,6 @@ def test_the_table_corrects_for_the_contrasts_that_could_be_tested():
     assert (table["detectable"] > 0).all()
     with pytest.raises(ValueError, match="b − a: the two systems were not asked the same questions"):
         contrast_table(_frame({"a": 0 * GAIN, "b": GAIN}).iloc[:-1], declared)
-
-
-def test_sentences_say_the_verdict_with_its_numbers():
-    row = {
-        "contrast": "b − a", "measure": "f1", "n": 200, "conversations": 10, "difference": 0.0123,
-        "low": -0.01, "high": 0.03, "margin": 0.02, "detectable": 0.031, "verdict": "undecided",
-    }  # fmt: skip
-    where = "(n = 200, 10 conversations)."
-    assert contrast_sentence(row) == (
-        "b − a, F1: undecided, +0.012 [-0.010, +0.030]; "
-        f"a difference of 0.031 could have been detected {where}"
-    )
-    equivalent = row | {"verdict": "equivalent", "low": math.nan, "high": math.nan}
-    assert contrast_sentence(equivalent) == f"b − a, F1: equivalent, +0.012, within ±0.02 {where}"
-    assert contrast_sentence(row | {"verdict": "too few"}).startswith("b − a, F1: +0.012, too few conv")
 
 
 def test_the_declared_contrasts_can_be_read():

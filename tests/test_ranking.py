@@ -124,7 +124,3 @@ def test_turns_map_to_sessions():
     assert (
         r.longmemeval_metrics(["a"], ["z"], 1, corpus_ids=["a"])["ndcg_any"] == 0
     )  # gold that isn't in the corpus
-
-
-def test_set_f1():
-    assert r.set_f1([], ["a"]) == 0 and r.set_f1(["a", "a"], ["a"]) == 1 and math.isnan(r.set_f1(["a"], []))

@@ -14,8 +14,8 @@ Rank = str | Sequence[str]  # what one rank of a ranking holds: an id, or severa
 
 # %% auto #0
 __all__ = ['Rank', 'recall_any', 'recall_all', 'recall_fraction', 'precision', 'mrr', 'ndcg', 'ranking_metrics', 'nanmean_count',
-           'to_sessions', 'longmemeval_metrics', 'longmemeval_turn_to_session', 'set_f1', 'current_before_stale',
-           'kept', 'auroc', 'abstention_metrics']
+           'to_sessions', 'longmemeval_metrics', 'longmemeval_turn_to_session', 'current_before_stale', 'kept', 'auroc',
+           'abstention_metrics']
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #5374052f
 _P = TypeVar("_P")
@@ -193,17 +193,6 @@ def longmemeval_turn_to_session(
 def _flat_dcg(gains: Sequence[int]) -> float:
     """Sum the gains with LongMemEval's discount: log2(rank), and 1 at the first two ranks."""
     return sum(g / max(1.0, math.log2(rank)) for rank, g in enumerate(gains, 1))
-
-# %% ../../../nbs/eval/metrics/00_ranking.ipynb #fd588e16
-def set_f1(found: Collection[str], gold: Collection[str]) -> float:
-    """Compute the F1 of two sets of ids, 0 to 1; `nan` without gold.
-
-    With ids of the form `title#sentence` it is HotpotQA's supporting-fact F1.
-    """
-    a, b = _gold(found), _gold(gold)
-    if not b:
-        return math.nan
-    return 2 * len(a & b) / (len(a) + len(b))
 
 # %% ../../../nbs/eval/metrics/00_ranking.ipynb #02b6418f
 def current_before_stale(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['MIN_FLIPPED', 'MAX_EXACT', 'SAMPLED_FLIPS', 'POWER', 'DIFFERENT', 'EQUIVALENT', 'UNDECIDED', 'CONTRAST_COLUMNS',
            'MEASURE_NAMES', 'Contrast', 'read_contrasts', 'PairedTest', 'paired_test', 'verdict', 'contrast_table',
-           'contrast_sentence', 'LimitVerdicts']
+           'LimitVerdicts']
 
 # %% ../../../nbs/eval/stats/02_contrasts.ipynb #2b5bc67e
 @dataclass(frozen=True)
@@ -304,22 +304,6 @@ MEASURE_NAMES = {
     "current_before_stale": "current before stale",
     "repeated_searches": "repeated searches",
 }
-
-
-def contrast_sentence(row: Mapping[Hashable, Any]) -> str:
-    """Say in one sentence what a row of `contrast_table` shows, with its interval."""
-    measure = MEASURE_NAMES.get(row["measure"], str(row["measure"]))
-    gap = f"{row['difference']:+.3f}"
-    where = f"n = {row['n']}, {row['conversations']} conversations"
-    if row["verdict"] == TOO_FEW:
-        return f"{row['contrast']}, {measure}: {gap}, {TOO_FEW} conversations to test ({where})."
-    ends = "" if math.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
-    found = f"{row['contrast']}, {measure}: {row['verdict']}, {gap}{ends}"
-    if row["verdict"] == EQUIVALENT:
-        return f"{found}, within ±{row['margin']:g} ({where})."
-    if row["verdict"] == UNDECIDED and not math.isnan(row["detectable"]):
-        return f"{found}; a difference of {row['detectable']:.3f} could have been detected ({where})."
-    return f"{found} ({where})."
 
 # %% ../../../nbs/eval/stats/02_contrasts.ipynb #40842b69
 @dataclass(frozen=True, slots=True)
