@@ -252,9 +252,11 @@ def ask_in_processes(run: Run, units: Sequence[Unit], n: int, ask_unit: Callable
         rows = run.journal.rows_on([ingest_key(*place).removesuffix("ingest") for place in asked])
         return own, rows, replace(unit, conversations=tuple(range(len(places))))
 
-    shares = Parallel(n, return_as="generator_unordered", pre_dispatch=n + 1, max_nbytes=None)(
-        delayed(work)(*job(unit)) for unit in units
+    # a process that ends waits for its idle workers: not for joblib's five minutes
+    parallel = Parallel(
+        n, return_as="generator_unordered", pre_dispatch=n + 1, max_nbytes=None, idle_worker_timeout=10
     )
+    shares = parallel(delayed(work)(*job(unit)) for unit in units)
     try:
         for share in shares:
             late += share.late
