@@ -186,7 +186,7 @@ def test_many_lives() -> None:
     run_state_machine_as_test(
         AnyLife,
         settings=settings(
-            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

@@ -169,8 +169,8 @@ def test_random_plans_of_two_users_never_leak() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 7))
-def test_ten_thousand_random_plans_of_two_users_never_leak(seed: int) -> None:
+@pytest.mark.parametrize("seed", (2, 3))
+def test_thousands_of_random_plans_of_two_users_never_leak(seed: int) -> None:
     check_plans(2_000, seed)
 
 
