@@ -64,7 +64,7 @@ unit: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --durations=20
 
 style: $(READY)
 	$(BIN)/ruff check .
