@@ -121,8 +121,8 @@ def test_sixty_kills_lose_nothing_and_hit_the_middle_of_acts(tmp_path: Path) -> 
     told: dict[str, tuple[str, str]] = {}
     events = unfinished = 0
     for n in range(60):
-        where = rng.choice(("put", "encode", "get", "visit", "_put")) if n % 2 else "apply"
-        calls = rng.randint(1, 6 if where == "apply" else 60)
+        where = rng.choice(("put", "encode", "get", "visit", "_put")) if n % 2 else "carry_out"
+        calls = rng.randint(1, 4 if where == "carry_out" else 30)
         status, lines = ended(*in_child(partial(live_until, calls, where, path)))
         assert status == -signal.SIGKILL, lines
         for kind, id, text, event in lines:
