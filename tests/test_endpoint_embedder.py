@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import pickle
 import zlib
 from typing import Any
 
@@ -172,6 +173,17 @@ def test_vectors_of_two_servers_are_kept_apart_and_replayed_by_the_servers_id(
     assert np.array_equal(again.encode(["a"]), kept)
     with pytest.raises(VectorMiss):
         again.encode(["new"])
+
+
+def test_another_process_asks_the_server_that_is_set_and_gets_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(vectors()) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+        here = embedder(NAME, cache=False)
+        sent = pickle.dumps(here)
+        there = pickle.loads(sent)
+        assert there.key("x") == here.key("x") and np.array_equal(there.encode(["x"]), here.encode(["x"]))
+    assert b"very-secret" not in sent
 
 
 def test_without_a_key_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

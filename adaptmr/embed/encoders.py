@@ -213,7 +213,8 @@ class TextEmbedder:
 
     def __reduce__(self) -> Any:  # in another process, it is made by name, with its vectors in the same file
         cache = self.cache.path if self.cache is not None else None
-        return _remake, (self.name, self.revision, cache, self.batch_size, self.allow_encoding)
+        made_by = self.precision if is_endpoint(self.model) else self.revision  # a server, or weights
+        return _remake, (self.name, made_by, cache, self.batch_size, self.allow_encoding)
 
     def __repr__(self) -> str:
         where = f"cached in {self.cache.path}" if self.cache is not None else "not cached"
