@@ -119,7 +119,7 @@ def progress_line(wanted: bool | None = None) -> ProgressLine:
     if wanted is False or (wanted is None and where == "off"):
         return ProgressLine(io.StringIO(), live=False)
     if where not in ("", "off"):
-        file = Path(where.removeprefix("live:")).open("a", encoding="utf-8")
+        file = open(where.removeprefix("live:"), "a", encoding="utf-8")  # noqa: SIM115 - until the run ends
         return ProgressLine(file, live=where.startswith("live:"))
     return ProgressLine(sys.stderr, delay=0.0 if wanted else None)
 
