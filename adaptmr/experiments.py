@@ -419,9 +419,6 @@ def estimate_answers(experiment: Experiment) -> RunEstimate:
         experiment.data,
         experiment.llm,
         experiment.params["k"],
-        embedder=experiment.encoder(),
-        seed=experiment.params["seed"],
-        reranker=experiment.inputs.reranker,
         workers=experiment.workers,
         journal=experiment.journal,
     )
