@@ -107,7 +107,7 @@ def read_completion(body: bytes, request: Mapping[str, Any]) -> dict[str, Any]:
     message, usage = _mapping(choice.get("message")), _mapping(whole.get("usage"))
     content = message.get("content")
     text = content if isinstance(content, str) and content else None
-    record = {
+    record: dict[str, Any] = {
         "text": text,
         "finish": str(choice.get("finish_reason") or ""),
         "prompt_tokens": usage.get("prompt_tokens"),
