@@ -93,7 +93,7 @@ def _model_reason(llm: Any) -> str:
         return "the model is an object of your own, which may not be copied"
     if llm is None or llm.is_offline:
         return ""
-    if {llm.spending.max_tokens, llm.spending.max_cost_usd, llm.token_budget} != {None}:
+    if {llm.spending.max_tokens, llm.spending.max_cost_usd} != {None}:
         return "a limit on what the model may spend is kept by one process"
     if llm.cache is not None and llm.cache.path == ":memory:" and llm.cache.mode == "auto":
         return "the model's replies are cached in memory, which processes don't share; use a file"
