@@ -41,35 +41,7 @@ from .plugins import Plugin, keep_sources, load_plugins
 from .registry import packages_of, registered
 from .rerank import DEFAULT_RERANKER, MeteredReranker
 from .rerank import reranker as make_reranker
-from adaptmr.sections.causes import (
-    audit_answers,
-    compare_with_labels,
-    find_causes,
-    judge_answers,
-    judge_rubrics,
-)
-from adaptmr.sections.comparison import (
-    ablations,
-    comparison_tables,
-    coverage,
-    gains,
-    questions_by_type,
-    reply_outcomes,
-    show_answer,
-    show_cases,
-    show_categories,
-    show_conclusions,
-    show_contrasts,
-    show_figure,
-    show_gains,
-    show_matched_budgets,
-    show_plans,
-    show_protocols,
-    show_sentences,
-    show_table,
-    show_writing,
-    systems_table,
-)
+from .sections import Sections
 from .systems.base import known_systems
 from .systems.display_names import DisplayNames
 from .types import Dataset, Usage
@@ -546,7 +518,7 @@ def _how_it_was_read(data: Dataset) -> str:
     return f"<p><small>{'<br>'.join(lines)}</small></p>" if lines else ""
 
 
-class Experiment:
+class Experiment(Sections):
     """One run of an experiment: its data, its systems, its run folder.
 
     `params` are the notebook's parameters: `model`, `dataset`, `split`, `systems`, `k`, `limit`, `seed`,
@@ -599,20 +571,9 @@ class Experiment:
             name, self.params, self.data, out_dir, redact=redact, user_code=self.user_code, timed=timed
         )
         self.journal = cache_dir() / "journals" / name / f"{self.run.run_id}.sqlite"
-        self.frame: pd.DataFrame | None = None
-        self.tested: pd.DataFrame | None = None  # the declared contrasts
-        self.answers: list[tuple[str, str, str]] = []  # of the answer box: question, answer, numbers
-        self.headline: list[tuple[str, str]] = []  # its numbers: label and text
         self.extra_usage = Usage()
         # the keys of used calls and vectors; not in the frame's attrs, which pandas copies with every column
         self.used_keys = set[str]()
-
-    @property
-    def rows(self) -> pd.DataFrame:
-        """The rows of `evaluate`. Raises `RuntimeError` before it has run."""
-        if self.frame is None:
-            raise RuntimeError("nothing is evaluated yet: call experiment.evaluate() first")
-        return self.frame
 
     def __repr__(self) -> str:
         return f"Experiment({self.run.experiment}/{self.run.run_id})"
@@ -630,21 +591,10 @@ class Experiment:
 
     @property
     def making(self) -> Making:
-        """How this run makes systems from their names: what `evaluate` and every analysis is to be given."""
+        """How this run makes systems from their names."""
         return Making(
             embedder=self.encoder(), seed=self.params["seed"], reranker=self.inputs.reranker
         )
 
     evaluate, time_again = evaluate_systems, time_again
     add_usage, finish = add_usage, finish_run
-    # what a report shows: the functions of `sections`
-    table, figure, show_sentences = show_table, show_figure, staticmethod(show_sentences)
-    questions_by_type, systems_table = questions_by_type, systems_table
-    plans, reply_outcomes = show_plans, reply_outcomes
-    comparison_tables, coverage, writing = comparison_tables, coverage, show_writing
-    gains, ablations, show_gains = gains, ablations, show_gains
-    conclusions, matched_budgets = staticmethod(show_conclusions), show_matched_budgets
-    show_cases, contrasts, answer = show_cases, show_contrasts, show_answer
-    judge_answers, judge_rubrics, audit = judge_answers, judge_rubrics, audit_answers
-    categories, protocols = show_categories, show_protocols
-    causes, against_hand_labels = find_causes, compare_with_labels
