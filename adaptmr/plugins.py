@@ -25,6 +25,7 @@ from .data.registry import datasets, get_parser
 from .embed.encoders import EMBEDDERS
 from .eval.runner.identity import code_hash, is_installed, is_ours, own_files
 from adaptmr.registry import (
+    NameTaken,
     call_with_options,
     describe,
     forget_module,
