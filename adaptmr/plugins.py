@@ -25,7 +25,6 @@ from .data.registry import datasets, get_parser
 from .embed.encoders import EMBEDDERS
 from .eval.runner.identity import code_hash, is_installed, is_ours, own_files
 from adaptmr.registry import (
-    NameTaken,
     call_with_options,
     describe,
     forget_module,
@@ -321,7 +320,7 @@ def _checked(name: str, encode: Callable[..., Any]) -> _Encode:
         usable = rows.ndim == 2 and len(rows) == len(texts)
         if not usable or not all(0 < v < np.inf for v in np.sqrt((rows * rows).sum(axis=1))):
             raise ValueError(
-                f"embedder {name!r} gave an array of shape {rows.shape} for {len(texts)} texts: return one row "
+                f"embedder {name!r} gave an array of shape {rows.shape} for {len(texts)} texts: return one "
                 "row for each, of finite numbers that are not all 0"
             )
         return rows

@@ -98,7 +98,7 @@ def worker_count(
 ) -> int:
     """Return how many processes ask the questions of a run; `wanted=None` leaves the choice to this function.
 
-    `missing` is the number of answers that the journal lacks. A `RunNotice` says if there are fewer than wanted.
+    `missing` is the number of answers that the journal lacks. A `RunNotice` says if they are fewer than wanted.
     """
     import joblib
 
@@ -108,9 +108,9 @@ def worker_count(
     possible = max(possible, 1)
     if wanted is not None and possible < wanted:
         notice(
-            f"workers={wanted} was asked for, and {possible} asks the questions: systems, model and encoder must "
-            "be given by name, with caches in files and no limit on what is spent; a model answers at most its "
-            "concurrency"
+            f"workers={wanted} was asked for, and {possible} asks the questions: systems, model and encoder "
+            "must be given by name, with caches in files and no limit on what is spent; a model answers at "
+            "most its concurrency"
         )
     return min(wanted or joblib.cpu_count(), possible)
 
