@@ -98,7 +98,7 @@ def worker_count(
 ) -> int:
     """Return how many processes ask the questions of a run; `wanted=None` leaves the choice to this function.
 
-    `missing` is the number of answers that the journal lacks. A `RunNotice` says if they are fewer than wanted.
+    `missing` is the number of answers that the journal lacks. A `RunNotice` says if they are fewer.
     """
     import joblib
 
