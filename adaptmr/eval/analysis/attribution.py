@@ -528,7 +528,8 @@ def _explain(
     row = (
         *(system.name, question.conversation, question.id, str(question.type), d.cause),
         *(primary_cause(d.cause), len(d.minimal_repairs), " ".join(cause_label([t]) for t in d.tried)),
-        *(d.complete, d.usage.calls, d.usage.prompt_tokens, d.usage.completion_tokens, d.usage.cost_usd, d.ways),
+        *(d.complete, d.usage.calls, d.usage.prompt_tokens, d.usage.completion_tokens),
+        *(d.usage.cost_usd, d.ways),
         *(question.answerable, 1 - d.score, 1 - d.repaired),
         *(round(d.gains.get(name, math.nan), 9) for name in REPAIRS),
         *(name in d.seen for name in REPAIRS),
