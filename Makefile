@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help exp1 exp2 exp3 exp4 exp5 exp6 exp7 test test-all refresh lab bench growth fit local-llm clean
+.PHONY: help exp1 exp2 exp3 exp4 exp5 exp6 exp7 test test-all refresh lab bench fit local-llm clean
 .PHONY: sync style types notebooks unit slow
 
 help:            ## this list
@@ -80,9 +80,6 @@ lab: $(READY)    ## JupyterLab on the notebooks
 
 bench: $(READY)  ## speed and size, compared with the goals
 	$(BIN)/python -m adaptmr run bench
-
-growth: $(READY) ## ingestion, queries, memory and disk up to a million memories
-	$(BIN)/python -m adaptmr run growth
 
 fit: $(READY)    ## fit the weights, relevance, classifiers and judges' error rates again (needs LoCoMo and BEAM)
 	$(BIN)/python -m adaptmr fit

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -25,21 +23,19 @@ import numpy as np
 from .embed import embedder
 from .embed.minilm import minilm_files
 from .embed.names import supports_language
-from .eval.report.style import DASHES, MARKERS, PALETTE, canvas, house_style
 from .retrieval.strategies import retrieve
 from .store.memory_store import MemoryStore
-from .text import STOPWORDS, detect_language
+from .text import detect_language
 from .types import Dataset, Memory
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 # %% auto #0
 __all__ = ['PLAIN', 'HEAVY_LIBRARIES', 'GOAL_MEMORIES', 'Goal', 'goals_table', 'goals_answer', 'plain_encoder', 'milliseconds',
            'measure_waiting', 'waiting_goals', 'english_part', 'import_cost', 'import_goal', 'synthetic_memories',
            'synthetic_questions', 'SyntheticEmbedder', 'resident_megabytes', 'measure_file', 'measure_growth',
-           'growth_table', 'growth_goals', 'growth_figure']
+           'growth_table', 'growth_goals']
 
 # %% ../nbs/04_bench.ipynb #aa5820b3
 @dataclass(frozen=True)
@@ -196,26 +192,11 @@ def import_goal(repeats: int = 5) -> tuple[dict[str, np.ndarray], list[Goal]]:
 _SPEAKERS = ("Ana", "Bela", "Chidi", "Dana", "Emre", "Fatou", "Goran", "Hana")
 
 
-@lru_cache(maxsize=1)
-def _vocabulary(size: int = 30_000) -> tuple[np.ndarray, np.ndarray]:
-    """Return words by frequency, and the cumulative share of each.
-
-    Zipf 1935; Mandelbrot 1953: 1 / (rank + 2.7) ** 1.1.
-    """
-    syllables = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
-    made = [syllables[i % 70] + syllables[i // 70 % 70] + syllables[i // 4900 % 70] for i in range(size)]
-    share = np.cumsum((np.arange(size) + 3.7) ** -1.1)
-    return np.array((sorted(STOPWORDS) + made)[:size], dtype=object), share / share[-1]
-
-
-def _words(n: int, rng: np.random.Generator, rarer_than: int = 0) -> list[str]:
-    words, share = _vocabulary()
-    low = share[rarer_than - 1] if rarer_than else 0.0
-    return words[np.searchsorted(share, low + rng.random(n) * (1 - low))].tolist()
-
-
 def synthetic_memories(start: int, stop: int, seed: int = 0) -> list[Memory]:
-    """Generate memories `start` to `stop - 1` of an endless conversation; the same for the same seed."""
+    """Generate memories `start` to `stop - 1` of an endless conversation; the same for the same seed.
+
+    Lengths are log-normal, and words as frequent as in Zipf's law (1935).
+    """
     made = []
     for i in range(start, stop):
         rng = np.random.default_rng([seed, i])
@@ -224,7 +205,7 @@ def synthetic_memories(start: int, stop: int, seed: int = 0) -> list[Memory]:
         made.append(
             Memory(
                 f"m{i:08}",
-                " ".join(_words(length, rng)),
+                " ".join(f"w{word}" for word in np.minimum(rng.zipf(1.2, length), 30_000)),
                 _SPEAKERS[(session + i % 2) % len(_SPEAKERS)],
                 step=i,
                 at=datetime(2023, 1, 1, tzinfo=UTC) + timedelta(minutes=40 * session + i % 20),
@@ -235,12 +216,9 @@ def synthetic_memories(start: int, stop: int, seed: int = 0) -> list[Memory]:
 
 
 def synthetic_questions(n: int, seed: int = 0) -> list[str]:
-    """Generate `n` questions about a speaker and three content words that are not very frequent."""
-    words = iter(_words(3 * n, np.random.default_rng(seed), len(STOPWORDS) + 30))
-    return [
-        f"What did {_SPEAKERS[i % len(_SPEAKERS)]} say about {next(words)} and {next(words)} {next(words)}?"
-        for i in range(n)
-    ]
+    """Generate `n` questions about a speaker and three words that are not very frequent."""
+    words = np.random.default_rng(seed).integers(30, 3_000, (n, 3))
+    return [f"What did {_SPEAKERS[a % 8]} say about w{a} and w{b} w{c}?" for a, b, c in words]
 
 
 class SyntheticEmbedder:
@@ -248,9 +226,8 @@ class SyntheticEmbedder:
 
     name, precision, revision, cache = "made-up", "exact", "1", None
 
-    def __init__(self, dim: int = 384, seed: int = 0, topics: int = 500) -> None:
+    def __init__(self, dim: int = 384, seed: int = 0) -> None:
         self.dim, self.seed, self.seconds = dim, seed, 0.0
-        self._topics = np.random.default_rng(seed).standard_normal((topics, dim), dtype=np.float32)
 
     def encode(self, texts: Sequence[str], kind: str = "passage") -> np.ndarray:
         """Return float32 (n, dim), unit rows, rounded to float16."""
@@ -259,8 +236,7 @@ class SyntheticEmbedder:
         for row, text in zip(rows, texts):
             digest = blake2b(f"{self.seed} {text}".encode("utf-8", "replace"), digest_size=16).digest()
             rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
-            row[:] = self._topics[rng.integers(len(self._topics))]
-            row += rng.standard_normal(self.dim, dtype=np.float32)
+            row[:] = rng.standard_normal(self.dim, dtype=np.float32)
         rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16).astype(np.float32)
         self.seconds += perf_counter() - begun
         return rows
@@ -271,21 +247,20 @@ class SyntheticEmbedder:
         return milliseconds(work) - 1000 * (self.seconds - before)
 
 # %% ../nbs/04_bench.ipynb #8ffcdbe2
-def resident_megabytes(peak: bool = False) -> float:
-    """Read this process's resident memory in MB, now or at its peak; `nan` where there is no /proc."""
+def resident_megabytes() -> float:
+    """Read this process's resident memory in MB; `nan` where there is no /proc."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return float("nan")
-    name = "VmHWM:" if peak else "VmRSS:"
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(name))
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS:"))
 
 
 def measure_file(path: str, dim: int, seed: int, questions: int) -> dict[str, float]:
     """Open a store's file and ask it: milliseconds without encoding, and the megabytes that it takes.
 
-    `open`, the `first` retrieval, the medians of `dense` and `lexical` search and of a whole `retrieve`,
-    and of the product that is the `floor` of dense search.
+    `open`, the `first` retrieval, the medians of `dense` search and of a whole `retrieve`, and of the product
+    that is the `floor` of dense search.
     """
     model, texts = SyntheticEmbedder(dim, seed), synthetic_questions(questions + 1, seed)
     before, stores = resident_megabytes(), []
@@ -295,7 +270,6 @@ def measure_file(path: str, dim: int, seed: int, questions: int) -> dict[str, fl
         found["first"] = model.time(lambda: retrieve(texts[0], store))
         asked = {
             "dense": lambda text: store.search(text, k=10),
-            "lexical": lambda text: store.search(text, k=10, mode="lexical"),
             "retrieve": lambda text: retrieve(text, store),
         }
         for name, ask in asked.items():
@@ -324,18 +298,16 @@ def measure_growth(
     seed: int = 0,
     questions: int = 30,
     batch: int = 10_000,
-    folder: str | os.PathLike[str] | None = None,
 ) -> pd.DataFrame:
     """Grow one store through `sizes`, which increase, and measure it at each: a row for each size.
 
-    `folder` is where the file grows (default: that of temporary files); it needs 4 kB for each memory. `add`
-    is the milliseconds of a thousand memories, `bytes` those on disk of one memory; the other columns are
-    those of `measure_file`.
+    `add` is the milliseconds of a thousand memories, `bytes` those on disk of one memory; the other columns
+    are those of `measure_file`.
     """
     import pandas as pd
 
     rows, have = [], 0
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         path, model = Path(scratch, "memories.db"), SyntheticEmbedder(dim, seed)
         for size in sizes:
             spent = 0.0
@@ -364,7 +336,6 @@ def growth_table(frame: pd.DataFrame) -> pd.DataFrame:
         "retrieve": "later question, ms",
         "dense": "dense search, ms",
         "floor": "its floor, ms",
-        "lexical": "search by words, ms",
         "megabytes": "memory, MB",
         "bytes": "disk, bytes each",
     }
@@ -381,22 +352,3 @@ def growth_goals(frame: pd.DataFrame) -> list[Goal]:
         Goal("dense search over one matrix product", float(last["dense"] / last["floor"]), "×", 2, note),
         Goal("open a file and answer", opened, "s", 2 if large else None, note),
     ]
-
-
-def growth_figure(frame: pd.DataFrame) -> Figure:
-    """Draw the milliseconds of questions and of adding, by number of memories, and a search's floor."""
-    lines = {
-        "retrieve": "a question",
-        "first": "the first question",
-        "dense": "dense search",
-        "add": "add 1,000",
-    }
-    with house_style():
-        figure, axes = canvas(7.2, 4.2)
-        axes.plot(frame["memories"], frame["floor"], color="#777777", linestyle="--", label="one product")
-        for i, (column, label) in enumerate(lines.items()):
-            style = {"color": PALETTE[i], "marker": MARKERS[i], "linestyle": DASHES[i]}
-            axes.plot(frame["memories"], frame[column], label=label, **style)
-        axes.set(xscale="log", yscale="log", xlabel="memories", ylabel="milliseconds, without encoding")
-        axes.legend(fontsize=8)
-    return figure

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,6 @@ from .data.registry import datasets, get_parser
 from .embed.encoders import EMBEDDERS
 from .eval.runner.identity import code_hash, is_installed, is_ours, own_files
 from adaptmr.registry import (
-    NameTaken,
     call_with_options,
     describe,
     forget_module,
@@ -124,8 +123,7 @@ def _find_file(given: str) -> _Source:
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise PluginError(f"{path.name} can't be imported: give it a name such as my_strategy.py")
     loaded = getattr(sys.modules.get(path.stem), "__file__", str(path))
-    others = path.stem in sys.modules and Path(loaded or "") not in {path, *_LOADED}
-    if path.stem in sys.stdlib_module_names or others:
+    if path.stem in sys.stdlib_module_names or Path(loaded or "") not in {path, *_LOADED}:
         raise PluginError(f"{path.name} has the name of another module, {path.stem}: rename the file")
     return _Source(path.name, path.stem, path, path.parent)
 
@@ -177,9 +175,7 @@ def _load(source: _Source) -> Plugin:
     if not new:
         sys.modules.pop(source.module, None)
         raise PluginError(
-            f"{source.name} registers nothing: put @adaptmr.system(\"a name\") above what it defines, "
-            "or @adaptmr.strategy(…) above a strategy, @adaptmr.judge(\"a name\") above a judge, "
-            "@adaptmr.register_embedder(\"a name\") above an embedder"
+            f'{source.name} registers nothing: put @adaptmr.system("a name") above what it defines'
         )
     made = Plugin(source.name, _read(source), _package(source), tuple(sorted(new)))
     _LOADED[source.path] = made
@@ -224,19 +220,14 @@ def _forget_imports(source: _Source) -> None:
 
 
 def _describe_failure(error: BaseException, path: Path) -> str:
-    """Say where and why a plugin's import failed, and what to do."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        line: int | None = error.lineno
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((f.lineno for f in reversed(frames) if f.filename == str(path)), None)
-    where = f"line {line}" if line else "its import"
-    if isinstance(error, NameTaken):
-        return f"can't be used, {where}: {error}"
-    remedy = "correct it and run again"
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        remedy = f"install {error.name.partition('.')[0]} into this environment, or put it next to the plugin"
-    return f"can't be imported, {where}: {type(error).__name__}: {' '.join(str(error).split())}; {remedy}"
+    """Say where and why a plugin's import failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        lines.append(error.lineno)
+    where = f"line {lines[-1]}" if lines else "its import"
+    why = " ".join(str(error).split())
+    return f"can't be imported, {where}: {type(error).__name__}: {why}; correct it and run again"
 
 # %% ../nbs/03_plugins.ipynb #33b1a3a7
 def keep_sources(plugins: Iterable[Plugin], run: Path) -> None:
@@ -250,76 +241,37 @@ def keep_sources(plugins: Iterable[Plugin], run: Path) -> None:
 
 def _recorded(manifest: Mapping[str, Any], where: str) -> dict[str, str]:
     """Return the hash of each plugin by its name, from a manifest. Raises `PluginError` for a broken one."""
-    entries = manifest.get("plugins") or []
-    broken = PluginError(f"{where}: “plugins” must list plugins with their name and sha256")
-    if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-        raise broken
-    found = {e.get("name"): e.get("sha256") for e in entries}
-    params = manifest.get("params")
-    named = (params.get("plugins") if isinstance(params, dict) else None) or []
-    if set(found) != set(named) or not all(isinstance(text, str) for pair in found.items() for text in pair):
-        raise broken
-    return found
-
-
-def _check_packages(run: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise `PluginError` unless the installed packages that a run used are here, in the same version."""
-    code = manifest.get("code")
-    own = code.get("own") if isinstance(code, dict) else None
-    for part, wanted in (own if isinstance(own, dict) else {}).items():
-        kind, _, name = str(part).partition(" ")
-        if kind != "package":
-            continue
-        try:
-            here = version(name)
-        except (PackageNotFoundError, ValueError):
-            here = ""
-        if here != wanted:
-            raise PluginError(
-                f"{run.name} was made with the package {name} {wanted}, and here is "
-                f"{here or 'none'}: install {name}=={wanted}"
-            )
-
-
-def _kept(run: Path, name: str) -> tuple[Path, str]:
-    """Return where a run keeps the text of a plugin, and how it is imported from there."""
-    if name.endswith(".py"):
-        return run / FOLDER / name, f"--import {run / FOLDER / name}"
-    path = run / FOLDER / f"{name.replace('.', '/')}"
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return path, f"--import {name}, with PYTHONPATH={run / FOLDER}"
+    try:
+        found = {str(entry["name"]): str(entry["sha256"]) for entry in manifest.get("plugins") or []}
+        if set(found) == set(manifest["params"].get("plugins") or []):
+            return found
+    except (TypeError, KeyError, AttributeError):
+        pass
+    raise PluginError(f"{where}: “plugins” must list plugins with their name and sha256")
 
 
 def plugins_for_replay(run: Path, manifest: Mapping[str, Any], given: Sequence[str]) -> list[Plugin]:
     """Load the plugins with which a run is repeated: those given, which must be the recorded ones.
 
     No code is executed that isn't named in `given`. Raises `PluginError` for a plugin that is missing, was
-    changed since the run, or took no part in it, and for an installed package that the run used and that
-    is missing or has another version.
+    changed since the run, or took no part in it.
     """
-    _check_packages(run, manifest)
     recorded = _recorded(manifest, f"{run.name}/manifest.json")
     sources = {source.name: source for source in map(_find, given)}
+    kept = run / FOLDER
     for name in recorded.keys() - sources.keys():
-        kept, how = _kept(run, name)
         raise PluginError(
             f"{run.name} was made with the plugin {name}, and a replay executes no code that came with a "
-            f"run: read {kept}, then add {how}"
+            f"run: read what is in {kept}, then add --import {kept / name if name.endswith('.py') else name}"
         )
     for name in sources.keys() - recorded.keys():
-        raise PluginError(
-            f"{run.name} was made without {name}: leave out this --import"
-            + (f"; its plugins are {', '.join(recorded)}" if recorded else "")
-        )
+        raise PluginError(f"{run.name} was made without {name}: leave out this --import")
     plugins = load_plugins(given)
     for plugin in plugins:
         if plugin.sha256 != recorded[plugin.name]:
-            _, how = _kept(run, plugin.name)
-            old = f"install the version of {run.name}" if plugin.package else f"{how} has the old text"
             raise PluginError(
-                f"{plugin.package or plugin.name} was changed since {run.name} was recorded (its hash was "
-                f"{recorded[plugin.name][:8]}, and is {plugin.sha256[:8]}): {old}, and “adaptmr run” makes a "
-                "new run with the new one"
+                f"{plugin.package or plugin.name} was changed since {run.name} was recorded: take the old "
+                f"one, from {kept} or as the package was, or make a new run with “adaptmr run”"
             )
     return plugins
 
@@ -354,12 +306,7 @@ def _encode_of(own: CodedEmbedder, revision: str) -> Callable[..., Any]:
     if inspect.isfunction(thing) and required_parameters(thing):
         return thing
     made = call_with_options(thing, {"name": own.name}) if callable(thing) else thing
-    encode = getattr(made, "encode", None)
-    if not callable(encode):
-        raise TypeError(
-            f"embedder {own.name!r}: {thing!r} made a {type(made).__name__}, which has no method "
-            "encode(texts)"
-        )
+    encode: Callable[..., Any] = made.encode
     return encode
 
 
@@ -370,16 +317,11 @@ def _checked(name: str, encode: Callable[..., Any]) -> _Encode:
 
     def encode_checked(texts: Sequence[str], kind: str) -> np.ndarray:
         rows = np.asarray(encode(list(texts), **({"kind": kind} if takes_kind else {})), np.float32)
-        if rows.ndim != 2 or len(rows) != len(texts):
+        usable = rows.ndim == 2 and len(rows) == len(texts)
+        if not usable or not all(0 < v < np.inf for v in np.sqrt((rows * rows).sum(axis=1))):
             raise ValueError(
                 f"embedder {name!r} gave an array of shape {rows.shape} for {len(texts)} texts: return one "
-                "row for each"
-            )
-        length = np.sqrt((rows * rows).sum(axis=1))
-        if bad := [i for i, v in enumerate(length) if not 0 < v < np.inf]:
-            raise ValueError(
-                f"embedder {name!r} gave a vector of zeros, or one that isn't finite, for "
-                f"{texts[bad[0]]!r:.80}: give each text a direction, such as a constant first number"
+                "row for each, of finite numbers that are not all 0"
             )
         return rows
 

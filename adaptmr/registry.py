@@ -92,18 +92,16 @@ class Registry(Generic[_T]):
             )
         self.put(name, thing, description, group, by=by, place=place)
 
-    def _check(self, name: Any) -> None:
+    def _check(self, name: str) -> None:
         if (
-            not isinstance(name, str)
-            or not name.strip()
+            not name.strip()
             or name != name.strip()
             or set(name) & set(self.forbidden)
             or name in ("all", "auto")
         ):
-            without = "commas" if self.forbidden == "," else f"any of {' '.join(self.forbidden)}"
             raise NameTaken(
-                f"{name!r} can't be the name of {_a(self.kind)}: write a text without {without}, "
-                "other than “all” and “auto”"
+                f"{name!r} can't be the name of a {self.kind}: write a text without any of "
+                f"{self.forbidden!r}, other than “all” and “auto”"
             )
 
     def names(self) -> list[str]:
@@ -128,10 +126,6 @@ class Registry(Generic[_T]):
         """Return the thing that is registered under a name; whatever is no such name, unchanged."""
         self.names()
         return self.entries[given].thing if isinstance(given, str) and given in self.entries else given
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeio' else 'a'} {kind}"
 
 
 def _place_of(thing: Any) -> tuple[str, str]:
@@ -217,11 +211,10 @@ def load_installed() -> None:
 def load_packages(points: Iterable[EntryPoint]) -> None:
     """Import what the entry points of installed packages name, so that it registers its things.
 
-    A package that can't be imported, or that registers nothing, is named in a `RunNotice` and left out.
+    A package that can't be imported is named in a `RunNotice` and left out.
     """
     for point in {(point.value, point.dist and point.dist.name): point for point in points}.values():
-        package = point.dist.name if point.dist else point.value
-        before = registered().keys()
+        package, number = (point.dist.name, point.dist.version) if point.dist else (point.value, "")
         try:
             point.load()
         except Exception as e:  # whatever a foreign package raises
@@ -229,20 +222,9 @@ def load_packages(points: Iterable[EntryPoint]) -> None:
                 f"the plugins of the package {package} are left out, because {point.value} can't be imported "
                 f"({type(e).__name__}: {e}): update the package, or uninstall it"
             )
-            continue
-        new = {what for what in registered() if what not in before} | _of_package(point.module)
-        _PACKAGES.update(dict.fromkeys(new, (package, point.dist.version if point.dist else "")))
-        if not new:
-            notice(
-                f"the package {package} names {point.value} as its plugins, but that registers none: "
-                'decorate one, such as with adaptmr.system("a name")'
-            )
-
-
-def _of_package(module: str) -> set[str]:
-    """What the package of a module has registered, which may have been imported before."""
-    top = module.partition(".")[0]
-    return {what for what, entry in _entries().items() if entry.module.partition(".")[0] == top}
+        top = point.module.partition(".")[0]
+        new = [what for what, entry in _entries().items() if entry.module.partition(".")[0] == top]
+        _PACKAGES.update(dict.fromkeys(new, (package, number)))
 
 
 def packages_of(parts: Iterable[str]) -> dict[str, str]:

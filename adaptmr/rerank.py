@@ -279,7 +279,7 @@ class EndpointScores:
     ) -> None:
         self.model, self._price = model, price(model)
         self._address = base_url, api_key
-        self._options = {"timeout": 60.0, "max_retries": 4, "concurrency": 8, "seed": 0, **options}
+        self._options = {"timeout": 60.0, "max_retries": 4, "concurrency": 8, **options}
         self._documents = "documents"
 
     @cached_property

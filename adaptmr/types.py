@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from importlib import import_module
-from random import Random
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from .checks import UnknownName, did_you_mean, kind_of
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = ['UNDATED', 'INSTRUCTION_ROLES', 'MESSAGE_KEYS', 'PROMPT_FRAME', 'as_utc', 'QueryType', 'Memory', 'memory_order',
-           'message_text', 'Message', 'read_message', 'Conversation', 'Question', 'Questions', 'Usage', 'Hit',
-           'hits_html', 'Hits', 'Memories', 'escape_tags', 'TraceRow', 'Trace', 'Finding', 'Evidence', 'Answer',
-           'Dataset']
+           'message_text', 'Message', 'read_message', 'Listed', 'Conversation', 'Question', 'Questions', 'Usage', 'Hit',
+           'Hits', 'Memories', 'escape_tags', 'TraceRow', 'Trace', 'Finding', 'Evidence', 'Answer', 'Dataset']
 
 # %% ../nbs/00_types.ipynb #f69c0b24
 def as_utc(value: datetime | str | None) -> datetime | None:
@@ -134,9 +133,6 @@ class Memory:
         return html_table([_memory_row(self)], _MEMORY_COLUMNS)
 
 
-
-
-
 def memory_order(memory: Memory) -> tuple[datetime, int, str]:
     """Return the sort key that puts memories in the order they were said: time, then turn, then id."""
     return memory.at, memory.step, memory.id
@@ -231,6 +227,29 @@ def read_message(message: Any) -> Message | None:
 
 # %% ../nbs/00_types.ipynb #60950abb
 _T = TypeVar("_T")
+_PLAIN_ROWS = 10  # of a list that is shown as text
+
+
+class Listed(list[_T]):
+    """A list that is displayed as a table of `columns`; `cells` gives those of an item."""
+
+    columns: tuple[str, ...] = ()
+    what = "items"
+
+    def cells(self, n: int, item: _T) -> tuple[Any, ...]:
+        """Return the cells of the item with the number `n`, from 1."""
+        return (n, item)
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        return (self.cells(n, item) for n, item in enumerate(self, 1))
+
+    def __repr__(self) -> str:
+        more = [f"… and {len(self) - _PLAIN_ROWS} more"] if len(self) > _PLAIN_ROWS else []
+        shown = text_table(islice(self._rows(), _PLAIN_ROWS), self.columns, 80)
+        return "\n".join([shown, *more]) if self else f"no {self.what}"
+
+    def _repr_html_(self, caption: str = "") -> str:
+        return preview_table(self._rows(), len(self), self.columns, caption, self.what)
 
 
 def _pick(
@@ -242,12 +261,10 @@ def _pick(
             if key in ids(item):
                 return item
         known = [id for item in items for id in ids(item)[:1]]
-        some = f"{', '.join(known[:8])}{' …' if len(known) > 8 else ''}" if known else "none"
-        raise UnknownName(f"{whole} has no {what[:-1]} {key!r}{did_you_mean(key, known)}; there are {some}")
-    if not hasattr(key, "__index__"):
-        raise TypeError(f"{what} of {whole} are found by number, by id or by a slice, not by {kind_of(key)}")
+        there = f"{', '.join(known[:8])}{' …' if len(known) > 8 else ''}" or "none"
+        raise UnknownName(f"{whole} has no {what[:-1]} {key!r}{did_you_mean(key, known)}; there are {there}")
     try:
-        return items[int(key)]  # type: ignore[call-overload]
+        return items[key]  # type: ignore[call-overload]
     except IndexError:
         raise IndexError(f"{whole} has no {what[:-1]} {key}: it has {len(items)}, from 0 on") from None
 
@@ -398,8 +415,10 @@ class Question:
         )
 
 
-class Questions(list[Question]):
-    """A list of `Question` that is displayed as a table, and whose questions are found by id too."""
+class Questions(Listed[Question]):
+    """A list of `Question` whose questions are found by id too."""
+
+    columns, what = ("id", "question", "answers", "type", "conversation"), "questions"
 
     def __getitem__(self, key: Any) -> Any:
         """Return a question by its number or id; by a slice the questions of these numbers."""
@@ -407,15 +426,8 @@ class Questions(list[Question]):
             return Questions(super().__getitem__(key))
         return _pick(list(self), key, "the data", "questions", lambda q: (q.id,))
 
-    def __repr__(self) -> str:
-        rows = [(q.id, q.text, str(q.type)) for q in self[:_PLAIN_ROWS]]
-        more = [f"… and {len(self) - len(rows)} more"] if len(self) > len(rows) else []
-        return "\n".join([text_table(rows, width=80), *more]) if rows else "no questions"
-
-    def _repr_html_(self) -> str:
-        rows = ((q.id, q.text, " | ".join(q.answers), q.type, q.conversation) for q in self)
-        columns = ("id", "question", "answers", "type", "conversation")
-        return preview_table(rows, len(self), columns, what="questions")
+    def cells(self, n: int, q: Question) -> tuple[Any, ...]:
+        return (q.id, q.text, " | ".join(q.answers), q.type, q.conversation)
 
 # %% ../nbs/00_types.ipynb #7ef5db4a
 @dataclass(frozen=True, slots=True)
@@ -498,45 +510,28 @@ class Hit:
         return f"Hit({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _repr_html_(self) -> str:
-        return hits_html([self])
+        return Hits([self])._repr_html_()
 
 
 _OF_DERIVED_HITS = ("quoted", "behind")  # the fields that a hit on a turn leaves empty
 
 
-def hits_html(hits: Iterable[Hit], caption: str = "") -> str:
-    """Render hits as an HTML table, in their order; the first of very many."""
-    hits = list(hits)
-    notes = ("note",) if any(h.note for h in hits) else ()
-    rows = (
-        (i, f"{h.score:.3f}", *_memory_row(h.memory), *(h.note for _ in notes)) for i, h in enumerate(hits, 1)
-    )
-    return preview_table(rows, len(hits), ("", "score", *_MEMORY_COLUMNS, *notes), caption, "hits")
+class Hits(Listed[Hit]):
+    """A list of `Hit`."""
+
+    columns, what = ("", "score", *_MEMORY_COLUMNS, "note"), "hits"
+
+    def cells(self, n: int, h: Hit) -> tuple[Any, ...]:
+        return (n, f"{h.score:.3f}", *_memory_row(h.memory), h.note)
 
 
-_PLAIN_ROWS = 10  # of a list that is shown as text
+class Memories(Listed[Memory]):
+    """A list of `Memory`, with their versions."""
 
+    columns, what = ("version", *_MEMORY_COLUMNS), "memories"
 
-class Hits(list):
-    """A list of `Hit` that is displayed as a table."""
-
-    def __repr__(self) -> str:
-        rows = [(i, f"{h.score:.3f}", h.source, h.context_line) for i, h in enumerate(self[:_PLAIN_ROWS], 1)]
-        more = [f"… and {len(self) - len(rows)} more"] if len(self) > len(rows) else []
-        return "\n".join([text_table(rows, width=80), *more]) if rows else "no hits"
-
-    def _repr_html_(self) -> str:
-        return hits_html(self)
-
-
-class Memories(list[Memory]):
-    """A list of `Memory` that a notebook displays as a table, with the versions where there are several."""
-
-    def _repr_html_(self) -> str:
-        versions = any(m.version > 1 for m in self)
-        rows = ((*((m.version,) if versions else ()), *_memory_row(m)) for m in self)
-        columns = (*(("version",) if versions else ()), *_MEMORY_COLUMNS)
-        return preview_table(rows, len(self), columns, what="memories")
+    def cells(self, n: int, m: Memory) -> tuple[Any, ...]:
+        return (m.version, *_memory_row(m))
 
 # %% ../nbs/00_types.ipynb #3d9f6fe7
 _TAG = re.compile(r"<\s*(/?\s*memories[^<>]*)>", re.I)
@@ -566,20 +561,13 @@ class TraceRow:
     reason: str = ""
 
 
-class Trace(list[TraceRow]):
-    """The steps of a retrieval, a list of `TraceRow` that is displayed as a table."""
+class Trace(Listed[TraceRow]):
+    """The steps of a retrieval, a list of `TraceRow`."""
 
-    def _rows(self) -> list[tuple[Any, ...]]:
-        return [(t.step, t.n_in, t.n_out, f"{t.ms:.2f}", t.reason) for t in self]
+    columns, what = ("step", "in", "out", "ms", "reason"), "steps"
 
-    def __repr__(self) -> str:
-        return text_table(self._rows(), _TRACE_COLUMNS, 80) if self else "no steps"
-
-    def _repr_html_(self) -> str:
-        return html_table(self._rows(), _TRACE_COLUMNS)
-
-
-_TRACE_COLUMNS = ("step", "in", "out", "ms", "reason")
+    def cells(self, n: int, t: TraceRow) -> tuple[Any, ...]:
+        return (t.step, t.n_in, t.n_out, f"{t.ms:.2f}", t.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -669,7 +657,7 @@ class Evidence:
         return _pick(self.hits, key, "the evidence", "hits", lambda h: (h.source, h.memory.id))
 
     def _repr_html_(self) -> str:
-        hits = hits_html(self.hits, f"P(evidence found) = {self.relevance:.2f}: {self._verdict}")
+        hits = Hits(self.hits)._repr_html_(f"P(evidence found) = {self.relevance:.2f}: {self._verdict}")
         return hits + (Trace(self.trace)._repr_html_() if self.trace else "")
 
     @property
@@ -761,26 +749,6 @@ class Dataset:
         validation = import_module("adaptmr.data.validation")  # its floor is above this one
         found: DataCheck = validation.check(self)
         return found
-
-    def shuffled(self, seed: int) -> Dataset:
-        """Return the data set with its conversations in another order, which `seed` decides."""
-        # sorted first: the order depends on nothing but the ids and the seed
-        conversations = sorted(self.conversations, key=lambda c: c.id)
-        Random(f"order {seed}").shuffle(conversations)
-        return replace(self, conversations=conversations)
-
-    def training_questions(self, share: float, seed: int) -> frozenset[str]:
-        """Choose conversations that `seed` decides, and return the ids of all questions about them.
-
-        `share` of the conversations are chosen, a number that is rounded; a smaller share chooses some of
-        those of a larger one. Raises `ValueError` for a share outside 0 to 1.
-        """
-        if not isinstance(share, int | float) or not 0.0 <= share <= 1.0:
-            raise ValueError(f"share {share!r} of the conversations must lie in 0..1")
-        ids = sorted(c.id for c in self.conversations)
-        Random(f"training {seed}").shuffle(ids)
-        chosen = frozenset(ids[: round(share * len(ids))])
-        return frozenset(q.id for q in self.questions if q.conversation in chosen)
 
     def __len__(self) -> int:
         return len(self.conversations)

@@ -67,7 +67,6 @@ def test_hits_are_found_in_evidence():
     [
         (lambda: DATA[2], IndexError, "toy has no conversation 2: it has 2, from 0 on"),
         (lambda: DATA["othr"], UnknownName, r"'othr' \(did you mean 'other'\?\); there are c, other"),
-        (lambda: DATA[None], TypeError, "by number, by id or by a slice, not by a NoneType"),
         (lambda: DATA.questions["c/q2"], UnknownName, "no question 'c/q2' .*did you mean 'c/q1'"),
         (lambda: DATA.questions_on("othr"), UnknownName, "no conversation 'othr' in toy .*'other'"),
         (lambda: TALK[9], IndexError, "conversation 'c' has no turn 9: it has 3"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,11 +26,9 @@ from adaptmr.llm import (
     LLM,
     AuthError,
     BadRequest,
-    BudgetExceeded,
     EmptyReply,
     LLMError,
     ModelNotFound,
-    RateLimited,
     ServerError,
     count_tokens,
     price,
@@ -83,60 +79,22 @@ def test_an_unknown_price_is_unknown_and_a_wrong_list_of_prices_is_named(tmp_pat
 def test_429_waits_as_long_as_the_server_asks() -> None:
     waits: list[float] = []
     asks = [{"Retry-After": "7"}, {"Retry-After-Ms": "1500"}, {"Retry-After": "soon"}]
-    asks.append({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
     with Server(*(status(429, headers=h) for h in asks), ok("x")) as s:
         llm = model(s, waits)
-        assert llm.complete(HELLO).text == "x" and llm.event_counts == {"sent": 5, "retry: 429": 4}
-    assert waits[:2] == [7.0, 1.5] and 1.5 <= waits[2] <= 2.5 and waits[3] == 0.0
+        assert llm.complete(HELLO).text == "x" and llm.event_counts == {"sent": 4, "retry: 429": 3}
+    assert waits[:2] == [7.0, 1.5] and 1.5 <= waits[2] <= 2.5
 
 
-def test_repeated_429_and_a_retry_after_of_an_hour_raise_rate_limited() -> None:
+def test_repeated_429_and_a_retry_after_of_an_hour_are_errors() -> None:
     with Server(status(429)) as s:
-        with pytest.raises(RateLimited, match="429 after 3 attempts"):
+        with pytest.raises(ServerError, match="429 after 3 attempts"):
             model(s, max_retries=2).complete(HELLO)
         assert len(s.requests) == 3
     waits: list[float] = []
     with Server(status(429, headers={"Retry-After": "3600"})) as s:
-        with pytest.raises(RateLimited, match="asks to wait 3600 s"):
+        with pytest.raises(ServerError, match="asks to wait 3600 s"):
             model(s, waits).complete(HELLO)
         assert waits == []
-
-
-@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati"])
-def test_a_date_in_retry_after_is_in_gmt_wherever_this_machine_is(
-    zone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
-    try:
-        forms = "%a, %d %b %Y %H:%M:%S GMT", "%a, %d %b %Y %H:%M:%S -0000", "%a %b %d %H:%M:%S %Y"
-        dates = [time.strftime(form, time.gmtime(time.time() + 40)) for form in forms]
-        with Server(*(status(429, headers={"Retry-After": date}) for date in dates), ok("x")) as s:
-            assert model(s, waits).complete(HELLO).text == "x"
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    assert len(waits) == 3 and all(0 < wait <= 40 for wait in waits)
-
-
-def test_waits_after_500_are_the_same_for_the_same_seed() -> None:
-    seen = []
-    for seed in (1, 1, 2):
-        waits: list[float] = []
-        with Server(status(500), status(502), status(500), ok("x")) as s:
-            assert model(s, waits, seed=seed).complete(HELLO).text == "x"
-        seen.append(waits)
-    assert seen[0] == seen[1] != seen[2]
-    assert all(0.75 * base <= w <= 1.25 * base for w, base in zip(seen[0], (0.5, 1.0, 2.0), strict=True))
-
-
-def test_repeated_500_raises_server_error_with_the_message() -> None:
-    with Server(status(500, "out of memory")) as s:
-        llm = model(s, max_retries=1)
-        with pytest.raises(ServerError, match=r"500 after 2 attempts.*out of memory"):
-            llm.complete(HELLO)
-    assert llm.event_counts == {"retry: 500": 1, "sent": 2} and llm.usage.calls == 0
 
 
 def test_a_server_that_hangs_times_out() -> None:
@@ -151,7 +109,7 @@ PAGE = raw(200, b"<html>hello</html>", {"Content-Type": "text/html"})
 
 
 @pytest.mark.parametrize(
-    "broken", [cut_body, half_json, PAGE, raw(200, b""), raw(200, [1, 2]), raw(200, {"choices": 3})]
+    "broken", [cut_body, half_json, PAGE, raw(200, b'{"choices": ' + b"[" * 10_000), raw(200, [1, 2])]
 )
 def test_a_broken_body_is_retried_and_never_returned(broken: Any) -> None:
     with Server(broken, ok("whole")) as s:
@@ -181,45 +139,19 @@ def test_an_empty_reply_is_an_error_with_its_cost_also_when_it_is_replayed() -> 
             LLM("m", cache=cache).complete(HELLO)
 
 
-def in_body(text: bytes) -> Any:
-    """A complete reply whose body has `text` in place of the number 777."""
-    return raw(200, json.dumps(completion("good", extra=777)).encode().replace(b"777", text))
-
-
-def test_an_unreadable_reply_is_recorded_as_an_empty_one() -> None:
-    for deep in (b"[" * 10_000 + b"]" * 10_000, b'{"a":' * 10_000 + b"1" + b"}" * 10_000):
-        cache = ReplayCache()
-        with Server(in_body(deep)) as s:
-            llm = model(s, cache=cache)
-            with pytest.raises(EmptyReply, match="nested too deep") as e:
-                llm.complete(HELLO)
-        assert e.value.usage.prompt_tokens > 0
-        assert llm.event_counts == {"estimated usage": 1, "sent": 1, "unreadable reply": 1}
-        with pytest.raises(EmptyReply, match="nested too deep"):
-            LLM("m", cache=cache).complete(HELLO)
-
-
-def test_a_large_number_and_invalid_utf8_are_read() -> None:
-    broken = json.dumps(completion("Hang-zhou")).encode().replace(b"-", b"\xff\xfe")
-    with Server(in_body(b"9" * 5000), raw(200, broken)) as s:
-        assert [model(s).complete(HELLO).text for _ in range(2)] == ["good", "Hang\ufffd\ufffdzhou"]
-
-
-def test_implausible_usage_is_estimated_and_counted() -> None:
-    counts = [(10**30, 5), (10, -(10**6)), (-1, 1), (1e30, 5), (True, 5), ("12", 5), (0, 5), (10, 10**9)]
+def test_usage_that_cannot_be_is_estimated_and_counted() -> None:
+    counts = [(10**30, 5), (10, -(10**6)), (-1, 1), (True, 5), ("12", 5)]
     for prompt, done in counts:
         cache, usage = ReplayCache(), {"prompt_tokens": prompt, "completion_tokens": done}
         with Server(raw(200, {**completion("in Hangzhou"), "usage": usage})) as s:
-            llm = model(s, cache=cache, token_budget=600)
+            llm = model(s, cache=cache)
             r = llm.complete(HELLO)
             assert r.usage.prompt_tokens == count_tokens(HELLO[0]["content"]) + 4
             assert r.usage.completion_tokens == count_tokens("in Hangzhou")
-            assert llm.event_counts == {"implausible usage": 1, "sent": 1}
-            with pytest.raises(BudgetExceeded):
-                llm.complete([{"role": "user", "content": "x" * 400}], max_tokens=512)
+            assert llm.event_counts == {"estimated usage": 1, "sent": 1}
         again = LLM("m", cache=cache)
         assert again.complete(HELLO).usage.tokens == r.usage.tokens
-        assert again.event_counts["implausible usage"] == 1, "also when it is replayed"
+        assert again.event_counts["estimated usage"] == 1, "also when it is replayed"
 
 
 # -- errors that the user corrects ---------------------------------------------------------------------------
@@ -257,22 +189,22 @@ def test_a_refused_connection_is_retried_only_after_a_reply() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with pytest.raises(ServerError, match=rf"no server listens at {url}.*Start the server"):
+    with pytest.raises(ServerError, match=rf"{url}.*connection refused.*No server listens there"):
         LLM("m", base_url=url, sleep=waits.append).complete(HELLO)
     assert waits == []
     with Server(raw(200, completion("x"), {"Connection": "close"})) as s:
         llm = model(s, waits, max_retries=2)
         llm.complete(HELLO)
-    with pytest.raises(ServerError, match="connection after 3 attempts"):
+    with pytest.raises(ServerError, match="connection refused after 3 attempts"):
         llm.complete(HELLO)
     assert len(waits) == 2
 
 
 def test_bad_parameters_are_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad: dict[str, Any] = {"model": "", "timeout": 0, "max_retries": -1, "concurrency": 0, "token_budget": -1}
-    for name, value in {**bad, "timeout ": "5"}.items():
-        with pytest.raises(ValueError, match=rf"LLM\.{name}"):
-            LLM(**{name.strip(): value})
+    bad: dict[str, Any] = {"timeout": 0, "max_retries": -1, "concurrency": 0}
+    for name, value in bad.items():
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            LLM(**{name: value})
     for wrong in ("two", "-1", ""):
         monkeypatch.setenv("ADAPTMR_CONCURRENCY", wrong)
         with pytest.raises(ValueError, match="ADAPTMR_CONCURRENCY"):
@@ -349,41 +281,12 @@ def test_at_most_concurrency_requests_are_sent_at_once(monkeypatch: pytest.Monke
         assert llm.usage.calls == 9 and llm.event_counts["sent"] == 9
 
 
-def test_the_budget_is_checked_before_sending() -> None:
-    with Server(ok("x", prompt=30, done=10)) as s:
-        llm = model(s, token_budget=100)
-        need = count_tokens(HELLO[0]["content"]) + 4
-        llm.complete(HELLO, max_tokens=100 - need)
-        with pytest.raises(BudgetExceeded, match="40 are spent"):
-            llm.complete(HELLO, max_tokens=61 - need)
-        assert len(s.requests) == 1
-        llm.complete(HELLO, max_tokens=60 - need)  # exactly what is left
-
-
-def test_running_calls_reserve_tokens_of_the_budget() -> None:
-    with Server(hang) as s:
-        llm = model(s, token_budget=100, timeout=5, max_retries=0)
-
-        def failing_call() -> None:
-            with pytest.raises(ServerError):
-                llm.complete(HELLO, max_tokens=80)
-
-        t = threading.Thread(target=failing_call)
-        t.start()
-        while not s.requests:
-            t.join(0.005)
-        with pytest.raises(BudgetExceeded):
-            llm.complete(HELLO, max_tokens=80)
-        s.released.set()
-        t.join()
-
-
-def test_cached_replies_need_no_server_key_or_budget() -> None:
+def test_cached_replies_need_no_server_or_key() -> None:
     cache = ReplayCache()
     with Server(ok("Hangzhou", prompt=20, done=4)) as s:
         first = model(s, cache=cache).complete(HELLO, schema=SCHEMA, task="answer")
     cache.mode = "replay"
-    llm = LLM("m", cache=cache, token_budget=0)
+    llm = LLM("m", cache=cache)
     again = llm.complete(HELLO, schema=SCHEMA, task="answer")
     assert again.cached and again.text == first.text
     assert (again.usage.tokens, again.usage.calls, again.usage.cached_calls) == (24, 1, 1)

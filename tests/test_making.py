@@ -11,7 +11,6 @@ from rerankers import SharedWords
 from server import Behaviour, Server, answering, raw
 
 import adaptmr as am
-from adaptmr.eval.analysis.answer_stability import ask_at_half
 from adaptmr.eval.analysis.attribution import attribute_failures
 from adaptmr.eval.analysis.budget_curves import measure_coverage
 from adaptmr.eval.analysis.longmemeval import retrieval_rows
@@ -46,8 +45,6 @@ def test_every_analysis_asks_the_reranker_of_the_run() -> None:
     time_systems(rows, data, repeats=1, **making)
     assert own.was_asked()
     measure_coverage(SYSTEM, data, [100], **making)
-    assert own.was_asked()
-    ask_at_half(SYSTEM, am.load("demo", split="en1"), **making)
     assert own.was_asked()
     retrieval_rows(SYSTEM, data, turns="all", **making)
     assert own.was_asked()

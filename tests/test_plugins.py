@@ -127,12 +127,10 @@ def test_a_changed_plugin_is_refused_and_so_is_one_of_another_run(tmp_path, own)
     names = [p.name for p in plugins_for_replay(tmp_path / "run", manifest, [str(same)])]
     assert names == ["strategy_of_mine.py"]
     changed = write_plugin(tmp_path / "changed", WEIGHTS.replace("'time': 1.0", "'time': 2.0"))
-    own = {"code": {"own": {"package nowhere": "3.1"}}}
     for recorded_, given, told in (
-        (manifest, [str(changed)], r"strategy_of_mine.py was changed since .*has the old text"),
+        (manifest, [str(changed)], r"strategy_of_mine.py was changed since .*take the old one"),
         ({"plugins": [], "params": {}}, [str(same)], r"was made without strategy_of_mine\.py: leave out"),
         ({"plugins": ["os"], "params": {}}, [], "must list plugins with their name and sha256"),
-        ({"plugins": [], "params": {}, **own}, [], r"package nowhere 3\.1, .*install nowhere==3\.1"),
     ):
         with pytest.raises(PluginError, match=told):
             plugins_for_replay(tmp_path / "run", recorded_, given)
@@ -159,7 +157,7 @@ def test_a_faulty_plugin_is_one_message(tmp_path, monkeypatch):
     for text, said in (
         ("x = 1 / 0\n", "can't be imported, line 1: ZeroDivisionError: division by zero; correct it"),
         ("def x(:\n", "can't be imported, line 1: SyntaxError"),
-        ("import nowhere_at_all\n", "install nowhere_at_all into this environment"),
+        ("import nowhere_at_all\n", "No module named 'nowhere_at_all'"),
         ("import adaptmr\n", "registers nothing: put @adaptmr.system"),
         ("raise SystemExit(3)\n", "can't be imported, line 1: SystemExit: 3"),
         (TAKEN, "the system 'hybrid' is there already, from adaptmr itself: give yours another name"),
@@ -419,8 +417,8 @@ def test_rows_that_cannot_be_vectors(own):
     for n, (encode, said) in enumerate(
         (
             (lambda texts: [[1.0, 0.0]], r"gave an array of shape \(1, 2\) for 2 texts"),
-            (lambda texts: [[float(text == "a")] for text in texts], "gave a vector of zeros, .* for 'b'"),
-            (lambda texts: [[float("nan")] for _ in texts], "isn't finite, for"),
+            (lambda texts: [[float(text == "a")] for text in texts], "not all 0"),
+            (lambda texts: [[float("nan")] for _ in texts], "finite numbers"),
         )
     ):
         am.register_embedder(f"faulty{n}")(encode)

@@ -12,7 +12,7 @@ import pytest
 import server
 from checkout import start as command
 
-from adaptmr.progress import Progress, ProgressLine, follow_progress, progress_sink
+from adaptmr.progress import Progress, ProgressLine, follow_progress, progress_line
 
 PARAMETERS = "out_dir = None\nmodel = 'offline'\nmax_tokens = None\nmax_cost_usd = None"
 RUN = """from adaptmr.experiments import Experiment
@@ -79,7 +79,7 @@ def test_a_run_from_its_limit_over_ctrl_c_to_its_report(root):
     assert code == 130 and out == ""
     assert err == (
         "adaptmr: resuming: 3 of 8 answers\n"
-        "adaptmr: interrupted: 5 of 8 answers are in the journal; the same command goes on with them\n"
+        "adaptmr: interrupted: the same command goes on with the answers that are in its journal\n"
     )
 
     with server.Server(server.answering(Answers())) as s:
@@ -135,11 +135,11 @@ def test_progress_of_another_process_is_followed_and_none_is_shown_where_none_is
     tmp_path, monkeypatch, capsys
 ):
     shown = io.StringIO()
-    with follow_progress(tmp_path / "p.jsonl", shown):
-        progress_sink().say("resuming: 1 of 2 answers")
+    with follow_progress(tmp_path / "p.txt", shown):
+        progress_line().say("resuming: 1 of 2 answers")
     assert shown.getvalue() == "adaptmr: resuming: 1 of 2 answers\n"
     monkeypatch.setenv("ADAPTMR_PROGRESS", "off")
-    progress_sink().say("nobody reads this")
-    progress_sink(False).say("nor this")
-    progress_sink(True).say("but this")
+    progress_line().say("nobody reads this")
+    progress_line(False).say("nor this")
+    progress_line(True).say("but this")
     assert capsys.readouterr().err == "adaptmr: but this\n"

@@ -10,8 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from server import Server, ok_json
 
 from adaptmr.eval.report.run_folder import drop_text_columns, redaction_problems
@@ -416,24 +414,6 @@ def test_hotpotqas_official_scores_are_columns_of_its_own_data() -> None:
     names = "f1 em sp_em sp_precision sp_recall sp_f1 joint_em joint_f1".split()
     assert told == [{name: row[name] for name in names}]
     assert not {"sp_f1", "joint_f1"} & set(run(["lexical"]).columns)
-
-
-# --- orders and training questions
-
-
-@given(st.integers(0, 40), st.integers(), st.integers(), st.floats(0, 1))
-def test_orders_and_splits_depend_on_ids_and_seed_alone(n: int, seed: int, other: int, share: float) -> None:
-    talks = [Conversation(f"c{i}") for i in range(n)]
-    asked = [Question(f"q{i}{j}", "Where?", conversation=f"c{i}") for i in range(n) for j in "ab"]
-    data = Dataset("toy", talks, asked)
-    order = data.shuffled(seed)
-    assert sorted(c.id for c in order) == sorted(c.id for c in data) and order.questions == asked
-    assert data.shuffled(other).shuffled(seed) == order, "not on the order before"
-    train = data.training_questions(share, seed)
-    assert train == order.training_questions(share, seed) and len(train) == 2 * round(share * n)
-    of = {q.conversation for q in asked if q.id in train}
-    assert train == {q.id for q in asked if q.conversation in of}, "whole conversations"
-    assert data.training_questions(share / 2, seed) <= train
 
 
 # --- what is for systems that retrieve

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server import Server, completion, ok, ok_json, raw, status
 
-from adaptmr.llm import LLM, AuthError, BudgetExceeded, ModelNotFound, ServerError, tasks
+from adaptmr.llm import LLM, AuthError, ModelNotFound, ServerError, tasks
 from adaptmr.llm.replay import ReplayCache, ReplayMiss
 from adaptmr.llm.tasks import (
     Task,
@@ -22,7 +22,6 @@ from adaptmr.llm.tasks import (
     repair_json,
     meter_usage,
     schema_violation,
-    unsupported_schema,
 )
 
 SCHEMA = {
@@ -148,9 +147,7 @@ def test_errors_of_the_server_are_raised_and_not_counted(bad: Any, error: type[E
     assert not meter.outcomes
 
 
-def test_budget_and_replay_misses_are_errors_too() -> None:
-    with Server(ok("x")) as s, pytest.raises(BudgetExceeded):
-        ask(s, token_budget=10)
+def test_replay_misses_are_errors_too() -> None:
     with pytest.raises(ReplayMiss, match="'city'"):
         make_task().run(LLM("m", cache=ReplayCache(mode="replay")), question="Where?", text="x")
 
@@ -192,23 +189,6 @@ def test_render_makes_the_texts_of_the_prompt() -> None:
     assert t.messages("zh", question="a", text="b")[1]["content"] == "文本：zh\n问题：A"
     with pytest.raises(KeyError, match="needs the input 'text'"):
         make_task().messages("en", question="a")
-
-
-@pytest.mark.parametrize(
-    ("kw", "message"),
-    [
-        ({"prompts": {"en": ("JSON", "x")}}, "'zh'"),
-        ({"prompts": {"en": ("a", "b"), "zh": ("JSON", "x")}}, "JSON"),
-        (
-            {"schema": {"type": "object", "properties": {"a": {"type": "string"}}}},
-            r"schema\.a is a string without maxLength",
-        ),
-        ({"schema": {"type": "object", "patternProperties": {}}}, "patternProperties"),
-    ],
-)
-def test_a_task_that_cannot_work_is_refused(kw: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_task(**kw)
 
 
 def test_a_rule_that_breaks_its_schema_is_a_bug() -> None:
@@ -295,10 +275,6 @@ def test_schema_violations(value: Any, schema: dict[str, Any], message: str) -> 
     import re
 
     assert (
-        unsupported_schema({**schema, "items": schema.get("items", {"type": "null"})}) == ""
-        or "type" in schema
-    )
-    assert (
         (re.search(message, schema_violation(value, schema)) is not None)
         if message
         else schema_violation(value, schema) == ""
@@ -331,18 +307,13 @@ def test_coercion_converts_unambiguous_values_only() -> None:
 # -- replies that can't be parsed ----------------------------------------------------------------------------
 
 
-def unreadable(h: Any, body: dict[str, Any]) -> None:
-    h.reply(200, b'{"choices": ' + b"[" * 10_000 + b"]" * 10_000 + b"}")
-
-
 @pytest.mark.parametrize(
     "bad",
     [
-        unreadable,
         ok("[" * 10_000 + "]" * 10_000),
         raw(200, json.dumps(completion("a-b")).encode().replace(b"-", b"\xff")),
     ],
-    ids=["body", "brackets", "no UTF-8"],
+    ids=["brackets", "no UTF-8"],
 )
 def test_an_unreadable_reply_is_asked_for_again_and_then_the_rule_is_used(bad: Any) -> None:
     with Server(bad, ok_json({"city": "Xi'an"})) as s:

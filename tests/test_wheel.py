@@ -112,4 +112,4 @@ def test_memories_are_added_and_asked(user):
 def test_an_estimate_without_recorded_runs_says_so(user):
     code = """import adaptmr as am
 print(am.estimate(["qarp"], am.load("demo", limit=4), am.LLM("gpt-4o-mini")))"""
-    assert "unknown: no run of this kind is recorded in the outputs of a checkout" in user("-c", code)
+    assert "unknown: no run of this kind is recorded in the folder of runs" in user("-c", code)

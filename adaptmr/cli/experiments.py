@@ -214,8 +214,12 @@ def execute_notebook(notebook: Path, params: dict[str, Any], outputs: Path) -> P
         executed = Path(folder) / notebook.name
         failed = ""
         try:
-            with follow_progress(Path(folder) / "progress.jsonl"):
+            with follow_progress(Path(folder) / "progress.txt"):
                 run_notebook(notebook, executed, params)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "the same command goes on with the answers that are in its journal"
+            ) from None
         except papermill.PapermillExecutionError as e:
             if e.ename in ("LimitReached", "EvidenceMissing"):
                 raise RunFailed(e.evalue) from None  # they hold numbers only

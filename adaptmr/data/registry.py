@@ -24,7 +24,6 @@ from ..checks import UnknownName, did_you_mean
 from .validation import DatasetError, validate
 from ..embed.vector_cache import cache_dir
 from ..markup import html_table
-from ..progress import progress_bar
 from ..types import Dataset, Memory, Question
 
 # %% auto #0
@@ -226,7 +225,9 @@ def download(entry: DatasetEntry) -> Path:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply, open(part, "wb") as out:
             expected = int(reply.headers.get("Content-Length") or entry.size)
             options = {"desc": f"fetching {entry.name}", "unit": "B", "unit_scale": True, "leave": False}
-            with progress_bar(total=expected or None, **options) as bar:
+            from tqdm import tqdm
+
+            with tqdm(total=expected or None, **options) as bar:
                 while block := reply.read(1 << 16):
                     out.write(block)
                     digest.update(block)

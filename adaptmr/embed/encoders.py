@@ -36,15 +36,14 @@ from ..llm.client import price
 from ..llm.credentials import OPENAI_ENDPOINT, Endpoint, model_server
 from ..llm.spending import count_tokens
 from ..llm.tasks import meter_vectors
-from ..llm.transport import BadRequest, LLMError, Transport
-from ..progress import progress_bar
+from ..llm.transport import BadRequest, Transport, VectorError
 from ..registry import Registry
 from ..text import clean
 
 # %% auto #0
 __all__ = ['TEXT_KINDS', 'BUNDLED_EMBEDDERS', 'EMBEDDERS', 'MAX_TEXTS', 'MAX_TOKENS', 'MAX_TEXT_TOKENS', 'Embedder',
            'HashEmbedder', 'VectorMiss', 'TextEmbedder', 'OwnEmbedder', 'embedder', 'shared_cache', 'server_id',
-           'VectorError', 'cut_for_encoder', 'split_batches', 'EndpointModel']
+           'cut_for_encoder', 'split_batches', 'EndpointModel']
 
 # %% ../../nbs/embed/02_encoders.ipynb #1b0997aa
 @runtime_checkable
@@ -193,7 +192,9 @@ class TextEmbedder:
         model = self.load()
         made_with = compute_backend(self.model, getattr(model, "device", "cpu"))
         keys = sorted(texts, key=lambda k: (-len(texts[k]), k))
-        with progress_bar(
+        from tqdm import tqdm
+
+        with tqdm(
             total=len(keys),
             desc=f"{self.name}: encoding",
             unit="text",
@@ -430,10 +431,6 @@ def server_id(address: Endpoint | None) -> str:
     url = (address or OPENAI_ENDPOINT).url.rstrip("/")
     return f"server-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
-
-class VectorError(LLMError):
-    """A server's reply that can't be used as vectors; the message says what is wrong with it."""
-
 # %% ../../nbs/embed/02_encoders.ipynb #ed62c92b
 MAX_TEXTS = 256  # in a request
 MAX_TOKENS = 100_000  # in a request, as `count_tokens` estimates
@@ -465,7 +462,7 @@ class EndpointModel:
     """An encoder behind an OpenAI-compatible server: called with texts, it returns their vectors.
 
     `name` is `openai:MODEL` or `openai:MODEL@DIMENSIONS`; `base_url`, `api_key` and `transport_options`
-    (`timeout`, `max_retries`, `concurrency`, `seed`, `sleep`) are those of `adaptmr.llm.LLM`.
+    (`timeout`, `max_retries`, `concurrency`, `sleep`) are those of `adaptmr.llm.LLM`.
     Raises `ValueError` that names a bad parameter.
     """
 
@@ -475,7 +472,7 @@ class EndpointModel:
         self.model, self.dimensions = parse_endpoint_model(name)
         address, key = model_server(self.model, base_url, api_key)
         self.server = server_id(address)
-        options = {"timeout": 60.0, "max_retries": 4, "concurrency": 8, "seed": 0, **transport_options}
+        options = {"timeout": 60.0, "max_retries": 4, "concurrency": 8, **transport_options}
         self._transport = Transport(self.model, address, key, **options)
         self._url = (address or OPENAI_ENDPOINT).url
         self._most, self._dim = MAX_TEXTS, self.dimensions
@@ -500,7 +497,7 @@ class EndpointModel:
     def _ask(self, batch: list[str]) -> np.ndarray:
         options = {"dimensions": self.dimensions} if self.dimensions is not None else {}
         try:
-            record = self._transport.embed({"model": self.model, "input": batch, **options})
+            rows = self._transport.embed({"model": self.model, "input": batch, **options})
         except BadRequest as e:
             if len(batch) == 1:
                 raise BadRequest(
@@ -509,12 +506,10 @@ class EndpointModel:
                 ) from None
             half = self._most = -(-len(batch) // 2)
             return np.concatenate([self._ask(batch[:half]), self._ask(batch[half:])])
-        fault, rows = record["fault"], record["rows"]
-        if not fault and self._dim not in (None, rows.shape[1]):
-            fault = f"vectors of {rows.shape[1]} numbers, where {self._dim} are expected"
-        if fault:
+        if self._dim not in (None, rows.shape[1]):
             raise VectorError(
-                f"{self.model} at {self._url} gave {fault}. Check the model, and @DIMENSIONS if given"
+                f"{self.model} at {self._url} gave vectors of {rows.shape[1]} numbers, where {self._dim} are "
+                "expected. Check the model, and @DIMENSIONS if given"
             )
         self._dim = rows.shape[1]
         return rows

@@ -5,15 +5,13 @@ from adaptmr.llm.tasks import Task, TaskResult
 from adaptmr.llm.transport import (
                                   AuthError,
                                   BadRequest,
-                                  BudgetExceeded,
                                   EmptyReply,
                                   LLMError,
                                   ModelNotFound,
-                                  RateLimited,
                                   ServerError,
                                   count_tokens,
 )
 
-__all__ = ["AuthError", "BadRequest", "BudgetExceeded", "EmptyReply", "LLM", "LLMError", "ModelNotFound",
-           "RateLimited", "Reply", "ReplayCache", "ReplayError", "ReplayMiss", "ServerError", "Task", "TaskResult",
+__all__ = ["AuthError", "BadRequest", "EmptyReply", "LLM", "LLMError", "ModelNotFound",
+           "Reply", "ReplayCache", "ReplayError", "ReplayMiss", "ServerError", "Task", "TaskResult",
            "check_llm", "count_tokens", "price"]

@@ -22,14 +22,11 @@ from .spending import LimitReached, Spending, check_limits, record_call, recorde
 from adaptmr.llm.transport import (
     AuthError,
     BadRequest,
-    BudgetExceeded,
     EmptyReply,
     LLMError,
     ModelNotFound,
-    RateLimited,
     ServerError,
     Transport,
-    count_prompt_tokens,
     count_tokens,
 )
 from ..markup import Cell, HtmlOutput, html_table
@@ -38,19 +35,17 @@ from ..types import Usage
 _all_ = [
     "AuthError",
     "BadRequest",
-    "BudgetExceeded",
     "EmptyReply",
     "LLMError",
     "LimitReached",
     "ModelNotFound",
-    "RateLimited",
     "ServerError",
     "count_tokens",
 ]
 
 # %% auto #0
-__all__ = ['price', 'Reply', 'LLM', 'check_llm', 'check_params_limits', 'AuthError', 'BadRequest', 'BudgetExceeded', 'EmptyReply',
-           'LLMError', 'LimitReached', 'ModelNotFound', 'RateLimited', 'ServerError', 'count_tokens']
+__all__ = ['price', 'Reply', 'LLM', 'check_llm', 'check_params_limits', 'AuthError', 'BadRequest', 'EmptyReply', 'LLMError',
+           'LimitReached', 'ModelNotFound', 'ServerError', 'count_tokens']
 
 # %% ../../nbs/llm/04_client.ipynb #72c400cb
 @memo
@@ -94,25 +89,6 @@ def price(
     return None
 
 # %% ../../nbs/llm/04_client.ipynb #53edbf88
-def _check_parameters(
-    model: str, timeout: float, max_retries: int, concurrency: int, token_budget: int | None
-) -> None:
-    """Raise `ValueError` that names a parameter of `LLM` with a bad value."""
-    if not model or not isinstance(model, str):
-        raise ValueError(f"LLM.model {model!r} must be a model's name, or 'offline'")
-    numbers: dict[str, tuple[Any, int]] = {
-        "timeout": (timeout, 0),
-        "max_retries": (max_retries, 0),
-        "concurrency": (concurrency, 1),
-        "token_budget": (0 if token_budget is None else token_budget, 0),
-    }
-    for name, (number, low) in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= low:
-            raise ValueError(f"LLM.{name} {number!r} must be a number of at least {low}")
-    if not timeout:
-        raise ValueError("LLM.timeout 0 must be more than 0 seconds")
-
-
 def _concurrency_named() -> int:
     named = os.environ.get("ADAPTMR_CONCURRENCY", "8")
     if not named.isdecimal():
@@ -161,8 +137,8 @@ def _make_request(
 
 def _empty_reply(model: str, record: Mapping[str, Any], usage: Usage, max_tokens: int) -> EmptyReply:
     """Return the error for a reply without text; with the reason, if the server gave one."""
-    fault, refusal = record.get("fault"), record.get("refusal")
-    why = f"; {fault}" if fault else f"; it said: {refusal[:200]!r}" if refusal else ""
+    refusal = record.get("refusal")
+    why = f"; it said: {refusal[:200]!r}" if refusal else ""
     return EmptyReply(
         f"{model} gave no text (finish: {record['finish'] or 'none'}){why}. "
         f"If finish is 'length', raise max_tokens (now {max_tokens})",
@@ -176,11 +152,10 @@ class LLM:
     `base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY; with a `base_url` a key is
     optional. `timeout` is the deadline of one attempt in seconds; `max_retries` counts the attempts after
     the first. `concurrency` calls may run at once, by default ADAPTMR_CONCURRENCY or 8: with 1, for a server
-    that answers one call after another, a call's time has no waiting for others in it. `token_budget` bounds
-    the prompt plus completion tokens of this object. `max_cost_usd` and `max_tokens` bound what a run spends,
-    its earlier parts included, and end it between two questions (`adaptmr.llm.spending`). `seed` determines
-    the jitter of the waits, and is sent with requests of temperature > 0. `prices`: see `price`. `sleep`
-    waits before a retry. Threads may share one object. Raises `ValueError` that names a bad parameter.
+    that answers one call after another, a call's time has no waiting for others in it. `max_cost_usd` and
+    `max_tokens` bound what a run spends, its earlier parts included, and end it between two questions
+    (`adaptmr.llm.spending`). `seed` is sent with requests of temperature > 0. `prices`: see `price`.
+    `sleep` waits before a retry. Threads may share one object. Raises `ValueError` for a bad one.
     """
 
     def __init__(
@@ -193,7 +168,6 @@ class LLM:
         timeout: float = 60.0,
         max_retries: int = 4,
         concurrency: int | None = None,
-        token_budget: int | None = None,
         max_cost_usd: float | None = None,
         max_tokens: int | None = None,
         seed: int = 0,
@@ -203,10 +177,14 @@ class LLM:
         given = {name: value for name, value in locals().items() if name != "self"}
         self._given = lambda: given  # a function: nobody who shows the attributes shows a key
         concurrency = _concurrency_named() if concurrency is None else concurrency
-        _check_parameters(model, timeout, max_retries, concurrency, token_budget)
+        if timeout <= 0 or max_retries < 0 or concurrency < 1:
+            raise ValueError(
+                f"LLM: timeout={timeout!r} must be above 0, max_retries={max_retries!r} at least 0, "
+                f"concurrency={concurrency!r} at least 1"
+            )
         address, key = model_server(model, base_url, api_key, "LLM.")
         self.model, self.base_url, self.cache = model, address.url if address else None, cache
-        self.concurrency, self.seed, self.token_budget = concurrency, seed, token_budget
+        self.concurrency, self.seed = concurrency, seed
         self._price = price(model, prices)
         check_limits(model, max_cost_usd, max_tokens, self.is_offline or self._price is not None)
         self.spending = Spending(self.cost, max_cost_usd, max_tokens)
@@ -217,10 +195,9 @@ class LLM:
             timeout=timeout,
             max_retries=max_retries,
             concurrency=concurrency,
-            seed=seed,
             sleep=sleep,
         )
-        self._usage, self._spent, self._reserved = Usage(), 0, 0
+        self._usage = Usage()
 
     @property
     def is_offline(self) -> bool:
@@ -272,7 +249,6 @@ class LLM:
             "model": self.model,
             "server": self.base_url or usual,
             "calls at once": self.concurrency,
-            "token budget": "none" if self.token_budget is None else f"{self.token_budget:,}",
             "recorded calls": repr(self.cache) if self.cache is not None else "none",
             "used": f"{used.calls} calls ({used.cached_calls} recorded), {used.tokens:,} tokens, {cost}",
         }
@@ -292,7 +268,7 @@ class LLM:
         With `schema` (a JSON schema) the server is asked to keep to it; the reply is not checked here. `task`
         names the task in the cache and in errors.
 
-        Raises `AuthError`, `ModelNotFound`, `BadRequest`, `BudgetExceeded`, `ServerError`, `EmptyReply` (all
+        Raises `AuthError`, `ModelNotFound`, `BadRequest`, `ServerError`, `EmptyReply` (all
         `LLMError`), `LimitReached`, and `ReplayMiss` from a cache in mode `replay`.
         """
         if self.is_offline:
@@ -306,7 +282,7 @@ class LLM:
         cached = record is not None
         if record is None:
             self.spending.check()
-            record = self._send(request)
+            record = self._transport.send(request)
             self.spending.add(record["prompt_tokens"], record["completion_tokens"])
             if self.cache is not None:
                 record = self.cache.put(request, record, task)
@@ -314,25 +290,6 @@ class LLM:
         if record["text"] is None:
             raise _empty_reply(self.model, record, usage, max_tokens)
         return Reply(record["text"], usage, cached, record["finish"])
-
-    def _send(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send `request` and return the record of the reply, unless it may exceed the budget."""
-        need, spent = count_prompt_tokens(request["messages"]) + request["max_tokens"], 0
-        with self._transport.lock:
-            if self.token_budget is not None and self._spent + self._reserved + need > self.token_budget:
-                raise BudgetExceeded(
-                    f"the next call to {self.model} may take {need} tokens; of the budget of "
-                    f"{self.token_budget}, {self._spent} are spent and {self._reserved} held for calls under "
-                    "way. Raise token_budget, or replay from a cache"
-                )
-            self._reserved += need
-        try:
-            record = self._transport.send(request)
-            spent = record["prompt_tokens"] + record["completion_tokens"]
-            return record
-        finally:
-            with self._transport.lock:
-                self._reserved, self._spent = self._reserved - need, self._spent + spent
 
     def _count(self, record: Mapping[str, Any], cached: bool, elapsed: float) -> Usage:
         """Count one call and its events; return its usage. `elapsed` are the seconds it took just now."""
@@ -344,7 +301,7 @@ class LLM:
         if record.get("usage"):
             events.append(f"{record['usage']} usage")
         if record["text"] is None:
-            events.append("unreadable reply" if record.get("fault") else "empty reply")
+            events.append("empty reply")
         with self._transport.lock:
             self._usage += usage
             self._transport.counts.update(events)

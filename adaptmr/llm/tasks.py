@@ -21,17 +21,11 @@ from ..types import Usage
 _all_ = ["repair_json", "UsageMeter", "meter_usage", "meter_vectors"]
 
 # %% auto #0
-__all__ = ['OUTCOMES', 'BY_RULE', 'TASKS', 'unsupported_schema', 'schema_violation', 'coerce_to_schema', 'parse_json',
-           'repair_json', 'object_schema', 'TaskResult', 'count_result', 'Task', 'register_task', 'prompt_hashes',
-           'UsageMeter', 'meter_usage', 'meter_vectors']
+__all__ = ['OUTCOMES', 'BY_RULE', 'TASKS', 'schema_violation', 'coerce_to_schema', 'parse_json', 'repair_json', 'object_schema',
+           'TaskResult', 'count_result', 'Task', 'register_task', 'prompt_hashes', 'UsageMeter', 'meter_usage',
+           'meter_vectors']
 
 # %% ../../nbs/llm/05_tasks.ipynb #95d601af
-_KEYWORDS = frozenset(
-    """
-    type enum const properties required additionalProperties items minItems maxItems minLength maxLength
-    minimum maximum anyOf title description default
-    """.split()
-)
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (Mapping,),
     "array": (list,),
@@ -46,28 +40,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def _types(schema: Mapping[str, Any]) -> list[str]:
     named = schema.get("type", [])
     return [named] if isinstance(named, str) else named
-
-
-def unsupported_schema(schema: Mapping[str, Any], path: str = "schema") -> str:
-    """Return why a schema is not supported: an unknown keyword or type, or an unbounded string or array.
-
-    The empty string means that the schema is supported. `path` names the schema in the message.
-    """
-    types = _types(schema)
-    if extra := set(schema) - _KEYWORDS:
-        return f"{path} uses {min(extra)!r}; supported: {', '.join(sorted(_KEYWORDS))}"
-    if unknown := set(types) - set(_TYPES):
-        return f"{path} has the unknown type {min(unknown)!r}"
-    if "string" in types and not {"maxLength", "enum", "const"} & set(schema):
-        return f"{path} is a string without maxLength or enum"
-    if "array" in types and not {"maxItems", "items"} <= set(schema):
-        return f"{path} is an array without maxItems or items"
-    if not types and not {"enum", "const", "anyOf"} & set(schema):
-        return f"{path} has no type"
-    parts = [(f"{path}.{name}", part) for name, part in schema.get("properties", {}).items()]
-    parts += [(f"{path}[]", schema["items"])] if "items" in schema else []
-    parts += [(path, part) for part in schema.get("anyOf", [])]
-    return next((problem for where, part in parts if (problem := unsupported_schema(part, where))), "")
 
 # %% ../../nbs/llm/05_tasks.ipynb #30648149
 def _has_type(value: Any, json_type: str) -> bool:
@@ -227,6 +199,7 @@ def repair_json(text: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
 OUTCOMES = ("model", "repaired", "retried", "fallback", "offline")
 BY_RULE = "rule"  # why a recorded reply ended: a rule gave it in the place of the model, so it is a fallback
 
+
 def object_schema(**parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of an object with exactly these properties."""
     return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
@@ -251,21 +224,6 @@ def count_result(task: str, result: TaskResult) -> TaskResult:
     """Count the result in all open meters; return it."""
     meter_result(task, result.outcome, result.usage)
     return result
-
-# %% ../../nbs/llm/05_tasks.ipynb #6a906d53
-def _check_definition(name: str, prompts: Mapping[str, tuple[str, str]], schema: Mapping[str, Any]) -> None:
-    """Raise `ValueError` that names the task `name` for prompts or a schema that can't work."""
-    if set(prompts) != {"en", "zh"}:
-        raise ValueError(f"task {name!r} has prompts for {sorted(prompts)}; it needs 'en' and 'zh'")
-    if schema.get("type") != "object":
-        raise ValueError(f"task {name!r}: the schema must be of type object")
-    if problem := unsupported_schema(schema):
-        raise ValueError(f"task {name!r}: {problem}")
-    for lang, (system, user) in prompts.items():
-        if not Template(user).is_valid():
-            raise ValueError(f"task {name!r}, {lang}: a lone $ in the prompt; write $$")
-        if "json" not in f"{system} {user}".lower():
-            raise ValueError(f"task {name!r}, {lang}: the prompt must say JSON: servers insist")
 
 # %% ../../nbs/llm/05_tasks.ipynb #8ca4bfc8
 def _parse_reply(
@@ -323,8 +281,6 @@ class Task:
     - `validate(value, inputs)`, optional: checks what a schema can't express; returns the problem, "" if
       none.
     - `render(lang, **inputs)`, optional: the texts for the template, where `str` of the inputs is not enough.
-
-    Raises `ValueError` for an unsupported schema, or a prompt that can't work.
     """
 
     name: str
@@ -335,9 +291,6 @@ class Task:
     render: Callable[..., Mapping[str, str]] | None = None
     max_tokens: int = 256
     temperature: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_definition(self.name, self.prompts, self.schema)
 
     def messages(self, lang: str, **inputs: Any) -> list[dict[str, str]]:
         """Return the messages for these inputs. Raises `KeyError` that names a missing input."""

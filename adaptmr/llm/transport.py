@@ -5,18 +5,15 @@
 # %% ../../nbs/llm/03_transport.ipynb #7d83ec91
 from __future__ import annotations
 
-import base64
 import json
 import random
 import re
 import threading
 import time
-from calendar import timegm
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from email.utils import parsedate
 from functools import cache, partial
 from typing import Any
 
@@ -34,23 +31,61 @@ from .spending import count_prompt_tokens, count_tokens
 from ..types import Usage
 
 # %% auto #0
-__all__ = ['MAX_BODY_BYTES', 'read_completion', 'read_vectors', 'BrokenBody', 'LLMError', 'AuthError', 'ModelNotFound',
-           'BadRequest', 'ServerError', 'RateLimited', 'RequestCancelled', 'BudgetExceeded', 'EmptyReply', 'Transport']
+__all__ = ['MAX_BODY_BYTES', 'LLMError', 'AuthError', 'ModelNotFound', 'BadRequest', 'ServerError', 'RequestCancelled',
+           'VectorError', 'EmptyReply', 'read_completion', 'read_vectors', 'BrokenBody', 'Transport']
+
+# %% ../../nbs/llm/03_transport.ipynb #345579a2
+class LLMError(RuntimeError):
+    """A failed call to a model. The message names the model, the server and the remedy."""
+
+
+class AuthError(LLMError):
+    """The key is missing or wrong, or its account may not use the model."""
+
+
+class ModelNotFound(LLMError):
+    """The server does not know the model, or the address is not that of an OpenAI-compatible server."""
+
+
+class BadRequest(LLMError):
+    """The server refuses the request as it stands, such as a prompt longer than the model's context."""
+
+
+class ServerError(LLMError):
+    """The server can't be reached, is too slow, or fails, also after the retries."""
+
+
+class RequestCancelled(LLMError):
+    """The run has been stopped. Raised before anything is sent."""
+
+
+class VectorError(LLMError):
+    """A server's reply that can't be used as vectors; the message says what is wrong with it."""
+
+
+class EmptyReply(LLMError):
+    """The reply has no text: no choice, null content, or a body that can't be read.
+
+    `usage` is what it cost.
+    """
+
+    def __init__(self, message: str, usage: Usage) -> None:
+        super().__init__(message, usage)
+        self.usage = usage
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 # %% ../../nbs/llm/03_transport.ipynb #2030c203
-_MAX_TEMPLATE_TOKENS = 4096  # that a server's chat template may add to a prompt
-_MAX_REASONING_TOKENS = 200_000  # that a model may spend beyond `max_tokens`
+_MOST_TOKENS = 10_000_000  # that a server may count for one call
 
 
-def _integer(digits: str) -> int | float:
-    # Python refuses to convert integers of more than 4,300 digits
-    return int(digits) if len(digits) <= 40 else float(digits)
-
-
-def _parse(body: bytes) -> tuple[dict[str, Any], str]:
-    """Return the object in a body ({} if it is none), and the text. Bytes that are not text become U+FFFD."""
-    text = body.decode(json.detect_encoding(body), "replace").removeprefix("\ufeff")
-    return _mapping(json.loads(text, parse_int=_integer)), text
+def _parse(body: bytes) -> dict[str, Any]:
+    """Return the object in a body, {} for another value. Raises `json.JSONDecodeError` for no JSON."""
+    try:
+        return _mapping(json.loads(body.decode("utf-8", "replace").removeprefix("\ufeff")))
+    except (ValueError, RecursionError) as e:  # also for a number of too many digits, and too deep a nesting
+        raise json.JSONDecodeError(str(e), "", 0) from None
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -61,106 +96,55 @@ def read_completion(body: bytes, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a reply to `request`, given the body of a chat completion.
 
     It has `text` (`None` if there was none), `finish` (why it ended), `prompt_tokens`, `completion_tokens`,
-    and where they apply `refusal`, `fault` (why the reply can't be read), and `usage`: "estimated" where the
-    server gave no counts, "implausible" where they were replaced by the estimate. Raises
-    `json.JSONDecodeError` for a body that is not a chat completion.
+    and where they apply `refusal`, and `usage`, "estimated", where the server gave no counts that can be.
+    Raises `json.JSONDecodeError` for a body that is not a chat completion.
     """
-    fault = ""
-    try:
-        whole, text = _parse(body)
-    except RecursionError:
-        whole, text, fault = {"choices": None}, "", "its body is nested too deep to read"
+    whole = _parse(body)
     choices = whole.get("choices", "none")
     if choices is not None and not isinstance(choices, list):
-        raise json.JSONDecodeError("the body is not a chat completion", text[:80], 0)
+        raise json.JSONDecodeError("the body is not a chat completion", "", 0)
     choice = _mapping((choices or [None])[0])
     message, usage = _mapping(choice.get("message")), _mapping(whole.get("usage"))
     content = message.get("content")
-    said = content if isinstance(content, str) and content else None
-    counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    prompt_tokens, completion_tokens, source = _resolve_counts(request, said or "", *counts)
-    extras = {"refusal": str(message.get("refusal") or ""), "fault": fault, "usage": source}
-    return {
-        "text": said,
+    text = content if isinstance(content, str) and content else None
+    record: dict[str, Any] = {
+        "text": text,
         "finish": str(choice.get("finish_reason") or ""),
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        **{k: v for k, v in extras.items() if v},
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
     }
-
-
-def _resolve_counts(
-    request: Mapping[str, Any], text: str, prompt_tokens: Any, completion_tokens: Any
-) -> tuple[int, int, str]:
-    """Return the tokens of prompt and completion, and where the counts are from ("": the server)."""
-    estimates = count_prompt_tokens(request["messages"]), count_tokens(text)
-    if prompt_tokens is None or completion_tokens is None:
-        return *estimates, "estimated"
-    prompt = json.dumps([request["messages"], request.get("response_format")], ensure_ascii=False)
-    prompt_bytes, reply_bytes = (len(t.encode("utf-8", "replace")) for t in (prompt, text))
-    allowed = request.get("max_tokens", request.get("max_completion_tokens", 0))
-    ranges = (
-        (prompt_tokens, 1, prompt_bytes + _MAX_TEMPLATE_TOKENS),
-        (completion_tokens, int(bool(text)), reply_bytes + allowed + _MAX_REASONING_TOKENS),
-    )
-    if all(type(n) is int and low <= n <= high for n, low, high in ranges):
-        return prompt_tokens, completion_tokens, ""
-    return *estimates, "implausible"
+    if not all(
+        type(record[name]) is int and 0 <= record[name] <= _MOST_TOKENS
+        for name in ("prompt_tokens", "completion_tokens")
+    ):
+        estimates = count_prompt_tokens(request["messages"]), count_tokens(text or "")
+        record |= {"prompt_tokens": estimates[0], "completion_tokens": estimates[1], "usage": "estimated"}
+    if refusal := message.get("refusal"):
+        record["refusal"] = str(refusal)
+    return record
 
 # %% ../../nbs/llm/03_transport.ipynb #96b8ea35
-def read_vectors(body: bytes, n: int, dimensions: int | None = None) -> dict[str, Any]:
-    """Return the record of a reply to a request for vectors of `n` texts, of length `dimensions` if given.
+def read_vectors(body: bytes, n: int, dimensions: int | None = None) -> np.ndarray:
+    """Return the vectors in a reply, float32 (n, dim), in the order of the texts.
 
-    It has `rows`, float32 (n, dim) in the order of the texts, `prompt_tokens` as the server counts, and
-    `fault`, which says why the vectors can't be used ("" if they can); then there are none. Raises
-    `json.JSONDecodeError` for a body that is not such a reply.
+    Raises `json.JSONDecodeError` for a body that is no such reply, and `VectorError` for one whose vectors
+    can't be used.
     """
-    whole, text = _parse(body)
-    entries = whole.get("data")
+    entries = _parse(body).get("data")
     if not isinstance(entries, list):
-        raise json.JSONDecodeError("the body holds no list of vectors", text[:80], 0)
-    record = {"rows": np.empty((0, 0), np.float32), "prompt_tokens": None, "fault": ""}
+        raise json.JSONDecodeError("the body holds no list of vectors", "", 0)
+    found = {entry.get("index", i): entry.get("embedding") for i, entry in enumerate(map(_mapping, entries))}
+    if len(entries) != n or set(found) != set(range(n)):
+        raise VectorError(f"{len(entries)} vectors for {n} texts, or not one for each")
     try:
-        record["rows"] = _sorted_rows([_mapping(e) for e in entries], n, dimensions)
-    except ValueError as e:
-        return {**record, "fault": str(e)}
-    return {**record, "prompt_tokens": _mapping(whole.get("usage")).get("prompt_tokens")}
-
-
-def _sorted_rows(entries: Sequence[dict[str, Any]], n: int, dimensions: int | None) -> np.ndarray:
-    """Return the vectors (n, dim) sorted by index. Raises `ValueError` that says what is wrong."""
-    if len(entries) != n:
-        raise ValueError(f"{len(entries)} vectors for {n} texts")
-    by_index = {e.get("index", i): e.get("embedding") for i, e in enumerate(entries) if _has_index(e)}
-    if set(by_index) != set(range(n)):
-        raise ValueError(f"the indices of its vectors are not 0 to {n - 1}, each once")
-    found = [_row(i, by_index[i]) for i in range(n)]
-    lengths = sorted({len(row) for row in found})
-    if len(lengths) > 1:
-        raise ValueError(f"vectors of {lengths[0]} and of {lengths[-1]} numbers in one reply")
-    if lengths and dimensions is not None and lengths[0] != dimensions:
-        raise ValueError(f"vectors of {lengths[0]} numbers, where {dimensions} are expected")
-    return np.stack(found) if found else np.empty((0, dimensions or 0), np.float32)
-
-
-def _has_index(entry: Mapping[str, Any]) -> bool:
-    return type(entry.get("index", 0)) is int
-
-
-def _row(index: int, value: Any) -> np.ndarray:
-    """Return one vector, given as numbers or as little-endian float32 in base64."""
-    try:
-        if isinstance(value, str):
-            row = np.frombuffer(base64.b64decode(value, validate=True), "<f4").astype(np.float32)
-        else:
-            row = np.array(value, np.float32)
-    except (ValueError, TypeError) as e:
-        raise ValueError(f"vector {index} is neither a list of numbers nor float32 in base64") from e
-    if row.ndim != 1 or not len(row):
-        raise ValueError(f"vector {index} is no list of numbers")
-    if not np.isfinite(row).all():
-        raise ValueError(f"vector {index} holds NaN or an infinite number")
-    return row
+        rows = np.array([found[i] for i in range(n)], np.float32)
+    except (ValueError, TypeError):
+        rows = np.empty(0, np.float32)
+    if rows.ndim != 2 or not np.isfinite(rows).all():
+        raise VectorError("vectors that aren't finite numbers, or of several lengths")
+    if dimensions is not None and rows.shape[1] != dimensions:
+        raise VectorError(f"vectors of {rows.shape[1]} numbers, where {dimensions} are expected")
+    return rows
 
 # %% ../../nbs/llm/03_transport.ipynb #32fef55a
 # Size limit of a reply's body after decompression; a model's longest replies are less than a tenth of it.
@@ -197,66 +181,19 @@ def _client_class() -> type[Any]:
 
     return BoundedClient
 
-# %% ../../nbs/llm/03_transport.ipynb #345579a2
-class LLMError(RuntimeError):
-    """A failed call to a model. The message names the model, the server and the remedy."""
-
-
-class AuthError(LLMError):
-    """The key is missing or wrong, or its account may not use the model."""
-
-
-class ModelNotFound(LLMError):
-    """The server does not know the model, or the address is not that of an OpenAI-compatible server."""
-
-
-class BadRequest(LLMError):
-    """The server refuses the request as it stands, such as a prompt longer than the model's context."""
-
-
-class ServerError(LLMError):
-    """The server can't be reached, is too slow, or fails, also after the retries."""
-
-
-class RateLimited(ServerError):
-    """The server still answers 429 after the retries."""
-
-
-class RequestCancelled(LLMError):
-    """The run has been stopped. Raised before anything is sent."""
-
-
-class BudgetExceeded(LLMError):
-    """The next call could take more tokens than remain of `token_budget`. Raised before anything is sent."""
-
-
-class EmptyReply(LLMError):
-    """The reply has no text: no choice, null content, or a body that can't be read.
-
-    `usage` is what it cost.
-    """
-
-    def __init__(self, message: str, usage: Usage) -> None:
-        super().__init__(message, usage)
-        self.usage = usage
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 # %% ../../nbs/llm/03_transport.ipynb #f5e41adf
 @dataclass(frozen=True, slots=True)
 class _Failure:
     """An attempt without a reply: `what` happened, the server's redacted `message`, the status (0: none).
 
-    `retry_after` is in seconds; `retryable` says whether another attempt may succeed.
+    `retryable` says whether another attempt may succeed, `retry_after` is in seconds (-1: not given).
     """
 
     what: str
     message: str
     status: int = 0
     retryable: bool = True
-    retry_after: float = -1.0  # none was given
-    connection_refused: bool = False
+    retry_after: float = -1.0
 
 
 def _to_failure(error: BaseException, redact: SecretRedactor) -> _Failure:
@@ -267,63 +204,48 @@ def _to_failure(error: BaseException, redact: SecretRedactor) -> _Failure:
         return _Failure("time-out", str(error))
     if not isinstance(error, (openai.APIError, BrokenBody, json.JSONDecodeError)):
         raise error
-    message = str(getattr(error, "message", "") or error)
+    cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+    message = redact.excerpt(str(getattr(error, "message", "") or error) + cause, 4000)
     if isinstance(error, openai.APIStatusError):
         status = int(error.status_code)
         out_of_quota = status == 429 and error.code == "insufficient_quota"
         retryable = status >= 500 or (status in (408, 409, 429) and not out_of_quota)
-        wait = _retry_after(error.response.headers)
-        return _Failure(str(status), redact.excerpt(message, 4000), status, retryable, wait)
-    cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
-    message = redact.excerpt(message + cause, 4000)
+        return _Failure(str(status), message, status, retryable, _retry_after(error.response.headers))
     if isinstance(error, openai.APITimeoutError):
         return _Failure("time-out", message)
     if isinstance(error, openai.APIConnectionError) and not isinstance(error.__cause__, BrokenBody):
-        return _Failure("connection", message, connection_refused="refused" in cause.lower())
+        return _Failure("connection refused" if "refused" in cause.lower() else "connection", message)
     return _Failure("broken reply", message)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds in Retry-After-Ms or Retry-After (a number or an HTTP date); -1 without them."""
+    """Return the seconds in Retry-After-Ms or Retry-After; -1 without them."""
     ms, text = headers.get("retry-after-ms"), headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(text) if ms is None else float(ms) / 1000)
-    with suppress(ValueError, TypeError, OverflowError):
-        return max(0.0, timegm(parsedate(text)) - time.time())  # type: ignore[arg-type]  # always in GMT
     return -1.0
 
 
-def _to_error(failure: _Failure, where: str, url: str, path: str, attempts: int) -> LLMError:
-    """Return the error for a failure at `url` + `path` after which no further attempt is made."""
-    message, status = failure.message[:400], failure.status
-    if failure.retryable and not failure.connection_refused:
-        wait = f"; it asks to wait {failure.retry_after:.0f} s" if failure.retry_after > 0 else ""
-        return (RateLimited if status == 429 else ServerError)(
-            f"{where}: {failure.what} after {attempts} attempts{wait}: {message}. "
-            "Try again later: calls that succeeded are in the cache, if there is one"
-        )
-    if failure.connection_refused:
+_REMEDIES: dict[int, tuple[type[LLMError], str]] = {
+    401: (AuthError, "Set OPENAI_API_KEY, or pass api_key=…, to a key that may use this model"),
+    403: (AuthError, "Set OPENAI_API_KEY, or pass api_key=…, to a key that may use this model"),
+    404: (ModelNotFound, "Check the model's name, and base_url, which often ends in /v1"),
+    429: (AuthError, "No quota is left: add credit to the account, or use another key"),
+}
+
+
+def _to_error(failure: _Failure, where: str, attempts: int) -> LLMError:
+    """Return the error for a failure after which no further attempt is made."""
+    said = f"{where}: {failure.what} after {attempts} attempts: {failure.message[:400]}. "
+    if failure.retryable:
+        wait = f"It asks to wait {failure.retry_after:.0f} s. " if failure.retry_after > 0 else ""
         return ServerError(
-            f"no server listens at {url}: connection refused. Start the server, or correct base_url"
+            f"{said}{wait}Try again later: calls that succeeded are in the cache, if there is one"
         )
-    if status in (401, 403):
-        return AuthError(
-            f"{where} refuses the key ({status}): {message}. "
-            "Set OPENAI_API_KEY, or pass api_key=…, to a key that may use this model"
-        )
-    if status == 404:
-        return ModelNotFound(
-            f"{where} answers 404: {message}. Check the model's name, "
-            f"and that base_url ends where {path} follows (often in /v1)"
-        )
-    if status == 429:
-        return AuthError(f"{where}: no quota left: {message}. Add credit to the account, or use another key")
-    if status < 400:
-        return BadRequest(
-            f"{where} answers {status}, a redirection, which isn't followed because the key is for this "
-            f"server: {message}. Correct base_url"
-        )
-    return BadRequest(f"{where}: {status}: {message}")
+    if not failure.status:
+        return ServerError(f"{said}No server listens there: start it, or correct base_url")
+    kind, remedy = _REMEDIES.get(failure.status, (BadRequest, "Correct base_url, or what is asked for"))
+    return kind(said + remedy)
 
 # %% ../../nbs/llm/03_transport.ipynb #3c179167
 _BOUNDS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "pattern"})
@@ -369,6 +291,17 @@ def _outcome(state: Any) -> Any:
     return state.outcome.result()
 
 
+def _may_succeed_later(outcome: Any) -> bool:
+    return isinstance(outcome, _Failure) and outcome.retryable and outcome.retry_after <= _MAX_WAIT
+
+
+def _wait(failure: _Failure, attempt: int) -> float:
+    """Return the seconds to wait after the failed attempt of this number, from 1."""
+    if failure.retry_after >= 0:
+        return failure.retry_after
+    return min(30.0, 0.25 * 2**attempt) * random.uniform(0.75, 1.25)
+
+
 class Transport:
     """Sends requests to one model on one server, at most `concurrency` at a time. Threads may share it.
 
@@ -386,7 +319,6 @@ class Transport:
         timeout: float,
         max_retries: int,
         concurrency: int,
-        seed: int,
         sleep: Callable[[float], Any] = time.sleep,
     ) -> None:
         self.model, self.address, self.timeout, self.max_retries = model, address, timeout, max_retries
@@ -395,8 +327,7 @@ class Transport:
         self._server, self._key, self._redact = address or OPENAI_ENDPOINT, key, SecretRedactor()
         self._where = f"{model} at {self._server.url}"
         self._slots, self._clients = threading.BoundedSemaphore(concurrency), list[Any]()  # those not in use
-        self._random, self._sleep = random.Random(seed), sleep
-        self._answered = False
+        self._sleep, self._answered = sleep, False
         self._format_level, self._refused = 0, set[str]()  # what the server was found not to accept
 
     def count(self, event: str) -> None:
@@ -409,12 +340,12 @@ class Transport:
 
         `request` has `model`, `messages`, `max_tokens`, `temperature`, and optionally `schema` and `seed`.
         The record has `seconds`, too: the time until the reply, retries and waits included. Raises
-        `AuthError`, `ModelNotFound`, `BadRequest`, `ServerError`, `RateLimited`, `RequestCancelled`.
+        `AuthError`, `ModelNotFound`, `BadRequest`, `ServerError`, `RequestCancelled`.
         """
         start, level, refusal = time.perf_counter(), self._format_level, ""
         while True:
             kwargs = self._accepted(request, level)
-            outcome = self._ask(partial(self._complete, kwargs), "/chat/completions", (400, 422))
+            outcome = self._ask(partial(self._complete, kwargs), (400, 422))
             if not isinstance(outcome, _Failure):
                 with self.lock:
                     if level > self._format_level:
@@ -440,30 +371,23 @@ class Transport:
         def ask(client: Any) -> Any:
             return json.loads(client.post(path, cast_to=str, body=dict(body)))
 
-        return self._ask(ask, path)
+        return self._ask(ask)
 
-    def embed(self, request: Mapping[str, Any]) -> _Record:
-        """Send a request for vectors and return the record of its reply; retry as `send` does.
+    def embed(self, request: Mapping[str, Any]) -> np.ndarray:
+        """Send a request for vectors and return them, see `read_vectors`; retry as `send` does.
 
-        `request` has `model`, `input` (a list of texts) and optionally `dimensions`. The vectors are asked
-        for in base64, and after a refusal that names `encoding_format` as numbers. The record is that of
-        `read_vectors`, with `seconds`. Raises what `send` raises.
+        `request` has `model`, `input` (a list of texts) and optionally `dimensions`. Raises what `send`
+        raises, and `VectorError`.
         """
-        start = time.perf_counter()
 
-        def ask(encoding: str, client: Any) -> _Record:
-            reply = client.embeddings.with_raw_response.create(**request, encoding_format=encoding)
+        def ask(client: Any) -> np.ndarray:
+            reply = client.embeddings.with_raw_response.create(**request, encoding_format="float")
             return read_vectors(reply.content, len(request["input"]), request.get("dimensions"))
 
-        while True:
-            encoding = "float" if "encoding_format" in self._refused else "base64"
-            outcome = self._ask(partial(ask, encoding), "/embeddings", (400, 413, 422))
-            if not isinstance(outcome, _Failure):
-                return {**outcome, "seconds": round(time.perf_counter() - start, 3)}
-            if "encoding_format" not in outcome.message or encoding == "float":
-                raise BadRequest(f"{self._where} refuses the texts: {outcome.message[:400]}")
-            self._refused.add("encoding_format")
-            self.count("adapted: vectors as numbers")
+        outcome = self._ask(ask, (400, 413, 422))
+        if isinstance(outcome, _Failure):
+            raise BadRequest(f"{self._where} refuses the texts: {outcome.message[:400]}")
+        return outcome
 
     def _accepted(self, request: Mapping[str, Any], level: int) -> dict[str, Any]:
         """Return the arguments that ask this server for `request`, with the response format of `level`."""
@@ -493,7 +417,7 @@ class Transport:
             self.count("secret in a reply")
         return record | shown
 
-    def _ask(self, ask: Callable[[Any], Any], path: str, refusals: Sequence[int] = ()) -> Any:
+    def _ask(self, ask: Callable[[Any], Any], refusals: Sequence[int] = ()) -> Any:
         """Make attempts `ask(client)` until one succeeds; return what it returns.
 
         A failure with one of the statuses `refusals` is returned, for any other one an error is raised.
@@ -503,29 +427,15 @@ class Transport:
         attempts = Retrying(
             sleep=self._sleep,
             stop=stop_after_attempt(self.max_retries + 1),
-            wait=lambda state: self._wait(_outcome(state), state.attempt_number),
-            retry=retry_if_result(self._may_succeed_later),
+            wait=lambda state: _wait(_outcome(state), state.attempt_number),
+            retry=retry_if_result(_may_succeed_later),
             before_sleep=lambda state: self.count(f"retry: {_outcome(state).what}"),
             retry_error_callback=_outcome,
         )
         outcome = attempts(self._attempt, ask)
         if not isinstance(outcome, _Failure) or outcome.status in refusals:
             return outcome
-        if self._answered and outcome.connection_refused:
-            outcome = replace(outcome, connection_refused=False)
-        raise _to_error(
-            outcome, self._where, self._server.url, path, attempts.statistics["attempt_number"]
-        )
-
-    def _may_succeed_later(self, outcome: Any) -> bool:
-        if not isinstance(outcome, _Failure) or not outcome.retryable or outcome.retry_after > _MAX_WAIT:
-            return False
-        return self._answered or not outcome.connection_refused
-
-    def _wait(self, failure: _Failure, attempt: int) -> float:
-        """Return the seconds to wait after the failed attempt of this number, from 1."""
-        jitter = 0.75 + 0.5 * self._random.random()
-        return failure.retry_after if failure.retry_after >= 0 else min(30.0, 0.25 * 2**attempt) * jitter
+        raise _to_error(outcome, self._where, attempts.statistics["attempt_number"])
 
     def _attempt(self, ask: Callable[[Any], Any]) -> Any:
         """Make one attempt when a slot is free; return what it returns, or the `_Failure`.
@@ -549,6 +459,8 @@ class Transport:
                 self._answered = True
                 return finished.value
             failure = _to_failure(finished.error, self._redact)
+            if failure.what == "connection refused" and not self._answered:
+                return replace(failure, retryable=False)
             self._answered = self._answered or failure.status > 0
             return failure
 
@@ -563,8 +475,7 @@ class Transport:
             if key is None:
                 raise AuthError(
                     f"no API key for {self.model!r}: set OPENAI_API_KEY or pass api_key=…; "
-                    "a local server needs only base_url=…; LLM('offline') and the encoders that come with "
-                    "the package need neither"
+                    "a local server needs only base_url=…"
                 )
             self._key = key
             self._redact = SecretRedactor(key, *self._server.secrets, *environment_secrets())

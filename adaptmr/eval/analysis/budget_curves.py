@@ -12,22 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ..metrics.ranking import recall_fraction
-from adaptmr.eval.report.figures import (
-    add_legend,
-    draw_error_bars,
-    draw_line,
-    require_columns,
-    titled_figure,
-    unique_values,
-    with_direction,
-)
-from adaptmr.eval.report.style import (
-    TEXT_COLOR,
-    NothingToDraw,
-    halo,
-    printable_label,
-    series_looks,
-)
+from ..report import figures
+from ..report.style import NothingToDraw
 from ..report.tables import interval_columns
 from ..runner.asking import Making, ingest_conversation, made_for, make_given, prepare_questions
 from ..stats.intervals import mean_ci
@@ -37,14 +23,13 @@ from ...systems.base import MemorySystem, get_capabilities
 from ...types import Dataset, Evidence, Hit, Question
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass  # TODO
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['TruncationRule', 'BUDGETS', 'hits_at_budgets', 'measure_coverage', 'coverage_curves', 'coverage_figure']
+__all__ = ['BUDGETS', 'hits_at_budgets', 'measure_coverage', 'coverage_curves', 'coverage_figure']
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #ee35706a
-TruncationRule = Callable[..., np.ndarray]
 BUDGETS = (50, 100, 200, 400, 800, 1600)
 
 
@@ -52,12 +37,10 @@ def hits_at_budgets(
     evidence: Evidence,
     budgets: Sequence[int],
     similarity: Callable[[Sequence[Hit]], np.ndarray | None] = lambda hits: None,
-    truncate: TruncationRule = cut_to_budget,
 ) -> Iterator[list[Hit]]:
     """Yield the hits kept at each budget (tokens), best first.
 
-    `similarity` gives the cosines of a list of hits, (n, n), or `None`; `truncate` is a rule of
-    `adaptmr.retrieval.evidence`.
+    `similarity` gives the cosines of a list of hits, (n, n), or `None`.
     """
     hits = list(evidence.hits)
     if evidence.plan is not None and evidence.plan.temporal_order:
@@ -66,7 +49,7 @@ def hits_at_budgets(
     tokens = [line_tokens(render_context([h])) for h in hits]
     cosines = similarity(hits)
     for budget in budgets:
-        yield [hits[i] for i in truncate(probabilities, tokens, budget, similarity=cosines)]
+        yield [hits[i] for i in cut_to_budget(probabilities, tokens, budget, similarity=cosines)]
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #5e7320eb
 def measure_coverage(
@@ -76,7 +59,6 @@ def measure_coverage(
     llm: Any = None,
     *,
     depth: int = 100,
-    truncate: TruncationRule = cut_to_budget,
     **making: Unpack[Making],
 ) -> pd.DataFrame:
     """Measure the share of gold turns within each budget: one row per system, question and budget.
@@ -103,7 +85,7 @@ def measure_coverage(
                 if not ranks:
                     rows.append(_row(made.name, question, None, list(found.hits)))
                     continue
-                for budget, kept in zip(budgets, hits_at_budgets(found, budgets, similarity, truncate)):
+                for budget, kept in zip(budgets, hits_at_budgets(found, budgets, similarity)):
                     rows.append(_row(made.name, question, budget, kept))
             made.reset()
     if not rows:
@@ -144,81 +126,30 @@ def _row(system: str, question: Question, budget: int | None, kept: Sequence[Hit
     return {**row, "behind": len(shown.sources_behind) > len(shown.sources)}
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #4cbb7bcd
-def coverage_curves(
-    frame: pd.DataFrame, *, by: Sequence[str] = (), value: str = "recall", seed: int = 0
-) -> pd.DataFrame:
-    """Average the rows of `measure_coverage`: one row per system and budget, for each value of `by`.
+def coverage_curves(frame: pd.DataFrame, *, value: str = "recall", seed: int = 0) -> pd.DataFrame:
+    """Average the rows of `measure_coverage`: one row per system and budget.
 
-    `value` is the column that is averaged, "recall" or "recall_behind".
-
-    Columns: by…, system, budget (`nan`: without a ranking), tokens (mean used), mean, low, high (recall with
-    its 95 % interval), n (questions), groups (conversations), level (what was taken to vary).
+    `value` is the column that is averaged, "recall" or "recall_behind". Columns: system, budget (`nan`:
+    without a ranking), tokens (mean used), mean, low, high (recall with its 95 % interval), n (questions),
+    groups (conversations), level (what was taken to vary).
     """
-    keys, rows = [*by, "system", "budget"], []
-    for key, part in frame.groupby(keys, sort=False, dropna=False):
+    rows = []
+    for (system, budget), part in frame.groupby(["system", "budget"], sort=False, dropna=False):
         it = mean_ci(part[value].to_numpy(float), part["conversation"].tolist(), seed=seed)
-        row = {**dict(zip(keys, key)), "tokens": float(part["tokens"].mean()), **interval_columns(it)}
-        rows.append({**row, "n": it.n, "groups": it.groups, "level": it.level})
+        row = {"system": system, "budget": budget, "tokens": float(part["tokens"].mean())}
+        rows.append({**row, **interval_columns(it), "n": it.n, "groups": it.groups, "level": it.level})
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #c57aa838
-def coverage_figure(
-    curves: pd.DataFrame, *, title: str = "", ylabel: str = "share of gold turns shown"
-) -> Figure:
+def coverage_figure(curves: pd.DataFrame) -> Figure:
     """Draw coverage against context tokens: a curve with a 95 % band for each system of `coverage_curves`.
 
-    A system without a ranking is a labelled point. Raises `NothingToDraw` for a table without rows.
+    A system without a ranking is a point. Raises `NothingToDraw` for a table without rows.
     """
-    require_columns(curves, "system", "budget", "tokens", "mean", "low", "high")
-    names = "tokens of context (mean)", with_direction(ylabel, "higher")
-    with titled_figure(7.2, 4.4, title, *names) as (fig, ax):
-        ax.set_xscale("log")
-        handles, labels = _draw_curves(ax, curves)
-        _draw_points(ax, curves)
-        _set_token_ticks(ax, curves)
-        ax.margins(x=0.09)
-        ax.set_ylim(0, 1.05)
-        if handles:
-            add_legend(fig, handles, labels)
-    return fig
+    shown, label = curves[curves["tokens"] > 0], "tokens of context (mean)"
+    return figures.line_plot(
+        shown, "tokens", xlabel=label, ylabel="share of gold turns shown", better="higher", log=True
+    )
 
 # %% ../../../nbs/eval/analysis/00_budget_curves.ipynb #c2e2b93f
-def _draw_curves(ax: Axes, curves: pd.DataFrame) -> tuple[list[Any], list[str]]:
-    """Draw the systems with a ranking; return the handles and labels of the legend."""
-    budgeted = curves[curves["budget"].notna()]
-    handles: list[Any] = []
-    labels = [name for name in unique_values(curves, "system") if (budgeted["system"] == name).any()]
-    for j, (name, look) in enumerate(zip(labels, series_looks(labels))):
-        part = budgeted[(budgeted["system"] == name) & (budgeted["tokens"] > 0)].sort_values("budget")
-        numbers = part[["tokens", "mean", "low", "high"]].to_numpy(float).T
-        # the first lines are the widest, so that those drawn over them don't hide them
-        width = (len(labels) - 1 - j) / max(1, len(labels) - 1)
-        more = {"width": 1.4 + 1.8 * width, "marker": 5.5 + 3.5 * width, "band": 0.09}
-        handles.append(draw_line(ax, look, numbers, **more))
-    return handles, labels
-
-
-def _draw_points(ax: Axes, curves: pd.DataFrame) -> None:
-    """Draw the systems without a ranking as labelled points."""
-    points = curves[curves["budget"].isna() & (curves["tokens"] > 0)]
-    for j, row in enumerate(points.to_dict("records")):
-        marker = ("*", "p", "h")[j % 3]
-        place = (row["tokens"], row["mean"])
-        ax.plot(*([v] for v in place), ls="none", marker=marker, color=TEXT_COLOR, markersize=10, zorder=4)
-        ends = (np.array([row[c]]) for c in ("tokens", "mean", "low", "high"))
-        draw_error_bars(ax, *ends, ecolor=TEXT_COLOR, capsize=3, zorder=4)
-        look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8, "color": TEXT_COLOR, "zorder": 5}
-        look |= {"xytext": (0, -9), "textcoords": "offset points", "path_effects": halo(2.5)}
-        ax.annotate(printable_label(f"{row['system']}\n{row['tokens']:,.0f} tokens"), place, **look)
-
-
-def _set_token_ticks(ax: Axes, curves: pd.DataFrame) -> None:
-    """Put ticks at the budgets, and at their doubles up to the largest number of tokens."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    ticks = sorted({int(b) for b in curves["budget"].dropna()}) or [50]
-    while ticks[-1] * 2 <= float(curves["tokens"].max()):
-        ticks.append(ticks[-1] * 2)
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+#| exporti

@@ -40,7 +40,7 @@ __all__ = ['COUNT_MEASURES', 'TIME_MEASURES', 'MEASURE_LABELS', 'PROMISES', 'VER
            'CALLS_PER_OUTCOME', 'token_label', 'add_cost_columns', 'writing_usage', 'usage_outside_rows', 'total_usage',
            'quantile_ci', 'latency_table', 'spending_table', 'writing_table', 'writing_per_turn', 'overhead',
            'accuracy_per_1000', 'wide_table', 'promise_table', 'promise_answers', 'spending_numbers',
-           'calls_by_component', 'tokens_by_stage', 'component_costs', 'component_sentences']
+           'calls_by_component', 'tokens_by_stage', 'component_costs']
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #c9f3c3bb
 def token_label(frame: pd.DataFrame) -> str:
@@ -196,14 +196,9 @@ def writing_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame(table, columns=columns)
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #5a3c9e02
-def writing_per_turn(frame: pd.DataFrame, timed: pd.DataFrame) -> pd.DataFrame:
-    """Tabulate what storing a turn costs, by system: turns, calls and tokens a turn, ms_a_turn.
-
-    Calls and tokens are those of the run whose rows `frame` has, ms those of `timed`, rows of a filling in
-    which nothing was left to encode (both with `attrs["ingest"]`); `nan` for a system that `timed` lacks.
-    """
-    whole, again = writing_usage(frame), writing_usage(timed)
-    ms = {row["system"]: 1000 * row["seconds"] / row["turns"] for row in again.to_dict("records")}
+def writing_per_turn(frame: pd.DataFrame) -> pd.DataFrame:
+    """Tabulate what storing a turn costs, by system: turns, calls and tokens a turn, ms_a_turn."""
+    whole = writing_usage(frame)
     tokens = whole["prompt_tokens"] + whole["completion_tokens"]
     return pd.DataFrame(
         {
@@ -211,7 +206,7 @@ def writing_per_turn(frame: pd.DataFrame, timed: pd.DataFrame) -> pd.DataFrame:
             "turns": whole["turns"],
             "calls a turn": (whole["calls"] / whole["turns"]).round(3),
             "tokens a turn": (tokens / whole["turns"]).round(1),
-            "ms_a_turn": [round(ms.get(name, math.nan), 2) for name in whole["system"]],
+            "ms_a_turn": (1000 * whole["seconds"] / whole["turns"]).round(2),
         }
     )
 
@@ -256,22 +251,20 @@ def overhead(
     return pd.DataFrame(table)
 
 # %% ../../../nbs/eval/analysis/00_cost.ipynb #478db288
-def accuracy_per_1000(
-    frame: pd.DataFrame, value: str = "f1", *, by_type: bool = False, seed: int = 0
-) -> pd.DataFrame:
-    """Compute the accuracy per 1,000 tokens of each system (and question type).
+def accuracy_per_1000(frame: pd.DataFrame, value: str = "f1", *, seed: int = 0) -> pd.DataFrame:
+    """Compute the accuracy per 1,000 tokens of each system.
 
     Columns are the means of `value` and `tokens`, and `per_1000`, `low`, `high`: the ratio of sums with its
     interval.
     """
     table = []
-    for system, question_type, part in split_by_system(add_cost_columns(frame), by_type):
+    for system, _, part in split_by_system(add_cost_columns(frame), by_type=False):
         part = part[part[value].notna()]
         got, spent = 1000 * part[value].to_numpy(float), part["tokens"].to_numpy(float)
         it = ratio_ci(got, spent, part["conversation"].tolist(), seed=seed)
         table.append(
-            {"system": system, "type": question_type, "label": TYPE_LABELS[question_type]}
-            | {value: round(float(part[value].mean()), 6), "tokens": round(float(part["tokens"].mean()), 1)}
+            {"system": system, value: round(float(part[value].mean()), 6)}
+            | {"tokens": round(float(part["tokens"].mean()), 1)}
             | {**interval_columns(it, "per_1000"), "n": len(part), "level": it.level}
         )
     return pd.DataFrame(table)
@@ -453,18 +446,3 @@ def component_costs(
             table.append((*about, d.mean, d.low, d.high, d.n))
     columns = ["part", "with", "without", "measure", "difference", "low", "high", "n"]
     return pd.DataFrame(table, columns=columns)
-
-
-def component_sentences(*costs: pd.DataFrame) -> list[str]:
-    """Summarise tables of `component_costs` in a sentence per component."""
-    sentences = []
-    for part, rows in pd.concat(costs).groupby("part", sort=False):
-        changes = ", ".join(_describe_change(r) for r in rows.to_dict("records"))
-        pair = f"{rows['with'].iloc[0]} less {rows['without'].iloc[0]}"
-        sentences.append(f"{part} ({pair}): {changes} a question.")
-    return sentences
-
-
-def _describe_change(row: Mapping[Any, Any]) -> str:
-    unit = " ms" if row["measure"] == "ms_both" else f" {row['measure']}"
-    return format_interval(row["difference"], row["low"], row["high"], "+.3g", unit=unit)

@@ -5,10 +5,12 @@
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #a98ec9c0
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import cycle
 from random import Random
 from time import perf_counter
@@ -17,10 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from .cost import quantile_ci
 from ..metrics.answers import answer_tokens
 from ..metrics.ranking import recall_fraction
-from ..report.tables import OVERALL, interval_columns, paired_gains
+from ..report.tables import OVERALL, interval_columns, mean_of, paired_gains
 from adaptmr.eval.runner.asking import (
     conversation_embedder,
     ingest_conversation,
@@ -41,6 +42,7 @@ from ...reader import answer
 from ...store.memory_store import MemoryStore
 from ...systems.layered import LayeredSystem
 from ...text import detect_language
+from ...times import find_times
 from ...types import Conversation, Dataset, Memory, Question, Usage
 
 
@@ -87,21 +89,18 @@ def fill_memories(
 
 
 ALL = "nothing"  # is left out
-TURNS_ALONE = "all but turns"
 FAMILIES: Mapping[str, tuple[str, ...]] = {"layered": tuple(LAYERED_ROADS), "pmemo": tuple(ROADS)}
 MEASURES: Mapping[str, str] = {
     "shown": "gold turns shown",
     "behind": "shown or behind",
-    "answer_words": "answer words",
     "f1": "F1",
     "tokens": "tokens",
 }
 
 
 def variants(roads: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the roads that are taken, by what is left out: nothing, each road, and all but `turns`."""
-    taken = {ALL: tuple(roads), **{road: tuple(r for r in roads if r != road) for road in roads}}
-    return {**taken, TURNS_ALONE: ("turns",)} if "turns" in roads else taken
+    """Return the roads that are taken, by what is left out: nothing, or one road."""
+    return {ALL: tuple(roads), **{road: tuple(r for r in roads if r != road) for road in roads}}
 
 
 def take_roads(found: Recall, roads: Sequence[str]) -> Recall:
@@ -116,15 +115,6 @@ def sources_behind(found: Recall, prompt: Prompt) -> list[str]:
     return list(dict.fromkeys((*prompt.turn_sources.values(), *behind)))
 
 
-def answer_words(question: Question, text: str) -> float:
-    """Return the share of the words of the best gold answer that are in a text; `nan` if there is none."""
-    if not question.answerable or not question.answers:
-        return float("nan")
-    there = set(answer_tokens(text))
-    golds = (set(answer_tokens(str(gold), articles=False)) for gold in question.answers)
-    return max(len(words & there) / len(words) if words else 0.0 for words in golds)
-
-
 def _measure(question: Question, found: Recall, config: MemoryConfig, name: str, llm: Any, k: int) -> Any:
     prompt = build_prompt(found, found.question, config)
     gold = question.evidence if question.answerable else []
@@ -132,11 +122,8 @@ def _measure(question: Question, found: Recall, config: MemoryConfig, name: str,
     seen = {"shown": list(prompt.turn_sources.values()), "behind": sources_behind(found, prompt)}
     return {
         **{column: recall_fraction(ids, gold) if gold else np.nan for column, ids in seen.items()},
-        "answer_words": answer_words(question, prompt.memory_text),
         "f1": score_answer(question, said, name),
         "tokens": float(count_tokens(prompt.memory_text)),
-        "prediction": said.text,
-        "abstained": said.abstained,
     }
 
 
@@ -146,8 +133,8 @@ def rows_by_road(
     """Ask each memory its questions with all roads and without each: a row per variant and question.
 
     `dataset` is the data set's name, which decides how answers are scored. Columns: system (of `FAMILIES`),
-    without (what is left out), conversation, question, type, and those of `MEASURES`, prediction and
-    abstained. Returns what the reader used, too.
+    without (what is left out), conversation, question, and those of `MEASURES`. Returns what the reader used,
+    too.
     """
     rows: list[dict[str, Any]] = []
     with meter_usage() as meter:
@@ -155,7 +142,6 @@ def rows_by_road(
             for question, visible in zip(memory.questions, memory.visible):
                 found = memory.system.recall(visible, k)
                 about = {"conversation": memory.conversation.id, "question": question.id}
-                about |= {"type": str(question.type)}
                 for system, roads in FAMILIES.items():
                     for without, taken in variants(roads).items():
                         part = take_roads(found, taken)
@@ -210,31 +196,26 @@ def contribution_table(rows: pd.DataFrame, gained: pd.DataFrame) -> pd.DataFrame
     return pd.DataFrame(table)
 
 # %% auto #0
-__all__ = ['ALL', 'TURNS_ALONE', 'FAMILIES', 'MEASURES', 'AT_ONCE', 'PROMPT', 'TURNS', 'WAYS', 'LONG_TURNS', 'EVERY',
-           'LEVEL_FROM', 'LEVEL_WITHIN', 'COMPRESSED', 'WHOLE', 'CONFIGS', 'REACHED', 'NOT_REACHED', 'UNDECIDED',
-           'VERDICTS', 'F1_MARGIN', 'MORE_TIME', 'WANTED_CATEGORIES', 'CATEGORY_TYPES', 'MANUAL_KEYS', 'AUTOMATIC_KEYS',
-           'DELETION', 'F1_LINE', 'CATEGORY_LINE', 'LATENCY', 'FilledMemory', 'fill_memories', 'variants', 'take_roads',
-           'sources_behind', 'answer_words', 'rows_by_road', 'rows_without', 'contributions', 'contribution_table',
-           'time_roads', 'more_than_turns', 'road_time_table', 'long_conversation', 'grow', 'grow_on',
-           'largest_deviation', 'growth_sentences', 'growth_answer', 'token_lines', 'count_lines', 'Line',
-           'manual_key_steps', 'is_traceable', 'deletion_steps', 'function_lines', 'several', 'quality_lines',
-           'latency_line', 'acceptance_table', 'acceptance_answers']
+__all__ = ['ALL', 'FAMILIES', 'MEASURES', 'AT_ONCE', 'TURNS', 'WAYS', 'LONG_TURNS', 'EVERY', 'GROWN_CONFIG', 'LEVEL_FROM',
+           'LEVEL_WITHIN', 'REACHED', 'NOT_REACHED', 'UNDECIDED', 'VERDICTS', 'F1_MARGIN', 'MORE_TIME',
+           'WANTED_CATEGORIES', 'CATEGORY_TYPES', 'MANUAL_KEYS', 'AUTOMATIC_KEYS', 'DELETION', 'F1_LINE',
+           'CATEGORY_LINE', 'LATENCY', 'NO_ANSWER', 'DATE', 'LIST', 'SENTENCE', 'PHRASE', 'FORMS', 'FilledMemory',
+           'fill_memories', 'variants', 'take_roads', 'sources_behind', 'rows_by_road', 'rows_without', 'contributions',
+           'contribution_table', 'time_roads', 'more_than_turns', 'long_conversation', 'grow', 'grow_on',
+           'largest_deviation', 'growth_answer', 'token_lines', 'Line', 'manual_key_steps', 'is_traceable',
+           'deletion_steps', 'function_lines', 'several', 'quality_lines', 'latency_line', 'acceptance_table',
+           'acceptance_answers', 'answer_form', 'form_table']
 
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #8bfd0c20
-AT_ONCE, PROMPT, TURNS = "all roads at once", "prompt of five sections", "turns alone"
-WAYS = {AT_ONCE: LAYERED_ROADS, **{f"{name} alone": {name: road} for name, road in LAYERED_ROADS.items()}}
+AT_ONCE, TURNS = "all roads at once", "turns alone"
+WAYS = {AT_ONCE: LAYERED_ROADS, TURNS: {"turns": LAYERED_ROADS["turns"]}}
 
 
-def _time(memory: FilledMemory, way: str, asked: Question, k: int) -> dict[str, float]:
-    """Time a recall, and after that on all roads the prompt: milliseconds by way."""
+def _time(memory: FilledMemory, way: str, asked: Question, k: int) -> float:
+    """Time a recall, in milliseconds."""
     begun = perf_counter()
-    found = memory.system.recall(asked, k, WAYS[way])
-    times = {way: (perf_counter() - begun) * 1000}
-    if way == AT_ONCE:
-        begun = perf_counter()
-        build_prompt(found, asked, memory.system.config)
-        times[PROMPT] = (perf_counter() - begun) * 1000
-    return times
+    memory.system.recall(asked, k, WAYS[way])
+    return (perf_counter() - begun) * 1000
 
 
 def time_roads(
@@ -245,7 +226,7 @@ def time_roads(
     The first `per_type` questions of each type are asked on each conversation, `repeats` times after once
     without a clock. Columns: way, conversation, question, ms.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[str, str, str, float]] = []
     for memory in memories:
         chosen = {q.id for q in timed_questions(memory.questions, per_type)}
         asked = [(q.id, v) for q, v in zip(memory.questions, memory.visible) if q.id in chosen]
@@ -254,63 +235,27 @@ def time_roads(
             _time(memory, way, visible, k)  # what is encoded and loaded here is not timed
         for repeat in range(repeats):
             Random(f"{seed}:{memory.conversation.id}:{repeat}").shuffle(pairs)
-            for way, id, visible in pairs:
-                about = {"conversation": memory.conversation.id, "question": id}
-                rows += [{"way": w, **about, "ms": ms} for w, ms in _time(memory, way, visible, k).items()]
+            rows += [(way, memory.conversation.id, id, _time(memory, way, v, k)) for way, id, v in pairs]
     times = pd.DataFrame(rows, columns=["way", "conversation", "question", "ms"])
     return times.groupby(["way", "conversation", "question"], sort=False)["ms"].median().reset_index()
 
 
-def more_than_turns(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Compare each way with the turns alone: a row per way.
+def more_than_turns(times: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:
+    """Compare all roads at once with the turns alone: `more`, `low` and `high` (1 is twice the time).
 
-    Columns: way, n, more, low, high (95 % interval; a share, 1 is twice the time). Ways that are compared on
-    too few conversations or questions have no interval.
+    The ends of the 95 % interval are `nan` where too few conversations or questions are compared.
     """
     wide = times.pivot(index=["conversation", "question"], columns="way", values="ms")
     groups = wide.index.get_level_values("conversation").tolist()
-    base = wide[TURNS].to_numpy(float)
-    rows = []
-    for way in dict.fromkeys(times["way"]):
-        ms = wide[way].to_numpy(float)
-        ratio = ratio_ci(ms, base, groups, seed=seed)
-        tested = paired_difference(ms, base, groups, seed=seed)
-        known = tested.low == tested.low
-        low, high = (ratio.low - 1, ratio.high - 1) if known else (float("nan"), float("nan"))
-        rows.append({"way": way, "n": ratio.n, "more": ratio.mean - 1, "low": low, "high": high})
-    return pd.DataFrame(rows)
-
-
-def road_time_table(times: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Tabulate the times by way: n, and as text ms_p50 and ms_p95, ms_more and ms_share.
-
-    ms_more is the time that a way takes more than the turns alone, as a share of that; ms_share what a road
-    takes of the sum of all by themselves.
-    """
-    more = {row["way"]: row for row in more_than_turns(times, seed=seed).to_dict("records")}
-    alone = [f"{name} alone" for name in LAYERED_ROADS]
-    total = times.loc[times["way"].isin(alone), "ms"].sum()
-    table = []
-    for way in (AT_ONCE, *alone, PROMPT):
-        part = times[times["way"] == way]
-        values, groups = part["ms"].to_numpy(float), part["conversation"].tolist()
-        quantiles = {f"ms_p{100 * q:.0f}": quantile_ci(values, q, groups) for q in (0.5, 0.95)}
-        over, low, high = (100 * float(more[way][end]) for end in ("more", "low", "high"))
-        row = {"way": way, "n": len(part)}
-        row |= {name: format_interval(it.mean, it.low, it.high, ".1f") for name, it in quantiles.items()}
-        row["ms_more"] = "–" if way == TURNS else format_interval(over, low, high, "+.0f", unit=" %")
-        row["ms_share"] = f"{100 * part['ms'].sum() / total:.0f} %" if way in alone else "–"
-        table.append(row)
-    return pd.DataFrame(table)
+    ms, base = wide[AT_ONCE].to_numpy(float), wide[TURNS].to_numpy(float)
+    ratio = ratio_ci(ms, base, groups, seed=seed)
+    unknown = np.nan if np.isnan(paired_difference(ms, base, groups, seed=seed).low) else 0.0
+    return {"more": ratio.mean - 1, "low": ratio.low - 1 + unknown, "high": ratio.high - 1 + unknown}
 
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #bc0bbfc5
 LONG_TURNS, EVERY = 600, 50
+GROWN_CONFIG = MemoryConfig(road_seconds=60)
 LEVEL_FROM, LEVEL_WITHIN = 200, 0.10  # the prompt is level from this turn on if it stays within this share
-COMPRESSED, WHOLE = "with compression", "without compression"
-CONFIGS: Mapping[str, MemoryConfig] = {
-    COMPRESSED: MemoryConfig(road_seconds=60),
-    WHOLE: MemoryConfig(road_seconds=60, enable_compression=False),
-}
 
 
 def _language(conversation: Conversation) -> str:
@@ -369,25 +314,23 @@ def _sizes(memory: LayeredMemory, questions: Sequence[Question], now: datetime) 
 def grow(
     turns: Sequence[Memory],
     questions: Sequence[Question],
+    config: MemoryConfig = GROWN_CONFIG,
     *,
     embedder: Any = "auto",
     every: int = EVERY,
-    configs: Mapping[str, MemoryConfig] = CONFIGS,
 ) -> pd.DataFrame:
-    """Let a memory of each configuration take in turns: a row per configuration and mark.
+    """Let a memory take in turns: a row every `every` turns.
 
-    Marks are every `every` turns. Columns: memory (the configuration's name), turn, the numbers of topics,
-    pages, summaries, facts and key memories, and tokens, low, high: of the prompt, the mean and the range
-    over the questions, at least one.
+    Columns: turn, the numbers of topics, pages, summaries, facts and key memories, and tokens, low, high: of
+    the prompt, the mean and the range over the questions, at least one.
     """
     rows = []
     chosen = conversation_embedder(Conversation("", (), list(turns)), embedder)
-    for name, config in configs.items():
-        with LayeredMemory(MemoryStore(embedder=chosen), config) as memory:
-            for turn in turns:
-                memory.observe(turn)
-                if turn.step % every == 0:
-                    rows.append({"memory": name, "turn": turn.step, **_sizes(memory, questions, turn.at)})
+    with LayeredMemory(MemoryStore(embedder=chosen), config) as memory:
+        for turn in turns:
+            memory.observe(turn)
+            if turn.step % every == 0:
+                rows.append({"turn": turn.step, **_sizes(memory, questions, turn.at)})
     return pd.DataFrame(rows)
 
 
@@ -402,44 +345,24 @@ def grow_on(data: Dataset, *, embedder: Any = "auto", per_type: int = 2) -> pd.D
     return grow(said, questions, embedder=embedder).assign(new=new)
 
 
-def _level_tokens(growth: pd.DataFrame, memory: str) -> pd.DataFrame:
-    """Return the marks of a memory from which on its prompt should be level."""
-    return growth[(growth["memory"] == memory) & (growth["turn"] >= LEVEL_FROM)]
+def _level_tokens(growth: pd.DataFrame) -> pd.Series:
+    """Return the tokens of the marks from which on the prompt should be level."""
+    return growth.loc[growth["turn"] >= LEVEL_FROM, "tokens"]
 
 
-def largest_deviation(growth: pd.DataFrame, memory: str) -> float:
-    """Return the largest distance of a mark's tokens from the marks' mean, as a share; `nan` for no marks."""
-    tokens = _level_tokens(growth, memory)["tokens"].to_numpy(float)
-    return round(float(np.abs(tokens / tokens.mean() - 1).max()), 9) if tokens.size else float("nan")
-
-
-def growth_sentences(growth: pd.DataFrame) -> list[str]:
-    """Say for each memory what became of its pages, and whether its prompt is level."""
-    sentences = []
-    for memory, part in growth.groupby("memory", sort=False):
-        last, deviation = part.iloc[-1], largest_deviation(growth, str(memory))
-        level = "is level" if deviation <= LEVEL_WITHIN else "is not level"
-        sentences.append(
-            f"{str(memory).capitalize()}: after {last['turn']} turns {last['topics']} topics, "
-            f"{last['pages in use']} of {last['pages written']} pages in use, the largest topic has "
-            f"{last['pages of the largest topic']}. From turn {LEVEL_FROM} on the prompt {level}: "
-            f"{_level_tokens(growth, str(memory))['tokens'].mean():.0f} tokens, at most "
-            f"{100 * deviation:.0f} % from that."
-        )
-    in_use = [part["pages in use"].tolist() for _, part in growth.groupby("memory")]
-    if len(in_use) > 1 and all(pages == in_use[0] for pages in in_use):
-        limit = MemoryConfig().max_topic_pages
-        sentences.append(f"Compression had nothing to do: no topic came to have more than {limit} pages.")
-    return sentences
+def largest_deviation(growth: pd.DataFrame) -> float:
+    """Return the largest distance of a mark's tokens from the marks' mean, as a share."""
+    tokens = _level_tokens(growth).to_numpy(float)
+    return round(float(np.abs(tokens / tokens.mean() - 1).max()), 9)
 
 
 def growth_answer(growth: pd.DataFrame) -> tuple[str, str, str]:
     """Return (question, short answer, numbers) on whether the prompt is level, for the top of a report."""
-    deviation, part = largest_deviation(growth, COMPRESSED), _level_tokens(growth, COMPRESSED)
+    deviation, last = largest_deviation(growth), growth.iloc[-1]
     numbers = (
-        f"{part['tokens'].mean():.0f} tokens from turn {LEVEL_FROM} to {part['turn'].max()}, at most "
-        f"{100 * deviation:.0f} % from that at any mark; {part.iloc[-1]['pages in use']} of "
-        f"{part.iloc[-1]['pages written']} pages in use"
+        f"{_level_tokens(growth).mean():.0f} tokens from turn {LEVEL_FROM} to {last['turn']:.0f}, at most "
+        f"{100 * deviation:.0f} % from that at any mark; {last['pages in use']:.0f} of "
+        f"{last['pages written']:.0f} pages in use"
     )
     asked = f"Does the prompt stay within {100 * LEVEL_WITHIN:.0f} % while the conversation grows?"
     return asked, "Yes." if deviation <= LEVEL_WITHIN else "No.", numbers
@@ -447,14 +370,8 @@ def growth_answer(growth: pd.DataFrame) -> tuple[str, str, str]:
 
 def token_lines(growth: pd.DataFrame) -> pd.DataFrame:
     """Return the rows for a figure of tokens by turn: memory, turn, mean, low, high."""
-    return growth.rename(columns={"tokens": "mean"})[["memory", "turn", "mean", "low", "high"]]
-
-
-def count_lines(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows for a figure of counts by turn: counted, turn, mean; low and high are the same."""
-    counts = growth.melt(["memory", "turn"], ["pages in use", "topics"], "counted", "mean")
-    counts["counted"] += ", " + counts["memory"]
-    return counts.assign(low=counts["mean"], high=counts["mean"])[["counted", "turn", "mean", "low", "high"]]
+    named = growth.rename(columns={"tokens": "mean"}).assign(memory="layered")
+    return named[["memory", "turn", "mean", "low", "high"]]
 
 # %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #36583002
 REACHED, NOT_REACHED, UNDECIDED = "reached", "not reached", "undecided"
@@ -635,11 +552,10 @@ def quality_lines(
     return lines
 
 
-def latency_line(more: pd.DataFrame, system: str = "layered") -> Line:
-    """Check the time of all roads at once, from `memory_layers.more_than_turns`; `system` is as above."""
-    row = more[more["way"] == AT_ONCE].iloc[0]
-    found = format_interval(100 * row["more"], 100 * row["low"], 100 * row["high"], "+.0f", unit=" %")
-    held = VERDICTS.at_most(row["low"], row["high"], MORE_TIME)
+def latency_line(more: Mapping[str, float], system: str = "layered") -> Line:
+    """Check the time of all roads at once, from `more_than_turns`; `system` is as above."""
+    found = format_interval(100 * more["more"], 100 * more["low"], 100 * more["high"], "+.0f", unit=" %")
+    held = VERDICTS.at_most(more["low"], more["high"], MORE_TIME)
     return Line("quality", LATENCY, system, "turns alone", found, held)
 
 
@@ -661,3 +577,65 @@ def acceptance_answers(table: pd.DataFrame, baseline: str) -> list[tuple[str, st
         numbers = f"{row['system']}{against}: {row['found']}{verdict}"
         answers.append((asked, VERDICTS.answer(row["verdict"]), numbers))
     return answers
+
+# %% ../../../nbs/eval/analysis/01_memory_layers.ipynb #5ab0c1d3
+NO_ANSWER, DATE, LIST, SENTENCE, PHRASE = FORMS = ("no answer", "date", "list", "sentence", "phrase")
+_MORE_WORDS = 2  # beside the time, in an answer that is still a date
+_ANY_DAY = datetime(2024, 1, 1, tzinfo=UTC)  # only whether there is a time matters, not which
+_PART_WORDS = 6  # of a part of a list
+_COMMA = re.compile(r"[,;，、；]")
+
+
+def _is_date(text: str) -> bool:
+    found = find_times(text, _ANY_DAY, prefer="past")
+    rest = text
+    for window in found:
+        rest = rest.replace(window.text, " ", 1)
+    return bool(found) and len(answer_tokens(rest)) <= _MORE_WORDS
+
+
+def answer_form(text: str, abstained: bool = False) -> str:
+    """Return the form of an answer, one of `FORMS`."""
+    said = text.strip()
+    if abstained or not answer_tokens(said):
+        return NO_ANSWER
+    if _is_date(said):
+        return DATE
+    if "\n" in said or said[-1] in ".!?。！？":
+        return SENTENCE
+    parts = [len(answer_tokens(part)) for part in _COMMA.split(said)]
+    return LIST if len(parts) > 1 and all(0 < n <= _PART_WORDS for n in parts) else PHRASE
+
+
+def _usual_forms(types: Iterable[str], forms: Sequence[str]) -> np.ndarray:
+    """Say for each answer of one system whether it has the most frequent form of its question type, 1 or 0.
+
+    Of equally frequent forms, the first in `FORMS` counts.
+    """
+    counted: dict[str, Counter[str]] = {}
+    for kind, form in zip(types, forms):
+        counted.setdefault(kind, Counter())[form] += 1
+    usual = {kind: max((n[form], -i, form) for i, form in enumerate(FORMS))[2] for kind, n in counted.items()}
+    return np.array([float(form == usual[kind]) for kind, form in zip(types, forms)])
+
+
+def form_table(frame: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Tabulate the forms of answers in rows of `evaluate`, a row per system.
+
+    Columns: system, n, the share without an answer, tokens (median, and 5th to 95th percentile), the shares
+    of the other forms, and usual form: the share in the most frequent form of the question type.
+    """
+    table = []
+    for system, part in frame.groupby("system", sort=False):
+        said = list(zip(part["prediction"].tolist(), part["abstained"].tolist()))
+        forms = np.array([answer_form(text, bool(no)) for text, no in said])
+        lengths = [count_tokens(text) for (text, _), form in zip(said, forms) if form != NO_ANSWER]
+        shares = part.assign(none=forms == NO_ANSWER, usual=_usual_forms(part["type"], forms.tolist()))
+        none, usual = (mean_of(shares, column, seed=seed) for column in ("none", "usual"))
+        row: dict[str, Any] = {"system": system, "n": len(part)}
+        row[NO_ANSWER] = format_interval(none.mean, none.low, none.high, ".2f")
+        low, middle, high = np.quantile(lengths or [0], (0.05, 0.5, 0.95))
+        row["tokens"] = f"{middle:.0f} ({low:.0f}–{high:.0f})" if lengths else "–"
+        row |= {form: round(float((forms == form).mean()), 3) for form in FORMS[1:]}
+        table.append(row | {"usual form": format_interval(usual.mean, usual.low, usual.high, ".2f")})
+    return pd.DataFrame(table)

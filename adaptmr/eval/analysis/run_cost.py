@@ -6,21 +6,18 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..report.recorded_run import RecordedRun, recorded_runs
 from ..report.run_folder import default_outputs
-from ..runner.asking import declared_capabilities, matched_budgets
 from ..runner.evaluate import check_data
-from ..runner.parallel import check_workers, plan_units, worker_count
-from ..runner.run import Setup, journal_keys, row_key
+from ..runner.run import journal_keys, row_key
 from ...llm.client import LLM, check_llm
 from ...markup import html_table
 from ...systems.base import known_systems, unknown_system, uses_llm
@@ -32,14 +29,15 @@ if TYPE_CHECKING:  # a look at `adaptmr.estimate` takes no heavy library
 
 ESTIMATE_VARIABLE = "ADAPTMR_ESTIMATE"  # if set, an experiment stops at its first question with an estimate
 MEASURES = ("calls", "prompt_tokens", "completion_tokens", "seconds")
+COLUMNS = ("system", "questions", "calls", "prompt tokens", "completion tokens", "US dollars", "minutes")
 
 
 class EstimateMade(RuntimeError):
     """An experiment was run for its estimate alone; the message is the estimate."""
 
 # %% auto #0
-__all__ = ['ESTIMATE_VARIABLE', 'MEASURES', 'ZERO', 'UNKNOWN', 'COLUMNS', 'EstimateMade', 'RecordedCosts', 'recorded_costs',
-           'Range', 'combine_rates', 'SystemEstimate', 'RunEstimate', 'estimate']
+__all__ = ['ESTIMATE_VARIABLE', 'MEASURES', 'COLUMNS', 'EstimateMade', 'RecordedCosts', 'recorded_costs', 'combine_rates',
+           'RunEstimate', 'estimate']
 
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #9e835af0
 @dataclass(frozen=True)
@@ -98,44 +96,22 @@ def _read_rows(folder: Path) -> pd.DataFrame | None:
     return rows.assign(seconds=(rows["ms_retrieve"] + rows["ms_answer"]) / 1000)
 
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #601ad3a6
-@dataclass(frozen=True)
-class Range:
-    """An estimate with the range it lies in; `nan` where it is not known."""
-
-    value: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Range:
-        return Range(self.value * factor, self.low * factor, self.high * factor)
-
-    def __str__(self) -> str:
-        if math.isnan(self.value):
-            return "unknown"
-        return f"{_short(self.value)} ({_short(self.low)}–{_short(self.high)})"
-
-    def __add__(self, other: Range) -> Range:
-        return Range(self.value + other.value, self.low + other.low, self.high + other.high)
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2g}"
-
-
-ZERO = Range(0.0, 0.0, 0.0)
-UNKNOWN = Range(math.nan, math.nan, math.nan)
+_UNKNOWN = np.full(3, math.nan)
 _OTHER_DATA = 1.25  # by which rates from another data set may be off, in addition
 
 
-def combine_rates(means: Sequence[float], errors: Sequence[float], margin: float = 1.0) -> Range:
-    """Combine the rates of runs: their median; their ends, twice the standard `errors` wider, by `margin`."""
+def combine_rates(means: Sequence[float], errors: Sequence[float], margin: float = 1.0) -> np.ndarray:
+    """Combine the rates of runs: (value, low, high), `nan` for no runs.
+
+    The value is their median; the ends are twice the standard `errors` wider, and wider by `margin`.
+    """
     if not means:
-        return UNKNOWN
+        return _UNKNOWN
     low = min(mean - 2 * error for mean, error in zip(means, errors)) / margin
     high = max(mean + 2 * error for mean, error in zip(means, errors)) * margin
-    return Range(median(means), max(0.0, low), high)
+    return np.array([float(np.median(means)), max(0.0, low), high])
 
-# %% ../../../nbs/eval/analysis/00_run_cost.ipynb #bcaeeff0
+
 def _preferred(runs: Sequence[RecordedCosts], dataset: str, model: str) -> list[RecordedCosts]:
     """Return the runs of this data set and model, else of this data set, else all."""
     here = [run for run in runs if run.dataset == dataset]
@@ -148,7 +124,7 @@ def _scaled(run: RecordedCosts, rows: pd.DataFrame, k: int) -> pd.DataFrame:
     return rows.assign(prompt_tokens=(rows["prompt_tokens"] + more * (rows["calls"] > 0)).clip(lower=0))
 
 
-def _rate(parts: Iterable[pd.DataFrame], measure: str, n: int, margin: float) -> Range:
+def _rate(parts: Iterable[pd.DataFrame], measure: str, n: int, margin: float) -> np.ndarray:
     """Combine the runs' means of a measure, with the standard errors of predicting `n` other questions."""
     means, errors = [], []
     for known in (rows[measure].dropna() for rows in parts):
@@ -158,119 +134,56 @@ def _rate(parts: Iterable[pd.DataFrame], measure: str, n: int, margin: float) ->
             errors.append(spread * math.sqrt(1 / max(n, 1) + 1 / len(known)))
     return combine_rates(means, errors, margin)
 
-
-def _repeated(runs: Sequence[RecordedCosts], system: str, before: Collection[str]) -> float:
-    """Return the share of a system's tokens that repeats requests of the systems asked before it."""
-    shares = []
-    for run in runs:
-        rows = run.rows[run.rows["calls"] > 0]
-        mine, others = rows[rows["system"] == system], rows[rows["system"].isin(list(before))]
-        if len(mine) and set(before) & set(others["system"]):
-            columns = ["conversation", "question", *MEASURES[:3]]
-            seen = set(others[columns].itertuples(index=False, name=None))
-            same = [row in seen for row in mine[columns].itertuples(index=False, name=None)]
-            tokens = mine["prompt_tokens"] + mine["completion_tokens"]
-            shares.append(float(tokens[same].sum() / max(tokens.sum(), 1)))
-    return min(shares) if shares else 0.0
-
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #1cd5916a
-@dataclass(frozen=True)
-class SystemEstimate:
-    """What one system will cost: `rates` per question, on `todo` questions; `answered` ones are done.
-
-    `sent` is the share of its calls that no earlier system sends too; `origin` says where rates come from.
-    """
-
-    system: str
-    todo: int
-    answered: int
-    rates: Mapping[str, Range]
-    sent: float
-    origin: str
-
-    def total(self, measure: str) -> Range:
-        """Return the calls, tokens or seconds of all questions, without what other systems paid for."""
-        return self.rates[measure].times(self.todo * self.sent)
+def _shown(it: np.ndarray) -> str:
+    """Write (value, low, high) as text."""
+    texts = [f"{v:,.0f}" if v >= 100 or v == int(v) else f"{v:.2g}" for v in it if not math.isnan(v)]
+    return f"{texts[0]} ({texts[1]}–{texts[2]})" if texts else "unknown"
 
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """What a run will cost, by system and in all.
+    """What a run will cost: `questions` to ask each system, and `totals` by system and measure.
 
-    `cached` are recorded calls that may make it cheaper; `workers` processes ask, and `in_flight` questions
-    at once wait for a model; `writing` says what storing a conversation cost systems that ask a model for
-    it, which is in no row.
+    A total is (value, low, high) of one of `MEASURES`; `prices` are US dollars per million tokens of prompts
+    and of replies, if they are known; `at_once` questions are asked at the same time. `notes` say where the
+    numbers come from.
     """
 
-    model: str
-    label: str
-    systems: tuple[SystemEstimate, ...]
+    questions: Mapping[str, int]
+    totals: Mapping[str, Mapping[str, np.ndarray]]
     prices: tuple[float, float] | None
-    in_flight: int
-    workers: int = 1
-    cached: int = 0
-    writing: tuple[str, ...] = ()
+    at_once: int
+    notes: tuple[str, ...]
 
-    def cost(self, systems: Iterable[SystemEstimate] | None = None) -> Range:
+    def total(self, measure: str, systems: Collection[str] | None = None) -> np.ndarray:
+        """Return the sum over systems (by default all) of one of `MEASURES`: (value, low, high)."""
+        return sum((self.totals[s][measure] for s in systems or self.totals), np.zeros(3))
+
+    def cost(self, systems: Collection[str] | None = None) -> np.ndarray:
         """Return US dollars; unknown without a price."""
         if self.prices is None:
-            return UNKNOWN
-        chosen = None if systems is None else list(systems)
-        prompt, completion = (self.total(m, chosen) for m in ("prompt_tokens", "completion_tokens"))
-        return prompt.times(self.prices[0] / 1e6) + completion.times(self.prices[1] / 1e6)
+            return _UNKNOWN
+        prompt, completion = (self.total(m, systems) for m in ("prompt_tokens", "completion_tokens"))
+        return prompt * self.prices[0] / 1e6 + completion * self.prices[1] / 1e6
 
-    def minutes(self, systems: Iterable[SystemEstimate] | None = None) -> Range:
+    def minutes(self, systems: Collection[str] | None = None) -> np.ndarray:
         """Return minutes; questions that are asked at once divide them."""
-        return self.total("seconds", systems).times(1 / 60 / max(self.in_flight, self.workers))
+        return self.total("seconds", systems) / 60 / self.at_once
 
-    def total(self, measure: str, systems: Iterable[SystemEstimate] | None = None) -> Range:
-        """Return the sum over systems of one of `MEASURES`.
-
-        By default of all: then the low end counts as free what the call cache may have.
-        """
-        if systems is not None:
-            return sum((s.total(measure) for s in systems), ZERO)
-        whole = sum((s.total(measure) for s in self.systems), ZERO)
-        calls = sum(s.total("calls").value for s in self.systems)
-        free = min(1.0, self.cached / calls) if calls > 0 else 0.0
-        return Range(whole.value, whole.low * (1 - free), whole.high)
-
-    @cached_property
+    @property
     def rows(self) -> list[tuple[str, ...]]:
         """The cells of a table: a row for each system, and one for all."""
-        return [*(self._row(s.system, [s]) for s in self.systems), self._row("in all", None)]
-
-    def _row(self, name: str, part: list[SystemEstimate] | None) -> tuple[str, ...]:
-        counts = (self.total(m, part) for m in MEASURES[:3])
-        questions = f"{sum(s.todo for s in (self.systems if part is None else part)):,}"
-        return (name, questions, *map(str, (*counts, self.cost(part), self.minutes(part))))
-
-    @property
-    def _together(self) -> str:
-        if self.workers > self.in_flight:
-            return f"{self.workers} workers, each with one question at a time"
-        return f"{self.in_flight} questions in flight"
-
-    @property
-    def notes(self) -> list[str]:
-        """Where each number comes from."""
-        origins: dict[str, list[str]] = {}
-        for s in self.systems:
-            origins.setdefault(s.origin, []).append(s.system)
-        done = sum(s.answered for s in self.systems)
-        shared = [f"{s.system} {1 - s.sent:.0%}" for s in self.systems if s.sent < 1]
-        price = self.prices and f"${self.prices[0]:g} and ${self.prices[1]:g} per million tokens (price list)"
+        parts: list[tuple[str, list[str]]] = [*((s, [s]) for s in self.totals), ("in all", [*self.totals])]
         return [
-            f"questions: counted on the data ({self.label}); "
-            f"{done:,} answers are in the journal and cost nothing",
-            *(f"calls, tokens, time of {', '.join(names)}: {origin}" for origin, names in origins.items()),
-            *_if(shared, f"sent by an earlier system too, and paid once (recorded): {', '.join(shared)}"),
-            *_if(self.cached, f"the call cache has {self.cached:,} calls about these questions: {_FREE}"),
-            f"dollars: {price or 'unknown, the price of ' + self.model + ' is in no list'}",
-            f"minutes: {self._together} (assumed to divide the time)",
-            *(f"not included: {told}" for told in self.writing),
-            *_if(not self.writing, "not included: what systems ask a model while they store a conversation"),
-            "not included: the calls of a judge that is a model, and of replays of failures",
+            (
+                name,
+                f"{sum(self.questions[s] for s in part):,}",
+                *(_shown(self.total(m, part)) for m in MEASURES[:3]),
+                _shown(self.cost(part)),
+                _shown(self.minutes(part)),
+            )
+            for name, part in parts
         ]
 
     def __str__(self) -> str:
@@ -282,14 +195,6 @@ class RunEstimate:
     def _repr_html_(self) -> str:
         return html_table(self.rows, COLUMNS) + html_table([(note,) for note in self.notes], ("from",))
 
-
-def _if(there: Any, note: str) -> list[str]:
-    return [note] if there else []
-
-
-_FREE = "those that fit are free, as the low end of “in all” assumes"
-COLUMNS = ("system", "questions", "calls", "prompt tokens", "completion tokens", "US dollars", "minutes")
-
 # %% ../../../nbs/eval/analysis/00_run_cost.ipynb #767d7a39
 def estimate(
     systems: Sequence[str],
@@ -297,9 +202,6 @@ def estimate(
     llm: Any = None,
     k: int = 10,
     *,
-    embedder: Any = "auto",
-    seed: int = 0,
-    reranker: Any = None,
     workers: int | None = None,
     journal: str | Path | None = None,
     outputs: str | Path | None = None,
@@ -309,11 +211,9 @@ def estimate(
 
     `systems` are names. `outputs` is the folder of the recorded runs (default: that of the checkout);
     `leave_out` are runs, `<experiment>/<run-id>`, that no rate is taken from. Raises `ValueError` for an
-    unknown system, and for a number of workers that can't be.
+    unknown system.
     """
-    check_workers(workers)
-    if isinstance(systems, str) or not isinstance(systems, Iterable):
-        systems = [systems]
+    systems = [systems] if isinstance(systems, str) else systems
     if unknown := [s for s in systems if s not in known_systems(None)]:
         raise ValueError(unknown_system(*unknown))
     check_data(data)
@@ -322,77 +222,68 @@ def estimate(
     # offline runs say something about rules, others about a model
     runs = [r for r in recorded_costs(outputs, leave_out) if (r.model == "offline") == llm.is_offline]
     answered = journal_keys(journal) if journal is not None else frozenset()
-    found, before = [], list[str]()
+    questions: dict[str, int] = {}
+    totals: dict[str, dict[str, np.ndarray]] = {}
+    origins: dict[str, list[str]] = {}
     for system in systems:
-        done = sum(row_key(system, q) in answered for q in data.questions)
         name = offline_name(system) if llm.is_offline else system
-        repeated = _repeated(runs, name, before) if getattr(llm, "cache", None) is not None else 0.0
         rates, origin = _rates(runs, name, uses_llm(system), data, llm, k)
-        left = len(data.questions) - done
-        found.append(SystemEstimate(name, left, done, rates, 1 - repeated, origin))
-        before.append(name)
+        questions[name] = sum(row_key(system, q) not in answered for q in data.questions)
+        totals[name] = {measure: questions[name] * rate for measure, rate in rates.items()}
+        origins.setdefault(origin, []).append(name)
     price = (llm.cost(1_000_000, 0), llm.cost(0, 1_000_000))
     known = None if None in price else price
-    budgets = matched_budgets(systems, llm, seed=seed, reranker=reranker)
-    setup = Setup(data, llm, k, embedder, seed, budgets, reranker=reranker)
-    return RunEstimate(
-        llm.model,
-        data.label,
-        tuple(found),
-        known,
-        in_flight=max(setup.threads, 1),
-        workers=_workers(workers, setup, systems, sum(s.todo for s in found)),
-        cached=_cached_calls(llm, data),
-        writing=() if llm.is_offline else _writing_notes(runs, before, len(data.conversations)),
+    at_once = (workers or 1) if llm.is_offline else llm.concurrency
+    done = len(systems) * len(data.questions) - sum(questions.values())
+    told = known and f"${known[0]:g} and ${known[1]:g} per million tokens (price list)"
+    notes = (
+        f"questions: counted on the data ({data.label}); {done:,} answers are in the journal, and free",
+        *(f"calls, tokens, time of {', '.join(names)}: {origin}" for origin, names in origins.items()),
+        f"dollars: {told or f'unknown, the price of {llm.model} is in no list'}",
+        f"minutes: {at_once} questions at a time (assumed to divide the time)",
+        *([] if llm.is_offline else _writing_notes(runs, totals, len(data.conversations))),
+        "not included: what other systems ask a model while they store a conversation, the calls of a judge "
+        "that is a model, and replays of failures; calls that are in the cache already are free",
     )
-
-
-def _workers(wanted: int | None, setup: Setup, systems: Sequence[str], missing: int) -> int:
-    """Return how many processes `evaluate` would take."""
-    declared = declared_capabilities(systems, setup.llm, seed=setup.seed, reranker=setup.reranker)
-    in_order = {name for name, c in declared.items() if c.solve is not None and c.scope != "task"}
-    units = plan_units(systems, len(setup.data), in_order, setup.budgets)
-    return worker_count(wanted, setup, systems, units, missing)
+    return RunEstimate(questions, totals, known, at_once, notes)
 
 
 def _writing_notes(
-    runs: Sequence[RecordedCosts], systems: Sequence[str], conversations: int
-) -> tuple[str, ...]:
+    runs: Sequence[RecordedCosts], systems: Iterable[str], conversations: int
+) -> list[str]:
     """Say for each system what storing the conversations would cost, by the dearest recorded run."""
     notes = []
     for system in systems:
-        known = [(*run.writing[system], run.name) for run in runs if system in run.writing]
-        if known:
+        if known := [(*run.writing[system], run.name) for run in runs if system in run.writing]:
             calls, tokens, name = max(known)
             notes.append(
-                f"storing {conversations} conversations with a model, by {system}: about "
+                f"not included: storing {conversations} conversations with a model, by {system}: about "
                 f"{calls * conversations:,.0f} calls and {tokens * conversations:,.0f} tokens "
                 f"(recorded in {name})"
             )
-    return tuple(notes)
+    return notes
 
 
 def _rates(
     runs: Sequence[RecordedCosts], system: str, asks: bool, data: Dataset, llm: Any, k: int
-) -> tuple[dict[str, Range], str]:
+) -> tuple[dict[str, np.ndarray], str]:
     """Return the rates of a system per question, and where they come from."""
     mine = [run for run in runs if system in set(run.rows["system"])]
     chosen = _preferred(mine or runs, data.name, llm.model)
     timed = [run for run in mine or runs if run.model == llm.model]
-    how = "recorded in" if mine else "assumed, as other systems in"
     margin = 1.0 if mine and any(run.dataset == data.name for run in chosen) else _OTHER_DATA
 
-    def rate(of: Sequence[RecordedCosts], measure: str) -> Range:
+    def rate(of: Sequence[RecordedCosts], measure: str) -> np.ndarray:
         parts = ((r, r.rows[r.rows["system"] == system] if mine else _like(r, asks)) for r in of)
         wider = _OTHER_DATA if measure == "seconds" else margin
         return _rate([_scaled(run, rows, k) for run, rows in parts], measure, len(data.questions), wider)
 
     rates = {m: rate(timed if m == "seconds" else chosen, m) for m in MEASURES}
     if llm.is_offline:
-        rates |= dict.fromkeys(MEASURES[:3], ZERO)
+        rates |= dict.fromkeys(MEASURES[:3], np.zeros(3))
     if not chosen:
-        where = "in the outputs of a checkout, or in the folder that outputs= names"
-        return rates, f"unknown: no run of this kind is recorded {where}"
+        return rates, "unknown: no run of this kind is recorded in the folder of runs"
+    how = "recorded in" if mine else "assumed, as other systems in"
     others = sorted({run.k for run in chosen} - {k})
     scaled = f"; prompts from k={', '.join(map(str, others))} (assumed to grow with k)" if others else ""
     return rates, f"{how} {', '.join(sorted(run.name for run in chosen))}{scaled}"
@@ -403,17 +294,3 @@ def _like(run: RecordedCosts, asks: bool) -> pd.DataFrame:
     calls = run.rows.groupby("system")["calls"].mean()
     alike = calls[(calls > 1.5) == asks].index
     return run.rows[run.rows["system"].isin(alike)]
-
-
-def _cached_calls(llm: Any, data: Dataset) -> int:
-    """Count the calls of this model in its cache whose last message has the text of one of the questions."""
-    cache = getattr(llm, "cache", None)
-    if cache is None:
-        return 0
-    texts = {q.text for q in data.questions}
-    lines: Counter[str] = Counter()
-    for record in cache.records():
-        request = record["request"]
-        if request.get("model") == llm.model and request.get("messages"):
-            lines.update(set(request["messages"][-1]["content"].split("\n")))
-    return sum(n for line, n in lines.items() if re.split("[:：] ?", line, maxsplit=1)[-1] in texts)

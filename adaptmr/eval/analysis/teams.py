@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..report.style import NothingToDraw, canvas, house_style, printable_label
 from ..report.tables import interval_columns, mean_of, text_cells
 from ..runner.timings import timing_sentence
 from adaptmr.eval.stats.intervals import (
@@ -28,13 +26,13 @@ from ...memory.team.steps import parse_action, search_key
 from ...types import Dataset
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass  # TODO
 
 # %% auto #0
 __all__ = ['ANSWER_MEASURES', 'WORK_MEASURES', 'COST_MEASURES', 'HELD', 'MEMORY_STEPS', 'CONTROLS', 'COMPARED', 'MEMORIES',
            'Measure', 'different_searches', 'add_team_columns', 'measure_means', 'measure_table', 'cost_table',
            'cost_caption', 'holding_table', 'task_sentences', 'Pair', 'pair_differences', 'difference_table',
-           'difference_sentence', 'step_sentences', 'team_answers', 'task_timeline', 'choose_task', 'timeline_figure']
+           'difference_sentence', 'step_sentences', 'team_answers', 'task_timeline', 'choose_task']
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #1a48448d
 class Measure(NamedTuple):
@@ -309,12 +307,12 @@ def team_answers(steps: pd.DataFrame, controls: pd.DataFrame) -> list[tuple[str,
 _PARTS = [pair.name for pair in MEMORY_STEPS if pair.name != "all of it"]
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #3c00bdc4
-# the parts of a prompt, as what they show, with the colour in which they are drawn
-MEMORIES: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "task": (("role", "examples", "task"), "#bdbdbd"),
-    "shared memory": (("shared",), "#0072b2"),
-    "private memory": (("private",), "#f2c440"),
-    "memory across tasks": (("past", "insights"), "#8a2b0e"),
+# the parts of a prompt, by what they show
+MEMORIES: Mapping[str, tuple[str, ...]] = {
+    "task": ("role", "examples", "task"),
+    "shared memory": ("shared",),
+    "private memory": ("private",),
+    "memory across tasks": ("past", "insights"),
 }
 _NOTES = (("served", True, "served from memory"), ("valid", False, "not allowed"), ("loop", True, "loop"))
 
@@ -341,54 +339,21 @@ def _row(turn: Mapping[str, Any], texts: bool) -> dict[str, Any]:
         "notes": ", ".join(text for name, value, text in _NOTES if turn.get(name, not value) is value),
         **{
             f"{memory} tokens": sum(int(turn.get("shown", {}).get(part, 0)) for part in parts)
-            for memory, (parts, _) in MEMORIES.items()
+            for memory, parts in MEMORIES.items()
         },
     }
 
 # %% ../../../nbs/eval/analysis/00_teams.ipynb #edd41da3
-def choose_task(frame: pd.DataFrame, system: str, baseline: str, language: str = "en") -> str | None:
+def choose_task(frame: pd.DataFrame, system: str, baseline: str) -> str | None:
     """Return the id of the question at which a team gains most F1 over another; of equals, the shortest.
 
-    Only questions of the language count, since the figures' font has no Chinese. `None` where there is none
-    with a record.
+    `None` where there is none with a record.
     """
     key = ["conversation", "question"]
-    mine = frame[(frame["system"] == system) & (frame["language"] == language)]
     base = frame[frame["system"] == baseline].set_index(key)["f1"]
     ranks = [
         (base[row["conversation"], row["question"]] - row["f1"], row["turns"], row["question"])
-        for row in mine.to_dict("records")
+        for row in frame[frame["system"] == system].to_dict("records")
         if row.get("transcript") and isinstance(row["transcript"], str)
     ]
     return min(ranks)[2] if ranks else None
-
-# %% ../../../nbs/eval/analysis/00_teams.ipynb #cb600a9a
-def timeline_figure(steps: pd.DataFrame, title: str) -> Figure:
-    """Draw the moves of a task from the top down, each with its prompt as a bar, by memory.
-
-    `steps` are those of `task_timeline`. Raises `NothingToDraw` for a task without steps, and `ValueError`
-    for text that the font lacks.
-    """
-    if steps.empty:
-        raise NothingToDraw("the task has no steps")
-    with house_style():
-        fig, ax = canvas(7.2, 0.7 + 0.42 * len(steps))
-        left = steps["turn"].astype(float) * 0.0
-        for memory, (_, colour) in MEMORIES.items():
-            tokens = steps[f"{memory} tokens"]
-            ax.barh(range(len(steps)), tokens, left=left, height=0.3, color=colour, label=memory)
-            left = left + tokens
-        labels = [_label(row) for row in steps.to_dict("records")]
-        ax.set_yticks(range(len(steps)), labels, fontsize=7)
-        ax.invert_yaxis()
-        ax.set_xlabel("tokens of the prompt")
-        fig.suptitle(printable_label(textwrap.fill(title, 80)), fontsize=8, x=0.01, ha="left")
-        fig.legend(fontsize=7, loc="outside lower center", ncols=4)
-    return fig
-
-
-def _label(row: Mapping[Any, Any]) -> str:
-    said = [f"{row['turn']} {row['player']}: {row['action'] or 'no action'}"]
-    said += [f"→ {row['read']}"] if row["read"] else []
-    said += [f"({row['notes']})"] if row["notes"] else []
-    return printable_label("\n".join(textwrap.shorten(text, 60, placeholder=" …") for text in said))

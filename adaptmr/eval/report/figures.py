@@ -27,7 +27,6 @@ from adaptmr.eval.report.style import (
     printable_label,
     save_figure,
     series_looks,
-    system_colour,
 )
 from ..stats.intervals import TOO_FEW
 
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 _all_ = ["PALETTE", "HATCHES", "MARKERS", "lightness", "save_figure", "house_style"]
 
 # %% auto #0
-__all__ = ['grouped_bars', 'heatmap', 'difference_plot', 'line_plot', 'pareto_front', 'pareto_plot', 'stacked_causes',
-           'headroom_bars', 'PALETTE', 'HATCHES', 'MARKERS', 'lightness', 'save_figure', 'house_style']
+__all__ = ['grouped_bars', 'heatmap', 'difference_plot', 'line_plot', 'pareto_front', 'pareto_plot', 'headroom_bars', 'PALETTE',
+           'HATCHES', 'MARKERS', 'lightness', 'save_figure', 'house_style']
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #25b4121c
 _ENDS = ("mean", "low", "high")
@@ -151,12 +150,17 @@ def side_by_side(placed: PlacedRows, width: float) -> list[np.ndarray]:
     return [np.arange(len(placed.places)) + (j - (n - 1) / 2) * width for j in range(n)]
 
 
-def draw_line(ax: Axes, look: Look, numbers: np.ndarray, *, width: float, marker: float, band: float) -> Any:
-    """Draw a series with its band of this opacity and return its handle; `numbers` are x, y, low and high."""
+def draw_line(ax: Axes, look: Look, numbers: np.ndarray) -> Any:
+    """Draw a series with its band and return its handle; `numbers` are x, y, low and high.
+
+    A single point has an error bar in place of a band.
+    """
     at, middle, low, high = numbers
     style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dashes}
-    (line,) = ax.plot(at, middle, linewidth=width, markersize=marker, markeredgecolor="white", **style)
-    ax.fill_between(at, low, high, color=look.colour, alpha=band, linewidth=0)
+    (line,) = ax.plot(at, middle, linewidth=1.8, markersize=6, markeredgecolor="white", **style)
+    if at.size == 1:
+        draw_error_bars(ax, at, middle, low, high, ecolor=look.colour, capsize=3)
+    ax.fill_between(at, low, high, color=look.colour, alpha=0.11, linewidth=0)
     return line
 
 
@@ -283,14 +287,12 @@ def difference_plot(
 
     Takes what `stats.compare_systems` gives. `label` may be several columns. Filled points have an interval
     without zero. A difference without an interval is an open point that is labelled "too few". `better` says
-    whether "higher" or "lower" is better. Where one row dwarfs the others the axis is logarithmic beyond a
-    band around zero.
+    whether "higher" or "lower" is better.
     """
     names = [label] if isinstance(label, str) else list(label)
     require_columns(frame, *names, value, "low", "high")
     numbers = frame[[value, "low", "high"]].to_numpy(float)
     with titled_figure(6.4, 1.2 + 0.36 * len(frame), title, with_direction(xlabel, better)) as (fig, ax):
-        _show_dwarfed(ax, numbers)
         ax.axvline(0, color=TEXT_COLOR, linewidth=1)
         for i, row in enumerate(numbers):
             _draw_difference(ax, i, *map(float, row))
@@ -299,26 +301,8 @@ def difference_plot(
         ax.set_ylim(len(frame) - 0.4, -0.6)
         ax.grid(visible=False, axis="y")
         ax.margins(x=0.08)
-        if ax.get_xscale() == "linear":
-            ax.locator_params(axis="x", nbins=6)
+        ax.locator_params(axis="x", nbins=6)
     return fig
-
-
-_DWARFED = 15  # times as far from zero as the median: beyond it the others can't be told apart
-
-
-def _show_dwarfed(ax: Axes, numbers: np.ndarray) -> None:
-    """Make the axis logarithmic if a row of value, low and high is far from zero and most others near it."""
-    from matplotlib.ticker import FuncFormatter
-
-    spread = np.nan_to_num(np.abs(numbers)).max(axis=1)
-    spread = spread[spread > 0]
-    if not spread.size or spread.max() < _DWARFED * np.median(spread):
-        return
-    band = 10.0 ** np.floor(np.log10(np.median(spread)))
-    ax.set_xscale("symlog", linthresh=band)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
-    ax.set_xlabel(f"{ax.get_xlabel()} (logarithmic beyond ±{band:,.6g})")
 
 
 def _draw_difference(ax: Axes, i: int, value: float, low: float, high: float) -> None:
@@ -350,23 +334,36 @@ def line_plot(
     xlabel: str = "",
     ylabel: str = "",
     better: str = "",
+    log: bool = False,
 ) -> Figure:
     """Draw `mean` over a numeric `x`, a line with markers and a band from `low` to `high` for each `hue`.
 
-    `better` says whether "higher" or "lower" is better.
+    `better` says whether "higher" or "lower" is better; `log=True` is for an `x` above 0 that doubles.
     """
     require_columns(frame, x, hue, *_ENDS)
-    series = PlacedRows(frame, x, hue).series
-    with titled_figure(6.4, 3.9, title, xlabel or x, with_direction(ylabel, better)) as (fig, ax):
+    series = unique_values(frame, hue)
+    with titled_figure(6.8, 4.2, title, xlabel or x, with_direction(ylabel, better)) as (fig, ax):
         handles = []
         for name, look in zip(series, series_looks(series)):
             numbers = frame.loc[frame[hue] == name, [x, *_ENDS]].sort_values(x).to_numpy(float).T
-            handles.append(draw_line(ax, look, numbers, width=1.8, marker=6, band=0.13))
+            handles.append(draw_line(ax, look, numbers))
         values = np.unique(frame[x].to_numpy(float))
-        if values.size <= 12:
+        if log:
+            _scale_by_powers(ax)
+        elif values.size <= 12:
             ax.set_xticks(values, [f"{v:g}" for v in values])
         add_legend(fig, handles, series)
     return fig
+
+
+def _scale_by_powers(ax: Axes) -> None:
+    """Make the axis across logarithmic, with plain numbers at 1, 2, 5, 10 …"""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #dfe74f35
 def pareto_front(cost: Sequence[float] | np.ndarray, quality: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -390,166 +387,42 @@ def pareto_plot(
     log: bool = False,
     labelled: Collection[str] | None = None,
 ) -> Figure:
-    """Draw a labelled point for each `system`, its `mean` with the interval over the cost `x`, and the front.
+    """Draw a point for each `system`, its `mean` with the interval over the cost `x`, and the front.
 
     `log=True` for costs over several powers of ten (they must be positive). With `labelled` only those names
-    and those on the Pareto front have labels and intervals: the others are small, grey and behind.
+    and those on the Pareto front are in the legend and have intervals: the others are small, grey and behind.
+    Points on the front are filled.
     """
     require_columns(frame, x, "system", *_ENDS)
     rows = frame.dropna(subset=[x, "mean"]).sort_values([x, "mean", "system"], kind="stable")
     if not len(rows):
-        raise ValueError(f"no row has both {x} and mean")
-    if log and (rows[x] <= 0).any():
-        raise ValueError(f"{x} has values of 0 or less: they have no place on a logarithmic axis")
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
+        raise NothingToDraw(f"no row has both {x} and mean")
     names = with_direction(xlabel or x, "lower"), with_direction(ylabel or "mean", "higher")
     best = pareto_front(rows[x].to_numpy(float), rows["mean"].to_numpy(float))
-    with titled_figure(6.8, 4.4, title, *names) as (fig, ax):
+    with titled_figure(7.2, 5.0, title, *names) as (fig, ax):
         if log:
-            ax.set_xscale("log")
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.6g}"))
-        ax.margins(0.14, 0.16)
+            _scale_by_powers(ax)
         front = rows.loc[best, [x, "mean"]].to_numpy(float)
         ax.step(*front.T, where="post", color="#999999", linewidth=1.3, linestyle="--", zorder=1)
-        corners = np.repeat(front, 2, axis=0)
-        steps = np.column_stack([corners[1:, 0], corners[:-1, 1]])  # the front as drawn: across, then up
         named = np.isin(rows["system"], [*(rows["system"] if labelled is None else labelled)]) | best
         ax.plot(rows.loc[~named, x], rows.loc[~named, "mean"], "o", color="#bbbbbb", markersize=4, zorder=1.5)
         rows, best = rows[named], best[named]
         at, middle, low, high = rows[[x, *_ENDS]].to_numpy(float).T
-        look: dict[str, Any] = {"ecolor": "#aaaaaa", "elinewidth": 1, "capsize": 2, "zorder": 2}
-        draw_error_bars(ax, at, middle, low, high, mark=False, **look)
-        for cost, height, name, on in zip(at, middle, rows["system"], best):
-            colour = system_colour(name)
-            point: dict[str, Any] = {"color": colour, "markerfacecolor": colour if on else "white"}
-            ax.plot(cost, height, "o", markersize=8, markeredgewidth=1.5, zorder=3, **point)
-        bars = [np.array([[c, b], [c, t]]) for c, b, t in zip(at, low, high) if not np.isnan(b + t)]
-        drawn = [*bars, *(steps[i : i + 2] for i in range(len(steps) - 1))]
-        _place_labels(fig, ax, at, middle, [printable_label(v) for v in rows["system"]], drawn)
+        bars: dict[str, Any] = {"ecolor": "#aaaaaa", "elinewidth": 1, "capsize": 2, "zorder": 2}
+        draw_error_bars(ax, at, middle, low, high, mark=False, **bars)
+        handles = []
+        for cost, height, look, on in zip(at, middle, series_looks(rows["system"]), best):
+            point: dict[str, Any] = {"color": look.colour, "markerfacecolor": look.colour if on else "white"}
+            point |= {"markersize": 8, "markeredgewidth": 1.5, "zorder": 3}
+            handles += ax.plot(cost, height, look.marker, **point)
+        add_legend(fig, handles, rows["system"].tolist())
     return fig
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #5638f366
-_TURNS = np.deg2rad(np.concatenate([[0, 45, 315, 135, 225, 90, 270, 180], np.arange(0, 360, 36) + 18]))
-_LABEL_OFFSETS = [
-    (r, t) for r in (10, 15, 22, 30, 40, 52, 66, 84, 104, 130, 160) for t in _TURNS
-]  # points, radians
-
-
-def _place_labels(
-    fig: Figure, ax: Axes, x: np.ndarray, y: np.ndarray, labels: list[str], segments: list[np.ndarray]
-) -> None:
-    """Write each label near its point, where it covers least.
-
-    `segments` are drawn lines, (2, 2) in data coordinates.
-    """
-    from matplotlib.transforms import Bbox
-
-    fig.draw_without_rendering()
-    fig.set_layout_engine("none")
-    renderer = fig.canvas.get_renderer()  # type: ignore[attr-defined]
-    scale, inside = fig.dpi / 72, ax.get_window_extent()
-    points = ax.transData.transform(np.column_stack([x, y]))
-    thin = [Bbox(np.sort(ax.transData.transform(s), axis=0) + [[-1, -1], [1, 1]]) for s in segments]
-    taken = [
-        Bbox.from_extents(px - 7 * scale, py - 7 * scale, px + 7 * scale, py + 7 * scale) for px, py in points
-    ]
-    for i, text in enumerate(labels):
-        (px, py), own = points[i], taken[i]
-        look: dict[str, Any] = {"va": "bottom", "fontsize": 8.5, "color": TEXT_COLOR, "zorder": 4}
-        look |= {"xytext": (0, 0), "textcoords": "offset points", "path_effects": halo(2)}
-        note = ax.annotate(text, (x[i], y[i]), **look)
-        width, height = np.asarray(note.get_window_extent(renderer).size) + 4
-        least, place = np.inf, own
-        for radius, turn in _LABEL_OFFSETS:
-            # the label's near edge faces its point
-            left = px + radius * scale * np.cos(turn) - width * (1 - np.cos(turn)) / 2
-            base = py + radius * scale * np.sin(turn) - height / 2
-            box = Bbox.from_bounds(left, base, width, height)
-            outside = box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1
-            crossed = 10 * sum(box.overlaps(b) for b in taken) + 2 * sum(box.overlaps(b) for b in thin)
-            cost = 100 * outside + crossed + radius / 20
-            if cost < least:
-                least, place = cost, box
-        note.set_position(((place.x0 + 2 - px) / scale, (place.y0 + 2 - py) / scale))
-        taken.append(place)
-        end = np.clip([px, py], place.min, place.max)
-        if np.hypot(*(end - [px, py])) > 14 * scale:  # far from its point: a thin leader
-            ex, ey = ax.transData.inverted().transform(end)
-            line: dict[str, Any] = {"color": "#bbbbbb", "linewidth": 0.7, "zorder": 1.5}
-            ax.plot([x[i], ex], [y[i], ey], scalex=False, scaley=False, **line)
+#| exporti
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #e3b6a218
-_MIN_LABELLED_SHARE = 0.075  # parts below it are too small for their name
-
-
-def _draw_part(
-    ax: Axes,
-    name: str,
-    colour: str,
-    foot: np.ndarray,
-    numbers: np.ndarray,
-    topmost: np.ndarray,
-    offset: float,
-) -> BarContainer:
-    """Draw a part of each stacked bar with its name, where it is large enough, and its share's interval.
-
-    `numbers` are share, low and high, (places, 3). The interval is to the right of the middle by `offset`.
-    `topmost` says in which bars the part is the last one: there the share is measured from the top, so the
-    error bar is upside down.
-    """
-    share, at = np.nan_to_num(numbers[:, 0]), np.arange(len(foot))
-    bars = draw_bars(ax, at, share, 0.72, colour, bottom=foot)
-    ink = "white" if lightness(colour) < 55 else TEXT_COLOR
-    look: dict[str, Any] = {"ha": "left", "va": "center", "fontsize": 7.5, "color": ink, "zorder": 5}
-    for i in np.flatnonzero(share >= _MIN_LABELLED_SHARE):
-        ax.text(i - 0.33, foot[i] + share[i] / 2, printable_label(name), **look)
-    shown = ~np.isnan(numbers).any(axis=1) & (share > 0)
-    below, above = np.abs(numbers[:, 1:] - share[:, None]).T
-    reach = np.where(topmost, [above, below], [below, above])[:, shown]
-    rim: dict[str, Any] = {"ecolor": TEXT_COLOR, "elinewidth": 1.0, "path_effects": halo(2.4), "zorder": 4}
-    ends = np.where(topmost, foot, foot + share)[shown]
-    ax.errorbar(at[shown] + offset, ends, yerr=reach, fmt="none", **rim)
-    return bars
-
-# %% ../../../nbs/eval/report/01_figures.ipynb #13b0c403
-def stacked_causes(
-    shares: pd.DataFrame, *, title: str = "", xlabel: str = "", ylabel: str = "share of failures"
-) -> Figure:
-    """Draw a stacked bar for each `label` of the shares of each `cause`, in the frame's order.
-
-    Takes one system's rows of `causes.cause_shares`. Below each bar is the number `n` of failures in
-    it, and whether those are too few for an interval. Raises `KeyError` for a missing column, `ValueError`
-    for two rows in one place.
-    """
-    require_columns(shares, "label", "cause", *_ENDS, "n")
-    placed = PlacedRows(shares, "label", "cause")
-    numbers = np.array([placed.values(name, *_ENDS) for name in placed.series])
-    heights = np.nan_to_num(numbers[:, :, 0])  # (parts, places)
-    tops = np.cumsum(heights, axis=0)
-    feet, topmost = np.vstack([np.zeros_like(tops[:1]), tops[:-1]]), tops > tops[-1] - 1e-6
-    apart = 0.23 / max(1, len(placed.series) - 1)
-    size = max(5.0, 1.4 + 1.25 * len(placed.places)), 4.3
-    with titled_figure(*size, title, xlabel, ylabel) as (fig, ax):
-        handles = [
-            _draw_part(
-                ax, name, PALETTE[j % len(PALETTE)], feet[j], numbers[j], topmost[j], 0.1 + apart * j
-            )
-            for j, name in enumerate(placed.series)
-        ]
-        labels = []
-        for i, (place, rows) in enumerate(shares.groupby("label", sort=False)):
-            n, few = int(rows["n"].iloc[0]), bool(rows["low"].isna().all())
-            labels.append(f"{place}\n(n={n}{f': {TOO_FEW}' if n and few else ''})")
-            if not n:
-                draw_dash(ax, float(i))
-        label_places(ax, labels)
-        ax.set_ylim(0, 1.03)
-        ax.set_yticks(np.arange(0, 1.01, 0.2))
-        add_legend(fig, handles, placed.series)
-    return fig
+#| exporti
 
 # %% ../../../nbs/eval/report/01_figures.ipynb #4bf5fc16
 _CEILING = ("top", "top_low", "top_high")

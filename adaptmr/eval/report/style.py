@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ['PALETTE', 'HATCHES', 'MARKERS', 'DASHES', 'SYSTEMS_WITH_A_LOOK', 'OTHER_COLOR', 'TEXT_COLOR', 'EDGE_COLOR',
-           'lightness', 'Look', 'series_looks', 'system_colour', 'NothingToDraw', 'house_style', 'canvas',
-           'figure_bytes', 'figure_html', 'printable_label', 'caption_of', 'halo', 'save_figure']
+__all__ = ['PALETTE', 'HATCHES', 'MARKERS', 'DASHES', 'SYSTEMS_WITH_A_LOOK', 'TEXT_COLOR', 'EDGE_COLOR', 'lightness', 'Look',
+           'series_looks', 'NothingToDraw', 'house_style', 'canvas', 'figure_bytes', 'figure_html', 'printable_label',
+           'caption_of', 'halo', 'save_figure']
 
 # %% ../../../nbs/eval/report/00_style.ipynb #570cd01e
 PALETTE = ("#0072b2", "#f2c440", "#14213d", "#dd6a1f", "#56b4e9", "#8a2b0e")
@@ -48,7 +48,6 @@ SYSTEMS_WITH_A_LOOK = (
     *("random", "zscore", "oracle_type", "full_context", "rrf", "multi_round"),
     *("oracle_plan", "oracle_evidence", "token_matched", "adaptive_rag", "flare", "longmemeval_rag"),
 )
-OTHER_COLOR = "#777777"  # of a point that is no system with a look of its own
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,6 @@ def series_looks(names: Iterable[object]) -> list[Look]:
     free = [place for place in every if place not in fixed] or list(every)
     others = iter(range(len(fixed)))
     return [_look(free[next(others) % len(free)] if place is None else place) for place in fixed]
-
-
-def system_colour(name: object) -> str:
-    """Return the colour of a system in every figure; grey for what has none of its own."""
-    place = _fixed_place(name)
-    return OTHER_COLOR if place is None else _look(place).colour
 
 # %% ../../../nbs/eval/report/00_style.ipynb #5be2f0c1
 class NothingToDraw(ValueError):

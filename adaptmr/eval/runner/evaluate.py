@@ -29,7 +29,6 @@ from .identity import user_code_hashes
 from adaptmr.eval.runner.parallel import (
     Unit,
     ask_in_processes,
-    check_workers,
     plan_units,
     waves,
     worker_count,
@@ -253,7 +252,8 @@ def evaluate(
     systems = _listed(systems)
     names = _check_arguments(systems, data, k, train)
     check_llm(llm)
-    check_workers(workers)
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers!r} must be 1 or more, or None")
     notes = validate(data)
     decides = make_judge(judge, llm) if isinstance(judge, str) else judge
     reads = None if reranker is None else as_reranker(reranker)

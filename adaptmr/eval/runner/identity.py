@@ -66,14 +66,6 @@ def _functions_of(cls: Any) -> list[FunctionType]:
         found |= dict.fromkeys(f for f in (value, *parts) if isinstance(f, FunctionType))
     return list(found)
 
-
-def _file_of(thing: Any) -> Path | None:
-    """Find the file of a function or a class; `None` if it was defined in a notebook or by `exec`."""
-    functions = [thing] if isinstance(thing, FunctionType) else _functions_of(thing)
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    named = [f.__code__.co_filename for f in functions] or [str(getattr(module, "__file__", None) or "")]
-    return next((path for path in map(Path, named) if path.name and path.is_file()), None)
-
 # %% ../../../nbs/eval/runner/01_identity.ipynb #144dbb9f
 def own_files(path: Path) -> dict[Path, bytes]:
     """Read a file and all of the user's own files that it imports, directly or through others.
@@ -122,16 +114,6 @@ def _files_of(base: Path | None, parts: list[str]) -> list[Path]:
 def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
-
-def _hash_files(path: Path) -> str:
-    """Hash a file and the user's own files that it imports, the same wherever the file's folder lies."""
-    folder, named = path.resolve().parent, {}
-    for p, text in own_files(path).items():
-        inside = p.is_relative_to(folder)
-        named[p.relative_to(folder).as_posix() if inside else f"{p.parent.name}/{p.name}"] = text
-    parts = (f"{n}\0{len(t)}\0".encode("utf-8", "surrogatepass") + t for n, t in sorted(named.items()))
-    return _sha(b"".join(parts))
-
 # %% ../../../nbs/eval/runner/01_identity.ipynb #ff664991
 def _nested(code: CodeType) -> Iterator[CodeType]:
     """Yield the code of a function, and of all functions in it."""
@@ -141,39 +123,31 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-def _code_text(function: FunctionType) -> str:
-    """Return the text that identifies a function: its source in a notebook, or else its bytecode."""
-    code = function.__code__
-    if not Path(code.co_filename).is_file():
-        with suppress(OSError, TypeError):
-            return inspect.getsource(function)
-    return _bytecode(code)
+def _bytecode(function: FunctionType) -> str:
+    """Return the text that identifies a function's code, the same in each process."""
+    return "\n".join(
+        "\n".join(
+            [
+                code.co_code.hex(),
+                " ".join(code.co_names),
+                *(
+                    repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
+                    for c in code.co_consts
+                    if not isinstance(c, CodeType)
+                ),
+            ]
+        )
+        for code in _nested(function.__code__)
+    )
 
 
-def _bytecode(code: CodeType) -> str:
-    constants = [
-        _bytecode(c)
-        if isinstance(c, CodeType)
-        else repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
-        for c in code.co_consts
-    ]
-    return "\n".join([code.co_code.hex(), " ".join(code.co_names), *constants])
-
-
-@lru_cache(maxsize=64)
-def _codes(path: Path, changed: int) -> frozenset[CodeType]:
-    """Return all code that a file, which was changed at this time, contains."""
-    try:
-        return frozenset(_nested(compile(path.read_bytes(), str(path), "exec", dont_inherit=True)))
-    except (SyntaxError, ValueError):
-        return frozenset()
-
-
-def _globals_of(function: FunctionType) -> dict[str, Any]:
-    """Map the names of the globals that a function uses, nested functions included, to their values."""
-    steps = (i for code in _nested(function.__code__) for i in dis.get_instructions(code))
+def _used_by(function: FunctionType) -> dict[str, Any]:
+    """Map the names of the globals and modules that a function uses, nested functions included, to them."""
+    steps = [i for code in _nested(function.__code__) for i in dis.get_instructions(code)]
     names = {i.argval for i in steps if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    imported = {i.argval for i in steps if i.opname == "IMPORT_NAME"}
+    return found | {name: sys.modules[name] for name in imported if name in sys.modules}
 
 # %% ../../../nbs/eval/runner/01_identity.ipynb #47b8c6b5
 _PLAIN = (str, int, float, bool, type(None), Enum)
@@ -187,28 +161,16 @@ def _is_plain(value: Any) -> bool:
 
 def _settings(thing: Any) -> dict[str, Any]:
     """Return the settings of an object, by name."""
-    held = dict(getattr(thing, "__dict__", {}))
-    for cls in type(thing).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        held |= {name: getattr(thing, name) for name in names if name not in held and hasattr(thing, name)}
     if is_dataclass(thing):
-        return {f.name: held[f.name] for f in fields(thing) if f.init and f.name in held}
-    found = {}
-    for name in _parameters(type(thing)):
-        if stored := [held[attribute] for attribute in (name, f"_{name}") if attribute in held]:
-            found[name] = stored[0]
+        return {f.name: getattr(thing, f.name) for f in fields(thing) if f.init and hasattr(thing, f.name)}
+    held = dict(getattr(thing, "__dict__", {}))
+    taken: Sequence[str] = []
+    with suppress(ValueError, TypeError):  # of a class without a signature
+        taken = list(inspect.signature(type(thing)).parameters)
+    found = {name: held[key] for name in taken for key in (f"_{name}", name) if key in held}
     if callable(getattr(type(thing), "plan", None)):
         found |= {name: value for name, value in held.items() if _is_plain(value)}
     return found
-
-
-def _parameters(cls: Any) -> list[str]:
-    try:
-        found = inspect.signature(cls.__init__).parameters.values()
-    except (ValueError, TypeError):
-        return []
-    return [p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
 
 # %% ../../../nbs/eval/runner/01_identity.ipynb #36763bf4
 class SourceUnavailable(ValueError):
@@ -232,12 +194,6 @@ def _is_third_party(cls: type) -> bool:
     path = getattr(sys.modules.get(cls.__module__), "__file__", None)
     is_system = any(callable(getattr(cls, method, None)) for method in ("retrieve", "solve"))
     return path is not None and is_installed(Path(path)) and not is_system
-
-
-def _is_generated(function: FunctionType, cls: type) -> bool:
-    """Return whether a method was generated by `dataclass`."""
-    generated = function.__code__.co_filename.startswith("<string>") and function.__name__.startswith("__")
-    return is_dataclass(cls) and generated
 
 
 def _version(thing: Any) -> str | None:
@@ -294,29 +250,49 @@ class _Description:
         return self._object(thing)
 
     def _function(self, function: FunctionType) -> Any:
+        found: dict[str, Any] = {"function": function.__qualname__, "module": _module_name(function)}
         cells = []
         for cell in function.__closure__ or ():
             with suppress(ValueError):  # of a cell that is still empty
                 cells.append(cell.cell_contents)
-        given = [cells, function.__defaults__, function.__kwdefaults__]
-        found: dict[str, Any] = {"function": function.__qualname__, "module": _module_name(function)}
-        found["given"] = [self.of(g) for g in given if g]
-        if not is_ours(function.__module__):
-            found |= {"code": self._code(function, [function]), "uses": self._uses([function])}
-        return found
+        found["given"] = self.of([cells, function.__defaults__, function.__kwdefaults__])
+        return found | self._code([function])
 
     def _class(self, cls: type) -> Any:
         found: dict[str, Any] = {"class": cls.__qualname__, "module": _module_name(cls)}
         if is_ours(cls.__module__) or _is_third_party(cls):
             return found
         functions = _functions_of(cls)
+        if is_dataclass(cls):  # without those that it generates
+            functions = [
+                f for f in functions if f.__code__.co_filename != "<string>" or f.__name__[:2] != "__"
+            ]
         attributes = [(n, v) for n, v in sorted(vars(cls).items()) if _is_plain(v) and not n.startswith("__")]
+        if not functions and _version(cls) is None and not any(map(_functions_of, cls.__mro__[1:])):
+            raise SourceUnavailable(
+                f"{cls.__qualname__!r} has no code that shows whether it was changed: declare a version on "
+                'it, such as version = "1", and change that whenever the code changes'
+            )
+        self.any_user_code = True
         return found | {
             "version": _version(cls),
             "bases": [self.of(base) for base in cls.__bases__ if base is not object],
             "attributes": [[name, self.of(value)] for name, value in attributes],
-            "code": self._code(cls, [f for f in functions if not _is_generated(f, cls)]),
-            "uses": self._uses(functions),
+            **self._code(functions),
+        }
+
+    def _code(self, functions: list[FunctionType]) -> dict[str, Any]:
+        """Describe the code of functions, and what it uses; an installed package's by its files."""
+        files = {Path(f.__code__.co_filename) for f in functions}
+        if all(is_ours(f.__module__) or _is_stdlib(f.__module__ or "") for f in functions):
+            return {}
+        if all(map(is_installed, files)):
+            return {"code": sorted(_sha(path.read_bytes()) for path in files if path.is_file())}
+        self.any_user_code = True
+        used = {name: value for f in functions for name, value in _used_by(f).items()}
+        return {
+            "code": _sha("\0".join(map(_bytecode, functions)).encode("utf-8", "surrogatepass")),
+            "uses": [[name, self.of(value)] for name, value in sorted(used.items())],
         }
 
     def _module(self, module: ModuleType) -> Any:
@@ -324,7 +300,7 @@ class _Description:
         if is_ours(module.__name__) or not path.is_file() or is_installed(path):
             return module.__name__
         self.any_user_code = True
-        return [module.__name__, _hash_files(path)]
+        return [module.__name__, sorted(map(_sha, own_files(path).values()))]
 
     def _object(self, thing: Any) -> Any:
         """Describe an object by its class and its settings; data, models and encoders by their names."""
@@ -344,34 +320,6 @@ class _Description:
         version = vars(thing).get("version") if hasattr(thing, "__dict__") else None
         versions = [str(version)] if _is_plain(version) and version is not None else []
         return [cls, *versions, self.of(_settings(thing))]
-
-    def _uses(self, functions: list[FunctionType]) -> Any:
-        """Describe what functions use from their modules, by name."""
-        found = {name: value for f in functions for name, value in _globals_of(f).items()}
-        return [[name, self.of(value)] for name, value in sorted(found.items())]
-
-    def _code(self, thing: Any, functions: list[FunctionType]) -> str:
-        """Hash the code of a function or class: its file, or its functions where the loaded code isn't there.
-
-        An installed package's file alone; "" for Python's own, which its version identifies.
-        """
-        path = _file_of(thing)
-        if path is not None and is_installed(path):
-            return "" if _is_stdlib(getattr(thing, "__module__", "")) else _sha(path.read_bytes())
-        self.any_user_code = True
-        in_file = [f.__code__ for f in functions if f.__code__.co_filename == str(path)]
-        if path is not None and (not in_file or set(in_file) <= _codes(path, path.stat().st_mtime_ns)):
-            return _hash_files(path)
-        if functions:
-            return _sha("\0".join(map(_code_text, functions)).encode("utf-8", "surrogatepass"))
-        inherited = any(_functions_of(base) for base in getattr(thing, "__mro__", ())[1:])
-        if _version(thing) is None and not inherited:
-            raise SourceUnavailable(
-                f"{getattr(thing, '__qualname__', thing)!r} has neither a file nor a source that shows "
-                'whether it was changed: declare a version on it, such as version = "1", and change that '
-                "whenever the code changes"
-            )
-        return ""
 
 # %% ../../../nbs/eval/runner/01_identity.ipynb #13cd9b70
 def user_code_hashes(systems: Sequence[Any], *, loader: str = "", **others: Any) -> dict[str, str]:

@@ -10,6 +10,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from ...types import Usage
 _Rows = dict[str, dict[str, Any]]
 
 # %% auto #0
-__all__ = ['WORTH_WORKERS', 'Unit', 'plan_units', 'waves', 'check_workers', 'worker_count', 'ask_in_processes']
+__all__ = ['WORTH_WORKERS', 'Unit', 'plan_units', 'waves', 'worker_count', 'ask_in_processes']
 
 # %% ../../../nbs/eval/runner/03_parallel.ipynb #25d919dd
 @dataclass(frozen=True)
@@ -70,43 +71,26 @@ def waves(units: Sequence[Unit]) -> Iterator[list[Unit]]:
 WORTH_WORKERS = 1_000  # answers; fewer take one process some seconds
 
 
-def check_workers(workers: Any) -> None:
-    """Raise `ValueError` for a number of workers that can't be."""
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers={workers!r} must be a whole number, 1 or more, or None")
+def _is_bound_here(embedder: Any) -> bool:
+    """Return whether the vectors of an encoder can't be had in another process, or are paid for."""
+    name = embedder if isinstance(embedder, str) else embedder.name
+    if is_endpoint(name) or not isinstance(embedder, str | TextEmbedder | HashEmbedder):
+        return True
+    cache = None if isinstance(embedder, str) else embedder.cache
+    return cache is not None and cache.path == ":memory:"
 
 
-def _embedder_reason(embedder: Any) -> str:
-    for given in embedder.values() if isinstance(embedder, Mapping) else [embedder]:
-        name = given if isinstance(given, str) else given.name
-        if is_endpoint(name):
-            return f"the vectors of {name!r} come from a server, and one process counts what they cost"
-        if not isinstance(given, str | TextEmbedder | HashEmbedder):
-            return f"the embedder {name!r} is an object of your own, which may not be copied"
-        if not isinstance(given, str) and given.cache is not None and given.cache.path == ":memory:":
-            return f"the vectors of {name!r} are cached in memory, not in a file that processes share"
-    return ""
-
-
-def _model_reason(llm: Any) -> str:
-    if llm is not None and type(llm) is not LLM:
-        return "the model is an object of your own, which may not be copied"
-    if llm is None or llm.is_offline:
-        return ""
-    if {llm.spending.max_tokens, llm.spending.max_cost_usd, llm.token_budget} != {None}:
-        return "a limit on what the model may spend is kept by one process"
-    if llm.cache is not None and llm.cache.path == ":memory:" and llm.cache.mode == "auto":
-        return "the model's replies are cached in memory, which processes don't share; use a file"
-    return ""
-
-
-def _reason_for_one(setup: Setup, systems: Sequence[str | System]) -> str:
-    """Say why only one process can ask the questions of a run; "" if several can."""
-    objects = [s.name for s in systems if not isinstance(s, str)]
-    if objects:
-        return f"{objects[0]!r} is an object, and a copy in a worker would not change it; register it by name"
-    reranks = "every worker would load the reranker" if setup.reranker is not None else ""
-    return _embedder_reason(setup.embedder) or _model_reason(setup.llm) or reranks
+def _needs_one_process(setup: Setup, systems: Sequence[str | System]) -> bool:
+    """Return whether something of a run can't be copied into another process, or is counted by one."""
+    given, llm = setup.embedder, setup.llm
+    if any(not isinstance(s, str) for s in systems) or setup.reranker is not None:
+        return True
+    if any(map(_is_bound_here, given.values() if isinstance(given, Mapping) else [given])):
+        return True
+    if llm is None or type(llm) is not LLM or llm.is_offline:
+        return llm is not None and type(llm) is not LLM
+    limited = {llm.spending.max_tokens, llm.spending.max_cost_usd} != {None}
+    return limited or (llm.cache is not None and llm.cache.path == ":memory:" and llm.cache.mode == "auto")
 
 
 def worker_count(
@@ -114,21 +98,20 @@ def worker_count(
 ) -> int:
     """Return how many processes ask the questions of a run; `wanted=None` leaves the choice to this function.
 
-    `missing` is the number of answers that the journal lacks. A `RunNotice` says why there are fewer than
-    wanted.
+    `missing` is the number of answers that the journal lacks. A `RunNotice` says if they are fewer.
     """
     import joblib
 
     if wanted == 1 or (wanted is None and (missing < WORTH_WORKERS or setup.threads)):
         return 1
-    possible, reason = len(units), f"the run has {len(units)} units that can be asked at once"
-    if setup.threads and setup.threads < possible:
-        possible, reason = setup.threads, f"the model takes {setup.threads} calls at once (its concurrency)"
-    if alone := _reason_for_one(setup, systems):
-        possible, reason = 1, alone
+    possible = 1 if _needs_one_process(setup, systems) else min(len(units), setup.threads or len(units))
     possible = max(possible, 1)
     if wanted is not None and possible < wanted:
-        notice(f"workers={wanted} was asked for, and {possible} asks the questions: {reason}")
+        notice(
+            f"workers={wanted} was asked for, and {possible} asks the questions: systems, model and encoder "
+            "must be given by name, with caches in files and no limit on what is spent; a model answers at "
+            "most its concurrency"
+        )
     return min(wanted or joblib.cpu_count(), possible)
 
 # %% ../../../nbs/eval/runner/03_parallel.ipynb #db9cc8ae
@@ -154,11 +137,9 @@ def _caches(embedder: Any) -> list[VectorCache]:
 def _sendable(error: Exception) -> Exception:
     """Return the error with its traceback as a note; a `RuntimeError` in its place if it can't be pickled."""
     error.add_note("\nIn another process:\n" + "".join(traceback.format_exception(error)))
-    try:
+    with suppress(Exception):  # whatever a class raises when it is rebuilt
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
-    except Exception:  # whatever a class raises when it is rebuilt
-        pass
     return RuntimeError(f"{error!r}{''.join(error.__notes__)}")
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .asking import Place, System, conversation_embedder, make_given
 from ...files import notice
 from ...llm.spending import LimitReached, Spending, spending_of
-from ...progress import Progress, progress_sink
+from ...progress import Progress, progress_line
 from ...sqlite import open_database
 from ...systems.base import get_capabilities
 from ...types import Conversation, Dataset, Question, Usage
@@ -205,7 +205,7 @@ class Run:
     """One run: its setup, its journal, its progress, and what it collects next to the rows.
 
     `keys` are those of all rows that are wanted; `used` names the recorded calls and vectors used since it
-    was called before; `progress`: see `progress_sink`. Within a `with` block the progress is shown.
+    was called before; `progress`: see `progress_line`. Within a `with` block the progress is shown.
     """
 
     def __init__(
@@ -221,20 +221,18 @@ class Run:
         self.spending, self._with_model = priced or Spending(), priced is not None
         self.spending.resume(str(journal.path), journal.spent)
         self._encoders: dict[str, Any] = {}  # by conversation
-        self._keys, self._sink, self._wanted = frozenset(keys), progress_sink(False), progress
+        self._keys, self._sink, self._wanted = frozenset(keys), progress_line(False), progress
         self.done = self._earlier = len(self._keys & journal.rows.keys())
         self._start, self._label = monotonic(), ""
 
     def __enter__(self) -> Run:
-        self._sink, self._start = progress_sink(self._wanted), monotonic()
+        self._sink, self._start = progress_line(self._wanted), monotonic()
         if 0 < self._earlier < len(self._keys):
             self._sink.say(f"resuming: {self._earlier:,} of {len(self._keys):,} answers")
         self._sink.show(self.state)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._sink.interrupted(self.state)
+    def __exit__(self, *_: object) -> None:
         self._sink.close()
         if (spent := self.spending.take(str(self.journal.path))).calls:
             self.journal.put(None, None, (), spent)
@@ -247,7 +245,7 @@ class Run:
         left = (monotonic() - self._start) / now * (total - self.done) if now > 0 else None
         tokens = self.spending.total.tokens if self._with_model else None
         cost = self.spending.cost_usd if self._with_model else None
-        return Progress(self.done, total, self._label, left, tokens, cost, self.journal.path is not None)
+        return Progress(self.done, total, self._label, left, tokens, cost)
 
     def stopped(self, limit: LimitReached) -> LimitReached:
         """Return the error of a run that a limit has stopped: how far it came, and how to go on."""
