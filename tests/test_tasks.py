@@ -184,18 +184,6 @@ def test_template_syntax_in_a_memory_stays_as_it_is() -> None:
         assert s.requests[0]["messages"][0]["content"] == "Which city? JSON only."
 
 
-def test_render_makes_the_texts_of_the_prompt() -> None:
-    t = make_task(render=lambda lang, question, text: {"question": question.upper(), "text": lang})
-    assert t.messages("zh", question="a", text="b")[1]["content"] == "文本：zh\n问题：A"
-    with pytest.raises(KeyError, match="needs the input 'text'"):
-        make_task().messages("en", question="a")
-
-
-def test_a_rule_that_breaks_its_schema_is_a_bug() -> None:
-    with pytest.raises(ValueError, match="offline rule of task 'city'"):
-        make_task(rule=lambda question, text: {"town": 1}).run(question="", text="")
-
-
 # -- counting ------------------------------------------------------------------------------------------------
 
 
@@ -231,11 +219,6 @@ def test_the_registry_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_repair_gives_the_intended_object(text: str, value: Any) -> None:
     assert repair_json(text) == value
-
-
-def test_an_object_with_the_expected_keys_is_preferred() -> None:
-    text = 'The set {x: 1} matters, so: {"answer": "y"}'
-    assert repair_json(text) == {"x": 1} and repair_json(text, ("answer",)) == {"answer": "y"}
 
 
 @pytest.mark.parametrize(
