@@ -279,18 +279,6 @@ def test_the_models_of_the_server_are_listed_and_the_key_is_not_shown(served, mo
     assert not any(secret in repr(found) for secret in ("sk-secret", "word"))
 
 
-def test_a_server_that_does_not_list_models_is_broken(served, monkeypatch):
-    url, replies, _ = served
-    monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
-    for reply in (401, b""), (200, b"<html>"), (200, b"{}"), (200, b'{"data": [1]}'):
-        replies["/v1/models"] = reply
-        (broken,) = [f for f in doctor.check_model() if f.state == doctor.BROKEN]
-        assert broken.remedy
-    monkeypatch.setenv("OPENAI_API_KEY", "sk secret")
-    broken = [f for f in doctor.check_model() if f.state == doctor.BROKEN]
-    assert broken and "secret" not in repr(broken)
-
-
 def test_the_exit_status_and_the_document_of_doctor(capsys, monkeypatch):
     status, out, _ = said(capsys, "doctor", "--json")
     found = json.loads(out)

@@ -93,15 +93,6 @@ def test_list_and_show_print_what_there_is_or_one_json_document(root, capsys):
         assert words in out, out
 
 
-def test_the_report_is_rendered_where_it_is_missing(root, capsys, demo_run):
-    folder = root / "outputs" / "exp3" / demo_run.name
-    shutil.copytree(demo_run, folder)
-    report = folder / "report.html"
-    assert said(capsys, "runs", "report", folder) == (0, f"{report}\n", "")
-    report.unlink()
-    assert said(capsys, "runs", "report", folder)[:2] == (0, f"{report}\n") and report.stat().st_size > 1000
-
-
 # --- rm
 
 
@@ -239,16 +230,6 @@ def make_two(root):
     for name in ("k1-a", "k1-b"):
         cli_runs.make(root, name, cli_runs.results({"b": 0.2, "a": 0.5}))
     return root / "outputs"
-
-
-def test_systems_are_in_the_order_of_the_run_or_the_one_asked_for(root):
-    run = open_recorded(make_two(root) / "tiny" / "k1-a")
-    assert run.systems == ["b", "a"] == list(dict.fromkeys(run.rows["system"]))
-    one = run.only(["a"])
-    assert set(one.rows["system"]) == {"a"} and run.only(None).systems == ["b", "a"]
-    assert one.rows["recall_fraction"].mean() == pytest.approx(0.5)
-    with pytest.raises(UsageError, match="no system 'c'; there are b, a"):
-        run.only(["c"])
 
 
 def test_the_beginning_of_a_name_is_enough_where_it_fits_one_run(root):

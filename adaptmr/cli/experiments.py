@@ -5,15 +5,13 @@
 # %% ../../nbs/cli/00_experiments.ipynb #86d305be
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -29,11 +27,6 @@ from adaptmr.eval.report.parameters import (
 )
 from ..progress import follow_progress
 from ..provenance import find_checkout
-
-if TYPE_CHECKING:
-    from adaptmr.eval.report.recorded_run import RecordedRun
-    from adaptmr.plugins import Plugin
-
 
 class RunFailed(RuntimeError):
     """A cell of an experiment failed; the message says which, and why. The command ends with status 1."""
