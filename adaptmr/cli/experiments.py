@@ -5,7 +5,6 @@
 # %% ../../nbs/cli/00_experiments.ipynb #86d305be
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import sys
