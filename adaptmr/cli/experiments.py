@@ -394,4 +394,4 @@ def sweep(
     for point in done:
         if point.folder:
             print(f"{_words(point.values) or 'run'}: {point.folder}")
-    return int(any(point.ended == "failed" for point in done))
+    return int(any(point.folder is None for point in done))
