@@ -146,33 +146,24 @@ def own_parts(
     plugins, installed packages that bring any of these, an encoder's server or weights, and the user's own
     fits to an encoder. An encoder that is among the `recorded` parts is not looked for on this machine.
     """
-    parts, embedder = _parts(systems, params), params.get("embedder")
-    own = registered()
+    parts, own = _parts(systems, params), registered()
     others = {part: thing for part, thing in own.items() if part in parts and not part.startswith("system ")}
-    encoders = BUNDLED_EMBEDDERS if embedder == "auto" else (embedder,) if embedder else ()
-    foreign = [
-        name
-        for name in encoders
-        if strip_precision(name) not in BUNDLED_EMBEDDERS and f"embedder {name}" not in own
-    ]
-    weights = {part: recorded.get(part) or _weights_of(part) for part in map(_encoder_part, foreign)}
+    asked = params.get("embedder")
+    encoders = BUNDLED_EMBEDDERS if asked == "auto" else (asked,) if asked else ()
+    shipped = [n for n in encoders if strip_precision(n) in BUNDLED_EMBEDDERS]
+    foreign = [n for n in encoders if n not in shipped and f"embedder {n}" not in own]
     return {
         **user_code_hashes(systems, loader=params.get("dataset") or "", **others),
         **{f"plugin {plugin.name}": plugin.sha256[:16] for plugin in plugins},
         **{f"package {name}": version for name, version in packages_of(parts).items()},
-        **weights,
+        **{f"encoder {n}": recorded.get(f"encoder {n}") or _weights_of(n) for n in foreign},
         **{f"fit {fitted.embedder}": fitted.sha256 for name in encoders if (fitted := own_fit(name))},
     }
 
 
-def _encoder_part(embedder: str) -> str:
-    return f"encoder {embedder}"
-
-
-def _weights_of(part: str) -> str:
+def _weights_of(encoder: str) -> str:
     """Return what identifies the vectors of an encoder: its server, or its weights."""
-    embedder = part.partition(" ")[2]
-    return str(getattr(make_embedder(embedder), "precision" if is_endpoint(embedder) else "revision", ""))
+    return str(getattr(make_embedder(encoder), "precision" if is_endpoint(encoder) else "revision", ""))
 
 
 def _name_own_parts(
@@ -183,15 +174,14 @@ def _name_own_parts(
     for plugin in plugins:
         if not asked.intersection(plugin.registered):
             had, first = ", ".join(plugin.registered), plugin.registered[0]
-            kind, name = next((k, first.removeprefix(f"{k} ")) for k in _GIVEN_AS if first.startswith(k))
-            given = ",".join([*systems[:1], name]) if kind == "system" else name
+            kind = next(kind for kind in _GIVEN_AS if first.startswith(kind))
+            given = ",".join([*(systems[:1] if kind == "system" else ()), first.removeprefix(f"{kind} ")])
             notice(
                 f"{plugin.name} has the {had}, and this run asks for none of it: name one, as in "
                 f"-p {_GIVEN_AS[kind]} {given}"
             )
-    for part in parts:
-        kind, _, name = part.partition(" ")
-        if kind == "fit" and (fitted := own_fit(name)):
+    for name in (part.removeprefix("fit ") for part in parts if part.startswith("fit ")):
+        if fitted := own_fit(name):
             notice(f"{name}: your own fit {fitted.sha256} acts, from {fit_path(name)}")
 
 
@@ -278,9 +268,14 @@ def check_evidence(experiment: str, data: Dataset) -> None:
         )
 
 # %% ../nbs/04_experiments.ipynb #e149531e
-def _recorded_parts(run: Path) -> dict[str, str]:
-    """Return the own parts of a finished run, by part, from its manifest."""
-    code = read_manifest(run / "manifest.json").get("code") if is_finished(run) else None
+def _manifest_of(run: Path) -> dict[str, Any]:
+    """Return the manifest of a finished run; an empty one for any other folder."""
+    return read_manifest(run / "manifest.json") if is_finished(run) else {}
+
+
+def _recorded_parts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the own parts of a run, by part."""
+    code = manifest.get("code")
     own = code.get("own") if isinstance(code, dict) else None
     return {str(part): str(value) for part, value in own.items()} if isinstance(own, dict) else {}
 
@@ -293,47 +288,41 @@ class _RecordedInputs:
     """
 
     def __init__(self, earlier: Path, params: Mapping[str, Any], only_recorded: bool) -> None:
-        self._asked, self._only_recorded = params["embedder"], only_recorded
-        self.parts = _recorded_parts(earlier) if only_recorded else {}
-        mode = "replay" if only_recorded else "auto"
+        self._asked, self._only_recorded, manifest = params["embedder"], only_recorded, _manifest_of(earlier)
+        self.parts = _recorded_parts(manifest) if only_recorded else {}
         calls_models = params["model"] != "offline" or "reranker" in params
+        mode = "replay" if only_recorded else "auto"
         self.calls = ReplayCache(cache_dir() / "calls.sqlite", mode) if calls_models else None
-        self.reranker = self._make_reranker(params.get("reranker"), earlier)
+        self.reranker: MeteredReranker | None = None
+        if "reranker" in params and self.calls is not None:
+            used = manifest.get("reranker")
+            revision = used.get("revision") if isinstance(used, dict) else None
+            weights = None if revision is None else str(revision)
+            self.reranker = make_reranker(params["reranker"], cache=self.calls, revision=weights)
         self.vectors = shared_cache()
         if self.calls is not None and (earlier / "calls.jsonl.gz").exists():
             self.calls.load(earlier / "calls.jsonl.gz")
         self._precision: dict[str, str] = {}
         if (earlier / "vectors.npz").exists():
             self.vectors.import_npz(earlier / "vectors.npz")
-            if is_finished(earlier):
-                # a machine that would encode in another precision still uses the recorded vectors
-                self._precision = self._recorded_precision(earlier)
+            # a machine that would encode in another precision still uses the recorded vectors
+            self._precision = self._recorded_precision(earlier.name, manifest.get("embedder") or {})
         self.vectors.reset_used()
         self._vectors_seen, self._calls_seen = 0, set[str]()
 
-    def _recorded_precision(self, earlier: Path) -> dict[str, str]:
-        """The precision of each encoder in a manifest.
+    def _recorded_precision(self, run: str, found: Any) -> dict[str, str]:
+        """Check what a manifest says of the precision of each encoder.
 
         Raises `ValueError` for an encoder that the run can't have used.
         """
-        found = read_manifest(earlier / "manifest.json").get("embedder") or {}
         possible = {*BUNDLED_EMBEDDERS, self._asked}
         names = found if isinstance(found, dict) else ["?"]
         if not {name if name in possible else strip_precision(str(name)) for name in names} <= possible:
             raise ValueError(
-                f"{earlier.name}/manifest.json: embedder {found!r} must map names among {sorted(possible)} "
+                f"{run}/manifest.json: embedder {found!r} must map names among {sorted(possible)} "
                 "to their precision"
             )
         return {str(name): str(precision or "") for name, precision in found.items()}
-
-    def _make_reranker(self, name: str | None, earlier: Path) -> MeteredReranker | None:
-        """Make the reranker of the run; in a repeated run, with the weights that are recorded."""
-        if name is None or self.calls is None:
-            return None
-        manifest = read_manifest(earlier / "manifest.json") if is_finished(earlier) else {}
-        recorded = manifest.get("reranker")
-        revision = recorded.get("revision") if isinstance(recorded, dict) else None
-        return make_reranker(name, cache=self.calls, revision=None if revision is None else str(revision))
 
     def encoder(self) -> Any:
         """The encoder asked for; in a repeated run, in the precision that is recorded."""
@@ -348,7 +337,7 @@ class _RecordedInputs:
     def _recorded_encoder(self, name: str, precision: str) -> Any:
         """The encoder of a manifest, with what identifies its vectors: its server, or its weights."""
         asked = name if is_endpoint(name) else embedder_name(strip_precision(name), precision)
-        if revision := precision if is_endpoint(name) else self.parts.get(_encoder_part(asked)):
+        if revision := precision if is_endpoint(name) else self.parts.get(f"encoder {asked}"):
             return make_embedder(asked, revision=revision, allow_encoding=not self._only_recorded)
         return make_embedder(asked)
 
@@ -557,7 +546,7 @@ class Experiment(Sections):
         read_by = {name: v for name, v in self.params.items() if name == "reranker"}
         self.params = _without_folders(self.params)
         replayed = os.environ.get("ADAPTMR_REPLAY")  # the run that `adaptmr runs replay` repeats
-        recorded = _recorded_parts(Path(replayed)) if replayed else {}
+        recorded = _recorded_parts(_manifest_of(Path(replayed))) if replayed else {}
         self.user_code = own_parts(systems, self.params, self.plugins, recorded)
         _name_own_parts(systems, self.params, self.plugins, self.user_code)
         self.display_names = DisplayNames.for_systems(systems, self.params["model"] == "offline")

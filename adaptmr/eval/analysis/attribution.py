@@ -27,7 +27,6 @@ from adaptmr.eval.runner.asking import (
     prepare_questions,
     score_answer,
 )
-from ...llm import EmptyReply
 from ...llm.concurrency import run_concurrently
 from ...llm.tasks import UsageMeter, meter_usage
 from ...reader import answer, build_context
@@ -36,7 +35,6 @@ from ...retrieval.versions import asked_attributes, group_versions, keep_latest,
 from ...systems.base import MemorySystem, get_capabilities, known_systems
 from ...systems.fixed import without_times
 from adaptmr.types import (
-    Answer,
     Conversation,
     Dataset,
     Evidence,
@@ -54,14 +52,12 @@ CAUSE_ORDER = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD", "HALLUC", "GEN")
 REPAIRS = ("MISS", "CONFLICT", "TEMPORAL", "OVERLOAD")
 UNSTABLE = "unstable"  # the same evidence got a correct answer the second time
 InterventionSet = frozenset[str]
-IsCorrect = Callable[[Question, Answer], bool]  # whether an answer to a question is correct
 Similarity = Callable[[Sequence[Hit]], "np.ndarray | None"]  # the cosines of hits, (n, n)
 
 # %% auto #0
-__all__ = ['CAUSE_ORDER', 'REPAIRS', 'UNSTABLE', 'InterventionSet', 'IsCorrect', 'Similarity', 'SAME_FACT_COSINE',
-           'INTERVENTIONS', 'cause_label', 'parse_cause_label', 'primary_cause', 'Failure', 'outdated_hits',
-           'apply_interventions', 'reader_input', 'shapley_values', 'Diagnosis', 'diagnose', 'correct_by_score',
-           'attribute_failures']
+__all__ = ['CAUSE_ORDER', 'REPAIRS', 'UNSTABLE', 'InterventionSet', 'Similarity', 'SAME_FACT_COSINE', 'INTERVENTIONS',
+           'cause_label', 'parse_cause_label', 'primary_cause', 'Failure', 'outdated_hits', 'apply_interventions',
+           'reader_input', 'shapley_values', 'Diagnosis', 'diagnose', 'attribute_failures']
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #b6e434d8
 def cause_label(causes: Iterable[InterventionSet]) -> str:
@@ -285,20 +281,18 @@ class Diagnosis:
     - `minimal_repairs`: the alternatives, each a set of interventions that together repair the answer, all
       of the smallest size found; empty where no set helps.
     - `cause`: their label; "GEN" for none, "unstable" if the unchanged evidence gets a correct answer.
-    - `calls`: the model calls of the interventions.
     - `tried`: the sets whose outcome is known, without interventions that change nothing for the reader.
-    - `complete`: whether every set could be tried within the limit of calls.
+    - `complete`: whether the model's answer is known for every set that was tried.
     - `usage` and `ways`: those of the model, without the control.
     - `score`: that of the control, 0 to 1, and `repaired` that with all repairs made.
     - `gains`: the Shapley value of each of `REPAIRS`, which add up to `repaired - score`; none for a
-      question without gold turns, or where a set could not be tried within the limit of calls.
+      question without gold turns, or where the model's answer to a set isn't known.
     - `seen`: the repairs that change what the reader sees, alone or after others.
     """
 
     minimal_repairs: tuple[InterventionSet, ...]
     cause: str
-    calls: int
-    tried: tuple[InterventionSet, ...]
+    tried: tuple[InterventionSet, ...] = ()
     complete: bool = True
     usage: Usage = field(default_factory=Usage)
     ways: str = ""
@@ -308,72 +302,43 @@ class Diagnosis:
     seen: tuple[str, ...] = ()
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #e11b4f18
-class _OutOfCalls(Exception):
-    """The limit of calls is reached."""
-
-
-class _CallLimitedLLM:
-    """Limit the number of calls of a model; everything else is the model's."""
-
-    def __init__(self, llm: Any, max_calls: int) -> None:
-        self._llm, self.max_calls, self.calls, self.usage = llm, max_calls, 0, Usage()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
-
-    def complete(self, *args: Any, **more: Any) -> Any:
-        if self.calls >= self.max_calls:
-            raise _OutOfCalls
-        self.calls += 1
-        try:
-            reply = self._llm.complete(*args, **more)
-        except EmptyReply as e:
-            self.usage += e.usage
-            raise
-        self.usage += reply.usage
-        return reply
+#| exporti
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #2e9c2fb5
 class _Replay:
-    """Ask one failed question again with interventions; remember the outcome for each reader input.
-
-    An outcome is whether the answer is correct, and its score (0 to 1).
-    """
+    """Ask one failed question again with interventions; remember the score (0 to 1) for each reader input."""
 
     def __init__(
-        self, evidence: Evidence, failure: Failure, llm: Any, judge: Callable, control: float, max_calls: int
+        self, evidence: Evidence, failure: Failure, llm: Any, dataset: str, threshold: float, control: float
     ) -> None:
-        self.evidence, self.failure, self.judge = evidence, failure, judge
-        self.offline = llm is None or llm.is_offline
-        self.llm = None if self.offline else _CallLimitedLLM(llm, max_calls)
-        self.ways: Counter[tuple[str, str]] = Counter()
+        self.evidence, self.failure, self.dataset, self.threshold = evidence, failure, dataset, threshold
+        self.llm = None if llm is None or llm.is_offline else llm
+        self.usage, self.ways = Usage(), Counter[tuple[str, str]]()
         self._views: dict[InterventionSet, Any] = {}
-        self.outcomes: dict[Hashable, tuple[bool, float]] = {self.view(frozenset()): (False, control)}
-        self.repaired: dict[InterventionSet, bool | None] = {}  # of the search; `None`: could not be tried
+        self.scores: dict[Hashable, float] = {self.view(frozenset()): control}
+        self.repaired: dict[InterventionSet, bool | None] = {}  # of the search; `None`: not known
 
     def view(self, names: InterventionSet) -> Any:
         """Return what the reader sees with these interventions."""
         if names not in self._views:
             edited = apply_interventions(self.evidence, names, self.failure)
-            self._views[names] = reader_input(edited, self.offline)
+            self._views[names] = reader_input(edited, self.llm is None)
         return self._views[names]
 
-    def outcome(self, names: InterventionSet) -> tuple[bool, float] | None:
-        """Return the outcome with these interventions; `None` if no calls are left."""
+    def score(self, names: InterventionSet) -> float | None:
+        """Return the score of the answer with these interventions; `None` if the model gave no usable one."""
         key, question = self.view(names), self.failure.question
-        if key in self.outcomes:
-            return self.outcomes[key]
+        if key in self.scores:
+            return self.scores[key]
         edited = apply_interventions(self.evidence, names, self.failure)
-        try:
-            with meter_usage() as meter:
-                given = answer(question.text, edited, self.llm, asked_at=question.asked_at)  # type: ignore[arg-type]
-        except _OutOfCalls:
-            return None
+        with meter_usage() as meter:
+            given = answer(question.text, edited, self.llm, asked_at=question.asked_at)
+        self.usage += meter.usage
         self.ways += Counter({way: n for way, n in meter.outcomes.items() if way[1] != "offline"})
         if any(way[1] == "fallback" for way in meter.outcomes):
             return None  # a rule's answer in the model's place is no evidence about the model
-        self.outcomes[key] = self.judge(question, given)
-        return self.outcomes[key]
+        self.scores[key] = float(score_answer(question, given, self.dataset))
+        return self.scores[key]
 
     def minimal(self, names: InterventionSet) -> InterventionSet:
         """Return the set without interventions that change nothing for the reader after the others."""
@@ -384,24 +349,18 @@ class _Replay:
 
     def minimal_repairs(self) -> tuple[InterventionSet, ...]:
         """Return the repairing sets of the smallest size found, in the order of the pipeline."""
-        found = self._try([frozenset({name}) for name in INTERVENTIONS]) or self._try_several()
+        pairs = [frozenset(pair) for pair in combinations(INTERVENTIONS, 2)]
+        found = self._try([frozenset({name}) for name in INTERVENTIONS]) or self._try(pairs)
+        found = found or self._try([frozenset(INTERVENTIONS)])
         size = min(map(len, found), default=0)
         smallest = [names for names in found if len(names) == size]
         return tuple(sorted(smallest, key=lambda names: sorted(map(CAUSE_ORDER.index, names))))
 
     def _try(self, sets: Sequence[InterventionSet]) -> set[InterventionSet]:
         for names in sets:
-            known = self.outcome(names)
-            self.repaired[names] = None if known is None else known[0]
+            known = self.score(names)
+            self.repaired[names] = None if known is None else known >= self.threshold
         return {self.minimal(names) for names in sets if self.repaired[names]}
-
-    def _try_several(self) -> set[InterventionSet]:
-        pairs = [frozenset(pair) for pair in combinations(INTERVENTIONS, 2)]
-        every = frozenset(INTERVENTIONS)
-        views = {self.view(names) for names in (*pairs, every)}
-        if self.llm is None or len(views - set(self.outcomes)) <= self.llm.max_calls - self.llm.calls:
-            return self._try(pairs) or self._try([every])
-        return self._try([every, *pairs])
 
     def tried(self) -> tuple[InterventionSet, ...]:
         """Return the sets whose outcome is known, each reduced to what changes the reader's input."""
@@ -421,15 +380,13 @@ class _Replay:
     def gains(self, seen: Sequence[str]) -> dict[str, float]:
         """Return the Shapley value of each of `REPAIRS`, of which only the `seen` ones can have any.
 
-        Empty where a set can't be tried, since no calls are left.
+        Empty where the score of a set is not known.
         """
-        scores: dict[InterventionSet, float] = {}
-        for size in (0, len(seen), *range(1, len(seen))):
-            for names in map(frozenset, combinations(seen, size)):
-                if (known := self.outcome(names)) is None:
-                    return {}
-                scores[names] = known[1]
-        return {**dict.fromkeys(REPAIRS, 0.0), **shapley_values(seen, scores.__getitem__)}
+        sets = [frozenset(some) for n in range(len(seen) + 1) for some in combinations(seen, n)]
+        scores = {names: self.score(names) for names in sets}
+        if None in scores.values():
+            return {}
+        return {**dict.fromkeys(REPAIRS, 0.0), **shapley_values(seen, lambda some: scores[some] or 0.0)}
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #a57f9bb6
 def diagnose(
@@ -437,52 +394,39 @@ def diagnose(
     evidence: Evidence,
     conversation: Conversation,
     llm: Any = None,
-    is_correct: IsCorrect | None = None,
-    max_calls: int = 15,
+    threshold: float = 0.3,
     similarity: Similarity | None = None,
     dataset: str = "",
 ) -> Diagnosis:
     """Find the smallest set of interventions with which the same reader answers `question` correctly.
 
-    `is_correct` judges an answer (default: `correct_by_score()`), which is graded by the measure of
-    `dataset`; `max_calls` limits the model calls beyond the control, which is the answer that failed and
-    costs nothing with recorded calls; the rule-based reader (`llm=None` or offline) has no limit.
-    `similarity` gives the cosines of hits. The result is deterministic if the reader is. 15 calls are enough
-    for every set of the four repairs. Raises what the reader raises.
+    An answer is correct if its score by the measure of `dataset` reaches `threshold`; `similarity` gives the
+    cosines of hits. At most 15 model calls follow the control, which is the answer that failed and costs
+    nothing with recorded calls (more where a reply has to be asked for again). The result is deterministic if
+    the reader is. Raises what the reader raises.
     """
-    is_correct = is_correct or correct_by_score()
     failure = Failure.of(question, conversation, similarity)
     control = answer(question.text, evidence, llm, asked_at=question.asked_at)
-
-    def judge(asked: Question, given: Answer) -> tuple[bool, float]:
-        return bool(is_correct(asked, given)), float(score_answer(asked, given, dataset))
-
-    correct, score = judge(question, control)
-    if correct:
-        return Diagnosis((), UNSTABLE, 0, (), score=score)
-    replay = _Replay(evidence, failure, llm, judge, score, max_calls)
+    score = float(score_answer(question, control, dataset))
+    if score >= threshold:
+        return Diagnosis((), UNSTABLE, score=score)
+    replay = _Replay(evidence, failure, llm, dataset, threshold, score)
     repairs = replay.minimal_repairs()
     seen = replay.seen_repairs() if failure.gold else ()
     gains = replay.gains(seen) if failure.gold else {}
-    everything = replay.outcome(frozenset(seen)) if gains else None
+    everything = replay.score(frozenset(seen)) if gains else None
     return Diagnosis(
         repairs,
         cause_label(repairs),
-        replay.llm.calls if replay.llm else 0,
         replay.tried(),
         None not in replay.repaired.values() and bool(gains or not failure.gold),
-        replay.llm.usage if replay.llm else Usage(),
+        replay.usage,
         str(UsageMeter(outcomes=replay.ways)),
         score,
-        math.nan if everything is None else everything[1],
+        math.nan if everything is None else everything,
         gains,
         seen,
     )
-
-
-def correct_by_score(dataset: str = "", threshold: float = 0.3) -> IsCorrect:
-    """Judge an answer by its score, which must reach `threshold`; on "locomo" it is LoCoMo's official one."""
-    return lambda question, given: score_answer(question, given, dataset) >= threshold
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #87533ae6
 def attribute_failures(
@@ -492,22 +436,17 @@ def attribute_failures(
     llm: Any = None,
     k: int | None = None,
     threshold: float = 0.3,
-    *,
-    value: str = "f1",
-    is_correct: IsCorrect | None = None,
-    max_calls: int = 15,
     **making: Unpack[Making],
 ) -> pd.DataFrame:
-    """Diagnose every failure of some systems: each row of `frame` with `value` below `threshold`.
+    """Diagnose every failure of some systems: each row of `frame` with an F1 below `threshold`.
 
     `frame` is what `evaluate` returned; `data`, `llm`, `k` (default: the frame's) and `making` are those
-    that it was made with; `is_correct` judges the answers (default: by score, LoCoMo's official one on
-    `locomo`; where `value` is a judge's column, give that judge). Columns: system, conversation, question,
-    type, cause, first (the `primary_cause`), alternatives (how many), tried, complete, calls, prompt_tokens,
-    completion_tokens, cost_usd, ways, answerable, lost (1 less the score of the answer), left (1 less the
-    score with all repairs made), and for each of `REPAIRS` `gain_…` (its Shapley value) and `seen_…` (whether
-    it changes what the reader sees). Raises `ValueError` for a system that the frame doesn't have, and for
-    one that now finds other memories than the frame says.
+    that it was made with. Columns: system, conversation, question, type, cause, first (the `primary_cause`),
+    alternatives (how many), tried, complete, calls, prompt_tokens, completion_tokens, cost_usd, ways,
+    answerable, lost (1 less the score of the answer), left (1 less the score with all repairs made), and for
+    each of `REPAIRS` `gain_…` (its Shapley value) and `seen_…` (whether it changes what the reader sees).
+    Raises `ValueError` for a system that the frame doesn't have, and for one that now finds other memories
+    than the frame says.
     """
     given = {s if isinstance(s, str) else s.name: s for s in systems}
     present = list(dict.fromkeys(frame["system"]))
@@ -515,8 +454,7 @@ def attribute_failures(
         raise ValueError(f"the frame has no rows of {missing[0]!r}; it has {present}")
     known = [given.get(name, name) for name in present if name in given or name in known_systems(None)]
     matched = matched_budgets(known, llm, **making)
-    failed = _failed_questions(frame, threshold, value)
-    judge = is_correct or correct_by_score(data.name, threshold)
+    failed = _failed_questions(frame, threshold)
     k = frame.attrs.get("k", 10) if k is None else k
     rows: list[dict[str, Any]] = []
     for conversation in data.conversations:
@@ -537,15 +475,15 @@ def attribute_failures(
                 diagnose,
                 conversation=conversation,
                 llm=llm,
-                is_correct=judge,
-                max_calls=max_calls,
+                threshold=threshold,
                 similarity=system_similarity(made),
                 dataset=data.name,
             )
+            in_turn = llm is None or llm.is_offline or get_capabilities(made).one_at_a_time
             run_concurrently(
                 partial(_explain, made, k, failed, diagnosed),
                 zip(todo, prepare_questions(made, todo)),
-                _n_threads(made, llm),
+                0 if in_turn else getattr(llm, "concurrency", 1),
                 lambda _, row: rows.append(row),
             )
             made.reset()
@@ -554,17 +492,11 @@ def attribute_failures(
     return pd.DataFrame(rows, columns=DIAGNOSIS_COLUMNS)
 
 
-def _failed_questions(frame: pd.DataFrame, threshold: float, value: str) -> dict[tuple[str, str, str], Any]:
+def _failed_questions(frame: pd.DataFrame, threshold: float) -> dict[tuple[str, str, str], Any]:
     """Return the failures by system, conversation and question, each with the sources that were retrieved."""
-    below = frame[frame[value].astype(float) < threshold]
+    below = frame[frame["f1"].astype(float) < threshold]
     keys = zip(*(below[c].astype(str).tolist() for c in ("system", "conversation", "question")))
     return dict(zip(keys, below["retrieved"].tolist() if "retrieved" in below else [None] * len(below)))
-
-
-def _n_threads(system: MemorySystem, llm: Any) -> int:
-    if llm is None or llm.is_offline or get_capabilities(system).one_at_a_time:
-        return 0
-    return getattr(llm, "concurrency", 1)
 
 # %% ../../../nbs/eval/analysis/01_attribution.ipynb #bdfb8c0e
 DIAGNOSIS_COLUMNS = [
@@ -596,7 +528,8 @@ def _explain(
     row = (
         *(system.name, question.conversation, question.id, str(question.type), d.cause),
         *(primary_cause(d.cause), len(d.minimal_repairs), " ".join(cause_label([t]) for t in d.tried)),
-        *(d.complete, d.calls, d.usage.prompt_tokens, d.usage.completion_tokens, d.usage.cost_usd, d.ways),
+        *(d.complete, d.usage.calls, d.usage.prompt_tokens, d.usage.completion_tokens),
+        *(d.usage.cost_usd, d.ways),
         *(question.answerable, 1 - d.score, 1 - d.repaired),
         *(round(d.gains.get(name, math.nan), 9) for name in REPAIRS),
         *(name in d.seen for name in REPAIRS),

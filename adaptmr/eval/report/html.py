@@ -18,7 +18,6 @@ from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from .recorded_run import finished_runs, read_manifest, run_folders
 from ..stats.contrasts import DIFFERENT, EQUIVALENT, MEASURE_NAMES, UNDECIDED
@@ -436,23 +435,23 @@ def refresh_index(outputs_dir: str | Path) -> Path:
     root = Path(outputs_dir)
     root.mkdir(parents=True, exist_ok=True)
     finished = finished_runs(root)
-    unfinished = [f"{run.parent.name}/{run.name}" for run in run_folders(root) if run not in finished]
-    rows = [_index_row(run, manifest) for run, manifest in finished.items()]
+    rows = {run: _index_row(run, manifest) for run, manifest in finished.items()}
     out = io.StringIO()
     writer = csv.DictWriter(out, _INDEX_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(rows.values())
     write_atomic(root / "index.csv", out.getvalue())
+    experiments = [
+        (name, _experiment_title(of[0]), [(rows[run], *_first_results(finished[run])) for run in of])
+        for name, group in groupby(finished, lambda run: run.parent.name)
+        if (of := list(group))
+    ]
     page = render_page(
         "index.html.j2",
         title="AdaptMR runs",
-        finished=_count(len(rows), "finished run"),
-        experiments=[
-            (folder.name, *_of_experiment({run: m for run, m in finished.items() if run.parent == folder}))
-            for folder in dict.fromkeys(run.parent for run in finished)
-        ],
-        unfinished=_count(len(unfinished), "folder") if unfinished else "",
-        unfinished_names=unfinished,
+        finished=len(rows),
+        experiments=experiments,
+        unfinished=[f"{run.parent.name}/{run.name}" for run in run_folders(root) if run not in finished],
     )
     target = root / "index.html"
     write_atomic(target, page)
@@ -460,10 +459,6 @@ def refresh_index(outputs_dir: str | Path) -> Path:
 
 # %% ../../../nbs/eval/report/01_html.ipynb #c763f21f
 _INDEX_COLUMNS = ("experiment", "run_id", "data", "systems", "numbers", "when", "commit", "redacted", "link")
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{n} {thing}" + ("" if n == 1 else "s")
 
 
 def _index_row(run: Path, m: Mapping[str, Any]) -> dict[str, str]:
@@ -484,44 +479,14 @@ def _index_row(run: Path, m: Mapping[str, Any]) -> dict[str, str]:
 MAX_NUMBERS = 3  # of a run in the index; its report has all of them
 
 
-def _of_experiment(finished: Mapping[Path, Mapping[str, Any]]) -> tuple[str, HtmlOutput]:
-    """The heading over the runs of one experiment, which is the question they ask, and their table."""
-    body = []
-    for run, manifest in finished.items():
-        row = _index_row(run, manifest)
-        made = f"{html.escape(row['when'][:10])}<br><small>{html.escape(row['commit'])}</small>"
-        shown = (_run_link(row), _answers(manifest), _first_numbers(manifest), HtmlOutput(made))
-        body.append([Cell(text, "") for text in shown])
-    columns = [Cell(name, "") for name in ("data", "answers", "numbers", "made")]
-    return _experiment_title(next(iter(finished))), html_table(body, columns, css_class="wide")
-
-
-def _run_link(row: Mapping[str, str]) -> HtmlOutput:
-    mark = " <span class='badge'>without the data's text</span>" if row["redacted"] == "yes" else ""
-    address, name = html.escape(quote(row["link"])), html.escape(row["run_id"])
-    data = html.escape(row["data"] or "no data set")
-    return HtmlOutput(f'<a href="{address}">{data}</a>{mark}<br><small>{name}</small>')
-
-
-def _answers(manifest: Mapping[str, Any]) -> HtmlOutput:
-    """The questions of a run's answer box, each with its short answer; a dash for a run without one."""
-    said = manifest.get("answers") or []
-    lines = [f"{html.escape(question)} <b>{html.escape(short)}</b>" for question, short, _ in said]
-    return HtmlOutput("<br>".join(lines) or "–")
-
-
-def _first_numbers(manifest: Mapping[str, Any]) -> HtmlOutput:
-    """The first numbers of a run's answer box, with intervals; without a box its first main results."""
+def _first_results(manifest: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The answers of a run's answer box, and its first numbers; without a box its first main results."""
     means = [(name, format_number(value)) for name, value in (manifest.get("numbers") or {}).items()]
-    shown = (
-        f"<b class='unbroken'>{html.escape(text)}</b> <small>{html.escape(name)}</small>"
-        for name, text in (manifest.get("headline") or means)[:MAX_NUMBERS]
-    )
-    return HtmlOutput("<br>".join(shown) or "–")
+    return manifest.get("answers") or [], (manifest.get("headline") or means)[:MAX_NUMBERS]
 
 
 def _experiment_title(run: Path) -> str:
-    """The name of an experiment with the heading of a run's notebook, which is the question it asks."""
+    """The heading of a run's notebook, which is the question it asks; else the name of its experiment."""
     try:
         cells = json.loads((run / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError, RecursionError):
