@@ -165,7 +165,7 @@ def metered(reranker: Reranker, cache: ReplayCache | None = None) -> MeteredRera
         return reranker
     return MeteredReranker(
         reranker.name,
-        lambda query, texts: (reranker.scores(query, texts), 0),
+        lambda query, texts: (list(reranker.scores(query, texts)), 0),
         revision=lambda: str(getattr(reranker, "revision", "")),
         cache=cache,
     )
@@ -228,12 +228,13 @@ def read_scores(reply: Any, n: int) -> list[float]:
     """
     try:
         results = reply["results"] if isinstance(reply, dict) else reply
-        found = {r["index"]: float(r["relevance_score"] if "relevance_score" in r else r["score"]) for r in results}
+        name = "relevance_score" if "relevance_score" in results[0] else "score"
+        found = {entry["index"]: float(entry[name]) for entry in results}
         scores = [found[i] for i in range(n)]
-    except (TypeError, KeyError, ValueError) as e:
-        raise MalformedScores(f"the reply has no score for each of {n} documents ({e!r}): {reply!r:.120}") from e
+    except (TypeError, LookupError, ValueError) as e:
+        raise MalformedScores(f"the reply has no score for each of {n} documents: {reply!r:.120}") from e
     if len(results) > n or not all(map(isfinite, scores)):
-        raise MalformedScores(f"the reply has other scores than one for each of {n} documents: {reply!r:.120}")
+        raise MalformedScores(f"the reply has other scores than {n} finite ones: {reply!r:.120}")
     return scores
 
 
