@@ -22,6 +22,7 @@ def in_child(work: Callable[[Callable[[Any], None]], object]) -> tuple[int, Text
     if pid := os.fork():
         os.close(write)
         return pid, os.fdopen(read, "r")
+    signal.alarm(300)  # a child that waits for ever dies of it
     try:
         os.close(read)
         work(lambda line: os.write(write, (json.dumps(line) + "\n").encode()) and None)

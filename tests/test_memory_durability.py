@@ -16,7 +16,7 @@ from killing import die, ended, in_child, needs_fork
 
 from adaptmr.memory.config import MemoryConfig
 from adaptmr.memory.layered import LayeredMemory
-from adaptmr.memory.layers import DERIVED, KEY, PAGE
+from adaptmr.memory.layers import DERIVED, KEY, PAGE, SUMMARY, Changes
 from adaptmr.store.memory_store import MemoryStore
 from adaptmr.types import Memory
 
@@ -149,6 +149,18 @@ def test_threads_share_one_memory(tmp_path: Path) -> None:
         sent = add_all(memory, "one", 20)
         assert memory.prompt("Where did I buy the cello?").text
         check_shared(memory, sent)
+
+
+def test_what_another_process_has_just_written_is_written_no_second_time(tmp_path: Path) -> None:
+    with open_memory(tmp_path / "m.db") as one, open_memory(tmp_path / "m.db") as other:
+        for n in range(5):
+            one.add(text_of(n), "Maya", "2024-05-01")
+        late = Changes(one.store, one.present.now())
+        turn = other.add(text_of(5), "Maya", "2024-05-01")
+        assert [m.layer for m in other.store.memories].count(SUMMARY) == 1
+        late.put(turn)
+        one._writer.write_due(late, {})
+        assert late.edits == []
 
 
 @pytest.mark.slow

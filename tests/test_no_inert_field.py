@@ -101,14 +101,15 @@ BY_HAND = [
     RetrievalPlan(weights={"hybrid": 1.0}, layers=("key",)),
     RetrievalPlan(weights={"hybrid": 1.0}, owners=("Ravi",)),
     RetrievalPlan(weights={"hybrid": 1.0}, tags=("a", "b")),
+    RetrievalPlan(weights={"hybrid": 1.0}, passages=1),
     RetrievalPlan(weights={"hybrid": 1.0}, reranker="shortest first", rerank_depth=6),
 ]
 
 
 # ablations and baselines that set a field that no other system sets
 ALSO = (
-    *("rounds + expansion", "qarp with chained steps", "qarp with cosine gate", "hybrid_passages"),
-    *("adaptmr w/o shared words", "adaptmr, update by attribute", "longmemeval_rag"),
+    *("rounds + expansion", "adaptmr w/o shared words", "adaptmr, update by attribute"),
+    "longmemeval_rag",
 )
 
 

@@ -19,7 +19,6 @@ from adaptmr.planning.routed import AdaptiveRAG, Mixture, Routed, strategies_wit
 from adaptmr.reader import answer
 from adaptmr.retrieval.evidence import mix_evidence
 from adaptmr.retrieval.execute import execute
-from adaptmr.retrieval.fusion import fit_for
 from adaptmr.retrieval.plan import RetrievalPlan
 from adaptmr.retrieval.query import MAX_QUERIES, decompose_by_rule, is_grounded
 from adaptmr.retrieval.strategies import (
@@ -59,10 +58,6 @@ PLANNED = {
     "hint": " the latest ",
 }
 KEPT = {"relevant": True, "drop": [], "updated": []}
-
-
-# a fit whose probability holds for any store, so that the gate closes below the threshold in these tests
-APPLIES = replace(fit_for("hash"), seen={})
 
 
 def memories():
@@ -148,15 +143,6 @@ class TestQARP:
         assert found.has_relevant == yes and bool(found.hits) == yes and bool(found.context) == yes
         assert (found.plan.relevance_threshold, found.plan.relevance_low) == (1.0, 0.5)
 
-    def test_one_call_when_the_gate_closes(self, store):
-        question = "Did I ever tell you my blood type?"
-        for gate in ({"gate": "cosine", "doubt": 1.0}, {"doubt": 1.0}):
-            with replying(queries={**PLANNED, "relevance_threshold": 1.0}, relevant=KEPT) as s:
-                found = retrieve(question, store, 3, QARP(model(s), **gate), fit=APPLIES)
-                assert len(s.requests) == 1 == found.usage.calls
-            assert not found.hits and not found.has_relevant and found.context == ""
-            assert found.trace[-2].step == "gate" and "is below 1.0" in found.trace[-2].reason
-
     def test_the_model_may_want_no_memory(self, store):
         """Admission: nothing is searched, and the reader asks the model without memories."""
 
@@ -187,62 +173,33 @@ class TestQARP:
                 found = retrieve(NOW, store, 3, QARP(model(s)))
             assert len(found.hits) == left and found.has_relevant == bool(left)
 
-    def test_the_questions_own_words_are_kept(self, store):
-        for keep, replied, queries in (
-            (True, ["a b", "a  b ", " ", NOW], (NOW, "a b")),
-            (False, ["a b", "c"], ("a b", "c")),
-            (True, [], ()),
-            (False, [NOW], ()),
+    def test_a_reply_becomes_a_plan(self, store):
+        for replied, steps, threshold, queries, merge, low in (
+            (["a b", "a  b ", " ", NOW], False, 0.65, (NOW, "a b"), "best", 0.325),
+            (["a", "b"], True, 1, (NOW, "a", "b"), "cover", 0.5),
+            ([], True, 0.0, (), "best", 0.0),
         ):
-            with replying(queries={**PLANNED, "queries": replied}) as s:
-                assert QARP(model(s), keep_question=keep).plan(NOW, store).queries == queries
-
-    def test_steps_cover_and_no_steps_take_the_best(self, store):
-        for steps, replied, expected in (
-            (True, ["a", "b"], (False, "cover")),
-            (False, ["a", "b"], (False, "best")),
-            (True, [], (False, "best")),
-        ):
-            with replying(queries={**PLANNED, "queries": replied, "multi_step": steps}) as s:
+            reply = {"queries": replied, "multi_step": steps, "relevance_threshold": threshold}
+            with replying(queries={**PLANNED, **reply}) as s:
                 plan = QARP(model(s)).plan(NOW, store)
-                chained = QARP(model(s), chained=True).plan(NOW, store)
-            assert (plan.multi_step, plan.merge) == expected, "the steps are independent"
-            assert chained == replace(plan, multi_step=expected[1] == "cover")
-
-    def test_the_thresholds_act_as_the_planner_sets_them(self, store):
-        for threshold, doubt, low, check in (
-            (0.0, 0.5, 0.0, True),
-            (0.65, 0.5, 0.325, True),
-            (1, 0.5, 0.5, True),
-            (0.65, 1.0, 0.65, False),
-            (0.8, 0.0, 0.0, True),
-        ):
-            with replying(queries={**PLANNED, "relevance_threshold": threshold}) as s:
-                plan = QARP(model(s), doubt=doubt).plan(NOW, store)
-            assert (plan.relevance_threshold, plan.relevance_low, plan.check) == (threshold, low, check)
+            assert (plan.queries, plan.merge, plan.multi_step) == (queries, merge, False)
+            assert (plan.relevance_threshold, plan.relevance_low, plan.check) == (threshold, low, True)
 
     @pytest.mark.parametrize("question", ["Did I start running before I moved?", "我现在住在哪里？", ""])
     def test_what_it_falls_back_on(self, store, question):
-        """Plain vectors, as documented; with `fallback` the rules; without a model the rules plan anyway."""
-        rules = Router().plan(question, store)
+        """Plain vectors, as documented; without a model the rules plan."""
         with Server(ok("no plan")) as s:
             plan = QARP(model(s)).plan(question, store)
             assert len(s.requests) == 2
-            ours = QARP(model(s), fallback=Router()).plan(question, store)
         assert plan == RetrievalPlan(weights=UNIFIED_WEIGHTS, planner="qarp", refine=True, fallback="unified")
-        assert ours == replace(rules, planner="qarp", refine=True, fallback=f"router: {rules.planner}")
-        assert QARP().plan(question, store) == replace(ours, fallback=None), "offline is no fallback"
+        rules = Router().plan(question, store)
+        assert QARP().plan(question, store) == replace(rules, planner="qarp", refine=True)
 
     def test_what_the_model_is_shown(self, store):
         with replying(queries=PLANNED) as s:
-            for newest in (0, 3):
-                QARP(model(s), newest=newest).plan(NOW, store)
-            lines = [b["messages"][1]["content"].split("</memories>")[0].count("Maya: ") for b in s.requests]
-            assert lines == [0, 3]
-            assert all("Today is 2024-09-" in b["messages"][1]["content"] for b in s.requests)
-            assert s.requests[0]["messages"][0] == s.requests[1]["messages"][0], (
-                "the same beginning for every question"
-            )
+            QARP(model(s)).plan(NOW, store)
+            user = s.requests[0]["messages"][1]["content"]
+        assert user.split("</memories>")[0].count("Maya: ") == 10 and "Today is 2024-09-" in user
         with MemoryStore(embedder="hash") as empty, replying(queries=PLANNED, relevant=KEPT) as s:
             assert retrieve(NOW, empty, 3, QARP(model(s))).hits == [] and len(s.requests) == 1
 

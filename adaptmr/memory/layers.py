@@ -371,6 +371,8 @@ class Changes:
         new = replace(old, status=status)
         if old != new:
             self._note(SetStatus(id, status), new)
+        elif self.layers.get(id) != new:  # another process has just written it
+            _follow(self.layers, new, None, self.get)
         return new
 
     def give_up(self, *memories: Memory) -> None:

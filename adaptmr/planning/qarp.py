@@ -6,24 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from ..llm import LLM, check_llm
 from ..llm.tasks import Task, object_schema, register_task
-from ..markup import Cell, HtmlOutput, html_table
 from ..reader import fence_hits, sanitize
 from ..reader.answering import needs_no_memory
 from ..retrieval.columns import asked_at
-from ..retrieval.plan import FixedPlanner, PlanError, Planner, RetrievalPlan, plan_schema
+from ..retrieval.plan import RetrievalPlan, plan_schema
 from ..retrieval.strategies import HYBRID_WEIGHTS, UNIFIED_WEIGHTS, Router, as_question
 from ..store.protocol import PlannerStore
 from ..text import detect_language
 from ..types import UNDATED, Hit, Memory, Question
 
 # %% auto #0
-__all__ = ['RECENT_MEMORIES', 'MEMORY_CHARS', 'PLAN', 'QARP_THRESHOLDS', 'QARP_DOUBT', 'preview_memories', 'QARP']
+__all__ = ['RECENT_MEMORIES', 'MEMORY_CHARS', 'PLAN', 'QARP_DOUBT', 'preview_memories', 'QARP']
 
 # %% ../../nbs/planning/00_qarp.ipynb #c64f61ae
 RECENT_MEMORIES, MEMORY_CHARS = 10, 80  # memories shown to the planner, and characters of each
@@ -138,118 +137,63 @@ PLAN = register_task(
 )
 
 # %% ../../nbs/planning/00_qarp.ipynb #f621380e
-QARP_THRESHOLDS = (0.65, 0.80)  # usually, and where it is asked whether something was ever said
 QARP_DOUBT = 0.5  # below this part of the threshold nothing is returned, without a check
-_UNIFIED = FixedPlanner(RetrievalPlan(weights=UNIFIED_WEIGHTS, planner="unified"), "unified")
-
-
-def _thresholds(threshold: float, doubt: float, gate: str) -> dict[str, Any]:
-    """Return a plan's fields for a threshold: a check in the part from `doubt` · threshold up to it."""
-    return {
-        "gate": gate,
-        "relevance_threshold": threshold,
-        "relevance_low": round(doubt * threshold, 6),
-        "check": doubt < 1,
-    }
 
 
 @dataclass(frozen=True)
 class QARP:
     """Plans with a model: `retrieve(question, store, planner=QARP(llm))` plans, runs and refines.
 
-    - `llm`: makes the plans, checks and refines the hits (`None` or offline: `offline` plans, and rules
-      check and refine).
-    - `offline`: the planner without a model.
-    - `fallback`: the planner where the model's plan can't be used.
-    - `chained`: whether a step's query is extended by what the step before found.
-    - `doubt`: below this part of the threshold, 0 to 1, nothing is returned; from there up to the threshold
-      the model checks. 1: the threshold alone decides.
-    - `gate`: what the threshold is compared with: "calibrated" (the relevance) or "cosine".
-    - `weights`: those of the plan.
-    - `keep_question`: whether the question itself is a query too.
-    - `newest`: how many memories the prompt shows.
-    - `refine`: whether the hits are refined.
+    `llm` makes the plans, checks and refines the hits; without one, or offline, rules do. `refine` says
+    whether the hits are refined. Where the model's plan can't be used, the search is one by plain vectors.
 
-    `plan` raises what `LLM.complete` raises, and nothing for the content of a reply. Raises `PlanError` for a
-    `doubt` outside 0 to 1, and `TypeError` for an `llm` that is no model.
+    `plan` raises what `LLM.complete` raises, and nothing for the content of a reply. Raises `TypeError` for
+    an `llm` that is no model.
     """
 
     llm: LLM | None = None
-    offline: Planner = field(default_factory=Router)
-    fallback: Planner = _UNIFIED
-    chained: bool = False
-    doubt: float = QARP_DOUBT
-    gate: str = "calibrated"
-    weights: dict[str, float] = field(default_factory=lambda: dict(HYBRID_WEIGHTS))
-    keep_question: bool = True
-    newest: int = RECENT_MEMORIES
     refine: bool = True
     name: str = "qarp"
 
     def __post_init__(self) -> None:
         check_llm(self.llm)
-        if not 0 <= self.doubt <= 1:
-            raise PlanError(f"QARP.doubt={self.doubt!r} must be a number from 0 to 1")
 
     def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
-        """Return the model's plan for `query` over `store`, or another planner's where there is none."""
+        """Return the model's plan for `query` over `store`, or that of the rules where there is no model."""
         question = as_question(query)
-        by_rule = replace(self.offline.plan(question, store), refine=self.refine)
-        today, memories = asked_at(question, store), store.recent(self.newest) if self.newest else []
+        by_rule = replace(Router().plan(question, store), refine=self.refine)
         result = PLAN.run(
             self.llm,
             detect_language(question.text),
             question=question.text,
-            memories=memories,
-            today=today,
+            memories=store.recent(RECENT_MEMORIES),
+            today=asked_at(question, store),
             offline=by_rule,
         )
         if result.outcome == "fallback":
-            return self._fall_back(question, store)
+            return RetrievalPlan(
+                weights=UNIFIED_WEIGHTS, refine=self.refine, planner=self.name, fallback="unified"
+            )
         if not result.value["needs_memory"]:
             return RetrievalPlan(k=0, answer_as="directly", planner=self.name)
         if result.outcome == "offline":
             return replace(by_rule, planner=self.name)
         return self._planned(question, result.value)
 
-    def _fall_back(self, question: Question, store: PlannerStore) -> RetrievalPlan:
-        """Return the plan of `fallback`, which the plan names."""
-        plan = self.fallback.plan(question, store)
-        said = plan.planner if plan.planner == self.fallback.name else f"{self.fallback.name}: {plan.planner}"
-        return replace(plan, refine=self.refine, planner=self.name, fallback=said)
-
-    def __repr__(self) -> str:
-        usual = QARP()
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        changed = (f"{name}={v!r}" for name, v in values.items() if v != getattr(usual, name))
-        return f"QARP({', '.join(changed)})"
-
-    def _repr_html_(self) -> HtmlOutput:
-        usual = QARP()
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
-        shown = {name: getattr(v, "name", v) for name, v in named.items()}
-        model = "none: its rules plan" if self.llm is None or self.llm.is_offline else repr(self.llm)
-        rows = [
-            (Cell(name, heading=True), value, "" if named[name] == getattr(usual, name) else "changed")
-            for name, value in {**shown, "llm": model}.items()
-        ]
-        return html_table(rows, caption=f"{self.name}: a model plans")
-
     def _planned(self, question: Question, reply: dict[str, Any]) -> RetrievalPlan:
-        """Return the plan of a model's reply."""
-        own = [question.text] if self.keep_question else []
-        queries = tuple(
-            dict.fromkeys((*own, *(text for q in reply["queries"] if (text := " ".join(q.split())))))
-        )
-        steps = bool(reply["multi_step"]) and len(queries) > len(own)
+        """Return the plan of a model's reply: it checks where the relevance is between half of T and T."""
+        searches = (text for q in reply["queries"] if (text := " ".join(q.split())))
+        queries = tuple(dict.fromkeys((question.text, *searches)))
+        threshold = float(reply["relevance_threshold"])
         return RetrievalPlan(
-            queries=queries if queries != (question.text,) else (),
-            multi_step=steps and self.chained,
-            merge="cover" if steps else "best",
-            weights=self.weights,
+            queries=queries if len(queries) > 1 else (),
+            merge="cover" if reply["multi_step"] and len(queries) > 1 else "best",
+            weights=dict(HYBRID_WEIGHTS),
             temporal_order=reply["temporal_order"],
             prefer_latest=reply["prefer_latest"],
-            **_thresholds(float(reply["relevance_threshold"]), self.doubt, self.gate),
+            relevance_threshold=threshold,
+            relevance_low=round(QARP_DOUBT * threshold, 6),
+            check=True,
             refine=self.refine,
             hint=reply["hint"].strip(),
             planner=self.name,

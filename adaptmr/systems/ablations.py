@@ -9,10 +9,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from ..llm import LLM
-from ..planning.qarp import QARP, QARP_THRESHOLDS
+from ..planning.qarp import QARP
 from ..retrieval.plan import Planner, RetrievalPlan, planner_llm
 from adaptmr.retrieval.strategies import (
     ANSWER_STYLES_BY_TYPE,
@@ -33,7 +32,7 @@ from ..types import QueryType, Question
 
 # %% auto #0
 __all__ = ['PlanEdit', 'QARP_EDITS', 'STRATEGY_TYPES', 'STRATEGY_PARTS', 'PART_VARIANTS', 'STRATEGY_SYSTEMS', 'VARIANTS',
-           'QARP_VARIANTS', 'EditedPlanner', 'get_variants', 'StrictRouter']
+           'EditedPlanner', 'get_variants']
 
 # %% ../../nbs/systems/02_ablations.ipynb #305de603
 PlanEdit = Callable[[RetrievalPlan], RetrievalPlan]
@@ -264,62 +263,3 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 def get_variants(full: str) -> Sequence[str]:
     """Return a full method and its variants, see `VARIANTS`."""
     return (full, *VARIANTS[full])
-
-# %% ../../nbs/systems/02_ablations.ipynb #8ffd144e
-@dataclass(frozen=True)
-class StrictRouter:
-    """Plans as the router does, but refuses below the document's thresholds.
-
-    `gate` says what they are compared with. `weights` replace those of the plans where they are given.
-    """
-
-    gate: str = "calibrated"
-    weights: Mapping[str, float] | None = None
-    name: str = "strict router"
-
-    def plan(self, query: str | Question, store: PlannerStore) -> RetrievalPlan:
-        """Return the router's plan with 0.80 for abstention and 0.65 for every other strategy."""
-        plan = Router().plan(query, store)
-        threshold = QARP_THRESHOLDS[plan.planner == "abstention"]
-        return replace(
-            plan,
-            gate=self.gate,
-            relevance_threshold=threshold,
-            relevance_low=threshold,
-            weights=self.weights or plan.weights,
-        )
-
-# %% ../../nbs/systems/02_ablations.ipynb #c2cd256c
-def _qarp(**options: Any) -> _MakePlanner:
-    return lambda name, llm, seed: QARP(llm, name=name, **options)
-
-
-QARP_VARIANTS: dict[str, tuple[str, _MakePlanner]] = {
-    "qarp with cosine gate": (
-        "qarp, refusing where the best cosine is below the planner's threshold",
-        _qarp(gate="cosine", doubt=1.0, offline=StrictRouter("cosine")),
-    ),
-    "qarp with strict threshold": (
-        "qarp, refusing wherever the relevance is below the planner's threshold",
-        _qarp(doubt=1.0, offline=StrictRouter()),
-    ),
-    "qarp with chained steps": (
-        "qarp, each step's query extended by what the step before found",
-        _qarp(chained=True),
-    ),
-    "qarp with fallback on rules": (
-        "qarp, planned by rules where the model's plan can't be used",
-        _qarp(fallback=Router()),
-    ),
-    "qarp as documented": (
-        "qarp over plain vectors, without the question's own words, with the cosine gate",
-        _qarp(
-            gate="cosine",
-            doubt=1.0,
-            weights=UNIFIED_WEIGHTS,
-            keep_question=False,
-            offline=StrictRouter("cosine", UNIFIED_WEIGHTS),
-        ),
-    ),
-}
-_register(QARP_VARIANTS)

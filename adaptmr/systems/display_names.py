@@ -23,8 +23,6 @@ OFFLINE_EQUIVALENTS: Mapping[str, str] = {  # without a model, the first is iden
     "token_matched": "hybrid",
     "qarp planned by rules": "qarp",
     "qarp w/o refinement": "adaptmr",
-    "qarp with chained steps": "qarp",
-    "qarp with fallback on rules": "qarp",
 }
 
 

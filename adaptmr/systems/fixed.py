@@ -159,14 +159,6 @@ def _hybrid_reranked(
     planner = always(name, RetrievalPlan(weights=HYBRID_WEIGHTS))
     return PlannedSystem(name, planner, embedder=embedder, reranker=reranker or DEFAULT_RERANKER)
 
-
-register_planner(
-    "hybrid_passages",
-    "hybrid, with long turns cut to their best passage",
-    lambda name, llm, seed: always(name, RetrievalPlan(weights=HYBRID_WEIGHTS, passages=1)),
-    "baseline",
-)
-
 # %% ../../nbs/systems/01_fixed.ipynb #6a00e00e
 def without_times(memory: Memory) -> Memory:
     """Return the memory without what is known of its time."""
