@@ -189,8 +189,6 @@ def test_repeated_searches_are_counted_in_any_spelling() -> None:
     assert transcript.shown == IDA.sources, "each sentence once"
 
 
-
-
 ARGUMENTS = st.text(max_size=20) | st.sampled_from(["tower", "Ida Moser", "西湖", "[", "]", "a]b", "Long"])
 ACTIONS = st.text(max_size=60) | st.builds(
     "{}{}[{}]".format,
